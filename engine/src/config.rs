@@ -1,0 +1,463 @@
+//! One resolved configuration: what a cell of a grid is. Every value is stated here, whatever default it came from, so
+//! that a cell can be repeated from its record alone. The TOML that people write is resolved into this by `suites`.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use zbench_kernels::DType;
+
+/// Everything that determines a training run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cell {
+    /// The model's shape and where its weights come from.
+    pub model: Model,
+    /// Where tokens come from.
+    pub data: Data,
+    /// Batch, steps, optimizer.
+    pub train: Train,
+    /// Ranks and how the model's state is split over them.
+    pub parallel: Parallel,
+    /// The type of everything that has one.
+    pub precision: Precision,
+    /// What is kept, recomputed, limited.
+    pub memory: Memory,
+    /// Adapters.
+    pub lora: Lora,
+    /// The machine.
+    pub hardware: Hardware,
+}
+
+/// A decoder in Hugging Face's terms.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// `model_type` of config.json; "llama".
+    pub family: String,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Blocks.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads; divides the query heads.
+    pub num_key_value_heads: usize,
+    /// Elements of a head; even. Need not be hidden_size / num_attention_heads.
+    pub head_dim: usize,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// Longest sequence the model is meant for.
+    pub max_position_embeddings: usize,
+    /// Added to the mean square in every norm.
+    pub rms_norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Change of the rotary frequencies for longer contexts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<RopeScaling>,
+    /// The head uses the embedding's matrix.
+    pub tie_word_embeddings: bool,
+    /// Standard deviation of fresh matrices; norms start at one.
+    pub initializer_range: f64,
+    /// Folder with `*.safetensors` to start from; absent = seeded initialisation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<PathBuf>,
+}
+
+/// `rope_scaling` (transformers 4) or `rope_parameters` (transformers 5) other than the default.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "rope_type", rename_all = "lowercase", deny_unknown_fields)]
+pub enum RopeScaling {
+    /// Positions divided by `factor`.
+    Linear {
+        /// Divisor of all frequencies.
+        factor: f64,
+    },
+    /// Llama 3: long wavelengths divided by `factor`, short ones kept, a smooth passage between.
+    Llama3 {
+        /// Divisor of low frequencies.
+        factor: f64,
+        /// Wavelengths above `original / low_freq_factor` are scaled.
+        low_freq_factor: f64,
+        /// Wavelengths below `original / high_freq_factor` are kept.
+        high_freq_factor: f64,
+        /// Context length of the original training.
+        original_max_position_embeddings: usize,
+    },
+}
+
+/// Where tokens come from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "source", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Data {
+    /// A seeded generator (engine::data documents it).
+    Synthetic {},
+    /// Little-endian records of seq_len + 1 tokens, in file order, wrapping.
+    Tokens {
+        /// The file.
+        path: PathBuf,
+        /// `u16` or `u32`.
+        dtype: TokenType,
+    },
+    /// A text, tokenized as one stream and cut into records of seq_len + 1 tokens.
+    Text {
+        /// The file, UTF-8.
+        path: PathBuf,
+        /// A Hugging Face tokenizer.json.
+        tokenizer: PathBuf,
+    },
+}
+
+/// Width of a token in a raw file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenType {
+    /// Two bytes.
+    U16,
+    /// Four bytes.
+    U32,
+}
+
+/// Batch, steps, optimizer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Train {
+    /// Tokens of a sequence.
+    pub seq_len: usize,
+    /// Sequences per rank and micro-batch.
+    pub micro_batch: usize,
+    /// Micro-batches per step.
+    pub accumulation: usize,
+    /// Timed steps.
+    pub steps: usize,
+    /// Steps before them; they train too, and are not timed.
+    pub untimed_steps: usize,
+    /// Of initialisation, data and dropout.
+    pub seed: u64,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Decay of the first and second moment.
+    pub betas: [f64; 2],
+    /// Added to the optimizer's denominator.
+    pub eps: f64,
+    /// Decoupled, on tensors of two or more dimensions.
+    pub weight_decay: f64,
+    /// Largest global gradient norm; 0 = no clipping.
+    pub clip_norm: f64,
+    /// Course of the learning rate.
+    pub lr_schedule: Schedule,
+    /// Steps of linear warm-up.
+    pub lr_warmup_steps: usize,
+    /// Learning rate at the end of a decaying schedule.
+    pub lr_min: f64,
+}
+
+/// The optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Optimizer {
+    /// Adam with decoupled weight decay.
+    AdamW,
+}
+
+/// Course of the learning rate after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// Stays at lr.
+    Constant,
+    /// Falls linearly to lr_min at the last step.
+    Linear,
+    /// Falls along half a cosine to lr_min at the last step.
+    Cosine,
+}
+
+/// Ranks and how the model's state is split over them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Parallel {
+    /// Ranks in all.
+    pub ranks: usize,
+    /// Ranks of one (emulated) node; absent = real hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks_per_node: Option<usize>,
+    /// Which state is split over which axes.
+    pub strategy: Strategy,
+    /// Ranks per shard group of the hybrid strategies; `ranks` for the others.
+    pub shard: usize,
+    /// Units gathered ahead of their use.
+    pub prefetch: usize,
+    /// How collectives travel.
+    pub backend: Backend,
+}
+
+/// The sharding strategies; `engine::strategy` holds the table of what they split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// Everything whole on every rank.
+    Ddp,
+    /// Optimizer state split.
+    Zero1,
+    /// Optimizer state and gradients split.
+    Zero2,
+    /// Everything split.
+    Zero3,
+    /// Everything split (FSDP full shard).
+    Fsdp,
+    /// As fsdp, parameters stay gathered from forward to backward (FSDP shard-grad-op).
+    FsdpGradOp,
+    /// Everything split inside a shard group, replicated over groups (FSDP hybrid shard, MiCS).
+    Hsdp,
+    /// As hsdp, with the optimizer state split over all ranks.
+    HsdpFullOptimizer,
+}
+
+impl Strategy {
+    /// All of them, in the order of reports.
+    pub const ALL: [Strategy; 8] = [
+        Strategy::Ddp,
+        Strategy::Zero1,
+        Strategy::Zero2,
+        Strategy::Zero3,
+        Strategy::Fsdp,
+        Strategy::FsdpGradOp,
+        Strategy::Hsdp,
+        Strategy::HsdpFullOptimizer,
+    ];
+
+    /// The name in configurations and records.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Strategy::Ddp => "ddp",
+            Strategy::Zero1 => "zero1",
+            Strategy::Zero2 => "zero2",
+            Strategy::Zero3 => "zero3",
+            Strategy::Fsdp => "fsdp",
+            Strategy::FsdpGradOp => "fsdp-grad-op",
+            Strategy::Hsdp => "hsdp",
+            Strategy::HsdpFullOptimizer => "hsdp-full-optimizer",
+        }
+    }
+
+    /// Whether ranks form shard groups smaller than the world.
+    pub const fn is_hybrid(self) -> bool {
+        matches!(self, Strategy::Hsdp | Strategy::HsdpFullOptimizer)
+    }
+}
+
+/// How collectives travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// Ranks are threads of one process.
+    Local,
+}
+
+/// The type of everything that has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Precision {
+    /// Weights at home.
+    pub parameters: DType,
+    /// Weights in use, activations, their gradients.
+    pub compute: DType,
+    /// Accumulated gradients.
+    pub gradients: DType,
+    /// Gradients on the wire; sums are in f32 whatever travels.
+    pub reduce: DType,
+    /// The optimizer's own copy of the weights; absent = it updates the parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub master: Option<DType>,
+    /// Both Adam moments.
+    pub optimizer: DType,
+}
+
+impl Precision {
+    /// All f32: 16 bytes per parameter.
+    pub const F32: Precision = Precision::all(DType::F32);
+
+    /// One type for everything, no master copy.
+    pub const fn all(dtype: DType) -> Precision {
+        Precision {
+            parameters: dtype,
+            compute: dtype,
+            gradients: dtype,
+            reduce: dtype,
+            master: None,
+            optimizer: dtype,
+        }
+    }
+
+    /// Parameters and compute in `low`; gradients, reduction, master and moments in f32: 18 bytes per parameter.
+    pub const fn mixed(low: DType) -> Precision {
+        let f32 = DType::F32;
+        Precision { parameters: low, compute: low, gradients: f32, reduce: f32, master: Some(f32), optimizer: f32 }
+    }
+
+    /// Bytes of model state per trainable parameter, whole: parameters + gradients + master + two moments.
+    pub fn bytes_per_parameter(&self) -> usize {
+        let master = self.master.map_or(0, DType::size);
+        self.parameters.size() + self.gradients.size() + master + 2 * self.optimizer.size()
+    }
+}
+
+/// What is kept, recomputed, limited.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    /// What forward keeps for backward.
+    pub checkpointing: Checkpointing,
+    /// The attention kernel.
+    pub attention: AttentionKind,
+    /// Bytes a rank's arena may hold; absent = what the machine has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<u64>,
+}
+
+/// What forward keeps for backward.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Checkpointing {
+    /// Everything backward reads.
+    None,
+    /// Each block's input; the block is recomputed.
+    Full,
+    /// All but what costs no matrix product to recompute: the norms and the gated activation.
+    Selective,
+    /// The input of every k-th block; k blocks are recomputed at a time.
+    Every(usize),
+    /// `Every(k)` with k the square root of the number of blocks, rounded up.
+    Sqrt,
+    /// The named tensors of each block (and its input).
+    Keep(Vec<Kept>),
+}
+
+/// The tensors of a block that forward may keep, in the order it makes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kept {
+    /// The normalised input of attention.
+    AttentionNorm,
+    /// Queries, keys and values after the rotation.
+    Qkv,
+    /// The attention's output, and its log-sum-exp or probabilities.
+    Attention,
+    /// The residual stream between attention and MLP.
+    Residual,
+    /// The normalised input of the MLP.
+    MlpNorm,
+    /// Gate and up projections.
+    GateUp,
+    /// Their gated product.
+    Activation,
+}
+
+impl Kept {
+    /// All of them, in the order forward makes them.
+    pub const ALL: [Kept; 7] = [
+        Kept::AttentionNorm,
+        Kept::Qkv,
+        Kept::Attention,
+        Kept::Residual,
+        Kept::MlpNorm,
+        Kept::GateUp,
+        Kept::Activation,
+    ];
+}
+
+/// The attention kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionKind {
+    /// Tiled, online softmax, backward by recomputation: memory linear in the sequence.
+    Flash,
+    /// Stores the probabilities: memory quadratic in the sequence.
+    Naive,
+}
+
+/// Low-rank adapters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lora {
+    /// Rank of the adapters; 0 = none, everything trains.
+    pub rank: usize,
+    /// The adapter's output is scaled by alpha / rank.
+    pub alpha: f64,
+    /// Dropout on the adapter's input.
+    pub dropout: f64,
+    /// Which linear layers: `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`.
+    pub targets: Vec<Linear>,
+    /// Type of the frozen weights; absent = precision.parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<DType>,
+}
+
+/// The linear layers of a block, by the last part of their Hugging Face name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Linear {
+    /// Query.
+    QProj,
+    /// Key.
+    KProj,
+    /// Value.
+    VProj,
+    /// Attention output.
+    OProj,
+    /// Gate of the MLP.
+    GateProj,
+    /// Up projection of the MLP.
+    UpProj,
+    /// Down projection of the MLP.
+    DownProj,
+}
+
+impl Linear {
+    /// All of them, in the order of a block.
+    pub const ALL: [Linear; 7] = [
+        Linear::QProj,
+        Linear::KProj,
+        Linear::VProj,
+        Linear::OProj,
+        Linear::GateProj,
+        Linear::UpProj,
+        Linear::DownProj,
+    ];
+
+    /// The part of the tensor's name, `q_proj`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Linear::QProj => "q_proj",
+            Linear::KProj => "k_proj",
+            Linear::VProj => "v_proj",
+            Linear::OProj => "o_proj",
+            Linear::GateProj => "gate_proj",
+            Linear::UpProj => "up_proj",
+            Linear::DownProj => "down_proj",
+        }
+    }
+}
+
+/// The machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hardware {
+    /// What computes.
+    pub device: DeviceKind,
+    /// Threads of one rank.
+    pub threads_per_rank: usize,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// This machine's processor.
+    Cpu,
+    /// An NVIDIA GPU per rank.
+    Cuda,
+}

@@ -1,0 +1,3 @@
+//! Many ranks, one model, one step.
+
+pub mod config;

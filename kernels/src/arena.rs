@@ -1,0 +1,325 @@
+use crate::ledger::{Category, Ledger, footprint};
+use crate::{DType, View, ViewMut};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A request that the arena's capacity does not hold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "out of memory: {requested} bytes of {category} do not fit, {live} of {capacity} bytes are in use ({})",
+    .by_category.iter().map(|(c, b)| format!("{c} {b}")).collect::<Vec<_>>().join(", ")
+)]
+pub struct OutOfMemory {
+    /// What the memory was for.
+    pub category: Category,
+    /// Bytes asked for.
+    pub requested: u64,
+    /// Bytes in use before the request.
+    pub live: u64,
+    /// Bytes the arena may hold.
+    pub capacity: u64,
+    /// Bytes in use by category.
+    pub by_category: Vec<(Category, u64)>,
+}
+
+/// Why an arena could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ArenaError {
+    /// The operating system gave no address space.
+    #[error(
+        "could not reserve {bytes} bytes of address space for a rank's arena: {source}; a limit on virtual memory (ulimit -v) may be set"
+    )]
+    Reserve {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// The memory of one rank: every byte that a step uses is asked for here, and counted.
+///
+/// The arena reserves address space once and places buffers in it by best fit, so that memory which was used before is
+/// used again and the process's resident size follows the arena's. A capacity turns it into a card of that size.
+#[derive(Clone, Debug)]
+pub struct Arena(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    region: Arc<Region>,
+    capacity: u64,
+    /// Whether `capacity` was asked for, or is only all there is.
+    bounded: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Free runs of the region, by offset; adjacent ones are merged.
+    free: BTreeMap<u64, u64>,
+    /// The end of the highest buffer ever placed.
+    high_water: u64,
+    ledger: Ledger,
+}
+
+/// Reserved address space. It is returned to the system when the last arena, buffer or guard that uses it is gone.
+#[derive(Debug)]
+pub struct Region {
+    base: NonNull<u8>,
+    bytes: u64,
+}
+
+// SAFETY: a Region is an address and a length; what lies there is guarded by the buffers that borrow it.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn reserve(bytes: u64) -> Result<Region, ArenaError> {
+        let fail = || ArenaError::Reserve { bytes, source: std::io::Error::last_os_error() };
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let length = usize::try_from(bytes).map_err(|_| fail())?;
+        // SAFETY: an anonymous mapping at an address of the system's choosing touches no memory of ours.
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(fail());
+        }
+        // SAFETY: the range was just mapped. Huge pages are a wish; where refused, nothing is lost but speed.
+        unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
+        NonNull::new(base.cast()).map(|base| Region { base, bytes }).ok_or_else(fail)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: base and bytes are those of the mapping made in `reserve`, and nothing borrows it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
+    }
+}
+
+impl Arena {
+    /// An arena in host memory. With a capacity, a request that would put more than that many bytes in use fails.
+    pub fn host(capacity: Option<u64>) -> Result<Arena, ArenaError> {
+        // Address space is free; room to spare keeps fragmentation from failing a request that the capacity allows.
+        let machine = physical_memory();
+        let wanted = capacity.map_or(machine, |c| c.min(machine)).saturating_mul(2).max(1 << 30);
+        let region = Region::reserve(wanted).or_else(|_| Region::reserve(wanted / 4))?;
+        let bytes = region.bytes;
+        let state = State { free: BTreeMap::from([(0, bytes)]), high_water: 0, ledger: Ledger::default() };
+        Ok(Arena(Arc::new(Inner {
+            region: Arc::new(region),
+            capacity: capacity.unwrap_or(machine),
+            bounded: capacity.is_some(),
+            state: Mutex::new(state),
+        })))
+    }
+
+    /// A buffer of `len` elements whose contents are unspecified (but initialised) bytes.
+    pub fn alloc(&self, category: Category, dtype: DType, len: usize) -> Result<Buffer, OutOfMemory> {
+        let mut state = self.state();
+        let bytes = footprint(dtype, len).unwrap_or(u64::MAX);
+        let live = state.ledger.live_total();
+        let fits = live.checked_add(bytes).is_some_and(|sum| sum <= self.0.capacity);
+        let Some(offset) = fits.then(|| state.place(bytes)).flatten() else {
+            let by_category = Category::ALL.map(|c| (c, state.ledger.live(c))).to_vec();
+            let capacity = self.0.capacity;
+            return Err(OutOfMemory { category, requested: bytes, live, capacity, by_category });
+        };
+        state.ledger.add(category, bytes);
+        drop(state);
+        // SAFETY: `place` returned an offset with room for `bytes` inside the region.
+        let ptr = unsafe { self.0.region.base.add(offset as usize) };
+        if cfg!(debug_assertions) {
+            // All bits set is a NaN in every float type, so reading what was never written shows.
+            // SAFETY: the bytes are ours alone: `place` took them off the free list.
+            unsafe { ptr.as_ptr().write_bytes(0xff, bytes as usize) };
+        }
+        Ok(Buffer { arena: self.clone(), ptr, offset, bytes, len, dtype, category })
+    }
+
+    /// What is and was in use.
+    pub fn ledger(&self) -> Ledger {
+        self.state().ledger.clone()
+    }
+
+    /// Bytes of address space ever used: live bytes at their peak, and what fragmentation added.
+    pub fn high_water(&self) -> u64 {
+        self.state().high_water
+    }
+
+    /// The capacity that was asked for, if one was.
+    pub fn capacity(&self) -> Option<u64> {
+        self.0.bounded.then_some(self.0.capacity)
+    }
+
+    /// Keeps the memory mapped. Ranks hold each other's guards, so that one which fails while its peers read from it
+    /// takes no memory away under them.
+    pub fn region(&self) -> Arc<Region> {
+        self.0.region.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Takes `bytes` from the smallest free run that holds them.
+    fn place(&mut self, bytes: u64) -> Option<u64> {
+        if bytes == 0 {
+            return Some(0);
+        }
+        let fitting = self.free.iter().filter(|(_, run)| **run >= bytes);
+        let (&offset, &run) = fitting.min_by_key(|(offset, run)| (**run, **offset))?;
+        self.free.remove(&offset);
+        if run > bytes {
+            self.free.insert(offset + bytes, run - bytes);
+        }
+        self.high_water = self.high_water.max(offset + bytes);
+        Some(offset)
+    }
+
+    fn give_back(&mut self, offset: u64, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let (mut start, mut end) = (offset, offset + bytes);
+        if let Some((&before, &run)) = self.free.range(..offset).next_back()
+            && before + run == start
+        {
+            self.free.remove(&before);
+            start = before;
+        }
+        if let Some(&run) = self.free.get(&end) {
+            self.free.remove(&end);
+            end += run;
+        }
+        self.free.insert(start, end - start);
+    }
+}
+
+/// Memory of an arena, given back when dropped.
+#[derive(Debug)]
+pub struct Buffer {
+    arena: Arena,
+    ptr: NonNull<u8>,
+    offset: u64,
+    bytes: u64,
+    len: usize,
+    dtype: DType,
+    category: Category,
+}
+
+// SAFETY: a Buffer owns its bytes as Vec<u8> does; the pointer stays valid while its arena lives, which it holds.
+unsafe impl Send for Buffer {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// What the buffer is counted as.
+    pub fn category(&self) -> Category {
+        self.category
+    }
+
+    /// All elements.
+    pub fn view(&self) -> View<'_> {
+        // SAFETY: the buffer owns `len` elements, aligned to 64 bytes; memory from the system is initialised.
+        unsafe { View::from_raw(self.ptr, self.dtype, self.len) }
+    }
+
+    /// All elements, for writing.
+    pub fn view_mut(&mut self) -> ViewMut<'_> {
+        // SAFETY: as `view`, and &mut self is the only access.
+        unsafe { ViewMut::from_raw(self.ptr, self.dtype, self.len) }
+    }
+
+    /// The elements of `range`. Panics when it is out of bounds, as a slice would.
+    pub fn slice(&self, range: Range<usize>) -> View<'_> {
+        self.view().slice(range)
+    }
+
+    /// The elements of `range`, for writing. Panics when it is out of bounds, as a slice would.
+    pub fn slice_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
+        self.view_mut().into_slice(range)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let mut state = self.arena.state();
+        state.give_back(self.offset, self.bytes);
+        state.ledger.sub(self.category, self.bytes);
+    }
+}
+
+/// Bytes of memory in this machine; a large guess where the system does not say.
+fn physical_memory() -> u64 {
+    // SAFETY: sysconf reads two numbers.
+    let (pages, size) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    if pages > 0 && size > 0 { pages as u64 * size as u64 } else { 16 << 30 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_live_and_peak_bytes_by_category() {
+        let arena = Arena::host(None).unwrap();
+        let a = arena.alloc(Category::Parameters, DType::F32, 100).unwrap();
+        let b = arena.alloc(Category::Workspace, DType::Bf16, 1).unwrap();
+        drop(a);
+        let _c = arena.alloc(Category::Parameters, DType::F32, 16).unwrap();
+        let ledger = arena.ledger();
+        assert_eq!((ledger.live(Category::Parameters), ledger.peak(Category::Parameters)), (64, 448));
+        assert_eq!(ledger.live(Category::Workspace), 64);
+        assert_eq!(ledger.total_peak(), 512);
+        assert_eq!(ledger.at_peak(Category::Parameters), 448);
+        drop(b);
+        assert_eq!(arena.ledger().live_total(), 64);
+    }
+
+    #[test]
+    fn a_capacity_refuses_with_the_whole_account() {
+        let arena = Arena::host(Some(1024)).unwrap();
+        let _a = arena.alloc(Category::Gradients, DType::F32, 192).unwrap();
+        let error = arena.alloc(Category::Activations, DType::F32, 65).unwrap_err();
+        assert_eq!((error.requested, error.live, error.capacity), (320, 768, 1024));
+        assert!(error.to_string().contains("activations") && error.to_string().contains("gradients 768"));
+        arena.alloc(Category::Activations, DType::F32, 64).unwrap();
+    }
+
+    #[test]
+    fn an_absurd_size_is_an_error() {
+        let arena = Arena::host(None).unwrap();
+        assert!(arena.alloc(Category::Workspace, DType::F32, usize::MAX / 2).is_err());
+    }
+
+    #[test]
+    fn freed_memory_is_merged_and_used_again() {
+        let arena = Arena::host(Some(1 << 20)).unwrap();
+        let buffers: Vec<_> = (0..8).map(|_| arena.alloc(Category::Workspace, DType::F32, 1024).unwrap()).collect();
+        let mark = arena.high_water();
+        drop(buffers);
+        let _whole = arena.alloc(Category::Workspace, DType::F32, 8 * 1024).unwrap();
+        assert_eq!(arena.high_water(), mark);
+    }
+}

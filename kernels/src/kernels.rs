@@ -1,0 +1,205 @@
+use crate::op::*;
+use crate::{DType, View, ViewMut};
+
+/// Why a kernel refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KernelError {
+    /// An operand has another element type than the operation says.
+    #[error("a buffer of {wanted} was expected, {given} given")]
+    DType {
+        /// Type the operation wants.
+        wanted: DType,
+        /// Type of the buffer.
+        given: DType,
+    },
+    /// An operand is too short, or the shape cannot be.
+    #[error("{op}: {operand} has {given} elements, {wanted} needed")]
+    Shape {
+        /// The operation.
+        op: &'static str,
+        /// Which operand.
+        operand: &'static str,
+        /// Elements the shape needs.
+        wanted: usize,
+        /// Elements given.
+        given: usize,
+    },
+    /// The operands do not go together, or hold a value that cannot be.
+    #[error("{op}: {reason}")]
+    Invalid {
+        /// The operation.
+        op: &'static str,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+    /// This device has no such kernel for this type.
+    #[error("{device} kernels cannot do {op} in {dtype}")]
+    Unsupported {
+        /// The device.
+        device: &'static str,
+        /// The operation.
+        op: &'static str,
+        /// The type.
+        dtype: DType,
+    },
+}
+
+/// What a kernel returns.
+pub type Result<T, E = KernelError> = std::result::Result<T, E>;
+
+/// The operations of one device.
+///
+/// Shapes are in the operation; operands are flat views, row-major and contiguous. An operand shorter than its shape is
+/// an error, a longer one is used from its start. `workspace` operands hold at least [`Kernels::workspace`] elements of
+/// f32 (f64 where the operation computes in f64) and are scratch. Sums run in an order that depends on shapes and the number of threads alone,
+/// and an element-wise kernel gives an element the same bits wherever it sits in a buffer.
+pub trait Kernels: Send + Sync {
+    /// What runs them, for records: `cpu avx512`, `reference`.
+    fn name(&self) -> String;
+
+    /// Threads that share one operation.
+    fn threads(&self) -> usize;
+
+    /// Elements of scratch that `op` needs (f32, or f64 when it computes in f64).
+    fn workspace(&self, op: &Op) -> usize;
+
+    /// See [`Gemm`].
+    fn gemm(&self, op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, workspace: ViewMut<'_>) -> Result<()>;
+
+    /// `x [rows,cols]`, `w [cols]` to `y [rows,cols]` and `rstd [rows]`.
+    fn rms_norm(&self, op: &RmsNorm, x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>) -> Result<()>;
+
+    /// `dx += ...` (it already holds the residual's gradient), `dw += ...` unless the weight is frozen.
+    fn rms_norm_backward(
+        &self,
+        op: &RmsNorm,
+        x: View<'_>,
+        w: View<'_>,
+        rstd: View<'_>,
+        dy: View<'_>,
+        dx: ViewMut<'_>,
+        dw: Option<ViewMut<'_>>,
+    ) -> Result<()>;
+
+    /// Rotates `x [rows, heads*head_dim]` in place; `cos`, `sin` are `[seq, head_dim/2]`.
+    fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()>;
+
+    /// Memory linear in the sequence; `lse [batch, heads, seq]` is the log-sum-exp of the scaled scores.
+    fn attention(
+        &self,
+        op: &Attention,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        out: ViewMut<'_>,
+        lse: ViewMut<'_>,
+        workspace: ViewMut<'_>,
+    ) -> Result<()>;
+
+    /// Writes `dq`, `dk`, `dv`; recomputes the probabilities from `lse`.
+    fn attention_backward(
+        &self,
+        op: &Attention,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        out: View<'_>,
+        lse: View<'_>,
+        dout: View<'_>,
+        dq: ViewMut<'_>,
+        dk: ViewMut<'_>,
+        dv: ViewMut<'_>,
+        workspace: ViewMut<'_>,
+    ) -> Result<()>;
+
+    /// As [`Kernels::attention`], storing `probs [batch, heads, seq, seq]`.
+    fn naive_attention(
+        &self,
+        op: &Attention,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        out: ViewMut<'_>,
+        probs: ViewMut<'_>,
+        workspace: ViewMut<'_>,
+    ) -> Result<()>;
+
+    /// Writes `dq`, `dk`, `dv` from the stored probabilities.
+    fn naive_attention_backward(
+        &self,
+        op: &Attention,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        probs: View<'_>,
+        dout: View<'_>,
+        dq: ViewMut<'_>,
+        dk: ViewMut<'_>,
+        dv: ViewMut<'_>,
+        workspace: ViewMut<'_>,
+    ) -> Result<()>;
+
+    /// See [`Swiglu`].
+    fn swiglu(&self, op: &Swiglu, gate: View<'_>, up: View<'_>, act: ViewMut<'_>) -> Result<()>;
+
+    /// Writes `dgate` and `dup`.
+    fn swiglu_backward(
+        &self,
+        op: &Swiglu,
+        gate: View<'_>,
+        up: View<'_>,
+        dact: View<'_>,
+        dgate: ViewMut<'_>,
+        dup: ViewMut<'_>,
+    ) -> Result<()>;
+
+    /// `ids [rows]` of u32, `table [vocab,cols]`, `out [rows,cols]`.
+    fn embedding(&self, op: &Embedding, ids: View<'_>, table: View<'_>, out: ViewMut<'_>) -> Result<()>;
+
+    /// `dtable[ids[r]] += dy[r]`, rows in order.
+    fn embedding_backward(&self, op: &Embedding, ids: View<'_>, dy: View<'_>, dtable: ViewMut<'_>) -> Result<()>;
+
+    /// Replaces `logits [rows,vocab]` by their scaled gradient and writes `losses [rows]`. A target of `u32::MAX` is
+    /// ignored: no loss, no gradient.
+    fn cross_entropy(
+        &self,
+        op: &CrossEntropy,
+        logits: ViewMut<'_>,
+        targets: View<'_>,
+        losses: ViewMut<'_>,
+    ) -> Result<()>;
+
+    /// Updates parameters `p` and moments `m`, `v` from gradients `g`.
+    fn adamw(&self, op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>) -> Result<()>;
+
+    /// See [`Dropout`].
+    fn dropout(&self, op: &Dropout, x: View<'_>, y: ViewMut<'_>) -> Result<()>;
+
+    /// See [`Normal`].
+    fn normal(&self, op: &Normal, dst: ViewMut<'_>) -> Result<()>;
+
+    /// `dst[i] = value`.
+    fn fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()>;
+
+    /// `dst = src`, rounded to nearest even where the type narrows. Lengths must agree.
+    fn cast(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()>;
+
+    /// `dst = a + b`; one type, lengths must agree.
+    fn add(&self, a: View<'_>, b: View<'_>, dst: ViewMut<'_>) -> Result<()>;
+
+    /// `dst += alpha * src`; types may differ, lengths must agree.
+    fn accumulate(&self, alpha: f64, src: View<'_>, dst: ViewMut<'_>) -> Result<()>;
+
+    /// `dst *= alpha`.
+    fn scale(&self, alpha: f64, dst: ViewMut<'_>) -> Result<()>;
+
+    /// Sum of all elements in f64, in an order fixed by the length.
+    fn sum(&self, x: View<'_>) -> Result<f64>;
+
+    /// Sum of squares in f64, in an order fixed by the length.
+    fn sum_squares(&self, x: View<'_>) -> Result<f64>;
+
+    /// `dst = (dst +) s0 + s1 + ...`, element by element as a balanced tree in the order given: pairs, then pairs of
+    /// pairs, the odd one carried up. Sums in f32 (f64 for f64), rounded once into `dst`.
+    fn reduce_sum(&self, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()>;
+}

@@ -1,0 +1,243 @@
+//! What a kernel is asked to do, as plain data. A layer states its operations as these values; the engine hands the
+//! same values to a device; a plan prices them.
+
+use crate::DType;
+
+/// `C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ C)`, row-major, sums in f32 (f64 for f64).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gemm {
+    /// Rows of C.
+    pub m: usize,
+    /// Columns of C.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// A is stored `[k,m]`.
+    pub trans_a: bool,
+    /// B is stored `[n,k]`.
+    pub trans_b: bool,
+    /// Factor on the product.
+    pub alpha: f32,
+    /// Add to C instead of overwriting it.
+    pub accumulate: bool,
+    /// Type of A.
+    pub a: DType,
+    /// Type of B.
+    pub b: DType,
+    /// Type of C; a product into a narrower type is rounded once.
+    pub c: DType,
+}
+
+/// Root-mean-square normalisation of `rows` vectors of `cols`: `y = w * x / sqrt(mean(x^2) + eps)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RmsNorm {
+    /// Vectors.
+    pub rows: usize,
+    /// Elements of a vector.
+    pub cols: usize,
+    /// Added to the mean square.
+    pub eps: f64,
+    /// Type of x, w and y; the saved `rstd` is f32 (f64 for f64).
+    pub dtype: DType,
+    /// Type of the weight's gradient; backward only. `None` when the weight is frozen.
+    pub gradient: Option<DType>,
+}
+
+/// Rotary position embedding of `rows` tokens in place, Hugging Face's half-split pairing: element `i` with `i + head_dim/2`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rope {
+    /// Tokens; row `r` stands at position `r % seq`.
+    pub rows: usize,
+    /// Tokens of a sequence.
+    pub seq: usize,
+    /// Heads per token.
+    pub heads: usize,
+    /// Elements of a head; even.
+    pub head_dim: usize,
+    /// Rotate back (the backward of the rotation).
+    pub inverse: bool,
+    /// Type of the heads; the tables are f32 (f64 for f64).
+    pub dtype: DType,
+}
+
+/// Causal scaled dot-product attention. `q`, `out` are `[batch*seq, heads*head_dim]`, `k`, `v` are
+/// `[batch*seq, kv_heads*head_dim]`; query head `h` reads key head `h / (heads/kv_heads)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens of a sequence.
+    pub seq: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Factor on the scores before the softmax.
+    pub scale: f64,
+    /// Type of q, k, v, out; log-sum-exp is f32 (f64 for f64).
+    pub dtype: DType,
+}
+
+/// `act = silu(gate) * up` over `len` elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swiglu {
+    /// Elements.
+    pub len: usize,
+    /// Type of all operands.
+    pub dtype: DType,
+}
+
+/// `out[r] = table[ids[r]]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Embedding {
+    /// Tokens.
+    pub rows: usize,
+    /// Elements of a vector.
+    pub cols: usize,
+    /// Vectors of the table; an id at or above it is an error.
+    pub vocab: usize,
+    /// Type of table and output (forward), of the incoming gradient (backward).
+    pub dtype: DType,
+}
+
+/// Softmax cross-entropy over `rows` of `vocab` logits. The logits are replaced by `scale * (softmax - one_hot)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CrossEntropy {
+    /// Tokens.
+    pub rows: usize,
+    /// Logits per token.
+    pub vocab: usize,
+    /// Factor on the gradient.
+    pub scale: f64,
+    /// Type of the logits and of the losses: f32 or f64.
+    pub dtype: DType,
+}
+
+/// One AdamW step with decoupled weight decay over `len` elements, in this order:
+/// `g = grad * grad_scale * clip; p -= lr * weight_decay * p; m += (1-beta1)(g-m); v = beta2 v + (1-beta2) g^2;
+/// p -= lr/(1-beta1^step) * m / (sqrt(v)/sqrt(1-beta2^step) + eps)`. Arithmetic in f32 (f64 for f64).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Elements.
+    pub len: usize,
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Steps done, this one included: 1 for the first.
+    pub step: u64,
+    /// Turns the sum of gradients into their mean.
+    pub grad_scale: f64,
+    /// Clip factor, 1 when the norm is below the limit.
+    pub clip: f64,
+    /// Types of parameters (or master weights), gradients and moments.
+    pub parameters: DType,
+    /// Type of the gradients.
+    pub gradients: DType,
+    /// Type of both moments.
+    pub moments: DType,
+}
+
+/// Element-wise traffic: fill, cast, add, accumulate, scale, sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// Elements of the result (of the source for sums to a number).
+    pub len: usize,
+    /// Operands read.
+    pub sources: usize,
+    /// Type of what is read.
+    pub from: DType,
+    /// Type of what is written.
+    pub to: DType,
+}
+
+/// `y = x * keep / (1-p)`, where `keep` is a function of (seed, first + index) alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// Elements.
+    pub len: usize,
+    /// Chance of a zero, `0 <= p < 1`.
+    pub p: f64,
+    /// Philox key.
+    pub seed: u64,
+    /// Index of the first element in the whole batch's tensor, so that ranks agree with one rank.
+    pub first: u64,
+    /// Type of x and y.
+    pub dtype: DType,
+}
+
+/// `dst[i] = std * normal(seed, first + i)`: the same value for an element whoever draws it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Normal {
+    /// Elements.
+    pub len: usize,
+    /// Standard deviation.
+    pub std: f64,
+    /// Philox key.
+    pub seed: u64,
+    /// Index of the first element in the whole tensor.
+    pub first: u64,
+    /// Type of dst; drawn in f32, rounded once.
+    pub dtype: DType,
+}
+
+/// One call of a kernel, without its operands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// Matrix product.
+    Gemm(Gemm),
+    /// Normalisation.
+    RmsNorm(RmsNorm),
+    /// Its backward.
+    RmsNormBackward(RmsNorm),
+    /// Rotary embedding or its backward.
+    Rope(Rope),
+    /// Tiled attention with online softmax.
+    Attention(Attention),
+    /// Its backward by recomputation.
+    AttentionBackward(Attention),
+    /// Attention that stores its probabilities.
+    NaiveAttention(Attention),
+    /// Its backward.
+    NaiveAttentionBackward(Attention),
+    /// Gated activation.
+    Swiglu(Swiglu),
+    /// Its backward.
+    SwigluBackward(Swiglu),
+    /// Table look-up.
+    Embedding(Embedding),
+    /// Scatter-add into the table's gradient.
+    EmbeddingBackward(Embedding),
+    /// Loss and logit gradients.
+    CrossEntropy(CrossEntropy),
+    /// Optimizer.
+    AdamW(AdamW),
+    /// Dropout or its backward (the same mask).
+    Dropout(Dropout),
+    /// Random initialisation.
+    Normal(Normal),
+    /// A constant.
+    Fill(Move),
+    /// Change of type, or copy.
+    Cast(Move),
+    /// `dst = a + b`.
+    Add(Move),
+    /// `dst += alpha * src`.
+    Accumulate(Move),
+    /// `dst *= alpha`.
+    Scale(Move),
+    /// Sum to a number.
+    Sum(Move),
+    /// Sum of squares to a number.
+    SumSquares(Move),
+    /// Balanced tree over several sources.
+    ReduceSum(Move),
+}

@@ -1,0 +1,165 @@
+use crate::{DType, Element, KernelError};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// A borrowed run of elements in device memory. Shapes live in the operation, not here.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    ptr: NonNull<u8>,
+    len: usize,
+    dtype: DType,
+    life: PhantomData<&'a [u8]>,
+}
+
+/// A borrowed run of elements in device memory that may be written.
+#[derive(Debug)]
+pub struct ViewMut<'a> {
+    ptr: NonNull<u8>,
+    len: usize,
+    dtype: DType,
+    life: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: a View is a shared borrow of plain bytes, as &[u8] is.
+unsafe impl Send for View<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for View<'_> {}
+// SAFETY: a ViewMut is an exclusive borrow of plain bytes, as &mut [u8] is.
+unsafe impl Send for ViewMut<'_> {}
+// SAFETY: as above; nothing can be written through &ViewMut.
+unsafe impl Sync for ViewMut<'_> {}
+
+impl<'a> View<'a> {
+    /// A view of memory that the caller knows to be readable.
+    ///
+    /// # Safety
+    /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody writes during `'a`.
+    pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
+        View { ptr, len, dtype, life: PhantomData }
+    }
+
+    /// The elements of a slice in host memory.
+    pub fn of<T: Element>(slice: &'a [T]) -> View<'a> {
+        let ptr = NonNull::from(slice).cast();
+        View { ptr, len: slice.len(), dtype: T::DTYPE, life: PhantomData }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where the first element lies.
+    pub fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// The elements of `range`. Panics when it is out of bounds, as a slice would.
+    pub fn slice(&self, range: Range<usize>) -> View<'a> {
+        check(&range, self.len);
+        // SAFETY: the range lies inside this view (checked above).
+        let ptr = unsafe { self.ptr.add(range.start * self.dtype.size()) };
+        View { ptr, len: range.len(), dtype: self.dtype, life: PhantomData }
+    }
+
+    /// The elements as a Rust slice; an error when the type is another.
+    pub fn as_slice<T: Element>(&self) -> Result<&'a [T], KernelError> {
+        expect::<T>(self.dtype)?;
+        // SAFETY: a view points to `len` initialised elements of `dtype`, which is T's, and Pod types have no bad bits.
+        Ok(unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().cast(), self.len) })
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// A view of memory that the caller knows to be writable.
+    ///
+    /// # Safety
+    /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody else uses during `'a`.
+    pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
+        ViewMut { ptr, len, dtype, life: PhantomData }
+    }
+
+    /// The elements of a slice in host memory.
+    pub fn of<T: Element>(slice: &'a mut [T]) -> ViewMut<'a> {
+        let len = slice.len();
+        ViewMut { ptr: NonNull::from(slice).cast(), len, dtype: T::DTYPE, life: PhantomData }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where the first element lies.
+    pub fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// Reads what this may write.
+    pub fn as_view(&self) -> View<'_> {
+        View { ptr: self.ptr, len: self.len, dtype: self.dtype, life: PhantomData }
+    }
+
+    /// The same elements, lent for a shorter time.
+    pub fn reborrow(&mut self) -> ViewMut<'_> {
+        ViewMut { ptr: self.ptr, len: self.len, dtype: self.dtype, life: PhantomData }
+    }
+
+    /// The elements of `range`, lent for a shorter time. Panics when it is out of bounds, as a slice would.
+    pub fn slice_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
+        self.reborrow().into_slice(range)
+    }
+
+    /// The elements of `range`. Panics when it is out of bounds, as a slice would.
+    pub fn into_slice(self, range: Range<usize>) -> ViewMut<'a> {
+        check(&range, self.len);
+        // SAFETY: the range lies inside this view (checked above).
+        let ptr = unsafe { self.ptr.add(range.start * self.dtype.size()) };
+        ViewMut { ptr, len: range.len(), dtype: self.dtype, life: PhantomData }
+    }
+
+    /// The elements before `middle` and those from it on. Panics when it is out of bounds.
+    pub fn split_at(self, middle: usize) -> (ViewMut<'a>, ViewMut<'a>) {
+        check(&(0..middle), self.len);
+        // SAFETY: the two halves do not overlap and lie inside this view.
+        let ptr = unsafe { self.ptr.add(middle * self.dtype.size()) };
+        let tail = ViewMut { ptr, len: self.len - middle, dtype: self.dtype, life: PhantomData };
+        (ViewMut { len: middle, ..self }, tail)
+    }
+
+    /// The elements as a Rust slice; an error when the type is another.
+    pub fn as_slice_mut<T: Element>(&mut self) -> Result<&mut [T], KernelError> {
+        expect::<T>(self.dtype)?;
+        // SAFETY: as View::as_slice, and this view is the only user of the memory.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len) })
+    }
+}
+
+fn check(range: &Range<usize>, len: usize) {
+    assert!(range.start <= range.end && range.end <= len, "{range:?} of a view of {len} elements");
+}
+
+fn expect<T: Element>(dtype: DType) -> Result<(), KernelError> {
+    if T::DTYPE == dtype { Ok(()) } else { Err(KernelError::DType { wanted: T::DTYPE, given: dtype }) }
+}
