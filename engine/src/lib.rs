@@ -1,3 +1,4 @@
 //! Many ranks, one model, one step.
 
 pub mod config;
+pub mod outcome;

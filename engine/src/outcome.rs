@@ -1,0 +1,207 @@
+//! What a run gives back, and what a plan predicts of it: plain data, the same names on both sides.
+
+use zbench_kernels::{Category, Ledger, OutOfMemory};
+
+/// One training step, as all ranks agree on it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// 1 for the first, untimed ones included.
+    pub step: u64,
+    /// Whether it counts for timings.
+    pub timed: bool,
+    /// Mean cross-entropy over the tokens of the global batch, before the update.
+    pub loss: f64,
+    /// Global L2 norm of the mean gradient before clipping.
+    pub grad_norm: f64,
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Wall time of the slowest rank.
+    pub ms: f64,
+    /// Tokens of the global batch.
+    pub tokens: u64,
+}
+
+/// The parts of a step's time; they add up to the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Span {
+    /// Layers forward, the head's loss included.
+    Forward,
+    /// Layers backward.
+    Backward,
+    /// Forward repeated for backward.
+    Recompute,
+    /// Waiting for weights to be gathered.
+    ExposedGather,
+    /// Waiting for gradients to be reduced.
+    ExposedReduce,
+    /// Waiting for the loss and the norm to be agreed on.
+    ExposedAgree,
+    /// The update.
+    Optimizer,
+    /// Moving state between device, host and disk.
+    Offload,
+    /// Fetching tokens.
+    Data,
+    /// The rest.
+    Other,
+}
+
+impl Span {
+    /// All of them, in the order of reports.
+    pub const ALL: [Span; 10] = [
+        Span::Forward,
+        Span::Backward,
+        Span::Recompute,
+        Span::ExposedGather,
+        Span::ExposedReduce,
+        Span::ExposedAgree,
+        Span::Optimizer,
+        Span::Offload,
+        Span::Data,
+        Span::Other,
+    ];
+
+    /// The name in records.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Span::Forward => "forward",
+            Span::Backward => "backward",
+            Span::Recompute => "recompute",
+            Span::ExposedGather => "exposed_gather",
+            Span::ExposedReduce => "exposed_reduce",
+            Span::ExposedAgree => "exposed_agree",
+            Span::Optimizer => "optimizer",
+            Span::Offload => "offload",
+            Span::Data => "data",
+            Span::Other => "other",
+        }
+    }
+}
+
+/// Collectives of one kind on one mesh axis, per step and rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Traffic {
+    /// `data`, `inner`, `outer`.
+    pub axis: &'static str,
+    /// `all_reduce`, `all_gather`, `reduce_scatter`, ...
+    pub kind: &'static str,
+    /// Calls.
+    pub calls: f64,
+    /// What the collective is about: the whole buffer for gather and scatter, twice the buffer for all-reduce.
+    pub payload_bytes: f64,
+    /// Bytes this rank reads or writes in another rank's memory.
+    pub wire_bytes: f64,
+    /// Time from start to end, waiting for late ranks included; 0 in a plan.
+    pub ms: f64,
+    /// The part of it in which the rank did nothing else; 0 in a plan.
+    pub exposed_ms: f64,
+    /// Ranks on the axis.
+    pub ranks: usize,
+}
+
+/// What one rank reports.
+#[derive(Clone, Debug)]
+pub struct RankReport {
+    /// Which rank.
+    pub rank: usize,
+    /// What its arena was asked for.
+    pub ledger: Ledger,
+    /// Bytes of the arena ever touched: the peak, and fragmentation.
+    pub reserved_bytes: u64,
+    /// Wall time of each timed step.
+    pub step_ms: Vec<f64>,
+    /// Mean time per timed step, in the order of [`Span::ALL`].
+    pub spans_ms: [f64; 10],
+    /// Collectives per step (mean over the timed steps).
+    pub traffic: Vec<Traffic>,
+}
+
+/// A finished run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Every step.
+    pub steps: Vec<Step>,
+    /// Every rank.
+    pub ranks: Vec<RankReport>,
+    /// What computed, e.g. `cpu avx512`.
+    pub kernels: String,
+}
+
+/// Why a run ended early. Steps done before it are in `steps`.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// What happened.
+    pub cause: Cause,
+    /// The steps that were finished.
+    pub steps: Vec<Step>,
+    /// The arenas, where ranks still could report.
+    pub ledgers: Vec<Ledger>,
+}
+
+/// What ended a run.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Cause {
+    /// A rank's arena is full.
+    #[error("rank {rank}: {error}")]
+    OutOfMemory {
+        /// The first rank that was refused.
+        rank: usize,
+        /// What it asked for.
+        error: OutOfMemory,
+    },
+    /// Loss or gradient norm is not a finite number.
+    #[error("step {step}: {what} is {value}; lower train.lr, or set train.clip_norm")]
+    Diverged {
+        /// The step.
+        step: u64,
+        /// `loss` or `grad_norm`.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// Anything else: a refused kernel, an unreadable file, a panic, a rank that did not arrive.
+    #[error("rank {rank}: {reason}")]
+    Failed {
+        /// The first rank that failed.
+        rank: usize,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What a plan says a run of it will take.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Estimate {
+    /// Live and peak bytes of the largest rank, by category.
+    pub memory: Ledger,
+    /// Collectives per step of the largest rank.
+    pub traffic: Vec<Traffic>,
+    /// Floating-point operations of one step over all ranks.
+    pub flops: Flops,
+    /// Trainable and all parameters of the model, unpadded.
+    pub trainable_parameters: u64,
+    /// All parameters of the model, unpadded.
+    pub parameters: u64,
+}
+
+impl Estimate {
+    /// Predicted peak by category.
+    pub fn peak(&self, category: Category) -> u64 {
+        self.memory.peak(category)
+    }
+}
+
+/// Floating-point operations of one step over all ranks, by convention (conventions in docs/flops.md).
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Flops {
+    /// Exact matrix products with the causal half of attention, no recomputation (Megatron's convention): `mfu`.
+    pub model: f64,
+    /// PaLM's 6N + 12LHQT: `mfu_palm`.
+    pub palm: f64,
+    /// `model` and what the checkpointing policy and flash attention's backward really repeat: `hfu`.
+    pub hardware: f64,
+    /// `model` term by term.
+    pub ledger: Vec<(String, f64)>,
+    /// Tokens of the step.
+    pub tokens: u64,
+}
