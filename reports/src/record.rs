@@ -1,0 +1,289 @@
+//! The record: everything that is known about one trial of one cell. Names are those of docs/contract.md.
+//!
+//! Reading is forgiving where that is safe: absent parts are empty, unknown keys are kept in `extra` and written back.
+//! Numbers that are not finite are null in JSON and come back as NaN (in steps and communication) or `None` (in maps).
+
+mod parts;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+pub use self::parts::{Bytes, Category, Communication, Flops, LedgerTerm, Memory, Parity, Rank, Step, Verdict};
+use crate::named::{Named, Numbers};
+
+/// Version of the record's schema that this crate writes, and the newest that it reads.
+pub const SCHEMA: u32 = 1;
+
+/// Keys that this version does not know; kept through a round trip.
+pub type Extra = Map<String, Value>;
+
+/// One trial of one cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Version of the schema, see [`SCHEMA`].
+    pub schema: u32,
+    /// Names this record, unique in a notebook.
+    pub id: String,
+    /// Hash of the resolved configuration: equal for all trials of a cell.
+    pub key: String,
+    /// Title of the notebook entry.
+    #[serde(default)]
+    pub name: String,
+    /// Which trial of the cell this is, counted from 0 or 1 by the runner.
+    #[serde(default)]
+    pub trial: u32,
+    /// The resolved configuration as plain data.
+    #[serde(default)]
+    pub cell: Value,
+    /// Machine, operating system, toolchain, commit.
+    #[serde(default)]
+    pub environment: Map<String, Value>,
+    /// The command that produced the record.
+    #[serde(default)]
+    pub command: String,
+    /// When the trial began, RFC 3339.
+    #[serde(default)]
+    pub started: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Flat numbers by name; null when a number cannot be stated, with its reason in `unstated`.
+    #[serde(default)]
+    pub metrics: Numbers,
+    /// Why a metric is null.
+    #[serde(default)]
+    pub unstated: Named<String>,
+    /// Every step that ran, warm-up included.
+    #[serde(default)]
+    pub steps: Vec<Step>,
+    /// Bytes by category, of the largest rank.
+    #[serde(default)]
+    pub memory: Memory,
+    /// One entry for each rank.
+    #[serde(default)]
+    pub ranks: Vec<Rank>,
+    /// What was communicated in one step, by mesh axis and collective.
+    #[serde(default)]
+    pub communication: Vec<Communication>,
+    /// Milliseconds of the slowest rank by span; they add up to the step.
+    #[serde(default)]
+    pub time: Numbers,
+    /// Floating-point operations by convention, and the ledger behind them.
+    #[serde(default)]
+    pub flops: Flops,
+    /// Comparison of the losses with the reference cell's.
+    #[serde(default)]
+    pub parity: Parity,
+    /// The estimate made before the run.
+    #[serde(default)]
+    pub estimate: Value,
+    /// Why timings of this trial must not be ranked or gated (throttled, swap used); see [`label_flags`].
+    #[serde(default)]
+    pub validity: Vec<String>,
+    /// Remarks of the runner for the reader.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// Unknown keys.
+    #[serde(flatten)]
+    pub extra: Extra,
+}
+
+/// Validity flags that label a record instead of keeping it out of the ranking: every cell of a proxy grid has them.
+pub mod label_flags {
+    /// The cell is a scaled-down stand-in of the target.
+    pub const PROXY: &str = "proxy";
+    /// A link's bandwidth and latency were emulated.
+    pub const EMULATED_LINK: &str = "emulated_link";
+    /// Both.
+    pub const ALL: [&str; 2] = [PROXY, EMULATED_LINK];
+}
+
+impl Record {
+    /// A record with these names and outcome, and nothing else yet.
+    pub fn new(id: impl Into<String>, key: impl Into<String>, name: impl Into<String>, outcome: Outcome) -> Self {
+        Self {
+            schema: SCHEMA,
+            id: id.into(),
+            key: key.into(),
+            name: name.into(),
+            trial: 0,
+            cell: Value::Null,
+            environment: Map::new(),
+            command: String::new(),
+            started: String::new(),
+            outcome,
+            metrics: Numbers::new(),
+            unstated: Named::new(),
+            steps: Vec::new(),
+            memory: Memory::default(),
+            ranks: Vec::new(),
+            communication: Vec::new(),
+            time: Numbers::new(),
+            flops: Flops::default(),
+            parity: Parity::default(),
+            estimate: Value::Null,
+            validity: Vec::new(),
+            notes: Vec::new(),
+            extra: Extra::new(),
+        }
+    }
+
+    /// States a metric. A number that is not finite cannot be stated: it becomes null with that as its reason.
+    pub fn state(&mut self, metric: &str, value: f64) {
+        self.metrics.set(metric, value);
+        if !value.is_finite() {
+            self.unstated.insert(metric, format!("the value is not finite ({value})"));
+        }
+    }
+
+    /// Says why a metric cannot be stated.
+    pub fn leave_unstated(&mut self, metric: &str, reason: impl Into<String>) {
+        self.metrics.insert(metric, None);
+        self.unstated.insert(metric, reason.into());
+    }
+
+    /// Whether the cell ran to its end.
+    pub fn is_measured(&self) -> bool {
+        self.outcome.status == Status::Measured
+    }
+
+    /// The value at a dotted path of the resolved configuration, as `parallel.strategy`.
+    pub fn setting(&self, path: &str) -> Option<&Value> {
+        path.split('.').try_fold(&self.cell, |value, part| value.get(part))
+    }
+
+    /// Steps whose time counts, with a positive finite duration.
+    pub fn timed_steps(&self) -> impl Iterator<Item = &Step> {
+        self.steps.iter().filter(|step| step.timed && step.ms.is_finite() && step.ms > 0.0)
+    }
+
+    /// Bytes on the wire in one step, of the largest rank; `None` when the sum overflows.
+    pub fn wire_bytes(&self) -> Option<u64> {
+        self.communication.iter().try_fold(0u64, |sum, entry| sum.checked_add(entry.wire_bytes))
+    }
+
+    /// The predicted bytes on the wire, when every entry has a prediction.
+    pub fn predicted_wire_bytes(&self) -> Option<u64> {
+        self.communication.iter().try_fold(0u64, |sum, entry| sum.checked_add(entry.predicted_wire_bytes?))
+    }
+}
+
+/// How a trial ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// What happened.
+    pub status: Status,
+    /// Why, for a reader; empty when measured.
+    #[serde(default)]
+    pub reason: String,
+    /// Who said so, where that matters (out of memory, skipped).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+}
+
+impl Outcome {
+    /// The trial ran to its end.
+    pub fn measured() -> Self {
+        Self { status: Status::Measured, reason: String::new(), source: None }
+    }
+
+    /// The trial ended otherwise, with a reason.
+    pub fn ended(status: Status, reason: impl Into<String>, source: Option<Source>) -> Self {
+        Self { status, reason: reason.into(), source }
+    }
+}
+
+/// The six ways a cell can end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// Ran to its end.
+    Measured,
+    /// Cannot be run here or at all; the reason says which.
+    Skipped,
+    /// Needs more memory than there is or than `memory.capacity` allows.
+    OutOfMemory,
+    /// Took longer than its time limit.
+    TimedOut,
+    /// A loss or gradient norm was not finite.
+    Diverged,
+    /// Anything else that kept it from ending.
+    Failed,
+}
+
+impl Status {
+    /// The name in a record.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Measured => "measured",
+            Self::Skipped => "skipped",
+            Self::OutOfMemory => "out_of_memory",
+            Self::TimedOut => "timed_out",
+            Self::Diverged => "diverged",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// The words in a sentence.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::OutOfMemory => "out of memory",
+            Self::TimedOut => "timed out",
+            other => other.name(),
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Who found the outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The plan proved it before the run.
+    Plan,
+    /// The arena refused a request during the run.
+    Arena,
+    /// The host ended the process or lacks the hardware.
+    Host,
+}
+
+impl Source {
+    /// The name in a record.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plan => "plan",
+            Self::Arena => "arena",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// A remark on a record, made later by a person.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Remark {
+    /// Version of the schema.
+    pub schema: u32,
+    /// Id of the record.
+    pub note_for: String,
+    /// What was said.
+    pub text: String,
+    /// When, RFC 3339.
+    #[serde(default)]
+    pub when: String,
+    /// Unknown keys.
+    #[serde(flatten)]
+    pub extra: Extra,
+}
+
+impl Remark {
+    /// A remark made at `when` (RFC 3339) on the record with that id.
+    pub fn new(note_for: impl Into<String>, text: impl Into<String>, when: impl Into<String>) -> Self {
+        Self { schema: SCHEMA, note_for: note_for.into(), text: text.into(), when: when.into(), extra: Extra::new() }
+    }
+}

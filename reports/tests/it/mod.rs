@@ -1,0 +1,3 @@
+pub mod any;
+mod record;
+mod store;

@@ -1,0 +1,238 @@
+//! The notebook under kills, damage, full disks and company.
+
+use std::fs;
+use std::process::Command;
+use std::sync::Barrier;
+
+use proptest::prelude::*;
+use serde_json::json;
+use zbench_reports::record::Outcome;
+use zbench_reports::{Notebook, Record, Remark, SCHEMA, StoreError};
+
+use super::any;
+
+fn record(id: &str) -> Record {
+    let mut record = Record::new(id, "key", "naïve \"name\"\nof two lines", Outcome::measured());
+    record.state("tokens_per_second", 1234.5);
+    record
+}
+
+fn ids(notebook: &Notebook) -> Vec<String> {
+    notebook.records().unwrap().into_iter().map(|record| record.id).collect()
+}
+
+fn notebook() -> (tempfile::TempDir, Notebook) {
+    let dir = tempfile::tempdir().unwrap();
+    let notebook = Notebook::open(dir.path().join("a/b")).unwrap();
+    (dir, notebook)
+}
+
+#[test]
+fn what_is_appended_is_read_in_order_with_its_remarks() {
+    let (_dir, notebook) = notebook();
+    assert_eq!(notebook.read().unwrap(), Default::default());
+    notebook.append(&record("one")).unwrap();
+    notebook.note(&Remark::new("one", "fan was\noff", "2026-01-01T00:00:00Z")).unwrap();
+    notebook.append(&record("two")).unwrap();
+    let contents = notebook.read().unwrap();
+    assert_eq!(contents.records, [record("one"), record("two")]);
+    assert_eq!(contents.remarks_on("one").map(|remark| remark.text.as_str()).collect::<Vec<_>>(), ["fan was\noff"]);
+    assert_eq!(contents.of_key("key").count(), 2);
+    assert!(contents.warnings().is_empty());
+}
+
+#[test]
+fn a_record_is_found_by_the_beginning_of_its_id() {
+    let (_dir, notebook) = notebook();
+    for id in ["abc1", "abc2", "abc", "x"] {
+        notebook.append(&record(id)).unwrap();
+    }
+    assert_eq!(notebook.find("abc1").unwrap().id, "abc1");
+    assert_eq!(notebook.find("abc").unwrap().id, "abc", "a whole id wins over longer ones");
+    assert_eq!(notebook.find("x").unwrap().id, "x");
+    assert!(matches!(notebook.find("ab"), Err(StoreError::Ambiguous { ids, .. }) if ids.len() == 3));
+    assert!(matches!(notebook.find("q"), Err(StoreError::NotFound { count: 4, .. })));
+    assert!(matches!(notebook.find(""), Err(StoreError::Ambiguous { .. })));
+}
+
+/// A kill can cut the file after any byte: all whole lines before it are read, and the next append starts a line.
+#[test]
+fn a_file_cut_at_any_byte_keeps_its_whole_records() {
+    let (_dir, notebook) = notebook();
+    for id in ["one", "two", "three"] {
+        notebook.append(&record(id)).unwrap();
+    }
+    let whole = fs::read(notebook.path()).unwrap();
+    for cut in 0..=whole.len() {
+        let _ = fs::remove_file(notebook.directory().join("records.torn"));
+        fs::write(notebook.path(), &whole[..cut]).unwrap();
+        // A last record that lacks only its line end is whole too.
+        let ends: Vec<usize> = (0..whole.len()).filter(|&at| whole[at] == b'\n').collect();
+        let expected = ends.iter().filter(|&&end| end <= cut).count();
+        let contents = notebook.read().unwrap();
+        assert_eq!(contents.records.len(), expected, "cut at {cut}");
+        let is_torn = cut > 0 && !ends.contains(&(cut - 1)) && !ends.contains(&cut);
+        assert_eq!(contents.torn_bytes > 0, is_torn, "cut at {cut}");
+        assert_eq!(contents.warnings().len(), usize::from(is_torn));
+
+        notebook.append(&record("after")).unwrap();
+        let after = notebook.read().unwrap();
+        assert_eq!(after.records.len(), expected + 1, "cut at {cut}");
+        assert_eq!(after.records.last().unwrap(), &record("after"));
+        assert!(after.warnings().is_empty());
+        let aside = fs::read(notebook.directory().join("records.torn")).unwrap_or_default();
+        assert_eq!(aside.len() as u64, contents.torn_bytes + u64::from(is_torn), "what was cut off is kept");
+    }
+}
+
+#[test]
+fn lines_of_a_newer_schema_are_listed_and_kept() {
+    let (_dir, notebook) = notebook();
+    notebook.append(&record("one")).unwrap();
+    let mut newer = serde_json::to_value(record("two")).unwrap();
+    newer["schema"] = json!(SCHEMA + 1);
+    newer["outcome"] = json!(7);
+    let mut bytes = fs::read(notebook.path()).unwrap();
+    bytes.extend_from_slice(format!("{newer}\nnot json\n{{}}\n\n[1]\n").as_bytes());
+    // The newer record at the end lacks its line end: it is whole, and must not be cut off.
+    bytes.extend_from_slice(newer.to_string().as_bytes());
+    fs::write(notebook.path(), &bytes).unwrap();
+
+    let contents = notebook.read().unwrap();
+    assert_eq!(contents.records.len(), 1);
+    let lines: Vec<usize> = contents.unreadable.iter().map(|unreadable| unreadable.line).collect();
+    assert_eq!(lines, [2, 3, 4, 6, 7]);
+    assert!(contents.unreadable[0].reason.contains("newer zbench (schema 2"), "{:?}", contents.unreadable[0]);
+    assert!(contents.unreadable[2].reason.contains("states no schema"));
+    notebook.append(&record("three")).unwrap();
+    assert_eq!(ids(&notebook), ["one", "three"]);
+    assert_eq!(notebook.read().unwrap().unreadable.len(), 5);
+    assert!(fs::read(notebook.path()).unwrap().starts_with(&bytes), "nothing was dropped");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_records_are_read_as_written(records in proptest::collection::vec(any::record(), 0..4)) {
+        let (_dir, notebook) = notebook();
+        for record in &records {
+            notebook.append(record).unwrap();
+        }
+        let back = notebook.read().unwrap();
+        prop_assert_eq!(back.warnings(), Vec::<String>::new());
+        let json = |records: &[Record]| serde_json::to_value(records).unwrap();
+        prop_assert_eq!(json(&back.records), json(&records));
+    }
+
+    /// Damage anywhere: no panic, and every record whose line was not touched is read.
+    #[test]
+    fn flipped_bytes_hurt_only_their_own_line(flips in proptest::collection::vec((any::<prop::sample::Index>(), 1u8..), 1..6)) {
+        let (_dir, notebook) = notebook();
+        for id in ["one", "two", "three", "four"] {
+            notebook.append(&record(id)).unwrap();
+        }
+        let clean = fs::read(notebook.path()).unwrap();
+        let mut bytes = clean.clone();
+        for (index, flip) in &flips {
+            bytes[index.index(clean.len())] ^= flip;
+        }
+        fs::write(notebook.path(), &bytes).unwrap();
+        let read = notebook.records().unwrap();
+        let mut start = 0;
+        for line in clean.split_inclusive(|&byte| byte == b'\n') {
+            let end = start + line.len();
+            // The line end before it matters too: without it this line is the tail of another.
+            let from = start.saturating_sub(1);
+            if bytes[from..end] == clean[from..end] {
+                let record: Record = serde_json::from_slice(line).unwrap();
+                prop_assert!(read.contains(&record));
+            }
+            start = end;
+        }
+        notebook.append(&record("after")).unwrap();
+        prop_assert_eq!(ids(&notebook).pop(), Some("after".to_string()));
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        let (_dir, notebook) = notebook();
+        fs::write(notebook.path(), &bytes).unwrap();
+        notebook.read().unwrap();
+        notebook.append(&record("after")).unwrap();
+        prop_assert_eq!(ids(&notebook), ["after"]);
+    }
+}
+
+#[test]
+fn several_writers_do_not_mix_their_lines() {
+    let (_dir, notebook) = notebook();
+    let barrier = Barrier::new(4);
+    std::thread::scope(|scope| {
+        for writer in 0..4 {
+            let (notebook, barrier) = (&notebook, &barrier);
+            scope.spawn(move || {
+                barrier.wait();
+                for number in 0..25 {
+                    let mut record = record(&format!("{writer}-{number}"));
+                    record.notes.push("x".repeat(20_000 * (writer + 1)));
+                    notebook.append(&record).unwrap();
+                    notebook.read().unwrap();
+                }
+            });
+        }
+    });
+    let contents = notebook.read().unwrap();
+    assert!(contents.warnings().is_empty());
+    for writer in 0..4 {
+        let prefix = format!("{writer}-");
+        let own: Vec<&str> = contents.records.iter().filter_map(|record| record.id.strip_prefix(&prefix)).collect();
+        assert_eq!(own, (0..25).map(|number| number.to_string()).collect::<Vec<_>>());
+    }
+}
+
+/// A write that fails midway, as on a full disk: the limit on file sizes is the kernel's own, set by a shell around a
+/// second run of this test.
+#[test]
+fn a_write_that_fails_midway_damages_nothing() {
+    const CHILD: &str = "ZBENCH_TEST_NOTEBOOK";
+    if let Some(directory) = std::env::var_os(CHILD) {
+        let notebook = Notebook::open(directory).unwrap();
+        let mut large = record("large");
+        large.notes.push("x".repeat(1 << 20));
+        let error = notebook.append(&large).unwrap_err();
+        assert!(matches!(error, StoreError::Full { .. }), "{error}");
+        assert!(error.to_string().contains("earlier records are safe"), "{error}");
+        return;
+    }
+    let (_dir, notebook) = notebook();
+    notebook.append(&record("one")).unwrap();
+    let before = fs::read(notebook.path()).unwrap();
+    let child = Command::new("sh")
+        .args([
+            "-c",
+            "trap '' XFSZ; ulimit -f 64; exec \"$0\" --exact it::store::a_write_that_fails_midway_damages_nothing",
+        ])
+        .arg(std::env::current_exe().unwrap())
+        .env(CHILD, notebook.directory())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    assert_eq!(fs::read(notebook.path()).unwrap(), before);
+    notebook.append(&record("two")).unwrap();
+    assert_eq!(ids(&notebook), ["one", "two"]);
+}
+
+#[test]
+fn errors_name_the_path_and_the_way_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = Notebook::open(&file).unwrap_err().to_string();
+    assert!(error.contains("file cannot be opened") && error.contains("--notebook"), "{error}");
+    let notebook = Notebook::open(dir.path()).unwrap();
+    fs::create_dir(notebook.path()).unwrap();
+    assert!(matches!(notebook.read(), Err(StoreError::Read { .. })));
+    assert!(matches!(notebook.append(&record("one")), Err(StoreError::Append { .. })));
+}
