@@ -158,14 +158,14 @@ impl Record {
         self.steps.iter().filter(|step| step.timed && step.ms.is_finite() && step.ms > 0.0)
     }
 
-    /// Bytes on the wire in one step, of the largest rank; `None` when the sum overflows.
-    pub fn wire_bytes(&self) -> Option<u64> {
-        self.communication.iter().try_fold(0u64, |sum, entry| sum.checked_add(entry.wire_bytes))
+    /// Bytes on the wire in one step, of the largest rank.
+    pub fn wire_bytes(&self) -> f64 {
+        self.communication.iter().map(|entry| entry.wire_bytes).sum()
     }
 
     /// The predicted bytes on the wire, when every entry has a prediction.
-    pub fn predicted_wire_bytes(&self) -> Option<u64> {
-        self.communication.iter().try_fold(0u64, |sum, entry| sum.checked_add(entry.predicted_wire_bytes?))
+    pub fn predicted_wire_bytes(&self) -> Option<f64> {
+        self.communication.iter().map(|entry| entry.predicted_wire_bytes).sum()
     }
 }
 

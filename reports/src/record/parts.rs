@@ -1,6 +1,6 @@
 //! The parts of a record that hold numbers: steps, memory, ranks, communication, operations, parity.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::Extra;
@@ -167,18 +167,18 @@ pub struct Communication {
     pub axis: String,
     /// Collective: all_reduce, all_gather, and so on.
     pub kind: String,
-    /// Calls in a step.
-    #[serde(default)]
-    pub calls: u64,
+    /// Calls in a step: a mean over the timed steps, as are the bytes, so it need not be whole.
+    #[serde(default, deserialize_with = "null_is_nan", serialize_with = "whole_as_integer")]
+    pub calls: f64,
     /// Bytes handed to the collective (nccl-tests' size).
-    #[serde(default)]
-    pub payload_bytes: u64,
+    #[serde(default, deserialize_with = "null_is_nan", serialize_with = "whole_as_integer")]
+    pub payload_bytes: f64,
     /// Bytes this rank really read from or wrote to its peers.
-    #[serde(default)]
-    pub wire_bytes: u64,
+    #[serde(default, deserialize_with = "null_is_nan", serialize_with = "whole_as_integer")]
+    pub wire_bytes: f64,
     /// What the plan says `wire_bytes` will be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub predicted_wire_bytes: Option<u64>,
+    pub predicted_wire_bytes: Option<f64>,
     /// Time inside the collective.
     #[serde(default = "nan", deserialize_with = "null_is_nan")]
     pub ms: f64,
@@ -288,4 +288,14 @@ fn nan() -> f64 {
 
 fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// Counts are written without a fraction when they have none, so that other readers see integers.
+fn whole_as_integer<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    // Below 2^53 every whole f64 is exactly an i64.
+    if value.fract() == 0.0 && value.abs() < (1u64 << 53) as f64 && !(*value == 0.0 && value.is_sign_negative()) {
+        serializer.serialize_i64(*value as i64)
+    } else {
+        serializer.serialize_f64(*value)
+    }
 }

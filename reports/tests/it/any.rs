@@ -104,8 +104,8 @@ fn memory() -> impl Strategy<Value = Memory> {
 fn communication() -> impl Strategy<Value = Communication> {
     let maybe = || proptest::option::of(finite());
     (
-        (text(), text(), any::<u64>(), any::<u64>(), any::<u64>()),
-        (proptest::option::of(any::<u64>()), number(), number(), maybe(), maybe()),
+        (text(), text(), number(), number(), any::<u32>().prop_map(f64::from)),
+        (maybe(), number(), number(), maybe(), maybe()),
         extra(),
     )
         .prop_map(
