@@ -1,0 +1,237 @@
+//! Weights on disk as Hugging Face lays them out: `model.safetensors`, or `model.safetensors.index.json` and its shards.
+//!
+//! Opening reads and checks headers only. [`Checkpoint::read`] then reads just the bytes of the slice it is asked for,
+//! at their position in the file and through a buffer of 32 KiB: a rank that owns a hundredth of a model touches a
+//! hundredth of its files. Positioned reads do this without `unsafe`, and a file that shrinks or a disk that fails
+//! while training starts is an error; under a memory map it would be a signal that ends the process.
+
+mod error;
+mod header;
+mod write;
+
+pub use error::CheckpointError;
+pub use safetensors::Dtype as StoredType;
+pub use write::write_safetensors;
+
+use header::{Entry, Opened};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Component, Path, PathBuf};
+
+/// A result of this module.
+pub type Result<T> = std::result::Result<T, CheckpointError>;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const BUFFER_BYTES: usize = 32 * 1024;
+
+/// One tensor on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Type of its elements.
+    pub dtype: StoredType,
+    /// Elements by dim, row-major.
+    pub shape: Vec<usize>,
+    /// The file that holds it.
+    pub file: PathBuf,
+    /// Which of the checkpoint's files.
+    index: usize,
+    /// Position of its first byte in the file.
+    begin: u64,
+}
+
+impl TensorInfo {
+    /// Elements in all; opening has checked that the product fits.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// An opened and validated checkpoint; may be shared between ranks.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    files: Vec<std::fs::File>,
+    tensors: BTreeMap<String, TensorInfo>,
+}
+
+/// `model.safetensors.index.json`. Its `metadata.total_size` is not looked at: published indices are known to be wrong
+/// there, and every file's size is checked against its own header.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Opens the folder's weights and checks every header: lengths, JSON, types, shapes, offsets without gap or
+    /// overlap, and that files are as long as their headers say.
+    ///
+    /// # Errors
+    /// No such folder, no weights in it, an index that names absent files or tensors, a file that is truncated or lies:
+    /// each names the file, the tensor where there is one, and what to do.
+    pub fn open(dir: &Path) -> Result<Checkpoint> {
+        let found = std::fs::metadata(dir).map_err(|source| CheckpointError::io("open the folder", dir, source))?;
+        if !found.is_dir() {
+            let reason = "it is a file; give the folder with config.json and the weights".into();
+            return Err(CheckpointError::NoWeights { dir: dir.into(), reason });
+        }
+        if dir.join(SINGLE).exists() {
+            return Checkpoint::single(dir);
+        }
+        if dir.join(INDEX).exists() {
+            return Checkpoint::sharded(dir);
+        }
+        let reason = format!(
+            "it holds neither {SINGLE} nor {INDEX}; weights of another format (pytorch_model.bin, consolidated.pth) \
+             must be converted to safetensors first"
+        );
+        Err(CheckpointError::NoWeights { dir: dir.into(), reason })
+    }
+
+    fn single(dir: &Path) -> Result<Checkpoint> {
+        let path = dir.join(SINGLE);
+        let Opened { file, entries } = header::open(&path)?;
+        let tensors = entries.into_iter().map(|(name, entry)| (name, TensorInfo::new(entry, &path, 0))).collect();
+        Ok(Checkpoint { dir: dir.into(), files: vec![file], tensors })
+    }
+
+    fn sharded(dir: &Path) -> Result<Checkpoint> {
+        let index_path = dir.join(INDEX);
+        let weight_map = read_index(&index_path)?;
+        let names: BTreeSet<&String> = weight_map.values().collect();
+        let absent: Vec<String> = names.iter().filter(|name| !dir.join(name).exists()).map(|n| n.to_string()).collect();
+        if !absent.is_empty() {
+            return Err(CheckpointError::AbsentShards { index: index_path, absent });
+        }
+        let mut checkpoint = Checkpoint { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new() };
+        for shard in names {
+            let path = dir.join(shard);
+            let Opened { file, mut entries } = header::open(&path)?;
+            for (name, _) in weight_map.iter().filter(|(_, file)| *file == shard) {
+                let Some(entry) = entries.remove(name) else {
+                    let tensor = name.clone();
+                    return Err(CheckpointError::AbsentTensor { index: index_path, tensor, file: path });
+                };
+                let info = TensorInfo::new(entry, &path, checkpoint.files.len());
+                checkpoint.tensors.insert(name.clone(), info);
+            }
+            checkpoint.files.push(file);
+        }
+        Ok(checkpoint)
+    }
+
+    /// What is known of a tensor.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.get(name)
+    }
+
+    /// All tensors, in the order of their names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Reads elements (of the row-major tensor, seen flat) into `dst`, converted to f32. f32, bf16 and f16 on disk
+    /// convert exactly.
+    ///
+    /// # Errors
+    /// No such tensor, elements beyond its end, `dst` of another length, a stored type that is none of the three, or a
+    /// file that cannot be read.
+    pub fn read(&self, name: &str, elements: Range<usize>, dst: &mut [f32]) -> Result<()> {
+        let refuse = |reason: String| CheckpointError::Read { dir: self.dir.clone(), tensor: name.into(), reason };
+        let info = self.tensors.get(name).ok_or_else(|| refuse("there is no such tensor".into()))?;
+        if elements.start > elements.end || elements.end > info.elements() {
+            return Err(refuse(format!("elements {elements:?} were asked for of {}", info.elements())));
+        }
+        if elements.len() != dst.len() {
+            return Err(refuse(format!("{} elements were asked for into {}", elements.len(), dst.len())));
+        }
+        let decode = decoder(info.dtype).ok_or_else(|| refuse(unreadable(info.dtype)))?;
+        let width = info.dtype.bitsize() / 8;
+        let mut position = info.begin + (elements.start * width) as u64;
+        let mut buffer = vec![0u8; BUFFER_BYTES.min(width * dst.len())];
+        for part in dst.chunks_mut(BUFFER_BYTES / width) {
+            let bytes = &mut buffer[..part.len() * width];
+            self.files[info.index]
+                .read_exact_at(bytes, position)
+                .map_err(|source| CheckpointError::io("read", &info.file, source))?;
+            decode(bytes, part);
+            position += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Compares with what a model expects. `lm_head.weight` where the head is tied and rotary frequencies, which older
+    /// files store, may be there in addition.
+    ///
+    /// # Errors
+    /// All tensors that are missing, of another shape or unreadable type, or unexpected, in one error.
+    pub fn check(&self, expected: &[(String, Vec<usize>)]) -> Result<()> {
+        let mut missing = Vec::new();
+        let mut wrong = Vec::new();
+        for (name, shape) in expected {
+            match self.tensors.get(name) {
+                None => missing.push(name.clone()),
+                Some(info) if info.shape != *shape => {
+                    wrong.push(format!("{name} is {:?} and should be {shape:?}", info.shape));
+                }
+                Some(info) if decoder(info.dtype).is_none() => {
+                    wrong.push(format!("{name}: {}", unreadable(info.dtype)))
+                }
+                Some(_) => {}
+            }
+        }
+        let known: BTreeSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
+        let harmless = |name: &str| name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq");
+        let unexpected: Vec<String> =
+            self.names().filter(|name| !known.contains(name) && !harmless(name)).map(String::from).collect();
+        if missing.is_empty() && wrong.is_empty() && unexpected.is_empty() {
+            return Ok(());
+        }
+        Err(CheckpointError::Mismatch { dir: self.dir.clone(), missing, wrong, unexpected })
+    }
+}
+
+impl TensorInfo {
+    fn new(entry: Entry, file: &Path, index: usize) -> TensorInfo {
+        TensorInfo { dtype: entry.dtype, shape: entry.shape, file: file.into(), index, begin: entry.begin }
+    }
+}
+
+/// Tensor name to file name; the file names are plain ones, so that an index cannot reach outside its folder.
+fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
+    let bad = |reason: String| CheckpointError::Index { file: path.into(), reason };
+    let bytes = std::fs::read(path).map_err(|source| CheckpointError::io("read", path, source))?;
+    let index: Index = serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
+    if index.weight_map.is_empty() {
+        return Err(bad("its weight_map is empty".into()));
+    }
+    for (tensor, file) in &index.weight_map {
+        let mut parts = Path::new(file).components();
+        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+            return Err(bad(format!("weight_map puts {tensor} in {file:?}, which is not the plain name of a file")));
+        }
+    }
+    Ok(index.weight_map)
+}
+
+/// Converts little-endian bytes to f32, for the types that weights may have.
+fn decoder(dtype: StoredType) -> Option<fn(&[u8], &mut [f32])> {
+    fn each<const N: usize>(bytes: &[u8], dst: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
+        let (values, _) = bytes.as_chunks::<N>();
+        for (to, value) in dst.iter_mut().zip(values) {
+            *to = convert(*value);
+        }
+    }
+    match dtype {
+        StoredType::F32 => Some(|bytes, dst| each(bytes, dst, f32::from_le_bytes)),
+        StoredType::BF16 => Some(|bytes, dst| each(bytes, dst, |b| half::bf16::from_le_bytes(b).to_f32())),
+        StoredType::F16 => Some(|bytes, dst| each(bytes, dst, |b| half::f16::from_le_bytes(b).to_f32())),
+        _ => None,
+    }
+}
+
+fn unreadable(dtype: StoredType) -> String {
+    format!("it is stored as {dtype:?}; zbench reads F32, BF16 and F16: convert it")
+}

@@ -1,0 +1,330 @@
+//! Hugging Face's description of a model, read into [`Model`]: `config.json` as transformers 4 and 5 write it, the same
+//! keys in TOML, and the presets that come with zbench.
+//!
+//! A `config.json` is a foreign file: keys that do not change the mathematics are ignored, and whatever would change it
+//! and is not implemented here is refused by name. A TOML section is ours: there an unknown key is an error.
+
+mod foreign;
+mod validate;
+
+pub use foreign::model_from_hf;
+pub use validate::{MAX_LAYERS, validate};
+
+use crate::config::{Model, RopeScaling};
+use serde::{Deserialize, Serialize};
+
+/// Why a model's description cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HfError {
+    /// The file is not JSON, or not an object.
+    #[error("{what}: not a Hugging Face config.json: {reason}; fetch the file again")]
+    Json {
+        /// The file.
+        what: String,
+        /// What the parser met, with line and column.
+        reason: String,
+    },
+    /// A value that cannot be.
+    #[error("{what}: {field}: {reason}")]
+    Field {
+        /// The file, or `model`.
+        what: String,
+        /// The key.
+        field: String,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+    /// Mathematics that zbench does not have.
+    #[error("{what}: this model needs what zbench does not have: {}", .missing.join("; "))]
+    Unsupported {
+        /// The file.
+        what: String,
+        /// Each key with its value, and what is there instead.
+        missing: Vec<String>,
+    },
+    /// No preset of that name.
+    #[error("model.preset: there is no preset {name:?}; there are {}", preset_names().collect::<Vec<_>>().join(", "))]
+    UnknownPreset {
+        /// What was asked for.
+        name: String,
+    },
+}
+
+impl HfError {
+    fn field(what: &str, field: &str, reason: impl Into<String>) -> HfError {
+        HfError::Field { what: what.into(), field: field.into(), reason: reason.into() }
+    }
+}
+
+/// A model's keys as people write them, each optional. [`PartialModel::resolve`] fills in transformers' defaults.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartialModel {
+    /// `model_type`; default "llama".
+    pub family: Option<String>,
+    /// Default 4096.
+    pub hidden_size: Option<usize>,
+    /// Default 11008.
+    pub intermediate_size: Option<usize>,
+    /// Default 32.
+    pub num_hidden_layers: Option<usize>,
+    /// Default 32.
+    pub num_attention_heads: Option<usize>,
+    /// Default num_attention_heads.
+    pub num_key_value_heads: Option<usize>,
+    /// Default hidden_size / num_attention_heads.
+    pub head_dim: Option<usize>,
+    /// Default 32000.
+    pub vocab_size: Option<usize>,
+    /// Default 2048.
+    pub max_position_embeddings: Option<usize>,
+    /// Default 1e-6.
+    pub rms_norm_eps: Option<f64>,
+    /// Default 10000.
+    pub rope_theta: Option<f64>,
+    /// Default none. `rope_parameters` is transformers 5's name of it.
+    #[serde(alias = "rope_parameters")]
+    pub rope_scaling: Option<PartialRope>,
+    /// Default false.
+    pub tie_word_embeddings: Option<bool>,
+    /// Default 0.02.
+    pub initializer_range: Option<f64>,
+}
+
+/// `rope_scaling` of transformers 4, `rope_parameters` of transformers 5.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartialRope {
+    /// `default`, `linear` or `llama3`; older files call it `type`.
+    #[serde(alias = "type")]
+    pub rope_type: Option<String>,
+    /// Transformers 5 has it here.
+    pub rope_theta: Option<f64>,
+    /// See [`RopeScaling`].
+    pub factor: Option<f64>,
+    /// See [`RopeScaling::Llama3`].
+    pub low_freq_factor: Option<f64>,
+    /// See [`RopeScaling::Llama3`].
+    pub high_freq_factor: Option<f64>,
+    /// See [`RopeScaling::Llama3`].
+    pub original_max_position_embeddings: Option<usize>,
+}
+
+impl PartialModel {
+    /// These keys, and those of `base` where these are absent: overrides over a preset or a file.
+    pub fn or(self, base: PartialModel) -> PartialModel {
+        PartialModel {
+            family: self.family.or(base.family),
+            hidden_size: self.hidden_size.or(base.hidden_size),
+            intermediate_size: self.intermediate_size.or(base.intermediate_size),
+            num_hidden_layers: self.num_hidden_layers.or(base.num_hidden_layers),
+            num_attention_heads: self.num_attention_heads.or(base.num_attention_heads),
+            num_key_value_heads: self.num_key_value_heads.or(base.num_key_value_heads),
+            head_dim: self.head_dim.or(base.head_dim),
+            vocab_size: self.vocab_size.or(base.vocab_size),
+            max_position_embeddings: self.max_position_embeddings.or(base.max_position_embeddings),
+            rms_norm_eps: self.rms_norm_eps.or(base.rms_norm_eps),
+            rope_theta: self.rope_theta.or(base.rope_theta),
+            rope_scaling: self.rope_scaling.or(base.rope_scaling),
+            tie_word_embeddings: self.tie_word_embeddings.or(base.tie_word_embeddings),
+            initializer_range: self.initializer_range.or(base.initializer_range),
+        }
+    }
+
+    /// The model these keys describe, absent ones at the defaults of transformers' `LlamaConfig`, and validated.
+    /// `what` names the source in errors: a file, or a section.
+    pub fn resolve(self, what: &str) -> Result<Model, HfError> {
+        let family = self.family.unwrap_or_else(|| "llama".into());
+        if family != "llama" {
+            let missing = vec![format!("model_type {family:?} (zbench has \"llama\")")];
+            return Err(HfError::Unsupported { what: what.into(), missing });
+        }
+        let hidden_size = self.hidden_size.unwrap_or(4096);
+        let num_attention_heads = self.num_attention_heads.unwrap_or(32);
+        let head_dim = match self.head_dim {
+            Some(head_dim) => head_dim,
+            None => head_dim(what, hidden_size, num_attention_heads)?,
+        };
+        let rope = self.rope_scaling.unwrap_or_default();
+        let model = Model {
+            family,
+            hidden_size,
+            intermediate_size: self.intermediate_size.unwrap_or(11008),
+            num_hidden_layers: self.num_hidden_layers.unwrap_or(32),
+            num_attention_heads,
+            num_key_value_heads: self.num_key_value_heads.unwrap_or(num_attention_heads),
+            head_dim,
+            vocab_size: self.vocab_size.unwrap_or(32000),
+            max_position_embeddings: self.max_position_embeddings.unwrap_or(2048),
+            rms_norm_eps: self.rms_norm_eps.unwrap_or(1e-6),
+            rope_theta: rope.theta(self.rope_theta, what)?.unwrap_or(10000.0),
+            rope_scaling: rope.scaling(what)?,
+            tie_word_embeddings: self.tie_word_embeddings.unwrap_or(false),
+            initializer_range: self.initializer_range.unwrap_or(0.02),
+            weights: None,
+        };
+        validate::check(&model).map_err(|(field, reason)| HfError::field(what, field, reason))?;
+        Ok(model)
+    }
+}
+
+/// `hidden_size / num_attention_heads`, which must come out whole.
+fn head_dim(what: &str, hidden_size: usize, heads: usize) -> Result<usize, HfError> {
+    if heads == 0 {
+        return Err(HfError::field(what, "num_attention_heads", "is 0; a model has at least one head"));
+    }
+    if !hidden_size.is_multiple_of(heads) {
+        let reason = format!(
+            "does not divide hidden_size: {hidden_size} / {heads} is not whole; change one of them, or state head_dim"
+        );
+        return Err(HfError::field(what, "num_attention_heads", reason));
+    }
+    Ok(hidden_size / heads)
+}
+
+impl PartialRope {
+    /// The base frequency, stated here (transformers 5), beside (transformers 4), or nowhere.
+    fn theta(&self, beside: Option<f64>, what: &str) -> Result<Option<f64>, HfError> {
+        match (self.rope_theta, beside) {
+            (Some(here), Some(beside)) if here != beside => {
+                let reason = format!("is {beside} beside rope_parameters and {here} in it; keep one of them");
+                Err(HfError::field(what, "rope_theta", reason))
+            }
+            (here, beside) => Ok(here.or(beside)),
+        }
+    }
+
+    fn scaling(&self, what: &str) -> Result<Option<RopeScaling>, HfError> {
+        let need = |name: &str, value: Option<f64>| {
+            value.ok_or_else(|| HfError::field(what, &format!("rope_scaling.{name}"), "is missing for this rope_type"))
+        };
+        match self.rope_type.as_deref() {
+            Some("default") => Ok(None),
+            None if self.states_scaling() => {
+                let reason = "is missing beside the scaling's factors; state \"linear\" or \"llama3\"";
+                Err(HfError::field(what, "rope_scaling.rope_type", reason))
+            }
+            None => Ok(None),
+            Some("linear") => Ok(Some(RopeScaling::Linear { factor: need("factor", self.factor)? })),
+            Some("llama3") => Ok(Some(RopeScaling::Llama3 {
+                factor: need("factor", self.factor)?,
+                low_freq_factor: need("low_freq_factor", self.low_freq_factor)?,
+                high_freq_factor: need("high_freq_factor", self.high_freq_factor)?,
+                original_max_position_embeddings: self.original_max_position_embeddings.ok_or_else(|| {
+                    let field = "rope_scaling.original_max_position_embeddings";
+                    HfError::field(what, field, "is missing for rope_type \"llama3\"")
+                })?,
+            })),
+            Some(other) => {
+                let missing = vec![format!("rope_type {other:?} (zbench has \"default\", \"linear\", \"llama3\")")];
+                Err(HfError::Unsupported { what: what.into(), missing })
+            }
+        }
+    }
+
+    fn states_scaling(&self) -> bool {
+        self.factor.is_some()
+            || self.low_freq_factor.is_some()
+            || self.high_freq_factor.is_some()
+            || self.original_max_position_embeddings.is_some()
+    }
+}
+
+impl From<&Model> for PartialModel {
+    /// All keys stated, so that a file's model can be the base of overrides. `weights` is not a key.
+    fn from(model: &Model) -> PartialModel {
+        PartialModel {
+            family: Some(model.family.clone()),
+            hidden_size: Some(model.hidden_size),
+            intermediate_size: Some(model.intermediate_size),
+            num_hidden_layers: Some(model.num_hidden_layers),
+            num_attention_heads: Some(model.num_attention_heads),
+            num_key_value_heads: Some(model.num_key_value_heads),
+            head_dim: Some(model.head_dim),
+            vocab_size: Some(model.vocab_size),
+            max_position_embeddings: Some(model.max_position_embeddings),
+            rms_norm_eps: Some(model.rms_norm_eps),
+            rope_theta: Some(model.rope_theta),
+            rope_scaling: model.rope_scaling.as_ref().map(PartialRope::from),
+            tie_word_embeddings: Some(model.tie_word_embeddings),
+            initializer_range: Some(model.initializer_range),
+        }
+    }
+}
+
+impl From<&RopeScaling> for PartialRope {
+    fn from(scaling: &RopeScaling) -> PartialRope {
+        match *scaling {
+            RopeScaling::Linear { factor } => {
+                PartialRope { rope_type: Some("linear".into()), factor: Some(factor), ..Default::default() }
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                PartialRope {
+                    rope_type: Some("llama3".into()),
+                    rope_theta: None,
+                    factor: Some(factor),
+                    low_freq_factor: Some(low_freq_factor),
+                    high_freq_factor: Some(high_freq_factor),
+                    original_max_position_embeddings: Some(original_max_position_embeddings),
+                }
+            }
+        }
+    }
+}
+
+/// Transformers' default model of a family.
+pub fn default_model(family: &str) -> Result<Model, HfError> {
+    PartialModel { family: Some(family.into()), ..Default::default() }.resolve("model")
+}
+
+/// Parameters of a model, a tied head counted once: embedding, per block two norms, four attention and three MLP
+/// matrices, a last norm, a head. Saturates where [`validate`] would have refused.
+pub fn parameter_count(model: &Model) -> u64 {
+    let [hidden, ffn, heads, kv, dim, vocab, layers] = [
+        model.hidden_size,
+        model.intermediate_size,
+        model.num_attention_heads,
+        model.num_key_value_heads,
+        model.head_dim,
+        model.vocab_size,
+        model.num_hidden_layers,
+    ]
+    .map(|size| size as u128);
+    // Saturating u128 keeps absurd sizes from wrapping round to plausible ones.
+    let product = |factors: &[u128]| factors.iter().fold(1u128, |all, factor| all.saturating_mul(*factor));
+    let sum = |terms: &[u128]| terms.iter().fold(0u128, |all, term| all.saturating_add(*term));
+    let attention = product(&[2, hidden, dim, heads.saturating_add(kv)]);
+    let block = sum(&[attention, product(&[3, hidden, ffn]), product(&[2, hidden])]);
+    let vocabularies = if model.tie_word_embeddings { 1 } else { 2 };
+    let all = sum(&[product(&[layers, block]), product(&[vocabularies, vocab, hidden]), hidden]);
+    u64::try_from(all).unwrap_or(u64::MAX)
+}
+
+macro_rules! presets {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../../configs/models/", $name, ".toml")))),*]
+    };
+}
+
+/// In the binary, so that it needs no files beside it.
+const PRESETS: &[(&str, &str)] = presets![
+    "llama-tiny",
+    "llama-32m",
+    "llama-50m",
+    "llama2-7b",
+    "llama2-70b",
+    "llama3-8b",
+    "llama3.1-8b",
+    "llama3.2-1b",
+];
+
+/// The TOML text of a preset: keys of [`PartialModel`] at its top level.
+pub fn preset(name: &str) -> Result<&'static str, HfError> {
+    let found = PRESETS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, text)| *text).ok_or_else(|| HfError::UnknownPreset { name: name.into() })
+}
+
+/// The presets, smallest first.
+pub fn preset_names() -> impl Iterator<Item = &'static str> {
+    PRESETS.iter().map(|(name, _)| *name)
+}
