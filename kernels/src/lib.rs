@@ -2,21 +2,33 @@
 //!
 //! This crate knows buffers and shapes, and nothing of models or ranks. [`Arena`] hands out [`Buffer`]s and counts
 //! every byte by [`Category`]; [`Kernels`] is the list of operations a device can do, each described by a plain
-//! [`Op`] value, so that a plan can state an operation that is carried out later, or never.
+//! [`Op`] value, so that a plan can state an operation that is carried out later, or never. [`Cpu`] carries them out
+//! on cores, [`Reference`] slowly in f64, as the oracle of every kernel test.
 
 // Memory and SIMD need it; every block gives its SAFETY reason.
 #![allow(unsafe_code)]
 
 mod arena;
+mod check;
+mod cost;
+mod cpu;
 mod dtype;
 mod kernels;
 mod ledger;
 mod op;
+pub mod peak;
+pub mod philox;
+mod pool;
+mod reference;
+mod round;
+pub mod scratch;
 mod view;
 
 pub use arena::{Arena, ArenaError, Buffer, OutOfMemory, Region};
+pub use cpu::Cpu;
 pub use dtype::{DType, Element};
 pub use kernels::{KernelError, Kernels, Result};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, footprint};
 pub use op::{AdamW, Attention, CrossEntropy, Dropout, Embedding, Gemm, Move, Normal, Op, RmsNorm, Rope, Swiglu};
+pub use reference::Reference;
 pub use view::{View, ViewMut};

@@ -1,0 +1,231 @@
+//! What every device checks before it computes: element types, lengths and shapes that can be.
+
+use crate::op::*;
+use crate::{DType, KernelError, Result, View, ViewMut};
+
+/// Anything with elements and their type.
+pub(crate) trait Operand {
+    fn shape(&self) -> (usize, DType);
+}
+
+impl Operand for View<'_> {
+    fn shape(&self) -> (usize, DType) {
+        (self.len(), self.dtype())
+    }
+}
+
+impl Operand for ViewMut<'_> {
+    fn shape(&self) -> (usize, DType) {
+        (self.len(), self.dtype())
+    }
+}
+
+/// The product of a shape; one that overflows is longer than any buffer.
+pub(crate) fn elements(shape: &[usize]) -> usize {
+    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |n, d| usize::saturating_mul(n, *d)) }
+}
+
+/// `view` holds `wanted` elements or more, of type `dtype`.
+pub(crate) fn operand(
+    op: &'static str,
+    operand: &'static str,
+    view: &dyn Operand,
+    dtype: DType,
+    wanted: usize,
+) -> Result<()> {
+    let (given, have) = view.shape();
+    if have != dtype {
+        return Err(KernelError::DType { wanted: dtype, given: have });
+    }
+    if given < wanted { Err(KernelError::Shape { op, operand, wanted, given }) } else { Ok(()) }
+}
+
+/// Two operands of an element-wise move have one length.
+pub(crate) fn same_length(op: &'static str, name: &'static str, view: &dyn Operand, wanted: usize) -> Result<()> {
+    let given = view.shape().0;
+    if given == wanted { Ok(()) } else { Err(KernelError::Shape { op, operand: name, wanted, given }) }
+}
+
+fn invalid(op: &'static str, reason: String) -> Result<()> {
+    Err(KernelError::Invalid { op, reason })
+}
+
+pub(crate) fn gemm(op: &Gemm, a: &View, b: &View, c: &ViewMut) -> Result<()> {
+    operand("gemm", "a", a, op.a, elements(&[op.m, op.k]))?;
+    operand("gemm", "b", b, op.b, elements(&[op.k, op.n]))?;
+    operand("gemm", "c", c, op.c, elements(&[op.m, op.n]))
+}
+
+pub(crate) fn rms_norm(op: &RmsNorm, x: &View, w: &View, y: &ViewMut, rstd: &ViewMut) -> Result<()> {
+    let name = "rms_norm";
+    let all = elements(&[op.rows, op.cols]);
+    operand(name, "x", x, op.dtype, all)?;
+    operand(name, "w", w, op.dtype, op.cols)?;
+    operand(name, "y", y, op.dtype, all)?;
+    operand(name, "rstd", rstd, op.dtype.accumulator(), op.rows)
+}
+
+pub(crate) fn rms_norm_backward(
+    op: &RmsNorm,
+    x: &View,
+    w: &View,
+    rstd: &View,
+    dy: &View,
+    dx: &ViewMut,
+    dw: Option<&ViewMut>,
+) -> Result<()> {
+    let name = "rms_norm_backward";
+    let all = elements(&[op.rows, op.cols]);
+    operand(name, "x", x, op.dtype, all)?;
+    operand(name, "w", w, op.dtype, op.cols)?;
+    operand(name, "rstd", rstd, op.dtype.accumulator(), op.rows)?;
+    operand(name, "dy", dy, op.dtype, all)?;
+    operand(name, "dx", dx, op.dtype, all)?;
+    match (op.gradient, dw) {
+        (Some(dtype), Some(dw)) => operand(name, "dw", dw, dtype, op.cols),
+        (None, None) => Ok(()),
+        (Some(_), None) => invalid(name, "a weight that trains needs dw".into()),
+        (None, Some(_)) => invalid(name, "a frozen weight has no dw; leave it out or name its type".into()),
+    }
+}
+
+pub(crate) fn rope(op: &Rope, x: &ViewMut, cos: &View, sin: &View) -> Result<()> {
+    let name = "rope";
+    if !op.head_dim.is_multiple_of(2) {
+        return invalid(
+            name,
+            format!("head_dim is {}, but elements are rotated in pairs: it must be even", op.head_dim),
+        );
+    }
+    if op.seq == 0 && op.rows > 0 {
+        return invalid(name, format!("{} tokens in sequences of length 0", op.rows));
+    }
+    let table = elements(&[op.seq.min(op.rows), op.head_dim / 2]);
+    operand(name, "x", x, op.dtype, elements(&[op.rows, op.heads, op.head_dim]))?;
+    operand(name, "cos", cos, op.dtype.accumulator(), table)?;
+    operand(name, "sin", sin, op.dtype.accumulator(), table)
+}
+
+/// The lengths an attention's operands have.
+pub(crate) struct AttentionSizes {
+    pub q: usize,
+    pub kv: usize,
+    pub lse: usize,
+    pub probs: usize,
+}
+
+pub(crate) fn attention(name: &'static str, op: &Attention) -> Result<AttentionSizes> {
+    let Attention { batch, seq, heads, kv_heads, head_dim, .. } = *op;
+    if heads > 0 && (kv_heads == 0 || !heads.is_multiple_of(kv_heads)) {
+        invalid(name, format!("{heads} query heads cannot share {kv_heads} key heads evenly"))?;
+    }
+    Ok(AttentionSizes {
+        q: elements(&[batch, seq, heads, head_dim]),
+        kv: elements(&[batch, seq, kv_heads, head_dim]),
+        lse: elements(&[batch, heads, seq]),
+        probs: elements(&[batch, heads, seq, seq]),
+    })
+}
+
+pub(crate) fn swiglu(op: &Swiglu, gate: &View, up: &View, act: &ViewMut) -> Result<()> {
+    operand("swiglu", "gate", gate, op.dtype, op.len)?;
+    operand("swiglu", "up", up, op.dtype, op.len)?;
+    operand("swiglu", "act", act, op.dtype, op.len)
+}
+
+pub(crate) fn swiglu_backward(
+    op: &Swiglu,
+    gate: &View,
+    up: &View,
+    dact: &View,
+    dgate: &ViewMut,
+    dup: &ViewMut,
+) -> Result<()> {
+    let name = "swiglu_backward";
+    operand(name, "gate", gate, op.dtype, op.len)?;
+    operand(name, "up", up, op.dtype, op.len)?;
+    operand(name, "dact", dact, op.dtype, op.len)?;
+    operand(name, "dgate", dgate, op.dtype, op.len)?;
+    operand(name, "dup", dup, op.dtype, op.len)
+}
+
+/// Every one of the first `rows` ids is inside the vocabulary.
+fn ids<'a>(name: &'static str, op: &Embedding, ids: &View<'a>) -> Result<&'a [u32]> {
+    operand(name, "ids", ids, DType::U32, op.rows)?;
+    let ids = &ids.as_slice::<u32>()?[..op.rows];
+    if let Some((row, id)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= op.vocab) {
+        let reason = format!("token id {id} in row {row} is outside the vocabulary of {}", op.vocab);
+        return Err(KernelError::Invalid { op: name, reason });
+    }
+    Ok(ids)
+}
+
+pub(crate) fn embedding<'a>(op: &Embedding, tokens: &View<'a>, table: &View, out: &ViewMut) -> Result<&'a [u32]> {
+    operand("embedding", "table", table, op.dtype, elements(&[op.vocab, op.cols]))?;
+    operand("embedding", "out", out, op.dtype, elements(&[op.rows, op.cols]))?;
+    ids("embedding", op, tokens)
+}
+
+pub(crate) fn embedding_backward<'a>(
+    op: &Embedding,
+    tokens: &View<'a>,
+    dy: &View,
+    dtable: &ViewMut,
+) -> Result<&'a [u32]> {
+    let name = "embedding_backward";
+    operand(name, "dy", dy, op.dtype, elements(&[op.rows, op.cols]))?;
+    operand(name, "dtable", dtable, dtable.dtype(), elements(&[op.vocab, op.cols]))?;
+    ids(name, op, tokens)
+}
+
+pub(crate) fn cross_entropy<'a>(
+    op: &CrossEntropy,
+    logits: &ViewMut,
+    targets: &View<'a>,
+    losses: &ViewMut,
+) -> Result<&'a [u32]> {
+    let name = "cross_entropy";
+    operand(name, "logits", logits, op.dtype, elements(&[op.rows, op.vocab]))?;
+    operand(name, "losses", losses, op.dtype, op.rows)?;
+    operand(name, "targets", targets, DType::U32, op.rows)?;
+    let targets = &targets.as_slice::<u32>()?[..op.rows];
+    let outside = |t: u32| t != u32::MAX && t as usize >= op.vocab;
+    if let Some((row, target)) = targets.iter().enumerate().find(|(_, t)| outside(**t)) {
+        let reason = format!("target {target} in row {row} is outside the vocabulary of {}", op.vocab);
+        return Err(KernelError::Invalid { op: name, reason });
+    }
+    Ok(targets)
+}
+
+pub(crate) fn adamw(op: &AdamW, p: &ViewMut, m: &ViewMut, v: &ViewMut, g: &View) -> Result<()> {
+    let name = "adamw";
+    if op.step == 0 {
+        return invalid(name, "step counts from 1 for the first update, 0 given".into());
+    }
+    operand(name, "p", p, op.parameters, op.len)?;
+    operand(name, "m", m, op.moments, op.len)?;
+    operand(name, "v", v, op.moments, op.len)?;
+    operand(name, "g", g, op.gradients, op.len)
+}
+
+pub(crate) fn dropout(op: &Dropout, x: &View, y: &ViewMut) -> Result<()> {
+    if !(0.0..1.0).contains(&op.p) {
+        return invalid("dropout", format!("p is {}, but a chance of a zero lies in [0, 1)", op.p));
+    }
+    operand("dropout", "x", x, op.dtype, op.len)?;
+    operand("dropout", "y", y, op.dtype, op.len)
+}
+
+pub(crate) fn add(a: &View, b: &View, dst: &ViewMut) -> Result<()> {
+    operand("add", "a", a, dst.dtype(), dst.len())?;
+    operand("add", "b", b, dst.dtype(), dst.len())?;
+    same_length("add", "a", a, dst.len())?;
+    same_length("add", "b", b, dst.len())
+}
+
+pub(crate) fn reduce_sum(sources: &[View], dst: &ViewMut) -> Result<()> {
+    if sources.is_empty() {
+        return invalid("reduce_sum", "there is nothing to sum: no sources".into());
+    }
+    sources.iter().try_for_each(|source| same_length("reduce_sum", "source", source, dst.len()))
+}

@@ -1,0 +1,165 @@
+//! What an operation costs, for plans and for shares of a ceiling: functions of its shape alone.
+
+use crate::DType;
+use crate::op::*;
+
+impl Op {
+    /// The kernel's name, as in errors and records.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Op::Gemm(_) => "gemm",
+            Op::RmsNorm(_) => "rms_norm",
+            Op::RmsNormBackward(_) => "rms_norm_backward",
+            Op::Rope(_) => "rope",
+            Op::Attention(_) => "attention",
+            Op::AttentionBackward(_) => "attention_backward",
+            Op::NaiveAttention(_) => "naive_attention",
+            Op::NaiveAttentionBackward(_) => "naive_attention_backward",
+            Op::Swiglu(_) => "swiglu",
+            Op::SwigluBackward(_) => "swiglu_backward",
+            Op::Embedding(_) => "embedding",
+            Op::EmbeddingBackward(_) => "embedding_backward",
+            Op::CrossEntropy(_) => "cross_entropy",
+            Op::AdamW(_) => "adamw",
+            Op::Dropout(_) => "dropout",
+            Op::Normal(_) => "normal",
+            Op::Fill(_) => "fill",
+            Op::Cast(_) => "cast",
+            Op::Add(_) => "add",
+            Op::Accumulate(_) => "accumulate",
+            Op::Scale(_) => "scale",
+            Op::Sum(_) => "sum",
+            Op::SumSquares(_) => "sum_squares",
+            Op::ReduceSum(_) => "reduce_sum",
+        }
+    }
+
+    /// Floating-point operations of the matrix products: two for each multiply-add, `2 m n k` for a product. Causal
+    /// attention counts half of the scores' square, `2 B H D S^2` for the two products of forward (Megatron-LM's
+    /// convention), and 2.5 times that for a backward which computes the scores again. Element-wise work counts 0.
+    pub fn flops(&self) -> u64 {
+        match self {
+            Op::AttentionBackward(a) => product(&[5, attention(a)]),
+            _ => self.model_flops(),
+        }
+    }
+
+    /// As [`Op::flops`] without what is computed a second time: backward is twice forward.
+    pub fn model_flops(&self) -> u64 {
+        match self {
+            Op::Gemm(g) => product(&[2, g.m as u64, g.n as u64, g.k as u64]),
+            Op::Attention(a) | Op::NaiveAttention(a) => product(&[2, attention(a)]),
+            Op::AttentionBackward(a) | Op::NaiveAttentionBackward(a) => product(&[4, attention(a)]),
+            _ => 0,
+        }
+    }
+
+    /// Bytes that must move between memory and the device at least once: every operand read, every result written.
+    pub fn bytes(&self) -> u64 {
+        let sizes: &[(DType, u64)] = match self {
+            Op::Gemm(g) => {
+                let (m, n, k) = (g.m as u64, g.n as u64, g.k as u64);
+                let c = product(&[m, n, 1 + u64::from(g.accumulate)]);
+                &[(g.a, product(&[m, k])), (g.b, product(&[k, n])), (g.c, c)]
+            }
+            Op::RmsNorm(n) => {
+                let (rows, cols) = (n.rows as u64, n.cols as u64);
+                &[(n.dtype, product(&[2, rows, cols])), (n.dtype, cols), (n.dtype.accumulator(), rows)]
+            }
+            Op::RmsNormBackward(n) => {
+                let (rows, cols) = (n.rows as u64, n.cols as u64);
+                let gradient = n.gradient.map_or((n.dtype, 0), |dtype| (dtype, product(&[2, cols])));
+                // x and dy are read, dx is read and written.
+                let all = (n.dtype, product(&[4, rows, cols]));
+                &[all, (n.dtype, cols), (n.dtype.accumulator(), rows), gradient]
+            }
+            Op::Rope(r) => {
+                let tables = product(&[r.seq.min(r.rows) as u64, r.head_dim as u64]);
+                let heads = product(&[2, r.rows as u64, r.heads as u64, r.head_dim as u64]);
+                &[(r.dtype, heads), (r.dtype.accumulator(), tables)]
+            }
+            Op::Attention(a) => &[(a.dtype, heads(a, 2, 2)), (a.dtype.accumulator(), lines(a))],
+            // q, out, dout read and dq written; k, v read and dk, dv written.
+            Op::AttentionBackward(a) => &[(a.dtype, heads(a, 4, 4)), (a.dtype.accumulator(), lines(a))],
+            Op::NaiveAttention(a) => &[(a.dtype, heads(a, 2, 2)), (a.dtype, product(&[lines(a), a.seq as u64]))],
+            Op::NaiveAttentionBackward(a) => {
+                &[(a.dtype, heads(a, 3, 4)), (a.dtype, product(&[lines(a), a.seq as u64]))]
+            }
+            Op::Swiglu(s) => &[(s.dtype, product(&[3, s.len as u64]))],
+            Op::SwigluBackward(s) => &[(s.dtype, product(&[5, s.len as u64]))],
+            Op::Embedding(e) => &[(e.dtype, product(&[2, e.rows as u64, e.cols as u64])), (DType::U32, e.rows as u64)],
+            // The table's gradient is read and written where a token stands; its type is the gradient's.
+            Op::EmbeddingBackward(e) => {
+                &[(e.dtype, product(&[3, e.rows as u64, e.cols as u64])), (DType::U32, e.rows as u64)]
+            }
+            Op::CrossEntropy(c) => {
+                let logits = product(&[2, c.rows as u64, c.vocab as u64]);
+                &[(c.dtype, logits), (c.dtype, c.rows as u64), (DType::U32, c.rows as u64)]
+            }
+            Op::AdamW(a) => {
+                let len = a.len as u64;
+                &[(a.parameters, product(&[2, len])), (a.moments, product(&[4, len])), (a.gradients, len)]
+            }
+            Op::Dropout(d) => &[(d.dtype, product(&[2, d.len as u64]))],
+            Op::Normal(n) => &[(n.dtype, n.len as u64)],
+            Op::Sum(m) | Op::SumSquares(m) => &[(m.from, m.len as u64)],
+            Op::Fill(m) => &[(m.to, m.len as u64)],
+            Op::Scale(m) => &[(m.to, product(&[2, m.len as u64]))],
+            Op::Accumulate(m) => {
+                &[(m.from, product(&[m.sources as u64, m.len as u64])), (m.to, product(&[2, m.len as u64]))]
+            }
+            Op::Cast(m) | Op::Add(m) | Op::ReduceSum(m) => {
+                &[(m.from, product(&[m.sources as u64, m.len as u64])), (m.to, m.len as u64)]
+            }
+        };
+        sizes.iter().fold(0, |sum, (dtype, len)| sum.saturating_add(product(&[dtype.size() as u64, *len])))
+    }
+}
+
+/// A product that stops at the largest number instead of wrapping.
+fn product(factors: &[u64]) -> u64 {
+    if factors.contains(&0) { 0 } else { factors.iter().fold(1, |p, f| u64::saturating_mul(p, *f)) }
+}
+
+/// Multiply-adds of one causal product of queries and keys, times two for the operations and half for the mask.
+fn attention(a: &Attention) -> u64 {
+    product(&[a.batch as u64, a.heads as u64, a.head_dim as u64, a.seq as u64, a.seq as u64])
+}
+
+/// Elements of `queries` tensors like q and `keys` like k.
+fn heads(a: &Attention, queries: u64, keys: u64) -> u64 {
+    let per_head = product(&[a.batch as u64, a.seq as u64, a.head_dim as u64]);
+    let heads = product(&[queries, a.heads as u64]).saturating_add(product(&[keys, a.kv_heads as u64]));
+    product(&[per_head, heads])
+}
+
+/// Rows of all score matrices.
+fn lines(a: &Attention) -> u64 {
+    product(&[a.batch as u64, a.heads as u64, a.seq as u64])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_by_hand() {
+        let f = DType::F32;
+        let gemm = |m, n, k| {
+            Op::Gemm(Gemm { m, n, k, trans_a: false, trans_b: true, alpha: 1.0, accumulate: true, a: f, b: f, c: f })
+        };
+        assert_eq!(gemm(3, 5, 7).flops(), 2 * 3 * 5 * 7);
+        assert_eq!(gemm(3, 5, 7).bytes(), 4 * (21 + 35 + 2 * 15));
+        assert_eq!(gemm(usize::MAX, 2, 2).flops(), u64::MAX);
+        assert_eq!(gemm(usize::MAX, 2, 0).flops(), 0);
+        let a = Attention { batch: 2, seq: 8, heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, dtype: DType::Bf16 };
+        // Q K^T and P V: two products of 2 S S D, halved, for each of 8 heads.
+        assert_eq!(Op::Attention(a).flops(), 2 * (2 * 8 * 8 * 16) / 2 * 8);
+        assert_eq!(Op::AttentionBackward(a).flops() * 2, Op::Attention(a).flops() * 5);
+        assert_eq!(Op::AttentionBackward(a).model_flops(), Op::Attention(a).flops() * 2);
+        assert_eq!(Op::Attention(a).bytes(), 2 * (2 * 16 * 64 + 2 * 16 * 32) + 4 * 64);
+        let move_ = Move { len: 10, sources: 3, from: DType::Bf16, to: f };
+        assert_eq!(Op::ReduceSum(move_).bytes(), 3 * 20 + 40);
+        assert_eq!(Op::Add(move_).flops(), 0);
+    }
+}

@@ -1,0 +1,336 @@
+//! Causal attention in tiles: the online softmax of Milakov and Gimelshein (2018), tiled as in FlashAttention (Dao et
+//! al., 2022), so that no score matrix is ever stored. Backward computes the probabilities again from the saved
+//! log-sum-exp.
+
+use super::Cpu;
+use super::gemm::{Matrix, multiply};
+use super::level::{LANES, Level, exp, fma, fold, fold2, merge};
+use super::stream::{CHUNK, Shared, chunks, load, narrow, widen};
+use crate::op::Attention;
+use crate::{DType, View, ViewMut};
+use std::ops::Range;
+
+/// Queries, and keys, of a tile.
+pub(super) const TILE: usize = 128;
+
+/// f32 elements of scratch per thread in forward: two tiles of scores and outputs, and copies of q, k and v.
+pub(super) fn forward_scratch(op: &Attention) -> usize {
+    let tile = TILE.min(op.seq);
+    let heads = copies(op, 3) + 1;
+    tile.saturating_mul(tile + 2 + heads * op.head_dim)
+}
+
+/// f32 elements of scratch per thread in backward: tiles of probabilities and their gradients, of dk and dv, copies of
+/// q, k, v and dout; and, linear in the sequence, sums of dq and the row sums of `dout * out`.
+pub(super) fn backward_scratch(op: &Attention) -> usize {
+    let tile = TILE.min(op.seq);
+    let group = op.heads / op.kv_heads.max(1);
+    let heads = copies(op, 4) + 2;
+    let lines = op.seq.saturating_mul(group).saturating_mul(op.head_dim + 1);
+    tile.saturating_mul(2 * tile + heads * op.head_dim).saturating_add(lines)
+}
+
+/// Tiles that must be copied because they do not hold f32.
+fn copies(op: &Attention, tiles: usize) -> usize {
+    if op.dtype == DType::F32 { 0 } else { tiles }
+}
+
+/// Takes the first `len` elements off a thread's scratch.
+pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    let (taken, rest) = std::mem::take(scratch).split_at_mut(len);
+    *scratch = rest;
+    taken
+}
+
+/// One head of a tensor `[batch*seq, heads*dim]`.
+#[derive(Clone, Copy)]
+pub(super) struct Head {
+    /// Index of the head's first element at token 0 of the sequence.
+    start: usize,
+    /// Elements from one token to the next.
+    stride: usize,
+    dim: usize,
+}
+
+impl Head {
+    pub fn of(op: &Attention, heads: usize, batch: usize, head: usize) -> Head {
+        let stride = heads * op.head_dim;
+        Head { start: batch * op.seq * stride + head * op.head_dim, stride, dim: op.head_dim }
+    }
+
+    fn token(&self, row: usize) -> Range<usize> {
+        let start = self.start + row * self.stride;
+        start..start + self.dim
+    }
+
+    /// Tokens `rows` as an f32 matrix: in place, or copied to `buffer`.
+    pub fn load(&self, level: Level, view: View, rows: Range<usize>, buffer: &mut [f32]) -> Matrix {
+        if view.dtype() == DType::F32 {
+            let ptr = view.slice(self.token(rows.start)).ptr();
+            return Matrix { ptr: ptr.as_ptr().cast(), row: self.stride, col: 1 };
+        }
+        for (row, to) in rows.zip(buffer.chunks_exact_mut(self.dim)) {
+            widen(level, view.slice(self.token(row)), to);
+        }
+        Matrix { ptr: buffer.as_ptr(), row: self.dim, col: 1 }
+    }
+
+    /// Rounds rows of `dim` into tokens `rows`.
+    ///
+    /// # Safety
+    /// Nobody else may use these tokens of this head.
+    pub unsafe fn store(&self, level: Level, rows: Range<usize>, from: &[f32], to: &Shared) {
+        for (row, from) in rows.zip(from.chunks_exact(self.dim)) {
+            // SAFETY: the caller's promise.
+            narrow(level, from, &mut unsafe { to.part(self.token(row)) });
+        }
+    }
+}
+
+/// A dense matrix in scratch.
+pub(super) fn dense(slice: &[f32], cols: usize) -> Matrix {
+    Matrix { ptr: slice.as_ptr(), row: cols, col: 1 }
+}
+
+/// Tiles of a sequence.
+pub(super) fn tiles(seq: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
+    (0..seq.div_ceil(TILE)).map(move |i| i * TILE..((i + 1) * TILE).min(seq))
+}
+
+impl Cpu {
+    pub(super) fn run_attention(
+        &self,
+        op: &Attention,
+        q: View,
+        k: View,
+        v: View,
+        out: ViewMut,
+        lse: ViewMut,
+        workspace: ViewMut,
+    ) {
+        let (level, dim, group) = (self.level, op.head_dim, op.heads / op.kv_heads.max(1));
+        let size = forward_scratch(op);
+        let tile = TILE.min(op.seq);
+        let copy = copies(op, 1) * tile * dim;
+        let [out, lse, workspace] = [out, lse, workspace].map(Shared::new);
+        if dim == 0 || op.seq == 0 {
+            return;
+        }
+        self.pool.each(op.batch * op.heads, |thread, number| {
+            let (batch, head) = (number / op.heads, number % op.heads);
+            let (query, key) = (Head::of(op, op.heads, batch, head), Head::of(op, op.kv_heads, batch, head / group));
+            // SAFETY: each thread has its own scratch, and each head of a sequence is one thread's.
+            let (scratch, lse) = unsafe {
+                let lse = lse.floats(number * op.seq..(number + 1) * op.seq);
+                (&mut workspace.floats(thread * size..(thread + 1) * size), lse)
+            };
+            let [qs, ks, vs] = [(); 3].map(|()| take(scratch, copy));
+            let (scores, sums) = (take(scratch, tile * tile), take(scratch, tile * dim));
+            let (tops, totals) = (take(scratch, tile), take(scratch, tile));
+            for rows in tiles(op.seq) {
+                let q = query.load(level, q, rows.clone(), qs);
+                let count = rows.len();
+                tops.fill(f32::NEG_INFINITY);
+                totals.fill(0.0);
+                for cols in tiles(rows.end) {
+                    let k = key.load(level, k, cols.clone(), ks);
+                    let v = key.load(level, v, cols.clone(), vs);
+                    let width = cols.len();
+                    let first = cols.start == 0;
+                    // SAFETY: tiles of tensors whose lengths were checked; scores and sums are this thread's.
+                    unsafe {
+                        let shape = [count, width, dim];
+                        multiply(shape, op.scale as f32, q, k.transposed(), false, scores.as_mut_ptr(), width);
+                    }
+                    let diagonal = cols.start == rows.start;
+                    softmax_tile(level, &mut scores[..count * width], width, diagonal, tops, totals, sums, dim, first);
+                    // SAFETY: as above.
+                    unsafe {
+                        let shape = [count, dim, width];
+                        multiply(shape, 1.0, dense(scores, width), v, !first, sums.as_mut_ptr(), dim);
+                    }
+                }
+                for (row, sums) in sums[..count * dim].chunks_exact_mut(dim).enumerate() {
+                    let share = 1.0 / totals[row];
+                    sums.iter_mut().for_each(|sum| *sum *= share);
+                    lse[rows.start + row] = (f64::from(tops[row]) + f64::from(totals[row]).ln()) as f32;
+                }
+                // SAFETY: this head is this thread's.
+                unsafe { query.store(level, rows, &sums[..count * dim], &out) };
+            }
+        });
+    }
+
+    pub(super) fn run_attention_backward(
+        &self,
+        op: &Attention,
+        q: View,
+        k: View,
+        v: View,
+        out: View,
+        lse: &[f32],
+        dout: View,
+        dq: ViewMut,
+        dk: ViewMut,
+        dv: ViewMut,
+        workspace: ViewMut,
+    ) {
+        let (level, dim, seq) = (self.level, op.head_dim, op.seq);
+        let group = op.heads / op.kv_heads.max(1);
+        let size = backward_scratch(op);
+        let tile = TILE.min(seq);
+        let copy = copies(op, 1) * tile * dim;
+        let [dq, dk, dv, workspace] = [dq, dk, dv, workspace].map(Shared::new);
+        if dim == 0 || seq == 0 {
+            return;
+        }
+        // One thread has all that reads a key head, so dk and dv have one writer and one order.
+        self.pool.each(op.batch * op.kv_heads, |thread, number| {
+            let (batch, kv_head) = (number / op.kv_heads, number % op.kv_heads);
+            let key = Head::of(op, op.kv_heads, batch, kv_head);
+            // SAFETY: each thread has its own scratch.
+            let scratch = unsafe { &mut workspace.floats(thread * size..(thread + 1) * size) };
+            let [qs, ks, vs, douts] = [(); 4].map(|()| take(scratch, copy));
+            let [probs, grads] = [(); 2].map(|()| take(scratch, tile * tile));
+            let [dks, dvs] = [(); 2].map(|()| take(scratch, tile * dim));
+            let (dqs, deltas) = (take(scratch, group * seq * dim), take(scratch, group * seq));
+            for member in 0..group {
+                let query = Head::of(op, op.heads, batch, kv_head * group + member);
+                deltas_of(level, query, out, dout, &mut deltas[member * seq..(member + 1) * seq]);
+            }
+            dqs.fill(0.0);
+            for cols in tiles(seq) {
+                let width = cols.len();
+                let k = key.load(level, k, cols.clone(), ks);
+                let v = key.load(level, v, cols.clone(), vs);
+                let mut first = true;
+                for member in 0..group {
+                    let head = kv_head * group + member;
+                    let query = Head::of(op, op.heads, batch, head);
+                    let lse = &lse[(batch * op.heads + head) * seq..][..seq];
+                    for rows in tiles(seq).filter(|rows| rows.start >= cols.start) {
+                        let count = rows.len();
+                        let q = query.load(level, q, rows.clone(), qs);
+                        let dout = query.load(level, dout, rows.clone(), douts);
+                        let line = member * seq + rows.start;
+                        let scale = op.scale as f32;
+                        // SAFETY: tiles of tensors whose lengths were checked, or of this thread's scratch.
+                        unsafe {
+                            multiply([count, width, dim], scale, q, k.transposed(), false, probs.as_mut_ptr(), width);
+                            multiply([count, width, dim], 1.0, dout, v.transposed(), false, grads.as_mut_ptr(), width);
+                        }
+                        let diagonal = rows.start == cols.start;
+                        let (lse, deltas) = (&lse[rows.clone()], &deltas[line..line + count]);
+                        score_gradients(level, &mut probs[..count * width], grads, width, diagonal, lse, deltas, scale);
+                        let (p, ds) = (dense(probs, width), dense(grads, width));
+                        let dq_tile = &mut dqs[line * dim..(line + count) * dim];
+                        // SAFETY: as above.
+                        unsafe {
+                            multiply([width, dim, count], 1.0, p.transposed(), dout, !first, dvs.as_mut_ptr(), dim);
+                            multiply([width, dim, count], 1.0, ds.transposed(), q, !first, dks.as_mut_ptr(), dim);
+                            multiply([count, dim, width], 1.0, ds, k, true, dq_tile.as_mut_ptr(), dim);
+                        }
+                        first = false;
+                    }
+                }
+                // SAFETY: this key head is this thread's.
+                unsafe {
+                    key.store(level, cols.clone(), &dks[..width * dim], &dk);
+                    key.store(level, cols, &dvs[..width * dim], &dv);
+                }
+            }
+            for (member, dqs) in dqs.chunks_exact(seq * dim).enumerate() {
+                let query = Head::of(op, op.heads, batch, kv_head * group + member);
+                // SAFETY: the query heads of this key head are this thread's.
+                unsafe { query.store(level, 0..seq, dqs, &dq) };
+            }
+        });
+    }
+}
+
+/// Turns a tile of scores into numerators `exp(score - top)`, with the running maxima and sums of its rows; the output
+/// sums so far are scaled to the new maxima.
+#[inline]
+fn softmax_tile(
+    level: Level,
+    scores: &mut [f32],
+    width: usize,
+    diagonal: bool,
+    tops: &mut [f32],
+    totals: &mut [f32],
+    sums: &mut [f32],
+    dim: usize,
+    first: bool,
+) {
+    level.run(
+        #[inline(always)]
+        |fused| {
+            for (row, scores) in scores.chunks_exact_mut(width).enumerate() {
+                // On the diagonal a query sees the keys up to its own.
+                let seen = if diagonal { row + 1 } else { width };
+                let (scores, masked) = scores.split_at_mut(seen);
+                masked.fill(0.0);
+                let mut lanes = [tops[row]; LANES];
+                fold(&mut lanes, scores, |a, b| if b > a { b } else { a });
+                let top = merge(lanes, |a, b| if b > a { b } else { a });
+                scores.iter_mut().for_each(|s| *s = exp(fused, *s - top));
+                let mut lanes = [0.0; LANES];
+                fold(&mut lanes, scores, |sum, p| sum + p);
+                let shrink = exp(fused, tops[row] - top);
+                totals[row] = fma(fused, totals[row], shrink, merge(lanes, |a, b| a + b));
+                tops[row] = top;
+                if !first {
+                    sums[row * dim..(row + 1) * dim].iter_mut().for_each(|sum| *sum *= shrink);
+                }
+            }
+        },
+    );
+}
+
+/// Turns scores into probabilities, and gradients of probabilities into gradients of scores.
+#[inline]
+fn score_gradients(
+    level: Level,
+    probs: &mut [f32],
+    grads: &mut [f32],
+    width: usize,
+    diagonal: bool,
+    lse: &[f32],
+    deltas: &[f32],
+    scale: f32,
+) {
+    level.run(
+        #[inline(always)]
+        |fused| {
+            let rows = probs.chunks_exact_mut(width).zip(grads.chunks_exact_mut(width));
+            for (row, (probs, grads)) in rows.enumerate() {
+                let seen = if diagonal { row + 1 } else { width };
+                probs[seen..].fill(0.0);
+                grads[seen..].fill(0.0);
+                let (lse, delta) = (lse[row], deltas[row]);
+                for (p, g) in probs[..seen].iter_mut().zip(&mut grads[..seen]) {
+                    *p = exp(fused, *p - lse);
+                    *g = *p * (*g - delta) * scale;
+                }
+            }
+        },
+    );
+}
+
+/// The sum of `dout * out` of each token of a head.
+fn deltas_of(level: Level, head: Head, out: View, dout: View, deltas: &mut [f32]) {
+    let (mut outs, mut douts) = ([0.0; CHUNK], [0.0; CHUNK]);
+    for (row, delta) in deltas.iter_mut().enumerate() {
+        let token = head.token(row);
+        let mut lanes = [0.0; LANES];
+        for chunk in chunks(token) {
+            let (out, dout) =
+                (load(level, out.slice(chunk.clone()), &mut outs), load(level, dout.slice(chunk), &mut douts));
+            level.run(
+                #[inline(always)]
+                |fused| fold2(&mut lanes, out, dout, |sum, a, b| fma(fused, a, b, sum)),
+            );
+        }
+        *delta = merge(lanes, |a, b| a + b);
+    }
+}

@@ -1,0 +1,270 @@
+//! Kernels that compute each element from the same element of their operands.
+
+use super::Cpu;
+use super::level::{fma, sigmoid};
+use super::stream::{CHUNK, Shared, chunks, close, load, narrow, open, stream};
+use crate::op::*;
+use crate::philox::{self, Stream};
+use crate::{View, ViewMut};
+
+impl Cpu {
+    pub(super) fn run_swiglu(&self, op: &Swiglu, gate: View, up: View, act: ViewMut) {
+        stream(
+            &self.pool,
+            self.level,
+            op.len,
+            [act],
+            false,
+            [gate, up],
+            #[inline(always)]
+            |fused, _, [act], [gate, up]| {
+                for ((act, gate), up) in act.iter_mut().zip(gate).zip(up) {
+                    *act = gate * sigmoid(fused, *gate) * up;
+                }
+            },
+        );
+    }
+
+    pub(super) fn run_swiglu_backward(
+        &self,
+        op: &Swiglu,
+        gate: View,
+        up: View,
+        dact: View,
+        dgate: ViewMut,
+        dup: ViewMut,
+    ) {
+        stream(
+            &self.pool,
+            self.level,
+            op.len,
+            [dgate, dup],
+            false,
+            [gate, up, dact],
+            #[inline(always)]
+            |fused, _, [dgate, dup], [gate, up, dact]| {
+                let len = dgate.len();
+                let (dup, gate, up, dact) = (&mut dup[..len], &gate[..len], &up[..len], &dact[..len]);
+                for i in 0..len {
+                    let s = sigmoid(fused, gate[i]);
+                    let slope = s * fma(fused, gate[i], 1.0 - s, 1.0);
+                    dgate[i] = dact[i] * up[i] * slope;
+                    dup[i] = dact[i] * gate[i] * s;
+                }
+            },
+        );
+    }
+
+    pub(super) fn run_adamw(&self, op: &AdamW, p: ViewMut, m: ViewMut, v: ViewMut, g: View) {
+        let bias1 = 1.0 - op.beta1.powf(op.step as f64);
+        let bias2 = 1.0 - op.beta2.powf(op.step as f64);
+        // Each constant is rounded once.
+        let factor = (op.grad_scale * op.clip) as f32;
+        let keep = (1.0 - op.lr * op.weight_decay) as f32;
+        let (new1, old2, new2) = ((1.0 - op.beta1) as f32, op.beta2 as f32, (1.0 - op.beta2) as f32);
+        let (rate, spread, eps) = ((op.lr / bias1) as f32, (1.0 / bias2.sqrt()) as f32, op.eps as f32);
+        stream(
+            &self.pool,
+            self.level,
+            op.len,
+            [p, m, v],
+            true,
+            [g],
+            #[inline(always)]
+            |fused, _, [p, m, v], [g]| {
+                let len = p.len();
+                let (m, v, g) = (&mut m[..len], &mut v[..len], &g[..len]);
+                for i in 0..len {
+                    let g = g[i] * factor;
+                    let first = fma(fused, new1, g - m[i], m[i]);
+                    let second = fma(fused, old2, v[i], new2 * g * g);
+                    (m[i], v[i]) = (first, second);
+                    p[i] = p[i] * keep - rate * first / fma(fused, second.sqrt(), spread, eps);
+                }
+            },
+        );
+    }
+
+    pub(super) fn run_dropout(&self, op: &Dropout, x: View, y: ViewMut) {
+        let threshold = philox::threshold(op.p);
+        let scale = (1.0 / (1.0 - op.p)) as f32;
+        stream(
+            &self.pool,
+            self.level,
+            op.len,
+            [y],
+            false,
+            [x],
+            #[inline(always)]
+            |_, start, [y], [x]| {
+                philox::each(
+                    op.first.wrapping_add(start as u64),
+                    y.len(),
+                    |block| philox::words(op.seed, Stream::Dropout, block),
+                    |i, word| y[i] = if u64::from(word) < threshold { 0.0 } else { x[i] * scale },
+                );
+            },
+        );
+    }
+
+    pub(super) fn run_normal(&self, op: &Normal, dst: ViewMut) {
+        let std = op.std as f32;
+        stream(&self.pool, self.level, op.len, [dst], false, [], |_, start, [dst], []| {
+            let first = op.first.wrapping_add(start as u64);
+            philox::each(first, dst.len(), |block| philox::normals(op.seed, block), |i, x| dst[i] = std * x);
+        });
+    }
+
+    pub(super) fn run_fill(&self, dst: ViewMut, value: f64) {
+        let len = dst.len();
+        let value = value as f32;
+        stream(&self.pool, self.level, len, [dst], false, [], |_, _, [dst], []| dst.fill(value));
+    }
+
+    /// A change of type needs no arithmetic: the chunk is loaded as f32 and rounded into its place.
+    pub(super) fn run_cast(&self, src: View, dst: ViewMut) {
+        let (len, dst) = (dst.len(), Shared::new(dst));
+        self.pool.split(len, 16 * CHUNK, |_, range| {
+            let mut buffer = [0.0; CHUNK];
+            for chunk in chunks(range) {
+                let source = load(self.level, src.slice(chunk.clone()), &mut buffer);
+                // SAFETY: chunks of all threads are disjoint.
+                narrow(self.level, source, &mut unsafe { dst.part(chunk) });
+            }
+        });
+    }
+
+    pub(super) fn run_add(&self, a: View, b: View, dst: ViewMut) {
+        let len = dst.len();
+        stream(
+            &self.pool,
+            self.level,
+            len,
+            [dst],
+            false,
+            [a, b],
+            #[inline(always)]
+            |_, _, [dst], [a, b]| dst.iter_mut().zip(a).zip(b).for_each(|((dst, a), b)| *dst = a + b),
+        );
+    }
+
+    pub(super) fn run_accumulate(&self, alpha: f64, src: View, dst: ViewMut) {
+        let (len, alpha) = (dst.len(), alpha as f32);
+        stream(
+            &self.pool,
+            self.level,
+            len,
+            [dst],
+            true,
+            [src],
+            #[inline(always)]
+            |fused, _, [dst], [src]| {
+                dst.iter_mut().zip(src).for_each(|(dst, src)| *dst = fma(fused, alpha, *src, *dst))
+            },
+        );
+    }
+
+    pub(super) fn run_scale(&self, alpha: f64, dst: ViewMut) {
+        let (len, alpha) = (dst.len(), alpha as f32);
+        stream(
+            &self.pool,
+            self.level,
+            len,
+            [dst],
+            true,
+            [],
+            #[inline(always)]
+            |_, _, [dst], []| dst.iter_mut().for_each(|dst| *dst *= alpha),
+        );
+    }
+
+    /// Sums of equally many sources are merged as soon as there are two, like carries of a binary counter; what is
+    /// left is merged from the right. That is the tree of pairs, pairs of pairs and so on, the odd one carried up.
+    pub(super) fn run_reduce_sum(&self, sources: &[View], accumulate: bool, dst: ViewMut) {
+        /// More sources than `2^LEVELS` cannot be named in memory.
+        const LEVELS: usize = 20;
+        const PART: usize = CHUNK / 2;
+        let (len, dst) = (dst.len(), Shared::new(dst));
+        let add = |into: &mut [f32], from: &[f32]| {
+            self.level.run(
+                #[inline(always)]
+                |_| into.iter_mut().zip(from).for_each(|(into, from)| *into += from),
+            )
+        };
+        self.pool.split(len, 16 * CHUNK, |_, range| {
+            let mut stack = [[0.0; PART]; LEVELS];
+            let mut buffer = [0.0; PART];
+            for start in range.clone().step_by(PART) {
+                let part = start..(start + PART).min(range.end);
+                let size = part.len();
+                let mut depth = 0;
+                for (number, source) in sources.iter().enumerate() {
+                    stack[depth][..size].copy_from_slice(load(self.level, source.slice(part.clone()), &mut buffer));
+                    depth += 1;
+                    for _ in 0..(number + 1).trailing_zeros() {
+                        depth -= 1;
+                        let (left, right) = stack.split_at_mut(depth);
+                        add(&mut left[depth - 1][..size], &right[0][..size]);
+                    }
+                }
+                while depth > 1 {
+                    depth -= 1;
+                    let (left, right) = stack.split_at_mut(depth);
+                    add(&mut left[depth - 1][..size], &right[0][..size]);
+                }
+                // SAFETY: parts of all threads are disjoint.
+                let mut target = unsafe { dst.part(part) };
+                let total = open(self.level, &mut target, &mut buffer, accumulate);
+                if accumulate {
+                    add(total, &stack[0][..size]);
+                } else {
+                    total.copy_from_slice(&stack[0][..size]);
+                }
+                close(self.level, &mut target, &buffer);
+            }
+        });
+    }
+
+    /// The sum of `term` of all elements in f64. The elements are cut into [`PARTS`] parts by the length alone; a part
+    /// is summed in 16 lanes, and the parts are added in order.
+    pub(super) fn run_sum(&self, x: View, term: impl Fn(f64) -> f64 + Sync) -> f64 {
+        const PARTS: usize = 1024;
+        const LANES: usize = 16;
+        // A multiple of the chunk, so that lanes start over nowhere else.
+        let size = x.len().div_ceil(PARTS).div_ceil(CHUNK).max(1) * CHUNK;
+        let count = x.len().div_ceil(size);
+        let mut sums = [0.0f64; PARTS];
+        let shared = Shared::new(ViewMut::of(&mut sums));
+        self.pool.split(count, 1, |_, range| {
+            let mut buffer = [0.0; CHUNK];
+            for part in range {
+                let mut lanes = [0.0f64; LANES];
+                for chunk in chunks(part * size..((part + 1) * size).min(x.len())) {
+                    let values = load(self.level, x.slice(chunk), &mut buffer);
+                    self.level.run(
+                        #[inline(always)]
+                        |_| {
+                            let mut own = lanes;
+                            let mut blocks = values.chunks_exact(LANES);
+                            for block in &mut blocks {
+                                for i in 0..LANES {
+                                    own[i] += term(f64::from(block[i]));
+                                }
+                            }
+                            for (lane, x) in own.iter_mut().zip(blocks.remainder()) {
+                                *lane += term(f64::from(*x));
+                            }
+                            lanes = own;
+                        },
+                    );
+                }
+                // SAFETY: each part is summed by one thread.
+                let mut slot = unsafe { shared.part(part..part + 1) };
+                if let Ok([slot]) = slot.as_slice_mut::<f64>() {
+                    *slot = lanes.iter().sum();
+                }
+            }
+        });
+        sums[..count].iter().sum()
+    }
+}

@@ -1,0 +1,208 @@
+//! Which vector instructions this CPU has, and how loops are compiled for them.
+
+/// A set of vector instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// AVX-512 F, BW, VL and DQ.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// AVX2 and fused multiply-add.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// What every CPU of this architecture has.
+    Portable,
+}
+
+impl Level {
+    /// The best that this CPU has.
+    pub fn detect() -> Level {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::is_x86_feature_detected as has;
+            let fused = has!("avx2") && has!("fma") && has!("bmi2");
+            if fused && has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq") {
+                return Level::Avx512;
+            }
+            if fused {
+                return Level::Avx2;
+            }
+        }
+        Level::Portable
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "avx2",
+            Level::Portable => "portable",
+        }
+    }
+
+    /// Runs `body` compiled for these instructions. It is told whether [`fma`] may fuse. What it calls must be
+    /// `#[inline(always)]`, else it is compiled for the portable set.
+    #[inline]
+    pub fn run<R>(self, body: impl FnOnce(bool) -> R) -> R {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `detect` found these features.
+            Level::Avx512 => unsafe { avx512(body) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::Avx2 => unsafe { avx2(body) },
+            Level::Portable => body(cfg!(any(target_feature = "fma", target_arch = "aarch64"))),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi2")]
+fn avx512<R>(body: impl FnOnce(bool) -> R) -> R {
+    body(true)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,bmi2")]
+fn avx2<R>(body: impl FnOnce(bool) -> R) -> R {
+    body(true)
+}
+
+/// `a * b + c`, rounded once where the instructions fuse and twice where fusing would be a slow library call.
+#[inline(always)]
+pub(crate) fn fma(fused: bool, a: f32, b: f32, c: f32) -> f32 {
+    if fused { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// `e^x` within 2 units in the last place, without branches, so that every lane of every vector gets the same bits.
+///
+/// Cody and Waite: `x = n ln 2 + r` with ln 2 in two parts, a polynomial of degree 7 in `r` for `|r| <= ln 2 / 2`
+/// (Taylor's coefficients, whose error there is below 2^-27), and two factors of `2^(n/2)`, which also reach the
+/// subnormals. Above 88.73 it is infinite, below -104 it is zero, of a NaN it is a NaN.
+#[inline(always)]
+pub(crate) fn exp(fused: bool, x: f32) -> f32 {
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    // Adding 1.5 * 2^23 leaves the integer nearest to the addend in the low bits.
+    const MAGIC: f32 = 12_582_912.0;
+    let x = x.clamp(-105.0, 89.0);
+    let shifted = fma(fused, x, std::f32::consts::LOG2_E, MAGIC);
+    let n = shifted - MAGIC;
+    let r = fma(fused, n, -LN2_LOW, fma(fused, n, -LN2_HIGH, x));
+    let mut p = 1.0 / 5040.0;
+    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5] {
+        p = fma(fused, p, r, c);
+    }
+    let p = fma(fused, p * r, r, r) + 1.0;
+    let n = shifted.to_bits().wrapping_sub(MAGIC.to_bits()) as i32;
+    let half = n >> 1;
+    let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
+    p * power(half) * power(n.wrapping_sub(half))
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn sigmoid(fused: bool, x: f32) -> f32 {
+    1.0 / (1.0 + exp(fused, -x))
+}
+
+/// Lanes of a reduction: element `i` of a row always goes to lane `i % LANES`, and lanes are merged in one order.
+pub(crate) const LANES: usize = 32;
+
+/// Merges lanes pairwise.
+#[inline(always)]
+pub(crate) fn merge(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = combine(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Folds elements into their lanes; `x` starts at lane 0.
+#[inline(always)]
+pub(crate) fn fold(lanes: &mut [f32; LANES], x: &[f32], step: impl Fn(f32, f32) -> f32) {
+    let mut own = *lanes;
+    let mut blocks = x.chunks_exact(LANES);
+    for block in &mut blocks {
+        for i in 0..LANES {
+            own[i] = step(own[i], block[i]);
+        }
+    }
+    for (lane, x) in own.iter_mut().zip(blocks.remainder()) {
+        *lane = step(*lane, *x);
+    }
+    *lanes = own;
+}
+
+/// As [`fold`] over two rows of one length.
+#[inline(always)]
+pub(crate) fn fold2(lanes: &mut [f32; LANES], x: &[f32], y: &[f32], step: impl Fn(f32, f32, f32) -> f32) {
+    let mut own = *lanes;
+    let y = &y[..x.len()];
+    let (mut xs, mut ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
+    for (x, y) in (&mut xs).zip(&mut ys) {
+        for i in 0..LANES {
+            own[i] = step(own[i], x[i], y[i]);
+        }
+    }
+    for ((lane, x), y) in own.iter_mut().zip(xs.remainder()).zip(ys.remainder()) {
+        *lane = step(*lane, *x, *y);
+    }
+    *lanes = own;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        for fused in [false, true] {
+            let mut worst = 0.0f64;
+            let mut x = -87.0f32;
+            while x < 88.7 {
+                let exact = f64::from(x).exp();
+                let unit = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+                worst = worst.max((f64::from(exp(fused, x)) - exact).abs() / unit);
+                x += 0.000_731;
+            }
+            assert!(worst <= 2.0, "{worst} units with fused = {fused}");
+        }
+    }
+
+    #[test]
+    fn exp_at_the_ends() {
+        for fused in [false, true] {
+            let exp = |x| exp(fused, x);
+            assert_eq!(exp(0.0), 1.0);
+            assert_eq!((exp(f32::INFINITY), exp(1e30), exp(89.0)), (f32::INFINITY, f32::INFINITY, f32::INFINITY));
+            assert_eq!((exp(f32::NEG_INFINITY), exp(-1e30), exp(-104.5)), (0.0, 0.0, 0.0));
+            assert!(exp(f32::NAN).is_nan());
+            let subnormal = exp(-100.0);
+            assert!((f64::from(subnormal) - (-100f64).exp()).abs() <= 1.5e-45, "{subnormal:e}");
+        }
+    }
+
+    #[test]
+    fn a_level_gives_lanes_and_tails_the_same_bits() {
+        let level = Level::detect();
+        let x: Vec<f32> = (0..203).map(|i| (i as f32 - 100.0) * 0.37).collect();
+        let mut whole = vec![0.0; x.len()];
+        let apply = |x: &[f32], y: &mut [f32]| {
+            level.run(
+                #[inline(always)]
+                |fused| y.iter_mut().zip(x).for_each(|(y, x)| *y = exp(fused, *x)),
+            );
+        };
+        apply(&x, &mut whole);
+        for start in 0..x.len() {
+            let mut part = vec![0.0; (x.len() - start).min(21)];
+            apply(&x[start..start + part.len()], &mut part);
+            assert!(part.iter().zip(&whole[start..]).all(|(a, b)| a.to_bits() == b.to_bits()));
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Kernels on cores: f32 arithmetic on f32, bf16 and f16 buffers, several threads to an operation.
+
+mod attention;
+mod elementwise;
+mod gemm;
+pub(crate) mod level;
+mod naive;
+mod rows;
+mod stream;
+
+use crate::op::*;
+use crate::pool::Pool;
+use crate::{DType, KernelError, Kernels, Result, View, ViewMut, check};
+use level::Level;
+
+/// Kernels on the cores of this machine. Storage in f32, bf16 or f16, arithmetic in f32; f64 is for
+/// [`Reference`](crate::Reference). The best vector instructions of the CPU are chosen when it is made.
+pub struct Cpu {
+    pool: Pool,
+    level: Level,
+}
+
+impl std::fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cpu({}, {} threads)", self.level.name(), self.pool.threads())
+    }
+}
+
+impl Cpu {
+    /// Kernels that share each operation among `threads` threads, the caller included; 0 counts as 1. When the system
+    /// refuses more threads there are fewer: ask [`Kernels::threads`].
+    pub fn new(threads: usize) -> Cpu {
+        Cpu { pool: Pool::new(threads.max(1)), level: Level::detect() }
+    }
+}
+
+/// These kernels know f32 and what widens to it.
+fn supported(op: &'static str, dtypes: &[DType]) -> Result<()> {
+    match dtypes.iter().find(|dtype| matches!(dtype, DType::F64 | DType::U32)) {
+        Some(&dtype) => Err(KernelError::Unsupported { device: "cpu", op, dtype }),
+        None => Ok(()),
+    }
+}
+
+impl Kernels for Cpu {
+    fn name(&self) -> String {
+        format!("cpu {}", self.level.name())
+    }
+
+    fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    fn workspace(&self, op: &Op) -> usize {
+        let threads = self.pool.threads();
+        match op {
+            Op::Gemm(op) => gemm::workspace(op),
+            Op::Attention(op) => threads.saturating_mul(attention::forward_scratch(op)),
+            Op::AttentionBackward(op) => threads.saturating_mul(attention::backward_scratch(op)),
+            Op::NaiveAttention(op) => threads.saturating_mul(naive::forward_scratch(op)),
+            Op::NaiveAttentionBackward(op) => threads.saturating_mul(naive::backward_scratch(op)),
+            _ => 0,
+        }
+    }
+
+    fn gemm(&self, op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, workspace: ViewMut<'_>) -> Result<()> {
+        supported("gemm", &[op.a, op.b, op.c])?;
+        check::gemm(op, &a, &b, &c)?;
+        check::operand("gemm", "workspace", &workspace, DType::F32, self.workspace(&Op::Gemm(*op)))?;
+        self.run_gemm(op, a, b, c, workspace);
+        Ok(())
+    }
+
+    fn rms_norm(&self, op: &RmsNorm, x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>) -> Result<()> {
+        supported("rms_norm", &[op.dtype])?;
+        check::rms_norm(op, &x, &w, &y, &rstd)?;
+        self.run_rms_norm(op, x, w, y, rstd);
+        Ok(())
+    }
+
+    fn rms_norm_backward(
+        &self,
+        op: &RmsNorm,
+        x: View<'_>,
+        w: View<'_>,
+        rstd: View<'_>,
+        dy: View<'_>,
+        dx: ViewMut<'_>,
+        dw: Option<ViewMut<'_>>,
+    ) -> Result<()> {
+        supported("rms_norm_backward", &[op.dtype, op.gradient.unwrap_or(op.dtype)])?;
+        check::rms_norm_backward(op, &x, &w, &rstd, &dy, &dx, dw.as_ref())?;
+        self.run_rms_norm_backward(op, x, w, rstd.as_slice()?, dy, dx, dw);
+        Ok(())
+    }
+
+    fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()> {
+        supported("rope", &[op.dtype])?;
+        check::rope(op, &x, &cos, &sin)?;
+        self.run_rope(op, x, cos.as_slice()?, sin.as_slice()?);
+        Ok(())
+    }
+
+    fn attention(
+        &self,
+        op: &Attention,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        out: ViewMut<'_>,
+        lse: ViewMut<'_>,
+        workspace: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "attention";
+        supported(name, &[op.dtype])?;
+        let sizes = check::attention(name, op)?;
+        check::operand(name, "q", &q, op.dtype, sizes.q)?;
+        check::operand(name, "k", &k, op.dtype, sizes.kv)?;
+        check::operand(name, "v", &v, op.dtype, sizes.kv)?;
+        check::operand(name, "out", &out, op.dtype, sizes.q)?;
+        check::operand(name, "lse", &lse, DType::F32, sizes.lse)?;
+        check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::Attention(*op)))?;
+        self.run_attention(op, q, k, v, out, lse, workspace);
+        Ok(())
+    }
+
+    fn attention_backward(
+        &self,
+        op: &Attention,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        out: View<'_>,
+        lse: View<'_>,
+        dout: View<'_>,
+        dq: ViewMut<'_>,
+        dk: ViewMut<'_>,
+        dv: ViewMut<'_>,
+        workspace: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "attention_backward";
+        supported(name, &[op.dtype])?;
+        let sizes = check::attention(name, op)?;
+        check::operand(name, "q", &q, op.dtype, sizes.q)?;
+        check::operand(name, "k", &k, op.dtype, sizes.kv)?;
+        check::operand(name, "v", &v, op.dtype, sizes.kv)?;
+        check::operand(name, "out", &out, op.dtype, sizes.q)?;
+        check::operand(name, "lse", &lse, DType::F32, sizes.lse)?;
+        check::operand(name, "dout", &dout, op.dtype, sizes.q)?;
+        check::operand(name, "dq", &dq, op.dtype, sizes.q)?;
+        check::operand(name, "dk", &dk, op.dtype, sizes.kv)?;
+        check::operand(name, "dv", &dv, op.dtype, sizes.kv)?;
+        check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::AttentionBackward(*op)))?;
+        self.run_attention_backward(op, q, k, v, out, lse.as_slice()?, dout, dq, dk, dv, workspace);
+        Ok(())
+    }
+
+    fn naive_attention(
+        &self,
+        op: &Attention,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        out: ViewMut<'_>,
+        probs: ViewMut<'_>,
+        workspace: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "naive_attention";
+        supported(name, &[op.dtype])?;
+        let sizes = check::attention(name, op)?;
+        check::operand(name, "q", &q, op.dtype, sizes.q)?;
+        check::operand(name, "k", &k, op.dtype, sizes.kv)?;
+        check::operand(name, "v", &v, op.dtype, sizes.kv)?;
+        check::operand(name, "out", &out, op.dtype, sizes.q)?;
+        check::operand(name, "probs", &probs, op.dtype, sizes.probs)?;
+        check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::NaiveAttention(*op)))?;
+        self.run_naive_attention(op, q, k, v, out, probs, workspace);
+        Ok(())
+    }
+
+    fn naive_attention_backward(
+        &self,
+        op: &Attention,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        probs: View<'_>,
+        dout: View<'_>,
+        dq: ViewMut<'_>,
+        dk: ViewMut<'_>,
+        dv: ViewMut<'_>,
+        workspace: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "naive_attention_backward";
+        supported(name, &[op.dtype])?;
+        let sizes = check::attention(name, op)?;
+        check::operand(name, "q", &q, op.dtype, sizes.q)?;
+        check::operand(name, "k", &k, op.dtype, sizes.kv)?;
+        check::operand(name, "v", &v, op.dtype, sizes.kv)?;
+        check::operand(name, "probs", &probs, op.dtype, sizes.probs)?;
+        check::operand(name, "dout", &dout, op.dtype, sizes.q)?;
+        check::operand(name, "dq", &dq, op.dtype, sizes.q)?;
+        check::operand(name, "dk", &dk, op.dtype, sizes.kv)?;
+        check::operand(name, "dv", &dv, op.dtype, sizes.kv)?;
+        check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::NaiveAttentionBackward(*op)))?;
+        self.run_naive_attention_backward(op, q, k, v, probs, dout, dq, dk, dv, workspace);
+        Ok(())
+    }
+
+    fn swiglu(&self, op: &Swiglu, gate: View<'_>, up: View<'_>, act: ViewMut<'_>) -> Result<()> {
+        supported("swiglu", &[op.dtype])?;
+        check::swiglu(op, &gate, &up, &act)?;
+        self.run_swiglu(op, gate, up, act);
+        Ok(())
+    }
+
+    fn swiglu_backward(
+        &self,
+        op: &Swiglu,
+        gate: View<'_>,
+        up: View<'_>,
+        dact: View<'_>,
+        dgate: ViewMut<'_>,
+        dup: ViewMut<'_>,
+    ) -> Result<()> {
+        supported("swiglu_backward", &[op.dtype])?;
+        check::swiglu_backward(op, &gate, &up, &dact, &dgate, &dup)?;
+        self.run_swiglu_backward(op, gate, up, dact, dgate, dup);
+        Ok(())
+    }
+
+    fn embedding(&self, op: &Embedding, ids: View<'_>, table: View<'_>, out: ViewMut<'_>) -> Result<()> {
+        supported("embedding", &[op.dtype])?;
+        let ids = check::embedding(op, &ids, &table, &out)?;
+        self.run_embedding(op, ids, table, out);
+        Ok(())
+    }
+
+    fn embedding_backward(&self, op: &Embedding, ids: View<'_>, dy: View<'_>, dtable: ViewMut<'_>) -> Result<()> {
+        supported("embedding_backward", &[op.dtype, dtable.dtype()])?;
+        let ids = check::embedding_backward(op, &ids, &dy, &dtable)?;
+        self.run_embedding_backward(op, ids, dy, dtable);
+        Ok(())
+    }
+
+    fn cross_entropy(
+        &self,
+        op: &CrossEntropy,
+        logits: ViewMut<'_>,
+        targets: View<'_>,
+        losses: ViewMut<'_>,
+    ) -> Result<()> {
+        // A loss in half precision says nothing; the operation is defined for f32 and f64 alone.
+        if op.dtype != DType::F32 {
+            return Err(KernelError::Unsupported { device: "cpu", op: "cross_entropy", dtype: op.dtype });
+        }
+        let targets = check::cross_entropy(op, &logits, &targets, &losses)?;
+        self.run_cross_entropy(op, logits, targets, losses);
+        Ok(())
+    }
+
+    fn adamw(&self, op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>) -> Result<()> {
+        supported("adamw", &[op.parameters, op.gradients, op.moments])?;
+        check::adamw(op, &p, &m, &v, &g)?;
+        self.run_adamw(op, p, m, v, g);
+        Ok(())
+    }
+
+    fn dropout(&self, op: &Dropout, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
+        supported("dropout", &[op.dtype])?;
+        check::dropout(op, &x, &y)?;
+        self.run_dropout(op, x, y);
+        Ok(())
+    }
+
+    fn normal(&self, op: &Normal, dst: ViewMut<'_>) -> Result<()> {
+        supported("normal", &[op.dtype])?;
+        check::operand("normal", "dst", &dst, op.dtype, op.len)?;
+        self.run_normal(op, dst);
+        Ok(())
+    }
+
+    fn fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
+        supported("fill", &[dst.dtype()])?;
+        self.run_fill(dst, value);
+        Ok(())
+    }
+
+    fn cast(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        supported("cast", &[src.dtype(), dst.dtype()])?;
+        check::same_length("cast", "src", &src, dst.len())?;
+        self.run_cast(src, dst);
+        Ok(())
+    }
+
+    fn add(&self, a: View<'_>, b: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        supported("add", &[dst.dtype()])?;
+        check::add(&a, &b, &dst)?;
+        self.run_add(a, b, dst);
+        Ok(())
+    }
+
+    fn accumulate(&self, alpha: f64, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        supported("accumulate", &[src.dtype(), dst.dtype()])?;
+        check::same_length("accumulate", "src", &src, dst.len())?;
+        self.run_accumulate(alpha, src, dst);
+        Ok(())
+    }
+
+    fn scale(&self, alpha: f64, dst: ViewMut<'_>) -> Result<()> {
+        supported("scale", &[dst.dtype()])?;
+        self.run_scale(alpha, dst);
+        Ok(())
+    }
+
+    fn sum(&self, x: View<'_>) -> Result<f64> {
+        supported("sum", &[x.dtype()])?;
+        Ok(self.run_sum(x, |x| x))
+    }
+
+    fn sum_squares(&self, x: View<'_>) -> Result<f64> {
+        supported("sum_squares", &[x.dtype()])?;
+        Ok(self.run_sum(x, |x| x * x))
+    }
+
+    fn reduce_sum(&self, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
+        supported("reduce_sum", &[dst.dtype()])?;
+        sources.iter().try_for_each(|source| supported("reduce_sum", &[source.dtype()]))?;
+        check::reduce_sum(sources, &dst)?;
+        self.run_reduce_sum(sources, accumulate, dst);
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! Causal attention that stores its probabilities, as textbooks write it: memory grows with the square of the sequence.
+
+use super::Cpu;
+use super::attention::{Head, TILE, dense, take, tiles};
+use super::gemm::multiply;
+use super::level::{LANES, Level, exp, fma, fold, fold2, merge};
+use super::stream::{Shared, narrow, widen};
+use crate::op::Attention;
+use crate::{View, ViewMut};
+
+/// f32 elements of scratch per thread in forward: rows of scores, outputs, and copies of q, k and v.
+pub(super) fn forward_scratch(op: &Attention) -> usize {
+    let tile = TILE.min(op.seq);
+    let rows = tile.saturating_mul(op.seq.saturating_add(2 * op.head_dim));
+    rows.saturating_add(op.seq.saturating_mul(2 * op.head_dim))
+}
+
+/// f32 elements of scratch per thread in backward: rows of probabilities and gradients, dq, and copies of q and dout;
+/// k, v, dk and dv of a whole head.
+pub(super) fn backward_scratch(op: &Attention) -> usize {
+    let tile = TILE.min(op.seq);
+    let rows = tile.saturating_mul(op.seq.saturating_mul(2).saturating_add(3 * op.head_dim));
+    rows.saturating_add(op.seq.saturating_mul(4 * op.head_dim))
+}
+
+impl Cpu {
+    pub(super) fn run_naive_attention(
+        &self,
+        op: &Attention,
+        q: View,
+        k: View,
+        v: View,
+        out: ViewMut,
+        probs: ViewMut,
+        workspace: ViewMut,
+    ) {
+        let (level, dim, seq) = (self.level, op.head_dim, op.seq);
+        let group = op.heads / op.kv_heads.max(1);
+        let (size, tile) = (forward_scratch(op), TILE.min(seq));
+        let [out, probs, workspace] = [out, probs, workspace].map(Shared::new);
+        if dim == 0 || seq == 0 {
+            return;
+        }
+        self.pool.each(op.batch * op.heads, |thread, number| {
+            let (batch, head) = (number / op.heads, number % op.heads);
+            let (query, key) = (Head::of(op, op.heads, batch, head), Head::of(op, op.kv_heads, batch, head / group));
+            // SAFETY: each thread has its own scratch.
+            let scratch = unsafe { &mut workspace.floats(thread * size..(thread + 1) * size) };
+            let (scores, sums, qs) = (take(scratch, tile * seq), take(scratch, tile * dim), take(scratch, tile * dim));
+            let k = key.load(level, k, 0..seq, take(scratch, seq * dim));
+            let v = key.load(level, v, 0..seq, take(scratch, seq * dim));
+            for rows in tiles(seq) {
+                let count = rows.len();
+                let q = query.load(level, q, rows.clone(), qs);
+                // SAFETY: parts of tensors whose lengths were checked; scores are this thread's.
+                unsafe {
+                    let shape = [count, seq, dim];
+                    multiply(shape, op.scale as f32, q, k.transposed(), false, scores.as_mut_ptr(), seq);
+                }
+                for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(seq)) {
+                    softmax_row(level, scores, row + 1);
+                    let line = (number * seq + row) * seq;
+                    // SAFETY: this head's probabilities are this thread's.
+                    let mut stored = unsafe { probs.part(line..line + seq) };
+                    narrow(level, scores, &mut stored);
+                    // The output uses what was stored, as backward will.
+                    widen(level, stored.as_view(), scores);
+                }
+                // SAFETY: as above.
+                unsafe {
+                    let shape = [count, dim, rows.end];
+                    multiply(shape, 1.0, dense(scores, seq), v, false, sums.as_mut_ptr(), dim);
+                    query.store(level, rows, &sums[..count * dim], &out);
+                }
+            }
+        });
+    }
+
+    pub(super) fn run_naive_attention_backward(
+        &self,
+        op: &Attention,
+        q: View,
+        k: View,
+        v: View,
+        probs: View,
+        dout: View,
+        dq: ViewMut,
+        dk: ViewMut,
+        dv: ViewMut,
+        workspace: ViewMut,
+    ) {
+        let (level, dim, seq) = (self.level, op.head_dim, op.seq);
+        let group = op.heads / op.kv_heads.max(1);
+        let (size, tile) = (backward_scratch(op), TILE.min(seq));
+        let [dq, dk, dv, workspace] = [dq, dk, dv, workspace].map(Shared::new);
+        if dim == 0 || seq == 0 {
+            return;
+        }
+        self.pool.each(op.batch * op.kv_heads, |thread, number| {
+            let (batch, kv_head) = (number / op.kv_heads, number % op.kv_heads);
+            let key = Head::of(op, op.kv_heads, batch, kv_head);
+            // SAFETY: each thread has its own scratch.
+            let scratch = unsafe { &mut workspace.floats(thread * size..(thread + 1) * size) };
+            let [ps, grads] = [(); 2].map(|()| take(scratch, tile * seq));
+            let [qs, douts, dqs] = [(); 3].map(|()| take(scratch, tile * dim));
+            let [ks, vs, dks, dvs] = [(); 4].map(|()| take(scratch, seq * dim));
+            let (k, v) = (key.load(level, k, 0..seq, ks), key.load(level, v, 0..seq, vs));
+            dks.fill(0.0);
+            dvs.fill(0.0);
+            for member in 0..group {
+                let head = kv_head * group + member;
+                let query = Head::of(op, op.heads, batch, head);
+                for rows in tiles(seq) {
+                    // Later keys have no part in these rows.
+                    let (count, seen) = (rows.len(), rows.end);
+                    let q = query.load(level, q, rows.clone(), qs);
+                    let dout = query.load(level, dout, rows.clone(), douts);
+                    for (row, p) in rows.clone().zip(ps.chunks_exact_mut(seen)) {
+                        let line = ((batch * op.heads + head) * seq + row) * seq;
+                        widen(level, probs.slice(line..line + seen), p);
+                    }
+                    // SAFETY: parts of tensors whose lengths were checked, or of this thread's scratch.
+                    unsafe {
+                        multiply([count, seen, dim], 1.0, dout, v.transposed(), false, grads.as_mut_ptr(), seen);
+                        let p = dense(ps, seen);
+                        multiply([seen, dim, count], 1.0, p.transposed(), dout, true, dvs.as_mut_ptr(), dim);
+                    }
+                    for (p, grads) in ps.chunks_exact(seen).zip(grads.chunks_exact_mut(seen)).take(count) {
+                        softmax_gradient(level, p, grads, op.scale as f32);
+                    }
+                    let ds = dense(grads, seen);
+                    // SAFETY: as above; this head's dq is this thread's.
+                    unsafe {
+                        multiply([seen, dim, count], 1.0, ds.transposed(), q, true, dks.as_mut_ptr(), dim);
+                        multiply([count, dim, seen], 1.0, ds, k, false, dqs.as_mut_ptr(), dim);
+                        query.store(level, rows, &dqs[..count * dim], &dq);
+                    }
+                }
+            }
+            // SAFETY: this key head is this thread's.
+            unsafe {
+                key.store(level, 0..seq, dks, &dk);
+                key.store(level, 0..seq, dvs, &dv);
+            }
+        });
+    }
+}
+
+/// Softmax of the first `seen` scores; the rest are zero.
+fn softmax_row(level: Level, scores: &mut [f32], seen: usize) {
+    let (scores, masked) = scores.split_at_mut(seen);
+    masked.fill(0.0);
+    level.run(
+        #[inline(always)]
+        |fused| {
+            let mut lanes = [f32::NEG_INFINITY; LANES];
+            fold(&mut lanes, scores, |a, b| if b > a { b } else { a });
+            let top = merge(lanes, |a, b| if b > a { b } else { a });
+            scores.iter_mut().for_each(|s| *s = exp(fused, *s - top));
+            let mut lanes = [0.0; LANES];
+            fold(&mut lanes, scores, |sum, p| sum + p);
+            let share = 1.0 / merge(lanes, |a, b| a + b);
+            scores.iter_mut().for_each(|s| *s *= share);
+        },
+    );
+}
+
+/// `scale * p * (dp - sum(p * dp))` in place of `dp`.
+fn softmax_gradient(level: Level, p: &[f32], dp: &mut [f32], scale: f32) {
+    level.run(
+        #[inline(always)]
+        |fused| {
+            let mut lanes = [0.0; LANES];
+            fold2(&mut lanes, p, dp, |sum, p, dp| fma(fused, p, dp, sum));
+            let delta = merge(lanes, |a, b| a + b);
+            dp.iter_mut().zip(p).for_each(|(dp, p)| *dp = p * (*dp - delta) * scale);
+        },
+    );
+}

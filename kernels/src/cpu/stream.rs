@@ -1,0 +1,179 @@
+//! Passes over buffers: in chunks that stay in the nearest cache, as f32 whatever the type, split over the threads.
+
+use super::level::Level;
+use crate::pool::Pool;
+use crate::round::Float32;
+use crate::{DType, View, ViewMut};
+use half::{bf16, f16};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// Elements of a chunk: 2 KiB of f32 for each operand.
+pub(super) const CHUNK: usize = 512;
+
+/// The least that is worth waking another thread for, and where threads' parts are cut: a multiple of [`CHUNK`].
+const GRAIN: usize = 16 * CHUNK;
+
+/// A buffer that several threads write, each in ranges of its own.
+pub(super) struct Shared<'a> {
+    ptr: NonNull<u8>,
+    len: usize,
+    dtype: DType,
+    life: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: it is only written through `part`, whose caller keeps the ranges of threads apart.
+unsafe impl Sync for Shared<'_> {}
+
+impl<'a> Shared<'a> {
+    pub fn new(view: ViewMut<'a>) -> Shared<'a> {
+        Shared { ptr: view.ptr(), len: view.len(), dtype: view.dtype(), life: PhantomData }
+    }
+
+    /// Where the first element lies, for buffers that hold f32.
+    pub fn address(&self) -> *mut f32 {
+        self.ptr.as_ptr().cast()
+    }
+
+    /// The elements of `range`.
+    ///
+    /// # Safety
+    /// No other part that is in use may overlap it.
+    pub unsafe fn part(&self, range: Range<usize>) -> ViewMut<'_> {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        // SAFETY: inside the view this was made of, and the caller says that nobody else uses it.
+        unsafe { ViewMut::from_raw(self.ptr.add(range.start * self.dtype.size()), self.dtype, range.len()) }
+    }
+
+    /// As [`Shared::part`], of a buffer that is known to hold f32.
+    ///
+    /// # Safety
+    /// As `part`.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn floats(&self, range: Range<usize>) -> &mut [f32] {
+        assert!(range.start <= range.end && range.end <= self.len && self.dtype == DType::F32);
+        // SAFETY: inside the view, of its type, and the caller says that nobody else uses it.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast::<f32>().add(range.start), range.len()) }
+    }
+}
+
+/// The elements as T, for a view that is known to hold T.
+fn elements<'a, T: Float32>(view: &View<'a>) -> &'a [T] {
+    // Callers match on the type first.
+    view.as_slice().unwrap_or_default()
+}
+
+fn elements_mut<'a, T: Float32>(view: &'a mut ViewMut) -> &'a mut [T] {
+    view.as_slice_mut().unwrap_or_default()
+}
+
+/// The elements as f32: themselves, or converted into `buffer`, which is as long.
+pub(super) fn load<'b>(level: Level, view: View<'b>, buffer: &'b mut [f32]) -> &'b [f32] {
+    match view.dtype() {
+        DType::F32 => elements(&view),
+        _ => {
+            let buffer = &mut buffer[..view.len()];
+            widen(level, view, buffer);
+            buffer
+        }
+    }
+}
+
+/// Converts all elements to f32.
+pub(super) fn widen(level: Level, view: View<'_>, into: &mut [f32]) {
+    fn all<T: Float32>(level: Level, from: &[T], into: &mut [f32]) {
+        level.run(
+            #[inline(always)]
+            |_| into.iter_mut().zip(from).for_each(|(to, from)| *to = from.widen()),
+        );
+    }
+    match view.dtype() {
+        DType::F32 => all(level, elements::<f32>(&view), into),
+        DType::Bf16 => all(level, elements::<bf16>(&view), into),
+        DType::F16 => all(level, elements::<f16>(&view), into),
+        DType::F64 | DType::U32 => unreachable!("refused before any kernel starts"),
+    }
+}
+
+/// Rounds all of `from` into the view's type.
+pub(super) fn narrow(level: Level, from: &[f32], view: &mut ViewMut<'_>) {
+    fn all<T: Float32>(level: Level, from: &[f32], into: &mut [T]) {
+        level.run(
+            #[inline(always)]
+            |_| into.iter_mut().zip(from).for_each(|(to, from)| *to = T::narrow(*from)),
+        );
+    }
+    match view.dtype() {
+        DType::F32 => all(level, from, elements_mut::<f32>(view)),
+        DType::Bf16 => all(level, from, elements_mut::<bf16>(view)),
+        DType::F16 => all(level, from, elements_mut::<f16>(view)),
+        DType::F64 | DType::U32 => unreachable!("refused before any kernel starts"),
+    }
+}
+
+/// A range of a destination as f32: in place, or a buffer that [`close`] rounds back.
+pub(super) fn open<'b>(level: Level, view: &'b mut ViewMut, buffer: &'b mut [f32], read: bool) -> &'b mut [f32] {
+    if view.dtype() == DType::F32 {
+        return elements_mut(view);
+    }
+    let buffer = &mut buffer[..view.len()];
+    if read {
+        widen(level, view.as_view(), buffer);
+    }
+    buffer
+}
+
+/// Ends what [`open`] began.
+pub(super) fn close(level: Level, view: &mut ViewMut, buffer: &[f32]) {
+    if view.dtype() != DType::F32 {
+        narrow(level, &buffer[..view.len()], view);
+    }
+}
+
+/// Cuts `range` into chunks.
+pub(super) fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    range.clone().step_by(CHUNK).map(move |start| start..(start + CHUNK).min(range.end))
+}
+
+/// Passes over the first `len` elements of all operands: `body(fused, start, outs, ins)` computes a chunk of the
+/// outputs, which hold their old values when `read` is set. Every chunk starts at a multiple of [`CHUNK`], whatever
+/// the number of threads.
+pub(super) fn stream<const O: usize, const I: usize>(
+    pool: &Pool,
+    level: Level,
+    len: usize,
+    outs: [ViewMut<'_>; O],
+    read: bool,
+    ins: [View<'_>; I],
+    body: impl Fn(bool, usize, [&mut [f32]; O], [&[f32]; I]) + Sync,
+) {
+    let outs = outs.map(Shared::new);
+    pool.split(len, GRAIN, |_, range| {
+        let mut out_buffers = [[0.0; CHUNK]; O];
+        let mut in_buffers = [[0.0; CHUNK]; I];
+        for chunk in chunks(range) {
+            // SAFETY: chunks of all threads are disjoint.
+            let mut parts = outs.each_ref().map(|out| unsafe { out.part(chunk.clone()) });
+            {
+                let mut parts = parts.iter_mut().zip(&mut out_buffers);
+                let targets = [(); O].map(|()| {
+                    let (part, buffer) = parts.next().expect("as many parts as outputs");
+                    open(level, part, buffer, read)
+                });
+                let mut buffers = in_buffers.iter_mut();
+                let sources = ins.map(|view| {
+                    let buffer = buffers.next().expect("as many buffers as inputs");
+                    load(level, view.slice(chunk.clone()), buffer)
+                });
+                level.run(
+                    #[inline(always)]
+                    |fused| body(fused, chunk.start, targets, sources),
+                );
+            }
+            for (part, buffer) in parts.iter_mut().zip(&out_buffers) {
+                close(level, part, buffer);
+            }
+        }
+    });
+}

@@ -1,0 +1,213 @@
+//! The ceiling of the cores, measured: how many floating-point operations per second they do on registers alone.
+
+use crate::DType;
+use std::time::{Duration, Instant};
+
+/// A thread's rate is that of its best stretch of this length, so that a moment lost to another process is no loss of
+/// the ceiling.
+const STRETCH: Duration = Duration::from_micros(500);
+
+/// Floating-point operations per second of `threads` cores in `dtype`, measured for about `seconds`: every thread runs
+/// a loop of multiply-adds on registers, and the rates of the threads are added. `None` where it cannot be stated: a
+/// CPU without vector instructions that we have a loop for, a type that no kernel computes in, no threads or fewer than
+/// asked for, or a time that is not positive.
+///
+/// bf16 is the rate of the AMX tiles where the CPU has them. Where it has none, and for f16, it is the rate of f32,
+/// because those kernels widen to f32.
+pub fn measure(threads: usize, dtype: DType, seconds: f64) -> Option<f64> {
+    let burst = machine::burst(dtype)?;
+    if threads == 0 || !(seconds > 0.0 && seconds.is_finite()) {
+        return None;
+    }
+    let time = Duration::try_from_secs_f64(seconds).ok()?;
+    std::thread::scope(|scope| {
+        let start = |_| std::thread::Builder::new().spawn_scoped(scope, || best_rate(burst, time)).ok();
+        let others: Vec<_> = (1..threads).map(start).collect();
+        let own = best_rate(burst, time);
+        others.into_iter().try_fold(own, |sum, other| Some(sum + other?.join().ok()?))
+    })
+}
+
+/// Instruction sets that we have code for and this CPU has, the plainest first: `portable`, `avx2`, `avx512`,
+/// `amx-bf16` (measured by [`measure`]).
+pub fn describe() -> Vec<&'static str> {
+    let mut names = vec!["portable"];
+    names.extend(machine::names());
+    names
+}
+
+/// The rate of this thread, from the best stretch.
+fn best_rate(burst: fn() -> u64, time: Duration) -> f64 {
+    let begin = Instant::now();
+    let mut best = 0.0f64;
+    loop {
+        let (start, mut done) = (Instant::now(), 0);
+        while start.elapsed() < STRETCH {
+            done += burst();
+        }
+        best = best.max(done as f64 / start.elapsed().as_secs_f64());
+        if begin.elapsed() >= time {
+            return best;
+        }
+    }
+}
+
+/// No loop of ours is known to reach the ceiling of another architecture.
+#[cfg(not(target_arch = "x86_64"))]
+mod machine {
+    pub(super) fn burst(_: crate::DType) -> Option<fn() -> u64> {
+        None
+    }
+
+    pub(super) fn names() -> Vec<&'static str> {
+        Vec::new()
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod machine {
+    use crate::DType;
+    use crate::cpu::level::Level;
+    use std::arch::asm;
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    /// Rounds of a burst, some 10 microseconds.
+    const ROUNDS: u64 = 2048;
+
+    /// A stretch of multiply-adds in `dtype`, which says how many operations it did.
+    pub(super) fn burst(dtype: DType) -> Option<fn() -> u64> {
+        // SAFETY (all closures): the features were found on this CPU.
+        let amx: fn() -> u64 = || unsafe { amx_burst() };
+        let vector: Option<fn() -> u64> = match Level::detect() {
+            Level::Avx512 => Some(|| unsafe { avx512_burst() }),
+            Level::Avx2 => Some(|| unsafe { avx2_burst() }),
+            Level::Portable => None,
+        };
+        match dtype {
+            DType::Bf16 if has_amx() => Some(amx),
+            DType::F32 | DType::Bf16 | DType::F16 => vector,
+            DType::F64 | DType::U32 => None,
+        }
+    }
+
+    pub(super) fn names() -> Vec<&'static str> {
+        let mut names = match Level::detect() {
+            Level::Avx512 => vec!["avx2", "avx512"],
+            Level::Avx2 => vec!["avx2"],
+            Level::Portable => vec![],
+        };
+        names.extend(has_amx().then_some("amx-bf16"));
+        names
+    }
+
+    /// Whether the CPU has AMX with bf16 and the system lets this process use its tiles.
+    fn has_amx() -> bool {
+        const TILE: u32 = 1 << 24;
+        const BF16: u32 = 1 << 22;
+        if __get_cpuid_max(0).0 < 7 || __cpuid_count(7, 0).edx & (TILE | BF16) != TILE | BF16 {
+            return false;
+        }
+        #[cfg(target_os = "linux")]
+        {
+            const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+            const XTILEDATA: libc::c_long = 18;
+            // SAFETY: asks for a permission, for the whole process; touches no memory. Asking again is harmless.
+            unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 }
+        }
+        #[cfg(not(target_os = "linux"))]
+        false
+    }
+
+    /// Twelve independent sums hide the latency of four cycles at two multiply-adds per cycle.
+    #[target_feature(enable = "avx512f")]
+    fn avx512_burst() -> u64 {
+        let (a, b) = (_mm512_set1_ps(black_box(0.999)), _mm512_set1_ps(black_box(1e-3)));
+        let mut sums = [b; 12];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(*sum, a, b);
+            }
+        }
+        black_box(sums);
+        ROUNDS * 12 * 16 * 2
+    }
+
+    /// As [`avx512_burst`] with registers of half the width.
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2_burst() -> u64 {
+        let (a, b) = (_mm256_set1_ps(black_box(0.999)), _mm256_set1_ps(black_box(1e-3)));
+        let mut sums = [b; 12];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(*sum, a, b);
+            }
+        }
+        black_box(sums);
+        ROUNDS * 12 * 8 * 2
+    }
+
+    /// What `ldtilecfg` reads: palette 1, and eight tiles of 16 rows of 64 bytes.
+    #[repr(C, align(64))]
+    struct TileConfig {
+        palette: u8,
+        start_row: u8,
+        reserved: [u8; 14],
+        bytes_per_row: [u16; 16],
+        rows: [u8; 16],
+    }
+
+    /// Four accumulator tiles hide the latency of 52 cycles at one product of tiles in 16 cycles.
+    ///
+    /// # Safety
+    /// The CPU has AMX bf16 and the process may use it ([`has_amx`]).
+    unsafe fn amx_burst() -> u64 {
+        let (mut bytes_per_row, mut rows) = ([0; 16], [0; 16]);
+        bytes_per_row[..8].fill(64);
+        rows[..8].fill(16);
+        let config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], bytes_per_row, rows };
+        // SAFETY: AMX may be used; tiles are configured before and released after, and zero times zero stays zero.
+        unsafe {
+            asm!(
+                "ldtilecfg [{config}]",
+                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+                "2:",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {rounds}",
+                "jnz 2b",
+                "tilerelease",
+                config = in(reg) &raw const config,
+                rounds = inout(reg) ROUNDS => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, readonly),
+            );
+        }
+        // A product of tiles is 16 x 16 sums of 32 products.
+        ROUNDS * 4 * 16 * 16 * 32 * 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_stated_only_where_it_can_be() {
+        assert_eq!(measure(0, DType::F32, 0.01), None);
+        assert_eq!(measure(1, DType::F32, 0.0), None);
+        assert_eq!(measure(1, DType::F32, f64::NAN), None);
+        assert_eq!(measure(1, DType::F64, 0.01), None);
+        assert_eq!(measure(1, DType::U32, 0.01), None);
+        let has_loop = describe().len() > 1;
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            let rate = measure(1, dtype, 0.002);
+            assert_eq!(rate.is_some(), has_loop, "{dtype}");
+            assert!(rate.is_none_or(|rate| rate > 1e8 && rate < 1e15), "{dtype}: {rate:?}");
+        }
+    }
+}

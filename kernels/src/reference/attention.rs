@@ -1,0 +1,121 @@
+use super::values::{read, write};
+use crate::op::Attention;
+use crate::{Result, View, ViewMut, check};
+
+/// The softmax of one query's scaled scores against keys `0..=row`, and their log-sum-exp.
+fn softmax(op: &Attention, q: &[f64], k: &[f64], b: usize, h: usize, row: usize) -> (Vec<f64>, f64) {
+    let dot = |col: usize| {
+        let (left, right) = (&q[at(op, b, h, row)..], &k[at_kv(op, b, h, col)..]);
+        op.scale * left.iter().zip(right).take(op.head_dim).map(|(a, b)| a * b).sum::<f64>()
+    };
+    let mut scores: Vec<f64> = (0..=row).map(dot).collect();
+    let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = scores.iter().map(|s| (s - top).exp()).sum();
+    scores.iter_mut().for_each(|s| *s = (*s - top).exp() / sum);
+    (scores, top + sum.ln())
+}
+
+/// Where query head `h` of token `row` starts.
+fn at(op: &Attention, b: usize, h: usize, row: usize) -> usize {
+    ((b * op.seq + row) * op.heads + h) * op.head_dim
+}
+
+/// Where the key head that query head `h` reads starts at token `row`.
+fn at_kv(op: &Attention, b: usize, h: usize, row: usize) -> usize {
+    ((b * op.seq + row) * op.kv_heads + h / (op.heads / op.kv_heads)) * op.head_dim
+}
+
+/// Both kinds: `lse` is written when asked for; stored probabilities are rounded, and the output uses what was stored.
+pub(super) fn forward(
+    name: &'static str,
+    op: &Attention,
+    q: View,
+    k: View,
+    v: View,
+    mut out: ViewMut,
+    lse: Option<ViewMut>,
+    mut probs: Option<ViewMut>,
+) -> Result<()> {
+    let sizes = check::attention(name, op)?;
+    check::operand(name, "q", &q, op.dtype, sizes.q)?;
+    check::operand(name, "k", &k, op.dtype, sizes.kv)?;
+    check::operand(name, "v", &v, op.dtype, sizes.kv)?;
+    let (q, k, v) = (read(&q, sizes.q), read(&k, sizes.kv), read(&v, sizes.kv));
+    let (mut outs, mut sums) = (vec![0.0; sizes.q], vec![0.0; sizes.lse]);
+    for b in 0..op.batch {
+        for h in 0..op.heads {
+            for row in 0..op.seq {
+                let line = (b * op.heads + h) * op.seq + row;
+                let (mut p, total) = softmax(op, &q, &k, b, h, row);
+                sums[line] = total;
+                if let Some(probs) = &mut probs {
+                    p.resize(op.seq, 0.0);
+                    let mut stored = probs.slice_mut(line * op.seq..(line + 1) * op.seq);
+                    write(&mut stored, &p)?;
+                    p = read(&stored.as_view(), op.seq);
+                }
+                for (col, p) in p.iter().enumerate() {
+                    for i in 0..op.head_dim {
+                        outs[at(op, b, h, row) + i] += p * v[at_kv(op, b, h, col) + i];
+                    }
+                }
+            }
+        }
+    }
+    write(&mut out, &outs)?;
+    lse.map_or(Ok(()), |mut lse| write(&mut lse, &sums))
+}
+
+/// Both kinds: probabilities are read where they were stored, and recomputed otherwise.
+pub(super) fn backward(
+    name: &'static str,
+    op: &Attention,
+    q: View,
+    k: View,
+    v: View,
+    probs: Option<View>,
+    dout: View,
+    mut dq: ViewMut,
+    mut dk: ViewMut,
+    mut dv: ViewMut,
+) -> Result<()> {
+    let sizes = check::attention(name, op)?;
+    check::operand(name, "q", &q, op.dtype, sizes.q)?;
+    check::operand(name, "k", &k, op.dtype, sizes.kv)?;
+    check::operand(name, "v", &v, op.dtype, sizes.kv)?;
+    check::operand(name, "dout", &dout, op.dtype, sizes.q)?;
+    check::operand(name, "dq", &dq, op.dtype, sizes.q)?;
+    check::operand(name, "dk", &dk, op.dtype, sizes.kv)?;
+    check::operand(name, "dv", &dv, op.dtype, sizes.kv)?;
+    let (q, k, v, dout) = (read(&q, sizes.q), read(&k, sizes.kv), read(&v, sizes.kv), read(&dout, sizes.q));
+    let (mut dqs, mut dks, mut dvs) = (vec![0.0; sizes.q], vec![0.0; sizes.kv], vec![0.0; sizes.kv]);
+    let dim = op.head_dim;
+    for b in 0..op.batch {
+        for h in 0..op.heads {
+            for row in 0..op.seq {
+                let line = (b * op.heads + h) * op.seq + row;
+                let p = match &probs {
+                    Some(probs) => read(&probs.slice(line * op.seq..line * op.seq + row + 1), row + 1),
+                    None => softmax(op, &q, &k, b, h, row).0,
+                };
+                let query = at(op, b, h, row);
+                let dp: Vec<f64> = (0..=row)
+                    .map(|col| (0..dim).map(|i| dout[query + i] * v[at_kv(op, b, h, col) + i]).sum())
+                    .collect();
+                let delta: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+                for col in 0..=row {
+                    let ds = op.scale * p[col] * (dp[col] - delta);
+                    let key = at_kv(op, b, h, col);
+                    for i in 0..dim {
+                        dqs[query + i] += ds * k[key + i];
+                        dks[key + i] += ds * q[query + i];
+                        dvs[key + i] += p[col] * dout[query + i];
+                    }
+                }
+            }
+        }
+    }
+    write(&mut dq, &dqs)?;
+    write(&mut dk, &dks)?;
+    write(&mut dv, &dvs)
+}

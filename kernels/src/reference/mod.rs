@@ -1,0 +1,332 @@
+//! The slow, plain version of every operation: each element is read as f64, computed in f64 by simple loops and
+//! rounded once. It is the oracle of every kernel test, and runs whole layers in f64 for finite differences.
+
+mod attention;
+mod rows;
+mod values;
+
+use crate::op::*;
+use crate::philox::{self, Stream};
+use crate::{DType, KernelError, Kernels, Result, View, ViewMut, check};
+use values::{read, write};
+
+/// Kernels in f64, one loop each.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reference;
+
+/// Floats only: an operation on token ids is refused by name.
+fn floats(op: &'static str, dtypes: &[DType]) -> Result<()> {
+    match dtypes.iter().find(|dtype| **dtype == DType::U32) {
+        Some(&dtype) => Err(KernelError::Unsupported { device: "reference", op, dtype }),
+        None => Ok(()),
+    }
+}
+
+impl Kernels for Reference {
+    fn name(&self) -> String {
+        "reference".into()
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn workspace(&self, _: &Op) -> usize {
+        0
+    }
+
+    fn gemm(&self, op: &Gemm, a: View<'_>, b: View<'_>, mut c: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
+        floats("gemm", &[op.a, op.b, op.c])?;
+        check::gemm(op, &a, &b, &c)?;
+        let Gemm { m, n, k, .. } = *op;
+        let (a, b, mut out) = (read(&a, m * k), read(&b, k * n), read(&c.as_view(), m * n));
+        for i in 0..m {
+            for j in 0..n {
+                let left = |p: usize| if op.trans_a { a[p * m + i] } else { a[i * k + p] };
+                let right = |p: usize| if op.trans_b { b[j * k + p] } else { b[p * n + j] };
+                let product = f64::from(op.alpha) * (0..k).map(|p| left(p) * right(p)).sum::<f64>();
+                out[i * n + j] = product + if op.accumulate { out[i * n + j] } else { 0.0 };
+            }
+        }
+        write(&mut c, &out)
+    }
+
+    fn rms_norm(&self, op: &RmsNorm, x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>) -> Result<()> {
+        floats("rms_norm", &[op.dtype])?;
+        check::rms_norm(op, &x, &w, &y, &rstd)?;
+        rows::rms_norm(op, x, w, y, rstd)
+    }
+
+    fn rms_norm_backward(
+        &self,
+        op: &RmsNorm,
+        x: View<'_>,
+        w: View<'_>,
+        rstd: View<'_>,
+        dy: View<'_>,
+        dx: ViewMut<'_>,
+        dw: Option<ViewMut<'_>>,
+    ) -> Result<()> {
+        floats("rms_norm_backward", &[op.dtype, op.gradient.unwrap_or(op.dtype)])?;
+        check::rms_norm_backward(op, &x, &w, &rstd, &dy, &dx, dw.as_ref())?;
+        rows::rms_norm_backward(op, x, w, rstd, dy, dx, dw)
+    }
+
+    fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()> {
+        floats("rope", &[op.dtype])?;
+        check::rope(op, &x, &cos, &sin)?;
+        rows::rope(op, x, cos, sin)
+    }
+
+    fn attention(
+        &self,
+        op: &Attention,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        out: ViewMut<'_>,
+        lse: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "attention";
+        floats(name, &[op.dtype])?;
+        let sizes = check::attention(name, op)?;
+        check::operand(name, "lse", &lse, op.dtype.accumulator(), sizes.lse)?;
+        check::operand(name, "out", &out, op.dtype, sizes.q)?;
+        attention::forward(name, op, q, k, v, out, Some(lse), None)
+    }
+
+    fn attention_backward(
+        &self,
+        op: &Attention,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        out: View<'_>,
+        lse: View<'_>,
+        dout: View<'_>,
+        dq: ViewMut<'_>,
+        dk: ViewMut<'_>,
+        dv: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "attention_backward";
+        floats(name, &[op.dtype])?;
+        let sizes = check::attention(name, op)?;
+        check::operand(name, "out", &out, op.dtype, sizes.q)?;
+        check::operand(name, "lse", &lse, op.dtype.accumulator(), sizes.lse)?;
+        attention::backward(name, op, q, k, v, None, dout, dq, dk, dv)
+    }
+
+    fn naive_attention(
+        &self,
+        op: &Attention,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        out: ViewMut<'_>,
+        probs: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "naive_attention";
+        floats(name, &[op.dtype])?;
+        let sizes = check::attention(name, op)?;
+        check::operand(name, "probs", &probs, op.dtype, sizes.probs)?;
+        check::operand(name, "out", &out, op.dtype, sizes.q)?;
+        attention::forward(name, op, q, k, v, out, None, Some(probs))
+    }
+
+    fn naive_attention_backward(
+        &self,
+        op: &Attention,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        probs: View<'_>,
+        dout: View<'_>,
+        dq: ViewMut<'_>,
+        dk: ViewMut<'_>,
+        dv: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "naive_attention_backward";
+        floats(name, &[op.dtype])?;
+        let sizes = check::attention(name, op)?;
+        check::operand(name, "probs", &probs, op.dtype, sizes.probs)?;
+        attention::backward(name, op, q, k, v, Some(probs), dout, dq, dk, dv)
+    }
+
+    fn swiglu(&self, op: &Swiglu, gate: View<'_>, up: View<'_>, mut act: ViewMut<'_>) -> Result<()> {
+        floats("swiglu", &[op.dtype])?;
+        check::swiglu(op, &gate, &up, &act)?;
+        let (gate, up) = (read(&gate, op.len), read(&up, op.len));
+        let out: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+        write(&mut act, &out)
+    }
+
+    fn swiglu_backward(
+        &self,
+        op: &Swiglu,
+        gate: View<'_>,
+        up: View<'_>,
+        dact: View<'_>,
+        mut dgate: ViewMut<'_>,
+        mut dup: ViewMut<'_>,
+    ) -> Result<()> {
+        floats("swiglu_backward", &[op.dtype])?;
+        check::swiglu_backward(op, &gate, &up, &dact, &dgate, &dup)?;
+        let (gate, up, dact) = (read(&gate, op.len), read(&up, op.len), read(&dact, op.len));
+        let (mut gates, mut ups) = (vec![0.0; op.len], vec![0.0; op.len]);
+        for i in 0..op.len {
+            let sigmoid = 1.0 / (1.0 + (-gate[i]).exp());
+            gates[i] = dact[i] * up[i] * sigmoid * (1.0 + gate[i] * (1.0 - sigmoid));
+            ups[i] = dact[i] * gate[i] * sigmoid;
+        }
+        write(&mut dgate, &gates)?;
+        write(&mut dup, &ups)
+    }
+
+    fn embedding(&self, op: &Embedding, ids: View<'_>, table: View<'_>, mut out: ViewMut<'_>) -> Result<()> {
+        floats("embedding", &[op.dtype])?;
+        let ids = check::embedding(op, &ids, &table, &out)?;
+        let table = read(&table, op.vocab * op.cols);
+        let rows: Vec<f64> = ids.iter().flat_map(|id| &table[*id as usize * op.cols..][..op.cols]).copied().collect();
+        write(&mut out, &rows)
+    }
+
+    fn embedding_backward(&self, op: &Embedding, ids: View<'_>, dy: View<'_>, mut dtable: ViewMut<'_>) -> Result<()> {
+        floats("embedding_backward", &[op.dtype, dtable.dtype()])?;
+        let ids = check::embedding_backward(op, &ids, &dy, &dtable)?;
+        let dy = read(&dy, op.rows * op.cols);
+        for (row, id) in ids.iter().enumerate() {
+            let start = *id as usize * op.cols;
+            let mut target = dtable.slice_mut(start..start + op.cols);
+            let sums: Vec<f64> =
+                read(&target.as_view(), op.cols).iter().zip(&dy[row * op.cols..]).map(|(t, d)| t + d).collect();
+            write(&mut target, &sums)?;
+        }
+        Ok(())
+    }
+
+    fn cross_entropy(
+        &self,
+        op: &CrossEntropy,
+        logits: ViewMut<'_>,
+        targets: View<'_>,
+        losses: ViewMut<'_>,
+    ) -> Result<()> {
+        floats("cross_entropy", &[op.dtype])?;
+        let targets = check::cross_entropy(op, &logits, &targets, &losses)?;
+        rows::cross_entropy(op, logits, targets, losses)
+    }
+
+    fn adamw(&self, op: &AdamW, mut p: ViewMut<'_>, mut m: ViewMut<'_>, mut v: ViewMut<'_>, g: View<'_>) -> Result<()> {
+        floats("adamw", &[op.parameters, op.gradients, op.moments])?;
+        check::adamw(op, &p, &m, &v, &g)?;
+        let (mut ps, mut ms) = (read(&p.as_view(), op.len), read(&m.as_view(), op.len));
+        let (mut vs, gs) = (read(&v.as_view(), op.len), read(&g, op.len));
+        let bias1 = 1.0 - op.beta1.powf(op.step as f64);
+        let bias2 = 1.0 - op.beta2.powf(op.step as f64);
+        for i in 0..op.len {
+            let g = gs[i] * op.grad_scale * op.clip;
+            ps[i] -= op.lr * op.weight_decay * ps[i];
+            ms[i] += (1.0 - op.beta1) * (g - ms[i]);
+            vs[i] = op.beta2 * vs[i] + (1.0 - op.beta2) * g * g;
+            ps[i] -= op.lr / bias1 * ms[i] / (vs[i].sqrt() / bias2.sqrt() + op.eps);
+        }
+        write(&mut p, &ps)?;
+        write(&mut m, &ms)?;
+        write(&mut v, &vs)
+    }
+
+    fn dropout(&self, op: &Dropout, x: View<'_>, mut y: ViewMut<'_>) -> Result<()> {
+        floats("dropout", &[op.dtype])?;
+        check::dropout(op, &x, &y)?;
+        let mut values = read(&x, op.len);
+        let threshold = philox::threshold(op.p);
+        philox::each(
+            op.first,
+            op.len,
+            |block| philox::words(op.seed, Stream::Dropout, block),
+            |i, word| values[i] = if u64::from(word) < threshold { 0.0 } else { values[i] / (1.0 - op.p) },
+        );
+        write(&mut y, &values)
+    }
+
+    fn normal(&self, op: &Normal, mut dst: ViewMut<'_>) -> Result<()> {
+        floats("normal", &[op.dtype])?;
+        check::operand("normal", "dst", &dst, op.dtype, op.len)?;
+        let mut values = vec![0.0; op.len];
+        // Drawn in f32, so that every type starts from the same numbers.
+        let draw = |block| philox::normals(op.seed, block);
+        philox::each(op.first, op.len, draw, |i, x| values[i] = f64::from(op.std as f32 * x));
+        write(&mut dst, &values)
+    }
+
+    fn fill(&self, mut dst: ViewMut<'_>, value: f64) -> Result<()> {
+        floats("fill", &[dst.dtype()])?;
+        let values = vec![value; dst.len()];
+        write(&mut dst, &values)
+    }
+
+    fn cast(&self, src: View<'_>, mut dst: ViewMut<'_>) -> Result<()> {
+        floats("cast", &[src.dtype(), dst.dtype()])?;
+        check::same_length("cast", "src", &src, dst.len())?;
+        write(&mut dst, &read(&src, src.len()))
+    }
+
+    fn add(&self, a: View<'_>, b: View<'_>, mut dst: ViewMut<'_>) -> Result<()> {
+        floats("add", &[dst.dtype()])?;
+        check::add(&a, &b, &dst)?;
+        let sums: Vec<f64> = read(&a, a.len()).iter().zip(read(&b, b.len())).map(|(a, b)| a + b).collect();
+        write(&mut dst, &sums)
+    }
+
+    fn accumulate(&self, alpha: f64, src: View<'_>, mut dst: ViewMut<'_>) -> Result<()> {
+        floats("accumulate", &[src.dtype(), dst.dtype()])?;
+        check::same_length("accumulate", "src", &src, dst.len())?;
+        let (old, src) = (read(&dst.as_view(), dst.len()), read(&src, src.len()));
+        let sums: Vec<f64> = old.iter().zip(&src).map(|(d, s)| d + alpha * s).collect();
+        write(&mut dst, &sums)
+    }
+
+    fn scale(&self, alpha: f64, mut dst: ViewMut<'_>) -> Result<()> {
+        floats("scale", &[dst.dtype()])?;
+        let products: Vec<f64> = read(&dst.as_view(), dst.len()).iter().map(|d| d * alpha).collect();
+        write(&mut dst, &products)
+    }
+
+    fn sum(&self, x: View<'_>) -> Result<f64> {
+        floats("sum", &[x.dtype()])?;
+        Ok(read(&x, x.len()).iter().sum())
+    }
+
+    fn sum_squares(&self, x: View<'_>) -> Result<f64> {
+        floats("sum_squares", &[x.dtype()])?;
+        Ok(read(&x, x.len()).iter().map(|x| x * x).sum())
+    }
+
+    fn reduce_sum(&self, sources: &[View<'_>], accumulate: bool, mut dst: ViewMut<'_>) -> Result<()> {
+        let dtypes: Vec<DType> = sources.iter().map(View::dtype).chain([dst.dtype()]).collect();
+        floats("reduce_sum", &dtypes)?;
+        check::reduce_sum(sources, &dst)?;
+        let mut level: Vec<Vec<f64>> = sources.iter().map(|s| read(s, s.len())).collect();
+        while level.len() > 1 {
+            level = level.chunks(2).map(pair_sum).collect();
+        }
+        // One source or more, so one sum is left.
+        let mut total = level.swap_remove(0);
+        if accumulate {
+            total = pair_sum(&[read(&dst.as_view(), dst.len()), total]);
+        }
+        write(&mut dst, &total)
+    }
+}
+
+/// The element-wise sum of one or two vectors.
+fn pair_sum(pair: &[Vec<f64>]) -> Vec<f64> {
+    match pair {
+        [a, b] => a.iter().zip(b).map(|(a, b)| a + b).collect(),
+        _ => pair[0].clone(),
+    }
+}

@@ -1,0 +1,89 @@
+use super::values::{read, write};
+use crate::op::*;
+use crate::{Result, View, ViewMut};
+
+pub(super) fn rms_norm(op: &RmsNorm, x: View, w: View, mut y: ViewMut, mut rstd: ViewMut) -> Result<()> {
+    let RmsNorm { rows, cols, eps, .. } = *op;
+    let (mut x, w) = (read(&x, rows * cols), read(&w, cols));
+    let mut scales = vec![0.0; rows];
+    for r in 0..rows {
+        let row = &mut x[r * cols..(r + 1) * cols];
+        let mean = row.iter().map(|x| x * x).sum::<f64>() / cols as f64;
+        scales[r] = 1.0 / (mean + eps).sqrt();
+        row.iter_mut().zip(&w).for_each(|(x, w)| *x *= w * scales[r]);
+    }
+    write(&mut y, &x)?;
+    write(&mut rstd, &scales)
+}
+
+pub(super) fn rms_norm_backward(
+    op: &RmsNorm,
+    x: View,
+    w: View,
+    rstd: View,
+    dy: View,
+    mut dx: ViewMut,
+    dw: Option<ViewMut>,
+) -> Result<()> {
+    let RmsNorm { rows, cols, .. } = *op;
+    let (x, w, rstd) = (read(&x, rows * cols), read(&w, cols), read(&rstd, rows));
+    let (dy, mut sums) = (read(&dy, rows * cols), read(&dx.as_view(), rows * cols));
+    let mut dws = vec![0.0; cols];
+    for r in 0..rows {
+        let at = |i: usize| r * cols + i;
+        let mean = (0..cols).map(|i| dy[at(i)] * w[i] * x[at(i)]).sum::<f64>() / cols as f64;
+        for i in 0..cols {
+            sums[at(i)] += rstd[r] * (dy[at(i)] * w[i] - x[at(i)] * rstd[r] * rstd[r] * mean);
+            dws[i] += dy[at(i)] * x[at(i)] * rstd[r];
+        }
+    }
+    write(&mut dx, &sums)?;
+    let Some(mut dw) = dw else { return Ok(()) };
+    let old = read(&dw.as_view(), cols);
+    dws.iter_mut().zip(old).for_each(|(new, old)| *new += old);
+    write(&mut dw, &dws)
+}
+
+pub(super) fn rope(op: &Rope, mut x: ViewMut, cos: View, sin: View) -> Result<()> {
+    let Rope { rows, seq, heads, head_dim, .. } = *op;
+    let half = head_dim / 2;
+    let table = seq.min(rows) * half;
+    let (cos, sin) = (read(&cos, table), read(&sin, table));
+    let mut values = read(&x.as_view(), rows * heads * head_dim);
+    let sign = if op.inverse { -1.0 } else { 1.0 };
+    for r in 0..rows {
+        for h in 0..heads {
+            for i in 0..half {
+                let (low, high) = ((r * heads + h) * head_dim + i, (r * heads + h) * head_dim + i + half);
+                let (c, s) = (cos[r % seq * half + i], sign * sin[r % seq * half + i]);
+                (values[low], values[high]) = (values[low] * c - values[high] * s, values[high] * c + values[low] * s);
+            }
+        }
+    }
+    write(&mut x, &values)
+}
+
+pub(super) fn cross_entropy(
+    op: &CrossEntropy,
+    mut logits: ViewMut,
+    targets: &[u32],
+    mut losses: ViewMut,
+) -> Result<()> {
+    let vocab = op.vocab;
+    let mut values = read(&logits.as_view(), op.rows * vocab);
+    let mut out = vec![0.0; op.rows];
+    for (r, target) in targets.iter().enumerate() {
+        let row = &mut values[r * vocab..(r + 1) * vocab];
+        if *target == u32::MAX {
+            row.fill(0.0);
+            continue;
+        }
+        let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = row.iter().map(|x| (x - top).exp()).sum();
+        out[r] = top + sum.ln() - row[*target as usize];
+        row.iter_mut().for_each(|x| *x = op.scale * (*x - top).exp() / sum);
+        row[*target as usize] -= op.scale;
+    }
+    write(&mut logits, &values)?;
+    write(&mut losses, &out)
+}
