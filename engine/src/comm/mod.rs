@@ -6,7 +6,20 @@
 // Ranks read each other's memory here, and nowhere else; every block gives its SAFETY reason.
 #![allow(unsafe_code)]
 
-use zbench_kernels::{Buffer, DType, KernelError, View, ViewMut};
+mod check;
+mod local;
+mod metered;
+mod moves;
+mod null;
+mod protocol;
+mod slots;
+mod sync;
+
+pub use local::{Local, group};
+pub use metered::Metered;
+pub use null::Null;
+
+use zbench_kernels::{Buffer, KernelError, View, ViewMut};
 
 /// Why a collective failed. All ranks of the group get an error, the first one the cause.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -91,12 +104,35 @@ pub enum Request {
     },
 }
 
-/// A collective under way. Not waiting for it aborts the group.
+/// A collective under way. Not waiting for it ends the group: dropping it aborts, and returns when no peer reads its
+/// buffers any more.
 #[must_use = "a started collective must be waited for"]
-#[derive(Debug)]
 pub struct Ticket {
     pub(crate) sequence: u64,
-    pub(crate) request: Request,
+    /// Taken by `wait`.
+    pub(crate) request: Option<Request>,
+    /// Who must be told when the ticket is dropped instead.
+    pub(crate) owner: Option<std::sync::Arc<dyn Abandon>>,
+}
+
+/// Told of tickets that nobody waited for.
+pub(crate) trait Abandon: Send + Sync {
+    /// Returns when nobody uses the ticket's buffers any more.
+    fn abandoned(&self, sequence: u64);
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if let (Some(_), Some(owner)) = (&self.request, &self.owner) {
+            owner.abandoned(self.sequence);
+        }
+    }
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ticket").field("sequence", &self.sequence).field("request", &self.request).finish_non_exhaustive()
+    }
 }
 
 /// The ranks of a group, as one of them sees it. All ranks call the same collectives in the same order.
@@ -154,9 +190,4 @@ pub trait Communicator: Send {
 
     /// Bytes this rank has read from and written to other ranks' memory so far (not through tickets' bookkeeping).
     fn wire_bytes(&self) -> u64;
-}
-
-/// Bytes of `len` elements.
-pub(crate) fn bytes(dtype: DType, len: usize) -> u64 {
-    dtype.size() as u64 * len as u64
 }

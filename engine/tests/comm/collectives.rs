@@ -1,0 +1,225 @@
+//! Results bit for bit, and bytes exactly.
+
+use crate::harness::{BACKENDS, Backend, SIZES, run, values};
+use crate::tree::{Sample, rounded, tree_sum};
+use half::{bf16, f16};
+use zbench_engine::comm::Communicator;
+use zbench_kernels::{DType, View, ViewMut};
+
+/// Lengths of a part: none, one, odd ones, and enough for several blocks.
+const LENGTHS: [usize; 6] = [0, 1, 3, 17, 1000, 40_001];
+
+/// The sum of what every rank made from `seed`, by the rule.
+fn summed<T: Sample, U: Sample>(seed: usize, size: usize, len: usize, onto: Option<&[U]>) -> Vec<U> {
+    let double = T::DTYPE == DType::F64 || U::DTYPE == DType::F64;
+    let terms: Vec<Vec<T>> = (0..size).map(|rank| values(seed + rank, len)).collect();
+    let sum = |i: usize| tree_sum(terms.iter().map(|t| t[i].get()).collect(), double);
+    (0..len).map(|i| rounded(onto.map_or(sum(i), |old| tree_sum(vec![old[i].get(), sum(i)], double)))).collect()
+}
+
+fn wire(comm: &dyn Communicator, call: impl FnOnce()) -> u64 {
+    let before = comm.wire_bytes();
+    call();
+    comm.wire_bytes() - before
+}
+
+fn sums<T: Sample>(comm: &dyn Communicator, len: usize) {
+    let (rank, size, bytes) = (comm.rank(), comm.size(), size_of::<T>());
+    let part = rank * len..(rank + 1) * len;
+
+    let mut recv = vec![T::of(0.0); len];
+    let send: Vec<T> = values(rank, len * size);
+    let moved = wire(comm, || comm.reduce_scatter(View::of(&send), ViewMut::of(&mut recv), false).unwrap());
+    let whole: Vec<T> = summed::<T, T>(0, size, len * size, None);
+    assert_eq!(recv, whole[part.clone()], "reduce_scatter of {} x {len} over {size}", T::DTYPE);
+    assert_eq!(moved, ((size - 1) * len * bytes) as u64);
+    assert_eq!(send, values::<T>(rank, len * size), "send is only read");
+
+    let mut again: Vec<T> = values(1000 + rank, len);
+    comm.reduce_scatter(View::of(&send), ViewMut::of(&mut again), true).unwrap();
+    let old: Vec<T> = (0..size).flat_map(|r| values::<T>(1000 + r, len)).collect();
+    assert_eq!(again, summed::<T, T>(0, size, len * size, Some(&old))[part.clone()], "accumulating");
+
+    let mut wide = vec![0f32; len];
+    comm.reduce_scatter(View::of(&send), ViewMut::of(&mut wide), false).unwrap();
+    assert_eq!(wide, summed::<T, f32>(0, size, len * size, None)[part.clone()], "into f32");
+
+    let mut buffer = send.clone();
+    let moved = wire(comm, || comm.reduce_scatter_in_place(ViewMut::of(&mut buffer)).unwrap());
+    assert_eq!(buffer[part.clone()], whole[part.clone()], "in place");
+    assert_eq!(moved, ((size - 1) * len * bytes) as u64);
+    buffer[part.clone()].copy_from_slice(&send[part.clone()]);
+    assert_eq!(buffer, send, "the other parts stay");
+
+    // All-reduce takes any length, so one that no size divides.
+    let odd = (len * size).saturating_sub(usize::from(len > 1));
+    let mut buffer: Vec<T> = values(rank, odd);
+    let moved = wire(comm, || comm.all_reduce(ViewMut::of(&mut buffer)).unwrap());
+    assert_eq!(buffer, summed::<T, T>(0, size, odd, None), "all_reduce of {} x {odd} over {size}", T::DTYPE);
+    // Equal parts in multiples of 16: a rank reads its own part from all others, and the others' parts once.
+    let step = odd.div_ceil(size).next_multiple_of(16);
+    let own = ((rank + 1) * step).min(odd) - (rank * step).min(odd);
+    assert_eq!(moved, (((size - 1) * own + (odd - own)) * bytes) as u64);
+}
+
+fn copies<T: Sample>(comm: &dyn Communicator, len: usize) {
+    let (rank, size, bytes) = (comm.rank(), comm.size(), size_of::<T>());
+    let others = ((size - 1) * len * bytes) as u64;
+    let all: Vec<T> = (0..size).flat_map(|r| values::<T>(r, len)).collect();
+
+    let send: Vec<T> = values(rank, len);
+    let mut recv = vec![T::of(0.0); len * size];
+    assert_eq!(wire(comm, || comm.all_gather(View::of(&send), ViewMut::of(&mut recv)).unwrap()), others);
+    assert_eq!(recv, all, "all_gather of {} x {len} over {size}", T::DTYPE);
+
+    let mut recv = vec![T::of(1.0); len * size];
+    recv[rank * len..(rank + 1) * len].copy_from_slice(&send);
+    assert_eq!(wire(comm, || comm.all_gather_in_place(ViewMut::of(&mut recv)).unwrap()), others);
+    assert_eq!(recv, all, "in place");
+
+    for root in 0..size {
+        let mut buffer: Vec<T> = values(10 * root + rank, len);
+        let moved = wire(comm, || comm.broadcast(ViewMut::of(&mut buffer), root).unwrap());
+        assert_eq!(buffer, values::<T>(11 * root, len), "broadcast from {root} of {size}");
+        assert_eq!(moved, if rank == root { 0 } else { (len * bytes) as u64 });
+    }
+
+    let send: Vec<T> = values(rank, len * size);
+    let mut recv = vec![T::of(0.0); len * size];
+    assert_eq!(wire(comm, || comm.all_to_all(View::of(&send), ViewMut::of(&mut recv)).unwrap()), others);
+    let from = |r: usize| values::<T>(r, len * size)[rank * len..(rank + 1) * len].to_vec();
+    assert_eq!(recv, (0..size).flat_map(from).collect::<Vec<T>>(), "all_to_all");
+
+    // A ring: even ranks send first, so that nobody waits for itself; with an odd number, rank 0 starts.
+    if size > 1 {
+        let (right, left) = ((rank + 1) % size, (rank + size - 1) % size);
+        let send: Vec<T> = values(rank, len);
+        let mut recv = vec![T::of(0.0); len];
+        let give = || comm.send(View::of(&send), right).unwrap();
+        if rank % 2 == 0 {
+            give();
+        }
+        comm.recv(ViewMut::of(&mut recv), left).unwrap();
+        if rank % 2 == 1 {
+            give();
+        }
+        assert_eq!(recv, values::<T>(left, len), "from {left} to {rank}");
+    }
+    comm.barrier().unwrap();
+}
+
+fn everywhere(suite: impl Fn(&dyn Communicator, usize) + Sync) {
+    for backend in BACKENDS {
+        for size in SIZES {
+            run(backend, size, |comm| {
+                assert_eq!(comm.size(), size);
+                LENGTHS.iter().for_each(|len| suite(comm, *len));
+            });
+        }
+    }
+}
+
+#[test]
+fn sums_of_every_float_type_are_the_balanced_tree_bit_for_bit() {
+    everywhere(sums::<f32>);
+    everywhere(sums::<bf16>);
+    everywhere(sums::<f16>);
+}
+
+#[test]
+fn sums_of_f64_are_kept_in_f64() {
+    everywhere(|comm, len| {
+        let mut buffer: Vec<f64> = values(comm.rank(), len);
+        comm.all_reduce(ViewMut::of(&mut buffer)).unwrap();
+        assert_eq!(buffer, summed::<f64, f64>(0, comm.size(), len, None));
+        let send: Vec<f64> = values(comm.rank(), len * comm.size());
+        let mut recv = vec![0f64; len];
+        comm.reduce_scatter(View::of(&send), ViewMut::of(&mut recv), false).unwrap();
+        let part = comm.rank() * len..(comm.rank() + 1) * len;
+        assert_eq!(recv, summed::<f64, f64>(0, comm.size(), len * comm.size(), None)[part]);
+    });
+}
+
+#[test]
+fn copies_of_every_type() {
+    everywhere(copies::<f32>);
+    everywhere(copies::<bf16>);
+    everywhere(copies::<f16>);
+    everywhere(copies::<f64>);
+    everywhere(copies::<u32>);
+}
+
+#[test]
+fn the_oracle_tells_orders_apart() {
+    // Otherwise "bit for bit" would say nothing about the order.
+    let len = 1000;
+    let terms: Vec<Vec<f32>> = (0..4).map(|rank| values(rank, len)).collect();
+    let in_a_row = |i: usize| terms.iter().fold(0f32, |sum, term| sum + term[i]);
+    let tree: Vec<f32> = summed::<f32, f32>(0, 4, len, None);
+    assert!((0..len).any(|i| in_a_row(i) != tree[i]));
+}
+
+#[test]
+fn inner_then_outer_equals_flat_for_powers_of_two() {
+    for backend in BACKENDS {
+        for (inner, outer) in [(2, 2), (2, 4), (4, 2)] {
+            run(backend, inner * outer, |comm| {
+                let rank = comm.rank();
+                let row = comm.split(rank / inner, rank, "inner").unwrap();
+                let column = comm.split(rank % inner, rank, "outer").unwrap();
+                let len = 37 * inner * outer;
+                let mut flat: Vec<f32> = values(rank, len);
+                let mut nested = flat.clone();
+                comm.all_reduce(ViewMut::of(&mut flat)).unwrap();
+                row.reduce_scatter_in_place(ViewMut::of(&mut nested)).unwrap();
+                let part = len / inner * row.rank()..len / inner * (row.rank() + 1);
+                column.all_reduce(ViewMut::of(&mut nested[part])).unwrap();
+                row.all_gather_in_place(ViewMut::of(&mut nested)).unwrap();
+                assert_eq!(nested, flat);
+            });
+        }
+    }
+}
+
+#[test]
+fn rows_and_columns_of_a_mesh_work_at_the_same_time() {
+    for backend in BACKENDS {
+        for (rows, columns) in [(2, 2), (2, 3), (4, 2), (1, 3)] {
+            run(backend, rows * columns, |comm| {
+                let (y, x) = (comm.rank() / columns, comm.rank() % columns);
+                let row = comm.split(y, x, "row").unwrap();
+                let column = comm.split(x, y, "column").unwrap();
+                assert_eq!((row.rank(), row.size(), column.rank(), column.size()), (x, columns, y, rows));
+                for turn in 0..20 {
+                    // Rows at odd steps and columns at even ones run side by side, out of step with each other.
+                    let (group, others): (&dyn Communicator, Vec<usize>) =
+                        if (turn + y) % 2 == 0 && rows == 1 || turn % 3 == 0 {
+                            (&*row, (0..columns).map(|x| y * columns + x).collect())
+                        } else {
+                            (&*column, (0..rows).map(|y| y * columns + x).collect())
+                        };
+                    let mut buffer: Vec<u32> = vec![0; others.len()];
+                    comm_gather(group, comm.rank() as u32, &mut buffer);
+                    assert_eq!(buffer, others.iter().map(|r| *r as u32).collect::<Vec<_>>());
+                }
+                let quarter = row.split(row.rank(), 0, "one").unwrap();
+                assert_eq!((quarter.rank(), quarter.size()), (0, 1));
+            });
+        }
+    }
+}
+
+fn comm_gather(group: &dyn Communicator, own: u32, all: &mut [u32]) {
+    group.all_gather(View::of(&[own]), ViewMut::of(all)).unwrap();
+}
+
+#[test]
+fn split_orders_by_key_then_rank() {
+    run(Backend::Local, 6, |comm| {
+        // Colors need not be small, nor keys different.
+        let group = comm.split(1_000_000 + comm.rank() % 2, 5 - comm.rank() / 4, "reversed").unwrap();
+        let mut all = vec![0u32; 3];
+        comm_gather(&*group, comm.rank() as u32, &mut all);
+        assert_eq!(all, if comm.rank() % 2 == 0 { [4, 0, 2] } else { [5, 1, 3] });
+    });
+}

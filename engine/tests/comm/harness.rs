@@ -1,0 +1,74 @@
+//! Ranks on threads, and the numbers they exchange.
+
+use crate::tree::{Mood, Sample, Tree};
+use std::sync::Arc;
+use std::time::Duration;
+use zbench_engine::comm::{Communicator, Metered, group};
+use zbench_kernels::Kernels;
+
+/// The group sizes of the suite.
+pub const SIZES: [usize; 6] = [1, 2, 3, 4, 6, 8];
+/// Long enough for a loaded machine: only tests of stalls wait for their own, shorter one.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The communicators under test.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Backend {
+    Local,
+    MeteredLocal,
+}
+
+pub const BACKENDS: [Backend; 2] = [Backend::Local, Backend::MeteredLocal];
+
+fn make(backend: Backend, kernels: Vec<Arc<dyn Kernels>>, stall: Duration) -> Vec<Box<dyn Communicator>> {
+    let wrap = |rank| -> Box<dyn Communicator> {
+        match backend {
+            Backend::Local => Box::new(rank),
+            Backend::MeteredLocal => Box::new(Metered::new("data", Box::new(rank))),
+        }
+    };
+    group("world", kernels, stall).into_iter().map(wrap).collect()
+}
+
+/// Runs `rank` on one thread per rank; what each gave, panics as errors.
+pub fn attempt<T: Send>(
+    backend: Backend,
+    moods: &[Mood],
+    stall: Duration,
+    rank: impl Fn(Box<dyn Communicator>) -> T + Sync,
+) -> Vec<std::thread::Result<T>> {
+    let kernels = moods.iter().map(|mood| Arc::new(Tree(*mood)) as Arc<dyn Kernels>).collect();
+    std::thread::scope(|scope| {
+        let ranks = make(backend, kernels, stall).into_iter();
+        let threads: Vec<_> = ranks.map(|comm| scope.spawn(|| rank(comm))).collect();
+        threads.into_iter().map(|thread| thread.join()).collect()
+    })
+}
+
+/// As `attempt` for ranks that are well.
+pub fn run<T: Send>(backend: Backend, size: usize, rank: impl Fn(&dyn Communicator) -> T + Sync) -> Vec<T> {
+    let results = attempt(backend, &vec![Mood::Well; size], PATIENCE, |comm| rank(&*comm));
+    results.into_iter().map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+}
+
+/// Values of very different size and both signs, so that another order of sums gives other bits; small whole numbers
+/// for u32.
+pub fn values<T: Sample>(seed: usize, len: usize) -> Vec<T> {
+    let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut value = || {
+        let bits = next();
+        let fraction = (bits >> 11) as f64 / (1u64 << 53) as f64 + 0.5;
+        let sign = if bits & 1 == 0 { 1.0 } else { -1.0 };
+        let exponent = (bits >> 1) % 12;
+        sign * fraction * (1 << exponent) as f64
+    };
+    (0..len)
+        .map(|_| T::of(if T::DTYPE == zbench_kernels::DType::U32 { value().abs().floor() } else { value() }))
+        .collect()
+}

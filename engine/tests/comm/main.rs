@@ -1,0 +1,5 @@
+//! One suite that every communicator has to pass: what it computes, what it moves, and how it ends when a rank fails.
+
+mod collectives;
+mod harness;
+mod tree;
