@@ -1,0 +1,12 @@
+//! From the TOML that people write to resolved cells: [`document`] parses and checks each value, [`resolve`] makes a
+//! [`Cell`](zbench_engine::config::Cell) of a set of values, [`keys`] is the table of what there is.
+
+pub mod document;
+pub mod files;
+pub mod keys;
+pub mod kind;
+pub mod resolve;
+pub mod units;
+
+pub use document::{Axis, ConfigError, Document, Place, Problem, Setting, Settings};
+pub use resolve::{Context, Refusal, Resolved, resolve};

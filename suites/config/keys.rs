@@ -1,0 +1,353 @@
+//! Every key of a configuration: its name, what it may hold, its default and its meaning. Checking, resolving, spelling
+//! help and docs/configuration.md all read this one table.
+
+use super::kind::Kind::{self, *};
+
+/// One key.
+pub struct Key {
+    /// `section.name`.
+    pub name: &'static str,
+    /// What it may hold.
+    pub kind: Kind,
+    /// What it is when absent.
+    pub default: Default,
+    /// What it means, one sentence or two.
+    pub meaning: &'static str,
+}
+
+/// What a key is when absent.
+pub enum Default {
+    /// This TOML value.
+    Is(&'static str),
+    /// Something that follows from other keys or the machine; the words say what.
+    From(&'static str),
+}
+
+use Default::{From, Is};
+
+const fn key(name: &'static str, kind: Kind, default: Default, meaning: &'static str) -> Key {
+    Key { name, kind, default, meaning }
+}
+
+/// A size of something that exists: at least one, and small enough that products are caught by name instead of wrapping.
+const SIZE: Kind = Count { min: 1, max: 1 << 31 };
+/// A number of something that may be absent.
+const NUMBER: Kind = Count { min: 0, max: 1 << 31 };
+/// A degree of a mesh axis.
+const DEGREE: Kind = Count { min: 1, max: 1 << 20 };
+const DTYPE: Kind = Choice(&["f32", "bf16", "f16", "f64"]);
+const PRESETS: Kind = Choice(&["f32", "bf16-mixed", "bf16", "f16-mixed"]);
+const HF: Default = From("the preset's or the file's, else that of transformers' LlamaConfig");
+const PRESET: Default = From("precision.preset's");
+
+/// The table.
+pub const KEYS: &[Key] = &[
+    key("name", Text, From("the file's name without .toml"), "Title of the notebook entry."),
+    key("question", Text, Is("\"\""), "What the grid is to find out; stands at the head of its report."),
+    key(
+        "suite",
+        Choice(&["train", "gemm", "attention", "collectives", "checkpoint", "io"]),
+        Is("\"train\""),
+        "What is measured. This version has train.",
+    ),
+    key(
+        "model.preset",
+        Text,
+        From("\"llama-32m\" when no other key of [model] is given"),
+        "A model that comes with zbench; other keys of [model] override it.",
+    ),
+    key("model.path", Path, From("absent: fresh weights from train.seed"), "Folder with config.json and *.safetensors."),
+    key("model.family", Text, HF, "Architecture; \"llama\"."),
+    key("model.hidden_size", SIZE, HF, "Width of the residual stream."),
+    key("model.intermediate_size", SIZE, HF, "Width of the MLP."),
+    key("model.num_hidden_layers", SIZE, HF, "Blocks."),
+    key("model.num_attention_heads", SIZE, HF, "Query heads."),
+    key("model.num_key_value_heads", SIZE, HF, "Key and value heads; must divide the query heads."),
+    key("model.head_dim", SIZE, HF, "Elements of a head; even."),
+    key("model.vocab_size", SIZE, HF, "Rows of the embedding."),
+    key("model.max_position_embeddings", SIZE, HF, "Longest sequence the model is meant for."),
+    key("model.rms_norm_eps", REAL_POSITIVE, HF, "Added to the mean square in every norm."),
+    key("model.rope_theta", REAL_POSITIVE, HF, "Base of the rotary frequencies."),
+    key(
+        "model.rope_scaling",
+        RopeScaling,
+        HF,
+        "Rotary scaling as in config.json: { rope_type = \"linear\" or \"llama3\", factor, … }.",
+    ),
+    key("model.tie_word_embeddings", Bool, HF, "Whether the head uses the embedding's matrix."),
+    key("model.initializer_range", REAL_POSITIVE, HF, "Standard deviation of fresh matrices."),
+    key(
+        "data.source",
+        Choice(&["synthetic", "tokens", "text"]),
+        Is("\"synthetic\""),
+        "A seeded generator, a raw file of tokens, or a text and its tokenizer.",
+    ),
+    key("data.path", Path, From("needed by tokens and text"), "The file of tokens or text."),
+    key("data.dtype", Choice(&["u16", "u32"]), Is("\"u32\""), "Width of a token in a raw file, little-endian."),
+    key("data.tokenizer", Path, From("needed by text"), "A Hugging Face tokenizer.json."),
+    key("train.seq_len", SIZE, Is("512"), "Tokens of a sequence."),
+    key("train.micro_batch", SIZE, Is("1"), "Sequences per rank and micro-batch."),
+    key("train.accumulation", SIZE, Is("1"), "Micro-batches per step."),
+    key(
+        "train.global_batch",
+        SIZE,
+        From("ranks × micro_batch × accumulation"),
+        "Sequences per step over all ranks, instead of train.accumulation.",
+    ),
+    key("train.steps", SIZE, Is("10"), "Timed steps."),
+    key("train.untimed_steps", NUMBER, Is("2"), "Steps before them: they train and are recorded, and are not timed."),
+    key("train.seed", Seed, Is("0"), "Seed of initialisation, synthetic data and dropout."),
+    key("train.optimizer", Choice(&["adamw"]), Is("\"adamw\""), "The optimizer."),
+    key("train.lr", REAL, Is("3e-4"), "Peak learning rate."),
+    key("train.betas", Betas, Is("[0.9, 0.999]"), "Decay of the first and second moment."),
+    key("train.eps", REAL_POSITIVE, Is("1e-8"), "Added to the optimizer's denominator."),
+    key(
+        "train.weight_decay",
+        REAL,
+        Is("0.01"),
+        "Decoupled decay of tensors of two or more dimensions, embeddings included.",
+    ),
+    key("train.clip_norm", REAL, Is("0.0"), "Largest global gradient norm; 0 = no clipping."),
+    key(
+        "train.lr_schedule",
+        Choice(&["constant", "linear", "cosine"]),
+        Is("\"constant\""),
+        "Course of the learning rate after the warm-up.",
+    ),
+    key("train.lr_warmup_steps", NUMBER, Is("0"), "Steps of linear warm-up, untimed steps included."),
+    key("train.lr_min", REAL, Is("0.0"), "Learning rate at the end of a decaying schedule; at most train.lr."),
+    key("parallel.ranks", DEGREE, Is("1"), "Ranks in all."),
+    key(
+        "parallel.ranks_per_node",
+        DEGREE,
+        From("real hosts"),
+        "Ranks of one (emulated) node; must divide parallel.ranks.",
+    ),
+    key(
+        "parallel.strategy",
+        Choice(&[
+            "ddp",
+            "zero1",
+            "zero2",
+            "zero3",
+            "fsdp",
+            "fsdp-grad-op",
+            "hsdp",
+            "hsdp-full-optimizer",
+            "zero++",
+        ]),
+        Is("\"ddp\""),
+        "Which state is split over the ranks. zero++ is not in this version.",
+    ),
+    key(
+        "parallel.shard",
+        DEGREE,
+        From("parallel.ranks_per_node, else half of an even parallel.ranks, else an error"),
+        "Ranks of a shard group of the hybrid strategies (other strategies do not read it); must divide parallel.ranks.",
+    ),
+    key("parallel.tensor", DEGREE, Is("1"), "Tensor-parallel degree. This version has 1."),
+    key("parallel.sequence", DEGREE, Is("1"), "Sequence-parallel degree. This version has 1."),
+    key("parallel.pipeline", DEGREE, Is("1"), "Pipeline stages. This version has 1."),
+    key("parallel.context", DEGREE, Is("1"), "Context-parallel degree. This version has 1."),
+    key("parallel.expert", DEGREE, Is("1"), "Expert-parallel degree. This version has 1."),
+    key(
+        "parallel.pipeline_schedule",
+        Choice(&["1f1b", "gpipe", "interleaved"]),
+        Is("\"1f1b\""),
+        "Order of micro-batches in a pipeline; this version has no pipeline and refuses the other two.",
+    ),
+    key("parallel.prefetch", Count { min: 0, max: 1024 }, Is("1"), "Units gathered ahead of their use."),
+    key(
+        "parallel.gather_wire",
+        Choice(&["native", "bf16", "int8", "int4"]),
+        Is("\"native\""),
+        "What gathered weights travel as. This version has native.",
+    ),
+    key(
+        "parallel.reduce_wire",
+        Choice(&["native", "bf16", "int8", "int4"]),
+        Is("\"native\""),
+        "What reduced gradients travel as; native = precision.reduce. This version has native.",
+    ),
+    key(
+        "parallel.backend",
+        Choice(&["local", "shm", "tcp", "device", "mpi", "nccl"]),
+        Is("\"local\""),
+        "How collectives travel. This version has local: ranks are threads of one process.",
+    ),
+    key(
+        "precision.preset",
+        PRESETS,
+        Is("\"f32\""),
+        "f32: 16 bytes per parameter; bf16-mixed: weights and compute bf16, the rest f32, 18 bytes; bf16: all bf16, 8 \
+         bytes; f16-mixed as bf16-mixed. The keys below override it one by one.",
+    ),
+    key("precision.parameters", DTYPE, PRESET, "Weights at home."),
+    key("precision.compute", DTYPE, PRESET, "Weights in use, activations and their gradients."),
+    key("precision.gradients", DTYPE, PRESET, "Accumulated gradients."),
+    key("precision.reduce", DTYPE, PRESET, "Gradients on the wire; sums are in f32 whatever travels."),
+    key(
+        "precision.master",
+        Choice(&["none", "f32", "bf16", "f16", "f64"]),
+        PRESET,
+        "The optimizer's own copy of the weights; \"none\" = it updates the parameters.",
+    ),
+    key("precision.optimizer", DTYPE, PRESET, "Both Adam moments."),
+    key(
+        "memory.checkpointing",
+        Checkpointing,
+        Is("\"none\""),
+        "What forward keeps for backward: \"none\" (everything), \"full\", \"selective\", \"sqrt\", { every = k }, or a \
+         list of the tensors kept of each block.",
+    ),
+    key("memory.attention", Choice(&["flash", "naive"]), Is("\"flash\""), "The attention kernel."),
+    key(
+        "memory.offload_optimizer",
+        Choice(&["none", "host", "disk"]),
+        Is("\"none\""),
+        "Where optimizer state lives. This version has none: on the device.",
+    ),
+    key(
+        "memory.offload_parameters",
+        Choice(&["none", "host", "disk"]),
+        Is("\"none\""),
+        "Where weights live. This version has none: on the device.",
+    ),
+    key("memory.offload_path", Path, From("absent"), "Folder of disk offload, which this version has not."),
+    key(
+        "memory.capacity",
+        Bytes,
+        From("hardware.profile's memory, else what the machine has"),
+        "Bytes a rank may use, as \"80GiB\": the arena refuses more, as a card of that size would.",
+    ),
+    key("lora.rank", Count { min: 0, max: 1 << 16 }, Is("0"), "Rank of the adapters; 0 = none, everything trains."),
+    key("lora.alpha", REAL_POSITIVE, Is("8.0"), "The adapter's output is scaled by alpha / rank."),
+    key("lora.dropout", Real { min: 0.0, max: 0.999, positive: false }, Is("0.0"), "Dropout on the adapter's input."),
+    key(
+        "lora.targets",
+        Targets,
+        Is("[\"q_proj\", \"v_proj\"]"),
+        "The linear layers that get adapters, or \"all-linear\"; PEFT's default for Llama.",
+    ),
+    key(
+        "lora.base",
+        Choice(&["f32", "bf16", "f16", "nf4", "int8"]),
+        From("precision.parameters"),
+        "Type of the frozen weights. This version has no nf4 and int8.",
+    ),
+    key("lora.method", Choice(&["lora", "ia3"]), Is("\"lora\""), "Kind of adapter. This version has lora."),
+    key(
+        "hardware.device",
+        Choice(&["cpu", "cuda"]),
+        From("hardware.profile's, else \"cpu\""),
+        "What computes. Cells for cuda are planned and recorded as skipped by this version.",
+    ),
+    key(
+        "hardware.profile",
+        Text,
+        From("absent: this machine"),
+        "A machine to plan for: machines/NAME.toml beside the configuration states its device and memory.",
+    ),
+    key(
+        "hardware.threads_per_rank",
+        Count { min: 1, max: 4096 },
+        From("the cores of this machine / parallel.ranks, at least 1"),
+        "Threads of one rank.",
+    ),
+    key("link.node.bandwidth", Bandwidth, From("absent: no emulated link"), "Emulated link between nodes; not in this version."),
+    key("link.node.latency", Duration, From("absent: no emulated link"), "Emulated link between nodes; not in this version."),
+];
+
+/// A number from 0.
+const REAL: Kind = Real { min: 0.0, max: 1e30, positive: false };
+/// A number above 0.
+const REAL_POSITIVE: Kind = Real { min: 0.0, max: 1e30, positive: true };
+
+/// The key of that name.
+pub fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+/// Whether `name` is the beginning of some key, as `train` or `link.node`.
+pub fn is_section(name: &str) -> bool {
+    KEYS.iter().any(|key| key.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
+}
+
+/// The key whose spelling is nearest, if any is near: the same last part in another section, or few letters apart.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    let last = |name: &'static str| name.rsplit('.').next().unwrap_or(name);
+    if let Some(key) = KEYS.iter().find(|key| last(key.name) == name.rsplit('.').next().unwrap_or(name)) {
+        return Some(key.name);
+    }
+    let whole = KEYS.iter().map(|key| (strsim::osa_distance(name, key.name), key.name));
+    let parts = KEYS
+        .iter()
+        .filter(|_| !name.contains('.'))
+        .map(|key| (strsim::osa_distance(name, last(key.name)), key.name));
+    let (distance, key) = whole.chain(parts).min_by_key(|(distance, _)| *distance)?;
+    (distance <= 2.max(name.len() / 4)).then_some(key)
+}
+
+/// The section whose spelling is nearest.
+pub fn nearest_section(name: &str) -> Option<&'static str> {
+    let sections = KEYS.iter().filter_map(|key| key.name.split_once('.').map(|(section, _)| section)).chain(["grid"]);
+    let (distance, section) = sections.map(|s| (strsim::osa_distance(name, s), s)).min_by_key(|(d, _)| *d)?;
+    (distance <= 2).then_some(section)
+}
+
+/// docs/configuration.md: a table for each section.
+pub fn document() -> String {
+    let mut text = String::from(
+        "# Configuration keys\n\nGenerated by `zbench doctor --keys`; a test keeps it true. Sizes are per rank unless \
+         the name says otherwise.\nByte sizes, bandwidths and durations are strings with a unit (`\"80GiB\"`, \
+         `\"12.5GB/s\"`, `\"20us\"`) or plain numbers of\nbytes, bytes per second, seconds. Relative paths start at the \
+         configuration's own folder.\n",
+    );
+    let mut section = None;
+    for key in KEYS {
+        let (here, name) = key.name.split_once('.').unwrap_or(("", key.name));
+        if section != Some(here) {
+            section = Some(here);
+            let title = if here.is_empty() { "At the top".to_string() } else { format!("[{here}]") };
+            text.push_str(&format!("\n## {title}\n\n| key | holds | default | meaning |\n| --- | --- | --- | --- |\n"));
+        }
+        let default = match key.default {
+            Is(value) => format!("`{value}`"),
+            From(words) => words.to_string(),
+        };
+        let row = format!("| `{name}` | {} | {default} | {} |\n", key.kind, key.meaning);
+        text.push_str(&row);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid() {
+        for key in KEYS {
+            if let Is(text) = key.default {
+                let value = super::super::document::bare(text);
+                assert_eq!(key.kind.check(&value), Ok(()), "{} = {text}", key.name);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let names: std::collections::BTreeSet<_> = KEYS.iter().map(|key| key.name).collect();
+        assert_eq!(names.len(), KEYS.len());
+    }
+
+    #[test]
+    fn spelling() {
+        assert_eq!(nearest("parallel.stratgey"), Some("parallel.strategy"));
+        assert_eq!(nearest("micro_batch"), Some("train.micro_batch"));
+        assert_eq!(nearest("model.lr"), Some("train.lr"));
+        assert_eq!(nearest("train.micro_batchsize"), Some("train.micro_batch"));
+        assert_eq!(nearest("quite.something.else"), None);
+        assert_eq!(nearest_section("parralel"), Some("parallel"));
+    }
+}

@@ -1,0 +1,283 @@
+//! What a key may hold, and the check of one value. Everything a single value can get wrong is found here, whether it
+//! stands in the file, in an axis, or in `--set`.
+
+use super::units;
+use std::fmt;
+use toml::Value;
+use zbench_engine::config::{Kept, Linear};
+
+/// What a key may hold.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// A whole number in a range.
+    Count {
+        /// Smallest.
+        min: i64,
+        /// Largest.
+        max: i64,
+    },
+    /// A whole number of 63 bits.
+    Seed,
+    /// A finite number in a range.
+    Real {
+        /// Smallest.
+        min: f64,
+        /// Largest.
+        max: f64,
+        /// Whether `min` itself is out.
+        positive: bool,
+    },
+    /// true or false.
+    Bool,
+    /// Any text.
+    Text,
+    /// A path; relative ones start at the configuration's folder.
+    Path,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// Bytes.
+    Bytes,
+    /// Bytes per second.
+    Bandwidth,
+    /// Seconds.
+    Duration,
+    /// Two numbers in [0, 1).
+    Betas,
+    /// A checkpointing policy.
+    Checkpointing,
+    /// Names of linear layers.
+    Targets,
+    /// A table of rotary scaling.
+    RopeScaling,
+}
+
+const CHECKPOINTING: &[&str] = &["none", "full", "selective", "sqrt"];
+const ROPE: &[&str] = &[
+    "rope_type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+];
+
+impl fmt::Display for Kind {
+    /// As the documentation puts it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Count { min, .. } => write!(f, "whole number from {min}"),
+            Kind::Seed => f.write_str("whole number from 0"),
+            Kind::Real { min, max, positive } => {
+                let from = if *positive { "above" } else { "from" };
+                write!(f, "number {from} {min}")?;
+                if *max < 1e30 { write!(f, " to {max}") } else { Ok(()) }
+            }
+            Kind::Bool => f.write_str("true or false"),
+            Kind::Text => f.write_str("text"),
+            Kind::Path => f.write_str("path"),
+            Kind::Choice(words) => {
+                let quoted: Vec<String> = words.iter().map(|word| format!("`\"{word}\"`")).collect();
+                f.write_str(&quoted.join(", "))
+            }
+            Kind::Bytes => f.write_str("bytes, as `\"80GiB\"`"),
+            Kind::Bandwidth => f.write_str("bytes per second, as `\"12.5GB/s\"`"),
+            Kind::Duration => f.write_str("seconds, as `\"20us\"`"),
+            Kind::Betas => f.write_str("two numbers from 0, below 1"),
+            Kind::Checkpointing => f.write_str("word, table or list"),
+            Kind::Targets => f.write_str("list of linear layers, or `\"all-linear\"`"),
+            Kind::RopeScaling => f.write_str("table"),
+        }
+    }
+}
+
+/// How a value looks in an error.
+pub fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+fn words(list: &[&str]) -> String {
+    list.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(", ")
+}
+
+fn nearest<'a>(given: &str, list: &[&'a str]) -> Option<&'a str> {
+    let near = list.iter().map(|word| (strsim::osa_distance(&given.to_lowercase(), word), *word));
+    near.min_by_key(|(distance, _)| *distance).filter(|(distance, _)| *distance <= 2.max(given.len() / 3)).map(|(_, w)| w)
+}
+
+fn choice(given: &str, list: &[&str]) -> Result<(), String> {
+    if list.contains(&given) {
+        return Ok(());
+    }
+    let hint = nearest(given, list).map(|word| format!("; did you mean \"{word}\"?")).unwrap_or_default();
+    Err(format!("\"{given}\" is none of {}{hint}", words(list)))
+}
+
+/// The number in an integer or float.
+pub fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::Integer(n) => Some(*n as f64),
+        Value::Float(x) => Some(*x),
+        _ => None,
+    }
+}
+
+fn wrong_type(wanted: &str, value: &Value) -> String {
+    format!("{} is {}; write {wanted}", shown(value), article(value.type_str()))
+}
+
+fn article(kind: &str) -> String {
+    match kind.chars().next() {
+        Some('a' | 'e' | 'i' | 'o' | 'u') => format!("an {kind}"),
+        _ => format!("a {kind}"),
+    }
+}
+
+impl Kind {
+    /// Whether a value can stand here; `Err` says what is wrong with it and what would be right.
+    pub fn check(&self, value: &Value) -> Result<(), String> {
+        match *self {
+            Kind::Count { min, max } => check_count(min, max, value),
+            Kind::Seed => check_count(0, i64::MAX, value),
+            Kind::Real { min, max, positive } => check_real(min, max, positive, value),
+            Kind::Bool => value.as_bool().map(|_| ()).ok_or_else(|| wrong_type("true or false", value)),
+            Kind::Text | Kind::Path => match value.as_str() {
+                Some("") if matches!(self, Kind::Path) => Err("the path is empty; name a file or leave the key out".into()),
+                Some(_) => Ok(()),
+                None => Err(wrong_type("a text in quotes", value)),
+            },
+            Kind::Choice(list) => match value.as_str() {
+                Some(text) => choice(text, list),
+                None => Err(wrong_type(&format!("one of {}", words(list)), value)),
+            },
+            Kind::Bytes => measure(value, "a size such as \"80GiB\" or a number of bytes", |text| {
+                units::bytes(text).filter(|bytes| *bytes > 0).map(|bytes| bytes as f64)
+            }),
+            Kind::Bandwidth => measure(value, "a bandwidth such as \"12.5GB/s\"", units::bandwidth),
+            Kind::Duration => measure(value, "a duration such as \"20us\"", units::seconds),
+            Kind::Betas => check_betas(value),
+            Kind::Checkpointing => check_checkpointing(value),
+            Kind::Targets => check_targets(value),
+            Kind::RopeScaling => check_rope(value),
+        }
+    }
+}
+
+fn check_count(min: i64, max: i64, value: &Value) -> Result<(), String> {
+    match value.as_integer() {
+        None => Err(wrong_type(&format!("a whole number from {min}"), value)),
+        Some(n) if n < min => Err(format!("{n} is too small; write {min} or more")),
+        Some(n) if n > max => Err(format!("{n} is too large; write {max} or less")),
+        Some(_) => Ok(()),
+    }
+}
+
+fn check_real(min: f64, max: f64, positive: bool, value: &Value) -> Result<(), String> {
+    let Some(x) = number(value) else { return Err(wrong_type("a number", value)) };
+    let least = if positive { format!("a number above {min}") } else { format!("{min} or more") };
+    if !x.is_finite() {
+        Err(format!("{x} is not a finite number; write {least}"))
+    } else if x < min || (positive && x <= min) {
+        Err(format!("{x} is too small; write {least}"))
+    } else if x > max {
+        Err(format!("{x} is too large; write {max} or less"))
+    } else {
+        Ok(())
+    }
+}
+
+fn measure(value: &Value, wanted: &str, parse: impl Fn(&str) -> Option<f64>) -> Result<(), String> {
+    let found = match value {
+        Value::String(text) => parse(text),
+        Value::Integer(_) | Value::Float(_) => number(value).and_then(|x| parse(&x.to_string())),
+        _ => return Err(wrong_type(wanted, value)),
+    };
+    found.map(|_| ()).ok_or_else(|| format!("{} cannot be read; write {wanted}", shown(value)))
+}
+
+fn check_betas(value: &Value) -> Result<(), String> {
+    let list = value.as_array().ok_or_else(|| wrong_type("two numbers, as [0.9, 0.999]", value))?;
+    if list.len() != 2 {
+        return Err(format!("{} numbers; write two, as [0.9, 0.999]", list.len()));
+    }
+    for beta in list {
+        let x = number(beta).ok_or_else(|| wrong_type("a number", beta))?;
+        if !(0.0..1.0).contains(&x) {
+            return Err(format!("{x} is outside [0, 1); write two numbers, as [0.9, 0.999]"));
+        }
+    }
+    Ok(())
+}
+
+fn check_checkpointing(value: &Value) -> Result<(), String> {
+    match value {
+        Value::String(text) => choice(text, CHECKPOINTING).map_err(|error| format!("{error}, {{ every = k }} or a list")),
+        Value::Table(table) => match (table.len(), table.get("every")) {
+            (1, Some(every)) => check_count(1, 1 << 20, every).map_err(|error| format!("every: {error}")),
+            _ => Err(format!("{} is no policy; write {{ every = k }} with k from 1", shown(value))),
+        },
+        Value::Array(list) => check_names(list, &kept_names()),
+        _ => Err(wrong_type("\"none\", \"full\", \"selective\", \"sqrt\", { every = k } or a list of tensors", value)),
+    }
+}
+
+fn check_targets(value: &Value) -> Result<(), String> {
+    match value {
+        Value::String(text) if text == "all-linear" => Ok(()),
+        Value::Array(list) if list.is_empty() => {
+            Err("the list is empty; name at least one linear layer, or set lora.rank = 0".into())
+        }
+        Value::Array(list) => check_names(list, &Linear::ALL.map(Linear::name)),
+        _ => Err(wrong_type("a list such as [\"q_proj\", \"v_proj\"], or \"all-linear\"", value)),
+    }
+}
+
+fn check_names(list: &[Value], known: &[&str]) -> Result<(), String> {
+    for item in list {
+        let name = item.as_str().ok_or_else(|| wrong_type(&format!("one of {}", words(known)), item))?;
+        choice(name, known)?;
+    }
+    Ok(())
+}
+
+/// The names of the tensors that checkpointing may keep, from the engine's own serialisation.
+fn kept_names() -> [&'static str; 7] {
+    Kept::ALL.map(|kept| match kept {
+        Kept::AttentionNorm => "attention_norm",
+        Kept::Qkv => "qkv",
+        Kept::Attention => "attention",
+        Kept::Residual => "residual",
+        Kept::MlpNorm => "mlp_norm",
+        Kept::GateUp => "gate_up",
+        Kept::Activation => "activation",
+    })
+}
+
+fn check_rope(value: &Value) -> Result<(), String> {
+    let table = value.as_table().ok_or_else(|| wrong_type("a table, as { rope_type = \"linear\", factor = 2.0 }", value))?;
+    for (name, item) in table {
+        choice(name, ROPE)?;
+        let right = match name.as_str() {
+            "rope_type" => choice(item.as_str().unwrap_or_default(), &["default", "linear", "llama3"]),
+            "original_max_position_embeddings" => check_count(1, 1 << 31, item),
+            _ => check_real(0.0, 1e30, true, item),
+        };
+        right.map_err(|error| format!("{name}: {error}"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_names_are_serde_names() {
+        for (kept, name) in Kept::ALL.iter().zip(kept_names()) {
+            assert_eq!(serde_json::to_value(kept).ok(), Some(serde_json::Value::from(name)));
+        }
+    }
+}

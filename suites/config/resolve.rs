@@ -1,0 +1,497 @@
+//! A set of settings becomes a resolved cell: defaults filled in, combinations checked, what this version cannot do
+//! refused by name.
+
+use super::document::{Place, Settings};
+use super::keys::{self, Default};
+use super::kind::number;
+use super::{document, units};
+use std::path::{Path, PathBuf};
+use toml::Value;
+use zbench_engine::config::*;
+use zbench_engine::hf::{self, HfError, PartialModel};
+use zbench_kernels::DType;
+
+/// What resolving depends on beside the settings.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// Where relative paths start.
+    pub folder: PathBuf,
+    /// Cores that this process may use.
+    pub cores: usize,
+}
+
+/// A configuration with every default filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    /// What runs.
+    pub cell: Cell,
+    /// `hardware.profile`, when the cell is for another machine.
+    pub profile: Option<String>,
+}
+
+/// Values that do not go together, or that this version cannot do.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{key}: {message}")]
+pub struct Refusal {
+    /// The key to change.
+    pub key: String,
+    /// What is wrong and what would be right.
+    pub message: String,
+    /// Where the key stands, when the file has it.
+    pub place: Option<Place>,
+    /// Whether an axis or an include of the grid took part in it: then a cell is skipped, else the file is refused.
+    pub from_grid: bool,
+}
+
+/// More rank threads than this on one processor is a typing error.
+const MOST_RANKS: usize = 1024;
+
+/// Resolves one combination.
+pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refusal> {
+    let values = Values { settings };
+    unsupported(&values)?;
+    let profile = profile(&values, context)?;
+    let model = model(&values, context)?;
+    let parallel = parallel(&values)?;
+    let train = train(&values, parallel.ranks)?;
+    let precision = precision(&values);
+    let lora = lora(&values)?;
+    let device = match values.given_text("hardware.device").or_else(|| profile.as_ref().map(|p| p.device.clone())) {
+        Some(device) if device == "cuda" => DeviceKind::Cuda,
+        _ => DeviceKind::Cpu,
+    };
+    if device == DeviceKind::Cpu && parallel.ranks > MOST_RANKS {
+        let message = format!("{} ranks on one processor; write {MOST_RANKS} or fewer", parallel.ranks);
+        return Err(values.refuse("parallel.ranks", &["hardware.device"], message));
+    }
+    let threads = (context.cores / parallel.ranks).max(1);
+    let capacity = values.given("memory.capacity").and_then(byte_size).or(profile.as_ref().and_then(|p| p.memory));
+    let cell = Cell {
+        data: data(&values, context)?,
+        memory: Memory {
+            checkpointing: checkpointing(&values.value("memory.checkpointing")),
+            attention: if values.text("memory.attention") == "naive" { AttentionKind::Naive } else { AttentionKind::Flash },
+            capacity,
+        },
+        hardware: Hardware { device, threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads) },
+        model,
+        train,
+        parallel,
+        precision,
+        lora,
+    };
+    batch_fits(&values, &cell)?;
+    Ok(Resolved { cell, profile: profile.map(|profile| profile.name) })
+}
+
+/// Typed access to checked settings; absent ones have the default of the table.
+struct Values<'a> {
+    settings: &'a Settings,
+}
+
+impl Values<'_> {
+    fn given(&self, key: &str) -> Option<&Value> {
+        self.settings.get(key).map(|setting| &setting.value)
+    }
+
+    fn value(&self, key: &str) -> Value {
+        let default = || match keys::find(key).map(|key| &key.default) {
+            Some(Default::Is(text)) => document::bare(text),
+            _ => Value::String(String::new()),
+        };
+        self.given(key).cloned().unwrap_or_else(default)
+    }
+
+    fn given_count(&self, key: &str) -> Option<usize> {
+        self.given(key).and_then(Value::as_integer).and_then(|n| usize::try_from(n).ok())
+    }
+
+    /// A whole number; its kind has refused anything else.
+    fn count(&self, key: &str) -> usize {
+        self.value(key).as_integer().and_then(|n| usize::try_from(n).ok()).unwrap_or_default()
+    }
+
+    fn real(&self, key: &str) -> f64 {
+        number(&self.value(key)).unwrap_or_default()
+    }
+
+    fn given_text(&self, key: &str) -> Option<String> {
+        self.given(key).and_then(Value::as_str).map(str::to_string)
+    }
+
+    fn text(&self, key: &str) -> String {
+        self.value(key).as_str().unwrap_or_default().to_string()
+    }
+
+    fn refuse(&self, key: &str, others: &[&str], message: impl Into<String>) -> Refusal {
+        let setting = self.settings.get(key);
+        let grid = |key: &str| self.settings.get(key).is_some_and(|setting| setting.from_grid);
+        Refusal {
+            key: key.into(),
+            message: message.into(),
+            place: setting.and_then(|setting| setting.place),
+            from_grid: grid(key) || others.iter().any(|key| grid(key)),
+        }
+    }
+}
+
+/// The values of keys that exist and that this version cannot do, with what to write instead.
+fn unsupported(values: &Values) -> Result<(), Refusal> {
+    let refuse = |key: &str, instead: &str| {
+        let given = values.value(key);
+        Err(values.refuse(key, &[], format!("{given} is not in this version of zbench; {instead}")))
+    };
+    if values.text("suite") != "train" {
+        return refuse("suite", "write \"train\"");
+    }
+    for degree in ["tensor", "sequence", "pipeline", "context", "expert"] {
+        let key = format!("parallel.{degree}");
+        if values.count(&key) > 1 {
+            return refuse(&key, "write 1: ranks are data-parallel");
+        }
+    }
+    let words = [
+        ("parallel.strategy", "zero++", "write zero3, or hsdp for gathers that stay inside a node"),
+        ("lora.method", "ia3", "write \"lora\""),
+        ("lora.base", "nf4", "write \"bf16\", \"f16\" or \"f32\""),
+        ("lora.base", "int8", "write \"bf16\", \"f16\" or \"f32\""),
+    ];
+    for (key, word, instead) in words {
+        if values.text(key) == word {
+            return refuse(key, instead);
+        }
+    }
+    let only = [
+        ("parallel.pipeline_schedule", "1f1b"),
+        ("parallel.gather_wire", "native"),
+        ("parallel.reduce_wire", "native"),
+        ("parallel.backend", "local"),
+        ("memory.offload_optimizer", "none"),
+        ("memory.offload_parameters", "none"),
+    ];
+    for (key, word) in only {
+        if values.text(key) != word {
+            return refuse(key, &format!("write \"{word}\""));
+        }
+    }
+    for key in ["memory.offload_path", "link.node.bandwidth", "link.node.latency"] {
+        if values.given(key).is_some() {
+            return refuse(key, "leave the key out");
+        }
+    }
+    Ok(())
+}
+
+/// A machine to plan for.
+struct Profile {
+    name: String,
+    device: String,
+    memory: Option<u64>,
+}
+
+/// Reads machines/NAME.toml beside the configuration.
+fn profile(values: &Values, context: &Context) -> Result<Option<Profile>, Refusal> {
+    let Some(name) = values.given_text("hardware.profile") else { return Ok(None) };
+    let refuse = |message: String| values.refuse("hardware.profile", &[], message);
+    if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
+        return Err(refuse(format!("\"{name}\" is no name of a profile; write letters, digits and dashes")));
+    }
+    let path = context.folder.join("machines").join(format!("{name}.toml"));
+    let text = std::fs::read_to_string(&path).map_err(|error| {
+        refuse(format!("\"{name}\": {} cannot be read: {error}; name a file of that folder", path.display()))
+    })?;
+    let bad = |what: &str| refuse(format!("\"{name}\": {}: {what}", path.display()));
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| bad(error.message()))?;
+    if let Some(key) = table.keys().find(|key| !["device", "memory", "about"].contains(&key.as_str())) {
+        return Err(bad(&format!("unknown key {key}; a profile has device, memory and about")));
+    }
+    let device = match table.get("device").and_then(Value::as_str) {
+        Some(device @ ("cpu" | "cuda")) => device.to_string(),
+        _ => return Err(bad("device must be \"cpu\" or \"cuda\"")),
+    };
+    let memory = match table.get("memory") {
+        None => None,
+        Some(value) => Some(byte_size(value).ok_or_else(|| bad("memory must be a size such as \"80GiB\""))?),
+    };
+    Ok(Some(Profile { name, device, memory }))
+}
+
+fn byte_size(value: &Value) -> Option<u64> {
+    match value {
+        Value::String(text) => units::bytes(text),
+        other => number(other).and_then(|x| units::bytes(&x.to_string())),
+    }
+}
+
+fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
+    let keys: Vec<&'static str> = values.settings.keys().copied().filter(|key| key.starts_with("model.")).collect();
+    let foreign = |key: &str, error: HfError| {
+        let (key, message) = match error {
+            HfError::Field { what, field, reason } if what == "model" => (format!("model.{field}"), reason),
+            other => (key.to_string(), other.to_string()),
+        };
+        // The field may be a default; the nearest key that the file has is then the place to look.
+        let known = keys::find(&key).map_or("model.rope_scaling", |key| key.name);
+        Refusal { key: key.clone(), ..values.refuse(known, &keys, message) }
+    };
+    let (preset, path) = (values.given_text("model.preset"), values.given_text("model.path"));
+    let preset = if keys.is_empty() { Some("llama-32m".into()) } else { preset };
+    let (mut base, mut weights) = (PartialModel::default(), None);
+    match (preset, path) {
+        (Some(_), Some(_)) => {
+            let message = "stands beside model.preset; keep one of them";
+            return Err(values.refuse("model.path", &keys, message));
+        }
+        (Some(name), None) => {
+            let text = hf::preset(&name).map_err(|error| {
+                let HfError::UnknownPreset { .. } = &error else { return foreign("model.preset", error) };
+                let names: Vec<&str> = hf::preset_names().collect();
+                values.refuse("model.preset", &[], format!("there is no preset \"{name}\"; there are {}", names.join(", ")))
+            })?;
+            base = toml::from_str(text).map_err(|error| values.refuse("model.preset", &[], error.to_string()))?;
+        }
+        (None, Some(path)) => {
+            let folder = context.folder.join(path);
+            let file = folder.join("config.json");
+            let json = std::fs::read_to_string(&file).map_err(|error| {
+                let message = format!("{} cannot be read: {error}; name a folder with config.json", file.display());
+                values.refuse("model.path", &[], message)
+            })?;
+            let model = hf::model_from_hf(&json, &file.display().to_string()).map_err(|e| foreign("model.path", e))?;
+            base = PartialModel::from(&model);
+            weights = Some(folder);
+        }
+        (None, None) => {}
+    }
+    let mut stated = toml::Table::new();
+    for key in keys.iter().filter(|key| !["model.preset", "model.path"].contains(key)) {
+        if let Some(value) = values.given(key) {
+            stated.insert(key.trim_start_matches("model.").into(), value.clone());
+        }
+    }
+    let stated: PartialModel =
+        Value::Table(stated).try_into().map_err(|e: toml::de::Error| values.refuse("model.rope_scaling", &keys, e.message()))?;
+    let mut model = stated.or(base).resolve("model").map_err(|error| foreign("model.family", error))?;
+    model.weights = weights;
+    Ok(model)
+}
+
+fn data(values: &Values, context: &Context) -> Result<Data, Refusal> {
+    let source = values.text("data.source");
+    let unused = |key: &str| {
+        let message = format!("has no effect when data.source is \"{source}\"; leave it out, or change data.source");
+        values.refuse(key, &["data.source"], message)
+    };
+    let path = |key: &str| -> Result<PathBuf, Refusal> {
+        let given = values.given_text(key);
+        let text = given.ok_or_else(|| {
+            values.refuse(key, &["data.source"], format!("is missing; data.source = \"{source}\" needs a file"))
+        })?;
+        Ok(tidy(&context.folder.join(text)))
+    };
+    let given = |key: &str| values.given(key).is_some();
+    // In a grid over sources the keys of the other sources have to stand somewhere.
+    let varies = values.settings.get("data.source").is_some_and(|source| source.from_grid);
+    let useless: &[&str] = match source.as_str() {
+        "text" => &["data.dtype"],
+        "tokens" => &["data.tokenizer"],
+        _ => &["data.path", "data.dtype", "data.tokenizer"],
+    };
+    if let Some(key) = useless.iter().find(|key| given(key)).filter(|_| !varies) {
+        return Err(unused(key));
+    }
+    Ok(match source.as_str() {
+        "text" => Data::Text { path: path("data.path")?, tokenizer: path("data.tokenizer")? },
+        "tokens" => {
+            let dtype = if values.text("data.dtype") == "u16" { TokenType::U16 } else { TokenType::U32 };
+            Data::Tokens { path: path("data.path")?, dtype }
+        }
+        _ => Data::Synthetic {},
+    })
+}
+
+/// Without `.` parts, so that one file has one name.
+fn tidy(path: &Path) -> PathBuf {
+    path.components().filter(|part| !matches!(part, std::path::Component::CurDir)).collect()
+}
+
+fn train(values: &Values, ranks: usize) -> Result<Train, Refusal> {
+    let (micro_batch, mut accumulation) = (values.count("train.micro_batch"), values.count("train.accumulation"));
+    if let Some(global) = values.given_count("train.global_batch") {
+        let others = ["train.micro_batch", "parallel.ranks", "train.accumulation"];
+        if values.given("train.accumulation").is_some() {
+            let message = "stands beside train.accumulation; keep one of them";
+            return Err(values.refuse("train.global_batch", &others, message));
+        }
+        // Both are below 2^31.
+        let per_pass = micro_batch * ranks;
+        if global % per_pass != 0 {
+            let above = global.div_ceil(per_pass) * per_pass;
+            let message = format!(
+                "{global} is not a multiple of parallel.ranks × train.micro_batch = {ranks} × {micro_batch} = {per_pass}; \
+                 write {above}, or change one of them"
+            );
+            return Err(values.refuse("train.global_batch", &others, message));
+        }
+        accumulation = global / per_pass;
+    }
+    let (lr, lr_min) = (values.real("train.lr"), values.real("train.lr_min"));
+    if lr_min > lr {
+        let message = format!("{lr_min} is above train.lr = {lr}; write at most that");
+        return Err(values.refuse("train.lr_min", &["train.lr"], message));
+    }
+    let betas = values.value("train.betas");
+    let beta = |i: usize| betas.get(i).and_then(number).unwrap_or_default();
+    Ok(Train {
+        seq_len: values.count("train.seq_len"),
+        micro_batch,
+        accumulation,
+        steps: values.count("train.steps"),
+        untimed_steps: values.count("train.untimed_steps"),
+        seed: values.count("train.seed") as u64,
+        optimizer: Optimizer::AdamW,
+        lr,
+        betas: [beta(0), beta(1)],
+        eps: values.real("train.eps"),
+        weight_decay: values.real("train.weight_decay"),
+        clip_norm: values.real("train.clip_norm"),
+        lr_schedule: match values.text("train.lr_schedule").as_str() {
+            "linear" => Schedule::Linear,
+            "cosine" => Schedule::Cosine,
+            _ => Schedule::Constant,
+        },
+        lr_warmup_steps: values.count("train.lr_warmup_steps"),
+        lr_min,
+    })
+}
+
+fn parallel(values: &Values) -> Result<Parallel, Refusal> {
+    let ranks = values.count("parallel.ranks");
+    let name = values.text("parallel.strategy");
+    // The kind admits these names and zero++, which is refused before.
+    let strategy = Strategy::ALL.into_iter().find(|s| s.name() == name).unwrap_or(Strategy::Ddp);
+    let ranks_per_node = values.given_count("parallel.ranks_per_node");
+    if let Some(per_node) = ranks_per_node.filter(|per_node| ranks % per_node != 0) {
+        let message = format!("{per_node} does not divide parallel.ranks = {ranks}; write a divisor of it");
+        return Err(values.refuse("parallel.ranks_per_node", &["parallel.ranks"], message));
+    }
+    let others = ["parallel.ranks", "parallel.strategy", "parallel.ranks_per_node"];
+    let shard = if !strategy.is_hybrid() {
+        ranks
+    } else if let Some(shard) = values.given_count("parallel.shard") {
+        if ranks % shard != 0 {
+            let message = format!("{shard} does not divide parallel.ranks = {ranks}; write a divisor of it");
+            return Err(values.refuse("parallel.shard", &others, message));
+        }
+        shard
+    } else if let Some(per_node) = ranks_per_node {
+        per_node
+    } else if ranks % 2 == 0 {
+        ranks / 2
+    } else {
+        let message = format!("has no default for {name} on {ranks} ranks, which do not halve; state a divisor of {ranks}");
+        return Err(values.refuse("parallel.shard", &others, message));
+    };
+    Ok(Parallel {
+        ranks,
+        ranks_per_node,
+        strategy,
+        shard,
+        prefetch: values.count("parallel.prefetch"),
+        backend: Backend::Local,
+    })
+}
+
+fn dtype(name: &str) -> Option<DType> {
+    [DType::F32, DType::Bf16, DType::F16, DType::F64].into_iter().find(|dtype| dtype.name() == name)
+}
+
+fn precision(values: &Values) -> Precision {
+    let mut precision = match values.text("precision.preset").as_str() {
+        "bf16-mixed" => Precision::mixed(DType::Bf16),
+        "f16-mixed" => Precision::mixed(DType::F16),
+        "bf16" => Precision::all(DType::Bf16),
+        _ => Precision::F32,
+    };
+    let stated = |key: &str, slot: &mut DType| {
+        if let Some(dtype) = values.given_text(key).as_deref().and_then(dtype) {
+            *slot = dtype;
+        }
+    };
+    stated("precision.parameters", &mut precision.parameters);
+    stated("precision.compute", &mut precision.compute);
+    stated("precision.gradients", &mut precision.gradients);
+    stated("precision.reduce", &mut precision.reduce);
+    stated("precision.optimizer", &mut precision.optimizer);
+    if let Some(master) = values.given_text("precision.master") {
+        precision.master = dtype(&master);
+    }
+    precision
+}
+
+/// Without adapters the other keys of [lora] mean nothing, and the cell says so by holding none of them.
+fn lora(values: &Values) -> Result<Lora, Refusal> {
+    let rank = values.count("lora.rank");
+    if rank == 0 {
+        return Ok(Lora { rank, alpha: 0.0, dropout: 0.0, targets: Vec::new(), base: None });
+    }
+    let targets = values.value("lora.targets");
+    let named = |linear: &Linear| match &targets {
+        Value::Array(list) => list.iter().any(|item| item.as_str() == Some(linear.name())),
+        _ => true,
+    };
+    Ok(Lora {
+        rank,
+        alpha: values.real("lora.alpha"),
+        dropout: values.real("lora.dropout"),
+        targets: Linear::ALL.into_iter().filter(named).collect(),
+        base: values.given_text("lora.base").as_deref().and_then(dtype),
+    })
+}
+
+fn checkpointing(value: &Value) -> Checkpointing {
+    match value {
+        Value::Table(table) => {
+            Checkpointing::Every(table.get("every").and_then(Value::as_integer).and_then(|k| k.try_into().ok()).unwrap_or(1))
+        }
+        Value::Array(list) => {
+            let name = |kept: &Kept| serde_json::to_value(kept).ok().and_then(|v| v.as_str().map(str::to_string));
+            let kept = |kept: &Kept| list.iter().any(|item| item.as_str().map(str::to_string) == name(kept));
+            Checkpointing::Keep(Kept::ALL.into_iter().filter(kept).collect())
+        }
+        other => match other.as_str() {
+            Some("full") => Checkpointing::Full,
+            Some("selective") => Checkpointing::Selective,
+            Some("sqrt") => Checkpointing::Sqrt,
+            _ => Checkpointing::None,
+        },
+    }
+}
+
+/// The largest single tensors of a step, in bytes of f64, must fit 62 bits: products beyond it would wrap.
+fn batch_fits(values: &Values, cell: &Cell) -> Result<(), Refusal> {
+    let Train { seq_len, micro_batch, accumulation, .. } = cell.train;
+    let (model, limit) = (&cell.model, 1u128 << 62);
+    let widest = model.vocab_size.max(model.intermediate_size).max(model.num_attention_heads.saturating_mul(model.head_dim));
+    let rows = seq_len as u128 * micro_batch as u128;
+    let keys = ["train.seq_len", "train.micro_batch", "memory.attention", "train.accumulation", "parallel.ranks"];
+    let over = |factors: &[usize]| {
+        factors.iter().try_fold(rows * 8, |product, factor| product.checked_mul(*factor as u128)).is_none_or(|p| p > limit)
+    };
+    let layers = model.num_hidden_layers;
+    let refuse = |key: &str, what: &str| {
+        let message = format!("{} makes {what} of more than 2^62 bytes; write a smaller number", values.value(key));
+        Err(values.refuse(key, &keys, message))
+    };
+    let largest = if seq_len >= micro_batch { "train.seq_len" } else { "train.micro_batch" };
+    if over(&[widest, layers]) {
+        return refuse(largest, "activations");
+    }
+    if cell.memory.attention == AttentionKind::Naive && over(&[seq_len, model.num_attention_heads, layers]) {
+        return refuse("train.seq_len", "attention probabilities");
+    }
+    if over(&[accumulation, cell.parallel.ranks]) {
+        return refuse("train.accumulation", "a global batch");
+    }
+    Ok(())
+}

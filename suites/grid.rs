@@ -1,0 +1,241 @@
+//! Expansion of a document into cells: the product of the axes in the order of the file (the first axis varies
+//! slowest), less what is excluded, then the includes.
+
+use crate::config::files::Files;
+use crate::config::keys::{self, Default};
+use crate::config::{Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Setting, Settings, document, resolve};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use zbench_engine::config::{Cell, Data};
+
+/// One cell of a grid, or the reason why it cannot be.
+#[derive(Clone, Debug)]
+pub struct GridCell {
+    /// Hash of the resolved configuration and of the contents of the files it names.
+    pub key: String,
+    /// What varies: the cell's values of the grid's axes, for a reader.
+    pub label: String,
+    /// The configuration, or why there is none.
+    pub resolved: Result<Resolved, Refusal>,
+    /// What was written for it.
+    pub settings: Settings,
+}
+
+/// More combinations than this is a typing error, unless `--max-cells` says otherwise.
+pub const MOST_CELLS: usize = 10_000;
+
+/// Expands a document. Only cells that have all the values of `only` are kept.
+///
+/// # Errors
+/// Values that are wrong whatever the grid says refuse the whole file; so do absent or broken files that cells name,
+/// and more cells than `most`.
+pub fn expand(
+    document: &Document,
+    only: &[Axis],
+    most: usize,
+    context: &Context,
+    files: &mut Files,
+) -> Result<Vec<GridCell>, ConfigError> {
+    let source = document.path.display().to_string();
+    let include_sizes = document.includes.iter().map(|axes| size(axes)).fold(0usize, usize::saturating_add);
+    let size = if document.includes_only() { 0 } else { size(&document.axes) }.saturating_add(include_sizes);
+    if size > most.max(MOST_CELLS) {
+        let message = format!("the grid has {size} combinations; shorten an axis (at most {} are expanded)", most.max(MOST_CELLS));
+        return Err(ConfigError::about(source, message));
+    }
+    let mut combinations = Vec::new();
+    if !document.includes_only() {
+        combinations.extend(product(&document.base, &document.axes));
+    }
+    for include in &document.includes {
+        combinations.extend(product(&document.base, include));
+    }
+    let varying: BTreeSet<&'static str> = document.axes.iter().chain(document.includes.iter().flatten()).map(|a| a.key).collect();
+    let in_product = if document.includes_only() { 0 } else { self::size(&document.axes) };
+
+    let (mut cells, mut seen, mut problems) = (Vec::new(), BTreeSet::new(), Vec::<Problem>::new());
+    for (index, settings) in combinations.into_iter().enumerate() {
+        let resolved = resolve(&settings, context).and_then(|resolved| check_files(resolved, files, &settings));
+        let cell_json = resolved.as_ref().ok().map(|resolved| plain(&resolved.cell));
+        let has = |axes: &[Axis]| axes.iter().all(|axis| has_one_of(axis, &settings, cell_json.as_ref()));
+        let excluded = index < in_product && document.excludes.iter().any(|exclude| has(exclude));
+        if excluded || !has(only) {
+            continue;
+        }
+        if let Err(refusal) = &resolved
+            && !refusal.from_grid
+        {
+            let source = if refusal.place.is_none() && settings.contains_key(refusal.key.as_str()) {
+                "--set".to_string()
+            } else {
+                source.clone()
+            };
+            let problem =
+                Problem { source, place: refusal.place, key: refusal.key.clone(), message: refusal.message.clone() };
+            if !problems.contains(&problem) {
+                problems.push(problem);
+            }
+            continue;
+        }
+        let key = match &resolved {
+            Ok(resolved) => cell_key(&resolved.cell, files),
+            Err(_) => settings_key(&settings),
+        };
+        if seen.insert(key.clone()) {
+            let label = label(&varying, &settings);
+            cells.push(GridCell { key, label, resolved, settings });
+        }
+    }
+    if !problems.is_empty() {
+        return Err(ConfigError(problems));
+    }
+    if cells.len() > most {
+        let message = format!("the grid has {} cells and --max-cells is {most}; narrow it with --only or --set", cells.len());
+        return Err(ConfigError::about(source, message));
+    }
+    Ok(cells)
+}
+
+impl Document {
+    /// A file with includes and without axes has no product: its cells are the includes.
+    fn includes_only(&self) -> bool {
+        self.axes.is_empty() && !self.includes.is_empty()
+    }
+}
+
+fn size(axes: &[Axis]) -> usize {
+    axes.iter().map(|axis| axis.values.len()).fold(1, usize::saturating_mul)
+}
+
+/// Every combination; the last axis varies fastest.
+fn product(base: &Settings, axes: &[Axis]) -> Vec<Settings> {
+    let mut combinations = vec![base.clone()];
+    for axis in axes {
+        let with = |settings: &Settings, value: &Setting| {
+            let mut settings = settings.clone();
+            settings.insert(axis.key, value.clone());
+            settings
+        };
+        combinations = combinations.iter().flat_map(|s| axis.values.iter().map(move |value| with(s, value))).collect();
+    }
+    combinations
+}
+
+/// A file that is absent or broken refuses the whole configuration, wherever its name came from.
+fn check_files(resolved: Resolved, files: &mut Files, settings: &Settings) -> Result<Resolved, Refusal> {
+    match files.check(&resolved.cell) {
+        Ok(()) => Ok(resolved),
+        Err((key, message)) => {
+            let place = settings.get(key).and_then(|setting| setting.place);
+            Err(Refusal { key: key.into(), message, place, from_grid: false })
+        }
+    }
+}
+
+/// Terms of `--only`: `key=value`, joined by commas; several values of one key are alternatives.
+pub fn parse_only(text: &str) -> Result<Vec<Axis>, ConfigError> {
+    let mut axes: Vec<Axis> = Vec::new();
+    let refuse = |message: String| Err(ConfigError::about(format!("--only {text}"), message));
+    for term in text.split(',').filter(|term| !term.trim().is_empty()) {
+        let Some((name, value)) = term.split_once('=') else {
+            return refuse(format!("\"{term}\" has no value; write key=value terms joined by commas"));
+        };
+        let Some(key) = keys::find(name.trim()) else {
+            let hint = keys::nearest(name.trim()).map(|key| format!("; did you mean {key}?")).unwrap_or_default();
+            return refuse(format!("unknown key {}{hint}", name.trim()));
+        };
+        let value = Setting { value: document::bare(value.trim()), place: None, from_grid: false };
+        match axes.iter_mut().find(|axis| axis.key == key.name) {
+            Some(axis) => axis.values.push(value),
+            None => axes.push(Axis { key: key.name, values: vec![value] }),
+        }
+    }
+    if axes.is_empty() {
+        return refuse("has no term; write key=value terms joined by commas".into());
+    }
+    Ok(axes)
+}
+
+/// Whether the cell has one of the axis' values: as resolved, else as written, else by default.
+fn has_one_of(axis: &Axis, settings: &Settings, cell: Option<&Value>) -> bool {
+    let resolved = cell.and_then(|cell| axis.key.split('.').try_fold(cell, |value, part| value.get(part)).cloned());
+    let written = settings.get(axis.key).map(|setting| json(&setting.value));
+    let default = || match keys::find(axis.key).map(|key| &key.default) {
+        Some(Default::Is(text)) => Some(json(&document::bare(text))),
+        _ => None,
+    };
+    let Some(value) = resolved.or_else(|| written.clone()).or_else(default) else { return false };
+    let same = |wanted: &Value, value: &Value| match (wanted.as_f64(), value.as_f64()) {
+        (Some(a), Some(b)) => a == b,
+        _ => wanted == value,
+    };
+    axis.values.iter().any(|wanted| {
+        let wanted = json(&wanted.value);
+        same(&wanted, &value) || written.as_ref().is_some_and(|written| same(&wanted, written))
+    })
+}
+
+/// A TOML value as JSON; numbers that JSON has not are refused before they come here.
+fn json(value: &toml::Value) -> Value {
+    serde_json::to_value(value).unwrap_or(Value::Null)
+}
+
+/// A cell as plain data, for records.
+pub fn plain(cell: &Cell) -> Value {
+    serde_json::to_value(cell).unwrap_or(Value::Null)
+}
+
+/// What varies, as `zero3, full, accumulation 4` would be for a reader; here `key = value` pairs.
+fn label(varying: &BTreeSet<&'static str>, settings: &Settings) -> String {
+    let value = |key: &str| {
+        settings.get(key).map(|setting| match &setting.value {
+            toml::Value::String(text) => text.clone(),
+            other => other.to_string(),
+        })
+    };
+    let pair = |key: &&'static str| value(key).map(|value| format!("{}={value}", key.rsplit('.').next().unwrap_or(key)));
+    varying.iter().filter_map(pair).collect::<Vec<_>>().join(" ")
+}
+
+/// JSON text with the keys of every object sorted: one text for one value.
+pub fn canonical(value: &Value) -> String {
+    match value {
+        Value::Object(map) => {
+            let mut entries: Vec<_> = map.iter().collect();
+            entries.sort_by_key(|(key, _)| *key);
+            let entry = |(key, value): (&String, &Value)| format!("{}:{}", Value::from(key.as_str()), canonical(value));
+            format!("{{{}}}", entries.into_iter().map(entry).collect::<Vec<_>>().join(","))
+        }
+        Value::Array(list) => format!("[{}]", list.iter().map(canonical).collect::<Vec<_>>().join(",")),
+        other => other.to_string(),
+    }
+}
+
+fn short_hash(text: &str) -> String {
+    blake3::hash(text.as_bytes()).to_hex()[..16].to_string()
+}
+
+/// The key of a cell: a hash of its canonical text, in which every file stands by its content.
+pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
+    let mut cell = cell.clone();
+    let mut by_content = |path: &mut std::path::PathBuf| *path = files.hash(path).into();
+    match &mut cell.data {
+        Data::Synthetic {} => {}
+        Data::Tokens { path, .. } => by_content(path),
+        Data::Text { path, tokenizer } => {
+            by_content(path);
+            by_content(tokenizer);
+        }
+    }
+    if let Some(path) = &mut cell.model.weights {
+        by_content(path);
+    }
+    short_hash(&canonical(&plain(&cell)))
+}
+
+/// A combination that resolves to no cell is known by what was written for it.
+fn settings_key(settings: &Settings) -> String {
+    let pairs: serde_json::Map<String, Value> =
+        settings.iter().map(|(key, setting)| (key.to_string(), json(&setting.value))).collect();
+    short_hash(&canonical(&Value::Object(pairs)))
+}
