@@ -1,3 +1,8 @@
 pub mod any;
+mod comparison;
+mod documents;
+pub mod grid;
 mod record;
+mod render;
+mod stats;
 mod store;

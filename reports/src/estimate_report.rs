@@ -1,0 +1,178 @@
+//! Estimates of cells that have not run: what `grid --dry-run` and `plan` print.
+
+use serde::{Deserialize, Serialize};
+
+use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::grid_report::{first_letters, telling_length};
+use crate::named::Named;
+use crate::units;
+
+/// The estimate of one cell, per rank and step.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EstimateRow {
+    /// What the cell is, in the keys in which the grid's cells differ.
+    pub label: String,
+    /// Hash of the configuration.
+    pub key: String,
+    /// What will become of it: `planned`, `measured` (the notebook holds it), or a record's status as `skipped`.
+    pub status: String,
+    /// Why it is skipped; else empty.
+    #[serde(default)]
+    pub reason: String,
+    /// Predicted peak bytes of the largest rank by category, in the order of tables.
+    #[serde(default)]
+    pub memory: Named<u64>,
+    /// Predicted peak over all categories; at most the sum of `memory`, as peaks need not coincide.
+    #[serde(default)]
+    pub total_bytes: Option<u64>,
+    /// The memory that a rank may use; `None` when nothing limits it.
+    #[serde(default)]
+    pub capacity_bytes: Option<u64>,
+    /// Whether it fits; `None` when that is not known.
+    #[serde(default)]
+    pub fits: Option<bool>,
+    /// The cheapest change that makes it fit, in words; else empty.
+    #[serde(default)]
+    pub advice: String,
+    /// Predicted bytes on the wire per step, of the largest rank.
+    #[serde(default)]
+    pub wire_bytes: Option<f64>,
+    /// Model FLOPs of one step over all ranks, in the default convention.
+    #[serde(default)]
+    pub model_flops: Option<f64>,
+    /// Whether it is a scaled-down stand-in of the target.
+    #[serde(default)]
+    pub proxy: bool,
+}
+
+impl EstimateRow {
+    /// The label with the mark of a stand-in.
+    fn marked_label(&self) -> String {
+        let mark = if self.proxy && !self.label.contains("[proxy]") { " [proxy]" } else { "" };
+        format!("{}{mark}", self.label)
+    }
+}
+
+/// The estimates of a grid: whether each cell fits and why, then memory by category.
+pub fn estimates(rows: &[EstimateRow]) -> Document {
+    let mut document = Document::new("Estimates");
+    if rows.is_empty() {
+        document.paragraph("There are no cells to estimate.");
+        return document;
+    }
+    document.paragraph(summary(rows));
+    document.table(cells(rows));
+    let reasons: Vec<String> = rows
+        .iter()
+        .filter(|row| !row.reason.is_empty() || !row.advice.is_empty())
+        .map(|row| {
+            let parts: Vec<&str> =
+                [row.reason.as_str(), row.advice.as_str()].into_iter().filter(|part| !part.is_empty()).collect();
+            format!("{} ({}): {}", row.marked_label(), row.status, parts.join(" Cheapest change: "))
+        })
+        .collect();
+    if !reasons.is_empty() {
+        document.heading("Reasons and advice");
+        document.list(reasons);
+    }
+    if let Some(table) = memory(rows) {
+        document.heading("Predicted memory by category");
+        document.table(table);
+    }
+    document
+}
+
+fn summary(rows: &[EstimateRow]) -> String {
+    let count = |fits: Option<bool>| rows.iter().filter(|row| row.fits == fits).count();
+    let (fit, not, unknown) = (count(Some(true)), count(Some(false)), count(None));
+    let mut parts = Vec::new();
+    if fit > 0 {
+        parts.push(format!("{fit} {}", if fit == 1 { "fits" } else { "fit" }));
+    }
+    if not > 0 {
+        parts.push(format!("{not} {} not fit", if not == 1 { "does" } else { "do" }));
+    }
+    if unknown > 0 {
+        parts.push(format!("for {unknown} it is not known, as no capacity is stated or nothing is predicted"));
+    }
+    let mut text =
+        format!("Of {}, {}. Nothing was run.", units::plural(rows.len(), "cell", "cells"), units::list(&parts));
+    let proxies = rows.iter().filter(|row| row.proxy).count();
+    if proxies > 0 {
+        text += &format!(
+            " PROXY: {} marked [proxy]; sizes are not the target's.",
+            units::plural(proxies, "scaled-down stand-in is", "scaled-down stand-ins are")
+        );
+    }
+    text
+}
+
+fn cells(rows: &[EstimateRow]) -> Table {
+    let columns = vec![
+        Column::words("cell"),
+        Column::words("status"),
+        Column::numbers("predicted peak", "bytes"),
+        Column::numbers("capacity", "bytes"),
+        Column::words("fits"),
+        Column::numbers("wire per step", "bytes"),
+        Column::numbers("model FLOPs per step", "FLOP"),
+        Column::words("key"),
+        Column::words("reason").for_machines(),
+        Column::words("cheapest change").for_machines(),
+    ];
+    let mut table = Table::new("estimates", columns).caption(
+        "Per rank, of the largest; model FLOPs of all ranks together, exact matrix products with the causal half of attention.",
+    );
+    let length = telling_length(rows.iter().map(|row| row.key.as_str()));
+    for row in rows {
+        let tone = if row.fits == Some(false) { Tone::Warning } else { Tone::Plain };
+        let fits = match (row.fits, row.total_bytes, row.capacity_bytes) {
+            (Some(false), Some(total), Some(capacity)) if total > capacity => {
+                format!("no, {} too much", units::memory((total - capacity) as f64))
+            }
+            (Some(true), Some(total), Some(capacity)) if total <= capacity => {
+                format!("yes, {} to spare", units::memory((capacity - total) as f64))
+            }
+            (Some(fits), _, _) => if fits { "yes" } else { "no" }.to_string(),
+            (None, _, _) => "not known".to_string(),
+        };
+        table.row(vec![
+            Entry::words(row.marked_label()),
+            Entry::words(&row.status),
+            Entry::memory(row.total_bytes),
+            Entry::memory(row.capacity_bytes),
+            Entry::words(fits).toned(tone),
+            Entry::maybe(row.wire_bytes, units::traffic),
+            Entry::maybe(row.model_flops, units::flops),
+            Entry { text: first_letters(&row.key, length).to_string(), ..Entry::words(&row.key) },
+            Entry::words(&row.reason),
+            Entry::words(&row.advice),
+        ]);
+    }
+    table
+}
+
+fn memory(rows: &[EstimateRow]) -> Option<Table> {
+    let mut categories: Vec<&str> = Vec::new();
+    for name in rows.iter().flat_map(|row| row.memory.names()) {
+        if !categories.contains(&name) {
+            categories.push(name);
+        }
+    }
+    if categories.is_empty() {
+        return None;
+    }
+    let mut columns = vec![Column::words("cell")];
+    columns.extend(categories.iter().map(|name| Column::numbers(*name, "bytes")));
+    columns.push(Column::numbers("all together", "bytes"));
+    let mut table = Table::new("predicted memory", columns).caption(
+        "Peak of the largest rank. Categories peak at different moments, so they may add up to more than all together.",
+    );
+    for row in rows.iter().filter(|row| !row.memory.is_empty()) {
+        let mut entries = vec![Entry::words(row.marked_label())];
+        entries.extend(categories.iter().map(|name| Entry::memory(row.memory.get(name).copied())));
+        entries.push(Entry::memory(row.total_bytes));
+        table.row(entries);
+    }
+    Some(table)
+}

@@ -1,0 +1,310 @@
+//! Records gathered into cells: what is used, what is ranked, and why something is not.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::labels::{self, Axes};
+use crate::record::{Category, Communication, Record, Status, Verdict, label_flags};
+use crate::stats::{self, Interval, Place};
+
+/// All trials of one configuration.
+#[derive(Debug)]
+pub struct Cell<'a> {
+    /// Hash of the configuration.
+    pub key: &'a str,
+    /// Name made from the keys in which the cells differ.
+    pub label: String,
+    /// Every trial.
+    pub trials: Vec<&'a Record>,
+    /// The trials whose numbers are used: measured and, if there are such, without validity flags.
+    pub used: Vec<&'a Record>,
+    /// Tokens per second of all ranks: median over trials with its interval.
+    pub speed: Option<Interval>,
+    /// The worst verdict of the used trials.
+    pub verdict: Verdict,
+    /// Rank among the ranked cells.
+    pub place: Option<Place>,
+    /// Why there is no rank.
+    pub unranked: Option<String>,
+}
+
+/// The cells of a report and in what they differ.
+#[derive(Debug)]
+pub struct Grid<'a> {
+    /// The best first, then the unranked in the order of their records.
+    pub cells: Vec<Cell<'a>>,
+    /// The axes; their values are in the order of `cells`.
+    pub axes: Axes,
+    id_length: usize,
+    key_length: usize,
+}
+
+impl<'a> Grid<'a> {
+    /// Gathers records by key, in the order in which keys first occur, and ranks the cells.
+    pub fn new(records: &'a [Record]) -> Self {
+        let mut index: HashMap<&str, usize> = HashMap::new();
+        let mut trials: Vec<Vec<&Record>> = Vec::new();
+        for record in records {
+            let place = *index.entry(&record.key).or_insert(trials.len());
+            if place == trials.len() {
+                trials.push(Vec::new());
+            }
+            trials[place].push(record);
+        }
+        let mut cells: Vec<Cell> = trials.into_iter().map(Cell::new).collect();
+
+        let ranked: Vec<usize> = (0..cells.len()).filter(|&cell| cells[cell].unranked.is_none()).collect();
+        let speeds: Vec<Interval> = ranked.iter().filter_map(|&cell| cells[cell].speed).collect();
+        for (&cell, place) in ranked.iter().zip(stats::places(&speeds)) {
+            cells[cell].place = Some(place);
+        }
+        cells.sort_by(|a, b| {
+            let rank = |cell: &Cell| cell.place.map_or(usize::MAX, |place| place.rank);
+            let speed = |cell: &Cell| cell.place.and(cell.speed).map_or(0.0, |speed| speed.mid);
+            rank(a).cmp(&rank(b)).then(speed(b).total_cmp(&speed(a)))
+        });
+
+        let axes = labels::axes(&cells.iter().map(|cell| &cell.trials[0].cell).collect::<Vec<_>>());
+        let keys: Vec<&str> = cells.iter().map(|cell| cell.key).collect();
+        let fallback = cells.first().map_or("", |cell| match cell.strategy() {
+            "" => cell.trials[0].name.as_str(),
+            strategy => strategy,
+        });
+        for (cell, label) in cells.iter_mut().zip(labels::labels(&axes, &keys, fallback)) {
+            cell.label = label + cell.marks();
+        }
+        let id_length = labels::telling_length(records.iter().map(|record| record.id.as_str()));
+        let key_length = labels::telling_length(keys.iter().copied());
+        Self { cells, axes, id_length, key_length }
+    }
+
+    /// Enough of a record's id to tell it from the others here.
+    pub fn short_id<'i>(&self, id: &'i str) -> &'i str {
+        labels::first_letters(id, self.id_length)
+    }
+
+    /// Enough of a cell's key to tell it from the others here.
+    pub fn short_key<'i>(&self, key: &'i str) -> &'i str {
+        labels::first_letters(key, self.key_length)
+    }
+
+    /// The cells that have a rank, the best first.
+    pub fn ranked(&self) -> impl Iterator<Item = &Cell<'a>> {
+        self.cells.iter().filter(|cell| cell.place.is_some())
+    }
+
+    /// The cells with at least one measured trial.
+    pub fn measured(&self) -> impl Iterator<Item = &Cell<'a>> {
+        self.cells.iter().filter(|cell| !cell.used.is_empty())
+    }
+
+    /// The cell whose losses this one was compared with.
+    pub fn reference(&self, cell: &Cell) -> Option<&Cell<'a>> {
+        let of_record = |record: &&Record| match (&record.parity.reference, record.parity.verdict) {
+            (_, Verdict::Reference) => self.cells.iter().find(|other| other.key == cell.key),
+            (Some(id), _) => {
+                self.cells.iter().find(|other| other.key == id || other.trials.iter().any(|trial| trial.id == *id))
+            }
+            (None, _) => None,
+        };
+        cell.used.iter().find_map(of_record)
+    }
+
+    /// The median speed as a multiple of the reference's.
+    pub fn speed_ratio(&self, cell: &Cell) -> Option<f64> {
+        let reference = self.reference(cell)?.speed?.mid;
+        (reference > 0.0).then_some(cell.speed?.mid / reference)
+    }
+}
+
+impl<'a> Cell<'a> {
+    fn new(trials: Vec<&'a Record>) -> Self {
+        let measured: Vec<&Record> = trials.iter().copied().filter(|record| record.is_measured()).collect();
+        let clean: Vec<&Record> =
+            measured.iter().copied().filter(|record| excluding_flags(record).next().is_none()).collect();
+        let has_clean = !clean.is_empty();
+        let used = if has_clean { clean } else { measured };
+        let speed = speed(&used);
+        let verdict = used.iter().map(|record| record.parity.verdict).max_by_key(|&verdict| severity(verdict));
+        let verdict = verdict.unwrap_or_default();
+
+        let unranked = if used.is_empty() {
+            Some(trials.last().map_or("not measured", |record| record.outcome.status.words()).to_string())
+        } else if verdict == Verdict::Failed {
+            Some("loss parity failed".to_string())
+        } else if !has_clean {
+            let mut flags: Vec<&str> = used.iter().flat_map(|record| excluding_flags(record)).collect();
+            flags.sort_unstable();
+            flags.dedup();
+            Some(format!("not valid: {}", flags.join(", ")))
+        } else if speed.is_none() {
+            Some("no timed steps".to_string())
+        } else {
+            None
+        };
+        let key = trials[0].key.as_str();
+        Self { key, label: String::new(), trials, used, speed, verdict, place: None, unranked }
+    }
+
+    /// The record that stands for the cell: its last used trial, or else its last.
+    pub fn record(&self) -> &'a Record {
+        self.used.last().or(self.trials.last()).expect("a cell is made from at least one record")
+    }
+
+    /// The strategy, or nothing.
+    pub fn strategy(&self) -> &'a str {
+        self.record().setting(labels::STRATEGY).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// How often it was measured and used, out of all trials: `3`, `2 of 3`.
+    pub fn trial_count(&self) -> String {
+        match (self.used.len(), self.trials.len()) {
+            (used, all) if used == all => all.to_string(),
+            (used, all) => format!("{used} of {all}"),
+        }
+    }
+
+    /// What must be said wherever the cell is named.
+    fn marks(&self) -> &'static str {
+        match (is_proxy(self.record()), emulated_link(self.record()).is_some()) {
+            (true, true) => " [proxy, emulated link]",
+            (true, false) => " [proxy]",
+            (false, true) => " [emulated link]",
+            (false, false) => "",
+        }
+    }
+
+    /// Median over the used trials of a metric.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        self.median_of(|record| record.metrics.number(name))
+    }
+
+    fn median_of(&self, value: impl Fn(&Record) -> Option<f64>) -> Option<f64> {
+        stats::median(&self.used.iter().filter_map(|record| value(record)).collect::<Vec<_>>())
+    }
+
+    /// Measured peak of the largest rank over all categories, of the trial that needed most.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        let peak = |record: &&Record| {
+            let total = record.memory.total.as_ref().and_then(|total| total.peak_bytes);
+            total.or(record.metrics.number("peak_memory_bytes").map(|bytes| bytes as u64))
+        };
+        self.used.iter().filter_map(peak).max()
+    }
+
+    /// Predicted peak over all categories.
+    pub fn predicted_peak_bytes(&self) -> Option<u64> {
+        let record = self.record();
+        let total = record.memory.total.as_ref().and_then(|total| total.predicted_bytes);
+        total.or_else(|| {
+            let estimate = record.estimate.get("peak_memory_bytes").or(record.estimate.get("total_bytes"));
+            estimate.and_then(Value::as_u64)
+        })
+    }
+
+    /// Measured peak of a category, of the trial that needed most.
+    pub fn category_peak(&self, category: Category) -> Option<u64> {
+        self.used.iter().filter_map(|record| record.memory.get(category)?.peak_bytes).max()
+    }
+
+    /// Predicted peak of a category.
+    pub fn category_prediction(&self, category: Category) -> Option<u64> {
+        self.record().memory.get(category)?.predicted_bytes
+    }
+
+    /// Bytes on the wire in one step, of the largest rank.
+    pub fn wire_bytes(&self) -> Option<f64> {
+        self.median_of(|record| Some(record.wire_bytes()).filter(|bytes| bytes.is_finite()))
+    }
+
+    /// Exposed communication as a share of the step.
+    pub fn exposed_share(&self) -> Option<f64> {
+        let step = self.metric("step_ms_mean").or(self.metric("step_ms_p50")).filter(|&ms| ms > 0.0)?;
+        Some(self.metric("exposed_communication_ms")? / step)
+    }
+
+    /// Mean over the used trials of a span of the step, so that the spans still add up.
+    pub fn span_ms(&self, span: &str) -> Option<f64> {
+        stats::mean(&self.used.iter().filter_map(|record| record.time.number(span)).collect::<Vec<_>>())
+    }
+
+    /// Mean over the used trials of a number of the collective with this axis and kind.
+    pub fn communication(&self, axis: &str, kind: &str, value: impl Fn(&Communication) -> Option<f64>) -> Option<f64> {
+        let entries = self.used.iter().flat_map(|record| &record.communication);
+        let same = entries.filter(|entry| entry.axis == axis && entry.kind == kind);
+        stats::mean(&same.filter_map(value).filter(|value| value.is_finite()).collect::<Vec<_>>())
+    }
+}
+
+/// Tokens per second: the tokens of the timed steps over their time, with two-level bootstrap. A record without steps
+/// counts as one step of the rate that its metric states.
+fn speed(used: &[&Record]) -> Option<Interval> {
+    let trials: Vec<Vec<(f64, f64)>> = used
+        .iter()
+        .map(|record| {
+            let steps: Vec<(f64, f64)> = record.timed_steps().map(|step| (step.tokens as f64, step.ms)).collect();
+            match record.metrics.number("tokens_per_second") {
+                Some(rate) if steps.is_empty() => vec![(rate, 1000.0)],
+                _ => steps,
+            }
+        })
+        .collect();
+    let rate = |steps: &[(f64, f64)]| {
+        let (tokens, ms) = steps.iter().fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
+        tokens / ms * 1000.0
+    };
+    stats::bootstrap(&trials, rate).filter(|speed| speed.mid > 0.0)
+}
+
+fn severity(verdict: Verdict) -> u8 {
+    match verdict {
+        Verdict::Reference => 0,
+        Verdict::Identical => 1,
+        Verdict::WithinTolerance => 2,
+        Verdict::None => 3,
+        Verdict::Failed => 4,
+    }
+}
+
+/// Flags that keep a record out of the ranking.
+pub fn excluding_flags(record: &Record) -> impl Iterator<Item = &str> {
+    record.validity.iter().map(String::as_str).filter(|flag| !label_flags::ALL.contains(flag))
+}
+
+/// Whether a record is a scaled-down stand-in: by its cell, by a key beside it, by a flag or by a note that begins so.
+pub fn is_proxy(record: &Record) -> bool {
+    let is_set = |value: Option<&Value>| !matches!(value, None | Some(Value::Null | Value::Bool(false)));
+    is_set(record.setting("proxy"))
+        || is_set(record.extra.get("proxy"))
+        || is_labelled(record, label_flags::PROXY, "proxy")
+}
+
+/// The emulated link of a record, described.
+pub fn emulated_link(record: &Record) -> Option<String> {
+    let is_empty =
+        |link: &Value| link.is_null() || link.as_object().is_some_and(|link| link.values().all(Value::is_null));
+    match record.setting("link").filter(|link| !is_empty(link)) {
+        Some(link) => Some(link.to_string()),
+        None if is_labelled(record, label_flags::EMULATED_LINK, "emulated") => Some("see the notes".to_string()),
+        None => None,
+    }
+}
+
+fn is_labelled(record: &Record, flag: &str, note: &str) -> bool {
+    let begins = |text: &String| text.get(..note.len()).is_some_and(|start| start.eq_ignore_ascii_case(note));
+    record.validity.iter().any(|other| other == flag) || record.notes.iter().any(begins)
+}
+
+/// Statuses of trials that were not measured, with how often each occurs.
+pub fn unmeasured_counts(grid: &Grid) -> Vec<(Status, usize)> {
+    let mut counts: Vec<(Status, usize)> = Vec::new();
+    for cell in grid.cells.iter().filter(|cell| cell.used.is_empty()) {
+        let status = cell.record().outcome.status;
+        match counts.iter_mut().find(|(other, _)| *other == status) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((status, 1)),
+        }
+    }
+    counts
+}

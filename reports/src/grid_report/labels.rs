@@ -1,0 +1,163 @@
+//! Names for cells, made from the configuration keys in which they differ.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+/// The key that stands first in a label, and without its name.
+pub const STRATEGY: &str = "parallel.strategy";
+const LONGEST_VALUE: usize = 40;
+const SHORTEST_ID: usize = 8;
+
+/// A configuration key whose value differs between cells.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Axis {
+    /// Dotted path in the cell.
+    pub path: String,
+    /// Its value as text, one for each cell; `unset` where the key is absent or null.
+    pub values: Vec<String>,
+}
+
+impl Axis {
+    /// The last part of the path: `accumulation` of `train.accumulation`.
+    pub fn short(&self) -> &str {
+        self.path.rsplit('.').next().unwrap_or(&self.path)
+    }
+
+    /// The values in the order in which they first occur.
+    pub fn distinct(&self) -> Vec<&str> {
+        let mut distinct: Vec<&str> = Vec::new();
+        for value in &self.values {
+            if !distinct.contains(&value.as_str()) {
+                distinct.push(value);
+            }
+        }
+        distinct
+    }
+}
+
+/// Axes that tell cells apart, and those that follow from them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Axes {
+    /// Enough keys to tell all cells apart that differ at all; the strategy first.
+    pub telling: Vec<Axis>,
+    /// Keys that differ too, but whose value is fixed by the telling ones before them (the shard of hsdp).
+    pub following: Vec<Axis>,
+}
+
+/// The keys in which these configurations differ.
+pub fn axes(cells: &[&Value]) -> Axes {
+    let mut found = Vec::new();
+    differing("", &cells.iter().map(|cell| Some(*cell)).collect::<Vec<_>>(), &mut found);
+    // A stable sort: the other keys keep the order of the configuration.
+    found.sort_by_key(|axis| axis.path != STRATEGY);
+
+    let mut axes = Axes::default();
+    let mut groups = vec![0usize; cells.len()];
+    let mut group_count = cells.len().min(1);
+    for axis in found {
+        let mut index: HashMap<(usize, &str), usize> = HashMap::new();
+        let refined: Vec<usize> = groups
+            .iter()
+            .zip(&axis.values)
+            .map(|(&group, value)| {
+                let next = index.len();
+                *index.entry((group, value)).or_insert(next)
+            })
+            .collect();
+        let refined_count = index.len();
+        if refined_count > group_count {
+            (groups, group_count) = (refined, refined_count);
+            axes.telling.push(axis);
+        } else {
+            axes.following.push(axis);
+        }
+    }
+    axes
+}
+
+/// Goes down while all values are tables; where they are not, and differ, that path is an axis.
+fn differing(path: &str, values: &[Option<&Value>], found: &mut Vec<Axis>) {
+    let is_null = |value: &Option<&Value>| value.is_none_or(Value::is_null);
+    if values.windows(2).all(|pair| pair[0] == pair[1] || (is_null(&pair[0]) && is_null(&pair[1]))) {
+        return;
+    }
+    if values.iter().all(|value| is_null(value) || value.is_some_and(Value::is_object)) {
+        let mut keys: Vec<&str> = Vec::new();
+        for key in values.iter().filter_map(|value| value.and_then(Value::as_object)).flat_map(|table| table.keys()) {
+            if !keys.contains(&key.as_str()) {
+                keys.push(key);
+            }
+        }
+        for key in keys {
+            let inner: Vec<Option<&Value>> =
+                values.iter().map(|value| value.and_then(|table| table.get(key))).collect();
+            let path = if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
+            differing(&path, &inner, found);
+        }
+        return;
+    }
+    let values = values.iter().map(|value| text(value.unwrap_or(&Value::Null))).collect();
+    found.push(Axis { path: path.to_string(), values });
+}
+
+fn text(value: &Value) -> String {
+    let text = match value {
+        Value::Null => "unset".to_string(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    if text.chars().count() <= LONGEST_VALUE {
+        return text;
+    }
+    text.chars().take(LONGEST_VALUE - 1).chain(['…']).collect()
+}
+
+/// One label for each cell: `zero3, checkpointing=full, accumulation=4`. Labels that would be equal get the beginning of
+/// the cell's key; a cell that differs in nothing is named by `fallback`.
+pub fn labels(axes: &Axes, keys: &[&str], fallback: &str) -> Vec<String> {
+    let name = |axis: &Axis| {
+        let same = axes.telling.iter().filter(|other| other.short() == axis.short()).count();
+        if same > 1 { axis.path.clone() } else { axis.short().to_string() }
+    };
+    let mut labels: Vec<String> = (0..keys.len())
+        .map(|cell| {
+            let parts: Vec<String> = axes
+                .telling
+                .iter()
+                .map(|axis| match axis.path == STRATEGY {
+                    true => axis.values[cell].clone(),
+                    false => format!("{}={}", name(axis), axis.values[cell]),
+                })
+                .collect();
+            if parts.is_empty() { fallback.to_string() } else { parts.join(", ") }
+        })
+        .collect();
+    let mut uses: HashMap<String, usize> = HashMap::new();
+    for label in &labels {
+        *uses.entry(label.clone()).or_default() += 1;
+    }
+    let length = telling_length(keys.iter().copied());
+    for (label, key) in labels.iter_mut().zip(keys) {
+        if uses[label.as_str()] > 1 {
+            *label = format!("{label} ({})", first_letters(key, length));
+        }
+    }
+    labels
+}
+
+/// How many letters of these ids tell all of them apart, at least eight: what people are shown, and a valid prefix for
+/// commands as long as the notebook holds no other ids that begin so.
+pub fn telling_length<'a>(ids: impl Iterator<Item = &'a str>) -> usize {
+    let mut ids: Vec<&str> = ids.collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let common = |pair: &[&str]| pair[0].chars().zip(pair[1].chars()).take_while(|(a, b)| a == b).count();
+    // In sorted order the longest common beginning is that of two neighbours.
+    ids.windows(2).map(|pair| common(pair) + 1).max().unwrap_or(0).max(SHORTEST_ID)
+}
+
+/// The first letters of an id.
+pub fn first_letters(id: &str, count: usize) -> &str {
+    id.char_indices().nth(count).map_or(id, |(end, _)| &id[..end])
+}

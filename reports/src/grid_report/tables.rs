@@ -1,0 +1,333 @@
+//! The tables of a comparison.
+
+use super::cells::{Cell, Grid, excluding_flags};
+use super::words;
+use crate::document::{Column, Entry, Table, Tone};
+use crate::record::{Category, Record, Verdict};
+use crate::units;
+
+/// The main table: one row for each cell with at least one measured trial and without a parity failure.
+pub fn speed(grid: &Grid) -> Table {
+    let mut columns = vec![
+        Column::words("cell"),
+        Column::words("rank"),
+        Column::numbers("tokens/s", "tokens/s"),
+        Column::words("95 % interval"),
+        Column::numbers("low", "tokens/s").for_machines(),
+        Column::numbers("high", "tokens/s").for_machines(),
+        Column::numbers("× reference", ""),
+        Column::numbers("MFU", "fraction"),
+        Column::numbers("MFU, PaLM", "fraction").for_machines(),
+        Column::numbers("HFU", "fraction").for_machines(),
+        Column::numbers("step p50", "ms").for_machines(),
+        Column::numbers("peak memory", "bytes"),
+        Column::numbers("peak memory, plan", "bytes").for_machines(),
+        Column::numbers("wire/step", "bytes"),
+        Column::numbers("wire/step, plan", "bytes").for_machines(),
+        Column::numbers("exposed", "ms"),
+        Column::words("loss parity"),
+        Column::numbers("largest loss difference", "relative").for_machines(),
+        Column::numbers("last loss", "nats"),
+        Column::words("trials"),
+        Column::words("record"),
+        Column::words("record id").for_machines(),
+        Column::words("key").for_machines(),
+        Column::words("strategy").for_machines(),
+    ];
+    columns.extend(grid.axes.telling.iter().map(|axis| Column::words(&axis.path).for_machines()));
+    let mut table = Table::new("cells", columns).caption(
+        "Tokens per second of all ranks together, with the 95 % bootstrap interval over trials and steps; MFU by the \
+         record's default convention; peak memory and bytes on the wire of the largest rank; exposed communication per step.",
+    );
+    for (place, cell) in grid.cells.iter().enumerate() {
+        if cell.used.is_empty() || cell.verdict == Verdict::Failed {
+            continue;
+        }
+        let mut row = speed_row(grid, cell);
+        row.extend(grid.axes.telling.iter().map(|axis| Entry::words(&axis.values[place])));
+        table.row(row);
+    }
+    table
+}
+
+fn speed_row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
+    let record = cell.record();
+    let is_first = cell.place.is_some_and(|place| place.rank == 1);
+    let tone = match (is_first, &cell.unranked) {
+        (true, _) => Tone::Good,
+        (false, Some(_)) => Tone::Warning,
+        (false, None) => Tone::Plain,
+    };
+    let rank = match (&cell.place, &cell.unranked) {
+        (Some(place), _) => Entry::words(place.label()),
+        (None, Some(reason)) => Entry::words(format!("{} ({reason})", units::NOTHING)),
+        (None, None) => Entry::nothing(),
+    };
+    let ms = |ms: f64| format!("{} ms", units::number(ms));
+    let speed = |value: fn(crate::stats::Interval) -> f64| Entry::maybe(cell.speed.map(value), units::number);
+    let interval = cell.speed.map_or_else(Entry::nothing, |speed| {
+        Entry::words(format!("{}–{}", units::number(speed.low), units::number(speed.high)))
+    });
+    vec![
+        Entry::words(&cell.label),
+        rank.toned(tone),
+        speed(|speed| speed.mid).toned(tone),
+        interval,
+        speed(|speed| speed.low),
+        speed(|speed| speed.high),
+        Entry::maybe(grid.speed_ratio(cell), |ratio| format!("{ratio:.2}")),
+        Entry::maybe(cell.metric("mfu"), units::percent),
+        Entry::maybe(cell.metric("mfu_palm"), units::percent),
+        Entry::maybe(cell.metric("hfu"), units::percent),
+        Entry::maybe(cell.metric("step_ms_p50"), ms),
+        beside_plan(cell.predicted_peak_bytes(), cell.peak_bytes()),
+        Entry::memory(cell.predicted_peak_bytes()),
+        Entry::maybe(cell.wire_bytes(), units::traffic),
+        Entry::maybe(record.predicted_wire_bytes(), units::traffic),
+        Entry::maybe(cell.metric("exposed_communication_ms"), ms),
+        Entry::words(cell.verdict.words()),
+        Entry::maybe(words::largest_difference(cell), units::number),
+        Entry::maybe(cell.metric("loss_last"), |loss| format!("{loss:.4}")),
+        Entry::words(cell.trial_count()),
+        Entry::words(grid.short_id(&record.id)),
+        Entry::words(&record.id),
+        Entry::words(cell.key),
+        Entry::words(cell.strategy()),
+    ]
+}
+
+/// Cells whose losses are not the reference's: shown, struck out, not ranked.
+pub fn failed_parity(grid: &Grid) -> Option<Table> {
+    let columns = vec![
+        Column::words("cell"),
+        Column::numbers("tokens/s", "tokens/s"),
+        Column::numbers("largest loss difference", "relative"),
+        Column::words("reference"),
+        Column::words("record"),
+    ];
+    let mut table = Table::new("failed parity", columns);
+    for cell in grid.measured().filter(|cell| cell.verdict == Verdict::Failed) {
+        let reference = cell.used.iter().find_map(|record| record.parity.reference.as_deref());
+        table.row(vec![
+            Entry::words(&cell.label),
+            Entry::maybe(cell.speed.map(|speed| speed.mid), units::number).toned(Tone::Struck),
+            Entry::maybe(words::largest_difference(cell), units::number).toned(Tone::Warning),
+            reference.map_or_else(Entry::nothing, |id| Entry::words(grid.short_id(id))),
+            Entry::words(grid.short_id(&cell.record().id)),
+        ]);
+    }
+    (!table.rows.is_empty()).then_some(table)
+}
+
+/// Peak memory by category, measured against the plan; cells that did not run show the plan.
+pub fn memory(grid: &Grid) -> Option<Table> {
+    let mut columns = vec![Column::words("cell"), Column::numbers("all together", "bytes")];
+    columns.push(Column::numbers("all together, plan", "bytes").for_machines());
+    for category in Category::ALL {
+        columns.push(Column::numbers(category.name(), "bytes"));
+        columns.push(Column::numbers(format!("{}, plan", category.name()), "bytes").for_machines());
+    }
+    columns.push(Column::words("record"));
+    let mut table = Table::new("memory", columns).caption(
+        "Peak of the largest rank. Categories peak at different moments, so they may add up to more than all together. \
+         The plan stands beside a number where it differs, and alone where nothing ran.",
+    );
+    for cell in &grid.cells {
+        let total = (cell.predicted_peak_bytes(), cell.peak_bytes());
+        let parts = Category::ALL.map(|category| (cell.category_prediction(category), cell.category_peak(category)));
+        if std::iter::once(&total).chain(&parts).all(|pair| *pair == (None, None)) {
+            continue;
+        }
+        let mut row = vec![Entry::words(&cell.label)];
+        for (predicted, measured) in std::iter::once(total).chain(parts) {
+            row.push(beside_plan(predicted, measured));
+            row.push(Entry::memory(predicted));
+        }
+        row.push(Entry::words(grid.short_id(&cell.record().id)));
+        table.row(row);
+    }
+    (!table.rows.is_empty()).then_some(table)
+}
+
+fn beside_plan(predicted: Option<u64>, measured: Option<u64>) -> Entry {
+    let show = |bytes: u64| units::memory(bytes as f64);
+    match (predicted, measured) {
+        (Some(predicted), Some(measured)) if predicted != measured => {
+            Entry::whole(measured, format!("{} (plan {})", show(measured), show(predicted))).toned(Tone::Warning)
+        }
+        (Some(predicted), None) => Entry { text: format!("plan {}", show(predicted)), ..Entry::nothing() },
+        (_, measured) => Entry::memory(measured),
+    }
+}
+
+/// Where the step's time goes: spans that add up to the step.
+pub fn time(grid: &Grid) -> Option<Table> {
+    let mut spans: Vec<&str> = Vec::new();
+    for record in grid.measured().flat_map(|cell| &cell.used) {
+        for span in record.time.names() {
+            if !spans.contains(&span) {
+                spans.push(span);
+            }
+        }
+    }
+    let has_time = |span: &str| grid.measured().any(|cell| cell.span_ms(span).is_some_and(|ms| ms != 0.0));
+    let (used, empty): (Vec<&str>, Vec<&str>) = spans.into_iter().partition(|span| has_time(span));
+    if used.is_empty() {
+        return None;
+    }
+    let mut columns = vec![Column::words("cell"), Column::numbers("step", "ms")];
+    columns.extend(used.iter().map(|span| Column::numbers(span.replace('_', " "), "ms")));
+    columns.push(Column::words("record"));
+    let mut caption =
+        "Milliseconds per step of the slowest rank, mean over the trials; the spans add up to the step.".to_string();
+    if !empty.is_empty() {
+        caption += &format!(" No cell spends time in: {}.", empty.join(", "));
+    }
+    let mut table = Table::new("time", columns).caption(caption);
+    for cell in grid.measured() {
+        let times: Vec<Option<f64>> = used.iter().map(|span| cell.span_ms(span)).collect();
+        if times.iter().all(Option::is_none) {
+            continue;
+        }
+        let show = |ms: f64| format!("{} ms", units::number(ms));
+        let mut row = vec![Entry::words(&cell.label), Entry::number(times.iter().flatten().sum(), "")];
+        row[1].text = row[1].value.as_f64().map_or_else(String::new, show);
+        row.extend(times.into_iter().map(|ms| Entry::maybe(ms, show)));
+        row.push(Entry::words(grid.short_id(&cell.record().id)));
+        table.row(row);
+    }
+    Some(table)
+}
+
+/// What travels, by mesh axis and collective.
+pub fn communication(grid: &Grid) -> Option<Table> {
+    let columns = vec![
+        Column::words("cell"),
+        Column::words("axis"),
+        Column::words("collective"),
+        Column::numbers("calls", "per step"),
+        Column::numbers("payload", "bytes"),
+        Column::numbers("wire", "bytes"),
+        Column::numbers("wire, plan", "bytes"),
+        Column::numbers("time", "ms"),
+        Column::numbers("exposed", "ms"),
+        Column::numbers("algbw", "GB/s"),
+        Column::numbers("busbw", "GB/s"),
+        Column::words("record"),
+    ];
+    let mut table = Table::new("communication", columns).caption(
+        "Per step: bytes of the largest rank, times of the slowest. algbw = payload / time, busbw = algbw × nccl-tests' \
+         factor; GB = 10^9 bytes.",
+    );
+    for cell in grid.measured() {
+        let mut seen: Vec<(&str, &str)> = Vec::new();
+        for entry in cell.used.iter().flat_map(|record| &record.communication) {
+            let id = (entry.axis.as_str(), entry.kind.as_str());
+            if seen.contains(&id) {
+                continue;
+            }
+            seen.push(id);
+            let of = |value: fn(&crate::record::Communication) -> Option<f64>| cell.communication(id.0, id.1, value);
+            let ms = |ms: f64| format!("{} ms", units::number(ms));
+            let bandwidth = |rate: f64| format!("{} GB/s", units::number(rate));
+            table.row(vec![
+                Entry::words(&cell.label),
+                Entry::words(id.0),
+                Entry::words(id.1),
+                Entry::maybe(of(|entry| Some(entry.calls)), units::quantity),
+                Entry::maybe(of(|entry| Some(entry.payload_bytes)), units::traffic),
+                Entry::maybe(of(|entry| Some(entry.wire_bytes)), units::traffic),
+                Entry::maybe(of(|entry| entry.predicted_wire_bytes), units::traffic),
+                Entry::maybe(of(|entry| Some(entry.ms)), ms),
+                Entry::maybe(of(|entry| Some(entry.exposed_ms)), ms),
+                Entry::maybe(of(|entry| entry.algbw_gb_s), bandwidth),
+                Entry::maybe(of(|entry| entry.busbw_gb_s), bandwidth),
+                Entry::words(grid.short_id(&cell.record().id)),
+            ]);
+        }
+    }
+    (!table.rows.is_empty()).then_some(table)
+}
+
+/// Every trial that was not measured, equal ones of a cell together.
+pub fn unmeasured(grid: &Grid) -> Option<Table> {
+    let columns = vec![
+        Column::words("cell"),
+        Column::words("outcome"),
+        Column::words("found by"),
+        Column::words("reason"),
+        Column::numbers("trials", ""),
+        Column::words("repeat"),
+    ];
+    let mut table = Table::new("not measured", columns);
+    for cell in &grid.cells {
+        let mut groups: Vec<Vec<&Record>> = Vec::new();
+        for record in cell.trials.iter().filter(|record| !record.is_measured()) {
+            match groups.iter_mut().find(|group| group[0].outcome == record.outcome) {
+                Some(group) => group.push(record),
+                None => groups.push(vec![record]),
+            }
+        }
+        for group in groups {
+            let outcome = &group[0].outcome;
+            let reason = if outcome.reason.is_empty() { "no reason was recorded" } else { &outcome.reason };
+            table.row(vec![
+                Entry::words(&cell.label),
+                Entry::words(outcome.status.name()).toned(Tone::Warning),
+                outcome.source.map_or_else(Entry::nothing, |source| Entry::words(source.name())),
+                Entry::words(reason),
+                Entry::whole(group.len() as u64, group.len().to_string()),
+                Entry::words(repeat_command(grid, group[0])),
+            ]);
+        }
+    }
+    (!table.rows.is_empty()).then_some(table)
+}
+
+/// Measured trials whose numbers are not used, one item each.
+pub fn left_out(grid: &Grid) -> Vec<String> {
+    let flagged = |record: &&&Record| record.is_measured() && excluding_flags(record).next().is_some();
+    let item = |cell: &Cell, record: &Record| {
+        let flags: Vec<&str> = excluding_flags(record).collect();
+        let is_used = cell.used.iter().any(|used| std::ptr::eq(*used, record));
+        let what = if is_used { "keeps its cell from being ranked" } else { "is left out of its cell's numbers" };
+        format!(
+            "{}, trial {} ({}): {}; the trial {what}.",
+            cell.label,
+            record.trial,
+            grid.short_id(&record.id),
+            flags.join(", ")
+        )
+    };
+    let of_cell = |cell: &Cell| cell.trials.iter().filter(flagged).map(|record| item(cell, record)).collect::<Vec<_>>();
+    grid.cells.iter().flat_map(of_cell).collect()
+}
+
+/// Where every row comes from and how to run it again.
+pub fn repeat(grid: &Grid) -> Table {
+    let columns = vec![
+        Column::words("cell"),
+        Column::words("configuration key"),
+        Column::words("records"),
+        Column::words("repeat a trial"),
+        Column::words("made by"),
+    ];
+    let mut table = Table::new("repeat", columns);
+    for cell in &grid.cells {
+        let ids: Vec<&str> = cell.trials.iter().map(|record| record.id.as_str()).collect();
+        let short_ids: Vec<&str> = ids.iter().map(|id| grid.short_id(id)).collect();
+        let record = cell.record();
+        table.row(vec![
+            Entry::words(&cell.label),
+            Entry { text: grid.short_key(cell.key).to_string(), ..Entry::words(cell.key) },
+            Entry { text: short_ids.join(" "), ..Entry::words(ids.join(" ")) },
+            Entry::words(repeat_command(grid, record)),
+            if record.command.is_empty() { Entry::nothing() } else { Entry::words(&record.command) },
+        ]);
+    }
+    table
+}
+
+fn repeat_command(grid: &Grid, record: &Record) -> String {
+    format!("zbench repro {}", grid.short_id(&record.id))
+}

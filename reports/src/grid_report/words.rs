@@ -1,0 +1,364 @@
+//! What a grid shows, in sentences. Nothing is said that the records do not hold.
+
+use super::cells::{self, Cell, Grid};
+use super::labels::{Axis, STRATEGY};
+use crate::record::{Category, Verdict};
+use crate::units;
+
+/// Which cells are fastest, and which cannot be told from them.
+pub fn fastest(grid: &Grid) -> String {
+    let ranked: Vec<&Cell> = grid.ranked().collect();
+    let Some(best) = ranked.first() else {
+        return "No cell is ranked; the tables below say why.".to_string();
+    };
+    let rate = |cell: &Cell| cell.speed.map_or(String::new(), |speed| format!("{} tokens/s", units::number(speed.mid)));
+    if ranked.len() == 1 {
+        return format!(
+            "One cell is ranked, so there is nothing to compare it with: {} at {}.",
+            best.label,
+            rate(best)
+        );
+    }
+    let first: Vec<&&Cell> = ranked.iter().filter(|cell| cell.place.is_some_and(|place| place.rank == 1)).collect();
+    let mut text = if first.len() == 1 {
+        let next = ranked[1];
+        format!(
+            "{} is the fastest of {} ranked cells: {}{}. The next is {} at {}; their 95 % intervals do not overlap.",
+            best.label,
+            ranked.len(),
+            rate(best),
+            against_reference(grid, best),
+            next.label,
+            rate(next)
+        )
+    } else {
+        let names: Vec<String> = first.iter().map(|cell| format!("{} ({})", cell.label, rate(cell))).collect();
+        let how = match first.len() {
+            2 => "their 95 % intervals overlap".to_string(),
+            _ => format!("the 95 % interval of each overlaps that of {}, which has the highest median", best.label),
+        };
+        let all = if first.len() == ranked.len() { "All " } else { "" };
+        let of = if first.len() == ranked.len() { String::new() } else { format!(" of {}", ranked.len()) };
+        format!(
+            "{all}{}{of} ranked cells are tied for first: {}; {how}, so the data do not say which is faster.",
+            first.len(),
+            names.join("; ")
+        )
+    };
+    let fewest = ranked.iter().map(|cell| cell.used.len()).min().unwrap_or(0);
+    if fewest == 1 {
+        text += " Some cells have one trial only: their intervals hold the noise between steps, not that between runs.";
+    }
+    text
+}
+
+fn against_reference(grid: &Grid, cell: &Cell) -> String {
+    match (grid.reference(cell), grid.speed_ratio(cell)) {
+        (Some(reference), Some(ratio)) if reference.key != cell.key => {
+            format!(", {:.2} times its reference {}", ratio, reference.label)
+        }
+        _ => String::new(),
+    }
+}
+
+/// A warning when ranks compare different work.
+pub fn different_work(grid: &Grid) -> Option<String> {
+    let changes_work = |path: &str| {
+        ["model", "model.", "lora", "lora.", "train.seq_len"]
+            .iter()
+            .any(|part| path == *part || (part.ends_with('.') && path.starts_with(part)))
+    };
+    let paths: Vec<String> =
+        grid.axes.telling.iter().map(|axis| axis.path.clone()).filter(|path| changes_work(path)).collect();
+    (!paths.is_empty()).then(|| {
+        let verb = if paths.len() == 1 { "differs" } else { "differ" };
+        format!(
+            "{} {verb} between cells: a token does not cost the same work everywhere, and a rank compares tokens per second \
+             all the same.",
+            units::list(&paths)
+        )
+    })
+}
+
+/// What each strategy costs in memory and communication, one item each; against ddp where pairs differ in nothing else.
+pub fn strategies(grid: &Grid) -> Vec<String> {
+    let mut names: Vec<&str> = Vec::new();
+    for cell in grid.measured().filter(|cell| cell.verdict != Verdict::Failed) {
+        if !names.contains(&cell.strategy()) {
+            names.push(cell.strategy());
+        }
+    }
+    // ddp first, the others in the order of the table.
+    names.sort_by_key(|name| *name != "ddp");
+    let axis = grid.axes.telling.iter().find(|axis| axis.path == STRATEGY);
+    names.iter().filter_map(|name| strategy(grid, axis, name)).collect()
+}
+
+fn strategy(grid: &Grid, axis: Option<&Axis>, name: &str) -> Option<String> {
+    let is_usable = |cell: &&Cell| cell.strategy() == name && cell.verdict != Verdict::Failed;
+    let cells: Vec<&Cell> = grid.measured().filter(is_usable).collect();
+    let mut parts = Vec::new();
+    if let Some(peak) =
+        range(cells.iter().filter_map(|cell| cell.peak_bytes()).map(|bytes| bytes as f64), units::memory)
+    {
+        let mut part = format!("peak memory of the largest rank {peak}");
+        let pairs = axis.map(|axis| pairs(grid, axis, "ddp", name)).unwrap_or_default();
+        let ratios = pairs.iter().filter_map(|(ddp, other)| {
+            let base = ddp.peak_bytes().filter(|&bytes| bytes > 0)?;
+            Some(other.peak_bytes()? as f64 / base as f64)
+        });
+        if let Some(ratio) = range(ratios, |ratio| format!("{ratio:.2}")).filter(|_| name != "ddp") {
+            part += &format!(" ({ratio} times ddp's, all else equal)");
+        }
+        parts.push(part);
+    }
+    if let Some(wire) = range(cells.iter().filter_map(|cell| cell.wire_bytes()), units::traffic) {
+        parts.push(format!("{wire} on the wire per rank and step"));
+    }
+    if let Some(share) = range(cells.iter().filter_map(|cell| cell.exposed_share()), units::percent) {
+        parts.push(format!("exposed communication {share} of the step"));
+    }
+    let name = if name.is_empty() { "all cells" } else { name };
+    (!parts.is_empty()).then(|| format!("{name}: {}.", parts.join("; ")))
+}
+
+/// What every other key does to memory and speed, from pairs of cells that differ in it and in nothing else.
+pub fn effects(grid: &Grid) -> Vec<String> {
+    let mut items = Vec::new();
+    for axis in grid.axes.telling.iter().filter(|axis| axis.path != STRATEGY) {
+        let mut values = axis.distinct();
+        sort_values(&mut values);
+        let Some((base, others)) = values.split_first() else { continue };
+        items.extend(others.iter().filter_map(|other| effect(grid, axis, base, other)));
+    }
+    items
+}
+
+/// Numbers by size; a value that means "off" before all others, the rest as they came.
+fn sort_values(values: &mut [&str]) {
+    let is_off = |value: &str| matches!(value, "none" | "unset" | "false" | "off");
+    values.sort_by(|a, b| match (a.parse::<f64>(), b.parse::<f64>()) {
+        (Ok(a), Ok(b)) => a.total_cmp(&b),
+        (a_number, b_number) => is_off(b).cmp(&is_off(a)).then(b_number.is_ok().cmp(&a_number.is_ok())),
+    });
+}
+
+fn effect(grid: &Grid, axis: &Axis, base: &str, other: &str) -> Option<String> {
+    let pairs = pairs(grid, axis, base, other);
+    let memory = range(
+        pairs.iter().filter_map(|(a, b)| relative(a.peak_bytes()? as f64, b.peak_bytes()? as f64)),
+        units::change,
+    );
+    let fast: Vec<_> = pairs.iter().filter(|(a, b)| a.place.is_some() && b.place.is_some()).collect();
+    let speeds: Vec<_> = fast.iter().filter_map(|(a, b)| Some((a.speed?, b.speed?))).collect();
+    let speed = range(speeds.iter().filter_map(|(a, b)| relative(a.mid, b.mid)), units::change);
+    let mut parts = Vec::new();
+    parts.extend(memory.map(|memory| format!("peak memory {memory}")));
+    parts.extend(speed.map(|speed| format!("tokens/s {speed}")));
+    if parts.is_empty() {
+        return None;
+    }
+    let count = units::plural(pairs.len(), "pair", "pairs");
+    let mut text =
+        format!("{} = {other} instead of {base}: {} ({count} of cells, all else equal).", axis.path, parts.join(", "));
+    let overlapping = speeds.iter().filter(|(a, b)| a.overlaps(b)).count();
+    text += &match (overlapping, speeds.len()) {
+        (0, _) => String::new(),
+        (1, 1) => " The speed intervals of the pair overlap: no difference in speed is shown.".to_string(),
+        (same, all) if same == all => {
+            " The speed intervals overlap in every pair: no difference in speed is shown.".to_string()
+        }
+        (same, all) => format!(" In {same} of {all} pairs the speed intervals overlap."),
+    };
+    Some(text)
+}
+
+/// Measured cells without a parity failure that have these two values of an axis and agree in all other telling ones.
+fn pairs<'g, 'a>(grid: &'g Grid<'a>, axis: &Axis, base: &str, other: &str) -> Vec<(&'g Cell<'a>, &'g Cell<'a>)> {
+    let usable = |place: &usize| !grid.cells[*place].used.is_empty() && grid.cells[*place].verdict != Verdict::Failed;
+    let of = |value: &str| -> Vec<usize> {
+        (0..grid.cells.len()).filter(|&place| axis.values[place] == value).filter(usable).collect()
+    };
+    let rest: Vec<&Axis> = grid.axes.telling.iter().filter(|other| other.path != axis.path).collect();
+    let others = of(other);
+    let partner = |a: usize| others.iter().copied().find(|&b| rest.iter().all(|axis| axis.values[a] == axis.values[b]));
+    of(base).into_iter().filter_map(|a| Some((&grid.cells[a], &grid.cells[partner(a)?]))).collect()
+}
+
+fn relative(base: f64, other: f64) -> Option<f64> {
+    (base > 0.0).then_some(other / base - 1.0)
+}
+
+/// `12 MiB`, or `12 MiB to 20 MiB`; nothing of nothing.
+fn range(values: impl Iterator<Item = f64>, show: impl Fn(f64) -> String) -> Option<String> {
+    let (low, high) =
+        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+    if low > high {
+        return None;
+    }
+    let (low, high) = (show(low), show(high));
+    Some(if low == high { low } else { format!("{low} to {high}") })
+}
+
+/// Whether the losses are those of the references.
+pub fn parity(grid: &Grid) -> String {
+    let of = |verdict: Verdict| grid.measured().filter(move |cell| cell.verdict == verdict);
+    let count = |verdict| of(verdict).count();
+    let (same, close, failed) = (count(Verdict::Identical), count(Verdict::WithinTolerance), count(Verdict::Failed));
+    let compared = same + close + failed;
+    if grid.measured().next().is_none() {
+        return "Loss parity: nothing was measured.".to_string();
+    }
+    if compared == 0 {
+        return "Loss parity: no cell was compared with a reference, so speeds rest on unchecked losses.".to_string();
+    }
+    let verb = |count: usize, one: &str, many: &str| if count == 1 { one.to_string() } else { many.to_string() };
+    let mut parts = Vec::new();
+    if same > 0 {
+        parts.push(format!("{same} {} identical to the bit", verb(same, "is", "are")));
+    }
+    if close > 0 {
+        let largest = of(Verdict::WithinTolerance).filter_map(largest_difference).fold(None, larger);
+        let largest = largest.map_or(String::new(), |difference| {
+            format!(" (largest relative difference {})", units::number(difference))
+        });
+        parts.push(format!("{close} {} within the tolerance{largest}", verb(close, "is", "are")));
+    }
+    if failed > 0 {
+        let names: Vec<String> = of(Verdict::Failed).map(|cell| cell.label.clone()).collect();
+        parts.push(format!(
+            "{failed} {} and {} not ranked ({})",
+            verb(failed, "fails", "fail"),
+            verb(failed, "is", "are"),
+            names.join("; ")
+        ));
+    }
+    let mut text = format!(
+        "Loss parity: of {} compared with {} reference, {}.",
+        units::plural(compared, "cell", "cells"),
+        verb(compared, "its", "their"),
+        units::list(&parts)
+    );
+    let unchecked = count(Verdict::None);
+    if unchecked > 0 {
+        text += &format!(" {} not compared with anything.", verb_cells(unchecked));
+    }
+    text
+}
+
+fn verb_cells(count: usize) -> String {
+    if count == 1 { "1 cell was".to_string() } else { format!("{count} cells were") }
+}
+
+/// The largest difference that a used trial of the cell states.
+pub fn largest_difference(cell: &Cell) -> Option<f64> {
+    cell.used.iter().filter_map(|record| record.parity.max_loss_difference).fold(None, larger)
+}
+
+fn larger(largest: Option<f64>, value: f64) -> Option<f64> {
+    Some(largest.map_or(value, |largest| largest.max(value)))
+}
+
+/// Whether the plan's bytes are the measured ones.
+pub fn plan(grid: &Grid) -> Vec<String> {
+    let mut memory = Agreement::default();
+    let mut wire = Agreement::default();
+    for cell in grid.measured() {
+        let categories = Category::ALL.into_iter().filter_map(|category| {
+            Some((cell.category_prediction(category)? as f64, cell.category_peak(category)? as f64))
+        });
+        let mut parts: Vec<(f64, f64)> = categories.collect();
+        if let (Some(predicted), Some(measured)) = (cell.predicted_peak_bytes(), cell.peak_bytes()) {
+            parts.push((predicted as f64, measured as f64));
+        }
+        memory.add(cell, &parts);
+        let record = cell.record();
+        let parts =
+            record.communication.iter().filter_map(|entry| Some((entry.predicted_wire_bytes?, entry.wire_bytes)));
+        wire.add(cell, &parts.collect::<Vec<_>>());
+    }
+    let sentences = [memory.sentence("peak memory", units::memory), wire.sentence("bytes on the wire", units::traffic)];
+    sentences.into_iter().flatten().collect()
+}
+
+#[derive(Default)]
+struct Agreement {
+    equal: usize,
+    different: Vec<String>,
+    largest: f64,
+}
+
+impl Agreement {
+    fn add(&mut self, cell: &Cell, parts: &[(f64, f64)]) {
+        if parts.is_empty() {
+            return;
+        }
+        if parts.iter().all(|(predicted, measured)| predicted == measured) {
+            self.equal += 1;
+            return;
+        }
+        self.different.push(cell.label.clone());
+        self.largest = parts.iter().fold(self.largest, |largest, (plan, real)| largest.max((plan - real).abs()));
+    }
+
+    fn sentence(&self, what: &str, show: impl Fn(f64) -> String) -> Option<String> {
+        let all = self.equal + self.different.len();
+        match (all, self.different.len()) {
+            (0, _) => None,
+            (1, 0) => Some(format!("Plan and measurement: {what} equal to the byte in the one cell that states both.")),
+            (_, 0) => {
+                Some(format!("Plan and measurement: {what} equal to the byte in all {all} cells that state both."))
+            }
+            (_, different) => Some(format!(
+                "Plan and measurement: {what} differ in {different} of {all} cells that state both, by up to {} ({}).",
+                show(self.largest),
+                self.different.join("; ")
+            )),
+        }
+    }
+}
+
+/// Stand-ins and emulated links, said before anything else.
+pub fn caveats(grid: &Grid) -> Vec<String> {
+    let mut items = Vec::new();
+    let all = grid.cells.len();
+    let proxies = grid.cells.iter().filter(|cell| cells::is_proxy(cell.record())).count();
+    if proxies > 0 {
+        let what = match (proxies, all) {
+            (_, 1) => "the one cell is a scaled-down stand-in".to_string(),
+            (1, _) => format!("1 of {all} cells is a scaled-down stand-in"),
+            (some, _) if some == all => format!("all {all} cells are scaled-down stand-ins"),
+            (some, _) => format!("{some} of {all} cells are scaled-down stand-ins"),
+        };
+        items.push(format!("PROXY: {what} of the target, marked [proxy]; speeds and sizes are not the target's."));
+    }
+    let mut links: Vec<String> = grid.cells.iter().filter_map(|cell| cells::emulated_link(cell.record())).collect();
+    if !links.is_empty() {
+        let count = links.len();
+        links.sort();
+        links.dedup();
+        items.push(format!(
+            "EMULATED LINK: {count} of {} ran over an emulated link, marked [emulated link]: {}. Communication times are made by \
+             that link, not by hardware.",
+            units::plural(all, "cell", "cells"),
+            links.join("; ")
+        ));
+    }
+    items
+}
+
+/// How many cells were not measured, by status.
+pub fn unmeasured(grid: &Grid) -> Option<String> {
+    let counts = cells::unmeasured_counts(grid);
+    let total: usize = counts.iter().map(|(_, count)| count).sum();
+    if total == 0 {
+        return None;
+    }
+    let parts: Vec<String> = counts.iter().map(|(status, count)| format!("{count} {}", status.words())).collect();
+    let was = if total == 1 { "was" } else { "were" };
+    Some(format!(
+        "{total} of {} {was} not measured: {}; the reasons are listed below.",
+        units::plural(grid.cells.len(), "cell", "cells"),
+        units::list(&parts)
+    ))
+}

@@ -1,0 +1,32 @@
+//! Documents as text, one module per format.
+
+pub mod csv;
+pub mod json;
+pub mod markdown;
+pub mod terminal;
+
+/// Text on one line: line ends and tabs become spaces, and other control characters (escape sequences that a record may
+/// hold, marks that turn the direction of writing) are shown by their number, so that no text can act on a terminal.
+fn one_line(text: &str) -> String {
+    visible(text, false)
+}
+
+/// The same, but line ends stay and tabs become four spaces.
+fn several_lines(text: &str) -> String {
+    visible(text, true)
+}
+
+fn visible(text: &str, keep_lines: bool) -> String {
+    let mut clean = String::with_capacity(text.len());
+    for symbol in text.replace("\r\n", "\n").chars() {
+        match symbol {
+            '\n' if keep_lines => clean.push('\n'),
+            '\t' if keep_lines => clean.push_str("    "),
+            '\n' | '\r' | '\t' => clean.push(' '),
+            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => clean.extend(symbol.escape_unicode()),
+            symbol if symbol.is_control() => clean.extend(symbol.escape_unicode()),
+            symbol => clean.push(symbol),
+        }
+    }
+    clean
+}

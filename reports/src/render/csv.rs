@@ -1,0 +1,33 @@
+//! CSV: the tables of a document, numbers as they are.
+
+use serde_json::Value;
+
+use crate::document::{Document, Table};
+
+/// All tables, an empty line between two. The first column of each holds the table's name, so that one of them is easily
+/// picked out; a title holds the unit. Words outside of tables are left out.
+pub fn render(document: &Document) -> String {
+    let tables: Vec<String> = document.tables().map(render_table).collect();
+    tables.join("\n")
+}
+
+/// One table: a header, then the rows. Absent values are empty.
+pub fn render_table(table: &Table) -> String {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    let header = std::iter::once("table".to_string()).chain(table.columns.iter().map(|column| column.full_title()));
+    let rows = table.rows.iter().map(|row| {
+        let fields = row.iter().map(|entry| match &entry.value {
+            Value::Null => String::new(),
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        });
+        std::iter::once(table.name.clone()).chain(fields).collect::<Vec<String>>()
+    });
+    // Writing to memory cannot fail, and all rows have the width of the header.
+    writer.write_record(header).expect("a header in memory");
+    for row in rows {
+        writer.write_record(row).expect("a row in memory");
+    }
+    let bytes = writer.into_inner().expect("the writer's memory");
+    String::from_utf8(bytes).expect("CSV made of text is text")
+}

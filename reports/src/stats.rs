@@ -1,0 +1,160 @@
+//! Medians, spread, bootstrap intervals and ties.
+
+/// Mean; `None` of nothing.
+pub fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// The value below which `percent` of the values lie, by linear interpolation between the two nearest (the inclusive
+/// definition: 0 is the least and 100 the greatest value). `None` of nothing. Values must not be NaN.
+pub fn percentile(values: &[f64], percent: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    percentile_of_sorted(&sorted, percent)
+}
+
+fn percentile_of_sorted(sorted: &[f64], percent: f64) -> Option<f64> {
+    let last = sorted.len().checked_sub(1)?;
+    let place = percent.clamp(0.0, 100.0) / 100.0 * last as f64;
+    let (below, above) = (place.floor() as usize, (place.ceil() as usize).min(last));
+    let share = place - below as f64;
+    // Equal neighbours are returned as they are: a weighted sum of two equal numbers may differ in the last bit.
+    if sorted[below] == sorted[above] {
+        return Some(sorted[below]);
+    }
+    Some(sorted[below] * (1.0 - share) + sorted[above] * share)
+}
+
+/// Median; `None` of nothing.
+pub fn median(values: &[f64]) -> Option<f64> {
+    percentile(values, 50.0)
+}
+
+/// Coefficient of variation: sample standard deviation (n - 1) over the mean, as a fraction. `None` for fewer than two
+/// values or a mean of zero.
+pub fn coefficient_of_variation(values: &[f64]) -> Option<f64> {
+    let mean = mean(values)?;
+    if values.len() < 2 || mean == 0.0 {
+        return None;
+    }
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    Some((squares / (values.len() - 1) as f64).sqrt() / mean.abs())
+}
+
+/// A value with the limits between which it is believed to lie; `low <= mid <= high`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interval {
+    /// Lower limit.
+    pub low: f64,
+    /// The value itself.
+    pub mid: f64,
+    /// Upper limit.
+    pub high: f64,
+}
+
+impl Interval {
+    /// Whether the two have a value in common; touching counts.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.low <= other.high && other.low <= self.high
+    }
+}
+
+/// How many resamples an interval is made from.
+pub const RESAMPLES: usize = 2000;
+/// The share of resamples that lie inside an interval, percent.
+pub const CONFIDENCE: f64 = 95.0;
+const SEED: u64 = 0x7a62_656e_6368;
+
+/// The median over trials of a statistic of a trial's steps, with its bootstrap percentile interval ([`CONFIDENCE`]).
+///
+/// Two levels, because steps of one run resemble each other more than steps of two runs: each resample draws as many
+/// trials as there are, with replacement, then in each of them as many steps as it has, with replacement, and takes the
+/// median of `of_trial` over them. The seed is fixed, so the same records give the same interval.
+///
+/// With three trials the interval is close to the range of the trials and covers less than it says (the median lies in
+/// the range of three with a chance of 75 %); with one trial it holds the noise between steps only, and with one step
+/// it has no width. Reports say so. Empty trials and those whose statistic is not finite are left out; `None` if none
+/// is left.
+pub fn bootstrap<T: Clone>(trials: &[Vec<T>], of_trial: impl Fn(&[T]) -> f64) -> Option<Interval> {
+    let trials: Vec<&Vec<T>> = trials.iter().filter(|steps| !steps.is_empty() && of_trial(steps).is_finite()).collect();
+    let values: Vec<f64> = trials.iter().map(|steps| of_trial(steps)).collect();
+    let mid = median(&values)?;
+
+    let mut random = SplitMix64(SEED);
+    let mut medians = Vec::with_capacity(RESAMPLES);
+    let mut drawn = Vec::new();
+    let mut of_drawn = Vec::with_capacity(trials.len());
+    for _ in 0..RESAMPLES {
+        of_drawn.clear();
+        for _ in 0..trials.len() {
+            let steps = trials[random.below(trials.len())];
+            drawn.clear();
+            drawn.extend((0..steps.len()).map(|_| steps[random.below(steps.len())].clone()));
+            of_drawn.push(of_trial(&drawn));
+        }
+        medians.extend(median(&of_drawn).filter(|value| value.is_finite()));
+    }
+    medians.sort_by(f64::total_cmp);
+    let tail = (100.0 - CONFIDENCE) / 2.0;
+    let low = percentile_of_sorted(&medians, tail).unwrap_or(mid).min(mid);
+    let high = percentile_of_sorted(&medians, 100.0 - tail).unwrap_or(mid).max(mid);
+    Some(Interval { low, mid, high })
+}
+
+/// Steele, Lea and Flood's SplitMix64: small, fast, and good enough for resampling.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    /// A place in `0..count` by Lemire's multiplication; its bias is below count / 2^64.
+    fn below(&mut self, count: usize) -> usize {
+        ((u128::from(self.next()) * count as u128) >> 64) as usize
+    }
+}
+
+/// Where a cell stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// 1 for the best and all that are tied with it; then 1 plus the number of cells in better groups.
+    pub rank: usize,
+    /// Whether others have the same rank.
+    pub tied: bool,
+}
+
+impl Place {
+    /// `1`, or `1=` when tied.
+    pub fn label(&self) -> String {
+        format!("{}{}", self.rank, if self.tied { "=" } else { "" })
+    }
+}
+
+/// Ranks by value, the highest first, with ties.
+///
+/// Cells are ordered by their median. The first is the best of the first group, and *every* cell whose interval overlaps
+/// the interval of that best cell is tied with it. The best of the remaining cells opens the next group, and so on. So
+/// "tied for first" means exactly: the intervals overlap that of the highest median. Two cells of a group need not
+/// overlap each other, and a cell with a wide interval can be tied with the best though a cell of a higher median, whose
+/// interval is narrow, is not.
+pub fn places(cells: &[Interval]) -> Vec<Place> {
+    let mut order: Vec<usize> = (0..cells.len()).collect();
+    order.sort_by(|&a, &b| cells[b].mid.total_cmp(&cells[a].mid));
+    let mut places = vec![Place { rank: 0, tied: false }; cells.len()];
+    let mut rank = 1;
+    while let Some(&best) = order.first() {
+        let (group, rest): (Vec<usize>, Vec<usize>) =
+            order.into_iter().partition(|&cell| cell == best || cells[cell].overlaps(&cells[best]));
+        for &cell in &group {
+            places[cell] = Place { rank, tied: group.len() > 1 };
+        }
+        rank += group.len();
+        order = rest;
+    }
+    places
+}

@@ -1,0 +1,104 @@
+//! Estimates, the list and a single record.
+
+use proptest::prelude::*;
+use zbench_reports::document::Document;
+use zbench_reports::estimate_report::{EstimateRow, estimates};
+use zbench_reports::notebook_report::{list, show};
+use zbench_reports::record::*;
+use zbench_reports::render::markdown;
+use zbench_reports::{Named, Remark};
+
+use super::{any, grid};
+
+const GIB: u64 = 1 << 30;
+
+fn row(label: &str, total: u64, capacity: u64) -> EstimateRow {
+    EstimateRow {
+        label: label.into(),
+        key: "0123456789abcdef".into(),
+        status: if total > capacity { "skipped" } else { "planned" }.into(),
+        memory: [("parameters", total / 2), ("optimizer", total / 2)].into_iter().collect::<Named<u64>>(),
+        total_bytes: Some(total),
+        capacity_bytes: Some(capacity),
+        fits: Some(total <= capacity),
+        wire_bytes: Some(3e9),
+        model_flops: Some(2.5e15),
+        ..EstimateRow::default()
+    }
+}
+
+fn text(document: &Document) -> String {
+    markdown::render(document)
+}
+
+#[test]
+fn estimates_say_what_fits_and_what_would() {
+    let mut rows = vec![row("fsdp", 70 * GIB, 80 * GIB), row("hsdp", 150 * GIB, 80 * GIB)];
+    rows[1].reason = "optimizer alone takes 90 GiB.".into();
+    rows[1].advice = "parallel.strategy = \"fsdp\" (70 GiB)".into();
+    rows.push(EstimateRow { label: "unknown".into(), proxy: true, ..EstimateRow::default() });
+    let said = text(&estimates(&rows));
+    assert!(said.contains("Of 3 cells, 1 fits, 1 does not fit and for 1 it is not known"), "{said}");
+    assert!(said.contains("Nothing was run. PROXY: 1 scaled-down stand-in is marked"), "{said}");
+    assert!(said.contains("no, 70.0 GiB too much") && said.contains("yes, 10.0 GiB to spare"), "{said}");
+    assert!(said.contains("takes 90 GiB. Cheapest change: parallel.strategy"), "{said}");
+    assert!(said.contains("| unknown \\[proxy\\] |"), "{said}");
+    assert!(said.contains("| fsdp | 35.0 GiB | 35.0 GiB | 70.0 GiB |"), "{said}");
+    assert!(text(&estimates(&[])).contains("no cells"));
+}
+
+#[test]
+fn estimates_are_read_back_from_json() {
+    let row = row("fsdp", 70 * GIB, 80 * GIB);
+    assert_eq!(serde_json::from_str::<EstimateRow>(&serde_json::to_string(&row).unwrap()).unwrap(), row);
+}
+
+#[test]
+fn the_list_has_a_row_for_each_record() {
+    let records = grid::records();
+    let document = list(&records);
+    let rows = &document.tables().next().unwrap().rows;
+    assert_eq!(rows.len(), records.len());
+    assert_eq!(rows[0][0].value, records[0].id.as_str());
+    assert!(text(&document).contains("23 records."));
+    assert!(text(&list(&[])).contains("The notebook is empty"));
+}
+
+#[test]
+fn a_record_is_shown_with_its_remarks_and_reasons() {
+    let mut record = grid::trial(&grid::specs()[3], 2);
+    let remarks =
+        [Remark::new(&record.id, "the fan was off", "2026-01-02T00:00:00Z"), Remark::new("other", "not this", "")];
+    for step in 6..60 {
+        let last = record.steps[5].clone();
+        record.steps.push(Step { step, ..last });
+    }
+    let said = text(&show(&record, &remarks));
+    assert!(said.contains("- 2026-01-02T00:00:00Z: the fan was off") && !said.contains("not this"), "{said}");
+    assert!(said.contains("| hfu | - | the recompute policy is not known |"), "{said}");
+    assert!(said.contains("| parameters | 100 MiB | 100 MiB | 100 MiB |"), "{said}");
+    assert!(said.contains("59 timed steps: median 126 ms"), "{said}");
+    assert!(said.contains("The first and last 20 of 60"), "{said}");
+    assert!(said.contains("zbench repro zero3n12-id-of-the-trial"), "{said}");
+    assert!(said.contains("\"checkpointing\": \"none\""), "{said}");
+}
+
+#[test]
+fn a_record_that_ended_early_says_why() {
+    let record = grid::ended("zero1", Status::OutOfMemory, Source::Plan, "needs 640 MiB of 512 MiB");
+    let said = text(&show(&record, &[]));
+    assert!(said.contains("out of memory: needs 640 MiB of 512 MiB"), "{said}");
+    assert!(said.contains("| outcome | out_of_memory (found by plan) |"), "{said}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_record_is_shown(record in any::record(), remark in any::text()) {
+        let remarks = [Remark::new(&record.id, remark, "now")];
+        text(&show(&record, &remarks));
+        let document = list(std::slice::from_ref(&record));
+        prop_assert_eq!(document.tables().next().unwrap().rows.len(), 1);
+    }
+}
