@@ -282,14 +282,7 @@ impl Precision {
 
     /// One type for everything, no master copy.
     pub const fn all(dtype: DType) -> Precision {
-        Precision {
-            parameters: dtype,
-            compute: dtype,
-            gradients: dtype,
-            reduce: dtype,
-            master: None,
-            optimizer: dtype,
-        }
+        Precision { parameters: dtype, compute: dtype, gradients: dtype, reduce: dtype, master: None, optimizer: dtype }
     }
 
     /// Parameters and compute in `low`; gradients, reduction, master and moments in f32: 18 bytes per parameter.

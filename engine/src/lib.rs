@@ -1,8 +1,24 @@
 //! Many ranks, one model, one step.
+//!
+//! A [`config::Cell`] becomes a [`plan::Plan`]: units, what is split, and the actions of one step. [`train::train`] starts
+//! the ranks, and each [`rank::Rank`] performs the actions over [`layers`], [`shard`] and [`comm`].
 
 pub mod checkpoint;
 pub mod comm;
 pub mod config;
 pub mod data;
+mod export;
 pub mod hf;
+mod init;
+pub mod layers;
+pub mod mesh;
+pub mod meter;
+pub mod model;
 pub mod outcome;
+pub mod plan;
+pub mod rank;
+pub mod rope;
+pub mod schedule;
+pub mod shard;
+pub mod strategy;
+pub mod train;

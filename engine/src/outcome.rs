@@ -79,7 +79,7 @@ impl Span {
 }
 
 /// Collectives of one kind on one mesh axis, per step and rank.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traffic {
     /// `data`, `inner`, `outer`.
     pub axis: &'static str,
@@ -170,7 +170,7 @@ pub enum Cause {
 }
 
 /// What a plan says a run of it will take.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Estimate {
     /// Live and peak bytes of the largest rank, by category.
     pub memory: Ledger,

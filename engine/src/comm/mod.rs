@@ -131,7 +131,10 @@ impl Drop for Ticket {
 
 impl std::fmt::Debug for Ticket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ticket").field("sequence", &self.sequence).field("request", &self.request).finish_non_exhaustive()
+        f.debug_struct("Ticket")
+            .field("sequence", &self.sequence)
+            .field("request", &self.request)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,87 @@
+//! Weights and gradients as whole tensors, for tests and for saving.
+
+use crate::comm::Communicator;
+use crate::layers::StepError;
+use crate::mesh::{Split, within};
+use crate::model::Part;
+use crate::plan;
+use crate::rank::Rank;
+use zbench_kernels::{Buffer, Category, DType, View};
+
+type Result<T> = std::result::Result<T, StepError>;
+
+impl Rank<'_> {
+    /// Every weight by Hugging Face's name, whole and in f32. A collective call: units are gathered one by one, and each
+    /// tensor is handed over before the next unit is.
+    pub fn export_weights(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
+        for unit in 0..self.state.holdings.len() {
+            for part in Part::ALL {
+                let Some(holding) = self.state.holdings[unit][part as usize].clone() else { continue };
+                let own = match (part, self.optimizer.master_mut(unit)) {
+                    (Part::Trainable, Some(master)) => Some(master.view()),
+                    _ => {
+                        let home = self.params.home_mut(unit, part);
+                        home.map(|home| home.slice(within(&holding.owned, &holding.home)))
+                    }
+                };
+                let Some(own) = own else { continue };
+                let own = widen(&*self.kernels, &self.arena, own)?;
+                let whole = self.whole(own, plan::share(&self.state.sharding, part), holding.padded)?;
+                self.hand_over(unit, part, &whole, &mut take)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The mean gradient of every trainable weight, as `export_weights`. To be called between `gradients` and `update`.
+    pub fn export_gradients(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
+        let mean = 1.0 / (self.state.mesh().world() * self.inputs.cell.train.accumulation) as f64;
+        for unit in 0..self.state.holdings.len() {
+            let Some(holding) = self.state.trainable(unit).cloned() else { continue };
+            let Some(own) = self.gradients.view(&self.state, unit, &holding.owned) else { continue };
+            let mut own = widen(&*self.kernels, &self.arena, own)?;
+            self.kernels.scale(mean, own.view_mut())?;
+            let whole = self.whole(own, self.state.sharding.optimizer, holding.padded)?;
+            self.hand_over(unit, Part::Trainable, &whole, &mut take)?;
+        }
+        Ok(())
+    }
+
+    fn hand_over(
+        &self,
+        unit: usize,
+        part: Part,
+        whole: &Buffer,
+        take: &mut impl FnMut(&str, &[usize], &[f32]),
+    ) -> Result<()> {
+        let view = whole.view();
+        let all = view.as_slice::<f32>()?;
+        for tensor in self.inputs.plan.layout.units[unit].tensors_of(part) {
+            take(&tensor.name, &tensor.shape, &all[tensor.place.range()]);
+        }
+        Ok(())
+    }
+
+    /// Gathers parts that are split as `split` says.
+    fn whole(&self, own: Buffer, split: Split, padded: usize) -> Result<Buffer> {
+        let alloc = |len| self.arena.alloc(Category::Workspace, DType::F32, len);
+        let shard = match (split, self.comms.outer()) {
+            (Split::Whole, _) => return Ok(own),
+            (Split::World, Some(outer)) => {
+                let mut shard = alloc(padded / self.state.mesh().inner)?;
+                outer.all_gather(own.view(), shard.view_mut())?;
+                shard
+            }
+            _ => own,
+        };
+        let mut whole = alloc(padded)?;
+        self.comms.inner.all_gather(shard.view(), whole.view_mut())?;
+        Ok(whole)
+    }
+}
+
+fn widen(kernels: &dyn zbench_kernels::Kernels, arena: &zbench_kernels::Arena, view: View<'_>) -> Result<Buffer> {
+    let mut wide = arena.alloc(Category::Workspace, DType::F32, view.len())?;
+    kernels.cast(view, wide.view_mut())?;
+    Ok(wide)
+}

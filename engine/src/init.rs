@@ -1,0 +1,80 @@
+//! The first weights. A rank fills the part it owns and nothing else: drawn from (seed, tensor, element), or read from the
+//! slices of a checkpoint, so that the result depends neither on the strategy nor on the number of ranks.
+
+use crate::layers::StepError;
+use crate::mesh::within;
+use crate::model::{Init, Part, Tensor};
+use crate::rank::Inputs;
+use crate::shard::{Desk, Optimizer, Params, State};
+use std::ops::Range;
+use zbench_kernels::{DType, Normal, View, ViewMut};
+
+type Result<T> = std::result::Result<T, StepError>;
+
+/// Elements of a checkpoint read at a time.
+const READ: usize = 1 << 18;
+
+/// Fills this rank's part of every flat.
+pub fn fill(
+    inputs: &Inputs<'_>,
+    state: &State,
+    desk: Desk<'_>,
+    params: &mut Params,
+    optimizer: &mut Optimizer,
+) -> Result<()> {
+    for (unit, spec) in inputs.plan.layout.units.iter().enumerate() {
+        for part in Part::ALL {
+            let Some(holding) = &state.holdings[unit][part as usize] else { continue };
+            let Some(home) = params.home_mut(unit, part) else { continue };
+            let at_home = within(&holding.owned, &holding.home);
+            let master = if part == Part::Trainable { optimizer.master_mut(unit) } else { None };
+            let mut target = match master {
+                Some(master) => master.view_mut(),
+                None => home.slice_mut(at_home.clone()),
+            };
+            desk.kernels.fill(target.reborrow(), 0.0)?;
+            for tensor in spec.tensors_of(part) {
+                let span = tensor.place.range();
+                let cut = span.start.max(holding.owned.start)..span.end.min(holding.owned.end);
+                if !cut.is_empty() {
+                    let dst = target.slice_mut(within(&cut, &holding.owned));
+                    fill_tensor(inputs, desk, tensor, within(&cut, &span), dst)?;
+                }
+            }
+            if let (Part::Trainable, Some(master)) = (part, optimizer.master_mut(unit)) {
+                desk.kernels.cast(master.view(), home.slice_mut(at_home))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Fills elements `range` of a tensor.
+fn fill_tensor(
+    inputs: &Inputs<'_>,
+    desk: Desk<'_>,
+    tensor: &Tensor,
+    range: Range<usize>,
+    mut dst: ViewMut<'_>,
+) -> Result<()> {
+    if let (Some(checkpoint), true) = (inputs.checkpoint, tensor.in_checkpoint) {
+        let mut values = vec![0f32; READ.min(range.len())];
+        for start in range.clone().step_by(READ) {
+            let piece = start..(start + READ).min(range.end);
+            let values = &mut values[..piece.len()];
+            let read = checkpoint.read(&tensor.name, piece.clone(), values);
+            read.map_err(|error| StepError::Input(error.to_string()))?;
+            desk.kernels.cast(View::of(values), dst.slice_mut(within(&piece, &range)))?;
+        }
+        return Ok(());
+    }
+    match tensor.init {
+        Init::Constant(value) => Ok(desk.kernels.fill(dst, value)?),
+        Init::Normal(std) => {
+            let (len, dtype): (usize, DType) = (dst.len(), dst.dtype());
+            let seed = inputs.cell.train.seed ^ tensor.stream.rotate_left(40);
+            let op = Normal { len, std, seed, first: range.start as u64, dtype };
+            Ok(desk.kernels.normal(&op, dst)?)
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What a layer works with while it runs: kernels, memory, the shape of the batch.
+
+use crate::comm::CommError;
+use zbench_kernels::{
+    Arena, Attention, Buffer, Category, DType, Gemm, KernelError, Kernels, Move, Op, OutOfMemory, View, ViewMut,
+};
+
+/// Why a step ended early.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StepError {
+    /// The arena is full.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// A kernel refused.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// Tokens or weights could not be read.
+    #[error("{0}")]
+    Input(String),
+    /// Loss or norm is not finite.
+    #[error("step {step}: {what} is {value}")]
+    Diverged {
+        /// The step.
+        step: u64,
+        /// `loss` or `grad_norm`.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+    },
+}
+
+/// What a layer returns.
+pub type Result<T, E = StepError> = std::result::Result<T, E>;
+
+/// The shape of a rank's micro-batch, and the numbers that make dropout the same for every rank count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Sequences.
+    pub rows: usize,
+    /// Tokens of a sequence.
+    pub seq: usize,
+    /// Number of the first sequence in the run.
+    pub first_sample: u64,
+    /// Of dropout.
+    pub seed: u64,
+}
+
+impl Batch {
+    /// Tokens.
+    pub fn tokens(&self) -> usize {
+        self.rows * self.seq
+    }
+}
+
+/// Kernels, memory and batch: what forward and backward run on.
+#[derive(Clone, Copy)]
+pub struct Exec<'a> {
+    /// The device's operations.
+    pub kernels: &'a dyn Kernels,
+    /// The rank's memory.
+    pub arena: &'a Arena,
+    /// The micro-batch.
+    pub batch: Batch,
+    /// Type of weights in use, activations and their gradients.
+    pub compute: DType,
+    /// Type of accumulated gradients.
+    pub gradients: DType,
+    /// Rotary tables `[seq, head_dim/2]`.
+    pub cos: View<'a>,
+    /// As `cos`.
+    pub sin: View<'a>,
+}
+
+impl<'a> Exec<'a> {
+    /// A buffer of the flow between layers, in the compute type.
+    pub fn activation(&self, len: usize) -> Result<Buffer> {
+        Ok(self.arena.alloc(Category::Activations, self.compute, len)?)
+    }
+
+    /// A small buffer in the accumulator type of the compute type.
+    pub fn statistic(&self, len: usize) -> Result<Buffer> {
+        Ok(self.arena.alloc(Category::Activations, self.compute.accumulator(), len)?)
+    }
+
+    /// Scratch of one operation.
+    pub fn scratch(&self, op: &Op) -> Result<Buffer> {
+        let len = self.kernels.workspace(op);
+        Ok(self.arena.alloc(Category::Workspace, self.compute.accumulator(), len)?)
+    }
+
+    /// A matrix product with its scratch.
+    pub fn gemm(&self, op: Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>) -> Result<()> {
+        let mut scratch = self.scratch(&Op::Gemm(op))?;
+        Ok(self.kernels.gemm(&op, a, b, c, scratch.view_mut())?)
+    }
+}
+
+/// `y[tokens,out] = x[tokens,input] W^T`, both of type `dtype`.
+pub fn product_forward(tokens: usize, out: usize, input: usize, accumulate: bool, dtype: DType) -> Gemm {
+    let (m, n, k) = (tokens, out, input);
+    Gemm { m, n, k, trans_a: false, trans_b: true, alpha: 1.0, accumulate, a: dtype, b: dtype, c: dtype }
+}
+
+/// `dx[tokens,input] = dy[tokens,out] W`.
+pub fn product_input(tokens: usize, out: usize, input: usize, accumulate: bool, dtype: DType) -> Gemm {
+    let (m, n, k) = (tokens, input, out);
+    Gemm { m, n, k, trans_a: false, trans_b: false, alpha: 1.0, accumulate, a: dtype, b: dtype, c: dtype }
+}
+
+/// `dW[out,input] += dy^T x`, into the gradients' type.
+pub fn product_weight(tokens: usize, out: usize, input: usize, dtype: DType, gradients: DType) -> Gemm {
+    let (m, n, k) = (out, input, tokens);
+    Gemm { m, n, k, trans_a: true, trans_b: false, alpha: 1.0, accumulate: true, a: dtype, b: dtype, c: gradients }
+}
+
+/// The statement of a change of type or copy.
+pub fn cast(len: usize, from: DType, to: DType) -> Op {
+    Op::Cast(Move { len, sources: 1, from, to })
+}
+
+/// The statement of a fill.
+pub fn fill(len: usize, dtype: DType) -> Op {
+    Op::Fill(Move { len, sources: 0, from: dtype, to: dtype })
+}
+
+/// The statement of `dst += alpha * src`.
+pub fn accumulate(len: usize, from: DType, to: DType) -> Op {
+    Op::Accumulate(Move { len, sources: 1, from, to })
+}
+
+/// The statement of a sum to a number.
+pub fn sum(len: usize, from: DType) -> Op {
+    Op::Sum(Move { len, sources: 1, from, to: DType::F64 })
+}
+
+/// The statement of a sum of squares.
+pub fn sum_squares(len: usize, from: DType) -> Op {
+    Op::SumSquares(Move { len, sources: 1, from, to: DType::F64 })
+}
+
+/// The attention of a block over a batch.
+pub fn attention(batch: &Batch, heads: usize, kv_heads: usize, head_dim: usize, dtype: DType) -> Attention {
+    let scale = 1.0 / (head_dim as f64).sqrt();
+    Attention { batch: batch.rows, seq: batch.seq, heads, kv_heads, head_dim, scale, dtype }
+}

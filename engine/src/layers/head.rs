@@ -1,0 +1,147 @@
+//! The top of the model: the last norm, the output matrix and the loss, forward and backward in one.
+//!
+//! Logits are made, turned into their gradient in place and used up in chunks of tokens, so that the whole
+//! `[tokens, vocab]` matrix never exists.
+
+use super::exec::{self, Exec, Result};
+use super::sketch::{Piece, Sketch};
+use crate::model::{Grads, Part, Place, Weights};
+use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Op, RmsNorm, View};
+
+/// `logits = rms_norm(x) W^T`, and the loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Head {
+    /// Weight of the norm, in the head's unit.
+    pub norm: Place,
+    /// W `[vocab, hidden]`, in the head's unit, or in the embedding's when tied.
+    pub matrix: Place,
+    /// W is the embedding's table.
+    pub tied: bool,
+    /// Rows of W.
+    pub vocab: usize,
+    /// Elements of a row.
+    pub hidden: usize,
+    /// Of the norm.
+    pub eps: f64,
+}
+
+/// Logits that exist at a time; a chunk has at least one token.
+const CHUNK_LOGITS: usize = 1 << 23;
+
+impl Head {
+    /// The sum over tokens of the cross-entropy, and the gradient of `scale` times it by `x`. `w`, `g` are the head's unit's,
+    /// `matrix_w`, `matrix_g` those of the unit that holds W (the embedding's when tied).
+    pub fn loss(
+        &self,
+        ex: &Exec<'_>,
+        w: &Weights<'_>,
+        matrix_w: &Weights<'_>,
+        g: &mut Grads<'_>,
+        mut tied_g: Option<&mut Grads<'_>>,
+        x: Buffer,
+        targets: View<'_>,
+        scale: f64,
+    ) -> Result<(f64, Buffer)> {
+        let (n, hidden) = (ex.batch.tokens(), self.hidden);
+        let mut y = ex.activation(n * hidden)?;
+        let mut rstd = ex.statistic(n)?;
+        let norm = self.rms(n, ex.compute, None);
+        ex.kernels.rms_norm(&norm, x.view(), w.get(&self.norm), y.view_mut(), rstd.view_mut())?;
+        let mut dy = ex.activation(n * hidden)?;
+        let mut total = 0.0;
+        for start in (0..n).step_by(self.chunk(n)) {
+            let rows = self.chunk(n).min(n - start);
+            let span = start * hidden..(start + rows) * hidden;
+            let matrix = matrix_w.get(&self.matrix);
+            let mut logits = ex.statistic(rows * self.vocab)?;
+            ex.gemm(self.logits(rows, ex.compute), y.slice(span.clone()), matrix, logits.view_mut())?;
+            let mut losses = ex.statistic(rows)?;
+            let op = self.cross_entropy(rows, scale, ex.compute);
+            let wanted = targets.slice(start..start + rows);
+            ex.kernels.cross_entropy(&op, logits.view_mut(), wanted, losses.view_mut())?;
+            total += ex.kernels.sum(losses.view())?;
+            drop(losses);
+            let gradient = if ex.compute == logits.dtype() {
+                logits
+            } else {
+                let mut narrow = ex.activation(rows * self.vocab)?;
+                ex.kernels.cast(logits.view(), narrow.view_mut())?;
+                drop(logits);
+                narrow
+            };
+            let op = exec::product_input(rows, self.vocab, hidden, false, ex.compute);
+            ex.gemm(op, gradient.view(), matrix, dy.slice_mut(span.clone()))?;
+            let dw = match &mut tied_g {
+                Some(table) => table.get(&self.matrix),
+                None => g.get(&self.matrix),
+            };
+            if let Some(dw) = dw {
+                let op = exec::product_weight(rows, self.vocab, hidden, ex.compute, ex.gradients);
+                ex.gemm(op, gradient.view(), y.slice(span), dw)?;
+            }
+        }
+        drop(y);
+        let mut dx = ex.activation(n * hidden)?;
+        ex.kernels.fill(dx.view_mut(), 0.0)?;
+        let dw = g.get(&self.norm);
+        let op = self.rms(n, ex.compute, dw.is_some().then_some(ex.gradients));
+        let weight = w.get(&self.norm);
+        ex.kernels.rms_norm_backward(&op, x.view(), weight, rstd.view(), dy.view(), dx.view_mut(), dw)?;
+        Ok((total, dx))
+    }
+
+    /// States `loss`. All of it stands under forward, but the products that make gradients, which are backward's.
+    pub fn loss_stated(&self, s: &mut Sketch<'_>, x: Piece, scale: f64) -> Piece {
+        let (n, hidden) = (s.batch.tokens(), self.hidden);
+        let y = s.activation(n * hidden);
+        let rstd = s.statistic(n);
+        s.op("norms", Op::RmsNorm(self.rms(n, s.compute, None)));
+        let dy = s.activation(n * hidden);
+        for start in (0..n).step_by(self.chunk(n)) {
+            let rows = self.chunk(n).min(n - start);
+            let logits = s.statistic(rows * self.vocab);
+            s.op("lm_head", Op::Gemm(self.logits(rows, s.compute)));
+            let losses = s.statistic(rows);
+            s.op("loss", Op::CrossEntropy(self.cross_entropy(rows, scale, s.compute)));
+            s.op("loss", exec::sum(rows, s.compute.accumulator()));
+            s.free(losses);
+            let gradient = if s.compute == s.compute.accumulator() {
+                logits
+            } else {
+                let narrow = s.activation(rows * self.vocab);
+                s.op("loss", exec::cast(rows * self.vocab, s.compute.accumulator(), s.compute));
+                s.free(logits);
+                narrow
+            };
+            s.op("lm_head", Op::Gemm(exec::product_input(rows, self.vocab, hidden, false, s.compute)));
+            if self.matrix.part == Part::Trainable {
+                s.op("lm_head", Op::Gemm(exec::product_weight(rows, self.vocab, hidden, s.compute, s.gradients)));
+            }
+            s.free(gradient);
+        }
+        s.free(y);
+        let dx = s.activation(n * hidden);
+        s.op("norms", exec::fill(n * hidden, s.compute));
+        let gradient = (self.norm.part == Part::Trainable).then_some(s.gradients);
+        s.op("norms", Op::RmsNormBackward(self.rms(n, s.compute, gradient)));
+        s.free_all([x, rstd, dy]);
+        dx
+    }
+
+    /// Tokens whose logits exist at a time.
+    fn chunk(&self, tokens: usize) -> usize {
+        (CHUNK_LOGITS / self.vocab).clamp(1, tokens.max(1))
+    }
+
+    fn logits(&self, rows: usize, dtype: DType) -> Gemm {
+        Gemm { c: dtype.accumulator(), ..exec::product_forward(rows, self.vocab, self.hidden, false, dtype) }
+    }
+
+    fn cross_entropy(&self, rows: usize, scale: f64, compute: DType) -> CrossEntropy {
+        CrossEntropy { rows, vocab: self.vocab, scale, dtype: compute.accumulator() }
+    }
+
+    fn rms(&self, rows: usize, dtype: DType, gradient: Option<DType>) -> RmsNorm {
+        RmsNorm { rows, cols: self.hidden, eps: self.eps, dtype, gradient }
+    }
+}

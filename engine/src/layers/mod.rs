@@ -1,0 +1,19 @@
+//! The layers, forward and backward written by hand. A layer is a value that knows which tensors it reads; `forward`
+//! returns what backward needs, `backward` consumes it.
+//!
+//! Beside what it does, every layer *states* what it does: the buffers it asks for and the operations it issues, in order,
+//! told to a [`Sketch`]. A plan is made of what is stated; a run of what is done; tests hold the two against each other.
+
+mod block;
+mod embedding;
+pub(crate) mod exec;
+mod head;
+mod linear;
+mod sketch;
+
+pub use block::{Block, BlockGrad, Dims, Kept, Saved};
+pub use embedding::Embedding;
+pub use exec::{Batch, Exec, StepError};
+pub use head::Head;
+pub use linear::{AdapterSpec, LinearSpec};
+pub use sketch::{Phase, Piece, Sketch, Stated};

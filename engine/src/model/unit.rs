@@ -1,0 +1,209 @@
+//! Units: what is gathered, reduced and updated as a whole. Each has one flat buffer of trainable and one of frozen
+//! weights; a tensor is a place in one of them.
+
+use std::ops::Range;
+use zbench_kernels::{View, ViewMut};
+
+/// Which flat buffer of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// With gradients and optimizer state.
+    Trainable,
+    /// Without.
+    Frozen,
+}
+
+impl Part {
+    /// Both, in the order in which they are gathered.
+    pub const ALL: [Part; 2] = [Part::Trainable, Part::Frozen];
+}
+
+/// Where a tensor lies in its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which flat.
+    pub part: Part,
+    /// First element.
+    pub start: usize,
+    /// Elements.
+    pub len: usize,
+}
+
+impl Place {
+    /// The elements of the flat.
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+}
+
+/// How a fresh tensor is filled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Normal with this standard deviation.
+    Normal(f64),
+    /// A constant.
+    Constant(f64),
+}
+
+/// A tensor of a unit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Hugging Face's name.
+    pub name: String,
+    /// Row-major shape.
+    pub shape: Vec<usize>,
+    /// Where it lies.
+    pub place: Place,
+    /// How it starts without a checkpoint.
+    pub init: Init,
+    /// Number of the tensor in the whole model: its stream of random numbers.
+    pub stream: u64,
+    /// Whether a checkpoint holds it (adapters start fresh).
+    pub in_checkpoint: bool,
+}
+
+impl Tensor {
+    /// Weight decay is for matrices, embeddings included.
+    pub fn decays(&self) -> bool {
+        self.shape.len() >= 2
+    }
+}
+
+/// One flat buffer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Flat {
+    /// Elements in use.
+    pub len: usize,
+    /// Elements with padding: a multiple of ranks times the granule.
+    pub padded: usize,
+}
+
+/// What is gathered, reduced and updated as a whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unit {
+    /// `embed_tokens`, `layers.0`, `head`.
+    pub name: String,
+    /// Its tensors, in the order of the flats.
+    pub tensors: Vec<Tensor>,
+    /// The trainable flat.
+    pub trainable: Flat,
+    /// The frozen flat.
+    pub frozen: Flat,
+}
+
+impl Unit {
+    /// An empty unit.
+    pub fn new(name: impl Into<String>) -> Unit {
+        Unit { name: name.into(), tensors: Vec::new(), trainable: Flat::default(), frozen: Flat::default() }
+    }
+
+    /// Appends a tensor to one of the flats and says where it lies.
+    pub fn push(&mut self, part: Part, name: String, shape: &[usize], init: Init, stream: u64) -> Place {
+        let len = shape.iter().product();
+        let flat = self.flat_mut(part);
+        let place = Place { part, start: flat.len, len };
+        flat.len += len;
+        let in_checkpoint = !name.contains(".lora_");
+        self.tensors.push(Tensor { name, shape: shape.to_vec(), place, init, stream, in_checkpoint });
+        place
+    }
+
+    /// Pads both flats to a multiple of `multiple` elements.
+    pub fn pad(&mut self, multiple: usize) {
+        for part in Part::ALL {
+            let flat = self.flat_mut(part);
+            flat.padded = flat.len.next_multiple_of(multiple);
+        }
+    }
+
+    /// One of the flats.
+    pub fn flat(&self, part: Part) -> &Flat {
+        match part {
+            Part::Trainable => &self.trainable,
+            Part::Frozen => &self.frozen,
+        }
+    }
+
+    fn flat_mut(&mut self, part: Part) -> &mut Flat {
+        match part {
+            Part::Trainable => &mut self.trainable,
+            Part::Frozen => &mut self.frozen,
+        }
+    }
+
+    /// The tensors of one flat.
+    pub fn tensors_of(&self, part: Part) -> impl Iterator<Item = &Tensor> {
+        self.tensors.iter().filter(move |t| t.place.part == part)
+    }
+
+    /// The runs of the trainable flat's `range` with one weight decay each, in order; padding does not decay.
+    pub fn decay_runs(&self, range: Range<usize>) -> Vec<(Range<usize>, bool)> {
+        let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
+        let end = self.trainable.padded;
+        let padding = (self.trainable.len..end, false);
+        let tensors = self.tensors_of(Part::Trainable).map(|t| (t.place.range(), t.decays()));
+        for (span, decays) in tensors.chain([padding]) {
+            let cut = span.start.max(range.start)..span.end.min(range.end);
+            match runs.last_mut() {
+                _ if cut.is_empty() => {}
+                Some((last, same)) if *same == decays && last.end == cut.start => last.end = cut.end,
+                _ => runs.push((cut, decays)),
+            }
+        }
+        runs
+    }
+}
+
+/// A unit's weights, gathered.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights<'a> {
+    /// The trainable flat.
+    pub trainable: View<'a>,
+    /// The frozen flat.
+    pub frozen: View<'a>,
+}
+
+impl<'a> Weights<'a> {
+    /// One tensor.
+    pub fn get(&self, place: &Place) -> View<'a> {
+        match place.part {
+            Part::Trainable => self.trainable.slice(place.range()),
+            Part::Frozen => self.frozen.slice(place.range()),
+        }
+    }
+}
+
+/// The gradients of a unit's trainable flat, whole.
+#[derive(Debug)]
+pub struct Grads<'a>(pub ViewMut<'a>);
+
+impl Grads<'_> {
+    /// One tensor's gradient; `None` when it is frozen.
+    pub fn get(&mut self, place: &Place) -> Option<ViewMut<'_>> {
+        (place.part == Part::Trainable).then(|| self.0.slice_mut(place.range()))
+    }
+
+    /// The same gradients, lent for a shorter time.
+    pub fn reborrow(&mut self) -> Grads<'_> {
+        Grads(self.0.reborrow())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decay_runs_cover_a_range_once() {
+        let mut unit = Unit::new("u");
+        for (i, shape) in [&[3usize, 4][..], &[5], &[7], &[2, 2]].iter().enumerate() {
+            unit.push(Part::Trainable, format!("t{i}"), shape, Init::Constant(0.0), i as u64);
+        }
+        unit.push(Part::Frozen, "f".into(), &[9, 9], Init::Constant(0.0), 9);
+        unit.pad(16);
+        assert_eq!((unit.trainable.padded, unit.frozen.padded), (32, 96));
+        assert_eq!(unit.decay_runs(0..32), [(0..12, true), (12..24, false), (24..28, true), (28..32, false)]);
+        assert_eq!(unit.decay_runs(10..13), [(10..12, true), (12..13, false)]);
+        assert_eq!(unit.decay_runs(28..32), [(28..32, false)]);
+    }
+}

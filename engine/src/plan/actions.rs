@@ -1,0 +1,273 @@
+//! The schedule: what one rank does in one step, as a list.
+
+use crate::config::{Checkpointing, Kept};
+use crate::strategy::Reshard;
+
+/// One thing a rank does. Units are numbers in [`crate::model::Layout::units`]; `micro` counts micro-batches from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Fetch the micro-batch's tokens.
+    Load {
+        /// Micro-batch.
+        micro: usize,
+    },
+    /// Bring a unit's weights here: first make this rank's own part current, then fill a slot.
+    Gather {
+        /// Unit.
+        unit: usize,
+        /// The home is stale outside this rank's optimizer share: gather it from the ranks that updated it.
+        refresh: bool,
+        /// Fill a slot in the compute type.
+        slot: bool,
+    },
+    /// Forward of a unit; of the head, forward, loss and backward.
+    Forward {
+        /// Unit.
+        unit: usize,
+        /// Micro-batch.
+        micro: usize,
+    },
+    /// Make a block's dropped tensors again, and its output if the next block lacks its input.
+    Restore {
+        /// Unit.
+        unit: usize,
+        /// Also make the output.
+        output: bool,
+    },
+    /// Backward of a unit.
+    Backward {
+        /// Unit.
+        unit: usize,
+        /// Micro-batch.
+        micro: usize,
+    },
+    /// Give a unit's slot back.
+    Release {
+        /// Unit.
+        unit: usize,
+    },
+    /// A unit's gradients of this micro-batch are complete: bring them to where they live.
+    Reduce {
+        /// Unit.
+        unit: usize,
+        /// First micro-batch of the step: overwrite rather than add.
+        first: bool,
+        /// Last micro-batch of the step: sum over the axes that wait for it.
+        last: bool,
+    },
+    /// Agree on loss and norm, clip, update.
+    Update,
+}
+
+/// What the schedule depends on.
+#[derive(Clone, Debug)]
+pub struct Schedule<'a> {
+    /// Blocks of the model.
+    pub blocks: usize,
+    /// Micro-batches of a step.
+    pub accumulation: usize,
+    /// When slots are given back.
+    pub reshard: Reshard,
+    /// Units gathered ahead.
+    pub prefetch: usize,
+    /// Whether the head reads the embedding's table.
+    pub tied: bool,
+    /// By unit: whether it has trainable weights.
+    pub trainable: &'a [bool],
+    /// By unit: whether its home is stale after an update.
+    pub stale: &'a [bool],
+    /// By unit: whether its weights are read from a slot.
+    pub slotted: &'a [bool],
+    /// What forward keeps.
+    pub policy: &'a Policy,
+}
+
+/// A checkpointing key, resolved for a number of blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Inputs are kept of blocks whose number is a multiple of this.
+    pub every: usize,
+    /// The tensors of a block that forward keeps.
+    pub keep: Vec<Kept>,
+}
+
+impl Policy {
+    /// Resolves the key.
+    pub fn of(checkpointing: &Checkpointing, blocks: usize) -> Policy {
+        let every = match checkpointing {
+            Checkpointing::Every(k) => (*k).max(1),
+            Checkpointing::Sqrt => (1..).find(|k| k * k >= blocks).unwrap_or(1),
+            _ => 1,
+        };
+        let keep = match checkpointing {
+            Checkpointing::None => Kept::ALL.to_vec(),
+            Checkpointing::Full | Checkpointing::Every(_) | Checkpointing::Sqrt => Vec::new(),
+            Checkpointing::Selective => vec![Kept::Qkv, Kept::Attention, Kept::Residual, Kept::GateUp],
+            Checkpointing::Keep(list) => {
+                let mut keep = list.clone();
+                keep.sort();
+                keep.dedup();
+                keep
+            }
+        };
+        Policy { every, keep }
+    }
+
+    /// Whether forward keeps the input of block `index`.
+    pub fn keeps_input(&self, index: usize) -> bool {
+        index.is_multiple_of(self.every)
+    }
+
+    /// Whether backward finds everything it needs.
+    pub fn keeps_all(&self) -> bool {
+        self.every == 1 && self.keep.len() == Kept::ALL.len()
+    }
+}
+
+/// The list of a step.
+pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
+    let mut computes = Vec::new();
+    for micro in 0..schedule.accumulation {
+        micro_batch(schedule, micro, &mut computes);
+    }
+    let mut list = Residency::new(schedule).place(&computes);
+    list.push(Action::Update);
+    list
+}
+
+/// An action that computes, and the units whose weights it reads.
+struct Compute {
+    action: Action,
+    reads: Vec<usize>,
+    micro: usize,
+}
+
+/// What a micro-batch computes, with the reductions that follow.
+fn micro_batch(s: &Schedule<'_>, micro: usize, list: &mut Vec<Compute>) {
+    let head = s.blocks + 1;
+    let mut push = |action, reads: &[usize]| list.push(Compute { action, reads: reads.to_vec(), micro });
+    let reduce = |unit| Action::Reduce { unit, first: micro == 0, last: micro + 1 == s.accumulation };
+    push(Action::Load { micro }, &[]);
+    for unit in 0..head {
+        push(Action::Forward { unit, micro }, &[unit]);
+    }
+    let reads: &[usize] = if s.tied { &[head, 0] } else { &[head] };
+    push(Action::Forward { unit: head, micro }, reads);
+    if s.trainable[head] {
+        push(reduce(head), &[]);
+    }
+    let segments = (0..s.blocks).step_by(s.policy.every).map(|start| start..(start + s.policy.every).min(s.blocks));
+    for segment in segments.rev() {
+        if s.policy.every > 1 {
+            for block in segment.clone() {
+                push(Action::Restore { unit: block + 1, output: block + 1 < segment.end }, &[block + 1]);
+            }
+        }
+        for block in segment.rev() {
+            if s.policy.every == 1 && !s.policy.keeps_all() {
+                push(Action::Restore { unit: block + 1, output: false }, &[block + 1]);
+            }
+            push(Action::Backward { unit: block + 1, micro }, &[block + 1]);
+            if s.trainable[block + 1] {
+                push(reduce(block + 1), &[]);
+            }
+        }
+    }
+    if s.trainable[0] {
+        push(Action::Backward { unit: 0, micro }, &[]);
+        push(reduce(0), &[]);
+    }
+}
+
+/// Which units' slots are filled while the list runs: a cache whose size and rule are the strategy's.
+struct Residency<'a> {
+    s: &'a Schedule<'a>,
+    /// Filled slots, the one used longest ago first.
+    filled: Vec<usize>,
+    stale: Vec<bool>,
+    capacity: usize,
+    list: Vec<Action>,
+}
+
+impl<'a> Residency<'a> {
+    fn new(s: &'a Schedule<'a>) -> Residency<'a> {
+        let most_read = if s.tied { 2 } else { 1 };
+        let capacity = match s.reshard {
+            Reshard::AfterForward => (1 + s.prefetch).max(most_read),
+            Reshard::AfterBackward | Reshard::Never => usize::MAX,
+        };
+        Residency { s, filled: Vec::new(), stale: s.stale.to_vec(), capacity, list: Vec::new() }
+    }
+
+    fn place(mut self, computes: &[Compute]) -> Vec<Action> {
+        for (i, compute) in computes.iter().enumerate() {
+            for &unit in &compute.reads {
+                self.ensure(unit, &compute.reads);
+            }
+            if !compute.reads.is_empty() {
+                self.ahead(&compute.reads, &computes[i + 1..]);
+            }
+            self.list.push(compute.action);
+            if self.s.reshard == Reshard::AfterBackward {
+                let later = |unit: &usize| {
+                    let rest = computes[i + 1..].iter().take_while(|c| c.micro == compute.micro);
+                    rest.flat_map(|c| &c.reads).any(|u| u == unit)
+                };
+                compute.reads.iter().filter(|unit| !later(unit)).for_each(|&unit| self.release(unit));
+            }
+        }
+        // The update makes every slot stale.
+        while let Some(&unit) = self.filled.first() {
+            self.release(unit);
+        }
+        self.list
+    }
+
+    /// The unit's weights are current and, where they need one, in a slot.
+    fn ensure(&mut self, unit: usize, in_use: &[usize]) {
+        if let Some(at) = self.filled.iter().position(|&u| u == unit) {
+            self.filled.remove(at);
+            self.filled.push(unit);
+            return;
+        }
+        let (refresh, slot) = (std::mem::take(&mut self.stale[unit]), self.s.slotted[unit]);
+        if slot {
+            while self.filled.len() >= self.capacity {
+                let Some(&victim) = self.filled.iter().find(|u| !in_use.contains(u)) else { break };
+                self.release(victim);
+            }
+            self.filled.push(unit);
+        }
+        if refresh || slot {
+            self.list.push(Action::Gather { unit, refresh, slot });
+        }
+    }
+
+    /// Starts the gathers of the next units, as far as slots go.
+    fn ahead(&mut self, in_use: &[usize], rest: &[Compute]) {
+        let mut wanted: Vec<usize> = Vec::new();
+        for &unit in rest.iter().flat_map(|c| &c.reads) {
+            if wanted.len() == self.s.prefetch {
+                break;
+            }
+            if self.s.slotted[unit] && !in_use.contains(&unit) && !wanted.contains(&unit) {
+                wanted.push(unit);
+            }
+        }
+        let keep: Vec<usize> = in_use.iter().chain(&wanted).copied().collect();
+        for unit in wanted {
+            let room = self.filled.len() < self.capacity || self.filled.iter().any(|u| !keep.contains(u));
+            if self.filled.contains(&unit) || !room {
+                continue;
+            }
+            self.ensure(unit, &keep);
+        }
+    }
+
+    fn release(&mut self, unit: usize) {
+        if let Some(at) = self.filled.iter().position(|&u| u == unit) {
+            self.filled.remove(at);
+            self.list.push(Action::Release { unit });
+        }
+    }
+}

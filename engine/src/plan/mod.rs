@@ -1,0 +1,189 @@
+//! A plan: where every byte of the model lives and what each rank does in a step. The engine runs its actions, the
+//! estimate is what walking them says.
+
+mod actions;
+mod flops;
+mod price;
+
+pub use actions::{Action, Policy, Schedule, actions};
+pub use flops::ledger_terms;
+
+use crate::config::{Backend, Cell, DeviceKind};
+use crate::layers::{Batch, Stated};
+use crate::mesh::{Mesh, Split};
+use crate::model::{Layout, Part};
+use crate::outcome::Estimate;
+use crate::strategy::{self, Reshard, Sharding};
+use zbench_kernels::{DType, Kernels};
+
+/// A combination that cannot be run, with the key and the way out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {reason}")]
+pub struct PlanError {
+    /// The configuration key.
+    pub key: &'static str,
+    /// What is wrong, and what would do.
+    pub reason: String,
+}
+
+/// What is known of a cell before it runs.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Units and layers.
+    pub layout: Layout,
+    /// The data-parallel ranks.
+    pub mesh: Mesh,
+    /// What is split.
+    pub sharding: Sharding,
+    /// What forward keeps.
+    pub policy: Policy,
+    /// One step.
+    pub actions: Vec<Action>,
+    /// What a run of it will take.
+    pub estimate: Estimate,
+}
+
+impl Plan {
+    /// Plans a cell for ranks that compute with `kernels` (their scratch sizes count).
+    pub fn new(cell: &Cell, kernels: &dyn Kernels) -> Result<Plan, PlanError> {
+        check(cell)?;
+        let mesh = strategy::mesh(&cell.parallel).map_err(|reason| PlanError { key: "parallel.shard", reason })?;
+        let sharding = Sharding::of(cell.parallel.strategy);
+        let layout = Layout::new(cell, mesh.world());
+        let policy = Policy::of(&cell.memory.checkpointing, layout.blocks.len());
+        let trainable: Vec<_> = layout.units.iter().map(|u| u.trainable.len > 0).collect();
+        let stale: Vec<_> = trainable.iter().map(|t| *t && sharding.optimizer > sharding.parameters).collect();
+        let slotted: Vec<_> = layout
+            .units
+            .iter()
+            .map(|u| Part::ALL.iter().any(|&p| u.flat(p).len > 0 && slotted(cell, &sharding, p)))
+            .collect();
+        let schedule = Schedule {
+            blocks: layout.blocks.len(),
+            accumulation: cell.train.accumulation,
+            reshard: sharding.reshard,
+            prefetch: cell.parallel.prefetch,
+            tied: layout.head.tied,
+            trainable: &trainable,
+            stale: &stale,
+            slotted: &slotted,
+            policy: &policy,
+        };
+        let actions = actions(&schedule);
+        let estimate = Estimate::default();
+        let mut plan = Plan { layout, mesh, sharding, policy, actions, estimate };
+        plan.estimate = price::price(cell, kernels, &plan, false).0;
+        Ok(plan)
+    }
+
+    /// The operations of one step of one rank, in order, as layers and shards state them.
+    pub fn stated(&self, cell: &Cell, kernels: &dyn Kernels) -> Vec<Stated> {
+        price::price(cell, kernels, self, true).1
+    }
+}
+
+/// The type of a flat's weights at home.
+pub fn home_dtype(cell: &Cell, part: Part) -> DType {
+    match part {
+        Part::Trainable => cell.precision.parameters,
+        Part::Frozen => cell.lora.base.unwrap_or(cell.precision.parameters),
+    }
+}
+
+/// Whether a flat is read from a slot: its home is a part, or of another type than the compute.
+pub fn slotted(cell: &Cell, sharding: &Sharding, part: Part) -> bool {
+    sharding.parameters != Split::Whole || home_dtype(cell, part) != cell.precision.compute
+}
+
+/// Over which axes a flat's home is split. Frozen weights are split as the parameters are.
+pub fn share(sharding: &Sharding, part: Part) -> Split {
+    match part {
+        Part::Trainable => sharding.optimizer,
+        Part::Frozen => sharding.parameters,
+    }
+}
+
+/// Slots of unsplit weights stay as long as the weights do; the others are on their way.
+pub(crate) fn slot_category(sharding: &Sharding) -> zbench_kernels::Category {
+    match sharding.reshard {
+        Reshard::Never => zbench_kernels::Category::Parameters,
+        Reshard::AfterForward | Reshard::AfterBackward => zbench_kernels::Category::Communication,
+    }
+}
+
+/// The shape of a rank's micro-batch.
+pub fn batch(cell: &Cell, first_sample: u64) -> Batch {
+    Batch { rows: cell.train.micro_batch, seq: cell.train.seq_len, first_sample, seed: cell.train.seed }
+}
+
+/// Refuses what cannot be, before any size is computed from it.
+fn check(cell: &Cell) -> Result<(), PlanError> {
+    let fail = |key, reason: String| Err(PlanError { key, reason });
+    let (train, model) = (&cell.train, &cell.model);
+    for (key, value) in [
+        ("train.micro_batch", train.micro_batch),
+        ("train.seq_len", train.seq_len),
+        ("train.accumulation", train.accumulation),
+        ("train.steps", train.steps),
+        ("parallel.ranks", cell.parallel.ranks),
+        ("model.hidden_size", model.hidden_size),
+        ("model.intermediate_size", model.intermediate_size),
+        ("model.num_attention_heads", model.num_attention_heads),
+        ("model.num_key_value_heads", model.num_key_value_heads),
+        ("model.head_dim", model.head_dim),
+        ("model.vocab_size", model.vocab_size),
+    ] {
+        if value == 0 {
+            return fail(key, "is 0; at least 1 is needed".into());
+        }
+    }
+    let lora = &cell.lora;
+    if lora.rank > 0 && (lora.targets.is_empty() || model.num_hidden_layers == 0) {
+        return fail("lora.targets", "name no layer of the model, so nothing would train".into());
+    }
+    if !model.num_attention_heads.is_multiple_of(model.num_key_value_heads) {
+        let (heads, kv) = (model.num_attention_heads, model.num_key_value_heads);
+        return fail("model.num_key_value_heads", format!("{kv} does not divide num_attention_heads = {heads}"));
+    }
+    if !model.head_dim.is_multiple_of(2) {
+        return fail("model.head_dim", format!("{} is odd; the rotary embedding pairs elements", model.head_dim));
+    }
+    if train.seq_len > model.max_position_embeddings {
+        let most = model.max_position_embeddings;
+        return fail(
+            "train.seq_len",
+            format!("{} exceeds the model's max_position_embeddings = {most}", train.seq_len),
+        );
+    }
+    if cell.hardware.device == DeviceKind::Cpu && !matches!(cell.parallel.backend, Backend::Local) {
+        return fail("parallel.backend", "only local runs on this device".into());
+    }
+    let widest = [
+        model.hidden_size,
+        model.intermediate_size,
+        model.vocab_size,
+        model.num_attention_heads.saturating_mul(model.head_dim),
+        model.num_attention_heads.saturating_mul(train.seq_len),
+    ];
+    let widest = widest.into_iter().max().unwrap_or(1);
+    let rows = train.micro_batch.checked_mul(train.seq_len);
+    let bytes = rows.and_then(|r| r.checked_mul(widest)).and_then(|e| e.checked_mul(64));
+    if bytes.is_none_or(|b| b > 1 << 56) {
+        return fail(
+            "train.micro_batch",
+            "times train.seq_len and the model's width is more bytes than a machine addresses".into(),
+        );
+    }
+    let block = model.hidden_size.checked_mul(widest.max(model.hidden_size)).and_then(|e| e.checked_mul(64));
+    let all = block.and_then(|b| b.checked_mul(model.num_hidden_layers.saturating_add(2)));
+    if model.num_hidden_layers > 1 << 16 || train.accumulation > 1 << 14 {
+        return fail(
+            "model.num_hidden_layers",
+            "above 65536, or train.accumulation above 16384, is beyond what is planned".into(),
+        );
+    }
+    if all.is_none_or(|b| b > 1 << 56) || cell.parallel.ranks > 1 << 20 {
+        return fail("model.hidden_size", "and the model's other sizes are more bytes than a machine addresses".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! The estimate: the plan's actions walked with a sketch in place of a device.
+
+use super::{Action, Plan, batch, flops};
+use crate::config::Cell;
+use crate::layers::{Phase, Piece, Saved, Sketch, Stated};
+use crate::model::Part;
+use crate::outcome::Estimate;
+use crate::shard::{Gradients, Optimizer, Params, State, Tally};
+use zbench_kernels::{Category, DType, Kernels};
+
+/// Memory, traffic and operations of one step, and the list of operations if `keep` is set.
+pub fn price(cell: &Cell, kernels: &dyn Kernels, plan: &Plan, keep: bool) -> (Estimate, Vec<Stated>) {
+    let p = &cell.precision;
+    let mut sketch = Sketch::new(kernels, batch(cell, 0), p.compute, p.gradients);
+    sketch.ops = keep.then(Vec::new);
+    let state = State::new(cell, &plan.layout, plan.sharding, plan.mesh.place(0));
+    let units = plan.layout.units.len();
+    let mut walk = Walk {
+        cell,
+        plan,
+        state,
+        s: sketch,
+        tally: Tally::default(),
+        held: Vec::new(),
+        slots: (0..units).map(|_| Vec::new()).collect(),
+        wires: (0..units).map(|_| Vec::new()).collect(),
+        opened: (0..units).map(|_| None).collect(),
+        saved: (0..units).map(|_| Saved::default()).collect(),
+        tokens: Vec::new(),
+        stream: None,
+    };
+    walk.start();
+    plan.actions.iter().for_each(|action| walk.act(*action));
+    walk.finish()
+}
+
+struct Walk<'a> {
+    cell: &'a Cell,
+    plan: &'a Plan,
+    state: State,
+    s: Sketch<'a>,
+    tally: Tally,
+    /// Homes, moments, tables: they stay.
+    held: Vec<Piece>,
+    slots: Vec<Vec<Piece>>,
+    wires: Vec<Vec<Piece>>,
+    opened: Vec<Option<Option<Piece>>>,
+    saved: Vec<Saved<Piece>>,
+    /// Ids and targets of the micro-batch.
+    tokens: Vec<Piece>,
+    /// The residual stream, or its gradient.
+    stream: Option<Piece>,
+}
+
+impl Walk<'_> {
+    /// What a rank allocates before its first step, in the order in which it does.
+    fn start(&mut self) {
+        let table = self.cell.train.seq_len * (self.cell.model.head_dim / 2);
+        for _ in 0..2 {
+            let piece = self.s.alloc(Category::Workspace, self.s.compute.accumulator(), table);
+            self.held.push(piece);
+        }
+        self.held.extend(Params::new_stated(&self.state, &mut self.s));
+        self.held.extend(Gradients::new_stated(&self.state, &mut self.s));
+        self.held.extend(Optimizer::new_stated(&self.state, &mut self.s));
+    }
+
+    fn act(&mut self, action: Action) {
+        let (plan, s) = (self.plan, &mut self.s);
+        let head = plan.layout.head_unit();
+        s.phase = match action {
+            Action::Forward { .. } => Phase::Forward,
+            Action::Backward { .. } => Phase::Backward,
+            Action::Restore { .. } => Phase::Recompute,
+            _ => Phase::Update,
+        };
+        match action {
+            Action::Load { .. } => {
+                s.free_all(self.tokens.drain(..));
+                let tokens = s.batch.tokens();
+                self.tokens = (0..2).map(|_| s.alloc(Category::Workspace, DType::U32, tokens)).collect();
+            }
+            Action::Gather { unit, refresh, slot } => {
+                if refresh {
+                    Params::refresh_stated(&self.state, &mut self.tally, unit);
+                }
+                if slot {
+                    let (slots, wires) = Params::gather_stated(&self.state, s, &mut self.tally, unit);
+                    (self.slots[unit], self.wires[unit]) = (slots, wires);
+                }
+            }
+            Action::Release { unit } => s.free_all(self.slots[unit].drain(..)),
+            Action::Forward { unit, .. } => {
+                s.free_all(self.wires[unit].drain(..));
+                if unit == 0 {
+                    self.stream = Some(plan.layout.embedding.forward_stated(s));
+                } else if unit == head {
+                    self.loss();
+                } else if let Some(input) = self.stream.take() {
+                    let block = &plan.layout.blocks[unit - 1];
+                    let keeps = plan.policy.keeps_input(block.index);
+                    let (output, saved) = block.forward_stated(s, input, keeps, &plan.policy.keep);
+                    (self.stream, self.saved[unit]) = (Some(output), saved);
+                }
+            }
+            Action::Restore { unit, output } => {
+                s.free_all(self.wires[unit].drain(..));
+                let output = plan.layout.blocks[unit - 1].restore_stated(s, &mut self.saved[unit], output);
+                if output.is_some() {
+                    self.saved[unit + 1].input = output;
+                }
+            }
+            Action::Backward { unit, .. } => {
+                s.free_all(self.wires[unit].drain(..));
+                Gradients::open_stated(&self.state, s, &mut self.opened, unit);
+                let Some(gradient) = self.stream.take() else { return };
+                if unit == 0 {
+                    plan.layout.embedding.backward_stated(s, gradient);
+                    return;
+                }
+                let saved = std::mem::take(&mut self.saved[unit]);
+                let gradient = plan.layout.blocks[unit - 1].backward_stated(s, saved, gradient);
+                if unit == 1 && plan.layout.units[0].trainable.len == 0 {
+                    s.free(gradient);
+                } else {
+                    self.stream = Some(gradient);
+                }
+            }
+            Action::Reduce { unit, last, .. } => {
+                Gradients::reduce_stated(&self.state, s, &mut self.tally, &mut self.opened, unit, last);
+            }
+            Action::Update => {
+                s.free_all(self.tokens.drain(..));
+                Optimizer::agree_stated(&self.state, s, &mut self.tally);
+                Optimizer::update_stated(self.cell, &plan.layout, &self.state, s);
+            }
+        }
+    }
+
+    fn loss(&mut self) {
+        let (layout, s) = (&self.plan.layout, &mut self.s);
+        let head = layout.head_unit();
+        if layout.head.tied {
+            s.free_all(self.wires[0].drain(..));
+        }
+        Gradients::open_stated(&self.state, s, &mut self.opened, head);
+        if layout.head.tied {
+            Gradients::open_stated(&self.state, s, &mut self.opened, 0);
+        }
+        if let Some(x) = self.stream.take() {
+            let scale = 1.0 / s.batch.tokens() as f64;
+            self.stream = Some(layout.head.loss_stated(s, x, scale));
+        }
+    }
+
+    fn finish(self) -> (Estimate, Vec<Stated>) {
+        let layout = &self.plan.layout;
+        let flops = flops::flops(self.cell, layout, &self.s.flops);
+        let trainable = layout.parameters(Part::Trainable);
+        let parameters = trainable + layout.parameters(Part::Frozen);
+        let traffic = self.tally.into_rows();
+        let estimate = Estimate { memory: self.s.ledger, traffic, flops, trainable_parameters: trainable, parameters };
+        (estimate, self.s.ops.unwrap_or_default())
+    }
+}

@@ -1,0 +1,391 @@
+//! One rank: its memory, its part of the model's state, and the step it performs.
+
+use crate::config::Cell;
+use crate::data::Source;
+use crate::init;
+use crate::layers::{Batch, Exec, Saved, StepError};
+use crate::mesh::Place;
+use crate::meter::Meter;
+use crate::outcome::{RankReport, Span, Step};
+use crate::plan::{self, Action, Plan};
+use crate::schedule::learning_rate;
+use crate::shard::{Clip, Comms, Desk, Gradients, Optimizer, Params, State};
+use crate::{checkpoint::Checkpoint, rope};
+use std::sync::Arc;
+use zbench_kernels::{Arena, Buffer, Category, DType, Kernels};
+
+type Result<T> = std::result::Result<T, StepError>;
+
+/// What all ranks of a run read.
+pub struct Inputs<'a> {
+    /// The configuration.
+    pub cell: &'a Cell,
+    /// Its plan.
+    pub plan: &'a Plan,
+    /// Tokens.
+    pub source: &'a Source,
+    /// Weights to start from; without, they are drawn.
+    pub checkpoint: Option<&'a Checkpoint>,
+}
+
+/// A rank is a value: nothing of it lives in statics or in the environment.
+pub struct Rank<'a> {
+    pub(crate) inputs: &'a Inputs<'a>,
+    number: usize,
+    pub(crate) kernels: Arc<dyn Kernels>,
+    pub(crate) arena: Arena,
+    pub(crate) comms: Comms,
+    pub(crate) state: State,
+    pub(crate) params: Params,
+    pub(crate) gradients: Gradients,
+    pub(crate) optimizer: Optimizer,
+    cos: Buffer,
+    sin: Buffer,
+    flow: Flow,
+    /// Steps done.
+    steps: u64,
+    step_ms: Vec<f64>,
+    spans_ns: [u64; 10],
+}
+
+/// What lives from one action to the next.
+#[derive(Default)]
+struct Flow {
+    /// The micro-batch in flight.
+    micro: usize,
+    ids: Option<Buffer>,
+    targets: Option<Buffer>,
+    /// The residual stream, or its gradient.
+    stream: Option<Buffer>,
+    /// By unit.
+    saved: Vec<Saved<Buffer>>,
+    /// Sum of the micro-batches' mean losses.
+    loss: f64,
+}
+
+impl<'a> Rank<'a> {
+    /// Allocates this rank's part of the model's state and fills it.
+    pub fn new(
+        inputs: &'a Inputs<'a>,
+        number: usize,
+        kernels: Arc<dyn Kernels>,
+        arena: Arena,
+        comms: Comms,
+    ) -> Result<Rank<'a>> {
+        let Inputs { cell, plan, .. } = *inputs;
+        let place: Place = plan.mesh.place(number);
+        let state = State::new(cell, &plan.layout, plan.sharding, place);
+        let [cos, sin] = rope_tables(cell, &arena)?;
+        let desk = Desk { kernels: &*kernels, arena: &arena, comms: &comms };
+        let mut params = Params::new(&state, desk)?;
+        let gradients = Gradients::new(&state, desk)?;
+        let mut optimizer = Optimizer::new(&state, desk)?;
+        init::fill(inputs, &state, desk, &mut params, &mut optimizer)?;
+        let saved = plan.layout.units.iter().map(|_| Saved::default()).collect();
+        let flow = Flow { saved, ..Flow::default() };
+        Ok(Rank {
+            inputs,
+            number,
+            kernels,
+            arena,
+            comms,
+            state,
+            params,
+            gradients,
+            optimizer,
+            cos,
+            sin,
+            flow,
+            steps: 0,
+            step_ms: Vec::new(),
+            spans_ns: [0; 10],
+        })
+    }
+
+    /// One step: gradients of the global batch, then the update.
+    pub fn step(&mut self) -> Result<Step> {
+        let cell = self.inputs.cell;
+        let timed = self.steps >= cell.train.untimed_steps as u64;
+        if self.steps == cell.train.untimed_steps as u64 {
+            self.comms_reset();
+        }
+        let mut meter = Meter::start();
+        self.gradients(&mut meter)?;
+        let (clip, lr) = self.update(&mut meter)?;
+        let (ns, spans) = meter.stop();
+        let ms = ns as f64 / 1e6;
+        if timed {
+            self.step_ms.push(ms);
+            self.spans_ns.iter_mut().zip(spans).for_each(|(sum, ns)| *sum += ns);
+        }
+        let tokens = self.inputs.plan.estimate.flops.tokens;
+        Ok(Step { step: self.steps, timed, loss: clip.loss, grad_norm: clip.norm, lr, ms, tokens })
+    }
+
+    /// Forward, backward and reductions of all micro-batches of the next step.
+    pub fn gradients(&mut self, meter: &mut Meter) -> Result<()> {
+        let plan = self.inputs.plan;
+        self.flow.loss = 0.0;
+        for action in plan.actions.iter().filter(|a| **a != Action::Update) {
+            self.act(*action, meter)?;
+        }
+        (self.flow.ids, self.flow.targets) = (None, None);
+        Ok(())
+    }
+
+    /// Agrees on loss and norm, and updates the weights.
+    pub fn update(&mut self, meter: &mut Meter) -> Result<(Clip, f64)> {
+        let Inputs { cell, plan, .. } = *self.inputs;
+        let step = self.steps + 1;
+        meter.enter(Span::ExposedAgree);
+        let desk = Desk { kernels: &*self.kernels, arena: &self.arena, comms: &self.comms };
+        let loss = self.flow.loss / cell.train.accumulation as f64;
+        let clip = self.optimizer.agree(&self.state, desk, &self.gradients, &cell.train, loss)?;
+        for (what, value) in [("loss", clip.loss), ("grad_norm", clip.norm)] {
+            if !value.is_finite() {
+                return Err(StepError::Diverged { step, what, value });
+            }
+        }
+        meter.enter(Span::Optimizer);
+        let lr = learning_rate(&cell.train, step);
+        let (params, gradients) = (&mut self.params, &self.gradients);
+        self.optimizer.update(cell, &plan.layout, &self.state, desk, params, gradients, lr, step, clip.factor)?;
+        meter.enter(Span::Other);
+        self.steps = step;
+        Ok((clip, lr))
+    }
+
+    fn act(&mut self, action: Action, meter: &mut Meter) -> Result<()> {
+        let Inputs { plan, .. } = *self.inputs;
+        let desk = Desk { kernels: &*self.kernels, arena: &self.arena, comms: &self.comms };
+        match action {
+            Action::Load { micro } => {
+                meter.enter(Span::Data);
+                self.flow.micro = micro;
+                self.load()?;
+            }
+            Action::Gather { unit, refresh, slot } => {
+                meter.enter(Span::ExposedGather);
+                if refresh {
+                    self.params.refresh(&self.state, &self.comms, unit)?;
+                }
+                if slot {
+                    self.params.gather(&self.state, desk, unit)?;
+                }
+            }
+            Action::Release { unit } => self.params.release(unit),
+            Action::Forward { unit, .. } => {
+                self.wait(unit, meter)?;
+                meter.enter(Span::Forward);
+                if unit == plan.layout.head_unit() {
+                    self.loss(meter)?;
+                } else {
+                    self.forward(unit)?;
+                }
+            }
+            Action::Restore { unit, output } => {
+                self.wait(unit, meter)?;
+                meter.enter(Span::Recompute);
+                self.restore(unit, output)?;
+            }
+            Action::Backward { unit, .. } => {
+                self.wait(unit, meter)?;
+                meter.enter(Span::Backward);
+                let desk = Desk { kernels: &*self.kernels, arena: &self.arena, comms: &self.comms };
+                self.gradients.open(&self.state, desk, unit)?;
+                self.backward(unit)?;
+            }
+            Action::Reduce { unit, first, last } => {
+                meter.enter(Span::ExposedReduce);
+                self.gradients.reduce(&self.state, desk, unit, first, last)?;
+            }
+            Action::Update => {}
+        }
+        meter.enter(Span::Other);
+        Ok(())
+    }
+
+    fn wait(&mut self, unit: usize, meter: &mut Meter) -> Result<()> {
+        meter.enter(Span::ExposedGather);
+        self.params.wait(&self.comms, unit)
+    }
+
+    /// The micro-batch in flight. Its first sequence has the same number in the whole run whatever the strategy.
+    fn batch(&self) -> Batch {
+        let Inputs { cell, .. } = *self.inputs;
+        let (ranks, rows) = (cell.parallel.ranks as u64, cell.train.micro_batch as u64);
+        let micro_batches = self.steps * cell.train.accumulation as u64 + self.flow.micro as u64;
+        plan::batch(cell, (micro_batches * ranks + self.number as u64) * rows)
+    }
+
+    fn load(&mut self) -> Result<()> {
+        (self.flow.ids, self.flow.targets) = (None, None);
+        let batch = self.batch();
+        let alloc = || self.arena.alloc(Category::Workspace, DType::U32, batch.tokens());
+        let (mut ids, mut targets) = (alloc()?, alloc()?);
+        let (mut ids_view, mut targets_view) = (ids.view_mut(), targets.view_mut());
+        let (inputs, wanted) = (ids_view.as_slice_mut::<u32>()?, targets_view.as_slice_mut::<u32>()?);
+        let filled = self.inputs.source.fill(batch.first_sample, batch.rows, inputs, wanted);
+        filled.map_err(|error| StepError::Input(error.to_string()))?;
+        (self.flow.ids, self.flow.targets) = (Some(ids), Some(targets));
+        Ok(())
+    }
+
+    fn forward(&mut self, unit: usize) -> Result<()> {
+        let (layout, policy) = (&self.inputs.plan.layout, &self.inputs.plan.policy);
+        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, &self.cos, &self.sin, self.batch());
+        let weights = self.params.weights(unit);
+        if unit == 0 {
+            let ids = present(&self.flow.ids, "token ids")?;
+            self.flow.stream = Some(layout.embedding.forward(&ex, &weights, ids.view())?);
+            return Ok(());
+        }
+        let block = &layout.blocks[unit - 1];
+        let input = taken(&mut self.flow.stream, "the residual stream")?;
+        let keeps = policy.keeps_input(block.index);
+        let (output, saved) = block.forward(&ex, &weights, input, keeps, &policy.keep)?;
+        (self.flow.stream, self.flow.saved[unit]) = (Some(output), saved);
+        Ok(())
+    }
+
+    fn loss(&mut self, meter: &mut Meter) -> Result<()> {
+        let layout = &self.inputs.plan.layout;
+        let head = layout.head_unit();
+        if layout.head.tied {
+            self.wait(0, meter)?;
+            meter.enter(Span::Forward);
+        }
+        let desk = Desk { kernels: &*self.kernels, arena: &self.arena, comms: &self.comms };
+        self.gradients.open(&self.state, desk, head)?;
+        if layout.head.tied {
+            self.gradients.open(&self.state, desk, 0)?;
+        }
+        let batch = self.batch();
+        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, &self.cos, &self.sin, batch);
+        let x = taken(&mut self.flow.stream, "the residual stream")?;
+        let targets = present(&self.flow.targets, "targets")?;
+        let weights = self.params.weights(head);
+        let scale = 1.0 / batch.tokens() as f64;
+        let (sum, gradient) = if layout.head.tied {
+            let matrix = self.params.weights(0);
+            let (mut table, mut own) = self.gradients.grads_of_two(0, head);
+            layout.head.loss(&ex, &weights, &matrix, &mut own, Some(&mut table), x, targets.view(), scale)?
+        } else {
+            let mut own = self.gradients.grads(head);
+            layout.head.loss(&ex, &weights, &weights, &mut own, None, x, targets.view(), scale)?
+        };
+        self.flow.loss += sum * scale;
+        self.flow.stream = Some(gradient);
+        Ok(())
+    }
+
+    fn restore(&mut self, unit: usize, output: bool) -> Result<()> {
+        let block = &self.inputs.plan.layout.blocks[unit - 1];
+        let batch = self.batch();
+        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, &self.cos, &self.sin, batch);
+        let weights = self.params.weights(unit);
+        let output = block.restore(&ex, &weights, &mut self.flow.saved[unit], output)?;
+        if output.is_some() {
+            self.flow.saved[unit + 1].input = output;
+        }
+        Ok(())
+    }
+
+    fn backward(&mut self, unit: usize) -> Result<()> {
+        let layout = &self.inputs.plan.layout;
+        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, &self.cos, &self.sin, self.batch());
+        let gradient = taken(&mut self.flow.stream, "the gradient")?;
+        let mut grads = self.gradients.grads(unit);
+        if unit == 0 {
+            let ids = present(&self.flow.ids, "token ids")?;
+            return layout.embedding.backward(&ex, &mut grads, ids.view(), gradient);
+        }
+        let weights = self.params.weights(unit);
+        let saved = std::mem::take(&mut self.flow.saved[unit]);
+        let gradient = layout.blocks[unit - 1].backward(&ex, &weights, &mut grads, saved, gradient)?;
+        let wanted = unit > 1 || layout.units[0].trainable.len > 0;
+        self.flow.stream = wanted.then_some(gradient);
+        Ok(())
+    }
+}
+
+fn rope_tables(cell: &Cell, arena: &Arena) -> Result<[Buffer; 2]> {
+    let (cos, sin) = rope::tables(&cell.model, cell.train.seq_len);
+    let fill = |values: Vec<f64>| -> Result<Buffer> {
+        let dtype = cell.precision.compute.accumulator();
+        let mut table = arena.alloc(Category::Workspace, dtype, values.len())?;
+        let mut view = table.view_mut();
+        if dtype == DType::F64 {
+            view.as_slice_mut::<f64>()?.copy_from_slice(&values);
+        } else {
+            view.as_slice_mut::<f32>()?.iter_mut().zip(values).for_each(|(t, v)| *t = v as f32);
+        }
+        Ok(table)
+    };
+    Ok([fill(cos)?, fill(sin)?])
+}
+
+fn exec<'e>(
+    cell: &Cell,
+    kernels: &'e dyn Kernels,
+    arena: &'e Arena,
+    cos: &'e Buffer,
+    sin: &'e Buffer,
+    batch: Batch,
+) -> Exec<'e> {
+    let (compute, gradients) = (cell.precision.compute, cell.precision.gradients);
+    Exec { kernels, arena, batch, compute, gradients, cos: cos.view(), sin: sin.view() }
+}
+
+/// What an earlier action of a well-formed plan has left.
+fn taken(slot: &mut Option<Buffer>, what: &str) -> Result<Buffer> {
+    slot.take().ok_or_else(|| StepError::Input(format!("the plan uses {what} before making it; this is a bug")))
+}
+
+fn present<'b>(slot: &'b Option<Buffer>, what: &str) -> Result<&'b Buffer> {
+    slot.as_ref().ok_or_else(|| StepError::Input(format!("the plan uses {what} before making it; this is a bug")))
+}
+
+impl Rank<'_> {
+    fn comms_reset(&self) {
+        self.comms.inner.reset();
+        if let Some(hybrid) = &self.comms.hybrid {
+            hybrid.outer.reset();
+            hybrid.data.reset();
+        }
+    }
+
+    /// This rank's number.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// What its arena was asked for so far.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// What is measured of the timed steps so far.
+    pub fn report(&self) -> RankReport {
+        let steps = self.step_ms.len().max(1) as f64;
+        let mut traffic = self.comms.inner.snapshot();
+        if let Some(hybrid) = &self.comms.hybrid {
+            traffic.extend(hybrid.outer.snapshot());
+            traffic.extend(hybrid.data.snapshot());
+        }
+        for row in &mut traffic {
+            for sum in [&mut row.calls, &mut row.payload_bytes, &mut row.wire_bytes, &mut row.ms, &mut row.exposed_ms] {
+                *sum /= steps;
+            }
+        }
+        traffic.sort_by_key(|row| (row.axis, row.kind));
+        RankReport {
+            rank: self.number,
+            ledger: self.arena.ledger(),
+            reserved_bytes: self.arena.high_water(),
+            step_ms: self.step_ms.clone(),
+            spans_ms: self.spans_ns.map(|ns| ns as f64 / 1e6 / steps),
+            traffic,
+        }
+    }
+}

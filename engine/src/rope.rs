@@ -1,0 +1,36 @@
+//! Rotary tables.
+
+use crate::config::{Model, RopeScaling};
+
+/// Frequency of each pair of elements, in radians per position (Hugging Face's `inv_freq`), after scaling.
+pub fn frequencies(model: &Model) -> Vec<f64> {
+    let half = model.head_dim / 2;
+    let plain = (0..half).map(|i| model.rope_theta.powf(-(2.0 * i as f64) / model.head_dim as f64));
+    match model.rope_scaling {
+        None => plain.collect(),
+        Some(RopeScaling::Linear { factor }) => plain.map(|f| f / factor).collect(),
+        Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }) => {
+            let original = original_max_position_embeddings as f64;
+            plain
+                .map(|f| {
+                    let turns = original * f / std::f64::consts::TAU;
+                    if turns < low_freq_factor {
+                        f / factor
+                    } else if turns > high_freq_factor {
+                        f
+                    } else {
+                        let smooth = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                        (1.0 - smooth) * f / factor + smooth * f
+                    }
+                })
+                .collect()
+        }
+    }
+}
+
+/// Cosines and sines `[seq, head_dim/2]`.
+pub fn tables(model: &Model, seq: usize) -> (Vec<f64>, Vec<f64>) {
+    let frequencies = frequencies(model);
+    let angles = (0..seq).flat_map(|p| frequencies.iter().map(move |f| p as f64 * f));
+    angles.map(|a| (a.cos(), a.sin())).unzip()
+}

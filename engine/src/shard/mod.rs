@@ -1,0 +1,146 @@
+//! Sharded state: weights at home and in slots, gradients, optimizer. One mechanism for every strategy; what differs is
+//! which range of a flat a rank holds. Each part states beside what it does what it will ask for and move.
+
+mod gradients;
+mod optimizer;
+mod params;
+mod tally;
+
+pub use gradients::Gradients;
+pub use optimizer::{Clip, Optimizer};
+pub use params::Params;
+pub use tally::Tally;
+
+use crate::comm::Metered;
+use crate::config::{Cell, Precision};
+use crate::mesh::{Mesh, Place, Split};
+use crate::model::{Layout, Part, Unit};
+use crate::plan;
+use crate::strategy::Sharding;
+use std::ops::Range;
+use zbench_kernels::{Arena, Category, DType, Kernels};
+
+/// What one rank holds of one flat.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Holding {
+    /// Trainable or frozen.
+    pub part: Part,
+    /// Elements of the flat, padding included.
+    pub padded: usize,
+    /// The part of the weights at home here.
+    pub home: Range<usize>,
+    /// Its type.
+    pub dtype: DType,
+    /// The part this rank fills at the start and updates.
+    pub owned: Range<usize>,
+    /// The part whose norm this rank computes: the world-wide split.
+    pub chunk: Range<usize>,
+    /// Where accumulated gradients live here.
+    pub gradients: Range<usize>,
+    /// Weights are read from a slot.
+    pub slotted: bool,
+}
+
+impl Holding {
+    fn new(cell: &Cell, sharding: &Sharding, place: &Place, unit: &Unit, part: Part) -> Holding {
+        let padded = unit.flat(part).padded;
+        Holding {
+            part,
+            padded,
+            home: place.range(sharding.parameters, padded),
+            dtype: plan::home_dtype(cell, part),
+            owned: place.range(plan::share(sharding, part), padded),
+            chunk: place.range(Split::World, padded),
+            gradients: place.range(sharding.gradients, padded),
+            slotted: plan::slotted(cell, sharding, part),
+        }
+    }
+}
+
+/// What all parts of a rank's state share: what it holds, and of which type.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// By unit: trainable and frozen flat; `None` where the flat is empty.
+    pub holdings: Vec<[Option<Holding>; 2]>,
+    /// The mesh place.
+    pub place: Place,
+    /// What is split.
+    pub sharding: Sharding,
+    /// Types.
+    pub precision: Precision,
+    /// What slots count as.
+    pub slots: Category,
+}
+
+impl State {
+    /// The state of a rank.
+    pub fn new(cell: &Cell, layout: &Layout, sharding: Sharding, place: Place) -> State {
+        let holding = |unit: &Unit, part: Part| {
+            (unit.flat(part).len > 0).then(|| Holding::new(cell, &sharding, &place, unit, part))
+        };
+        let holdings = layout.units.iter().map(|unit| Part::ALL.map(|part| holding(unit, part))).collect();
+        let slots = plan::slot_category(&sharding);
+        State { holdings, place, sharding, precision: cell.precision, slots }
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> Mesh {
+        self.place.mesh
+    }
+
+    /// The trainable flat of a unit.
+    pub fn trainable(&self, unit: usize) -> Option<&Holding> {
+        self.holdings[unit][0].as_ref()
+    }
+
+    /// The axis of the shard group: all data-parallel ranks when there are no replicas.
+    pub fn inner_axis(&self) -> &'static str {
+        if self.mesh().hybrid { INNER } else { DATA }
+    }
+}
+
+/// The axis of all data-parallel ranks.
+pub const DATA: &str = "data";
+/// The axis inside a shard group of a hybrid mesh.
+pub const INNER: &str = "inner";
+/// The axis over the shard groups of a hybrid mesh.
+pub const OUTER: &str = "outer";
+
+/// The groups a rank talks in.
+pub struct Comms {
+    /// The shard group; all ranks when there are no replicas.
+    pub inner: Metered,
+    /// The same place in every shard group, and all ranks; only in a hybrid mesh.
+    pub hybrid: Option<Hybrid>,
+}
+
+/// The further groups of a hybrid mesh.
+pub struct Hybrid {
+    /// The same place in every shard group.
+    pub outer: Metered,
+    /// All ranks.
+    pub data: Metered,
+}
+
+impl Comms {
+    /// All data-parallel ranks.
+    pub fn data(&self) -> &Metered {
+        self.hybrid.as_ref().map_or(&self.inner, |h| &h.data)
+    }
+
+    /// The replicas of this rank's part.
+    pub fn outer(&self) -> Option<&Metered> {
+        self.hybrid.as_ref().map(|h| &h.outer)
+    }
+}
+
+/// What the parts work with.
+#[derive(Clone, Copy)]
+pub struct Desk<'a> {
+    /// The device's operations.
+    pub kernels: &'a dyn Kernels,
+    /// The rank's memory.
+    pub arena: &'a Arena,
+    /// The rank's groups.
+    pub comms: &'a Comms,
+}

@@ -1,0 +1,201 @@
+//! The update: each rank's part of master weights and moments, the global norm, AdamW.
+
+use super::{DATA, Desk, Gradients, Params, State, Tally};
+use crate::comm::Communicator;
+use crate::config::{Cell, Train};
+use crate::layers::{Piece, Sketch, StepError, exec};
+use crate::mesh::within;
+use crate::model::{Layout, Part};
+use std::ops::Range;
+use zbench_kernels::{AdamW, Buffer, Category, DType, Op};
+
+type Result<T> = std::result::Result<T, StepError>;
+
+/// Master weights and moments of a rank, by unit; `None` where nothing trains.
+pub struct Optimizer {
+    units: Vec<Option<Moments>>,
+}
+
+struct Moments {
+    /// The optimizer's own copy of the weights, where it has one.
+    master: Option<Buffer>,
+    first: Buffer,
+    second: Buffer,
+}
+
+/// What the norm says about a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clip {
+    /// Mean of the ranks' losses.
+    pub loss: f64,
+    /// Global L2 norm of the mean gradient.
+    pub norm: f64,
+    /// Factor on the gradients, rounded once to f32.
+    pub factor: f64,
+}
+
+impl Optimizer {
+    /// Moments are zero, master weights unspecified.
+    pub fn new(state: &State, desk: Desk<'_>) -> Result<Optimizer> {
+        let p = state.precision;
+        let alloc = |dtype, len| desk.arena.alloc(Category::Optimizer, dtype, len);
+        let mut units = Vec::with_capacity(state.holdings.len());
+        for unit in 0..state.holdings.len() {
+            let Some(holding) = state.trainable(unit) else {
+                units.push(None);
+                continue;
+            };
+            let len = holding.owned.len();
+            let master = p.master.map(|dtype| alloc(dtype, len)).transpose()?;
+            let (mut first, mut second) = (alloc(p.optimizer, len)?, alloc(p.optimizer, len)?);
+            desk.kernels.fill(first.view_mut(), 0.0)?;
+            desk.kernels.fill(second.view_mut(), 0.0)?;
+            units.push(Some(Moments { master, first, second }));
+        }
+        Ok(Optimizer { units })
+    }
+
+    /// States the memory of `new`.
+    pub fn new_stated(state: &State, s: &mut Sketch<'_>) -> Vec<Piece> {
+        let p = state.precision;
+        let lengths = (0..state.holdings.len()).filter_map(|unit| Some(state.trainable(unit)?.owned.len()));
+        let types: Vec<DType> = p.master.into_iter().chain([p.optimizer, p.optimizer]).collect();
+        lengths
+            .flat_map(|len| types.iter().map(|t| s.alloc(Category::Optimizer, *t, len)).collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// The copy of the weights that is updated: the master's, else `None`.
+    pub fn master_mut(&mut self, unit: usize) -> Option<&mut Buffer> {
+        self.units[unit].as_mut()?.master.as_mut()
+    }
+
+    /// Agrees with all ranks on the loss and the global norm. Every rank sums the squares of its world-wide chunk of every
+    /// unit; the chunks are then added in the order in which they stand in the model, whatever the strategy.
+    pub fn agree(
+        &self,
+        state: &State,
+        desk: Desk<'_>,
+        gradients: &Gradients,
+        train: &Train,
+        loss: f64,
+    ) -> Result<Clip> {
+        let mesh = state.mesh();
+        let world = mesh.world();
+        let mut mine = vec![loss];
+        for unit in 0..self.units.len() {
+            if let Some(holding) = state.trainable(unit)
+                && let Some(view) = gradients.view(state, unit, &holding.chunk)
+            {
+                mine.push(desk.kernels.sum_squares(view)?);
+            }
+        }
+        let width = mine.len();
+        let mut send = desk.arena.alloc(Category::Communication, DType::F64, width)?;
+        send.view_mut().as_slice_mut::<f64>()?.copy_from_slice(&mine);
+        let mut recv = desk.arena.alloc(Category::Communication, DType::F64, width * world)?;
+        desk.comms.data().all_gather(send.view(), recv.view_mut())?;
+        let view = recv.view();
+        let all = view.as_slice::<f64>()?;
+        let loss = (0..world).map(|rank| all[rank * width]).sum::<f64>() / world as f64;
+        let squares = (1..width).flat_map(|i| (0..world).map(move |position| (i, position)));
+        let squares: f64 = squares.map(|(i, position)| all[mesh.owner(position) * width + i]).sum();
+        let norm = squares.sqrt() * mean_scale(train, world);
+        let factor = if train.clip_norm > 0.0 { (train.clip_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
+        Ok(Clip { loss, norm, factor: factor as f32 as f64 })
+    }
+
+    /// States `agree`.
+    pub fn agree_stated(state: &State, s: &mut Sketch<'_>, tally: &mut Tally) {
+        let world = state.mesh().world();
+        let chunks: Vec<usize> =
+            (0..state.holdings.len()).filter_map(|u| Some(state.trainable(u)?.chunk.len())).collect();
+        for len in &chunks {
+            s.op("norm", exec::sum_squares(*len, state.precision.gradients));
+        }
+        let width = 1 + chunks.len();
+        let send = s.alloc(Category::Communication, DType::F64, width);
+        let recv = s.alloc(Category::Communication, DType::F64, width * world);
+        tally.all_gather(DATA, world, (8 * width * world) as u64);
+        s.free_all([send, recv]);
+    }
+
+    /// One AdamW step on this rank's part of every unit.
+    pub fn update(
+        &mut self,
+        cell: &Cell,
+        layout: &Layout,
+        state: &State,
+        desk: Desk<'_>,
+        params: &mut Params,
+        gradients: &Gradients,
+        lr: f64,
+        step: u64,
+        clip: f64,
+    ) -> Result<()> {
+        for (unit, moments) in self.units.iter_mut().enumerate() {
+            let (Some(moments), Some(holding)) = (moments, state.trainable(unit)) else { continue };
+            let owned = holding.owned.clone();
+            let (Some(home), Some(grads)) =
+                (params.home_mut(unit, Part::Trainable), gradients.view(state, unit, &owned))
+            else {
+                continue;
+            };
+            let at_home = within(&owned, &holding.home);
+            for (run, decays) in layout.units[unit].decay_runs(owned.clone()) {
+                let run = within(&run, &owned);
+                let op = adamw(cell, state, run.len(), decays, lr, step, clip);
+                let p = match &mut moments.master {
+                    Some(master) => master.slice_mut(run.clone()),
+                    None => home.slice_mut(shift(&run, at_home.start)),
+                };
+                let (m, v) = (moments.first.slice_mut(run.clone()), moments.second.slice_mut(run.clone()));
+                desk.kernels.adamw(&op, p, m, v, grads.slice(run))?;
+            }
+            if let Some(master) = &moments.master {
+                desk.kernels.cast(master.view(), home.slice_mut(at_home))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// States `update`; the values that change with the step are left at zero.
+    pub fn update_stated(cell: &Cell, layout: &Layout, state: &State, s: &mut Sketch<'_>) {
+        for unit in 0..state.holdings.len() {
+            let Some(holding) = state.trainable(unit) else { continue };
+            for (run, decays) in layout.units[unit].decay_runs(holding.owned.clone()) {
+                s.op("adamw", Op::AdamW(adamw(cell, state, run.len(), decays, 0.0, 0, 0.0)));
+            }
+            if let Some(master) = state.precision.master {
+                s.op("adamw", exec::cast(holding.owned.len(), master, holding.dtype));
+            }
+        }
+    }
+}
+
+fn adamw(cell: &Cell, state: &State, len: usize, decays: bool, lr: f64, step: u64, clip: f64) -> AdamW {
+    let (train, p) = (&cell.train, state.precision);
+    AdamW {
+        len,
+        lr,
+        beta1: train.betas[0],
+        beta2: train.betas[1],
+        eps: train.eps,
+        weight_decay: if decays { train.weight_decay } else { 0.0 },
+        step,
+        grad_scale: mean_scale(train, state.mesh().world()),
+        clip,
+        parameters: p.master.unwrap_or(p.parameters),
+        gradients: p.gradients,
+        moments: p.optimizer,
+    }
+}
+
+/// Turns the sum over ranks and micro-batches into the mean.
+fn mean_scale(train: &Train, world: usize) -> f64 {
+    1.0 / (world * train.accumulation) as f64
+}
+
+fn shift(range: &Range<usize>, by: usize) -> Range<usize> {
+    range.start + by..range.end + by
+}

@@ -1,0 +1,165 @@
+//! Weights: a home for this rank's part, slots for what is gathered.
+
+use super::tally::Tally;
+use super::{Comms, Desk, Holding, OUTER, State};
+use crate::comm::{Communicator, Request, Ticket};
+use crate::layers::{Piece, Sketch, StepError, exec};
+use crate::mesh::{Split, within};
+use crate::model::{Part, Weights};
+use zbench_kernels::{Buffer, Category, View};
+
+type Result<T> = std::result::Result<T, StepError>;
+
+/// The weights of a rank.
+pub struct Params {
+    flats: Vec<[Option<Flat>; 2]>,
+}
+
+struct Flat {
+    /// This rank's part; away while a gather reads it.
+    home: Option<Buffer>,
+    /// Gathered, in the compute type.
+    slot: Option<Buffer>,
+    pending: Option<Ticket>,
+    slotted: bool,
+}
+
+impl Params {
+    /// Homes with unspecified contents.
+    pub fn new(state: &State, desk: Desk<'_>) -> Result<Params> {
+        let home = |holding: &Holding| -> Result<Flat> {
+            let home = desk.arena.alloc(Category::Parameters, holding.dtype, holding.home.len())?;
+            Ok(Flat { home: Some(home), slot: None, pending: None, slotted: holding.slotted })
+        };
+        let mut flats = Vec::with_capacity(state.holdings.len());
+        for [trainable, frozen] in &state.holdings {
+            flats.push([trainable.as_ref().map(home).transpose()?, frozen.as_ref().map(home).transpose()?]);
+        }
+        Ok(Params { flats })
+    }
+
+    /// States `new`.
+    pub fn new_stated(state: &State, s: &mut Sketch<'_>) -> Vec<Piece> {
+        let holdings = state.holdings.iter().flatten().flatten();
+        holdings.map(|h| s.alloc(Category::Parameters, h.dtype, h.home.len())).collect()
+    }
+
+    /// This rank's part of a flat.
+    pub fn home_mut(&mut self, unit: usize, part: Part) -> Option<&mut Buffer> {
+        self.flats[unit][part as usize].as_mut()?.home.as_mut()
+    }
+
+    /// Makes homes current where other ranks updated them.
+    pub fn refresh(&mut self, state: &State, comms: &Comms, unit: usize) -> Result<()> {
+        let Some(holding) = state.trainable(unit) else { return Ok(()) };
+        let Some(home) = self.home_mut(unit, Part::Trainable) else { return Ok(()) };
+        if let (Split::World, Some(outer)) = (state.sharding.optimizer, comms.outer()) {
+            let shard = within(&state.place.range(Split::Shard, holding.padded), &holding.home);
+            outer.all_gather_in_place(home.slice_mut(shard))?;
+        }
+        if state.sharding.parameters == Split::Whole {
+            comms.inner.all_gather_in_place(home.view_mut())?;
+        }
+        Ok(())
+    }
+
+    /// States `refresh`.
+    pub fn refresh_stated(state: &State, tally: &mut Tally, unit: usize) {
+        let (mesh, Some(holding)) = (state.mesh(), state.trainable(unit)) else { return };
+        let bytes = |len: usize| (len * holding.dtype.size()) as u64;
+        if state.sharding.optimizer == Split::World && mesh.hybrid {
+            tally.all_gather(OUTER, mesh.outer, bytes(holding.padded / mesh.inner));
+        }
+        if state.sharding.parameters == Split::Whole {
+            tally.all_gather(state.inner_axis(), mesh.inner, bytes(holding.padded));
+        }
+    }
+
+    /// Fills a unit's slots, or starts to.
+    pub fn gather(&mut self, state: &State, desk: Desk<'_>, unit: usize) -> Result<()> {
+        for (flat, holding) in self.flats[unit].iter_mut().zip(&state.holdings[unit]) {
+            if let (Some(flat), Some(holding)) = (flat, holding)
+                && flat.slotted
+            {
+                flat.gather(state, desk, holding)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// States `gather`; the pieces of the slots, and of wire copies until the gather is waited for.
+    pub fn gather_stated(
+        state: &State,
+        s: &mut Sketch<'_>,
+        tally: &mut Tally,
+        unit: usize,
+    ) -> (Vec<Piece>, Vec<Piece>) {
+        let (mut slots, mut wires) = (Vec::new(), Vec::new());
+        for holding in state.holdings[unit].iter().flatten().filter(|h| h.slotted) {
+            slots.push(s.alloc(state.slots, s.compute, holding.padded));
+            let len = holding.home.len();
+            let narrows = holding.dtype != s.compute;
+            if state.sharding.parameters == Split::Whole {
+                s.op("gather", exec::cast(len, holding.dtype, s.compute));
+                continue;
+            }
+            if narrows {
+                wires.push(s.alloc(Category::Communication, s.compute, len));
+                s.op("gather", exec::cast(len, holding.dtype, s.compute));
+            }
+            tally.all_gather(state.inner_axis(), state.mesh().inner, (holding.padded * s.compute.size()) as u64);
+        }
+        (slots, wires)
+    }
+
+    /// Waits for a unit's gather.
+    pub fn wait(&mut self, comms: &Comms, unit: usize) -> Result<()> {
+        for flat in self.flats[unit].iter_mut().flatten() {
+            let Some(ticket) = flat.pending.take() else { continue };
+            if let Request::AllGather { send, recv } = comms.inner.wait(ticket)? {
+                // A send that is not the home was a wire copy, and is done with.
+                flat.home.get_or_insert(send);
+                flat.slot = Some(recv);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a unit's slots back.
+    pub fn release(&mut self, unit: usize) {
+        self.flats[unit].iter_mut().flatten().for_each(|flat| flat.slot = None);
+    }
+
+    /// A unit's weights, which the plan has made sure are here.
+    pub fn weights(&self, unit: usize) -> Weights<'_> {
+        let view = |part: Part| {
+            let flat = self.flats[unit][part as usize].as_ref();
+            let held = flat.and_then(|f| if f.slotted { f.slot.as_ref() } else { f.home.as_ref() });
+            held.map_or(View::of::<f32>(&[]), Buffer::view)
+        };
+        Weights { trainable: view(Part::Trainable), frozen: view(Part::Frozen) }
+    }
+}
+
+impl Flat {
+    fn gather(&mut self, state: &State, desk: Desk<'_>, holding: &Holding) -> Result<()> {
+        let compute = state.precision.compute;
+        let mut slot = desk.arena.alloc(state.slots, compute, holding.padded)?;
+        let Some(home) = self.home.as_ref() else { return Ok(()) };
+        if state.sharding.parameters == Split::Whole {
+            desk.kernels.cast(home.view(), slot.view_mut())?;
+            self.slot = Some(slot);
+            return Ok(());
+        }
+        let send = if holding.dtype == compute {
+            self.home.take()
+        } else {
+            let mut wire = desk.arena.alloc(Category::Communication, compute, holding.home.len())?;
+            desk.kernels.cast(home.view(), wire.view_mut())?;
+            Some(wire)
+        };
+        let Some(send) = send else { return Ok(()) };
+        self.pending = Some(desk.comms.inner.start(Request::AllGather { send, recv: slot })?);
+        Ok(())
+    }
+}

@@ -1,0 +1,42 @@
+use crate::outcome::Traffic;
+
+/// Collectives as they are stated: calls, payload and bytes on the wire by axis and kind.
+#[derive(Clone, Debug, Default)]
+pub struct Tally(Vec<Traffic>);
+
+impl Tally {
+    /// `recv` of `bytes` gathered from `ranks`.
+    pub fn all_gather(&mut self, axis: &'static str, ranks: usize, bytes: u64) {
+        self.call(axis, "all_gather", ranks, bytes, 1);
+    }
+
+    /// A buffer of `bytes` reduced and scattered over `ranks`.
+    pub fn reduce_scatter(&mut self, axis: &'static str, ranks: usize, bytes: u64) {
+        self.call(axis, "reduce_scatter", ranks, bytes, 1);
+    }
+
+    /// A buffer of `bytes` reduced over `ranks`: scattered, then gathered.
+    pub fn all_reduce(&mut self, axis: &'static str, ranks: usize, bytes: u64) {
+        self.call(axis, "all_reduce", ranks, bytes, 2);
+    }
+
+    fn call(&mut self, axis: &'static str, kind: &'static str, ranks: usize, bytes: u64, passes: u64) {
+        let at = self.0.iter().position(|row| row.axis == axis && row.kind == kind);
+        let row = match at {
+            Some(at) => &mut self.0[at],
+            None => {
+                self.0.push(Traffic { axis, kind, ranks, ..Traffic::default() });
+                self.0.last_mut().expect("just pushed")
+            }
+        };
+        row.calls += 1.0;
+        row.payload_bytes += (passes * bytes) as f64;
+        row.wire_bytes += (passes * (bytes / ranks as u64) * (ranks as u64 - 1)) as f64;
+    }
+
+    /// The rows, by axis and kind.
+    pub fn into_rows(mut self) -> Vec<Traffic> {
+        self.0.sort_by_key(|row| (row.axis, row.kind));
+        self.0
+    }
+}

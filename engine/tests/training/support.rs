@@ -1,0 +1,120 @@
+//! Cells small enough to try every strategy on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use zbench_engine::config::*;
+use zbench_engine::hf;
+use zbench_engine::layers::StepError;
+use zbench_engine::outcome::{Failure, RankReport, Step};
+use zbench_engine::plan::Plan;
+use zbench_engine::rank::Rank;
+use zbench_engine::train::with_ranks;
+use zbench_kernels::{Cpu, Kernels};
+
+pub fn fixture(file: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama").join(file)
+}
+
+/// The run of tests/fixtures/llama on one rank: 4 sequences of 32 tokens, 20 steps, no clipping.
+pub fn llama_fixture() -> Cell {
+    let config = std::fs::read_to_string(fixture("config.json")).unwrap();
+    let mut model = hf::model_from_hf(&config, "config.json").unwrap();
+    model.weights = Some(fixture(""));
+    Cell {
+        model,
+        data: Data::Tokens { path: fixture("tokens.bin"), dtype: TokenType::U32 },
+        train: Train {
+            seq_len: 32,
+            micro_batch: 4,
+            accumulation: 1,
+            steps: 20,
+            untimed_steps: 0,
+            seed: 1234,
+            optimizer: Optimizer::AdamW,
+            lr: 1e-3,
+            betas: [0.9, 0.95],
+            eps: 1e-8,
+            weight_decay: 0.1,
+            clip_norm: 0.0,
+            lr_schedule: Schedule::Constant,
+            lr_warmup_steps: 0,
+            lr_min: 0.0,
+        },
+        parallel: Parallel {
+            ranks: 1,
+            ranks_per_node: None,
+            strategy: Strategy::Ddp,
+            shard: 1,
+            prefetch: 1,
+            backend: Backend::Local,
+        },
+        precision: Precision::F32,
+        memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
+        lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, targets: Vec::new(), base: None },
+        hardware: Hardware { device: DeviceKind::Cpu, threads_per_rank: 1 },
+    }
+}
+
+/// The same model without files: drawn weights, synthetic tokens.
+pub fn synthetic() -> Cell {
+    let mut cell = llama_fixture();
+    cell.model.weights = None;
+    cell.data = Data::Synthetic {};
+    cell
+}
+
+/// Ranks and shard group of a strategy.
+pub fn on(mut cell: Cell, strategy: Strategy, ranks: usize, shard: usize) -> Cell {
+    cell.parallel.strategy = strategy;
+    cell.parallel.ranks = ranks;
+    cell.parallel.shard = shard;
+    cell
+}
+
+pub fn cpus(cell: &Cell) -> Vec<Arc<dyn Kernels>> {
+    (0..cell.parallel.ranks).map(|_| Arc::new(Cpu::new(cell.hardware.threads_per_rank)) as Arc<dyn Kernels>).collect()
+}
+
+pub fn plan(cell: &Cell) -> Plan {
+    Plan::new(cell, &Cpu::new(cell.hardware.threads_per_rank)).unwrap()
+}
+
+pub type Tensors = Vec<(String, Vec<f32>)>;
+
+/// What a run gives: steps, the mean gradients of the first step, the last weights, what every rank reports.
+pub struct Ran {
+    pub steps: Vec<Step>,
+    pub gradients: Tensors,
+    pub weights: Tensors,
+    pub ranks: Vec<RankReport>,
+}
+
+pub fn try_run(cell: &Cell) -> Result<Ran, Failure> {
+    let plan = plan(cell);
+    let ranks = with_ranks(cell, &plan, cpus(cell), |rank| {
+        let (mut steps, mut gradients) = (Vec::new(), Vec::new());
+        for i in 0..cell.train.untimed_steps + cell.train.steps {
+            steps.push(step(rank, (i == 0).then_some(&mut gradients))?);
+        }
+        let report = rank.report();
+        let mut weights = Vec::new();
+        rank.export_weights(|name, _, values| weights.push((name.to_string(), values.to_vec())))?;
+        Ok((steps, gradients, weights, report))
+    })?;
+    let reports = ranks.iter().map(|r| r.3.clone()).collect();
+    let (steps, gradients, weights, _) = ranks.into_iter().next().unwrap();
+    Ok(Ran { steps, gradients, weights, ranks: reports })
+}
+
+pub fn run(cell: &Cell) -> Ran {
+    try_run(cell).unwrap_or_else(|failure| panic!("{}", failure.cause))
+}
+
+fn step(rank: &mut Rank<'_>, gradients: Option<&mut Tensors>) -> Result<Step, StepError> {
+    let Some(gradients) = gradients else { return rank.step() };
+    let mut meter = zbench_engine::meter::Meter::start();
+    rank.gradients(&mut meter)?;
+    rank.export_gradients(|name, _, values| gradients.push((name.to_string(), values.to_vec())))?;
+    let (clip, lr) = rank.update(&mut meter)?;
+    Ok(Step { step: 1, timed: true, loss: clip.loss, grad_norm: clip.norm, lr, ms: 0.0, tokens: 0 })
+}
