@@ -77,16 +77,16 @@ mod machine {
 
     /// A stretch of multiply-adds in `dtype`, which says how many operations it did.
     pub(super) fn burst(dtype: DType) -> Option<fn() -> u64> {
-        // SAFETY (all closures): the features were found on this CPU.
-        let amx: fn() -> u64 = || unsafe { amx_burst() };
-        let vector: Option<fn() -> u64> = match Level::detect() {
-            Level::Avx512 => Some(|| unsafe { avx512_burst() }),
-            Level::Avx2 => Some(|| unsafe { avx2_burst() }),
-            Level::Portable => None,
-        };
         match dtype {
-            DType::Bf16 if has_amx() => Some(amx),
-            DType::F32 | DType::Bf16 | DType::F16 => vector,
+            // SAFETY: `has_amx` found the feature and asked for its use.
+            DType::Bf16 if has_amx() => Some(|| unsafe { amx_burst() }),
+            DType::F32 | DType::Bf16 | DType::F16 => match Level::detect() {
+                // SAFETY: `detect` found the features.
+                Level::Avx512 => Some(|| unsafe { avx512_burst() }),
+                // SAFETY: as above.
+                Level::Avx2 => Some(|| unsafe { avx2_burst() }),
+                Level::Portable => None,
+            },
             DType::F64 | DType::U32 => None,
         }
     }

@@ -118,11 +118,11 @@ impl Cpu {
             for chunk in chunks(range) {
                 let (mut total, mut block) = ([0.0f32; CHUNK], [0.0f32; CHUNK]);
                 let size = chunk.len();
-                for row in 0..op.rows {
+                for (row, scale) in rstd[..op.rows].iter().enumerate() {
                     let at = shift(&chunk, row * cols);
                     let x = load(level, x.slice(at.clone()), &mut xs);
                     let dy = load(level, dy.slice(at), &mut dys);
-                    let (scale, last) = (rstd[row], row % BLOCK == BLOCK - 1 || row + 1 == op.rows);
+                    let last = row % BLOCK == BLOCK - 1 || row + 1 == op.rows;
                     level.run(
                         #[inline(always)]
                         |fused| {

@@ -29,12 +29,12 @@ pub(super) fn rms_norm_backward(
     let (x, w, rstd) = (read(&x, rows * cols), read(&w, cols), read(&rstd, rows));
     let (dy, mut sums) = (read(&dy, rows * cols), read(&dx.as_view(), rows * cols));
     let mut dws = vec![0.0; cols];
-    for r in 0..rows {
+    for (r, rstd) in rstd.iter().enumerate() {
         let at = |i: usize| r * cols + i;
         let mean = (0..cols).map(|i| dy[at(i)] * w[i] * x[at(i)]).sum::<f64>() / cols as f64;
         for i in 0..cols {
-            sums[at(i)] += rstd[r] * (dy[at(i)] * w[i] - x[at(i)] * rstd[r] * rstd[r] * mean);
-            dws[i] += dy[at(i)] * x[at(i)] * rstd[r];
+            sums[at(i)] += rstd * (dy[at(i)] * w[i] - x[at(i)] * rstd * rstd * mean);
+            dws[i] += dy[at(i)] * x[at(i)] * rstd;
         }
     }
     write(&mut dx, &sums)?;

@@ -1,0 +1,102 @@
+//! No kernel takes more than a little from the heap; a library's own scratch is told apart.
+
+use crate::harness::*;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use zbench_kernels::*;
+
+/// The largest block that a kernel may take outside the arena.
+const MOST: usize = 64 << 10;
+
+thread_local! {
+    static LARGEST: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Notes the largest block that this thread took outside of a library's call.
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: every call is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if !scratch::in_library() {
+            let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(layout.size())));
+        }
+        // SAFETY: as asked.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: as asked.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+/// The largest block `call` takes on this thread.
+fn largest(call: impl FnOnce()) -> usize {
+    LARGEST.set(0);
+    call();
+    LARGEST.get()
+}
+
+#[test]
+fn no_kernel_takes_a_large_block_from_the_heap() {
+    // The calling thread does a share of everything, so it would be seen; workers run the same code.
+    let cpu = &CPUS[1];
+    for dtype in FLOATS {
+        let n = 512;
+        let square = |seed| Tensor::normal(dtype, n * n, seed);
+        let (a, b, mut c, mut d) = (square(1), square(2), square(3), square(4));
+        let gemm = Gemm {
+            m: n,
+            n,
+            k: n,
+            trans_a: true,
+            trans_b: false,
+            alpha: 1.0,
+            accumulate: true,
+            a: dtype,
+            b: dtype,
+            c: dtype,
+        };
+        let attention = Attention { batch: 1, seq: n, heads: 8, kv_heads: 8, head_dim: 64, scale: 0.1, dtype };
+        let ops = [Op::Gemm(gemm), Op::Attention(attention), Op::AttentionBackward(attention)];
+        let [mut w0, mut w1, mut w2] = ops.each_ref().map(|op| Tensor::workspace(cpu, op));
+        let mut lse = Tensor::filled(DType::F32, n * n, 0.0);
+        let (mut e, mut f) = (square(5), square(6));
+        let norm = RmsNorm { rows: n, cols: n, eps: 1e-5, dtype, gradient: Some(dtype) };
+        let ids = Tensor::ids(&vec![3; n]);
+        let table = Embedding { rows: n, cols: n, vocab: n, dtype };
+        let mut used = 0;
+        let mut note = |call: &mut dyn FnMut() -> Result<()>| used = used.max(largest(|| call().unwrap()));
+        note(&mut || cpu.gemm(&gemm, a.view(), b.view(), c.view_mut(), w0.view_mut()));
+        note(&mut || {
+            let (out, ws) = (c.view_mut(), w1.view_mut());
+            cpu.attention(&attention, a.view(), b.view(), a.view(), out, lse.view_mut(), ws)
+        });
+        note(&mut || {
+            let (q, k, v, out, l) = (a.view(), b.view(), a.view(), c.view(), lse.view());
+            let (dq, dk, dv, ws) = (d.view_mut(), e.view_mut(), f.view_mut(), w2.view_mut());
+            cpu.attention_backward(&attention, q, k, v, out, l, b.view(), dq, dk, dv, ws)
+        });
+        note(&mut || cpu.rms_norm(&norm, a.view(), b.view(), c.view_mut(), lse.view_mut()));
+        note(&mut || {
+            let dw = Some(e.view_mut());
+            cpu.rms_norm_backward(&norm, a.view(), b.view(), lse.view(), c.view(), d.view_mut(), dw)
+        });
+        note(&mut || cpu.embedding(&table, ids.view(), a.view(), c.view_mut()));
+        note(&mut || cpu.embedding_backward(&table, ids.view(), a.view(), c.view_mut()));
+        note(&mut || cpu.swiglu(&Swiglu { len: n * n, dtype }, a.view(), b.view(), c.view_mut()));
+        note(&mut || cpu.reduce_sum(&[a.view(), b.view(), a.view()], true, c.view_mut()));
+        note(&mut || cpu.sum_squares(a.view()).map(drop));
+        note(&mut || cpu.cast(a.view(), c.view_mut()));
+        assert!(used <= MOST, "{dtype}: {used} bytes");
+    }
+}
+
+#[test]
+fn the_allocator_would_see_a_large_block() {
+    assert!(largest(|| drop(std::hint::black_box(vec![1u8; 2 * MOST]))) >= 2 * MOST);
+}

@@ -1,0 +1,127 @@
+use crate::harness::*;
+use proptest::prelude::*;
+use zbench_kernels::{Attention, DType, Kernels, Op};
+
+/// Forward, then backward from what forward saved, of both kinds.
+fn check(shape: Attention) {
+    let Attention { batch, seq, heads, kv_heads, head_dim, dtype, .. } = shape;
+    let (q, kv) = (batch * seq * heads * head_dim, batch * seq * kv_heads * head_dim);
+    let (lines, squares) = (batch * heads * seq, batch * heads * seq * seq);
+    let case = format!("{shape:?}");
+    let inputs = || (Tensor::normal(dtype, q, 1), Tensor::normal(dtype, kv, 2), Tensor::normal(dtype, kv, 3));
+    let (qs, ks, vs) = inputs();
+    let tensors = [qs, ks, vs, output(dtype, q), output(DType::F32, lines)];
+    compare(&case, tensors.clone(), &[3, 4], |kernels, of, [q, k, v, out, lse]| {
+        let op = Attention { dtype: of(dtype), ..shape };
+        let mut workspace = Tensor::workspace(kernels, &Op::Attention(op));
+        let (out, lse) = (out.view_mut(), lse.view_mut());
+        kernels.attention(&op, q.view(), k.view(), v.view(), out, lse, workspace.view_mut())
+    });
+    // What the cores' forward leaves is what backward is given; its guards are only too long.
+    let [mut q_, mut k_, mut v_, mut out, mut lse] = tensors.clone();
+    let mut workspace = Tensor::workspace(&CPUS[1], &Op::Attention(shape));
+    let (o, l) = (out.view_mut(), lse.view_mut());
+    CPUS[1].attention(&shape, q_.view(), k_.view(), v_.view(), o, l, workspace.view_mut()).unwrap();
+    let grads = [output(dtype, q), output(dtype, kv), output(dtype, kv)];
+    let [dq, dk, dv] = grads.clone();
+    let dout = Tensor::normal(dtype, q, 4);
+    let tensors = [q_, k_, v_, out, lse, dout, dq, dk, dv];
+    compare(&format!("{case} backward"), tensors, &[6, 7, 8], |kernels, of, [q, k, v, out, lse, dout, dq, dk, dv]| {
+        let op = Attention { dtype: of(dtype), ..shape };
+        let mut workspace = Tensor::workspace(kernels, &Op::AttentionBackward(op));
+        let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
+        let (q, k, v, out, lse) = (q.view(), k.view(), v.view(), out.view(), lse.view());
+        kernels.attention_backward(&op, q, k, v, out, lse, dout.view(), dq, dk, dv, workspace.view_mut())
+    });
+
+    (q_, k_, v_) = inputs();
+    let tensors = [q_, k_, v_, output(dtype, q), output(dtype, squares)];
+    compare(&format!("{case} naive"), tensors.clone(), &[3, 4], |kernels, of, [q, k, v, out, probs]| {
+        let op = Attention { dtype: of(dtype), ..shape };
+        let mut workspace = Tensor::workspace(kernels, &Op::NaiveAttention(op));
+        let (out, probs) = (out.view_mut(), probs.view_mut());
+        kernels.naive_attention(&op, q.view(), k.view(), v.view(), out, probs, workspace.view_mut())
+    });
+    let [q_, k_, v_, mut out, mut probs] = tensors;
+    let mut workspace = Tensor::workspace(&CPUS[1], &Op::NaiveAttention(shape));
+    let (o, p) = (out.view_mut(), probs.view_mut());
+    CPUS[1].naive_attention(&shape, q_.view(), k_.view(), v_.view(), o, p, workspace.view_mut()).unwrap();
+    let [dq, dk, dv] = grads;
+    let dout = Tensor::normal(dtype, q, 4);
+    let tensors = [q_, k_, v_, probs, dout, dq, dk, dv];
+    compare(
+        &format!("{case} naive backward"),
+        tensors,
+        &[5, 6, 7],
+        |kernels, of, [q, k, v, probs, dout, dq, dk, dv]| {
+            let op = Attention { dtype: of(dtype), ..shape };
+            let mut workspace = Tensor::workspace(kernels, &Op::NaiveAttentionBackward(op));
+            let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
+            let (q, k, v, probs, dout) = (q.view(), k.view(), v.view(), probs.view(), dout.view());
+            kernels.naive_attention_backward(&op, q, k, v, probs, dout, dq, dk, dv, workspace.view_mut())
+        },
+    );
+}
+
+fn shape(batch: usize, seq: usize, kv_heads: usize, group: usize, head_dim: usize, dtype: DType) -> Attention {
+    let scale = 1.0 / (head_dim as f64).sqrt();
+    Attention { batch, seq, heads: kv_heads * group, kv_heads, head_dim, scale, dtype }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_shape(
+        batch in 1usize..3,
+        seq in prop::sample::select(vec![1, 2, 3, 17, 64, 127, 128, 129, 200]),
+        kv_heads in 1usize..3,
+        group in 1usize..4,
+        head_dim in prop::sample::select(vec![8, 16, 20, 64]),
+        dtype in prop::sample::select(&FLOATS[..]),
+    ) {
+        check(shape(batch, seq, kv_heads, group, head_dim, dtype));
+    }
+}
+
+#[test]
+fn three_tiles_and_wide_heads() {
+    check(shape(1, 300, 1, 2, 32, DType::F32));
+    check(shape(1, 150, 2, 1, 128, DType::F32));
+    check(shape(1, 261, 1, 1, 128, DType::Bf16));
+}
+
+#[test]
+fn nothing_to_attend_to_is_fine() {
+    for (batch, seq, kv_heads, head_dim) in [(0, 5, 1, 8), (1, 0, 1, 8), (1, 5, 0, 8), (1, 5, 1, 0)] {
+        let mut op = shape(batch, seq, kv_heads, 2, head_dim.max(1), DType::F32);
+        op.head_dim = head_dim;
+        let [q, kv] = [op.heads, kv_heads].map(|heads| Tensor::normal(DType::F32, batch * seq * heads * head_dim, 1));
+        let (mut out, mut lse) = (q.clone(), Tensor::filled(DType::F32, batch * op.heads * seq, 0.0));
+        let mut workspace = Tensor::workspace(&CPUS[2], &Op::Attention(op));
+        let (o, l) = (out.view_mut(), lse.view_mut());
+        CPUS[2].attention(&op, q.view(), kv.view(), kv.view(), o, l, workspace.view_mut()).unwrap();
+    }
+}
+
+#[test]
+fn large_scores_stay_finite() {
+    let op = Attention { scale: 100.0, ..shape(1, 140, 1, 1, 16, DType::F32) };
+    let len = 140 * 16;
+    let [q, k, v] = [1, 2, 3].map(|seed| Tensor::normal(DType::F32, len, seed));
+    let (mut out, mut lse) = (Tensor::filled(DType::F32, len, 0.0), Tensor::filled(DType::F32, 140, 0.0));
+    let mut workspace = Tensor::workspace(&CPUS[0], &Op::Attention(op));
+    let (o, l) = (out.view_mut(), lse.view_mut());
+    CPUS[0].attention(&op, q.view(), k.view(), v.view(), o, l, workspace.view_mut()).unwrap();
+    assert!(out.values().iter().chain(&lse.values()).all(|x| x.is_finite()));
+}
+
+#[test]
+fn scratch_is_linear_in_the_sequence() {
+    for dtype in FLOATS {
+        for op in [Op::Attention as fn(Attention) -> Op, Op::AttentionBackward] {
+            let size = |seq| CPUS[1].workspace(&op(shape(2, seq, 2, 2, 64, dtype)));
+            assert!(size(8192) <= 2 * size(4096), "{dtype}");
+        }
+    }
+}

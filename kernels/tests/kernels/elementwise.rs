@@ -1,0 +1,238 @@
+use crate::harness::*;
+use proptest::prelude::*;
+use zbench_kernels::{AdamW, DType, Dropout, Kernels, Normal, Reference, Swiglu, View};
+
+fn float() -> impl Strategy<Value = DType> {
+    prop::sample::select(&FLOATS[..])
+}
+
+/// Around vectors, chunks, and what is worth a second and third thread.
+fn length() -> impl Strategy<Value = usize> {
+    prop::sample::select(vec![0, 1, 15, 17, 511, 512, 513, 1000, 8191, 8193, 16_385, 20_001])
+}
+
+fn adamw(len: usize, types: [DType; 3]) -> AdamW {
+    let [parameters, gradients, moments] = types;
+    AdamW {
+        len,
+        lr: 1e-2,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        step: 3,
+        grad_scale: 0.25,
+        clip: 0.7,
+        parameters,
+        gradients,
+        moments,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn swiglu(len in length(), dtype in float()) {
+        let op = Swiglu { len, dtype };
+        let [gate, up, dact] = [1, 2, 3].map(|seed| Tensor::normal(dtype, len, seed));
+        let tensors = [gate.clone(), up.clone(), output(dtype, len)];
+        compare(&format!("{op:?}"), tensors, &[2], |kernels, of, [gate, up, act]| {
+            kernels.swiglu(&Swiglu { len, dtype: of(dtype) }, gate.view(), up.view(), act.view_mut())
+        });
+        let tensors = [gate, up, dact, output(dtype, len), output(dtype, len)];
+        compare(&format!("{op:?} backward"), tensors, &[3, 4], |kernels, of, [gate, up, dact, dgate, dup]| {
+            let op = Swiglu { len, dtype: of(dtype) };
+            kernels.swiglu_backward(&op, gate.view(), up.view(), dact.view(), dgate.view_mut(), dup.view_mut())
+        });
+    }
+
+    #[test]
+    fn adamw_step(len in length(), types in [float(), float(), float()]) {
+        let [parameters, gradients, moments] = types;
+        let second: Vec<f64> = Tensor::normal(DType::F64, len, 3).values().iter().map(|x| x * x).collect();
+        let tensors = [
+            guarded(Tensor::normal(parameters, len, 1)),
+            guarded(Tensor::normal(moments, len, 2)),
+            guarded(Tensor::of(moments, &second)),
+            Tensor::normal(gradients, len, 4),
+        ];
+        compare(&format!("{len} {types:?}"), tensors, &[0, 1, 2], |kernels, of, [p, m, v, g]| {
+            kernels.adamw(&adamw(len, types.map(of)), p.view_mut(), m.view_mut(), v.view_mut(), g.view())
+        });
+    }
+
+    #[test]
+    fn dropout_and_normal(len in length(), p in 0.0f64..0.99, first in any::<u64>(), dtype in float()) {
+        let shape = Dropout { len, p, seed: 5, first, dtype };
+        compare(&format!("{shape:?}"), [Tensor::normal(dtype, len, 1), output(dtype, len)], &[1], |kernels, of, [x, y]| {
+            kernels.dropout(&Dropout { dtype: of(dtype), ..shape }, x.view(), y.view_mut())
+        });
+        let shape = Normal { len, std: 0.02, seed: 5, first, dtype };
+        compare(&format!("{shape:?}"), [output(dtype, len)], &[0], |kernels, of, [dst]| {
+            kernels.normal(&Normal { dtype: of(dtype), ..shape }, dst.view_mut())
+        });
+    }
+
+    #[test]
+    fn moves(len in length(), from in float(), to in float()) {
+        // Moves write whole buffers: the guard is part of what they are given, so it is compared with the reference.
+        let run = |case: &str, tensors: [Tensor; 3], call: &dyn Fn(&dyn Kernels, &mut [Tensor; 3])| {
+            let mut exact = tensors.each_ref().map(Tensor::exact);
+            call(&Reference, &mut exact);
+            for cpu in CPUS.iter() {
+                let mut got = tensors.clone();
+                call(cpu, &mut got);
+                assert_close(&format!("{case} {from} to {to}, {len}"), &got[2], &exact[2].values());
+            }
+        };
+        let mixed = [Tensor::normal(from, len, 1), Tensor::normal(from, len, 2), Tensor::normal(to, len, 3)];
+        let same = [Tensor::normal(to, len, 1), Tensor::normal(to, len, 2), Tensor::filled(to, len, f64::NAN)];
+        run("cast", mixed.clone(), &|k, [a, _, dst]| k.cast(a.view(), dst.view_mut()).unwrap());
+        run("accumulate", mixed.clone(), &|k, [a, _, dst]| k.accumulate(-0.3, a.view(), dst.view_mut()).unwrap());
+        run("scale", mixed.clone(), &|k, [_, _, dst]| k.scale(0.3, dst.view_mut()).unwrap());
+        run("fill", same.clone(), &|k, [_, _, dst]| k.fill(dst.view_mut(), 1.25).unwrap());
+        run("add", same, &|k, [a, b, dst]| k.add(a.view(), b.view(), dst.view_mut()).unwrap());
+        for accumulate in [false, true] {
+            run("reduce_sum", mixed.clone(), &|k, [a, b, dst]| {
+                k.reduce_sum(&[a.view(), b.view(), a.view()], accumulate, dst.view_mut()).unwrap()
+            });
+        }
+    }
+
+    #[test]
+    fn sums_depend_on_the_length_alone(len in prop::sample::select(vec![0, 1, 16, 513, 8193, 600_001]), dtype in float()) {
+        let x = Tensor::normal(dtype, len, 1);
+        let (sum, squares) = (Reference.sum(x.view()).unwrap(), Reference.sum_squares(x.view()).unwrap());
+        let results: Vec<(f64, f64)> =
+            CPUS.iter().map(|cpu| (cpu.sum(x.view()).unwrap(), cpu.sum_squares(x.view()).unwrap())).collect();
+        for got in &results {
+            prop_assert_eq!((got.0.to_bits(), got.1.to_bits()), (results[0].0.to_bits(), results[0].1.to_bits()));
+            // f64 sums of that many numbers of size 1.
+            prop_assert!((got.0 - sum).abs() <= 1e-9 && (got.1 - squares).abs() <= 1e-9 * (1.0 + squares));
+        }
+    }
+}
+
+/// Pairs, pairs of pairs and so on, the odd one carried up, in f32.
+fn tree(sources: &[f32]) -> f32 {
+    let mut level = sources.to_vec();
+    while level.len() > 1 {
+        level = level.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap()).collect();
+    }
+    level[0]
+}
+
+#[test]
+fn reduce_sum_is_the_documented_tree_to_the_bit() {
+    let len = 1000;
+    for count in 1..=19 {
+        let sources: Vec<Tensor> = (0..count).map(|s| Tensor::normal(DType::F32, len, s)).collect();
+        let views: Vec<View> = sources.iter().map(Tensor::view).collect();
+        for cpu in CPUS.iter() {
+            for accumulate in [false, true] {
+                let start = Tensor::normal(DType::F32, len, 99);
+                let mut got = start.clone();
+                cpu.reduce_sum(&views, accumulate, got.view_mut()).unwrap();
+                let slices: Vec<&[f32]> = views.iter().map(|v| v.as_slice().unwrap()).collect();
+                for (i, got) in got.view().as_slice::<f32>().unwrap().iter().enumerate() {
+                    let sum = tree(&slices.iter().map(|s| s[i]).collect::<Vec<_>>());
+                    let start = start.view().as_slice::<f32>().unwrap()[i];
+                    let want = if accumulate { start + sum } else { sum };
+                    assert_eq!(got.to_bits(), want.to_bits(), "{count} sources");
+                }
+            }
+        }
+    }
+}
+
+/// An element gets the same bits wherever it sits: kernels on parts of a buffer equal the kernel on the whole.
+#[test]
+fn an_element_has_the_same_bits_at_any_offset() {
+    let len = 1400;
+    let parts = [(0, 1400), (1, 1399), (3, 600), (17, 31), (511, 514), (700, 1), (1023, 377)];
+    for dtype in FLOATS {
+        let inputs: Vec<Tensor> = (0..4).map(|seed| Tensor::normal(dtype, len, seed)).collect();
+        type Call<'a> = &'a dyn Fn(&dyn Kernels, std::ops::Range<usize>) -> Vec<Tensor>;
+        let fresh = |range: &std::ops::Range<usize>, n: usize| {
+            let mut copy = Tensor::filled(dtype, range.len(), 0.0);
+            Reference.cast(inputs[n].view().slice(range.clone()), copy.view_mut()).unwrap();
+            copy
+        };
+        let at = |range: &std::ops::Range<usize>, n: usize| inputs[n].view().slice(range.clone());
+        let swiglu: Call = &|k, r| {
+            let mut act = fresh(&r, 0);
+            k.swiglu(&Swiglu { len: r.len(), dtype }, at(&r, 0), at(&r, 1), act.view_mut()).unwrap();
+            vec![act]
+        };
+        let swiglu_backward: Call = &|k, r| {
+            let (mut dgate, mut dup) = (fresh(&r, 0), fresh(&r, 0));
+            let op = Swiglu { len: r.len(), dtype };
+            k.swiglu_backward(&op, at(&r, 0), at(&r, 1), at(&r, 2), dgate.view_mut(), dup.view_mut()).unwrap();
+            vec![dgate, dup]
+        };
+        let adam: Call = &|k, r| {
+            let (mut p, mut m, mut v) = (fresh(&r, 0), fresh(&r, 1), fresh(&r, 2));
+            k.accumulate(1.0, p.clone().view(), v.view_mut()).unwrap();
+            let op = adamw(r.len(), [dtype; 3]);
+            k.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), at(&r, 3)).unwrap();
+            vec![p, m, v]
+        };
+        let dropout: Call = &|k, r| {
+            let mut y = fresh(&r, 0);
+            let op = Dropout { len: r.len(), p: 0.3, seed: 1, first: 1 << 40 | r.start as u64, dtype };
+            k.dropout(&op, at(&r, 0), y.view_mut()).unwrap();
+            vec![y]
+        };
+        let normal: Call = &|k, r| {
+            let mut y = fresh(&r, 0);
+            let op = Normal { len: r.len(), std: 2.0, seed: 1, first: 1 << 40 | r.start as u64, dtype };
+            k.normal(&op, y.view_mut()).unwrap();
+            vec![y]
+        };
+        let moves: Call = &|k, r| {
+            let mut y = fresh(&r, 0);
+            k.scale(0.7, y.view_mut()).unwrap();
+            k.accumulate(0.3, at(&r, 1), y.view_mut()).unwrap();
+            k.reduce_sum(&[at(&r, 2), at(&r, 3), at(&r, 1)], true, y.view_mut()).unwrap();
+            let mut sum = fresh(&r, 0);
+            k.add(y.view(), at(&r, 1), sum.view_mut()).unwrap();
+            let mut cast = Tensor::filled(DType::Bf16, r.len(), 0.0);
+            k.cast(sum.view(), cast.view_mut()).unwrap();
+            vec![y, sum, cast]
+        };
+        for (name, call) in [
+            ("swiglu", swiglu),
+            ("swiglu_backward", swiglu_backward),
+            ("adamw", adam),
+            ("dropout", dropout),
+            ("normal", normal),
+            ("moves", moves),
+        ] {
+            let whole = call(&CPUS[0], 0..len);
+            for cpu in CPUS.iter() {
+                for (start, size) in parts {
+                    for (part, whole) in call(cpu, start..start + size).iter().zip(&whole) {
+                        // NaN of a square root of a negative moment compares by bits too.
+                        assert_eq!(part.bits(), whole.bits()[start..start + size], "{name} {dtype} at {start}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn dropout_drops_its_share_and_is_the_same_backward() {
+    let (len, p) = (40_000, 0.25);
+    let op = Dropout { len, p, seed: 3, first: 0, dtype: DType::F32 };
+    let ones = Tensor::filled(DType::F32, len, 1.0);
+    let (mut y, mut again) = (ones.clone(), ones.clone());
+    CPUS[0].dropout(&op, ones.view(), y.view_mut()).unwrap();
+    CPUS[2].dropout(&op, ones.view(), again.view_mut()).unwrap();
+    assert_eq!(y, again);
+    let dropped = y.values().iter().filter(|y| **y == 0.0).count() as f64 / len as f64;
+    // Five standard errors.
+    assert!((dropped - p).abs() < 5.0 * (p * (1.0 - p) / len as f64).sqrt(), "{dropped}");
+    assert!(y.values().iter().all(|y| *y == 0.0 || (*y - 4.0 / 3.0).abs() < 1e-6));
+}

@@ -1,0 +1,209 @@
+use crate::harness::*;
+use zbench_kernels::*;
+
+const F: DType = DType::F32;
+
+fn floats(len: usize) -> Tensor {
+    Tensor::normal(F, len, 1)
+}
+
+fn both(check: impl Fn(&dyn Kernels)) {
+    check(&CPUS[1]);
+    check(&Reference);
+}
+
+fn is_short(result: Result<()>, op: &str, operand: &str, wanted: usize, given: usize) {
+    match result {
+        Err(KernelError::Shape { op: o, operand: p, wanted: w, given: g }) => {
+            assert_eq!((o, p, w, g), (op, operand, wanted, given))
+        }
+        other => panic!("{op} {operand}: {other:?}"),
+    }
+}
+
+fn is_invalid(result: Result<()>, op: &str, words: &[&str]) {
+    match result {
+        Err(KernelError::Invalid { op: o, reason }) => {
+            assert_eq!(o, op);
+            assert!(words.iter().all(|word| reason.contains(word)), "{reason}");
+        }
+        other => panic!("{op}: {other:?}"),
+    }
+}
+
+#[test]
+fn the_cores_refuse_f64_by_name() {
+    let x = Tensor::filled(DType::F64, 4, 1.0);
+    let mut y = x.clone();
+    let refused = |result: Result<()>, name: &str| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, KernelError::Unsupported { device: "cpu", dtype: DType::F64, op } if op == name));
+        assert!(error.to_string().contains(name));
+    };
+    let cpu = &CPUS[0];
+    refused(cpu.fill(y.view_mut(), 0.0), "fill");
+    refused(cpu.cast(x.view(), y.view_mut()), "cast");
+    refused(cpu.add(x.view(), x.view(), y.view_mut()), "add");
+    refused(cpu.accumulate(1.0, x.view(), y.view_mut()), "accumulate");
+    refused(cpu.scale(1.0, y.view_mut()), "scale");
+    refused(cpu.sum(x.view()).map(drop), "sum");
+    refused(cpu.sum_squares(x.view()).map(drop), "sum_squares");
+    refused(cpu.reduce_sum(&[x.view()], false, y.view_mut()), "reduce_sum");
+    let swiglu = Swiglu { len: 4, dtype: DType::F64 };
+    refused(cpu.swiglu(&swiglu, x.view(), x.view(), y.view_mut()), "swiglu");
+    let normal = Normal { len: 4, std: 1.0, seed: 0, first: 0, dtype: DType::F64 };
+    refused(cpu.normal(&normal, y.view_mut()), "normal");
+    let half = CrossEntropy { rows: 1, vocab: 4, scale: 1.0, dtype: DType::Bf16 };
+    let mut logits = Tensor::filled(DType::Bf16, 4, 0.0);
+    let mut losses = Tensor::filled(DType::Bf16, 1, 0.0);
+    let error = cpu.cross_entropy(&half, logits.view_mut(), Tensor::ids(&[0]).view(), losses.view_mut()).unwrap_err();
+    assert!(matches!(error, KernelError::Unsupported { dtype: DType::Bf16, .. }));
+}
+
+#[test]
+fn ids_are_no_numbers() {
+    both(|k| {
+        let ids = Tensor::ids(&[1, 2]);
+        let error = k.sum(ids.view()).unwrap_err();
+        assert!(matches!(error, KernelError::Unsupported { op: "sum", dtype: DType::U32, .. }));
+    });
+}
+
+#[test]
+fn an_operand_of_another_type_or_too_short_is_named() {
+    both(|k| {
+        let op =
+            Gemm { m: 2, n: 3, k: 4, trans_a: false, trans_b: false, alpha: 1.0, accumulate: false, a: F, b: F, c: F };
+        let gemm = |op: &Gemm, a: &Tensor, b: &Tensor, mut c: Tensor| {
+            let mut none = floats(0);
+            k.gemm(op, a.view(), b.view(), c.view_mut(), none.view_mut())
+        };
+        is_short(gemm(&op, &floats(7), &floats(12), floats(6)), "gemm", "a", 8, 7);
+        is_short(gemm(&op, &floats(8), &floats(11), floats(6)), "gemm", "b", 12, 11);
+        is_short(gemm(&op, &floats(8), &floats(12), floats(5)), "gemm", "c", 6, 5);
+        let half = Tensor::filled(DType::Bf16, 8, 0.0);
+        let error = gemm(&op, &half, &floats(12), floats(6)).unwrap_err();
+        assert_eq!(error, KernelError::DType { wanted: F, given: DType::Bf16 });
+        // A product of sizes that no number holds is too long for any buffer.
+        let huge = Gemm { m: usize::MAX / 2, k: 5, ..op };
+        is_short(gemm(&huge, &floats(7), &floats(12), floats(6)), "gemm", "a", usize::MAX, 7);
+
+        let norm = RmsNorm { rows: 2, cols: 3, eps: 1e-5, dtype: F, gradient: Some(F) };
+        let (mut y, mut rstd) = (floats(6), floats(1));
+        is_short(
+            k.rms_norm(&norm, floats(6).view(), floats(3).view(), y.view_mut(), rstd.view_mut()),
+            "rms_norm",
+            "rstd",
+            2,
+            1,
+        );
+        let swiglu = Swiglu { len: 6, dtype: F };
+        is_short(k.swiglu(&swiglu, floats(6).view(), floats(5).view(), y.view_mut()), "swiglu", "up", 6, 5);
+        is_short(k.cast(floats(5).view(), y.view_mut()), "cast", "src", 6, 5);
+        is_short(k.cast(floats(7).view(), y.view_mut()), "cast", "src", 6, 7);
+        is_short(k.add(floats(6).view(), floats(7).view(), y.view_mut()), "add", "b", 6, 7);
+        is_short(k.accumulate(1.0, floats(3).view(), y.view_mut()), "accumulate", "src", 6, 3);
+        is_short(
+            k.reduce_sum(&[floats(6).view(), floats(5).view()], false, y.view_mut()),
+            "reduce_sum",
+            "source",
+            6,
+            5,
+        );
+        is_invalid(k.reduce_sum(&[], false, y.view_mut()), "reduce_sum", &["no sources"]);
+        let dropout = Dropout { len: 9, p: 0.5, seed: 0, first: 0, dtype: F };
+        is_short(k.dropout(&dropout, floats(9).view(), y.view_mut()), "dropout", "y", 9, 6);
+        let normal = Normal { len: 7, std: 1.0, seed: 0, first: 0, dtype: F };
+        is_short(k.normal(&normal, y.view_mut()), "normal", "dst", 7, 6);
+        let rope = Rope { rows: 3, seq: 2, heads: 1, head_dim: 2, inverse: false, dtype: F };
+        is_short(k.rope(&rope, y.view_mut(), floats(1).view(), floats(2).view()), "rope", "cos", 2, 1);
+    });
+}
+
+#[test]
+fn the_workspace_is_checked() {
+    let bf16 = |len| Tensor::normal(DType::Bf16, len, 1);
+    let t = DType::Bf16;
+    let op = Gemm { m: 2, n: 3, k: 4, trans_a: false, trans_b: false, alpha: 1.0, accumulate: false, a: t, b: t, c: t };
+    assert_eq!(CPUS[0].workspace(&Op::Gemm(op)), 8 + 12 + 6);
+    let (mut c, mut short) = (bf16(6), floats(25));
+    let result = CPUS[0].gemm(&op, bf16(8).view(), bf16(12).view(), c.view_mut(), short.view_mut());
+    is_short(result, "gemm", "workspace", 26, 25);
+}
+
+#[test]
+fn weights_that_train_need_a_gradient_and_frozen_ones_have_none() {
+    both(|k| {
+        let (x, w, r) = (floats(6), floats(3), floats(2));
+        let run = |gradient, with: bool| {
+            let op = RmsNorm { rows: 2, cols: 3, eps: 1e-5, dtype: F, gradient };
+            let (mut dx, mut dw) = (floats(6), floats(3));
+            let dw = with.then(|| dw.view_mut());
+            k.rms_norm_backward(&op, x.view(), w.view(), r.view(), x.view(), dx.view_mut(), dw)
+        };
+        run(Some(F), true).unwrap();
+        run(None, false).unwrap();
+        is_invalid(run(Some(F), false), "rms_norm_backward", &["dw"]);
+        is_invalid(run(None, true), "rms_norm_backward", &["frozen"]);
+    });
+}
+
+#[test]
+fn values_that_cannot_be_are_named() {
+    both(|k| {
+        let op = Embedding { rows: 2, cols: 3, vocab: 4, dtype: F };
+        let ids = Tensor::ids(&[1, 4]);
+        let mut out = floats(6);
+        is_invalid(k.embedding(&op, ids.view(), floats(12).view(), out.view_mut()), "embedding", &["4", "row 1"]);
+        let mut table = floats(12);
+        let result = k.embedding_backward(&op, ids.view(), floats(6).view(), table.view_mut());
+        is_invalid(result, "embedding_backward", &["id 4", "vocabulary of 4"]);
+        let op = CrossEntropy { rows: 2, vocab: 3, scale: 1.0, dtype: F };
+        let mut losses = floats(2);
+        let result = k.cross_entropy(&op, out.view_mut(), Tensor::ids(&[0, 3]).view(), losses.view_mut());
+        is_invalid(result, "cross_entropy", &["target 3", "vocabulary of 3"]);
+        for p in [1.0, -0.1, f64::NAN] {
+            let op = Dropout { len: 1, p, seed: 0, first: 0, dtype: F };
+            is_invalid(k.dropout(&op, floats(1).view(), out.view_mut()), "dropout", &["[0, 1)"]);
+        }
+        let rope = Rope { rows: 1, seq: 1, heads: 1, head_dim: 3, inverse: false, dtype: F };
+        is_invalid(k.rope(&rope, out.view_mut(), floats(3).view(), floats(3).view()), "rope", &["even"]);
+        let rope = Rope { seq: 0, head_dim: 2, ..rope };
+        is_invalid(k.rope(&rope, out.view_mut(), floats(3).view(), floats(3).view()), "rope", &["length 0"]);
+        for kv_heads in [0, 2] {
+            let op = Attention { batch: 1, seq: 1, heads: 3, kv_heads, head_dim: 2, scale: 1.0, dtype: F };
+            let (q, mut lse, mut none) = (floats(6), floats(3), floats(0));
+            let (o, l) = (out.view_mut(), lse.view_mut());
+            let result = k.attention(&op, q.view(), q.view(), q.view(), o, l, none.view_mut());
+            is_invalid(result, "attention", &["3 query heads"]);
+            assert!(CPUS[1].workspace(&Op::AttentionBackward(op)) < 1 << 20);
+        }
+        let op = AdamW {
+            len: 1,
+            lr: 0.1,
+            beta1: 0.9,
+            beta2: 0.9,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            step: 0,
+            grad_scale: 1.0,
+            clip: 1.0,
+            parameters: F,
+            gradients: F,
+            moments: F,
+        };
+        let (mut p, mut m, mut v) = (floats(1), floats(1), floats(1));
+        let result = k.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), floats(1).view());
+        is_invalid(result, "adamw", &["step"]);
+    });
+}
+
+#[test]
+fn absurd_shapes_ask_for_absurd_workspaces_without_overflow() {
+    let most = usize::MAX;
+    let op = Attention { batch: 1, seq: most, heads: 2, kv_heads: 1, head_dim: most / 64, scale: 1.0, dtype: F };
+    for op in [Op::Attention(op), Op::AttentionBackward(op), Op::NaiveAttention(op), Op::NaiveAttentionBackward(op)] {
+        CPUS[1].workspace(&op);
+        assert_eq!(op.flops(), u64::MAX);
+    }
+}

@@ -1,0 +1,67 @@
+use crate::harness::*;
+use proptest::prelude::*;
+use zbench_kernels::{DType, Gemm, Kernels, Op};
+
+fn check(m: usize, n: usize, k: usize, trans: (bool, bool), accumulate: bool, alpha: f32, types: [DType; 3]) {
+    let [a, b, c] = types;
+    let tensors = [Tensor::normal(a, m * k, 1), Tensor::normal(b, k * n, 2), guarded(Tensor::normal(c, m * n, 3))];
+    let case = format!("{m} x {n} x {k}, {trans:?}, {accumulate}, {types:?}");
+    compare(&case, tensors, &[2], |kernels, of, [ta, tb, tc]| {
+        let (trans_a, trans_b) = trans;
+        let op = Gemm { m, n, k, trans_a, trans_b, alpha, accumulate, a: of(a), b: of(b), c: of(c) };
+        let mut workspace = Tensor::workspace(kernels, &Op::Gemm(op));
+        kernels.gemm(&op, ta.view(), tb.view(), tc.view_mut(), workspace.view_mut())
+    });
+}
+
+fn float() -> impl Strategy<Value = DType> {
+    prop::sample::select(&FLOATS[..])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn any_shape_layout_and_type(
+        m in prop::sample::select(vec![0, 1, 2, 3, 7, 16, 31, 65, 97, 130]),
+        n in prop::sample::select(vec![0, 1, 2, 5, 13, 17, 48, 64, 101, 200]),
+        k in prop::sample::select(vec![0, 1, 2, 3, 11, 64, 127, 300]),
+        trans: (bool, bool),
+        accumulate: bool,
+        alpha in prop::sample::select(vec![1.0, 0.5, -2.0]),
+        types in [float(), float(), float()],
+    ) {
+        check(m, n, k, trans, accumulate, alpha, types);
+    }
+}
+
+#[test]
+fn parts_of_threads_take_the_same_path_as_the_whole() {
+    // Tall and wide, small on the other side, and a sum longer than one block of the library.
+    for (m, n, k) in [(1100, 1, 40), (1, 2100, 40), (2111, 3, 1500), (5, 700, 1500), (300, 64, 1300), (193, 191, 777)] {
+        for trans in [(false, false), (false, true), (true, false), (true, true)] {
+            check(m, n, k, trans, false, 1.0, [DType::F32; 3]);
+        }
+    }
+}
+
+#[test]
+fn copies_are_made_block_by_block() {
+    // Larger than a block in every direction.
+    let bf16 = DType::Bf16;
+    check(1040, 20, 2100, (false, true), false, 1.0, [bf16; 3]);
+    check(20, 2060, 2100, (true, false), true, 0.5, [bf16; 3]);
+    check(1040, 2060, 9, (false, false), true, 1.0, [bf16, bf16, DType::F32]);
+}
+
+#[test]
+fn the_workspace_of_a_large_product_is_bounded() {
+    let bf16 = DType::Bf16;
+    let op = |c| {
+        let (m, n, k) = (16_384, 100_000, 8192);
+        Op::Gemm(Gemm { m, n, k, trans_a: false, trans_b: true, alpha: 1.0, accumulate: false, a: bf16, b: bf16, c })
+    };
+    for c in FLOATS {
+        assert!(CPUS[1].workspace(&op(c)) * 4 <= 32 << 20);
+    }
+}

@@ -1,0 +1,158 @@
+//! Tensors of any type, and the comparison of one call on all devices.
+
+use std::sync::LazyLock;
+use zbench_kernels::{Cpu, DType, Kernels, Op, Reference, Result, View, ViewMut, philox};
+
+/// Types that the cores compute in.
+pub const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+
+/// Devices with 1, 2 and 3 threads, shared by all tests.
+pub static CPUS: LazyLock<[Cpu; 3]> = LazyLock::new(|| [1, 2, 3].map(Cpu::new));
+
+/// How far a result may be from the reference on the same inputs in f64: relative to the value, and to the root mean
+/// square of the tensor (sums of large terms may cancel).
+///
+/// A result is rounded once, half a unit in the last place: 2^-24, 2^-8 and 2^-11 of the value. f32 arithmetic loses
+/// some units more in sums of up to a few thousand terms. A narrow type may also round an operand that was itself
+/// computed (attention's output and stored probabilities), so it gets twice its rounding on both counts.
+fn tolerance(dtype: DType) -> (f64, f64) {
+    match dtype {
+        DType::F64 => (1e-12, 1e-12),
+        DType::F32 => (1e-5, 1e-5),
+        DType::Bf16 => (2f64.powi(-7), 2f64.powi(-7)),
+        DType::F16 => (2f64.powi(-10), 2f64.powi(-10)),
+        DType::U32 => (0.0, 0.0),
+    }
+}
+
+/// Owned elements of any type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Whole words, so that every type is aligned.
+    words: Vec<u64>,
+    pub len: usize,
+    pub dtype: DType,
+}
+
+impl Tensor {
+    pub fn of(dtype: DType, values: &[f64]) -> Tensor {
+        let words = vec![0; (values.len() * dtype.size()).div_ceil(8)];
+        let mut tensor = Tensor { words, len: values.len(), dtype };
+        Reference.cast(View::of(values), tensor.view_mut()).unwrap();
+        tensor
+    }
+
+    pub fn ids(values: &[u32]) -> Tensor {
+        let mut words = vec![0; values.len().div_ceil(2)];
+        bytemuck::cast_slice_mut(&mut words)[..values.len()].copy_from_slice(values);
+        Tensor { words, len: values.len(), dtype: DType::U32 }
+    }
+
+    /// Standard normal deviates.
+    pub fn normal(dtype: DType, len: usize, seed: u64) -> Tensor {
+        let draws = (0..len.div_ceil(4) as u64).flat_map(|block| philox::normals(seed, block));
+        Tensor::of(dtype, &draws.take(len).map(f64::from).collect::<Vec<_>>())
+    }
+
+    pub fn filled(dtype: DType, len: usize, value: f64) -> Tensor {
+        Tensor::of(dtype, &vec![value; len])
+    }
+
+    /// The scratch that `op` asks for, which holds nothing of use.
+    pub fn workspace(kernels: &dyn Kernels, op: &Op) -> Tensor {
+        Tensor::filled(DType::F32, kernels.workspace(op), f64::NAN)
+    }
+
+    pub fn view(&self) -> View<'_> {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.words);
+        // SAFETY: the words hold `len` elements of `dtype`.
+        unsafe { View::from_raw(std::ptr::NonNull::from(bytes).cast(), self.dtype, self.len) }
+    }
+
+    pub fn view_mut(&mut self) -> ViewMut<'_> {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        // SAFETY: as above, and lent for writing.
+        unsafe { ViewMut::from_raw(std::ptr::NonNull::from(bytes).cast(), self.dtype, self.len) }
+    }
+
+    pub fn values(&self) -> Vec<f64> {
+        let mut values = vec![0.0; self.len];
+        Reference.cast(self.view(), ViewMut::of(&mut values)).unwrap();
+        values
+    }
+
+    /// The same values in f64; ids stay ids.
+    pub fn exact(&self) -> Tensor {
+        if self.dtype == DType::U32 { self.clone() } else { Tensor::of(DType::F64, &self.values()) }
+    }
+
+    /// Every element's bits.
+    pub fn bits(&self) -> Vec<u64> {
+        let bytes: &[u8] = &bytemuck::cast_slice(&self.words)[..self.len * self.dtype.size()];
+        let join = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        bytes.chunks(self.dtype.size()).map(join).collect()
+    }
+}
+
+/// Elements behind what a kernel may write, and what they hold.
+pub const GUARD: usize = 7;
+const SENTINEL: f64 = 77.0;
+
+/// A tensor whose last elements must stay as they are.
+pub fn guarded(mut tensor: Tensor) -> Tensor {
+    let values: Vec<f64> = tensor.values().into_iter().chain([SENTINEL; GUARD]).collect();
+    tensor = Tensor::of(tensor.dtype, &values);
+    tensor
+}
+
+/// An output, guarded, that a kernel must overwrite.
+pub fn output(dtype: DType, len: usize) -> Tensor {
+    guarded(Tensor::filled(dtype, len, f64::NAN))
+}
+
+/// Whether `got` is as close to `want` as its type allows.
+pub fn assert_close(case: &str, got: &Tensor, want: &[f64]) {
+    let got_values = got.values();
+    assert_eq!(got_values.len(), want.len(), "{case}");
+    let (relative, of_rms) = tolerance(got.dtype);
+    let rms = (want.iter().map(|x| x * x).sum::<f64>() / want.len().max(1) as f64).sqrt();
+    for (i, (got, want)) in got_values.iter().zip(want).enumerate() {
+        let bound = relative * want.abs() + of_rms * rms;
+        assert!((got - want).abs() <= bound, "{case}: element {i} is {got}, not {want} (within {bound:e})");
+    }
+}
+
+/// Runs `call` on the reference in f64, then on the reference and the cores in the tensors' own types: all must agree,
+/// and the cores with one another to the bit. `outs` names the tensors that are written, guards included. `call` is
+/// given a function from a type to the type that stands for it in this run.
+pub fn compare<const N: usize>(
+    case: &str,
+    tensors: [Tensor; N],
+    outs: &[usize],
+    call: impl Fn(&dyn Kernels, &dyn Fn(DType) -> DType, &mut [Tensor; N]) -> Result<()>,
+) {
+    let mut exact = tensors.each_ref().map(Tensor::exact);
+    call(&Reference, &|_| DType::F64, &mut exact).unwrap();
+    let mut own = tensors.clone();
+    call(&Reference, &|dtype| dtype, &mut own).unwrap();
+    let mut first: Option<[Tensor; N]> = None;
+    for cpu in CPUS.iter() {
+        let case = format!("{case}, {} threads", cpu.threads());
+        let mut got = tensors.clone();
+        call(cpu, &|dtype| dtype, &mut got).unwrap();
+        for i in 0..N {
+            if outs.contains(&i) {
+                assert_close(&format!("{case}, tensor {i}"), &got[i], &exact[i].values());
+                assert_close(&format!("{case}, reference, tensor {i}"), &own[i], &exact[i].values());
+                let guard = got[i].len - GUARD;
+                assert!(got[i].values()[guard..].iter().all(|x| *x == SENTINEL), "{case}: wrote past tensor {i}");
+            } else {
+                assert_eq!(got[i].bits(), tensors[i].bits(), "{case}: tensor {i} is no output");
+            }
+            if let Some(first) = &first {
+                assert_eq!(first[i].bits(), got[i].bits(), "{case}: tensor {i} depends on the threads");
+            }
+        }
+        first.get_or_insert(got);
+    }
+}

@@ -1,0 +1,13 @@
+//! Every kernel of the cores against the reference in f64, over odd shapes, types and numbers of threads.
+
+// The counting allocator needs it.
+#![allow(unsafe_code)]
+
+mod allocations;
+mod attention;
+mod elementwise;
+mod errors;
+mod finite_differences;
+mod gemm;
+mod harness;
+mod rows;

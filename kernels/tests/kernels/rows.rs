@@ -1,0 +1,114 @@
+use crate::harness::*;
+use proptest::prelude::*;
+use zbench_kernels::{CrossEntropy, DType, Embedding, RmsNorm, Rope};
+
+fn float() -> impl Strategy<Value = DType> {
+    prop::sample::select(&FLOATS[..])
+}
+
+fn width() -> impl Strategy<Value = usize> {
+    prop::sample::select(vec![1, 2, 3, 31, 32, 33, 64, 100, 511, 512, 513, 1030])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn rms_norm(rows in 0usize..70, cols in width(), dtype in float(), gradient in prop::option::of(float())) {
+        let size = rows * cols;
+        let shape = RmsNorm { rows, cols, eps: 1e-5, dtype, gradient };
+        let (x, w) = (Tensor::normal(dtype, size, 1), Tensor::normal(dtype, cols, 2));
+        let tensors = [x.clone(), w.clone(), output(dtype, size), output(DType::F32, rows)];
+        compare(&format!("{shape:?}"), tensors, &[2, 3], |kernels, of, [x, w, y, rstd]| {
+            let op = RmsNorm { dtype: of(dtype), ..shape };
+            kernels.rms_norm(&op, x.view(), w.view(), y.view_mut(), rstd.view_mut())
+        });
+        let mut rstd = Tensor::filled(DType::F32, rows, 0.0);
+        let mut y = x.clone();
+        zbench_kernels::Kernels::rms_norm(&CPUS[0], &shape, x.view(), w.view(), y.view_mut(), rstd.view_mut()).unwrap();
+        let (dy, dx) = (Tensor::normal(dtype, size, 3), guarded(Tensor::normal(dtype, size, 4)));
+        let dw = guarded(Tensor::normal(gradient.unwrap_or(dtype), cols, 5));
+        let outs: &[usize] = if gradient.is_some() { &[4, 5] } else { &[4] };
+        compare(&format!("{shape:?} backward"), [x, w, rstd, dy, dx, dw], outs, |kernels, of, tensors| {
+            let [x, w, rstd, dy, dx, dw] = tensors;
+            let op = RmsNorm { dtype: of(dtype), gradient: gradient.map(of), ..shape };
+            let dw = gradient.map(|_| dw.view_mut());
+            kernels.rms_norm_backward(&op, x.view(), w.view(), rstd.view(), dy.view(), dx.view_mut(), dw)
+        });
+    }
+
+    #[test]
+    fn rope(
+        rows in 0usize..60,
+        seq in 1usize..40,
+        heads in 0usize..4,
+        half in prop::sample::select(vec![0, 1, 3, 16, 33, 64, 600]),
+        inverse: bool,
+        dtype in float(),
+    ) {
+        let head_dim = 2 * half;
+        let shape = Rope { rows, seq, heads, head_dim, inverse, dtype };
+        let angles: Vec<f64> = (0..seq * half).map(|i| i as f64 * 0.7).collect();
+        let table = |f: fn(f64) -> f64| Tensor::of(DType::F32, &angles.iter().map(|a| f(*a)).collect::<Vec<_>>());
+        let x = guarded(Tensor::normal(dtype, rows * heads * head_dim, 1));
+        compare(&format!("{shape:?}"), [x, table(f64::cos), table(f64::sin)], &[0], |kernels, of, [x, cos, sin]| {
+            kernels.rope(&Rope { dtype: of(dtype), ..shape }, x.view_mut(), cos.view(), sin.view())
+        });
+    }
+
+    #[test]
+    fn embedding(rows in 0usize..50, cols in width(), vocab in 1usize..30, dtype in float(), table in float()) {
+        let shape = Embedding { rows, cols, vocab, dtype };
+        let ids: Vec<u32> = (0..rows).map(|r| (r * r * 7 % vocab) as u32).collect();
+        let tensors = [Tensor::ids(&ids), Tensor::normal(dtype, vocab * cols, 1), output(dtype, rows * cols)];
+        compare(&format!("{shape:?}"), tensors, &[2], |kernels, of, [ids, table, out]| {
+            kernels.embedding(&Embedding { dtype: of(dtype), ..shape }, ids.view(), table.view(), out.view_mut())
+        });
+        // A table in a narrow type is rounded after every row, which f64 is not: there a token stands once.
+        let repeat = table == DType::F32;
+        let rows = if repeat { rows } else { rows.min(vocab) };
+        let ids: Vec<u32> = (0..rows).map(|r| if repeat { r * r * 7 % vocab } else { vocab - 1 - r } as u32).collect();
+        let shape = Embedding { rows, ..shape };
+        let tensors = [Tensor::ids(&ids), Tensor::normal(dtype, rows * cols, 1), guarded(Tensor::normal(table, vocab * cols, 2))];
+        compare(&format!("{shape:?} backward into {table}"), tensors, &[2], |kernels, of, [ids, dy, dtable]| {
+            let op = Embedding { dtype: of(dtype), ..shape };
+            kernels.embedding_backward(&op, ids.view(), dy.view(), dtable.view_mut())
+        });
+    }
+
+    #[test]
+    fn cross_entropy(rows in 0usize..40, vocab in prop::sample::select(vec![1, 2, 31, 32, 100, 513, 3000]), spread in 0.1f64..30.0) {
+        let shape = CrossEntropy { rows, vocab, scale: 0.25, dtype: DType::F32 };
+        let logits: Vec<f64> = Tensor::normal(DType::F64, rows * vocab, 1).values().iter().map(|x| x * spread).collect();
+        let targets: Vec<u32> =
+            (0..rows).map(|r| if r % 5 == 4 { u32::MAX } else { (r * 37 % vocab) as u32 }).collect();
+        let tensors = [guarded(Tensor::of(DType::F32, &logits)), Tensor::ids(&targets), output(DType::F32, rows)];
+        compare(&format!("{shape:?}"), tensors, &[0, 2], |kernels, of, [logits, targets, losses]| {
+            let op = CrossEntropy { dtype: of(DType::F32), ..shape };
+            kernels.cross_entropy(&op, logits.view_mut(), targets.view(), losses.view_mut())
+        });
+    }
+}
+
+#[test]
+fn ignored_targets_have_no_loss_and_no_gradient() {
+    use zbench_kernels::Kernels;
+    let op = CrossEntropy { rows: 2, vocab: 5, scale: 1.0, dtype: DType::F32 };
+    let mut logits = Tensor::normal(DType::F32, 10, 1);
+    let mut losses = Tensor::filled(DType::F32, 2, 9.0);
+    CPUS[0].cross_entropy(&op, logits.view_mut(), Tensor::ids(&[u32::MAX, 2]).view(), losses.view_mut()).unwrap();
+    assert_eq!(losses.values()[0], 0.0);
+    assert!(logits.values()[..5].iter().all(|x| *x == 0.0));
+    assert!(losses.values()[1] > 0.0 && logits.values()[7] < 0.0);
+}
+
+#[test]
+fn an_infinite_logit_below_is_no_trouble() {
+    use zbench_kernels::Kernels;
+    let op = CrossEntropy { rows: 1, vocab: 3, scale: 1.0, dtype: DType::F32 };
+    let mut logits = Tensor::of(DType::F32, &[f64::NEG_INFINITY, 1000.0, 1000.0]);
+    let mut losses = Tensor::filled(DType::F32, 1, 0.0);
+    CPUS[0].cross_entropy(&op, logits.view_mut(), Tensor::ids(&[2]).view(), losses.view_mut()).unwrap();
+    assert!((losses.values()[0] - 2f64.ln()).abs() < 1e-4);
+    assert_eq!(logits.values(), [0.0, 0.5, -0.5]);
+}
