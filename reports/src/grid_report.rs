@@ -66,10 +66,7 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
     if !speed.rows.is_empty() {
         document.heading("Cells");
         document.table(speed);
-        document.paragraph(
-            "Rank 1= means tied for first: the interval overlaps that of the highest median. With three trials an interval \
-             is about the range of the trials and covers less than 95 %.",
-        );
+        document.paragraph(words::intervals(grid));
     }
     if !grid.axes.following.is_empty() {
         let paths: Vec<String> = grid.axes.following.iter().map(|axis| axis.path.clone()).collect();

@@ -139,7 +139,7 @@ impl<'a> Cell<'a> {
             flags.dedup();
             Some(format!("not valid: {}", flags.join(", ")))
         } else if speed.is_none() {
-            Some("no timed steps".to_string())
+            Some("no timed steps with tokens".to_string())
         } else {
             None
         };

@@ -52,6 +52,24 @@ pub fn fastest(grid: &Grid) -> String {
     text
 }
 
+/// How to read ranks and intervals.
+pub fn intervals(grid: &Grid) -> String {
+    let mut text = "Rank 1= means tied for first: the interval overlaps that of the highest median.".to_string();
+    let fewest = grid.ranked().map(|cell| cell.used.len()).min();
+    if let Some(fewest) = fewest.filter(|&fewest| fewest < ENOUGH_TRIALS) {
+        text += &match fewest {
+            1 => " An interval from one trial holds the noise between its steps only.".to_string(),
+            _ => {
+                format!(" With {fewest} trials an interval is about the range of the trials and covers less than 95 %.")
+            }
+        };
+    }
+    text
+}
+
+/// From so many trials on, the bootstrap covers about what it says.
+const ENOUGH_TRIALS: usize = 8;
+
 fn against_reference(grid: &Grid, cell: &Cell) -> String {
     match (grid.reference(cell), grid.speed_ratio(cell)) {
         (Some(reference), Some(ratio)) if reference.key != cell.key => {

@@ -1,7 +1,7 @@
 //! Text for a terminal of a given width, with or without colour.
 
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
-use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement};
+use comfy_table::{Attribute, Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement};
 
 use super::{one_line, several_lines};
 use crate::document::{Align, Block, Document, Entry, Table, Tone};
@@ -9,7 +9,7 @@ use crate::document::{Align, Block, Document, Entry, Table, Tone};
 /// What the terminal can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
-    /// Columns; text is wrapped to it. Tables get narrower by wrapping inside their cells, down to a letter per line.
+    /// Columns; text is wrapped to it, and a table that is wider goes on below itself.
     pub width: u16,
     /// Whether escape sequences for bold and colour may be used.
     pub color: bool,
@@ -38,25 +38,91 @@ pub fn render(document: &Document, terminal: Terminal) -> String {
     parts.join("\n\n") + "\n"
 }
 
+/// A table too wide for the terminal goes on below itself, its first column repeated, so that no number is broken.
 fn render_table(table: &Table, terminal: Terminal) -> String {
     let shown: Vec<usize> = table.shown().collect();
+    let mut parts = Vec::new();
+    if !table.caption.is_empty() {
+        parts.push(wrapped(&one_line(&table.caption), "", terminal));
+    }
+    let widths: Vec<(usize, Width)> = shown.iter().map(|&place| (place, width(table, place, terminal))).collect();
+    if let Some((first, rest)) = widths.split_first() {
+        for piece in pieces(*first, rest, terminal) {
+            parts.push(render_piece(table, &piece, terminal));
+        }
+    }
+    parts.join("\n")
+}
+
+/// The letters that a column needs, and whether some of its entries are longer and wrap.
+#[derive(Clone, Copy)]
+struct Width {
+    letters: u16,
+    wraps: bool,
+}
+
+/// Numbers and short words need their full width, a title that of its longest word; long words may wrap.
+fn width(table: &Table, place: usize, terminal: Terminal) -> Width {
+    let title = measure(one_line(&table.columns[place].title).split(' ').map(str::to_string));
+    let entries = measure(table.rows.iter().map(|row| one_line(&row[place].text)));
+    let is_first = table.shown().next() == Some(place);
+    let limit = match (table.columns[place].align, is_first) {
+        (Align::Right, _) => u16::MAX,
+        (Align::Left, true) => (terminal.width / 3).max(LONGEST_WORDS / 2),
+        (Align::Left, false) => LONGEST_WORDS.min(terminal.width / 2),
+    };
+    Width { letters: entries.min(limit).max(title).max(1), wraps: entries > limit }
+}
+
+const LONGEST_WORDS: u16 = 40;
+/// Two of padding and one line.
+const AROUND: u32 = 3;
+
+fn measure(texts: impl Iterator<Item = String>) -> u16 {
+    let mut table = comfy_table::Table::new();
+    table.add_rows(texts.map(|text| vec![text]));
+    table.column_max_content_widths().first().copied().unwrap_or(0)
+}
+
+fn pieces(first: (usize, Width), rest: &[(usize, Width)], terminal: Terminal) -> Vec<Vec<(usize, Width)>> {
+    let room = |column: &(usize, Width)| u32::from(column.1.letters) + AROUND;
+    let mut pieces = vec![vec![first]];
+    let mut used = 1 + room(&first);
+    for column in rest {
+        let is_full = used + room(column) > u32::from(terminal.width);
+        // A piece holds one column beside the repeated one at least, however narrow the terminal.
+        if is_full && pieces.last().is_some_and(|piece| piece.len() > 1) {
+            pieces.push(vec![first]);
+            used = 1 + room(&first);
+        }
+        if let Some(piece) = pieces.last_mut() {
+            piece.push(*column);
+        }
+        used += room(column);
+    }
+    pieces
+}
+
+fn render_piece(table: &Table, piece: &[(usize, Width)], terminal: Terminal) -> String {
     let align = |place: usize| match table.columns[place].align {
         Align::Left => CellAlignment::Left,
         Align::Right => CellAlignment::Right,
     };
     let mut text = new_table(UTF8_FULL_CONDENSED, terminal);
-    text.set_header(shown.iter().map(|&place| {
+    text.set_header(piece.iter().map(|&(place, _)| {
         Cell::new(one_line(&table.columns[place].title)).set_alignment(align(place)).add_attribute(Attribute::Bold)
     }));
     for row in &table.rows {
-        text.add_row(shown.iter().map(|&place| styled(&row[place]).set_alignment(align(place))));
+        text.add_row(piece.iter().map(|&(place, _)| styled(&row[place]).set_alignment(align(place))));
     }
-    let body = text.trim_fmt();
-    if table.caption.is_empty() {
-        body
-    } else {
-        format!("{}\n{body}", wrapped(&one_line(&table.caption), "", terminal))
+    for (column, (_, width)) in text.column_iter_mut().zip(piece) {
+        // Columns that wrap share what the others leave.
+        if !width.wraps {
+            let with_padding = width.letters.saturating_add(2);
+            column.set_constraint(ColumnConstraint::Absolute(comfy_table::Width::Fixed(with_padding)));
+        }
     }
+    text.trim_fmt()
 }
 
 /// Attributes are ignored where colour is off.

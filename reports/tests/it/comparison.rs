@@ -41,7 +41,11 @@ fn expect(file: &str, found: &str) {
 fn the_whole_report_is_as_expected() {
     let document = comparison(&grid::records(), Some("Which strategy is fastest within 512 MiB?"));
     expect("comparison.md", &markdown::render(&document));
-    expect("comparison.txt", &terminal::render(&document, terminal::Terminal { width: 150, color: false }));
+    for width in [80, 150] {
+        let shown = terminal::render(&document, terminal::Terminal { width, color: false });
+        assert!(shown.lines().all(|line| line.chars().count() <= usize::from(width)), "{shown}");
+        expect(&format!("comparison-{width}.txt"), &shown);
+    }
 }
 
 #[test]

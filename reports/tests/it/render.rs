@@ -183,3 +183,22 @@ fn text_is_wrapped_to_the_terminal() {
     assert!(shown.lines().all(|line| line.chars().count() <= 16), "{shown}");
     assert!(shown.contains("\n- alpha") && shown.contains("\n  gamma"), "{shown}");
 }
+
+#[test]
+fn numbers_are_never_broken_however_narrow_the_terminal() {
+    let columns = (0..8).map(|place| Column::numbers(format!("column {place}"), "bytes"));
+    let mut table = Table::new("t", std::iter::once(Column::words("cell")).chain(columns).collect());
+    let numbers = (0..8u64).map(|place| Entry::whole(place, format!("{place}23,456,789")));
+    table.row(
+        std::iter::once(Entry::words("a long label of several words that may be wrapped")).chain(numbers).collect(),
+    );
+    let mut document = Document::new("");
+    document.table(table);
+    for width in [40, 60, 80, 120, 200] {
+        let shown = terminal::render(&document, Terminal { width, color: false });
+        for place in 0..8 {
+            assert!(shown.contains(&format!(" {place}23,456,789 ")), "{width}:\n{shown}");
+        }
+        assert!(shown.lines().all(|line| line.chars().count() <= usize::from(width)), "{width}:\n{shown}");
+    }
+}

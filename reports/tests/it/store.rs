@@ -191,6 +191,44 @@ fn several_writers_do_not_mix_their_lines() {
     }
 }
 
+/// A process killed at any moment while it writes: what it finished is there, and the next one goes on.
+#[test]
+fn a_killed_writer_loses_nothing_that_it_finished() {
+    const CHILD: &str = "ZBENCH_TEST_KILLED";
+    if let Some(directory) = std::env::var_os(CHILD) {
+        let notebook = Notebook::open(directory).unwrap();
+        for number in 0u32.. {
+            let mut record = record(&number.to_string());
+            record.notes.push("x".repeat(100_000));
+            notebook.append(&record).unwrap();
+        }
+    }
+    let (_dir, notebook) = notebook();
+    for round in 1..=3 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "it::store::a_killed_writer_loses_nothing_that_it_finished"])
+            .env(CHILD, notebook.directory())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let finished = loop {
+            let ids = ids(&notebook);
+            if ids.len() >= 5 * round {
+                break ids;
+            }
+            assert!(child.try_wait().unwrap().is_none(), "the writer ended by itself");
+        };
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let after = notebook.read().unwrap();
+        let after_ids: Vec<String> = after.records.iter().map(|record| record.id.clone()).collect();
+        assert!(after_ids.starts_with(&finished));
+        assert!(after.unreadable.is_empty());
+        notebook.append(&record("after")).unwrap();
+        assert_eq!(ids(&notebook).len(), after_ids.len() + 1);
+    }
+}
+
 /// A write that fails midway, as on a full disk: the limit on file sizes is the kernel's own, set by a shell around a
 /// second run of this test.
 #[test]
