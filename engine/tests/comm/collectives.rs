@@ -1,20 +1,33 @@
 //! Results bit for bit, and bytes exactly.
 
-use crate::harness::{BACKENDS, Backend, SIZES, run, values};
+use crate::harness::{BACKENDS, Backend, PATIENCE, SIZES, run, values};
 use crate::tree::{Sample, rounded, tree_sum};
 use half::{bf16, f16};
-use zbench_engine::comm::Communicator;
-use zbench_kernels::{DType, View, ViewMut};
+use std::ops::Range;
+use std::sync::Arc;
+use zbench_engine::comm::{Communicator, group};
+use zbench_kernels::{Cpu, DType, Kernels, View, ViewMut};
 
 /// Lengths of a part: none, one, odd ones, and enough for several blocks.
-const LENGTHS: [usize; 6] = [0, 1, 3, 17, 1000, 40_001];
+const LENGTHS: [usize; 6] = [0, 1, 3, 17, 1000, 9001];
 
-/// The sum of what every rank made from `seed`, by the rule.
-fn summed<T: Sample, U: Sample>(seed: usize, size: usize, len: usize, onto: Option<&[U]>) -> Vec<U> {
+/// The elements of `range` of the sum of what every rank made from `seed`, by the rule.
+fn summed<T: Sample, U: Sample>(
+    seed: usize,
+    size: usize,
+    len: usize,
+    range: Range<usize>,
+    onto: Option<&[U]>,
+) -> Vec<U> {
     let double = T::DTYPE == DType::F64 || U::DTYPE == DType::F64;
-    let terms: Vec<Vec<T>> = (0..size).map(|rank| values(seed + rank, len)).collect();
-    let sum = |i: usize| tree_sum(terms.iter().map(|t| t[i].get()).collect(), double);
-    (0..len).map(|i| rounded(onto.map_or(sum(i), |old| tree_sum(vec![old[i].get(), sum(i)], double)))).collect()
+    let ranks: Vec<Vec<T>> = (0..size).map(|rank| values(seed + rank, len)).collect();
+    let mut terms = vec![0.0; size];
+    let sum = |i: usize| {
+        terms.iter_mut().zip(&ranks).for_each(|(term, rank)| *term = rank[i].get());
+        let total = tree_sum(&mut terms, double);
+        rounded(onto.map_or(total, |old| tree_sum(&mut [old[i - range.start].get(), total], double)))
+    };
+    range.clone().map(sum).collect()
 }
 
 fn wire(comm: &dyn Communicator, call: impl FnOnce()) -> u64 {
@@ -30,23 +43,23 @@ fn sums<T: Sample>(comm: &dyn Communicator, len: usize) {
     let mut recv = vec![T::of(0.0); len];
     let send: Vec<T> = values(rank, len * size);
     let moved = wire(comm, || comm.reduce_scatter(View::of(&send), ViewMut::of(&mut recv), false).unwrap());
-    let whole: Vec<T> = summed::<T, T>(0, size, len * size, None);
-    assert_eq!(recv, whole[part.clone()], "reduce_scatter of {} x {len} over {size}", T::DTYPE);
+    let own: Vec<T> = summed::<T, T>(0, size, len * size, part.clone(), None);
+    assert_eq!(recv, own, "reduce_scatter of {} x {len} over {size}", T::DTYPE);
     assert_eq!(moved, ((size - 1) * len * bytes) as u64);
     assert_eq!(send, values::<T>(rank, len * size), "send is only read");
 
     let mut again: Vec<T> = values(1000 + rank, len);
     comm.reduce_scatter(View::of(&send), ViewMut::of(&mut again), true).unwrap();
-    let old: Vec<T> = (0..size).flat_map(|r| values::<T>(1000 + r, len)).collect();
-    assert_eq!(again, summed::<T, T>(0, size, len * size, Some(&old))[part.clone()], "accumulating");
+    let old: Vec<T> = values(1000 + rank, len);
+    assert_eq!(again, summed::<T, T>(0, size, len * size, part.clone(), Some(&old)), "accumulating");
 
     let mut wide = vec![0f32; len];
     comm.reduce_scatter(View::of(&send), ViewMut::of(&mut wide), false).unwrap();
-    assert_eq!(wide, summed::<T, f32>(0, size, len * size, None)[part.clone()], "into f32");
+    assert_eq!(wide, summed::<T, f32>(0, size, len * size, part.clone(), None), "into f32");
 
     let mut buffer = send.clone();
     let moved = wire(comm, || comm.reduce_scatter_in_place(ViewMut::of(&mut buffer)).unwrap());
-    assert_eq!(buffer[part.clone()], whole[part.clone()], "in place");
+    assert_eq!(buffer[part.clone()], own, "in place");
     assert_eq!(moved, ((size - 1) * len * bytes) as u64);
     buffer[part.clone()].copy_from_slice(&send[part.clone()]);
     assert_eq!(buffer, send, "the other parts stay");
@@ -55,7 +68,7 @@ fn sums<T: Sample>(comm: &dyn Communicator, len: usize) {
     let odd = (len * size).saturating_sub(usize::from(len > 1));
     let mut buffer: Vec<T> = values(rank, odd);
     let moved = wire(comm, || comm.all_reduce(ViewMut::of(&mut buffer)).unwrap());
-    assert_eq!(buffer, summed::<T, T>(0, size, odd, None), "all_reduce of {} x {odd} over {size}", T::DTYPE);
+    assert_eq!(buffer, summed::<T, T>(0, size, odd, 0..odd, None), "all_reduce of {} x {odd} over {size}", T::DTYPE);
     // Equal parts in multiples of 16: a rank reads its own part from all others, and the others' parts once.
     let step = odd.div_ceil(size).next_multiple_of(16);
     let own = ((rank + 1) * step).min(odd) - (rank * step).min(odd);
@@ -131,12 +144,12 @@ fn sums_of_f64_are_kept_in_f64() {
     everywhere(|comm, len| {
         let mut buffer: Vec<f64> = values(comm.rank(), len);
         comm.all_reduce(ViewMut::of(&mut buffer)).unwrap();
-        assert_eq!(buffer, summed::<f64, f64>(0, comm.size(), len, None));
+        assert_eq!(buffer, summed::<f64, f64>(0, comm.size(), len, 0..len, None));
         let send: Vec<f64> = values(comm.rank(), len * comm.size());
         let mut recv = vec![0f64; len];
         comm.reduce_scatter(View::of(&send), ViewMut::of(&mut recv), false).unwrap();
         let part = comm.rank() * len..(comm.rank() + 1) * len;
-        assert_eq!(recv, summed::<f64, f64>(0, comm.size(), len * comm.size(), None)[part]);
+        assert_eq!(recv, summed::<f64, f64>(0, comm.size(), len * comm.size(), part, None));
     });
 }
 
@@ -155,7 +168,7 @@ fn the_oracle_tells_orders_apart() {
     let len = 1000;
     let terms: Vec<Vec<f32>> = (0..4).map(|rank| values(rank, len)).collect();
     let in_a_row = |i: usize| terms.iter().fold(0f32, |sum, term| sum + term[i]);
-    let tree: Vec<f32> = summed::<f32, f32>(0, 4, len, None);
+    let tree: Vec<f32> = summed::<f32, f32>(0, 4, len, 0..len, None);
     assert!((0..len).any(|i| in_a_row(i) != tree[i]));
 }
 
@@ -199,17 +212,17 @@ fn rows_and_columns_of_a_mesh_work_at_the_same_time() {
                             (&*column, (0..rows).map(|y| y * columns + x).collect())
                         };
                     let mut buffer: Vec<u32> = vec![0; others.len()];
-                    comm_gather(group, comm.rank() as u32, &mut buffer);
+                    gather(group, comm.rank() as u32, &mut buffer);
                     assert_eq!(buffer, others.iter().map(|r| *r as u32).collect::<Vec<_>>());
                 }
-                let quarter = row.split(row.rank(), 0, "one").unwrap();
-                assert_eq!((quarter.rank(), quarter.size()), (0, 1));
+                let alone = row.split(row.rank(), 0, "alone").unwrap();
+                assert_eq!((alone.rank(), alone.size()), (0, 1));
             });
         }
     }
 }
 
-fn comm_gather(group: &dyn Communicator, own: u32, all: &mut [u32]) {
+fn gather(group: &dyn Communicator, own: u32, all: &mut [u32]) {
     group.all_gather(View::of(&[own]), ViewMut::of(all)).unwrap();
 }
 
@@ -219,7 +232,43 @@ fn split_orders_by_key_then_rank() {
         // Colors need not be small, nor keys different.
         let group = comm.split(1_000_000 + comm.rank() % 2, 5 - comm.rank() / 4, "reversed").unwrap();
         let mut all = vec![0u32; 3];
-        comm_gather(&*group, comm.rank() as u32, &mut all);
+        gather(&*group, comm.rank() as u32, &mut all);
         assert_eq!(all, if comm.rank() % 2 == 0 { [4, 0, 2] } else { [5, 1, 3] });
     });
+}
+
+#[test]
+fn buffers_of_many_blocks() {
+    let len = 150_001;
+    run(Backend::Local, 3, |comm| {
+        let (rank, part) = (comm.rank(), comm.rank() * len..(comm.rank() + 1) * len);
+        let send: Vec<f32> = values(rank, 3 * len);
+        let own: Vec<f32> = summed::<f32, f32>(0, 3, 3 * len, part.clone(), None);
+        let mut recv = vec![0f32; len];
+        comm.reduce_scatter(View::of(&send), ViewMut::of(&mut recv), false).unwrap();
+        assert!(recv == own);
+        let mut buffer = send.clone();
+        comm.all_reduce(ViewMut::of(&mut buffer)).unwrap();
+        assert!(buffer[part] == own);
+        let mut gathered = vec![0f32; 3 * len];
+        comm.all_gather(View::of(&own), ViewMut::of(&mut gathered)).unwrap();
+        assert!(gathered == buffer);
+    });
+}
+
+#[test]
+fn the_cpu_kernels_give_the_same_bits() {
+    for size in SIZES {
+        let kernels = (0..size).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect();
+        std::thread::scope(|scope| {
+            for comm in group("cpu", kernels, PATIENCE) {
+                scope.spawn(move || {
+                    LENGTHS.iter().for_each(|len| {
+                        sums::<f32>(&comm, *len);
+                        sums::<bf16>(&comm, *len);
+                    })
+                });
+            }
+        });
+    }
 }

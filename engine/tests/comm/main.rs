@@ -1,5 +1,9 @@
 //! One suite that every communicator has to pass: what it computes, what it moves, and how it ends when a rank fails.
 
 mod collectives;
+mod failures;
 mod harness;
+mod in_flight;
+mod meter;
+mod random;
 mod tree;

@@ -31,10 +31,17 @@ samples! {
 
 /// One element's sum over ranks: pairs, pairs of pairs, the odd one carried up; every addition rounded to f32 (f64 for
 /// sums of f64).
-pub fn tree_sum(mut terms: Vec<f64>, double: bool) -> f64 {
+pub fn tree_sum(terms: &mut [f64], double: bool) -> f64 {
     let add = |a: f64, b: f64| if double { a + b } else { f64::from(a as f32 + b as f32) };
-    while terms.len() > 1 {
-        terms = terms.chunks(2).map(|pair| if let [a, b] = pair { add(*a, *b) } else { pair[0] }).collect();
+    let mut live = terms.len();
+    while live > 1 {
+        for pair in 0..live / 2 {
+            terms[pair] = add(terms[2 * pair], terms[2 * pair + 1]);
+        }
+        if live % 2 == 1 {
+            terms[live / 2] = terms[live - 1];
+        }
+        live = live.div_ceil(2);
     }
     terms[0]
 }
@@ -111,11 +118,13 @@ impl Kernels for Tree {
         let sources = sources.iter().map(read).collect::<Result<Vec<_>>>()?;
         assert!(sources.iter().all(|s| s.len() == dst.len()), "lengths differ");
         let old = read(&dst.as_view())?;
-        let sum = |i: usize| {
-            let total = tree_sum(sources.iter().map(|s| s[i]).collect(), double);
-            if accumulate { tree_sum(vec![old[i], total], double) } else { total }
+        let mut terms = vec![0.0; sources.len()];
+        let mut sum = |i: usize| {
+            terms.iter_mut().zip(&sources).for_each(|(term, source)| *term = source[i]);
+            let total = tree_sum(&mut terms, double);
+            if accumulate { tree_sum(&mut [old[i], total], double) } else { total }
         };
-        let sums: Vec<f64> = (0..dst.len()).map(sum).collect();
+        let sums: Vec<f64> = (0..dst.len()).map(&mut sum).collect();
         write(&sums, &mut dst)
     }
 

@@ -1,0 +1,177 @@
+//! Several collectives under way, in the order they were started and in others.
+
+use crate::harness::{BACKENDS, Backend, PATIENCE, SIZES, attempt, run, values};
+use crate::tree::{Mood, tree_sum};
+use std::time::Duration;
+use zbench_engine::comm::{CommError, Communicator, Request, Ticket};
+use zbench_kernels::{Arena, Buffer, Category, DType, Element, ViewMut};
+
+/// A buffer that holds `values`.
+pub fn filled<T: Element>(arena: &Arena, values: &[T]) -> Buffer {
+    let mut buffer = arena.alloc(Category::Communication, T::DTYPE, values.len()).unwrap();
+    buffer.view_mut().as_slice_mut::<T>().unwrap().copy_from_slice(values);
+    buffer
+}
+
+fn zeros(arena: &Arena, len: usize) -> Buffer {
+    filled(arena, &vec![0f32; len])
+}
+
+fn slice(buffer: &Buffer) -> Vec<f32> {
+    buffer.view().as_slice::<f32>().unwrap().to_vec()
+}
+
+fn sum(size: usize, seed: usize, len: usize) -> Vec<f32> {
+    let ranks: Vec<Vec<f32>> = (0..size).map(|rank| values(seed + rank, len)).collect();
+    (0..len).map(|i| tree_sum(&mut ranks.iter().map(|r| f64::from(r[i])).collect::<Vec<_>>(), false) as f32).collect()
+}
+
+/// Starts three kinds; `check` tells whether what comes back is right.
+fn start(comm: &dyn Communicator, arena: &Arena, index: usize) -> Ticket {
+    try_start(comm, arena, index).unwrap()
+}
+
+fn try_start(comm: &dyn Communicator, arena: &Arena, index: usize) -> Result<Ticket, CommError> {
+    let (rank, size, len, seed) = (comm.rank(), comm.size(), 100 + 37 * index, 100 * index);
+    let request = match index % 3 {
+        0 => {
+            Request::AllGather { send: filled::<f32>(arena, &values(seed + rank, len)), recv: zeros(arena, len * size) }
+        }
+        1 => {
+            let send = filled::<f32>(arena, &values(seed + rank, len * size));
+            Request::ReduceScatter { send, recv: zeros(arena, len), accumulate: false }
+        }
+        _ => Request::AllReduce { buffer: filled::<f32>(arena, &values(seed + rank, len)) },
+    };
+    comm.start(request)
+}
+
+fn check(comm: &dyn Communicator, index: usize, ticket: Ticket) {
+    let (rank, size, len, seed) = (comm.rank(), comm.size(), 100 + 37 * index, 100 * index);
+    match comm.wait(ticket).unwrap() {
+        Request::AllGather { recv, .. } => {
+            assert_eq!(slice(&recv), (0..size).flat_map(|r| values::<f32>(seed + r, len)).collect::<Vec<_>>());
+        }
+        Request::ReduceScatter { recv, .. } => {
+            assert_eq!(slice(&recv), sum(size, seed, len * size)[rank * len..(rank + 1) * len]);
+        }
+        Request::AllReduce { buffer } => assert_eq!(slice(&buffer), sum(size, seed, len)),
+    }
+}
+
+/// Starts six, and waits for them in the order that `order` says.
+fn six(comm: &dyn Communicator, order: impl Fn(usize) -> [usize; 6]) {
+    let arena = Arena::host(Some(64 << 20)).unwrap();
+    for turn in 0..5 {
+        let mut tickets: Vec<_> = (0..6).map(|index| Some(start(comm, &arena, index + turn))).collect();
+        for index in order(comm.rank()) {
+            check(comm, index + turn, tickets[index].take().unwrap());
+        }
+    }
+    comm.barrier().unwrap();
+    assert_eq!(arena.ledger().live_total(), 0, "every buffer came back");
+}
+
+#[test]
+fn waited_for_in_order_backwards_and_mixed() {
+    for backend in BACKENDS {
+        for size in SIZES {
+            run(backend, size, |comm| {
+                six(comm, |_| [0, 1, 2, 3, 4, 5]);
+                six(comm, |_| [5, 4, 3, 2, 1, 0]);
+                six(comm, |_| [3, 0, 5, 1, 4, 2]);
+            });
+        }
+    }
+}
+
+#[test]
+fn ranks_may_wait_in_orders_of_their_own() {
+    for size in SIZES {
+        run(Backend::Local, size, |comm| {
+            six(comm, |rank| std::array::from_fn(|i| (i + rank) % 6));
+            six(comm, |rank| std::array::from_fn(|i| if rank % 2 == 0 { i } else { 5 - i }));
+        });
+    }
+}
+
+#[test]
+fn blocking_calls_overtake_started_ones() {
+    run(Backend::MeteredLocal, 4, |comm| {
+        let arena = Arena::host(Some(1 << 20)).unwrap();
+        let first = start(comm, &arena, 0);
+        let mut buffer: Vec<f32> = values(comm.rank(), 33);
+        comm.all_reduce(ViewMut::of(&mut buffer)).unwrap();
+        assert_eq!(buffer, sum(4, 0, 33));
+        let second = start(comm, &arena, 1);
+        comm.barrier().unwrap();
+        check(comm, 1, second);
+        check(comm, 0, first);
+    });
+}
+
+#[test]
+fn wire_bytes_belong_to_the_collective_that_is_waited_for() {
+    run(Backend::Local, 4, |comm| {
+        let arena = Arena::host(Some(1 << 20)).unwrap();
+        for turn in 0..50 {
+            let (gather, scatter) = (start(comm, &arena, 0), start(comm, &arena, 1));
+            let before = comm.wire_bytes();
+            // Odd ranks wait the other way round, so that some make progress on the one they did not ask for.
+            let mut moved = [0, 0];
+            let mut tickets = [Some(gather), Some(scatter)];
+            for i in 0..2 {
+                let index = (i + comm.rank() + turn) % 2;
+                let start = comm.wire_bytes();
+                check(comm, index, tickets[index].take().unwrap());
+                moved[index] = comm.wire_bytes() - start;
+            }
+            assert_eq!(moved, [3 * 100 * 4, 3 * 137 * 4]);
+            assert_eq!(comm.wire_bytes() - before, moved[0] + moved[1]);
+        }
+    });
+}
+
+#[test]
+fn a_ticket_that_is_dropped_ends_the_group() {
+    let results = attempt(Backend::MeteredLocal, &[Mood::Well; 3], PATIENCE, |comm| {
+        let arena = Arena::host(Some(1 << 20)).unwrap();
+        let started = try_start(&*comm, &arena, 0);
+        if comm.rank() == 1 {
+            drop(started.unwrap());
+            return comm.barrier().unwrap_err();
+        }
+        // The end may come before the start.
+        started.and_then(|ticket| comm.wait(ticket)).unwrap_err()
+    });
+    for result in results {
+        let error = result.unwrap();
+        assert!(
+            matches!(&error, CommError::Aborted { rank: 1, reason, .. } if reason.contains("did not wait")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_ticket_belongs_to_its_communicator() {
+    run(Backend::Local, 1, |comm| {
+        let arena = Arena::host(Some(1 << 20)).unwrap();
+        let other = comm.split(0, 0, "other").unwrap();
+        let ticket = start(&*other, &arena, 0);
+        assert!(matches!(comm.wait(ticket).unwrap_err(), CommError::Invalid { operation: "wait", .. }));
+    });
+}
+
+#[test]
+fn a_request_that_does_not_fit_is_refused_and_nothing_is_posted() {
+    run(Backend::Local, 2, |comm| {
+        let arena = Arena::host(Some(1 << 20)).unwrap();
+        let bad = Request::AllGather { send: zeros(&arena, 3), recv: zeros(&arena, 5) };
+        assert!(matches!(comm.start(bad).unwrap_err(), CommError::Invalid { operation: "all_gather", .. }));
+        let ids = arena.alloc(Category::Communication, DType::U32, 4).unwrap();
+        assert!(matches!(comm.start(Request::AllReduce { buffer: ids }).unwrap_err(), CommError::Invalid { .. }));
+        std::thread::sleep(Duration::from_millis(comm.rank() as u64));
+        comm.barrier().unwrap();
+    });
+}
