@@ -4,3 +4,5 @@
 
 pub mod config;
 pub mod grid;
+pub mod proxy;
+pub mod runner;

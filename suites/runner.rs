@@ -1,0 +1,281 @@
+//! Runs the cells of a grid: trials go round robin, every record is appended as its trial ends, what the notebook holds
+//! already is not repeated. How a cell is executed is behind [`Execute`], so that scheduling is tested without training.
+
+pub mod cell;
+pub mod child;
+pub mod machine;
+pub mod parity;
+pub mod plan;
+pub mod protocol;
+pub mod record;
+
+use plan::{Decision, Planned};
+use protocol::{End, Ended};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+use zbench_engine::config::Cell;
+use zbench_reports::record::{Outcome, Record, Status, Step, label_flags};
+use zbench_reports::{Notebook, StoreError};
+
+/// What became of one execution.
+#[derive(Clone, Debug, Default)]
+pub struct Execution {
+    /// Steps that ended.
+    pub steps: Vec<Step>,
+    /// How it ended; absent when it was stopped because the user asked.
+    pub end: Option<End>,
+}
+
+impl Execution {
+    fn ended(steps: Vec<Step>, failure: Ended) -> Execution {
+        Execution { steps, end: Some(End { failure: Some(failure), ..End::default() }) }
+    }
+
+    fn failed(steps: Vec<Step>, reason: String) -> Execution {
+        Execution::ended(steps, Ended { status: Status::Failed, reason, source: None })
+    }
+}
+
+/// Something that can run a cell.
+pub trait Execute {
+    /// Runs it to its end, telling of each step.
+    fn execute(&mut self, cell: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution;
+}
+
+/// Someone who wants to know how far it is.
+pub trait Observe {
+    /// A trial begins: the `done`-th of `all`.
+    fn begin(&mut self, _cell: &Planned, _trial: u32, _done: usize, _all: usize) {}
+    /// A step of it has ended.
+    fn step(&mut self, _step: &Step) {}
+    /// Its record is on disk.
+    fn end(&mut self, _record: &Record) {}
+}
+
+/// Which trials are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trials {
+    /// Trials 1 to this of every cell that the notebook does not hold yet.
+    UpTo(u32),
+    /// As before, whatever the notebook holds.
+    Fresh(u32),
+    /// One more of every cell, whatever the notebook holds.
+    OneMore,
+}
+
+/// What all records of a run have in common.
+#[derive(Clone, Debug, Default)]
+pub struct Header {
+    /// Title of the notebook entry.
+    pub name: String,
+    /// What it is to find out.
+    pub question: String,
+    /// The command.
+    pub command: String,
+    /// Machine and program.
+    pub environment: Map<String, Value>,
+}
+
+/// What a run left behind.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// The newest record of each wanted trial of each cell, in the order of the cells.
+    pub records: Vec<Record>,
+    /// How many of them are new.
+    pub appended: usize,
+    /// Whether it was stopped before its end.
+    pub interrupted: bool,
+}
+
+/// Runs cells into a notebook.
+pub struct Runner<'a> {
+    /// Where records go.
+    pub notebook: &'a Notebook,
+    /// Runs a cell.
+    pub execute: &'a mut dyn Execute,
+    /// Is told of progress.
+    pub observe: &'a mut dyn Observe,
+    /// Into every record.
+    pub header: Header,
+}
+
+impl Runner<'_> {
+    /// Runs what is wanted and not there yet.
+    ///
+    /// # Errors
+    /// The notebook cannot be read or written; what was appended before stays.
+    pub fn run(&mut self, cells: &[Planned], trials: Trials) -> Result<Summary, StoreError> {
+        let mut known = self.notebook.records()?;
+        let wanted: Vec<Vec<u32>> = cells.iter().map(|cell| wanted(cell, trials, &known)).collect();
+        let earlier = match trials {
+            Trials::UpTo(_) => known.len(),
+            Trials::Fresh(_) | Trials::OneMore => 0,
+        };
+        let mut counted: Vec<Record> = known.drain(..).take(earlier).collect();
+        let schedule = schedule(cells, &wanted);
+        let mut over: BTreeSet<usize> = BTreeSet::new();
+        let mut summary = Summary::default();
+        for (done, (index, trial)) in schedule.iter().enumerate() {
+            let cell = &cells[*index];
+            let there = counted.iter().any(|record| {
+                record.key == cell.grid.key && record.trial == *trial && is_final(record, cell)
+            });
+            if there || over.contains(index) {
+                continue;
+            }
+            self.observe.begin(cell, *trial, done, schedule.len());
+            let Some(record) = self.trial(cell, *trial, cells, &counted) else {
+                summary.interrupted = true;
+                break;
+            };
+            self.notebook.append(&record)?;
+            self.observe.end(&record);
+            if !record.is_measured() {
+                over.insert(*index);
+            }
+            summary.appended += 1;
+            counted.push(record);
+        }
+        summary.records = newest(cells, &wanted, counted);
+        Ok(summary)
+    }
+
+    /// One trial, as a record; nothing when it was stopped.
+    fn trial(&mut self, planned: &Planned, trial: u32, cells: &[Planned], known: &[Record]) -> Option<Record> {
+        let started = jiff::Timestamp::now();
+        let mut record = self.blank(planned, trial, started);
+        record::predicted(&mut record, planned);
+        match (&planned.decision, planned.cell(), &planned.estimate) {
+            (Decision::Record { status, reason, source }, ..) => {
+                record.outcome = Outcome::ended(*status, reason.clone(), Some(*source));
+                record::unmeasured(&mut record, &format!("the cell was {}: it did not run", status.words()));
+            }
+            (Decision::Run, Some(cell), Some(estimate)) => {
+                if let Some(load) = machine::load_average() {
+                    record.environment.insert("load_average".into(), load.into());
+                }
+                let observe = &mut *self.observe;
+                let execution = self.execute.execute(cell, &mut |step| observe.step(step));
+                let end = execution.end?;
+                let host = record.environment.get("host").and_then(Value::as_str).unwrap_or_default().to_string();
+                record::measured(&mut record, execution.steps, &end, cell, estimate, &host);
+                if let Some(failure) = end.failure {
+                    record.outcome = Outcome::ended(failure.status, failure.reason, failure.source);
+                }
+                compare(&mut record, cell, cells, known);
+            }
+            // Run is only decided for a cell that has a plan.
+            (Decision::Run, ..) => record.outcome = Outcome::ended(Status::Failed, "the cell has no plan", None),
+        }
+        Some(record)
+    }
+
+    fn blank(&self, planned: &Planned, trial: u32, started: jiff::Timestamp) -> Record {
+        let unique = format!("{} {trial} {started} {}", planned.grid.key, std::process::id());
+        let id = blake3::hash(unique.as_bytes()).to_hex()[..12].to_string();
+        let mut record = Record::new(id, &planned.grid.key, &self.header.name, Outcome::measured());
+        record.trial = trial;
+        record.cell = match planned.cell() {
+            Some(cell) => crate::grid::plain(cell),
+            None => written(planned),
+        };
+        record.environment = self.header.environment.clone();
+        record.command = self.header.command.clone();
+        record.started = started.to_string();
+        if !self.header.question.is_empty() {
+            record.extra.insert("question".into(), self.header.question.clone().into());
+        }
+        if !planned.advice.is_empty() {
+            record.notes.push(format!("Cheapest change that makes it fit: {}.", planned.advice));
+        }
+        if let Some(of) = &planned.proxy_of {
+            record.extra.insert("proxy".into(), serde_json::json!({ "of": of, "rule": crate::proxy::RULE }));
+            record.validity.push(label_flags::PROXY.into());
+            record.notes.push(format!("PROXY of cell {of}: {}", crate::proxy::RULE));
+        }
+        record
+    }
+}
+
+/// What was written for a combination that is no cell, as nested data.
+fn written(planned: &Planned) -> Value {
+    let mut root = Map::new();
+    for (key, setting) in &planned.grid.settings {
+        let value = serde_json::to_value(&setting.value).unwrap_or_default();
+        match key.split_once('.') {
+            None => drop(root.insert(key.to_string(), value)),
+            Some((section, name)) => {
+                let section = root.entry(section).or_insert_with(|| Value::Object(Map::new()));
+                if let Value::Object(section) = section {
+                    section.insert(name.to_string(), value);
+                }
+            }
+        }
+    }
+    Value::Object(root)
+}
+
+/// The trials of a cell that are wanted. What does not run needs one record.
+fn wanted(cell: &Planned, trials: Trials, known: &[Record]) -> Vec<u32> {
+    let runs = cell.decision == Decision::Run;
+    match trials {
+        Trials::UpTo(count) | Trials::Fresh(count) => (1..=if runs { count } else { 1 }).collect(),
+        Trials::OneMore => {
+            let last = known.iter().filter(|record| record.key == cell.grid.key).map(|record| record.trial).max();
+            vec![last.unwrap_or(0).saturating_add(1)]
+        }
+    }
+}
+
+/// All cells' first trial, then the second, and so on; in each round references first, as others are compared with them.
+fn schedule(cells: &[Planned], wanted: &[Vec<u32>]) -> Vec<(usize, u32)> {
+    let rounds = wanted.iter().map(Vec::len).max().unwrap_or(0);
+    let (references, others): (Vec<usize>, Vec<usize>) =
+        (0..cells.len()).partition(|index| cells[*index].cell().is_some_and(parity::is_reference));
+    let order: Vec<usize> = references.into_iter().chain(others).collect();
+    let round = |round: usize| order.iter().filter_map(move |i| wanted[*i].get(round).map(|trial| (*i, *trial)));
+    (0..rounds).flat_map(round).collect()
+}
+
+/// Whether a record settles its trial: failures and time-outs are tried again by the next run, and a cell that now runs
+/// is not settled by an earlier skip.
+fn is_final(record: &Record, cell: &Planned) -> bool {
+    match (&cell.decision, record.outcome.status) {
+        (Decision::Run, Status::Measured | Status::Diverged) => true,
+        (Decision::Run, Status::OutOfMemory) => record.outcome.source == Some(zbench_reports::record::Source::Arena),
+        (Decision::Run, _) => false,
+        (Decision::Record { status, reason, .. }, found) => *status == found && *reason == record.outcome.reason,
+    }
+}
+
+/// Fills in parity with the reference of the cell's class, and checks that equal trials have equal losses.
+fn compare(record: &mut Record, cell: &Cell, cells: &[Planned], known: &[Record]) {
+    let class = parity::class(cell);
+    let same_class = |planned: &&Planned| planned.cell().is_some_and(|c| parity::is_reference(c) && parity::class(c) == class);
+    let reference_key = cells.iter().find(same_class).map(|planned| planned.grid.key.clone());
+    if record.is_measured()
+        && let Some(key) = reference_key
+    {
+        let own = (key == record.key).then_some(&*record);
+        let reference = own.or_else(|| known.iter().rev().find(|other| other.key == key && other.is_measured()));
+        record.parity = parity::compare(record, reference, cell.precision.compute);
+    }
+    let earlier = known.iter().find(|other| other.key == record.key && other.is_measured());
+    if record.is_measured()
+        && let Some(earlier) = earlier
+        && parity::difference(&record.steps, &earlier.steps, |step| step.loss) != Some(0.0)
+    {
+        record.validity.push("not_reproducible".into());
+        record.notes.push(format!("Its losses are not those of trial {} ({}), with the same seed.", earlier.trial, earlier.id));
+    }
+}
+
+/// The newest record of each wanted trial, in the order of cells and trials.
+fn newest(cells: &[Planned], wanted: &[Vec<u32>], records: Vec<Record>) -> Vec<Record> {
+    let mut by_trial: BTreeMap<(String, u32), Record> = BTreeMap::new();
+    for record in records {
+        by_trial.insert((record.key.clone(), record.trial), record);
+    }
+    let pairs = cells.iter().zip(wanted).flat_map(|(cell, trials)| trials.iter().map(move |t| (cell.grid.key.clone(), *t)));
+    pairs.filter_map(|pair| by_trial.remove(&pair)).collect()
+}

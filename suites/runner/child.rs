@@ -1,0 +1,178 @@
+//! Runs a cell in a process of its own, with a time limit. Whatever happens there, panic, signal, silence, comes back as
+//! an outcome with a reason.
+
+use super::protocol::{End, Ended, Event, Job};
+use super::{Execute, Execution, machine};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zbench_engine::config::Cell;
+use zbench_reports::record::{Source, Status, Step};
+
+/// Starts `zbench __cell` for each cell.
+pub struct Children {
+    /// The program: this one.
+    pub program: std::path::PathBuf,
+    /// Set when the user wants to stop.
+    pub stop: Arc<AtomicBool>,
+    /// A cell may take this long.
+    pub timeout: Duration,
+    /// Seconds of each measurement of the peak.
+    pub peak_seconds: f64,
+}
+
+/// How often the time limit and the wish to stop are looked at.
+const TICK: Duration = Duration::from_millis(50);
+/// What is kept of a cell's standard error.
+const TAIL_BYTES: usize = 4096;
+
+impl Execute for Children {
+    // The death signal follows the thread that starts the child, so start and wait are one call of one thread.
+    fn execute(&mut self, cell: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution {
+        let oom_kills = machine::oom_kills();
+        let mut child = match self.start(cell) {
+            Ok(child) => child,
+            Err(error) => return Execution::failed(Vec::new(), format!("the cell's process cannot be started: {error}")),
+        };
+        let tail = tail_of(child.stderr.take());
+        let events = events_of(child.stdout.take());
+        let (mut steps, mut end) = (Vec::new(), None);
+        let stopped = self.listen(&events, &mut steps, &mut end, on_step);
+        if stopped.is_some() {
+            // Killing fails only when it has ended already.
+            let _ = child.kill();
+        }
+        let status = child.wait();
+        let tail = tail.join().unwrap_or_default();
+        match (stopped, end, status) {
+            (Some(Stop::Asked), ..) => Execution { steps, end: None },
+            (Some(Stop::TimedOut), ..) => {
+                let reason = format!(
+                    "took longer than the time limit of {} s, after {} steps; raise --timeout, or lower train.steps",
+                    self.timeout.as_secs_f64(),
+                    steps.len()
+                );
+                Execution::ended(steps, Ended { status: Status::TimedOut, reason, source: Some(Source::Host) })
+            }
+            (None, Some(end), _) => Execution { steps, end: Some(*end) },
+            (None, None, Ok(status)) => Execution::ended(steps, died(status, oom_kills, &tail)),
+            (None, None, Err(error)) => Execution::failed(steps, format!("the cell's process was lost: {error}")),
+        }
+    }
+}
+
+/// Why listening ended before the cell did.
+enum Stop {
+    Asked,
+    TimedOut,
+}
+
+impl Children {
+    fn start(&self, cell: &Cell) -> std::io::Result<Child> {
+        let job = Job {
+            cell: cell.clone(),
+            parent: std::process::id(),
+            cores: machine::cores(),
+            peak_seconds: self.peak_seconds,
+        };
+        let job = serde_json::to_vec(&job)?;
+        // A group of its own, so that Ctrl-C reaches this process alone, which then decides.
+        let mut child = Command::new(&self.program)
+            .arg("__cell")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A child that dies before it has read its job shows in its exit status.
+            let _ = stdin.write_all(&job);
+        }
+        Ok(child)
+    }
+
+    fn listen(
+        &self,
+        events: &Receiver<Event>,
+        steps: &mut Vec<Step>,
+        end: &mut Option<Box<End>>,
+        on_step: &mut dyn FnMut(&Step),
+    ) -> Option<Stop> {
+        let start = Instant::now();
+        loop {
+            if self.stop.load(Ordering::Relaxed) {
+                return Some(Stop::Asked);
+            }
+            match events.recv_timeout(TICK) {
+                Ok(Event::Step(step)) => {
+                    on_step(&step);
+                    steps.push(step);
+                }
+                Ok(Event::End(ended)) => *end = Some(ended),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) if start.elapsed() > self.timeout => return Some(Stop::TimedOut),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if end.is_none() && start.elapsed() > self.timeout {
+                return Some(Stop::TimedOut);
+            }
+        }
+    }
+}
+
+/// Reads lines of events on a thread; a line that is none is passed over.
+fn events_of(stdout: Option<impl Read + Send + 'static>) -> Receiver<Event> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let Some(stdout) = stdout else { return };
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if let Ok(event) = serde_json::from_str(&line)
+                && sender.send(event).is_err()
+            {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// Reads to the end on a thread, keeping the last of it.
+fn tail_of(stderr: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let Some(mut stderr) = stderr else { return String::new() };
+        let mut kept = Vec::new();
+        let mut block = [0u8; 4096];
+        while let Ok(count @ 1..) = stderr.read(&mut block) {
+            kept.extend_from_slice(&block[..count]);
+            let excess = kept.len().saturating_sub(TAIL_BYTES);
+            kept.drain(..excess);
+        }
+        String::from_utf8_lossy(&kept).trim().to_string()
+    })
+}
+
+/// What a process that said nothing more died of.
+fn died(status: ExitStatus, oom_kills_before: u64, tail: &str) -> Ended {
+    const KILL: i32 = 9;
+    let said = if tail.is_empty() { String::new() } else { format!("; its last words: {tail}") };
+    match status.signal() {
+        Some(KILL) if machine::oom_kills() > oom_kills_before => Ended {
+            status: Status::OutOfMemory,
+            reason: "the system ended the process for lack of memory; lower train.micro_batch or parallel.ranks".into(),
+            source: Some(Source::Host),
+        },
+        Some(signal) => {
+            let reason = format!("the cell's process was ended by signal {signal}{said}");
+            Ended { status: Status::Failed, reason, source: Some(Source::Host) }
+        }
+        None => {
+            let code = status.code().unwrap_or_default();
+            let reason = format!("the cell's process ended with exit status {code} and no result{said}");
+            Ended { status: Status::Failed, reason, source: None }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Loss parity: a cell's losses beside those of the grid's ddp cell that differs in nothing else but how state is split
+//! and what is kept.
+
+use crate::grid::{canonical, plain};
+use serde_json::Value;
+use zbench_engine::config::{Cell, Strategy};
+use zbench_kernels::DType;
+use zbench_reports::record::{Parity, Record, Step, Verdict};
+
+/// Largest relative difference of a step's loss, by compute type. f32: sums in another order over accumulated
+/// micro-batches. The short types: a rounding of their mantissa may fall differently in a step and grow over few.
+pub const TOLERANCE: &[(DType, f64)] = &[(DType::F64, 1e-9), (DType::F32, 1e-5), (DType::F16, 5e-3), (DType::Bf16, 2e-2)];
+
+/// The tolerance of a compute type.
+pub fn tolerance(compute: DType) -> f64 {
+    TOLERANCE.iter().find(|(dtype, _)| *dtype == compute).map_or(0.0, |(_, tolerance)| *tolerance)
+}
+
+/// What cells must share to be comparable: everything but strategy, shard, prefetch, checkpointing, attention kernel,
+/// capacity, emulated nodes and threads.
+pub fn class(cell: &Cell) -> String {
+    let mut value = plain(cell);
+    let unlike = [
+        ("parallel", &["strategy", "shard", "prefetch", "ranks_per_node"][..]),
+        ("memory", &["checkpointing", "attention", "capacity"]),
+        ("hardware", &["threads_per_rank"]),
+    ];
+    for (section, keys) in unlike {
+        if let Some(Value::Object(section)) = value.get_mut(section) {
+            section.retain(|key, _| !keys.contains(&key.as_str()));
+        }
+    }
+    canonical(&value)
+}
+
+/// The reference among cells of one class: the first ddp cell.
+pub fn is_reference(cell: &Cell) -> bool {
+    cell.parallel.strategy == Strategy::Ddp
+}
+
+/// Compares a record with its reference's, when there is one.
+pub fn compare(record: &Record, reference: Option<&Record>, compute: DType) -> Parity {
+    let Some(reference) = reference else { return Parity::default() };
+    let mut parity = Parity { reference: Some(reference.id.clone()), ..Parity::default() };
+    if reference.key == record.key {
+        return Parity { verdict: Verdict::Reference, ..parity };
+    }
+    let tolerance = tolerance(compute);
+    parity.extra.insert("tolerance".into(), tolerance.into());
+    let Some(difference) = difference(&record.steps, &reference.steps, |step| step.loss) else {
+        parity.extra.insert("reason".into(), "the losses cannot be compared: other steps, or a loss that is not finite".into());
+        return Parity { verdict: Verdict::Failed, ..parity };
+    };
+    let norms = self::difference(&record.steps, &reference.steps, |step| step.grad_norm);
+    parity.max_loss_difference = Some(difference);
+    parity.extra.insert("max_grad_norm_difference".into(), norms.into());
+    parity.verdict = match difference {
+        0.0 if norms == Some(0.0) => Verdict::Identical,
+        d if d <= tolerance => Verdict::WithinTolerance,
+        _ => Verdict::Failed,
+    };
+    parity
+}
+
+/// Largest relative difference over the steps; absent when the runs are not of the same steps or a value is not finite.
+pub fn difference(a: &[Step], b: &[Step], value: impl Fn(&Step) -> f64) -> Option<f64> {
+    if a.is_empty() || a.len() != b.len() {
+        return None;
+    }
+    a.iter().zip(b).try_fold(0.0f64, |most, (a, b)| {
+        let (x, y) = (value(a), value(b));
+        let relative = if x == y { 0.0 } else { (x - y).abs() / y.abs().max(f64::MIN_POSITIVE) };
+        (a.step == b.step && x.is_finite() && y.is_finite()).then(|| most.max(relative))
+    })
+}

@@ -1,0 +1,152 @@
+//! What a cell's process is told and what it says: one JSON object on its standard input, JSON lines on its standard
+//! output.
+
+use serde::{Deserialize, Serialize};
+use zbench_engine::config::Cell;
+use zbench_engine::outcome;
+use zbench_kernels::{Category, Ledger};
+use zbench_reports::record::{Source, Status, Step};
+
+/// What a cell's process is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// The cell.
+    pub cell: Cell,
+    /// Process that started it; when that is gone, so is the reason to run.
+    pub parent: u32,
+    /// Cores this process may use.
+    pub cores: usize,
+    /// Seconds of each measurement of the peak, before and after training.
+    pub peak_seconds: f64,
+}
+
+/// One line of what it says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// A step has ended.
+    Step(Step),
+    /// Training has ended; nothing follows.
+    End(Box<End>),
+}
+
+/// How training ended, and everything that was measured.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct End {
+    /// Absent when it ran to its end.
+    pub failure: Option<Ended>,
+    /// What computed.
+    pub kernels: String,
+    /// Every rank that could report.
+    pub ranks: Vec<RankEnd>,
+    /// Floating-point operations per second of the cores at the compute type, before and after.
+    pub peak_flops: Vec<Option<f64>>,
+    /// Threads that measured it.
+    pub peak_threads: usize,
+    /// VmHWM.
+    pub peak_rss_bytes: Option<u64>,
+    /// VmSwap at the end.
+    pub swap_bytes: Option<u64>,
+    /// Share of the cores that other processes used while it trained.
+    pub others_share: Option<f64>,
+}
+
+/// An end before the last step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ended {
+    /// What happened.
+    pub status: Status,
+    /// Why.
+    pub reason: String,
+    /// Who found it.
+    pub source: Option<Source>,
+}
+
+/// One rank's numbers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RankEnd {
+    /// Which.
+    pub rank: usize,
+    /// Peak by category, in the order of [`Category::ALL`].
+    pub peak: [u64; 6],
+    /// Share of each category when the total peaked.
+    pub at_peak: [u64; 6],
+    /// Peak of all categories together.
+    pub total_peak: u64,
+    /// Bytes of the arena ever touched.
+    pub reserved_bytes: u64,
+    /// Wall time of each timed step.
+    pub step_ms: Vec<f64>,
+    /// Mean time per timed step, in the order of [`outcome::Span::ALL`].
+    pub spans_ms: Vec<f64>,
+    /// Collectives per step.
+    pub traffic: Vec<TrafficEnd>,
+}
+
+/// Collectives of one kind on one axis, per step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)] // the fields of outcome::Traffic, which documents them
+pub struct TrafficEnd {
+    pub axis: String,
+    pub kind: String,
+    pub calls: f64,
+    pub payload_bytes: f64,
+    pub wire_bytes: f64,
+    pub ms: f64,
+    pub exposed_ms: f64,
+    pub ranks: usize,
+}
+
+impl From<&outcome::Traffic> for TrafficEnd {
+    fn from(traffic: &outcome::Traffic) -> TrafficEnd {
+        TrafficEnd {
+            axis: traffic.axis.to_string(),
+            kind: traffic.kind.to_string(),
+            calls: traffic.calls,
+            payload_bytes: traffic.payload_bytes,
+            wire_bytes: traffic.wire_bytes,
+            ms: traffic.ms,
+            exposed_ms: traffic.exposed_ms,
+            ranks: traffic.ranks,
+        }
+    }
+}
+
+impl RankEnd {
+    /// What an arena says, when that is all there is.
+    pub fn of_ledger(rank: usize, ledger: &Ledger) -> RankEnd {
+        RankEnd {
+            rank,
+            peak: Category::ALL.map(|category| ledger.peak(category)),
+            at_peak: Category::ALL.map(|category| ledger.at_peak(category)),
+            total_peak: ledger.total_peak(),
+            ..RankEnd::default()
+        }
+    }
+}
+
+impl From<&outcome::RankReport> for RankEnd {
+    fn from(report: &outcome::RankReport) -> RankEnd {
+        RankEnd {
+            reserved_bytes: report.reserved_bytes,
+            step_ms: report.step_ms.clone(),
+            spans_ms: report.spans_ms.to_vec(),
+            traffic: report.traffic.iter().map(TrafficEnd::from).collect(),
+            ..RankEnd::of_ledger(report.rank, &report.ledger)
+        }
+    }
+}
+
+/// A step as a record has it.
+pub fn step(step: &outcome::Step) -> Step {
+    Step {
+        step: step.step,
+        timed: step.timed,
+        loss: step.loss,
+        grad_norm: step.grad_norm,
+        lr: step.lr,
+        ms: step.ms,
+        tokens: step.tokens,
+        extra: Default::default(),
+    }
+}

@@ -1,0 +1,295 @@
+//! From what was measured to a record: metrics, memory beside its prediction, communication, time, operations.
+
+use super::plan::Planned;
+use super::protocol::{End, RankEnd, TrafficEnd};
+use hdrhistogram::Histogram;
+use zbench_engine::config::{Cell, DeviceKind};
+use zbench_engine::outcome::{Estimate, Span};
+use zbench_kernels::Category;
+use zbench_reports::record::{self, Bytes, Communication, LedgerTerm, Rank, Record, Step};
+
+/// Others' share of the cores above which timings are not to be trusted.
+pub const BUSY_SHARE: f64 = 0.2;
+/// How far the peak before and after may be apart, relative to the larger.
+pub const PEAK_DRIFT: f64 = 0.2;
+
+/// What the plan says, into a record that has run or will not run.
+pub fn predicted(record: &mut Record, planned: &Planned) {
+    record.estimate = serde_json::to_value(planned.row()).unwrap_or_default();
+    let Some(estimate) = &planned.estimate else { return };
+    for (ours, theirs) in categories() {
+        record.memory.set(theirs, Bytes { predicted_bytes: Some(estimate.peak(ours)), ..Bytes::default() });
+    }
+    record.memory.total =
+        Some(Bytes { predicted_bytes: Some(estimate.memory.total_peak()), ..Bytes::default() });
+    let flops = &estimate.flops;
+    for (name, value) in [("model", flops.model), ("palm", flops.palm), ("hardware", flops.hardware)] {
+        record.flops.set(name, value);
+    }
+    let term = |(term, flops): &(String, f64)| LedgerTerm {
+        term: term.clone(),
+        flops: *flops,
+        formula: String::new(),
+        extra: Default::default(),
+    };
+    record.flops.ledger = flops.ledger.iter().map(term).collect();
+    for (name, count) in [("trainable_parameters", estimate.trainable_parameters), ("parameters", estimate.parameters)] {
+        record.extra.insert(name.into(), count.into());
+    }
+}
+
+fn categories() -> impl Iterator<Item = (Category, record::Category)> {
+    Category::ALL.into_iter().zip(record::Category::ALL)
+}
+
+/// What was measured. Metrics follow from the timed steps alone.
+pub fn measured(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, estimate: &Estimate, host: &str) {
+    record.steps = steps;
+    memory(record, end);
+    record.ranks = end.ranks.iter().map(|rank| rank_of(rank, host)).collect();
+    record.communication = communication(&end.ranks, &estimate.traffic);
+    time(record, end);
+    metrics(record, end, cell, estimate);
+    record.environment.insert("kernels".into(), end.kernels.clone().into());
+    flags(record, end);
+}
+
+fn memory(record: &mut Record, end: &End) {
+    let Some(largest) = end.ranks.iter().max_by_key(|rank| rank.total_peak) else { return };
+    for (i, (_, category)) in categories().enumerate() {
+        let predicted_bytes = record.memory.get(category).and_then(|bytes| bytes.predicted_bytes);
+        // peak_bytes is what predicted_bytes predicts: the largest of any rank.
+        let peak_bytes = end.ranks.iter().map(|rank| rank.peak[i]).max();
+        let bytes =
+            Bytes { predicted_bytes, peak_bytes, at_peak_bytes: Some(largest.at_peak[i]), extra: Default::default() };
+        record.memory.set(category, bytes);
+    }
+    let total = record.memory.total.get_or_insert_default();
+    total.peak_bytes = Some(largest.total_peak);
+    total.at_peak_bytes = Some(largest.total_peak);
+    let reserved = end.ranks.iter().map(|rank| rank.reserved_bytes).max().unwrap_or(0);
+    record.memory.extra.insert("reserved_bytes".into(), reserved.into());
+}
+
+fn rank_of(rank: &RankEnd, host: &str) -> Rank {
+    let p50 = histogram(&rank.step_ms).map(|histogram| quantile(&histogram, 0.5));
+    let mut extra = record::Extra::new();
+    extra.insert("reserved_bytes".into(), rank.reserved_bytes.into());
+    Rank { rank: rank.rank as u64, host: host.into(), step_ms_p50: p50, peak_bytes: Some(rank.total_peak), extra }
+}
+
+/// Bytes of the largest rank, times of the slowest, by axis and kind.
+fn communication(ranks: &[RankEnd], predicted: &[zbench_engine::outcome::Traffic]) -> Vec<Communication> {
+    let mut all: Vec<TrafficEnd> = Vec::new();
+    for traffic in ranks.iter().flat_map(|rank| &rank.traffic) {
+        match all.iter_mut().find(|known| known.axis == traffic.axis && known.kind == traffic.kind) {
+            None => all.push(traffic.clone()),
+            Some(known) => {
+                known.calls = known.calls.max(traffic.calls);
+                known.payload_bytes = known.payload_bytes.max(traffic.payload_bytes);
+                known.wire_bytes = known.wire_bytes.max(traffic.wire_bytes);
+                known.ms = known.ms.max(traffic.ms);
+                known.exposed_ms = known.exposed_ms.max(traffic.exposed_ms);
+            }
+        }
+    }
+    all.iter()
+        .map(|traffic| {
+            let expected = predicted.iter().find(|t| t.axis == traffic.axis && t.kind == traffic.kind);
+            let bandwidth = bandwidth(traffic);
+            let mut extra = record::Extra::new();
+            extra.insert("ranks".into(), traffic.ranks.into());
+            Communication {
+                axis: traffic.axis.clone(),
+                kind: traffic.kind.clone(),
+                calls: traffic.calls,
+                payload_bytes: traffic.payload_bytes,
+                wire_bytes: traffic.wire_bytes,
+                predicted_wire_bytes: expected.map(|traffic| traffic.wire_bytes),
+                ms: traffic.ms,
+                exposed_ms: traffic.exposed_ms,
+                algbw_gb_s: bandwidth.map(|(algorithm, _)| algorithm),
+                busbw_gb_s: bandwidth.map(|(_, bus)| bus),
+                extra,
+            }
+        })
+        .collect()
+}
+
+/// nccl-tests' algbw and busbw in GB/s. Its size of an all-reduce is the buffer, of which our payload is twice.
+fn bandwidth(traffic: &TrafficEnd) -> Option<(f64, f64)> {
+    let n = traffic.ranks as f64;
+    let (size, factor) = match traffic.kind.as_str() {
+        "all_reduce" => (traffic.payload_bytes / 2.0, 2.0 * (n - 1.0) / n),
+        "all_gather" | "reduce_scatter" | "all_to_all" | "gather" | "scatter" => (traffic.payload_bytes, (n - 1.0) / n),
+        _ => (traffic.payload_bytes, 1.0),
+    };
+    let seconds = traffic.ms / 1e3;
+    (traffic.ranks > 1 && seconds > 0.0 && size > 0.0).then(|| {
+        let algorithm = size / seconds / 1e9;
+        (algorithm, algorithm * factor)
+    })
+}
+
+/// Spans of the slowest rank; they add up to its step.
+fn time(record: &mut Record, end: &End) {
+    let total = |rank: &&RankEnd| rank.spans_ms.iter().sum::<f64>();
+    let Some(slowest) = end.ranks.iter().max_by(|a, b| total(a).total_cmp(&total(b))) else { return };
+    for (span, ms) in Span::ALL.iter().zip(&slowest.spans_ms) {
+        record.time.set(span.name(), *ms);
+    }
+}
+
+/// Microseconds with four digits; absent when there is nothing to count.
+fn histogram(step_ms: &[f64]) -> Option<Histogram<u64>> {
+    // Four significant digits are always a valid choice, and an auto-resizing histogram takes any value.
+    let mut histogram = Histogram::<u64>::new(4).ok()?;
+    for ms in step_ms {
+        histogram.record((ms * 1e3).round().max(1.0) as u64).ok()?;
+    }
+    (!histogram.is_empty()).then_some(histogram)
+}
+
+fn quantile(histogram: &Histogram<u64>, quantile: f64) -> f64 {
+    histogram.value_at_quantile(quantile) as f64 / 1e3
+}
+
+/// The metrics that every record has.
+pub const METRICS: &[&str] = &[
+    "tokens_per_second",
+    "tokens_per_second_per_rank",
+    "step_ms_p50",
+    "step_ms_p90",
+    "step_ms_p99",
+    "step_ms_mean",
+    "tflops_per_rank",
+    "mfu",
+    "mfu_palm",
+    "hfu",
+    "mfu_of_measured_peak",
+    "peak_memory_bytes",
+    "peak_rss_bytes",
+    "all_reduce_busbw_gb_s",
+    "exposed_communication_ms",
+    "loss_first",
+    "loss_last",
+];
+
+/// Nothing ran: every metric is unstated, for one reason.
+pub fn unmeasured(record: &mut Record, reason: &str) {
+    for metric in METRICS {
+        record.leave_unstated(metric, reason);
+    }
+}
+
+fn metrics(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate) {
+    let ranks = cell.parallel.ranks as f64;
+    let step_ms: Vec<f64> = record.timed_steps().map(|step| step.ms).collect();
+    let tokens: u64 = record.timed_steps().map(|step| step.tokens).sum();
+    if let Some(histogram) = histogram(&step_ms) {
+        let seconds = step_ms.iter().sum::<f64>() / 1e3;
+        let mean_seconds = seconds / step_ms.len() as f64;
+        record.state("tokens_per_second", tokens as f64 / seconds);
+        record.state("tokens_per_second_per_rank", tokens as f64 / seconds / ranks);
+        for (name, share) in [("step_ms_p50", 0.5), ("step_ms_p90", 0.9), ("step_ms_p99", 0.99)] {
+            record.state(name, quantile(&histogram, share));
+        }
+        record.state("step_ms_mean", mean_seconds * 1e3);
+        let flops = &estimate.flops;
+        record.state("tflops_per_rank", flops.model / mean_seconds / ranks / 1e12);
+        utilisation(record, end, cell, estimate, mean_seconds);
+    } else {
+        for metric in &METRICS[..11] {
+            record.leave_unstated(metric, "no timed step ended");
+        }
+    }
+    match end.ranks.iter().map(|rank| rank.total_peak).max() {
+        Some(peak) => record.state("peak_memory_bytes", peak as f64),
+        None => record.leave_unstated("peak_memory_bytes", "no rank could report its arena"),
+    }
+    match end.peak_rss_bytes {
+        Some(bytes) => record.state("peak_rss_bytes", bytes as f64),
+        None => record.leave_unstated("peak_rss_bytes", "the system does not state VmHWM"),
+    }
+    all_reduce(record, cell);
+    if end.ranks.iter().any(|rank| !rank.spans_ms.is_empty()) {
+        let exposed = record.time.iter().filter(|(name, _)| name.starts_with("exposed_"));
+        let exposed: f64 = exposed.filter_map(|(_, ms)| *ms).sum();
+        record.state("exposed_communication_ms", exposed);
+    } else {
+        record.leave_unstated("exposed_communication_ms", "no timed step ended");
+    }
+    let ends = (record.steps.first().map(|step| step.loss), record.steps.last().map(|step| step.loss));
+    for (metric, loss) in [("loss_first", ends.0), ("loss_last", ends.1)] {
+        match loss {
+            Some(loss) => record.state(metric, loss),
+            None => record.leave_unstated(metric, "no step ended"),
+        }
+    }
+}
+
+fn utilisation(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate, step_seconds: f64) {
+    let flops = &estimate.flops;
+    let names =
+        [("mfu", flops.model), ("mfu_palm", flops.palm), ("hfu", flops.hardware), ("mfu_of_measured_peak", flops.model)];
+    let peaks: Option<Vec<f64>> = end.peak_flops.iter().copied().collect();
+    let peak = peaks.filter(|peaks| !peaks.is_empty()).map(|peaks| peaks.into_iter().fold(0.0, f64::max));
+    match peak.filter(|peak| *peak > 0.0) {
+        Some(peak) => {
+            for (name, flops) in names {
+                record.state(name, flops / step_seconds / peak);
+            }
+            record.extra.insert("peak_flops_per_second".into(), peak.into());
+            if cell.hardware.device == DeviceKind::Cpu {
+                record.notes.push(format!(
+                    "The peak is that of {} threads at {}, measured beside the cell by a register loop and shared by \
+                     its ranks; mfu equals mfu_of_measured_peak here.",
+                    end.peak_threads, cell.precision.compute
+                ));
+            }
+        }
+        None => {
+            let reason = format!("the peak of this processor at {} could not be measured", cell.precision.compute);
+            for (name, _) in names {
+                record.leave_unstated(name, reason.as_str());
+            }
+        }
+    }
+}
+
+/// The bus bandwidth of the all-reduce that moves most.
+fn all_reduce(record: &mut Record, cell: &Cell) {
+    let metric = "all_reduce_busbw_gb_s";
+    let of_kind = record.communication.iter().filter(|c| c.kind == "all_reduce");
+    let largest = of_kind.max_by(|a, b| a.payload_bytes.total_cmp(&b.payload_bytes)).and_then(|c| c.busbw_gb_s);
+    match largest {
+        Some(bandwidth) => record.state(metric, bandwidth),
+        None if cell.parallel.ranks == 1 => record.leave_unstated(metric, "one rank moves nothing"),
+        None => record.leave_unstated(metric, "no timed all-reduce in a step of this strategy"),
+    }
+}
+
+fn flags(record: &mut Record, end: &End) {
+    if let Some(share) = end.others_share.filter(|share| *share > BUSY_SHARE) {
+        record.validity.push("busy_machine".into());
+        record.notes.push(format!(
+            "Other processes used {:.0} % of the cores during the run (limit {:.0} %).",
+            share * 100.0,
+            BUSY_SHARE * 100.0
+        ));
+    }
+    if end.swap_bytes.is_some_and(|bytes| bytes > 0) {
+        record.validity.push("swap_used".into());
+    }
+    if let [Some(before), Some(after)] = end.peak_flops[..]
+        && (before - after).abs() > PEAK_DRIFT * before.max(after)
+    {
+        record.validity.push("unsteady_peak".into());
+        record.notes.push(format!(
+            "The peak of the cores moved from {:.1} to {:.1} GFLOP/s during the run (limit {:.0} %).",
+            before / 1e9,
+            after / 1e9,
+            PEAK_DRIFT * 100.0
+        ));
+    }
+}
