@@ -216,8 +216,11 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
     Ok(index.weight_map)
 }
 
-/// Converts little-endian bytes to f32, for the types that weights may have.
-fn decoder(dtype: StoredType) -> Option<fn(&[u8], &mut [f32])> {
+/// Converts little-endian bytes to as many f32.
+type Decode = fn(&[u8], &mut [f32]);
+
+/// For the types that weights may have.
+fn decoder(dtype: StoredType) -> Option<Decode> {
     fn each<const N: usize>(bytes: &[u8], dst: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
         let (values, _) = bytes.as_chunks::<N>();
         for (to, value) in dst.iter_mut().zip(values) {

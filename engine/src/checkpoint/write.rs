@@ -33,16 +33,19 @@ pub fn write_safetensors(path: &Path, tensors: &[(String, Vec<usize>, &[f32])], 
     })
 }
 
+/// Appends elements' bytes.
+type Append = fn(&[f32], &mut Vec<u8>);
+
 /// How an element is stored.
 struct Encoding {
     stored: StoredType,
     width: usize,
-    append: fn(&[f32], &mut Vec<u8>),
+    append: Append,
 }
 
 impl Encoding {
     fn of(dtype: DType) -> Option<Encoding> {
-        let (stored, append): (_, fn(&[f32], &mut Vec<u8>)) = match dtype {
+        let (stored, append): (_, Append) = match dtype {
             DType::F32 => (StoredType::F32, |values, to| to.extend(values.iter().flat_map(|v| v.to_le_bytes()))),
             DType::Bf16 => (StoredType::BF16, |values, to| {
                 to.extend(values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()));

@@ -80,6 +80,8 @@ impl<'a> Checked<'a> {
             key: "tokenizer",
             source,
         })?;
+        // Looked at as JSON first: on text that is none, the library may panic instead of saying where.
+        serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).map_err(|error| bad(error.to_string()))?;
         let parse = || Tokenizer::from_bytes(&bytes).map_err(|error| error.to_string());
         let mut tokenizer = contain(parse).map_err(bad)?;
         tokenizer.with_truncation(None).map_err(|error| bad(error.to_string()))?;

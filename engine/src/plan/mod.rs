@@ -72,13 +72,14 @@ impl Plan {
         let actions = actions(&schedule);
         let estimate = Estimate::default();
         let mut plan = Plan { layout, mesh, sharding, policy, actions, estimate };
-        plan.estimate = price::price(cell, kernels, &plan, false).0;
+        plan.estimate = price::price(cell, kernels, &plan, 0, false).0;
         Ok(plan)
     }
 
-    /// The operations of one step of one rank, in order, as layers and shards state them.
-    pub fn stated(&self, cell: &Cell, kernels: &dyn Kernels) -> Vec<Stated> {
-        price::price(cell, kernels, self, true).1
+    /// The operations of one step of a rank, in order, as layers and shards state them. Ranks differ only in where their
+    /// part of a flat crosses from one tensor to the next.
+    pub fn stated(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Vec<Stated> {
+        price::price(cell, kernels, self, rank, true).1
     }
 }
 

@@ -8,12 +8,12 @@ use crate::outcome::Estimate;
 use crate::shard::{Gradients, Optimizer, Params, State, Tally};
 use zbench_kernels::{Category, DType, Kernels};
 
-/// Memory, traffic and operations of one step, and the list of operations if `keep` is set.
-pub fn price(cell: &Cell, kernels: &dyn Kernels, plan: &Plan, keep: bool) -> (Estimate, Vec<Stated>) {
+/// Memory, traffic and operations of one step of a rank, and the list of operations if `keep` is set.
+pub fn price(cell: &Cell, kernels: &dyn Kernels, plan: &Plan, rank: usize, keep: bool) -> (Estimate, Vec<Stated>) {
     let p = &cell.precision;
     let mut sketch = Sketch::new(kernels, batch(cell, 0), p.compute, p.gradients);
     sketch.ops = keep.then(Vec::new);
-    let state = State::new(cell, &plan.layout, plan.sharding, plan.mesh.place(0));
+    let state = State::new(cell, &plan.layout, plan.sharding, plan.mesh.place(rank));
     let units = plan.layout.units.len();
     let mut walk = Walk {
         cell,

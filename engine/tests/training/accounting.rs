@@ -1,0 +1,257 @@
+//! What the plan says a run will take against what it took: bytes by category, bytes on the wire, calls, operations.
+
+use crate::recording::Recording;
+use crate::support::*;
+use std::sync::Arc;
+use zbench_engine::config::*;
+use zbench_engine::outcome::{RankReport, Traffic};
+use zbench_engine::plan::Plan;
+use zbench_engine::train::with_ranks;
+use zbench_kernels::{Category, Cpu, DType, Kernels};
+
+fn small() -> Cell {
+    let mut cell = synthetic();
+    let model = &mut cell.model;
+    (model.hidden_size, model.intermediate_size, model.num_hidden_layers, model.vocab_size) = (24, 40, 3, 61);
+    (model.num_attention_heads, model.num_key_value_heads, model.head_dim) = (3, 1, 8);
+    let train = &mut cell.train;
+    (train.seq_len, train.micro_batch, train.steps, train.untimed_steps) = (13, 2, 2, 1);
+    cell
+}
+
+fn measure(cell: &Cell, plan: &Plan) -> Vec<RankReport> {
+    let steps = cell.train.steps + cell.train.untimed_steps;
+    let ran = with_ranks(cell, plan, cpus(cell), |rank| {
+        for _ in 0..steps {
+            rank.step()?;
+        }
+        Ok(rank.report())
+    });
+    ran.unwrap_or_else(|failure| panic!("{}", failure.cause))
+}
+
+/// Equal to the byte and to the call, on every rank.
+fn assert_as_planned(cell: &Cell, what: &str) {
+    let plan = plan(cell);
+    for report in measure(cell, &plan) {
+        let (planned, measured) = (&plan.estimate.memory, &report.ledger);
+        for c in Category::ALL {
+            assert_eq!(planned.peak(c), measured.peak(c), "{what}: rank {}: peak of {c}", report.rank);
+            assert_eq!(planned.at_peak(c), measured.at_peak(c), "{what}: rank {}: {c} at the peak", report.rank);
+        }
+        assert_eq!(planned.total_peak(), measured.total_peak(), "{what}: peak");
+        let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
+        let stated: Vec<_> = plan.estimate.traffic.iter().map(plain).collect();
+        let moved: Vec<_> = report.traffic.iter().map(plain).collect();
+        assert_eq!(stated, moved, "{what}: rank {}", report.rank);
+    }
+}
+
+fn policies() -> Vec<Checkpointing> {
+    vec![
+        Checkpointing::None,
+        Checkpointing::Full,
+        Checkpointing::Selective,
+        Checkpointing::Every(2),
+        Checkpointing::Keep(vec![Kept::Attention, Kept::MlpNorm]),
+    ]
+}
+
+#[test]
+fn plans_hold_for_every_strategy_accumulation_and_policy() {
+    for strategy in Strategy::ALL {
+        for accumulation in [1, 3] {
+            for policy in policies() {
+                let mut cell = on(small(), strategy, 4, 2);
+                cell.train.accumulation = accumulation;
+                let what = format!("{} accumulation {accumulation} {policy:?}", strategy.name());
+                cell.memory.checkpointing = policy;
+                assert_as_planned(&cell, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_hold_for_every_rank_count_and_shape() {
+    for strategy in Strategy::ALL {
+        for (ranks, shard) in [(1, 1), (2, 2), (3, 3), (6, 2), (6, 3)] {
+            for (tied, prefetch, naive) in [(false, 0, true), (true, 0, false), (true, 3, true)] {
+                let mut cell = on(small(), strategy, ranks, shard);
+                cell.model.tie_word_embeddings = tied;
+                cell.parallel.prefetch = prefetch;
+                cell.memory.attention = if naive { AttentionKind::Naive } else { AttentionKind::Flash };
+                assert_as_planned(&cell, &format!("{} on {ranks} by {shard} tied {tied}", strategy.name()));
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_hold_for_every_precision_and_for_adapters() {
+    let bf16 = DType::Bf16;
+    let mixed = Precision::mixed(bf16);
+    let precisions = [
+        mixed,
+        Precision { gradients: bf16, ..mixed },
+        Precision { gradients: bf16, reduce: bf16, ..mixed },
+        Precision { parameters: DType::F32, master: None, ..mixed },
+        Precision::all(bf16),
+        Precision::mixed(DType::F16),
+    ];
+    for strategy in Strategy::ALL {
+        for precision in precisions {
+            for adapters in [0, 2] {
+                let mut cell = on(small(), strategy, 4, 2);
+                cell.precision = precision;
+                cell.train.accumulation = 2;
+                let targets = vec![Linear::QProj, Linear::DownProj];
+                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: Some(bf16) };
+                assert_as_planned(&cell, &format!("{} {precision:?} adapters {adapters}", strategy.name()));
+            }
+        }
+    }
+}
+
+/// The operations that layers and shards state are those a device is asked for, one for one and in order.
+#[test]
+fn stated_operations_are_the_ones_issued() {
+    for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::HsdpFullOptimizer, 4)] {
+        for policy in policies() {
+            for (precision, adapters) in [(Precision::F32, 0), (Precision::mixed(DType::Bf16), 2)] {
+                let mut cell = on(small(), strategy, ranks, 2.min(ranks));
+                cell.memory.checkpointing = policy.clone();
+                cell.precision = precision;
+                cell.train.accumulation = 2;
+                let targets = Linear::ALL.to_vec();
+                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: None };
+                let recorders: Vec<_> = (0..ranks).map(|_| Arc::new(Recording::new(Cpu::new(1)))).collect();
+                let kernels = recorders.iter().map(|r| r.clone() as Arc<dyn Kernels>).collect();
+                let plan = plan(&cell);
+                with_ranks(&cell, &plan, kernels, |rank| {
+                    recorders[rank.number()].clear();
+                    rank.step().map(|_| ())
+                })
+                .unwrap();
+                for (number, recorder) in recorders.into_iter().enumerate() {
+                    let stated = plan.stated(&cell, &Cpu::new(1), number);
+                    let stated: Vec<_> = stated.iter().map(|s| Recording::plain(s.op)).collect();
+                    let issued = recorder.take();
+                    let differs = stated.iter().zip(&issued).position(|(a, b)| a != b);
+                    if let Some(at) = differs {
+                        panic!(
+                            "{} {policy:?}: operation {at}: stated {:?}, issued {:?}",
+                            strategy.name(),
+                            stated[at],
+                            issued[at]
+                        );
+                    }
+                    assert_eq!(stated.len(), issued.len());
+                }
+            }
+        }
+    }
+}
+
+/// Published traffic per step, in parameters: ddp and zero1 2, zero2 A + 1, fsdp-grad-op 2A, zero3 3A less slot hits.
+#[test]
+fn payloads_follow_the_published_volumes() {
+    for accumulation in [1, 4] {
+        let payload = |strategy, shard| -> (f64, f64) {
+            let mut cell = on(small(), strategy, 4, shard);
+            (cell.train.accumulation, cell.parallel.prefetch) = (accumulation, 0);
+            let plan = plan(&cell);
+            let padded: usize = plan.layout.units.iter().map(|u| u.trainable.padded).sum();
+            let sum = |outer: bool| -> f64 {
+                let rows =
+                    plan.estimate.traffic.iter().filter(|t| t.payload_bytes < 1e9 && (t.axis == "outer") == outer);
+                let rows = rows.filter(|t| !(t.axis == "data" && shard > 1));
+                let agree = 8.0 * 4.0 * (1.0 + plan.layout.units.len() as f64);
+                let bytes: f64 = rows.map(|t| t.payload_bytes).sum();
+                (bytes - if outer || shard > 1 { 0.0 } else { agree }) / (4.0 * padded as f64)
+            };
+            (sum(false), sum(true))
+        };
+        let a = accumulation as f64;
+        assert_eq!(payload(Strategy::Ddp, 1).0, 2.0);
+        assert_eq!(payload(Strategy::Zero1, 1).0, 2.0);
+        assert_eq!(payload(Strategy::Zero2, 1).0, a + 1.0);
+        assert_eq!(payload(Strategy::FsdpGradOp, 1).0, 2.0 * a);
+        let (zero3, fsdp) = (payload(Strategy::Zero3, 1).0, payload(Strategy::Fsdp, 1).0);
+        assert!(zero3 <= 3.0 * a && zero3 > 2.0 * a && zero3 == fsdp, "{zero3}");
+        let (inner, outer) = payload(Strategy::Hsdp, 2);
+        assert!(inner == zero3 && outer == 2.0 / 2.0, "{inner} {outer}");
+    }
+}
+
+#[test]
+fn flash_attention_takes_memory_linear_in_the_sequence() {
+    let peak = |seq: usize, kind| {
+        let mut cell = small();
+        (cell.train.seq_len, cell.train.micro_batch, cell.train.steps) = (seq, 1, 1);
+        cell.model.max_position_embeddings = 4096;
+        cell.memory.attention = kind;
+        let plan = plan(&cell);
+        let report = &measure(&cell, &plan)[0];
+        report.ledger.peak(Category::Activations) + report.ledger.peak(Category::Workspace)
+    };
+    let ratio = |kind| peak(2048, kind) as f64 / peak(512, kind) as f64;
+    let (flash, naive) = (ratio(AttentionKind::Flash), ratio(AttentionKind::Naive));
+    assert!(flash <= 4.2, "4 times the sequence takes {flash:.2} times the memory");
+    assert!(naive > 8.0, "naive attention takes {naive:.2} times: the test would not notice a quadratic tensor");
+}
+
+#[test]
+fn a_capacity_exists_at_which_zero3_trains_and_ddp_does_not() {
+    let cell = |strategy| on(small(), strategy, 4, 4);
+    let need = |strategy| plan(&cell(strategy)).estimate.memory.total_peak();
+    assert!(need(Strategy::Zero3) < need(Strategy::Ddp));
+    let capacity = need(Strategy::Zero3);
+    let limited = |strategy, capacity| {
+        let mut cell = cell(strategy);
+        cell.memory.capacity = Some(capacity);
+        try_run_steps(&cell)
+    };
+    limited(Strategy::Zero3, capacity).unwrap();
+    for (strategy, capacity) in [(Strategy::Ddp, capacity), (Strategy::Zero3, capacity - 1)] {
+        let failure = limited(strategy, capacity).unwrap_err();
+        let zbench_engine::outcome::Cause::OutOfMemory { error, .. } = failure.cause else {
+            panic!("{}", failure.cause)
+        };
+        assert!(error.capacity == capacity && error.live <= capacity && error.live + error.requested > capacity);
+    }
+}
+
+/// Bytes of model state per rank follow the ZeRO paper's formulas, to the padding.
+#[test]
+fn model_states_follow_the_published_table() {
+    let mixed = Precision::mixed(DType::Bf16);
+    for precision in [Precision { gradients: DType::Bf16, ..mixed }, mixed] {
+        for ranks in [1usize, 2, 4, 8] {
+            for strategy in [Strategy::Ddp, Strategy::Zero1, Strategy::Zero2, Strategy::Zero3] {
+                let mut cell = on(small(), strategy, ranks, ranks);
+                cell.precision = precision;
+                let plan = plan(&cell);
+                let psi: usize = plan.layout.units.iter().map(|u| u.trainable.padded).sum();
+                let unpadded = plan.estimate.parameters as usize;
+                assert!(psi - unpadded < plan.layout.units.len() * ranks * 32, "padding is bounded");
+                let split = |on: bool| if on { ranks } else { 1 };
+                let parameters = 2 * psi / split(strategy == Strategy::Zero3);
+                let gradients =
+                    precision.gradients.size() * psi / split(matches!(strategy, Strategy::Zero2 | Strategy::Zero3));
+                let optimizer = 12 * psi / split(strategy != Strategy::Ddp);
+                let measured = &measure(&cell, &plan)[0].ledger;
+                assert_eq!(measured.peak(Category::Parameters), parameters as u64);
+                assert_eq!(measured.peak(Category::Gradients), gradients as u64);
+                assert_eq!(measured.peak(Category::Optimizer), optimizer as u64);
+            }
+        }
+    }
+}
+
+fn try_run_steps(cell: &Cell) -> Result<(), zbench_engine::outcome::Failure> {
+    let mut free = cell.clone();
+    free.memory.capacity = None;
+    let plan = plan(&free);
+    with_ranks(cell, &plan, cpus(cell), |rank| (0..2).try_for_each(|_| rank.step().map(|_| ()))).map(|_| ())
+}

@@ -1,0 +1,220 @@
+//! Every layer's backward against finite differences, in f64 with the reference kernels.
+//!
+//! The scalar is `sum(r * output)` for a fixed random `r` (the loss itself for the head). Central differences with step
+//! 1e-5 have a truncation error near 1e-10 and a rounding error near 1e-11 here; 1e-6 of the gradient's norm leaves room for
+//! both and for nothing else.
+
+use crate::support::*;
+use zbench_engine::config::*;
+use zbench_engine::layers::{Batch, Exec, Saved};
+use zbench_engine::model::{Grads, Layout, Part, Weights};
+use zbench_engine::rope;
+use zbench_kernels::*;
+
+const STEP: f64 = 1e-5;
+const TOLERANCE: f64 = 1e-6;
+
+/// Numbers that look random and repeat: splitmix64, in (-1, 1).
+fn noise(seed: u64, len: usize) -> Vec<f64> {
+    let draw = |i: u64| {
+        let mut z = (seed << 32 ^ i).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z >> 11) as f64 / (1u64 << 53) as f64) * 2.0 - 1.0
+    };
+    (0..len as u64).map(draw).collect()
+}
+
+struct Lab {
+    cell: Cell,
+    layout: Layout,
+    arena: Arena,
+    cos: Vec<f64>,
+    sin: Vec<f64>,
+}
+
+impl Lab {
+    fn new(change: impl FnOnce(&mut Cell)) -> Lab {
+        let mut cell = synthetic();
+        cell.precision = Precision::all(DType::F64);
+        let model = &mut cell.model;
+        (model.hidden_size, model.intermediate_size, model.num_hidden_layers, model.vocab_size) = (12, 10, 1, 11);
+        (model.num_attention_heads, model.num_key_value_heads, model.head_dim) = (4, 2, 6);
+        (cell.train.seq_len, cell.train.micro_batch) = (5, 2);
+        change(&mut cell);
+        let layout = Layout::new(&cell, 1);
+        let (cos, sin) = rope::tables(&cell.model, cell.train.seq_len);
+        Lab { cell, layout, arena: Arena::host(None).unwrap(), cos, sin }
+    }
+
+    fn exec(&self) -> Exec<'_> {
+        Exec {
+            kernels: &Reference,
+            arena: &self.arena,
+            batch: Batch { rows: self.cell.train.micro_batch, seq: self.cell.train.seq_len, first_sample: 3, seed: 9 },
+            compute: DType::F64,
+            gradients: DType::F64,
+            cos: View::of(&self.cos),
+            sin: View::of(&self.sin),
+        }
+    }
+
+    fn tokens(&self) -> usize {
+        self.cell.train.micro_batch * self.cell.train.seq_len
+    }
+
+    fn buffer(&self, values: &[f64]) -> Buffer {
+        let mut buffer = self.arena.alloc(Category::Activations, DType::F64, values.len()).unwrap();
+        buffer.view_mut().as_slice_mut::<f64>().unwrap().copy_from_slice(values);
+        buffer
+    }
+
+    /// Random weights of a unit: trainable, frozen.
+    fn weights(&self, unit: usize) -> [Vec<f64>; 2] {
+        Part::ALL.map(|part| noise(77 + part as u64, self.layout.units[unit].flat(part).padded))
+    }
+}
+
+fn weights(flats: &[Vec<f64>; 2]) -> Weights<'_> {
+    Weights { trainable: View::of(&flats[0]), frozen: View::of(&flats[1]) }
+}
+
+fn values(buffer: &Buffer) -> Vec<f64> {
+    buffer.view().as_slice::<f64>().unwrap().to_vec()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(x, y)| x * y).sum()
+}
+
+/// Compares `gradient` with central differences of `f` at every element of `at`.
+fn check(what: &str, at: &[f64], gradient: &[f64], used: usize, mut f: impl FnMut(&[f64]) -> f64) {
+    let mut point = at.to_vec();
+    let mut numeric = vec![0.0; used];
+    for i in 0..used {
+        point[i] = at[i] + STEP;
+        let up = f(&point);
+        point[i] = at[i] - STEP;
+        numeric[i] = (up - f(&point)) / (2.0 * STEP);
+        point[i] = at[i];
+    }
+    let size = dot(&numeric, &numeric).sqrt();
+    let difference = numeric.iter().zip(gradient).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+    assert!(size > 1e-3, "{what}: the gradient is zero, nothing is tested");
+    assert!(difference <= TOLERANCE * size, "{what}: off by {:e} of the norm", difference / size);
+}
+
+fn block_output(lab: &Lab, flats: &[Vec<f64>; 2], x: &[f64], r: &[f64]) -> f64 {
+    let (output, _) =
+        lab.layout.blocks[0].forward(&lab.exec(), &weights(flats), lab.buffer(x), true, &Kept::ALL).unwrap();
+    dot(&values(&output), r)
+}
+
+fn check_block(what: &str, change: impl FnOnce(&mut Cell)) {
+    let lab = Lab::new(change);
+    let (block, unit) = (&lab.layout.blocks[0], &lab.layout.units[1]);
+    let flats = lab.weights(1);
+    let len = lab.tokens() * lab.cell.model.hidden_size;
+    let (x, r) = (noise(1, len), noise(2, len));
+    let ex = lab.exec();
+    let mut reference: Option<(Vec<f64>, Vec<f64>)> = None;
+    for keep in [&Kept::ALL[..], &[], &[Kept::Residual, Kept::Qkv]] {
+        let (_, mut saved): (_, Saved<Buffer>) =
+            block.forward(&ex, &weights(&flats), lab.buffer(&x), true, keep).unwrap();
+        block.restore(&ex, &weights(&flats), &mut saved, false).unwrap();
+        let mut grads = vec![0.0; unit.trainable.padded];
+        let mut view = Grads(ViewMut::of(&mut grads));
+        let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r)).unwrap();
+        let dx = values(&dx);
+        match &reference {
+            Some(first) => assert_eq!(first, &(dx, grads), "{what}: what is kept changes the gradient"),
+            None => reference = Some((dx, grads)),
+        }
+    }
+    let (dx, grads) = reference.unwrap();
+    check(&format!("{what}: input"), &x, &dx, x.len(), |x| block_output(&lab, &flats, x, &r));
+    check(&format!("{what}: weights"), &flats[0], &grads, unit.trainable.len, |w| {
+        block_output(&lab, &[w.to_vec(), flats[1].clone()], &x, &r)
+    });
+}
+
+#[test]
+fn block_with_flash_attention() {
+    check_block("flash", |_| {});
+}
+
+#[test]
+fn block_with_naive_attention_and_one_key_head() {
+    check_block("naive", |cell| {
+        cell.memory.attention = AttentionKind::Naive;
+        cell.model.num_key_value_heads = 1;
+    });
+}
+
+#[test]
+fn block_with_adapters() {
+    for dropout in [0.0, 0.3] {
+        check_block(&format!("adapters, dropout {dropout}"), |cell| {
+            cell.lora = Lora { rank: 2, alpha: 3.0, dropout, targets: Linear::ALL.to_vec(), base: None };
+        });
+    }
+}
+
+#[test]
+fn block_with_some_adapters_and_scaled_positions() {
+    check_block("some adapters", |cell| {
+        let targets = vec![Linear::VProj, Linear::GateProj];
+        cell.lora = Lora { rank: 1, alpha: 2.0, dropout: 0.0, targets, base: None };
+        cell.model.rope_scaling = Some(RopeScaling::Linear { factor: 2.0 });
+    });
+}
+
+#[test]
+fn head_and_its_loss() {
+    for tied in [false, true] {
+        let lab = Lab::new(|cell| cell.model.tie_word_embeddings = tied);
+        let (head, units) = (&lab.layout.head, &lab.layout.units);
+        let own = lab.weights(2);
+        let table = lab.weights(0);
+        let x = noise(3, lab.tokens() * lab.cell.model.hidden_size);
+        let mut targets: Vec<u32> = (0..lab.tokens() as u32).map(|t| (t * 7 + 3) % 11).collect();
+        targets[2] = u32::MAX; // ignored
+        let ex = lab.exec();
+        let scale = 0.25;
+        let run = |x: &[f64], own: &[Vec<f64>; 2], table: &[Vec<f64>; 2]| {
+            let (mut g, mut t) = (vec![0.0; units[2].trainable.padded], vec![0.0; units[0].trainable.padded]);
+            let (mut gv, mut tv) = (Grads(ViewMut::of(&mut g)), Grads(ViewMut::of(&mut t)));
+            let matrix = if tied { weights(table) } else { weights(own) };
+            let second = tied.then_some(&mut tv);
+            let wanted = View::of(&targets);
+            let (sum, dx) =
+                head.loss(&ex, &weights(own), &matrix, &mut gv, second, lab.buffer(x), wanted, scale).unwrap();
+            (sum * scale, values(&dx), g, t)
+        };
+        let (_, dx, g, t) = run(&x, &own, &table);
+        check("head: input", &x, &dx, x.len(), |x| run(x, &own, &table).0);
+        check("head: own weights", &own[0], &g, units[2].trainable.len, |w| {
+            run(&x, &[w.to_vec(), own[1].clone()], &table).0
+        });
+        if tied {
+            check("head: tied table", &table[0], &t, units[0].trainable.len, |w| {
+                run(&x, &own, &[w.to_vec(), table[1].clone()]).0
+            });
+        }
+    }
+}
+
+#[test]
+fn embedding() {
+    let lab = Lab::new(|_| {});
+    let layer = &lab.layout.embedding;
+    let flats = lab.weights(0);
+    let ids: Vec<u32> = (0..lab.tokens() as u32).map(|t| (t * t) % 11).collect();
+    let r = noise(4, lab.tokens() * lab.cell.model.hidden_size);
+    let ex = lab.exec();
+    let mut grads = vec![0.0; lab.layout.units[0].trainable.padded];
+    layer.backward(&ex, &mut Grads(ViewMut::of(&mut grads)), View::of(&ids), lab.buffer(&r)).unwrap();
+    check("embedding", &flats[0], &grads, lab.layout.units[0].trainable.len, |w| {
+        let flats = [w.to_vec(), Vec::new()];
+        dot(&values(&layer.forward(&ex, &weights(&flats), View::of(&ids)).unwrap()), &r)
+    });
+}

@@ -1,0 +1,122 @@
+//! Kernels that note what they are asked for.
+
+use std::sync::Mutex;
+use zbench_kernels::*;
+
+pub struct Recording {
+    inner: Cpu,
+    log: Mutex<Vec<Op>>,
+}
+
+impl Recording {
+    pub fn new(inner: Cpu) -> Recording {
+        Recording { inner, log: Mutex::default() }
+    }
+
+    pub fn clear(&self) {
+        self.log.lock().unwrap().clear();
+    }
+
+    pub fn take(&self) -> Vec<Op> {
+        std::mem::take(&mut self.log.lock().unwrap())
+    }
+
+    /// Without what changes from step to step and rank to rank.
+    pub fn plain(op: Op) -> Op {
+        match op {
+            Op::AdamW(a) => Op::AdamW(AdamW { lr: 0.0, step: 0, clip: 0.0, ..a }),
+            Op::Dropout(d) => Op::Dropout(Dropout { first: 0, ..d }),
+            other => other,
+        }
+    }
+
+    fn note(&self, op: Op) {
+        self.log.lock().unwrap().push(Recording::plain(op));
+    }
+
+    fn note_move(&self, make: fn(Move) -> Op, sources: usize, from: DType, to: DType, len: usize) {
+        self.note(make(Move { len, sources, from, to }));
+    }
+}
+
+macro_rules! noted {
+    ($(fn $name:ident($op:ident: &$t:ty, $($arg:ident: $ty:ty),*) as $variant:ident;)*) => {
+        $(fn $name(&self, op: &$t, $($arg: $ty),*) -> Result<()> {
+            self.note(Op::$variant(*op));
+            self.inner.$name(op, $($arg),*)
+        })*
+    };
+}
+
+impl Kernels for Recording {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn threads(&self) -> usize {
+        self.inner.threads()
+    }
+
+    fn workspace(&self, op: &Op) -> usize {
+        self.inner.workspace(op)
+    }
+
+    noted! {
+        fn gemm(op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, w: ViewMut<'_>) as Gemm;
+        fn rms_norm(op: &RmsNorm, x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>) as RmsNorm;
+        fn rms_norm_backward(op: &RmsNorm, x: View<'_>, w: View<'_>, rstd: View<'_>, dy: View<'_>, dx: ViewMut<'_>, dw: Option<ViewMut<'_>>) as RmsNormBackward;
+        fn rope(op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) as Rope;
+        fn attention(op: &Attention, q: View<'_>, k: View<'_>, v: View<'_>, out: ViewMut<'_>, lse: ViewMut<'_>, w: ViewMut<'_>) as Attention;
+        fn attention_backward(op: &Attention, q: View<'_>, k: View<'_>, v: View<'_>, out: View<'_>, lse: View<'_>, dout: View<'_>, dq: ViewMut<'_>, dk: ViewMut<'_>, dv: ViewMut<'_>, w: ViewMut<'_>) as AttentionBackward;
+        fn naive_attention(op: &Attention, q: View<'_>, k: View<'_>, v: View<'_>, out: ViewMut<'_>, probs: ViewMut<'_>, w: ViewMut<'_>) as NaiveAttention;
+        fn naive_attention_backward(op: &Attention, q: View<'_>, k: View<'_>, v: View<'_>, probs: View<'_>, dout: View<'_>, dq: ViewMut<'_>, dk: ViewMut<'_>, dv: ViewMut<'_>, w: ViewMut<'_>) as NaiveAttentionBackward;
+        fn swiglu(op: &Swiglu, gate: View<'_>, up: View<'_>, act: ViewMut<'_>) as Swiglu;
+        fn swiglu_backward(op: &Swiglu, gate: View<'_>, up: View<'_>, dact: View<'_>, dgate: ViewMut<'_>, dup: ViewMut<'_>) as SwigluBackward;
+        fn embedding(op: &Embedding, ids: View<'_>, table: View<'_>, out: ViewMut<'_>) as Embedding;
+        fn embedding_backward(op: &Embedding, ids: View<'_>, dy: View<'_>, dtable: ViewMut<'_>) as EmbeddingBackward;
+        fn cross_entropy(op: &CrossEntropy, logits: ViewMut<'_>, targets: View<'_>, losses: ViewMut<'_>) as CrossEntropy;
+        fn adamw(op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>) as AdamW;
+        fn dropout(op: &Dropout, x: View<'_>, y: ViewMut<'_>) as Dropout;
+        fn normal(op: &Normal, dst: ViewMut<'_>) as Normal;
+    }
+
+    fn fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
+        self.note_move(Op::Fill, 0, dst.dtype(), dst.dtype(), dst.len());
+        self.inner.fill(dst, value)
+    }
+
+    fn cast(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        self.note_move(Op::Cast, 1, src.dtype(), dst.dtype(), dst.len());
+        self.inner.cast(src, dst)
+    }
+
+    fn add(&self, a: View<'_>, b: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        self.note_move(Op::Add, 2, a.dtype(), dst.dtype(), dst.len());
+        self.inner.add(a, b, dst)
+    }
+
+    fn accumulate(&self, alpha: f64, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        self.note_move(Op::Accumulate, 1, src.dtype(), dst.dtype(), dst.len());
+        self.inner.accumulate(alpha, src, dst)
+    }
+
+    fn scale(&self, alpha: f64, dst: ViewMut<'_>) -> Result<()> {
+        self.note_move(Op::Scale, 1, dst.dtype(), dst.dtype(), dst.len());
+        self.inner.scale(alpha, dst)
+    }
+
+    fn sum(&self, x: View<'_>) -> Result<f64> {
+        self.note_move(Op::Sum, 1, x.dtype(), DType::F64, x.len());
+        self.inner.sum(x)
+    }
+
+    fn sum_squares(&self, x: View<'_>) -> Result<f64> {
+        self.note_move(Op::SumSquares, 1, x.dtype(), DType::F64, x.len());
+        self.inner.sum_squares(x)
+    }
+
+    /// Only communicators call it, on their own account.
+    fn reduce_sum(&self, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
+        self.inner.reduce_sum(sources, accumulate, dst)
+    }
+}
