@@ -1,0 +1,348 @@
+//! Models as Hugging Face describes them: known models, both forms of config.json, refusals, and whatever a broken file
+//! may hold.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use zbench_engine::config::{Model, RopeScaling};
+use zbench_engine::hf::{
+    HfError, MAX_LAYERS, PartialModel, default_model, model_from_hf, parameter_count, preset, preset_names, validate,
+};
+
+const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/llama/config.json");
+
+fn preset_model(name: &str) -> Model {
+    let partial: PartialModel = toml::from_str(preset(name).expect("a preset")).expect("keys of a model");
+    partial.resolve(name).expect("a valid model")
+}
+
+/// Llama 3.1 8B as transformers 4 writes it.
+fn transformers4() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 4096,
+        "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": false,
+        "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"
+        },
+        "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.42.3", "use_cache": true, "vocab_size": 128256
+    })
+}
+
+/// The same as transformers 5 writes it.
+fn transformers5() -> Value {
+    let mut config = transformers4();
+    let keys = config.as_object_mut().expect("an object");
+    keys.remove("torch_dtype");
+    keys.insert("dtype".into(), json!("bfloat16"));
+    let mut rope = keys.remove("rope_scaling").expect("a table");
+    rope["rope_theta"] = keys.remove("rope_theta").expect("a number");
+    keys.insert("rope_parameters".into(), rope);
+    config
+}
+
+fn read(config: &Value) -> Result<Model, HfError> {
+    model_from_hf(&config.to_string(), "m/config.json")
+}
+
+fn with(key: &str, value: Value) -> Value {
+    let mut config = transformers4();
+    config[key] = value;
+    config
+}
+
+fn with_rope(rope: Value) -> Value {
+    with("rope_scaling", rope)
+}
+
+/// The error's text must hold all of `parts`.
+fn refused(config: &Value, parts: &[&str]) {
+    let error = read(config).expect_err("to be refused").to_string();
+    for part in [&["m/config.json"], parts].concat() {
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+}
+
+#[test]
+fn known_models_have_their_published_parameter_counts() {
+    for (name, published) in [
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3.1-8b", 8_030_261_248),
+        ("llama3.2-1b", 1_235_814_400),
+    ] {
+        assert_eq!(parameter_count(&preset_model(name)), published, "{name}");
+    }
+    // 2 x 8192 x 512 + 512 + 8 x (2 x 512 + 2 x 512 x 64 x (8 + 4) + 3 x 512 x 1376)
+    assert_eq!(parameter_count(&preset_model("llama-32m")), 31_597_056);
+    assert_eq!(parameter_count(&preset_model("llama-50m")), 49_003_008);
+    let fixture = model_from_hf(&std::fs::read_to_string(FIXTURE).expect("the fixture"), FIXTURE).expect("a model");
+    assert_eq!(parameter_count(&fixture), 125_248);
+}
+
+#[test]
+fn every_preset_resolves_and_an_unknown_one_lists_them() {
+    for name in preset_names() {
+        validate(&preset_model(name)).expect("a valid model");
+    }
+    let error = preset("llama-33m").expect_err("no such preset").to_string();
+    assert!(error.contains("llama-33m") && error.contains("llama-32m") && error.contains("llama3.2-1b"), "{error}");
+}
+
+#[test]
+fn both_forms_of_transformers_read_the_same() {
+    let model = read(&transformers4()).expect("transformers 4");
+    assert_eq!(model, read(&transformers5()).expect("transformers 5"));
+    assert_eq!(model, preset_model("llama3.1-8b"));
+    assert_eq!(
+        model.rope_scaling,
+        Some(RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 8192
+        })
+    );
+    assert_eq!((model.rope_theta, model.head_dim), (500_000.0, 128));
+}
+
+#[test]
+fn the_fixture_reads_as_it_was_trained() {
+    let model = model_from_hf(&std::fs::read_to_string(FIXTURE).expect("the fixture"), FIXTURE).expect("a model");
+    let mut expected = default_model("llama").expect("defaults");
+    expected.hidden_size = 64;
+    expected.intermediate_size = 176;
+    expected.num_hidden_layers = 2;
+    expected.num_attention_heads = 4;
+    expected.num_key_value_heads = 2;
+    expected.head_dim = 16;
+    expected.vocab_size = 256;
+    expected.max_position_embeddings = 128;
+    assert_eq!(model, expected);
+}
+
+#[test]
+fn absent_keys_take_the_defaults_of_transformers() {
+    let model = model_from_hf(r#"{"model_type": "llama"}"#, "config.json").expect("defaults");
+    assert_eq!(model, default_model("llama").expect("defaults"));
+    let sizes = [
+        model.hidden_size,
+        model.intermediate_size,
+        model.num_hidden_layers,
+        model.num_attention_heads,
+        model.num_key_value_heads,
+        model.head_dim,
+        model.vocab_size,
+        model.max_position_embeddings,
+    ];
+    assert_eq!(sizes, [4096, 11008, 32, 32, 32, 128, 32000, 2048]);
+    assert_eq!((model.rms_norm_eps, model.rope_theta, model.initializer_range), (1e-6, 10000.0, 0.02));
+    assert!(!model.tie_word_embeddings && model.rope_scaling.is_none() && model.weights.is_none());
+    // null is how transformers writes "the default".
+    let nulls = json!({"model_type": "llama", "num_key_value_heads": null, "head_dim": null, "rope_scaling": null});
+    assert_eq!(read(&nulls).expect("defaults"), model);
+}
+
+#[test]
+fn rope_spellings() {
+    let linear = Some(RopeScaling::Linear { factor: 2.0 });
+    for rope in [
+        json!({"type": "linear", "factor": 2}),
+        json!({"rope_type": "linear", "factor": 2.0}),
+        json!({"rope_type": "linear", "type": "linear", "factor": 2.0, "beta_fast": null, "some_note": "x"}),
+    ] {
+        assert_eq!(read(&with_rope(rope)).expect("linear").rope_scaling, linear);
+    }
+    for rope in [json!(null), json!({}), json!({"rope_type": "default"}), json!({"type": "default"})] {
+        assert_eq!(read(&with_rope(rope)).expect("none").rope_scaling, None);
+    }
+    let partial: PartialModel =
+        toml::from_str("rope_theta = 1e6\nrope_parameters = { type = \"linear\", factor = 2 }").expect("TOML");
+    let model = partial.resolve("x.toml").expect("a model");
+    assert_eq!((model.rope_scaling, model.rope_theta), (linear, 1e6));
+}
+
+#[test]
+fn whatever_would_change_the_mathematics_is_refused_by_name() {
+    refused(&with("model_type", json!("mistral")), &["model_type", "mistral", "llama"]);
+    refused(&with("model_type", json!(7)), &["model_type", "7"]);
+    refused(&with("hidden_act", json!("gelu")), &["hidden_act", "gelu", "silu"]);
+    refused(&with("attention_bias", json!(true)), &["attention_bias", "without bias"]);
+    refused(&with("mlp_bias", json!(true)), &["mlp_bias"]);
+    refused(&with("attention_dropout", json!(0.1)), &["attention_dropout", "0.1"]);
+    refused(&with("partial_rotary_factor", json!(0.5)), &["partial_rotary_factor", "0.5"]);
+    refused(&with("is_causal", json!(false)), &["is_causal"]);
+    refused(&with("quantization_config", json!({"bits": 4})), &["quantization_config"]);
+    refused(&with("architectures", json!(["LlamaForSequenceClassification"])), &["architectures"]);
+    for kind in ["yarn", "dynamic", "longrope", "su", "mrope"] {
+        refused(&with_rope(json!({"rope_type": kind, "factor": 2.0})), &["rope_type", kind]);
+        refused(&with_rope(json!({"type": kind, "factor": 2.0})), &["rope_type", kind]);
+    }
+    refused(&with_rope(json!({"rope_type": "default", "partial_rotary_factor": 0.25})), &["partial_rotary_factor"]);
+    refused(&with_rope(json!({"full_attention": {"rope_type": "default"}})), &["full_attention"]);
+    // All of it in one message.
+    let mut config = with("mlp_bias", json!(true));
+    config["hidden_act"] = json!("relu");
+    refused(&config, &["mlp_bias", "hidden_act"]);
+    assert!(matches!(read(&config), Err(HfError::Unsupported { missing, .. }) if missing.len() == 2));
+    assert!(default_model("gpt2").is_err());
+}
+
+#[test]
+fn harmless_keys_and_values_are_not() {
+    let as_is = read(&transformers4()).expect("a model");
+    for (key, value) in [
+        ("hidden_act", json!("swish")),
+        ("pretraining_tp", json!(4)),
+        ("attention_dropout", json!(0)),
+        ("partial_rotary_factor", json!(1.0)),
+        ("attention_bias", json!(null)),
+        ("architectures", json!(["LLaMAForCausalLM"])),
+        ("torch_dtype", json!("float16")),
+        ("nobody_knows_this", json!({"a": [1, 2, {"b": null}]})),
+    ] {
+        assert_eq!(read(&with(key, value)).expect(key), as_is, "{key}");
+    }
+}
+
+#[test]
+fn broken_files_and_values_name_the_place() {
+    for text in ["", "{", "[]", "3", "null", "{\"model_type\": \"llama\",}", "{\"hidden_size\": NaN}", "\u{0}"] {
+        let error = model_from_hf(text, "m/config.json").expect_err("no config").to_string();
+        assert!(error.contains("m/config.json"), "{error}");
+    }
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    assert!(model_from_hf(&deep, "deep").is_err());
+    refused(&json!({"hidden_size": 64}), &["model_type", "missing"]);
+    refused(&with("hidden_size", json!("4096")), &["hidden_size", "string"]);
+    refused(&with("hidden_size", json!(-1)), &["hidden_size", "-1"]);
+    refused(&with("hidden_size", json!(4096.5)), &["hidden_size", "4096.5"]);
+    refused(&with("tie_word_embeddings", json!(1)), &["tie_word_embeddings"]);
+    refused(&with("rope_scaling", json!("llama3")), &["rope_scaling"]);
+    refused(&with_rope(json!({"factor": 2.0})), &["rope_scaling.rope_type", "missing"]);
+    refused(&with_rope(json!({"rope_type": "linear"})), &["rope_scaling.factor", "missing"]);
+    refused(&with_rope(json!({"rope_type": "linear", "factor": "2"})), &["rope_scaling.factor"]);
+    refused(&with_rope(json!({"rope_type": "linear", "factor": 0.5})), &["rope_scaling.factor", "0.5"]);
+    let equal = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192});
+    refused(&with_rope(equal), &["high_freq_factor", "low_freq_factor"]);
+    let mut both = transformers4();
+    both["rope_parameters"] = json!({"rope_type": "default"});
+    refused(&both, &["rope_parameters", "differs"]);
+    let mut thetas = transformers5();
+    thetas["rope_theta"] = json!(10000.0);
+    refused(&thetas, &["rope_theta", "10000", "500000"]);
+}
+
+#[test]
+fn impossible_sizes_are_refused_and_the_field_named() {
+    refused(&with("num_attention_heads", json!(0)), &["num_attention_heads", "0"]);
+    refused(&with("num_attention_heads", json!(33)), &["num_attention_heads", "hidden_size"]);
+    refused(&with("num_key_value_heads", json!(5)), &["num_key_value_heads", "32"]);
+    refused(&with("head_dim", json!(127)), &["head_dim", "even"]);
+    refused(&with("num_hidden_layers", json!(MAX_LAYERS + 1)), &["num_hidden_layers"]);
+    refused(&with("vocab_size", json!(u64::from(u32::MAX) + 1)), &["vocab_size"]);
+    for field in ["hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "head_dim"] {
+        refused(&with(field, json!(0)), &[field]);
+        refused(&with(field, json!(u64::MAX - 1)), &[field]);
+        refused(&with(field, json!(1u64 << 62)), &[field]);
+    }
+    refused(&with("max_position_embeddings", json!(u64::MAX)), &["max_position_embeddings"]);
+    for field in ["rms_norm_eps", "rope_theta", "initializer_range"] {
+        refused(&with(field, json!(-1.0)), &[field, "-1"]);
+    }
+    let mut model = default_model("llama").expect("defaults");
+    model.rope_theta = f64::INFINITY;
+    assert!(validate(&model).expect_err("infinite").to_string().contains("model: rope_theta"));
+}
+
+#[test]
+fn a_toml_section_knows_its_keys_and_overrides_a_preset() {
+    assert!(toml::from_str::<PartialModel>("hiden_size = 64").is_err());
+    assert!(toml::from_str::<PartialModel>("hidden_size = -64").is_err());
+    let base: PartialModel = toml::from_str(preset("llama3.1-8b").expect("a preset")).expect("keys");
+    let over: PartialModel = toml::from_str("num_hidden_layers = 2\nrope_scaling = { type = \"default\" }").expect("");
+    let model = over.or(base).resolve("x.toml").expect("a model");
+    let mut expected = preset_model("llama3-8b");
+    expected.num_hidden_layers = 2;
+    expected.max_position_embeddings = 131_072;
+    assert_eq!(model, expected);
+    for name in preset_names() {
+        let model = preset_model(name);
+        assert_eq!(PartialModel::from(&model).resolve(name).expect("the same"), model);
+    }
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        (0u64..70).prop_map(|shift| json!(1u64.checked_shl(shift as u32).unwrap_or(u64::MAX))),
+        any::<f64>().prop_map(Value::from),
+        "[a-z0-9]{0,8}".prop_map(Value::from),
+        prop_oneof![Just("llama3"), Just("linear"), Just("default"), Just("yarn")].prop_map(Value::from),
+    ];
+    leaf.prop_recursive(2, 8, 4, |inner| {
+        let key = prop_oneof![Just("rope_type".to_string()), Just("factor".to_string()), "[a-z_]{1,8}"];
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
+            prop::collection::hash_map(key, inner, 0..4).prop_map(Value::from_iter),
+        ]
+    })
+}
+
+/// What a model that was let through must keep.
+fn assert_sound(model: &Model) {
+    validate(model).expect("what was read is valid");
+    assert!(model.num_attention_heads.is_multiple_of(model.num_key_value_heads) && model.head_dim.is_multiple_of(2));
+    let bytes = parameter_count(model).checked_mul(18).expect("bytes fit");
+    assert!(bytes > 0 && bytes <= i64::MAX as u64);
+    let text = toml::to_string(model).expect("a model can be recorded");
+    assert_eq!(toml::from_str::<Model>(&text).expect("and read back"), *model);
+}
+
+proptest! {
+    #[test]
+    fn any_value_under_any_key_is_an_error_or_a_sound_model(
+        five in any::<bool>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), prop::option::of(any_json())), 1..4),
+    ) {
+        let mut config = if five { transformers5() } else { transformers4() };
+        let mut keys: Vec<String> = config.as_object().expect("an object").keys().cloned().collect();
+        keys.extend(["head_dim".into(), "rope_parameters".into(), "partial_rotary_factor".into()]);
+        for (key, value) in changes {
+            let key = key.get(&keys);
+            match value {
+                Some(value) => config[key.as_str()] = value,
+                None => { config.as_object_mut().expect("an object").remove(key); }
+            }
+        }
+        if let Ok(model) = read(&config) {
+            assert_sound(&model);
+        }
+    }
+
+    #[test]
+    fn damaged_text_is_an_error_or_a_sound_model(
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let mut bytes = serde_json::to_vec_pretty(&transformers5()).expect("JSON");
+        for (place, byte) in damage {
+            let place = place.index(bytes.len());
+            bytes[place] = byte;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        if let Ok(model) = model_from_hf(&String::from_utf8_lossy(&bytes), "damaged") {
+            assert_sound(&model);
+        }
+    }
+}
