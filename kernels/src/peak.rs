@@ -1,6 +1,7 @@
 //! The ceiling of the cores, measured: how many floating-point operations per second they do on registers alone.
 
 use crate::DType;
+use crate::cpu::level::Level;
 use std::time::{Duration, Instant};
 
 /// A thread's rate is that of its best stretch of this length, so that a moment lost to another process is no loss of
@@ -31,9 +32,7 @@ pub fn measure(threads: usize, dtype: DType, seconds: f64) -> Option<f64> {
 /// Instruction sets that we have code for and this CPU has, the plainest first: `portable`, `avx2`, `avx512`,
 /// `amx-bf16` (measured by [`measure`]).
 pub fn describe() -> Vec<&'static str> {
-    let mut names = vec!["portable"];
-    names.extend(machine::names());
-    names
+    Level::available().into_iter().map(Level::name).chain(machine::matrix()).collect()
 }
 
 /// The rate of this thread, from the best stretch.
@@ -59,8 +58,8 @@ mod machine {
         None
     }
 
-    pub(super) fn names() -> Vec<&'static str> {
-        Vec::new()
+    pub(super) fn matrix() -> Option<&'static str> {
+        None
     }
 }
 
@@ -91,14 +90,8 @@ mod machine {
         }
     }
 
-    pub(super) fn names() -> Vec<&'static str> {
-        let mut names = match Level::detect() {
-            Level::Avx512 => vec!["avx2", "avx512"],
-            Level::Avx2 => vec!["avx2"],
-            Level::Portable => vec![],
-        };
-        names.extend(has_amx().then_some("amx-bf16"));
-        names
+    pub(super) fn matrix() -> Option<&'static str> {
+        has_amx().then_some("amx-bf16")
     }
 
     /// Whether the CPU has AMX with bf16 and the system lets this process use its tiles.

@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn each_gives_an_index_its_own_word() {
-        let mut whole = vec![0; 23];
+        let mut whole = [0; 23];
         each(5, 23, |b| words(9, Stream::Dropout, b), |i, w| whole[i] = w);
         for start in 0..23 {
             each(

@@ -17,7 +17,7 @@ pub(super) const TILE: usize = 128;
 pub(super) fn forward_scratch(op: &Attention) -> usize {
     let tile = TILE.min(op.seq);
     let heads = copies(op, 3) + 1;
-    tile.saturating_mul(tile + 2 + heads * op.head_dim)
+    tile.saturating_mul(op.head_dim.saturating_mul(heads).saturating_add(tile + 2))
 }
 
 /// f32 elements of scratch per thread in backward: tiles of probabilities and their gradients, of dk and dv, copies of
@@ -26,12 +26,12 @@ pub(super) fn backward_scratch(op: &Attention) -> usize {
     let tile = TILE.min(op.seq);
     let group = op.heads / op.kv_heads.max(1);
     let heads = copies(op, 4) + 2;
-    let lines = op.seq.saturating_mul(group).saturating_mul(op.head_dim + 1);
-    tile.saturating_mul(2 * tile + heads * op.head_dim).saturating_add(lines)
+    let lines = op.seq.saturating_mul(group).saturating_mul(op.head_dim.saturating_add(1));
+    tile.saturating_mul(op.head_dim.saturating_mul(heads).saturating_add(2 * tile)).saturating_add(lines)
 }
 
 /// Tiles that must be copied because they do not hold f32.
-fn copies(op: &Attention, tiles: usize) -> usize {
+pub(super) fn copies(op: &Attention, tiles: usize) -> usize {
     if op.dtype == DType::F32 { 0 } else { tiles }
 }
 

@@ -32,6 +32,14 @@ impl Cpu {
     pub fn new(threads: usize) -> Cpu {
         Cpu { pool: Pool::new(threads.max(1)), level: Level::detect() }
     }
+
+    /// As [`Cpu::new`] with loops compiled for less than the best: `instructions` is a name of
+    /// [`peak::describe`](crate::peak::describe), for tests and comparisons. `None` when this CPU lacks them, or no
+    /// loop is compiled for them. Matrix products keep the best: their library chooses for itself.
+    pub fn with_instructions(threads: usize, instructions: &str) -> Option<Cpu> {
+        let level = Level::available().into_iter().find(|level| level.name() == instructions)?;
+        Some(Cpu { pool: Pool::new(threads.max(1)), level })
+    }
 }
 
 /// These kernels know f32 and what widens to it.

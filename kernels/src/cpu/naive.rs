@@ -1,7 +1,7 @@
 //! Causal attention that stores its probabilities, as textbooks write it: memory grows with the square of the sequence.
 
 use super::Cpu;
-use super::attention::{Head, TILE, dense, take, tiles};
+use super::attention::{Head, TILE, copies, dense, take, tiles};
 use super::gemm::multiply;
 use super::level::{LANES, Level, exp, fma, fold, fold2, merge};
 use super::stream::{Shared, narrow, widen};
@@ -10,17 +10,17 @@ use crate::{View, ViewMut};
 
 /// f32 elements of scratch per thread in forward: rows of scores, outputs, and copies of q, k and v.
 pub(super) fn forward_scratch(op: &Attention) -> usize {
-    let tile = TILE.min(op.seq);
-    let rows = tile.saturating_mul(op.seq.saturating_add(2 * op.head_dim));
-    rows.saturating_add(op.seq.saturating_mul(2 * op.head_dim))
+    let (tile, copies) = (TILE.min(op.seq), copies(op, 1));
+    let rows = tile.saturating_mul(op.seq.saturating_add(op.head_dim.saturating_mul(1 + copies)));
+    rows.saturating_add(op.seq.saturating_mul(op.head_dim.saturating_mul(2 * copies)))
 }
 
 /// f32 elements of scratch per thread in backward: rows of probabilities and gradients, dq, and copies of q and dout;
-/// k, v, dk and dv of a whole head.
+/// dk and dv of a whole head, and copies of k and v.
 pub(super) fn backward_scratch(op: &Attention) -> usize {
-    let tile = TILE.min(op.seq);
-    let rows = tile.saturating_mul(op.seq.saturating_mul(2).saturating_add(3 * op.head_dim));
-    rows.saturating_add(op.seq.saturating_mul(4 * op.head_dim))
+    let (tile, copies) = (TILE.min(op.seq), copies(op, 1));
+    let rows = tile.saturating_mul(op.seq.saturating_mul(2).saturating_add(op.head_dim.saturating_mul(1 + 2 * copies)));
+    rows.saturating_add(op.seq.saturating_mul(op.head_dim.saturating_mul(2 + 2 * copies)))
 }
 
 impl Cpu {
@@ -36,7 +36,7 @@ impl Cpu {
     ) {
         let (level, dim, seq) = (self.level, op.head_dim, op.seq);
         let group = op.heads / op.kv_heads.max(1);
-        let (size, tile) = (forward_scratch(op), TILE.min(seq));
+        let (size, tile, copies) = (forward_scratch(op), TILE.min(seq), copies(op, 1));
         let [out, probs, workspace] = [out, probs, workspace].map(Shared::new);
         if dim == 0 || seq == 0 {
             return;
@@ -46,9 +46,10 @@ impl Cpu {
             let (query, key) = (Head::of(op, op.heads, batch, head), Head::of(op, op.kv_heads, batch, head / group));
             // SAFETY: each thread has its own scratch.
             let scratch = unsafe { &mut workspace.floats(thread * size..(thread + 1) * size) };
-            let (scores, sums, qs) = (take(scratch, tile * seq), take(scratch, tile * dim), take(scratch, tile * dim));
-            let k = key.load(level, k, 0..seq, take(scratch, seq * dim));
-            let v = key.load(level, v, 0..seq, take(scratch, seq * dim));
+            let (scores, sums) = (take(scratch, tile * seq), take(scratch, tile * dim));
+            let qs = take(scratch, copies * tile * dim);
+            let k = key.load(level, k, 0..seq, take(scratch, copies * seq * dim));
+            let v = key.load(level, v, 0..seq, take(scratch, copies * seq * dim));
             for rows in tiles(seq) {
                 let count = rows.len();
                 let q = query.load(level, q, rows.clone(), qs);
@@ -91,7 +92,7 @@ impl Cpu {
     ) {
         let (level, dim, seq) = (self.level, op.head_dim, op.seq);
         let group = op.heads / op.kv_heads.max(1);
-        let (size, tile) = (backward_scratch(op), TILE.min(seq));
+        let (size, tile, copies) = (backward_scratch(op), TILE.min(seq), copies(op, 1));
         let [dq, dk, dv, workspace] = [dq, dk, dv, workspace].map(Shared::new);
         if dim == 0 || seq == 0 {
             return;
@@ -102,8 +103,9 @@ impl Cpu {
             // SAFETY: each thread has its own scratch.
             let scratch = unsafe { &mut workspace.floats(thread * size..(thread + 1) * size) };
             let [ps, grads] = [(); 2].map(|()| take(scratch, tile * seq));
-            let [qs, douts, dqs] = [(); 3].map(|()| take(scratch, tile * dim));
-            let [ks, vs, dks, dvs] = [(); 4].map(|()| take(scratch, seq * dim));
+            let [qs, douts] = [(); 2].map(|()| take(scratch, copies * tile * dim));
+            let [ks, vs] = [(); 2].map(|()| take(scratch, copies * seq * dim));
+            let (dqs, dks, dvs) = (take(scratch, tile * dim), take(scratch, seq * dim), take(scratch, seq * dim));
             let (k, v) = (key.load(level, k, 0..seq, ks), key.load(level, v, 0..seq, vs));
             dks.fill(0.0);
             dvs.fill(0.0);

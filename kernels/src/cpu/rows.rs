@@ -149,6 +149,9 @@ impl Cpu {
         let (level, half) = (self.level, op.head_dim / 2);
         let sign = if op.inverse { -1.0 } else { 1.0 };
         let x = Shared::new(x);
+        if op.heads == 0 || half == 0 {
+            return;
+        }
         self.pool.split(op.rows, grain(op.heads * op.head_dim), |_, rows| {
             let (mut lows, mut highs) = ([0.0; CHUNK], [0.0; CHUNK]);
             for row in rows {

@@ -2,13 +2,17 @@ use super::values::{read, write};
 use crate::op::Attention;
 use crate::{Result, View, ViewMut, check};
 
-/// The softmax of one query's scaled scores against keys `0..=row`, and their log-sum-exp.
-fn softmax(op: &Attention, q: &[f64], k: &[f64], b: usize, h: usize, row: usize) -> (Vec<f64>, f64) {
+/// One query's scaled scores against keys `0..=row`.
+fn scores(op: &Attention, q: &[f64], k: &[f64], b: usize, h: usize, row: usize) -> Vec<f64> {
     let dot = |col: usize| {
         let (left, right) = (&q[at(op, b, h, row)..], &k[at_kv(op, b, h, col)..]);
         op.scale * left.iter().zip(right).take(op.head_dim).map(|(a, b)| a * b).sum::<f64>()
     };
-    let mut scores: Vec<f64> = (0..=row).map(dot).collect();
+    (0..=row).map(dot).collect()
+}
+
+/// The softmax of scores, and their log-sum-exp.
+fn softmax(mut scores: Vec<f64>) -> (Vec<f64>, f64) {
     let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = scores.iter().map(|s| (s - top).exp()).sum();
     scores.iter_mut().for_each(|s| *s = (*s - top).exp() / sum);
@@ -40,13 +44,16 @@ pub(super) fn forward(
     check::operand(name, "q", &q, op.dtype, sizes.q)?;
     check::operand(name, "k", &k, op.dtype, sizes.kv)?;
     check::operand(name, "v", &v, op.dtype, sizes.kv)?;
+    if sizes.q == 0 {
+        return Ok(());
+    }
     let (q, k, v) = (read(&q, sizes.q), read(&k, sizes.kv), read(&v, sizes.kv));
     let (mut outs, mut sums) = (vec![0.0; sizes.q], vec![0.0; sizes.lse]);
     for b in 0..op.batch {
         for h in 0..op.heads {
             for row in 0..op.seq {
                 let line = (b * op.heads + h) * op.seq + row;
-                let (mut p, total) = softmax(op, &q, &k, b, h, row);
+                let (mut p, total) = softmax(scores(op, &q, &k, b, h, row));
                 sums[line] = total;
                 if let Some(probs) = &mut probs {
                     p.resize(op.seq, 0.0);
@@ -66,14 +73,22 @@ pub(super) fn forward(
     lse.map_or(Ok(()), |mut lse| write(&mut lse, &sums))
 }
 
-/// Both kinds: probabilities are read where they were stored, and recomputed otherwise.
+/// What backward finds of the probabilities.
+pub(super) enum Kept<'a> {
+    /// All of them.
+    Probs(View<'a>),
+    /// The output and the log-sum-exp of every row's scores, from which they are computed again.
+    Out(View<'a>, View<'a>),
+}
+
+/// Both kinds.
 pub(super) fn backward(
     name: &'static str,
     op: &Attention,
     q: View,
     k: View,
     v: View,
-    probs: Option<View>,
+    kept: Kept,
     dout: View,
     mut dq: ViewMut,
     mut dk: ViewMut,
@@ -87,6 +102,9 @@ pub(super) fn backward(
     check::operand(name, "dq", &dq, op.dtype, sizes.q)?;
     check::operand(name, "dk", &dk, op.dtype, sizes.kv)?;
     check::operand(name, "dv", &dv, op.dtype, sizes.kv)?;
+    if sizes.q == 0 {
+        return Ok(());
+    }
     let (q, k, v, dout) = (read(&q, sizes.q), read(&k, sizes.kv), read(&v, sizes.kv), read(&dout, sizes.q));
     let (mut dqs, mut dks, mut dvs) = (vec![0.0; sizes.q], vec![0.0; sizes.kv], vec![0.0; sizes.kv]);
     let dim = op.head_dim;
@@ -94,15 +112,24 @@ pub(super) fn backward(
         for h in 0..op.heads {
             for row in 0..op.seq {
                 let line = (b * op.heads + h) * op.seq + row;
-                let p = match &probs {
-                    Some(probs) => read(&probs.slice(line * op.seq..line * op.seq + row + 1), row + 1),
-                    None => softmax(op, &q, &k, b, h, row).0,
-                };
                 let query = at(op, b, h, row);
                 let dp: Vec<f64> = (0..=row)
                     .map(|col| (0..dim).map(|i| dout[query + i] * v[at_kv(op, b, h, col) + i]).sum())
                     .collect();
-                let delta: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+                // The sum of p * dp is that of dout * out; each kind takes what it has.
+                let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+                let (p, delta) = match &kept {
+                    Kept::Probs(probs) => {
+                        let p = read(&probs.slice(line * op.seq..line * op.seq + row + 1), row + 1);
+                        let delta = dot(&p, &dp);
+                        (p, delta)
+                    }
+                    Kept::Out(out, lse) => {
+                        let lse = read(&lse.slice(line..line + 1), 1)[0];
+                        let p = scores(op, &q, &k, b, h, row).iter().map(|s| (s - lse).exp()).collect();
+                        (p, dot(&read(&out.slice(query..query + dim), dim), &dout[query..query + dim]))
+                    }
+                };
                 for col in 0..=row {
                     let ds = op.scale * p[col] * (dp[col] - delta);
                     let key = at_kv(op, b, h, col);

@@ -8,6 +8,7 @@ mod values;
 use crate::op::*;
 use crate::philox::{self, Stream};
 use crate::{DType, KernelError, Kernels, Result, View, ViewMut, check};
+use attention::Kept;
 use values::{read, write};
 
 /// Kernels in f64, one loop each.
@@ -39,6 +40,9 @@ impl Kernels for Reference {
         floats("gemm", &[op.a, op.b, op.c])?;
         check::gemm(op, &a, &b, &c)?;
         let Gemm { m, n, k, .. } = *op;
+        if m == 0 || n == 0 {
+            return Ok(());
+        }
         let (a, b, mut out) = (read(&a, m * k), read(&b, k * n), read(&c.as_view(), m * n));
         for i in 0..m {
             for j in 0..n {
@@ -115,7 +119,7 @@ impl Kernels for Reference {
         let sizes = check::attention(name, op)?;
         check::operand(name, "out", &out, op.dtype, sizes.q)?;
         check::operand(name, "lse", &lse, op.dtype.accumulator(), sizes.lse)?;
-        attention::backward(name, op, q, k, v, None, dout, dq, dk, dv)
+        attention::backward(name, op, q, k, v, Kept::Out(out, lse), dout, dq, dk, dv)
     }
 
     fn naive_attention(
@@ -153,7 +157,7 @@ impl Kernels for Reference {
         floats(name, &[op.dtype])?;
         let sizes = check::attention(name, op)?;
         check::operand(name, "probs", &probs, op.dtype, sizes.probs)?;
-        attention::backward(name, op, q, k, v, Some(probs), dout, dq, dk, dv)
+        attention::backward(name, op, q, k, v, Kept::Probs(probs), dout, dq, dk, dv)
     }
 
     fn swiglu(&self, op: &Swiglu, gate: View<'_>, up: View<'_>, mut act: ViewMut<'_>) -> Result<()> {

@@ -47,6 +47,9 @@ pub(super) fn rms_norm_backward(
 pub(super) fn rope(op: &Rope, mut x: ViewMut, cos: View, sin: View) -> Result<()> {
     let Rope { rows, seq, heads, head_dim, .. } = *op;
     let half = head_dim / 2;
+    if heads == 0 || half == 0 {
+        return Ok(());
+    }
     let table = seq.min(rows) * half;
     let (cos, sin) = (read(&cos, table), read(&sin, table));
     let mut values = read(&x.as_view(), rows * heads * head_dim);

@@ -89,6 +89,7 @@ fn three_tiles_and_wide_heads() {
     check(shape(1, 300, 1, 2, 32, DType::F32));
     check(shape(1, 150, 2, 1, 128, DType::F32));
     check(shape(1, 261, 1, 1, 128, DType::Bf16));
+    check(shape(2, 200, 2, 3, 64, DType::Bf16));
 }
 
 #[test]

@@ -207,3 +207,42 @@ fn absurd_shapes_ask_for_absurd_workspaces_without_overflow() {
         assert_eq!(op.flops(), u64::MAX);
     }
 }
+
+#[test]
+fn every_set_of_instructions_can_be_asked_for_by_name() {
+    assert!(Cpu::with_instructions(1, "abacus").is_none());
+    assert!(Cpu::with_instructions(1, "amx-bf16").is_none());
+    let best = peak::describe().into_iter().rfind(|name| *name != "amx-bf16").unwrap();
+    assert_eq!(Cpu::with_instructions(1, best).unwrap().name(), Cpu::new(1).name());
+    assert_eq!(Cpu::with_instructions(2, "portable").unwrap().name(), "cpu portable");
+    assert_eq!(Cpu::new(0).threads(), 1);
+}
+
+#[test]
+fn sizes_of_nothing_are_fine_however_large_the_other_side() {
+    let most = usize::MAX;
+    both(|k| {
+        let mut none = [floats(0), floats(0)];
+        let [a, b] = none.each_mut();
+        let op = Gemm {
+            m: most,
+            n: 0,
+            k: 0,
+            trans_a: false,
+            trans_b: false,
+            alpha: 1.0,
+            accumulate: false,
+            a: F,
+            b: F,
+            c: F,
+        };
+        let empty = floats(0);
+        k.gemm(&op, empty.view(), empty.view(), a.view_mut(), b.view_mut()).unwrap();
+        let rope = Rope { rows: most, seq: most, heads: 0, head_dim: 0, inverse: false, dtype: F };
+        k.rope(&rope, a.view_mut(), empty.view(), empty.view()).unwrap();
+        let op = Attention { batch: most, seq: most, heads: 0, kv_heads: 0, head_dim: 8, scale: 1.0, dtype: F };
+        let mut scratch = floats(k.workspace(&Op::Attention(op)).min(1 << 20));
+        k.attention(&op, empty.view(), empty.view(), empty.view(), a.view_mut(), b.view_mut(), scratch.view_mut())
+            .unwrap();
+    });
+}

@@ -1,7 +1,7 @@
 //! Tensors of any type, and the comparison of one call on all devices.
 
 use std::sync::LazyLock;
-use zbench_kernels::{Cpu, DType, Kernels, Op, Reference, Result, View, ViewMut, philox};
+use zbench_kernels::{Cpu, DType, Kernels, Op, Reference, Result, View, ViewMut, peak, philox};
 
 /// Types that the cores compute in.
 pub const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
@@ -9,12 +9,16 @@ pub const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 /// Devices with 1, 2 and 3 threads, shared by all tests.
 pub static CPUS: LazyLock<[Cpu; 3]> = LazyLock::new(|| [1, 2, 3].map(Cpu::new));
 
+/// Devices with every plainer set of instructions that this machine has.
+static PLAINER: LazyLock<Vec<Cpu>> =
+    LazyLock::new(|| peak::describe().iter().filter_map(|name| Cpu::with_instructions(2, name)).collect());
+
 /// How far a result may be from the reference on the same inputs in f64: relative to the value, and to the root mean
 /// square of the tensor (sums of large terms may cancel).
 ///
 /// A result is rounded once, half a unit in the last place: 2^-24, 2^-8 and 2^-11 of the value. f32 arithmetic loses
-/// some units more in sums of up to a few thousand terms. A narrow type may also round an operand that was itself
-/// computed (attention's output and stored probabilities), so it gets twice its rounding on both counts.
+/// some units more in sums of up to a few thousand terms. A narrow type may also round what is used further (naive
+/// attention's stored probabilities), so it gets twice its rounding on both counts.
 fn tolerance(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::F64 => (1e-12, 1e-12),
@@ -154,5 +158,12 @@ pub fn compare<const N: usize>(
             }
         }
         first.get_or_insert(got);
+    }
+    for cpu in PLAINER.iter() {
+        let mut got = tensors.clone();
+        call(cpu, &|dtype| dtype, &mut got).unwrap();
+        for &i in outs {
+            assert_close(&format!("{case}, {}, tensor {i}", cpu.name()), &got[i], &exact[i].values());
+        }
     }
 }
