@@ -3,7 +3,9 @@
 
 use crate::config::files::Files;
 use crate::config::keys::{self, Default};
-use crate::config::{Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Setting, Settings, document, resolve};
+use crate::config::{
+    Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Setting, Settings, document, resolve,
+};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use zbench_engine::config::{Cell, Data};
@@ -40,7 +42,10 @@ pub fn expand(
     let include_sizes = document.includes.iter().map(|axes| size(axes)).fold(0usize, usize::saturating_add);
     let size = if document.includes_only() { 0 } else { size(&document.axes) }.saturating_add(include_sizes);
     if size > most.max(MOST_CELLS) {
-        let message = format!("the grid has {size} combinations; shorten an axis (at most {} are expanded)", most.max(MOST_CELLS));
+        let message = format!(
+            "the grid has {size} combinations; shorten an axis (at most {} are expanded)",
+            most.max(MOST_CELLS)
+        );
         return Err(ConfigError::about(source, message));
     }
     let mut combinations = Vec::new();
@@ -50,7 +55,12 @@ pub fn expand(
     for include in &document.includes {
         combinations.extend(product(&document.base, include));
     }
-    let varying: BTreeSet<&'static str> = document.axes.iter().chain(document.includes.iter().flatten()).map(|a| a.key).collect();
+    let mut varying: Vec<&'static str> = Vec::new();
+    for axis in document.axes.iter().chain(document.includes.iter().flatten()) {
+        if !varying.contains(&axis.key) {
+            varying.push(axis.key);
+        }
+    }
     let in_product = if document.includes_only() { 0 } else { self::size(&document.axes) };
 
     let (mut cells, mut seen, mut problems) = (Vec::new(), BTreeSet::new(), Vec::<Problem>::new());
@@ -90,7 +100,8 @@ pub fn expand(
         return Err(ConfigError(problems));
     }
     if cells.len() > most {
-        let message = format!("the grid has {} cells and --max-cells is {most}; narrow it with --only or --set", cells.len());
+        let message =
+            format!("the grid has {} cells and --max-cells is {most}; narrow it with --only or --set", cells.len());
         return Err(ConfigError::about(source, message));
     }
     Ok(cells)
@@ -185,15 +196,16 @@ pub fn plain(cell: &Cell) -> Value {
     serde_json::to_value(cell).unwrap_or(Value::Null)
 }
 
-/// What varies, as `zero3, full, accumulation 4` would be for a reader; here `key = value` pairs.
-fn label(varying: &BTreeSet<&'static str>, settings: &Settings) -> String {
+/// What varies, as `strategy=zero3 checkpointing=full`; a key of an include that this cell does not state is left out.
+fn label(varying: &[&'static str], settings: &Settings) -> String {
     let value = |key: &str| {
         settings.get(key).map(|setting| match &setting.value {
             toml::Value::String(text) => text.clone(),
             other => other.to_string(),
         })
     };
-    let pair = |key: &&'static str| value(key).map(|value| format!("{}={value}", key.rsplit('.').next().unwrap_or(key)));
+    let pair =
+        |key: &&'static str| value(key).map(|value| format!("{}={value}", key.rsplit('.').next().unwrap_or(key)));
     varying.iter().filter_map(pair).collect::<Vec<_>>().join(" ")
 }
 

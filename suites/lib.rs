@@ -2,6 +2,8 @@
 //! its record to the notebook, and reports are made of records. The main path is [`cli`] to [`commands`] to [`runner`]
 //! to `zbench_engine::train`.
 
+pub mod cli;
+pub mod commands;
 pub mod config;
 pub mod grid;
 pub mod proxy;

@@ -1,2 +1,5 @@
-//! stub
-fn main() {}
+//! The `zbench` program.
+
+fn main() -> std::process::ExitCode {
+    zbench::cli::main()
+}

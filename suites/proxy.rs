@@ -10,7 +10,8 @@ vocabulary, 128 tokens of sequence, micro-batch 2, 12 steps, LoRA rank 8; synthe
 /// The stand-in of a cell; `cores` are shared by its ranks.
 pub fn scaled(cell: &Cell, cores: usize) -> Cell {
     let mut small = cell.clone();
-    let factor = (1..=cell.parallel.ranks).find(|f| cell.parallel.ranks.is_multiple_of(*f) && cell.parallel.ranks / f <= 4);
+    let factor =
+        (1..=cell.parallel.ranks).find(|f| cell.parallel.ranks.is_multiple_of(*f) && cell.parallel.ranks / f <= 4);
     let factor = factor.unwrap_or(cell.parallel.ranks);
     let parallel = &mut small.parallel;
     parallel.ranks = cell.parallel.ranks / factor;
@@ -27,10 +28,13 @@ pub fn scaled(cell: &Cell, cores: usize) -> Cell {
     model.hidden_size = from.hidden_size.min(128);
     model.head_dim = from.head_dim.min(32);
     model.num_attention_heads = from.num_attention_heads.min(4);
-    model.num_key_value_heads =
-        (1..=model.num_attention_heads).rev().find(|kv| {
-            model.num_attention_heads.is_multiple_of(*kv) && model.num_attention_heads / kv >= ratio.min(model.num_attention_heads)
-        }).unwrap_or(1);
+    model.num_key_value_heads = (1..=model.num_attention_heads)
+        .rev()
+        .find(|kv| {
+            model.num_attention_heads.is_multiple_of(*kv)
+                && model.num_attention_heads / kv >= ratio.min(model.num_attention_heads)
+        })
+        .unwrap_or(1);
     let mlp = from.intermediate_size as f64 / from.hidden_size.max(1) as f64 * model.hidden_size as f64;
     model.intermediate_size = ((mlp / 32.0).ceil() as usize * 32).clamp(32, 4096).min(from.intermediate_size.max(32));
     model.num_hidden_layers = from.num_hidden_layers.min(4);

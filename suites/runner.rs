@@ -117,9 +117,9 @@ impl Runner<'_> {
         let mut summary = Summary::default();
         for (done, (index, trial)) in schedule.iter().enumerate() {
             let cell = &cells[*index];
-            let there = counted.iter().any(|record| {
-                record.key == cell.grid.key && record.trial == *trial && is_final(record, cell)
-            });
+            let there = counted
+                .iter()
+                .any(|record| record.key == cell.grid.key && record.trial == *trial && is_final(record, cell));
             if there || over.contains(index) {
                 continue;
             }
@@ -251,7 +251,8 @@ fn is_final(record: &Record, cell: &Planned) -> bool {
 /// Fills in parity with the reference of the cell's class, and checks that equal trials have equal losses.
 fn compare(record: &mut Record, cell: &Cell, cells: &[Planned], known: &[Record]) {
     let class = parity::class(cell);
-    let same_class = |planned: &&Planned| planned.cell().is_some_and(|c| parity::is_reference(c) && parity::class(c) == class);
+    let same_class =
+        |planned: &&Planned| planned.cell().is_some_and(|c| parity::is_reference(c) && parity::class(c) == class);
     let reference_key = cells.iter().find(same_class).map(|planned| planned.grid.key.clone());
     if record.is_measured()
         && let Some(key) = reference_key
@@ -266,7 +267,9 @@ fn compare(record: &mut Record, cell: &Cell, cells: &[Planned], known: &[Record]
         && parity::difference(&record.steps, &earlier.steps, |step| step.loss) != Some(0.0)
     {
         record.validity.push("not_reproducible".into());
-        record.notes.push(format!("Its losses are not those of trial {} ({}), with the same seed.", earlier.trial, earlier.id));
+        record
+            .notes
+            .push(format!("Its losses are not those of trial {} ({}), with the same seed.", earlier.trial, earlier.id));
     }
 }
 
@@ -276,6 +279,7 @@ fn newest(cells: &[Planned], wanted: &[Vec<u32>], records: Vec<Record>) -> Vec<R
     for record in records {
         by_trial.insert((record.key.clone(), record.trial), record);
     }
-    let pairs = cells.iter().zip(wanted).flat_map(|(cell, trials)| trials.iter().map(move |t| (cell.grid.key.clone(), *t)));
+    let pairs =
+        cells.iter().zip(wanted).flat_map(|(cell, trials)| trials.iter().map(move |t| (cell.grid.key.clone(), *t)));
     pairs.filter_map(|pair| by_trial.remove(&pair)).collect()
 }

@@ -225,7 +225,8 @@ impl Reader<'_> {
             if prefix.is_empty() && skip.contains(&name.get_ref().as_ref()) {
                 continue;
             }
-            let path = if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
+            let path =
+                if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
             let place = self.place(name.span().start);
             if let Some(key) = keys::find(&path) {
                 found.push((key, place, value));
@@ -233,7 +234,8 @@ impl Reader<'_> {
                 match value.get_ref().as_table() {
                     Some(inner) => found.extend(self.flatten(inner, &path, skip)),
                     None => {
-                        let message = format!("is a section, not a value; write [{path}] and its keys on the lines below");
+                        let message =
+                            format!("is a section, not a value; write [{path}] and its keys on the lines below");
                         self.problem(Some(place), &path, message);
                     }
                 }
@@ -278,7 +280,8 @@ impl Reader<'_> {
                     if list.is_empty() {
                         self.problem(Some(place), key.name, "the axis is empty; give at least one value".into());
                     }
-                    let items: Vec<_> = list.iter().map(|item| (self.place(item.span().start), item.get_ref())).collect();
+                    let items: Vec<_> =
+                        list.iter().map(|item| (self.place(item.span().start), item.get_ref())).collect();
                     items.into_iter().filter_map(|(place, item)| self.setting(key, item, place, true)).collect()
                 }
                 _ if lists => {
@@ -329,9 +332,8 @@ impl Reader<'_> {
             };
             let name = name.trim();
             let Some(key) = keys::find(name) else {
-                let hint = keys::nearest(name).map_or("docs/configuration.md lists all keys".into(), |key| {
-                    format!("did you mean {key}?")
-                });
+                let hint = keys::nearest(name)
+                    .map_or("docs/configuration.md lists all keys".into(), |key| format!("did you mean {key}?"));
                 refuse(name, format!("unknown key; {hint}"));
                 continue;
             };

@@ -51,7 +51,8 @@ impl Files {
 fn content(path: &Path) -> std::io::Result<String> {
     let mut hasher = blake3::Hasher::new();
     if path.is_dir() {
-        let mut files: Vec<PathBuf> = std::fs::read_dir(path)?.map(|entry| entry.map(|e| e.path())).collect::<Result<_, _>>()?;
+        let mut files: Vec<PathBuf> =
+            std::fs::read_dir(path)?.map(|entry| entry.map(|e| e.path())).collect::<Result<_, _>>()?;
         files.sort();
         let weights = |path: &PathBuf| path.extension().is_some_and(|ext| ext == "safetensors" || ext == "json");
         for file in files.iter().filter(|path| weights(path)) {

@@ -56,7 +56,12 @@ pub const KEYS: &[Key] = &[
         From("\"llama-32m\" when no other key of [model] is given"),
         "A model that comes with zbench; other keys of [model] override it.",
     ),
-    key("model.path", Path, From("absent: fresh weights from train.seed"), "Folder with config.json and *.safetensors."),
+    key(
+        "model.path",
+        Path,
+        From("absent: fresh weights from train.seed"),
+        "Folder with config.json and *.safetensors.",
+    ),
     key("model.family", Text, HF, "Architecture; \"llama\"."),
     key("model.hidden_size", SIZE, HF, "Width of the residual stream."),
     key("model.intermediate_size", SIZE, HF, "Width of the MLP."),
@@ -125,17 +130,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "parallel.strategy",
-        Choice(&[
-            "ddp",
-            "zero1",
-            "zero2",
-            "zero3",
-            "fsdp",
-            "fsdp-grad-op",
-            "hsdp",
-            "hsdp-full-optimizer",
-            "zero++",
-        ]),
+        Choice(&["ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp", "hsdp-full-optimizer", "zero++"]),
         Is("\"ddp\""),
         "Which state is split over the ranks. zero++ is not in this version.",
     ),
@@ -254,8 +249,18 @@ pub const KEYS: &[Key] = &[
         From("the cores of this machine / parallel.ranks, at least 1"),
         "Threads of one rank.",
     ),
-    key("link.node.bandwidth", Bandwidth, From("absent: no emulated link"), "Emulated link between nodes; not in this version."),
-    key("link.node.latency", Duration, From("absent: no emulated link"), "Emulated link between nodes; not in this version."),
+    key(
+        "link.node.bandwidth",
+        Bandwidth,
+        From("absent: no emulated link"),
+        "Emulated link between nodes; not in this version.",
+    ),
+    key(
+        "link.node.latency",
+        Duration,
+        From("absent: no emulated link"),
+        "Emulated link between nodes; not in this version.",
+    ),
 ];
 
 /// A number from 0.
@@ -280,10 +285,8 @@ pub fn nearest(name: &str) -> Option<&'static str> {
         return Some(key.name);
     }
     let whole = KEYS.iter().map(|key| (strsim::osa_distance(name, key.name), key.name));
-    let parts = KEYS
-        .iter()
-        .filter(|_| !name.contains('.'))
-        .map(|key| (strsim::osa_distance(name, last(key.name)), key.name));
+    let parts =
+        KEYS.iter().filter(|_| !name.contains('.')).map(|key| (strsim::osa_distance(name, last(key.name)), key.name));
     let (distance, key) = whole.chain(parts).min_by_key(|(distance, _)| *distance)?;
     (distance <= 2.max(name.len() / 4)).then_some(key)
 }

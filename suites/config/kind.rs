@@ -52,14 +52,8 @@ pub enum Kind {
 }
 
 const CHECKPOINTING: &[&str] = &["none", "full", "selective", "sqrt"];
-const ROPE: &[&str] = &[
-    "rope_type",
-    "rope_theta",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-];
+const ROPE: &[&str] =
+    &["rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"];
 
 impl fmt::Display for Kind {
     /// As the documentation puts it.
@@ -105,7 +99,9 @@ fn words(list: &[&str]) -> String {
 
 fn nearest<'a>(given: &str, list: &[&'a str]) -> Option<&'a str> {
     let near = list.iter().map(|word| (strsim::osa_distance(&given.to_lowercase(), word), *word));
-    near.min_by_key(|(distance, _)| *distance).filter(|(distance, _)| *distance <= 2.max(given.len() / 3)).map(|(_, w)| w)
+    near.min_by_key(|(distance, _)| *distance)
+        .filter(|(distance, _)| *distance <= 2.max(given.len() / 3))
+        .map(|(_, w)| w)
 }
 
 fn choice(given: &str, list: &[&str]) -> Result<(), String> {
@@ -145,7 +141,9 @@ impl Kind {
             Kind::Real { min, max, positive } => check_real(min, max, positive, value),
             Kind::Bool => value.as_bool().map(|_| ()).ok_or_else(|| wrong_type("true or false", value)),
             Kind::Text | Kind::Path => match value.as_str() {
-                Some("") if matches!(self, Kind::Path) => Err("the path is empty; name a file or leave the key out".into()),
+                Some("") if matches!(self, Kind::Path) => {
+                    Err("the path is empty; name a file or leave the key out".into())
+                }
                 Some(_) => Ok(()),
                 None => Err(wrong_type("a text in quotes", value)),
             },
@@ -214,7 +212,9 @@ fn check_betas(value: &Value) -> Result<(), String> {
 
 fn check_checkpointing(value: &Value) -> Result<(), String> {
     match value {
-        Value::String(text) => choice(text, CHECKPOINTING).map_err(|error| format!("{error}, {{ every = k }} or a list")),
+        Value::String(text) => {
+            choice(text, CHECKPOINTING).map_err(|error| format!("{error}, {{ every = k }} or a list"))
+        }
         Value::Table(table) => match (table.len(), table.get("every")) {
             (1, Some(every)) => check_count(1, 1 << 20, every).map_err(|error| format!("every: {error}")),
             _ => Err(format!("{} is no policy; write {{ every = k }} with k from 1", shown(value))),
@@ -257,7 +257,8 @@ fn kept_names() -> [&'static str; 7] {
 }
 
 fn check_rope(value: &Value) -> Result<(), String> {
-    let table = value.as_table().ok_or_else(|| wrong_type("a table, as { rope_type = \"linear\", factor = 2.0 }", value))?;
+    let table =
+        value.as_table().ok_or_else(|| wrong_type("a table, as { rope_type = \"linear\", factor = 2.0 }", value))?;
     for (name, item) in table {
         choice(name, ROPE)?;
         let right = match name.as_str() {

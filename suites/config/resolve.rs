@@ -70,10 +70,17 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         data: data(&values, context)?,
         memory: Memory {
             checkpointing: checkpointing(&values.value("memory.checkpointing")),
-            attention: if values.text("memory.attention") == "naive" { AttentionKind::Naive } else { AttentionKind::Flash },
+            attention: if values.text("memory.attention") == "naive" {
+                AttentionKind::Naive
+            } else {
+                AttentionKind::Flash
+            },
             capacity,
         },
-        hardware: Hardware { device, threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads) },
+        hardware: Hardware {
+            device,
+            threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads),
+        },
         model,
         train,
         parallel,
@@ -246,7 +253,11 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
             let text = hf::preset(&name).map_err(|error| {
                 let HfError::UnknownPreset { .. } = &error else { return foreign("model.preset", error) };
                 let names: Vec<&str> = hf::preset_names().collect();
-                values.refuse("model.preset", &[], format!("there is no preset \"{name}\"; there are {}", names.join(", ")))
+                values.refuse(
+                    "model.preset",
+                    &[],
+                    format!("there is no preset \"{name}\"; there are {}", names.join(", ")),
+                )
             })?;
             base = toml::from_str(text).map_err(|error| values.refuse("model.preset", &[], error.to_string()))?;
         }
@@ -269,8 +280,9 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
             stated.insert(key.trim_start_matches("model.").into(), value.clone());
         }
     }
-    let stated: PartialModel =
-        Value::Table(stated).try_into().map_err(|e: toml::de::Error| values.refuse("model.rope_scaling", &keys, e.message()))?;
+    let stated: PartialModel = Value::Table(stated)
+        .try_into()
+        .map_err(|e: toml::de::Error| values.refuse("model.rope_scaling", &keys, e.message()))?;
     let mut model = stated.or(base).resolve("model").map_err(|error| foreign("model.family", error))?;
     model.weights = weights;
     Ok(model)
@@ -389,7 +401,8 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
     } else if ranks % 2 == 0 {
         ranks / 2
     } else {
-        let message = format!("has no default for {name} on {ranks} ranks, which do not halve; state a divisor of {ranks}");
+        let message =
+            format!("has no default for {name} on {ranks} ranks, which do not halve; state a divisor of {ranks}");
         return Err(values.refuse("parallel.shard", &others, message));
     };
     Ok(Parallel {
@@ -451,9 +464,9 @@ fn lora(values: &Values) -> Result<Lora, Refusal> {
 
 fn checkpointing(value: &Value) -> Checkpointing {
     match value {
-        Value::Table(table) => {
-            Checkpointing::Every(table.get("every").and_then(Value::as_integer).and_then(|k| k.try_into().ok()).unwrap_or(1))
-        }
+        Value::Table(table) => Checkpointing::Every(
+            table.get("every").and_then(Value::as_integer).and_then(|k| k.try_into().ok()).unwrap_or(1),
+        ),
         Value::Array(list) => {
             let name = |kept: &Kept| serde_json::to_value(kept).ok().and_then(|v| v.as_str().map(str::to_string));
             let kept = |kept: &Kept| list.iter().any(|item| item.as_str().map(str::to_string) == name(kept));
@@ -472,11 +485,15 @@ fn checkpointing(value: &Value) -> Checkpointing {
 fn batch_fits(values: &Values, cell: &Cell) -> Result<(), Refusal> {
     let Train { seq_len, micro_batch, accumulation, .. } = cell.train;
     let (model, limit) = (&cell.model, 1u128 << 62);
-    let widest = model.vocab_size.max(model.intermediate_size).max(model.num_attention_heads.saturating_mul(model.head_dim));
+    let widest =
+        model.vocab_size.max(model.intermediate_size).max(model.num_attention_heads.saturating_mul(model.head_dim));
     let rows = seq_len as u128 * micro_batch as u128;
     let keys = ["train.seq_len", "train.micro_batch", "memory.attention", "train.accumulation", "parallel.ranks"];
     let over = |factors: &[usize]| {
-        factors.iter().try_fold(rows * 8, |product, factor| product.checked_mul(*factor as u128)).is_none_or(|p| p > limit)
+        factors
+            .iter()
+            .try_fold(rows * 8, |product, factor| product.checked_mul(*factor as u128))
+            .is_none_or(|p| p > limit)
     };
     let layers = model.num_hidden_layers;
     let refuse = |key: &str, what: &str| {

@@ -66,7 +66,12 @@ fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
     let result = train(cell, &plan, &|step| say(&Event::Step(protocol::step(step))));
     let others_share = busy.and_then(machine::Busy::others_share);
     let mut end = match result {
-        Ok(run) => End { kernels: run.kernels, ranks: run.ranks.iter().map(RankEnd::from).collect(), ..End::default() },
+        Ok(run) => End {
+            steps: run.steps.iter().map(protocol::step).collect(),
+            kernels: run.kernels,
+            ranks: run.ranks.iter().map(RankEnd::from).collect(),
+            ..End::default()
+        },
         Err(failure) => ended(&failure),
     };
     end.peak_flops = vec![before, peak()];
@@ -84,5 +89,6 @@ fn ended(failure: &Failure) -> End {
         Cause::Failed { .. } => (Status::Failed, None),
     };
     let ranks = failure.ledgers.iter().enumerate().map(|(rank, ledger)| RankEnd::of_ledger(rank, ledger)).collect();
-    End { failure: Some(Ended { status, reason: failure.cause.to_string(), source }), ranks, ..End::default() }
+    let steps = failure.steps.iter().map(protocol::step).collect();
+    End { failure: Some(Ended { status, reason: failure.cause.to_string(), source }), steps, ranks, ..End::default() }
 }

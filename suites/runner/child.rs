@@ -6,9 +6,9 @@ use super::{Execute, Execution, machine};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
 use zbench_reports::record::{Source, Status, Step};
@@ -36,7 +36,9 @@ impl Execute for Children {
         let oom_kills = machine::oom_kills();
         let mut child = match self.start(cell) {
             Ok(child) => child,
-            Err(error) => return Execution::failed(Vec::new(), format!("the cell's process cannot be started: {error}")),
+            Err(error) => {
+                return Execution::failed(Vec::new(), format!("the cell's process cannot be started: {error}"));
+            }
         };
         let tail = tail_of(child.stderr.take());
         let events = events_of(child.stdout.take());
@@ -58,7 +60,10 @@ impl Execute for Children {
                 );
                 Execution::ended(steps, Ended { status: Status::TimedOut, reason, source: Some(Source::Host) })
             }
-            (None, Some(end), _) => Execution { steps, end: Some(*end) },
+            (None, Some(mut end), _) => {
+                let said = std::mem::take(&mut end.steps);
+                Execution { steps: if said.is_empty() { steps } else { said }, end: Some(*end) }
+            }
             (None, None, Ok(status)) => Execution::ended(steps, died(status, oom_kills, &tail)),
             (None, None, Err(error)) => Execution::failed(steps, format!("the cell's process was lost: {error}")),
         }

@@ -127,7 +127,8 @@ fn busy_seconds() -> Option<(f64, f64)> {
     let stat = read("/proc/stat")?;
     let fields: Vec<f64> = stat.lines().next()?.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
     // user, nice, system, then idle and iowait, irq, softirq, steal.
-    let all = fields.iter().enumerate().filter(|(i, _)| ![3, 4].contains(i) && *i < 8).map(|(_, ticks)| ticks).sum::<f64>();
+    let all =
+        fields.iter().enumerate().filter(|(i, _)| ![3, 4].contains(i) && *i < 8).map(|(_, ticks)| ticks).sum::<f64>();
     let own = read("/proc/self/stat")?;
     // The name of the program may hold spaces; it ends with the last bracket.
     let own: Vec<f64> = own.rsplit_once(')')?.1.split_whitespace().filter_map(|n| n.parse().ok()).collect();

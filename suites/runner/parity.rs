@@ -9,7 +9,8 @@ use zbench_reports::record::{Parity, Record, Step, Verdict};
 
 /// Largest relative difference of a step's loss, by compute type. f32: sums in another order over accumulated
 /// micro-batches. The short types: a rounding of their mantissa may fall differently in a step and grow over few.
-pub const TOLERANCE: &[(DType, f64)] = &[(DType::F64, 1e-9), (DType::F32, 1e-5), (DType::F16, 5e-3), (DType::Bf16, 2e-2)];
+pub const TOLERANCE: &[(DType, f64)] =
+    &[(DType::F64, 1e-9), (DType::F32, 1e-5), (DType::F16, 5e-3), (DType::Bf16, 2e-2)];
 
 /// The tolerance of a compute type.
 pub fn tolerance(compute: DType) -> f64 {
@@ -48,7 +49,9 @@ pub fn compare(record: &Record, reference: Option<&Record>, compute: DType) -> P
     let tolerance = tolerance(compute);
     parity.extra.insert("tolerance".into(), tolerance.into());
     let Some(difference) = difference(&record.steps, &reference.steps, |step| step.loss) else {
-        parity.extra.insert("reason".into(), "the losses cannot be compared: other steps, or a loss that is not finite".into());
+        parity
+            .extra
+            .insert("reason".into(), "the losses cannot be compared: other steps, or a loss that is not finite".into());
         return Parity { verdict: Verdict::Failed, ..parity };
     };
     let norms = self::difference(&record.steps, &reference.steps, |step| step.grad_norm);

@@ -127,10 +127,14 @@ fn decide(resolved: &Resolved, estimate: &Estimate) -> Decision {
             Some(capacity) => format!("; it would not fit there: {} of {} a rank", gib(total), gib(capacity)),
             None => String::new(),
         };
-        let reason = format!("needs {} CUDA devices{machine}, and this version of zbench runs on the CPU{fits}", cell.parallel.ranks);
+        let reason = format!(
+            "needs {} CUDA devices{machine}, and this version of zbench runs on the CPU{fits}",
+            cell.parallel.ranks
+        );
         return record(Status::Skipped, reason, Source::Host);
     }
-    let state: u64 = [Category::Parameters, Category::Gradients, Category::Optimizer].map(|c| estimate.peak(c)).iter().sum();
+    let state: u64 =
+        [Category::Parameters, Category::Gradients, Category::Optimizer].map(|c| estimate.peak(c)).iter().sum();
     if let Some(capacity) = cell.memory.capacity.filter(|capacity| state > *capacity) {
         let reason = format!(
             "weights, gradients and optimizer state alone take {} of a rank, memory.capacity is {}",
@@ -142,7 +146,8 @@ fn decide(resolved: &Resolved, estimate: &Estimate) -> Decision {
     let all = total.saturating_mul(cell.parallel.ranks as u64);
     match machine::memory_bytes("MemTotal") {
         Some(memory) if all > memory && cell.memory.capacity.is_none_or(|capacity| total <= capacity) => {
-            let reason = format!("{} ranks take {} together, this machine has {}", cell.parallel.ranks, gib(all), gib(memory));
+            let reason =
+                format!("{} ranks take {} together, this machine has {}", cell.parallel.ranks, gib(all), gib(memory));
             record(Status::OutOfMemory, reason, Source::Plan)
         }
         _ => Decision::Run,
@@ -168,7 +173,10 @@ struct Change {
 
 /// From what costs least (time, then numerics, then machines). Each says false where it changes nothing.
 const CHANGES: &[Change] = &[
-    Change { text: "memory.checkpointing = \"selective\"", apply: |cell| set_checkpointing(cell, Checkpointing::Selective) },
+    Change {
+        text: "memory.checkpointing = \"selective\"",
+        apply: |cell| set_checkpointing(cell, Checkpointing::Selective),
+    },
     Change { text: "memory.checkpointing = \"full\"", apply: |cell| set_checkpointing(cell, Checkpointing::Full) },
     Change { text: "half train.micro_batch and twice train.accumulation", apply: halve_micro_batch },
     Change { text: "parallel.strategy = \"fsdp\"", apply: full_shard },
@@ -178,7 +186,7 @@ const CHANGES: &[Change] = &[
 fn set_checkpointing(cell: &mut Cell, to: Checkpointing) -> bool {
     let keeps_more = match cell.memory.checkpointing {
         Checkpointing::None => true,
-        Checkpointing::Selective | Checkpointing::Keep(_) => to == Checkpointing::Full,
+        Checkpointing::Keep(_) => to == Checkpointing::Full,
         _ => false,
     };
     if keeps_more {
@@ -211,8 +219,8 @@ fn low_gradients(cell: &mut Cell) -> bool {
     wide
 }
 
-/// The cheapest change that makes a cell fit, found by planning: one change, then two together, then more ranks
-/// beside as few changes as do.
+/// The cheapest change that makes a cell fit, found by planning: one change, then several together, then more
+/// ranks beside as few changes as do.
 pub fn cheapest_change(cell: &Cell, capacity: u64) -> Option<String> {
     let peak = |cell: &Cell| estimate(cell).ok().map(|estimate| estimate.memory.total_peak());
     let say = |what: &str, bytes: u64| format!("{what} (predicted {} of {})", gib(bytes), gib(capacity));
@@ -233,9 +241,11 @@ pub fn cheapest_change(cell: &Cell, capacity: u64) -> Option<String> {
         let bytes = peak(&changed).filter(|bytes| *bytes <= capacity)?;
         Some(say(&words.join(" and "), bytes))
     };
-    let singles: Vec<Vec<&Change>> = CHANGES.iter().map(|change| vec![change]).collect();
-    let pairs = CHANGES.iter().enumerate().flat_map(|(i, a)| CHANGES[i + 1..].iter().map(move |b| vec![a, b]));
-    let sets: Vec<Vec<&Change>> = singles.into_iter().chain(pairs).collect();
+    // Every set of changes, few changes first, cheap ones first among as many.
+    let mut sets: Vec<Vec<&Change>> = (1usize..1 << CHANGES.len())
+        .map(|bits| CHANGES.iter().enumerate().filter(|(i, _)| bits >> i & 1 == 1).map(|(_, change)| change).collect())
+        .collect();
+    sets.sort_by_key(Vec::len);
     if let Some(found) = sets.iter().find_map(|set| attempt(set, 1)) {
         return Some(found);
     }

@@ -35,6 +35,8 @@ pub enum Event {
 pub struct End {
     /// Absent when it ran to its end.
     pub failure: Option<Ended>,
+    /// Every step, with the time of its slowest rank; the events before had that of one rank.
+    pub steps: Vec<Step>,
     /// What computed.
     pub kernels: String,
     /// Every rank that could report.

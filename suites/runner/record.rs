@@ -20,8 +20,7 @@ pub fn predicted(record: &mut Record, planned: &Planned) {
     for (ours, theirs) in categories() {
         record.memory.set(theirs, Bytes { predicted_bytes: Some(estimate.peak(ours)), ..Bytes::default() });
     }
-    record.memory.total =
-        Some(Bytes { predicted_bytes: Some(estimate.memory.total_peak()), ..Bytes::default() });
+    record.memory.total = Some(Bytes { predicted_bytes: Some(estimate.memory.total_peak()), ..Bytes::default() });
     let flops = &estimate.flops;
     for (name, value) in [("model", flops.model), ("palm", flops.palm), ("hardware", flops.hardware)] {
         record.flops.set(name, value);
@@ -33,7 +32,8 @@ pub fn predicted(record: &mut Record, planned: &Planned) {
         extra: Default::default(),
     };
     record.flops.ledger = flops.ledger.iter().map(term).collect();
-    for (name, count) in [("trainable_parameters", estimate.trainable_parameters), ("parameters", estimate.parameters)] {
+    for (name, count) in [("trainable_parameters", estimate.trainable_parameters), ("parameters", estimate.parameters)]
+    {
         record.extra.insert(name.into(), count.into());
     }
 }
@@ -230,8 +230,12 @@ fn metrics(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate) {
 
 fn utilisation(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate, step_seconds: f64) {
     let flops = &estimate.flops;
-    let names =
-        [("mfu", flops.model), ("mfu_palm", flops.palm), ("hfu", flops.hardware), ("mfu_of_measured_peak", flops.model)];
+    let names = [
+        ("mfu", flops.model),
+        ("mfu_palm", flops.palm),
+        ("hfu", flops.hardware),
+        ("mfu_of_measured_peak", flops.model),
+    ];
     let peaks: Option<Vec<f64>> = end.peak_flops.iter().copied().collect();
     let peak = peaks.filter(|peaks| !peaks.is_empty()).map(|peaks| peaks.into_iter().fold(0.0, f64::max));
     match peak.filter(|peak| *peak > 0.0) {

@@ -1,0 +1,266 @@
+//! What people type, and the exit code they get.
+
+use crate::commands;
+use crate::config::ConfigError;
+use crate::config::units;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Exit codes, as docs/contract.md states them.
+pub mod exit {
+    /// Done.
+    pub const SUCCESS: u8 = 0;
+    /// Usage or configuration.
+    pub const USAGE: u8 = 1;
+    /// Nothing was measured, though asked.
+    pub const NOT_MEASURED: u8 = 4;
+    /// At least one cell failed, timed out or diverged.
+    pub const FAILED: u8 = 5;
+    /// Stopped by Ctrl-C.
+    pub const INTERRUPTED: u8 = 130;
+}
+
+const EXAMPLES: &str = "Examples:
+  zbench grid configs/quickstart.toml                 train every cell, three trials each, and compare them
+  zbench grid configs/quickstart.toml --dry-run       what each cell will take, without running it
+  zbench report --format markdown > report.md         the comparison of everything in the notebook
+
+Exit codes: 0 success, 1 usage or configuration, 4 nothing was measured, 5 a cell failed, timed out or diverged.";
+
+/// A lab notebook for LLM training: one engine, every sharding strategy, measured and predicted.
+#[derive(Parser)]
+#[command(version, after_help = EXAMPLES, max_term_width = 120)]
+pub struct Cli {
+    /// Options of every command.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Args, Clone, Debug)]
+pub struct Global {
+    /// Folder of the notebook
+    #[arg(long, global = true, default_value = "notebook", value_name = "DIR")]
+    pub notebook: PathBuf,
+    /// Form of what is printed on standard output
+    #[arg(long, global = true, value_enum, default_value = "table")]
+    pub format: Format,
+    /// No progress on standard error
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// More on standard error: a line for each step
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+    /// Colour of tables
+    #[arg(long, global = true, value_enum, default_value = "auto")]
+    pub color: ColorWhen,
+}
+
+/// Form of documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For a terminal
+    #[value(alias = "terminal")]
+    Table,
+    /// Markdown
+    Markdown,
+    /// Comma-separated values, a block for each table
+    Csv,
+    /// One object per line
+    Json,
+}
+
+/// When tables have colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ColorWhen {
+    /// On a terminal, unless NO_COLOR is set
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+/// The commands.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run every cell of a file's grid that the notebook does not hold yet, and compare them
+    #[command(after_help = "Examples:
+  zbench grid configs/quickstart.toml
+  zbench grid configs/quickstart.toml --only parallel.strategy=ddp,parallel.strategy=zero3 --trials 5
+  zbench grid configs/quickstart.toml --set train.steps=20 --fresh
+  zbench grid configs/llama70b.toml --proxy           the same grid here, scaled down and labelled
+
+Stop it with Ctrl-C at any time; the same command goes on where it stopped.")]
+    Grid(GridArgs),
+    /// Run one cell and append a trial, with a line for each step
+    #[command(after_help = "Examples:
+  zbench run configs/quickstart.toml --set parallel.strategy=zero3 --set memory.checkpointing=none --set train.accumulation=1")]
+    Run(RunArgs),
+    /// The estimate of every cell, without running
+    #[command(after_help = "Examples:
+  zbench plan configs/llama70b.toml
+  zbench plan configs/llama70b.toml --format json     an object for each cell")]
+    Plan(PlanArgs),
+    /// The records of the notebook
+    #[command(after_help = "Examples:
+  zbench list
+  zbench list --format csv")]
+    List,
+    /// Everything that a record holds
+    #[command(after_help = "Examples:
+  zbench show 3f2a                                    the beginning of an id is enough
+  zbench show 3f2a --format json                      the record itself")]
+    Show {
+        /// Id of the record, or its beginning
+        id: String,
+    },
+    /// A remark on a record
+    #[command(after_help = "Examples:
+  zbench note 3f2a \"the machine was on battery\"")]
+    Note {
+        /// Id of the record, or its beginning
+        id: String,
+        /// What to say
+        text: String,
+    },
+    /// Run a cell again from its record alone, and compare
+    #[command(after_help = "Examples:
+  zbench repro 3f2a                                   losses, bytes and calls must be the same; speed is shown beside")]
+    Repro {
+        /// Id of the record, or its beginning
+        id: String,
+        /// Time limit of the trial
+        #[arg(long, value_parser = duration, default_value = "10min", value_name = "TIME")]
+        timeout: Duration,
+    },
+    /// The comparison of records
+    #[command(after_help = "Examples:
+  zbench report                                       everything in the notebook
+  zbench report name=quickstart                       the entry of that title
+  zbench report parallel.strategy=zero3 --format csv  records of one strategy
+  zbench report 3f2a 77c0                             two records")]
+    Report {
+        /// Ids or their beginnings, or key=value filters (a key of the configuration, name, key or status)
+        #[arg(value_name = "ID|FILTER")]
+        what: Vec<String>,
+    },
+    /// What this machine has, what is missing for which feature, and how to get it
+    #[command(after_help = "Examples:
+  zbench doctor
+  zbench doctor --keys > docs/configuration.md        every key of a configuration")]
+    Doctor {
+        /// Print the table of configuration keys instead, as Markdown
+        #[arg(long)]
+        keys: bool,
+    },
+    /// A cell's own process
+    #[command(name = "__cell", hide = true)]
+    Cell,
+}
+
+/// How a file becomes cells.
+#[derive(Args, Clone, Debug)]
+pub struct Cells {
+    /// Configuration
+    pub file: PathBuf,
+    /// Change a key; a bare word is a string. Narrows an axis to this value
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Only cells with these values: key=value terms joined by commas; values of one key are alternatives
+    #[arg(long, value_name = "EXPR")]
+    pub only: Option<String>,
+}
+
+/// `zbench grid`.
+#[derive(Args)]
+pub struct GridArgs {
+    /// The cells.
+    #[command(flatten)]
+    pub cells: Cells,
+    /// Trials of each cell, round robin over the cells
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub trials: u32,
+    /// Time limit of a trial
+    #[arg(long, value_parser = duration, default_value = "10min", value_name = "TIME")]
+    pub timeout: Duration,
+    /// Measure everything again, whatever the notebook holds
+    #[arg(long)]
+    pub fresh: bool,
+    /// Refuse a grid of more cells
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    pub max_cells: usize,
+    /// Print the estimate of every cell and run nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Run a scaled-down, labelled stand-in of each cell whose hardware is absent
+    #[arg(long)]
+    pub proxy: bool,
+}
+
+/// `zbench run`.
+#[derive(Args)]
+pub struct RunArgs {
+    /// The cell.
+    #[command(flatten)]
+    pub cells: Cells,
+    /// Time limit
+    #[arg(long, value_parser = duration, default_value = "10min", value_name = "TIME")]
+    pub timeout: Duration,
+}
+
+/// `zbench plan`.
+#[derive(Args)]
+pub struct PlanArgs {
+    /// The cells.
+    #[command(flatten)]
+    pub cells: Cells,
+    /// Refuse a grid of more cells
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    pub max_cells: usize,
+    /// Plan the scaled-down stand-ins
+    #[arg(long)]
+    pub proxy: bool,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let seconds = units::seconds(text).filter(|seconds| *seconds > 0.0);
+    let seconds = seconds.ok_or_else(|| "write a time above 0, as 90s or 10min".to_string())?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| "is too long; write at most some years".to_string())
+}
+
+/// Parses the arguments, runs the command, and says in an exit code how it went.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors; clap's own code for a usage error is 2, which is taken.
+            let code = if error.use_stderr() { exit::USAGE } else { exit::SUCCESS };
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    match commands::run(&cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) if is_broken_pipe(&error) => ExitCode::from(exit::SUCCESS),
+        Err(error) => {
+            match error.downcast_ref::<ConfigError>() {
+                Some(config) => config.0.iter().for_each(|problem| eprintln!("error: {problem}")),
+                None => eprintln!("error: {error:#}"),
+            }
+            ExitCode::from(exit::USAGE)
+        }
+    }
+}
+
+/// The reader of our output has had enough, as `| head` has.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    })
+}

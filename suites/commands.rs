@@ -1,0 +1,150 @@
+//! One module for each command; what they share is here.
+
+mod doctor;
+mod notebook;
+mod progress;
+mod repro;
+mod train;
+
+use crate::cli::{Cells, Cli, ColorWhen, Command, Format, Global, exit};
+use crate::config::files::Files;
+use crate::config::{ConfigError, Context, Document};
+use crate::grid::{self, GridCell};
+use crate::proxy;
+use crate::runner::plan::{self, Planned};
+use crate::runner::{Header, machine};
+use anyhow::Result;
+use std::collections::BTreeSet;
+use std::io::{IsTerminal, Write};
+use zbench_engine::config::DeviceKind;
+use zbench_reports::document;
+use zbench_reports::render::{csv, json, markdown, terminal};
+
+/// Runs a command; its exit code.
+pub fn run(cli: &Cli) -> Result<u8> {
+    let global = &cli.global;
+    match &cli.command {
+        Command::Grid(arguments) => train::grid(global, arguments),
+        Command::Run(arguments) => train::run(global, arguments),
+        Command::Plan(arguments) => train::plan(global, arguments),
+        Command::List => notebook::list(global),
+        Command::Show { id } => notebook::show(global, id),
+        Command::Note { id, text } => notebook::note(global, id, text),
+        Command::Report { what } => notebook::report(global, what),
+        Command::Repro { id, timeout } => repro::repro(global, id, *timeout),
+        Command::Doctor { keys: true } => print(&crate::config::keys::document()).map(|()| exit::SUCCESS),
+        Command::Doctor { keys: false } => doctor::doctor(global),
+        Command::Cell => Ok(crate::runner::cell::main()),
+    }
+}
+
+/// Machine output, so that a reader who has had enough is an error and no panic.
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// A document in the form that was asked for.
+fn print_document(global: &Global, document: &document::Document) -> Result<()> {
+    print(&match global.format {
+        Format::Table => terminal::render(document, the_terminal(global)),
+        Format::Markdown => markdown::render(document),
+        Format::Csv => csv::render(document),
+        Format::Json => json::render(document),
+    })
+}
+
+/// Objects, one a line.
+fn print_lines(values: &[impl serde::Serialize]) -> Result<()> {
+    let mut text = String::new();
+    for value in values {
+        text.push_str(&serde_json::to_string(value)?);
+        text.push('\n');
+    }
+    print(&text)
+}
+
+fn the_terminal(global: &Global) -> terminal::Terminal {
+    let is_terminal = std::io::stdout().is_terminal();
+    let color = match global.color {
+        ColorWhen::Always => true,
+        ColorWhen::Never => false,
+        ColorWhen::Auto => is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+    };
+    let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let size =
+        || rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col).filter(|width| *width > 0);
+    terminal::Terminal { width: columns.or_else(size).unwrap_or(120), color }
+}
+
+/// What a file stands for.
+struct Expanded {
+    document: Document,
+    cells: Vec<GridCell>,
+    files: Files,
+}
+
+fn expand(arguments: &Cells, max_cells: usize) -> Result<Expanded> {
+    let document = Document::read(&arguments.file, &arguments.set)?;
+    let only = arguments.only.as_deref().map(grid::parse_only).transpose()?.unwrap_or_default();
+    let context = Context { folder: document.folder().to_path_buf(), cores: machine::cores() };
+    let mut files = Files::default();
+    let cells = grid::expand(&document, &only, max_cells, &context, &mut files)?;
+    Ok(Expanded { document, cells, files })
+}
+
+/// Plans every cell, or its stand-in.
+fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
+    let cells = std::mem::take(&mut expanded.cells);
+    if !stand_ins {
+        return Ok(cells.into_iter().map(|cell| plan::plan(cell, None)).collect());
+    }
+    let absent = |cell: &GridCell| cell.resolved.as_ref().is_ok_and(|r| r.cell.hardware.device != DeviceKind::Cpu);
+    if !cells.iter().any(absent) {
+        let file = expanded.document.path.display().to_string();
+        let message = "--proxy stands in for absent hardware, and no cell of this grid needs any; leave --proxy out";
+        return Err(ConfigError::about(file, message).into());
+    }
+    let mut seen = BTreeSet::new();
+    let mut planned = Vec::new();
+    for mut cell in cells {
+        let mut of = None;
+        if absent(&cell)
+            && let Ok(resolved) = &mut cell.resolved
+        {
+            resolved.cell = proxy::scaled(&resolved.cell, machine::cores());
+            resolved.profile = None;
+            let key = grid::cell_key(&resolved.cell, &mut expanded.files);
+            of = Some(std::mem::replace(&mut cell.key, key));
+            cell.label = format!("{} [proxy]", cell.label).trim().to_string();
+        }
+        if seen.insert(cell.key.clone()) {
+            planned.push(plan::plan(cell, of));
+        }
+    }
+    Ok(planned)
+}
+
+/// What all records of this command have in common.
+fn header(document: &Document) -> Header {
+    let text = |key: &str| document.base.get(key).and_then(|setting| setting.value.as_str()).map(str::to_string);
+    let stem = document.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    Header {
+        name: text("name").unwrap_or(stem),
+        question: text("question").unwrap_or_default(),
+        command: command_line(),
+        environment: machine::environment(),
+    }
+}
+
+/// The command as it was typed, the program by its name.
+fn command_line() -> String {
+    let quoted = |word: String| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,+:@%".contains(c);
+        if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
+    };
+    let arguments = std::env::args_os().skip(1).map(|word| quoted(word.to_string_lossy().into_owned()));
+    std::iter::once("zbench".to_string()).chain(arguments).collect::<Vec<_>>().join(" ")
+}

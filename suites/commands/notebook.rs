@@ -1,0 +1,103 @@
+//! `list`, `show`, `note` and `report`: what the notebook holds.
+
+use super::{print_document, print_lines};
+use crate::cli::{Format, Global, exit};
+use anyhow::{Result, bail};
+use serde_json::Value;
+use zbench_reports::record::Record;
+use zbench_reports::{Notebook, Remark, grid_report, notebook_report};
+
+/// The notebook, which must be there: asking a folder that does not exist makes none.
+fn existing(global: &Global) -> Result<Notebook> {
+    if !global.notebook.is_dir() {
+        bail!(
+            "there is no notebook in {}; run a grid first, or name it with --notebook DIR",
+            global.notebook.display()
+        );
+    }
+    Ok(Notebook::open(&global.notebook)?)
+}
+
+/// All records, unreadable lines told of.
+fn records(global: &Global) -> Result<Vec<Record>> {
+    let contents = existing(global)?.read()?;
+    for warning in contents.warnings() {
+        eprintln!("warning: {warning}");
+    }
+    Ok(contents.records)
+}
+
+/// `zbench list`.
+pub fn list(global: &Global) -> Result<u8> {
+    let records = records(global)?;
+    match global.format {
+        Format::Json => print_lines(&records)?,
+        _ => print_document(global, &notebook_report::list(&records))?,
+    }
+    Ok(exit::SUCCESS)
+}
+
+/// `zbench show ID`.
+pub fn show(global: &Global, id: &str) -> Result<u8> {
+    let notebook = existing(global)?;
+    let record = notebook.find(id)?;
+    match global.format {
+        Format::Json => print_lines(&[record])?,
+        _ => {
+            let contents = notebook.read()?;
+            let remarks: Vec<Remark> = contents.remarks_on(&record.id).cloned().collect();
+            print_document(global, &notebook_report::show(&record, &remarks))?;
+        }
+    }
+    Ok(exit::SUCCESS)
+}
+
+/// `zbench note ID TEXT`.
+pub fn note(global: &Global, id: &str, text: &str) -> Result<u8> {
+    if text.trim().is_empty() {
+        bail!("the note is empty; write what there is to say in quotes");
+    }
+    let notebook = existing(global)?;
+    let record = notebook.find(id)?;
+    notebook.note(&Remark::new(&record.id, text, jiff::Timestamp::now().to_string()))?;
+    eprintln!("noted on {}", record.id);
+    Ok(exit::SUCCESS)
+}
+
+/// `zbench report [IDS|FILTER]`.
+pub fn report(global: &Global, what: &[String]) -> Result<u8> {
+    let mut chosen = records(global)?;
+    let (filters, ids): (Vec<&String>, Vec<&String>) = what.iter().partition(|word| word.contains('='));
+    for filter in filters {
+        let terms: Vec<(&str, &str)> = filter.split(',').filter_map(|term| term.split_once('=')).collect();
+        chosen.retain(|record| terms.iter().all(|(key, value)| has(record, key.trim(), value.trim())));
+    }
+    if !ids.is_empty() {
+        let notebook = existing(global)?;
+        let found: Vec<Record> = ids.iter().map(|id| notebook.find(id)).collect::<Result<_, _>>()?;
+        chosen.retain(|record| found.iter().any(|wanted| wanted.id == record.id));
+    }
+    if chosen.is_empty() {
+        eprintln!("no record is left to report on; `zbench list` shows what there is");
+        return Ok(exit::NOT_MEASURED);
+    }
+    let question = chosen.iter().find_map(|record| record.extra.get("question").and_then(Value::as_str));
+    match global.format {
+        Format::Json => print_lines(&chosen)?,
+        _ => print_document(global, &grid_report::comparison(&chosen, question))?,
+    }
+    Ok(exit::SUCCESS)
+}
+
+/// Whether a record has a value: of its own, or of its configuration.
+fn has(record: &Record, key: &str, wanted: &str) -> bool {
+    let own = match key {
+        "name" => Some(record.name.clone()),
+        "key" => Some(record.key.clone()),
+        "status" => Some(record.outcome.status.name().to_string()),
+        "trial" => Some(record.trial.to_string()),
+        _ => None,
+    };
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+    own.or_else(|| record.setting(key).map(text)).is_some_and(|value| value == wanted)
+}

@@ -1,0 +1,173 @@
+//! `grid`, `run` and `plan`.
+
+use super::progress::Progress;
+use super::{Expanded, expand, header, planned, print_document, print_lines};
+use crate::cli::{Format, Global, GridArgs, PlanArgs, RunArgs, exit};
+use crate::config::{ConfigError, Document};
+use crate::runner::child::Children;
+use crate::runner::plan::{Decision, Planned};
+use crate::runner::{Header, Runner, Summary, Trials};
+use anyhow::{Context, Result};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+use zbench_reports::estimate_report::EstimateRow;
+use zbench_reports::record::{Outcome, Record, Source, Status};
+use zbench_reports::{Notebook, estimate_report, grid_report};
+
+/// Seconds of each measurement of the peak: long enough for the clock to settle, short beside a cell.
+pub const PEAK_SECONDS: f64 = 0.1;
+
+/// `zbench grid FILE`.
+pub fn grid(global: &Global, arguments: &GridArgs) -> Result<u8> {
+    let mut expanded = expand(&arguments.cells, arguments.max_cells)?;
+    let cells = planned(&mut expanded, arguments.proxy)?;
+    if cells.is_empty() {
+        eprintln!("no cell is left: --only or [[grid.exclude]] leave out all of them");
+        return Ok(if arguments.dry_run { exit::SUCCESS } else { exit::NOT_MEASURED });
+    }
+    if arguments.dry_run {
+        return estimates(global, &cells);
+    }
+    let trials = if arguments.fresh { Trials::Fresh(arguments.trials) } else { Trials::UpTo(arguments.trials) };
+    let mut header = header(&expanded.document);
+    if arguments.proxy {
+        header.name = format!("{} (proxy)", header.name);
+    }
+    let question = header.question.clone();
+    let summary = carry_out(global, &cells, trials, header, arguments.timeout, false)?;
+    let shown = if global.format == Format::Json {
+        print_lines(&summary.records)
+    } else {
+        print_document(global, &grid_report::comparison(&summary.records, Some(question.as_str())))
+    };
+    shown?;
+    Ok(code(&summary))
+}
+
+/// `zbench run FILE`.
+pub fn run(global: &Global, arguments: &RunArgs) -> Result<u8> {
+    let mut expanded = expand(&arguments.cells, usize::MAX)?;
+    let count = expanded.cells.len();
+    refuse_all(&expanded)?;
+    let cells = planned(&mut expanded, false)?;
+    let [cell] = &cells[..] else {
+        let file = expanded.document.path.display().to_string();
+        let message =
+            format!("stands for {count} cells and `run` runs one; narrow it with --set or --only, or use `grid`");
+        return Err(ConfigError::about(file, message).into());
+    };
+    if let Decision::Record { status: Status::Skipped, reason, source: Source::Plan } = &cell.decision {
+        return Err(ConfigError::about(expanded.document.path.display().to_string(), reason.clone()).into());
+    }
+    let header = header(&expanded.document);
+    let summary = carry_out(global, &cells, Trials::OneMore, header, arguments.timeout, true)?;
+    match global.format {
+        Format::Json => print_lines(&summary.records)?,
+        _ => {
+            for record in &summary.records {
+                print_document(global, &zbench_reports::notebook_report::show(record, &[]))?;
+            }
+        }
+    }
+    Ok(code(&summary))
+}
+
+/// A combination that cannot be is an error where only one was asked for.
+fn refuse_all(expanded: &Expanded) -> Result<()> {
+    if let [cell] = &expanded.cells[..]
+        && let Err(refusal) = &cell.resolved
+    {
+        return Err(ConfigError::about(expanded.document.path.display().to_string(), refusal.to_string()).into());
+    }
+    Ok(())
+}
+
+/// `zbench plan FILE`.
+pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
+    let mut expanded = expand(&arguments.cells, arguments.max_cells)?;
+    let cells = planned(&mut expanded, arguments.proxy)?;
+    estimates(global, &cells)
+}
+
+fn estimates(global: &Global, cells: &[Planned]) -> Result<u8> {
+    let rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
+    match global.format {
+        Format::Json => print_lines(&rows)?,
+        _ => print_document(global, &estimate_report::estimates(&rows))?,
+    }
+    Ok(exit::SUCCESS)
+}
+
+/// Runs cells in child processes, with progress, until done or stopped.
+pub fn carry_out(
+    global: &Global,
+    cells: &[Planned],
+    trials: Trials,
+    header: Header,
+    timeout: Duration,
+    steps: bool,
+) -> Result<Summary> {
+    let notebook = Notebook::open(&global.notebook)?;
+    for warning in notebook.read()?.warnings() {
+        eprintln!("warning: {warning}");
+    }
+    let stop = stop_flag()?;
+    let program = std::env::current_exe().context("the path of zbench itself is needed to start cells")?;
+    let mut children = Children { program, stop, timeout, peak_seconds: PEAK_SECONDS };
+    let mut progress = Progress::new(global, steps);
+    let mut runner = Runner { notebook: &notebook, execute: &mut children, observe: &mut progress, header };
+    let result = runner.run(cells, trials);
+    progress.clear();
+    let summary = result?;
+    if summary.interrupted {
+        eprintln!(
+            "stopped; everything measured is in {}. The same command goes on from here.",
+            notebook.path().display()
+        );
+    }
+    Ok(summary)
+}
+
+/// Set by the first Ctrl-C or termination; the second one ends the process at once.
+fn stop_flag() -> Result<Arc<AtomicBool>> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the shutdown is armed by what the second line sets.
+        signal_hook::flag::register_conditional_shutdown(signal, i32::from(exit::INTERRUPTED), stop.clone())?;
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    Ok(stop)
+}
+
+/// The exit code of what a run left behind.
+pub fn code(summary: &Summary) -> u8 {
+    let failed = |record: &Record| {
+        let Outcome { status, .. } = &record.outcome;
+        let has_capacity = record.setting("memory.capacity").is_some_and(|capacity| !capacity.is_null());
+        matches!(status, Status::Failed | Status::TimedOut | Status::Diverged)
+            || *status == Status::OutOfMemory && !has_capacity
+    };
+    if summary.interrupted {
+        exit::INTERRUPTED
+    } else if summary.records.iter().any(failed) {
+        exit::FAILED
+    } else if summary.records.iter().all(|record| record.outcome.status == Status::Skipped) {
+        exit::NOT_MEASURED
+    } else {
+        exit::SUCCESS
+    }
+}
+
+/// For `repro`: the document is not at hand, the record is.
+pub fn header_of(record: &Record) -> Header {
+    let document = Document {
+        path: format!("{}.toml", record.name).into(),
+        base: Default::default(),
+        axes: Vec::new(),
+        excludes: Vec::new(),
+        includes: Vec::new(),
+    };
+    Header { name: record.name.clone(), ..header(&document) }
+}
