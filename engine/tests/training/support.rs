@@ -81,7 +81,7 @@ pub fn plan(cell: &Cell) -> Plan {
 
 pub type Tensors = Vec<(String, Vec<f32>)>;
 
-/// What a run gives: steps, the mean gradients of the first step, the last weights, what every rank reports.
+/// What a run gives: steps, the mean gradients of one step (the first), the last weights, what every rank reports.
 pub struct Ran {
     pub steps: Vec<Step>,
     pub gradients: Tensors,
@@ -90,11 +90,16 @@ pub struct Ran {
 }
 
 pub fn try_run(cell: &Cell) -> Result<Ran, Failure> {
+    try_run_seeing(cell, 0)
+}
+
+/// As `try_run`, with the gradients of step `seen` (0 for the first).
+pub fn try_run_seeing(cell: &Cell, seen: usize) -> Result<Ran, Failure> {
     let plan = plan(cell);
     let ranks = with_ranks(cell, &plan, cpus(cell), |rank| {
         let (mut steps, mut gradients) = (Vec::new(), Vec::new());
         for i in 0..cell.train.untimed_steps + cell.train.steps {
-            steps.push(step(rank, (i == 0).then_some(&mut gradients))?);
+            steps.push(if i == seen { step_seeing(rank, i, &mut gradients)? } else { rank.step()? });
         }
         let report = rank.report();
         let mut weights = Vec::new();
@@ -110,11 +115,10 @@ pub fn run(cell: &Cell) -> Ran {
     try_run(cell).unwrap_or_else(|failure| panic!("{}", failure.cause))
 }
 
-fn step(rank: &mut Rank<'_>, gradients: Option<&mut Tensors>) -> Result<Step, StepError> {
-    let Some(gradients) = gradients else { return rank.step() };
+fn step_seeing(rank: &mut Rank<'_>, done: usize, gradients: &mut Tensors) -> Result<Step, StepError> {
     let mut meter = zbench_engine::meter::Meter::start();
     rank.gradients(&mut meter)?;
     rank.export_gradients(|name, _, values| gradients.push((name.to_string(), values.to_vec())))?;
     let (clip, lr) = rank.update(&mut meter)?;
-    Ok(Step { step: 1, timed: true, loss: clip.loss, grad_norm: clip.norm, lr, ms: 0.0, tokens: 0 })
+    Ok(Step { step: done as u64 + 1, timed: true, loss: clip.loss, grad_norm: clip.norm, lr, ms: 0.0, tokens: 0 })
 }

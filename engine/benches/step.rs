@@ -1,0 +1,82 @@
+//! Whole training steps: `cargo bench -p zbench-engine`.
+//!
+//! llama-32m, sequence 512, micro-batch 4, on one rank with all cores; f32 and bf16-mixed. Reported as tokens per second.
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use std::time::Instant;
+use zbench_engine::config::*;
+use zbench_engine::plan::Plan;
+use zbench_engine::train::{kernels, with_ranks};
+use zbench_engine::{hf, outcome};
+use zbench_kernels::DType;
+
+fn cell(precision: Precision) -> Cell {
+    let preset = hf::preset("llama-32m").expect("a preset of ours");
+    let partial: hf::PartialModel = toml::from_str(preset).expect("presets parse");
+    let model = partial.resolve("llama-32m").expect("presets resolve");
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    Cell {
+        model,
+        data: Data::Synthetic {},
+        train: Train {
+            seq_len: 512,
+            micro_batch: 4,
+            accumulation: 1,
+            steps: 1,
+            untimed_steps: 0,
+            seed: 1,
+            optimizer: Optimizer::AdamW,
+            lr: 1e-4,
+            betas: [0.9, 0.95],
+            eps: 1e-8,
+            weight_decay: 0.1,
+            clip_norm: 1.0,
+            lr_schedule: Schedule::Constant,
+            lr_warmup_steps: 0,
+            lr_min: 0.0,
+        },
+        parallel: Parallel {
+            ranks: 1,
+            ranks_per_node: None,
+            strategy: Strategy::Ddp,
+            shard: 1,
+            prefetch: 1,
+            backend: Backend::Local,
+        },
+        precision,
+        memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
+        lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, targets: Vec::new(), base: None },
+        hardware: Hardware { device: DeviceKind::Cpu, threads_per_rank: threads },
+    }
+}
+
+fn steps(c: &mut Criterion) {
+    let mut group = c.benchmark_group("step");
+    group.sample_size(10).throughput(Throughput::Elements(4 * 512));
+    for (name, precision) in [("f32", Precision::F32), ("bf16-mixed", Precision::mixed(DType::Bf16))] {
+        let cell = cell(precision);
+        group.bench_function(name, |b| {
+            b.iter_custom(|iterations| {
+                let kernels = kernels(&cell).expect("a CPU");
+                let plan = Plan::new(&cell, &*kernels[0]).expect("a plan");
+                let ran = with_ranks(&cell, &plan, kernels, |rank| {
+                    rank.step()?;
+                    let start = Instant::now();
+                    for _ in 0..iterations {
+                        rank.step()?;
+                    }
+                    Ok((start.elapsed(), rank.report()))
+                });
+                let (elapsed, report) = ran.expect("a run").remove(0);
+                for (span, ms) in outcome::Span::ALL.iter().zip(report.spans_ms) {
+                    eprintln!("    {:15} {ms:8.1} ms", span.name());
+                }
+                elapsed
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, steps);
+criterion_main!(benches);

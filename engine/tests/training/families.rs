@@ -1,0 +1,258 @@
+//! PyTorch, transformers and PEFT over more of Llama than tests/fixtures/llama has: scaled rotary embeddings, a tied head,
+//! head sizes apart from the hidden size, one key and value head, clipping under a schedule, a sharded bf16 checkpoint,
+//! adapters. tests/fixtures/make.py made the references and says what each holds. The tolerances are parity.rs's.
+
+use crate::support::*;
+use std::path::{Path, PathBuf};
+use zbench_engine::checkpoint::Checkpoint;
+use zbench_engine::config::*;
+use zbench_engine::{hf, rope};
+use zbench_kernels::DType;
+
+const LOSS: f64 = 1e-4;
+const NORM: f64 = 1e-3;
+const GRADIENTS: f64 = 1e-5;
+const WEIGHTS: f64 = 1e-3;
+/// Gradients at weights that have been trained are as far off as the weights are.
+const LATER_GRADIENTS: f64 = 1e-3;
+/// Transformers computes frequencies in f32, as zbench draws a fresh matrix.
+const ROUNDING: f64 = 1e-6;
+/// bf16 has 8 bits of precision, 4e-3; a loss is the mean over many tokens of errors of about that size, of either sign.
+const BF16_LOSS: f64 = 2e-2;
+
+const FAMILIES: [&str; 3] = ["llama3-rope", "linear-rope", "bf16-sharded"];
+
+/// A reference run in a folder of tests/fixtures.
+struct Oracle {
+    dir: PathBuf,
+    reference: serde_json::Value,
+}
+
+impl Oracle {
+    fn open(name: &str) -> Oracle {
+        let dir = fixture("..").join(name);
+        let text = std::fs::read_to_string(dir.join("reference.json")).unwrap();
+        Oracle { dir, reference: serde_json::from_str(&text).unwrap() }
+    }
+
+    fn numbers(&self, key: &str) -> Vec<f64> {
+        self.reference[key].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+    }
+
+    fn model(&self, file: &str) -> Model {
+        hf::model_from_hf(&std::fs::read_to_string(self.dir.join(file)).unwrap(), file).unwrap()
+    }
+
+    /// The run on one rank.
+    fn cell(&self) -> Cell {
+        let mut cell = llama_fixture();
+        cell.train = serde_json::from_value(self.reference["train"].clone()).unwrap();
+        cell.data = Data::Tokens { path: self.dir.join("tokens.bin"), dtype: TokenType::U16 };
+        let of_model = match self.reference["base"].as_str() {
+            Some(base) => Oracle::open(base),
+            None => Oracle { dir: self.dir.clone(), reference: self.reference.clone() },
+        };
+        cell.model = Model { weights: Some(of_model.dir.clone()), ..of_model.model("config.json") };
+        let lora = &self.reference["lora"];
+        if !lora.is_null() {
+            cell.lora = serde_json::from_value(lora.clone()).unwrap();
+        }
+        cell
+    }
+
+    fn assert_steps(&self, ran: &Ran, what: &str) {
+        let (losses, norms, rates) = (self.numbers("loss"), self.numbers("grad_norm"), self.numbers("lr"));
+        assert_eq!(ran.steps.len(), losses.len(), "{what}: number of steps");
+        for (i, step) in ran.steps.iter().enumerate() {
+            let (loss, norm, lr) = (losses[i], norms[i], rates[i]);
+            assert!((step.lr - lr).abs() <= 1e-12 * lr, "{what}: step {i}: learning rate {} for {lr}", step.lr);
+            assert!((step.loss - loss).abs() <= LOSS * loss, "{what}: step {i}: loss {} for {loss}", step.loss);
+            let got = step.grad_norm;
+            assert!((got - norm).abs() <= NORM * norm, "{what}: step {i}: gradient norm {got} for {norm}");
+        }
+    }
+
+    /// Every tensor of `file` is in `ours`, and the other way round, within `tolerance` of its norm.
+    fn assert_tensors(&self, file: &str, ours: &Tensors, tolerance: f64, what: &str) {
+        for (name, distance) in self.distances(file, ours) {
+            assert!(distance <= tolerance, "{what}: {file}: {name} differs by {distance:e} of its norm");
+        }
+    }
+
+    fn distances(&self, file: &str, ours: &Tensors) -> Vec<(String, f64)> {
+        let theirs = single(&self.dir.join(file));
+        let names = |tensors: &Tensors| {
+            let mut names: Vec<_> = tensors.iter().map(|(name, _)| name.clone()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(ours), names(&theirs), "{file}: names");
+        let of = |name: &str| &ours.iter().find(|(own, _)| own == name).unwrap().1;
+        theirs.iter().map(|(name, wanted)| (name.clone(), distance(of(name), wanted))).collect()
+    }
+
+    fn assert_parity(&self, cell: &Cell, what: &str) {
+        let ran = run(cell);
+        self.assert_steps(&ran, what);
+        self.assert_tensors("grads0.safetensors", &ran.gradients, GRADIENTS, what);
+        self.assert_tensors("final.safetensors", &trained(ran.weights, cell), WEIGHTS, what);
+    }
+}
+
+/// All tensors of one file.
+fn single(file: &Path) -> Tensors {
+    // The reader wants a folder with model.safetensors.
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(file, dir.path().join("model.safetensors")).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let read = |name: &str| {
+        let mut values = vec![0f32; checkpoint.tensor(name).unwrap().elements()];
+        checkpoint.read(name, 0..values.len(), &mut values).unwrap();
+        (name.to_string(), values)
+    };
+    checkpoint.names().map(read).collect()
+}
+
+/// Norm of the difference over norm of the reference; zero for two tensors of zeros.
+fn distance(ours: &[f32], theirs: &[f32]) -> f64 {
+    assert_eq!(ours.len(), theirs.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    let difference = norm(&mut ours.iter().zip(theirs).map(|(a, b)| *a as f64 - *b as f64));
+    if difference == 0.0 { 0.0 } else { difference / norm(&mut theirs.iter().map(|b| *b as f64)) }
+}
+
+/// The tensors that a cell trains.
+fn trained(weights: Tensors, cell: &Cell) -> Tensors {
+    weights.into_iter().filter(|(name, _)| cell.lora.rank == 0 || name.contains(".lora_")).collect()
+}
+
+/// A one-rank cell's sequences over more ranks.
+fn shared_out(mut cell: Cell, strategy: Strategy, ranks: usize) -> Cell {
+    cell.train.micro_batch /= ranks;
+    let shard = if strategy.is_hybrid() { 2 } else { ranks };
+    on(cell, strategy, ranks, shard)
+}
+
+fn assert_parity_on_two_and_four_ranks(name: &str) {
+    let oracle = Oracle::open(name);
+    for strategy in [Strategy::Zero3, Strategy::Hsdp, Strategy::FsdpGradOp] {
+        for ranks in [2, 4] {
+            let cell = shared_out(oracle.cell(), strategy, ranks);
+            oracle.assert_parity(&cell, &format!("{name}: {} on {ranks} ranks", strategy.name()));
+        }
+    }
+}
+
+#[test]
+fn one_rank_matches_pytorch() {
+    for name in FAMILIES {
+        let oracle = Oracle::open(name);
+        oracle.assert_parity(&oracle.cell(), name);
+    }
+}
+
+#[test]
+fn llama3_scaling_matches_pytorch_on_two_and_four_ranks() {
+    assert_parity_on_two_and_four_ranks("llama3-rope");
+}
+
+#[test]
+fn linear_scaling_clipping_and_cosine_match_pytorch_on_two_and_four_ranks() {
+    assert_parity_on_two_and_four_ranks("linear-rope");
+}
+
+#[test]
+fn a_sharded_bf16_checkpoint_matches_pytorch_on_two_and_four_ranks() {
+    assert_parity_on_two_and_four_ranks("bf16-sharded");
+}
+
+#[test]
+fn frequencies_are_those_of_transformers() {
+    for name in FAMILIES {
+        let oracle = Oracle::open(name);
+        let (ours, theirs) = (rope::frequencies(&oracle.model("config.json")), oracle.numbers("inv_freq"));
+        assert_eq!(ours.len(), theirs.len(), "{name}");
+        for (i, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+            assert!((ours - theirs).abs() <= ROUNDING * theirs, "{name}: frequency {i}: {ours} for {theirs}");
+        }
+    }
+}
+
+#[test]
+fn both_spellings_of_a_configuration_are_one_model() {
+    let oracle = Oracle::open("llama3-rope");
+    let model = oracle.model("config.json");
+    assert_eq!(model, oracle.model("config.v4.json"));
+    assert!(model.tie_word_embeddings && model.head_dim * model.num_attention_heads != model.hidden_size);
+    assert_eq!(
+        model.rope_scaling,
+        Some(RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 32
+        })
+    );
+}
+
+/// What the references are worth: mistakes they are there for are far outside the tolerances.
+#[test]
+fn the_references_notice_a_wrong_rotation_and_a_missing_clip() {
+    for name in ["llama3-rope", "linear-rope"] {
+        let oracle = Oracle::open(name);
+        let mut cell = oracle.cell();
+        cell.model.rope_scaling = None;
+        cell.train.steps = 1;
+        let distances = oracle.distances("grads0.safetensors", &run(&cell).gradients);
+        let queries = distances.iter().filter(|(tensor, _)| tensor.ends_with("q_proj.weight"));
+        for (tensor, distance) in queries {
+            assert!(*distance > 1e-2, "{name}: {tensor} differs by only {distance:e}");
+        }
+    }
+    let oracle = Oracle::open("linear-rope");
+    let mut cell = oracle.cell();
+    cell.train.clip_norm = 0.0;
+    let distances = oracle.distances("final.safetensors", &run(&cell).weights);
+    let most = distances.iter().map(|(_, distance)| *distance).fold(0.0, f64::max);
+    assert!(most > 10.0 * WEIGHTS, "without clipping the weights differ by only {most:e}");
+}
+
+/// The engine draws every A itself and starts every B at zero, so the reference starts from the same draw: make.py repeats
+/// it, and `start.safetensors` is where PEFT began. With B at zero the gradients of A are zero in step 0; those of step 4
+/// are compared as well.
+#[test]
+fn adapters_match_peft() {
+    let oracle = Oracle::open("lora");
+    let mut still = oracle.cell();
+    (still.train.lr, still.train.steps) = (0.0, 1);
+    oracle.assert_tensors("start.safetensors", &trained(run(&still).weights, &still), ROUNDING, "fresh adapters");
+    oracle.assert_parity(&oracle.cell(), "adapters");
+    assert_parity_on_two_and_four_ranks("lora");
+    for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::Hsdp, 4)] {
+        let cell = shared_out(oracle.cell(), strategy, ranks);
+        let ran = try_run_seeing(&cell, 4).unwrap_or_else(|failure| panic!("{}", failure.cause));
+        let what = format!("adapters, step 4, {} on {ranks} ranks", strategy.name());
+        oracle.assert_steps(&ran, &what);
+        oracle.assert_tensors("grads4.safetensors", &ran.gradients, LATER_GRADIENTS, &what);
+    }
+}
+
+#[test]
+fn bf16_mixed_stays_near_f32() {
+    for name in FAMILIES.into_iter().chain(["lora"]) {
+        let oracle = Oracle::open(name);
+        let cell = Cell { precision: Precision::mixed(DType::Bf16), ..oracle.cell() };
+        for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::Hsdp, 4)] {
+            let ran = run(&shared_out(cell.clone(), strategy, ranks));
+            let losses = oracle.numbers("loss");
+            assert_eq!(ran.steps.len(), losses.len());
+            for (i, (step, loss)) in ran.steps.iter().zip(losses).enumerate() {
+                let off = (step.loss - loss).abs() / loss;
+                let what = format!("{name}: {} on {ranks} ranks: step {i}", strategy.name());
+                assert!(off <= BF16_LOSS, "{what}: loss {} for {loss}", step.loss);
+                // f32 repeats the reference to about 1e-7; bf16 cannot.
+                assert!(off > 0.0, "{what}: the very loss of f32");
+            }
+        }
+    }
+}
