@@ -21,18 +21,16 @@ impl Level {
 
     /// All that this CPU has, the plainest first.
     pub fn available() -> Vec<Level> {
-        let mut levels = vec![Level::Portable];
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::is_x86_feature_detected as has;
-            if has!("avx2") && has!("fma") && has!("bmi2") {
-                levels.push(Level::Avx2);
-                if has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq") {
-                    levels.push(Level::Avx512);
-                }
-            }
+            let avx2 = has!("avx2") && has!("fma") && has!("bmi2");
+            let wide = has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq");
+            let found = [(true, Level::Portable), (avx2, Level::Avx2), (avx2 && wide, Level::Avx512)];
+            found.into_iter().filter_map(|(has, level)| has.then_some(level)).collect()
         }
-        levels
+        #[cfg(not(target_arch = "x86_64"))]
+        vec![Level::Portable]
     }
 
     pub fn name(self) -> &'static str {
