@@ -47,7 +47,9 @@ fn a_rank_that_fails_while_allocating_is_named() {
     cell.memory.capacity = Some(4096);
     let mut free = cell.clone();
     free.memory.capacity = None;
-    let Cause::OutOfMemory { error, .. } = cause(train(&cell, &plan(&free), &|_| {})) else { panic!("not out of memory") };
+    let Cause::OutOfMemory { error, .. } = cause(train(&cell, &plan(&free), &|_| {})) else {
+        panic!("not out of memory")
+    };
     assert_eq!(error.capacity, 4096);
 }
 

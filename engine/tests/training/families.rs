@@ -113,14 +113,6 @@ fn single(file: &Path) -> Tensors {
     checkpoint.names().map(read).collect()
 }
 
-/// Norm of the difference over norm of the reference; zero for two tensors of zeros.
-fn distance(ours: &[f32], theirs: &[f32]) -> f64 {
-    assert_eq!(ours.len(), theirs.len());
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
-    let difference = norm(&mut ours.iter().zip(theirs).map(|(a, b)| *a as f64 - *b as f64));
-    if difference == 0.0 { 0.0 } else { difference / norm(&mut theirs.iter().map(|b| *b as f64)) }
-}
-
 /// The tensors that a cell trains.
 fn trained(weights: Tensors, cell: &Cell) -> Tensors {
     weights.into_iter().filter(|(name, _)| cell.lora.rank == 0 || name.contains(".lora_")).collect()

@@ -38,7 +38,8 @@ fn assert_close(a: &Ran, b: &Ran, what: &str) {
 /// Strategies and shard groups for a number of ranks.
 fn strategies(ranks: usize) -> Vec<(Strategy, usize)> {
     let power = ranks.is_power_of_two();
-    let groups = |s: Strategy| if s.is_hybrid() { (1..=ranks).filter(|d| ranks % d == 0).collect() } else { vec![1] };
+    let groups =
+        |s: Strategy| if s.is_hybrid() { (1..=ranks).filter(|d| ranks.is_multiple_of(*d)).collect() } else { vec![1] };
     let all = Strategy::ALL.into_iter().filter(|s| power || !s.is_hybrid());
     all.flat_map(|s| groups(s).into_iter().map(move |shard| (s, shard))).collect()
 }

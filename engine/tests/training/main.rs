@@ -1,8 +1,8 @@
 //! The engine as a whole: against PyTorch, against itself under every strategy, and against its own plan.
 
 mod accounting;
-mod families;
 mod failures;
+mod families;
 mod identity;
 mod layers;
 mod parity;

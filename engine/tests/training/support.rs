@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zbench_engine::config::*;
 use zbench_engine::hf;
 use zbench_engine::layers::StepError;
-use zbench_engine::outcome::{Failure, RankReport, Step};
+use zbench_engine::outcome::{Failure, Step};
 use zbench_engine::plan::Plan;
 use zbench_engine::rank::Rank;
 use zbench_engine::train::with_ranks;
@@ -81,12 +81,19 @@ pub fn plan(cell: &Cell) -> Plan {
 
 pub type Tensors = Vec<(String, Vec<f32>)>;
 
-/// What a run gives: steps, the mean gradients of one step (the first), the last weights, what every rank reports.
+/// What a run gives: steps, the mean gradients of one step (the first), the last weights.
 pub struct Ran {
     pub steps: Vec<Step>,
     pub gradients: Tensors,
     pub weights: Tensors,
-    pub ranks: Vec<RankReport>,
+}
+
+/// Norm of the difference over norm of the reference.
+pub fn distance(ours: &[f32], theirs: &[f32]) -> f64 {
+    assert_eq!(ours.len(), theirs.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    let difference = norm(&mut ours.iter().zip(theirs).map(|(a, b)| *a as f64 - *b as f64));
+    if difference == 0.0 { 0.0 } else { difference / norm(&mut theirs.iter().map(|b| *b as f64)) }
 }
 
 pub fn try_run(cell: &Cell) -> Result<Ran, Failure> {
@@ -101,14 +108,12 @@ pub fn try_run_seeing(cell: &Cell, seen: usize) -> Result<Ran, Failure> {
         for i in 0..cell.train.untimed_steps + cell.train.steps {
             steps.push(if i == seen { step_seeing(rank, i, &mut gradients)? } else { rank.step()? });
         }
-        let report = rank.report();
         let mut weights = Vec::new();
         rank.export_weights(|name, _, values| weights.push((name.to_string(), values.to_vec())))?;
-        Ok((steps, gradients, weights, report))
+        Ok((steps, gradients, weights))
     })?;
-    let reports = ranks.iter().map(|r| r.3.clone()).collect();
-    let (steps, gradients, weights, _) = ranks.into_iter().next().unwrap();
-    Ok(Ran { steps, gradients, weights, ranks: reports })
+    let (steps, gradients, weights) = ranks.into_iter().next().unwrap();
+    Ok(Ran { steps, gradients, weights })
 }
 
 pub fn run(cell: &Cell) -> Ran {
