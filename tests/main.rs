@@ -1,1 +1,7 @@
-//! stub
+//! Integration tests of the `zbench` command: one binary, a module per topic.
+
+mod cli;
+mod config;
+mod grid;
+mod notebook;
+mod support;

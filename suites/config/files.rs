@@ -22,7 +22,11 @@ impl Files {
         if !matches!(data, Data::Synthetic {}) {
             let open = || Source::open(data, vocab, seq_len, cell.train.seed).map(|_| ()).map_err(|e| e.to_string());
             let name = format!("{data:?} {vocab} {seq_len}");
-            self.checked.entry(name).or_insert_with(open).clone().map_err(|error| ("data.path", error))?;
+            let key = |error: &str| match data {
+                Data::Text { tokenizer, .. } if error.starts_with(&tokenizer.display().to_string()) => "data.tokenizer",
+                _ => "data.path",
+            };
+            self.checked.entry(name).or_insert_with(open).clone().map_err(|error| (key(&error), error))?;
         }
         if let Some(folder) = &cell.model.weights {
             let open = || {

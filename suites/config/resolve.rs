@@ -131,12 +131,13 @@ impl Values<'_> {
     }
 
     fn refuse(&self, key: &str, others: &[&str], message: impl Into<String>) -> Refusal {
-        let setting = self.settings.get(key);
         let grid = |key: &str| self.settings.get(key).is_some_and(|setting| setting.from_grid);
+        // A key that the file leaves out stands where the first of those it clashes with does.
+        let place = |key: &&str| self.settings.get(*key).and_then(|setting| setting.place);
         Refusal {
             key: key.into(),
             message: message.into(),
-            place: setting.and_then(|setting| setting.place),
+            place: std::iter::once(&key).chain(others).find_map(place),
             from_grid: grid(key) || others.iter().any(|key| grid(key)),
         }
     }
@@ -387,7 +388,7 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         let message = format!("{per_node} does not divide parallel.ranks = {ranks}; write a divisor of it");
         return Err(values.refuse("parallel.ranks_per_node", &["parallel.ranks"], message));
     }
-    let others = ["parallel.ranks", "parallel.strategy", "parallel.ranks_per_node"];
+    let others = ["parallel.strategy", "parallel.ranks", "parallel.ranks_per_node"];
     let shard = if !strategy.is_hybrid() {
         ranks
     } else if let Some(shard) = values.given_count("parallel.shard") {

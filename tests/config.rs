@@ -1,0 +1,211 @@
+//! From TOML to cells: what is refused and how it is said, defaults, units, and that nothing panics.
+
+use crate::support::{cells, parse, root, run, stderr};
+use proptest::prelude::*;
+use zbench_engine::config::{AttentionKind, Cell, Checkpointing, Linear, Strategy as Sharding};
+use zbench_kernels::DType;
+
+fn only_cell(text: &str) -> Cell {
+    let cells = cells(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    let [cell] = &cells[..] else { panic!("{} cells", cells.len()) };
+    cell.resolved.as_ref().expect("resolves").cell.clone()
+}
+
+/// Each file's first line says what its message must contain; every one is refused with exit 1 and names itself.
+#[test]
+fn broken_files_are_refused_with_place_field_and_fix() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut count = 0;
+    for entry in std::fs::read_dir(root().join("tests/bad")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            continue;
+        }
+        count += 1;
+        let text = std::fs::read_to_string(&path).unwrap();
+        let expect = text.lines().next().and_then(|line| line.strip_prefix("# expect: ")).expect("an expectation");
+        let output = run(folder.path(), &["grid", path.to_str().unwrap()]);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{}: {said}", path.display());
+        let name = path.file_name().unwrap().to_str().unwrap();
+        for fragment in expect.split(" | ").chain([name]) {
+            assert!(said.contains(fragment), "{name}: no {fragment:?} in {said:?}");
+        }
+        assert!(!said.contains("panicked"), "{name}: {said}");
+    }
+    assert!(count >= 60, "{count} files");
+    assert!(!folder.path().join("records.jsonl").exists(), "a refused file leaves nothing in the notebook");
+}
+
+#[test]
+fn files_that_are_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let latin = folder.path().join("latin.toml");
+    std::fs::write(&latin, b"name = \"\xe9\"\n").unwrap();
+    for (path, fragment) in
+        [("nowhere.toml", "cannot be read"), (folder.path().to_str().unwrap(), "cannot be read"), (latin.to_str().unwrap(), "not UTF-8")]
+    {
+        let output = run(folder.path(), &["grid", path]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains(fragment), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn set_is_checked_like_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = crate::support::write(folder.path(), crate::support::TINY);
+    let cases = [
+        ("train.stesp=3", "did you mean train.steps?"),
+        ("train.steps", "write --set key=value"),
+        ("train.steps=0", "0 is too small"),
+        ("parallel.strategy=zero4", "did you mean"),
+        ("parallel.shard=3", "parallel.shard"),
+    ];
+    for (set, fragment) in cases {
+        let arguments = ["grid", path.to_str().unwrap(), "--dry-run", "--set", "parallel.strategy=hsdp", "--set", set];
+        let output = run(folder.path(), &arguments);
+        assert_eq!(output.status.code(), Some(1), "{set}");
+        assert!(stderr(&output).contains("--set") && stderr(&output).contains(fragment), "{set}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn an_empty_file_is_a_cell() {
+    let cell = only_cell("");
+    assert_eq!((cell.parallel.ranks, cell.parallel.strategy), (1, Sharding::Ddp));
+    assert_eq!((cell.model.hidden_size, cell.model.num_hidden_layers), (512, 8));
+    assert_eq!(cell.precision.bytes_per_parameter(), 16);
+    assert_eq!((cell.memory.checkpointing, cell.memory.attention), (Checkpointing::None, AttentionKind::Flash));
+    assert_eq!(cell.lora.rank, 0);
+}
+
+#[test]
+fn precision_presets_and_overrides() {
+    let bytes = |text: &str| only_cell(&format!("[precision]\n{text}")).precision.bytes_per_parameter();
+    assert_eq!(bytes("preset = \"f32\""), 16);
+    assert_eq!(bytes("preset = \"bf16-mixed\""), 18);
+    assert_eq!(bytes("preset = \"f16-mixed\""), 18);
+    assert_eq!(bytes("preset = \"bf16-mixed\"\ngradients = \"bf16\""), 16);
+    assert_eq!(bytes("preset = \"bf16\""), 8);
+    assert_eq!(bytes("preset = \"bf16-mixed\"\nmaster = \"none\""), 14);
+}
+
+#[test]
+fn shard_follows_nodes_then_half() {
+    let shard = |text: &str| only_cell(&format!("[parallel]\nstrategy = \"hsdp\"\n{text}")).parallel.shard;
+    assert_eq!(shard("ranks = 8"), 4);
+    assert_eq!(shard("ranks = 8\nranks_per_node = 2"), 2);
+    assert_eq!(shard("ranks = 9\nshard = 3"), 3);
+    assert_eq!(only_cell("[parallel]\nranks = 6\nshard = 2").parallel.shard, 6, "ddp does not read it");
+}
+
+#[test]
+fn batches_lora_checkpointing_sizes() {
+    let cell = only_cell("[train]\nglobal_batch = 24\nmicro_batch = 2\n[parallel]\nranks = 4");
+    assert_eq!(cell.train.accumulation, 3);
+    let lora = only_cell("[lora]\nrank = 4").lora;
+    assert_eq!((lora.targets, lora.alpha), (vec![Linear::QProj, Linear::VProj], 8.0));
+    let lora = only_cell("[lora]\nrank = 4\nbase = \"bf16\"\ntargets = \"all-linear\"").lora;
+    assert_eq!((lora.targets, lora.base), (Linear::ALL.to_vec(), Some(DType::Bf16)));
+    let ordered = only_cell("[lora]\nrank = 4\ntargets = [\"up_proj\", \"q_proj\"]").lora.targets;
+    assert_eq!(ordered, [Linear::QProj, Linear::UpProj], "the order of writing does not matter");
+    assert_eq!(only_cell("[memory]\ncheckpointing = { every = 3 }").memory.checkpointing, Checkpointing::Every(3));
+    assert_eq!(only_cell("[memory]\ncapacity = \"80GiB\"").memory.capacity, Some(80 << 30));
+    assert_eq!(only_cell("[memory]\ncapacity = 1000").memory.capacity, Some(1000));
+}
+
+#[test]
+fn model_keys_override_a_preset_and_a_folder() {
+    let cell = only_cell("[model]\npreset = \"llama-tiny\"\nnum_hidden_layers = 3");
+    assert_eq!((cell.model.num_hidden_layers, cell.model.hidden_size), (3, 128));
+    let folder = root().join("tests/fixtures/llama");
+    let cell = only_cell(&format!("[model]\npath = {:?}", folder.to_str().unwrap()));
+    assert_eq!((cell.model.hidden_size, cell.model.vocab_size), (64, 256));
+    assert_eq!(cell.model.weights.as_deref(), Some(folder.as_path()));
+}
+
+#[test]
+fn several_problems_are_told_at_once() {
+    let error = parse("[train]\nsteps = 0\nseq_length = 3\n[parallel]\nranks = \"four\"\n").unwrap_err();
+    assert_eq!(error.0.len(), 3, "{error}");
+}
+
+/// The documentation of the keys is generated; this keeps it true.
+#[test]
+fn documentation_is_in_step() {
+    let path = root().join("docs/configuration.md");
+    let written = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(written, zbench::config::keys::document(), "run `zbench doctor --keys > docs/configuration.md`");
+}
+
+#[test]
+fn the_configs_that_come_with_zbench_are_right() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, count) in [("quickstart", 31), ("llama70b", 8), ("zero-memory", 32)] {
+        let path = root().join(format!("configs/{name}.toml"));
+        let output = run(folder.path(), &["plan", path.to_str().unwrap(), "--format", "json"]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert_eq!(crate::support::stdout(&output).lines().count(), count, "{name}");
+    }
+}
+
+/// Pieces that mutations are made of: right and wrong, whole and torn.
+fn piece() -> impl Strategy<Value = String> {
+    let words = [
+        "[train]", "[grid]", "[[grid.exclude]]", "[[grid.include]]", "[model]", "[lora]", "[parallel]", "[data]", "micro_batch",
+        "\"train.steps\"", "strategy", "ranks", "=", "=", "=", "[", "]", "{", "}", ",", "\"", "'''", "0", "-1", "1e400", "nan",
+        "inf", "9223372036854775807", "0x7fffffffffffffff", "1979-05-27", "true", "\"zero3\"", "\"80GiB\"", "checkpointing",
+        "{ every = 0 }", "betas", "seq_len", "hidden_size", "num_attention_heads", "head_dim", "preset", "\"llama-tiny\"", "path",
+        "\"..\"", "rope_scaling", "global_batch", "capacity", "\n", "\n", "\n", ".", "#", "\u{feff}", "é", "\0", "\r",
+    ];
+    prop_oneof![prop::sample::select(words.to_vec()).prop_map(String::from), "[ -~]{0,6}", any::<i64>().prop_map(|n| n.to_string())]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_text_panics(pieces in prop::collection::vec(piece(), 0..40)) {
+        let _ = cells(&pieces.join(" "));
+    }
+
+    /// A valid file with a slice replaced by pieces.
+    #[test]
+    fn no_mutation_panics(at in 0usize..2000, length in 0usize..30, pieces in prop::collection::vec(piece(), 0..4)) {
+        let valid: Vec<char> = crate::support::TINY.chars().collect();
+        let start = at % valid.len();
+        let end = (start + length).min(valid.len());
+        let text: String = valid[..start].iter().chain(pieces.concat().chars().collect::<Vec<_>>().iter()).chain(&valid[end..]).collect();
+        let _ = cells(&text);
+    }
+
+    #[test]
+    fn no_argument_panics(text in "\\PC{0,40}", key in prop::sample::select(zbench::config::keys::KEYS.iter().map(|k| k.name).collect::<Vec<_>>())) {
+        let path = std::path::Path::new("test.toml");
+        let _ = zbench::config::Document::parse(path, "", &[format!("{key}={text}"), text.clone()]);
+        let _ = zbench::grid::parse_only(&text);
+        let _ = zbench::config::units::bytes(&text);
+        let _ = zbench::config::units::bandwidth(&text);
+        let _ = zbench::config::units::seconds(&text);
+    }
+
+    /// Whatever numbers a model has: a cell, or an error; and a plan of it is a plan, or an error.
+    #[test]
+    fn absurd_sizes_are_refused(exponents in prop::array::uniform8(0u32..34), naive in any::<bool>()) {
+        let [h, i, l, a, v, s, m, r] = exponents.map(|e| 1u64 << e);
+        let attention = if naive { "naive" } else { "flash" };
+        let text = format!(
+            "[model]\nhidden_size = {h}\nintermediate_size = {i}\nnum_hidden_layers = {l}\nnum_attention_heads = {a}\nvocab_size = {v}\n\
+             max_position_embeddings = {s}\n[train]\nseq_len = {s}\nmicro_batch = {m}\n[parallel]\nranks = {r}\n[memory]\nattention = \"{attention}\"\n"
+        );
+        if let Ok(cells) = cells(&text) {
+            for cell in &cells {
+                // A plan has as many parts as layers; those of a thousand say no more than those of a hundred.
+                if let Some(resolved) = cell.resolved.as_ref().ok().filter(|r| r.cell.model.num_hidden_layers <= 128) {
+                    let _ = zbench::runner::plan::estimate(&resolved.cell);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The runner's schedule over a notebook, with cells that only pretend: order, resume, outcomes, parity.
+
+use crate::support::{TINY, cells};
+use std::collections::BTreeMap;
+use std::path::Path;
+use zbench::runner::plan::{Decision, Planned, plan};
+use zbench::runner::protocol::{End, Ended};
+use zbench::runner::{Execute, Execution, Observe, Runner, Summary, Trials};
+use zbench_engine::config::{Cell, Strategy};
+use zbench_reports::Notebook;
+use zbench_reports::record::{Source, Status, Step, Verdict};
+
+/// Executes without training: losses and ends by strategy.
+#[derive(Default)]
+struct Fake {
+    /// What was run, in order.
+    ran: Vec<String>,
+    /// Added to the losses of a strategy.
+    off: BTreeMap<&'static str, f64>,
+    /// Strategies that end otherwise.
+    ends: BTreeMap<&'static str, Status>,
+    /// Stops before this many executions are done.
+    stop_after: Option<usize>,
+}
+
+fn name(cell: &Cell) -> String {
+    format!("{} {:?}", cell.parallel.strategy.name(), cell.memory.checkpointing)
+}
+
+impl Execute for Fake {
+    fn execute(&mut self, cell: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution {
+        if self.stop_after == Some(self.ran.len()) {
+            return Execution::default();
+        }
+        self.ran.push(name(cell));
+        let strategy = cell.parallel.strategy.name();
+        let off = self.off.get(strategy).copied().unwrap_or(0.0);
+        let step = |i: u64| Step {
+            step: i,
+            timed: i > 1,
+            loss: 5.0 - i as f64 + off,
+            grad_norm: 1.0,
+            lr: 0.1,
+            ms: 10.0 * i as f64,
+            tokens: 1000,
+            extra: Default::default(),
+        };
+        let steps: Vec<Step> = (1..=3).map(step).collect();
+        steps.iter().for_each(on_step);
+        let failure = self.ends.get(strategy).map(|status| Ended { status: *status, reason: "because".into(), source: None });
+        Execution { steps, end: Some(End { failure, peak_flops: vec![Some(1e9), Some(1e9)], ..End::default() }) }
+    }
+}
+
+struct Silent;
+impl Observe for Silent {}
+
+fn planned(text: &str) -> Vec<Planned> {
+    cells(text).unwrap().into_iter().map(|cell| plan(cell, None)).collect()
+}
+
+fn run(folder: &Path, fake: &mut Fake, text: &str, trials: Trials) -> Summary {
+    let notebook = Notebook::open(folder).unwrap();
+    let mut runner = Runner { notebook: &notebook, execute: fake, observe: &mut Silent, header: Default::default() };
+    runner.run(&planned(text), trials).unwrap()
+}
+
+#[test]
+fn trials_go_round_robin_and_references_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = TINY.replace("[\"ddp\", \"zero3\"]", "[\"zero3\", \"ddp\"]");
+    let mut fake = Fake::default();
+    let summary = run(folder.path(), &mut fake, &text, Trials::UpTo(2));
+    let round = ["ddp None", "ddp Full", "zero3 None", "zero3 Full"];
+    assert_eq!(fake.ran, [round, round].concat());
+    assert_eq!(summary.appended, 8);
+    // Reported in the order of the grid, each cell's trials together.
+    let order: Vec<(String, u32)> =
+        summary.records.iter().map(|r| (r.setting("parallel.strategy").unwrap().as_str().unwrap().into(), r.trial)).collect();
+    assert_eq!(order[0], ("zero3".into(), 1));
+    assert_eq!(order[1], ("zero3".into(), 2));
+    assert_eq!(order[7], ("ddp".into(), 2));
+}
+
+#[test]
+fn an_interrupted_grid_goes_on_without_repeating() {
+    let folder = tempfile::tempdir().unwrap();
+    for stop in 0..12 {
+        let mut fake = Fake { stop_after: Some(1), ..Fake::default() };
+        let summary = run(folder.path(), &mut fake, TINY, Trials::UpTo(3));
+        assert!(summary.interrupted, "{stop}");
+        assert_eq!(summary.records.len(), stop + 1);
+    }
+    let mut fake = Fake::default();
+    let summary = run(folder.path(), &mut fake, TINY, Trials::UpTo(3));
+    assert!(fake.ran.is_empty() && !summary.interrupted);
+    assert_eq!((summary.records.len(), summary.appended), (12, 0));
+    let trials: Vec<u32> = summary.records.iter().map(|record| record.trial).collect();
+    assert_eq!(trials, [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3]);
+}
+
+#[test]
+fn a_torn_line_costs_only_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    run(folder.path(), &mut Fake::default(), TINY, Trials::UpTo(1));
+    let path = folder.path().join("records.jsonl");
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &bytes[..bytes.len() - 20]).unwrap();
+    let mut fake = Fake::default();
+    let summary = run(folder.path(), &mut fake, TINY, Trials::UpTo(1));
+    assert_eq!(fake.ran, ["zero3 Full"]);
+    assert_eq!(summary.records.len(), 4);
+}
+
+#[test]
+fn fresh_and_one_more_repeat() {
+    let folder = tempfile::tempdir().unwrap();
+    run(folder.path(), &mut Fake::default(), TINY, Trials::UpTo(1));
+    let fresh = run(folder.path(), &mut Fake::default(), TINY, Trials::Fresh(1));
+    assert_eq!(fresh.appended, 4);
+    let more = run(folder.path(), &mut Fake::default(), TINY, Trials::OneMore);
+    assert_eq!(more.records.iter().map(|r| r.trial).collect::<Vec<_>>(), [2, 2, 2, 2]);
+    let all = run(folder.path(), &mut Fake::default(), TINY, Trials::UpTo(1));
+    assert_eq!(all.appended, 0);
+    assert_eq!(all.records[0].id, fresh.records[0].id, "a trial's newest record counts");
+}
+
+#[test]
+fn failures_end_a_cell_and_are_tried_again_by_the_next_run() {
+    let folder = tempfile::tempdir().unwrap();
+    for status in [Status::Failed, Status::TimedOut] {
+        let mut fake = Fake { ends: BTreeMap::from([("zero3", status)]), ..Fake::default() };
+        let summary = run(folder.path(), &mut fake, TINY, Trials::UpTo(2));
+        assert_eq!(fake.ran.iter().filter(|name| name.starts_with("zero3")).count(), 2, "one trial of each, not two");
+        let record = summary.records.iter().find(|record| record.outcome.status == status).unwrap();
+        assert_eq!(record.outcome.reason, "because");
+        assert_eq!(record.steps.len(), 3, "steps done before are kept");
+    }
+    let mut fake = Fake::default();
+    run(folder.path(), &mut fake, TINY, Trials::UpTo(2));
+    assert_eq!(fake.ran.len(), 4);
+    assert!(fake.ran.iter().all(|name| name.starts_with("zero3")));
+}
+
+#[test]
+fn divergence_and_a_full_arena_are_final() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut fake = Fake { ends: BTreeMap::from([("zero3", Status::Diverged)]), ..Fake::default() };
+    run(folder.path(), &mut fake, TINY, Trials::UpTo(1));
+    let mut again = Fake::default();
+    run(folder.path(), &mut again, TINY, Trials::UpTo(1));
+    assert!(again.ran.is_empty());
+}
+
+#[test]
+fn parity_with_the_ddp_cell() {
+    let verdict = |off: f64| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut fake = Fake { off: BTreeMap::from([("zero3", off)]), ..Fake::default() };
+        let summary = run(folder.path(), &mut fake, TINY, Trials::UpTo(1));
+        let verdicts: Vec<Verdict> = summary.records.iter().map(|record| record.parity.verdict).collect();
+        assert_eq!(verdicts[..2], [Verdict::Reference, Verdict::Identical], "ddp without and with checkpointing");
+        assert_eq!(summary.records[2].parity.reference.as_deref(), Some(summary.records[0].id.as_str()));
+        verdicts[2]
+    };
+    assert_eq!(verdict(0.0), Verdict::Identical);
+    assert_eq!(verdict(1e-6), Verdict::WithinTolerance);
+    assert_eq!(verdict(1e-3), Verdict::Failed);
+    assert_eq!(verdict(f64::NAN), Verdict::Failed);
+}
+
+#[test]
+fn without_a_ddp_cell_nothing_is_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = TINY.replace("[\"ddp\", \"zero3\"]", "[\"zero1\", \"zero3\"]");
+    let summary = run(folder.path(), &mut Fake::default(), &text, Trials::UpTo(1));
+    assert!(summary.records.iter().all(|record| record.parity.verdict == Verdict::None));
+}
+
+#[test]
+fn losses_that_change_between_trials_are_flagged() {
+    let folder = tempfile::tempdir().unwrap();
+    run(folder.path(), &mut Fake::default(), TINY, Trials::UpTo(1));
+    let mut fake = Fake { off: BTreeMap::from([("zero3", 1e-9)]), ..Fake::default() };
+    let summary = run(folder.path(), &mut fake, TINY, Trials::UpTo(2));
+    let flagged: Vec<bool> = summary.records.iter().map(|r| r.validity.contains(&"not_reproducible".to_string())).collect();
+    assert_eq!(flagged, [false, false, false, false, false, true, false, true]);
+}
+
+#[test]
+fn metrics_follow_from_the_timed_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = run(folder.path(), &mut Fake::default(), TINY, Trials::UpTo(1)).records.remove(0);
+    let number = |metric: &str| record.metrics.number(metric).unwrap();
+    // Steps 2 and 3 are timed: 20 and 30 ms, 1000 tokens each.
+    assert_eq!(number("tokens_per_second"), 2000.0 / 0.05);
+    assert_eq!(number("tokens_per_second_per_rank"), 1000.0 / 0.05);
+    assert_eq!((number("step_ms_mean"), number("step_ms_p50")), (25.0, 20.0));
+    assert_eq!((number("loss_first"), number("loss_last")), (4.0, 2.0));
+    let flops = record.flops.get("model").unwrap();
+    assert!((number("mfu") - flops / 0.025 / 1e9).abs() < 1e-12 * number("mfu").abs().max(1.0));
+    assert_eq!(number("mfu"), number("mfu_of_measured_peak"));
+    for metric in zbench::runner::record::METRICS {
+        let stated = record.metrics.number(metric).is_some();
+        assert_eq!(stated, record.unstated.get(metric).is_none(), "{metric}: a number or a reason");
+    }
+}
+
+#[test]
+fn what_cannot_run_is_recorded_once_with_reason_and_estimate() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = format!("{TINY}\n[[grid.include]]\n\"parallel.tensor\" = 2\n").replace("threads_per_rank = 1", "device = \"cuda\"");
+    let mut fake = Fake::default();
+    for appended in [5, 0] {
+        let summary = run(folder.path(), &mut fake, &text, Trials::UpTo(3));
+        assert_eq!((summary.records.len(), summary.appended), (5, appended));
+        assert!(summary.records.iter().all(|record| record.outcome.status == Status::Skipped));
+        assert!(summary.records[0].outcome.reason.contains("CUDA"));
+        assert!(summary.records[0].memory.parameters.as_ref().unwrap().predicted_bytes.unwrap() > 0);
+        assert!(summary.records[4].outcome.reason.contains("parallel.tensor"));
+        assert_eq!(summary.records[4].setting("parallel.tensor"), Some(&serde_json::json!(2)));
+    }
+    assert!(fake.ran.is_empty());
+}
+
+#[test]
+fn capacity_is_proved_by_the_plan_or_left_to_the_arena() {
+    let decision = |capacity: u64| {
+        let text = TINY.replace("[grid]", &format!("[memory]\ncapacity = {capacity}\n[grid]"));
+        planned(&text).remove(0)
+    };
+    let free = planned(TINY).remove(0);
+    let total = free.estimate.as_ref().unwrap().memory.total_peak();
+    assert!(matches!(decision(1000).decision, Decision::Record { status: Status::OutOfMemory, source: Source::Plan, .. }));
+    assert_eq!(decision(total).decision, Decision::Run);
+    assert_eq!(decision(total).fits(), Some(true));
+    let tight = decision(total - 64);
+    assert_eq!((tight.decision.clone(), tight.fits()), (Decision::Run, Some(false)));
+    assert!(tight.advice.contains("memory.checkpointing") && tight.advice.contains("predicted"), "{}", tight.advice);
+}
+
+#[test]
+fn the_proxy_keeps_strategies_and_ratios() {
+    let document = std::fs::read_to_string(crate::support::root().join("configs/llama70b.toml")).unwrap();
+    let document = document.replace("profile = \"a100-80gb\"", "device = \"cuda\"");
+    for cell in cells(&document).unwrap() {
+        let cell = cell.resolved.unwrap().cell;
+        let small = zbench::proxy::scaled(&cell, 2);
+        assert_eq!((small.parallel.ranks, small.parallel.ranks_per_node), (4, Some(2)));
+        assert_eq!(small.parallel.strategy, cell.parallel.strategy);
+        assert_eq!(small.parallel.shard, if cell.parallel.strategy == Strategy::Hsdp { 2 } else { 4 });
+        assert_eq!((&small.precision, &small.memory.checkpointing), (&cell.precision, &cell.memory.checkpointing));
+        assert_eq!((small.model.num_attention_heads, small.model.num_key_value_heads), (4, 1));
+        assert!(zbench::runner::plan::estimate(&small).is_ok());
+    }
+}

@@ -1,0 +1,80 @@
+//! What the tests share: the program, and cells that train in a moment.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use zbench::config::files::Files;
+use zbench::config::{ConfigError, Context, Document};
+use zbench::grid::{self, GridCell};
+
+/// A grid of four cells of a model so small that a trial takes a moment.
+pub const TINY: &str = r#"
+name = "tiny"
+question = "does it work?"
+[model]
+family = "llama"
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 2
+num_attention_heads = 2
+vocab_size = 64
+max_position_embeddings = 64
+[train]
+seq_len = 16
+steps = 2
+untimed_steps = 1
+[parallel]
+ranks = 2
+[hardware]
+threads_per_rank = 1
+[grid]
+"parallel.strategy" = ["ddp", "zero3"]
+"memory.checkpointing" = ["none", "full"]
+"#;
+
+/// The program under test, told where its notebook is.
+pub fn zbench(notebook: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zbench"));
+    command.arg("--notebook").arg(notebook).env("COLUMNS", "140").env("NO_COLOR", "1");
+    command
+}
+
+/// Runs it with these arguments.
+pub fn run(notebook: &Path, arguments: &[&str]) -> Output {
+    zbench(notebook).args(arguments).output().expect("the program starts")
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Writes a configuration into a folder.
+pub fn write(folder: &Path, text: &str) -> PathBuf {
+    let path = folder.join("tiny.toml");
+    std::fs::write(&path, text).expect("the folder can be written");
+    path
+}
+
+pub fn parse(text: &str) -> Result<Document, ConfigError> {
+    Document::parse(Path::new("test.toml"), text, &[])
+}
+
+/// The cells of a text.
+pub fn cells(text: &str) -> Result<Vec<GridCell>, ConfigError> {
+    cells_of(&parse(text)?, "")
+}
+
+/// The cells of a document that have these values.
+pub fn cells_of(document: &Document, only: &str) -> Result<Vec<GridCell>, ConfigError> {
+    let only = if only.is_empty() { Vec::new() } else { grid::parse_only(only)? };
+    let context = Context { folder: PathBuf::new(), cores: 2 };
+    grid::expand(document, &only, 1000, &context, &mut Files::default())
+}
+
+/// The repository's own folder.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
