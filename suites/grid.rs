@@ -75,11 +75,8 @@ pub fn expand(
         if let Err(refusal) = &resolved
             && !refusal.from_grid
         {
-            let source = if refusal.place.is_none() && settings.contains_key(refusal.key.as_str()) {
-                "--set".to_string()
-            } else {
-                source.clone()
-            };
+            let by_set = settings.get(refusal.key.as_str()).is_some_and(|setting| setting.place.is_none());
+            let source = if by_set { "--set".to_string() } else { source.clone() };
             let problem =
                 Problem { source, place: refusal.place, key: refusal.key.clone(), message: refusal.message.clone() };
             if !problems.contains(&problem) {

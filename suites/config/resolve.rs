@@ -1,15 +1,18 @@
 //! A set of settings becomes a resolved cell: defaults filled in, combinations checked, what this version cannot do
 //! refused by name.
 
+use super::document;
 use super::document::{Place, Settings};
 use super::keys::{self, Default};
 use super::kind::number;
-use super::{document, units};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use toml::Value;
 use zbench_engine::config::*;
-use zbench_engine::hf::{self, HfError, PartialModel};
 use zbench_kernels::DType;
+
+mod sources;
+
+use sources::{byte_size, data, model, profile};
 
 /// What resolving depends on beside the settings.
 #[derive(Clone, Debug)]
@@ -133,11 +136,11 @@ impl Values<'_> {
     fn refuse(&self, key: &str, others: &[&str], message: impl Into<String>) -> Refusal {
         let grid = |key: &str| self.settings.get(key).is_some_and(|setting| setting.from_grid);
         // A key that the file leaves out stands where the first of those it clashes with does.
-        let place = |key: &&str| self.settings.get(*key).and_then(|setting| setting.place);
+        let written = std::iter::once(&key).chain(others).find_map(|key| self.settings.get(*key));
         Refusal {
             key: key.into(),
             message: message.into(),
-            place: std::iter::once(&key).chain(others).find_map(place),
+            place: written.and_then(|setting| setting.place),
             from_grid: grid(key) || others.iter().any(|key| grid(key)),
         }
     }
@@ -188,144 +191,6 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
         }
     }
     Ok(())
-}
-
-/// A machine to plan for.
-struct Profile {
-    name: String,
-    device: String,
-    memory: Option<u64>,
-}
-
-/// Reads machines/NAME.toml beside the configuration.
-fn profile(values: &Values, context: &Context) -> Result<Option<Profile>, Refusal> {
-    let Some(name) = values.given_text("hardware.profile") else { return Ok(None) };
-    let refuse = |message: String| values.refuse("hardware.profile", &[], message);
-    if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
-        return Err(refuse(format!("\"{name}\" is no name of a profile; write letters, digits and dashes")));
-    }
-    let path = context.folder.join("machines").join(format!("{name}.toml"));
-    let text = std::fs::read_to_string(&path).map_err(|error| {
-        refuse(format!("\"{name}\": {} cannot be read: {error}; name a file of that folder", path.display()))
-    })?;
-    let bad = |what: &str| refuse(format!("\"{name}\": {}: {what}", path.display()));
-    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| bad(error.message()))?;
-    if let Some(key) = table.keys().find(|key| !["device", "memory", "about"].contains(&key.as_str())) {
-        return Err(bad(&format!("unknown key {key}; a profile has device, memory and about")));
-    }
-    let device = match table.get("device").and_then(Value::as_str) {
-        Some(device @ ("cpu" | "cuda")) => device.to_string(),
-        _ => return Err(bad("device must be \"cpu\" or \"cuda\"")),
-    };
-    let memory = match table.get("memory") {
-        None => None,
-        Some(value) => Some(byte_size(value).ok_or_else(|| bad("memory must be a size such as \"80GiB\""))?),
-    };
-    Ok(Some(Profile { name, device, memory }))
-}
-
-fn byte_size(value: &Value) -> Option<u64> {
-    match value {
-        Value::String(text) => units::bytes(text),
-        other => number(other).and_then(|x| units::bytes(&x.to_string())),
-    }
-}
-
-fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
-    let keys: Vec<&'static str> = values.settings.keys().copied().filter(|key| key.starts_with("model.")).collect();
-    let foreign = |key: &str, error: HfError| {
-        let (key, message) = match error {
-            HfError::Field { what, field, reason } if what == "model" => (format!("model.{field}"), reason),
-            other => (key.to_string(), other.to_string()),
-        };
-        // The field may be a default; the nearest key that the file has is then the place to look.
-        let known = keys::find(&key).map_or("model.rope_scaling", |key| key.name);
-        Refusal { key: key.clone(), ..values.refuse(known, &keys, message) }
-    };
-    let (preset, path) = (values.given_text("model.preset"), values.given_text("model.path"));
-    let preset = if keys.is_empty() { Some("llama-32m".into()) } else { preset };
-    let (mut base, mut weights) = (PartialModel::default(), None);
-    match (preset, path) {
-        (Some(_), Some(_)) => {
-            let message = "stands beside model.preset; keep one of them";
-            return Err(values.refuse("model.path", &keys, message));
-        }
-        (Some(name), None) => {
-            let text = hf::preset(&name).map_err(|error| {
-                let HfError::UnknownPreset { .. } = &error else { return foreign("model.preset", error) };
-                let names: Vec<&str> = hf::preset_names().collect();
-                values.refuse(
-                    "model.preset",
-                    &[],
-                    format!("there is no preset \"{name}\"; there are {}", names.join(", ")),
-                )
-            })?;
-            base = toml::from_str(text).map_err(|error| values.refuse("model.preset", &[], error.to_string()))?;
-        }
-        (None, Some(path)) => {
-            let folder = context.folder.join(path);
-            let file = folder.join("config.json");
-            let json = std::fs::read_to_string(&file).map_err(|error| {
-                let message = format!("{} cannot be read: {error}; name a folder with config.json", file.display());
-                values.refuse("model.path", &[], message)
-            })?;
-            let model = hf::model_from_hf(&json, &file.display().to_string()).map_err(|e| foreign("model.path", e))?;
-            base = PartialModel::from(&model);
-            weights = Some(folder);
-        }
-        (None, None) => {}
-    }
-    let mut stated = toml::Table::new();
-    for key in keys.iter().filter(|key| !["model.preset", "model.path"].contains(key)) {
-        if let Some(value) = values.given(key) {
-            stated.insert(key.trim_start_matches("model.").into(), value.clone());
-        }
-    }
-    let stated: PartialModel = Value::Table(stated)
-        .try_into()
-        .map_err(|e: toml::de::Error| values.refuse("model.rope_scaling", &keys, e.message()))?;
-    let mut model = stated.or(base).resolve("model").map_err(|error| foreign("model.family", error))?;
-    model.weights = weights;
-    Ok(model)
-}
-
-fn data(values: &Values, context: &Context) -> Result<Data, Refusal> {
-    let source = values.text("data.source");
-    let unused = |key: &str| {
-        let message = format!("has no effect when data.source is \"{source}\"; leave it out, or change data.source");
-        values.refuse(key, &["data.source"], message)
-    };
-    let path = |key: &str| -> Result<PathBuf, Refusal> {
-        let given = values.given_text(key);
-        let text = given.ok_or_else(|| {
-            values.refuse(key, &["data.source"], format!("is missing; data.source = \"{source}\" needs a file"))
-        })?;
-        Ok(tidy(&context.folder.join(text)))
-    };
-    let given = |key: &str| values.given(key).is_some();
-    // In a grid over sources the keys of the other sources have to stand somewhere.
-    let varies = values.settings.get("data.source").is_some_and(|source| source.from_grid);
-    let useless: &[&str] = match source.as_str() {
-        "text" => &["data.dtype"],
-        "tokens" => &["data.tokenizer"],
-        _ => &["data.path", "data.dtype", "data.tokenizer"],
-    };
-    if let Some(key) = useless.iter().find(|key| given(key)).filter(|_| !varies) {
-        return Err(unused(key));
-    }
-    Ok(match source.as_str() {
-        "text" => Data::Text { path: path("data.path")?, tokenizer: path("data.tokenizer")? },
-        "tokens" => {
-            let dtype = if values.text("data.dtype") == "u16" { TokenType::U16 } else { TokenType::U32 };
-            Data::Tokens { path: path("data.path")?, dtype }
-        }
-        _ => Data::Synthetic {},
-    })
-}
-
-/// Without `.` parts, so that one file has one name.
-fn tidy(path: &Path) -> PathBuf {
-    path.components().filter(|part| !matches!(part, std::path::Component::CurDir)).collect()
 }
 
 fn train(values: &Values, ranks: usize) -> Result<Train, Refusal> {
