@@ -2,6 +2,7 @@
 
 mod cli;
 mod config;
+mod engine;
 mod grid;
 mod notebook;
 mod support;

@@ -70,7 +70,7 @@ fn wide() -> Cell {
     let model = &mut cell.model;
     (model.hidden_size, model.intermediate_size, model.vocab_size) = (256, 512, 1024);
     (model.num_attention_heads, model.num_key_value_heads, model.head_dim) = (4, 2, 64);
-    (cell.train.seq_len, cell.train.micro_batch) = (128, 4);
+    (cell.train.seq_len, cell.train.micro_batch) = (64, 2);
     cell
 }
 

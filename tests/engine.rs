@@ -1,0 +1,95 @@
+//! What the engine shows through the command: PyTorch's losses, and memory that the system sees shrink.
+
+use crate::support::{root, run, stderr, stdout, write};
+use serde_json::Value;
+use std::path::Path;
+
+fn record(notebook: &Path, file: &Path, set: &[&str]) -> Value {
+    let mut arguments = vec!["run", file.to_str().unwrap(), "--format", "json"];
+    set.iter().for_each(|term| arguments.extend(["--set", term]));
+    let output = run(notebook, &arguments);
+    assert!(output.status.success(), "{}", stderr(&output));
+    serde_json::from_str(stdout(&output).lines().next().expect("a record")).unwrap()
+}
+
+fn number(record: &Value, path: &str) -> f64 {
+    record.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("{path} is not a number: {record}"))
+}
+
+/// tests/fixtures/llama through TOML, child process and record: each loss within 1e-4, each norm within 1e-3, as the issue says.
+#[test]
+fn the_command_matches_pytorch() {
+    let fixture = root().join("tests/fixtures/llama");
+    let folder = tempfile::tempdir().unwrap();
+    let path = fixture.display();
+    let file = write(
+        folder.path(),
+        &format!(
+            r#"
+            name = "parity"
+            [model]
+            path = "{path}"
+            [data]
+            source = "tokens"
+            path = "{path}/tokens.bin"
+            [train]
+            seq_len = 32
+            micro_batch = 2
+            steps = 18
+            untimed_steps = 2
+            lr = 1e-3
+            betas = [0.9, 0.95]
+            eps = 1e-8
+            weight_decay = 0.1
+            [parallel]
+            ranks = 2
+            strategy = "ddp"
+            [memory]
+            checkpointing = "none"
+            "#
+        ),
+    );
+    let text = std::fs::read_to_string(fixture.join("reference.json")).unwrap();
+    let reference: Value = serde_json::from_str(&text).unwrap();
+    for set in [&[][..], &["parallel.strategy=zero3", "memory.checkpointing=full"]] {
+        let record = record(&folder.path().join("nb"), &file, set);
+        for step in 0..20 {
+            for (key, tolerance) in [("loss", 1e-4), ("grad_norm", 1e-3)] {
+                let ours = number(&record, &format!("/steps/{step}/{key}"));
+                let theirs = number(&reference, &format!("/{key}/{step}"));
+                assert!((ours - theirs).abs() <= tolerance * theirs, "{set:?}: step {step}: {key} {ours} for {theirs}");
+            }
+        }
+    }
+}
+
+/// At 4 ranks and 49M parameters the process is smaller under zero3 than under ddp by what the arenas say, to 10 %: 16
+/// bytes a parameter on 4 ranks make 3.1 GB against 0.8 GB, far above what threads, stacks and page rounding add.
+#[test]
+fn resident_memory_falls_with_the_strategy() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(
+        folder.path(),
+        r#"
+        name = "resident"
+        [model]
+        preset = "llama-50m"
+        [train]
+        seq_len = 16
+        micro_batch = 1
+        steps = 1
+        untimed_steps = 1
+        [parallel]
+        ranks = 4
+        "#,
+    );
+    let resident = |strategy: &str| {
+        let record = record(&folder.path().join("nb"), &file, &[&format!("parallel.strategy={strategy}")]);
+        // All ranks are alike: the process holds four times the largest rank's peak.
+        (number(&record, "/metrics/peak_rss_bytes"), 4.0 * number(&record, "/metrics/peak_memory_bytes"))
+    };
+    let (ddp, zero3) = (resident("ddp"), resident("zero3"));
+    let (seen, stated) = (ddp.0 - zero3.0, ddp.1 - zero3.1);
+    assert!(stated > 1.5e9, "the strategies hardly differ: {stated}");
+    assert!((seen - stated).abs() < 0.1 * stated, "resident memory differs by {seen}, the arenas by {stated}");
+}
