@@ -11,7 +11,7 @@ use crate::config::files::Files;
 use crate::config::{ConfigError, Context, Document};
 use crate::grid::{self, GridCell};
 use crate::proxy;
-use crate::runner::plan::{self, Planned};
+use crate::runner::plan::{self, Decision, Planned};
 use crate::runner::{Header, machine};
 use anyhow::Result;
 use std::collections::BTreeSet;
@@ -99,7 +99,8 @@ fn expand(arguments: &Cells, max_cells: usize) -> Result<Expanded> {
 fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
     let cells = std::mem::take(&mut expanded.cells);
     if !stand_ins {
-        return Ok(cells.into_iter().map(|cell| plan::plan(cell, None)).collect());
+        let planned: Vec<Planned> = cells.into_iter().map(|cell| plan::plan(cell, None)).collect();
+        return refuse_the_impossible(&expanded.document, planned);
     }
     let absent = |cell: &GridCell| cell.resolved.as_ref().is_ok_and(|r| r.cell.hardware.device != DeviceKind::Cpu);
     if !cells.iter().any(absent) {
@@ -122,6 +123,17 @@ fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
         }
         if seen.insert(cell.key.clone()) {
             planned.push(plan::plan(cell, of));
+        }
+    }
+    Ok(planned)
+}
+
+/// What the plan refuses is a skipped cell where a grid made it, and an error of the file where no grid took part.
+fn refuse_the_impossible(document: &Document, planned: Vec<Planned>) -> Result<Vec<Planned>> {
+    for cell in &planned {
+        let from_grid = cell.grid.settings.values().any(|setting| setting.from_grid);
+        if let (None, Decision::Record { reason, .. }, false) = (&cell.estimate, &cell.decision, from_grid) {
+            return Err(ConfigError::about(document.path.display().to_string(), reason.clone()).into());
         }
     }
     Ok(planned)

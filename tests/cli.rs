@@ -48,7 +48,9 @@ fn children_of(parent: u32) -> Vec<i32> {
     let stat = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok();
     let parent_of = |pid: &str| stat(pid)?.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok();
     let all = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    all.filter(|name| name.parse::<i32>().is_ok() && parent_of(name) == Some(parent)).filter_map(|n| n.parse().ok()).collect()
+    all.filter(|name| name.parse::<i32>().is_ok() && parent_of(name) == Some(parent))
+        .filter_map(|n| n.parse().ok())
+        .collect()
 }
 
 #[test]
@@ -169,12 +171,23 @@ fn absent_hardware_is_skipped_with_exit_4_and_stood_in_for() {
     assert!(text(hybrid, "/outcome/reason").contains("it would not fit"));
     assert!(hybrid["notes"].to_string().contains("parallel.strategy = \\\"fsdp\\\""), "{}", hybrid["notes"]);
     // One cell of the stand-in is enough here.
-    let proxy = ["grid", path, "--proxy", "--trials", "1", "--only", "parallel.strategy=hsdp,memory.checkpointing=full,precision.gradients=f32"];
+    let proxy = [
+        "grid",
+        path,
+        "--proxy",
+        "--trials",
+        "1",
+        "--only",
+        "parallel.strategy=hsdp,memory.checkpointing=full,precision.gradients=f32",
+    ];
     let output = run(&notebook, &proxy);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains("PROXY"), "{}", stdout(&output));
     let last = records(&notebook).pop().unwrap();
-    assert_eq!((text(&last, "/outcome/status").as_str(), text(&last, "/name").as_str()), ("measured", "llama70b (proxy)"));
+    assert_eq!(
+        (text(&last, "/outcome/status").as_str(), text(&last, "/name").as_str()),
+        ("measured", "llama70b (proxy)")
+    );
     assert_eq!(text(&last, "/proxy/of"), text(find("hsdp", "full", "f32"), "/key"));
     assert_eq!(last["validity"].as_array().unwrap().iter().filter(|flag| *flag == "proxy").count(), 1);
 }
@@ -194,7 +207,11 @@ fn a_capacity_stops_ddp_and_not_zero3() {
     let all = records(folder.path());
     assert_eq!(text(&all[0], "/outcome/status"), "out_of_memory");
     assert_eq!(text(&all[0], "/outcome/source"), "arena");
-    assert!(zbench_kernels::Category::ALL.iter().any(|c| text(&all[0], "/outcome/reason").contains(c.name())), "{}", all[0]["outcome"]);
+    assert!(
+        zbench_kernels::Category::ALL.iter().any(|c| text(&all[0], "/outcome/reason").contains(c.name())),
+        "{}",
+        all[0]["outcome"]
+    );
     assert_eq!(text(&all[1], "/outcome/status"), "measured");
 }
 
@@ -287,7 +304,10 @@ fn kill_9_loses_nothing_and_ends_the_cell() {
 /// Whole lines of a notebook that is being written.
 fn records_or_torn(notebook: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(notebook.join("records.jsonl")).unwrap_or_default();
-    text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(|line| serde_json::from_str(line).unwrap()).collect()
+    text.split_inclusive('\n')
+        .filter(|line| line.ends_with('\n'))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 /// The same command ends the grid: what was there stays, nothing is measured twice.
@@ -316,7 +336,17 @@ fn a_full_disk_loses_nothing_measured() {
     let command = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
     let program = env!("CARGO_BIN_EXE_zbench");
     let output = std::process::Command::new("bash")
-        .args(["-c", &command, program, "--notebook", notebook.to_str().unwrap(), "grid", path.to_str().unwrap(), "--trials", "1"])
+        .args([
+            "-c",
+            &command,
+            program,
+            "--notebook",
+            notebook.to_str().unwrap(),
+            "grid",
+            path.to_str().unwrap(),
+            "--trials",
+            "1",
+        ])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
@@ -343,7 +373,9 @@ fn two_at_once_share_a_notebook() {
 #[test]
 fn usage_errors_are_exit_1_and_help_is_0() {
     let folder = tempfile::tempdir().unwrap();
-    for arguments in [&["grdi"][..], &["grid"], &["grid", "x.toml", "--trials", "0"], &["grid", "x.toml", "--timeout", "0s"], &[]] {
+    for arguments in
+        [&["grdi"][..], &["grid"], &["grid", "x.toml", "--trials", "0"], &["grid", "x.toml", "--timeout", "0s"], &[]]
+    {
         assert_eq!(run(folder.path(), arguments).status.code(), Some(1), "{arguments:?}");
     }
     for command in ["grid", "run", "plan", "list", "show", "note", "report", "repro", "doctor"] {
@@ -361,7 +393,8 @@ fn usage_errors_are_exit_1_and_help_is_0() {
 fn a_cell_that_cannot_be_read_ends() {
     let folder = tempfile::tempdir().unwrap();
     for text in ["", "{}", "[1]", "\u{0}", "{\"cell\": 3}"] {
-        let mut child = zbench(folder.path()).arg("__cell").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child =
+            zbench(folder.path()).arg("__cell").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         std::io::Write::write_all(&mut child.stdin.take().unwrap(), text.as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(70));

@@ -42,9 +42,11 @@ fn files_that_are_none() {
     let folder = tempfile::tempdir().unwrap();
     let latin = folder.path().join("latin.toml");
     std::fs::write(&latin, b"name = \"\xe9\"\n").unwrap();
-    for (path, fragment) in
-        [("nowhere.toml", "cannot be read"), (folder.path().to_str().unwrap(), "cannot be read"), (latin.to_str().unwrap(), "not UTF-8")]
-    {
+    for (path, fragment) in [
+        ("nowhere.toml", "cannot be read"),
+        (folder.path().to_str().unwrap(), "cannot be read"),
+        (latin.to_str().unwrap(), "not UTF-8"),
+    ] {
         let output = run(folder.path(), &["grid", path]);
         assert_eq!(output.status.code(), Some(1));
         assert!(stderr(&output).contains(fragment), "{}", stderr(&output));
@@ -153,13 +155,68 @@ fn the_configs_that_come_with_zbench_are_right() {
 /// Pieces that mutations are made of: right and wrong, whole and torn.
 fn piece() -> impl Strategy<Value = String> {
     let words = [
-        "[train]", "[grid]", "[[grid.exclude]]", "[[grid.include]]", "[model]", "[lora]", "[parallel]", "[data]", "micro_batch",
-        "\"train.steps\"", "strategy", "ranks", "=", "=", "=", "[", "]", "{", "}", ",", "\"", "'''", "0", "-1", "1e400", "nan",
-        "inf", "9223372036854775807", "0x7fffffffffffffff", "1979-05-27", "true", "\"zero3\"", "\"80GiB\"", "checkpointing",
-        "{ every = 0 }", "betas", "seq_len", "hidden_size", "num_attention_heads", "head_dim", "preset", "\"llama-tiny\"", "path",
-        "\"..\"", "rope_scaling", "global_batch", "capacity", "\n", "\n", "\n", ".", "#", "\u{feff}", "é", "\0", "\r",
+        "[train]",
+        "[grid]",
+        "[[grid.exclude]]",
+        "[[grid.include]]",
+        "[model]",
+        "[lora]",
+        "[parallel]",
+        "[data]",
+        "micro_batch",
+        "\"train.steps\"",
+        "strategy",
+        "ranks",
+        "=",
+        "=",
+        "=",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        "\"",
+        "'''",
+        "0",
+        "-1",
+        "1e400",
+        "nan",
+        "inf",
+        "9223372036854775807",
+        "0x7fffffffffffffff",
+        "1979-05-27",
+        "true",
+        "\"zero3\"",
+        "\"80GiB\"",
+        "checkpointing",
+        "{ every = 0 }",
+        "betas",
+        "seq_len",
+        "hidden_size",
+        "num_attention_heads",
+        "head_dim",
+        "preset",
+        "\"llama-tiny\"",
+        "path",
+        "\"..\"",
+        "rope_scaling",
+        "global_batch",
+        "capacity",
+        "\n",
+        "\n",
+        "\n",
+        ".",
+        "#",
+        "\u{feff}",
+        "é",
+        "\0",
+        "\r",
     ];
-    prop_oneof![prop::sample::select(words.to_vec()).prop_map(String::from), "[ -~]{0,6}", any::<i64>().prop_map(|n| n.to_string())]
+    prop_oneof![
+        prop::sample::select(words.to_vec()).prop_map(String::from),
+        "[ -~]{0,6}",
+        any::<i64>().prop_map(|n| n.to_string())
+    ]
 }
 
 proptest! {

@@ -10,12 +10,17 @@ fn labels(text: &str) -> Vec<String> {
     cells(text).unwrap().into_iter().map(|cell| cell.label).collect()
 }
 
-const GRID: &str = "[parallel]\nranks = 4\n[grid]\n\"train.accumulation\" = [4, 1]\n\"parallel.strategy\" = [\"zero3\", \"ddp\"]\n";
+const GRID: &str =
+    "[parallel]\nranks = 4\n[grid]\n\"train.accumulation\" = [4, 1]\n\"parallel.strategy\" = [\"zero3\", \"ddp\"]\n";
 
 #[test]
 fn the_first_axis_varies_slowest_in_the_order_of_the_file() {
-    let expected =
-        ["accumulation=4 strategy=zero3", "accumulation=4 strategy=ddp", "accumulation=1 strategy=zero3", "accumulation=1 strategy=ddp"];
+    let expected = [
+        "accumulation=4 strategy=zero3",
+        "accumulation=4 strategy=ddp",
+        "accumulation=1 strategy=zero3",
+        "accumulation=1 strategy=ddp",
+    ];
     assert_eq!(labels(GRID), expected);
 }
 
@@ -104,7 +109,10 @@ fn a_file_stands_in_the_key_by_its_content() {
     let key = |name: &str, content: &[u8]| {
         let path = folder.path().join(name);
         std::fs::write(&path, content).unwrap();
-        cells(&format!("[train]\nseq_len = 4\n[data]\nsource = \"tokens\"\npath = {:?}\n", path.to_str().unwrap())).unwrap()[0].key.clone()
+        cells(&format!("[train]\nseq_len = 4\n[data]\nsource = \"tokens\"\npath = {:?}\n", path.to_str().unwrap()))
+            .unwrap()[0]
+            .key
+            .clone()
     };
     let (ones, twos) = ([1u8, 0, 0, 0].repeat(64), [2u8, 0, 0, 0].repeat(64));
     assert_eq!(key("a.bin", &ones), key("b.bin", &ones));

@@ -35,7 +35,7 @@ const SIZE: Kind = Count { min: 1, max: 1 << 31 };
 const NUMBER: Kind = Count { min: 0, max: 1 << 31 };
 /// A degree of a mesh axis.
 const DEGREE: Kind = Count { min: 1, max: 1 << 20 };
-const DTYPE: Kind = Choice(&["f32", "bf16", "f16", "f64"]);
+const DTYPE: Kind = Choice(&["f32", "bf16", "f16"]);
 const PRESETS: Kind = Choice(&["f32", "bf16-mixed", "bf16", "f16-mixed"]);
 const HF: Default = From("the preset's or the file's, else that of transformers' LlamaConfig");
 const PRESET: Default = From("precision.preset's");
@@ -183,7 +183,7 @@ pub const KEYS: &[Key] = &[
     key("precision.reduce", DTYPE, PRESET, "Gradients on the wire; sums are in f32 whatever travels."),
     key(
         "precision.master",
-        Choice(&["none", "f32", "bf16", "f16", "f64"]),
+        Choice(&["none", "f32", "bf16", "f16"]),
         PRESET,
         "The optimizer's own copy of the weights; \"none\" = it updates the parameters.",
     ),

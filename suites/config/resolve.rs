@@ -282,7 +282,7 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
 }
 
 fn dtype(name: &str) -> Option<DType> {
-    [DType::F32, DType::Bf16, DType::F16, DType::F64].into_iter().find(|dtype| dtype.name() == name)
+    [DType::F32, DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == name)
 }
 
 fn precision(values: &Values) -> Precision {
