@@ -249,7 +249,7 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
     // The kind admits these names and zero++, which is refused before.
     let strategy = Strategy::ALL.into_iter().find(|s| s.name() == name).unwrap_or(Strategy::Ddp);
     let ranks_per_node = values.given_count("parallel.ranks_per_node");
-    if let Some(per_node) = ranks_per_node.filter(|per_node| ranks % per_node != 0) {
+    if let Some(per_node) = ranks_per_node.filter(|per_node| !ranks.is_multiple_of(*per_node)) {
         let message = format!("{per_node} does not divide parallel.ranks = {ranks}; write a divisor of it");
         return Err(values.refuse("parallel.ranks_per_node", &["parallel.ranks"], message));
     }
@@ -257,14 +257,14 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
     let shard = if !strategy.is_hybrid() {
         ranks
     } else if let Some(shard) = values.given_count("parallel.shard") {
-        if ranks % shard != 0 {
+        if !ranks.is_multiple_of(shard) {
             let message = format!("{shard} does not divide parallel.ranks = {ranks}; write a divisor of it");
             return Err(values.refuse("parallel.shard", &others, message));
         }
         shard
     } else if let Some(per_node) = ranks_per_node {
         per_node
-    } else if ranks % 2 == 0 {
+    } else if ranks.is_multiple_of(2) {
         ranks / 2
     } else {
         let message =
