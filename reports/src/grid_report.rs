@@ -2,6 +2,8 @@
 
 mod cells;
 mod labels;
+mod planned;
+mod ranking;
 mod tables;
 mod words;
 
@@ -16,8 +18,9 @@ use cells::Grid;
 
 /// Compares the cells of these records. `question` is what the grid was to find out.
 ///
-/// Trials are gathered by key; every record appears, whatever its outcome. Ranks are by tokens per second with ties as
-/// in [`crate::stats::places`]; a cell that fails loss parity or has only trials with validity flags is not ranked.
+/// Trials are gathered by key; every record appears, whatever its outcome. Rows are in the order of the median tokens per
+/// second, ranks with ties as in [`crate::stats::places`]; a cell that fails loss parity or has only trials with validity
+/// flags is not ranked. Cells that did not run are answered for by their plan.
 pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
     let title = records.iter().map(|record| record.name.as_str()).find(|name| !name.is_empty()).unwrap_or("comparison");
     let mut document = Document::new(title);
@@ -35,20 +38,23 @@ pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
     document.heading("Repeating this");
     document.paragraph("Each row can be run again from its record alone; zbench show ID prints all of a record.");
     document.table(tables::repeat(&grid));
+    made_by(&mut document, &grid, records);
     document
 }
 
 fn answer(document: &mut Document, grid: &Grid) {
     document.list(words::caveats(grid));
     document.heading("Answer");
-    document.paragraph(words::fastest(grid));
-    for text in words::different_work(grid).into_iter().chain(words::unmeasured(grid)) {
-        document.paragraph(text);
+    let is_measured = grid.measured().next().is_some();
+    if is_measured {
+        strategies_and_fastest(document, grid);
     }
-    let strategies = words::strategies(grid);
-    if !strategies.is_empty() {
-        document.paragraph("What each strategy costs:");
-        document.list(strategies);
+    let has_plan = planned::answer(document, grid);
+    if !is_measured && !has_plan {
+        document.paragraph("No cell is ranked; the tables below say why.");
+    }
+    if let Some(text) = words::unmeasured(grid) {
+        document.paragraph(text);
     }
     let effects = words::effects(grid);
     if !effects.is_empty() {
@@ -61,22 +67,49 @@ fn answer(document: &mut Document, grid: &Grid) {
     }
 }
 
+/// Where strategies are compared they come first; then who is fastest, and what that rests on.
+fn strategies_and_fastest(document: &mut Document, grid: &Grid) {
+    let strategies = words::strategies(grid);
+    let compares_strategies = strategies.len() > 1;
+    let costs = |document: &mut Document| {
+        if !strategies.is_empty() {
+            document.paragraph(words::strategies_title(grid));
+            document.list(strategies.clone());
+        }
+    };
+    if compares_strategies {
+        costs(document);
+    }
+    for text in ranking::fastest(grid) {
+        document.paragraph(text);
+    }
+    if !compares_strategies {
+        costs(document);
+    }
+    for text in
+        [ranking::trials(grid), ranking::different_work(grid), ranking::shared_cores(grid)].into_iter().flatten()
+    {
+        document.paragraph(text);
+    }
+}
+
 fn cell_tables(document: &mut Document, grid: &Grid) {
     let speed = tables::speed(grid);
     if !speed.rows.is_empty() {
         document.heading("Cells");
         document.table(speed);
-        document.paragraph(words::intervals(grid));
+        document.paragraph(ranking::intervals(grid));
+        document.list(ranking::wide(grid));
     }
     if !grid.axes.following.is_empty() {
         let paths: Vec<String> = grid.axes.following.iter().map(|axis| axis.path.clone()).collect();
         document
             .paragraph(format!("Keys that differ too, and follow from those in the labels: {}.", units::list(&paths)));
     }
-    document.list(tables::left_out(grid));
     let parts = [
         ("Not ranked: loss parity failed", tables::failed_parity(grid)),
         ("Not measured", tables::unmeasured(grid)),
+        ("Trials with validity flags", tables::flagged(grid)),
         ("Memory", tables::memory(grid)),
         ("Time of a step", tables::time(grid)),
         ("Communication", tables::communication(grid)),
@@ -129,16 +162,70 @@ fn unstated(grid: &Grid) -> Vec<String> {
         .collect()
 }
 
-/// What the records say about themselves, equal remarks once.
+/// What the records say about themselves. Remarks that differ in their numbers alone are told once.
 fn notes(grid: &Grid) -> Vec<String> {
-    let mut notes: Vec<(&str, usize)> = Vec::new();
-    for note in grid.cells.iter().flat_map(|cell| &cell.trials).flat_map(|record| &record.notes) {
-        match notes.iter_mut().find(|(other, _)| other == note) {
-            Some((_, count)) => *count += 1,
-            None => notes.push((note, 1)),
+    struct Remark<'r> {
+        first: &'r str,
+        varies: bool,
+        records: usize,
+    }
+    let mut notes: Vec<(String, Remark)> = Vec::new();
+    for cell in &grid.cells {
+        let own = cell.trials.iter().flat_map(|record| &record.notes);
+        for note in own.filter(|note| !planned::says(cell, note)) {
+            let shape = without_numbers(note);
+            match notes.iter_mut().find(|(other, _)| *other == shape) {
+                Some((_, remark)) => {
+                    remark.varies |= remark.first != note;
+                    remark.records += 1;
+                }
+                None => notes.push((shape, Remark { first: note, varies: false, records: 1 })),
+            }
         }
     }
-    notes.into_iter().map(|(note, count)| format!("{note} ({})", units::plural(count, "record", "records"))).collect()
+    let told = |remark: &Remark| {
+        let records = units::plural(remark.records, "record", "records");
+        match remark.varies {
+            true => format!("{} ({records}, their numbers differ)", remark.first),
+            false => format!("{} ({records})", remark.first),
+        }
+    };
+    notes.iter().map(|(_, remark)| told(remark)).collect()
+}
+
+/// The text with `#` for every row of digits and points in it.
+fn without_numbers(text: &str) -> String {
+    let mut shape = String::with_capacity(text.len());
+    let mut in_number = false;
+    for letter in text.chars() {
+        let continues = letter.is_ascii_digit() || (in_number && letter == '.');
+        match (continues, in_number) {
+            (true, false) => shape.push('#'),
+            (true, true) => {}
+            (false, _) => shape.push(letter),
+        }
+        in_number = continues;
+    }
+    shape
+}
+
+/// The command that made the records: one line where all share it, else a table of commands.
+fn made_by(document: &mut Document, grid: &Grid, records: &[Record]) {
+    let mut commands: Vec<(&str, Vec<&Record>)> = Vec::new();
+    for record in records {
+        match commands.iter_mut().find(|(command, _)| *command == record.command) {
+            Some((_, made)) => made.push(record),
+            None => commands.push((&record.command, vec![record])),
+        }
+    }
+    match &commands[..] {
+        [("", _)] => document.paragraph("The records do not say which command made them."),
+        [(command, _)] => {
+            document.paragraph("All records were made by:");
+            document.code(*command);
+        }
+        _ => document.table(tables::made_by(&commands, grid)),
+    }
 }
 
 /// The environment of the first record, and in what the others differ.

@@ -139,9 +139,13 @@ impl Place {
 ///
 /// Cells are ordered by their median. The first is the best of the first group, and *every* cell whose interval overlaps
 /// the interval of that best cell is tied with it. The best of the remaining cells opens the next group, and so on. So
-/// "tied for first" means exactly: the intervals overlap that of the highest median. Two cells of a group need not
-/// overlap each other, and a cell with a wide interval can be tied with the best though a cell of a higher median, whose
-/// interval is narrow, is not.
+/// "tied for first" means exactly: the intervals overlap that of the highest median. The rank of a group is 1 plus the
+/// number of cells in the groups before it.
+///
+/// Ranks need not follow the medians: two cells of a group need not overlap each other, cells of different groups may
+/// overlap as long as neither is the best of the better group, and a cell with a wide interval can be tied with the best
+/// though a cell of a higher median, whose interval is narrow, is not. A report therefore orders its rows by the median
+/// and names such cells.
 pub fn places(cells: &[Interval]) -> Vec<Place> {
     let mut order: Vec<usize> = (0..cells.len()).collect();
     order.sort_by(|&a, &b| cells[b].mid.total_cmp(&cells[a].mid));

@@ -73,18 +73,17 @@ pub fn flops(operations: f64) -> String {
 
 /// A fraction as percent: `12.3 %`.
 pub fn percent(fraction: f64) -> String {
-    if !fraction.is_finite() {
-        return NOTHING.to_string();
-    }
-    format!("{:.1} %", fraction * 100.0)
+    // The percentage of a finite fraction may be too large for a number.
+    let percent = fraction * 100.0;
+    if percent.is_finite() { format!("{percent:.1} %") } else { NOTHING.to_string() }
 }
 
 /// A relative change with its sign: `+12 %`, `-3.4 %`.
 pub fn change(fraction: f64) -> String {
-    if !fraction.is_finite() {
+    let percent = fraction * 100.0;
+    if !percent.is_finite() {
         return NOTHING.to_string();
     }
-    let percent = fraction * 100.0;
     let text = if percent.abs() < 9.95 { format!("{percent:+.1}") } else { format!("{percent:+.0}") };
     // What rounds to nothing has no direction.
     if text == "-0.0" || text == "+0.0" { "0.0 %".to_string() } else { format!("{text} %") }

@@ -32,7 +32,7 @@ pub struct Cell<'a> {
 /// The cells of a report and in what they differ.
 #[derive(Debug)]
 pub struct Grid<'a> {
-    /// The best first, then the unranked in the order of their records.
+    /// The ranked by their medians, the fastest first; then the unranked in the order of their records.
     pub cells: Vec<Cell<'a>>,
     /// The axes; their values are in the order of `cells`.
     pub axes: Axes,
@@ -59,19 +59,18 @@ impl<'a> Grid<'a> {
         for (&cell, place) in ranked.iter().zip(stats::places(&speeds)) {
             cells[cell].place = Some(place);
         }
-        cells.sort_by(|a, b| {
-            let rank = |cell: &Cell| cell.place.map_or(usize::MAX, |place| place.rank);
-            let speed = |cell: &Cell| cell.place.and(cell.speed).map_or(0.0, |speed| speed.mid);
-            rank(a).cmp(&rank(b)).then(speed(b).total_cmp(&speed(a)))
-        });
+        // By median and not by rank: a cell of a wide interval may share the rank of cells far above it.
+        let median = |cell: &Cell| cell.place.and(cell.speed).map_or(f64::NEG_INFINITY, |speed| speed.mid);
+        cells.sort_by(|a, b| median(b).total_cmp(&median(a)));
 
-        let axes = labels::axes(&cells.iter().map(|cell| &cell.trials[0].cell).collect::<Vec<_>>());
+        let settings: Vec<&Value> = cells.iter().map(|cell| &cell.trials[0].cell).collect();
+        let axes = labels::axes(&settings);
         let keys: Vec<&str> = cells.iter().map(|cell| cell.key).collect();
         let fallback = cells.first().map_or("", |cell| match cell.strategy() {
             "" => cell.trials[0].name.as_str(),
             strategy => strategy,
         });
-        for (cell, label) in cells.iter_mut().zip(labels::labels(&axes, &keys, fallback)) {
+        for (cell, label) in cells.iter_mut().zip(labels::labels(&axes, &settings, &keys, fallback)) {
             cell.label = label + cell.marks();
         }
         let id_length = labels::telling_length(records.iter().map(|record| record.id.as_str()));
@@ -137,7 +136,7 @@ impl<'a> Cell<'a> {
             let mut flags: Vec<&str> = used.iter().flat_map(|record| excluding_flags(record)).collect();
             flags.sort_unstable();
             flags.dedup();
-            Some(format!("not valid: {}", flags.join(", ")))
+            Some(flags.join(", "))
         } else if speed.is_none() {
             Some("no timed steps with tokens".to_string())
         } else {
@@ -155,6 +154,17 @@ impl<'a> Cell<'a> {
     /// The strategy, or nothing.
     pub fn strategy(&self) -> &'a str {
         self.record().setting(labels::STRATEGY).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// Whether it trains adapters beside frozen weights.
+    pub fn has_adapter(&self) -> bool {
+        labels::has_adapter(&self.record().cell)
+    }
+
+    /// Measured trials whose numbers are not used, for their validity flags.
+    pub fn set_aside(&self) -> impl Iterator<Item = &'a Record> {
+        let is_used = |record: &Record| self.used.iter().any(|used| std::ptr::eq(*used, record));
+        self.trials.iter().copied().filter(move |record| record.is_measured() && !is_used(record))
     }
 
     /// How often it was measured and used, out of all trials: `3`, `2 of 3`.

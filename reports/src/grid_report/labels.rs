@@ -1,11 +1,14 @@
 //! Names for cells, made from the configuration keys in which they differ.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use serde_json::Value;
 
 /// The key that stands first in a label, and without its name.
 pub const STRATEGY: &str = "parallel.strategy";
+const UNSET: &str = "unset";
+/// Sections whose keys are named in full: `lora.rank` is not a rank of the mesh, `data.path` not any path.
+const NAMED_IN_FULL: [&str; 2] = ["lora.", "data."];
 const LONGEST_VALUE: usize = 40;
 const SHORTEST_ID: usize = 8;
 
@@ -14,16 +17,13 @@ const SHORTEST_ID: usize = 8;
 pub struct Axis {
     /// Dotted path in the cell.
     pub path: String,
-    /// Its value as text, one for each cell; `unset` where the key is absent or null.
+    /// What it is called in labels: the last part of the path, or all of it where that alone misleads.
+    pub name: String,
+    /// Its value as text, one for each cell; [`UNSET`] where the key is absent or null.
     pub values: Vec<String>,
 }
 
 impl Axis {
-    /// The last part of the path: `accumulation` of `train.accumulation`.
-    pub fn short(&self) -> &str {
-        self.path.rsplit('.').next().unwrap_or(&self.path)
-    }
-
     /// The values in the order in which they first occur.
     pub fn distinct(&self) -> Vec<&str> {
         let mut distinct: Vec<&str> = Vec::new();
@@ -49,6 +49,7 @@ pub struct Axes {
 pub fn axes(cells: &[&Value]) -> Axes {
     let mut found = Vec::new();
     differing("", &cells.iter().map(|cell| Some(*cell)).collect::<Vec<_>>(), &mut found);
+    name(&mut found, cells);
     // A stable sort: the other keys keep the order of the configuration.
     found.sort_by_key(|axis| axis.path != STRATEGY);
 
@@ -76,6 +77,45 @@ pub fn axes(cells: &[&Value]) -> Axes {
     axes
 }
 
+fn last_part(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
+/// An axis is called by the last part of its path where no other key of any cell ends in the same.
+fn name(axes: &mut [Axis], cells: &[&Value]) {
+    let mut paths = BTreeSet::new();
+    for cell in cells {
+        leaves("", cell, &mut paths);
+    }
+    paths.extend(axes.iter().map(|axis| axis.path.clone()));
+    let mut uses: HashMap<&str, usize> = HashMap::new();
+    for path in &paths {
+        *uses.entry(last_part(path)).or_default() += 1;
+    }
+    for axis in axes {
+        let short = last_part(&axis.path);
+        let misleads = uses[short] > 1 || NAMED_IN_FULL.iter().any(|section| axis.path.starts_with(section));
+        axis.name = if misleads { axis.path.clone() } else { short.to_string() };
+    }
+}
+
+fn leaves(path: &str, value: &Value, paths: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(table) => {
+            for (key, value) in table {
+                leaves(&joined(path, key), value, paths);
+            }
+        }
+        _ => {
+            paths.insert(path.to_string());
+        }
+    }
+}
+
+fn joined(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_string() } else { format!("{path}.{key}") }
+}
+
 /// Goes down while all values are tables; where they are not, and differ, that path is an axis.
 fn differing(path: &str, values: &[Option<&Value>], found: &mut Vec<Axis>) {
     let is_null = |value: &Option<&Value>| value.is_none_or(Value::is_null);
@@ -92,18 +132,17 @@ fn differing(path: &str, values: &[Option<&Value>], found: &mut Vec<Axis>) {
         for key in keys {
             let inner: Vec<Option<&Value>> =
                 values.iter().map(|value| value.and_then(|table| table.get(key))).collect();
-            let path = if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
-            differing(&path, &inner, found);
+            differing(&joined(path, key), &inner, found);
         }
         return;
     }
     let values = values.iter().map(|value| text(value.unwrap_or(&Value::Null))).collect();
-    found.push(Axis { path: path.to_string(), values });
+    found.push(Axis { path: path.to_string(), name: String::new(), values });
 }
 
 fn text(value: &Value) -> String {
     let text = match value {
-        Value::Null => "unset".to_string(),
+        Value::Null => UNSET.to_string(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };
@@ -113,30 +152,37 @@ fn text(value: &Value) -> String {
     text.chars().take(LONGEST_VALUE - 1).chain(['…']).collect()
 }
 
-/// One label for each cell: `zero3, checkpointing=full, accumulation=4`. Labels that would be equal get the beginning of
-/// the cell's key; a cell that differs in nothing is named by `fallback`.
-pub fn labels(axes: &Axes, keys: &[&str], fallback: &str) -> Vec<String> {
-    let name = |axis: &Axis| {
-        let same = axes.telling.iter().filter(|other| other.short() == axis.short()).count();
-        if same > 1 { axis.path.clone() } else { axis.short().to_string() }
+/// Whether a configuration trains adapters (LoRA) beside frozen weights.
+pub fn has_adapter(cell: &Value) -> bool {
+    cell.pointer("/lora/rank").and_then(Value::as_f64).is_some_and(|rank| rank > 0.0)
+}
+
+/// One label for each cell: `zero3, checkpointing=full, lora.rank=8`. A key that says nothing of a cell (unset, or of
+/// the section lora where there is no adapter) is left out as long as the labels stay apart. Labels that would be equal
+/// all the same get the beginning of the cell's key; a cell that differs in nothing is named by `fallback`.
+pub fn labels(axes: &Axes, cells: &[&Value], keys: &[&str], fallback: &str) -> Vec<String> {
+    let says_nothing = |axis: &Axis, cell: usize| {
+        axis.values[cell] == UNSET || (axis.path.starts_with("lora.") && !has_adapter(cells[cell]))
     };
-    let mut labels: Vec<String> = (0..keys.len())
-        .map(|cell| {
-            let parts: Vec<String> = axes
-                .telling
-                .iter()
-                .map(|axis| match axis.path == STRATEGY {
-                    true => axis.values[cell].clone(),
-                    false => format!("{}={}", name(axis), axis.values[cell]),
-                })
-                .collect();
-            if parts.is_empty() { fallback.to_string() } else { parts.join(", ") }
-        })
-        .collect();
-    let mut uses: HashMap<String, usize> = HashMap::new();
-    for label in &labels {
-        *uses.entry(label.clone()).or_default() += 1;
+    let part = |axis: &Axis, cell: usize| match axis.path == STRATEGY {
+        true => axis.values[cell].clone(),
+        false => format!("{}={}", axis.name, axis.values[cell]),
+    };
+    let label = |cell: usize, keep: &dyn Fn(&Axis) -> bool| {
+        let parts: Vec<String> = axes.telling.iter().filter(|axis| keep(axis)).map(|axis| part(axis, cell)).collect();
+        parts.join(", ")
+    };
+    let mut labels: Vec<String> = (0..keys.len()).map(|cell| label(cell, &|axis| !says_nothing(axis, cell))).collect();
+    let uses = counted(&labels);
+    for (cell, text) in labels.iter_mut().enumerate() {
+        if text.is_empty() || uses[text.as_str()] > 1 {
+            *text = label(cell, &|_| true);
+        }
+        if text.is_empty() {
+            *text = fallback.to_string();
+        }
     }
+    let uses = counted(&labels);
     let length = telling_length(keys.iter().copied());
     for (label, key) in labels.iter_mut().zip(keys) {
         if uses[label.as_str()] > 1 {
@@ -144,6 +190,14 @@ pub fn labels(axes: &Axes, keys: &[&str], fallback: &str) -> Vec<String> {
         }
     }
     labels
+}
+
+fn counted(labels: &[String]) -> HashMap<String, usize> {
+    let mut uses: HashMap<String, usize> = HashMap::new();
+    for label in labels {
+        *uses.entry(label.clone()).or_default() += 1;
+    }
+    uses
 }
 
 /// How many letters of these ids tell all of them apart, at least eight: what people are shown, and a valid prefix for

@@ -6,7 +6,8 @@ use crate::document::{Column, Entry, Table, Tone};
 use crate::record::{Category, Record, Verdict};
 use crate::units;
 
-/// The main table: one row for each cell with at least one measured trial and without a parity failure.
+/// The main table: one row for each cell with at least one measured trial and without a parity failure. The columns
+/// that matter most come first, so that a terminal that must break the table keeps them together.
 pub fn speed(grid: &Grid) -> Table {
     let mut columns = vec![
         Column::words("cell"),
@@ -16,16 +17,17 @@ pub fn speed(grid: &Grid) -> Table {
         Column::numbers("low", "tokens/s").for_machines(),
         Column::numbers("high", "tokens/s").for_machines(),
         Column::numbers("× reference", ""),
+        Column::numbers("peak memory", "bytes"),
+        Column::numbers("peak memory, plan", "bytes").for_machines(),
+        Column::numbers("wire per step", "bytes"),
+        Column::numbers("wire per step, plan", "bytes").for_machines(),
+        Column::words("loss parity"),
+        Column::words("not ranked for"),
         Column::numbers("MFU", "fraction"),
         Column::numbers("MFU, PaLM", "fraction").for_machines(),
         Column::numbers("HFU", "fraction").for_machines(),
         Column::numbers("step p50", "ms").for_machines(),
-        Column::numbers("peak memory", "bytes"),
-        Column::numbers("peak memory, plan", "bytes").for_machines(),
-        Column::numbers("wire/step", "bytes"),
-        Column::numbers("wire/step, plan", "bytes").for_machines(),
         Column::numbers("exposed", "ms"),
-        Column::words("loss parity"),
         Column::numbers("largest loss difference", "relative").for_machines(),
         Column::numbers("last loss", "nats"),
         Column::words("trials"),
@@ -34,13 +36,18 @@ pub fn speed(grid: &Grid) -> Table {
         Column::words("key").for_machines(),
         Column::words("strategy").for_machines(),
     ];
+    if grid.cells.iter().all(|cell| !is_shown(cell) || cell.unranked.is_none())
+        && let Some(reason) = columns.iter_mut().find(|column| column.title == "not ranked for")
+    {
+        reason.for_machines = true;
+    }
     columns.extend(grid.axes.telling.iter().map(|axis| Column::words(&axis.path).for_machines()));
     let mut table = Table::new("cells", columns).caption(
         "Tokens per second of all ranks together, with the 95 % bootstrap interval over trials and steps; MFU by the \
          record's default convention; peak memory and bytes on the wire of the largest rank; exposed communication per step.",
     );
     for (place, cell) in grid.cells.iter().enumerate() {
-        if cell.used.is_empty() || cell.verdict == Verdict::Failed {
+        if !is_shown(cell) {
             continue;
         }
         let mut row = speed_row(grid, cell);
@@ -48,6 +55,10 @@ pub fn speed(grid: &Grid) -> Table {
         table.row(row);
     }
     table
+}
+
+fn is_shown(cell: &Cell) -> bool {
+    !cell.used.is_empty() && cell.verdict != Verdict::Failed
 }
 
 fn speed_row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
@@ -58,11 +69,7 @@ fn speed_row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
         (false, Some(_)) => Tone::Warning,
         (false, None) => Tone::Plain,
     };
-    let rank = match (&cell.place, &cell.unranked) {
-        (Some(place), _) => Entry::words(place.label()),
-        (None, Some(reason)) => Entry::words(format!("{} ({reason})", units::NOTHING)),
-        (None, None) => Entry::nothing(),
-    };
+    let rank = cell.place.map_or_else(Entry::nothing, |place| Entry::words(place.label()));
     let ms = |ms: f64| format!("{} ms", units::number(ms));
     let speed = |value: fn(crate::stats::Interval) -> f64| Entry::maybe(cell.speed.map(value), units::number);
     let interval = cell.speed.map_or_else(Entry::nothing, |speed| {
@@ -76,16 +83,17 @@ fn speed_row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
         speed(|speed| speed.low),
         speed(|speed| speed.high),
         Entry::maybe(grid.speed_ratio(cell), |ratio| format!("{ratio:.2}")),
-        Entry::maybe(cell.metric("mfu"), units::percent),
-        Entry::maybe(cell.metric("mfu_palm"), units::percent),
-        Entry::maybe(cell.metric("hfu"), units::percent),
-        Entry::maybe(cell.metric("step_ms_p50"), ms),
         beside_plan(cell.predicted_peak_bytes(), cell.peak_bytes()),
         Entry::memory(cell.predicted_peak_bytes()),
         Entry::maybe(cell.wire_bytes(), units::traffic),
         Entry::maybe(record.predicted_wire_bytes(), units::traffic),
-        Entry::maybe(cell.metric("exposed_communication_ms"), ms),
         Entry::words(cell.verdict.words()),
+        cell.unranked.as_ref().map_or_else(Entry::nothing, Entry::words).toned(tone),
+        Entry::maybe(cell.metric("mfu"), units::percent),
+        Entry::maybe(cell.metric("mfu_palm"), units::percent),
+        Entry::maybe(cell.metric("hfu"), units::percent),
+        Entry::maybe(cell.metric("step_ms_p50"), ms),
+        Entry::maybe(cell.metric("exposed_communication_ms"), ms),
         Entry::maybe(words::largest_difference(cell), units::number),
         Entry::maybe(cell.metric("loss_last"), |loss| format!("{loss:.4}")),
         Entry::words(cell.trial_count()),
@@ -284,23 +292,39 @@ pub fn unmeasured(grid: &Grid) -> Option<Table> {
     (!table.rows.is_empty()).then_some(table)
 }
 
-/// Measured trials whose numbers are not used, one item each.
-pub fn left_out(grid: &Grid) -> Vec<String> {
-    let flagged = |record: &&&Record| record.is_measured() && excluding_flags(record).next().is_some();
-    let item = |cell: &Cell, record: &Record| {
-        let flags: Vec<&str> = excluding_flags(record).collect();
-        let is_used = cell.used.iter().any(|used| std::ptr::eq(*used, record));
-        let what = if is_used { "keeps its cell from being ranked" } else { "is left out of its cell's numbers" };
-        format!(
-            "{}, trial {} ({}): {}; the trial {what}.",
-            cell.label,
-            record.trial,
-            grid.short_id(&record.id),
-            flags.join(", ")
-        )
-    };
-    let of_cell = |cell: &Cell| cell.trials.iter().filter(flagged).map(|record| item(cell, record)).collect::<Vec<_>>();
-    grid.cells.iter().flat_map(of_cell).collect()
+/// Measured trials with validity flags: those of a cell with the same flags in one row.
+pub fn flagged(grid: &Grid) -> Option<Table> {
+    let columns = vec![
+        Column::words("cell"),
+        Column::words("trials"),
+        Column::words("records"),
+        Column::words("flags"),
+        Column::words("so"),
+    ];
+    let mut table = Table::new("flagged trials", columns);
+    for cell in grid.measured() {
+        let mut groups: Vec<(Vec<&str>, Vec<&Record>)> = Vec::new();
+        for record in cell.trials.iter().copied().filter(|record| record.is_measured()) {
+            let flags: Vec<&str> = excluding_flags(record).collect();
+            match groups.iter_mut().find(|(other, _)| *other == flags) {
+                _ if flags.is_empty() => {}
+                Some((_, records)) => records.push(record),
+                None => groups.push((flags, vec![record])),
+            }
+        }
+        for (flags, records) in groups {
+            let is_used = cell.used.iter().any(|used| std::ptr::eq(*used, records[0]));
+            let joined = |parts: Vec<String>| Entry::words(parts.join(" "));
+            table.row(vec![
+                Entry::words(&cell.label),
+                joined(records.iter().map(|record| record.trial.to_string()).collect()),
+                joined(records.iter().map(|record| grid.short_id(&record.id).to_string()).collect()),
+                Entry::words(flags.join(", ")),
+                Entry::words(if is_used { "cell not ranked" } else { "set aside" }),
+            ]);
+        }
+    }
+    (!table.rows.is_empty()).then_some(table)
 }
 
 /// Where every row comes from and how to run it again.
@@ -310,7 +334,7 @@ pub fn repeat(grid: &Grid) -> Table {
         Column::words("configuration key"),
         Column::words("records"),
         Column::words("repeat a trial"),
-        Column::words("made by"),
+        Column::words("made by").for_machines(),
     ];
     let mut table = Table::new("repeat", columns);
     for cell in &grid.cells {
@@ -323,6 +347,21 @@ pub fn repeat(grid: &Grid) -> Table {
             Entry { text: short_ids.join(" "), ..Entry::words(ids.join(" ")) },
             Entry::words(repeat_command(grid, record)),
             if record.command.is_empty() { Entry::nothing() } else { Entry::words(&record.command) },
+        ]);
+    }
+    table
+}
+
+/// The commands that made the records, with the records of each.
+pub fn made_by(commands: &[(&str, Vec<&Record>)], grid: &Grid) -> Table {
+    let columns = vec![Column::words("made by"), Column::numbers("records", ""), Column::words("record ids")];
+    let mut table = Table::new("made by", columns);
+    for (command, records) in commands {
+        let ids: Vec<&str> = records.iter().map(|record| grid.short_id(&record.id)).collect();
+        table.row(vec![
+            if command.is_empty() { Entry::words("not recorded") } else { Entry::words(*command) },
+            Entry::whole(records.len() as u64, records.len().to_string()),
+            Entry::words(ids.join(" ")),
         ]);
     }
     table

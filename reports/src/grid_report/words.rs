@@ -5,103 +5,11 @@ use super::labels::{Axis, STRATEGY};
 use crate::record::{Category, Verdict};
 use crate::units;
 
-/// Which cells are fastest, and which cannot be told from them.
-pub fn fastest(grid: &Grid) -> String {
-    let ranked: Vec<&Cell> = grid.ranked().collect();
-    let Some(best) = ranked.first() else {
-        return "No cell is ranked; the tables below say why.".to_string();
-    };
-    let rate = |cell: &Cell| cell.speed.map_or(String::new(), |speed| format!("{} tokens/s", units::number(speed.mid)));
-    if ranked.len() == 1 {
-        return format!(
-            "One cell is ranked, so there is nothing to compare it with: {} at {}.",
-            best.label,
-            rate(best)
-        );
-    }
-    let first: Vec<&&Cell> = ranked.iter().filter(|cell| cell.place.is_some_and(|place| place.rank == 1)).collect();
-    let mut text = if first.len() == 1 {
-        let next = ranked[1];
-        format!(
-            "{} is the fastest of {} ranked cells: {}{}. The next is {} at {}; their 95 % intervals do not overlap.",
-            best.label,
-            ranked.len(),
-            rate(best),
-            against_reference(grid, best),
-            next.label,
-            rate(next)
-        )
-    } else {
-        let names: Vec<String> = first.iter().map(|cell| format!("{} ({})", cell.label, rate(cell))).collect();
-        let how = match first.len() {
-            2 => "their 95 % intervals overlap".to_string(),
-            _ => format!("the 95 % interval of each overlaps that of {}, which has the highest median", best.label),
-        };
-        let all = if first.len() == ranked.len() { "All " } else { "" };
-        let of = if first.len() == ranked.len() { String::new() } else { format!(" of {}", ranked.len()) };
-        format!(
-            "{all}{}{of} ranked cells are tied for first: {}; {how}, so the data do not say which is faster.",
-            first.len(),
-            names.join("; ")
-        )
-    };
-    let fewest = ranked.iter().map(|cell| cell.used.len()).min().unwrap_or(0);
-    if fewest == 1 {
-        text += " Some cells have one trial only: their intervals hold the noise between steps, not that between runs.";
-    }
-    text
-}
-
-/// How to read ranks and intervals.
-pub fn intervals(grid: &Grid) -> String {
-    let mut text = "Rank 1= means tied for first: the interval overlaps that of the highest median.".to_string();
-    let fewest = grid.ranked().map(|cell| cell.used.len()).min();
-    if let Some(fewest) = fewest.filter(|&fewest| fewest < ENOUGH_TRIALS) {
-        text += &match fewest {
-            1 => " An interval from one trial holds the noise between its steps only.".to_string(),
-            _ => {
-                format!(" With {fewest} trials an interval is about the range of the trials and covers less than 95 %.")
-            }
-        };
-    }
-    text
-}
-
-/// From so many trials on, the bootstrap covers about what it says.
-const ENOUGH_TRIALS: usize = 8;
-
-fn against_reference(grid: &Grid, cell: &Cell) -> String {
-    match (grid.reference(cell), grid.speed_ratio(cell)) {
-        (Some(reference), Some(ratio)) if reference.key != cell.key => {
-            format!(", {:.2} times its reference {}", ratio, reference.label)
-        }
-        _ => String::new(),
-    }
-}
-
-/// A warning when ranks compare different work.
-pub fn different_work(grid: &Grid) -> Option<String> {
-    let changes_work = |path: &str| {
-        ["model", "model.", "lora", "lora.", "train.seq_len"]
-            .iter()
-            .any(|part| path == *part || (part.ends_with('.') && path.starts_with(part)))
-    };
-    let paths: Vec<String> =
-        grid.axes.telling.iter().map(|axis| axis.path.clone()).filter(|path| changes_work(path)).collect();
-    (!paths.is_empty()).then(|| {
-        let verb = if paths.len() == 1 { "differs" } else { "differ" };
-        format!(
-            "{} {verb} between cells: a token does not cost the same work everywhere, and a rank compares tokens per second \
-             all the same.",
-            units::list(&paths)
-        )
-    })
-}
-
-/// What each strategy costs in memory and communication, one item each; against ddp where pairs differ in nothing else.
+/// What each strategy costs in speed, memory and communication, one item each; against ddp where pairs differ in nothing
+/// else. Where there are full fine-tunes, of them alone: adapter runs do other work, and would blur every range.
 pub fn strategies(grid: &Grid) -> Vec<String> {
     let mut names: Vec<&str> = Vec::new();
-    for cell in grid.measured().filter(|cell| cell.verdict != Verdict::Failed) {
+    for cell in costed(grid) {
         if !names.contains(&cell.strategy()) {
             names.push(cell.strategy());
         }
@@ -112,26 +20,42 @@ pub fn strategies(grid: &Grid) -> Vec<String> {
     names.iter().filter_map(|name| strategy(grid, axis, name)).collect()
 }
 
+/// What stands above [`strategies`].
+pub fn strategies_title(grid: &Grid) -> String {
+    let skips_adapters = grid.measured().any(Cell::has_adapter) && costed(grid).any(|cell| !cell.has_adapter());
+    let what = if skips_adapters { " in full fine-tuning" } else { "" };
+    let has = |is_ddp: bool| costed(grid).any(|cell| (cell.strategy() == "ddp") == is_ddp);
+    let compares = has(true) && has(false);
+    let against = if compares { " (× ddp: against cells of ddp that differ in nothing else)" } else { "" };
+    format!("What each strategy costs{what}; memory and wire of the largest rank, per step{against}:")
+}
+
+fn costed<'g, 'a>(grid: &'g Grid<'a>) -> impl Iterator<Item = &'g Cell<'a>> {
+    let usable = || grid.measured().filter(|cell| cell.verdict != Verdict::Failed);
+    let has_full = usable().any(|cell| !cell.has_adapter());
+    usable().filter(move |cell| !(has_full && cell.has_adapter()))
+}
+
 fn strategy(grid: &Grid, axis: Option<&Axis>, name: &str) -> Option<String> {
-    let is_usable = |cell: &&Cell| cell.strategy() == name && cell.verdict != Verdict::Failed;
-    let cells: Vec<&Cell> = grid.measured().filter(is_usable).collect();
+    let cells: Vec<&Cell> = costed(grid).filter(|cell| cell.strategy() == name).collect();
+    let mut pairs = axis.filter(|_| name != "ddp").map(|axis| pairs(grid, axis, "ddp", name)).unwrap_or_default();
+    pairs.retain(|(_, other)| cells.iter().any(|cell| cell.key == other.key));
+    let against_ddp = |value: &dyn Fn(&Cell) -> Option<f64>| {
+        let ratio = |(ddp, other): &(&Cell, &Cell)| Some(value(other)? / value(ddp).filter(|&base| base > 0.0)?);
+        let ratios = range(pairs.iter().filter_map(ratio), |ratio| format!("{ratio:.2}"));
+        ratios.map_or(String::new(), |ratios| format!(" ({ratios} × ddp)"))
+    };
+    let speed = |cell: &Cell| cell.place.and(cell.speed).map(|speed| speed.mid);
+    let peak = |cell: &Cell| cell.peak_bytes().map(|bytes| bytes as f64);
     let mut parts = Vec::new();
-    if let Some(peak) =
-        range(cells.iter().filter_map(|cell| cell.peak_bytes()).map(|bytes| bytes as f64), units::memory)
-    {
-        let mut part = format!("peak memory of the largest rank {peak}");
-        let pairs = axis.map(|axis| pairs(grid, axis, "ddp", name)).unwrap_or_default();
-        let ratios = pairs.iter().filter_map(|(ddp, other)| {
-            let base = ddp.peak_bytes().filter(|&bytes| bytes > 0)?;
-            Some(other.peak_bytes()? as f64 / base as f64)
-        });
-        if let Some(ratio) = range(ratios, |ratio| format!("{ratio:.2}")).filter(|_| name != "ddp") {
-            part += &format!(" ({ratio} times ddp's, all else equal)");
-        }
-        parts.push(part);
+    if let Some(speeds) = range(cells.iter().filter_map(|cell| speed(cell)), units::number) {
+        parts.push(format!("{speeds} tokens/s{}", against_ddp(&speed)));
+    }
+    if let Some(peaks) = range(cells.iter().filter_map(|cell| peak(cell)), units::memory) {
+        parts.push(format!("peak memory {peaks}{}", against_ddp(&peak)));
     }
     if let Some(wire) = range(cells.iter().filter_map(|cell| cell.wire_bytes()), units::traffic) {
-        parts.push(format!("{wire} on the wire per rank and step"));
+        parts.push(format!("{wire} on the wire"));
     }
     if let Some(share) = range(cells.iter().filter_map(|cell| cell.exposed_share()), units::percent) {
         parts.push(format!("exposed communication {share} of the step"));

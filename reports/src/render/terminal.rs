@@ -68,7 +68,8 @@ fn width(table: &Table, place: usize, terminal: Terminal) -> Width {
     let is_first = table.shown().next() == Some(place);
     let limit = match (table.columns[place].align, is_first) {
         (Align::Right, _) => u16::MAX,
-        (Align::Left, true) => (terminal.width / 3).max(LONGEST_WORDS / 2),
+        // What others leave goes to the columns that wrap, so that this is the least a label gets.
+        (Align::Left, true) => (terminal.width / 5).max(LONGEST_WORDS / 2),
         (Align::Left, false) => LONGEST_WORDS.min(terminal.width / 2),
     };
     Width { letters: entries.min(limit).max(title).max(1), wraps: entries > limit }

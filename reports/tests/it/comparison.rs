@@ -10,17 +10,17 @@ use zbench_reports::render::{markdown, terminal};
 
 use super::{any, grid};
 
-fn table<'a>(document: &'a Document, name: &str) -> Option<&'a Table> {
+pub fn table<'a>(document: &'a Document, name: &str) -> Option<&'a Table> {
     document.tables().find(|table| table.name == name)
 }
 
-fn column(document: &Document, name: &str, title: &str) -> Vec<String> {
+pub fn column(document: &Document, name: &str, title: &str) -> Vec<String> {
     let table = table(document, name).unwrap();
     let place = table.columns.iter().position(|column| column.title == title).unwrap();
     table.rows.iter().map(|row| row[place].text.clone()).collect()
 }
 
-fn text(document: &Document) -> String {
+pub fn text(document: &Document) -> String {
     markdown::render(document)
 }
 
@@ -112,7 +112,7 @@ fn effects_are_taken_from_pairs_that_differ_in_nothing_else() {
     );
     assert!(
         said.contains(
-            "zero3: peak memory of the largest rank 100 MiB to 200 MiB (0.33 to 0.50 times ddp's, all else equal)"
+            "zero3: 13,563 to 22,261 tokens/s (0.83 to 0.99 × ddp); peak memory 100 MiB to 200 MiB (0.33 to 0.50 × ddp); "
         ),
         "{said}"
     );
@@ -130,13 +130,21 @@ fn validity_flags_keep_a_trial_or_a_cell_out() {
     let place =
         column(&document, "cells", "cell").iter().position(|label| label.starts_with("ddp, accumulation=4")).unwrap();
     assert_eq!(column(&document, "cells", "trials")[place], "2 of 3");
-    assert!(text(&document).contains("throttled; the trial is left out of its cell's numbers"));
+    assert_eq!(column(&document, "flagged trials", "flags"), ["throttled"]);
+    assert_eq!(column(&document, "flagged trials", "trials"), ["2"]);
+    assert_eq!(column(&document, "flagged trials", "so"), ["set aside"]);
+    let said = text(&document);
+    assert!(said.contains("rest on 20 of 21 measured trials; 1 was set aside: throttled in 1 trial."), "{said}");
 
     records.iter_mut().filter(|record| is_ddp4(record)).for_each(|record| record.validity = vec!["throttled".into()]);
     let document = comparison(&records, None);
     let place =
         column(&document, "cells", "cell").iter().position(|label| label.starts_with("ddp, accumulation=4")).unwrap();
-    assert_eq!(column(&document, "cells", "rank")[place], "- (not valid: throttled)");
+    assert_eq!(column(&document, "cells", "rank")[place], "-");
+    assert_eq!(column(&document, "cells", "not ranked for")[place], "throttled");
+    let said = text(&document);
+    assert!(said.contains("1 of 7 measured cells has no valid trial and cannot be ranked: throttled."), "{said}");
+    assert_eq!(column(&document, "flagged trials", "so"), ["cell not ranked"]);
 }
 
 #[test]

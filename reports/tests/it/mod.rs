@@ -1,3 +1,4 @@
+mod answers;
 pub mod any;
 mod comparison;
 mod documents;

@@ -129,6 +129,8 @@ proptest! {
 
 #[test]
 fn numbers_have_three_digits_and_units() {
+    // A finite fraction whose percentage is no number.
+    assert_eq!([units::percent(-1.1e308), units::change(1e308)], ["-", "-"]);
     let shown = [0.0, 12345.6, 123.4, 99.96, 12.34, 9.996, 1.234, 0.01234, 1.234e-7, -1234.5].map(units::number);
     assert_eq!(shown, ["0", "12,346", "123", "100", "12.3", "10.0", "1.23", "0.0123", "1.23e-7", "-1,234"]);
     assert_eq!(

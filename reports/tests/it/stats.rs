@@ -124,6 +124,14 @@ proptest! {
         let places = places(&cells);
         let best = (0..cells.len()).max_by(|&a, &b| cells[a].mid.total_cmp(&cells[b].mid)).unwrap();
         prop_assert_eq!(places[best].rank, 1);
+        // The rule as it is documented: of the cells not in a better group, those that overlap the best form the next.
+        for rank in places.iter().map(|place| place.rank) {
+            let rest: Vec<usize> = (0..cells.len()).filter(|&cell| places[cell].rank >= rank).collect();
+            let best = *rest.iter().max_by(|&&a, &&b| cells[a].mid.total_cmp(&cells[b].mid)).unwrap();
+            for cell in rest {
+                prop_assert_eq!(places[cell].rank == rank, cells[cell].overlaps(&cells[best]));
+            }
+        }
         for (cell, place) in cells.iter().zip(&places) {
             prop_assert_eq!(place.rank == 1, cell.overlaps(&cells[best]));
             let before = places.iter().filter(|other| other.rank < place.rank).count();

@@ -1,0 +1,275 @@
+//! Who is fastest, how sure that is, and how to read ranks, in sentences.
+
+use serde_json::Value;
+
+use super::cells::{Cell, Grid, excluding_flags};
+use crate::stats::{self, Interval};
+use crate::units;
+
+/// So many cells are named in a sentence; of more, the count is given.
+const NAMED: usize = 4;
+/// From so many trials on, the bootstrap covers about what it says.
+const ENOUGH_TRIALS: usize = 8;
+
+/// Which cells are fastest, and which cannot be told from them: full fine-tunes and adapter runs apart where there are
+/// both, because a step of theirs is not the same work.
+pub fn fastest(grid: &Grid) -> Vec<String> {
+    let ranked: Vec<&Cell> = grid.ranked().collect();
+    let (adapters, full): (Vec<&Cell>, Vec<&Cell>) = ranked.iter().partition(|cell| cell.has_adapter());
+    match (full.is_empty(), adapters.is_empty()) {
+        (true, true) => vec!["No cell is ranked; the tables below say why.".to_string()],
+        (false, false) => {
+            vec![
+                fastest_of(grid, &full, "full fine-tune", "full fine-tunes"),
+                fastest_of(grid, &adapters, "adapter run", "adapter runs"),
+            ]
+        }
+        _ => vec![fastest_of(grid, &ranked, "cell", "ranked cells")],
+    }
+}
+
+/// Of cells in the order of their medians, at least one.
+fn fastest_of(grid: &Grid, cells: &[&Cell], one: &str, many: &str) -> String {
+    let rate = |cell: &Cell| cell.speed.map_or(String::new(), |speed| format!("{} tokens/s", units::number(speed.mid)));
+    let best = cells[0];
+    let [_, next, ..] = cells else {
+        return format!(
+            "One {one} is ranked, so there is nothing to compare it with: {} at {}.",
+            best.label,
+            rate(best)
+        );
+    };
+    let speeds: Vec<Interval> = cells.iter().filter_map(|cell| cell.speed).collect();
+    let places = stats::places(&speeds);
+    let first: Vec<&Cell> =
+        cells.iter().zip(&places).filter(|(_, place)| place.rank == 1).map(|(cell, _)| *cell).collect();
+    if first.len() == 1 {
+        return format!(
+            "{} is the fastest of {} {many}: {}{}. The next is {} at {}; their 95 % intervals do not overlap.",
+            best.label,
+            cells.len(),
+            rate(best),
+            against_reference(grid, best),
+            next.label,
+            rate(next)
+        );
+    }
+    let names = named(first.iter().map(|cell| format!("{} ({})", cell.label, rate(cell))).collect());
+    let how = match first.len() {
+        2 => "their 95 % intervals overlap".to_string(),
+        _ => format!("the 95 % interval of each overlaps that of {}, which has the highest median", best.label),
+    };
+    let all = first.len() == cells.len();
+    format!(
+        "{}{}{} {many} are tied for first: {names}; {how}, so the data do not say which is faster.",
+        if all { "All " } else { "" },
+        first.len(),
+        if all { String::new() } else { format!(" of {}", cells.len()) },
+    )
+}
+
+/// `a; b; c`, and of many the first and a count.
+fn named(names: Vec<String>) -> String {
+    match names.len().saturating_sub(NAMED) {
+        0 | 1 => names.join("; "),
+        more => format!("{}; and {more} more", names[..NAMED].join("; ")),
+    }
+}
+
+fn against_reference(grid: &Grid, cell: &Cell) -> String {
+    match (grid.reference(cell), grid.speed_ratio(cell)) {
+        (Some(reference), Some(ratio)) if reference.key != cell.key => {
+            format!(", {:.2} times its reference {}", ratio, reference.label)
+        }
+        _ => String::new(),
+    }
+}
+
+/// How many trials the numbers rest on, how many were set aside and why.
+pub fn trials(grid: &Grid) -> Option<String> {
+    let set_aside: Vec<_> = grid.measured().flat_map(Cell::set_aside).collect();
+    let ranked = grid.ranked().count();
+    let lone = grid.ranked().filter(|cell| cell.used.len() == 1).count();
+    let mut sentences = Vec::new();
+    if !set_aside.is_empty() {
+        let mut flags: Vec<(&str, usize)> = Vec::new();
+        for flag in set_aside.iter().flat_map(|record| excluding_flags(record)) {
+            match flags.iter_mut().find(|(other, _)| *other == flag) {
+                Some((_, count)) => *count += 1,
+                None => flags.push((flag, 1)),
+            }
+        }
+        let reasons: Vec<String> = flags
+            .iter()
+            .map(|(flag, count)| format!("{} in {}", flag_words(flag), units::plural(*count, "trial", "trials")))
+            .collect();
+        let measured = grid.measured().map(|cell| cell.used.len()).sum::<usize>() + set_aside.len();
+        sentences.push(format!(
+            "The numbers rest on {} of {measured} measured trials; {} set aside: {}.",
+            measured - set_aside.len(),
+            if set_aside.len() == 1 { "1 was".to_string() } else { format!("{} were", set_aside.len()) },
+            units::list(&reasons)
+        ));
+    }
+    let is_flagged = |cell: &&Cell| cell.used.iter().all(|record| excluding_flags(record).next().is_some());
+    let flagged: Vec<&Cell> = grid.measured().filter(is_flagged).collect();
+    if !flagged.is_empty() {
+        let mut flags: Vec<&str> =
+            flagged.iter().flat_map(|cell| &cell.used).flat_map(|record| excluding_flags(record)).collect();
+        flags.sort_unstable();
+        flags.dedup();
+        sentences.push(format!(
+            "{} of {} no valid trial and cannot be ranked: {}.",
+            flagged.len(),
+            match grid.measured().count() {
+                1 => "1 measured cell has".to_string(),
+                all => format!("{all} measured cells {}", if flagged.len() == 1 { "has" } else { "have" }),
+            },
+            units::list(&flags.into_iter().map(flag_words).collect::<Vec<_>>())
+        ));
+    }
+    if lone > 0 {
+        let valid = if set_aside.is_empty() { "" } else { "valid " };
+        let (whose, have) = match (lone, ranked) {
+            (1, 1) => ("The ranked cell".to_string(), "has"),
+            (some, all) if some == all => (format!("All {all} ranked cells"), "have"),
+            (1, all) => (format!("1 of {all} ranked cells"), "has"),
+            (some, all) => (format!("{some} of {all} ranked cells"), "have"),
+        };
+        sentences.push(format!(
+            "{whose} {have} one {valid}trial: the interval then holds the noise between steps, not that between runs."
+        ));
+    }
+    (!sentences.is_empty()).then(|| sentences.join(" "))
+}
+
+/// What a validity flag says, with its name.
+pub fn flag_words(flag: &str) -> String {
+    match flag {
+        "busy_machine" => "other processes used the cores (busy_machine)".to_string(),
+        "swap_used" => "memory was swapped out (swap_used)".to_string(),
+        "unsteady_peak" => "the peak of the cores moved (unsteady_peak)".to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// How to read ranks and intervals.
+pub fn intervals(grid: &Grid) -> String {
+    let mut text = "Rows are in the order of the medians.".to_string();
+    text += if grid.ranked().any(|cell| cell.place.is_some_and(|place| place.tied)) {
+        " Cells that share a rank (=) are those whose interval overlaps that of the fastest among them, so the data do \
+         not say which of them is faster; the fastest of the rest opens the next rank. Only the overlap \
+         with the fastest of a rank counts: cells of different ranks may overlap each other."
+    } else {
+        " No rank is shared: no two intervals overlap."
+    };
+    let counts = || grid.ranked().map(|cell| cell.used.len());
+    if let (Some(fewest), Some(most)) = (counts().min(), counts().max())
+        && fewest < ENOUGH_TRIALS
+    {
+        let trials =
+            if fewest == most { units::plural(most, "trial", "trials") } else { format!("{fewest} to {most} trials") };
+        text += &match most {
+            1 => " An interval from one trial holds the noise between its steps only.".to_string(),
+            _ => format!(" With {trials} an interval is about the range of the trials and covers less than 95 %."),
+        };
+    }
+    text
+}
+
+/// Where ranks and medians seem to disagree, in words: ranks that are due to a wide interval, and intervals that reach
+/// the median of a faster cell in a better rank.
+pub fn wide(grid: &Grid) -> Vec<String> {
+    let ranked: Vec<(&Cell, stats::Place, Interval)> =
+        grid.ranked().filter_map(|cell| Some((cell, cell.place?, cell.speed?))).collect();
+    let mut by_width = Vec::new();
+    let mut reaching = Vec::new();
+    let mut lowest_above = 0;
+    for (cell, place, speed) in &ranked {
+        if place.rank < lowest_above {
+            by_width.push(format!("{} (rank {})", cell.label, place.label()));
+        }
+        lowest_above = lowest_above.max(place.rank);
+        let reached = ranked
+            .iter()
+            .filter(|(_, other, limits)| other.rank < place.rank && (speed.mid..=speed.high).contains(&limits.mid));
+        if let Some((_, best, _)) = reached.min_by_key(|(_, other, _)| other.rank) {
+            reaching.push(format!("{} (rank {}, into {})", cell.label, place.label(), best.label()));
+        }
+    }
+    let mut items = Vec::new();
+    if !by_width.is_empty() {
+        let (have, their) =
+            if by_width.len() == 1 { ("1 cell has its", "its") } else { ("Some cells have their", "their") };
+        items.push(format!(
+            "{have} rank from a wide interval, not from the median: {their} interval reaches the fastest of that rank though \
+             cells of a worse rank have a higher median: {}.",
+            named(by_width)
+        ));
+    }
+    if !reaching.is_empty() {
+        items.push(format!(
+            "Intervals that reach the median of a faster cell in a better rank, so that this order is not shown either: {}.",
+            named(reaching)
+        ));
+    }
+    items
+}
+
+/// A warning when ranks compare different work.
+pub fn different_work(grid: &Grid) -> Option<String> {
+    let is_of = |path: &str, parts: &[&str]| {
+        parts.iter().any(|part| path == *part || (part.ends_with('.') && path.starts_with(part)))
+    };
+    let paths = |parts: &[&str]| -> Vec<String> {
+        let paths = grid.axes.telling.iter().map(|axis| axis.path.clone());
+        paths.filter(|path| is_of(path, parts)).collect()
+    };
+    let differ =
+        |paths: &[String]| format!("{} {}", units::list(paths), if paths.len() == 1 { "differs" } else { "differ" });
+    let (token, step) = (
+        paths(&["model", "model.", "lora", "lora.", "train.seq_len"]),
+        paths(&["train.accumulation", "train.micro_batch"]),
+    );
+    let mut sentences = Vec::new();
+    if !token.is_empty() {
+        sentences.push(format!("{} between cells: a token does not cost the same work everywhere.", differ(&token)));
+    }
+    if !step.is_empty() {
+        sentences.push(format!(
+            "{} between cells: a step with more tokens spreads its optimizer update over more of them.",
+            differ(&step)
+        ));
+    }
+    (!sentences.is_empty()).then(|| sentences.join(" ") + " Ranks compare tokens per second all the same.")
+}
+
+/// Said once where the ranks of a host have more threads than it has cores.
+pub fn shared_cores(grid: &Grid) -> Option<String> {
+    let sharing: Vec<(u64, u64, u64)> = grid.measured().filter_map(crowding).collect();
+    let (ranks, threads, cores) = *sharing.iter().max_by_key(|(ranks, threads, _)| ranks.saturating_mul(*threads))?;
+    let count = |number: u64, one: &str| format!("{number} {one}{}", if number == 1 { "" } else { "s" });
+    let (all, some) = (grid.measured().count(), sharing.len());
+    let where_ = if some == all { String::new() } else { format!(" in {some} of {all} measured cells") };
+    Some(format!(
+        "Ranks share cores{where_} (up to {} of {} on {}): while a rank waits for a core the others wait for it, and that time \
+         is counted as exposed communication.",
+        count(ranks, "rank"),
+        count(threads, "thread"),
+        count(cores, "core")
+    ))
+}
+
+/// Ranks of the fullest host, threads of each and cores, where there are too few cores.
+fn crowding(cell: &Cell) -> Option<(u64, u64, u64)> {
+    let record = cell.record();
+    if record.setting("hardware.device").is_some_and(|device| device != "cpu") {
+        return None;
+    }
+    let on_host = |host: &str| record.ranks.iter().filter(|rank| rank.host == host).count() as u64;
+    let fullest = record.ranks.iter().map(|rank| on_host(&rank.host)).max();
+    let ranks = fullest.or(record.setting("parallel.ranks").and_then(Value::as_u64))?;
+    let threads = record.setting("hardware.threads_per_rank").and_then(Value::as_u64).unwrap_or(1);
+    let cores = record.environment.get("cores").and_then(Value::as_u64).filter(|&cores| cores > 0)?;
+    (ranks.saturating_mul(threads) > cores).then_some((ranks, threads, cores))
+}
