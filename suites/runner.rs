@@ -259,7 +259,7 @@ fn compare(record: &mut Record, cell: &Cell, cells: &[Planned], known: &[Record]
     {
         let own = (key == record.key).then_some(&*record);
         let reference = own.or_else(|| known.iter().rev().find(|other| other.key == key && other.is_measured()));
-        record.parity = parity::compare(record, reference, cell.precision.compute);
+        record.parity = parity::compare(record, reference, &cell.precision);
     }
     let earlier = known.iter().find(|other| other.key == record.key && other.is_measured());
     if record.is_measured()

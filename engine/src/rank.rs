@@ -309,20 +309,20 @@ impl<'a> Rank<'a> {
     }
 }
 
+/// Cosines and sines `[seq, head_dim/2]` in the accumulator type, filled in place.
 fn rope_tables(cell: &Cell, arena: &Arena) -> Result<[Buffer; 2]> {
-    let (cos, sin) = rope::tables(&cell.model, cell.train.seq_len);
-    let fill = |values: Vec<f64>| -> Result<Buffer> {
-        let dtype = cell.precision.compute.accumulator();
-        let mut table = arena.alloc(Category::Workspace, dtype, values.len())?;
-        let mut view = table.view_mut();
+    let (seq, dtype) = (cell.train.seq_len, cell.precision.compute.accumulator());
+    let table = |of: fn(f64) -> f64| -> Result<Buffer> {
+        let mut table = arena.alloc(Category::Workspace, dtype, seq * (cell.model.head_dim / 2))?;
+        let (mut view, values) = (table.view_mut(), rope::angles(&cell.model, seq).map(of));
         if dtype == DType::F64 {
-            view.as_slice_mut::<f64>()?.copy_from_slice(&values);
+            view.as_slice_mut::<f64>()?.iter_mut().zip(values).for_each(|(t, v)| *t = v);
         } else {
             view.as_slice_mut::<f32>()?.iter_mut().zip(values).for_each(|(t, v)| *t = v as f32);
         }
         Ok(table)
     };
-    Ok([fill(cos)?, fill(sin)?])
+    Ok([table(f64::cos)?, table(f64::sin)?])
 }
 
 fn exec<'e>(

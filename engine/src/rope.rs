@@ -28,9 +28,9 @@ pub fn frequencies(model: &Model) -> Vec<f64> {
     }
 }
 
-/// Cosines and sines `[seq, head_dim/2]`.
-pub fn tables(model: &Model, seq: usize) -> (Vec<f64>, Vec<f64>) {
+/// Angles of `[seq, head_dim/2]`, in radians: their cosines and sines are the rotary tables.
+pub fn angles(model: &Model, seq: usize) -> impl Iterator<Item = f64> {
     let frequencies = frequencies(model);
-    let angles = (0..seq).flat_map(|p| frequencies.iter().map(move |f| p as f64 * f));
-    angles.map(|a| (a.cos(), a.sin())).unzip()
+    let width = frequencies.len();
+    (0..seq * width).map(move |i| (i / width) as f64 * frequencies[i % width])
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A request that the arena's capacity does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "out of memory: {requested} bytes of {category} do not fit, {live} of {capacity} bytes are in use ({})",
+    "{requested} bytes of {category} do not fit, {live} of {capacity} bytes are in use ({})",
     .by_category.iter().map(|(c, b)| format!("{c} {b}")).collect::<Vec<_>>().join(", ")
 )]
 pub struct OutOfMemory {

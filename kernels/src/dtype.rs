@@ -54,12 +54,17 @@ impl std::fmt::Display for DType {
 }
 
 /// A Rust type that stands for a [`DType`].
-pub trait Element: bytemuck::Pod {
+///
+/// # Safety
+/// The type must have the size of its `DTYPE` and an alignment of at most that: views turn into slices of it.
+pub unsafe trait Element: bytemuck::Pod {
     /// The tag of this type.
     const DTYPE: DType;
 }
 
 macro_rules! elements {
-    ($($t:ty => $d:ident),*) => { $(impl Element for $t { const DTYPE: DType = DType::$d; })* };
+    ($($t:ty => $d:ident),*) => { $(
+        // SAFETY: the tag is that of the type itself.
+        unsafe impl Element for $t { const DTYPE: DType = DType::$d; })* };
 }
 elements!(f64 => F64, f32 => F32, bf16 => Bf16, f16 => F16, u32 => U32);

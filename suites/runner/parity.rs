@@ -3,18 +3,19 @@
 
 use crate::grid::{canonical, plain};
 use serde_json::Value;
-use zbench_engine::config::{Cell, Strategy};
+use zbench_engine::config::{Cell, Precision, Strategy};
 use zbench_kernels::DType;
 use zbench_reports::record::{Parity, Record, Step, Verdict};
 
-/// Largest relative difference of a step's loss, by compute type. f32: sums in another order over accumulated
+/// Largest relative difference of a step's loss, by the type that rounds most. f32: sums in another order over accumulated
 /// micro-batches. The short types: a rounding of their mantissa may fall differently in a step and grow over few.
 pub const TOLERANCE: &[(DType, f64)] =
     &[(DType::F64, 1e-9), (DType::F32, 1e-5), (DType::F16, 5e-3), (DType::Bf16, 2e-2)];
 
-/// The tolerance of a compute type.
-pub fn tolerance(compute: DType) -> f64 {
-    TOLERANCE.iter().find(|(dtype, _)| *dtype == compute).map_or(0.0, |(_, tolerance)| *tolerance)
+/// The tolerance of a precision: that of the type which rounds most among compute, accumulated and travelling gradients.
+pub fn tolerance(precision: &Precision) -> f64 {
+    let of = |dtype| TOLERANCE.iter().find(|(known, _)| *known == dtype).map_or(0.0, |(_, tolerance)| *tolerance);
+    [precision.compute, precision.gradients, precision.reduce].into_iter().map(of).fold(0.0, f64::max)
 }
 
 /// What cells must share to be comparable: everything but strategy, shard, prefetch, checkpointing, attention kernel,
@@ -40,13 +41,13 @@ pub fn is_reference(cell: &Cell) -> bool {
 }
 
 /// Compares a record with its reference's, when there is one.
-pub fn compare(record: &Record, reference: Option<&Record>, compute: DType) -> Parity {
+pub fn compare(record: &Record, reference: Option<&Record>, precision: &Precision) -> Parity {
     let Some(reference) = reference else { return Parity::default() };
     let mut parity = Parity { reference: Some(reference.id.clone()), ..Parity::default() };
     if reference.key == record.key {
         return Parity { verdict: Verdict::Reference, ..parity };
     }
-    let tolerance = tolerance(compute);
+    let tolerance = tolerance(precision);
     parity.extra.insert("tolerance".into(), tolerance.into());
     let Some(difference) = difference(&record.steps, &reference.steps, |step| step.loss) else {
         parity

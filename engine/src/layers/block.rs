@@ -9,7 +9,7 @@ use super::sketch::{Piece, Sketch};
 use crate::config::AttentionKind;
 pub use crate::config::Kept;
 use crate::model::{Grads, Part, Place, Weights};
-use zbench_kernels::{Attention, Buffer, DType, Op, RmsNorm, Rope, Swiglu};
+use zbench_kernels::{Attention, Buffer, DType, Op, RmsNorm, Rope, Swiglu, View};
 
 /// The sizes of a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,7 +74,7 @@ pub struct Saved<T> {
     pub mlp_norm: Option<[T; 2]>,
     /// Gate and up projections.
     pub gate_up: Option<[T; 2]>,
-    /// Their gated product.
+    /// Their gated product; not there where `down` is frozen and has no adapter.
     pub activation: Option<T>,
 }
 
@@ -132,7 +132,7 @@ impl Block {
         saved.gate_up = kept(Kept::GateUp).then_some(gate_up);
         let output = self.output(ex, w, &residual, &activation)?;
         saved.residual = kept(Kept::Residual).then_some(residual);
-        saved.activation = kept(Kept::Activation).then_some(activation);
+        saved.activation = (kept(Kept::Activation) && self.down.reads_input()).then_some(activation);
         Ok((output, saved))
     }
 
@@ -168,11 +168,12 @@ impl Block {
         saved.gate_up = settle(s, kept(Kept::GateUp), gate_up);
         let output = self.output_stated(s);
         saved.residual = settle(s, kept(Kept::Residual), [residual]).map(|[p]| p);
-        saved.activation = settle(s, kept(Kept::Activation), [activation]).map(|[p]| p);
+        let activation_kept = kept(Kept::Activation) && self.down.reads_input();
+        saved.activation = settle(s, activation_kept, [activation]).map(|[p]| p);
         (output, saved)
     }
 
-    /// Makes again what was not kept. `saved.input` must be there. With `output`, the block's output too.
+    /// Makes again what was not kept and backward reads. `saved.input` must be there. With `output`, the block's output too.
     pub fn restore(
         &self,
         ex: &Exec<'_>,
@@ -199,7 +200,7 @@ impl Block {
         if let (None, Some(norm)) = (&saved.gate_up, &saved.mlp_norm) {
             saved.gate_up = Some(self.gate_up(ex, w, &norm[0])?);
         }
-        if let (None, Some(gate_up)) = (&saved.activation, &saved.gate_up) {
+        if let (None, Some(gate_up), true) = (&saved.activation, &saved.gate_up, output || self.down.reads_input()) {
             saved.activation = Some(self.activation(ex, gate_up)?);
         }
         match (output, &saved.residual, &saved.activation) {
@@ -228,7 +229,7 @@ impl Block {
         if saved.gate_up.is_none() {
             saved.gate_up = Some(self.gate_up_stated(s));
         }
-        if saved.activation.is_none() {
+        if saved.activation.is_none() && (output || self.down.reads_input()) {
             saved.activation = Some(self.activation_stated(s));
         }
         output.then(|| self.output_stated(s))
@@ -246,8 +247,9 @@ impl Block {
     ) -> Result<Buffer> {
         let (n, d, k) = (ex.batch.tokens(), &self.dims, ex.kernels);
         let mut dact = ex.activation(n * d.intermediate)?;
-        let activation = take(&mut saved.activation);
-        self.down.backward(ex, w, g, activation.view(), dy.view(), false, dact.view_mut())?;
+        let activation = saved.activation.take();
+        let input = activation.as_ref().map_or(View::of::<f32>(&[]), Buffer::view);
+        self.down.backward(ex, w, g, input, dy.view(), false, dact.view_mut())?;
         drop(activation);
         let mut dgate = ex.activation(n * d.intermediate)?;
         let mut dup = ex.activation(n * d.intermediate)?;
@@ -291,7 +293,7 @@ impl Block {
         let (n, d) = (s.batch.tokens(), self.dims);
         let dact = s.activation(n * d.intermediate);
         self.down.backward_stated(s, false);
-        s.free(take(&mut saved.activation));
+        s.free_all(saved.activation.take());
         let dgate = s.activation(n * d.intermediate);
         let dup = s.activation(n * d.intermediate);
         s.op(POINTWISE, Op::SwigluBackward(self.swiglu(n, s.compute)));

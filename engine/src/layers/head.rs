@@ -90,7 +90,7 @@ impl Head {
         Ok((total, dx))
     }
 
-    /// States `loss`. All of it stands under forward, but the products that make gradients, which are backward's.
+    /// States `loss`. All of it stands under forward, since it is one action.
     pub fn loss_stated(&self, s: &mut Sketch<'_>, x: Piece, scale: f64) -> Piece {
         let (n, hidden) = (s.batch.tokens(), self.hidden);
         let y = s.activation(n * hidden);

@@ -41,6 +41,11 @@ pub struct AdapterSpec {
 const ADAPTER: &str = "adapters";
 
 impl LinearSpec {
+    /// Whether backward reads the layer's input: a frozen weight without an adapter has no gradient that needs it.
+    pub fn reads_input(&self) -> bool {
+        self.weight.part == Part::Trainable || self.adapter.is_some()
+    }
+
     /// `y (+)= layer(x)`.
     pub fn forward(
         &self,

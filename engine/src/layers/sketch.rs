@@ -1,7 +1,6 @@
 //! The other reader of a layer: where `Exec` does, a `Sketch` notes what would be done.
 
 use super::Batch;
-use crate::outcome::Span;
 use std::collections::BTreeMap;
 use zbench_kernels::{Category, DType, Kernels, Ledger, Op, footprint};
 
@@ -16,18 +15,6 @@ pub enum Phase {
     Recompute,
     /// Everything else.
     Update,
-}
-
-impl Phase {
-    /// The span its time is booked under.
-    pub fn span(self) -> Span {
-        match self {
-            Phase::Forward => Span::Forward,
-            Phase::Backward => Span::Backward,
-            Phase::Recompute => Span::Recompute,
-            Phase::Update => Span::Optimizer,
-        }
-    }
 }
 
 /// An operation that will be issued.

@@ -54,12 +54,13 @@ impl Layout {
     }
 }
 
-/// Elements to which shard boundaries are aligned: 64 bytes of the narrowest type in use.
+/// Elements to which shard boundaries are aligned: 64 bytes of the narrowest type in use, and at least 16, the multiple at
+/// which an all-reduce is cut.
 fn granule(cell: &Cell) -> usize {
     let p = &cell.precision;
     let types = [p.parameters, p.compute, p.gradients, p.reduce, p.optimizer];
     let narrowest = types.into_iter().chain(p.master).chain(cell.lora.base).map(DType::size).min().unwrap_or(4);
-    GRANULE_BYTES as usize / narrowest
+    GRANULE_BYTES as usize / narrowest.min(4)
 }
 
 struct Builder<'a> {

@@ -204,7 +204,7 @@ impl<'a> Residency<'a> {
             for &unit in &compute.reads {
                 self.ensure(unit, &compute.reads);
             }
-            if !compute.reads.is_empty() {
+            if !compute.reads.is_empty() && self.s.slotted.contains(&true) {
                 self.ahead(&compute.reads, &computes[i + 1..]);
             }
             self.list.push(compute.action);
@@ -245,8 +245,10 @@ impl<'a> Residency<'a> {
 
     /// Starts the gathers of the next units, as far as slots go.
     fn ahead(&mut self, in_use: &[usize], rest: &[Compute]) {
+        // Every unit is read within a micro-batch; looking further than that would find nothing new.
+        let reach = 4 * self.s.slotted.len();
         let mut wanted: Vec<usize> = Vec::new();
-        for &unit in rest.iter().flat_map(|c| &c.reads) {
+        for &unit in rest.iter().take(reach).flat_map(|c| &c.reads) {
             if wanted.len() == self.s.prefetch {
                 break;
             }

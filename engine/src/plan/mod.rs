@@ -8,7 +8,7 @@ mod price;
 pub use actions::{Action, Policy, Schedule, actions};
 pub use flops::ledger_terms;
 
-use crate::config::{Backend, Cell, DeviceKind};
+use crate::config::{AttentionKind, Backend, Cell, DeviceKind};
 use crate::layers::{Batch, Stated};
 use crate::mesh::{Mesh, Split};
 use crate::model::{Layout, Part};
@@ -117,6 +117,11 @@ pub fn batch(cell: &Cell, first_sample: u64) -> Batch {
     Batch { rows: cell.train.micro_batch, seq: cell.train.seq_len, first_sample, seed: cell.train.seed }
 }
 
+/// Units times micro-batches of the longest step that is planned; its list of actions takes some hundred megabytes.
+const MOST_COMPUTES: usize = 1 << 20;
+/// Units of the largest model that is planned.
+const MOST_UNITS: usize = 1 << 16;
+
 /// Refuses what cannot be, before any size is computed from it.
 fn check(cell: &Cell) -> Result<(), PlanError> {
     let fail = |key, reason: String| Err(PlanError { key, reason });
@@ -164,7 +169,10 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
         model.intermediate_size,
         model.vocab_size,
         model.num_attention_heads.saturating_mul(model.head_dim),
-        model.num_attention_heads.saturating_mul(train.seq_len),
+        match cell.memory.attention {
+            AttentionKind::Naive => model.num_attention_heads.saturating_mul(train.seq_len),
+            AttentionKind::Flash => model.num_attention_heads,
+        },
     ];
     let widest = widest.into_iter().max().unwrap_or(1);
     let rows = train.micro_batch.checked_mul(train.seq_len);
@@ -177,11 +185,14 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
     }
     let block = model.hidden_size.checked_mul(widest.max(model.hidden_size)).and_then(|e| e.checked_mul(64));
     let all = block.and_then(|b| b.checked_mul(model.num_hidden_layers.saturating_add(2)));
-    if model.num_hidden_layers > 1 << 16 || train.accumulation > 1 << 14 {
-        return fail(
-            "model.num_hidden_layers",
-            "above 65536, or train.accumulation above 16384, is beyond what is planned".into(),
-        );
+    let units = model.num_hidden_layers.saturating_add(2);
+    if units > MOST_UNITS {
+        return fail("model.num_hidden_layers", format!("is above the {MOST_UNITS} units that are planned"));
+    }
+    if units.saturating_mul(train.accumulation) > MOST_COMPUTES {
+        let (given, most) = (train.accumulation, MOST_COMPUTES / units);
+        let reason = format!("{given} is above the {most} micro-batches that are planned for so many layers");
+        return fail("train.accumulation", reason);
     }
     if all.is_none_or(|b| b > 1 << 56) || cell.parallel.ranks > 1 << 20 {
         return fail("model.hidden_size", "and the model's other sizes are more bytes than a machine addresses".into());

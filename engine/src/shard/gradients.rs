@@ -2,7 +2,7 @@
 
 use super::tally::Tally;
 use super::{Desk, Holding, OUTER, State};
-use crate::comm::{CommError, Communicator};
+use crate::comm::{Communicator, Metered};
 use crate::layers::{Piece, Sketch, StepError, exec};
 use crate::mesh::{Split, within};
 use crate::model::Grads;
@@ -105,31 +105,26 @@ impl Gradients {
             if scratch.dtype() == wire {
                 inner.reduce_scatter(scratch.view(), home, !first)?;
             } else {
-                let mut copy = desk.arena.alloc(Category::Communication, wire, scratch.len())?;
-                desk.kernels.cast(scratch.view(), copy.view_mut())?;
+                let copy = wire_copy(desk, wire, scratch.view())?;
                 inner.reduce_scatter(copy.view(), home, !first)?;
             }
         } else if last {
             grads.opened = false;
-            let whole = 0..holding.padded;
             let owned = state.place.range(Split::Shard, holding.padded);
             match state.sharding.optimizer {
-                Split::Whole => on_wire(desk, wire, grads.home.view_mut(), &whole, |v| inner.all_reduce(v))?,
-                _ => on_wire(desk, wire, grads.home.view_mut(), &owned, |v| inner.reduce_scatter_in_place(v))?,
+                Split::Whole => all_reduce(desk, inner, wire, grads.home.view_mut())?,
+                _ => reduce_to_part(desk, inner, wire, grads.home.view_mut(), &owned)?,
             }
         }
         let (true, Some(outer)) = (last, desk.comms.outer()) else { return Ok(()) };
         let shard = within(&state.place.range(Split::Shard, holding.padded), &holding.gradients);
-        let (range, part) = match state.sharding.optimizer {
-            Split::World => (shard.clone(), within(&holding.chunk, &holding.gradients)),
-            Split::Shard => (shard.clone(), shard),
-            Split::Whole => (0..grads.home.len(), 0..grads.home.len()),
-        };
-        let part = within(&part, &range);
-        let view = grads.home.slice_mut(range);
         match state.sharding.optimizer {
-            Split::World => on_wire(desk, wire, view, &part, |v| outer.reduce_scatter_in_place(v)),
-            _ => on_wire(desk, wire, view, &part, |v| outer.all_reduce(v)),
+            Split::Whole => all_reduce(desk, outer, wire, grads.home.view_mut()),
+            Split::Shard => all_reduce(desk, outer, wire, grads.home.slice_mut(shard)),
+            Split::World => {
+                let part = within(&within(&holding.chunk, &holding.gradients), &shard);
+                reduce_to_part(desk, outer, wire, grads.home.slice_mut(shard), &part)
+            }
         }
     }
 
@@ -158,8 +153,7 @@ impl Gradients {
         } else if last {
             opened[unit] = None;
             let whole = state.sharding.optimizer == Split::Whole;
-            let part = if whole { holding.padded } else { holding.padded / mesh.inner };
-            on_wire_stated(s, p.gradients, p.reduce, holding.padded, part);
+            on_wire_stated(s, p.gradients, p.reduce, holding.padded, whole);
             match whole {
                 true => tally.all_reduce(axis, mesh.inner, bytes(holding.padded)),
                 false => tally.reduce_scatter(axis, mesh.inner, bytes(holding.padded)),
@@ -170,10 +164,10 @@ impl Gradients {
         }
         let len = if state.sharding.optimizer == Split::Whole { holding.padded } else { holding.padded / mesh.inner };
         if state.sharding.optimizer == Split::World {
-            on_wire_stated(s, p.gradients, p.reduce, len, len / mesh.outer);
+            on_wire_stated(s, p.gradients, p.reduce, len, false);
             tally.reduce_scatter(OUTER, mesh.outer, bytes(len));
         } else {
-            on_wire_stated(s, p.gradients, p.reduce, len, len);
+            on_wire_stated(s, p.gradients, p.reduce, len, true);
             tally.all_reduce(OUTER, mesh.outer, bytes(len));
         }
     }
@@ -185,30 +179,46 @@ impl Gradients {
     }
 }
 
-/// Runs a collective on `view`, through a copy of type `wire` where that differs; `result` is the part of `view` that the
-/// collective leaves right.
-fn on_wire(
-    desk: Desk<'_>,
-    wire: DType,
-    mut view: ViewMut<'_>,
-    result: &Range<usize>,
-    collective: impl FnOnce(ViewMut<'_>) -> std::result::Result<(), CommError>,
-) -> Result<()> {
+/// All-reduce of `view`, through a copy of type `wire` where that differs: then the sum is rounded to that type, since it
+/// travels back.
+fn all_reduce(desk: Desk<'_>, group: &Metered, wire: DType, mut view: ViewMut<'_>) -> Result<()> {
     if view.dtype() == wire {
-        return Ok(collective(view)?);
+        return Ok(group.all_reduce(view)?);
     }
-    let mut copy = desk.arena.alloc(Category::Communication, wire, view.len())?;
-    desk.kernels.cast(view.as_view(), copy.view_mut())?;
-    collective(copy.view_mut())?;
-    Ok(desk.kernels.cast(copy.slice(result.clone()), view.slice_mut(result.clone()))?)
+    let mut copy = wire_copy(desk, wire, view.as_view())?;
+    group.all_reduce(copy.view_mut())?;
+    Ok(desk.kernels.cast(copy.view(), view)?)
 }
 
-fn on_wire_stated(s: &mut Sketch<'_>, from: DType, wire: DType, len: usize, result: usize) {
+/// Reduce-scatter of `view` into `part` of it. What travels is of type `wire`; the sum keeps the view's own.
+fn reduce_to_part(
+    desk: Desk<'_>,
+    group: &Metered,
+    wire: DType,
+    mut view: ViewMut<'_>,
+    part: &Range<usize>,
+) -> Result<()> {
+    if view.dtype() == wire {
+        return Ok(group.reduce_scatter_in_place(view)?);
+    }
+    let copy = wire_copy(desk, wire, view.as_view())?;
+    Ok(group.reduce_scatter(copy.view(), view.slice_mut(part.clone()), false)?)
+}
+
+fn wire_copy(desk: Desk<'_>, wire: DType, view: View<'_>) -> Result<Buffer> {
+    let mut copy = desk.arena.alloc(Category::Communication, wire, view.len())?;
+    desk.kernels.cast(view, copy.view_mut())?;
+    Ok(copy)
+}
+
+fn on_wire_stated(s: &mut Sketch<'_>, from: DType, wire: DType, len: usize, back: bool) {
     if from == wire {
         return;
     }
     let copy = s.alloc(Category::Communication, wire, len);
     s.op("reduce", exec::cast(len, from, wire));
-    s.op("reduce", exec::cast(result, wire, from));
+    if back {
+        s.op("reduce", exec::cast(len, wire, from));
+    }
     s.free(copy);
 }

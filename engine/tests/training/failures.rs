@@ -7,6 +7,7 @@ use zbench_engine::config::*;
 use zbench_engine::layers::StepError;
 use zbench_engine::outcome::{Cause, Failure};
 use zbench_engine::train::{train, with_ranks};
+use zbench_kernels::{Category, DType};
 
 fn cell(strategy: Strategy) -> Cell {
     let mut cell = on(synthetic(), strategy, 4, 2);
@@ -44,13 +45,18 @@ fn a_rank_that_panics_is_named_and_the_others_end() {
 #[test]
 fn a_rank_that_fails_while_allocating_is_named() {
     let mut cell = cell(Strategy::Zero3);
-    cell.memory.capacity = Some(4096);
-    let mut free = cell.clone();
-    free.memory.capacity = None;
-    let Cause::OutOfMemory { error, .. } = cause(train(&cell, &plan(&free), &|_| {})) else {
-        panic!("not out of memory")
-    };
-    assert_eq!(error.capacity, 4096);
+    let plan = plan(&cell);
+    let capacity = plan.estimate.memory.total_peak();
+    cell.memory.capacity = Some(capacity);
+    let result = with_ranks(&cell, &plan, cpus(&cell), |rank| -> Result<(), StepError> {
+        rank.step()?;
+        // One rank has less room than the plan asks for.
+        let taken = (rank.number() == 1).then(|| rank.arena().alloc(Category::Workspace, DType::F32, 4096));
+        let _taken = taken.transpose()?;
+        rank.step().map(|_| ())
+    });
+    let Cause::OutOfMemory { rank, error } = cause(result) else { panic!("not out of memory") };
+    assert_eq!((rank, error.capacity), (1, capacity));
 }
 
 #[test]

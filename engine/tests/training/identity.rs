@@ -134,6 +134,18 @@ fn a_low_precision_run_repeats_itself_under_every_strategy() {
     }
 }
 
+/// What travels is rounded, what is summed is not: the strategies that scatter agree to the bit also when gradients travel
+/// in a narrower type than they are kept in. (An all-reduce's sum travels back and is rounded once more.)
+#[test]
+fn narrow_wires_leave_sums_wide() {
+    let mut base = odd();
+    base.precision = Precision { reduce: zbench_kernels::DType::Bf16, ..Precision::F32 };
+    let reference = run(&on(base.clone(), Strategy::Zero1, 4, 1));
+    for strategy in [Strategy::Zero2, Strategy::Zero3, Strategy::Fsdp, Strategy::FsdpGradOp] {
+        assert_same(&reference, &on(base.clone(), strategy, 4, 1), strategy.name());
+    }
+}
+
 #[test]
 fn adapters_train_alike_under_every_strategy_and_leave_the_base_alone() {
     let mut base = odd();

@@ -42,7 +42,7 @@ impl Lab {
         (cell.train.seq_len, cell.train.micro_batch) = (5, 2);
         change(&mut cell);
         let layout = Layout::new(&cell, 1);
-        let (cos, sin) = rope::tables(&cell.model, cell.train.seq_len);
+        let (cos, sin) = rope::angles(&cell.model, cell.train.seq_len).map(|a| (a.cos(), a.sin())).unzip();
         Lab { cell, layout, arena: Arena::host(None).unwrap(), cos, sin }
     }
 

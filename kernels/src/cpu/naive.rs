@@ -55,7 +55,8 @@ impl Cpu {
                 let q = query.load(level, q, rows.clone(), qs);
                 // SAFETY: parts of tensors whose lengths were checked; scores are this thread's.
                 unsafe {
-                    let shape = [count, seq, dim];
+                    // Later keys have no part in these rows; the softmax zeroes their scores.
+                    let shape = [count, rows.end, dim];
                     multiply(shape, op.scale as f32, q, k.transposed(), false, scores.as_mut_ptr(), seq);
                 }
                 for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(seq)) {
