@@ -31,7 +31,7 @@ pub struct Record {
     /// Title of the notebook entry.
     #[serde(default)]
     pub name: String,
-    /// Which trial of the cell this is, counted from 0 or 1 by the runner.
+    /// Which trial of the cell this is, 1 for the first.
     #[serde(default)]
     pub trial: u32,
     /// The resolved configuration as plain data.

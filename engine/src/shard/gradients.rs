@@ -181,7 +181,7 @@ impl Gradients {
 
 /// All-reduce of `view`, through a copy of type `wire` where that differs: then the sum is rounded to that type, since it
 /// travels back.
-fn all_reduce(desk: Desk<'_>, group: &Metered, wire: DType, mut view: ViewMut<'_>) -> Result<()> {
+fn all_reduce(desk: Desk<'_>, group: &Metered, wire: DType, view: ViewMut<'_>) -> Result<()> {
     if view.dtype() == wire {
         return Ok(group.all_reduce(view)?);
     }

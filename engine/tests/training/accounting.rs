@@ -257,3 +257,32 @@ fn try_run_steps(cell: &Cell) -> Result<(), zbench_engine::outcome::Failure> {
     let plan = plan(&free);
     with_ranks(cell, &plan, cpus(cell), |rank| (0..2).try_for_each(|_| rank.step().map(|_| ()))).map(|_| ())
 }
+
+/// conventions.md 3: GFLOP per token of Llama-3-8B by Megatron-LM's and PaLM's convention, and of its frozen base with
+/// adapters (4 P_mat and attention; ours adds the adapters' own products, here of rank 1 on one layer kind: below 0.1 %).
+#[test]
+fn flops_are_the_published_ones_for_llama_3_8b() {
+    let preset: zbench_engine::hf::PartialModel =
+        toml::from_str(zbench_engine::hf::preset("llama3-8b").unwrap()).unwrap();
+    let giga = |seq: usize, adapters: usize, checkpointing: Checkpointing| {
+        let mut cell = synthetic();
+        cell.model = preset.clone().resolve("llama3-8b").unwrap();
+        cell.model.max_position_embeddings = 32768;
+        (cell.train.seq_len, cell.train.micro_batch) = (seq, 1);
+        cell.memory.checkpointing = checkpointing;
+        cell.lora = Lora { rank: adapters, alpha: 1.0, dropout: 0.0, targets: vec![Linear::KProj], base: None };
+        let flops = plan(&cell).estimate.flops;
+        [flops.model, flops.palm, flops.hardware].map(|f| f / flops.tokens as f64 / 1e9)
+    };
+    for (seq, megatron, palm) in [(2048, 46.64, 51.40), (8192, 51.47, 61.07), (32768, 70.80, 99.72)] {
+        let [model, ours, hardware] = giga(seq, 0, Checkpointing::None);
+        assert!((model - megatron).abs() < 0.005, "{seq}: {model} for {megatron}");
+        assert!((ours - palm).abs() < 0.005, "{seq}: {ours} for {palm}");
+        // Without checkpointing only flash attention's backward computes something again: a quarter of its scores' products.
+        assert!(hardware > model && hardware < 1.1 * model, "{seq}: {hardware}");
+        let [same, _, full] = giga(seq, 0, Checkpointing::Full);
+        assert!(same == model && full > 1.2 * model && full < 4.0 / 3.0 * hardware, "{seq}: {full}");
+    }
+    let [lora, ..] = giga(2048, 1, Checkpointing::None);
+    assert!(lora > 31.63 && lora < 31.63 * 1.001, "{lora}");
+}

@@ -139,6 +139,8 @@ impl<'a> Cell<'a> {
             Some(flags.join(", "))
         } else if speed.is_none() {
             Some("no timed steps with tokens".to_string())
+        } else if observations(&used) < 2 {
+            Some("one timed step only: its spread is unknown".to_string())
         } else {
             None
         };
@@ -245,6 +247,11 @@ impl<'a> Cell<'a> {
         let same = entries.filter(|entry| entry.axis == axis && entry.kind == kind);
         stats::mean(&same.filter_map(value).filter(|value| value.is_finite()).collect::<Vec<_>>())
     }
+}
+
+/// Numbers that a speed rests on: timed steps, or trials whose records hold none.
+fn observations(used: &[&Record]) -> usize {
+    used.iter().map(|record| record.timed_steps().count().max(1)).sum()
 }
 
 /// Tokens per second: the tokens of the timed steps over their time, with two-level bootstrap. A record without steps

@@ -224,8 +224,8 @@ pub fn communication(grid: &Grid) -> Option<Table> {
         Column::words("record"),
     ];
     let mut table = Table::new("communication", columns).caption(
-        "Per step: bytes of the largest rank, times of the slowest. algbw = payload / time, busbw = algbw × nccl-tests' \
-         factor; GB = 10^9 bytes.",
+        "Per step: bytes of the largest rank, times of the slowest. algbw = nccl-tests' size / time, where the size of \
+         an all-reduce is half its payload; busbw = algbw × nccl-tests' factor; GB = 10^9 bytes.",
     );
     for cell in grid.measured() {
         let mut seen: Vec<(&str, &str)> = Vec::new();

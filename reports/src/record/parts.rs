@@ -8,7 +8,7 @@ use super::Extra;
 /// One optimizer step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// Counted from 0 over untimed and timed steps.
+    /// Counted from 1 over untimed and timed steps.
     pub step: u64,
     /// Whether its time counts; false for warm-up steps.
     #[serde(default)]
@@ -36,7 +36,7 @@ pub struct Step {
 /// The memory categories, in the order of every table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Category {
-    /// Weights, gathered copies included.
+    /// Weights at home; gathered copies of split weights are communication.
     Parameters,
     /// Gradient accumulators and shards.
     Gradients,
@@ -170,7 +170,7 @@ pub struct Communication {
     /// Calls in a step: a mean over the timed steps, as are the bytes, so it need not be whole.
     #[serde(default, deserialize_with = "null_is_nan", serialize_with = "whole_as_integer")]
     pub calls: f64,
-    /// Bytes handed to the collective (nccl-tests' size).
+    /// Bytes the collective is about: the whole buffer, twice the buffer for all-reduce.
     #[serde(default, deserialize_with = "null_is_nan", serialize_with = "whole_as_integer")]
     pub payload_bytes: f64,
     /// Bytes this rank really read from or wrote to its peers.
