@@ -3,7 +3,7 @@
 use super::cells::{Cell, Grid, excluding_flags};
 use super::words;
 use crate::document::{Column, Entry, Table, Tone};
-use crate::record::{Category, Record, Verdict};
+use crate::record::{Category, Record, Status, Verdict};
 use crate::units;
 
 /// The main table: one row for each cell with at least one measured trial and without a parity failure. The columns
@@ -368,5 +368,8 @@ pub fn made_by(commands: &[(&str, Vec<&Record>)], grid: &Grid) -> Table {
 }
 
 fn repeat_command(grid: &Grid, record: &Record) -> String {
+    if record.outcome.status == Status::Skipped {
+        return "nothing ran that could be repeated".to_string();
+    }
     format!("zbench repro {}", grid.short_id(&record.id))
 }
