@@ -100,7 +100,8 @@ Stop it with Ctrl-C at any time; the same command goes on where it stopped.")]
     Grid(GridArgs),
     /// Run one cell and append a trial, with a line for each step
     #[command(after_help = "Examples:
-  zbench run configs/quickstart.toml --set parallel.strategy=zero3 --set memory.checkpointing=none --set train.accumulation=1")]
+  zbench run configs/quickstart.toml --only parallel.strategy=zero3,memory.checkpointing=none,train.accumulation=1,lora.rank=0
+  zbench run configs/quickstart.toml --set parallel.strategy=zero3 --set memory.checkpointing=full --set lora.rank=0 --set train.accumulation=2")]
     Run(RunArgs),
     /// The estimate of every cell, without running
     #[command(after_help = "Examples:

@@ -40,7 +40,8 @@ pub fn expand(
 ) -> Result<Vec<GridCell>, ConfigError> {
     let source = document.path.display().to_string();
     let include_sizes = document.includes.iter().map(|axes| size(axes)).fold(0usize, usize::saturating_add);
-    let size = if document.includes_only() { 0 } else { size(&document.axes) }.saturating_add(include_sizes);
+    let in_product = if document.has_product { size(&document.axes) } else { 0 };
+    let size = in_product.saturating_add(include_sizes);
     if size > most.max(MOST_CELLS) {
         let message = format!(
             "the grid has {size} combinations; shorten an axis (at most {} are expanded)",
@@ -49,7 +50,7 @@ pub fn expand(
         return Err(ConfigError::about(source, message));
     }
     let mut combinations = Vec::new();
-    if !document.includes_only() {
+    if document.has_product {
         combinations.extend(product(&document.base, &document.axes));
     }
     for include in &document.includes {
@@ -61,7 +62,6 @@ pub fn expand(
             varying.push(axis.key);
         }
     }
-    let in_product = if document.includes_only() { 0 } else { self::size(&document.axes) };
 
     let (mut cells, mut seen, mut problems) = (Vec::new(), BTreeSet::new(), Vec::<Problem>::new());
     for (index, settings) in combinations.into_iter().enumerate() {
@@ -102,13 +102,6 @@ pub fn expand(
         return Err(ConfigError::about(source, message));
     }
     Ok(cells)
-}
-
-impl Document {
-    /// A file with includes and without axes has no product: its cells are the includes.
-    fn includes_only(&self) -> bool {
-        self.axes.is_empty() && !self.includes.is_empty()
-    }
 }
 
 fn size(axes: &[Axis]) -> usize {
@@ -204,6 +197,28 @@ fn label(varying: &[&'static str], settings: &Settings) -> String {
     let pair =
         |key: &&'static str| value(key).map(|value| format!("{}={value}", key.rsplit('.').next().unwrap_or(key)));
     varying.iter().filter_map(pair).collect::<Vec<_>>().join(" ")
+}
+
+/// What tells cells apart, a text for each cell in words that `--only` takes: every key with a plain value that is not the
+/// same in all of them, written or by default.
+pub fn differences(cells: &[GridCell]) -> Vec<String> {
+    let value = |cell: &GridCell, key: &str| {
+        let default = || match keys::find(key).map(|key| &key.default) {
+            Some(Default::Is(text)) => Some(document::bare(text)),
+            _ => None,
+        };
+        let value = cell.settings.get(key).map(|setting| setting.value.clone()).or_else(default)?;
+        match value {
+            toml::Value::String(text) => Some(text),
+            toml::Value::Array(_) | toml::Value::Table(_) => None,
+            other => Some(other.to_string()),
+        }
+    };
+    let written: BTreeSet<&'static str> = cells.iter().flat_map(|cell| cell.settings.keys().copied()).collect();
+    let differs = |key: &&str| cells.windows(2).any(|pair| value(&pair[0], key) != value(&pair[1], key));
+    let keys: Vec<&str> = written.into_iter().filter(differs).collect();
+    let term = |cell: &GridCell, key: &str| value(cell, key).map(|value| format!("{key}={value}"));
+    cells.iter().map(|cell| keys.iter().filter_map(|key| term(cell, key)).collect::<Vec<_>>().join(",")).collect()
 }
 
 /// JSON text with the keys of every object sorted: one text for one value.

@@ -137,6 +137,21 @@ fn run_wants_one_cell_that_can_be() {
     let several = run(folder.path(), &["run", path.to_str().unwrap()]);
     assert_eq!(several.status.code(), Some(1));
     assert!(stderr(&several).contains("stands for 4 cells"));
+    let with_include = format!("{TINY}[[grid.include]]\n\"lora.rank\" = 2\n");
+    let path = write(folder.path(), &with_include);
+    let narrow = ["--set", "parallel.strategy=zero3", "--set", "memory.checkpointing=none"];
+    let two = run(folder.path(), &[&["run", path.to_str().unwrap()], &narrow[..]].concat());
+    assert_eq!(two.status.code(), Some(1));
+    for fragment in ["stands for 2 cells", "--only lora.rank=0", "--only lora.rank=2"] {
+        assert!(stderr(&two).contains(fragment), "{fragment}: {}", stderr(&two));
+    }
+    let notebook = folder.path().join("nb");
+    let one = run(&notebook, &[&["run", path.to_str().unwrap(), "--only", "lora.rank=0"], &narrow[..]].concat());
+    assert_eq!(one.status.code(), Some(0), "{}", stderr(&one));
+    assert_eq!(records(&notebook)[0]["cell"]["lora"]["rank"], 0, "the cell of the product, not the include's");
+    let none = run(folder.path(), &["run", path.to_str().unwrap(), "--only", "lora.rank=3"]);
+    assert_eq!(none.status.code(), Some(1));
+    assert!(stderr(&none).contains("no cell is left"), "{}", stderr(&none));
     let one = ["--set", "parallel.strategy=hsdp", "--set", "parallel.ranks=3", "--set", "memory.checkpointing=none"];
     let none = run(folder.path(), &[&["run", path.to_str().unwrap()], &one[..]].concat());
     assert_eq!(none.status.code(), Some(1), "{}", stderr(&none));

@@ -75,6 +75,22 @@ fn set_narrows_an_axis_and_wins_over_includes() {
 }
 
 #[test]
+fn a_grid_narrowed_to_one_cell_keeps_it_beside_the_includes() {
+    let text = format!("{GRID}[[grid.include]]\n\"lora.rank\" = 4\n");
+    let set = ["parallel.strategy=fsdp".to_string(), "train.accumulation=2".to_string()];
+    let document = Document::parse(Path::new("t.toml"), &text, &set).unwrap();
+    let cells = cells_of(&document, "").unwrap();
+    let ranks: Vec<usize> = cells.iter().map(|cell| cell.resolved.as_ref().unwrap().cell.lora.rank).collect();
+    assert_eq!(ranks, [0, 4], "the product's one cell, then the include's");
+    assert_eq!(zbench::grid::differences(&cells), ["lora.rank=0", "lora.rank=4"]);
+    assert_eq!(cells_of(&document, "lora.rank=0").unwrap().len(), 1);
+    // What only had includes still has none but those, whatever is set.
+    let only_includes = "[[grid.include]]\n\"train.steps\" = 3\n";
+    let document = Document::parse(Path::new("t.toml"), only_includes, &["train.lr=0.5".into()]).unwrap();
+    assert_eq!(cells_of(&document, "").unwrap().len(), 1);
+}
+
+#[test]
 fn what_a_grid_makes_impossible_is_a_cell_with_a_reason() {
     let cells = cells("[parallel]\nstrategy = \"hsdp\"\n[grid]\n\"parallel.ranks\" = [3, 4]\n\"lora.base\" = [\"nf4\"]\n\"lora.rank\" = [2]\n").unwrap();
     assert_eq!(cells.len(), 2);

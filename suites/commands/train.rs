@@ -4,6 +4,7 @@ use super::progress::Progress;
 use super::{Expanded, expand, header, planned, print_document, print_lines};
 use crate::cli::{Format, Global, GridArgs, PlanArgs, RunArgs, exit};
 use crate::config::{ConfigError, Document};
+use crate::grid::{self, GridCell};
 use crate::runner::child::Children;
 use crate::runner::plan::{Decision, Planned};
 use crate::runner::{Header, Runner, Summary, Trials};
@@ -48,15 +49,14 @@ pub fn grid(global: &Global, arguments: &GridArgs) -> Result<u8> {
 /// `zbench run FILE`.
 pub fn run(global: &Global, arguments: &RunArgs) -> Result<u8> {
     let mut expanded = expand(&arguments.cells, usize::MAX)?;
-    let count = expanded.cells.len();
+    if expanded.cells.len() != 1 {
+        let file = expanded.document.path.display().to_string();
+        return Err(ConfigError::about(file, not_one(&expanded.cells)).into());
+    }
     refuse_all(&expanded)?;
     let cells = planned(&mut expanded, false)?;
-    let [cell] = &cells[..] else {
-        let file = expanded.document.path.display().to_string();
-        let message =
-            format!("stands for {count} cells and `run` runs one; narrow it with --set or --only, or use `grid`");
-        return Err(ConfigError::about(file, message).into());
-    };
+    // One went in.
+    let [cell] = &cells[..] else { return Ok(exit::NOT_MEASURED) };
     if let Decision::Record { status: Status::Skipped, reason, source: Source::Plan } = &cell.decision {
         return Err(ConfigError::about(expanded.document.path.display().to_string(), reason.clone()).into());
     }
@@ -71,6 +71,28 @@ pub fn run(global: &Global, arguments: &RunArgs) -> Result<u8> {
         }
     }
     Ok(code(&summary))
+}
+
+/// Why `run` does not run: the cells there are, in terms that narrow to one of them.
+fn not_one(cells: &[GridCell]) -> String {
+    const SHOWN: usize = 8;
+    if cells.is_empty() {
+        return "no cell is left: --only or [[grid.exclude]] leave out all of them".into();
+    }
+    // Cells may differ in nothing but a list, which --only does not take; the label then tells them apart.
+    let line = |(terms, cell): (String, &GridCell)| match terms.as_str() {
+        "" => format!("\n  {}", cell.label),
+        terms => format!("\n  --only {terms}"),
+    };
+    let mut lines: Vec<String> = grid::differences(cells).into_iter().zip(cells).take(SHOWN).map(line).collect();
+    if cells.len() > SHOWN {
+        lines.push(format!("\n  and {} more", cells.len() - SHOWN));
+    }
+    let count = cells.len();
+    format!(
+        "stands for {count} cells and `run` runs one; add what leaves one of these, or use `grid`:{}",
+        lines.concat()
+    )
 }
 
 /// A combination that cannot be is an error where only one was asked for.
@@ -168,6 +190,7 @@ pub fn header_of(record: &Record) -> Header {
         axes: Vec::new(),
         excludes: Vec::new(),
         includes: Vec::new(),
+        has_product: true,
     };
     Header { name: record.name.clone(), ..header(&document) }
 }

@@ -55,6 +55,9 @@ pub struct Document {
     pub excludes: Vec<Vec<Axis>>,
     /// Cells beside the product, each a small grid of its own.
     pub includes: Vec<Vec<Axis>>,
+    /// False for a file with includes and without axes: its cells are the includes. `--set` does not change that, as an
+    /// axis that it narrows to one value is still one.
+    pub has_product: bool,
 }
 
 /// One thing that is wrong.
@@ -118,6 +121,7 @@ impl Document {
             axes: Vec::new(),
             excludes: Vec::new(),
             includes: Vec::new(),
+            has_product: true,
         };
         let mut document = match DeTable::parse(text) {
             Ok(table) => reader.document(document, table.get_ref()),
@@ -212,6 +216,7 @@ impl Reader<'_> {
         document.axes = self.axes(grid, &["exclude", "include"], true);
         document.excludes = self.tables(grid, "exclude");
         document.includes = self.tables(grid, "include");
+        document.has_product = !document.axes.is_empty() || document.includes.is_empty();
         document
     }
 
