@@ -4,7 +4,8 @@ use zbench_engine::config::{Cell, Data, DeviceKind};
 
 /// The rule, for records and readers.
 pub const RULE: &str = "ranks, ranks_per_node and shard divided so that at most 4 ranks are left; at most 4 layers of width \
-128 with head_dim 32 and the same ratios of heads, key-value heads and MLP width (rounded up to 32); at most 1024 tokens of \
+128 with at most 4 heads of 32; as many query heads to a key-value head as the cell has, or the next number that divides the heads, and \
+no more than there are heads; the same ratio of MLP to model width (rounded up to 32, at most 4096); at most 1024 tokens of \
 vocabulary, 128 tokens of sequence, micro-batch 2, 12 steps, LoRA rank 8; synthetic data and fresh weights; no capacity";
 
 /// The stand-in of a cell; `cores` are shared by its ranks.

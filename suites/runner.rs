@@ -111,6 +111,7 @@ impl Runner<'_> {
             Trials::UpTo(_) => known.len(),
             Trials::Fresh(_) | Trials::OneMore => 0,
         };
+        let references = parity::references(&known);
         let mut counted: Vec<Record> = known.drain(..).take(earlier).collect();
         let schedule = schedule(cells, &wanted);
         let mut over: BTreeSet<usize> = BTreeSet::new();
@@ -124,7 +125,7 @@ impl Runner<'_> {
                 continue;
             }
             self.observe.begin(cell, *trial, done, schedule.len());
-            let Some(record) = self.trial(cell, *trial, cells, &counted) else {
+            let Some(record) = self.trial(cell, *trial, cells, &counted, &references) else {
                 summary.interrupted = true;
                 break;
             };
@@ -141,7 +142,14 @@ impl Runner<'_> {
     }
 
     /// One trial, as a record; nothing when it was stopped.
-    fn trial(&mut self, planned: &Planned, trial: u32, cells: &[Planned], known: &[Record]) -> Option<Record> {
+    fn trial(
+        &mut self,
+        planned: &Planned,
+        trial: u32,
+        cells: &[Planned],
+        known: &[Record],
+        references: &[(String, Record)],
+    ) -> Option<Record> {
         let started = jiff::Timestamp::now();
         let mut record = self.blank(planned, trial, started);
         record::predicted(&mut record, planned);
@@ -158,11 +166,11 @@ impl Runner<'_> {
                 let execution = self.execute.execute(cell, &mut |step| observe.step(step));
                 let end = execution.end?;
                 let host = record.environment.get("host").and_then(Value::as_str).unwrap_or_default().to_string();
-                record::measured(&mut record, execution.steps, &end, cell, estimate, &host);
-                if let Some(failure) = end.failure {
-                    record.outcome = Outcome::ended(failure.status, failure.reason, failure.source);
+                if let Some(failure) = &end.failure {
+                    record.outcome = Outcome::ended(failure.status, failure.reason.clone(), failure.source);
                 }
-                compare(&mut record, cell, cells, known);
+                record::measured(&mut record, execution.steps, &end, cell, estimate, &host);
+                compare(&mut record, cell, cells, known, references);
             }
             // Run is only decided for a cell that has a plan.
             (Decision::Run, ..) => record.outcome = Outcome::ended(Status::Failed, "the cell has no plan", None),
@@ -248,18 +256,34 @@ fn is_final(record: &Record, cell: &Planned) -> bool {
     }
 }
 
-/// Fills in parity with the reference of the cell's class, and checks that equal trials have equal losses.
-fn compare(record: &mut Record, cell: &Cell, cells: &[Planned], known: &[Record]) {
+/// Fills in parity with the reference of the cell's class, and checks that equal trials have equal losses. The reference
+/// is a cell of this command; where that has none, or none that was measured, it is a record of the notebook.
+fn compare(record: &mut Record, cell: &Cell, cells: &[Planned], known: &[Record], references: &[(String, Record)]) {
     let class = parity::class(cell);
     let same_class =
         |planned: &&Planned| planned.cell().is_some_and(|c| parity::is_reference(c) && parity::class(c) == class);
     let reference_key = cells.iter().find(same_class).map(|planned| planned.grid.key.clone());
-    if record.is_measured()
-        && let Some(key) = reference_key
-    {
-        let own = (key == record.key).then_some(&*record);
-        let reference = own.or_else(|| known.iter().rev().find(|other| other.key == key && other.is_measured()));
-        record.parity = parity::compare(record, reference, &cell.precision);
+    if record.is_measured() {
+        let own = (reference_key.as_ref() == Some(&record.key)).then_some(&*record);
+        let of_command = || {
+            let key = reference_key.as_ref()?;
+            known.iter().rev().find(|other| other.key == *key && other.is_measured())
+        };
+        let of_notebook = || {
+            let fits = |other: &&Record| other.steps.len() == record.steps.len();
+            references.iter().rev().filter(|(of, _)| *of == class).map(|(_, other)| other).find(fits)
+        };
+        let of_command = own.or_else(of_command);
+        let reference = of_command.or_else(of_notebook);
+        let mut parity = parity::compare(record, reference, &cell.precision);
+        if let (None, Some(reference)) = (of_command, reference) {
+            parity.extra.insert("reference_from".into(), "notebook".into());
+            let Record { id, trial, started, .. } = reference;
+            let note =
+                format!("Its losses are compared with those of {id}, trial {trial} of {started} in the notebook.");
+            record.notes.push(note);
+        }
+        record.parity = parity;
     }
     let earlier = known.iter().find(|other| other.key == record.key && other.is_measured());
     if record.is_measured()

@@ -3,8 +3,9 @@
 use crate::support::{TINY, cells};
 use std::collections::BTreeMap;
 use std::path::Path;
+use zbench::runner::child::Children;
 use zbench::runner::plan::{Decision, Planned, plan};
-use zbench::runner::protocol::{End, Ended};
+use zbench::runner::protocol::{End, Ended, Event};
 use zbench::runner::{Execute, Execution, Observe, Runner, Summary, Trials};
 use zbench_engine::config::{Cell, Strategy};
 use zbench_reports::Notebook;
@@ -185,6 +186,62 @@ fn without_a_ddp_cell_nothing_is_compared() {
 }
 
 #[test]
+fn a_reference_that_this_command_lacks_is_looked_up_in_the_notebook() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |strategies: &str, steps: &str| {
+        let text = TINY.replace("[\"ddp\", \"zero3\"]", strategies).replace("[\"none\", \"full\"]", "[\"none\"]");
+        text.replace("steps = 2\n", steps)
+    };
+    let (ddp, zero3) = (with("[\"ddp\"]", "steps = 2\n"), with("[\"zero3\"]", "steps = 2\n"));
+    let alone = run(folder.path(), &mut Fake::default(), &zero3, Trials::OneMore).records.remove(0);
+    assert_eq!((alone.parity.verdict, alone.parity.reference), (Verdict::None, None));
+    let run_ddp = || run(folder.path(), &mut Fake::default(), &ddp, Trials::OneMore).records.remove(0);
+    run_ddp();
+    let newest = run_ddp();
+    for (trials, off, verdict) in [
+        (Trials::OneMore, 0.0, Verdict::Identical),
+        (Trials::UpTo(4), 1e-3, Verdict::Failed),
+        (Trials::Fresh(1), 0.0, Verdict::Identical),
+    ] {
+        let mut fake = Fake { off: BTreeMap::from([("zero3", off)]), ..Fake::default() };
+        let record = run(folder.path(), &mut fake, &zero3, trials).records.pop().unwrap();
+        assert_eq!(
+            (record.parity.verdict, record.parity.reference.as_ref()),
+            (verdict, Some(&newest.id)),
+            "{trials:?}"
+        );
+        assert_eq!(record.parity.extra["reference_from"], "notebook");
+        assert!(record.notes.iter().any(|note| note.contains(&newest.id)), "{:?}", record.notes);
+    }
+    // Another number of steps is another class.
+    let other = run(folder.path(), &mut Fake::default(), &with("[\"zero3\"]", "steps = 3\n"), Trials::OneMore);
+    assert_eq!(other.records[0].parity.verdict, Verdict::None);
+    // A command with a reference of its own takes that.
+    let both = run(folder.path(), &mut Fake::default(), &with("[\"ddp\", \"zero3\"]", "steps = 2\n"), Trials::Fresh(1));
+    assert_eq!(both.records[1].parity.reference.as_ref(), Some(&both.records[0].id));
+    assert!(!both.records[1].parity.extra.contains_key("reference_from"));
+}
+
+/// A cell that hangs after it has said everything is ended, and what it said counts.
+#[test]
+fn a_result_counts_although_its_process_hangs() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let end = Event::End(Box::new(End { kernels: "test".into(), ..End::default() }));
+    let script =
+        format!("#!/bin/bash\ncat > /dev/null\necho '{}'\nexec sleep 3600\n", serde_json::to_string(&end).unwrap());
+    let program = folder.path().join("cell");
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let timeout = std::time::Duration::from_secs(20);
+    let mut children = Children { program, stop: Default::default(), timeout, peak_seconds: 0.0 };
+    let cell = planned(TINY).remove(0).cell().unwrap().clone();
+    let end = children.execute(&cell, &mut |_| ()).end.expect("a result");
+    assert!(end.failure.is_none(), "{:?}", end.failure);
+    assert_eq!(end.kernels, "test");
+}
+
+#[test]
 fn losses_that_change_between_trials_are_flagged() {
     let folder = tempfile::tempdir().unwrap();
     run(folder.path(), &mut Fake::default(), TINY, Trials::UpTo(1));
@@ -249,6 +306,20 @@ fn capacity_is_proved_by_the_plan_or_left_to_the_arena() {
     let tight = decision(total - 64);
     assert_eq!((tight.decision.clone(), tight.fits()), (Decision::Run, Some(false)));
     assert!(tight.advice.contains("memory.checkpointing") && tight.advice.contains("predicted"), "{}", tight.advice);
+}
+
+/// As the rule says: the ratio of query heads to a key-value head is kept as far as 4 heads can.
+#[test]
+fn the_proxy_keeps_the_ratio_of_heads_as_far_as_it_can() {
+    let cell = planned(TINY).remove(0).cell().unwrap().clone();
+    for (heads, kv, expected) in [(64, 8, (4, 1)), (32, 16, (4, 2)), (32, 32, (4, 4)), (24, 8, (4, 1)), (2, 1, (2, 1))]
+    {
+        let mut cell = cell.clone();
+        (cell.model.num_attention_heads, cell.model.num_key_value_heads) = (heads, kv);
+        let small = zbench::proxy::scaled(&cell, 2).model;
+        assert_eq!((small.num_attention_heads, small.num_key_value_heads), expected, "{heads}/{kv}");
+    }
+    assert!(zbench::proxy::RULE.contains("at most 4 heads") && !zbench::proxy::RULE.contains("same ratios of heads"));
 }
 
 #[test]

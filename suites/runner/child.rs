@@ -42,17 +42,18 @@ impl Execute for Children {
         };
         let tail = tail_of(child.stderr.take());
         let events = events_of(child.stdout.take());
-        let (mut steps, mut end) = (Vec::new(), None);
-        let stopped = self.listen(&events, &mut steps, &mut end, on_step);
-        if stopped.is_some() {
-            // Killing fails only when it has ended already.
+        let mut steps = Vec::new();
+        let heard = self.listen(&events, &mut steps, on_step);
+        if !matches!(heard, Heard::Silence) {
+            // Nothing more is expected of it, and a result counts although its process may hang. Killing fails only when
+            // it has ended already.
             let _ = child.kill();
         }
         let status = child.wait();
         let tail = tail.join().unwrap_or_default();
-        match (stopped, end, status) {
-            (Some(Stop::Asked), ..) => Execution { steps, end: None },
-            (Some(Stop::TimedOut), ..) => {
+        match (heard, status) {
+            (Heard::StopAsked, _) => Execution { steps, end: None },
+            (Heard::TimedOut, _) => {
                 let reason = format!(
                     "took longer than the time limit of {} s, after {} steps; raise --timeout, or lower train.steps",
                     self.timeout.as_secs_f64(),
@@ -60,20 +61,26 @@ impl Execute for Children {
                 );
                 Execution::ended(steps, Ended { status: Status::TimedOut, reason, source: Some(Source::Host) })
             }
-            (None, Some(mut end), _) => {
+            (Heard::End(mut end), _) => {
                 let said = std::mem::take(&mut end.steps);
                 Execution { steps: if said.is_empty() { steps } else { said }, end: Some(*end) }
             }
-            (None, None, Ok(status)) => Execution::ended(steps, died(status, oom_kills, &tail)),
-            (None, None, Err(error)) => Execution::failed(steps, format!("the cell's process was lost: {error}")),
+            (Heard::Silence, Ok(status)) => Execution::ended(steps, died(status, oom_kills, &tail)),
+            (Heard::Silence, Err(error)) => Execution::failed(steps, format!("the cell's process was lost: {error}")),
         }
     }
 }
 
-/// Why listening ended before the cell did.
-enum Stop {
-    Asked,
+/// What ended the listening.
+enum Heard {
+    /// The cell said its result.
+    End(Box<End>),
+    /// The user wants to stop.
+    StopAsked,
+    /// No result within the time limit.
     TimedOut,
+    /// The cell closed its output without a result.
+    Silence,
 }
 
 impl Children {
@@ -100,30 +107,23 @@ impl Children {
         Ok(child)
     }
 
-    fn listen(
-        &self,
-        events: &Receiver<Event>,
-        steps: &mut Vec<Step>,
-        end: &mut Option<Box<End>>,
-        on_step: &mut dyn FnMut(&Step),
-    ) -> Option<Stop> {
+    fn listen(&self, events: &Receiver<Event>, steps: &mut Vec<Step>, on_step: &mut dyn FnMut(&Step)) -> Heard {
         let start = Instant::now();
         loop {
             if self.stop.load(Ordering::Relaxed) {
-                return Some(Stop::Asked);
+                return Heard::StopAsked;
             }
             match events.recv_timeout(TICK) {
                 Ok(Event::Step(step)) => {
                     on_step(&step);
                     steps.push(step);
                 }
-                Ok(Event::End(ended)) => *end = Some(ended),
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) if start.elapsed() > self.timeout => return Some(Stop::TimedOut),
+                Ok(Event::End(end)) => return Heard::End(end),
+                Err(RecvTimeoutError::Disconnected) => return Heard::Silence,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if end.is_none() && start.elapsed() > self.timeout {
-                return Some(Stop::TimedOut);
+            if start.elapsed() > self.timeout {
+                return Heard::TimedOut;
             }
         }
     }

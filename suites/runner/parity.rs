@@ -40,6 +40,16 @@ pub fn is_reference(cell: &Cell) -> bool {
     cell.parallel.strategy == Strategy::Ddp
 }
 
+/// The measured reference records of a notebook with their classes, in its order: the newest stands last. A record
+/// whose cell this version cannot read is none.
+pub fn references(records: &[Record]) -> Vec<(String, Record)> {
+    let of = |record: &Record| {
+        let cell: Cell = serde_json::from_value(record.cell.clone()).ok()?;
+        (record.is_measured() && is_reference(&cell)).then(|| (class(&cell), record.clone()))
+    };
+    records.iter().filter_map(of).collect()
+}
+
 /// Compares a record with its reference's, when there is one.
 pub fn compare(record: &Record, reference: Option<&Record>, precision: &Precision) -> Parity {
     let Some(reference) = reference else { return Parity::default() };
