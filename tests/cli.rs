@@ -117,6 +117,29 @@ fn the_notebook_is_listed_shown_noted_reported_and_repeated() {
     assert_eq!(run(&folder.path().join("none"), &["list"]).status.code(), Some(1));
 }
 
+/// What a record names is found from any directory, and the key does not depend on where one stands.
+#[test]
+fn a_record_with_files_is_repeated_from_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let notebook = folder.path().join("nb");
+    std::fs::create_dir(folder.path().join("data")).unwrap();
+    let tokens: Vec<u8> = (0..4096u32).flat_map(|i| (i * 7 % 61).to_le_bytes()).collect();
+    std::fs::write(folder.path().join("data/tokens.bin"), tokens).unwrap();
+    write(folder.path(), &format!("{TINY}[data]\nsource = \"tokens\"\npath = \"./data/tokens.bin\"\n"));
+    let only = ["--only", "parallel.strategy=zero3,memory.checkpointing=none"];
+    for (directory, file) in [(folder.path().to_path_buf(), "tiny.toml"), (folder.path().join("data"), "../tiny.toml")]
+    {
+        let output = zbench(&notebook).current_dir(directory).args(["run", file]).args(only).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
+    let all = records(&notebook);
+    assert_eq!(all[0]["key"], all[1]["key"]);
+    assert!(Path::new(&text(&all[0], "/cell/data/path")).is_absolute(), "{}", all[0]["cell"]["data"]);
+    let output = zbench(&notebook).current_dir("/").args(["repro", &text(&all[0], "/id")]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("are the same"), "{}", stdout(&output));
+}
+
 #[test]
 fn estimates_run_nothing() {
     let folder = tempfile::tempdir().unwrap();

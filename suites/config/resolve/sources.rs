@@ -83,7 +83,7 @@ pub(super) fn model(values: &Values, context: &Context) -> Result<Model, Refusal
             base = toml::from_str(text).map_err(|error| values.refuse("model.preset", &[], error.to_string()))?;
         }
         (None, Some(path)) => {
-            let folder = context.folder.join(path);
+            let folder = absolute(&context.folder.join(path));
             let file = folder.join("config.json");
             let json = std::fs::read_to_string(&file).map_err(|error| {
                 let message = format!("{} cannot be read: {error}; name a folder with config.json", file.display());
@@ -121,7 +121,7 @@ pub(super) fn data(values: &Values, context: &Context) -> Result<Data, Refusal> 
         let text = given.ok_or_else(|| {
             values.refuse(key, &["data.source"], format!("is missing; data.source = \"{source}\" needs a file"))
         })?;
-        Ok(tidy(&context.folder.join(text)))
+        Ok(absolute(&context.folder.join(text)))
     };
     let given = |key: &str| values.given(key).is_some();
     // In a grid over sources the keys of the other sources have to stand somewhere.
@@ -144,7 +144,9 @@ pub(super) fn data(values: &Values, context: &Context) -> Result<Data, Refusal> 
     })
 }
 
-/// Without `.` parts, so that one file has one name.
-fn tidy(path: &Path) -> PathBuf {
-    path.components().filter(|part| !matches!(part, std::path::Component::CurDir)).collect()
+/// From the root and without `.` parts: one name for a file, which a record can be repeated with from any directory. A
+/// record is text, so where the current directory's name is none the path stays relative.
+fn absolute(path: &Path) -> PathBuf {
+    let tidy = || path.components().filter(|part| !matches!(part, std::path::Component::CurDir)).collect();
+    std::path::absolute(path).ok().filter(|path| path.to_str().is_some()).unwrap_or_else(tidy)
 }
