@@ -266,3 +266,35 @@ proptest! {
         }
     }
 }
+
+/// The rows of ZeRO's table: 2 + 2 + 12 bytes with bf16 gradients, 18 with f32; zero3 splits all of it.
+#[test]
+fn zero_memory_is_of_16_and_18_bytes() {
+    use zbench_kernels::Category;
+    let text = std::fs::read_to_string(root().join("configs/zero-memory.toml")).unwrap();
+    let cells = cells(&text).unwrap();
+    assert_eq!(cells.len(), 32);
+    for cell in cells {
+        let cell = cell.resolved.unwrap().cell;
+        let estimate = zbench::runner::plan::estimate(&cell).unwrap();
+        let per_parameter = |category| estimate.peak(category) as f64 / estimate.parameters as f64;
+        let [parameters, gradients, optimizer] =
+            [Category::Parameters, Category::Gradients, Category::Optimizer].map(per_parameter);
+        let width = if cell.precision.gradients == DType::Bf16 { 2.0 } else { 4.0 };
+        let split = match cell.parallel.strategy {
+            Sharding::Ddp => [1.0, 1.0, 1.0],
+            Sharding::Zero1 => [1.0, 1.0, cell.parallel.ranks as f64],
+            Sharding::Zero2 => [1.0, cell.parallel.ranks as f64, cell.parallel.ranks as f64],
+            _ => [cell.parallel.ranks as f64; 3],
+        };
+        // Above the formula there is only padding: far less than a byte in a hundred.
+        for (found, formula) in [parameters, gradients, optimizer]
+            .into_iter()
+            .zip([2.0, width, 12.0])
+            .zip(split)
+            .map(|((found, bytes), split)| (found, bytes / split))
+        {
+            assert!((formula..formula * 1.01).contains(&found), "{:?}: {found} for {formula}", cell.parallel);
+        }
+    }
+}
