@@ -237,6 +237,9 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 /// Parses the arguments, runs the command, and says in an exit code how it went.
 pub fn main() -> ExitCode {
+    // A file that may not grow is then an error of the write, which is told, and not the end of the process.
+    let grown = std::sync::Arc::<std::sync::atomic::AtomicBool>::default();
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, grown);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -251,8 +254,8 @@ pub fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::from(exit::SUCCESS),
         Err(error) => {
             match error.downcast_ref::<ConfigError>() {
-                Some(config) => config.0.iter().for_each(|problem| eprintln!("error: {problem}")),
-                None => eprintln!("error: {error:#}"),
+                Some(config) => config.0.iter().for_each(|problem| crate::say!("error: {problem}")),
+                None => crate::say!("error: {error:#}"),
             }
             ExitCode::from(exit::USAGE)
         }

@@ -73,7 +73,7 @@ fn the_terminal(global: &Global) -> terminal::Terminal {
         ColorWhen::Never => false,
         ColorWhen::Auto => is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
     };
-    let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|width| *width > 0);
     let size =
         || rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col).filter(|width| *width > 0);
     terminal::Terminal { width: columns.or_else(size).unwrap_or(120), color }

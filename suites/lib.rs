@@ -2,6 +2,14 @@
 //! its record to the notebook, and reports are made of records. The main path is [`cli`] to [`commands`] to [`runner`]
 //! to `zbench_engine::train`.
 
+/// Says something on stderr. A stderr that is closed or full is no reason to end: what is measured matters more.
+#[macro_export]
+macro_rules! say {
+    ($($text:tt)*) => {{
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{}\n", format_args!($($text)*)));
+    }};
+}
+
 pub mod cli;
 pub mod commands;
 pub mod config;

@@ -22,7 +22,7 @@ fn existing(global: &Global) -> Result<Notebook> {
 fn records(global: &Global) -> Result<Vec<Record>> {
     let contents = existing(global)?.read()?;
     for warning in contents.warnings() {
-        eprintln!("warning: {warning}");
+        crate::say!("warning: {warning}");
     }
     Ok(contents.records)
 }
@@ -42,7 +42,13 @@ pub fn show(global: &Global, id: &str) -> Result<u8> {
     let notebook = existing(global)?;
     let record = notebook.find(id)?;
     match global.format {
-        Format::Json => print_lines(&[record])?,
+        Format::Json => {
+            // The notebook keeps remarks beside the record; here they stand in it.
+            let mut record = record;
+            let remarks: Vec<Remark> = notebook.read()?.remarks_on(&record.id).cloned().collect();
+            record.extra.insert("remarks".into(), serde_json::to_value(remarks)?);
+            print_lines(&[record])?;
+        }
         _ => {
             let contents = notebook.read()?;
             let remarks: Vec<Remark> = contents.remarks_on(&record.id).cloned().collect();
@@ -60,7 +66,7 @@ pub fn note(global: &Global, id: &str, text: &str) -> Result<u8> {
     let notebook = existing(global)?;
     let record = notebook.find(id)?;
     notebook.note(&Remark::new(&record.id, text, jiff::Timestamp::now().to_string()))?;
-    eprintln!("noted on {}", record.id);
+    crate::say!("noted on {}", record.id);
     Ok(exit::SUCCESS)
 }
 
@@ -78,7 +84,7 @@ pub fn report(global: &Global, what: &[String]) -> Result<u8> {
         chosen.retain(|record| found.iter().any(|wanted| wanted.id == record.id));
     }
     if chosen.is_empty() {
-        eprintln!("no record is left to report on; `zbench list` shows what there is");
+        crate::say!("no record is left to report on; `zbench list` shows what there is");
         return Ok(exit::NOT_MEASURED);
     }
     let question = chosen.iter().find_map(|record| record.extra.get("question").and_then(Value::as_str));

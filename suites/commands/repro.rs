@@ -30,7 +30,7 @@ pub fn repro(global: &Global, id: &str, timeout: Duration) -> Result<u8> {
     }
     let key = grid::cell_key(&cell, &mut files);
     if key != record.key && !cell_names_no_file(&cell) {
-        eprintln!(
+        crate::say!(
             "warning: the files that the record names have changed since: the key is {key}, it was {}",
             record.key
         );

@@ -24,7 +24,7 @@ pub fn grid(global: &Global, arguments: &GridArgs) -> Result<u8> {
     let mut expanded = expand(&arguments.cells, arguments.max_cells)?;
     let cells = planned(&mut expanded, arguments.proxy)?;
     if cells.is_empty() {
-        eprintln!("no cell is left: --only or [[grid.exclude]] leave out all of them");
+        crate::say!("no cell is left: --only or [[grid.exclude]] leave out all of them");
         return Ok(if arguments.dry_run { exit::SUCCESS } else { exit::NOT_MEASURED });
     }
     if arguments.dry_run {
@@ -132,7 +132,7 @@ pub fn carry_out(
 ) -> Result<Summary> {
     let notebook = Notebook::open(&global.notebook)?;
     for warning in notebook.read()?.warnings() {
-        eprintln!("warning: {warning}");
+        crate::say!("warning: {warning}");
     }
     let stop = stop_flag()?;
     let program = std::env::current_exe().context("the path of zbench itself is needed to start cells")?;
@@ -143,7 +143,7 @@ pub fn carry_out(
     progress.clear();
     let summary = result?;
     if summary.interrupted {
-        eprintln!(
+        crate::say!(
             "stopped; everything measured is in {}. The same command goes on from here.",
             notebook.path().display()
         );

@@ -39,7 +39,7 @@ pub fn main() -> u8 {
 }
 
 fn broken(reason: &str) -> u8 {
-    eprintln!("{reason}");
+    crate::say!("{reason}");
     BROKEN
 }
 

@@ -16,6 +16,9 @@ pub const PEAK_DRIFT: f64 = 0.2;
 /// What the plan says, into a record that has run or will not run.
 pub fn predicted(record: &mut Record, planned: &Planned) {
     record.estimate = serde_json::to_value(planned.row()).unwrap_or_default();
+    for (_, category) in categories() {
+        record.memory.set(category, Bytes::default());
+    }
     let Some(estimate) = &planned.estimate else { return };
     for (ours, theirs) in categories() {
         record.memory.set(theirs, Bytes { predicted_bytes: Some(estimate.peak(ours)), ..Bytes::default() });
@@ -50,8 +53,16 @@ pub fn measured(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, e
     record.communication = communication(&end.ranks, &estimate.traffic);
     time(record, end);
     metrics(record, end, cell, estimate);
-    record.environment.insert("kernels".into(), end.kernels.clone().into());
+    if !end.kernels.is_empty() {
+        record.environment.insert("kernels".into(), end.kernels.clone().into());
+    }
     flags(record, end);
+    if !record.is_measured() {
+        // Whatever is missing is missing because the cell did not reach its end.
+        let reason = format!("the cell ended early: {}", record.outcome.reason);
+        let missing: Vec<String> = record.unstated.names().map(str::to_string).collect();
+        missing.iter().for_each(|metric| record.leave_unstated(metric, reason.as_str()));
+    }
 }
 
 fn memory(record: &mut Record, end: &End) {
