@@ -36,7 +36,8 @@ pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
     cell_tables(&mut document, &grid);
     machine(&mut document, records);
     document.heading("Repeating this");
-    document.paragraph("Each row that ran can be run again from its record alone; zbench show ID prints all of a record.");
+    document
+        .paragraph("Each row that ran can be run again from its record alone; zbench show ID prints all of a record.");
     document.table(tables::repeat(&grid));
     made_by(&mut document, &grid, records);
     document
