@@ -8,7 +8,7 @@ use crate::units;
 
 /// So many cells are named in a sentence; of more, the count is given.
 const NAMED: usize = 4;
-/// From so many trials on, the bootstrap covers about what it says.
+/// Below so many trials, Student's interval is what an interval is mostly made of.
 const ENOUGH_TRIALS: usize = 8;
 
 /// Which cells are fastest, and which cannot be told from them: full fine-tunes and adapter runs apart where there are
@@ -171,7 +171,7 @@ pub fn intervals(grid: &Grid) -> String {
             if fewest == most { units::plural(most, "trial", "trials") } else { format!("{fewest} to {most} trials") };
         text += &match most {
             1 => " An interval from one trial holds the noise between its steps only.".to_string(),
-            _ => format!(" With {trials} an interval is about the range of the trials and covers less than 95 %."),
+            _ => format!(" With {trials} an interval is at least Student's of their mean: wide, as few trials are."),
         };
     }
     text

@@ -182,7 +182,7 @@ fn rows_follow_the_medians_and_wide_intervals_are_named() {
     // One trial as fast as the best, the others slower than all.
     specs[2].ms = [99.0, 150.0, 151.0];
     // Slower than the second, but one trial is as fast.
-    specs[3].ms = [110.4, 140.0, 141.0];
+    specs[3].ms = [110.4, 112.0, 113.0];
     let records: Vec<Record> = specs.iter().flat_map(|spec| (1..=3).map(|number| grid::trial(spec, number))).collect();
     let document = comparison(&records, None);
     assert_eq!(column(&document, "cells", "rank"), ["1=", "3=", "3=", "1="]);
@@ -195,9 +195,9 @@ fn rows_follow_the_medians_and_wide_intervals_are_named() {
     // The middle of three groups reaches the median of a cell in the first that is not its best.
     let mut specs = grid::specs();
     specs.truncate(3);
-    specs[0].ms = [100.0, 100.5, 101.0];
-    specs[1].ms = [100.9, 103.0, 104.0];
-    specs[2].ms = [102.9, 104.5, 105.0];
+    specs[0].ms = [100.0, 100.1, 100.2];
+    specs[1].ms = [100.5, 101.0, 101.5];
+    specs[2].ms = [101.5, 102.0, 102.5];
     let records: Vec<Record> = specs.iter().flat_map(|spec| (1..=3).map(|number| grid::trial(spec, number))).collect();
     let document = comparison(&records, None);
     assert_eq!(column(&document, "cells", "rank"), ["1=", "1=", "3"]);

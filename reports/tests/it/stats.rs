@@ -65,9 +65,10 @@ fn coverage(trials: usize, experiments: usize) -> f64 {
 fn intervals_cover_the_truth_as_often_as_they_say() {
     let many = coverage(15, 120);
     assert!((0.88..=1.0).contains(&many), "{many}");
-    // What the documentation says of three trials: about 75 %, and a little more for the noise of the steps.
+    // Three trials: Student's interval covers 95 % of the time (standard error 1.5 % for 200 experiments), and taking the
+    // percentile interval in only adds to it.
     let three = coverage(3, 200);
-    assert!((0.65..=0.92).contains(&three), "{three}");
+    assert!((0.92..=1.0).contains(&three), "{three}");
 }
 
 #[test]
@@ -143,10 +144,14 @@ proptest! {
 
     #[test]
     fn intervals_hold_their_middle_and_stay_within_the_data(
-        trials in proptest::collection::vec(proptest::collection::vec(-1e6..1e6f64, 1..6), 1..6)
+        trials in proptest::collection::vec(proptest::collection::vec(-1e6..1e6f64, 1..6), 1..14)
     ) {
         let interval = bootstrap(&trials, average).unwrap();
         prop_assert!(interval.low <= interval.mid && interval.mid <= interval.high);
+        // Student's interval of few trials may leave the data; that of one or of many may not.
+        if (2..=9).contains(&trials.len()) {
+            return Ok(());
+        }
         let all: Vec<f64> = trials.concat();
         let (least, most) = (percentile(&all, 0.0).unwrap(), percentile(&all, 100.0).unwrap());
         // An average of equal numbers may be off by rounding.
