@@ -174,7 +174,7 @@ impl<'a> Rank<'a> {
                 }
             }
             Action::Release { unit } => self.params.release(unit),
-            Action::Forward { unit, .. } => {
+            Action::Forward { unit } => {
                 self.wait(unit, meter)?;
                 meter.enter(Span::Forward);
                 if unit == plan.layout.head_unit() {
@@ -188,7 +188,7 @@ impl<'a> Rank<'a> {
                 meter.enter(Span::Recompute);
                 self.restore(unit, output)?;
             }
-            Action::Backward { unit, .. } => {
+            Action::Backward { unit } => {
                 self.wait(unit, meter)?;
                 meter.enter(Span::Backward);
                 let desk = Desk { kernels: &*self.kernels, arena: &self.arena, comms: &self.comms };

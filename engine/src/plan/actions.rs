@@ -24,8 +24,6 @@ pub enum Action {
     Forward {
         /// Unit.
         unit: usize,
-        /// Micro-batch.
-        micro: usize,
     },
     /// Make a block's dropped tensors again, and its output if the next block lacks its input.
     Restore {
@@ -38,8 +36,6 @@ pub enum Action {
     Backward {
         /// Unit.
         unit: usize,
-        /// Micro-batch.
-        micro: usize,
     },
     /// Give a unit's slot back.
     Release {
@@ -149,10 +145,10 @@ fn micro_batch(s: &Schedule<'_>, micro: usize, list: &mut Vec<Compute>) {
     let reduce = |unit| Action::Reduce { unit, first: micro == 0, last: micro + 1 == s.accumulation };
     push(Action::Load { micro }, &[]);
     for unit in 0..head {
-        push(Action::Forward { unit, micro }, &[unit]);
+        push(Action::Forward { unit }, &[unit]);
     }
     let reads: &[usize] = if s.tied { &[head, 0] } else { &[head] };
-    push(Action::Forward { unit: head, micro }, reads);
+    push(Action::Forward { unit: head }, reads);
     if s.trainable[head] {
         push(reduce(head), &[]);
     }
@@ -167,14 +163,14 @@ fn micro_batch(s: &Schedule<'_>, micro: usize, list: &mut Vec<Compute>) {
             if s.policy.every == 1 && !s.policy.keeps_all() {
                 push(Action::Restore { unit: block + 1, output: false }, &[block + 1]);
             }
-            push(Action::Backward { unit: block + 1, micro }, &[block + 1]);
+            push(Action::Backward { unit: block + 1 }, &[block + 1]);
             if s.trainable[block + 1] {
                 push(reduce(block + 1), &[]);
             }
         }
     }
     if s.trainable[0] {
-        push(Action::Backward { unit: 0, micro }, &[]);
+        push(Action::Backward { unit: 0 }, &[]);
         push(reduce(0), &[]);
     }
 }

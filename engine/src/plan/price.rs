@@ -90,7 +90,7 @@ impl Walk<'_> {
                 }
             }
             Action::Release { unit } => s.free_all(self.slots[unit].drain(..)),
-            Action::Forward { unit, .. } => {
+            Action::Forward { unit } => {
                 s.free_all(self.wires[unit].drain(..));
                 if unit == 0 {
                     self.stream = Some(plan.layout.embedding.forward_stated(s));
@@ -110,7 +110,7 @@ impl Walk<'_> {
                     self.saved[unit + 1].input = output;
                 }
             }
-            Action::Backward { unit, .. } => {
+            Action::Backward { unit } => {
                 s.free_all(self.wires[unit].drain(..));
                 Gradients::open_stated(&self.state, s, &mut self.opened, unit);
                 let Some(gradient) = self.stream.take() else { return };

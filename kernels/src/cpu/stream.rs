@@ -50,7 +50,10 @@ impl<'a> Shared<'a> {
     ///
     /// # Safety
     /// As `part`.
-    #[allow(clippy::mut_from_ref)]
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "threads share the view and take parts that do not overlap, as the caller promises"
+    )]
     pub unsafe fn floats(&self, range: Range<usize>) -> &mut [f32] {
         assert!(range.start <= range.end && range.end <= self.len && self.dtype == DType::F32);
         // SAFETY: inside the view, of its type, and the caller says that nobody else uses it.
