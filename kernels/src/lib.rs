@@ -29,6 +29,8 @@ pub use cpu::Cpu;
 pub use dtype::{DType, Element};
 pub use kernels::{KernelError, Kernels, Result};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, footprint};
-pub use op::{AdamW, Attention, CrossEntropy, Dropout, Embedding, Gemm, Move, Normal, Op, RmsNorm, Rope, Swiglu};
+pub use op::{
+    AdamW, Attention, CrossEntropy, Dropout, Embedding, Gemm, Move, Normal, Op, ReduceOp, RmsNorm, Rope, Swiglu,
+};
 pub use reference::Reference;
 pub use view::{View, ViewMut};

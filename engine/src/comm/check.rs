@@ -1,102 +1,161 @@
 //! Whether buffers fit a collective, for every implementation alike.
 
-use super::{CommError, Request, Result};
-use zbench_kernels::DType;
+use super::call::{Kind, Shape};
+use super::{CommError, Result};
+use zbench_kernels::{DType, ReduceOp};
 
-/// A buffer's type and length.
-pub(crate) type Shape = (DType, usize);
-
-fn invalid(operation: &'static str, reason: String) -> CommError {
-    CommError::Invalid { operation, reason }
+/// One rank's side of a call: its kind and its buffers.
+struct Side {
+    name: &'static str,
+    rank: usize,
+    size: usize,
+    send: Option<Shape>,
+    recv: Option<Shape>,
 }
 
-fn sums(operation: &'static str, dtype: DType) -> Result<()> {
-    match dtype {
-        DType::U32 => Err(invalid(operation, format!("{dtype} cannot be summed; f64, f32, bf16 and f16 can"))),
-        _ => Ok(()),
-    }
-}
-
-/// `whole == size * part`, without overflow.
-fn parts(operation: &'static str, size: usize, part: (&str, usize), whole: (&str, usize)) -> Result<()> {
-    if part.1.checked_mul(size) == Some(whole.1) {
-        return Ok(());
-    }
-    let (part, part_len, whole, whole_len) = (part.0, part.1, whole.0, whole.1);
-    Err(invalid(
-        operation,
-        format!("{whole} has {whole_len} elements, {size} ranks times {part}'s {part_len} are needed"),
-    ))
-}
-
-fn divisible(operation: &'static str, size: usize, len: usize) -> Result<()> {
-    if len.is_multiple_of(size) {
-        return Ok(());
-    }
-    Err(invalid(operation, format!("{len} elements are no {size} equal parts; pad the buffer")))
-}
-
-fn same_type(operation: &'static str, send: DType, recv: DType) -> Result<()> {
-    if send == recv {
-        Ok(())
-    } else {
-        Err(invalid(operation, format!("send is {send} and recv {recv}; one type is needed")))
-    }
-}
-
-fn known_rank(operation: &'static str, size: usize, what: &str, rank: usize) -> Result<()> {
-    if rank < size { Ok(()) } else { Err(invalid(operation, format!("{what} {rank} is not one of the {size} ranks"))) }
-}
-
-pub(crate) fn all_reduce(buffer: Shape) -> Result<()> {
-    sums("all_reduce", buffer.0)
-}
-
-pub(crate) fn reduce_scatter(size: usize, send: Shape, recv: Shape) -> Result<()> {
-    sums("reduce_scatter", send.0)?;
-    sums("reduce_scatter", recv.0)?;
-    parts("reduce_scatter", size, ("recv", recv.1), ("send", send.1))
-}
-
-pub(crate) fn reduce_scatter_in_place(size: usize, buffer: Shape) -> Result<()> {
-    sums("reduce_scatter", buffer.0)?;
-    divisible("reduce_scatter", size, buffer.1)
-}
-
-pub(crate) fn all_gather(size: usize, send: Shape, recv: Shape) -> Result<()> {
-    same_type("all_gather", send.0, recv.0)?;
-    parts("all_gather", size, ("send", send.1), ("recv", recv.1))
-}
-
-pub(crate) fn all_gather_in_place(size: usize, buffer: Shape) -> Result<()> {
-    divisible("all_gather", size, buffer.1)
-}
-
-pub(crate) fn broadcast(size: usize, root: usize) -> Result<()> {
-    known_rank("broadcast", size, "root", root)
-}
-
-pub(crate) fn all_to_all(size: usize, send: Shape, recv: Shape) -> Result<()> {
-    same_type("all_to_all", send.0, recv.0)?;
-    divisible("all_to_all", size, send.1)?;
-    match send.1 == recv.1 {
-        true => Ok(()),
-        false => Err(invalid("all_to_all", format!("send has {} elements and recv {}", send.1, recv.1))),
-    }
-}
-
-/// `operation` is `send` or `recv`.
-pub(crate) fn pair(operation: &'static str, size: usize, rank: usize, peer: usize) -> Result<()> {
-    known_rank(operation, size, "peer", peer)?;
-    if peer == rank { Err(invalid(operation, format!("rank {rank} cannot exchange with itself"))) } else { Ok(()) }
-}
-
-pub(crate) fn request(size: usize, request: &Request) -> Result<()> {
-    match request {
-        Request::AllGather { send, recv } => all_gather(size, (send.dtype(), send.len()), (recv.dtype(), recv.len())),
-        Request::ReduceScatter { send, recv, .. } => {
-            reduce_scatter(size, (send.dtype(), send.len()), (recv.dtype(), recv.len()))
+pub(super) fn call(kind: Kind, rank: usize, size: usize, send: Option<Shape>, recv: Option<Shape>) -> Result<()> {
+    let side = Side { name: kind.name(), rank, size, send, recv };
+    match kind {
+        Kind::AllReduce { op } => {
+            let recv = side.recv()?;
+            side.combines(op, recv.0, false)?;
+            send.map_or(Ok(()), |send| side.equal(send, recv))
         }
-        Request::AllReduce { buffer } => all_reduce((buffer.dtype(), buffer.len())),
+        Kind::ReduceScatter { op, accumulate } => {
+            let recv = side.recv()?;
+            side.combines(op, recv.0, accumulate)?;
+            let Some(send) = send else { return side.divisible(recv.1) };
+            side.combines(op, send.0, accumulate)?;
+            if is_integer(send.0) || is_integer(recv.0) {
+                side.same_type(send, recv)?;
+            }
+            side.parts(("recv", recv.1), ("send", send.1))
+        }
+        Kind::AllGather => {
+            let recv = side.recv()?;
+            let Some(send) = send else { return side.divisible(recv.1) };
+            side.same_type(send, recv)?;
+            side.parts(("send", send.1), ("recv", recv.1))
+        }
+        Kind::Broadcast { root } => {
+            side.known("root", root)?;
+            let recv = side.recv()?;
+            send.filter(|_| rank == root).map_or(Ok(()), |send| side.equal(send, recv))
+        }
+        Kind::Reduce { op, root } => {
+            side.known("root", root)?;
+            let own = if rank == root { side.recv()? } else { side.send()? };
+            side.combines(op, own.0, false)?;
+            send.map_or(Ok(()), |send| side.equal(send, own))
+        }
+        Kind::Gather { root } => {
+            side.known("root", root)?;
+            if rank != root {
+                return side.send().map(|_| ());
+            }
+            let recv = side.recv()?;
+            let Some(send) = send else { return side.divisible(recv.1) };
+            side.same_type(send, recv)?;
+            side.parts(("send", send.1), ("recv", recv.1))
+        }
+        Kind::Scatter { root } => {
+            side.known("root", root)?;
+            if rank != root {
+                return side.recv().map(|_| ());
+            }
+            let send = side.send()?;
+            let Some(recv) = recv else { return side.divisible(send.1) };
+            side.same_type(send, recv)?;
+            side.parts(("recv", recv.1), ("send", send.1))
+        }
+        Kind::AllToAll => {
+            let recv = side.recv()?;
+            side.divisible(recv.1)?;
+            send.map_or(Ok(()), |send| side.equal(send, recv))
+        }
+        Kind::Send { to } => side.peer(to).and_then(|()| side.send().map(|_| ())),
+        Kind::Recv { from } => side.peer(from).and_then(|()| side.recv().map(|_| ())),
+        Kind::SendRecv { to, from } => {
+            side.peer(to)?;
+            side.peer(from)?;
+            side.send()?;
+            side.recv().map(|_| ())
+        }
+        Kind::Barrier => Ok(()),
+    }
+}
+
+fn is_integer(dtype: DType) -> bool {
+    !matches!(dtype, DType::F64 | DType::F32 | DType::Bf16 | DType::F16)
+}
+
+impl Side {
+    fn invalid(&self, reason: String) -> CommError {
+        CommError::Invalid { operation: self.name, reason }
+    }
+
+    fn send(&self) -> Result<Shape> {
+        self.send.ok_or_else(|| self.invalid(format!("rank {} has to give a send buffer", self.rank)))
+    }
+
+    fn recv(&self) -> Result<Shape> {
+        self.recv.ok_or_else(|| self.invalid(format!("rank {} has to give a recv buffer", self.rank)))
+    }
+
+    /// Adding to what is there is meant for the sums of floats.
+    fn combines(&self, op: ReduceOp, dtype: DType, accumulate: bool) -> Result<()> {
+        let sums = matches!(op, ReduceOp::Sum | ReduceOp::Avg) && !is_integer(dtype);
+        if !accumulate || sums {
+            return Ok(());
+        }
+        Err(self.invalid(format!("{op} of {dtype} cannot be added to what is there; sums and averages of floats can")))
+    }
+
+    /// `whole == size * part`, without overflow.
+    fn parts(&self, part: (&str, usize), whole: (&str, usize)) -> Result<()> {
+        if part.1.checked_mul(self.size) == Some(whole.1) {
+            return Ok(());
+        }
+        let (part, part_len, whole, whole_len) = (part.0, part.1, whole.0, whole.1);
+        let needed =
+            format!("{whole} has {whole_len} elements, {} ranks times {part}'s {part_len} are needed", self.size);
+        Err(self.invalid(needed))
+    }
+
+    fn divisible(&self, len: usize) -> Result<()> {
+        if len.is_multiple_of(self.size) {
+            return Ok(());
+        }
+        Err(self.invalid(format!("{len} elements are no {} equal parts; pad the buffer", self.size)))
+    }
+
+    fn same_type(&self, send: Shape, recv: Shape) -> Result<()> {
+        if send.0 == recv.0 {
+            return Ok(());
+        }
+        Err(self.invalid(format!("send is {} and recv {}; one type is needed", send.0, recv.0)))
+    }
+
+    fn equal(&self, send: Shape, recv: Shape) -> Result<()> {
+        self.same_type(send, recv)?;
+        if send.1 == recv.1 {
+            return Ok(());
+        }
+        Err(self.invalid(format!("send has {} elements and recv {}", send.1, recv.1)))
+    }
+
+    fn known(&self, what: &str, rank: usize) -> Result<()> {
+        if rank < self.size {
+            return Ok(());
+        }
+        Err(self.invalid(format!("{what} {rank} is not one of the {} ranks", self.size)))
+    }
+
+    fn peer(&self, peer: usize) -> Result<()> {
+        self.known("peer", peer)?;
+        if peer != self.rank {
+            return Ok(());
+        }
+        Err(self.invalid(format!("rank {peer} cannot exchange with itself")))
     }
 }

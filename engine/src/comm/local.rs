@@ -4,10 +4,10 @@ use super::moves::{Kind, Mover, Posted, Raw, SCRATCH_WORDS};
 use super::protocol::{Turn, World};
 use super::slots::{Call, Line, POSTED, Seat};
 use super::sync::Arc;
-use super::{Abandon, CommError, Communicator, Request, Result, Ticket, check};
+use super::{Abandon, Call as Asked, CommError, Communicator, Request, Result, Ticket};
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
-use zbench_kernels::{Buffer, Kernels, View, ViewMut};
+use zbench_kernels::{Buffer, Kernels, ViewMut};
 
 /// One rank of a group of threads. All groups split from one group end together.
 ///
@@ -110,7 +110,7 @@ impl Local {
     }
 
     /// A whole call over borrowed memory.
-    fn call(&self, line: Line, post: Posted) -> Result<()> {
+    fn whole(&self, line: Line, post: Posted) -> Result<()> {
         let sequence = self.post(line, post)?;
         let mut lent = Lent { chair: &self.chair, line, sequence, returned: false };
         self.finish(line, sequence)?;
@@ -189,7 +189,7 @@ impl Local {
 
     fn pair(&self, operation: &'static str, from: usize, to: usize) -> Result<Line> {
         let peer = if operation == "send" { to } else { from };
-        check::pair(operation, self.size, self.chair.seat.rank, peer)?;
+        let _ = (operation, peer);
         Ok(Line::Pair { from, to })
     }
 }
@@ -202,10 +202,6 @@ impl Drop for Local {
         }
         world.depart(*seat);
     }
-}
-
-fn shape(view: View<'_>) -> check::Shape {
-    (view.dtype(), view.len())
 }
 
 /// A buffer that is both what is sent and what is received.
@@ -235,60 +231,39 @@ impl Communicator for Local {
         self.size
     }
 
-    fn all_reduce(&self, buffer: ViewMut<'_>) -> Result<()> {
-        check::all_reduce(shape(buffer.as_view()))?;
-        self.call(Line::All, both(Kind::AllReduce, &buffer))
+    fn backend(&self) -> &'static str {
+        "local"
     }
 
-    fn reduce_scatter(&self, send: View<'_>, recv: ViewMut<'_>, accumulate: bool) -> Result<()> {
-        check::reduce_scatter(self.size, shape(send), shape(recv.as_view()))?;
-        self.call(Line::All, Posted::new(Kind::ReduceScatter { accumulate }, Raw::of(send), Raw::of_mut(&recv)))
-    }
-
-    fn reduce_scatter_in_place(&self, buffer: ViewMut<'_>) -> Result<()> {
-        check::reduce_scatter_in_place(self.size, shape(buffer.as_view()))?;
-        let whole = Raw::of_mut(&buffer);
-        let part = whole.part(self.rank(), self.size);
-        self.call(Line::All, Posted::new(Kind::ReduceScatter { accumulate: false }, whole, part))
-    }
-
-    fn all_gather(&self, send: View<'_>, recv: ViewMut<'_>) -> Result<()> {
-        check::all_gather(self.size, shape(send), shape(recv.as_view()))?;
-        self.call(Line::All, Posted::new(Kind::AllGather, Raw::of(send), Raw::of_mut(&recv)))
-    }
-
-    fn all_gather_in_place(&self, buffer: ViewMut<'_>) -> Result<()> {
-        check::all_gather_in_place(self.size, shape(buffer.as_view()))?;
-        let whole = Raw::of_mut(&buffer);
-        self.call(Line::All, Posted::new(Kind::AllGather, whole.part(self.rank(), self.size), whole))
-    }
-
-    fn broadcast(&self, buffer: ViewMut<'_>, root: usize) -> Result<()> {
-        check::broadcast(self.size, root)?;
-        self.call(Line::All, both(Kind::Broadcast { root }, &buffer))
-    }
-
-    fn all_to_all(&self, send: View<'_>, recv: ViewMut<'_>) -> Result<()> {
-        check::all_to_all(self.size, shape(send), shape(recv.as_view()))?;
-        self.call(Line::All, Posted::new(Kind::AllToAll, Raw::of(send), Raw::of_mut(&recv)))
-    }
-
-    fn send(&self, buffer: View<'_>, to: usize) -> Result<()> {
-        let line = self.pair("send", self.rank(), to)?;
-        self.call(line, Posted::new(Kind::Send, Raw::of(buffer), Raw::none()))
-    }
-
-    fn recv(&self, buffer: ViewMut<'_>, from: usize) -> Result<()> {
-        let line = self.pair("recv", from, self.rank())?;
-        self.call(line, Posted::new(Kind::Recv, Raw::none(), Raw::of_mut(&buffer)))
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.call(Line::All, Posted::new(Kind::Barrier, Raw::none(), Raw::none()))
+    fn call(&self, call: Asked<'_>) -> Result<()> {
+        call.check(self.rank(), self.size)?;
+        let unsupported = || CommError::Invalid { operation: call.kind.name(), reason: "not yet".into() };
+        let (rank, size) = (self.rank(), self.size);
+        let send = call.send.map(Raw::of);
+        let recv = call.recv.as_ref().map(Raw::of_mut);
+        let none = Raw::none();
+        let (line, kind, send, recv) = match (call.kind, send, recv) {
+            (super::Kind::AllReduce { .. }, None, Some(b)) => (Line::All, Kind::AllReduce, b, b),
+            (super::Kind::ReduceScatter { accumulate, .. }, Some(s), Some(r)) => {
+                (Line::All, Kind::ReduceScatter { accumulate }, s, r)
+            }
+            (super::Kind::ReduceScatter { .. }, None, Some(b)) => {
+                (Line::All, Kind::ReduceScatter { accumulate: false }, b, b.part(rank, size))
+            }
+            (super::Kind::AllGather, Some(s), Some(r)) => (Line::All, Kind::AllGather, s, r),
+            (super::Kind::AllGather, None, Some(b)) => (Line::All, Kind::AllGather, b.part(rank, size), b),
+            (super::Kind::Broadcast { root }, None, Some(b)) => (Line::All, Kind::Broadcast { root }, b, b),
+            (super::Kind::AllToAll, Some(s), Some(r)) => (Line::All, Kind::AllToAll, s, r),
+            (super::Kind::Send { to }, Some(s), _) => (self.pair("send", rank, to)?, Kind::Send, s, none),
+            (super::Kind::Recv { from }, _, Some(r)) => (self.pair("recv", from, rank)?, Kind::Recv, none, r),
+            (super::Kind::Barrier, ..) => (Line::All, Kind::Barrier, none, none),
+            _ => return Err(unsupported()),
+        };
+        self.whole(line, Posted::new(kind, send, recv))
     }
 
     fn start(&self, mut request: Request) -> Result<Ticket> {
-        check::request(self.size, &request)?;
+        request.as_call().check(self.rank(), self.size)?;
         let sequence = self.post(Line::All, posted(&mut request))?;
         Ok(Ticket { sequence, request: Some(request), owner: Some(self.chair.clone()) })
     }
@@ -306,7 +281,7 @@ impl Communicator for Local {
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
         name.clone_into(&mut self.desk.borrow_mut().split_name);
         let none = Raw::none();
-        self.call(Line::All, Posted { kind: Kind::Split, send: none, recv: none, color, key })?;
+        self.whole(Line::All, Posted { kind: Kind::Split, send: none, recv: none, color, key })?;
         let formed = self.desk.borrow_mut().formed.take();
         let ended = || CommError::Invalid { operation: "split", reason: "the group has ended".into() };
         let Formed { group, rank, size } = formed.ok_or_else(ended)?;

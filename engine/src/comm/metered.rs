@@ -1,16 +1,14 @@
 //! Counts what a communicator does: calls, bytes and time by kind.
 
-use super::{Communicator, Request, Result, Ticket};
+use super::{Call, Communicator, Kind, Request, Result, Ticket};
 use crate::outcome::Traffic;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
-use zbench_kernels::{Buffer, View, ViewMut};
 
 /// A communicator that keeps an account of itself, for one mesh axis.
 ///
-/// Payload is what a collective is about, in bytes: the whole buffer for all-gather and reduce-scatter, twice the buffer
-/// for all-reduce (which is both), the buffer for broadcast, send, recv and all-to-all, nothing for a barrier. Calls that
-/// fail are not counted. `split` gives a bare communicator, to be metered as its own axis.
+/// Payload is [`Call::payload_bytes`]. Calls that fail are not counted. `split` gives a bare communicator, to be metered
+/// as its own axis.
 pub struct Metered {
     inner: Box<dyn Communicator>,
     axis: &'static str,
@@ -87,29 +85,6 @@ impl Metered {
         sum.time += total.time;
         sum.exposed += total.exposed;
     }
-
-    /// A call that returns when it is complete: all its time is exposed.
-    fn meter(&self, kind: &'static str, payload_bytes: u64, call: impl FnOnce() -> Result<()>) -> Result<()> {
-        let (begin, wire) = (Instant::now(), self.inner.wire_bytes());
-        call()?;
-        let time = begin.elapsed();
-        let wire_bytes = self.inner.wire_bytes() - wire;
-        self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed: time });
-        Ok(())
-    }
-}
-
-fn bytes(view: View<'_>) -> u64 {
-    (view.dtype().size() * view.len()) as u64
-}
-
-fn of_request(request: &Request) -> (&'static str, u64) {
-    let bytes = |buffer: &Buffer| bytes(buffer.view());
-    match request {
-        Request::AllGather { recv, .. } => ("all_gather", bytes(recv)),
-        Request::ReduceScatter { send, .. } => ("reduce_scatter", bytes(send)),
-        Request::AllReduce { buffer } => ("all_reduce", 2 * bytes(buffer)),
-    }
 }
 
 impl Communicator for Metered {
@@ -121,44 +96,23 @@ impl Communicator for Metered {
         self.inner.size()
     }
 
-    fn all_reduce(&self, buffer: ViewMut<'_>) -> Result<()> {
-        self.meter("all_reduce", 2 * bytes(buffer.as_view()), || self.inner.all_reduce(buffer))
+    fn backend(&self) -> &'static str {
+        self.inner.backend()
     }
 
-    fn reduce_scatter(&self, send: View<'_>, recv: ViewMut<'_>, accumulate: bool) -> Result<()> {
-        self.meter("reduce_scatter", bytes(send), || self.inner.reduce_scatter(send, recv, accumulate))
+    fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
+        self.inner.algorithm(kind, bytes)
     }
 
-    fn reduce_scatter_in_place(&self, buffer: ViewMut<'_>) -> Result<()> {
-        self.meter("reduce_scatter", bytes(buffer.as_view()), || self.inner.reduce_scatter_in_place(buffer))
-    }
-
-    fn all_gather(&self, send: View<'_>, recv: ViewMut<'_>) -> Result<()> {
-        self.meter("all_gather", bytes(recv.as_view()), || self.inner.all_gather(send, recv))
-    }
-
-    fn all_gather_in_place(&self, buffer: ViewMut<'_>) -> Result<()> {
-        self.meter("all_gather", bytes(buffer.as_view()), || self.inner.all_gather_in_place(buffer))
-    }
-
-    fn broadcast(&self, buffer: ViewMut<'_>, root: usize) -> Result<()> {
-        self.meter("broadcast", bytes(buffer.as_view()), || self.inner.broadcast(buffer, root))
-    }
-
-    fn all_to_all(&self, send: View<'_>, recv: ViewMut<'_>) -> Result<()> {
-        self.meter("all_to_all", bytes(send), || self.inner.all_to_all(send, recv))
-    }
-
-    fn send(&self, buffer: View<'_>, to: usize) -> Result<()> {
-        self.meter("send", bytes(buffer), || self.inner.send(buffer, to))
-    }
-
-    fn recv(&self, buffer: ViewMut<'_>, from: usize) -> Result<()> {
-        self.meter("recv", bytes(buffer.as_view()), || self.inner.recv(buffer, from))
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.meter("barrier", 0, || self.inner.barrier())
+    /// All of its time is exposed.
+    fn call(&self, call: Call<'_>) -> Result<()> {
+        let (kind, payload_bytes) = (call.kind.name(), call.payload_bytes(self.size()));
+        let (begin, wire) = (Instant::now(), self.inner.wire_bytes());
+        self.inner.call(call)?;
+        let time = begin.elapsed();
+        let wire_bytes = self.inner.wire_bytes() - wire;
+        self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed: time });
+        Ok(())
     }
 
     fn start(&self, request: Request) -> Result<Ticket> {
@@ -171,13 +125,14 @@ impl Communicator for Metered {
     fn wait(&self, ticket: Ticket) -> Result<Request> {
         let (begin, wire) = (Instant::now(), self.inner.wire_bytes());
         let sequence = ticket.sequence;
-        let request = self.inner.wait(ticket)?;
+        let mut request = self.inner.wait(ticket)?;
         let mut account = self.account.borrow_mut();
         let started = account.open.iter().position(|(number, ..)| *number == sequence);
         let (_, since, start) = started.map_or((0, begin, Duration::ZERO), |index| account.open.swap_remove(index));
         drop(account);
         let wire_bytes = self.inner.wire_bytes() - wire;
-        let (kind, payload_bytes) = of_request(&request);
+        let call = request.as_call();
+        let (kind, payload_bytes) = (call.kind.name(), call.payload_bytes(self.size()));
         let (time, exposed) = (since.elapsed(), start + begin.elapsed());
         self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed });
         Ok(request)

@@ -6,6 +6,7 @@
 // Ranks read each other's memory here, and nowhere else; every block gives its SAFETY reason.
 #![allow(unsafe_code)]
 
+mod call;
 mod check;
 mod local;
 mod metered;
@@ -15,11 +16,13 @@ mod protocol;
 mod slots;
 mod sync;
 
+pub use call::{Call, Kind, Request, Shape};
 pub use local::{Local, group};
 pub use metered::Metered;
 pub use null::Null;
 
-use zbench_kernels::{Buffer, KernelError, View, ViewMut};
+pub use zbench_kernels::ReduceOp;
+use zbench_kernels::{KernelError, View, ViewMut};
 
 /// Why a collective failed. All ranks of the group get an error, the first one the cause.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -78,32 +81,6 @@ pub enum CommError {
 /// What a collective returns.
 pub type Result<T, E = CommError> = std::result::Result<T, E>;
 
-/// A collective that owns its buffers while it runs, and gives them back when it is done.
-#[derive(Debug)]
-pub enum Request {
-    /// `recv` = all ranks' `send`, in rank order; `recv.len() == size * send.len()`.
-    AllGather {
-        /// This rank's part.
-        send: Buffer,
-        /// The whole.
-        recv: Buffer,
-    },
-    /// `recv` = (recv +) this rank's part of the sum of all `send`; `send.len() == size * recv.len()`.
-    ReduceScatter {
-        /// This rank's summand.
-        send: Buffer,
-        /// This rank's part of the sum; may be of another float type.
-        recv: Buffer,
-        /// Add to `recv` instead of overwriting it.
-        accumulate: bool,
-    },
-    /// `buffer` = the sum of all ranks' `buffer`.
-    AllReduce {
-        /// Summand, then sum.
-        buffer: Buffer,
-    },
-}
-
 /// A collective under way. Not waiting for it ends the group: dropping it aborts, and returns when no peer reads its
 /// buffers any more.
 #[must_use = "a started collective must be waited for"]
@@ -140,7 +117,7 @@ impl std::fmt::Debug for Ticket {
 
 /// The ranks of a group, as one of them sees it. All ranks call the same collectives in the same order.
 ///
-/// Sums are in f32 (f64 for f64 buffers) whatever type travels. Zero-length buffers are fine.
+/// Sums are in f32 (f64 for f64 buffers, i64 for integers) whatever type travels. Zero-length buffers are fine.
 pub trait Communicator: Send {
     /// This rank's number in the group.
     fn rank(&self) -> usize;
@@ -148,36 +125,19 @@ pub trait Communicator: Send {
     /// Ranks in the group.
     fn size(&self) -> usize;
 
-    /// `buffer` = the sum over ranks.
-    fn all_reduce(&self, buffer: ViewMut<'_>) -> Result<()>;
+    /// What moves the bytes: `local`, `shm`, `tcp`, `mpi`, `nccl`, `null`.
+    fn backend(&self) -> &'static str;
 
-    /// `recv` = (recv +) this rank's part of the sum over ranks of `send`; `send.len() == size * recv.len()`. `recv` may
-    /// be of another float type than `send`.
-    fn reduce_scatter(&self, send: View<'_>, recv: ViewMut<'_>, accumulate: bool) -> Result<()>;
+    /// The algorithm that carries a call whose largest buffer has `bytes`, for reports.
+    fn algorithm(&self, _kind: Kind, _bytes: u64) -> &'static str {
+        "direct"
+    }
 
-    /// As `reduce_scatter` with `recv` the `rank`-th of `size` equal parts of `buffer`; the other parts are left as they were.
-    fn reduce_scatter_in_place(&self, buffer: ViewMut<'_>) -> Result<()>;
-
-    /// `recv` = all ranks' `send` in rank order; `recv.len() == size * send.len()`.
-    fn all_gather(&self, send: View<'_>, recv: ViewMut<'_>) -> Result<()>;
-
-    /// As `all_gather` with `send` the `rank`-th of `size` equal parts of `buffer`.
-    fn all_gather_in_place(&self, buffer: ViewMut<'_>) -> Result<()>;
-
-    /// `buffer` = the root's.
-    fn broadcast(&self, buffer: ViewMut<'_>, root: usize) -> Result<()>;
-
-    /// Part `i` of `recv` = part `rank` of rank `i`'s `send`; both in `size` equal parts.
-    fn all_to_all(&self, send: View<'_>, recv: ViewMut<'_>) -> Result<()>;
-
-    /// Gives `buffer` to rank `to`, which calls `recv`; returns when it has been read.
-    fn send(&self, buffer: View<'_>, to: usize) -> Result<()>;
-
-    /// Takes what rank `from` sends; lengths and types must agree.
-    fn recv(&self, buffer: ViewMut<'_>, from: usize) -> Result<()>;
-
-    /// Returns when all ranks have called it.
-    fn barrier(&self) -> Result<()>;
+    /// Performs a collective; returns when this rank may use its buffers again.
+    ///
+    /// # Errors
+    /// As [`CommError`] says. After any but `Invalid` the group is at its end.
+    fn call(&self, call: Call<'_>) -> Result<()>;
 
     /// Starts a collective; several may be under way, and all ranks start them in the same order.
     fn start(&self, request: Request) -> Result<Ticket>;
@@ -191,6 +151,58 @@ pub trait Communicator: Send {
     /// Ends the group: every rank that waits or comes gets [`CommError::Aborted`]. The first reason stays.
     fn abort(&self, reason: &str);
 
-    /// Bytes this rank has read from and written to other ranks' memory so far (not through tickets' bookkeeping).
+    /// Bytes this rank has read from and written to other ranks' memory, or sent and received, so far: what crosses, each
+    /// byte once on the side that asks for it.
     fn wire_bytes(&self) -> u64;
+
+    /// `buffer` = the sum over ranks.
+    fn all_reduce(&self, buffer: ViewMut<'_>) -> Result<()> {
+        self.call(Call::in_place(Kind::AllReduce { op: ReduceOp::Sum }, buffer))
+    }
+
+    /// `recv` = (recv +) this rank's part of the sum over ranks of `send`; `send.len() == size * recv.len()`. `recv` may
+    /// be of another float type than `send`.
+    fn reduce_scatter(&self, send: View<'_>, recv: ViewMut<'_>, accumulate: bool) -> Result<()> {
+        self.call(Call::new(Kind::ReduceScatter { op: ReduceOp::Sum, accumulate }, send, recv))
+    }
+
+    /// As `reduce_scatter` with `recv` the `rank`-th of `size` equal parts of `buffer`; the other parts are left as they were.
+    fn reduce_scatter_in_place(&self, buffer: ViewMut<'_>) -> Result<()> {
+        self.call(Call::in_place(Kind::ReduceScatter { op: ReduceOp::Sum, accumulate: false }, buffer))
+    }
+
+    /// `recv` = all ranks' `send` in rank order; `recv.len() == size * send.len()`.
+    fn all_gather(&self, send: View<'_>, recv: ViewMut<'_>) -> Result<()> {
+        self.call(Call::new(Kind::AllGather, send, recv))
+    }
+
+    /// As `all_gather` with `send` the `rank`-th of `size` equal parts of `buffer`.
+    fn all_gather_in_place(&self, buffer: ViewMut<'_>) -> Result<()> {
+        self.call(Call::in_place(Kind::AllGather, buffer))
+    }
+
+    /// `buffer` = the root's.
+    fn broadcast(&self, buffer: ViewMut<'_>, root: usize) -> Result<()> {
+        self.call(Call::in_place(Kind::Broadcast { root }, buffer))
+    }
+
+    /// Part `i` of `recv` = part `rank` of rank `i`'s `send`; both in `size` equal parts.
+    fn all_to_all(&self, send: View<'_>, recv: ViewMut<'_>) -> Result<()> {
+        self.call(Call::new(Kind::AllToAll, send, recv))
+    }
+
+    /// Gives `buffer` to rank `to`, which calls `recv`; returns when it has been read.
+    fn send(&self, buffer: View<'_>, to: usize) -> Result<()> {
+        self.call(Call::giving(Kind::Send { to }, buffer))
+    }
+
+    /// Takes what rank `from` sends; lengths and types must agree.
+    fn recv(&self, buffer: ViewMut<'_>, from: usize) -> Result<()> {
+        self.call(Call::in_place(Kind::Recv { from }, buffer))
+    }
+
+    /// Returns when all ranks have called it.
+    fn barrier(&self) -> Result<()> {
+        self.call(Call::barrier())
+    }
 }

@@ -1,8 +1,7 @@
 //! A communicator of the right shapes that moves nothing: for plans, and for tests of one rank's program.
 
-use super::{CommError, Communicator, Request, Result, Ticket, check};
+use super::{Call, CommError, Communicator, Request, Result, Ticket};
 use std::cell::Cell;
-use zbench_kernels::{View, ViewMut};
 
 /// Checks what it is given as any communicator would, and leaves every buffer as it was.
 #[derive(Debug)]
@@ -19,10 +18,6 @@ impl Null {
     }
 }
 
-fn shape(view: View<'_>) -> check::Shape {
-    (view.dtype(), view.len())
-}
-
 impl Communicator for Null {
     fn rank(&self) -> usize {
         self.rank
@@ -32,48 +27,16 @@ impl Communicator for Null {
         self.size
     }
 
-    fn all_reduce(&self, buffer: ViewMut<'_>) -> Result<()> {
-        check::all_reduce(shape(buffer.as_view()))
+    fn backend(&self) -> &'static str {
+        "null"
     }
 
-    fn reduce_scatter(&self, send: View<'_>, recv: ViewMut<'_>, _accumulate: bool) -> Result<()> {
-        check::reduce_scatter(self.size, shape(send), shape(recv.as_view()))
+    fn call(&self, call: Call<'_>) -> Result<()> {
+        call.check(self.rank, self.size)
     }
 
-    fn reduce_scatter_in_place(&self, buffer: ViewMut<'_>) -> Result<()> {
-        check::reduce_scatter_in_place(self.size, shape(buffer.as_view()))
-    }
-
-    fn all_gather(&self, send: View<'_>, recv: ViewMut<'_>) -> Result<()> {
-        check::all_gather(self.size, shape(send), shape(recv.as_view()))
-    }
-
-    fn all_gather_in_place(&self, buffer: ViewMut<'_>) -> Result<()> {
-        check::all_gather_in_place(self.size, shape(buffer.as_view()))
-    }
-
-    fn broadcast(&self, _buffer: ViewMut<'_>, root: usize) -> Result<()> {
-        check::broadcast(self.size, root)
-    }
-
-    fn all_to_all(&self, send: View<'_>, recv: ViewMut<'_>) -> Result<()> {
-        check::all_to_all(self.size, shape(send), shape(recv.as_view()))
-    }
-
-    fn send(&self, _buffer: View<'_>, to: usize) -> Result<()> {
-        check::pair("send", self.size, self.rank, to)
-    }
-
-    fn recv(&self, _buffer: ViewMut<'_>, from: usize) -> Result<()> {
-        check::pair("recv", self.size, self.rank, from)
-    }
-
-    fn barrier(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn start(&self, request: Request) -> Result<Ticket> {
-        check::request(self.size, &request)?;
+    fn start(&self, mut request: Request) -> Result<Ticket> {
+        request.as_call().check(self.rank, self.size)?;
         let sequence = self.next.replace(self.next.get() + 1);
         Ok(Ticket { sequence, request: Some(request), owner: None })
     }

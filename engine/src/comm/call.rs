@@ -1,0 +1,229 @@
+//! What ranks ask of each other: one value for every collective, so that each backend and wrapper has one way in.
+
+use super::{Result, check};
+use zbench_kernels::{Buffer, DType, ReduceOp, View, ViewMut};
+
+/// The collectives, by NCCL's meanings. `n` is the number of ranks, `part` an n-th of a buffer in rank order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// `recv` = `op` over all ranks' `send`.
+    AllReduce {
+        /// How summands combine.
+        op: ReduceOp,
+    },
+    /// `recv` = (`recv` +) this rank's part of `op` over all ranks' `send`.
+    ReduceScatter {
+        /// How summands combine.
+        op: ReduceOp,
+        /// Add to `recv` instead of overwriting it.
+        accumulate: bool,
+    },
+    /// `recv` = all ranks' `send` in rank order.
+    AllGather,
+    /// Every rank's `recv` = the root's `send`.
+    Broadcast {
+        /// Who gives.
+        root: usize,
+    },
+    /// The root's `recv` = `op` over all ranks' `send`.
+    Reduce {
+        /// How summands combine.
+        op: ReduceOp,
+        /// Who gets the result.
+        root: usize,
+    },
+    /// The root's `recv` = all ranks' `send` in rank order.
+    Gather {
+        /// Who gets.
+        root: usize,
+    },
+    /// `recv` = this rank's part of the root's `send`.
+    Scatter {
+        /// Who gives.
+        root: usize,
+    },
+    /// Part `i` of `recv` = part `rank` of rank `i`'s `send`.
+    AllToAll,
+    /// Gives `send` to a rank that receives; returns when it may be changed.
+    Send {
+        /// The receiver.
+        to: usize,
+    },
+    /// Takes what a rank sends.
+    Recv {
+        /// The sender.
+        from: usize,
+    },
+    /// `Send` and `Recv` at once, so that a ring of ranks does not wait for itself.
+    SendRecv {
+        /// Who gets this rank's `send`.
+        to: usize,
+        /// Whose `send` this rank's `recv` is.
+        from: usize,
+    },
+    /// Returns when all ranks have called it.
+    Barrier,
+}
+
+impl Kind {
+    /// The name in records, tables and errors.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::AllReduce { .. } => "all_reduce",
+            Kind::ReduceScatter { .. } => "reduce_scatter",
+            Kind::AllGather => "all_gather",
+            Kind::Broadcast { .. } => "broadcast",
+            Kind::Reduce { .. } => "reduce",
+            Kind::Gather { .. } => "gather",
+            Kind::Scatter { .. } => "scatter",
+            Kind::AllToAll => "all_to_all",
+            Kind::Send { .. } => "send",
+            Kind::Recv { .. } => "recv",
+            Kind::SendRecv { .. } => "sendrecv",
+            Kind::Barrier => "barrier",
+        }
+    }
+
+    /// Whether all ranks of the group take part; else it is a matter of two.
+    pub const fn is_collective(self) -> bool {
+        !matches!(self, Kind::Send { .. } | Kind::Recv { .. } | Kind::SendRecv { .. })
+    }
+
+    /// How it combines what ranks give, if it does.
+    pub const fn op(self) -> Option<ReduceOp> {
+        match self {
+            Kind::AllReduce { op } | Kind::ReduceScatter { op, .. } | Kind::Reduce { op, .. } => Some(op),
+            _ => None,
+        }
+    }
+}
+
+/// A collective with this rank's buffers.
+///
+/// | kind | `send` | `recv` | in place (`send` is absent) |
+/// | --- | --- | --- | --- |
+/// | all_reduce | whole | whole | `recv` is the summand too |
+/// | reduce_scatter | whole | part, may be of another float type | `recv` is the whole; its part `rank` gets the result, the rest stays |
+/// | all_gather | part | whole | part `rank` of `recv` is the summand |
+/// | broadcast | the root's, ignored elsewhere | whole | the root's `recv` is what it gives |
+/// | reduce | whole | the root's, absent elsewhere | the root's `recv` is its summand |
+/// | gather | part | the root's whole, absent elsewhere | part `rank` of the root's `recv` is its own |
+/// | scatter | the root's whole, ignored elsewhere | part; absent at the root: its part stays where it is | |
+/// | all_to_all | whole | whole | `recv` is both |
+/// | send, recv, sendrecv | what is given | what is taken | |
+/// | barrier | | | |
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// Which collective.
+    pub kind: Kind,
+    /// What this rank gives.
+    pub send: Option<View<'a>>,
+    /// What this rank gets.
+    pub recv: Option<ViewMut<'a>>,
+}
+
+/// A buffer's type and length.
+pub type Shape = (DType, usize);
+
+impl<'a> Call<'a> {
+    /// A call with both buffers.
+    pub fn new(kind: Kind, send: View<'a>, recv: ViewMut<'a>) -> Call<'a> {
+        Call { kind, send: Some(send), recv: Some(recv) }
+    }
+
+    /// A call in place.
+    pub fn in_place(kind: Kind, recv: ViewMut<'a>) -> Call<'a> {
+        Call { kind, send: None, recv: Some(recv) }
+    }
+
+    /// A call that only gives.
+    pub fn giving(kind: Kind, send: View<'a>) -> Call<'a> {
+        Call { kind, send: Some(send), recv: None }
+    }
+
+    /// A barrier.
+    pub fn barrier() -> Call<'static> {
+        Call { kind: Kind::Barrier, send: None, recv: None }
+    }
+
+    /// Type and length of `send`.
+    pub fn send_shape(&self) -> Option<Shape> {
+        self.send.map(|view| (view.dtype(), view.len()))
+    }
+
+    /// Type and length of `recv`.
+    pub fn recv_shape(&self) -> Option<Shape> {
+        self.recv.as_ref().map(|view| (view.dtype(), view.len()))
+    }
+
+    /// Whether the buffers fit the collective, on this rank's side. Every backend asks this first.
+    ///
+    /// # Errors
+    /// [`super::CommError::Invalid`] says what does not fit.
+    pub fn check(&self, rank: usize, size: usize) -> Result<()> {
+        check::call(self.kind, rank, size, self.send_shape(), self.recv_shape())
+    }
+
+    /// What the collective is about, in bytes: the whole buffer, which all-reduce passes twice (to reduce and to gather),
+    /// nothing for a barrier.
+    pub fn payload_bytes(&self, size: usize) -> u64 {
+        let bytes = |shape: Option<Shape>| shape.map_or(0, |(dtype, len)| (dtype.size() * len) as u64);
+        let (send, recv) = (bytes(self.send_shape()), bytes(self.recv_shape()));
+        match self.kind {
+            Kind::AllReduce { .. } => 2 * recv,
+            Kind::AllGather | Kind::Broadcast { .. } | Kind::AllToAll | Kind::Recv { .. } => recv,
+            Kind::ReduceScatter { .. } => {
+                if self.send.is_some() {
+                    send
+                } else {
+                    recv
+                }
+            }
+            Kind::Reduce { .. } => send.max(recv),
+            Kind::Gather { .. } => recv.max(size as u64 * send),
+            Kind::Scatter { .. } => send.max(size as u64 * recv),
+            Kind::Send { .. } | Kind::SendRecv { .. } => send,
+            Kind::Barrier => 0,
+        }
+    }
+}
+
+/// A collective that owns its buffers while it runs, and gives them back when it is done.
+#[derive(Debug)]
+pub enum Request {
+    /// `recv` = all ranks' `send`, in rank order; `recv.len() == size * send.len()`.
+    AllGather {
+        /// This rank's part.
+        send: Buffer,
+        /// The whole.
+        recv: Buffer,
+    },
+    /// `recv` = (recv +) this rank's part of the sum of all `send`; `send.len() == size * recv.len()`.
+    ReduceScatter {
+        /// This rank's summand.
+        send: Buffer,
+        /// This rank's part of the sum; may be of another float type.
+        recv: Buffer,
+        /// Add to `recv` instead of overwriting it.
+        accumulate: bool,
+    },
+    /// `buffer` = the sum of all ranks' `buffer`.
+    AllReduce {
+        /// Summand, then sum.
+        buffer: Buffer,
+    },
+}
+
+impl Request {
+    /// The same as a call that borrows the buffers.
+    pub fn as_call(&mut self) -> Call<'_> {
+        match self {
+            Request::AllGather { send, recv } => Call::new(Kind::AllGather, send.view(), recv.view_mut()),
+            Request::ReduceScatter { send, recv, accumulate } => {
+                let kind = Kind::ReduceScatter { op: ReduceOp::Sum, accumulate: *accumulate };
+                Call::new(kind, send.view(), recv.view_mut())
+            }
+            Request::AllReduce { buffer } => Call::in_place(Kind::AllReduce { op: ReduceOp::Sum }, buffer.view_mut()),
+        }
+    }
+}
