@@ -11,10 +11,10 @@ fn invalid(operation: &'static str, reason: String) -> CommError {
 }
 
 fn sums(operation: &'static str, dtype: DType) -> Result<()> {
-    match dtype {
-        DType::U32 => Err(invalid(operation, format!("{dtype} cannot be summed; f64, f32, bf16 and f16 can"))),
-        _ => Ok(()),
+    if dtype.is_float() {
+        return Ok(());
     }
+    Err(invalid(operation, format!("{dtype} cannot be summed; f64, f32, bf16 and f16 can")))
 }
 
 /// `whole == size * part`, without overflow.

@@ -60,7 +60,7 @@ fn read(view: &View<'_>) -> Result<Vec<f64>> {
         DType::F32 => all::<f32>(view),
         DType::Bf16 => all::<bf16>(view),
         DType::F16 => all::<f16>(view),
-        DType::U32 => refuse(),
+        DType::U32 | DType::I32 | DType::I8 => refuse(),
     }
 }
 
@@ -74,7 +74,7 @@ fn write(values: &[f64], dst: &mut ViewMut<'_>) -> Result<()> {
         DType::F32 => all::<f32>(values, dst),
         DType::Bf16 => all::<bf16>(values, dst),
         DType::F16 => all::<f16>(values, dst),
-        DType::U32 => refuse(),
+        DType::U32 | DType::I32 | DType::I8 => refuse(),
     }
 }
 

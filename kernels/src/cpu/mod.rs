@@ -44,7 +44,7 @@ impl Cpu {
 
 /// These kernels know f32 and what widens to it.
 fn supported(op: &'static str, dtypes: &[DType]) -> Result<()> {
-    match dtypes.iter().find(|dtype| matches!(dtype, DType::F64 | DType::U32)) {
+    match dtypes.iter().find(|dtype| **dtype == DType::F64 || !dtype.is_float()) {
         Some(&dtype) => Err(KernelError::Unsupported { device: "cpu", op, dtype }),
         None => Ok(()),
     }

@@ -15,9 +15,9 @@ use values::{read, write};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
 
-/// Floats only: an operation on token ids is refused by name.
+/// Floats only: an operation on token ids or other integers is refused by name.
 fn floats(op: &'static str, dtypes: &[DType]) -> Result<()> {
-    match dtypes.iter().find(|dtype| **dtype == DType::U32) {
+    match dtypes.iter().find(|dtype| !dtype.is_float()) {
         Some(&dtype) => Err(KernelError::Unsupported { device: "reference", op, dtype }),
         None => Ok(()),
     }

@@ -61,11 +61,20 @@ fn the_cores_refuse_f64_by_name() {
 }
 
 #[test]
-fn ids_are_no_numbers() {
+fn integers_are_no_numbers_to_train_with() {
     both(|k| {
-        let ids = Tensor::ids(&[1, 2]);
-        let error = k.sum(ids.view()).unwrap_err();
-        assert!(matches!(error, KernelError::Unsupported { op: "sum", dtype: DType::U32, .. }));
+        for ids in [Tensor::ids(&[1, 2]), Tensor::exactly(&[1i32, -2]), Tensor::exactly(&[1i8, -2])] {
+            let error = k.sum(ids.view()).unwrap_err();
+            assert!(matches!(error, KernelError::Unsupported { op: "sum", dtype, .. } if dtype == ids.dtype));
+            let mut copy = ids.clone();
+            let error = k.cast(ids.view(), copy.view_mut()).unwrap_err();
+            assert!(matches!(error, KernelError::Unsupported { op: "cast", dtype, .. } if dtype == ids.dtype));
+            let error = k.add(ids.view(), ids.view(), copy.view_mut()).unwrap_err();
+            assert!(matches!(error, KernelError::Unsupported { op: "add", dtype, .. } if dtype == ids.dtype));
+            let swiglu = Swiglu { len: 2, dtype: ids.dtype };
+            let error = k.swiglu(&swiglu, ids.view(), ids.view(), copy.view_mut()).unwrap_err();
+            assert!(matches!(error, KernelError::Unsupported { op: "swiglu", dtype, .. } if dtype == ids.dtype));
+        }
     });
 }
 
