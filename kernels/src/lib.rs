@@ -10,6 +10,7 @@
 
 mod arena;
 mod check;
+pub mod copy;
 mod cost;
 mod cpu;
 mod dtype;
