@@ -257,7 +257,9 @@ impl Board {
         if at == 0 {
             // Both may make one; the first to say so wins, and the other's is never used.
             let made = self.control.take(padded(2 * PAIR_DEPTH * size_of::<Slot<Posted>>()))?;
-            at = known.compare_exchange(0, made, Ordering::AcqRel, Ordering::Acquire).map_or_else(|there| there, |_| made);
+            at = known
+                .compare_exchange(0, made, Ordering::AcqRel, Ordering::Acquire)
+                .map_or_else(|there| there, |_| made);
         }
         // SAFETY: slots of a pair were taken at this offset, and are zero or in use as such.
         Ok(Line::new(unsafe { self.control.slice(at, 2 * PAIR_DEPTH) }, 2))
@@ -278,6 +280,9 @@ impl Board {
     pub(crate) fn missing(&self, party: Party, sequence: u64, stage: u8) -> Vec<usize> {
         let Ok(line) = self.line(party) else { return Vec::new() };
         let stage = stage.max(POSTED);
-        (0..line.members()).filter(|place| !line.has(*place, sequence, stage)).map(|place| party.member(place)).collect()
+        (0..line.members())
+            .filter(|place| !line.has(*place, sequence, stage))
+            .map(|place| party.member(place))
+            .collect()
     }
 }

@@ -27,7 +27,9 @@ const OPERATIONS: [&str; 14] = [
 /// The error in words for other processes. What only one rank can feel is told as its abort.
 pub(crate) fn encode(error: &CommError, group: &str, rank: usize) -> String {
     let fields = match error {
-        CommError::Aborted { group, rank, reason } => ["A".into(), group.clone(), rank.to_string(), reason.clone()].to_vec(),
+        CommError::Aborted { group, rank, reason } => {
+            ["A".into(), group.clone(), rank.to_string(), reason.clone()].to_vec()
+        }
         CommError::Stalled { group, operation, sequence, missing, seconds } => {
             let missing = missing.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
             vec!["S".into(), group.clone(), (*operation).into(), sequence.to_string(), missing, seconds.to_string()]

@@ -5,7 +5,8 @@ use super::call::Kind;
 use super::{CommError, Result};
 use std::ops::Range;
 use std::ptr::NonNull;
-use zbench_kernels::{DType, Kernels, ReduceOp, View, ViewMut, stream};
+use zbench_kernels::copy::stream;
+use zbench_kernels::{DType, Kernels, ReduceOp, View, ViewMut};
 
 /// Bytes between two looks at whether the world has ended.
 const BLOCK_BYTES: usize = 256 << 10;
@@ -23,6 +24,9 @@ pub(crate) struct Raw {
     pub len: usize,
     pub dtype: DType,
 }
+
+// SAFETY: an address and a length. What is done there is guarded by the protocol (see protocol.rs).
+unsafe impl Send for Raw {}
 
 /// Where a run of elements lies, as all ranks understand it: an address among threads, region and offset among processes.
 #[derive(Clone, Copy, Debug)]
@@ -170,7 +174,9 @@ impl Mover<'_> {
         let (rank, size, own) = (self.rank, seen.len(), seen[self.rank]);
         match kind {
             // SAFETY: each rank reads what all have given and writes its own `recv`.
-            Kind::AllReduce { op } if eager => unsafe { self.sum(op, seen, 0..own.recv.len, &[(rank, own.recv)], false) },
+            Kind::AllReduce { op } if eager => unsafe {
+                self.sum(op, seen, 0..own.recv.len, &[(rank, own.recv)], false)
+            },
             Kind::AllReduce { op } => {
                 let range = reduce_range(own.recv.len, rank, size);
                 // SAFETY: part r of any buffer is read and written by rank r alone.

@@ -22,21 +22,21 @@ pub(crate) const LEFT: u8 = u8::MAX;
 #[repr(C, align(128))]
 pub(crate) struct Seat {
     /// Counts rings; slept on.
-    bell: AtomicU32,
+    pub(crate) bell: AtomicU32,
     /// Whether the rank sleeps, or is about to.
-    asleep: AtomicU32,
+    pub(crate) asleep: AtomicU32,
     /// Pieces of work in which the rank may touch others' memory.
-    inside: AtomicU32,
+    pub(crate) inside: AtomicU32,
 }
 
 /// What one member says of one call.
 #[repr(C, align(128))]
 pub(crate) struct Slot<P> {
     /// The call's number and the stage reached; grows for ever.
-    word: AtomicU64,
+    pub(crate) word: AtomicU64,
     /// Something that a piece of work leaves for the others.
     pub(crate) note: AtomicU64,
-    post: UnsafeCell<MaybeUninit<P>>,
+    pub(crate) post: UnsafeCell<MaybeUninit<P>>,
 }
 
 // SAFETY: `post` is written by its one owner when nobody reads it, and read by others after an acquire of `word`.
@@ -69,7 +69,7 @@ impl<'a, P: Copy> Line<'a, P> {
     }
 
     /// Calls that can be under way.
-    fn depth(&self) -> u64 {
+    pub(crate) fn depth(&self) -> u64 {
         (self.slots.len() / self.members) as u64
     }
 
@@ -197,25 +197,28 @@ impl<'a> Hall<'a> {
     /// Permission to touch others' memory; none when the world has ended.
     pub(crate) fn enter(&self, own: usize) -> Option<Inside<'a>> {
         let seat = &self.seats[own];
-        seat.inside.fetch_add(1, Ordering::SeqCst);
+        seat.inside.fetch_add(1, Ordering::Relaxed);
+        // Either this sees the end, or who has made it sees this rank inside.
+        fence(Ordering::SeqCst);
         let inside = Inside(seat);
-        // In one order with `close` and `deserted`: either this sees the end, or that sees this rank inside.
-        (self.ended.load(Ordering::SeqCst) == 0).then_some(inside)
+        (!self.has_ended()).then_some(inside)
     }
 
     /// Ends the world for the first time; false when it has ended before. Nothing is told yet.
     pub(crate) fn close(&self) -> bool {
-        self.ended.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        self.ended.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Says that what ended the world can be read, and rings for all.
     pub(crate) fn announce(&self) {
-        self.ended.store(2, Ordering::SeqCst);
+        self.ended.store(2, Ordering::Release);
+        fence(Ordering::SeqCst);
         (0..self.seats.len()).for_each(|rank| self.ring(rank));
     }
 
-    /// Whether a rank touches nobody's memory. Once it says yes after the end of the world, it stays so.
+    /// Whether a rank touches nobody's memory. Asked after the end of the world, a yes is for ever.
     pub(crate) fn outside(&self, rank: usize) -> bool {
-        self.seats[rank].inside.load(Ordering::SeqCst) == 0
+        fence(Ordering::SeqCst);
+        self.seats[rank].inside.load(Ordering::Acquire) == 0
     }
 }

@@ -42,8 +42,8 @@ struct Desk {
     open: Vec<Open>,
     /// The next number of each party's calls.
     numbers: Vec<(Party, u64)>,
-    /// Started collectives that came to their end while the rank waited for another: number and bytes moved.
-    finished: Vec<(u64, u64)>,
+    /// Calls that came to their end and are not asked for yet, with the bytes they moved.
+    finished: Vec<(Party, u64, u64)>,
     /// Where the members' buffers of the call being worked on lie.
     seen: Vec<Seen>,
     scratch: Box<[u64]>,
@@ -60,8 +60,8 @@ struct Open {
     stage: u8,
     /// The stage after its last piece of work.
     last: u8,
-    /// Whether all must have come to the last stage before this rank may go.
-    lingers: bool,
+    /// What ranks give lies beside their posts; else all must have come to the last stage before this rank may go.
+    eager: bool,
     what: What,
     moved: u64,
     /// Stand-ins for buffers that peers cannot reach.
@@ -160,6 +160,9 @@ impl Shared {
 
     /// Opens a call: the memory in `send` and `recv` must stay until it is finished or given up.
     fn post(&self, party: Party, what: What, send: Raw, recv: Raw, split: (u64, u64)) -> Result<u64> {
+        if let Some(cause) = self.chair.cause() {
+            return Err(cause);
+        }
         let mut desk = self.desk.borrow_mut();
         let at = desk.numbers.iter().position(|(known, _)| *known == party);
         let at = at.unwrap_or_else(|| {
@@ -167,8 +170,8 @@ impl Shared {
             desk.numbers.len() - 1
         });
         let sequence = desk.numbers[at].1;
+        self.make_room(&mut desk, party, sequence)?;
         let line = self.board().line(party)?;
-        self.go_on_until(&mut desk, None, || line.vacant(sequence))?;
         let size = self.board().size();
         let eager = match what {
             What::Call(kind) => eager_bytes(kind, self.rank, size, send, recv),
@@ -180,25 +183,26 @@ impl Shared {
                 let to = self.board().eager(sequence, self.rank);
                 // SAFETY: the slot is vacant, so nobody reads its eager bytes, and `given` is at most their number.
                 unsafe { std::ptr::copy_nonoverlapping(send.ptr.as_ptr(), to.as_ptr(), given) };
-                (spot(0, send), spot(0, recv))
+                (by_address(send), by_address(recv))
             }
             None => {
-                let (send, recv, stand_in) = self.chair.space.reachable(self.chair.root, send, recv)?;
+                let (send, recv, stand_in) = self.chair.space.reachable(send, recv)?;
                 bounce = stand_in;
                 (send, recv)
             }
         };
-        let (works, lingers) = match what {
-            What::Split => (2, true),
-            What::Call(Kind::Barrier) => (0, false),
-            What::Call(_) => (1, eager.is_none()),
+        let works = match what {
+            What::Split => 2,
+            What::Call(Kind::Barrier) => 0,
+            What::Call(_) => 1,
         };
+        let eager = eager.is_some();
         let (color, key) = split;
-        let post = Posted { what, eager: eager.is_some(), send: send_spot, recv: recv_spot, color, key };
+        let post = Posted { what, eager, send: send_spot, recv: recv_spot, color, key };
         // SAFETY: `vacant` was seen, and numbers are given once.
         unsafe { line.post(sequence, party.place(self.rank), post) };
         desk.numbers[at].1 += 1;
-        desk.open.push(Open { party, sequence, stage: POSTED, last: POSTED + works, lingers, what, moved: 0, bounce });
+        desk.open.push(Open { party, sequence, stage: POSTED, last: POSTED + works, eager, what, moved: 0, bounce });
         self.chair.tell(party, line.members(), || line.reached(sequence, POSTED));
         Ok(sequence)
     }
@@ -215,38 +219,50 @@ impl Shared {
     /// Works on all open calls until this one is complete.
     fn finish(&self, party: Party, sequence: u64) -> Result<()> {
         let mut desk = self.desk.borrow_mut();
-        let asked = (party, sequence);
-        self.go_on_until(&mut desk, Some(asked), || false)?;
-        let unknown = || CommError::Invalid { operation: "wait", reason: format!("number {sequence} is not under way") };
-        let at = desk.finished.iter().position(|(number, _)| *number == sequence).ok_or_else(unknown)?;
-        self.wire.set(self.wire.get() + desk.finished.swap_remove(at).1);
-        Ok(())
-    }
-
-    /// Works on open calls until `enough` says so, or the asked call is among the finished ones.
-    fn go_on_until(&self, desk: &mut Desk, asked: Option<(Party, u64)>, enough: impl Fn() -> bool) -> Result<()> {
-        let mut since: Option<Instant> = None;
+        let open = desk.open.iter().any(|open| (open.party, open.sequence) == (party, sequence));
+        let over = |desk: &Desk| desk.finished.iter().position(|done| (done.0, done.1) == (party, sequence));
+        if !open && over(&desk).is_none() {
+            let reason = format!("number {sequence} is not under way");
+            return Err(CommError::Invalid { operation: "wait", reason });
+        }
+        let mut since = None;
         loop {
-            if enough() {
+            if let Some(at) = over(&desk) {
+                self.wire.set(self.wire.get() + desk.finished.swap_remove(at).2);
                 return Ok(());
             }
-            match self.go_on(desk, asked)? {
-                Progress::Asked => return Ok(()),
-                Progress::Some => {
-                    since = None;
-                    continue;
-                }
-                Progress::None => {}
-            }
-            if asked.is_some_and(|asked| !desk.open.iter().any(|open| (open.party, open.sequence) == asked)) {
-                return Ok(()); // finished before, or never begun
-            }
-            self.rest(desk, &enough, &mut since, asked)?;
+            self.go_on_or_rest(&mut desk, &mut since, None, Some((party, sequence)))?;
         }
     }
 
-    /// Does what can be done now.
-    fn go_on(&self, desk: &mut Desk, asked: Option<(Party, u64)>) -> Result<Progress> {
+    /// Works on open calls until the slots for a new one are free.
+    fn make_room(&self, desk: &mut Desk, party: Party, sequence: u64) -> Result<()> {
+        let line = self.board().line(party)?;
+        let mut since = None;
+        while !line.vacant(sequence) {
+            let earlier = Wait { party, sequence: sequence - line.depth(), stage: LEFT, operation: "a collective" };
+            self.go_on_or_rest(desk, &mut since, Some(earlier), None)?;
+        }
+        Ok(())
+    }
+
+    /// Does something, or waits until something can be done: an open call goes on, or `room` has come.
+    fn go_on_or_rest(
+        &self,
+        desk: &mut Desk,
+        since: &mut Option<Instant>,
+        room: Option<Wait>,
+        asked: Option<(Party, u64)>,
+    ) -> Result<()> {
+        if self.go_on(desk)? {
+            *since = None;
+            return Ok(());
+        }
+        self.rest(desk, since, room, asked)
+    }
+
+    /// Does one thing that can be done now; false when all calls wait for others.
+    fn go_on(&self, desk: &mut Desk) -> Result<bool> {
         for index in 0..desk.open.len() {
             let open = &desk.open[index];
             let (party, sequence, stage) = (open.party, open.sequence, open.stage);
@@ -261,11 +277,11 @@ impl Shared {
                 self.work(desk, index)?;
                 let open = &mut desk.open[index];
                 open.stage += 1;
-                if open.stage < open.last || open.lingers {
+                if open.stage < open.last || !open.eager {
                     let stage = open.stage;
                     line.advance(sequence, party.place(self.rank), stage);
                     self.chair.tell(party, line.members(), || line.reached(sequence, stage));
-                    return Ok(Progress::Some);
+                    return Ok(true);
                 }
             }
             line.advance(sequence, party.place(self.rank), LEFT);
@@ -274,50 +290,37 @@ impl Shared {
             if let Some(bounce) = open.bounce.take() {
                 bounce.give_back();
             }
-            // Only collectives of the whole group are waited for by number.
-            if party == Party::All || asked == Some((party, sequence)) {
-                desk.finished.push((sequence, open.moved));
-            } else {
-                self.wire.set(self.wire.get() + open.moved);
-            }
-            return Ok(if asked == Some((party, sequence)) { Progress::Asked } else { Progress::Some });
+            desk.finished.push((party, sequence, open.moved));
+            return Ok(true);
         }
-        self.chair.cause().map_or(Ok(Progress::None), Err)
+        self.chair.cause().map_or(Ok(false), Err)
     }
 
+    /// Waits for news of the open calls, and for `room`; finds out who will never come.
     fn rest(
         &self,
         desk: &Desk,
-        enough: &impl Fn() -> bool,
         since: &mut Option<Instant>,
+        room: Option<Wait>,
         asked: Option<(Party, u64)>,
     ) -> Result<()> {
-        let board = self.board();
-        let hall = self.chair.control().hall();
-        let news = || {
-            let reached = |open: &Open| board.line(open.party).is_ok_and(|line| line.reached(open.sequence, open.stage));
-            hall.has_ended() || enough() || desk.open.iter().any(reached)
-        };
-        if hall.rest(self.chair.root, self.chair.patience, NAP, news) {
+        let (board, hall) = (self.board(), self.chair.control().hall());
+        let reached = |wait: Wait| board.line(wait.party).is_ok_and(|line| line.reached(wait.sequence, wait.stage));
+        let news = || hall.has_ended() || desk.waits().chain(room).any(reached);
+        if hall.rest(self.chair.root, self.chair.patience, NAP.min(self.chair.stall), news) {
             return Ok(());
         }
-        for open in &desk.open {
-            self.check_presence(open);
-        }
-        let begun = since.get_or_insert_with(Instant::now);
-        if begun.elapsed() + NAP < self.chair.stall {
+        desk.waits().chain(room).for_each(|wait| self.check_presence(wait));
+        if since.get_or_insert_with(Instant::now).elapsed() < self.chair.stall {
             return Ok(());
         }
-        let first = |open: &&Open| asked.is_none_or(|asked| (open.party, open.sequence) == asked);
-        if let Some(open) = desk.open.iter().find(first) {
-            let missing = board.missing(open.party, open.sequence, open.stage);
-            if !missing.is_empty() {
-                let seconds = self.chair.stall.as_secs_f64().ceil() as u64;
-                let (group, sequence, operation) = (board.name(), open.sequence, operation(open.what));
-                self.chair.end(&CommError::Stalled { group, operation, sequence, missing, seconds });
-            }
-        } else {
-            self.chair.abort(self.chair.root, "its peers did not finish calls that are long over");
+        let wanted = |wait: &Wait| asked.is_none_or(|asked| (wait.party, wait.sequence) == asked);
+        let Some(wait) = room.or_else(|| desk.waits().find(wanted)) else { return Ok(()) };
+        let missing = board.missing(wait.party, wait.sequence, wait.stage);
+        if !missing.is_empty() {
+            let seconds = self.chair.stall.as_secs_f64().ceil() as u64;
+            let Wait { sequence, operation, .. } = wait;
+            self.chair.end(&CommError::Stalled { group: board.name(), operation, sequence, missing, seconds });
         }
         Ok(())
     }
@@ -341,63 +344,81 @@ impl Shared {
     }
 
     /// A rank that left and will never come ends the wait for it.
-    fn check_presence(&self, open: &Open) {
+    fn check_presence(&self, wait: Wait) {
         let board = self.board();
-        for rank in board.missing(open.party, open.sequence, open.stage) {
-            let death = self.chair.space.death(board.root(rank));
-            let waited = format!("{} number {} of {}", operation(open.what), open.sequence, board.name());
-            let reason = match death {
-                Some(death) => format!("{death} while others waited for it in {waited}"),
-                None if board.has_left(rank) => format!("it left while others waited for it in {waited}"),
-                None => continue,
-            };
-            return self.chair.abort(board.root(rank), &reason);
+        for rank in board.missing(wait.party, wait.sequence, wait.stage) {
+            let root = board.root(rank);
+            let how = if board.has_left(rank) { Some("it left".to_owned()) } else { self.chair.space.death(root) };
+            let Some(how) = how else { continue };
+            let Wait { operation, sequence, .. } = wait;
+            let reason =
+                format!("{how} while others waited for it in {operation} number {sequence} of {}", board.name());
+            return self.chair.abort(root, &reason);
         }
     }
 
     /// The next work of an open call.
     fn work(&self, desk: &mut Desk, index: usize) -> Result<()> {
-        let chair = &*self.chair;
-        let hall = chair.control().hall();
-        let Some(inside) = hall.enter(chair.root) else {
-            return Err(chair.cause().unwrap_or_else(|| cause::decode("")));
-        };
         let What::Call(kind) = desk.open[index].what else {
             return self.form(desk, index);
         };
-        let open = &desk.open[index];
-        let (party, sequence) = (open.party, open.sequence);
+        if desk.open[index].eager { self.work_beside(desk, index, kind) } else { self.work_inside(desk, index, kind) }
+    }
+
+    /// Work on what others have written beside their posts. It stays until all have left, so a world that ends does not
+    /// keep a rank from finishing.
+    fn work_beside(&self, desk: &mut Desk, index: usize, kind: Kind) -> Result<()> {
+        let (sequence, board) = (desk.open[index].sequence, self.board());
+        let line = board.line(Party::All)?;
+        desk.seen.clear();
+        for rank in 0..line.members() {
+            // SAFETY: all have posted (`go_on`), and this rank has not left.
+            let post = unsafe { line.posted(sequence, rank) };
+            let send = Raw { ptr: board.eager(sequence, rank), len: post.send.len, dtype: post.send.dtype };
+            // Its own result goes to an address of this process; others' are none of its business.
+            let recv = if rank == self.rank { Space::own(post.recv) } else { Raw::none() };
+            desk.seen.push(Seen { send, recv });
+        }
+        self.move_all(desk, index, self.rank, kind, true, &|| None)
+    }
+
+    /// Work on the members' own memory.
+    fn work_inside(&self, desk: &mut Desk, index: usize, kind: Kind) -> Result<()> {
+        let (chair, hall) = (&*self.chair, self.chair.control().hall());
+        let Some(inside) = hall.enter(chair.root) else {
+            return Err(chair.cause().unwrap_or_else(|| cause::decode("")));
+        };
+        let (party, sequence) = (desk.open[index].party, desk.open[index].sequence);
         let line = self.board().line(party)?;
         desk.seen.clear();
-        let mut eager = false;
         for place in 0..line.members() {
-            let member = party.member(place);
             // SAFETY: all have posted (`go_on`), and this rank has not left.
             let post = unsafe { line.posted(sequence, place) };
-            eager = post.eager;
-            desk.seen.push(if post.eager {
-                let ptr = self.board().eager(sequence, member);
-                Seen { send: Raw { ptr, len: post.send.len, dtype: post.send.dtype }, recv: Raw::none() }
-            } else {
-                chair.space.seen(self.board().root(member), &post)?
-            });
-        }
-        if eager {
-            // SAFETY: as above; own buffers are posted as addresses of this process when eager.
-            let own = unsafe { line.posted(sequence, party.place(self.rank)) };
-            desk.seen[party.place(self.rank)].recv = Space::own(own.recv);
+            desk.seen.push(chair.space.seen(self.board().root(party.member(place)), &post)?);
         }
         let ended = || if hall.has_ended() { chair.cause() } else { None };
-        let (kernels, scratch) = (&*self.kernels, &mut *desk.scratch);
-        let mut mover = Mover { rank: party.place(self.rank), kernels, scratch, ended: &ended, wire: 0 };
+        let result = self.move_all(desk, index, party.place(self.rank), kind, false, &ended);
+        drop(inside);
+        result
+    }
+
+    fn move_all(
+        &self,
+        desk: &mut Desk,
+        index: usize,
+        rank: usize,
+        kind: Kind,
+        eager: bool,
+        ended: &dyn Fn() -> Option<CommError>,
+    ) -> Result<()> {
+        let mut mover = Mover { rank, kernels: &*self.kernels, scratch: &mut desk.scratch, ended, wire: 0 };
         // SAFETY: all members have posted and agree, each keeps its memory in place until it has seen all at the last stage
         // (or, eager, its slot until all have left) or, giving up, until nobody is inside (`Lent`, `Ticket`).
         let result = unsafe { mover.work(kind, eager, &desk.seen) };
         desk.open[index].moved += mover.wire;
-        drop(inside);
         // What another rank's end has caused is no news.
         if let Err(error @ (CommError::Kernel(_) | CommError::Invalid { .. })) = &result {
-            chair.abort(chair.root, &error.to_string());
+            self.chair.abort(self.chair.root, &error.to_string());
         }
         result
     }
@@ -429,13 +450,24 @@ impl Shared {
     }
 }
 
-enum Progress {
-    /// The asked call is complete.
-    Asked,
-    /// Something was done.
-    Some,
-    /// All calls wait for others.
-    None,
+/// What a rank waits for: all members at this stage of a call.
+#[derive(Clone, Copy)]
+struct Wait {
+    party: Party,
+    sequence: u64,
+    stage: u8,
+    operation: &'static str,
+}
+
+impl Desk {
+    fn waits(&self) -> impl Iterator<Item = Wait> {
+        self.open.iter().map(|open| Wait {
+            party: open.party,
+            sequence: open.sequence,
+            stage: open.stage,
+            operation: operation(open.what),
+        })
+    }
 }
 
 fn operation(what: What) -> &'static str {
@@ -445,8 +477,8 @@ fn operation(what: What) -> &'static str {
     }
 }
 
-fn spot(at: u64, raw: Raw) -> Spot {
-    Spot { at: if at == 0 { raw.ptr.as_ptr() as u64 } else { at }, len: raw.len, dtype: raw.dtype }
+fn by_address(raw: Raw) -> Spot {
+    Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype }
 }
 
 /// Bytes that this rank writes beside its post, when the call is small enough for that on all ranks.
@@ -491,7 +523,7 @@ fn buffers(call: &Call<'_>, rank: usize, size: usize) -> (Raw, Raw) {
         Kind::Reduce { .. } => both(send, None),
         Kind::Gather { root } if rank == root => both(send.or(recv.map(|whole| whole.part(rank, size))), recv),
         Kind::Gather { .. } => both(send, None),
-        Kind::Scatter { root } if rank == root => both(send, recv.or(send.map(|whole| whole.part(rank, size)))),
+        Kind::Scatter { root } if rank == root => both(send, recv),
         Kind::Scatter { .. } => both(None, recv),
         _ => both(send, recv),
     }
@@ -532,7 +564,8 @@ impl Communicator for Shared {
                 let given = self.post(giving, What::Call(Kind::Send { to }), send, Raw::none(), no_split)?;
                 let mut lent = Lent { chair: &self.chair, returned: false };
                 let taken = self.post(taking, What::Call(Kind::Recv { from }), Raw::none(), recv, no_split)?;
-                self.finish_pairs(&[(taking, taken), (giving, given)])?;
+                self.finish(taking, taken)?;
+                self.finish(giving, given)?;
                 lent.returned = true;
                 Ok(())
             }

@@ -1,0 +1,35 @@
+//! Worlds of threads.
+
+use super::board::{Board, CONTROL_BYTES, Control};
+use super::protocol::Patience;
+use super::shared::Shared;
+use super::space::Space;
+use std::sync::Arc;
+use std::time::Duration;
+use zbench_kernels::{Arena, ArenaError, Kernels};
+
+/// How ranks wait when there are `ranks` of them on this host.
+pub(crate) fn patience(ranks: usize) -> Patience {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    // A rank that spins on a core which another rank needs only makes it later.
+    if ranks <= cores { Patience { spins: 4000, pauses: 20 } } else { Patience { spins: 20, pauses: 100 } }
+}
+
+/// A group of as many ranks as there are `kernels`, for threads of this process. A rank that waits longer than `stall`
+/// for others ends the group.
+///
+/// # Errors
+/// There is no address space for the memory in which they meet.
+pub fn group(name: &str, kernels: Vec<Arc<dyn Kernels>>, stall: Duration) -> Result<Vec<Shared>, ArenaError> {
+    let size = kernels.len();
+    let control = Control::new(Arena::host(Some(CONTROL_BYTES))?.region(), size);
+    let ranks: Vec<usize> = (0..size).collect();
+    // The first board of a new world always has room: a world of more ranks than fit has no threads to run them.
+    let board = Board::make(&control, name, &ranks).map_err(|_| ArenaError::Reserve {
+        bytes: CONTROL_BYTES,
+        source: std::io::Error::other(format!("{size} ranks do not fit one process; use fewer")),
+    })?;
+    let space = Arc::new(Space::Threads);
+    let member = |(rank, kernels)| Shared::new(board.clone(), rank, space.clone(), kernels, patience(size), stall);
+    Ok(kernels.into_iter().enumerate().map(member).collect())
+}
