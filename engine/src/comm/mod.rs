@@ -13,6 +13,7 @@ mod metered;
 mod moves;
 mod null;
 mod protocol;
+mod rendezvous;
 mod slots;
 mod sync;
 
@@ -20,6 +21,7 @@ pub use call::{Call, Kind, Request, Shape};
 pub use local::{Local, group};
 pub use metered::Metered;
 pub use null::Null;
+pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 
 pub use zbench_kernels::ReduceOp;
 use zbench_kernels::{KernelError, View, ViewMut};
