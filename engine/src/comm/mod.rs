@@ -16,12 +16,14 @@ mod protocol;
 mod rendezvous;
 mod slots;
 mod sync;
+mod tcp;
 
 pub use call::{Call, Kind, Request, Shape};
 pub use local::{Local, group};
 pub use metered::Metered;
 pub use null::Null;
 pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
+pub use tcp::{Algorithm, Tcp, TcpOptions, tcp};
 
 pub use zbench_kernels::ReduceOp;
 use zbench_kernels::{KernelError, View, ViewMut};
@@ -78,6 +80,9 @@ pub enum CommError {
     /// The sum could not be computed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The ranks did not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
 }
 
 /// What a collective returns.
