@@ -6,4 +6,8 @@ mod harness;
 mod in_flight;
 mod meter;
 mod random;
+mod rendezvous;
+mod tcp;
+mod tcp_faults;
+mod tcp_kinds;
 mod tree;
