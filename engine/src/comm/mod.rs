@@ -1,6 +1,6 @@
 //! How ranks talk. One trait, and implementations that move bytes in their own way.
 //!
-//! A sum over ranks is a balanced tree in rank order ([`zbench_kernels::Kernels::reduce_sum`]), whatever the collective and
+//! A sum over ranks is a balanced tree in rank order ([`zbench_kernels::Kernels::reduce`]), whatever the collective and
 //! however the buffer is split, so that `local` gives the same bits for every strategy.
 
 // Ranks read each other's memory here, and nowhere else; every block gives its SAFETY reason.
