@@ -4,6 +4,7 @@ mod collectives;
 mod failures;
 mod harness;
 mod in_flight;
+mod link;
 mod meter;
 mod random;
 mod tree;
