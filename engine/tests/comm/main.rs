@@ -6,4 +6,5 @@ mod harness;
 mod in_flight;
 mod meter;
 mod random;
+mod rendezvous;
 mod tree;
