@@ -1,4 +1,5 @@
 use crate::ledger::{Category, Ledger, footprint};
+use crate::region::{ArenaError, Region};
 use crate::{DType, View, ViewMut};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,21 +23,6 @@ pub struct OutOfMemory {
     pub capacity: u64,
     /// Bytes in use by category.
     pub by_category: Vec<(Category, u64)>,
-}
-
-/// Why an arena could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum ArenaError {
-    /// The operating system gave no address space.
-    #[error(
-        "could not reserve {bytes} bytes of address space for a rank's arena: {source}; a limit on virtual memory (ulimit -v) may be set"
-    )]
-    Reserve {
-        /// Bytes asked for.
-        bytes: u64,
-        /// What the system said.
-        source: std::io::Error,
-    },
 }
 
 /// The memory of one rank: every byte that a step uses is asked for here, and counted.
@@ -64,51 +50,24 @@ struct State {
     ledger: Ledger,
 }
 
-/// Reserved address space. It is returned to the system when the last arena, buffer or guard that uses it is gone.
-#[derive(Debug)]
-pub struct Region {
-    base: NonNull<u8>,
-    bytes: u64,
-}
-
-// SAFETY: a Region is an address and a length; what lies there is guarded by the buffers that borrow it.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
-
-impl Region {
-    fn reserve(bytes: u64) -> Result<Region, ArenaError> {
-        let fail = || ArenaError::Reserve { bytes, source: std::io::Error::last_os_error() };
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let length = usize::try_from(bytes).map_err(|_| fail())?;
-        // SAFETY: an anonymous mapping at an address of the system's choosing touches no memory of ours.
-        let base =
-            unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(fail());
-        }
-        // SAFETY: the range was just mapped. Huge pages are a wish; where refused, nothing is lost but speed.
-        unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
-        NonNull::new(base.cast()).map(|base| Region { base, bytes }).ok_or_else(fail)
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: base and bytes are those of the mapping made in `reserve`, and nothing borrows it any more.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
-    }
-}
-
 impl Arena {
     /// An arena in host memory. With a capacity, a request that would put more than that many bytes in use fails.
     pub fn host(capacity: Option<u64>) -> Result<Arena, ArenaError> {
+        Arena::over(capacity, Region::reserve)
+    }
+
+    /// As [`Arena::host`] in memory that other processes can map: see [`Arena::region`] and [`Region::fd`]. Each arena
+    /// takes one file descriptor.
+    pub fn shared(capacity: Option<u64>) -> Result<Arena, ArenaError> {
+        Arena::over(capacity, Region::shared)
+    }
+
+    fn over(capacity: Option<u64>, reserve: fn(u64) -> Result<Region, ArenaError>) -> Result<Arena, ArenaError> {
         // Address space is free; room to spare keeps fragmentation from failing a request that the capacity allows.
         let machine = physical_memory();
         let wanted = capacity.map_or(machine, |c| c.min(machine)).saturating_mul(2).max(1 << 30);
-        let region = Region::reserve(wanted).or_else(|_| Region::reserve(wanted / 4))?;
-        let bytes = region.bytes;
-        let state = State { free: BTreeMap::from([(0, bytes)]), high_water: 0, ledger: Ledger::default() };
+        let region = reserve(wanted).or_else(|_| reserve(wanted / 4))?;
+        let state = State { free: BTreeMap::from([(0, region.bytes())]), high_water: 0, ledger: Ledger::default() };
         Ok(Arena(Arc::new(Inner {
             region: Arc::new(region),
             capacity: capacity.unwrap_or(machine),
@@ -131,7 +90,7 @@ impl Arena {
         state.ledger.add(category, bytes);
         drop(state);
         // SAFETY: `place` returned an offset with room for `bytes` inside the region.
-        let ptr = unsafe { self.0.region.base.add(offset as usize) };
+        let ptr = unsafe { self.0.region.base().add(offset as usize) };
         if cfg!(debug_assertions) {
             // All bits set is a NaN in every float type, so reading what was never written shows.
             // SAFETY: the bytes are ours alone: `place` took them off the free list.
@@ -281,45 +240,56 @@ fn physical_memory() -> u64 {
 mod tests {
     use super::*;
 
+    type Make = fn(Option<u64>) -> Result<Arena, ArenaError>;
+    const KINDS: [Make; 2] = [Arena::host, Arena::shared];
+
     #[test]
     fn counts_live_and_peak_bytes_by_category() {
-        let arena = Arena::host(None).unwrap();
-        let a = arena.alloc(Category::Parameters, DType::F32, 100).unwrap();
-        let b = arena.alloc(Category::Workspace, DType::Bf16, 1).unwrap();
-        drop(a);
-        let _c = arena.alloc(Category::Parameters, DType::F32, 16).unwrap();
-        let ledger = arena.ledger();
-        assert_eq!((ledger.live(Category::Parameters), ledger.peak(Category::Parameters)), (64, 448));
-        assert_eq!(ledger.live(Category::Workspace), 64);
-        assert_eq!(ledger.total_peak(), 512);
-        assert_eq!(ledger.at_peak(Category::Parameters), 448);
-        drop(b);
-        assert_eq!(arena.ledger().live_total(), 64);
+        for make in KINDS {
+            let arena = make(None).unwrap();
+            let a = arena.alloc(Category::Parameters, DType::F32, 100).unwrap();
+            let b = arena.alloc(Category::Workspace, DType::Bf16, 1).unwrap();
+            drop(a);
+            let _c = arena.alloc(Category::Parameters, DType::F32, 16).unwrap();
+            let ledger = arena.ledger();
+            assert_eq!((ledger.live(Category::Parameters), ledger.peak(Category::Parameters)), (64, 448));
+            assert_eq!(ledger.live(Category::Workspace), 64);
+            assert_eq!(ledger.total_peak(), 512);
+            assert_eq!(ledger.at_peak(Category::Parameters), 448);
+            drop(b);
+            assert_eq!(arena.ledger().live_total(), 64);
+        }
     }
 
     #[test]
     fn a_capacity_refuses_with_the_whole_account() {
-        let arena = Arena::host(Some(1024)).unwrap();
-        let _a = arena.alloc(Category::Gradients, DType::F32, 192).unwrap();
-        let error = arena.alloc(Category::Activations, DType::F32, 65).unwrap_err();
-        assert_eq!((error.requested, error.live, error.capacity), (320, 768, 1024));
-        assert!(error.to_string().contains("activations") && error.to_string().contains("gradients 768"));
-        arena.alloc(Category::Activations, DType::F32, 64).unwrap();
+        for make in KINDS {
+            let arena = make(Some(1024)).unwrap();
+            let _a = arena.alloc(Category::Gradients, DType::F32, 192).unwrap();
+            let error = arena.alloc(Category::Activations, DType::F32, 65).unwrap_err();
+            assert_eq!((error.requested, error.live, error.capacity), (320, 768, 1024));
+            assert!(error.to_string().contains("activations") && error.to_string().contains("gradients 768"));
+            arena.alloc(Category::Activations, DType::F32, 64).unwrap();
+        }
     }
 
     #[test]
     fn an_absurd_size_is_an_error() {
-        let arena = Arena::host(None).unwrap();
-        assert!(arena.alloc(Category::Workspace, DType::F32, usize::MAX / 2).is_err());
+        for make in KINDS {
+            let arena = make(None).unwrap();
+            assert!(arena.alloc(Category::Workspace, DType::F32, usize::MAX / 2).is_err());
+        }
     }
 
     #[test]
     fn freed_memory_is_merged_and_used_again() {
-        let arena = Arena::host(Some(1 << 20)).unwrap();
-        let buffers: Vec<_> = (0..8).map(|_| arena.alloc(Category::Workspace, DType::F32, 1024).unwrap()).collect();
-        let mark = arena.high_water();
-        drop(buffers);
-        let _whole = arena.alloc(Category::Workspace, DType::F32, 8 * 1024).unwrap();
-        assert_eq!(arena.high_water(), mark);
+        for make in KINDS {
+            let arena = make(Some(1 << 20)).unwrap();
+            let buffers: Vec<_> = (0..8).map(|_| arena.alloc(Category::Workspace, DType::F32, 1024).unwrap()).collect();
+            let mark = arena.high_water();
+            drop(buffers);
+            let _whole = arena.alloc(Category::Workspace, DType::F32, 8 * 1024).unwrap();
+            assert_eq!(arena.high_water(), mark);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What every device checks before it computes: element types, lengths and shapes that can be.
 
 use crate::op::*;
-use crate::{DType, KernelError, Result, View, ViewMut};
+use crate::{DType, KernelError, ReduceOp, Result, View, ViewMut};
 
 /// Anything with elements and their type.
 pub(crate) trait Operand {
@@ -223,9 +223,21 @@ pub(crate) fn add(a: &View, b: &View, dst: &ViewMut) -> Result<()> {
     same_length("add", "b", b, dst.len())
 }
 
-pub(crate) fn reduce_sum(sources: &[View], dst: &ViewMut) -> Result<()> {
+pub(crate) fn reduce(op: ReduceOp, sources: &[View], accumulate: bool, dst: &ViewMut) -> Result<()> {
+    let name = "reduce";
     if sources.is_empty() {
-        return invalid("reduce_sum", "there is nothing to sum: no sources".into());
+        return invalid(name, "there is nothing to reduce: no sources".into());
     }
-    sources.iter().try_for_each(|source| same_length("reduce_sum", "source", source, dst.len()))
+    let wanted = dst.dtype();
+    for source in sources {
+        let given = source.dtype();
+        if given != wanted && !(given.is_float() && wanted.is_float()) {
+            return Err(KernelError::DType { wanted, given });
+        }
+        same_length(name, "source", source, dst.len())?;
+    }
+    if accumulate && !(wanted.is_float() && matches!(op, ReduceOp::Sum | ReduceOp::Avg)) {
+        return invalid(name, format!("{op} of {wanted} cannot be accumulated; sum and avg of floats can"));
+    }
+    Ok(())
 }

@@ -15,6 +15,10 @@ pub enum DType {
     F16,
     /// Token ids.
     U32,
+    /// Signed integers that collectives move and reduce; no training kernel computes in them.
+    I32,
+    /// As [`DType::I32`], and what block quantisation stores.
+    I8,
 }
 
 impl DType {
@@ -22,8 +26,9 @@ impl DType {
     pub const fn size(self) -> usize {
         match self {
             DType::F64 => 8,
-            DType::F32 | DType::U32 => 4,
+            DType::F32 | DType::U32 | DType::I32 => 4,
             DType::Bf16 | DType::F16 => 2,
+            DType::I8 => 1,
         }
     }
 
@@ -35,7 +40,14 @@ impl DType {
             DType::Bf16 => "bf16",
             DType::F16 => "f16",
             DType::U32 => "u32",
+            DType::I32 => "i32",
+            DType::I8 => "i8",
         }
+    }
+
+    /// Whether elements are floating-point numbers; the kernels of training know nothing else.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F64 | DType::F32 | DType::Bf16 | DType::F16)
     }
 
     /// The type in which sums of this type are kept: f64 for f64, else f32.
@@ -67,4 +79,4 @@ macro_rules! elements {
         // SAFETY: the tag is that of the type itself.
         unsafe impl Element for $t { const DTYPE: DType = DType::$d; })* };
 }
-elements!(f64 => F64, f32 => F32, bf16 => Bf16, f16 => F16, u32 => U32);
+elements!(f64 => F64, f32 => F32, bf16 => Bf16, f16 => F16, u32 => U32, i32 => I32, i8 => I8);

@@ -1,5 +1,5 @@
 use crate::op::*;
-use crate::{DType, View, ViewMut};
+use crate::{DType, ReduceOp, View, ViewMut};
 
 /// Why a kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -199,7 +199,12 @@ pub trait Kernels: Send + Sync {
     /// Sum of squares in f64, in an order fixed by the length.
     fn sum_squares(&self, x: View<'_>) -> Result<f64>;
 
-    /// `dst = (dst +) s0 + s1 + ...`, element by element as a balanced tree in the order given: pairs, then pairs of
-    /// pairs, the odd one carried up. Sums in f32 (f64 for f64), rounded once into `dst`.
-    fn reduce_sum(&self, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()>;
+    /// `dst = (dst +) s0 op s1 op ...`, element by element as a balanced tree in the order given: pairs, then pairs of
+    /// pairs, the odd one carried up. Lengths must agree.
+    ///
+    /// Floats, whose types may differ, are joined in f32 (f64 when any of them is f64) and rounded once into `dst`; an
+    /// average is the sum times `1/n`, rounded to that type too. The smaller or larger of a number and a NaN is the
+    /// number. Integers have one type, wrap around, and their average is the quotient of the exact sum, cut off towards
+    /// zero. `accumulate` is for sums and averages of floats.
+    fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()>;
 }

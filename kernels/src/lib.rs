@@ -10,6 +10,7 @@
 
 mod arena;
 mod check;
+pub mod copy;
 mod cost;
 mod cpu;
 mod dtype;
@@ -19,18 +20,20 @@ mod op;
 pub mod peak;
 pub mod philox;
 mod pool;
+mod reduce_op;
 mod reference;
+mod region;
 mod round;
 pub mod scratch;
 mod view;
 
-pub use arena::{Arena, ArenaError, Buffer, OutOfMemory, Region};
+pub use arena::{Arena, Buffer, OutOfMemory};
 pub use cpu::Cpu;
 pub use dtype::{DType, Element};
 pub use kernels::{KernelError, Kernels, Result};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, footprint};
-pub use op::{
-    AdamW, Attention, CrossEntropy, Dropout, Embedding, Gemm, Move, Normal, Op, ReduceOp, RmsNorm, Rope, Swiglu,
-};
+pub use op::{AdamW, Attention, CrossEntropy, Dropout, Embedding, Gemm, Move, Normal, Op, RmsNorm, Rope, Swiglu};
+pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use reference::Reference;
+pub use region::{ArenaError, Region};
 pub use view::{View, ViewMut};

@@ -241,30 +241,3 @@ pub enum Op {
     /// Balanced tree over several sources.
     ReduceSum(Move),
 }
-
-/// How a reduction combines, by nccl-tests' names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReduceOp {
-    /// The sum.
-    Sum,
-    /// The product.
-    Prod,
-    /// The smallest.
-    Min,
-    /// The largest.
-    Max,
-    /// The sum divided by the number of summands.
-    Avg,
-}
-
-impl std::fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Prod => "prod",
-            ReduceOp::Min => "min",
-            ReduceOp::Max => "max",
-            ReduceOp::Avg => "avg",
-        })
-    }
-}

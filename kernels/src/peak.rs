@@ -86,7 +86,7 @@ mod machine {
                 Level::Avx2 => Some(|| unsafe { avx2_burst() }),
                 Level::Portable => None,
             },
-            DType::F64 | DType::U32 => None,
+            DType::F64 | DType::U32 | DType::I32 | DType::I8 => None,
         }
     }
 

@@ -53,7 +53,7 @@ impl Encoding {
             DType::F16 => (StoredType::F16, |values, to| {
                 to.extend(values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()));
             }),
-            DType::F64 | DType::U32 => return None,
+            DType::F64 | DType::U32 | DType::I32 | DType::I8 => return None,
         };
         Some(Encoding { stored, width: dtype.size(), append })
     }

@@ -86,7 +86,7 @@ pub(super) fn call(kind: Kind, rank: usize, size: usize, send: Option<Shape>, re
 }
 
 fn is_integer(dtype: DType) -> bool {
-    !matches!(dtype, DType::F64 | DType::F32 | DType::Bf16 | DType::F16)
+    !dtype.is_float()
 }
 
 impl Side {

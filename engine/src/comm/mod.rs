@@ -1,6 +1,6 @@
 //! How ranks talk. One trait, and implementations that move bytes in their own way.
 //!
-//! A sum over ranks is a balanced tree in rank order ([`zbench_kernels::Kernels::reduce_sum`]), whatever the collective and
+//! A sum over ranks is a balanced tree in rank order ([`zbench_kernels::Kernels::reduce`]), whatever the collective and
 //! however the buffer is split, so that `local` gives the same bits for every strategy.
 
 // Ranks read each other's memory here, and nowhere else; every block gives its SAFETY reason.
@@ -14,6 +14,7 @@ mod metered;
 mod moves;
 mod null;
 mod protocol;
+mod rendezvous;
 mod slots;
 mod sync;
 
@@ -21,6 +22,7 @@ pub use call::{Call, Kind, Request, Shape};
 pub use local::{Local, group};
 pub use metered::Metered;
 pub use null::Null;
+pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 
 pub use zbench_kernels::ReduceOp;
 use zbench_kernels::{KernelError, View, ViewMut};

@@ -4,7 +4,7 @@ use super::slots::{Line, POSTED, Post};
 use super::{CommError, Result};
 use std::ops::Range;
 use std::ptr::NonNull;
-use zbench_kernels::{DType, Kernels, View, ViewMut};
+use zbench_kernels::{DType, Kernels, ReduceOp, View, ViewMut};
 
 /// Bytes between two looks at the abort flag.
 const BLOCK_BYTES: usize = 256 << 10;
@@ -254,7 +254,7 @@ impl Mover<'_> {
             let out = dst.slice(start - range.start..end - range.start);
             // SAFETY: `dst` is this rank's alone, and no source lies on it.
             let out = unsafe { ViewMut::from_raw(out.ptr, out.dtype, out.len) };
-            self.kernels.reduce_sum(&sources, accumulate, out)?;
+            self.kernels.reduce(ReduceOp::Sum, &sources, accumulate, out)?;
         }
         Ok(())
     }

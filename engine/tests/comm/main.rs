@@ -7,4 +7,5 @@ mod in_flight;
 mod link;
 mod meter;
 mod random;
+mod rendezvous;
 mod tree;

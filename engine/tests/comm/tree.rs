@@ -3,8 +3,8 @@
 
 use half::{bf16, f16};
 use zbench_kernels::{
-    AdamW, Attention, CrossEntropy, DType, Dropout, Element, Embedding, Gemm, KernelError, Kernels, Normal, Op, Result,
-    RmsNorm, Rope, Swiglu, View, ViewMut,
+    AdamW, Attention, CrossEntropy, DType, Dropout, Element, Embedding, Gemm, KernelError, Kernels, Normal, Op,
+    ReduceOp, Result, RmsNorm, Rope, Swiglu, View, ViewMut,
 };
 
 /// An element type that the oracle can handle in f64 without loss.
@@ -60,7 +60,7 @@ fn read(view: &View<'_>) -> Result<Vec<f64>> {
         DType::F32 => all::<f32>(view),
         DType::Bf16 => all::<bf16>(view),
         DType::F16 => all::<f16>(view),
-        DType::U32 => refuse(),
+        DType::U32 | DType::I32 | DType::I8 => refuse(),
     }
 }
 
@@ -74,7 +74,7 @@ fn write(values: &[f64], dst: &mut ViewMut<'_>) -> Result<()> {
         DType::F32 => all::<f32>(values, dst),
         DType::Bf16 => all::<bf16>(values, dst),
         DType::F16 => all::<f16>(values, dst),
-        DType::U32 => refuse(),
+        DType::U32 | DType::I32 | DType::I8 => refuse(),
     }
 }
 
@@ -108,7 +108,8 @@ impl Kernels for Tree {
         0
     }
 
-    fn reduce_sum(&self, sources: &[View<'_>], accumulate: bool, mut dst: ViewMut<'_>) -> Result<()> {
+    fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, mut dst: ViewMut<'_>) -> Result<()> {
+        assert_eq!(op, ReduceOp::Sum, "these kernels can only sum");
         match self.0 {
             Mood::Well => {}
             Mood::Refuses => return refuse(),

@@ -116,7 +116,7 @@ impl Kernels for Recording {
     }
 
     /// Only communicators call it, on their own account.
-    fn reduce_sum(&self, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
-        self.inner.reduce_sum(sources, accumulate, dst)
+    fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
+        self.inner.reduce(op, sources, accumulate, dst)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Cpu;
 use super::level::{fma, sigmoid};
-use super::stream::{CHUNK, Shared, chunks, close, load, narrow, open, stream};
+use super::stream::{CHUNK, Shared, chunks, load, narrow, stream};
 use crate::op::*;
 use crate::philox::{self, Stream};
 use crate::{View, ViewMut};
@@ -176,53 +176,6 @@ impl Cpu {
             #[inline(always)]
             |_, _, [dst], []| dst.iter_mut().for_each(|dst| *dst *= alpha),
         );
-    }
-
-    /// Sums of equally many sources are merged as soon as there are two, like carries of a binary counter; what is
-    /// left is merged from the right. That is the tree of pairs, pairs of pairs and so on, the odd one carried up.
-    pub(super) fn run_reduce_sum(&self, sources: &[View], accumulate: bool, dst: ViewMut) {
-        /// More sources than `2^LEVELS` cannot be named in memory.
-        const LEVELS: usize = 20;
-        const PART: usize = CHUNK / 2;
-        let (len, dst) = (dst.len(), Shared::new(dst));
-        let add = |into: &mut [f32], from: &[f32]| {
-            self.level.run(
-                #[inline(always)]
-                |_| into.iter_mut().zip(from).for_each(|(into, from)| *into += from),
-            )
-        };
-        self.pool.split(len, 16 * CHUNK, |_, range| {
-            let mut stack = [[0.0; PART]; LEVELS];
-            let mut buffer = [0.0; PART];
-            for start in range.clone().step_by(PART) {
-                let part = start..(start + PART).min(range.end);
-                let size = part.len();
-                let mut depth = 0;
-                for (number, source) in sources.iter().enumerate() {
-                    stack[depth][..size].copy_from_slice(load(self.level, source.slice(part.clone()), &mut buffer));
-                    depth += 1;
-                    for _ in 0..(number + 1).trailing_zeros() {
-                        depth -= 1;
-                        let (left, right) = stack.split_at_mut(depth);
-                        add(&mut left[depth - 1][..size], &right[0][..size]);
-                    }
-                }
-                while depth > 1 {
-                    depth -= 1;
-                    let (left, right) = stack.split_at_mut(depth);
-                    add(&mut left[depth - 1][..size], &right[0][..size]);
-                }
-                // SAFETY: parts of all threads are disjoint.
-                let mut target = unsafe { dst.part(part) };
-                let total = open(self.level, &mut target, &mut buffer, accumulate);
-                if accumulate {
-                    add(total, &stack[0][..size]);
-                } else {
-                    total.copy_from_slice(&stack[0][..size]);
-                }
-                close(self.level, &mut target, &buffer);
-            }
-        });
     }
 
     /// The sum of `term` of all elements in f64. The elements are cut into [`PARTS`] parts by the length alone; a part

@@ -5,16 +5,17 @@ mod elementwise;
 mod gemm;
 pub(crate) mod level;
 mod naive;
+mod reduce;
 mod rows;
 mod stream;
 
 use crate::op::*;
 use crate::pool::Pool;
-use crate::{DType, KernelError, Kernels, Result, View, ViewMut, check};
+use crate::{DType, KernelError, Kernels, ReduceOp, Result, View, ViewMut, check};
 use level::Level;
 
 /// Kernels on the cores of this machine. Storage in f32, bf16 or f16, arithmetic in f32; f64 is for
-/// [`Reference`](crate::Reference). The best vector instructions of the CPU are chosen when it is made.
+/// [`Reference`](crate::Reference), except that [`Kernels::reduce`] takes every type. The best vector instructions of the CPU are chosen when it is made.
 pub struct Cpu {
     pool: Pool,
     level: Level,
@@ -44,7 +45,7 @@ impl Cpu {
 
 /// These kernels know f32 and what widens to it.
 fn supported(op: &'static str, dtypes: &[DType]) -> Result<()> {
-    match dtypes.iter().find(|dtype| matches!(dtype, DType::F64 | DType::U32)) {
+    match dtypes.iter().find(|dtype| **dtype == DType::F64 || !dtype.is_float()) {
         Some(&dtype) => Err(KernelError::Unsupported { device: "cpu", op, dtype }),
         None => Ok(()),
     }
@@ -331,11 +332,9 @@ impl Kernels for Cpu {
         Ok(self.run_sum(x, |x| x * x))
     }
 
-    fn reduce_sum(&self, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
-        supported("reduce_sum", &[dst.dtype()])?;
-        sources.iter().try_for_each(|source| supported("reduce_sum", &[source.dtype()]))?;
-        check::reduce_sum(sources, &dst)?;
-        self.run_reduce_sum(sources, accumulate, dst);
+    fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
+        check::reduce(op, sources, accumulate, &dst)?;
+        self.run_reduce(op, sources, accumulate, dst);
         Ok(())
     }
 }

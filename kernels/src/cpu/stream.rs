@@ -95,7 +95,7 @@ pub(super) fn widen(level: Level, view: View<'_>, into: &mut [f32]) {
         DType::F32 => all(level, elements::<f32>(&view), into),
         DType::Bf16 => all(level, elements::<bf16>(&view), into),
         DType::F16 => all(level, elements::<f16>(&view), into),
-        DType::F64 | DType::U32 => unreachable!("refused before any kernel starts"),
+        DType::F64 | DType::U32 | DType::I32 | DType::I8 => unreachable!("refused before any kernel starts"),
     }
 }
 
@@ -111,7 +111,7 @@ pub(super) fn narrow(level: Level, from: &[f32], view: &mut ViewMut<'_>) {
         DType::F32 => all(level, from, elements_mut::<f32>(view)),
         DType::Bf16 => all(level, from, elements_mut::<bf16>(view)),
         DType::F16 => all(level, from, elements_mut::<f16>(view)),
-        DType::F64 | DType::U32 => unreachable!("refused before any kernel starts"),
+        DType::F64 | DType::U32 | DType::I32 | DType::I8 => unreachable!("refused before any kernel starts"),
     }
 }
 

@@ -2,12 +2,13 @@
 //! rounded once. It is the oracle of every kernel test, and runs whole layers in f64 for finite differences.
 
 mod attention;
+mod reduce;
 mod rows;
 mod values;
 
 use crate::op::*;
 use crate::philox::{self, Stream};
-use crate::{DType, KernelError, Kernels, Result, View, ViewMut, check};
+use crate::{DType, KernelError, Kernels, ReduceOp, Result, View, ViewMut, check};
 use attention::Kept;
 use values::{read, write};
 
@@ -15,9 +16,9 @@ use values::{read, write};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
 
-/// Floats only: an operation on token ids is refused by name.
+/// Floats only: an operation on token ids or other integers is refused by name.
 fn floats(op: &'static str, dtypes: &[DType]) -> Result<()> {
-    match dtypes.iter().find(|dtype| **dtype == DType::U32) {
+    match dtypes.iter().find(|dtype| !dtype.is_float()) {
         Some(&dtype) => Err(KernelError::Unsupported { device: "reference", op, dtype }),
         None => Ok(()),
     }
@@ -310,27 +311,12 @@ impl Kernels for Reference {
         Ok(read(&x, x.len()).iter().map(|x| x * x).sum())
     }
 
-    fn reduce_sum(&self, sources: &[View<'_>], accumulate: bool, mut dst: ViewMut<'_>) -> Result<()> {
-        let dtypes: Vec<DType> = sources.iter().map(View::dtype).chain([dst.dtype()]).collect();
-        floats("reduce_sum", &dtypes)?;
-        check::reduce_sum(sources, &dst)?;
-        let mut level: Vec<Vec<f64>> = sources.iter().map(|s| read(s, s.len())).collect();
-        while level.len() > 1 {
-            level = level.chunks(2).map(pair_sum).collect();
+    fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
+        check::reduce(op, sources, accumulate, &dst)?;
+        if dst.dtype().is_float() {
+            reduce::floats(op, sources, accumulate, dst)
+        } else {
+            reduce::integers(op, sources, dst)
         }
-        // One source or more, so one sum is left.
-        let mut total = level.swap_remove(0);
-        if accumulate {
-            total = pair_sum(&[read(&dst.as_view(), dst.len()), total]);
-        }
-        write(&mut dst, &total)
-    }
-}
-
-/// The element-wise sum of one or two vectors.
-fn pair_sum(pair: &[Vec<f64>]) -> Vec<f64> {
-    match pair {
-        [a, b] => a.iter().zip(b).map(|(a, b)| a + b).collect(),
-        _ => pair[0].clone(),
     }
 }

@@ -14,6 +14,8 @@ pub(super) fn read(view: &View, len: usize) -> Vec<f64> {
         DType::Bf16 => all(&view, |x: bf16| f64::from(x.widen())),
         DType::F16 => all(&view, |x: f16| f64::from(x.widen())),
         DType::U32 => all(&view, |x: u32| f64::from(x)),
+        DType::I32 => all(&view, |x: i32| f64::from(x)),
+        DType::I8 => all(&view, |x: i8| f64::from(x)),
     };
     // Each arm asks for the type that the view has.
     values.unwrap_or_default()
@@ -32,5 +34,7 @@ pub(super) fn write(view: &mut ViewMut, values: &[f64]) -> Result<()> {
         DType::Bf16 => all(view, values, |x| bf16::narrow(to_odd(x))),
         DType::F16 => all(view, values, |x| f16::narrow(to_odd(x))),
         DType::U32 => all(view, values, |x| x as u32),
+        DType::I32 => all(view, values, |x| x as i32),
+        DType::I8 => all(view, values, |x| x as i8),
     }
 }

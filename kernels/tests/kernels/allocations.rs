@@ -89,7 +89,7 @@ fn no_kernel_takes_a_large_block_from_the_heap() {
         note(&mut || cpu.embedding(&table, ids.view(), a.view(), c.view_mut()));
         note(&mut || cpu.embedding_backward(&table, ids.view(), a.view(), c.view_mut()));
         note(&mut || cpu.swiglu(&Swiglu { len: n * n, dtype }, a.view(), b.view(), c.view_mut()));
-        note(&mut || cpu.reduce_sum(&[a.view(), b.view(), a.view()], true, c.view_mut()));
+        note(&mut || cpu.reduce(ReduceOp::Sum, &[a.view(), b.view(), a.view()], true, c.view_mut()));
         note(&mut || cpu.sum_squares(a.view()).map(drop));
         note(&mut || cpu.cast(a.view(), c.view_mut()));
         assert!(used <= MOST, "{dtype}: {used} bytes");

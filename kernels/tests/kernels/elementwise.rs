@@ -1,6 +1,6 @@
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{AdamW, DType, Dropout, Kernels, Normal, Reference, Swiglu, View};
+use zbench_kernels::{AdamW, DType, Dropout, Kernels, Normal, ReduceOp, Reference, Swiglu};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])
@@ -93,11 +93,6 @@ proptest! {
         run("scale", mixed.clone(), &|k, [_, _, dst]| k.scale(0.3, dst.view_mut()).unwrap());
         run("fill", same.clone(), &|k, [_, _, dst]| k.fill(dst.view_mut(), 1.25).unwrap());
         run("add", same, &|k, [a, b, dst]| k.add(a.view(), b.view(), dst.view_mut()).unwrap());
-        for accumulate in [false, true] {
-            run("reduce_sum", mixed.clone(), &|k, [a, b, dst]| {
-                k.reduce_sum(&[a.view(), b.view(), a.view()], accumulate, dst.view_mut()).unwrap()
-            });
-        }
     }
 
     #[test]
@@ -110,38 +105,6 @@ proptest! {
             prop_assert_eq!((got.0.to_bits(), got.1.to_bits()), (results[0].0.to_bits(), results[0].1.to_bits()));
             // f64 sums of that many numbers of size 1.
             prop_assert!((got.0 - sum).abs() <= 1e-9 && (got.1 - squares).abs() <= 1e-9 * (1.0 + squares));
-        }
-    }
-}
-
-/// Pairs, pairs of pairs and so on, the odd one carried up, in f32.
-fn tree(sources: &[f32]) -> f32 {
-    let mut level = sources.to_vec();
-    while level.len() > 1 {
-        level = level.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap()).collect();
-    }
-    level[0]
-}
-
-#[test]
-fn reduce_sum_is_the_documented_tree_to_the_bit() {
-    let len = 1000;
-    for count in 1..=19 {
-        let sources: Vec<Tensor> = (0..count).map(|s| Tensor::normal(DType::F32, len, s)).collect();
-        let views: Vec<View> = sources.iter().map(Tensor::view).collect();
-        for cpu in CPUS.iter() {
-            for accumulate in [false, true] {
-                let start = Tensor::normal(DType::F32, len, 99);
-                let mut got = start.clone();
-                cpu.reduce_sum(&views, accumulate, got.view_mut()).unwrap();
-                let slices: Vec<&[f32]> = views.iter().map(|v| v.as_slice().unwrap()).collect();
-                for (i, got) in got.view().as_slice::<f32>().unwrap().iter().enumerate() {
-                    let sum = tree(&slices.iter().map(|s| s[i]).collect::<Vec<_>>());
-                    let start = start.view().as_slice::<f32>().unwrap()[i];
-                    let want = if accumulate { start + sum } else { sum };
-                    assert_eq!(got.to_bits(), want.to_bits(), "{count} sources");
-                }
-            }
         }
     }
 }
@@ -194,7 +157,7 @@ fn an_element_has_the_same_bits_at_any_offset() {
             let mut y = fresh(&r, 0);
             k.scale(0.7, y.view_mut()).unwrap();
             k.accumulate(0.3, at(&r, 1), y.view_mut()).unwrap();
-            k.reduce_sum(&[at(&r, 2), at(&r, 3), at(&r, 1)], true, y.view_mut()).unwrap();
+            k.reduce(ReduceOp::Sum, &[at(&r, 2), at(&r, 3), at(&r, 1)], true, y.view_mut()).unwrap();
             let mut sum = fresh(&r, 0);
             k.add(y.view(), at(&r, 1), sum.view_mut()).unwrap();
             let mut cast = Tensor::filled(DType::Bf16, r.len(), 0.0);

@@ -48,7 +48,6 @@ fn the_cores_refuse_f64_by_name() {
     refused(cpu.scale(1.0, y.view_mut()), "scale");
     refused(cpu.sum(x.view()).map(drop), "sum");
     refused(cpu.sum_squares(x.view()).map(drop), "sum_squares");
-    refused(cpu.reduce_sum(&[x.view()], false, y.view_mut()), "reduce_sum");
     let swiglu = Swiglu { len: 4, dtype: DType::F64 };
     refused(cpu.swiglu(&swiglu, x.view(), x.view(), y.view_mut()), "swiglu");
     let normal = Normal { len: 4, std: 1.0, seed: 0, first: 0, dtype: DType::F64 };
@@ -61,11 +60,20 @@ fn the_cores_refuse_f64_by_name() {
 }
 
 #[test]
-fn ids_are_no_numbers() {
+fn integers_are_no_numbers_to_train_with() {
     both(|k| {
-        let ids = Tensor::ids(&[1, 2]);
-        let error = k.sum(ids.view()).unwrap_err();
-        assert!(matches!(error, KernelError::Unsupported { op: "sum", dtype: DType::U32, .. }));
+        for ids in [Tensor::ids(&[1, 2]), Tensor::exactly(&[1i32, -2]), Tensor::exactly(&[1i8, -2])] {
+            let error = k.sum(ids.view()).unwrap_err();
+            assert!(matches!(error, KernelError::Unsupported { op: "sum", dtype, .. } if dtype == ids.dtype));
+            let mut copy = ids.clone();
+            let error = k.cast(ids.view(), copy.view_mut()).unwrap_err();
+            assert!(matches!(error, KernelError::Unsupported { op: "cast", dtype, .. } if dtype == ids.dtype));
+            let error = k.add(ids.view(), ids.view(), copy.view_mut()).unwrap_err();
+            assert!(matches!(error, KernelError::Unsupported { op: "add", dtype, .. } if dtype == ids.dtype));
+            let swiglu = Swiglu { len: 2, dtype: ids.dtype };
+            let error = k.swiglu(&swiglu, ids.view(), ids.view(), copy.view_mut()).unwrap_err();
+            assert!(matches!(error, KernelError::Unsupported { op: "swiglu", dtype, .. } if dtype == ids.dtype));
+        }
     });
 }
 
@@ -104,13 +112,13 @@ fn an_operand_of_another_type_or_too_short_is_named() {
         is_short(k.add(floats(6).view(), floats(7).view(), y.view_mut()), "add", "b", 6, 7);
         is_short(k.accumulate(1.0, floats(3).view(), y.view_mut()), "accumulate", "src", 6, 3);
         is_short(
-            k.reduce_sum(&[floats(6).view(), floats(5).view()], false, y.view_mut()),
-            "reduce_sum",
+            k.reduce(ReduceOp::Sum, &[floats(6).view(), floats(5).view()], false, y.view_mut()),
+            "reduce",
             "source",
             6,
             5,
         );
-        is_invalid(k.reduce_sum(&[], false, y.view_mut()), "reduce_sum", &["no sources"]);
+        is_invalid(k.reduce(ReduceOp::Max, &[], false, y.view_mut()), "reduce", &["no sources"]);
         let dropout = Dropout { len: 9, p: 0.5, seed: 0, first: 0, dtype: F };
         is_short(k.dropout(&dropout, floats(9).view(), y.view_mut()), "dropout", "y", 9, 6);
         let normal = Normal { len: 7, std: 1.0, seed: 0, first: 0, dtype: F };

@@ -1,7 +1,7 @@
 //! Tensors of any type, and the comparison of one call on all devices.
 
 use std::sync::LazyLock;
-use zbench_kernels::{Cpu, DType, Kernels, Op, Reference, Result, View, ViewMut, peak, philox};
+use zbench_kernels::{Cpu, DType, Element, Kernels, Op, Reference, Result, View, ViewMut, peak, philox};
 
 /// Types that the cores compute in.
 pub const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
@@ -25,7 +25,7 @@ fn tolerance(dtype: DType) -> (f64, f64) {
         DType::F32 => (1e-5, 1e-5),
         DType::Bf16 => (2f64.powi(-7), 2f64.powi(-7)),
         DType::F16 => (2f64.powi(-10), 2f64.powi(-10)),
-        DType::U32 => (0.0, 0.0),
+        DType::U32 | DType::I32 | DType::I8 => (0.0, 0.0),
     }
 }
 
@@ -47,9 +47,14 @@ impl Tensor {
     }
 
     pub fn ids(values: &[u32]) -> Tensor {
-        let mut words = vec![0; values.len().div_ceil(2)];
-        bytemuck::cast_slice_mut(&mut words)[..values.len()].copy_from_slice(values);
-        Tensor { words, len: values.len(), dtype: DType::U32 }
+        Tensor::exactly(values)
+    }
+
+    /// These elements to the bit.
+    pub fn exactly<T: Element>(values: &[T]) -> Tensor {
+        let mut words = vec![0; std::mem::size_of_val(values).div_ceil(8)];
+        bytemuck::cast_slice_mut::<u64, T>(&mut words)[..values.len()].copy_from_slice(values);
+        Tensor { words, len: values.len(), dtype: T::DTYPE }
     }
 
     /// Standard normal deviates.
@@ -87,7 +92,7 @@ impl Tensor {
 
     /// The same values in f64; ids stay ids.
     pub fn exact(&self) -> Tensor {
-        if self.dtype == DType::U32 { self.clone() } else { Tensor::of(DType::F64, &self.values()) }
+        if !self.dtype.is_float() { self.clone() } else { Tensor::of(DType::F64, &self.values()) }
     }
 
     /// Every element's bits.

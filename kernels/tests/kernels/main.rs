@@ -10,4 +10,5 @@ mod errors;
 mod finite_differences;
 mod gemm;
 mod harness;
+mod reduce;
 mod rows;

@@ -1,0 +1,231 @@
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// Why an arena could not be made, or a peer's not be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum ArenaError {
+    /// The operating system gave no address space.
+    #[error(
+        "could not reserve {bytes} bytes of address space for a rank's arena: {source}; a limit on virtual memory (ulimit -v) may be set"
+    )]
+    Reserve {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The operating system made no file in memory that processes could share.
+    #[error(
+        "could not make {bytes} bytes of shared memory for a rank's arena (memfd_create): {source}; a limit on open files (ulimit -n) or file sizes (ulimit -f) may be set"
+    )]
+    Share {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A peer's memory could not be mapped.
+    #[error(
+        "could not map {bytes} bytes of a peer's memory: {source}; its file descriptor must be open for reading and writing"
+    )]
+    Open {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A peer's memory is smaller than announced: touching what lies behind its end would kill the process.
+    #[error("a peer's memory has {given} bytes, {wanted} were announced; both sides must run the same version")]
+    Short {
+        /// Bytes announced.
+        wanted: u64,
+        /// Bytes there are.
+        given: u64,
+    },
+}
+
+/// Reserved address space. It is returned to the system when the last arena, buffer or guard that uses it is gone.
+#[derive(Debug)]
+pub struct Region {
+    base: NonNull<u8>,
+    bytes: u64,
+    /// The file behind memory that other processes can map.
+    file: Option<OwnedFd>,
+}
+
+// SAFETY: a Region is an address and a length; what lies there is guarded by the buffers that borrow it.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Memory of this process alone.
+    pub(crate) fn reserve(bytes: u64) -> Result<Region, ArenaError> {
+        Region::map(bytes, None).map_err(|source| ArenaError::Reserve { bytes, source })
+    }
+
+    /// Memory that other processes can map by its [`fd`](Region::fd).
+    pub(crate) fn shared(bytes: u64) -> Result<Region, ArenaError> {
+        let file = memory_file(bytes).map_err(|source| ArenaError::Share { bytes, source })?;
+        Region::map(bytes, Some(file)).map_err(|source| ArenaError::Reserve { bytes, source })
+    }
+
+    /// Maps the first `bytes` of a peer's shared memory for reading and writing. Who writes what, and when, is up to the
+    /// two sides: nothing here orders their accesses.
+    pub fn open(file: OwnedFd, bytes: u64) -> Result<Region, ArenaError> {
+        let given = length(&file).map_err(|source| ArenaError::Open { bytes, source })?;
+        if given < bytes {
+            return Err(ArenaError::Short { wanted: bytes, given });
+        }
+        Region::map(bytes, Some(file)).map_err(|source| ArenaError::Open { bytes, source })
+    }
+
+    fn map(bytes: u64, file: Option<OwnedFd>) -> std::io::Result<Region> {
+        let length = usize::try_from(bytes).map_err(|_| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let kind = if file.is_some() { libc::MAP_SHARED } else { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS };
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_NORESERVE);
+        let fd = file.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        // SAFETY: a mapping at an address of the system's choosing touches no memory of ours.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, fd, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: the range was just mapped. Huge pages are a wish; where refused (shared memory often is: see
+        // /sys/kernel/mm/transparent_hugepage/shmem_enabled), nothing is lost but speed.
+        unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
+        let base = NonNull::new(base.cast()).ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
+        Ok(Region { base, bytes, file })
+    }
+
+    /// Where the first byte lies in this process.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Bytes of address space.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The file by which other processes can map this memory, to be handed to [`Region::open`] there; `None` where the
+    /// memory is this process's alone.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: base and bytes are those of the mapping made in `map`, and nothing borrows it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
+    }
+}
+
+/// A file of `bytes` zeros that lies in memory alone and that nobody can shorten: touching a mapping behind the end of
+/// its file kills a process.
+fn memory_file(bytes: u64) -> std::io::Result<OwnedFd> {
+    let check = |result: libc::c_int| if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(result) };
+    let length = libc::off_t::try_from(bytes).map_err(|_| std::io::Error::from_raw_os_error(libc::EFBIG))?;
+    // SAFETY: the name is a string that ends in a zero; the call makes a new descriptor and touches nothing else.
+    let fd =
+        check(unsafe { libc::memfd_create(c"zbench-arena".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
+    // SAFETY: the descriptor is new, and nobody else's.
+    let file = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: a call on a descriptor of ours.
+    check(unsafe { libc::ftruncate(fd, length) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) })?;
+    Ok(file)
+}
+
+/// Bytes of an open file.
+fn length(file: &OwnedFd) -> std::io::Result<u64> {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the descriptor is open, and there is room for the answer.
+    if unsafe { libc::fstat(file.as_raw_fd(), status.as_mut_ptr()) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so it filled in everything.
+    Ok(unsafe { status.assume_init() }.st_size as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arena, Category, DType};
+
+    /// A second descriptor of a region's file, as a peer would get it.
+    fn copy(region: &Region) -> OwnedFd {
+        let path = format!("/proc/self/fd/{}", region.fd().unwrap().as_raw_fd());
+        std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap().into()
+    }
+
+    fn bytes_at(region: &Region, offset: usize) -> [u8; 4] {
+        // SAFETY: tests ask for bytes inside the region, which nobody writes at that moment.
+        unsafe { region.base().add(offset).cast().read() }
+    }
+
+    fn write_at(region: &Region, offset: usize, bytes: [u8; 4]) {
+        // SAFETY: as above, and nobody else uses them.
+        unsafe { region.base().add(offset).cast().write(bytes) };
+    }
+
+    #[test]
+    fn a_write_on_one_mapping_is_seen_on_the_others() {
+        let arena = Arena::shared(Some(1 << 20)).unwrap();
+        let mut buffer = arena.alloc(Category::Communication, DType::F32, 1000).unwrap();
+        let region = arena.region();
+        let offset = buffer.view().ptr().as_ptr() as usize - region.base().as_ptr() as usize;
+        let peers = [(); 2].map(|()| Region::open(copy(&region), region.bytes()).unwrap());
+        assert!(peers.iter().all(|peer| peer.base() != region.base() && peer.bytes() == region.bytes()));
+        let values: Vec<f32> = crate::philox::normals(3, 0).to_vec();
+        buffer.view_mut().as_slice_mut::<f32>().unwrap()[500..504].copy_from_slice(&values);
+        for (i, value) in values.iter().enumerate() {
+            let at = offset + (500 + i) * 4;
+            assert!(peers.iter().all(|peer| bytes_at(peer, at) == value.to_ne_bytes()), "{value}");
+        }
+        write_at(&peers[1], offset + 999 * 4, 2.5f32.to_ne_bytes());
+        assert_eq!(buffer.view().as_slice::<f32>().unwrap()[999], 2.5);
+        assert_eq!(bytes_at(&peers[0], offset + 999 * 4), 2.5f32.to_ne_bytes());
+        // The peers keep the memory after its maker is gone.
+        drop((buffer, arena, region));
+        assert_eq!(bytes_at(&peers[0], offset + 999 * 4), 2.5f32.to_ne_bytes());
+    }
+
+    #[test]
+    fn another_process_sees_the_same_bytes() {
+        let region = Region::shared(1 << 20).unwrap();
+        write_at(&region, 4096, *b"ping");
+        // SAFETY: the child reads and writes the region and ends at once: no lock, no heap.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let seen = bytes_at(&region, 4096) == *b"ping";
+            write_at(&region, 77_777, *b"pong");
+            // SAFETY: ends this process without running anything of its parent's.
+            unsafe { libc::_exit(i32::from(!seen)) };
+        }
+        assert!(child > 0, "{}", std::io::Error::last_os_error());
+        let mut status = -1;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child saw what its parent wrote");
+        assert_eq!(bytes_at(&region, 77_777), *b"pong");
+    }
+
+    #[test]
+    fn a_peers_memory_that_is_not_there_is_an_error() {
+        let region = Region::shared(8192).unwrap();
+        let error = Region::open(copy(&region), 8193).unwrap_err();
+        assert!(matches!(error, ArenaError::Short { wanted: 8193, given: 8192 }), "{error}");
+        assert!(error.to_string().contains("8192") && error.to_string().contains("8193"));
+        assert!(matches!(Region::open(copy(&region), 0).unwrap_err(), ArenaError::Open { bytes: 0, .. }));
+        // A descriptor that may only be read.
+        let path = format!("/proc/self/fd/{}", region.fd().unwrap().as_raw_fd());
+        let read_only = std::fs::File::open(path).unwrap().into();
+        assert!(matches!(Region::open(read_only, 8192).unwrap_err(), ArenaError::Open { .. }));
+        // What is announced stays: nobody can cut the file off under a mapping.
+        assert!(std::fs::File::from(copy(&region)).set_len(4096).is_err());
+        assert!(matches!(Region::shared(u64::MAX), Err(ArenaError::Share { .. })));
+        assert!(Region::reserve(4096).unwrap().fd().is_none());
+    }
+}
