@@ -59,6 +59,17 @@ impl LinkUse {
         }
     }
 
+    /// The larger of each number.
+    #[must_use]
+    pub fn most(self, other: LinkUse) -> LinkUse {
+        LinkUse {
+            calls: self.calls.max(other.calls),
+            crossing_bytes: self.crossing_bytes.max(other.crossing_bytes),
+            over_budget: self.over_budget.max(other.over_budget),
+            late_ns: self.late_ns.max(other.late_ns),
+        }
+    }
+
     /// What has come since `before`.
     #[must_use]
     pub fn less(self, before: LinkUse) -> LinkUse {
@@ -127,11 +138,15 @@ impl Linked {
         let size = inner.size();
         let LinkSpec { bandwidth, latency, ranks_per_node } = link;
         if ranks_per_node == 0 || !size.is_multiple_of(ranks_per_node) {
-            return Err(invalid(format!("{size} ranks are no whole nodes of {ranks_per_node}; write a divisor of the ranks")));
+            return Err(invalid(format!(
+                "{size} ranks are no whole nodes of {ranks_per_node}; write a divisor of the ranks"
+            )));
         }
         let sound = bandwidth.is_finite() && bandwidth > 0.0 && latency.is_finite() && latency >= 0.0;
         if !sound {
-            return Err(invalid(format!("a link of {bandwidth} B/s and {latency} s cannot be; bandwidth is above 0, latency from 0")));
+            return Err(invalid(format!(
+                "a link of {bandwidth} B/s and {latency} s cannot be; bandwidth is above 0, latency from 0"
+            )));
         }
         let board = meet(&*inner, 2 * (size / ranks_per_node))?;
         let ranks: Vec<usize> = (0..size).collect();
@@ -160,7 +175,9 @@ impl Linked {
         let link = &self.shared.link;
         let claim = |direction: usize, bytes: &[u64]| -> Vec<Claim> {
             let nodes = self.layout.nodes.iter().zip(bytes);
-            nodes.map(|(node, bytes)| Claim { link: 2 * node + direction, ns: ns(*bytes as f64 / link.bandwidth) }).collect()
+            nodes
+                .map(|(node, bytes)| Claim { link: 2 * node + direction, ns: ns(*bytes as f64 / link.bandwidth) })
+                .collect()
         };
         let claims = [claim(0, &price.egress), claim(1, &price.ingress)].concat();
         (claims, ns(price.hops as f64 * link.latency))
@@ -172,7 +189,8 @@ impl Linked {
         let Some(due) = self.announce(kind, bytes)? else { return self.inner.call(call) };
         let mut done = self.inner.call(call);
         // Where the giver need not wait for the takers, it may be through before they have come.
-        let one_way = matches!(kind, Kind::Broadcast { .. } | Kind::Reduce { .. } | Kind::Gather { .. } | Kind::Scatter { .. });
+        let one_way =
+            matches!(kind, Kind::Broadcast { .. } | Kind::Reduce { .. } | Kind::Gather { .. } | Kind::Scatter { .. });
         if one_way && done.is_ok() {
             let before = self.inner.wire_bytes();
             done = self.inner.barrier();
@@ -207,7 +225,8 @@ impl Linked {
         let taken = call.recv_shape().is_some_and(|(_, len)| len > 0);
         let given = match to.filter(crosses).filter(|_| bytes > 0) {
             Some(to) => {
-                let (from_node, to_node) = (self.layout.nodes[self.layout.of[rank]], self.layout.nodes[self.layout.of[to]]);
+                let (from_node, to_node) =
+                    (self.layout.nodes[self.layout.of[rank]], self.layout.nodes[self.layout.of[to]]);
                 let time = ns(bytes as f64 / self.shared.link.bandwidth);
                 let claims = [Claim { link: 2 * from_node, ns: time }, Claim { link: 2 * to_node + 1, ns: time }];
                 let latency = ns(self.shared.link.latency);
@@ -360,7 +379,8 @@ fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The system wakes a sleeper up to this much late, so the rest is waited for awake, giving the core to who needs it.
+/// The system wakes a sleeper up to this much late, so the rest is waited for awake. To give the core away meanwhile could
+/// cost a whole time slice where others are at work.
 const AWAKE_NS: u64 = 80_000;
 
 fn sleep_until(end: u64) {
@@ -368,7 +388,7 @@ fn sleep_until(end: u64) {
         match end.saturating_sub(now()) {
             0 => return,
             left if left > AWAKE_NS => std::thread::sleep(Duration::from_nanos(left - AWAKE_NS)),
-            _ => std::thread::yield_now(),
+            _ => std::hint::spin_loop(),
         }
     }
 }
@@ -402,9 +422,9 @@ fn meet(comm: &dyn Communicator, links: usize) -> Result<Board> {
         )),
         (None, Some(Ok(_))) => Ok(None),
         (None, Some(Err(error))) => Err(error.to_string()),
-        (None, None) => {
-            Board::open(first[0], first[1], links, wide(first[4], first[5])).map(Some).map_err(|error| error.to_string())
-        }
+        (None, None) => Board::open(first[0], first[1], links, wide(first[4], first[5]))
+            .map(Some)
+            .map_err(|error| error.to_string()),
     };
     // Only now may rank 0 close its file; and where one rank has no board, none goes on.
     let mut well = vec![0u32; size];
@@ -421,7 +441,10 @@ fn meet(comm: &dyn Communicator, links: usize) -> Result<Board> {
 /// A number for this boot of this machine.
 fn machine() -> Option<u64> {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let hash = id.trim().bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let hash = id
+        .trim()
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     Some(hash.max(1))
 }
 

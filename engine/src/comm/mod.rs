@@ -8,6 +8,7 @@
 
 mod call;
 mod check;
+pub mod compose;
 pub mod link;
 mod local;
 mod metered;

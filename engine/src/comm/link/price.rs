@@ -84,8 +84,10 @@ impl Layout {
     /// What the root's node has on its link in one direction, and the other nodes in the other.
     fn star(&self, root: usize, bytes: u64) -> (Vec<u64>, Vec<u64>) {
         let (hub, n) = (self.of[root], self.of.len() as u64);
-        let of_hub = (0..self.nodes.len()).map(|node| if node == hub { part(bytes, n - self.members[hub], n) } else { 0 });
-        let of_others = (0..self.nodes.len()).map(|node| if node == hub { 0 } else { part(bytes, self.members[node], n) });
+        let of_hub =
+            (0..self.nodes.len()).map(|node| if node == hub { part(bytes, n - self.members[hub], n) } else { 0 });
+        let of_others =
+            (0..self.nodes.len()).map(|node| if node == hub { 0 } else { part(bytes, self.members[node], n) });
         (of_hub.collect(), of_others.collect())
     }
 
