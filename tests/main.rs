@@ -4,5 +4,6 @@ mod cli;
 mod config;
 mod engine;
 mod grid;
+mod launch_detect;
 mod notebook;
 mod support;
