@@ -152,7 +152,7 @@ pub fn carry_out(
 }
 
 /// Set by the first Ctrl-C or termination; the second one ends the process at once.
-fn stop_flag() -> Result<Arc<AtomicBool>> {
+pub(super) fn stop_flag() -> Result<Arc<AtomicBool>> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {

@@ -6,24 +6,34 @@
 // Ranks read each other's memory here, and nowhere else; every block gives its SAFETY reason.
 #![allow(unsafe_code)]
 
+mod board;
 mod call;
+mod cause;
 mod check;
 pub mod compose;
 pub mod link;
 mod local;
 mod metered;
 mod moves;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod null;
 mod protocol;
+mod shared;
+mod shm;
+mod space;
 mod rendezvous;
-mod slots;
 mod sync;
+mod tcp;
 
 pub use call::{Call, Kind, Request, Shape};
-pub use local::{Local, group};
+pub use local::group;
 pub use metered::Metered;
 pub use null::Null;
+pub use shared::Shared;
+pub use shm::{Exchange, shm};
 pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
+pub use tcp::{Algorithm, Tcp, TcpOptions, tcp};
 
 pub use zbench_kernels::ReduceOp;
 use zbench_kernels::{KernelError, View, ViewMut};
@@ -80,7 +90,14 @@ pub enum CommError {
     /// The sum could not be computed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The ranks did not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
 }
+
+/// An all-reduce of at most this many bytes takes one round on `local`, `shm` and `tcp`: every rank reads every other's
+/// buffer and sums all of it. Larger ones are reduced in parts, which then go to all.
+pub const ONE_ROUND_BYTES: usize = board::EAGER_BYTES;
 
 /// What a collective returns.
 pub type Result<T, E = CommError> = std::result::Result<T, E>;

@@ -1,6 +1,7 @@
 //! One suite that every communicator has to pass: what it computes, what it moves, and how it ends when a rank fails.
 
 mod collectives;
+mod conformance_local;
 mod compose;
 mod failures;
 mod harness;
@@ -9,4 +10,7 @@ mod link;
 mod meter;
 mod random;
 mod rendezvous;
+mod tcp;
+mod tcp_faults;
+mod tcp_kinds;
 mod tree;

@@ -3,6 +3,7 @@
 mod attention;
 mod elementwise;
 mod gemm;
+mod halves;
 pub(crate) mod level;
 mod naive;
 mod quantize;
