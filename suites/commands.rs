@@ -35,6 +35,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Doctor { keys: true } => print(&crate::config::keys::document()).map(|()| exit::SUCCESS),
         Command::Doctor { keys: false } => doctor::doctor(global),
         Command::Cell => Ok(crate::runner::cell::main()),
+        Command::Rank => Ok(crate::runner::rank::main()),
     }
 }
 

@@ -4,9 +4,12 @@
 pub mod cell;
 pub mod child;
 pub mod machine;
+pub mod merge;
 pub mod parity;
 pub mod plan;
+pub mod processes;
 pub mod protocol;
+pub mod rank;
 pub mod record;
 
 use plan::{Decision, Planned};
