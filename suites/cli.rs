@@ -163,6 +163,9 @@ Stop it with Ctrl-C at any time; the same command goes on where it stopped.")]
     /// A cell's own process
     #[command(name = "__cell", hide = true)]
     Cell,
+    /// A rank's own process
+    #[command(name = "__rank", hide = true)]
+    Rank,
 }
 
 /// How a file becomes cells.

@@ -291,7 +291,8 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
 fn stall(values: &Values) -> Result<std::time::Duration, Refusal> {
     let given = values.value("parallel.stall");
     let seconds = seconds(&given).filter(|seconds| (0.001..=1e9).contains(seconds));
-    let wrong = || values.refuse("parallel.stall", &[], format!("{given} is no time from 1ms to 1e9 s; write \"300s\""));
+    let wrong =
+        || values.refuse("parallel.stall", &[], format!("{given} is no time from 1ms to 1e9 s; write \"300s\""));
     seconds.map(std::time::Duration::from_secs_f64).ok_or_else(wrong)
 }
 

@@ -156,7 +156,7 @@ impl std::fmt::Display for RankExit {
     }
 }
 
-/// `SIGKILL` for 9.
+/// `signal 9 (SIGKILL)`.
 pub fn signal_name(signal: i32) -> String {
     const NAMES: &[(i32, &str)] = &[
         (1, "SIGHUP"),
@@ -175,7 +175,8 @@ pub fn signal_name(signal: i32) -> String {
         (25, "SIGXFSZ"),
         (31, "SIGSYS"),
     ];
-    NAMES.iter().find(|(number, _)| *number == signal).map_or_else(|| format!("signal {signal}"), |(_, n)| (*n).into())
+    let name = NAMES.iter().find(|(number, _)| *number == signal);
+    name.map_or_else(|| format!("signal {signal}"), |(_, name)| format!("signal {signal} ({name})"))
 }
 
 /// Starts ranks. The thread that does must live as long as they do: their death signal follows it.

@@ -1,9 +1,9 @@
 //! Inside a cell's process: reads the job, trains, says what was measured.
 
 use super::machine;
+use super::processes;
 use super::protocol::{self, End, Ended, Event, Job, RankEnd};
 use super::rank::{read_job, say};
-use super::processes;
 use zbench_engine::config::Backend;
 use zbench_engine::outcome::{Cause, Failure};
 use zbench_engine::plan::Plan;

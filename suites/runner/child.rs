@@ -85,11 +85,7 @@ enum Heard {
 
 impl Children {
     fn start(&self, cell: &Cell) -> std::io::Result<Child> {
-        let job = Job {
-            cell: cell.clone(),
-            cores: machine::cores(),
-            peak_seconds: self.peak_seconds,
-        };
+        let job = Job { cell: cell.clone(), cores: machine::cores(), peak_seconds: self.peak_seconds };
         let job = serde_json::to_vec(&job)?;
         // A group of its own, so that Ctrl-C reaches this process alone, which then decides.
         let mut child = Command::new(&self.program)
@@ -119,6 +115,8 @@ impl Children {
                     steps.push(step);
                 }
                 Ok(Event::End(end)) => return Heard::End(end),
+                // The cell merges what its ranks say; they do not speak here.
+                Ok(Event::Rank(_)) => {}
                 Err(RecvTimeoutError::Disconnected) => return Heard::Silence,
                 Err(RecvTimeoutError::Timeout) => {}
             }

@@ -87,7 +87,8 @@ mod tests {
     use zbench_reports::record::Status;
 
     fn rank(number: usize, host: &str) -> RankSaid {
-        let mut said = RankSaid { host: host.into(), kernels: "cpu".into(), rss_bytes: Some(100), ..RankSaid::default() };
+        let mut said =
+            RankSaid { host: host.into(), kernels: "cpu".into(), rss_bytes: Some(100), ..RankSaid::default() };
         (said.end.rank, said.end.pid) = (number, Some(1000 + number as u32));
         said.end.step_ms = vec![1.0 + number as f64, 9.0 - number as f64];
         said.busy = Some(BusySeconds { wall: 2.0, all: 3.0, own: 1.0, cores: 2 });

@@ -1,0 +1,111 @@
+//! From a place in a launch to a communicator: meet the others, see that it is they, choose what moves the bytes.
+
+use super::{LaunchError, World};
+use std::sync::Arc;
+use std::time::Duration;
+use zbench_engine::comm::{Communicator, Meeting, Rendezvous};
+use zbench_kernels::{Arena, Kernels};
+
+/// What moves the bytes between processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// Shared memory where all ranks run on one host, else sockets.
+    Auto,
+    /// Shared memory.
+    Shm,
+    /// Sockets.
+    Tcp,
+    /// What mpirun has set up.
+    Mpi,
+}
+
+/// How long ranks wait, and what they say.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// For each other at the start.
+    pub timeout: Duration,
+    /// In a collective.
+    pub stall: Duration,
+    /// Rank 0 does not print the decision.
+    pub quiet: bool,
+}
+
+/// Meets the ranks of the launch and gives the communicator of all of them. For [`Choice::Shm`] (and [`Choice::Auto`] on one
+/// host) `arena` must be [`Arena::shared`].
+///
+/// # Errors
+/// Ranks that do not come, a world of another size than the launcher's, a backend that cannot be had.
+pub fn connect(
+    world: &World,
+    choice: Choice,
+    kernels: Arc<dyn Kernels>,
+    arena: &Arena,
+    options: &Options,
+) -> Result<Box<dyn Communicator>, LaunchError> {
+    let (comm, where_to) = if choice == Choice::Mpi {
+        (mpi(kernels, options)?, String::new())
+    } else {
+        let mut met = meet(world, options)?;
+        let shared = choice == Choice::Shm || choice == Choice::Auto && met.one_host();
+        let hosts = met.hosts().iter().collect::<std::collections::BTreeSet<_>>().len();
+        let where_to = format!(" on {hosts} host{}", if hosts == 1 { "" } else { "s" });
+        let comm = if shared { shm(&mut met, kernels, arena, options)? } else { tcp(met, kernels, options)? };
+        (comm, where_to)
+    };
+    let formed = (comm.rank(), comm.size());
+    if formed != (world.rank, world.size) {
+        return Err(LaunchError::Formed {
+            formed,
+            launched: (world.rank, world.size),
+            source_name: world.source.name(),
+        });
+    }
+    if world.rank == 0 && !options.quiet {
+        crate::say!("{}; {} ranks over {}{where_to}", world.describe(), world.size, comm.backend());
+    }
+    Ok(comm)
+}
+
+/// The ranks of a launch, who have found each other.
+///
+/// # Errors
+/// Nobody says where to meet, or somebody does not come.
+pub fn meet(world: &World, options: &Options) -> Result<Rendezvous, LaunchError> {
+    let (host, port) = world.meeting()?;
+    let World { rank, size, token, .. } = world;
+    let meeting = Meeting {
+        rank: *rank,
+        size: *size,
+        host: host.to_string(),
+        port,
+        token: token.clone(),
+        timeout: options.timeout,
+    };
+    let met = Rendezvous::join(&meeting)?;
+    for refused in met.refused() {
+        crate::say!("refused at the meeting: {refused}");
+    }
+    Ok(met)
+}
+
+fn shm(
+    met: &mut Rendezvous,
+    kernels: Arc<dyn Kernels>,
+    arena: &Arena,
+    options: &Options,
+) -> Result<Box<dyn Communicator>, LaunchError> {
+    let _ = (met, kernels, arena, options);
+    Err(LaunchError::NotBuilt { backend: "shm", how: "merge it" })
+}
+
+fn tcp(met: Rendezvous, _kernels: Arc<dyn Kernels>, _options: &Options) -> Result<Box<dyn Communicator>, LaunchError> {
+    drop(met);
+    Err(LaunchError::NotBuilt { backend: "tcp", how: "merge it" })
+}
+
+fn mpi(_kernels: Arc<dyn Kernels>, _options: &Options) -> Result<Box<dyn Communicator>, LaunchError> {
+    Err(LaunchError::NotBuilt {
+        backend: "mpi",
+        how: "build it with cargo build --release --features mpi, which needs an MPI library and its mpicc",
+    })
+}
