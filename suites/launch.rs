@@ -5,13 +5,16 @@ use zbench_engine::comm::{CommError, RendezvousError};
 
 mod connect;
 mod detect;
+mod line;
 mod slurm;
 mod spawn;
 
 pub use connect::{Choice, Options, connect, meet};
 pub use detect::{Source, World, detect, inherited};
+pub use line::{Line, Silence};
 pub use slurm::{expand_nodes, expand_tasks};
-pub use spawn::{Exit, Io, RankExit, Ranks, Start, follow_parent, free_port, signal_name, spawn};
+pub(crate) use spawn::fresh_token;
+pub use spawn::{Exit, Io, RankExit, Ranks, Start, Streams, follow_parent, free_port, signal_name, spawn};
 
 /// Why a launch cannot be.
 #[derive(Debug, thiserror::Error)]

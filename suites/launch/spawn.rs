@@ -76,7 +76,7 @@ pub fn free_port() -> Result<u16, LaunchError> {
 }
 
 /// 128 random bits, in hexadecimal.
-pub(super) fn fresh_token() -> Result<String, LaunchError> {
+pub(crate) fn fresh_token() -> Result<String, LaunchError> {
     let mut bytes = [0u8; 16];
     let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     read.map_err(LaunchError::system("/dev/urandom cannot be read"))?;
@@ -91,7 +91,7 @@ pub fn follow_parent() -> bool {
 }
 
 /// Asks the system to end this process when its parent ends; false when that has happened already.
-pub fn die_with(parent: u32) -> bool {
+fn die_with(parent: u32) -> bool {
     use rustix::process::{getppid, set_parent_process_death_signal};
     let asked = set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
     asked && getppid().is_some_and(|pid| pid.as_raw_nonzero().get() as u32 == parent)

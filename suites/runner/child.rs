@@ -52,18 +52,11 @@ impl Execute for Children {
         let status = child.wait();
         let tail = tail.and_then(|tail| tail.join().ok()).unwrap_or_default();
         match (heard, status) {
-            (Heard::StopAsked, _) => Execution { steps, end: None },
-            (Heard::TimedOut, _) => {
-                let reason = format!(
-                    "took longer than the time limit of {} s, after {} steps; raise --timeout, or lower train.steps",
-                    self.timeout.as_secs_f64(),
-                    steps.len()
-                );
-                Execution::ended(steps, Ended { status: Status::TimedOut, reason, source: Some(Source::Host) })
-            }
+            (Heard::StopAsked, _) => Execution { steps, ..Execution::default() },
+            (Heard::TimedOut, _) => Execution::timed_out(steps, self.timeout),
             (Heard::End(mut end), _) => {
                 let said = std::mem::take(&mut end.steps);
-                Execution { steps: if said.is_empty() { steps } else { said }, end: Some(*end) }
+                Execution { steps: if said.is_empty() { steps } else { said }, end: Some(*end), last: false }
             }
             (Heard::Silence, Ok(status)) => Execution::ended(steps, died(status, oom_kills, &tail)),
             (Heard::Silence, Err(error)) => Execution::failed(steps, format!("the cell's process was lost: {error}")),

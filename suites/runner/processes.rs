@@ -77,7 +77,7 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
             processes.end();
         }
     }
-    merge(processes.said(), steps)
+    merge(processes.take_said().into_values().collect(), steps)
 }
 
 impl Processes {
@@ -196,9 +196,9 @@ impl Processes {
         self.listen(TICK, &mut |_| ());
     }
 
-    /// What has been said, in rank order.
-    pub fn said(self) -> Vec<RankSaid> {
-        self.said.into_values().collect()
+    /// What has been said, by rank. Once all have, what still runs has nothing more to say and ends with this value.
+    pub fn take_said(&mut self) -> BTreeMap<usize, RankSaid> {
+        std::mem::take(&mut self.said)
     }
 }
 
