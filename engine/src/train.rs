@@ -98,7 +98,7 @@ pub fn with_ranks<T: Send>(
     }
     // Held until every rank has ended: a rank that fails takes no memory away under those that still read it.
     let regions: Vec<_> = arenas.iter().map(Arena::region).collect();
-    let locals = group(DATA, kernels.clone(), cell.parallel.stall);
+    let locals = group(DATA, kernels.clone(), cell.parallel.stall).map_err(|error| input(error.to_string()))?;
     let (inputs, work, mesh) = (&inputs, &work, plan.mesh);
     let ended: Vec<Ended<T>> = std::thread::scope(|scope| {
         let start = |((kernels, arena), comm): ((Arc<dyn Kernels>, Arena), Box<dyn Communicator>)| {
