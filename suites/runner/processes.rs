@@ -32,6 +32,8 @@ pub struct Processes {
     events: Receiver<(usize, Option<Event>)>,
     tails: BTreeMap<usize, JoinHandle<String>>,
     said: BTreeMap<usize, RankSaid>,
+    /// Ranks of which it was taken.
+    taken: Vec<usize>,
     /// Ranks whose output has ended.
     silent: Vec<usize>,
     oom_kills: u64,
@@ -104,7 +106,16 @@ impl Processes {
             listen_to(rank, streams.stdout, sender.clone());
             tails.insert(rank, tail_of(streams.stderr));
         }
-        Ok(Processes { ranks, events, tails, said: BTreeMap::new(), silent: Vec::new(), oom_kills, waits })
+        Ok(Processes {
+            ranks,
+            events,
+            tails,
+            said: BTreeMap::new(),
+            taken: Vec::new(),
+            silent: Vec::new(),
+            oom_kills,
+            waits,
+        })
     }
 
     /// Takes in what the ranks say, and who has died; returns after `wait` at the latest if nothing comes.
@@ -134,7 +145,8 @@ impl Processes {
     fn bury(&mut self) {
         self.ranks.poll();
         for exit in self.ranks.exits() {
-            if self.said.contains_key(&exit.rank) || !self.silent.contains(&exit.rank) {
+            let known = self.said.contains_key(&exit.rank) || self.taken.contains(&exit.rank);
+            if known || !self.silent.contains(&exit.rank) {
                 continue;
             }
             let tail = self.tails.remove(&exit.rank).and_then(|tail| tail.join().ok()).unwrap_or_default();
@@ -181,7 +193,7 @@ impl Processes {
 
     /// Whether every rank has said how it ended, or has it said for it.
     pub fn all_said(&self) -> bool {
-        self.said.len() == self.ranks.pids().len()
+        self.said.len() + self.taken.len() == self.ranks.pids().len()
     }
 
     /// Whether one of them ended otherwise than well.
@@ -198,6 +210,7 @@ impl Processes {
 
     /// What has been said, by rank. Once all have, what still runs has nothing more to say and ends with this value.
     pub fn take_said(&mut self) -> BTreeMap<usize, RankSaid> {
+        self.taken.extend(self.said.keys());
         std::mem::take(&mut self.said)
     }
 }
