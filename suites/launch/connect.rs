@@ -3,7 +3,7 @@
 use super::{LaunchError, World};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::{self, Communicator, Meeting, Rendezvous};
+use zbench_engine::comm::{self, Communicator, Meeting, Rendezvous, TcpOptions};
 use zbench_kernels::{Arena, Kernels};
 
 /// What moves the bytes between processes.
@@ -99,9 +99,9 @@ fn shm(
     Ok(Box::new(comm::shm(rank, size, &mut exchange, kernels, arena, options.stall)?))
 }
 
-fn tcp(met: Rendezvous, _kernels: Arc<dyn Kernels>, _options: &Options) -> Result<Box<dyn Communicator>, LaunchError> {
-    drop(met);
-    Err(LaunchError::NotBuilt { backend: "tcp", how: "merge it" })
+fn tcp(met: Rendezvous, kernels: Arc<dyn Kernels>, options: &Options) -> Result<Box<dyn Communicator>, LaunchError> {
+    let options = TcpOptions { stall: options.stall, ..TcpOptions::default() };
+    Ok(Box::new(comm::tcp(met, kernels, options)?))
 }
 
 fn mpi(_kernels: Arc<dyn Kernels>, _options: &Options) -> Result<Box<dyn Communicator>, LaunchError> {

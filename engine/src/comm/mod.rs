@@ -20,6 +20,7 @@ mod shared;
 mod shm;
 mod space;
 mod sync;
+mod tcp;
 
 pub use call::{Call, Kind, Request, Shape};
 pub use local::group;
@@ -28,6 +29,7 @@ pub use null::Null;
 pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 pub use shared::Shared;
 pub use shm::{Exchange, shm};
+pub use tcp::{Algorithm, Tcp, TcpOptions, tcp};
 
 pub use zbench_kernels::ReduceOp;
 use zbench_kernels::{KernelError, View, ViewMut};
@@ -84,6 +86,9 @@ pub enum CommError {
     /// The sum could not be computed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The ranks did not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
 }
 
 /// An all-reduce of at most this many bytes takes one round on `local`, `shm` and `tcp`: every rank reads every other's

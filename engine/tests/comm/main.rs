@@ -7,4 +7,7 @@ mod in_flight;
 mod meter;
 mod random;
 mod rendezvous;
+mod tcp;
+mod tcp_faults;
+mod tcp_kinds;
 mod tree;

@@ -225,7 +225,6 @@ impl Rendezvous {
         self.local
     }
 
-    #[allow(dead_code)] // tcp reads it
     pub(crate) fn token(&self) -> &Token {
         &self.token
     }
