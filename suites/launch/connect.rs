@@ -104,9 +104,16 @@ fn tcp(met: Rendezvous, kernels: Arc<dyn Kernels>, options: &Options) -> Result<
     Ok(Box::new(comm::tcp(met, kernels, options)?))
 }
 
-fn mpi(_kernels: Arc<dyn Kernels>, _options: &Options) -> Result<Box<dyn Communicator>, LaunchError> {
-    Err(LaunchError::NotBuilt {
-        backend: "mpi",
-        how: "build it with cargo build --release --features mpi, which needs an MPI library and its mpicc",
-    })
+#[cfg(feature = "mpi")]
+fn mpi(kernels: Arc<dyn Kernels>, options: &Options) -> Result<Box<dyn Communicator>, LaunchError> {
+    Ok(Box::new(comm::mpi(kernels, options.stall)?))
 }
+
+#[cfg(not(feature = "mpi"))]
+fn mpi(_: Arc<dyn Kernels>, _: &Options) -> Result<Box<dyn Communicator>, LaunchError> {
+    Err(LaunchError::NotBuilt { backend: "mpi", how: HOW_TO_HAVE_MPI })
+}
+
+/// What to do without the feature.
+pub const HOW_TO_HAVE_MPI: &str =
+    "build zbench with cargo build --release --features mpi, which needs an MPI library and its mpicc";

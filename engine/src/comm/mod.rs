@@ -13,6 +13,8 @@ mod check;
 mod local;
 mod metered;
 mod moves;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod null;
 mod protocol;
 mod rendezvous;

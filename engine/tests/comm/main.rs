@@ -1,6 +1,7 @@
 //! One suite that every communicator has to pass: what it computes, what it moves, and how it ends when a rank fails.
 
 mod collectives;
+mod conformance_local;
 mod failures;
 mod harness;
 mod in_flight;
