@@ -166,6 +166,13 @@ Stop it with Ctrl-C at any time; the same command goes on where it stopped.")]
     /// A rank's own process
     #[command(name = "__rank", hide = true)]
     Rank,
+    /// Becomes another program that ends with its parent
+    #[command(name = "__follow", hide = true)]
+    Follow {
+        /// The program and its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<std::ffi::OsString>,
+    },
 }
 
 /// How a file becomes cells.

@@ -37,6 +37,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Doctor { keys: false } => doctor::doctor(global),
         Command::Cell => Ok(crate::runner::cell::main()),
         Command::Rank => Ok(crate::runner::rank::main()),
+        Command::Follow { command } => Err(crate::launch::become_follower(command).into()),
     }
 }
 

@@ -9,12 +9,14 @@ mod line;
 mod slurm;
 mod spawn;
 
-pub use connect::{Choice, Options, connect, meet};
+pub use connect::{Choice, HOW_TO_HAVE_MPI, Options, connect, meet};
 pub use detect::{Source, World, detect, inherited};
 pub use line::{Line, Silence};
 pub use slurm::{expand_nodes, expand_tasks};
 pub(crate) use spawn::fresh_token;
-pub use spawn::{Exit, Io, RankExit, Ranks, Start, Streams, follow_parent, free_port, signal_name, spawn};
+pub use spawn::{
+    Exit, Io, RankExit, Ranks, Start, Streams, become_follower, follow_parent, free_port, signal_name, spawn,
+};
 
 /// Why a launch cannot be.
 #[derive(Debug, thiserror::Error)]

@@ -6,6 +6,7 @@ pub mod child;
 pub mod launched;
 pub mod machine;
 pub mod merge;
+pub mod mpirun;
 pub mod parity;
 pub mod plan;
 pub mod processes;

@@ -59,9 +59,8 @@ impl Session {
     fn why_not(&self, backend: Backend, ranks: usize) -> Option<(String, Source)> {
         let Some(world) = &self.world else {
             let absent = backend == Backend::Mpi && !cfg!(feature = "mpi");
-            let reason = "this zbench was built without MPI; build it with cargo build --release --features mpi, which needs \
-                          an MPI library and its mpicc";
-            return absent.then(|| (reason.into(), Source::Host));
+            let reason = || format!("parallel.backend = \"mpi\" is not in this build; {}", launch::HOW_TO_HAVE_MPI);
+            return absent.then(|| (reason(), Source::Host));
         };
         let (source, size) = (world.source.name(), world.size);
         let reason = match backend {

@@ -31,8 +31,8 @@ enum Heard {
 pub enum Silence {
     /// Nobody has said anything.
     Yet,
-    /// Somebody has gone, or speaks another language.
-    Lost(String),
+    /// Somebody has gone, or speaks another language: who, where that is known, and how it was noticed.
+    Lost(Option<usize>, String),
 }
 
 impl Line {
@@ -70,12 +70,15 @@ impl Line {
     pub fn hear<T: DeserializeOwned>(&self, wait: Duration) -> Result<(usize, T), Silence> {
         match self.from.recv_timeout(wait) {
             Ok(Heard::Text(rank, text)) => {
-                let unclear = |error| Silence::Lost(format!("rank {rank} does not speak clearly: {error}"));
+                let unclear = |error| Silence::Lost(Some(rank), format!("rank {rank} does not speak clearly: {error}"));
                 serde_json::from_slice(&text).map(|message| (rank, message)).map_err(unclear)
             }
-            Ok(Heard::Lost(error)) => Err(Silence::Lost(error.to_string())),
+            Ok(Heard::Lost(error)) => {
+                let rank = if let RendezvousError::Lost { rank, .. } = error { Some(rank) } else { None };
+                Err(Silence::Lost(rank, error.to_string()))
+            }
             Err(RecvTimeoutError::Timeout) => Err(Silence::Yet),
-            Err(RecvTimeoutError::Disconnected) => Err(Silence::Lost("the line was closed".into())),
+            Err(RecvTimeoutError::Disconnected) => Err(Silence::Lost(None, "the line was closed".into())),
         }
     }
 }
@@ -163,7 +166,7 @@ mod tests {
         match line.hear(Duration::from_secs(20)) {
             Ok(heard) => Ok(heard),
             Err(Silence::Yet) => panic!("nothing came"),
-            Err(Silence::Lost(reason)) => Err(reason),
+            Err(Silence::Lost(_, reason)) => Err(reason),
         }
     }
 

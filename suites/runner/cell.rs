@@ -1,6 +1,7 @@
 //! Inside a cell's process: reads the job, trains, says what was measured.
 
 use super::machine;
+use super::mpirun;
 use super::processes;
 use super::protocol::{self, End, Ended, Event, Job, RankEnd};
 use super::rank::{read_job, say};
@@ -26,7 +27,7 @@ pub fn main() -> u8 {
     let end = match job.cell.parallel.backend {
         Backend::Local => threads(&job),
         Backend::Shm | Backend::Tcp => processes::run(&job, &say),
-        Backend::Mpi => End::failed("not yet".into()),
+        Backend::Mpi => mpirun::run(&job, &say),
     };
     say(&Event::End(Box::new(end)));
     0

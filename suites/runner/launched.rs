@@ -199,7 +199,7 @@ impl Launched<'_> {
                 Ok((_, Answer::Said(..))) => {}
                 Ok((_, Answer::Stopped)) => self.stop.store(true, Ordering::Relaxed),
                 Err(Silence::Yet) => return Ok(()),
-                Err(Silence::Lost(reason)) => {
+                Err(Silence::Lost(_, reason)) => {
                     // A launcher that is stopped ends its ranks in any order.
                     std::thread::sleep(ANSWER.min(Duration::from_millis(300)));
                     if self.stop.load(Ordering::Relaxed) {
@@ -273,7 +273,7 @@ pub fn follow(line: &Line, stop: &AtomicBool) -> u8 {
             }
             Ok((_, Order::Bye { code })) => return code,
             Err(Silence::Yet) => {}
-            Err(Silence::Lost(reason)) => {
+            Err(Silence::Lost(_, reason)) => {
                 crate::say!("rank {rank}: {reason}");
                 return crate::cli::exit::FAILED;
             }

@@ -19,6 +19,9 @@ const MOST_JOB_BYTES: u64 = 16 << 20;
 
 /// The whole life of a rank's process; its exit status.
 pub fn main() -> u8 {
+    if super::mpirun::is_rank() {
+        return super::mpirun::rank_main();
+    }
     let job: RankJob = match read_job(&mut std::io::stdin()) {
         Ok(job) => job,
         Err(reason) => {
