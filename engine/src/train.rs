@@ -1,7 +1,7 @@
 //! Ranks as threads of this process: starts them, watches them, gathers what they report.
 
 use crate::checkpoint::Checkpoint;
-use crate::comm::{CommError, Communicator, Local, Metered, group};
+use crate::comm::{CommError, Communicator, Metered, Shared, group};
 use crate::config::{Cell, DeviceKind};
 use crate::data::Source;
 use crate::layers::StepError;
@@ -78,10 +78,10 @@ pub fn with_ranks<T: Send>(
     }
     // Held until every rank has ended: a rank that fails takes no memory away under those that still read it.
     let regions: Vec<_> = arenas.iter().map(Arena::region).collect();
-    let locals = group(DATA, kernels.clone(), STALL);
+    let locals = group(DATA, kernels.clone(), STALL).map_err(|error| input(error.to_string()))?;
     let (inputs, work, mesh) = (&inputs, &work, plan.mesh);
     let ended: Vec<Ended<T>> = std::thread::scope(|scope| {
-        let start = |((kernels, arena), comm): ((Arc<dyn Kernels>, Arena), Local)| {
+        let start = |((kernels, arena), comm): ((Arc<dyn Kernels>, Arena), Shared)| {
             let builder = std::thread::Builder::new().name(format!("rank {}", comm.rank())).stack_size(8 << 20);
             builder.spawn_scoped(scope, move || one_rank(inputs, kernels, arena, comm, mesh, work))
         };
@@ -120,7 +120,7 @@ fn one_rank<T>(
     inputs: &Inputs<'_>,
     kernels: Arc<dyn Kernels>,
     arena: Arena,
-    comm: Local,
+    comm: Shared,
     mesh: Mesh,
     work: &(impl Fn(&mut Rank<'_>) -> Result<T, StepError> + Sync),
 ) -> Ended<T> {
@@ -147,7 +147,7 @@ fn one_rank<T>(
 }
 
 /// The groups of a rank. A collective call in a hybrid mesh.
-fn comms(world: Local, mesh: Mesh) -> Result<Comms, CommError> {
+fn comms(world: Shared, mesh: Mesh) -> Result<Comms, CommError> {
     if !mesh.hybrid {
         return Ok(Comms { inner: Metered::new(DATA, Box::new(world)), hybrid: None });
     }

@@ -1,7 +1,8 @@
-//! The meeting protocol of `local` under loom: every interleaving of small groups (within a bound on preemptions), with
-//! memory that tells when two ranks touch it at the same time.
+//! The meeting protocol of `local` and `shm` under loom: every interleaving of small groups (within a bound on
+//! preemptions), with memory that tells when two ranks touch it at the same time. A ring that a sleeper misses shows as a
+//! rank that waits for ever, which loom reports too.
 //!
-//! The protocol's own source is compiled here over loom's locks, so that no build flag is needed:
+//! The protocol's own source is compiled here over loom's types, so that no build flag is needed:
 //! `cargo test -p zbench-engine --test comm_loom`.
 
 // Memory shared without a lock is what is tested.
@@ -9,281 +10,260 @@
 
 /// loom's types in place of those in `comm/sync.rs`.
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    pub(crate) use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
-    /// loom would explore every spin.
-    pub(crate) const SPINS: u32 = 0;
+    pub(crate) use loom::cell::UnsafeCell;
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+    /// No time passes under loom: only a ring ends the sleep.
+    pub(crate) fn sleep(bell: &AtomicU32, seen: u32, _limit: std::time::Duration) {
+        while bell.load(Ordering::Acquire) == seen {
+            loom::thread::yield_now();
+        }
+    }
+    /// The sleeper looks at the bell itself.
+    pub(crate) fn wake(_bell: &AtomicU32) {}
+    pub(crate) fn pause() {
+        loom::thread::yield_now();
+    }
+    pub(crate) fn spin() {
+        loom::thread::yield_now();
+    }
 }
 #[path = "../src/comm/protocol.rs"]
 mod protocol;
-#[path = "../src/comm/slots.rs"]
-mod slots;
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use protocol::{Turn, World};
-use slots::{Call, Line, POSTED, Post, Seat};
+use loom::sync::atomic::{AtomicU32, AtomicU64};
+use protocol::{Hall, LEFT, Line, POSTED, Patience, Seat, Slot};
+use std::mem::MaybeUninit;
 use std::time::Duration;
-use zbench_engine::comm::{CommError, Result};
 
-/// One element of every rank's memory. loom panics when one is written while another rank uses it.
-struct Memory(Vec<UnsafeCell<u64>>);
+/// What ranks share, and their memory: loom panics when a cell is written while another rank uses it.
+struct World {
+    seats: Vec<Seat>,
+    ended: AtomicU32,
+    slots: Vec<Slot<u64>>,
+    memory: Vec<UnsafeCell<u64>>,
+    ranks: usize,
+}
 
 // SAFETY: this is the question: loom reports any access that the protocol does not order.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for World {}
 // SAFETY: plain numbers.
-unsafe impl Send for Memory {}
+unsafe impl Send for World {}
 
-impl Memory {
-    fn new(cells: usize) -> Memory {
-        Memory((0..cells).map(|_| UnsafeCell::new(0)).collect())
+impl World {
+    /// `depth` calls can be under way.
+    fn new(ranks: usize, depth: usize) -> World {
+        let seat = |_| Seat { bell: AtomicU32::new(0), asleep: AtomicU32::new(0), inside: AtomicU32::new(0) };
+        let slot =
+            |_| Slot { word: AtomicU64::new(0), note: AtomicU64::new(0), post: UnsafeCell::new(MaybeUninit::uninit()) };
+        World {
+            seats: (0..ranks).map(seat).collect(),
+            ended: AtomicU32::new(0),
+            slots: (0..depth * ranks).map(slot).collect(),
+            memory: (0..2 * ranks).map(|_| UnsafeCell::new(0)).collect(),
+            ranks,
+        }
     }
+
+    fn hall(&self) -> Hall<'_> {
+        Hall { seats: &self.seats, ended: &self.ended }
+    }
+
+    fn line(&self) -> Line<'_, u64> {
+        Line::new(&self.slots, self.ranks)
+    }
+
     fn read(&self, at: usize) -> u64 {
         // SAFETY: loom checks that nobody writes.
-        self.0[at].with(|p| unsafe { *p })
+        self.memory[at].with(|cell| unsafe { *cell })
     }
+
     fn write(&self, at: usize, value: u64) {
         // SAFETY: loom checks that nobody else reads or writes.
-        self.0[at].with_mut(|p| unsafe { *p = value });
+        self.memory[at].with_mut(|cell| unsafe { *cell = value });
     }
-}
 
-/// Where a rank's part lies, and what it calls.
-#[derive(Clone, Debug, PartialEq)]
-struct Note {
-    at: usize,
-    name: &'static str,
-}
-
-impl Post for Note {
-    fn operation(&self) -> &'static str {
-        self.name
+    fn others(&self, own: usize) -> impl Iterator<Item = usize> + Clone {
+        (0..self.ranks).filter(move |rank| *rank != own)
     }
-    fn agrees(&self, other: &Note) -> bool {
-        self.name == other.name
-    }
-    fn describe(&self) -> String {
-        self.name.into()
-    }
-}
 
-fn model(
-    threads: usize,
-    preemptions: usize,
-    rank: impl Fn(&World<Note>, &Memory, usize) + Send + Sync + Copy + 'static,
-) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(move || {
-        let world = Arc::new(World::new("world", threads, Duration::from_secs(3600)));
-        let memory = Arc::new(Memory::new(2 * threads));
-        let peers: Vec<_> = (1..threads)
-            .map(|r| {
-                let (world, memory) = (world.clone(), memory.clone());
-                loom::thread::spawn(move || rank(&world, &memory, r))
-            })
-            .collect();
-        rank(&world, &memory, 0);
-        peers.into_iter().for_each(|peer| peer.join().unwrap());
-    });
-}
-
-fn seat(rank: usize) -> Seat {
-    Seat { group: 0, rank }
-}
-
-/// A call of `rounds` pieces of work, each told its round and the members' posts.
-fn call(
-    world: &World<Note>,
-    rank: usize,
-    line: Line,
-    note: Note,
-    rounds: u8,
-    mut work: impl FnMut(u8, &[Note]),
-) -> (u64, Result<()>) {
-    let sequence = match world.post(seat(rank), line, note) {
-        Ok(sequence) => sequence,
-        Err(error) => return (u64::MAX, Err(error)),
-    };
-    let calls = &mut [Call { line, sequence, stage: POSTED, last: POSTED + rounds }];
-    let mut posts = Vec::new();
-    loop {
-        match world.turn(seat(rank), calls, 0, &mut posts) {
-            Ok(Turn::Done(_)) => return (sequence, Ok(())),
-            Ok(Turn::Work(_, reading)) => {
-                work(calls[0].stage - POSTED, &posts);
-                reading.finish();
-                calls[0].stage += 1;
+    /// Waits as `Shared` does; false when the world has ended instead.
+    fn until(&self, own: usize, ready: impl Fn() -> bool) -> bool {
+        let patience = Patience { spins: 0, pauses: 0 };
+        while !ready() {
+            if self.hall().has_ended() {
+                return false;
             }
-            Err(error) => return (sequence, Err(error)),
+            self.hall().rest(own, patience, Duration::MAX, || self.hall().has_ended() || ready());
+        }
+        true
+    }
+
+    /// Posts where the slots are free; false when the world has ended instead.
+    fn post(&self, own: usize, sequence: u64, post: u64) -> bool {
+        let line = self.line();
+        if !self.until(own, || line.vacant(sequence)) {
+            return false;
+        }
+        // SAFETY: `vacant` was seen, and every number is posted once.
+        unsafe { line.post(sequence, own, post) };
+        self.hall().tell(self.others(own), || line.reached(sequence, POSTED));
+        true
+    }
+
+    fn posted(&self, sequence: u64) -> Vec<u64> {
+        // SAFETY: called between the last post and this rank's leaving.
+        (0..self.ranks).map(|rank| unsafe { self.line().posted(sequence, rank) }).collect()
+    }
+
+    fn advance(&self, own: usize, sequence: u64, stage: u8) {
+        let line = self.line();
+        line.advance(sequence, own, stage);
+        self.hall().tell(self.others(own), || line.reached(sequence, stage));
+    }
+
+    /// A call with one piece of work on others' memory: all come, work, and wait for all. False when the world ended.
+    fn call(&self, own: usize, sequence: u64, work: impl FnOnce(Vec<u64>)) -> bool {
+        let line = self.line();
+        if !self.post(own, sequence, own as u64) || !self.until(own, || line.reached(sequence, POSTED)) {
+            return false;
+        }
+        let Some(inside) = self.hall().enter(own) else { return false };
+        work(self.posted(sequence));
+        drop(inside);
+        self.advance(own, sequence, POSTED + 1);
+        let all = self.until(own, || line.reached(sequence, POSTED + 1));
+        self.advance(own, sequence, LEFT);
+        all
+    }
+
+    /// Ends the world and waits until nobody touches memory.
+    fn give_up(&self, own: usize) {
+        if self.hall().close() {
+            self.hall().announce();
+        }
+        for rank in self.others(own) {
+            while !self.hall().outside(rank) {
+                loom::thread::yield_now();
+            }
         }
     }
 }
 
-/// Writes its own cell, reads everybody's, and writes its cell again as soon as the call returns.
-fn gather(world: &World<Note>, memory: &Memory, rank: usize, value: u64, size: u64) {
-    memory.write(rank, value + rank as u64);
-    let mut sum = 0;
-    let note = Note { at: rank, name: "gather" };
-    let (_, end) = call(world, rank, Line::All, note, 1, |_, posts| {
-        sum = posts.iter().map(|post| memory.read(post.at)).sum();
+fn model(ranks: usize, depth: usize, preemptions: usize, rank: impl Fn(&World, usize) + Send + Sync + Copy + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.max_branches = 20_000;
+    builder.preemption_bound = Some(preemptions);
+    builder.check(move || {
+        let world = Arc::new(World::new(ranks, depth));
+        let peer = |r| {
+            let world = world.clone();
+            loom::thread::spawn(move || rank(&world, r))
+        };
+        let peers: Vec<_> = (1..ranks).map(peer).collect();
+        rank(&world, 0);
+        peers.into_iter().for_each(|peer| peer.join().unwrap());
     });
-    end.unwrap();
-    assert_eq!(sum, value * size + size * (size - 1) / 2);
+}
+
+/// Writes its own cell, reads everybody's, and writes its cell again as soon as the call returns.
+fn gather(world: &World, own: usize, sequence: u64) {
+    let size = world.ranks as u64;
+    world.write(own, 10 * sequence + own as u64);
+    let mut sum = 0;
+    let whole = world.call(own, sequence, |posts| sum = posts.iter().map(|at| world.read(*at as usize)).sum());
+    assert!(whole);
+    assert_eq!(sum, 10 * sequence * size + size * (size - 1) / 2);
 }
 
 #[test]
 fn memory_is_read_between_the_last_post_and_the_first_return() {
-    model(2, 4, |world, memory, rank| {
-        gather(world, memory, rank, 10, 2);
-        gather(world, memory, rank, 20, 2);
-        world.depart(seat(rank));
-    });
-    model(3, 2, |world, memory, rank| {
-        gather(world, memory, rank, 10, 3);
-        world.depart(seat(rank));
+    model(2, 2, 2, |world, own| gather(world, own, 0));
+    model(3, 1, 1, |world, own| gather(world, own, 0));
+}
+
+#[test]
+fn slots_are_used_again_when_all_have_left() {
+    model(2, 1, 1, |world, own| (0..2).for_each(|sequence| gather(world, own, sequence)));
+}
+
+/// As an all-reduce: cell (owner, part); rank r sums part r of everybody and writes it to everybody.
+#[test]
+fn an_all_reduce_in_place_has_one_writer_for_each_part() {
+    model(2, 2, 3, |world, own| {
+        let cell = |owner: usize, part: usize| 2 * owner + part;
+        (0..2).for_each(|part| world.write(cell(own, part), (10 * own + part) as u64));
+        let whole = world.call(own, 0, |_| {
+            let sum = world.read(cell(0, own)) + world.read(cell(1, own));
+            (0..2).for_each(|owner| world.write(cell(owner, own), sum));
+        });
+        assert!(whole);
+        assert_eq!((world.read(cell(own, 0)), world.read(cell(own, 1))), (10, 12));
     });
 }
 
-/// As an all-reduce: cell (owner, part); rank r sums part r of everybody into its own memory, then all copy.
+/// What is written beside a post (here the post itself) may be read after its owner has gone on.
 #[test]
-fn an_all_reduce_in_place_has_two_rounds() {
-    model(2, 4, |world, memory, rank| {
-        let cell = |owner: usize, part: usize| 2 * owner + part;
-        (0..2).for_each(|part| memory.write(cell(rank, part), (10 * rank + part) as u64));
-        let note = Note { at: rank, name: "reduce" };
-        let (_, end) = call(world, rank, Line::All, note, 2, |round, _| match round {
-            0 => memory.write(cell(rank, rank), memory.read(cell(0, rank)) + memory.read(cell(1, rank))),
-            _ => memory.write(cell(rank, 1 - rank), memory.read(cell(1 - rank, 1 - rank))),
-        });
-        end.unwrap();
-        assert_eq!((memory.read(cell(rank, 0)), memory.read(cell(rank, 1))), (10, 12));
-        world.depart(seat(rank));
+fn an_eager_call_does_not_wait_for_its_readers() {
+    fn program(world: &World, own: usize) {
+        let line = world.line();
+        for sequence in 0..2 {
+            assert!(world.post(own, sequence, 10 * sequence + own as u64));
+            assert!(world.until(own, || line.reached(sequence, POSTED)));
+            let wanted: Vec<u64> = (0..world.ranks as u64).map(|rank| 10 * sequence + rank).collect();
+            assert_eq!(world.posted(sequence), wanted);
+            world.advance(own, sequence, LEFT);
+        }
+    }
+    model(2, 1, 2, program);
+    model(2, 2, 2, program);
+}
+
+/// Rank 0 gives up at any moment; whoever fails waits until nobody is inside and then writes its memory.
+#[test]
+fn a_rank_that_gives_up_is_not_touched_any_more() {
+    fn program(world: &World, own: usize) {
+        world.write(own, 1);
+        if own == 0 {
+            assert!(world.post(0, 0, 0));
+            world.give_up(0);
+        } else {
+            let whole = world.call(own, 0, |posts| {
+                posts.iter().for_each(|at| assert_eq!(world.read(*at as usize), 1));
+            });
+            assert!(!whole, "rank 0 never works");
+            world.give_up(own);
+        }
+        world.write(own, 2);
+    }
+    model(2, 2, 3, program);
+    model(3, 1, 1, program);
+}
+
+/// The end wakes whoever sleeps.
+#[test]
+fn an_end_wakes_those_who_wait() {
+    model(2, 2, 4, |world, own| match own {
+        0 => world.give_up(0),
+        _ => assert!(!world.call(1, 0, |_| unreachable!("rank 0 never came"))),
     });
 }
 
 /// Two calls under way, finished in opposite orders.
 #[test]
-fn calls_under_way_make_progress_for_each_other() {
-    model(2, 3, |world, memory, rank| {
-        memory.write(rank, 1 + rank as u64);
-        let mut open: Vec<Call> = (0..2)
-            .map(|_| {
-                let sequence = world.post(seat(rank), Line::All, Note { at: rank, name: "gather" }).unwrap();
-                Call { line: Line::All, sequence, stage: POSTED, last: POSTED + 1 }
-            })
-            .collect();
-        let mut posts = Vec::new();
-        while !open.is_empty() {
-            let wanted = if rank == 0 { 0 } else { open.len() - 1 };
-            match world.turn(seat(rank), &open, wanted, &mut posts).unwrap() {
-                Turn::Done(index) => {
-                    open.remove(index);
-                }
-                Turn::Work(index, reading) => {
-                    assert_eq!(posts.iter().map(|post| memory.read(post.at)).sum::<u64>(), 3);
-                    reading.finish();
-                    open[index].stage += 1;
-                }
-            }
+fn calls_under_way_do_not_disturb_each_other() {
+    model(2, 2, 2, |world, own| {
+        let line = world.line();
+        for sequence in 0..2 {
+            assert!(world.post(own, sequence, 7 + sequence));
         }
-        memory.write(rank, 0);
-        world.depart(seat(rank));
-    });
-}
-
-/// Rank 0 gives up at any moment; whoever fails waits for its readers and then writes its memory. Nobody departs, which
-/// would ring a bell that the end forgot.
-#[test]
-fn a_rank_that_gives_up_is_not_read_any_more() {
-    fn program(world: &World<Note>, memory: &Memory, rank: usize) {
-        memory.write(rank, 1);
-        if rank == 0 {
-            let sequence = world.post(seat(0), Line::All, Note { at: 0, name: "gather" }).unwrap();
-            world.withdraw(seat(0), Line::All, sequence, "gave up");
-        } else {
-            let note = Note { at: rank, name: "gather" };
-            let (sequence, end) = call(world, rank, Line::All, note, 1, |_, posts| {
-                posts.iter().for_each(|post| assert_eq!(memory.read(post.at), 1));
-            });
-            let wanted = CommError::Aborted { group: "world".into(), rank: 0, reason: "gave up".into() };
-            assert_eq!(end.unwrap_err(), wanted);
-            assert_eq!(world.cause(), Some(wanted));
-            world.withdraw(seat(rank), Line::All, sequence, "another reason");
+        for i in 0..2 {
+            let sequence = if own == 0 { i } else { 1 - i };
+            assert!(world.until(own, || line.reached(sequence, POSTED)));
+            assert_eq!(world.posted(sequence), [7 + sequence; 2]);
+            world.advance(own, sequence, LEFT);
         }
-        memory.write(rank, 2);
-    }
-    model(2, 4, program);
-    model(3, 2, program);
-}
-
-/// An end wakes whoever sleeps, and is seen by readers in the middle of a block.
-#[test]
-fn an_abort_wakes_those_who_wait() {
-    model(2, 4, |world, _, rank| match rank {
-        0 => world.abort(seat(0), "full disk"),
-        _ => {
-            let (_, end) = call(world, 1, Line::All, Note { at: 1, name: "gather" }, 1, |_, _| unreachable!("alone"));
-            assert!(matches!(end, Err(CommError::Aborted { rank: 0, .. })), "{end:?}");
-            assert!(world.has_ended());
-        }
-    });
-}
-
-#[test]
-fn all_hear_of_a_mismatch() {
-    model(2, 4, |world, memory, rank| {
-        let name = ["gather", "reduce"][rank];
-        let (sequence, end) = call(world, rank, Line::All, Note { at: rank, name }, 1, |_, _| memory.write(0, 0));
-        assert!(matches!(end, Err(CommError::Mismatch { rank: other, .. }) if other == 1 - rank), "{end:?}");
-        world.withdraw(seat(rank), Line::All, sequence, "mismatch");
-        memory.write(rank, 1);
-        world.depart(seat(rank));
-    });
-}
-
-#[test]
-fn those_who_wait_hear_of_one_that_leaves() {
-    model(3, 2, |world, _, rank| {
-        if rank != 2 {
-            let note = Note { at: rank, name: "gather" };
-            let (_, end) = call(world, rank, Line::All, note, 1, |_, _| unreachable!("rank 2 never came"));
-            assert!(matches!(end, Err(CommError::Aborted { rank: 2, .. })), "{end:?}");
-        }
-        world.depart(seat(rank));
-    });
-}
-
-/// A pair's calls have numbers of their own, and a split makes one group per color, whoever comes first.
-#[test]
-fn pairs_and_splits() {
-    model(2, 3, |world, memory, rank| {
-        memory.write(rank, rank as u64);
-        let line = Line::Pair { from: 1, to: 0 };
-        let note = Note { at: rank, name: "pass" };
-        let (sequence, end) = call(world, rank, line, note, 1, |_, posts| {
-            if rank == 0 {
-                assert_eq!(memory.read(posts[0].at), 1);
-            }
-        });
-        end.unwrap();
-        assert_eq!(sequence, 0);
-        memory.write(rank, 7);
-
-        let mut group = None;
-        let sequence = world.post(seat(rank), Line::All, Note { at: rank, name: "split" }).unwrap();
-        let mut open = [Call { line: Line::All, sequence, stage: POSTED, last: POSTED + 1 }];
-        while let Turn::Work(_, reading) = world.turn(seat(rank), &open, 0, &mut Vec::new()).unwrap() {
-            group = world.form(seat(rank), &open[0], 5, "sub", &[1, 0]);
-            reading.finish();
-            open[0].stage += 1;
-        }
-        assert_eq!(group, Some(1));
-        let sub = Seat { group: 1, rank: 1 - rank };
-        world.post(sub, Line::All, Note { at: rank, name: "barrier" }).unwrap();
-        let meet = [Call { line: Line::All, sequence: 0, stage: POSTED, last: POSTED }];
-        assert!(matches!(world.turn(sub, &meet, 0, &mut Vec::new()), Ok(Turn::Done(0))));
-        world.depart(sub);
-        world.depart(seat(rank));
     });
 }

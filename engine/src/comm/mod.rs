@@ -6,20 +6,26 @@
 // Ranks read each other's memory here, and nowhere else; every block gives its SAFETY reason.
 #![allow(unsafe_code)]
 
+mod board;
 mod call;
+mod cause;
 mod check;
 mod local;
 mod metered;
 mod moves;
 mod null;
 mod protocol;
-mod slots;
+mod shared;
+mod shm;
+mod space;
 mod sync;
 
 pub use call::{Call, Kind, Request, Shape};
-pub use local::{Local, group};
+pub use local::group;
 pub use metered::Metered;
 pub use null::Null;
+pub use shared::Shared;
+pub use shm::{Exchange, shm};
 
 pub use zbench_kernels::ReduceOp;
 use zbench_kernels::{KernelError, View, ViewMut};
@@ -77,6 +83,10 @@ pub enum CommError {
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }
+
+/// An all-reduce of at most this many bytes takes one round on `local`, `shm` and `tcp`: every rank reads every other's
+/// buffer and sums all of it. Larger ones are reduced in parts, which then go to all.
+pub const ONE_ROUND_BYTES: usize = board::EAGER_BYTES;
 
 /// What a collective returns.
 pub type Result<T, E = CommError> = std::result::Result<T, E>;

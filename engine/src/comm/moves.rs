@@ -1,30 +1,40 @@
-//! What ranks post, and the reading of each other's memory: copies and sums, in blocks, counted where they happen.
+//! What ranks post, and the reading and writing of each other's memory: copies and sums, in blocks, counted where they
+//! happen.
 
-use super::slots::{Line, POSTED, Post};
+use super::call::Kind;
 use super::{CommError, Result};
 use std::ops::Range;
 use std::ptr::NonNull;
+use zbench_kernels::copy::stream;
 use zbench_kernels::{DType, Kernels, ReduceOp, View, ViewMut};
 
-/// Bytes between two looks at the abort flag.
+/// Bytes between two looks at whether the world has ended.
 const BLOCK_BYTES: usize = 256 << 10;
-/// Words of the scratch in which a rank keeps its own summand while it overwrites it: 32 KiB.
-pub(crate) const SCRATCH_WORDS: usize = 4096;
+/// Bytes of a sum that several ranks get: small enough to stay in the first cache while it is handed out.
+pub(crate) const SCRATCH_WORDS: usize = 2048;
 /// All-reduce splits its buffer at multiples of this many elements, so that no cache line has two writers.
 const PART_ELEMENTS: usize = 16;
+/// Copies of at least this many bytes go past the caches, which could not keep them.
+const STREAM_BYTES: usize = 8 << 20;
 
-/// Where a run of elements lies, whoever owns it.
+/// Where a run of elements lies, in this process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Raw {
-    ptr: NonNull<u8>,
-    len: usize,
-    dtype: DType,
+    pub ptr: NonNull<u8>,
+    pub len: usize,
+    pub dtype: DType,
 }
 
-// SAFETY: an address and a length. Reading there is guarded by the protocol (see protocol.rs).
+// SAFETY: an address and a length. What is done there is guarded by the protocol (see protocol.rs).
 unsafe impl Send for Raw {}
-// SAFETY: as above.
-unsafe impl Sync for Raw {}
+
+/// Where a run of elements lies, as all ranks understand it: an address among threads, region and offset among processes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spot {
+    pub at: u64,
+    pub len: usize,
+    pub dtype: DType,
+}
 
 impl Raw {
     /// No elements.
@@ -54,162 +64,191 @@ impl Raw {
         self.slice(index * len..(index + 1) * len)
     }
 
-    fn bytes(self) -> usize {
+    pub(crate) fn bytes(self) -> usize {
         self.len * self.dtype.size()
     }
 }
 
-/// The collective of a post.
+/// The call of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// `send` = `recv` = the buffer.
-    AllReduce,
-    /// In place where `recv` is this rank's part of `send`.
-    ReduceScatter {
-        accumulate: bool,
-    },
-    /// In place where `send` is this rank's part of `recv`.
-    AllGather,
-    /// `send` = `recv` = the buffer.
-    Broadcast {
-        root: usize,
-    },
-    AllToAll,
-    /// The two sides of a pair.
-    Send,
-    Recv,
-    Barrier,
+pub(crate) enum What {
+    Call(Kind),
     Split,
 }
 
-impl Kind {
-    /// The stage at which the collective is complete: one more than its pieces of work.
-    pub(crate) fn last_stage(self) -> u8 {
-        match self {
-            Kind::Barrier => POSTED,
-            Kind::AllReduce => POSTED + 2,
-            _ => POSTED + 1,
-        }
-    }
-}
-
-/// What one rank posts.
+/// What one rank posts: buffers as the collective uses them, in place or not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
-    pub kind: Kind,
-    pub send: Raw,
-    pub recv: Raw,
-    pub color: usize,
-    pub key: usize,
+    pub what: What,
+    /// What this rank gives lies beside the post.
+    pub eager: bool,
+    pub send: Spot,
+    pub recv: Spot,
+    pub color: u64,
+    pub key: u64,
 }
 
 impl Posted {
-    pub(crate) fn new(kind: Kind, send: Raw, recv: Raw) -> Posted {
-        Posted { kind, send, recv, color: 0, key: 0 }
+    /// The collective's name.
+    pub(crate) fn operation(&self) -> &'static str {
+        match self.what {
+            What::Call(kind) => kind.name(),
+            What::Split => "split",
+        }
+    }
+
+    /// What all ranks must have alike: type and length of the buffer that all have.
+    fn common(&self, size: usize) -> (DType, usize) {
+        let shape = |spot: Spot, parts: usize| (spot.dtype, spot.len / parts);
+        match self.what {
+            What::Call(Kind::Scatter { .. }) if self.send.len > 0 => shape(self.send, size),
+            What::Call(Kind::AllReduce { .. } | Kind::Broadcast { .. } | Kind::Scatter { .. } | Kind::AllToAll) => {
+                shape(self.recv, 1)
+            }
+            _ => shape(self.send, 1),
+        }
+    }
+
+    /// Whether two ranks called the same.
+    pub(crate) fn agrees(&self, other: &Posted, size: usize) -> bool {
+        let shape = |spot: Spot| (spot.dtype, spot.len);
+        match (self.what, other.what) {
+            (What::Call(Kind::Send { .. }), What::Call(Kind::Recv { .. })) => shape(self.send) == shape(other.recv),
+            (What::Call(Kind::Recv { .. }), What::Call(Kind::Send { .. })) => other.agrees(self, size),
+            (What::Split, What::Split) => true,
+            (What::Call(Kind::ReduceScatter { .. }), _) if self.recv.dtype != other.recv.dtype => false,
+            (ours, theirs) => ours == theirs && self.common(size) == other.common(size),
+        }
+    }
+
+    /// The call in words, for the error when two do not agree.
+    pub(crate) fn describe(&self) -> String {
+        let spot = |spot: Spot| format!("{} {}", spot.len, spot.dtype);
+        let (name, send, recv) = (self.operation(), spot(self.send), spot(self.recv));
+        let What::Call(kind) = self.what else { return name.to_owned() };
+        let op = match kind.op() {
+            Some(ReduceOp::Sum) | None => String::new(),
+            Some(op) => format!(" ({op})"),
+        };
+        match kind {
+            Kind::AllReduce { .. } => format!("{name}{op} of {recv}"),
+            Kind::Send { .. } | Kind::SendRecv { .. } | Kind::Gather { .. } => format!("{name} of {send}"),
+            Kind::Recv { .. } => format!("{name} of {recv}"),
+            Kind::ReduceScatter { accumulate: true, .. } => format!("{name}{op} of {send} onto {recv}"),
+            Kind::ReduceScatter { .. } => format!("{name}{op} of {send} to {recv}"),
+            Kind::AllGather | Kind::AllToAll => format!("{name} of {send} to {recv}"),
+            Kind::Broadcast { root } | Kind::Scatter { root } => format!("{name} of {recv} from rank {root}"),
+            Kind::Reduce { root, .. } => format!("{name}{op} of {send} to rank {root}"),
+            Kind::Barrier => name.to_owned(),
+        }
     }
 }
 
-impl Post for Posted {
-    fn operation(&self) -> &'static str {
-        match self.kind {
-            Kind::AllReduce => "all_reduce",
-            Kind::ReduceScatter { .. } => "reduce_scatter",
-            Kind::AllGather => "all_gather",
-            Kind::Broadcast { .. } => "broadcast",
-            Kind::AllToAll => "all_to_all",
-            Kind::Send => "send",
-            Kind::Recv => "recv",
-            Kind::Barrier => "barrier",
-            Kind::Split => "split",
-        }
-    }
-
-    fn agrees(&self, other: &Posted) -> bool {
-        let sends = |a: &Posted, b: &Posted| (a.send.dtype, a.send.len) == (b.send.dtype, b.send.len);
-        let recvs = |a: &Posted, b: &Posted| (a.recv.dtype, a.recv.len) == (b.recv.dtype, b.recv.len);
-        match (self.kind, other.kind) {
-            (Kind::Send, Kind::Recv) => (self.send.dtype, self.send.len) == (other.recv.dtype, other.recv.len),
-            (Kind::Recv, Kind::Send) => other.agrees(self),
-            (ours, theirs) => ours == theirs && sends(self, other) && recvs(self, other),
-        }
-    }
-
-    fn describe(&self) -> String {
-        let raw = |raw: Raw| format!("{} {}", raw.len, raw.dtype);
-        let (name, send, recv) = (self.operation(), raw(self.send), raw(self.recv));
-        match self.kind {
-            Kind::AllReduce | Kind::Send => format!("{name} of {send}"),
-            Kind::Recv => format!("{name} of {recv}"),
-            Kind::ReduceScatter { accumulate: true } => format!("{name} of {send} onto {recv}"),
-            Kind::ReduceScatter { accumulate: false } | Kind::AllGather | Kind::AllToAll => {
-                format!("{name} of {send} to {recv}")
-            }
-            Kind::Broadcast { root } => format!("{name} of {send} from rank {root}"),
-            Kind::Barrier | Kind::Split => name.to_owned(),
-        }
-    }
+/// Where a member's buffers lie in this process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub send: Raw,
+    pub recv: Raw,
 }
 
 /// One rank at work on one call.
 pub(crate) struct Mover<'a> {
-    /// This rank's place on the line.
+    /// This rank's place among the members.
     pub rank: usize,
     pub kernels: &'a dyn Kernels,
     /// [`SCRATCH_WORDS`] words.
     pub scratch: &'a mut [u64],
     /// Whether the world has ended, and why: looked at before every block.
     pub ended: &'a dyn Fn() -> Option<CommError>,
-    /// Bytes read from other ranks' memory.
+    /// Bytes read from other ranks' memory and written to it.
     pub wire: u64,
 }
 
 impl Mover<'_> {
-    /// The work that follows `stage`. `posts` are the members', in the order of their places.
+    /// The one piece of work of a call.
     ///
     /// # Safety
-    /// The posts must have been made from live views or buffers that agree, all members must have reached `stage`, and
-    /// none may pass the stage after next (a [`super::protocol::Reading`] guard is held).
-    pub(crate) unsafe fn work(&mut self, line: Line, stage: u8, posts: &[Posted]) -> Result<()> {
-        let own = posts[self.rank];
-        let size = posts.len();
-        match own.kind {
-            Kind::AllReduce if stage == POSTED => {
-                let range = reduce_range(own.send.len, self.rank, size);
-                // SAFETY: until all ranks are done with this work, part r of any buffer is used by rank r alone.
-                unsafe { self.sum(posts, range.clone(), own.recv.slice(range), false) }
+    /// The members' buffers are live and agree, all members have posted, and none will use the parts that this rank writes
+    /// or change those it reads before it is told that this work is done (an `Inside` guard is held).
+    pub(crate) unsafe fn work(&mut self, kind: Kind, eager: bool, seen: &[Seen]) -> Result<()> {
+        let (rank, size, own) = (self.rank, seen.len(), seen[self.rank]);
+        match kind {
+            // SAFETY: each rank reads what all have given and writes its own `recv`.
+            Kind::AllReduce { op } if eager => unsafe {
+                self.sum(op, seen, 0..own.recv.len, &[(rank, own.recv)], false)
+            },
+            Kind::AllReduce { op } => {
+                let range = reduce_range(own.recv.len, rank, size);
+                // SAFETY: part r of any buffer is read and written by rank r alone.
+                unsafe { self.sum_to_all(op, seen, range) }
             }
-            Kind::AllReduce => self.gather(posts, own.recv, |rank| {
-                let range = reduce_range(own.send.len, rank, size);
-                (posts[rank].recv.slice(range.clone()), range.start)
-            }),
-            Kind::ReduceScatter { accumulate } => {
+            Kind::ReduceScatter { op, accumulate } => {
                 let len = own.send.len / size;
                 // SAFETY: only this rank reads part `rank` of any `send`, and `recv` is its own.
-                unsafe { self.sum(posts, self.rank * len..(self.rank + 1) * len, own.recv, accumulate) }
+                unsafe { self.sum(op, seen, rank * len..(rank + 1) * len, &[(rank, own.recv)], accumulate) }
             }
-            Kind::AllGather => self.gather(posts, own.recv, |rank| (posts[rank].send, rank * own.send.len)),
-            Kind::AllToAll => {
-                let (own_rank, len) = (self.rank, own.send.len / size);
-                self.gather(posts, own.recv, |rank| (posts[rank].send.part(own_rank, size), rank * len))
+            Kind::Reduce { op, root } if eager && rank != root => {
+                let _ = op;
+                Ok(())
             }
-            Kind::Broadcast { root } if root != self.rank => self.copy_from(root, posts[root].send, own.recv),
-            Kind::Recv if line != Line::All => self.copy_from(0, posts[0].send, own.recv),
-            Kind::Broadcast { .. } | Kind::Send | Kind::Recv | Kind::Barrier | Kind::Split => Ok(()),
+            Kind::Reduce { op, root } => {
+                let whole = 0..own.send.len;
+                let range = if eager { whole } else { reduce_range(own.send.len, rank, size) };
+                let out = seen[root].recv.slice(range.clone());
+                // SAFETY: this rank alone writes this range of the root's `recv`, and reads it of any `send`.
+                unsafe { self.sum(op, seen, range, &[(root, out)], false) }
+            }
+            Kind::AllGather => self.collect(seen, own.recv, |_, seen| seen.send),
+            Kind::AllToAll if own.send.ptr == own.recv.ptr => self.exchange(seen),
+            Kind::AllToAll => self.collect(seen, own.recv, |_, seen| seen.send.part(rank, size)),
+            Kind::Broadcast { root } => self.copy(root, seen[root].send, rank, own.recv),
+            Kind::Gather { root } if eager && rank == root => self.collect(seen, own.recv, |_, seen| seen.send),
+            Kind::Gather { root } if eager => {
+                let _ = root;
+                Ok(())
+            }
+            Kind::Gather { root } => self.copy(rank, own.send, root, seen[root].recv.part(rank, size)),
+            Kind::Scatter { root } => self.copy(root, seen[root].send.part(rank, size), rank, own.recv),
+            Kind::Recv { .. } => self.copy(0, seen[0].send, 1, own.recv),
+            Kind::Send { .. } | Kind::SendRecv { .. } | Kind::Barrier => Ok(()),
         }
     }
 
-    /// Copies every rank's run to its offset in `whole`, starting with the next rank so that not all read one memory.
-    fn gather(&mut self, posts: &[Posted], whole: Raw, run: impl Fn(usize) -> (Raw, usize)) -> Result<()> {
-        for i in 1..=posts.len() {
-            let rank = (self.rank + i) % posts.len();
-            let (from, offset) = run(rank);
-            self.copy_from(rank, from, whole.slice(offset..offset + from.len))?;
+    /// Copies what every rank gives to its part of `whole`, starting with the next rank so that not all read one memory.
+    fn collect(&mut self, seen: &[Seen], whole: Raw, given: impl Fn(usize, Seen) -> Raw) -> Result<()> {
+        for i in 1..=seen.len() {
+            let rank = (self.rank + i) % seen.len();
+            self.copy(rank, given(rank, seen[rank]), self.rank, whole.part(rank, seen.len()))?;
         }
         Ok(())
     }
 
-    /// Copies a run of the rank at `place`; only called by `work`, whose conditions make both runs live and apart.
-    fn copy_from(&mut self, place: usize, from: Raw, to: Raw) -> Result<()> {
+    /// All-to-all in place: of each two ranks one swaps their parts.
+    fn exchange(&mut self, seen: &[Seen]) -> Result<()> {
+        let (rank, size) = (self.rank, seen.len());
+        let mine = |other: usize| other != rank && (other < rank) == ((other + rank) % 2 == 1);
+        for other in (0..size).filter(|other| mine(*other)) {
+            let (ours, theirs) = (seen[rank].recv.part(other, size), seen[other].recv.part(rank, size));
+            let block = SCRATCH_WORDS * 8;
+            for start in (0..ours.bytes()).step_by(block) {
+                self.check()?;
+                let len = block.min(ours.bytes() - start);
+                let aside = self.scratch.as_mut_ptr().cast::<u8>();
+                // SAFETY: this rank alone uses these two parts until it has said that it is done; the scratch holds a block.
+                unsafe {
+                    let (ours, theirs) = (ours.ptr.as_ptr().add(start), theirs.ptr.as_ptr().add(start));
+                    std::ptr::copy_nonoverlapping(theirs, aside, len);
+                    std::ptr::copy_nonoverlapping(ours, theirs, len);
+                    std::ptr::copy_nonoverlapping(aside, ours, len);
+                }
+                self.wire += 2 * len as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a run of one rank to another; only called by `work`, whose conditions make both runs live and apart.
+    fn copy(&mut self, giver: usize, from: Raw, taker: usize, to: Raw) -> Result<()> {
         if from.ptr == to.ptr {
             return Ok(()); // in place
         }
@@ -217,58 +256,93 @@ impl Mover<'_> {
         for start in (0..bytes).step_by(BLOCK_BYTES) {
             self.check()?;
             let len = BLOCK_BYTES.min(bytes - start);
-            // SAFETY: both runs hold `bytes` bytes. Nobody writes `from` at this stage (`work`), and `to` is this rank's own
-            // memory, another buffer or another part of one.
-            unsafe { std::ptr::copy_nonoverlapping(from.ptr.as_ptr().add(start), to.ptr.as_ptr().add(start), len) };
-            if place != self.rank {
+            // SAFETY: both runs hold `bytes` bytes, nobody writes `from` and nobody else uses `to` (`work`).
+            unsafe { move_bytes(from.ptr.add(start), to.ptr.add(start), len, bytes >= STREAM_BYTES)? };
+            if giver != taker {
                 self.wire += len as u64;
             }
         }
         Ok(())
     }
 
-    /// `dst` = (`dst` +) the sum over ranks of `range` of what they send, block by block. Where `dst` lies on this rank's
-    /// summand, the summand is first copied aside, since a kernel's operands may not overlap.
+    /// # Safety
+    /// As for [`Mover::work`]; and nobody else may use `range` of any buffer.
+    unsafe fn sum_to_all(&mut self, op: ReduceOp, seen: &[Seen], range: Range<usize>) -> Result<()> {
+        let next = |i: usize| (self.rank + i) % seen.len();
+        let outs: Vec<(usize, Raw)> =
+            (0..seen.len()).map(|i| (next(i), seen[next(i)].recv.slice(range.clone()))).collect();
+        // SAFETY: as the caller says.
+        unsafe { self.sum(op, seen, range, &outs, false) }
+    }
+
+    /// `range` of what all ranks give, combined, to every one of `outs` (a rank and where it wants it). Block by block: where
+    /// an out may lie on a summand, the result is made aside, since a kernel's operands may not overlap.
     ///
     /// # Safety
-    /// As for [`Mover::work`]; and nobody else may use `dst`, nor write `range` of any `send`.
-    unsafe fn sum(&mut self, posts: &[Posted], range: Range<usize>, dst: Raw, accumulate: bool) -> Result<()> {
-        let own = posts[self.rank].send.slice(range.clone());
-        let in_place = own.ptr == dst.ptr;
-        let block = if in_place { SCRATCH_WORDS * 8 } else { BLOCK_BYTES } / own.dtype.size();
-        let mut sources = Vec::with_capacity(posts.len());
+    /// As for [`Mover::work`]; and nobody else may use `outs`, nor write `range` of any `send`.
+    unsafe fn sum(
+        &mut self,
+        op: ReduceOp,
+        seen: &[Seen],
+        range: Range<usize>,
+        outs: &[(usize, Raw)],
+        accumulate: bool,
+    ) -> Result<()> {
+        let dtype = seen[self.rank].send.dtype;
+        let overlaps = |out: &(usize, Raw)| out.1.ptr == seen[out.0].send.slice(range.clone()).ptr;
+        let direct = outs.len() == 1 && !overlaps(&outs[0]);
+        let block = if direct { BLOCK_BYTES } else { SCRATCH_WORDS * 8 } / dtype.size();
+        let past_caches = !outs.iter().any(overlaps) && range.len() * dtype.size() * outs.len() >= STREAM_BYTES;
+        let mut sources = Vec::with_capacity(seen.len());
         for start in range.clone().step_by(block) {
             self.check()?;
             let end = range.end.min(start + block);
             sources.clear();
-            for (rank, post) in posts.iter().enumerate() {
-                let mut source = post.send.slice(start..end);
-                if rank != self.rank {
-                    self.wire += source.bytes() as u64;
-                } else if in_place {
-                    source = self.set_aside(source);
-                }
-                // SAFETY: a slice of a live post (or of the scratch), which nobody writes at this stage.
+            for (rank, member) in seen.iter().enumerate() {
+                let source = member.send.slice(start..end);
+                self.wire += if rank == self.rank { 0 } else { source.bytes() as u64 };
+                // SAFETY: a slice of a live buffer, which nobody writes before this rank does, below.
                 sources.push(unsafe { View::from_raw(source.ptr, source.dtype, source.len) });
             }
-            let out = dst.slice(start - range.start..end - range.start);
-            // SAFETY: `dst` is this rank's alone, and no source lies on it.
-            let out = unsafe { ViewMut::from_raw(out.ptr, out.dtype, out.len) };
-            self.kernels.reduce(ReduceOp::Sum, &sources, accumulate, out)?;
+            let part = start - range.start..end - range.start;
+            if direct {
+                let out = outs[0].1.slice(part);
+                // SAFETY: `outs` are this rank's alone for now, and no source lies on it.
+                let view = unsafe { ViewMut::from_raw(out.ptr, out.dtype, out.len) };
+                self.kernels.reduce(op, &sources, accumulate, view)?;
+                self.wire += if outs[0].0 == self.rank { 0 } else { out.bytes() as u64 };
+                continue;
+            }
+            let aside = NonNull::from(&mut *self.scratch).cast::<u8>();
+            // SAFETY: the scratch holds a block of the widest type, and nobody else knows of it.
+            let made = unsafe { ViewMut::from_raw(aside, outs[0].1.dtype, end - start) };
+            self.kernels.reduce(op, &sources, accumulate, made)?;
+            for (rank, out) in outs {
+                let out = out.slice(part.clone());
+                // SAFETY: the summands that may lie there have been read.
+                unsafe { move_bytes(aside, out.ptr, out.bytes(), past_caches)? };
+                self.wire += if *rank == self.rank { 0 } else { out.bytes() as u64 };
+            }
         }
         Ok(())
-    }
-
-    fn set_aside(&mut self, source: Raw) -> Raw {
-        let scratch = NonNull::from(&mut *self.scratch).cast::<u8>();
-        // SAFETY: a block is at most as large as the scratch, which is memory of its own.
-        unsafe { std::ptr::copy_nonoverlapping(source.ptr.as_ptr(), scratch.as_ptr(), source.bytes()) };
-        Raw { ptr: scratch, ..source }
     }
 
     fn check(&self) -> Result<()> {
         (self.ended)().map_or(Ok(()), Err)
     }
+}
+
+/// # Safety
+/// Both runs hold `len` bytes and do not overlap; nobody writes the first or uses the second.
+unsafe fn move_bytes(from: NonNull<u8>, to: NonNull<u8>, len: usize, past_caches: bool) -> Result<()> {
+    if !past_caches {
+        // SAFETY: as the caller says.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), len) };
+        return Ok(());
+    }
+    // SAFETY: as the caller says; bytes have no alignment.
+    let (from, to) = unsafe { (View::from_raw(from, DType::I8, len), ViewMut::from_raw(to, DType::I8, len)) };
+    Ok(stream(from, to)?)
 }
 
 /// The elements that `rank` sums in an all-reduce: equal parts, rounded up so that the last ranks may have less or none.
@@ -298,5 +372,17 @@ mod tests {
         assert_eq!(raw.slice(4..20).len, 6);
         assert_eq!(raw.slice(20..30).len, 0);
         assert_eq!(raw.part(2, 3).bytes(), 12);
+    }
+
+    #[test]
+    fn of_two_ranks_one_swaps() {
+        for size in 1..9 {
+            for a in 0..size {
+                for b in 0..size {
+                    let mine = |rank: usize, other: usize| other != rank && (other < rank) == ((other + rank) % 2 == 1);
+                    assert_eq!(a != b, mine(a, b) != mine(b, a), "{a} and {b} of {size}");
+                }
+            }
+        }
     }
 }

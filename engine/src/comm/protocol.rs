@@ -1,194 +1,224 @@
-//! How ranks that share memory wait for each other: one lock, one bell per group, and a flag that readers look at.
+//! How ranks that share memory meet: without locks, in memory that may belong to several processes.
 //!
-//! Memory is only read between [`World::turn`] returning work and the [`Reading`] guard ending. A rank that gives up
-//! first ends the world, so that no new read begins, and then waits in [`World::withdraw`] until the last reader is out:
-//! only then may its memory be used for something else.
+//! Each member of a line (all ranks of a group, or a sender and its receiver) has one slot per call under way, and only it
+//! writes there: first what it posts, then how far it has come. A call goes through stages. Stage 1: posted. Each piece of
+//! work raises a rank's stage by one and may begin when all members have reached the stage before it. What members have
+//! posted may be read from then until the rank says that it has left; a slot is used again when all have left its call.
+//!
+//! Memory of other ranks is only touched between [`Hall::enter`] and the end of its guard. A rank that gives up ends the
+//! world first, so that nobody enters any more, and then waits until nobody is inside: only then may its memory be used
+//! for something else.
 
-use super::slots::{Book, Call, Line, Post, Seat, Step};
-use super::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, SPINS};
-use super::{CommError, Result};
-use std::sync::PoisonError;
-use std::time::{Duration, Instant};
+use super::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence, pause, sleep, spin, wake};
+use std::mem::MaybeUninit;
+use std::time::Duration;
 
-/// The groups of one run, which end together.
-pub(crate) struct World<P: Post> {
-    book: Mutex<Book<P>>,
-    /// Set once, after the cause: lets a reader leave between blocks without the lock.
-    ended: AtomicBool,
-    /// Counts bells, so that a waiting rank can look for news without the lock.
-    rings: AtomicU64,
-    stall: Duration,
-    spins: u32,
+/// The stage of a rank that has posted and done no work yet.
+pub(crate) const POSTED: u8 = 1;
+/// The stage of a rank that needs the call no more.
+pub(crate) const LEFT: u8 = u8::MAX;
+
+/// A rank's chair in the world.
+#[repr(C, align(128))]
+pub(crate) struct Seat {
+    /// Counts rings; slept on.
+    pub(crate) bell: AtomicU32,
+    /// Whether the rank sleeps, or is about to.
+    pub(crate) asleep: AtomicU32,
+    /// Pieces of work in which the rank may touch others' memory.
+    pub(crate) inside: AtomicU32,
 }
 
-/// What a rank may do next.
-pub(crate) enum Turn<'w, P: Post> {
-    /// Work on the call with this index, while the guard lives.
-    Work(usize, Reading<'w, P>),
-    /// The call with this index is complete.
-    Done(usize),
+/// What one member says of one call.
+#[repr(C, align(128))]
+pub(crate) struct Slot<P> {
+    /// The call's number and the stage reached; grows for ever.
+    pub(crate) word: AtomicU64,
+    /// Something that a piece of work leaves for the others.
+    pub(crate) note: AtomicU64,
+    pub(crate) post: UnsafeCell<MaybeUninit<P>>,
 }
 
-/// Permission to read what the members of a call have posted.
-pub(crate) struct Reading<'w, P: Post> {
-    world: &'w World<P>,
-    seat: Seat,
-    call: Call,
-    done: bool,
+// SAFETY: `post` is written by its one owner when nobody reads it, and read by others after an acquire of `word`.
+unsafe impl<P: Send + Sync> Sync for Slot<P> {}
+
+/// The slots of those who take part in a call, `members` for each of the calls that can be under way.
+pub(crate) struct Line<'a, P> {
+    slots: &'a [Slot<P>],
+    members: usize,
 }
 
-impl<P: Post> Reading<'_, P> {
-    /// The work is done: this rank is at the next stage.
-    pub(crate) fn finish(mut self) {
-        self.done = true;
+impl<P> Clone for Line<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<P> Copy for Line<'_, P> {}
+
+fn word(sequence: u64, stage: u8) -> u64 {
+    sequence << 8 | u64::from(stage)
+}
+
+impl<'a, P: Copy> Line<'a, P> {
+    pub(crate) fn new(slots: &'a [Slot<P>], members: usize) -> Line<'a, P> {
+        Line { slots, members }
+    }
+
+    pub(crate) fn members(&self) -> usize {
+        self.members
+    }
+
+    /// Calls that can be under way.
+    pub(crate) fn depth(&self) -> u64 {
+        (self.slots.len() / self.members) as u64
+    }
+
+    /// Where the slot of a member lies among all.
+    pub(crate) fn index(&self, sequence: u64, place: usize) -> usize {
+        (sequence % self.depth()) as usize * self.members + place
+    }
+
+    pub(crate) fn slot(&self, sequence: u64, place: usize) -> &'a Slot<P> {
+        &self.slots[self.index(sequence, place)]
+    }
+
+    /// Whether the slots that this call needs are free.
+    pub(crate) fn vacant(&self, sequence: u64) -> bool {
+        sequence < self.depth() || self.reached(sequence - self.depth(), LEFT)
+    }
+
+    /// Puts a post into the member's own slot.
+    ///
+    /// # Safety
+    /// `vacant` has said yes to this member, which is at `place` and posts this number for the first time.
+    pub(crate) unsafe fn post(&self, sequence: u64, place: usize, post: P) {
+        let slot = self.slot(sequence, place);
+        // SAFETY: all members have left the call that used the slot before, so nobody reads it.
+        slot.post.with_mut(|cell| unsafe { (*cell).write(post) });
+        slot.word.store(word(sequence, POSTED), Ordering::Release);
+    }
+
+    /// Whether a member has come to this stage of this call.
+    pub(crate) fn has(&self, place: usize, sequence: u64, stage: u8) -> bool {
+        self.slot(sequence, place).word.load(Ordering::Acquire) >= word(sequence, stage)
+    }
+
+    /// Whether all members have.
+    pub(crate) fn reached(&self, sequence: u64, stage: u8) -> bool {
+        (0..self.members).all(|place| self.has(place, sequence, stage))
+    }
+
+    /// What a member has posted.
+    ///
+    /// # Safety
+    /// All members have posted this call, and the one that asks has not left it.
+    pub(crate) unsafe fn posted(&self, sequence: u64, place: usize) -> P {
+        // SAFETY: written before the word that was seen, and not again before the asking member leaves.
+        self.slot(sequence, place).post.with(|cell| unsafe { (*cell).assume_init() })
+    }
+
+    /// Raises a member's own stage.
+    pub(crate) fn advance(&self, sequence: u64, place: usize, stage: u8) {
+        self.slot(sequence, place).word.store(word(sequence, stage), Ordering::Release);
     }
 }
 
-impl<P: Post> Drop for Reading<'_, P> {
+/// How a rank waits before it sleeps: looks without giving up the core, then with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    pub(crate) spins: u32,
+    pub(crate) pauses: u32,
+}
+
+/// The chairs of a world, and whether it has ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Hall<'a> {
+    pub(crate) seats: &'a [Seat],
+    /// 0 while the world lives.
+    pub(crate) ended: &'a AtomicU32,
+}
+
+/// Permission to touch what others have posted.
+pub(crate) struct Inside<'a>(&'a Seat);
+
+impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        let mut book = self.world.book();
-        if book.worked(self.seat, &self.call, self.done) {
-            self.world.ring(book, self.seat.group);
-        }
+        self.0.inside.fetch_sub(1, Ordering::Release);
     }
 }
 
-impl<P: Post> World<P> {
-    /// A world with one group, number 0. `stall` is how long a rank waits for others before it gives up.
-    pub(crate) fn new(name: &str, size: usize, stall: Duration) -> World<P> {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        World {
-            book: Mutex::new(Book::new(name, size)),
-            ended: AtomicBool::new(false),
-            rings: AtomicU64::new(0),
-            stall,
-            // A rank that spins on a core which another rank needs only makes it later.
-            spins: if size <= cores { SPINS } else { 0 },
-        }
-    }
-
-    /// Says what this rank wants, and returns its number on the line. Does not wait.
-    pub(crate) fn post(&self, seat: Seat, line: Line, post: P) -> Result<u64> {
-        let mut book = self.book();
-        let (sequence, complete) = book.post(seat, line, post)?;
-        if complete {
-            self.ring(book, seat.group);
-        }
-        Ok(sequence)
-    }
-
-    /// Waits until one of the rank's calls can go on; `calls[first]` is the one it was asked to finish. For work, `posts`
-    /// is what the members posted.
-    pub(crate) fn turn(&self, seat: Seat, calls: &[Call], first: usize, posts: &mut Vec<P>) -> Result<Turn<'_, P>> {
-        let begin = Instant::now();
-        let mut spins = self.spins;
-        let mut book = self.book();
-        loop {
-            match book.step(seat, calls, posts) {
-                Ok(Some(Step::Done(index))) => return Ok(Turn::Done(index)),
-                Ok(Some(Step::Work(index))) => {
-                    return Ok(Turn::Work(index, Reading { world: self, seat, call: calls[index], done: false }));
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    self.announce_end(book);
-                    return Err(error);
-                }
-            }
-            let news = self.rings.load(Ordering::Acquire);
-            if spins > 0 {
-                drop(book);
-                while spins > 0 && self.rings.load(Ordering::Acquire) == news {
-                    std::hint::spin_loop();
-                    spins -= 1;
-                }
-                book = self.book();
-                continue;
-            }
-            let left = self.stall.saturating_sub(begin.elapsed());
-            if left.is_zero() {
-                let seconds = self.stall.as_secs_f64().ceil() as u64;
-                if let Some(error) = book.stalled(seat, &calls[first], seconds) {
-                    book.cause.get_or_insert(error);
-                    self.announce_end(book);
-                    book = self.book();
-                    continue; // to learn the cause, which may be another's
-                }
-            }
-            book = sleep(book, seat.group, left.max(Duration::from_millis(1)));
-        }
-    }
-
-    /// The group made by the ranks that gave `color` in this split; `ranks` are theirs in the parent, in the new order.
-    pub(crate) fn form(&self, seat: Seat, call: &Call, color: usize, name: &str, ranks: &[usize]) -> Option<u64> {
-        self.book().form(seat, call, color, name, ranks)
-    }
-
-    /// Whether the world has ended: a reader that sees it leaves.
+impl<'a> Hall<'a> {
     pub(crate) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
+        self.ended.load(Ordering::Acquire) != 0
     }
 
-    /// Why it has ended.
-    pub(crate) fn cause(&self) -> Option<CommError> {
-        self.book().cause.clone()
-    }
-
-    /// Ends the world: every rank that waits or comes gets the first reason.
-    pub(crate) fn abort(&self, seat: Seat, reason: &str) {
-        let mut book = self.book();
-        book.end(seat, reason);
-        self.announce_end(book);
-    }
-
-    /// For a rank that gives up on a call: ends the world, and returns when nobody reads what was posted for the call.
-    pub(crate) fn withdraw(&self, seat: Seat, line: Line, sequence: u64, reason: &str) {
-        self.abort(seat, reason);
-        let mut book = self.book();
-        while book.being_read(seat, line, sequence) {
-            book = sleep(book, seat.group, Duration::from_millis(100));
+    /// Rings for those who sleep, after a change they may wait for. `complete` is asked only when somebody sleeps.
+    pub(crate) fn tell(&self, others: impl Iterator<Item = usize> + Clone, complete: impl Fn() -> bool) {
+        // Either the sleeper's last look sees the change, or this sees the sleeper.
+        fence(Ordering::SeqCst);
+        let sleeps = |rank: usize| self.seats[rank].asleep.load(Ordering::Relaxed) != 0;
+        if others.clone().any(sleeps) && complete() {
+            others.filter(|rank| sleeps(*rank)).for_each(|rank| self.ring(rank));
         }
     }
 
-    /// A rank takes part no more; those who wait for it are told.
-    pub(crate) fn depart(&self, seat: Seat) {
-        let mut book = self.book();
-        book.depart(seat);
-        self.ring(book, seat.group);
+    fn ring(&self, rank: usize) {
+        let seat = &self.seats[rank];
+        seat.bell.fetch_add(1, Ordering::Release);
+        wake(&seat.bell);
     }
 
-    fn ring(&self, book: MutexGuard<'_, Book<P>>, group: u64) {
-        let bell = bell(&book, group);
-        self.rings.fetch_add(1, Ordering::Release);
-        drop(book); // so that those who wake find the lock free
-        if let Some(bell) = bell {
-            bell.notify_all();
+    /// Waits for `ready`, which looks at the end of the world too; at most `limit` of it asleep. False: it is time to
+    /// look for something worse.
+    pub(crate) fn rest(&self, own: usize, patience: Patience, limit: Duration, ready: impl Fn() -> bool) -> bool {
+        for _ in 0..patience.spins {
+            if ready() {
+                return true;
+            }
+            spin();
         }
-    }
-
-    fn announce_end(&self, book: MutexGuard<'_, Book<P>>) {
-        if self.ended.swap(true, Ordering::AcqRel) {
-            return;
+        for _ in 0..patience.pauses {
+            if ready() {
+                return true;
+            }
+            pause();
         }
-        self.rings.fetch_add(1, Ordering::Release);
-        let bells: Vec<Arc<Condvar>> = book.groups.values().map(|group| group.bell.clone()).collect();
-        drop(book);
-        bells.iter().for_each(|bell| bell.notify_all());
+        let seat = &self.seats[own];
+        let seen = seat.bell.load(Ordering::Acquire);
+        seat.asleep.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if !ready() {
+            sleep(&seat.bell, seen, limit);
+        }
+        seat.asleep.store(0, Ordering::Relaxed);
+        ready()
     }
 
-    fn book(&self) -> MutexGuard<'_, Book<P>> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Permission to touch others' memory; none when the world has ended.
+    pub(crate) fn enter(&self, own: usize) -> Option<Inside<'a>> {
+        let seat = &self.seats[own];
+        seat.inside.fetch_add(1, Ordering::Relaxed);
+        // Either this sees the end, or who has made it sees this rank inside.
+        fence(Ordering::SeqCst);
+        let inside = Inside(seat);
+        (!self.has_ended()).then_some(inside)
     }
-}
 
-fn bell<P: Post>(book: &Book<P>, group: u64) -> Option<Arc<Condvar>> {
-    book.groups.get(&group).map(|group| group.bell.clone())
-}
+    /// Ends the world for the first time; false when it has ended before. Nothing is told yet.
+    pub(crate) fn close(&self) -> bool {
+        self.ended.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
 
-/// Waits for the group's bell, `limit` at most.
-fn sleep<'b, P: Post>(book: MutexGuard<'b, Book<P>>, group: u64, limit: Duration) -> MutexGuard<'b, Book<P>> {
-    match bell(&book, group) {
-        Some(bell) => bell.wait_timeout(book, limit).unwrap_or_else(PoisonError::into_inner).0,
-        None => book, // the group is gone, and with it every reader
+    /// Says that what ended the world can be read, and rings for all.
+    pub(crate) fn announce(&self) {
+        self.ended.store(2, Ordering::Release);
+        fence(Ordering::SeqCst);
+        (0..self.seats.len()).for_each(|rank| self.ring(rank));
+    }
+
+    /// Whether a rank touches nobody's memory. Asked after the end of the world, a yes is for ever.
+    pub(crate) fn outside(&self, rank: usize) -> bool {
+        fence(Ordering::SeqCst);
+        self.seats[rank].inside.load(Ordering::Acquire) == 0
     }
 }

@@ -1,3 +1,4 @@
+use crate::comm::ONE_ROUND_BYTES;
 use crate::outcome::Traffic;
 
 /// Collectives as they are stated: calls, payload and bytes on the wire by axis and kind.
@@ -15,9 +16,16 @@ impl Tally {
         self.call(axis, "reduce_scatter", ranks, bytes, 1);
     }
 
-    /// A buffer of `bytes` reduced over `ranks`: scattered, then gathered.
+    /// A buffer of `bytes` reduced over `ranks`: scattered, then gathered; a small one in one round.
     pub fn all_reduce(&mut self, axis: &'static str, ranks: usize, bytes: u64) {
         self.call(axis, "all_reduce", ranks, bytes, 2);
+        if bytes <= ONE_ROUND_BYTES as u64
+            && let Some(row) = self.0.iter_mut().find(|row| row.axis == axis && row.kind == "all_reduce")
+        {
+            // Every rank reads every other's buffer, rather than passing parts twice.
+            let others = ranks as u64 - 1;
+            row.wire_bytes += (others * bytes) as f64 - (2 * (bytes / ranks as u64) * others) as f64;
+        }
     }
 
     fn call(&mut self, axis: &'static str, kind: &'static str, ranks: usize, bytes: u64, passes: u64) {

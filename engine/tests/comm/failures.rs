@@ -8,8 +8,9 @@ use zbench_kernels::{Arena, Category, DType, View, ViewMut};
 
 const SHORT: Duration = Duration::from_millis(200);
 
+/// Too large for one round, so that no rank is done before all are.
 fn reduce(comm: &dyn Communicator) -> Result<(), CommError> {
-    comm.all_reduce(ViewMut::of(&mut vec![1f32; 1000]))
+    comm.all_reduce(ViewMut::of(&mut vec![1f32; 5000]))
 }
 
 /// What `rank` ends with on every rank, at several sizes; `None` for a panic.
@@ -145,7 +146,7 @@ fn calls_that_do_not_match_name_both() {
     for (rank, result) in results.into_iter().enumerate() {
         let error = result.unwrap();
         let CommError::Mismatch { rank: other, ours, theirs, sequence: 0, .. } = &error else { panic!("{error}") };
-        let (sum, barrier) = ("all_reduce of 1000 f32", "barrier");
+        let (sum, barrier) = ("all_reduce of 5000 f32", "barrier");
         let wanted = if rank == 2 { (0, barrier, sum) } else { (2, sum, barrier) };
         assert_eq!((*other, ours.as_str(), theirs.as_str()), wanted);
     }
@@ -200,8 +201,8 @@ fn buffers_that_do_not_fit_are_refused_alike_by_local_and_null() {
             |result: Result<(), CommError>| assert!(matches!(result, Err(CommError::Invalid { .. })), "{result:?}");
         let (size, rank) = (comm.size(), comm.rank());
         let (mut f, mut u) = (vec![0f32; 3 * size + 1], vec![0u32; size]);
-        invalid(comm.all_reduce(ViewMut::of(&mut u)));
-        invalid(comm.reduce_scatter(View::of(&u), ViewMut::of(&mut [0u32]), false));
+        invalid(comm.reduce_scatter(View::of(&u), ViewMut::of(&mut [0u32]), true));
+        invalid(comm.reduce_scatter(View::of(&u), ViewMut::of(&mut [0f32]), false));
         invalid(comm.reduce_scatter(View::of(&f), ViewMut::of(&mut [0f32; 3]), false));
         invalid(comm.reduce_scatter_in_place(ViewMut::of(&mut f)));
         invalid(comm.all_gather_in_place(ViewMut::of(&mut f)));

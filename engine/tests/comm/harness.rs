@@ -27,7 +27,7 @@ fn make(backend: Backend, kernels: Vec<Arc<dyn Kernels>>, stall: Duration) -> Ve
             Backend::MeteredLocal => Box::new(Metered::new("data", Box::new(rank))),
         }
     };
-    group("world", kernels, stall).into_iter().map(wrap).collect()
+    group("world", kernels, stall).unwrap().into_iter().map(wrap).collect()
 }
 
 /// Runs `rank` on one thread per rank; what each gave, panics as errors.

@@ -169,8 +169,9 @@ fn a_request_that_does_not_fit_is_refused_and_nothing_is_posted() {
         let arena = Arena::host(Some(1 << 20)).unwrap();
         let bad = Request::AllGather { send: zeros(&arena, 3), recv: zeros(&arena, 5) };
         assert!(matches!(comm.start(bad).unwrap_err(), CommError::Invalid { operation: "all_gather", .. }));
-        let ids = arena.alloc(Category::Communication, DType::U32, 4).unwrap();
-        assert!(matches!(comm.start(Request::AllReduce { buffer: ids }).unwrap_err(), CommError::Invalid { .. }));
+        let ids = |len| arena.alloc(Category::Communication, DType::U32, len).unwrap();
+        let onto = Request::ReduceScatter { send: ids(4), recv: ids(2), accumulate: true };
+        assert!(matches!(comm.start(onto).unwrap_err(), CommError::Invalid { .. }));
         std::thread::sleep(Duration::from_millis(comm.rank() as u64));
         comm.barrier().unwrap();
     });

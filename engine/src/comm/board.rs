@@ -1,0 +1,288 @@
+//! Where ranks meet: one mapping of zeroed memory that all ranks of a world share, threads or processes alike, and the
+//! boards of its groups in it. Offsets, not addresses, are what ranks tell each other.
+
+use super::protocol::{Hall, Line, POSTED, Seat, Slot};
+use super::sync::{AtomicU32, AtomicU64, Ordering};
+use super::{CommError, Result};
+use crate::comm::moves::Posted;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use zbench_kernels::Region;
+
+/// Bytes of the mapping: address space, of which only what is used becomes memory.
+pub(crate) const CONTROL_BYTES: u64 = 512 << 20;
+/// Calls of a group, and of a pair of its ranks, that can be under way.
+const DEPTH: usize = 16;
+const PAIR_DEPTH: usize = 4;
+/// What a rank can give by writing it beside its post.
+pub(crate) const EAGER_BYTES: usize = 8 << 10;
+const CAUSE_BYTES: usize = 2048;
+const NAME_BYTES: usize = 88;
+
+#[repr(C, align(128))]
+struct Header {
+    /// Bytes given out behind the seats.
+    used: AtomicU64,
+    ended: AtomicU32,
+    cause_bytes: AtomicU32,
+}
+
+/// The memory of a world.
+pub(crate) struct Control {
+    region: Arc<Region>,
+    ranks: usize,
+}
+
+/// A group's part of it, followed by its arrays.
+#[repr(C, align(128))]
+struct Head {
+    size: u64,
+    name_bytes: u64,
+    name: [u8; NAME_BYTES],
+}
+
+/// One group's board.
+#[derive(Clone)]
+pub(crate) struct Board {
+    control: Arc<Control>,
+    at: u64,
+    size: usize,
+}
+
+/// Who takes part in a call; each line numbers its calls from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Party {
+    /// All ranks of the group.
+    All,
+    /// A sender and its receiver.
+    Pair { from: usize, to: usize },
+}
+
+impl Party {
+    /// Where a rank stands among the members.
+    pub(crate) fn place(self, rank: usize) -> usize {
+        match self {
+            Party::All => rank,
+            Party::Pair { from, .. } => usize::from(rank != from),
+        }
+    }
+
+    /// The rank at a place.
+    pub(crate) fn member(self, place: usize) -> usize {
+        match self {
+            Party::All => place,
+            Party::Pair { from, to } => [from, to][place],
+        }
+    }
+}
+
+fn padded(bytes: usize) -> u64 {
+    bytes.next_multiple_of(128) as u64
+}
+
+impl Control {
+    /// Takes zeroed memory, or memory that another rank of the same world has taken.
+    pub(crate) fn new(region: Arc<Region>, ranks: usize) -> Arc<Control> {
+        assert!(region.bytes() >= CONTROL_BYTES, "the control memory is smaller than its layout");
+        Arc::new(Control { region, ranks })
+    }
+
+    /// # Safety
+    /// A `T` that is valid as it lies there, zeroed memory included, must begin at `at`, and `count` of them fit.
+    unsafe fn slice<T>(&self, at: u64, count: usize) -> &[T] {
+        debug_assert!(at + (count * size_of::<T>()) as u64 <= CONTROL_BYTES);
+        // SAFETY: as the caller says; the mapping lives as long as self.
+        unsafe { std::slice::from_raw_parts(self.region.base().add(at as usize).cast().as_ptr(), count) }
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the header begins the mapping; zero is a valid value of all its fields.
+        unsafe { &self.slice(0, 1)[0] }
+    }
+
+    fn cause_at() -> u64 {
+        padded(size_of::<Header>())
+    }
+
+    fn seats_at() -> u64 {
+        Control::cause_at() + padded(CAUSE_BYTES)
+    }
+
+    pub(crate) fn hall(&self) -> Hall<'_> {
+        // SAFETY: the seats follow the cause; zero is a valid seat.
+        let seats: &[Seat] = unsafe { self.slice(Control::seats_at(), self.ranks) };
+        Hall { seats, ended: &self.header().ended }
+    }
+
+    /// Takes zeroed bytes for good. A world makes few groups, so nothing is given back before its end.
+    fn take(&self, bytes: u64) -> Result<u64> {
+        let first = Control::seats_at() + padded(self.ranks * size_of::<Seat>());
+        let at = first + self.header().used.fetch_add(bytes, Ordering::Relaxed);
+        if at.saturating_add(bytes) <= CONTROL_BYTES {
+            return Ok(at);
+        }
+        let reason = format!(
+            "the {CONTROL_BYTES} bytes in which the groups of {} ranks meet are used up; make fewer groups",
+            self.ranks
+        );
+        Err(CommError::Invalid { operation: "split", reason })
+    }
+
+    /// Ends the world with a cause in words that only this process understands; the first one stays.
+    pub(crate) fn end(&self, cause: &str) {
+        let hall = self.hall();
+        if !hall.close() {
+            return;
+        }
+        let bytes = &cause.as_bytes()[..cause.floor_char_boundary(CAUSE_BYTES)];
+        // SAFETY: `close` lets one rank through, and readers wait for `announce`; the text fits.
+        unsafe {
+            let text = self.region.base().add(Control::cause_at() as usize);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), text.as_ptr(), bytes.len());
+        }
+        self.header().cause_bytes.store(bytes.len() as u32, Ordering::Relaxed);
+        hall.announce();
+    }
+
+    /// What ended the world, if it has.
+    pub(crate) fn cause(&self) -> Option<String> {
+        let ended = self.hall().ended;
+        let begin = std::time::Instant::now();
+        loop {
+            match ended.load(Ordering::Acquire) {
+                0 => return None,
+                // Its writer may have died while it wrote.
+                1 if begin.elapsed().as_secs() < 1 => std::thread::yield_now(),
+                1 => return Some(String::new()),
+                _ => break,
+            }
+        }
+        let bytes = (self.header().cause_bytes.load(Ordering::Relaxed) as usize).min(CAUSE_BYTES);
+        // SAFETY: written before the world was announced ended, and never again.
+        let text = unsafe { self.slice::<u8>(Control::cause_at(), bytes) };
+        Some(String::from_utf8_lossy(text).into_owned())
+    }
+}
+
+impl Board {
+    /// Makes the board of a group; `roots` are its members' numbers in the world.
+    pub(crate) fn make(control: &Arc<Control>, name: &str, roots: &[usize]) -> Result<Board> {
+        let size = roots.len();
+        let blank = Board { control: control.clone(), at: 0, size };
+        let at = control.take(blank.eager_at(DEPTH * size) + 128)?;
+        let board = Board { at, ..blank };
+        let name = &name.as_bytes()[..name.floor_char_boundary(NAME_BYTES)];
+        let head = board.control.region.base();
+        // SAFETY: the bytes were just taken, and nobody else knows of them.
+        unsafe {
+            let head = head.add(at as usize).cast::<Head>().as_mut();
+            (head.size, head.name_bytes) = (size as u64, name.len() as u64);
+            head.name[..name.len()].copy_from_slice(name);
+        }
+        let numbers: &[AtomicU32] = board.numbers();
+        roots.iter().zip(numbers).for_each(|(root, number)| number.store(*root as u32, Ordering::Relaxed));
+        Ok(board)
+    }
+
+    /// The first group of a world, which `make` has placed before any other.
+    pub(crate) fn first(control: &Arc<Control>) -> Board {
+        Board::at(control, Control::seats_at() + padded(control.ranks * size_of::<Seat>()))
+    }
+
+    /// A board that another rank has made.
+    pub(crate) fn at(control: &Arc<Control>, at: u64) -> Board {
+        // SAFETY: a head was written there before its offset was told.
+        let size = unsafe { control.slice::<Head>(at, 1)[0].size } as usize;
+        Board { control: control.clone(), at, size }
+    }
+
+    /// What finds it again in this world.
+    pub(crate) fn offset(&self) -> u64 {
+        self.at
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    pub(crate) fn name(&self) -> String {
+        // SAFETY: a head lies there, and is not written any more.
+        let head = unsafe { &self.control.slice::<Head>(self.at, 1)[0] };
+        String::from_utf8_lossy(&head.name[..(head.name_bytes as usize).min(NAME_BYTES)]).into_owned()
+    }
+
+    /// The members' numbers in the world, then whether they have left.
+    fn numbers(&self) -> &[AtomicU32] {
+        // SAFETY: the array follows the head.
+        unsafe { self.control.slice(self.at + padded(size_of::<Head>()), 2 * self.size) }
+    }
+
+    /// A member's number in the world.
+    pub(crate) fn root(&self, rank: usize) -> usize {
+        self.numbers()[rank].load(Ordering::Relaxed) as usize
+    }
+
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
+        self.numbers()[self.size + rank].load(Ordering::Acquire) != 0
+    }
+
+    pub(crate) fn leave(&self, rank: usize) {
+        self.numbers()[self.size + rank].store(1, Ordering::Release);
+    }
+
+    fn pairs_at(&self) -> u64 {
+        padded(size_of::<Head>()) + padded(2 * self.size * 4)
+    }
+
+    fn slots_at(&self) -> u64 {
+        self.pairs_at() + padded(self.size * self.size * 8)
+    }
+
+    /// Where the eager bytes of a slot of the whole group lie, from the board's beginning.
+    fn eager_at(&self, slot: usize) -> u64 {
+        self.slots_at() + padded(DEPTH * self.size * size_of::<Slot<Posted>>()) + (slot * EAGER_BYTES) as u64
+    }
+
+    /// The slots of a party, made when first asked for.
+    pub(crate) fn line(&self, party: Party) -> Result<Line<'_, Posted>> {
+        let Party::Pair { from, to } = party else {
+            // SAFETY: the slots lie there; zero is a valid slot, of a call before the first.
+            let slots = unsafe { self.control.slice(self.at + self.slots_at(), DEPTH * self.size) };
+            return Ok(Line::new(slots, self.size));
+        };
+        // SAFETY: the table of pairs lies there, size times size offsets.
+        let pairs: &[AtomicU64] = unsafe { self.control.slice(self.at + self.pairs_at(), self.size * self.size) };
+        let known = &pairs[from * self.size + to];
+        let mut at = known.load(Ordering::Acquire);
+        if at == 0 {
+            // Both may make one; the first to say so wins, and the other's is never used.
+            let made = self.control.take(padded(2 * PAIR_DEPTH * size_of::<Slot<Posted>>()))?;
+            at = known
+                .compare_exchange(0, made, Ordering::AcqRel, Ordering::Acquire)
+                .map_or_else(|there| there, |_| made);
+        }
+        // SAFETY: slots of a pair were taken at this offset, and are zero or in use as such.
+        Ok(Line::new(unsafe { self.control.slice(at, 2 * PAIR_DEPTH) }, 2))
+    }
+
+    /// Where a member's eager bytes for a call of the whole group lie.
+    pub(crate) fn eager(&self, sequence: u64, rank: usize) -> NonNull<u8> {
+        let slot = (sequence % DEPTH as u64) as usize * self.size + rank;
+        // SAFETY: `make` took room for the eager bytes of every slot.
+        unsafe { self.control.region.base().add((self.at + self.eager_at(slot)) as usize) }
+    }
+
+    pub(crate) fn control(&self) -> &Arc<Control> {
+        &self.control
+    }
+
+    /// Members that have not come to this stage of a call.
+    pub(crate) fn missing(&self, party: Party, sequence: u64, stage: u8) -> Vec<usize> {
+        let Ok(line) = self.line(party) else { return Vec::new() };
+        let stage = stage.max(POSTED);
+        (0..line.members())
+            .filter(|place| !line.has(*place, sequence, stage))
+            .map(|place| party.member(place))
+            .collect()
+    }
+}

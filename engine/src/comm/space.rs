@@ -1,0 +1,166 @@
+//! How ranks find each other's memory: threads by address, processes by the regions they have mapped.
+
+use super::moves::{Posted, Raw, Seen, Spot};
+use super::{CommError, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use zbench_kernels::{Arena, Buffer, Category, DType, Region};
+
+/// Bits of a token that say where in its region a run lies; those above say which region.
+const OFFSET_BITS: u32 = 56;
+
+/// What the ranks of a world share.
+pub(crate) enum Space {
+    /// All of it: they are threads.
+    Threads,
+    /// What they have mapped: they are processes.
+    Processes(Processes),
+}
+
+/// The memory of processes, as one of them has mapped it.
+pub(crate) struct Processes {
+    /// This process's number in the world.
+    pub own: usize,
+    /// By process: its arena, then what it uses for buffers that are elsewhere. Its own are mapped a second time only by
+    /// the others.
+    pub regions: Vec<Vec<Arc<Region>>>,
+    /// Where stand-ins come from.
+    pub stand_ins: Arena,
+    /// By process: what tells of its death, and its name in words.
+    pub lives: Vec<(OwnedFd, String)>,
+}
+
+/// Stand-ins for buffers that peers cannot reach.
+pub(crate) struct Bounce {
+    runs: Vec<(Buffer, Raw, bool)>,
+}
+
+impl Bounce {
+    /// Brings the results back.
+    pub(crate) fn give_back(self) {
+        for (buffer, home, written) in self.runs {
+            if written {
+                // SAFETY: `home` is the caller's buffer, which it lends until the call has ended, and as long as the stand-in.
+                unsafe { std::ptr::copy_nonoverlapping(buffer.view().ptr().as_ptr(), home.ptr.as_ptr(), home.bytes()) };
+            }
+        }
+    }
+}
+
+fn addresses(raw: Raw) -> Range<usize> {
+    let start = raw.ptr.as_ptr() as usize;
+    start..start + raw.bytes()
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl Space {
+    /// The backend's name.
+    pub(crate) fn backend(&self) -> &'static str {
+        match self {
+            Space::Threads => "local",
+            Space::Processes(_) => "shm",
+        }
+    }
+
+    /// How a rank died, if it has; a thread tells so itself.
+    pub(crate) fn death(&self, rank: usize) -> Option<String> {
+        let Space::Processes(Processes { lives, .. }) = self else { return None };
+        let (life, name) = &lives[rank];
+        let mut watched = [PollFd::new(life, PollFlags::IN)];
+        let died = poll(&mut watched, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|n| n > 0);
+        died.then(|| format!("{name} died"))
+    }
+
+    /// A run of this process that was posted by its address.
+    pub(crate) fn own(spot: Spot) -> Raw {
+        let ptr = NonNull::new(spot.at as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
+        Raw { ptr, len: spot.len, dtype: spot.dtype }
+    }
+
+    /// Where others find these buffers. What they cannot reach gets a stand-in, which holds a copy already.
+    pub(crate) fn reachable(&self, send: Raw, recv: Raw) -> Result<(Spot, Spot, Option<Bounce>)> {
+        let by_address = |raw: Raw| Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype };
+        let Space::Processes(processes) = self else {
+            return Ok((by_address(send), by_address(recv), None));
+        };
+        if let (Some(send), Some(recv)) = (processes.token(send), processes.token(recv)) {
+            return Ok((send, recv, None));
+        }
+        let (from, to) = (addresses(send), addresses(recv));
+        if !overlap(&from, &to) {
+            let mut runs = Vec::new();
+            let send = processes.stand_in(send, false, &mut runs)?;
+            let recv = processes.stand_in(recv, true, &mut runs)?;
+            return Ok((send, recv, Some(Bounce { runs })));
+        }
+        // In place: one of the two contains the other, and both are within one stand-in.
+        let whole = if from.len() >= to.len() { send } else { recv };
+        let mut runs = Vec::new();
+        let stand_in = processes.stand_in(whole, true, &mut runs)?;
+        let base = addresses(whole).start;
+        let within =
+            |raw: Raw| Spot { at: stand_in.at + (addresses(raw).start - base) as u64, len: raw.len, dtype: raw.dtype };
+        Ok((within(send), within(recv), Some(Bounce { runs })))
+    }
+
+    /// Where a member's buffers lie in this process.
+    pub(crate) fn seen(&self, rank: usize, post: &Posted) -> Result<Seen> {
+        let Space::Processes(processes) = self else {
+            return Ok(Seen { send: Space::own(post.send), recv: Space::own(post.recv) });
+        };
+        Ok(Seen { send: processes.resolve(rank, post.send)?, recv: processes.resolve(rank, post.recv)? })
+    }
+}
+
+impl Processes {
+    /// The token of a run in this process's own regions.
+    fn token(&self, raw: Raw) -> Option<Spot> {
+        let spot = |at: u64| Spot { at, len: raw.len, dtype: raw.dtype };
+        if raw.bytes() == 0 {
+            return Some(spot(0));
+        }
+        let run = addresses(raw);
+        self.regions[self.own].iter().enumerate().find_map(|(index, region)| {
+            let base = region.base().as_ptr() as usize;
+            let inside = base <= run.start && run.end <= base + region.bytes() as usize;
+            inside.then(|| spot((index as u64) << OFFSET_BITS | (run.start - base) as u64))
+        })
+    }
+
+    fn stand_in(&self, raw: Raw, written: bool, runs: &mut Vec<(Buffer, Raw, bool)>) -> Result<Spot> {
+        if let Some(spot) = self.token(raw) {
+            return Ok(spot);
+        }
+        let none = |reason: String| CommError::Invalid { operation: "a stand-in in shared memory", reason };
+        let buffer = self.stand_ins.alloc(Category::Communication, DType::I8, raw.bytes());
+        let buffer = buffer.map_err(|error| none(error.to_string()))?;
+        // SAFETY: the caller's buffer is live and the stand-in is new and as long.
+        unsafe { std::ptr::copy_nonoverlapping(raw.ptr.as_ptr(), buffer.view().ptr().as_ptr(), raw.bytes()) };
+        let there = Raw { ptr: buffer.view().ptr(), ..raw };
+        let spot = self.token(there).ok_or_else(|| none("its arena is not among the regions".into()))?;
+        runs.push((buffer, raw, written));
+        Ok(spot)
+    }
+
+    fn resolve(&self, rank: usize, spot: Spot) -> Result<Raw> {
+        if spot.len == 0 {
+            return Ok(Raw { dtype: spot.dtype, ..Raw::none() });
+        }
+        let (index, offset) = ((spot.at >> OFFSET_BITS) as usize, spot.at & ((1 << OFFSET_BITS) - 1));
+        let bytes = spot.len.checked_mul(spot.dtype.size()).and_then(|bytes| (bytes as u64).checked_add(offset));
+        let region = self.regions[rank].get(index).filter(|region| bytes.is_some_and(|end| end <= region.bytes()));
+        let outside = || CommError::Invalid {
+            operation: "a post",
+            reason: format!("rank {rank} says that its buffer lies at {:#x}, which is in none of its regions", spot.at),
+        };
+        let region = region.ok_or_else(outside)?;
+        // SAFETY: the offset lies in the region (checked above).
+        Ok(Raw { ptr: unsafe { region.base().add(offset as usize) }, len: spot.len, dtype: spot.dtype })
+    }
+}
