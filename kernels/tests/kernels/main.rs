@@ -10,6 +10,5 @@ mod errors;
 mod finite_differences;
 mod gemm;
 mod harness;
-mod quantize;
 mod reduce;
 mod rows;
