@@ -58,11 +58,19 @@ macro_rules! integers {
         #[inline(always)]
         fn most(self, other: $t) -> $t { self.max(other) }
         #[inline(always)]
-        // Sums stay far below 2^53, so the quotient in f64 is cut off where the exact one would be; and it has vectors.
-        fn share(self, count: usize) -> $t { (self as f64 / count as f64) as $t }
+        fn share(self, count: usize) -> $t { quotient(self.into(), count) as $t }
     })* };
 }
 integers!(i64, i32, i8, u32);
+
+/// `sum / count`, cut off towards zero, where `sum` is that of `count` integers of at most 32 bits. Such sums stay below
+/// 2^53, so f64 holds them, and their quotient is cut off where the exact one would be; unlike i64, it divides in vectors.
+#[inline(always)]
+fn quotient(sum: i64, count: usize) -> i64 {
+    let quotient = sum as f64 / count.max(1) as f64;
+    // SAFETY: finite, and by far inside the range of i64, whose ends no sum of 32-bit integers in memory comes near.
+    unsafe { quotient.to_int_unchecked() }
+}
 
 /// A reduction as a type, so that a loop is compiled for each.
 trait Join<A> {
@@ -198,9 +206,9 @@ macro_rules! accumulators {
                 }
             }
 
-            fn write(_: Level, from: &[$a], view: &mut ViewMut) {
+            fn write(level: Level, from: &[$a], view: &mut ViewMut) {
                 match view.dtype() {
-                    $(DType::$w => put(from, view, $down),)*
+                    $(DType::$w => put(level, from, view, #[inline(always)] $down),)*
                     _ => unreachable!("refused before any kernel starts"),
                 }
             }
@@ -214,9 +222,12 @@ macro_rules! accumulators {
 }
 
 /// Each element by `down` into a view that is known to hold T.
-fn put<A: Copy, T: Element>(from: &[A], view: &mut ViewMut, down: impl Fn(A) -> T) {
+fn put<A: Copy, T: Element>(level: Level, from: &[A], view: &mut ViewMut, down: impl Fn(A) -> T) {
     let slots = view.as_slice_mut::<T>().unwrap_or_default();
-    slots.iter_mut().zip(from).for_each(|(slot, value)| *slot = down(*value));
+    level.run(
+        #[inline(always)]
+        |_| slots.iter_mut().zip(from).for_each(|(slot, value)| *slot = down(*value)),
+    );
 }
 
 fn same<'a, A: Element>(view: &'a mut ViewMut) -> Option<&'a mut [A]> {
