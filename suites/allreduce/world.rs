@@ -83,13 +83,13 @@ pub fn run<T: Send>(
     work: &(dyn Fn(&Member<'_>) -> Result<T, BenchError> + Sync),
 ) -> Result<Vec<T>, BenchError> {
     let kernels = (0..wanted.ranks).map(|_| Arc::new(Cpu::new(wanted.threads)) as Arc<dyn Kernels>).collect();
-    let arenas = (0..wanted.ranks).map(|_| Arena::host(None)).collect::<Result<Vec<_>, _>>()?;
+    let arenas: Vec<Arena> = (0..wanted.ranks).map(|_| Arena::host(None)).collect::<Result<Vec<_>, _>>()?;
     let available = machine::memory_bytes("MemAvailable").unwrap_or(1 << 30);
     let memory_bytes = (available as f64 * MEMORY_SHARE) as u64 / wanted.ranks as u64;
     let (cache_bytes, host) = (machine::last_level_cache_bytes(), machine::host_name());
     let device = machine::cpu_model().unwrap_or_else(|| "unknown processor".into());
     let formed = "threads of one process";
-    let comms = group("world", kernels, wanted.timeout);
+    let comms = group("world", kernels, wanted.timeout)?;
     // Arenas outlive all threads: a rank that fails takes no memory away under those that still read it.
     let results: Vec<Result<T, BenchError>> = std::thread::scope(|scope| {
         let start = |(comm, arena)| {
