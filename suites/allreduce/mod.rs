@@ -16,7 +16,10 @@ pub mod pairs;
 pub mod plan;
 pub mod profile;
 pub mod record;
+mod setup;
 mod split;
+#[cfg(test)]
+mod tests;
 pub mod world;
 
 use zbench_engine::comm::CommError;

@@ -3,8 +3,9 @@
 use super::plan::Plan;
 use crate::runner::machine;
 use serde_json::{Value, json};
-use zbench_reports::collectives::{Row, Run, Section, Side, document::SUITE};
+use zbench_reports::collectives::{Device, Pairs, Row, Run, Section, Side, document::SUITE};
 use zbench_reports::record::{Outcome, Rank, Record, Status};
+use zbench_reports::stats;
 
 /// What ended a run early.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,10 +20,6 @@ pub enum End {
 
 /// The record of one section.
 pub fn of_section(run: &Run, section: &Section, plan: &Plan, end: &End, started: &str, command: &str) -> Record {
-    let cell = cell(run, section, plan);
-    let key = blake3::hash(cell.to_string().as_bytes()).to_hex()[..16].to_string();
-    let unique = format!("{key} {started} {} {}", std::process::id(), section.collective);
-    let id = blake3::hash(unique.as_bytes()).to_hex()[..12].to_string();
     let outcome = match (section.out_of_bounds(), end) {
         (0, End::Whole) => Outcome::measured(),
         (0, End::Interrupted) => {
@@ -31,27 +28,53 @@ pub fn of_section(run: &Run, section: &Section, plan: &Plan, end: &End, started:
         (0, End::Failed(reason)) => Outcome::ended(Status::Failed, reason.clone(), None),
         (_, _) => Outcome::ended(Status::Failed, first_wrong(section), None),
     };
-    let mut record = Record::new(id, key, format!("{} over {}", section.collective, run.settings.backend), outcome);
-    record.cell = cell;
-    record.environment = machine::environment();
-    record.command = command.into();
-    record.started = started.into();
+    let mut record = blank(run, &section.collective, cell(run, section, plan), outcome, started, command);
     metrics(&mut record, section);
-    record.ranks = run
-        .devices
-        .iter()
-        .map(|device| Rank {
-            rank: device.rank as u64,
-            host: device.hostname.clone(),
-            step_ms_p50: None,
-            peak_bytes: None,
-            extra: Default::default(),
-        })
-        .collect();
     record.notes = section.notes.clone();
     if let Ok(value) = serde_json::to_value(section) {
         record.extra.insert("section".into(), value);
     }
+    record
+}
+
+/// The record of the bandwidth between all pairs.
+pub fn of_pairs(run: &Run, pairs: &Pairs, plan: &Plan, started: &str, command: &str) -> Record {
+    let section = Section { collective: "pairs".into(), ..Section::default() };
+    let mut record = blank(run, "pairs", cell(run, &section, plan), Outcome::measured(), started, command);
+    let upper = pairs.gb_s.iter().enumerate().flat_map(|(a, line)| line.iter().skip(a + 1).flatten().copied());
+    let rates: Vec<f64> = upper.collect();
+    for (name, percent) in [("pairs_least_gb_s", 0.0), ("pairs_median_gb_s", 50.0), ("pairs_largest_gb_s", 100.0)] {
+        match stats::percentile(&rates, percent) {
+            Some(rate) => record.state(name, rate),
+            None => record.leave_unstated(name, "no pair was measured"),
+        }
+    }
+    record.state("largest_bytes", pairs.bytes as f64);
+    record.notes = pairs.findings();
+    if let Ok(value) = serde_json::to_value(pairs) {
+        record.extra.insert("pairs".into(), value);
+    }
+    record
+}
+
+/// What all records of a run have in common.
+fn blank(run: &Run, name: &str, cell: Value, outcome: Outcome, started: &str, command: &str) -> Record {
+    let key = blake3::hash(cell.to_string().as_bytes()).to_hex()[..16].to_string();
+    let unique = format!("{key} {started} {} {name}", std::process::id());
+    let id = blake3::hash(unique.as_bytes()).to_hex()[..12].to_string();
+    let mut record = Record::new(id, key, format!("{name} over {}", run.settings.backend), outcome);
+    record.cell = cell;
+    record.environment = machine::environment();
+    record.command = command.into();
+    record.started = started.into();
+    let rank = |device: &Device| Rank {
+        rank: device.rank as u64,
+        host: device.hostname.clone(),
+        step_ms_p50: None,
+        peak_bytes: None,
+        extra: Default::default(),
+    };
+    record.ranks = run.devices.iter().map(rank).collect();
     if let Ok(value) = serde_json::to_value(&run.settings) {
         record.extra.insert("settings".into(), value);
     }
@@ -84,17 +107,16 @@ pub fn first_wrong(section: &Section) -> String {
 /// What was asked for, as plain data: equal for equal questions.
 fn cell(run: &Run, section: &Section, plan: &Plan) -> Value {
     let s = &run.settings;
-    let join = |mut words: Vec<&str>| {
-        words.dedup();
-        words.join(",")
-    };
+    let reduces = section.rows.iter().any(|row| row.redop != "none");
+    let ops: Vec<&str> = plan.ops.iter().map(|op| op.name()).collect();
+    let types: Vec<&str> = plan.dtypes.iter().map(|dtype| super::plan::type_name(*dtype)).collect();
     json!({
         "suite": SUITE,
         "collective": section.collective,
         "backend": s.backend,
         "parallel": { "ranks": s.group_ranks, "world": s.ranks, "hosts": s.hosts, "threads_per_rank": s.threads_per_rank },
-        "type": join(plan.dtypes.iter().map(|dtype| super::plan::type_name(*dtype)).collect()),
-        "redop": join(section.rows.iter().map(|row| row.redop.as_str()).collect()),
+        "type": types.join(","),
+        "redop": if reduces { ops.join(",") } else { "none".into() },
         "root": plan.root.map_or(json!(-1), |root| json!(root)),
         "minimum_bytes": s.minimum_bytes,
         "maximum_bytes": s.maximum_bytes,

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zbench_engine::comm::CommError;
-use zbench_reports::Notebook;
 use zbench_reports::collectives::{Device, Pairs, Row, Run, Section, Settings, document, table, v3};
+use zbench_reports::{Notebook, Record};
 
 /// `zbench allreduce`.
 pub fn allreduce(global: &Global, arguments: &AllreduceArgs) -> Result<u8> {
@@ -159,14 +159,19 @@ impl Screen<'_> {
             state.run.errors.push(wrong);
         }
         let record = record::of_section(&state.run, &section, self.plan, end, &self.started, &self.command);
+        self.append(state, record);
+        state.run.sections.push(section);
+    }
+
+    /// A record that fails to be written ends the run: nobody wants to measure for nothing.
+    fn append(&self, state: &mut State, record: Record) {
         let recorded = self.notebook.records().map(|known| {
             let trials = known.iter().filter(|other| other.key == record.key).count();
-            zbench_reports::Record { trial: trials as u32 + 1, ..record }
+            Record { trial: trials as u32 + 1, ..record }
         });
         if let Err(error) = recorded.and_then(|record| self.notebook.append(&record)) {
             state.trouble.get_or_insert(error.into());
         }
-        state.run.sections.push(section);
     }
 
     /// The end of the run, by success or failure.
@@ -240,7 +245,13 @@ impl Watch for Screen<'_> {
 
     fn pairs(&self, pairs: Pairs) {
         let mut state = self.state();
+        if state.run.sections.is_empty() {
+            let text = table::preamble(&state.run, "pairs");
+            self.say(&mut state, &text);
+        }
         self.say(&mut state, &pairs.text());
+        let record = record::of_pairs(&state.run, &pairs, self.plan, &self.started, &self.command);
+        self.append(&mut state, record);
         state.run.pairs = Some(pairs);
     }
 }

@@ -168,7 +168,15 @@ pub const KEYS: &[Key] = &[
         "parallel.backend",
         Choice(&["local", "shm", "tcp", "device", "mpi", "nccl"]),
         Is("\"local\""),
-        "How collectives travel. This version has local: ranks are threads of one process.",
+        "How collectives travel: local: ranks are threads of one process; shm: processes of one host that share memory; \
+         tcp: processes of any hosts; mpi: processes of mpirun (a build with the feature). This version has no device and \
+         nccl.",
+    ),
+    key(
+        "parallel.stall",
+        Duration,
+        Is("\"300s\""),
+        "How long a rank waits for others that do not come, before the run is given up.",
     ),
     key(
         "precision.preset",

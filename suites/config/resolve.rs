@@ -13,7 +13,7 @@ use zbench_kernels::DType;
 
 mod sources;
 
-use sources::{byte_size, data, model, profile};
+use sources::{byte_size, data, model, profile, seconds};
 
 /// What resolving depends on beside the settings.
 #[derive(Clone, Debug)]
@@ -168,6 +168,8 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
         ("lora.method", "ia3", "write \"lora\""),
         ("lora.base", "nf4", "write \"bf16\", \"f16\" or \"f32\""),
         ("lora.base", "int8", "write \"bf16\", \"f16\" or \"f32\""),
+        ("parallel.backend", "device", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
+        ("parallel.backend", "nccl", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
     ];
     for (key, word, instead) in words {
         if values.text(key) == word {
@@ -178,7 +180,6 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
         ("parallel.pipeline_schedule", "1f1b"),
         ("parallel.gather_wire", "native"),
         ("parallel.reduce_wire", "native"),
-        ("parallel.backend", "local"),
         ("memory.offload_optimizer", "none"),
         ("memory.offload_parameters", "none"),
     ];
@@ -277,7 +278,13 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         strategy,
         shard,
         prefetch: values.count("parallel.prefetch"),
-        backend: Backend::Local,
+        backend: match values.text("parallel.backend").as_str() {
+            "shm" => Backend::Shm,
+            "tcp" => Backend::Tcp,
+            "mpi" => Backend::Mpi,
+            _ => Backend::Local,
+        },
+        stall: stall(values)?,
     })
 }
 
@@ -309,6 +316,14 @@ fn measured(value: &Value, read: fn(&str) -> Option<f64>) -> Option<f64> {
         Value::String(text) => read(text),
         other => number(other).and_then(|x| read(&x.to_string())),
     }
+}
+
+fn stall(values: &Values) -> Result<std::time::Duration, Refusal> {
+    let given = values.value("parallel.stall");
+    let seconds = seconds(&given).filter(|seconds| (0.001..=1e9).contains(seconds));
+    let wrong =
+        || values.refuse("parallel.stall", &[], format!("{given} is no time from 1ms to 1e9 s; write \"300s\""));
+    seconds.map(std::time::Duration::from_secs_f64).ok_or_else(wrong)
 }
 
 fn dtype(name: &str) -> Option<DType> {

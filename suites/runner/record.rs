@@ -89,6 +89,10 @@ fn rank_of(rank: &RankEnd, host: &str) -> Rank {
     let p50 = histogram(&rank.step_ms).map(|histogram| quantile(&histogram, 0.5));
     let mut extra = record::Extra::new();
     extra.insert("reserved_bytes".into(), rank.reserved_bytes.into());
+    if let Some(pid) = rank.pid {
+        extra.insert("pid".into(), pid.into());
+    }
+    let host = if rank.host.is_empty() { host } else { &rank.host };
     Rank { rank: rank.rank as u64, host: host.into(), step_ms_p50: p50, peak_bytes: Some(rank.total_peak), extra }
 }
 

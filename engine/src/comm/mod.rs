@@ -17,12 +17,13 @@ mod metered;
 mod moves;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod nccl;
 mod null;
 mod protocol;
+mod rendezvous;
 mod shared;
 mod shm;
 mod space;
-mod rendezvous;
 mod sync;
 mod tcp;
 
@@ -30,9 +31,9 @@ pub use call::{Call, Kind, Request, Shape};
 pub use local::group;
 pub use metered::Metered;
 pub use null::Null;
+pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 pub use shared::Shared;
 pub use shm::{Exchange, shm};
-pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 pub use tcp::{Algorithm, Tcp, TcpOptions, tcp};
 
 pub use zbench_kernels::ReduceOp;
