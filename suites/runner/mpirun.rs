@@ -71,7 +71,10 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
     let meeting = Meeting { rank: 0, size: size + 1, host, port, token, timeout: stall };
     let (sender, met) = channel();
     // On a thread, so that a mpirun that starts nothing is not waited for.
-    std::thread::spawn(move || sender.send(Rendezvous::join(&meeting).map_err(|error| error.to_string())));
+    std::thread::spawn(move || {
+        // Nobody listens any more when mpirun has ended meanwhile.
+        let _ = sender.send(Rendezvous::join(&meeting).map_err(|error| error.to_string()));
+    });
     let line = loop {
         match met.recv_timeout(TICK) {
             Ok(met) => break Line::open(met?),
