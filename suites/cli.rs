@@ -1,5 +1,6 @@
 //! What people type, and the exit code they get.
 
+use crate::allreduce::args::AllreduceArgs;
 use crate::commands;
 use crate::config::ConfigError;
 use crate::config::units;
@@ -14,6 +15,8 @@ pub mod exit {
     pub const SUCCESS: u8 = 0;
     /// Usage or configuration.
     pub const USAGE: u8 = 1;
+    /// Worse than it may be.
+    pub const REGRESSION: u8 = 2;
     /// Nothing was measured, though asked.
     pub const NOT_MEASURED: u8 = 4;
     /// At least one cell failed, timed out or diverged.
@@ -108,6 +111,19 @@ Stop it with Ctrl-C at any time; the same command goes on where it stopped.")]
   zbench plan configs/llama70b.toml
   zbench plan configs/llama70b.toml --format json     an object for each cell")]
     Plan(PlanArgs),
+    /// The interconnect test: nccl-tests' flags, columns, factors and data check, over any backend
+    #[command(after_help = "Examples:
+  zbench allreduce                                    all-reduce of floats over 2 ranks, 8 B to 128 MiB
+  zbench allreduce -b 1K -e 256M -f 4 -I 1 --ranks 4  iterations one by one: median, p95, p99
+  zbench allreduce --collective all -d all -o all -e 1M -c 3
+  zbench allreduce --collective pairs --bisect        every pair of ranks; names a slow rank or link
+  zbench allreduce --format json > out.json           nccl-tests' JSON, file version 3
+  zbench allreduce --expect list                      published figures of machines
+  NCCL_TESTS_MIN_BW=5 zbench allreduce -b 64M -e 64M  exit code 2 below 0.9 of that
+
+Exit codes: 0 success, 1 usage, 2 below NCCL_TESTS_MIN_BW or --bisect found something, 4 nothing was measured, 5 wrong
+data or a collective that failed, 130 stopped by Ctrl-C. What was measured before is printed and recorded.")]
+    Allreduce(Box<AllreduceArgs>),
     /// The records of the notebook
     #[command(after_help = "Examples:
   zbench list

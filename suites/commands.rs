@@ -1,5 +1,6 @@
 //! One module for each command; what they share is here.
 
+mod allreduce;
 mod doctor;
 mod notebook;
 mod progress;
@@ -28,6 +29,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Grid(arguments) => session::with(global, |session| train::grid(global, session, arguments)),
         Command::Run(arguments) => session::with(global, |session| train::run(global, session, arguments)),
         Command::Plan(arguments) => train::plan(global, arguments),
+        Command::Allreduce(arguments) => allreduce::allreduce(global, arguments),
         Command::List => notebook::list(global),
         Command::Show { id } => notebook::show(global, id),
         Command::Note { id, text } => notebook::note(global, id, text),

@@ -10,6 +10,7 @@ macro_rules! say {
     }};
 }
 
+pub mod allreduce;
 pub mod cli;
 pub mod commands;
 pub mod config;

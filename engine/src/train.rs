@@ -2,7 +2,7 @@
 //! have ended.
 
 use crate::checkpoint::Checkpoint;
-use crate::comm::{CommError, Communicator, Metered, group};
+use crate::comm::{CommError, Communicator, Metered, group, link};
 use crate::config::{Cell, DeviceKind};
 use crate::data::Source;
 use crate::layers::StepError;
@@ -208,7 +208,8 @@ fn one_rank<T>(
     let account = arena.clone();
     let number = comm.rank();
     let run = || -> Result<T, RankError> {
-        let comms = comms(comm, mesh).map_err(|error| RankError::Step(error.into()))?;
+        let world = link::wrap(comm, inputs.cell.link_spec().as_ref());
+        let comms = world.and_then(|world| comms(world, mesh)).map_err(|error| RankError::Step(error.into()))?;
         let rank = Rank::new(inputs, number, kernels, arena, comms);
         let result = rank.and_then(|mut rank| {
             let result = work(&mut rank);

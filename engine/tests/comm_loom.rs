@@ -28,6 +28,8 @@ mod sync {
         loom::thread::yield_now();
     }
 }
+// What only the real world asks of it.
+#[allow(dead_code)]
 #[path = "../src/comm/protocol.rs"]
 mod protocol;
 
@@ -181,7 +183,6 @@ fn gather(world: &World, own: usize, sequence: u64) {
 #[test]
 fn memory_is_read_between_the_last_post_and_the_first_return() {
     model(2, 2, 2, |world, own| gather(world, own, 0));
-    model(3, 1, 1, |world, own| gather(world, own, 0));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use crate::collectives::document as collectives;
 use crate::document::{Column, Document, Entry, Table};
 use crate::record::Record;
 use crate::units;
@@ -21,7 +22,26 @@ use cells::Grid;
 /// Trials are gathered by key; every record appears, whatever its outcome. Rows are in the order of the median tokens per
 /// second, ranks with ties as in [`crate::stats::places`]; a cell that fails loss parity or has only trials with validity
 /// flags is not ranked. Cells that did not run are answered for by their plan.
+/// Records of the interconnect test are no cells: they have a section of their own.
 pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
+    let (links, cells): (Vec<&Record>, Vec<&Record>) =
+        records.iter().partition(|record| collectives::is_of_suite(record));
+    if links.is_empty() {
+        return of_cells(records, question);
+    }
+    let cells: Vec<Record> = cells.into_iter().cloned().collect();
+    let mut document = match cells.is_empty() {
+        true => Document::new("Interconnect"),
+        false => of_cells(&cells, question),
+    };
+    collectives::report(&mut document, &links);
+    if cells.is_empty() {
+        machine(&mut document, records);
+    }
+    document
+}
+
+fn of_cells(records: &[Record], question: Option<&str>) -> Document {
     let title = records.iter().map(|record| record.name.as_str()).find(|name| !name.is_empty()).unwrap_or("comparison");
     let mut document = Document::new(title);
     if let Some(question) = question.map(str::trim).filter(|question| !question.is_empty()) {

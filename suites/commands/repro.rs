@@ -23,6 +23,9 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
         bail!("there is no notebook in {}; name it with --notebook DIR", global.notebook.display());
     }
     let record = Notebook::open(&global.notebook)?.find(id)?;
+    if zbench_reports::collectives::document::is_of_suite(&record) {
+        bail!("the record {} is of the interconnect test; its command measures again: {}", record.id, record.command);
+    }
     let cell: Cell = serde_json::from_value(record.cell.clone())
         .with_context(|| format!("the record {} holds no configuration that this version can run", record.id))?;
     let mut files = Files::default();

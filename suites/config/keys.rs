@@ -261,13 +261,13 @@ pub const KEYS: &[Key] = &[
         "link.node.bandwidth",
         Bandwidth,
         From("absent: no emulated link"),
-        "Emulated link between nodes; not in this version.",
+        "Emulated link of every node of parallel.ranks_per_node ranks, each way, shared by its ranks (docs/links.md).",
     ),
     key(
         "link.node.latency",
         Duration,
-        From("absent: no emulated link"),
-        "Emulated link between nodes; not in this version.",
+        From("0 where link.node.bandwidth is given"),
+        "Time that every transfer between nodes takes beside its bytes, once for each step of its ring.",
     ),
 ];
 

@@ -5,6 +5,7 @@ use super::document;
 use super::document::{Place, Settings};
 use super::keys::{self, Default};
 use super::kind::number;
+use super::units;
 use std::path::PathBuf;
 use toml::Value;
 use zbench_engine::config::*;
@@ -86,6 +87,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         },
         model,
         train,
+        link: link(&values, &parallel)?,
         parallel,
         precision,
         lora,
@@ -186,10 +188,8 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
             return refuse(key, &format!("write \"{word}\""));
         }
     }
-    for key in ["memory.offload_path", "link.node.bandwidth", "link.node.latency"] {
-        if values.given(key).is_some() {
-            return refuse(key, "leave the key out");
-        }
+    if values.given("memory.offload_path").is_some() {
+        return refuse("memory.offload_path", "leave the key out");
     }
     Ok(())
 }
@@ -286,6 +286,36 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         },
         stall: stall(values)?,
     })
+}
+
+/// Emulated links, which need to be told what a node is.
+fn link(values: &Values, parallel: &Parallel) -> Result<Option<Link>, Refusal> {
+    let (bandwidth, latency) = ("link.node.bandwidth", "link.node.latency");
+    let of = |key: &str, read: fn(&str) -> Option<f64>| values.given(key).and_then(|value| measured(value, read));
+    let Some(bytes_per_second) = of(bandwidth, units::bandwidth) else {
+        return match values.given(latency) {
+            Some(_) => Err(values.refuse(
+                bandwidth,
+                &[latency],
+                "is absent; write it beside link.node.latency, as \"12.5GB/s\"",
+            )),
+            None => Ok(None),
+        };
+    };
+    if parallel.ranks_per_node.is_none() {
+        let message = "is an emulated link between nodes; write parallel.ranks_per_node, the ranks of one";
+        return Err(values.refuse(bandwidth, &["parallel.ranks_per_node"], message));
+    }
+    let seconds = of(latency, units::seconds).unwrap_or(0.0);
+    Ok(Some(Link { node: NodeLink { bandwidth: bytes_per_second, latency: seconds } }))
+}
+
+/// A quantity with a unit, or a plain number.
+fn measured(value: &Value, read: fn(&str) -> Option<f64>) -> Option<f64> {
+    match value {
+        Value::String(text) => read(text),
+        other => number(other).and_then(|x| read(&x.to_string())),
+    }
 }
 
 fn stall(values: &Values) -> Result<std::time::Duration, Refusal> {

@@ -40,6 +40,27 @@ pub fn oom_kills() -> u64 {
     count("/proc/vmstat") + count("/sys/fs/cgroup/memory.events")
 }
 
+/// The largest cache of the first core, in bytes.
+pub fn last_level_cache_bytes() -> Option<u64> {
+    let folder = std::fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
+    let size = |folder: std::path::PathBuf| {
+        let text = std::fs::read_to_string(folder.join("size")).ok()?;
+        let text = text.trim();
+        let (digits, factor) = match text.strip_suffix('K') {
+            Some(digits) => (digits, 1 << 10),
+            None => text.strip_suffix('M').map_or((text, 1), |digits| (digits, 1 << 20)),
+        };
+        digits.parse::<u64>().ok()?.checked_mul(factor)
+    };
+    folder.flatten().filter_map(|entry| size(entry.path())).max()
+}
+
+/// This host's name.
+pub fn host_name() -> String {
+    let name = read("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "localhost".into() } else { name.trim().into() }
+}
+
 /// The processor's name.
 pub fn cpu_model() -> Option<String> {
     let text = read("/proc/cpuinfo")?;
@@ -62,11 +83,6 @@ pub fn transparent_huge_pages() -> Option<String> {
 /// Mean number of processes that wanted to run, over the last minute.
 pub fn load_average() -> Option<f64> {
     read("/proc/loadavg")?.split_whitespace().next()?.parse().ok()
-}
-
-/// The host's name.
-pub fn host_name() -> String {
-    read("/proc/sys/kernel/hostname").map(|name| name.trim().to_string()).unwrap_or_default()
 }
 
 /// A host's name as records state it.

@@ -10,11 +10,14 @@ mod board;
 mod call;
 mod cause;
 mod check;
+pub mod compose;
+pub mod link;
 mod local;
 mod metered;
 mod moves;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod nccl;
 mod null;
 mod protocol;
 mod rendezvous;
@@ -173,6 +176,11 @@ pub trait Communicator: Send {
     /// Bytes this rank has read from and written to other ranks' memory, or sent and received, so far: what crosses, each
     /// byte once on the side that asks for it.
     fn wire_bytes(&self) -> u64;
+
+    /// What emulated links have made of this rank's calls in this group; nothing where links are real.
+    fn link_use(&self) -> Option<link::LinkUse> {
+        None
+    }
 
     /// `buffer` = the sum over ranks.
     fn all_reduce(&self, buffer: ViewMut<'_>) -> Result<()> {

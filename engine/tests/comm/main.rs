@@ -2,9 +2,11 @@
 
 mod collectives;
 mod conformance_local;
+mod compose;
 mod failures;
 mod harness;
 mod in_flight;
+mod link;
 mod meter;
 mod random;
 mod rendezvous;

@@ -132,10 +132,10 @@ impl Mesh {
 }
 
 /// By rank, all connections to it; and who was refused meanwhile.
-type Connections = (Vec<Vec<TcpStream>>, Vec<String>);
+pub(super) type Connections = (Vec<Vec<TcpStream>>, Vec<String>);
 
 /// Calls all ranks below this one, then lets in those above: so every pair has one side that calls.
-fn connections(
+pub(super) fn connections(
     meeting: &Rendezvous,
     listener: TcpListener,
     addresses: &[SocketAddr],

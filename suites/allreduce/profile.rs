@@ -1,0 +1,192 @@
+//! Fits into a machine profile: tables `[collectives.BACKEND.ranks-N.COLLECTIVE]` of a TOML file, whose other keys, order
+//! and comments stay as they are.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use zbench_reports::collectives::{Fit, Section, Settings};
+
+/// Why a profile was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The file is there and cannot be read, or cannot be written.
+    #[error("the machine profile {path} cannot be {what}: {source}; name another with --save=FILE", path = path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// `read` or `written`.
+        what: &'static str,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The file is no TOML, or would not be any more.
+    #[error("the machine profile {path} is left as it was: {reason}", path = path.display())]
+    Toml {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// The profile of this machine: beside the configurations if they are here.
+pub fn default_path(host: &str) -> PathBuf {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let name: String = host.chars().map(plain).collect();
+    let folder = if Path::new("configs").is_dir() { "configs/machines" } else { "machines" };
+    Path::new(folder).join(format!("{name}.toml"))
+}
+
+/// Writes the fits of these sections, in the place of earlier ones of the same backend, ranks and collective. How many
+/// collectives were written.
+///
+/// # Errors
+/// As [`ProfileError`] says; the file is then as it was.
+pub fn save(path: &Path, settings: &Settings, sections: &[Section], measured: &str) -> Result<usize, ProfileError> {
+    let file = |what, source| ProfileError::File { path: path.into(), what, source };
+    let broken = |reason: String| ProfileError::Toml { path: path.into(), reason };
+    let before = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            "about = \"measured by zbench allreduce\"\ndevice = \"cpu\"\n".into()
+        }
+        Err(error) => return Err(file("read", error)),
+    };
+    let old: toml::Table = before.parse().map_err(|error: toml::de::Error| broken(error.to_string()))?;
+    let mut text = before;
+    let mut written = 0;
+    for section in sections.iter().filter(|section| !section.fits.is_empty()) {
+        let name = format!("[collectives.{}.ranks-{}.{}]", settings.backend, settings.group_ranks, section.collective);
+        text = without(&text, &name);
+        if !text.is_empty() && !text.ends_with("\n\n") {
+            text.push('\n');
+        }
+        text.push_str(&table(&name, settings, &section.fits, measured));
+        written += 1;
+    }
+    // What was there under another form of writing would be there twice now, and is then no TOML.
+    let new: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        broken(format!("its [collectives] is not written as zbench writes it; remove that part ({})", error.message()))
+    })?;
+    let others = |table: &toml::Table| table.iter().filter(|(key, _)| *key != "collectives").count();
+    if old.iter().any(|(key, value)| key != "collectives" && new.get(key) != Some(value))
+        || others(&old) != others(&new)
+    {
+        return Err(broken("adding the fits would change its other keys".into()));
+    }
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).map_err(|error| file("written", error))?;
+    }
+    // Whole or not at all.
+    let beside = path.with_extension("toml.new");
+    std::fs::write(&beside, &text)
+        .and_then(|()| std::fs::rename(&beside, path))
+        .map_err(|error| file("written", error))?;
+    Ok(written)
+}
+
+/// The text without the table of this heading.
+fn without(text: &str, heading: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut inside = false;
+    for line in text.split_inclusive('\n') {
+        let trimmed = line.trim();
+        if trimmed.starts_with('[') {
+            inside = trimmed == heading;
+        }
+        if !inside {
+            kept.push_str(line);
+        }
+    }
+    kept
+}
+
+fn table(name: &str, settings: &Settings, fits: &[Fit], measured: &str) -> String {
+    let quoted = |text: &str| toml::Value::from(text).to_string();
+    let mut text = format!(
+        "{name}\nmeasured = {}\ntiming = {}\nbuffers = {}\nfits = [\n",
+        quoted(measured),
+        quoted(&settings.timing),
+        quoted(&settings.buffers)
+    );
+    for fit in fits {
+        let _ = writeln!(
+            text,
+            "    {{ of = {}, type = {}, redop = {}, in_place = {}, factor = {:?}, segments = [",
+            quoted(&fit.of),
+            quoted(&fit.dtype),
+            quoted(&fit.redop),
+            fit.in_place,
+            fit.factor
+        );
+        for s in &fit.segments {
+            let rate = s.bandwidth_gb_s.map_or(String::new(), |rate| format!("bandwidth_gb_s = {rate:?}, "));
+            let _ = writeln!(
+                text,
+                "        {{ from_bytes = {}, to_bytes = {}, latency_us = {:?}, {rate}points = {}, median_error = {:?}, worst_error = {:?} }},",
+                s.from_bytes, s.to_bytes, s.latency_us, s.points, s.median_error, s.worst_error
+            );
+        }
+        text.push_str("    ] },\n");
+    }
+    text.push_str("]\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zbench_reports::collectives::Segment;
+
+    fn section(latency_us: f64) -> Section {
+        let segment = Segment {
+            from_bytes: 8,
+            to_bytes: 1 << 20,
+            latency_us,
+            bandwidth_gb_s: Some(12.5),
+            points: 18,
+            median_error: 0.01,
+            worst_error: 0.2,
+        };
+        let fit = Fit { of: "float \"sum\"".into(), factor: 1.0, segments: vec![segment], ..Fit::default() };
+        Section { collective: "all_reduce".into(), fits: vec![fit], ..Section::default() }
+    }
+
+    fn settings(ranks: usize) -> Settings {
+        Settings { backend: "local".into(), group_ranks: ranks, ..Settings::default() }
+    }
+
+    fn latency(path: &Path, ranks: usize) -> f64 {
+        let table: toml::Table = std::fs::read_to_string(path).unwrap().parse().unwrap();
+        let ranks = format!("ranks-{ranks}");
+        table["collectives"]["local"][ranks.as_str()]["all_reduce"]["fits"][0]["segments"][0]["latency_us"]
+            .as_float()
+            .unwrap()
+    }
+
+    #[test]
+    fn fits_are_added_and_replaced_and_nothing_else_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("machines/m.toml");
+        assert_eq!(save(&path, &settings(2), &[section(5.0)], "today").unwrap(), 1);
+        assert_eq!(latency(&path, 2), 5.0);
+        let text = "# mine\nabout = \"x\" # keep\ndevice = \"cpu\"\nmemory = \"1GiB\"\n\n[other]\na = [1]\n";
+        std::fs::write(&path, text).unwrap();
+        save(&path, &settings(2), &[section(5.0)], "today").unwrap();
+        save(&path, &settings(4), &[section(9.0)], "today").unwrap();
+        save(&path, &settings(2), &[section(6.0)], "tomorrow").unwrap();
+        assert_eq!((latency(&path, 2), latency(&path, 4)), (6.0, 9.0));
+        let after = std::fs::read_to_string(&path).unwrap();
+        assert!(after.starts_with(text) && after.matches("ranks-2").count() == 1, "{after}");
+    }
+
+    #[test]
+    fn what_cannot_be_merged_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.toml");
+        for text in ["device = ", "device = \"cpu\"\ncollectives = { local = { ranks-2 = { all_reduce = 1 } } }\n"] {
+            std::fs::write(&path, text).unwrap();
+            assert!(save(&path, &settings(2), &[section(5.0)], "today").is_err());
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+    }
+}

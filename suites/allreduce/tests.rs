@@ -1,0 +1,325 @@
+//! The bench over ranks as threads, and over communicators that meddle with what passes through them.
+
+use super::args::AllreduceArgs;
+use super::bench::{Finish, Member, rank_main};
+use super::plan::Plan;
+use super::{BenchError, Watch};
+use clap::Parser;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use zbench_engine::comm::{Call, CommError, Communicator, Kind, Request, Result, Ticket, group};
+use zbench_kernels::{Arena, Cpu, DType, Kernels};
+use zbench_reports::collectives::{Device, Pairs, Row, Settings};
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    args: AllreduceArgs,
+}
+
+fn plan(words: &str) -> Plan {
+    planned(words, |_| None)
+}
+
+fn planned(words: &str, variable: impl Fn(&str) -> Option<String>) -> Plan {
+    let words = std::iter::once("allreduce").chain(words.split_whitespace());
+    Plan::new(&Line::parse_from(words).args, variable).unwrap()
+}
+
+/// What is done to a call of floats, which measured calls are and what ranks say to each other beside them is not.
+#[derive(Clone, Copy)]
+enum Meddle {
+    Nothing,
+    /// Flips the lowest bit of this element of what is received.
+    Flip(usize),
+    /// Is late in every call.
+    Late(Duration),
+    /// Is late in every call with this peer.
+    LateWith(usize, Duration),
+    /// Gives up at this call.
+    Fail(usize),
+}
+
+struct Meddled {
+    inner: Box<dyn Communicator>,
+    meddle: Meddle,
+    calls: Mutex<usize>,
+}
+
+impl Communicator for Meddled {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+    fn backend(&self) -> &'static str {
+        self.inner.backend()
+    }
+    fn call(&self, call: Call<'_>) -> Result<()> {
+        let Call { kind, send, mut recv } = call;
+        let is_measured = recv.as_ref().map(|view| view.dtype()).or(send.map(|view| view.dtype())) == Some(DType::F32);
+        let meddle = if is_measured { self.meddle } else { Meddle::Nothing };
+        let mut calls = self.calls.lock().unwrap();
+        *calls += usize::from(is_measured);
+        match (meddle, kind) {
+            (Meddle::Late(time), _) => std::thread::sleep(time),
+            (Meddle::LateWith(peer, time), Kind::SendRecv { to, .. }) if to == peer => std::thread::sleep(time),
+            (Meddle::Fail(at), _) if *calls == at => {
+                return Err(CommError::Invalid { operation: "test", reason: "gives up".into() });
+            }
+            _ => {}
+        }
+        self.inner.call(Call { kind, send, recv: recv.as_mut().map(|view| view.reborrow()) })?;
+        if let (Meddle::Flip(at), Some(view)) = (meddle, &mut recv) {
+            let slice = view.as_slice_mut::<f32>()?;
+            if let Some(element) = slice.get_mut(at) {
+                *element = f32::from_bits(element.to_bits() ^ 1);
+            }
+        }
+        Ok(())
+    }
+    fn start(&self, request: Request) -> Result<Ticket> {
+        self.inner.start(request)
+    }
+    fn wait(&self, ticket: Ticket) -> Result<Request> {
+        self.inner.wait(ticket)
+    }
+    fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
+        let inner = self.inner.split(color, key, name)?;
+        Ok(Box::new(Meddled { inner, meddle: self.meddle, calls: Mutex::new(0) }))
+    }
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+    fn wire_bytes(&self) -> u64 {
+        self.inner.wire_bytes()
+    }
+}
+
+#[derive(Default)]
+struct Told {
+    settings: Settings,
+    devices: Vec<Device>,
+    sections: Vec<String>,
+    rows: Vec<Row>,
+    notes: Vec<String>,
+    pairs: Option<Pairs>,
+}
+
+/// Remembers everything; asks to stop after some rows.
+struct Memory {
+    told: Mutex<Told>,
+    stop_after: usize,
+}
+
+impl Watch for Memory {
+    fn stop(&self) -> bool {
+        self.told.lock().unwrap().rows.len() >= self.stop_after
+    }
+    fn begin(&self, settings: &Settings, devices: &[Device]) {
+        let mut told = self.told.lock().unwrap();
+        (told.settings, told.devices) = (settings.clone(), devices.to_vec());
+    }
+    fn section(&self, collective: &str) {
+        self.told.lock().unwrap().sections.push(collective.into());
+    }
+    fn row(&self, row: Row) {
+        self.told.lock().unwrap().rows.push(row);
+    }
+    fn note(&self, note: String) {
+        self.told.lock().unwrap().notes.push(note);
+    }
+    fn pairs(&self, pairs: Pairs) {
+        self.told.lock().unwrap().pairs = Some(pairs);
+    }
+}
+
+struct Outcome {
+    told: Told,
+    results: Vec<std::result::Result<Finish, BenchError>>,
+}
+
+impl Outcome {
+    fn finish(&self) -> Finish {
+        *self.results[0].as_ref().unwrap()
+    }
+}
+
+fn run(ranks: usize, plan: &Plan, meddle: impl Fn(usize) -> Meddle, stop_after: usize, stall: Duration) -> Outcome {
+    let kernels = (0..ranks).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect();
+    let comms = group("test", kernels, stall).unwrap();
+    let arenas: Vec<Arena> = (0..ranks).map(|_| Arena::host(None).unwrap()).collect();
+    let memory = Memory { told: Mutex::default(), stop_after };
+    let results = std::thread::scope(|scope| {
+        let start = |(rank, (comm, arena))| {
+            let (meddle, memory) = (meddle(rank), &memory);
+            scope.spawn(move || {
+                let (comm, arena): (_, &Arena) = (comm, arena);
+                let world = Meddled { inner: Box::new(comm), meddle, calls: Mutex::new(0) };
+                let member = Member {
+                    world: &world,
+                    arena,
+                    formed: "threads of a test",
+                    threads: 1,
+                    local_ranks: ranks,
+                    memory_bytes: 64 << 20,
+                    cache_bytes: Some(1 << 20),
+                    host: "here",
+                    device: "test",
+                };
+                let result = rank_main(&member, plan, memory);
+                if let Err(error) = &result {
+                    world.abort(&error.to_string());
+                }
+                result
+            })
+        };
+        let threads: Vec<_> = comms.into_iter().zip(&arenas).enumerate().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    Outcome { told: memory.told.into_inner().unwrap(), results }
+}
+
+fn plain(ranks: usize, plan: &Plan) -> Outcome {
+    run(ranks, plan, |_| Meddle::Nothing, usize::MAX, Duration::from_secs(60))
+}
+
+/// Every collective, type and reduction at sizes with empty, odd and even parts: right data on both sides.
+#[test]
+fn all_collectives_of_all_types_are_right() {
+    for ranks in [1, 2, 3, 4] {
+        let plan = plan("--collective all -d all -o all -r -1 -b 0 -e 1034 -i 517 -n 2 -w 0 -u 3 --buffers rotate");
+        let outcome = plain(ranks, &plan);
+        assert_eq!(outcome.told.sections.len(), 9);
+        let reducing = 6 * 5 * 3;
+        let expected = reducing * (2 + ranks) + 6 * 3 * (3 * ranks) + 6 * 3 * 3;
+        assert_eq!(outcome.told.rows.len(), expected, "{ranks} ranks");
+        for row in &outcome.told.rows {
+            let sides = row.sides().count();
+            let is_ring = row.root == -1 && row.redop == "none" && sides < 2;
+            assert!(sides == 2 || is_ring, "{ranks} ranks: {row:?}");
+            assert!(row.sides().all(|side| side.wrong == Some(0) && side.time_us > 0.0), "{ranks} ranks: {row:?}");
+            assert!(row.size > 0 || row.sides().all(|side| side.busbw == 0.0));
+        }
+        let only_sendrecv = |note: &String| note.contains("sendrecv");
+        assert!(outcome.told.notes.iter().all(only_sendrecv), "{:?}", outcome.told.notes);
+    }
+}
+
+#[test]
+fn bandwidths_follow_from_times_sizes_and_factors() {
+    for (ranks, factor) in [(2, 1.0), (3, 4.0 / 3.0), (4, 1.5)] {
+        let outcome = plain(ranks, &plan("-b 4K -e 16K -n 5 -I 1 -K 1"));
+        for row in &outcome.told.rows {
+            for side in row.sides() {
+                let iterations = side.iterations.as_ref().unwrap();
+                assert_eq!((side.time_us, iterations.times_us.len()), (iterations.p50_us, 5));
+                assert_eq!((iterations.skipped, iterations.per_rank_us.len()), (1, ranks));
+                assert!((side.algbw - row.size as f64 / side.time_us / 1e3).abs() < 1e-9 * side.algbw);
+                assert!((side.busbw - factor * side.algbw).abs() < 1e-9 * side.busbw);
+            }
+            // Every rank asks for what it has not: at least the other ranks' part of its result.
+            assert!(row.wire_bytes_rank > 0.0 && row.wire_bytes_link > 0.0, "{row:?}");
+        }
+        assert_eq!(outcome.told.settings.group_ranks, ranks);
+        assert_eq!(outcome.told.devices.iter().map(|d| d.device).collect::<Vec<_>>(), (0..ranks).collect::<Vec<_>>());
+        assert!(outcome.told.devices.iter().all(|d| (d.hostname.as_str(), d.device_info.as_str()) == ("here", "test")));
+    }
+}
+
+/// The check must be able to fail: one flipped bit of one element on one rank is one wrong element, with its place.
+#[test]
+fn one_flipped_bit_is_one_wrong_element_with_its_place() {
+    let flip = |rank| if rank == 1 { Meddle::Flip(5) } else { Meddle::Nothing };
+    for (words, sides) in [("-b 64 -e 64 -n 1", 2), ("-b 64 -e 64 -n 1 --collective sendrecv", 1)] {
+        let outcome = run(2, &plan(words), flip, usize::MAX, Duration::from_secs(60));
+        let row = &outcome.told.rows[0];
+        assert_eq!((row.sides().count(), row.wrong()), (sides, Some(sides as u64)), "{row:?}");
+        for side in row.sides() {
+            let wrong = side.first_wrong.as_ref().unwrap();
+            assert_eq!((wrong.rank, wrong.offset, wrong.host.as_str()), (1, 5, "here"));
+        }
+    }
+    let unchecked = run(2, &plan("-b 64 -e 64 -n 1 -c 0"), flip, usize::MAX, Duration::from_secs(60));
+    assert_eq!(unchecked.told.rows[0].wrong(), None);
+}
+
+#[test]
+fn a_stop_ends_all_ranks_between_rows() {
+    let outcome = run(3, &plan("-b 8 -e 8 -N 0 -n 1"), |_| Meddle::Nothing, 4, Duration::from_secs(60));
+    for result in &outcome.results {
+        assert!(result.as_ref().is_ok_and(|finish| finish.interrupted && finish.rows == 4), "{result:?}");
+    }
+    assert_eq!(outcome.told.rows.len(), 4);
+    assert!(!plain(2, &plan("-b 8 -e 8 -N 3")).finish().interrupted);
+}
+
+/// What was measured before a failure has been told; every rank hears of it.
+#[test]
+fn a_rank_that_gives_up_or_stalls_ends_all_and_keeps_the_rows() {
+    let gives_up = |rank| if rank == 2 { Meddle::Fail(40) } else { Meddle::Nothing };
+    let outcome = run(3, &plan("-b 64 -e 64 -N 0 -n 2 -c 0"), gives_up, usize::MAX, Duration::from_secs(60));
+    let rows = outcome.told.rows.len();
+    assert!((3..10).contains(&rows), "{rows}");
+    assert!(outcome.results.iter().all(|result| result.is_err() || result.as_ref().is_ok_and(|f| f.rows == rows)));
+    assert!(outcome.results[0].is_err(), "rank 0 hears of it");
+
+    let stalls = |rank| if rank == 1 { Meddle::Late(Duration::from_secs(3)) } else { Meddle::Nothing };
+    let outcome = run(2, &plan("-b 64 -e 64 -n 2"), stalls, usize::MAX, Duration::from_millis(300));
+    let error = outcome.results[0].as_ref().unwrap_err();
+    match error {
+        BenchError::Comm(CommError::Stalled { missing, operation, .. }) => {
+            assert_eq!((&missing[..], *operation), (&[1][..], "all_reduce"));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn sizes_are_reduced_to_what_memory_holds() {
+    let outcome = plain(2, &plan("-b 64M -e 512M -n 1 -w 0 -c 0 --buffers hot"));
+    let settings = &outcome.told.settings;
+    // 64 MiB a rank: two buffers of a little less than half.
+    assert!(settings.maximum_bytes < 32 << 20 && settings.maximum_bytes > 30 << 20, "{}", settings.maximum_bytes);
+    assert_eq!((settings.reduced_from, outcome.told.rows[0].size), (Some(512 << 20), settings.maximum_bytes));
+}
+
+#[test]
+fn groups_of_a_split_measure_on_their_own() {
+    let split = |name: &str| (name == "NCCL_TESTS_SPLIT").then(|| "MOD 2".to_string());
+    let outcome = plain(4, &planned("-b 1K -e 1K -n 2", split));
+    assert_eq!((outcome.told.settings.ranks, outcome.told.settings.group_ranks), (4, 2));
+    assert_eq!(outcome.told.devices.iter().map(|d| d.group).collect::<Vec<_>>(), [0, 1, 0, 1]);
+    let row = &outcome.told.rows[0];
+    assert!(row.sides().all(|side| side.wrong == Some(0) && side.busbw == side.algbw), "{row:?}");
+}
+
+/// A rank that is late in every call is found by its pairs and by halving, and nobody else is blamed.
+#[test]
+fn a_slow_rank_is_named_by_pairs_and_by_halves() {
+    let slow = |rank| if rank == 3 { Meddle::Late(Duration::from_millis(20)) } else { Meddle::Nothing };
+    let outcome = run(5, &plan("--bisect -e 4K -n 3"), slow, usize::MAX, Duration::from_secs(60));
+    let pairs = outcome.told.pairs.unwrap();
+    assert_eq!((&pairs.bad_ranks[..], &pairs.bad_links[..]), (&[3][..], &[][..]), "{}", pairs.text());
+    assert_eq!(pairs.suspects.iter().filter(|suspect| suspect.confirmed).count(), 4, "{}", pairs.text());
+    assert!(pairs.suspects.iter().all(|suspect| suspect.again_gb_s.len() == super::pairs::RETRIES));
+    let last = pairs.halves.last().unwrap();
+    assert!(last.contains("[3]") || last.contains("rank(s) [3]"), "{}", pairs.text());
+    assert!(pairs.text().contains("Verdict: rank 3 on here is slow with every other rank"), "{}", pairs.text());
+}
+
+#[test]
+fn a_slow_link_is_named_and_its_ranks_are_not() {
+    let slow = |rank| match rank {
+        1 => Meddle::LateWith(2, Duration::from_millis(20)),
+        _ => Meddle::Nothing,
+    };
+    let outcome = run(4, &plan("--collective pairs -e 4K -n 3"), slow, usize::MAX, Duration::from_secs(60));
+    let pairs = outcome.told.pairs.unwrap();
+    assert!(pairs.bad_ranks.is_empty() && pairs.bad_links.contains(&[1, 2]), "{}", pairs.text());
+    assert!(pairs.text().contains("link between rank 1 on here and rank 2 on here is slow"), "{}", pairs.text());
+    for (a, line) in pairs.gb_s.iter().enumerate() {
+        assert!(line.iter().enumerate().all(|(b, rate)| rate.is_some() == (a != b)));
+    }
+}
