@@ -5,5 +5,6 @@ mod config;
 mod engine;
 mod grid;
 mod launch_detect;
+mod netns;
 mod notebook;
 mod support;
