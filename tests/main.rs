@@ -4,6 +4,7 @@ mod cli;
 mod config;
 mod engine;
 mod grid;
+mod launch;
 mod launch_detect;
 mod netns;
 mod notebook;

@@ -1,7 +1,7 @@
 //! The suite of all backends over threads, bare and metered, over what processes have, and over the communicator that moves nothing.
 
 #[path = "../conformance/mod.rs"]
-mod conformance;
+pub mod conformance;
 
 use crate::harness::{BACKENDS, Backend, PATIENCE, rank_of};
 use conformance::{EXACT, SHAPES};
@@ -10,17 +10,14 @@ use std::time::Duration;
 use zbench_engine::comm::{Communicator, Metered, Null, group};
 use zbench_kernels::{Cpu, Kernels};
 
-const SIZES: [usize; 5] = [1, 2, 3, 4, 8];
-
 /// Runs `rank` on one thread per rank, with the kernels that training uses.
 fn run(backend: Backend, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communicator>) + Sync) {
     let kernels: Vec<_> = (0..size).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect();
     std::thread::scope(|scope| {
         let ranks = group("world", kernels.clone(), stall).unwrap().into_iter().zip(kernels);
         let rank = &rank;
-        let threads: Vec<_> = ranks
-            .map(|(local, kernels)| scope.spawn(move || rank(rank_of(backend, local, kernels, stall))))
-            .collect();
+        let threads: Vec<_> =
+            ranks.map(|(local, kernels)| scope.spawn(move || rank(rank_of(backend, local, kernels, stall)))).collect();
         // The first panic is the cause; the others only heard of it.
         let panics: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().err()).collect();
         if let Some(panic) = panics.into_iter().next() {
@@ -62,12 +59,10 @@ fn eight_ranks_conform() {
 
 #[test]
 fn null_has_the_shapes_of_any_other() {
-    for size in SIZES {
-        for rank in [0, size / 2, size - 1] {
-            conformance::calls(&Null::new(rank, size), &SHAPES);
-        }
-        conformance::calls(&Metered::new("data", Box::new(Null::new(0, size))), &SHAPES);
+    for (rank, size) in [(0, 1), (0, 3), (2, 3), (5, 8)] {
+        conformance::calls(&Null::new(rank, size), &SHAPES);
     }
+    conformance::calls(&Metered::new("data", Box::new(Null::new(1, 4))), &SHAPES);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! One suite that every communicator has to pass: what it computes, what it moves, and how it ends when a rank fails.
 
 mod collectives;
-mod conformance_local;
 mod compose;
+mod conformance_local;
 mod failures;
 mod harness;
 mod in_flight;
@@ -11,6 +11,7 @@ mod meter;
 mod random;
 mod rendezvous;
 mod tcp;
+mod tcp_conformance;
 mod tcp_faults;
 mod tcp_kinds;
 mod tree;
