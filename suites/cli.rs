@@ -256,6 +256,10 @@ pub fn main() -> ExitCode {
     // A file that may not grow is then an error of the write, which is told, and not the end of the process.
     let grown = std::sync::Arc::<std::sync::atomic::AtomicBool>::default();
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, grown);
+    if !crate::launch::follow_parent() {
+        crate::say!("error: the process that started this one is gone");
+        return ExitCode::from(exit::USAGE);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

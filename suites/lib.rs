@@ -15,5 +15,6 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod grid;
+pub mod launch;
 pub mod proxy;
 pub mod runner;

@@ -1,8 +1,10 @@
 //! Integration tests of the `zbench` command: one binary, a module per topic.
 
+mod allreduce;
 mod cli;
 mod config;
 mod engine;
 mod grid;
+mod launch_detect;
 mod notebook;
 mod support;

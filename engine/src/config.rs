@@ -1,6 +1,7 @@
 //! One resolved configuration: what a cell of a grid is. Every value is stated here, whatever default it came from, so
 //! that a cell can be repeated from its record alone. The TOML that people write is resolved into this by `suites`.
 
+use crate::comm::link::LinkSpec;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use zbench_kernels::DType;
@@ -25,6 +26,35 @@ pub struct Cell {
     pub lora: Lora,
     /// The machine.
     pub hardware: Hardware,
+    /// Emulated links; absent = what the machine has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
+}
+
+impl Cell {
+    /// What emulated links charge, if there are any. Without stated nodes there are none.
+    pub fn link_spec(&self) -> Option<LinkSpec> {
+        let (link, ranks_per_node) = (self.link?, self.parallel.ranks_per_node?);
+        Some(LinkSpec { bandwidth: link.node.bandwidth, latency: link.node.latency, ranks_per_node })
+    }
+}
+
+/// Emulated links.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// Between nodes of `parallel.ranks_per_node` ranks: one link per node, each way, shared by its ranks.
+    pub node: NodeLink,
+}
+
+/// The link of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeLink {
+    /// Bytes per second, each way.
+    pub bandwidth: f64,
+    /// Seconds.
+    pub latency: f64,
 }
 
 /// A decoder in Hugging Face's terms.

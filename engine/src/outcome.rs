@@ -1,5 +1,6 @@
 //! What a run gives back, and what a plan predicts of it: plain data, the same names on both sides.
 
+use crate::comm::link::LinkUse;
 use zbench_kernels::{Category, Ledger, OutOfMemory};
 
 /// One training step, as all ranks agree on it.
@@ -97,6 +98,8 @@ pub struct Traffic {
     pub exposed_ms: f64,
     /// Ranks on the axis.
     pub ranks: usize,
+    /// What emulated links have made of the calls, over all timed steps; nothing in a plan, and where links are real.
+    pub link: LinkUse,
 }
 
 /// What one rank reports.

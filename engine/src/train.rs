@@ -1,7 +1,7 @@
 //! Ranks as threads of this process: starts them, watches them, gathers what they report.
 
 use crate::checkpoint::Checkpoint;
-use crate::comm::{CommError, Communicator, Metered, Shared, group};
+use crate::comm::{CommError, Communicator, Metered, Shared, group, link};
 use crate::config::{Cell, DeviceKind};
 use crate::data::Source;
 use crate::layers::StepError;
@@ -127,7 +127,8 @@ fn one_rank<T>(
     let account = arena.clone();
     let number = comm.rank();
     let run = || -> Result<T, RankError> {
-        let comms = comms(comm, mesh).map_err(|error| RankError::Step(error.into()))?;
+        let world = link::wrap(Box::new(comm), inputs.cell.link_spec().as_ref());
+        let comms = world.and_then(|world| comms(world, mesh)).map_err(|error| RankError::Step(error.into()))?;
         let rank = Rank::new(inputs, number, kernels, arena, comms);
         let result = rank.and_then(|mut rank| {
             let result = work(&mut rank);
@@ -147,14 +148,14 @@ fn one_rank<T>(
 }
 
 /// The groups of a rank. A collective call in a hybrid mesh.
-fn comms(world: Shared, mesh: Mesh) -> Result<Comms, CommError> {
+fn comms(world: Box<dyn Communicator>, mesh: Mesh) -> Result<Comms, CommError> {
     if !mesh.hybrid {
-        return Ok(Comms { inner: Metered::new(DATA, Box::new(world)), hybrid: None });
+        return Ok(Comms { inner: Metered::new(DATA, world), hybrid: None });
     }
     let place = mesh.place(world.rank());
     let inner = world.split(place.outer, place.inner, INNER)?;
     let outer = world.split(place.inner, place.outer, OUTER)?;
-    let hybrid = Hybrid { outer: Metered::new(OUTER, outer), data: Metered::new(DATA, Box::new(world)) };
+    let hybrid = Hybrid { outer: Metered::new(OUTER, outer), data: Metered::new(DATA, world) };
     Ok(Comms { inner: Metered::new(INNER, inner), hybrid: Some(hybrid) })
 }
 

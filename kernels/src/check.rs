@@ -223,6 +223,26 @@ pub(crate) fn add(a: &View, b: &View, dst: &ViewMut) -> Result<()> {
     same_length("add", "b", b, dst.len())
 }
 
+/// `len` elements of `floats`, their values and their scales.
+pub(crate) fn quantize(
+    device: &'static str,
+    name: &'static str,
+    op: &Quantize,
+    floats: &dyn Operand,
+    values: &dyn Operand,
+    scales: &dyn Operand,
+) -> Result<()> {
+    let (len, dtype) = floats.shape();
+    if !matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) {
+        return Err(KernelError::Unsupported { device, op: name, dtype });
+    }
+    if op.block == 0 {
+        return invalid(name, "a block has 0 elements, 1 at least is needed".into());
+    }
+    operand(name, "values", values, DType::I8, op.values_len(len))?;
+    operand(name, "scales", scales, DType::F32, op.scales_len(len))
+}
+
 pub(crate) fn reduce(op: ReduceOp, sources: &[View], accumulate: bool, dst: &ViewMut) -> Result<()> {
     let name = "reduce";
     if sources.is_empty() {

@@ -207,4 +207,18 @@ pub trait Kernels: Send + Sync {
     /// number. Integers have one type, wrap around, and their average is the quotient of the exact sum, cut off towards
     /// zero. `accumulate` is for sums and averages of floats.
     fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()>;
+
+    /// See [`Quantize`]. `src` is f32, bf16 or f16; `values` of i8 and `scales` of f32 hold [`Quantize::values_len`] and
+    /// [`Quantize::scales_len`] of its length or more.
+    fn quantize(&self, op: &Quantize, src: View<'_>, values: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()>;
+
+    /// `dst = (dst +) value * scale`, in f32 and rounded once; lengths are those of `dst`, which is f32, bf16 or f16.
+    fn dequantize(
+        &self,
+        op: &Quantize,
+        values: View<'_>,
+        scales: View<'_>,
+        dst: ViewMut<'_>,
+        accumulate: bool,
+    ) -> Result<()>;
 }

@@ -32,7 +32,10 @@ pub use cpu::Cpu;
 pub use dtype::{DType, Element};
 pub use kernels::{KernelError, Kernels, Result};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, footprint};
-pub use op::{AdamW, Attention, CrossEntropy, Dropout, Embedding, Gemm, Move, Normal, Op, RmsNorm, Rope, Swiglu};
+pub use op::{
+    AdamW, Attention, CrossEntropy, Dropout, Embedding, Gemm, Move, Normal, Op, QuantFormat, Quantize, RmsNorm, Rope,
+    Swiglu,
+};
 pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use reference::Reference;
 pub use region::{ArenaError, Region};

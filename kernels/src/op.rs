@@ -2,6 +2,7 @@
 //! same values to a device; a plan prices them.
 
 use crate::DType;
+use serde::{Deserialize, Serialize};
 
 /// `C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ C)`, row-major, sums in f32 (f64 for f64).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -187,6 +188,83 @@ pub struct Normal {
     pub first: u64,
     /// Type of dst; drawn in f32, rounded once.
     pub dtype: DType,
+}
+
+/// The integers that block quantisation stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum QuantFormat {
+    /// -127 to 127, a byte each.
+    Int8,
+    /// -7 to 7, two to a byte: of an even and the odd element after it, the even one in the low four bits.
+    Int4,
+}
+
+impl QuantFormat {
+    /// The name used in configurations and records.
+    pub const fn name(self) -> &'static str {
+        match self {
+            QuantFormat::Int8 => "int8",
+            QuantFormat::Int4 => "int4",
+        }
+    }
+
+    /// The largest integer; the smallest is its negative.
+    pub const fn limit(self) -> i32 {
+        match self {
+            QuantFormat::Int8 => 127,
+            QuantFormat::Int4 => 7,
+        }
+    }
+}
+
+impl std::fmt::Display for QuantFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Symmetric quantisation of a flat buffer, block by block, as ZeRO++ sends weights and gradients. A block's scale is its
+/// largest magnitude divided by [`QuantFormat::limit`], in f32 (the number below where the way back would overflow); a
+/// value is `x * (1/scale)` in f32, rounded to the nearest integer, ties to even; it stands for `value * scale`.
+///
+/// A block of zeros, or of numbers so small that the scale would not be a normal f32 (below 1.5e-36 for int8), has scale 0
+/// and values 0. A block that holds an infinity or a NaN has scale NaN and values 0: it comes back as NaN throughout, so
+/// that a run which diverged is seen to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Quantize {
+    /// What a value is stored as.
+    pub format: QuantFormat,
+    /// Elements that share a scale; the last block of a buffer may be shorter. At least 1.
+    pub block: usize,
+}
+
+impl Quantize {
+    /// Elements of i8 that the values of `len` elements take.
+    pub const fn values_len(&self, len: usize) -> usize {
+        match self.format {
+            QuantFormat::Int8 => len,
+            QuantFormat::Int4 => len.div_ceil(2),
+        }
+    }
+
+    /// Blocks, and so scales, of `len` elements. 0 where `block` is 0, which no kernel accepts.
+    pub const fn scales_len(&self, len: usize) -> usize {
+        if self.block == 0 { 0 } else { len.div_ceil(self.block) }
+    }
+
+    /// The scale of a block whose largest magnitude is given.
+    pub(crate) fn scale(&self, largest: f32) -> f32 {
+        if !largest.is_finite() {
+            return f32::NAN;
+        }
+        let limit = self.format.limit() as f32;
+        let scale = largest / limit;
+        if scale < f32::MIN_POSITIVE {
+            return 0.0;
+        }
+        if (scale * limit).is_finite() { scale } else { scale.next_down() }
+    }
 }
 
 /// One call of a kernel, without its operands.

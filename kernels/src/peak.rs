@@ -1,7 +1,11 @@
-//! The ceiling of the cores, measured: how many floating-point operations per second they do on registers alone.
+//! The ceilings of the machine, measured: how many floating-point operations per second the cores do on registers alone,
+//! and how many bytes per second they move.
+
+mod memory;
 
 use crate::DType;
 use crate::cpu::level::Level;
+pub use memory::{MemoryRates, memory};
 use std::time::{Duration, Instant};
 
 /// A thread's rate is that of its best stretch of this length, so that a moment lost to another process is no loss of

@@ -148,6 +148,13 @@ impl<'a> ViewMut<'a> {
         (ViewMut { len: middle, ..self }, tail)
     }
 
+    /// The elements as a Rust slice for as long as they are lent; an error when the type is another.
+    pub fn into_slice_mut<T: Element>(self) -> Result<&'a mut [T], KernelError> {
+        expect::<T>(self.dtype)?;
+        // SAFETY: as View::as_slice, and this view, which ends here, was the only user of the memory.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len) })
+    }
+
     /// The elements as a Rust slice; an error when the type is another.
     pub fn as_slice_mut<T: Element>(&mut self) -> Result<&mut [T], KernelError> {
         expect::<T>(self.dtype)?;

@@ -2,6 +2,7 @@
 //! output.
 
 use serde::{Deserialize, Serialize};
+use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::Cell;
 use zbench_engine::outcome;
 use zbench_kernels::{Category, Ledger};
@@ -97,6 +98,8 @@ pub struct TrafficEnd {
     pub ms: f64,
     pub exposed_ms: f64,
     pub ranks: usize,
+    #[serde(default)]
+    pub link: LinkUse,
 }
 
 impl From<&outcome::Traffic> for TrafficEnd {
@@ -110,6 +113,7 @@ impl From<&outcome::Traffic> for TrafficEnd {
             ms: traffic.ms,
             exposed_ms: traffic.exposed_ms,
             ranks: traffic.ranks,
+            link: traffic.link,
         }
     }
 }

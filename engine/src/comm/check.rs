@@ -26,7 +26,7 @@ pub(super) fn call(kind: Kind, rank: usize, size: usize, send: Option<Shape>, re
             side.combines(op, recv.0, accumulate)?;
             let Some(send) = send else { return side.divisible(recv.1) };
             side.combines(op, send.0, accumulate)?;
-            if is_integer(send.0) || is_integer(recv.0) {
+            if !send.0.is_float() || !recv.0.is_float() {
                 side.same_type(send, recv)?;
             }
             side.parts(("recv", recv.1), ("send", send.1))
@@ -85,10 +85,6 @@ pub(super) fn call(kind: Kind, rank: usize, size: usize, send: Option<Shape>, re
     }
 }
 
-fn is_integer(dtype: DType) -> bool {
-    !matches!(dtype, DType::F64 | DType::F32 | DType::Bf16 | DType::F16)
-}
-
 impl Side {
     fn invalid(&self, reason: String) -> CommError {
         CommError::Invalid { operation: self.name, reason }
@@ -104,7 +100,7 @@ impl Side {
 
     /// Adding to what is there is meant for the sums of floats.
     fn combines(&self, op: ReduceOp, dtype: DType, accumulate: bool) -> Result<()> {
-        let sums = matches!(op, ReduceOp::Sum | ReduceOp::Avg) && !is_integer(dtype);
+        let sums = matches!(op, ReduceOp::Sum | ReduceOp::Avg) && dtype.is_float();
         if !accumulate || sums {
             return Ok(());
         }

@@ -1,5 +1,6 @@
 //! Counts what a communicator does: calls, bytes and time by kind.
 
+use super::link::LinkUse;
 use super::{Call, Communicator, Kind, Request, Result, Ticket};
 use crate::outcome::Traffic;
 use std::cell::RefCell;
@@ -29,6 +30,7 @@ struct Total {
     wire_bytes: u64,
     time: Duration,
     exposed: Duration,
+    link: LinkUse,
 }
 
 impl Metered {
@@ -55,6 +57,7 @@ impl Metered {
             ms: ms(total.time),
             exposed_ms: ms(total.exposed),
             ranks: self.inner.size(),
+            link: total.link,
         };
         self.account.borrow().totals.iter().map(row).collect()
     }
@@ -71,6 +74,10 @@ impl Metered {
         rows
     }
 
+    fn link(&self) -> LinkUse {
+        self.inner.link_use().unwrap_or_default()
+    }
+
     fn count(&self, kind: &'static str, total: Total) {
         let mut account = self.account.borrow_mut();
         let known = account.totals.iter().position(|(name, _)| *name == kind);
@@ -84,6 +91,7 @@ impl Metered {
         sum.wire_bytes += total.wire_bytes;
         sum.time += total.time;
         sum.exposed += total.exposed;
+        sum.link = sum.link.plus(total.link);
     }
 }
 
@@ -107,11 +115,11 @@ impl Communicator for Metered {
     /// All of its time is exposed.
     fn call(&self, call: Call<'_>) -> Result<()> {
         let (kind, payload_bytes) = (call.kind.name(), call.payload_bytes(self.size()));
-        let (begin, wire) = (Instant::now(), self.inner.wire_bytes());
+        let (begin, wire, link) = (Instant::now(), self.inner.wire_bytes(), self.link());
         self.inner.call(call)?;
         let time = begin.elapsed();
-        let wire_bytes = self.inner.wire_bytes() - wire;
-        self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed: time });
+        let (wire_bytes, link) = (self.inner.wire_bytes() - wire, self.link().less(link));
+        self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed: time, link });
         Ok(())
     }
 
@@ -123,18 +131,18 @@ impl Communicator for Metered {
     }
 
     fn wait(&self, ticket: Ticket) -> Result<Request> {
-        let (begin, wire) = (Instant::now(), self.inner.wire_bytes());
+        let (begin, wire, link) = (Instant::now(), self.inner.wire_bytes(), self.link());
         let sequence = ticket.sequence;
         let mut request = self.inner.wait(ticket)?;
         let mut account = self.account.borrow_mut();
         let started = account.open.iter().position(|(number, ..)| *number == sequence);
         let (_, since, start) = started.map_or((0, begin, Duration::ZERO), |index| account.open.swap_remove(index));
         drop(account);
-        let wire_bytes = self.inner.wire_bytes() - wire;
+        let (wire_bytes, link) = (self.inner.wire_bytes() - wire, self.link().less(link));
         let call = request.as_call();
         let (kind, payload_bytes) = (call.kind.name(), call.payload_bytes(self.size()));
         let (time, exposed) = (since.elapsed(), start + begin.elapsed());
-        self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed });
+        self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed, link });
         Ok(request)
     }
 
@@ -148,5 +156,9 @@ impl Communicator for Metered {
 
     fn wire_bytes(&self) -> u64 {
         self.inner.wire_bytes()
+    }
+
+    fn link_use(&self) -> Option<LinkUse> {
+        self.inner.link_use()
     }
 }

@@ -10,22 +10,30 @@ mod board;
 mod call;
 mod cause;
 mod check;
+pub mod compose;
+pub mod link;
 mod local;
 mod metered;
 mod moves;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod null;
 mod protocol;
+mod rendezvous;
 mod shared;
 mod shm;
 mod space;
 mod sync;
+mod tcp;
 
 pub use call::{Call, Kind, Request, Shape};
 pub use local::group;
 pub use metered::Metered;
 pub use null::Null;
+pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 pub use shared::Shared;
 pub use shm::{Exchange, shm};
+pub use tcp::{Algorithm, Tcp, TcpOptions, tcp};
 
 pub use zbench_kernels::ReduceOp;
 use zbench_kernels::{KernelError, View, ViewMut};
@@ -82,6 +90,9 @@ pub enum CommError {
     /// The sum could not be computed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The ranks did not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
 }
 
 /// An all-reduce of at most this many bytes takes one round on `local`, `shm` and `tcp`: every rank reads every other's
@@ -164,6 +175,11 @@ pub trait Communicator: Send {
     /// Bytes this rank has read from and written to other ranks' memory, or sent and received, so far: what crosses, each
     /// byte once on the side that asks for it.
     fn wire_bytes(&self) -> u64;
+
+    /// What emulated links have made of this rank's calls in this group; nothing where links are real.
+    fn link_use(&self) -> Option<link::LinkUse> {
+        None
+    }
 
     /// `buffer` = the sum over ranks.
     fn all_reduce(&self, buffer: ViewMut<'_>) -> Result<()> {

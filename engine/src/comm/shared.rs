@@ -523,7 +523,8 @@ fn buffers(call: &Call<'_>, rank: usize, size: usize) -> (Raw, Raw) {
         Kind::Reduce { .. } => both(send, None),
         Kind::Gather { root } if rank == root => both(send.or(recv.map(|whole| whole.part(rank, size))), recv),
         Kind::Gather { .. } => both(send, None),
-        Kind::Scatter { root } if rank == root => both(send, recv),
+        // In place the root gets nothing, of the type that it gives: an empty scatter has to agree on one too.
+        Kind::Scatter { root } if rank == root => both(send, recv.or(send.map(|whole| whole.slice(0..0)))),
         Kind::Scatter { .. } => both(None, recv),
         _ => both(send, recv),
     }

@@ -1,9 +1,16 @@
 //! One suite that every communicator has to pass: what it computes, what it moves, and how it ends when a rank fails.
 
 mod collectives;
+mod compose;
+mod conformance_local;
 mod failures;
 mod harness;
 mod in_flight;
+mod link;
 mod meter;
 mod random;
+mod rendezvous;
+mod tcp;
+mod tcp_faults;
+mod tcp_kinds;
 mod tree;

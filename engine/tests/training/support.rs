@@ -52,6 +52,7 @@ pub fn llama_fixture() -> Cell {
         memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
         lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, targets: Vec::new(), base: None },
         hardware: Hardware { device: DeviceKind::Cpu, threads_per_rank: 1 },
+        link: None,
     }
 }
 

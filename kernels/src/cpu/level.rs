@@ -6,7 +6,7 @@ pub(crate) enum Level {
     /// AVX-512 F, BW, VL and DQ.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// AVX2 and fused multiply-add.
+    /// AVX2, fused multiply-add and conversions of halves.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// What every CPU of this architecture has.
@@ -24,7 +24,7 @@ impl Level {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::is_x86_feature_detected as has;
-            let avx2 = has!("avx2") && has!("fma") && has!("bmi2");
+            let avx2 = has!("avx2") && has!("fma") && has!("bmi2") && has!("f16c");
             let wide = has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq");
             let found = [(true, Level::Portable), (avx2, Level::Avx2), (avx2 && wide, Level::Avx512)];
             found.into_iter().filter_map(|(has, level)| has.then_some(level)).collect()

@@ -3,8 +3,10 @@
 mod attention;
 mod elementwise;
 mod gemm;
+mod halves;
 pub(crate) mod level;
 mod naive;
+mod quantize;
 mod reduce;
 mod rows;
 mod stream;
@@ -335,6 +337,25 @@ impl Kernels for Cpu {
     fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
         check::reduce(op, sources, accumulate, &dst)?;
         self.run_reduce(op, sources, accumulate, dst);
+        Ok(())
+    }
+
+    fn quantize(&self, op: &Quantize, src: View<'_>, values: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()> {
+        check::quantize("cpu", "quantize", op, &src, &values, &scales)?;
+        self.run_quantize(op, src, values, scales);
+        Ok(())
+    }
+
+    fn dequantize(
+        &self,
+        op: &Quantize,
+        values: View<'_>,
+        scales: View<'_>,
+        dst: ViewMut<'_>,
+        accumulate: bool,
+    ) -> Result<()> {
+        check::quantize("cpu", "dequantize", op, &dst, &values, &scales)?;
+        self.run_dequantize(op, values.as_slice()?, scales.as_slice()?, dst, accumulate);
         Ok(())
     }
 }

@@ -58,11 +58,19 @@ macro_rules! integers {
         #[inline(always)]
         fn most(self, other: $t) -> $t { self.max(other) }
         #[inline(always)]
-        // Sums stay far below 2^53, so the quotient in f64 is cut off where the exact one would be; and it has vectors.
-        fn share(self, count: usize) -> $t { (self as f64 / count as f64) as $t }
+        fn share(self, count: usize) -> $t { quotient(self.into(), count) as $t }
     })* };
 }
 integers!(i64, i32, i8, u32);
+
+/// `sum / count`, cut off towards zero, where `sum` is that of `count` integers of at most 32 bits. Such sums stay below
+/// 2^53, so f64 holds them, and their quotient is cut off where the exact one would be; unlike i64, it divides in vectors.
+#[inline(always)]
+fn quotient(sum: i64, count: usize) -> i64 {
+    let quotient = sum as f64 / count.max(1) as f64;
+    // SAFETY: finite, and by far inside the range of i64, whose ends no sum of 32-bit integers in memory comes near.
+    unsafe { quotient.to_int_unchecked() }
+}
 
 /// A reduction as a type, so that a loop is compiled for each.
 trait Join<A> {
@@ -93,7 +101,6 @@ macro_rules! stored {
 stored! {
     f32 => f32: |x| x;
     bf16 => f32: Float32::widen;
-    f16 => f32: Float32::widen;
     f64 => f64: |x| x;
     f32 => f64: f64::from;
     bf16 => f64: |x: bf16| f64::from(x.widen());
@@ -109,7 +116,9 @@ stored! {
 
 /// What the tree is kept in, and the buffers it goes with.
 trait Accumulator: Number + Stored<Self> {
-    /// Joins `range` of one to four sources of one type, where a loop is compiled for that type: else `false`.
+    /// Whether there is a loop that reads this type. Others are converted first.
+    fn compiled(dtype: DType) -> bool;
+    /// Joins `range` of one to four sources, if they are of one type and there is a loop for it: else `false`.
     fn joined<J: Join<Self>>(level: Level, sources: &[View], range: &Range<usize>, out: &mut [Self]) -> bool;
     /// All elements of a view.
     fn read(level: Level, view: View, out: &mut [Self]);
@@ -174,6 +183,10 @@ fn merge<A: Number, J: Join<A>>(level: Level, into: &mut [A], from: &[A]) {
 macro_rules! accumulators {
     ($($a:ty, compiled [$($c:ident $ct:ty),*], read [$($r:ident $rt:ty),*], write [$($w:ident $down:expr),*], own $own:expr;)*) => {
         $(impl Accumulator for $a {
+            fn compiled(dtype: DType) -> bool {
+                matches!(dtype, $(DType::$c)|*)
+            }
+
             fn joined<J: Join<$a>>(level: Level, sources: &[View], range: &Range<usize>, out: &mut [$a]) -> bool {
                 let dtype = sources[0].dtype();
                 if sources.iter().any(|source| source.dtype() != dtype) {
@@ -193,9 +206,9 @@ macro_rules! accumulators {
                 }
             }
 
-            fn write(_: Level, from: &[$a], view: &mut ViewMut) {
+            fn write(level: Level, from: &[$a], view: &mut ViewMut) {
                 match view.dtype() {
-                    $(DType::$w => put(from, view, $down),)*
+                    $(DType::$w => put(level, from, view, #[inline(always)] $down),)*
                     _ => unreachable!("refused before any kernel starts"),
                 }
             }
@@ -209,9 +222,12 @@ macro_rules! accumulators {
 }
 
 /// Each element by `down` into a view that is known to hold T.
-fn put<A: Copy, T: Element>(from: &[A], view: &mut ViewMut, down: impl Fn(A) -> T) {
+fn put<A: Copy, T: Element>(level: Level, from: &[A], view: &mut ViewMut, down: impl Fn(A) -> T) {
     let slots = view.as_slice_mut::<T>().unwrap_or_default();
-    slots.iter_mut().zip(from).for_each(|(slot, value)| *slot = down(*value));
+    level.run(
+        #[inline(always)]
+        |_| slots.iter_mut().zip(from).for_each(|(slot, value)| *slot = down(*value)),
+    );
 }
 
 fn same<'a, A: Element>(view: &'a mut ViewMut) -> Option<&'a mut [A]> {
@@ -229,6 +245,11 @@ accumulators! {
 }
 
 impl Accumulator for f32 {
+    fn compiled(dtype: DType) -> bool {
+        // Halves are converted by instructions that no compiler finds for itself.
+        matches!(dtype, DType::F32 | DType::Bf16)
+    }
+
     fn joined<J: Join<f32>>(level: Level, sources: &[View], range: &Range<usize>, out: &mut [f32]) -> bool {
         let dtype = sources[0].dtype();
         if sources.iter().any(|source| source.dtype() != dtype) {
@@ -237,7 +258,6 @@ impl Accumulator for f32 {
         match dtype {
             DType::F32 => join_views::<f32, f32, J>(level, sources, range, out),
             DType::Bf16 => join_views::<bf16, f32, J>(level, sources, range, out),
-            DType::F16 => join_views::<f16, f32, J>(level, sources, range, out),
             _ => return false,
         }
         true
@@ -299,13 +319,13 @@ impl Cpu {
     ) {
         let len = dst.len();
         let task = Task { level: self.level, op, sources, accumulate, dst: Shared::new(dst) };
-        self.pool.split(len, 16 * CHUNK, |_, range| {
-            if task.at_once::<A, J>(&range) {
-            } else if sources.len() <= FEW {
-                task.in_chunks::<A, J, 1>(range);
-            } else {
-                task.in_chunks::<A, J, DEEP>(range);
-            }
+        let one_type = sources.windows(2).all(|pair| pair[0].dtype() == pair[1].dtype());
+        let convert = !(one_type && A::compiled(sources[0].dtype()));
+        self.pool.split(len, 16 * CHUNK, |_, range| match (sources.len() <= FEW, convert) {
+            _ if task.at_once::<A, J>(&range) => {}
+            (true, false) => task.in_chunks::<A, J, 1, 0>(range),
+            (true, true) => task.in_chunks::<A, J, 1, GROUP>(range),
+            (false, _) => task.in_chunks::<A, J, DEEP, GROUP>(range),
         });
     }
 }
@@ -321,19 +341,19 @@ impl Task<'_> {
         A::own(&mut target).is_some_and(|out| A::joined::<J>(self.level, self.sources, range, out))
     }
 
-    /// A chunk at a time, `SPARE` subtrees kept aside.
-    fn in_chunks<A: Accumulator, J: Join<A>, const SPARE: usize>(&self, range: Range<usize>) {
-        let mut spare = [[A::ZERO; CHUNK]; SPARE];
+    /// A chunk at a time, `SPARE` subtrees kept aside, and `CONVERTED` sources that no loop reads.
+    fn in_chunks<A: Accumulator, J: Join<A>, const SPARE: usize, const CONVERTED: usize>(&self, range: Range<usize>) {
+        let (mut spare, mut converted) = ([[A::ZERO; CHUNK]; SPARE], [[A::ZERO; CHUNK]; CONVERTED]);
         let mut total = [A::ZERO; CHUNK];
         for chunk in chunks(range) {
             // SAFETY: chunks of all threads are disjoint.
             let mut target = unsafe { self.dst.part(chunk.clone()) };
             if let (Some(out), false) = (A::own(&mut target), self.accumulate) {
-                self.tree::<A, J>(&chunk, out, &mut spare);
+                self.tree::<A, J>(&chunk, out, &mut spare, &mut converted);
                 continue;
             }
             let total = &mut total[..chunk.len()];
-            self.tree::<A, J>(&chunk, total, &mut spare);
+            self.tree::<A, J>(&chunk, total, &mut spare, &mut converted);
             if self.accumulate {
                 let old = &mut spare[0][..chunk.len()];
                 A::read(self.level, target.as_view(), old);
@@ -346,13 +366,19 @@ impl Task<'_> {
     }
 
     /// The tree over `chunk` of all sources. Subtrees that wait for their right neighbour lie in `out` and `spare`.
-    fn tree<A: Accumulator, J: Join<A>>(&self, chunk: &Range<usize>, out: &mut [A], spare: &mut [[A; CHUNK]]) {
+    fn tree<A: Accumulator, J: Join<A>>(
+        &self,
+        chunk: &Range<usize>,
+        out: &mut [A],
+        spare: &mut [[A; CHUNK]],
+        converted: &mut [[A; CHUNK]],
+    ) {
         let size = chunk.len();
         let mut waiting = 0;
         for (number, group) in self.sources.chunks(GROUP).enumerate() {
-            match waiting {
-                0 => self.group::<A, J>(group, chunk, out),
-                _ => self.group::<A, J>(group, chunk, &mut spare[waiting - 1][..size]),
+            let subtree = if waiting == 0 { &mut *out } else { &mut spare[waiting - 1][..size] };
+            if !A::joined::<J>(self.level, group, chunk, subtree) {
+                self.convert::<A, J>(group, chunk, subtree, converted);
             }
             for _ in 0..(number + 1).trailing_zeros() {
                 self.merge_last::<A, J>(waiting, out, spare);
@@ -382,21 +408,20 @@ impl Task<'_> {
         }
     }
 
-    /// The tree of one to four sources.
-    fn group<A: Accumulator, J: Join<A>>(&self, group: &[View], chunk: &Range<usize>, out: &mut [A]) {
-        if !A::joined::<J>(self.level, group, chunk, out) {
-            self.mixed::<A, J>(group, chunk, out);
+    /// The tree of one to four sources, each converted first.
+    fn convert<A: Accumulator, J: Join<A>>(
+        &self,
+        group: &[View],
+        chunk: &Range<usize>,
+        out: &mut [A],
+        converted: &mut [[A; CHUNK]],
+    ) {
+        let mut slices: [&[A]; GROUP] = [&[]; GROUP];
+        for ((slice, buffer), source) in slices.iter_mut().zip(converted).zip(group) {
+            let buffer = &mut buffer[..chunk.len()];
+            A::read(self.level, source.slice(chunk.clone()), buffer);
+            *slice = buffer;
         }
-    }
-
-    /// As `group` of types that differ: converted first.
-    #[inline(never)]
-    fn mixed<A: Accumulator, J: Join<A>>(&self, group: &[View], chunk: &Range<usize>, out: &mut [A]) {
-        let mut buffers = [[A::ZERO; CHUNK]; GROUP];
-        for (buffer, source) in buffers.iter_mut().zip(group) {
-            A::read(self.level, source.slice(chunk.clone()), &mut buffer[..chunk.len()]);
-        }
-        let slices = buffers.each_ref().map(|buffer| &buffer[..chunk.len()]);
         join::<A, A, J>(self.level, &slices[..group.len()], out);
     }
 }

@@ -4,7 +4,7 @@ use super::level::Level;
 use crate::pool::Pool;
 use crate::round::Float32;
 use crate::{DType, View, ViewMut};
-use half::{bf16, f16};
+use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -94,7 +94,7 @@ pub(super) fn widen(level: Level, view: View<'_>, into: &mut [f32]) {
     match view.dtype() {
         DType::F32 => all(level, elements::<f32>(&view), into),
         DType::Bf16 => all(level, elements::<bf16>(&view), into),
-        DType::F16 => all(level, elements::<f16>(&view), into),
+        DType::F16 => super::halves::widen(level, elements(&view), into),
         DType::F64 | DType::U32 | DType::I32 | DType::I8 => unreachable!("refused before any kernel starts"),
     }
 }
@@ -110,7 +110,7 @@ pub(super) fn narrow(level: Level, from: &[f32], view: &mut ViewMut<'_>) {
     match view.dtype() {
         DType::F32 => all(level, from, elements_mut::<f32>(view)),
         DType::Bf16 => all(level, from, elements_mut::<bf16>(view)),
-        DType::F16 => all(level, from, elements_mut::<f16>(view)),
+        DType::F16 => super::halves::narrow(level, from, elements_mut(view)),
         DType::F64 | DType::U32 | DType::I32 | DType::I8 => unreachable!("refused before any kernel starts"),
     }
 }

@@ -2,6 +2,7 @@
 //! rounded once. It is the oracle of every kernel test, and runs whole layers in f64 for finite differences.
 
 mod attention;
+mod quantize;
 mod reduce;
 mod rows;
 mod values;
@@ -318,5 +319,22 @@ impl Kernels for Reference {
         } else {
             reduce::integers(op, sources, dst)
         }
+    }
+
+    fn quantize(&self, op: &Quantize, src: View<'_>, values: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()> {
+        check::quantize("reference", "quantize", op, &src, &values, &scales)?;
+        quantize::quantize(op, src, values, scales)
+    }
+
+    fn dequantize(
+        &self,
+        op: &Quantize,
+        values: View<'_>,
+        scales: View<'_>,
+        dst: ViewMut<'_>,
+        accumulate: bool,
+    ) -> Result<()> {
+        check::quantize("reference", "dequantize", op, &dst, &values, &scales)?;
+        quantize::dequantize(op, values, scales, dst, accumulate)
     }
 }

@@ -100,3 +100,29 @@ fn no_kernel_takes_a_large_block_from_the_heap() {
 fn the_allocator_would_see_a_large_block() {
     assert!(largest(|| drop(std::hint::black_box(vec![1u8; 2 * MOST]))) >= 2 * MOST);
 }
+
+#[test]
+fn what_collectives_call_takes_nothing_from_the_heap() {
+    let (cpu, len) = (&CPUS[1], 20_000);
+    let op = Quantize { format: QuantFormat::Int4, block: 333 };
+    let (mut values, mut scales) = (vec![0i8; op.values_len(len)], vec![0f32; op.scales_len(len)]);
+    for dtype in [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::I8] {
+        let made = |seed| match dtype {
+            DType::I32 => Tensor::exactly(&vec![seed as i32 * 31; len]),
+            DType::I8 => Tensor::exactly(&vec![seed as i8 * 9; len]),
+            _ => Tensor::normal(dtype, len, seed),
+        };
+        let (sources, mut dst) = ((1..=13).map(made).collect::<Vec<_>>(), made(0));
+        let views: Vec<View> = sources.iter().map(Tensor::view).collect();
+        for (op, count) in ReduceOp::ALL.into_iter().flat_map(|op| [2, 5, 13].map(|count| (op, count))) {
+            let took = largest(|| cpu.reduce(op, &views[..count], false, dst.view_mut()).unwrap());
+            assert_eq!(took, 0, "{op} of {count} {dtype}");
+        }
+        if dtype.is_float() {
+            let (v, s) = (ViewMut::of(&mut values), ViewMut::of(&mut scales));
+            assert_eq!(largest(|| cpu.quantize(&op, views[0], v, s).unwrap()), 0, "quantize {dtype}");
+            let (v, s) = (View::of(&values), View::of(&scales));
+            assert_eq!(largest(|| cpu.dequantize(&op, v, s, dst.view_mut(), true).unwrap()), 0, "dequantize {dtype}");
+        }
+    }
+}

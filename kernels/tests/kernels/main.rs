@@ -10,5 +10,6 @@ mod errors;
 mod finite_differences;
 mod gemm;
 mod harness;
+mod quantize;
 mod reduce;
 mod rows;

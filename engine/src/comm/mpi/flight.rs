@@ -1,0 +1,362 @@
+//! A call under way: the MPI requests it waits for, and what follows when they are complete.
+
+use super::Group;
+use super::staged::Join;
+use crate::comm::{Call, CommError, Kind, Result};
+use mpi::ffi;
+use std::ops::Range;
+use std::os::raw::{c_int, c_void};
+use std::ptr::NonNull;
+use zbench_kernels::{DType, View, ViewMut};
+
+/// The address of nothing.
+const NOWHERE: usize = 4096;
+
+/// Where a run of elements lies, whoever owns it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub ptr: *mut u8,
+    pub len: usize,
+    pub dtype: DType,
+}
+
+// SAFETY: an address and a length. Whoever made the run keeps the memory in its place until the flight is done.
+unsafe impl Send for Run {}
+
+impl Run {
+    pub(super) fn of(view: View<'_>) -> Run {
+        Run { ptr: view.ptr().as_ptr(), len: view.len(), dtype: view.dtype() }
+    }
+
+    pub(super) fn of_mut(view: &ViewMut<'_>) -> Run {
+        Run { ptr: view.ptr().as_ptr(), len: view.len(), dtype: view.dtype() }
+    }
+
+    /// The elements of `range`, which is inside.
+    pub(super) fn slice(self, range: Range<usize>) -> Run {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        Run { ptr: self.ptr.wrapping_add(range.start * self.dtype.size()), len: range.len(), dtype: self.dtype }
+    }
+
+    /// The `index`-th of `count` equal parts.
+    pub(super) fn part(self, index: usize, count: usize) -> Run {
+        let len = self.len / count;
+        self.slice(index * len..(index + 1) * len)
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        self.len * self.dtype.size()
+    }
+
+    /// As MPI takes it. Where there are no elements the address may be any, and Open MPI's word for "in place" is 1: not that.
+    pub(super) fn address(self) -> *mut c_void {
+        if self.len == 0 { NOWHERE as *mut c_void } else { self.ptr.cast() }
+    }
+
+    /// Copies these elements to another run of the same length, which does not overlap.
+    ///
+    /// # Safety
+    /// Both runs are live, and nobody else uses `to`.
+    pub(super) unsafe fn copy_to(self, to: Run) {
+        assert_eq!(self.bytes(), to.bytes());
+        // SAFETY: the caller's promise, and equal lengths.
+        unsafe { std::ptr::copy_nonoverlapping(self.ptr, to.ptr, self.bytes()) };
+    }
+
+    fn start(self) -> NonNull<u8> {
+        NonNull::new(self.ptr).unwrap_or(NonNull::<u64>::dangling().cast())
+    }
+
+    /// # Safety
+    /// The run is live, and nobody writes it meanwhile.
+    pub(super) unsafe fn view<'a>(self) -> View<'a> {
+        // SAFETY: the caller's promise; runs are made of views, or of aligned staging.
+        unsafe { View::from_raw(self.start(), self.dtype, self.len) }
+    }
+
+    /// # Safety
+    /// The run is live, and nobody else uses it meanwhile.
+    pub(super) unsafe fn view_mut<'a>(self) -> ViewMut<'a> {
+        // SAFETY: as above.
+        unsafe { ViewMut::from_raw(self.start(), self.dtype, self.len) }
+    }
+}
+
+/// Tags of messages between two ranks. Collectives have none: MPI keeps them apart by their order.
+pub(super) struct Tags;
+
+impl Tags {
+    /// `send` and `recv`, which keep their order by themselves.
+    pub(super) const PAIR: c_int = 1;
+    /// What ranks tell each other when one gives up.
+    pub(super) const ANSWER: c_int = 2;
+    /// Most calls under way at a time, so that no two of them have one tag. Every library allows tags up to 32767.
+    pub(super) const IN_FLIGHT: usize = 4096;
+
+    /// The messages of one phase (0 or 1) of a staged call.
+    pub(super) fn staged(sequence: u64, phase: c_int) -> c_int {
+        16 + 2 * (sequence % Self::IN_FLIGHT as u64) as c_int + phase
+    }
+}
+
+/// What follows when the requests are complete.
+pub(super) enum Next {
+    /// Nothing: the call is complete.
+    Done,
+    /// The sum becomes an average.
+    Divide(Run),
+    /// The result lies at the front of the staging; afterwards it may have to become an average.
+    CopyTo(Run, bool),
+    /// All summands have arrived.
+    Join(Join),
+}
+
+/// A call under way.
+pub(super) struct Flight {
+    /// What its ticket says.
+    pub id: u64,
+    /// Its number among the group's collectives, the same on all ranks; among this rank's exchanges for those of two.
+    pub number: u64,
+    kind: Kind,
+    dtype: Option<DType>,
+    payload: u64,
+    requests: Vec<ffi::MPI_Request>,
+    /// Bytes that each request has to receive, where MPI tells.
+    expected: Vec<Option<usize>>,
+    /// Memory of the call itself: words, so that every type is aligned.
+    staging: Vec<u64>,
+    pub next: Next,
+    pub wire: u64,
+    pub done: bool,
+}
+
+// SAFETY: request handles are used under the world's lock only, and runs as their own comment says.
+unsafe impl Send for Flight {}
+
+impl Flight {
+    pub(super) fn new(id: u64, number: u64, call: &Call<'_>, size: usize) -> Flight {
+        let shape = call.send_shape().or(call.recv_shape());
+        Flight {
+            id,
+            number,
+            kind: call.kind,
+            dtype: shape.map(|shape| shape.0),
+            payload: call.payload_bytes(size),
+            requests: Vec::new(),
+            expected: Vec::new(),
+            staging: Vec::new(),
+            next: Next::Done,
+            wire: 0,
+            done: false,
+        }
+    }
+
+    /// The call in words, the same on all ranks that call the same.
+    pub(super) fn describe(&self) -> String {
+        let twice = if matches!(self.kind, Kind::AllReduce { .. }) { 2 } else { 1 };
+        let Some(dtype) = self.dtype else { return self.kind.name().to_owned() };
+        format!("{:?} of {} x {dtype}", self.kind, self.payload / twice / dtype.size() as u64)
+    }
+
+    /// Whether all ranks take part.
+    pub(super) fn is_collective(&self) -> bool {
+        self.kind.is_collective()
+    }
+
+    /// The collective's name.
+    pub(super) fn name(&self) -> &'static str {
+        self.kind.name()
+    }
+
+    /// Memory that lives as long as the flight; asked for once.
+    pub(super) fn stage(&mut self, dtype: DType, len: usize) -> Run {
+        debug_assert!(self.staging.is_empty(), "staged twice");
+        self.staging = vec![0; (len * dtype.size()).div_ceil(8)];
+        Run { ptr: self.staging.as_mut_ptr().cast(), len, dtype }
+    }
+
+    fn staged(&mut self, dtype: DType, len: usize) -> Run {
+        assert!(len * dtype.size() <= self.staging.len() * 8);
+        Run { ptr: self.staging.as_mut_ptr().cast(), len, dtype }
+    }
+
+    /// Adds the request that `post` writes; the call is named in its error.
+    pub(super) fn post(
+        &mut self,
+        group: &Group,
+        call: &str,
+        expected: Option<usize>,
+        post: impl FnOnce(*mut ffi::MPI_Request) -> c_int,
+    ) -> Result<()> {
+        // SAFETY: a constant of the library.
+        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        let result = post(&mut request);
+        group.explain(self, group.world.check(call, result))?;
+        self.requests.push(request);
+        self.expected.push(expected);
+        Ok(())
+    }
+
+    /// Gives a run to a rank, in pieces that MPI can count.
+    pub(super) fn give(&mut self, group: &Group, run: Run, to: usize, tag: c_int) -> Result<()> {
+        for piece in pieces(run, group.settings.largest_count) {
+            self.post(group, "MPI_Isend", None, |request| {
+                // SAFETY: the run stays until the flight is done.
+                unsafe {
+                    let (count, kind) = counted(piece);
+                    ffi::MPI_Isend(piece.address(), count, kind, to as c_int, tag, group.comm.0, request)
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Takes a run from a rank, in the pieces that it gives.
+    pub(super) fn take(&mut self, group: &Group, run: Run, from: usize, tag: c_int) -> Result<()> {
+        self.wire += if from == group.rank { 0 } else { run.bytes() as u64 };
+        for piece in pieces(run, group.settings.largest_count) {
+            self.post(group, "MPI_Irecv", Some(piece.bytes()), |request| {
+                // SAFETY: the run stays until the flight is done, and nobody else uses it.
+                unsafe {
+                    let (count, kind) = counted(piece);
+                    ffi::MPI_Irecv(piece.address(), count, kind, from as c_int, tag, group.comm.0, request)
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Goes on as far as it can without waiting.
+    pub(super) fn advance(&mut self, group: &Group) -> Result<()> {
+        while !self.done && self.arrived(group)? {
+            match std::mem::replace(&mut self.next, Next::Done) {
+                Next::Done => self.done = true,
+                // SAFETY: MPI is done with the run, which is this call's own.
+                Next::Divide(run) => divide(unsafe { run.view_mut() }, group.size)?,
+                Next::CopyTo(run, divide) => {
+                    // SAFETY: both are this call's own, the staging is apart, and MPI is done with both.
+                    unsafe { self.staged(run.dtype, run.len).copy_to(run) };
+                    if divide {
+                        self.next = Next::Divide(run);
+                    }
+                }
+                Next::Join(join) => join.carry_out(group, self)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all requests are complete.
+    fn arrived(&mut self, group: &Group) -> Result<bool> {
+        if self.requests.is_empty() {
+            return Ok(true);
+        }
+        let mut statuses = Vec::with_capacity(self.requests.len());
+        let mut complete = 0;
+        // SAFETY: as many statuses as requests have room, and both arrays are live. Statuses are plain numbers that MPI fills in when
+        // it says that all are complete.
+        let result = unsafe {
+            let count = self.requests.len() as c_int;
+            ffi::MPI_Testall(count, self.requests.as_mut_ptr(), &mut complete, statuses.as_mut_ptr())
+        };
+        if result == ffi::MPI_ERR_IN_STATUS as c_int {
+            // SAFETY: in this case all statuses are filled in.
+            unsafe { statuses.set_len(self.requests.len()) };
+            let worst = statuses.iter().map(|status: &ffi::MPI_Status| status.MPI_ERROR).find(|code| *code != 0);
+            group.explain(self, group.world.check("MPI_Testall", worst.unwrap_or(result)))?;
+        }
+        group.explain(self, group.world.check("MPI_Testall", result))?;
+        if complete == 0 {
+            return Ok(false);
+        }
+        // SAFETY: all are complete, so all statuses are filled in.
+        unsafe { statuses.set_len(self.requests.len()) };
+        for (status, expected) in statuses.iter().zip(&self.expected) {
+            let Some(expected) = *expected else { continue };
+            let mut bytes = 0;
+            // SAFETY: a status that MPI filled in.
+            unsafe { ffi::MPI_Get_count(status, ffi::RSMPI_UINT8_T, &mut bytes) };
+            // More than an int holds is "undefined", a negative number.
+            if bytes >= 0 && bytes as usize != expected {
+                let from = status.MPI_SOURCE;
+                let reason = format!("rank {from} sent {bytes} bytes where {expected} were expected");
+                return group.explain(self, Err(CommError::Invalid { operation: "mpi", reason })).map(|()| false);
+            }
+        }
+        self.requests.clear();
+        self.expected.clear();
+        Ok(true)
+    }
+}
+
+/// One multiplication makes an average of a sum.
+fn divide(mut sum: ViewMut<'_>, count: usize) -> Result<()> {
+    if sum.dtype() == DType::F64 {
+        let part = 1.0 / count as f64;
+        sum.as_slice_mut::<f64>()?.iter_mut().for_each(|x| *x *= part);
+    } else {
+        let part = 1.0 / count as f32;
+        sum.as_slice_mut::<f32>()?.iter_mut().for_each(|x| *x *= part);
+    }
+    Ok(())
+}
+
+/// Count and type for moving a run, which MPI need not understand.
+pub(super) fn counted(run: Run) -> (c_int, ffi::MPI_Datatype) {
+    // SAFETY: constants of the library.
+    let kind = unsafe {
+        match run.dtype.size() {
+            8 => ffi::RSMPI_UINT64_T,
+            4 => ffi::RSMPI_UINT32_T,
+            2 => ffi::RSMPI_UINT16_T,
+            _ => ffi::RSMPI_UINT8_T,
+        }
+    };
+    (run.len as c_int, kind)
+}
+
+/// The run in pieces of at most `most` elements; an empty one is one piece, so that somebody hears of it.
+pub(super) fn pieces(run: Run, most: usize) -> impl Iterator<Item = Run> {
+    let count = run.len.div_ceil(most).max(1);
+    (0..count).map(move |index| run.slice(index * most..run.len.min((index + 1) * most)))
+}
+
+impl Group {
+    /// An error of MPI as one of the group's: MPI's codes do not tell whose fault it is, so this rank says that it gives up.
+    fn explain(&self, flight: &Flight, result: Result<()>) -> Result<()> {
+        result.map_err(|error| {
+            let reason = match error {
+                CommError::Invalid { reason, .. } => reason,
+                other => other.to_string(),
+            };
+            let reason = format!("{} number {}: {reason}", flight.describe(), flight.number);
+            CommError::Aborted { group: self.name.clone(), rank: self.rank, reason }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_a_run_once() {
+        let mut data = [0i32; 10];
+        let run = Run::of_mut(&ViewMut::of(&mut data));
+        let lengths = |most| pieces(run, most).map(|piece| piece.len).collect::<Vec<_>>();
+        assert_eq!(lengths(4), [4, 4, 2]);
+        assert_eq!(lengths(10), [10]);
+        assert_eq!(lengths(100), [10]);
+        assert_eq!(pieces(run.slice(3..3), 4).map(|piece| piece.len).collect::<Vec<_>>(), [0]);
+        assert_eq!(pieces(run, 4).nth(2).map(|piece| piece.ptr as usize - run.ptr as usize), Some(32));
+    }
+
+    #[test]
+    fn calls_under_way_have_tags_of_their_own() {
+        let tags: std::collections::BTreeSet<c_int> = (0..Tags::IN_FLIGHT as u64)
+            .flat_map(|sequence| [0, 1].map(|phase| Tags::staged(sequence, phase)))
+            .collect();
+        assert_eq!(tags.len(), 2 * Tags::IN_FLIGHT);
+        assert!(tags.first() > Some(&Tags::ANSWER) && tags.last() <= Some(&32767));
+    }
+}

@@ -1,0 +1,171 @@
+//! Who did not come? MPI does not say. So a rank that gives up tells all others of its group what it waits in, and collects
+//! their answers for a short while: who does not answer is missing, or busy elsewhere. A rank that waits, or that comes late, and
+//! finds such a message gives up too, so that a group ends within one stall limit.
+
+use super::flight::{Flight, Tags};
+use super::{Desk, Group};
+use crate::comm::CommError;
+use mpi::ffi;
+use std::mem::MaybeUninit;
+use std::os::raw::c_int;
+use std::time::{Duration, Instant};
+
+/// What a rank says about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// It failed, which is the cause; else it waits.
+    failed: bool,
+    /// The number of the collective it is at.
+    number: u64,
+    /// What it waits in, or why it failed.
+    text: String,
+}
+
+/// A message: a flag, a number, text, and zeros.
+const BYTES: usize = 512;
+const TEXT: usize = 9;
+
+impl Answer {
+    pub(super) fn failed(number: u64, reason: &str) -> Answer {
+        Answer { failed: true, number, text: reason.to_owned() }
+    }
+
+    pub(super) fn waiting(flight: &Flight) -> Answer {
+        Answer { failed: false, number: flight.number, text: flight.describe() }
+    }
+
+    fn encode(&self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        bytes[0] = self.failed.into();
+        bytes[1..TEXT].copy_from_slice(&self.number.to_le_bytes());
+        let text = &self.text.as_bytes()[..self.text.len().min(BYTES - TEXT)];
+        bytes[TEXT..TEXT + text.len()].copy_from_slice(text);
+        bytes
+    }
+
+    fn decode(bytes: &[u8; BYTES]) -> Answer {
+        let number = bytes[1..TEXT].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let text = String::from_utf8_lossy(&bytes[TEXT..]).trim_end_matches(['\0', '\u{fffd}']).to_owned();
+        Answer { failed: bytes[0] != 0, number, text }
+    }
+}
+
+impl Group {
+    /// Whether another rank has said something: ranks are silent until one gives up.
+    pub(super) fn heard(&self) -> bool {
+        let _mpi = self.world.lock();
+        let mut there = 0;
+        // SAFETY: a live communicator and a live output; the status is not asked for.
+        let result = unsafe {
+            let (source, status) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_STATUS_IGNORE);
+            ffi::MPI_Iprobe(source, Tags::ANSWER, self.comm.0, &mut there, status)
+        };
+        result == ffi::MPI_SUCCESS as c_int && there != 0
+    }
+
+    /// Tells every other rank. The message stays in memory, since nobody waits until it is read.
+    pub(super) fn tell(&self, answer: &Answer) {
+        let message: &'static [u8; BYTES] = Box::leak(Box::new(answer.encode()));
+        let _mpi = self.world.lock();
+        for to in (0..self.size).filter(|rank| *rank != self.rank) {
+            // SAFETY: the message lives for ever; the request is never looked at again. Should it fail, the others stall, as
+            // they would have without it.
+            unsafe {
+                let mut request = ffi::RSMPI_REQUEST_NULL;
+                let (kind, count) = (ffi::RSMPI_UINT8_T, BYTES as c_int);
+                ffi::MPI_Isend(
+                    message.as_ptr().cast(),
+                    count,
+                    kind,
+                    to as c_int,
+                    Tags::ANSWER,
+                    self.comm.0,
+                    &mut request,
+                );
+            }
+        }
+    }
+
+    /// One message, if there is any, and who sent it.
+    fn listen(&self) -> Option<(usize, Answer)> {
+        if !self.heard() {
+            return None;
+        }
+        let _mpi = self.world.lock();
+        let mut bytes = [0; BYTES];
+        let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
+        // SAFETY: a message is there, so this does not wait; it has BYTES bytes, as all with this tag; MPI fills the status in.
+        let (result, status) = unsafe {
+            let (source, kind, count) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_UINT8_T, BYTES as c_int);
+            let buffer = bytes.as_mut_ptr().cast();
+            let result = ffi::MPI_Recv(buffer, count, kind, source, Tags::ANSWER, self.comm.0, status.as_mut_ptr());
+            (result, status.assume_init())
+        };
+        (result == ffi::MPI_SUCCESS as c_int).then(|| (status.MPI_SOURCE as usize, Answer::decode(&bytes)))
+    }
+
+    /// Gives up in `flight`: tells the others, hears them, and ends the group with what is known. `late` is a rank that comes
+    /// when the others have given up.
+    pub(super) fn inquire(&self, desk: &mut Desk, flight: &Flight, late: bool) -> CommError {
+        let own = Answer::waiting(flight);
+        if !late {
+            self.tell(&own);
+        }
+        let mut answers: Vec<Option<Answer>> = vec![None; self.size];
+        answers[self.rank] = Some(own);
+        let patience = (self.settings.stall / 4).clamp(Duration::from_millis(200), Duration::from_secs(2));
+        let begin = Instant::now();
+        while answers.iter().any(Option::is_none) && begin.elapsed() < patience {
+            match self.listen() {
+                // The first word counts: a rank that failed may give up a second time.
+                Some((from, answer)) => drop(answers[from].get_or_insert(answer)),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        let error = self.conclude(flight, &answers, late);
+        self.close(desk, error)
+    }
+
+    fn conclude(&self, flight: &Flight, answers: &[Option<Answer>], late: bool) -> CommError {
+        let group = self.name.clone();
+        let others = || answers.iter().enumerate().filter(|(rank, _)| *rank != self.rank);
+        let told = || others().filter_map(|(rank, answer)| answer.as_ref().map(|answer| (rank, answer)));
+        if let Some((rank, answer)) = told().find(|(_, answer)| answer.failed) {
+            return CommError::Aborted { group, rank, reason: answer.text.clone() };
+        }
+        let ours = flight.describe();
+        let differs = |answer: &Answer| flight.is_collective() && answer.number == flight.number && answer.text != ours;
+        if let Some((rank, answer)) = told().find(|(_, answer)| differs(answer)) {
+            let theirs = answer.text.clone();
+            return CommError::Mismatch { group, sequence: flight.number, rank, theirs, ours };
+        }
+        if late && let Some((rank, answer)) = told().next() {
+            let reason = format!("it gave up waiting in {} number {}", answer.text, answer.number);
+            return CommError::Aborted { group, rank, reason };
+        }
+        let seconds = self.settings.stall.as_secs();
+        let missing: Vec<usize> = others().filter(|(_, answer)| answer.is_none()).map(|(rank, _)| rank).collect();
+        if missing.is_empty() {
+            let told: Vec<String> =
+                told().map(|(rank, at)| format!("rank {rank} {} number {}", at.text, at.number)).collect();
+            let reason = format!("it waited {seconds} s in {ours} number {}, and {}", flight.number, told.join(", "));
+            return CommError::Aborted { group, rank: self.rank, reason };
+        }
+        CommError::Stalled { group, operation: flight.name(), sequence: flight.number, missing, seconds }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_arrive_as_they_were_sent() {
+        for answer in [Answer::failed(u64::MAX - 7, "the disk is full"), Answer::failed(0, "")] {
+            assert_eq!(Answer::decode(&answer.encode()), answer);
+        }
+        let long = Answer::failed(1, &"ü".repeat(BYTES));
+        let short = Answer::decode(&long.encode());
+        assert!(short.text.len() > BYTES - 16 && long.text.starts_with(&short.text), "cut, never broken");
+    }
+}

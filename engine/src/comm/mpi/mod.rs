@@ -1,0 +1,372 @@
+//! Ranks as MPI processes: `mpirun -n 4 zbench ...`, over any MPI 3 library (tried: Open MPI, MPICH).
+//!
+//! MPI carries out what it has a type and an operation for (*native*). What it lacks (bf16, f16, sums into another type or onto
+//! what is there, averages of integers) is *staged*: every rank gets its part of all summands, joins them with our kernels
+//! as the balanced tree in rank order, and passes the result on. So staged results are the same bits as on any other
+//! backend, and native floats are in whatever order the library adds.
+//!
+//! Every call is a nonblocking one that is tested until it is complete, because a blocking MPI call cannot time out. When a rank
+//! has waited for the stall limit it tells all others what it waits in, and learns from their answers who did not come
+//! (`inquiry.rs`). MPI does not check that ranks call the same: lengths that differ may end as a truncation error, as a stall or
+//! not be noticed; `Mismatch` is what the answers to a stall show.
+//!
+//! MPI counts with `int`: longer buffers go in pieces. What MPI sends it does not tell: [`Communicator::wire_bytes`] counts what
+//! a ring would receive on this rank, `(n-1)/n` of the buffer per pass (two passes for all-reduce, and for reduce on the root).
+//!
+//! After an error other than `Invalid` the group makes no progress any more, and neither do the peers that heard of it; but MPI
+//! cannot take its hands off buffers of a collective that is under way. End the process soon.
+
+mod flight;
+mod inquiry;
+mod native;
+mod staged;
+mod world;
+
+use super::{Abandon, Call, CommError, Communicator, Kind, Request, Result, Ticket};
+use flight::{Flight, Tags};
+use inquiry::Answer;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use world::World;
+use zbench_kernels::{Kernels, View, ViewMut};
+
+/// How the backend works; [`mpi`] takes the usual ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// A rank that waits longer for others ends the group.
+    pub stall: Duration,
+    /// Most elements in one MPI call; longer buffers go in pieces. At most `i32::MAX`; less is for tests.
+    pub largest_count: usize,
+    /// Use MPI_IN_PLACE where the library's is known; else a call in place makes a copy first.
+    pub in_place: bool,
+}
+
+impl Settings {
+    /// The usual settings.
+    pub fn new(stall: Duration) -> Settings {
+        Settings { stall, largest_count: i32::MAX as usize, in_place: true }
+    }
+}
+
+/// One rank of an MPI group. The last one of a process to be dropped finalizes MPI, unless its group has failed.
+pub struct Mpi {
+    group: Arc<Group>,
+}
+
+/// What a rank shares with its tickets.
+struct Group {
+    world: Arc<World>,
+    comm: world::Comm,
+    name: String,
+    rank: usize,
+    size: usize,
+    kernels: Arc<dyn Kernels>,
+    settings: Settings,
+    desk: Mutex<Desk>,
+}
+
+struct Desk {
+    /// Calls so far, and among them collectives and exchanges of two.
+    calls: u64,
+    collectives: u64,
+    exchanges: u64,
+    open: Vec<Flight>,
+    wire: u64,
+    failed: Option<CommError>,
+    /// When this rank last came to the end of a call.
+    last: Instant,
+}
+
+/// Waits this short a time without giving the core away, if there is one for every rank.
+const SPIN: Duration = Duration::from_millis(1);
+/// From here on a waiting rank sleeps between two looks.
+const NAP_AFTER: Duration = Duration::from_millis(20);
+const NAP: Duration = Duration::from_micros(100);
+/// How often a waiting rank looks whether another one has given up.
+const LISTEN: Duration = Duration::from_millis(10);
+
+/// Starts MPI and gives this process's rank of all that `mpirun` started. Once per process.
+///
+/// # Errors
+/// [`CommError::Invalid`] when MPI has been started before.
+pub fn mpi(kernels: Arc<dyn Kernels>, stall: Duration) -> Result<Mpi> {
+    mpi_with(kernels, Settings::new(stall))
+}
+
+/// As [`mpi`] with other settings.
+///
+/// # Errors
+/// [`CommError::Invalid`] when MPI has been started before, or for settings that cannot be.
+pub fn mpi_with(kernels: Arc<dyn Kernels>, settings: Settings) -> Result<Mpi> {
+    if settings.largest_count == 0 || settings.largest_count > i32::MAX as usize {
+        let reason = format!("largest_count is {}; it has to be 1 to {}", settings.largest_count, i32::MAX);
+        return Err(CommError::Invalid { operation: "mpi", reason });
+    }
+    let world = Arc::new(World::new()?);
+    let comm = world.all();
+    Mpi::new(world, comm, "world".to_owned(), kernels, settings)
+}
+
+impl Mpi {
+    fn new(
+        world: Arc<World>,
+        comm: world::Comm,
+        name: String,
+        kernels: Arc<dyn Kernels>,
+        settings: Settings,
+    ) -> Result<Mpi> {
+        let (rank, size) = world.place(&comm)?;
+        let desk = Desk {
+            calls: 0,
+            collectives: 0,
+            exchanges: 0,
+            open: Vec::new(),
+            wire: 0,
+            failed: None,
+            last: Instant::now(),
+        };
+        let group = Group { world, comm, name, rank, size, kernels, settings, desk: Mutex::new(desk) };
+        Ok(Mpi { group: Arc::new(group) })
+    }
+
+    /// The library's own words about its name and version.
+    pub fn library(&self) -> &str {
+        &self.group.world.library
+    }
+
+    /// The machine this rank runs on.
+    pub fn host(&self) -> &str {
+        &self.group.world.host
+    }
+
+    fn begin(&self, call: &mut Call<'_>) -> Result<u64> {
+        call.check(self.group.rank, self.group.size)?;
+        self.group.begin(call)
+    }
+}
+
+impl Group {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        // What is behind the lock stays whole: a panic inside ends the process's group anyway.
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Posts a call that fits.
+    fn begin(&self, call: &mut Call<'_>) -> Result<u64> {
+        self.world.check_thread(call.kind.name())?;
+        let mut desk = self.desk();
+        if let Some(error) = &desk.failed {
+            return Err(error.clone());
+        }
+        if desk.open.len() >= Tags::IN_FLIGHT {
+            let reason = format!("{} collectives are under way; wait for some of them first", Tags::IN_FLIGHT);
+            return Err(CommError::Invalid { operation: call.kind.name(), reason });
+        }
+        let (id, collective) = (desk.calls, call.kind.is_collective());
+        let number = if collective { desk.collectives } else { desk.exchanges };
+        let mut flight = Flight::new(id, number, call, self.size);
+        // A rank that has been away for long may come to a group that has given it up: its peers' buffers are not there any more.
+        if desk.last.elapsed() > self.settings.stall / 2 && self.heard() {
+            return Err(self.inquire(&mut desk, &flight, true));
+        }
+        desk.calls += 1;
+        *(if collective { &mut desk.collectives } else { &mut desk.exchanges }) += 1;
+        let posted = {
+            let _mpi = self.world.lock();
+            if staged::wanted(self, call) {
+                staged::post(self, &mut flight, call)
+            } else {
+                native::post(self, &mut flight, call)
+            }
+        };
+        desk.open.push(flight);
+        posted.map_err(|error| self.fail(&mut desk, error))?;
+        Ok(id)
+    }
+
+    /// Works on all open calls until this one is complete.
+    fn finish(&self, id: u64) -> Result<()> {
+        let begin = Instant::now();
+        let mut listened = begin;
+        loop {
+            let mut desk = self.desk();
+            if let Some(error) = &desk.failed {
+                return Err(error.clone());
+            }
+            let Some(asked) = desk.open.iter().position(|flight| flight.id == id) else {
+                let reason = format!("call {id} is not under way");
+                return Err(CommError::Invalid { operation: "wait", reason });
+            };
+            self.advance(&mut desk)?;
+            if desk.open[asked].done {
+                let flight = desk.open.swap_remove(asked);
+                desk.wire += flight.wire;
+                desk.last = Instant::now();
+                return Ok(());
+            }
+            let now = Instant::now();
+            let waited = now - begin;
+            let listen = now - listened >= LISTEN;
+            if waited > self.settings.stall || listen && self.heard() {
+                let flight = desk.open.swap_remove(asked);
+                let error = self.inquire(&mut desk, &flight, false);
+                std::mem::forget(flight); // MPI may still use its staging.
+                return Err(error);
+            }
+            if listen {
+                listened = now;
+            }
+            drop(desk);
+            self.pause(waited);
+        }
+    }
+
+    /// Moves every open call forward as far as it goes by itself.
+    fn advance(&self, desk: &mut Desk) -> Result<()> {
+        let moved = {
+            let _mpi = self.world.lock();
+            desk.open.iter_mut().try_for_each(|flight| flight.advance(self))
+        };
+        moved.map_err(|error| self.fail(desk, error))
+    }
+
+    fn pause(&self, waited: Duration) {
+        if waited < SPIN && !self.world.crowded {
+            std::hint::spin_loop();
+        } else if waited < NAP_AFTER {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(NAP);
+        }
+    }
+
+    /// Ends the group on this rank with the cause, and tells the others.
+    fn fail(&self, desk: &mut Desk, error: CommError) -> CommError {
+        self.tell(&Answer::failed(desk.collectives, &error.to_string()));
+        self.close(desk, error)
+    }
+
+    /// Every later call gets this error. What MPI still uses is never freed.
+    fn close(&self, desk: &mut Desk, error: CommError) -> CommError {
+        std::mem::forget(std::mem::take(&mut desk.open));
+        desk.failed = Some(error.clone());
+        self.world.has_failed();
+        error
+    }
+
+    fn abort(&self, reason: &str) -> ! {
+        let (rank, size, name, host) = (self.rank, self.size, &self.name, &self.world.host);
+        self.world.abort(&format!("zbench: rank {rank} of {size} of {name} on {host} ends the run: {reason}"))
+    }
+}
+
+impl Abandon for Group {
+    /// MPI cannot take a collective back, so the run ends here.
+    fn abandoned(&self, _id: u64) {
+        let failed = self.desk().failed.is_some();
+        if !failed {
+            let panicked = std::thread::panicking();
+            self.abort(&if panicked {
+                "panicked".to_owned()
+            } else {
+                "it did not wait for a collective it had started".to_owned()
+            });
+        }
+    }
+}
+
+impl Drop for Mpi {
+    fn drop(&mut self) {
+        if std::thread::panicking() && self.group.size > 1 {
+            self.group.abort("panicked");
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if self.desk().failed.is_none() {
+            self.world.free(&self.comm);
+        }
+    }
+}
+
+impl Communicator for Mpi {
+    fn rank(&self) -> usize {
+        self.group.rank
+    }
+
+    fn size(&self) -> usize {
+        self.group.size
+    }
+
+    fn backend(&self) -> &'static str {
+        "mpi"
+    }
+
+    fn call(&self, mut call: Call<'_>) -> Result<()> {
+        let sequence = self.begin(&mut call)?;
+        self.group.finish(sequence)
+    }
+
+    fn start(&self, mut request: Request) -> Result<Ticket> {
+        let sequence = match self.begin(&mut request.as_call()) {
+            Ok(sequence) => sequence,
+            Err(error) => {
+                if !matches!(error, CommError::Invalid { .. }) {
+                    std::mem::forget(request); // MPI may still write there.
+                }
+                return Err(error);
+            }
+        };
+        Ok(Ticket { sequence, request: Some(request), owner: Some(self.group.clone()) })
+    }
+
+    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+        let invalid = |reason: &str| CommError::Invalid { operation: "wait", reason: reason.into() };
+        let own: Arc<dyn Abandon> = self.group.clone();
+        if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
+            return Err(invalid("the collective was started by another communicator"));
+        }
+        let request = ticket.request.take().ok_or_else(|| invalid("the collective was waited for before"))?;
+        match self.group.finish(ticket.sequence) {
+            Ok(()) => Ok(request),
+            Err(error) => {
+                std::mem::forget(request); // MPI may still write there.
+                Err(error)
+            }
+        }
+    }
+
+    /// Colors and keys travel first, as a collective that can time out; MPI's own split is called when all ranks are there.
+    fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
+        let Group { world, rank, size, kernels, settings, .. } = &*self.group;
+        // As pairs of u32, since no integers of 64 bits travel.
+        let halves = |number: usize| [(number as u64 >> 32) as u32, number as u32];
+        let own = [halves(color), halves(key)].concat();
+        let mut all = vec![0u32; 4 * size];
+        self.call(Call::new(Kind::AllGather, View::of(&own), ViewMut::of(&mut all)))?;
+        let number = |at: &[u32]| u64::from(at[0]) << 32 | u64::from(at[1]);
+        let asked: Vec<(u64, u64)> = all.chunks(4).map(|four| (number(&four[..2]), number(&four[2..]))).collect();
+        let mut order: Vec<usize> = (0..*size).collect();
+        order.sort_by_key(|other| (asked[*other].1, *other));
+        let dense_key = order.iter().position(|other| other == rank).unwrap_or(0);
+        let dense_color = asked.iter().position(|(other, _)| *other == color as u64).unwrap_or(0);
+        let comm = world.split(&self.group.comm, dense_color, dense_key);
+        let comm = comm.map_err(|error| self.group.fail(&mut self.group.desk(), error))?;
+        Ok(Box::new(Mpi::new(world.clone(), comm, name.to_owned(), kernels.clone(), *settings)?))
+    }
+
+    /// Prints the reason and ends all processes of the run: MPI has no way to tell them.
+    fn abort(&self, reason: &str) {
+        self.group.abort(reason);
+    }
+
+    fn wire_bytes(&self) -> u64 {
+        self.group.desk().wire
+    }
+
+    fn algorithm(&self, kind: Kind, _bytes: u64) -> &'static str {
+        if kind.op().is_some() { "library, or staged" } else { "library" }
+    }
+}

@@ -1,0 +1,275 @@
+//! Calls that MPI carries out itself.
+
+use super::Group;
+use super::flight::{Flight, Next, Run, Tags, counted, pieces};
+use crate::comm::{Call, Kind, ReduceOp, Result};
+use mpi::ffi;
+use std::os::raw::{c_int, c_void};
+use zbench_kernels::DType;
+
+/// Whether MPI can combine elements of a type, and gives what we promise: integers that wrap. Open MPI's vector code for 8 bits
+/// saturates instead (4.1.4 did, for sums).
+pub(super) fn combines(op: ReduceOp, dtype: DType) -> bool {
+    match dtype {
+        DType::F64 | DType::F32 => true,
+        DType::I32 | DType::U32 => op != ReduceOp::Avg,
+        DType::I8 => matches!(op, ReduceOp::Min | ReduceOp::Max),
+        DType::Bf16 | DType::F16 => false,
+    }
+}
+
+/// MPI's names of a type and an operation that it combines; an average begins as a sum.
+fn names(op: ReduceOp, dtype: DType) -> (ffi::MPI_Datatype, ffi::MPI_Op) {
+    // SAFETY: constants of the library.
+    unsafe {
+        let dtype = match dtype {
+            DType::F64 => ffi::RSMPI_DOUBLE,
+            DType::I32 => ffi::RSMPI_INT32_T,
+            DType::U32 => ffi::RSMPI_UINT32_T,
+            DType::I8 => ffi::RSMPI_INT8_T,
+            _ => ffi::RSMPI_FLOAT,
+        };
+        let op = match op {
+            ReduceOp::Sum | ReduceOp::Avg => ffi::RSMPI_SUM,
+            ReduceOp::Prod => ffi::RSMPI_PROD,
+            ReduceOp::Min => ffi::RSMPI_MIN,
+            ReduceOp::Max => ffi::RSMPI_MAX,
+        };
+        (dtype, op)
+    }
+}
+
+/// Posts a call. `flight` is on the desk when this returns, with an error too.
+pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> Result<()> {
+    let send = call.send.map(Run::of);
+    let recv = call.recv.as_ref().map(Run::of_mut);
+    let (rank, size) = (group.rank, group.size);
+    match (call.kind, send, recv) {
+        (Kind::Barrier, ..) => flight.post(group, "MPI_Ibarrier", None, |request| {
+            // SAFETY: a live communicator.
+            unsafe { ffi::MPI_Ibarrier(group.comm.0, request) }
+        }),
+        (Kind::AllReduce { op }, send, Some(recv)) => {
+            flight.wire += 2 * share(group, recv);
+            all_reduce(group, flight, op, send, recv)
+        }
+        (Kind::Reduce { op, root }, send, recv) => reduce(group, flight, op, root, send, recv),
+        (Kind::ReduceScatter { op, .. }, send, Some(recv)) => reduce_scatter(group, flight, op, send, recv),
+        (Kind::AllGather, send, Some(recv)) => {
+            if recv.len > group.settings.largest_count {
+                let own = send.unwrap_or(recv.part(rank, size));
+                return exchange(group, flight, |_| Some(own), |from| Some(recv.part(from, size)));
+            }
+            flight.wire += share(group, recv);
+            let (from, part) = source(group, flight, send, recv.part(rank, size));
+            flight.post(group, "MPI_Iallgather", None, |request| {
+                let ((count, kind), to) = (counted(part), recv.address());
+                // SAFETY: both runs stay until the flight is done, and have as many elements as are said.
+                unsafe { ffi::MPI_Iallgather(from, count, kind, to, count, kind, group.comm.0, request) }
+            })
+        }
+        (Kind::Gather { root }, send, recv) => gather(group, flight, root, send, recv),
+        (Kind::Scatter { root }, send, recv) => scatter(group, flight, root, send, recv),
+        (Kind::AllToAll, send, Some(recv)) => {
+            let from = send.unwrap_or_else(|| copied(flight, recv));
+            if recv.len > group.settings.largest_count {
+                return exchange(group, flight, |to| Some(from.part(to, size)), |peer| Some(recv.part(peer, size)));
+            }
+            flight.wire += share(group, recv);
+            flight.post(group, "MPI_Ialltoall", None, |request| {
+                let (count, kind) = counted(recv.part(0, size));
+                let (from, to) = (from.address(), recv.address());
+                // SAFETY: as above; the two runs are apart.
+                unsafe { ffi::MPI_Ialltoall(from, count, kind, to, count, kind, group.comm.0, request) }
+            })
+        }
+        (Kind::Broadcast { root }, send, Some(recv)) => {
+            if rank != root {
+                flight.wire += recv.bytes() as u64;
+            } else if let Some(send) = send {
+                // SAFETY: the call's own buffers: one read, one written, of equal length.
+                unsafe { send.copy_to(recv) };
+            }
+            pieces(recv, group.settings.largest_count).try_for_each(|piece| {
+                flight.post(group, "MPI_Ibcast", None, |request| {
+                    let (count, kind) = counted(piece);
+                    // SAFETY: the run stays until the flight is done.
+                    unsafe { ffi::MPI_Ibcast(piece.address(), count, kind, root as c_int, group.comm.0, request) }
+                })
+            })
+        }
+        (Kind::Send { to }, Some(send), _) => flight.give(group, send, to, Tags::PAIR),
+        (Kind::Recv { from }, _, Some(recv)) => flight.take(group, recv, from, Tags::PAIR),
+        (Kind::SendRecv { to, from }, Some(send), Some(recv)) => {
+            flight.take(group, recv, from, Tags::PAIR)?;
+            flight.give(group, send, to, Tags::PAIR)
+        }
+        // `Call::check` has refused every other combination.
+        (kind, ..) => unreachable!("{kind:?} without its buffers"),
+    }
+}
+
+/// What a ring's pass over a buffer receives on one rank.
+fn share(group: &Group, whole: Run) -> u64 {
+    (whole.bytes() as u64 / group.size as u64) * (group.size as u64 - 1)
+}
+
+/// A copy in the flight's own memory.
+fn copied(flight: &mut Flight, run: Run) -> Run {
+    let copy = flight.stage(run.dtype, run.len);
+    // SAFETY: the run is the call's own, and the copy has just been made.
+    unsafe { run.copy_to(copy) };
+    copy
+}
+
+/// Where MPI reads this rank's contribution, and which run it is: `send`, or `own` in place, or a copy of it where the library's
+/// way to say "in place" is not known.
+fn source(group: &Group, flight: &mut Flight, send: Option<Run>, own: Run) -> (*const c_void, Run) {
+    match (send, group.world.in_place(group.settings.in_place)) {
+        (Some(send), _) => (send.address().cast_const(), send),
+        (None, Some(in_place)) => (in_place, own),
+        (None, None) => {
+            let copy = copied(flight, own);
+            (copy.address().cast_const(), copy)
+        }
+    }
+}
+
+fn all_reduce(group: &Group, flight: &mut Flight, op: ReduceOp, send: Option<Run>, recv: Run) -> Result<()> {
+    let (from, run) = source(group, flight, send, recv);
+    let most = group.settings.largest_count;
+    let (dtype, name) = names(op, recv.dtype);
+    for (piece, to) in pieces(run, most).zip(pieces(recv, most)) {
+        // "In place" is the same word for every piece.
+        let from = if run.ptr == recv.ptr { from } else { piece.address().cast_const() };
+        flight.post(group, "MPI_Iallreduce", None, |request| {
+            let count = to.len as c_int;
+            // SAFETY: both runs stay until the flight is done.
+            unsafe { ffi::MPI_Iallreduce(from, to.address(), count, dtype, name, group.comm.0, request) }
+        })?;
+    }
+    divide(flight, op, recv);
+    Ok(())
+}
+
+fn divide(flight: &mut Flight, op: ReduceOp, run: Run) {
+    if op == ReduceOp::Avg {
+        flight.next = Next::Divide(run);
+    }
+}
+
+fn reduce(
+    group: &Group,
+    flight: &mut Flight,
+    op: ReduceOp,
+    root: usize,
+    send: Option<Run>,
+    recv: Option<Run>,
+) -> Result<()> {
+    let most = group.settings.largest_count;
+    let recv = recv.filter(|_| group.rank == root);
+    let Some(own) = recv.or(send) else { unreachable!("reduce without its buffers") };
+    flight.wire += share(group, own) * if recv.is_some() { 2 } else { 1 };
+    let (from, run) = source(group, flight, send, own);
+    let (dtype, name) = names(op, own.dtype);
+    for (piece, to) in pieces(run, most).zip(pieces(own, most)) {
+        let from = if recv.is_some() && run.ptr == own.ptr { from } else { piece.address().cast_const() };
+        let to = if recv.is_some() { to.address() } else { std::ptr::null_mut() };
+        flight.post(group, "MPI_Ireduce", None, |request| {
+            let (count, root) = (piece.len as c_int, root as c_int);
+            // SAFETY: the runs stay until the flight is done; only the root's `to` is looked at.
+            unsafe { ffi::MPI_Ireduce(from, to, count, dtype, name, root, group.comm.0, request) }
+        })?;
+    }
+    if let Some(recv) = recv {
+        divide(flight, op, recv);
+    }
+    Ok(())
+}
+
+/// In place goes through the staging: MPI would put the result at the front, where other ranks' parts have to stay.
+fn reduce_scatter(group: &Group, flight: &mut Flight, op: ReduceOp, send: Option<Run>, recv: Run) -> Result<()> {
+    let whole = send.unwrap_or(recv);
+    let to = if send.is_some() { recv } else { flight.stage(recv.dtype, recv.len / group.size) };
+    flight.wire += share(group, whole);
+    let (dtype, name) = names(op, recv.dtype);
+    flight.post(group, "MPI_Ireduce_scatter_block", None, |request| {
+        let (from, count) = (whole.address().cast_const(), to.len as c_int);
+        // SAFETY: both runs stay until the flight is done, and are apart.
+        unsafe { ffi::MPI_Ireduce_scatter_block(from, to.address(), count, dtype, name, group.comm.0, request) }
+    })?;
+    if send.is_some() {
+        divide(flight, op, recv);
+    } else {
+        flight.next = Next::CopyTo(recv.part(group.rank, group.size), op == ReduceOp::Avg);
+    }
+    Ok(())
+}
+
+fn gather(group: &Group, flight: &mut Flight, root: usize, send: Option<Run>, recv: Option<Run>) -> Result<()> {
+    let (rank, size) = (group.rank, group.size);
+    let recv = recv.filter(|_| rank == root);
+    let own = send.or(recv.map(|whole| whole.part(rank, size)));
+    let Some(own) = own else { unreachable!("gather without its buffers") };
+    if own.len * size > group.settings.largest_count {
+        let give = |to| (to == root).then_some(own);
+        return exchange(group, flight, give, |from| recv.map(|whole| whole.part(from, size)));
+    }
+    flight.wire += recv.map_or(0, |whole| share(group, whole));
+    let to = recv.map_or(std::ptr::null_mut(), Run::address);
+    let (from, part) = source(group, flight, send, own);
+    flight.post(group, "MPI_Igather", None, |request| {
+        let ((count, kind), root) = (counted(part), root as c_int);
+        // SAFETY: both runs stay until the flight is done; only the root's `to` is looked at.
+        unsafe { ffi::MPI_Igather(from, count, kind, to, count, kind, root, group.comm.0, request) }
+    })
+}
+
+fn scatter(group: &Group, flight: &mut Flight, root: usize, send: Option<Run>, recv: Option<Run>) -> Result<()> {
+    let (rank, size) = (group.rank, group.size);
+    let send = send.filter(|_| rank == root);
+    let own = recv.or(send.map(|whole| whole.part(rank, size)));
+    let Some(own) = own else { unreachable!("scatter without its buffers") };
+    if own.len * size > group.settings.largest_count {
+        let give = |to| send.map(|whole| whole.part(to, size));
+        return exchange(group, flight, give, |from| recv.filter(|_| from == root));
+    }
+    flight.wire += if rank == root { 0 } else { own.bytes() as u64 };
+    let to = match (recv, group.world.in_place(group.settings.in_place)) {
+        (Some(recv), _) => recv.address(),
+        (None, Some(in_place)) => in_place.cast_mut(),
+        (None, None) => flight.stage(own.dtype, own.len).address(),
+    };
+    let from = send.map_or(std::ptr::null(), |whole| whole.address().cast_const());
+    flight.post(group, "MPI_Iscatter", None, |request| {
+        let ((count, kind), root) = (counted(own), root as c_int);
+        // SAFETY: both runs stay until the flight is done; only the root's `from` is looked at.
+        unsafe { ffi::MPI_Iscatter(from, count, kind, to, count, kind, root, group.comm.0, request) }
+    })
+}
+
+/// Parts that are too long for one call, between every two ranks: what each gives to whom, and where it takes it.
+pub(super) fn exchange(
+    group: &Group,
+    flight: &mut Flight,
+    give: impl Fn(usize) -> Option<Run>,
+    take: impl Fn(usize) -> Option<Run>,
+) -> Result<()> {
+    let tag = Tags::staged(flight.number, 0);
+    if let (Some(from), Some(to)) = (give(group.rank), take(group.rank))
+        && from.ptr != to.ptr
+    {
+        // SAFETY: the call's own buffers, of equal length; where they are one, `ptr` says so.
+        unsafe { from.copy_to(to) };
+    }
+    for step in 1..group.size {
+        let (to, from) = ((group.rank + step) % group.size, (group.rank + group.size - step) % group.size);
+        if let Some(run) = take(from) {
+            flight.take(group, run, from, tag)?;
+        }
+        if let Some(run) = give(to) {
+            flight.give(group, run, to, tag)?;
+        }
+    }
+    Ok(())
+}

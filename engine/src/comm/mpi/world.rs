@@ -1,0 +1,198 @@
+//! The MPI library of this process: started once, used by one thread at a time, finalized when nobody needs it any more.
+
+use super::super::{CommError, Result};
+use mpi::environment::{initialize_with_threading, library_version, processor_name};
+use mpi::{Threading, ffi};
+use std::os::raw::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+
+/// The library and its lock.
+pub(super) struct World {
+    /// Finalizes MPI when it is dropped.
+    universe: Option<mpi::environment::Universe>,
+    pub library: String,
+    pub host: String,
+    /// What the library takes for "in place", where it is known.
+    in_place: Option<usize>,
+    /// Whether this machine has fewer cores than ranks of the run.
+    pub crowded: bool,
+    /// The only thread that may call MPI, if the library wants it so.
+    home: Option<ThreadId>,
+    lock: Mutex<()>,
+    failed: AtomicBool,
+}
+
+/// A communicator's handle.
+pub(super) struct Comm(pub ffi::MPI_Comm);
+
+// SAFETY: a handle is a number or an address that only MPI looks at, and only under the world's lock.
+unsafe impl Send for Comm {}
+// SAFETY: as above.
+unsafe impl Sync for Comm {}
+
+fn invalid(reason: String) -> CommError {
+    CommError::Invalid { operation: "mpi", reason }
+}
+
+impl World {
+    pub(super) fn new() -> Result<World> {
+        let started = initialize_with_threading(Threading::Serialized);
+        let again = "MPI has been started in this process before; it can be started once".to_owned();
+        let (universe, threading) = started.ok_or_else(|| invalid(again))?;
+        let library = library_version().unwrap_or_default().trim_end_matches(['\0', '\n']).to_owned();
+        let host = processor_name().unwrap_or_default();
+        let home = (threading < Threading::Serialized).then(|| std::thread::current().id());
+        let mut world = World {
+            universe: Some(universe),
+            in_place: in_place(&library),
+            library,
+            host,
+            crowded: false,
+            home,
+            lock: Mutex::new(()),
+            failed: AtomicBool::new(false),
+        };
+        // SAFETY: MPI is up, and the world communicator lives as long as it.
+        let result = unsafe { ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN) };
+        world.check("MPI_Comm_set_errhandler", result)?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        world.crowded = world.ranks_here()? > cores;
+        Ok(world)
+    }
+
+    /// Ranks of the run on this machine. All ranks call it, as the first thing.
+    fn ranks_here(&self) -> Result<usize> {
+        let (mut here, mut count) = (self.all(), 0);
+        // SAFETY: all ranks come here while they start, and the outputs are live.
+        let result = unsafe {
+            let kind = ffi::RSMPI_COMM_TYPE_SHARED;
+            ffi::MPI_Comm_split_type(ffi::RSMPI_COMM_WORLD, kind, 0, ffi::RSMPI_INFO_NULL, &mut here.0)
+        };
+        self.check("MPI_Comm_split_type", result)?;
+        // SAFETY: the communicator was just made.
+        let result = unsafe { ffi::MPI_Comm_size(here.0, &mut count) };
+        self.free(&here);
+        self.check("MPI_Comm_size", result)?;
+        Ok(count as usize)
+    }
+
+    /// The communicator of all ranks.
+    pub(super) fn all(&self) -> Comm {
+        // SAFETY: a constant of the library.
+        Comm(unsafe { ffi::RSMPI_COMM_WORLD })
+    }
+
+    /// One thread at a time.
+    pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An error where this thread may not call MPI.
+    pub(super) fn check_thread(&self, operation: &'static str) -> Result<()> {
+        if self.home.is_none_or(|home| home == std::thread::current().id()) {
+            return Ok(());
+        }
+        let reason = "this MPI library may only be called by the thread that started it".to_owned();
+        Err(CommError::Invalid { operation, reason })
+    }
+
+    /// The address that means "in place", if the library's is known and wanted.
+    pub(super) fn in_place(&self, wanted: bool) -> Option<*const c_void> {
+        self.in_place.filter(|_| wanted).map(|address| address as *const c_void)
+    }
+
+    /// Rank and size.
+    pub(super) fn place(&self, comm: &Comm) -> Result<(usize, usize)> {
+        let _mpi = self.lock();
+        let (mut rank, mut size) = (0, 0);
+        // SAFETY: a live communicator, and live outputs.
+        let results = unsafe { [ffi::MPI_Comm_rank(comm.0, &mut rank), ffi::MPI_Comm_size(comm.0, &mut size)] };
+        results.into_iter().try_for_each(|result| self.check("MPI_Comm_rank", result))?;
+        Ok((rank as usize, size as usize))
+    }
+
+    /// MPI's own split; blocks until all ranks of `comm` have called it.
+    pub(super) fn split(&self, comm: &Comm, color: usize, key: usize) -> Result<Comm> {
+        let _mpi = self.lock();
+        let mut new = self.all();
+        // SAFETY: all ranks have arrived (the caller saw to it), colors and keys are ranks, and the output is live.
+        let result = unsafe { ffi::MPI_Comm_split(comm.0, color as c_int, key as c_int, &mut new.0) };
+        self.check("MPI_Comm_split", result)?;
+        Ok(new)
+    }
+
+    /// Gives a communicator back, unless it is the world's own. The standard calls this collective and expects it to be local.
+    pub(super) fn free(&self, comm: &Comm) {
+        let _mpi = self.lock();
+        // SAFETY: nobody uses the handle after this, and MPI is up as long as the universe is.
+        unsafe {
+            if comm.0 != ffi::RSMPI_COMM_WORLD && !self.failed.load(Ordering::Relaxed) {
+                let mut gone = comm.0;
+                ffi::MPI_Comm_free(&mut gone);
+            }
+        }
+    }
+
+    /// From now on nothing is freed or finalized, since that would wait for others.
+    pub(super) fn has_failed(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends all processes of the run.
+    pub(super) fn abort(&self, words: &str) -> ! {
+        eprintln!("{words}");
+        // SAFETY: MPI is up. It may be called from a thread that MPI does not expect, in a process that ends here.
+        unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 1) };
+        std::process::abort()
+    }
+
+    /// An MPI call's result, in words.
+    pub(super) fn check(&self, call: &str, result: c_int) -> Result<()> {
+        if result == ffi::MPI_SUCCESS as c_int {
+            return Ok(());
+        }
+        let mut text = [0u8; 4096]; // no library's messages are longer
+        let mut len: c_int = 0;
+        // SAFETY: the text has room for more than MPI_MAX_ERROR_STRING (256 to 1024) bytes.
+        unsafe { ffi::MPI_Error_string(result, text.as_mut_ptr().cast(), &mut len) };
+        let text = String::from_utf8_lossy(&text[..(len.max(0) as usize).min(4096)]).into_owned();
+        Err(invalid(format!("{call}: {text}")))
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // Finalizing waits for all ranks; after a failure some of them will not come.
+        if self.failed.load(Ordering::Relaxed) || std::thread::panicking() {
+            std::mem::forget(self.universe.take());
+        }
+    }
+}
+
+/// MPI_IN_PLACE is a macro that bindings cannot see. Its value is part of each library's binary interface.
+fn in_place(library: &str) -> Option<usize> {
+    let has = |name: &str| library.contains(name);
+    if has("Open MPI") {
+        Some(1)
+    } else if ["MPICH", "Intel(R) MPI", "MVAPICH"].into_iter().any(has) {
+        Some(usize::MAX)
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_place;
+
+    #[test]
+    fn in_place_is_known_for_known_libraries_only() {
+        assert_eq!(in_place("Open MPI v4.1.4, package: Debian OpenMPI"), Some(1));
+        assert_eq!(in_place("MPICH Version:\t4.0.2"), Some(usize::MAX));
+        assert_eq!(in_place("MVAPICH2 Version : 2.3"), Some(usize::MAX));
+        assert_eq!(in_place("HPE MPT 2.25"), None);
+        assert_eq!(in_place(""), None);
+    }
+}

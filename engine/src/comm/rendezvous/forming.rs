@@ -1,0 +1,220 @@
+//! The first step: rank 0 waits for the others, and the others look for rank 0.
+
+use super::caller::{Missed, call};
+use super::door::{Door, Visitor};
+use super::hello::{Answer, Hello, Purpose, Token, place};
+use super::{MORE_PORTS, Meeting, RendezvousError, dismiss};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// How often rank 0 looks at its door, and the shortest and longest time between a rank's calls.
+const LOOK: Duration = Duration::from_millis(1);
+const CALLS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+
+/// Lines, this host's address, and who was refused.
+type Formed = (Vec<TcpStream>, IpAddr, Vec<String>);
+
+/// Rank 0's side: returns when all others are here.
+pub(super) fn gather(meeting: &Meeting, token: &Token) -> Result<Formed, RendezvousError> {
+    let deadline = Instant::now() + meeting.timeout;
+    let (listeners, address, elsewhere) = listen(meeting, deadline)?;
+    let failed = |error: io::Error| RendezvousError::Listen { address: address.clone(), reason: error.to_string() };
+    let mut door = Door::new(listeners, token.clone()).map_err(failed)?;
+    let mut lines: Vec<Option<TcpStream>> = (1..meeting.size).map(|_| None).collect();
+    while lines.iter().any(Option::is_none) {
+        if Instant::now() >= deadline {
+            let missing = (1..meeting.size).filter(|rank| lines[rank - 1].is_none()).collect();
+            let error = RendezvousError::Missing {
+                address,
+                missing,
+                size: meeting.size,
+                seconds: meeting.timeout.as_secs(),
+                note: note(elsewhere, &door.into_refusals()),
+            };
+            dismiss(lines.iter_mut().flatten(), &error.to_string());
+            return Err(error);
+        }
+        for visitor in door.visitors() {
+            if let Err(error) = admit(meeting.size, visitor, &mut door, &mut lines) {
+                dismiss(lines.iter_mut().flatten(), &error.to_string());
+                return Err(error);
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+    let lines: Vec<TcpStream> = lines.into_iter().flatten().collect();
+    let local = lines[0].local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip());
+    Ok((lines, local, door.into_refusals()))
+}
+
+/// Lets a rank in, or says why not. An error ends the run: the launch itself is wrong.
+fn admit(
+    size: usize,
+    visitor: Visitor,
+    door: &mut Door,
+    lines: &mut [Option<TcpStream>],
+) -> Result<(), RendezvousError> {
+    let Hello { purpose, rank, size: theirs, .. } = visitor.hello;
+    let (rank, theirs) = (rank as usize, theirs as usize);
+    if theirs != size {
+        door.refuse(visitor, Answer::Size(size as u32));
+        return Err(RendezvousError::WorldSize { rank, ours: size, theirs });
+    }
+    if purpose != Purpose::Meeting {
+        door.refuse(visitor, Answer::Refused("this is where ranks meet, not where they send data".into()));
+        return Ok(());
+    }
+    if rank >= size {
+        door.refuse(visitor, Answer::Refused(format!("there is no rank {rank} of {size}")));
+        return Ok(());
+    }
+    let taken = match rank.checked_sub(1).and_then(|index| lines[index].as_ref()) {
+        None => rank == 0,
+        // Somebody who has left may come back, as a launcher's restarted process does.
+        Some(line) => !closed(line),
+    };
+    if taken {
+        let already = format!("rank {rank} is here already; two processes have the same rank");
+        door.refuse(visitor, Answer::Refused(already));
+        return Ok(());
+    }
+    // Who goes while it is let in counts as not arrived.
+    lines[rank - 1] = door.welcome(visitor).ok();
+    Ok(())
+}
+
+/// Whether the other side has closed the connection.
+fn closed(line: &TcpStream) -> bool {
+    let peeked = line.set_nonblocking(true).and_then(|()| line.peek(&mut [0]));
+    let open = line.set_nonblocking(false).is_ok();
+    !open || peeked.map_or_else(|error| error.kind() != ErrorKind::WouldBlock, |count| count == 0)
+}
+
+/// What may explain that ranks did not come.
+fn note(elsewhere: bool, refused: &[String]) -> String {
+    let mut note = String::new();
+    if elsewhere {
+        note.push_str("; the address is none of this host's own, so rank 0 may be on another host than they call");
+    }
+    if let Some(last) = refused.last() {
+        note.push_str(&format!("; refused {} connection(s), the last {last}", refused.len()));
+    }
+    note
+}
+
+/// Listens at the meeting's port or, where it is taken, at the next that is free. Also says where, and whether the
+/// meeting's address is none of this host's own, as behind a network's translation.
+fn listen(meeting: &Meeting, deadline: Instant) -> Result<(Vec<TcpListener>, String, bool), RendezvousError> {
+    let (host, port) = (meeting.host.as_str(), meeting.port);
+    let failed = |reason: String| RendezvousError::Listen { address: format!("{host}:{port}"), reason };
+    let addresses = loop {
+        match resolve(host, port) {
+            Ok(addresses) => break addresses,
+            Err(error) if Instant::now() >= deadline => return Err(failed(error)),
+            Err(_) => std::thread::sleep(CALLS.1),
+        }
+    };
+    for port in ports(port) {
+        match listen_at(&addresses, port) {
+            Ok((listeners, elsewhere)) => {
+                let at = SocketAddr::new(addresses[0].ip(), port);
+                return Ok((listeners, place(host, at), elsewhere));
+            }
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            Err(error) => return Err(failed(error.to_string())),
+        }
+    }
+    Err(failed(format!("it and the {MORE_PORTS} ports above are taken")))
+}
+
+fn listen_at(addresses: &[SocketAddr], port: u16) -> io::Result<(Vec<TcpListener>, bool)> {
+    let mut listeners = Vec::new();
+    for mut address in addresses.iter().copied() {
+        address.set_port(port);
+        match TcpListener::bind(address) {
+            Ok(listener) => listeners.push(listener),
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if !listeners.is_empty() {
+        return Ok((listeners, false));
+    }
+    let any = if addresses.iter().any(SocketAddr::is_ipv4) {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+    } else {
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+    };
+    Ok((vec![TcpListener::bind(SocketAddr::new(any, port))?], true))
+}
+
+/// The others' side: calls the meeting's port and those above it in turn, until rank 0 lets this rank in.
+pub(super) fn arrive(meeting: &Meeting, token: &Token) -> Result<Formed, RendezvousError> {
+    let Meeting { rank, size, ref host, port, timeout, .. } = *meeting;
+    let deadline = Instant::now() + timeout;
+    let hello = Hello { purpose: Purpose::Meeting, lane: 0, rank: rank as u32, size: size as u32 };
+    let mut last = String::new();
+    let mut pause = CALLS.0;
+    loop {
+        for port in ports(port) {
+            let missed = call_host(host, port, hello, token, deadline);
+            let address = format!("{host}:{port}");
+            match missed {
+                Ok(line) => {
+                    let local = line.local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip());
+                    return Ok((vec![line], local, Vec::new()));
+                }
+                Err(Missed::Denied(reason)) => return Err(RendezvousError::Refused { rank, address, reason }),
+                Err(Missed::Size(theirs)) => {
+                    return Err(RendezvousError::WorldSize { rank: 0, ours: size, theirs: theirs as usize });
+                }
+                // That nobody listens at the ports above says nothing.
+                Err(Missed::Refused(reason)) if port == meeting.port => last = format!("{address}: {reason}"),
+                Err(Missed::Refused(_)) => {}
+                Err(Missed::Stranger(reason)) => last = format!("{address}: {reason}"),
+                Err(Missed::Silent(reason)) => {
+                    last = format!("{address}: {reason}");
+                    break; // nor would the ports above answer
+                }
+            }
+        }
+        if Instant::now() + pause >= deadline {
+            let address = format!("{host}:{port}");
+            return Err(RendezvousError::Unreachable { rank, address, seconds: timeout.as_secs(), last });
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(CALLS.1);
+    }
+}
+
+/// Calls all addresses that a host's name stands for.
+fn call_host(host: &str, port: u16, hello: Hello, token: &Token, deadline: Instant) -> Result<TcpStream, Missed> {
+    let mut missed = Missed::Refused("the name has no address".into());
+    for address in resolve(host, port).map_err(Missed::Refused)? {
+        match call(address, hello, token, deadline) {
+            Err(Missed::Refused(reason)) => missed = Missed::Refused(reason),
+            Err(Missed::Silent(reason)) => missed = Missed::Silent(reason),
+            Err(Missed::Stranger(reason)) => missed = Missed::Stranger(reason),
+            decided => return decided,
+        }
+    }
+    Err(missed)
+}
+
+fn ports(first: u16) -> impl Iterator<Item = u16> {
+    first..=first.saturating_add(MORE_PORTS)
+}
+
+/// A host's addresses, each once.
+fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let found = (bare, port).to_socket_addrs().map_err(|error| format!("{host} is no known host ({error})"))?;
+    let mut addresses: Vec<SocketAddr> = Vec::new();
+    for address in found {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    if addresses.is_empty() { Err(format!("{host} has no address")) } else { Ok(addresses) }
+}

@@ -1,0 +1,202 @@
+//! Collectives that only move: straight from one rank's buffer into another's.
+
+use super::exchange::{CHUNK_BYTES, Exchange};
+use super::raw::Raw;
+use super::reduce::Slots;
+use crate::comm::Result;
+
+/// Up to so many bytes a broadcast goes down a tree, few hops deep; beyond, through a chain that is always full.
+pub(super) const TREE_BYTES: usize = 64 << 10;
+/// Chunks on their way from each rank at a time where they have to wait in staging.
+const WINDOW: usize = 4;
+
+/// Copies a rank's own part, which may be there already.
+pub(super) fn keep(own: Raw, to: Raw) {
+    // SAFETY: both are this call's; equal parts of a buffer are the same run or apart.
+    unsafe { own.copy_to(to) };
+}
+
+/// Every rank's part to every rank.
+pub(super) fn all_gather(exchange: &mut Exchange<'_>, own: Raw, recv: Raw) -> Result<()> {
+    let (rank, size) = (exchange.rank, exchange.size());
+    let tag = exchange.tag();
+    for other in exchange.others() {
+        exchange.send_all(other, own, tag);
+        exchange.recv_all(other, recv.part(other, size), tag);
+    }
+    exchange.progress()?;
+    keep(own, recv.part(rank, size));
+    exchange.finish()
+}
+
+/// Every rank's part to the root. `recv` is the root's.
+pub(super) fn gather(exchange: &mut Exchange<'_>, root: usize, own: Raw, recv: Option<Raw>) -> Result<()> {
+    let (rank, size) = (exchange.rank, exchange.size());
+    let tag = exchange.tag();
+    match recv {
+        Some(recv) if rank == root => {
+            for other in exchange.others() {
+                exchange.want(other);
+                exchange.recv_all(other, recv.part(other, size), tag);
+            }
+            keep(own, recv.part(rank, size));
+        }
+        _ => {
+            exchange.send_all(root, own, tag);
+            exchange.await_want(root);
+        }
+    }
+    exchange.finish()
+}
+
+/// The root's parts, one to each rank. `send` is the root's.
+pub(super) fn scatter(exchange: &mut Exchange<'_>, root: usize, send: Option<Raw>, own: Option<Raw>) -> Result<()> {
+    let (rank, size) = (exchange.rank, exchange.size());
+    let tag = exchange.tag();
+    match (send, own) {
+        (Some(send), own) if rank == root => {
+            for other in exchange.others() {
+                exchange.send_all(other, send.part(other, size), tag);
+                exchange.await_want(other);
+            }
+            exchange.progress()?;
+            own.into_iter().for_each(|own| keep(send.part(rank, size), own));
+        }
+        (_, Some(own)) => {
+            exchange.want(root);
+            exchange.recv_all(root, own, tag);
+        }
+        _ => {} // `Call::check` has refused it
+    }
+    exchange.finish()
+}
+
+/// The root's buffer to all.
+pub(super) fn broadcast(exchange: &mut Exchange<'_>, root: usize, send: Raw, recv: Raw) -> Result<()> {
+    let (rank, size) = (exchange.rank, exchange.size());
+    let tag = exchange.tag();
+    // Places are counted from the root.
+    let place = (rank + size - root) % size;
+    let member = |place: usize| (place + root) % size;
+    let from = if place == 0 { send } else { recv };
+    let tree = recv.bytes() <= TREE_BYTES;
+    let above = if tree { place - lowest_bit(place) } else { place.saturating_sub(1) };
+    let below: Vec<usize> = if tree { children(place, size) } else { (place + 1..size).take(1).collect() };
+    below.iter().for_each(|below| exchange.await_want(member(*below)));
+    if place == 0 {
+        for below in &below {
+            exchange.send_all(member(*below), from, tag);
+        }
+        exchange.progress()?;
+        keep(send, recv);
+        return exchange.finish();
+    }
+    exchange.want(member(above));
+    let chunks: Vec<(u32, Raw)> = recv.chunks(CHUNK_BYTES).map(|chunk| (exchange.tag(), chunk)).collect();
+    for (came, chunk) in &chunks {
+        exchange.recv(member(above), *chunk, *came);
+    }
+    for (came, chunk) in chunks {
+        exchange.wait(came)?;
+        for below in &below {
+            exchange.send(member(*below), chunk, tag);
+        }
+    }
+    exchange.finish()
+}
+
+fn lowest_bit(place: usize) -> usize {
+    place & place.wrapping_neg()
+}
+
+/// Whom a place of the binomial tree gives to, the largest subtree first.
+fn children(place: usize, size: usize) -> Vec<usize> {
+    let below = if place == 0 { size.next_power_of_two() } else { lowest_bit(place) };
+    let bits = std::iter::successors(Some(below / 2), |bit| Some(bit / 2)).take_while(|bit| *bit > 0);
+    bits.map(|bit| place + bit).filter(|child| *child < size).collect()
+}
+
+/// Part `i` of every rank to rank `i`, from one buffer into another.
+pub(super) fn all_to_all(exchange: &mut Exchange<'_>, send: Raw, recv: Raw) -> Result<()> {
+    let (rank, size) = (exchange.rank, exchange.size());
+    let tag = exchange.tag();
+    for other in exchange.others() {
+        exchange.send_all(other, send.part(other, size), tag);
+        exchange.recv_all(other, recv.part(other, size), tag);
+    }
+    exchange.progress()?;
+    keep(send.part(rank, size), recv.part(rank, size));
+    exchange.finish()
+}
+
+/// As `all_to_all` in one buffer: a chunk that comes waits in staging until the chunk in its place has left. All ranks take
+/// part in the same order, so that what one waits for the others have already sent for.
+pub(super) fn all_to_all_in_place(exchange: &mut Exchange<'_>, buffer: Raw) -> Result<()> {
+    let size = exchange.size();
+    let part = buffer.len / size;
+    let step = (CHUNK_BYTES / buffer.dtype.size()).min(part.max(1));
+    let slots = Slots::with(exchange, buffer, step, size * WINDOW);
+    let tags: Vec<u32> = (0..WINDOW).map(|_| exchange.tag()).collect();
+    let count = part.div_ceil(step).max(1);
+    let chunk = |other: usize, k: usize| buffer.part(other, size).slice(k * step..(k + 1) * step);
+    for k in 0..count + WINDOW {
+        let turn = k % WINDOW;
+        if let Some(j) = k.checked_sub(WINDOW) {
+            exchange.wait(tags[turn])?;
+            for other in exchange.others() {
+                let to = chunk(other, j);
+                // SAFETY: staging that has been received into, and a chunk of this call's buffer that has left.
+                unsafe { slots.get(turn * size + other, to.len).copy_to(to) };
+            }
+        }
+        if k < count {
+            for other in exchange.others() {
+                let from = chunk(other, k);
+                exchange.send(other, from, tags[turn]);
+                exchange.recv(other, slots.get(turn * size + other, from.len), tags[turn]);
+            }
+        }
+    }
+    exchange.finish()
+}
+
+/// A frame without payload to and from every rank.
+pub(super) fn barrier(exchange: &mut Exchange<'_>, nothing: Raw) -> Result<()> {
+    let tag = exchange.tag();
+    for other in exchange.others() {
+        exchange.send(other, nothing, tag);
+        exchange.recv(other, nothing, tag);
+    }
+    exchange.finish()
+}
+
+/// One buffer to a member, and one from a member, either of which may be absent.
+pub(super) fn pair(exchange: &mut Exchange<'_>, to: Option<(usize, Raw)>, from: Option<(usize, Raw)>) -> Result<()> {
+    let tag = exchange.tag();
+    if let Some((from, recv)) = from {
+        exchange.want(from);
+        exchange.recv_all(from, recv, tag);
+    }
+    if let Some((to, send)) = to {
+        exchange.send_all(to, send, tag);
+        exchange.await_want(to);
+    }
+    exchange.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_of_the_tree_has_one_parent() {
+        for size in 1..40 {
+            let mut parents = vec![Vec::new(); size];
+            (0..size).for_each(|place| children(place, size).iter().for_each(|child| parents[*child].push(place)));
+            assert!(parents[0].is_empty());
+            for place in 1..size {
+                assert_eq!(parents[place], [place - lowest_bit(place)], "{place} of {size}");
+            }
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! One call at work: frames queued to and from the members, moved as the sockets allow, and what is done when they do not.
+
+use super::control::timespec;
+use super::frame::{Code, Signature};
+use super::lane::{Broken, Piece, Turn};
+use super::mesh::Mesh;
+use super::raw::Raw;
+use crate::comm::{CommError, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// Bytes of one frame at most. Small enough that a chunk is still in the cache when it is summed and sent on.
+pub(super) const CHUNK_BYTES: usize = 256 << 10;
+/// Longest sleep between two looks at the clock.
+const NAP: Duration = Duration::from_millis(500);
+
+/// A call among the members of a group. Frames between two ranks are numbered, and go over the lanes by turns, so that both
+/// sides know which lane carries which frame.
+///
+/// The memory of queued pieces must stay until their tag has been waited for or this value is dropped; it is up to the
+/// algorithms that no piece is written while it is sent, or used while it is received.
+pub(super) struct Exchange<'a> {
+    pub mesh: &'a mut Mesh,
+    /// World ranks of the group, and this rank's place among them.
+    pub members: &'a [usize],
+    pub rank: usize,
+    group: &'a str,
+    /// What this rank gives and takes: the same for collectives, apart for pairs.
+    give: Signature,
+    take: Signature,
+    /// Pieces under way by tag.
+    tags: Vec<u32>,
+    open: usize,
+    given: Vec<Counter>,
+    taken: Vec<Counter>,
+    /// Members that have not said yet that they are ready to take.
+    awaited: Vec<usize>,
+    /// Payload that has come.
+    pub received: u64,
+    idle_since: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Counter {
+    frames: u32,
+    bytes: u64,
+}
+
+impl Drop for Exchange<'_> {
+    fn drop(&mut self) {
+        self.mesh.current = None;
+        for peer in self.mesh.peers_mut() {
+            peer.lanes.iter_mut().for_each(super::lane::Lane::clear);
+        }
+    }
+}
+
+impl<'a> Exchange<'a> {
+    pub(super) fn new(
+        mesh: &'a mut Mesh,
+        members: &'a [usize],
+        rank: usize,
+        group: &'a str,
+        give: Signature,
+        take: Signature,
+    ) -> Exchange<'a> {
+        mesh.current = (take.code != Code::Pair).then_some((take.group, take.sequence));
+        let counters = vec![Counter::default(); members.len()];
+        let (given, taken) = (counters.clone(), counters);
+        let (tags, awaited) = (Vec::new(), Vec::new());
+        let (open, received, idle_since) = (0, 0, None);
+        Exchange { mesh, members, rank, group, give, take, tags, open, given, taken, awaited, received, idle_since }
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The other members, beginning with the next, so that not all turn to one.
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, size) = (self.rank, self.size());
+        (1..size).map(move |step| (rank + step) % size)
+    }
+
+    /// A new counter of pieces to wait for.
+    pub(super) fn tag(&mut self) -> u32 {
+        self.tags.push(0);
+        self.tags.len() as u32 - 1
+    }
+
+    /// Queues one frame to a member.
+    pub(super) fn send(&mut self, to: usize, what: Raw, tag: u32) {
+        let piece = self.piece(what, tag, true, to);
+        if let Some(peer) = &mut self.mesh.peers[self.members[to]] {
+            let lane = piece.index as usize % peer.lanes.len();
+            peer.lanes[lane].out.push_back(piece);
+        }
+    }
+
+    /// Queues the place of one frame from a member.
+    pub(super) fn recv(&mut self, from: usize, what: Raw, tag: u32) {
+        let piece = self.piece(what, tag, false, from);
+        if let Some(peer) = &mut self.mesh.peers[self.members[from]] {
+            let lane = piece.index as usize % peer.lanes.len();
+            peer.lanes[lane].incoming.push_back(piece);
+        }
+    }
+
+    /// As `send`, in as many frames as needed.
+    pub(super) fn send_all(&mut self, to: usize, what: Raw, tag: u32) {
+        what.chunks(CHUNK_BYTES).for_each(|chunk| self.send(to, chunk, tag));
+    }
+
+    /// As `recv`, in as many frames as needed.
+    pub(super) fn recv_all(&mut self, from: usize, what: Raw, tag: u32) {
+        what.chunks(CHUNK_BYTES).for_each(|chunk| self.recv(from, chunk, tag));
+    }
+
+    fn piece(&mut self, what: Raw, tag: u32, out: bool, other: usize) -> Piece {
+        let counter = if out { &mut self.given[other] } else { &mut self.taken[other] };
+        let (index, offset) = (counter.frames, counter.bytes);
+        counter.frames += 1;
+        counter.bytes += what.bytes() as u64;
+        self.tags[tag as usize] += 1;
+        self.open += 1;
+        Piece { at: what.at, len: what.bytes(), index, tag, offset }
+    }
+
+    /// Tells a member that gives and would hear nothing of this rank else that this rank is in the call.
+    pub(super) fn want(&mut self, from: usize) {
+        self.mesh.want(self.members[from], &self.take);
+    }
+
+    /// The call ends only when this member has said that it wants what it is given.
+    pub(super) fn await_want(&mut self, to: usize) {
+        self.awaited.push(to);
+    }
+
+    /// Returns when all pieces with this tag are through.
+    pub(super) fn wait(&mut self, tag: u32) -> Result<()> {
+        while self.tags[tag as usize] > 0 {
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    /// Returns when everything is through.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        while self.open > 0 || !self.awaited.is_empty() {
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    /// Moves what can be moved, and waits a while if nothing can.
+    fn turn(&mut self) -> Result<()> {
+        if self.progress()? {
+            self.idle_since = None;
+            return Ok(());
+        }
+        let since = *self.idle_since.get_or_insert_with(Instant::now);
+        let idle = since.elapsed();
+        if idle < self.mesh.spin {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        let stall = self.mesh.options.stall;
+        if idle >= stall {
+            return self.stalled();
+        }
+        self.sleep((stall - idle).min(NAP))
+    }
+
+    /// One turn of every lane that has work. Whether anything moved.
+    pub(super) fn progress(&mut self) -> Result<bool> {
+        let mut moved = false;
+        let sums = self.mesh.options.checksum;
+        for member in self.others() {
+            let world = self.members[member];
+            let lanes = self.mesh.peers[world].as_ref().map_or(0, |peer| peer.lanes.len());
+            for lane in 0..lanes {
+                for out in [true, false] {
+                    let Some(peer) = &mut self.mesh.peers[world] else { continue };
+                    let lane = &mut peer.lanes[lane];
+                    let turn = if out { lane.flush(&self.give, sums) } else { lane.fill(&self.take, sums) };
+                    match turn {
+                        Ok(Turn::Blocked) => continue,
+                        Ok(Turn::Moved) => {}
+                        Ok(Turn::Done(piece)) => {
+                            self.tags[piece.tag as usize] -= 1;
+                            self.open -= 1;
+                            self.received += if out { 0 } else { piece.len as u64 };
+                        }
+                        Err(broken) => return Err(self.broken(member, broken)),
+                    }
+                    moved = true;
+                }
+            }
+        }
+        Ok(self.hear_wants()? || moved)
+    }
+
+    fn hear_wants(&mut self) -> Result<bool> {
+        let before = self.awaited.len();
+        for index in (0..before).rev() {
+            let member = self.awaited[index];
+            let world = self.members[member];
+            if self.mesh.peers[world].as_ref().is_some_and(|peer| peer.wants.is_empty()) {
+                self.hear(world)?;
+            }
+            let Some(peer) = &mut self.mesh.peers[world] else { continue };
+            if peer.wants.is_empty() {
+                if peer.departed {
+                    return Err(self.broken(member, Broken::Closed(String::new())));
+                }
+                continue;
+            }
+            let want = peer.wants.remove(0);
+            if want != self.give {
+                return Err(self.mismatch(member, &want, self.give));
+            }
+            self.awaited.swap_remove(index);
+        }
+        Ok(self.awaited.len() < before)
+    }
+
+    fn hear(&mut self, world: usize) -> Result<()> {
+        let take = self.take;
+        self.mesh.hear(world, &|| during(&take))
+    }
+
+    /// Sleeps until a socket has news or room, and hears what ranks say.
+    fn sleep(&mut self, longest: Duration) -> Result<()> {
+        let mut watched = Vec::new();
+        let mut fds = Vec::new();
+        for peer in self.mesh.peers.iter().flatten() {
+            if !peer.closed {
+                watched.push(peer.rank);
+                fds.push(PollFd::from_borrowed_fd(peer.control.as_fd(), PollFlags::IN));
+            }
+        }
+        for peer in self.mesh.peers.iter().flatten() {
+            for lane in &peer.lanes {
+                let mut flags = PollFlags::empty();
+                flags.set(PollFlags::IN, !lane.incoming.is_empty());
+                flags.set(PollFlags::OUT, !lane.out.is_empty());
+                if !flags.is_empty() {
+                    fds.push(PollFd::from_borrowed_fd(lane.stream.as_fd(), flags));
+                }
+            }
+        }
+        // An interrupted sleep is a short one.
+        let _ = poll(&mut fds, Some(&timespec(longest)));
+        let news: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        for (rank, _) in watched.into_iter().zip(news).filter(|(_, news)| *news) {
+            self.hear(rank)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing has moved for too long: asks the members whether they are in this call, and names those that are not.
+    fn stalled(&mut self) -> Result<()> {
+        let stall = self.mesh.options.stall;
+        let mut missing: Vec<usize> = Vec::new();
+        if let Some(current) = self.mesh.current {
+            self.mesh.ask(self.members, current);
+            let until = Instant::now() + (stall / 4).clamp(Duration::from_millis(50), Duration::from_secs(2));
+            let answers = |mesh: &Mesh, place: usize, members: &[usize]| {
+                mesh.peers[members[place]].as_ref().and_then(|peer| peer.here)
+            };
+            while Instant::now() < until {
+                self.sleep(Duration::from_millis(10))?;
+                if self.progress()? {
+                    self.idle_since = None;
+                    return Ok(());
+                }
+                if self.others().all(|place| answers(self.mesh, place, self.members).is_some()) {
+                    break;
+                }
+            }
+            missing = self.others().filter(|place| answers(self.mesh, *place, self.members) != Some(true)).collect();
+        }
+        if missing.is_empty() {
+            let waits = |place: &usize| {
+                let lanes = self.mesh.peers[self.members[*place]].iter().flat_map(|peer| &peer.lanes);
+                let busy = lanes.into_iter().any(|lane| !lane.incoming.is_empty() || !lane.out.is_empty());
+                busy || self.awaited.contains(place)
+            };
+            missing = self.others().filter(waits).collect();
+        }
+        missing.sort_unstable();
+        let (group, sequence) = (self.group.to_owned(), self.take.sequence);
+        let seconds = stall.as_secs_f64().ceil() as u64;
+        let stalled = CommError::Stalled { group, operation: self.take.name(), sequence, missing, seconds };
+        Err(self.mesh.end(stalled, None))
+    }
+
+    /// What a broken lane means.
+    fn broken(&mut self, member: usize, broken: Broken) -> CommError {
+        let world = self.members[member];
+        let take = self.take;
+        let call = || during(&take);
+        let bad = |mesh: &mut Mesh, what: String| {
+            let who = mesh.peers[world].as_ref().map(|peer| format!("host {}, pid {}", peer.host, peer.pid));
+            let reason = format!("{}, sent {what} in {}", who.unwrap_or_default(), call());
+            mesh.end(CommError::Aborted { group: super::control::WORLD.into(), rank: world, reason }, None)
+        };
+        match broken {
+            Broken::Closed(how) if how.is_empty() => self.mesh.lost(world, "closed its connection", &call),
+            Broken::Closed(how) => self.mesh.lost(world, &format!("closed its connection ({how})"), &call),
+            Broken::Garbage(what) => bad(self.mesh, what),
+            Broken::Corrupt(piece) => {
+                let (from, to) = (piece.offset, piece.offset + piece.len as u64);
+                bad(self.mesh, format!("bytes {from} to {to} of its data with a wrong checksum"))
+            }
+            Broken::Mismatch(theirs) => self.mismatch(member, &theirs, take),
+        }
+    }
+
+    fn mismatch(&mut self, member: usize, theirs: &Signature, ours: Signature) -> CommError {
+        let mismatch = CommError::Mismatch {
+            group: self.group.to_owned(),
+            sequence: ours.sequence,
+            rank: member,
+            theirs: theirs.describe_beside(&ours),
+            ours: ours.describe(),
+        };
+        self.mesh.end(mismatch, Some((self.members[member], self.rank)))
+    }
+}
+
+fn during(signature: &Signature) -> String {
+    format!("{} number {}", signature.name(), signature.sequence)
+}

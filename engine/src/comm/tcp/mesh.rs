@@ -1,0 +1,214 @@
+//! The connections of one rank to all others: lanes for data, and a line on which ranks say what happens to them.
+
+use super::TcpOptions;
+use super::frame::{HEADER_BYTES, Signature};
+use super::lane::Lane;
+use crate::comm::rendezvous::caller::{Missed, call};
+use crate::comm::rendezvous::door::Door;
+use crate::comm::rendezvous::hello::{Answer, Hello, Purpose};
+use crate::comm::{CommError, Rendezvous, RendezvousError, Result};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// More would only cost descriptors.
+const MAX_SOCKETS: usize = 16;
+
+/// One rank's view of the world.
+pub(super) struct Mesh {
+    pub rank: usize,
+    /// By world rank; `None` for this one.
+    pub peers: Vec<Option<Peer>>,
+    pub options: TcpOptions,
+    /// Why the world ended.
+    pub ended: Option<CommError>,
+    /// The collective that this rank is in: group and number.
+    pub current: Option<(u32, u64)>,
+    /// The number that this rank's next group must at least have.
+    pub next_group: u32,
+    /// How long to look for bytes before sleeping; none where ranks have to share cores.
+    pub spin: Duration,
+    staging: Vec<Line>,
+    /// Who was refused while the connections were made.
+    pub refused: Vec<String>,
+}
+
+/// Memory for chunks on their way, aligned for any kernel.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [u8; 64]);
+
+/// Another rank.
+pub(super) struct Peer {
+    pub rank: usize,
+    pub host: String,
+    pub pid: u32,
+    pub lanes: Vec<Lane>,
+    pub control: TcpStream,
+    /// What has come on `control` and is no whole message yet.
+    pub heard: Vec<u8>,
+    /// It has said that it wants nothing more.
+    pub departed: bool,
+    /// `control` is at its end.
+    pub closed: bool,
+    /// What it has said it is ready to take.
+    pub wants: Vec<Signature>,
+    /// Its answer to the question whether it is in our collective.
+    pub here: Option<bool>,
+}
+
+impl Mesh {
+    /// Connects to everybody.
+    pub(super) fn connect(mut meeting: Rendezvous, options: TcpOptions) -> Result<Mesh> {
+        let invalid = |reason: String| CommError::Invalid { operation: "tcp", reason };
+        let sockets = options.sockets_per_peer;
+        if !(1..=MAX_SOCKETS).contains(&sockets) {
+            return Err(invalid(format!("{sockets} sockets per peer; 1 to {MAX_SOCKETS} are possible")));
+        }
+        let (rank, size) = (meeting.rank(), meeting.size());
+        let local = options.bind.unwrap_or(meeting.local_address());
+        let failed = |error: std::io::Error| {
+            let (address, reason) = (local.to_string(), error.to_string());
+            CommError::Invalid { operation: "tcp", reason: format!("cannot listen at {address}: {reason}") }
+        };
+        let listener = TcpListener::bind((local, 0)).map_err(failed)?;
+        let mut address = listener.local_addr().map_err(failed)?;
+        if local.is_unspecified() {
+            address.set_ip(meeting.local_address());
+        }
+        let terms =
+            format!("{sockets} sockets per peer, checksum {}, algorithm {:?}", options.checksum, options.algorithm);
+        let cards = meeting.exchange(format!("{address}\n{terms}").as_bytes())?;
+        let mut addresses = Vec::with_capacity(size);
+        for (other, card) in cards.iter().enumerate() {
+            let card = String::from_utf8_lossy(card);
+            let (address, theirs) = card.split_once('\n').unwrap_or((&card, ""));
+            if theirs != terms {
+                return Err(invalid(format!("rank {other} was started with {theirs}, this rank with {terms}")));
+            }
+            let unreadable = |_| invalid(format!("rank {other} gives `{address}`, which is no address"));
+            addresses.push(address.parse::<SocketAddr>().map_err(unreadable)?);
+        }
+        let (streams, refused) = connections(&meeting, listener, &addresses, sockets + 1)?;
+        meeting.exchange(&[])?; // all have come so far, or nobody goes on
+        let mut peers = Vec::with_capacity(size);
+        for (other, lanes) in streams.into_iter().enumerate() {
+            let mut lanes = lanes.into_iter();
+            let Some(control) = lanes.next() else {
+                peers.push(None);
+                continue;
+            };
+            peers.push(Some(Peer {
+                rank: other,
+                host: meeting.hosts()[other].clone(),
+                pid: meeting.pids()[other],
+                lanes: lanes.map(Lane::new).collect(),
+                control,
+                heard: Vec::new(),
+                departed: false,
+                closed: false,
+                wants: Vec::new(),
+                here: None,
+            }));
+        }
+        let here = meeting.hosts().iter().filter(|host| **host == meeting.hosts()[rank]).count();
+        let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let spin = if here <= cores { super::SPIN } else { Duration::ZERO };
+        let staging = Vec::new();
+        Ok(Mesh { rank, peers, options, ended: None, current: None, next_group: 1, spin, staging, refused })
+    }
+
+    /// Room for chunks on their way, kept from call to call.
+    pub(super) fn staging(&mut self, bytes: usize) -> *mut u8 {
+        let lines = bytes.div_ceil(64);
+        if self.staging.len() < lines {
+            self.staging = vec![Line([0; 64]); lines];
+        }
+        self.staging.as_mut_ptr().cast()
+    }
+
+    pub(super) fn peers_mut(&mut self) -> impl Iterator<Item = &mut Peer> {
+        self.peers.iter_mut().flatten()
+    }
+}
+
+/// By rank, all connections to it; and who was refused meanwhile.
+type Connections = (Vec<Vec<TcpStream>>, Vec<String>);
+
+/// Calls all ranks below this one, then lets in those above: so every pair has one side that calls.
+fn connections(
+    meeting: &Rendezvous,
+    listener: TcpListener,
+    addresses: &[SocketAddr],
+    count: usize,
+) -> Result<Connections, RendezvousError> {
+    let (rank, size) = (meeting.rank(), meeting.size());
+    let deadline = Instant::now() + meeting.timeout();
+    let mut streams: Vec<Vec<Option<TcpStream>>> =
+        (0..size).map(|other| (0..if other == rank { 0 } else { count }).map(|_| None).collect()).collect();
+    for (other, lanes) in streams.iter_mut().enumerate().take(rank) {
+        for (lane, stream) in lanes.iter_mut().enumerate() {
+            let hello = Hello { purpose: Purpose::Data, lane: lane as u8, rank: rank as u32, size: size as u32 };
+            *stream = Some(reach(meeting, addresses[other], other, hello, deadline)?);
+        }
+    }
+    let listening = |error: std::io::Error| RendezvousError::Listen {
+        address: addresses[rank].to_string(),
+        reason: error.to_string(),
+    };
+    let mut door = Door::new(vec![listener], meeting.token().clone()).map_err(listening)?;
+    loop {
+        let absent = |other: &usize| streams[*other].iter().any(Option::is_none);
+        let missing: Vec<usize> = (0..size).filter(absent).collect();
+        if missing.is_empty() {
+            break;
+        }
+        if Instant::now() >= deadline {
+            let (address, seconds) = (addresses[rank].to_string(), meeting.timeout().as_secs());
+            let note = " for data".to_owned();
+            return Err(RendezvousError::Missing { address, missing, size, seconds, note });
+        }
+        for visitor in door.visitors() {
+            let Hello { purpose, lane, rank: other, size: theirs } = visitor.hello;
+            let (other, lane) = (other as usize, usize::from(lane));
+            let fits =
+                purpose == Purpose::Data && theirs as usize == size && other > rank && other < size && lane < count;
+            if fits {
+                streams[other][lane] = door.welcome(visitor).ok();
+            } else {
+                door.refuse(visitor, Answer::Refused(format!("rank {rank} expects no such connection")));
+            }
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    let streams: Vec<Vec<TcpStream>> = streams.into_iter().map(|lanes| lanes.into_iter().flatten().collect()).collect();
+    for stream in streams.iter().flatten() {
+        let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+        ready.map_err(listening)?;
+    }
+    Ok((streams, door.into_refusals()))
+}
+
+/// Calls a rank that is known to listen, until it answers.
+fn reach(
+    meeting: &Rendezvous,
+    address: SocketAddr,
+    other: usize,
+    hello: Hello,
+    deadline: Instant,
+) -> Result<TcpStream, RendezvousError> {
+    loop {
+        let last = match call(address, hello, meeting.token(), deadline) {
+            Ok(stream) => return Ok(stream),
+            Err(Missed::Refused(last) | Missed::Silent(last) | Missed::Stranger(last) | Missed::Denied(last)) => last,
+            Err(Missed::Size(size)) => format!("it belongs to a world of {size} ranks"),
+        };
+        if Instant::now() >= deadline {
+            let reason = format!("rank {} could not connect to {address} for data: {last}", meeting.rank());
+            return Err(RendezvousError::Lost { rank: other, host: meeting.hosts()[other].clone(), reason });
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+// One header is written and read in one go with a small payload, so it must be small itself.
+const _: () = assert!(HEADER_BYTES <= 64);

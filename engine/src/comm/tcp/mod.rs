@@ -1,0 +1,399 @@
+//! Ranks as processes, on one host or many: every two are connected by TCP, and each call moves its bytes over these
+//! connections itself.
+//!
+//! | kind | how |
+//! | --- | --- |
+//! | all_reduce, reduce | up to 64 KiB from all: everything to everybody (the root); else each rank combines one part, chunk by chunk, and passes it on |
+//! | reduce_scatter, all_gather, all_to_all, gather, scatter | straight from buffer to buffer |
+//! | broadcast | up to 64 KiB a binomial tree, beyond a chain of chunks |
+//!
+//! Sums are then the balanced tree in rank order, bit for bit those of `local`. [`TcpOptions::algorithm`] can ask for others.
+//!
+//! The connections are shared by all groups split from one, and frames between two ranks come in the order in which they
+//! were sent. So two ranks that share several groups have to use these in the same order, which is stricter than `local`;
+//! `start` performs the collective at once. Calls that disagree are noticed by the ranks that exchange frames, and end the
+//! world on all.
+
+mod control;
+mod copies;
+mod exchange;
+mod frame;
+mod lane;
+mod mesh;
+mod raw;
+mod reduce;
+mod ring;
+#[cfg(test)]
+mod tests;
+
+use super::{Abandon, Call, CommError, Communicator, Kind, ReduceOp, Rendezvous, Request, Result, Ticket};
+use exchange::Exchange;
+use frame::{Code, Role, Signature};
+use mesh::Mesh;
+use raw::Raw;
+use reduce::{Deliver, Job};
+use std::cell::{Cell, RefCell};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use zbench_kernels::{DType, Kernels, View, ViewMut};
+
+/// How long a rank looks for bytes before it sleeps, where it has a core for itself.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// How all-reduce, reduce-scatter and all-gather go. The first gives the sums of `local`; the others have an order of their
+/// own, and are taken by the direct one where they do not apply (averages; halving of a reduce-scatter; doubling of ranks
+/// that are no power of two).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// Every rank exchanges with every other.
+    Direct,
+    /// Every rank receives from its left and sends to its right neighbour.
+    Ring,
+    /// Recursive halving and doubling.
+    Recursive,
+}
+
+impl Algorithm {
+    /// The name in records and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Direct => "direct",
+            Algorithm::Ring => "ring",
+            Algorithm::Recursive => "recursive",
+        }
+    }
+}
+
+/// How ranks are connected. All ranks give the same, but for `bind`.
+#[derive(Clone, Debug)]
+pub struct TcpOptions {
+    /// Connections that carry the data of two ranks, 1 to 16.
+    pub sockets_per_peer: usize,
+    /// Asks for an algorithm; else the direct one.
+    pub algorithm: Option<Algorithm>,
+    /// How long nothing may move in a call before the world ends.
+    pub stall: Duration,
+    /// This host's address to use for data; else the one that faces rank 0.
+    pub bind: Option<IpAddr>,
+    /// Sum up every frame and check it: the price is one more pass over the data on both sides.
+    pub checksum: bool,
+}
+
+impl Default for TcpOptions {
+    fn default() -> TcpOptions {
+        TcpOptions {
+            sockets_per_peer: 2,
+            algorithm: None,
+            stall: Duration::from_secs(300),
+            bind: None,
+            checksum: false,
+        }
+    }
+}
+
+/// One rank of a group of processes. All groups split from one end together.
+pub struct Tcp {
+    owner: Arc<Owner>,
+    name: String,
+    group: u32,
+    members: Vec<usize>,
+    rank: usize,
+    kernels: Arc<dyn Kernels>,
+    next: Cell<u64>,
+    /// What has been sent to and received from each member, in calls.
+    pairs: RefCell<Vec<(u64, u64)>>,
+    wire: Cell<u64>,
+    /// Started collectives that nobody has waited for: number and bytes.
+    started: RefCell<Vec<(u64, u64)>>,
+}
+
+/// Connects the ranks of a meeting with each other.
+///
+/// # Errors
+/// As [`super::RendezvousError`] says; and [`CommError::Invalid`] where the options cannot be, or differ between ranks.
+pub fn tcp(meeting: Rendezvous, kernels: Arc<dyn Kernels>, options: TcpOptions) -> Result<Tcp> {
+    let (rank, members) = (meeting.rank(), (0..meeting.size()).collect());
+    let mesh = Mesh::connect(meeting, options)?;
+    Ok(Tcp::new(Arc::new(Mutex::new(mesh)), control::WORLD, 0, members, rank, kernels))
+}
+
+/// What tickets and groups have of their rank's connections.
+struct Owner {
+    mesh: Arc<Mutex<Mesh>>,
+}
+
+impl Owner {
+    fn lock(&self) -> MutexGuard<'_, Mesh> {
+        // After a panic in the middle of a call the world is ended, so nobody uses what the call left.
+        self.mesh.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Abandon for Owner {
+    fn abandoned(&self, _sequence: u64) {
+        self.lock().abort("it did not wait for a collective it had started");
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.owner.lock().abort("panicked");
+        }
+    }
+}
+
+/// What a call's buffers are on this rank, once it is known which is which.
+struct Buffers {
+    send: Option<Raw>,
+    recv: Option<Raw>,
+}
+
+impl Tcp {
+    fn new(
+        mesh: Arc<Mutex<Mesh>>,
+        name: &str,
+        group: u32,
+        members: Vec<usize>,
+        rank: usize,
+        kernels: Arc<dyn Kernels>,
+    ) -> Tcp {
+        let pairs = RefCell::new(vec![(0, 0); members.len()]);
+        let (owner, name) = (Arc::new(Owner { mesh }), name.to_owned());
+        let (next, wire, started) = (Cell::new(0), Cell::new(0), RefCell::default());
+        Tcp { owner, name, group, members, rank, kernels, next, pairs, wire, started }
+    }
+
+    /// Who was refused while the ranks connected, and why.
+    pub fn refused(&self) -> Vec<String> {
+        self.owner.lock().refused.clone()
+    }
+
+    fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// A whole call: its number, and the bytes that came.
+    fn perform(&self, call: &mut Call<'_>) -> Result<(u64, u64)> {
+        call.check(self.rank, self.size())?;
+        let (sequence, give, take) = self.signatures(call);
+        let buffers = Buffers { send: call.send.map(Raw::of), recv: call.recv.as_ref().map(Raw::of_mut) };
+        let received =
+            self.within(give, take, |exchange, algorithm| self.carry(exchange, call.kind, algorithm, &buffers))?;
+        Ok((sequence, received))
+    }
+
+    /// Runs the work of one call over the connections; an error of its own ends the world.
+    fn within(
+        &self,
+        give: Signature,
+        take: Signature,
+        work: impl FnOnce(&mut Exchange<'_>, Algorithm) -> Result<()>,
+    ) -> Result<u64> {
+        let mut mesh = self.owner.lock();
+        if let Some(cause) = &mesh.ended {
+            return Err(cause.clone());
+        }
+        let algorithm = mesh.options.algorithm.unwrap_or(Algorithm::Direct);
+        let mut exchange = Exchange::new(&mut mesh, &self.members, self.rank, &self.name, give, take);
+        let result = work(&mut exchange, algorithm);
+        let received = exchange.received;
+        drop(exchange);
+        if let (Err(error), None) = (&result, &mesh.ended) {
+            mesh.abort(&error.to_string());
+        }
+        result.map(|()| received)
+    }
+
+    /// The number of this call, and what the frames of both directions say.
+    fn signatures(&self, call: &Call<'_>) -> (u64, Signature, Signature) {
+        let (send, recv) = (call.send_shape(), call.recv_shape());
+        let nothing = (DType::I8, 0);
+        let mut pairs = self.pairs.borrow_mut();
+        let mut pair = |role, to: Option<usize>, from: Option<usize>| {
+            let count = |number: &mut u64| std::mem::replace(number, *number + 1);
+            let give = to.map(|to| Signature::pair(self.group, count(&mut pairs[to].0), role, send.unwrap_or(nothing)));
+            let take =
+                from.map(|from| Signature::pair(self.group, count(&mut pairs[from].1), role, recv.unwrap_or(nothing)));
+            let none = Signature::pair(self.group, 0, role, nothing);
+            let (give, take) = (give.or(take).unwrap_or(none), take.or(give).unwrap_or(none));
+            (take.sequence, give, take)
+        };
+        match call.kind {
+            Kind::Send { to } => pair(Role::Send, Some(to), None),
+            Kind::Recv { from } => pair(Role::Recv, None, Some(from)),
+            Kind::SendRecv { to, from } => pair(Role::SendRecv, Some(to), Some(from)),
+            kind => {
+                let sequence = self.next.replace(self.next.get() + 1);
+                let all = Signature::of(kind, self.size(), self.group, sequence, send, recv);
+                (sequence, all, all)
+            }
+        }
+    }
+
+    /// Which work a call is. Its buffers fit ([`Call::check`]), so what is not there is not needed.
+    fn carry(&self, exchange: &mut Exchange<'_>, kind: Kind, algorithm: Algorithm, buffers: &Buffers) -> Result<()> {
+        let (rank, size) = (self.rank, self.size());
+        let nothing = Raw { at: std::ptr::NonNull::<u64>::dangling().as_ptr().cast(), len: 0, dtype: DType::F32 };
+        let Buffers { send, recv } = *buffers;
+        let whole = recv.or(send).unwrap_or(nothing);
+        let chosen = self.chosen(kind, algorithm);
+        let job =
+            |op, accumulate, deliver, send, recv| Job { kernels: &*self.kernels, op, accumulate, deliver, send, recv };
+        match kind {
+            Kind::AllReduce { op } => {
+                let job = job(op, false, Deliver::All, send.unwrap_or(whole), Some(whole));
+                match chosen {
+                    Algorithm::Direct => reduce::direct(exchange, &job),
+                    Algorithm::Ring => ring::all_reduce(exchange, &job, whole),
+                    Algorithm::Recursive => ring::recursive(exchange, &job, whole),
+                }
+            }
+            Kind::ReduceScatter { op, accumulate } => {
+                let (send, recv) = send.map_or_else(|| (whole, whole.part(rank, size)), |send| (send, whole));
+                let job = job(op, accumulate, Deliver::Own, send, Some(recv));
+                match chosen {
+                    Algorithm::Ring => ring::reduce_scatter(exchange, &job, recv),
+                    _ => reduce::direct(exchange, &job),
+                }
+            }
+            Kind::Reduce { op, root } => {
+                let recv = recv.filter(|_| rank == root);
+                let own = send.or(recv).unwrap_or(nothing);
+                reduce::direct(exchange, &job(op, false, Deliver::Root(root), own, recv))
+            }
+            Kind::AllGather => {
+                let own = send.unwrap_or_else(|| whole.part(rank, size));
+                if chosen == Algorithm::Direct {
+                    return copies::all_gather(exchange, own, whole);
+                }
+                copies::keep(own, whole.part(rank, size));
+                match chosen {
+                    Algorithm::Ring => ring::all_gather(exchange, &|owner| whole.part(owner, size)),
+                    _ => ring::doubling(exchange, whole),
+                }
+            }
+            Kind::Broadcast { root } => copies::broadcast(exchange, root, send.unwrap_or(whole), whole),
+            Kind::Gather { root } => {
+                let recv = recv.filter(|_| rank == root);
+                let own = send.or(recv.map(|recv| recv.part(rank, size))).unwrap_or(nothing);
+                copies::gather(exchange, root, own, recv)
+            }
+            Kind::Scatter { root } => copies::scatter(exchange, root, send, recv),
+            Kind::AllToAll => match send {
+                Some(send) => copies::all_to_all(exchange, send, whole),
+                None => copies::all_to_all_in_place(exchange, whole),
+            },
+            Kind::Send { to } => copies::pair(exchange, send.map(|send| (to, send)), None),
+            Kind::Recv { from } => copies::pair(exchange, None, recv.map(|recv| (from, recv))),
+            Kind::SendRecv { to, from } => {
+                copies::pair(exchange, send.map(|send| (to, send)), recv.map(|recv| (from, recv)))
+            }
+            Kind::Barrier => copies::barrier(exchange, nothing),
+        }
+    }
+
+    /// The algorithm asked for, where it applies.
+    fn chosen(&self, kind: Kind, asked: Algorithm) -> Algorithm {
+        let applies = match (kind, asked) {
+            (_, Algorithm::Direct) => true,
+            (_, _) if self.size() == 1 || kind.op() == Some(ReduceOp::Avg) => false,
+            (Kind::AllReduce { .. }, _) | (Kind::ReduceScatter { .. } | Kind::AllGather, Algorithm::Ring) => true,
+            (Kind::AllGather, Algorithm::Recursive) => self.size().is_power_of_two(),
+            _ => false,
+        };
+        if applies { asked } else { Algorithm::Direct }
+    }
+
+    fn count(&self, bytes: u64) {
+        self.wire.set(self.wire.get() + bytes);
+    }
+}
+
+impl Communicator for Tcp {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    fn backend(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
+        let asked = self.owner.lock().options.algorithm.unwrap_or(Algorithm::Direct);
+        match kind {
+            Kind::Broadcast { .. } if self.size() > 2 && bytes <= copies::TREE_BYTES as u64 => "tree",
+            Kind::Broadcast { .. } if self.size() > 2 => "chain",
+            kind => self.chosen(kind, asked).name(),
+        }
+    }
+
+    fn call(&self, mut call: Call<'_>) -> Result<()> {
+        let (_, received) = self.perform(&mut call)?;
+        self.count(received);
+        Ok(())
+    }
+
+    /// Performs the collective before it returns: bytes move only while the rank is in a call.
+    fn start(&self, mut request: Request) -> Result<Ticket> {
+        let (sequence, received) = self.perform(&mut request.as_call())?;
+        self.started.borrow_mut().push((sequence, received));
+        Ok(Ticket { sequence, request: Some(request), owner: Some(self.owner.clone()) })
+    }
+
+    /// The bytes of a started collective count from here on.
+    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+        let invalid = |reason: &str| CommError::Invalid { operation: "wait", reason: reason.into() };
+        let own: Arc<dyn Abandon> = self.owner.clone();
+        if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
+            return Err(invalid("the collective was started by another communicator"));
+        }
+        let mut started = self.started.borrow_mut();
+        if let Some(index) = started.iter().position(|(sequence, _)| *sequence == ticket.sequence) {
+            self.count(started.swap_remove(index).1);
+        }
+        ticket.request.take().ok_or_else(|| invalid("the collective was waited for before"))
+    }
+
+    fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
+        let (rank, size) = (self.rank, self.size());
+        let sequence = self.next.replace(self.next.get() + 1);
+        let signature = Signature::bare(self.group, sequence, Code::Split);
+        // Color, key, and the least number that this rank's next group may have, in halves of 32 bits.
+        let next = self.owner.lock().next_group;
+        let halves = |word: usize| [word as u32, (word as u64 >> 32) as u32];
+        let own = [halves(color), halves(key), [next, 0]].concat();
+        let mut all = vec![0u32; own.len() * size];
+        let (send, recv) = (Raw::of(View::of(&own)), Raw::of_mut(&ViewMut::of(&mut all)));
+        self.within(signature, signature, |exchange, _| copies::all_gather(exchange, send, recv))?;
+        let word = |rank: usize, at: usize| u64::from(all[6 * rank + at]) | u64::from(all[6 * rank + at + 1]) << 32;
+        let mut places: Vec<usize> = (0..size).filter(|rank| word(*rank, 0) == color as u64).collect();
+        places.sort_by_key(|rank| (word(*rank, 2), *rank));
+        // Greater than the number of any group that two of these ranks share.
+        let group = (0..size).map(|rank| all[6 * rank + 4]).max().unwrap_or(next);
+        self.owner.lock().next_group = group + 1;
+        let own_place = places.iter().position(|place| *place == rank).unwrap_or(0);
+        let members = places.into_iter().map(|place| self.members[place]).collect();
+        let mesh = self.owner.mesh.clone();
+        Ok(Box::new(Tcp::new(mesh, name, group, members, own_place, self.kernels.clone())))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.owner.lock().abort(reason);
+    }
+
+    fn wire_bytes(&self) -> u64 {
+        self.wire.get()
+    }
+}

@@ -1,0 +1,89 @@
+//! The suite of all backends over threads, bare and metered, and over the communicator that moves nothing.
+
+#[path = "../conformance/mod.rs"]
+mod conformance;
+
+use crate::harness::{BACKENDS, Backend, PATIENCE};
+use conformance::{EXACT, SHAPES};
+use std::sync::Arc;
+use std::time::Duration;
+use zbench_engine::comm::{Communicator, Metered, Null, group};
+use zbench_kernels::{Cpu, Kernels};
+
+const SIZES: [usize; 5] = [1, 2, 3, 4, 8];
+
+/// Runs `rank` on one thread per rank, with the kernels that training uses.
+fn run(backend: Backend, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communicator>) + Sync) {
+    let kernels = (0..size).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect();
+    std::thread::scope(|scope| {
+        let ranks = group("world", kernels, stall).into_iter();
+        let threads: Vec<_> = ranks
+            .map(|comm| {
+                let wrap = || -> Box<dyn Communicator> {
+                    match backend {
+                        Backend::Local => Box::new(comm),
+                        Backend::MeteredLocal => Box::new(Metered::new("data", Box::new(comm))),
+                    }
+                };
+                scope.spawn(|| rank(wrap()))
+            })
+            .collect();
+        // The first panic is the cause; the others only heard of it.
+        let panics: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().err()).collect();
+        if let Some(panic) = panics.into_iter().next() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+fn conforms(size: usize) {
+    for backend in BACKENDS {
+        run(backend, size, PATIENCE, |comm| conformance::all(&*comm, &EXACT));
+    }
+}
+
+#[test]
+fn one_rank_conforms() {
+    conforms(1);
+}
+
+#[test]
+fn two_ranks_conform() {
+    conforms(2);
+}
+
+#[test]
+fn three_ranks_conform() {
+    conforms(3);
+}
+
+#[test]
+fn four_ranks_conform() {
+    conforms(4);
+}
+
+#[test]
+fn eight_ranks_conform() {
+    conforms(8);
+}
+
+#[test]
+fn null_has_the_shapes_of_any_other() {
+    for size in SIZES {
+        for rank in [0, size / 2, size - 1] {
+            conformance::calls(&Null::new(rank, size), &SHAPES);
+        }
+        conformance::calls(&Metered::new("data", Box::new(Null::new(0, size))), &SHAPES);
+    }
+}
+
+#[test]
+fn groups_end_as_the_suite_says() {
+    let stall = Duration::from_millis(300);
+    for size in [2, 3, 8] {
+        run(Backend::Local, size, PATIENCE, |comm| conformance::leaves(comm, 1));
+        run(Backend::Local, size, PATIENCE, |comm| conformance::aborts(&*comm, 1));
+        run(Backend::Local, size, PATIENCE, |comm| conformance::mismatches(&*comm));
+        run(Backend::Local, size, stall, |comm| conformance::stalls(&*comm, size - 1, stall));
+    }
+}

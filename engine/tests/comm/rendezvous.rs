@@ -1,0 +1,288 @@
+//! How ranks meet, and how little strangers, late and missing ranks change.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::{Duration, Instant};
+use zbench_engine::comm::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
+
+/// Longer than anything here takes on a loaded machine; only tests of time-outs wait for their own.
+const PATIENCE: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_secs(1);
+/// The first words on a connection: magic and version, and then a rank's hello. What tests change lies at these bytes.
+const GREETING: usize = 12;
+const HELLO: usize = 282;
+const VERSION_AT: usize = 8;
+const RANK_AT: usize = 16;
+
+/// A meeting at a port of its own, with a token that no other test has.
+pub fn meeting(size: usize, timeout: Duration) -> Meeting {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = free.local_addr().unwrap().port();
+    let token = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    Meeting { rank: 0, size, host: "127.0.0.1".into(), port, token, timeout }
+}
+
+/// Joins as `rank`, on a thread.
+pub fn join(meeting: &Meeting, rank: usize) -> JoinHandle<Result<Rendezvous, RendezvousError>> {
+    let meeting = Meeting { rank, ..meeting.clone() };
+    spawn(move || Rendezvous::join(&meeting))
+}
+
+/// All ranks of a meeting that goes well.
+pub fn all(meeting: &Meeting) -> Vec<Rendezvous> {
+    let threads: Vec<_> = (0..meeting.size).map(|rank| join(meeting, rank)).collect();
+    threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
+}
+
+/// Connects as soon as somebody listens.
+fn connect(port: u16) -> TcpStream {
+    let begin = Instant::now();
+    loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) => return stream,
+            Err(error) => assert!(begin.elapsed() < PATIENCE, "{error}"),
+        }
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// What a rank of this meeting says, overheard by somebody who greets like rank 0.
+fn overheard(meeting: &Meeting, rank: usize) -> Vec<u8> {
+    let real = Meeting { timeout: PATIENCE, size: 2, ..self::meeting(2, PATIENCE) };
+    let host = join(&real, 0);
+    let mut greeting = [0; GREETING];
+    connect(real.port).read_exact(&mut greeting).unwrap();
+    join(&real, 1).join().unwrap().unwrap();
+    host.join().unwrap().unwrap();
+
+    let ear = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = ear.local_addr().unwrap().port();
+    let speaker = join(&Meeting { port, timeout: SHORT, ..meeting.clone() }, rank);
+    let (mut stream, _) = ear.accept().unwrap();
+    stream.write_all(&greeting).unwrap();
+    let mut hello = vec![0; HELLO];
+    stream.read_exact(&mut hello).unwrap();
+    drop((stream, ear));
+    assert!(speaker.join().unwrap().is_err(), "nobody answered");
+    hello
+}
+
+#[test]
+fn ranks_meet_and_exchange() {
+    for size in [1, 2, 3, 8] {
+        let threads: Vec<_> = all(&meeting(size, PATIENCE))
+            .into_iter()
+            .map(|mut met| {
+                spawn(move || {
+                    assert_eq!((met.size(), met.hosts().len()), (size, size));
+                    assert!(met.one_host() && met.pids().iter().all(|pid| *pid == std::process::id()));
+                    assert!(met.hosts().iter().all(|host| host == &met.hosts()[0] && !host.is_empty()));
+                    assert!(met.local_address().is_loopback());
+                    for turn in 0..3 {
+                        // Blobs of different lengths, none among them, and large ones.
+                        let blob = |rank: usize| vec![rank as u8; (rank + turn) % 3 * 300_000];
+                        let blobs = met.exchange(&blob(met.rank())).unwrap();
+                        assert!(blobs.into_iter().eq((0..size).map(blob)), "turn {turn}");
+                    }
+                    met.rank()
+                })
+            })
+            .collect();
+        let ranks: Vec<usize> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert!(ranks.into_iter().eq(0..size));
+    }
+}
+
+#[test]
+fn rank_0_may_come_last_and_hosts_have_names() {
+    for host in ["localhost", "127.0.0.1"] {
+        let meeting = Meeting { host: host.into(), ..meeting(3, PATIENCE) };
+        let others = [join(&meeting, 1), join(&meeting, 2)];
+        sleep(Duration::from_millis(300));
+        let first = join(&meeting, 0).join().unwrap().unwrap();
+        assert_eq!(first.refused(), [] as [String; 0]);
+        others.into_iter().for_each(|rank| assert_eq!(rank.join().unwrap().unwrap().size(), 3));
+    }
+}
+
+#[test]
+fn addresses_of_version_6() {
+    if let Err(error) = TcpListener::bind(("::1", 0)) {
+        eprintln!("skipped: this machine has no IPv6 loopback ({error})");
+        return;
+    }
+    for host in ["::1", "[::1]"] {
+        let met = all(&Meeting { host: host.into(), ..meeting(2, PATIENCE) });
+        assert!(met.iter().all(|met| met.local_address().is_ipv6()));
+    }
+}
+
+#[test]
+fn a_taken_port_sends_all_to_the_next() {
+    // One that says nothing, as a launcher's store does, and one that talks about something else.
+    for talks in [false, true] {
+        let store = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = store.local_addr().unwrap().port();
+        let meeting = Meeting { port, ..meeting(3, PATIENCE) };
+        let keeper = spawn(move || {
+            let mut open = Vec::new();
+            store.set_nonblocking(true).unwrap();
+            let begin = Instant::now();
+            while begin.elapsed() < 3 * SHORT {
+                if let Ok((mut stream, _)) = store.accept() {
+                    if talks {
+                        let _ = stream.write_all(b"220 welcome to another service\r\n");
+                    }
+                    open.push(stream);
+                }
+                sleep(Duration::from_millis(5));
+            }
+        });
+        assert_eq!(all(&meeting).len(), 3);
+        keeper.join().unwrap();
+    }
+}
+
+#[test]
+fn strangers_are_refused_and_hold_up_nobody() {
+    let meeting = meeting(3, PATIENCE);
+    let hello = overheard(&meeting, 1);
+    assert_eq!(hello[RANK_AT..RANK_AT + 4], 1u32.to_le_bytes(), "the layout is as this test believes");
+    let begin = Instant::now();
+    let first = join(&meeting, 0);
+    let mut slow: Vec<TcpStream> = (0..20).map(|_| connect(meeting.port)).collect();
+    slow.iter_mut().enumerate().for_each(|(i, stream)| stream.write_all(&hello[..i]).unwrap());
+    let says = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut words = hello.clone();
+        change(&mut words);
+        let mut stream = connect(meeting.port);
+        stream.write_all(&words).unwrap();
+        stream
+    };
+    let strangers = [
+        says(&|words| *words = b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+        says(&|words| words.truncate(9)),
+        says(&|words| words[VERSION_AT] ^= 0x40),
+        says(&|words| words[RANK_AT] = 7),
+        says(&|words| words[RANK_AT] = 0),
+        says(&|words| words[40] ^= 1),
+    ];
+    connect(meeting.port).write_all(&[0xff; 100_000]).ok(); // and closes
+    // The one that was cut off is never read: the others are answered or closed.
+    for (index, mut stream) in strangers.into_iter().enumerate().filter(|(index, _)| *index != 1) {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut heard = Vec::new();
+        let end = stream.read_to_end(&mut heard);
+        assert!(end.is_ok() || heard.len() >= GREETING, "stranger {index}: {end:?}");
+    }
+    let wrong = Meeting { token: "wrong".into(), timeout: SHORT, ..meeting.clone() };
+    let error = join(&wrong, 1).join().unwrap().unwrap_err();
+    assert!(
+        matches!(&error, RendezvousError::Unreachable { rank: 1, last, .. } if last.contains("wrong token")),
+        "{error}"
+    );
+
+    let others = [join(&meeting, 1), join(&meeting, 2)];
+    let met = first.join().unwrap().unwrap();
+    others.into_iter().for_each(|rank| assert!(rank.join().unwrap().is_ok()));
+    assert!(begin.elapsed() < PATIENCE / 2, "held up for {:?}", begin.elapsed());
+    let notes = met.refused().join("\n");
+    for wanted in ["does not speak", "GET / HTTP", "version", "no rank 7", "rank 0 is here already", "wrong token"] {
+        assert!(notes.contains(wanted), "{wanted}: {notes}");
+    }
+}
+
+#[test]
+fn a_rank_twice_is_refused_unless_the_first_is_gone() {
+    let meeting = meeting(3, PATIENCE);
+    let hello = overheard(&meeting, 1);
+    let first = join(&meeting, 0);
+    // A rank 1 that comes and dies, then one that stays, then one too many.
+    let mut dead = connect(meeting.port);
+    dead.write_all(&hello).unwrap();
+    dead.read_exact(&mut [0; GREETING + 1]).unwrap();
+    drop(dead);
+    sleep(Duration::from_millis(50));
+    let stays = join(&meeting, 1);
+    sleep(Duration::from_millis(500));
+    let error = join(&meeting, 1).join().unwrap().unwrap_err();
+    assert!(matches!(&error, RendezvousError::Refused { rank: 1, .. }), "{error}");
+    assert!(error.to_string().contains("two processes have the same rank"), "{error}");
+    join(&meeting, 2).join().unwrap().unwrap();
+    stays.join().unwrap().unwrap();
+    assert_eq!(first.join().unwrap().unwrap().refused().len(), 1);
+}
+
+#[test]
+fn another_world_size_stops_both_sides() {
+    let meeting = meeting(3, PATIENCE);
+    let first = join(&meeting, 0);
+    let well = join(&meeting, 1);
+    sleep(Duration::from_millis(300));
+    let theirs = join(&Meeting { size: 4, ..meeting.clone() }, 3).join().unwrap().unwrap_err();
+    assert_eq!(theirs, RendezvousError::WorldSize { rank: 0, ours: 4, theirs: 3 });
+    let ours = first.join().unwrap().unwrap_err();
+    assert_eq!(ours, RendezvousError::WorldSize { rank: 3, ours: 3, theirs: 4 });
+    assert!(ours.to_string().contains("a formed world of another size than the launcher's"));
+    let told = well.join().unwrap().unwrap_err();
+    assert!(matches!(&told, RendezvousError::Ended { reason } if reason.contains("a formed world")), "{told}");
+}
+
+#[test]
+fn who_never_came_is_named_to_all_who_did() {
+    let meeting = meeting(4, SHORT);
+    let here = [join(&meeting, 0), join(&meeting, 2)];
+    connect(meeting.port).write_all(b"hello?").unwrap();
+    let [first, other] = here.map(|rank| rank.join().unwrap().unwrap_err());
+    let text = first.to_string();
+    assert!(matches!(&first, RendezvousError::Missing { missing, seconds: 1, .. } if missing == &[1, 3]), "{text}");
+    assert!(text.contains(&format!("127.0.0.1:{}", meeting.port)) && text.contains("hello?"), "{text}");
+    assert!(
+        matches!(&other, RendezvousError::Ended { reason } if reason.contains("[1, 3] of 4 did not come")),
+        "{other}"
+    );
+}
+
+#[test]
+fn a_rank_that_does_not_find_rank_0_says_where_it_looked() {
+    let nobody = meeting(2, SHORT);
+    let error = join(&nobody, 1).join().unwrap().unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, RendezvousError::Unreachable { rank: 1, seconds: 1, .. }), "{text}");
+    assert!(text.contains(&format!("127.0.0.1:{}", nobody.port)) && text.contains("refused"), "{text}");
+    let nowhere = Meeting { host: "no-such-host.invalid".into(), ..nobody.clone() };
+    let error = join(&nowhere, 1).join().unwrap().unwrap_err().to_string();
+    assert!(error.contains("no-such-host.invalid is no known host"), "{error}");
+    let error = join(&nowhere, 0).join().unwrap().unwrap_err().to_string();
+    assert!(error.contains("cannot listen at no-such-host.invalid"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_sent() {
+    let good = meeting(2, SHORT);
+    let invalid = |meeting: Meeting| {
+        let error = Rendezvous::join(&meeting).unwrap_err();
+        assert!(matches!(error, RendezvousError::Invalid { .. }), "{error}");
+    };
+    invalid(Meeting { rank: 2, ..good.clone() });
+    invalid(Meeting { size: 0, ..good.clone() });
+    invalid(Meeting { port: 0, ..good.clone() });
+    invalid(Meeting { token: "x".repeat(257), ..good.clone() });
+}
+
+#[test]
+fn a_rank_that_leaves_an_exchange_is_named() {
+    let mut met = all(&meeting(3, PATIENCE));
+    let (last, mut other, mut first) = (met.pop().unwrap(), met.pop().unwrap(), met.pop().unwrap());
+    let too_long = other.exchange(&vec![0; MAX_BLOB_BYTES + 1]).unwrap_err();
+    assert_eq!(too_long, RendezvousError::TooLong { bytes: MAX_BLOB_BYTES + 1 });
+    drop(last);
+    let other = spawn(move || other.exchange(b"other").unwrap_err());
+    let error = first.exchange(b"first").unwrap_err();
+    assert!(matches!(&error, RendezvousError::Lost { rank: 2, .. }), "{error}");
+    let told = other.join().unwrap();
+    assert!(matches!(&told, RendezvousError::Ended { reason } if reason.contains("rank 2")), "{told}");
+}

@@ -1,0 +1,81 @@
+//! How ranks become processes: what a launcher (torchrun, srun, mpirun) says of this process, processes of our own, and
+//! the group they form. The same code serves `run`, `grid` and `allreduce`.
+
+mod detect;
+mod slurm;
+mod spawn;
+
+pub use detect::{Source, World, detect, inherited};
+pub use slurm::{expand_nodes, expand_tasks};
+pub use spawn::{Exit, Io, RankExit, Ranks, Start, follow_parent, free_port, signal_name, spawn};
+
+/// Why a launch cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// One half of what a launcher sets.
+    #[error("{present} is set and {missing} is not: {source_name} sets both. {advice}")]
+    Partial {
+        /// The variable that is there, with its value.
+        present: String,
+        /// The one that is not.
+        missing: String,
+        /// Whose variables they are.
+        source_name: &'static str,
+        /// What to do.
+        advice: String,
+    },
+    /// A variable that holds something else.
+    #[error("{variable}={value} is not {wanted}; correct it, or unset it if no launcher started this process")]
+    Value {
+        /// The variable.
+        variable: String,
+        /// What it holds.
+        value: String,
+        /// What it should hold.
+        wanted: &'static str,
+    },
+    /// Two launchers say different things of this process.
+    #[error(
+        "two launchers disagree on this process: {first}, but {second}; unset the variables of the one that did not start it"
+    )]
+    Disagree {
+        /// What the first says.
+        first: String,
+        /// What the second says.
+        second: String,
+    },
+    /// A node list that cannot be read.
+    #[error("{text}: {reason}")]
+    Nodes {
+        /// The list.
+        text: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// Nobody says where the ranks meet.
+    #[error(
+        "{source_name} does not say where its ranks meet, and not all {size} run on this host; set MASTER_ADDR to the host \
+         of rank 0 and MASTER_PORT to a free port there, for all ranks, or use the backend mpi"
+    )]
+    NoAddress {
+        /// Who started them.
+        source_name: &'static str,
+        /// Ranks in all.
+        size: usize,
+    },
+    /// A process or what it needs could not be had.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl LaunchError {
+    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> LaunchError {
+        let what = what.into();
+        |source| LaunchError::System { what, source }
+    }
+}

@@ -1,0 +1,337 @@
+//! What the environment says of this process: which rank of how many it is, and where the ranks meet.
+
+use super::{LaunchError, slurm};
+
+/// Who started this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// zbench itself.
+    Ours,
+    /// torchrun, or whatever sets RANK and WORLD_SIZE as it does.
+    Torchrun,
+    /// MPICH, Intel MPI: the Hydra process manager, or srun with its PMI.
+    Hydra,
+    /// Open MPI's mpirun.
+    OpenMpi,
+    /// MVAPICH.
+    Mvapich,
+    /// srun.
+    Slurm,
+}
+
+impl Source {
+    /// The name in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Source::Ours => "zbench",
+            Source::Torchrun => "torchrun",
+            Source::Hydra => "mpirun (Hydra)",
+            Source::OpenMpi => "mpirun (Open MPI)",
+            Source::Mvapich => "mpirun (MVAPICH)",
+            Source::Slurm => "srun",
+        }
+    }
+}
+
+/// This process's place among those that were started together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct World {
+    /// This process's number.
+    pub rank: usize,
+    /// Processes in all.
+    pub size: usize,
+    /// Its number among those of its host.
+    pub local_rank: Option<usize>,
+    /// Processes of its host.
+    pub local_size: Option<usize>,
+    /// The host of rank 0, where the ranks meet; absent where the launcher names none and there are several hosts.
+    pub host: Option<String>,
+    /// The port there.
+    pub port: u16,
+    /// What the ranks of one launch know and others should not.
+    pub token: String,
+    /// Who started them.
+    pub source: Source,
+    /// What else was noticed, for the line of the decision.
+    pub notes: Vec<String>,
+}
+
+impl World {
+    /// The decision in one line.
+    pub fn describe(&self) -> String {
+        let World { rank, size, .. } = self;
+        let local = match (self.local_rank, self.local_size) {
+            (Some(rank), Some(size)) => format!(", local rank {rank} of {size}"),
+            (Some(rank), None) => format!(", local rank {rank}"),
+            (None, _) => String::new(),
+        };
+        let meeting = match &self.host {
+            Some(host) => format!(", meeting at {host}:{}", self.port),
+            None => ", no meeting place named".into(),
+        };
+        let notes: String = self.notes.iter().map(|note| format!("; {note}")).collect();
+        format!("launched by {}: rank {rank} of {size}{local}{meeting}{notes}", self.source.name())
+    }
+
+    /// Where the ranks meet.
+    ///
+    /// # Errors
+    /// The launcher does not say, and they are on several hosts.
+    pub fn meeting(&self) -> Result<(&str, u16), LaunchError> {
+        let absent = || LaunchError::NoAddress { source_name: self.source.name(), size: self.size };
+        Ok((self.host.as_deref().ok_or_else(absent)?, self.port))
+    }
+}
+
+/// Looks a variable up.
+pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// torchrun's port when none is said.
+const TORCH_PORT: u16 = 29500;
+/// SLURM's numbers from here on are no steps of tasks but the allocation's own shells.
+const FIRST_SPECIAL_STEP: u64 = 0xffff_fff0;
+
+/// What launchers say of this process; nothing when none started it. DeepSpeed's precedence: RANK, then PMI, Open MPI,
+/// MVAPICH, SLURM; a process that zbench started belongs to zbench whatever it has inherited.
+///
+/// # Errors
+/// Half of what a launcher sets, values that are none, or two launchers that disagree.
+pub fn detect(env: Env<'_>) -> Result<Option<World>, LaunchError> {
+    if env("ZBENCH_LAUNCHED").is_some_and(|value| value == "1") {
+        let seen = seen(env, &TORCHRUN)?.ok_or_else(|| LaunchError::Partial {
+            present: "ZBENCH_LAUNCHED=1".into(),
+            missing: "RANK".into(),
+            source_name: "zbench",
+            advice: "Unset it; it is for processes that zbench starts itself.".into(),
+        })?;
+        return world(env, Seen { source: Source::Ours, ..seen }, Vec::new()).map(Some);
+    }
+    let mut all = Vec::new();
+    for variables in [&TORCHRUN, &HYDRA, &OPEN_MPI, &MVAPICH] {
+        all.extend(seen(env, variables)?);
+    }
+    all.extend(slurm(env)?);
+    let mut notes = Vec::new();
+    let mut all = all.into_iter();
+    let Some(mut first) = all.next() else { return Ok(None) };
+    for other in all {
+        if (other.rank, other.size) == (first.rank, first.size) {
+            first.local_rank = first.local_rank.or(other.local_rank);
+            first.local_size = first.local_size.or(other.local_size);
+            first.host = first.host.or(other.host);
+        } else if other.source == Source::Slurm && started_an_agent(env, &first, &other) {
+            notes.push(format!("srun started its agents, this is in task {} of {}", other.rank, other.size));
+        } else {
+            return Err(LaunchError::Disagree { first: first.says, second: other.says });
+        }
+    }
+    world(env, first, notes).map(Some)
+}
+
+/// Variables of a launcher that started no ranks here, in words: what a process inherits from an interactive allocation.
+pub fn inherited(env: Env<'_>) -> Option<String> {
+    let rank = env("SLURM_PROCID")?;
+    slurm(env).is_ok_and(|seen| seen.is_none()).then(|| {
+        format!(
+            "SLURM_PROCID={rank} is inherited from an allocation and no step of several tasks: this is an ordinary run of one \
+             process (srun starts ranks)"
+        )
+    })
+}
+
+/// What one launcher says.
+#[derive(Debug)]
+struct Seen {
+    source: Source,
+    rank: usize,
+    size: usize,
+    local_rank: Option<usize>,
+    local_size: Option<usize>,
+    host: Option<String>,
+    /// The variables that say so.
+    says: String,
+}
+
+/// The names of a launcher's variables.
+struct Variables {
+    source: Source,
+    rank: &'static str,
+    size: &'static str,
+    local_rank: &'static str,
+    local_size: &'static str,
+}
+
+const TORCHRUN: Variables = Variables {
+    source: Source::Torchrun,
+    rank: "RANK",
+    size: "WORLD_SIZE",
+    local_rank: "LOCAL_RANK",
+    local_size: "LOCAL_WORLD_SIZE",
+};
+const HYDRA: Variables = Variables {
+    source: Source::Hydra,
+    rank: "PMI_RANK",
+    size: "PMI_SIZE",
+    local_rank: "MPI_LOCALRANKID",
+    local_size: "MPI_LOCALNRANKS",
+};
+const OPEN_MPI: Variables = Variables {
+    source: Source::OpenMpi,
+    rank: "OMPI_COMM_WORLD_RANK",
+    size: "OMPI_COMM_WORLD_SIZE",
+    local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+    local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+};
+const MVAPICH: Variables = Variables {
+    source: Source::Mvapich,
+    rank: "MV2_COMM_WORLD_RANK",
+    size: "MV2_COMM_WORLD_SIZE",
+    local_rank: "MV2_COMM_WORLD_LOCAL_RANK",
+    local_size: "MV2_COMM_WORLD_LOCAL_SIZE",
+};
+
+fn seen(env: Env<'_>, variables: &Variables) -> Result<Option<Seen>, LaunchError> {
+    let (rank, size) = (number(env, variables.rank)?, number(env, variables.size)?);
+    let half = |present: &str, value: usize, missing: &str| LaunchError::Partial {
+        present: format!("{present}={value}"),
+        missing: missing.into(),
+        source_name: variables.source.name(),
+        advice: format!("Set {missing} too, or unset {present} if this is a run of one process."),
+    };
+    let (rank, size) = match (rank, size) {
+        (None, None) => return Ok(None),
+        (Some(rank), None) => return Err(half(variables.rank, rank, variables.size)),
+        (None, Some(size)) => return Err(half(variables.size, size, variables.rank)),
+        (Some(rank), Some(size)) => (rank, size),
+    };
+    below(variables.rank, rank, size)?;
+    let (local_rank, local_size) = (number(env, variables.local_rank)?, number(env, variables.local_size)?);
+    if let (Some(rank), Some(size)) = (local_rank, local_size) {
+        below(variables.local_rank, rank, size)?;
+    }
+    let says = format!("{}={rank} of {}={size} ({})", variables.rank, variables.size, variables.source.name());
+    Ok(Some(Seen { source: variables.source, rank, size, local_rank, local_size, host: None, says }))
+}
+
+/// What srun says. Nothing in a shell or script of an allocation, which has SLURM_PROCID=0 too and is no step of tasks.
+fn slurm(env: Env<'_>) -> Result<Option<Seen>, LaunchError> {
+    let step = env("SLURM_STEP_ID").and_then(|step| step.trim().parse::<u64>().ok());
+    let Some(rank) = number(env, "SLURM_PROCID")? else { return Ok(None) };
+    if step.is_none_or(|step| step >= FIRST_SPECIAL_STEP) {
+        return Ok(None);
+    }
+    let mut size = None;
+    for variable in ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"] {
+        size = size.or(number(env, variable)?.map(|size| (variable, size)));
+    }
+    let Some((size_variable, size)) = size else {
+        return Err(LaunchError::Partial {
+            present: format!("SLURM_PROCID={rank}"),
+            missing: "SLURM_NTASKS".into(),
+            source_name: Source::Slurm.name(),
+            advice: "Start the ranks with srun, or unset SLURM_PROCID if this is a run of one process.".into(),
+        });
+    };
+    if size == 1 {
+        return Ok(None);
+    }
+    below("SLURM_PROCID", rank, size)?;
+    let mut local_size = None;
+    for variable in ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"] {
+        if let (None, Some(compact)) = (local_size, env(variable)) {
+            let tasks = slurm::expand_tasks(&compact)?;
+            local_size = number(env, "SLURM_NODEID")?.and_then(|node| tasks.get(node).copied());
+        }
+    }
+    if local_size.is_none() {
+        local_size = number(env, "SLURM_NTASKS_PER_NODE")?;
+    }
+    let mut host = None;
+    for variable in ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"] {
+        if let (None, Some(list)) = (&host, env(variable)) {
+            host = slurm::expand_nodes(&list)?.into_iter().next();
+        }
+    }
+    let local_rank = number(env, "SLURM_LOCALID")?;
+    let says = format!("SLURM_PROCID={rank} of {size_variable}={size} (srun)");
+    Ok(Some(Seen { source: Source::Slurm, rank, size, local_rank, local_size, host, says }))
+}
+
+/// Whether srun started not this process but what started it: torchrun's agents, or mpirun's daemons, one a node.
+fn started_an_agent(env: Env<'_>, first: &Seen, slurm: &Seen) -> bool {
+    let is = |variable: &str, wanted: usize| number(env, variable).ok().flatten() == Some(wanted);
+    match first.source {
+        Source::Torchrun => is("GROUP_RANK", slurm.rank) && is("GROUP_WORLD_SIZE", slurm.size),
+        Source::OpenMpi | Source::Hydra | Source::Mvapich => {
+            slurm.size < first.size && is("SLURM_STEP_NUM_NODES", slurm.size) && slurm.local_size == Some(1)
+        }
+        Source::Ours | Source::Slurm => false,
+    }
+}
+
+/// Adds the meeting place and the token.
+fn world(env: Env<'_>, seen: Seen, mut notes: Vec<String>) -> Result<World, LaunchError> {
+    let Seen { source, rank, size, local_rank, local_size, .. } = seen;
+    let job = job(env, source);
+    let stated = match number(env, "MASTER_PORT")? {
+        Some(port) => Some(u16::try_from(port).ok().filter(|port| *port > 0).ok_or_else(|| LaunchError::Value {
+            variable: "MASTER_PORT".into(),
+            value: port.to_string(),
+            wanted: "a port from 1 to 65535",
+        })?),
+        None if source == Source::Torchrun => Some(TORCH_PORT),
+        None => None,
+    };
+    let agents = env("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let port = match stated {
+        Some(stated) if agents && source == Source::Torchrun => {
+            notes.push(format!("{stated} is torchrun's own"));
+            derived_port(&format!("{job} {stated}"))
+        }
+        Some(stated) => stated,
+        None => derived_port(&job),
+    };
+    let stated_host = env("MASTER_ADDR").map(|host| host.trim().to_string()).filter(|host| !host.is_empty());
+    let alone = local_size == Some(size);
+    let host = stated_host.or(seen.host).or_else(|| alone.then(|| "127.0.0.1".to_string()));
+    let secret = env("ZBENCH_TOKEN").unwrap_or_default();
+    let token = match source {
+        Source::Ours => secret,
+        _ => {
+            blake3::hash(format!("zbench\n{}\n{job}\n{size}\n{secret}", source.name()).as_bytes()).to_hex()[..32].into()
+        }
+    };
+    Ok(World { rank, size, local_rank, local_size, host, port, token, source, notes })
+}
+
+/// What all ranks of one launch know of it and the next launch does not share, as far as the launcher says.
+fn job(env: Env<'_>, source: Source) -> String {
+    let variables: &[&str] = match source {
+        Source::Ours => &[],
+        Source::Torchrun => &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"],
+        Source::Slurm => &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+        Source::OpenMpi => &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"],
+        Source::Hydra => &["PMI_JOBID", "HYDI_CONTROL_FD", "SLURM_JOB_ID"],
+        Source::Mvapich => &["MPIRUN_ID", "PMI_JOBID", "SLURM_JOB_ID"],
+    };
+    variables.iter().map(|name| env(name).unwrap_or_default()).collect::<Vec<_>>().join(" ")
+}
+
+/// A port that all ranks of a job find, below those that systems give to outgoing connections.
+fn derived_port(job: &str) -> u16 {
+    let hash = blake3::hash(job.as_bytes());
+    let [a, b, ..] = hash.as_bytes();
+    10_000 + u16::from_le_bytes([*a, *b]) % 20_000
+}
+
+fn number(env: Env<'_>, variable: &str) -> Result<Option<usize>, LaunchError> {
+    let Some(value) = env(variable).filter(|value| !value.trim().is_empty()) else { return Ok(None) };
+    let wrong = || LaunchError::Value { variable: variable.into(), value: value.clone(), wanted: "a number from 0" };
+    value.trim().parse().map(Some).map_err(|_| wrong())
+}
+
+fn below(variable: &str, rank: usize, size: usize) -> Result<(), LaunchError> {
+    let wanted = "a rank below the number of ranks";
+    let wrong = || LaunchError::Value { variable: variable.into(), value: format!("{rank} (of {size})"), wanted };
+    if rank < size { Ok(()) } else { Err(wrong()) }
+}

@@ -1,0 +1,324 @@
+//! Ranks as processes of our own: started together, watched together, ended together.
+
+use super::LaunchError;
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::ffi::OsString;
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often the processes are looked at.
+const TICK: Duration = Duration::from_millis(20);
+/// From the polite signal to the one that nobody can ignore.
+const POLITE: Duration = Duration::from_secs(2);
+
+/// Where a rank's standard streams go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Io {
+    /// To those of this process; nothing is to be read.
+    Inherit,
+    /// To this process, which takes them with [`Ranks::streams`].
+    Piped,
+}
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// The program: this one.
+    pub program: PathBuf,
+    /// Its arguments, the same for every rank.
+    pub arguments: Vec<OsString>,
+    /// The ranks to start here.
+    pub ranks: std::ops::Range<usize>,
+    /// Ranks in all.
+    pub size: usize,
+    /// Where they meet.
+    pub host: String,
+    /// The port there.
+    pub port: u16,
+    /// What they know and others do not.
+    pub token: String,
+    /// Their streams.
+    pub io: Io,
+}
+
+impl Start {
+    /// All of `size` ranks on this host, with a free port and a fresh token.
+    ///
+    /// # Errors
+    /// No port or no random number is to be had.
+    pub fn here(program: PathBuf, arguments: Vec<OsString>, size: usize, io: Io) -> Result<Start, LaunchError> {
+        let (host, port, token) = ("127.0.0.1".to_string(), free_port()?, fresh_token()?);
+        Ok(Start { program, arguments, ranks: 0..size, size, host, port, token, io })
+    }
+}
+
+/// A port of this host that nobody uses now.
+///
+/// # Errors
+/// The system gives none.
+pub fn free_port() -> Result<u16, LaunchError> {
+    let mut last = None;
+    for _ in 0..8 {
+        let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr()).map(|at| at.port());
+        // Free on every address, not on the loopback alone.
+        match port.and_then(|port| TcpListener::bind(("0.0.0.0", port)).map(|_| port)) {
+            Ok(port) => return Ok(port),
+            Err(error) => last = Some(error),
+        }
+    }
+    let error = last.unwrap_or_else(|| std::io::ErrorKind::AddrInUse.into());
+    Err(LaunchError::system("no free port on this host")(error))
+}
+
+/// 128 random bits, in hexadecimal.
+pub(super) fn fresh_token() -> Result<String, LaunchError> {
+    let mut bytes = [0u8; 16];
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(LaunchError::system("/dev/urandom cannot be read"))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Asks the system to end this process when the one that started it ends, where that one said so (ZBENCH_PARENT). False
+/// when it has ended already.
+pub fn follow_parent() -> bool {
+    let parent = std::env::var("ZBENCH_PARENT").ok().and_then(|parent| parent.parse().ok());
+    parent.is_none_or(die_with)
+}
+
+/// Asks the system to end this process when its parent ends; false when that has happened already.
+pub fn die_with(parent: u32) -> bool {
+    use rustix::process::{getppid, set_parent_process_death_signal};
+    let asked = set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
+    asked && getppid().is_some_and(|pid| pid.as_raw_nonzero().get() as u32 == parent)
+}
+
+/// Ranks that run here.
+#[derive(Debug)]
+pub struct Ranks {
+    running: Vec<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    rank: usize,
+    child: Child,
+    exit: Option<Exit>,
+    /// The last signal that this process sent it.
+    sent: Option<Signal>,
+}
+
+/// A rank's streams, where they are piped.
+#[derive(Debug)]
+pub struct Streams {
+    /// What it reads.
+    pub stdin: ChildStdin,
+    /// What it says.
+    pub stdout: ChildStdout,
+    /// What it complains of.
+    pub stderr: ChildStderr,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself.
+    Code(i32),
+    /// By a signal from somewhere.
+    Signal(i32),
+    /// By a signal of this process, because another rank had ended or the user wanted it.
+    Ended(i32),
+}
+
+/// How a rank ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankExit {
+    /// Which.
+    pub rank: usize,
+    /// Its process.
+    pub pid: u32,
+    /// How.
+    pub exit: Exit,
+}
+
+impl std::fmt::Display for RankExit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let RankExit { rank, pid, exit } = self;
+        match exit {
+            Exit::Code(code) => write!(f, "rank {rank} (pid {pid}) ended with exit status {code}"),
+            Exit::Signal(signal) => write!(f, "rank {rank} (pid {pid}) was ended by {}", signal_name(*signal)),
+            Exit::Ended(signal) => write!(f, "rank {rank} (pid {pid}) was ended with {}", signal_name(*signal)),
+        }
+    }
+}
+
+/// `SIGKILL` for 9.
+pub fn signal_name(signal: i32) -> String {
+    const NAMES: &[(i32, &str)] = &[
+        (1, "SIGHUP"),
+        (2, "SIGINT"),
+        (3, "SIGQUIT"),
+        (4, "SIGILL"),
+        (6, "SIGABRT"),
+        (7, "SIGBUS"),
+        (8, "SIGFPE"),
+        (9, "SIGKILL"),
+        (11, "SIGSEGV"),
+        (13, "SIGPIPE"),
+        (14, "SIGALRM"),
+        (15, "SIGTERM"),
+        (24, "SIGXCPU"),
+        (25, "SIGXFSZ"),
+        (31, "SIGSYS"),
+    ];
+    NAMES.iter().find(|(number, _)| *number == signal).map_or_else(|| format!("signal {signal}"), |(_, n)| (*n).into())
+}
+
+/// Starts ranks. The thread that does must live as long as they do: their death signal follows it.
+///
+/// # Errors
+/// A process cannot be started; those that were are ended.
+pub fn spawn(start: &Start) -> Result<Ranks, LaunchError> {
+    let mut ranks = Ranks { running: Vec::with_capacity(start.ranks.len()) };
+    for rank in start.ranks.clone() {
+        let what = format!("the process of rank {rank} cannot be started");
+        let child = command(start, rank).spawn().map_err(LaunchError::system(what))?;
+        ranks.running.push(Running { rank, child, exit: None, sent: None });
+    }
+    Ok(ranks)
+}
+
+fn command(start: &Start, rank: usize) -> Command {
+    let stdio = || if start.io == Io::Piped { Stdio::piped() } else { Stdio::inherit() };
+    let mut command = Command::new(&start.program);
+    command
+        .args(&start.arguments)
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", start.size.to_string())
+        .env("LOCAL_RANK", (rank - start.ranks.start).to_string())
+        .env("LOCAL_WORLD_SIZE", start.ranks.len().to_string())
+        .env("MASTER_ADDR", &start.host)
+        .env("MASTER_PORT", start.port.to_string())
+        .env("ZBENCH_TOKEN", &start.token)
+        .env("ZBENCH_LAUNCHED", "1")
+        .env("ZBENCH_PARENT", std::process::id().to_string())
+        .stdin(if start.io == Io::Piped { Stdio::piped() } else { Stdio::null() })
+        .stdout(stdio())
+        .stderr(stdio())
+        // A group of its own, so that Ctrl-C reaches the starting process alone, which then decides.
+        .process_group(0);
+    command
+}
+
+impl Ranks {
+    /// The streams of the ranks, once, in the order of the ranks; nothing where they are inherited.
+    pub fn streams(&mut self) -> Vec<Streams> {
+        let take = |running: &mut Running| {
+            let Child { stdin, stdout, stderr, .. } = &mut running.child;
+            Some(Streams { stdin: stdin.take()?, stdout: stdout.take()?, stderr: stderr.take()? })
+        };
+        self.running.iter_mut().filter_map(take).collect()
+    }
+
+    /// Rank and process of each.
+    pub fn pids(&self) -> Vec<(usize, u32)> {
+        self.running.iter().map(|running| (running.rank, running.child.id())).collect()
+    }
+
+    /// Waits until all have ended. When one ends otherwise than well, the others have `grace` to notice; when `stop` is set
+    /// they are interrupted. Who does not end then is ended.
+    pub fn supervise(mut self, grace: Duration, stop: &AtomicBool) -> Vec<RankExit> {
+        let mut deadline = None;
+        let mut interrupted = false;
+        while !self.poll() {
+            if stop.load(Ordering::Relaxed) && !interrupted {
+                interrupted = true;
+                self.signal(Signal::INT);
+                deadline = Some(Instant::now() + POLITE);
+            }
+            if deadline.is_none() && self.running.iter().any(Running::ended_badly) {
+                deadline = Some(Instant::now() + grace);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                self.end();
+                break;
+            }
+            std::thread::sleep(TICK);
+        }
+        self.exits()
+    }
+
+    /// Looks who has ended; true when all have.
+    pub fn poll(&mut self) -> bool {
+        self.running.iter_mut().for_each(Running::look);
+        self.running.iter().all(|running| running.exit.is_some())
+    }
+
+    /// Those that have ended so far.
+    pub fn exits(&self) -> Vec<RankExit> {
+        let exit =
+            |running: &Running| Some(RankExit { rank: running.rank, pid: running.child.id(), exit: running.exit? });
+        self.running.iter().filter_map(exit).collect()
+    }
+
+    /// Ends whoever still runs, first politely. A stopped process hears only the last word.
+    pub fn end(&mut self) {
+        self.signal(Signal::TERM);
+        let deadline = Instant::now() + POLITE;
+        while !self.poll() && Instant::now() < deadline {
+            std::thread::sleep(TICK);
+        }
+        self.signal(Signal::KILL);
+        for running in self.running.iter_mut().filter(|running| running.exit.is_none()) {
+            // It cannot be ignored, so this wait is short.
+            if let Ok(status) = running.child.wait() {
+                running.note(status);
+            }
+        }
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        self.poll();
+        for running in self.running.iter_mut().filter(|running| running.exit.is_none()) {
+            if let Some(pid) = Pid::from_raw(running.child.id() as i32) {
+                // Fails only when the group is gone.
+                let _ = kill_process_group(pid, signal);
+                running.sent = Some(signal);
+            }
+        }
+    }
+}
+
+impl Running {
+    fn look(&mut self) {
+        if self.exit.is_none()
+            && let Ok(Some(status)) = self.child.try_wait()
+        {
+            self.note(status);
+        }
+    }
+
+    fn note(&mut self, status: ExitStatus) {
+        self.exit = Some(match (status.signal(), self.sent) {
+            (Some(signal), Some(sent)) if sent.as_raw() == signal => Exit::Ended(signal),
+            (Some(signal), _) => Exit::Signal(signal),
+            (None, _) => Exit::Code(status.code().unwrap_or_default()),
+        });
+    }
+
+    fn ended_badly(&self) -> bool {
+        self.exit.is_some_and(|exit| exit != Exit::Code(0))
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        if !self.poll() {
+            self.end();
+        }
+    }
+}
