@@ -179,6 +179,16 @@ data or a collective that failed, 130 stopped by Ctrl-C. What was measured befor
     /// A cell's own process
     #[command(name = "__cell", hide = true)]
     Cell,
+    /// A rank's own process
+    #[command(name = "__rank", hide = true)]
+    Rank,
+    /// Becomes another program that ends with its parent
+    #[command(name = "__follow", hide = true)]
+    Follow {
+        /// The program and its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<std::ffi::OsString>,
+    },
 }
 
 /// How a file becomes cells.

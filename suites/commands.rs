@@ -5,6 +5,7 @@ mod doctor;
 mod notebook;
 mod progress;
 mod repro;
+mod session;
 mod train;
 
 use crate::cli::{Cells, Cli, ColorWhen, Command, Format, Global, exit};
@@ -25,18 +26,20 @@ use zbench_reports::render::{csv, json, markdown, terminal};
 pub fn run(cli: &Cli) -> Result<u8> {
     let global = &cli.global;
     match &cli.command {
-        Command::Grid(arguments) => train::grid(global, arguments),
-        Command::Run(arguments) => train::run(global, arguments),
+        Command::Grid(arguments) => session::with(global, |session| train::grid(global, session, arguments)),
+        Command::Run(arguments) => session::with(global, |session| train::run(global, session, arguments)),
         Command::Plan(arguments) => train::plan(global, arguments),
         Command::Allreduce(arguments) => allreduce::allreduce(global, arguments),
         Command::List => notebook::list(global),
         Command::Show { id } => notebook::show(global, id),
         Command::Note { id, text } => notebook::note(global, id, text),
         Command::Report { what } => notebook::report(global, what),
-        Command::Repro { id, timeout } => repro::repro(global, id, *timeout),
+        Command::Repro { id, timeout } => session::with(global, |session| repro::repro(global, session, id, *timeout)),
         Command::Doctor { keys: true } => print(&crate::config::keys::document()).map(|()| exit::SUCCESS),
         Command::Doctor { keys: false } => doctor::doctor(global),
         Command::Cell => Ok(crate::runner::cell::main()),
+        Command::Rank => Ok(crate::runner::rank::main()),
+        Command::Follow { command } => Err(crate::launch::become_follower(command).into()),
     }
 }
 

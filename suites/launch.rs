@@ -1,13 +1,22 @@
 //! How ranks become processes: what a launcher (torchrun, srun, mpirun) says of this process, processes of our own, and
 //! the group they form. The same code serves `run`, `grid` and `allreduce`.
 
+use zbench_engine::comm::{CommError, RendezvousError};
+
+mod connect;
 mod detect;
+mod line;
 mod slurm;
 mod spawn;
 
+pub use connect::{Choice, HOW_TO_HAVE_MPI, Options, connect, meet};
 pub use detect::{Source, World, detect, inherited};
+pub use line::{Line, Silence};
 pub use slurm::{expand_nodes, expand_tasks};
-pub use spawn::{Exit, Io, RankExit, Ranks, Start, follow_parent, free_port, signal_name, spawn};
+pub(crate) use spawn::fresh_token;
+pub use spawn::{
+    Exit, Io, RankExit, Ranks, Start, Streams, become_follower, follow_parent, free_port, signal_name, spawn,
+};
 
 /// Why a launch cannot be.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +71,34 @@ pub enum LaunchError {
         source_name: &'static str,
         /// Ranks in all.
         size: usize,
+    },
+    /// The ranks did not meet.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// They met and could not talk.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The group is another than the launcher's.
+    #[error(
+        "the ranks have formed a world in which this is rank {} of {}, but {source_name} started it as rank {} of {}; \
+         one of them is misled, so nothing is measured",
+        formed.0, formed.1, launched.0, launched.1
+    )]
+    Formed {
+        /// Rank and size of the group.
+        formed: (usize, usize),
+        /// Rank and size by the launcher.
+        launched: (usize, usize),
+        /// Who started them.
+        source_name: &'static str,
+    },
+    /// This program was built without a backend.
+    #[error("the backend {backend} is not in this build; {how}")]
+    NotBuilt {
+        /// Which.
+        backend: &'static str,
+        /// How to have it.
+        how: &'static str,
     },
     /// A process or what it needs could not be had.
     #[error("{what}: {source}")]

@@ -3,18 +3,24 @@
 
 pub mod cell;
 pub mod child;
+pub mod launched;
 pub mod machine;
+pub mod merge;
+pub mod mpirun;
 pub mod parity;
 pub mod plan;
+pub mod processes;
 pub mod protocol;
+pub mod rank;
 pub mod record;
 
 use plan::{Decision, Planned};
 use protocol::{End, Ended};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 use zbench_engine::config::Cell;
-use zbench_reports::record::{Outcome, Record, Status, Step, label_flags};
+use zbench_reports::record::{Outcome, Record, Source, Status, Step, label_flags};
 use zbench_reports::{Notebook, StoreError};
 
 /// What became of one execution.
@@ -24,11 +30,26 @@ pub struct Execution {
     pub steps: Vec<Step>,
     /// How it ended; absent when it was stopped because the user asked.
     pub end: Option<End>,
+    /// Nothing can run after it.
+    pub last: bool,
 }
 
 impl Execution {
     fn ended(steps: Vec<Step>, failure: Ended) -> Execution {
-        Execution { steps, end: Some(End { failure: Some(failure), ..End::default() }) }
+        Execution { steps, end: Some(End { failure: Some(failure), ..End::default() }), last: false }
+    }
+
+    fn timed_out(steps: Vec<Step>, limit: Duration) -> Execution {
+        let reason = format!(
+            "took longer than the time limit of {} s, after {} steps; raise --timeout, or lower train.steps",
+            limit.as_secs_f64(),
+            steps.len()
+        );
+        Execution::ended(steps, Ended { status: Status::TimedOut, reason, source: Some(Source::Host) })
+    }
+
+    fn last(steps: Vec<Step>, end: End) -> Execution {
+        Execution { steps, end: Some(end), last: true }
     }
 
     fn failed(steps: Vec<Step>, reason: String) -> Execution {
@@ -125,7 +146,7 @@ impl Runner<'_> {
                 continue;
             }
             self.observe.begin(cell, *trial, done, schedule.len());
-            let Some(record) = self.trial(cell, *trial, cells, &counted, &references) else {
+            let Some((record, last)) = self.trial(cell, *trial, cells, &counted, &references) else {
                 summary.interrupted = true;
                 break;
             };
@@ -136,12 +157,15 @@ impl Runner<'_> {
             }
             summary.appended += 1;
             counted.push(record);
+            if last {
+                break;
+            }
         }
         summary.records = newest(cells, &wanted, counted);
         Ok(summary)
     }
 
-    /// One trial, as a record; nothing when it was stopped.
+    /// One trial, as a record, and whether nothing can run after it; nothing when it was stopped.
     fn trial(
         &mut self,
         planned: &Planned,
@@ -149,7 +173,8 @@ impl Runner<'_> {
         cells: &[Planned],
         known: &[Record],
         references: &[(String, Record)],
-    ) -> Option<Record> {
+    ) -> Option<(Record, bool)> {
+        let mut last = false;
         let started = jiff::Timestamp::now();
         let mut record = self.blank(planned, trial, started);
         record::predicted(&mut record, planned);
@@ -165,6 +190,7 @@ impl Runner<'_> {
                 let observe = &mut *self.observe;
                 let execution = self.execute.execute(cell, &mut |step| observe.step(step));
                 let end = execution.end?;
+                last = execution.last;
                 let host = record.environment.get("host").and_then(Value::as_str).unwrap_or_default().to_string();
                 if let Some(failure) = &end.failure {
                     record.outcome = Outcome::ended(failure.status, failure.reason.clone(), failure.source);
@@ -175,7 +201,7 @@ impl Runner<'_> {
             // Run is only decided for a cell that has a plan.
             (Decision::Run, ..) => record.outcome = Outcome::ended(Status::Failed, "the cell has no plan", None),
         }
-        Some(record)
+        Some((record, last))
     }
 
     fn blank(&self, planned: &Planned, trial: u32, started: jiff::Timestamp) -> Record {
@@ -250,7 +276,7 @@ fn schedule(cells: &[Planned], wanted: &[Vec<u32>]) -> Vec<(usize, u32)> {
 fn is_final(record: &Record, cell: &Planned) -> bool {
     match (&cell.decision, record.outcome.status) {
         (Decision::Run, Status::Measured | Status::Diverged) => true,
-        (Decision::Run, Status::OutOfMemory) => record.outcome.source == Some(zbench_reports::record::Source::Arena),
+        (Decision::Run, Status::OutOfMemory) => record.outcome.source == Some(Source::Arena),
         (Decision::Run, _) => false,
         (Decision::Record { status, reason, .. }, found) => *status == found && *reason == record.outcome.reason,
     }

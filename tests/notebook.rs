@@ -50,7 +50,11 @@ impl Execute for Fake {
         steps.iter().for_each(on_step);
         let failure =
             self.ends.get(strategy).map(|status| Ended { status: *status, reason: "because".into(), source: None });
-        Execution { steps, end: Some(End { failure, peak_flops: vec![Some(1e9), Some(1e9)], ..End::default() }) }
+        Execution {
+            steps,
+            end: Some(End { failure, peak_flops: vec![Some(1e9), Some(1e9)], ..End::default() }),
+            last: false,
+        }
     }
 }
 

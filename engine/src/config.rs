@@ -4,6 +4,7 @@
 use crate::comm::link::LinkSpec;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::time::Duration;
 use zbench_kernels::DType;
 
 /// Everything that determines a training run.
@@ -222,6 +223,35 @@ pub struct Parallel {
     pub prefetch: usize,
     /// How collectives travel.
     pub backend: Backend,
+    /// How long a rank waits for the others before it gives the run up.
+    #[serde(default = "default_stall", with = "seconds", skip_serializing_if = "is_default_stall")]
+    pub stall: Duration,
+}
+
+/// Longer than any step, shorter than a night.
+pub const STALL: Duration = Duration::from_secs(300);
+
+fn default_stall() -> Duration {
+    STALL
+}
+
+// Left out of a cell's text, so that the keys of cells do not depend on how long ranks would have waited.
+fn is_default_stall(stall: &Duration) -> bool {
+    *stall == STALL
+}
+
+/// A duration as a number of seconds.
+mod seconds {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use std::time::Duration;
+
+    pub fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_f64(duration.as_secs_f64())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        Duration::try_from_secs_f64(f64::deserialize(from)?).map_err(D::Error::custom)
+    }
 }
 
 /// The sharding strategies; `engine::strategy` holds the table of what they split.
@@ -285,6 +315,24 @@ impl Strategy {
 pub enum Backend {
     /// Ranks are threads of one process.
     Local,
+    /// Ranks are processes of one host that share memory.
+    Shm,
+    /// Ranks are processes, of any hosts, with sockets between them.
+    Tcp,
+    /// Ranks are processes that mpirun starts.
+    Mpi,
+}
+
+impl Backend {
+    /// The name in configurations and records.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Backend::Local => "local",
+            Backend::Shm => "shm",
+            Backend::Tcp => "tcp",
+            Backend::Mpi => "mpi",
+        }
+    }
 }
 
 /// The type of everything that has one.

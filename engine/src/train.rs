@@ -1,7 +1,8 @@
-//! Ranks as threads of this process: starts them, watches them, gathers what they report.
+//! Runs a cell: one rank over any communicator, or all of them as threads of this process; and what comes of it when all
+//! have ended.
 
 use crate::checkpoint::Checkpoint;
-use crate::comm::{CommError, Communicator, Metered, Shared, group, link};
+use crate::comm::{CommError, Communicator, Metered, group, link};
 use crate::config::{Cell, DeviceKind};
 use crate::data::Source;
 use crate::layers::StepError;
@@ -12,35 +13,64 @@ use crate::rank::{Inputs, Rank};
 use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 use zbench_kernels::{Arena, Cpu, Kernels, Ledger};
 
-/// How long a rank waits for the others before it gives the run up.
-pub const STALL: Duration = Duration::from_secs(300);
+/// What a rank that came to its end has to report: its numbers, and what computed.
+pub type Report = (RankReport, String);
 
-/// Runs a cell: `untimed_steps + steps` steps on all ranks. `on_step` is called by rank 0 after each step.
+/// Runs a cell: `untimed_steps + steps` steps on all ranks, which are threads. `on_step` is called by rank 0 after each.
 pub fn train(cell: &Cell, plan: &Plan, on_step: &(dyn Fn(&Step) + Sync)) -> Result<Run, Failure> {
     let kernels = kernels(cell).map_err(|reason| failure(Cause::Failed { rank: 0, reason }))?;
     let done = Mutex::new(Vec::new());
     let finished = with_ranks(cell, plan, kernels, |rank| {
-        for _ in 0..cell.train.untimed_steps + cell.train.steps {
-            let step = rank.step()?;
-            if rank.number() == 0 {
-                on_step(&step);
-                lock(&done).push(step);
-            }
-        }
-        Ok((rank.report(), rank.kernels.name()))
+        all_steps(rank, &mut |step| {
+            on_step(step);
+            lock(&done).push(step.clone());
+        })
     });
     let steps = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     match finished {
         Ok(reports) => {
             let kernels = reports.first().map(|r| r.1.clone()).unwrap_or_default();
             let ranks: Vec<_> = reports.into_iter().map(|r| r.0).collect();
-            Ok(Run { steps: with_slowest(steps, &ranks), ranks, kernels })
+            let slowest = slowest(ranks.iter().map(|rank| &rank.step_ms[..]));
+            Ok(Run { steps: with_slowest(steps, &slowest), ranks, kernels })
         }
         Err(failure) => Err(Failure { steps, ..failure }),
     }
+}
+
+/// Runs one rank of a cell by itself: this one of `comm`, which all ranks of the cell share. `on_step` is called after each
+/// step on rank 0. The others are told when this rank fails.
+pub fn train_rank(
+    cell: &Cell,
+    plan: &Plan,
+    comm: Box<dyn Communicator>,
+    kernels: Arc<dyn Kernels>,
+    arena: Arena,
+    on_step: &mut dyn FnMut(&Step),
+) -> Ended<Report> {
+    let (source, checkpoint) = match open(cell, plan) {
+        Ok(opened) => opened,
+        Err(reason) => {
+            comm.abort(&reason);
+            return Ended::broken(&reason);
+        }
+    };
+    let inputs = Inputs { cell, plan, source: &source, checkpoint: checkpoint.as_ref() };
+    one_rank(&inputs, kernels, arena, comm, plan.mesh, |rank| all_steps(rank, on_step))
+}
+
+/// The steps of a cell on one rank.
+fn all_steps(rank: &mut Rank<'_>, on_step: &mut dyn FnMut(&Step)) -> Result<Report, StepError> {
+    let train = &rank.inputs.cell.train;
+    for _ in 0..train.untimed_steps + train.steps {
+        let step = rank.step()?;
+        if rank.number() == 0 {
+            on_step(&step);
+        }
+    }
+    Ok((rank.report(), rank.kernels.name()))
 }
 
 /// The kernels of every rank of a cell on this machine.
@@ -60,17 +90,7 @@ pub fn with_ranks<T: Send>(
     work: impl Fn(&mut Rank<'_>) -> Result<T, StepError> + Sync,
 ) -> Result<Vec<T>, Failure> {
     let input = |reason: String| failure(Cause::Failed { rank: 0, reason });
-    let (model, train) = (&cell.model, &cell.train);
-    let source = Source::open(&cell.data, model.vocab_size, train.seq_len, train.seed);
-    let source = source.map_err(|error| input(error.to_string()))?;
-    let checkpoint = match &model.weights {
-        Some(dir) => {
-            let checkpoint = Checkpoint::open(dir).map_err(|error| input(error.to_string()))?;
-            checkpoint.check(&plan.layout.checkpoint_tensors()).map_err(|error| input(error.to_string()))?;
-            Some(checkpoint)
-        }
-        None => None,
-    };
+    let (source, checkpoint) = open(cell, plan).map_err(input)?;
     let inputs = Inputs { cell, plan, source: &source, checkpoint: checkpoint.as_ref() };
     let mut arenas = Vec::with_capacity(kernels.len());
     for _ in 0..kernels.len() {
@@ -78,13 +98,14 @@ pub fn with_ranks<T: Send>(
     }
     // Held until every rank has ended: a rank that fails takes no memory away under those that still read it.
     let regions: Vec<_> = arenas.iter().map(Arena::region).collect();
-    let locals = group(DATA, kernels.clone(), STALL).map_err(|error| input(error.to_string()))?;
+    let locals = group(DATA, kernels.clone(), cell.parallel.stall).map_err(|error| input(error.to_string()))?;
     let (inputs, work, mesh) = (&inputs, &work, plan.mesh);
     let ended: Vec<Ended<T>> = std::thread::scope(|scope| {
-        let start = |((kernels, arena), comm): ((Arc<dyn Kernels>, Arena), Shared)| {
+        let start = |((kernels, arena), comm): ((Arc<dyn Kernels>, Arena), Box<dyn Communicator>)| {
             let builder = std::thread::Builder::new().name(format!("rank {}", comm.rank())).stack_size(8 << 20);
             builder.spawn_scoped(scope, move || one_rank(inputs, kernels, arena, comm, mesh, work))
         };
+        let locals = locals.into_iter().map(|local| Box::new(local) as Box<dyn Communicator>);
         let threads: Vec<_> = kernels.into_iter().zip(arenas).zip(locals).map(start).collect();
         threads
             .into_iter()
@@ -99,15 +120,75 @@ pub fn with_ranks<T: Send>(
     collect(ended)
 }
 
-/// How a rank ended.
-struct Ended<T> {
-    result: Result<T, RankError>,
-    ledger: Ledger,
+/// Tokens, and weights to start from where the cell names some.
+fn open(cell: &Cell, plan: &Plan) -> Result<(Source, Option<Checkpoint>), String> {
+    let (model, train) = (&cell.model, &cell.train);
+    let source = Source::open(&cell.data, model.vocab_size, train.seq_len, train.seed);
+    let source = source.map_err(|error| error.to_string())?;
+    let Some(dir) = &model.weights else { return Ok((source, None)) };
+    let checkpoint = Checkpoint::open(dir).map_err(|error| error.to_string())?;
+    checkpoint.check(&plan.layout.checkpoint_tensors()).map_err(|error| error.to_string())?;
+    Ok((source, Some(checkpoint)))
 }
 
-enum RankError {
+/// How a rank ended.
+#[derive(Debug)]
+pub struct Ended<T> {
+    /// What it returned, or why it did not.
+    pub result: Result<T, RankError>,
+    /// What its arena was asked for.
+    pub ledger: Ledger,
+}
+
+/// Why a rank ended early.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum RankError {
+    /// A step failed.
+    #[error(transparent)]
     Step(StepError),
+    /// Anything else.
+    #[error("{0}")]
     Other(String),
+}
+
+/// How near a rank's error is to the cause: what it found itself before what it waited for in vain, and that before what it
+/// heard from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// The rank found it.
+    Found,
+    /// Others did not come.
+    Stalled,
+    /// Another rank said so.
+    Heard,
+}
+
+impl RankError {
+    /// How near it is to the cause.
+    pub fn standing(&self) -> Standing {
+        match self {
+            RankError::Step(StepError::Comm(CommError::Aborted { .. })) => Standing::Heard,
+            RankError::Step(StepError::Comm(CommError::Stalled { .. })) => Standing::Stalled,
+            _ => Standing::Found,
+        }
+    }
+
+    /// As the cause of a run's end.
+    pub fn cause(self, rank: usize) -> Cause {
+        match self {
+            RankError::Step(StepError::OutOfMemory(error)) => Cause::OutOfMemory { rank, error },
+            RankError::Step(StepError::Diverged { step, what, value }) => Cause::Diverged { step, what, value },
+            RankError::Step(error) => Cause::Failed { rank, reason: error.to_string() },
+            RankError::Other(reason) => Cause::Failed { rank, reason },
+        }
+    }
+}
+
+/// Which rank's error is the cause: the first of those nearest to it.
+pub fn cause_of(standings: impl IntoIterator<Item = Option<Standing>>) -> Option<usize> {
+    let errors = standings.into_iter().enumerate().filter_map(|(rank, standing)| Some((standing?, rank)));
+    errors.min().map(|(_, rank)| rank)
 }
 
 impl<T> Ended<T> {
@@ -120,14 +201,14 @@ fn one_rank<T>(
     inputs: &Inputs<'_>,
     kernels: Arc<dyn Kernels>,
     arena: Arena,
-    comm: Shared,
+    comm: Box<dyn Communicator>,
     mesh: Mesh,
-    work: &(impl Fn(&mut Rank<'_>) -> Result<T, StepError> + Sync),
+    work: impl FnOnce(&mut Rank<'_>) -> Result<T, StepError>,
 ) -> Ended<T> {
     let account = arena.clone();
     let number = comm.rank();
     let run = || -> Result<T, RankError> {
-        let world = link::wrap(Box::new(comm), inputs.cell.link_spec().as_ref());
+        let world = link::wrap(comm, inputs.cell.link_spec().as_ref());
         let comms = world.and_then(|world| comms(world, mesh)).map_err(|error| RankError::Step(error.into()))?;
         let rank = Rank::new(inputs, number, kernels, arena, comms);
         let result = rank.and_then(|mut rank| {
@@ -159,37 +240,40 @@ fn comms(world: Box<dyn Communicator>, mesh: Mesh) -> Result<Comms, CommError> {
     Ok(Comms { inner: Metered::new(INNER, inner), hybrid: Some(hybrid) })
 }
 
-/// All results, or the cause: what a rank found itself rather than what it heard from another.
-fn collect<T>(ended: Vec<Ended<T>>) -> Result<Vec<T>, Failure> {
+/// All results, or the cause.
+pub fn collect<T>(ended: Vec<Ended<T>>) -> Result<Vec<T>, Failure> {
     let ledgers = ended.iter().map(|e| e.ledger.clone()).collect();
-    let heard = |error: &RankError| matches!(error, RankError::Step(StepError::Comm(CommError::Aborted { .. })));
-    let (mut results, mut first, mut echo) = (Vec::new(), None, None);
+    let cause = cause_of(ended.iter().map(|e| e.result.as_ref().err().map(RankError::standing)));
+    let (mut results, mut failed) = (Vec::new(), None);
     for (rank, ended) in ended.into_iter().enumerate() {
         match ended.result {
             Ok(result) => results.push(result),
-            Err(error) if heard(&error) => echo = echo.or(Some((rank, error))),
-            Err(error) => first = first.or(Some((rank, error))),
+            Err(error) if Some(rank) == cause => failed = Some(error.cause(rank)),
+            Err(_) => {}
         }
     }
-    let Some((rank, error)) = first.or(echo) else { return Ok(results) };
-    let cause = match error {
-        RankError::Step(StepError::OutOfMemory(error)) => Cause::OutOfMemory { rank, error },
-        RankError::Step(StepError::Diverged { step, what, value }) => Cause::Diverged { step, what, value },
-        RankError::Step(error) => Cause::Failed { rank, reason: error.to_string() },
-        RankError::Other(reason) => Cause::Failed { rank, reason },
-    };
-    Err(Failure { cause, steps: Vec::new(), ledgers })
+    match failed {
+        None => Ok(results),
+        Some(cause) => Err(Failure { cause, steps: Vec::new(), ledgers }),
+    }
 }
 
 fn failure(cause: Cause) -> Failure {
     Failure { cause, steps: Vec::new(), ledgers: Vec::new() }
 }
 
+/// The time of the slowest rank, timed step by timed step.
+pub fn slowest<'a>(step_ms: impl Iterator<Item = &'a [f64]>) -> Vec<f64> {
+    step_ms.fold(Vec::new(), |mut most, ms| {
+        most.resize(most.len().max(ms.len()), 0.0);
+        most.iter_mut().zip(ms).for_each(|(most, ms)| *most = most.max(*ms));
+        most
+    })
+}
+
 /// A step lasts as long as its slowest rank takes.
-fn with_slowest(mut steps: Vec<Step>, ranks: &[RankReport]) -> Vec<Step> {
-    for (i, step) in steps.iter_mut().filter(|s| s.timed).enumerate() {
-        step.ms = ranks.iter().filter_map(|r| r.step_ms.get(i)).fold(step.ms, |most, ms| most.max(*ms));
-    }
+fn with_slowest(mut steps: Vec<Step>, slowest: &[f64]) -> Vec<Step> {
+    steps.iter_mut().filter(|step| step.timed).zip(slowest).for_each(|(step, ms)| step.ms = step.ms.max(*ms));
     steps
 }
 

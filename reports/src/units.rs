@@ -66,6 +66,21 @@ pub fn traffic(bytes: f64) -> String {
     scaled(bytes, 1000.0, &["B", "kB", "MB", "GB", "TB", "PB"])
 }
 
+/// A time, in the unit that reads best: `20.0 us`.
+pub fn duration(seconds: f64) -> String {
+    match seconds.abs() {
+        s if s >= 1.0 || s == 0.0 => format!("{} s", number(seconds)),
+        s if s >= 1e-3 => format!("{} ms", number(seconds * 1e3)),
+        s if s >= 1e-6 => format!("{} us", number(seconds * 1e6)),
+        _ => format!("{} ns", number(seconds * 1e9)),
+    }
+}
+
+/// A link's bandwidth and latency: `1.00 GB/s and 20.0 us each way`.
+pub fn link(bytes_per_second: f64, seconds: f64) -> String {
+    format!("{}/s and {} each way", traffic(bytes_per_second), duration(seconds))
+}
+
 /// Floating-point operations: `1.50 TFLOP`.
 pub fn flops(operations: f64) -> String {
     scaled(operations, 1000.0, &["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP"])

@@ -1,5 +1,6 @@
 //! `zbench repro ID`: a record's cell again, from the record alone.
 
+use super::session::Session;
 use super::train::{carry_out, code, header_of};
 use super::{print_document, print_lines};
 use crate::cli::{Format, Global, exit};
@@ -17,7 +18,7 @@ use zbench_reports::document::{Column, Document, Entry, Table};
 use zbench_reports::record::Record;
 
 /// Runs it and compares: losses, norms, bytes and calls must be the same; speed is shown beside.
-pub fn repro(global: &Global, id: &str, timeout: Duration) -> Result<u8> {
+pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration) -> Result<u8> {
     if !global.notebook.is_dir() {
         bail!("there is no notebook in {}; name it with --notebook DIR", global.notebook.display());
     }
@@ -41,11 +42,12 @@ pub fn repro(global: &Global, id: &str, timeout: Duration) -> Result<u8> {
     let resolved = Ok(Resolved { cell, profile: None });
     let grid = GridCell { key, label: format!("again {}", record.id), resolved, settings: Settings::new() };
     let proxy_of = record.extra.get("proxy").and_then(|p| p.get("of")).and_then(Value::as_str).map(str::to_string);
-    let planned = plan::plan(grid, proxy_of);
+    let mut planned = plan::plan(grid, proxy_of);
+    session.judge(std::slice::from_mut(&mut planned));
     if let Decision::Record { reason, .. } = &planned.decision {
         bail!("the record {} cannot be run here: {reason}", record.id);
     }
-    let summary = carry_out(global, &[planned], Trials::OneMore, header_of(&record), timeout, true)?;
+    let summary = carry_out(global, session, &[planned], Trials::OneMore, header_of(&record), timeout, true)?;
     let [again] = &summary.records[..] else { return Ok(code(&summary)) };
     let (document, same) = compare(&record, again);
     match global.format {

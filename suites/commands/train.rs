@@ -1,13 +1,15 @@
 //! `grid`, `run` and `plan`.
 
 use super::progress::Progress;
+use super::session::Session;
 use super::{Expanded, expand, header, planned, print_document, print_lines};
 use crate::cli::{Format, Global, GridArgs, PlanArgs, RunArgs, exit};
 use crate::config::{ConfigError, Document};
 use crate::grid::{self, GridCell};
 use crate::runner::child::Children;
+use crate::runner::launched::Launched;
 use crate::runner::plan::{Decision, Planned};
-use crate::runner::{Header, Runner, Summary, Trials};
+use crate::runner::{Execute, Header, Runner, Summary, Trials};
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -20,9 +22,10 @@ use zbench_reports::{Notebook, estimate_report, grid_report};
 pub const PEAK_SECONDS: f64 = 0.1;
 
 /// `zbench grid FILE`.
-pub fn grid(global: &Global, arguments: &GridArgs) -> Result<u8> {
+pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Result<u8> {
     let mut expanded = expand(&arguments.cells, arguments.max_cells)?;
-    let cells = planned(&mut expanded, arguments.proxy)?;
+    let mut cells = planned(&mut expanded, arguments.proxy)?;
+    session.judge(&mut cells);
     if cells.is_empty() {
         crate::say!("no cell is left: --only or [[grid.exclude]] leave out all of them");
         return Ok(if arguments.dry_run { exit::SUCCESS } else { exit::NOT_MEASURED });
@@ -36,7 +39,7 @@ pub fn grid(global: &Global, arguments: &GridArgs) -> Result<u8> {
         header.name = format!("{} (proxy)", header.name);
     }
     let question = header.question.clone();
-    let summary = carry_out(global, &cells, trials, header, arguments.timeout, false)?;
+    let summary = carry_out(global, session, &cells, trials, header, arguments.timeout, false)?;
     let shown = if global.format == Format::Json {
         print_lines(&summary.records)
     } else {
@@ -47,21 +50,22 @@ pub fn grid(global: &Global, arguments: &GridArgs) -> Result<u8> {
 }
 
 /// `zbench run FILE`.
-pub fn run(global: &Global, arguments: &RunArgs) -> Result<u8> {
+pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Result<u8> {
     let mut expanded = expand(&arguments.cells, usize::MAX)?;
     if expanded.cells.len() != 1 {
         let file = expanded.document.path.display().to_string();
         return Err(ConfigError::about(file, not_one(&expanded.cells)).into());
     }
     refuse_all(&expanded)?;
-    let cells = planned(&mut expanded, false)?;
+    let mut cells = planned(&mut expanded, false)?;
+    session.judge(&mut cells);
     // One went in.
     let [cell] = &cells[..] else { return Ok(exit::NOT_MEASURED) };
     if let Decision::Record { status: Status::Skipped, reason, source: Source::Plan } = &cell.decision {
         return Err(ConfigError::about(expanded.document.path.display().to_string(), reason.clone()).into());
     }
     let header = header(&expanded.document);
-    let summary = carry_out(global, &cells, Trials::OneMore, header, arguments.timeout, true)?;
+    let summary = carry_out(global, session, &cells, Trials::OneMore, header, arguments.timeout, true)?;
     match global.format {
         Format::Json => print_lines(&summary.records)?,
         _ => {
@@ -124,6 +128,7 @@ fn estimates(global: &Global, cells: &[Planned]) -> Result<u8> {
 /// Runs cells in child processes, with progress, until done or stopped.
 pub fn carry_out(
     global: &Global,
+    session: &mut Session,
     cells: &[Planned],
     trials: Trials,
     header: Header,
@@ -136,9 +141,13 @@ pub fn carry_out(
     }
     let stop = stop_flag()?;
     let program = std::env::current_exe().context("the path of zbench itself is needed to start cells")?;
-    let mut children = Children { program, stop, timeout, peak_seconds: PEAK_SECONDS };
+    let peak_seconds = PEAK_SECONDS;
+    let mut execute: Box<dyn Execute + '_> = match &mut session.leader {
+        None => Box::new(Children { program, stop, timeout, peak_seconds }),
+        Some(leader) => Box::new(Launched { leader, program, stop, timeout, peak_seconds }),
+    };
     let mut progress = Progress::new(global, steps);
-    let mut runner = Runner { notebook: &notebook, execute: &mut children, observe: &mut progress, header };
+    let mut runner = Runner { notebook: &notebook, execute: &mut *execute, observe: &mut progress, header };
     let result = runner.run(cells, trials);
     progress.clear();
     let summary = result?;
@@ -152,7 +161,7 @@ pub fn carry_out(
 }
 
 /// Set by the first Ctrl-C or termination; the second one ends the process at once.
-pub(super) fn stop_flag() -> Result<Arc<AtomicBool>> {
+pub fn stop_flag() -> Result<Arc<AtomicBool>> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {

@@ -168,7 +168,15 @@ pub const KEYS: &[Key] = &[
         "parallel.backend",
         Choice(&["local", "shm", "tcp", "device", "mpi", "nccl"]),
         Is("\"local\""),
-        "How collectives travel. This version has local: ranks are threads of one process.",
+        "How collectives travel: local: ranks are threads of one process; shm: processes of one host that share memory; \
+         tcp: processes of any hosts; mpi: processes of mpirun (a build with the feature). This version has no device and \
+         nccl.",
+    ),
+    key(
+        "parallel.stall",
+        Duration,
+        Is("\"300s\""),
+        "How long a rank waits for others that do not come, before the run is given up.",
     ),
     key(
         "precision.preset",
@@ -253,13 +261,13 @@ pub const KEYS: &[Key] = &[
         "link.node.bandwidth",
         Bandwidth,
         From("absent: no emulated link"),
-        "Emulated link between nodes; not in this version.",
+        "Emulated link of every node of parallel.ranks_per_node ranks, each way, shared by its ranks (docs/links.md).",
     ),
     key(
         "link.node.latency",
         Duration,
-        From("absent: no emulated link"),
-        "Emulated link between nodes; not in this version.",
+        From("0 where link.node.bandwidth is given"),
+        "Time that every transfer between nodes takes beside its bytes, once for each step of its ring.",
     ),
 ];
 

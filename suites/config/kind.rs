@@ -154,8 +154,12 @@ impl Kind {
             Kind::Bytes => measure(value, "a size such as \"80GiB\" or a number of bytes", |text| {
                 units::bytes(text).filter(|bytes| *bytes > 0).map(|bytes| bytes as f64)
             }),
-            Kind::Bandwidth => measure(value, "a bandwidth such as \"12.5GB/s\"", units::bandwidth),
-            Kind::Duration => measure(value, "a duration such as \"20us\"", units::seconds),
+            Kind::Bandwidth => measure(value, "a bandwidth such as \"12.5GB/s\", from 1KB/s to 1000TB/s", |text| {
+                units::bandwidth(text).filter(|bandwidth| (1e3..=1e15).contains(bandwidth))
+            }),
+            Kind::Duration => measure(value, "a duration such as \"20us\", at most 10s", |text| {
+                units::seconds(text).filter(|seconds| *seconds <= 10.0)
+            }),
             Kind::Betas => check_betas(value),
             Kind::Checkpointing => check_checkpointing(value),
             Kind::Targets => check_targets(value),

@@ -5,6 +5,7 @@ use super::document;
 use super::document::{Place, Settings};
 use super::keys::{self, Default};
 use super::kind::number;
+use super::units;
 use std::path::PathBuf;
 use toml::Value;
 use zbench_engine::config::*;
@@ -12,7 +13,7 @@ use zbench_kernels::DType;
 
 mod sources;
 
-use sources::{byte_size, data, model, profile};
+use sources::{byte_size, data, model, profile, seconds};
 
 /// What resolving depends on beside the settings.
 #[derive(Clone, Debug)]
@@ -87,6 +88,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         },
         model,
         train,
+        link: link(&values, &parallel)?,
         parallel,
         precision,
         lora,
@@ -167,6 +169,8 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
         ("lora.method", "ia3", "write \"lora\""),
         ("lora.base", "nf4", "write \"bf16\", \"f16\" or \"f32\""),
         ("lora.base", "int8", "write \"bf16\", \"f16\" or \"f32\""),
+        ("parallel.backend", "device", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
+        ("parallel.backend", "nccl", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
     ];
     for (key, word, instead) in words {
         if values.text(key) == word {
@@ -177,7 +181,6 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
         ("parallel.pipeline_schedule", "1f1b"),
         ("parallel.gather_wire", "native"),
         ("parallel.reduce_wire", "native"),
-        ("parallel.backend", "local"),
         ("memory.offload_optimizer", "none"),
         ("memory.offload_parameters", "none"),
     ];
@@ -186,10 +189,8 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
             return refuse(key, &format!("write \"{word}\""));
         }
     }
-    for key in ["memory.offload_path", "link.node.bandwidth", "link.node.latency"] {
-        if values.given(key).is_some() {
-            return refuse(key, "leave the key out");
-        }
+    if values.given("memory.offload_path").is_some() {
+        return refuse("memory.offload_path", "leave the key out");
     }
     Ok(())
 }
@@ -278,8 +279,52 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         strategy,
         shard,
         prefetch: values.count("parallel.prefetch"),
-        backend: Backend::Local,
+        backend: match values.text("parallel.backend").as_str() {
+            "shm" => Backend::Shm,
+            "tcp" => Backend::Tcp,
+            "mpi" => Backend::Mpi,
+            _ => Backend::Local,
+        },
+        stall: stall(values)?,
     })
+}
+
+/// Emulated links, which need to be told what a node is.
+fn link(values: &Values, parallel: &Parallel) -> Result<Option<Link>, Refusal> {
+    let (bandwidth, latency) = ("link.node.bandwidth", "link.node.latency");
+    let of = |key: &str, read: fn(&str) -> Option<f64>| values.given(key).and_then(|value| measured(value, read));
+    let Some(bytes_per_second) = of(bandwidth, units::bandwidth) else {
+        return match values.given(latency) {
+            Some(_) => Err(values.refuse(
+                bandwidth,
+                &[latency],
+                "is absent; write it beside link.node.latency, as \"12.5GB/s\"",
+            )),
+            None => Ok(None),
+        };
+    };
+    if parallel.ranks_per_node.is_none() {
+        let message = "is an emulated link between nodes; write parallel.ranks_per_node, the ranks of one";
+        return Err(values.refuse(bandwidth, &["parallel.ranks_per_node"], message));
+    }
+    let seconds = of(latency, units::seconds).unwrap_or(0.0);
+    Ok(Some(Link { node: NodeLink { bandwidth: bytes_per_second, latency: seconds } }))
+}
+
+/// A quantity with a unit, or a plain number.
+fn measured(value: &Value, read: fn(&str) -> Option<f64>) -> Option<f64> {
+    match value {
+        Value::String(text) => read(text),
+        other => number(other).and_then(|x| read(&x.to_string())),
+    }
+}
+
+fn stall(values: &Values) -> Result<std::time::Duration, Refusal> {
+    let given = values.value("parallel.stall");
+    let seconds = seconds(&given).filter(|seconds| (0.001..=1e9).contains(seconds));
+    let wrong =
+        || values.refuse("parallel.stall", &[], format!("{given} is no time from 1ms to 1e9 s; write \"300s\""));
+    seconds.map(std::time::Duration::from_secs_f64).ok_or_else(wrong)
 }
 
 fn dtype(name: &str) -> Option<DType> {

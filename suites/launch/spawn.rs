@@ -76,7 +76,7 @@ pub fn free_port() -> Result<u16, LaunchError> {
 }
 
 /// 128 random bits, in hexadecimal.
-pub(super) fn fresh_token() -> Result<String, LaunchError> {
+pub(crate) fn fresh_token() -> Result<String, LaunchError> {
     let mut bytes = [0u8; 16];
     let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     read.map_err(LaunchError::system("/dev/urandom cannot be read"))?;
@@ -90,11 +90,30 @@ pub fn follow_parent() -> bool {
     parent.is_none_or(die_with)
 }
 
+/// Becomes another program, which is asked to end when the process ZBENCH_FOLLOW, its parent, does: the wish outlives the
+/// change of program. Returns only what went wrong.
+pub fn become_follower(command: &[OsString]) -> LaunchError {
+    use rustix::process::set_parent_process_death_signal;
+    let parent = std::env::var("ZBENCH_FOLLOW").ok().and_then(|parent| parent.parse().ok());
+    // A polite signal: a mpirun then ends its ranks, wherever they are.
+    let asked = set_parent_process_death_signal(Some(Signal::TERM)).is_ok();
+    let name = command.first().cloned().unwrap_or_default();
+    let what = format!("{} cannot be started", name.to_string_lossy());
+    if !asked || parent.is_some_and(|parent: u32| !is_parent(parent)) {
+        return LaunchError::system(what)(std::io::Error::other("the process that started this one is gone"));
+    }
+    let error = Command::new(name).args(command.iter().skip(1)).env_remove("ZBENCH_FOLLOW").exec();
+    LaunchError::system(what)(error)
+}
+
+fn is_parent(pid: u32) -> bool {
+    rustix::process::getppid().is_some_and(|parent| parent.as_raw_nonzero().get() as u32 == pid)
+}
+
 /// Asks the system to end this process when its parent ends; false when that has happened already.
-pub fn die_with(parent: u32) -> bool {
-    use rustix::process::{getppid, set_parent_process_death_signal};
-    let asked = set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
-    asked && getppid().is_some_and(|pid| pid.as_raw_nonzero().get() as u32 == parent)
+fn die_with(parent: u32) -> bool {
+    let asked = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
+    asked && is_parent(parent)
 }
 
 /// Ranks that run here.
@@ -156,7 +175,7 @@ impl std::fmt::Display for RankExit {
     }
 }
 
-/// `SIGKILL` for 9.
+/// `signal 9 (SIGKILL)`.
 pub fn signal_name(signal: i32) -> String {
     const NAMES: &[(i32, &str)] = &[
         (1, "SIGHUP"),
@@ -175,7 +194,8 @@ pub fn signal_name(signal: i32) -> String {
         (25, "SIGXFSZ"),
         (31, "SIGSYS"),
     ];
-    NAMES.iter().find(|(number, _)| *number == signal).map_or_else(|| format!("signal {signal}"), |(_, n)| (*n).into())
+    let name = NAMES.iter().find(|(number, _)| *number == signal);
+    name.map_or_else(|| format!("signal {signal}"), |(_, name)| format!("signal {signal} ({name})"))
 }
 
 /// Starts ranks. The thread that does must live as long as they do: their death signal follows it.

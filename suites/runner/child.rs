@@ -1,8 +1,10 @@
 //! Runs a cell in a process of its own, with a time limit. Whatever happens there, panic, signal, silence, comes back as
 //! an outcome with a reason.
 
+use super::processes::tail_of;
 use super::protocol::{End, Ended, Event, Job};
 use super::{Execute, Execution, machine};
+use crate::launch::signal_name;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -27,8 +29,6 @@ pub struct Children {
 
 /// How often the time limit and the wish to stop are looked at.
 const TICK: Duration = Duration::from_millis(50);
-/// What is kept of a cell's standard error.
-const TAIL_BYTES: usize = 4096;
 
 impl Execute for Children {
     // The death signal follows the thread that starts the child, so start and wait are one call of one thread.
@@ -40,7 +40,7 @@ impl Execute for Children {
                 return Execution::failed(Vec::new(), format!("the cell's process cannot be started: {error}"));
             }
         };
-        let tail = tail_of(child.stderr.take());
+        let tail = child.stderr.take().map(tail_of);
         let events = events_of(child.stdout.take());
         let mut steps = Vec::new();
         let heard = self.listen(&events, &mut steps, on_step);
@@ -50,20 +50,13 @@ impl Execute for Children {
             let _ = child.kill();
         }
         let status = child.wait();
-        let tail = tail.join().unwrap_or_default();
+        let tail = tail.and_then(|tail| tail.join().ok()).unwrap_or_default();
         match (heard, status) {
-            (Heard::StopAsked, _) => Execution { steps, end: None },
-            (Heard::TimedOut, _) => {
-                let reason = format!(
-                    "took longer than the time limit of {} s, after {} steps; raise --timeout, or lower train.steps",
-                    self.timeout.as_secs_f64(),
-                    steps.len()
-                );
-                Execution::ended(steps, Ended { status: Status::TimedOut, reason, source: Some(Source::Host) })
-            }
+            (Heard::StopAsked, _) => Execution { steps, ..Execution::default() },
+            (Heard::TimedOut, _) => Execution::timed_out(steps, self.timeout),
             (Heard::End(mut end), _) => {
                 let said = std::mem::take(&mut end.steps);
-                Execution { steps: if said.is_empty() { steps } else { said }, end: Some(*end) }
+                Execution { steps: if said.is_empty() { steps } else { said }, end: Some(*end), last: false }
             }
             (Heard::Silence, Ok(status)) => Execution::ended(steps, died(status, oom_kills, &tail)),
             (Heard::Silence, Err(error)) => Execution::failed(steps, format!("the cell's process was lost: {error}")),
@@ -85,16 +78,12 @@ enum Heard {
 
 impl Children {
     fn start(&self, cell: &Cell) -> std::io::Result<Child> {
-        let job = Job {
-            cell: cell.clone(),
-            parent: std::process::id(),
-            cores: machine::cores(),
-            peak_seconds: self.peak_seconds,
-        };
+        let job = Job { cell: cell.clone(), cores: machine::cores(), peak_seconds: self.peak_seconds };
         let job = serde_json::to_vec(&job)?;
         // A group of its own, so that Ctrl-C reaches this process alone, which then decides.
         let mut child = Command::new(&self.program)
             .arg("__cell")
+            .env("ZBENCH_PARENT", std::process::id().to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -119,6 +108,8 @@ impl Children {
                     steps.push(step);
                 }
                 Ok(Event::End(end)) => return Heard::End(end),
+                // The cell merges what its ranks say; they do not speak here.
+                Ok(Event::Rank(_)) => {}
                 Err(RecvTimeoutError::Disconnected) => return Heard::Silence,
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -145,21 +136,6 @@ fn events_of(stdout: Option<impl Read + Send + 'static>) -> Receiver<Event> {
     receiver
 }
 
-/// Reads to the end on a thread, keeping the last of it.
-fn tail_of(stderr: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
-    std::thread::spawn(move || {
-        let Some(mut stderr) = stderr else { return String::new() };
-        let mut kept = Vec::new();
-        let mut block = [0u8; 4096];
-        while let Ok(count @ 1..) = stderr.read(&mut block) {
-            kept.extend_from_slice(&block[..count]);
-            let excess = kept.len().saturating_sub(TAIL_BYTES);
-            kept.drain(..excess);
-        }
-        String::from_utf8_lossy(&kept).trim().to_string()
-    })
-}
-
 /// What a process that said nothing more died of.
 fn died(status: ExitStatus, oom_kills_before: u64, tail: &str) -> Ended {
     const KILL: i32 = 9;
@@ -171,7 +147,7 @@ fn died(status: ExitStatus, oom_kills_before: u64, tail: &str) -> Ended {
             source: Some(Source::Host),
         },
         Some(signal) => {
-            let reason = format!("the cell's process was ended by signal {signal}{said}");
+            let reason = format!("the cell's process was ended by {}{said}", signal_name(signal));
             Ended { status: Status::Failed, reason, source: Some(Source::Host) }
         }
         None => {

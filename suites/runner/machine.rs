@@ -1,5 +1,6 @@
 //! What this machine is and how busy it is, read from /proc. Whatever cannot be read is absent, never guessed.
 
+use super::protocol::BusySeconds;
 use serde_json::{Map, Value, json};
 use std::time::Instant;
 
@@ -84,10 +85,18 @@ pub fn load_average() -> Option<f64> {
     read("/proc/loadavg")?.split_whitespace().next()?.parse().ok()
 }
 
+/// The host's name.
+pub fn host_name() -> String {
+    read("/proc/sys/kernel/hostname").map(|name| name.trim().to_string()).unwrap_or_default()
+}
+
+/// A host's name as records state it.
+pub fn host_hash(name: &str) -> String {
+    blake3::hash(name.as_bytes()).to_hex()[..8].to_string()
+}
+
 /// The machine and the program, as records state it. The host's name stands as a hash.
 pub fn environment() -> Map<String, Value> {
-    let host = read("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host_hash = blake3::hash(host.trim().as_bytes()).to_hex()[..8].to_string();
     let system = read("/etc/os-release").and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?;
         Some(line.trim_matches('"').to_string())
@@ -100,7 +109,7 @@ pub fn environment() -> Map<String, Value> {
         "os": system,
         "kernel": read("/proc/sys/kernel/osrelease").map(|text| text.trim().to_string()),
         "transparent_huge_pages": transparent_huge_pages(),
-        "host": host_hash,
+        "host": host_hash(&host_name()),
         "zbench": env!("CARGO_PKG_VERSION"),
         "commit": option_env!("ZBENCH_COMMIT"),
         "rustc": option_env!("ZBENCH_RUSTC"),
@@ -134,12 +143,19 @@ impl Busy {
         Some(Busy { since: Instant::now(), all, own, cores: shown })
     }
 
-    /// Share of all cores that other processes used since; absent for less than half a second, which ticks cannot resolve.
-    pub fn others_share(self) -> Option<f64> {
+    /// Seconds of work since.
+    pub fn seconds(self) -> Option<BusySeconds> {
         let wall = self.since.elapsed().as_secs_f64();
         let (all, own) = busy_seconds()?;
-        let others = (all - self.all) - (own - self.own);
-        (wall >= 0.5).then(|| (others / (wall * self.cores as f64)).max(0.0))
+        Some(BusySeconds { wall, all: all - self.all, own: own - self.own, cores: self.cores })
+    }
+}
+
+impl BusySeconds {
+    /// Share of all cores that others used than those who used `own` seconds; absent for less than half a second, which
+    /// ticks cannot resolve.
+    pub fn others_share(&self, own: f64) -> Option<f64> {
+        (self.wall >= 0.5).then(|| ((self.all - own) / (self.wall * self.cores as f64)).max(0.0))
     }
 }
 

@@ -18,12 +18,12 @@ pub fn tolerance(precision: &Precision) -> f64 {
     [precision.compute, precision.gradients, precision.reduce].into_iter().map(of).fold(0.0, f64::max)
 }
 
-/// What cells must share to be comparable: everything but strategy, shard, prefetch, checkpointing, attention kernel,
-/// capacity, emulated nodes and threads.
+/// What cells must share to be comparable: everything but strategy, shard, prefetch, backend, checkpointing, attention
+/// kernel, capacity, emulated nodes and threads.
 pub fn class(cell: &Cell) -> String {
     let mut value = plain(cell);
     let unlike = [
-        ("parallel", &["strategy", "shard", "prefetch", "ranks_per_node"][..]),
+        ("parallel", &["strategy", "shard", "prefetch", "ranks_per_node", "backend", "stall"][..]),
         ("memory", &["checkpointing", "attention", "capacity"]),
         ("hardware", &["threads_per_rank"]),
     ];

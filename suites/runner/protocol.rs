@@ -1,10 +1,11 @@
-//! What a cell's process is told and what it says: one JSON object on its standard input, JSON lines on its standard
-//! output.
+//! What the processes of cells and ranks are told and what they say: one JSON object on their standard input, JSON lines on
+//! their standard output.
 
 use serde::{Deserialize, Serialize};
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::Cell;
 use zbench_engine::outcome;
+use zbench_engine::train::Standing;
 use zbench_kernels::{Category, Ledger};
 use zbench_reports::record::{Source, Status, Step};
 
@@ -13,8 +14,6 @@ use zbench_reports::record::{Source, Status, Step};
 pub struct Job {
     /// The cell.
     pub cell: Cell,
-    /// Process that started it; when that is gone, so is the reason to run.
-    pub parent: u32,
     /// Cores this process may use.
     pub cores: usize,
     /// Seconds of each measurement of the peak, before and after training.
@@ -29,6 +28,74 @@ pub enum Event {
     Step(Step),
     /// Training has ended; nothing follows.
     End(Box<End>),
+    /// A rank's process has ended its part; nothing follows.
+    Rank(Box<RankSaid>),
+}
+
+/// What a rank's process is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RankJob {
+    /// The cell.
+    pub cell: Cell,
+    /// Which rank of it.
+    pub rank: usize,
+    /// Where the ranks of this trial meet: host, port, and what they know. Backends with a meeting of their own have none.
+    pub meeting: Option<(String, u16, String)>,
+    /// Threads with which it measures the peak of its host; 0 where another rank does.
+    pub peak_threads: usize,
+    /// Seconds of each measurement of the peak, before and after training.
+    pub peak_seconds: f64,
+}
+
+/// How a rank ended, and what it measured.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RankSaid {
+    /// The host's name.
+    pub host: String,
+    /// Why it ended early, if it did.
+    pub failure: Option<RankFailure>,
+    /// Its numbers, as far as they are there.
+    pub end: RankEnd,
+    /// What computed.
+    pub kernels: String,
+    /// Operations per second of the host's cores, before and after; empty where another rank measured.
+    pub peak_flops: Vec<Option<f64>>,
+    /// Threads that measured it.
+    pub peak_threads: usize,
+    /// Resident bytes at their most; memory that ranks share counts for its owner alone.
+    pub rss_bytes: Option<u64>,
+    /// VmSwap at the end.
+    pub swap_bytes: Option<u64>,
+    /// The host's work while it trained, where it can be told.
+    pub busy: Option<BusySeconds>,
+}
+
+/// Seconds of work on a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BusySeconds {
+    /// That passed.
+    pub wall: f64,
+    /// Of all processes.
+    pub all: f64,
+    /// Of the rank.
+    pub own: f64,
+    /// The host's cores.
+    pub cores: usize,
+}
+
+/// Why a rank ended early.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RankFailure {
+    /// How near this is to the cause.
+    pub standing: Standing,
+    /// The outcome it makes.
+    pub status: Status,
+    /// Who found it.
+    pub source: Option<Source>,
+    /// A sentence that names the rank.
+    pub reason: String,
+    /// Ranks that it waited for in vain.
+    pub missing: Vec<usize>,
 }
 
 /// How training ended, and everything that was measured.
@@ -54,6 +121,13 @@ pub struct End {
     pub others_share: Option<f64>,
 }
 
+impl End {
+    /// Nothing was measured, because of this.
+    pub fn failed(reason: String) -> End {
+        End { failure: Some(Ended { status: Status::Failed, reason, source: None }), ..End::default() }
+    }
+}
+
 /// An end before the last step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ended {
@@ -70,6 +144,12 @@ pub struct Ended {
 pub struct RankEnd {
     /// Which.
     pub rank: usize,
+    /// Its host, as records state it; empty where it is that of the record.
+    #[serde(default)]
+    pub host: String,
+    /// Its process, where each rank has one.
+    #[serde(default)]
+    pub pid: Option<u32>,
     /// Peak by category, in the order of [`Category::ALL`].
     pub peak: [u64; 6],
     /// Share of each category when the total peaked.

@@ -3,10 +3,12 @@
 use super::plan::Planned;
 use super::protocol::{End, RankEnd, TrafficEnd};
 use hdrhistogram::Histogram;
+use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::outcome::{Estimate, Span};
 use zbench_kernels::Category;
 use zbench_reports::record::{self, Bytes, Communication, LedgerTerm, Rank, Record, Step};
+use zbench_reports::units;
 
 /// Others' share of the cores above which timings are not to be trusted.
 pub const BUSY_SHARE: f64 = 0.2;
@@ -57,6 +59,7 @@ pub fn measured(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, e
         record.environment.insert("kernels".into(), end.kernels.clone().into());
     }
     flags(record, end);
+    emulated(record, cell, end);
     if !record.is_measured() {
         // Whatever is missing is missing because the cell did not reach its end.
         let reason = format!("the cell ended early: {}", record.outcome.reason);
@@ -86,11 +89,16 @@ fn rank_of(rank: &RankEnd, host: &str) -> Rank {
     let p50 = histogram(&rank.step_ms).map(|histogram| quantile(&histogram, 0.5));
     let mut extra = record::Extra::new();
     extra.insert("reserved_bytes".into(), rank.reserved_bytes.into());
+    if let Some(pid) = rank.pid {
+        extra.insert("pid".into(), pid.into());
+    }
+    let host = if rank.host.is_empty() { host } else { &rank.host };
     Rank { rank: rank.rank as u64, host: host.into(), step_ms_p50: p50, peak_bytes: Some(rank.total_peak), extra }
 }
 
 /// Bytes of the largest rank, times of the slowest, by axis and kind.
 fn communication(ranks: &[RankEnd], predicted: &[zbench_engine::outcome::Traffic]) -> Vec<Communication> {
+    let steps = ranks.iter().map(|rank| rank.step_ms.len()).max().unwrap_or(0);
     let mut all: Vec<TrafficEnd> = Vec::new();
     for traffic in ranks.iter().flat_map(|rank| &rank.traffic) {
         match all.iter_mut().find(|known| known.axis == traffic.axis && known.kind == traffic.kind) {
@@ -101,6 +109,7 @@ fn communication(ranks: &[RankEnd], predicted: &[zbench_engine::outcome::Traffic
                 known.wire_bytes = known.wire_bytes.max(traffic.wire_bytes);
                 known.ms = known.ms.max(traffic.ms);
                 known.exposed_ms = known.exposed_ms.max(traffic.exposed_ms);
+                known.link = known.link.most(traffic.link);
             }
         }
     }
@@ -110,6 +119,12 @@ fn communication(ranks: &[RankEnd], predicted: &[zbench_engine::outcome::Traffic
             let bandwidth = bandwidth(traffic);
             let mut extra = record::Extra::new();
             extra.insert("ranks".into(), traffic.ranks.into());
+            if traffic.link.calls > 0 {
+                let per_step = traffic.link.crossing_bytes as f64 / steps.max(1) as f64;
+                extra.insert("crossing_bytes".into(), per_step.into());
+                extra
+                    .insert("over_budget".into(), (traffic.link.over_budget as f64 / traffic.link.calls as f64).into());
+            }
             Communication {
                 axis: traffic.axis.clone(),
                 kind: traffic.kind.clone(),
@@ -281,6 +296,31 @@ fn all_reduce(record: &mut Record, cell: &Cell) {
         Some(bandwidth) => record.state(metric, bandwidth),
         None if cell.parallel.ranks == 1 => record.leave_unstated(metric, "one rank moves nothing"),
         None => record.leave_unstated(metric, "no timed all-reduce in a step of this strategy"),
+    }
+}
+
+/// Says that links were emulated, and how often the machine was too slow for them.
+fn emulated(record: &mut Record, cell: &Cell, end: &End) {
+    let Some(link) = cell.link_spec() else { return };
+    record.validity.push(record::label_flags::EMULATED_LINK.into());
+    let nodes = cell.parallel.ranks / link.ranks_per_node;
+    let ranks = link.ranks_per_node;
+    record.notes.push(format!(
+        "Emulated links between nodes: {} of {}, {}.",
+        units::plural(nodes, "node", "nodes"),
+        units::plural(ranks, "rank", "ranks"),
+        units::link(link.bandwidth, link.latency)
+    ));
+    let of_rank = |rank: &RankEnd| rank.traffic.iter().fold(LinkUse::default(), |sum, row| sum.plus(row.link));
+    let slowest = end.ranks.iter().map(of_rank).max_by_key(|usage| usage.late_ns).unwrap_or_default();
+    if slowest.over_budget > 0 {
+        record.notes.push(format!(
+            "In {} of {} transfers between nodes this machine was slower than the emulated link, by {:.3} ms together (the \
+             slowest rank): there the time is the machine's, not the link's.",
+            slowest.over_budget,
+            slowest.calls,
+            slowest.late_ns as f64 / 1e6
+        ));
     }
 }
 

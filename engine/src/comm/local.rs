@@ -11,8 +11,9 @@ use zbench_kernels::{Arena, ArenaError, Kernels};
 /// How ranks wait when there are `ranks` of them on this host.
 pub(crate) fn patience(ranks: usize) -> Patience {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    // A rank that spins on a core which another rank needs only makes it later.
-    if ranks <= cores { Patience { spins: 4000, pauses: 20 } } else { Patience { spins: 20, pauses: 100 } }
+    // A rank that spins on a core which another rank needs only makes it later. A few microseconds cover a peer that is
+    // about to come; then whoever else wants the core gets it, and only after that is a system call to sleep worth it.
+    if ranks <= cores { Patience { spins: 100, pauses: 200 } } else { Patience { spins: 10, pauses: 100 } }
 }
 
 /// A group of as many ranks as there are `kernels`, for threads of this process. A rank that waits longer than `stall`

@@ -17,6 +17,7 @@ mod metered;
 mod moves;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod nccl;
 mod null;
 mod protocol;
 mod rendezvous;

@@ -80,8 +80,6 @@ pub(crate) enum What {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     pub what: What,
-    /// What this rank gives lies beside the post.
-    pub eager: bool,
     pub send: Spot,
     pub recv: Spot,
     pub color: u64,

@@ -198,7 +198,7 @@ impl Shared {
         };
         let eager = eager.is_some();
         let (color, key) = split;
-        let post = Posted { what, eager, send: send_spot, recv: recv_spot, color, key };
+        let post = Posted { what, send: send_spot, recv: recv_spot, color, key };
         // SAFETY: `vacant` was seen, and numbers are given once.
         unsafe { line.post(sequence, party.place(self.rank), post) };
         desk.numbers[at].1 += 1;
@@ -523,7 +523,7 @@ fn buffers(call: &Call<'_>, rank: usize, size: usize) -> (Raw, Raw) {
         Kind::Reduce { .. } => both(send, None),
         Kind::Gather { root } if rank == root => both(send.or(recv.map(|whole| whole.part(rank, size))), recv),
         Kind::Gather { .. } => both(send, None),
-        // In place the root gets nothing, of the type that it gives: an empty scatter has to agree on one too.
+        // In place the root's part stays where it is: it takes nothing, of the same type.
         Kind::Scatter { root } if rank == root => both(send, recv.or(send.map(|whole| whole.slice(0..0)))),
         Kind::Scatter { .. } => both(None, recv),
         _ => both(send, recv),

@@ -8,7 +8,7 @@ mod price;
 pub use actions::{Action, Policy, Schedule, actions};
 pub use flops::ledger_terms;
 
-use crate::config::{AttentionKind, Backend, Cell, DeviceKind};
+use crate::config::{AttentionKind, Cell};
 use crate::layers::{Batch, Stated};
 use crate::mesh::{Mesh, Split};
 use crate::model::{Layout, Part};
@@ -160,9 +160,6 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
             "train.seq_len",
             format!("{} exceeds the model's max_position_embeddings = {most}", train.seq_len),
         );
-    }
-    if cell.hardware.device == DeviceKind::Cpu && !matches!(cell.parallel.backend, Backend::Local) {
-        return fail("parallel.backend", "only local runs on this device".into());
     }
     let widest = [
         model.hidden_size,

@@ -1,9 +1,9 @@
-//! The suite of all backends over threads, bare and metered, and over the communicator that moves nothing.
+//! The suite of all backends over threads, bare and metered, over what processes have, and over the communicator that moves nothing.
 
 #[path = "../conformance/mod.rs"]
 mod conformance;
 
-use crate::harness::{BACKENDS, Backend, PATIENCE};
+use crate::harness::{BACKENDS, Backend, PATIENCE, rank_of};
 use conformance::{EXACT, SHAPES};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,19 +14,12 @@ const SIZES: [usize; 5] = [1, 2, 3, 4, 8];
 
 /// Runs `rank` on one thread per rank, with the kernels that training uses.
 fn run(backend: Backend, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communicator>) + Sync) {
-    let kernels = (0..size).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect();
+    let kernels: Vec<_> = (0..size).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect();
     std::thread::scope(|scope| {
-        let ranks = group("world", kernels, stall).into_iter();
+        let ranks = group("world", kernels.clone(), stall).unwrap().into_iter().zip(kernels);
+        let rank = &rank;
         let threads: Vec<_> = ranks
-            .map(|comm| {
-                let wrap = || -> Box<dyn Communicator> {
-                    match backend {
-                        Backend::Local => Box::new(comm),
-                        Backend::MeteredLocal => Box::new(Metered::new("data", Box::new(comm))),
-                    }
-                };
-                scope.spawn(|| rank(wrap()))
-            })
+            .map(|(local, kernels)| scope.spawn(move || rank(rank_of(backend, local, kernels, stall))))
             .collect();
         // The first panic is the cause; the others only heard of it.
         let panics: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().err()).collect();
@@ -81,9 +74,11 @@ fn null_has_the_shapes_of_any_other() {
 fn groups_end_as_the_suite_says() {
     let stall = Duration::from_millis(300);
     for size in [2, 3, 8] {
-        run(Backend::Local, size, PATIENCE, |comm| conformance::leaves(comm, 1));
-        run(Backend::Local, size, PATIENCE, |comm| conformance::aborts(&*comm, 1));
-        run(Backend::Local, size, PATIENCE, |comm| conformance::mismatches(&*comm));
-        run(Backend::Local, size, stall, |comm| conformance::stalls(&*comm, size - 1, stall));
+        for backend in BACKENDS {
+            run(backend, size, PATIENCE, |comm| conformance::leaves(comm, 1));
+            run(backend, size, PATIENCE, |comm| conformance::aborts(&*comm, 1));
+            run(backend, size, PATIENCE, |comm| conformance::mismatches(&*comm));
+            run(backend, size, stall, |comm| conformance::stalls(&*comm, size - 1, stall));
+        }
     }
 }

@@ -3,8 +3,8 @@
 use crate::tree::{Mood, Sample, Tree};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::{Communicator, Metered, group};
-use zbench_kernels::Kernels;
+use zbench_engine::comm::{Communicator, Metered, Shared, group, shm};
+use zbench_kernels::{Arena, Kernels, View, ViewMut};
 
 /// The group sizes of the suite.
 pub const SIZES: [usize; 6] = [1, 2, 3, 4, 6, 8];
@@ -16,18 +16,41 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub enum Backend {
     Local,
     MeteredLocal,
+    /// As processes have it, every rank with mappings of its own; only the process is one.
+    Shm,
 }
 
-pub const BACKENDS: [Backend; 2] = [Backend::Local, Backend::MeteredLocal];
+pub const BACKENDS: [Backend; 3] = [Backend::Local, Backend::MeteredLocal, Backend::Shm];
 
-fn make(backend: Backend, kernels: Vec<Arc<dyn Kernels>>, stall: Duration) -> Vec<Box<dyn Communicator>> {
-    let wrap = |rank| -> Box<dyn Communicator> {
-        match backend {
-            Backend::Local => Box::new(rank),
-            Backend::MeteredLocal => Box::new(Metered::new("data", Box::new(rank))),
+/// A rank of `backend`, on the thread that will use it; `local` carries the first words of the processes.
+pub fn rank_of(
+    backend: Backend,
+    local: Shared,
+    kernels: Arc<dyn Kernels>,
+    stall: Duration,
+) -> Box<dyn Communicator> {
+    match backend {
+        Backend::Local => Box::new(local),
+        Backend::MeteredLocal => Box::new(Metered::new("data", Box::new(local))),
+        Backend::Shm => {
+            let arena = Arena::shared(None).unwrap();
+            let mut exchange = |own: &[u8]| Ok(exchanged(&local, own));
+            Box::new(shm(local.rank(), local.size(), &mut exchange, kernels, &arena, stall).unwrap())
         }
-    };
-    group("world", kernels, stall).unwrap().into_iter().map(wrap).collect()
+    }
+}
+
+/// All ranks' bytes.
+fn exchanged(comm: &dyn Communicator, own: &[u8]) -> Vec<Vec<u8>> {
+    const ROOM: usize = 1000;
+    let mut send = [0i8; ROOM + 1];
+    send[0] = 1;
+    own.iter().zip(&mut send[1..]).for_each(|(from, to)| *to = *from as i8);
+    assert!(own.len() < ROOM && !own.contains(&0));
+    let mut all = vec![0i8; comm.size() * send.len()];
+    comm.all_gather(View::of(&send), ViewMut::of(&mut all)).unwrap();
+    let text = |one: &[i8]| one[1..].iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
+    all.chunks(send.len()).map(text).collect()
 }
 
 /// Runs `rank` on one thread per rank; what each gave, panics as errors.
@@ -37,10 +60,13 @@ pub fn attempt<T: Send>(
     stall: Duration,
     rank: impl Fn(Box<dyn Communicator>) -> T + Sync,
 ) -> Vec<std::thread::Result<T>> {
-    let kernels = moods.iter().map(|mood| Arc::new(Tree(*mood)) as Arc<dyn Kernels>).collect();
+    let kernels: Vec<_> = moods.iter().map(|mood| Arc::new(Tree(*mood)) as Arc<dyn Kernels>).collect();
     std::thread::scope(|scope| {
-        let ranks = make(backend, kernels, stall).into_iter();
-        let threads: Vec<_> = ranks.map(|comm| scope.spawn(|| rank(comm))).collect();
+        let ranks = group("world", kernels.clone(), stall).unwrap().into_iter().zip(kernels);
+        let rank = &rank;
+        let threads: Vec<_> = ranks
+            .map(|(local, kernels)| scope.spawn(move || rank(rank_of(backend, local, kernels, stall))))
+            .collect();
         threads.into_iter().map(|thread| thread.join()).collect()
     })
 }

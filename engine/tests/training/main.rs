@@ -5,6 +5,7 @@ mod failures;
 mod families;
 mod identity;
 mod layers;
+mod link;
 mod parity;
 mod recording;
 mod support;

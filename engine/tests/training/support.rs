@@ -47,6 +47,7 @@ pub fn llama_fixture() -> Cell {
             shard: 1,
             prefetch: 1,
             backend: Backend::Local,
+            stall: STALL,
         },
         precision: Precision::F32,
         memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },

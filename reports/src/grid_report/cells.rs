@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::labels::{self, Axes};
 use crate::record::{Category, Communication, Record, Status, Verdict, label_flags};
 use crate::stats::{self, Interval, Place};
+use crate::units;
 
 /// All trials of one configuration.
 #[derive(Debug)]
@@ -301,8 +302,15 @@ pub fn is_proxy(record: &Record) -> bool {
 pub fn emulated_link(record: &Record) -> Option<String> {
     let is_empty =
         |link: &Value| link.is_null() || link.as_object().is_some_and(|link| link.values().all(Value::is_null));
+    let number = |key: &str| record.setting(key).and_then(Value::as_f64);
     match record.setting("link").filter(|link| !is_empty(link)) {
-        Some(link) => Some(link.to_string()),
+        Some(link) => Some(match (number("link.node.bandwidth"), number("parallel.ranks_per_node")) {
+            (Some(bandwidth), Some(ranks)) => {
+                let link = units::link(bandwidth, number("link.node.latency").unwrap_or(0.0));
+                format!("{link} between nodes of {}", units::plural(ranks as usize, "rank", "ranks"))
+            }
+            _ => link.to_string(),
+        }),
         None if is_labelled(record, label_flags::EMULATED_LINK, "emulated") => Some("see the notes".to_string()),
         None => None,
     }

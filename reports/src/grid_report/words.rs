@@ -281,9 +281,14 @@ pub fn caveats(grid: &Grid) -> Vec<String> {
         links.dedup();
         items.push(format!(
             "EMULATED LINK: {count} of {} ran over an emulated link, marked [emulated link]: {}. Communication times are made by \
-             that link, not by hardware.",
+             that link, not by hardware.{}",
             units::plural(all, "cell", "cells"),
-            links.join("; ")
+            links.join("; "),
+            if count < all || links.len() > 1 {
+                " Ranks are over all cells; what a strategy is worth on one network is seen among the cells of one link."
+            } else {
+                ""
+            }
         ));
     }
     items

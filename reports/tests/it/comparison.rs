@@ -153,7 +153,8 @@ fn stand_ins_and_emulated_links_are_marked_everywhere() {
     for record in &mut records {
         record.cell["proxy"] = true.into();
         record.validity.push(label_flags::PROXY.into());
-        record.cell["link"] = serde_json::json!({"node": {"bandwidth": 12.5e9}});
+        record.cell["link"] = serde_json::json!({"node": {"bandwidth": 12.5e9, "latency": 20e-6}});
+        record.cell["parallel"]["ranks_per_node"] = 2.into();
     }
     let document = comparison(&records, None);
     for name in ["cells", "failed parity", "not measured", "memory", "time", "communication", "repeat"] {
@@ -165,6 +166,12 @@ fn stand_ins_and_emulated_links_are_marked_everywhere() {
     let said = text(&document);
     assert!(said.contains("PROXY: all 9 cells are scaled-down stand-ins"), "{said}");
     assert!(said.contains("EMULATED LINK: 9 of 9 cells ran over"), "{said}");
+    assert!(said.contains("12.5 GB/s and 20.0 us each way between nodes of 2 ranks"), "{said}");
+    assert!(!said.contains("Ranks are over all cells"), "all cells have one link");
+    records[0].cell["link"] = serde_json::Value::Null;
+    records[0].validity.clear();
+    let said = text(&comparison(&records, None));
+    assert!(said.contains("Ranks are over all cells"), "{said}");
 }
 
 #[test]

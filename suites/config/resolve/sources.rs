@@ -54,6 +54,13 @@ pub(super) fn byte_size(value: &Value) -> Option<u64> {
     }
 }
 
+pub(super) fn seconds(value: &Value) -> Option<f64> {
+    match value {
+        Value::String(text) => units::seconds(text),
+        other => number(other),
+    }
+}
+
 /// The model of a preset or a folder, with the keys of [model] over it.
 pub(super) fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
     let keys: Vec<&'static str> = values.settings.keys().copied().filter(|key| key.starts_with("model.")).collect();

@@ -1,0 +1,187 @@
+//! A call as NCCL's calls on a stream.
+
+use super::api::{NcclError, op_code, type_code};
+use super::driver::{DriverError, Memory, Stream};
+use super::handle::Handle;
+use crate::comm::{Call, Kind};
+use std::ffi::{c_int, c_void};
+use zbench_kernels::{DType, View, ViewMut};
+
+/// Why a call could not be put on the stream.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum IssueError {
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+type Result<T, E = IssueError> = std::result::Result<T, E>;
+
+/// A run of elements in device memory.
+#[derive(Clone, Copy)]
+struct Run {
+    address: *mut c_void,
+    len: usize,
+    dtype: DType,
+}
+
+impl Run {
+    fn of(view: View<'_>) -> Run {
+        Run { address: view.ptr().as_ptr().cast(), len: view.len(), dtype: view.dtype() }
+    }
+
+    fn of_mut(view: &ViewMut<'_>) -> Run {
+        Run { address: view.ptr().as_ptr().cast(), len: view.len(), dtype: view.dtype() }
+    }
+
+    fn part(self, index: usize, count: usize) -> Run {
+        let len = self.len / count;
+        let address = self.address.wrapping_byte_add(index * len * self.dtype.size());
+        Run { address, len, ..self }
+    }
+
+    fn bytes(self) -> usize {
+        self.len * self.dtype.size()
+    }
+
+    fn code(self) -> c_int {
+        type_code(self.dtype)
+    }
+}
+
+/// One rank at the point of making a call.
+pub(super) struct Issue<'a> {
+    pub handle: &'a Handle,
+    pub stream: &'a Stream,
+    pub rank: usize,
+    pub size: usize,
+    /// Four bytes of the device, for barriers.
+    pub token: &'a Memory,
+}
+
+impl Issue<'_> {
+    /// Puts a call on the stream; gives memory that has to live until it is done, if it needs any. The caller has checked the
+    /// shapes, and keeps the buffers in their place.
+    pub(super) fn issue(&self, call: &mut Call<'_>) -> Result<Option<Memory>> {
+        let send = call.send.map(Run::of);
+        let recv = call.recv.as_ref().map(Run::of_mut);
+        match (call.kind, send, recv) {
+            (Kind::AllToAll, None, Some(recv)) => return self.all_to_all_in_place(recv).map(Some),
+            (kind, send, recv) => self.plain(kind, send, recv)?,
+        }
+        Ok(None)
+    }
+
+    fn plain(&self, kind: Kind, send: Option<Run>, recv: Option<Run>) -> Result<(), NcclError> {
+        let (table, comm, stream) = (&self.handle.api().table, self.handle.raw(), self.stream.handle());
+        let (rank, size) = (self.rank, self.size);
+        let begun = |call, code| self.handle.begun(call, code);
+        // SAFETY of every call below: the communicator is live and the stream is of its device; the buffers are device memory of as
+        // many elements as the shapes say (`Call::check`), and stay until the stream has come past the call.
+        match (kind, send, recv) {
+            (Kind::Barrier, ..) => {
+                let token = self.token.address() as *mut c_void;
+                // SAFETY: as above; the token has four bytes.
+                begun("ncclAllReduce", unsafe {
+                    (table.all_reduce)(token, token, 1, type_code(DType::I32), 2, comm, stream)
+                })
+            }
+            (Kind::AllReduce { op }, send, Some(recv)) => {
+                let from = send.unwrap_or(recv).address;
+                // SAFETY: as above.
+                begun("ncclAllReduce", unsafe {
+                    (table.all_reduce)(from, recv.address, recv.len, recv.code(), op_code(op), comm, stream)
+                })
+            }
+            (Kind::Reduce { op, root }, send, recv) => {
+                let recv = recv.filter(|_| rank == root);
+                let Some(own) = send.or(recv) else { unreachable!("reduce without its buffers") };
+                let to = recv.unwrap_or(own).address;
+                // SAFETY: as above; `to` is written on the root only.
+                begun("ncclReduce", unsafe {
+                    (table.reduce)(own.address, to, own.len, own.code(), op_code(op), root as c_int, comm, stream)
+                })
+            }
+            (Kind::ReduceScatter { op, .. }, send, Some(recv)) => {
+                let (from, to) = send.map_or((recv, recv.part(rank, size)), |send| (send, recv));
+                // SAFETY: as above.
+                begun("ncclReduceScatter", unsafe {
+                    (table.reduce_scatter)(from.address, to.address, to.len, to.code(), op_code(op), comm, stream)
+                })
+            }
+            (Kind::AllGather, send, Some(recv)) => {
+                let from = send.unwrap_or(recv.part(rank, size));
+                // SAFETY: as above.
+                begun("ncclAllGather", unsafe {
+                    (table.all_gather)(from.address, recv.address, from.len, from.code(), comm, stream)
+                })
+            }
+            (Kind::Broadcast { root }, send, Some(recv)) => {
+                let from = send.filter(|_| rank == root).unwrap_or(recv).address;
+                // SAFETY: as above; `from` is read on the root only.
+                begun("ncclBroadcast", unsafe {
+                    (table.broadcast)(from, recv.address, recv.len, recv.code(), root as c_int, comm, stream)
+                })
+            }
+            (Kind::Gather { root }, send, recv) => self.handle.grouped(|| {
+                if let Some(send) = send {
+                    self.give(send, root)?;
+                }
+                let Some(whole) = recv.filter(|_| rank == root) else { return Ok(()) };
+                let others = (0..size).filter(|from| send.is_some() || *from != rank);
+                others.into_iter().try_for_each(|from| self.take(whole.part(from, size), from))
+            }),
+            (Kind::Scatter { root }, send, recv) => self.handle.grouped(|| {
+                if let Some(whole) = send.filter(|_| rank == root) {
+                    let others = (0..size).filter(|to| recv.is_some() || *to != rank);
+                    others.into_iter().try_for_each(|to| self.give(whole.part(to, size), to))?;
+                }
+                recv.map_or(Ok(()), |recv| self.take(recv, root))
+            }),
+            (Kind::AllToAll, Some(send), Some(recv)) => self.exchange(send, recv),
+            (Kind::Send { to }, Some(send), _) => self.give(send, to),
+            (Kind::Recv { from }, _, Some(recv)) => self.take(recv, from),
+            (Kind::SendRecv { to, from }, Some(send), Some(recv)) => {
+                self.handle.grouped(|| self.give(send, to).and_then(|()| self.take(recv, from)))
+            }
+            // `Call::check` has refused every other combination.
+            (kind, ..) => unreachable!("{kind:?} without its buffers"),
+        }
+    }
+
+    fn give(&self, run: Run, to: usize) -> Result<(), NcclError> {
+        let (table, comm, stream) = (&self.handle.api().table, self.handle.raw(), self.stream.handle());
+        // SAFETY: as in `plain`.
+        let code = unsafe { (table.send)(run.address, run.len, run.code(), to as c_int, comm, stream) };
+        self.handle.begun("ncclSend", code)
+    }
+
+    fn take(&self, run: Run, from: usize) -> Result<(), NcclError> {
+        let (table, comm, stream) = (&self.handle.api().table, self.handle.raw(), self.stream.handle());
+        // SAFETY: as in `plain`.
+        let code = unsafe { (table.recv)(run.address, run.len, run.code(), from as c_int, comm, stream) };
+        self.handle.begun("ncclRecv", code)
+    }
+
+    fn exchange(&self, send: Run, recv: Run) -> Result<(), NcclError> {
+        let size = self.size;
+        self.handle.grouped(|| {
+            (0..size).try_for_each(|peer| {
+                self.give(send.part(peer, size), peer)?;
+                self.take(recv.part(peer, size), peer)
+            })
+        })
+    }
+
+    /// NCCL cannot send from where it receives: what is sent is copied aside.
+    fn all_to_all_in_place(&self, recv: Run) -> Result<Memory> {
+        let aside = Memory::new(self.stream.device(), recv.bytes())?;
+        if recv.bytes() > 0 {
+            // SAFETY: device memory of as many bytes; the caller keeps both until the stream is done.
+            unsafe { self.stream.copy(recv.address as u64, aside.address(), recv.bytes())? };
+        }
+        self.exchange(Run { address: aside.address() as *mut c_void, ..recv }, recv)?;
+        Ok(aside)
+    }
+}

@@ -1,0 +1,96 @@
+//! Finding a shared library at run time, and saying where it was looked for.
+
+use libloading::Library;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Where to look. The engine reads no environment: the command line passes its variables to [`Search::new`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Search {
+    /// This file and no other.
+    pub explicit: Option<PathBuf>,
+    /// Folders to look into before the system's, themselves and their `nvidia/nccl/lib`, as pip lays its packages out.
+    pub folders: Vec<PathBuf>,
+}
+
+/// One place that was looked at, and what the system said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// A file, or a name for the system to find.
+    pub place: PathBuf,
+    /// Why it is not the library.
+    pub reason: String,
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place.display(), self.reason)
+    }
+}
+
+impl Search {
+    /// What the variables ZBENCH_NCCL_LIB (one file) and ZBENCH_CUDA_LIBS (folders, separated by colons) say.
+    pub fn new(variable: impl Fn(&str) -> Option<OsString>) -> Search {
+        let given = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let folders = given("ZBENCH_CUDA_LIBS").map_or(Vec::new(), |list| std::env::split_paths(&list).collect());
+        Search { explicit: given("ZBENCH_NCCL_LIB").map(PathBuf::from), folders }
+    }
+
+    /// The places in their order.
+    fn places(&self, names: &[&str]) -> Vec<PathBuf> {
+        if let Some(file) = &self.explicit {
+            return vec![file.clone()];
+        }
+        let folders = self.folders.iter().filter(|folder| !folder.as_os_str().is_empty());
+        let folders: Vec<PathBuf> =
+            folders.flat_map(|folder| [folder.join("nvidia/nccl/lib"), folder.clone()]).collect();
+        let inside = folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
+        inside.chain(names.iter().map(PathBuf::from)).collect()
+    }
+
+    /// Opens the first library that opens; else says what was tried.
+    pub(super) fn open(&self, names: &[&str]) -> Result<(Library, PathBuf), Vec<Attempt>> {
+        let mut tried = Vec::new();
+        for place in self.places(names) {
+            // SAFETY: opening a library runs its initializers; these are the names of NVIDIA's, or what the user asked for.
+            match unsafe { Library::new(&place) } {
+                Ok(library) => return Ok((library, place)),
+                Err(error) => tried.push(Attempt { reason: words(&error), place }),
+            }
+        }
+        Err(tried)
+    }
+}
+
+/// The loader's own words: the error's source has them.
+fn words(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// A function of a library.
+///
+/// # Safety
+/// `T` has to be the function's type.
+pub(super) unsafe fn symbol<T: Copy>(library: &Library, path: &Path, name: &'static str) -> Result<T, Attempt> {
+    // SAFETY: the caller's promise. The pointer outlives the symbol, since the library is never closed.
+    let found = unsafe { library.get::<T>(name) };
+    found.map(|symbol| *symbol).map_err(|error| Attempt { place: path.to_owned(), reason: words(&error) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_become_places_in_order() {
+        let none = Search::new(|_| None);
+        assert_eq!(none.places(&["a.so.2", "a.so"]), [PathBuf::from("a.so.2"), PathBuf::from("a.so")]);
+        let folders = Search::new(|name| (name == "ZBENCH_CUDA_LIBS").then(|| "/x::/y".into()));
+        let expected = ["/x/nvidia/nccl/lib/a", "/x/a", "/y/nvidia/nccl/lib/a", "/y/a", "a"].map(PathBuf::from);
+        assert_eq!(folders.places(&["a"]), expected);
+        let explicit = Search::new(|name| Some(if name == "ZBENCH_NCCL_LIB" { "/z/b.so" } else { "/x" }.into()));
+        assert_eq!(explicit.places(&["a"]), [PathBuf::from("/z/b.so")], "a file that is asked for is the only one");
+        assert_eq!(Search::new(|_| Some("".into())), Search::default(), "an empty variable is none");
+    }
+}

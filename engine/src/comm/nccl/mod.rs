@@ -1,0 +1,444 @@
+//! Ranks as GPUs, by NCCL. The library and the driver are looked for at run time; without them everything else works.
+//!
+//! **Not run on a GPU so far.** Where there is none, the tests load NCCL's own wheel, read its version, make an unique id and see
+//! that a communicator without a driver is a typed error; all that works on a device is compiled and linted, not tested. It
+//! is `engine/tests/comm_nccl.rs` that runs the suite of all backends where a GPU is found.
+//!
+//! Buffers are device memory: a view's pointer is a device pointer. Communicators are nonblocking: a call is put on this
+//! group's own stream and then polled, NCCL's asynchronous error with it, up to the stall limit. On an error or a stall the
+//! communicator is aborted, which ends its kernels, and the group is at its end. NCCL does not say who is missing.
+//!
+//! NCCL adds in its own order and, for bf16 and f16, rounds partial sums to the type that travels. How it rounds averages of
+//! integers is its own matter. Adding to what is there, and results of another type than what travels, are refused: a sum
+//! and a kernel do the same.
+//!
+//! NCCL does not tell what it sends: [`Communicator::wire_bytes`] counts what a ring would receive on this rank, as for MPI.
+
+mod api;
+mod driver;
+mod handle;
+mod hosted;
+mod issue;
+mod loader;
+
+pub use api::{Api, NcclError, OLDEST, UniqueId, dotted};
+pub use driver::{Device, Driver, DriverError, Memory, Stream};
+pub use hosted::Hosted;
+pub use loader::{Attempt, Search};
+
+use super::{Abandon, Call, CommError, Communicator, Kind, Request, Result, Ticket};
+use driver::Event;
+use handle::Handle;
+use issue::Issue;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use zbench_kernels::ViewMut;
+
+/// How long the end of a group may take before it is aborted.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// One rank of a group of GPUs.
+pub struct Nccl {
+    group: Arc<Group>,
+}
+
+/// What a rank shares with its tickets. NCCL is called under the lock of `desk` only.
+struct Group {
+    name: String,
+    rank: usize,
+    size: usize,
+    stall: Duration,
+    handle: Handle,
+    stream: Stream,
+    token: Memory,
+    desk: Mutex<Desk>,
+}
+
+// SAFETY: NCCL's communicator and the stream may be used by any thread, one at a time; the lock of `desk` sees to that.
+unsafe impl Send for Group {}
+// SAFETY: as above.
+unsafe impl Sync for Group {}
+
+struct Desk {
+    calls: u64,
+    wire: u64,
+    open: Vec<Started>,
+    failed: Option<CommError>,
+}
+
+/// A started collective and the mark after it.
+struct Started {
+    sequence: u64,
+    operation: &'static str,
+    mark: Event,
+}
+
+fn invalid(operation: &'static str, reason: impl std::fmt::Display) -> CommError {
+    CommError::Invalid { operation, reason: reason.to_string() }
+}
+
+/// Joins a group of `size` ranks as `rank`, on `device`. All ranks come with the `id` that one of them has made
+/// ([`Api::unique_id`]) and carried over.
+///
+/// # Errors
+/// [`CommError`]: what NCCL or the driver says, or that the others did not come within `stall`.
+pub fn nccl(
+    api: &Arc<Api>,
+    device: &Arc<Device>,
+    id: UniqueId,
+    rank: usize,
+    size: usize,
+    stall: Duration,
+) -> Result<Nccl> {
+    if rank >= size {
+        return Err(invalid("nccl", format!("rank {rank} is not one of {size}")));
+    }
+    device.enter().map_err(|error| invalid("nccl", error))?;
+    let handle = Handle::init(api, id, rank, size).map_err(|error| invalid("nccl", error))?;
+    Nccl::settle("world", handle, None, device, stall)
+}
+
+/// As [`nccl`], with another group of the same ranks to carry the id.
+///
+/// # Errors
+/// As [`nccl`], and those of the other group.
+pub fn nccl_over(base: &dyn Communicator, api: &Arc<Api>, device: &Arc<Device>, stall: Duration) -> Result<Nccl> {
+    let id =
+        if base.rank() == 0 { api.unique_id().map_err(|error| invalid("nccl", error)) } else { Ok(UniqueId([0; 128])) };
+    // A rank 0 that has no id says so, so that nobody waits in vain.
+    let mut carried: Vec<u32> = vec![u32::from(id.is_ok())];
+    carried.extend(id.as_ref().map_or([0; 128], |id| id.0).map(u32::from));
+    base.broadcast(ViewMut::of(&mut carried), 0)?;
+    let id = id?;
+    if carried[0] == 0 {
+        return Err(invalid("nccl", "rank 0 could not make an id"));
+    }
+    let id = if base.rank() == 0 { id } else { UniqueId(std::array::from_fn(|i| carried[i + 1] as u8)) };
+    nccl(api, device, id, base.rank(), base.size(), stall)
+}
+
+impl Nccl {
+    /// Waits until NCCL has made the communicator; `parent` is what it was split from.
+    fn settle(
+        name: &str,
+        handle: Handle,
+        parent: Option<&Handle>,
+        device: &Arc<Device>,
+        stall: Duration,
+    ) -> Result<Nccl> {
+        let begin = Instant::now();
+        let operation = if parent.is_some() { "split" } else { "nccl" };
+        let made =
+            || -> Result<bool, NcclError> { Ok(parent.map_or(Ok(true), Handle::is_settled)? && handle.is_settled()?) };
+        loop {
+            match made() {
+                Ok(true) => break,
+                Ok(false) if begin.elapsed() <= stall => pause(begin.elapsed()),
+                Ok(false) => {
+                    handle.abort();
+                    let reason =
+                        format!("{name} was not there after {} s; NCCL does not say who did not come", stall.as_secs());
+                    return Err(invalid(operation, reason));
+                }
+                Err(error) => {
+                    handle.abort();
+                    return Err(invalid(operation, error));
+                }
+            }
+        }
+        let numbers = || -> Result<(usize, usize), NcclError> { Ok((handle.rank()?, handle.size()?)) };
+        let (rank, size) = numbers().map_err(|error| invalid(operation, error))?;
+        let stream = Stream::new(device).map_err(|error| invalid(operation, error))?;
+        let mut token = Memory::new(device, 4).map_err(|error| invalid(operation, error))?;
+        token.write(&[0; 4]).map_err(|error| invalid(operation, error))?;
+        let desk = Mutex::new(Desk { calls: 0, wire: 0, open: Vec::new(), failed: None });
+        let group = Group { name: name.to_owned(), rank, size, stall, handle, stream, token, desk };
+        Ok(Nccl { group: Arc::new(group) })
+    }
+
+    /// The stream that carries this group's calls.
+    pub fn stream(&self) -> &Stream {
+        &self.group.stream
+    }
+
+    /// The number of the GPU, as NCCL knows it.
+    ///
+    /// # Errors
+    /// What NCCL says.
+    pub fn device(&self) -> Result<usize, NcclError> {
+        let _desk = self.group.desk();
+        self.group.handle.device()
+    }
+}
+
+fn pause(waited: Duration) {
+    if waited < Duration::from_millis(1) {
+        std::hint::spin_loop();
+    } else if waited < Duration::from_millis(20) {
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// What NCCL cannot do; everything else that fits, it does.
+fn refuse(call: &Call<'_>) -> Result<()> {
+    let operation = call.kind.name();
+    if matches!(call.kind, Kind::ReduceScatter { accumulate: true, .. }) {
+        return Err(invalid(operation, "NCCL cannot add to what is there; receive into another buffer and add that"));
+    }
+    match (call.send_shape(), call.recv_shape()) {
+        (Some((send, _)), Some((recv, _))) if call.kind.op().is_some() && send != recv => {
+            Err(invalid(operation, format!("NCCL cannot reduce {send} into {recv}; receive {send} and convert it")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a ring would receive on this rank.
+fn ring_bytes(call: &Call<'_>, rank: usize, size: usize) -> u64 {
+    let part = call.payload_bytes(size) / size as u64;
+    let others = part * (size as u64 - 1);
+    match call.kind {
+        Kind::Reduce { root, .. } => others * if rank == root { 2 } else { 1 },
+        Kind::Gather { root } => {
+            if rank == root {
+                others
+            } else {
+                0
+            }
+        }
+        Kind::Scatter { root } => {
+            if rank == root {
+                0
+            } else {
+                part
+            }
+        }
+        Kind::Broadcast { root } => {
+            if rank == root {
+                0
+            } else {
+                call.payload_bytes(size)
+            }
+        }
+        Kind::Send { .. } => 0,
+        Kind::Recv { .. } | Kind::SendRecv { .. } => {
+            call.recv_shape().map_or(0, |(dtype, len)| (dtype.size() * len) as u64)
+        }
+        _ => others,
+    }
+}
+
+impl Group {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a call on the stream, and gives the mark after it with what has to live until then.
+    fn begin(&self, desk: &mut Desk, call: &mut Call<'_>) -> Result<(Started, Option<Memory>)> {
+        call.check(self.rank, self.size)?;
+        refuse(call)?;
+        if let Some(error) = &desk.failed {
+            return Err(error.clone());
+        }
+        let (sequence, operation) = (desk.calls, call.kind.name());
+        desk.calls += 1;
+        let wire = ring_bytes(call, self.rank, self.size);
+        let Group { handle, stream, rank, size, token, .. } = self;
+        let issue = Issue { handle, stream, rank: *rank, size: *size, token };
+        let begun = stream.device().enter().map_err(Into::into).and_then(|()| issue.issue(call));
+        let memory = begun.map_err(|error| self.fail(desk, operation, sequence, &error))?;
+        // In progress means not on the stream yet: a mark would come before it.
+        self.until(desk, operation, sequence, || Ok(true))?;
+        let mark = stream.mark().map_err(|error| self.fail(desk, operation, sequence, &error))?;
+        desk.wire += wire;
+        Ok((Started { sequence, operation, mark }, memory))
+    }
+
+    /// Polls NCCL and `done` until both are; else ends the group.
+    fn until(
+        &self,
+        desk: &mut Desk,
+        operation: &'static str,
+        sequence: u64,
+        done: impl Fn() -> Result<bool, DriverError>,
+    ) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            let settled = self.handle.is_settled().map_err(|error| self.fail(desk, operation, sequence, &error))?;
+            if settled && done().map_err(|error| self.fail(desk, operation, sequence, &error))? {
+                return Ok(());
+            }
+            let waited = begin.elapsed();
+            if waited > self.stall {
+                let reason =
+                    format!("it was not done after {} s; NCCL does not say who did not come", self.stall.as_secs());
+                return Err(self.fail(desk, operation, sequence, &reason));
+            }
+            pause(waited);
+        }
+    }
+
+    fn finish(&self, desk: &mut Desk, started: &Started) -> Result<()> {
+        self.until(desk, started.operation, started.sequence, || started.mark.is_done())
+    }
+
+    /// Aborts the communicator: its kernels end, and nobody uses the buffers any more.
+    fn fail(&self, desk: &mut Desk, operation: &str, sequence: u64, reason: &dyn std::fmt::Display) -> CommError {
+        let (group, rank) = (self.name.clone(), self.rank);
+        let error = CommError::Aborted { group, rank, reason: format!("{operation} number {sequence}: {reason}") };
+        self.end(desk, error.clone());
+        error
+    }
+
+    fn end(&self, desk: &mut Desk, error: CommError) {
+        if desk.failed.is_none() {
+            desk.failed = Some(error);
+            let _ = self.stream.device().enter();
+            self.handle.abort();
+        }
+        desk.open.clear();
+    }
+}
+
+impl Abandon for Group {
+    fn abandoned(&self, sequence: u64) {
+        let reason =
+            if std::thread::panicking() { "panicked" } else { "it did not wait for a collective it had started" };
+        let mut desk = self.desk();
+        if desk.failed.is_none() {
+            self.fail(&mut desk, "call", sequence, &reason);
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = self.stream.device().enter();
+        let begin = Instant::now();
+        let well = self.desk().failed.is_none() && !std::thread::panicking() && self.handle.finalize().is_ok();
+        while well && begin.elapsed() < FAREWELL {
+            match self.handle.is_settled() {
+                Ok(true) => return self.handle.destroy(),
+                Ok(false) => pause(begin.elapsed()),
+                Err(_) => break,
+            }
+        }
+        self.handle.abort();
+    }
+}
+
+impl Communicator for Nccl {
+    fn rank(&self) -> usize {
+        self.group.rank
+    }
+
+    fn size(&self) -> usize {
+        self.group.size
+    }
+
+    fn backend(&self) -> &'static str {
+        "nccl"
+    }
+
+    fn algorithm(&self, _kind: Kind, _bytes: u64) -> &'static str {
+        "library"
+    }
+
+    fn call(&self, mut call: Call<'_>) -> Result<()> {
+        let mut desk = self.group.desk();
+        let (started, memory) = self.group.begin(&mut desk, &mut call)?;
+        let result = self.group.finish(&mut desk, &started);
+        drop(memory); // not before the stream has come past its use, or the kernels have been aborted
+        result
+    }
+
+    fn start(&self, mut request: Request) -> Result<Ticket> {
+        let mut desk = self.group.desk();
+        let (started, _none) = self.group.begin(&mut desk, &mut request.as_call())?;
+        let sequence = started.sequence;
+        desk.open.push(started);
+        Ok(Ticket { sequence, request: Some(request), owner: Some(self.group.clone()) })
+    }
+
+    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+        let own: Arc<dyn Abandon> = self.group.clone();
+        if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
+            return Err(invalid("wait", "the collective was started by another communicator"));
+        }
+        let request = ticket.request.take().ok_or_else(|| invalid("wait", "the collective was waited for before"))?;
+        let mut desk = self.group.desk();
+        if let Some(error) = &desk.failed {
+            return Err(error.clone());
+        }
+        let started = desk.open.iter().position(|started| started.sequence == ticket.sequence);
+        let started = started.ok_or_else(|| invalid("wait", format!("number {} is not under way", ticket.sequence)))?;
+        let started = desk.open.swap_remove(started);
+        self.group.finish(&mut desk, &started)?;
+        Ok(request)
+    }
+
+    fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
+        let mut desk = self.group.desk();
+        if let Some(error) = &desk.failed {
+            return Err(error.clone());
+        }
+        let (sequence, device) = (desk.calls, self.group.stream.device());
+        desk.calls += 1;
+        device.enter().map_err(|error| invalid("split", error))?;
+        let child = match self.group.handle.split(color, key) {
+            Ok(child) => child,
+            Err(error @ NcclError::TooLarge { .. }) => return Err(invalid("split", error)),
+            Err(error) => return Err(self.group.fail(&mut desk, "split", sequence, &error)),
+        };
+        match Nccl::settle(name, child, Some(&self.group.handle), device, self.group.stall) {
+            Ok(child) => Ok(Box::new(child)),
+            Err(error) => Err(self.group.fail(&mut desk, "split", sequence, &error)),
+        }
+    }
+
+    /// Ends this rank's part; the others see it as an error of NCCL or as a stall, since NCCL carries no reasons.
+    fn abort(&self, reason: &str) {
+        let (group, rank) = (self.group.name.clone(), self.group.rank);
+        self.group.end(&mut self.group.desk(), CommError::Aborted { group, rank, reason: reason.to_owned() });
+    }
+
+    fn wire_bytes(&self) -> u64 {
+        self.group.desk().wire
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zbench_kernels::{ReduceOp, View};
+
+    #[test]
+    fn what_nccl_cannot_do_is_refused_with_what_to_do() {
+        let (send, mut recv, mut wide) = ([1f32; 4], [1f32; 2], [1f64; 2]);
+        let kind = |accumulate| Kind::ReduceScatter { op: ReduceOp::Sum, accumulate };
+        let said = |call: Call<'_>| refuse(&call).unwrap_err().to_string();
+        assert!(said(Call::new(kind(true), View::of(&send), ViewMut::of(&mut recv))).contains("cannot add"));
+        assert!(said(Call::new(kind(false), View::of(&send), ViewMut::of(&mut wide))).contains("f32 into f64"));
+        refuse(&Call::new(kind(false), View::of(&send), ViewMut::of(&mut recv))).unwrap();
+    }
+
+    #[test]
+    fn a_ring_receives_what_the_other_ranks_hold() {
+        let mut whole = [0f32; 40];
+        let kinds = [
+            (Kind::AllReduce { op: ReduceOp::Sum }, 240),
+            (Kind::AllGather, 120),
+            (Kind::Broadcast { root: 1 }, 160),
+            (Kind::Broadcast { root: 0 }, 0),
+            (Kind::Recv { from: 2 }, 160),
+            (Kind::Reduce { op: ReduceOp::Sum, root: 0 }, 240),
+        ];
+        for (kind, bytes) in kinds {
+            assert_eq!(ring_bytes(&Call::in_place(kind, ViewMut::of(&mut whole)), 0, 4), bytes, "{kind:?}");
+        }
+        assert_eq!(ring_bytes(&Call::giving(Kind::Send { to: 1 }, View::of(&whole)), 0, 4), 0);
+        assert_eq!(ring_bytes(&Call::giving(Kind::Scatter { root: 0 }, View::of(&whole)), 1, 4), 40);
+    }
+}

@@ -1,0 +1,82 @@
+//! Whether this process is alone or one of a launch, for the commands that train.
+
+use crate::cli::{Global, exit};
+use crate::launch::{self, Line, Options, World};
+use crate::runner::launched::{Leader, follow};
+use crate::runner::plan::{Decision, Planned};
+use anyhow::Result;
+use zbench_engine::config::{Backend, STALL};
+use zbench_reports::record::{Source, Status};
+
+/// How a command runs its cells.
+pub struct Session {
+    /// Rank 0 of a launch of several processes.
+    pub leader: Option<Leader>,
+    /// That launch.
+    pub world: Option<World>,
+}
+
+/// Runs `command` where it is to run: here, or on rank 0 of a launch, whose other processes do what it says.
+pub fn with(global: &Global, command: impl FnOnce(&mut Session) -> Result<u8>) -> Result<u8> {
+    let env = |name: &str| std::env::var(name).ok();
+    let world = launch::detect(&env)?;
+    if let (None, false, Some(words)) = (&world, global.quiet, launch::inherited(&env)) {
+        crate::say!("{words}");
+    }
+    // A launch of one is a run as any other.
+    let Some(world) = world.filter(|world| world.size > 1) else {
+        return command(&mut Session { leader: None, world: None });
+    };
+    if world.rank == 0 && !global.quiet {
+        crate::say!("{}", world.describe());
+    }
+    // The cells' own limits are not known yet, and the others never know them.
+    let options = Options { timeout: STALL, stall: STALL, quiet: true };
+    if world.rank > 0 {
+        let stop = super::train::stop_flag()?;
+        return Ok(follow(&Line::open(launch::meet(&world, &options)?), &stop));
+    }
+    let line = Line::open(launch::meet(&world, &options)?);
+    let mut session = Session { leader: Some(Leader::new(world.clone(), line)), world: Some(world) };
+    let result = command(&mut session);
+    if let Some(leader) = session.leader {
+        leader.finish(*result.as_ref().unwrap_or(&exit::USAGE));
+    }
+    result
+}
+
+impl Session {
+    /// Marks the cells that cannot run in this launch, or in this build.
+    pub fn judge(&self, cells: &mut [Planned]) {
+        for planned in cells {
+            let reason = planned.cell().and_then(|cell| self.why_not(cell.parallel.backend, cell.parallel.ranks));
+            if let (Decision::Run, Some((reason, source))) = (&planned.decision, reason) {
+                planned.decision = Decision::Record { status: Status::Skipped, reason, source };
+            }
+        }
+    }
+
+    fn why_not(&self, backend: Backend, ranks: usize) -> Option<(String, Source)> {
+        let Some(world) = &self.world else {
+            let absent = backend == Backend::Mpi && !cfg!(feature = "mpi");
+            let reason = || format!("parallel.backend = \"mpi\" is not in this build; {}", launch::HOW_TO_HAVE_MPI);
+            return absent.then(|| (reason(), Source::Host));
+        };
+        let (source, size) = (world.source.name(), world.size);
+        let reason = match backend {
+            Backend::Local => format!(
+                "parallel.backend = \"local\" runs all ranks as threads of one process, and {source} started {size} \
+                 processes; write \"shm\" or \"tcp\", or start zbench by itself"
+            ),
+            Backend::Mpi => format!(
+                "parallel.backend = \"mpi\" has a mpirun of its own for each cell, and {source} started {size} processes; \
+                 start zbench by itself, or write \"tcp\""
+            ),
+            Backend::Shm | Backend::Tcp if ranks != size => {
+                format!("parallel.ranks = {ranks}, and {source} started {size} processes; make them equal")
+            }
+            Backend::Shm | Backend::Tcp => return None,
+        };
+        Some((reason, Source::Plan))
+    }
+}

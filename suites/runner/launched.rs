@@ -1,0 +1,302 @@
+//! Cells of a launch: torchrun, srun or mpirun has started this process beside others. Rank 0 decides what runs, keeps the
+//! notebook and speaks; for each cell every one of them starts the process of its rank.
+
+use super::merge::{dead, merge};
+use super::processes::{Processes, grace};
+use super::protocol::{End, RankFailure, RankJob, RankSaid};
+use super::{Execute, Execution};
+use crate::launch::{Io, Line, Silence, Start, World, free_port, fresh_token};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use zbench_engine::config::Cell;
+use zbench_engine::train::Standing;
+use zbench_reports::record::{Source, Status, Step};
+
+const TICK: Duration = Duration::from_millis(20);
+/// How long others have to answer when they were told to end their rank.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// What rank 0 says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Start your rank of this cell.
+    Run {
+        /// Number of the cell in this launch.
+        number: u64,
+        /// The jobs of all ranks, in their order.
+        jobs: Vec<RankJob>,
+    },
+    /// End your rank of the cell, if it still runs.
+    Stop,
+    /// The command is at its end.
+    Bye {
+        /// Its exit code.
+        code: u8,
+    },
+}
+
+/// What the others say.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// How the rank of a cell ended.
+    Said(u64, Box<RankSaid>),
+    /// The user wants to stop.
+    Stopped,
+}
+
+/// Rank 0 of a launch.
+pub struct Leader {
+    line: Line,
+    world: World,
+    number: u64,
+    /// Who has gone, after which nothing can run.
+    lost: Option<String>,
+    /// The command's exit code, when it is known.
+    code: u8,
+}
+
+/// What rank 0 needs to run cells.
+pub struct Launched<'a> {
+    /// The launch.
+    pub leader: &'a mut Leader,
+    /// The program: this one.
+    pub program: PathBuf,
+    /// Set when the user wants to stop.
+    pub stop: Arc<AtomicBool>,
+    /// A cell may take this long.
+    pub timeout: Duration,
+    /// Seconds of each measurement of the peak.
+    pub peak_seconds: f64,
+}
+
+impl Leader {
+    /// Rank 0 of `world`, whose ranks are on the line.
+    pub fn new(world: World, line: Line) -> Leader {
+        // Until the command has come to its end.
+        Leader { line, world, number: 0, lost: None, code: crate::cli::exit::FAILED }
+    }
+
+    /// The command has come to its end.
+    pub fn finish(mut self, code: u8) {
+        self.code = code;
+    }
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        self.line.say(&Order::Bye { code: self.code });
+    }
+}
+
+/// Why a cell under way is given up.
+enum Stop {
+    User,
+    Time,
+    Failure,
+}
+
+impl Execute for Launched<'_> {
+    fn execute(&mut self, cell: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution {
+        if let Some(lost) = &self.leader.lost {
+            return Execution::last(Vec::new(), End::failed(lost.clone()));
+        }
+        let (jobs, mut own) = match self.start(cell) {
+            Ok(started) => started,
+            Err(reason) => return Execution::failed(Vec::new(), reason),
+        };
+        let mut steps = Vec::new();
+        let mut said: BTreeMap<usize, RankSaid> = BTreeMap::new();
+        let (begin, mut stop, mut deadline) = (Instant::now(), None, None);
+        while said.len() < jobs {
+            own.listen(TICK, &mut |step| {
+                on_step(step);
+                steps.push(step.clone());
+            });
+            if own.all_said() {
+                said.extend(own.take_said());
+            }
+            if let Err(lost) = self.hear(&mut said, &mut stop) {
+                own.end();
+                said.extend(own.take_said());
+                self.leader.lost = Some(lost.clone());
+                return self.without(lost, said, steps, &stop);
+            }
+            let now = Instant::now();
+            if deadline.is_none() && said.values().any(|rank| rank.failure.is_some()) {
+                deadline = Some(now + grace(cell));
+            }
+            let wanted = if self.stop.load(Ordering::Relaxed) {
+                Some(Stop::User)
+            } else if begin.elapsed() > self.timeout {
+                Some(Stop::Time)
+            } else {
+                deadline.filter(|deadline| now >= *deadline).map(|_| Stop::Failure)
+            };
+            if let (None, Some(wanted)) = (&stop, wanted) {
+                self.leader.line.say(&Order::Stop);
+                own.end();
+                (stop, deadline) = (Some(wanted), Some(now + ANSWER));
+            } else if stop.is_some() && deadline.is_some_and(|deadline| now >= deadline) {
+                let silent: Vec<usize> = (0..jobs).filter(|rank| !said.contains_key(rank)).collect();
+                let lost = format!("rank(s) {silent:?} of the launch do not answer any more");
+                self.leader.lost = Some(lost.clone());
+                return self.without(lost, said, steps, &stop);
+            }
+        }
+        match stop {
+            Some(Stop::User) => Execution { steps, ..Execution::default() },
+            Some(Stop::Time) => Execution::timed_out(steps, self.timeout),
+            Some(Stop::Failure) | None => {
+                let mut end = merge(said.into_values().collect(), steps);
+                Execution { steps: std::mem::take(&mut end.steps), end: Some(end), last: false }
+            }
+        }
+    }
+}
+
+impl Launched<'_> {
+    /// Tells all of a cell, and starts rank 0's own process.
+    fn start(&mut self, cell: &Cell) -> Result<(usize, Processes), String> {
+        let size = cell.parallel.ranks;
+        let words = |error: crate::launch::LaunchError| error.to_string();
+        let (host, _) = self.leader.world.meeting().map_err(words)?;
+        let meeting = (host.to_string(), free_port().map_err(words)?, fresh_token().map_err(words)?);
+        let hosts = self.leader.line.hosts();
+        let job = |rank: usize| {
+            // The first rank of each host measures its peak.
+            let of_host = |other: &usize| hosts.get(*other) == hosts.get(rank);
+            let first = (0..size).find(of_host) == Some(rank);
+            let ranks_here = (0..size).filter(of_host).count();
+            RankJob {
+                cell: cell.clone(),
+                rank,
+                meeting: Some(meeting.clone()),
+                peak_threads: if first { ranks_here.saturating_mul(cell.hardware.threads_per_rank) } else { 0 },
+                peak_seconds: self.peak_seconds,
+            }
+        };
+        let jobs: Vec<RankJob> = (0..size).map(job).collect();
+        let own = start_one(&self.program, &jobs, 0)?;
+        self.leader.number += 1;
+        self.leader.line.say(&Order::Run { number: self.leader.number, jobs });
+        Ok((size, own))
+    }
+
+    /// Takes in what the others have said.
+    fn hear(&mut self, said: &mut BTreeMap<usize, RankSaid>, stop: &mut Option<Stop>) -> Result<(), String> {
+        loop {
+            match self.leader.line.hear(Duration::ZERO) {
+                Ok((rank, Answer::Said(number, what))) if number == self.leader.number => {
+                    said.insert(rank, *what);
+                }
+                // The end of an earlier cell that was given up.
+                Ok((_, Answer::Said(..))) => {}
+                Ok((_, Answer::Stopped)) => self.stop.store(true, Ordering::Relaxed),
+                Err(Silence::Yet) => return Ok(()),
+                Err(Silence::Lost(_, reason)) => {
+                    // A launcher that is stopped ends its ranks in any order.
+                    std::thread::sleep(ANSWER.min(Duration::from_millis(300)));
+                    if self.stop.load(Ordering::Relaxed) {
+                        *stop = Some(Stop::User);
+                    }
+                    return Err(reason);
+                }
+            }
+        }
+    }
+
+    /// The end of a cell in which a process of the launch was lost.
+    fn without(
+        &self,
+        lost: String,
+        said: BTreeMap<usize, RankSaid>,
+        steps: Vec<Step>,
+        stop: &Option<Stop>,
+    ) -> Execution {
+        if matches!(stop, Some(Stop::User)) {
+            return Execution { steps, ..Execution::default() };
+        }
+        let mut end = merge(said.into_values().collect(), steps);
+        let seen = end.failure.take().map(|ended| format!("; {}", ended.reason)).unwrap_or_default();
+        let reason = format!("the launch has lost a process: {lost}{seen}");
+        end.failure = Some(super::protocol::Ended { status: Status::Failed, reason, source: Some(Source::Host) });
+        let steps = std::mem::take(&mut end.steps);
+        Execution::last(steps, end)
+    }
+}
+
+/// Starts the process of one rank, whose job is among `jobs`.
+fn start_one(program: &std::path::Path, jobs: &[RankJob], rank: usize) -> Result<Processes, String> {
+    let job = jobs.get(rank).ok_or_else(|| format!("there is no job for rank {rank}"))?;
+    let (host, port, token) = job.meeting.clone().ok_or("the job says no place to meet")?;
+    let start = Start {
+        program: program.to_path_buf(),
+        arguments: vec!["__rank".into()],
+        ranks: rank..rank + 1,
+        size: jobs.len(),
+        host,
+        port,
+        token,
+        io: Io::Piped,
+    };
+    Processes::start(&start, |_| job.clone()).map_err(|error| error.to_string())
+}
+
+/// The life of the other ranks of a launch: they start what they are told, and say how it ended. The exit code is rank 0's.
+pub fn follow(line: &Line, stop: &AtomicBool) -> u8 {
+    let rank = line.rank();
+    let mut under_way: Option<(u64, Processes)> = None;
+    let mut asked = false;
+    loop {
+        if stop.load(Ordering::Relaxed) && !asked {
+            asked = true;
+            line.say(&Answer::Stopped);
+        }
+        match line.hear(TICK) {
+            Ok((_, Order::Run { number, jobs })) => {
+                let program = std::env::current_exe().map_err(|error| format!("zbench's own path: {error}"));
+                match program.and_then(|program| start_one(&program, &jobs, rank)) {
+                    Ok(processes) => under_way = Some((number, processes)),
+                    Err(reason) => line.say(&Answer::Said(number, Box::new(not_started(rank, reason)))),
+                }
+            }
+            Ok((_, Order::Stop)) => {
+                if let Some((_, processes)) = &mut under_way {
+                    processes.end();
+                }
+            }
+            Ok((_, Order::Bye { code })) => return code,
+            Err(Silence::Yet) => {}
+            Err(Silence::Lost(_, reason)) => {
+                crate::say!("rank {rank}: {reason}");
+                return crate::cli::exit::FAILED;
+            }
+        }
+        if let Some((number, processes)) = &mut under_way {
+            processes.listen(Duration::ZERO, &mut |_| ());
+            if processes.all_said() {
+                for said in processes.take_said().into_values() {
+                    line.say(&Answer::Said(*number, Box::new(said)));
+                }
+                under_way = None;
+            }
+        }
+    }
+}
+
+fn not_started(rank: usize, reason: String) -> RankSaid {
+    let failure = RankFailure {
+        standing: Standing::Found,
+        status: Status::Failed,
+        source: Some(Source::Host),
+        reason: format!("rank {rank} on {}: {reason}", super::machine::host_name()),
+        missing: Vec::new(),
+    };
+    dead(rank, std::process::id(), failure)
+}

@@ -1,0 +1,371 @@
+//! Cells over MPI: mpirun starts the ranks, as MPI wants it, and cannot be asked twice in one process; so each cell has a
+//! mpirun of its own. The ranks get their job and say how it ended over a line of ours, on which this process is rank 0.
+
+use super::merge::merge;
+use super::processes::{grace, tail_of};
+use super::protocol::{End, Ended, Event, Job, RankFailure, RankJob, RankSaid};
+use super::rank;
+use crate::launch::{
+    self, Choice, LaunchError, Line, Options, Silence, Source as Launcher, World, detect, free_port, fresh_token,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::net::ToSocketAddrs;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+use zbench_engine::comm::{Communicator, Meeting, Rendezvous};
+use zbench_engine::train::Standing;
+use zbench_kernels::Kernels;
+use zbench_reports::record::{Source, Status, Step};
+
+const TICK: Duration = Duration::from_millis(20);
+/// How long mpirun has to end its ranks when it is told to.
+const POLITE: Duration = Duration::from_secs(3);
+/// Where the line begins, and what its ends know.
+const PLACE: &str = "ZBENCH_LINE";
+const TOKEN: &str = "ZBENCH_LINE_TOKEN";
+/// What a mpirun must not take for its ranks'.
+const NOT_FOR_RANKS: [&str; 8] = [
+    "ZBENCH_LAUNCHED",
+    "ZBENCH_PARENT",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+];
+
+/// What this process says on the line.
+#[derive(Serialize, Deserialize)]
+enum Word {
+    Job(Box<RankJob>),
+    Bye,
+}
+
+/// Whose mpirun it is: they differ in what they must be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flavour {
+    OpenMpi,
+    Hydra,
+}
+
+/// Runs a cell whose ranks mpirun starts.
+pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
+    match attempt(job, say) {
+        Ok(end) => end,
+        Err(reason) => End::failed(reason),
+    }
+}
+
+fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
+    let words = |error: LaunchError| error.to_string();
+    let cell = &job.cell;
+    let (size, stall) = (cell.parallel.ranks, cell.parallel.stall);
+    let flavour = flavour()?;
+    let (host, port, token) = (own_address(), free_port().map_err(words)?, fresh_token().map_err(words)?);
+    let mut mpirun = Mpirun::start(flavour, job, &format!("{host}:{port}"), &token)?;
+    let meeting = Meeting { rank: 0, size: size + 1, host, port, token, timeout: stall };
+    let (sender, met) = channel();
+    // On a thread, so that a mpirun that starts nothing is not waited for.
+    std::thread::spawn(move || sender.send(Rendezvous::join(&meeting).map_err(|error| error.to_string())));
+    let line = loop {
+        match met.recv_timeout(TICK) {
+            Ok(met) => break Line::open(met?),
+            Err(_) if mpirun.has_ended() => return Err(mpirun.last_words("did not start the ranks")),
+            Err(_) => {}
+        }
+    };
+    let hosts = &line.hosts()[1..];
+    for rank in 0..size {
+        let here = hosts.iter().filter(|host| **host == hosts[rank]).count();
+        let first = hosts.iter().position(|host| *host == hosts[rank]) == Some(rank);
+        let peak_threads = if first { here.saturating_mul(cell.hardware.threads_per_rank) } else { 0 };
+        let job = RankJob { cell: cell.clone(), rank, meeting: None, peak_threads, peak_seconds: job.peak_seconds };
+        line.say(&Word::Job(Box::new(job)));
+    }
+    let mut steps = Vec::new();
+    let mut on_step = |step: Step| {
+        say(&Event::Step(step.clone()));
+        steps.push(step);
+    };
+    let said = listen(&line, &mut mpirun, hosts, grace(cell), &mut on_step);
+    line.say(&Word::Bye);
+    // Steps come through mpirun, which may be slower than the line.
+    mpirun.rest().into_iter().for_each(on_step);
+    let mut end = merge(said.into_values().collect(), steps);
+    if let Some(Ended { reason, .. }) = end.failure.as_mut().filter(|ended| ended.status == Status::Failed) {
+        let tail = mpirun.tail();
+        if !tail.is_empty() {
+            reason.push_str(&format!("; mpirun's last words: {tail}"));
+        }
+    }
+    Ok(end)
+}
+
+/// Takes in how the ranks end, until all have said it, or have it said for them.
+fn listen(
+    line: &Line,
+    mpirun: &mut Mpirun,
+    hosts: &[String],
+    grace: Duration,
+    on_step: &mut dyn FnMut(Step),
+) -> BTreeMap<usize, RankSaid> {
+    let mut said = BTreeMap::new();
+    let mut deadline = None;
+    while said.len() < hosts.len() {
+        let mut lost = None;
+        match line.hear(TICK) {
+            Ok((rank, what)) => drop(said.insert(rank - 1, what)),
+            Err(Silence::Yet) => {}
+            // The line's rank 0 is this process.
+            Err(Silence::Lost(rank, _)) => lost = Some(rank.and_then(|rank| rank.checked_sub(1))),
+        }
+        mpirun.steps.try_iter().for_each(&mut *on_step);
+        let failed = said.values().any(|rank: &RankSaid| rank.failure.is_some());
+        if deadline.is_none() && failed {
+            deadline = Some(Instant::now() + grace);
+        }
+        let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if lost.is_some() || late || mpirun.has_ended() {
+            if lost.is_some() {
+                // It says more of a rank that has died than we know.
+                mpirun.wait(POLITE);
+            }
+            mpirun.end();
+            for (rank, host) in hosts.iter().enumerate() {
+                let cause = lost.flatten() == Some(rank);
+                said.entry(rank).or_insert_with(|| silent(rank, host, cause));
+            }
+        }
+    }
+    said
+}
+
+/// What is said for a rank that has said nothing, as it has died or was ended with the others.
+fn silent(rank: usize, host: &str, is_cause: bool) -> RankSaid {
+    let (standing, how) = if is_cause {
+        (Standing::Found, "has ended without a word")
+    } else {
+        (Standing::Heard, "was ended with the others")
+    };
+    let reason = format!("rank {rank} on {host} {how}");
+    let (status, source) = (Status::Failed, Some(Source::Host));
+    let failure = Some(RankFailure { standing, status, source, reason, missing: Vec::new() });
+    let mut said = RankSaid { host: host.into(), failure, ..RankSaid::default() };
+    said.end.rank = rank;
+    said
+}
+
+/// A mpirun under way.
+struct Mpirun {
+    child: Child,
+    steps: Receiver<Step>,
+    tail: Option<std::thread::JoinHandle<String>>,
+}
+
+impl Mpirun {
+    fn start(flavour: Flavour, job: &Job, place: &str, token: &str) -> Result<Mpirun, String> {
+        let zbench = std::env::current_exe().map_err(|error| format!("zbench's own path cannot be found: {error}"))?;
+        let size = job.cell.parallel.ranks;
+        // Through ourselves, so that mpirun ends when this process does.
+        let mut command = Command::new(&zbench);
+        command.arg("__follow").arg("mpirun").arg("-n").arg(size.to_string());
+        if flavour == Flavour::OpenMpi {
+            // One core a rank is its default, and ranks have threads.
+            command.args(["--bind-to", "none", "-x", PLACE, "-x", TOKEN]);
+            if rustix::process::geteuid().is_root() {
+                command.arg("--allow-run-as-root");
+            }
+            if size > job.cores {
+                command.arg("--oversubscribe");
+            }
+        }
+        command.arg(&zbench).arg("__rank");
+        for name in NOT_FOR_RANKS {
+            command.env_remove(name);
+        }
+        let child = command
+            .env(PLACE, place)
+            .env(TOKEN, token)
+            .env("ZBENCH_FOLLOW", std::process::id().to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut child = child.map_err(|error| format!("mpirun cannot be started: {error}"))?;
+        let (sender, steps) = channel();
+        if let Some(stdout) = child.stdout.take() {
+            std::thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    if let Ok(Event::Step(step)) = serde_json::from_str(&line)
+                        && sender.send(step).is_err()
+                    {
+                        return;
+                    }
+                }
+            });
+        }
+        let tail = child.stderr.take().map(tail_of);
+        Ok(Mpirun { child, steps, tail })
+    }
+
+    fn has_ended(&mut self) -> bool {
+        // One that cannot be asked is none of ours any more.
+        self.child.try_wait().map_or(true, |status| status.is_some())
+    }
+
+    /// The steps until its end, for which it has a moment.
+    fn rest(&mut self) -> Vec<Step> {
+        self.wait(POLITE);
+        self.end();
+        // Its output ends with it, and the thread that reads it then.
+        self.steps.iter().collect()
+    }
+
+    /// Waits for its own end, so long.
+    fn wait(&mut self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        while !self.has_ended() && Instant::now() < deadline {
+            std::thread::sleep(TICK);
+        }
+    }
+
+    /// Ends it, first politely: then it ends its ranks, on other hosts too.
+    fn end(&mut self) {
+        if let (false, Some(pid)) = (self.has_ended(), rustix::process::Pid::from_raw(self.child.id() as i32)) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        self.wait(POLITE);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The last it said on standard error. Waits for its end.
+    fn tail(&mut self) -> String {
+        self.end();
+        self.tail.take().and_then(|tail| tail.join().ok()).unwrap_or_default()
+    }
+
+    fn last_words(&mut self, what: &str) -> String {
+        let tail = self.tail();
+        let status = self.child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+        format!("mpirun {what} ({status}); its last words: {tail}")
+    }
+}
+
+impl Drop for Mpirun {
+    fn drop(&mut self) {
+        // Its ranks have said all they had to say, and were told good bye.
+        self.wait(POLITE);
+        self.end();
+    }
+}
+
+/// Whose mpirun is found on the path.
+fn flavour() -> Result<Flavour, String> {
+    let absent = |error: std::io::Error| {
+        format!("mpirun cannot be started ({error}); install Open MPI or MPICH, or write parallel.backend = \"tcp\"")
+    };
+    let output = Command::new("mpirun").arg("--version").stdin(Stdio::null()).output().map_err(absent)?;
+    flavour_of(&String::from_utf8_lossy(&output.stdout))
+}
+
+fn flavour_of(version: &str) -> Result<Flavour, String> {
+    let has = |word: &str| version.to_lowercase().contains(word);
+    match () {
+        () if has("open mpi") || has("openrte") || has("prte") => Ok(Flavour::OpenMpi),
+        () if has("hydra") || has("mpich") || has("intel(r) mpi") || has("mvapich") => Ok(Flavour::Hydra),
+        () => {
+            let line = version.lines().next().unwrap_or_default();
+            Err(format!(
+                "mpirun --version says {line:?}, which is neither Open MPI nor Hydra (MPICH, Intel MPI, MVAPICH)"
+            ))
+        }
+    }
+}
+
+/// This host as its ranks find it: by its name where that is known, as ranks of other hosts need it.
+fn own_address() -> String {
+    let name = super::machine::host_name();
+    let known = !name.is_empty() && (name.as_str(), 0).to_socket_addrs().is_ok_and(|mut all| all.next().is_some());
+    if known { name } else { "127.0.0.1".into() }
+}
+
+/// Whether this process is a rank that a mpirun of ours has started.
+pub fn is_rank() -> bool {
+    std::env::var_os(PLACE).is_some()
+}
+
+/// The life of such a rank; its exit status.
+pub fn rank_main() -> u8 {
+    match serve() {
+        Ok(()) => 0,
+        Err(reason) => {
+            crate::say!("{reason}");
+            super::cell::BROKEN
+        }
+    }
+}
+
+fn serve() -> Result<(), String> {
+    let words = |error: LaunchError| error.to_string();
+    let env = |name: &str| std::env::var(name).ok();
+    let world =
+        detect(&env).map_err(words)?.ok_or("mpirun has set none of the variables that say which rank this is")?;
+    let place = env(PLACE).unwrap_or_default();
+    let token = env(TOKEN).unwrap_or_default();
+    let split = place.rsplit_once(':').and_then(|(host, port)| Some((host.to_string(), port.parse::<u16>().ok()?)));
+    let (host, port) = split.ok_or_else(|| format!("{PLACE}={place} is no host:port"))?;
+    let timeout = zbench_engine::config::STALL;
+    let meeting = Meeting { rank: world.rank + 1, size: world.size + 1, host, port, token, timeout };
+    let line = Line::open(Rendezvous::join(&meeting).map_err(|error| error.to_string())?);
+    let job = loop {
+        match line.hear(Duration::from_secs(1)) {
+            Ok((_, Word::Job(job))) if job.rank == world.rank => break job,
+            Ok((_, Word::Job(_))) | Err(Silence::Yet) => {}
+            Ok((_, Word::Bye)) => return Err("the cell ended before it began".into()),
+            Err(Silence::Lost(_, reason)) => return Err(reason),
+        }
+    };
+    let comm = connect(&world, &job)?;
+    // Standard output is one stream for all ranks; rank 0 alone speaks there.
+    let said = rank::run(&job, Some(comm), &|event| rank::say(event));
+    line.say(&said);
+    loop {
+        match line.hear::<Word>(Duration::from_secs(1)) {
+            Ok((_, Word::Bye)) | Err(Silence::Lost(..)) => return Ok(()),
+            Ok((_, Word::Job(_))) | Err(Silence::Yet) => {}
+        }
+    }
+}
+
+fn connect(world: &World, job: &RankJob) -> Result<Box<dyn Communicator>, String> {
+    let parallel = &job.cell.parallel;
+    let kernels: Arc<dyn Kernels> = Arc::new(zbench_kernels::Cpu::new(job.cell.hardware.threads_per_rank));
+    let arena = zbench_kernels::Arena::host(Some(0)).map_err(|error| error.to_string())?;
+    let options = Options { timeout: parallel.stall, stall: parallel.stall, quiet: true };
+    let world = World { source: if world.size == 1 { Launcher::Ours } else { world.source }, ..world.clone() };
+    launch::connect(&world, Choice::Mpi, kernels, &arena, &options).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flavours_are_told_by_what_they_say() {
+        for (text, flavour) in [
+            ("mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/", Flavour::OpenMpi),
+            ("mpirun.real (OpenRTE) 4.0.3", Flavour::OpenMpi),
+            ("HYDRA build details:\n    Version:                                 4.0.2", Flavour::Hydra),
+            ("Intel(R) MPI Library for Linux* OS, Version 2021.9", Flavour::Hydra),
+        ] {
+            assert_eq!(flavour_of(text), Ok(flavour), "{text}");
+        }
+        assert!(flavour_of("srun 23.02").unwrap_err().contains("srun 23.02"));
+    }
+}

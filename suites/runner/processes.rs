@@ -1,0 +1,244 @@
+//! Ranks of a cell as processes of this host: each is told its job and says how it ended. Who dies without a word has it
+//! said for him.
+
+use super::machine;
+use super::merge::{dead, merge};
+use super::protocol::{End, Event, Job, RankFailure, RankJob, RankSaid};
+use crate::launch::{Exit, Io, LaunchError, RankExit, Ranks, Start, signal_name, spawn};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use zbench_engine::config::Cell;
+use zbench_engine::train::Standing;
+use zbench_reports::record::{Source, Status, Step};
+
+/// How often who has ended is looked at.
+const TICK: Duration = Duration::from_millis(20);
+/// How long ranks have to notice that one of them has ended, at most.
+const MOST_GRACE: Duration = Duration::from_secs(10);
+/// What is kept of a process's standard error.
+const TAIL_BYTES: usize = 4096;
+
+/// How long the others have to notice that a rank has ended.
+pub fn grace(cell: &Cell) -> Duration {
+    cell.parallel.stall.min(MOST_GRACE)
+}
+
+/// Processes of ranks under way.
+pub struct Processes {
+    ranks: Ranks,
+    events: Receiver<(usize, Option<Event>)>,
+    tails: BTreeMap<usize, JoinHandle<String>>,
+    said: BTreeMap<usize, RankSaid>,
+    /// Ranks of which it was taken.
+    taken: Vec<usize>,
+    /// Ranks whose output has ended.
+    silent: Vec<usize>,
+    oom_kills: u64,
+    waits: Duration,
+}
+
+/// Runs a cell whose ranks are all processes of this host.
+pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
+    let failed = |error: LaunchError| End::failed(error.to_string());
+    let cell = &job.cell;
+    let ranks = cell.parallel.ranks;
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(source) => return failed(LaunchError::System { what: "zbench's own path cannot be found".into(), source }),
+    };
+    let start = match Start::here(program, vec!["__rank".into()], ranks, Io::Piped) {
+        Ok(start) => start,
+        Err(error) => return failed(error),
+    };
+    let threads = ranks.saturating_mul(cell.hardware.threads_per_rank).min(job.cores).max(1);
+    let rank_job = |rank: usize| RankJob {
+        cell: cell.clone(),
+        rank,
+        meeting: Some((start.host.clone(), start.port, start.token.clone())),
+        peak_threads: if rank == 0 { threads } else { 0 },
+        peak_seconds: job.peak_seconds,
+    };
+    let mut processes = match Processes::start(&start, rank_job) {
+        Ok(processes) => processes,
+        Err(error) => return failed(error),
+    };
+    let mut steps = Vec::new();
+    let mut deadline = None;
+    while !processes.all_said() {
+        processes.listen(TICK, &mut |step| {
+            say(&Event::Step(step.clone()));
+            steps.push(step.clone());
+        });
+        if deadline.is_none() && processes.any_failed() {
+            deadline = Some(Instant::now() + grace(cell));
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            processes.end();
+        }
+    }
+    merge(processes.take_said().into_values().collect(), steps)
+}
+
+impl Processes {
+    /// Starts the ranks of `start` and tells each its job.
+    ///
+    /// # Errors
+    /// A process cannot be started.
+    pub fn start(start: &Start, job: impl Fn(usize) -> RankJob) -> Result<Processes, LaunchError> {
+        let oom_kills = machine::oom_kills();
+        let mut ranks = spawn(start)?;
+        let (sender, events) = channel();
+        let mut tails = BTreeMap::new();
+        let mut waits = Duration::ZERO;
+        for (rank, mut streams) in start.ranks.clone().zip(ranks.streams()) {
+            let job = job(rank);
+            waits = job.cell.parallel.stall;
+            let text = serde_json::to_vec(&job).map_err(|error| LaunchError::System {
+                what: "a rank's job cannot be written down".into(),
+                source: error.into(),
+            })?;
+            // A process that dies before it has read its job shows in its exit status.
+            let _ = streams.stdin.write_all(&text);
+            drop(streams.stdin);
+            listen_to(rank, streams.stdout, sender.clone());
+            tails.insert(rank, tail_of(streams.stderr));
+        }
+        Ok(Processes {
+            ranks,
+            events,
+            tails,
+            said: BTreeMap::new(),
+            taken: Vec::new(),
+            silent: Vec::new(),
+            oom_kills,
+            waits,
+        })
+    }
+
+    /// Takes in what the ranks say, and who has died; returns after `wait` at the latest if nothing comes.
+    pub fn listen(&mut self, wait: Duration, on_step: &mut dyn FnMut(&Step)) {
+        let mut next = self.events.recv_timeout(wait);
+        loop {
+            match next {
+                Ok((_, Some(Event::Step(step)))) => on_step(&step),
+                Ok((rank, Some(Event::Rank(said)))) => drop(self.said.insert(rank, *said)),
+                Ok((_, Some(Event::End(_)))) => {}
+                Ok((rank, None)) => self.silent.push(rank),
+                Err(RecvTimeoutError::Timeout) => break,
+                // Every rank has ended: nothing more comes, and only their exit is waited for.
+                Err(RecvTimeoutError::Disconnected) => {
+                    if !self.all_said() {
+                        std::thread::sleep(TICK.min(wait));
+                    }
+                    break;
+                }
+            }
+            next = self.events.recv_timeout(Duration::ZERO);
+        }
+        self.bury();
+    }
+
+    /// Says for those that died without a word how they did.
+    fn bury(&mut self) {
+        self.ranks.poll();
+        for exit in self.ranks.exits() {
+            let known = self.said.contains_key(&exit.rank) || self.taken.contains(&exit.rank);
+            if known || !self.silent.contains(&exit.rank) {
+                continue;
+            }
+            let tail = self.tails.remove(&exit.rank).and_then(|tail| tail.join().ok()).unwrap_or_default();
+            let failure = self.death(exit, &tail);
+            self.said.insert(exit.rank, dead(exit.rank, exit.pid, failure));
+        }
+    }
+
+    fn death(&self, exit: RankExit, tail: &str) -> RankFailure {
+        const KILL: i32 = 9;
+        let RankExit { rank, pid, exit } = exit;
+        let name = format!("rank {rank} (process {pid} on {})", machine::host_name());
+        let said = if tail.is_empty() { String::new() } else { format!("; its last words: {tail}") };
+        let (standing, status, source) = (Standing::Found, Status::Failed, Some(Source::Host));
+        let missing = Vec::new();
+        match exit {
+            Exit::Signal(KILL) if machine::oom_kills() > self.oom_kills => RankFailure {
+                standing,
+                status: Status::OutOfMemory,
+                source,
+                reason: format!(
+                    "the system ended {name} for lack of memory; lower train.micro_batch or parallel.ranks"
+                ),
+                missing,
+            },
+            Exit::Signal(signal) => {
+                let reason = format!("{name} was ended by {}{said}", signal_name(signal));
+                RankFailure { standing, status, source, reason, missing }
+            }
+            Exit::Code(code) => {
+                let reason = format!("{name} ended with exit status {code} and no result{said}");
+                RankFailure { standing, status, source: None, reason, missing }
+            }
+            Exit::Ended(signal) => {
+                let seconds = self.waits.min(MOST_GRACE).as_secs_f64();
+                let reason = format!(
+                    "{name} did not end within {seconds} s after the others had, and was ended with {}{said}",
+                    signal_name(signal)
+                );
+                RankFailure { standing: Standing::Heard, status, source, reason, missing }
+            }
+        }
+    }
+
+    /// Whether every rank has said how it ended, or has it said for it.
+    pub fn all_said(&self) -> bool {
+        self.said.len() + self.taken.len() == self.ranks.pids().len()
+    }
+
+    /// Whether one of them ended otherwise than well.
+    pub fn any_failed(&self) -> bool {
+        self.said.values().any(|said| said.failure.is_some())
+    }
+
+    /// Ends those that still run.
+    pub fn end(&mut self) {
+        self.ranks.end();
+        // What they had said before comes first.
+        self.listen(TICK, &mut |_| ());
+    }
+
+    /// What has been said, by rank. Once all have, what still runs has nothing more to say and ends with this value.
+    pub fn take_said(&mut self) -> BTreeMap<usize, RankSaid> {
+        self.taken.extend(self.said.keys());
+        std::mem::take(&mut self.said)
+    }
+}
+
+/// Reads a process's lines of events on a thread; a line that is none is passed over. Nothing at the end.
+fn listen_to(rank: usize, stdout: impl Read + Send + 'static, sender: Sender<(usize, Option<Event>)>) {
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if let Ok(event) = serde_json::from_str(&line)
+                && sender.send((rank, Some(event))).is_err()
+            {
+                return;
+            }
+        }
+        let _ = sender.send((rank, None));
+    });
+}
+
+/// Reads to the end on a thread, keeping the last of it.
+pub(super) fn tail_of(mut stderr: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        let mut block = [0u8; 4096];
+        while let Ok(count @ 1..) = stderr.read(&mut block) {
+            kept.extend_from_slice(&block[..count]);
+            let excess = kept.len().saturating_sub(TAIL_BYTES);
+            kept.drain(..excess);
+        }
+        String::from_utf8_lossy(&kept).trim().to_string()
+    })
+}

@@ -1,0 +1,170 @@
+//! Inside a rank's process: reads its job, meets the others, trains, says what was measured.
+
+use super::machine::{self, Busy};
+use super::protocol::{self, Event, RankEnd, RankFailure, RankJob, RankSaid};
+use crate::launch::{self, Choice, Options, Source as Launcher, World};
+use std::io::{Read, Write};
+use std::sync::Arc;
+use zbench_engine::comm::{CommError, Communicator};
+use zbench_engine::config::Backend;
+use zbench_engine::layers::StepError;
+use zbench_engine::outcome::Cause;
+use zbench_engine::plan::Plan;
+use zbench_engine::train::{Ended, RankError, Report, Standing, train_rank};
+use zbench_kernels::{Arena, Cpu, Kernels, peak};
+use zbench_reports::record::{Source, Status};
+
+/// A job is a configuration; more than this is none.
+const MOST_JOB_BYTES: u64 = 16 << 20;
+
+/// The whole life of a rank's process; its exit status.
+pub fn main() -> u8 {
+    if super::mpirun::is_rank() {
+        return super::mpirun::rank_main();
+    }
+    let job: RankJob = match read_job(&mut std::io::stdin()) {
+        Ok(job) => job,
+        Err(reason) => {
+            crate::say!("{reason}");
+            return super::cell::BROKEN;
+        }
+    };
+    let said = run(&job, None, &|event| say(event));
+    say(&Event::Rank(Box::new(said)));
+    0
+}
+
+/// A job from standard input.
+pub(super) fn read_job<T: serde::de::DeserializeOwned>(from: &mut dyn Read) -> Result<T, String> {
+    let mut text = String::new();
+    from.take(MOST_JOB_BYTES).read_to_string(&mut text).map_err(|error| format!("the job cannot be read: {error}"))?;
+    serde_json::from_str(&text).map_err(|error| format!("the job cannot be read: {error}"))
+}
+
+/// A line on standard output. A parent that does not listen any more has ended; the death signal ends this process too.
+pub(super) fn say(event: &Event) {
+    if let Ok(line) = serde_json::to_string(event) {
+        let mut out = std::io::stdout().lock();
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    }
+}
+
+/// Trains one rank, over `comm` where the caller has one already, and says how it went.
+pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &dyn Fn(&Event)) -> RankSaid {
+    let host = machine::host_name();
+    let mut said = RankSaid { host: host.clone(), ..RankSaid::default() };
+    match train(job, comm, say, &mut said) {
+        Ok(ended) => {
+            let (end, failure) = match ended.result {
+                Ok((report, kernels)) => {
+                    said.kernels = kernels;
+                    (RankEnd::from(&report), None)
+                }
+                Err(error) => (RankEnd::of_ledger(job.rank, &ended.ledger), Some(failure(error, job.rank, &host))),
+            };
+            (said.end, said.failure) = (end, failure);
+        }
+        Err(reason) => {
+            said.failure = Some(RankFailure {
+                standing: Standing::Found,
+                status: Status::Failed,
+                source: None,
+                reason: format!("rank {} on {host}: {reason}", job.rank),
+                missing: Vec::new(),
+            });
+        }
+    }
+    (said.end.rank, said.end.pid) = (job.rank, Some(std::process::id()));
+    said.end.host = machine::host_hash(&host);
+    said.swap_bytes = machine::status_bytes("VmSwap");
+    said
+}
+
+/// The measurements around the training of a rank, and its end.
+fn train(
+    job: &RankJob,
+    comm: Option<Box<dyn Communicator>>,
+    say: &dyn Fn(&Event),
+    said: &mut RankSaid,
+) -> Result<Ended<Report>, String> {
+    let cell = &job.cell;
+    let kernels: Arc<dyn Kernels> = Arc::new(Cpu::new(cell.hardware.threads_per_rank));
+    let plan = Plan::new(cell, &*kernels).map_err(|error| error.to_string())?;
+    let shared = cell.parallel.backend == Backend::Shm;
+    let arena = if shared { Arena::shared(cell.memory.capacity) } else { Arena::host(cell.memory.capacity) };
+    let arena = arena.map_err(|error| error.to_string())?;
+    let measure = || peak::measure(job.peak_threads, cell.precision.compute, job.peak_seconds);
+    if job.peak_threads > 0 {
+        // Before the ranks meet, so that the cores are this rank's alone.
+        (said.peak_flops, said.peak_threads) = (vec![measure()], job.peak_threads);
+    }
+    let comm = match comm {
+        Some(comm) => comm,
+        None => connect(job, kernels.clone(), &arena)?,
+    };
+    let busy = Busy::start();
+    let mut on_step = |step: &zbench_engine::outcome::Step| say(&Event::Step(protocol::step(step)));
+    let account = arena.clone();
+    let ended = train_rank(cell, &plan, comm, kernels, arena, &mut on_step);
+    said.busy = busy.and_then(Busy::seconds);
+    said.rss_bytes = resident(shared.then(|| account.high_water()));
+    if job.peak_threads > 0 {
+        said.peak_flops.push(measure());
+    }
+    Ok(ended)
+}
+
+/// Meets the other ranks where the job says.
+fn connect(job: &RankJob, kernels: Arc<dyn Kernels>, arena: &Arena) -> Result<Box<dyn Communicator>, String> {
+    let parallel = &job.cell.parallel;
+    let choice = match parallel.backend {
+        Backend::Shm => Choice::Shm,
+        Backend::Tcp => Choice::Tcp,
+        Backend::Mpi => Choice::Mpi,
+        Backend::Local => return Err("ranks of the backend local are threads, not processes".into()),
+    };
+    let (host, port, token) = job.meeting.clone().ok_or("the job says no place to meet")?;
+    let world = World {
+        rank: job.rank,
+        size: parallel.ranks,
+        local_rank: None,
+        local_size: None,
+        host: Some(host),
+        port,
+        token,
+        source: Launcher::Ours,
+        notes: Vec::new(),
+    };
+    let options = Options { timeout: parallel.stall, stall: parallel.stall, quiet: true };
+    launch::connect(&world, choice, kernels, arena, &options).map_err(|error| error.to_string())
+}
+
+/// The most this process had resident. In a world of shared memory other ranks' pages count here too as soon as this process
+/// has read them; there it is what is its own now, and of its arena all that was ever touched.
+fn resident(own_shared: Option<u64>) -> Option<u64> {
+    match own_shared {
+        None => machine::status_bytes("VmHWM"),
+        Some(own) => Some(machine::status_bytes("RssAnon")? + machine::status_bytes("RssFile")? + own),
+    }
+}
+
+/// An engine's error as others are told of it.
+fn failure(error: RankError, rank: usize, host: &str) -> RankFailure {
+    let standing = error.standing();
+    let missing = match &error {
+        RankError::Step(StepError::Comm(CommError::Stalled { missing, .. })) => missing.clone(),
+        RankError::Step(StepError::Comm(CommError::Aborted { rank, .. })) => vec![*rank],
+        _ => Vec::new(),
+    };
+    let cause = error.cause(rank);
+    let (status, source) = match &cause {
+        Cause::OutOfMemory { .. } => (Status::OutOfMemory, Some(Source::Arena)),
+        Cause::Diverged { .. } => (Status::Diverged, None),
+        Cause::Failed { .. } => (Status::Failed, None),
+    };
+    let reason = match &cause {
+        Cause::Failed { rank, reason } => format!("rank {rank} on {host}: {reason}"),
+        other => other.to_string(),
+    };
+    RankFailure { standing, status, source, reason, missing }
+}
