@@ -200,6 +200,7 @@ fn what_has_no_meaning_is_said_and_what_is_wrong_is_refused() {
         ("-r 7 --collective broadcast", "-r 7 is none of the 2 ranks"),
         ("-d fp8", "this version has int8"),
         ("--backend carrier-pigeon", "carrier-pigeon"),
+        ("--backend mpi", "mpirun"),
         ("--ranks 3 -g 2", "give one of them"),
         ("--expect abacus", "there are A100-SXM"),
         ("-n none", "none"),

@@ -159,11 +159,12 @@ fn run(ranks: usize, plan: &Plan, meddle: impl Fn(usize) -> Meddle, stop_after: 
                 let world = Meddled { inner: Box::new(comm), meddle, calls: Mutex::new(0) };
                 let member = Member {
                     world: &world,
+                    talk: &world,
                     arena,
                     formed: "threads of a test",
                     threads: 1,
                     local_ranks: ranks,
-                    memory_bytes: 64 << 20,
+                    memory_bytes: (64 << 20) * ranks as u64,
                     cache_bytes: Some(1 << 20),
                     host: "here",
                     device: "test",

@@ -71,7 +71,6 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
     let threads = (context.cores / parallel.ranks).max(1);
     let capacity = values.given("memory.capacity").and_then(byte_size).or(profile.as_ref().and_then(|p| p.memory));
     let cell = Cell {
-        link: None,
         data: data(&values, context)?,
         memory: Memory {
             checkpointing: checkpointing(&values.value("memory.checkpointing")),

@@ -18,9 +18,8 @@ fn run(backend: Backend, size: usize, stall: Duration, rank: impl Fn(Box<dyn Com
     std::thread::scope(|scope| {
         let ranks = group("world", kernels.clone(), stall).unwrap().into_iter().zip(kernels);
         let rank = &rank;
-        let threads: Vec<_> = ranks
-            .map(|(local, kernels)| scope.spawn(move || rank(rank_of(backend, local, kernels, stall))))
-            .collect();
+        let threads: Vec<_> =
+            ranks.map(|(local, kernels)| scope.spawn(move || rank(rank_of(backend, local, kernels, stall)))).collect();
         // The first panic is the cause; the others only heard of it.
         let panics: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().err()).collect();
         if let Some(panic) = panics.into_iter().next() {

@@ -23,12 +23,7 @@ pub enum Backend {
 pub const BACKENDS: [Backend; 3] = [Backend::Local, Backend::MeteredLocal, Backend::Shm];
 
 /// A rank of `backend`, on the thread that will use it; `local` carries the first words of the processes.
-pub fn rank_of(
-    backend: Backend,
-    local: Shared,
-    kernels: Arc<dyn Kernels>,
-    stall: Duration,
-) -> Box<dyn Communicator> {
+pub fn rank_of(backend: Backend, local: Shared, kernels: Arc<dyn Kernels>, stall: Duration) -> Box<dyn Communicator> {
     match backend {
         Backend::Local => Box::new(local),
         Backend::MeteredLocal => Box::new(Metered::new("data", Box::new(local))),
@@ -64,9 +59,8 @@ pub fn attempt<T: Send>(
     std::thread::scope(|scope| {
         let ranks = group("world", kernels.clone(), stall).unwrap().into_iter().zip(kernels);
         let rank = &rank;
-        let threads: Vec<_> = ranks
-            .map(|(local, kernels)| scope.spawn(move || rank(rank_of(backend, local, kernels, stall))))
-            .collect();
+        let threads: Vec<_> =
+            ranks.map(|(local, kernels)| scope.spawn(move || rank(rank_of(backend, local, kernels, stall)))).collect();
         threads.into_iter().map(|thread| thread.join()).collect()
     })
 }

@@ -1,8 +1,8 @@
 //! One suite that every communicator has to pass: what it computes, what it moves, and how it ends when a rank fails.
 
 mod collectives;
-mod conformance_local;
 mod compose;
+mod conformance_local;
 mod failures;
 mod harness;
 mod in_flight;
