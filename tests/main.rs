@@ -6,6 +6,7 @@ mod cli;
 mod config;
 mod engine;
 mod grid;
+mod launch;
 mod launch_detect;
 mod notebook;
 mod support;

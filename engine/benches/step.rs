@@ -42,11 +42,13 @@ fn cell(precision: Precision) -> Cell {
             shard: 1,
             prefetch: 1,
             backend: Backend::Local,
+            stall: std::time::Duration::from_secs(60),
         },
         precision,
         memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
         lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, targets: Vec::new(), base: None },
         hardware: Hardware { device: DeviceKind::Cpu, threads_per_rank: threads },
+        link: None,
     }
 }
 

@@ -28,6 +28,8 @@ mod sync {
         loom::thread::yield_now();
     }
 }
+// What only the real world asks of it.
+#[allow(dead_code)]
 #[path = "../src/comm/protocol.rs"]
 mod protocol;
 

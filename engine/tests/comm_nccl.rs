@@ -109,7 +109,7 @@ fn a_group_of_gpus_conforms() {
     for size in sizes {
         let kernels = (0..size).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect();
         std::thread::scope(|scope| {
-            for base in group("carrier", kernels, Duration::from_secs(60)) {
+            for base in group("carrier", kernels, Duration::from_secs(60)).unwrap() {
                 let (api, driver) = (&api, driver.clone());
                 scope.spawn(move || {
                     let device = Device::new(driver, base.rank()).unwrap();

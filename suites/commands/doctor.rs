@@ -81,6 +81,14 @@ fn findings(notebook: &Path) -> Vec<Finding> {
     ];
     let gpu = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
     let driver = gpu.and_then(|text| text.lines().next().map(|line| line.trim().to_string()));
+    let mpirun = std::process::Command::new("mpirun").arg("--version").output().ok();
+    let mpirun = mpirun.and_then(|output| Some(String::from_utf8_lossy(&output.stdout).lines().next()?.to_string()));
+    findings.push(finding(
+        "mpirun",
+        mpirun,
+        "parallel.backend = \"mpi\" starts its ranks with it; install Open MPI or MPICH, or use shm and tcp, which need nothing",
+    ));
+    findings.push(finding("backend mpi in this build", yes(cfg!(feature = "mpi")), crate::launch::HOW_TO_HAVE_MPI));
     findings.push(finding(
         "NVIDIA driver",
         driver,

@@ -106,7 +106,7 @@ fn tcp(met: Rendezvous, kernels: Arc<dyn Kernels>, options: &Options) -> Result<
 
 #[cfg(feature = "mpi")]
 fn mpi(kernels: Arc<dyn Kernels>, options: &Options) -> Result<Box<dyn Communicator>, LaunchError> {
-    Ok(Box::new(comm::mpi(kernels, options.stall)?))
+    Ok(Box::new(comm::mpi::mpi(kernels, options.stall)?))
 }
 
 #[cfg(not(feature = "mpi"))]

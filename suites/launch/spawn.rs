@@ -342,3 +342,86 @@ impl Drop for Ranks {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three ranks that run a script of the shell.
+    fn ranks(script: &str, io: Io) -> Ranks {
+        let start = Start::here("/bin/sh".into(), vec!["-c".into(), script.into()], 3, io).unwrap();
+        spawn(&start).unwrap()
+    }
+
+    fn exits(script: &str, grace: Duration, stop: &AtomicBool) -> Vec<Exit> {
+        ranks(script, Io::Piped).supervise(grace, stop).iter().map(|exit| exit.exit).collect()
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn each_rank_knows_who_it_is() {
+        let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $ZBENCH_LAUNCHED $MASTER_ADDR $ZBENCH_TOKEN; \
+                      test $MASTER_PORT -gt 0";
+        let mut ranks = ranks(script, Io::Piped);
+        let mut tokens = Vec::new();
+        for (rank, mut streams) in ranks.streams().into_iter().enumerate() {
+            let mut said = String::new();
+            streams.stdout.read_to_string(&mut said).unwrap();
+            let (who, token) = said.trim().rsplit_once(' ').unwrap();
+            assert_eq!(who, format!("{rank}/3 {rank}/3 1 127.0.0.1"));
+            tokens.push(token.to_string());
+        }
+        assert!(tokens[0].len() == 32 && tokens.iter().all(|token| *token == tokens[0]), "{tokens:?}");
+        assert!(ranks.streams().is_empty(), "they are there once");
+        let exits = ranks.supervise(LONG, &AtomicBool::new(false));
+        assert!(exits.iter().all(|exit| exit.exit == Exit::Code(0)), "{exits:?}");
+        assert_ne!(fresh_token().unwrap(), fresh_token().unwrap());
+    }
+
+    #[test]
+    fn others_are_ended_when_one_ends_badly() {
+        let stop = AtomicBool::new(false);
+        let grace = Duration::from_millis(100);
+        let script = "test $RANK = 1 && exit 3; exec sleep 600";
+        assert_eq!(exits(script, grace, &stop), [Exit::Ended(15), Exit::Code(3), Exit::Ended(15)]);
+        let script = "test $RANK = 1 && kill -9 $$; trap '' TERM; while true; do sleep 0.05; done";
+        assert_eq!(exits(script, grace, &stop), [Exit::Ended(9), Exit::Signal(9), Exit::Ended(9)]);
+        // Who ends within the grace time ends by himself.
+        let script = "test $RANK = 1 && exit 3; sleep 0.2";
+        assert_eq!(exits(script, LONG, &stop), [Exit::Code(0), Exit::Code(3), Exit::Code(0)]);
+    }
+
+    #[test]
+    fn ctrl_c_is_passed_on() {
+        let stop = AtomicBool::new(true);
+        let begin = Instant::now();
+        assert_eq!(exits("exec sleep 600", LONG, &stop), [Exit::Ended(2); 3]);
+        assert!(begin.elapsed() < LONG);
+    }
+
+    #[test]
+    fn what_is_dropped_is_ended() {
+        let dropped = ranks("exec sleep 600", Io::Inherit);
+        let pids = dropped.pids();
+        drop(dropped);
+        for (_, pid) in pids {
+            assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "process {pid} is left over");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_started_is_named() {
+        let start = Start::here("/nowhere/zbench".into(), Vec::new(), 2, Io::Inherit).unwrap();
+        let said = spawn(&start).unwrap_err().to_string();
+        assert!(said.contains("rank 0 cannot be started"), "{said}");
+    }
+
+    #[test]
+    fn exits_in_words() {
+        let words = |exit| RankExit { rank: 2, pid: 77, exit }.to_string();
+        assert_eq!(words(Exit::Signal(9)), "rank 2 (pid 77) was ended by signal 9 (SIGKILL)");
+        assert_eq!(words(Exit::Code(1)), "rank 2 (pid 77) ended with exit status 1");
+        assert_eq!(words(Exit::Ended(64)), "rank 2 (pid 77) was ended with signal 64");
+    }
+}

@@ -79,11 +79,6 @@ pub fn load_average() -> Option<f64> {
     read("/proc/loadavg")?.split_whitespace().next()?.parse().ok()
 }
 
-/// The host's name.
-pub fn host_name() -> String {
-    read("/proc/sys/kernel/hostname").map(|name| name.trim().to_string()).unwrap_or_default()
-}
-
 /// A host's name as records state it.
 pub fn host_hash(name: &str) -> String {
     blake3::hash(name.as_bytes()).to_hex()[..8].to_string()

@@ -71,7 +71,10 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
     let meeting = Meeting { rank: 0, size: size + 1, host, port, token, timeout: stall };
     let (sender, met) = channel();
     // On a thread, so that a mpirun that starts nothing is not waited for.
-    std::thread::spawn(move || sender.send(Rendezvous::join(&meeting).map_err(|error| error.to_string())));
+    std::thread::spawn(move || {
+        // Nobody listens any more when mpirun has ended meanwhile.
+        let _ = sender.send(Rendezvous::join(&meeting).map_err(|error| error.to_string()));
+    });
     let line = loop {
         match met.recv_timeout(TICK) {
             Ok(met) => break Line::open(met?),
@@ -244,10 +247,11 @@ impl Mpirun {
         let _ = self.child.wait();
     }
 
-    /// The last it said on standard error. Waits for its end.
+    /// The last it said on standard error, in one line. Waits for its end.
     fn tail(&mut self) -> String {
         self.end();
-        self.tail.take().and_then(|tail| tail.join().ok()).unwrap_or_default()
+        let tail = self.tail.take().and_then(|tail| tail.join().ok()).unwrap_or_default();
+        one_line(&tail)
     }
 
     fn last_words(&mut self, what: &str) -> String {
@@ -262,6 +266,18 @@ impl Drop for Mpirun {
         // Its ranks have said all they had to say, and were told good bye.
         self.wait(POLITE);
         self.end();
+    }
+}
+
+/// Without the rules that mpirun draws, and of a length to be read.
+fn one_line(text: &str) -> String {
+    const LONGEST: usize = 600;
+    let says = |line: &&str| !line.trim_matches(['-', '=', ' ']).is_empty();
+    let words: Vec<&str> = text.lines().map(str::trim).filter(says).collect();
+    let line = words.join(" ");
+    match line.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
     }
 }
 
@@ -366,6 +382,8 @@ mod tests {
         ] {
             assert_eq!(flavour_of(text), Ok(flavour), "{text}");
         }
+        assert_eq!(one_line("----\n a \n\n  ====\nb\n"), "a b");
+        assert_eq!(one_line(&"é".repeat(1000)).chars().count(), 601);
         assert!(flavour_of("srun 23.02").unwrap_err().contains("srun 23.02"));
     }
 }

@@ -3,7 +3,8 @@
 use super::machine;
 use crate::config::Resolved;
 use crate::grid::GridCell;
-use zbench_engine::config::{Cell, Checkpointing, DeviceKind, Strategy};
+use crate::launch;
+use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Strategy};
 use zbench_engine::outcome::Estimate;
 use zbench_engine::plan::Plan;
 use zbench_kernels::{Category, Cpu, DType};
@@ -143,14 +144,26 @@ fn decide(resolved: &Resolved, estimate: &Estimate) -> Decision {
         );
         return record(Status::OutOfMemory, reason, Source::Plan);
     }
-    let all = total.saturating_mul(cell.parallel.ranks as u64);
+    let here = ranks_here(cell);
+    let all = total.saturating_mul(here as u64);
     match machine::memory_bytes("MemTotal") {
         Some(memory) if all > memory && cell.memory.capacity.is_none_or(|capacity| total <= capacity) => {
-            let reason =
-                format!("{} ranks take {} together, this machine has {}", cell.parallel.ranks, gib(all), gib(memory));
+            let reason = format!("{here} ranks take {} together, this machine has {}", gib(all), gib(memory));
             record(Status::OutOfMemory, reason, Source::Plan)
         }
         _ => Decision::Run,
+    }
+}
+
+/// Ranks of a cell that share this machine's memory, as far as it is known before they have met.
+fn ranks_here(cell: &Cell) -> usize {
+    let launched =
+        || launch::detect(&|name| std::env::var(name).ok()).ok().flatten().and_then(|world| world.local_size);
+    match cell.parallel.backend {
+        Backend::Local | Backend::Shm => cell.parallel.ranks,
+        Backend::Tcp => launched().unwrap_or(cell.parallel.ranks).min(cell.parallel.ranks),
+        // mpirun knows the hosts; what one rank takes this machine must have in any case.
+        Backend::Mpi => 1,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The suite of all backends over threads, bare and metered, over what processes have, and over the communicator that moves nothing.
 
 #[path = "../conformance/mod.rs"]
-mod conformance;
+pub mod conformance;
 
 use crate::harness::{BACKENDS, Backend, PATIENCE, rank_of};
 use conformance::{EXACT, SHAPES};
@@ -9,8 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Communicator, Metered, Null, group};
 use zbench_kernels::{Cpu, Kernels};
-
-const SIZES: [usize; 5] = [1, 2, 3, 4, 8];
 
 /// Runs `rank` on one thread per rank, with the kernels that training uses.
 fn run(backend: Backend, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communicator>) + Sync) {
@@ -61,12 +59,10 @@ fn eight_ranks_conform() {
 
 #[test]
 fn null_has_the_shapes_of_any_other() {
-    for size in SIZES {
-        for rank in [0, size / 2, size - 1] {
-            conformance::calls(&Null::new(rank, size), &SHAPES);
-        }
-        conformance::calls(&Metered::new("data", Box::new(Null::new(0, size))), &SHAPES);
+    for (rank, size) in [(0, 1), (0, 3), (2, 3), (5, 8)] {
+        conformance::calls(&Null::new(rank, size), &SHAPES);
     }
+    conformance::calls(&Metered::new("data", Box::new(Null::new(1, 4))), &SHAPES);
 }
 
 #[test]

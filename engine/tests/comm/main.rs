@@ -11,6 +11,7 @@ mod meter;
 mod random;
 mod rendezvous;
 mod tcp;
+mod tcp_conformance;
 mod tcp_faults;
 mod tcp_kinds;
 mod tree;

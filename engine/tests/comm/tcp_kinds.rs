@@ -1,11 +1,11 @@
-//! Every kind, type, operation and length over TCP, against kernels that have all ranks' data at hand.
+//! What the suite of all backends leaves out: buffers of more than a mebibyte by each algorithm, sums and products that have to
+//! be exact in every order, and how the algorithms differ.
 
 use crate::tcp::{patient, run};
-use half::{bf16, f16};
+use half::bf16;
 use zbench_engine::comm::{Algorithm, Call, Communicator, Kind, ReduceOp, Tcp, TcpOptions};
 use zbench_kernels::{Cpu, Element, Kernels, View, ViewMut};
 
-const LENGTHS: [usize; 6] = [0, 1, 3, 17, 1000, 9001];
 /// More than a mebibyte, and no multiple of anything.
 const LONG: usize = 300_007;
 
@@ -17,11 +17,8 @@ macro_rules! values {
     ($($t:ty: $of:expr;)*) => { $(impl Value for $t { fn of(value: f64) -> Self { $of(value) } })* };
 }
 values! {
-    f64: |v| v;
     f32: |v| v as f32;
     bf16: bf16::from_f64;
-    f16: f16::from_f64;
-    i32: |v: f64| (v * 1000.0) as i32;
     i8: |v: f64| v as i64 as i8;
 }
 
@@ -190,21 +187,14 @@ fn everything(algorithm: Option<Algorithm>, sizes: &[usize], checksum: bool) {
     let direct = algorithm.is_none_or(|algorithm| algorithm == Algorithm::Direct);
     for size in sizes {
         run(*size, &TcpOptions { algorithm, checksum, ..patient() }, |comm| {
-            for len in LENGTHS {
+            for len in [3, 1009] {
                 for op in ReduceOp::ALL {
                     // Averages are direct whatever is asked for.
                     let direct = direct || op == ReduceOp::Avg;
                     reductions::<f32>(comm, direct, op, len);
                     reductions::<bf16>(comm, direct, op, len);
-                    reductions::<f16>(comm, direct, op, len);
-                    reductions::<f64>(comm, direct, op, len);
-                    reductions::<i32>(comm, direct, op, len);
                     reductions::<i8>(comm, direct, op, len);
                 }
-                copies::<f32>(comm, len);
-                copies::<bf16>(comm, len);
-                copies::<f64>(comm, len);
-                copies::<i8>(comm, len);
             }
             reductions::<f32>(comm, direct, ReduceOp::Sum, LONG);
             reductions::<bf16>(comm, direct, ReduceOp::Max, LONG);
@@ -214,23 +204,22 @@ fn everything(algorithm: Option<Algorithm>, sizes: &[usize], checksum: bool) {
 }
 
 #[test]
-fn by_direct_exchange_bit_for_bit() {
-    everything(None, &[1, 2, 3, 4, 8], false);
+fn large_and_exact_by_direct_exchange() {
+    everything(None, &[1, 2, 4], false);
 }
 
 #[test]
-fn by_rings() {
-    everything(Some(Algorithm::Ring), &[1, 2, 3, 4, 8], false);
+fn large_and_exact_by_rings() {
+    everything(Some(Algorithm::Ring), &[1, 2, 3, 8], false);
 }
 
 #[test]
-fn by_halving_and_doubling() {
-    everything(Some(Algorithm::Recursive), &[1, 2, 3, 4, 8], false);
-    everything(Some(Algorithm::Recursive), &[5, 6, 7], false);
+fn large_and_exact_by_halving_and_doubling() {
+    everything(Some(Algorithm::Recursive), &[2, 4, 5], false);
 }
 
 #[test]
-fn with_checksums() {
+fn large_and_exact_with_checksums() {
     everything(None, &[3], true);
 }
 

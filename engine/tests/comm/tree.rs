@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use zbench_kernels::{
     AdamW, Attention, CrossEntropy, DType, Dropout, Element, Embedding, Gemm, KernelError, Kernels, Normal, Op,
-    ReduceOp, Result, RmsNorm, Rope, Swiglu, View, ViewMut,
+    Quantize, ReduceOp, Result, RmsNorm, Rope, Swiglu, View, ViewMut,
 };
 
 /// An element type that the oracle can handle in f64 without loss.
@@ -256,6 +256,12 @@ impl Kernels for Tree {
         refuse()
     }
     fn sum_squares(&self, _: View<'_>) -> Result<f64> {
+        refuse()
+    }
+    fn quantize(&self, _: &Quantize, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn dequantize(&self, _: &Quantize, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: bool) -> Result<()> {
         refuse()
     }
 }

@@ -1,13 +1,18 @@
 //! all_gather, gather, scatter, all_to_all and broadcast: what arrives is what was sent, bit for bit.
 
 use super::case::{Case, Guarded};
-use super::sample::{Sample, values};
+use super::sample::{Sample, value, values};
 use super::{Options, roots};
 use zbench_engine::comm::{Call, Communicator, Kind};
 
 /// All ranks' parts, in rank order.
 fn gathered<T: Sample>(seed: u64, size: usize, len: usize) -> Vec<T> {
     (0..size).flat_map(|rank| values::<T>(seed, rank, len, None)).collect()
+}
+
+/// Part `index` of what `rank` gives.
+fn part<T: Sample>(seed: u64, rank: usize, index: usize, len: usize) -> Vec<T> {
+    (index * len..(index + 1) * len).map(|i| value(seed, rank, i, None)).collect()
 }
 
 /// Something else, with this rank's part in its place.
@@ -81,8 +86,7 @@ pub fn scatter<T: Sample>(comm: &dyn Communicator, options: &Options, len: usize
                 case.done(comm.call(Call::in_place(kind, recv.view_mut())));
             }
             send.untouched(&case, "send");
-            let wanted = values::<T>(seed, root, len * size, None)[rank * len..(rank + 1) * len].to_vec();
-            recv.equals(&case, options.moves, 0..len, &wanted);
+            recv.equals(&case, options.moves, 0..len, &part::<T>(seed, root, rank, len));
         }
     }
 }
@@ -92,8 +96,7 @@ pub fn all_to_all<T: Sample>(comm: &dyn Communicator, options: &Options, len: us
     let case = Case::new::<T>(comm, kind, len, false);
     let seed = case.seed();
     let own = values::<T>(seed, rank, len * size, None);
-    let from = |peer: usize| values::<T>(seed, peer, len * size, None)[rank * len..(rank + 1) * len].to_vec();
-    let wanted: Vec<T> = (0..size).flat_map(from).collect();
+    let wanted: Vec<T> = (0..size).flat_map(|peer| part::<T>(seed, peer, rank, len)).collect();
 
     let send = Guarded::new(own.clone());
     let mut recv = Guarded::new(values::<T>(!seed, rank, len * size, None));

@@ -119,4 +119,17 @@ impl Kernels for Recording {
     fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
         self.inner.reduce(op, sources, accumulate, dst)
     }
+    fn quantize(&self, op: &Quantize, src: View<'_>, values: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()> {
+        self.inner.quantize(op, src, values, scales)
+    }
+    fn dequantize(
+        &self,
+        op: &Quantize,
+        values: View<'_>,
+        scales: View<'_>,
+        dst: ViewMut<'_>,
+        accumulate: bool,
+    ) -> Result<()> {
+        self.inner.dequantize(op, values, scales, dst, accumulate)
+    }
 }

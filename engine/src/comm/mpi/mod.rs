@@ -13,6 +13,7 @@
 //! MPI counts with `int`: longer buffers go in pieces. What MPI sends it does not tell: [`Communicator::wire_bytes`] counts what
 //! a ring would receive on this rank, `(n-1)/n` of the buffer per pass (two passes for all-reduce, and for reduce on the root).
 //!
+//! A group ends for itself: groups split from it, or that it was split from, hear of it when they wait for a rank that has gone.
 //! After an error other than `Invalid` the group makes no progress any more, and neither do the peers that heard of it; but MPI
 //! cannot take its hands off buffers of a collective that is under way. End the process soon.
 

@@ -76,16 +76,24 @@ impl Mesh {
         }
     }
 
-    /// Takes what a rank has said so far; does not wait. `during` names the call in the error.
+    /// Takes what a rank has said so far; does not wait. That it has ended the world is no error yet: a call whose data are on
+    /// their way comes to its end. `during` names the call in the error.
     pub(super) fn hear(&mut self, rank: usize, during: &dyn Fn() -> String) -> Result<()> {
         self.listen(rank);
-        if let Some(cause) = &self.ended {
-            return Err(cause.clone());
-        }
         match &self.peers[rank] {
-            Some(peer) if peer.closed && !peer.departed => Err(self.lost(rank, "closed its connection", during)),
+            Some(peer) if peer.closed && !peer.departed && self.ended.is_none() => {
+                Err(self.lost(rank, "closed its connection", during))
+            }
             _ => Ok(()),
         }
+    }
+
+    /// Takes what all ranks have said so far. An error if the world has ended.
+    pub(super) fn news(&mut self, during: &dyn Fn() -> String) -> Result<()> {
+        for rank in 0..self.peers.len() {
+            self.hear(rank, during)?;
+        }
+        self.ended.clone().map_or(Ok(()), Err)
     }
 
     /// The end of the world because a rank's connection is of no more use. Its own reason, if it gave one, comes first.

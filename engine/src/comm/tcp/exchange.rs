@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
 /// Longest sleep between two looks at the clock.
 const NAP: Duration = Duration::from_millis(500);
+/// How long a call goes on without any byte moved after the world has ended: what ranks sent before may be on its way.
+const LAST_BYTES: Duration = Duration::from_millis(500);
 
 /// A call among the members of a group. Frames between two ranks are numbered, and go over the lanes by turns, so that both
 /// sides know which lane carries which frame.
@@ -166,10 +168,12 @@ impl<'a> Exchange<'a> {
             return Ok(());
         }
         let stall = self.mesh.options.stall;
-        if idle >= stall {
-            return self.stalled();
+        match &self.mesh.ended {
+            Some(cause) if idle >= LAST_BYTES => Err(cause.clone()),
+            Some(_) => self.sleep(LAST_BYTES - idle),
+            None if idle >= stall => self.stalled(),
+            None => self.sleep((stall - idle).min(NAP)),
         }
-        self.sleep((stall - idle).min(NAP))
     }
 
     /// One turn of every lane that has work. Whether anything moved.
@@ -232,6 +236,7 @@ impl<'a> Exchange<'a> {
 
     /// Sleeps until a socket has news or room, and hears what ranks say.
     fn sleep(&mut self, longest: Duration) -> Result<()> {
+        let awaited: Vec<usize> = self.awaited.iter().map(|member| self.members[*member]).collect();
         let mut watched = Vec::new();
         let mut fds = Vec::new();
         for peer in self.mesh.peers.iter().flatten() {
@@ -243,7 +248,7 @@ impl<'a> Exchange<'a> {
         for peer in self.mesh.peers.iter().flatten() {
             for lane in &peer.lanes {
                 let mut flags = PollFlags::empty();
-                flags.set(PollFlags::IN, !lane.incoming.is_empty());
+                flags.set(PollFlags::IN, !lane.incoming.is_empty() || awaited.contains(&peer.rank));
                 flags.set(PollFlags::OUT, !lane.out.is_empty());
                 if !flags.is_empty() {
                     fds.push(PollFd::from_borrowed_fd(lane.stream.as_fd(), flags));
@@ -256,6 +261,22 @@ impl<'a> Exchange<'a> {
         drop(fds);
         for (rank, _) in watched.into_iter().zip(news).filter(|(_, news)| *news) {
             self.hear(rank)?;
+        }
+        self.uninvited()
+    }
+
+    /// A member that should say it is ready to take and sends data in the same call instead, or the other way round, believes
+    /// it to be another call.
+    fn uninvited(&mut self) -> Result<()> {
+        for member in self.others() {
+            let Some(peer) = &self.mesh.peers[self.members[member]] else { continue };
+            let said = if self.awaited.contains(&member) { peer.lanes[0].peek() } else { peer.wants.first().copied() };
+            let Some(theirs) = said else { continue };
+            let same = (theirs.group, theirs.sequence) == (self.give.group, self.give.sequence);
+            let pair = theirs.code == Code::Pair || self.give.code == Code::Pair;
+            if same && !pair && theirs != self.give {
+                return Err(self.mismatch(member, &theirs, self.give));
+            }
         }
         Ok(())
     }
@@ -272,6 +293,9 @@ impl<'a> Exchange<'a> {
             };
             while Instant::now() < until {
                 self.sleep(Duration::from_millis(10))?;
+                if let Some(cause) = &self.mesh.ended {
+                    return Err(cause.clone());
+                }
                 if self.progress()? {
                     self.idle_since = None;
                     return Ok(());
@@ -302,6 +326,10 @@ impl<'a> Exchange<'a> {
         let world = self.members[member];
         let take = self.take;
         let call = || during(&take);
+        // Another rank may have said why before: then what is broken here is a consequence.
+        if let (false, Err(cause)) = (matches!(broken, Broken::Closed(_)), self.mesh.news(&call)) {
+            return cause;
+        }
         let bad = |mesh: &mut Mesh, what: String| {
             let who = mesh.peers[world].as_ref().map(|peer| format!("host {}, pid {}", peer.host, peer.pid));
             let reason = format!("{}, sent {what} in {}", who.unwrap_or_default(), call());
@@ -331,6 +359,6 @@ impl<'a> Exchange<'a> {
     }
 }
 
-fn during(signature: &Signature) -> String {
+pub(super) fn during(signature: &Signature) -> String {
     format!("{} number {}", signature.name(), signature.sequence)
 }

@@ -84,6 +84,15 @@ impl Lane {
         (self.sent, self.got) = (0, 0);
     }
 
+    /// Which call the next frame belongs to, if one has come that nobody has begun to take.
+    pub(super) fn peek(&self) -> Option<Signature> {
+        let mut bytes = [0; HEADER_BYTES];
+        match self.stream.peek(&mut bytes) {
+            Ok(HEADER_BYTES) if self.incoming.is_empty() && self.got == 0 => Some(Header::decode(&bytes)?.signature),
+            _ => None,
+        }
+    }
+
     /// Sends what the socket takes at once of the front piece.
     pub(super) fn flush(&mut self, signature: &Signature, sums: bool) -> Result<Turn, Broken> {
         let Some(piece) = self.out.front().copied() else { return Ok(Turn::Blocked) };

@@ -21,6 +21,8 @@ pub(super) struct Mesh {
     pub options: TcpOptions,
     /// Why the world ended.
     pub ended: Option<CommError>,
+    /// When this rank was last in a call.
+    pub last: Instant,
     /// The collective that this rank is in: group and number.
     pub current: Option<(u32, u64)>,
     /// The number that this rank's next group must at least have.
@@ -113,8 +115,8 @@ impl Mesh {
         let here = meeting.hosts().iter().filter(|host| **host == meeting.hosts()[rank]).count();
         let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
         let spin = if here <= cores { super::SPIN } else { Duration::ZERO };
-        let staging = Vec::new();
-        Ok(Mesh { rank, peers, options, ended: None, current: None, next_group: 1, spin, staging, refused })
+        let (staging, last, ended, current) = (Vec::new(), Instant::now(), None, None);
+        Ok(Mesh { rank, peers, options, ended, last, current, next_group: 1, spin, staging, refused })
     }
 
     /// Room for chunks on their way, kept from call to call.
@@ -132,10 +134,10 @@ impl Mesh {
 }
 
 /// By rank, all connections to it; and who was refused meanwhile.
-type Connections = (Vec<Vec<TcpStream>>, Vec<String>);
+pub(super) type Connections = (Vec<Vec<TcpStream>>, Vec<String>);
 
 /// Calls all ranks below this one, then lets in those above: so every pair has one side that calls.
-fn connections(
+pub(super) fn connections(
     meeting: &Rendezvous,
     listener: TcpListener,
     addresses: &[SocketAddr],

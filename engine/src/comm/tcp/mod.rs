@@ -35,11 +35,13 @@ use reduce::{Deliver, Job};
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zbench_kernels::{DType, Kernels, View, ViewMut};
 
 /// How long a rank looks for bytes before it sleeps, where it has a core for itself.
 const SPIN: Duration = Duration::from_micros(50);
+/// A rank that was in no call for longer first hears what has happened meanwhile.
+const AWAY: Duration = Duration::from_millis(1);
 
 /// How all-reduce, reduce-scatter and all-gather go. The first gives the sums of `local`; the others have an order of their
 /// own, and are taken by the direct one where they do not apply (averages; halving of a reduce-scatter; doubling of ranks
@@ -201,11 +203,15 @@ impl Tcp {
         if let Some(cause) = &mesh.ended {
             return Err(cause.clone());
         }
+        if mesh.last.elapsed() > AWAY {
+            mesh.news(&|| exchange::during(&take))?;
+        }
         let algorithm = mesh.options.algorithm.unwrap_or(Algorithm::Direct);
         let mut exchange = Exchange::new(&mut mesh, &self.members, self.rank, &self.name, give, take);
         let result = work(&mut exchange, algorithm);
         let received = exchange.received;
         drop(exchange);
+        mesh.last = Instant::now();
         if let (Err(error), None) = (&result, &mesh.ended) {
             mesh.abort(&error.to_string());
         }

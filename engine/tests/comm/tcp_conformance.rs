@@ -1,0 +1,69 @@
+//! The suite of all backends over TCP, by each algorithm.
+
+use crate::conformance_local::conformance::{self, EXACT, NEAR, Options};
+use crate::tcp::{attempt, cpu, patient, run};
+use std::time::Duration;
+use zbench_engine::comm::{Algorithm, Communicator, Metered, Tcp, TcpOptions};
+
+/// Rings and halving have orders of their own, and partial sums travel in the type of the buffers.
+const OTHER: Options = Options { narrow_sums: true, ..NEAR };
+
+fn conforms(size: usize) {
+    run(size, &patient(), |comm| conformance::all(comm, &EXACT));
+}
+
+#[test]
+fn one_rank_conforms() {
+    conforms(1);
+}
+
+#[test]
+fn two_ranks_conform() {
+    conforms(2);
+}
+
+#[test]
+fn three_ranks_conform_metered() {
+    let metered = |comm: Tcp| conformance::all(&Metered::new("data", Box::new(comm)), &EXACT);
+    attempt(3, &patient(), cpu, metered).into_iter().for_each(|rank| rank.unwrap());
+}
+
+#[test]
+fn four_ranks_conform_with_checksums_over_one_socket() {
+    let options = TcpOptions { checksum: true, sockets_per_peer: 1, ..patient() };
+    run(4, &options, |comm| conformance::all(comm, &EXACT));
+}
+
+#[test]
+fn eight_ranks_conform() {
+    conforms(8);
+}
+
+#[test]
+fn rings_conform() {
+    for size in [2, 3, 4] {
+        let options = TcpOptions { algorithm: Some(Algorithm::Ring), ..patient() };
+        run(size, &options, |comm| conformance::all(comm, &OTHER));
+    }
+}
+
+#[test]
+fn halving_and_doubling_conform() {
+    for size in [3, 4, 7] {
+        let options = TcpOptions { algorithm: Some(Algorithm::Recursive), ..patient() };
+        run(size, &options, |comm| conformance::all(comm, &OTHER));
+    }
+}
+
+#[test]
+fn worlds_end_as_the_suite_says() {
+    let stall = Duration::from_millis(600);
+    let short = TcpOptions { stall, ..TcpOptions::default() };
+    let well = |results: Vec<std::thread::Result<()>>| results.into_iter().for_each(|rank| rank.unwrap());
+    for size in [2, 3, 8] {
+        well(attempt(size, &patient(), cpu, |comm| conformance::leaves(Box::new(comm), 1)));
+        well(attempt(size, &patient(), cpu, |comm| conformance::aborts(&comm, 1)));
+        well(attempt(size, &patient(), cpu, |comm| conformance::mismatches(&comm)));
+        well(attempt(size, &short, cpu, |comm| conformance::stalls(&comm, comm.size() - 1, stall)));
+    }
+}
