@@ -55,6 +55,12 @@ pub fn last_level_cache_bytes() -> Option<u64> {
     folder.flatten().filter_map(|entry| size(entry.path())).max()
 }
 
+/// This host's name.
+pub fn host_name() -> String {
+    let name = read("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "localhost".into() } else { name.trim().into() }
+}
+
 /// The processor's name.
 pub fn cpu_model() -> Option<String> {
     let text = read("/proc/cpuinfo")?;
