@@ -1,5 +1,7 @@
 //! Integration tests of the `zbench` command: one binary, a module per topic.
 
+mod allreduce;
+mod allreduce_processes;
 mod cli;
 mod config;
 mod engine;
