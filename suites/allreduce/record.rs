@@ -114,6 +114,7 @@ fn cell(run: &Run, section: &Section, plan: &Plan) -> Value {
         "suite": SUITE,
         "collective": section.collective,
         "backend": s.backend,
+        "algorithm": s.algorithm,
         "parallel": { "ranks": s.group_ranks, "world": s.ranks, "hosts": s.hosts, "threads_per_rank": s.threads_per_rank },
         "type": types.join(","),
         "redop": if reduces { ops.join(",") } else { "none".into() },

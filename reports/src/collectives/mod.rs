@@ -52,6 +52,8 @@ pub struct Settings {
     pub hosts: usize,
     /// How ranks came about: threads of one process, processes, which launcher.
     pub formed: String,
+    /// The algorithm asked for; `auto` leaves it to the backend.
+    pub algorithm: String,
     /// Threads of a rank's kernels.
     pub threads_per_rank: usize,
     /// `-t`: ranks of a process.

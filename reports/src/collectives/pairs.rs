@@ -84,7 +84,7 @@ impl Pairs {
         let n = self.gb_s.len();
         let _ = writeln!(
             text,
-            "#\n# Pairs: GB/s each way of {} both ways at once; all pairs of a round at the same time, {} rounds",
+            "#\n# Pairs: GB/s each way of {} both ways at once, best of the iterations; all pairs of a round at the same time, {} rounds",
             units::memory(self.bytes as f64),
             if n % 2 == 0 { n.saturating_sub(1) } else { n }
         );

@@ -21,12 +21,13 @@ pub fn preamble(run: &Run, collective: &str) -> String {
     };
     let group = if s.group_ranks == s.ranks { String::new() } else { format!(" in groups of {}", s.group_ranks) };
     line(format!(
-        "# zbench {}: backend {}, {}{group} on {} ({})",
+        "# zbench {}: backend {}, {}{group} on {} ({}), algorithm {}",
         run.version,
         s.backend,
         units::plural(s.ranks, "rank", "ranks"),
         units::plural(s.hosts, "host", "hosts"),
-        s.formed
+        s.formed,
+        s.algorithm
     ));
     line(format!("# Timing: {}", s.timing));
     line(format!("# Buffers: {}", s.buffers));
