@@ -77,7 +77,22 @@ pub fn rank_main(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<
     let mut finish = Finish::default();
     for collective in &plan.collectives {
         rank.tell(|watch| watch.section(collective.name()));
+        let before = group.link_use();
         finish.interrupted = rank.collective(*collective)?;
+        if let (Some(before), Some(after)) = (before, group.link_use()) {
+            let usage = after.less(before);
+            let numbers = exchange.numbers(&[usage.calls as f64, usage.over_budget as f64, usage.late_ns as f64])?;
+            let most = |i: usize| numbers.iter().map(|of_rank| of_rank[i]).fold(0.0, f64::max);
+            if most(1) > 0.0 {
+                let (calls, late, ms) = (most(0), most(1), most(2) / 1e6);
+                rank.tell(|watch| {
+                    watch.note(format!(
+                        "{late} of {calls} calls over the emulated link ended later than it says, {ms:.3} ms in all: there the \
+                         machine is what was measured, and not the link"
+                    ));
+                });
+            }
+        }
         if plan.memory {
             let peaks = exchange.number(member.arena.ledger().total_peak() as f64)?;
             let most = peaks.into_iter().fold(0.0, f64::max);

@@ -54,6 +54,8 @@ pub struct Settings {
     pub formed: String,
     /// The algorithm asked for; `auto` leaves it to the backend.
     pub algorithm: String,
+    /// Emulated links, in words.
+    pub link: Option<String>,
     /// Threads of a rank's kernels.
     pub threads_per_rank: usize,
     /// `-t`: ranks of a process.

@@ -29,6 +29,9 @@ pub fn preamble(run: &Run, collective: &str) -> String {
         s.formed,
         s.algorithm
     ));
+    if let Some(link) = &s.link {
+        line(format!("# EMULATED links: {link}"));
+    }
     line(format!("# Timing: {}", s.timing));
     line(format!("# Buffers: {}", s.buffers));
     line("# Bandwidth: GB/s are 10^9 bytes per second, one way. algbw = size / time; busbw = algbw x nccl-tests' factor, ring convention".into());
