@@ -167,8 +167,8 @@ pub struct Row {
 pub struct Side {
     /// Microseconds of a call.
     pub time_us: f64,
-    /// Microseconds of CPU time of a call.
-    pub cpu_us: f64,
+    /// Microseconds of CPU time of a call, where it was asked for.
+    pub cpu_us: Option<f64>,
     /// Size over time, 10^9 bytes per second.
     pub algbw: f64,
     /// The same times the collective's factor.

@@ -126,7 +126,7 @@ fn half(side: Option<&Side>, cpu: bool) -> String {
     let [time, algbw, busbw, wrong] = match side {
         None => [na(), na(), na(), na()],
         Some(side) => [
-            fitting(if cpu { side.cpu_us } else { side.time_us }, 7),
+            fitting(side.cpu_us.filter(|_| cpu).unwrap_or(side.time_us), 7),
             fitting(side.algbw, 6),
             fitting(side.busbw, 6),
             side.wrong.map_or_else(na, |count| significant(count as f64)),
