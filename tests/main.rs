@@ -8,5 +8,7 @@ mod engine;
 mod grid;
 mod launch;
 mod launch_detect;
+mod link;
+mod netns;
 mod notebook;
 mod support;

@@ -265,7 +265,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "link.node.latency",
-        Duration,
+        Latency,
         From("0 where link.node.bandwidth is given"),
         "Time that every transfer between nodes takes beside its bytes, once for each step of its ring.",
     ),
