@@ -12,13 +12,14 @@ pub struct AllreduceArgs {
     /// pairs (every pair of ranks), or all (everything but pairs); several with commas [default: all_reduce]
     #[arg(long, value_name = "NAME")]
     pub collective: Option<String>,
-    /// What moves the bytes
-    #[arg(long, default_value = "local", value_name = "NAME")]
-    pub backend: String,
+    /// What moves the bytes: local (ranks are threads), shm, tcp, mpi, nccl [default: local; under a launcher shm on one
+    /// host, else tcp]
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
     /// Ranks; default what a launcher or -t and -g say, else 2
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// Ranks are processes of their own
+    /// Ranks are processes of their own, over shm unless --backend tcp
     #[arg(long)]
     pub processes: bool,
     /// Buffers of successive iterations: other memory each time, or always the same
@@ -36,13 +37,14 @@ pub struct AllreduceArgs {
     /// Compare with published figures of a machine, by its name; `list` shows the names
     #[arg(long, value_name = "MACHINE")]
     pub expect: Option<String>,
-    /// The algorithm of the backend
+    /// auto (the backend chooses by size), or composed over any backend: hierarchical, q8, q4 (all_reduce, all_gather,
+    /// reduce_scatter in two levels, or quantised as in ZeRO++)
     #[arg(long, default_value = "auto", value_name = "NAME")]
     pub algorithm: String,
     /// Threads of a rank's kernels; default the cores shared out
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Ranks of a node, real or emulated
+    /// Ranks of a node, for --algorithm and emulated links
     #[arg(long, value_name = "N")]
     pub ranks_per_node: Option<usize>,
     /// Emulated bandwidth between nodes, as 12.5GB/s

@@ -1,7 +1,8 @@
 //! What every rank does: for each collective, type, reduction, root and size a row, measured out of place and in place.
 
 use super::buffers::Buffers;
-use super::collective::{Collective, Shape};
+use super::collective::Collective::{self, AllGather, AllReduce, ReduceScatter};
+use super::collective::Shape;
 use super::data::{self, Expected, Mismatch, Pattern};
 use super::exchange::Exchange;
 use super::plan::{Average, Plan, type_name};
@@ -17,6 +18,8 @@ use zbench_reports::units;
 pub struct Member<'a> {
     /// All ranks.
     pub world: &'a dyn Communicator,
+    /// The same ranks, for what they tell each other beside the collectives that are measured: exact whatever those are.
+    pub talk: &'a dyn Communicator,
     /// Its memory.
     pub arena: &'a Arena,
     /// How the world came about, in words.
@@ -25,7 +28,7 @@ pub struct Member<'a> {
     pub threads: usize,
     /// Ranks of its process.
     pub local_ranks: usize,
-    /// Bytes that it may use for buffers.
+    /// Bytes of its host's memory that buffers may take, those of all its ranks together.
     pub memory_bytes: u64,
     /// Bytes of the last-level cache; absent where the system does not say.
     pub cache_bytes: Option<u64>,
@@ -50,7 +53,7 @@ pub struct Finish {
 /// A collective that failed, or memory that does not suffice. What was measured before has been told to the watch.
 pub fn rank_main(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<Finish, BenchError> {
     let world = member.world;
-    let exchange = Exchange::new(world, member.arena);
+    let exchange = Exchange::new(member.talk, member.arena);
     let split = match plan.split {
         Some(split) => {
             let color = split.color(world.rank());
@@ -60,7 +63,7 @@ pub fn rank_main(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<
     };
     let group: &dyn Communicator = split.as_ref().map_or(world, |(_, group)| &**group);
     let devices = setup::devices(member, &exchange, split.as_ref().map_or(0, |(color, _)| *color))?;
-    let largest = setup::largest(member, plan, &exchange, group.size())?;
+    let largest = setup::largest(member, plan, &exchange, &devices, group.size())?;
     let on_host = devices.iter().filter(|device| device.hostname == devices[world.rank()].hostname).count() as u64;
     let cache = member.cache_bytes.unwrap_or(setup::CACHE_GUESS);
     // All regions of a host together are twice its cache, at least.
@@ -74,7 +77,22 @@ pub fn rank_main(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<
     let mut finish = Finish::default();
     for collective in &plan.collectives {
         rank.tell(|watch| watch.section(collective.name()));
+        let before = group.link_use();
         finish.interrupted = rank.collective(*collective)?;
+        if let (Some(before), Some(after)) = (before, group.link_use()) {
+            let usage = after.less(before);
+            let numbers = exchange.numbers(&[usage.calls as f64, usage.over_budget as f64, usage.late_ns as f64])?;
+            let most = |i: usize| numbers.iter().map(|of_rank| of_rank[i]).fold(0.0, f64::max);
+            if most(1) > 0.0 {
+                let (calls, late, ms) = (most(0), most(1), most(2) / 1e6);
+                rank.tell(|watch| {
+                    watch.note(format!(
+                        "{late} of {calls} calls over the emulated link ended later than it says, {ms:.3} ms in all: there the \
+                         machine is what was measured, and not the link"
+                    ));
+                });
+            }
+        }
         if plan.memory {
             let peaks = exchange.number(member.arena.ledger().total_peak() as f64)?;
             let most = peaks.into_iter().fold(0.0, f64::max);
@@ -113,14 +131,24 @@ impl Job {
         Pattern { dtype: self.dtype, op: self.collective.has_op().then_some(self.op), ranks, seed }
     }
 
-    /// What `rank` must receive at `index` of its result.
-    fn expected(&self, pattern: &Pattern, rank: usize, index: u64) -> Expected {
+    /// What `rank` must receive at `index` of its result, however it travelled.
+    fn expected(&self, pattern: &Pattern, rank: usize, index: u64, levels: Option<f64>) -> Expected {
+        let exact = self.exact(pattern, rank, index);
+        let travels = matches!(self.collective, AllReduce | AllGather | ReduceScatter);
+        match levels.filter(|_| travels) {
+            None => exact,
+            Some(levels) => Expected { tolerance: exact.tolerance + pattern.quantised(levels), ..exact },
+        }
+    }
+
+    /// The same, where nothing is rounded on the way.
+    fn exact(&self, pattern: &Pattern, rank: usize, index: u64) -> Expected {
         let count = self.shape.count as u64;
         let given = |by: usize, at: u64| Expected { value: pattern.input(by, at), tolerance: 0.0 };
         match self.collective {
-            Collective::AllReduce | Collective::Reduce => pattern.reduced(self.op, index),
-            Collective::ReduceScatter => pattern.reduced(self.op, rank as u64 * count + index),
-            Collective::AllGather | Collective::Gather => given((index / count) as usize, index % count),
+            AllReduce | Collective::Reduce => pattern.reduced(self.op, index),
+            ReduceScatter => pattern.reduced(self.op, rank as u64 * count + index),
+            AllGather | Collective::Gather => given((index / count) as usize, index % count),
             Collective::Broadcast => given(self.root, index),
             Collective::Scatter => given(self.root, rank as u64 * count + index),
             Collective::AllToAll => given((index / count) as usize, rank as u64 * count + index % count),
@@ -267,7 +295,10 @@ impl Rank<'_> {
         } else {
             self.time_all(job, buffers, in_place)?
         };
-        let cpu_us = self.average(&self.exchange.number(cpu)?);
+        let cpu_us = match self.plan.cpu_time {
+            true => Some(self.average(&self.exchange.number(cpu)?)),
+            false => None,
+        };
         let all = self.exchange.numbers(&times)?;
         let skip = if self.plan.per_iteration { self.plan.skip as usize } else { 0 };
         let iterations = if self.plan.per_iteration { Iterations::new(all.clone(), skip) } else { None };
@@ -303,7 +334,7 @@ impl Rank<'_> {
     /// Microseconds of a call, over all iterations back to back, and CPU time.
     fn time_all(&self, job: Job, buffers: &mut Buffers, in_place: bool) -> Result<(Vec<f64>, f64), BenchError> {
         let calls = f64::from(self.plan.iters) * f64::from(self.plan.aggregate);
-        let (start, cpu) = (Instant::now(), cpu_us());
+        let (cpu, start) = (self.cpu_us(), Instant::now());
         let mut waited = 0.0;
         for _ in 0..self.plan.iters {
             self.iteration(job, buffers, in_place)?;
@@ -314,7 +345,7 @@ impl Rank<'_> {
             }
         }
         let us = (start.elapsed().as_secs_f64() - waited) * 1e6;
-        Ok((vec![us / calls], (cpu_us() - cpu) / calls))
+        Ok((vec![us / calls], (self.cpu_us() - cpu) / calls))
     }
 
     /// Microseconds of a call in each iteration, every one started by a barrier, and CPU time.
@@ -323,12 +354,21 @@ impl Rank<'_> {
         let (mut times, mut cpu) = (Vec::with_capacity(self.plan.iters as usize), 0.0);
         for _ in 0..self.plan.iters {
             self.group.barrier()?;
-            let (start, before) = (Instant::now(), cpu_us());
+            let (before, start) = (self.cpu_us(), Instant::now());
             self.iteration(job, buffers, in_place)?;
             times.push(start.elapsed().as_secs_f64() * 1e6 / calls);
-            cpu += cpu_us() - before;
+            cpu += self.cpu_us() - before;
         }
         Ok((times, cpu / (calls * f64::from(self.plan.iters))))
+    }
+
+    /// CPU time of this thread in microseconds, where somebody wants it: asking the system takes as long as a small message.
+    fn cpu_us(&self) -> f64 {
+        if !self.plan.cpu_time {
+            return 0.0;
+        }
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
     }
 
     fn average(&self, of_ranks: &[f64]) -> f64 {
@@ -388,14 +428,8 @@ impl Rank<'_> {
         };
         let end = if in_place { shape.whole() } else { shape.recv };
         let received = buffers.receiving(shape.whole());
-        let expected = |index: u64| job.expected(&pattern, rank, index);
+        let expected = |index: u64| job.expected(&pattern, rank, index, self.plan.levels);
         let guard = end..end + super::buffers::GUARD;
         Ok(data::compare(received.as_view(), from..from + len, guard, expected)?)
     }
-}
-
-/// CPU time of this thread in microseconds.
-fn cpu_us() -> f64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }

@@ -12,6 +12,8 @@
 //! | prod | one rank, another for each element, gives a random number, the others 1 or -1 | none |
 //! | avg | as sum | integers none (cut off towards zero); floats `(n + 2) u mean of |x|`, which covers dividing before or after the sum |
 //!
+//! What travels quantised (`--algorithm q8`, `q4`) is compared with the tolerance of [`Pattern::quantised`].
+//!
 //! `u` is half a unit in the last place of the type: 2^-53, 2^-24, 2^-11, 2^-8 for f64, f32, f16, bf16.
 
 use half::{bf16, f16};
@@ -146,6 +148,21 @@ impl Pattern {
                 Expected { value: sum, tolerance: if fits { 0.0 } else { n * half_unit * size } }
             }
         }
+    }
+}
+
+impl Pattern {
+    /// How far from the exact result values may be that travelled as integers of `-levels..=levels` with a scale per block:
+    /// half a step for each input, for each node's sum (which is as large as its inputs), and for what is gathered.
+    pub fn quantised(&self, levels: f64) -> f64 {
+        let n = self.ranks as f64;
+        let (largest, hops) = match self.op {
+            Some(ReduceOp::Sum) => (n * self.sum_limit() as f64 * self.sum_unit(), 3.0),
+            Some(_) => (self.sum_limit() as f64 * self.sum_unit(), 3.0),
+            None => (1.0, 1.0),
+        };
+        let half_unit = 2f64.powi(-(precision(self.dtype) as i32));
+        largest * (hops * 0.5 / levels + 4.0 * half_unit)
     }
 }
 

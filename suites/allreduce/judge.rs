@@ -15,7 +15,7 @@ const SIGMAS: f64 = 3.5;
 const LEAST: f64 = 0.2;
 
 /// The rule in words.
-pub const RULE: &str = "below the median by more than the larger of 20 % and 3.5 deviations (1.4826 MAD), pairs relative \
+pub const RULE: &str = "below the median by more than the larger of 20 % and 3.5 deviations (1.4826 MAD of the logarithms), pairs relative \
                         to the 75th percentile of their kind (same host or not); ranks by their best pair, then links \
                         between other ranks; measured again before the verdict";
 
@@ -28,15 +28,17 @@ pub struct Outliers {
     pub links: Vec<(usize, usize)>,
 }
 
-/// The level below which a value stands out; `None` of fewer than three, which say nothing of each other.
+/// The level below which a value stands out; `None` of fewer than three, which say nothing of each other. Rates spread in
+/// proportion, so the statistics are those of their logarithms.
 fn limit(values: &[f64]) -> Option<f64> {
     if values.len() < 3 {
         return None;
     }
-    let median = stats::median(values)?;
-    let deviations: Vec<f64> = values.iter().map(|value| (value - median).abs()).collect();
+    let logs: Vec<f64> = values.iter().map(|value| value.max(f64::MIN_POSITIVE).ln()).collect();
+    let median = stats::median(&logs)?;
+    let deviations: Vec<f64> = logs.iter().map(|log| (log - median).abs()).collect();
     let sigma = MAD_TO_SIGMA * stats::median(&deviations)?;
-    Some(median - (SIGMAS * sigma).max(LEAST * median))
+    Some((median - (SIGMAS * sigma).max(-(1.0 - LEAST).ln())).exp())
 }
 
 /// Judges a symmetric matrix of bandwidths; the diagonal is not looked at.

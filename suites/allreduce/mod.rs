@@ -22,6 +22,7 @@ mod split;
 mod tests;
 pub mod world;
 
+use crate::launch::LaunchError;
 use zbench_engine::comm::CommError;
 use zbench_kernels::{ArenaError, KernelError, OutOfMemory};
 use zbench_reports::collectives::{Device, Pairs, Row, Settings};
@@ -41,6 +42,17 @@ pub enum BenchError {
     /// The data could not be written or compared.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The ranks did not find each other.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// A rank broke an assumption of its own.
+    #[error("rank {rank} panicked: {text}")]
+    Panic {
+        /// Which.
+        rank: usize,
+        /// What it said.
+        text: String,
+    },
     /// What was asked for and the ranks that there are do not go together.
     #[error("{0}")]
     Impossible(String),

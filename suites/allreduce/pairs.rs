@@ -100,16 +100,18 @@ impl Prober<'_> {
         (self.send.len() * 4) as f64
     }
 
-    /// Median seconds of a call.
+    /// Seconds of the fastest call: what is slow even then is slow by itself, whatever else the machine does. The first
+    /// call does not count, as it may set up what the others use.
     fn time(&mut self, comm: &dyn Communicator, kind: Kind) -> Result<f64, BenchError> {
-        let mut times = Vec::with_capacity(self.iters as usize);
-        for _ in 0..=self.iters {
+        let mut least = f64::INFINITY;
+        for iteration in 0..=self.iters {
             let start = Instant::now();
             comm.call(Call::new(kind, self.send.view(), self.recv.view_mut()))?;
-            times.push(start.elapsed().as_secs_f64());
+            if iteration > 0 {
+                least = least.min(start.elapsed().as_secs_f64());
+            }
         }
-        // The first call may set up what the others use.
-        Ok(stats::median(&times[1..]).unwrap_or(times[0]))
+        Ok(least.max(1e-9))
     }
 
     /// Measures what stands out again, one pair at a time, and judges by the medians.
@@ -153,7 +155,7 @@ impl Prober<'_> {
         while suspects.len() >= 4 {
             let (low, high) = suspects.split_at(suspects.len() / 2);
             let mut ratios = vec![self.compare(low, high)?];
-            let stands_out = |ratio: f64| ratio > SLOWER || ratio < 1.0 / SLOWER;
+            let stands_out = |ratio: f64| !(1.0 / SLOWER..=SLOWER).contains(&ratio);
             if stands_out(ratios[0]) {
                 for _ in 0..RETRIES {
                     ratios.push(self.compare(low, high)?);
@@ -185,8 +187,10 @@ impl Prober<'_> {
             with_good.push((*suspect, stats::median(&rates).unwrap_or(0.0)));
         }
         let best = with_good.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
-        let slow: Vec<usize> =
-            with_good.iter().filter(|(_, rate)| rate * SLOWER < best).map(|(rank, _)| *rank).collect();
+        let worst = with_good.iter().map(|(_, rate)| *rate).fold(f64::INFINITY, f64::min);
+        // Slower than the best, and nearer to the slowest than to it.
+        let is_slow = |rate: f64| rate * SLOWER < best && rate * rate < best * worst;
+        let slow: Vec<usize> = with_good.iter().filter(|(_, rate)| is_slow(*rate)).map(|(rank, _)| *rank).collect();
         pairs.halves.push(match &slow[..] {
             [] => {
                 format!("ranks {suspects:?} are slow together, and none of them with rank {good}: a link between them")

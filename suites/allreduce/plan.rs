@@ -4,7 +4,8 @@ use super::args::{AllreduceArgs, BufferUse};
 use super::collective::Collective;
 use super::data::{DTYPES, OPS};
 use super::split::Split;
-use zbench_kernels::{DType, ReduceOp};
+use zbench_engine::comm::compose::Algorithm;
+use zbench_kernels::{DType, QuantFormat, ReduceOp};
 
 /// How the times of ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +77,12 @@ pub struct Plan {
     pub split: Option<Split>,
     /// The average bus bandwidth that is expected, GB/s.
     pub min_bandwidth: Option<f64>,
+    /// The algorithm asked for.
+    pub algorithm: String,
+    /// The largest integer of quantised values, where collectives travel quantised.
+    pub levels: Option<f64>,
+    /// Emulated links, in words.
+    pub link: Option<String>,
     /// Another seed, other data.
     pub seed: u64,
 }
@@ -125,12 +132,20 @@ impl Plan {
                     .ok_or_else(|| format!("NCCL_TESTS_MIN_BW=`{text}` is no bandwidth in GB/s above 0"))?,
             ),
         };
+        let levels = levels(&args.algorithm);
+        let (types, reductions) = (dtypes(&nccl.datatype)?, ops(&nccl.op)?);
+        let travels = |dtype: &DType| matches!(dtype, DType::F32 | DType::F16 | DType::Bf16);
+        let sums = |op: &ReduceOp| matches!(op, ReduceOp::Sum | ReduceOp::Avg);
+        if levels.is_some() && !(types.iter().all(travels) && reductions.iter().all(sums)) {
+            let name = &args.algorithm;
+            return Err(format!("--algorithm {name}: only sum and avg of half, float and bfloat16 travel quantised"));
+        }
         Ok(Plan {
             collectives,
             pairs,
             bisect: args.bisect,
-            dtypes: dtypes(&nccl.datatype)?,
-            ops: ops(&nccl.op)?,
+            dtypes: types,
+            ops: reductions,
             root,
             min_bytes: nccl.min_bytes,
             max_bytes,
@@ -158,6 +173,13 @@ impl Plan {
             hot: args.buffers == BufferUse::Hot,
             split: Split::from_environment(variable)?,
             min_bandwidth,
+            algorithm: args.algorithm.clone(),
+            levels,
+            link: args.link_bandwidth.map(|bandwidth| {
+                let latency = args.link_latency.unwrap_or(0.0) * 1e6;
+                let node = args.ranks_per_node.unwrap_or(0);
+                format!("{} GB/s each way and {latency} us between nodes of {node} ranks", bandwidth / 1e9)
+            }),
             seed: args.seed,
         })
     }
@@ -236,6 +258,15 @@ fn ops(name: &str) -> Result<Vec<ReduceOp>, String> {
     found
         .map(|op| vec![op])
         .ok_or_else(|| format!("-o `{name}`: this version has {} and all", OPS.map(ReduceOp::name).join(", ")))
+}
+
+/// The largest integer of an algorithm that quantises.
+fn levels(algorithm: &str) -> Option<f64> {
+    let quantize = Algorithm::find(algorithm)?.quantize()?;
+    Some(match quantize.format {
+        QuantFormat::Int8 => 127.0,
+        QuantFormat::Int4 => 7.0,
+    })
 }
 
 /// nccl-tests' name of a type.

@@ -27,9 +27,18 @@ pub fn devices(member: &Member<'_>, exchange: &Exchange<'_>, color: usize) -> Re
     Ok((0..hosts.len()).map(device).collect())
 }
 
-/// The largest size that the rank with least memory can hold twice, of whole elements.
-pub fn largest(member: &Member<'_>, plan: &Plan, exchange: &Exchange<'_>, ranks: usize) -> Result<u64, BenchError> {
-    let least = exchange.number(member.memory_bytes as f64)?.into_iter().fold(f64::INFINITY, f64::min) as u64;
+/// The largest size that every host can hold twice for each of its ranks, of whole elements.
+pub fn largest(
+    member: &Member<'_>,
+    plan: &Plan,
+    exchange: &Exchange<'_>,
+    devices: &[Device],
+    ranks: usize,
+) -> Result<u64, BenchError> {
+    let own = &devices[member.world.rank()].hostname;
+    let on_host = devices.iter().filter(|device| device.hostname == *own).count() as u64;
+    let of_rank = exchange.number((member.memory_bytes / on_host) as f64)?;
+    let least = of_rank.into_iter().fold(f64::INFINITY, f64::min) as u64;
     // The unalignment, the guard and the stride of a slot come on top.
     let holds = (least / 2).saturating_sub(1 << 20);
     let granule = (8 * ranks) as u64;
@@ -65,6 +74,8 @@ pub fn settings(
         group_ranks: group.size(),
         hosts: hosts.len(),
         formed: member.formed.into(),
+        algorithm: plan.algorithm.clone(),
+        link: plan.link.clone(),
         threads_per_rank: member.threads,
         nthreads: member.local_ranks.div_ceil(plan.ngpus),
         ngpus: plan.ngpus,

@@ -159,11 +159,12 @@ fn run(ranks: usize, plan: &Plan, meddle: impl Fn(usize) -> Meddle, stop_after: 
                 let world = Meddled { inner: Box::new(comm), meddle, calls: Mutex::new(0) };
                 let member = Member {
                     world: &world,
+                    talk: &world,
                     arena,
                     formed: "threads of a test",
                     threads: 1,
                     local_ranks: ranks,
-                    memory_bytes: 64 << 20,
+                    memory_bytes: (64 << 20) * ranks as u64,
                     cache_bytes: Some(1 << 20),
                     host: "here",
                     device: "test",
@@ -191,6 +192,7 @@ fn all_collectives_of_all_types_are_right() {
     for ranks in [1, 2, 3, 4] {
         let plan = plan("--collective all -d all -o all -r -1 -b 0 -e 1034 -i 517 -n 2 -w 0 -u 3 --buffers rotate");
         let outcome = plain(ranks, &plan);
+        assert!(outcome.results.iter().all(std::result::Result::is_ok), "{ranks} ranks: {:?}", outcome.results);
         assert_eq!(outcome.told.sections.len(), 9);
         let reducing = 6 * 5 * 3;
         let expected = reducing * (2 + ranks) + 6 * 3 * (3 * ranks) + 6 * 3 * 3;
@@ -299,7 +301,7 @@ fn groups_of_a_split_measure_on_their_own() {
 #[test]
 fn a_slow_rank_is_named_by_pairs_and_by_halves() {
     let slow = |rank| if rank == 3 { Meddle::Late(Duration::from_millis(20)) } else { Meddle::Nothing };
-    let outcome = run(5, &plan("--bisect -e 4K -n 3"), slow, usize::MAX, Duration::from_secs(60));
+    let outcome = run(5, &plan("--bisect -e 64K -n 10"), slow, usize::MAX, Duration::from_secs(60));
     let pairs = outcome.told.pairs.unwrap();
     assert_eq!((&pairs.bad_ranks[..], &pairs.bad_links[..]), (&[3][..], &[][..]), "{}", pairs.text());
     assert_eq!(pairs.suspects.iter().filter(|suspect| suspect.confirmed).count(), 4, "{}", pairs.text());
@@ -315,7 +317,7 @@ fn a_slow_link_is_named_and_its_ranks_are_not() {
         1 => Meddle::LateWith(2, Duration::from_millis(20)),
         _ => Meddle::Nothing,
     };
-    let outcome = run(4, &plan("--collective pairs -e 4K -n 3"), slow, usize::MAX, Duration::from_secs(60));
+    let outcome = run(4, &plan("--collective pairs -e 64K -n 10"), slow, usize::MAX, Duration::from_secs(60));
     let pairs = outcome.told.pairs.unwrap();
     assert!(pairs.bad_ranks.is_empty() && pairs.bad_links.contains(&[1, 2]), "{}", pairs.text());
     assert!(pairs.text().contains("link between rank 1 on here and rank 2 on here is slow"), "{}", pairs.text());

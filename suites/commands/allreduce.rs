@@ -5,9 +5,10 @@ use super::{command_line, print, print_document};
 use crate::allreduce::args::AllreduceArgs;
 use crate::allreduce::plan::Plan;
 use crate::allreduce::record::{self, End};
-use crate::allreduce::world::{self, Wanted};
+use crate::allreduce::world::{self, Wanted, Way};
 use crate::allreduce::{BenchError, Watch, expect, fit, profile};
 use crate::cli::{Format, Global, exit};
+use crate::launch::{self, LaunchError};
 use crate::runner::machine;
 use anyhow::{Result, anyhow};
 use std::path::{Path, PathBuf};
@@ -26,9 +27,15 @@ pub fn allreduce(global: &Global, arguments: &AllreduceArgs) -> Result<u8> {
     let expected = arguments.expect.as_deref().map(expect::machine).transpose().map_err(|error| anyhow!(error))?;
     let variable = |name: &str| std::env::var(name).ok();
     let plan = Plan::new(arguments, variable).map_err(|error| anyhow!(error))?;
-    let wanted = Wanted::new(arguments).map_err(|error| anyhow!(error))?;
-    for (flag, what) in arguments.nccl.ignored() {
-        crate::say!("{flag} ({what}) has no meaning for backend {}; ignored", wanted.backend);
+    let launched = launch::detect(&|name: &str| std::env::var(name).ok())?;
+    let wanted = Wanted::new(arguments, launched, global.quiet).map_err(|error| anyhow!(error))?;
+    let stop = stop_flag()?;
+    match &wanted.way {
+        Way::Start => return start(arguments, &wanted, &stop),
+        Way::Member(world, _) if world.rank > 0 => return follow(&wanted, &plan, &stop),
+        // Where this process started the ranks, it has said so before.
+        Way::Member(world, _) if world.source == launch::Source::Ours => {}
+        Way::Member(..) | Way::Threads => say_ignored(arguments),
     }
     let notebook = Notebook::open(&global.notebook)?;
     let run = Run {
@@ -47,7 +54,7 @@ pub fn allreduce(global: &Global, arguments: &AllreduceArgs) -> Result<u8> {
         whispers: global.format != Format::Table && global.verbose,
         started: jiff::Timestamp::now().to_string(),
         command: command_line(),
-        stop: stop_flag()?,
+        stop,
         state: Mutex::new(State { run, open: false, trouble: None }),
     };
     let result = world::test(&wanted, &plan, &screen);
@@ -70,6 +77,64 @@ pub fn allreduce(global: &Global, arguments: &AllreduceArgs) -> Result<u8> {
         save(path, &run)?;
     }
     Ok(code(&run, &plan, &result))
+}
+
+/// Flags of nccl-tests that do nothing here.
+fn say_ignored(arguments: &AllreduceArgs) {
+    let backend = arguments.backend.as_deref().unwrap_or("local");
+    for (flag, what) in arguments.nccl.ignored() {
+        crate::say!("{flag} ({what}) has no meaning for backend {backend}; ignored");
+    }
+    if std::env::var_os("NCCL_TESTS_DEVICE").is_some() {
+        crate::say!("NCCL_TESTS_DEVICE (first GPU) has no meaning for backend {backend}; ignored");
+    }
+}
+
+/// Ranks as processes of their own: rank 0 of them prints, records and decides the exit code.
+fn start(arguments: &AllreduceArgs, wanted: &Wanted, stop: &AtomicBool) -> Result<u8> {
+    say_ignored(arguments);
+    let (code, died) = world::start(wanted, stop)?;
+    if stop.load(Ordering::Relaxed) {
+        return Ok(exit::INTERRUPTED);
+    }
+    died.iter().for_each(|what| crate::say!("error: {what}"));
+    Ok(match code {
+        Some(exit::SUCCESS) | None if !died.is_empty() => exit::FAILED,
+        code => code.unwrap_or(exit::FAILED),
+    })
+}
+
+/// A rank other than 0 of a launch: says nothing unless it is itself at fault.
+fn follow(wanted: &Wanted, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8> {
+    struct Silent<'a>(&'a AtomicBool);
+    impl Watch for Silent<'_> {
+        fn stop(&self) -> bool {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+    match world::test(wanted, plan, &Silent(stop)) {
+        Ok(ranks) if ranks.iter().any(|finish| finish.interrupted) => Ok(exit::INTERRUPTED),
+        Ok(_) => Ok(exit::SUCCESS),
+        Err(error) => {
+            if !world::is_echo(&error) {
+                let rank = if let Way::Member(world, _) = &wanted.way { world.rank } else { 0 };
+                crate::say!("error: rank {rank} on {} (pid {}): {error}", machine::host_name(), std::process::id());
+            }
+            Ok(code_of(&error))
+        }
+    }
+}
+
+/// What cannot be asked for is a matter of usage; everything else has failed.
+fn code_of(error: &BenchError) -> u8 {
+    match error {
+        BenchError::Impossible(_) => exit::USAGE,
+        BenchError::Launch(LaunchError::Rendezvous(_) | LaunchError::Comm(_) | LaunchError::Formed { .. }) => {
+            exit::FAILED
+        }
+        BenchError::Launch(_) => exit::USAGE,
+        _ => exit::FAILED,
+    }
 }
 
 /// Variables that have a say in the run. Not all, as nccl-tests has it: an environment may hold secrets.
@@ -290,8 +355,7 @@ fn code(run: &Run, plan: &Plan, result: &Result<Vec<crate::allreduce::bench::Fin
     };
     let has_sides = run.sections.iter().flat_map(|section| &section.rows).any(|row| row.sides().next().is_some());
     match result {
-        Err(BenchError::Impossible(_)) => exit::USAGE,
-        Err(_) => exit::FAILED,
+        Err(error) => code_of(error),
         Ok(_) if run.out_of_bounds() > 0 => exit::FAILED,
         Ok(ranks) if ranks.iter().any(|finish| finish.interrupted) => exit::INTERRUPTED,
         Ok(_) if !has_sides && run.pairs.is_none() => exit::NOT_MEASURED,

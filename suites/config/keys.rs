@@ -174,7 +174,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "parallel.stall",
-        Duration,
+        Patience,
         Is("\"300s\""),
         "How long a rank waits for others that do not come, before the run is given up.",
     ),
@@ -265,7 +265,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "link.node.latency",
-        Duration,
+        Latency,
         From("0 where link.node.bandwidth is given"),
         "Time that every transfer between nodes takes beside its bytes, once for each step of its ring.",
     ),

@@ -3,14 +3,15 @@
 //! Times are held from below strictly (never faster than stated, on any try) and from above by 5 % on the best of several
 //! tries, at sizes whose real transfer is far below the price.
 
+use crate::conformance_local::conformance::{self, EXACT};
 use crate::harness::{Backend, PATIENCE, attempt, values};
 use crate::in_flight::filled;
 use crate::tree::Mood;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zbench_engine::comm::link::{LinkSpec, Linked, wrap};
-use zbench_engine::comm::{Call, CommError, Communicator, Kind, ReduceOp, Request, Result, Ticket};
-use zbench_kernels::{Arena, View, ViewMut};
+use zbench_engine::comm::{Call, CommError, Communicator, Kind, ReduceOp, Request, Result, Ticket, group};
+use zbench_kernels::{Arena, Cpu, Kernels, View, ViewMut};
 
 /// How much slower than stated the best of all tries may be.
 const OVER: f64 = 1.05;
@@ -86,6 +87,12 @@ impl Buffers {
             Kind::AllGather => Call::new(kind, part, recv),
             Kind::ReduceScatter { .. } => Call::new(kind, whole, recv.into_slice(0..part.len())),
             Kind::AllToAll => Call::new(kind, whole, recv),
+            Kind::Reduce { root, .. } if root == comm.rank() => Call::new(kind, whole, recv),
+            Kind::Gather { root } if root == comm.rank() => Call::new(kind, part, recv),
+            Kind::Scatter { root } if root == comm.rank() => Call::new(kind, whole, recv.into_slice(0..part.len())),
+            Kind::Reduce { .. } => Call::giving(kind, whole),
+            Kind::Gather { .. } => Call::giving(kind, part),
+            Kind::Scatter { .. } => Call::in_place(kind, recv.into_slice(0..part.len())),
             Kind::Send { .. } => Call::giving(kind, whole),
             Kind::Barrier => Call::barrier(),
             other => panic!("{other:?} is not in this test"),
@@ -105,14 +112,28 @@ const SUM: ReduceOp = ReduceOp::Sum;
 
 /// Collectives with what they put on the fullest link, as a share of the whole buffer, and their latencies in a row: 4
 /// ranks on 2 nodes. Worked out by hand from docs/links.md.
-const PRICES: [(Kind, f64, f64); 6] = [
+const PRICES: [(Kind, f64, f64); 9] = [
     (Kind::AllReduce { op: SUM }, 1.5, 2.0),
     (Kind::AllGather, 0.75, 1.0),
     (Kind::ReduceScatter { op: SUM, accumulate: false }, 0.75, 1.0),
     (Kind::Broadcast { root: 2 }, 1.0, 1.0),
     (Kind::AllToAll, 1.0, 1.0),
+    (Kind::Reduce { op: SUM, root: 2 }, 1.0, 1.0),
+    (Kind::Gather { root: 2 }, 0.5, 1.0),
+    (Kind::Scatter { root: 2 }, 0.5, 1.0),
     (Kind::Barrier, 0.0, 1.0),
 ];
+
+/// The same with another root, for smaller groups.
+fn with_root(kind: Kind, root: usize) -> Kind {
+    match kind {
+        Kind::Broadcast { .. } => Kind::Broadcast { root },
+        Kind::Reduce { op, .. } => Kind::Reduce { op, root },
+        Kind::Gather { .. } => Kind::Gather { root },
+        Kind::Scatter { .. } => Kind::Scatter { root },
+        other => other,
+    }
+}
 
 #[test]
 fn collectives_pay_the_stated_bandwidth_and_latency() {
@@ -271,10 +292,9 @@ fn inside_a_node_nothing_is_paid() {
     let uses = linked(4, spec(1e3, 1.0, 2), |comm| {
         let inner = comm.split(comm.rank() / 2, comm.rank(), "inner").unwrap();
         let begin = Instant::now();
-        for (kind, ..) in PRICES.iter().filter(|(kind, ..)| !matches!(kind, Kind::Broadcast { .. })) {
-            perform(&*inner, *kind, 1 << 16);
+        for (kind, ..) in PRICES {
+            perform(&*inner, with_root(kind, 1), 1 << 16);
         }
-        perform(&*inner, Kind::Broadcast { root: 1 }, 1 << 16);
         match comm.rank() % 2 {
             0 => comm.send(View::of(&[1u32]), comm.rank() + 1).unwrap(),
             _ => comm.recv(ViewMut::of(&mut [0u32]), comm.rank() - 1).unwrap(),
@@ -291,8 +311,7 @@ fn results_and_wire_bytes_are_those_without_a_link() {
         let all = |comm: &dyn Communicator| {
             let outer = comm.split(comm.rank() % 2, comm.rank(), "outer").unwrap();
             let before = comm.wire_bytes() + outer.wire_bytes();
-            let kinds = PRICES
-                .map(|(kind, ..)| if let Kind::Broadcast { .. } = kind { Kind::Broadcast { root: 1 } } else { kind });
+            let kinds = PRICES.map(|(kind, ..)| with_root(kind, 1));
             let of = |comm: &dyn Communicator, kind: &Kind| perform(comm, *kind, 60);
             let mut got: Vec<Vec<f32>> = kinds.iter().map(|kind| of(comm, kind)).collect();
             got.extend(kinds[..3].iter().map(|kind| of(&*outer, kind)));
@@ -403,6 +422,34 @@ fn ranks_that_share_no_memory_are_told_why() {
         let errors: Vec<String> = errors.into_iter().map(|error| error.unwrap().to_string()).collect();
         assert!(errors[1..].iter().all(|error| error.contains(says)), "{errors:?}");
         assert!(errors[0].contains(says) || errors[0].contains("could not reach the shared state"), "{errors:?}");
+    }
+}
+
+/// Runs `rank` over a link, with the kernels that training uses.
+fn over_a_link(size: usize, per_node: usize, stall: Duration, rank: impl Fn(Box<dyn Communicator>) + Sync) {
+    let kernels: Vec<_> = (0..size).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect();
+    std::thread::scope(|scope| {
+        let (rank, link) = (&rank, spec(100e9, 1e-6, per_node));
+        let start = |comm| scope.spawn(move || rank(wrap(Box::new(comm), Some(&link)).unwrap()));
+        let threads: Vec<_> = group("world", kernels, stall).unwrap().into_iter().map(start).collect();
+        let panics: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().err()).collect();
+        if let Some(panic) = panics.into_iter().next() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+#[test]
+fn the_suite_of_all_backends_passes_over_links() {
+    for (size, per_node) in [(2, 1), (3, 1), (4, 2)] {
+        over_a_link(size, per_node, PATIENCE, |comm| conformance::all(&*comm, &EXACT));
+    }
+    let stall = Duration::from_millis(300);
+    for (size, per_node) in [(2, 1), (8, 4)] {
+        over_a_link(size, per_node, PATIENCE, |comm| conformance::leaves(comm, 1));
+        over_a_link(size, per_node, PATIENCE, |comm| conformance::aborts(&*comm, 1));
+        over_a_link(size, per_node, PATIENCE, |comm| conformance::mismatches(&*comm));
+        over_a_link(size, per_node, stall, |comm| conformance::stalls(&*comm, size - 1, stall));
     }
 }
 

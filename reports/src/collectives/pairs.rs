@@ -84,9 +84,9 @@ impl Pairs {
         let n = self.gb_s.len();
         let _ = writeln!(
             text,
-            "#\n# Pairs: GB/s each way of {} both ways at once; all pairs of a round at the same time, {} rounds",
+            "#\n# Pairs: GB/s each way of {} both ways at once, best of the iterations; all pairs of a round at the same time, {} rounds",
             units::memory(self.bytes as f64),
-            if n % 2 == 0 { n.saturating_sub(1) } else { n }
+            if n.is_multiple_of(2) { n.saturating_sub(1) } else { n }
         );
         let _ = writeln!(text, "# Outliers (*): {}", self.rule);
         let heads: String = (0..n).map(|rank| format!("{rank:>9}")).collect();

@@ -21,13 +21,17 @@ pub fn preamble(run: &Run, collective: &str) -> String {
     };
     let group = if s.group_ranks == s.ranks { String::new() } else { format!(" in groups of {}", s.group_ranks) };
     line(format!(
-        "# zbench {}: backend {}, {}{group} on {} ({})",
+        "# zbench {}: backend {}, {}{group} on {} ({}), algorithm {}",
         run.version,
         s.backend,
         units::plural(s.ranks, "rank", "ranks"),
         units::plural(s.hosts, "host", "hosts"),
-        s.formed
+        s.formed,
+        s.algorithm
     ));
+    if let Some(link) = &s.link {
+        line(format!("# EMULATED links: {link}"));
+    }
     line(format!("# Timing: {}", s.timing));
     line(format!("# Buffers: {}", s.buffers));
     line("# Bandwidth: GB/s are 10^9 bytes per second, one way. algbw = size / time; busbw = algbw x nccl-tests' factor, ring convention".into());
@@ -122,7 +126,7 @@ fn half(side: Option<&Side>, cpu: bool) -> String {
     let [time, algbw, busbw, wrong] = match side {
         None => [na(), na(), na(), na()],
         Some(side) => [
-            fitting(if cpu { side.cpu_us } else { side.time_us }, 7),
+            fitting(side.cpu_us.filter(|_| cpu).unwrap_or(side.time_us), 7),
             fitting(side.algbw, 6),
             fitting(side.busbw, 6),
             side.wrong.map_or_else(na, |count| significant(count as f64)),

@@ -4,6 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use serde_json::Value;
 
+use crate::units;
+
 /// The key that stands first in a label, and without its name.
 pub const STRATEGY: &str = "parallel.strategy";
 const UNSET: &str = "unset";
@@ -136,13 +138,17 @@ fn differing(path: &str, values: &[Option<&Value>], found: &mut Vec<Axis>) {
         }
         return;
     }
-    let values = values.iter().map(|value| text(value.unwrap_or(&Value::Null))).collect();
+    let values = values.iter().map(|value| text(path, value.unwrap_or(&Value::Null))).collect();
     found.push(Axis { path: path.to_string(), name: String::new(), values });
 }
 
-fn text(value: &Value) -> String {
+fn text(path: &str, value: &Value) -> String {
     let text = match value {
         Value::Null => UNSET.to_string(),
+        Value::Number(number) if path.ends_with(".bandwidth") => {
+            number.as_f64().map(|bytes| units::traffic(bytes) + "/s").unwrap_or_default()
+        }
+        Value::Number(number) if path.ends_with(".latency") => number.as_f64().map(units::duration).unwrap_or_default(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };
