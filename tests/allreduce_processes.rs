@@ -174,6 +174,8 @@ fn emulated_links_and_compositions_are_in_the_same_table() {
         "--ranks 2 --ranks-per-node 1 --link-bandwidth 100MB/s --link-latency 2ms -b 1M -e 1M -n 2 --buffers hot";
     let output = test(folder.path(), words);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("# EMULATED links: 0.1 GB/s each way and 2000 us"), "{}", stdout(&output));
+    assert_eq!(records(folder.path())[0]["validity"], serde_json::json!(["emulated_link"]));
     for row in rows(&stdout(&output)) {
         for time in [&row[5], &row[9]] {
             // A ring sends each rank's half twice: 1 MiB each way, and two latencies.

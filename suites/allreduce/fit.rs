@@ -18,16 +18,19 @@ const FEWEST: usize = 4;
 /// Cuts of cuts.
 const DEPTH: usize = 2;
 
+/// Times of one type, reduction, root and placement: its first row, whether in place, and (bytes, microseconds).
+type Series<'a> = (&'a Row, bool, Vec<(f64, f64)>);
+
 /// The fits of a collective: one for each type, reduction, root and placement with four sizes or more.
 pub fn of_section(section: &Section, ranks: usize) -> Vec<Fit> {
     let Some(collective) = Collective::ALL.into_iter().find(|c| c.name() == section.collective) else {
         return Vec::new();
     };
-    let mut series: Vec<(&Row, bool, Vec<(f64, f64)>)> = Vec::new();
+    let mut series: Vec<Series> = Vec::new();
     for row in &section.rows {
         for (in_place, side) in [(false, &row.out_of_place), (true, &row.in_place)] {
             let Some(point) = point(row, side.as_ref()) else { continue };
-            let same = |(first, place, _): &&mut (&Row, bool, Vec<(f64, f64)>)| {
+            let same = |(first, place, _): &&mut Series| {
                 *place == in_place && (&first.dtype, &first.redop, first.root) == (&row.dtype, &row.redop, row.root)
             };
             match series.iter_mut().find(same) {
@@ -36,7 +39,7 @@ pub fn of_section(section: &Section, ranks: usize) -> Vec<Fit> {
             }
         }
     }
-    let fit = |(row, in_place, points): (&Row, bool, Vec<(f64, f64)>)| {
+    let fit = |(row, in_place, points): Series| {
         let segments = piecewise(&points);
         let root = if row.root >= 0 { format!(" root {}", row.root) } else { String::new() };
         let place = if in_place { "in place" } else { "out of place" };

@@ -155,7 +155,7 @@ impl Prober<'_> {
         while suspects.len() >= 4 {
             let (low, high) = suspects.split_at(suspects.len() / 2);
             let mut ratios = vec![self.compare(low, high)?];
-            let stands_out = |ratio: f64| ratio > SLOWER || ratio < 1.0 / SLOWER;
+            let stands_out = |ratio: f64| !(1.0 / SLOWER..=SLOWER).contains(&ratio);
             if stands_out(ratios[0]) {
                 for _ in 0..RETRIES {
                     ratios.push(self.compare(low, high)?);

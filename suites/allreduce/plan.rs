@@ -81,6 +81,8 @@ pub struct Plan {
     pub algorithm: String,
     /// The largest integer of quantised values, where collectives travel quantised.
     pub levels: Option<f64>,
+    /// Emulated links, in words.
+    pub link: Option<String>,
     /// Another seed, other data.
     pub seed: u64,
 }
@@ -173,6 +175,11 @@ impl Plan {
             min_bandwidth,
             algorithm: args.algorithm.clone(),
             levels,
+            link: args.link_bandwidth.map(|bandwidth| {
+                let latency = args.link_latency.unwrap_or(0.0) * 1e6;
+                let node = args.ranks_per_node.unwrap_or(0);
+                format!("{} GB/s each way and {latency} us between nodes of {node} ranks", bandwidth / 1e9)
+            }),
             seed: args.seed,
         })
     }

@@ -4,7 +4,7 @@ use super::plan::Plan;
 use crate::runner::machine;
 use serde_json::{Value, json};
 use zbench_reports::collectives::{Device, Pairs, Row, Run, Section, Side, document::SUITE};
-use zbench_reports::record::{Outcome, Rank, Record, Status};
+use zbench_reports::record::{Outcome, Rank, Record, Status, label_flags};
 use zbench_reports::stats;
 
 /// What ended a run early.
@@ -75,6 +75,9 @@ fn blank(run: &Run, name: &str, cell: Value, outcome: Outcome, started: &str, co
         extra: Default::default(),
     };
     record.ranks = run.devices.iter().map(rank).collect();
+    if run.settings.link.is_some() {
+        record.validity.push(label_flags::EMULATED_LINK.into());
+    }
     if let Ok(value) = serde_json::to_value(&run.settings) {
         record.extra.insert("settings".into(), value);
     }
@@ -115,6 +118,7 @@ fn cell(run: &Run, section: &Section, plan: &Plan) -> Value {
         "collective": section.collective,
         "backend": s.backend,
         "algorithm": s.algorithm,
+        "link": s.link,
         "parallel": { "ranks": s.group_ranks, "world": s.ranks, "hosts": s.hosts, "threads_per_rank": s.threads_per_rank },
         "type": types.join(","),
         "redop": if reduces { ops.join(",") } else { "none".into() },

@@ -75,6 +75,7 @@ pub fn settings(
         hosts: hosts.len(),
         formed: member.formed.into(),
         algorithm: plan.algorithm.clone(),
+        link: plan.link.clone(),
         threads_per_rank: member.threads,
         nthreads: member.local_ranks.div_ceil(plan.ngpus),
         ngpus: plan.ngpus,

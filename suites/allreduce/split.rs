@@ -39,7 +39,8 @@ impl Split {
     fn parse(text: &str) -> Result<Split, String> {
         let wrong = || format!("NCCL_TESTS_SPLIT=`{text}` is none of AND, OR, MOD, DIV (&, |, %, /) with a number");
         let upper = text.trim().to_ascii_uppercase();
-        let forms: [(&str, fn(usize) -> Split); 8] = [
+        type Form = (&'static str, fn(usize) -> Split);
+        let forms: [Form; 8] = [
             ("AND", Split::And),
             ("&", Split::And),
             ("OR", Split::Or),

@@ -85,6 +85,9 @@ fn say_ignored(arguments: &AllreduceArgs) {
     for (flag, what) in arguments.nccl.ignored() {
         crate::say!("{flag} ({what}) has no meaning for backend {backend}; ignored");
     }
+    if std::env::var_os("NCCL_TESTS_DEVICE").is_some() {
+        crate::say!("NCCL_TESTS_DEVICE (first GPU) has no meaning for backend {backend}; ignored");
+    }
 }
 
 /// Ranks as processes of their own: rank 0 of them prints, records and decides the exit code.

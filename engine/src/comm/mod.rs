@@ -11,6 +11,7 @@ mod call;
 mod cause;
 mod check;
 pub mod compose;
+mod desk;
 pub mod link;
 mod local;
 mod metered;

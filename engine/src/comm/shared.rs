@@ -3,9 +3,10 @@
 
 use super::board::{Board, Control, EAGER_BYTES, Party};
 use super::call::{Call, Kind};
-use super::moves::{Mover, Posted, Raw, SCRATCH_WORDS, Seen, Spot, What};
+use super::desk::{Desk, Open, Wait, buffers, by_address, eager_bytes};
+use super::moves::{Mover, Posted, Raw, Seen, What};
 use super::protocol::{LEFT, POSTED, Patience};
-use super::space::{Bounce, Space};
+use super::space::Space;
 use super::{Abandon, CommError, Communicator, Request, Result, Ticket, cause};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -35,37 +36,6 @@ pub(crate) struct Chair {
     root: usize,
     patience: Patience,
     stall: Duration,
-}
-
-/// What a rank works with; everything is used again from call to call.
-struct Desk {
-    open: Vec<Open>,
-    /// The next number of each party's calls.
-    numbers: Vec<(Party, u64)>,
-    /// Calls that came to their end and are not asked for yet, with the bytes they moved.
-    finished: Vec<(Party, u64, u64)>,
-    /// Where the members' buffers of the call being worked on lie.
-    seen: Vec<Seen>,
-    scratch: Box<[u64]>,
-    /// The name that the split under way gives, and what it has made: the board, and this rank's place.
-    split_name: String,
-    formed: Option<(Board, usize)>,
-}
-
-/// A call under way.
-struct Open {
-    party: Party,
-    sequence: u64,
-    /// The stage this rank has reached.
-    stage: u8,
-    /// The stage after its last piece of work.
-    last: u8,
-    /// What ranks give lies beside their posts; else all must have come to the last stage before this rank may go.
-    eager: bool,
-    what: What,
-    moved: u64,
-    /// Stand-ins for buffers that peers cannot reach.
-    bounce: Option<Bounce>,
 }
 
 /// Borrowed memory that peers may use. Unless the call came to its end, dropping it ends the world and waits for those
@@ -142,16 +112,7 @@ impl Shared {
     ) -> Shared {
         let root = board.root(rank);
         let chair = Chair { board, space, root, patience, stall };
-        let desk = Desk {
-            open: Vec::new(),
-            numbers: vec![(Party::All, 0)],
-            finished: Vec::new(),
-            seen: Vec::new(),
-            scratch: vec![0; SCRATCH_WORDS].into(),
-            split_name: String::new(),
-            formed: None,
-        };
-        Shared { chair: Arc::new(chair), rank, kernels, desk: RefCell::new(desk), wire: Cell::new(0) }
+        Shared { chair: Arc::new(chair), rank, kernels, desk: RefCell::new(Desk::new()), wire: Cell::new(0) }
     }
 
     fn board(&self) -> &Board {
@@ -450,52 +411,6 @@ impl Shared {
     }
 }
 
-/// What a rank waits for: all members at this stage of a call.
-#[derive(Clone, Copy)]
-struct Wait {
-    party: Party,
-    sequence: u64,
-    stage: u8,
-    operation: &'static str,
-}
-
-impl Desk {
-    fn waits(&self) -> impl Iterator<Item = Wait> {
-        self.open.iter().map(|open| Wait {
-            party: open.party,
-            sequence: open.sequence,
-            stage: open.stage,
-            operation: operation(open.what),
-        })
-    }
-}
-
-fn operation(what: What) -> &'static str {
-    match what {
-        What::Call(kind) => cause::operation(Some(kind)),
-        What::Split => cause::operation(None),
-    }
-}
-
-fn by_address(raw: Raw) -> Spot {
-    Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype }
-}
-
-/// Bytes that this rank writes beside its post, when the call is small enough for that on all ranks.
-fn eager_bytes(kind: Kind, rank: usize, size: usize, send: Raw, recv: Raw) -> Option<usize> {
-    let (given, most) = match kind {
-        Kind::AllReduce { .. } | Kind::AllToAll | Kind::ReduceScatter { .. } | Kind::AllGather => {
-            (send.bytes(), send.bytes())
-        }
-        Kind::Reduce { .. } | Kind::Gather { .. } => (send.bytes(), send.bytes()),
-        Kind::Broadcast { root } => (if rank == root { send.bytes() } else { 0 }, recv.bytes()),
-        Kind::Scatter { root } if rank == root => (send.bytes(), send.bytes()),
-        Kind::Scatter { .. } => (0, recv.bytes().saturating_mul(size)),
-        Kind::Send { .. } | Kind::Recv { .. } | Kind::SendRecv { .. } | Kind::Barrier => return None,
-    };
-    (most <= EAGER_BYTES).then_some(given)
-}
-
 impl Drop for Shared {
     fn drop(&mut self) {
         let chair = &*self.chair;
@@ -505,28 +420,6 @@ impl Drop for Shared {
         chair.board.leave(self.rank);
         let hall = chair.control().hall();
         hall.tell((0..hall.seats.len()).filter(|rank| *rank != chair.root), || true);
-    }
-}
-
-/// Buffers as the collective uses them, in place or not: what this rank gives, and where it wants the result.
-fn buffers(call: &Call<'_>, rank: usize, size: usize) -> (Raw, Raw) {
-    let send = call.send.map(Raw::of);
-    let recv = call.recv.as_ref().map(Raw::of_mut);
-    let both = |send: Option<Raw>, recv: Option<Raw>| (send.unwrap_or(Raw::none()), recv.unwrap_or(Raw::none()));
-    match call.kind {
-        Kind::AllReduce { .. } | Kind::AllToAll => both(send.or(recv), recv),
-        Kind::ReduceScatter { .. } if send.is_none() => both(recv, recv.map(|whole| whole.part(rank, size))),
-        Kind::AllGather => both(send.or(recv.map(|whole| whole.part(rank, size))), recv),
-        Kind::Broadcast { root } if rank == root => both(send.or(recv), recv),
-        Kind::Broadcast { .. } => both(None, recv),
-        Kind::Reduce { root, .. } if rank == root => both(send.or(recv), recv),
-        Kind::Reduce { .. } => both(send, None),
-        Kind::Gather { root } if rank == root => both(send.or(recv.map(|whole| whole.part(rank, size))), recv),
-        Kind::Gather { .. } => both(send, None),
-        // In place the root's part stays where it is: it takes nothing, of the same type.
-        Kind::Scatter { root } if rank == root => both(send, recv.or(send.map(|whole| whole.slice(0..0)))),
-        Kind::Scatter { .. } => both(None, recv),
-        _ => both(send, recv),
     }
 }
 

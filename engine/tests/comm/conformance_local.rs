@@ -67,7 +67,7 @@ fn null_has_the_shapes_of_any_other() {
 
 #[test]
 fn groups_end_as_the_suite_says() {
-    let stall = Duration::from_millis(300);
+    let stall = Duration::from_millis(500);
     for size in [2, 3, 8] {
         for backend in BACKENDS {
             run(backend, size, PATIENCE, |comm| conformance::leaves(comm, 1));

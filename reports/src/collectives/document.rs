@@ -106,7 +106,7 @@ fn half(side: Option<&Side>) -> Vec<Entry> {
         wrong.map_or_else(Entry::nothing, |count| Entry::whole(count, units::count(count))).toned(tone),
     ];
     entries.extend((0..7).map(|place| Entry::maybe(spread.map(|spread| spread[place]), units::number)));
-    entries.push(number(|side| side.cpu_us));
+    entries.push(Entry::maybe(side.and_then(|side| side.cpu_us), units::number));
     entries
 }
 

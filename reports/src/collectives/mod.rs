@@ -54,6 +54,8 @@ pub struct Settings {
     pub formed: String,
     /// The algorithm asked for; `auto` leaves it to the backend.
     pub algorithm: String,
+    /// Emulated links, in words.
+    pub link: Option<String>,
     /// Threads of a rank's kernels.
     pub threads_per_rank: usize,
     /// `-t`: ranks of a process.
@@ -165,8 +167,8 @@ pub struct Row {
 pub struct Side {
     /// Microseconds of a call.
     pub time_us: f64,
-    /// Microseconds of CPU time of a call.
-    pub cpu_us: f64,
+    /// Microseconds of CPU time of a call, where it was asked for.
+    pub cpu_us: Option<f64>,
     /// Size over time, 10^9 bytes per second.
     pub algbw: f64,
     /// The same times the collective's factor.

@@ -86,7 +86,7 @@ impl Pairs {
             text,
             "#\n# Pairs: GB/s each way of {} both ways at once, best of the iterations; all pairs of a round at the same time, {} rounds",
             units::memory(self.bytes as f64),
-            if n % 2 == 0 { n.saturating_sub(1) } else { n }
+            if n.is_multiple_of(2) { n.saturating_sub(1) } else { n }
         );
         let _ = writeln!(text, "# Outliers (*): {}", self.rule);
         let heads: String = (0..n).map(|rank| format!("{rank:>9}")).collect();

@@ -29,6 +29,9 @@ pub fn preamble(run: &Run, collective: &str) -> String {
         s.formed,
         s.algorithm
     ));
+    if let Some(link) = &s.link {
+        line(format!("# EMULATED links: {link}"));
+    }
     line(format!("# Timing: {}", s.timing));
     line(format!("# Buffers: {}", s.buffers));
     line("# Bandwidth: GB/s are 10^9 bytes per second, one way. algbw = size / time; busbw = algbw x nccl-tests' factor, ring convention".into());
@@ -123,7 +126,7 @@ fn half(side: Option<&Side>, cpu: bool) -> String {
     let [time, algbw, busbw, wrong] = match side {
         None => [na(), na(), na(), na()],
         Some(side) => [
-            fitting(if cpu { side.cpu_us } else { side.time_us }, 7),
+            fitting(side.cpu_us.filter(|_| cpu).unwrap_or(side.time_us), 7),
             fitting(side.algbw, 6),
             fitting(side.busbw, 6),
             side.wrong.map_or_else(na, |count| significant(count as f64)),

@@ -114,7 +114,10 @@ fn result(run: &Run, section: &Section, row: &Row) -> Value {
 }
 
 fn half(side: &Side, cpu: bool) -> Value {
-    let (name, time) = if cpu { ("cpu_time", side.cpu_us) } else { ("time", side.time_us) };
+    let (name, time) = match side.cpu_us.filter(|_| cpu) {
+        Some(cpu_us) => ("cpu_time", cpu_us),
+        None => ("time", side.time_us),
+    };
     json!({ name: time, "alg_bw": side.algbw, "bus_bw": side.busbw, "nwrong": side.wrong })
 }
 

@@ -143,6 +143,8 @@ impl World {
     /// Ends all processes of the run.
     pub(super) fn abort(&self, words: &str) -> ! {
         eprintln!("{words}");
+        // A launcher that hears of the abort first (MPICH's does) throws away what it has not forwarded yet.
+        std::thread::sleep(std::time::Duration::from_millis(200));
         // SAFETY: MPI is up. It may be called from a thread that MPI does not expect, in a process that ends here.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 1) };
         std::process::abort()

@@ -194,8 +194,8 @@ mod tests {
             let mut parents = vec![Vec::new(); size];
             (0..size).for_each(|place| children(place, size).iter().for_each(|child| parents[*child].push(place)));
             assert!(parents[0].is_empty());
-            for place in 1..size {
-                assert_eq!(parents[place], [place - lowest_bit(place)], "{place} of {size}");
+            for (place, parents) in parents.iter().enumerate().skip(1) {
+                assert_eq!(parents, &[place - lowest_bit(place)], "{place} of {size}");
             }
         }
     }

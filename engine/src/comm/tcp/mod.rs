@@ -20,11 +20,14 @@ mod exchange;
 mod frame;
 mod lane;
 mod mesh;
+mod options;
 mod raw;
 mod reduce;
 mod ring;
 #[cfg(test)]
 mod tests;
+
+pub use options::{Algorithm, TcpOptions};
 
 use super::{Abandon, Call, CommError, Communicator, Kind, ReduceOp, Rendezvous, Request, Result, Ticket};
 use exchange::Exchange;
@@ -33,7 +36,6 @@ use mesh::Mesh;
 use raw::Raw;
 use reduce::{Deliver, Job};
 use std::cell::{Cell, RefCell};
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zbench_kernels::{DType, Kernels, View, ViewMut};
@@ -42,57 +44,6 @@ use zbench_kernels::{DType, Kernels, View, ViewMut};
 const SPIN: Duration = Duration::from_micros(50);
 /// A rank that was in no call for longer first hears what has happened meanwhile.
 const AWAY: Duration = Duration::from_millis(1);
-
-/// How all-reduce, reduce-scatter and all-gather go. The first gives the sums of `local`; the others have an order of their
-/// own, and are taken by the direct one where they do not apply (averages; halving of a reduce-scatter; doubling of ranks
-/// that are no power of two).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Algorithm {
-    /// Every rank exchanges with every other.
-    Direct,
-    /// Every rank receives from its left and sends to its right neighbour.
-    Ring,
-    /// Recursive halving and doubling.
-    Recursive,
-}
-
-impl Algorithm {
-    /// The name in records and tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Algorithm::Direct => "direct",
-            Algorithm::Ring => "ring",
-            Algorithm::Recursive => "recursive",
-        }
-    }
-}
-
-/// How ranks are connected. All ranks give the same, but for `bind`.
-#[derive(Clone, Debug)]
-pub struct TcpOptions {
-    /// Connections that carry the data of two ranks, 1 to 16.
-    pub sockets_per_peer: usize,
-    /// Asks for an algorithm; else the direct one.
-    pub algorithm: Option<Algorithm>,
-    /// How long nothing may move in a call before the world ends.
-    pub stall: Duration,
-    /// This host's address to use for data; else the one that faces rank 0.
-    pub bind: Option<IpAddr>,
-    /// Sum up every frame and check it: the price is one more pass over the data on both sides.
-    pub checksum: bool,
-}
-
-impl Default for TcpOptions {
-    fn default() -> TcpOptions {
-        TcpOptions {
-            sockets_per_peer: 2,
-            algorithm: None,
-            stall: Duration::from_secs(300),
-            bind: None,
-            checksum: false,
-        }
-    }
-}
 
 /// One rank of a group of processes. All groups split from one end together.
 pub struct Tcp {
@@ -134,7 +85,8 @@ impl Owner {
 
 impl Abandon for Owner {
     fn abandoned(&self, _sequence: u64) {
-        self.lock().abort("it did not wait for a collective it had started");
+        let left = "it did not wait for a collective it had started";
+        self.lock().abort(if std::thread::panicking() { "panicked" } else { left });
     }
 }
 

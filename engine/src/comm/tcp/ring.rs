@@ -68,7 +68,7 @@ pub(super) fn reduce_scatter(exchange: &mut Exchange<'_>, job: &Job<'_>, recv: R
         }
         let next = item + WINDOW;
         if next < items {
-            let first = next / WINDOW % hops == 0;
+            let first = (next / WINDOW).is_multiple_of(hops);
             exchange.send(right, if first { job.send.slice(at(next, 1)) } else { spare }, passed[turn]);
             exchange.recv(left, slots.get(turn, at(next, 2).len()), arrived[turn]);
         }
@@ -121,7 +121,8 @@ pub(super) fn recursive(exchange: &mut Exchange<'_>, job: &Job<'_>, buffer: Raw)
     }
     let own = if rank < 2 * beyond { rank / 2 } else { rank - beyond };
     let place = |new: usize| if new < beyond { 2 * new } else { new + beyond };
-    let mut kept = vec![0..buffer.len];
+    let mut kept = Vec::new();
+    kept.push(0..buffer.len); // what this rank still combines, the last the least
     let mut distance = even / 2;
     while distance > 0 {
         let range = kept[kept.len() - 1].clone();

@@ -1,0 +1,118 @@
+//! What a rank of a world that shares memory keeps of its calls under way.
+
+use super::board::{Board, EAGER_BYTES, Party};
+use super::call::{Call, Kind};
+use super::cause;
+use super::moves::{Raw, SCRATCH_WORDS, Seen, Spot, What};
+use super::space::Bounce;
+
+/// What a rank works with; everything is used again from call to call.
+pub(super) struct Desk {
+    pub(super) open: Vec<Open>,
+    /// The next number of each party's calls.
+    pub(super) numbers: Vec<(Party, u64)>,
+    /// Calls that came to their end and are not asked for yet, with the bytes they moved.
+    pub(super) finished: Vec<(Party, u64, u64)>,
+    /// Where the members' buffers of the call being worked on lie.
+    pub(super) seen: Vec<Seen>,
+    pub(super) scratch: Box<[u64]>,
+    /// The name that the split under way gives, and what it has made: the board, and this rank's place.
+    pub(super) split_name: String,
+    pub(super) formed: Option<(Board, usize)>,
+}
+
+/// A call under way.
+pub(super) struct Open {
+    pub(super) party: Party,
+    pub(super) sequence: u64,
+    /// The stage this rank has reached.
+    pub(super) stage: u8,
+    /// The stage after its last piece of work.
+    pub(super) last: u8,
+    /// What ranks give lies beside their posts; else all must have come to the last stage before this rank may go.
+    pub(super) eager: bool,
+    pub(super) what: What,
+    pub(super) moved: u64,
+    /// Stand-ins for buffers that peers cannot reach.
+    pub(super) bounce: Option<Bounce>,
+}
+
+/// What a rank waits for: all members at this stage of a call.
+#[derive(Clone, Copy)]
+pub(super) struct Wait {
+    pub(super) party: Party,
+    pub(super) sequence: u64,
+    pub(super) stage: u8,
+    pub(super) operation: &'static str,
+}
+
+impl Desk {
+    pub(super) fn new() -> Desk {
+        Desk {
+            open: Vec::new(),
+            numbers: vec![(Party::All, 0)],
+            finished: Vec::new(),
+            seen: Vec::new(),
+            scratch: vec![0; SCRATCH_WORDS].into(),
+            split_name: String::new(),
+            formed: None,
+        }
+    }
+
+    pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
+        self.open.iter().map(|open| Wait {
+            party: open.party,
+            sequence: open.sequence,
+            stage: open.stage,
+            operation: operation(open.what),
+        })
+    }
+}
+
+pub(super) fn operation(what: What) -> &'static str {
+    match what {
+        What::Call(kind) => cause::operation(Some(kind)),
+        What::Split => cause::operation(None),
+    }
+}
+
+pub(super) fn by_address(raw: Raw) -> Spot {
+    Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype }
+}
+
+/// Bytes that this rank writes beside its post, when the call is small enough for that on all ranks.
+pub(super) fn eager_bytes(kind: Kind, rank: usize, size: usize, send: Raw, recv: Raw) -> Option<usize> {
+    let (given, most) = match kind {
+        Kind::AllReduce { .. } | Kind::AllToAll | Kind::ReduceScatter { .. } | Kind::AllGather => {
+            (send.bytes(), send.bytes())
+        }
+        Kind::Reduce { .. } | Kind::Gather { .. } => (send.bytes(), send.bytes()),
+        Kind::Broadcast { root } => (if rank == root { send.bytes() } else { 0 }, recv.bytes()),
+        Kind::Scatter { root } if rank == root => (send.bytes(), send.bytes()),
+        Kind::Scatter { .. } => (0, recv.bytes().saturating_mul(size)),
+        Kind::Send { .. } | Kind::Recv { .. } | Kind::SendRecv { .. } | Kind::Barrier => return None,
+    };
+    (most <= EAGER_BYTES).then_some(given)
+}
+
+/// Buffers as the collective uses them, in place or not: what this rank gives, and where it wants the result.
+pub(super) fn buffers(call: &Call<'_>, rank: usize, size: usize) -> (Raw, Raw) {
+    let send = call.send.map(Raw::of);
+    let recv = call.recv.as_ref().map(Raw::of_mut);
+    let both = |send: Option<Raw>, recv: Option<Raw>| (send.unwrap_or(Raw::none()), recv.unwrap_or(Raw::none()));
+    match call.kind {
+        Kind::AllReduce { .. } | Kind::AllToAll => both(send.or(recv), recv),
+        Kind::ReduceScatter { .. } if send.is_none() => both(recv, recv.map(|whole| whole.part(rank, size))),
+        Kind::AllGather => both(send.or(recv.map(|whole| whole.part(rank, size))), recv),
+        Kind::Broadcast { root } if rank == root => both(send.or(recv), recv),
+        Kind::Broadcast { .. } => both(None, recv),
+        Kind::Reduce { root, .. } if rank == root => both(send.or(recv), recv),
+        Kind::Reduce { .. } => both(send, None),
+        Kind::Gather { root } if rank == root => both(send.or(recv.map(|whole| whole.part(rank, size))), recv),
+        Kind::Gather { .. } => both(send, None),
+        // In place the root's part stays where it is: it takes nothing, of the same type.
+        Kind::Scatter { root } if rank == root => both(send, recv.or(send.map(|whole| whole.slice(0..0)))),
+        Kind::Scatter { .. } => both(None, recv),
+        _ => both(send, recv),
+    }
+}
