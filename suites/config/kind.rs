@@ -39,8 +39,6 @@ pub enum Kind {
     Bytes,
     /// Bytes per second.
     Bandwidth,
-    /// Seconds.
-    Duration,
     /// Seconds of a link's latency.
     Latency,
     /// Seconds that somebody waits.
@@ -79,7 +77,7 @@ impl fmt::Display for Kind {
             }
             Kind::Bytes => f.write_str("bytes, as `\"80GiB\"`"),
             Kind::Bandwidth => f.write_str("bytes per second, as `\"12.5GB/s\"`"),
-            Kind::Duration | Kind::Latency => f.write_str("seconds, as `\"20us\"`"),
+            Kind::Latency => f.write_str("seconds, as `\"20us\"`"),
             Kind::Patience => f.write_str("seconds, as `\"300s\"`"),
             Kind::Betas => f.write_str("two numbers from 0, below 1"),
             Kind::Checkpointing => f.write_str("word, table or list"),
@@ -162,7 +160,6 @@ impl Kind {
             Kind::Bandwidth => measure(value, "a bandwidth such as \"12.5GB/s\", from 1KB/s to 1000TB/s", |text| {
                 units::bandwidth(text).filter(|bandwidth| (1e3..=1e15).contains(bandwidth))
             }),
-            Kind::Duration => measure(value, "a duration such as \"20us\"", units::seconds),
             Kind::Latency => measure(value, "a latency such as \"20us\", at most 10s", |text| {
                 units::seconds(text).filter(|seconds| *seconds <= 10.0)
             }),
