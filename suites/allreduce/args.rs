@@ -47,6 +47,9 @@ pub struct AllreduceArgs {
     /// Ranks of a node, for --algorithm and emulated links
     #[arg(long, value_name = "N")]
     pub ranks_per_node: Option<usize>,
+    /// Let the system move ranks between cores; else each has its own where there are enough
+    #[arg(long)]
+    pub no_bind: bool,
     /// Emulated bandwidth between nodes, as 12.5GB/s
     #[arg(long, value_name = "RATE", value_parser = bandwidth)]
     pub link_bandwidth: Option<f64>,

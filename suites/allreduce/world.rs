@@ -41,6 +41,8 @@ pub struct Wanted {
     pub way: Way,
     /// How many ranks.
     pub ranks: usize,
+    /// Ranks may be given cores of their own.
+    pub bind: bool,
     /// Threads of a rank's kernels.
     pub threads: usize,
     /// Longest wait for other ranks.
@@ -88,7 +90,7 @@ impl Wanted {
         if nodes.is_some_and(|node| node == 0 || !ranks.is_multiple_of(node)) {
             return Err(format!("--ranks-per-node {}: {ranks} ranks are no whole nodes of it", nodes.unwrap_or(0)));
         }
-        Ok(Wanted { way, ranks, threads, timeout: args.nccl.timeout, quiet, link, composed })
+        Ok(Wanted { way, ranks, threads, bind: !args.no_bind, timeout: args.nccl.timeout, quiet, link, composed })
     }
 }
 
@@ -229,6 +231,24 @@ impl Place {
     }
 }
 
+/// Gives the calling thread a core of its own where there is one for every rank here, as mpirun does: two ranks on one core
+/// wait for each other. Ranks of several threads, and those of a launcher that has bound them already, stay as they are.
+fn bind(wanted: &Wanted, local_rank: usize, here: usize) -> bool {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let Ok(allowed) = sched_getaffinity(None) else { return false };
+    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
+    let Some(core) = cores.get(local_rank).filter(|_| wanted.bind && wanted.threads == 1 && here <= cores.len()) else {
+        return false;
+    };
+    let mut own = CpuSet::new();
+    own.set(*core);
+    sched_setaffinity(None, &own).is_ok()
+}
+
+fn formed(what: &str, bound: bool) -> String {
+    if bound { format!("{what}, each bound to a core") } else { what.to_owned() }
+}
+
 /// This process is a rank of a launch.
 fn member(
     wanted: &Wanted,
@@ -243,7 +263,8 @@ fn member(
     let options = Options { timeout: wanted.timeout, stall: wanted.timeout, quiet: wanted.quiet };
     let comm = launch::connect(world, choice, kernels.clone(), &arena, &options)?;
     let comm = dressed(comm, wanted, kernels, &arena)?;
-    let formed = format!("a process each, started by {}", world.source.name());
+    let bound = world.local_rank.zip(world.local_size).is_some_and(|(rank, here)| bind(wanted, rank, here));
+    let formed = formed(&format!("a process each, started by {}", world.source.name()), bound);
     one(&place.member(&comm, &arena, &formed, 1, wanted), plan, watch)
 }
 
@@ -255,8 +276,10 @@ fn threads(wanted: &Wanted, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish
     let arenas: Vec<Arena> = (0..wanted.ranks).map(|_| Arena::host(None)).collect::<Result<Vec<_>, _>>()?;
     let comms = group("world", kernels.clone(), wanted.timeout)?;
     let work = |comm: Box<dyn Communicator>, kernels: Arc<dyn Kernels>, arena: &Arena| {
+        let bound = bind(wanted, comm.rank(), wanted.ranks);
         let comm = dressed(comm, wanted, kernels, arena)?;
-        one(&place.member(&comm, arena, "threads of one process", wanted.ranks, wanted), plan, watch)
+        let formed = formed("threads of one process", bound);
+        one(&place.member(&comm, arena, &formed, wanted.ranks, wanted), plan, watch)
     };
     // Arenas outlive all threads: a rank that fails takes no memory away under those that still read it.
     let results = std::thread::scope(|scope| {
