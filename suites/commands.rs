@@ -26,15 +26,21 @@ use zbench_reports::render::{csv, json, markdown, terminal};
 pub fn run(cli: &Cli) -> Result<u8> {
     let global = &cli.global;
     match &cli.command {
-        Command::Grid(arguments) => session::with(global, |session| train::grid(global, session, arguments)),
-        Command::Run(arguments) => session::with(global, |session| train::run(global, session, arguments)),
+        Command::Grid(arguments) => {
+            session::with(global, arguments.timeout, |session| train::grid(global, session, arguments))
+        }
+        Command::Run(arguments) => {
+            session::with(global, arguments.timeout, |session| train::run(global, session, arguments))
+        }
         Command::Plan(arguments) => train::plan(global, arguments),
         Command::Allreduce(arguments) => allreduce::allreduce(global, arguments),
         Command::List => notebook::list(global),
         Command::Show { id } => notebook::show(global, id),
         Command::Note { id, text } => notebook::note(global, id, text),
         Command::Report { what } => notebook::report(global, what),
-        Command::Repro { id, timeout } => session::with(global, |session| repro::repro(global, session, id, *timeout)),
+        Command::Repro { id, timeout } => {
+            session::with(global, *timeout, |session| repro::repro(global, session, id, *timeout))
+        }
         Command::Doctor { keys: true } => print(&crate::config::keys::document()).map(|()| exit::SUCCESS),
         Command::Doctor { keys: false } => doctor::doctor(global),
         Command::Cell => Ok(crate::runner::cell::main()),

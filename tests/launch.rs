@@ -350,6 +350,52 @@ fn cells_that_do_not_fit_the_launch_say_so() {
     assert_eq!(notebook, "", "nothing has run");
 }
 
+/// One of three is never started: the others name it, and end with 5 within the time limit.
+#[test]
+fn a_process_that_never_comes_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = cell(folder.path());
+    let port = zbench::launch::free_port().unwrap();
+    let start = |rank| {
+        let mut command = command(folder.path(), &file, &["parallel.backend=tcp", "parallel.ranks=3"]);
+        torchrun(&mut command, rank, 3, port);
+        command.args(["--timeout", "2s"]).spawn().unwrap()
+    };
+    let begin = Instant::now();
+    let outputs = [start(0), start(1)].map(|child| child.wait_with_output().unwrap());
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+    for output in &outputs {
+        assert_eq!(output.status.code(), Some(5), "{}", stderr(output));
+        assert!(stderr(output).contains("[2]") || stderr(output).contains("rank 2"), "{}", stderr(output));
+        assert_eq!(stdout(output), "");
+    }
+}
+
+/// Ctrl-C at one of the processes of a launch stops all, as an interruption and no failure.
+#[test]
+fn a_launch_is_stopped_from_any_of_its_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = cell(folder.path());
+    for interrupted in [0, 1] {
+        let set = ["parallel.backend=shm", "parallel.ranks=2", ENDLESS];
+        let children = launch(folder.path(), &file, 2, &set);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while children.iter().any(|child| ranks_of(child.id()).is_empty()) {
+            assert!(Instant::now() < deadline, "the ranks do not start");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let ranks: Vec<_> = children.iter().flat_map(|child| ranks_of(child.id())).collect();
+        signal(children[interrupted].id(), rustix::process::Signal::INT);
+        for child in children {
+            let output = child.wait_with_output().unwrap();
+            assert_eq!(output.status.code(), Some(130), "{interrupted}: {}", stderr(&output));
+        }
+        assert_gone(&ranks);
+    }
+    let notebook = std::fs::read_to_string(folder.path().join("nb/records.jsonl")).unwrap_or_default();
+    assert_eq!(notebook, "", "what was stopped is no result");
+}
+
 #[test]
 fn mpi_cells_need_the_feature() {
     let folder = tempfile::tempdir().unwrap();

@@ -215,7 +215,8 @@ fn bandwidth(text: &str) -> Result<f64, String> {
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    units::seconds(text).ok_or_else(|| format!("`{text}` is no time; write it as 20us"))
+    let seconds = units::seconds(text).filter(|seconds| *seconds <= 10.0);
+    seconds.ok_or_else(|| format!("`{text}` is no latency of at most 10s; write it as 20us"))
 }
 
 fn wait(text: &str) -> Result<Duration, String> {

@@ -21,7 +21,7 @@ const RANKS: usize = 2;
 /// The share of the available memory that buffers may take.
 const MEMORY_SHARE: f64 = 0.8;
 /// How long ranks that live may go on after one has died: to notice, to say so, and to write down what they have.
-const GRACE: Duration = Duration::from_secs(20);
+const GRACE: Duration = Duration::from_secs(3);
 
 /// What makes the ranks.
 #[derive(Clone, Debug)]

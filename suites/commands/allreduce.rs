@@ -29,6 +29,7 @@ pub fn allreduce(global: &Global, arguments: &AllreduceArgs) -> Result<u8> {
     let plan = Plan::new(arguments, variable).map_err(|error| anyhow!(error))?;
     let launched = launch::detect(&|name: &str| std::env::var(name).ok())?;
     let wanted = Wanted::new(arguments, launched, global.quiet).map_err(|error| anyhow!(error))?;
+    check_before_work(arguments, &plan, wanted.ranks)?;
     let stop = stop_flag()?;
     match &wanted.way {
         Way::Start => return start(arguments, &wanted, &stop),
@@ -77,6 +78,21 @@ pub fn allreduce(global: &Global, arguments: &AllreduceArgs) -> Result<u8> {
         save(path, &run)?;
     }
     Ok(code(&run, &plan, &result))
+}
+
+/// What would only fail when all has been measured.
+fn check_before_work(arguments: &AllreduceArgs, plan: &Plan, ranks: usize) -> Result<()> {
+    if let Some(root) = plan.root.filter(|root| *root >= ranks) {
+        return Err(anyhow!(
+            "-r {root} is not one of the {ranks} ranks; write 0 to {}, or -1 for every one in turn",
+            ranks - 1
+        ));
+    }
+    let folder = arguments.nccl.output_file.as_deref().and_then(std::path::Path::parent);
+    match folder.filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        Some(folder) => Err(anyhow!("-J: there is no folder {}; make it first", folder.display())),
+        None => Ok(()),
+    }
 }
 
 /// Flags of nccl-tests that do nothing here.
@@ -353,6 +369,13 @@ fn code(run: &Run, plan: &Plan, result: &Result<Vec<crate::allreduce::bench::Fin
         (Some(expected), Some(average)) => average < expected * v3::ACCEPTED,
         _ => false,
     };
+    for section in run.sections.iter().filter(|section| too_slow(section)) {
+        let (average, expected) = (section.average_busbw().unwrap_or(0.0), plan.min_bandwidth.unwrap_or(0.0));
+        let share = v3::ACCEPTED;
+        crate::say!(
+            "error: an average busbw of {average:.3} GB/s is below {share} x NCCL_TESTS_MIN_BW={expected} GB/s"
+        );
+    }
     let has_sides = run.sections.iter().flat_map(|section| &section.rows).any(|row| row.sides().next().is_some());
     match result {
         Err(error) => code_of(error),

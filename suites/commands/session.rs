@@ -1,10 +1,11 @@
 //! Whether this process is alone or one of a launch, for the commands that train.
 
 use crate::cli::{Global, exit};
-use crate::launch::{self, Line, Options, World};
+use crate::launch::{self, LaunchError, Line, Options, World};
 use crate::runner::launched::{Leader, follow};
 use crate::runner::plan::{Decision, Planned};
 use anyhow::Result;
+use std::time::Duration;
 use zbench_engine::config::{Backend, STALL};
 use zbench_reports::record::{Source, Status};
 
@@ -17,7 +18,8 @@ pub struct Session {
 }
 
 /// Runs `command` where it is to run: here, or on rank 0 of a launch, whose other processes do what it says.
-pub fn with(global: &Global, command: impl FnOnce(&mut Session) -> Result<u8>) -> Result<u8> {
+/// A process that does not come within `timeout` ends it.
+pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Session) -> Result<u8>) -> Result<u8> {
     let env = |name: &str| std::env::var(name).ok();
     let world = launch::detect(&env)?;
     if let (None, false, Some(words)) = (&world, global.quiet, launch::inherited(&env)) {
@@ -30,13 +32,19 @@ pub fn with(global: &Global, command: impl FnOnce(&mut Session) -> Result<u8>) -
     if world.rank == 0 && !global.quiet {
         crate::say!("{}", world.describe());
     }
-    // The cells' own limits are not known yet, and the others never know them.
-    let options = Options { timeout: STALL, stall: STALL, quiet: true };
+    let options = Options { timeout: timeout.min(STALL), stall: STALL, quiet: true };
+    let line = match launch::meet(&world, &options) {
+        Ok(met) => Line::open(met),
+        // It was started well, and somebody failed it.
+        Err(error @ LaunchError::Rendezvous(_)) => {
+            crate::say!("error: rank {}: {error}", world.rank);
+            return Ok(exit::FAILED);
+        }
+        Err(error) => return Err(error.into()),
+    };
     if world.rank > 0 {
-        let stop = super::train::stop_flag()?;
-        return Ok(follow(&Line::open(launch::meet(&world, &options)?), &stop));
+        return Ok(follow(&line, &*super::train::stop_flag()?));
     }
-    let line = Line::open(launch::meet(&world, &options)?);
     let mut session = Session { leader: Some(Leader::new(world.clone(), line)), world: Some(world) };
     let result = command(&mut session);
     if let Some(leader) = session.leader {

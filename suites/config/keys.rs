@@ -174,7 +174,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "parallel.stall",
-        Duration,
+        Patience,
         Is("\"300s\""),
         "How long a rank waits for others that do not come, before the run is given up.",
     ),

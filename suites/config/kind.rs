@@ -39,10 +39,10 @@ pub enum Kind {
     Bytes,
     /// Bytes per second.
     Bandwidth,
-    /// Seconds.
-    Duration,
     /// Seconds of a link's latency.
     Latency,
+    /// Seconds that somebody waits.
+    Patience,
     /// Two numbers in [0, 1).
     Betas,
     /// A checkpointing policy.
@@ -77,7 +77,8 @@ impl fmt::Display for Kind {
             }
             Kind::Bytes => f.write_str("bytes, as `\"80GiB\"`"),
             Kind::Bandwidth => f.write_str("bytes per second, as `\"12.5GB/s\"`"),
-            Kind::Duration | Kind::Latency => f.write_str("seconds, as `\"20us\"`"),
+            Kind::Latency => f.write_str("seconds, as `\"20us\"`"),
+            Kind::Patience => f.write_str("seconds, as `\"300s\"`"),
             Kind::Betas => f.write_str("two numbers from 0, below 1"),
             Kind::Checkpointing => f.write_str("word, table or list"),
             Kind::Targets => f.write_str("list of linear layers, or `\"all-linear\"`"),
@@ -159,9 +160,11 @@ impl Kind {
             Kind::Bandwidth => measure(value, "a bandwidth such as \"12.5GB/s\", from 1KB/s to 1000TB/s", |text| {
                 units::bandwidth(text).filter(|bandwidth| (1e3..=1e15).contains(bandwidth))
             }),
-            Kind::Duration => measure(value, "a duration such as \"20us\"", units::seconds),
             Kind::Latency => measure(value, "a latency such as \"20us\", at most 10s", |text| {
                 units::seconds(text).filter(|seconds| *seconds <= 10.0)
+            }),
+            Kind::Patience => measure(value, "a time such as \"300s\", from 100ms to 1000h", |text| {
+                units::seconds(text).filter(|seconds| (0.1..=3.6e6).contains(seconds))
             }),
             Kind::Betas => check_betas(value),
             Kind::Checkpointing => check_checkpointing(value),

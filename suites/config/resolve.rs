@@ -284,7 +284,8 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
             "mpi" => Backend::Mpi,
             _ => Backend::Local,
         },
-        stall: stall(values)?,
+        // Its kind has refused what is no time.
+        stall: seconds(&values.value("parallel.stall")).map_or(STALL, std::time::Duration::from_secs_f64),
     })
 }
 
@@ -316,14 +317,6 @@ fn measured(value: &Value, read: fn(&str) -> Option<f64>) -> Option<f64> {
         Value::String(text) => read(text),
         other => number(other).and_then(|x| read(&x.to_string())),
     }
-}
-
-fn stall(values: &Values) -> Result<std::time::Duration, Refusal> {
-    let given = values.value("parallel.stall");
-    let seconds = seconds(&given).filter(|seconds| (0.001..=1e9).contains(seconds));
-    let wrong =
-        || values.refuse("parallel.stall", &[], format!("{given} is no time from 1ms to 1e9 s; write \"300s\""));
-    seconds.map(std::time::Duration::from_secs_f64).ok_or_else(wrong)
 }
 
 fn dtype(name: &str) -> Option<DType> {

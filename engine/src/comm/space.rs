@@ -68,6 +68,11 @@ impl Space {
         }
     }
 
+    /// Whether ranks are processes, each with mappings of its own.
+    pub(crate) fn is_of_processes(&self) -> bool {
+        matches!(self, Space::Processes(_))
+    }
+
     /// How a rank died, if it has; a thread tells so itself.
     pub(crate) fn death(&self, rank: usize) -> Option<String> {
         let Space::Processes(Processes { lives, .. }) = self else { return None };

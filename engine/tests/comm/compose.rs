@@ -19,7 +19,7 @@ fn arena() -> Arena {
 
 /// All ways to cut a number of ranks into nodes.
 fn nodes(size: usize) -> impl Iterator<Item = usize> {
-    (1..=size).filter(move |per_node| size % per_node == 0)
+    (1..=size).filter(move |per_node| size.is_multiple_of(*per_node))
 }
 
 fn with_levels<T>(comm: &dyn Communicator, ranks_per_node: usize, work: impl FnOnce(&Levels<'_>) -> T) -> T {

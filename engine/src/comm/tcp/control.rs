@@ -1,6 +1,6 @@
 //! What ranks tell each other beside the data: that they are ready, that they leave, and why the world ends.
 
-use super::frame::{Signature, known_name, u32_at, u64_at};
+use super::frame::{Signature, known_name};
 use super::mesh::{Mesh, Peer};
 use crate::comm::{CommError, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -30,9 +30,13 @@ impl Mesh {
         if let Some(first) = &self.ended {
             return first.clone();
         }
-        let words = encode(&cause, sides);
+        let words = encode(&cause, self.rank, sides);
+        self.end_saying(cause, words.as_bytes())
+    }
+
+    fn end_saying(&mut self, cause: CommError, words: &[u8]) -> CommError {
         self.ended = Some(cause.clone());
-        self.peers_mut().filter(|peer| !peer.departed).for_each(|peer| say(peer, END, words.as_bytes()));
+        self.peers_mut().filter(|peer| !peer.departed).for_each(|peer| say(peer, END, words));
         cause
     }
 
@@ -63,15 +67,12 @@ impl Mesh {
         }
     }
 
-    /// Asks ranks whether they are in this rank's collective.
-    pub(super) fn ask(&mut self, ranks: &[usize], (group, sequence): (u32, u64)) {
-        let mut words = [0; 12];
-        words[..4].copy_from_slice(&group.to_le_bytes());
-        words[4..].copy_from_slice(&sequence.to_le_bytes());
+    /// Asks ranks whether they wait in a call: who computes, or does nothing any more, does not answer.
+    pub(super) fn ask(&mut self, ranks: &[usize]) {
         for rank in ranks {
             if let Some(peer) = &mut self.peers[*rank] {
-                peer.here = None;
-                say(peer, ASK, &words);
+                peer.waits = false;
+                say(peer, ASK, &[]);
             }
         }
     }
@@ -149,18 +150,19 @@ impl Mesh {
                 peer.wants.extend(signature);
             }
             (BYE, 0) => peer.departed = true,
-            (ASK, 12) => {
-                let here = current == Some((u32_at(words, 0), u64_at(words, 4)));
-                say(peer, HERE, &[u8::from(here)]);
-            }
-            (HERE, 1) => peer.here = Some(words[0] == 1),
+            (ASK, 0) if current.is_some() => say(peer, HERE, &[]),
+            (ASK, 0) => {}
+            (HERE, 0) => peer.waits = true,
             (END, _) => {
-                let told = decode(words, own).unwrap_or_else(|| CommError::Aborted {
+                let call = current.map(|call| call.describe());
+                let told = decode(words, own, call.as_deref()).unwrap_or_else(|| CommError::Aborted {
                     group: WORLD.into(),
                     rank,
                     reason: "it gave a reason that cannot be read".into(),
                 });
-                self.end(told, None);
+                if self.ended.is_none() {
+                    self.end_saying(told, words); // for those who hear of this rank first
+                }
             }
             _ => {
                 let reason = format!("host {}, pid {}, said what no rank says", peer.host, peer.pid);
@@ -202,7 +204,7 @@ fn say(peer: &mut Peer, kind: u8, words: &[u8]) {
 }
 
 /// A cause as text: fields that end with a zero.
-fn encode(cause: &CommError, sides: Option<Sides>) -> String {
+fn encode(cause: &CommError, own: usize, sides: Option<Sides>) -> String {
     let cut = |text: &str| text.chars().filter(|c| *c != '\0').take(MAX_TEXT).collect::<String>();
     let fields = match cause {
         CommError::Aborted { group, rank, reason } => vec!["aborted".into(), cut(group), rank.to_string(), cut(reason)],
@@ -212,17 +214,20 @@ fn encode(cause: &CommError, sides: Option<Sides>) -> String {
             vec!["stalled".into(), cut(group), (*operation).into(), sequence, missing.join(","), seconds]
         }
         CommError::Mismatch { group, sequence, rank, theirs, ours } => {
-            let (named, own) = sides.unwrap_or((usize::MAX, *rank));
-            let numbers = [sequence.to_string(), rank.to_string(), named.to_string(), own.to_string()];
-            let [sequence, rank, named, own] = numbers;
-            vec!["mismatch".into(), cut(group), sequence, rank, named, own, cut(theirs), cut(ours)]
+            let (named, place) = sides.unwrap_or((usize::MAX, *rank));
+            let numbers = [*rank, named, own, place].map(|number| number.to_string());
+            let mut fields = vec!["mismatch".into(), cut(group), sequence.to_string()];
+            fields.extend(numbers);
+            fields.extend([cut(theirs), cut(ours)]);
+            fields
         }
-        other => vec!["aborted".into(), WORLD.into(), "0".into(), cut(&other.to_string())],
+        other => vec!["aborted".into(), WORLD.into(), own.to_string(), cut(&other.to_string())],
     };
     fields.join("\0")
 }
 
-fn decode(words: &[u8], own: usize) -> Option<CommError> {
+/// What a rank says, as this one sees it, which is `own` in the world and in the given call.
+fn decode(words: &[u8], own: usize, call: Option<&str>) -> Option<CommError> {
     let text = String::from_utf8_lossy(words);
     let mut fields = text.split('\0');
     let mut next = || fields.next().map(str::to_owned);
@@ -237,14 +242,18 @@ fn decode(words: &[u8], own: usize) -> Option<CommError> {
         }),
         "mismatch" => {
             let (group, sequence) = (next()?, next()?.parse().ok()?);
-            let (rank, named, origin): (usize, usize, usize) =
-                (next()?.parse().ok()?, next()?.parse().ok()?, next()?.parse().ok()?);
+            let mut number = || next()?.parse::<usize>().ok();
+            let (rank, named, teller, place) = (number()?, number()?, number()?, number()?);
             let (theirs, ours) = (next()?, next()?);
-            // The rank that is named sees it from the other side.
-            Some(if named == own {
-                CommError::Mismatch { group, sequence, rank: origin, theirs: ours, ours: theirs }
-            } else {
+            // The rank that is named sees it from the other side, and so does who called what that rank called.
+            Some(if named == own || call == Some(&theirs) {
+                CommError::Mismatch { group, sequence, rank: place, theirs: ours, ours: theirs }
+            } else if call == Some(&ours) {
                 CommError::Mismatch { group, sequence, rank, theirs, ours }
+            } else {
+                let calls = format!("rank {rank} called {theirs}, rank {place} {ours}");
+                let reason = format!("collective number {sequence} of {group} does not match: {calls}");
+                CommError::Aborted { group: WORLD.into(), rank: teller, reason }
             })
         }
         _ => None,
@@ -263,7 +272,7 @@ mod tests {
         let stalled =
             CommError::Stalled { group: group(), operation: "all_gather", sequence, missing: vec![1, 7], seconds };
         for cause in [aborted, stalled] {
-            assert_eq!(decode(encode(&cause, None).as_bytes(), 0), Some(cause));
+            assert_eq!(decode(encode(&cause, 5, None).as_bytes(), 0, None), Some(cause));
         }
         let mismatch = |rank, theirs: &str, ours: &str| CommError::Mismatch {
             group: group(),
@@ -273,13 +282,17 @@ mod tests {
             ours: ours.into(),
         };
         // World rank 6, place 1 in its group, names world rank 9, place 2.
-        let words = encode(&mismatch(2, "barrier", "all_reduce"), Some((9, 1)));
-        assert_eq!(decode(words.as_bytes(), 9), Some(mismatch(1, "all_reduce", "barrier")));
-        assert_eq!(decode(words.as_bytes(), 4), Some(mismatch(2, "barrier", "all_reduce")));
+        let words = encode(&mismatch(2, "barrier", "all_reduce"), 6, Some((9, 1)));
+        let seen = |own, call| decode(words.as_bytes(), own, call).unwrap();
+        assert_eq!(seen(9, Some("barrier")), mismatch(1, "all_reduce", "barrier"));
+        assert_eq!(seen(4, Some("barrier")), mismatch(1, "all_reduce", "barrier"));
+        assert_eq!(seen(4, Some("all_reduce")), mismatch(2, "barrier", "all_reduce"));
+        let CommError::Aborted { rank: 6, reason, .. } = seen(4, None) else { panic!("{}", seen(4, None)) };
+        assert!(reason.ends_with("does not match: rank 2 called barrier, rank 1 all_reduce"), "{reason}");
         let long = CommError::Aborted { group: group(), rank: 3, reason: "\0x".repeat(100_000) };
-        assert!(encode(&long, None).len() < usize::from(u16::MAX));
+        assert!(encode(&long, 0, None).len() < usize::from(u16::MAX));
         for garbage in [&b""[..], b"aborted", b"stalled\0a", b"mismatch\0a\0b", &[0xff; 40]] {
-            assert_eq!(decode(garbage, 0), None);
+            assert_eq!(decode(garbage, 0, None), None);
         }
     }
 }

@@ -67,7 +67,7 @@ impl<'a> Exchange<'a> {
         give: Signature,
         take: Signature,
     ) -> Exchange<'a> {
-        mesh.current = (take.code != Code::Pair).then_some((take.group, take.sequence));
+        mesh.current = Some(take);
         let counters = vec![Counter::default(); members.len()];
         let (given, taken) = (counters.clone(), counters);
         let (tags, awaited) = (Vec::new(), Vec::new());
@@ -281,44 +281,40 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Nothing has moved for too long: asks the members whether they are in this call, and names those that are not.
+    /// Nothing has moved for too long: asks the members whether they wait too, and names those that do not answer. Where this
+    /// rank waits for some of them, it is these; where all answer, those it waits for.
     fn stalled(&mut self) -> Result<()> {
         let stall = self.mesh.options.stall;
-        let mut missing: Vec<usize> = Vec::new();
-        if let Some(current) = self.mesh.current {
-            self.mesh.ask(self.members, current);
-            let until = Instant::now() + (stall / 4).clamp(Duration::from_millis(50), Duration::from_secs(2));
-            let answers = |mesh: &Mesh, place: usize, members: &[usize]| {
-                mesh.peers[members[place]].as_ref().and_then(|peer| peer.here)
-            };
-            while Instant::now() < until {
-                self.sleep(Duration::from_millis(10))?;
-                if let Some(cause) = &self.mesh.ended {
-                    return Err(cause.clone());
-                }
-                if self.progress()? {
-                    self.idle_since = None;
-                    return Ok(());
-                }
-                if self.others().all(|place| answers(self.mesh, place, self.members).is_some()) {
-                    break;
-                }
+        self.mesh.ask(self.members);
+        let until = Instant::now() + (stall / 4).clamp(Duration::from_millis(50), Duration::from_secs(2));
+        while Instant::now() < until && !self.others().all(|place| self.answers(place)) {
+            self.sleep(Duration::from_millis(10))?;
+            if let Some(cause) = &self.mesh.ended {
+                return Err(cause.clone());
             }
-            missing = self.others().filter(|place| answers(self.mesh, *place, self.members) != Some(true)).collect();
+            if self.progress()? {
+                self.idle_since = None;
+                return Ok(());
+            }
         }
-        if missing.is_empty() {
-            let waits = |place: &usize| {
-                let lanes = self.mesh.peers[self.members[*place]].iter().flat_map(|peer| &peer.lanes);
-                let busy = lanes.into_iter().any(|lane| !lane.incoming.is_empty() || !lane.out.is_empty());
-                busy || self.awaited.contains(place)
-            };
-            missing = self.others().filter(waits).collect();
-        }
+        let silent: Vec<usize> = self.others().filter(|place| !self.answers(*place)).collect();
+        let waited: Vec<usize> = self.others().filter(|place| self.waits_for(*place)).collect();
+        let both: Vec<usize> = silent.iter().copied().filter(|place| waited.contains(place)).collect();
+        let mut missing = [both, silent, waited].into_iter().find(|places| !places.is_empty()).unwrap_or_default();
         missing.sort_unstable();
         let (group, sequence) = (self.group.to_owned(), self.take.sequence);
         let seconds = stall.as_secs_f64().ceil() as u64;
         let stalled = CommError::Stalled { group, operation: self.take.name(), sequence, missing, seconds };
         Err(self.mesh.end(stalled, None))
+    }
+
+    fn answers(&self, member: usize) -> bool {
+        self.mesh.peers[self.members[member]].as_ref().is_some_and(|peer| peer.waits)
+    }
+
+    fn waits_for(&self, member: usize) -> bool {
+        let mut lanes = self.mesh.peers[self.members[member]].iter().flat_map(|peer| &peer.lanes);
+        lanes.any(|lane| !lane.incoming.is_empty() || !lane.out.is_empty()) || self.awaited.contains(&member)
     }
 
     /// What a broken lane means.

@@ -23,8 +23,8 @@ pub(super) struct Mesh {
     pub ended: Option<CommError>,
     /// When this rank was last in a call.
     pub last: Instant,
-    /// The collective that this rank is in: group and number.
-    pub current: Option<(u32, u64)>,
+    /// The call that this rank is in.
+    pub current: Option<Signature>,
     /// The number that this rank's next group must at least have.
     pub next_group: u32,
     /// How long to look for bytes before sleeping; none where ranks have to share cores.
@@ -54,8 +54,8 @@ pub(super) struct Peer {
     pub closed: bool,
     /// What it has said it is ready to take.
     pub wants: Vec<Signature>,
-    /// Its answer to the question whether it is in our collective.
-    pub here: Option<bool>,
+    /// It has answered that it waits in a call, since it was asked last.
+    pub waits: bool,
 }
 
 impl Mesh {
@@ -109,7 +109,7 @@ impl Mesh {
                 departed: false,
                 closed: false,
                 wants: Vec::new(),
-                here: None,
+                waits: false,
             }));
         }
         let here = meeting.hosts().iter().filter(|host| **host == meeting.hosts()[rank]).count();
