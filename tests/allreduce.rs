@@ -197,7 +197,7 @@ fn what_has_no_meaning_is_said_and_what_is_wrong_is_refused() {
     assert_eq!(said.lines().filter(|line| line.ends_with("; ignored")).count(), 6, "{said}");
     for (words, told) in [
         ("-b 2M -e 1M", "is above -e"),
-        ("-r 7 --collective broadcast", "-r 7 is none of the 2 ranks"),
+        ("-r 7 --collective broadcast", "-r 7 is not one of the 2 ranks"),
         ("-d fp8", "this version has int8"),
         ("--backend carrier-pigeon", "carrier-pigeon"),
         ("--backend mpi", "mpirun"),

@@ -18,6 +18,7 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+ZBENCH = pathlib.Path(os.environ.get("ZBENCH", ROOT / "target/release/zbench"))
 # busbw over algbw, as nccl-tests defines it.
 FACTORS = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -47,7 +48,7 @@ def run(command, **options):
 def zbench(backend):
     def measure(collective, ranks, size):
         with tempfile.TemporaryDirectory() as notebook:
-            text = run([ROOT / "target/release/zbench", "--notebook", notebook, "--format", "json", "allreduce",
+            text = run([ZBENCH, "--notebook", notebook, "--format", "json", "allreduce",
                         "--backend", backend, "--ranks", ranks, "--collective", collective, "-b", size, "-e", size,
                         "-n", iterations(size), "-w", 2, "-I", 1, "-c", 1, "--buffers", "hot"])
         row = json.loads(text)["results"][0]
@@ -97,8 +98,8 @@ def main():
     parser.add_argument("--sizes", default="1024,1048576,67108864,268435456")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    if not (ROOT / "target/release/zbench").exists():
-        sys.exit("build it first: cargo build --release")
+    if not ZBENCH.exists():
+        sys.exit(f"{ZBENCH} is not there; build it first: cargo build --release")
     with tempfile.TemporaryDirectory() as folder:
         found = peers(folder)
         print("| collective | ranks | bytes | " + " | ".join(f"{name}: us (GB/s)" for name in found) + " |")

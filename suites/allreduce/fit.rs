@@ -15,6 +15,8 @@ const GOOD: f64 = 0.10;
 const WORTH: f64 = 0.6;
 /// A line has two numbers of its own: through fewer sizes than this its errors would say nothing.
 const FEWEST: usize = 4;
+/// A part of a cut has this many at least.
+const PART: usize = 3;
 /// Cuts of cuts.
 const DEPTH: usize = 2;
 
@@ -74,10 +76,10 @@ pub fn piecewise(points: &[(f64, f64)]) -> Vec<Segment> {
 fn cut(points: &[(f64, f64)], depth: usize) -> Vec<Segment> {
     let whole = line(points);
     let total = |segment: &Segment, points: &[(f64, f64)]| distances(segment, points).iter().sum::<f64>();
-    if depth == 0 || whole.worst_error <= GOOD || points.len() < 2 * FEWEST {
+    if depth == 0 || whole.worst_error <= GOOD || points.len() < 2 * PART {
         return vec![whole];
     }
-    let cuts = (FEWEST..=points.len() - FEWEST).filter(|at| points[at - 1].0 < points[*at].0);
+    let cuts = (PART..=points.len() - PART).filter(|at| points[at - 1].0 < points[*at].0);
     let cost = |at: usize| {
         let (low, high) = points.split_at(at);
         total(&line(low), low) + total(&line(high), high)
