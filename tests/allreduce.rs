@@ -39,7 +39,7 @@ fn the_table_is_that_of_nccl_tests() {
     for (ranks, factor) in [(2, 1.0), (3, 4.0 / 3.0), (4, 1.5)] {
         let text = succeeds(folder.path(), &format!("--ranks {ranks} -b 64K -e 1M -f 4 -n 3 --buffers hot"));
         let first = text.lines().next().unwrap();
-        let world = format!("backend local, {ranks} ranks on 1 host (threads of one process)");
+        let world = format!("backend local, {ranks} ranks on 1 host (threads of one process");
         assert!(first.starts_with("# zbench ") && first.contains(&world), "{first}");
         for line in [
             "# Collective test starting: all_reduce",
