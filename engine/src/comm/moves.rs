@@ -185,10 +185,8 @@ impl Mover<'_> {
                 // SAFETY: only this rank reads part `rank` of any `send`, and `recv` is its own.
                 unsafe { self.sum(op, seen, rank * len..(rank + 1) * len, &[(rank, own.recv)], accumulate) }
             }
-            Kind::Reduce { op, root } if eager && rank != root => {
-                let _ = op;
-                Ok(())
-            }
+            // What this rank gives lies beside its post already.
+            Kind::Reduce { root, .. } | Kind::Gather { root } if eager && rank != root => Ok(()),
             Kind::Reduce { op, root } => {
                 let whole = 0..own.send.len;
                 let range = if eager { whole } else { reduce_range(own.send.len, rank, size) };
@@ -200,11 +198,7 @@ impl Mover<'_> {
             Kind::AllToAll if own.send.ptr == own.recv.ptr => self.exchange(seen),
             Kind::AllToAll => self.collect(seen, own.recv, |_, seen| seen.send.part(rank, size)),
             Kind::Broadcast { root } => self.copy(root, seen[root].send, rank, own.recv),
-            Kind::Gather { root } if eager && rank == root => self.collect(seen, own.recv, |_, seen| seen.send),
-            Kind::Gather { root } if eager => {
-                let _ = root;
-                Ok(())
-            }
+            Kind::Gather { .. } if eager => self.collect(seen, own.recv, |_, seen| seen.send),
             Kind::Gather { root } => self.copy(rank, own.send, root, seen[root].recv.part(rank, size)),
             Kind::Scatter { root } => self.copy(root, seen[root].send.part(rank, size), rank, own.recv),
             Kind::Recv { .. } => self.copy(0, seen[0].send, 1, own.recv),
