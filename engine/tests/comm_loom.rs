@@ -98,7 +98,7 @@ impl World {
             if self.hall().has_ended() {
                 return false;
             }
-            self.hall().rest(own, patience, Duration::MAX, || self.hall().has_ended() || ready());
+            let _ = self.hall().rest(own, patience, Duration::MAX, || self.hall().has_ended() || ready());
         }
         true
     }

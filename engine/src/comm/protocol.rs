@@ -11,7 +11,7 @@
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence, pause, sleep, spin, wake};
 use std::mem::MaybeUninit;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The stage of a rank that has posted and done no work yet.
 pub(crate) const POSTED: u8 = 1;
@@ -130,6 +130,9 @@ pub(crate) struct Patience {
     pub(crate) pauses: u32,
 }
 
+/// Pauses longer than this in all are no short wait any more.
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+
 /// The chairs of a world, and whether it has ended.
 #[derive(Clone, Copy)]
 pub(crate) struct Hall<'a> {
@@ -168,20 +171,31 @@ impl<'a> Hall<'a> {
         wake(&seat.bell);
     }
 
-    /// Waits for `ready`, which looks at the end of the world too; at most `limit` of it asleep. False: it is time to
-    /// look for something worse.
-    pub(crate) fn rest(&self, own: usize, patience: Patience, limit: Duration, ready: impl Fn() -> bool) -> bool {
+    /// Waits for `ready`, which looks at the end of the world too; at most `limit` of it asleep. An error says since when
+    /// it waits: it is time to look for something worse.
+    pub(crate) fn rest(
+        &self,
+        own: usize,
+        patience: Patience,
+        limit: Duration,
+        ready: impl Fn() -> bool,
+    ) -> Result<(), Instant> {
         for _ in 0..patience.spins {
             if ready() {
-                return true;
+                return Ok(());
             }
             spin();
         }
+        let since = Instant::now();
         for _ in 0..patience.pauses {
             if ready() {
-                return true;
+                return Ok(());
             }
             pause();
+            // Where others want the core, each pause lasts as long as they like.
+            if since.elapsed() > LONGEST_PAUSE {
+                break;
+            }
         }
         let seat = &self.seats[own];
         let seen = seat.bell.load(Ordering::Acquire);
@@ -191,7 +205,7 @@ impl<'a> Hall<'a> {
             sleep(&seat.bell, seen, limit);
         }
         seat.asleep.store(0, Ordering::Relaxed);
-        ready()
+        if ready() { Ok(()) } else { Err(since) }
     }
 
     /// Permission to touch others' memory; none when the world has ended.

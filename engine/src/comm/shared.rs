@@ -271,11 +271,10 @@ impl Shared {
         let (board, hall) = (self.board(), self.chair.control().hall());
         let reached = |wait: Wait| board.line(wait.party).is_ok_and(|line| line.reached(wait.sequence, wait.stage));
         let news = || hall.has_ended() || desk.waits().chain(room).any(reached);
-        if hall.rest(self.chair.root, self.chair.patience, NAP.min(self.chair.stall), news) {
-            return Ok(());
-        }
+        let nap = NAP.min(self.chair.stall);
+        let Err(waiting) = hall.rest(self.chair.root, self.chair.patience, nap, news) else { return Ok(()) };
         desk.waits().chain(room).for_each(|wait| self.check_presence(wait));
-        if since.get_or_insert_with(Instant::now).elapsed() < self.chair.stall {
+        if since.get_or_insert(waiting).elapsed() < self.chair.stall {
             return Ok(());
         }
         let wanted = |wait: &Wait| asked.is_none_or(|asked| (wait.party, wait.sequence) == asked);

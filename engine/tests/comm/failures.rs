@@ -2,6 +2,7 @@
 
 use crate::harness::{BACKENDS, Backend, PATIENCE, attempt, run, values};
 use crate::tree::Mood;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use zbench_engine::comm::{CommError, Communicator, Null, Request};
 use zbench_kernels::{Arena, Category, DType, View, ViewMut};
@@ -113,17 +114,21 @@ fn a_rank_that_is_done_may_leave_before_the_others() {
 
 #[test]
 fn a_stall_names_who_is_missing_on_all_ranks() {
+    let gone = AtomicUsize::new(0);
     for results in ends(SHORT, |comm| {
         reduce(&*comm).unwrap();
-        if comm.rank() == 1 {
-            // Comes when the others have given up.
-            let begin = Instant::now();
-            while comm.rank() == 1 && begin.elapsed() < 4 * SHORT {
-                std::thread::sleep(SHORT / 10);
-            }
+        // Comes when the others have given up.
+        let begin = Instant::now();
+        while comm.rank() == 1 && gone.load(Ordering::Acquire) < comm.size() - 1 && begin.elapsed() < PATIENCE {
+            std::thread::sleep(SHORT / 10);
         }
         let mut all = vec![0u32; comm.size()];
-        comm.all_gather(View::of(&[1u32]), ViewMut::of(&mut all)).unwrap_err()
+        let error = comm.all_gather(View::of(&[1u32]), ViewMut::of(&mut all)).unwrap_err();
+        match comm.rank() {
+            1 => gone.store(0, Ordering::Release),
+            _ => drop(gone.fetch_add(1, Ordering::Release)),
+        }
+        error
     }) {
         for result in results {
             let Some(CommError::Stalled { group, operation, sequence, missing, seconds }) = &result else {

@@ -17,7 +17,7 @@ use zbench_kernels::{Arena, Cpu, Kernels, View, ViewMut};
 const OVER: f64 = 1.05;
 /// Tries of a round, and rounds until the best try is good: other tests share the cores.
 const TRIES: usize = 6;
-const ROUNDS: usize = 8;
+const ROUNDS: usize = 60;
 /// One test of times at once.
 static QUIET: Mutex<()> = Mutex::new(());
 

@@ -62,8 +62,9 @@ pub fn mismatches(comm: &dyn Communicator) {
 
 /// Rank `who` does not come for longer than `stall`, the group's limit; the others name it in time, and itself hears of it.
 pub fn stalls(comm: &dyn Communicator, who: usize, stall: Duration) {
-    sum(comm, 1000).unwrap_or_else(|error| fails(comm, "before a stall", &error));
+    // A rank may be through with the first call, and wait in the second, before another of them reads a clock.
     let begin = Instant::now();
+    sum(comm, 1000).unwrap_or_else(|error| fails(comm, "before a stall", &error));
     if comm.rank() == who {
         std::thread::sleep(4 * stall);
     }
