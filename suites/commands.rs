@@ -5,6 +5,7 @@ mod doctor;
 mod notebook;
 mod progress;
 mod repro;
+mod select;
 mod session;
 mod train;
 

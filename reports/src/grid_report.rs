@@ -9,7 +9,7 @@ mod words;
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::collectives::document as collectives;
 use crate::document::{Column, Document, Entry, Table};
@@ -278,18 +278,5 @@ fn machine(document: &mut Document, records: &[Record]) {
     }
 }
 
-/// Dotted paths and plain values; lists stay whole.
-pub(crate) fn flatten(table: &Map<String, Value>) -> Vec<(String, Value)> {
-    let mut rows = Vec::new();
-    for (key, value) in table {
-        match value {
-            Value::Object(inner) if !inner.is_empty() => {
-                rows.extend(flatten(inner).into_iter().map(|(path, value)| (format!("{key}.{path}"), value)));
-            }
-            value => rows.push((key.clone(), value.clone())),
-        }
-    }
-    rows
-}
-
+pub(crate) use crate::environment::flatten;
 pub(crate) use labels::{first_letters, telling_length};

@@ -7,6 +7,7 @@
 
 pub mod collectives;
 pub mod document;
+pub mod environment;
 pub mod estimate_report;
 pub mod grid_report;
 pub mod named;

@@ -1,6 +1,6 @@
 //! `list`, `show`, `note` and `report`: what the notebook holds.
 
-use super::{print_document, print_lines};
+use super::{print_document, print_lines, select};
 use crate::cli::{Format, Global, exit};
 use anyhow::{Result, bail};
 use serde_json::Value;
@@ -72,17 +72,7 @@ pub fn note(global: &Global, id: &str, text: &str) -> Result<u8> {
 
 /// `zbench report [IDS|FILTER]`.
 pub fn report(global: &Global, what: &[String]) -> Result<u8> {
-    let mut chosen = records(global)?;
-    let (filters, ids): (Vec<&String>, Vec<&String>) = what.iter().partition(|word| word.contains('='));
-    for filter in filters {
-        let terms: Vec<(&str, &str)> = filter.split(',').filter_map(|term| term.split_once('=')).collect();
-        chosen.retain(|record| terms.iter().all(|(key, value)| has(record, key.trim(), value.trim())));
-    }
-    if !ids.is_empty() {
-        let notebook = existing(global)?;
-        let found: Vec<Record> = ids.iter().map(|id| notebook.find(id)).collect::<Result<_, _>>()?;
-        chosen.retain(|record| found.iter().any(|wanted| wanted.id == record.id));
-    }
+    let chosen = select::select(&existing(global)?, records(global)?, what)?;
     if chosen.is_empty() {
         crate::say!("no record is left to report on; `zbench list` shows what there is");
         return Ok(exit::NOT_MEASURED);
@@ -93,17 +83,4 @@ pub fn report(global: &Global, what: &[String]) -> Result<u8> {
         _ => print_document(global, &grid_report::comparison(&chosen, question))?,
     }
     Ok(exit::SUCCESS)
-}
-
-/// Whether a record has a value: of its own, or of its configuration.
-fn has(record: &Record, key: &str, wanted: &str) -> bool {
-    let own = match key {
-        "name" => Some(record.name.clone()),
-        "key" => Some(record.key.clone()),
-        "status" => Some(record.outcome.status.name().to_string()),
-        "trial" => Some(record.trial.to_string()),
-        _ => None,
-    };
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
-    own.or_else(|| record.setting(key).map(text)).is_some_and(|value| value == wanted)
 }

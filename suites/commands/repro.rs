@@ -15,6 +15,7 @@ use std::time::Duration;
 use zbench_engine::config::Cell;
 use zbench_reports::Notebook;
 use zbench_reports::document::{Column, Document, Entry, Table};
+use zbench_reports::environment::{self, Aspect, Difference};
 use zbench_reports::record::Record;
 
 /// Runs it and compares: losses, norms, bytes and calls must be the same; speed is shown beside.
@@ -68,14 +69,9 @@ fn compare(before: &Record, after: &Record) -> (Document, bool) {
     let mut document = Document::new(format!("{} again, as {}", before.id, after.id));
     let columns = vec![Column::words("what"), Column::words("before"), Column::words("again"), Column::words("same")];
     let mut differs = Table::new("environment", columns.clone());
-    let mut names: Vec<&String> = before.environment.keys().chain(after.environment.keys()).collect();
-    names.sort();
-    names.dedup();
-    for name in names.into_iter().filter(|name| *name != "load_average") {
-        let (a, b) = (before.environment.get(name), after.environment.get(name));
-        if a != b {
-            let entry = |value: Option<&Value>| value.map_or_else(Entry::nothing, Entry::json);
-            differs.row(vec![Entry::words(name), entry(a), entry(b), Entry::words("no")]);
+    for Difference { path, a, b, .. } in environment::differences(&before.environment, &after.environment) {
+        if environment::aspect(&path) != Aspect::State {
+            differs.row(vec![Entry::words(path), Entry::json(&a), Entry::json(&b), Entry::words("no")]);
         }
     }
     if differs.rows.is_empty() {

@@ -2,6 +2,7 @@ mod answers;
 pub mod any;
 mod comparison;
 mod documents;
+mod environment;
 pub mod grid;
 mod record;
 mod render;

@@ -1,0 +1,129 @@
+//! Where two records were made, and in what the places differ.
+
+use crate::record::Record;
+use crate::units;
+use serde_json::{Map, Value};
+
+/// What a difference between two environments means for their numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Aspect {
+    /// Another machine: timings of the two say nothing about the program.
+    Hardware,
+    /// Another system, library or build on the same kind of machine.
+    Software,
+    /// How the machine was just then: its load, its clocks.
+    State,
+}
+
+/// One entry in which two environments differ.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Difference {
+    /// Dotted path of the entry.
+    pub path: String,
+    /// What kind of entry it is.
+    pub aspect: Aspect,
+    /// The value of the first, null when it has none.
+    pub a: Value,
+    /// The value of the second.
+    pub b: Value,
+}
+
+/// First words of paths that describe the machine itself.
+const HARDWARE: [&str; 13] = [
+    "cpu",
+    "cores",
+    "caches",
+    "simd",
+    "memory_bytes",
+    "numa",
+    "gpu",
+    "gpus",
+    "nics",
+    "topology",
+    "architecture",
+    "accelerators",
+    "nodes",
+];
+/// First words of paths that describe a moment.
+const STATE: [&str; 5] = ["load_average", "state", "uptime", "temperature", "clocks"];
+
+/// What a path of an environment is about. An unknown one is software: it is told, and does not refuse a comparison.
+pub fn aspect(path: &str) -> Aspect {
+    let first = path.split('.').next().unwrap_or(path);
+    if HARDWARE.contains(&first) {
+        Aspect::Hardware
+    } else if STATE.contains(&first) {
+        Aspect::State
+    } else {
+        Aspect::Software
+    }
+}
+
+/// Every entry in which the environments differ, hardware first, else in the order of the first.
+pub fn differences(a: &Map<String, Value>, b: &Map<String, Value>) -> Vec<Difference> {
+    let (a, b) = (flatten(a), flatten(b));
+    let value = |of: &[(String, Value)], path: &str| {
+        of.iter().find(|(known, _)| known == path).map_or(Value::Null, |(_, value)| value.clone())
+    };
+    let mut paths: Vec<&String> = a.iter().map(|(path, _)| path).collect();
+    paths.extend(b.iter().map(|(path, _)| path).filter(|path| !a.iter().any(|(known, _)| known == *path)));
+    let mut differences: Vec<Difference> = paths
+        .into_iter()
+        .map(|path| Difference { path: path.clone(), aspect: aspect(path), a: value(&a, path), b: value(&b, path) })
+        .filter(|difference| difference.a != difference.b)
+        .collect();
+    differences.sort_by_key(|difference| difference.aspect);
+    differences
+}
+
+/// The same between two sets of records: an entry differs when the sets of its values do. Each side's value is its
+/// only one, or the list of them.
+pub fn differences_of_sets(a: &[&Record], b: &[&Record]) -> Vec<Difference> {
+    differences(&together(a), &together(b))
+}
+
+/// One environment for several records: where they disagree, the entry is the list of their values, written once each.
+fn together(records: &[&Record]) -> Map<String, Value> {
+    let mut values: Vec<(String, Vec<Value>)> = Vec::new();
+    for (path, value) in records.iter().flat_map(|record| flatten(&record.environment)) {
+        match values.iter_mut().find(|(known, _)| *known == path) {
+            Some((_, list)) if list.contains(&value) => {}
+            Some((_, list)) => list.push(value),
+            None => values.push((path, vec![value])),
+        }
+    }
+    values
+        .into_iter()
+        .map(|(path, mut list)| {
+            list.sort_by_key(Value::to_string);
+            let only = if list.len() == 1 { list.remove(0) } else { Value::Array(list) };
+            (path, only)
+        })
+        .collect()
+}
+
+impl Difference {
+    /// `cores: 2, then 4`.
+    pub fn words(&self) -> String {
+        let text = |value: &Value| match value {
+            Value::Null => units::NOTHING.to_string(),
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        format!("{}: {}, then {}", self.path, text(&self.a), text(&self.b))
+    }
+}
+
+/// Dotted paths and plain values; lists stay whole.
+pub fn flatten(table: &Map<String, Value>) -> Vec<(String, Value)> {
+    let mut rows = Vec::new();
+    for (key, value) in table {
+        match value {
+            Value::Object(inner) if !inner.is_empty() => {
+                rows.extend(flatten(inner).into_iter().map(|(path, value)| (format!("{key}.{path}"), value)));
+            }
+            value => rows.push((key.clone(), value.clone())),
+        }
+    }
+    rows
+}
