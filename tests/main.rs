@@ -2,6 +2,7 @@
 
 mod allreduce;
 mod allreduce_processes;
+mod ci_files;
 mod cli;
 mod config;
 mod engine;
