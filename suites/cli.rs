@@ -127,8 +127,11 @@ data or a collective that failed, 130 stopped by Ctrl-C. What was measured befor
     /// The records of the notebook
     #[command(after_help = "Examples:
   zbench list
-  zbench list --format csv")]
-    List,
+  zbench list status=failed --last 5
+  zbench list parallel.strategy=zero3,valid=yes since=7d
+  zbench list tag=paper --sort tokens_per_second
+  zbench list commit=6336a92 --format csv")]
+    List(ListArgs),
     /// Everything that a record holds
     #[command(after_help = "Examples:
   zbench show 3f2a                                    the beginning of an id is enough
@@ -139,13 +142,34 @@ data or a collective that failed, 130 stopped by Ctrl-C. What was measured befor
     },
     /// A remark on a record
     #[command(after_help = "Examples:
-  zbench note 3f2a \"the machine was on battery\"")]
+  zbench note 3f2a \"the machine was on battery\"
+  zbench show 3f2a                                    shows it again")]
     Note {
         /// Id of the record, or its beginning
         id: String,
         /// What to say
         text: String,
     },
+    /// Tags on a record, to find it by
+    #[command(after_help = "Examples:
+  zbench tag 3f2a paper figure-2
+  zbench tag 3f2a paper --remove
+  zbench list tag=paper")]
+    Tag(TagArgs),
+    /// Records and their remarks as one file for another machine
+    #[command(after_help = "Examples:
+  zbench export --bundle all.jsonl                    the whole notebook
+  zbench export --bundle paper.jsonl tag=paper        some of it: the terms of `list`, or ids
+  zbench export --bundle here.jsonl --keep-hosts      with the names of hosts
+
+Secrets are always left out; names and addresses of hosts become hashes.")]
+    Export(ExportArgs),
+    /// Take in the records of a bundle
+    #[command(after_help = "Examples:
+  zbench import --bundle paper.jsonl --notebook theirs
+
+Nothing is taken of a file that is cut off, changed or of a newer version. What the notebook holds already stays as it is.")]
+    Import(ImportArgs),
     /// Run a cell again from its record alone, and compare
     #[command(after_help = "Examples:
   zbench repro 3f2a                                   losses, bytes and calls must be the same; speed is shown beside")]
@@ -191,6 +215,56 @@ data or a collective that failed, 130 stopped by Ctrl-C. What was measured befor
     },
 }
 
+/// `zbench list`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Ids or their beginnings, or key=value filters: a key of the configuration, name, key, status, trial, tag, commit,
+    /// since (7d, 12h, 2026-11-21) or valid (yes, no)
+    #[arg(value_name = "ID|FILTER")]
+    pub what: Vec<String>,
+    /// Order: started, name, key, status, trial, or a metric
+    #[arg(long, default_value = "started", value_name = "WHAT")]
+    pub sort: String,
+    /// Only the last of them, in that order
+    #[arg(long, value_name = "N")]
+    pub last: Option<usize>,
+}
+
+/// `zbench tag`.
+#[derive(Args, Debug)]
+pub struct TagArgs {
+    /// Id of the record, or its beginning
+    pub id: String,
+    /// Words without blanks, commas and equals signs
+    #[arg(required = true, value_name = "TAG")]
+    pub tags: Vec<String>,
+    /// Take them away
+    #[arg(long)]
+    pub remove: bool,
+}
+
+/// `zbench export`.
+#[derive(Args, Debug)]
+pub struct ExportArgs {
+    /// The file, which must not exist
+    #[arg(long, required = true, value_name = "FILE")]
+    pub bundle: PathBuf,
+    /// Leave names and addresses of hosts as they are
+    #[arg(long)]
+    pub keep_hosts: bool,
+    /// What to export, in the terms of `list`; everything unless given
+    #[arg(value_name = "ID|FILTER")]
+    pub what: Vec<String>,
+}
+
+/// `zbench import`.
+#[derive(Args, Debug)]
+pub struct ImportArgs {
+    /// The file
+    #[arg(long, required = true, value_name = "FILE")]
+    pub bundle: PathBuf,
+}
+
 /// How a file becomes cells.
 #[derive(Args, Clone, Debug)]
 pub struct Cells {
@@ -219,6 +293,9 @@ pub struct GridArgs {
     /// Measure everything again, whatever the notebook holds
     #[arg(long)]
     pub fresh: bool,
+    /// Count records of another machine, build profile or commit as done
+    #[arg(long, conflicts_with = "fresh")]
+    pub any_environment: bool,
     /// Refuse a grid of more cells
     #[arg(long, default_value_t = 1000, value_name = "N")]
     pub max_cells: usize,

@@ -5,6 +5,7 @@
 //! [`estimate_report`] and [`notebook_report`] the documents made from records. Everything except the store is a pure function of its
 //! arguments: nothing here measures, prints or knows how a record came about.
 
+pub mod bundle;
 pub mod collectives;
 pub mod document;
 pub mod environment;
@@ -13,6 +14,7 @@ pub mod grid_report;
 pub mod named;
 pub mod notebook_report;
 pub mod record;
+pub mod redact;
 pub mod render;
 pub mod stats;
 pub mod store;

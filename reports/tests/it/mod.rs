@@ -1,10 +1,12 @@
 mod answers;
 pub mod any;
+mod bundle;
 mod comparison;
 mod documents;
 mod environment;
 pub mod grid;
 mod record;
+mod redact;
 mod render;
 mod stats;
 mod store;
