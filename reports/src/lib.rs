@@ -15,6 +15,7 @@ pub mod notebook_report;
 pub mod record;
 pub mod render;
 pub mod stats;
+pub mod steady;
 pub mod store;
 pub mod units;
 

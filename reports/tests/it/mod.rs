@@ -6,5 +6,8 @@ mod environment;
 pub mod grid;
 mod record;
 mod render;
+pub mod samples;
+mod simulation;
 mod stats;
+mod steady;
 mod store;
