@@ -1,6 +1,7 @@
 //! One module for each command; what they share is here.
 
 mod allreduce;
+mod compare;
 mod doctor;
 mod notebook;
 mod progress;
@@ -42,6 +43,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Repro { id, timeout } => {
             session::with(global, *timeout, |session| repro::repro(global, session, id, *timeout))
         }
+        Command::Compare(arguments) => compare::compare(global, arguments),
         Command::Doctor { keys: true } => print(&crate::config::keys::document()).map(|()| exit::SUCCESS),
         Command::Doctor { keys: false } => doctor::doctor(global),
         Command::Cell => Ok(crate::runner::cell::main()),

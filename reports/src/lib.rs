@@ -6,6 +6,7 @@
 //! arguments: nothing here measures, prints or knows how a record came about.
 
 pub mod collectives;
+pub mod compare;
 pub mod document;
 pub mod environment;
 pub mod estimate_report;

@@ -62,9 +62,10 @@ pub fn ratio<T: Clone + PartialOrd>(a: &[Vec<T>], b: &[Vec<T>], of_trial: impl F
             (low, high) = (low.min(welch.low), high.max(welch.high));
         }
     }
-    // An interval wider than numbers are says nothing, and its limits are 0 and the largest.
-    let bounded = |log: f64| log.exp().clamp(0.0, f64::MAX);
-    let ratio = Interval { low: bounded(low), mid: bounded(mid), high: bounded(high) };
+    // Where a ratio is beyond what numbers hold, the largest or smallest number stands for it.
+    let middle = (mid_b / mid_a).clamp(f64::MIN_POSITIVE, f64::MAX);
+    let limit = |log: f64| (middle * (log - mid).exp()).clamp(0.0, f64::MAX);
+    let ratio = Interval { low: limit(low), mid: middle, high: limit(high) };
     Some(Ratio { a: mid_a, b: mid_b, ratio, trials })
 }
 

@@ -14,7 +14,8 @@ pub fn student_t(degrees: f64) -> f64 {
     // The tail falls with t: halve until two neighbours are left. t of a tenth of a degree is about 1e12.
     let (mut low, mut high) = (0.0f64, 1e15f64);
     for _ in 0..200 {
-        let middle = if high > 4.0 * (low + 1.0) { ((low + 1.0) * (high + 1.0)).sqrt() - 1.0 } else { (low + high) / 2.0 };
+        let middle =
+            if high > 4.0 * (low + 1.0) { ((low + 1.0) * (high + 1.0)).sqrt() - 1.0 } else { (low + high) / 2.0 };
         if middle <= low || middle >= high {
             break;
         }

@@ -1,9 +1,11 @@
 mod answers;
 pub mod any;
+mod compare;
 mod comparison;
 mod documents;
 mod environment;
 pub mod grid;
+mod ratio;
 mod record;
 mod render;
 pub mod samples;

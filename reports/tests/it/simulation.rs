@@ -37,7 +37,9 @@ fn the_ratio_of_equals_is_seldom_called_different() {
 
 #[test]
 fn the_ratio_interval_covers_a_true_ratio() {
-    for (statistic, of_trial) in [("mean", average as fn(&[f64]) -> f64), ("p90", |steps| percentile(steps, 90.0).unwrap())] {
+    for (statistic, of_trial) in
+        [("mean", average as fn(&[f64]) -> f64), ("p90", |steps| percentile(steps, 90.0).unwrap())]
+    {
         for world in WORLDS {
             for (of_a, of_b) in [(2, 2), (3, 3), (3, 12), (5, 5), (10, 10), (20, 20)] {
                 let experiments = 500;

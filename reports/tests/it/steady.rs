@@ -68,7 +68,11 @@ fn outliers_are_no_warm_up() {
     }
     let mut first = vec![100.0; 40];
     (first[0], first[1]) = (900.0, 300.0);
-    assert_eq!(steady(&first), Steady::FromTheStart, "two slow steps at the start are too few to be told from outliers");
+    assert_eq!(
+        steady(&first),
+        Steady::FromTheStart,
+        "two slow steps at the start are too few to be told from outliers"
+    );
 }
 
 /// A fifth slower for the first quarter of the steps, with 2 % of noise: found in 95 of 100, to within two steps.
@@ -78,7 +82,8 @@ fn a_step_is_found_where_it_is() {
         let experiments = 300;
         let mut dice = Dice(steps as u64 * 17_000_023);
         let found = share(experiments, || {
-            let series = times(&noise(&mut dice, steps, 0.02, alike), |step| if step < steps / 4 { 120.0 } else { 100.0 });
+            let series =
+                times(&noise(&mut dice, steps, 0.02, alike), |step| if step < steps / 4 { 120.0 } else { 100.0 });
             steady(&series).discarded().abs_diff(steps / 4) <= 2
         });
         println!("step of {steps} alike {alike}: {found}");
