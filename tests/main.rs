@@ -3,6 +3,7 @@
 mod allreduce;
 mod allreduce_processes;
 mod cli;
+mod compare;
 mod config;
 mod engine;
 mod grid;

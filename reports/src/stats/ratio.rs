@@ -1,5 +1,7 @@
 //! The ratio of two sides, with an interval over trials and steps.
 
+use std::cmp::Ordering;
+
 use super::random::SplitMix64;
 use super::{ENOUGH, Interval, RESAMPLES, SEED, difference, median_in_place};
 
@@ -76,7 +78,8 @@ fn stream(number: u64) -> SplitMix64 {
 /// The trials of one side: what each states, and what resamples of its steps state.
 struct Side {
     values: Vec<f64>,
-    resampled: Vec<Vec<f64>>,
+    /// As many for each trial, so that one number draws a trial and a resample of its steps.
+    resampled: Vec<f64>,
 }
 
 impl Side {
@@ -85,25 +88,24 @@ impl Side {
         let stated = trials.iter().filter(|steps| !steps.is_empty()).map(|steps| (of_trial(steps), steps));
         let mut trials: Vec<(f64, &Vec<T>)> = stated.filter(|(value, _)| is_usable(value)).collect();
         // In an order of their own, so that it does not matter in which they came.
-        let by_steps = |a: &Vec<T>, b: &Vec<T>| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal);
+        let by_steps = |a: &Vec<T>, b: &Vec<T>| a.partial_cmp(b).unwrap_or(Ordering::Equal);
         trials.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| by_steps(a.1, b.1)));
-        let mut drawn = Vec::new();
         // What trials state holds the noise of their steps once already; to add it whole would count it twice. Over many
         // trials the bootstrap of trials alone has its variance short by a part in their number, and of a single
         // trial by all of it: the power makes up for that part.
         let shrink = 1.0 / (trials.len() as f64).sqrt();
-        let resampled = trials.iter().enumerate().map(|(place, (value, steps))| {
+        let count = if trials.iter().any(|(_, steps)| steps.len() > 1) { INNER } else { 1 };
+        let mut resampled = Vec::with_capacity(trials.len() * count);
+        let mut drawn = Vec::new();
+        for (place, (value, steps)) in trials.iter().enumerate() {
             let mut random = stream(3 + place as u64);
-            let count = if steps.len() > 1 { INNER } else { 1 };
-            let one = |_| {
+            for _ in 0..count {
                 drawn.clear();
                 drawn.extend((0..steps.len()).map(|_| steps[random.below(steps.len())].clone()));
                 let of_drawn = Some(of_trial(&drawn)).filter(is_usable).unwrap_or(*value);
-                value * (of_drawn / value).powf(shrink)
-            };
-            (0..count).map(one).collect()
-        });
-        let resampled = resampled.collect();
+                resampled.push(value * (of_drawn / value).powf(shrink));
+            }
+        }
         Self { values: trials.into_iter().map(|(value, _)| value).collect(), resampled }
     }
 
@@ -114,10 +116,7 @@ impl Side {
     /// The median of one resample.
     fn draw(&self, random: &mut SplitMix64, drawn: &mut Vec<f64>) -> f64 {
         drawn.clear();
-        drawn.extend((0..self.values.len()).map(|_| {
-            let of_trial = &self.resampled[random.below(self.resampled.len())];
-            of_trial[random.below(of_trial.len())]
-        }));
+        drawn.extend(self.values.iter().map(|_| self.resampled[random.below(self.resampled.len())]));
         median_in_place(drawn)
     }
 }
