@@ -191,6 +191,19 @@ Nothing is taken of a file that is cut off, changed or of a newer version. What 
         #[arg(value_name = "ID|FILTER")]
         what: Vec<String>,
     },
+    /// Two records, cells, grids, commits or notebooks side by side: how much, how surely, and what explains it
+    #[command(after_help = "Examples:
+  zbench compare 3f2a 77c0                            two records, or two cells by their keys
+  zbench compare parallel.strategy=ddp parallel.strategy=zero3
+                                                      each cell of the one with its like of the other
+  zbench compare commit=1a2b3c commit=4d5e6f          what a change of zbench did to every cell
+  zbench compare before after                         two notebooks: folders that hold records.jsonl
+  zbench compare before:name=quickstart after:name=quickstart --format markdown
+  zbench compare 3f2a 77c0 --format json              an object for each pair
+
+The ratio is B/A with a 95 % interval over trials and steps. docs/compare.md says how it is read.
+Exit codes: 0 compared, 1 a selector that is nothing or several things, 4 no two cells could be compared.")]
+    Compare(CompareArgs),
     /// What this machine has, what is missing for which feature, and how to get it
     #[command(after_help = "Examples:
   zbench doctor
@@ -263,6 +276,22 @@ pub struct ImportArgs {
     /// The file
     #[arg(long, required = true, value_name = "FILE")]
     pub bundle: PathBuf,
+}
+
+/// `zbench compare`.
+#[derive(Args, Clone, Debug)]
+pub struct CompareArgs {
+    /// What is compared with: a record's id or a cell's key (or their beginnings), key=value[,key=value] (a key of the
+    /// configuration, name, status, trial or commit), a notebook's folder, or FOLDER:one of the former
+    pub a: String,
+    /// What is compared
+    pub b: String,
+    /// Use trials with validity flags too
+    #[arg(long)]
+    pub include_flagged: bool,
+    /// Keep the steps of warm-up that are found among the timed ones
+    #[arg(long)]
+    pub all_steps: bool,
 }
 
 /// How a file becomes cells.

@@ -2,6 +2,7 @@
 
 mod allreduce;
 mod bundle;
+mod compare;
 mod doctor;
 mod filter;
 mod notebook;
@@ -48,6 +49,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Repro { id, timeout } => {
             session::with(global, *timeout, |session| repro::repro(global, session, id, *timeout))
         }
+        Command::Compare(arguments) => compare::compare(global, arguments),
         Command::Doctor { keys: true } => print(&crate::config::keys::document()).map(|()| exit::SUCCESS),
         Command::Doctor { keys: false } => doctor::doctor(global),
         Command::Cell => Ok(crate::runner::cell::main()),

@@ -4,6 +4,7 @@ mod allreduce;
 mod allreduce_processes;
 mod ci_files;
 mod cli;
+mod compare;
 mod config;
 mod durability;
 mod engine;

@@ -1,7 +1,7 @@
 //! The comparison of a grid's cells: an answer in words, then the tables behind it.
 
 mod cells;
-mod labels;
+pub(crate) mod labels;
 mod planned;
 mod ranking;
 mod tables;

@@ -7,6 +7,7 @@
 
 pub mod bundle;
 pub mod collectives;
+pub mod compare;
 pub mod document;
 pub mod environment;
 pub mod estimate_report;
@@ -17,6 +18,7 @@ pub mod record;
 pub mod redact;
 pub mod render;
 pub mod stats;
+pub mod steady;
 pub mod store;
 pub mod units;
 

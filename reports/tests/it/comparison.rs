@@ -25,7 +25,7 @@ pub fn text(document: &Document) -> String {
 }
 
 /// Set ZBENCH_BLESS=1 to write what is expected anew; the difference then shows in the commit.
-fn expect(file: &str, found: &str) {
+pub fn expect(file: &str, found: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/expected").join(file);
     if std::env::var_os("ZBENCH_BLESS").is_some() {
         std::fs::write(&path, found).unwrap();

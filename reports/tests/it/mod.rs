@@ -1,12 +1,17 @@
 mod answers;
 pub mod any;
 mod bundle;
+mod compare;
 mod comparison;
 mod documents;
 mod environment;
 pub mod grid;
+mod ratio;
 mod record;
 mod redact;
 mod render;
+pub mod samples;
+mod simulation;
 mod stats;
+mod steady;
 mod store;
