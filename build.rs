@@ -13,8 +13,8 @@ fn main() {
     for path in SOURCES {
         println!("cargo::rerun-if-changed={path}");
     }
-    // In a linked work tree .git is a file, and git says where its state is.
-    for name in ["HEAD", "index"] {
+    // In a linked work tree .git is a file, and git says where its state is. The log changes with every commit.
+    for name in ["HEAD", "logs/HEAD"] {
         let place = output("git", &["rev-parse", "--git-path", name]).and_then(|text| String::from_utf8(text).ok());
         if let Some(path) = place.as_deref().map(str::trim).filter(|path| Path::new(path).exists()) {
             println!("cargo::rerun-if-changed={path}");

@@ -77,6 +77,8 @@ fn tags_are_given_found_taken_and_shown() {
     said(&notebook, &["note", &id, "the fan was loud"]);
     assert_eq!(listed(&notebook, &["tag=paper"]), [id.clone()]);
     assert_eq!(listed(&notebook, &["tag=paper,parallel.strategy=ddp"]), Vec::<String>::new());
+    let json = said(&notebook, &["list", "tag=figure-2", "--format", "json"]);
+    assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["tags"], serde_json::json!(["figure-2", "paper"]));
     let csv = said(&notebook, &["list", "tag=figure-2", "--format", "csv"]);
     assert!(csv.contains("figure-2, paper"), "{csv}");
     let shown = said(&notebook, &["show", &id]);
@@ -110,7 +112,7 @@ fn a_bundle_goes_from_notebook_to_notebook() {
     said(&from, &["export", "--bundle", file]);
     let text = std::fs::read_to_string(file).unwrap();
     assert_eq!(text.lines().count(), 1 + 6 + 2);
-    assert!(!text.contains("secret") && !text.contains("\"host\":\"node\""), "{text}");
+    assert!(!text.contains("me:secret") && !text.contains("\"host\":\"node\""), "{text}");
     assert_eq!(run(&from, &["export", "--bundle", file]).status.code(), Some(1), "a file that is there stays");
 
     said(&to, &["import", "--bundle", file]);

@@ -26,7 +26,16 @@ pub fn list(global: &Global, arguments: &ListArgs) -> Result<u8> {
         records.drain(..records.len().saturating_sub(last));
     }
     match global.format {
-        Format::Json => print_lines(&records)?,
+        Format::Json => {
+            // The notebook keeps tags and remarks beside the record; here they stand in it.
+            let tags = contents.tags();
+            for record in &mut records {
+                if let Some(of) = tags.get(record.id.as_str()) {
+                    record.extra.insert("tags".into(), serde_json::to_value(of)?);
+                }
+            }
+            print_lines(&records)?;
+        }
         _ => {
             let is_all = arguments.what.is_empty() && arguments.last.is_none();
             let all = (!is_all).then_some(contents.records.len());

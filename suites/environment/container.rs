@@ -139,9 +139,10 @@ pub fn virtualisation(root: &Root) -> Option<String> {
     named.or_else(|| flagged.then(|| "yes".to_string()))
 }
 
-/// A line of the innermost group that has this file, as a number.
+/// A line of a file of this process's groups, as a number: the sum over all that have it, as each may hold tasks back.
 pub fn group_number(root: &Root, controller: &str, file: &str, line: &str) -> Option<u64> {
     folders(root, controller)
         .iter()
-        .find_map(|folder| line_of(&root.text(&format!("{folder}/{file}"))?, line)?.parse().ok())
+        .filter_map(|folder| line_of(&root.text(&format!("{folder}/{file}"))?, line)?.parse().ok())
+        .reduce(u64::saturating_add)
 }

@@ -2,9 +2,13 @@
 //! and ends; what only has a momentary value is sampled ten times a second by a thread of the process that waits for the
 //! cell. [`Watch`] knows neither threads nor clocks, so that tests bring both.
 
+mod counters;
+mod energy;
+
 use super::validity::Sampled;
-use crate::environment::container;
 use crate::environment::root::{Root, cpu_list, line_of};
+use counters::{Counters, PAGE, TICKS, throttle_events};
+use energy::Energy;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -16,183 +20,11 @@ pub const PERIOD: Duration = Duration::from_millis(100);
 const MOST_READ: usize = 8;
 /// /proc/cpuinfo says everything about every core, and is read in every tenth sample only.
 const SLOW: u64 = 10;
+
 /// Time that this thread has computed.
 fn own_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.max(0) as u64, now.tv_nsec.clamp(0, 999_999_999) as u32)
-}
-
-/// Clock ticks per second of /proc; fixed at 100 in Linux's interface to user space.
-const TICKS: f64 = 100.0;
-const PAGE: u64 = 4096;
-
-/// Counters that only grow. Absent where the system does not have them.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counters {
-    throttle_events: Option<u64>,
-    throttle_ms: Option<u64>,
-    /// Ticks of the cores that this process may use: working (for whomever), stolen by the hypervisor.
-    busy_ticks: Option<f64>,
-    stolen_ticks: Option<f64>,
-    /// Seconds of this process and of its children that have ended.
-    own_seconds: Option<f64>,
-    major_faults: Option<u64>,
-    swap_in_pages: Option<u64>,
-    swap_out_pages: Option<u64>,
-    memory_stall_us: Option<u64>,
-    io_stall_us: Option<u64>,
-    quota_periods: Option<u64>,
-    quota_throttled: Option<u64>,
-    quota_throttled_us: Option<u64>,
-}
-
-impl Counters {
-    fn read(root: &Root, cpus: &[u32]) -> Counters {
-        let vmstat = root.text("proc/vmstat").unwrap_or_default();
-        let pages = |name: &str| line_of(&vmstat, name)?.parse().ok();
-        let stat = root.text("proc/stat").unwrap_or_default();
-        let (busy_ticks, stolen_ticks) = ticks(&stat, cpus).unzip();
-        let own = own(root);
-        let quota = |line: &str| container::group_number(root, "cpu", "cpu.stat", line);
-        // Version 1 of control groups counts nanoseconds, version 2 microseconds.
-        let throttled_us = quota("throttled_usec").or_else(|| quota("throttled_time").map(|ns| ns / 1000));
-        Counters {
-            throttle_events: throttle_events(root, cpus),
-            throttle_ms: throttle_ms(root, cpus),
-            busy_ticks,
-            stolen_ticks,
-            own_seconds: own.map(|(seconds, _)| seconds),
-            major_faults: own.map(|(_, faults)| faults),
-            swap_in_pages: pages("pswpin"),
-            swap_out_pages: pages("pswpout"),
-            memory_stall_us: stall(root, "memory"),
-            io_stall_us: stall(root, "io"),
-            quota_periods: quota("nr_periods"),
-            quota_throttled: quota("nr_throttled"),
-            quota_throttled_us: throttled_us,
-        }
-    }
-}
-
-/// How often cores and packages were slowed for heat: all cores together, and the package of which it is said most often,
-/// as its counter stands in the folder of each of its cores.
-fn throttle_events(root: &Root, cpus: &[u32]) -> Option<u64> {
-    let cores = throttles(root, cpus, "core_throttle_count").reduce(u64::saturating_add);
-    let packages = throttles(root, cpus, "package_throttle_count").max();
-    (cores.is_some() || packages.is_some()).then(|| cores.unwrap_or(0).saturating_add(packages.unwrap_or(0)))
-}
-
-/// For how many milliseconds the mean core, or its package, was slowed.
-fn throttle_ms(root: &Root, cpus: &[u32]) -> Option<u64> {
-    let sum = |what| throttles(root, cpus, what).reduce(u64::saturating_add);
-    let most = sum("core_throttle_total_time_ms").max(sum("package_throttle_total_time_ms"))?;
-    most.checked_div(cpus.len() as u64)
-}
-
-fn throttles<'a>(root: &'a Root, cpus: &'a [u32], what: &'a str) -> impl Iterator<Item = u64> + 'a {
-    cpus.iter().filter_map(move |cpu| root.count(&format!("sys/devices/system/cpu/cpu{cpu}/thermal_throttle/{what}")))
-}
-
-/// Working and stolen ticks of these cores; of a stolen tick nobody knows what it would have done.
-fn ticks(stat: &str, cpus: &[u32]) -> Option<(f64, f64)> {
-    let mut sums = None;
-    for cpu in cpus {
-        let fields: Vec<f64> =
-            line_of(stat, &format!("cpu{cpu}"))?.split_whitespace().map_while(|n| n.parse().ok()).collect();
-        // user, nice, system, then idle and iowait, irq, softirq, steal.
-        let busy: f64 = [0, 1, 2, 5, 6].iter().filter_map(|i| fields.get(*i)).sum();
-        let stolen = *fields.get(7)?;
-        let (all_busy, all_stolen) = sums.unwrap_or((0.0, 0.0));
-        sums = Some((all_busy + busy, all_stolen + stolen));
-    }
-    sums
-}
-
-/// Processor seconds and major faults of this process and of its children that have ended, and theirs.
-fn own(root: &Root) -> Option<(f64, u64)> {
-    let stat = root.text("proc/self/stat")?;
-    // The name of the program may hold spaces; it ends with the last bracket. Then the state, and numbers.
-    let fields: Vec<i64> = stat.rsplit_once(')')?.1.split_whitespace().skip(1).map_while(|n| n.parse().ok()).collect();
-    let sum = |places: std::ops::Range<usize>| Some(fields.get(places)?.iter().sum::<i64>().max(0) as u64);
-    Some((sum(10..14)? as f64 / TICKS, sum(8..10)?))
-}
-
-/// Microseconds in which somebody waited for a resource: of this process's group where it says so, else of the machine.
-fn stall(root: &Root, resource: &str) -> Option<u64> {
-    let of_group = container::folders(root, resource)
-        .iter()
-        .find_map(|folder| root.text(&format!("{folder}/{resource}.pressure")));
-    let text = of_group.or_else(|| root.text(&format!("proc/pressure/{resource}")))?;
-    let some = line_of(&text, "some")?;
-    some.split_whitespace().find_map(|word| word.strip_prefix("total=")?.parse().ok())
-}
-
-/// Joules from counters of microjoules that begin again at 0 when they are full.
-#[derive(Clone, Debug, Default)]
-struct Energy {
-    zones: Vec<Zone>,
-    joules: f64,
-    /// Why there is no energy, if there is none.
-    why_not: Option<String>,
-}
-
-#[derive(Clone, Debug)]
-struct Zone {
-    file: String,
-    last: u64,
-    /// The counter's largest value, where it is stated.
-    range: Option<u64>,
-}
-
-impl Energy {
-    /// Packages and their memory; not cores, which are part of packages, nor the platform, of which packages are part.
-    fn begin(root: &Root) -> Energy {
-        const FOLDER: &str = "sys/class/powercap";
-        let mut energy = Energy::default();
-        let mut refused = None;
-        for name in root.names(FOLDER).into_iter().filter(|name| name.starts_with("intel-rapl:")) {
-            let kind = root.text(&format!("{FOLDER}/{name}/name")).unwrap_or_default();
-            if !kind.starts_with("package") && kind != "dram" {
-                continue;
-            }
-            let file = format!("{FOLDER}/{name}/energy_uj");
-            match root.text_or_why(&file).map(|text| text.parse()) {
-                Ok(Ok(last)) => {
-                    let range = root.count(&format!("{FOLDER}/{name}/max_energy_range_uj"));
-                    energy.zones.push(Zone { file, last, range });
-                }
-                Ok(Err(_)) => refused = Some("holds no number".to_string()),
-                Err(kind) => refused = Some(format!("cannot be read ({kind})")),
-            }
-        }
-        energy.why_not = match refused {
-            Some(why) => Some(format!("{FOLDER}/intel-rapl*/energy_uj {why}; let this user read it")),
-            None if energy.zones.is_empty() => {
-                Some(format!("this machine shows no energy counter (no intel-rapl in /{FOLDER})"))
-            }
-            None => None,
-        };
-        energy
-    }
-
-    /// Adds what was used since the last look. A counter that went backwards was full in between; it cannot have been
-    /// full twice, as that takes minutes.
-    fn advance(&mut self, root: &Root) {
-        for zone in &mut self.zones {
-            let grown = root.count(&zone.file).and_then(|now| {
-                let grown = match now.checked_sub(zone.last) {
-                    Some(grown) => grown,
-                    None => zone.range?.checked_sub(zone.last)?.checked_add(now)?.checked_add(1)?,
-                };
-                zone.last = now;
-                Some(grown)
-            });
-            match grown {
-                Some(microjoules) => self.joules += microjoules as f64 / 1e6,
-                None => self.why_not = Some(format!("/{} was lost while the cell ran", zone.file)),
-            }
-        }
-    }
 }
 
 /// Watches one cell.

@@ -88,8 +88,10 @@ impl<'a> Turns<'a> {
             match turns.why_not(&record) {
                 None => turns.count(record),
                 Some(reason) => {
-                    let asked = |index: &usize| turns.wanted[*index].contains(&record.trial);
-                    if turns.index_of.get(record.key.as_str()).is_some_and(asked) {
+                    let settles = |index: &usize| {
+                        turns.wanted[*index].contains(&record.trial) && is_final(&record, &cells[*index])
+                    };
+                    if turns.index_of.get(record.key.as_str()).is_some_and(settles) {
                         *turns.set_aside.entry(reason).or_default() += 1;
                     }
                 }

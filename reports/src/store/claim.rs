@@ -15,6 +15,9 @@ const CLAIMS: &str = "claims";
 /// How often a claim's file may vanish under our hands before that is an error: each time somebody else got on.
 const TRIES: usize = 1000;
 
+/// What the system says of a folder that goes while it is looked at.
+const GONE: [io::ErrorKind; 2] = [io::ErrorKind::NotFound, io::ErrorKind::AlreadyExists];
+
 /// A trial that is this process's to measure, until it is dropped.
 #[derive(Debug)]
 pub struct Claim {
@@ -48,8 +51,8 @@ impl Notebook {
                 .and_then(|()| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path));
             let file = match opened {
                 Ok(file) => file,
-                // The folder went with somebody's last claim.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                // The folder went with somebody's last claim: after it was made, or while it was found to be there.
+                Err(error) if GONE.contains(&error.kind()) && !is_blocked(&folder) => continue,
                 Err(error) => return Err(failed(error)),
             };
             match file.try_lock() {
@@ -66,6 +69,11 @@ impl Notebook {
         }
         Err(failed(io::Error::other(format!("{} cannot be claimed", path.display()))))
     }
+}
+
+/// Whether something else than a folder has the name of the claims' folder.
+fn is_blocked(folder: &Path) -> bool {
+    fs::symlink_metadata(folder).is_ok_and(|metadata| !metadata.is_dir())
 }
 
 /// Whether the open file is still the one of that name: its last owner may have removed it before we had the lock.
