@@ -1,6 +1,6 @@
 //! `zbench compare`: selectors, formats, exit codes, on notebooks written by hand and on one that was run.
 
-use crate::support::{TINY, run, stderr, stdout, write};
+use crate::support::{TINY, run, stderr, stdout, write, zbench};
 use serde_json::{Value, json};
 use std::path::Path;
 use zbench_reports::record::{Outcome, Step};
@@ -138,6 +138,15 @@ fn selectors_that_are_nothing_or_several_things_say_so() {
             }
         }
     }
+    // A folder's name that an id begins with, too.
+    let output = zbench(&book).current_dir(&folder).args(["compare", "addp", "commit=bbbb"]).output().unwrap();
+    assert!(stderr(&output).contains("stands for 3 records"), "{}", stderr(&output));
+    notebook(&folder.path().join("addp"), &history());
+    let output = zbench(&book).current_dir(&folder).args(["compare", "addp", "commit=bbbb"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("addp1 begins so too; write ./addp"), "{}", stderr(&output));
+    let output = zbench(&book).current_dir(&folder).args(["compare", "./addp", "commit=bbbb"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let nowhere = folder.path().join("nowhere");
     let output = run(&nowhere, &["compare", "aaaa", "bbbb"]);
     assert_eq!(output.status.code(), Some(1));

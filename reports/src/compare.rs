@@ -31,11 +31,11 @@ pub use trials::WarmUp;
 
 /// One side of a comparison.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Side {
+pub struct Side<'a> {
     /// What stands for it, as it was typed.
     pub selector: String,
     /// The records it stands for.
-    pub records: Vec<Record>,
+    pub records: Vec<&'a Record>,
 }
 
 /// What is compared.
@@ -162,7 +162,7 @@ impl Pair {
 pub fn compare(a: &Side, b: &Side, options: Options) -> Comparison {
     let (cells_a, cells_b) = (cells::gather(&a.records, options), cells::gather(&b.records, options));
     let pairing = pairing::pair(&cells_a, &cells_b);
-    let pairs: Vec<Pair> = pairing.pairs.iter().map(|found| pair(a, b, found, options)).collect();
+    let pairs = on_all_cores(&pairing.pairs, |found| pair(a, b, found, options));
     let ids: HashSet<&str> = a.records.iter().map(|record| record.id.as_str()).collect();
     Comparison {
         a: summary(a, &cells_a),
@@ -175,6 +175,27 @@ pub fn compare(a: &Side, b: &Side, options: Options) -> Comparison {
         on_both_sides: b.records.iter().filter(|record| ids.contains(record.id.as_str())).count(),
     }
 }
+
+/// What `of` makes of each, in order. Thousands of intervals are worth the other cores.
+fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = items.len().div_ceil(cores).max(FEWEST_FOR_A_CORE);
+    if items.len() <= share {
+        return items.iter().map(of).collect();
+    }
+    let of = &of;
+    std::thread::scope(|scope| {
+        let parts: Vec<_> =
+            items.chunks(share).map(|part| scope.spawn(move || part.iter().map(of).collect::<Vec<R>>())).collect();
+        let whole = |part: std::thread::ScopedJoinHandle<Vec<R>>| {
+            part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        parts.into_iter().flat_map(whole).collect()
+    })
+}
+
+/// Fewer pairs are not worth a thread.
+const FEWEST_FOR_A_CORE: usize = 64;
 
 fn used<'a>(cells: &[Cell<'a>]) -> Vec<&'a Record> {
     cells.iter().flat_map(|cell| cell.used.iter().copied()).collect()

@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::collectives::document as collectives;
 use crate::document::{Column, Document, Entry, Table};
 use crate::record::Record;
-use crate::units;
+use crate::{steady, units};
 use cells::Grid;
 
 /// Compares the cells of these records. `question` is what the grid was to find out.
@@ -121,6 +121,8 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         document.table(speed);
         document.paragraph(ranking::intervals(grid));
         document.list(ranking::wide(grid));
+        let used: Vec<&Record> = grid.measured().flat_map(|cell| cell.used.iter().copied()).collect();
+        steady::warning(&used).into_iter().for_each(|text| document.paragraph(text));
     }
     if !grid.axes.following.is_empty() {
         let paths: Vec<String> = grid.axes.following.iter().map(|axis| axis.path.clone()).collect();

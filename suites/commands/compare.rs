@@ -10,6 +10,8 @@ use zbench_reports::compare::{self, Options, document};
 /// Compares two selections and prints what there is to say.
 pub fn compare(global: &Global, arguments: &CompareArgs) -> Result<u8> {
     let mut books = Books::new(&global.notebook);
+    books.read(&arguments.a)?;
+    books.read(&arguments.b)?;
     let (a, b) = (books.side(&arguments.a)?, books.side(&arguments.b)?);
     let options = Options { include_flagged: arguments.include_flagged, all_steps: arguments.all_steps };
     let comparison = compare::compare(&a, &b, options);

@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use serde_json::Value;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 use zbench_reports::Notebook;
 use zbench_reports::compare::Side;
@@ -63,78 +64,104 @@ pub struct Books {
     read: HashMap<PathBuf, Vec<Record>>,
 }
 
+/// A selector taken apart: the notebook, and what of it; `None` is all.
+struct Located<'s> {
+    folder: PathBuf,
+    rest: Option<&'s str>,
+}
+
 impl Books {
     /// None is read yet.
     pub fn new(default: &Path) -> Self {
         Self { default: default.to_path_buf(), read: HashMap::new() }
     }
 
-    /// The records that a selector stands for: a notebook's folder, `FOLDER:selector`, a filter, a record, a cell.
+    /// Reads the notebook that a selector is about, unless that has been done.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be read.
+    pub fn read(&mut self, selector: &str) -> Result<()> {
+        let Located { folder, rest } = self.locate(selector)?;
+        // A word alone may be a folder and an id.
+        if rest.is_none() && !is_path(selector) && is_notebook(&self.default) {
+            self.read_folder(self.default.clone())?;
+        }
+        self.read_folder(folder)
+    }
+
+    fn read_folder(&mut self, folder: PathBuf) -> Result<()> {
+        if let Entry::Vacant(place) = self.read.entry(folder) {
+            let contents = Notebook::open(place.key())?.read()?;
+            for warning in contents.warnings() {
+                crate::say!("warning: {}: {warning}", place.key().display());
+            }
+            place.insert(contents.records);
+        }
+        Ok(())
+    }
+
+    /// The records that a selector stands for: a notebook's folder, `FOLDER:selector`, a filter, a record, a cell. Its
+    /// notebook has been [`read`](Self::read).
     ///
     /// # Errors
     /// A selector that stands for nothing, or for several things; says as what it was tried.
-    pub fn side(&mut self, selector: &str) -> Result<Side> {
+    pub fn side(&self, selector: &str) -> Result<Side<'_>> {
+        let Located { folder, rest } = self.locate(selector)?;
+        let records = self.read.get(&folder).map_or(&[][..], |records| records);
+        let chosen = match rest {
+            Some(rest) => chosen(records, &folder, rest)?,
+            None => self.whole(records, selector.trim())?,
+        };
+        Ok(Side { selector: selector.trim().into(), records: chosen })
+    }
+
+    fn locate<'s>(&self, selector: &'s str) -> Result<Located<'s>> {
         let selector = selector.trim();
         if selector.is_empty() {
             bail!("a selector is empty; name a record, a cell, a filter as name=TITLE, or a notebook's folder");
         }
         let as_folder = Path::new(selector);
         if is_notebook(as_folder) {
-            return self.folder(selector, as_folder);
+            return Ok(Located { folder: as_folder.into(), rest: None });
         }
         // The longest folder first: a colon may be part of its name.
         let cut = selector.rmatch_indices(':').find(|(place, _)| is_notebook(Path::new(&selector[..*place])));
         if let Some((place, _)) = cut {
-            let (folder, rest) = (Path::new(&selector[..place]), selector[place + 1..].trim());
+            let rest = selector[place + 1..].trim();
             if rest.is_empty() {
                 bail!("`{selector}` ends with a colon; write a filter behind it, or leave it out");
             }
-            let records = chosen(self.records(folder)?, folder, rest, &format!("{rest} in {}", folder.display()))?;
-            return Ok(Side { selector: selector.into(), records });
+            return Ok(Located { folder: selector[..place].into(), rest: Some(rest) });
         }
-        if as_folder.is_dir() && selector.contains(['/', '.']) {
+        if as_folder.is_dir() && is_path(selector) {
             bail!("{selector} is a folder without {RECORDS}, so it is no notebook");
         }
-        let default = self.default.clone();
-        if !default.is_dir() {
+        if !self.default.is_dir() {
             bail!(
                 "`{selector}` is no notebook's folder, and there is no notebook in {} that could hold it; name one with \
                  --notebook DIR, or write DIR:{selector}",
-                default.display()
+                self.default.display()
             );
         }
-        let records = chosen(self.records(&default)?, &default, selector, selector)?;
-        Ok(Side { selector: selector.into(), records })
+        Ok(Located { folder: self.default.clone(), rest: Some(selector) })
     }
 
-    fn folder(&mut self, selector: &str, folder: &Path) -> Result<Side> {
-        // A word alone may be an id as well.
-        if !selector.contains(['/', '.']) && self.default.is_dir() {
-            let default = self.default.clone();
-            let (ids, keys) = beginnings(self.records(&default)?, selector);
-            if let Some(other) = ids.first().or(keys.first()) {
-                bail!(
-                    "`{selector}` is a notebook's folder, and {other} begins so too; write ./{selector} for the folder"
-                );
-            }
+    /// All of a notebook.
+    fn whole<'a>(&'a self, records: &'a [Record], selector: &str) -> Result<Vec<&'a Record>> {
+        let others = self.read.get(&self.default).filter(|_| !is_path(selector));
+        let (ids, keys) = others.map_or_else(Default::default, |records| beginnings(records, selector));
+        if let Some(other) = ids.first().or(keys.first()) {
+            bail!("`{selector}` is a notebook's folder, and {other} begins so too; write ./{selector} for the folder");
         }
-        let records = self.records(folder)?.to_vec();
         if records.is_empty() {
             bail!("the notebook {selector} holds no records");
         }
-        Ok(Side { selector: selector.into(), records })
+        Ok(records.iter().collect())
     }
+}
 
-    fn records(&mut self, folder: &Path) -> Result<&[Record]> {
-        if !self.read.contains_key(folder) {
-            let contents = Notebook::open(folder)?.read()?;
-            for warning in contents.warnings() {
-                crate::say!("warning: {}: {warning}", folder.display());
-            }
-            self.read.insert(folder.to_path_buf(), contents.records);
-        }
-        Ok(&self.read[folder])
-    }
+fn is_path(selector: &str) -> bool {
+    selector.contains(['/', '.'])
 }
 
 fn is_notebook(folder: &Path) -> bool {
@@ -154,7 +181,7 @@ fn beginnings<'a>(records: &'a [Record], prefix: &str) -> (Vec<&'a str>, Vec<&'a
 }
 
 /// What a filter, an id or a key stands for in a notebook.
-fn chosen(records: &[Record], folder: &Path, text: &str, shown: &str) -> Result<Vec<Record>> {
+fn chosen<'a>(records: &'a [Record], folder: &Path, text: &str) -> Result<Vec<&'a Record>> {
     if text.contains('=') {
         return filtered(records, folder, text);
     }
@@ -164,10 +191,10 @@ fn chosen(records: &[Record], folder: &Path, text: &str, shown: &str) -> Result<
         if names.len() > 4 { format!("{shown}, …") } else { shown }
     };
     match (&ids[..], &keys[..]) {
-        ([id], []) => Ok(records.iter().filter(|record| record.id == *id).cloned().collect()),
-        ([], [key]) => Ok(records.iter().filter(|record| record.key == *key).cloned().collect()),
+        ([id], []) => Ok(records.iter().filter(|record| record.id == *id).collect()),
+        ([], [key]) => Ok(records.iter().filter(|record| record.key == *key).collect()),
         ([], []) => bail!(
-            "`{shown}` is nothing: tried as a notebook's folder (none with {RECORDS}), as a record's id (none of {} in {} begins \
+            "`{text}` is nothing: tried as a notebook's folder (none with {RECORDS}), as a record's id (none of {} in {} begins \
              so) and as a cell's key (nor of {}); `zbench list` shows ids and keys; a grid is name=TITLE, a commit commit=HASH",
             records.len(),
             folder.display(),
@@ -181,7 +208,7 @@ fn chosen(records: &[Record], folder: &Path, text: &str, shown: &str) -> Result<
             if !keys.is_empty() {
                 things.push(format!("{} ({})", plural(keys.len(), "cell"), few(keys)));
             }
-            bail!("`{shown}` stands for {}; give more letters", things.join(" and for "))
+            bail!("`{text}` stands for {}; give more letters", things.join(" and for "))
         }
     }
 }
@@ -195,14 +222,14 @@ fn count_of_keys(records: &[Record]) -> String {
     plural(keys.len(), "cell")
 }
 
-fn filtered(records: &[Record], folder: &Path, filter: &str) -> Result<Vec<Record>> {
+fn filtered<'a>(records: &'a [Record], folder: &Path, filter: &str) -> Result<Vec<&'a Record>> {
     if let Some(term) = filter.split(',').find(|term| term.split_once('=').is_none_or(|(key, _)| key.trim().is_empty()))
     {
         bail!("`{term}` in `{filter}` is no key=value; a filter is terms joined by commas, all of which must hold");
     }
     let terms = terms(filter);
-    let found: Vec<Record> =
-        records.iter().filter(|record| terms.iter().all(|(key, value)| has(record, key, value))).cloned().collect();
+    let found: Vec<&Record> =
+        records.iter().filter(|record| terms.iter().all(|(key, value)| has(record, key, value))).collect();
     if found.is_empty() {
         bail!("{}", why_none(records, folder, filter, &terms));
     }

@@ -50,10 +50,10 @@ fn why_left_out(record: &Record, options: Options) -> Option<String> {
 }
 
 /// The cells of a side, in the order in which their keys first occur.
-pub fn gather(records: &[Record], options: Options) -> Vec<Cell<'_>> {
+pub fn gather<'a>(records: &[&'a Record], options: Options) -> Vec<Cell<'a>> {
     let mut index: HashMap<&str, usize> = HashMap::new();
     let mut cells: Vec<Cell> = Vec::new();
-    for record in records {
+    for &record in records {
         let place = *index.entry(&record.key).or_insert(cells.len());
         if place == cells.len() {
             let key = record.key.as_str();

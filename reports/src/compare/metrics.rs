@@ -248,7 +248,7 @@ fn judged(
     // A trial that states 0 has no logarithm; to go on without it would compare other trials than those that are shown.
     let complete = found.filter(|found| found.trials == (a.len(), b.len()));
     let Some(found) = complete else {
-        let zero = |values: &[f64]| values.iter().any(|value| *value == 0.0);
+        let zero = |values: &[f64]| values.contains(&0.0);
         metric.reason = Some(match (metric.a, metric.b) {
             (None, None) => "neither side states it".into(),
             (None, _) => "A does not state it".into(),

@@ -41,33 +41,33 @@ const INNER: usize = 250;
 pub fn ratio<T: Clone + PartialOrd>(a: &[Vec<T>], b: &[Vec<T>], of_trial: impl Fn(&[T]) -> f64) -> Option<Ratio> {
     let (a, b) = (Side::new(a, &of_trial), Side::new(b, &of_trial));
     let (mid_a, mid_b) = (a.median()?, b.median()?);
-    let mid = mid_b.ln() - mid_a.ln();
-    let mut logs = Vec::with_capacity(RESAMPLES);
+    let mut ratios = Vec::with_capacity(RESAMPLES);
     for (stream_a, stream_b) in [(1, 2), (2, 1)] {
         let (mut random_a, mut random_b) = (stream(stream_a), stream(stream_b));
         let mut drawn = Vec::new();
         for _ in 0..RESAMPLES / 2 {
-            let of_a = a.draw(&mut random_a, &mut drawn).ln();
-            logs.push(b.draw(&mut random_b, &mut drawn).ln() - of_a);
+            let of_a = a.draw(&mut random_a, &mut drawn);
+            ratios.push(b.draw(&mut random_b, &mut drawn) / of_a);
         }
     }
-    // The same count is cut off on both sides.
+    // The same count is cut off on both sides. Logarithms have the same order, and need not be taken.
     let cut = RESAMPLES / 40 - 1;
-    let (_, low, rest) = logs.select_nth_unstable_by(cut, f64::total_cmp);
+    let (_, low, rest) = ratios.select_nth_unstable_by(cut, f64::total_cmp);
     let low = *low;
     let (_, high, _) = rest.select_nth_unstable_by(RESAMPLES - 2 - 2 * cut, f64::total_cmp);
-    let (mut low, mut high) = (low.min(mid), high.max(mid));
+    // Where a ratio is beyond what numbers hold, the largest or smallest number stands for it.
+    let mid = (mid_b / mid_a).clamp(f64::MIN_POSITIVE, f64::MAX);
+    let (mut low, mut high) = (low.min(mid), high.min(f64::MAX).max(mid));
     let trials = (a.values.len(), b.values.len());
     if trials.0.min(trials.1) < ENOUGH {
         let logs = |side: &Side| side.values.iter().map(|value| value.ln()).collect::<Vec<f64>>();
         if let Some(welch) = difference(&logs(&a), &logs(&b)) {
-            (low, high) = (low.min(welch.low), high.max(welch.high));
+            let log = mid_b.ln() - mid_a.ln();
+            let limit = |limit: f64| (mid * (limit - log).exp()).min(f64::MAX);
+            (low, high) = (low.min(limit(welch.low)), high.max(limit(welch.high)));
         }
     }
-    // Where a ratio is beyond what numbers hold, the largest or smallest number stands for it.
-    let middle = (mid_b / mid_a).clamp(f64::MIN_POSITIVE, f64::MAX);
-    let limit = |log: f64| (middle * (log - mid).exp()).clamp(0.0, f64::MAX);
-    let ratio = Interval { low: limit(low), mid: middle, high: limit(high) };
+    let ratio = Interval { low, mid, high };
     Some(Ratio { a: mid_a, b: mid_b, ratio, trials })
 }
 
@@ -92,7 +92,7 @@ impl Side {
         trials.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| by_steps(a.1, b.1)));
         // What trials state holds the noise of their steps once already; to add it whole would count it twice. Over many
         // trials the bootstrap of trials alone has its variance short by a part in their number, and of a single
-        // trial by all of it: the power makes up for that part.
+        // trial by all of it: deviations shrunk so make up for that part.
         let shrink = 1.0 / (trials.len() as f64).sqrt();
         let count = if trials.iter().any(|(_, steps)| steps.len() > 1) { INNER } else { 1 };
         let mut resampled = Vec::with_capacity(trials.len() * count);
@@ -103,7 +103,7 @@ impl Side {
                 drawn.clear();
                 drawn.extend((0..steps.len()).map(|_| steps[random.below(steps.len())].clone()));
                 let of_drawn = Some(of_trial(&drawn)).filter(is_usable).unwrap_or(*value);
-                resampled.push(value * (of_drawn / value).powf(shrink));
+                resampled.push(value + (of_drawn - value) * shrink);
             }
         }
         Self { values: trials.into_iter().map(|(value, _)| value).collect(), resampled }

@@ -98,7 +98,7 @@ fn squared_error(values: &[f64]) -> Option<f64> {
 pub fn interval_of_mean(values: &[f64]) -> Option<Interval> {
     let mid = mean(values)?;
     let half = student_t(values.len() as f64 - 1.0) * squared_error(values)?.sqrt();
-    (mid.is_finite() && half.is_finite()).then(|| Interval { low: mid - half, mid, high: mid + half })
+    (mid.is_finite() && half.is_finite()).then_some(Interval { low: mid - half, mid, high: mid + half })
 }
 
 /// Welch's 95 % interval of mean(b) - mean(a), with the degrees of freedom of Satterthwaite: the two sides may vary
@@ -117,5 +117,5 @@ pub fn difference(a: &[f64], b: &[f64]) -> Option<Interval> {
     let part = |error_of: f64, count: usize| (error_of / error).powi(2) / (count as f64 - 1.0);
     let degrees = 1.0 / (part(of_a, a.len()) + part(of_b, b.len()));
     let half = student_t(degrees) * error.sqrt();
-    half.is_finite().then(|| Interval { low: mid - half, mid, high: mid + half })
+    half.is_finite().then_some(Interval { low: mid - half, mid, high: mid + half })
 }

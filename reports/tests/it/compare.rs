@@ -2,16 +2,16 @@
 
 use proptest::prelude::*;
 use serde_json::json;
+use zbench_reports::Record;
 use zbench_reports::compare::document::{PAIRS_IN_FULL, document};
 use zbench_reports::compare::{Comparison, Metric, Options, PairedBy, Side, Verdict, compare};
 use zbench_reports::record::*;
 use zbench_reports::render::{markdown, terminal};
-use zbench_reports::{Document, Record};
 
 use super::{any, comparison::expect, grid};
 
-fn side(selector: &str, records: Vec<Record>) -> Side {
-    Side { selector: selector.into(), records }
+fn side<'a>(selector: &str, records: &'a [Record]) -> Side<'a> {
+    Side { selector: selector.into(), records: records.iter().collect() }
 }
 
 fn of_strategy(strategy: &str) -> Vec<Record> {
@@ -26,7 +26,7 @@ fn cell(strategy: &'static str, ms: [f64; 3]) -> Vec<Record> {
 }
 
 fn compared(a: Vec<Record>, b: Vec<Record>) -> Comparison {
-    compare(&side("before", a), &side("after", b), Options::default())
+    compare(&side("before", &a), &side("after", &b), Options::default())
 }
 
 fn text(comparison: &Comparison) -> String {
@@ -41,21 +41,12 @@ fn metric<'c>(comparison: &'c Comparison, name: &str) -> &'c Metric {
 fn story() -> Comparison {
     let mut a = of_strategy("ddp");
     a[0].validity.push("busy_machine".into());
-    let mut b = of_strategy("zero3");
+    let mut b = story_b();
     for record in &mut b {
         record.environment["os"] = "Linux 2".into();
         record.environment.insert("commit".into(), "fedcba987654".into());
     }
-    let lone = b.iter_mut().filter(|record| record.key.starts_with("zero3none1"));
-    for record in lone {
-        let last = record.steps[5].clone();
-        let more = (6..30u64).map(|step| Step { step, ..last.clone() });
-        record.steps.extend(more);
-        for step in &mut record.steps[1..5] {
-            step.ms *= 1.5;
-        }
-    }
-    compare(&side("parallel.strategy=ddp", a), &side("parallel.strategy=zero3", b), Options::default())
+    compare(&side("parallel.strategy=ddp", &a), &side("parallel.strategy=zero3", &b), Options::default())
 }
 
 #[test]
@@ -112,7 +103,7 @@ fn nothing_is_claimed_that_the_trials_do_not_show() {
 #[test]
 fn the_speed_of_a_cell_that_fails_parity_is_no_result() {
     let comparison =
-        compare(&side("a", of_strategy("zero3")[2..].to_vec()), &side("b", of_strategy("zero2")), Options::default());
+        compare(&side("a", &of_strategy("zero3")[2..]), &side("b", &of_strategy("zero2")), Options::default());
     let pair = comparison.pairs.iter().find(|pair| pair.b.label.contains("zero2")).unwrap();
     let speed = pair.metric("tokens_per_second").unwrap();
     assert_eq!(speed.verdict, Verdict::NotComparable);
@@ -137,7 +128,7 @@ fn flagged_and_unmeasured_trials_are_left_out_and_counted() {
     assert!(said.contains("--include-flagged"), "{said}");
     assert!(said.contains("A record stands on both sides"), "the trials are the same records: {said}");
     let options = Options { include_flagged: true, ..Options::default() };
-    let comparison = compare(&side("a", a), &side("b", b), options);
+    let comparison = compare(&side("a", &a), &side("b", &b), options);
     assert_eq!(comparison.a.used, 3);
     assert!(text(&comparison).contains("Flagged trials of A are used, as asked: swap_used."));
     // None is left: the pair is named, with the reason.
@@ -259,10 +250,22 @@ fn warm_up_is_discarded_shown_and_kept_on_request() {
     let b = of_b.len();
     let options = Options { all_steps: true, ..Options::default() };
     let (a, records) = (of_strategy("ddp"), story_b());
-    let kept = compare(&side("a", a), &side("b", records), options);
+    let kept = compare(&side("a", &a), &side("b", &records), options);
     let pair = kept.pairs.iter().find(|pair| pair.b.key.starts_with("zero3none1")).unwrap();
     assert_eq!(pair.warm_up.iter().filter(|trial| trial.warm_up_steps == 4 && trial.discarded == 0).count(), b);
     assert!(text(&kept).contains("all steps are kept, as asked"));
+}
+
+/// The report of a grid discards nothing, and warns.
+#[test]
+fn a_grids_report_warns_of_warm_up() {
+    let warns = |records: &[Record]| markdown::render(&zbench_reports::grid_report::comparison(records, None));
+    let said = warns(&story_b());
+    assert!(
+        said.contains("In 3 of 9 measured trials warm-up seems to last into the timed steps, to timed step 4"),
+        "{said}"
+    );
+    assert!(!warns(&of_strategy("zero3")).contains("warm-up"));
 }
 
 fn story_b() -> Vec<Record> {
@@ -305,18 +308,14 @@ fn the_other_way_round_says_the_opposite() {
     }
 }
 
-fn names(document: &Document) -> String {
-    markdown::render(document)
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// Whatever the records hold: no panic, no number that is none, and every cell is in a pair or named as unpaired.
     #[test]
     fn any_records_are_compared(a in proptest::collection::vec(any::record(), 0..5), b in proptest::collection::vec(any::record(), 0..5), include_flagged: bool, all_steps: bool) {
-        let comparison = compare(&side("a", a.clone()), &side("b", b.clone()), Options { include_flagged, all_steps });
-        let shown = names(&document(&comparison, 3));
+        let comparison = compare(&side("a", &a), &side("b", &b), Options { include_flagged, all_steps });
+        let shown = markdown::render(&document(&comparison, 3));
         prop_assert!(!shown.contains("NaN"), "{shown}");
         for pair in &comparison.pairs {
             let line = serde_json::to_string(pair).unwrap();

@@ -7,7 +7,7 @@ use zbench_reports::steady::{FEWEST, Steady, steady};
 /// Noise of this deviation (relative), each step resembling the one before by `alike`.
 fn noise(dice: &mut Dice, steps: usize, deviation: f64, alike: f64) -> Vec<f64> {
     let mut last = dice.normal();
-    let fresh = (1.0 - alike * alike as f64).sqrt();
+    let fresh = (1.0 - alike * alike).sqrt();
     (0..steps)
         .map(|_| {
             last = alike * last + fresh * dice.normal();
