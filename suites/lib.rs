@@ -16,5 +16,6 @@ pub mod commands;
 pub mod config;
 pub mod grid;
 pub mod launch;
+pub mod png;
 pub mod proxy;
 pub mod runner;

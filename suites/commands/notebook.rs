@@ -1,14 +1,13 @@
-//! `list`, `show`, `note` and `report`: what the notebook holds.
+//! `list`, `show` and `note`: what the notebook holds.
 
-use super::{print_document, print_lines, select};
+use super::{print_document, print_lines};
 use crate::cli::{Format, Global, exit};
 use anyhow::{Result, bail};
-use serde_json::Value;
 use zbench_reports::record::Record;
-use zbench_reports::{Notebook, Remark, grid_report, notebook_report};
+use zbench_reports::{Notebook, Remark, notebook_report};
 
 /// The notebook, which must be there: asking a folder that does not exist makes none.
-fn existing(global: &Global) -> Result<Notebook> {
+pub fn existing(global: &Global) -> Result<Notebook> {
     if !global.notebook.is_dir() {
         bail!(
             "there is no notebook in {}; run a grid first, or name it with --notebook DIR",
@@ -19,7 +18,7 @@ fn existing(global: &Global) -> Result<Notebook> {
 }
 
 /// All records, unreadable lines told of.
-fn records(global: &Global) -> Result<Vec<Record>> {
+pub fn records(global: &Global) -> Result<Vec<Record>> {
     let contents = existing(global)?.read()?;
     for warning in contents.warnings() {
         crate::say!("warning: {warning}");
@@ -67,20 +66,5 @@ pub fn note(global: &Global, id: &str, text: &str) -> Result<u8> {
     let record = notebook.find(id)?;
     notebook.note(&Remark::new(&record.id, text, jiff::Timestamp::now().to_string()))?;
     crate::say!("noted on {}", record.id);
-    Ok(exit::SUCCESS)
-}
-
-/// `zbench report [IDS|FILTER]`.
-pub fn report(global: &Global, what: &[String]) -> Result<u8> {
-    let chosen = select::select(&existing(global)?, records(global)?, what)?;
-    if chosen.is_empty() {
-        crate::say!("no record is left to report on; `zbench list` shows what there is");
-        return Ok(exit::NOT_MEASURED);
-    }
-    let question = chosen.iter().find_map(|record| record.extra.get("question").and_then(Value::as_str));
-    match global.format {
-        Format::Json => print_lines(&chosen)?,
-        _ => print_document(global, &grid_report::comparison(&chosen, question))?,
-    }
     Ok(exit::SUCCESS)
 }
