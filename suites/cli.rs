@@ -4,7 +4,8 @@ use crate::allreduce::args::AllreduceArgs;
 use crate::commands;
 use crate::config::ConfigError;
 use crate::config::units;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -28,7 +29,7 @@ pub mod exit {
 const EXAMPLES: &str = "Examples:
   zbench grid configs/quickstart.toml                 train every cell, three trials each, and compare them
   zbench grid configs/quickstart.toml --dry-run       what each cell will take, without running it
-  zbench report --format markdown > report.md         the comparison of everything in the notebook
+  zbench report -o report.html                        everything in the notebook, with plots, as one file
 
 Exit codes: 0 success, 1 usage or configuration, 4 nothing was measured, 5 a cell failed, timed out or diverged.";
 
@@ -53,6 +54,9 @@ pub struct Global {
     /// Form of what is printed on standard output
     #[arg(long, global = true, value_enum, default_value = "table")]
     pub format: Format,
+    /// Whether the form was asked for.
+    #[arg(skip)]
+    pub format_given: bool,
     /// No progress on standard error
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
@@ -76,6 +80,8 @@ pub enum Format {
     Csv,
     /// One object per line
     Json,
+    /// One self-contained page, with plots
+    Html,
 }
 
 /// When tables have colour.
@@ -180,17 +186,19 @@ Nothing is taken of a file that is cut off, changed or of a newer version. What 
         #[arg(long, value_parser = duration, default_value = "10min", value_name = "TIME")]
         timeout: Duration,
     },
-    /// The comparison of records
+    /// The comparison of records, with plots
     #[command(after_help = "Examples:
   zbench report                                       everything in the notebook
-  zbench report name=quickstart                       the entry of that title
-  zbench report parallel.strategy=zero3 --format csv  records of one strategy
-  zbench report 3f2a 77c0                             two records")]
-    Report {
-        /// Ids or their beginnings, or key=value filters (a key of the configuration, name, key or status)
-        #[arg(value_name = "ID|FILTER")]
-        what: Vec<String>,
-    },
+  zbench report name=quickstart -o report.html        the entry of that title, as one page with plots
+  zbench report --format html > report.html           the same page of everything
+  zbench report parallel.strategy=zero3 --format csv  records of one strategy, and the data of the plots
+  zbench report 3f2a 77c0                             two records
+  zbench report --figures plots --png                 each plot as plots/NAME.svg and plots/NAME.png
+  zbench report -o report.md --figures plots          Markdown that shows the plots
+
+The page loads nothing and runs nothing; it follows the reader's light or dark theme and can be printed. docs/reports.md says
+how to read each plot.")]
+    Report(ReportArgs),
     /// Two records, cells, grids, commits or notebooks side by side: how much, how surely, and what explains it
     #[command(after_help = "Examples:
   zbench compare 3f2a 77c0                            two records, or two cells by their keys
@@ -361,10 +369,37 @@ pub struct PlanArgs {
     pub proxy: bool,
 }
 
+/// `zbench report`.
+#[derive(Args)]
+pub struct ReportArgs {
+    /// Ids or their beginnings, or key=value filters (a key of the configuration, name, key or status)
+    #[arg(value_name = "ID|FILTER")]
+    pub what: Vec<String>,
+    /// Write to a file instead, whole or not at all; its ending (html, md, csv, json, txt) is the form where --format is absent
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Write each plot into this folder as SVG
+    #[arg(long, value_name = "DIR")]
+    pub figures: Option<PathBuf>,
+    /// Write each plot as PNG, too
+    #[arg(long, requires = "figures")]
+    pub png: bool,
+}
+
 fn duration(text: &str) -> Result<Duration, String> {
     let seconds = units::seconds(text).filter(|seconds| *seconds > 0.0);
     let seconds = seconds.ok_or_else(|| "write a time above 0, as 90s or 10min".to_string())?;
     Duration::try_from_secs_f64(seconds).map_err(|_| "is too long; write at most some years".to_string())
+}
+
+fn parse() -> Result<Cli, clap::Error> {
+    let matches = Cli::command().try_get_matches()?;
+    // A global option may stand behind the command.
+    let innermost = std::iter::successors(Some(&matches), |matches| matches.subcommand().map(|(_, inner)| inner));
+    let given = innermost.into_iter().any(|level| level.value_source("format") == Some(ValueSource::CommandLine));
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    cli.global.format_given = given;
+    Ok(cli)
 }
 
 /// Parses the arguments, runs the command, and says in an exit code how it went.
@@ -376,7 +411,7 @@ pub fn main() -> ExitCode {
         crate::say!("error: the process that started this one is gone");
         return ExitCode::from(exit::USAGE);
     }
-    let cli = match Cli::try_parse() {
+    let cli = match parse() {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no errors; clap's own code for a usage error is 2, which is taken.

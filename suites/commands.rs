@@ -7,6 +7,7 @@ mod doctor;
 mod filter;
 mod notebook;
 mod progress;
+mod report;
 mod repro;
 mod select;
 mod session;
@@ -25,7 +26,7 @@ use std::io::{IsTerminal, Write};
 use zbench_engine::config::DeviceKind;
 use zbench_reports::Notebook;
 use zbench_reports::document;
-use zbench_reports::render::{csv, json, markdown, terminal};
+use zbench_reports::render::{csv, html, json, markdown, terminal};
 
 /// Runs a command; its exit code.
 pub fn run(cli: &Cli) -> Result<u8> {
@@ -45,7 +46,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Tag(arguments) => notebook::tag(global, arguments),
         Command::Export(arguments) => bundle::export(global, arguments),
         Command::Import(arguments) => bundle::import(global, arguments),
-        Command::Report { what } => notebook::report(global, what),
+        Command::Report(arguments) => report::report(global, arguments),
         Command::Repro { id, timeout } => {
             session::with(global, *timeout, |session| repro::repro(global, session, id, *timeout))
         }
@@ -79,12 +80,17 @@ fn print(text: &str) -> Result<()> {
 
 /// A document in the form that was asked for.
 fn print_document(global: &Global, document: &document::Document) -> Result<()> {
-    print(&match global.format {
+    print(&document_text(global, document))
+}
+
+fn document_text(global: &Global, document: &document::Document) -> String {
+    match global.format {
         Format::Table => terminal::render(document, the_terminal(global)),
         Format::Markdown => markdown::render(document),
         Format::Csv => csv::render(document),
         Format::Json => json::render(document),
-    })
+        Format::Html => html::render(document),
+    }
 }
 
 /// Objects, one a line.

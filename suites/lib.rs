@@ -17,5 +17,6 @@ pub mod config;
 pub mod environment;
 pub mod grid;
 pub mod launch;
+pub mod png;
 pub mod proxy;
 pub mod runner;

@@ -434,7 +434,7 @@ fn a_rescued_record_is_a_bundle() {
     let record = Record::new("abc", "key", "name", Outcome::measured());
     let path = rescue::keep(&record, folder.path()).unwrap();
     let read = |text: &[u8]| bundle::read(text).unwrap().records;
-    assert_eq!(read(&std::fs::read(&path).unwrap()), [record.clone()]);
+    assert_eq!(read(&std::fs::read(&path).unwrap()), std::slice::from_ref(&record));
     let text = rescue::keep(&record, folder.path()).unwrap_err();
     assert_eq!(read(text.as_bytes()), [record], "a file that is there is not written over");
 }

@@ -1,7 +1,9 @@
-//! A text without a format: what reports are made of and renderers turn into terminal, Markdown, CSV, JSON.
+//! A text without a format: what reports are made of and renderers turn into terminal, Markdown, CSV, JSON, HTML.
 
 use serde::Serialize;
 use serde_json::Value;
+
+use crate::plot::Figure;
 
 /// A titled sequence of blocks.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -12,7 +14,7 @@ pub struct Document {
     pub blocks: Vec<Block>,
 }
 
-/// A part of a document. More kinds (plots) may come, so a renderer outside of this crate needs a default arm.
+/// A part of a document. More kinds may come, so a renderer outside of this crate needs a default arm.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", content = "content", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -32,6 +34,8 @@ pub enum Block {
     Table(Table),
     /// Text that must be kept as it is: a command, a configuration.
     Code(String),
+    /// A plot with its words.
+    Figure(Figure),
 }
 
 /// Columns and rows. Every row has as many entries as there are columns; [`Table::row`] sees to it.
@@ -225,6 +229,19 @@ impl Document {
     /// Adds text that is kept as it is.
     pub fn code(&mut self, text: impl Into<String>) {
         self.blocks.push(Block::Code(text.into()));
+    }
+
+    /// Adds a plot, if there is one.
+    pub fn figure(&mut self, figure: Option<Figure>) {
+        self.blocks.extend(figure.map(Block::Figure));
+    }
+
+    /// The plots, in order.
+    pub fn figures(&self) -> impl Iterator<Item = &Figure> {
+        self.blocks.iter().filter_map(|block| match block {
+            Block::Figure(figure) => Some(figure),
+            _ => None,
+        })
     }
 
     /// The tables, in order.

@@ -2,22 +2,24 @@
 
 mod cells;
 pub(crate) mod labels;
+mod machine;
 mod planned;
 mod ranking;
 mod tables;
 mod words;
 
-use std::collections::BTreeMap;
-
-use serde_json::Value;
+use std::collections::HashMap;
 
 use crate::collectives::document as collectives;
-use crate::document::{Column, Document, Entry, Table};
+use crate::document::{Block, Document};
+use crate::figures;
 use crate::record::Record;
 use crate::{steady, units};
-use cells::Grid;
 
 /// Compares the cells of these records. `question` is what the grid was to find out.
+///
+/// The question, the answer in words, the machine and what was not measured come first; then the tables and plots behind
+/// the answer, and the command that repeats each row.
 ///
 /// Trials are gathered by key; every record appears, whatever its outcome. Rows are in the order of the median tokens per
 /// second, ranks with ties as in [`crate::stats::places`]; a cell that fails loss parity or has only trials with validity
@@ -27,40 +29,73 @@ pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
     let (links, cells): (Vec<&Record>, Vec<&Record>) =
         records.iter().partition(|record| collectives::is_of_suite(record));
     if links.is_empty() {
-        return of_cells(records, question);
+        return of_cells(&cells, question);
     }
-    let cells: Vec<Record> = cells.into_iter().cloned().collect();
     let mut document = match cells.is_empty() {
         true => Document::new("Interconnect"),
         false => of_cells(&cells, question),
     };
+    if cells.is_empty() {
+        asked(&mut document, question);
+        document.heading("Machine");
+        machine::words(&mut document, &links);
+    }
     collectives::report(&mut document, &links);
     if cells.is_empty() {
-        machine(&mut document, records);
+        document.heading("Environment");
+        machine::table(&mut document, &links);
     }
     document
 }
 
-fn of_cells(records: &[Record], question: Option<&str>) -> Document {
+fn asked(document: &mut Document, question: Option<&str>) {
+    match question.map(str::trim).filter(|question| !question.is_empty()) {
+        Some(question) => document.paragraph(format!("Question: {question}")),
+        None => document.paragraph("No question is stated; `question = \"…\"` in the configuration puts one here."),
+    }
+}
+
+fn of_cells(records: &[&Record], question: Option<&str>) -> Document {
     let title = records.iter().map(|record| record.name.as_str()).find(|name| !name.is_empty()).unwrap_or("comparison");
     let mut document = Document::new(title);
-    if let Some(question) = question.map(str::trim).filter(|question| !question.is_empty()) {
-        document.paragraph(format!("Question: {question}"));
-    }
+    asked(&mut document, question);
     if records.is_empty() {
         document.paragraph("There are no records to compare.");
         return document;
     }
     let grid = Grid::new(records);
     answer(&mut document, &grid);
+    document.heading("Machine");
+    machine::words(&mut document, records);
+    not_measured(&mut document, &grid);
     cell_tables(&mut document, &grid);
-    machine(&mut document, records);
+    document.heading("Environment");
+    machine::table(&mut document, records);
     document.heading("Repeating this");
     document
         .paragraph("Each row that ran can be run again from its record alone; zbench show ID prints all of a record.");
     document.table(tables::repeat(&grid));
     made_by(&mut document, &grid, records);
     document
+}
+
+/// What was skipped or ended otherwise, and why; what was measured and not used, and why.
+fn not_measured(document: &mut Document, grid: &Grid) {
+    document.heading("Not measured, and why");
+    match tables::unmeasured(grid) {
+        Some(table) => document.table(table),
+        None => document.paragraph("Every cell was measured; none was skipped."),
+    }
+    let parts = [
+        ("Not ranked: loss parity failed", tables::failed_parity(grid)),
+        ("Trials with validity flags", tables::flagged(grid)),
+    ];
+    for (heading, table) in parts {
+        if let Some(table) = table {
+            document.heading(heading);
+            document.table(table);
+        }
+    }
 }
 
 fn answer(document: &mut Document, grid: &Grid) {
@@ -118,11 +153,13 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
     let speed = tables::speed(grid);
     if !speed.rows.is_empty() {
         document.heading("Cells");
+        document.figure(figures::tokens_per_second(grid));
         document.table(speed);
         document.paragraph(ranking::intervals(grid));
         document.list(ranking::wide(grid));
         let used: Vec<&Record> = grid.measured().flat_map(|cell| cell.used.iter().copied()).collect();
         steady::warning(&used).into_iter().for_each(|text| document.paragraph(text));
+        document.figure(figures::mfu(grid));
     }
     if !grid.axes.following.is_empty() {
         let paths: Vec<String> = grid.axes.following.iter().map(|axis| axis.path.clone()).collect();
@@ -130,17 +167,21 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
             .paragraph(format!("Keys that differ too, and follow from those in the labels: {}.", units::list(&paths)));
     }
     let parts = [
-        ("Not ranked: loss parity failed", tables::failed_parity(grid)),
-        ("Not measured", tables::unmeasured(grid)),
-        ("Trials with validity flags", tables::flagged(grid)),
-        ("Memory", tables::memory(grid)),
-        ("Time of a step", tables::time(grid)),
-        ("Communication", tables::communication(grid)),
+        ("Speed against memory", figures::pareto(grid), None, figures::dominated(grid)),
+        ("Memory", figures::memory(grid), None, tables::memory(grid)),
+        ("Time of a step", figures::time(grid), figures::waterfall(grid), tables::time(grid)),
+        ("Step times", figures::spread(grid), None, None),
+        ("Communication", None, None, tables::communication(grid)),
+        ("Losses", figures::losses(grid), None, None),
+        ("Plan against measurement", figures::predicted_memory(grid), figures::predicted_wire(grid), None),
+        ("Plan against measurement: time", figures::predicted_step(grid), None, None),
     ];
-    for (heading, table) in parts {
-        if let Some(table) = table {
+    for (heading, first, second, table) in parts {
+        if first.is_some() || second.is_some() || table.is_some() {
             document.heading(heading);
-            document.table(table);
+            document.figure(first);
+            document.figure(second);
+            document.blocks.extend(table.map(Block::Table));
         }
     }
     let unstated = unstated(grid);
@@ -233,13 +274,15 @@ fn without_numbers(text: &str) -> String {
 }
 
 /// The command that made the records: one line where all share it, else a table of commands.
-fn made_by(document: &mut Document, grid: &Grid, records: &[Record]) {
+fn made_by(document: &mut Document, grid: &Grid, records: &[&Record]) {
+    let mut index: HashMap<&str, usize> = HashMap::new();
     let mut commands: Vec<(&str, Vec<&Record>)> = Vec::new();
     for record in records {
-        match commands.iter_mut().find(|(command, _)| *command == record.command) {
-            Some((_, made)) => made.push(record),
-            None => commands.push((&record.command, vec![record])),
+        let place = *index.entry(&record.command).or_insert(commands.len());
+        if place == commands.len() {
+            commands.push((&record.command, Vec::new()));
         }
+        commands[place].1.push(record);
     }
     match &commands[..] {
         [("", _)] => document.paragraph("The records do not say which command made them."),
@@ -251,34 +294,6 @@ fn made_by(document: &mut Document, grid: &Grid, records: &[Record]) {
     }
 }
 
-/// The environment of the first record, and in what the others differ.
-fn machine(document: &mut Document, records: &[Record]) {
-    document.heading("Machine");
-    let flat: Vec<Vec<(String, Value)>> = records.iter().map(|record| flatten(&record.environment)).collect();
-    if flat.iter().all(Vec::is_empty) {
-        document.paragraph("The records do not describe their machine.");
-        return;
-    }
-    let mut table = Table::new("environment", vec![Column::words("what"), Column::words("value")]);
-    for (path, value) in &flat[0] {
-        table.row(vec![Entry::words(path), Entry::json(value)]);
-    }
-    document.table(table);
-    // A key on which all agree occurs once for each record, always with the first value.
-    let mut agreeing: BTreeMap<&str, (&Value, usize)> = BTreeMap::new();
-    for (path, value) in flat.iter().flatten() {
-        let (first, count) = agreeing.entry(path).or_insert((value, 0));
-        *count += usize::from(*first == value);
-    }
-    let differing: Vec<String> =
-        agreeing.into_iter().filter(|(_, (_, count))| *count < flat.len()).map(|(path, _)| path.to_string()).collect();
-    if !differing.is_empty() {
-        document.paragraph(format!(
-            "The table is that of the first record; the records do not agree in: {}.",
-            units::list(&differing)
-        ));
-    }
-}
-
 pub(crate) use crate::environment::flatten;
-pub(crate) use labels::{first_letters, telling_length};
+pub(crate) use cells::{Cell, Grid};
+pub(crate) use labels::{STRATEGY, first_letters, telling_length};

@@ -1,7 +1,8 @@
 //! What was measured, and what can be said about it.
 //!
 //! [`record`] is one trial of one cell, [`store`] the append-only notebook that holds records on disk, [`stats`] the
-//! medians, intervals and ties, [`document`] a text without a format, [`render`] the formats, and [`grid_report`],
+//! medians, intervals and ties, [`plot`] a drawing without a format, [`document`] a text of words, tables and drawings,
+//! [`render`] the formats, and [`grid_report`],
 //! [`estimate_report`] and [`notebook_report`] the documents made from records. Everything except the store is a pure function of its
 //! arguments: nothing here measures, prints or knows how a record came about.
 
@@ -11,9 +12,11 @@ pub mod compare;
 pub mod document;
 pub mod environment;
 pub mod estimate_report;
+mod figures;
 pub mod grid_report;
 pub mod named;
 pub mod notebook_report;
+pub mod plot;
 pub mod record;
 pub mod redact;
 pub mod render;

@@ -1,6 +1,7 @@
 //! Documents as text, one module per format.
 
 pub mod csv;
+pub mod html;
 pub mod json;
 pub mod markdown;
 pub mod terminal;
@@ -29,4 +30,22 @@ fn visible(text: &str, keep_lines: bool) -> String {
         }
     }
     clean
+}
+
+/// One line of text for HTML, XML and the values of their attributes: nothing in it is markup.
+pub(crate) fn xml(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for symbol in one_line(text).chars() {
+        match symbol {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            // No XML document may hold these two, however they are written.
+            '\u{fffe}' | '\u{ffff}' => escaped.extend(symbol.escape_unicode()),
+            symbol => escaped.push(symbol),
+        }
+    }
+    escaped
 }

@@ -1,14 +1,13 @@
-//! `list`, `show`, `note`, `tag` and `report`: what the notebook holds.
+//! `list`, `show`, `note` and `tag`: what the notebook holds.
 
 use super::{existing, filter, print_document, print_lines};
 use crate::cli::{Format, Global, ListArgs, TagArgs, exit};
 use anyhow::{Result, bail};
-use serde_json::Value;
 use zbench_reports::record::Record;
-use zbench_reports::{Contents, Notebook, Remark, grid_report, notebook_report};
+use zbench_reports::{Contents, Notebook, Remark, notebook_report};
 
 /// Everything that it holds, unreadable lines told of.
-fn contents(notebook: &Notebook) -> Result<Contents> {
+pub fn contents(notebook: &Notebook) -> Result<Contents> {
     let contents = notebook.read()?;
     for warning in contents.warnings() {
         crate::say!("warning: {warning}");
@@ -120,21 +119,5 @@ pub fn note(global: &Global, id: &str, text: &str) -> Result<u8> {
     let record = notebook.find(id)?;
     notebook.note(&Remark::new(&record.id, text, jiff::Timestamp::now().to_string()))?;
     crate::say!("noted on {}", record.id);
-    Ok(exit::SUCCESS)
-}
-
-/// `zbench report [IDS|FILTER]`.
-pub fn report(global: &Global, what: &[String]) -> Result<u8> {
-    let notebook = existing(global)?;
-    let chosen = filter::choose(&notebook, &contents(&notebook)?, what, jiff::Timestamp::now())?;
-    if chosen.is_empty() {
-        crate::say!("no record is left to report on; `zbench list` shows what there is");
-        return Ok(exit::NOT_MEASURED);
-    }
-    let question = chosen.iter().find_map(|record| record.extra.get("question").and_then(Value::as_str));
-    match global.format {
-        Format::Json => print_lines(&chosen)?,
-        _ => print_document(global, &grid_report::comparison(&chosen, question))?,
-    }
     Ok(exit::SUCCESS)
 }

@@ -149,6 +149,9 @@ pub fn report(document: &mut Document, records: &[&Record]) {
         return;
     }
     document.heading("Collectives");
+    for figure in crate::figures::bandwidth(records) {
+        document.figure(Some(figure));
+    }
     let columns = vec![
         Column::words("record"),
         Column::words("started"),

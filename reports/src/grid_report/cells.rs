@@ -43,10 +43,10 @@ pub struct Grid<'a> {
 
 impl<'a> Grid<'a> {
     /// Gathers records by key, in the order in which keys first occur, and ranks the cells.
-    pub fn new(records: &'a [Record]) -> Self {
+    pub fn new(records: &[&'a Record]) -> Self {
         let mut index: HashMap<&str, usize> = HashMap::new();
         let mut trials: Vec<Vec<&Record>> = Vec::new();
-        for record in records {
+        for &record in records {
             let place = *index.entry(&record.key).or_insert(trials.len());
             if place == trials.len() {
                 trials.push(Vec::new());

@@ -2,6 +2,7 @@
 
 use super::cells::{Cell, Grid};
 use super::labels::{Axis, STRATEGY};
+use super::words::named;
 use crate::document::{Column, Document, Entry, Table, Tone};
 use crate::estimate_report::EstimateRow;
 use crate::record::{Category, Status};
@@ -114,7 +115,7 @@ pub fn answer(document: &mut Document, grid: &Grid) -> bool {
         document.paragraph("What does not fit, why, and the cheapest change that makes it fit:");
         document.list(misfits);
     }
-    document.table(table(&plans));
+    document.table(table(grid, &plans));
     true
 }
 
@@ -133,21 +134,20 @@ fn summary(grid: &Grid, plans: &[Plan]) -> String {
         true => format!("into the {} of a rank", units::memory(plans[0].capacity as f64)),
         false => "into what its ranks may use".to_string(),
     };
-    let names = |plans: &[String]| plans.join("; ");
     text += &match fitting.len() {
         0 => format!("none of {} fits {capacity}.", units::plural(plans.len(), "cell", "cells")),
         count => format!(
             "{count} of {} {} {capacity}: {}.",
             units::plural(plans.len(), "cell", "cells"),
             if count == 1 { "fits" } else { "fit" },
-            names(&fitting.iter().map(|plan| of_capacity(plan)).collect::<Vec<_>>())
+            named(&fitting.iter().map(|plan| of_capacity(plan)).collect::<Vec<_>>())
         ),
     };
     if !barely.is_empty() {
         text += &format!(
             " Only barely, above {:.0} %: {}.",
             BARELY * 100.0,
-            names(&barely.iter().map(|plan| plan.cell.label.clone()).collect::<Vec<_>>())
+            named(&barely.iter().map(|plan| plan.cell.label.clone()).collect::<Vec<_>>())
         );
     }
     if grid.axes.telling.iter().any(|axis| axis.path == STRATEGY) {
@@ -299,7 +299,7 @@ fn cause(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
     format!("Its largest part is {}, {}", largest.name(), show(plan.part(largest)))
 }
 
-fn table(plans: &[Plan]) -> Table {
+fn table(grid: &Grid, plans: &[Plan]) -> Table {
     let columns = vec![
         Column::words("cell"),
         Column::words("fits"),
@@ -308,6 +308,7 @@ fn table(plans: &[Plan]) -> Table {
         Column::numbers("of capacity", "fraction"),
         Column::words("spare or too much"),
         Column::numbers("model state", "bytes"),
+        Column::words("record"),
         Column::words("cheapest change").for_machines(),
     ];
     let mut table = Table::new("plan", columns).caption("Planned peak of the largest rank against what it may use.");
@@ -329,6 +330,7 @@ fn table(plans: &[Plan]) -> Table {
             Entry::number(plan.share(), units::percent(plan.share())),
             Entry::words(room),
             Entry::memory(plan.model_state()),
+            Entry::words(grid.short_id(&plan.cell.record().id)),
             Entry::words(&plan.advice),
         ]);
     }

@@ -32,6 +32,7 @@ pub fn speed(grid: &Grid) -> Table {
         Column::numbers("last loss", "nats"),
         Column::words("trials"),
         Column::words("record"),
+        Column::words("repeat"),
         Column::words("record id").for_machines(),
         Column::words("key").for_machines(),
         Column::words("strategy").for_machines(),
@@ -44,7 +45,9 @@ pub fn speed(grid: &Grid) -> Table {
     columns.extend(grid.axes.telling.iter().map(|axis| Column::words(&axis.path).for_machines()));
     let mut table = Table::new("cells", columns).caption(
         "Tokens per second of all ranks together, with the 95 % bootstrap interval over trials and steps; MFU by the \
-         record's default convention; peak memory and bytes on the wire of the largest rank; exposed communication per step.",
+         record's default convention (model FLOPs: exact matrix products, the causal half of attention, no recomputation; docs/flops.md); \
+         peak memory and bytes on the wire of the largest rank (MiB = 2^20, MB = 10^6 bytes); exposed communication per step; last \
+         loss in nats. The record is the one that stands for the cell; all of them are listed at the end.",
     );
     for (place, cell) in grid.cells.iter().enumerate() {
         if !is_shown(cell) {
@@ -98,6 +101,7 @@ fn speed_row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
         Entry::maybe(cell.metric("loss_last"), |loss| format!("{loss:.4}")),
         Entry::words(cell.trial_count()),
         Entry::words(grid.short_id(&record.id)),
+        Entry::words(repeat_command(grid, record)),
         Entry::words(&record.id),
         Entry::words(cell.key),
         Entry::words(cell.strategy()),
@@ -112,6 +116,7 @@ pub fn failed_parity(grid: &Grid) -> Option<Table> {
         Column::numbers("largest loss difference", "relative"),
         Column::words("reference"),
         Column::words("record"),
+        Column::words("repeat"),
     ];
     let mut table = Table::new("failed parity", columns);
     for cell in grid.measured().filter(|cell| cell.verdict == Verdict::Failed) {
@@ -122,6 +127,7 @@ pub fn failed_parity(grid: &Grid) -> Option<Table> {
             Entry::maybe(words::largest_difference(cell), units::number).toned(Tone::Warning),
             reference.map_or_else(Entry::nothing, |id| Entry::words(grid.short_id(id))),
             Entry::words(grid.short_id(&cell.record().id)),
+            Entry::words(repeat_command(grid, cell.record())),
         ]);
     }
     (!table.rows.is_empty()).then_some(table)
@@ -136,6 +142,7 @@ pub fn memory(grid: &Grid) -> Option<Table> {
         columns.push(Column::numbers(format!("{}, plan", category.name()), "bytes").for_machines());
     }
     columns.push(Column::words("record"));
+    columns.push(Column::words("repeat").for_machines());
     let mut table = Table::new("memory", columns).caption(
         "Peak of the largest rank. Categories peak at different moments, so they may add up to more than all together. \
          The plan stands beside a number where it differs, and alone where nothing ran.",
@@ -152,6 +159,7 @@ pub fn memory(grid: &Grid) -> Option<Table> {
             row.push(Entry::memory(predicted));
         }
         row.push(Entry::words(grid.short_id(&cell.record().id)));
+        row.push(Entry::words(repeat_command(grid, cell.record())));
         table.row(row);
     }
     (!table.rows.is_empty()).then_some(table)
@@ -186,6 +194,7 @@ pub fn time(grid: &Grid) -> Option<Table> {
     let mut columns = vec![Column::words("cell"), Column::numbers("step", "ms")];
     columns.extend(used.iter().map(|span| Column::numbers(span.replace('_', " "), "ms")));
     columns.push(Column::words("record"));
+    columns.push(Column::words("repeat").for_machines());
     let mut caption =
         "Milliseconds per step of the slowest rank, mean over the trials; the spans add up to the step.".to_string();
     if !empty.is_empty() {
@@ -202,6 +211,7 @@ pub fn time(grid: &Grid) -> Option<Table> {
         row[1].text = row[1].value.as_f64().map_or_else(String::new, show);
         row.extend(times.into_iter().map(|ms| Entry::maybe(ms, show)));
         row.push(Entry::words(grid.short_id(&cell.record().id)));
+        row.push(Entry::words(repeat_command(grid, cell.record())));
         table.row(row);
     }
     Some(table)
@@ -222,6 +232,7 @@ pub fn communication(grid: &Grid) -> Option<Table> {
         Column::numbers("algbw", "GB/s"),
         Column::numbers("busbw", "GB/s"),
         Column::words("record"),
+        Column::words("repeat").for_machines(),
     ];
     let mut table = Table::new("communication", columns).caption(
         "Per step: bytes of the largest rank, times of the slowest. algbw = nccl-tests' size / time, where the size of \
@@ -251,6 +262,7 @@ pub fn communication(grid: &Grid) -> Option<Table> {
                 Entry::maybe(of(|entry| entry.algbw_gb_s), bandwidth),
                 Entry::maybe(of(|entry| entry.busbw_gb_s), bandwidth),
                 Entry::words(grid.short_id(&cell.record().id)),
+                Entry::words(repeat_command(grid, cell.record())),
             ]);
         }
     }
@@ -265,6 +277,7 @@ pub fn unmeasured(grid: &Grid) -> Option<Table> {
         Column::words("found by"),
         Column::words("reason"),
         Column::numbers("trials", ""),
+        Column::words("record"),
         Column::words("repeat"),
     ];
     let mut table = Table::new("not measured", columns);
@@ -285,6 +298,7 @@ pub fn unmeasured(grid: &Grid) -> Option<Table> {
                 outcome.source.map_or_else(Entry::nothing, |source| Entry::words(source.name())),
                 Entry::words(reason),
                 Entry::whole(group.len() as u64, group.len().to_string()),
+                Entry::words(grid.short_id(&group[0].id)),
                 Entry::words(repeat_command(grid, group[0])),
             ]);
         }
@@ -367,9 +381,11 @@ pub fn made_by(commands: &[(&str, Vec<&Record>)], grid: &Grid) -> Table {
     table
 }
 
+/// The command that runs a record's cell again; where nothing ran, the one that asked for it.
 fn repeat_command(grid: &Grid, record: &Record) -> String {
-    if record.outcome.status == Status::Skipped {
-        return "nothing ran that could be repeated".to_string();
+    match record.outcome.status {
+        Status::Skipped if record.command.is_empty() => "the command is not recorded".to_string(),
+        Status::Skipped => record.command.clone(),
+        _ => format!("zbench repro {}", grid.short_id(&record.id)),
     }
-    format!("zbench repro {}", grid.short_id(&record.id))
 }

@@ -172,7 +172,7 @@ pub fn parity(grid: &Grid) -> String {
             "{failed} {} and {} not ranked ({})",
             verb(failed, "fails", "fail"),
             verb(failed, "is", "are"),
-            names.join("; ")
+            named(&names)
         ));
     }
     let mut text = format!(
@@ -254,9 +254,18 @@ impl Agreement {
             (_, different) => Some(format!(
                 "Plan and measurement: {what} differ in {different} of {all} cells that state both, by up to {} ({}).",
                 show(self.largest),
-                self.different.join("; ")
+                named(&self.different)
             )),
         }
+    }
+}
+
+/// `a; b; c`, and of very many the first and a count: a sentence of thousands of names is no sentence.
+pub fn named(names: &[String]) -> String {
+    const NAMED: usize = 20;
+    match names.len().saturating_sub(NAMED) {
+        0 => names.join("; "),
+        more => format!("{}; and {more} more", names[..NAMED].join("; ")),
     }
 }
 

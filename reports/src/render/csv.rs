@@ -1,13 +1,21 @@
-//! CSV: the tables of a document, numbers as they are.
+//! CSV: the tables of a document and the data of its plots, numbers as they are.
 
 use serde_json::Value;
 
-use crate::document::{Document, Table};
+use crate::document::{Block, Document, Table};
 
-/// All tables, an empty line between two. The first column of each holds the table's name, so that one of them is easily
+/// All tables and the data of all plots, in order, an empty line between two. The first column of each holds the table's name, so that one of them is easily
 /// picked out; a title holds the unit. Words outside of tables are left out.
 pub fn render(document: &Document) -> String {
-    let tables: Vec<String> = document.tables().map(render_table).collect();
+    let tables: Vec<String> = document
+        .blocks
+        .iter()
+        .filter_map(|block| match block {
+            Block::Table(table) => Some(render_table(table)),
+            Block::Figure(figure) => Some(render_table(&figure.data())),
+            _ => None,
+        })
+        .collect();
     tables.join("\n")
 }
 

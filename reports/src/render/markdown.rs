@@ -2,9 +2,16 @@
 
 use super::{one_line, several_lines};
 use crate::document::{Align, Block, Document, Table, Tone};
+use crate::figures::made_from;
+use crate::plot::Figure;
 
-/// The whole document; ends with a line end.
+/// The whole document; ends with a line end. Plots are their words.
 pub fn render(document: &Document) -> String {
+    render_linked(document, &|_| None)
+}
+
+/// The same, with a link to the picture of each plot for which there is one.
+pub fn render_linked(document: &Document, picture: &dyn Fn(&Figure) -> Option<String>) -> String {
     let mut parts = Vec::new();
     if !document.title.is_empty() {
         parts.push(format!("# {}", escape(&document.title)));
@@ -18,9 +25,22 @@ pub fn render(document: &Document) -> String {
             Block::List(items) => items.iter().map(|item| format!("- {}", escape(item))).collect::<Vec<_>>().join("\n"),
             Block::Table(table) => render_table(table),
             Block::Code(text) => fenced(text),
+            Block::Figure(figure) => render_figure(figure, picture(figure)),
         });
     }
     parts.join("\n\n") + "\n"
+}
+
+fn render_figure(figure: &Figure, picture: Option<String>) -> String {
+    let words = format!("**{}.** {} {}", escape(&figure.title), escape(&figure.caption), escape(&made_from(figure)));
+    match picture {
+        // Between angle brackets a path may hold spaces; what would end it is written by its number.
+        Some(path) => {
+            let path = one_line(&path).replace('%', "%25").replace('<', "%3C").replace('>', "%3E");
+            format!("![{}](<{path}>)\n\n{}", escape(&figure.title), words.trim_end())
+        }
+        None => words.trim_end().to_string(),
+    }
 }
 
 fn render_table(table: &Table) -> String {

@@ -33,6 +33,8 @@ pub fn render(document: &Document, terminal: Terminal) -> String {
             Block::Code(text) => {
                 several_lines(text).lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
             }
+            // A plot is told, not drawn: its caption says what is seen.
+            Block::Figure(figure) => wrapped(&one_line(&format!("{}. {}", figure.title, figure.caption)), "", terminal),
         });
     }
     parts.join("\n\n") + "\n"

@@ -1,0 +1,191 @@
+//! How fast cells are: tokens per second, model FLOPs utilisation, and how step times are spread.
+
+use super::{chosen, figure, id, named, tone};
+use crate::grid_report::{Cell, Grid};
+use crate::plot::{Axis, Figure, IntervalRow, Intervals, Plot, SpreadRow, Spreads, Unit, drawable};
+use crate::stats::{self, Interval};
+use crate::units;
+
+/// Single values drawn in all rows of a plot together.
+const VALUES: usize = 640;
+
+fn row(cell: &Cell, value: Interval) -> Option<IntervalRow> {
+    Some(IntervalRow {
+        label: cell.label.clone(),
+        low: drawable(value.low)?,
+        mid: drawable(value.mid)?,
+        high: drawable(value.high)?,
+        tone: tone(cell),
+        record: id(cell),
+    })
+}
+
+/// What intervals mean, and what hollow and crossed-out marks do.
+fn how_to_read(rows: &[IntervalRow]) -> String {
+    use crate::document::Tone;
+    let mut text = " Lines are 95 % bootstrap intervals over trials and steps.".to_string();
+    if rows.iter().any(|row| row.tone == Tone::Warning) {
+        text += " Hollow: not ranked, for the reason in the table.";
+    }
+    if rows.iter().any(|row| row.tone == Tone::Struck) {
+        text += " Crossed out: loss parity failed, so the speed does not count.";
+    }
+    text
+}
+
+/// Tokens per second by cell.
+pub fn tokens_per_second(grid: &Grid) -> Option<Figure> {
+    let (cells, selection) = chosen(grid, |cell| cell.speed.is_some());
+    let rows: Vec<IntervalRow> = cells.iter().filter_map(|cell| row(cell, cell.speed?)).collect();
+    let first = rows.first()?;
+    let said = match rows.len() {
+        1 => format!("{}: {} tokens/s.", first.label, units::number(first.mid)),
+        count => {
+            let fastest: Vec<String> = grid
+                .ranked()
+                .filter(|cell| cell.place.is_some_and(|place| place.rank == 1))
+                .map(|cell| cell.label.clone())
+                .collect();
+            let who = match fastest.len() {
+                0 => "No cell is ranked".to_string(),
+                1 => format!("Fastest: {}", fastest[0]),
+                _ => format!("Tied for first: {}", named(&fastest)),
+            };
+            format!("{who}; medians of {count} cells go from {} to {} tokens/s.", least(&rows), most(&rows))
+        }
+    };
+    let caption =
+        format!("{said} Tokens of the global batch per second, all ranks together.{}{selection}", how_to_read(&rows));
+    let plot =
+        Plot::Intervals(Intervals { axis: Axis::linear("tokens per second, all ranks", Unit::TokensPerSecond), rows });
+    Some(figure("speed", "Tokens per second", caption, plot, &cells))
+}
+
+fn least(rows: &[IntervalRow]) -> String {
+    units::number(rows.iter().map(|row| row.mid).fold(f64::INFINITY, f64::min))
+}
+
+fn most(rows: &[IntervalRow]) -> String {
+    units::number(rows.iter().map(|row| row.mid).fold(f64::NEG_INFINITY, f64::max))
+}
+
+/// Model FLOPs utilisation by cell, with the interval that its step times give.
+pub fn mfu(grid: &Grid) -> Option<Figure> {
+    let has = |cell: &Cell| cell.used.iter().any(|record| record.metrics.number("mfu").is_some());
+    let (cells, selection) = chosen(grid, has);
+    let rows: Vec<IntervalRow> = cells.iter().filter_map(|cell| row(cell, utilisation(cell)?)).collect();
+    let best = rows.iter().max_by(|a, b| a.mid.total_cmp(&b.mid))?;
+    let on_cpu = cells.iter().all(|cell| cell.record().setting("hardware.device").is_none_or(|device| device == "cpu"));
+    let peak = match on_cpu {
+        true => "the peak of the cores at the compute type, measured beside the cell",
+        false => "the peak that the record states",
+    };
+    let above = rows.iter().filter(|row| row.mid > 1.0).count();
+    let impossible = match above {
+        0 => String::new(),
+        count => format!(
+            " {} above 100 %: the peak or the operations are wrong there.",
+            units::plural(count, "cell is", "cells are")
+        ),
+    };
+    let caption = format!(
+        "Highest: {} with {}.{impossible} MFU: model FLOPs of a step (exact matrix products, the causal half of attention, nothing for \
+         recomputation) over step time and {peak}; docs/flops.md has the other conventions, and the table of cells PaLM's and \
+         HFU beside it.{}{selection}",
+        best.label,
+        units::percent(best.mid),
+        how_to_read(&rows)
+    );
+    let plot = Plot::Intervals(Intervals { axis: Axis::linear("model FLOPs utilisation", Unit::Fraction), rows });
+    Some(figure("mfu", "Model FLOPs utilisation", caption, plot, &cells))
+}
+
+/// A trial states its mean; with its step times that is the work of a step, and the interval follows as that of speed does.
+fn utilisation(cell: &Cell) -> Option<Interval> {
+    let trials: Vec<Vec<(f64, f64)>> = cell
+        .used
+        .iter()
+        .filter_map(|record| {
+            let mfu = record.metrics.number("mfu")?;
+            let times: Vec<f64> = record.timed_steps().map(|step| step.ms).collect();
+            Some(match stats::mean(&times) {
+                Some(mean) => times.iter().map(|ms| (mfu * mean, *ms)).collect(),
+                None => vec![(mfu, 1.0)],
+            })
+        })
+        .collect();
+    let rate = |steps: &[(f64, f64)]| {
+        let (work, time) = steps.iter().fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
+        work / time
+    };
+    stats::bootstrap(&trials, rate)
+}
+
+/// How the times of timed steps are spread.
+pub fn spread(grid: &Grid) -> Option<Figure> {
+    let times = |cell: &Cell| -> Vec<f64> {
+        let all = cell.used.iter().flat_map(|record| record.timed_steps()).filter_map(|step| drawable(step.ms));
+        let mut times: Vec<f64> = all.collect();
+        times.sort_by(f64::total_cmp);
+        times
+    };
+    let has_some = |cell: &Cell| cell.used.iter().flat_map(|record| record.timed_steps()).nth(4).is_some();
+    let (cells, selection) = chosen(grid, has_some);
+    let each = (VALUES / cells.len().max(1)).clamp(20, 200);
+    let mut thinned = false;
+    let mut rows = Vec::new();
+    for cell in &cells {
+        let times = times(cell);
+        let Some(&[p5, p25, p50, p75, p95]) = [5.0, 25.0, 50.0, 75.0, 95.0]
+            .iter()
+            .map(|percent| percentile(&times, *percent))
+            .collect::<Option<Vec<f64>>>()
+            .as_deref()
+        else {
+            continue;
+        };
+        thinned |= times.len() > each;
+        rows.push(SpreadRow {
+            label: cell.label.clone(),
+            percentiles: [p5, p25, p50, p75, p95],
+            count: times.len(),
+            values: thin(&times, each),
+            record: id(cell),
+        });
+    }
+    let width = |row: &&SpreadRow| row.percentiles[4] / row.percentiles[0].max(f64::MIN_POSITIVE);
+    let widest = rows.iter().max_by(|a, b| width(a).total_cmp(&width(b)))?;
+    let drawn = match thinned {
+        true => format!(
+            " Of a row with more than {each} steps, {each} are drawn: equally far apart in the order of their times, ends included."
+        ),
+        false => String::new(),
+    };
+    let caption = format!(
+        "Time of each timed step of the trials that are used, of the slowest rank. Widest: {}, where the step of percentile 95 takes {:.1} times \
+         that of percentile 5 ({} against {} ms).{drawn}{selection}",
+        widest.label,
+        width(&widest),
+        units::number(widest.percentiles[4]),
+        units::number(widest.percentiles[0]),
+    );
+    let plot = Plot::Spreads(Spreads { axis: Axis::linear("time of a step", Unit::Milliseconds), rows });
+    Some(figure("steps", "How step times are spread", caption, plot, &cells))
+}
+
+/// As [`stats::percentile`], of values in order.
+fn percentile(sorted: &[f64], percent: f64) -> Option<f64> {
+    let last = sorted.len().checked_sub(1)?;
+    let place = percent / 100.0 * last as f64;
+    let (below, above) = (place.floor() as usize, (place.ceil() as usize).min(last));
+    let share = place - below as f64;
+    Some(sorted[below] + (sorted[above] - sorted[below]) * share)
+}
+
+/// So many of these values, equally far apart in their order, the first and the last among them.
+fn thin(sorted: &[f64], most: usize) -> Vec<f64> {
+    match sorted.len() <= most || most < 2 {
+        true => sorted.to_vec(),
+        false => (0..most).map(|place| sorted[place * (sorted.len() - 1) / (most - 1)]).collect(),
+    }
+}

@@ -1,0 +1,290 @@
+//! Plots without a format: what is to be seen, its axes with units, and the records it is made from.
+//!
+//! A [`Figure`] is data. [`svg`] draws it; [`Figure::data`] is the same numbers as a table, for CSV and for whoever cannot
+//! see. Kinds are few and named by what they show of data, not by what they are about: [`crate::figures`] says that.
+
+mod data;
+mod plane;
+mod rows;
+pub mod scale;
+pub mod svg;
+
+use serde::Serialize;
+
+use crate::document::Tone;
+pub(crate) use rows::is_near;
+
+/// A plot with the words that belong to it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Figure {
+    /// Short name of lower-case letters and dashes, for machines and file names: `speed`, `memory`.
+    pub name: String,
+    /// What it shows.
+    pub title: String,
+    /// What is seen, in words, with unit and convention: whoever reads it alone knows the result.
+    pub caption: String,
+    /// The marks.
+    pub plot: Plot,
+    /// Ids of the records it is made from.
+    pub records: Vec<String>,
+}
+
+/// The kinds of plots.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Plot {
+    /// A value with its interval for each row.
+    Intervals(Intervals),
+    /// Parts that add up, for each row, against a limit.
+    Stacks(Stacks),
+    /// Spans that follow each other and add up, one panel for each cell.
+    Waterfalls(Waterfalls),
+    /// Curves.
+    Lines(Lines),
+    /// Points of two numbers.
+    Scatter(Scatter),
+    /// How values are spread, for each row.
+    Spreads(Spreads),
+}
+
+/// An axis.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Axis {
+    /// What it measures; the unit is added where it is drawn.
+    pub title: String,
+    /// Unit of the values.
+    pub unit: Unit,
+    /// Whether equal distances are equal ratios.
+    pub log: bool,
+}
+
+impl Axis {
+    /// An axis on which equal distances are equal differences.
+    pub fn linear(title: impl Into<String>, unit: Unit) -> Self {
+        Self { title: title.into(), unit, log: false }
+    }
+
+    /// An axis on which equal distances are equal ratios; values that are not positive are left out.
+    pub fn logarithmic(title: impl Into<String>, unit: Unit) -> Self {
+        Self { title: title.into(), unit, log: true }
+    }
+}
+
+/// Units of axes; they decide how ticks are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Bytes of memory, in powers of 1024.
+    Memory,
+    /// Bytes that travel, in powers of 1000.
+    Traffic,
+    /// A fraction, written in percent.
+    Fraction,
+    /// Milliseconds.
+    Milliseconds,
+    /// Tokens per second.
+    TokensPerSecond,
+    /// 10^9 bytes per second.
+    GigabytesPerSecond,
+    /// Natural logarithm's unit of information, of losses.
+    Nats,
+    /// A number without a unit.
+    Plain,
+}
+
+impl Unit {
+    /// The name in data: `bytes`, `ms`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory | Self::Traffic => "bytes",
+            Self::Fraction => "fraction",
+            Self::Milliseconds => "ms",
+            Self::TokensPerSecond => "tokens/s",
+            Self::GigabytesPerSecond => "GB/s",
+            Self::Nats => "nats",
+            Self::Plain => "",
+        }
+    }
+}
+
+/// A value with its interval for each row.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Intervals {
+    /// The axis of the values.
+    pub axis: Axis,
+    /// The rows, the first on top.
+    pub rows: Vec<IntervalRow>,
+}
+
+/// One row of [`Intervals`].
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct IntervalRow {
+    /// Name of the cell.
+    pub label: String,
+    /// Lower end of the interval.
+    pub low: f64,
+    /// The value.
+    pub mid: f64,
+    /// Upper end.
+    pub high: f64,
+    /// How it is to be taken: good ones stand out, warnings are hollow, struck ones crossed out.
+    pub tone: Tone,
+    /// Id of a record of the cell.
+    pub record: String,
+}
+
+/// Parts that add up, for each row.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Stacks {
+    /// The axis of the sums.
+    pub axis: Axis,
+    /// Names of the parts.
+    pub series: Vec<String>,
+    /// What the limit is called; empty where there is none.
+    pub limit: String,
+    /// What a row that was not measured is called in the legend.
+    pub planned: String,
+    /// The rows, the first on top.
+    pub rows: Vec<StackRow>,
+}
+
+/// One row of [`Stacks`].
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StackRow {
+    /// Name of the cell.
+    pub label: String,
+    /// One value for each series, none negative.
+    pub parts: Vec<f64>,
+    /// What the sum must not exceed.
+    pub limit: Option<f64>,
+    /// Not measured but planned: drawn pale.
+    pub is_plan: bool,
+    /// Id of a record of the cell.
+    pub record: String,
+}
+
+impl StackRow {
+    /// All parts together.
+    pub fn sum(&self) -> f64 {
+        self.parts.iter().sum()
+    }
+}
+
+/// Spans that follow each other and add up.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Waterfalls {
+    /// The axis, common to all panels.
+    pub axis: Axis,
+    /// One for each cell.
+    pub panels: Vec<Panel>,
+}
+
+/// The spans of one cell.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Panel {
+    /// Name of the cell.
+    pub label: String,
+    /// Names and lengths, in order; every panel has the same names.
+    pub spans: Vec<(String, f64)>,
+    /// Id of a record of the cell.
+    pub record: String,
+}
+
+/// Curves over common axes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Lines {
+    /// Across.
+    pub x: Axis,
+    /// Up.
+    pub y: Axis,
+    /// The curves; the first is drawn below the others.
+    pub lines: Vec<Line>,
+}
+
+/// One curve.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Line {
+    /// Its name in the legend.
+    pub label: String,
+    /// Its points, x ascending.
+    pub points: Vec<(f64, f64)>,
+    /// Ids of the records it is made from.
+    pub records: Vec<String>,
+}
+
+/// Points of two numbers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Scatter {
+    /// Across.
+    pub x: Axis,
+    /// Up.
+    pub y: Axis,
+    /// Points of one kind together.
+    pub clouds: Vec<Cloud>,
+    /// Whether the line of equal numbers is drawn.
+    pub diagonal: bool,
+    /// Corners of a line drawn through the best points, x ascending; may be empty.
+    pub front: Vec<(f64, f64)>,
+}
+
+/// Points of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cloud {
+    /// Its name in the legend.
+    pub label: String,
+    /// The points.
+    pub dots: Vec<Dot>,
+}
+
+/// One point.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Dot {
+    /// Across.
+    pub x: f64,
+    /// Up.
+    pub y: f64,
+    /// The interval of `y`.
+    pub limits: Option<(f64, f64)>,
+    /// Name of the cell.
+    pub label: String,
+    /// Drawn full, with its name beside it.
+    pub stands_out: bool,
+    /// Id of a record of the cell.
+    pub record: String,
+}
+
+/// How values are spread, for each row.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Spreads {
+    /// The axis of the values.
+    pub axis: Axis,
+    /// The rows, the first on top.
+    pub rows: Vec<SpreadRow>,
+}
+
+/// One row of [`Spreads`].
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SpreadRow {
+    /// Name of the cell.
+    pub label: String,
+    /// Percentiles 5, 25, 50, 75 and 95.
+    pub percentiles: [f64; 5],
+    /// How many values these are of.
+    pub count: usize,
+    /// Values to be drawn one by one: all, or those that the caption says.
+    pub values: Vec<f64>,
+    /// Id of a record of the cell.
+    pub record: String,
+}
+
+/// So many rows a plot has at most: more cannot be read, and a report says which ones are shown.
+pub const MOST_ROWS: usize = 32;
+/// So many points a curve has at most; of longer ones the caption says how points were chosen.
+pub const MOST_POINTS: usize = 400;
+/// So many curves can be told apart by colour and shape.
+pub const MOST_LINES: usize = 8;
+
+/// A number that can be drawn: finite, and small enough that differences and products are too.
+pub fn drawable(value: f64) -> Option<f64> {
+    (value.is_finite() && value.abs() < 1e24).then_some(value)
+}

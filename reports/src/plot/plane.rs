@@ -1,0 +1,202 @@
+//! Plots over two axes: curves and points.
+
+use std::fmt::Write;
+
+use super::scale::{Range, Scale, brief, spoken};
+use super::svg::{Anchor, Canvas, breadth, shortened};
+use super::{Axis, Dot, Lines, Scatter};
+
+/// Two axes with their grid.
+struct Plane {
+    x: Scale,
+    y: Scale,
+    left: f64,
+    right: f64,
+    top: f64,
+    bottom: f64,
+}
+
+fn plane(
+    canvas: &mut Canvas,
+    axes: (&Axis, &Axis),
+    values: (Vec<f64>, Vec<f64>),
+    ranges: (Range, Range),
+    top: f64,
+) -> Plane {
+    let wide = canvas.width > 500.0;
+    let height = if wide { 300.0 } else { 240.0 };
+    let (top, bottom) = (top + 6.0, top + 6.0 + height);
+    let y = Scale::new(axes.1, values.1.into_iter(), ranges.1, if wide { 6 } else { 5 }, bottom, top);
+    let widest = y.ticks.iter().map(|(_, text)| breadth(text)).fold(0.0, f64::max);
+    let (left, right) = (widest + 32.0, canvas.width - 14.0);
+    let x = Scale::new(axes.0, values.0.into_iter(), ranges.0, if wide { 8 } else { 4 }, left, right);
+    for (value, text) in &y.ticks {
+        let place = y.place(*value);
+        canvas.line((left, place), (right, place), "g");
+        canvas.text(left - 6.0, place + 4.0, Anchor::End, "m", text);
+    }
+    let mut free_from = 0.0;
+    for (value, text) in &x.ticks {
+        let place = x.place(*value);
+        canvas.line((place, top), (place, bottom), "g");
+        let half = breadth(text) / 2.0;
+        let middle = place.min(canvas.width - half - 2.0);
+        // A text that would run into the one before is left out; its line stays.
+        if middle - half >= free_from {
+            canvas.text(middle, bottom + 16.0, Anchor::Middle, "m", text);
+            free_from = middle + half + 6.0;
+        }
+    }
+    canvas.line((left, bottom), (right, bottom), "a");
+    canvas.line((left, top), (left, bottom), "a");
+    canvas.text((left + right) / 2.0, bottom + 34.0, Anchor::Middle, "m", &x.title);
+    canvas.upward(13.0, (top + bottom) / 2.0, "m", &y.title);
+    canvas.height = bottom + 42.0;
+    Plane { x, y, left, right, top, bottom }
+}
+
+/// Curves with marks where points are few.
+pub fn lines(canvas: &mut Canvas, plot: &Lines) {
+    let names: Vec<String> = plot.lines.iter().map(|line| line.label.clone()).collect();
+    let top = canvas.legend(4.0, &names, |canvas, place, x, y| {
+        canvas.line((x - 8.0, y), (x + 8.0, y), &line_class(place));
+        canvas.mark(x, y, place, &format!("f{}", place % 8));
+    });
+    let usable = |(x, y): &(f64, f64)| (!plot.x.log || *x > 0.0) && (!plot.y.log || *y > 0.0);
+    let points = || plot.lines.iter().flat_map(|line| &line.points).filter(|point| usable(point));
+    let values = (points().map(|point| point.0).collect(), points().map(|point| point.1).collect());
+    let across = if plot.x.log { Range::Around } else { Range::Close };
+    let plane = plane(canvas, (&plot.x, &plot.y), values, (across, Range::Around), top);
+    for (place, line) in plot.lines.iter().enumerate() {
+        canvas.begin(&format!("{}; records {}", line.label, first_ids(&line.records)));
+        let shown: Vec<(f64, f64)> = line
+            .points
+            .iter()
+            .filter(|point| usable(point))
+            .map(|(x, y)| (plane.x.place(*x), plane.y.place(*y)))
+            .collect();
+        let mut path = String::new();
+        for (number, (x, y)) in shown.iter().enumerate() {
+            let _ = write!(path, "{}{x:.1} {y:.1}", if number == 0 { 'M' } else { 'L' });
+        }
+        canvas.path(&line_class(place), &path);
+        if shown.len() <= 40 {
+            for (x, y) in shown {
+                canvas.mark(x, y, place, &format!("f{} e", place % 8));
+            }
+        }
+        canvas.end();
+    }
+}
+
+/// The second half of the colours comes with dashes as well.
+fn line_class(place: usize) -> String {
+    format!("l s{}{}", place % 8, if place % 8 >= 4 { " d" } else { "" })
+}
+
+fn first_ids(ids: &[String]) -> String {
+    const SHOWN: usize = 6;
+    match ids.len().saturating_sub(SHOWN) {
+        0 => ids.join(" "),
+        more => format!("{} and {more} more", ids[..SHOWN].join(" ")),
+    }
+}
+
+/// Points of several kinds, the best joined by a stepped line, names beside those that stand out.
+pub fn scatter(canvas: &mut Canvas, plot: &Scatter) {
+    let mut names: Vec<String> = plot.clouds.iter().map(|cloud| cloud.label.clone()).collect();
+    let clouds = names.len();
+    names.extend((!plot.front.is_empty()).then(|| "best of both".to_string()));
+    names.extend(plot.diagonal.then(|| "as predicted".to_string()));
+    let top = canvas.legend(4.0, &names, |canvas, place, x, y| match place {
+        place if place < clouds => canvas.mark(x, y, place, &format!("f{}", place % 8)),
+        _ => canvas.line((x - 8.0, y), (x + 8.0, y), "a d"),
+    });
+    let dots = || plot.clouds.iter().flat_map(|cloud| &cloud.dots);
+    let mut xs: Vec<f64> = dots().map(|dot| dot.x).collect();
+    let mut ys: Vec<f64> =
+        dots().flat_map(|dot| [Some(dot.y), dot.limits.map(|l| l.0), dot.limits.map(|l| l.1)]).flatten().collect();
+    if plot.diagonal {
+        // Both axes have one range, so that the line of equal numbers is a diagonal.
+        xs.extend(ys.clone());
+        ys = xs.clone();
+    }
+    let plane = plane(canvas, (&plot.x, &plot.y), (xs, ys), (Range::Around, Range::Around), top);
+    if plot.diagonal {
+        canvas.line((plane.left, plane.bottom), (plane.right, plane.top), "a d");
+    }
+    front(canvas, plot, &plane);
+    for (place, cloud) in plot.clouds.iter().enumerate() {
+        for dot in &cloud.dots {
+            point(canvas, plot, &plane, place, dot);
+        }
+    }
+    names_of(canvas, plot, &plane);
+}
+
+fn front(canvas: &mut Canvas, plot: &Scatter, plane: &Plane) {
+    let mut path = String::new();
+    for (x, y) in &plot.front {
+        let (x, y) = (plane.x.place(*x), plane.y.place(*y));
+        let _ = match path.is_empty() {
+            true => write!(path, "M{x:.1} {y:.1}"),
+            false => write!(path, "H{x:.1}V{y:.1}"),
+        };
+    }
+    if !path.is_empty() {
+        let _ = write!(path, "H{:.1}", plane.right);
+        canvas.path("a d", &path);
+    }
+}
+
+fn point(canvas: &mut Canvas, plot: &Scatter, plane: &Plane, place: usize, dot: &Dot) {
+    let (x, y) = (plane.x.place(dot.x), plane.y.place(dot.y));
+    let limits = dot
+        .limits
+        .map_or(String::new(), |(low, high)| format!(" ({} to {})", brief(plot.y.unit, low), brief(plot.y.unit, high)));
+    canvas.begin(&format!(
+        "{}: {} {}, {} {}{limits}, record {}",
+        dot.label,
+        plot.x.title,
+        spoken(plot.x.unit, dot.x),
+        plot.y.title,
+        spoken(plot.y.unit, dot.y),
+        dot.record
+    ));
+    if let Some((low, high)) = dot.limits {
+        canvas.line((x, plane.y.place(low)), (x, plane.y.place(high)), &format!("s{} g", place % 8));
+    }
+    let class = if dot.stands_out { format!("f{} k", place % 8) } else { format!("f{} q", place % 8) };
+    canvas.mark(x, y, place, &class);
+    canvas.end();
+}
+
+/// Names beside the points that stand out, each where no other name is; one that finds no room is left out, and is in
+/// the caption.
+fn names_of(canvas: &mut Canvas, plot: &Scatter, plane: &Plane) {
+    let mut taken: Vec<(f64, f64, f64, f64)> = Vec::new();
+    for dot in plot.clouds.iter().flat_map(|cloud| &cloud.dots) {
+        let (x, y) = (plane.x.place(dot.x), plane.y.place(dot.y));
+        taken.push((x - 6.0, y - 6.0, x + 6.0, y + 6.0));
+    }
+    for dot in plot.clouds.iter().flat_map(|cloud| &cloud.dots).filter(|dot| dot.stands_out) {
+        let name = shortened(&dot.label, (plane.right - plane.left) * 0.6);
+        let width = breadth(&name);
+        let (x, y) = (plane.x.place(dot.x), plane.y.place(dot.y));
+        for (dx, dy) in
+            [(10.0, 4.0), (-10.0 - width, 4.0), (-width / 2.0, -10.0), (-width / 2.0, 19.0), (8.0, -9.0), (8.0, 18.0)]
+        {
+            let place = (x + dx, y + dy - 10.0, x + dx + width, y + dy + 3.0);
+            let inside =
+                place.0 >= plane.left && place.2 <= plane.right && place.1 >= plane.top && place.3 <= plane.bottom;
+            let apart = |other: &(f64, f64, f64, f64)| {
+                place.2 < other.0 || other.2 < place.0 || place.3 < other.1 || other.3 < place.1
+            };
+            if inside && taken.iter().all(apart) {
+                canvas.text(x + dx, y + dy, Anchor::Start, "", &name);
+                taken.push(place);
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Plots with a row for each cell: intervals, stacks, spreads and waterfalls.
+
+use super::scale::{Range, Scale, brief, spoken};
+use super::svg::{Anchor, Canvas, Layout, breadth, shortened, two_lines};
+use super::{Axis, Intervals, SpreadRow, Spreads, StackRow, Stacks, Waterfalls};
+use crate::document::Tone;
+
+/// Height of the band in which a row's marks are.
+const BAND: f64 = 16.0;
+const LINE: f64 = 14.0;
+/// Names wider than this are broken.
+const WIDEST_NAME: f64 = 320.0;
+
+/// Where the rows of a plot are.
+struct Frame {
+    scale: Scale,
+    /// Middle of each row's band.
+    middles: Vec<f64>,
+}
+
+/// What a frame is made for.
+struct Rows<'p> {
+    axis: &'p Axis,
+    labels: Vec<&'p str>,
+    /// A number for each row, right of its marks.
+    numbers: Vec<String>,
+    /// What the axis must hold.
+    values: Vec<f64>,
+    range: Range,
+}
+
+/// Names, numbers, axis and grid of rows below `top`.
+fn frame(canvas: &mut Canvas, rows: &Rows, layout: Layout, top: f64) -> Frame {
+    let width = canvas.width;
+    let widest = |texts: &mut dyn Iterator<Item = &str>| texts.map(breadth).fold(0.0, f64::max);
+    let numbers = widest(&mut rows.numbers.iter().map(String::as_str)).min(110.0);
+    let room = match layout {
+        Layout::Wide => widest(&mut rows.labels.iter().copied()).min(WIDEST_NAME),
+        Layout::Narrow => width - 12.0,
+    };
+    let left = if layout == Layout::Wide { room + 18.0 } else { 10.0 };
+    let right = width - numbers - if numbers > 0.0 { 16.0 } else { 8.0 };
+
+    let names: Vec<Vec<String>> = rows.labels.iter().map(|label| two_lines(label, room)).collect();
+    let mut y = top;
+    let mut middles = Vec::with_capacity(names.len());
+    for lines in &names {
+        let words = lines.len() as f64 * LINE;
+        match layout {
+            Layout::Wide => {
+                let height = (words + 6.0).max(BAND + 5.0);
+                middles.push(y + height / 2.0);
+                y += height;
+            }
+            Layout::Narrow => {
+                middles.push(y + words + 3.0 + BAND / 2.0);
+                y += words + 3.0 + BAND + 7.0;
+            }
+        }
+    }
+    let bottom = y + 2.0;
+    let most = if layout == Layout::Wide { 7 } else { 4 };
+    let scale = Scale::new(rows.axis, rows.values.iter().copied(), rows.range, most, left, right);
+    grid(canvas, &scale, top, bottom);
+    for ((lines, middle), number) in names.iter().zip(&middles).zip(&rows.numbers) {
+        for (place, line) in lines.iter().enumerate() {
+            let shift = place as f64 * LINE;
+            match layout {
+                Layout::Wide => {
+                    let first = middle + 4.0 - (lines.len() as f64 - 1.0) * LINE / 2.0;
+                    canvas.text(left - 10.0, first + shift, Anchor::End, "", line);
+                }
+                Layout::Narrow => {
+                    let first = middle - BAND / 2.0 - 6.0 - (lines.len() as f64 - 1.0) * LINE;
+                    canvas.text(4.0, first + shift, Anchor::Start, "", line);
+                }
+            }
+        }
+        if !number.is_empty() {
+            canvas.text(width - 4.0, middle + 4.0, Anchor::End, "", &shortened(number, 110.0));
+        }
+    }
+    canvas.height = bottom + 42.0;
+    Frame { scale, middles }
+}
+
+/// Lines at the ticks, their texts and the title of the axis below.
+fn grid(canvas: &mut Canvas, scale: &Scale, top: f64, bottom: f64) {
+    let ends = (scale.place(scale.low()), scale.place(scale.high()));
+    for (value, text) in &scale.ticks {
+        let x = scale.place(*value);
+        canvas.line((x, top), (x, bottom), "g");
+        let half = breadth(text) / 2.0;
+        // Texts at the ends stay inside of the drawing.
+        let x = x.clamp(half + 2.0, (canvas.width - half - 2.0).max(half + 2.0));
+        canvas.text(x, bottom + 16.0, Anchor::Middle, "m", text);
+    }
+    canvas.line((ends.0, bottom), (ends.1, bottom), "a");
+    let half = breadth(&scale.title) / 2.0;
+    let middle =
+        ((ends.0 + ends.1) / 2.0).clamp(half.min(canvas.width / 2.0), (canvas.width - half).max(canvas.width / 2.0));
+    canvas.text(middle, bottom + 34.0, Anchor::Middle, "m", &scale.title);
+}
+
+/// A dot with a line from end to end of its interval.
+pub fn intervals(canvas: &mut Canvas, plot: &Intervals, layout: Layout) {
+    let has = |tone: Tone| plot.rows.iter().any(|row| row.tone == tone);
+    let mut legend = Vec::new();
+    for (tone, words) in [
+        (Tone::Good, "first rank"),
+        (Tone::Plain, "ranked"),
+        (Tone::Warning, "not ranked"),
+        (Tone::Struck, "not comparable"),
+    ] {
+        if has(tone) {
+            legend.push((tone, words.to_string()));
+        }
+    }
+    let tones: Vec<Tone> = legend.iter().map(|(tone, _)| *tone).collect();
+    let names: Vec<String> = legend.into_iter().map(|(_, words)| words).collect();
+    let top = match tones[..] {
+        [] | [Tone::Plain] => 4.0,
+        _ => canvas.legend(4.0, &names, |canvas, place, x, y| dot(canvas, x, y, tones[place])),
+    };
+    let rows = Rows {
+        axis: &plot.axis,
+        labels: plot.rows.iter().map(|row| row.label.as_str()).collect(),
+        numbers: plot.rows.iter().map(|row| brief(plot.axis.unit, row.mid)).collect(),
+        values: plot.rows.iter().flat_map(|row| [row.low, row.mid, row.high]).collect(),
+        range: Range::Around,
+    };
+    let frame = frame(canvas, &rows, layout, top);
+    for (row, &y) in plot.rows.iter().zip(&frame.middles) {
+        let unit = plot.axis.unit;
+        canvas.begin(&format!(
+            "{}: {} (95 % interval {} to {}), record {}",
+            row.label,
+            spoken(unit, row.mid),
+            brief(unit, row.low),
+            brief(unit, row.high),
+            row.record
+        ));
+        let stroke = match row.tone {
+            Tone::Good => "s2 w",
+            Tone::Plain => "s0 w",
+            Tone::Warning | Tone::Struck => "s8 w",
+        };
+        let (low, high) = (frame.scale.place(row.low), frame.scale.place(row.high));
+        canvas.line((low, y), (high, y), stroke);
+        for end in [low, high] {
+            canvas.line((end, y - 4.0), (end, y + 4.0), stroke);
+        }
+        dot(canvas, frame.scale.place(row.mid), y, row.tone);
+        canvas.end();
+    }
+}
+
+fn dot(canvas: &mut Canvas, x: f64, y: f64, tone: Tone) {
+    match tone {
+        Tone::Good => canvas.mark(x, y, 3, "f2"),
+        Tone::Plain => canvas.circle(x, y, 4.5, "f0"),
+        Tone::Warning => canvas.circle(x, y, 4.0, "p s8 w"),
+        Tone::Struck => {
+            canvas.circle(x, y, 4.0, "p s8 w");
+            canvas.line((x - 5.0, y - 5.0), (x + 5.0, y + 5.0), "s1 w");
+        }
+    }
+}
+
+/// Bars of parts end to end, and a line at each row's limit.
+pub fn stacks(canvas: &mut Canvas, plot: &Stacks, layout: Layout) {
+    let largest = plot.rows.iter().map(StackRow::sum).fold(0.0, f64::max);
+    let limit = |row: &StackRow| row.limit.filter(|limit| is_near(*limit, largest));
+    let mut names = plot.series.clone();
+    let has_limit = plot.rows.iter().any(|row| limit(row).is_some());
+    let has_plan = plot.rows.iter().any(|row| row.is_plan);
+    let series = names.len();
+    names.extend(has_limit.then(|| plot.limit.clone()));
+    names.extend((has_plan && !plot.planned.is_empty()).then(|| plot.planned.clone()));
+    let top = canvas.legend(4.0, &names, |canvas, place, x, y| {
+        if place < series {
+            canvas.rect(x - 6.0, y - 6.0, 12.0, 12.0, &format!("f{}", place % 10));
+        } else if has_limit && place == series {
+            canvas.line((x, y - 7.0), (x, y + 7.0), "k w");
+        } else {
+            canvas.rect(x - 6.0, y - 6.0, 12.0, 12.0, "f0 o");
+        }
+    });
+    let rows = Rows {
+        axis: &plot.axis,
+        labels: plot.rows.iter().map(|row| row.label.as_str()).collect(),
+        numbers: plot.rows.iter().map(|row| brief(plot.axis.unit, row.sum())).collect(),
+        values: plot.rows.iter().map(StackRow::sum).chain(plot.rows.iter().filter_map(limit)).collect(),
+        range: Range::FromZero,
+    };
+    let frame = frame(canvas, &rows, layout, top + 2.0);
+    for (row, &y) in plot.rows.iter().zip(&frame.middles) {
+        let parts: Vec<String> = plot
+            .series
+            .iter()
+            .zip(&row.parts)
+            .filter(|(_, part)| **part > 0.0)
+            .map(|(name, part)| format!("{name} {}", spoken(plot.axis.unit, *part)))
+            .collect();
+        let all = spoken(plot.axis.unit, row.sum());
+        canvas.begin(&format!("{}: {all}: {}; record {}", row.label, parts.join(", "), row.record));
+        let mut sum = 0.0;
+        for (place, part) in row.parts.iter().enumerate() {
+            let (from, to) = (frame.scale.place(sum), frame.scale.place(sum + part));
+            sum += part;
+            // What is thinner than a tenth of a pixel cannot be seen.
+            if to - from >= 0.1 {
+                let pale = if row.is_plan { " o" } else { "" };
+                canvas.rect(from, y - BAND / 2.0 + 1.0, to - from, BAND - 2.0, &format!("f{}{pale}", place % 10));
+            }
+        }
+        if let Some(limit) = limit(row) {
+            let x = frame.scale.place(limit);
+            canvas.line((x, y - BAND / 2.0 - 2.0), (x, y + BAND / 2.0 + 2.0), "k w");
+        }
+        canvas.end();
+    }
+}
+
+/// Whether a limit can be drawn beside bars of that length: one far beyond would leave them no room.
+pub fn is_near(limit: f64, largest: f64) -> bool {
+    limit > 0.0 && limit <= 2.5 * largest
+}
+
+/// Whiskers from percentile 5 to 95, a box over the middle half, the median, and single values.
+pub fn spreads(canvas: &mut Canvas, plot: &Spreads, layout: Layout) {
+    let rows = Rows {
+        axis: &plot.axis,
+        labels: plot.rows.iter().map(|row| row.label.as_str()).collect(),
+        numbers: plot.rows.iter().map(|row| brief(plot.axis.unit, row.percentiles[2])).collect(),
+        values: plot.rows.iter().flat_map(|row| row.percentiles.iter().chain(&row.values).copied()).collect(),
+        range: Range::Around,
+    };
+    let names = ["a step", "p25 to p75", "p5 to p95", "median"].map(String::from);
+    let top = canvas.legend(4.0, &names, |canvas, place, x, y| match place {
+        0 => canvas.circle(x, y, 2.2, "f1 q"),
+        1 => canvas.rect(x - 7.0, y - 6.0, 14.0, 12.0, "f0 o"),
+        2 => canvas.line((x - 7.0, y), (x + 7.0, y), "s0 w"),
+        _ => canvas.line((x, y - 7.0), (x, y + 7.0), "k w"),
+    });
+    let frame = frame(canvas, &rows, layout, top + 2.0);
+    for (row, &y) in plot.rows.iter().zip(&frame.middles) {
+        spread(canvas, plot, row, &frame, y);
+    }
+}
+
+fn spread(canvas: &mut Canvas, plot: &Spreads, row: &SpreadRow, frame: &Frame, y: f64) {
+    let unit = plot.axis.unit;
+    let told = row.percentiles.map(|value| brief(unit, value));
+    canvas.begin(&format!(
+        "{}: {} values, p5 {}, p25 {}, median {}, p75 {}, p95 {} {}, record {}",
+        row.label,
+        row.count,
+        told[0],
+        told[1],
+        told[2],
+        told[3],
+        told[4],
+        unit.name(),
+        row.record
+    ));
+    let [p5, p25, p50, p75, p95] = row.percentiles.map(|value| frame.scale.place(value));
+    canvas.line((p5, y), (p95, y), "s0 w");
+    canvas.rect(p25, y - 6.0, (p75 - p25).max(1.0), 12.0, "f0 o");
+    for (place, value) in row.values.iter().enumerate() {
+        // Fixed small shifts keep equal values apart.
+        let shift = [0.0, -3.0, 3.0, -1.5, 1.5][place % 5];
+        canvas.circle(frame.scale.place(*value), y + shift, 2.0, "f1 q");
+    }
+    canvas.line((p50, y - 7.0), (p50, y + 7.0), "k w");
+    canvas.end();
+}
+
+/// Bars that begin where the one before ended.
+pub fn waterfalls(canvas: &mut Canvas, plot: &Waterfalls) {
+    let sum = |spans: &[(String, f64)]| spans.iter().map(|(_, length)| length.max(0.0)).sum::<f64>();
+    let mut top = 4.0;
+    for panel in &plot.panels {
+        let all = sum(&panel.spans);
+        for line in two_lines(&panel.label, canvas.width - 8.0) {
+            canvas.text(4.0, top + 12.0, Anchor::Start, "b", &line);
+            top += 16.0;
+        }
+        let mut labels: Vec<&str> = panel.spans.iter().map(|(name, _)| name.as_str()).collect();
+        labels.push("step");
+        let number = |length: f64| {
+            let share = if all > 0.0 { length / all * 100.0 } else { 0.0 };
+            format!("{}  {share:>3.0} %", spoken(plot.axis.unit, length))
+        };
+        let mut numbers: Vec<String> = panel.spans.iter().map(|(_, length)| number(*length)).collect();
+        numbers.push(number(all));
+        let values = plot.panels.iter().map(|panel| sum(&panel.spans)).collect();
+        let rows = Rows { axis: &plot.axis, labels, numbers, values, range: Range::FromZero };
+        // Names of spans are short: they stand left of their row on a phone, too.
+        let frame = frame(canvas, &rows, Layout::Wide, top + 4.0);
+        canvas.begin(&format!("{}: step of {}, record {}", panel.label, spoken(plot.axis.unit, all), panel.record));
+        let mut begun = 0.0;
+        for (place, ((_, length), &y)) in panel.spans.iter().zip(&frame.middles).enumerate() {
+            let (from, to) = (frame.scale.place(begun), frame.scale.place(begun + length.max(0.0)));
+            begun += length.max(0.0);
+            canvas.rect(from, y - 6.0, (to - from).max(1.0), 12.0, &format!("f{}", place % 10));
+            if let Some(below) = frame.middles.get(place + 1) {
+                canvas.line((to, y), (to, *below), "a d");
+            }
+        }
+        if let Some(&y) = frame.middles.last() {
+            canvas.rect(frame.scale.place(0.0), y - 6.0, frame.scale.place(all) - frame.scale.place(0.0), 12.0, "f8");
+        }
+        canvas.end();
+        top = canvas.height + 8.0;
+    }
+}
