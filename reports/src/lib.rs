@@ -9,6 +9,7 @@ pub mod collectives;
 pub mod document;
 pub mod environment;
 pub mod estimate_report;
+pub mod gate;
 pub mod grid_report;
 pub mod named;
 pub mod notebook_report;

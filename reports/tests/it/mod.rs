@@ -3,6 +3,7 @@ pub mod any;
 mod comparison;
 mod documents;
 mod environment;
+mod gate;
 pub mod grid;
 mod record;
 mod render;
