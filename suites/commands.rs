@@ -2,6 +2,7 @@
 
 mod allreduce;
 mod doctor;
+mod gate;
 mod notebook;
 mod progress;
 mod repro;
@@ -41,6 +42,10 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Report { what } => notebook::report(global, what),
         Command::Repro { id, timeout } => {
             session::with(global, *timeout, |session| repro::repro(global, session, id, *timeout))
+        }
+        Command::Gate(arguments) => {
+            let timeout = std::time::Duration::from_secs(60);
+            session::with(global, timeout, |session| gate::gate(global, session, arguments))
         }
         Command::Doctor { keys: true } => print(&crate::config::keys::document()).map(|()| exit::SUCCESS),
         Command::Doctor { keys: false } => doctor::doctor(global),

@@ -51,7 +51,10 @@ impl RulesFile {
     /// Everything that is wrong with it, each with its place.
     pub fn read(path: &Path) -> Result<RulesFile, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|error| {
-            ConfigError::about(path.display().to_string(), format!("cannot be read: {error}; name a file of gate rules"))
+            ConfigError::about(
+                path.display().to_string(),
+                format!("cannot be read: {error}; name a file of gate rules"),
+            )
         })?;
         RulesFile::parse(path, &text)
     }
@@ -160,7 +163,8 @@ impl Reader<'_> {
                     None => self.problem(Some(place), &key, "write a share from 0.5 to below 1, as 0.98".into()),
                 },
                 _ => {
-                    let figure = value.get_ref().as_str().and_then(|text| Figure::ALL.iter().find(|(name, _)| *name == text));
+                    let figure =
+                        value.get_ref().as_str().and_then(|text| Figure::ALL.iter().find(|(name, _)| *name == text));
                     match figure {
                         Some((_, figure)) => file.rules.figure = *figure,
                         None => self.problem(Some(place), &key, one_of(Figure::ALL.map(|(name, _)| name))),
@@ -217,7 +221,11 @@ impl Reader<'_> {
             rules.push(Rule { metric, bound });
         }
         if rules.is_empty() && self.problems.is_empty() {
-            self.problem(None, "metrics", "names no metric, so nothing would be judged; name one or leave [metrics] out".into());
+            self.problem(
+                None,
+                "metrics",
+                "names no metric, so nothing would be judged; name one or leave [metrics] out".into(),
+            );
         }
         file.rules.metrics = rules;
     }
@@ -268,7 +276,8 @@ impl Reader<'_> {
         range: std::ops::RangeInclusive<usize>,
         into: &mut usize,
     ) {
-        let whole = number(value.get_ref()).filter(|value| value.fract() == 0.0 && *value >= 0.0).map(|value| value as usize);
+        let whole =
+            number(value.get_ref()).filter(|value| value.fract() == 0.0 && *value >= 0.0).map(|value| value as usize);
         match whole.filter(|whole| range.contains(whole)) {
             Some(whole) => *into = whole,
             None => {

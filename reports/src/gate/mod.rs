@@ -14,6 +14,7 @@ pub mod replay;
 pub mod report;
 mod rows;
 pub mod rules;
+pub mod self_test;
 pub mod trial;
 pub mod verdict;
 pub mod words;
