@@ -18,6 +18,8 @@ pub mod exit {
     pub const USAGE: u8 = 1;
     /// Worse than it may be.
     pub const REGRESSION: u8 = 2;
+    /// The data do not say.
+    pub const INCONCLUSIVE: u8 = 3;
     /// Nothing was measured, though asked.
     pub const NOT_MEASURED: u8 = 4;
     /// At least one cell failed, timed out or diverged.
@@ -212,6 +214,19 @@ how to read each plot.")]
 The ratio is B/A with a 95 % interval over trials and steps. docs/compare.md says how it is read.
 Exit codes: 0 compared, 1 a selector that is nothing or several things, 4 no two cells could be compared.")]
     Compare(CompareArgs),
+    /// Is it as good as before? Speed, memory, traffic and losses against a baseline, another program or another configuration
+    #[command(after_help = "Examples:
+  zbench gate ci/gate.toml --against ../main/target/release/zbench    two programs in one job: the most trustworthy
+  zbench gate ci/gate.toml --candidate-set memory.checkpointing=full  two configurations of this program
+  zbench gate ci/gate.toml --update --baseline ci/baseline.json       measure a baseline and write it
+  zbench gate ci/gate.toml --baseline ci/baseline.json --junit gate.xml --markdown gate.md
+  zbench gate rules.toml --baseline old-notebook --candidate notebook records as they are, nothing is measured
+  zbench gate ci/gate.toml --self-test --into ci/gate-self-test       how often the gate errs on this machine
+  zbench gate ci/gate.toml --self-test --pool ci/gate-self-test/pool.jsonl
+
+Exit codes: 0 pass or improvement, 1 usage, or machines, configurations or schemas that differ, 2 regression (and improvement
+with --fail-on improvement), 3 inconclusive, 4 not measured, 5 a trial failed, 130 stopped by Ctrl-C. docs/gate.md has the rest.")]
+    Gate(Box<GateArgs>),
     /// What this machine has, what is missing for which feature, and how to get it
     #[command(after_help = "Examples:
   zbench doctor
@@ -384,6 +399,64 @@ pub struct ReportArgs {
     /// Write each plot as PNG, too
     #[arg(long, requires = "figures")]
     pub png: bool,
+}
+
+/// `zbench gate`.
+#[derive(Args)]
+pub struct GateArgs {
+    /// Rules: what is watched, how far it may move, how long it may take (docs/gate.md)
+    pub rules: PathBuf,
+    /// Compare with this: a baseline file, a file of records, or a notebook. With --update: the file to write
+    #[arg(long, value_name = "FILE|NOTEBOOK", conflicts_with_all = ["against", "candidate_set"])]
+    pub baseline: Option<PathBuf>,
+    /// Compare with this program: another zbench, run in turn with this one
+    #[arg(long, value_name = "PROGRAM", conflicts_with = "candidate_set")]
+    pub against: Option<PathBuf>,
+    /// Compare the rules' configuration with itself after this change
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub candidate_set: Vec<String>,
+    /// Judge these records instead of measuring: a file or a notebook
+    #[arg(long, value_name = "FILE|NOTEBOOK", requires = "baseline")]
+    pub candidate: Option<PathBuf>,
+    /// Also fail on these verdicts
+    #[arg(long, value_name = "VERDICT", value_delimiter = ',', value_parser = ["regression", "improvement", "inconclusive", "not_measured"])]
+    pub fail_on: Vec<String>,
+    /// In place of the rules' time budget
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    pub time_budget: Option<Duration>,
+    /// Decides which side goes first; printed, so that it can be repeated
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Write JUnit XML
+    #[arg(long, value_name = "FILE")]
+    pub junit: Option<PathBuf>,
+    /// Write Markdown, as for a comment on a pull request
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Print GitHub's ::error, ::warning and ::notice lines on standard error; done anyway where GITHUB_ACTIONS=true
+    #[arg(long)]
+    pub annotations: bool,
+    /// Keep the raw samples here instead of in the notebook's folder gate
+    #[arg(long, value_name = "FILE")]
+    pub samples: Option<PathBuf>,
+    /// Measure a baseline and write it to the file of --baseline; with --candidate make it of records
+    #[arg(long, requires = "baseline", conflicts_with_all = ["junit", "markdown", "annotations", "self_test"])]
+    pub update: bool,
+    /// Measure pairs of the same program, and replay gates on them: how often does it err?
+    #[arg(long, conflicts_with_all = ["baseline", "against", "candidate_set"])]
+    pub self_test: bool,
+    /// Replay this pool instead of measuring one
+    #[arg(long, value_name = "FILE", requires = "self_test")]
+    pub pool: Option<PathBuf>,
+    /// Folder for the self-test's pool.jsonl and result.json
+    #[arg(long, value_name = "DIR", requires = "self_test")]
+    pub into: Option<PathBuf>,
+    /// Pairs of the self-test, in place of the rules'
+    #[arg(long, value_name = "N", requires = "self_test", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub pairs: Option<u32>,
+    /// Comparisons that the self-test replays, in place of the rules'
+    #[arg(long, value_name = "N", requires = "self_test", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub runs: Option<u32>,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

@@ -5,6 +5,7 @@ mod bundle;
 mod compare;
 mod doctor;
 mod filter;
+mod gate;
 mod notebook;
 mod progress;
 mod report;
@@ -51,6 +52,10 @@ pub fn run(cli: &Cli) -> Result<u8> {
             session::with(global, *timeout, |session| repro::repro(global, session, id, *timeout))
         }
         Command::Compare(arguments) => compare::compare(global, arguments),
+        Command::Gate(arguments) => {
+            let timeout = std::time::Duration::from_secs(60);
+            session::with(global, timeout, |session| gate::gate(global, session, arguments))
+        }
         Command::Doctor { keys: true } => print(&crate::config::keys::document()).map(|()| exit::SUCCESS),
         Command::Doctor { keys: false } => doctor::doctor(global),
         Command::Cell => Ok(crate::runner::cell::main()),

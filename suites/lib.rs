@@ -15,6 +15,7 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod environment;
+pub mod gate;
 pub mod grid;
 pub mod launch;
 pub mod png;

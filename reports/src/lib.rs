@@ -13,6 +13,7 @@ pub mod document;
 pub mod environment;
 pub mod estimate_report;
 mod figures;
+pub mod gate;
 pub mod grid_report;
 pub mod named;
 pub mod notebook_report;

@@ -230,7 +230,7 @@ fn listen_to(rank: usize, stdout: impl Read + Send + 'static, sender: Sender<(us
 }
 
 /// Reads to the end on a thread, keeping the last of it.
-pub(super) fn tail_of(mut stderr: impl Read + Send + 'static) -> JoinHandle<String> {
+pub fn tail_of(mut stderr: impl Read + Send + 'static) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let mut kept = Vec::new();
         let mut block = [0u8; 4096];

@@ -5,6 +5,7 @@ mod compare;
 mod comparison;
 mod documents;
 mod environment;
+mod gate;
 pub mod grid;
 mod html;
 mod plot;

@@ -1,0 +1,145 @@
+//! The baseline: trials of a side that is not measured now, and whether they may be compared with what is.
+
+use super::report::GATE_SCHEMA;
+use super::trial::{self, Trial};
+use crate::environment::{self, Aspect, Difference};
+use crate::record::{Record, Status};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// A baseline file, as `gate --update` writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Baseline {
+    /// Version of this file.
+    pub gate_baseline: u32,
+    /// Where it comes from.
+    pub provenance: Provenance,
+    /// The cells.
+    pub cells: Vec<BaselineCell>,
+}
+
+/// Where a baseline comes from.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Provenance {
+    /// When it was written, RFC 3339.
+    pub written: String,
+    /// The command.
+    pub command: String,
+    /// Commit of the program, where it knows it.
+    pub commit: Option<String>,
+    /// blake3 of the program.
+    pub program: Option<String>,
+    /// The rules' file and its blake3.
+    pub rules: String,
+    /// Anything else.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+/// Trials of one cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BaselineCell {
+    /// Key of the configuration.
+    pub key: String,
+    /// The cell, in words.
+    #[serde(default)]
+    pub label: String,
+    /// The resolved configuration.
+    #[serde(default)]
+    pub cell: Value,
+    /// Machine and program.
+    #[serde(default)]
+    pub environment: Map<String, Value>,
+    /// The trials, in their order.
+    pub trials: Vec<Trial>,
+}
+
+/// Why a baseline cannot be used.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum BaselineError {
+    /// It is no baseline file.
+    #[error("it is no baseline: {0}; write one with zbench gate RULES --update, or name a notebook")]
+    NotOne(String),
+    /// Of another version.
+    #[error(
+        "its schema is {found} and this zbench reads {GATE_SCHEMA}: the schemas differ; write it anew with zbench gate RULES --update"
+    )]
+    Schema {
+        /// The version it states.
+        found: u64,
+    },
+}
+
+impl Baseline {
+    /// Reads a baseline file.
+    ///
+    /// # Errors
+    /// It is something else, or of another version.
+    pub fn parse(text: &str) -> Result<Self, BaselineError> {
+        let value: Value = serde_json::from_str(text).map_err(|error| BaselineError::NotOne(error.to_string()))?;
+        let version =
+            value.get("gate_baseline").ok_or_else(|| BaselineError::NotOne("it has no gate_baseline".into()))?;
+        match version.as_u64() {
+            Some(found) if found != u64::from(GATE_SCHEMA) => return Err(BaselineError::Schema { found }),
+            Some(_) => {}
+            None => return Err(BaselineError::NotOne("gate_baseline is no number".into())),
+        }
+        serde_json::from_value(value).map_err(|error| BaselineError::NotOne(error.to_string()))
+    }
+
+    /// The file's text: a line for each trial, so that a change of it can be read.
+    pub fn text(&self) -> Result<String, serde_json::Error> {
+        let mut copy = self.clone();
+        let mut lines: Vec<Vec<String>> = Vec::new();
+        for cell in &mut copy.cells {
+            trial::compact(&mut cell.trials);
+            let trials = std::mem::take(&mut cell.trials);
+            lines.push(trials.iter().map(serde_json::to_string).collect::<Result<_, _>>()?);
+        }
+        let mut text = serde_json::to_string_pretty(&copy)?;
+        for lines in lines {
+            let list = format!("\"trials\": [\n        {}\n      ]", lines.join(",\n        "));
+            text = text.replacen("\"trials\": []", &list, 1);
+        }
+        text.push('\n');
+        Ok(text)
+    }
+}
+
+/// Cells out of records, in the order in which their first record was written. Skipped trials say nothing and are left out.
+pub fn cells_of(records: &[Record]) -> Vec<BaselineCell> {
+    let mut cells: Vec<BaselineCell> = Vec::new();
+    for record in records.iter().filter(|record| record.outcome.status != Status::Skipped) {
+        let trial = Trial::of(record, 0.0);
+        match cells.iter_mut().find(|cell| cell.key == record.key) {
+            Some(cell) => cell.trials.push(trial),
+            None => cells.push(BaselineCell {
+                key: record.key.clone(),
+                label: record.name.clone(),
+                cell: record.cell.clone(),
+                environment: record.environment.clone(),
+                trials: vec![trial],
+            }),
+        }
+    }
+    cells
+}
+
+/// What forbids a comparison of two machines, and what a reader should know of them. An entry that only one side states
+/// is told and does not forbid: an older version did not look.
+pub fn machines(a: &Map<String, Value>, b: &Map<String, Value>) -> (Vec<String>, Vec<String>) {
+    let differences = environment::differences(a, b);
+    let forbids = |d: &&Difference| d.aspect == Aspect::Hardware && !d.a.is_null() && !d.b.is_null();
+    let told = |d: &&Difference| d.aspect != Aspect::State && !forbids(d);
+    let words = |d: &Difference| d.words();
+    (differences.iter().filter(forbids).map(words).collect(), differences.iter().filter(told).map(words).collect())
+}
+
+/// In which entries two configurations differ, in words: those that both state, then those that only one does.
+pub fn configurations(a: &Value, b: &Value) -> (Vec<String>, Vec<String>) {
+    let table = |value: &Value| value.as_object().cloned().unwrap_or_default();
+    let (stated, alone): (Vec<_>, Vec<_>) =
+        environment::differences(&table(a), &table(b)).into_iter().partition(|d| !d.a.is_null() && !d.b.is_null());
+    let words = |list: Vec<Difference>| list.iter().map(Difference::words).collect();
+    (words(stated), words(alone))
+}

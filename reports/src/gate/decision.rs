@@ -1,0 +1,254 @@
+//! From samples to a verdict: one look at one metric.
+
+use super::metric::Figure;
+use super::random::Random;
+use super::ranks::{self, Shift};
+use super::rules::{Bound, Rule};
+use super::trial::Trial;
+use super::verdict::Verdict;
+use crate::stats;
+
+/// Trials of both sides. In pairs, trial i of the one was measured beside trial i of the other; otherwise the baseline is
+/// what it is and the other was measured now.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Samples {
+    /// Of the baseline.
+    pub base: Vec<Trial>,
+    /// Of the candidate.
+    pub now: Vec<Trial>,
+    /// Whether they are pairs.
+    pub paired: bool,
+}
+
+/// Records of a baseline that are too few to say how it varies.
+pub const LEAST_BASELINE: usize = 3;
+
+/// What one look saw.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Look {
+    /// What follows; absent when more has to be measured.
+    pub verdict: Option<Verdict>,
+    /// Logarithm of the ratio of costs, candidate to baseline, with its limits.
+    pub shift: Option<Shift>,
+    /// How far the ratio of the baseline to itself strays on this machine, as a logarithm.
+    pub floor: Option<f64>,
+    /// How much both limits were moved outwards because of it.
+    pub widened: f64,
+    /// Pairs, or trials of the candidate, that counted.
+    pub used: usize,
+    /// Why there is nothing to say.
+    pub why_not: String,
+}
+
+impl Look {
+    fn nothing(used: usize, why_not: impl Into<String>) -> Self {
+        Self { verdict: None, shift: None, floor: None, widened: 0.0, used, why_not: why_not.into() }
+    }
+}
+
+impl Samples {
+    /// Pairs, or trials of the candidate, whose times count.
+    pub fn clean(&self) -> usize {
+        if self.paired {
+            self.base.iter().zip(&self.now).filter(|(base, now)| base.is_clean() && now.is_clean()).count()
+        } else {
+            self.now.iter().filter(|trial| trial.is_clean()).count()
+        }
+    }
+
+    /// A look at a noisy metric that may err with chance `alpha`.
+    pub fn look(&self, rule: &Rule, figure: Figure, alpha: f64) -> Look {
+        let Bound::Band { slower, faster } = rule.bound else { return Look::nothing(0, "it is not noisy") };
+        let cost = |trial: &Trial| rule.metric.value(trial, figure).map(|value| rule.metric.log_cost(value));
+        let (base, now) = self.costs(&cost);
+        let missing = || self.why_missing(&cost);
+        if self.paired {
+            let differences: Vec<f64> = base.iter().zip(&now).map(|(base, now)| now - base).collect();
+            let Some(shift) = ranks::paired(&differences, alpha) else { return Look::nothing(0, missing()) };
+            let (floor, widened) = self.floor_of_pairs(&cost, alpha);
+            return judged(shift, floor, widened, differences.len(), slower, faster);
+        }
+        if base.len() < LEAST_BASELINE {
+            let why = if base.is_empty() {
+                missing()
+            } else {
+                format!("the baseline has {} usable trials, and {LEAST_BASELINE} are the least", base.len())
+            };
+            return Look::nothing(now.len(), why);
+        }
+        let Some(shift) = ranks::unpaired(&base, &now, alpha) else { return Look::nothing(0, missing()) };
+        // Two sessions differ by more than the trials of either: what can be seen of that is how far their halves drift.
+        let drift = halves(&base).max(halves(&now));
+        judged(shift, Some(drift), drift, now.len(), slower, faster)
+    }
+
+    /// The costs that count: of pairs whose both trials are clean and have the metric, or of each side's clean trials.
+    fn costs(&self, cost: &impl Fn(&Trial) -> Result<f64, String>) -> (Vec<f64>, Vec<f64>) {
+        let clean = |trial: &Trial| trial.is_clean().then(|| cost(trial).ok()).flatten();
+        if self.paired {
+            return self.base.iter().zip(&self.now).filter_map(|(base, now)| Some((clean(base)?, clean(now)?))).unzip();
+        }
+        (self.base.iter().filter_map(clean).collect(), self.now.iter().filter_map(clean).collect())
+    }
+
+    fn why_missing(&self, cost: &impl Fn(&Trial) -> Result<f64, String>) -> String {
+        for (side, trials) in [("the baseline", &self.base), ("the candidate", &self.now)] {
+            if trials.is_empty() {
+                return format!("{side} has no trial");
+            }
+            if !trials.iter().any(Trial::is_clean) {
+                return format!("no trial of {side} counts");
+            }
+            let mut reasons = trials.iter().filter(|trial| trial.is_clean()).map(cost);
+            if reasons.clone().all(|value| value.is_err())
+                && let Some(Err(reason)) = reasons.next()
+            {
+                return format!("{side}: {reason}");
+            }
+        }
+        "no pair has it on both sides".into()
+    }
+
+    /// An A/A comparison out of the same trials: successive trials of one side, in an order that chance decides. How wide
+    /// its interval is, and how far zero lies outside of it, which is by how much the machine deceives.
+    fn floor_of_pairs(&self, cost: &impl Fn(&Trial) -> Result<f64, String>, alpha: f64) -> (Option<f64>, f64) {
+        let mut random = Random::new(0x6161);
+        let mut differences = Vec::new();
+        for side in [&self.base, &self.now] {
+            let costs: Vec<f64> =
+                side.iter().filter(|trial| trial.is_clean()).filter_map(|trial| cost(trial).ok()).collect();
+            let (two, _) = costs.as_chunks::<2>();
+            differences.extend(two.iter().map(|[a, b]| if random.coin() { b - a } else { a - b }));
+        }
+        let shift = ranks::paired(&differences, alpha).filter(|shift| shift.low.is_finite() && shift.high.is_finite());
+        shift.map_or((None, 0.0), |shift| (Some((shift.high - shift.low) / 2.0), shift.distance_of_zero()))
+    }
+
+    /// A look at an exact metric; it always has a verdict.
+    pub fn exact(&self, rule: &Rule, figure: Figure) -> Exact {
+        let values = |trials: &[Trial]| -> Vec<f64> {
+            trials.iter().filter(|t| t.is_measured()).filter_map(|t| rule.metric.value(t, figure).ok()).collect()
+        };
+        match rule.bound {
+            Bound::Losses(tolerance) => self.losses(tolerance),
+            Bound::Tolerance { more, less } => {
+                let (base, now) = (values(&self.base), values(&self.now));
+                let (Some(a), Some(b)) = (stats::median(&base), stats::median(&now)) else {
+                    let measured = |trial: &Trial| {
+                        if trial.is_measured() { rule.metric.value(trial, figure) } else { Err("not measured".into()) }
+                    };
+                    let side =
+                        if base.is_empty() { ("the baseline", &self.base) } else { ("the candidate", &self.now) };
+                    let why =
+                        side.1.iter().find_map(|trial| measured(trial).err()).unwrap_or_else(|| "no trial".into());
+                    return Exact {
+                        verdict: Verdict::NotMeasured,
+                        base: None,
+                        now: None,
+                        used: 0,
+                        words: format!("{}: {why}", side.0),
+                    };
+                };
+                let verdict = match b - a {
+                    difference if difference > more * a.abs() => Verdict::Regression,
+                    difference if -difference > less * a.abs() => Verdict::Improvement,
+                    _ => Verdict::Pass,
+                };
+                let varies = |values: &[f64]| values.iter().any(|value| value != &values[0]);
+                let words =
+                    if varies(&base) || varies(&now) { "it varies between trials; medians are compared" } else { "" };
+                Exact { verdict, base: Some(a), now: Some(b), used: now.len(), words: words.into() }
+            }
+            Bound::Band { .. } => {
+                Exact { verdict: Verdict::NotMeasured, base: None, now: None, used: 0, words: "it is noisy".into() }
+            }
+        }
+    }
+
+    /// The losses of every trial of the candidate beside the baseline's.
+    fn losses(&self, tolerance: f64) -> Exact {
+        let runs = |trials: &[Trial]| -> Vec<Vec<Option<f64>>> {
+            trials.iter().filter(|t| t.is_measured() && !t.losses.is_empty()).map(|t| t.losses.clone()).collect()
+        };
+        let (base, now) = (runs(&self.base), runs(&self.now));
+        let nothing =
+            |words: &str| Exact { verdict: Verdict::NotMeasured, base: None, now: None, used: 0, words: words.into() };
+        let (Some(reference), false) = (base.first(), now.is_empty()) else {
+            return nothing(if base.is_empty() { "the baseline has no losses" } else { "the candidate has no losses" });
+        };
+        let mut largest = 0.0f64;
+        for run in base.iter().chain(&now) {
+            if run.len() != reference.len() {
+                let words = format!("{} steps, and {} in the baseline", run.len(), reference.len());
+                return Exact { verdict: Verdict::Regression, base: None, now: None, used: now.len(), words };
+            }
+            for (step, (a, b)) in reference.iter().zip(run).enumerate() {
+                let (Some(a), Some(b)) = (a, b) else {
+                    let words = format!("the loss of step {} is not finite", step + 1);
+                    return Exact { verdict: Verdict::Regression, base: None, now: None, used: now.len(), words };
+                };
+                if a != b {
+                    largest = largest.max((a - b).abs() / a.abs().max(f64::MIN_POSITIVE));
+                }
+            }
+        }
+        let last = |run: &[Option<f64>]| run.last().copied().flatten();
+        let verdict = if largest > tolerance { Verdict::Regression } else { Verdict::Pass };
+        let words = if largest == 0.0 {
+            format!("{} steps, the same bits", reference.len())
+        } else {
+            format!("largest relative difference of a step {largest:.3e}")
+        };
+        Exact { verdict, base: last(reference), now: now.last().and_then(|run| last(run)), used: now.len(), words }
+    }
+}
+
+/// What is said of an exact metric.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Exact {
+    /// What follows.
+    pub verdict: Verdict,
+    /// The baseline's value.
+    pub base: Option<f64>,
+    /// The candidate's.
+    pub now: Option<f64>,
+    /// Trials of the candidate.
+    pub used: usize,
+    /// What a reader should know beside.
+    pub words: String,
+}
+
+/// How far the two halves of a sample are apart.
+fn halves(values: &[f64]) -> f64 {
+    let (first, second) = values.split_at(values.len() / 2);
+    ranks::unpaired(first, second, 1.0).map_or(0.0, |shift| shift.mid.abs())
+}
+
+fn judged(shift: Shift, floor: Option<f64>, widened: f64, used: usize, slower: f64, faster: f64) -> Look {
+    let shift = shift.widened(widened);
+    let verdict = side_of(&shift, slower, faster);
+    Look { verdict, shift: Some(shift), floor, widened, used, why_not: String::new() }
+}
+
+/// The rule: a verdict needs the whole interval on one side of the band's edges, or between them.
+fn side_of(shift: &Shift, slower: f64, faster: f64) -> Option<Verdict> {
+    let (upper, lower) = (slower.ln_1p(), -faster.ln_1p());
+    if shift.low > upper {
+        Some(Verdict::Regression)
+    } else if shift.high < lower {
+        Some(Verdict::Improvement)
+    } else if shift.low >= lower && shift.high <= upper {
+        Some(Verdict::Pass)
+    } else {
+        None
+    }
+}
+
+/// What is left to say when the budget has ended: an interval that reaches beyond the better edge alone is no regression,
+/// whatever else it is.
+pub fn at_the_end(shift: Option<&Shift>, slower: f64) -> Verdict {
+    match shift {
+        Some(shift) if shift.high <= slower.ln_1p() => Verdict::Pass,
+        _ => Verdict::Inconclusive,
+    }
+}

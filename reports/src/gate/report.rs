@@ -1,0 +1,238 @@
+//! What a gate found, as data: a row for each metric of each cell, and the whole.
+
+use super::metric::{Figure, Kind};
+use super::ranks::Shift;
+use super::rules::{Bound, Rule};
+use super::verdict::Verdict;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// A ratio with its limits; limits that are not finite are null.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Ratio {
+    /// Lower limit.
+    pub low: Option<f64>,
+    /// The ratio.
+    pub mid: f64,
+    /// Upper limit.
+    pub high: Option<f64>,
+}
+
+/// What a row is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// A number that varies: speed, bandwidth, resident memory.
+    Noisy,
+    /// A number that does not: bytes.
+    Exact,
+    /// The losses.
+    Losses,
+    /// Whether the cell fits into memory.
+    Fit,
+    /// Whether the cell runs at all.
+    Run,
+}
+
+impl From<Kind> for Class {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Noisy => Self::Noisy,
+            Kind::Exact => Self::Exact,
+            Kind::Losses => Self::Losses,
+        }
+    }
+}
+
+/// One set of samples and what it said of the metric.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SetRow {
+    /// Its verdict by itself.
+    pub verdict: Verdict,
+    /// Pairs, or trials of the candidate, that counted.
+    pub used: usize,
+    /// Candidate to baseline.
+    pub ratio: Option<Ratio>,
+}
+
+/// One metric of one cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The cell, in words.
+    pub cell: String,
+    /// Its key.
+    pub key: String,
+    /// Name of the metric; `fit` and `run` for what keeps a cell from being measured.
+    pub metric: String,
+    /// What kind of thing it is.
+    pub class: Class,
+    /// What is said.
+    pub verdict: Verdict,
+    /// Median of the baseline's trials.
+    pub baseline: Option<f64>,
+    /// Median of the candidate's.
+    pub candidate: Option<f64>,
+    /// Candidate to baseline, with the interval of the set that decided.
+    pub ratio: Option<Ratio>,
+    /// What the ratio may be and pass; absent for losses.
+    pub band: Option<Ratio>,
+    /// Pairs, or trials of the candidate, that counted, in all sets.
+    pub used: usize,
+    /// Sets of samples after the first.
+    pub reruns: usize,
+    /// Each set.
+    pub sets: Vec<SetRow>,
+    /// How far the ratio of the baseline to itself strays here, as a share.
+    pub noise_floor: Option<f64>,
+    /// By how much the interval was widened because of it, as a share.
+    pub widened: f64,
+    /// The verdict in words.
+    pub words: String,
+}
+
+/// How many trials did not count, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// `baseline` or `candidate`.
+    pub side: String,
+    /// A validity flag, or how they ended.
+    pub why: String,
+    /// How many.
+    pub count: usize,
+}
+
+/// What was found about one cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CellReport {
+    /// The cell, in words.
+    pub cell: String,
+    /// Its key.
+    pub key: String,
+    /// A row for each metric.
+    pub rows: Vec<Row>,
+    /// Trials that did not count.
+    pub left_out: Vec<LeftOut>,
+    /// Trials of the baseline that were looked at.
+    pub baseline_trials: usize,
+    /// Trials of the candidate.
+    pub candidate_trials: usize,
+    /// Time that it took.
+    pub seconds: f64,
+    /// Whether it was stopped before its end.
+    pub interrupted: bool,
+}
+
+/// The whole of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Version of this object.
+    pub schema: u32,
+    /// The rules' file.
+    pub rules: String,
+    /// What stands on the baseline's side, in words.
+    pub baseline: String,
+    /// What stands on the candidate's side.
+    pub candidate: String,
+    /// How they were measured, in words.
+    pub how: String,
+    /// The worst verdict of all rows.
+    pub verdict: Verdict,
+    /// The exit code that the policy makes of it.
+    pub exit_code: u8,
+    /// Verdicts that fail.
+    pub fail_on: Vec<Verdict>,
+    /// The confidence over all looks and metrics.
+    pub confidence: f64,
+    /// Seconds that it was allowed to take.
+    pub time_budget_seconds: f64,
+    /// Seconds that it took.
+    pub seconds: f64,
+    /// Of the order of the sides; the same seed, the same order.
+    pub seed: u64,
+    /// How the steps of a trial became its speed.
+    pub figure: String,
+    /// The cells.
+    pub cells: Vec<CellReport>,
+    /// What a reader should know beside.
+    pub notes: Vec<String>,
+    /// Machine and program of the candidate.
+    pub environment: Map<String, Value>,
+    /// Repeats it.
+    pub command: String,
+    /// When it began, RFC 3339.
+    pub started: String,
+    /// Whether it was stopped before its end.
+    pub interrupted: bool,
+}
+
+/// Version of [`Report`] and of the baseline file.
+pub const GATE_SCHEMA: u32 = 1;
+
+impl Report {
+    /// All rows.
+    pub fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.cells.iter().flat_map(|cell| &cell.rows)
+    }
+}
+
+impl Ratio {
+    /// Of a shift of logarithms of costs: rates are the other way round.
+    pub fn of(shift: &Shift, more_is_better: bool) -> Self {
+        let finite = |value: f64| Some(value).filter(|value| value.is_finite() && *value > 0.0);
+        let (low, mid, high) = (finite(shift.low.exp()), shift.mid.exp(), finite(shift.high.exp()));
+        if more_is_better {
+            Self { low: high.map(f64::recip), mid: mid.recip(), high: low.map(f64::recip) }
+        } else {
+            Self { low, mid, high }
+        }
+    }
+
+    /// The ratios that pass.
+    pub fn band(rule: &Rule) -> Option<Self> {
+        let (low, high) = match rule.bound {
+            Bound::Band { slower, faster } if rule.metric.more_is_better => (1.0 / (1.0 + slower), 1.0 + faster),
+            Bound::Band { slower, faster } => (1.0 / (1.0 + faster), 1.0 + slower),
+            Bound::Tolerance { more, less } => (1.0 - less, 1.0 + more),
+            Bound::Losses(_) => return None,
+        };
+        Some(Self { low: Some(low), mid: 1.0, high: Some(high) })
+    }
+}
+
+impl Row {
+    /// A row about the cell itself: `fit` or `run`.
+    pub fn of_cell(cell: &str, key: &str, class: Class, verdict: Verdict, words: impl Into<String>) -> Self {
+        let metric = if class == Class::Fit { "fit" } else { "run" };
+        Self { class, verdict, words: words.into(), ..Self::blank(cell, key, metric) }
+    }
+
+    /// A row of which nothing is known yet.
+    pub fn blank(cell: &str, key: &str, metric: &str) -> Self {
+        Self {
+            cell: cell.into(),
+            key: key.into(),
+            metric: metric.into(),
+            class: Class::Run,
+            verdict: Verdict::NotMeasured,
+            baseline: None,
+            candidate: None,
+            ratio: None,
+            band: None,
+            used: 0,
+            reruns: 0,
+            sets: Vec::new(),
+            noise_floor: None,
+            widened: 0.0,
+            words: String::new(),
+        }
+    }
+}
+
+/// The figure in words, for reports.
+pub fn figure_words(figure: Figure) -> &'static str {
+    match figure {
+        Figure::Median => "the median of its timed steps",
+        Figure::LowerQuartile => "the lower quartile of its timed steps",
+        Figure::Mean => "the mean of its timed steps",
+    }
+}

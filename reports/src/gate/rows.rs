@@ -1,0 +1,187 @@
+//! From the looks of all sets to one row, with the verdict in words.
+
+use super::decision::{Look, Samples};
+use super::metric::Kind;
+use super::procedure::Side;
+use super::report::{Class, LeftOut, Ratio, Row, SetRow};
+use super::rules::{Rule, Rules};
+use super::trial::Trial;
+use super::verdict::Verdict;
+use crate::record::Status;
+use crate::{stats, units};
+
+/// What a row is made of.
+pub(super) struct Judged<'a> {
+    pub cell: &'a str,
+    pub key: &'a str,
+    pub rule: &'a Rule,
+    pub rules: &'a Rules,
+    /// Of the sets that looked at it, in their order.
+    pub looks: Vec<&'a (Verdict, Look)>,
+    pub samples: Vec<&'a Samples>,
+    /// Reruns that a change needs before it is final.
+    pub due: usize,
+    pub interrupted: bool,
+}
+
+/// The row of a metric.
+pub(super) fn row(judged: &Judged) -> Row {
+    let Judged { cell, key, rule, .. } = judged;
+    let class = Class::from(rule.metric.kind);
+    let blank = Row { class, band: Ratio::band(rule), ..Row::blank(cell, key, rule.metric.name) };
+    match rule.metric.kind {
+        Kind::Noisy => noisy(judged, blank),
+        Kind::Exact | Kind::Losses => exact(judged, blank),
+    }
+}
+
+fn exact(judged: &Judged, blank: Row) -> Row {
+    // All sets measured the same numbers.
+    let mut all = Samples::default();
+    for samples in &judged.samples {
+        all.now.extend(samples.now.iter().cloned());
+        if all.base.is_empty() || samples.paired {
+            all.base.extend(samples.base.iter().cloned());
+        }
+    }
+    let found = all.exact(judged.rule, judged.rules.figure);
+    let ratio = found.base.zip(found.now).filter(|(base, _)| *base != 0.0 && judged.rule.metric.kind == Kind::Exact);
+    let of = |(base, now): (f64, f64)| Ratio { low: Some(now / base), mid: now / base, high: Some(now / base) };
+    Row {
+        verdict: found.verdict,
+        baseline: found.base,
+        candidate: found.now,
+        ratio: ratio.map(of),
+        used: found.used,
+        words: found.words,
+        ..blank
+    }
+}
+
+fn noisy(judged: &Judged, blank: Row) -> Row {
+    let Judged { rule, rules, looks, .. } = judged;
+    let median = |side: fn(&Samples) -> &Vec<Trial>| {
+        let trials = judged.samples.iter().flat_map(|samples| side(samples)).filter(|trial| trial.is_clean());
+        let values: Vec<f64> = trials.filter_map(|trial| rule.metric.value(trial, rules.figure).ok()).collect();
+        stats::median(&values)
+    };
+    let row = Row { baseline: median(|s| &s.base), candidate: median(|s| &s.now), ..blank };
+    let Some((first, _)) = looks.first() else {
+        return Row { words: "nothing was measured".into(), ..row };
+    };
+    let ratio = |look: &Look| look.shift.map(|shift| Ratio::of(&shift, rule.metric.more_is_better));
+    let sets: Vec<SetRow> =
+        looks.iter().map(|(verdict, look)| SetRow { verdict: *verdict, used: look.used, ratio: ratio(look) }).collect();
+    // The set that was measured to confirm was not chosen for what it says, so its ratio is the one to state.
+    let (last, look) = looks[looks.len() - 1];
+    let (verdict, words) = conclusion(judged, *first, *last, look);
+    Row {
+        verdict,
+        ratio: ratio(look),
+        used: sets.iter().map(|set| set.used).sum(),
+        reruns: sets.len() - 1,
+        noise_floor: look.floor.map(f64::exp_m1),
+        widened: look.widened.exp_m1(),
+        words,
+        sets,
+        ..row
+    }
+}
+
+fn conclusion(judged: &Judged, first: Verdict, last: Verdict, look: &Look) -> (Verdict, String) {
+    let rules = judged.rules;
+    let sets = judged.looks.len();
+    let is_change = matches!(first, Verdict::Regression | Verdict::Improvement);
+    match first {
+        Verdict::NotMeasured if !look.why_not.is_empty() => (first, look.why_not.clone()),
+        Verdict::NotMeasured => {
+            let what = if judged.samples.iter().any(|samples| samples.paired) { "pairs" } else { "trials" };
+            (first, format!("{} {what} count, and {} are the least", look.used, rules.min_pairs))
+        }
+        _ if is_change && last != first => {
+            let words = format!("{} in the first set and {} in the rerun", first.words(), last.words());
+            (Verdict::Inconclusive, words)
+        }
+        _ if is_change && sets <= judged.due => {
+            let why = if judged.interrupted { "it was stopped before" } else { "there was no time for" };
+            (Verdict::Inconclusive, format!("{} in the first set, and {why} the rerun that confirms it", first.words()))
+        }
+        _ if is_change => (first, format!("{}{}", speed(look), reruns(sets))),
+        Verdict::Inconclusive if judged.interrupted => (first, "it was stopped before the data said which".into()),
+        Verdict::Inconclusive => (first, format!("the budget ended before the data said which: {}", speed(look))),
+        Verdict::Pass if look.verdict.is_none() => {
+            (first, "no slower than the band allows; whether it is faster is open".into())
+        }
+        _ => (first, "within the band".into()),
+    }
+}
+
+fn reruns(sets: usize) -> String {
+    match sets {
+        1 => String::new(),
+        sets => format!(", and so in {}", units::plural(sets - 1, "rerun", "reruns")),
+    }
+}
+
+/// `4.8 % slower`, by what it costs.
+fn speed(look: &Look) -> String {
+    let Some(shift) = look.shift else { return "nothing".into() };
+    let share = units::percent(shift.mid.abs().exp_m1());
+    match shift.mid {
+        mid if mid > 0.0 => format!("costs {share} more"),
+        _ => format!("{share} better"),
+    }
+}
+
+/// What keeps a cell from being measured, as a row about the cell: nothing where both sides ran.
+pub(super) fn fitness(base: Option<&Trial>, now: Option<&Trial>) -> Option<(Class, Verdict, String)> {
+    let status = |trial: Option<&Trial>| trial.map(|trial| trial.status);
+    let reason = |trial: Option<&Trial>| trial.map_or(String::new(), |trial| trial.reason.clone());
+    let is_failure =
+        |status: Option<Status>| matches!(status, Some(Status::Failed | Status::TimedOut | Status::Diverged));
+    let told = |side: Side, trial: Option<&Trial>| {
+        let what = trial.map_or("is not there", |trial| trial.status.words());
+        format!("the {}: {what}: {}", side.name(), reason(trial))
+    };
+    match (status(base), status(now)) {
+        (_, now_is) if is_failure(now_is) => Some((Class::Run, Verdict::Failed, told(Side::Candidate, now))),
+        (base_is, _) if is_failure(base_is) => Some((Class::Run, Verdict::Failed, told(Side::Baseline, base))),
+        (_, Some(Status::Skipped)) => Some((Class::Run, Verdict::NotMeasured, told(Side::Candidate, now))),
+        (Some(Status::Skipped), _) => Some((Class::Run, Verdict::NotMeasured, told(Side::Baseline, base))),
+        (Some(Status::OutOfMemory), Some(Status::OutOfMemory)) => {
+            Some((Class::Fit, Verdict::Pass, "out of memory on both sides".into()))
+        }
+        (_, Some(Status::OutOfMemory)) => {
+            Some((Class::Fit, Verdict::Regression, format!("it fitted, and is now out of memory: {}", reason(now))))
+        }
+        (Some(Status::OutOfMemory), Some(Status::Measured)) => {
+            Some((Class::Fit, Verdict::Improvement, format!("it fits now, and was out of memory: {}", reason(base))))
+        }
+        _ => None,
+    }
+}
+
+/// Trials that did not count, by side and reason.
+pub(super) fn left_out<'a>(samples: impl Iterator<Item = &'a Samples> + Clone, lost: &[(Side, Trial)]) -> Vec<LeftOut> {
+    let mut counts: Vec<LeftOut> = Vec::new();
+    let mut count = |side: Side, why: &str| match counts.iter_mut().find(|c| c.side == side.name() && c.why == why) {
+        Some(known) => known.count += 1,
+        None => counts.push(LeftOut { side: side.name().into(), why: why.into(), count: 1 }),
+    };
+    let mut flagged = |side: Side, trials: &[Trial]| {
+        for trial in trials.iter().filter(|trial| !trial.is_clean()) {
+            let words = if trial.is_measured() { trial.flags.join(", ") } else { trial.status.words().to_string() };
+            count(side, &words);
+        }
+    };
+    for (place, samples) in samples.enumerate() {
+        if samples.paired || place == 0 {
+            flagged(Side::Baseline, &samples.base);
+        }
+        flagged(Side::Candidate, &samples.now);
+    }
+    for (side, trial) in lost {
+        count(*side, trial.status.words());
+    }
+    counts
+}

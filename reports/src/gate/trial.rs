@@ -1,0 +1,119 @@
+//! What a gate keeps of a record: enough for every metric, small enough to store hundreds.
+
+use crate::named::{Named, Numbers};
+use crate::record::{Record, Source, Status, label_flags};
+use serde::{Deserialize, Serialize};
+
+/// One trial of one side.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// How it ended.
+    pub status: Status,
+    /// Why, where it was not measured.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// Who found that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// Validity flags, those that only label left out: its times do not count when it has any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flags: Vec<String>,
+    /// When it began.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub started: String,
+    /// Wall time of the whole trial, starting and ending its process included.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub seconds: f64,
+    /// Times of the timed steps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub step_ms: Vec<f64>,
+    /// Mean tokens of a timed step.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub step_tokens: f64,
+    /// The metrics, and `wire_bytes`.
+    #[serde(default)]
+    pub values: Numbers,
+    /// Why a metric has no value.
+    #[serde(default, skip_serializing_if = "Named::is_empty")]
+    pub unstated: Named<String>,
+    /// The loss of every step; null where it was not finite. Empty where it is that of the trial before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub losses: Vec<Option<f64>>,
+}
+
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
+}
+
+impl Trial {
+    /// What a record says. `seconds` is what it took, 0 where that is not known.
+    pub fn of(record: &Record, seconds: f64) -> Self {
+        let timed: Vec<_> = record.timed_steps().collect();
+        let tokens: u64 = timed.iter().map(|step| step.tokens).sum();
+        let flags = record.validity.iter().filter(|flag| !label_flags::ALL.contains(&flag.as_str()));
+        let mut values: Numbers = Numbers::new();
+        for metric in super::metric::METRICS {
+            if let Some(value) = record.metrics.number(metric.name) {
+                values.set(metric.name, value);
+            }
+        }
+        if record.is_measured() && !record.steps.is_empty() {
+            values.set("wire_bytes", record.wire_bytes());
+        }
+        let unstated = record.unstated.iter().filter(|(name, _)| super::metric::find(name).is_some());
+        Self {
+            status: record.outcome.status,
+            reason: record.outcome.reason.clone(),
+            source: record.outcome.source,
+            flags: flags.cloned().collect(),
+            started: record.started.clone(),
+            seconds,
+            step_ms: timed.iter().map(|step| step.ms).collect(),
+            step_tokens: if timed.is_empty() { 0.0 } else { tokens as f64 / timed.len() as f64 },
+            values,
+            unstated: unstated.map(|(name, reason)| (name, reason.clone())).collect(),
+            losses: record.steps.iter().map(|step| Some(step.loss).filter(|loss| loss.is_finite())).collect(),
+        }
+    }
+
+    /// A trial that did not come to a record.
+    pub fn ended(status: Status, reason: impl Into<String>, seconds: f64) -> Self {
+        Self {
+            status,
+            reason: reason.into(),
+            source: None,
+            flags: Vec::new(),
+            started: String::new(),
+            seconds,
+            step_ms: Vec::new(),
+            step_tokens: 0.0,
+            values: Numbers::new(),
+            unstated: Named::new(),
+            losses: Vec::new(),
+        }
+    }
+
+    /// Whether it ran to its end.
+    pub fn is_measured(&self) -> bool {
+        self.status == Status::Measured
+    }
+
+    /// Whether its times count.
+    pub fn is_clean(&self) -> bool {
+        self.is_measured() && self.flags.is_empty()
+    }
+}
+
+/// Drops losses that are those of the trial before, and digits of times that no clock has: for trials that are stored.
+pub fn compact(trials: &mut [Trial]) {
+    let mut last: Vec<Option<f64>> = Vec::new();
+    for trial in trials {
+        if trial.losses == last {
+            trial.losses.clear();
+        } else {
+            last.clone_from(&trial.losses);
+        }
+        trial.step_ms.iter_mut().for_each(|ms| *ms = (*ms * 1e3).round() / 1e3);
+        trial.seconds = (trial.seconds * 1e3).round() / 1e3;
+    }
+}

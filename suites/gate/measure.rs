@@ -1,0 +1,193 @@
+//! Measures trials through the public command of a program, `run` or `repro`, each in a process and a notebook of its
+//! own: whatever a program is, both sides are run alike.
+
+use crate::runner::processes::tail_of;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+use zbench_reports::gate::{Bench, Side, Trial};
+use zbench_reports::record::{Record, Status};
+
+/// How one side is run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arm {
+    /// The program.
+    pub program: PathBuf,
+    /// What it is told, without the notebook.
+    pub arguments: Vec<OsString>,
+    /// A record that must be in the notebook before, for `repro`.
+    pub seed: Option<Box<Record>>,
+}
+
+/// How often the wish to stop is looked at.
+const TICK: Duration = Duration::from_millis(50);
+/// A program that was asked to end may take this long.
+const GRACE: Duration = Duration::from_secs(5);
+/// A program ends its trial in time by itself; this much later it is ended.
+const MARGIN: Duration = Duration::from_secs(30);
+
+/// What came of one trial.
+enum Heard {
+    Record(Box<Record>),
+    Nothing(String),
+    TooLate,
+    Stopped,
+}
+
+/// Measures both sides, and keeps every trial in a file as soon as it has ended.
+pub struct Programs<'a> {
+    /// The side that is compared with.
+    pub baseline: Arm,
+    /// The side that is judged.
+    pub candidate: Arm,
+    /// Folder in which each trial has a notebook for its time.
+    pub scratch: &'a Path,
+    /// A trial may take this long.
+    pub timeout: Duration,
+    /// Set when the user wants to stop.
+    pub stop: Arc<AtomicBool>,
+    /// Is told how far it is.
+    pub tell: &'a dyn Fn(&str),
+    /// Where raw samples are kept.
+    pub samples: Option<&'a mut std::fs::File>,
+    /// Names the cell in that file.
+    pub key: String,
+    /// When it began.
+    pub begun: Instant,
+}
+
+impl Programs<'_> {
+    /// A trial with its record, which is absent when the program said none; nothing when it was stopped.
+    pub fn measure(&mut self, side: Side) -> Option<(Trial, Option<Box<Record>>)> {
+        let arm = if side == Side::Baseline { &self.baseline } else { &self.candidate };
+        let start = Instant::now();
+        let heard = match scratch_notebook(self.scratch, arm) {
+            Ok(notebook) => {
+                let heard = self.run(arm, &notebook);
+                // What cannot be deleted now goes with the folder.
+                let _ = std::fs::remove_dir_all(&notebook);
+                heard
+            }
+            Err(reason) => Heard::Nothing(reason),
+        };
+        let seconds = start.elapsed().as_secs_f64();
+        let (trial, record) = match heard {
+            Heard::Stopped => return None,
+            Heard::Record(record) => (Trial::of(&record, seconds), Some(record)),
+            Heard::Nothing(reason) => (Trial::ended(Status::Failed, reason, seconds), None),
+            Heard::TooLate => {
+                let reason = format!("it took longer than {} s and did not end by itself", self.timeout.as_secs_f64());
+                (Trial::ended(Status::TimedOut, reason, seconds), None)
+            }
+        };
+        if let Some(file) = &mut self.samples {
+            let line = json!({ "key": self.key, "side": side.name(), "trial": trial });
+            // Samples that cannot be kept are no reason to stop measuring; the verdict does not need them.
+            let _ = writeln!(file, "{line}");
+        }
+        Some((trial, record))
+    }
+
+    fn run(&self, arm: &Arm, notebook: &Path) -> Heard {
+        let mut child = match start(arm, notebook) {
+            Ok(child) => child,
+            Err(error) => return Heard::Nothing(format!("{} cannot be started: {error}", arm.program.display())),
+        };
+        let tail = child.stderr.take().map(tail_of);
+        let (sender, said) = channel();
+        let stdout = child.stdout.take();
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = stdout.map(|mut stdout| stdout.read_to_string(&mut text));
+            let _ = sender.send(text);
+        });
+        let begun = Instant::now();
+        let text = loop {
+            match said.recv_timeout(TICK) {
+                Ok(text) => break text,
+                Err(RecvTimeoutError::Disconnected) => break String::new(),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let stopped = self.stop.load(Ordering::Relaxed);
+            if stopped || begun.elapsed() > self.timeout + MARGIN {
+                end(&mut child);
+                return if stopped { Heard::Stopped } else { Heard::TooLate };
+            }
+        };
+        let status = child.wait();
+        let tail = tail.and_then(|tail| tail.join().ok()).unwrap_or_default();
+        let record = text.lines().filter_map(|line| serde_json::from_str::<Record>(line).ok()).next_back();
+        match record {
+            Some(record) => Heard::Record(Box::new(record)),
+            None if self.stop.load(Ordering::Relaxed) => Heard::Stopped,
+            None => {
+                let ended = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+                Heard::Nothing(format!("{} said no record ({ended}): {tail}", arm.program.display()))
+            }
+        }
+    }
+}
+
+/// A fresh notebook; with the record that is to be repeated.
+fn scratch_notebook(scratch: &Path, arm: &Arm) -> Result<PathBuf, String> {
+    let notebook = scratch.join("notebook");
+    let _ = std::fs::remove_dir_all(&notebook);
+    std::fs::create_dir_all(&notebook).map_err(|error| format!("{} cannot be made: {error}", notebook.display()))?;
+    if let Some(record) = &arm.seed {
+        let opened = zbench_reports::Notebook::open(&notebook).and_then(|opened| opened.append(record));
+        opened.map_err(|error| error.to_string())?;
+    }
+    Ok(notebook)
+}
+
+fn start(arm: &Arm, notebook: &Path) -> std::io::Result<Child> {
+    // A group of its own, so that Ctrl-C reaches this process alone, which then decides.
+    Command::new(&arm.program)
+        .args(&arm.arguments)
+        .arg("--notebook")
+        .arg(notebook)
+        .env("ZBENCH_PARENT", std::process::id().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+}
+
+/// Asks a program to end, and ends it if it does not. It ends the processes that it started.
+fn end(child: &mut Child) {
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    let asked = Instant::now();
+    while asked.elapsed() < GRACE {
+        if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
+            return;
+        }
+        std::thread::sleep(TICK);
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+impl Bench for Programs<'_> {
+    fn trial(&mut self, side: Side) -> Option<Trial> {
+        self.measure(side).map(|(trial, _)| trial)
+    }
+
+    fn seconds(&mut self) -> f64 {
+        self.begun.elapsed().as_secs_f64()
+    }
+
+    fn progress(&mut self, words: &str) {
+        (self.tell)(words);
+    }
+}
