@@ -5,6 +5,7 @@ mod documents;
 mod environment;
 pub mod grid;
 mod html;
+mod large;
 mod plot;
 mod record;
 mod render;
