@@ -133,8 +133,11 @@ data or a collective that failed, 130 stopped by Ctrl-C. What was measured befor
     /// The records of the notebook
     #[command(after_help = "Examples:
   zbench list
-  zbench list --format csv")]
-    List,
+  zbench list status=failed --last 5
+  zbench list parallel.strategy=zero3,valid=yes since=7d
+  zbench list tag=paper --sort tokens_per_second
+  zbench list commit=6336a92 --format csv")]
+    List(ListArgs),
     /// Everything that a record holds
     #[command(after_help = "Examples:
   zbench show 3f2a                                    the beginning of an id is enough
@@ -145,13 +148,34 @@ data or a collective that failed, 130 stopped by Ctrl-C. What was measured befor
     },
     /// A remark on a record
     #[command(after_help = "Examples:
-  zbench note 3f2a \"the machine was on battery\"")]
+  zbench note 3f2a \"the machine was on battery\"
+  zbench show 3f2a                                    shows it again")]
     Note {
         /// Id of the record, or its beginning
         id: String,
         /// What to say
         text: String,
     },
+    /// Tags on a record, to find it by
+    #[command(after_help = "Examples:
+  zbench tag 3f2a paper figure-2
+  zbench tag 3f2a paper --remove
+  zbench list tag=paper")]
+    Tag(TagArgs),
+    /// Records and their remarks as one file for another machine
+    #[command(after_help = "Examples:
+  zbench export --bundle all.jsonl                    the whole notebook
+  zbench export --bundle paper.jsonl tag=paper        some of it: the terms of `list`, or ids
+  zbench export --bundle here.jsonl --keep-hosts      with the names of hosts
+
+Secrets are always left out; names and addresses of hosts become hashes.")]
+    Export(ExportArgs),
+    /// Take in the records of a bundle
+    #[command(after_help = "Examples:
+  zbench import --bundle paper.jsonl --notebook theirs
+
+Nothing is taken of a file that is cut off, changed or of a newer version. What the notebook holds already stays as it is.")]
+    Import(ImportArgs),
     /// Run a cell again from its record alone, and compare
     #[command(after_help = "Examples:
   zbench repro 3f2a                                   losses, bytes and calls must be the same; speed is shown beside")]
@@ -175,6 +199,19 @@ data or a collective that failed, 130 stopped by Ctrl-C. What was measured befor
 The page loads nothing and runs nothing; it follows the reader's light or dark theme and can be printed. docs/reports.md says
 how to read each plot.")]
     Report(ReportArgs),
+    /// Two records, cells, grids, commits or notebooks side by side: how much, how surely, and what explains it
+    #[command(after_help = "Examples:
+  zbench compare 3f2a 77c0                            two records, or two cells by their keys
+  zbench compare parallel.strategy=ddp parallel.strategy=zero3
+                                                      each cell of the one with its like of the other
+  zbench compare commit=1a2b3c commit=4d5e6f          what a change of zbench did to every cell
+  zbench compare before after                         two notebooks: folders that hold records.jsonl
+  zbench compare before:name=quickstart after:name=quickstart --format markdown
+  zbench compare 3f2a 77c0 --format json              an object for each pair
+
+The ratio is B/A with a 95 % interval over trials and steps. docs/compare.md says how it is read.
+Exit codes: 0 compared, 1 a selector that is nothing or several things, 4 no two cells could be compared.")]
+    Compare(CompareArgs),
     /// What this machine has, what is missing for which feature, and how to get it
     #[command(after_help = "Examples:
   zbench doctor
@@ -197,6 +234,72 @@ how to read each plot.")]
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<std::ffi::OsString>,
     },
+}
+
+/// `zbench list`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Ids or their beginnings, or key=value filters: a key of the configuration, name, key, status, trial, tag, commit,
+    /// since (7d, 12h, 2026-11-21) or valid (yes, no)
+    #[arg(value_name = "ID|FILTER")]
+    pub what: Vec<String>,
+    /// Order: started, name, key, status, trial, or a metric
+    #[arg(long, default_value = "started", value_name = "WHAT")]
+    pub sort: String,
+    /// Only the last of them, in that order
+    #[arg(long, value_name = "N")]
+    pub last: Option<usize>,
+}
+
+/// `zbench tag`.
+#[derive(Args, Debug)]
+pub struct TagArgs {
+    /// Id of the record, or its beginning
+    pub id: String,
+    /// Words without blanks, commas and equals signs
+    #[arg(required = true, value_name = "TAG")]
+    pub tags: Vec<String>,
+    /// Take them away
+    #[arg(long)]
+    pub remove: bool,
+}
+
+/// `zbench export`.
+#[derive(Args, Debug)]
+pub struct ExportArgs {
+    /// The file, which must not exist
+    #[arg(long, required = true, value_name = "FILE")]
+    pub bundle: PathBuf,
+    /// Leave names and addresses of hosts as they are
+    #[arg(long)]
+    pub keep_hosts: bool,
+    /// What to export, in the terms of `list`; everything unless given
+    #[arg(value_name = "ID|FILTER")]
+    pub what: Vec<String>,
+}
+
+/// `zbench import`.
+#[derive(Args, Debug)]
+pub struct ImportArgs {
+    /// The file
+    #[arg(long, required = true, value_name = "FILE")]
+    pub bundle: PathBuf,
+}
+
+/// `zbench compare`.
+#[derive(Args, Clone, Debug)]
+pub struct CompareArgs {
+    /// What is compared with: a record's id or a cell's key (or their beginnings), key=value[,key=value] (a key of the
+    /// configuration, name, status, trial or commit), a notebook's folder, or FOLDER:one of the former
+    pub a: String,
+    /// What is compared
+    pub b: String,
+    /// Use trials with validity flags too
+    #[arg(long)]
+    pub include_flagged: bool,
+    /// Keep the steps of warm-up that are found among the timed ones
+    #[arg(long)]
+    pub all_steps: bool,
 }
 
 /// How a file becomes cells.
@@ -227,6 +330,9 @@ pub struct GridArgs {
     /// Measure everything again, whatever the notebook holds
     #[arg(long)]
     pub fresh: bool,
+    /// Count records of another machine, build profile or commit as done
+    #[arg(long, conflicts_with = "fresh")]
+    pub any_environment: bool,
     /// Refuse a grid of more cells
     #[arg(long, default_value_t = 1000, value_name = "N")]
     pub max_cells: usize,

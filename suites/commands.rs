@@ -1,7 +1,10 @@
 //! One module for each command; what they share is here.
 
 mod allreduce;
+mod bundle;
+mod compare;
 mod doctor;
+mod filter;
 mod notebook;
 mod progress;
 mod report;
@@ -17,10 +20,11 @@ use crate::grid::{self, GridCell};
 use crate::proxy;
 use crate::runner::plan::{self, Decision, Planned};
 use crate::runner::{Header, machine};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use zbench_engine::config::DeviceKind;
+use zbench_reports::Notebook;
 use zbench_reports::document;
 use zbench_reports::render::{csv, html, json, markdown, terminal};
 
@@ -36,19 +40,34 @@ pub fn run(cli: &Cli) -> Result<u8> {
         }
         Command::Plan(arguments) => train::plan(global, arguments),
         Command::Allreduce(arguments) => allreduce::allreduce(global, arguments),
-        Command::List => notebook::list(global),
+        Command::List(arguments) => notebook::list(global, arguments),
         Command::Show { id } => notebook::show(global, id),
         Command::Note { id, text } => notebook::note(global, id, text),
+        Command::Tag(arguments) => notebook::tag(global, arguments),
+        Command::Export(arguments) => bundle::export(global, arguments),
+        Command::Import(arguments) => bundle::import(global, arguments),
         Command::Report(arguments) => report::report(global, arguments),
         Command::Repro { id, timeout } => {
             session::with(global, *timeout, |session| repro::repro(global, session, id, *timeout))
         }
+        Command::Compare(arguments) => compare::compare(global, arguments),
         Command::Doctor { keys: true } => print(&crate::config::keys::document()).map(|()| exit::SUCCESS),
         Command::Doctor { keys: false } => doctor::doctor(global),
         Command::Cell => Ok(crate::runner::cell::main()),
         Command::Rank => Ok(crate::runner::rank::main()),
         Command::Follow { command } => Err(crate::launch::become_follower(command).into()),
     }
+}
+
+/// The notebook, which must be there: asking a folder that does not exist makes none.
+fn existing(global: &Global) -> Result<Notebook> {
+    if !global.notebook.is_dir() {
+        bail!(
+            "there is no notebook in {}; run a grid first, or name it with --notebook DIR",
+            global.notebook.display()
+        );
+    }
+    Ok(Notebook::open(&global.notebook)?)
 }
 
 /// Machine output, so that a reader who has had enough is an error and no panic.
@@ -166,6 +185,7 @@ fn header(document: &Document) -> Header {
         question: text("question").unwrap_or_default(),
         command: command_line(),
         environment: machine::environment(),
+        any_environment: false,
     }
 }
 

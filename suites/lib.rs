@@ -14,6 +14,7 @@ pub mod allreduce;
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod environment;
 pub mod grid;
 pub mod launch;
 pub mod png;

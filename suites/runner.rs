@@ -13,12 +13,17 @@ pub mod processes;
 pub mod protocol;
 pub mod rank;
 pub mod record;
+pub mod rescue;
+pub mod sampling;
+mod turns;
+pub mod validity;
 
 use plan::{Decision, Planned};
 use protocol::{End, Ended};
 use serde_json::{Map, Value};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
+use turns::{Turn, Turns};
 use zbench_engine::config::Cell;
 use zbench_reports::record::{Outcome, Record, Source, Status, Step, label_flags};
 use zbench_reports::{Notebook, StoreError};
@@ -61,10 +66,18 @@ impl Execution {
 pub trait Execute {
     /// Runs it to its end, telling of each step.
     fn execute(&mut self, cell: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution;
+    /// Whether the user wants to stop, asked while nothing is executed.
+    fn is_stopped(&self) -> bool {
+        false
+    }
 }
 
 /// Someone who wants to know how far it is.
 pub trait Observe {
+    /// Records of these cells do not count, for this reason.
+    fn set_aside(&mut self, _count: usize, _reason: &str) {}
+    /// Other processes on the notebook have what is left; it is looked again in a moment.
+    fn wait(&mut self) {}
     /// A trial begins: the `done`-th of `all`.
     fn begin(&mut self, _cell: &Planned, _trial: u32, _done: usize, _all: usize) {}
     /// A step of it has ended.
@@ -95,7 +108,12 @@ pub struct Header {
     pub command: String,
     /// Machine and program.
     pub environment: Map<String, Value>,
+    /// Records of another machine, profile or build count as done too.
+    pub any_environment: bool,
 }
+
+/// How often the notebook is looked at while others have what is left.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// What a run left behind.
 #[derive(Clone, Debug, Default)]
@@ -126,42 +144,50 @@ impl Runner<'_> {
     /// # Errors
     /// The notebook cannot be read or written; what was appended before stays.
     pub fn run(&mut self, cells: &[Planned], trials: Trials) -> Result<Summary, StoreError> {
-        let mut known = self.notebook.records()?;
-        let wanted: Vec<Vec<u32>> = cells.iter().map(|cell| wanted(cell, trials, &known)).collect();
-        let earlier = match trials {
-            Trials::UpTo(_) => known.len(),
-            Trials::Fresh(_) | Trials::OneMore => 0,
-        };
-        let references = parity::references(&known);
-        let mut counted: Vec<Record> = known.drain(..).take(earlier).collect();
-        let schedule = schedule(cells, &wanted);
-        let mut over: BTreeSet<usize> = BTreeSet::new();
+        let here = (!self.header.any_environment).then(|| self.header.environment.clone());
+        let mut turns = Turns::new(self.notebook, cells, trials, here)?;
+        if matches!(trials, Trials::UpTo(_)) {
+            turns.set_aside.iter().for_each(|(reason, count)| self.observe.set_aside(*count, reason));
+        }
         let mut summary = Summary::default();
-        for (done, (index, trial)) in schedule.iter().enumerate() {
-            let cell = &cells[*index];
-            let there = counted
-                .iter()
-                .any(|record| record.key == cell.grid.key && record.trial == *trial && is_final(record, cell));
-            if there || over.contains(index) {
-                continue;
+        let mut is_checked = false;
+        loop {
+            let (index, trial, claim) = match turns.next()? {
+                Turn::Over => break,
+                Turn::Run { index, trial, claim } => (index, trial, claim),
+                Turn::Wait if self.execute.is_stopped() => {
+                    summary.interrupted = true;
+                    break;
+                }
+                Turn::Wait => {
+                    self.observe.wait();
+                    std::thread::sleep(LOOK_AGAIN);
+                    continue;
+                }
+            };
+            if !is_checked {
+                self.notebook.check_writable()?;
+                is_checked = true;
             }
-            self.observe.begin(cell, *trial, done, schedule.len());
-            let Some((record, last)) = self.trial(cell, *trial, cells, &counted, &references) else {
+            let cell = &cells[index];
+            self.observe.begin(cell, trial, turns.done().saturating_sub(1), turns.all);
+            let Some((record, last)) = self.trial(cell, trial, cells, &turns.counted, &turns.references) else {
                 summary.interrupted = true;
                 break;
             };
-            self.notebook.append(&record)?;
-            self.observe.end(&record);
-            if !record.is_measured() {
-                over.insert(*index);
+            if let Err(error) = self.notebook.append(&record) {
+                rescue::keep_and_say(&record);
+                return Err(error);
             }
+            drop(claim);
+            self.observe.end(&record);
             summary.appended += 1;
-            counted.push(record);
+            turns.add(index, record);
             if last {
                 break;
             }
         }
-        summary.records = newest(cells, &wanted, counted);
+        summary.records = newest(cells, &turns.wanted, turns.counted);
         Ok(summary)
     }
 
@@ -188,7 +214,12 @@ impl Runner<'_> {
                     record.environment.insert("load_average".into(), load.into());
                 }
                 let observe = &mut *self.observe;
-                let execution = self.execute.execute(cell, &mut |step| observe.step(step));
+                let sampler = sampling::Sampler::start();
+                let execution = self.execute.execute(cell, &mut |step| {
+                    sampler.step(step.timed);
+                    observe.step(step);
+                });
+                let sampled = sampler.finish();
                 let end = execution.end?;
                 last = execution.last;
                 let host = record.environment.get("host").and_then(Value::as_str).unwrap_or_default().to_string();
@@ -196,6 +227,8 @@ impl Runner<'_> {
                     record.outcome = Outcome::ended(failure.status, failure.reason.clone(), failure.source);
                 }
                 record::measured(&mut record, execution.steps, &end, cell, estimate, &host);
+                validity::add(&mut record, &sampled);
+                record.extra.insert("seeds".into(), serde_json::json!({ "train": cell.train.seed }));
                 compare(&mut record, cell, cells, known, references);
             }
             // Run is only decided for a cell that has a plan.
@@ -271,24 +304,11 @@ fn schedule(cells: &[Planned], wanted: &[Vec<u32>]) -> Vec<(usize, u32)> {
     (0..rounds).flat_map(round).collect()
 }
 
-/// Whether a record settles its trial: failures and time-outs are tried again by the next run, and a cell that now runs
-/// is not settled by an earlier skip.
-fn is_final(record: &Record, cell: &Planned) -> bool {
-    match (&cell.decision, record.outcome.status) {
-        (Decision::Run, Status::Measured | Status::Diverged) => true,
-        (Decision::Run, Status::OutOfMemory) => record.outcome.source == Some(Source::Arena),
-        (Decision::Run, _) => false,
-        (Decision::Record { status, reason, .. }, found) => *status == found && *reason == record.outcome.reason,
-    }
-}
-
 /// Fills in parity with the reference of the cell's class, and checks that equal trials have equal losses. The reference
 /// is a cell of this command; where that has none, or none that was measured, it is a record of the notebook.
 fn compare(record: &mut Record, cell: &Cell, cells: &[Planned], known: &[Record], references: &[(String, Record)]) {
     let class = parity::class(cell);
-    let same_class =
-        |planned: &&Planned| planned.cell().is_some_and(|c| parity::is_reference(c) && parity::class(c) == class);
-    let reference_key = cells.iter().find(same_class).map(|planned| planned.grid.key.clone());
+    let reference_key = parity::reference_of(cell, cells).map(|index| cells[index].grid.key.clone());
     if record.is_measured() {
         let own = (reference_key.as_ref() == Some(&record.key)).then_some(&*record);
         let of_command = || {

@@ -416,14 +416,30 @@ fn usage_errors_are_exit_1_and_help_is_0() {
     {
         assert_eq!(run(folder.path(), arguments).status.code(), Some(1), "{arguments:?}");
     }
-    for command in ["grid", "run", "plan", "list", "show", "note", "report", "repro", "doctor"] {
+    for command in
+        ["grid", "run", "plan", "list", "show", "note", "tag", "export", "import", "report", "repro", "doctor"]
+    {
         let output = run(folder.path(), &[command, "--help"]);
         assert_eq!(output.status.code(), Some(0));
         assert!(stdout(&output).contains("Examples:"), "{command}");
     }
     assert!(!stdout(&run(folder.path(), &["--help"])).contains("__cell"));
     let doctor = run(folder.path(), &["doctor", "--format", "json"]);
-    assert!(lines(&stdout(&doctor)).iter().any(|line| line["what"] == "memory"));
+    let rows = lines(&stdout(&doctor));
+    for what in [
+        "memory",
+        "frequency governor",
+        "turbo",
+        "processor quota",
+        "energy counters",
+        "temperature",
+        "swap",
+        "container",
+        "hypervisor",
+    ] {
+        let row = rows.iter().find(|row| row["what"] == what).unwrap_or_else(|| panic!("{what}"));
+        assert!(row["ok"] == true || !row["advice"].as_str().unwrap().is_empty(), "{row}: what is wrong has advice");
+    }
 }
 
 /// Whatever is put into a cell's process, it ends with a status and no panic.

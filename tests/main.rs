@@ -2,13 +2,19 @@
 
 mod allreduce;
 mod allreduce_processes;
+mod ci_files;
 mod cli;
+mod compare;
 mod config;
+mod durability;
 mod engine;
+mod environment;
 mod grid;
 mod launch;
 mod launch_detect;
 mod link;
 mod netns;
 mod notebook;
+mod old_records;
+mod portable;
 mod support;

@@ -29,7 +29,7 @@ pub struct Difference {
 }
 
 /// First words of paths that describe the machine itself.
-const HARDWARE: [&str; 13] = [
+const HARDWARE: [&str; 15] = [
     "cpu",
     "cores",
     "caches",
@@ -43,20 +43,70 @@ const HARDWARE: [&str; 13] = [
     "architecture",
     "accelerators",
     "nodes",
+    "virtualisation",
+    "limits",
+];
+/// First words of paths that describe system, libraries and build.
+const SOFTWARE: [&str; 17] = [
+    "os",
+    "kernel",
+    "host",
+    "container",
+    "microcode",
+    "mitigations",
+    "transparent_huge_pages",
+    "driver",
+    "libraries",
+    "variables",
+    "zbench",
+    "commit",
+    "features",
+    "rustc",
+    "profile",
+    "binary",
+    "kernels",
 ];
 /// First words of paths that describe a moment.
 const STATE: [&str; 5] = ["load_average", "state", "uptime", "temperature", "clocks"];
 
+/// What a path of an environment is about, where this version knows it.
+pub fn known_aspect(path: &str) -> Option<Aspect> {
+    let first = path.split('.').next().unwrap_or(path);
+    let of = |list: &[&str], aspect: Aspect| list.contains(&first).then_some(aspect);
+    of(&HARDWARE, Aspect::Hardware).or(of(&SOFTWARE, Aspect::Software)).or(of(&STATE, Aspect::State))
+}
+
 /// What a path of an environment is about. An unknown one is software: it is told, and does not refuse a comparison.
 pub fn aspect(path: &str) -> Aspect {
-    let first = path.split('.').next().unwrap_or(path);
-    if HARDWARE.contains(&first) {
-        Aspect::Hardware
-    } else if STATE.contains(&first) {
-        Aspect::State
-    } else {
-        Aspect::Software
+    known_aspect(path).unwrap_or(Aspect::Software)
+}
+
+impl Aspect {
+    /// The word in a table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Aspect::Hardware => "hardware",
+            Aspect::Software => "software",
+            Aspect::State => "state",
+        }
     }
+}
+
+/// Why numbers measured `then` do not stand for those of `now`: another machine, another build profile, another commit
+/// (another version, where a commit is not stated). Nothing when they do. What one of the two does not state contradicts
+/// nothing: records of older versions say less about their machine.
+pub fn why_not_the_same(then: &Map<String, Value>, now: &Map<String, Value>) -> Option<String> {
+    let stated = |difference: &Difference| !difference.a.is_null() && !difference.b.is_null();
+    let all: Vec<Difference> = differences(then, now).into_iter().filter(stated).collect();
+    if let Some(hardware) = all.iter().find(|difference| difference.aspect == Aspect::Hardware) {
+        return Some(format!("another machine ({})", hardware.words()));
+    }
+    let of = |path: &str| all.iter().find(|difference| difference.path == path);
+    let both_have_commits = [then, now].iter().all(|map| map.get("commit").is_some_and(Value::is_string));
+    let build = if both_have_commits { "commit" } else { "zbench" };
+    [("profile", "another build profile"), (build, "another build")]
+        .into_iter()
+        .find_map(|(path, words)| Some(format!("{words} ({})", of(path)?.words())))
 }
 
 /// Every entry in which the environments differ, hardware first, else in the order of the first.

@@ -1,7 +1,7 @@
 //! The comparison of a grid's cells: an answer in words, then the tables behind it.
 
 mod cells;
-mod labels;
+pub(crate) mod labels;
 mod machine;
 mod planned;
 mod ranking;
@@ -14,7 +14,7 @@ use crate::collectives::document as collectives;
 use crate::document::{Block, Document};
 use crate::figures;
 use crate::record::Record;
-use crate::units;
+use crate::{steady, units};
 
 /// Compares the cells of these records. `question` is what the grid was to find out.
 ///
@@ -157,6 +157,8 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         document.table(speed);
         document.paragraph(ranking::intervals(grid));
         document.list(ranking::wide(grid));
+        let used: Vec<&Record> = grid.measured().flat_map(|cell| cell.used.iter().copied()).collect();
+        steady::warning(&used).into_iter().for_each(|text| document.paragraph(text));
         document.figure(figures::mfu(grid));
     }
     if !grid.axes.following.is_empty() {

@@ -6,7 +6,9 @@
 //! [`estimate_report`] and [`notebook_report`] the documents made from records. Everything except the store is a pure function of its
 //! arguments: nothing here measures, prints or knows how a record came about.
 
+pub mod bundle;
 pub mod collectives;
+pub mod compare;
 pub mod document;
 pub mod environment;
 pub mod estimate_report;
@@ -16,8 +18,10 @@ pub mod named;
 pub mod notebook_report;
 pub mod plot;
 pub mod record;
+pub mod redact;
 pub mod render;
 pub mod stats;
+pub mod steady;
 pub mod store;
 pub mod units;
 

@@ -1,9 +1,12 @@
 //! What is in the notebook: the list of records, and one record in full.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::document::{Column, Document, Entry, Table, Tone};
 use crate::grid_report::{first_letters, flatten, telling_length};
 use crate::record::{Category, Record, Remark};
 use crate::stats;
+use crate::store::Contents;
 use crate::units;
 
 /// Steps shown at the beginning and at the end of a long run.
@@ -11,11 +14,31 @@ const STEPS_SHOWN: usize = 20;
 
 /// One row for each record, in the order given.
 pub fn list(records: &[Record]) -> Document {
+    list_with(records, &[], None)
+}
+
+/// One row for each record, in the order given, with the tags and remarks made on it. `of`: how many there are in all, where
+/// these are some of them.
+pub fn list_with(records: &[Record], remarks: &[Remark], of: Option<usize>) -> Document {
     let mut document = Document::new("Records");
-    if records.is_empty() {
-        document.paragraph("The notebook is empty; zbench grid FILE or zbench run FILE fills it.");
-        return document;
+    match of {
+        None | Some(0) if records.is_empty() => {
+            document.paragraph("The notebook is empty; zbench grid FILE or zbench run FILE fills it.");
+            return document;
+        }
+        Some(all) if records.is_empty() => {
+            document.paragraph(format!("None of {}.", units::plural(all, "record", "records")));
+            return document;
+        }
+        _ => {}
     }
+    let contents = Contents { remarks: remarks.to_vec(), ..Contents::default() };
+    let tags = contents.tags();
+    let mut said: BTreeMap<&str, u64> = BTreeMap::new();
+    remarks
+        .iter()
+        .filter(|remark| !remark.is_tagging())
+        .for_each(|remark| *said.entry(&remark.note_for).or_default() += 1);
     let columns = vec![
         Column::words("record"),
         Column::words("started"),
@@ -29,6 +52,8 @@ pub fn list(records: &[Record]) -> Document {
         Column::numbers("peak memory", "bytes"),
         Column::words("loss parity"),
         Column::words("flags"),
+        Column::words("tags"),
+        Column::numbers("remarks", ""),
         Column::words("reason").for_machines(),
     ];
     let mut table = Table::new("records", columns);
@@ -50,23 +75,33 @@ pub fn list(records: &[Record]) -> Document {
             Entry::maybe(record.metrics.number("peak_memory_bytes"), units::memory),
             Entry::words(record.parity.verdict.words()),
             Entry::words(record.validity.join(", ")),
+            Entry::words(tags.get(record.id.as_str()).map_or(String::new(), |of| joined(of))),
+            said.get(record.id.as_str()).map_or_else(Entry::nothing, |count| Entry::whole(*count, count.to_string())),
             Entry::words(&record.outcome.reason),
         ]);
     }
     document.table(table);
-    document.paragraph(format!("{}.", units::plural(records.len(), "record", "records")));
+    let of = of.map_or(String::new(), |all| format!(" of {all}"));
+    document.paragraph(format!("{}{of}.", units::plural(records.len(), "record", "records")));
     document
+}
+
+fn joined(tags: &BTreeSet<&str>) -> String {
+    tags.iter().copied().collect::<Vec<_>>().join(", ")
 }
 
 /// Everything that a record holds, and the remarks made on it.
 pub fn show(record: &Record, remarks: &[Remark]) -> Document {
     let title = if record.name.is_empty() { &record.id } else { &record.name };
     let mut document = Document::new(title);
-    document.table(head(record));
+    let contents = Contents { remarks: remarks.to_vec(), ..Contents::default() };
+    let tags = contents.tags();
+    document.table(head(record, tags.get(record.id.as_str()).map_or(String::new(), |of| joined(of))));
     if !record.outcome.reason.is_empty() {
         document.paragraph(format!("{}: {}", record.outcome.status.words(), record.outcome.reason));
     }
-    let own: Vec<&Remark> = remarks.iter().filter(|remark| remark.note_for == record.id).collect();
+    let is_own = |remark: &&Remark| remark.note_for == record.id && !remark.is_tagging();
+    let own: Vec<&Remark> = remarks.iter().filter(is_own).collect();
     if !own.is_empty() {
         document.heading("Remarks");
         document.list(own.iter().map(|remark| format!("{}: {}", remark.when, remark.text)).collect());
@@ -110,7 +145,7 @@ pub fn show(record: &Record, remarks: &[Remark]) -> Document {
     document
 }
 
-fn head(record: &Record) -> Table {
+fn head(record: &Record, tags: String) -> Table {
     let mut table = Table::new("record", vec![Column::words("what"), Column::words("value")]);
     let parity = &record.parity;
     let against = parity.reference.as_deref().map_or(String::new(), |id| format!(", reference {}", id));
@@ -127,8 +162,12 @@ fn head(record: &Record) -> Table {
         ("outcome", format!("{}{source}", record.outcome.status.name())),
         ("loss parity", format!("{}{against}{difference}", parity.verdict.words())),
         ("validity flags", flags),
+        ("tags", tags),
         ("schema", record.schema.to_string()),
     ] {
+        if what == "tags" && value.is_empty() {
+            continue;
+        }
         table.row(vec![Entry::words(what), Entry::words(value)]);
     }
     table

@@ -264,6 +264,11 @@ impl Source {
     }
 }
 
+/// Key of a remark with the tags that it gives its record. Older versions show the remark's text, which names them.
+pub const ADDED: &str = "tags_added";
+/// Key of a remark with the tags that it takes away.
+pub const REMOVED: &str = "tags_removed";
+
 /// A remark on a record, made later by a person.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Remark {
@@ -285,5 +290,28 @@ impl Remark {
     /// A remark made at `when` (RFC 3339) on the record with that id.
     pub fn new(note_for: impl Into<String>, text: impl Into<String>, when: impl Into<String>) -> Self {
         Self { schema: SCHEMA, note_for: note_for.into(), text: text.into(), when: when.into(), extra: Extra::new() }
+    }
+
+    /// A remark that gives and takes tags.
+    pub fn tagging(note_for: impl Into<String>, added: &[String], removed: &[String], when: impl Into<String>) -> Self {
+        let signed = |sign: char, tags: &[String]| tags.iter().map(|tag| format!("{sign}{tag}")).collect::<Vec<_>>();
+        let text = format!("tags: {}", [signed('+', added), signed('-', removed)].concat().join(" "));
+        let mut remark = Self::new(note_for, text, when);
+        for (key, tags) in [(ADDED, added), (REMOVED, removed)] {
+            if !tags.is_empty() {
+                remark.extra.insert(key.into(), tags.into());
+            }
+        }
+        remark
+    }
+
+    /// The tags under [`ADDED`] or [`REMOVED`].
+    pub fn tags(&self, key: &str) -> impl Iterator<Item = &str> {
+        self.extra.get(key).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
+    }
+
+    /// Whether it only gives or takes tags.
+    pub fn is_tagging(&self) -> bool {
+        [ADDED, REMOVED].iter().any(|key| self.extra.contains_key(*key))
     }
 }

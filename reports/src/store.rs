@@ -6,140 +6,30 @@
 //! moves it to `records.torn` before it adds its own line. Lines that cannot be read (a newer schema, a damaged disk)
 //! stay where they are and are listed with the reason.
 
+mod claim;
+mod contents;
+mod error;
+mod merge;
+mod tail;
+
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::record::{Record, Remark, SCHEMA};
+pub use self::claim::Claim;
+pub use self::contents::{Contents, Unreadable};
+use self::contents::{is_json, read_lines};
+pub use self::error::StoreError;
+pub use self::merge::Merged;
+pub use self::tail::Tail;
+use crate::record::{Record, Remark};
 
 /// Name of the file of records inside a notebook's directory.
 pub const RECORDS: &str = "records.jsonl";
 /// Name of the file that keeps what was cut off from torn lines.
 pub const TORN: &str = "records.torn";
-
-/// What can go wrong with a notebook.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The directory cannot be made or is not one.
-    #[error("the notebook {path} cannot be opened: {source}; name a directory that you may write to (--notebook DIR)", path = path.display())]
-    Open {
-        /// The directory.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// The file exists and cannot be read.
-    #[error("the notebook's file {path} cannot be read: {source}", path = path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// No room for the line; what was there before is untouched.
-    #[error("no room for the record in {path}: {source}; free some space and run the same command again, earlier records are safe", path = path.display())]
-    Full {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// The line could not be written; what was there before is untouched unless `damage` says otherwise.
-    #[error("the record could not be added to {path}: {source}{damage}", path = path.display())]
-    Append {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-        /// Empty, or what could not be undone.
-        damage: String,
-    },
-    /// A value without a JSON form.
-    #[error("the record {id} has no JSON form: {source}")]
-    Encode {
-        /// Id of the record.
-        id: String,
-        /// The reason.
-        source: serde_json::Error,
-    },
-    /// No record's id begins like this.
-    #[error("no record has an id that begins with `{prefix}`; `zbench list` shows the {count} records of {path}", path = path.display())]
-    NotFound {
-        /// What was looked for.
-        prefix: String,
-        /// How many records there are.
-        count: usize,
-        /// The file.
-        path: PathBuf,
-    },
-    /// Several ids begin like this.
-    #[error("`{prefix}` stands for {count} records ({ids}); give more of the id", count = ids.len(), ids = first_few(ids))]
-    Ambiguous {
-        /// What was looked for.
-        prefix: String,
-        /// The ids that begin with it.
-        ids: Vec<String>,
-    },
-}
-
-fn first_few(ids: &[String]) -> String {
-    let shown: Vec<&str> = ids.iter().take(4).map(String::as_str).collect();
-    let more = if ids.len() > shown.len() { ", …" } else { "" };
-    format!("{}{more}", shown.join(", "))
-}
-
-/// A line that is in the file and could not be read.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Unreadable {
-    /// Line of the file, from 1.
-    pub line: usize,
-    /// Why, for a reader.
-    pub reason: String,
-}
-
-/// Everything in a notebook, in the order in which it was written.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Contents {
-    /// The records.
-    pub records: Vec<Record>,
-    /// The remarks.
-    pub remarks: Vec<Remark>,
-    /// Whole lines that could not be read.
-    pub unreadable: Vec<Unreadable>,
-    /// Bytes of a last line that was cut off in the middle of a write; 0 when there is none.
-    pub torn_bytes: u64,
-}
-
-impl Contents {
-    /// What a reader of the notebook should be told: one sentence for each unreadable or torn line.
-    pub fn warnings(&self) -> Vec<String> {
-        let mut warnings: Vec<String> = self
-            .unreadable
-            .iter()
-            .map(|unreadable| format!("line {} of {RECORDS} is left out: {}", unreadable.line, unreadable.reason))
-            .collect();
-        if self.torn_bytes > 0 {
-            warnings.push(format!(
-                "the last line of {RECORDS} was cut off in the middle of a write ({} bytes); the record before it is \
-                 whole, and the next append moves the rest to {TORN}",
-                self.torn_bytes
-            ));
-        }
-        warnings
-    }
-
-    /// The records of a cell, in the order in which they were written.
-    pub fn of_key<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Record> {
-        self.records.iter().filter(move |record| record.key == key)
-    }
-
-    /// The remarks on a record.
-    pub fn remarks_on<'a>(&'a self, id: &'a str) -> impl Iterator<Item = &'a Remark> {
-        self.remarks.iter().filter(move |remark| remark.note_for == id)
-    }
-}
 
 /// A notebook's directory. Holds no file open: several processes may use the same notebook.
 #[derive(Debug, Clone)]
@@ -184,7 +74,7 @@ impl Notebook {
 
     /// The record with this id, or the only one whose id begins with it.
     pub fn find(&self, prefix: &str) -> Result<Record, StoreError> {
-        let records = self.records()?;
+        let Contents { records, unreadable, .. } = self.read()?;
         let count = records.len();
         if let Some(exact) = records.iter().rev().find(|record| record.id == prefix) {
             return Ok(exact.clone());
@@ -192,6 +82,11 @@ impl Notebook {
         let mut matching: Vec<Record> = records.into_iter().filter(|record| record.id.starts_with(prefix)).collect();
         match matching.len() {
             1 if !prefix.is_empty() => Ok(matching.swap_remove(0)),
+            0 if !prefix.is_empty() && unreadable.iter().any(|line| line.id_begins(prefix)) => {
+                let line = unreadable.into_iter().find(|line| line.id_begins(prefix)).unwrap_or_default();
+                let id = line.id.unwrap_or_default();
+                Err(StoreError::Unreadable { id, line: line.line, reason: line.reason, path: self.path() })
+            }
             0 => Err(StoreError::NotFound { prefix: prefix.into(), count, path: self.path() }),
             _ => {
                 let ids = matching.into_iter().map(|record| record.id).collect();
@@ -210,11 +105,19 @@ impl Notebook {
         self.append_line(&remark.note_for, remark)
     }
 
-    fn append_line(&self, id: &str, value: &impl Serialize) -> Result<(), StoreError> {
-        // serde_json escapes line ends inside strings, so a record is always one line.
-        let mut line = serde_json::to_vec(value).map_err(|source| StoreError::Encode { id: id.to_string(), source })?;
-        line.push(b'\n');
+    /// Makes sure that records can be added, before anything is measured for them.
+    pub fn check_writable(&self) -> Result<(), StoreError> {
+        let opened = OpenOptions::new().append(true).create(true).open(self.path());
+        opened.map(drop).map_err(|source| StoreError::ReadOnly { path: self.directory.clone(), source })
+    }
 
+    fn append_line(&self, id: &str, value: &impl Serialize) -> Result<(), StoreError> {
+        let line = line_of(id, value)?;
+        self.append_lines(|_| Ok((line, ())))
+    }
+
+    /// Adds whole lines that may depend on what the file holds; nobody else writes in between. All of them, or none.
+    fn append_lines<T>(&self, lines: impl FnOnce(&File) -> Result<(Vec<u8>, T), StoreError>) -> Result<T, StoreError> {
         let path = self.path();
         let is_new = !path.exists();
         let file = OpenOptions::new()
@@ -225,7 +128,8 @@ impl Notebook {
             .map_err(|source| append_error(&path, source, String::new()))?;
         let lock = lock(&file, File::lock).map_err(|source| append_error(&path, source, String::new()))?;
         let start = self.set_torn_line_aside(&file).map_err(|source| append_error(&path, source, String::new()))?;
-        if let Err(source) = (&file).write_all(&line).and_then(|()| file.sync_data()) {
+        let (lines, result) = lines(&file)?;
+        if let Err(source) = (&file).write_all(&lines).and_then(|()| file.sync_data()) {
             let damage = match file.set_len(start).and_then(|()| file.sync_data()) {
                 Ok(()) => String::new(),
                 Err(undo) => {
@@ -240,7 +144,7 @@ impl Notebook {
             // record itself is already on disk then.
             let _ = File::open(&self.directory).and_then(|directory| directory.sync_all());
         }
-        Ok(())
+        Ok(result)
     }
 
     /// Makes the file end with a whole line and returns its length. A last line that is whole JSON only lacks
@@ -265,6 +169,13 @@ impl Notebook {
         file.set_len(whole)?;
         Ok(whole)
     }
+}
+
+/// serde_json escapes line ends inside strings, so a record is always one line.
+fn line_of(id: &str, value: &impl Serialize) -> Result<Vec<u8>, StoreError> {
+    let mut line = serde_json::to_vec(value).map_err(|source| StoreError::Encode { id: id.to_string(), source })?;
+    line.push(b'\n');
+    Ok(line)
 }
 
 fn append_error(path: &Path, source: io::Error, damage: String) -> StoreError {
@@ -315,58 +226,4 @@ fn end_of_last_line(mut file: &File, length: u64) -> io::Result<u64> {
         end = start;
     }
     Ok(0)
-}
-
-enum Line {
-    Record(Box<Record>),
-    Remark(Remark),
-}
-
-/// What decides how the rest of a line is read.
-#[derive(Deserialize)]
-struct Head {
-    schema: Option<u64>,
-    note_for: Option<serde::de::IgnoredAny>,
-}
-
-fn parse_line(line: &[u8]) -> Result<Line, String> {
-    let head: Head = serde_json::from_slice(line).map_err(|error| format!("it is not a record: {error}"))?;
-    match head.schema {
-        None => return Err("it states no schema".into()),
-        Some(schema) if schema > u64::from(SCHEMA) => {
-            return Err(format!("it was written by a newer zbench (schema {schema}, this one reads up to {SCHEMA})"));
-        }
-        Some(_) => {}
-    }
-    let bad = |error: serde_json::Error| format!("it is not a record of schema {SCHEMA}: {error}");
-    if head.note_for.is_some() {
-        return serde_json::from_slice(line).map(Line::Remark).map_err(bad);
-    }
-    serde_json::from_slice(line).map(|record| Line::Record(Box::new(record))).map_err(bad)
-}
-
-fn is_json(line: &[u8]) -> bool {
-    serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok()
-}
-
-fn read_lines(mut reader: impl BufRead) -> io::Result<Contents> {
-    let mut contents = Contents::default();
-    let mut line = Vec::new();
-    for number in 1.. {
-        line.clear();
-        if reader.read_until(b'\n', &mut line)? == 0 {
-            break;
-        }
-        let is_whole = line.last() == Some(&b'\n');
-        if line.iter().all(u8::is_ascii_whitespace) {
-            continue;
-        }
-        match parse_line(&line) {
-            Ok(Line::Record(record)) => contents.records.push(*record),
-            Ok(Line::Remark(remark)) => contents.remarks.push(remark),
-            Err(reason) if is_whole || is_json(&line) => contents.unreadable.push(Unreadable { line: number, reason }),
-            Err(_) => contents.torn_bytes = line.len() as u64,
-        }
-    }
-    Ok(contents)
 }

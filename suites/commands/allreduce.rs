@@ -20,6 +20,13 @@ use zbench_reports::{Notebook, Record};
 
 /// `zbench allreduce`.
 pub fn allreduce(global: &Global, arguments: &AllreduceArgs) -> Result<u8> {
+    allreduce_with(global, arguments, true)
+}
+
+/// The same; without `shows` nothing but the records comes of it.
+pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -> Result<u8> {
+    // Before threads are bound to cores: a bound one sees fewer.
+    let _ = machine::environment();
     if arguments.expect.as_deref() == Some("list") {
         print_document(global, &expect::list(&expect::machines().map_err(|error| anyhow!(error))?))?;
         return Ok(exit::SUCCESS);
@@ -50,9 +57,9 @@ pub fn allreduce(global: &Global, arguments: &AllreduceArgs) -> Result<u8> {
         plan: &plan,
         expected,
         notebook,
-        prints: global.format == Format::Table,
+        prints: shows && global.format == Format::Table,
         // Between the two that a reader may want, so that JSON on standard output stays whole.
-        whispers: global.format != Format::Table && global.verbose,
+        whispers: shows && global.format != Format::Table && global.verbose,
         started: jiff::Timestamp::now().to_string(),
         command: command_line(),
         stop,
@@ -66,6 +73,7 @@ pub fn allreduce(global: &Global, arguments: &AllreduceArgs) -> Result<u8> {
     let mut run = state.run;
     run.end_time = now();
     match global.format {
+        _ if !shows => {}
         Format::Table => {}
         Format::Json => print(&format!("{}\n", v3::document(&run)))?,
         _ => print_document(global, &document::document(&run))?,
@@ -250,7 +258,10 @@ impl Screen<'_> {
             let trials = known.iter().filter(|other| other.key == record.key).count();
             Record { trial: trials as u32 + 1, ..record }
         });
-        if let Err(error) = recorded.and_then(|record| self.notebook.append(&record)) {
+        let appended = recorded.and_then(|record| {
+            self.notebook.append(&record).inspect_err(|_| crate::runner::rescue::keep_and_say(&record))
+        });
+        if let Err(error) = appended {
             state.trouble.get_or_insert(error.into());
         }
     }

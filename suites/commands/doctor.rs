@@ -2,10 +2,12 @@
 
 use super::{print_document, print_lines};
 use crate::cli::{Format, Global, exit};
-use crate::runner::machine;
+use crate::environment::root::kib_line;
+use crate::environment::{Root, container, cpu, devices};
 use crate::runner::plan::gib;
+use crate::runner::{machine, sampling};
 use anyhow::Result;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use zbench_reports::document::{Column, Document, Entry, Table, Tone};
 
 struct Finding {
@@ -79,8 +81,8 @@ fn findings(notebook: &Path) -> Vec<Finding> {
             "the folder cannot be looked at; name another with --notebook DIR",
         ),
     ];
-    let gpu = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
-    let driver = gpu.and_then(|text| text.lines().next().map(|line| line.trim().to_string()));
+    findings.extend(steadiness(&Root::system()));
+    let driver = devices::driver(&Root::system());
     let mpirun = std::process::Command::new("mpirun").arg("--version").output().ok();
     let mpirun = mpirun.and_then(|output| Some(String::from_utf8_lossy(&output.stdout).lines().next()?.to_string()));
     findings.push(finding(
@@ -100,10 +102,95 @@ fn findings(notebook: &Path) -> Vec<Finding> {
         ("libcublasLt.so", "comes with the CUDA toolkit (package libcublas)"),
         ("libnccl.so", "install NVIDIA's package libnccl2"),
     ];
+    let named: Vec<String> = ["ZBENCH_CUDA_LIBS", "LD_LIBRARY_PATH"]
+        .iter()
+        .filter_map(|name| std::env::var(name).ok())
+        .flat_map(|list| list.split(':').filter(|folder| !folder.is_empty()).map(str::to_string).collect::<Vec<_>>())
+        .collect();
     for (library, advice) in libraries {
-        findings.push(finding(library, find_library(library).map(|path| path.display().to_string()), advice));
+        let found = devices::find_library(&Root::system(), &named, library);
+        findings.push(finding(
+            library,
+            found.map(|(folder, file)| format!("/{}/{file}", folder.trim_matches('/'))),
+            advice,
+        ));
     }
     findings
+}
+
+/// What decides whether two measurements here can be compared, and what of it can be seen.
+fn steadiness(root: &Root) -> Vec<Finding> {
+    let row = |what, found: Option<String>, is_fine: bool, advice| Finding {
+        what,
+        found: found.unwrap_or_else(|| "not stated".into()),
+        is_there: is_fine,
+        advice,
+    };
+    let state = cpu::clocks(root);
+    let governor = state.get("governor").and_then(|word| word.as_str()).map(str::to_string);
+    let turbo = cpu::turbo(root);
+    let quota = container::cpu_quota(root);
+    let container = container::container(root);
+    let virtualisation = container::virtualisation(root);
+    let swap = root.text("proc/meminfo").and_then(|text| kib_line(&text, "SwapTotal"));
+    let [clock, throttling, temperature, energy] = sampling::what_can_be_read(root).map(|(_, found)| found);
+    let with = |found: Option<String>, none: &str| Some(found.unwrap_or_else(|| none.into()));
+    let pressure = root.text("proc/pressure/memory").map(|_| "readable".to_string());
+    vec![
+        row(
+            "frequency governor",
+            governor.clone(),
+            governor.as_deref().is_none_or(|word| word == "performance"),
+            "clocks follow the load: cpupower frequency-set -g performance, as root, for steadier times",
+        ),
+        row(
+            "turbo",
+            turbo.map(|on| if on { "on" } else { "off" }.to_string()),
+            turbo != Some(true),
+            "clocks depend on heat and neighbours: echo 1 > /sys/devices/system/cpu/intel_pstate/no_turbo, or 0 > \
+             /sys/devices/system/cpu/cpufreq/boost, as root, for steadier times",
+        ),
+        row("clock", clock.clone(), clock.is_some(), "records will not state clocks"),
+        row(
+            "throttling counters",
+            throttling.clone(),
+            throttling.is_some(),
+            "heat cannot be told from other causes here (usual in virtual machines): no trial is flagged `throttled`",
+        ),
+        row(
+            "temperature",
+            temperature.clone(),
+            temperature.is_some(),
+            "load coretemp or k10temp; virtual machines have none",
+        ),
+        row(
+            "energy counters",
+            energy.clone(),
+            energy.is_some(),
+            "joules_per_token is not stated: chmod o+r /sys/class/powercap/intel-rapl*/energy_uj, as root; virtual machines \
+             have none",
+        ),
+        row("memory pressure", pressure.clone(), pressure.is_some(), "boot with psi=1 to have it in records"),
+        row(
+            "swap",
+            swap.map(|bytes| if bytes == 0 { "none".into() } else { gib(bytes) }),
+            swap.is_none_or(|bytes| bytes == 0),
+            "trials that swap are flagged; swapoff -a, as root, makes lack of memory an outcome instead",
+        ),
+        row(
+            "processor quota",
+            with(quota.map(|cores| format!("{cores} cores")), "none"),
+            quota.is_none(),
+            "the control group stops all threads when it is used up: give as many whole cores as threads (cpuset) instead",
+        ),
+        row("container", with(container, "none seen"), true, ""),
+        row(
+            "hypervisor",
+            with(virtualisation.clone(), "none seen"),
+            virtualisation.is_none(),
+            "neighbours may take the cores: trials that lose over 5 % of them are flagged `stolen`",
+        ),
+    ]
 }
 
 /// Free bytes where the notebook is or will be.
@@ -112,18 +199,4 @@ fn disk_space(notebook: &Path) -> Option<u64> {
     let existing = absolute.ancestors().find(|path| path.exists())?;
     let stat = rustix::fs::statvfs(existing).ok()?;
     stat.f_bavail.checked_mul(stat.f_frsize)
-}
-
-/// A library by the beginning of its file's name, where loaders look.
-fn find_library(name: &str) -> Option<PathBuf> {
-    let named = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let usual =
-        ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/cuda/lib64"];
-    let folders = named.split(':').filter(|folder| !folder.is_empty()).chain(usual);
-    folders
-        .filter_map(|folder| std::fs::read_dir(folder).ok())
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .find(|path| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name)))
 }

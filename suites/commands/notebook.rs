@@ -1,38 +1,91 @@
-//! `list`, `show` and `note`: what the notebook holds.
+//! `list`, `show`, `note` and `tag`: what the notebook holds.
 
-use super::{print_document, print_lines};
-use crate::cli::{Format, Global, exit};
+use super::{existing, filter, print_document, print_lines};
+use crate::cli::{Format, Global, ListArgs, TagArgs, exit};
 use anyhow::{Result, bail};
 use zbench_reports::record::Record;
-use zbench_reports::{Notebook, Remark, notebook_report};
+use zbench_reports::{Contents, Notebook, Remark, notebook_report};
 
-/// The notebook, which must be there: asking a folder that does not exist makes none.
-pub fn existing(global: &Global) -> Result<Notebook> {
-    if !global.notebook.is_dir() {
-        bail!(
-            "there is no notebook in {}; run a grid first, or name it with --notebook DIR",
-            global.notebook.display()
-        );
-    }
-    Ok(Notebook::open(&global.notebook)?)
-}
-
-/// All records, unreadable lines told of.
-pub fn records(global: &Global) -> Result<Vec<Record>> {
-    let contents = existing(global)?.read()?;
+/// Everything that it holds, unreadable lines told of.
+pub fn contents(notebook: &Notebook) -> Result<Contents> {
+    let contents = notebook.read()?;
     for warning in contents.warnings() {
         crate::say!("warning: {warning}");
     }
-    Ok(contents.records)
+    Ok(contents)
 }
 
-/// `zbench list`.
-pub fn list(global: &Global) -> Result<u8> {
-    let records = records(global)?;
-    match global.format {
-        Format::Json => print_lines(&records)?,
-        _ => print_document(global, &notebook_report::list(&records))?,
+/// `zbench list [ID|FILTER]`.
+pub fn list(global: &Global, arguments: &ListArgs) -> Result<u8> {
+    let notebook = existing(global)?;
+    let contents = contents(&notebook)?;
+    let mut records = filter::choose(&notebook, &contents, &arguments.what, jiff::Timestamp::now())?;
+    sort(&mut records, &arguments.sort)?;
+    if let Some(last) = arguments.last {
+        records.drain(..records.len().saturating_sub(last));
     }
+    match global.format {
+        Format::Json => {
+            // The notebook keeps tags and remarks beside the record; here they stand in it.
+            let tags = contents.tags();
+            for record in &mut records {
+                if let Some(of) = tags.get(record.id.as_str()) {
+                    record.extra.insert("tags".into(), serde_json::to_value(of)?);
+                }
+            }
+            print_lines(&records)?;
+        }
+        _ => {
+            let is_all = arguments.what.is_empty() && arguments.last.is_none();
+            let all = (!is_all).then_some(contents.records.len());
+            print_document(global, &notebook_report::list_with(&records, &contents.remarks, all))?;
+        }
+    }
+    Ok(exit::SUCCESS)
+}
+
+/// Puts records into an order; what has no such value comes first.
+fn sort(records: &mut [Record], by: &str) -> Result<()> {
+    let metric = |record: &Record| record.metrics.number(by).unwrap_or(f64::NEG_INFINITY);
+    match by {
+        "started" => records.sort_by(|a, b| a.started.cmp(&b.started)),
+        "name" => records.sort_by(|a, b| a.name.cmp(&b.name)),
+        "key" => records.sort_by(|a, b| a.key.cmp(&b.key)),
+        "status" => records.sort_by_key(|record| record.outcome.status),
+        "trial" => records.sort_by_key(|record| record.trial),
+        _ if records.is_empty() || records.iter().any(|record| record.metrics.get(by).is_some()) => {
+            records.sort_by(|a, b| metric(a).total_cmp(&metric(b)));
+        }
+        _ => bail!(
+            "--sort {by}: no record has such a metric; write started, name, key, status, trial or a metric that `zbench show ID` names"
+        ),
+    }
+    Ok(())
+}
+
+/// `zbench tag ID TAG`.
+pub fn tag(global: &Global, arguments: &TagArgs) -> Result<u8> {
+    const MOST: usize = 64;
+    let is_tag = |tag: &String| {
+        !tag.is_empty()
+            && tag.len() <= MOST
+            && tag.chars().all(|c| !c.is_whitespace() && !c.is_control() && !",=".contains(c))
+    };
+    if let Some(wrong) = arguments.tags.iter().find(|tag| !is_tag(tag)) {
+        bail!(
+            "`{}` is no tag; write a word of at most {MOST} bytes without blanks, commas and equals signs",
+            wrong.escape_debug()
+        );
+    }
+    let notebook = existing(global)?;
+    let record = notebook.find(&arguments.id)?;
+    let (added, removed) =
+        if arguments.remove { (&[][..], &arguments.tags[..]) } else { (&arguments.tags[..], &[][..]) };
+    notebook.note(&Remark::tagging(&record.id, added, removed, jiff::Timestamp::now().to_string()))?;
+    let contents = notebook.read()?;
+    let tags = contents.tags();
+    let words = tags.get(record.id.as_str()).map(|tags| tags.iter().copied().collect::<Vec<_>>().join(", "));
+    crate::say!("tags of {}: {}", record.id, words.as_deref().unwrap_or("none"));
     Ok(exit::SUCCESS)
 }
 

@@ -14,6 +14,7 @@ pub struct Progress {
     steps: bool,
     label: String,
     total_steps: usize,
+    waits: bool,
 }
 
 impl Progress {
@@ -28,7 +29,7 @@ impl Progress {
             }
             bar
         });
-        Progress { bar, quiet: global.quiet, steps, label: String::new(), total_steps: 0 }
+        Progress { bar, quiet: global.quiet, steps, label: String::new(), total_steps: 0, waits: false }
     }
 
     /// Before something else is printed.
@@ -51,6 +52,19 @@ impl Progress {
 const TEMPLATE: &str = "[{elapsed_precise}] {bar:24} {pos}/{len} {wide_msg}";
 
 impl Observe for Progress {
+    fn set_aside(&mut self, count: usize, reason: &str) {
+        let records = zbench_reports::units::plural(count, "record of these trials is", "records of these trials are");
+        self.line(&format!(
+            "{records} of {reason}: not counted, the trials are measured here; --any-environment counts them"
+        ));
+    }
+
+    fn wait(&mut self) {
+        if !std::mem::replace(&mut self.waits, true) {
+            self.line("another zbench on this notebook is measuring what is left; waiting for it");
+        }
+    }
+
     fn begin(&mut self, planned: &Planned, trial: u32, done: usize, all: usize) {
         self.label = format!("{} trial {trial}", name(planned));
         self.total_steps = planned.cell().map_or(0, |cell| cell.train.steps + cell.train.untimed_steps);

@@ -1,6 +1,6 @@
 //! `report`: the comparison of records, as text, as a page, and its plots as files.
 
-use super::{document_text, notebook, print, select};
+use super::{document_text, existing, filter, notebook, print};
 use crate::cli::{Format, Global, ReportArgs, exit};
 use crate::png::Painter;
 use anyhow::{Context, Result, bail};
@@ -15,8 +15,9 @@ use zbench_reports::{Document, Record, grid_report};
 /// `zbench report [IDS|FILTER]`.
 pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
     let format = format(global, arguments)?;
-    let records = notebook::records(global)?;
-    let chosen = select::select(&notebook::existing(global)?, records, &arguments.what)?;
+    let notebook = existing(global)?;
+    let contents = notebook::contents(&notebook)?;
+    let chosen = filter::choose(&notebook, &contents, &arguments.what, jiff::Timestamp::now())?;
     if chosen.is_empty() {
         crate::say!("no record is left to report on; `zbench list` shows what there is");
         return Ok(exit::NOT_MEASURED);

@@ -2,30 +2,33 @@
 
 use super::session::Session;
 use super::train::{carry_out, code, header_of};
-use super::{print_document, print_lines};
-use crate::cli::{Format, Global, exit};
+use super::{existing, print_document, print_lines};
+use crate::allreduce::world::{Wanted, Way};
+use crate::cli::{Cli, Command, Format, Global, exit};
 use crate::config::files::Files;
 use crate::config::{Resolved, Settings};
 use crate::grid::{self, GridCell};
 use crate::runner::plan::{self, Decision};
 use crate::runner::{Trials, parity};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Parser;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use zbench_engine::config::Cell;
 use zbench_reports::Notebook;
+use zbench_reports::collectives::document::is_of_suite;
 use zbench_reports::document::{Column, Document, Entry, Table};
-use zbench_reports::environment::{self, Aspect, Difference};
+use zbench_reports::environment::{self, Difference};
 use zbench_reports::record::Record;
+use zbench_reports::units;
 
 /// Runs it and compares: losses, norms, bytes and calls must be the same; speed is shown beside.
 pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration) -> Result<u8> {
-    if !global.notebook.is_dir() {
-        bail!("there is no notebook in {}; name it with --notebook DIR", global.notebook.display());
-    }
-    let record = Notebook::open(&global.notebook)?.find(id)?;
-    if zbench_reports::collectives::document::is_of_suite(&record) {
-        bail!("the record {} is of the interconnect test; its command measures again: {}", record.id, record.command);
+    let notebook = existing(global)?;
+    let record = notebook.find(id)?;
+    if is_of_suite(&record) {
+        return collectives(global, session, &notebook, &record);
     }
     let cell: Cell = serde_json::from_value(record.cell.clone())
         .with_context(|| format!("the record {} holds no configuration that this version can run", record.id))?;
@@ -65,21 +68,115 @@ fn cell_names_no_file(cell: &Cell) -> bool {
     matches!(cell.data, zbench_engine::config::Data::Synthetic {}) && cell.model.weights.is_none()
 }
 
-fn compare(before: &Record, after: &Record) -> (Document, bool) {
-    let mut document = Document::new(format!("{} again, as {}", before.id, after.id));
-    let columns = vec![Column::words("what"), Column::words("before"), Column::words("again"), Column::words("same")];
-    let mut differs = Table::new("environment", columns.clone());
-    for Difference { path, a, b, .. } in environment::differences(&before.environment, &after.environment) {
-        if environment::aspect(&path) != Aspect::State {
-            differs.row(vec![Entry::words(path), Entry::json(&a), Entry::json(&b), Entry::words("no")]);
+/// A record of the interconnect test: its command measures again, and times are no more than shown beside.
+fn collectives(global: &Global, session: &Session, notebook: &Notebook, record: &Record) -> Result<u8> {
+    let refused = |why: &str| {
+        anyhow!(
+            "the record {} is of the interconnect test, and {why}; its command measures again: {}",
+            record.id,
+            record.command
+        )
+    };
+    if session.world.is_some() {
+        return Err(refused("is not repeated under a launcher"));
+    }
+    let words = words(&record.command).ok_or_else(|| refused("its command cannot be taken apart"))?;
+    let parsed = Cli::try_parse_from(words).map_err(|_| refused("this version does not know its command"))?;
+    let Command::Allreduce(mut arguments) = parsed.command else { return Err(refused("its command is another")) };
+    let wanted =
+        Wanted::new(&arguments, None, true).map_err(|why| refused(&format!("cannot be repeated here: {why}")))?;
+    if !matches!(wanted.way, Way::Threads) {
+        return Err(refused("its ranks were processes, which repeat whole commands only"));
+    }
+    // What was asked for beside the measurement is not asked for again; of several collectives only this one.
+    (arguments.save, arguments.nccl.output_file) = (None, None);
+    arguments.collective = record.setting("collective").and_then(Value::as_str).map(str::to_string);
+    let before: BTreeSet<String> = notebook.records()?.into_iter().map(|record| record.id).collect();
+    let code = super::allreduce::allreduce_with(global, &arguments, false)?;
+    let is_it = |other: &Record| other.setting("collective") == record.setting("collective");
+    let new = notebook.records()?.into_iter().find(|other| !before.contains(&other.id) && is_it(other));
+    let Some(again) = new else { return Ok(code) };
+    if global.format == Format::Json {
+        print_lines(&[again])?;
+        return Ok(code);
+    }
+    let mut document = Document::new(format!("{} again, as {}", record.id, again.id));
+    environments(&mut document, record, &again);
+    let columns = [
+        Column::words("metric"),
+        Column::numbers("before", ""),
+        Column::numbers("again", ""),
+        Column::numbers("ratio", ""),
+    ];
+    let mut table = Table::new("repeated", columns.to_vec());
+    for name in record.metrics.names() {
+        let (a, b) = (record.metrics.number(name), again.metrics.number(name));
+        let ratio = a.zip(b).filter(|(a, _)| *a > 0.0).map(|(a, b)| b / a);
+        table.row(vec![
+            Entry::words(name),
+            Entry::maybe(a, units::number),
+            Entry::maybe(b, units::number),
+            Entry::maybe(ratio, |ratio| format!("{ratio:.2}")),
+        ]);
+    }
+    document.table(table);
+    if again.key != record.key {
+        document.paragraph("The question is not quite the same: this machine shares its cores out otherwise, or a default has changed.");
+    }
+    print_document(global, &document)?;
+    Ok(code)
+}
+
+/// A command line that [`super::command_line`] wrote, as words.
+fn words(line: &str) -> Option<Vec<String>> {
+    let (mut words, mut word, mut quoted, mut is_word) = (Vec::new(), String::new(), false, false);
+    let mut rest = line.chars();
+    while let Some(c) = rest.next() {
+        match c {
+            '\'' => (quoted, is_word) = (!quoted, true),
+            '\\' if !quoted => {
+                word.push(rest.next()?);
+                is_word = true;
+            }
+            c if c.is_whitespace() && !quoted => {
+                if std::mem::take(&mut is_word) {
+                    words.push(std::mem::take(&mut word));
+                }
+            }
+            c => {
+                word.push(c);
+                is_word = true;
+            }
         }
     }
-    if differs.rows.is_empty() {
-        document.paragraph("The environment is that of the record.");
-    } else {
-        document.heading("What is different about the environment");
-        document.table(differs);
+    if is_word {
+        words.push(word);
     }
+    (!quoted).then_some(words)
+}
+
+/// In what the places differ: the machine first, then system and build, then the moment.
+fn environments(document: &mut Document, before: &Record, after: &Record) {
+    let columns = ["what", "kind", "before", "again"].map(Column::words);
+    let mut table = Table::new("environment", columns.to_vec());
+    for Difference { path, aspect, a, b } in environment::differences(&before.environment, &after.environment) {
+        table.row(vec![Entry::words(path), Entry::words(aspect.name()), Entry::json(&a), Entry::json(&b)]);
+    }
+    if table.rows.is_empty() {
+        document.paragraph("The environment is that of the record.");
+        return;
+    }
+    document.heading("What is different about the environment");
+    document.table(table);
+    if let Some(why) = environment::why_not_the_same(&before.environment, &after.environment) {
+        document.paragraph(format!("This is {why}: what the two took says nothing about the program."));
+    }
+}
+
+fn compare(before: &Record, after: &Record) -> (Document, bool) {
+    let mut document = Document::new(format!("{} again, as {}", before.id, after.id));
+    environments(&mut document, before, after);
+    let columns = vec![Column::words("what"), Column::words("before"), Column::words("again"), Column::words("same")];
     let mut table = Table::new("repeated", columns);
     let mut same = true;
     let mut row = |what: &str, a: String, b: String| {
@@ -111,12 +208,34 @@ fn compare(before: &Record, after: &Record) -> (Document, bool) {
     };
     row("wire bytes of a step", calls(before), calls(after));
     document.table(table);
-    let rate = |record: &Record| record.metrics.number("tokens_per_second").unwrap_or(f64::NAN);
+    let rate = |record: &Record| record.metrics.number("tokens_per_second").filter(|rate| *rate > 0.0);
+    let speed = match (rate(before), rate(after)) {
+        (Some(a), Some(b)) => format!("Speed: {a:.0} tokens/s before, {b:.0} again, {:.2} times as fast.", b / a),
+        _ => "Speed: not measured in both.".to_string(),
+    };
     document.paragraph(format!(
-        "{} Speed: {:.0} tokens/s before, {:.0} again.",
+        "{} {speed}",
         if same { "Losses, norms, bytes and calls are the same." } else { "The record was NOT repeated." },
-        rate(before),
-        rate(after)
     ));
+    let flags = [before, after].map(|record| record.validity.join(", "));
+    if flags.iter().any(|flags| !flags.is_empty()) {
+        let words = flags.map(|flags| if flags.is_empty() { "none".to_string() } else { flags });
+        document.paragraph(format!("Validity flags: {} before, {} again.", words[0], words[1]));
+    }
     (document, same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::words;
+
+    #[test]
+    fn command_lines_become_words_again() {
+        let of = |line: &str| words(line).map(|words| words.join("|"));
+        assert_eq!(of("zbench  --notebook nb allreduce -b 1K").unwrap(), "zbench|--notebook|nb|allreduce|-b|1K");
+        assert_eq!(of(r"a 'b c' 'd'\''e' ''").unwrap(), "a|b c|d'e|");
+        assert_eq!(of("a 'b"), None);
+        assert_eq!(of("a \\"), None);
+        assert_eq!(of("").unwrap(), "");
+    }
 }

@@ -38,6 +38,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     if arguments.proxy {
         header.name = format!("{} (proxy)", header.name);
     }
+    header.any_environment = arguments.any_environment;
     let question = header.question.clone();
     let summary = carry_out(global, session, &cells, trials, header, arguments.timeout, false)?;
     let shown = if global.format == Format::Json {

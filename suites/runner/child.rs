@@ -31,6 +31,10 @@ pub struct Children {
 const TICK: Duration = Duration::from_millis(50);
 
 impl Execute for Children {
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
     // The death signal follows the thread that starts the child, so start and wait are one call of one thread.
     fn execute(&mut self, cell: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution {
         let oom_kills = machine::oom_kills();

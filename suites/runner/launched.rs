@@ -102,6 +102,10 @@ enum Stop {
 }
 
 impl Execute for Launched<'_> {
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
     fn execute(&mut self, cell: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution {
         if let Some(lost) = &self.leader.lost {
             return Execution::last(Vec::new(), End::failed(lost.clone()));

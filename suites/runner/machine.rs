@@ -1,8 +1,12 @@
-//! What this machine is and how busy it is, read from /proc. Whatever cannot be read is absent, never guessed.
+//! What this machine is and how busy it is, read from /proc. Whatever cannot be read is absent, never guessed. What a
+//! record says of it is in [`crate::environment`].
 
 use super::protocol::BusySeconds;
-use serde_json::{Map, Value, json};
+use crate::environment::{self, Root, cpu};
+use serde_json::{Map, Value};
 use std::time::Instant;
+
+pub use zbench_reports::redact::host_hash;
 
 /// Cores that this process may use.
 pub fn cores() -> usize {
@@ -13,22 +17,14 @@ fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok()
 }
 
-/// A line of /proc/self/status or /proc/meminfo, in bytes.
-fn kib_line(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 /// `VmHWM` and its kin of this process.
 pub fn status_bytes(name: &str) -> Option<u64> {
-    kib_line(&read("/proc/self/status")?, name)
+    environment::root::kib_line(&read("/proc/self/status")?, name)
 }
 
 /// `MemTotal`, `MemAvailable`; the container's limit where there is one and it is lower.
 pub fn memory_bytes(name: &str) -> Option<u64> {
-    let machine = kib_line(&read("/proc/meminfo")?, name)?;
-    let limit = read("/sys/fs/cgroup/memory.max").and_then(|text| text.trim().parse::<u64>().ok());
-    Some(limit.map_or(machine, |limit| limit.min(machine)))
+    environment::memory_bytes(&Root::system(), name)
 }
 
 /// How often the system has ended a process for lack of memory.
@@ -42,42 +38,29 @@ pub fn oom_kills() -> u64 {
 
 /// The largest cache of the first core, in bytes.
 pub fn last_level_cache_bytes() -> Option<u64> {
-    let folder = std::fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
-    let size = |folder: std::path::PathBuf| {
-        let text = std::fs::read_to_string(folder.join("size")).ok()?;
-        let text = text.trim();
-        let (digits, factor) = match text.strip_suffix('K') {
-            Some(digits) => (digits, 1 << 10),
-            None => text.strip_suffix('M').map_or((text, 1), |digits| (digits, 1 << 20)),
-        };
-        digits.parse::<u64>().ok()?.checked_mul(factor)
-    };
-    folder.flatten().filter_map(|entry| size(entry.path())).max()
+    let caches = cpu::caches(&Root::system());
+    let sizes = caches.iter().filter(|(name, _)| !name.contains('_'));
+    sizes.filter_map(|(_, bytes)| bytes.as_u64()).max()
 }
 
 /// This host's name.
 pub fn host_name() -> String {
-    let name = read("/proc/sys/kernel/hostname").unwrap_or_default();
-    if name.trim().is_empty() { "localhost".into() } else { name.trim().into() }
+    environment::host_name(&Root::system())
 }
 
 /// The processor's name.
 pub fn cpu_model() -> Option<String> {
-    let text = read("/proc/cpuinfo")?;
-    let line = text.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_string())
+    cpu::model(&Root::system())
 }
 
 /// One feature of the processor, by its name in /proc/cpuinfo.
 pub fn cpu_has(flag: &str) -> bool {
-    let text = read("/proc/cpuinfo").unwrap_or_default();
-    text.lines().find(|line| line.starts_with("flags")).is_some_and(|line| line.split_whitespace().any(|f| f == flag))
+    cpu::has_flag(&Root::system(), flag)
 }
 
 /// `[always] madvise never`, the chosen word.
 pub fn transparent_huge_pages() -> Option<String> {
-    let text = read("/sys/kernel/mm/transparent_hugepage/enabled")?;
-    Some(text.split_once('[')?.1.split_once(']')?.0.to_string())
+    environment::transparent_huge_pages(&Root::system())
 }
 
 /// Mean number of processes that wanted to run, over the last minute.
@@ -85,35 +68,9 @@ pub fn load_average() -> Option<f64> {
     read("/proc/loadavg")?.split_whitespace().next()?.parse().ok()
 }
 
-/// A host's name as records state it.
-pub fn host_hash(name: &str) -> String {
-    blake3::hash(name.as_bytes()).to_hex()[..8].to_string()
-}
-
-/// The machine and the program, as records state it. The host's name stands as a hash.
+/// The machine and the program, as records state them; as it was when this process first asked.
 pub fn environment() -> Map<String, Value> {
-    let system = read("/etc/os-release").and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?;
-        Some(line.trim_matches('"').to_string())
-    });
-    let value = json!({
-        "cpu": cpu_model(),
-        "cores": cores(),
-        "simd": zbench_kernels::peak::describe(),
-        "memory_bytes": memory_bytes("MemTotal"),
-        "os": system,
-        "kernel": read("/proc/sys/kernel/osrelease").map(|text| text.trim().to_string()),
-        "transparent_huge_pages": transparent_huge_pages(),
-        "host": host_hash(&host_name()),
-        "zbench": env!("CARGO_PKG_VERSION"),
-        "commit": option_env!("ZBENCH_COMMIT"),
-        "rustc": option_env!("ZBENCH_RUSTC"),
-        "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
-    });
-    match value {
-        Value::Object(map) => map,
-        _ => Map::new(),
-    }
+    environment::of_this_process()
 }
 
 /// What other processes take while something is measured.
@@ -171,15 +128,6 @@ fn busy_seconds() -> Option<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lines_in_kib() {
-        let text = "VmHWM:\t  1024 kB\nVmSwap:\t0 kB\nBad: x kB\n";
-        assert_eq!(kib_line(text, "VmHWM"), Some(1 << 20));
-        assert_eq!(kib_line(text, "VmSwap"), Some(0));
-        assert_eq!(kib_line(text, "Bad"), None);
-        assert_eq!(kib_line(text, "Vm"), None);
-    }
 
     #[test]
     fn own_work_is_not_others() {

@@ -1,8 +1,10 @@
 //! Loss parity: a cell's losses beside those of the grid's ddp cell that differs in nothing else but how state is split
 //! and what is kept.
 
+use super::plan::Planned;
 use crate::grid::{canonical, plain};
 use serde_json::Value;
+use std::collections::HashMap;
 use zbench_engine::config::{Cell, Precision, Strategy};
 use zbench_kernels::DType;
 use zbench_reports::record::{Parity, Record, Step, Verdict};
@@ -38,6 +40,25 @@ pub fn class(cell: &Cell) -> String {
 /// The reference among cells of one class: the first ddp cell.
 pub fn is_reference(cell: &Cell) -> bool {
     cell.parallel.strategy == Strategy::Ddp
+}
+
+/// The cell of a command with whose losses this one's are compared: the first reference of its class.
+pub fn reference_of(cell: &Cell, cells: &[Planned]) -> Option<usize> {
+    let own = class(cell);
+    let is_it = |planned: &Planned| planned.cell().is_some_and(|other| is_reference(other) && class(other) == own);
+    cells.iter().position(is_it)
+}
+
+/// The same for each cell at once.
+pub fn references_of(cells: &[Planned]) -> Vec<Option<usize>> {
+    let classes: Vec<Option<String>> = cells.iter().map(|planned| planned.cell().map(class)).collect();
+    let mut first: HashMap<&str, usize> = HashMap::new();
+    for (index, planned) in cells.iter().enumerate() {
+        if let (Some(class), true) = (&classes[index], planned.cell().is_some_and(is_reference)) {
+            first.entry(class).or_insert(index);
+        }
+    }
+    classes.iter().map(|class| first.get(class.as_deref()?).copied()).collect()
 }
 
 /// The measured reference records of a notebook with their classes, in its order: the newest stands last. A record

@@ -2,6 +2,7 @@
 
 use super::plan::Planned;
 use super::protocol::{End, RankEnd, TrafficEnd};
+use super::validity::BUSY_SHARE;
 use hdrhistogram::Histogram;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Cell, DeviceKind};
@@ -10,8 +11,6 @@ use zbench_kernels::Category;
 use zbench_reports::record::{self, Bytes, Communication, LedgerTerm, Rank, Record, Step};
 use zbench_reports::units;
 
-/// Others' share of the cores above which timings are not to be trusted.
-pub const BUSY_SHARE: f64 = 0.2;
 /// How far the peak before and after may be apart, relative to the larger.
 pub const PEAK_DRIFT: f64 = 0.2;
 
@@ -199,6 +198,7 @@ pub const METRICS: &[&str] = &[
     "exposed_communication_ms",
     "loss_first",
     "loss_last",
+    "joules_per_token",
 ];
 
 /// Nothing ran: every metric is unstated, for one reason.

@@ -283,7 +283,8 @@ impl Mover<'_> {
         let dtype = seen[self.rank].send.dtype;
         let overlaps = |out: &(usize, Raw)| out.1.ptr == seen[out.0].send.slice(range.clone()).ptr;
         let direct = outs.len() == 1 && !overlaps(&outs[0]);
-        let block = if direct { BLOCK_BYTES } else { SCRATCH_WORDS * 8 } / dtype.size();
+        let widest = outs.iter().map(|(_, out)| out.dtype.size()).fold(dtype.size(), usize::max);
+        let block = if direct { BLOCK_BYTES } else { SCRATCH_WORDS * 8 } / widest;
         let past_caches = !outs.iter().any(overlaps) && range.len() * dtype.size() * outs.len() >= STREAM_BYTES;
         let mut sources = Vec::with_capacity(seen.len());
         for start in range.clone().step_by(block) {

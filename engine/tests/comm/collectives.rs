@@ -241,18 +241,31 @@ fn split_orders_by_key_then_rank() {
 
 #[test]
 fn buffers_of_many_blocks() {
-    let len = 150_001;
-    run(Backend::Local, 3, |comm| {
+    large(Backend::Local, 3, 150_001);
+}
+
+#[test]
+fn buffers_that_go_past_the_caches() {
+    // 8 MiB a part and more are written with streaming stores, at any alignment.
+    large(Backend::Local, 2, (8 << 18) + 3);
+}
+
+fn large(backend: Backend, size: usize, len: usize) {
+    run(backend, size, |comm| {
         let (rank, part) = (comm.rank(), comm.rank() * len..(comm.rank() + 1) * len);
-        let send: Vec<f32> = values(rank, 3 * len);
-        let own: Vec<f32> = summed::<f32, f32>(0, 3, 3 * len, part.clone(), None);
+        let send: Vec<f32> = values(rank, size * len);
+        let own: Vec<f32> = summed::<f32, f32>(0, size, size * len, part.clone(), None);
         let mut recv = vec![0f32; len];
         comm.reduce_scatter(View::of(&send), ViewMut::of(&mut recv), false).unwrap();
         assert!(recv == own);
+        let before = recv.clone();
+        comm.reduce_scatter(View::of(&send), ViewMut::of(&mut recv), true).unwrap();
+        let twice: Vec<f32> = summed::<f32, f32>(0, size, size * len, part.clone(), Some(&before));
+        assert!(recv == twice);
         let mut buffer = send.clone();
         comm.all_reduce(ViewMut::of(&mut buffer)).unwrap();
         assert!(buffer[part] == own);
-        let mut gathered = vec![0f32; 3 * len];
+        let mut gathered = vec![0f32; size * len];
         comm.all_gather(View::of(&own), ViewMut::of(&mut gathered)).unwrap();
         assert!(gathered == buffer);
     });

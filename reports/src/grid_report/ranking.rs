@@ -148,6 +148,13 @@ pub fn flag_words(flag: &str) -> String {
     match flag {
         "busy_machine" => "other processes used the cores (busy_machine)".to_string(),
         "swap_used" => "memory was swapped out (swap_used)".to_string(),
+        "throttled" => "the processor was slowed for heat (throttled)".to_string(),
+        "stolen" => "the hypervisor gave the cores to others (stolen)".to_string(),
+        "contended" => "other processes used the cores that zbench may use (contended)".to_string(),
+        "swapped" => "the machine was swapping (swapped)".to_string(),
+        "paged" => "pages came from a disk (paged)".to_string(),
+        "memory_pressure" => "tasks waited for memory (memory_pressure)".to_string(),
+        "cpu_quota" => "a processor quota held the cell back (cpu_quota)".to_string(),
         "unsteady_peak" => "the peak of the cores moved (unsteady_peak)".to_string(),
         other => other.to_string(),
     }

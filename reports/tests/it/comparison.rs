@@ -25,7 +25,7 @@ pub fn text(document: &Document) -> String {
 }
 
 /// Set ZBENCH_BLESS=1 to write what is expected anew; the difference then shows in the commit.
-fn expect(file: &str, found: &str) {
+pub fn expect(file: &str, found: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/expected").join(file);
     if std::env::var_os("ZBENCH_BLESS").is_some() {
         std::fs::write(&path, found).unwrap();
@@ -134,7 +134,7 @@ fn validity_flags_keep_a_trial_or_a_cell_out() {
     assert_eq!(column(&document, "flagged trials", "trials"), ["2"]);
     assert_eq!(column(&document, "flagged trials", "so"), ["set aside"]);
     let said = text(&document);
-    assert!(said.contains("rest on 20 of 21 measured trials; 1 was set aside: throttled in 1 trial."), "{said}");
+    assert!(said.contains("rest on 20 of 21 measured trials; 1 was set aside: the processor was slowed for heat (throttled) in 1 trial."), "{said}");
 
     records.iter_mut().filter(|record| is_ddp4(record)).for_each(|record| record.validity = vec!["throttled".into()]);
     let document = comparison(&records, None);
@@ -143,7 +143,7 @@ fn validity_flags_keep_a_trial_or_a_cell_out() {
     assert_eq!(column(&document, "cells", "rank")[place], "-");
     assert_eq!(column(&document, "cells", "not ranked for")[place], "throttled");
     let said = text(&document);
-    assert!(said.contains("1 of 7 measured cells has no valid trial and cannot be ranked: throttled."), "{said}");
+    assert!(said.contains("1 of 7 measured cells has no valid trial and cannot be ranked: the processor was slowed for heat (throttled)."), "{said}");
     assert_eq!(column(&document, "flagged trials", "so"), ["cell not ranked"]);
 }
 

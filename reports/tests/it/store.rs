@@ -42,6 +42,91 @@ fn what_is_appended_is_read_in_order_with_its_remarks() {
 }
 
 #[test]
+fn tags_are_what_remarks_left_of_them() {
+    let (_dir, notebook) = notebook();
+    notebook.append(&record("one")).unwrap();
+    let tag = |added: &[&str], removed: &[&str]| {
+        let words = |tags: &[&str]| tags.iter().map(|tag| tag.to_string()).collect::<Vec<_>>();
+        notebook.note(&Remark::tagging("one", &words(added), &words(removed), "t")).unwrap();
+    };
+    tag(&["b", "a"], &[]);
+    tag(&["c"], &["a", "never"]);
+    notebook.note(&Remark::new("two", "tags: +d", "t")).unwrap();
+    let contents = notebook.read().unwrap();
+    assert_eq!(contents.tags().into_iter().collect::<Vec<_>>(), [("one", ["b", "c"].into())], "words are no tags");
+    assert!(contents.remarks[0].is_tagging() && !contents.remarks[2].is_tagging());
+    tag(&[], &["b", "c"]);
+    assert!(notebook.read().unwrap().tags().is_empty());
+    // Whatever stands there in place of a list gives no tag.
+    let mut odd = Remark::new("one", "", "t");
+    odd.extra.insert("tags_added".into(), json!({"x": 1}));
+    notebook.note(&odd).unwrap();
+    assert!(notebook.read().unwrap().tags().is_empty());
+}
+
+/// A reader that follows sees every record once, whole, whatever is cut off or moved aside in between.
+#[test]
+fn a_tail_sees_each_record_once() {
+    let (_dir, notebook) = notebook();
+    let mut tail = notebook.tail();
+    let mut news = || tail.news().unwrap().into_iter().map(|record| record.id).collect::<Vec<_>>();
+    assert_eq!(news(), Vec::<String>::new());
+    notebook.append(&record("one")).unwrap();
+    notebook.note(&Remark::new("one", "x", "t")).unwrap();
+    assert_eq!(news(), ["one"]);
+    let whole = fs::read(notebook.path()).unwrap();
+    let line = serde_json::to_vec(&record("two")).unwrap();
+    for cut in [1, line.len() / 2, line.len() - 1, line.len()] {
+        fs::write(notebook.path(), [&whole[..], &line[..cut]].concat()).unwrap();
+        assert_eq!(news(), Vec::<String>::new(), "the line has no end yet");
+    }
+    // The last one was whole but for its end, and gets it.
+    notebook.append(&record("three")).unwrap();
+    assert_eq!(news(), ["two", "three"]);
+    fs::write(notebook.path(), "").unwrap();
+    assert_eq!(news(), Vec::<String>::new());
+    notebook.append(&record("four")).unwrap();
+    assert_eq!(news(), ["four"], "another file begins at its beginning");
+}
+
+#[test]
+fn what_is_taken_in_is_new_or_known_or_a_conflict() {
+    let (_dir, notebook) = notebook();
+    notebook.append(&record("one")).unwrap();
+    let remark = Remark::new("one", "said", "2026");
+    notebook.note(&remark).unwrap();
+    let mut redacted = record("one");
+    redacted.command = "<redacted>".into();
+    let mut other = record("one");
+    other.state("tokens_per_second", 1.0);
+    let mut said_again = remark.clone();
+    said_again.text = "s***".into();
+    let merged = notebook.merge(&[redacted, record("two")], &[said_again, Remark::new("two", "new", "2027")]).unwrap();
+    assert_eq!((merged.added, merged.known, merged.remarks_added, merged.remarks_known), (1, 1, 1, 1));
+    let merged = notebook.merge(&[other], &[]).unwrap();
+    assert_eq!(merged.conflicts, ["one"]);
+    let contents = notebook.read().unwrap();
+    assert_eq!(contents.records, [record("one"), record("two")], "what was there stays as it was");
+    assert_eq!(contents.remarks.len(), 2);
+    assert!(contents.warnings().is_empty());
+}
+
+#[test]
+fn a_record_that_cannot_be_read_is_named_when_it_is_asked_for() {
+    let (_dir, notebook) = notebook();
+    notebook.append(&record("one")).unwrap();
+    let mut newer = serde_json::to_value(record("feed1")).unwrap();
+    newer["schema"] = json!(SCHEMA + 1);
+    let text = fs::read_to_string(notebook.path()).unwrap();
+    fs::write(notebook.path(), format!("{text}{newer}\n")).unwrap();
+    let error = notebook.find("fee").unwrap_err();
+    assert!(matches!(&error, StoreError::Unreadable { id, line: 2, .. } if id == "feed1"), "{error}");
+    assert!(matches!(notebook.find("x"), Err(StoreError::NotFound { .. })));
+    let merged = notebook.merge(&[record("feed1")], &[]).unwrap();
+    assert_eq!(merged.conflicts, ["feed1"], "a line that this version cannot read has its id");
+}
+
+#[test]
 fn a_record_is_found_by_the_beginning_of_its_id() {
     let (_dir, notebook) = notebook();
     for id in ["abc1", "abc2", "abc", "x"] {

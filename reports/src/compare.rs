@@ -1,0 +1,299 @@
+//! Two sets of records side by side: what differs, by how much and how surely, and what explains it.
+//!
+//! [`compare`] is a pure function of the records of two [`Side`]s. It gathers their valid trials into cells, pairs
+//! the cells ([`pairing`]), and makes of each pair a [`Pair`]: numbers that can be written as JSON, and that
+//! [`document`] turns into words and tables. Nothing is claimed that the intervals do not carry; see docs/compare.md.
+
+mod cells;
+pub mod document;
+mod explain;
+mod metrics;
+mod pairing;
+mod tables;
+mod trials;
+mod words;
+
+use std::collections::HashSet;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::environment::{self, Aspect};
+use crate::record::Record;
+use crate::units;
+use cells::{Cell, excluding_flags};
+use pairing::Found;
+
+pub use explain::{BytesChange, CommunicationChange, Explanation, FlopsChange, SpanChange};
+pub use metrics::{Better, Losses, Metric, Verdict};
+pub use pairing::{PairedBy, Unpaired};
+pub use trials::WarmUp;
+
+/// One side of a comparison.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Side<'a> {
+    /// What stands for it, as it was typed.
+    pub selector: String,
+    /// The records it stands for.
+    pub records: Vec<&'a Record>,
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Use trials with validity flags too.
+    pub include_flagged: bool,
+    /// Keep the steps of warm-up that were found among the timed ones.
+    pub all_steps: bool,
+}
+
+/// Everything that can be said about two sides.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison {
+    /// The first side, in numbers.
+    pub a: Summary,
+    /// The second side.
+    pub b: Summary,
+    /// How it was asked for.
+    pub options: Options,
+    /// In what the places of all used trials differ, hardware first.
+    pub environment: Vec<Difference>,
+    /// Settings that differ in every pair, and by the same values.
+    pub configuration: Vec<Difference>,
+    /// The pairs, in the order of A's cells.
+    pub pairs: Vec<Pair>,
+    /// Cells without a partner, or without a valid trial.
+    pub unpaired: Vec<Unpaired>,
+    /// How many records are on both sides.
+    pub on_both_sides: usize,
+}
+
+/// What became of a side's records.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    /// What stands for it.
+    pub selector: String,
+    /// How many records there are.
+    pub records: usize,
+    /// How many cells.
+    pub cells: usize,
+    /// How many trials are used.
+    pub used: usize,
+    /// Those that are not, with the reason.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A record that is not used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// Its id.
+    pub record: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// A setting or a property of the environment in which two sides differ.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Difference {
+    /// Dotted path.
+    pub path: String,
+    /// `hardware`, `software`, `state` for the environment, `setting` for the configuration.
+    pub aspect: &'static str,
+    /// A's value; the list of its values where it has several; null where it has none.
+    pub a: Value,
+    /// B's value.
+    pub b: Value,
+}
+
+/// One side of a pair.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PairSide {
+    /// What stands for the side.
+    pub selector: String,
+    /// The cell's key.
+    pub key: String,
+    /// The cell's name among the cells of its side.
+    pub label: String,
+    /// Ids of the trials that are used.
+    pub records: Vec<String>,
+    /// Those that are not.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// Two cells beside each other. Written as JSON, this is a line of `compare --format json`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Pair {
+    /// Always `pair`.
+    pub kind: &'static str,
+    /// What the pair is called: in what it differs from the other pairs.
+    pub pair: String,
+    /// How the two were found to belong together.
+    pub paired_by: PairedBy,
+    /// The first.
+    pub a: PairSide,
+    /// The second.
+    pub b: PairSide,
+    /// In what their places differ.
+    pub environment: Vec<Difference>,
+    /// In what their settings differ.
+    pub configuration: Vec<Difference>,
+    /// The metrics.
+    pub metrics: Vec<Metric>,
+    /// Their losses.
+    pub losses: Losses,
+    /// Where the change of the step comes from.
+    pub explanation: Explanation,
+    /// What the trials' steps show of warm-up, and what was discarded.
+    pub warm_up: Vec<WarmUp>,
+    /// Tokens per second with all steps kept, where some were discarded.
+    pub tokens_per_second_of_all_steps: Option<Metric>,
+    /// What a reader must know.
+    pub notes: Vec<String>,
+}
+
+impl Pair {
+    /// The metric of that name.
+    pub fn metric(&self, name: &str) -> Option<&Metric> {
+        self.metrics.iter().find(|metric| metric.name == name)
+    }
+}
+
+/// Compares B with A.
+pub fn compare(a: &Side, b: &Side, options: Options) -> Comparison {
+    let (cells_a, cells_b) = (cells::gather(&a.records, options), cells::gather(&b.records, options));
+    let pairing = pairing::pair(&cells_a, &cells_b);
+    let pairs = on_all_cores(&pairing.pairs, |found| pair(a, b, found, options));
+    let ids: HashSet<&str> = a.records.iter().map(|record| record.id.as_str()).collect();
+    Comparison {
+        a: summary(a, &cells_a),
+        b: summary(b, &cells_b),
+        options,
+        environment: environments(&used(&cells_a), &used(&cells_b)),
+        configuration: in_every_pair(&pairs),
+        unpaired: pairing.unpaired,
+        pairs,
+        on_both_sides: b.records.iter().filter(|record| ids.contains(record.id.as_str())).count(),
+    }
+}
+
+/// What `of` makes of each, in order. Thousands of intervals are worth the other cores.
+fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = items.len().div_ceil(cores).max(FEWEST_FOR_A_CORE);
+    if items.len() <= share {
+        return items.iter().map(of).collect();
+    }
+    let of = &of;
+    std::thread::scope(|scope| {
+        let parts: Vec<_> =
+            items.chunks(share).map(|part| scope.spawn(move || part.iter().map(of).collect::<Vec<R>>())).collect();
+        let whole = |part: std::thread::ScopedJoinHandle<Vec<R>>| {
+            part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        parts.into_iter().flat_map(whole).collect()
+    })
+}
+
+/// Fewer pairs are not worth a thread.
+const FEWEST_FOR_A_CORE: usize = 64;
+
+fn used<'a>(cells: &[Cell<'a>]) -> Vec<&'a Record> {
+    cells.iter().flat_map(|cell| cell.used.iter().copied()).collect()
+}
+
+fn summary(side: &Side, cells: &[Cell]) -> Summary {
+    Summary {
+        selector: side.selector.clone(),
+        records: side.records.len(),
+        cells: cells.len(),
+        used: used(cells).len(),
+        left_out: cells.iter().flat_map(|cell| cell.left_out.iter().cloned()).collect(),
+    }
+}
+
+fn pair(a: &Side, b: &Side, found: &Found, options: Options) -> Pair {
+    let side = |side: &Side, cell: &Cell| PairSide {
+        selector: side.selector.clone(),
+        key: cell.key.to_string(),
+        label: cell.label.clone(),
+        records: cell.used.iter().map(|record| record.id.clone()).collect(),
+        left_out: cell.left_out.clone(),
+    };
+    let (trials_a, trials_b) = (trials::of(&found.a.used, options), trials::of(&found.b.used, options));
+    let losses = metrics::losses(&found.a.used, &found.b.used);
+    let metrics = metrics::all(&trials_a, &trials_b, &losses);
+    let discards = trials_a.iter().chain(&trials_b).any(|trial| trial.discarded() > 0);
+    Pair {
+        kind: "pair",
+        pair: found.label.clone(),
+        paired_by: found.by,
+        a: side(a, found.a),
+        b: side(b, found.b),
+        environment: environments(&found.a.used, &found.b.used),
+        configuration: settings(found.a, found.b),
+        explanation: explain::explain(&found.a.used, &found.b.used),
+        warm_up: trials::warm_up(&trials_a, "a").chain(trials::warm_up(&trials_b, "b")).collect(),
+        tokens_per_second_of_all_steps: discards
+            .then(|| metrics::speed_of_all_steps(&found.a.used, &found.b.used, &losses)),
+        notes: notes(found, &metrics),
+        metrics,
+        losses,
+    }
+}
+
+/// What a reader must know about a pair before using its numbers.
+fn notes(found: &Found, metrics: &[Metric]) -> Vec<String> {
+    let mut notes = Vec::new();
+    let flags = |cell: &Cell| -> Vec<String> {
+        let flagged = cell.used.iter().filter(|record| excluding_flags(record).next().is_some());
+        let mut flags: Vec<String> = flagged.flat_map(|record| excluding_flags(record).map(str::to_string)).collect();
+        flags.sort_unstable();
+        flags.dedup();
+        flags
+    };
+    for (name, cell) in [("A", found.a), ("B", found.b)] {
+        let flags = flags(cell);
+        if !flags.is_empty() {
+            notes.push(format!("Flagged trials of {name} are used, as asked: {}.", units::list(&flags)));
+        }
+    }
+    if found.a.used.iter().any(|record| found.b.used.iter().any(|other| other.id == record.id)) {
+        notes.push("A record stands on both sides: in so far it is compared with itself.".into());
+    }
+    if found.by == PairedBy::Configuration && found.a.key != found.b.key && settings(found.a, found.b).is_empty() {
+        notes.push("The settings are equal and the keys are not: a file that they name has changed.".into());
+    }
+    if metrics.iter().any(|metric| metric.verdict == Verdict::TooFewTrials) {
+        notes.push(
+            "With one trial on a side an interval holds the noise between steps only, not what differs from run to run."
+                .into(),
+        );
+    }
+    notes
+}
+
+/// In what two sets of records' places differ, hardware first, the moment's state last.
+fn environments(a: &[&Record], b: &[&Record]) -> Vec<Difference> {
+    let words = |aspect: Aspect| match aspect {
+        Aspect::Hardware => "hardware",
+        Aspect::Software => "software",
+        Aspect::State => "state",
+    };
+    let found = environment::differences_of_sets(a, b).into_iter();
+    found.map(|found| Difference { path: found.path, aspect: words(found.aspect), a: found.a, b: found.b }).collect()
+}
+
+/// In what two cells' settings differ.
+fn settings(a: &Cell, b: &Cell) -> Vec<Difference> {
+    let empty = serde_json::Map::new();
+    let map = |cell: &Cell| cell.settings().as_object().cloned().unwrap_or_else(|| empty.clone());
+    let found = environment::differences(&map(a), &map(b)).into_iter();
+    found.map(|found| Difference { path: found.path, aspect: "setting", a: found.a, b: found.b }).collect()
+}
+
+/// The differences of the first pair that all others share.
+fn in_every_pair(pairs: &[Pair]) -> Vec<Difference> {
+    let Some((first, rest)) = pairs.split_first() else { return Vec::new() };
+    let shared = |found: &&Difference| rest.iter().all(|pair| pair.configuration.contains(found));
+    first.configuration.iter().filter(shared).cloned().collect()
+}

@@ -1,0 +1,85 @@
+//! One side's records gathered into cells, and which trials are used.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::{LeftOut, Options};
+use crate::grid_report::labels;
+use crate::record::{Record, label_flags};
+
+/// All trials of one configuration on one side.
+#[derive(Debug)]
+pub struct Cell<'a> {
+    /// Hash of the configuration.
+    pub key: &'a str,
+    /// Its name among the cells of its side.
+    pub label: String,
+    /// Every trial, used or not.
+    pub trials: Vec<&'a Record>,
+    /// The trials whose numbers are used.
+    pub used: Vec<&'a Record>,
+    /// The others, with the reason.
+    pub left_out: Vec<LeftOut>,
+}
+
+impl<'a> Cell<'a> {
+    /// The resolved configuration.
+    pub fn settings(&self) -> &'a Value {
+        &self.trials[0].cell
+    }
+
+    /// Why there is nothing to compare; `None` where there is.
+    pub fn why_unused(&self) -> Option<String> {
+        let last = self.left_out.last().filter(|_| self.used.is_empty())?;
+        Some(format!("no valid trial ({})", last.reason))
+    }
+}
+
+/// Flags that keep a record out.
+pub fn excluding_flags(record: &Record) -> impl Iterator<Item = &str> {
+    record.validity.iter().map(String::as_str).filter(|flag| !label_flags::ALL.contains(flag))
+}
+
+fn why_left_out(record: &Record, options: Options) -> Option<String> {
+    if !record.is_measured() {
+        return Some(record.outcome.status.words().to_string());
+    }
+    let flags: Vec<&str> = excluding_flags(record).collect();
+    (!options.include_flagged && !flags.is_empty()).then(|| format!("flagged {}", flags.join(", ")))
+}
+
+/// The cells of a side, in the order in which their keys first occur.
+pub fn gather<'a>(records: &[&'a Record], options: Options) -> Vec<Cell<'a>> {
+    let mut index: HashMap<&str, usize> = HashMap::new();
+    let mut cells: Vec<Cell> = Vec::new();
+    for &record in records {
+        let place = *index.entry(&record.key).or_insert(cells.len());
+        if place == cells.len() {
+            let key = record.key.as_str();
+            cells.push(Cell { key, label: String::new(), trials: vec![], used: vec![], left_out: vec![] });
+        }
+        let cell = &mut cells[place];
+        cell.trials.push(record);
+        match why_left_out(record, options) {
+            None => cell.used.push(record),
+            Some(reason) => cell.left_out.push(LeftOut { record: record.id.clone(), reason }),
+        }
+    }
+    label(&mut cells);
+    cells
+}
+
+fn label(cells: &mut [Cell]) {
+    let settings: Vec<&Value> = cells.iter().map(|cell| cell.settings()).collect();
+    let keys: Vec<&str> = cells.iter().map(|cell| cell.key).collect();
+    let axes = labels::axes(&settings);
+    let fallback = cells.first().map_or("", |cell| {
+        let strategy = cell.trials[0].setting(labels::STRATEGY).and_then(Value::as_str);
+        strategy.unwrap_or(cell.trials[0].name.as_str())
+    });
+    let labels = labels::labels(&axes, &settings, &keys, fallback);
+    for (cell, label) in cells.iter_mut().zip(labels) {
+        cell.label = label;
+    }
+}

@@ -1,0 +1,363 @@
+//! The metrics of a pair: values, the ratio with its interval, and what may be said.
+
+use serde::Serialize;
+
+use super::trials::{Trial, rate};
+use super::words;
+use crate::record::{Record, Verdict as ParityVerdict};
+use crate::stats;
+
+/// Which way a metric is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Better {
+    /// More is better.
+    Higher,
+    /// Less is better.
+    Lower,
+}
+
+/// What may be said of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// B is better, and the interval leaves out 1.
+    BBetter,
+    /// B is worse, and the interval leaves out 1.
+    BWorse,
+    /// The interval holds 1.
+    NoDifference,
+    /// Counted, and the same in every trial of both.
+    Same,
+    /// One trial on a side: nothing is claimed.
+    TooFewTrials,
+    /// A side does not state it, or its value is no result; `reason` says which.
+    NotComparable,
+}
+
+/// One metric of a pair.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Metric {
+    /// Its name in records; `wire_bytes` is the sum over `communication`.
+    pub name: String,
+    /// Its unit.
+    pub unit: &'static str,
+    /// Which way it is better.
+    pub better: Better,
+    /// Median over A's trials.
+    pub a: Option<f64>,
+    /// Median over B's trials.
+    pub b: Option<f64>,
+    /// B / A.
+    pub ratio: Option<f64>,
+    /// Lower limit of the 95 % interval of the ratio.
+    pub low: Option<f64>,
+    /// Upper limit.
+    pub high: Option<f64>,
+    /// What the interval holds: `trials_and_steps`, `trials`, `steps`, or `counted` where all trials agree and none is needed.
+    pub interval: Option<&'static str>,
+    /// What may be said.
+    pub verdict: Verdict,
+    /// The same in words.
+    pub words: String,
+    /// Why it is not comparable.
+    pub reason: Option<String>,
+}
+
+/// How the losses of a pair stand to each other.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Losses {
+    /// The worst verdict of A's trials about parity with their reference.
+    pub a: ParityVerdict,
+    /// The worst of B's.
+    pub b: ParityVerdict,
+    /// Steps at which both state a loss.
+    pub steps: usize,
+    /// Whether all losses are equal to the bit.
+    pub identical: bool,
+    /// The largest difference of a step's loss, relative to A's.
+    pub max_relative_difference: Option<f64>,
+    /// Why they were not compared.
+    pub reason: Option<String>,
+}
+
+/// Where a metric's values come from.
+enum Source {
+    /// From each trial's steps, which are resampled: (x, ms) of each, and the statistic.
+    Steps(fn(&Trial) -> Vec<(f64, f64)>, fn(&[(f64, f64)]) -> f64),
+    /// One timed number for each trial.
+    PerTrial,
+    /// One counted number for each trial.
+    Counted(fn(&Record) -> Option<f64>),
+}
+
+struct Definition {
+    name: &'static str,
+    unit: &'static str,
+    better: Better,
+    source: Source,
+}
+
+const fn timed(name: &'static str, of_steps: fn(&[(f64, f64)]) -> f64) -> Definition {
+    Definition { name, unit: "ms", better: Better::Lower, source: Source::Steps(|trial| trial.steps.clone(), of_steps) }
+}
+
+const SPEED: Definition = Definition {
+    name: "tokens_per_second",
+    unit: "tokens/s",
+    better: Better::Higher,
+    source: Source::Steps(|trial| trial.steps.clone(), rate),
+};
+
+const DEFINITIONS: [Definition; 8] = [
+    SPEED,
+    timed("step_ms_p50", |steps| nearest_rank(steps, 0.5)),
+    timed("step_ms_p90", |steps| nearest_rank(steps, 0.9)),
+    timed("step_ms_p99", |steps| nearest_rank(steps, 0.99)),
+    Definition { name: "mfu", unit: "fraction", better: Better::Higher, source: Source::Steps(utilised, utilisation) },
+    Definition { name: "exposed_communication_ms", unit: "ms", better: Better::Lower, source: Source::PerTrial },
+    Definition {
+        name: "peak_memory_bytes",
+        unit: "bytes",
+        better: Better::Lower,
+        source: Source::Counted(peak_memory),
+    },
+    Definition { name: "wire_bytes", unit: "bytes", better: Better::Lower, source: Source::Counted(wire_bytes) },
+];
+
+/// The percentile as records state it: the least value that so many steps do not exceed.
+fn nearest_rank(steps: &[(f64, f64)], share: f64) -> f64 {
+    let mut ms: Vec<f64> = steps.iter().map(|step| step.1).collect();
+    let place = (share * ms.len() as f64).ceil() as usize;
+    let Some(last) = ms.len().checked_sub(1) else { return f64::NAN };
+    *ms.select_nth_unstable_by(place.saturating_sub(1).min(last), f64::total_cmp).1
+}
+
+/// The utilisation that a trial states is of the mean of all its timed steps; that of some steps goes with their mean.
+fn utilised(trial: &Trial) -> Vec<(f64, f64)> {
+    let (Some(mfu), Some(mean)) = (trial.record.metrics.number("mfu"), stats::mean(&trial.all_ms)) else {
+        return Vec::new();
+    };
+    trial.steps.iter().map(|step| (mfu * mean, step.1)).collect()
+}
+
+fn utilisation(steps: &[(f64, f64)]) -> f64 {
+    let (work, ms) = steps.iter().fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
+    work / ms
+}
+
+fn peak_memory(record: &Record) -> Option<f64> {
+    let total = record.memory.total.as_ref().and_then(|total| total.peak_bytes);
+    total.map(|bytes| bytes as f64).or(record.metrics.number("peak_memory_bytes"))
+}
+
+fn wire_bytes(record: &Record) -> Option<f64> {
+    let is_told = !record.communication.is_empty() || record.ranks.len() == 1;
+    Some(record.wire_bytes()).filter(|bytes| is_told && bytes.is_finite())
+}
+
+/// All metrics that either side states, in the order of the table.
+pub fn all(a: &[Trial], b: &[Trial], losses: &Losses) -> Vec<Metric> {
+    let mut metrics: Vec<Metric> = DEFINITIONS.iter().map(|definition| metric(definition, a, b, losses)).collect();
+    metrics.retain(|metric| metric.a.is_some() || metric.b.is_some());
+    metrics.extend(of_the_suite(a, b));
+    metrics
+}
+
+/// Bandwidths and latencies that records of the interconnect test state beside.
+fn of_the_suite(a: &[Trial], b: &[Trial]) -> Vec<Metric> {
+    let Some(first) = a.first().filter(|trial| crate::collectives::document::is_of_suite(trial.record)) else {
+        return Vec::new();
+    };
+    let kind = |name: &str| match name {
+        name if name.ends_with("_gb_s") => Some(("GB/s", Better::Higher)),
+        name if name.ends_with("_us") => Some(("us", Better::Lower)),
+        _ => None,
+    };
+    let named = first.record.metrics.names().filter_map(|name| Some((name, kind(name)?)));
+    named
+        .map(|(name, (unit, better))| timed_metric(name, unit, better, &per_trial(a, name), &per_trial(b, name)))
+        .collect()
+}
+
+/// Tokens per second with all steps kept.
+pub fn speed_of_all_steps(a: &[&Record], b: &[&Record], losses: &Losses) -> Metric {
+    let all = |records: &[&'_ Record]| -> Vec<Vec<(f64, f64)>> {
+        records.iter().map(|record| Trial::new(record, true).steps).collect()
+    };
+    let metric = from_steps(&SPEED, &all(a), &all(b), rate);
+    guarded(metric, losses)
+}
+
+fn metric(definition: &Definition, a: &[Trial], b: &[Trial], losses: &Losses) -> Metric {
+    let Definition { name, unit, better, source } = definition;
+    let metric = match source {
+        Source::Steps(of_trial, statistic) => {
+            let steps = |trials: &[Trial]| -> Vec<Vec<(f64, f64)>> { trials.iter().map(of_trial).collect() };
+            let (steps_a, steps_b) = (steps(a), steps(b));
+            // Records without steps state the number itself.
+            if steps_a.iter().chain(&steps_b).all(|steps| !steps.is_empty()) {
+                from_steps(definition, &steps_a, &steps_b, statistic)
+            } else {
+                timed_metric(name, unit, *better, &per_trial(a, name), &per_trial(b, name))
+            }
+        }
+        Source::PerTrial => timed_metric(name, unit, *better, &per_trial(a, name), &per_trial(b, name)),
+        Source::Counted(value) => {
+            let values =
+                |trials: &[Trial]| -> Vec<f64> { trials.iter().filter_map(|trial| value(trial.record)).collect() };
+            return counted(name, unit, *better, &values(a), &values(b));
+        }
+    };
+    guarded(metric, losses)
+}
+
+fn per_trial(trials: &[Trial], name: &str) -> Vec<f64> {
+    trials.iter().filter_map(|trial| trial.record.metrics.number(name)).collect()
+}
+
+fn from_steps(
+    definition: &Definition,
+    a: &[Vec<(f64, f64)>],
+    b: &[Vec<(f64, f64)>],
+    statistic: impl Fn(&[(f64, f64)]) -> f64,
+) -> Metric {
+    let holds = if a.iter().chain(b).any(|steps| steps.len() > 1) { "trials_and_steps" } else { "trials" };
+    let values = |side: &[Vec<(f64, f64)>]| -> Vec<f64> { side.iter().map(|steps| statistic(steps)).collect() };
+    let found = stats::ratio(a, b, &statistic);
+    judged(definition.name, definition.unit, definition.better, &values(a), &values(b), found, holds)
+}
+
+fn timed_metric(name: &str, unit: &'static str, better: Better, a: &[f64], b: &[f64]) -> Metric {
+    let one_each = |values: &[f64]| -> Vec<Vec<f64>> { values.iter().map(|value| vec![*value]).collect() };
+    let found = stats::ratio(&one_each(a), &one_each(b), |value| value[0]);
+    judged(name, unit, better, a, b, found, "trials")
+}
+
+/// A metric with a verdict from its interval.
+fn judged(
+    name: &str,
+    unit: &'static str,
+    better: Better,
+    a: &[f64],
+    b: &[f64],
+    found: Option<stats::Ratio>,
+    holds: &'static str,
+) -> Metric {
+    let mut metric = unjudged(name, unit, better, a, b);
+    // A trial that states 0 has no logarithm; to go on without it would compare other trials than those that are shown.
+    let complete = found.filter(|found| found.trials == (a.len(), b.len()));
+    let Some(found) = complete else {
+        let zero = |values: &[f64]| values.contains(&0.0);
+        metric.reason = Some(match (metric.a, metric.b) {
+            (None, None) => "neither side states it".into(),
+            (None, _) => "A does not state it".into(),
+            (_, None) => "B does not state it".into(),
+            _ if zero(a) || zero(b) => "a trial states 0, and 0 has no ratio".into(),
+            _ => "a trial states no positive number".into(),
+        });
+        metric.words = words::metric(&metric, (a.len(), b.len()));
+        return metric;
+    };
+    (metric.a, metric.b) = (Some(found.a), Some(found.b));
+    (metric.ratio, metric.low, metric.high) = (Some(found.ratio.mid), Some(found.ratio.low), Some(found.ratio.high));
+    metric.interval = Some(if found.is_of_steps_only() { "steps" } else { holds });
+    let above = found.ratio.low > 1.0;
+    metric.verdict = if found.is_of_steps_only() {
+        Verdict::TooFewTrials
+    } else if !above && found.ratio.high >= 1.0 {
+        Verdict::NoDifference
+    } else if above == (better == Better::Higher) {
+        Verdict::BBetter
+    } else {
+        Verdict::BWorse
+    };
+    metric.words = words::metric(&metric, found.trials);
+    metric
+}
+
+/// A counted number is exact where all trials of a side agree; where they do not, it is treated as a timed one.
+fn counted(name: &str, unit: &'static str, better: Better, a: &[f64], b: &[f64]) -> Metric {
+    let agree = |values: &[f64]| values.windows(2).all(|pair| pair[0] == pair[1]);
+    let (Some(&of_a), Some(&of_b), true) = (a.first(), b.first(), agree(a) && agree(b)) else {
+        return timed_metric(name, unit, better, a, b);
+    };
+    let mut metric = unjudged(name, unit, better, a, b);
+    metric.interval = Some("counted");
+    metric.ratio = Some(of_b / of_a).filter(|ratio| ratio.is_finite() && *ratio > 0.0);
+    metric.verdict = match of_b.total_cmp(&of_a) {
+        std::cmp::Ordering::Equal => Verdict::Same,
+        order if (order == std::cmp::Ordering::Greater) == (better == Better::Higher) => Verdict::BBetter,
+        _ => Verdict::BWorse,
+    };
+    metric.words = words::metric(&metric, (a.len(), b.len()));
+    metric
+}
+
+fn unjudged(name: &str, unit: &'static str, better: Better, a: &[f64], b: &[f64]) -> Metric {
+    let median = |values: &[f64]| stats::median(values).filter(|value| value.is_finite());
+    Metric {
+        name: name.to_string(),
+        unit,
+        better,
+        a: median(a),
+        b: median(b),
+        ratio: None,
+        low: None,
+        high: None,
+        interval: None,
+        verdict: Verdict::NotComparable,
+        words: String::new(),
+        reason: None,
+    }
+}
+
+/// The speed of a cell whose losses are not its reference's is no result.
+fn guarded(mut metric: Metric, losses: &Losses) -> Metric {
+    let failed = |verdict: ParityVerdict| verdict == ParityVerdict::Failed;
+    let who = match (failed(losses.a), failed(losses.b)) {
+        (false, false) => return metric,
+        (true, false) => "A fails",
+        (false, true) => "B fails",
+        (true, true) => "A and B fail",
+    };
+    metric.verdict = Verdict::NotComparable;
+    metric.reason = Some(format!("{who} loss parity: how fast it is, is no result"));
+    metric.words = words::metric(&metric, (0, 0));
+    metric
+}
+
+/// Compares the losses of the last used trials, step by step.
+pub fn losses(a: &[&Record], b: &[&Record]) -> Losses {
+    let worst = |records: &[&Record]| {
+        let severity = |verdict: &ParityVerdict| match verdict {
+            ParityVerdict::Reference => 0,
+            ParityVerdict::Identical => 1,
+            ParityVerdict::WithinTolerance => 2,
+            ParityVerdict::None => 3,
+            ParityVerdict::Failed => 4,
+        };
+        records.iter().map(|record| record.parity.verdict).max_by_key(severity).unwrap_or_default()
+    };
+    let of = |records: &[&Record]| -> Vec<f64> {
+        records.last().map(|record| record.steps.iter().map(|step| step.loss).collect()).unwrap_or_default()
+    };
+    let (of_a, of_b) = (of(a), of(b));
+    let mut losses =
+        Losses { a: worst(a), b: worst(b), steps: 0, identical: false, max_relative_difference: None, reason: None };
+    if of_a.is_empty() || of_b.is_empty() {
+        losses.reason = Some("a side has no steps".into());
+    } else if of_a.len() != of_b.len() {
+        losses.reason = Some(format!("A has {} steps and B {}", of_a.len(), of_b.len()));
+    } else if of_a.iter().chain(&of_b).any(|loss| !loss.is_finite()) {
+        losses.reason = Some("a loss is not finite".into());
+    } else {
+        losses.steps = of_a.len();
+        losses.identical = of_a.iter().zip(&of_b).all(|(a, b)| a.to_bits() == b.to_bits());
+        let difference =
+            |(a, b): (&f64, &f64)| if a == b { 0.0 } else { (a - b).abs() / a.abs().max(f64::MIN_POSITIVE) };
+        let largest = of_a.iter().zip(&of_b).map(difference).fold(0.0, f64::max);
+        losses.max_relative_difference = Some(largest).filter(|largest| largest.is_finite());
+    }
+    losses
+}

@@ -1,0 +1,86 @@
+//! Whose turn a trial is, among several processes on one notebook.
+//!
+//! A claim is a file below `claims/` that its owner holds a lock on. The system gives the lock back when the owner ends,
+//! however it ends: the claim of a dead process is void, and nobody has to find out whether it lives.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::{Notebook, StoreError};
+
+/// Folder of the claims inside a notebook's directory.
+const CLAIMS: &str = "claims";
+/// How often a claim's file may vanish under our hands before that is an error: each time somebody else got on.
+const TRIES: usize = 1000;
+
+/// What the system says of a folder that goes while it is looked at.
+const GONE: [io::ErrorKind; 2] = [io::ErrorKind::NotFound, io::ErrorKind::AlreadyExists];
+
+/// A trial that is this process's to measure, until it is dropped.
+#[derive(Debug)]
+pub struct Claim {
+    file: File,
+    path: PathBuf,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // First the name, then the lock: who opens the name later makes a new file. The folder goes with the last claim.
+        let _ = fs::remove_file(&self.path);
+        let _ = self.file.unlock();
+        if let Some(folder) = self.path.parent() {
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+impl Notebook {
+    /// Claims a trial; nothing where another process has it. On a file system without locks everyone gets every claim.
+    ///
+    /// # Errors
+    /// The notebook cannot be written.
+    pub fn claim(&self, key: &str, trial: u32) -> Result<Option<Claim>, StoreError> {
+        let folder = self.directory.join(CLAIMS);
+        let is_plain = |c: &char| c.is_ascii_alphanumeric();
+        let path = folder.join(format!("{}-{trial}", key.chars().filter(is_plain).take(64).collect::<String>()));
+        let failed = |source: io::Error| StoreError::ReadOnly { path: self.directory.clone(), source };
+        for _ in 0..TRIES {
+            let opened = fs::create_dir_all(&folder)
+                .and_then(|()| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path));
+            let file = match opened {
+                Ok(file) => file,
+                // The folder went with somebody's last claim: after it was made, or while it was found to be there.
+                Err(error) if GONE.contains(&error.kind()) && !is_blocked(&folder) => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            match file.try_lock() {
+                Ok(()) if !is_at(&file, &path) => continue,
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
+                Err(TryLockError::Error(error)) => return Err(failed(error)),
+            }
+            // For people who look; the lock is what counts.
+            let _ = file.set_len(0).and_then(|()| writeln!(&file, "{}", std::process::id()));
+            return Ok(Some(Claim { file, path }));
+        }
+        Err(failed(io::Error::other(format!("{} cannot be claimed", path.display()))))
+    }
+}
+
+/// Whether something else than a folder has the name of the claims' folder.
+fn is_blocked(folder: &Path) -> bool {
+    fs::symlink_metadata(folder).is_ok_and(|metadata| !metadata.is_dir())
+}
+
+/// Whether the open file is still the one of that name: its last owner may have removed it before we had the lock.
+fn is_at(file: &File, path: &Path) -> bool {
+    let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(ours), Ok(named)) => place(ours) == place(named),
+        _ => false,
+    }
+}

@@ -1,0 +1,73 @@
+//! Taking in the records of another notebook.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufReader, Seek};
+
+use serde_json::Value;
+
+use super::{Notebook, StoreError, line_of, read_lines};
+use crate::record::{Record, Remark};
+
+/// What became of records and remarks that were to be taken in.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Merged {
+    /// Records that are new here.
+    pub added: usize,
+    /// Records that were here already.
+    pub known: usize,
+    /// Ids under which something else is here; what was here stays, and what came was not taken.
+    pub conflicts: Vec<String>,
+    /// Remarks that are new here.
+    pub remarks_added: usize,
+    /// Remarks that were here already.
+    pub remarks_known: usize,
+}
+
+impl Notebook {
+    /// Adds what is not there yet, all of it or nothing. Records are the same if their ids are, remarks if they were made
+    /// on the same record at the same moment: a redacted copy does not come in beside its original.
+    pub fn merge(&self, records: &[Record], remarks: &[Remark]) -> Result<Merged, StoreError> {
+        self.append_lines(|mut file: &File| {
+            let read = file.rewind().and_then(|()| read_lines(BufReader::new(file)));
+            let here = read.map_err(|source| StoreError::Read { path: self.path(), source })?;
+            let mut merged = Merged::default();
+            let mut lines = Vec::new();
+            let by_id: BTreeMap<&str, &Record> =
+                here.records.iter().map(|record| (record.id.as_str(), record)).collect();
+            let unreadable: BTreeSet<&str> = here.unreadable.iter().filter_map(|line| line.id.as_deref()).collect();
+            for record in records {
+                match by_id.get(record.id.as_str()) {
+                    Some(known) if measured(known) == measured(record) => merged.known += 1,
+                    Some(_) => merged.conflicts.push(record.id.clone()),
+                    None if unreadable.contains(record.id.as_str()) => merged.conflicts.push(record.id.clone()),
+                    None => {
+                        lines.extend(line_of(&record.id, record)?);
+                        merged.added += 1;
+                    }
+                }
+            }
+            let mut said: BTreeSet<(&str, &str, &str)> = here.remarks.iter().map(identity).collect();
+            for remark in remarks {
+                if said.insert(identity(remark)) {
+                    lines.extend(line_of(&remark.note_for, remark)?);
+                    merged.remarks_added += 1;
+                } else {
+                    merged.remarks_known += 1;
+                }
+            }
+            Ok((lines, merged))
+        })
+    }
+}
+
+/// What no redaction changes.
+fn measured(record: &Record) -> Option<Value> {
+    let Record { key, trial, started, metrics, steps, .. } = record;
+    serde_json::to_value((key, trial, started, metrics, steps, record.outcome.status)).ok()
+}
+
+fn identity(remark: &Remark) -> (&str, &str, &str) {
+    let text = if remark.when.is_empty() { remark.text.as_str() } else { "" };
+    (&remark.note_for, &remark.when, text)
+}

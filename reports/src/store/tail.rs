@@ -1,0 +1,59 @@
+//! What has been added to a notebook since one last looked.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
+
+use super::contents::{Line, parse_line};
+use super::{Notebook, StoreError, lock};
+use crate::record::Record;
+
+/// Reads a notebook's records as they come.
+#[derive(Debug)]
+pub struct Tail {
+    notebook: Notebook,
+    /// End of the last whole line that was read. Only what follows it can still change.
+    offset: u64,
+}
+
+impl Notebook {
+    /// A reader that begins with the first record.
+    pub fn tail(&self) -> Tail {
+        Tail { notebook: self.clone(), offset: 0 }
+    }
+}
+
+impl Tail {
+    /// Records that were not there before. Lines that cannot be read are passed over; [`Notebook::read`] tells of them.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read.
+    pub fn news(&mut self) -> Result<Vec<Record>, StoreError> {
+        let path = self.notebook.path();
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(source) => return Err(StoreError::Read { path, source }),
+        };
+        self.read(&file).map_err(|source| StoreError::Read { path, source })
+    }
+
+    fn read(&mut self, mut file: &File) -> io::Result<Vec<Record>> {
+        let _lock = lock(file, File::lock_shared)?;
+        if file.metadata()?.len() < self.offset {
+            // Somebody put another file there.
+            self.offset = 0;
+        }
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut reader = BufReader::new(file);
+        let mut records = Vec::new();
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line)? > 0 && line.last() == Some(&b'\n') {
+            self.offset += line.len() as u64;
+            if let Ok(Line::Record(record)) = parse_line(&line) {
+                records.push(*record);
+            }
+            line.clear();
+        }
+        Ok(records)
+    }
+}

@@ -1,0 +1,33 @@
+//! `zbench compare A B`.
+
+use super::select::Books;
+use super::{print_document, print_lines};
+use crate::cli::{CompareArgs, Format, Global, exit};
+use anyhow::Result;
+use serde_json::Value;
+use zbench_reports::compare::{self, Options, document};
+
+/// Compares two selections and prints what there is to say.
+pub fn compare(global: &Global, arguments: &CompareArgs) -> Result<u8> {
+    let mut books = Books::new(&global.notebook);
+    books.read(&arguments.a)?;
+    books.read(&arguments.b)?;
+    let (a, b) = (books.side(&arguments.a)?, books.side(&arguments.b)?);
+    let options = Options { include_flagged: arguments.include_flagged, all_steps: arguments.all_steps };
+    let comparison = compare::compare(&a, &b, options);
+    match global.format {
+        Format::Json => {
+            let pairs = comparison.pairs.iter().map(serde_json::to_value);
+            let unpaired = comparison.unpaired.iter().map(serde_json::to_value);
+            print_lines(&pairs.chain(unpaired).collect::<Result<Vec<Value>, _>>()?)?;
+        }
+        // Where machines read, nothing is left out for its length.
+        Format::Csv => print_document(global, &document::document(&comparison, usize::MAX))?,
+        _ => print_document(global, &document::document(&comparison, document::PAIRS_IN_FULL))?,
+    }
+    if comparison.pairs.is_empty() {
+        crate::say!("no two cells could be compared; the reasons are above");
+        return Ok(exit::NOT_MEASURED);
+    }
+    Ok(exit::SUCCESS)
+}

@@ -1,0 +1,44 @@
+//! A record that was measured and cannot be added to its notebook: it is kept elsewhere, and `zbench import` takes it.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use zbench_reports::bundle::{self, Redaction};
+use zbench_reports::record::Record;
+
+/// Writes the record into a bundle of its own in `folder`; where that fails too, the bundle's text comes back.
+pub fn keep(record: &Record, folder: &Path) -> Result<PathBuf, String> {
+    let now = jiff::Timestamp::now().to_string();
+    let bytes =
+        bundle::write(std::slice::from_ref(record), &[], &Redaction::of_secrets(), env!("CARGO_PKG_VERSION"), &now)
+            .map_err(|error| error.to_string())?;
+    let path = folder.join(format!("zbench-rescued-{}.jsonl", record.id));
+    let written = OpenOptions::new().write(true).create_new(true).open(&path).and_then(|mut file| {
+        file.write_all(&bytes)?;
+        file.sync_all()
+    });
+    match written {
+        Ok(()) => Ok(path),
+        Err(_) => {
+            // Half a file would only be found and believed in.
+            let _ = std::fs::remove_file(&path);
+            Err(String::from_utf8_lossy(&bytes).into_owned())
+        }
+    }
+}
+
+/// Keeps it in the folder for temporary files, or on standard error, and says so.
+pub fn keep_and_say(record: &Record) {
+    match keep(record, &std::env::temp_dir()) {
+        Ok(path) => {
+            let path = path.display();
+            crate::say!("the record {} is kept in {path}; zbench import --bundle {path} adds it", record.id);
+        }
+        Err(text) => crate::say!(
+            "the record {} could not be kept in a file either; it stands here: put the next two lines into one, and add it \
+             with zbench import --bundle FILE\n{}",
+            record.id,
+            text.trim_end()
+        ),
+    }
+}
