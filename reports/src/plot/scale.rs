@@ -33,7 +33,8 @@ impl Scale {
     pub fn new(axis: &Axis, values: impl Iterator<Item = f64>, range: Range, most: usize, from: f64, to: f64) -> Self {
         let usable = values.filter(|value| value.is_finite() && (!axis.log || *value > 0.0));
         let (low, high) = usable.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
-        let (low, high) = if low <= high { (low, high) } else { (0.0, 1.0) };
+        let nothing = if axis.log { (1.0, 100.0) } else { (0.0, 1.0) };
+        let (low, high) = if low <= high { (low, high) } else { nothing };
         match axis.log {
             true => Self::logarithmic(axis, low.max(f64::MIN_POSITIVE), high.max(f64::MIN_POSITIVE), most, from, to),
             false => Self::linear(axis, low, high, range, most, from, to),
@@ -71,7 +72,7 @@ impl Scale {
         }
         let mut powers: Vec<i64> = (first..=last).filter(|power| power.rem_euclid(stride) == 0).collect();
         if powers.len() < 2 {
-            powers = (first..=last).collect();
+            powers = (first..=last).step_by(((last - first).max(0) as usize / most.max(1)).max(1)).collect();
         }
         let mut values: Vec<f64> = powers.into_iter().map(|power| base.powi(power as i32)).collect();
         if values.len() < 2 {

@@ -8,6 +8,7 @@ mod environment;
 mod gate;
 pub mod grid;
 mod html;
+mod large;
 mod plot;
 mod ratio;
 mod record;

@@ -75,14 +75,14 @@ proptest! {
         let values: Vec<f64> = values.into_iter().filter_map(zbench_reports::plot::drawable).collect();
         for range in [Range::FromZero, Range::Around, Range::Close] {
             let scale = Scale::new(&axis, values.iter().copied(), range, most, 10.0, 110.0);
-            prop_assert!(scale.low() < scale.high() && scale.low().is_finite() && scale.high().is_finite(), "{scale:?}");
-            prop_assert!(scale.ticks.len() <= 4 * most + 12, "{scale:?}");
+            prop_assert!(scale.low() < scale.high() && scale.low().is_finite() && scale.high().is_finite(), "{} {}", scale.low(), scale.high());
+            prop_assert!(scale.ticks.len() <= 4 * most + 12, "{} ticks", scale.ticks.len());
             for value in &values {
                 let place = scale.place(*value);
                 prop_assert!((10.0..=110.0).contains(&place), "{place}");
                 if !log || *value > 0.0 {
                     let slack = 1e-9 * (scale.high() - scale.low()).abs();
-                    prop_assert!(*value >= scale.low() - slack && *value <= scale.high() + slack, "{value} {scale:?}");
+                    prop_assert!(*value >= scale.low() - slack && *value <= scale.high() + slack, "{value} {} {}", scale.low(), scale.high());
                 }
             }
         }

@@ -68,8 +68,9 @@ pub fn read(text: &str) -> Result<Content, String> {
         let (tag, closes) = tag.strip_suffix('/').map_or((tag, false), |tag| (tag, true));
         let mut element = element(tag)?;
         element.around = open.clone();
-        if !closes {
-            open.push(element.name.clone());
+        match closes {
+            true => ended = open.is_empty(),
+            false => open.push(element.name.clone()),
         }
         content.elements.push(element);
     }
