@@ -285,6 +285,9 @@ fn environments(a: &[&Record], b: &[&Record]) -> Vec<Difference> {
 
 /// In what two cells' settings differ.
 fn settings(a: &Cell, b: &Cell) -> Vec<Difference> {
+    if a.settings() == b.settings() {
+        return Vec::new();
+    }
     let empty = serde_json::Map::new();
     let map = |cell: &Cell| cell.settings().as_object().cloned().unwrap_or_else(|| empty.clone());
     let found = environment::differences(&map(a), &map(b)).into_iter();

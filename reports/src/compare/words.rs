@@ -57,9 +57,12 @@ fn signed(fraction: f64) -> String {
     text.trim_end_matches(" %").to_string()
 }
 
+/// From this ratio on an interval is given as multiples.
+const MANY: f64 = 10.0;
+
 /// `-2.1 to +3.4 %`: an interval of ratios as changes.
 pub fn changes(low: f64, high: f64) -> String {
-    if high >= 10.0 {
+    if high >= MANY {
         return format!("{} to {} times", units::number(low), units::number(high));
     }
     format!("{} to {} %", signed(low - 1.0), signed(high - 1.0))
@@ -85,7 +88,8 @@ pub fn metric(metric: &Metric, trials: (usize, usize)) -> String {
                 far if far < 9.0 => format!("; up to {} % is not excluded", percent(far, 0)),
                 _ => "; the trials exclude next to nothing".to_string(),
             };
-            format!("no difference shown: the interval {} holds 0{caution}", changes(low, high))
+            let nothing = if high >= MANY { "1" } else { "0" };
+            format!("no difference shown: the interval {} holds {nothing}{caution}", changes(low, high))
         }
         (Verdict::Same, _) => "the same in every trial".into(),
         _ => difference(metric, limits),

@@ -90,6 +90,9 @@ fn nothing_is_claimed_that_the_trials_do_not_show() {
     assert!(speed.words.starts_with("no difference shown: the interval -"), "{}", speed.words);
     assert!(speed.words.contains("% is not excluded"), "{}", speed.words);
     assert!(text(&comparison).contains("so that there is nothing to explain"), "{}", text(&comparison));
+    let comparison = compared(cell("ddp", [10.0, 110.0, 1200.0]), cell("ddp", [10.0, 100.0, 1100.0]));
+    let words = &metric(&comparison, "tokens_per_second").words;
+    assert!(words.contains(" times holds 1; the trials exclude next to nothing"), "{words}");
     // One trial on a side, and twice as fast: still nothing.
     let comparison = compared(cell("ddp", [100.0; 3]), cell("ddp", [50.0; 3]).drain(..1).collect());
     let speed = metric(&comparison, "tokens_per_second");
