@@ -75,7 +75,7 @@ fn tags_are_given_found_taken_and_shown() {
     let id = listed(&notebook, &["parallel.strategy=zero3"]).remove(0);
     said(&notebook, &["tag", &id[..6], "paper", "figure-2"]);
     said(&notebook, &["note", &id, "the fan was loud"]);
-    assert_eq!(listed(&notebook, &["tag=paper"]), [id.clone()]);
+    assert_eq!(listed(&notebook, &["tag=paper"]), std::slice::from_ref(&id));
     assert_eq!(listed(&notebook, &["tag=paper,parallel.strategy=ddp"]), Vec::<String>::new());
     let json = said(&notebook, &["list", "tag=figure-2", "--format", "json"]);
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["tags"], serde_json::json!(["figure-2", "paper"]));
