@@ -215,6 +215,29 @@ fn the_claim_of_a_dead_process_is_void() {
     assert_eq!(trials_of(&notebook.records().unwrap()).len(), 4);
 }
 
+/// Ctrl-C while others have everything that is left.
+#[test]
+fn waiting_ends_when_the_user_wants_it() {
+    struct Stopped;
+    impl Execute for Stopped {
+        fn execute(&mut self, _: &Cell, _: &mut dyn FnMut(&Step)) -> Execution {
+            panic!("there is nothing to execute")
+        }
+        fn is_stopped(&self) -> bool {
+            true
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let notebook = Notebook::open(folder.path()).unwrap();
+    let planned = planned(TINY);
+    let claims: Vec<_> = planned.iter().map(|cell| notebook.claim(&cell.grid.key, 1).unwrap().unwrap()).collect();
+    let mut runner =
+        Runner { notebook: &notebook, execute: &mut Stopped, observe: &mut Loud::default(), header: Header::default() };
+    let summary = runner.run(&planned, Trials::UpTo(1)).unwrap();
+    assert!(summary.interrupted && summary.records.is_empty());
+    drop(claims);
+}
+
 #[test]
 fn claims_are_one_at_a_time_and_end_with_their_owner() {
     let folder = tempfile::tempdir().unwrap();
