@@ -5,6 +5,7 @@ mod allreduce_processes;
 mod cli;
 mod config;
 mod engine;
+mod gate;
 mod grid;
 mod launch;
 mod launch_detect;
