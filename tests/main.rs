@@ -9,6 +9,7 @@ mod config;
 mod durability;
 mod engine;
 mod environment;
+mod gate;
 mod grid;
 mod launch;
 mod launch_detect;

@@ -5,4 +5,5 @@ pub mod baseline;
 pub mod cells;
 pub mod measure;
 pub mod pool;
+pub mod refuse;
 pub mod rules;

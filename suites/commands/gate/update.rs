@@ -69,7 +69,7 @@ fn provenance(job: &Job) -> Provenance {
 /// The cells that the rules are about, out of records.
 fn of_records(job: &Job, stored: &Stored) -> Result<Vec<BaselineCell>> {
     let Some(targets) = job.targets(&[])? else { return Ok(stored.cells.clone()) };
-    targets.iter().map(|target| super::same_key(stored, &target.key, &target.cell).cloned()).collect()
+    targets.iter().map(|target| crate::gate::refuse::same_key(stored, &target.key, &target.cell).cloned()).collect()
 }
 
 /// Fresh trials; nothing when it was stopped.
