@@ -96,7 +96,10 @@ fn github_workflows_are_whole() {
             }
             let uploads = steps.iter().find(|step| text(step, "uses").is_some_and(|u| u.contains("upload-artifact")));
             let uploads = uploads.unwrap_or_else(|| panic!("{what}: keeps what it measured"));
-            assert!(text(uploads, "if").is_some_and(|when| when.contains("!cancelled()")), "{what}: also when it fails");
+            assert!(
+                text(uploads, "if").is_some_and(|when| when.contains("!cancelled()")),
+                "{what}: also when it fails"
+            );
         }
     }
 }
