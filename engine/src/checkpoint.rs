@@ -122,6 +122,19 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// Some files leave out the name of the module that all names begin with (`wte.weight` for `transformer.wte.weight`):
+    /// where nothing has the prefix that `expected` has, names take it on.
+    pub fn adopt_prefix(&mut self, expected: &[(String, Vec<usize>)]) {
+        const PREFIX: &str = "transformer.";
+        let expects = expected.iter().any(|(name, _)| name.starts_with(PREFIX));
+        if !expects || self.tensors.keys().any(|name| name.starts_with(PREFIX)) {
+            return;
+        }
+        let tensors = std::mem::take(&mut self.tensors).into_iter();
+        let renamed = |name: String| if name == "lm_head.weight" { name } else { format!("{PREFIX}{name}") };
+        self.tensors = tensors.map(|(name, info)| (renamed(name), info)).collect();
+    }
+
     /// What is known of a tensor.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.get(name)
@@ -162,8 +175,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Compares with what a model expects. `lm_head.weight` where the head is tied and rotary frequencies, which older
-    /// files store, may be there in addition.
+    /// Compares with what a model expects. `lm_head.weight` where the head is tied, and rotary frequencies and causal
+    /// masks, which older files store, may be there in addition.
     ///
     /// # Errors
     /// All tensors that are missing, of another shape or unreadable type, or unexpected, in one error.
@@ -183,7 +196,8 @@ impl Checkpoint {
             }
         }
         let known: BTreeSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
-        let harmless = |name: &str| name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq");
+        let buffers = ["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+        let harmless = |name: &str| name == "lm_head.weight" || buffers.iter().any(|end| name.ends_with(end));
         let unexpected: Vec<String> =
             self.names().filter(|name| !known.contains(name) && !harmless(name)).map(String::from).collect();
         if missing.is_empty() && wrong.is_empty() && unexpected.is_empty() {

@@ -1,6 +1,10 @@
 //! One resolved configuration: what a cell of a grid is. Every value is stated here, whatever default it came from, so
 //! that a cell can be repeated from its record alone. The TOML that people write is resolved into this by `suites`.
 
+mod model;
+
+pub use model::{Form, Mlp, Model, NormKind, Order, Positions, RopeScaling};
+
 use crate::comm::link::LinkSpec;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -56,66 +60,6 @@ pub struct NodeLink {
     pub bandwidth: f64,
     /// Seconds.
     pub latency: f64,
-}
-
-/// A decoder in Hugging Face's terms.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Model {
-    /// `model_type` of config.json; "llama".
-    pub family: String,
-    /// Width of the residual stream.
-    pub hidden_size: usize,
-    /// Width of the MLP.
-    pub intermediate_size: usize,
-    /// Blocks.
-    pub num_hidden_layers: usize,
-    /// Query heads.
-    pub num_attention_heads: usize,
-    /// Key and value heads; divides the query heads.
-    pub num_key_value_heads: usize,
-    /// Elements of a head; even. Need not be hidden_size / num_attention_heads.
-    pub head_dim: usize,
-    /// Rows of the embedding.
-    pub vocab_size: usize,
-    /// Longest sequence the model is meant for.
-    pub max_position_embeddings: usize,
-    /// Added to the mean square in every norm.
-    pub rms_norm_eps: f64,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// Change of the rotary frequencies for longer contexts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rope_scaling: Option<RopeScaling>,
-    /// The head uses the embedding's matrix.
-    pub tie_word_embeddings: bool,
-    /// Standard deviation of fresh matrices; norms start at one.
-    pub initializer_range: f64,
-    /// Folder with `*.safetensors` to start from; absent = seeded initialisation.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights: Option<PathBuf>,
-}
-
-/// `rope_scaling` (transformers 4) or `rope_parameters` (transformers 5) other than the default.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "rope_type", rename_all = "lowercase", deny_unknown_fields)]
-pub enum RopeScaling {
-    /// Positions divided by `factor`.
-    Linear {
-        /// Divisor of all frequencies.
-        factor: f64,
-    },
-    /// Llama 3: long wavelengths divided by `factor`, short ones kept, a smooth passage between.
-    Llama3 {
-        /// Divisor of low frequencies.
-        factor: f64,
-        /// Wavelengths above `original / low_freq_factor` are scaled.
-        low_freq_factor: f64,
-        /// Wavelengths below `original / high_freq_factor` are kept.
-        high_freq_factor: f64,
-        /// Context length of the original training.
-        original_max_position_embeddings: usize,
-    },
 }
 
 /// Where tokens come from.

@@ -27,7 +27,7 @@ impl Rank<'_> {
                 let Some(own) = own else { continue };
                 let own = widen(&*self.kernels, &self.arena, own)?;
                 let whole = self.whole(own, plan::share(&self.state.sharding, part), holding.padded)?;
-                self.hand_over(unit, part, &whole, &mut take)?;
+                self.hand_over(unit, part, &whole, true, &mut take)?;
             }
         }
         Ok(())
@@ -42,22 +42,44 @@ impl Rank<'_> {
             let mut own = widen(&*self.kernels, &self.arena, own)?;
             self.kernels.scale(mean, own.view_mut())?;
             let whole = self.whole(own, self.state.sharding.optimizer, holding.padded)?;
-            self.hand_over(unit, Part::Trainable, &whole, &mut take)?;
+            self.hand_over(unit, Part::Trainable, &whole, false, &mut take)?;
         }
         Ok(())
     }
 
+    /// Hands the tensors of a flat over as a checkpoint holds them. Weights may be stored shifted; gradients are not.
     fn hand_over(
         &self,
         unit: usize,
         part: Part,
         whole: &Buffer,
+        shifted: bool,
         take: &mut impl FnMut(&str, &[usize], &[f32]),
     ) -> Result<()> {
         let view = whole.view();
         let all = view.as_slice::<f32>()?;
-        for tensor in self.inputs.plan.layout.units[unit].tensors_of(part) {
-            take(&tensor.name, &tensor.shape, &all[tensor.place.range()]);
+        let mut tensors = self.inputs.plan.layout.units[unit].tensors_of(part).collect::<Vec<_>>();
+        while !tensors.is_empty() {
+            let (name, shape) = (tensors[0].stored_name().to_string(), tensors[0].stored_shape());
+            if tensors[0].stored.is_none() {
+                let tensor = tensors.remove(0);
+                take(&name, shape, &all[tensor.place.range()]);
+                continue;
+            }
+            // The parts of a fused tensor are handed over as the one that a checkpoint holds.
+            let mut fused = vec![0f32; shape.iter().product()];
+            for tensor in tensors.iter().filter(|tensor| tensor.stored_name() == name) {
+                let values = &all[tensor.place.range()];
+                for run in tensor.runs(0..values.len()) {
+                    let ours = values[run.ours..].iter().step_by(run.step);
+                    fused[run.stored..run.stored + run.len].iter_mut().zip(ours).for_each(|(to, from)| *to = *from);
+                }
+                if shifted && tensor.shift() != 0.0 {
+                    fused.iter_mut().for_each(|value| *value -= tensor.shift());
+                }
+            }
+            take(&name, shape, &fused);
+            tensors.retain(|tensor| tensor.stored_name() != name);
         }
         Ok(())
     }

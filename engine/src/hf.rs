@@ -4,13 +4,18 @@
 //! A `config.json` is a foreign file: keys that do not change the mathematics are ignored, and whatever would change it
 //! and is not implemented here is refused by name. A TOML section is ours: there an unknown key is an error.
 
+mod family;
 mod foreign;
+mod presets;
 mod validate;
+mod write;
 
 pub use foreign::model_from_hf;
+pub use presets::{preset, preset_names};
 pub use validate::{MAX_LAYERS, validate};
+pub use write::config_json;
 
-use crate::config::{Model, RopeScaling};
+use crate::config::{Form, Mlp, Model, Order, Positions, RopeScaling};
 use serde::{Deserialize, Serialize};
 
 /// Why a model's description cannot be used.
@@ -60,11 +65,12 @@ impl HfError {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartialModel {
-    /// `model_type`; default "llama".
+    /// `model_type`; default "llama". The defaults of the other keys are those of transformers for the family; below,
+    /// Llama's.
     pub family: Option<String>,
     /// Default 4096.
     pub hidden_size: Option<usize>,
-    /// Default 11008.
+    /// Default 11008; 4 hidden_size where a family's MLP has no gate.
     pub intermediate_size: Option<usize>,
     /// Default 32.
     pub num_hidden_layers: Option<usize>,
@@ -78,7 +84,7 @@ pub struct PartialModel {
     pub vocab_size: Option<usize>,
     /// Default 2048.
     pub max_position_embeddings: Option<usize>,
-    /// Default 1e-6.
+    /// Default 1e-6. Of every norm, whatever its kind.
     pub rms_norm_eps: Option<f64>,
     /// Default 10000.
     pub rope_theta: Option<f64>,
@@ -89,6 +95,12 @@ pub struct PartialModel {
     pub tie_word_embeddings: Option<bool>,
     /// Default 0.02.
     pub initializer_range: Option<f64>,
+    /// Tokens that one sees, itself the last; 0 = all before it, the default of all families but Mistral.
+    pub sliding_window: Option<usize>,
+    /// Blocks below this number see the whole sequence; default 0.
+    pub max_window_layers: Option<usize>,
+    /// What a block is made of; default the family's.
+    pub form: Option<Form>,
 }
 
 /// `rope_scaling` of transformers 4, `rope_parameters` of transformers 5.
@@ -112,8 +124,13 @@ pub struct PartialRope {
 
 impl PartialModel {
     /// These keys, and those of `base` where these are absent: overrides over a preset or a file.
+    /// The form of `base` is its family's: where these keys name another family, it goes.
     pub fn or(self, base: PartialModel) -> PartialModel {
+        let other = self.family.is_some() && base.family.is_some() && self.family != base.family;
         PartialModel {
+            form: self.form.or(base.form.filter(|_| !other)),
+            sliding_window: self.sliding_window.or(base.sliding_window),
+            max_window_layers: self.max_window_layers.or(base.max_window_layers),
             family: self.family.or(base.family),
             hidden_size: self.hidden_size.or(base.hidden_size),
             intermediate_size: self.intermediate_size.or(base.intermediate_size),
@@ -131,36 +148,46 @@ impl PartialModel {
         }
     }
 
-    /// The model these keys describe, absent ones at the defaults of transformers' `LlamaConfig`, and validated.
+    /// The model these keys describe, absent ones at the defaults of transformers for the family, and validated.
     /// `what` names the source in errors: a file, or a section.
     pub fn resolve(self, what: &str) -> Result<Model, HfError> {
-        let family = self.family.unwrap_or_else(|| "llama".into());
-        if family != "llama" {
-            let missing = vec![format!("model_type {family:?} (zbench has \"llama\")")];
-            return Err(HfError::Unsupported { what: what.into(), missing });
-        }
-        let hidden_size = self.hidden_size.unwrap_or(4096);
-        let num_attention_heads = self.num_attention_heads.unwrap_or(32);
-        let head_dim = match self.head_dim {
+        let name = self.family.clone().unwrap_or_else(|| "llama".into());
+        let family = family::family(&name).ok_or_else(|| {
+            let missing = vec![format!("model_type {name:?} (zbench has {})", family::names())];
+            HfError::Unsupported { what: what.into(), missing }
+        })?;
+        // Key heads by default are of the default's size; other sizes have as many as query heads.
+        let stated_heads = self.num_attention_heads.is_some();
+        let kv_heads = self.num_key_value_heads;
+        let sizes = self.or((family.defaults)());
+        let num_attention_heads = sizes.num_attention_heads.unwrap_or(32);
+        let hidden_size = sizes.hidden_size.unwrap_or(4096);
+        let head_dim = match sizes.head_dim {
             Some(head_dim) => head_dim,
             None => head_dim(what, hidden_size, num_attention_heads)?,
         };
-        let rope = self.rope_scaling.unwrap_or_default();
+        let default_kv =
+            sizes.num_key_value_heads.filter(|kv| !stated_heads || num_attention_heads.is_multiple_of(*kv));
+        let rope = sizes.rope_scaling.unwrap_or_default();
+        let window = sizes.sliding_window.filter(|window| *window > 0);
         let model = Model {
-            family,
+            family: name,
             hidden_size,
-            intermediate_size: self.intermediate_size.unwrap_or(11008),
-            num_hidden_layers: self.num_hidden_layers.unwrap_or(32),
+            intermediate_size: sizes.intermediate_size.unwrap_or(hidden_size.saturating_mul(4)),
+            num_hidden_layers: sizes.num_hidden_layers.unwrap_or(32),
             num_attention_heads,
-            num_key_value_heads: self.num_key_value_heads.unwrap_or(num_attention_heads),
+            num_key_value_heads: kv_heads.or(default_kv).unwrap_or(num_attention_heads),
             head_dim,
-            vocab_size: self.vocab_size.unwrap_or(32000),
-            max_position_embeddings: self.max_position_embeddings.unwrap_or(2048),
-            rms_norm_eps: self.rms_norm_eps.unwrap_or(1e-6),
-            rope_theta: rope.theta(self.rope_theta, what)?.unwrap_or(10000.0),
+            vocab_size: sizes.vocab_size.unwrap_or(32000),
+            max_position_embeddings: sizes.max_position_embeddings.unwrap_or(2048),
+            rms_norm_eps: sizes.rms_norm_eps.unwrap_or(1e-6),
+            rope_theta: rope.theta(sizes.rope_theta, what)?.unwrap_or(10000.0),
             rope_scaling: rope.scaling(what)?,
-            tie_word_embeddings: self.tie_word_embeddings.unwrap_or(false),
-            initializer_range: self.initializer_range.unwrap_or(0.02),
+            tie_word_embeddings: sizes.tie_word_embeddings.unwrap_or(false),
+            initializer_range: sizes.initializer_range.unwrap_or(0.02),
+            sliding_window: window,
+            max_window_layers: sizes.max_window_layers.filter(|_| window.is_some()).unwrap_or(0),
+            form: sizes.form.unwrap_or_else(|| family::usual_form(family.model_type)),
             weights: None,
         };
         validate::check(&model).map_err(|(field, reason)| HfError::field(what, field, reason))?;
@@ -248,6 +275,9 @@ impl From<&Model> for PartialModel {
             rope_scaling: model.rope_scaling.as_ref().map(PartialRope::from),
             tie_word_embeddings: Some(model.tie_word_embeddings),
             initializer_range: Some(model.initializer_range),
+            sliding_window: Some(model.sliding_window.unwrap_or(0)),
+            max_window_layers: Some(model.max_window_layers),
+            form: Some(model.form),
         }
     }
 }
@@ -277,10 +307,10 @@ pub fn default_model(family: &str) -> Result<Model, HfError> {
     PartialModel { family: Some(family.into()), ..Default::default() }.resolve("model")
 }
 
-/// Parameters of a model, a tied head counted once: embedding, per block two norms, four attention and three MLP
-/// matrices, a last norm, a head. Saturates where [`validate`] would have refused.
+/// Parameters of a model, a tied head counted once: embeddings, per block norms, attention's four and the MLP's two or
+/// three projections with their biases, a last norm, a head. Saturates where [`validate`] would have refused.
 pub fn parameter_count(model: &Model) -> u64 {
-    let [hidden, ffn, heads, kv, dim, vocab, layers] = [
+    let [hidden, ffn, heads, kv, dim, vocab, layers, positions] = [
         model.hidden_size,
         model.intermediate_size,
         model.num_attention_heads,
@@ -288,43 +318,32 @@ pub fn parameter_count(model: &Model) -> u64 {
         model.head_dim,
         model.vocab_size,
         model.num_hidden_layers,
+        model.max_position_embeddings,
     ]
     .map(|size| size as u128);
+    let form = model.form;
     // Saturating u128 keeps absurd sizes from wrapping round to plausible ones.
     let product = |factors: &[u128]| factors.iter().fold(1u128, |all, factor| all.saturating_mul(*factor));
     let sum = |terms: &[u128]| terms.iter().fold(0u128, |all, term| all.saturating_add(*term));
-    let attention = product(&[2, hidden, dim, heads.saturating_add(kv)]);
-    let block = sum(&[attention, product(&[3, hidden, ffn]), product(&[2, hidden])]);
+    let when = |there: bool, count: u128| if there { count } else { 0 };
+    let vectors = 1 + when(form.norm_bias, 1);
+    let gates = when(matches!(form.mlp, Mlp::Swiglu | Mlp::GegluTanh), 1);
+    let queries = product(&[heads, dim]);
+    let block = sum(&[
+        product(&[2, hidden, dim, heads.saturating_add(kv)]),
+        when(form.qkv_bias, queries.saturating_add(product(&[2, kv, dim]))),
+        when(form.output_bias, hidden),
+        product(&[2 + gates, hidden, ffn]),
+        when(form.mlp_bias, product(&[1 + gates, ffn]).saturating_add(hidden)),
+        product(&[1 + when(form.order != Order::Parallel, 1), vectors, hidden]),
+        when(form.qk_norm, product(&[2, vectors, dim])),
+    ]);
     let vocabularies = if model.tie_word_embeddings { 1 } else { 2 };
-    let all = sum(&[product(&[layers, block]), product(&[vocabularies, vocab, hidden]), hidden]);
+    let all = sum(&[
+        product(&[layers, block]),
+        product(&[vocabularies, vocab, hidden]),
+        when(form.positions == Positions::Learned, product(&[positions, hidden])),
+        product(&[1 + when(form.embedding_norm, 1), vectors, hidden]),
+    ]);
     u64::try_from(all).unwrap_or(u64::MAX)
-}
-
-macro_rules! presets {
-    ($($name:literal),* $(,)?) => {
-        &[$(($name, include_str!(concat!("../../configs/models/", $name, ".toml")))),*]
-    };
-}
-
-/// In the binary, so that it needs no files beside it.
-const PRESETS: &[(&str, &str)] = presets![
-    "llama-tiny",
-    "llama-32m",
-    "llama-50m",
-    "llama2-7b",
-    "llama2-70b",
-    "llama3-8b",
-    "llama3.1-8b",
-    "llama3.2-1b",
-];
-
-/// The TOML text of a preset: keys of [`PartialModel`] at its top level.
-pub fn preset(name: &str) -> Result<&'static str, HfError> {
-    let found = PRESETS.iter().find(|(known, _)| *known == name);
-    found.map(|(_, text)| *text).ok_or_else(|| HfError::UnknownPreset { name: name.into() })
-}
-
-/// The presets, smallest first.
-pub fn preset_names() -> impl Iterator<Item = &'static str> {
-    PRESETS.iter().map(|(name, _)| *name)
 }

@@ -1,6 +1,7 @@
 //! The first weights. A rank fills the part it owns and nothing else: drawn from (seed, tensor, element), or read from the
 //! slices of a checkpoint, so that the result depends neither on the strategy nor on the number of ranks.
 
+use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::layers::StepError;
 use crate::mesh::within;
 use crate::model::{Init, Part, Tensor};
@@ -9,7 +10,7 @@ use crate::shard::{Desk, Optimizer, Params, State};
 use std::ops::Range;
 use zbench_kernels::{DType, Normal, View, ViewMut};
 
-type Result<T> = std::result::Result<T, StepError>;
+type Result<T, E = StepError> = std::result::Result<T, E>;
 
 /// Elements of a checkpoint read at a time.
 const READ: usize = 1 << 18;
@@ -62,8 +63,8 @@ fn fill_tensor(
         for start in range.clone().step_by(READ) {
             let piece = start..(start + READ).min(range.end);
             let values = &mut values[..piece.len()];
-            let read = checkpoint.read(&tensor.name, piece.clone(), values);
-            read.map_err(|error| StepError::Input(error.to_string()))?;
+            read_stored(checkpoint, tensor, piece.clone(), values)
+                .map_err(|error| StepError::Input(error.to_string()))?;
             desk.kernels.cast(View::of(values), dst.slice_mut(within(&piece, &range)))?;
         }
         return Ok(());
@@ -77,4 +78,30 @@ fn fill_tensor(
             Ok(desk.kernels.normal(&op, dst)?)
         }
     }
+}
+
+/// Elements `range` of a tensor, from wherever the checkpoint has them.
+fn read_stored(
+    checkpoint: &Checkpoint,
+    tensor: &Tensor,
+    range: Range<usize>,
+    values: &mut [f32],
+) -> Result<(), CheckpointError> {
+    let name = tensor.stored_name();
+    let mut together = Vec::new();
+    for run in tensor.runs(range.clone()) {
+        let (first, there) = (run.ours - range.start, run.stored..run.stored + run.len);
+        if run.step == 1 {
+            checkpoint.read(name, there, &mut values[first..first + run.len])?;
+            continue;
+        }
+        together.resize(run.len, 0.0);
+        checkpoint.read(name, there, &mut together)?;
+        values[first..].iter_mut().step_by(run.step).zip(&together).for_each(|(to, from)| *to = *from);
+    }
+    let shift = tensor.shift();
+    if shift != 0.0 {
+        values.iter_mut().for_each(|value| *value += shift);
+    }
+    Ok(())
 }

@@ -18,6 +18,7 @@ pub mod outcome;
 pub mod plan;
 pub mod rank;
 pub mod rope;
+pub mod save;
 pub mod schedule;
 pub mod shard;
 pub mod strategy;

@@ -298,7 +298,9 @@ impl<'a> Rank<'a> {
         let mut grads = self.gradients.grads(unit);
         if unit == 0 {
             let ids = present(&self.flow.ids, "token ids")?;
-            return layout.embedding.backward(&ex, &mut grads, ids.view(), gradient);
+            // They are there only where the embedding's backward reads them.
+            let weights = self.params.weights(0);
+            return layout.embedding.backward(&ex, &weights, &mut grads, ids.view(), gradient);
         }
         let weights = self.params.weights(unit);
         let saved = std::mem::take(&mut self.flow.saved[unit]);
@@ -313,7 +315,7 @@ impl<'a> Rank<'a> {
 fn rope_tables(cell: &Cell, arena: &Arena) -> Result<[Buffer; 2]> {
     let (seq, dtype) = (cell.train.seq_len, cell.precision.compute.accumulator());
     let table = |of: fn(f64) -> f64| -> Result<Buffer> {
-        let mut table = arena.alloc(Category::Workspace, dtype, seq * (cell.model.head_dim / 2))?;
+        let mut table = arena.alloc(Category::Workspace, dtype, rope::table_len(&cell.model, seq))?;
         let (mut view, values) = (table.view_mut(), rope::angles(&cell.model, seq).map(of));
         if dtype == DType::F64 {
             view.as_slice_mut::<f64>()?.iter_mut().zip(values).for_each(|(t, v)| *t = v);

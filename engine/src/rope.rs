@@ -1,6 +1,6 @@
 //! Rotary tables.
 
-use crate::config::{Model, RopeScaling};
+use crate::config::{Model, Positions, RopeScaling};
 
 /// Frequency of each pair of elements, in radians per position (Hugging Face's `inv_freq`), after scaling.
 pub fn frequencies(model: &Model) -> Vec<f64> {
@@ -26,6 +26,11 @@ pub fn frequencies(model: &Model) -> Vec<f64> {
                 .collect()
         }
     }
+}
+
+/// Elements of a table; 0 where nothing is rotated.
+pub fn table_len(model: &Model, seq: usize) -> usize {
+    if model.form.positions == Positions::Rotary { seq * (model.head_dim / 2) } else { 0 }
 }
 
 /// Angles of `[seq, head_dim/2]`, in radians: their cosines and sines are the rotary tables.

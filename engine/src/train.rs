@@ -126,8 +126,10 @@ fn open(cell: &Cell, plan: &Plan) -> Result<(Source, Option<Checkpoint>), String
     let source = Source::open(&cell.data, model.vocab_size, train.seq_len, train.seed);
     let source = source.map_err(|error| error.to_string())?;
     let Some(dir) = &model.weights else { return Ok((source, None)) };
-    let checkpoint = Checkpoint::open(dir).map_err(|error| error.to_string())?;
-    checkpoint.check(&plan.layout.checkpoint_tensors()).map_err(|error| error.to_string())?;
+    let mut checkpoint = Checkpoint::open(dir).map_err(|error| error.to_string())?;
+    let expected = plan.layout.checkpoint_tensors();
+    checkpoint.adopt_prefix(&expected);
+    checkpoint.check(&expected).map_err(|error| error.to_string())?;
     Ok((source, Some(checkpoint)))
 }
 

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use zbench_engine::config::{Model, RopeScaling};
+use zbench_engine::config::{Mlp, Model, Order, Positions, RopeScaling};
 use zbench_engine::hf::{
     HfError, MAX_LAYERS, PartialModel, default_model, model_from_hf, parameter_count, preset, preset_names, validate,
 };
@@ -70,10 +70,48 @@ fn refused(config: &Value, parts: &[&str]) {
 fn known_models_have_their_published_parameter_counts() {
     for (name, published) in [
         ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
         ("llama2-70b", 68_976_648_192),
         ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
         ("llama3.1-8b", 8_030_261_248),
+        ("llama3.1-70b", 70_553_706_496),
+        ("llama3.1-405b", 405_853_388_800),
         ("llama3.2-1b", 1_235_814_400),
+        ("llama3.2-3b", 3_212_749_824),
+        ("mistral-7b", 7_241_732_096),
+        ("mistral-7b-v0.3", 7_248_023_552),
+        ("qwen2-0.5b", 494_032_768),
+        ("qwen2-1.5b", 1_543_714_304),
+        ("qwen2-7b", 7_615_616_512),
+        ("qwen2-72b", 72_706_203_648),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-14b", 14_770_033_664),
+        ("qwen2.5-32b", 32_763_876_352),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-14b", 14_768_307_200),
+        ("qwen3-32b", 32_762_123_264),
+        ("gemma-2b", 2_506_172_416),
+        ("gemma-7b", 8_537_680_896),
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+        ("falcon-7b", 6_921_720_704),
+        ("falcon-40b", 41_303_293_952),
+        ("falcon-180b", 178_557_088_768),
+        ("bloom-560m", 559_214_592),
+        ("bloom-7b1", 7_069_016_064),
+        ("bloom-176b", 176_247_271_424),
+        ("mpt-7b", 6_649_286_656),
+        ("mpt-30b", 29_958_709_248),
     ] {
         assert_eq!(parameter_count(&preset_model(name)), published, "{name}");
     }
@@ -168,11 +206,10 @@ fn rope_spellings() {
 
 #[test]
 fn whatever_would_change_the_mathematics_is_refused_by_name() {
-    refused(&with("model_type", json!("mistral")), &["model_type", "mistral", "llama"]);
+    refused(&with("model_type", json!("phi3")), &["model_type", "phi3", "llama", "gpt2"]);
+    refused(&with("model_type", json!("mistral")), &["architectures", "LlamaForCausalLM", "MistralForCausalLM"]);
     refused(&with("model_type", json!(7)), &["model_type", "7"]);
     refused(&with("hidden_act", json!("gelu")), &["hidden_act", "gelu", "silu"]);
-    refused(&with("attention_bias", json!(true)), &["attention_bias", "without bias"]);
-    refused(&with("mlp_bias", json!(true)), &["mlp_bias"]);
     refused(&with("attention_dropout", json!(0.1)), &["attention_dropout", "0.1"]);
     refused(&with("partial_rotary_factor", json!(0.5)), &["partial_rotary_factor", "0.5"]);
     refused(&with("is_causal", json!(false)), &["is_causal"]);
@@ -185,11 +222,11 @@ fn whatever_would_change_the_mathematics_is_refused_by_name() {
     refused(&with_rope(json!({"rope_type": "default", "partial_rotary_factor": 0.25})), &["partial_rotary_factor"]);
     refused(&with_rope(json!({"full_attention": {"rope_type": "default"}})), &["full_attention"]);
     // All of it in one message.
-    let mut config = with("mlp_bias", json!(true));
+    let mut config = with("is_causal", json!(false));
     config["hidden_act"] = json!("relu");
-    refused(&config, &["mlp_bias", "hidden_act"]);
+    refused(&config, &["is_causal", "hidden_act"]);
     assert!(matches!(read(&config), Err(HfError::Unsupported { missing, .. }) if missing.len() == 2));
-    assert!(default_model("gpt2").is_err());
+    assert!(default_model("phi3").is_err());
 }
 
 #[test]
@@ -275,6 +312,69 @@ fn a_toml_section_knows_its_keys_and_overrides_a_preset() {
         let model = preset_model(name);
         assert_eq!(PartialModel::from(&model).resolve(name).expect("the same"), model);
     }
+}
+
+fn family(model_type: &str, keys: Value) -> Value {
+    let mut config = keys;
+    config["model_type"] = json!(model_type);
+    config
+}
+
+#[test]
+fn each_family_is_read_as_transformers_means_it() {
+    let model = |name, keys| read(&family(name, keys)).expect(name);
+    // Null is no window; absent is Mistral's 4,096; Qwen has one only where it is asked for.
+    assert_eq!(model("mistral", json!({})).sliding_window, Some(4096));
+    assert_eq!(model("mistral", json!({"sliding_window": null})).sliding_window, None);
+    assert_eq!(model("qwen2", json!({"sliding_window": 4096, "max_window_layers": 28})).sliding_window, None);
+    let windows = |keys: Value| {
+        let model = model("qwen2", keys);
+        (0..4).map(|block| model.window(block)).collect::<Vec<_>>()
+    };
+    let used = json!({"use_sliding_window": true, "sliding_window": 5, "max_window_layers": 3, "num_hidden_layers": 4});
+    assert_eq!(windows(used.clone()), [None, None, None, Some(5)]);
+    let mut listed = used;
+    listed["layer_types"] = json!(["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"]);
+    assert_eq!(windows(listed), [None, Some(5), Some(5), Some(5)]);
+    let llama = model("llama", json!({"attention_bias": true, "mlp_bias": true})).form;
+    assert!(llama.qkv_bias && llama.output_bias && llama.mlp_bias);
+    let gpt2 = model("gpt2", json!({"n_embd": 60, "n_head": 5, "n_layer": 3, "activation_function": "gelu"}));
+    assert_eq!((gpt2.hidden_size, gpt2.intermediate_size, gpt2.head_dim, gpt2.num_hidden_layers), (60, 240, 12, 3));
+    assert_eq!((gpt2.form.mlp, gpt2.form.positions, gpt2.tie_word_embeddings), (Mlp::Gelu, Positions::Learned, true));
+    let falcon = model("falcon", json!({"hidden_size": 64, "num_attention_heads": 8, "multi_query": false}));
+    assert_eq!((falcon.num_key_value_heads, falcon.form.order), (8, Order::Parallel));
+    let new = json!({"hidden_size": 64, "num_attention_heads": 8, "num_kv_heads": 2, "new_decoder_architecture": true});
+    let falcon = model("falcon", new);
+    assert_eq!((falcon.num_key_value_heads, falcon.form.order), (2, Order::ParallelTwoNorms));
+    // Both names of the width that BLOOM's files have.
+    assert_eq!(model("bloom", json!({"n_embed": 48, "num_attention_heads": 6})).head_dim, 8);
+    assert!(!model("mpt", json!({})).form.norm_bias);
+    for name in ["llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "falcon", "bloom", "mpt"] {
+        assert_eq!(model(name, json!({})), default_model(name).expect(name));
+    }
+}
+
+#[test]
+fn each_family_refuses_what_is_not_there_by_name() {
+    let no = |name, keys, parts: &[&str]| refused(&family(name, keys), parts);
+    no("gpt2", json!({"attn_pdrop": 0.1, "resid_pdrop": 0.1}), &["attn_pdrop 0.1", "resid_pdrop 0.1", "write 0"]);
+    no("gpt2", json!({"scale_attn_by_inverse_layer_idx": true}), &["scale_attn_by_inverse_layer_idx"]);
+    no("gpt2", json!({"activation_function": "relu"}), &["activation_function", "relu", "gelu_new"]);
+    no("gpt2", json!({"n_embd": 60, "n_head": 7}), &["num_attention_heads", "60 / 7"]);
+    no("falcon", json!({"alibi": true}), &["alibi", "rotary"]);
+    no("falcon", json!({"new_decoder_architecture": true, "parallel_attn": false}), &["parallel_attn"]);
+    no("falcon", json!({"num_ln_in_parallel_attn": 2}), &["num_ln_in_parallel_attn", "2"]);
+    no("falcon", json!({"bias": "yes"}), &["bias", "true or false"]);
+    no("bloom", json!({"apply_residual_connection_post_layernorm": true}), &["apply_residual_connection"]);
+    no("mpt", json!({"attn_config": {"qk_ln": true, "clip_qkv": 8}}), &["attn_config.qk_ln", "attn_config.clip_qkv"]);
+    no("mpt", json!({"attn_config": {"alibi": false}}), &["attn_config.alibi"]);
+    no("mpt", json!({"attn_config": 3}), &["attn_config"]);
+    no("mpt", json!({"no_bias": false, "expansion_ratio": 2}), &["no_bias", "expansion_ratio"]);
+    no("qwen3", json!({"layer_types": ["sliding_attention", "full_attention"]}), &["layer_types"]);
+    no("qwen2", json!({"layer_types": ["chunked_attention"]}), &["layer_types", "chunked_attention"]);
+    no("mistral", json!({"sliding_window": 0}), &["sliding_window", "0"]);
+    no("mistral", json!({"sliding_window": -3}), &["sliding_window", "-3"]);
+    no("gemma", json!({"hidden_act": "gelu"}), &["hidden_act", "gelu_pytorch_tanh"]);
 }
 
 fn any_json() -> impl Strategy<Value = Value> {

@@ -47,7 +47,17 @@ fn attention(c: &mut Criterion) {
     let (cpu, arena) = (cpu(), Arena::host(None).expect("address space"));
     let mut group = c.benchmark_group("attention");
     for dtype in [DType::F32, DType::Bf16] {
-        let op = Attention { batch: 4, seq: 512, heads: 8, kv_heads: 4, head_dim: 64, scale: 0.125, dtype };
+        let op = Attention {
+            batch: 4,
+            seq: 512,
+            heads: 8,
+            kv_heads: 4,
+            head_dim: 64,
+            scale: 0.125,
+            window: None,
+            alibi: false,
+            dtype,
+        };
         let (q, kv) = (4 * 512 * 8 * 64, 4 * 512 * 4 * 64);
         let [qs, mut out, dout, mut dq] = [(); 4].map(|()| buffer(&arena, &cpu, dtype, q));
         let [ks, vs, mut dk, mut dv] = [(); 4].map(|()| buffer(&arena, &cpu, dtype, kv));
@@ -111,7 +121,7 @@ fn passes(c: &mut Criterion) {
                 cpu.rms_norm_backward(&norm, x.view(), w.view(), rstd.view(), dy.view(), dx, dw)
             })
         });
-        let swiglu = Swiglu { len: 2048 * 512, dtype };
+        let swiglu = Swiglu { len: 2048 * 512, act: Act::Silu, dtype };
         group.throughput(Throughput::Bytes(Op::Swiglu(swiglu).bytes()));
         group.bench_function(BenchmarkId::new("swiglu", dtype), |b| {
             b.iter(|| cpu.swiglu(&swiglu, x.view(), dy.view(), y.view_mut()))

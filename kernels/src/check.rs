@@ -89,6 +89,77 @@ pub(crate) fn rms_norm_backward(
     }
 }
 
+pub(crate) fn layer_norm(
+    op: &LayerNorm,
+    x: &View,
+    w: &View,
+    b: Option<&View>,
+    y: &ViewMut,
+    statistics: &ViewMut,
+) -> Result<()> {
+    let name = "layer_norm";
+    let all = elements(&[op.rows, op.cols]);
+    operand(name, "x", x, op.dtype, all)?;
+    operand(name, "w", w, op.dtype, op.cols)?;
+    operand(name, "y", y, op.dtype, all)?;
+    operand(name, "statistics", statistics, op.dtype.accumulator(), elements(&[2, op.rows]))?;
+    match (op.bias, b) {
+        (true, Some(b)) => operand(name, "b", b, op.dtype, op.cols),
+        (false, None) => Ok(()),
+        (true, None) => invalid(name, "a norm with bias needs b".into()),
+        (false, Some(_)) => invalid(name, "a norm without bias has no b; leave it out or set bias".into()),
+    }
+}
+
+pub(crate) fn layer_norm_backward(
+    op: &LayerNorm,
+    x: &View,
+    w: &View,
+    statistics: &View,
+    dy: &View,
+    dx: &ViewMut,
+    dw: Option<&ViewMut>,
+    db: Option<&ViewMut>,
+) -> Result<()> {
+    let name = "layer_norm_backward";
+    let all = elements(&[op.rows, op.cols]);
+    operand(name, "x", x, op.dtype, all)?;
+    operand(name, "w", w, op.dtype, op.cols)?;
+    operand(name, "statistics", statistics, op.dtype.accumulator(), elements(&[2, op.rows]))?;
+    operand(name, "dy", dy, op.dtype, all)?;
+    operand(name, "dx", dx, op.dtype, all)?;
+    for (operand_name, given, wanted) in [("dw", dw, true), ("db", db, op.bias)] {
+        match (op.gradient.filter(|_| wanted), given) {
+            (Some(dtype), Some(given)) => operand(name, operand_name, given, dtype, op.cols)?,
+            (None, None) => {}
+            (Some(_), None) => invalid(name, format!("weights that train need {operand_name}"))?,
+            (None, Some(_)) => invalid(name, format!("there is no gradient for {operand_name}; leave it out"))?,
+        }
+    }
+    Ok(())
+}
+
+fn period(name: &'static str, op: &AddRows) -> Result<()> {
+    if op.period == 0 && op.rows > 0 {
+        return invalid(name, format!("{} rows read a table of 0", op.rows));
+    }
+    Ok(())
+}
+
+pub(crate) fn add_rows(op: &AddRows, table: &View, x: &ViewMut) -> Result<()> {
+    let name = "add_rows";
+    period(name, op)?;
+    operand(name, "table", table, op.dtype, elements(&[op.period.min(op.rows), op.cols]))?;
+    operand(name, "x", x, op.dtype, elements(&[op.rows, op.cols]))
+}
+
+pub(crate) fn add_rows_backward(op: &AddRows, dy: &View, dtable: &ViewMut) -> Result<()> {
+    let name = "add_rows_backward";
+    period(name, op)?;
+    operand(name, "dy", dy, op.dtype, elements(&[op.rows, op.cols]))?;
+    operand(name, "dtable", dtable, dtable.dtype(), elements(&[op.period.min(op.rows), op.cols]))
+}
+
 pub(crate) fn rope(op: &Rope, x: &ViewMut, cos: &View, sin: &View) -> Result<()> {
     let name = "rope";
     if !op.head_dim.is_multiple_of(2) {
@@ -119,6 +190,9 @@ pub(crate) fn attention(name: &'static str, op: &Attention) -> Result<AttentionS
     if heads > 0 && (kv_heads == 0 || !heads.is_multiple_of(kv_heads)) {
         invalid(name, format!("{heads} query heads cannot share {kv_heads} key heads evenly"))?;
     }
+    if op.window == Some(0) {
+        invalid(name, "a window of 0 keys leaves a query nothing to see; 1 is its own".into())?;
+    }
     Ok(AttentionSizes {
         q: elements(&[batch, seq, heads, head_dim]),
         kv: elements(&[batch, seq, kv_heads, head_dim]),
@@ -147,6 +221,18 @@ pub(crate) fn swiglu_backward(
     operand(name, "dact", dact, op.dtype, op.len)?;
     operand(name, "dgate", dgate, op.dtype, op.len)?;
     operand(name, "dup", dup, op.dtype, op.len)
+}
+
+pub(crate) fn activate(op: &Activate, x: &View, y: &ViewMut) -> Result<()> {
+    operand("activate", "x", x, op.dtype, op.len)?;
+    operand("activate", "y", y, op.dtype, op.len)
+}
+
+pub(crate) fn activate_backward(op: &Activate, x: &View, dy: &View, dx: &ViewMut) -> Result<()> {
+    let name = "activate_backward";
+    operand(name, "x", x, op.dtype, op.len)?;
+    operand(name, "dy", dy, op.dtype, op.len)?;
+    operand(name, "dx", dx, op.dtype, op.len)
 }
 
 /// Every one of the first `rows` ids is inside the vocabulary.

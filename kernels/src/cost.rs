@@ -10,6 +10,10 @@ impl Op {
             Op::Gemm(_) => "gemm",
             Op::RmsNorm(_) => "rms_norm",
             Op::RmsNormBackward(_) => "rms_norm_backward",
+            Op::LayerNorm(_) => "layer_norm",
+            Op::LayerNormBackward(_) => "layer_norm_backward",
+            Op::AddRows(_) => "add_rows",
+            Op::AddRowsBackward(_) => "add_rows_backward",
             Op::Rope(_) => "rope",
             Op::Attention(_) => "attention",
             Op::AttentionBackward(_) => "attention_backward",
@@ -17,6 +21,8 @@ impl Op {
             Op::NaiveAttentionBackward(_) => "naive_attention_backward",
             Op::Swiglu(_) => "swiglu",
             Op::SwigluBackward(_) => "swiglu_backward",
+            Op::Activate(_) => "activate",
+            Op::ActivateBackward(_) => "activate_backward",
             Op::Embedding(_) => "embedding",
             Op::EmbeddingBackward(_) => "embedding_backward",
             Op::CrossEntropy(_) => "cross_entropy",
@@ -73,6 +79,28 @@ impl Op {
                 let all = (n.dtype, product(&[4, rows, cols]));
                 &[all, (n.dtype, cols), (n.dtype.accumulator(), rows), gradient]
             }
+            Op::LayerNorm(n) => {
+                let (rows, cols) = (n.rows as u64, n.cols as u64);
+                let vectors = product(&[1 + u64::from(n.bias), cols]);
+                let statistics = (n.dtype.accumulator(), product(&[2, rows]));
+                &[(n.dtype, product(&[2, rows, cols])), (n.dtype, vectors), statistics]
+            }
+            Op::LayerNormBackward(n) => {
+                let (rows, cols) = (n.rows as u64, n.cols as u64);
+                let vectors = 1 + u64::from(n.bias);
+                let gradient = n.gradient.map_or((n.dtype, 0), |dtype| (dtype, product(&[2 * vectors, cols])));
+                let statistics = (n.dtype.accumulator(), product(&[2, rows]));
+                &[(n.dtype, product(&[4, rows, cols])), (n.dtype, cols), statistics, gradient]
+            }
+            Op::AddRows(a) => {
+                let table = product(&[a.period.min(a.rows) as u64, a.cols as u64]);
+                &[(a.dtype, product(&[2, a.rows as u64, a.cols as u64])), (a.dtype, table)]
+            }
+            // The table's gradient is read and written; its type is the gradient's.
+            Op::AddRowsBackward(a) => {
+                let table = product(&[2, a.period.min(a.rows) as u64, a.cols as u64]);
+                &[(a.dtype, product(&[a.rows as u64, a.cols as u64])), (a.dtype, table)]
+            }
             Op::Rope(r) => {
                 let tables = product(&[r.seq.min(r.rows) as u64, r.head_dim as u64]);
                 let heads = product(&[2, r.rows as u64, r.heads as u64, r.head_dim as u64]);
@@ -87,6 +115,8 @@ impl Op {
             }
             Op::Swiglu(s) => &[(s.dtype, product(&[3, s.len as u64]))],
             Op::SwigluBackward(s) => &[(s.dtype, product(&[5, s.len as u64]))],
+            Op::Activate(a) => &[(a.dtype, product(&[2, a.len as u64]))],
+            Op::ActivateBackward(a) => &[(a.dtype, product(&[3, a.len as u64]))],
             Op::Embedding(e) => &[(e.dtype, product(&[2, e.rows as u64, e.cols as u64])), (DType::U32, e.rows as u64)],
             // The table's gradient is read and written where a token stands; its type is the gradient's.
             Op::EmbeddingBackward(e) => {
@@ -121,9 +151,12 @@ fn product(factors: &[u64]) -> u64 {
     if factors.contains(&0) { 0 } else { factors.iter().fold(1, |p, f| u64::saturating_mul(p, *f)) }
 }
 
-/// Multiply-adds of one causal product of queries and keys, times two for the operations and half for the mask.
+/// Multiply-adds of one causal product of queries and keys, times two for the operations and half for the mask. A window
+/// of W keys leaves a band: `W S - W^2/2` in place of `S^2/2`.
 fn attention(a: &Attention) -> u64 {
-    product(&[a.batch as u64, a.heads as u64, a.head_dim as u64, a.seq as u64, a.seq as u64])
+    let (seq, window) = (a.seq as u64, a.window.unwrap_or(a.seq).min(a.seq) as u64);
+    let twice = seq.saturating_add(seq - window);
+    product(&[a.batch as u64, a.heads as u64, a.head_dim as u64, window, twice])
 }
 
 /// Elements of `queries` tensors like q and `keys` like k.
@@ -152,12 +185,25 @@ mod tests {
         assert_eq!(gemm(3, 5, 7).bytes(), 4 * (21 + 35 + 2 * 15));
         assert_eq!(gemm(usize::MAX, 2, 2).flops(), u64::MAX);
         assert_eq!(gemm(usize::MAX, 2, 0).flops(), 0);
-        let a = Attention { batch: 2, seq: 8, heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, dtype: DType::Bf16 };
+        let a = Attention {
+            batch: 2,
+            seq: 8,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            scale: 0.25,
+            window: None,
+            alibi: false,
+            dtype: DType::Bf16,
+        };
         // Q K^T and P V: two products of 2 S S D, halved, for each of 8 heads.
         assert_eq!(Op::Attention(a).flops(), 2 * (2 * 8 * 8 * 16) / 2 * 8);
         assert_eq!(Op::AttentionBackward(a).flops() * 2, Op::Attention(a).flops() * 5);
         assert_eq!(Op::AttentionBackward(a).model_flops(), Op::Attention(a).flops() * 2);
         assert_eq!(Op::Attention(a).bytes(), 2 * (2 * 16 * 64 + 2 * 16 * 32) + 4 * 64);
+        let windowed = |w| Op::Attention(Attention { window: Some(w), ..a }).flops();
+        assert_eq!((windowed(8), windowed(100)), (Op::Attention(a).flops(), Op::Attention(a).flops()));
+        assert_eq!(windowed(3), 2 * 2 * 4 * 16 * (3 * (16 - 3)));
         let move_ = Move { len: 10, sources: 3, from: DType::Bf16, to: f };
         assert_eq!(Op::ReduceSum(move_).bytes(), 3 * 20 + 40);
         assert_eq!(Op::Add(move_).flops(), 0);

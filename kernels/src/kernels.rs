@@ -81,6 +81,37 @@ pub trait Kernels: Send + Sync {
         dw: Option<ViewMut<'_>>,
     ) -> Result<()>;
 
+    /// `x [rows,cols]`, `w [cols]`, `b [cols]` if there is a bias, to `y [rows,cols]` and `statistics [2,rows]`: the
+    /// means, then the reciprocal deviations.
+    fn layer_norm(
+        &self,
+        op: &LayerNorm,
+        x: View<'_>,
+        w: View<'_>,
+        b: Option<View<'_>>,
+        y: ViewMut<'_>,
+        statistics: ViewMut<'_>,
+    ) -> Result<()>;
+
+    /// `dx += ...`, and `dw += ...`, `db += ...` unless they are frozen.
+    fn layer_norm_backward(
+        &self,
+        op: &LayerNorm,
+        x: View<'_>,
+        w: View<'_>,
+        statistics: View<'_>,
+        dy: View<'_>,
+        dx: ViewMut<'_>,
+        dw: Option<ViewMut<'_>>,
+        db: Option<ViewMut<'_>>,
+    ) -> Result<()>;
+
+    /// See [`AddRows`]; `table` holds `period` vectors or more.
+    fn add_rows(&self, op: &AddRows, table: View<'_>, x: ViewMut<'_>) -> Result<()>;
+
+    /// `dtable[r % period] += dy[r]`, rows in an order fixed by the shape.
+    fn add_rows_backward(&self, op: &AddRows, dy: View<'_>, dtable: ViewMut<'_>) -> Result<()>;
+
     /// Rotates `x [rows, heads*head_dim]` in place; `cos`, `sin` are `[seq, head_dim/2]`.
     fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()>;
 
@@ -152,6 +183,12 @@ pub trait Kernels: Send + Sync {
         dgate: ViewMut<'_>,
         dup: ViewMut<'_>,
     ) -> Result<()>;
+
+    /// See [`Activate`].
+    fn activate(&self, op: &Activate, x: View<'_>, y: ViewMut<'_>) -> Result<()>;
+
+    /// Writes `dx`.
+    fn activate_backward(&self, op: &Activate, x: View<'_>, dy: View<'_>, dx: ViewMut<'_>) -> Result<()>;
 
     /// `ids [rows]` of u32, `table [vocab,cols]`, `out [rows,cols]`.
     fn embedding(&self, op: &Embedding, ids: View<'_>, table: View<'_>, out: ViewMut<'_>) -> Result<()>;

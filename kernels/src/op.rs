@@ -44,6 +44,36 @@ pub struct RmsNorm {
     pub gradient: Option<DType>,
 }
 
+/// Normalisation to mean 0 and variance 1 of `rows` vectors of `cols`: `y = w * (x - mean) / sqrt(variance + eps) (+ b)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerNorm {
+    /// Vectors.
+    pub rows: usize,
+    /// Elements of a vector.
+    pub cols: usize,
+    /// Added to the variance.
+    pub eps: f64,
+    /// Whether there is a bias.
+    pub bias: bool,
+    /// Type of x, w, b and y; the saved statistics are f32 (f64 for f64).
+    pub dtype: DType,
+    /// Type of the gradients of w and b; backward only. `None` when they are frozen.
+    pub gradient: Option<DType>,
+}
+
+/// `x[r] += table[r % period]`: a bias (period 1), or learned positions (period of a sequence).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddRows {
+    /// Vectors of x.
+    pub rows: usize,
+    /// Vectors of the table that are used; row `r` reads `r % period`.
+    pub period: usize,
+    /// Elements of a vector.
+    pub cols: usize,
+    /// Type of x and table (forward), of the incoming gradient (backward).
+    pub dtype: DType,
+}
+
 /// Rotary position embedding of `rows` tokens in place, Hugging Face's half-split pairing: element `i` with `i + head_dim/2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rope {
@@ -61,7 +91,7 @@ pub struct Rope {
     pub dtype: DType,
 }
 
-/// Causal scaled dot-product attention. `q`, `out` are `[batch*seq, heads*head_dim]`, `k`, `v` are
+/// Causal scaled dot-product attention, optionally of a sliding window and with ALiBi. `q`, `out` are `[batch*seq, heads*head_dim]`, `k`, `v` are
 /// `[batch*seq, kv_heads*head_dim]`; query head `h` reads key head `h / (heads/kv_heads)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
@@ -77,15 +107,60 @@ pub struct Attention {
     pub head_dim: usize,
     /// Factor on the scores before the softmax.
     pub scale: f64,
+    /// A query sees this many keys, its own the last; `None` = all up to its own.
+    pub window: Option<usize>,
+    /// Adds `slope * (key - query)` to the scaled scores, with the slope of [`alibi_slope`] for each head.
+    pub alibi: bool,
     /// Type of q, k, v, out; log-sum-exp is f32 (f64 for f64).
     pub dtype: DType,
 }
 
-/// `act = silu(gate) * up` over `len` elements.
+impl Attention {
+    /// The keys that the query at `row` sees.
+    pub fn seen(&self, row: usize) -> std::ops::Range<usize> {
+        (row + 1).saturating_sub(self.window.unwrap_or(usize::MAX))..row + 1
+    }
+}
+
+/// ALiBi's slope of a head: the geometric sequence `2^(-8 i / n)` where the number of heads `n` is a power of two; else
+/// that of the power below, then every other slope of the power above (Press et al. 2022, as BLOOM and MPT have it).
+pub fn alibi_slope(head: usize, heads: usize) -> f64 {
+    let below = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
+    match head.checked_sub(below) {
+        None => (-8.0 * (head + 1) as f64 / below as f64).exp2(),
+        Some(extra) => (-4.0 * (2 * extra + 1) as f64 / below as f64).exp2(),
+    }
+}
+
+/// An activation function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// `x * (1 + erf(x / sqrt 2)) / 2`.
+    Gelu,
+    /// `x * (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2`, "gelu_new".
+    GeluTanh,
+}
+
+/// `y = act(x)` over `len` elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Activate {
+    /// Elements.
+    pub len: usize,
+    /// The function.
+    pub act: Act,
+    /// Type of all operands.
+    pub dtype: DType,
+}
+
+/// `y = act(gate) * up` over `len` elements; the function is SiLU unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swiglu {
     /// Elements.
     pub len: usize,
+    /// Of the gate.
+    pub act: Act,
     /// Type of all operands.
     pub dtype: DType,
 }
@@ -276,6 +351,14 @@ pub enum Op {
     RmsNorm(RmsNorm),
     /// Its backward.
     RmsNormBackward(RmsNorm),
+    /// Normalisation with mean.
+    LayerNorm(LayerNorm),
+    /// Its backward.
+    LayerNormBackward(LayerNorm),
+    /// Bias or learned positions.
+    AddRows(AddRows),
+    /// The table's gradient.
+    AddRowsBackward(AddRows),
     /// Rotary embedding or its backward.
     Rope(Rope),
     /// Tiled attention with online softmax.
@@ -290,6 +373,10 @@ pub enum Op {
     Swiglu(Swiglu),
     /// Its backward.
     SwigluBackward(Swiglu),
+    /// Plain activation.
+    Activate(Activate),
+    /// Its backward.
+    ActivateBackward(Activate),
     /// Table look-up.
     Embedding(Embedding),
     /// Scatter-add into the table's gradient.

@@ -37,7 +37,7 @@ const NUMBER: Kind = Count { min: 0, max: 1 << 31 };
 const DEGREE: Kind = Count { min: 1, max: 1 << 20 };
 const DTYPE: Kind = Choice(&["f32", "bf16", "f16"]);
 const PRESETS: Kind = Choice(&["f32", "bf16-mixed", "bf16", "f16-mixed"]);
-const HF: Default = From("the preset's or the file's, else that of transformers' LlamaConfig");
+const HF: Default = From("the preset's or the file's, else that of transformers for the family");
 const PRESET: Default = From("precision.preset's");
 
 /// The table.
@@ -62,16 +62,21 @@ pub const KEYS: &[Key] = &[
         From("absent: fresh weights from train.seed"),
         "Folder with config.json and *.safetensors.",
     ),
-    key("model.family", Text, HF, "Architecture; \"llama\"."),
+    key(
+        "model.family",
+        Text,
+        From("the preset's or the file's, else \"llama\""),
+        "Architecture: llama, mistral, qwen2, qwen3, gemma, gpt2, falcon, bloom or mpt (docs/families.md).",
+    ),
     key("model.hidden_size", SIZE, HF, "Width of the residual stream."),
     key("model.intermediate_size", SIZE, HF, "Width of the MLP."),
     key("model.num_hidden_layers", SIZE, HF, "Blocks."),
     key("model.num_attention_heads", SIZE, HF, "Query heads."),
     key("model.num_key_value_heads", SIZE, HF, "Key and value heads; must divide the query heads."),
-    key("model.head_dim", SIZE, HF, "Elements of a head; even."),
+    key("model.head_dim", SIZE, HF, "Elements of a head; even where positions are rotary."),
     key("model.vocab_size", SIZE, HF, "Rows of the embedding."),
     key("model.max_position_embeddings", SIZE, HF, "Longest sequence the model is meant for."),
-    key("model.rms_norm_eps", REAL_POSITIVE, HF, "Added to the mean square in every norm."),
+    key("model.rms_norm_eps", REAL_POSITIVE, HF, "Added to the mean square, or the variance, in every norm."),
     key("model.rope_theta", REAL_POSITIVE, HF, "Base of the rotary frequencies."),
     key(
         "model.rope_scaling",
@@ -80,6 +85,8 @@ pub const KEYS: &[Key] = &[
         "Rotary scaling as in config.json: { rope_type = \"linear\" or \"llama3\", factor, … }.",
     ),
     key("model.tie_word_embeddings", Bool, HF, "Whether the head uses the embedding's matrix."),
+    key("model.sliding_window", NUMBER, HF, "Tokens that one sees, itself the last; 0 = all before it."),
+    key("model.max_window_layers", NUMBER, HF, "Blocks below this number see the whole sequence."),
     key("model.initializer_range", REAL_POSITIVE, HF, "Standard deviation of fresh matrices."),
     key(
         "data.source",

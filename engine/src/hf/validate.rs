@@ -1,7 +1,8 @@
 //! Sizes and numbers that a model cannot have.
 
 use super::{HfError, parameter_count};
-use crate::config::{Model, RopeScaling};
+use crate::config::{Linear, Model, NormKind, Positions, RopeScaling};
+use crate::model::fused_in;
 
 /// More blocks than any model; a typing error beyond it would fill memory with plans.
 pub const MAX_LAYERS: usize = 65_536;
@@ -45,8 +46,17 @@ fn sizes(model: &Model) -> Result<(), Refused> {
         );
         return Err(("num_key_value_heads", reason));
     }
-    if !head_dim.1.is_multiple_of(2) {
+    if model.form.positions == Positions::Rotary && !head_dim.1.is_multiple_of(2) {
         return Err(("head_dim", format!("is {}; the rotary embedding turns pairs, so it must be even", head_dim.1)));
+    }
+    if fused_in(model, Linear::QProj).is_some() {
+        whole_heads(model)?;
+    }
+    if model.sliding_window == Some(0) {
+        return Err(("sliding_window", "is 0; a token sees at least itself".into()));
+    }
+    if model.form.norm_bias && model.form.norm == NormKind::Rms {
+        return Err(("form", "has norm_bias with norm = \"rms\"; only norm = \"layer\" has a bias".into()));
     }
     if layers.1 > MAX_LAYERS {
         return Err(("num_hidden_layers", format!("is {}; zbench takes at most {MAX_LAYERS}", layers.1)));
@@ -54,12 +64,29 @@ fn sizes(model: &Model) -> Result<(), Refused> {
     if vocab.1 as u64 > u64::from(u32::MAX) {
         return Err(("vocab_size", format!("is {}; a token is 32 bits, so at most {}", vocab.1, u32::MAX)));
     }
-    for factors in [&[vocab, hidden][..], &[heads, head_dim, hidden], &[ffn, hidden], &[positions, head_dim]] {
+    for factors in
+        [&[vocab, hidden][..], &[heads, head_dim, hidden], &[ffn, hidden], &[positions, head_dim], &[positions, hidden]]
+    {
         fits(factors)?;
     }
     let parameters = parameter_count(model);
     if u128::from(parameters) > MAX_ELEMENTS {
         return Err(("num_hidden_layers", format!("makes {parameters} parameters, whose bytes overflow 64 bits")));
+    }
+    Ok(())
+}
+
+/// Families that store queries, keys and values as one split the hidden size into heads, as their checkpoints do.
+fn whole_heads(model: &Model) -> Result<(), Refused> {
+    let (heads, dim, hidden) = (model.num_attention_heads, model.head_dim, model.hidden_size);
+    if heads.checked_mul(dim) != Some(hidden) {
+        let reason = format!("is {dim}; the family {:?} has hidden_size = {hidden} / {heads} heads", model.family);
+        return Err(("head_dim", reason));
+    }
+    if model.family != "falcon" && model.num_key_value_heads != heads {
+        let reason =
+            format!("is {}; the family {:?} has one for each query head", model.num_key_value_heads, model.family);
+        return Err(("num_key_value_heads", reason));
     }
     Ok(())
 }

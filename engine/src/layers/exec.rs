@@ -2,7 +2,7 @@
 
 use crate::comm::CommError;
 use zbench_kernels::{
-    Arena, Attention, Buffer, Category, DType, Gemm, KernelError, Kernels, Move, Op, OutOfMemory, View, ViewMut,
+    Arena, Buffer, Category, DType, Gemm, KernelError, Kernels, Move, Op, OutOfMemory, View, ViewMut,
 };
 
 /// Why a step ended early.
@@ -126,6 +126,11 @@ pub fn fill(len: usize, dtype: DType) -> Op {
     Op::Fill(Move { len, sources: 0, from: dtype, to: dtype })
 }
 
+/// The statement of `dst *= alpha`.
+pub fn scale(len: usize, dtype: DType) -> Op {
+    Op::Scale(Move { len, sources: 1, from: dtype, to: dtype })
+}
+
 /// The statement of `dst += alpha * src`.
 pub fn accumulate(len: usize, from: DType, to: DType) -> Op {
     Op::Accumulate(Move { len, sources: 1, from, to })
@@ -139,10 +144,4 @@ pub fn sum(len: usize, from: DType) -> Op {
 /// The statement of a sum of squares.
 pub fn sum_squares(len: usize, from: DType) -> Op {
     Op::SumSquares(Move { len, sources: 1, from, to: DType::F64 })
-}
-
-/// The attention of a block over a batch.
-pub fn attention(batch: &Batch, heads: usize, kv_heads: usize, head_dim: usize, dtype: DType) -> Attention {
-    let scale = 1.0 / (head_dim as f64).sqrt();
-    Attention { batch: batch.rows, seq: batch.seq, heads, kv_heads, head_dim, scale, dtype }
 }

@@ -4,15 +4,16 @@
 //! `[tokens, vocab]` matrix never exists.
 
 use super::exec::{self, Exec, Result};
+use super::norm::Norm;
 use super::sketch::{Piece, Sketch};
 use crate::model::{Grads, Part, Place, Weights};
-use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Op, RmsNorm, View};
+use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Op, View};
 
-/// `logits = rms_norm(x) W^T`, and the loss.
+/// `logits = norm(x) W^T`, and the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Head {
-    /// Weight of the norm, in the head's unit.
-    pub norm: Place,
+    /// The norm, in the head's unit.
+    pub norm: Norm,
     /// W `[vocab, hidden]`, in the head's unit, or in the embedding's when tied.
     pub matrix: Place,
     /// W is the embedding's table.
@@ -21,8 +22,6 @@ pub struct Head {
     pub vocab: usize,
     /// Elements of a row.
     pub hidden: usize,
-    /// Of the norm.
-    pub eps: f64,
 }
 
 /// Logits that exist at a time; a chunk has at least one token.
@@ -43,10 +42,7 @@ impl Head {
         scale: f64,
     ) -> Result<(f64, Buffer)> {
         let (n, hidden) = (ex.batch.tokens(), self.hidden);
-        let mut y = ex.activation(n * hidden)?;
-        let mut rstd = ex.statistic(n)?;
-        let norm = self.rms(n, ex.compute, None);
-        ex.kernels.rms_norm(&norm, x.view(), w.get(&self.norm), y.view_mut(), rstd.view_mut())?;
+        let [y, statistics] = self.norm.forward(ex, w, n, x.view())?;
         let mut dy = ex.activation(n * hidden)?;
         let mut total = 0.0;
         for start in (0..n).step_by(self.chunk(n)) {
@@ -81,21 +77,14 @@ impl Head {
             }
         }
         drop(y);
-        let mut dx = ex.activation(n * hidden)?;
-        ex.kernels.fill(dx.view_mut(), 0.0)?;
-        let dw = g.get(&self.norm);
-        let op = self.rms(n, ex.compute, dw.is_some().then_some(ex.gradients));
-        let weight = w.get(&self.norm);
-        ex.kernels.rms_norm_backward(&op, x.view(), weight, rstd.view(), dy.view(), dx.view_mut(), dw)?;
+        let dx = self.norm.backward_alone(ex, w, g, n, &x, &statistics, &dy)?;
         Ok((total, dx))
     }
 
     /// States `loss`. All of it stands under forward, since it is one action.
     pub fn loss_stated(&self, s: &mut Sketch<'_>, x: Piece, scale: f64) -> Piece {
         let (n, hidden) = (s.batch.tokens(), self.hidden);
-        let y = s.activation(n * hidden);
-        let rstd = s.statistic(n);
-        s.op("norms", Op::RmsNorm(self.rms(n, s.compute, None)));
+        let [y, statistics] = self.norm.forward_stated(s, n);
         let dy = s.activation(n * hidden);
         for start in (0..n).step_by(self.chunk(n)) {
             let rows = self.chunk(n).min(n - start);
@@ -120,11 +109,8 @@ impl Head {
             s.free(gradient);
         }
         s.free(y);
-        let dx = s.activation(n * hidden);
-        s.op("norms", exec::fill(n * hidden, s.compute));
-        let gradient = (self.norm.part == Part::Trainable).then_some(s.gradients);
-        s.op("norms", Op::RmsNormBackward(self.rms(n, s.compute, gradient)));
-        s.free_all([x, rstd, dy]);
+        let dx = self.norm.backward_alone_stated(s, n);
+        s.free_all([x, statistics, dy]);
         dx
     }
 
@@ -139,9 +125,5 @@ impl Head {
 
     fn cross_entropy(&self, rows: usize, scale: f64, compute: DType) -> CrossEntropy {
         CrossEntropy { rows, vocab: self.vocab, scale, dtype: compute.accumulator() }
-    }
-
-    fn rms(&self, rows: usize, dtype: DType, gradient: Option<DType>) -> RmsNorm {
-        RmsNorm { rows, cols: self.hidden, eps: self.eps, dtype, gradient }
     }
 }

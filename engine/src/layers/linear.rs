@@ -1,15 +1,17 @@
-//! A linear layer without bias, with or without a low-rank adapter.
+//! A linear layer, with or without a bias and a low-rank adapter.
 
 use super::exec::{Batch, Exec, Result, accumulate as accumulate_op, product_forward, product_input, product_weight};
 use super::sketch::{Piece, Sketch};
 use crate::model::{Grads, Part, Place, Weights};
-use zbench_kernels::{Buffer, DType, Dropout, Gemm, Op, View, ViewMut};
+use zbench_kernels::{AddRows, Buffer, DType, Dropout, Gemm, Op, View, ViewMut};
 
-/// `y = x W^T (+ scale * dropout(x) A^T B^T)`.
+/// `y = x W^T (+ b) (+ scale * dropout(x) A^T B^T)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearSpec {
     /// W `[out, input]`.
     pub weight: Place,
+    /// b `[out]`.
+    pub bias: Option<Place>,
     /// Elements of an output vector.
     pub out: usize,
     /// Elements of an input vector.
@@ -46,6 +48,10 @@ impl LinearSpec {
         self.weight.part == Part::Trainable || self.adapter.is_some()
     }
 
+    fn bias_op(&self, rows: usize, dtype: DType) -> AddRows {
+        AddRows { rows, period: 1, cols: self.out, dtype }
+    }
+
     /// `y (+)= layer(x)`.
     pub fn forward(
         &self,
@@ -58,6 +64,9 @@ impl LinearSpec {
         let n = ex.batch.tokens();
         let op = product_forward(n, self.out, self.input, accumulate, ex.compute);
         ex.gemm(op, x, weights.get(&self.weight), y.reborrow())?;
+        if let Some(bias) = &self.bias {
+            ex.kernels.add_rows(&self.bias_op(n, ex.compute), weights.get(bias), y.reborrow())?;
+        }
         let Some(adapter) = &self.adapter else { return Ok(()) };
         let dropped = adapter.dropped(ex, self.input, x)?;
         let x = dropped.as_ref().map_or(x, Buffer::view);
@@ -69,6 +78,9 @@ impl LinearSpec {
     pub fn forward_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
         let n = s.batch.tokens();
         s.op(self.name, Op::Gemm(product_forward(n, self.out, self.input, accumulate, s.compute)));
+        if self.bias.is_some() {
+            s.op(self.name, Op::AddRows(self.bias_op(n, s.compute)));
+        }
         let Some(adapter) = &self.adapter else { return };
         let dropped = adapter.dropped_stated(s, self.input);
         let low = adapter.reduce_stated(s, self.input);
@@ -94,6 +106,9 @@ impl LinearSpec {
         if let Some(dw) = grads.get(&self.weight) {
             ex.gemm(product_weight(n, self.out, self.input, ex.compute, ex.gradients), dy, x, dw)?;
         }
+        if let Some(db) = self.bias.as_ref().and_then(|bias| grads.get(bias)) {
+            ex.kernels.add_rows_backward(&self.bias_op(n, ex.compute), dy, db)?;
+        }
         let Some(adapter) = &self.adapter else { return Ok(()) };
         adapter.backward(ex, self, weights, grads, x, dy, dx)
     }
@@ -104,6 +119,9 @@ impl LinearSpec {
         s.op(self.name, Op::Gemm(product_input(n, self.out, self.input, accumulate, s.compute)));
         if self.weight.part == Part::Trainable {
             s.op(self.name, Op::Gemm(product_weight(n, self.out, self.input, s.compute, s.gradients)));
+        }
+        if self.bias.is_some_and(|bias| bias.part == Part::Trainable) {
+            s.op(self.name, Op::AddRowsBackward(self.bias_op(n, s.compute)));
         }
         if let Some(adapter) = &self.adapter {
             adapter.backward_stated(s, self);

@@ -9,11 +9,13 @@ mod embedding;
 pub(crate) mod exec;
 mod head;
 mod linear;
+mod norm;
 mod sketch;
 
-pub use block::{Block, BlockGrad, Dims, Kept, Saved};
+pub use block::{Block, BlockGrad, Dims, GateUp, Kept, Qkv, Saved};
 pub use embedding::Embedding;
 pub use exec::{Batch, Exec, StepError};
 pub use head::Head;
 pub use linear::{AdapterSpec, LinearSpec};
+pub use norm::Norm;
 pub use sketch::{Phase, Piece, Sketch, Stated};

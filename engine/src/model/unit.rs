@@ -1,6 +1,7 @@
 //! Units: what is gathered, reduced and updated as a whole. Each has one flat buffer of trainable and one of frozen
 //! weights; a tensor is a place in one of them.
 
+use super::Stored;
 use std::ops::Range;
 use zbench_kernels::{View, ViewMut};
 
@@ -48,7 +49,7 @@ pub enum Init {
 /// A tensor of a unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Hugging Face's name.
+    /// Hugging Face's name; of a part of a fused tensor, that with the part's own name behind it.
     pub name: String,
     /// Row-major shape.
     pub shape: Vec<usize>,
@@ -60,6 +61,8 @@ pub struct Tensor {
     pub stream: u64,
     /// Whether a checkpoint holds it (adapters start fresh).
     pub in_checkpoint: bool,
+    /// How a checkpoint holds it, where that is not as it lies here.
+    pub stored: Option<Stored>,
 }
 
 impl Tensor {
@@ -104,8 +107,15 @@ impl Unit {
         let place = Place { part, start: flat.len, len };
         flat.len += len;
         let in_checkpoint = !name.contains(".lora_");
-        self.tensors.push(Tensor { name, shape: shape.to_vec(), place, init, stream, in_checkpoint });
+        self.tensors.push(Tensor { name, shape: shape.to_vec(), place, init, stream, in_checkpoint, stored: None });
         place
+    }
+
+    /// Says how a checkpoint holds the tensor that was appended last.
+    pub fn store_last(&mut self, stored: Option<Stored>) {
+        if let Some(last) = self.tensors.last_mut() {
+            last.stored = stored;
+        }
     }
 
     /// Pads both flats to a multiple of `multiple` elements.
@@ -181,6 +191,17 @@ impl Grads<'_> {
     /// One tensor's gradient; `None` when it is frozen.
     pub fn get(&mut self, place: &Place) -> Option<ViewMut<'_>> {
         (place.part == Part::Trainable).then(|| self.0.slice_mut(place.range()))
+    }
+
+    /// The gradients of a weight and of the bias that lies behind it; `None` when they are frozen or there is none.
+    pub fn pair(&mut self, weight: &Place, bias: Option<&Place>) -> (Option<ViewMut<'_>>, Option<ViewMut<'_>>) {
+        let Some(bias) = bias.filter(|bias| bias.part == Part::Trainable && bias.start == weight.start + weight.len)
+        else {
+            return (self.get(weight), None);
+        };
+        let both = self.0.reborrow().into_slice(weight.start..bias.start + bias.len);
+        let (weight, bias) = both.split_at(weight.len);
+        (Some(weight), Some(bias))
     }
 
     /// The same gradients, lent for a shorter time.

@@ -68,6 +68,8 @@ pub struct Schedule<'a> {
     pub prefetch: usize,
     /// Whether the head reads the embedding's table.
     pub tied: bool,
+    /// Whether the embedding's backward reads its weights.
+    pub embedding_reads: bool,
     /// By unit: whether it has trainable weights.
     pub trainable: &'a [bool],
     /// By unit: whether its home is stale after an update.
@@ -170,7 +172,7 @@ fn micro_batch(s: &Schedule<'_>, micro: usize, list: &mut Vec<Compute>) {
         }
     }
     if s.trainable[0] {
-        push(Action::Backward { unit: 0 }, &[]);
+        push(Action::Backward { unit: 0 }, if s.embedding_reads { &[0] } else { &[] });
         push(reduce(0), &[]);
     }
 }

@@ -8,10 +8,10 @@ mod price;
 pub use actions::{Action, Policy, Schedule, actions};
 pub use flops::ledger_terms;
 
-use crate::config::{AttentionKind, Cell};
+use crate::config::{AttentionKind, Cell, Linear, Mlp, Positions};
 use crate::layers::{Batch, Stated};
 use crate::mesh::{Mesh, Split};
-use crate::model::{Layout, Part};
+use crate::model::{Layout, Part, fused_in};
 use crate::outcome::Estimate;
 use crate::strategy::{self, Reshard, Sharding};
 use zbench_kernels::{DType, Kernels};
@@ -64,6 +64,7 @@ impl Plan {
             reshard: sharding.reshard,
             prefetch: cell.parallel.prefetch,
             tied: layout.head.tied,
+            embedding_reads: layout.embedding.reads_weights(),
             trainable: &trainable,
             stale: &stale,
             slotted: &slotted,
@@ -151,8 +152,25 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
         let (heads, kv) = (model.num_attention_heads, model.num_key_value_heads);
         return fail("model.num_key_value_heads", format!("{kv} does not divide num_attention_heads = {heads}"));
     }
-    if !model.head_dim.is_multiple_of(2) {
+    if model.form.positions == Positions::Rotary && !model.head_dim.is_multiple_of(2) {
         return fail("model.head_dim", format!("{} is odd; the rotary embedding pairs elements", model.head_dim));
+    }
+    if model.sliding_window == Some(0) {
+        return fail("model.sliding_window", "is 0; a token sees at least itself".into());
+    }
+    let fused = lora.targets.iter().find_map(|&target| Some((target, fused_in(model, target)?)));
+    if let (true, Some((target, fused))) = (lora.rank > 0, fused) {
+        let reason = format!(
+            "name {}, which the family {:?} stores inside {fused}: adapters on a part of a tensor have no place in PEFT's \
+             layout; o_proj, up_proj and down_proj can be adapted",
+            target.name(),
+            model.family
+        );
+        return fail("lora.targets", reason);
+    }
+    let gated = matches!(model.form.mlp, Mlp::Swiglu | Mlp::GegluTanh);
+    if lora.rank > 0 && !gated && lora.targets.iter().all(|&target| target == Linear::GateProj) {
+        return fail("lora.targets", "name gate_proj alone, and this model's MLP has none".into());
     }
     if train.seq_len > model.max_position_embeddings {
         let most = model.max_position_embeddings;

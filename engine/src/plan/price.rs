@@ -5,6 +5,7 @@ use crate::config::Cell;
 use crate::layers::{Phase, Piece, Saved, Sketch, Stated};
 use crate::model::Part;
 use crate::outcome::Estimate;
+use crate::rope;
 use crate::shard::{Gradients, Optimizer, Params, State, Tally};
 use zbench_kernels::{Category, DType, Kernels};
 
@@ -55,7 +56,7 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// What a rank allocates before its first step, in the order in which it does.
     fn start(&mut self) {
-        let table = self.cell.train.seq_len * (self.cell.model.head_dim / 2);
+        let table = rope::table_len(&self.cell.model, self.cell.train.seq_len);
         for _ in 0..2 {
             let piece = self.s.alloc(Category::Workspace, self.s.compute.accumulator(), table);
             self.held.push(piece);

@@ -3,8 +3,8 @@
 
 use half::{bf16, f16};
 use zbench_kernels::{
-    AdamW, Attention, CrossEntropy, DType, Dropout, Element, Embedding, Gemm, KernelError, Kernels, Normal, Op,
-    Quantize, ReduceOp, Result, RmsNorm, Rope, Swiglu, View, ViewMut,
+    Activate, AdamW, AddRows, Attention, CrossEntropy, DType, Dropout, Element, Embedding, Gemm, KernelError, Kernels,
+    LayerNorm, Normal, Op, Quantize, ReduceOp, Result, RmsNorm, Rope, Swiglu, View, ViewMut,
 };
 
 /// An element type that the oracle can handle in f64 without loss.
@@ -148,6 +148,42 @@ impl Kernels for Tree {
         refuse()
     }
     fn rope(&self, _: &Rope, _: ViewMut<'_>, _: View<'_>, _: View<'_>) -> Result<()> {
+        refuse()
+    }
+    fn layer_norm(
+        &self,
+        _: &LayerNorm,
+        _: View<'_>,
+        _: View<'_>,
+        _: Option<View<'_>>,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        refuse()
+    }
+    fn layer_norm_backward(
+        &self,
+        _: &LayerNorm,
+        _: View<'_>,
+        _: View<'_>,
+        _: View<'_>,
+        _: View<'_>,
+        _: ViewMut<'_>,
+        _: Option<ViewMut<'_>>,
+        _: Option<ViewMut<'_>>,
+    ) -> Result<()> {
+        refuse()
+    }
+    fn add_rows(&self, _: &AddRows, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn add_rows_backward(&self, _: &AddRows, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn activate(&self, _: &Activate, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn activate_backward(&self, _: &Activate, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
         refuse()
     }
     fn attention(

@@ -113,6 +113,46 @@ fn plans_hold_for_every_precision_and_for_adapters() {
     }
 }
 
+#[test]
+fn plans_hold_for_every_form_of_block() {
+    for form in forms() {
+        for (strategy, shard) in
+            [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::FsdpGradOp, 2), (Strategy::Hsdp, 1)]
+        {
+            for policy in policies() {
+                for (adapters, precision) in [(0, Precision::F32), (2, Precision::mixed(DType::Bf16))] {
+                    let mut cell = on(formed(small(), form), strategy, 2, shard);
+                    (cell.train.accumulation, cell.precision) = (2, precision);
+                    (cell.model.tie_word_embeddings, cell.parallel.prefetch) = (adapters > 0, adapters);
+                    cell.memory.attention = if adapters > 0 { AttentionKind::Naive } else { AttentionKind::Flash };
+                    cell.lora =
+                        Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets: Linear::ALL.to_vec(), base: None };
+                    cell.memory.checkpointing = policy.clone();
+                    assert_as_planned(
+                        &cell,
+                        &format!("{}: {} {policy:?} adapters {adapters}", form.0, strategy.name()),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn stated_operations_of_every_form_are_the_ones_issued() {
+    for form in forms() {
+        for policy in policies() {
+            for (precision, adapters) in [(Precision::F32, 0), (Precision::mixed(DType::Bf16), 2)] {
+                let mut cell = on(formed(small(), form), Strategy::Zero3, 2, 2);
+                (cell.memory.checkpointing, cell.precision) = (policy.clone(), precision);
+                let targets = Linear::ALL.to_vec();
+                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: None };
+                assert_stated(&cell, &format!("{} {policy:?}", form.0));
+            }
+        }
+    }
+}
+
 /// The operations that layers and shards state are those a device is asked for, one for one and in order.
 #[test]
 fn stated_operations_are_the_ones_issued() {
@@ -125,31 +165,31 @@ fn stated_operations_are_the_ones_issued() {
                 cell.train.accumulation = 2;
                 let targets = Linear::ALL.to_vec();
                 cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: None };
-                let recorders: Vec<_> = (0..ranks).map(|_| Arc::new(Recording::new(Cpu::new(1)))).collect();
-                let kernels = recorders.iter().map(|r| r.clone() as Arc<dyn Kernels>).collect();
-                let plan = plan(&cell);
-                with_ranks(&cell, &plan, kernels, |rank| {
-                    recorders[rank.number()].clear();
-                    rank.step().map(|_| ())
-                })
-                .unwrap();
-                for (number, recorder) in recorders.into_iter().enumerate() {
-                    let stated = plan.stated(&cell, &Cpu::new(1), number);
-                    let stated: Vec<_> = stated.iter().map(|s| Recording::plain(s.op)).collect();
-                    let issued = recorder.take();
-                    let differs = stated.iter().zip(&issued).position(|(a, b)| a != b);
-                    if let Some(at) = differs {
-                        panic!(
-                            "{} {policy:?}: operation {at}: stated {:?}, issued {:?}",
-                            strategy.name(),
-                            stated[at],
-                            issued[at]
-                        );
-                    }
-                    assert_eq!(stated.len(), issued.len());
-                }
+                assert_stated(&cell, &format!("{} {policy:?}", strategy.name()));
             }
         }
+    }
+}
+
+fn assert_stated(cell: &Cell, what: &str) {
+    let ranks = cell.parallel.ranks;
+    let recorders: Vec<_> = (0..ranks).map(|_| Arc::new(Recording::new(Cpu::new(1)))).collect();
+    let kernels = recorders.iter().map(|r| r.clone() as Arc<dyn Kernels>).collect();
+    let plan = plan(cell);
+    with_ranks(cell, &plan, kernels, |rank| {
+        recorders[rank.number()].clear();
+        rank.step().map(|_| ())
+    })
+    .unwrap();
+    for (number, recorder) in recorders.into_iter().enumerate() {
+        let stated = plan.stated(cell, &Cpu::new(1), number);
+        let stated: Vec<_> = stated.iter().map(|s| Recording::plain(s.op)).collect();
+        let issued = recorder.take();
+        let differs = stated.iter().zip(&issued).position(|(a, b)| a != b);
+        if let Some(at) = differs {
+            panic!("{what}: operation {at}: stated {:?}, issued {:?}", stated[at], issued[at]);
+        }
+        assert_eq!(stated.len(), issued.len(), "{what}");
     }
 }
 

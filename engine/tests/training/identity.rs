@@ -56,6 +56,22 @@ fn every_strategy_gives_the_same_bits() {
 }
 
 #[test]
+fn every_form_gives_the_same_bits_under_every_strategy_and_policy() {
+    for form in forms() {
+        let mut base = formed(odd(), form);
+        (base.train.clip_norm, base.train.lr) = (0.05, 1e-3);
+        let reference = run(&on(base.clone(), Strategy::Ddp, 2, 1));
+        for (strategy, shard) in strategies(2) {
+            for policy in [Checkpointing::None, Checkpointing::Full, Checkpointing::Every(2)] {
+                let mut cell = on(base.clone(), strategy, 2, shard);
+                cell.memory.checkpointing = policy.clone();
+                assert_same(&reference, &cell, &format!("{}: {} by {shard}, {policy:?}", form.0, strategy.name()));
+            }
+        }
+    }
+}
+
+#[test]
 fn neither_checkpointing_nor_prefetch_nor_attention_layout_changes_a_bit() {
     let policies = [
         Checkpointing::Full,

@@ -169,9 +169,36 @@ fn block_with_some_adapters_and_scaled_positions() {
 }
 
 #[test]
+fn blocks_of_every_form() {
+    for form in forms() {
+        for attention in [AttentionKind::Flash, AttentionKind::Naive] {
+            check_block(&format!("{}, {attention:?}", form.0), |cell| {
+                *cell = formed(cell.clone(), form);
+                cell.memory.attention = attention;
+            });
+        }
+    }
+}
+
+#[test]
+fn blocks_of_every_form_with_adapters() {
+    for form in forms() {
+        check_block(form.0, |cell| {
+            *cell = formed(cell.clone(), form);
+            cell.lora = Lora { rank: 2, alpha: 3.0, dropout: 0.0, targets: Linear::ALL.to_vec(), base: None };
+        });
+    }
+}
+
+#[test]
 fn head_and_its_loss() {
-    for tied in [false, true] {
-        let lab = Lab::new(|cell| cell.model.tie_word_embeddings = tied);
+    for (tied, norm) in
+        [(false, NormKind::Rms), (true, NormKind::Rms), (false, NormKind::Layer), (true, NormKind::Layer)]
+    {
+        let lab = Lab::new(|cell| {
+            cell.model.tie_word_embeddings = tied;
+            cell.model.form = Form { norm, norm_bias: norm == NormKind::Layer, ..Form::default() };
+        });
         let (head, units) = (&lab.layout.head, &lab.layout.units);
         let own = lab.weights(2);
         let table = lab.weights(0);
@@ -204,17 +231,24 @@ fn head_and_its_loss() {
 }
 
 #[test]
-fn embedding() {
-    let lab = Lab::new(|_| {});
-    let layer = &lab.layout.embedding;
-    let flats = lab.weights(0);
-    let ids: Vec<u32> = (0..lab.tokens() as u32).map(|t| (t * t) % 11).collect();
-    let r = noise(4, lab.tokens() * lab.cell.model.hidden_size);
-    let ex = lab.exec();
-    let mut grads = vec![0.0; lab.layout.units[0].trainable.padded];
-    layer.backward(&ex, &mut Grads(ViewMut::of(&mut grads)), View::of(&ids), lab.buffer(&r)).unwrap();
-    check("embedding", &flats[0], &grads, lab.layout.units[0].trainable.len, |w| {
-        let flats = [w.to_vec(), Vec::new()];
-        dot(&values(&layer.forward(&ex, &weights(&flats), View::of(&ids)).unwrap()), &r)
-    });
+fn embeddings_of_every_form() {
+    for form in forms().into_iter().chain([("llama", Form::default(), None)]) {
+        let lab = Lab::new(|cell| {
+            *cell = formed(cell.clone(), form);
+            // Positions beyond the sequence stay as they are.
+            cell.model.max_position_embeddings = 7;
+        });
+        let layer = &lab.layout.embedding;
+        let flats = lab.weights(0);
+        let ids: Vec<u32> = (0..lab.tokens() as u32).map(|t| (t * t) % 11).collect();
+        let r = noise(4, lab.tokens() * lab.cell.model.hidden_size);
+        let ex = lab.exec();
+        let mut grads = vec![0.0; lab.layout.units[0].trainable.padded];
+        let mut view = Grads(ViewMut::of(&mut grads));
+        layer.backward(&ex, &weights(&flats), &mut view, View::of(&ids), lab.buffer(&r)).unwrap();
+        check(form.0, &flats[0], &grads, lab.layout.units[0].trainable.len, |w| {
+            let flats = [w.to_vec(), Vec::new()];
+            dot(&values(&layer.forward(&ex, &weights(&flats), View::of(&ids)).unwrap()), &r)
+        });
+    }
 }

@@ -4,6 +4,7 @@ mod accounting;
 mod failures;
 mod families;
 mod identity;
+mod kinds;
 mod layers;
 mod link;
 mod parity;

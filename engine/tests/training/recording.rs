@@ -65,6 +65,12 @@ impl Kernels for Recording {
         fn gemm(op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, w: ViewMut<'_>) as Gemm;
         fn rms_norm(op: &RmsNorm, x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>) as RmsNorm;
         fn rms_norm_backward(op: &RmsNorm, x: View<'_>, w: View<'_>, rstd: View<'_>, dy: View<'_>, dx: ViewMut<'_>, dw: Option<ViewMut<'_>>) as RmsNormBackward;
+        fn layer_norm(op: &LayerNorm, x: View<'_>, w: View<'_>, b: Option<View<'_>>, y: ViewMut<'_>, s: ViewMut<'_>) as LayerNorm;
+        fn layer_norm_backward(op: &LayerNorm, x: View<'_>, w: View<'_>, s: View<'_>, dy: View<'_>, dx: ViewMut<'_>, dw: Option<ViewMut<'_>>, db: Option<ViewMut<'_>>) as LayerNormBackward;
+        fn add_rows(op: &AddRows, table: View<'_>, x: ViewMut<'_>) as AddRows;
+        fn add_rows_backward(op: &AddRows, dy: View<'_>, dtable: ViewMut<'_>) as AddRowsBackward;
+        fn activate(op: &Activate, x: View<'_>, y: ViewMut<'_>) as Activate;
+        fn activate_backward(op: &Activate, x: View<'_>, dy: View<'_>, dx: ViewMut<'_>) as ActivateBackward;
         fn rope(op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) as Rope;
         fn attention(op: &Attention, q: View<'_>, k: View<'_>, v: View<'_>, out: ViewMut<'_>, lse: ViewMut<'_>, w: ViewMut<'_>) as Attention;
         fn attention_backward(op: &Attention, q: View<'_>, k: View<'_>, v: View<'_>, out: View<'_>, lse: View<'_>, dout: View<'_>, dq: ViewMut<'_>, dk: ViewMut<'_>, dv: ViewMut<'_>, w: ViewMut<'_>) as AttentionBackward;

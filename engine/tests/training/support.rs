@@ -129,3 +129,38 @@ fn step_seeing(rank: &mut Rank<'_>, done: usize, gradients: &mut Tensors) -> Res
     let (clip, lr) = rank.update(&mut meter)?;
     Ok(Step { step: done as u64 + 1, timed: true, loss: clip.loss, grad_norm: clip.norm, lr, ms: 0.0, tokens: 0 })
 }
+
+/// Forms of blocks, so that each part is in one at least, in combinations that no family has too; with a window or none.
+pub fn forms() -> Vec<(&'static str, Form, Option<usize>)> {
+    let llama = Form::default();
+    let layer = Form { norm: NormKind::Layer, norm_bias: true, ..llama };
+    let biased = Form { qkv_bias: true, output_bias: true, mlp_bias: true, ..layer };
+    vec![
+        ("qwen2 with a window", Form { qkv_bias: true, ..llama }, Some(2)),
+        ("qwen3", Form { qk_norm: true, ..llama }, None),
+        ("qwen3 with biases, LayerNorm and a window", Form { qk_norm: true, ..biased }, Some(3)),
+        ("gpt2", Form { positions: Positions::Learned, mlp: Mlp::GeluTanh, ..biased }, None),
+        ("falcon", Form { norm_bias: false, mlp: Mlp::Gelu, order: Order::Parallel, ..layer }, None),
+        ("falcon with gates", Form { order: Order::Parallel, qk_norm: true, ..biased }, Some(1)),
+        ("new falcon", Form { mlp: Mlp::Gelu, order: Order::ParallelTwoNorms, ..layer }, None),
+        ("bloom", Form { positions: Positions::Alibi, mlp: Mlp::GeluTanh, embedding_norm: true, ..biased }, None),
+        (
+            "gemma with everything at the bottom",
+            Form {
+                mlp: Mlp::GegluTanh,
+                norm_less_one: true,
+                embedding_scale: true,
+                embedding_norm: true,
+                positions: Positions::Learned,
+                ..llama
+            },
+            Some(4),
+        ),
+    ]
+}
+
+/// A cell with blocks of another form.
+pub fn formed(mut cell: Cell, (_, form, window): (&str, Form, Option<usize>)) -> Cell {
+    (cell.model.form, cell.model.sliding_window) = (form, window);
+    cell
+}

@@ -6,7 +6,7 @@ use super::Cpu;
 use super::gemm::{Matrix, multiply};
 use super::level::{LANES, Level, exp, fma, fold, fold2, merge};
 use super::stream::{CHUNK, Shared, chunks, load, narrow, widen};
-use crate::op::Attention;
+use crate::op::{Attention, alibi_slope};
 use crate::{DType, View, ViewMut};
 use std::ops::Range;
 
@@ -97,6 +97,63 @@ pub(super) fn tiles(seq: usize) -> impl DoubleEndedIterator<Item = Range<usize>>
     (0..seq.div_ceil(TILE)).map(move |i| i * TILE..((i + 1) * TILE).min(seq))
 }
 
+/// Where a tile of queries and one of keys meet: what is seen of it, and ALiBi's slope.
+#[derive(Clone, Copy)]
+struct Meeting {
+    /// First query and first key.
+    query: usize,
+    key: usize,
+    /// Keys of the tile.
+    width: usize,
+    /// Keys that a query sees, its own the last.
+    window: usize,
+    /// 0 without ALiBi.
+    slope: f32,
+}
+
+impl Meeting {
+    fn of(op: &Attention, head: usize, rows: &Range<usize>, cols: &Range<usize>) -> Meeting {
+        let window = op.window.unwrap_or(usize::MAX);
+        let slope = slope(op, head);
+        Meeting { query: rows.start, key: cols.start, width: cols.len(), window, slope }
+    }
+
+    /// The keys of the tile that its query `row` sees, as columns of the tile.
+    #[inline(always)]
+    fn seen(&self, row: usize) -> Range<usize> {
+        let end = (self.query + row + 1).saturating_sub(self.key);
+        let start = (self.query + row + 1).saturating_sub(self.window).saturating_sub(self.key);
+        start.min(self.width)..end.min(self.width)
+    }
+
+    /// Adds ALiBi to the scores of query `row` from column `start` on. Distances are whole numbers that f32 holds.
+    #[inline(always)]
+    fn lean(&self, fused: bool, row: usize, start: usize, scores: &mut [f32]) {
+        if self.slope != 0.0 {
+            let far = self.query as f32 + row as f32 - (self.key + start) as f32;
+            lean(fused, self.slope, far, scores);
+        }
+    }
+}
+
+/// ALiBi's slope of a query head; 0 without.
+pub(super) fn slope(op: &Attention, head: usize) -> f32 {
+    if op.alibi { alibi_slope(head, op.heads) as f32 } else { 0.0 }
+}
+
+/// `scores[i] -= slope * (far - i)`.
+#[inline(always)]
+pub(super) fn lean(fused: bool, slope: f32, far: f32, scores: &mut [f32]) {
+    for (i, score) in scores.iter_mut().enumerate() {
+        *score = fma(fused, -slope, far - i as f32, *score);
+    }
+}
+
+/// Whether any query of `rows` sees any key of `cols`, a tile that is not after them.
+fn meets(op: &Attention, rows: &Range<usize>, cols: &Range<usize>) -> bool {
+    op.seen(rows.start).start < cols.end
+}
+
 impl Cpu {
     pub(super) fn run_attention(
         &self,
@@ -132,23 +189,24 @@ impl Cpu {
                 let count = rows.len();
                 tops.fill(f32::NEG_INFINITY);
                 totals.fill(0.0);
-                for cols in tiles(rows.end) {
+                let mut first = true;
+                for cols in tiles(rows.end).filter(|cols| meets(op, &rows, cols)) {
                     let k = key.load(level, k, cols.clone(), ks);
                     let v = key.load(level, v, cols.clone(), vs);
                     let width = cols.len();
-                    let first = cols.start == 0;
                     // SAFETY: tiles of tensors whose lengths were checked; scores and sums are this thread's.
                     unsafe {
                         let shape = [count, width, dim];
                         multiply(shape, op.scale as f32, q, k.transposed(), false, scores.as_mut_ptr(), width);
                     }
-                    let diagonal = cols.start == rows.start;
-                    softmax_tile(level, &mut scores[..count * width], width, diagonal, tops, totals, sums, dim, first);
+                    let meeting = Meeting::of(op, head, &rows, &cols);
+                    softmax_tile(level, &mut scores[..count * width], meeting, tops, totals, sums, dim, first);
                     // SAFETY: as above.
                     unsafe {
                         let shape = [count, dim, width];
                         multiply(shape, 1.0, dense(scores, width), v, !first, sums.as_mut_ptr(), dim);
                     }
+                    first = false;
                 }
                 for (row, sums) in sums[..count * dim].chunks_exact_mut(dim).enumerate() {
                     let share = 1.0 / totals[row];
@@ -208,7 +266,7 @@ impl Cpu {
                     let head = kv_head * group + member;
                     let query = Head::of(op, op.heads, batch, head);
                     let lse = &lse[(batch * op.heads + head) * seq..][..seq];
-                    for rows in tiles(seq).filter(|rows| rows.start >= cols.start) {
+                    for rows in tiles(seq).filter(|rows| rows.start >= cols.start && meets(op, rows, &cols)) {
                         let count = rows.len();
                         let q = query.load(level, q, rows.clone(), qs);
                         let dout = query.load(level, dout, rows.clone(), douts);
@@ -219,9 +277,9 @@ impl Cpu {
                             multiply([count, width, dim], scale, q, k.transposed(), false, probs.as_mut_ptr(), width);
                             multiply([count, width, dim], 1.0, dout, v.transposed(), false, grads.as_mut_ptr(), width);
                         }
-                        let diagonal = rows.start == cols.start;
+                        let meeting = Meeting::of(op, head, &rows, &cols);
                         let (lse, deltas) = (&lse[rows.clone()], &deltas[line..line + count]);
-                        score_gradients(level, &mut probs[..count * width], grads, width, diagonal, lse, deltas, scale);
+                        score_gradients(level, &mut probs[..count * width], grads, meeting, lse, deltas, scale);
                         let (p, ds) = (dense(probs, width), dense(grads, width));
                         let dq_tile = &mut dqs[line * dim..(line + count) * dim];
                         // SAFETY: as above.
@@ -254,8 +312,7 @@ impl Cpu {
 fn softmax_tile(
     level: Level,
     scores: &mut [f32],
-    width: usize,
-    diagonal: bool,
+    meeting: Meeting,
     tops: &mut [f32],
     totals: &mut [f32],
     sums: &mut [f32],
@@ -265,11 +322,16 @@ fn softmax_tile(
     level.run(
         #[inline(always)]
         |fused| {
-            for (row, scores) in scores.chunks_exact_mut(width).enumerate() {
-                // On the diagonal a query sees the keys up to its own.
-                let seen = if diagonal { row + 1 } else { width };
-                let (scores, masked) = scores.split_at_mut(seen);
-                masked.fill(0.0);
+            for (row, scores) in scores.chunks_exact_mut(meeting.width).enumerate() {
+                let seen = meeting.seen(row);
+                scores[..seen.start].fill(0.0);
+                scores[seen.end..].fill(0.0);
+                let scores = &mut scores[seen.clone()];
+                if scores.is_empty() {
+                    // The sums so far stay; a first product of zeros makes them zero.
+                    continue;
+                }
+                meeting.lean(fused, row, seen.start, scores);
                 let mut lanes = [tops[row]; LANES];
                 fold(&mut lanes, scores, |a, b| if b > a { b } else { a });
                 let top = merge(lanes, |a, b| if b > a { b } else { a });
@@ -293,8 +355,7 @@ fn score_gradients(
     level: Level,
     probs: &mut [f32],
     grads: &mut [f32],
-    width: usize,
-    diagonal: bool,
+    meeting: Meeting,
     lse: &[f32],
     deltas: &[f32],
     scale: f32,
@@ -302,13 +363,17 @@ fn score_gradients(
     level.run(
         #[inline(always)]
         |fused| {
-            let rows = probs.chunks_exact_mut(width).zip(grads.chunks_exact_mut(width));
+            let rows = probs.chunks_exact_mut(meeting.width).zip(grads.chunks_exact_mut(meeting.width));
             for (row, (probs, grads)) in rows.enumerate() {
-                let seen = if diagonal { row + 1 } else { width };
-                probs[seen..].fill(0.0);
-                grads[seen..].fill(0.0);
+                let seen = meeting.seen(row);
+                for masked in [0..seen.start, seen.end..meeting.width] {
+                    probs[masked.clone()].fill(0.0);
+                    grads[masked].fill(0.0);
+                }
+                let (probs, grads) = (&mut probs[seen.clone()], &mut grads[seen.clone()]);
+                meeting.lean(fused, row, seen.start, probs);
                 let (lse, delta) = (lse[row], deltas[row]);
-                for (p, g) in probs[..seen].iter_mut().zip(&mut grads[..seen]) {
+                for (p, g) in probs.iter_mut().zip(grads) {
                     *p = exp(fused, *p - lse);
                     *g = *p * (*g - delta) * scale;
                 }

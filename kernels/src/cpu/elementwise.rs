@@ -1,7 +1,7 @@
 //! Kernels that compute each element from the same element of their operands.
 
 use super::Cpu;
-use super::level::{fma, sigmoid};
+use super::level::{activation, fma};
 use super::stream::{CHUNK, Shared, chunks, load, narrow, stream};
 use crate::op::*;
 use crate::philox::{self, Stream};
@@ -9,17 +9,48 @@ use crate::{View, ViewMut};
 
 impl Cpu {
     pub(super) fn run_swiglu(&self, op: &Swiglu, gate: View, up: View, act: ViewMut) {
+        // A function to a loop, so that loops have no branches.
+        match op.act {
+            Act::Silu => self.gated(
+                op.len,
+                gate,
+                up,
+                act,
+                #[inline(always)]
+                |fused, x| activation(fused, Act::Silu, x),
+            ),
+            Act::Gelu => self.gated(
+                op.len,
+                gate,
+                up,
+                act,
+                #[inline(always)]
+                |fused, x| activation(fused, Act::Gelu, x),
+            ),
+            Act::GeluTanh => self.gated(
+                op.len,
+                gate,
+                up,
+                act,
+                #[inline(always)]
+                |fused, x| activation(fused, Act::GeluTanh, x),
+            ),
+        }
+    }
+
+    #[inline]
+    fn gated(&self, len: usize, gate: View, up: View, act: ViewMut, f: impl Fn(bool, f32) -> (f32, f32) + Sync) {
         stream(
             &self.pool,
             self.level,
-            op.len,
+            len,
             [act],
             false,
             [gate, up],
             #[inline(always)]
             |fused, _, [act], [gate, up]| {
                 for ((act, gate), up) in act.iter_mut().zip(gate).zip(up) {
-                    *act = gate * sigmoid(fused, *gate) * up;
+                    *act = gate * f(fused, *gate).0 * up;
                 }
             },
         );
@@ -34,23 +65,141 @@ impl Cpu {
         dgate: ViewMut,
         dup: ViewMut,
     ) {
+        let (ins, outs) = ([gate, up, dact], [dgate, dup]);
+        match op.act {
+            Act::Silu => self.gated_backward(
+                op.len,
+                ins,
+                outs,
+                #[inline(always)]
+                |fused, x| activation(fused, Act::Silu, x),
+            ),
+            Act::Gelu => self.gated_backward(
+                op.len,
+                ins,
+                outs,
+                #[inline(always)]
+                |fused, x| activation(fused, Act::Gelu, x),
+            ),
+            Act::GeluTanh => self.gated_backward(
+                op.len,
+                ins,
+                outs,
+                #[inline(always)]
+                |fused, x| activation(fused, Act::GeluTanh, x),
+            ),
+        }
+    }
+
+    #[inline]
+    fn gated_backward(
+        &self,
+        len: usize,
+        ins: [View; 3],
+        outs: [ViewMut; 2],
+        f: impl Fn(bool, f32) -> (f32, f32) + Sync,
+    ) {
         stream(
             &self.pool,
             self.level,
-            op.len,
-            [dgate, dup],
+            len,
+            outs,
             false,
-            [gate, up, dact],
+            ins,
             #[inline(always)]
             |fused, _, [dgate, dup], [gate, up, dact]| {
                 let len = dgate.len();
                 let (dup, gate, up, dact) = (&mut dup[..len], &gate[..len], &up[..len], &dact[..len]);
                 for i in 0..len {
-                    let s = sigmoid(fused, gate[i]);
-                    let slope = s * fma(fused, gate[i], 1.0 - s, 1.0);
+                    let (s, slope) = f(fused, gate[i]);
                     dgate[i] = dact[i] * up[i] * slope;
                     dup[i] = dact[i] * gate[i] * s;
                 }
+            },
+        );
+    }
+
+    pub(super) fn run_activate(&self, op: &Activate, x: View, y: ViewMut) {
+        match op.act {
+            Act::Silu => self.plain(
+                op.len,
+                x,
+                y,
+                #[inline(always)]
+                |fused, x| activation(fused, Act::Silu, x),
+            ),
+            Act::Gelu => self.plain(
+                op.len,
+                x,
+                y,
+                #[inline(always)]
+                |fused, x| activation(fused, Act::Gelu, x),
+            ),
+            Act::GeluTanh => self.plain(
+                op.len,
+                x,
+                y,
+                #[inline(always)]
+                |fused, x| activation(fused, Act::GeluTanh, x),
+            ),
+        }
+    }
+
+    #[inline]
+    fn plain(&self, len: usize, x: View, y: ViewMut, f: impl Fn(bool, f32) -> (f32, f32) + Sync) {
+        stream(
+            &self.pool,
+            self.level,
+            len,
+            [y],
+            false,
+            [x],
+            #[inline(always)]
+            |fused, _, [y], [x]| y.iter_mut().zip(x).for_each(|(y, x)| *y = x * f(fused, *x).0),
+        );
+    }
+
+    pub(super) fn run_activate_backward(&self, op: &Activate, x: View, dy: View, dx: ViewMut) {
+        match op.act {
+            Act::Silu => self.plain_backward(
+                op.len,
+                x,
+                dy,
+                dx,
+                #[inline(always)]
+                |fused, x| activation(fused, Act::Silu, x),
+            ),
+            Act::Gelu => self.plain_backward(
+                op.len,
+                x,
+                dy,
+                dx,
+                #[inline(always)]
+                |fused, x| activation(fused, Act::Gelu, x),
+            ),
+            Act::GeluTanh => self.plain_backward(
+                op.len,
+                x,
+                dy,
+                dx,
+                #[inline(always)]
+                |fused, x| activation(fused, Act::GeluTanh, x),
+            ),
+        }
+    }
+
+    #[inline]
+    fn plain_backward(&self, len: usize, x: View, dy: View, dx: ViewMut, f: impl Fn(bool, f32) -> (f32, f32) + Sync) {
+        stream(
+            &self.pool,
+            self.level,
+            len,
+            [dx],
+            false,
+            [x, dy],
+            #[inline(always)]
+            |fused, _, [dx], [x, dy]| {
+                dx.iter_mut().zip(x).zip(dy).for_each(|((dx, x), dy)| *dx = dy * f(fused, *x).1);
             },
         );
     }

@@ -1,5 +1,7 @@
 //! Which vector instructions this CPU has, and how loops are compiled for them.
 
+use crate::op::Act;
+
 /// A set of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
@@ -107,6 +109,46 @@ pub(crate) fn exp(fused: bool, x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn sigmoid(fused: bool, x: f32) -> f32 {
     1.0 / (1.0 + exp(fused, -x))
+}
+
+/// What an activation lets through of `x`, and its slope: `act(x) = x * share`.
+#[inline(always)]
+pub(crate) fn activation(fused: bool, act: Act, x: f32) -> (f32, f32) {
+    match act {
+        Act::Silu => {
+            let s = sigmoid(fused, x);
+            (s, s * fma(fused, x, 1.0 - s, 1.0))
+        }
+        Act::Gelu => {
+            let (share, density) = normal(fused, x);
+            (share, fma(fused, x, density, share))
+        }
+        Act::GeluTanh => {
+            // (1 + tanh u) / 2 is the sigmoid of 2u.
+            const TWICE: f32 = 1.595_769_1;
+            const CUBIC: f32 = 0.044_715;
+            let square = x * x;
+            let s = sigmoid(fused, TWICE * x * fma(fused, CUBIC, square, 1.0));
+            let inner = TWICE * fma(fused, 3.0 * CUBIC, square, 1.0);
+            (s, fma(fused, x * inner, s * (1.0 - s), s))
+        }
+    }
+}
+
+/// The standard normal distribution and its density, within 2e-7: Abramowitz and Stegun, formula 7.1.26, whose error is
+/// below 1.5e-7.
+#[inline(always)]
+fn normal(fused: bool, x: f32) -> (f32, f32) {
+    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / fma(fused, 0.327_591_1, z, 1.0);
+    let mut p = 1.061_405_4;
+    for c in [-1.453_152, 1.421_413_7, -0.284_496_73, 0.254_829_6] {
+        p = fma(fused, p, t, c);
+    }
+    let falloff = exp(fused, -z * z);
+    let beyond = 0.5 * p * t * falloff;
+    let share = if x < 0.0 { beyond } else { 1.0 - beyond };
+    (share, falloff * (0.5 * std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2))
 }
 
 /// Lanes of a reduction: element `i` of a row always goes to lane `i % LANES`, and lanes are merged in one order.

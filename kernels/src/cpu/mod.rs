@@ -4,6 +4,7 @@ mod attention;
 mod elementwise;
 mod gemm;
 mod halves;
+mod layer_norm;
 pub(crate) mod level;
 mod naive;
 mod quantize;
@@ -102,6 +103,52 @@ impl Kernels for Cpu {
         supported("rms_norm_backward", &[op.dtype, op.gradient.unwrap_or(op.dtype)])?;
         check::rms_norm_backward(op, &x, &w, &rstd, &dy, &dx, dw.as_ref())?;
         self.run_rms_norm_backward(op, x, w, rstd.as_slice()?, dy, dx, dw);
+        Ok(())
+    }
+
+    fn layer_norm(
+        &self,
+        op: &LayerNorm,
+        x: View<'_>,
+        w: View<'_>,
+        b: Option<View<'_>>,
+        y: ViewMut<'_>,
+        statistics: ViewMut<'_>,
+    ) -> Result<()> {
+        supported("layer_norm", &[op.dtype])?;
+        check::layer_norm(op, &x, &w, b.as_ref(), &y, &statistics)?;
+        self.run_layer_norm(op, x, w, b, y, statistics);
+        Ok(())
+    }
+
+    fn layer_norm_backward(
+        &self,
+        op: &LayerNorm,
+        x: View<'_>,
+        w: View<'_>,
+        statistics: View<'_>,
+        dy: View<'_>,
+        dx: ViewMut<'_>,
+        dw: Option<ViewMut<'_>>,
+        db: Option<ViewMut<'_>>,
+    ) -> Result<()> {
+        supported("layer_norm_backward", &[op.dtype, op.gradient.unwrap_or(op.dtype)])?;
+        check::layer_norm_backward(op, &x, &w, &statistics, &dy, &dx, dw.as_ref(), db.as_ref())?;
+        self.run_layer_norm_backward(op, x, w, statistics.as_slice()?, dy, dx, dw, db);
+        Ok(())
+    }
+
+    fn add_rows(&self, op: &AddRows, table: View<'_>, x: ViewMut<'_>) -> Result<()> {
+        supported("add_rows", &[op.dtype])?;
+        check::add_rows(op, &table, &x)?;
+        self.run_add_rows(op, table, x);
+        Ok(())
+    }
+
+    fn add_rows_backward(&self, op: &AddRows, dy: View<'_>, dtable: ViewMut<'_>) -> Result<()> {
+        supported("add_rows_backward", &[op.dtype, dtable.dtype()])?;
+        check::add_rows_backward(op, &dy, &dtable)?;
+        self.run_add_rows_backward(op, dy, dtable);
         Ok(())
     }
 
@@ -237,6 +284,20 @@ impl Kernels for Cpu {
         supported("swiglu_backward", &[op.dtype])?;
         check::swiglu_backward(op, &gate, &up, &dact, &dgate, &dup)?;
         self.run_swiglu_backward(op, gate, up, dact, dgate, dup);
+        Ok(())
+    }
+
+    fn activate(&self, op: &Activate, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
+        supported("activate", &[op.dtype])?;
+        check::activate(op, &x, &y)?;
+        self.run_activate(op, x, y);
+        Ok(())
+    }
+
+    fn activate_backward(&self, op: &Activate, x: View<'_>, dy: View<'_>, dx: ViewMut<'_>) -> Result<()> {
+        supported("activate_backward", &[op.dtype])?;
+        check::activate_backward(op, &x, &dy, &dx)?;
+        self.run_activate_backward(op, x, dy, dx);
         Ok(())
     }
 

@@ -1,12 +1,13 @@
 //! Causal attention that stores its probabilities, as textbooks write it: memory grows with the square of the sequence.
 
 use super::Cpu;
-use super::attention::{Head, TILE, copies, dense, take, tiles};
+use super::attention::{Head, TILE, copies, dense, lean, slope, take, tiles};
 use super::gemm::multiply;
 use super::level::{LANES, Level, exp, fma, fold, fold2, merge};
 use super::stream::{Shared, narrow, widen};
 use crate::op::Attention;
 use crate::{View, ViewMut};
+use std::ops::Range;
 
 /// f32 elements of scratch per thread in forward: rows of scores, outputs, and copies of q, k and v.
 pub(super) fn forward_scratch(op: &Attention) -> usize {
@@ -60,7 +61,7 @@ impl Cpu {
                     multiply(shape, op.scale as f32, q, k.transposed(), false, scores.as_mut_ptr(), seq);
                 }
                 for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(seq)) {
-                    softmax_row(level, scores, row + 1);
+                    softmax_row(level, scores, op.seen(row), slope(op, head));
                     let line = (number * seq + row) * seq;
                     // SAFETY: this head's probabilities are this thread's.
                     let mut stored = unsafe { probs.part(line..line + seq) };
@@ -149,13 +150,18 @@ impl Cpu {
     }
 }
 
-/// Softmax of the first `seen` scores; the rest are zero.
-fn softmax_row(level: Level, scores: &mut [f32], seen: usize) {
-    let (scores, masked) = scores.split_at_mut(seen);
-    masked.fill(0.0);
+/// Softmax of the `seen` scores, ALiBi added; the rest are zero.
+fn softmax_row(level: Level, scores: &mut [f32], seen: Range<usize>, slope: f32) {
+    scores[..seen.start].fill(0.0);
+    scores[seen.end..].fill(0.0);
+    let scores = &mut scores[seen];
+    let far = scores.len() as f32 - 1.0;
     level.run(
         #[inline(always)]
         |fused| {
+            if slope != 0.0 {
+                lean(fused, slope, far, scores);
+            }
             let mut lanes = [f32::NEG_INFINITY; LANES];
             fold(&mut lanes, scores, |a, b| if b > a { b } else { a });
             let top = merge(lanes, |a, b| if b > a { b } else { a });

@@ -8,12 +8,12 @@ use crate::{View, ViewMut};
 use std::ops::Range;
 
 /// Rows per part so that a part is worth a thread.
-fn grain(cols: usize) -> usize {
+pub(super) fn grain(cols: usize) -> usize {
     (16 * CHUNK).div_ceil(cols.max(1))
 }
 
 /// Columns per part: whole cache lines of the narrowest type.
-const COLUMNS: usize = 32;
+pub(super) const COLUMNS: usize = 32;
 
 impl Cpu {
     pub(super) fn run_rms_norm(&self, op: &RmsNorm, x: View, w: View, y: ViewMut, rstd: ViewMut) {
@@ -263,6 +263,6 @@ impl Cpu {
 }
 
 /// A range of a row's columns, as a range of the buffer.
-fn shift(range: &Range<usize>, by: usize) -> Range<usize> {
+pub(super) fn shift(range: &Range<usize>, by: usize) -> Range<usize> {
     range.start + by..range.end + by
 }

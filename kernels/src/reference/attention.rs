@@ -1,14 +1,17 @@
 use super::values::{read, write};
-use crate::op::Attention;
+use crate::op::{Attention, alibi_slope};
 use crate::{Result, View, ViewMut, check};
 
-/// One query's scaled scores against keys `0..=row`.
+/// One query's scaled scores against keys `0..=row`; minus infinity outside its window.
 fn scores(op: &Attention, q: &[f64], k: &[f64], b: usize, h: usize, row: usize) -> Vec<f64> {
     let dot = |col: usize| {
         let (left, right) = (&q[at(op, b, h, row)..], &k[at_kv(op, b, h, col)..]);
         op.scale * left.iter().zip(right).take(op.head_dim).map(|(a, b)| a * b).sum::<f64>()
     };
-    (0..=row).map(dot).collect()
+    let slope = if op.alibi { alibi_slope(h, op.heads) } else { 0.0 };
+    let seen = op.seen(row);
+    let score = |col: usize| dot(col) - slope * (row - col) as f64;
+    (0..=row).map(|col| if seen.contains(&col) { score(col) } else { f64::NEG_INFINITY }).collect()
 }
 
 /// The softmax of scores, and their log-sum-exp.

@@ -1,6 +1,7 @@
 //! The slow, plain version of every operation: each element is read as f64, computed in f64 by simple loops and
 //! rounded once. It is the oracle of every kernel test, and runs whole layers in f64 for finite differences.
 
+mod activation;
 mod attention;
 mod quantize;
 mod reduce;
@@ -76,6 +77,48 @@ impl Kernels for Reference {
         floats("rms_norm_backward", &[op.dtype, op.gradient.unwrap_or(op.dtype)])?;
         check::rms_norm_backward(op, &x, &w, &rstd, &dy, &dx, dw.as_ref())?;
         rows::rms_norm_backward(op, x, w, rstd, dy, dx, dw)
+    }
+
+    fn layer_norm(
+        &self,
+        op: &LayerNorm,
+        x: View<'_>,
+        w: View<'_>,
+        b: Option<View<'_>>,
+        y: ViewMut<'_>,
+        statistics: ViewMut<'_>,
+    ) -> Result<()> {
+        floats("layer_norm", &[op.dtype])?;
+        check::layer_norm(op, &x, &w, b.as_ref(), &y, &statistics)?;
+        rows::layer_norm(op, x, w, b, y, statistics)
+    }
+
+    fn layer_norm_backward(
+        &self,
+        op: &LayerNorm,
+        x: View<'_>,
+        w: View<'_>,
+        statistics: View<'_>,
+        dy: View<'_>,
+        dx: ViewMut<'_>,
+        dw: Option<ViewMut<'_>>,
+        db: Option<ViewMut<'_>>,
+    ) -> Result<()> {
+        floats("layer_norm_backward", &[op.dtype, op.gradient.unwrap_or(op.dtype)])?;
+        check::layer_norm_backward(op, &x, &w, &statistics, &dy, &dx, dw.as_ref(), db.as_ref())?;
+        rows::layer_norm_backward(op, x, w, statistics, dy, dx, dw, db)
+    }
+
+    fn add_rows(&self, op: &AddRows, table: View<'_>, x: ViewMut<'_>) -> Result<()> {
+        floats("add_rows", &[op.dtype])?;
+        check::add_rows(op, &table, &x)?;
+        rows::add_rows(op, table, x)
+    }
+
+    fn add_rows_backward(&self, op: &AddRows, dy: View<'_>, dtable: ViewMut<'_>) -> Result<()> {
+        floats("add_rows_backward", &[op.dtype, dtable.dtype()])?;
+        check::add_rows_backward(op, &dy, &dtable)?;
+        rows::add_rows_backward(op, dy, dtable)
     }
 
     fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()> {
@@ -166,7 +209,7 @@ impl Kernels for Reference {
         floats("swiglu", &[op.dtype])?;
         check::swiglu(op, &gate, &up, &act)?;
         let (gate, up) = (read(&gate, op.len), read(&up, op.len));
-        let out: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+        let out: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g * activation::share(op.act, *g) * u).collect();
         write(&mut act, &out)
     }
 
@@ -184,12 +227,26 @@ impl Kernels for Reference {
         let (gate, up, dact) = (read(&gate, op.len), read(&up, op.len), read(&dact, op.len));
         let (mut gates, mut ups) = (vec![0.0; op.len], vec![0.0; op.len]);
         for i in 0..op.len {
-            let sigmoid = 1.0 / (1.0 + (-gate[i]).exp());
-            gates[i] = dact[i] * up[i] * sigmoid * (1.0 + gate[i] * (1.0 - sigmoid));
-            ups[i] = dact[i] * gate[i] * sigmoid;
+            gates[i] = dact[i] * up[i] * activation::slope(op.act, gate[i]);
+            ups[i] = dact[i] * gate[i] * activation::share(op.act, gate[i]);
         }
         write(&mut dgate, &gates)?;
         write(&mut dup, &ups)
+    }
+
+    fn activate(&self, op: &Activate, x: View<'_>, mut y: ViewMut<'_>) -> Result<()> {
+        floats("activate", &[op.dtype])?;
+        check::activate(op, &x, &y)?;
+        let values: Vec<f64> = read(&x, op.len).iter().map(|x| x * activation::share(op.act, *x)).collect();
+        write(&mut y, &values)
+    }
+
+    fn activate_backward(&self, op: &Activate, x: View<'_>, dy: View<'_>, mut dx: ViewMut<'_>) -> Result<()> {
+        floats("activate_backward", &[op.dtype])?;
+        check::activate_backward(op, &x, &dy, &dx)?;
+        let (x, dy) = (read(&x, op.len), read(&dy, op.len));
+        let values: Vec<f64> = x.iter().zip(&dy).map(|(x, dy)| dy * activation::slope(op.act, *x)).collect();
+        write(&mut dx, &values)
     }
 
     fn embedding(&self, op: &Embedding, ids: View<'_>, table: View<'_>, mut out: ViewMut<'_>) -> Result<()> {

@@ -44,6 +44,87 @@ pub(super) fn rms_norm_backward(
     write(&mut dw, &dws)
 }
 
+pub(super) fn layer_norm(
+    op: &LayerNorm,
+    x: View,
+    w: View,
+    b: Option<View>,
+    mut y: ViewMut,
+    mut statistics: ViewMut,
+) -> Result<()> {
+    let LayerNorm { rows, cols, eps, .. } = *op;
+    let (mut x, w) = (read(&x, rows * cols), read(&w, cols));
+    let b = b.map_or(vec![0.0; cols], |b| read(&b, cols));
+    let mut saved = vec![0.0; 2 * rows];
+    for r in 0..rows {
+        let row = &mut x[r * cols..(r + 1) * cols];
+        let mean = row.iter().sum::<f64>() / cols as f64;
+        let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / cols as f64;
+        let rstd = 1.0 / (variance + eps).sqrt();
+        (saved[r], saved[rows + r]) = (mean, rstd);
+        row.iter_mut().zip(&w).zip(&b).for_each(|((x, w), b)| *x = (*x - mean) * rstd * w + b);
+    }
+    write(&mut y, &x)?;
+    write(&mut statistics, &saved)
+}
+
+pub(super) fn layer_norm_backward(
+    op: &LayerNorm,
+    x: View,
+    w: View,
+    statistics: View,
+    dy: View,
+    mut dx: ViewMut,
+    dw: Option<ViewMut>,
+    db: Option<ViewMut>,
+) -> Result<()> {
+    let LayerNorm { rows, cols, .. } = *op;
+    let (x, w, saved) = (read(&x, rows * cols), read(&w, cols), read(&statistics, 2 * rows));
+    let (dy, mut sums) = (read(&dy, rows * cols), read(&dx.as_view(), rows * cols));
+    let mut gradients = [vec![0.0; cols], vec![0.0; cols]];
+    for r in 0..rows {
+        let (mean, rstd) = (saved[r], saved[rows + r]);
+        let at = |i: usize| r * cols + i;
+        let normal = |i: usize| (x[at(i)] - mean) * rstd;
+        let average = |term: &dyn Fn(usize) -> f64| (0..cols).map(term).sum::<f64>() / cols as f64;
+        let (plain, along) = (average(&|i| dy[at(i)] * w[i]), average(&|i| dy[at(i)] * w[i] * normal(i)));
+        for i in 0..cols {
+            sums[at(i)] += rstd * (dy[at(i)] * w[i] - plain - normal(i) * along);
+            gradients[0][i] += dy[at(i)] * normal(i);
+            gradients[1][i] += dy[at(i)];
+        }
+    }
+    write(&mut dx, &sums)?;
+    for (target, new) in [dw, db].into_iter().zip(gradients) {
+        let Some(mut target) = target else { continue };
+        let sums: Vec<f64> = read(&target.as_view(), cols).iter().zip(&new).map(|(old, new)| old + new).collect();
+        write(&mut target, &sums)?;
+    }
+    Ok(())
+}
+
+pub(super) fn add_rows(op: &AddRows, table: View, mut x: ViewMut) -> Result<()> {
+    let AddRows { rows, period, cols, .. } = *op;
+    let (table, mut values) = (read(&table, period.min(rows) * cols), read(&x.as_view(), rows * cols));
+    for r in 0..rows {
+        for i in 0..cols {
+            values[r * cols + i] += table[r % period * cols + i];
+        }
+    }
+    write(&mut x, &values)
+}
+
+pub(super) fn add_rows_backward(op: &AddRows, dy: View, mut dtable: ViewMut) -> Result<()> {
+    let AddRows { rows, period, cols, .. } = *op;
+    let (dy, mut sums) = (read(&dy, rows * cols), read(&dtable.as_view(), period.min(rows) * cols));
+    for r in 0..rows {
+        for i in 0..cols {
+            sums[r % period * cols + i] += dy[r * cols + i];
+        }
+    }
+    write(&mut dtable, &sums)
+}
+
 pub(super) fn rope(op: &Rope, mut x: ViewMut, cos: View, sin: View) -> Result<()> {
     let Rope { rows, seq, heads, head_dim, .. } = *op;
     let half = head_dim / 2;

@@ -61,7 +61,17 @@ fn no_kernel_takes_a_large_block_from_the_heap() {
             b: dtype,
             c: dtype,
         };
-        let attention = Attention { batch: 1, seq: n, heads: 8, kv_heads: 8, head_dim: 64, scale: 0.1, dtype };
+        let attention = Attention {
+            batch: 1,
+            seq: n,
+            heads: 8,
+            kv_heads: 8,
+            head_dim: 64,
+            scale: 0.1,
+            window: None,
+            alibi: false,
+            dtype,
+        };
         let ops = [Op::Gemm(gemm), Op::Attention(attention), Op::AttentionBackward(attention)];
         let [mut w0, mut w1, mut w2] = ops.each_ref().map(|op| Tensor::workspace(cpu, op));
         let mut lse = Tensor::filled(DType::F32, n * n, 0.0);
@@ -88,7 +98,7 @@ fn no_kernel_takes_a_large_block_from_the_heap() {
         });
         note(&mut || cpu.embedding(&table, ids.view(), a.view(), c.view_mut()));
         note(&mut || cpu.embedding_backward(&table, ids.view(), a.view(), c.view_mut()));
-        note(&mut || cpu.swiglu(&Swiglu { len: n * n, dtype }, a.view(), b.view(), c.view_mut()));
+        note(&mut || cpu.swiglu(&Swiglu { len: n * n, act: Act::Silu, dtype }, a.view(), b.view(), c.view_mut()));
         note(&mut || cpu.reduce(ReduceOp::Sum, &[a.view(), b.view(), a.view()], true, c.view_mut()));
         note(&mut || cpu.sum_squares(a.view()).map(drop));
         note(&mut || cpu.cast(a.view(), c.view_mut()));

@@ -65,7 +65,7 @@ fn check(shape: Attention) {
 
 fn shape(batch: usize, seq: usize, kv_heads: usize, group: usize, head_dim: usize, dtype: DType) -> Attention {
     let scale = 1.0 / (head_dim as f64).sqrt();
-    Attention { batch, seq, heads: kv_heads * group, kv_heads, head_dim, scale, dtype }
+    Attention { batch, seq, heads: kv_heads * group, kv_heads, head_dim, scale, window: None, alibi: false, dtype }
 }
 
 proptest! {
@@ -82,6 +82,54 @@ proptest! {
     ) {
         check(shape(batch, seq, kv_heads, group, head_dim, dtype));
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Windows within a tile, across tiles, of one key and wider than the sequence; ALiBi with it and without.
+    #[test]
+    fn windows_and_slopes(
+        batch in 1usize..3,
+        seq in prop::sample::select(vec![1, 3, 17, 128, 129, 200, 300]),
+        window in prop::option::of(prop::sample::select(vec![1, 2, 5, 100, 127, 128, 129, 150, 400, usize::MAX])),
+        alibi: bool,
+        kv_heads in 1usize..4,
+        group in 1usize..4,
+        head_dim in prop::sample::select(vec![7, 16, 20]),
+        dtype in prop::sample::select(&FLOATS[..]),
+    ) {
+        check(Attention { window, alibi, ..shape(batch, seq, kv_heads, group, head_dim, dtype) });
+    }
+}
+
+/// A window of one key gives back the values, whatever the scores.
+#[test]
+fn a_window_of_one_key_is_the_value() {
+    let op = Attention { window: Some(1), alibi: true, ..shape(1, 140, 2, 1, 16, DType::F32) };
+    let len = 140 * 32;
+    let [q, k, v] = [1, 2, 3].map(|seed| Tensor::normal(DType::F32, len, seed));
+    for cpu in CPUS.iter() {
+        let (mut out, mut lse) = (Tensor::filled(DType::F32, len, 0.0), Tensor::filled(DType::F32, 280, 0.0));
+        let mut workspace = Tensor::workspace(cpu, &Op::Attention(op));
+        let (o, l) = (out.view_mut(), lse.view_mut());
+        cpu.attention(&op, q.view(), k.view(), v.view(), o, l, workspace.view_mut()).unwrap();
+        assert_eq!(out, v);
+    }
+}
+
+#[test]
+fn slopes_are_the_published_ones() {
+    // Press et al. (2022): 8 heads 1/2 ... 1/256; BLOOM's closest power of two, then every other slope of the next.
+    let slopes = |heads| (0..heads).map(|head| zbench_kernels::alibi_slope(head, heads).log2()).collect::<Vec<f64>>();
+    assert_eq!(slopes(8), [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -8.0]);
+    assert_eq!(slopes(6), [-2.0, -4.0, -6.0, -8.0, -1.0, -3.0]);
+    assert_eq!(slopes(3), [-4.0, -8.0, -2.0]);
+    assert_eq!(slopes(1), [-8.0]);
+    let bloom = slopes(112);
+    assert!(
+        (bloom[63] + 8.0).abs() < 1e-12 && (bloom[64] + 0.0625).abs() < 1e-12 && (bloom[111] + 5.9375).abs() < 1e-12
+    );
 }
 
 #[test]

@@ -1,9 +1,13 @@
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{AdamW, DType, Dropout, Kernels, Normal, ReduceOp, Reference, Swiglu};
+use zbench_kernels::{Act, Activate, AdamW, DType, Dropout, Kernels, Normal, ReduceOp, Reference, Swiglu};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop::sample::select(vec![Act::Silu, Act::Gelu, Act::GeluTanh])
 }
 
 /// Around vectors, chunks, and what is worth a second and third thread.
@@ -33,17 +37,30 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn swiglu(len in length(), dtype in float()) {
-        let op = Swiglu { len, dtype };
+    fn swiglu(len in length(), dtype in float(), function in act()) {
+        let op = Swiglu { len, act: function, dtype };
         let [gate, up, dact] = [1, 2, 3].map(|seed| Tensor::normal(dtype, len, seed));
         let tensors = [gate.clone(), up.clone(), output(dtype, len)];
         compare(&format!("{op:?}"), tensors, &[2], |kernels, of, [gate, up, act]| {
-            kernels.swiglu(&Swiglu { len, dtype: of(dtype) }, gate.view(), up.view(), act.view_mut())
+            kernels.swiglu(&Swiglu { dtype: of(dtype), ..op }, gate.view(), up.view(), act.view_mut())
         });
         let tensors = [gate, up, dact, output(dtype, len), output(dtype, len)];
         compare(&format!("{op:?} backward"), tensors, &[3, 4], |kernels, of, [gate, up, dact, dgate, dup]| {
-            let op = Swiglu { len, dtype: of(dtype) };
+            let op = Swiglu { dtype: of(dtype), ..op };
             kernels.swiglu_backward(&op, gate.view(), up.view(), dact.view(), dgate.view_mut(), dup.view_mut())
+        });
+    }
+
+    #[test]
+    fn activate(len in length(), dtype in float(), act in act(), spread in 0.1f64..9.0) {
+        let op = Activate { len, act, dtype };
+        let wide: Vec<f64> = Tensor::normal(DType::F64, len, 1).values().iter().map(|x| x * spread).collect();
+        let (x, dy) = (Tensor::of(dtype, &wide), Tensor::normal(dtype, len, 2));
+        compare(&format!("{op:?}"), [x.clone(), output(dtype, len)], &[1], |kernels, of, [x, y]| {
+            kernels.activate(&Activate { dtype: of(dtype), ..op }, x.view(), y.view_mut())
+        });
+        compare(&format!("{op:?} backward"), [x, dy, output(dtype, len)], &[2], |kernels, of, [x, dy, dx]| {
+            kernels.activate_backward(&Activate { dtype: of(dtype), ..op }, x.view(), dy.view(), dx.view_mut())
         });
     }
 
@@ -125,14 +142,21 @@ fn an_element_has_the_same_bits_at_any_offset() {
         let at = |range: &std::ops::Range<usize>, n: usize| inputs[n].view().slice(range.clone());
         let swiglu: Call = &|k, r| {
             let mut act = fresh(&r, 0);
-            k.swiglu(&Swiglu { len: r.len(), dtype }, at(&r, 0), at(&r, 1), act.view_mut()).unwrap();
+            k.swiglu(&Swiglu { len: r.len(), act: Act::Silu, dtype }, at(&r, 0), at(&r, 1), act.view_mut()).unwrap();
             vec![act]
         };
         let swiglu_backward: Call = &|k, r| {
             let (mut dgate, mut dup) = (fresh(&r, 0), fresh(&r, 0));
-            let op = Swiglu { len: r.len(), dtype };
+            let op = Swiglu { len: r.len(), act: Act::Silu, dtype };
             k.swiglu_backward(&op, at(&r, 0), at(&r, 1), at(&r, 2), dgate.view_mut(), dup.view_mut()).unwrap();
             vec![dgate, dup]
+        };
+        let activate: Call = &|k, r| {
+            let (mut y, mut dx) = (fresh(&r, 0), fresh(&r, 0));
+            let op = Activate { len: r.len(), act: Act::Gelu, dtype };
+            k.activate(&op, at(&r, 0), y.view_mut()).unwrap();
+            k.activate_backward(&op, at(&r, 0), at(&r, 1), dx.view_mut()).unwrap();
+            vec![y, dx]
         };
         let adam: Call = &|k, r| {
             let (mut p, mut m, mut v) = (fresh(&r, 0), fresh(&r, 1), fresh(&r, 2));
@@ -167,6 +191,7 @@ fn an_element_has_the_same_bits_at_any_offset() {
         for (name, call) in [
             ("swiglu", swiglu),
             ("swiglu_backward", swiglu_backward),
+            ("activate", activate),
             ("adamw", adam),
             ("dropout", dropout),
             ("normal", normal),

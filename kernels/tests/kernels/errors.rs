@@ -48,7 +48,7 @@ fn the_cores_refuse_f64_by_name() {
     refused(cpu.scale(1.0, y.view_mut()), "scale");
     refused(cpu.sum(x.view()).map(drop), "sum");
     refused(cpu.sum_squares(x.view()).map(drop), "sum_squares");
-    let swiglu = Swiglu { len: 4, dtype: DType::F64 };
+    let swiglu = Swiglu { len: 4, act: Act::Silu, dtype: DType::F64 };
     refused(cpu.swiglu(&swiglu, x.view(), x.view(), y.view_mut()), "swiglu");
     let normal = Normal { len: 4, std: 1.0, seed: 0, first: 0, dtype: DType::F64 };
     refused(cpu.normal(&normal, y.view_mut()), "normal");
@@ -70,7 +70,7 @@ fn integers_are_no_numbers_to_train_with() {
             assert!(matches!(error, KernelError::Unsupported { op: "cast", dtype, .. } if dtype == ids.dtype));
             let error = k.add(ids.view(), ids.view(), copy.view_mut()).unwrap_err();
             assert!(matches!(error, KernelError::Unsupported { op: "add", dtype, .. } if dtype == ids.dtype));
-            let swiglu = Swiglu { len: 2, dtype: ids.dtype };
+            let swiglu = Swiglu { len: 2, act: Act::Silu, dtype: ids.dtype };
             let error = k.swiglu(&swiglu, ids.view(), ids.view(), copy.view_mut()).unwrap_err();
             assert!(matches!(error, KernelError::Unsupported { op: "swiglu", dtype, .. } if dtype == ids.dtype));
         }
@@ -105,7 +105,7 @@ fn an_operand_of_another_type_or_too_short_is_named() {
             2,
             1,
         );
-        let swiglu = Swiglu { len: 6, dtype: F };
+        let swiglu = Swiglu { len: 6, act: Act::Silu, dtype: F };
         is_short(k.swiglu(&swiglu, floats(6).view(), floats(5).view(), y.view_mut()), "swiglu", "up", 6, 5);
         is_short(k.cast(floats(5).view(), y.view_mut()), "cast", "src", 6, 5);
         is_short(k.cast(floats(7).view(), y.view_mut()), "cast", "src", 6, 7);
@@ -179,7 +179,17 @@ fn values_that_cannot_be_are_named() {
         let rope = Rope { seq: 0, head_dim: 2, ..rope };
         is_invalid(k.rope(&rope, out.view_mut(), floats(3).view(), floats(3).view()), "rope", &["length 0"]);
         for kv_heads in [0, 2] {
-            let op = Attention { batch: 1, seq: 1, heads: 3, kv_heads, head_dim: 2, scale: 1.0, dtype: F };
+            let op = Attention {
+                batch: 1,
+                seq: 1,
+                heads: 3,
+                kv_heads,
+                head_dim: 2,
+                scale: 1.0,
+                window: None,
+                alibi: false,
+                dtype: F,
+            };
             let (q, mut lse, mut none) = (floats(6), floats(3), floats(0));
             let (o, l) = (out.view_mut(), lse.view_mut());
             let result = k.attention(&op, q.view(), q.view(), q.view(), o, l, none.view_mut());
@@ -209,7 +219,17 @@ fn values_that_cannot_be_are_named() {
 #[test]
 fn absurd_shapes_ask_for_absurd_workspaces_without_overflow() {
     let most = usize::MAX;
-    let op = Attention { batch: 1, seq: most, heads: 2, kv_heads: 1, head_dim: most / 64, scale: 1.0, dtype: F };
+    let op = Attention {
+        batch: 1,
+        seq: most,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: most / 64,
+        scale: 1.0,
+        window: None,
+        alibi: false,
+        dtype: F,
+    };
     for op in [Op::Attention(op), Op::AttentionBackward(op), Op::NaiveAttention(op), Op::NaiveAttentionBackward(op)] {
         CPUS[1].workspace(&op);
         assert_eq!(op.flops(), u64::MAX);
@@ -248,7 +268,17 @@ fn sizes_of_nothing_are_fine_however_large_the_other_side() {
         k.gemm(&op, empty.view(), empty.view(), a.view_mut(), b.view_mut()).unwrap();
         let rope = Rope { rows: most, seq: most, heads: 0, head_dim: 0, inverse: false, dtype: F };
         k.rope(&rope, a.view_mut(), empty.view(), empty.view()).unwrap();
-        let op = Attention { batch: most, seq: most, heads: 0, kv_heads: 0, head_dim: 8, scale: 1.0, dtype: F };
+        let op = Attention {
+            batch: most,
+            seq: most,
+            heads: 0,
+            kv_heads: 0,
+            head_dim: 8,
+            scale: 1.0,
+            window: None,
+            alibi: false,
+            dtype: F,
+        };
         let mut scratch = floats(k.workspace(&Op::Attention(op)).min(1 << 20));
         k.attention(&op, empty.view(), empty.view(), empty.view(), a.view_mut(), b.view_mut(), scratch.view_mut())
             .unwrap();

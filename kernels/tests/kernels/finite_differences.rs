@@ -52,8 +52,13 @@ fn rms_norm() {
 }
 
 #[test]
-fn swiglu() {
-    let op = Swiglu { len: 9, dtype: F };
+fn swiglu_of_every_activation() {
+    for act in [Act::Silu, Act::Gelu, Act::GeluTanh] {
+        gated(Swiglu { len: 9, act, dtype: F });
+    }
+}
+
+fn gated(op: Swiglu) {
     let (gate, up, dact) = (normal(9, 1), normal(9, 2), normal(9, 3));
     let forward = |gate: &[f64], up: &[f64]| {
         let mut act = vec![0.0; 9];
@@ -65,6 +70,69 @@ fn swiglu() {
     Reference.swiglu_backward(&op, View::of(&gate), View::of(&up), View::of(&dact), g, u).unwrap();
     check("gate", &gate, &dgate, |gate| forward(gate, &up));
     check("up", &up, &dup, |up| forward(&gate, up));
+}
+
+#[test]
+fn layer_norm() {
+    for bias in [false, true] {
+        let (rows, cols) = (3, 7);
+        let op = LayerNorm { rows, cols, eps: 1e-3, bias, dtype: F, gradient: Some(F) };
+        let (x, w, b, dy) = (normal(21, 1), normal(7, 2), normal(7, 4), normal(21, 3));
+        let forward = |x: &[f64], w: &[f64], b: &[f64]| {
+            let (mut y, mut statistics) = (vec![0.0; 21], vec![0.0; 6]);
+            let (y_, s_) = (ViewMut::of(&mut y), ViewMut::of(&mut statistics));
+            Reference.layer_norm(&op, View::of(x), View::of(w), bias.then_some(View::of(b)), y_, s_).unwrap();
+            (dot(&y, &dy), statistics)
+        };
+        let statistics = forward(&x, &w, &b).1;
+        let (mut dx, mut dw, mut db) = (vec![1.0; 21], vec![2.0; 7], vec![3.0; 7]);
+        let (dx_, dw_) = (ViewMut::of(&mut dx), Some(ViewMut::of(&mut dw)));
+        let db_ = bias.then_some(ViewMut::of(&mut db));
+        let (xv, wv, dyv) = (View::of(&x), View::of(&w), View::of(&dy));
+        Reference.layer_norm_backward(&op, xv, wv, View::of(&statistics), dyv, dx_, dw_, db_).unwrap();
+        // They were added to what was there.
+        dx.iter_mut().for_each(|d| *d -= 1.0);
+        dw.iter_mut().for_each(|d| *d -= 2.0);
+        db.iter_mut().for_each(|d| *d -= 3.0);
+        check("x", &x, &dx, |x| forward(x, &w, &b).0);
+        check("w", &w, &dw, |w| forward(&x, w, &b).0);
+        if bias {
+            check("b", &b, &db, |b| forward(&x, &w, b).0);
+        }
+    }
+}
+
+#[test]
+fn activate() {
+    for act in [Act::Silu, Act::Gelu, Act::GeluTanh] {
+        let op = Activate { len: 60, act, dtype: F };
+        // Both branches of the error function.
+        let x: Vec<f64> = normal(60, 1).iter().map(|x| 3.0 * x).collect();
+        let dy = normal(60, 2);
+        let forward = |x: &[f64]| {
+            let mut y = vec![0.0; 60];
+            Reference.activate(&op, View::of(x), ViewMut::of(&mut y)).unwrap();
+            dot(&y, &dy)
+        };
+        let mut dx = vec![0.0; 60];
+        Reference.activate_backward(&op, View::of(&x), View::of(&dy), ViewMut::of(&mut dx)).unwrap();
+        check(&format!("{act:?}"), &x, &dx, forward);
+    }
+}
+
+#[test]
+fn add_rows() {
+    let op = AddRows { rows: 7, period: 3, cols: 2, dtype: F };
+    let (x, table, dy) = (normal(14, 1), normal(6, 2), normal(14, 3));
+    let forward = |table: &[f64]| {
+        let mut y = x.clone();
+        Reference.add_rows(&op, View::of(table), ViewMut::of(&mut y)).unwrap();
+        dot(&y, &dy)
+    };
+    let mut dtable = vec![1.0; 6];
+    Reference.add_rows_backward(&op, View::of(&dy), ViewMut::of(&mut dtable)).unwrap();
+    dtable.iter_mut().for_each(|d| *d -= 1.0);
+    check("table", &table, &dtable, forward);
 }
 
 #[test]
@@ -104,7 +172,23 @@ fn cross_entropy() {
 
 #[test]
 fn attention_of_both_kinds() {
-    let op = Attention { batch: 2, seq: 5, heads: 4, kv_heads: 2, head_dim: 3, scale: 0.6, dtype: F };
+    let sizes = Attention {
+        batch: 2,
+        seq: 5,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 3,
+        scale: 0.6,
+        window: None,
+        alibi: false,
+        dtype: F,
+    };
+    attention(sizes);
+    attention(Attention { window: Some(2), ..sizes });
+    attention(Attention { window: Some(3), alibi: true, ..sizes });
+}
+
+fn attention(op: Attention) {
     let (nq, nkv) = (2 * 5 * 12, 2 * 5 * 6);
     let (q, k, v, dout) = (normal(nq, 1), normal(nkv, 2), normal(nkv, 3), normal(nq, 4));
     let none = || ViewMut::of::<f32>(&mut []);

@@ -1,6 +1,6 @@
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{CrossEntropy, DType, Embedding, RmsNorm, Rope};
+use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, LayerNorm, RmsNorm, Rope};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])
@@ -34,6 +34,54 @@ proptest! {
             let op = RmsNorm { dtype: of(dtype), gradient: gradient.map(of), ..shape };
             let dw = gradient.map(|_| dw.view_mut());
             kernels.rms_norm_backward(&op, x.view(), w.view(), rstd.view(), dy.view(), dx.view_mut(), dw)
+        });
+    }
+
+    #[test]
+    fn layer_norm(
+        rows in 0usize..70,
+        cols in width(),
+        offset in -3.0f64..3.0,
+        bias: bool,
+        dtype in float(),
+        gradient in prop::option::of(float()),
+    ) {
+        let size = rows * cols;
+        // Of a single column nothing is left but rounding, which eps must dwarf.
+        let shape = LayerNorm { rows, cols, eps: if cols < 3 { 1.0 } else { 1e-5 }, bias, dtype, gradient };
+        let moved: Vec<f64> = Tensor::normal(DType::F64, size, 1).values().iter().map(|x| x + offset).collect();
+        let (x, w, b) = (Tensor::of(dtype, &moved), Tensor::normal(dtype, cols, 2), Tensor::normal(dtype, cols, 6));
+        let tensors = [x.clone(), w.clone(), b.clone(), output(dtype, size), output(DType::F32, 2 * rows)];
+        compare(&format!("{shape:?}"), tensors, &[3, 4], |kernels, of, [x, w, b, y, statistics]| {
+            let op = LayerNorm { dtype: of(dtype), ..shape };
+            let b = bias.then(|| b.view());
+            kernels.layer_norm(&op, x.view(), w.view(), b, y.view_mut(), statistics.view_mut())
+        });
+        let (mut y, mut statistics) = (x.clone(), Tensor::filled(DType::F32, 2 * rows, 0.0));
+        let given = bias.then(|| b.view());
+        zbench_kernels::Kernels::layer_norm(&CPUS[0], &shape, x.view(), w.view(), given, y.view_mut(), statistics.view_mut()).unwrap();
+        let (dy, dx) = (Tensor::normal(dtype, size, 3), guarded(Tensor::normal(dtype, size, 4)));
+        let [dw, db] = [5, 7].map(|seed| guarded(Tensor::normal(gradient.unwrap_or(dtype), cols, seed)));
+        let outs: &[usize] = match (gradient, bias) { (None, _) => &[4], (_, false) => &[4, 5], _ => &[4, 5, 6] };
+        compare(&format!("{shape:?} backward"), [x, w, statistics, dy, dx, dw, db], outs, |kernels, of, tensors| {
+            let [x, w, statistics, dy, dx, dw, db] = tensors;
+            let op = LayerNorm { dtype: of(dtype), gradient: gradient.map(of), ..shape };
+            let dw = gradient.map(|_| dw.view_mut());
+            let db = gradient.filter(|_| bias).map(|_| db.view_mut());
+            kernels.layer_norm_backward(&op, x.view(), w.view(), statistics.view(), dy.view(), dx.view_mut(), dw, db)
+        });
+    }
+
+    #[test]
+    fn add_rows(rows in 0usize..200, period in 1usize..40, cols in width(), dtype in float(), table in float()) {
+        let shape = AddRows { rows, period, cols, dtype };
+        let tensors = [Tensor::normal(dtype, period * cols, 1), guarded(Tensor::normal(dtype, rows * cols, 2))];
+        compare(&format!("{shape:?}"), tensors, &[1], |kernels, of, [table, x]| {
+            kernels.add_rows(&AddRows { dtype: of(dtype), ..shape }, table.view(), x.view_mut())
+        });
+        let tensors = [Tensor::normal(dtype, rows * cols, 1), guarded(Tensor::normal(table, period * cols, 2))];
+        compare(&format!("{shape:?} backward into {table}"), tensors, &[1], |kernels, of, [dy, dtable]| {
+            kernels.add_rows_backward(&AddRows { dtype: of(dtype), ..shape }, dy.view(), dtable.view_mut())
         });
     }
 

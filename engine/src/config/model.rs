@@ -1,0 +1,172 @@
+//! The model: its sizes, and what its blocks are made of.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A decoder in Hugging Face's terms.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// `model_type` of config.json. It names the tensors of a checkpoint; what is computed is in `form`.
+    pub family: String,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Blocks.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads; divides the query heads.
+    pub num_key_value_heads: usize,
+    /// Elements of a head; even where it is rotated. Need not be hidden_size / num_attention_heads.
+    pub head_dim: usize,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// Longest sequence the model is meant for.
+    pub max_position_embeddings: usize,
+    /// Added to the mean square, or the variance, in every norm.
+    pub rms_norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Change of the rotary frequencies for longer contexts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<RopeScaling>,
+    /// The head uses the embedding's matrix.
+    pub tie_word_embeddings: bool,
+    /// Standard deviation of fresh matrices; norms start at one.
+    pub initializer_range: f64,
+    /// A token sees this many tokens, itself the last; absent = all before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sliding_window: Option<usize>,
+    /// Blocks below this number see the whole sequence in spite of `sliding_window`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub max_window_layers: usize,
+    /// What a block is made of; absent = Llama's.
+    #[serde(default, skip_serializing_if = "Form::is_llama")]
+    pub form: Form,
+    /// Folder with `*.safetensors` to start from; absent = seeded initialisation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<PathBuf>,
+}
+
+impl Model {
+    /// Tokens that one sees in block `index`; `None` = all before it.
+    pub fn window(&self, index: usize) -> Option<usize> {
+        self.sliding_window.filter(|_| index >= self.max_window_layers)
+    }
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
+/// What a block is made of, beside its sizes. The default is Llama's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Form {
+    /// Every norm's kind.
+    pub norm: NormKind,
+    /// Norms have a bias (of kind `layer` alone).
+    pub norm_bias: bool,
+    /// Checkpoints store a norm's weight less one (Gemma).
+    pub norm_less_one: bool,
+    /// Query, key and value projections have a bias.
+    pub qkv_bias: bool,
+    /// The attention's output projection has a bias.
+    pub output_bias: bool,
+    /// The MLP's projections have a bias.
+    pub mlp_bias: bool,
+    /// Queries and keys are normalised, head by head, before the rotation.
+    pub qk_norm: bool,
+    /// How a token knows its place.
+    pub positions: Positions,
+    /// The MLP.
+    pub mlp: Mlp,
+    /// How attention and MLP follow each other.
+    pub order: Order,
+    /// The embeddings are normalised before the first block (BLOOM).
+    pub embedding_norm: bool,
+    /// The embeddings are multiplied by the root of the hidden size (Gemma).
+    pub embedding_scale: bool,
+}
+
+impl Form {
+    fn is_llama(&self) -> bool {
+        *self == Form::default()
+    }
+}
+
+/// The kind of a norm.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NormKind {
+    /// By the root of the mean square.
+    #[default]
+    Rms,
+    /// To mean 0 and variance 1.
+    Layer,
+}
+
+/// How a token knows its place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Positions {
+    /// Queries and keys are rotated.
+    #[default]
+    Rotary,
+    /// A table added to the embeddings.
+    Learned,
+    /// A penalty on distance in every score.
+    Alibi,
+}
+
+/// The MLP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mlp {
+    /// `down(silu(gate(x)) * up(x))`.
+    #[default]
+    Swiglu,
+    /// The same with the tanh form of GELU.
+    GegluTanh,
+    /// `down(gelu(up(x)))`, exact.
+    Gelu,
+    /// The same with the tanh form of GELU.
+    GeluTanh,
+}
+
+/// How attention and MLP follow each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// The MLP reads what attention has added to the stream, through a norm of its own.
+    #[default]
+    Sequential,
+    /// Both read the block's input through one norm.
+    Parallel,
+    /// Both read the block's input, each through a norm of its own.
+    ParallelTwoNorms,
+}
+
+/// `rope_scaling` (transformers 4) or `rope_parameters` (transformers 5) other than the default.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "rope_type", rename_all = "lowercase", deny_unknown_fields)]
+pub enum RopeScaling {
+    /// Positions divided by `factor`.
+    Linear {
+        /// Divisor of all frequencies.
+        factor: f64,
+    },
+    /// Llama 3: long wavelengths divided by `factor`, short ones kept, a smooth passage between.
+    Llama3 {
+        /// Divisor of low frequencies.
+        factor: f64,
+        /// Wavelengths above `original / low_freq_factor` are scaled.
+        low_freq_factor: f64,
+        /// Wavelengths below `original / high_freq_factor` are kept.
+        high_freq_factor: f64,
+        /// Context length of the original training.
+        original_max_position_embeddings: usize,
+    },
+}

@@ -1,0 +1,164 @@
+//! From a cell's model to its units and layers.
+
+use super::names::{Names, stored_bias, stored_matrix};
+use super::{Init, Part, Place, Rows, Stored, Unit};
+use crate::config::{Cell, Linear, Lora, Mlp, Model, Order, Positions};
+use crate::layers::{AdapterSpec, Block, Dims, Embedding, Head, LinearSpec, Norm};
+use zbench_kernels::Act;
+
+/// Appends tensors in the order of the model; a tensor's number is its stream of random numbers.
+pub(super) struct Builder<'a> {
+    cell: &'a Cell,
+    names: &'static Names,
+    stream: u64,
+}
+
+/// One linear layer of a block.
+struct Projection {
+    which: Linear,
+    out: usize,
+    input: usize,
+    bias: bool,
+    std: f64,
+}
+
+impl<'a> Builder<'a> {
+    pub fn new(cell: &'a Cell) -> Builder<'a> {
+        Builder { cell, names: Names::of(&cell.model), stream: 0 }
+    }
+
+    /// The part of everything that an adapter run does not train.
+    fn base(&self) -> Part {
+        if self.cell.lora.rank > 0 { Part::Frozen } else { Part::Trainable }
+    }
+
+    fn push(&mut self, unit: &mut Unit, part: Part, name: String, shape: &[usize], init: Init) -> Place {
+        self.stream += 1;
+        unit.push(part, name, shape, init, self.stream)
+    }
+
+    fn norm(&mut self, unit: &mut Unit, name: &str, cols: usize) -> Norm {
+        let (part, form) = (self.base(), self.cell.model.form);
+        let name_of = |end: &str| format!("{name}.{end}");
+        let weight = self.push(unit, part, name_of("weight"), &[cols], Init::Constant(1.0));
+        if form.norm_less_one {
+            let rows = Rows { start: 0, run: cols, stride: cols };
+            let stored = Stored { name: name_of("weight"), shape: vec![cols], rows, turned: false, less: 1.0 };
+            unit.store_last(Some(stored));
+        }
+        let bias = form.norm_bias.then(|| self.push(unit, part, name_of("bias"), &[cols], Init::Constant(0.0)));
+        Norm { kind: form.norm, weight, bias, cols, eps: self.cell.model.rms_norm_eps }
+    }
+
+    pub fn embedding(&mut self) -> (Unit, Embedding) {
+        let (model, names) = (&self.cell.model, self.names);
+        let (vocab, hidden) = (model.vocab_size, model.hidden_size);
+        let mut unit = Unit::new("embed_tokens");
+        let (part, init) = (self.base(), Init::Normal(model.initializer_range));
+        let table = self.push(&mut unit, part, format!("{}.weight", names.embedding), &[vocab, hidden], init);
+        let positions = (model.form.positions == Positions::Learned).then(|| {
+            let shape = [model.max_position_embeddings, hidden];
+            self.push(&mut unit, part, format!("{}.weight", names.positions), &shape, init)
+        });
+        let norm = model.form.embedding_norm.then(|| self.norm(&mut unit, names.embedding_norm, hidden));
+        let scale = model.form.embedding_scale.then(|| (hidden as f64).sqrt());
+        (unit, Embedding { table, vocab, hidden, positions, norm, scale })
+    }
+
+    pub fn block(&mut self, index: usize) -> (Unit, Block) {
+        let (model, names): (&Model, _) = (&self.cell.model, self.names);
+        let form = model.form;
+        let mut unit = Unit::new(format!("layers.{index}"));
+        let (hidden, wide, std) = (model.hidden_size, model.intermediate_size, model.initializer_range);
+        let queries = model.num_attention_heads * model.head_dim;
+        let keys = model.num_key_value_heads * model.head_dim;
+        let prefix = format!("{}.{index}", names.blocks);
+        let narrow = match names.narrow_outputs {
+            true => std / (2.0 * model.num_hidden_layers as f64).sqrt(),
+            false => std,
+        };
+        let attention_norm = self.norm(&mut unit, &format!("{prefix}.{}", names.attention_norm), hidden);
+        let mut linear = |b: &mut Self, which, out, input, bias, std| {
+            b.linear(&mut unit, &prefix, Projection { which, out, input, bias, std })
+        };
+        let q = linear(self, Linear::QProj, queries, hidden, form.qkv_bias, std);
+        let k = linear(self, Linear::KProj, keys, hidden, form.qkv_bias, std);
+        let v = linear(self, Linear::VProj, keys, hidden, form.qkv_bias, std);
+        let o = linear(self, Linear::OProj, hidden, queries, form.output_bias, narrow);
+        let gated = matches!(form.mlp, Mlp::Swiglu | Mlp::GegluTanh);
+        let gate = gated.then(|| linear(self, Linear::GateProj, wide, hidden, form.mlp_bias, std));
+        let up = linear(self, Linear::UpProj, wide, hidden, form.mlp_bias, std);
+        let down = linear(self, Linear::DownProj, hidden, wide, form.mlp_bias, narrow);
+        let mlp_norm = (form.order != Order::Parallel)
+            .then(|| self.norm(&mut unit, &format!("{prefix}.{}", names.mlp_norm), hidden));
+        let mut head_norm =
+            |name: &str| form.qk_norm.then(|| self.norm(&mut unit, &format!("{prefix}.{name}"), model.head_dim));
+        let (q_norm, k_norm) = (head_norm(names.q_norm), head_norm(names.k_norm));
+        let dims = Dims {
+            hidden,
+            intermediate: wide,
+            heads: model.num_attention_heads,
+            kv_heads: model.num_key_value_heads,
+            head_dim: model.head_dim,
+            attention: self.cell.memory.attention,
+            window: model.window(index),
+            positions: form.positions,
+            act: match form.mlp {
+                Mlp::Swiglu => Act::Silu,
+                Mlp::Gelu => Act::Gelu,
+                Mlp::GegluTanh | Mlp::GeluTanh => Act::GeluTanh,
+            },
+            parallel: form.order != Order::Sequential,
+        };
+        (unit, Block { index, dims, attention_norm, q, k, v, q_norm, k_norm, o, mlp_norm, gate, up, down })
+    }
+
+    fn linear(&mut self, unit: &mut Unit, prefix: &str, projection: Projection) -> LinearSpec {
+        let Projection { which, out, input, bias, std } = projection;
+        let (names, part) = (self.names, self.base());
+        let (module, fusion) = match which {
+            Linear::QProj => names.projection(&self.cell.model, 0),
+            Linear::KProj => names.projection(&self.cell.model, 1),
+            Linear::VProj => names.projection(&self.cell.model, 2),
+            Linear::OProj => (names.o, None),
+            Linear::GateProj => (names.gate, None),
+            Linear::UpProj => (names.up, None),
+            Linear::DownProj => (names.down, None),
+        };
+        let stored = format!("{prefix}.{module}");
+        // A part of a fused tensor has a name of its own here.
+        let name = if fusion.is_some() { format!("{stored}.{}", which.name()) } else { stored.clone() };
+        let weight = self.push(unit, part, format!("{name}.weight"), &[out, input], Init::Normal(std));
+        unit.store_last(stored_matrix(&stored, [out, input], fusion, names.turned));
+        let bias = bias.then(|| {
+            let place = self.push(unit, part, format!("{name}.bias"), &[out], Init::Constant(0.0));
+            unit.store_last(stored_bias(&stored, fusion));
+            place
+        });
+        let Lora { rank, alpha, dropout, ref targets, .. } = self.cell.lora;
+        let adapter = (rank > 0 && targets.contains(&which)).then(|| {
+            // PEFT: A is drawn with Kaiming's uniform bound for sqrt(5), whose deviation is sqrt(1/(3 input)); B is zero.
+            let spread = Init::Normal((1.0 / (3.0 * input as f64)).sqrt());
+            let a = self.push(unit, Part::Trainable, format!("{name}.lora_A.weight"), &[rank, input], spread);
+            let b =
+                self.push(unit, Part::Trainable, format!("{name}.lora_B.weight"), &[out, rank], Init::Constant(0.0));
+            AdapterSpec { a, b, rank, scale: (alpha / rank as f64) as f32, dropout, stream: self.stream }
+        });
+        LinearSpec { weight, bias, out, input, adapter, name: which.name() }
+    }
+
+    pub fn head(&mut self, embedding: &Embedding) -> (Unit, Head) {
+        let (model, names) = (&self.cell.model, self.names);
+        let mut unit = Unit::new("head");
+        let (vocab, hidden) = (model.vocab_size, model.hidden_size);
+        let init = Init::Normal(model.initializer_range);
+        let tied = model.tie_word_embeddings;
+        let norm = self.norm(&mut unit, names.norm, hidden);
+        let part = self.base();
+        let matrix = match tied {
+            true => embedding.table,
+            false => self.push(&mut unit, part, format!("{}.weight", names.head), &[vocab, hidden], init),
+        };
+        (unit, Head { norm, matrix, tied, vocab, hidden })
+    }
+}

@@ -1,0 +1,150 @@
+//! A model written as transformers opens it: `config.json`, and `model.safetensors` or several files with an index.
+
+use crate::checkpoint::{CheckpointError, write_safetensors};
+use crate::hf;
+use crate::layers::StepError;
+use crate::rank::Rank;
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use zbench_kernels::DType;
+
+/// Why a model was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// The weights could not be gathered.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// A file of weights could not be written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Another file could not be written.
+    #[error("{}: cannot be written: {source}; make room or name another folder", .path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// What a model is written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaveOptions {
+    /// f32, bf16 or f16.
+    pub dtype: DType,
+    /// A file is ended before its elements take more bytes than this; a tensor is never divided.
+    pub shard_bytes: u64,
+}
+
+impl Default for SaveOptions {
+    fn default() -> SaveOptions {
+        SaveOptions { dtype: DType::F32, shard_bytes: 5_000_000_000 }
+    }
+}
+
+type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
+
+impl Rank<'_> {
+    /// Writes the weights into `dir`, which is made if it is not there. A collective call: every rank takes part, rank 0
+    /// writes. Adapters have their own names in the files; transformers opens what has none.
+    pub fn save_model(&mut self, dir: &Path, options: SaveOptions) -> Result<(), SaveError> {
+        let writes = self.number() == 0;
+        let mut files = Files { dir, options, held: Vec::new(), bytes: 0, parts: Vec::new(), failed: None };
+        if writes {
+            std::fs::create_dir_all(dir).map_err(|source| SaveError::Io { path: dir.into(), source })?;
+        }
+        // Every rank goes through all units, whatever the disk of rank 0 says.
+        self.export_weights(|name, shape, values| {
+            if writes {
+                files.take(name, shape, values);
+            }
+        })?;
+        if !writes {
+            return Ok(());
+        }
+        files.finish()?;
+        let text = hf::config_json(&self.inputs.cell.model, options.dtype);
+        put(&dir.join("config.json"), text.as_bytes())
+    }
+}
+
+/// The files as they fill. What is complete is written under a passing name: how many there are is known at the end.
+struct Files<'a> {
+    dir: &'a Path,
+    options: SaveOptions,
+    held: Tensors,
+    bytes: u64,
+    /// Names of the tensors in each file that is complete.
+    parts: Vec<Vec<String>>,
+    failed: Option<SaveError>,
+}
+
+impl Files<'_> {
+    fn take(&mut self, name: &str, shape: &[usize], values: &[f32]) {
+        let bytes = (values.len() * self.options.dtype.size()) as u64;
+        if self.bytes + bytes > self.options.shard_bytes && !self.held.is_empty() {
+            self.flush();
+        }
+        if self.failed.is_none() {
+            self.held.push((name.into(), shape.into(), values.into()));
+            self.bytes += bytes;
+        }
+    }
+
+    fn passing(&self, part: usize) -> PathBuf {
+        self.dir.join(format!("model-{:05}.safetensors.part", part + 1))
+    }
+
+    fn flush(&mut self) {
+        let held = std::mem::take(&mut self.held);
+        self.bytes = 0;
+        if self.failed.is_some() {
+            return;
+        }
+        let tensors: Vec<_> =
+            held.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), &values[..])).collect();
+        match write_safetensors(&self.passing(self.parts.len()), &tensors, self.options.dtype) {
+            Ok(()) => self.parts.push(held.into_iter().map(|(name, ..)| name).collect()),
+            Err(error) => self.failed = Some(error.into()),
+        }
+    }
+
+    /// Gives the files their names, and writes the index where there are several.
+    fn finish(mut self) -> Result<(), SaveError> {
+        self.flush();
+        if let Some(error) = self.failed.take() {
+            (0..self.parts.len()).for_each(|part| drop(std::fs::remove_file(self.passing(part))));
+            return Err(error);
+        }
+        let count = self.parts.len();
+        let (single, index) = (self.dir.join("model.safetensors"), self.dir.join("model.safetensors.index.json"));
+        // What an earlier run left would be opened in place of this one's.
+        let stale = if count == 1 { &index } else { &single };
+        if stale.exists() {
+            std::fs::remove_file(stale).map_err(|source| SaveError::Io { path: stale.clone(), source })?;
+        }
+        let mut map = Map::new();
+        for (part, names) in self.parts.iter().enumerate() {
+            let file = match count {
+                1 => "model.safetensors".to_string(),
+                _ => format!("model-{:05}-of-{count:05}.safetensors", part + 1),
+            };
+            let path = self.dir.join(&file);
+            std::fs::rename(self.passing(part), &path).map_err(|source| SaveError::Io { path, source })?;
+            map.extend(names.iter().map(|name| (name.clone(), json!(file))));
+        }
+        if count == 1 {
+            return Ok(());
+        }
+        let total: u64 = (0..count)
+            .map(|part| self.dir.join(format!("model-{:05}-of-{count:05}.safetensors", part + 1)))
+            .map(|path| std::fs::metadata(&path).map_or(0, |data| data.len()))
+            .sum();
+        let text = json!({"metadata": {"total_size": total}, "weight_map": Value::Object(map)});
+        put(&index, format!("{text:#}\n").as_bytes())
+    }
+}
+
+fn put(path: &Path, bytes: &[u8]) -> Result<(), SaveError> {
+    std::fs::write(path, bytes).map_err(|source| SaveError::Io { path: path.into(), source })
+}
