@@ -3,6 +3,7 @@
 mod allreduce;
 mod allreduce_processes;
 mod ci_files;
+mod ci_gate;
 mod cli;
 mod compare;
 mod config;
