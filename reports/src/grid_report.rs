@@ -295,5 +295,5 @@ fn made_by(document: &mut Document, grid: &Grid, records: &[&Record]) {
 }
 
 pub(crate) use crate::environment::flatten;
-pub(crate) use cells::{Cell, Grid};
+pub(crate) use cells::{Cell, Grid, rate};
 pub(crate) use labels::{STRATEGY, first_letters, telling_length};

@@ -1,7 +1,7 @@
 //! How fast cells are: tokens per second, model FLOPs utilisation, and how step times are spread.
 
 use super::{chosen, figure, id, named, tone};
-use crate::grid_report::{Cell, Grid};
+use crate::grid_report::{Cell, Grid, rate};
 use crate::plot::{Axis, Figure, IntervalRow, Intervals, Plot, SpreadRow, Spreads, Unit, drawable};
 use crate::stats::{self, Interval};
 use crate::units;
@@ -114,11 +114,7 @@ fn utilisation(cell: &Cell) -> Option<Interval> {
             })
         })
         .collect();
-    let rate = |steps: &[(f64, f64)]| {
-        let (work, time) = steps.iter().fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
-        work / time
-    };
-    stats::bootstrap(&trials, rate)
+    rate(trials)
 }
 
 /// How the times of timed steps are spread.

@@ -37,6 +37,8 @@ pub struct Grid<'a> {
     pub cells: Vec<Cell<'a>>,
     /// The axes; their values are in the order of `cells`.
     pub axes: Axes,
+    /// Places of cells, by their key and by the id of each of their records.
+    index: HashMap<&'a str, usize>,
     id_length: usize,
     key_length: usize,
 }
@@ -53,7 +55,7 @@ impl<'a> Grid<'a> {
             }
             trials[place].push(record);
         }
-        let mut cells: Vec<Cell> = trials.into_iter().map(Cell::new).collect();
+        let mut cells = cells_of(trials);
 
         let ranked: Vec<usize> = (0..cells.len()).filter(|&cell| cells[cell].unranked.is_none()).collect();
         let speeds: Vec<Interval> = ranked.iter().filter_map(|&cell| cells[cell].speed).collect();
@@ -76,7 +78,15 @@ impl<'a> Grid<'a> {
         }
         let id_length = labels::telling_length(records.iter().map(|record| record.id.as_str()));
         let key_length = labels::telling_length(keys.iter().copied());
-        Self { cells, axes, id_length, key_length }
+        let mut index: HashMap<&str, usize> = HashMap::new();
+        for (place, cell) in cells.iter().enumerate() {
+            for trial in &cell.trials {
+                index.entry(&trial.id).or_insert(place);
+            }
+        }
+        // A key says more than an id: it wins where both are equal.
+        index.extend(cells.iter().enumerate().map(|(place, cell)| (cell.key, place)));
+        Self { cells, axes, index, id_length, key_length }
     }
 
     /// Enough of a record's id to tell it from the others here.
@@ -102,13 +112,11 @@ impl<'a> Grid<'a> {
     /// The cell whose losses this one was compared with.
     pub fn reference(&self, cell: &Cell) -> Option<&Cell<'a>> {
         let of_record = |record: &&Record| match (&record.parity.reference, record.parity.verdict) {
-            (_, Verdict::Reference) => self.cells.iter().find(|other| other.key == cell.key),
-            (Some(id), _) => {
-                self.cells.iter().find(|other| other.key == id || other.trials.iter().any(|trial| trial.id == *id))
-            }
+            (_, Verdict::Reference) => self.index.get(cell.key),
+            (Some(id), _) => self.index.get(id.as_str()),
             (None, _) => None,
         };
-        cell.used.iter().find_map(of_record)
+        cell.used.iter().find_map(of_record).map(|&place| &self.cells[place])
     }
 
     /// The median speed as a multiple of the reference's.
@@ -166,8 +174,10 @@ impl<'a> Cell<'a> {
 
     /// Measured trials whose numbers are not used, for their validity flags.
     pub fn set_aside(&self) -> impl Iterator<Item = &'a Record> {
-        let is_used = |record: &Record| self.used.iter().any(|used| std::ptr::eq(*used, record));
-        self.trials.iter().copied().filter(move |record| record.is_measured() && !is_used(record))
+        // Where one trial without flags is used, all those are, and none with a flag.
+        let uses_clean = self.used.first().is_some_and(|used| excluding_flags(used).next().is_none());
+        let is_flagged = |record: &&Record| record.is_measured() && excluding_flags(record).next().is_some();
+        self.trials.iter().copied().filter(move |record| uses_clean && is_flagged(record))
     }
 
     /// How often it was measured and used, out of all trials: `3`, `2 of 3`.
@@ -250,6 +260,42 @@ impl<'a> Cell<'a> {
     }
 }
 
+/// A cell for each list of trials, in their order. Intervals are what takes time, and each is of one cell alone: all cores
+/// take part.
+fn cells_of<'a>(trials: Vec<Vec<&'a Record>>) -> Vec<Cell<'a>> {
+    const WORTH_THREADS: usize = 64;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if trials.len() < WORTH_THREADS || cores == 1 {
+        return trials.into_iter().map(Cell::new).collect();
+    }
+    let share = trials.len().div_ceil(cores);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = trials
+            .chunks(share)
+            .map(|part| scope.spawn(move || part.iter().cloned().map(Cell::new).collect::<Vec<Cell>>()))
+            .collect();
+        let finished = workers.into_iter().map(|worker| worker.join());
+        // A panic in a worker is one of this function.
+        finished.flat_map(|cells| cells.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+/// From so many trials on, steps are not drawn one by one: trials differ by the noise of their steps, too, and many trials
+/// show all of it.
+const MANY_TRIALS: usize = 200;
+
+/// The median over trials of work over time, with its interval; each trial is the work and time of its steps.
+pub fn rate(mut trials: Vec<Vec<(f64, f64)>>) -> Option<Interval> {
+    let sum = |steps: &[(f64, f64)]| steps.iter().fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
+    if trials.len() >= MANY_TRIALS {
+        trials.iter_mut().filter(|steps| !steps.is_empty()).for_each(|steps| *steps = vec![sum(steps)]);
+    }
+    stats::bootstrap(&trials, |steps| {
+        let (work, time) = sum(steps);
+        work / time
+    })
+}
+
 /// Numbers that a speed rests on: timed steps, or trials whose records hold none.
 fn observations(used: &[&Record]) -> usize {
     used.iter().map(|record| record.timed_steps().count().max(1)).sum()
@@ -261,18 +307,14 @@ fn speed(used: &[&Record]) -> Option<Interval> {
     let trials: Vec<Vec<(f64, f64)>> = used
         .iter()
         .map(|record| {
-            let steps: Vec<(f64, f64)> = record.timed_steps().map(|step| (step.tokens as f64, step.ms)).collect();
+            let steps: Vec<(f64, f64)> = record.timed_steps().map(|step| (step.tokens as f64 * 1e3, step.ms)).collect();
             match record.metrics.number("tokens_per_second") {
-                Some(rate) if steps.is_empty() => vec![(rate, 1000.0)],
+                Some(rate) if steps.is_empty() => vec![(rate, 1.0)],
                 _ => steps,
             }
         })
         .collect();
-    let rate = |steps: &[(f64, f64)]| {
-        let (tokens, ms) = steps.iter().fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
-        tokens / ms * 1000.0
-    };
-    stats::bootstrap(&trials, rate).filter(|speed| speed.mid > 0.0)
+    rate(trials).filter(|speed| speed.mid > 0.0)
 }
 
 fn severity(verdict: Verdict) -> u8 {

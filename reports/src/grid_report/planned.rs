@@ -10,6 +10,8 @@ use crate::units;
 
 /// Above this share of the capacity a cell fits only barely.
 const BARELY: f64 = 0.95;
+/// So many cells that do not fit are told one by one.
+const MOST_MISFITS: usize = 200;
 const MODEL_STATE: [Category; 3] = [Category::Parameters, Category::Gradients, Category::Optimizer];
 
 /// The plan of one cell that did not run, per rank.
@@ -109,8 +111,12 @@ pub fn answer(document: &mut Document, grid: &Grid) -> bool {
             .paragraph("Model state of a rank (parameters, gradients and optimizer), before activations and buffers:");
         document.list(state);
     }
-    let misfits: Vec<String> =
-        plans.iter().filter(|plan| !plan.fits()).map(|plan| misfit(grid, &plans, plan)).collect();
+    let count = plans.iter().filter(|plan| !plan.fits()).count();
+    let mut misfits: Vec<String> =
+        plans.iter().filter(|plan| !plan.fits()).take(MOST_MISFITS).map(|plan| misfit(grid, &plans, plan)).collect();
+    if count > MOST_MISFITS {
+        misfits.push(format!("And {} more; the table has all.", count - MOST_MISFITS));
+    }
     if !misfits.is_empty() {
         document.paragraph("What does not fit, why, and the cheapest change that makes it fit:");
         document.list(misfits);

@@ -189,6 +189,7 @@ pub fn intervals(grid: &Grid) -> String {
 pub fn wide(grid: &Grid) -> Vec<String> {
     let ranked: Vec<(&Cell, stats::Place, Interval)> =
         grid.ranked().filter_map(|cell| Some((cell, cell.place?, cell.speed?))).collect();
+    let best_of = BestRank::new(ranked.iter().map(|(_, place, _)| *place).collect());
     let mut by_width = Vec::new();
     let mut reaching = Vec::new();
     let mut lowest_above = 0;
@@ -197,10 +198,10 @@ pub fn wide(grid: &Grid) -> Vec<String> {
             by_width.push(format!("{} (rank {})", cell.label, place.label()));
         }
         lowest_above = lowest_above.max(place.rank);
-        let reached = ranked
-            .iter()
-            .filter(|(_, other, limits)| other.rank < place.rank && (speed.mid..=speed.high).contains(&limits.mid));
-        if let Some((_, best, _)) = reached.min_by_key(|(_, other, _)| other.rank) {
+        // Rows are in the order of the medians: those with a median from its own to the end of its interval are neighbours.
+        let first = ranked.partition_point(|(_, _, other)| other.mid > speed.high);
+        let last = ranked.partition_point(|(_, _, other)| other.mid >= speed.mid);
+        if let Some(best) = best_of.among(first, last).filter(|best| best.rank < place.rank) {
             reaching.push(format!("{} (rank {}, into {})", cell.label, place.label(), best.label()));
         }
     }
@@ -221,6 +222,33 @@ pub fn wide(grid: &Grid) -> Vec<String> {
         ));
     }
     items
+}
+
+/// The best rank among neighbours, without looking at all of them: level k holds the best of every 2^k in a row.
+struct BestRank(Vec<Vec<stats::Place>>);
+
+impl BestRank {
+    fn new(places: Vec<stats::Place>) -> Self {
+        let mut levels = vec![places];
+        for level in 0.. {
+            let (below, width) = (&levels[level], 1 << level);
+            if below.len() <= width {
+                break;
+            }
+            let next = (0..below.len() - width).map(|at| better(below[at], below[at + width])).collect();
+            levels.push(next);
+        }
+        Self(levels)
+    }
+
+    fn among(&self, first: usize, last: usize) -> Option<stats::Place> {
+        let level = last.checked_sub(first)?.checked_ilog2()? as usize;
+        Some(better(self.0[level][first], self.0[level][last - (1 << level)]))
+    }
+}
+
+fn better(a: stats::Place, b: stats::Place) -> stats::Place {
+    if b.rank < a.rank { b } else { a }
 }
 
 /// A warning when ranks compare different work.

@@ -1,5 +1,7 @@
 //! What a grid shows, in sentences. Nothing is said that the records do not hold.
 
+use std::collections::{HashMap, HashSet};
+
 use super::cells::{self, Cell, Grid};
 use super::labels::{Axis, STRATEGY};
 use crate::record::{Category, Verdict};
@@ -39,7 +41,8 @@ fn costed<'g, 'a>(grid: &'g Grid<'a>) -> impl Iterator<Item = &'g Cell<'a>> {
 fn strategy(grid: &Grid, axis: Option<&Axis>, name: &str) -> Option<String> {
     let cells: Vec<&Cell> = costed(grid).filter(|cell| cell.strategy() == name).collect();
     let mut pairs = axis.filter(|_| name != "ddp").map(|axis| pairs(grid, axis, "ddp", name)).unwrap_or_default();
-    pairs.retain(|(_, other)| cells.iter().any(|cell| cell.key == other.key));
+    let keys: HashSet<&str> = cells.iter().map(|cell| cell.key).collect();
+    pairs.retain(|(_, other)| keys.contains(other.key));
     let against_ddp = |value: &dyn Fn(&Cell) -> Option<f64>| {
         let ratio = |(ddp, other): &(&Cell, &Cell)| Some(value(other)? / value(ddp).filter(|&base| base > 0.0)?);
         let ratios = range(pairs.iter().filter_map(ratio), |ratio| format!("{ratio:.2}"));
@@ -71,10 +74,16 @@ pub fn effects(grid: &Grid) -> Vec<String> {
         let mut values = axis.distinct();
         sort_values(&mut values);
         let Some((base, others)) = values.split_first() else { continue };
-        items.extend(others.iter().filter_map(|other| effect(grid, axis, base, other)));
+        items.extend(others.iter().take(MOST_VALUES).filter_map(|other| effect(grid, axis, base, other)));
+        if let Some(more) = others.len().checked_sub(MOST_VALUES).filter(|&more| more > 0) {
+            items.push(format!("{}: {more} more values are not told here; the table of cells has them.", axis.path));
+        }
     }
     items
 }
+
+/// So many values of one key are each compared with its first: more say nothing to a reader.
+const MOST_VALUES: usize = 20;
 
 /// Numbers by size; a value that means "off" before all others, the rest as they came.
 fn sort_values(values: &mut [&str]) {
@@ -122,9 +131,13 @@ fn pairs<'g, 'a>(grid: &'g Grid<'a>, axis: &Axis, base: &str, other: &str) -> Ve
         (0..grid.cells.len()).filter(|&place| axis.values[place] == value).filter(usable).collect()
     };
     let rest: Vec<&Axis> = grid.axes.telling.iter().filter(|other| other.path != axis.path).collect();
-    let others = of(other);
-    let partner = |a: usize| others.iter().copied().find(|&b| rest.iter().all(|axis| axis.values[a] == axis.values[b]));
-    of(base).into_iter().filter_map(|a| Some((&grid.cells[a], &grid.cells[partner(a)?]))).collect()
+    let values = |place: usize| rest.iter().map(|axis| axis.values[place].as_str()).collect::<Vec<&str>>();
+    let mut partners: HashMap<Vec<&str>, usize> = HashMap::new();
+    for place in of(other) {
+        partners.entry(values(place)).or_insert(place);
+    }
+    let pair = |a: usize| Some((&grid.cells[a], &grid.cells[*partners.get(&values(a))?]));
+    of(base).into_iter().filter_map(pair).collect()
 }
 
 fn relative(base: f64, other: f64) -> Option<f64> {

@@ -284,7 +284,9 @@ pub const MOST_POINTS: usize = 400;
 /// So many curves can be told apart by colour and shape.
 pub const MOST_LINES: usize = 8;
 
-/// A number that can be drawn: finite, and small enough that differences and products are too.
+/// A number that can be drawn: finite, and small enough that differences and products are too. What is nearer to zero than
+/// anything that is measured is zero.
 pub fn drawable(value: f64) -> Option<f64> {
+    let value = if value.abs() < 1e-24 { 0.0 } else { value };
     (value.is_finite() && value.abs() < 1e24).then_some(value)
 }
