@@ -70,8 +70,7 @@ fn a_baseline_is_made_and_held_to() {
     }
 
     // Another model is another question, and no verdict of the run before is left behind.
-    std::fs::write(folder.path().join("cell.toml"), CELL.replace("micro_batch = 1", "micro_batch = 2"))
-        .unwrap();
+    std::fs::write(folder.path().join("cell.toml"), CELL.replace("micro_batch = 1", "micro_batch = 2")).unwrap();
     let other = run_gate(folder.path(), &["baseline", baseline]);
     assert_eq!(other.status.code(), Some(1), "{}", says(&other));
     assert!(!folder.path().join("out/gate.md").exists());

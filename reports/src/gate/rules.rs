@@ -72,7 +72,7 @@ impl Default for Rules {
         Self {
             metrics: names.iter().filter_map(|name| super::metric::find(name)).map(rule).collect(),
             figure: Figure::LowerQuartile,
-            time_budget: 120.0,
+            time_budget: 180.0,
             min_pairs: 10,
             max_pairs: 120,
             confidence: 0.98,
