@@ -94,7 +94,14 @@ impl<'a> Job<'a> {
     fn targets(&self, more: &[String]) -> Result<Option<Vec<Target>>, ConfigError> {
         let Some(config) = &self.file.config else { return Ok(None) };
         let set: Vec<String> = self.file.set.iter().chain(more).cloned().collect();
-        cells::of_configuration(&absolute(config), &set, self.file.only.as_deref()).map(Some)
+        // What is set to another value is no longer narrowed to the old one.
+        let is_set = |term: &str| more.iter().any(|set| set.split('=').next() == term.split('=').next());
+        let only = self
+            .file
+            .only
+            .as_ref()
+            .map(|only| only.split(',').filter(|term| !is_set(term.trim())).collect::<Vec<_>>().join(","));
+        cells::of_configuration(&absolute(config), &set, only.as_deref().filter(|only| !only.is_empty())).map(Some)
     }
 
     /// A bench for one cell.

@@ -137,8 +137,11 @@ pub fn judge_records(question: &Question, candidate: Vec<Trial>) -> CellReport {
     };
     let rules = question.rules;
     let samples = Samples { base: base.clone(), now: candidate, paired: false };
-    let end = match (samples.now.iter().any(Trial::is_measured), samples.now.last()) {
-        (false, Some(last)) => End::Unmeasured(None, Some(Box::new(last.clone()))),
+    let best = |trials: &[Trial]| trials.iter().find(|trial| trial.is_measured()).or(trials.last()).cloned();
+    let is_measured = |trial: &Option<Trial>| trial.as_ref().is_some_and(Trial::is_measured);
+    let (before, now) = (best(&samples.base), best(&samples.now));
+    let end = match (is_measured(&before) && is_measured(&now), now) {
+        (false, Some(now)) => End::Unmeasured(before.map(Box::new), Some(Box::new(now))),
         _ => End::Done,
     };
     let alpha = (1.0 - rules.confidence) / question.noisy_rows.max(1) as f64;

@@ -330,8 +330,10 @@ fn records_beside_records() {
     assert_eq!(of(stored(10, 10.0, 22), stored(2, 10.0, 23)).0, Verdict::NotMeasured);
     assert_eq!(of(stored(10, 10.0, 22), Vec::new()).0, Verdict::NotMeasured);
     let out = vec![Trial::ended(Status::OutOfMemory, "too big", 0.0)];
-    let (verdict, report) = of(stored(10, 10.0, 22), out);
+    let (verdict, report) = of(stored(10, 10.0, 22), out.clone());
     assert_eq!((verdict, report.rows[0].class), (Verdict::Regression, Class::Fit));
+    let (verdict, report) = of(out, stored(10, 10.0, 22));
+    assert_eq!((verdict, report.rows.len(), report.rows[0].class), (Verdict::Improvement, 1, Class::Fit));
 }
 
 #[test]
