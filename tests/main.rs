@@ -2,6 +2,7 @@
 
 mod allreduce;
 mod allreduce_processes;
+mod browser;
 mod ci_files;
 mod cli;
 mod compare;
@@ -17,4 +18,5 @@ mod netns;
 mod notebook;
 mod old_records;
 mod portable;
+mod report;
 mod support;
