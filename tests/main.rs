@@ -2,6 +2,7 @@
 
 mod allreduce;
 mod allreduce_processes;
+mod browser;
 mod ci_files;
 mod ci_gate;
 mod cli;
@@ -19,4 +20,5 @@ mod netns;
 mod notebook;
 mod old_records;
 mod portable;
+mod report;
 mod support;

@@ -25,7 +25,7 @@ pub fn losses(grid: &Grid) -> Option<Figure> {
     let cells = groups.iter().map(|group| group.cells.len()).sum::<usize>();
     groups.truncate(MOST_LINES);
     let mut thinned = 0;
-    let lines: Vec<Line> = groups
+    let mut lines: Vec<Line> = groups
         .iter()
         .map(|group| {
             let points = points(group.cells[0]);
@@ -33,6 +33,7 @@ pub fn losses(grid: &Grid) -> Option<Figure> {
             Line { label: label(grid, group), points: thin(points), records: ids(group) }
         })
         .collect();
+    tell_apart(&mut lines, &groups);
     let shown: Vec<&Cell> = groups.iter().flat_map(|group| group.cells.iter().copied()).collect();
     let caption = caption(grid, (cells, all), lines.len(), thinned);
     let plot = Plot::Lines(Lines {
@@ -113,6 +114,29 @@ fn label(grid: &Grid, group: &Group) -> String {
     match common.is_empty() {
         true => format!("{} and {} more", group.cells[0].label, group.cells.len() - 1),
         false => format!("{} ({} cells)", common.join(", "), group.cells.len()),
+    }
+}
+
+/// Groups that have the same in common are told apart by their strategies.
+fn tell_apart(lines: &mut [Line], groups: &[Group]) {
+    const NAMED: usize = 3;
+    // The count of cells, in brackets, says nothing of which they are.
+    let plain = |label: &str| label.split(" (").next().unwrap_or_default().to_string();
+    let labels: Vec<String> = lines.iter().map(|line| plain(&line.label)).collect();
+    for (line, group) in lines.iter_mut().zip(groups) {
+        if labels.iter().filter(|label| **label == plain(&line.label)).count() < 2 {
+            continue;
+        }
+        let mut names: Vec<&str> = Vec::new();
+        for cell in &group.cells {
+            if !names.contains(&cell.strategy()) {
+                names.push(cell.strategy());
+            }
+        }
+        let more = names.len().saturating_sub(NAMED);
+        names.truncate(NAMED);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        line.label = format!("{}{more}, {}", names.join(", "), line.label);
     }
 }
 

@@ -95,10 +95,14 @@ fn exposed(names: &[&str], rows: &[StackRow]) -> String {
 /// The spans one after the other, for the fastest cell of each strategy.
 pub fn waterfall(grid: &Grid) -> Option<Figure> {
     let (names, empty) = spans(grid);
+    let has = |cell: &&Cell| lengths(cell, &names).iter().any(|ms| *ms > 0.0);
     let mut cells: Vec<&Cell> = Vec::new();
-    for cell in grid.measured().filter(|cell| lengths(cell, &names).iter().any(|ms| *ms > 0.0)) {
-        if !cells.iter().any(|other| other.strategy() == cell.strategy()) {
-            cells.push(cell);
+    // Full fine-tunes speak for their strategy where there are some: an adapter run is other work.
+    for adapters in [false, true] {
+        for cell in grid.measured().filter(has).filter(|cell| cell.has_adapter() == adapters) {
+            if !cells.iter().any(|other| other.strategy() == cell.strategy()) {
+                cells.push(cell);
+            }
         }
     }
     let strategies = cells.len();
@@ -119,9 +123,9 @@ pub fn waterfall(grid: &Grid) -> Option<Figure> {
     let which = match (strategies, grid.measured().count()) {
         (_, 1) => String::new(),
         (all, _) if all > PANELS => {
-            format!(" Shown is the first cell in the tables of each of {PANELS} out of {all} strategies.")
+            format!(" Shown is the first full fine-tune in the tables of each of {PANELS} out of {all} strategies.")
         }
-        _ => " Shown is the first cell in the tables of each strategy.".to_string(),
+        _ => " Shown is the first full fine-tune in the tables of each strategy.".to_string(),
     };
     let caption = format!(
         "The longest span of {}. Each bar begins where the one above it ends, and the last is the whole step: milliseconds of the slowest rank, \

@@ -282,7 +282,7 @@ pub const MOST_ROWS: usize = 32;
 /// So many points a curve has at most; of longer ones the caption says how points were chosen.
 pub const MOST_POINTS: usize = 400;
 /// So many curves can be told apart by colour and shape.
-pub const MOST_LINES: usize = 8;
+pub const MOST_LINES: usize = 10;
 
 /// A number that can be drawn: finite, and small enough that differences and products are too. What is nearer to zero than
 /// anything that is measured is zero.

@@ -60,7 +60,7 @@ pub fn lines(canvas: &mut Canvas, plot: &Lines) {
     let names: Vec<String> = plot.lines.iter().map(|line| line.label.clone()).collect();
     let top = canvas.legend(4.0, &names, |canvas, place, x, y| {
         canvas.line((x - 8.0, y), (x + 8.0, y), &line_class(place));
-        canvas.mark(x, y, place, &format!("f{}", place % 8));
+        canvas.mark(x, y, place, &format!("f{}", place % 10));
     });
     let usable = |(x, y): &(f64, f64)| (!plot.x.log || *x > 0.0) && (!plot.y.log || *y > 0.0);
     let points = || plot.lines.iter().flat_map(|line| &line.points).filter(|point| usable(point));
@@ -82,7 +82,7 @@ pub fn lines(canvas: &mut Canvas, plot: &Lines) {
         canvas.path(&line_class(place), &path);
         if shown.len() <= 40 {
             for (x, y) in shown {
-                canvas.mark(x, y, place, &format!("f{} e", place % 8));
+                canvas.mark(x, y, place, &format!("f{} e", place % 10));
             }
         }
         canvas.end();
@@ -91,7 +91,7 @@ pub fn lines(canvas: &mut Canvas, plot: &Lines) {
 
 /// The second half of the colours comes with dashes as well.
 fn line_class(place: usize) -> String {
-    format!("l s{}{}", place % 8, if place % 8 >= 4 { " d" } else { "" })
+    format!("l s{}{}", place % 10, if place % 10 >= 5 { " d" } else { "" })
 }
 
 fn first_ids(ids: &[String]) -> String {
@@ -109,7 +109,7 @@ pub fn scatter(canvas: &mut Canvas, plot: &Scatter) {
     names.extend((!plot.front.is_empty()).then(|| "best of both".to_string()));
     names.extend(plot.diagonal.then(|| "as predicted".to_string()));
     let top = canvas.legend(4.0, &names, |canvas, place, x, y| match place {
-        place if place < clouds => canvas.mark(x, y, place, &format!("f{}", place % 8)),
+        place if place < clouds => canvas.mark(x, y, place, &format!("f{}", place % 10)),
         _ => canvas.line((x - 8.0, y), (x + 8.0, y), "a d"),
     });
     let dots = || plot.clouds.iter().flat_map(|cloud| &cloud.dots);
@@ -164,9 +164,13 @@ fn point(canvas: &mut Canvas, plot: &Scatter, plane: &Plane, place: usize, dot: 
         dot.record
     ));
     if let Some((low, high)) = dot.limits {
-        canvas.line((x, plane.y.place(low)), (x, plane.y.place(high)), &format!("s{} g", place % 8));
+        canvas.line((x, plane.y.place(low)), (x, plane.y.place(high)), &format!("s{} c", place % 10));
     }
-    let class = if dot.stands_out { format!("f{} k", place % 8) } else { format!("f{} q", place % 8) };
+    let class = match (dot.stands_out, plot.front.is_empty()) {
+        (true, _) => format!("f{} k", place % 10),
+        (false, true) => format!("f{} e", place % 10),
+        (false, false) => format!("f{} q", place % 10),
+    };
     canvas.mark(x, y, place, &class);
     canvas.end();
 }
@@ -193,7 +197,7 @@ fn names_of(canvas: &mut Canvas, plot: &Scatter, plane: &Plane) {
                 place.2 < other.0 || other.2 < place.0 || place.3 < other.1 || other.3 < place.1
             };
             if inside && taken.iter().all(apart) {
-                canvas.text(x + dx, y + dy, Anchor::Start, "", &name);
+                canvas.text(x + dx, y + dy, Anchor::Start, "h", &name);
                 taken.push(place);
                 break;
             }

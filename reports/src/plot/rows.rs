@@ -10,6 +10,8 @@ const BAND: f64 = 16.0;
 const LINE: f64 = 14.0;
 /// Names wider than this are broken.
 const WIDEST_NAME: f64 = 320.0;
+/// Numbers are never that wide, unless a record lies.
+const WIDEST_NUMBER: f64 = 110.0;
 
 /// Where the rows of a plot are.
 struct Frame {
@@ -22,8 +24,8 @@ struct Frame {
 struct Rows<'p> {
     axis: &'p Axis,
     labels: Vec<&'p str>,
-    /// A number for each row, right of its marks.
-    numbers: Vec<String>,
+    /// Numbers of each row, right of its marks, in columns.
+    numbers: Vec<Vec<String>>,
     /// What the axis must hold.
     values: Vec<f64>,
     range: Range,
@@ -33,13 +35,19 @@ struct Rows<'p> {
 fn frame(canvas: &mut Canvas, rows: &Rows, layout: Layout, top: f64) -> Frame {
     let width = canvas.width;
     let widest = |texts: &mut dyn Iterator<Item = &str>| texts.map(breadth).fold(0.0, f64::max);
-    let numbers = widest(&mut rows.numbers.iter().map(String::as_str)).min(110.0);
+    let columns = rows.numbers.iter().map(Vec::len).max().unwrap_or(0);
+    let column = |place: usize| {
+        let texts = rows.numbers.iter().filter_map(|numbers| numbers.get(place));
+        texts.map(|text| breadth(text)).fold(0.0, f64::max).min(WIDEST_NUMBER) + 8.0
+    };
+    let columns: Vec<f64> = (0..columns).map(column).collect();
+    let numbers: f64 = columns.iter().sum();
     let room = match layout {
         Layout::Wide => widest(&mut rows.labels.iter().copied()).min(WIDEST_NAME),
         Layout::Narrow => width - 12.0,
     };
     let left = if layout == Layout::Wide { room + 18.0 } else { 10.0 };
-    let right = width - numbers - if numbers > 0.0 { 16.0 } else { 8.0 };
+    let right = width - numbers - 8.0;
 
     let names: Vec<Vec<String>> = rows.labels.iter().map(|label| two_lines(label, room)).collect();
     let mut y = top;
@@ -62,7 +70,7 @@ fn frame(canvas: &mut Canvas, rows: &Rows, layout: Layout, top: f64) -> Frame {
     let most = if layout == Layout::Wide { 7 } else { 4 };
     let scale = Scale::new(rows.axis, rows.values.iter().copied(), rows.range, most, left, right);
     grid(canvas, &scale, top, bottom);
-    for ((lines, middle), number) in names.iter().zip(&middles).zip(&rows.numbers) {
+    for ((lines, middle), numbers) in names.iter().zip(&middles).zip(&rows.numbers) {
         for (place, line) in lines.iter().enumerate() {
             let shift = place as f64 * LINE;
             match layout {
@@ -76,8 +84,9 @@ fn frame(canvas: &mut Canvas, rows: &Rows, layout: Layout, top: f64) -> Frame {
                 }
             }
         }
-        if !number.is_empty() {
-            canvas.text(width - 4.0, middle + 4.0, Anchor::End, "", &shortened(number, 110.0));
+        for (place, number) in numbers.iter().enumerate() {
+            let end = width - 4.0 - columns[place + 1..].iter().sum::<f64>();
+            canvas.text(end, middle + 4.0, Anchor::End, "", &shortened(number, WIDEST_NUMBER));
         }
     }
     canvas.height = bottom + 42.0;
@@ -125,7 +134,7 @@ pub fn intervals(canvas: &mut Canvas, plot: &Intervals, layout: Layout) {
     let rows = Rows {
         axis: &plot.axis,
         labels: plot.rows.iter().map(|row| row.label.as_str()).collect(),
-        numbers: plot.rows.iter().map(|row| brief(plot.axis.unit, row.mid)).collect(),
+        numbers: plot.rows.iter().map(|row| vec![brief(plot.axis.unit, row.mid)]).collect(),
         values: plot.rows.iter().flat_map(|row| [row.low, row.mid, row.high]).collect(),
         range: Range::Around,
     };
@@ -189,7 +198,7 @@ pub fn stacks(canvas: &mut Canvas, plot: &Stacks, layout: Layout) {
     let rows = Rows {
         axis: &plot.axis,
         labels: plot.rows.iter().map(|row| row.label.as_str()).collect(),
-        numbers: plot.rows.iter().map(|row| brief(plot.axis.unit, row.sum())).collect(),
+        numbers: plot.rows.iter().map(|row| vec![brief(plot.axis.unit, row.sum())]).collect(),
         values: plot.rows.iter().map(StackRow::sum).chain(plot.rows.iter().filter_map(limit)).collect(),
         range: Range::FromZero,
     };
@@ -232,7 +241,7 @@ pub fn spreads(canvas: &mut Canvas, plot: &Spreads, layout: Layout) {
     let rows = Rows {
         axis: &plot.axis,
         labels: plot.rows.iter().map(|row| row.label.as_str()).collect(),
-        numbers: plot.rows.iter().map(|row| brief(plot.axis.unit, row.percentiles[2])).collect(),
+        numbers: plot.rows.iter().map(|row| vec![brief(plot.axis.unit, row.percentiles[2])]).collect(),
         values: plot.rows.iter().flat_map(|row| row.percentiles.iter().chain(&row.values).copied()).collect(),
         range: Range::Around,
     };
@@ -290,9 +299,12 @@ pub fn waterfalls(canvas: &mut Canvas, plot: &Waterfalls) {
         labels.push("step");
         let number = |length: f64| {
             let share = if all > 0.0 { length / all * 100.0 } else { 0.0 };
-            format!("{}  {share:>3.0} %", spoken(plot.axis.unit, length))
+            let share = if share > 0.0 && share < 1.0 { "<1".to_string() } else { format!("{share:.0}") };
+            // A number of milliseconds to three digits, but no finer than a microsecond.
+            let rounded = (length * 1e3).round() / 1e3;
+            vec![spoken(plot.axis.unit, rounded), format!("{share} %")]
         };
-        let mut numbers: Vec<String> = panel.spans.iter().map(|(_, length)| number(*length)).collect();
+        let mut numbers: Vec<Vec<String>> = panel.spans.iter().map(|(_, length)| number(*length)).collect();
         numbers.push(number(all));
         let values = plot.panels.iter().map(|panel| sum(&panel.spans)).collect();
         let rows = Rows { axis: &plot.axis, labels, numbers, values, range: Range::FromZero };

@@ -60,7 +60,7 @@ pub fn style(theme: Theme) -> String {
     };
     let mut text = format!(
         ".fig .p{{fill:{paper}}}.fig text{{fill:{ink}}}.fig .m{{fill:{soft}}}.fig .g{{stroke:{grid}}}\
-         .fig .a{{stroke:{soft}}}.fig .k{{stroke:{ink}}}.fig .e{{stroke:{paper}}}"
+         .fig .a{{stroke:{soft}}}.fig .k{{stroke:{ink}}}.fig .e,.fig .h{{stroke:{paper}}}"
     );
     for (place, color) in colors.iter().enumerate() {
         let _ = write!(text, ".fig .f{place}{{fill:{color}}}.fig .s{place}{{stroke:{color}}}");
@@ -72,7 +72,7 @@ pub fn style(theme: Theme) -> String {
 pub const SHAPES: &str = ".fig text{font:12px system-ui,-apple-system,\"Segoe UI\",Roboto,\"Liberation Sans\",\"DejaVu Sans\",\
 Arial,sans-serif;font-variant-numeric:tabular-nums}.fig .b{font-weight:600}.fig .g,.fig .a,.fig .k{stroke-width:1;fill:none}\
 .fig .e{stroke-width:1}.fig .l{fill:none;stroke-width:2;stroke-linejoin:round}.fig .w{stroke-width:2}\
-.fig .d{stroke-dasharray:5 4}.fig .o{fill-opacity:.35}.fig .q{fill-opacity:.5}.fig .n{fill:none;stroke-width:2}";
+.fig .d{stroke-dasharray:5 4}.fig .o{fill-opacity:.35}.fig .q{fill-opacity:.5}.fig .n{fill:none;stroke-width:2}.fig .c{stroke-width:1.5;stroke-opacity:.45}.fig .h{stroke-width:4;paint-order:stroke;stroke-linejoin:round}";
 
 /// A file that stands alone; in a browser it follows the reader's theme, elsewhere it is light.
 pub fn file(figure: &Figure) -> String {

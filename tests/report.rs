@@ -1,0 +1,113 @@
+//! `zbench report`: files in every form, plots as files, and errors that say what to do.
+
+use crate::support::{self, TINY, run, stderr, stdout};
+use std::path::{Path, PathBuf};
+
+/// A notebook of a small grid.
+fn notebook(folder: &Path) -> PathBuf {
+    let notebook = folder.join("notebook");
+    let file = support::write(folder, TINY);
+    let grid = run(&notebook, &["grid", file.to_str().unwrap(), "--trials", "2", "-q", "--format", "html"]);
+    assert!(grid.status.success(), "{}", stderr(&grid));
+    assert!(
+        stdout(&grid).starts_with("<!DOCTYPE html>") && stdout(&grid).ends_with("</html>\n"),
+        "grid prints the page, too"
+    );
+    notebook
+}
+
+#[test]
+fn the_ending_of_a_file_is_its_form() {
+    let folder = tempfile::tempdir().unwrap();
+    let notebook = notebook(folder.path());
+    let begins = [
+        ("r.html", "<!DOCTYPE html>"),
+        ("r.md", "# tiny"),
+        ("r.csv", "table,"),
+        ("r.json", "{\"schema\""),
+        ("r.txt", "tiny\n"),
+    ];
+    for (name, start) in begins {
+        let path = folder.path().join(name);
+        let output = run(&notebook, &["report", "-o", path.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(stdout(&output).is_empty(), "what is written to a file is not printed");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with(start), "{name}: {text:.80}");
+    }
+    // What is asked for outranks the ending.
+    let path = folder.path().join("r.txt");
+    assert!(run(&notebook, &["report", "--format", "csv", "-o", path.to_str().unwrap()]).status.success());
+    assert!(std::fs::read_to_string(&path).unwrap().starts_with("table,"));
+    assert!(
+        run(&notebook, &["--format", "table", "report", "-o", folder.path().join("x.html").to_str().unwrap()])
+            .status
+            .success()
+    );
+    assert!(std::fs::read_to_string(folder.path().join("x.html")).unwrap().starts_with("tiny\n"));
+    let output = run(&notebook, &["report", "-o", folder.path().join("r.xyz").to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("end it in .html, .md, .csv, .json or .txt"), "{}", stderr(&output));
+}
+
+#[test]
+fn plots_are_written_as_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let notebook = notebook(folder.path());
+    let (plots, page) = (folder.path().join("a/plots"), folder.path().join("report.md"));
+    let arguments = ["report", "--figures", plots.to_str().unwrap(), "-o", page.to_str().unwrap()];
+    let output = run(&notebook, &arguments);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let mut names: Vec<String> =
+        plots.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert!(names.contains(&"speed.svg".into()) && names.contains(&"waterfall.svg".into()), "{names:?}");
+    assert!(names.iter().all(|name| name.ends_with(".svg")), "nothing half-written stays: {names:?}");
+    assert!(std::fs::read_to_string(plots.join("speed.svg")).unwrap().starts_with("<svg xmlns="));
+    let text = std::fs::read_to_string(&page).unwrap();
+    assert!(text.contains("![Tokens per second](<a/plots/speed.svg>)"), "links lead from the page to its plots");
+
+    let output = run(&notebook, &[&arguments[..], &["--png"]].concat());
+    if stderr(&output).contains("has no fonts") {
+        eprintln!("report --png: NOT TESTED, since this system has no fonts");
+        return;
+    }
+    assert!(output.status.success(), "{}", stderr(&output));
+    for name in names {
+        let picture = std::fs::read(plots.join(name).with_extension("png")).unwrap();
+        let picture = resvg::tiny_skia::Pixmap::decode_png(&picture).unwrap();
+        assert!(picture.width() == 1520 && picture.pixels().iter().any(|p| p.red() < 100), "{}", picture.width());
+    }
+}
+
+#[test]
+fn a_file_is_written_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let notebook = notebook(folder.path());
+    let failing = |arguments: &[&str], words: &[&str]| {
+        let output = run(&notebook, &[&["report"], arguments].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        for word in words {
+            assert!(stderr(&output).contains(word), "{word} in {}", stderr(&output));
+        }
+    };
+    failing(&["-o", "/dev/full", "--format", "html"], &["/dev/full cannot be written", "No space left"]);
+    let absent = folder.path().join("absent/r.html");
+    failing(&["-o", absent.to_str().unwrap()], &["there is no folder", "make it first"]);
+    failing(&["-o", folder.path().to_str().unwrap(), "--format", "html"], &["is no name of a file"]);
+    let file = folder.path().join("tiny.toml");
+    failing(&["--figures", file.to_str().unwrap()], &["the folder", "for plots cannot be made"]);
+    failing(&["--png"], &["--figures"]);
+
+    // A file that may not grow beyond 4 KiB stands for a disk that is full: what stood there stays.
+    let page = folder.path().join("r.html");
+    std::fs::write(&page, "before").unwrap();
+    let program = env!("CARGO_BIN_EXE_zbench");
+    let command = format!("ulimit -f 4; exec {program} --notebook {} report -o {}", notebook.display(), page.display());
+    let output = std::process::Command::new("bash").args(["-c", &command]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("cannot be written"), "{}", stderr(&output));
+    assert_eq!(std::fs::read_to_string(&page).unwrap(), "before");
+    let left: Vec<_> = folder.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".r.html")), "{left:?}");
+}
