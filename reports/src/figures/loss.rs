@@ -58,6 +58,15 @@ fn caption(grid: &Grid, (cells, curves): (usize, usize), shown: usize, thinned: 
         0 => String::new(),
         count => format!(" {} parity with the reference.", units::plural(count, "cell fails", "cells fail")),
     };
+    let differences =
+        grid.measured().flat_map(|cell| &cell.used).filter_map(|record| record.parity.max_loss_difference);
+    let largest = differences.fold(f64::NEG_INFINITY, f64::max);
+    if largest > 0.0 && failed == 0 {
+        text += &format!(
+            " Curves over each other differ by less than is seen: no loss is farther than {} (relative) from its reference's.",
+            units::number(largest)
+        );
+    }
     text += " Mean cross-entropy over the tokens of the global batch, in nats; untimed steps included.";
     if shown < curves {
         text += &format!(" Shown are {shown} of {curves} curves: those that fail, then those of most cells.");

@@ -2,7 +2,7 @@
 
 use super::scale::{Range, Scale, brief, spoken};
 use super::svg::{Anchor, Canvas, Layout, breadth, shortened, two_lines};
-use super::{Axis, Intervals, SpreadRow, Spreads, StackRow, Stacks, Waterfalls};
+use super::{Axis, Intervals, SpreadRow, Spreads, StackRow, Stacks, Unit, Waterfalls};
 use crate::document::Tone;
 
 /// Height of the band in which a row's marks are.
@@ -300,9 +300,11 @@ pub fn waterfalls(canvas: &mut Canvas, plot: &Waterfalls) {
         let number = |length: f64| {
             let share = if all > 0.0 { length / all * 100.0 } else { 0.0 };
             let share = if share > 0.0 && share < 1.0 { "<1".to_string() } else { format!("{share:.0}") };
-            // A number of milliseconds to three digits, but no finer than a microsecond.
-            let rounded = (length * 1e3).round() / 1e3;
-            vec![spoken(plot.axis.unit, rounded), format!("{share} %")]
+            let text = match plot.axis.unit {
+                Unit::Milliseconds => crate::units::duration(length / 1e3),
+                unit => spoken(unit, length),
+            };
+            vec![text, format!("{share} %")]
         };
         let mut numbers: Vec<Vec<String>> = panel.spans.iter().map(|(_, length)| number(*length)).collect();
         numbers.push(number(all));
