@@ -8,6 +8,11 @@ use std::process::Output;
 
 const RULES: &str = "[metrics.tokens_per_second]\n[metrics.peak_memory_bytes]\n[metrics.wire_bytes]\n[metrics.loss]\n";
 
+/// What it is, the candidate's records, more arguments, the exit code, the metric and its verdict.
+type Case<'a> = (&'a str, Vec<Value>, &'a [&'a str], i32, &'a str, &'a str);
+/// What it is, what is changed in a record, what the refusal says.
+type Refused<'a> = (&'a str, Box<dyn Fn(&mut Value)>, &'a [&'a str]);
+
 /// A record of a cell: ten steps that each take this long.
 fn record(key: &str, trial: u32, ms: f64) -> Value {
     let steps: Vec<Value> = (1..=10u32)
@@ -99,7 +104,7 @@ fn every_verdict_has_its_exit_code() {
         record["outcome"] = json!({ "status": "out_of_memory", "reason": "no room", "source": "arena" })
     };
     let failed = |record: &mut Value| record["outcome"] = json!({ "status": "failed", "reason": "a panic" });
-    let cases: [(&str, Vec<Value>, &[&str], i32, &str, &str); 11] = [
+    let cases: [Case; 11] = [
         ("the same", records(10.0, same), &[], 0, "tokens_per_second", "pass"),
         ("slower", records(10.8, same), &[], 2, "tokens_per_second", "regression"),
         ("faster", records(9.0, same), &[], 0, "tokens_per_second", "improvement"),
@@ -161,7 +166,7 @@ fn policy_and_missing_metrics() {
 fn what_may_not_be_compared_is_refused_with_the_difference() {
     let bench = Bench::new();
     let base = records(10.0, |_| {});
-    let cases: [(&str, Box<dyn Fn(&mut Value)>, &[&str]); 3] = [
+    let cases: [Refused; 3] = [
         (
             "machine",
             Box::new(|r| r["environment"]["cpu"] = json!("another")),

@@ -482,7 +482,9 @@ fn mpt(read: &Reader<'_>, _: &mut PartialModel) -> Result<Form, HfError> {
     };
     let eight = |value: &Value| value.as_f64() == Some(8.0);
     let multihead = |value: &Value| value == "multihead_attention";
-    let rules: [(&str, fn(&Value) -> bool, &str); 9] = [
+    /// A key, what its value must be, and how that is said.
+    type Rule = (&'static str, fn(&Value) -> bool, &'static str);
+    let rules: [Rule; 9] = [
         ("alibi", is_true, "MPT with ALiBi"),
         ("alibi_bias_max", eight, "slopes down to 2^-8"),
         ("attn_pdrop", is_zero, NO_DROPOUT),

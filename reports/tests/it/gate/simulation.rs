@@ -29,8 +29,11 @@ fn share(verdicts: &[Verdict], of: &[Verdict]) -> f64 {
 
 const ALARMS: [Verdict; 2] = [Verdict::Regression, Verdict::Improvement];
 
+/// A machine for each seed.
+type Machines = Box<dyn Fn(u64) -> Machine>;
+
 /// Machines whose trials stray by 1 to 2 % in ways that differ: as wide as a small CI runner's.
-fn machines() -> Vec<(&'static str, Box<dyn Fn(u64) -> Machine>)> {
+fn machines() -> Vec<(&'static str, Machines)> {
     let of = |noise, width| move |seed| Machine::new(seed, noise, width);
     vec![
         ("normal", Box::new(of(Noise::Normal, 0.02))),
