@@ -80,7 +80,7 @@ fn frame(canvas: &mut Canvas, rows: &Rows, layout: Layout, top: f64) -> Frame {
                 }
                 Layout::Narrow => {
                     let first = middle - BAND / 2.0 - 6.0 - (lines.len() as f64 - 1.0) * LINE;
-                    canvas.text(4.0, first + shift, Anchor::Start, "", line);
+                    canvas.text(4.0, first + shift, Anchor::Start, "h", line);
                 }
             }
         }
