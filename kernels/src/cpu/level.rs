@@ -125,7 +125,7 @@ pub(crate) fn activation(fused: bool, act: Act, x: f32) -> (f32, f32) {
         }
         Act::GeluTanh => {
             // (1 + tanh u) / 2 is the sigmoid of 2u.
-            const TWICE: f32 = 1.595_769_1;
+            const TWICE: f32 = 1.595_769;
             const CUBIC: f32 = 0.044_715;
             let square = x * x;
             let s = sigmoid(fused, TWICE * x * fma(fused, CUBIC, square, 1.0));
