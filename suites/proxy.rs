@@ -40,7 +40,7 @@ pub fn scaled(cell: &Cell, cores: usize) -> Cell {
     model.intermediate_size = ((mlp / 32.0).ceil() as usize * 32).clamp(32, 4096).min(from.intermediate_size.max(32));
     model.num_hidden_layers = from.num_hidden_layers.min(4);
     model.vocab_size = from.vocab_size.min(1024);
-    model.weights = None;
+    (model.weights, model.save) = (None, None);
     small.data = Data::Synthetic {};
     small.train.seq_len = cell.train.seq_len.min(128);
     small.train.micro_batch = cell.train.micro_batch.min(2);

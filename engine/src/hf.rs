@@ -7,6 +7,7 @@
 mod family;
 mod foreign;
 mod presets;
+mod reader;
 mod validate;
 mod write;
 
@@ -189,6 +190,7 @@ impl PartialModel {
             max_window_layers: sizes.max_window_layers.filter(|_| window.is_some()).unwrap_or(0),
             form: sizes.form.unwrap_or_else(|| family::usual_form(family.model_type)),
             weights: None,
+            save: None,
         };
         validate::check(&model).map_err(|(field, reason)| HfError::field(what, field, reason))?;
         Ok(model)

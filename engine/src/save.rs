@@ -63,7 +63,10 @@ impl Rank<'_> {
             return Ok(());
         }
         files.finish()?;
-        let text = hf::config_json(&self.inputs.cell.model, options.dtype);
+        let model = &self.inputs.cell.model;
+        // Without a source there is nothing to hand on.
+        let source = model.weights.as_ref().and_then(|dir| std::fs::read_to_string(dir.join("config.json")).ok());
+        let text = hf::config_json(model, options.dtype, source.as_deref());
         put(&dir.join("config.json"), text.as_bytes())
     }
 }

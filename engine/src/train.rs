@@ -10,6 +10,7 @@ use crate::mesh::Mesh;
 use crate::outcome::{Cause, Failure, RankReport, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
+use crate::save::{SaveError, SaveOptions};
 use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -70,7 +71,15 @@ fn all_steps(rank: &mut Rank<'_>, on_step: &mut dyn FnMut(&Step)) -> Result<Repo
             on_step(&step);
         }
     }
-    Ok((rank.report(), rank.kernels.name()))
+    let report = (rank.report(), rank.kernels.name());
+    if let Some(dir) = &rank.inputs.cell.model.save {
+        // What writing takes is no part of training's report.
+        rank.save_model(dir, SaveOptions::default()).map_err(|error| match error {
+            SaveError::Step(error) => error,
+            other => StepError::Input(other.to_string()),
+        })?;
+    }
+    Ok(report)
 }
 
 /// The kernels of every rank of a cell on this machine.

@@ -63,6 +63,12 @@ pub const KEYS: &[Key] = &[
         "Folder with config.json and *.safetensors.",
     ),
     key(
+        "model.save",
+        Path,
+        From("absent: nothing is written"),
+        "Folder into which the model is written after the last step, in f32, as transformers opens it; the last run's stays.",
+    ),
+    key(
         "model.family",
         Text,
         From("the preset's or the file's, else \"llama\""),

@@ -48,6 +48,9 @@ pub struct Model {
     /// Folder with `*.safetensors` to start from; absent = seeded initialisation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<PathBuf>,
+    /// Folder into which the model is written after the last step, as transformers opens it; absent = nowhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub save: Option<PathBuf>,
 }
 
 impl Model {

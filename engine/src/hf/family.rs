@@ -1,8 +1,9 @@
 //! What `config.json` says in each family: the names of its keys, transformers' defaults, and which form of block follows.
 
+use super::reader::{Reader, falcon, mpt};
 use super::{HfError, PartialModel};
 use crate::config::{Form, Mlp, NormKind, Order, Positions};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// One `model_type`.
 pub(super) struct Family {
@@ -26,7 +27,7 @@ pub(super) struct Restricted {
     pub have: &'static str,
 }
 
-const fn only(key: &'static str, harmless: fn(&Value) -> bool, have: &'static str) -> Restricted {
+pub(super) const fn only(key: &'static str, harmless: fn(&Value) -> bool, have: &'static str) -> Restricted {
     Restricted { key, harmless, have }
 }
 
@@ -47,15 +48,15 @@ fn is_gelu(value: &Value) -> bool {
     value == "gelu"
 }
 
-fn is_false(value: &Value) -> bool {
+pub(super) fn is_false(value: &Value) -> bool {
     value == false
 }
 
-fn is_true(value: &Value) -> bool {
+pub(super) fn is_true(value: &Value) -> bool {
     value == true
 }
 
-fn is_zero(value: &Value) -> bool {
+pub(super) fn is_zero(value: &Value) -> bool {
     value.as_f64() == Some(0.0)
 }
 
@@ -68,7 +69,7 @@ fn is_four(value: &Value) -> bool {
     value.as_f64() == Some(4.0)
 }
 
-const NO_DROPOUT: &str = "no dropout outside adapters; write 0 to train without it";
+pub(super) const NO_DROPOUT: &str = "no dropout outside adapters; write 0 to train without it";
 const CAUSAL: Restricted = only("is_causal", is_true, "causal attention");
 const PLAIN_WEIGHTS: Restricted = only("quantization_config", Value::is_null, "plain f32, bf16 and f16 weights");
 const DROPOUT: Restricted = only("attention_dropout", is_zero, NO_DROPOUT);
@@ -335,8 +336,8 @@ const LAYER: Form = Form {
 const GPT2: Form = LAYER;
 const BLOOM: Form = Form { positions: Positions::Alibi, embedding_norm: true, ..LAYER };
 const UNBIASED: Form = Form { qkv_bias: false, output_bias: false, mlp_bias: false, mlp: Mlp::Gelu, ..LAYER };
-const FALCON: Form = Form { positions: Positions::Rotary, order: Order::Parallel, ..UNBIASED };
-const MPT: Form = Form { positions: Positions::Alibi, norm_bias: false, ..UNBIASED };
+pub(super) const FALCON: Form = Form { positions: Positions::Rotary, order: Order::Parallel, ..UNBIASED };
+pub(super) const MPT: Form = Form { positions: Positions::Alibi, norm_bias: false, ..UNBIASED };
 const GEMMA: Form = Form {
     norm: NormKind::Rms,
     norm_bias: false,
@@ -370,139 +371,6 @@ fn sizes([hidden, wide, layers, heads, vocab, positions]: [usize; 6], eps: f64) 
         rms_norm_eps: Some(eps),
         ..PartialModel::default()
     }
-}
-
-/// `config.json`, read key by key.
-pub(super) struct Reader<'a> {
-    pub config: &'a Map<String, Value>,
-    pub file: &'a str,
-}
-
-impl Reader<'_> {
-    fn given(&self, key: &str) -> Option<&Value> {
-        self.config.get(key).filter(|value| !value.is_null())
-    }
-
-    fn refuse(&self, key: &str, reason: impl Into<String>) -> HfError {
-        HfError::field(self.file, key, reason)
-    }
-
-    fn unsupported(&self, missing: String) -> HfError {
-        HfError::Unsupported { what: self.file.into(), missing: vec![missing] }
-    }
-
-    fn flag(&self, key: &str, default: bool) -> Result<bool, HfError> {
-        let Some(value) = self.given(key) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| self.refuse(key, format!("is {value}; it must be true or false")))
-    }
-
-    fn count(&self, key: &str) -> Result<Option<usize>, HfError> {
-        let Some(value) = self.given(key) else { return Ok(None) };
-        let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
-        count.map(Some).ok_or_else(|| self.refuse(key, format!("is {value}; it must be a whole number from 0")))
-    }
-
-    /// A sliding window: 0 stands for none here as in a TOML section, absent for the default.
-    fn window(&self, key: &str) -> Result<Option<usize>, HfError> {
-        match self.config.get(key) {
-            None => Ok(None),
-            Some(Value::Null) => Ok(Some(0)),
-            Some(_) => match self.count(key)? {
-                Some(0) => Err(self.refuse(key, "is 0; a token sees at least itself, null is the whole sequence")),
-                window => Ok(window),
-            },
-        }
-    }
-
-    /// Qwen's windows: from block `max_window_layers` on, if they are used at all.
-    fn some_windows(&self, model: &mut PartialModel) -> Result<(), HfError> {
-        let (mut window, mut from) = (None, self.count("max_window_layers")?.unwrap_or(28));
-        if self.flag("use_sliding_window", false)? {
-            window = self.window("sliding_window")?.or(Some(4096)).filter(|window| *window > 0);
-        }
-        let types = match self.given("layer_types") {
-            None => None,
-            Some(value) => Some(value.as_array().ok_or_else(|| self.refuse("layer_types", "is not a list"))?),
-        };
-        if let Some(types) = types {
-            let sliding = |kind: &Value| kind == "sliding_attention";
-            if let Some(other) = types.iter().find(|kind| !sliding(kind) && *kind != "full_attention") {
-                let missing = format!("layer_types {other} (zbench has \"full_attention\", \"sliding_attention\")");
-                return Err(self.unsupported(missing));
-            }
-            from = types.iter().take_while(|kind| !sliding(kind)).count();
-            if !types[from..].iter().all(sliding) {
-                let have = "windows in all blocks from one on; here they alternate with full attention";
-                return Err(self.unsupported(format!("layer_types (zbench has {have})")));
-            }
-            if from < types.len() && window.is_none() {
-                let reason = "has \"sliding_attention\", and use_sliding_window or sliding_window says there is none";
-                return Err(self.refuse("layer_types", reason));
-            }
-        }
-        model.sliding_window = Some(window.unwrap_or(0));
-        model.max_window_layers = window.map(|_| from);
-        Ok(())
-    }
-}
-
-/// Falcon: old and new decoders, one norm or two, one key head, some, or as many as there are queries.
-fn falcon(read: &Reader<'_>, model: &mut PartialModel) -> Result<Form, HfError> {
-    let new = read.flag("new_decoder_architecture", false)?;
-    let parallel = read.flag("parallel_attn", true)?;
-    let bias = read.flag("bias", false)?;
-    let norms = read.count("num_ln_in_parallel_attn")?.unwrap_or(if new { 2 } else { 1 });
-    let order = match (parallel, norms) {
-        (false, _) if new => {
-            return Err(read.unsupported("parallel_attn false (zbench has the new decoder with it true)".into()));
-        }
-        (false, _) => Order::Sequential,
-        (true, 1) => Order::Parallel,
-        (true, 2) if new => Order::ParallelTwoNorms,
-        (true, other) => {
-            let have = "1 norm, or 2 in the new decoder";
-            return Err(read.unsupported(format!("num_ln_in_parallel_attn {other} (zbench has {have})")));
-        }
-    };
-    let (heads, stated) = (model.num_attention_heads.unwrap_or(71), read.count("num_kv_heads")?);
-    model.num_key_value_heads = Some(match read.flag("multi_query", true)? {
-        _ if new => stated.unwrap_or(heads),
-        true => 1,
-        false => heads,
-    });
-    Ok(Form { order, qkv_bias: bias, output_bias: bias, mlp_bias: bias, ..FALCON })
-}
-
-/// MPT: what attention does is in a table of its own.
-fn mpt(read: &Reader<'_>, _: &mut PartialModel) -> Result<Form, HfError> {
-    let attention = match read.given("attn_config") {
-        None => return Ok(MPT),
-        Some(Value::Object(table)) => table,
-        Some(_) => return Err(read.refuse("attn_config", "is not a table of keys; write null or a table")),
-    };
-    let eight = |value: &Value| value.as_f64() == Some(8.0);
-    let multihead = |value: &Value| value == "multihead_attention";
-    /// A key, what its value must be, and how that is said.
-    type Rule = (&'static str, fn(&Value) -> bool, &'static str);
-    let rules: [Rule; 9] = [
-        ("alibi", is_true, "MPT with ALiBi"),
-        ("alibi_bias_max", eight, "slopes down to 2^-8"),
-        ("attn_pdrop", is_zero, NO_DROPOUT),
-        ("attn_type", multihead, "\"multihead_attention\""),
-        ("clip_qkv", Value::is_null, "no clipping of queries, keys and values"),
-        ("qk_ln", is_false, "no norm of queries and keys here"),
-        ("prefix_lm", is_false, "causal attention"),
-        ("attn_uses_sequence_id", is_false, "one text to a sequence"),
-        ("softmax_scale", Value::is_null, "scores divided by the root of the head's size"),
-    ];
-    let missing: Vec<String> = rules
-        .iter()
-        .filter_map(|(key, harmless, have)| {
-            let value = attention.get(*key).filter(|value| !value.is_null() && !harmless(value))?;
-            Some(format!("attn_config.{key} {value} (zbench has {have})"))
-        })
-        .collect();
-    if missing.is_empty() { Ok(MPT) } else { Err(HfError::Unsupported { what: read.file.into(), missing }) }
 }
 
 /// The form of a family whose keys say nothing else.

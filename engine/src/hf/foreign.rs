@@ -1,6 +1,7 @@
 //! `config.json`, as transformers 4 and 5 write it.
 
-use super::family::{Family, Reader, Restricted, family, is_one, names};
+use super::family::{Family, Restricted, family, is_one, names};
+use super::reader::Reader;
 use super::{HfError, PartialModel, PartialRope};
 use crate::config::Model;
 use serde_json::{Map, Value};

@@ -5,8 +5,13 @@ use crate::config::{Mlp, Model, Order, RopeScaling};
 use serde_json::{Map, Value, json};
 use zbench_kernels::DType;
 
-/// The text of `config.json` for a model whose weights are stored as `dtype`.
-pub fn config_json(model: &Model, dtype: DType) -> String {
+/// Keys of the `config.json` that a model was read from which are handed on: they are no part of the model, but of its
+/// tokenizer, and transformers' defaults for them may lie outside the vocabulary.
+const HANDED_ON: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
+
+/// The text of `config.json` for a model whose weights are stored as `dtype`. `source` is the text of the one that it was
+/// read from, if there was one.
+pub fn config_json(model: &Model, dtype: DType, source: Option<&str>) -> String {
     let mut config = Map::new();
     let stored = match dtype {
         DType::Bf16 => "bfloat16",
@@ -34,6 +39,9 @@ pub fn config_json(model: &Model, dtype: DType) -> String {
         "bloom" => put(bloom(model)),
         "mpt" => put(mpt(model)),
         _ => put(llama(model)),
+    }
+    if let Some(Value::Object(source)) = source.and_then(|text| serde_json::from_str(text).ok()) {
+        put(source.into_iter().filter(|(key, _)| HANDED_ON.contains(&key.as_str())).collect());
     }
     let text = serde_json::to_string_pretty(&Value::Object(config));
     text.expect("a value of strings and numbers is JSON") + "\n"
@@ -165,7 +173,7 @@ fn mpt(model: &Model) -> Value {
         "layer_norm_epsilon": model.rms_norm_eps,
         "expansion_ratio": 4,
         "no_bias": true,
-        "attn_config": {"alibi": true, "alibi_bias_max": 8, "attn_pdrop": 0.0, "attn_type": "multihead_attention"},
+        "attn_config": {"alibi": true, "alibi_bias_max": 8, "attn_pdrop": 0, "attn_type": "multihead_attention"},
         "emb_pdrop": 0.0,
         "resid_pdrop": 0.0,
     })

@@ -168,6 +168,9 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
         );
         return fail("lora.targets", reason);
     }
+    if lora.rank > 0 && model.save.is_some() {
+        return fail("model.save", "stands beside adapters, which are not written yet; leave it out".into());
+    }
     let gated = matches!(model.form.mlp, Mlp::Swiglu | Mlp::GegluTanh);
     if lora.rank > 0 && !gated && lora.targets.iter().all(|&target| target == Linear::GateProj) {
         return fail("lora.targets", "name gate_proj alone, and this model's MLP has none".into());

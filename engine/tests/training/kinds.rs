@@ -187,6 +187,12 @@ fn what_is_written_reads_back_under_every_strategy() {
             assert_eq!(dir.path().join("model.safetensors.index.json").exists(), ranks > 1, "{what}");
             let text = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
             let model = hf::model_from_hf(&text, "config.json").unwrap();
+            let [source, written]: [serde_json::Value; 2] =
+                [std::fs::read_to_string(oracle.dir.join("config.json")).unwrap(), text]
+                    .map(|text| serde_json::from_str(&text).unwrap());
+            for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+                assert_eq!(source[key], written[key], "{what}: {key}");
+            }
             assert_eq!(Model { weights: cell.model.weights.clone(), ..model.clone() }, cell.model, "{what}");
             let mut again = cell.clone();
             again.model = Model { weights: Some(dir.path().into()), ..model };
@@ -219,4 +225,31 @@ fn names_without_their_first_part_and_masks_are_read() {
     let plain = run(&cell).steps[0].loss;
     cell.model.weights = Some(dir.path().into());
     assert_eq!(run(&cell).steps[0].loss.to_bits(), plain.to_bits());
+}
+
+#[test]
+fn a_run_writes_its_model_where_it_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cell = shared_out(Oracle::open("bloom").cell(), Strategy::Fsdp, 2);
+    (cell.train.steps, cell.model.save) = (2, Some(dir.path().join("new/folder")));
+    let plan = plan(&cell);
+    let steps =
+        zbench_engine::train::train(&cell, &plan, &|_| {}).unwrap_or_else(|failure| panic!("{}", failure.cause));
+    assert_eq!(steps.steps.len(), 2);
+    let written = zbench_engine::checkpoint::Checkpoint::open(&dir.path().join("new/folder")).unwrap();
+    written.check(&plan.layout.checkpoint_tensors()).unwrap();
+    // A place that cannot be is named, after the steps.
+    std::fs::write(dir.path().join("file"), "x").unwrap();
+    cell.model.save = Some(dir.path().join("file/folder"));
+    let failure = zbench_engine::train::train(&cell, &plan, &|_| {}).expect_err("a file is no folder");
+    assert!(failure.cause.to_string().contains("file/folder") && failure.steps.len() == 2, "{}", failure.cause);
+    // Adapters have no place in it.
+    cell.lora = Lora { rank: 2, alpha: 1.0, dropout: 0.0, targets: vec![Linear::UpProj], base: None };
+    let kernels = zbench_kernels::Cpu::new(1);
+    let refused = zbench_engine::plan::Plan::new(&cell, &kernels).unwrap_err();
+    assert_eq!(refused.key, "model.save");
+    // Nor have adapters on a part of a fused tensor.
+    (cell.lora.targets, cell.model.save) = (vec![Linear::OProj, Linear::VProj], None);
+    let refused = zbench_engine::plan::Plan::new(&cell, &kernels).unwrap_err();
+    assert!(refused.key == "lora.targets" && refused.reason.contains("query_key_value"), "{refused}");
 }

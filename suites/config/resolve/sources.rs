@@ -74,7 +74,7 @@ pub(super) fn model(values: &Values, context: &Context) -> Result<Model, Refusal
         Refusal { key: key.clone(), ..values.refuse(known, &keys, message) }
     };
     let (preset, path) = (values.given_text("model.preset"), values.given_text("model.path"));
-    let preset = if keys.is_empty() { Some("llama-32m".into()) } else { preset };
+    let preset = if keys.iter().all(|key| *key == "model.save") { Some("llama-32m".into()) } else { preset };
     let (mut base, mut weights) = (PartialModel::default(), None);
     match (preset, path) {
         (Some(_), Some(_)) => {
@@ -107,7 +107,7 @@ pub(super) fn model(values: &Values, context: &Context) -> Result<Model, Refusal
         (None, None) => {}
     }
     let mut stated = toml::Table::new();
-    for key in keys.iter().filter(|key| !["model.preset", "model.path"].contains(key)) {
+    for key in keys.iter().filter(|key| !["model.preset", "model.path", "model.save"].contains(key)) {
         if let Some(value) = values.given(key) {
             stated.insert(key.trim_start_matches("model.").into(), value.clone());
         }
@@ -117,6 +117,7 @@ pub(super) fn model(values: &Values, context: &Context) -> Result<Model, Refusal
         .map_err(|e: toml::de::Error| values.refuse("model.rope_scaling", &keys, e.message()))?;
     let mut model = stated.or(base).resolve("model").map_err(|error| foreign("model.family", error))?;
     model.weights = weights;
+    model.save = values.given_text("model.save").map(|path| absolute(&context.folder.join(path)));
     Ok(model)
 }
 
