@@ -11,7 +11,7 @@ mod reader;
 mod validate;
 mod write;
 
-pub use foreign::model_from_hf;
+pub use foreign::{model_from_hf, model_from_hf_without_dropout};
 pub use presets::{preset, preset_names};
 pub use validate::{MAX_LAYERS, validate};
 pub use write::config_json;
@@ -100,6 +100,8 @@ pub struct PartialModel {
     pub sliding_window: Option<usize>,
     /// Blocks below this number see the whole sequence; default 0.
     pub max_window_layers: Option<usize>,
+    /// Token whose embedding has no gradient from look-ups; -1 = none, the default of all families but Gemma, where it is 0.
+    pub pad_token_id: Option<i64>,
     /// What a block is made of; default the family's.
     pub form: Option<Form>,
 }
@@ -130,6 +132,7 @@ impl PartialModel {
         let other = self.family.is_some() && base.family.is_some() && self.family != base.family;
         PartialModel {
             form: self.form.or(base.form.filter(|_| !other)),
+            pad_token_id: self.pad_token_id.or(base.pad_token_id),
             sliding_window: self.sliding_window.or(base.sliding_window),
             max_window_layers: self.max_window_layers.or(base.max_window_layers),
             family: self.family.or(base.family),
@@ -188,6 +191,7 @@ impl PartialModel {
             initializer_range: sizes.initializer_range.unwrap_or(0.02),
             sliding_window: window,
             max_window_layers: sizes.max_window_layers.filter(|_| window.is_some()).unwrap_or(0),
+            pad_token_id: sizes.pad_token_id.and_then(|token| usize::try_from(token).ok()),
             form: sizes.form.unwrap_or_else(|| family::usual_form(family.model_type)),
             weights: None,
             save: None,
@@ -279,6 +283,7 @@ impl From<&Model> for PartialModel {
             initializer_range: Some(model.initializer_range),
             sliding_window: Some(model.sliding_window.unwrap_or(0)),
             max_window_layers: Some(model.max_window_layers),
+            pad_token_id: Some(model.pad_token_id.map_or(-1, |token| token as i64)),
             form: Some(model.form),
         }
     }

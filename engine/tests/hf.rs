@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use zbench_engine::config::{Mlp, Model, Order, Positions, RopeScaling};
 use zbench_engine::hf::{
-    HfError, MAX_LAYERS, PartialModel, default_model, model_from_hf, parameter_count, preset, preset_names, validate,
+    HfError, MAX_LAYERS, PartialModel, default_model, model_from_hf, model_from_hf_without_dropout, parameter_count,
+    preset, preset_names, validate,
 };
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/llama/config.json");
@@ -338,6 +339,17 @@ fn each_family_is_read_as_transformers_means_it() {
     let mut listed = used;
     listed["layer_types"] = json!(["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"]);
     assert_eq!(windows(listed), [None, Some(5), Some(5), Some(5)]);
+    // Padding: Gemma's default is token 0, null is none, a negative token counts from the end; GPT-2's embedding has none.
+    let padding = |name, keys| model(name, keys).pad_token_id;
+    assert_eq!(padding("gemma", json!({})), Some(0));
+    assert_eq!(padding("gemma", json!({"pad_token_id": null})), None);
+    assert_eq!(padding("qwen3", json!({"pad_token_id": 7})), Some(7));
+    assert_eq!(padding("llama", json!({"pad_token_id": -1, "vocab_size": 90})), Some(89));
+    assert_eq!((padding("llama", json!({})), padding("gpt2", json!({"pad_token_id": 4}))), (None, None));
+    for token in [json!(90), json!(-91), json!("0"), json!(1.5)] {
+        let error = read(&family("llama", json!({"vocab_size": 90, "pad_token_id": token}))).unwrap_err().to_string();
+        assert!(error.contains("pad_token_id"), "{token}: {error}");
+    }
     let llama = model("llama", json!({"attention_bias": true, "mlp_bias": true})).form;
     assert!(llama.qkv_bias && llama.output_bias && llama.mlp_bias);
     let gpt2 = model("gpt2", json!({"n_embd": 60, "n_head": 5, "n_layer": 3, "activation_function": "gelu"}));
@@ -359,7 +371,13 @@ fn each_family_is_read_as_transformers_means_it() {
 #[test]
 fn each_family_refuses_what_is_not_there_by_name() {
     let no = |name, keys, parts: &[&str]| refused(&family(name, keys), parts);
-    no("gpt2", json!({"attn_pdrop": 0.1, "resid_pdrop": 0.1}), &["attn_pdrop 0.1", "resid_pdrop 0.1", "write 0"]);
+    let gpt2 = json!({"attn_pdrop": 0.1, "resid_pdrop": 0.1});
+    no("gpt2", gpt2.clone(), &["attn_pdrop 0.1", "resid_pdrop 0.1", "model.dropout = 0.0"]);
+    let without = |name, keys| model_from_hf_without_dropout(&family(name, keys).to_string(), "config.json");
+    assert_eq!(without("gpt2", gpt2).expect("no dropout"), read(&family("gpt2", json!({}))).expect("none stated"));
+    without("mpt", json!({"attn_config": {"attn_pdrop": 0.1}})).expect("no dropout");
+    let error = without("gpt2", json!({"resid_pdrop": 0.1, "add_cross_attention": true})).unwrap_err().to_string();
+    assert!(error.contains("add_cross_attention") && !error.contains("resid_pdrop"), "{error}");
     no("gpt2", json!({"scale_attn_by_inverse_layer_idx": true}), &["scale_attn_by_inverse_layer_idx"]);
     no("gpt2", json!({"activation_function": "relu"}), &["activation_function", "relu", "gelu_new"]);
     no("gpt2", json!({"n_embd": 60, "n_head": 7}), &["num_attention_heads", "60 / 7"]);

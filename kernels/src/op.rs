@@ -174,6 +174,8 @@ pub struct Embedding {
     pub cols: usize,
     /// Vectors of the table; an id at or above it is an error.
     pub vocab: usize,
+    /// The id whose vector has no gradient, where there is one: padding.
+    pub padding: Option<u32>,
     /// Type of table and output (forward), of the incoming gradient (backward).
     pub dtype: DType,
 }

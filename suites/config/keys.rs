@@ -95,6 +95,18 @@ pub const KEYS: &[Key] = &[
     key("model.max_window_layers", NUMBER, HF, "Blocks below this number see the whole sequence."),
     key("model.initializer_range", REAL_POSITIVE, HF, "Standard deviation of fresh matrices."),
     key(
+        "model.pad_token_id",
+        Count { min: -1, max: 1 << 31 },
+        HF,
+        "Token whose embedding has no gradient from look-ups, as torch's padding_idx; -1 = none.",
+    ),
+    key(
+        "model.dropout",
+        Real { min: 0.0, max: 0.0, positive: false },
+        From("what config.json states; other than 0 is refused"),
+        "0 = train without the dropout that config.json states: there is none here outside adapters.",
+    ),
+    key(
         "data.source",
         Choice(&["synthetic", "tokens", "text"]),
         Is("\"synthetic\""),

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 NAMES = ["llama", "llama3-rope", "linear-rope", "gpt2", "qwen2", "qwen2-window", "mistral", "mistral-one", "qwen3", "gemma",
-         "gpt2-exact", "falcon", "falcon-new", "falcon-bias", "bloom", "mpt"]
+         "gemma-pad", "gpt2-exact", "falcon", "falcon-new", "falcon-bias", "bloom", "mpt"]
 LOGITS = LOSS = 1e-5
 STEPS = 3
 

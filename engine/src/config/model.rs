@@ -42,6 +42,9 @@ pub struct Model {
     /// Blocks below this number see the whole sequence in spite of `sliding_window`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub max_window_layers: usize,
+    /// Token whose embedding has no gradient from look-ups; absent = none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pad_token_id: Option<usize>,
     /// What a block is made of; absent = Llama's.
     #[serde(default, skip_serializing_if = "Form::is_llama")]
     pub form: Form,

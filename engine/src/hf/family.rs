@@ -69,7 +69,7 @@ fn is_four(value: &Value) -> bool {
     value.as_f64() == Some(4.0)
 }
 
-pub(super) const NO_DROPOUT: &str = "no dropout outside adapters; write 0 to train without it";
+pub(super) const NO_DROPOUT: &str = "no dropout outside adapters; model.dropout = 0.0 trains without it";
 const CAUSAL: Restricted = only("is_causal", is_true, "causal attention");
 const PLAIN_WEIGHTS: Restricted = only("quantization_config", Value::is_null, "plain f32, bf16 and f16 weights");
 const DROPOUT: Restricted = only("attention_dropout", is_zero, NO_DROPOUT);
@@ -108,7 +108,8 @@ pub(super) const FAMILIES: &[Family] = &[
         keys: KEYS,
         restricted: &[SILU, DROPOUT, WHOLE_HEADS, CAUSAL, PLAIN_WEIGHTS],
         defaults: || sizes([4096, 11008, 32, 32, 32000, 2048], 1e-6),
-        read: |read, _| {
+        read: |read, model| {
+            read.padding(model)?;
             let bias = read.flag("attention_bias", false)?;
             let mlp_bias = read.flag("mlp_bias", false)?;
             Ok(Form { qkv_bias: bias, output_bias: bias, mlp_bias, ..Form::default() })
@@ -125,6 +126,7 @@ pub(super) const FAMILIES: &[Family] = &[
             ..sizes([4096, 14336, 32, 32, 32000, 131_072], 1e-6)
         },
         read: |read, model| {
+            read.padding(model)?;
             // Null is "none"; absent is the default.
             model.sliding_window = read.window("sliding_window")?;
             Ok(Form::default())
@@ -140,6 +142,7 @@ pub(super) const FAMILIES: &[Family] = &[
             ..sizes([4096, 22016, 32, 32, 151_936, 32768], 1e-6)
         },
         read: |read, model| {
+            read.padding(model)?;
             read.some_windows(model)?;
             Ok(Form { qkv_bias: true, ..Form::default() })
         },
@@ -155,6 +158,7 @@ pub(super) const FAMILIES: &[Family] = &[
             ..sizes([4096, 22016, 32, 32, 151_936, 32768], 1e-6)
         },
         read: |read, model| {
+            read.padding(model)?;
             read.some_windows(model)?;
             let bias = read.flag("attention_bias", false)?;
             Ok(Form { qkv_bias: bias, output_bias: bias, qk_norm: true, ..Form::default() })
@@ -177,9 +181,11 @@ pub(super) const FAMILIES: &[Family] = &[
             num_key_value_heads: Some(16),
             head_dim: Some(256),
             tie_word_embeddings: Some(true),
+            pad_token_id: Some(0),
             ..sizes([3072, 24576, 28, 16, 256_000, 8192], 1e-6)
         },
-        read: |read, _| {
+        read: |read, model| {
+            read.padding(model)?;
             let bias = read.flag("attention_bias", false)?;
             Ok(Form { qkv_bias: bias, output_bias: bias, ..GEMMA })
         },

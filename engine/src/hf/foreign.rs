@@ -1,6 +1,6 @@
 //! `config.json`, as transformers 4 and 5 write it.
 
-use super::family::{Family, Restricted, family, is_one, names};
+use super::family::{Family, NO_DROPOUT, Restricted, family, is_one, names};
 use super::reader::Reader;
 use super::{HfError, PartialModel, PartialRope};
 use crate::config::Model;
@@ -23,17 +23,26 @@ const ROPE_KEYS: [(&str, &str); 7] = [
 /// Text that is no JSON object, a key of the wrong type, sizes that cannot be, and whatever would change the
 /// mathematics and is not implemented (every such key is listed).
 pub fn model_from_hf(json: &str, file: &str) -> Result<Model, HfError> {
+    read_model(json, file, false)
+}
+
+/// [`model_from_hf`] of a model that is to be trained without the dropout that its `config.json` states.
+pub fn model_from_hf_without_dropout(json: &str, file: &str) -> Result<Model, HfError> {
+    read_model(json, file, true)
+}
+
+fn read_model(json: &str, file: &str, without_dropout: bool) -> Result<Model, HfError> {
     let bad_json = |reason: String| HfError::Json { what: file.into(), reason };
     let value: Value = serde_json::from_str(json).map_err(|error| bad_json(error.to_string()))?;
     let Value::Object(config) = value else {
         return Err(bad_json("it is not an object of keys".into()));
     };
     let family = known_family(&config, file)?;
-    refuse_unsupported(&config, family, file)?;
+    refuse_unsupported(&config, family, file, without_dropout)?;
     let mut partial: PartialModel = read_keys(family.keys, &config, "", file)?;
     partial.family = Some(family.model_type.into());
     partial.rope_scaling = rope(&config, file)?;
-    partial.form = Some((family.read)(&Reader { config: &config, file }, &mut partial)?);
+    partial.form = Some((family.read)(&Reader { config: &config, file, without_dropout }, &mut partial)?);
     partial.resolve(file)
 }
 
@@ -51,9 +60,17 @@ fn known_family(config: &Map<String, Value>, file: &str) -> Result<&'static Fami
     })
 }
 
-fn refuse_unsupported(config: &Map<String, Value>, family: &Family, file: &str) -> Result<(), HfError> {
+fn refuse_unsupported(
+    config: &Map<String, Value>,
+    family: &Family,
+    file: &str,
+    without_dropout: bool,
+) -> Result<(), HfError> {
     let mut missing = Vec::new();
     for Restricted { key, harmless, have } in family.restricted {
+        if without_dropout && *have == NO_DROPOUT {
+            continue;
+        }
         if let Some(value) = config.get(*key).filter(|value| !value.is_null() && !harmless(value)) {
             missing.push(format!("{key} {value} (zbench has {have})"));
         }

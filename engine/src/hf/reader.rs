@@ -9,6 +9,8 @@ use serde_json::{Map, Value};
 pub(super) struct Reader<'a> {
     pub config: &'a Map<String, Value>,
     pub file: &'a str,
+    /// Dropout that the file states is left out.
+    pub without_dropout: bool,
 }
 
 impl Reader<'_> {
@@ -45,6 +47,26 @@ impl Reader<'_> {
                 window => Ok(window),
             },
         }
+    }
+
+    /// The token whose embedding is torch's `padding_idx`. Null is none; absent is the family's default; a negative one counts
+    /// from the end, as torch does.
+    pub fn padding(&self, model: &mut PartialModel) -> Result<(), HfError> {
+        let key = "pad_token_id";
+        let Some(value) = self.config.get(key) else { return Ok(()) };
+        if value.is_null() {
+            model.pad_token_id = Some(-1);
+            return Ok(());
+        }
+        let vocab = model.vocab_size.and_then(|vocab| i64::try_from(vocab).ok());
+        let token =
+            value.as_i64().ok_or_else(|| self.refuse(key, format!("is {value}; it must be a token or null")))?;
+        model.pad_token_id = Some(match vocab {
+            Some(vocab) if token < 0 && token >= -vocab => vocab + token,
+            _ if token < 0 => return Err(self.refuse(key, format!("is {token}; that is before the vocabulary"))),
+            _ => token,
+        });
+        Ok(())
     }
 
     /// Qwen's windows: from block `max_window_layers` on, if they are used at all.
@@ -132,6 +154,7 @@ pub(super) fn mpt(read: &Reader<'_>, _: &mut PartialModel) -> Result<Form, HfErr
     ];
     let missing: Vec<String> = rules
         .iter()
+        .filter(|rule| !(read.without_dropout && rule.have == NO_DROPOUT))
         .filter_map(|Restricted { key, harmless, have }| {
             let value = attention.get(*key).filter(|value| !value.is_null() && !harmless(value))?;
             Some(format!("attn_config.{key} {value} (zbench has {have})"))

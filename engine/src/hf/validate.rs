@@ -61,6 +61,16 @@ fn sizes(model: &Model) -> Result<(), Refused> {
     if layers.1 > MAX_LAYERS {
         return Err(("num_hidden_layers", format!("is {}; zbench takes at most {MAX_LAYERS}", layers.1)));
     }
+    if let Some(token) = model.pad_token_id {
+        if token >= vocab.1 {
+            let reason = format!("is {token}; the vocabulary has {}; name a token of it, or -1 for none", vocab.1);
+            return Err(("pad_token_id", reason));
+        }
+        if !pads(&model.family) {
+            let reason = format!("is stated; transformers' embeddings of the family {:?} have none", model.family);
+            return Err(("pad_token_id", reason));
+        }
+    }
     if vocab.1 as u64 > u64::from(u32::MAX) {
         return Err(("vocab_size", format!("is {}; a token is 32 bits, so at most {}", vocab.1, u32::MAX)));
     }
@@ -74,6 +84,11 @@ fn sizes(model: &Model) -> Result<(), Refused> {
         return Err(("num_hidden_layers", format!("makes {parameters} parameters, whose bytes overflow 64 bits")));
     }
     Ok(())
+}
+
+/// Whether transformers gives the embedding of a family a `padding_idx`.
+pub(super) fn pads(family: &str) -> bool {
+    !matches!(family, "gpt2" | "falcon" | "bloom" | "mpt")
 }
 
 /// Families that store queries, keys and values as one split the hidden size into heads, as their checkpoints do.

@@ -1,6 +1,7 @@
 //! `config.json` of a model, in the keys that transformers 4 and 5 both read.
 
 use super::family::family;
+use super::validate::pads;
 use crate::config::{Mlp, Model, Order, RopeScaling};
 use serde_json::{Map, Value, json};
 use zbench_kernels::DType;
@@ -42,6 +43,9 @@ pub fn config_json(model: &Model, dtype: DType, source: Option<&str>) -> String 
     }
     if let Some(Value::Object(source)) = source.and_then(|text| serde_json::from_str(text).ok()) {
         put(source.into_iter().filter(|(key, _)| HANDED_ON.contains(&key.as_str())).collect());
+    }
+    if pads(&model.family) {
+        put(json!({"pad_token_id": model.pad_token_id}));
     }
     let text = serde_json::to_string_pretty(&Value::Object(config));
     text.expect("a value of strings and numbers is JSON") + "\n"

@@ -13,6 +13,8 @@ pub struct Embedding {
     pub table: Place,
     /// Rows of the table.
     pub vocab: usize,
+    /// The token whose row has no gradient from look-ups.
+    pub padding: Option<u32>,
     /// Elements of a row.
     pub hidden: usize,
     /// Learned positions `[longest sequence, hidden]`.
@@ -32,7 +34,7 @@ impl Embedding {
     }
 
     fn op(&self, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
-        zbench_kernels::Embedding { rows, cols: self.hidden, vocab: self.vocab, dtype }
+        zbench_kernels::Embedding { rows, cols: self.hidden, vocab: self.vocab, padding: self.padding, dtype }
     }
 
     fn places(&self, batch: &super::Batch, dtype: DType) -> AddRows {

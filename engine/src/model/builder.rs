@@ -62,7 +62,8 @@ impl<'a> Builder<'a> {
         });
         let norm = model.form.embedding_norm.then(|| self.norm(&mut unit, names.embedding_norm, hidden));
         let scale = model.form.embedding_scale.then(|| (hidden as f64).sqrt());
-        (unit, Embedding { table, vocab, hidden, positions, norm, scale })
+        let padding = model.pad_token_id.and_then(|token| u32::try_from(token).ok());
+        (unit, Embedding { table, vocab, padding, hidden, positions, norm, scale })
     }
 
     pub fn block(&mut self, index: usize) -> (Unit, Block) {

@@ -204,7 +204,7 @@ impl Cpu {
         let (level, cols, dtable) = (self.level, op.cols, Shared::new(dtable));
         self.pool.split(cols, COLUMNS, |_, range| {
             let (mut source, mut target) = ([0.0; CHUNK], [0.0; CHUNK]);
-            for (row, id) in ids.iter().enumerate() {
+            for (row, id) in ids.iter().enumerate().filter(|(_, id)| op.padding != Some(**id)) {
                 for chunk in chunks(range.clone()) {
                     let dy = load(level, dy.slice(shift(&chunk, row * cols)), &mut source);
                     // SAFETY: each column belongs to one thread.

@@ -261,7 +261,7 @@ impl Kernels for Reference {
         floats("embedding_backward", &[op.dtype, dtable.dtype()])?;
         let ids = check::embedding_backward(op, &ids, &dy, &dtable)?;
         let dy = read(&dy, op.rows * op.cols);
-        for (row, id) in ids.iter().enumerate() {
+        for (row, id) in ids.iter().enumerate().filter(|(_, id)| op.padding != Some(**id)) {
             let start = *id as usize * op.cols;
             let mut target = dtable.slice_mut(start..start + op.cols);
             let sums: Vec<f64> =

@@ -159,7 +159,7 @@ fn weights_that_train_need_a_gradient_and_frozen_ones_have_none() {
 #[test]
 fn values_that_cannot_be_are_named() {
     both(|k| {
-        let op = Embedding { rows: 2, cols: 3, vocab: 4, dtype: F };
+        let op = Embedding { rows: 2, cols: 3, vocab: 4, padding: None, dtype: F };
         let ids = Tensor::ids(&[1, 4]);
         let mut out = floats(6);
         is_invalid(k.embedding(&op, ids.view(), floats(12).view(), out.view_mut()), "embedding", &["4", "row 1"]);

@@ -105,8 +105,8 @@ proptest! {
     }
 
     #[test]
-    fn embedding(rows in 0usize..50, cols in width(), vocab in 1usize..30, dtype in float(), table in float()) {
-        let shape = Embedding { rows, cols, vocab, dtype };
+    fn embedding(rows in 0usize..50, cols in width(), vocab in 1usize..30, padding in prop::option::of(0u32..30), dtype in float(), table in float()) {
+        let shape = Embedding { rows, cols, vocab, padding, dtype };
         let ids: Vec<u32> = (0..rows).map(|r| (r * r * 7 % vocab) as u32).collect();
         let tensors = [Tensor::ids(&ids), Tensor::normal(dtype, vocab * cols, 1), output(dtype, rows * cols)];
         compare(&format!("{shape:?}"), tensors, &[2], |kernels, of, [ids, table, out]| {

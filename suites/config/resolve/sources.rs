@@ -74,7 +74,11 @@ pub(super) fn model(values: &Values, context: &Context) -> Result<Model, Refusal
         Refusal { key: key.clone(), ..values.refuse(known, &keys, message) }
     };
     let (preset, path) = (values.given_text("model.preset"), values.given_text("model.path"));
-    let preset = if keys.iter().all(|key| *key == "model.save") { Some("llama-32m".into()) } else { preset };
+    let preset = if keys.iter().all(|key| ["model.save", "model.dropout"].contains(key)) {
+        Some("llama-32m".into())
+    } else {
+        preset
+    };
     let (mut base, mut weights) = (PartialModel::default(), None);
     match (preset, path) {
         (Some(_), Some(_)) => {
@@ -100,14 +104,18 @@ pub(super) fn model(values: &Values, context: &Context) -> Result<Model, Refusal
                 let message = format!("{} cannot be read: {error}; name a folder with config.json", file.display());
                 values.refuse("model.path", &[], message)
             })?;
-            let model = hf::model_from_hf(&json, &file.display().to_string()).map_err(|e| foreign("model.path", e))?;
+            let read = match values.given("model.dropout") {
+                Some(_) => hf::model_from_hf_without_dropout,
+                None => hf::model_from_hf,
+            };
+            let model = read(&json, &file.display().to_string()).map_err(|e| foreign("model.path", e))?;
             base = PartialModel::from(&model);
             weights = Some(folder);
         }
         (None, None) => {}
     }
     let mut stated = toml::Table::new();
-    for key in keys.iter().filter(|key| !["model.preset", "model.path", "model.save"].contains(key)) {
+    for key in keys.iter().filter(|key| !["model.preset", "model.path", "model.save", "model.dropout"].contains(key)) {
         if let Some(value) = values.given(key) {
             stated.insert(key.trim_start_matches("model.").into(), value.clone());
         }
