@@ -143,7 +143,9 @@ fn strategies_and_fastest(document: &mut Document, grid: &Grid) {
         costs(document);
     }
     for text in
-        [ranking::trials(grid), ranking::different_work(grid), ranking::shared_cores(grid)].into_iter().flatten()
+        [ranking::trials(grid), ranking::different_work(grid), ranking::batches(grid), ranking::shared_cores(grid)]
+            .into_iter()
+            .flatten()
     {
         document.paragraph(text);
     }

@@ -6,6 +6,7 @@
 //! [`estimate_report`] and [`notebook_report`] the documents made from records. Everything except the store is a pure function of its
 //! arguments: nothing here measures, prints or knows how a record came about.
 
+pub mod batch;
 pub mod bundle;
 pub mod collectives;
 pub mod compare;

@@ -14,6 +14,8 @@ use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
+use zbench_engine::config::Cell;
+use zbench_reports::batch::{self, Batch};
 use zbench_reports::estimate_report::EstimateRow;
 use zbench_reports::record::{Outcome, Record, Source, Status};
 use zbench_reports::{Notebook, estimate_report, grid_report};
@@ -30,6 +32,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         crate::say!("no cell is left: --only or [[grid.exclude]] leave out all of them");
         return Ok(if arguments.dry_run { exit::SUCCESS } else { exit::NOT_MEASURED });
     }
+    say_batches(global, &cells);
     if arguments.dry_run {
         return estimates(global, &cells);
     }
@@ -65,6 +68,7 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
     if let Decision::Record { status: Status::Skipped, reason, source: Source::Plan } = &cell.decision {
         return Err(ConfigError::about(expanded.document.path.display().to_string(), reason.clone()).into());
     }
+    say_batches(global, &cells);
     let header = header(&expanded.document);
     let summary = carry_out(global, session, &cells, Trials::OneMore, header, arguments.timeout, true)?;
     match global.format {
@@ -76,6 +80,24 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
         }
     }
     Ok(code(&summary))
+}
+
+/// The effective batch, and a warning where it changes under one learning rate.
+fn say_batches(global: &Global, cells: &[Planned]) {
+    let of = |cell: &Cell| Batch {
+        ranks: cell.parallel.ranks as u64,
+        micro_batch: cell.train.micro_batch as u64,
+        accumulation: cell.train.accumulation as u64,
+        seq_len: cell.train.seq_len as u64,
+        lr: cell.train.lr,
+    };
+    let batches: Vec<Batch> = cells.iter().filter_map(Planned::cell).map(of).collect();
+    if let Some(text) = batch::effective(&batches).filter(|_| !global.quiet) {
+        crate::say!("{text}");
+    }
+    if let Some(text) = batch::advice(&batches) {
+        crate::say!("warning: {text}");
+    }
 }
 
 /// Why `run` does not run: the cells there are, in terms that narrow to one of them.

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::cells::{Cell, Grid, excluding_flags};
+use crate::batch::{self, Batch};
 use crate::stats::{self, Interval};
 use crate::units;
 
@@ -277,6 +278,11 @@ pub fn different_work(grid: &Grid) -> Option<String> {
         ));
     }
     (!sentences.is_empty()).then(|| sentences.join(" ") + " Ranks compare tokens per second all the same.")
+}
+
+/// A warning when losses are those of different trainings.
+pub fn batches(grid: &Grid) -> Option<String> {
+    batch::advice(&grid.measured().filter_map(|cell| Batch::of(cell.record())).collect::<Vec<_>>())
 }
 
 /// Said once where the ranks of a host have more threads than it has cores.
