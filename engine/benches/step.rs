@@ -46,7 +46,7 @@ fn cell(precision: Precision) -> Cell {
         },
         precision,
         memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
-        lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, targets: Vec::new(), base: None },
+        lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
         hardware: Hardware { device: DeviceKind::Cpu, threads_per_rank: threads },
         link: None,
     }

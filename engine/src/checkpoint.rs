@@ -13,6 +13,7 @@ pub use error::CheckpointError;
 pub use safetensors::Dtype as StoredType;
 pub use write::write_safetensors;
 
+use crate::peft::WEIGHTS;
 use header::{Entry, Opened};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,7 +79,7 @@ impl Checkpoint {
             return Err(CheckpointError::NoWeights { dir: dir.into(), reason });
         }
         if dir.join(SINGLE).exists() {
-            return Checkpoint::single(dir);
+            return Checkpoint::single(dir, SINGLE);
         }
         if dir.join(INDEX).exists() {
             return Checkpoint::sharded(dir);
@@ -90,8 +91,21 @@ impl Checkpoint {
         Err(CheckpointError::NoWeights { dir: dir.into(), reason })
     }
 
-    fn single(dir: &Path) -> Result<Checkpoint> {
-        let path = dir.join(SINGLE);
+    /// Opens the weights of a folder of adapters, checked as [`Checkpoint::open`] checks a model's.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_adapters(dir: &Path) -> Result<Checkpoint> {
+        if dir.join(WEIGHTS).exists() {
+            return Checkpoint::single(dir, WEIGHTS);
+        }
+        let reason =
+            format!("it holds no {WEIGHTS}; adapters of another format (adapter_model.bin) must be converted first");
+        Err(CheckpointError::NoWeights { dir: dir.into(), reason })
+    }
+
+    fn single(dir: &Path, name: &str) -> Result<Checkpoint> {
+        let path = dir.join(name);
         let Opened { file, entries } = header::open(&path)?;
         let tensors = entries.into_iter().map(|(name, entry)| (name, TensorInfo::new(entry, &path, 0))).collect();
         Ok(Checkpoint { dir: dir.into(), files: vec![file], tensors })

@@ -394,21 +394,67 @@ pub enum AttentionKind {
     Naive,
 }
 
-/// Low-rank adapters.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Adapters.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lora {
-    /// Rank of the adapters; 0 = none, everything trains.
+    /// What kind of adapters.
+    #[serde(default, skip_serializing_if = "is_lora")]
+    pub method: Method,
+    /// Rank of the adapters; 0 = none, everything trains. IA3 has no rank.
     pub rank: usize,
     /// The adapter's output is scaled by alpha / rank.
     pub alpha: f64,
+    /// By alpha over the root of rank instead.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub use_rslora: bool,
     /// Dropout on the adapter's input.
     pub dropout: f64,
     /// Which linear layers: `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`.
     pub targets: Vec<Linear>,
+    /// IA3: those of them whose factors are on what they read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub feedforward: Vec<Linear>,
     /// Type of the frozen weights; absent = precision.parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<DType>,
+    /// Folder in PEFT's layout to start from; absent = fresh adapters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Folder into which the adapters are written after the last step, in PEFT's layout; absent = nowhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub save: Option<PathBuf>,
+    /// Folder into which the model is written after the last step with the adapters merged; absent = nowhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merge: Option<PathBuf>,
+}
+
+impl Lora {
+    /// Whether there are adapters, and so a frozen base.
+    pub fn on(&self) -> bool {
+        self.method == Method::Ia3 || self.rank > 0
+    }
+
+    /// The factor on a low-rank adapter's output.
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha / if self.use_rslora { rank.sqrt() } else { rank }
+    }
+}
+
+/// What kind of adapters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// Low-rank products beside a layer.
+    #[default]
+    Lora,
+    /// Factors on what a layer gives or reads.
+    Ia3,
+}
+
+fn is_lora(method: &Method) -> bool {
+    *method == Method::Lora
 }
 
 /// The linear layers of a block, by the last part of their Hugging Face name.

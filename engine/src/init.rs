@@ -5,6 +5,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::layers::StepError;
 use crate::mesh::within;
 use crate::model::{Init, Part, Tensor};
+use crate::peft::tensor_name;
 use crate::rank::Inputs;
 use crate::shard::{Desk, Optimizer, Params, State};
 use std::ops::Range;
@@ -58,12 +59,16 @@ fn fill_tensor(
     range: Range<usize>,
     mut dst: ViewMut<'_>,
 ) -> Result<()> {
-    if let (Some(checkpoint), true) = (inputs.checkpoint, tensor.in_checkpoint) {
+    let source = match tensor.in_checkpoint {
+        true => inputs.checkpoint.map(|checkpoint| (checkpoint, tensor.stored_name().to_string())),
+        false => inputs.adapters.map(|adapters| (adapters, tensor_name(tensor.stored_name()))),
+    };
+    if let Some((checkpoint, name)) = source {
         let mut values = vec![0f32; READ.min(range.len())];
         for start in range.clone().step_by(READ) {
             let piece = start..(start + READ).min(range.end);
             let values = &mut values[..piece.len()];
-            read_stored(checkpoint, tensor, piece.clone(), values)
+            read_stored(checkpoint, &name, tensor, piece.clone(), values)
                 .map_err(|error| StepError::Input(error.to_string()))?;
             desk.kernels.cast(View::of(values), dst.slice_mut(within(&piece, &range)))?;
         }
@@ -80,14 +85,14 @@ fn fill_tensor(
     }
 }
 
-/// Elements `range` of a tensor, from wherever the checkpoint has them.
+/// Elements `range` of a tensor, from wherever the checkpoint has them under `name`.
 fn read_stored(
     checkpoint: &Checkpoint,
+    name: &str,
     tensor: &Tensor,
     range: Range<usize>,
     values: &mut [f32],
 ) -> Result<(), CheckpointError> {
-    let name = tensor.stored_name();
     let mut together = Vec::new();
     for run in tensor.runs(range.clone()) {
         let (first, there) = (run.ours - range.start, run.stored..run.stored + run.len);

@@ -15,6 +15,7 @@ pub mod mesh;
 pub mod meter;
 pub mod model;
 pub mod outcome;
+pub mod peft;
 pub mod plan;
 pub mod rank;
 pub mod rope;

@@ -26,6 +26,8 @@ pub struct Inputs<'a> {
     pub source: &'a Source,
     /// Weights to start from; without, they are drawn.
     pub checkpoint: Option<&'a Checkpoint>,
+    /// Adapters to start from; without, they are fresh.
+    pub adapters: Option<&'a Checkpoint>,
 }
 
 /// A rank is a value: nothing of it lives in statics or in the environment.

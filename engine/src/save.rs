@@ -1,5 +1,7 @@
 //! A model written as transformers opens it: `config.json`, and `model.safetensors` or several files with an index.
 
+mod adapters;
+
 use crate::checkpoint::{CheckpointError, write_safetensors};
 use crate::hf;
 use crate::layers::StepError;
@@ -46,8 +48,18 @@ type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 impl Rank<'_> {
     /// Writes the weights into `dir`, which is made if it is not there. A collective call: every rank takes part, rank 0
-    /// writes. Adapters have their own names in the files; transformers opens what has none.
+    /// writes. Adapters have their own names in the files; [`Rank::save_merged`] writes a model without any.
     pub fn save_model(&mut self, dir: &Path, options: SaveOptions) -> Result<(), SaveError> {
+        self.write_model(dir, options, |name, shape, values, give| give(name, shape, values))
+    }
+
+    /// Writes what `change` makes of the weights.
+    fn write_model(
+        &mut self,
+        dir: &Path,
+        options: SaveOptions,
+        mut change: impl FnMut(&str, &[usize], &[f32], adapters::Give<'_>),
+    ) -> Result<(), SaveError> {
         let writes = self.number() == 0;
         let mut files = Files { dir, options, held: Vec::new(), bytes: 0, parts: Vec::new(), failed: None };
         if writes {
@@ -56,7 +68,7 @@ impl Rank<'_> {
         // Every rank goes through all units, whatever the disk of rank 0 says.
         self.export_weights(|name, shape, values| {
             if writes {
-                files.take(name, shape, values);
+                change(name, shape, values, &mut |name, shape, values| files.take(name, shape, values));
             }
         })?;
         if !writes {

@@ -1,7 +1,7 @@
 //! Runs a cell: one rank over any communicator, or all of them as threads of this process; and what comes of it when all
 //! have ended.
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::{CommError, Communicator, Metered, group, link};
 use crate::config::{Cell, DeviceKind};
 use crate::data::Source;
@@ -51,14 +51,14 @@ pub fn train_rank(
     arena: Arena,
     on_step: &mut dyn FnMut(&Step),
 ) -> Ended<Report> {
-    let (source, checkpoint) = match open(cell, plan) {
+    let (source, checkpoint, adapters) = match open(cell, plan) {
         Ok(opened) => opened,
         Err(reason) => {
             comm.abort(&reason);
             return Ended::broken(&reason);
         }
     };
-    let inputs = Inputs { cell, plan, source: &source, checkpoint: checkpoint.as_ref() };
+    let inputs = Inputs { cell, plan, source: &source, checkpoint: checkpoint.as_ref(), adapters: adapters.as_ref() };
     one_rank(&inputs, kernels, arena, comm, plan.mesh, |rank| all_steps(rank, on_step))
 }
 
@@ -72,13 +72,16 @@ fn all_steps(rank: &mut Rank<'_>, on_step: &mut dyn FnMut(&Step)) -> Result<Repo
         }
     }
     let report = (rank.report(), rank.kernels.name());
-    if let Some(dir) = &rank.inputs.cell.model.save {
-        // What writing takes is no part of training's report.
-        rank.save_model(dir, SaveOptions::default()).map_err(|error| match error {
-            SaveError::Step(error) => error,
-            other => StepError::Input(other.to_string()),
-        })?;
-    }
+    // What writing takes is no part of training's report.
+    let Cell { model, lora, .. } = rank.inputs.cell;
+    let options = SaveOptions::default();
+    let saved = model.save.as_ref().map_or(Ok(()), |dir| rank.save_model(dir, options));
+    let saved = saved.and_then(|()| lora.save.as_ref().map_or(Ok(()), |dir| rank.save_adapters(dir)));
+    let saved = saved.and_then(|()| lora.merge.as_ref().map_or(Ok(()), |dir| rank.save_merged(dir, options)));
+    saved.map_err(|error| match error {
+        SaveError::Step(error) => error,
+        other => StepError::Input(other.to_string()),
+    })?;
     Ok(report)
 }
 
@@ -99,8 +102,8 @@ pub fn with_ranks<T: Send>(
     work: impl Fn(&mut Rank<'_>) -> Result<T, StepError> + Sync,
 ) -> Result<Vec<T>, Failure> {
     let input = |reason: String| failure(Cause::Failed { rank: 0, reason });
-    let (source, checkpoint) = open(cell, plan).map_err(input)?;
-    let inputs = Inputs { cell, plan, source: &source, checkpoint: checkpoint.as_ref() };
+    let (source, checkpoint, adapters) = open(cell, plan).map_err(input)?;
+    let inputs = Inputs { cell, plan, source: &source, checkpoint: checkpoint.as_ref(), adapters: adapters.as_ref() };
     let mut arenas = Vec::with_capacity(kernels.len());
     for _ in 0..kernels.len() {
         arenas.push(Arena::host(cell.memory.capacity).map_err(|error| input(error.to_string()))?);
@@ -129,17 +132,27 @@ pub fn with_ranks<T: Send>(
     collect(ended)
 }
 
-/// Tokens, and weights to start from where the cell names some.
-fn open(cell: &Cell, plan: &Plan) -> Result<(Source, Option<Checkpoint>), String> {
+/// Tokens, and weights and adapters to start from where the cell names some.
+type Opened = (Source, Option<Checkpoint>, Option<Checkpoint>);
+
+fn open(cell: &Cell, plan: &Plan) -> Result<Opened, String> {
     let (model, train) = (&cell.model, &cell.train);
     let source = Source::open(&cell.data, model.vocab_size, train.seq_len, train.seed);
     let source = source.map_err(|error| error.to_string())?;
-    let Some(dir) = &model.weights else { return Ok((source, None)) };
-    let mut checkpoint = Checkpoint::open(dir).map_err(|error| error.to_string())?;
-    let expected = plan.layout.checkpoint_tensors();
-    checkpoint.adopt_prefix(&expected);
-    checkpoint.check(&expected).map_err(|error| error.to_string())?;
-    Ok((source, Some(checkpoint)))
+    let checkpoint = model.weights.as_ref().map(|dir| {
+        let mut checkpoint = Checkpoint::open(dir)?;
+        let expected = plan.layout.checkpoint_tensors();
+        checkpoint.adopt_prefix(&expected);
+        checkpoint.check(&expected)?;
+        Ok(checkpoint)
+    });
+    let adapters = cell.lora.path.as_ref().filter(|_| cell.lora.on()).map(|dir| {
+        let adapters = Checkpoint::open_adapters(dir)?;
+        adapters.check(&plan.layout.adapter_tensors())?;
+        Ok(adapters)
+    });
+    let said = |error: CheckpointError| error.to_string();
+    Ok((source, checkpoint.transpose().map_err(said)?, adapters.transpose().map_err(said)?))
 }
 
 /// How a rank ended.

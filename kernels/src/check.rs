@@ -160,6 +160,18 @@ pub(crate) fn add_rows_backward(op: &AddRows, dy: &View, dtable: &ViewMut) -> Re
     operand(name, "dtable", dtable, dtable.dtype(), elements(&[op.period.min(op.rows), op.cols]))
 }
 
+pub(crate) fn mul_rows(op: &MulRows, w: &View, x: &ViewMut) -> Result<()> {
+    operand("mul_rows", "w", w, op.dtype, op.cols)?;
+    operand("mul_rows", "x", x, op.dtype, elements(&[op.rows, op.cols]))
+}
+
+pub(crate) fn mul_rows_backward(op: &MulRows, x: &View, dy: &View, dw: &ViewMut) -> Result<()> {
+    let name = "mul_rows_backward";
+    operand(name, "x", x, op.dtype, elements(&[op.rows, op.cols]))?;
+    operand(name, "dy", dy, op.dtype, elements(&[op.rows, op.cols]))?;
+    operand(name, "dw", dw, dw.dtype(), op.cols)
+}
+
 pub(crate) fn rope(op: &Rope, x: &ViewMut, cos: &View, sin: &View) -> Result<()> {
     let name = "rope";
     if !op.head_dim.is_multiple_of(2) {

@@ -14,6 +14,8 @@ impl Op {
             Op::LayerNormBackward(_) => "layer_norm_backward",
             Op::AddRows(_) => "add_rows",
             Op::AddRowsBackward(_) => "add_rows_backward",
+            Op::MulRows(_) => "mul_rows",
+            Op::MulRowsBackward(_) => "mul_rows_backward",
             Op::Rope(_) => "rope",
             Op::Attention(_) => "attention",
             Op::AttentionBackward(_) => "attention_backward",
@@ -100,6 +102,11 @@ impl Op {
             Op::AddRowsBackward(a) => {
                 let table = product(&[2, a.period.min(a.rows) as u64, a.cols as u64]);
                 &[(a.dtype, product(&[a.rows as u64, a.cols as u64])), (a.dtype, table)]
+            }
+            Op::MulRows(m) => &[(m.dtype, product(&[2, m.rows as u64, m.cols as u64])), (m.dtype, m.cols as u64)],
+            // x and dy are read; the factors' gradient is read and written.
+            Op::MulRowsBackward(m) => {
+                &[(m.dtype, product(&[2, m.rows as u64, m.cols as u64])), (m.dtype, product(&[2, m.cols as u64]))]
             }
             Op::Rope(r) => {
                 let tables = product(&[r.seq.min(r.rows) as u64, r.head_dim as u64]);

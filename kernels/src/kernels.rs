@@ -112,6 +112,12 @@ pub trait Kernels: Send + Sync {
     /// `dtable[r % period] += dy[r]`, rows in an order fixed by the shape.
     fn add_rows_backward(&self, op: &AddRows, dy: View<'_>, dtable: ViewMut<'_>) -> Result<()>;
 
+    /// See [`MulRows`]; `w` holds `cols` elements or more.
+    fn mul_rows(&self, op: &MulRows, w: View<'_>, x: ViewMut<'_>) -> Result<()>;
+
+    /// `dw[c] += sum of dy[r, c] * x[r, c]`, rows in an order fixed by the shape.
+    fn mul_rows_backward(&self, op: &MulRows, x: View<'_>, dy: View<'_>, dw: ViewMut<'_>) -> Result<()>;
+
     /// Rotates `x [rows, heads*head_dim]` in place; `cos`, `sin` are `[seq, head_dim/2]`.
     fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()>;
 

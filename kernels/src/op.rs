@@ -74,6 +74,17 @@ pub struct AddRows {
     pub dtype: DType,
 }
 
+/// `x[r] *= w`: a factor for every column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MulRows {
+    /// Vectors of x.
+    pub rows: usize,
+    /// Elements of a vector, and factors.
+    pub cols: usize,
+    /// Type of x and w (forward), of x and the incoming gradient (backward).
+    pub dtype: DType,
+}
+
 /// Rotary position embedding of `rows` tokens in place, Hugging Face's half-split pairing: element `i` with `i + head_dim/2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rope {
@@ -361,6 +372,10 @@ pub enum Op {
     AddRows(AddRows),
     /// The table's gradient.
     AddRowsBackward(AddRows),
+    /// Factors of columns.
+    MulRows(MulRows),
+    /// The factors' gradient; that of x is the same product.
+    MulRowsBackward(MulRows),
     /// Rotary embedding or its backward.
     Rope(Rope),
     /// Tiled attention with online softmax.

@@ -4,7 +4,8 @@
 use super::units;
 use std::fmt;
 use toml::Value;
-use zbench_engine::config::{Kept, Linear};
+use zbench_engine::config::Kept;
+use zbench_engine::peft::KNOWN_TARGETS;
 
 /// What a key may hold.
 #[derive(Clone, Copy, Debug)]
@@ -240,7 +241,14 @@ fn check_targets(value: &Value) -> Result<(), String> {
         Value::Array(list) if list.is_empty() => {
             Err("the list is empty; name at least one linear layer, or set lora.rank = 0".into())
         }
-        Value::Array(list) => check_names(list, &Linear::ALL.map(Linear::name)),
+        Value::Array(list) => {
+            // Which of them a family has is known with the family. In front of the last part others may stand.
+            let last = |item: &Value| match item.as_str().and_then(|name| name.rsplit_once('.')) {
+                Some((_, last)) => Value::from(last),
+                None => item.clone(),
+            };
+            check_names(&list.iter().map(last).collect::<Vec<_>>(), &KNOWN_TARGETS)
+        }
         _ => Err(wrong_type("a list such as [\"q_proj\", \"v_proj\"], or \"all-linear\"", value)),
     }
 }

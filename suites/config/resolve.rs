@@ -11,6 +11,7 @@ use toml::Value;
 use zbench_engine::config::*;
 use zbench_kernels::DType;
 
+mod adapters;
 mod sources;
 
 use sources::{byte_size, data, model, profile, seconds};
@@ -59,7 +60,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
     let parallel = parallel(&values)?;
     let train = train(&values, parallel.ranks)?;
     let precision = precision(&values);
-    let lora = lora(&values)?;
+    let lora = lora(&values, context, &model)?;
     let device = match values.given_text("hardware.device").or_else(|| profile.as_ref().map(|p| p.device.clone())) {
         Some(device) if device == "cuda" => DeviceKind::Cuda,
         _ => DeviceKind::Cpu,
@@ -165,7 +166,6 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
     }
     let words = [
         ("parallel.strategy", "zero++", "write zero3, or hsdp for gathers that stay inside a node"),
-        ("lora.method", "ia3", "write \"lora\""),
         ("lora.base", "nf4", "write \"bf16\", \"f16\" or \"f32\""),
         ("lora.base", "int8", "write \"bf16\", \"f16\" or \"f32\""),
         ("parallel.backend", "device", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
@@ -187,6 +187,9 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
         if values.text(key) != word {
             return refuse(key, &format!("write \"{word}\""));
         }
+    }
+    if values.value("lora.use_dora").as_bool() == Some(true) {
+        return refuse("lora.use_dora", "leave the key out, or set lora.use_rslora");
     }
     if values.given("memory.offload_path").is_some() {
         return refuse("memory.offload_path", "leave the key out");
@@ -346,24 +349,10 @@ fn precision(values: &Values) -> Precision {
     precision
 }
 
-/// Without adapters the other keys of [lora] mean nothing, and the cell says so by holding none of them.
-fn lora(values: &Values) -> Result<Lora, Refusal> {
-    let rank = values.count("lora.rank");
-    if rank == 0 {
-        return Ok(Lora { rank, alpha: 0.0, dropout: 0.0, targets: Vec::new(), base: None });
-    }
-    let targets = values.value("lora.targets");
-    let named = |linear: &Linear| match &targets {
-        Value::Array(list) => list.iter().any(|item| item.as_str() == Some(linear.name())),
-        _ => true,
-    };
-    Ok(Lora {
-        rank,
-        alpha: values.real("lora.alpha"),
-        dropout: values.real("lora.dropout"),
-        targets: Linear::ALL.into_iter().filter(named).collect(),
-        base: values.given_text("lora.base").as_deref().and_then(dtype),
-    })
+fn lora(values: &Values, context: &Context, model: &Model) -> Result<Lora, Refusal> {
+    let adapters = adapters::adapters(values, context, model)?;
+    let base = values.given_text("lora.base").as_deref().and_then(dtype).filter(|_| adapters.on());
+    Ok(Lora { base, ..adapters })
 }
 
 fn checkpointing(value: &Value) -> Checkpointing {

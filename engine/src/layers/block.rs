@@ -7,6 +7,7 @@
 mod backward;
 mod stages;
 
+use super::adapter::AdapterSpec;
 use super::exec::{Exec, Result};
 use super::linear::LinearSpec;
 use super::norm::Norm;
@@ -56,6 +57,8 @@ pub struct Block {
     pub k: LinearSpec,
     /// Value projection.
     pub v: LinearSpec,
+    /// The low-rank adapter of all three, where a checkpoint has them in one tensor.
+    pub qkv_adapter: Option<AdapterSpec<3>>,
     /// Norm of each query head, if there is one; then there is one of the keys too.
     pub q_norm: Option<Norm>,
     /// Norm of each key head.

@@ -4,6 +4,7 @@
 //! Beside what it does, every layer *states* what it does: the buffers it asks for and the operations it issues, in order,
 //! told to a [`Sketch`]. A plan is made of what is stated; a run of what is done; tests hold the two against each other.
 
+mod adapter;
 mod block;
 mod embedding;
 pub(crate) mod exec;
@@ -12,10 +13,11 @@ mod linear;
 mod norm;
 mod sketch;
 
+pub use adapter::{AdapterSpec, Factors};
 pub use block::{Block, BlockGrad, Dims, GateUp, Kept, Qkv, Saved};
 pub use embedding::Embedding;
 pub use exec::{Batch, Exec, StepError};
 pub use head::Head;
-pub use linear::{AdapterSpec, LinearSpec};
+pub use linear::LinearSpec;
 pub use norm::Norm;
 pub use sketch::{Phase, Piece, Sketch, Stated};

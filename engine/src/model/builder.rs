@@ -1,9 +1,11 @@
 //! From a cell's model to its units and layers.
 
-use super::names::{Names, stored_bias, stored_matrix};
+mod adapters;
+
+use super::names::{Fusion, Names, stored_bias, stored_matrix};
 use super::{Init, Part, Place, Rows, Stored, Unit};
-use crate::config::{Cell, Linear, Lora, Mlp, Model, Order, Positions};
-use crate::layers::{AdapterSpec, Block, Dims, Embedding, Head, LinearSpec, Norm};
+use crate::config::{Cell, Linear, Mlp, Model, Order, Positions};
+use crate::layers::{Block, Dims, Embedding, Head, LinearSpec, Norm};
 use zbench_kernels::Act;
 
 /// Appends tensors in the order of the model; a tensor's number is its stream of random numbers.
@@ -29,7 +31,7 @@ impl<'a> Builder<'a> {
 
     /// The part of everything that an adapter run does not train.
     fn base(&self) -> Part {
-        if self.cell.lora.rank > 0 { Part::Frozen } else { Part::Trainable }
+        if self.cell.lora.on() { Part::Frozen } else { Part::Trainable }
     }
 
     fn push(&mut self, unit: &mut Unit, part: Part, name: String, shape: &[usize], init: Init) -> Place {
@@ -85,6 +87,10 @@ impl<'a> Builder<'a> {
         let q = linear(self, Linear::QProj, queries, hidden, form.qkv_bias, std);
         let k = linear(self, Linear::KProj, keys, hidden, form.qkv_bias, std);
         let v = linear(self, Linear::VProj, keys, hidden, form.qkv_bias, std);
+        let qkv_adapter = self.qkv_adapter(&mut unit, &prefix, [queries, keys, keys], hidden);
+        let mut linear = |b: &mut Self, which, out, input, bias, std| {
+            b.linear(&mut unit, &prefix, Projection { which, out, input, bias, std })
+        };
         let o = linear(self, Linear::OProj, hidden, queries, form.output_bias, narrow);
         let gated = matches!(form.mlp, Mlp::Swiglu | Mlp::GegluTanh);
         let gate = gated.then(|| linear(self, Linear::GateProj, wide, hidden, form.mlp_bias, std));
@@ -111,21 +117,13 @@ impl<'a> Builder<'a> {
             },
             parallel: form.order != Order::Sequential,
         };
-        (unit, Block { index, dims, attention_norm, q, k, v, q_norm, k_norm, o, mlp_norm, gate, up, down })
+        (unit, Block { index, dims, attention_norm, q, k, v, qkv_adapter, q_norm, k_norm, o, mlp_norm, gate, up, down })
     }
 
     fn linear(&mut self, unit: &mut Unit, prefix: &str, projection: Projection) -> LinearSpec {
         let Projection { which, out, input, bias, std } = projection;
         let (names, part) = (self.names, self.base());
-        let (module, fusion) = match which {
-            Linear::QProj => names.projection(&self.cell.model, 0),
-            Linear::KProj => names.projection(&self.cell.model, 1),
-            Linear::VProj => names.projection(&self.cell.model, 2),
-            Linear::OProj => (names.o, None),
-            Linear::GateProj => (names.gate, None),
-            Linear::UpProj => (names.up, None),
-            Linear::DownProj => (names.down, None),
-        };
+        let (module, fusion) = self.module(which);
         let stored = format!("{prefix}.{module}");
         // A part of a fused tensor has a name of its own here.
         let name = if fusion.is_some() { format!("{stored}.{}", which.name()) } else { stored.clone() };
@@ -136,16 +134,23 @@ impl<'a> Builder<'a> {
             unit.store_last(stored_bias(&stored, fusion));
             place
         });
-        let Lora { rank, alpha, dropout, ref targets, .. } = self.cell.lora;
-        let adapter = (rank > 0 && targets.contains(&which)).then(|| {
-            // PEFT: A is drawn with Kaiming's uniform bound for sqrt(5), whose deviation is sqrt(1/(3 input)); B is zero.
-            let spread = Init::Normal((1.0 / (3.0 * input as f64)).sqrt());
-            let a = self.push(unit, Part::Trainable, format!("{name}.lora_A.weight"), &[rank, input], spread);
-            let b =
-                self.push(unit, Part::Trainable, format!("{name}.lora_B.weight"), &[out, rank], Init::Constant(0.0));
-            AdapterSpec { a, b, rank, scale: (alpha / rank as f64) as f32, dropout, stream: self.stream }
-        });
-        LinearSpec { weight, bias, out, input, adapter, name: which.name() }
+        let adapter = self.adapter(unit, &stored, which, fusion, [out, input]);
+        let factors = self.factors(unit, &stored, which, fusion, [out, input]);
+        LinearSpec { weight, bias, out, input, adapter, factors, name: which.name() }
+    }
+
+    /// The module of a projection, and its place there if the family fuses it with others.
+    fn module(&self, which: Linear) -> (&'static str, Option<Fusion>) {
+        let names = self.names;
+        match which {
+            Linear::QProj => names.projection(&self.cell.model, 0),
+            Linear::KProj => names.projection(&self.cell.model, 1),
+            Linear::VProj => names.projection(&self.cell.model, 2),
+            Linear::OProj => (names.o, None),
+            Linear::GateProj => (names.gate, None),
+            Linear::UpProj => (names.up, None),
+            Linear::DownProj => (names.down, None),
+        }
     }
 
     pub fn head(&mut self, embedding: &Embedding) -> (Unit, Head) {

@@ -6,9 +6,9 @@ mod stored;
 mod unit;
 
 pub use stored::{Rows, Run, Stored};
-pub use unit::{Flat, Grads, Init, Part, Place, Tensor, Unit, Weights};
+pub use unit::{Flat, Grads, Init, Part, Place, Tensor, Unit, Weights, is_adapter};
 
-use crate::config::{Cell, Linear, Model};
+use crate::config::{Cell, Linear, Mlp, Model};
 use crate::layers::{Block, Embedding, Head};
 use builder::Builder;
 use names::{Fused, Names};
@@ -58,7 +58,16 @@ impl Layout {
 
     /// The tensors a checkpoint must hold, by name and shape.
     pub fn checkpoint_tensors(&self) -> Vec<(String, Vec<usize>)> {
-        let tensors = self.units.iter().flat_map(|u| &u.tensors).filter(|t| t.in_checkpoint);
+        self.stored(true)
+    }
+
+    /// The tensors a folder of adapters must hold, by PEFT's names and shapes.
+    pub fn adapter_tensors(&self) -> Vec<(String, Vec<usize>)> {
+        self.stored(false).into_iter().map(|(name, shape)| (crate::peft::tensor_name(&name), shape)).collect()
+    }
+
+    fn stored(&self, in_checkpoint: bool) -> Vec<(String, Vec<usize>)> {
+        let tensors = self.units.iter().flat_map(|u| &u.tensors).filter(|t| t.in_checkpoint == in_checkpoint);
         let mut list: Vec<(String, Vec<usize>)> = Vec::new();
         for (name, shape) in tensors.map(|t| (t.stored_name(), t.stored_shape())) {
             // The parts of a fused tensor follow each other, but for their biases in between.
@@ -85,4 +94,26 @@ pub fn fused_in(model: &Model, linear: Linear) -> Option<&'static str> {
     let fused =
         matches!(linear, Linear::QProj | Linear::KProj | Linear::VProj) && !matches!(names.qkv, Fused::Apart(_));
     names.fused().filter(|_| fused)
+}
+
+/// The modules of a block that are linear layers, named as behind the block's own name, and the layers in each: three in
+/// one that fuses queries, keys and values.
+pub fn modules(model: &Model) -> Vec<(&'static str, Vec<Linear>)> {
+    let names = Names::of(model);
+    let qkv = [Linear::QProj, Linear::KProj, Linear::VProj];
+    let mut modules = match names.qkv {
+        Fused::Apart(own) => own.into_iter().zip(qkv).map(|(name, layer)| (name, vec![layer])).collect(),
+        Fused::Stacked(name) | Fused::ByGroup(name) => vec![(name, qkv.to_vec())],
+    };
+    modules.push((names.o, vec![Linear::OProj]));
+    if matches!(model.form.mlp, Mlp::Swiglu | Mlp::GegluTanh) {
+        modules.push((names.gate, vec![Linear::GateProj]));
+    }
+    modules.extend([(names.up, vec![Linear::UpProj]), (names.down, vec![Linear::DownProj])]);
+    modules
+}
+
+/// Whether a family's checkpoints have the matrices of blocks `[input, out]`.
+pub fn turned(model: &Model) -> bool {
+    Names::of(model).turned
 }

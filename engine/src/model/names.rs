@@ -177,3 +177,8 @@ pub(super) fn stored_bias(name: &str, fusion: Option<Fusion>) -> Option<Stored> 
         less: 0.0,
     })
 }
+
+/// How a part's rows of an adapter's tensor `[total, cols]` are stored; adapters are never turned.
+pub(super) fn stored_part(name: String, Fusion { total, rows }: Fusion, cols: usize) -> Stored {
+    Stored { name, shape: vec![total, cols], rows, turned: false, less: 0.0 }
+}

@@ -65,6 +65,11 @@ pub struct Tensor {
     pub stored: Option<Stored>,
 }
 
+/// Whether a tensor of that name is an adapter's.
+pub fn is_adapter(name: &str) -> bool {
+    name.contains(".lora_") || name.ends_with(".ia3_l")
+}
+
 impl Tensor {
     /// Weight decay is for matrices, embeddings included.
     pub fn decays(&self) -> bool {
@@ -106,7 +111,7 @@ impl Unit {
         let flat = self.flat_mut(part);
         let place = Place { part, start: flat.len, len };
         flat.len += len;
-        let in_checkpoint = !name.contains(".lora_");
+        let in_checkpoint = !is_adapter(&name);
         self.tensors.push(Tensor { name, shape: shape.to_vec(), place, init, stream, in_checkpoint, stored: None });
         place
     }

@@ -145,7 +145,7 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
         }
     }
     let lora = &cell.lora;
-    if lora.rank > 0 && (lora.targets.is_empty() || model.num_hidden_layers == 0) {
+    if lora.on() && (lora.targets.is_empty() || model.num_hidden_layers == 0) {
         return fail("lora.targets", "name no layer of the model, so nothing would train".into());
     }
     if !model.num_attention_heads.is_multiple_of(model.num_key_value_heads) {
@@ -158,18 +158,22 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
     if model.sliding_window == Some(0) {
         return fail("model.sliding_window", "is 0; a token sees at least itself".into());
     }
-    let fused = lora.targets.iter().find_map(|&target| Some((target, fused_in(model, target)?)));
-    if let (true, Some((target, fused))) = (lora.rank > 0, fused) {
+    let named = |linear: &Linear| lora.targets.contains(linear);
+    let parts = [Linear::QProj, Linear::KProj, Linear::VProj];
+    if let (true, Some(fused), Some(part), false) =
+        (lora.on(), fused_in(model, Linear::QProj), parts.iter().find(|part| named(part)), parts.iter().all(named))
+    {
         let reason = format!(
-            "name {}, which the family {:?} stores inside {fused}: adapters on a part of a tensor have no place in PEFT's \
-             layout; o_proj, up_proj and down_proj can be adapted",
-            target.name(),
+            "name {} alone, which the family {:?} stores inside {fused}: adapters on a part of a tensor have no place in \
+             PEFT's layout; name {fused}",
+            part.name(),
             model.family
         );
         return fail("lora.targets", reason);
     }
-    if lora.rank > 0 && model.save.is_some() {
-        return fail("model.save", "stands beside adapters, which are not written yet; leave it out".into());
+    if lora.on() && model.save.is_some() {
+        let reason = "stands beside adapters: lora.save writes them, lora.merge the model with them merged";
+        return fail("model.save", reason.into());
     }
     let gated = matches!(model.form.mlp, Mlp::Swiglu | Mlp::GegluTanh);
     if lora.rank > 0 && !gated && lora.targets.iter().all(|&target| target == Linear::GateProj) {

@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use zbench_kernels::{
     Activate, AdamW, AddRows, Attention, CrossEntropy, DType, Dropout, Element, Embedding, Gemm, KernelError, Kernels,
-    LayerNorm, Normal, Op, Quantize, ReduceOp, Result, RmsNorm, Rope, Swiglu, View, ViewMut,
+    LayerNorm, MulRows, Normal, Op, Quantize, ReduceOp, Result, RmsNorm, Rope, Swiglu, View, ViewMut,
 };
 
 /// An element type that the oracle can handle in f64 without loss.
@@ -178,6 +178,12 @@ impl Kernels for Tree {
         refuse()
     }
     fn add_rows_backward(&self, _: &AddRows, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn mul_rows(&self, _: &MulRows, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn mul_rows_backward(&self, _: &MulRows, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
         refuse()
     }
     fn activate(&self, _: &Activate, _: View<'_>, _: ViewMut<'_>) -> Result<()> {

@@ -106,7 +106,8 @@ fn plans_hold_for_every_precision_and_for_adapters() {
                 cell.precision = precision;
                 cell.train.accumulation = 2;
                 let targets = vec![Linear::QProj, Linear::DownProj];
-                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: Some(bf16) };
+                cell.lora =
+                    Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: Some(bf16), ..Lora::default() };
                 assert_as_planned(&cell, &format!("{} {precision:?} adapters {adapters}", strategy.name()));
             }
         }
@@ -125,8 +126,13 @@ fn plans_hold_for_every_form_of_block() {
                     (cell.train.accumulation, cell.precision) = (2, precision);
                     (cell.model.tie_word_embeddings, cell.parallel.prefetch) = (adapters > 0, adapters);
                     cell.memory.attention = if adapters > 0 { AttentionKind::Naive } else { AttentionKind::Flash };
-                    cell.lora =
-                        Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets: Linear::ALL.to_vec(), base: None };
+                    cell.lora = Lora {
+                        rank: adapters,
+                        alpha: 4.0,
+                        dropout: 0.25,
+                        targets: Linear::ALL.to_vec(),
+                        ..Lora::default()
+                    };
                     cell.memory.checkpointing = policy.clone();
                     assert_as_planned(
                         &cell,
@@ -146,7 +152,7 @@ fn stated_operations_of_every_form_are_the_ones_issued() {
                 let mut cell = on(formed(small(), form), Strategy::Zero3, 2, 2);
                 (cell.memory.checkpointing, cell.precision) = (policy.clone(), precision);
                 let targets = Linear::ALL.to_vec();
-                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: None };
+                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
                 assert_stated(&cell, &format!("{} {policy:?}", form.0));
             }
         }
@@ -164,7 +170,7 @@ fn stated_operations_are_the_ones_issued() {
                 cell.precision = precision;
                 cell.train.accumulation = 2;
                 let targets = Linear::ALL.to_vec();
-                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: None };
+                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
                 assert_stated(&cell, &format!("{} {policy:?}", strategy.name()));
             }
         }
@@ -310,7 +316,7 @@ fn flops_are_the_published_ones_for_llama_3_8b() {
         cell.model.max_position_embeddings = 32768;
         (cell.train.seq_len, cell.train.micro_batch) = (seq, 1);
         cell.memory.checkpointing = checkpointing;
-        cell.lora = Lora { rank: adapters, alpha: 1.0, dropout: 0.0, targets: vec![Linear::KProj], base: None };
+        cell.lora = Lora { rank: adapters, alpha: 1.0, dropout: 0.0, targets: vec![Linear::KProj], ..Lora::default() };
         let flops = plan(&cell).estimate.flops;
         [flops.model, flops.palm, flops.hardware].map(|f| f / flops.tokens as f64 / 1e9)
     };
@@ -325,4 +331,66 @@ fn flops_are_the_published_ones_for_llama_3_8b() {
     }
     let [lora, ..] = giga(2048, 1, Checkpointing::None);
     assert!(lora > 31.63 && lora < 31.63 * 1.001, "{lora}");
+}
+
+#[test]
+fn plans_hold_for_adapters_of_every_kind() {
+    for (what, adapt) in adapters() {
+        for (strategy, shard) in
+            [(Strategy::Ddp, 1), (Strategy::Zero2, 2), (Strategy::Zero3, 2), (Strategy::HsdpFullOptimizer, 1)]
+        {
+            for (policy, precision) in
+                policies().into_iter().zip([Precision::F32, Precision::mixed(DType::Bf16)].repeat(3))
+            {
+                let mut cell = on(small(), strategy, 2, shard);
+                adapt(&mut cell);
+                (cell.train.accumulation, cell.precision) = (2, precision);
+                cell.memory.checkpointing = policy.clone();
+                let what = format!("{what}: {} {policy:?}", strategy.name());
+                assert_as_planned(&cell, &what);
+                assert_stated(&cell, &what);
+            }
+        }
+    }
+}
+
+/// What adapters train and what they cost, by hand. Hidden size 24, MLP 40, 3 query heads and 1 key head of 8, three blocks,
+/// batches of 26 tokens.
+#[test]
+fn adapters_cost_what_they_say() {
+    let estimate = |adapt: fn(&mut Cell)| {
+        let mut cell = small();
+        adapt(&mut cell);
+        plan(&cell).estimate
+    };
+    let executed = |estimate: &zbench_engine::outcome::Estimate, term: &str| {
+        estimate.flops.ledger.iter().find(|(name, _)| name == term).map_or(0.0, |(_, flops)| *flops)
+    };
+    // One A for queries, keys and values together, and B's rows for each.
+    let fused = estimate(|cell| {
+        cell.model.family = "falcon".into();
+        let targets = vec![Linear::QProj, Linear::KProj, Linear::VProj];
+        cell.lora = Lora { rank: 2, alpha: 1.0, targets, ..Lora::default() };
+    });
+    let (a, b) = (2 * 24, 2 * (24 + 8 + 8));
+    assert_eq!(fused.trainable_parameters, 3 * (a + b));
+    let tokens = 26.0;
+    let product = 2.0 * tokens * 3.0 * (a + b) as f64;
+    assert_eq!(executed(&fused, "forward adapters"), product);
+    assert_eq!(executed(&fused, "backward adapters"), 2.0 * product);
+    assert_eq!(executed(&fused, "recompute adapters (hardware only)"), 2.0 * tokens * 3.0 * a as f64);
+    // Factors multiply element by element: no matrix product of theirs, and none for frozen weights.
+    let ia3 = estimate(|cell| {
+        let targets = vec![Linear::KProj, Linear::VProj, Linear::DownProj];
+        cell.lora = Lora { method: Method::Ia3, targets, feedforward: vec![Linear::DownProj], ..Lora::default() };
+    });
+    assert_eq!(ia3.trainable_parameters, 3 * (8 + 8 + 40));
+    assert_eq!(executed(&ia3, "forward adapters") + executed(&ia3, "backward adapters"), 0.0);
+    let k_proj = 2.0 * tokens * 3.0 * (8 * 24) as f64;
+    for term in ["forward k_proj", "backward k_proj", "recompute k_proj (hardware only)"] {
+        assert_eq!(executed(&ia3, term), k_proj, "{term}");
+    }
+    let down = 2.0 * tokens * 3.0 * (24 * 40) as f64;
+    assert_eq!([executed(&ia3, "forward down_proj"), executed(&ia3, "backward down_proj")], [down; 2]);
+    assert_eq!(executed(&ia3, "recompute down_proj (hardware only)"), 0.0);
 }

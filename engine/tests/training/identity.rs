@@ -165,7 +165,7 @@ fn narrow_wires_leave_sums_wide() {
 #[test]
 fn adapters_train_alike_under_every_strategy_and_leave_the_base_alone() {
     let mut base = odd();
-    base.lora = Lora { rank: 3, alpha: 6.0, dropout: 0.1, targets: Linear::ALL.to_vec(), base: None };
+    base.lora = Lora { rank: 3, alpha: 6.0, dropout: 0.1, targets: Linear::ALL.to_vec(), ..Lora::default() };
     let start = {
         let mut cell = base.clone();
         cell.train.lr = 0.0;
@@ -182,6 +182,32 @@ fn adapters_train_alike_under_every_strategy_and_leave_the_base_alone() {
             let mut cell = on(base.clone(), strategy, 2, shard);
             cell.memory.checkpointing = policy;
             assert_same(&reference, &cell, strategy.name());
+        }
+    }
+}
+
+#[test]
+fn adapters_of_every_kind_train_alike_under_every_strategy() {
+    for (what, adapt) in adapters() {
+        let mut base = odd();
+        adapt(&mut base);
+        base.train.clip_norm = 1e-5;
+        let reference = run(&on(base.clone(), Strategy::Ddp, 2, 1));
+        let mut still = on(base.clone(), Strategy::Ddp, 2, 1);
+        still.train.lr = 0.0;
+        let start = run(&still);
+        assert!(!reference.gradients.is_empty());
+        for ((name, before), (_, after)) in start.weights.iter().zip(&reference.weights) {
+            let adapter = name.contains(".lora_") || name.ends_with(".ia3_l");
+            assert_eq!(adapter, before != after, "{what}: {name}");
+            assert_eq!(adapter, reference.gradients.iter().any(|(other, _)| other == name), "{what}: {name}");
+        }
+        for (strategy, shard) in strategies(2) {
+            for policy in [Checkpointing::None, Checkpointing::Every(2)] {
+                let mut cell = on(base.clone(), strategy, 2, shard);
+                cell.memory.checkpointing = policy;
+                assert_same(&reference, &cell, &format!("{what}: {} by {shard}", strategy.name()));
+            }
         }
     }
 }

@@ -242,7 +242,7 @@ fn a_run_writes_its_model_where_it_is_told() {
     let failure = zbench_engine::train::train(&cell, &plan, &|_| {}).expect_err("a file is no folder");
     assert!(failure.cause.to_string().contains("file/folder") && failure.steps.len() == 2, "{}", failure.cause);
     // Adapters have no place in it.
-    cell.lora = Lora { rank: 2, alpha: 1.0, dropout: 0.0, targets: vec![Linear::UpProj], base: None };
+    cell.lora = Lora { rank: 2, alpha: 1.0, dropout: 0.0, targets: vec![Linear::UpProj], ..Lora::default() };
     let kernels = zbench_kernels::Cpu::new(1);
     let refused = zbench_engine::plan::Plan::new(&cell, &kernels).unwrap_err();
     assert_eq!(refused.key, "model.save");

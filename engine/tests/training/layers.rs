@@ -154,7 +154,7 @@ fn block_with_naive_attention_and_one_key_head() {
 fn block_with_adapters() {
     for dropout in [0.0, 0.3] {
         check_block(&format!("adapters, dropout {dropout}"), |cell| {
-            cell.lora = Lora { rank: 2, alpha: 3.0, dropout, targets: Linear::ALL.to_vec(), base: None };
+            cell.lora = Lora { rank: 2, alpha: 3.0, dropout, targets: Linear::ALL.to_vec(), ..Lora::default() };
         });
     }
 }
@@ -163,7 +163,7 @@ fn block_with_adapters() {
 fn block_with_some_adapters_and_scaled_positions() {
     check_block("some adapters", |cell| {
         let targets = vec![Linear::VProj, Linear::GateProj];
-        cell.lora = Lora { rank: 1, alpha: 2.0, dropout: 0.0, targets, base: None };
+        cell.lora = Lora { rank: 1, alpha: 2.0, dropout: 0.0, targets, ..Lora::default() };
         cell.model.rope_scaling = Some(RopeScaling::Linear { factor: 2.0 });
     });
 }
@@ -185,7 +185,7 @@ fn blocks_of_every_form_with_adapters() {
     for form in forms() {
         check_block(form.0, |cell| {
             *cell = formed(cell.clone(), form);
-            cell.lora = Lora { rank: 2, alpha: 3.0, dropout: 0.0, targets: Linear::ALL.to_vec(), base: None };
+            cell.lora = Lora { rank: 2, alpha: 3.0, dropout: 0.0, targets: Linear::ALL.to_vec(), ..Lora::default() };
         });
     }
 }
@@ -250,5 +250,12 @@ fn embeddings_of_every_form() {
             let flats = [w.to_vec(), Vec::new()];
             dot(&values(&layer.forward(&ex, &weights(&flats), View::of(&ids)).unwrap()), &r)
         });
+    }
+}
+
+#[test]
+fn blocks_with_adapters_of_every_kind() {
+    for (what, adapt) in adapters() {
+        check_block(what, adapt);
     }
 }

@@ -1,6 +1,7 @@
 //! The engine as a whole: against PyTorch, against itself under every strategy, and against its own plan.
 
 mod accounting;
+mod adapters;
 mod failures;
 mod families;
 mod identity;

@@ -51,7 +51,7 @@ pub fn llama_fixture() -> Cell {
         },
         precision: Precision::F32,
         memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
-        lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, targets: Vec::new(), base: None },
+        lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
         hardware: Hardware { device: DeviceKind::Cpu, threads_per_rank: 1 },
         link: None,
     }
@@ -163,4 +163,58 @@ pub fn forms() -> Vec<(&'static str, Form, Option<usize>)> {
 pub fn formed(mut cell: Cell, (_, form, window): (&str, Form, Option<usize>)) -> Cell {
     (cell.model.form, cell.model.sliding_window) = (form, window);
     cell
+}
+
+/// What it is, and how a cell gets it.
+pub type Adapters = (&'static str, fn(&mut Cell));
+
+/// Adapters of every kind on families that fuse queries, keys and values and on those that do not.
+pub fn adapters() -> Vec<Adapters> {
+    fn of_family(cell: &mut Cell, family: &str, form: &str) {
+        let all = forms();
+        *cell = formed(cell.clone(), *all.iter().find(|(name, ..)| *name == form).unwrap());
+        cell.model.family = family.into();
+    }
+    fn low_rank(cell: &mut Cell, dropout: f64, use_rslora: bool) {
+        let targets = Linear::ALL.to_vec();
+        cell.lora = Lora { rank: 2, alpha: 3.0, dropout, use_rslora, targets, ..Lora::default() };
+    }
+    fn ia3(cell: &mut Cell, targets: &[Linear], feedforward: &[Linear]) {
+        let (targets, feedforward) = (targets.to_vec(), feedforward.to_vec());
+        cell.lora = Lora { method: Method::Ia3, targets, feedforward, ..Lora::default() };
+    }
+    const QKV: [Linear; 3] = [Linear::QProj, Linear::KProj, Linear::VProj];
+    vec![
+        ("rsLoRA on GPT-2, dropout", |cell| {
+            of_family(cell, "gpt2", "gpt2");
+            low_rank(cell, 0.25, true);
+        }),
+        ("LoRA on the new Falcon", |cell| {
+            of_family(cell, "falcon", "new falcon");
+            low_rank(cell, 0.0, false);
+        }),
+        ("LoRA on the old Falcon, dropout", |cell| {
+            of_family(cell, "falcon", "falcon");
+            low_rank(cell, 0.25, false);
+        }),
+        ("IA3 as PEFT has it for Llama", |cell| {
+            ia3(cell, &[Linear::KProj, Linear::VProj, Linear::DownProj], &[Linear::DownProj]);
+        }),
+        ("IA3 on what every layer gives", |cell| {
+            of_family(cell, "llama", "qwen3 with biases, LayerNorm and a window");
+            ia3(cell, &Linear::ALL, &[]);
+        }),
+        ("IA3 on what every layer reads", |cell| {
+            of_family(cell, "llama", "falcon with gates");
+            ia3(cell, &Linear::ALL, &Linear::ALL);
+        }),
+        ("IA3 as PEFT has it for BLOOM", |cell| {
+            of_family(cell, "bloom", "bloom");
+            ia3(cell, &[QKV[0], QKV[1], QKV[2], Linear::DownProj], &[Linear::DownProj]);
+        }),
+        ("IA3 on what a fused tensor reads", |cell| {
+            of_family(cell, "mpt", "gpt2");
+            ia3(cell, &Linear::ALL, &QKV);
+        }),
+    ]
 }

@@ -4,7 +4,7 @@ use super::Cpu;
 use super::level::{LANES, fma, fold, fold2, merge};
 use super::rows::{COLUMNS, grain, shift};
 use super::stream::{CHUNK, Shared, chunks, close, load, open};
-use crate::op::{AddRows, LayerNorm};
+use crate::op::{AddRows, LayerNorm, MulRows};
 use crate::{View, ViewMut};
 
 /// Rows summed in f32 before they are added to the total, which keeps the error of long sums small.
@@ -169,6 +169,36 @@ impl Cpu {
 
     pub(super) fn run_add_rows_backward(&self, op: &AddRows, dy: View, dtable: ViewMut) {
         self.sum_columns(op.rows, op.cols, op.period, dy, dtable, |_, _| [1.0; CHUNK]);
+    }
+
+    pub(super) fn run_mul_rows(&self, op: &MulRows, w: View, x: ViewMut) {
+        let (level, cols, x) = (self.level, op.cols, Shared::new(x));
+        self.pool.split(op.rows, grain(cols), |_, rows| {
+            let [mut source, mut target] = [[0.0; CHUNK]; 2];
+            for row in rows {
+                for chunk in chunks(0..cols) {
+                    let w = load(level, w.slice(chunk.clone()), &mut source);
+                    // SAFETY: each row belongs to one thread.
+                    let mut part = unsafe { x.part(shift(&chunk, row * cols)) };
+                    let x = open(level, &mut part, &mut target, true);
+                    level.run(
+                        #[inline(always)]
+                        |_| x.iter_mut().zip(w).for_each(|(x, w)| *x *= w),
+                    );
+                    close(level, &mut part, &target);
+                }
+            }
+        });
+    }
+
+    pub(super) fn run_mul_rows_backward(&self, op: &MulRows, x: View, dy: View, dw: ViewMut) {
+        let level = self.level;
+        self.sum_columns(op.rows, op.cols, 1, dy, dw, |_, at| {
+            let [mut xs, mut factors] = [[0.0; CHUNK]; 2];
+            let x = load(level, x.slice(at), &mut xs);
+            factors[..x.len()].copy_from_slice(x);
+            factors
+        });
     }
 
     /// `into[r % period] += factor(r) * dy[r]`. Threads take columns, so every column is summed over rows in one order.

@@ -152,6 +152,20 @@ impl Kernels for Cpu {
         Ok(())
     }
 
+    fn mul_rows(&self, op: &MulRows, w: View<'_>, x: ViewMut<'_>) -> Result<()> {
+        supported("mul_rows", &[op.dtype])?;
+        check::mul_rows(op, &w, &x)?;
+        self.run_mul_rows(op, w, x);
+        Ok(())
+    }
+
+    fn mul_rows_backward(&self, op: &MulRows, x: View<'_>, dy: View<'_>, dw: ViewMut<'_>) -> Result<()> {
+        supported("mul_rows_backward", &[op.dtype, dw.dtype()])?;
+        check::mul_rows_backward(op, &x, &dy, &dw)?;
+        self.run_mul_rows_backward(op, x, dy, dw);
+        Ok(())
+    }
+
     fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()> {
         supported("rope", &[op.dtype])?;
         check::rope(op, &x, &cos, &sin)?;

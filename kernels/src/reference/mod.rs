@@ -121,6 +121,18 @@ impl Kernels for Reference {
         rows::add_rows_backward(op, dy, dtable)
     }
 
+    fn mul_rows(&self, op: &MulRows, w: View<'_>, x: ViewMut<'_>) -> Result<()> {
+        floats("mul_rows", &[op.dtype])?;
+        check::mul_rows(op, &w, &x)?;
+        rows::mul_rows(op, w, x)
+    }
+
+    fn mul_rows_backward(&self, op: &MulRows, x: View<'_>, dy: View<'_>, dw: ViewMut<'_>) -> Result<()> {
+        floats("mul_rows_backward", &[op.dtype, dw.dtype()])?;
+        check::mul_rows_backward(op, &x, &dy, &dw)?;
+        rows::mul_rows_backward(op, x, dy, dw)
+    }
+
     fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()> {
         floats("rope", &[op.dtype])?;
         check::rope(op, &x, &cos, &sin)?;

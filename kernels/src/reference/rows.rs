@@ -125,6 +125,28 @@ pub(super) fn add_rows_backward(op: &AddRows, dy: View, mut dtable: ViewMut) -> 
     write(&mut dtable, &sums)
 }
 
+pub(super) fn mul_rows(op: &MulRows, w: View, mut x: ViewMut) -> Result<()> {
+    let MulRows { rows, cols, .. } = *op;
+    let (w, mut values) = (read(&w, cols), read(&x.as_view(), rows * cols));
+    for r in 0..rows {
+        for i in 0..cols {
+            values[r * cols + i] *= w[i];
+        }
+    }
+    write(&mut x, &values)
+}
+
+pub(super) fn mul_rows_backward(op: &MulRows, x: View, dy: View, mut dw: ViewMut) -> Result<()> {
+    let MulRows { rows, cols, .. } = *op;
+    let (x, dy, mut sums) = (read(&x, rows * cols), read(&dy, rows * cols), read(&dw.as_view(), cols));
+    for r in 0..rows {
+        for i in 0..cols {
+            sums[i] += dy[r * cols + i] * x[r * cols + i];
+        }
+    }
+    write(&mut dw, &sums)
+}
+
 pub(super) fn rope(op: &Rope, mut x: ViewMut, cos: View, sin: View) -> Result<()> {
     let Rope { rows, seq, heads, head_dim, .. } = *op;
     let half = head_dim / 2;

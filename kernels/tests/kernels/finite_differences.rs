@@ -136,6 +136,23 @@ fn add_rows() {
 }
 
 #[test]
+fn mul_rows() {
+    let op = MulRows { rows: 5, cols: 3, dtype: F };
+    let (x, w, dy) = (normal(15, 1), normal(3, 2), normal(15, 3));
+    let forward = |x: &[f64], w: &[f64]| {
+        let mut y = x.to_vec();
+        Reference.mul_rows(&op, View::of(w), ViewMut::of(&mut y)).unwrap();
+        dot(&y, &dy)
+    };
+    let (mut dw, mut dx) = (vec![1.0; 3], dy.clone());
+    Reference.mul_rows_backward(&op, View::of(&x), View::of(&dy), ViewMut::of(&mut dw)).unwrap();
+    dw.iter_mut().for_each(|d| *d -= 1.0);
+    check("w", &w, &dw, |w| forward(&x, w));
+    Reference.mul_rows(&op, View::of(&w), ViewMut::of(&mut dx)).unwrap();
+    check("x", &x, &dx, |x| forward(x, &w));
+}
+
+#[test]
 fn rope_backward_is_the_inverse_rotation() {
     let op = Rope { rows: 5, seq: 3, heads: 2, head_dim: 4, inverse: false, dtype: F };
     let (x, dy) = (normal(40, 1), normal(40, 2));

@@ -1,6 +1,6 @@
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, LayerNorm, RmsNorm, Rope};
+use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, LayerNorm, MulRows, RmsNorm, Rope};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])
@@ -82,6 +82,20 @@ proptest! {
         let tensors = [Tensor::normal(dtype, rows * cols, 1), guarded(Tensor::normal(table, period * cols, 2))];
         compare(&format!("{shape:?} backward into {table}"), tensors, &[1], |kernels, of, [dy, dtable]| {
             kernels.add_rows_backward(&AddRows { dtype: of(dtype), ..shape }, dy.view(), dtable.view_mut())
+        });
+    }
+
+    #[test]
+    fn mul_rows(rows in 0usize..200, cols in width(), dtype in float(), gradient in float()) {
+        let shape = MulRows { rows, cols, dtype };
+        let tensors = [Tensor::normal(dtype, cols, 1), guarded(Tensor::normal(dtype, rows * cols, 2))];
+        compare(&format!("{shape:?}"), tensors, &[1], |kernels, of, [w, x]| {
+            kernels.mul_rows(&MulRows { dtype: of(dtype), ..shape }, w.view(), x.view_mut())
+        });
+        let [x, dy] = [3, 4].map(|seed| Tensor::normal(dtype, rows * cols, seed));
+        let dw = guarded(Tensor::normal(gradient, cols, 5));
+        compare(&format!("{shape:?} backward into {gradient}"), [x, dy, dw], &[2], |kernels, of, [x, dy, dw]| {
+            kernels.mul_rows_backward(&MulRows { dtype: of(dtype), ..shape }, x.view(), dy.view(), dw.view_mut())
         });
     }
 

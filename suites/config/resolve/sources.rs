@@ -166,7 +166,7 @@ pub(super) fn data(values: &Values, context: &Context) -> Result<Data, Refusal> 
 
 /// From the root and without `.` parts: one name for a file, which a record can be repeated with from any directory. A
 /// record is text, so where the current directory's name is none the path stays relative.
-fn absolute(path: &Path) -> PathBuf {
+pub(super) fn absolute(path: &Path) -> PathBuf {
     let tidy = || path.components().filter(|part| !matches!(part, std::path::Component::CurDir)).collect();
     std::path::absolute(path).ok().filter(|path| path.to_str().is_some()).unwrap_or_else(tidy)
 }

@@ -65,6 +65,9 @@ impl Block {
         self.q.backward(ex, w, g, norm.view(), dq.view(), begun, dnorm.view_mut())?;
         self.k.backward(ex, w, g, norm.view(), dk.view(), true, dnorm.view_mut())?;
         self.v.backward(ex, w, g, norm.view(), dv.view(), true, dnorm.view_mut())?;
+        if let Some(adapter) = &self.qkv_adapter {
+            adapter.backward(ex, w, g, norm.view(), [dq.view(), dk.view(), dv.view()], dnorm.view_mut())?;
+        }
         drop((dq, dk, dv, norm));
         let input = take(&mut saved.input);
         self.attention_norm.backward(ex, w, g, n, &input, &statistics, &dnorm, dy.view_mut())?;
@@ -159,6 +162,9 @@ impl Block {
         self.q.backward_stated(s, begun);
         self.k.backward_stated(s, true);
         self.v.backward_stated(s, true);
+        if let Some(adapter) = &self.qkv_adapter {
+            adapter.backward_stated(s);
+        }
         let [norm, statistics] = take(&mut saved.attention_norm);
         s.free_all([dq, dk, dv, norm]);
         self.attention_norm.backward_stated(s, n);

@@ -58,6 +58,9 @@ impl Block {
         self.k.forward(ex, w, norm.view(), false, k.view_mut())?;
         let mut v = ex.activation(n * d.kv_heads * d.head_dim)?;
         self.v.forward(ex, w, norm.view(), false, v.view_mut())?;
+        if let Some(adapter) = &self.qkv_adapter {
+            adapter.forward(ex, w, norm.view(), [q.view_mut(), k.view_mut(), v.view_mut()])?;
+        }
         let mut raw = None;
         if let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) {
             let [normal_q, of_q] = q_norm.forward(ex, w, n * d.heads, q.view())?;
@@ -81,6 +84,9 @@ impl Block {
         self.k.forward_stated(s, false);
         let v = s.activation(n * d.kv_heads * d.head_dim);
         self.v.forward_stated(s, false);
+        if let Some(adapter) = &self.qkv_adapter {
+            adapter.forward_stated(s);
+        }
         let mut raw = None;
         if let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) {
             let [normal_q, of_q] = q_norm.forward_stated(s, n * d.heads);

@@ -1,0 +1,101 @@
+//! The tensors of adapters, named and shaped as PEFT has them.
+
+use super::Builder;
+use crate::config::{Linear, Method};
+use crate::layers::{AdapterSpec, Factors};
+use crate::model::names::{Fusion, stored_part};
+use crate::model::{Init, Part, Place, Unit};
+
+/// PEFT starts B at zero, so that a fresh adapter changes nothing.
+const ZERO: Init = Init::Constant(0.0);
+
+impl Builder<'_> {
+    fn adapted(&self, which: Linear, method: Method) -> bool {
+        let lora = &self.cell.lora;
+        lora.on() && lora.method == method && lora.targets.contains(&which)
+    }
+
+    /// The low-rank adapter of a layer that has a tensor of its own.
+    pub(super) fn adapter(
+        &mut self,
+        unit: &mut Unit,
+        module: &str,
+        which: Linear,
+        fusion: Option<Fusion>,
+        [out, input]: [usize; 2],
+    ) -> Option<AdapterSpec> {
+        if fusion.is_some() || !self.adapted(which, Method::Lora) {
+            return None;
+        }
+        let a = self.reducing(unit, module, input);
+        let b = self.push(unit, Part::Trainable, format!("{module}.lora_B.weight"), &[out, self.cell.lora.rank], ZERO);
+        Some(self.low_rank(a, [(b, out)], input))
+    }
+
+    /// The low-rank adapter of the tensor that holds queries, keys and values.
+    pub(super) fn qkv_adapter(
+        &mut self,
+        unit: &mut Unit,
+        prefix: &str,
+        outs: [usize; 3],
+        input: usize,
+    ) -> Option<AdapterSpec<3>> {
+        let parts = [Linear::QProj, Linear::KProj, Linear::VProj];
+        let [(module, Some(q)), (_, Some(k)), (_, Some(v))] = parts.map(|part| self.module(part)) else { return None };
+        if !self.adapted(Linear::QProj, Method::Lora) {
+            return None;
+        }
+        let (module, rank) = (format!("{prefix}.{module}"), self.cell.lora.rank);
+        let a = self.reducing(unit, &module, input);
+        let mut expanding = |part: Linear, fusion: Fusion, out: usize| {
+            let name = format!("{module}.{}.lora_B.weight", part.name());
+            let b = self.push(unit, Part::Trainable, name, &[out, rank], ZERO);
+            unit.store_last(Some(stored_part(format!("{module}.lora_B.weight"), fusion, rank)));
+            (b, out)
+        };
+        let b = [expanding(parts[0], q, outs[0]), expanding(parts[1], k, outs[1]), expanding(parts[2], v, outs[2])];
+        Some(self.low_rank(a, b, input))
+    }
+
+    /// A. PEFT draws it with Kaiming's uniform bound for sqrt(5), whose deviation is sqrt(1/(3 input)).
+    fn reducing(&mut self, unit: &mut Unit, module: &str, input: usize) -> Place {
+        let spread = Init::Normal((1.0 / (3.0 * input as f64)).sqrt());
+        let name = format!("{module}.lora_A.weight");
+        self.push(unit, Part::Trainable, name, &[self.cell.lora.rank, input], spread)
+    }
+
+    fn low_rank<const N: usize>(&self, a: Place, b: [(Place, usize); N], input: usize) -> AdapterSpec<N> {
+        let lora = &self.cell.lora;
+        let (scale, dropout) = (lora.scale() as f32, lora.dropout);
+        AdapterSpec { a, b, input, rank: lora.rank, scale, dropout, stream: self.stream }
+    }
+
+    /// IA3's factors of a layer. The parts of a fused tensor have their own where they are on the output, and share those
+    /// on the input.
+    pub(super) fn factors(
+        &mut self,
+        unit: &mut Unit,
+        module: &str,
+        which: Linear,
+        fusion: Option<Fusion>,
+        [out, input]: [usize; 2],
+    ) -> Option<Factors> {
+        if !self.adapted(which, Method::Ia3) {
+            return None;
+        }
+        let (name, feedforward) = (format!("{module}.ia3_l"), self.cell.lora.feedforward.contains(&which));
+        if let Some(shared) = unit.tensors.iter().find(|tensor| feedforward && tensor.name == name) {
+            return Some(Factors { l: shared.place, feedforward });
+        }
+        let (own, shape) = match fusion {
+            Some(_) if !feedforward => (format!("{module}.{}.ia3_l", which.name()), [out, 1]),
+            _ if feedforward => (name.clone(), [1, input]),
+            _ => (name.clone(), [out, 1]),
+        };
+        let l = self.push(unit, Part::Trainable, own, &shape, Init::Constant(1.0));
+        if let (Some(fusion), false) = (fusion, feedforward) {
+            unit.store_last(Some(stored_part(name, fusion, 1)));
+        }
+        Some(Factors { l, feedforward })
+    }
+}

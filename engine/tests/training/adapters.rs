@@ -1,0 +1,224 @@
+//! Adapters against PEFT's own runs, which start from a folder that PEFT wrote (tests/fixtures/make.py), and folders of our
+//! own: what is written reads back to the bit, and a model with adapters merged computes what the two computed apart.
+//! The tolerances are parity.rs's.
+
+use crate::families::*;
+use crate::support::*;
+use std::path::Path;
+use zbench_engine::checkpoint::Checkpoint;
+use zbench_engine::config::*;
+use zbench_engine::layers::StepError;
+use zbench_engine::model::is_adapter;
+use zbench_engine::save::{SaveError, SaveOptions};
+use zbench_engine::train::{train, with_ranks};
+use zbench_engine::{hf, peft};
+use zbench_kernels::DType;
+
+const ADAPTERS: [&str; 4] = ["rslora-gpt2", "lora-falcon", "ia3-llama", "ia3-bloom"];
+
+/// The cell of a fixture whose adapters start from a folder.
+fn cell_of(name: &str) -> (Oracle, Cell) {
+    let oracle = Oracle::open(name);
+    let mut cell = oracle.cell();
+    cell.lora = from_folder(&oracle.dir.join("start"), &cell.model);
+    (oracle, cell)
+}
+
+/// Adapters as a folder has them.
+fn from_folder(dir: &Path, model: &Model) -> Lora {
+    let peft::AdapterConfig { method, rank, alpha, dropout, use_rslora, targets, feedforward } =
+        peft::read_config(dir, model).unwrap();
+    let path = Some(dir.into());
+    Lora { method, rank, alpha, dropout, use_rslora, targets, feedforward, path, ..Lora::default() }
+}
+
+fn adapters_of(weights: Tensors) -> Tensors {
+    weights.into_iter().filter(|(name, _)| is_adapter(name)).collect()
+}
+
+fn assert_like_peft(oracle: &Oracle, cell: &Cell, what: &str) {
+    let ran = run(cell);
+    assert_eq!(ran.steps.len(), 20, "{what}");
+    oracle.assert_steps(&ran, what);
+    oracle.assert_tensors("grads0.safetensors", &ran.gradients, GRADIENTS, what);
+    oracle.assert_tensors("final.safetensors", &adapters_of(ran.weights), WEIGHTS, what);
+}
+
+#[test]
+fn adapters_from_a_folder_match_peft_under_every_strategy() {
+    for name in ADAPTERS {
+        let (oracle, cell) = cell_of(name);
+        for attention in [AttentionKind::Flash, AttentionKind::Naive] {
+            let mut cell = cell.clone();
+            cell.memory.attention = attention;
+            assert_like_peft(&oracle, &cell, &format!("{name}, {attention:?}"));
+        }
+        for strategy in Strategy::ALL {
+            for ranks in [2, 4] {
+                let mut cell = shared_out(cell.clone(), strategy, ranks);
+                cell.memory.checkpointing = if ranks == 4 { Checkpointing::Full } else { Checkpointing::None };
+                assert_like_peft(&oracle, &cell, &format!("{name}: {} on {ranks} ranks", strategy.name()));
+            }
+        }
+    }
+}
+
+/// What the references are worth: each notices when what it is there for is otherwise.
+#[test]
+fn the_references_notice_a_wrong_scale() {
+    let off = |name: &str, change: fn(&mut Lora)| {
+        let (oracle, mut cell) = cell_of(name);
+        change(&mut cell.lora);
+        cell.train.steps = 1;
+        let distances = oracle.distances("grads0.safetensors", &run(&cell).gradients);
+        distances.iter().map(|(_, distance)| *distance).fold(0.0, f64::max)
+    };
+    assert!(off("rslora-gpt2", |lora| lora.use_rslora = false) > 1e-2);
+    assert!(off("lora-falcon", |lora| lora.use_rslora = true) > 1e-2);
+}
+
+/// Trains for some steps, writes by `save`, and hands over what the weights are then.
+fn trained<E: Into<SaveError>>(
+    cell: &Cell,
+    steps: usize,
+    save: impl Fn(&mut zbench_engine::rank::Rank<'_>) -> Result<(), E> + Sync,
+) -> Tensors {
+    let plan = plan(cell);
+    let ran = with_ranks(cell, &plan, cpus(cell), |rank| {
+        for _ in 0..steps {
+            rank.step()?;
+        }
+        save(rank).map_err(|error| StepError::Input(error.into().to_string()))?;
+        let mut weights = Vec::new();
+        rank.export_weights(|name, _, values| weights.push((name.to_string(), values.to_vec())))?;
+        Ok(weights)
+    });
+    ran.unwrap_or_else(|failure| panic!("{}", failure.cause)).remove(0)
+}
+
+/// The weights and the loss of the step after `steps` more that change nothing.
+fn still(cell: &Cell, steps: usize) -> (Tensors, f64) {
+    let mut cell = cell.clone();
+    (cell.train.lr, cell.train.steps) = (0.0, steps + 1);
+    let ran = run(&cell);
+    (ran.weights, ran.steps[steps].loss)
+}
+
+fn assert_bits(ours: &Tensors, theirs: &Tensors, what: &str) {
+    assert_eq!(ours.len(), theirs.len(), "{what}");
+    for ((name, values), (other, wanted)) in ours.iter().zip(theirs) {
+        assert_eq!(name, other, "{what}");
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(values), bits(wanted), "{what}: {name}");
+    }
+}
+
+#[test]
+fn what_is_written_reads_back_to_the_bit_under_every_strategy() {
+    const STEPS: usize = 2;
+    for name in ADAPTERS.into_iter().chain(["lora"]) {
+        for (strategy, ranks) in Strategy::ALL.into_iter().flat_map(|s| [(s, 1), (s, 2), (s, 4)]) {
+            let what = format!("{name}: {} on {ranks} ranks", strategy.name());
+            let mut cell = if name == "lora" { Oracle::open(name).cell() } else { cell_of(name).1 };
+            cell.train.steps = STEPS + 1;
+            if ranks == 2 {
+                cell.precision = Precision::mixed(DType::Bf16);
+            }
+            let one = cell.clone();
+            let mut cell = shared_out(cell, strategy, ranks);
+            cell.parallel.shard = cell.parallel.shard.min(ranks);
+            let whole = run(&cell);
+            let dir = tempfile::tempdir().unwrap();
+            let written = trained(&cell, STEPS, |rank| rank.save_adapters(dir.path()));
+            let mut again = cell.clone();
+            again.lora = from_folder(dir.path(), &cell.model);
+            assert_eq!(Lora { path: cell.lora.path.clone(), ..again.lora.clone() }, cell.lora, "{what}");
+            let (read, loss) = still(&again, STEPS);
+            // The base is read anew, the adapters from the folder: every tensor is as it was.
+            assert_bits(&read, &written, &what);
+            assert_eq!(loss.to_bits(), whole.steps[STEPS].loss.to_bits(), "{what}");
+            // Whoever reads it: other strategies and other numbers of ranks.
+            let mut other = one;
+            other.lora = again.lora.clone();
+            let (read, loss) = still(&other, STEPS);
+            assert_bits(&adapters_of(read), &adapters_of(written), &what);
+            let off = (loss - whole.steps[STEPS].loss).abs() / loss;
+            let tolerance = if ranks == 2 { 1e-3 } else { 1e-6 };
+            assert!(off <= tolerance, "{what}: {loss} for {}", whole.steps[STEPS].loss);
+        }
+    }
+}
+
+#[test]
+fn merged_models_compute_what_base_and_adapters_do() {
+    const STEPS: usize = 2;
+    for name in ADAPTERS.into_iter().chain(["lora"]) {
+        let mut cell = if name == "lora" { Oracle::open(name).cell() } else { cell_of(name).1 };
+        (cell.train.steps, cell.train.lr) = (STEPS + 1, 1e-2);
+        let start = still(&cell, STEPS).1;
+        for (strategy, ranks, shard_bytes) in
+            [(Strategy::Ddp, 1, u64::MAX), (Strategy::Zero3, 2, 4_000), (Strategy::HsdpFullOptimizer, 4, 1)]
+        {
+            let what = format!("{name}: {} on {ranks} ranks", strategy.name());
+            let cell = shared_out(cell.clone(), strategy, ranks);
+            let wanted = run(&cell).steps[STEPS].loss;
+            let dir = tempfile::tempdir().unwrap();
+            let options = SaveOptions { dtype: DType::F32, shard_bytes };
+            trained(&cell, STEPS, |rank| rank.save_merged(dir.path(), options));
+            let text = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
+            let model = hf::model_from_hf(&text, "config.json").unwrap();
+            assert_eq!(Model { weights: cell.model.weights.clone(), ..model.clone() }, cell.model, "{what}");
+            let mut merged = cell.clone();
+            (merged.model, merged.lora) = (Model { weights: Some(dir.path().into()), ..model }, Lora::default());
+            let loss = still(&merged, STEPS).1;
+            assert!((loss - wanted).abs() <= 1e-6 * wanted, "{what}: {loss} for {wanted}");
+            assert!((start - wanted).abs() > 1e-4 * wanted, "{what}: training changed nothing");
+        }
+    }
+}
+
+#[test]
+fn a_run_writes_adapters_and_the_merged_model_where_it_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, cell) = cell_of("ia3-bloom");
+    let mut cell = shared_out(cell, Strategy::Zero2, 2);
+    cell.train.steps = 1;
+    (cell.lora.save, cell.lora.merge) = (Some(dir.path().join("a/b")), Some(dir.path().join("merged")));
+    let plan = plan(&cell);
+    train(&cell, &plan, &|_| {}).unwrap_or_else(|failure| panic!("{}", failure.cause));
+    Checkpoint::open_adapters(&dir.path().join("a/b")).unwrap().check(&plan.layout.adapter_tensors()).unwrap();
+    Checkpoint::open(&dir.path().join("merged")).unwrap().check(&plan.layout.checkpoint_tensors()).unwrap();
+    // A place that cannot be is named, after the steps.
+    std::fs::write(dir.path().join("file"), "x").unwrap();
+    cell.lora.save = Some(dir.path().join("file/folder"));
+    let failure = train(&cell, &plan, &|_| {}).expect_err("a file is no folder");
+    assert!(failure.cause.to_string().contains("file/folder") && failure.steps.len() == 1, "{}", failure.cause);
+}
+
+#[test]
+fn folders_that_do_not_fit_are_refused_by_name() {
+    let (oracle, cell) = cell_of("rslora-gpt2");
+    let refused = |cell: &Cell| {
+        let plan = plan(cell);
+        train(cell, &plan, &|_| {}).expect_err("the folder does not fit").cause.to_string()
+    };
+    let mut other = cell.clone();
+    other.lora.rank = 2;
+    let said = refused(&other);
+    assert!(said.contains("c_attn.lora_A.weight is [3, 27] and should be [2, 27]"), "{said}");
+    let mut fewer = cell.clone();
+    fewer.lora.targets.retain(|layer| *layer != Linear::DownProj);
+    let said = refused(&fewer);
+    assert!(said.contains("unexpected (4)") && said.contains("mlp.c_proj.lora_A.weight"), "{said}");
+    let mut more = cell.clone();
+    more.lora.targets.push(Linear::UpProj);
+    assert!(refused(&more).contains("missing (4)"));
+    let empty = tempfile::tempdir().unwrap();
+    let mut absent = cell;
+    absent.lora.path = Some(empty.path().into());
+    assert!(refused(&absent).contains("adapter_model.safetensors"));
+    // A file that was cut off.
+    let whole = std::fs::read(oracle.dir.join("start").join(peft::WEIGHTS)).unwrap();
+    std::fs::write(empty.path().join(peft::WEIGHTS), &whole[..whole.len() - 1]).unwrap();
+    assert!(refused(&absent).contains("truncated"));
+}
