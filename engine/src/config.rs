@@ -2,8 +2,10 @@
 //! that a cell can be repeated from its record alone. The TOML that people write is resolved into this by `suites`.
 
 mod model;
+mod scaling;
 
 pub use model::{Form, Mlp, Model, NormKind, Order, Positions, RopeScaling};
+pub use scaling::{DynamicScaling, LossScaling, WeightRounding};
 
 use crate::comm::link::LinkSpec;
 use serde::{Deserialize, Serialize};
@@ -280,7 +282,7 @@ impl Backend {
 }
 
 /// The type of everything that has one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Precision {
     /// Weights at home.
@@ -296,6 +298,15 @@ pub struct Precision {
     pub master: Option<DType>,
     /// Both Adam moments.
     pub optimizer: DType,
+    /// Weights that are read or drawn are rounded to this first; absent = they come as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<DType>,
+    /// How updated weights are rounded.
+    #[serde(default, skip_serializing_if = "WeightRounding::is_nearest")]
+    pub rounding: WeightRounding,
+    /// The factor on the loss; absent = none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<LossScaling>,
 }
 
 impl Precision {
@@ -304,13 +315,23 @@ impl Precision {
 
     /// One type for everything, no master copy.
     pub const fn all(dtype: DType) -> Precision {
-        Precision { parameters: dtype, compute: dtype, gradients: dtype, reduce: dtype, master: None, optimizer: dtype }
+        Precision {
+            parameters: dtype,
+            compute: dtype,
+            gradients: dtype,
+            reduce: dtype,
+            master: None,
+            optimizer: dtype,
+            load: None,
+            rounding: WeightRounding::Nearest,
+            scaling: None,
+        }
     }
 
     /// Parameters and compute in `low`; gradients, reduction, master and moments in f32: 18 bytes per parameter.
     pub const fn mixed(low: DType) -> Precision {
         let f32 = DType::F32;
-        Precision { parameters: low, compute: low, gradients: f32, reduce: f32, master: Some(f32), optimizer: f32 }
+        Precision { parameters: low, compute: low, master: Some(f32), ..Precision::all(f32) }
     }
 
     /// Bytes of model state per trainable parameter, whole: parameters + gradients + master + two moments.

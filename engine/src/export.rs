@@ -35,7 +35,7 @@ impl Rank<'_> {
 
     /// The mean gradient of every trainable weight, as `export_weights`. To be called between `gradients` and `update`.
     pub fn export_gradients(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
-        let mean = 1.0 / (self.state.mesh().world() * self.inputs.cell.train.accumulation) as f64;
+        let mean = 1.0 / (self.state.mesh().world() * self.inputs.cell.train.accumulation) as f64 / self.loss_scale();
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.trainable(unit).cloned() else { continue };
             let Some(own) = self.gradients.view(&self.state, unit, &holding.owned) else { continue };

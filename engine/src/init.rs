@@ -59,21 +59,32 @@ fn fill_tensor(
     range: Range<usize>,
     mut dst: ViewMut<'_>,
 ) -> Result<()> {
+    // Adapters are no part of what is loaded.
+    let load = inputs.cell.precision.load.filter(|_| tensor.in_checkpoint);
     let source = match tensor.in_checkpoint {
         true => inputs.checkpoint.map(|checkpoint| (checkpoint, tensor.stored_name().to_string())),
         false => inputs.adapters.map(|adapters| (adapters, tensor_name(tensor.stored_name()))),
     };
-    if let Some((checkpoint, name)) = source {
-        let mut values = vec![0f32; READ.min(range.len())];
-        for start in range.clone().step_by(READ) {
-            let piece = start..(start + READ).min(range.end);
-            let values = &mut values[..piece.len()];
-            read_stored(checkpoint, &name, tensor, piece.clone(), values)
-                .map_err(|error| StepError::Input(error.to_string()))?;
-            desk.kernels.cast(View::of(values), dst.slice_mut(within(&piece, &range)))?;
-        }
-        return Ok(());
+    if source.is_none() && load.is_none() {
+        return draw(inputs, desk, tensor, range, dst);
     }
+    let mut values = vec![0f32; READ.min(range.len())];
+    for start in range.clone().step_by(READ) {
+        let piece = start..(start + READ).min(range.end);
+        let values = &mut values[..piece.len()];
+        match &source {
+            Some((checkpoint, name)) => read_stored(checkpoint, name, tensor, piece.clone(), values)
+                .map_err(|error| StepError::Input(error.to_string()))?,
+            None => draw(inputs, desk, tensor, piece.clone(), ViewMut::of(values))?,
+        }
+        round_to(load, values);
+        desk.kernels.cast(View::of(values), dst.slice_mut(within(&piece, &range)))?;
+    }
+    Ok(())
+}
+
+/// Elements `range` of a tensor's first values, drawn.
+fn draw(inputs: &Inputs<'_>, desk: Desk<'_>, tensor: &Tensor, range: Range<usize>, dst: ViewMut<'_>) -> Result<()> {
     match tensor.init {
         Init::Constant(value) => Ok(desk.kernels.fill(dst, value)?),
         Init::Normal(std) => {
@@ -82,6 +93,15 @@ fn fill_tensor(
             let op = Normal { len, std, seed, first: range.start as u64, dtype };
             Ok(desk.kernels.normal(&op, dst)?)
         }
+    }
+}
+
+/// Rounds values to the type they are loaded in.
+fn round_to(load: Option<DType>, values: &mut [f32]) {
+    match load {
+        Some(DType::Bf16) => values.iter_mut().for_each(|value| *value = half::bf16::from_f32(*value).to_f32()),
+        Some(DType::F16) => values.iter_mut().for_each(|value| *value = half::f16::from_f32(*value).to_f32()),
+        _ => {}
     }
 }
 

@@ -11,6 +11,7 @@ mod export;
 pub mod hf;
 mod init;
 pub mod layers;
+pub mod loss_scale;
 pub mod mesh;
 pub mod meter;
 pub mod model;

@@ -12,14 +12,18 @@ pub struct Step {
     pub timed: bool,
     /// Mean cross-entropy over the tokens of the global batch, before the update.
     pub loss: f64,
-    /// Global L2 norm of the mean gradient before clipping.
+    /// Global L2 norm of the mean gradient before clipping, the loss scale taken out; not finite in a skipped step.
     pub grad_norm: f64,
-    /// Learning rate of this step.
+    /// Learning rate of this step; of a skipped step that which its update would have had.
     pub lr: f64,
     /// Wall time of the slowest rank.
     pub ms: f64,
     /// Tokens of the global batch.
     pub tokens: u64,
+    /// The loss scale of the step, where there is one.
+    pub loss_scale: Option<f64>,
+    /// The scaled gradients overflowed: nothing was updated.
+    pub skipped: bool,
 }
 
 /// The parts of a step's time; they add up to the step.
@@ -152,12 +156,12 @@ pub enum Cause {
         /// What it asked for.
         error: OutOfMemory,
     },
-    /// Loss or gradient norm is not a finite number.
-    #[error("step {step}: {what} is {value}; lower train.lr, or set train.clip_norm")]
+    /// Loss or gradient norm is not a finite number, or gradients overflow at the smallest loss scale.
+    #[error("step {step}: {}", diverged(what, *value))]
     Diverged {
         /// The step.
         step: u64,
-        /// `loss` or `grad_norm`.
+        /// `loss`, `grad_norm` or `loss_scale`.
         what: &'static str,
         /// Its value.
         value: f64,
@@ -170,6 +174,16 @@ pub enum Cause {
         /// Why.
         reason: String,
     },
+}
+
+fn diverged(what: &str, value: f64) -> String {
+    match what {
+        "loss_scale" => format!(
+            "gradients overflow at the smallest loss scale, {value}; lower train.lr or precision.min_loss_scale, or \
+             compute in bf16"
+        ),
+        _ => format!("{what} is {value}; lower train.lr, or set train.clip_norm"),
+    }
 }
 
 /// What a plan says a run of it will take.

@@ -4,12 +4,13 @@ use crate::config::Cell;
 use crate::data::Source;
 use crate::init;
 use crate::layers::{Batch, Exec, Saved, StepError};
+use crate::loss_scale::LossScaler;
 use crate::mesh::Place;
 use crate::meter::Meter;
 use crate::outcome::{RankReport, Span, Step};
 use crate::plan::{self, Action, Plan};
 use crate::schedule::learning_rate;
-use crate::shard::{Clip, Comms, Desk, Gradients, Optimizer, Params, State};
+use crate::shard::{Comms, Desk, Gradients, Optimizer, Params, State};
 use crate::{checkpoint::Checkpoint, rope};
 use std::sync::Arc;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels};
@@ -44,10 +45,29 @@ pub struct Rank<'a> {
     cos: Buffer,
     sin: Buffer,
     flow: Flow,
-    /// Steps done.
+    /// Where the loss is scaled.
+    scaler: Option<LossScaler>,
+    /// Steps done, skipped ones included.
     steps: u64,
+    /// Updates of the weights: steps less the skipped ones.
+    updates: u64,
     step_ms: Vec<f64>,
     spans_ns: [u64; 10],
+}
+
+/// What came of a step's gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Updated {
+    /// Mean of the ranks' losses.
+    pub loss: f64,
+    /// Global L2 norm of the mean gradient.
+    pub norm: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// The loss scale, where there is one.
+    pub loss_scale: Option<f64>,
+    /// Nothing was updated, because gradients overflowed.
+    pub skipped: bool,
 }
 
 /// What lives from one action to the next.
@@ -63,6 +83,8 @@ struct Flow {
     saved: Vec<Saved<Buffer>>,
     /// Sum of the micro-batches' mean losses.
     loss: f64,
+    /// The loss scale that the step's gradients carry, 1 without.
+    loss_scale: f64,
 }
 
 impl<'a> Rank<'a> {
@@ -98,7 +120,9 @@ impl<'a> Rank<'a> {
             cos,
             sin,
             flow,
+            scaler: cell.precision.scaling.map(LossScaler::new),
             steps: 0,
+            updates: 0,
             step_ms: Vec::new(),
             spans_ns: [0; 10],
         })
@@ -113,7 +137,7 @@ impl<'a> Rank<'a> {
         }
         let mut meter = Meter::start();
         self.gradients(&mut meter)?;
-        let (clip, lr) = self.update(&mut meter)?;
+        let update = self.update(&mut meter)?;
         let (ns, spans) = meter.stop();
         let ms = ns as f64 / 1e6;
         if timed {
@@ -121,13 +145,24 @@ impl<'a> Rank<'a> {
             self.spans_ns.iter_mut().zip(spans).for_each(|(sum, ns)| *sum += ns);
         }
         let tokens = self.inputs.plan.estimate.flops.tokens;
-        Ok(Step { step: self.steps, timed, loss: clip.loss, grad_norm: clip.norm, lr, ms, tokens })
+        Ok(Step {
+            step: self.steps,
+            timed,
+            loss: update.loss,
+            grad_norm: update.norm,
+            lr: update.lr,
+            ms,
+            tokens,
+            loss_scale: update.loss_scale,
+            skipped: update.skipped,
+        })
     }
 
     /// Forward, backward and reductions of all micro-batches of the next step.
     pub fn gradients(&mut self, meter: &mut Meter) -> Result<()> {
         let plan = self.inputs.plan;
         self.flow.loss = 0.0;
+        self.flow.loss_scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
         for action in plan.actions.iter().filter(|a| **a != Action::Update) {
             self.act(*action, meter)?;
         }
@@ -135,26 +170,46 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    /// Agrees on loss and norm, and updates the weights.
-    pub fn update(&mut self, meter: &mut Meter) -> Result<(Clip, f64)> {
+    /// Agrees on loss and norm, and updates the weights. Where the loss is scaled and a gradient is not finite, weights,
+    /// moments, the optimizer's step count and the learning rate's schedule stay as they are, on all ranks.
+    pub fn update(&mut self, meter: &mut Meter) -> Result<Updated> {
         let Inputs { cell, plan, .. } = *self.inputs;
         let step = self.steps + 1;
         meter.enter(Span::ExposedAgree);
         let desk = Desk { kernels: &*self.kernels, arena: &self.arena, comms: &self.comms };
         let loss = self.flow.loss / cell.train.accumulation as f64;
-        let clip = self.optimizer.agree(&self.state, desk, &self.gradients, &cell.train, loss)?;
-        for (what, value) in [("loss", clip.loss), ("grad_norm", clip.norm)] {
-            if !value.is_finite() {
-                return Err(StepError::Diverged { step, what, value });
-            }
+        let loss_scale = self.flow.loss_scale;
+        let clip = self.optimizer.agree(&self.state, desk, &self.gradients, &cell.train, loss, loss_scale)?;
+        let skipped = self.scaler.is_some() && !clip.norm.is_finite();
+        let diverged = |what, value| Err(StepError::Diverged { step, what, value });
+        // A smaller loss scale would not mend the loss: it is not scaled.
+        if !clip.loss.is_finite() {
+            return diverged("loss", clip.loss);
+        }
+        if !clip.norm.is_finite() && !skipped {
+            return diverged("grad_norm", clip.norm);
         }
         meter.enter(Span::Optimizer);
-        let lr = learning_rate(&cell.train, step);
-        let (params, gradients) = (&mut self.params, &self.gradients);
-        self.optimizer.update(cell, &plan.layout, &self.state, desk, params, gradients, lr, step, clip.factor)?;
+        let lr = learning_rate(&cell.train, self.updates + 1);
+        if !skipped {
+            let (params, gradients, count) = (&mut self.params, &self.gradients, self.updates + 1);
+            self.optimizer.update(cell, &plan.layout, &self.state, desk, params, gradients, lr, count, &clip)?;
+            self.updates = count;
+        }
         meter.enter(Span::Other);
         self.steps = step;
-        Ok((clip, lr))
+        if let Some(scaler) = &mut self.scaler
+            && let Err(error) = scaler.update(skipped)
+        {
+            return diverged("loss_scale", error.scale);
+        }
+        let loss_scale = self.scaler.is_some().then_some(loss_scale);
+        Ok(Updated { loss: clip.loss, norm: clip.norm, lr, loss_scale, skipped })
+    }
+
+    /// The factor that the last step's gradients carry, 1 where the loss is not scaled.
+    pub(crate) fn loss_scale(&self) -> f64 {
+        self.flow.loss_scale
     }
 
     fn act(&mut self, action: Action, meter: &mut Meter) -> Result<()> {
@@ -267,7 +322,8 @@ impl<'a> Rank<'a> {
         let x = taken(&mut self.flow.stream, "the residual stream")?;
         let targets = present(&self.flow.targets, "targets")?;
         let weights = self.params.weights(head);
-        let scale = 1.0 / batch.tokens() as f64;
+        let mean = 1.0 / batch.tokens() as f64;
+        let scale = mean * self.flow.loss_scale;
         let (sum, gradient) = if layout.head.tied {
             let matrix = self.params.weights(0);
             let (mut table, mut own) = self.gradients.grads_of_two(0, head);
@@ -276,7 +332,7 @@ impl<'a> Rank<'a> {
             let mut own = self.gradients.grads(head);
             layout.head.loss(&ex, &weights, &weights, &mut own, None, x, targets.view(), scale)?
         };
-        self.flow.loss += sum * scale;
+        self.flow.loss += sum * mean;
         self.flow.stream = Some(gradient);
         Ok(())
     }

@@ -100,6 +100,7 @@ fn passes(c: &mut Criterion) {
         parameters: DType::F32,
         gradients: DType::F32,
         moments: DType::F32,
+        rounding: Rounding::Nearest,
     };
     let [mut p, mut m, mut v, g] = [(); 4].map(|()| buffer(&arena, &cpu, DType::F32, len));
     cpu.fill(v.view_mut(), 1.0).expect("f32");

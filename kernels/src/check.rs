@@ -300,6 +300,9 @@ pub(crate) fn adamw(op: &AdamW, p: &ViewMut, m: &ViewMut, v: &ViewMut, g: &View)
     if op.step == 0 {
         return invalid(name, "step counts from 1 for the first update, 0 given".into());
     }
+    if op.rounding != Rounding::Nearest && !matches!(op.parameters, DType::Bf16 | DType::F16) {
+        return invalid(name, format!("stochastic rounding to {} rounds nothing; it takes bf16 or f16", op.parameters));
+    }
     operand(name, "p", p, op.parameters, op.len)?;
     operand(name, "m", m, op.moments, op.len)?;
     operand(name, "v", v, op.moments, op.len)?;

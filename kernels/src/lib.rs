@@ -25,6 +25,7 @@ mod reference;
 mod region;
 mod round;
 pub mod scratch;
+mod stochastic;
 mod view;
 
 pub use arena::{Arena, Buffer, OutOfMemory};
@@ -34,7 +35,7 @@ pub use kernels::{KernelError, Kernels, Result};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, footprint};
 pub use op::{
     Act, Activate, AdamW, AddRows, Attention, CrossEntropy, Dropout, Embedding, Gemm, LayerNorm, Move, MulRows, Normal,
-    Op, QuantFormat, Quantize, RmsNorm, Rope, Swiglu, alibi_slope,
+    Op, QuantFormat, Quantize, RmsNorm, Rope, Rounding, Swiglu, alibi_slope,
 };
 pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use reference::Reference;

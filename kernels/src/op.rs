@@ -233,6 +233,24 @@ pub struct AdamW {
     pub gradients: DType,
     /// Type of both moments.
     pub moments: DType,
+    /// How the updated parameters are rounded to their type.
+    pub rounding: Rounding,
+}
+
+/// How results are rounded to the type they are stored in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rounding {
+    /// To the nearest, ties to even.
+    #[default]
+    Nearest,
+    /// To one of the two neighbours, by chance, so that the mean is right; for 16-bit types only. The draw is a function of
+    /// (seed, first + index, step) alone.
+    Stochastic {
+        /// Philox key.
+        seed: u64,
+        /// Index of the first element in the whole tensor.
+        first: u64,
+    },
 }
 
 /// Element-wise traffic: fill, cast, add, accumulate, scale, sums.

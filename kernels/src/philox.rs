@@ -11,6 +11,8 @@ pub enum Stream {
     Normal = 0,
     /// Dropout masks.
     Dropout = 1,
+    /// Stochastic rounding.
+    Rounding = 2,
 }
 
 /// Ten rounds of Philox4x32 on a counter of four words and a key of two.
@@ -30,6 +32,13 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 #[inline(always)]
 pub fn words(seed: u64, stream: Stream, block: u64) -> [u32; 4] {
     philox4x32([block as u32, (block >> 32) as u32, 0, stream as u32], [seed as u32, (seed >> 32) as u32])
+}
+
+/// The same for draws that are made anew in every step.
+#[inline(always)]
+pub fn words_of_step(seed: u64, stream: Stream, step: u64, block: u64) -> [u32; 4] {
+    let counter = [block as u32, (block >> 32) as u32, step as u32, stream as u32];
+    philox4x32(counter, [seed as u32, (seed >> 32) as u32 ^ (step >> 32) as u32])
 }
 
 /// The four standard normal deviates of block `block`: Box-Muller on words (0, 1) and (2, 3), in f64, rounded once.

@@ -20,12 +20,12 @@ pub enum StepError {
     /// Tokens or weights could not be read.
     #[error("{0}")]
     Input(String),
-    /// Loss or norm is not finite.
+    /// Loss or norm is not finite, or gradients overflow at the smallest loss scale.
     #[error("step {step}: {what} is {value}")]
     Diverged {
         /// The step.
         step: u64,
-        /// `loss` or `grad_norm`.
+        /// `loss`, `grad_norm` or `loss_scale`.
         what: &'static str,
         /// Its value.
         value: f64,

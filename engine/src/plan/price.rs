@@ -149,7 +149,9 @@ impl Walk<'_> {
             Gradients::open_stated(&self.state, s, &mut self.opened, 0);
         }
         if let Some(x) = self.stream.take() {
-            let scale = 1.0 / s.batch.tokens() as f64;
+            // The loss scale of the first step; later ones may differ.
+            let loss_scale = self.cell.precision.scaling.map_or(1.0, |scaling| scaling.initial());
+            let scale = 1.0 / s.batch.tokens() as f64 * loss_scale;
             self.stream = Some(layout.head.loss_stated(s, x, scale));
         }
     }

@@ -2,12 +2,12 @@
 
 use super::{DATA, Desk, Gradients, Params, State, Tally};
 use crate::comm::Communicator;
-use crate::config::{Cell, Train};
+use crate::config::{Cell, Train, WeightRounding};
 use crate::layers::{Piece, Sketch, StepError, exec};
 use crate::mesh::within;
 use crate::model::{Layout, Part};
 use std::ops::Range;
-use zbench_kernels::{AdamW, Buffer, Category, DType, Op};
+use zbench_kernels::{AdamW, Buffer, Category, DType, Op, Rounding};
 
 type Result<T> = std::result::Result<T, StepError>;
 
@@ -28,10 +28,12 @@ struct Moments {
 pub struct Clip {
     /// Mean of the ranks' losses.
     pub loss: f64,
-    /// Global L2 norm of the mean gradient.
+    /// Global L2 norm of the mean gradient, the loss scale taken out.
     pub norm: f64,
     /// Factor on the gradients, rounded once to f32.
     pub factor: f64,
+    /// The loss scale that the gradients carry, 1 without.
+    pub loss_scale: f64,
 }
 
 impl Optimizer {
@@ -79,6 +81,7 @@ impl Optimizer {
         gradients: &Gradients,
         train: &Train,
         loss: f64,
+        loss_scale: f64,
     ) -> Result<Clip> {
         let mesh = state.mesh();
         let world = mesh.world();
@@ -100,9 +103,9 @@ impl Optimizer {
         let loss = (0..world).map(|rank| all[rank * width]).sum::<f64>() / world as f64;
         let squares = (1..width).flat_map(|i| (0..world).map(move |position| (i, position)));
         let squares: f64 = squares.map(|(i, position)| all[mesh.owner(position) * width + i]).sum();
-        let norm = squares.sqrt() * mean_scale(train, world);
+        let norm = squares.sqrt() * mean_scale(train, world) / loss_scale;
         let factor = if train.clip_norm > 0.0 { (train.clip_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
-        Ok(Clip { loss, norm, factor: factor as f32 as f64 })
+        Ok(Clip { loss, norm, factor: factor as f32 as f64, loss_scale })
     }
 
     /// States `agree`.
@@ -131,7 +134,7 @@ impl Optimizer {
         gradients: &Gradients,
         lr: f64,
         step: u64,
-        clip: f64,
+        clip: &Clip,
     ) -> Result<()> {
         for (unit, moments) in self.units.iter_mut().enumerate() {
             let (Some(moments), Some(holding)) = (moments, state.trainable(unit)) else { continue };
@@ -143,8 +146,14 @@ impl Optimizer {
             };
             let at_home = within(&owned, &holding.home);
             for (run, decays) in layout.units[unit].decay_runs(owned.clone()) {
+                let op = AdamW {
+                    lr,
+                    step,
+                    clip: clip.factor,
+                    grad_scale: mean_scale(&cell.train, state.mesh().world()) / clip.loss_scale,
+                    ..adamw(cell, state, unit, &run, decays)
+                };
                 let run = within(&run, &owned);
-                let op = adamw(cell, state, run.len(), decays, lr, step, clip);
                 let p = match &mut moments.master {
                     Some(master) => master.slice_mut(run.clone()),
                     None => home.slice_mut(shift(&run, at_home.start)),
@@ -164,7 +173,7 @@ impl Optimizer {
         for unit in 0..state.holdings.len() {
             let Some(holding) = state.trainable(unit) else { continue };
             for (run, decays) in layout.units[unit].decay_runs(holding.owned.clone()) {
-                s.op("adamw", Op::AdamW(adamw(cell, state, run.len(), decays, 0.0, 0, 0.0)));
+                s.op("adamw", Op::AdamW(adamw(cell, state, unit, &run, decays)));
             }
             if let Some(master) = state.precision.master {
                 s.op("adamw", exec::cast(holding.owned.len(), master, holding.dtype));
@@ -173,21 +182,29 @@ impl Optimizer {
     }
 }
 
-fn adamw(cell: &Cell, state: &State, len: usize, decays: bool, lr: f64, step: u64, clip: f64) -> AdamW {
+/// The update of elements `run` of a unit's flat; the values that change with the step are those before the first.
+fn adamw(cell: &Cell, state: &State, unit: usize, run: &Range<usize>, decays: bool) -> AdamW {
     let (train, p) = (&cell.train, state.precision);
     AdamW {
-        len,
-        lr,
+        len: run.len(),
+        lr: 0.0,
         beta1: train.betas[0],
         beta2: train.betas[1],
         eps: train.eps,
         weight_decay: if decays { train.weight_decay } else { 0.0 },
-        step,
-        grad_scale: mean_scale(train, state.mesh().world()),
-        clip,
+        step: 0,
+        grad_scale: mean_scale(train, state.mesh().world()) / p.scaling.map_or(1.0, |s| s.initial()),
+        clip: 0.0,
         parameters: p.master.unwrap_or(p.parameters),
         gradients: p.gradients,
         moments: p.optimizer,
+        rounding: match p.rounding {
+            WeightRounding::Nearest => Rounding::Nearest,
+            // By the place in the model, so that the draw is the same whichever rank updates the element.
+            WeightRounding::Stochastic => {
+                Rounding::Stochastic { seed: train.seed ^ (unit as u64).rotate_left(40), first: run.start as u64 }
+            }
+        },
     }
 }
 

@@ -87,6 +87,10 @@ fn plans_hold_for_every_rank_count_and_shape() {
     }
 }
 
+fn scaled(initial_scale_power: u32) -> LossScaling {
+    LossScaling::Dynamic(DynamicScaling { initial_scale_power, ..DynamicScaling::DEFAULT })
+}
+
 #[test]
 fn plans_hold_for_every_precision_and_for_adapters() {
     let bf16 = DType::Bf16;
@@ -98,6 +102,11 @@ fn plans_hold_for_every_precision_and_for_adapters() {
         Precision { parameters: DType::F32, master: None, ..mixed },
         Precision::all(bf16),
         Precision::mixed(DType::F16),
+        Precision { reduce: bf16, ..mixed },
+        // All steps of 2^40 are skipped: they ask for no less memory and move no fewer bytes.
+        Precision { scaling: Some(scaled(16)), ..Precision::mixed(DType::F16) },
+        Precision { scaling: Some(scaled(40)), ..Precision::mixed(DType::F16) },
+        Precision { load: Some(bf16), rounding: WeightRounding::Stochastic, ..Precision::all(bf16) },
     ];
     for strategy in Strategy::ALL {
         for precision in precisions {
@@ -164,7 +173,11 @@ fn stated_operations_of_every_form_are_the_ones_issued() {
 fn stated_operations_are_the_ones_issued() {
     for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::HsdpFullOptimizer, 4)] {
         for policy in policies() {
-            for (precision, adapters) in [(Precision::F32, 0), (Precision::mixed(DType::Bf16), 2)] {
+            let stochastic = Precision { rounding: WeightRounding::Stochastic, ..Precision::all(DType::Bf16) };
+            let f16 = Precision { scaling: Some(scaled(10)), ..Precision::mixed(DType::F16) };
+            for (precision, adapters) in
+                [(Precision::F32, 0), (Precision::mixed(DType::Bf16), 2), (stochastic, 0), (f16, 0)]
+            {
                 let mut cell = on(small(), strategy, ranks, 2.min(ranks));
                 cell.memory.checkpointing = policy.clone();
                 cell.precision = precision;

@@ -9,5 +9,6 @@ mod kinds;
 mod layers;
 mod link;
 mod parity;
+mod precision;
 mod recording;
 mod support;

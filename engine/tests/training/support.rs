@@ -7,7 +7,7 @@ use zbench_engine::hf;
 use zbench_engine::layers::StepError;
 use zbench_engine::outcome::{Failure, Step};
 use zbench_engine::plan::Plan;
-use zbench_engine::rank::Rank;
+use zbench_engine::rank::{Rank, Updated};
 use zbench_engine::train::with_ranks;
 use zbench_kernels::{Cpu, Kernels};
 
@@ -126,8 +126,9 @@ fn step_seeing(rank: &mut Rank<'_>, done: usize, gradients: &mut Tensors) -> Res
     let mut meter = zbench_engine::meter::Meter::start();
     rank.gradients(&mut meter)?;
     rank.export_gradients(|name, _, values| gradients.push((name.to_string(), values.to_vec())))?;
-    let (clip, lr) = rank.update(&mut meter)?;
-    Ok(Step { step: done as u64 + 1, timed: true, loss: clip.loss, grad_norm: clip.norm, lr, ms: 0.0, tokens: 0 })
+    let Updated { loss, norm, lr, loss_scale, skipped } = rank.update(&mut meter)?;
+    let step = done as u64 + 1;
+    Ok(Step { step, timed: true, loss, grad_norm: norm, lr, ms: 0.0, tokens: 0, loss_scale, skipped })
 }
 
 /// Forms of blocks, so that each part is in one at least, in combinations that no family has too; with a window or none.

@@ -5,7 +5,7 @@ use super::level::{activation, fma};
 use super::stream::{CHUNK, Shared, chunks, load, narrow, stream};
 use crate::op::*;
 use crate::philox::{self, Stream};
-use crate::{View, ViewMut};
+use crate::{View, ViewMut, stochastic};
 
 impl Cpu {
     pub(super) fn run_swiglu(&self, op: &Swiglu, gate: View, up: View, act: ViewMut) {
@@ -220,7 +220,7 @@ impl Cpu {
             true,
             [g],
             #[inline(always)]
-            |fused, _, [p, m, v], [g]| {
+            |fused, start, [p, m, v], [g]| {
                 let len = p.len();
                 let (m, v, g) = (&mut m[..len], &mut v[..len], &g[..len]);
                 for i in 0..len {
@@ -229,6 +229,14 @@ impl Cpu {
                     let second = fma(fused, old2, v[i], new2 * g * g);
                     (m[i], v[i]) = (first, second);
                     p[i] = p[i] * keep - rate * first / fma(fused, second.sqrt(), spread, eps);
+                }
+                if let Rounding::Stochastic { seed, first } = op.rounding {
+                    philox::each(
+                        first.wrapping_add(start as u64),
+                        len,
+                        |block| philox::words_of_step(seed, Stream::Rounding, op.step, block),
+                        |i, word| p[i] = stochastic::round(op.parameters, p[i], word),
+                    );
                 }
             },
         );

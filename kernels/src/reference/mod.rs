@@ -12,7 +12,7 @@ use crate::op::*;
 use crate::philox::{self, Stream};
 use crate::{DType, KernelError, Kernels, ReduceOp, Result, View, ViewMut, check};
 use attention::Kept;
-use values::{read, write};
+use values::{drawn, read, write};
 
 /// Kernels in f64, one loop each.
 #[derive(Clone, Copy, Debug, Default)]
@@ -309,7 +309,16 @@ impl Kernels for Reference {
             vs[i] = op.beta2 * vs[i] + (1.0 - op.beta2) * g * g;
             ps[i] -= op.lr / bias1 * ms[i] / (vs[i].sqrt() / bias2.sqrt() + op.eps);
         }
-        write(&mut p, &ps)?;
+        match op.rounding {
+            Rounding::Nearest => write(&mut p, &ps)?,
+            Rounding::Stochastic { seed, first } => {
+                let mut draws = vec![0; op.len];
+                let block = |block| philox::words_of_step(seed, Stream::Rounding, op.step, block);
+                philox::each(first, op.len, block, |i, word| draws[i] = word);
+                ps.iter_mut().zip(draws).for_each(|(p, word)| *p = drawn(op.parameters, *p, word));
+                write(&mut p, &ps)?;
+            }
+        }
         write(&mut m, &ms)?;
         write(&mut v, &vs)
     }

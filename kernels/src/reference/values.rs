@@ -38,3 +38,24 @@ pub(super) fn write(view: &mut ViewMut, values: &[f64]) -> Result<()> {
         DType::I8 => all(view, values, |x| x as i8),
     }
 }
+
+/// One of the two neighbours of `value` in a 16-bit type: the one farther from zero if the fraction of the way to it and
+/// `word / 2^32` make one or more.
+pub(super) fn drawn(dtype: DType, value: f64, word: u32) -> f64 {
+    let of_bits = |bits: u16| match dtype {
+        DType::F16 => f16::from_bits(bits).to_f64(),
+        _ => bf16::from_bits(bits).to_f64(),
+    };
+    let near = match dtype {
+        DType::F16 => f16::narrow(to_odd(value)).to_bits(),
+        _ => bf16::narrow(to_odd(value)).to_bits(),
+    };
+    if !value.is_finite() || of_bits(near) == value {
+        return value;
+    }
+    // Bits grow with the magnitude.
+    let low = if of_bits(near).abs() > value.abs() { near - 1 } else { near };
+    let (below, above) = (of_bits(low), of_bits(low + 1));
+    let fraction = (value - below) / (above - below);
+    if fraction + f64::from(word) / 4_294_967_296.0 >= 1.0 { above } else { below }
+}

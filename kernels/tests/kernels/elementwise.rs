@@ -1,6 +1,6 @@
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{Act, Activate, AdamW, DType, Dropout, Kernels, Normal, ReduceOp, Reference, Swiglu};
+use zbench_kernels::{Act, Activate, AdamW, DType, Dropout, Kernels, Normal, ReduceOp, Reference, Rounding, Swiglu};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])
@@ -30,6 +30,7 @@ fn adamw(len: usize, types: [DType; 3]) -> AdamW {
         parameters,
         gradients,
         moments,
+        rounding: Rounding::Nearest,
     }
 }
 

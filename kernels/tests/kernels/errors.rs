@@ -209,6 +209,7 @@ fn values_that_cannot_be_are_named() {
             parameters: F,
             gradients: F,
             moments: F,
+            rounding: Rounding::Nearest,
         };
         let (mut p, mut m, mut v) = (floats(1), floats(1), floats(1));
         let result = k.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), floats(1).view());

@@ -13,3 +13,4 @@ mod harness;
 mod quantize;
 mod reduce;
 mod rows;
+mod stochastic;

@@ -1,0 +1,140 @@
+//! Dynamic loss scaling: which factor the loss has in which step. The rules are those of DeepSpeed's `DynamicLossScaler`
+//! (deepspeed/runtime/fp16/loss_scaler.py, 0.18), its error at the smallest scale included.
+
+use crate::config::LossScaling;
+
+/// The scale of the next step, and what decides about the one after it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LossScaler {
+    rules: LossScaling,
+    scale: f64,
+    /// Steps seen, skipped ones included.
+    steps: i64,
+    /// The step of the last overflow, counted from 0; -1 before the first.
+    last_overflow: i64,
+    /// Overflows left before the scale is halved; the last of them halves it.
+    hysteresis_left: u32,
+}
+
+/// The gradients overflow though the scale is as small as it may be.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("gradients overflow at the smallest loss scale, {scale}")]
+pub struct AtMinimum {
+    /// That scale.
+    pub scale: f64,
+}
+
+impl LossScaler {
+    /// Before the first step.
+    pub fn new(rules: LossScaling) -> LossScaler {
+        let hysteresis_left = match rules {
+            LossScaling::Static(_) => 1,
+            LossScaling::Dynamic(dynamic) => dynamic.hysteresis,
+        };
+        LossScaler { rules, scale: rules.initial(), steps: 0, last_overflow: -1, hysteresis_left }
+    }
+
+    /// The factor on the loss of the next step.
+    pub fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// A step has ended, with an overflow of its gradients or without. A static scale stays whatever happens.
+    ///
+    /// # Errors
+    /// An overflow that would halve the scale below its minimum.
+    pub fn update(&mut self, overflow: bool) -> Result<(), AtMinimum> {
+        let LossScaling::Dynamic(rules) = self.rules else { return Ok(()) };
+        if overflow {
+            if self.hysteresis_left > 1 {
+                self.hysteresis_left -= 1;
+            } else if self.scale <= rules.min_loss_scale {
+                return Err(AtMinimum { scale: self.scale });
+            } else {
+                self.scale = (self.scale / 2.0).max(rules.min_loss_scale);
+            }
+            self.last_overflow = self.steps;
+        } else {
+            let doubles = (self.steps - self.last_overflow) % rules.loss_scale_window as i64 == 0;
+            if rules.consecutive_hysteresis || doubles {
+                self.hysteresis_left = rules.hysteresis;
+            }
+            if doubles {
+                self.scale *= 2.0;
+            }
+        }
+        self.steps += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DynamicScaling;
+
+    /// Derived by hand from DeepSpeed's rules: the steps (`!` an overflow, `.` none), and the scale after each; `E` is the
+    /// end at the minimum. Columns: window, hysteresis, consecutive, minimum, power of the first scale.
+    const VECTORS: &[(u64, u32, bool, f64, u32, &str, &str)] = &[
+        // The first window counts from before the first step: three clean steps double.
+        (3, 1, false, 1.0, 4, "......", "16 16 32 32 32 64"),
+        // Windows follow the last overflow, not the last change of the scale.
+        (3, 1, false, 1.0, 4, "..!...", "16 16 8 8 8 16"),
+        (4, 1, false, 1.0, 4, ".....!....", "16 16 16 32 32 16 16 16 16 32"),
+        // One overflow is forgiven; only a doubling forgives another.
+        (4, 2, false, 1.0, 4, "!!.!!....!", "16 8 8 4 2 2 2 2 4 4"),
+        (4, 2, false, 1.0, 4, "!.!.!!", "16 16 8 8 4 2"),
+        // A clean step forgives all before it.
+        (4, 2, true, 1.0, 4, "!.!.!!", "16 16 16 16 16 8"),
+        (4, 3, true, 1.0, 4, "!!.!!!!.!", "16 16 16 16 16 8 4 4 4"),
+        (4, 3, false, 1.0, 4, "!!.!!!!.!", "16 16 16 8 4 2 1 1 E"),
+        // The minimum is reached, not passed, and one more overflow there is the end.
+        (4, 1, false, 4.0, 3, "!!", "4 E"),
+        (4, 2, false, 4.0, 3, "!!!", "8 4 E"),
+        (1, 1, false, 3.0, 2, "!.!!", "3 6 3 E"),
+        // At the minimum the hysteresis is used up before the end.
+        (2, 2, true, 1.0, 0, "!.!!", "1 1 1 E"),
+        // A window of one doubles in every clean step.
+        (1, 2, false, 1.0, 0, "..!.!!!", "2 4 4 8 8 4 2"),
+    ];
+
+    #[test]
+    fn scales_follow_the_rules_derived_by_hand() {
+        for &(window, hysteresis, consecutive, minimum, power, steps, wanted) in VECTORS {
+            let mut scaler = LossScaler::new(LossScaling::Dynamic(DynamicScaling {
+                initial_scale_power: power,
+                loss_scale_window: window,
+                hysteresis,
+                consecutive_hysteresis: consecutive,
+                min_loss_scale: minimum,
+            }));
+            assert_eq!(scaler.scale(), 2f64.powi(power as i32));
+            let mut seen = Vec::new();
+            for step in steps.chars() {
+                match scaler.update(step == '!') {
+                    Ok(()) => seen.push(scaler.scale().to_string()),
+                    Err(error) => {
+                        assert_eq!(error.scale, minimum);
+                        seen.push("E".into());
+                    }
+                }
+            }
+            let case = format!("{steps}, window {window}, hysteresis {hysteresis}, consecutive {consecutive}");
+            assert_eq!(seen.join(" "), wanted, "{case}");
+        }
+    }
+
+    #[test]
+    fn a_static_scale_stays() {
+        let mut scaler = LossScaler::new(LossScaling::Static(100.0));
+        for overflow in [true, false, true, true, true] {
+            assert_eq!((scaler.scale(), scaler.update(overflow)), (100.0, Ok(())));
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_deepspeed() {
+        let scaler = LossScaler::new(LossScaling::Dynamic(DynamicScaling::DEFAULT));
+        assert_eq!((scaler.scale(), scaler.hysteresis_left), (65536.0, 2));
+    }
+}
