@@ -1,8 +1,10 @@
 //! One resolved configuration: what a cell of a grid is. Every value is stated here, whatever default it came from, so
 //! that a cell can be repeated from its record alone. The TOML that people write is resolved into this by `suites`.
 
+mod base;
 mod model;
 
+pub use base::Base;
 pub use model::{Form, Mlp, Model, NormKind, Order, Positions, RopeScaling};
 
 use crate::comm::link::LinkSpec;
@@ -406,9 +408,9 @@ pub struct Lora {
     pub dropout: f64,
     /// Which linear layers: `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`.
     pub targets: Vec<Linear>,
-    /// Type of the frozen weights; absent = precision.parameters.
+    /// What the frozen weights are kept as; absent = precision.parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base: Option<DType>,
+    pub base: Option<Base>,
 }
 
 /// The linear layers of a block, by the last part of their Hugging Face name.

@@ -3,13 +3,15 @@
 use super::exec::{Batch, Exec, Result, accumulate as accumulate_op, product_forward, product_input, product_weight};
 use super::sketch::{Piece, Sketch};
 use crate::model::{Grads, Part, Place, Weights};
-use zbench_kernels::{AddRows, Buffer, DType, Dropout, Gemm, Op, View, ViewMut};
+use zbench_kernels::{AddRows, Buffer, DType, Dropout, Gemm, Op, Packed, View, ViewMut};
 
 /// `y = x W^T (+ b) (+ scale * dropout(x) A^T B^T)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearSpec {
     /// W `[out, input]`.
     pub weight: Place,
+    /// How W is kept, where that is in few bits.
+    pub packed: Option<Packed>,
     /// b `[out]`.
     pub bias: Option<Place>,
     /// Elements of an output vector.
@@ -63,7 +65,9 @@ impl LinearSpec {
     ) -> Result<()> {
         let n = ex.batch.tokens();
         let op = product_forward(n, self.out, self.input, accumulate, ex.compute);
-        ex.gemm(op, x, weights.get(&self.weight), y.reborrow())?;
+        let matrix = self.matrix(ex, weights)?;
+        ex.gemm(op, x, matrix.view(), y.reborrow())?;
+        drop(matrix);
         if let Some(bias) = &self.bias {
             ex.kernels.add_rows(&self.bias_op(n, ex.compute), weights.get(bias), y.reborrow())?;
         }
@@ -77,7 +81,9 @@ impl LinearSpec {
     /// States `forward`.
     pub fn forward_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
         let n = s.batch.tokens();
+        let matrix = self.matrix_stated(s);
         s.op(self.name, Op::Gemm(product_forward(n, self.out, self.input, accumulate, s.compute)));
+        s.free_all(matrix);
         if self.bias.is_some() {
             s.op(self.name, Op::AddRows(self.bias_op(n, s.compute)));
         }
@@ -102,7 +108,9 @@ impl LinearSpec {
     ) -> Result<()> {
         let n = ex.batch.tokens();
         let op = product_input(n, self.out, self.input, accumulate, ex.compute);
-        ex.gemm(op, dy, weights.get(&self.weight), dx.reborrow())?;
+        let matrix = self.matrix(ex, weights)?;
+        ex.gemm(op, dy, matrix.view(), dx.reborrow())?;
+        drop(matrix);
         if let Some(dw) = grads.get(&self.weight) {
             ex.gemm(product_weight(n, self.out, self.input, ex.compute, ex.gradients), dy, x, dw)?;
         }
@@ -116,7 +124,9 @@ impl LinearSpec {
     /// States `backward`.
     pub fn backward_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
         let n = s.batch.tokens();
+        let matrix = self.matrix_stated(s);
         s.op(self.name, Op::Gemm(product_input(n, self.out, self.input, accumulate, s.compute)));
+        s.free_all(matrix);
         if self.weight.part == Part::Trainable {
             s.op(self.name, Op::Gemm(product_weight(n, self.out, self.input, s.compute, s.gradients)));
         }

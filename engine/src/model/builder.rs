@@ -2,9 +2,9 @@
 
 use super::names::{Names, stored_bias, stored_matrix};
 use super::{Init, Part, Place, Rows, Stored, Unit};
-use crate::config::{Cell, Linear, Lora, Mlp, Model, Order, Positions};
+use crate::config::{Base, Cell, Linear, Lora, Mlp, Model, Order, Positions};
 use crate::layers::{AdapterSpec, Block, Dims, Embedding, Head, LinearSpec, Norm};
-use zbench_kernels::Act;
+use zbench_kernels::{Act, Packed, Packing};
 
 /// Appends tensors in the order of the model; a tensor's number is its stream of random numbers.
 pub(super) struct Builder<'a> {
@@ -35,6 +35,16 @@ impl<'a> Builder<'a> {
     fn push(&mut self, unit: &mut Unit, part: Part, name: String, shape: &[usize], init: Init) -> Place {
         self.stream += 1;
         unit.push(part, name, shape, init, self.stream)
+    }
+
+    /// How the blocks' matrices are kept, where they do not train and that is in few bits.
+    fn packing(&self) -> Option<Packing> {
+        self.cell.lora.base.filter(|_| self.base() == Part::Frozen).and_then(Base::packing)
+    }
+
+    fn push_packed(&mut self, unit: &mut Unit, packed: Packed, name: String, init: Init) -> Place {
+        self.stream += 1;
+        unit.push_packed(packed, name, init, self.stream)
     }
 
     fn norm(&mut self, unit: &mut Unit, name: &str, cols: usize) -> Norm {
@@ -128,7 +138,12 @@ impl<'a> Builder<'a> {
         let stored = format!("{prefix}.{module}");
         // A part of a fused tensor has a name of its own here.
         let name = if fusion.is_some() { format!("{stored}.{}", which.name()) } else { stored.clone() };
-        let weight = self.push(unit, part, format!("{name}.weight"), &[out, input], Init::Normal(std));
+        let (title, init) = (format!("{name}.weight"), Init::Normal(std));
+        let packed = self.packing().map(|packing| Packed { packing, rows: out, cols: input });
+        let weight = match packed {
+            Some(packed) => self.push_packed(unit, packed, title, init),
+            None => self.push(unit, part, title, &[out, input], init),
+        };
         unit.store_last(stored_matrix(&stored, [out, input], fusion, names.turned));
         let bias = bias.then(|| {
             let place = self.push(unit, part, format!("{name}.bias"), &[out], Init::Constant(0.0));
@@ -144,7 +159,7 @@ impl<'a> Builder<'a> {
                 self.push(unit, Part::Trainable, format!("{name}.lora_B.weight"), &[out, rank], Init::Constant(0.0));
             AdapterSpec { a, b, rank, scale: (alpha / rank as f64) as f32, dropout, stream: self.stream }
         });
-        LinearSpec { weight, bias, out, input, adapter, name: which.name() }
+        LinearSpec { weight, packed, bias, out, input, adapter, name: which.name() }
     }
 
     pub fn head(&mut self, embedding: &Embedding) -> (Unit, Head) {

@@ -8,5 +8,6 @@ mod kinds;
 mod layers;
 mod link;
 mod parity;
+mod quantised;
 mod recording;
 mod support;

@@ -1,8 +1,8 @@
 //! Frozen matrices to 4 or 8 bits and back.
 
 use super::Cpu;
-use super::stream::{CHUNK, Shared, close, load, open};
-use crate::op::{QuantFormat, Quantize};
+use super::quantize::{largest, quotients};
+use super::stream::{CHUNK, Shared, chunks, close, load, open};
 use crate::packed::{self, NF4, NF4_BLOCK, NF4_MIDDLES, Packed, Packing, Scales, Unpack};
 use crate::{View, ViewMut};
 
@@ -23,8 +23,34 @@ impl Cpu {
     pub(super) fn run_pack(&self, matrix: &Packed, src: View, codes: ViewMut, scales: ViewMut) {
         match matrix.packing {
             Packing::Nf4 | Packing::Nf4Double => self.pack_nf4(src, codes, scales),
-            Packing::Int8 => self.run_quantize(&rows(matrix), src, codes, scales),
+            Packing::Int8 => self.pack_int8(matrix.cols.max(1), src, codes, scales),
         }
+    }
+
+    fn pack_int8(&self, cols: usize, src: View, codes: ViewMut, scales: ViewMut) {
+        let (codes, scales) = (Shared::new(codes), Shared::new(scales));
+        self.pool.split(src.len().div_ceil(cols), (GRAIN * CHUNK).div_ceil(cols), |_, rows| {
+            let mut buffer = [0.0; CHUNK];
+            for number in rows {
+                let row = number * cols..((number + 1) * cols).min(src.len());
+                let scale = packed::scale_of(largest(self.level, src.slice(row.clone()), &mut buffer).to_bits());
+                // SAFETY: each row, so each scale, is one thread's.
+                let slot = unsafe { scales.floats(number..number + 1) };
+                slot[0] = scale;
+                // A product with a NaN is none with a code: such a row has zeros.
+                let inverse = packed::int8_inverse(scale);
+                for chunk in chunks(row) {
+                    let x = load(self.level, src.slice(chunk.clone()), &mut buffer);
+                    // SAFETY: as above.
+                    let mut bytes = unsafe { codes.part(chunk) };
+                    match bytes.as_slice_mut::<i8>() {
+                        Ok(bytes) if inverse > 0.0 => quotients(self.level, x, inverse, bytes),
+                        Ok(bytes) => bytes.fill(0),
+                        Err(_) => {}
+                    }
+                }
+            }
+        });
     }
 
     fn pack_nf4(&self, src: View, codes: ViewMut, scales: ViewMut) {
@@ -74,10 +100,34 @@ impl Cpu {
     }
 
     pub(super) fn run_unpack(&self, op: &Unpack, codes: &[i8], scales: Scales<'_>, dst: ViewMut) {
-        match (op.matrix.packing, &scales) {
-            (Packing::Int8, Scales::Plain(plain)) => self.run_dequantize(&rows(&op.matrix), codes, plain, dst, false),
-            _ => self.unpack_nf4(codes, &scales, dst),
+        match op.matrix.packing {
+            Packing::Nf4 | Packing::Nf4Double => self.unpack_nf4(codes, &scales, dst),
+            Packing::Int8 => self.unpack_int8(op.matrix.cols.max(1), codes, &scales, dst),
         }
+    }
+
+    fn unpack_int8(&self, cols: usize, codes: &[i8], scales: &Scales<'_>, dst: ViewMut) {
+        let (len, dst) = (dst.len(), Shared::new(dst));
+        self.pool.split(len.div_ceil(cols), (GRAIN * CHUNK).div_ceil(cols), |_, rows| {
+            let mut buffer = [0.0; CHUNK];
+            for number in rows {
+                let scale = scales.get(number);
+                for chunk in chunks(number * cols..((number + 1) * cols).min(len)) {
+                    let codes = &codes[chunk.clone()];
+                    // SAFETY: rows, and so their chunks, are disjoint.
+                    let mut target = unsafe { dst.part(chunk) };
+                    let out = open(self.level, &mut target, &mut buffer, false);
+                    self.level.run(
+                        #[inline(always)]
+                        |_| {
+                            let all = out.iter_mut().zip(codes);
+                            all.for_each(|(out, code)| *out = f32::from(*code) * scale * packed::INT8_STEP);
+                        },
+                    );
+                    close(self.level, &mut target, &buffer);
+                }
+            }
+        });
     }
 
     fn unpack_nf4(&self, codes: &[i8], scales: &Scales<'_>, dst: ViewMut) {
@@ -112,9 +162,4 @@ impl Cpu {
             }
         });
     }
-}
-
-/// Int8 rows are blocks of the quantisation that collectives use.
-fn rows(matrix: &Packed) -> Quantize {
-    Quantize { format: QuantFormat::Int8, block: matrix.cols.max(1) }
 }

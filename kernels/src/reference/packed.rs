@@ -1,22 +1,19 @@
 //! Frozen matrices to few bits and back, an element at a time.
 
-use super::quantize;
 use super::values::{read, write};
-use crate::op::{QuantFormat, Quantize};
-use crate::packed::{DOUBLE_BLOCK, DYNAMIC, NF4, NF4_BLOCK, Packed, Packing, Unpack};
+use crate::packed::{DOUBLE_BLOCK, DYNAMIC, INT8_STEP, NF4, NF4_BLOCK, Packed, Packing, Unpack, int8_inverse};
 use crate::{DType, Result, View, ViewMut};
 
 pub(super) fn pack(matrix: &Packed, src: View, mut codes: ViewMut, mut scales: ViewMut) -> Result<()> {
-    if matrix.packing == Packing::Int8 {
-        let op = Quantize { format: QuantFormat::Int8, block: matrix.cols.max(1) };
-        return quantize::quantize(&op, src, codes, scales);
-    }
     let x = read(&src, src.len());
     let (codes, scales) = (codes.as_slice_mut::<i8>()?, scales.as_slice_mut::<f32>()?);
+    if matrix.packing == Packing::Int8 {
+        rows(&x, matrix.cols.max(1), codes, scales);
+        return Ok(());
+    }
     codes[..x.len().div_ceil(2)].fill(0);
     for (number, block) in x.chunks(NF4_BLOCK).enumerate() {
-        let finite = block.iter().all(|x| x.is_finite());
-        let scale = if finite { block.iter().fold(0.0, |most: f64, x| most.max(x.abs())) } else { f64::NAN };
+        let scale = scale(block);
         scales[number] = scale as f32;
         let inverse = (1.0 / if scale < f64::from(1e-38f32) { f64::from(1e-38f32) } else { scale }) as f32;
         for (i, x) in block.iter().enumerate() {
@@ -28,6 +25,25 @@ pub(super) fn pack(matrix: &Packed, src: View, mut codes: ViewMut, mut scales: V
         }
     }
     Ok(())
+}
+
+fn rows(x: &[f64], cols: usize, codes: &mut [i8], scales: &mut [f32]) {
+    for (number, row) in x.chunks(cols).enumerate() {
+        let scale = scale(row);
+        scales[number] = scale as f32;
+        let inverse = int8_inverse(scale as f32);
+        for (i, x) in row.iter().enumerate() {
+            // The product in f32, as the packing says.
+            let product = (x * f64::from(inverse)) as f32;
+            codes[number * cols + i] = product.round_ties_even() as i8;
+        }
+    }
+}
+
+/// The largest magnitude; NaN where something is not finite.
+fn scale(block: &[f64]) -> f64 {
+    let finite = block.iter().all(|x| x.is_finite());
+    if finite { block.iter().fold(0.0, |most: f64, x| most.max(x.abs())) } else { f64::NAN }
 }
 
 pub(super) fn unpack(op: &Unpack, record: View, mut dst: ViewMut) -> Result<()> {
@@ -43,11 +59,14 @@ pub(super) fn unpack(op: &Unpack, record: View, mut dst: ViewMut) -> Result<()> 
             coded.iter().enumerate().map(of).collect()
         }
     };
-    let value = |i: usize| match matrix.packing {
-        Packing::Int8 => f64::from(codes[i]),
-        // The first of two has the high half of their byte.
-        _ => f64::from(NF4[usize::from(codes[i / 2] as u8 >> (4 * (1 - i % 2)) & 15)]),
+    let value = |i: usize| {
+        let scale = scales[i / matrix.block()];
+        match matrix.packing {
+            Packing::Int8 => f64::from(f32::from(codes[i]) * scale) * f64::from(INT8_STEP),
+            // The first of two has the high half of their byte.
+            _ => f64::from(NF4[usize::from(codes[i / 2] as u8 >> (4 * (1 - i % 2)) & 15)]) * f64::from(scale),
+        }
     };
-    let values: Vec<f64> = (0..matrix.len()).map(|i| value(i) * f64::from(scales[i / matrix.block()])).collect();
+    let values: Vec<f64> = (0..matrix.len()).map(value).collect();
     write(&mut dst, &values)
 }

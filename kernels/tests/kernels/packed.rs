@@ -75,7 +75,7 @@ fn check(packing: Packing, rows: usize, cols: usize, dtype: DType, seed: u64) {
         for kernels in everything() {
             let got = unpack(kernels, &matrix, &record, to);
             if to == DType::F32 {
-                assert_eq!(got.bits(), wanted.bits(), "{case}: one product, rounded once");
+                assert_eq!(got.bits(), wanted.bits(), "{case}: the same roundings");
             }
             assert_close(&format!("{case} to {to}"), &got, &wanted.values());
             for (i, (x, back)) in values.iter().zip(got.values()).enumerate() {
