@@ -1,9 +1,11 @@
 //! One resolved configuration: what a cell of a grid is. Every value is stated here, whatever default it came from, so
 //! that a cell can be repeated from its record alone. The TOML that people write is resolved into this by `suites`.
 
+mod base;
 mod model;
 mod scaling;
 
+pub use base::Base;
 pub use model::{Form, Mlp, Model, NormKind, Order, Positions, RopeScaling};
 pub use scaling::{DynamicScaling, LossScaling, WeightRounding};
 
@@ -436,9 +438,9 @@ pub struct Lora {
     /// IA3: those of them whose factors are on what they read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feedforward: Vec<Linear>,
-    /// Type of the frozen weights; absent = precision.parameters.
+    /// What the frozen weights are kept as; absent = precision.parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base: Option<DType>,
+    pub base: Option<Base>,
     /// Folder in PEFT's layout to start from; absent = fresh adapters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,

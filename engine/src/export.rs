@@ -3,15 +3,16 @@
 use crate::comm::Communicator;
 use crate::layers::StepError;
 use crate::mesh::{Split, within};
-use crate::model::Part;
+use crate::model::{Part, Tensor};
 use crate::plan;
 use crate::rank::Rank;
-use zbench_kernels::{Buffer, Category, DType, View};
+use std::borrow::Cow;
+use zbench_kernels::{Buffer, Category, DType, Unpack, View, ViewMut};
 
 type Result<T> = std::result::Result<T, StepError>;
 
 impl Rank<'_> {
-    /// Every weight by Hugging Face's name, whole and in f32. A collective call: units are gathered one by one, and each
+    /// Every weight by Hugging Face's name, whole and in f32: of matrices in few bits what they stand for. A collective call: units are gathered one by one, and each
     /// tensor is handed over before the next unit is.
     pub fn export_weights(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
@@ -25,7 +26,10 @@ impl Rank<'_> {
                     }
                 };
                 let Some(own) = own else { continue };
-                let own = widen(&*self.kernels, &self.arena, own)?;
+                let own = match part {
+                    Part::Quantised => copied(&self.arena, own)?,
+                    _ => widen(&*self.kernels, &self.arena, own)?,
+                };
                 let whole = self.whole(own, plan::share(&self.state.sharding, part), holding.padded)?;
                 self.hand_over(unit, part, &whole, true, &mut take)?;
             }
@@ -56,20 +60,18 @@ impl Rank<'_> {
         shifted: bool,
         take: &mut impl FnMut(&str, &[usize], &[f32]),
     ) -> Result<()> {
-        let view = whole.view();
-        let all = view.as_slice::<f32>()?;
         let mut tensors = self.inputs.plan.layout.units[unit].tensors_of(part).collect::<Vec<_>>();
         while !tensors.is_empty() {
             let (name, shape) = (tensors[0].stored_name().to_string(), tensors[0].stored_shape());
             if tensors[0].stored.is_none() {
                 let tensor = tensors.remove(0);
-                take(&name, shape, &all[tensor.place.range()]);
+                take(&name, shape, &self.values(tensor, whole)?);
                 continue;
             }
             // The parts of a fused tensor are handed over as the one that a checkpoint holds.
             let mut fused = vec![0f32; shape.iter().product()];
             for tensor in tensors.iter().filter(|tensor| tensor.stored_name() == name) {
-                let values = &all[tensor.place.range()];
+                let values = self.values(tensor, whole)?;
                 for run in tensor.runs(0..values.len()) {
                     let ours = values[run.ours..].iter().step_by(run.step);
                     fused[run.stored..run.stored + run.len].iter_mut().zip(ours).for_each(|(to, from)| *to = *from);
@@ -84,9 +86,19 @@ impl Rank<'_> {
         Ok(())
     }
 
+    /// A tensor's values out of its whole flat.
+    fn values<'w>(&self, tensor: &Tensor, whole: &'w Buffer) -> Result<Cow<'w, [f32]>> {
+        let kept = whole.slice(tensor.place.range());
+        let Some(matrix) = tensor.packed else { return Ok(Cow::Borrowed(kept.as_slice()?)) };
+        let mut values = vec![0f32; matrix.len()];
+        self.kernels.unpack(&Unpack { matrix, dtype: DType::F32 }, kept, ViewMut::of(&mut values))?;
+        Ok(Cow::Owned(values))
+    }
+
     /// Gathers parts that are split as `split` says.
     fn whole(&self, own: Buffer, split: Split, padded: usize) -> Result<Buffer> {
-        let alloc = |len| self.arena.alloc(Category::Workspace, DType::F32, len);
+        let dtype = own.dtype();
+        let alloc = |len| self.arena.alloc(Category::Workspace, dtype, len);
         let shard = match (split, self.comms.outer()) {
             (Split::Whole, _) => return Ok(own),
             (Split::World, Some(outer)) => {
@@ -106,4 +118,10 @@ fn widen(kernels: &dyn zbench_kernels::Kernels, arena: &zbench_kernels::Arena, v
     let mut wide = arena.alloc(Category::Workspace, DType::F32, view.len())?;
     kernels.cast(view, wide.view_mut())?;
     Ok(wide)
+}
+
+fn copied(arena: &zbench_kernels::Arena, view: View<'_>) -> Result<Buffer> {
+    let mut copy = arena.alloc(Category::Workspace, view.dtype(), view.len())?;
+    copy.view_mut().as_slice_mut::<i8>()?.copy_from_slice(view.as_slice()?);
+    Ok(copy)
 }

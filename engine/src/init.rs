@@ -1,10 +1,12 @@
 //! The first weights. A rank fills the part it owns and nothing else: drawn from (seed, tensor, element), or read from the
 //! slices of a checkpoint, so that the result depends neither on the strategy nor on the number of ranks.
 
+mod packed;
+
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::layers::StepError;
 use crate::mesh::within;
-use crate::model::{Init, Part, Tensor};
+use crate::model::{Init, Part, Tensor, Unit};
 use crate::peft::tensor_name;
 use crate::rank::Inputs;
 use crate::shard::{Desk, Optimizer, Params, State};
@@ -34,6 +36,10 @@ pub fn fill(
                 Some(master) => master.view_mut(),
                 None => home.slice_mut(at_home.clone()),
             };
+            if part == Part::Quantised {
+                fill_packed(inputs, desk, spec, &holding.owned, target.as_slice_mut()?)?;
+                continue;
+            }
             desk.kernels.fill(target.reborrow(), 0.0)?;
             for tensor in spec.tensors_of(part) {
                 let span = tensor.place.range();
@@ -46,6 +52,26 @@ pub fn fill(
             if let (Part::Trainable, Some(master)) = (part, optimizer.master_mut(unit)) {
                 desk.kernels.cast(master.view(), home.slice_mut(at_home))?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Fills the owned bytes of a unit's matrices in few bits.
+fn fill_packed(
+    inputs: &Inputs<'_>,
+    desk: Desk<'_>,
+    unit: &Unit,
+    owned: &Range<usize>,
+    target: &mut [i8],
+) -> Result<()> {
+    target.fill(0);
+    for tensor in unit.tensors_of(Part::Quantised) {
+        let span = tensor.place.range();
+        let cut = span.start.max(owned.start)..span.end.min(owned.end);
+        if let (false, Some(matrix)) = (cut.is_empty(), tensor.packed) {
+            let dst = &mut target[within(&cut, owned)];
+            packed::fill(inputs, desk, tensor, matrix, within(&cut, &span), dst)?;
         }
     }
     Ok(())

@@ -39,6 +39,7 @@ impl Op {
             Op::Sum(_) => "sum",
             Op::SumSquares(_) => "sum_squares",
             Op::ReduceSum(_) => "reduce_sum",
+            Op::Unpack(_) => "unpack",
         }
     }
 
@@ -145,6 +146,7 @@ impl Op {
             Op::Accumulate(m) => {
                 &[(m.from, product(&[m.sources as u64, m.len as u64])), (m.to, product(&[2, m.len as u64]))]
             }
+            Op::Unpack(u) => &[(DType::I8, u.matrix.fields().bytes as u64), (u.dtype, u.matrix.len() as u64)],
             Op::Cast(m) | Op::Add(m) | Op::ReduceSum(m) => {
                 &[(m.from, product(&[m.sources as u64, m.len as u64])), (m.to, m.len as u64)]
             }

@@ -1,4 +1,5 @@
 use crate::op::*;
+use crate::packed::{Packed, Unpack};
 use crate::{DType, ReduceOp, View, ViewMut};
 
 /// Why a kernel refused.
@@ -264,4 +265,12 @@ pub trait Kernels: Send + Sync {
         dst: ViewMut<'_>,
         accumulate: bool,
     ) -> Result<()>;
+
+    /// Codes and scales of whole blocks of a matrix, from its first element or that of any block on; the last may be
+    /// short. See [`Packing`](crate::Packing). `src` is f32, bf16 or f16, `codes` i8, `scales` f32 (not coded yet: see
+    /// [`DoubleScales`](crate::DoubleScales)).
+    fn pack(&self, matrix: &Packed, src: View<'_>, codes: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()>;
+
+    /// See [`Unpack`]: `record` of i8 holds the matrix's [`Fields`](crate::Fields), `dst` is f32, bf16 or f16.
+    fn unpack(&self, op: &Unpack, record: View<'_>, dst: ViewMut<'_>) -> Result<()>;
 }

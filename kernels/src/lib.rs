@@ -17,6 +17,7 @@ mod dtype;
 mod kernels;
 mod ledger;
 mod op;
+mod packed;
 pub mod peak;
 pub mod philox;
 mod pool;
@@ -37,6 +38,7 @@ pub use op::{
     Act, Activate, AdamW, AddRows, Attention, CrossEntropy, Dropout, Embedding, Gemm, LayerNorm, Move, MulRows, Normal,
     Op, QuantFormat, Quantize, RmsNorm, Rope, Rounding, Swiglu, alibi_slope,
 };
+pub use packed::{DOUBLE_BLOCK, DYNAMIC, DoubleScales, Fields, NF4, NF4_BLOCK, Packed, Packing, Unpack};
 pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use reference::Reference;
 pub use region::{ArenaError, Region};

@@ -2,6 +2,7 @@
 //! same values to a device; a plan prices them.
 
 use crate::DType;
+pub use crate::packed::Unpack;
 use serde::{Deserialize, Serialize};
 
 /// `C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ C)`, row-major, sums in f32 (f64 for f64).
@@ -440,4 +441,6 @@ pub enum Op {
     SumSquares(Move),
     /// Balanced tree over several sources.
     ReduceSum(Move),
+    /// A matrix kept in few bits as floats.
+    Unpack(Unpack),
 }

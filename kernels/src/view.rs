@@ -73,6 +73,20 @@ impl<'a> View<'a> {
         View { ptr, len: range.len(), dtype: self.dtype, life: PhantomData }
     }
 
+    /// The same bytes as elements of another type: for records that hold several. An error where they do not fit it.
+    pub fn reinterpret(&self, dtype: DType) -> Result<View<'a>, KernelError> {
+        let (op, bytes, size) = ("reinterpret", self.len * self.dtype.size(), dtype.size());
+        if !bytes.is_multiple_of(size) || !self.ptr.addr().get().is_multiple_of(size) {
+            let at = self.ptr.addr();
+            let reason = format!(
+                "{bytes} bytes at address {at} are no elements of {dtype}; begin and end at multiples of {size}"
+            );
+            return Err(KernelError::Invalid { op, reason });
+        }
+        // Elements are plain bytes: every pattern of bits is one, and the address is aligned for them.
+        Ok(View { ptr: self.ptr, len: bytes / size, dtype, life: PhantomData })
+    }
+
     /// The elements as a Rust slice; an error when the type is another.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T], KernelError> {
         expect::<T>(self.dtype)?;

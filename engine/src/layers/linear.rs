@@ -4,13 +4,15 @@ use super::adapter::{AdapterSpec, Factors};
 use super::exec::{Exec, Result, product_forward, product_input, product_weight};
 use super::sketch::Sketch;
 use crate::model::{Grads, Part, Place, Weights};
-use zbench_kernels::{AddRows, DType, Op, View, ViewMut};
+use zbench_kernels::{AddRows, DType, Op, Packed, View, ViewMut};
 
 /// `y = x W^T (+ b) (+ scale * dropout(x) A^T B^T)`, or with factors on x or y.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearSpec {
     /// W `[out, input]`.
     pub weight: Place,
+    /// How W is kept, where that is in few bits.
+    pub packed: Option<Packed>,
     /// b `[out]`.
     pub bias: Option<Place>,
     /// Elements of an output vector.
@@ -102,7 +104,9 @@ impl LinearSpec {
     ) -> Result<()> {
         let n = ex.batch.tokens();
         let op = product_forward(n, self.out, self.input, accumulate, ex.compute);
-        ex.gemm(op, x, weights.get(&self.weight), y.reborrow())?;
+        let matrix = self.matrix(ex, weights)?;
+        ex.gemm(op, x, matrix.view(), y.reborrow())?;
+        drop(matrix);
         if let Some(bias) = &self.bias {
             ex.kernels.add_rows(&self.bias_op(n, ex.compute), weights.get(bias), y)?;
         }
@@ -112,7 +116,9 @@ impl LinearSpec {
     /// States `product`.
     pub(super) fn product_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
         let n = s.batch.tokens();
+        let matrix = self.matrix_stated(s);
         s.op(self.name, Op::Gemm(product_forward(n, self.out, self.input, accumulate, s.compute)));
+        s.free_all(matrix);
         if self.bias.is_some() {
             s.op(self.name, Op::AddRows(self.bias_op(n, s.compute)));
         }
@@ -131,7 +137,9 @@ impl LinearSpec {
     ) -> Result<()> {
         let n = ex.batch.tokens();
         let op = product_input(n, self.out, self.input, accumulate, ex.compute);
-        ex.gemm(op, dy, weights.get(&self.weight), dx)?;
+        let matrix = self.matrix(ex, weights)?;
+        ex.gemm(op, dy, matrix.view(), dx)?;
+        drop(matrix);
         if let Some(dw) = grads.get(&self.weight) {
             ex.gemm(product_weight(n, self.out, self.input, ex.compute, ex.gradients), dy, x, dw)?;
         }
@@ -144,7 +152,9 @@ impl LinearSpec {
     /// States `product_backward`.
     pub(super) fn product_backward_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
         let n = s.batch.tokens();
+        let matrix = self.matrix_stated(s);
         s.op(self.name, Op::Gemm(product_input(n, self.out, self.input, accumulate, s.compute)));
+        s.free_all(matrix);
         if self.weight.part == Part::Trainable {
             s.op(self.name, Op::Gemm(product_weight(n, self.out, self.input, s.compute, s.gradients)));
         }

@@ -10,6 +10,7 @@ mod embedding;
 pub(crate) mod exec;
 mod head;
 mod linear;
+mod matrix;
 mod norm;
 mod sketch;
 

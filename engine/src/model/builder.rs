@@ -4,9 +4,9 @@ mod adapters;
 
 use super::names::{Fusion, Names, stored_bias, stored_matrix};
 use super::{Init, Part, Place, Rows, Stored, Unit};
-use crate::config::{Cell, Linear, Mlp, Model, Order, Positions};
+use crate::config::{Base, Cell, Linear, Mlp, Model, Order, Positions};
 use crate::layers::{Block, Dims, Embedding, Head, LinearSpec, Norm};
-use zbench_kernels::Act;
+use zbench_kernels::{Act, Packed, Packing};
 
 /// Appends tensors in the order of the model; a tensor's number is its stream of random numbers.
 pub(super) struct Builder<'a> {
@@ -37,6 +37,16 @@ impl<'a> Builder<'a> {
     fn push(&mut self, unit: &mut Unit, part: Part, name: String, shape: &[usize], init: Init) -> Place {
         self.stream += 1;
         unit.push(part, name, shape, init, self.stream)
+    }
+
+    /// How the blocks' matrices are kept, where they do not train and that is in few bits.
+    fn packing(&self) -> Option<Packing> {
+        self.cell.lora.base.filter(|_| self.base() == Part::Frozen).and_then(Base::packing)
+    }
+
+    fn push_packed(&mut self, unit: &mut Unit, packed: Packed, name: String, init: Init) -> Place {
+        self.stream += 1;
+        unit.push_packed(packed, name, init, self.stream)
     }
 
     fn norm(&mut self, unit: &mut Unit, name: &str, cols: usize) -> Norm {
@@ -127,7 +137,12 @@ impl<'a> Builder<'a> {
         let stored = format!("{prefix}.{module}");
         // A part of a fused tensor has a name of its own here.
         let name = if fusion.is_some() { format!("{stored}.{}", which.name()) } else { stored.clone() };
-        let weight = self.push(unit, part, format!("{name}.weight"), &[out, input], Init::Normal(std));
+        let (title, init) = (format!("{name}.weight"), Init::Normal(std));
+        let packed = self.packing().map(|packing| Packed { packing, rows: out, cols: input });
+        let weight = match packed {
+            Some(packed) => self.push_packed(unit, packed, title, init),
+            None => self.push(unit, part, title, &[out, input], init),
+        };
         unit.store_last(stored_matrix(&stored, [out, input], fusion, names.turned));
         let bias = bias.then(|| {
             let place = self.push(unit, part, format!("{name}.bias"), &[out], Init::Constant(0.0));
@@ -136,7 +151,7 @@ impl<'a> Builder<'a> {
         });
         let adapter = self.adapter(unit, &stored, which, fusion, [out, input]);
         let factors = self.factors(unit, &stored, which, fusion, [out, input]);
-        LinearSpec { weight, bias, out, input, adapter, factors, name: which.name() }
+        LinearSpec { weight, packed, bias, out, input, adapter, factors, name: which.name() }
     }
 
     /// The module of a projection, and its place there if the family fuses it with others.

@@ -8,7 +8,7 @@ mod unit;
 pub use stored::{Rows, Run, Stored};
 pub use unit::{Flat, Grads, Init, Part, Place, Tensor, Unit, Weights, is_adapter};
 
-use crate::config::{Cell, Linear, Mlp, Model};
+use crate::config::{Base, Cell, Linear, Mlp, Model};
 use crate::layers::{Block, Embedding, Head};
 use builder::Builder;
 use names::{Fused, Names};
@@ -41,8 +41,8 @@ impl Layout {
         let (block_units, blocks): (Vec<_>, Vec<_>) = blocks.into_iter().unzip();
         units.extend(block_units);
         units.push(head_unit);
-        let multiple = ranks * granule(cell);
-        units.iter_mut().for_each(|unit| unit.pad(multiple));
+        let granule = granule(cell);
+        units.iter_mut().for_each(|unit| unit.pad(ranks, granule));
         Layout { units, embedding: embedding.1, blocks, head }
     }
 
@@ -51,9 +51,14 @@ impl Layout {
         self.units.len() - 1
     }
 
-    /// Unpadded elements of all flats of a kind.
+    /// Elements of all tensors of a kind.
     pub fn parameters(&self, part: Part) -> u64 {
-        self.units.iter().map(|u| u.flat(part).len as u64).sum()
+        self.units.iter().flat_map(|u| u.tensors_of(part)).map(|t| t.elements() as u64).sum()
+    }
+
+    /// Elements of all tensors that do not train.
+    pub fn frozen_parameters(&self) -> u64 {
+        self.parameters(Part::Frozen) + self.parameters(Part::Quantised)
     }
 
     /// The tensors a checkpoint must hold, by name and shape.
@@ -84,7 +89,13 @@ impl Layout {
 fn granule(cell: &Cell) -> usize {
     let p = &cell.precision;
     let types = [p.parameters, p.compute, p.gradients, p.reduce, p.optimizer];
-    let narrowest = types.into_iter().chain(p.master).chain(cell.lora.base).map(DType::size).min().unwrap_or(4);
+    let narrowest = types
+        .into_iter()
+        .chain(p.master)
+        .chain(cell.lora.base.and_then(Base::float))
+        .map(DType::size)
+        .min()
+        .unwrap_or(4);
     GRANULE_BYTES as usize / narrowest.min(4)
 }
 

@@ -1,9 +1,9 @@
-//! Units: what is gathered, reduced and updated as a whole. Each has one flat buffer of trainable and one of frozen
-//! weights; a tensor is a place in one of them.
+//! Units: what is gathered, reduced and updated as a whole. Each has one flat buffer of trainable weights, one of
+//! frozen ones, one of frozen matrices in few bits; a tensor is a place in one of them.
 
 use super::Stored;
 use std::ops::Range;
-use zbench_kernels::{View, ViewMut};
+use zbench_kernels::{GRANULE_BYTES, Packed, View, ViewMut};
 
 /// Which flat buffer of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,11 +12,16 @@ pub enum Part {
     Trainable,
     /// Without.
     Frozen,
+    /// Frozen matrices in few bits; its elements are bytes.
+    Quantised,
 }
 
 impl Part {
-    /// Both, in the order in which they are gathered.
-    pub const ALL: [Part; 2] = [Part::Trainable, Part::Frozen];
+    /// How many there are.
+    pub const COUNT: usize = 3;
+
+    /// All of them, in the order in which they are gathered.
+    pub const ALL: [Part; Part::COUNT] = [Part::Trainable, Part::Frozen, Part::Quantised];
 }
 
 /// Where a tensor lies in its unit.
@@ -63,6 +68,8 @@ pub struct Tensor {
     pub in_checkpoint: bool,
     /// How a checkpoint holds it, where that is not as it lies here.
     pub stored: Option<Stored>,
+    /// How its place holds it, where that is in few bits.
+    pub packed: Option<Packed>,
 }
 
 /// Whether a tensor of that name is an adapter's.
@@ -71,6 +78,11 @@ pub fn is_adapter(name: &str) -> bool {
 }
 
 impl Tensor {
+    /// Elements, however many its place takes for them.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
     /// Weight decay is for matrices, embeddings included.
     pub fn decays(&self) -> bool {
         self.shape.len() >= 2
@@ -97,22 +109,38 @@ pub struct Unit {
     pub trainable: Flat,
     /// The frozen flat.
     pub frozen: Flat,
+    /// The flat of frozen matrices in few bits.
+    pub quantised: Flat,
 }
 
 impl Unit {
     /// An empty unit.
     pub fn new(name: impl Into<String>) -> Unit {
-        Unit { name: name.into(), tensors: Vec::new(), trainable: Flat::default(), frozen: Flat::default() }
+        let [trainable, frozen, quantised] = [(); Part::COUNT].map(|()| Flat::default());
+        Unit { name: name.into(), tensors: Vec::new(), trainable, frozen, quantised }
     }
 
     /// Appends a tensor to one of the flats and says where it lies.
     pub fn push(&mut self, part: Part, name: String, shape: &[usize], init: Init, stream: u64) -> Place {
-        let len = shape.iter().product();
+        let place = self.take(part, shape.iter().product());
+        let in_checkpoint = !is_adapter(&name);
+        let (shape, stored, packed) = (shape.to_vec(), None, None);
+        self.tensors.push(Tensor { name, shape, place, init, stream, in_checkpoint, stored, packed });
+        place
+    }
+
+    /// Appends a matrix in few bits and says where its record lies.
+    pub fn push_packed(&mut self, packed: Packed, name: String, init: Init, stream: u64) -> Place {
+        let place = self.take(Part::Quantised, packed.fields().bytes);
+        let (shape, packed) = (vec![packed.rows, packed.cols], Some(packed));
+        self.tensors.push(Tensor { name, shape, place, init, stream, in_checkpoint: true, stored: None, packed });
+        place
+    }
+
+    fn take(&mut self, part: Part, len: usize) -> Place {
         let flat = self.flat_mut(part);
         let place = Place { part, start: flat.len, len };
         flat.len += len;
-        let in_checkpoint = !is_adapter(&name);
-        self.tensors.push(Tensor { name, shape: shape.to_vec(), place, init, stream, in_checkpoint, stored: None });
         place
     }
 
@@ -123,9 +151,10 @@ impl Unit {
         }
     }
 
-    /// Pads both flats to a multiple of `multiple` elements.
-    pub fn pad(&mut self, multiple: usize) {
+    /// Pads flats to a multiple of `ranks` times `granule` elements, that of bytes to `ranks` times 64.
+    pub fn pad(&mut self, ranks: usize, granule: usize) {
         for part in Part::ALL {
+            let multiple = ranks * if part == Part::Quantised { GRANULE_BYTES as usize } else { granule };
             let flat = self.flat_mut(part);
             flat.padded = flat.len.next_multiple_of(multiple);
         }
@@ -136,6 +165,7 @@ impl Unit {
         match part {
             Part::Trainable => &self.trainable,
             Part::Frozen => &self.frozen,
+            Part::Quantised => &self.quantised,
         }
     }
 
@@ -143,6 +173,7 @@ impl Unit {
         match part {
             Part::Trainable => &mut self.trainable,
             Part::Frozen => &mut self.frozen,
+            Part::Quantised => &mut self.quantised,
         }
     }
 
@@ -176,14 +207,17 @@ pub struct Weights<'a> {
     pub trainable: View<'a>,
     /// The frozen flat.
     pub frozen: View<'a>,
+    /// The flat of frozen matrices in few bits.
+    pub quantised: View<'a>,
 }
 
 impl<'a> Weights<'a> {
-    /// One tensor.
+    /// One tensor; of a matrix in few bits its record.
     pub fn get(&self, place: &Place) -> View<'a> {
         match place.part {
             Part::Trainable => self.trainable.slice(place.range()),
             Part::Frozen => self.frozen.slice(place.range()),
+            Part::Quantised => self.quantised.slice(place.range()),
         }
     }
 }
@@ -226,7 +260,7 @@ mod tests {
             unit.push(Part::Trainable, format!("t{i}"), shape, Init::Constant(0.0), i as u64);
         }
         unit.push(Part::Frozen, "f".into(), &[9, 9], Init::Constant(0.0), 9);
-        unit.pad(16);
+        unit.pad(1, 16);
         assert_eq!((unit.trainable.padded, unit.frozen.padded), (32, 96));
         assert_eq!(unit.decay_runs(0..32), [(0..12, true), (12..24, false), (24..28, true), (28..32, false)]);
         assert_eq!(unit.decay_runs(10..13), [(10..12, true), (12..13, false)]);

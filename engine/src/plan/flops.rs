@@ -21,7 +21,7 @@ pub fn flops(cell: &Cell, layout: &Layout, terms: &Terms) -> Flops {
     let model = &cell.model;
     let width = (model.num_attention_heads * model.head_dim) as f64;
     let attention = 12.0 * model.num_hidden_layers as f64 * width * cell.train.seq_len as f64;
-    let weights = 6.0 * layout.parameters(Part::Trainable) as f64 + 4.0 * layout.parameters(Part::Frozen) as f64;
+    let weights = 6.0 * layout.parameters(Part::Trainable) as f64 + 4.0 * layout.frozen_parameters() as f64;
     let sum = |pick: fn(&(f64, f64)) -> f64, again: bool| -> f64 {
         terms.iter().filter(|((phase, _), _)| again || *phase != Phase::Recompute).map(|(_, v)| pick(v)).sum()
     };

@@ -8,7 +8,7 @@ mod price;
 pub use actions::{Action, Policy, Schedule, actions};
 pub use flops::ledger_terms;
 
-use crate::config::{AttentionKind, Cell, Linear, Mlp, Positions};
+use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions};
 use crate::layers::{Batch, Stated};
 use crate::mesh::{Mesh, Split};
 use crate::model::{Layout, Part, fused_in};
@@ -88,20 +88,29 @@ impl Plan {
 pub fn home_dtype(cell: &Cell, part: Part) -> DType {
     match part {
         Part::Trainable => cell.precision.parameters,
-        Part::Frozen => cell.lora.base.unwrap_or(cell.precision.parameters),
+        Part::Frozen => cell.lora.base.and_then(Base::float).unwrap_or(cell.precision.parameters),
+        Part::Quantised => DType::I8,
+    }
+}
+
+/// The type of a flat's weights where layers read them.
+pub fn slot_dtype(cell: &Cell, part: Part) -> DType {
+    match part {
+        Part::Trainable | Part::Frozen => cell.precision.compute,
+        Part::Quantised => DType::I8,
     }
 }
 
 /// Whether a flat is read from a slot: its home is a part, or of another type than the compute.
 pub fn slotted(cell: &Cell, sharding: &Sharding, part: Part) -> bool {
-    sharding.parameters != Split::Whole || home_dtype(cell, part) != cell.precision.compute
+    sharding.parameters != Split::Whole || home_dtype(cell, part) != slot_dtype(cell, part)
 }
 
 /// Over which axes a flat's home is split. Frozen weights are split as the parameters are.
 pub fn share(sharding: &Sharding, part: Part) -> Split {
     match part {
         Part::Trainable => sharding.optimizer,
-        Part::Frozen => sharding.parameters,
+        Part::Frozen | Part::Quantised => sharding.parameters,
     }
 }
 

@@ -160,7 +160,7 @@ impl Walk<'_> {
         let layout = &self.plan.layout;
         let flops = flops::flops(self.cell, layout, &self.s.flops);
         let trainable = layout.parameters(Part::Trainable);
-        let parameters = trainable + layout.parameters(Part::Frozen);
+        let parameters = trainable + layout.frozen_parameters();
         let traffic = self.tally.into_rows();
         let estimate = Estimate { memory: self.s.ledger, traffic, flops, trainable_parameters: trainable, parameters };
         (estimate, self.s.ops.unwrap_or_default())

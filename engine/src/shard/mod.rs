@@ -23,7 +23,7 @@ use zbench_kernels::{Arena, Category, DType, Kernels};
 /// What one rank holds of one flat.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Holding {
-    /// Trainable or frozen.
+    /// Which flat.
     pub part: Part,
     /// Elements of the flat, padding included.
     pub padded: usize,
@@ -39,6 +39,8 @@ pub struct Holding {
     pub gradients: Range<usize>,
     /// Weights are read from a slot.
     pub slotted: bool,
+    /// The slot's type.
+    pub slot: DType,
 }
 
 impl Holding {
@@ -53,6 +55,7 @@ impl Holding {
             chunk: place.range(Split::World, padded),
             gradients: place.range(sharding.gradients, padded),
             slotted: plan::slotted(cell, sharding, part),
+            slot: plan::slot_dtype(cell, part),
         }
     }
 }
@@ -60,8 +63,8 @@ impl Holding {
 /// What all parts of a rank's state share: what it holds, and of which type.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// By unit: trainable and frozen flat; `None` where the flat is empty.
-    pub holdings: Vec<[Option<Holding>; 2]>,
+    /// By unit, in the order of [`Part::ALL`]; `None` where the flat is empty.
+    pub holdings: Vec<[Option<Holding>; Part::COUNT]>,
     /// The mesh place.
     pub place: Place,
     /// What is split.

@@ -12,13 +12,13 @@ type Result<T> = std::result::Result<T, StepError>;
 
 /// The weights of a rank.
 pub struct Params {
-    flats: Vec<[Option<Flat>; 2]>,
+    flats: Vec<[Option<Flat>; Part::COUNT]>,
 }
 
 struct Flat {
     /// This rank's part; away while a gather reads it.
     home: Option<Buffer>,
-    /// Gathered, in the compute type.
+    /// Gathered, in the type that layers read.
     slot: Option<Buffer>,
     pending: Option<Ticket>,
     slotted: bool,
@@ -32,8 +32,12 @@ impl Params {
             Ok(Flat { home: Some(home), slot: None, pending: None, slotted: holding.slotted })
         };
         let mut flats = Vec::with_capacity(state.holdings.len());
-        for [trainable, frozen] in &state.holdings {
-            flats.push([trainable.as_ref().map(home).transpose()?, frozen.as_ref().map(home).transpose()?]);
+        for holdings in &state.holdings {
+            let mut unit = [const { None }; Part::COUNT];
+            for (flat, holding) in unit.iter_mut().zip(holdings) {
+                *flat = holding.as_ref().map(home).transpose()?;
+            }
+            flats.push(unit);
         }
         Ok(Params { flats })
     }
@@ -96,18 +100,18 @@ impl Params {
     ) -> (Vec<Piece>, Vec<Piece>) {
         let (mut slots, mut wires) = (Vec::new(), Vec::new());
         for holding in state.holdings[unit].iter().flatten().filter(|h| h.slotted) {
-            slots.push(s.alloc(state.slots, s.compute, holding.padded));
+            slots.push(s.alloc(state.slots, holding.slot, holding.padded));
             let len = holding.home.len();
-            let narrows = holding.dtype != s.compute;
+            let narrows = holding.dtype != holding.slot;
             if state.sharding.parameters == Split::Whole {
-                s.op("gather", exec::cast(len, holding.dtype, s.compute));
+                s.op("gather", exec::cast(len, holding.dtype, holding.slot));
                 continue;
             }
             if narrows {
-                wires.push(s.alloc(Category::Communication, s.compute, len));
-                s.op("gather", exec::cast(len, holding.dtype, s.compute));
+                wires.push(s.alloc(Category::Communication, holding.slot, len));
+                s.op("gather", exec::cast(len, holding.dtype, holding.slot));
             }
-            tally.all_gather(state.inner_axis(), state.mesh().inner, (holding.padded * s.compute.size()) as u64);
+            tally.all_gather(state.inner_axis(), state.mesh().inner, (holding.padded * holding.slot.size()) as u64);
         }
         (slots, wires)
     }
@@ -137,24 +141,23 @@ impl Params {
             let held = flat.and_then(|f| if f.slotted { f.slot.as_ref() } else { f.home.as_ref() });
             held.map_or(View::of::<f32>(&[]), Buffer::view)
         };
-        Weights { trainable: view(Part::Trainable), frozen: view(Part::Frozen) }
+        Weights { trainable: view(Part::Trainable), frozen: view(Part::Frozen), quantised: view(Part::Quantised) }
     }
 }
 
 impl Flat {
     fn gather(&mut self, state: &State, desk: Desk<'_>, holding: &Holding) -> Result<()> {
-        let compute = state.precision.compute;
-        let mut slot = desk.arena.alloc(state.slots, compute, holding.padded)?;
+        let mut slot = desk.arena.alloc(state.slots, holding.slot, holding.padded)?;
         let Some(home) = self.home.as_ref() else { return Ok(()) };
         if state.sharding.parameters == Split::Whole {
             desk.kernels.cast(home.view(), slot.view_mut())?;
             self.slot = Some(slot);
             return Ok(());
         }
-        let send = if holding.dtype == compute {
+        let send = if holding.dtype == holding.slot {
             self.home.take()
         } else {
-            let mut wire = desk.arena.alloc(Category::Communication, compute, holding.home.len())?;
+            let mut wire = desk.arena.alloc(Category::Communication, holding.slot, holding.home.len())?;
             desk.kernels.cast(home.view(), wire.view_mut())?;
             Some(wire)
         };

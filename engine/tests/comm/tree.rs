@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use zbench_kernels::{
     Activate, AdamW, AddRows, Attention, CrossEntropy, DType, Dropout, Element, Embedding, Gemm, KernelError, Kernels,
-    LayerNorm, MulRows, Normal, Op, Quantize, ReduceOp, Result, RmsNorm, Rope, Swiglu, View, ViewMut,
+    LayerNorm, MulRows, Normal, Op, Packed, Quantize, ReduceOp, Result, RmsNorm, Rope, Swiglu, Unpack, View, ViewMut,
 };
 
 /// An element type that the oracle can handle in f64 without loss.
@@ -304,6 +304,12 @@ impl Kernels for Tree {
         refuse()
     }
     fn dequantize(&self, _: &Quantize, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: bool) -> Result<()> {
+        refuse()
+    }
+    fn pack(&self, _: &Packed, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn unpack(&self, _: &Unpack, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
         refuse()
     }
 }

@@ -9,7 +9,7 @@ use zbench_engine::plan::Plan;
 use zbench_engine::train::with_ranks;
 use zbench_kernels::{Category, Cpu, DType, Kernels};
 
-fn small() -> Cell {
+pub fn small() -> Cell {
     let mut cell = synthetic();
     let model = &mut cell.model;
     (model.hidden_size, model.intermediate_size, model.num_hidden_layers, model.vocab_size) = (24, 40, 3, 61);
@@ -19,7 +19,7 @@ fn small() -> Cell {
     cell
 }
 
-fn measure(cell: &Cell, plan: &Plan) -> Vec<RankReport> {
+pub fn measure(cell: &Cell, plan: &Plan) -> Vec<RankReport> {
     let steps = cell.train.steps + cell.train.untimed_steps;
     let ran = with_ranks(cell, plan, cpus(cell), |rank| {
         for _ in 0..steps {
@@ -31,7 +31,7 @@ fn measure(cell: &Cell, plan: &Plan) -> Vec<RankReport> {
 }
 
 /// Equal to the byte and to the call, on every rank.
-fn assert_as_planned(cell: &Cell, what: &str) {
+pub fn assert_as_planned(cell: &Cell, what: &str) {
     let plan = plan(cell);
     for report in measure(cell, &plan) {
         let (planned, measured) = (&plan.estimate.memory, &report.ledger);
@@ -47,7 +47,7 @@ fn assert_as_planned(cell: &Cell, what: &str) {
     }
 }
 
-fn policies() -> Vec<Checkpointing> {
+pub fn policies() -> Vec<Checkpointing> {
     vec![
         Checkpointing::None,
         Checkpointing::Full,
@@ -115,8 +115,14 @@ fn plans_hold_for_every_precision_and_for_adapters() {
                 cell.precision = precision;
                 cell.train.accumulation = 2;
                 let targets = vec![Linear::QProj, Linear::DownProj];
-                cell.lora =
-                    Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: Some(bf16), ..Lora::default() };
+                cell.lora = Lora {
+                    rank: adapters,
+                    alpha: 4.0,
+                    dropout: 0.25,
+                    targets,
+                    base: Some(Base::Bf16),
+                    ..Lora::default()
+                };
                 assert_as_planned(&cell, &format!("{} {precision:?} adapters {adapters}", strategy.name()));
             }
         }
@@ -190,7 +196,7 @@ fn stated_operations_are_the_ones_issued() {
     }
 }
 
-fn assert_stated(cell: &Cell, what: &str) {
+pub fn assert_stated(cell: &Cell, what: &str) {
     let ranks = cell.parallel.ranks;
     let recorders: Vec<_> = (0..ranks).map(|_| Arc::new(Recording::new(Cpu::new(1)))).collect();
     let kernels = recorders.iter().map(|r| r.clone() as Arc<dyn Kernels>).collect();

@@ -98,7 +98,7 @@ impl Oracle {
         theirs.iter().map(|(name, wanted)| (name.clone(), distance(of(name), wanted))).collect()
     }
 
-    fn assert_parity(&self, cell: &Cell, what: &str) {
+    pub fn assert_parity(&self, cell: &Cell, what: &str) {
         let ran = run(cell);
         self.assert_steps(&ran, what);
         self.assert_tensors("grads0.safetensors", &ran.gradients, GRADIENTS, what);
@@ -121,7 +121,7 @@ pub fn single(file: &Path) -> Tensors {
 }
 
 /// The tensors that a cell trains.
-fn trained(weights: Tensors, cell: &Cell) -> Tensors {
+pub fn trained(weights: Tensors, cell: &Cell) -> Tensors {
     weights.into_iter().filter(|(name, _)| cell.lora.rank == 0 || name.contains(".lora_")).collect()
 }
 

@@ -4,7 +4,7 @@ use crate::support::*;
 use zbench_engine::config::*;
 
 /// Three blocks of sizes that divide nothing; clipping is active.
-fn odd() -> Cell {
+pub fn odd() -> Cell {
     let mut cell = synthetic();
     let model = &mut cell.model;
     (model.hidden_size, model.intermediate_size, model.num_hidden_layers, model.vocab_size) = (24, 40, 3, 61);
@@ -21,7 +21,7 @@ fn bits(ran: &Ran) -> (Vec<(u64, u64)>, Vec<Vec<u32>>) {
     (steps, weights)
 }
 
-fn assert_same(reference: &Ran, cell: &Cell, what: &str) {
+pub fn assert_same(reference: &Ran, cell: &Cell, what: &str) {
     let ran = run(cell);
     assert!(ran.steps.iter().all(|s| s.grad_norm > cell.train.clip_norm), "{what}: clipping is not active");
     assert_eq!(bits(reference).0, bits(&ran).0, "{what}: losses and norms");
@@ -36,7 +36,7 @@ fn assert_close(a: &Ran, b: &Ran, what: &str) {
 }
 
 /// Strategies and shard groups for a number of ranks.
-fn strategies(ranks: usize) -> Vec<(Strategy, usize)> {
+pub fn strategies(ranks: usize) -> Vec<(Strategy, usize)> {
     let power = ranks.is_power_of_two();
     let groups =
         |s: Strategy| if s.is_hybrid() { (1..=ranks).filter(|d| ranks.is_multiple_of(*d)).collect() } else { vec![1] };

@@ -70,12 +70,12 @@ impl Lab {
 
     /// Random weights of a unit: trainable, frozen.
     fn weights(&self, unit: usize) -> [Vec<f64>; 2] {
-        Part::ALL.map(|part| noise(77 + part as u64, self.layout.units[unit].flat(part).padded))
+        [Part::Trainable, Part::Frozen].map(|part| noise(77 + part as u64, self.layout.units[unit].flat(part).padded))
     }
 }
 
 fn weights(flats: &[Vec<f64>; 2]) -> Weights<'_> {
-    Weights { trainable: View::of(&flats[0]), frozen: View::of(&flats[1]) }
+    Weights { trainable: View::of(&flats[0]), frozen: View::of(&flats[1]), quantised: View::of::<i8>(&[]) }
 }
 
 fn values(buffer: &Buffer) -> Vec<f64> {

@@ -10,5 +10,6 @@ mod layers;
 mod link;
 mod parity;
 mod precision;
+mod quantised;
 mod recording;
 mod support;

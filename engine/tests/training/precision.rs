@@ -274,7 +274,7 @@ fn weights_are_loaded_in_the_type_of_precision_load() {
                 let mut cell = on(base.clone(), strategy, ranks, ranks);
                 // The first weights, trained by nothing.
                 (cell.train.steps, cell.train.lr) = (1, 0.0);
-                cell.lora = Lora { rank: 2, alpha: 4.0, dropout: 0.0, targets: vec![Linear::QProj], base: None };
+                cell.lora = Lora { rank: 2, alpha: 4.0, dropout: 0.0, targets: vec![Linear::QProj], ..Lora::default() };
                 let plain = run(&cell).weights;
                 cell.precision.load = Some(load);
                 let loaded = run(&cell).weights;

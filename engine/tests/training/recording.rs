@@ -86,6 +86,7 @@ impl Kernels for Recording {
         fn adamw(op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>) as AdamW;
         fn dropout(op: &Dropout, x: View<'_>, y: ViewMut<'_>) as Dropout;
         fn normal(op: &Normal, dst: ViewMut<'_>) as Normal;
+        fn unpack(op: &Unpack, record: View<'_>, dst: ViewMut<'_>) as Unpack;
     }
 
     fn fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
@@ -139,5 +140,10 @@ impl Kernels for Recording {
         accumulate: bool,
     ) -> Result<()> {
         self.inner.dequantize(op, values, scales, dst, accumulate)
+    }
+
+    /// Only initialisation calls it.
+    fn pack(&self, matrix: &Packed, src: View<'_>, codes: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()> {
+        self.inner.pack(matrix, src, codes, scales)
     }
 }

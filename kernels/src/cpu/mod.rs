@@ -7,12 +7,14 @@ mod halves;
 mod layer_norm;
 pub(crate) mod level;
 mod naive;
+mod packed;
 mod quantize;
 mod reduce;
 mod rows;
 mod stream;
 
 use crate::op::*;
+use crate::packed::{self as packing, Packed};
 use crate::pool::Pool;
 use crate::{DType, KernelError, Kernels, ReduceOp, Result, View, ViewMut, check};
 use level::Level;
@@ -431,6 +433,19 @@ impl Kernels for Cpu {
     ) -> Result<()> {
         check::quantize("cpu", "dequantize", op, &dst, &values, &scales)?;
         self.run_dequantize(op, values.as_slice()?, scales.as_slice()?, dst, accumulate);
+        Ok(())
+    }
+
+    fn pack(&self, matrix: &Packed, src: View<'_>, codes: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()> {
+        packing::check_pack("cpu", matrix, &src, &codes, &scales)?;
+        self.run_pack(matrix, src, codes, scales);
+        Ok(())
+    }
+
+    fn unpack(&self, op: &Unpack, record: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        packing::check_unpack("cpu", op, &record, &dst)?;
+        let (codes, scales) = packing::open(&op.matrix, &record)?;
+        self.run_unpack(op, codes, scales, dst.into_slice(0..op.matrix.len()));
         Ok(())
     }
 }

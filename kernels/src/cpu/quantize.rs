@@ -98,7 +98,7 @@ fn bytes(format: QuantFormat, elements: &Range<usize>) -> Range<usize> {
 
 /// The largest magnitude of a block, or something that is not finite if there is such a thing in it. The bits of floats
 /// without sign are in the order of their values, infinity and NaN last, so this is a maximum of integers.
-fn largest(level: Level, block: View, buffer: &mut [f32; CHUNK]) -> f32 {
+pub(super) fn largest(level: Level, block: View, buffer: &mut [f32; CHUNK]) -> f32 {
     let mut most = 0;
     for chunk in chunks(0..block.len()) {
         let x = load(level, block.slice(chunk), buffer);
@@ -118,7 +118,7 @@ fn largest(level: Level, block: View, buffer: &mut [f32; CHUNK]) -> f32 {
 
 /// `x * inverse`, rounded to the nearest integer, ties to even. None is larger than the format's limit: `inverse` is at
 /// most a few units in the last place above the limit divided by the largest `x`.
-fn quotients(level: Level, x: &[f32], inverse: f32, out: &mut [i8]) {
+pub(super) fn quotients(level: Level, x: &[f32], inverse: f32, out: &mut [i8]) {
     // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
     const MAGIC: f32 = 12_582_912.0;
     level.run(

@@ -3,12 +3,14 @@
 
 mod activation;
 mod attention;
+mod packed;
 mod quantize;
 mod reduce;
 mod rows;
 mod values;
 
 use crate::op::*;
+use crate::packed::{self as packing, Packed};
 use crate::philox::{self, Stream};
 use crate::{DType, KernelError, Kernels, ReduceOp, Result, View, ViewMut, check};
 use attention::Kept;
@@ -414,5 +416,15 @@ impl Kernels for Reference {
     ) -> Result<()> {
         check::quantize("reference", "dequantize", op, &dst, &values, &scales)?;
         quantize::dequantize(op, values, scales, dst, accumulate)
+    }
+
+    fn pack(&self, matrix: &Packed, src: View<'_>, codes: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()> {
+        packing::check_pack("reference", matrix, &src, &codes, &scales)?;
+        packed::pack(matrix, src, codes, scales)
+    }
+
+    fn unpack(&self, op: &Unpack, record: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        packing::check_unpack("reference", op, &record, &dst)?;
+        packed::unpack(op, record, dst)
     }
 }

@@ -10,6 +10,7 @@ mod errors;
 mod finite_differences;
 mod gemm;
 mod harness;
+mod packed;
 mod quantize;
 mod reduce;
 mod rows;

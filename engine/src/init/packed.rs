@@ -1,0 +1,84 @@
+//! The first weights of matrices that are kept in few bits. A rank fills the bytes it owns, wherever they begin and end in
+//! a record: it reads the elements behind them in pieces of whole blocks, and all elements where it owns scales.
+
+use super::{READ, Result, fill_tensor};
+use crate::mesh::within;
+use crate::model::Tensor;
+use crate::rank::Inputs;
+use crate::shard::Desk;
+use std::ops::Range;
+use zbench_kernels::{DoubleScales, Packed, Packing, View, ViewMut};
+
+/// Writes bytes `owned` of a tensor's record.
+pub(super) fn fill(
+    inputs: &Inputs<'_>,
+    desk: Desk<'_>,
+    tensor: &Tensor,
+    matrix: Packed,
+    owned: Range<usize>,
+    dst: &mut [i8],
+) -> Result<()> {
+    let fields = matrix.fields();
+    let mut record = Owned { range: owned, bytes: dst };
+    let codes = record.cut(&fields.codes);
+    let scaled = !record.cut(&(fields.scales.start..fields.second.end)).is_empty();
+    let block = matrix.block().max(1);
+    let elements = match scaled {
+        true => 0..matrix.len(),
+        false => {
+            let own = matrix.elements(within(&codes, &fields.codes));
+            own.start / block * block..own.end.next_multiple_of(block).min(matrix.len())
+        }
+    };
+    let piece = (READ / block).max(1) * block;
+    let mut values = vec![0f32; piece.min(elements.len())];
+    let mut bytes = vec![0i8; matrix.codes_len(values.len())];
+    let mut scales = vec![0f32; values.len().div_ceil(block)];
+    let mut all = Vec::with_capacity(if scaled { matrix.blocks() } else { 0 });
+    for start in elements.clone().step_by(piece) {
+        let piece = start..(start + piece).min(elements.end);
+        let values = &mut values[..piece.len()];
+        fill_tensor(inputs, desk, tensor, piece.clone(), ViewMut::of(values))?;
+        desk.kernels.pack(&matrix, View::of(values), ViewMut::of(&mut bytes), ViewMut::of(&mut scales))?;
+        let at = fields.codes.start + matrix.codes_len(piece.start);
+        record.put(at, bytes[..matrix.codes_len(piece.len())].iter().copied());
+        if scaled {
+            all.extend_from_slice(&scales[..piece.len().div_ceil(block)]);
+        }
+    }
+    if !scaled {
+        return Ok(());
+    }
+    if matrix.packing != Packing::Nf4Double {
+        record.put(fields.scales.start, floats(&all));
+        return Ok(());
+    }
+    let double = DoubleScales::of(&all);
+    record.put(fields.scales.start, double.codes.iter().map(|code| *code as i8));
+    record.put(fields.second.start, floats(&double.second).chain(floats(&[double.offset])));
+    Ok(())
+}
+
+/// The owned part of a record.
+struct Owned<'a> {
+    range: Range<usize>,
+    bytes: &'a mut [i8],
+}
+
+impl Owned<'_> {
+    fn cut(&self, field: &Range<usize>) -> Range<usize> {
+        let start = field.start.max(self.range.start);
+        start..field.end.min(self.range.end).max(start)
+    }
+
+    /// Writes what is owned of bytes that begin at `at` of the record.
+    fn put(&mut self, at: usize, bytes: impl Iterator<Item = i8>) {
+        let (skipped, first) = (self.range.start.saturating_sub(at), at.saturating_sub(self.range.start));
+        let slots = self.bytes.iter_mut().skip(first);
+        slots.zip(bytes.skip(skipped)).for_each(|(slot, byte)| *slot = byte);
+    }
+}
+
+fn floats(values: &[f32]) -> impl Iterator<Item = i8> {
+    values.iter().flat_map(|value| value.to_ne_bytes()).map(|byte| byte as i8)
+}
