@@ -3,7 +3,7 @@
 
 mod model;
 
-pub use model::{Form, Mlp, Model, NormKind, Order, Positions, RopeScaling};
+pub use model::{Experts, Form, Mlp, Model, NormKind, Order, Positions, RopeScaling};
 
 use crate::comm::link::LinkSpec;
 use serde::{Deserialize, Serialize};

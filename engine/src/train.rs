@@ -138,6 +138,7 @@ fn open(cell: &Cell, plan: &Plan) -> Result<(Source, Option<Checkpoint>), String
     let mut checkpoint = Checkpoint::open(dir).map_err(|error| error.to_string())?;
     let expected = plan.layout.checkpoint_tensors();
     checkpoint.adopt_prefix(&expected);
+    checkpoint.adopt_experts(&expected);
     checkpoint.check(&expected).map_err(|error| error.to_string())?;
     Ok((source, Some(checkpoint)))
 }

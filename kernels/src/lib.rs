@@ -14,6 +14,7 @@ pub mod copy;
 mod cost;
 mod cpu;
 mod dtype;
+mod experts;
 mod kernels;
 mod ledger;
 mod op;
@@ -30,11 +31,12 @@ mod view;
 pub use arena::{Arena, Buffer, OutOfMemory};
 pub use cpu::Cpu;
 pub use dtype::{DType, Element};
+pub use experts::ExpertKernels;
 pub use kernels::{KernelError, Kernels, Result};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, footprint};
 pub use op::{
-    Act, Activate, AdamW, AddRows, Attention, CrossEntropy, Dropout, Embedding, Gemm, LayerNorm, Move, Normal, Op,
-    QuantFormat, Quantize, RmsNorm, Rope, Swiglu, alibi_slope,
+    Act, Activate, AdamW, AddRows, Attention, Combine, CrossEntropy, Dropout, Embedding, Gemm, Grouped, GroupedGemm,
+    LayerNorm, Move, Normal, Op, QuantFormat, Quantize, RmsNorm, Rope, Route, Slots, Swiglu, alibi_slope,
 };
 pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use reference::Reference;

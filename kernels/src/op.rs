@@ -1,6 +1,10 @@
 //! What a kernel is asked to do, as plain data. A layer states its operations as these values; the engine hands the
 //! same values to a device; a plan prices them.
 
+mod experts;
+
+pub use experts::{Combine, Grouped, GroupedGemm, Route, Slots};
+
 use crate::DType;
 use serde::{Deserialize, Serialize};
 
@@ -405,4 +409,16 @@ pub enum Op {
     SumSquares(Move),
     /// Balanced tree over several sources.
     ReduceSum(Move),
+    /// Tokens to experts.
+    Route(Route),
+    /// The gradient of the router's logits.
+    RouteBackward(Route),
+    /// Rows to their experts.
+    Dispatch(Slots),
+    /// Rows of experts back to their tokens.
+    Combine(Combine),
+    /// The gradient of the weights.
+    Weigh(Slots),
+    /// A matrix product per expert.
+    GroupedGemm(GroupedGemm),
 }

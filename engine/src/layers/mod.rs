@@ -7,6 +7,7 @@
 mod block;
 mod embedding;
 pub(crate) mod exec;
+mod experts;
 mod head;
 mod linear;
 mod norm;
@@ -15,6 +16,7 @@ mod sketch;
 pub use block::{Block, BlockGrad, Dims, GateUp, Kept, Qkv, Saved};
 pub use embedding::Embedding;
 pub use exec::{Batch, Exec, StepError};
+pub use experts::{Experts, Routing};
 pub use head::Head;
 pub use linear::{AdapterSpec, LinearSpec};
 pub use norm::Norm;

@@ -56,6 +56,17 @@ impl Layout {
         self.units.iter().map(|u| u.flat(part).len as u64).sum()
     }
 
+    /// Of these, how many a token does not pass through: all experts but those it goes to.
+    pub fn idle(&self, part: Part) -> u64 {
+        let of = |block: &Block| -> u64 {
+            let Some(experts) = &block.experts else { return 0 };
+            let stacks = block.gate.iter().chain([&block.up, &block.down]).filter(|stack| stack.weight.part == part);
+            let each: usize = stacks.map(|stack| stack.out * stack.input).sum();
+            ((experts.count - experts.top) * each) as u64
+        };
+        self.blocks.iter().map(of).sum()
+    }
+
     /// The tensors a checkpoint must hold, by name and shape.
     pub fn checkpoint_tensors(&self) -> Vec<(String, Vec<usize>)> {
         let tensors = self.units.iter().flat_map(|u| &u.tensors).filter(|t| t.in_checkpoint);
