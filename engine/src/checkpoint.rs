@@ -6,6 +6,7 @@
 //! while training starts is an error; under a memory map it would be a signal that ends the process.
 
 mod error;
+mod experts;
 mod header;
 mod write;
 

@@ -6,7 +6,7 @@ mod model;
 mod scaling;
 
 pub use base::Base;
-pub use model::{Form, Mlp, Model, NormKind, Order, Positions, RopeScaling};
+pub use model::{Experts, Form, Mlp, Model, NormKind, Order, Positions, RopeScaling};
 pub use scaling::{DynamicScaling, LossScaling, WeightRounding};
 
 use crate::comm::link::LinkSpec;

@@ -4,6 +4,7 @@
 //! A `config.json` is a foreign file: keys that do not change the mathematics are ignored, and whatever would change it
 //! and is not implemented here is refused by name. A TOML section is ours: there an unknown key is an error.
 
+mod experts;
 mod family;
 mod foreign;
 mod presets;
@@ -102,6 +103,18 @@ pub struct PartialModel {
     pub max_window_layers: Option<usize>,
     /// Token whose embedding has no gradient from look-ups; -1 = none, the default of all families but Gemma, where it is 0.
     pub pad_token_id: Option<i64>,
+    /// Experts of a block; default the family's, of most none.
+    pub num_experts: Option<usize>,
+    /// Experts that a token goes to; default the family's.
+    pub num_experts_per_tok: Option<usize>,
+    /// Width of one expert; default the family's, of Mixtral intermediate_size.
+    pub moe_intermediate_size: Option<usize>,
+    /// Whether a token's weights are divided by their sum; default the family's.
+    pub norm_topk_prob: Option<bool>,
+    /// Every so many blocks have experts; default 1, all.
+    pub decoder_sparse_step: Option<usize>,
+    /// Blocks that have none in spite of that; default none of them.
+    pub mlp_only_layers: Option<Vec<usize>>,
     /// What a block is made of; default the family's.
     pub form: Option<Form>,
 }
@@ -127,12 +140,18 @@ pub struct PartialRope {
 
 impl PartialModel {
     /// These keys, and those of `base` where these are absent: overrides over a preset or a file.
-    /// The form of `base` is its family's: where these keys name another family, it goes.
+    /// The form and the experts of `base` are its family's: where these keys name another family, they go.
     pub fn or(self, base: PartialModel) -> PartialModel {
         let other = self.family.is_some() && base.family.is_some() && self.family != base.family;
         PartialModel {
             form: self.form.or(base.form.filter(|_| !other)),
             pad_token_id: self.pad_token_id.or(base.pad_token_id),
+            num_experts: self.num_experts.or(base.num_experts.filter(|_| !other)),
+            num_experts_per_tok: self.num_experts_per_tok.or(base.num_experts_per_tok.filter(|_| !other)),
+            moe_intermediate_size: self.moe_intermediate_size.or(base.moe_intermediate_size.filter(|_| !other)),
+            norm_topk_prob: self.norm_topk_prob.or(base.norm_topk_prob.filter(|_| !other)),
+            decoder_sparse_step: self.decoder_sparse_step.or(base.decoder_sparse_step.filter(|_| !other)),
+            mlp_only_layers: self.mlp_only_layers.or(base.mlp_only_layers.filter(|_| !other)),
             sliding_window: self.sliding_window.or(base.sliding_window),
             max_window_layers: self.max_window_layers.or(base.max_window_layers),
             family: self.family.or(base.family),
@@ -163,7 +182,10 @@ impl PartialModel {
         // Key heads by default are of the default's size; other sizes have as many as query heads.
         let stated_heads = self.num_attention_heads.is_some();
         let kv_heads = self.num_key_value_heads;
-        let sizes = self.or((family.defaults)());
+        // A base frequency is stated beside the scaling or in it; the default is neither.
+        let mut defaults = (family.defaults)();
+        let usual_theta = defaults.rope_theta.take().unwrap_or(10000.0);
+        let sizes = self.or(defaults);
         let num_attention_heads = sizes.num_attention_heads.unwrap_or(32);
         let hidden_size = sizes.hidden_size.unwrap_or(4096);
         let head_dim = match sizes.head_dim {
@@ -172,20 +194,23 @@ impl PartialModel {
         };
         let default_kv =
             sizes.num_key_value_heads.filter(|kv| !stated_heads || num_attention_heads.is_multiple_of(*kv));
+        let intermediate_size = sizes.intermediate_size.unwrap_or(hidden_size.saturating_mul(4));
+        let num_hidden_layers = sizes.num_hidden_layers.unwrap_or(32);
+        let experts = experts::resolve(&sizes, &name, intermediate_size, num_hidden_layers, what)?;
         let rope = sizes.rope_scaling.unwrap_or_default();
         let window = sizes.sliding_window.filter(|window| *window > 0);
         let model = Model {
             family: name,
             hidden_size,
-            intermediate_size: sizes.intermediate_size.unwrap_or(hidden_size.saturating_mul(4)),
-            num_hidden_layers: sizes.num_hidden_layers.unwrap_or(32),
+            intermediate_size,
+            num_hidden_layers,
             num_attention_heads,
             num_key_value_heads: kv_heads.or(default_kv).unwrap_or(num_attention_heads),
             head_dim,
             vocab_size: sizes.vocab_size.unwrap_or(32000),
             max_position_embeddings: sizes.max_position_embeddings.unwrap_or(2048),
             rms_norm_eps: sizes.rms_norm_eps.unwrap_or(1e-6),
-            rope_theta: rope.theta(sizes.rope_theta, what)?.unwrap_or(10000.0),
+            rope_theta: rope.theta(sizes.rope_theta, what)?.unwrap_or(usual_theta),
             rope_scaling: rope.scaling(what)?,
             tie_word_embeddings: sizes.tie_word_embeddings.unwrap_or(false),
             initializer_range: sizes.initializer_range.unwrap_or(0.02),
@@ -193,6 +218,7 @@ impl PartialModel {
             max_window_layers: sizes.max_window_layers.filter(|_| window.is_some()).unwrap_or(0),
             pad_token_id: sizes.pad_token_id.and_then(|token| usize::try_from(token).ok()),
             form: sizes.form.unwrap_or_else(|| family::usual_form(family.model_type)),
+            experts,
             weights: None,
             save: None,
         };
@@ -266,6 +292,7 @@ impl PartialRope {
 impl From<&Model> for PartialModel {
     /// All keys stated, so that a file's model can be the base of overrides. `weights` is not a key.
     fn from(model: &Model) -> PartialModel {
+        let experts = model.experts.as_ref();
         PartialModel {
             family: Some(model.family.clone()),
             hidden_size: Some(model.hidden_size),
@@ -284,6 +311,19 @@ impl From<&Model> for PartialModel {
             sliding_window: Some(model.sliding_window.unwrap_or(0)),
             max_window_layers: Some(model.max_window_layers),
             pad_token_id: Some(model.pad_token_id.map_or(-1, |token| token as i64)),
+            // 0 keeps the family's default out.
+            num_experts: match &model.experts {
+                Some(experts) => Some(experts.num_experts),
+                None => (model.family == "qwen3_moe").then_some(0),
+            },
+            num_experts_per_tok: experts.map(|experts| experts.num_experts_per_tok),
+            // Mixtral's are as wide as it says of the MLP, whatever that becomes.
+            moe_intermediate_size: experts
+                .filter(|_| model.family != "mixtral")
+                .map(|experts| experts.moe_intermediate_size),
+            norm_topk_prob: experts.map(|experts| experts.norm_topk_prob),
+            decoder_sparse_step: experts.map(|experts| experts.decoder_sparse_step),
+            mlp_only_layers: experts.map(|experts| experts.mlp_only_layers.clone()),
             form: Some(model.form),
         }
     }
@@ -315,8 +355,18 @@ pub fn default_model(family: &str) -> Result<Model, HfError> {
 }
 
 /// Parameters of a model, a tied head counted once: embeddings, per block norms, attention's four and the MLP's two or
-/// three projections with their biases, a last norm, a head. Saturates where [`validate`] would have refused.
+/// three projections with their biases or a router and its experts, a last norm, a head. Saturates where [`validate`] would
+/// have refused.
 pub fn parameter_count(model: &Model) -> u64 {
+    parameters(model, false)
+}
+
+/// Of these, those that a token passes through: of experts only the ones it goes to.
+pub fn active_parameter_count(model: &Model) -> u64 {
+    parameters(model, true)
+}
+
+fn parameters(model: &Model, active: bool) -> u64 {
     let [hidden, ffn, heads, kv, dim, vocab, layers, positions] = [
         model.hidden_size,
         model.intermediate_size,
@@ -340,14 +390,21 @@ pub fn parameter_count(model: &Model) -> u64 {
         product(&[2, hidden, dim, heads.saturating_add(kv)]),
         when(form.qkv_bias, queries.saturating_add(product(&[2, kv, dim]))),
         when(form.output_bias, hidden),
-        product(&[2 + gates, hidden, ffn]),
-        when(form.mlp_bias, product(&[1 + gates, ffn]).saturating_add(hidden)),
         product(&[1 + when(form.order != Order::Parallel, 1), vectors, hidden]),
         when(form.qk_norm, product(&[2, vectors, dim])),
     ]);
+    let mlp = sum(&[
+        product(&[2 + gates, hidden, ffn]),
+        when(form.mlp_bias, product(&[1 + gates, ffn]).saturating_add(hidden)),
+    ]);
+    let sparse = model.sparse_blocks() as u128;
+    let [count, top, router, each] = experts::sizes(model).unwrap_or_default();
+    let experts = product(&[if active { top } else { count }, each]).saturating_add(router);
     let vocabularies = if model.tie_word_embeddings { 1 } else { 2 };
     let all = sum(&[
         product(&[layers, block]),
+        product(&[layers - sparse, mlp]),
+        product(&[sparse, experts]),
         product(&[vocabularies, vocab, hidden]),
         when(form.positions == Positions::Learned, product(&[positions, hidden])),
         product(&[1 + when(form.embedding_norm, 1), vectors, hidden]),

@@ -199,6 +199,8 @@ pub struct Estimate {
     pub trainable_parameters: u64,
     /// All parameters of the model, unpadded.
     pub parameters: u64,
+    /// Those that a token passes through: all, but of experts only the ones it goes to.
+    pub active_parameters: u64,
 }
 
 impl Estimate {

@@ -1,5 +1,9 @@
 //! What every device checks before it computes: element types, lengths and shapes that can be.
 
+mod experts;
+
+pub(crate) use experts::{Routing, combine, dispatch, grouped_gemm, route, route_backward, weigh};
+
 use crate::op::*;
 use crate::{DType, KernelError, ReduceOp, Result, View, ViewMut};
 

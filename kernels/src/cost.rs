@@ -40,6 +40,12 @@ impl Op {
             Op::SumSquares(_) => "sum_squares",
             Op::ReduceSum(_) => "reduce_sum",
             Op::Unpack(_) => "unpack",
+            Op::Route(_) => "route",
+            Op::RouteBackward(_) => "route_backward",
+            Op::Dispatch(_) => "dispatch",
+            Op::Combine(_) => "combine",
+            Op::Weigh(_) => "weigh",
+            Op::GroupedGemm(_) => "grouped_gemm",
         }
     }
 
@@ -57,6 +63,7 @@ impl Op {
     pub fn model_flops(&self) -> u64 {
         match self {
             Op::Gemm(g) => product(&[2, g.m as u64, g.n as u64, g.k as u64]),
+            Op::GroupedGemm(g) => product(&[2, g.rows as u64, g.out as u64, g.input as u64]),
             Op::Attention(a) | Op::NaiveAttention(a) => product(&[2, attention(a)]),
             Op::AttentionBackward(a) | Op::NaiveAttentionBackward(a) => product(&[4, attention(a)]),
             _ => 0,
@@ -149,6 +156,35 @@ impl Op {
             Op::Unpack(u) => &[(DType::I8, u.matrix.fields().bytes as u64), (u.dtype, u.matrix.len() as u64)],
             Op::Cast(m) | Op::Add(m) | Op::ReduceSum(m) => {
                 &[(m.from, product(&[m.sources as u64, m.len as u64])), (m.to, m.len as u64)]
+            }
+            Op::Route(r) => {
+                let logits = (r.dtype, product(&[r.rows as u64, r.experts as u64]));
+                &[logits, (r.dtype.accumulator(), r.slots() as u64), (DType::U32, r.indices_len() as u64)]
+            }
+            Op::RouteBackward(r) => {
+                let logits = (r.dtype, product(&[2, r.rows as u64, r.experts as u64]));
+                &[logits, (r.dtype.accumulator(), r.slots() as u64), (DType::U32, r.slots() as u64)]
+            }
+            // A token's row is read once, however many slots it goes to.
+            Op::Dispatch(s) => {
+                let rows = product(&[s.rows as u64, s.top as u64 + 1, s.cols as u64]);
+                &[(s.dtype, rows), (DType::U32, s.slots() as u64)]
+            }
+            Op::Combine(Combine { slots: s, weighted, accumulate }) => {
+                let passes = (s.top as u64).saturating_add(1 + u64::from(*accumulate));
+                let weights = if *weighted { s.slots() as u64 } else { 0 };
+                let rows = (s.dtype, product(&[s.rows as u64, passes, s.cols as u64]));
+                &[rows, (s.dtype.accumulator(), weights), (DType::U32, s.slots() as u64)]
+            }
+            Op::Weigh(s) => {
+                let rows = (s.dtype, product(&[4, s.slots() as u64, s.cols as u64]));
+                &[rows, (s.dtype.accumulator(), product(&[2, s.slots() as u64])), (DType::U32, s.slots() as u64)]
+            }
+            // Every expert's matrix, also of one without rows: which has none is data.
+            Op::GroupedGemm(g) => {
+                let [a, b, c] = g.sizes().map(|len| len as u64);
+                let c = product(&[c, 1 + u64::from(g.accumulate)]);
+                &[(g.a, a), (g.b, b), (g.c, c), (DType::U32, g.groups as u64 + 1)]
             }
         };
         sizes.iter().fold(0, |sum, (dtype, len)| sum.saturating_add(product(&[dtype.size() as u64, *len])))

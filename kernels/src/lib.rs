@@ -14,6 +14,7 @@ pub mod copy;
 mod cost;
 mod cpu;
 mod dtype;
+mod experts;
 mod kernels;
 mod ledger;
 mod op;
@@ -32,11 +33,13 @@ mod view;
 pub use arena::{Arena, Buffer, OutOfMemory};
 pub use cpu::Cpu;
 pub use dtype::{DType, Element};
+pub use experts::ExpertKernels;
 pub use kernels::{KernelError, Kernels, Result};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, footprint};
 pub use op::{
-    Act, Activate, AdamW, AddRows, Attention, CrossEntropy, Dropout, Embedding, Gemm, LayerNorm, Move, MulRows, Normal,
-    Op, QuantFormat, Quantize, RmsNorm, Rope, Rounding, Swiglu, alibi_slope,
+    Act, Activate, AdamW, AddRows, Attention, Combine, CrossEntropy, Dropout, Embedding, Gemm, Grouped, GroupedGemm,
+    LayerNorm, Move, MulRows, Normal, Op, QuantFormat, Quantize, RmsNorm, Rope, Rounding, Route, Slots, Swiglu,
+    alibi_slope,
 };
 pub use packed::{DOUBLE_BLOCK, DYNAMIC, DoubleScales, Fields, NF4, NF4_BLOCK, Packed, Packing, Unpack};
 pub use reduce_op::{ReduceOp, UnknownReduceOp};

@@ -1,6 +1,10 @@
 //! What a kernel is asked to do, as plain data. A layer states its operations as these values; the engine hands the
 //! same values to a device; a plan prices them.
 
+mod experts;
+
+pub use experts::{Combine, Grouped, GroupedGemm, Route, Slots};
+
 use crate::DType;
 pub use crate::packed::Unpack;
 use serde::{Deserialize, Serialize};
@@ -443,4 +447,16 @@ pub enum Op {
     ReduceSum(Move),
     /// A matrix kept in few bits as floats.
     Unpack(Unpack),
+    /// Tokens to experts.
+    Route(Route),
+    /// The gradient of the router's logits.
+    RouteBackward(Route),
+    /// Rows to their experts.
+    Dispatch(Slots),
+    /// Rows of experts back to their tokens.
+    Combine(Combine),
+    /// The gradient of the weights.
+    Weigh(Slots),
+    /// A matrix product per expert.
+    GroupedGemm(GroupedGemm),
 }

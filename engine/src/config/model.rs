@@ -48,6 +48,9 @@ pub struct Model {
     /// What a block is made of; absent = Llama's.
     #[serde(default, skip_serializing_if = "Form::is_llama")]
     pub form: Form,
+    /// Experts in place of the MLP; absent = every block has one MLP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
     /// Folder with `*.safetensors` to start from; absent = seeded initialisation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<PathBuf>,
@@ -60,6 +63,42 @@ impl Model {
     /// Tokens that one sees in block `index`; `None` = all before it.
     pub fn window(&self, index: usize) -> Option<usize> {
         self.sliding_window.filter(|_| index >= self.max_window_layers)
+    }
+
+    /// The experts of block `index`, if it has any.
+    pub fn experts_of(&self, index: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|experts| experts.are_in(index))
+    }
+
+    /// Blocks with experts.
+    pub fn sparse_blocks(&self) -> usize {
+        (0..self.num_hidden_layers).filter(|index| self.experts_of(*index).is_some()).count()
+    }
+}
+
+/// Experts in place of the MLP, in all blocks or some.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experts {
+    /// Experts of a block.
+    pub num_experts: usize,
+    /// Experts that a token goes to.
+    pub num_experts_per_tok: usize,
+    /// Width of one expert.
+    pub moe_intermediate_size: usize,
+    /// A token's weights are divided by their sum.
+    pub norm_topk_prob: bool,
+    /// Blocks have experts at every so many, counted from 1; 1 = all.
+    pub decoder_sparse_step: usize,
+    /// Blocks that have an MLP in spite of that, ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mlp_only_layers: Vec<usize>,
+}
+
+impl Experts {
+    /// Whether block `index` has experts.
+    pub fn are_in(&self, index: usize) -> bool {
+        (index + 1).is_multiple_of(self.decoder_sparse_step) && self.mlp_only_layers.binary_search(&index).is_err()
     }
 }
 

@@ -69,6 +69,24 @@ impl Reader<'_> {
         Ok(())
     }
 
+    /// The window of a family that has it in all blocks or in none.
+    pub fn window_in_every_block(&self, model: &mut PartialModel) -> Result<(), HfError> {
+        let used = self.flag("use_sliding_window", false)?;
+        let window = if used { self.window("sliding_window")?.or(Some(4096)) } else { None };
+        model.sliding_window = Some(window.unwrap_or(0));
+        Ok(())
+    }
+
+    /// Transformers 4 and 5 have two names for the number of experts; a file with both must mean one.
+    pub fn one_number_of_experts(&self) -> Result<(), HfError> {
+        match (self.count("num_experts")?, self.count("num_local_experts")?) {
+            (Some(one), Some(other)) if one != other => {
+                Err(self.refuse("num_experts", format!("is {one}, and num_local_experts is {other}; keep one of them")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Qwen's windows: from block `max_window_layers` on, if they are used at all.
     pub fn some_windows(&self, model: &mut PartialModel) -> Result<(), HfError> {
         let (mut window, mut from) = (None, self.count("max_window_layers")?.unwrap_or(28));

@@ -1,6 +1,6 @@
 //! Sizes and numbers that a model cannot have.
 
-use super::{HfError, parameter_count};
+use super::{HfError, experts, parameter_count};
 use crate::config::{Linear, Model, NormKind, Positions, RopeScaling};
 use crate::model::fused_in;
 
@@ -20,6 +20,7 @@ pub fn validate(model: &Model) -> Result<(), HfError> {
 
 pub(super) fn check(model: &Model) -> Result<(), Refused> {
     sizes(model)?;
+    experts::check(model)?;
     numbers(model)?;
     model.rope_scaling.as_ref().map_or(Ok(()), rope_scaling)
 }
@@ -78,6 +79,13 @@ fn sizes(model: &Model) -> Result<(), Refused> {
         [&[vocab, hidden][..], &[heads, head_dim, hidden], &[ffn, hidden], &[positions, head_dim], &[positions, hidden]]
     {
         fits(factors)?;
+    }
+    if let Some(experts) = &model.experts {
+        fits(&[
+            ("num_experts", experts.num_experts),
+            ("moe_intermediate_size", experts.moe_intermediate_size),
+            hidden,
+        ])?;
     }
     let parameters = parameter_count(model);
     if u128::from(parameters) > MAX_ELEMENTS {

@@ -75,6 +75,7 @@ fn llama(model: &Model) -> Value {
             table["mlp_bias"] = json!(form.mlp_bias);
         }
         "mistral" => table["sliding_window"] = json!(model.sliding_window),
+        "mixtral" | "qwen3_moe" => experts(model, &mut table),
         "gemma" => {
             table["attention_bias"] = json!(form.qkv_bias);
             table["hidden_activation"] = json!(act);
@@ -93,6 +94,29 @@ fn llama(model: &Model) -> Value {
         }
     }
     table
+}
+
+/// What families with experts have beside Llama's keys.
+fn experts(model: &Model, table: &mut Value) {
+    table["sliding_window"] = json!(model.sliding_window);
+    table["output_router_logits"] = json!(false);
+    let experts = model.experts.as_ref();
+    table["num_experts_per_tok"] = json!(experts.map_or(1, |experts| experts.num_experts_per_tok));
+    let count = json!(experts.map_or(0, |experts| experts.num_experts));
+    if model.family == "mixtral" {
+        table["num_local_experts"] = count;
+        table["router_jitter_noise"] = json!(0.0);
+        return;
+    }
+    table["num_experts"] = count;
+    table["use_sliding_window"] = json!(model.sliding_window.is_some());
+    table["attention_bias"] = json!(model.form.qkv_bias);
+    if let Some(experts) = experts {
+        table["moe_intermediate_size"] = json!(experts.moe_intermediate_size);
+        table["norm_topk_prob"] = json!(experts.norm_topk_prob);
+        table["decoder_sparse_step"] = json!(experts.decoder_sparse_step);
+        table["mlp_only_layers"] = json!(experts.mlp_only_layers);
+    }
 }
 
 fn rope_scaling(model: &Model) -> Value {

@@ -5,10 +5,12 @@
 //! checkpointing policy does not keep, `restore` makes again by running the same stages before backward.
 
 mod backward;
+mod experts;
 mod stages;
 
 use super::adapter::AdapterSpec;
 use super::exec::{Exec, Result};
+use super::experts::{Experts, Routing};
 use super::linear::LinearSpec;
 use super::norm::Norm;
 use super::sketch::{Piece, Sketch};
@@ -22,7 +24,7 @@ use zbench_kernels::{Act, Buffer};
 pub struct Dims {
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width of the MLP.
+    /// Width of the MLP, or of one expert.
     pub intermediate: usize,
     /// Query heads.
     pub heads: usize,
@@ -67,6 +69,8 @@ pub struct Block {
     pub o: LinearSpec,
     /// The norm before the MLP; absent where the MLP reads attention's.
     pub mlp_norm: Option<Norm>,
+    /// Where the MLP is a mixture of experts: how tokens come to them. `gate`, `up` and `down` are then stacks of all experts.
+    pub experts: Option<Experts>,
     /// Gate projection; absent where the MLP has none.
     pub gate: Option<LinearSpec>,
     /// Up projection.
@@ -92,7 +96,7 @@ pub struct Saved<T> {
     pub mlp_norm: Option<[T; 2]>,
     /// Gate and up projections.
     pub gate_up: Option<GateUp<T>>,
-    /// What `down` reads; not there where `down` is frozen and has no adapter.
+    /// What `down` reads; not there where `down` is frozen and has no adapter, but always there for experts.
     pub activation: Option<T>,
 }
 
@@ -109,13 +113,15 @@ pub struct Qkv<T> {
     pub raw: Option<[[T; 2]; 2]>,
 }
 
-/// Gate and up projections of the MLP.
+/// Gate and up projections of the MLP; with experts, of every slot.
 #[derive(Debug)]
 pub struct GateUp<T> {
     /// Where there is one.
     pub gate: Option<T>,
     /// Up projection.
     pub up: T,
+    /// Where tokens went, if to experts.
+    pub routing: Option<Routing<T>>,
 }
 
 impl<T> Qkv<T> {
@@ -126,7 +132,7 @@ impl<T> Qkv<T> {
 
 impl<T> GateUp<T> {
     fn all(self) -> impl Iterator<Item = T> {
-        self.gate.into_iter().chain([self.up])
+        self.gate.into_iter().chain([self.up]).chain(self.routing.into_iter().flat_map(Routing::all))
     }
 }
 
@@ -204,16 +210,21 @@ impl Block {
         if parallel {
             saved.input = settle(keep_input, input);
         }
-        let gate_up = self.gate_up(ex, w, &first(if mlp_norm.is_some() { &mlp_norm } else { &norm })[0])?;
+        let mut gate_up = self.gate_up(ex, w, &first(if mlp_norm.is_some() { &mlp_norm } else { &norm })[0])?;
         saved.mlp_norm = settle(kept(Kept::MlpNorm), mlp_norm);
         if let Some(shared) = norm {
             saved.attention_norm = settle(kept(Kept::AttentionNorm), Some(shared));
         }
         let activation = self.activation(ex, &gate_up)?;
+        // Who has computed a row must be known until the rows are back.
+        let routing = gate_up.routing.take();
         saved.gate_up = settle(kept(Kept::GateUp), Some(gate_up));
-        let output = self.output(ex, w, &residual, &activation)?;
+        let output = self.output(ex, w, routing.as_ref(), &residual, &activation)?;
+        if let Some(kept) = &mut saved.gate_up {
+            kept.routing = routing;
+        }
         saved.residual = settle(kept(Kept::Residual) && !parallel, Some(residual));
-        saved.activation = settle(kept(Kept::Activation) && self.down.reads_input(), Some(activation));
+        saved.activation = settle(kept(Kept::Activation) && self.reads_activation(), Some(activation));
         Ok((output, saved))
     }
 
@@ -247,16 +258,21 @@ impl Block {
         if parallel {
             saved.input = settle_stated(s, keep_input, input, one);
         }
-        let gate_up = self.gate_up_stated(s);
+        let mut gate_up = self.gate_up_stated(s);
         saved.mlp_norm = settle_stated(s, kept(Kept::MlpNorm), mlp_norm, two);
         if let Some(shared) = norm {
             saved.attention_norm = settle_stated(s, kept(Kept::AttentionNorm), Some(shared), two);
         }
         let activation = self.activation_stated(s);
+        let routing = gate_up.routing.take();
         saved.gate_up = settle_stated(s, kept(Kept::GateUp), Some(gate_up), |both| both.all().collect());
         let output = self.output_stated(s);
+        match &mut saved.gate_up {
+            Some(kept) => kept.routing = routing,
+            None => s.free_all(routing.into_iter().flat_map(Routing::all)),
+        }
         saved.residual = settle_stated(s, kept(Kept::Residual) && !parallel, Some(residual), one);
-        let activation_kept = kept(Kept::Activation) && self.down.reads_input();
+        let activation_kept = kept(Kept::Activation) && self.reads_activation();
         saved.activation = settle_stated(s, activation_kept, Some(activation), one);
         (output, saved)
     }
@@ -293,11 +309,14 @@ impl Block {
         if let (None, Some(norm)) = (&saved.gate_up, norm) {
             saved.gate_up = Some(self.gate_up(ex, w, &norm[0])?);
         }
-        if let (None, Some(gate_up), true) = (&saved.activation, &saved.gate_up, output || self.down.reads_input()) {
+        if let (None, Some(gate_up), true) = (&saved.activation, &saved.gate_up, output || self.reads_activation()) {
             saved.activation = Some(self.activation(ex, gate_up)?);
         }
         let made = match (output, &saved.residual, &saved.activation) {
-            (true, Some(residual), Some(activation)) => Some(self.output(ex, w, residual, activation)?),
+            (true, Some(residual), Some(activation)) => {
+                let routing = saved.gate_up.as_ref().and_then(|gate_up| gate_up.routing.as_ref());
+                Some(self.output(ex, w, routing, residual, activation)?)
+            }
             _ => None,
         };
         if parallel {
@@ -327,7 +346,7 @@ impl Block {
         if saved.gate_up.is_none() {
             saved.gate_up = Some(self.gate_up_stated(s));
         }
-        if saved.activation.is_none() && (output || self.down.reads_input()) {
+        if saved.activation.is_none() && (output || self.reads_activation()) {
             saved.activation = Some(self.activation_stated(s));
         }
         let made = output.then(|| self.output_stated(s));

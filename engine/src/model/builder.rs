@@ -4,8 +4,8 @@ mod adapters;
 
 use super::names::{Fusion, Names, stored_bias, stored_matrix};
 use super::{Init, Part, Place, Rows, Stored, Unit};
-use crate::config::{Base, Cell, Linear, Mlp, Model, Order, Positions};
-use crate::layers::{Block, Dims, Embedding, Head, LinearSpec, Norm};
+use crate::config::{self, Base, Cell, Linear, Mlp, Model, Order, Positions};
+use crate::layers::{Block, Dims, Embedding, Experts, Head, LinearSpec, Norm};
 use zbench_kernels::{Act, Packed, Packing};
 
 /// Appends tensors in the order of the model; a tensor's number is its stream of random numbers.
@@ -82,7 +82,9 @@ impl<'a> Builder<'a> {
         let (model, names): (&Model, _) = (&self.cell.model, self.names);
         let form = model.form;
         let mut unit = Unit::new(format!("layers.{index}"));
-        let (hidden, wide, std) = (model.hidden_size, model.intermediate_size, model.initializer_range);
+        let (hidden, std) = (model.hidden_size, model.initializer_range);
+        let sparse = model.experts_of(index);
+        let wide = sparse.map_or(model.intermediate_size, |experts| experts.moe_intermediate_size);
         let queries = model.num_attention_heads * model.head_dim;
         let keys = model.num_key_value_heads * model.head_dim;
         let prefix = format!("{}.{index}", names.blocks);
@@ -103,9 +105,14 @@ impl<'a> Builder<'a> {
         };
         let o = linear(self, Linear::OProj, hidden, queries, form.output_bias, narrow);
         let gated = matches!(form.mlp, Mlp::Swiglu | Mlp::GegluTanh);
-        let gate = gated.then(|| linear(self, Linear::GateProj, wide, hidden, form.mlp_bias, std));
-        let up = linear(self, Linear::UpProj, wide, hidden, form.mlp_bias, std);
-        let down = linear(self, Linear::DownProj, hidden, wide, form.mlp_bias, narrow);
+        let (gate, up, down, experts) = match sparse {
+            Some(experts) => self.experts(&mut unit, &prefix, experts),
+            None => {
+                let gate = gated.then(|| linear(self, Linear::GateProj, wide, hidden, form.mlp_bias, std));
+                let up = linear(self, Linear::UpProj, wide, hidden, form.mlp_bias, std);
+                (gate, up, linear(self, Linear::DownProj, hidden, wide, form.mlp_bias, narrow), None)
+            }
+        };
         let mlp_norm = (form.order != Order::Parallel)
             .then(|| self.norm(&mut unit, &format!("{prefix}.{}", names.mlp_norm), hidden));
         let mut head_norm =
@@ -127,7 +134,63 @@ impl<'a> Builder<'a> {
             },
             parallel: form.order != Order::Sequential,
         };
-        (unit, Block { index, dims, attention_norm, q, k, v, qkv_adapter, q_norm, k_norm, o, mlp_norm, gate, up, down })
+        let block = Block {
+            index,
+            dims,
+            attention_norm,
+            q,
+            k,
+            v,
+            qkv_adapter,
+            q_norm,
+            k_norm,
+            o,
+            mlp_norm,
+            experts,
+            gate,
+            up,
+            down,
+        };
+        (unit, block)
+    }
+
+    /// A router, and the stacks of gate, up and down projections. Experts follow each other, so that a run of them is one
+    /// view: what expert parallelism would split.
+    fn experts(
+        &mut self,
+        unit: &mut Unit,
+        prefix: &str,
+        spec: &config::Experts,
+    ) -> (Option<LinearSpec>, LinearSpec, LinearSpec, Option<Experts>) {
+        let (names, model, part) = (self.names, &self.cell.model, self.base());
+        let (hidden, wide, count) = (model.hidden_size, spec.moe_intermediate_size, spec.num_experts);
+        let init = Init::Normal(model.initializer_range);
+        let plain = |weight, out, input, name| LinearSpec {
+            weight,
+            packed: None,
+            bias: None,
+            out,
+            input,
+            adapter: None,
+            factors: None,
+            name,
+        };
+        let weight = self.push(unit, part, format!("{prefix}.{}.weight", names.router), &[count, hidden], init);
+        let router = plain(weight, count, hidden, "router");
+        let mut stack = |which: &str, out, input, name| {
+            let mut weight: Option<Place> = None;
+            for number in 0..count {
+                let tensor = format!("{prefix}.{}.{number}.{which}.weight", names.experts);
+                let one = self.push(unit, part, tensor, &[out, input], init);
+                weight = Some(weight.map_or(one, |first| Place { len: first.len + one.len, ..first }));
+            }
+            plain(weight.expect("a block with experts has one at least"), out, input, name)
+        };
+        let gate = stack(names.expert_gate, wide, hidden, "expert gate_proj");
+        let up = stack(names.expert_up, wide, hidden, "expert up_proj");
+        let down = stack(names.expert_down, hidden, wide, "expert down_proj");
+        let (top, normalised) = (spec.num_experts_per_tok, spec.norm_topk_prob);
+        (Some(gate), up, down, Some(Experts { router, count, top, normalised, rounded: names.rounded_weights }))
     }
 
     fn linear(&mut self, unit: &mut Unit, prefix: &str, projection: Projection) -> LinearSpec {

@@ -61,6 +61,17 @@ impl Layout {
         self.parameters(Part::Frozen) + self.parameters(Part::Quantised)
     }
 
+    /// Of these, how many a token does not pass through: all experts but those it goes to.
+    pub fn idle(&self, part: Part) -> u64 {
+        let of = |block: &Block| -> u64 {
+            let Some(experts) = &block.experts else { return 0 };
+            let stacks = block.gate.iter().chain([&block.up, &block.down]).filter(|stack| stack.weight.part == part);
+            let each: usize = stacks.map(|stack| stack.out * stack.input).sum();
+            ((experts.count - experts.top) * each) as u64
+        };
+        self.blocks.iter().map(of).sum()
+    }
+
     /// The tensors a checkpoint must hold, by name and shape.
     pub fn checkpoint_tensors(&self) -> Vec<(String, Vec<usize>)> {
         self.stored(true)

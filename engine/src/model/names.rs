@@ -19,12 +19,21 @@ pub(super) struct Names {
     pub gate: &'static str,
     pub up: &'static str,
     pub down: &'static str,
+    /// The router of a block with experts.
+    pub router: &'static str,
+    /// Its experts; their number and one of the next three follow.
+    pub experts: &'static str,
+    pub expert_gate: &'static str,
+    pub expert_up: &'static str,
+    pub expert_down: &'static str,
     pub norm: &'static str,
     pub head: &'static str,
     /// Matrices of blocks are stored `[input, output]` (GPT-2's Conv1D).
     pub turned: bool,
     /// Fresh output projections are drawn narrower by the root of twice the blocks (GPT-2).
     pub narrow_outputs: bool,
+    /// Weights of experts are rounded to the compute type before they are used (Qwen3-MoE).
+    pub rounded_weights: bool,
 }
 
 /// How queries, keys and values are stored.
@@ -52,10 +61,26 @@ const LLAMA: Names = Names {
     gate: "mlp.gate_proj",
     up: "mlp.up_proj",
     down: "mlp.down_proj",
+    router: "mlp.gate",
+    experts: "mlp.experts",
+    expert_gate: "gate_proj",
+    expert_up: "up_proj",
+    expert_down: "down_proj",
     norm: "model.norm",
     head: "lm_head",
     turned: false,
     narrow_outputs: false,
+    rounded_weights: true,
+};
+
+const MIXTRAL: Names = Names {
+    router: "block_sparse_moe.gate",
+    experts: "block_sparse_moe.experts",
+    expert_gate: "w1",
+    expert_up: "w3",
+    expert_down: "w2",
+    rounded_weights: false,
+    ..LLAMA
 };
 
 const GPT2: Names = Names {
@@ -109,6 +134,7 @@ impl Names {
             "falcon" if model.form.order == Order::ParallelTwoNorms => &FALCON_TWO_NORMS,
             "falcon" | "bloom" => &BLOOM,
             "mpt" => &MPT,
+            "mixtral" => &MIXTRAL,
             _ => &LLAMA,
         }
     }

@@ -14,14 +14,17 @@ pub type Terms = BTreeMap<(Phase, &'static str), (f64, f64)>;
 /// `model` is Megatron-LM's: the exact matrix products of forward and backward, attention with its causal half, nothing
 /// that is computed again. `hardware` adds what the checkpointing policy, the adapters' backward and flash attention's
 /// backward repeat. `palm` is 6N + 12 L H Q T per token (PaLM, appendix B); a frozen weight has no weight gradient, so with
-/// adapters it counts 4 instead of 6.
+/// adapters it counts 4 instead of 6. Of a mixture of experts N are the parameters that a token passes through.
 pub fn flops(cell: &Cell, layout: &Layout, terms: &Terms) -> Flops {
     let ranks = cell.parallel.ranks as f64;
     let tokens = (cell.train.micro_batch * cell.train.seq_len * cell.train.accumulation * cell.parallel.ranks) as u64;
     let model = &cell.model;
     let width = (model.num_attention_heads * model.head_dim) as f64;
     let attention = 12.0 * model.num_hidden_layers as f64 * width * cell.train.seq_len as f64;
-    let weights = 6.0 * layout.parameters(Part::Trainable) as f64 + 4.0 * layout.frozen_parameters() as f64;
+    // Of experts only those count that a token goes to.
+    let frozen = layout.frozen_parameters() - layout.idle(Part::Frozen);
+    let trained = layout.parameters(Part::Trainable) - layout.idle(Part::Trainable);
+    let weights = 6.0 * trained as f64 + 4.0 * frozen as f64;
     let sum = |pick: fn(&(f64, f64)) -> f64, again: bool| -> f64 {
         terms.iter().filter(|((phase, _), _)| again || *phase != Phase::Recompute).map(|(_, v)| pick(v)).sum()
     };

@@ -180,6 +180,15 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
         );
         return fail("lora.targets", reason);
     }
+    let expert = [Linear::GateProj, Linear::UpProj, Linear::DownProj].into_iter().find(|l| lora.targets.contains(l));
+    if let (true, Some(target), 1..) = (lora.on(), expert, model.sparse_blocks()) {
+        let reason = format!(
+            "name {}, which blocks with experts have one of per expert: PEFT adapts those by target_parameters, which zbench \
+             does not have; q_proj, k_proj, v_proj and o_proj can be adapted",
+            target.name()
+        );
+        return fail("lora.targets", reason);
+    }
     if lora.on() && model.save.is_some() {
         let reason = "stands beside adapters: lora.save writes them, lora.merge the model with them merged";
         return fail("model.save", reason.into());
@@ -200,6 +209,10 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
         model.intermediate_size,
         model.vocab_size,
         model.num_attention_heads.saturating_mul(model.head_dim),
+        model.experts.as_ref().map_or(0, |experts| {
+            let widest = experts.moe_intermediate_size.max(model.hidden_size);
+            experts.num_experts_per_tok.saturating_mul(widest).max(experts.num_experts)
+        }),
         match cell.memory.attention {
             AttentionKind::Naive => model.num_attention_heads.saturating_mul(train.seq_len),
             AttentionKind::Flash => model.num_attention_heads,

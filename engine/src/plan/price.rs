@@ -162,7 +162,10 @@ impl Walk<'_> {
         let trainable = layout.parameters(Part::Trainable);
         let parameters = trainable + layout.frozen_parameters();
         let traffic = self.tally.into_rows();
-        let estimate = Estimate { memory: self.s.ledger, traffic, flops, trainable_parameters: trainable, parameters };
+        let active_parameters = parameters - Part::ALL.iter().map(|part| layout.idle(*part)).sum::<u64>();
+        let memory = self.s.ledger;
+        let estimate =
+            Estimate { memory, traffic, flops, trainable_parameters: trainable, parameters, active_parameters };
         (estimate, self.s.ops.unwrap_or_default())
     }
 }

@@ -313,3 +313,32 @@ impl Kernels for Tree {
         refuse()
     }
 }
+
+impl ExpertKernels for Tree {
+    fn route(&self, _: &Route, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn route_backward(&self, _: &Route, _: View<'_>, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn dispatch(&self, _: &Slots, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn combine(&self, _: &Combine, _: View<'_>, _: View<'_>, _: Option<View<'_>>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn weigh(&self, _: &Slots, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn grouped_gemm(
+        &self,
+        _: &GroupedGemm,
+        _: View<'_>,
+        _: View<'_>,
+        _: View<'_>,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        refuse()
+    }
+}

@@ -147,3 +147,14 @@ impl Kernels for Recording {
         self.inner.pack(matrix, src, codes, scales)
     }
 }
+
+impl ExpertKernels for Recording {
+    noted! {
+        fn route(op: &Route, logits: View<'_>, weights: ViewMut<'_>, indices: ViewMut<'_>) as Route;
+        fn route_backward(op: &Route, logits: View<'_>, indices: View<'_>, dweights: View<'_>, dlogits: ViewMut<'_>) as RouteBackward;
+        fn dispatch(op: &Slots, indices: View<'_>, x: View<'_>, y: ViewMut<'_>) as Dispatch;
+        fn combine(op: &Combine, indices: View<'_>, x: View<'_>, weights: Option<View<'_>>, y: ViewMut<'_>) as Combine;
+        fn weigh(op: &Slots, indices: View<'_>, weights: View<'_>, x: ViewMut<'_>, dx: ViewMut<'_>, dweights: ViewMut<'_>) as Weigh;
+        fn grouped_gemm(op: &GroupedGemm, offsets: View<'_>, a: View<'_>, b: View<'_>, c: ViewMut<'_>, w: ViewMut<'_>) as GroupedGemm;
+    }
+}

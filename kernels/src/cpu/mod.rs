@@ -2,6 +2,7 @@
 
 mod attention;
 mod elementwise;
+mod experts;
 mod gemm;
 mod halves;
 mod layer_norm;
@@ -69,6 +70,7 @@ impl Kernels for Cpu {
         let threads = self.pool.threads();
         match op {
             Op::Gemm(op) => gemm::workspace(op),
+            Op::GroupedGemm(op) => experts::workspace(op),
             Op::Attention(op) => threads.saturating_mul(attention::forward_scratch(op)),
             Op::AttentionBackward(op) => threads.saturating_mul(attention::backward_scratch(op)),
             Op::NaiveAttention(op) => threads.saturating_mul(naive::forward_scratch(op)),

@@ -3,6 +3,7 @@
 
 mod activation;
 mod attention;
+mod experts;
 mod packed;
 mod quantize;
 mod reduce;

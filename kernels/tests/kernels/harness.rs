@@ -85,6 +85,9 @@ impl Tensor {
     }
 
     pub fn values(&self) -> Vec<f64> {
+        if self.dtype == DType::U32 {
+            return self.view().as_slice::<u32>().unwrap().iter().map(|x| f64::from(*x)).collect();
+        }
         let mut values = vec![0.0; self.len];
         Reference.cast(self.view(), ViewMut::of(&mut values)).unwrap();
         values

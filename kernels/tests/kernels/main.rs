@@ -7,6 +7,7 @@ mod allocations;
 mod attention;
 mod elementwise;
 mod errors;
+mod experts;
 mod finite_differences;
 mod gemm;
 mod harness;

@@ -86,13 +86,16 @@ impl Block {
         saved: &mut Saved<Buffer>,
         dy: &Buffer,
     ) -> Result<Buffer> {
+        if let Some(experts) = &self.experts {
+            return self.experts_backward(experts, ex, w, g, saved, dy);
+        }
         let (n, d, k) = (ex.batch.tokens(), &self.dims, ex.kernels);
         let mut dact = ex.activation(n * d.intermediate)?;
         let activation = saved.activation.take();
         let input = activation.as_ref().map_or(View::of::<f32>(&[]), Buffer::view);
         self.down.backward(ex, w, g, input, dy.view(), false, dact.view_mut())?;
         drop(activation);
-        let GateUp { gate, up } = take(&mut saved.gate_up);
+        let GateUp { gate, up, .. } = take(&mut saved.gate_up);
         let (mut dgate, mut dup) = (None, None);
         if let Some(gate) = gate {
             let dgate = dgate.insert(ex.activation(n * d.intermediate)?);
@@ -177,6 +180,9 @@ impl Block {
     }
 
     fn mlp_backward_stated(&self, s: &mut Sketch<'_>, saved: &mut Saved<Piece>) -> Piece {
+        if let Some(experts) = &self.experts {
+            return self.experts_backward_stated(experts, s, saved);
+        }
         let (n, d) = (s.batch.tokens(), self.dims);
         let dact = s.activation(n * d.intermediate);
         self.down.backward_stated(s, false);

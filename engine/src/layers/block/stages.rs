@@ -4,6 +4,7 @@ use super::{Block, CORE, GateUp, POINTWISE, Qkv};
 use crate::config::{AttentionKind, Positions};
 use crate::layers::Batch;
 use crate::layers::exec::{self, Exec, Result};
+use crate::layers::experts::Routing;
 use crate::layers::sketch::{Piece, Sketch};
 use crate::model::Weights;
 use zbench_kernels::{Activate, Attention, Buffer, DType, Op, Rope, Swiglu};
@@ -177,6 +178,9 @@ impl Block {
     }
 
     pub(super) fn gate_up(&self, ex: &Exec<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<GateUp<Buffer>> {
+        if let Some(experts) = &self.experts {
+            return self.experts_gate_up(experts, ex, w, norm);
+        }
         let len = ex.batch.tokens() * self.dims.intermediate;
         let gate = match &self.gate {
             Some(linear) => {
@@ -188,10 +192,13 @@ impl Block {
         };
         let mut up = ex.activation(len)?;
         self.up.forward(ex, w, norm.view(), false, up.view_mut())?;
-        Ok(GateUp { gate, up })
+        Ok(GateUp { gate, up, routing: None })
     }
 
     pub(super) fn gate_up_stated(&self, s: &mut Sketch<'_>) -> GateUp<Piece> {
+        if let Some(experts) = &self.experts {
+            return self.experts_gate_up_stated(experts, s);
+        }
         let len = s.batch.tokens() * self.dims.intermediate;
         let gate = self.gate.as_ref().map(|linear| {
             let gate = s.activation(len);
@@ -200,11 +207,11 @@ impl Block {
         });
         let up = s.activation(len);
         self.up.forward_stated(s, false);
-        GateUp { gate, up }
+        GateUp { gate, up, routing: None }
     }
 
-    pub(super) fn activation(&self, ex: &Exec<'_>, GateUp { gate, up }: &GateUp<Buffer>) -> Result<Buffer> {
-        let n = ex.batch.tokens();
+    pub(super) fn activation(&self, ex: &Exec<'_>, GateUp { gate, up, .. }: &GateUp<Buffer>) -> Result<Buffer> {
+        let n = self.mlp_rows(ex.batch.tokens());
         let mut activation = ex.activation(n * self.dims.intermediate)?;
         match gate {
             Some(gate) => {
@@ -217,7 +224,7 @@ impl Block {
     }
 
     pub(super) fn activation_stated(&self, s: &mut Sketch<'_>) -> Piece {
-        let n = s.batch.tokens();
+        let n = self.mlp_rows(s.batch.tokens());
         let activation = s.activation(n * self.dims.intermediate);
         s.op(
             POINTWISE,
@@ -233,9 +240,13 @@ impl Block {
         &self,
         ex: &Exec<'_>,
         w: &Weights<'_>,
+        routing: Option<&Routing<Buffer>>,
         residual: &Buffer,
         activation: &Buffer,
     ) -> Result<Buffer> {
+        if let (Some(experts), Some(routing)) = (&self.experts, routing) {
+            return self.experts_output(experts, ex, w, routing, residual, activation);
+        }
         let mut output = ex.activation(ex.batch.tokens() * self.dims.hidden)?;
         ex.kernels.cast(residual.view(), output.view_mut())?;
         self.down.forward(ex, w, activation.view(), true, output.view_mut())?;
@@ -243,6 +254,9 @@ impl Block {
     }
 
     pub(super) fn output_stated(&self, s: &mut Sketch<'_>) -> Piece {
+        if let Some(experts) = &self.experts {
+            return self.experts_output_stated(experts, s);
+        }
         let len = s.batch.tokens() * self.dims.hidden;
         let output = s.activation(len);
         s.op(POINTWISE, exec::cast(len, s.compute, s.compute));

@@ -1,0 +1,119 @@
+//! Experts in a model's description: which keys there are, their defaults, sizes that cannot be, and parameters.
+
+use super::{HfError, PartialModel};
+use crate::config::{Experts, Mlp, Model};
+
+/// Experts of all blocks together: each is three tensors of a plan.
+const MOST_EXPERTS: usize = 1 << 18;
+
+/// The experts that the keys describe, of a model of this family, width and depth; none where there are none.
+pub(super) fn resolve(
+    sizes: &PartialModel,
+    family: &str,
+    intermediate_size: usize,
+    layers: usize,
+    what: &str,
+) -> Result<Option<Experts>, HfError> {
+    let Some(num_experts) = sizes.num_experts else {
+        let stated = [
+            ("num_experts_per_tok", sizes.num_experts_per_tok.is_some()),
+            ("moe_intermediate_size", sizes.moe_intermediate_size.is_some()),
+            ("norm_topk_prob", sizes.norm_topk_prob.is_some()),
+            ("decoder_sparse_step", sizes.decoder_sparse_step.is_some()),
+            ("mlp_only_layers", sizes.mlp_only_layers.is_some()),
+        ];
+        return match stated.into_iter().find(|(_, stated)| *stated) {
+            Some((key, _)) => {
+                let reason = format!("is for experts, and the family {family:?} has none; leave it out");
+                Err(HfError::field(what, key, reason))
+            }
+            None => Ok(None),
+        };
+    };
+    if num_experts == 0 {
+        return Ok(None);
+    }
+    let step = sizes.decoder_sparse_step.unwrap_or(1);
+    if step == 0 {
+        return Err(HfError::field(what, "decoder_sparse_step", "is 0; 1 is experts in every block"));
+    }
+    // Ascending, without what names no block.
+    let mut dense = sizes.mlp_only_layers.clone().unwrap_or_default();
+    dense.retain(|index| *index < layers);
+    dense.sort_unstable();
+    dense.dedup();
+    Ok(Some(Experts {
+        num_experts,
+        num_experts_per_tok: sizes.num_experts_per_tok.unwrap_or(2),
+        moe_intermediate_size: sizes.moe_intermediate_size.unwrap_or(intermediate_size),
+        norm_topk_prob: sizes.norm_topk_prob.unwrap_or(true),
+        decoder_sparse_step: step,
+        mlp_only_layers: dense,
+    }))
+}
+
+/// Refuses experts that cannot be, or that the family's checkpoints have no place for.
+pub(super) fn check(model: &Model) -> Result<(), (&'static str, String)> {
+    let family = model.family.as_str();
+    let Some(experts) = &model.experts else {
+        if family == "mixtral" {
+            return Err(("num_experts", "is 0; a Mixtral has experts in every block, \"mistral\" has none".into()));
+        }
+        return Ok(());
+    };
+    if !["mixtral", "qwen3_moe"].contains(&family) {
+        let reason = format!("are there, and the family {family:?} has none; \"mixtral\" and \"qwen3_moe\" have");
+        return Err(("num_experts", reason));
+    }
+    let Experts { num_experts, num_experts_per_tok: top, moe_intermediate_size: wide, .. } = *experts;
+    for (key, size) in [
+        ("num_experts", num_experts),
+        ("num_experts_per_tok", top),
+        ("moe_intermediate_size", wide),
+        ("decoder_sparse_step", experts.decoder_sparse_step),
+    ] {
+        if size == 0 {
+            return Err((key, "is 0; it must be at least 1".into()));
+        }
+    }
+    if top > num_experts {
+        return Err(("num_experts_per_tok", format!("is {top}; there are {num_experts} experts")));
+    }
+    if !experts.mlp_only_layers.is_sorted_by(|a, b| a < b) {
+        return Err(("mlp_only_layers", "does not name each block once, in ascending order".into()));
+    }
+    if num_experts.saturating_mul(model.num_hidden_layers) > MOST_EXPERTS {
+        let reason = format!("is {num_experts}; zbench takes at most {MOST_EXPERTS} in all blocks together");
+        return Err(("num_experts", reason));
+    }
+    if model.form.mlp != Mlp::Swiglu || model.form.mlp_bias {
+        return Err(("form", "has another MLP than SwiGLU without biases, which is what experts are".into()));
+    }
+    if model.max_window_layers > 0 {
+        let reason = format!("is {}; the family {family:?} has its window in every block", model.max_window_layers);
+        return Err(("max_window_layers", reason));
+    }
+    if family == "mixtral" {
+        let plain = Experts {
+            moe_intermediate_size: model.intermediate_size,
+            norm_topk_prob: true,
+            decoder_sparse_step: 1,
+            mlp_only_layers: Vec::new(),
+            ..experts.clone()
+        };
+        if *experts != plain {
+            let reason =
+                "has another width of experts, weights as they are, or dense blocks: \"qwen3_moe\" can have that";
+            return Err(("family", format!("{family:?} {reason}")));
+        }
+    }
+    Ok(())
+}
+
+/// Experts, how many of them a token goes to, parameters of a block's router, and of one expert.
+pub(super) fn sizes(model: &Model) -> Option<[u128; 4]> {
+    let experts = model.experts.as_ref()?;
+    let (hidden, count) = (model.hidden_size as u128, experts.num_experts as u128);
+    let each = 3u128.saturating_mul(hidden).saturating_mul(experts.moe_intermediate_size as u128);
+    Some([count, experts.num_experts_per_tok as u128, count.saturating_mul(hidden), each])
+}

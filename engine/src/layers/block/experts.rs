@@ -1,0 +1,164 @@
+//! The MLP's part of a block whose MLP is a mixture of experts.
+
+use super::{Block, GateUp, POINTWISE, Saved, take};
+use crate::layers::exec::{self, Exec, Result};
+use crate::layers::experts::{Experts, Routing};
+use crate::layers::sketch::{Piece, Sketch};
+use crate::model::{Grads, Part, Weights};
+use zbench_kernels::{Buffer, Op};
+
+impl Block {
+    /// Rows that the MLP computes: tokens, or their slots at experts.
+    pub(super) fn mlp_rows(&self, tokens: usize) -> usize {
+        self.experts.as_ref().map_or(tokens, |experts| experts.slots(tokens))
+    }
+
+    /// Whether backward reads what `down` reads: for its gradient, or for that of the weights of experts.
+    pub(super) fn reads_activation(&self) -> bool {
+        self.experts.is_some() || self.down.reads_input()
+    }
+
+    pub(super) fn experts_gate_up(
+        &self,
+        experts: &Experts,
+        ex: &Exec<'_>,
+        w: &Weights<'_>,
+        norm: &Buffer,
+    ) -> Result<GateUp<Buffer>> {
+        let routing = experts.route(ex, w, norm.view())?;
+        let rows = experts.dispatch(ex, &routing, self.dims.hidden, norm.view())?;
+        let gate = self.gate.as_ref().map(|gate| experts.forward(ex, w, &routing, gate, rows.view())).transpose()?;
+        let up = experts.forward(ex, w, &routing, &self.up, rows.view())?;
+        Ok(GateUp { gate, up, routing: Some(routing) })
+    }
+
+    pub(super) fn experts_gate_up_stated(&self, experts: &Experts, s: &mut Sketch<'_>) -> GateUp<Piece> {
+        let routing = experts.route_stated(s);
+        let rows = experts.dispatch_stated(s, self.dims.hidden);
+        let gate = self.gate.as_ref().map(|gate| experts.forward_stated(s, gate));
+        let up = experts.forward_stated(s, &self.up);
+        s.free(rows);
+        GateUp { gate, up, routing: Some(routing) }
+    }
+
+    pub(super) fn experts_output(
+        &self,
+        experts: &Experts,
+        ex: &Exec<'_>,
+        w: &Weights<'_>,
+        routing: &Routing<Buffer>,
+        residual: &Buffer,
+        activation: &Buffer,
+    ) -> Result<Buffer> {
+        let rows = experts.forward(ex, w, routing, &self.down, activation.view())?;
+        let mut output = ex.activation(ex.batch.tokens() * self.dims.hidden)?;
+        ex.kernels.cast(residual.view(), output.view_mut())?;
+        experts.combine(ex, routing, self.dims.hidden, true, rows.view(), output.view_mut())?;
+        Ok(output)
+    }
+
+    pub(super) fn experts_output_stated(&self, experts: &Experts, s: &mut Sketch<'_>) -> Piece {
+        let rows = experts.forward_stated(s, &self.down);
+        let len = s.batch.tokens() * self.dims.hidden;
+        let output = s.activation(len);
+        s.op(POINTWISE, exec::cast(len, s.compute, s.compute));
+        experts.combine_stated(s, self.dims.hidden, true);
+        s.free(rows);
+        output
+    }
+
+    /// The gradient of what the router and the experts read.
+    ///
+    /// A token's output is `sum of weight * down(activation)`. The gradient of a weight is `dy . down(activation)`, which is
+    /// that of the activation without the weight, times the activation: so the rows that `down` made are not needed again.
+    pub(super) fn experts_backward(
+        &self,
+        experts: &Experts,
+        ex: &Exec<'_>,
+        w: &Weights<'_>,
+        g: &mut Grads<'_>,
+        saved: &mut Saved<Buffer>,
+        dy: &Buffer,
+    ) -> Result<Buffer> {
+        let (n, d) = (ex.batch.tokens(), &self.dims);
+        let wide = experts.slots(n) * d.intermediate;
+        let GateUp { mut gate, up, mut routing } = take(&mut saved.gate_up);
+        let (gate, routing) = (take(&mut gate), take(&mut routing));
+        let mut activation = take(&mut saved.activation);
+
+        let rows = experts.dispatch(ex, &routing, d.hidden, dy.view())?;
+        let mut dact = ex.activation(wide)?;
+        experts.input(ex, w, &routing, &self.down, rows.view(), false, dact.view_mut())?;
+        let dweights = experts.weigh(ex, &routing, d.intermediate, &mut activation, &mut dact)?;
+        experts.weight(ex, g, &routing, &self.down, rows.view(), activation.view())?;
+        drop((rows, activation));
+        let dlogits = experts.route_backward(ex, &routing, &dweights)?;
+        drop(dweights);
+
+        let (mut dgate, mut dup) = (ex.activation(wide)?, ex.activation(wide)?);
+        let op = self.swiglu(experts.slots(n), ex.compute);
+        let into = (dgate.view_mut(), dup.view_mut());
+        ex.kernels.swiglu_backward(&op, gate.view(), up.view(), dact.view(), into.0, into.1)?;
+        drop((dact, gate, up));
+        let norm = if self.mlp_norm.is_some() { &saved.mlp_norm } else { &saved.attention_norm };
+        let norm = super::first(norm)[0].view();
+        let gate_proj = super::first(&self.gate);
+        if self.up.weight.part == Part::Trainable {
+            let rows = experts.dispatch(ex, &routing, d.hidden, norm)?;
+            experts.weight(ex, g, &routing, gate_proj, dgate.view(), rows.view())?;
+            experts.weight(ex, g, &routing, &self.up, dup.view(), rows.view())?;
+        }
+        let mut through = ex.activation(experts.slots(n) * d.hidden)?;
+        experts.input(ex, w, &routing, gate_proj, dgate.view(), false, through.view_mut())?;
+        experts.input(ex, w, &routing, &self.up, dup.view(), true, through.view_mut())?;
+        drop((dgate, dup));
+        let mut dnorm = ex.activation(n * d.hidden)?;
+        experts.combine(ex, &routing, d.hidden, false, through.view(), dnorm.view_mut())?;
+        drop(through);
+        experts.router.backward(ex, w, g, norm, dlogits.view(), true, dnorm.view_mut())?;
+        Ok(dnorm)
+    }
+
+    pub(super) fn experts_backward_stated(
+        &self,
+        experts: &Experts,
+        s: &mut Sketch<'_>,
+        saved: &mut Saved<Piece>,
+    ) -> Piece {
+        let (n, d) = (s.batch.tokens(), self.dims);
+        let wide = experts.slots(n) * d.intermediate;
+        let GateUp { gate, up, routing } = take(&mut saved.gate_up);
+        let activation = take(&mut saved.activation);
+
+        let rows = experts.dispatch_stated(s, d.hidden);
+        let dact = s.activation(wide);
+        experts.input_stated(s, &self.down, false);
+        let dweights = experts.weigh_stated(s, d.intermediate);
+        experts.weight_stated(s, &self.down);
+        s.free_all([rows, activation]);
+        let dlogits = experts.route_backward_stated(s);
+        s.free(dweights);
+
+        let (dgate, dup) = (s.activation(wide), s.activation(wide));
+        s.op(POINTWISE, Op::SwigluBackward(self.swiglu(experts.slots(n), s.compute)));
+        s.free_all([dact, up].into_iter().chain(gate));
+        let gate_proj = super::first(&self.gate);
+        if self.up.weight.part == Part::Trainable {
+            let rows = experts.dispatch_stated(s, d.hidden);
+            experts.weight_stated(s, gate_proj);
+            experts.weight_stated(s, &self.up);
+            s.free(rows);
+        }
+        let through = s.activation(experts.slots(n) * d.hidden);
+        experts.input_stated(s, gate_proj, false);
+        experts.input_stated(s, &self.up, true);
+        s.free_all([dgate, dup]);
+        let dnorm = s.activation(n * d.hidden);
+        experts.combine_stated(s, d.hidden, false);
+        s.free(through);
+        experts.router.backward_stated(s, true);
+        s.free(dlogits);
+        s.free_all(routing.into_iter().flat_map(Routing::all));
+        dnorm
+    }
+}
