@@ -5,7 +5,8 @@ use zbench_engine::config::{Cell, Data, DeviceKind};
 /// The rule, for records and readers.
 pub const RULE: &str = "ranks, ranks_per_node and shard divided so that at most 4 ranks are left; at most 4 layers of width \
 128 with at most 4 heads of 32; as many query heads to a key-value head as the cell has, or the next number that divides the heads, and \
-no more than there are heads; the same ratio of MLP to model width (rounded up to 32, at most 4096); at most 1024 tokens of \
+no more than there are heads; the same ratio of MLP to model width (rounded up to 32, at most 4096); at most 8 experts, no wider than \
+that; at most 1024 tokens of \
 vocabulary, 128 tokens of sequence, micro-batch 2, 12 steps, LoRA rank 8; synthetic data and fresh weights; no capacity";
 
 /// The stand-in of a cell; `cores` are shared by its ranks.
@@ -39,6 +40,15 @@ pub fn scaled(cell: &Cell, cores: usize) -> Cell {
     let mlp = from.intermediate_size as f64 / from.hidden_size.max(1) as f64 * model.hidden_size as f64;
     model.intermediate_size = ((mlp / 32.0).ceil() as usize * 32).clamp(32, 4096).min(from.intermediate_size.max(32));
     model.num_hidden_layers = from.num_hidden_layers.min(4);
+    if let (Some(experts), Some(of)) = (&mut model.experts, &from.experts) {
+        experts.num_experts = of.num_experts.min(8);
+        experts.num_experts_per_tok = of.num_experts_per_tok.min(experts.num_experts);
+        experts.moe_intermediate_size = of.moe_intermediate_size.min(model.intermediate_size);
+        if of.moe_intermediate_size == from.intermediate_size {
+            experts.moe_intermediate_size = model.intermediate_size;
+        }
+        experts.mlp_only_layers.retain(|index| *index < model.num_hidden_layers);
+    }
     model.vocab_size = from.vocab_size.min(1024);
     (model.weights, model.save) = (None, None);
     small.data = Data::Synthetic {};

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use zbench_engine::config::{Mlp, Model, Order, Positions, RopeScaling};
 use zbench_engine::hf::{
-    HfError, MAX_LAYERS, PartialModel, default_model, model_from_hf, model_from_hf_without_dropout, parameter_count,
-    preset, preset_names, validate,
+    HfError, MAX_LAYERS, PartialModel, active_parameter_count, default_model, model_from_hf,
+    model_from_hf_without_dropout, parameter_count, preset, preset_names, validate,
 };
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/llama/config.json");
@@ -113,6 +113,17 @@ fn known_models_have_their_published_parameter_counts() {
         ("mpt-7b", 6_649_286_656),
     ] {
         assert_eq!(parameter_count(&preset_model(name)), published, "{name}");
+    }
+    // Mistral AI says 46.7B with 12.9B active, and 141B with 39B; Qwen 30.5B with 3.3B, and 235B with 22B. To the parameter
+    // they are those of transformers' models of these configurations.
+    for (name, published, active) in [
+        ("mixtral-8x7b", 46_702_792_704, 12_879_925_248),
+        ("mixtral-8x22b", 140_620_634_112, 39_152_031_744),
+        ("qwen3-30b-a3b", 30_532_122_624, 3_353_032_704),
+        ("qwen3-235b-a22b", 235_093_634_560, 22_190_763_520),
+    ] {
+        assert_eq!(parameter_count(&preset_model(name)), published, "{name}");
+        assert_eq!(active_parameter_count(&preset_model(name)), active, "{name}");
     }
     // 65024 x 14848 + 2 x 14848 + 80 x ((232 + 16) x 64 x 14848 + 9 x 14848^2 + 4 x 14848)
     assert_eq!(parameter_count(&preset_model("falcon-180b")), 178_557_088_768);
@@ -363,7 +374,9 @@ fn each_family_is_read_as_transformers_means_it() {
     // Both names of the width that BLOOM's files have.
     assert_eq!(model("bloom", json!({"n_embed": 48, "num_attention_heads": 6})).head_dim, 8);
     assert!(!model("mpt", json!({})).form.norm_bias);
-    for name in ["llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "falcon", "bloom", "mpt"] {
+    for name in
+        ["llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "falcon", "bloom", "mpt", "mixtral", "qwen3_moe"]
+    {
         assert_eq!(model(name, json!({})), default_model(name).expect(name));
     }
 }
@@ -395,6 +408,69 @@ fn each_family_refuses_what_is_not_there_by_name() {
     no("mistral", json!({"sliding_window": 0}), &["sliding_window", "0"]);
     no("mistral", json!({"sliding_window": -3}), &["sliding_window", "-3"]);
     no("gemma", json!({"hidden_act": "gelu"}), &["hidden_act", "gelu_pytorch_tanh"]);
+    no("mixtral", json!({"output_router_logits": true}), &["output_router_logits true", "auxiliary loss"]);
+    no("qwen3_moe", json!({"output_router_logits": true}), &["output_router_logits true", "auxiliary loss"]);
+    no("mixtral", json!({"router_jitter_noise": 0.1}), &["router_jitter_noise 0.1", "write 0"]);
+    no("mixtral", json!({"num_local_experts": 0}), &["num_experts", "mistral"]);
+    no(
+        "mixtral",
+        json!({"num_local_experts": 2, "num_experts_per_tok": 3}),
+        &["num_experts_per_tok", "is 3", "2 experts"],
+    );
+    no("mixtral", json!({"num_experts_per_tok": 0}), &["num_experts_per_tok", "is 0"]);
+    no("mixtral", json!({"num_local_experts": "8"}), &["num_local_experts"]);
+    no("mixtral", json!({"num_local_experts": 8, "num_experts": 4}), &["num_experts", "is 4", "is 8"]);
+    no("qwen3_moe", json!({"decoder_sparse_step": 0}), &["decoder_sparse_step", "is 0"]);
+    no("qwen3_moe", json!({"moe_intermediate_size": 0}), &["moe_intermediate_size", "is 0"]);
+    no("qwen3_moe", json!({"mlp_only_layers": [1, -2]}), &["mlp_only_layers"]);
+    no("qwen3_moe", json!({"norm_topk_prob": 1}), &["norm_topk_prob"]);
+    no("qwen3_moe", json!({"num_experts": 1u64 << 40, "num_experts_per_tok": 1}), &["num_experts"]);
+    no("qwen3_moe", json!({"hidden_act": "relu"}), &["hidden_act", "relu"]);
+}
+
+#[test]
+fn experts_are_read_as_transformers_means_them() {
+    let model = |name, keys| read(&family(name, keys)).expect(name);
+    let mixtral = model("mixtral", json!({"num_local_experts": 6, "intermediate_size": 40, "norm_topk_prob": false}));
+    let experts = mixtral.experts.as_ref().expect("experts");
+    // Transformers' Mixtral does not know the key and divides weights by their sum.
+    assert_eq!((experts.num_experts, experts.num_experts_per_tok, experts.norm_topk_prob), (6, 2, true));
+    assert_eq!((experts.moe_intermediate_size, mixtral.sparse_blocks(), mixtral.rope_theta), (40, 32, 1e6));
+    // Both spellings of the base frequency stand above the family's own default.
+    assert_eq!(model("mixtral", json!({"rope_theta": 5e5})).rope_theta, 5e5);
+    let in_table = json!({"rope_parameters": {"rope_type": "default", "rope_theta": 2e4}});
+    assert_eq!(model("mixtral", in_table).rope_theta, 2e4);
+    let sparse = |keys: Value| {
+        let model = model("qwen3_moe", keys);
+        (0..6).filter(|block| model.experts_of(*block).is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!(sparse(json!({"num_hidden_layers": 6, "decoder_sparse_step": 2})), [1, 3, 5]);
+    let some = json!({"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3, 3, 99, 0]});
+    assert_eq!(sparse(some), [1, 5]);
+    assert_eq!(sparse(json!({"num_hidden_layers": 6, "num_experts": 0})), [0; 0]);
+    // Transformers 5 writes the name of Mixtral's key.
+    let five = model("qwen3_moe", json!({"num_local_experts": 12, "head_dim": null, "use_sliding_window": true}));
+    assert_eq!((five.experts.as_ref().expect("experts").num_experts, five.head_dim), (12, 64));
+    assert_eq!((five.window(0), five.max_window_layers), (Some(4096), 0));
+    // The same from keys of a section; the experts of one family are not those of another.
+    let preset: PartialModel = toml::from_str(preset("mixtral-8x7b").expect("a preset")).expect("keys");
+    let over: PartialModel = toml::from_str("num_experts = 4\nintermediate_size = 512").expect("keys");
+    let small = over.or(preset.clone()).resolve("model").expect("a model").experts.expect("experts");
+    assert_eq!((small.num_experts, small.moe_intermediate_size), (4, 512));
+    let over: PartialModel = toml::from_str("family = \"mistral\"").expect("keys");
+    assert_eq!(over.or(preset).resolve("model").expect("a model").experts, None);
+    for keys in ["num_experts = 4", "num_experts_per_tok = 1", "family = \"mixtral\"\ndecoder_sparse_step = 2"] {
+        let partial: PartialModel = toml::from_str(keys).expect("keys");
+        assert!(partial.resolve("model").is_err(), "{keys}");
+    }
+    for keys in [json!({"num_experts": 0}), json!({"mlp_only_layers": [2, 5], "norm_topk_prob": true}), json!({})] {
+        let read_model = model("qwen3_moe", keys);
+        let text = zbench_engine::hf::config_json(&read_model, zbench_kernels::DType::F32, None);
+        assert_eq!(model_from_hf(&text, "written").expect("what was written"), read_model);
+        assert_eq!(PartialModel::from(&read_model).resolve("again").expect("the same"), read_model);
+        let text = toml::to_string(&read_model).expect("a model can be recorded");
+        assert_eq!(toml::from_str::<Model>(&text).expect("and read back"), read_model);
+    }
 }
 
 fn any_json() -> impl Strategy<Value = Value> {

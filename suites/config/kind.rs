@@ -52,6 +52,8 @@ pub enum Kind {
     Targets,
     /// A table of rotary scaling.
     RopeScaling,
+    /// A list of whole numbers.
+    Counts,
 }
 
 const CHECKPOINTING: &[&str] = &["none", "full", "selective", "sqrt"];
@@ -84,6 +86,7 @@ impl fmt::Display for Kind {
             Kind::Checkpointing => f.write_str("word, table or list"),
             Kind::Targets => f.write_str("list of linear layers, or `\"all-linear\"`"),
             Kind::RopeScaling => f.write_str("table"),
+            Kind::Counts => f.write_str("list of whole numbers from 0"),
         }
     }
 }
@@ -171,6 +174,10 @@ impl Kind {
             Kind::Checkpointing => check_checkpointing(value),
             Kind::Targets => check_targets(value),
             Kind::RopeScaling => check_rope(value),
+            Kind::Counts => match value.as_array() {
+                Some(list) => list.iter().try_for_each(|item| check_count(0, i64::MAX, item)),
+                None => Err(wrong_type("a list of whole numbers, as [0, 1]", value)),
+            },
         }
     }
 }

@@ -380,6 +380,11 @@ fn batch_fits(values: &Values, cell: &Cell) -> Result<(), Refusal> {
     let (model, limit) = (&cell.model, 1u128 << 62);
     let widest =
         model.vocab_size.max(model.intermediate_size).max(model.num_attention_heads.saturating_mul(model.head_dim));
+    let slots = model.experts.as_ref().map_or(0, |experts| {
+        let wide = experts.moe_intermediate_size.max(model.hidden_size);
+        experts.num_experts_per_tok.saturating_mul(wide).max(experts.num_experts)
+    });
+    let widest = widest.max(slots);
     let rows = seq_len as u128 * micro_batch as u128;
     let keys = ["train.seq_len", "train.micro_batch", "memory.attention", "train.accumulation", "parallel.ranks"];
     let over = |factors: &[usize]| {

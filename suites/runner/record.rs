@@ -40,6 +40,9 @@ pub fn predicted(record: &mut Record, planned: &Planned) {
     {
         record.extra.insert(name.into(), count.into());
     }
+    if estimate.active_parameters != estimate.parameters {
+        record.extra.insert("active_parameters".into(), estimate.active_parameters.into());
+    }
 }
 
 fn categories() -> impl Iterator<Item = (Category, record::Category)> {

@@ -37,7 +37,10 @@ impl Checkpoint {
                     .collect();
                 self.tensors.remove(&name);
                 self.tensors.extend(pieces);
-                if let (true, Some(router)) = (mixtral, self.tensors.remove(&format!("{block}.mlp.gate.weight"))) {
+                if !mixtral {
+                    continue;
+                }
+                if let Some(router) = self.tensors.remove(&format!("{block}.mlp.gate.weight")) {
                     self.tensors.insert(format!("{block}.block_sparse_moe.gate.weight"), router);
                 }
             }

@@ -160,6 +160,84 @@ fn plans_hold_for_every_form_of_block() {
 }
 
 #[test]
+fn plans_hold_for_experts() {
+    let bf16 = DType::Bf16;
+    for (name, base) in expert_cells(small()) {
+        for (strategy, ranks, shard) in [
+            (Strategy::Ddp, 1, 1),
+            (Strategy::Zero1, 2, 2),
+            (Strategy::Zero2, 2, 2),
+            (Strategy::Zero3, 2, 2),
+            (Strategy::FsdpGradOp, 3, 3),
+            (Strategy::Hsdp, 4, 2),
+        ] {
+            for policy in policies() {
+                for (adapters, precision) in [
+                    (0, Precision::F32),
+                    (0, Precision { gradients: bf16, ..Precision::mixed(bf16) }),
+                    (2, Precision::F32),
+                ] {
+                    let mut cell = on(base.clone(), strategy, ranks, shard);
+                    (cell.memory.checkpointing, cell.precision, cell.train.accumulation) =
+                        (policy.clone(), precision, 2);
+                    let targets = vec![Linear::QProj, Linear::OProj];
+                    cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: None };
+                    assert_as_planned(&cell, &format!("{name}: {} {policy:?} adapters {adapters}", strategy.name()));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn stated_operations_of_experts_are_the_ones_issued() {
+    for (name, base) in expert_cells(small()) {
+        for policy in policies() {
+            for (precision, adapters) in [(Precision::F32, 0), (Precision::mixed(DType::Bf16), 2)] {
+                let mut cell = on(base.clone(), Strategy::Zero3, 2, 2);
+                (cell.memory.checkpointing, cell.precision) = (policy.clone(), precision);
+                let targets = vec![Linear::VProj];
+                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: None };
+                assert_stated(&cell, &format!("{name} {policy:?}"));
+            }
+        }
+    }
+}
+
+/// Operations of experts are those of the ones a token goes to, which is what 6 N of the active parameters says.
+#[test]
+fn experts_count_as_far_as_tokens_pass_through_them() {
+    let mut cell = expert_cells(small()).swap_remove(0).1;
+    let all = plan(&cell).estimate;
+    let (hidden, wide) = (cell.model.hidden_size as u64, 14);
+    assert_eq!(all.parameters - all.active_parameters, 3 * 3 * 3 * hidden * wide);
+    let tokens = all.flops.tokens;
+    let term = |name: &str| all.flops.ledger.iter().find(|(term, _)| term == name).unwrap().1;
+    assert_eq!(term("forward expert up_proj"), (3 * 2 * 2 * tokens * hidden * wide) as f64);
+    assert_eq!(term("backward expert down_proj"), (3 * 2 * 4 * tokens * hidden * wide) as f64);
+    assert_eq!(term("forward router"), (3 * 2 * tokens * hidden * 5) as f64);
+    // More experts to choose from are more parameters, and no more work but the router's.
+    cell.model.experts.as_mut().unwrap().num_experts = 10;
+    let more = plan(&cell).estimate;
+    let router = 3 * 5 * hidden;
+    assert_eq!(more.active_parameters - all.active_parameters, router);
+    assert_eq!(more.flops.model - all.flops.model, (6 * tokens * router) as f64);
+    assert_eq!(more.flops.palm - all.flops.palm, (6 * tokens * router) as f64);
+    assert!(more.parameters > all.parameters + 3 * 5 * 3 * hidden * wide);
+}
+
+#[test]
+fn adapters_on_experts_are_refused_with_a_way_out() {
+    for target in [Linear::GateProj, Linear::UpProj, Linear::DownProj] {
+        let mut cell = expert_cells(small()).swap_remove(1).1;
+        cell.lora = Lora { rank: 2, alpha: 1.0, dropout: 0.0, targets: vec![Linear::QProj, target], base: None };
+        let refused = Plan::new(&cell, &Cpu::new(1)).unwrap_err();
+        assert_eq!(refused.key, "lora.targets");
+        assert!(refused.reason.contains(target.name()) && refused.reason.contains("o_proj"), "{refused}");
+    }
+}
+
+#[test]
 fn stated_operations_of_every_form_are_the_ones_issued() {
     for form in forms() {
         for policy in policies() {

@@ -72,6 +72,66 @@ fn every_form_gives_the_same_bits_under_every_strategy_and_policy() {
 }
 
 #[test]
+fn experts_give_the_same_bits_under_every_strategy_and_policy() {
+    for (name, mut base) in expert_cells(odd()) {
+        (base.train.clip_norm, base.train.lr) = (0.05, 1e-3);
+        for ranks in [2, 4] {
+            let reference = run(&on(base.clone(), Strategy::Ddp, ranks, 1));
+            for (strategy, shard) in strategies(ranks) {
+                for policy in [
+                    Checkpointing::None,
+                    Checkpointing::Full,
+                    Checkpointing::Selective,
+                    Checkpointing::Sqrt,
+                    Checkpointing::Every(2),
+                    Checkpointing::Keep(vec![Kept::GateUp]),
+                    Checkpointing::Keep(vec![Kept::Activation, Kept::MlpNorm]),
+                ] {
+                    if ranks > 2 && !matches!(policy, Checkpointing::None | Checkpointing::Full) {
+                        continue;
+                    }
+                    let mut cell = on(base.clone(), strategy, ranks, shard);
+                    cell.memory.checkpointing = policy.clone();
+                    let what = format!("{name}: {} on {ranks} by {shard}, {policy:?}", strategy.name());
+                    assert_same(&reference, &cell, &what);
+                }
+            }
+        }
+    }
+}
+
+/// Low precision repeats itself, whatever recomputes the routing; f32 does not depend on how the batch is shared out.
+#[test]
+fn experts_repeat_themselves_and_share_out_a_batch() {
+    for (name, base) in expert_cells(odd()) {
+        let mut narrow = base.clone();
+        narrow.precision = Precision::mixed(zbench_kernels::DType::Bf16);
+        let reference = run(&on(narrow.clone(), Strategy::Ddp, 2, 1));
+        for (strategy, policy) in [
+            (Strategy::Ddp, Checkpointing::Full),
+            (Strategy::Zero3, Checkpointing::None),
+            (Strategy::Zero3, Checkpointing::Selective),
+        ] {
+            let mut cell = on(narrow.clone(), strategy, 2, 1);
+            cell.memory.checkpointing = policy;
+            assert_eq!(bits(&reference), bits(&run(&cell)), "{name}: {}", strategy.name());
+        }
+        let mut one = base.clone();
+        one.train.micro_batch = 4;
+        let one = run(&one);
+        for (ranks, rows, accumulation) in [(2, 2, 1), (4, 1, 1), (2, 1, 2), (1, 1, 4)] {
+            let mut cell = on(base.clone(), Strategy::Zero3, ranks, 1);
+            (cell.train.micro_batch, cell.train.accumulation) = (rows, accumulation);
+            assert_close(
+                &one,
+                &run(&cell),
+                &format!("{name}: {ranks} ranks, {rows} rows, {accumulation} micro-batches"),
+            );
+        }
+    }
+}
+
+#[test]
 fn neither_checkpointing_nor_prefetch_nor_attention_layout_changes_a_bit() {
     let policies = [
         Checkpointing::Full,

@@ -123,13 +123,19 @@ fn recomputing_matches_transformers_too() {
 #[test]
 fn the_references_notice_what_they_are_there_for() {
     type Change = fn(&mut Model);
-    let changes: [(&str, Change); 6] = [
+    fn experts_of(model: &mut Model) -> &mut Experts {
+        model.experts.as_mut().expect("experts")
+    }
+    let changes: [(&str, Change); 9] = [
         ("mistral", |model| model.sliding_window = None),
         ("mistral", |model| model.sliding_window = Some(8)),
         ("qwen2-window", |model| model.max_window_layers = 0),
         ("gpt2-exact", |model| model.form.mlp = Mlp::GeluTanh),
         ("gemma", |model| model.form.embedding_scale = false),
         ("gemma-pad", |model| model.pad_token_id = None),
+        ("mixtral", |model| experts_of(model).num_experts_per_tok = 1),
+        ("qwen3-moe", |model| experts_of(model).norm_topk_prob = false),
+        ("qwen3-moe-step", |model| experts_of(model).norm_topk_prob = true),
     ];
     for (name, change) in changes {
         let oracle = Oracle::open(name);
@@ -233,6 +239,63 @@ fn names_without_their_first_part_and_masks_are_read() {
     let plain = run(&cell).steps[0].loss;
     cell.model.weights = Some(dir.path().into());
     assert_eq!(run(&cell).steps[0].loss.to_bits(), plain.to_bits());
+}
+
+/// Transformers 5 may write the experts of a block as two tensors, and then calls Mixtral's modules otherwise too.
+#[test]
+fn stacked_experts_are_read() {
+    for name in ["mixtral", "qwen3-moe"] {
+        let oracle = Oracle::open(name);
+        let checkpoint = zbench_engine::checkpoint::Checkpoint::open(&oracle.dir).unwrap();
+        let [gate, up, down] =
+            if name == "mixtral" { ["w1", "w3", "w2"] } else { ["gate_proj", "up_proj", "down_proj"] };
+        let read = |name: &str| {
+            let info = checkpoint.tensor(name).unwrap();
+            let mut values = vec![0f32; info.elements()];
+            checkpoint.read(name, 0..values.len(), &mut values).unwrap();
+            (info.shape.clone(), values)
+        };
+        let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
+        for stored in checkpoint.names() {
+            let plain = stored.replace("block_sparse_moe", "mlp");
+            let Some((block, rest)) = plain.split_once(".experts.") else {
+                let (shape, values) = read(stored);
+                tensors.push((plain, shape, values));
+                continue;
+            };
+            // The first of a block's experts brings all.
+            if rest != format!("0.{down}.weight") {
+                continue;
+            }
+            let from = stored.split_once(".experts.").unwrap().0;
+            let count = (0..).take_while(|e| checkpoint.tensor(&format!("{from}.experts.{e}.{up}.weight")).is_some());
+            let (mut gate_up, mut downs, mut shapes) = (Vec::new(), Vec::new(), [vec![], vec![]]);
+            for e in count.clone() {
+                let one = |which: &str| read(&format!("{from}.experts.{e}.{which}.weight"));
+                gate_up.extend(one(gate).1);
+                gate_up.extend(one(up).1);
+                downs.extend(one(down).1);
+                shapes = [one(gate).0, one(down).0];
+            }
+            let count = count.count();
+            tensors.push((
+                format!("{block}.experts.gate_up_proj"),
+                vec![count, 2 * shapes[0][0], shapes[0][1]],
+                gate_up,
+            ));
+            tensors.push((format!("{block}.experts.down_proj"), vec![count, shapes[1][0], shapes[1][1]], downs));
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let views: Vec<_> =
+            tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), &values[..])).collect();
+        zbench_engine::checkpoint::write_safetensors(&dir.path().join("model.safetensors"), &views, DType::F32)
+            .unwrap();
+        let mut cell = oracle.cell();
+        cell.train.steps = 1;
+        let apart = run(&cell).steps[0].loss;
+        cell.model.weights = Some(dir.path().into());
+        assert_eq!(run(&cell).steps[0].loss.to_bits(), apart.to_bits(), "{name}");
+    }
 }
 
 #[test]

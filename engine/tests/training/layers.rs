@@ -191,6 +191,30 @@ fn blocks_of_every_form_with_adapters() {
 }
 
 #[test]
+fn blocks_with_experts() {
+    let experts = |num_experts, num_experts_per_tok, norm_topk_prob| Experts {
+        num_experts,
+        num_experts_per_tok,
+        moe_intermediate_size: 7,
+        norm_topk_prob,
+        decoder_sparse_step: 1,
+        mlp_only_layers: Vec::new(),
+    };
+    for (count, top, normalised) in
+        [(4, 2, true), (3, 1, false), (9, 3, false), (3, 3, true), (20, 1, false), (1, 1, true)]
+    {
+        for adapters in [0, 2] {
+            check_block(&format!("{top} of {count} experts, normalised {normalised}, adapters {adapters}"), |cell| {
+                cell.model.family = "qwen3_moe".into();
+                cell.model.experts = Some(experts(count, top, normalised));
+                let targets = vec![Linear::KProj, Linear::OProj];
+                cell.lora = Lora { rank: adapters, alpha: 3.0, dropout: 0.0, targets, base: None };
+            });
+        }
+    }
+}
+
+#[test]
 fn head_and_its_loss() {
     for (tied, norm) in
         [(false, NormKind::Rms), (true, NormKind::Rms), (false, NormKind::Layer), (true, NormKind::Layer)]

@@ -219,3 +219,29 @@ pub fn adapters() -> Vec<Adapters> {
         }),
     ]
 }
+
+/// Experts in place of the MLP: two of five with shares that add up to one; one of three, in every second block, where
+/// shares are as they are and some experts get nobody; all of four.
+pub fn expert_cells(cell: Cell) -> Vec<(&'static str, Cell)> {
+    let with = |family: &str, form: Form, experts: Experts| {
+        let mut cell = cell.clone();
+        (cell.model.family, cell.model.form, cell.model.experts) = (family.into(), form, Some(experts));
+        cell
+    };
+    let experts = |num_experts, num_experts_per_tok, norm_topk_prob, decoder_sparse_step| Experts {
+        num_experts,
+        num_experts_per_tok,
+        moe_intermediate_size: 14,
+        norm_topk_prob,
+        decoder_sparse_step,
+        mlp_only_layers: Vec::new(),
+    };
+    let qwen = Form { qk_norm: true, qkv_bias: true, ..Form::default() };
+    let mut some = with("qwen3_moe", qwen, experts(30, 1, false, 1));
+    some.model.experts.as_mut().unwrap().mlp_only_layers = vec![1];
+    vec![
+        ("mixtral", with("mixtral", Form::default(), experts(5, 2, true, 1))),
+        ("qwen3-moe with few tokens and a dense block", some),
+        ("qwen3-moe with all experts", with("qwen3_moe", qwen, experts(4, 4, false, 1))),
+    ]
+}
