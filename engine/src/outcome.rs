@@ -185,6 +185,8 @@ pub struct Estimate {
     pub trainable_parameters: u64,
     /// All parameters of the model, unpadded.
     pub parameters: u64,
+    /// Bytes that those which do not train are kept in, whole and unpadded.
+    pub base_bytes: u64,
 }
 
 impl Estimate {

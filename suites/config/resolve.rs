@@ -166,8 +166,6 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
     let words = [
         ("parallel.strategy", "zero++", "write zero3, or hsdp for gathers that stay inside a node"),
         ("lora.method", "ia3", "write \"lora\""),
-        ("lora.base", "nf4", "write \"bf16\", \"f16\" or \"f32\""),
-        ("lora.base", "int8", "write \"bf16\", \"f16\" or \"f32\""),
         ("parallel.backend", "device", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
         ("parallel.backend", "nccl", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
     ];
@@ -362,8 +360,21 @@ fn lora(values: &Values) -> Result<Lora, Refusal> {
         alpha: values.real("lora.alpha"),
         dropout: values.real("lora.dropout"),
         targets: Linear::ALL.into_iter().filter(named).collect(),
-        base: values.given_text("lora.base").as_deref().and_then(dtype),
+        base: base(values),
     })
+}
+
+/// What the frozen weights are kept as; whether scales are coded too is part of it.
+fn base(values: &Values) -> Option<Base> {
+    let double = values.value("lora.double_quant").as_bool() != Some(false);
+    match values.given_text("lora.base")?.as_str() {
+        "bf16" => Some(Base::Bf16),
+        "f16" => Some(Base::F16),
+        "nf4" if double => Some(Base::Nf4),
+        "nf4" => Some(Base::Nf4Single),
+        "int8" => Some(Base::Int8),
+        _ => Some(Base::F32),
+    }
 }
 
 fn checkpointing(value: &Value) -> Checkpointing {

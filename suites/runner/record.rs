@@ -40,6 +40,10 @@ pub fn predicted(record: &mut Record, planned: &Planned) {
     {
         record.extra.insert(name.into(), count.into());
     }
+    let base = estimate.parameters - estimate.trainable_parameters;
+    if base > 0 {
+        record.extra.insert("base_bytes_per_parameter".into(), (estimate.base_bytes as f64 / base as f64).into());
+    }
 }
 
 fn categories() -> impl Iterator<Item = (Category, record::Category)> {
