@@ -2,7 +2,7 @@
 
 use crate::support::{cells, parse, root, run, stderr};
 use proptest::prelude::*;
-use zbench_engine::config::{AttentionKind, Cell, Checkpointing, Linear, Strategy as Sharding};
+use zbench_engine::config::{AttentionKind, Base, Cell, Checkpointing, Linear, Strategy as Sharding};
 use zbench_kernels::DType;
 
 fn only_cell(text: &str) -> Cell {
@@ -109,7 +109,11 @@ fn batches_lora_checkpointing_sizes() {
     let lora = only_cell("[lora]\nrank = 4").lora;
     assert_eq!((lora.targets, lora.alpha), (vec![Linear::QProj, Linear::VProj], 8.0));
     let lora = only_cell("[lora]\nrank = 4\nbase = \"bf16\"\ntargets = \"all-linear\"").lora;
-    assert_eq!((lora.targets, lora.base), (Linear::ALL.to_vec(), Some(DType::Bf16)));
+    assert_eq!((lora.targets, lora.base), (Linear::ALL.to_vec(), Some(Base::Bf16)));
+    let base = |text: &str| only_cell(&format!("[lora]\nrank = 4\n{text}")).lora.base;
+    assert_eq!((base(""), base("base = \"nf4\""), base("base = \"int8\"")), (None, Some(Base::Nf4), Some(Base::Int8)));
+    assert_eq!(base("base = \"nf4\"\ndouble_quant = false"), Some(Base::Nf4Single));
+    assert_eq!(base("base = \"f32\"\ndouble_quant = false"), Some(Base::F32), "others do not read it");
     let ordered = only_cell("[lora]\nrank = 4\ntargets = [\"up_proj\", \"q_proj\"]").lora.targets;
     assert_eq!(ordered, [Linear::QProj, Linear::UpProj], "the order of writing does not matter");
     assert_eq!(only_cell("[memory]\ncheckpointing = { every = 3 }").memory.checkpointing, Checkpointing::Every(3));

@@ -201,6 +201,8 @@ pub struct Estimate {
     pub parameters: u64,
     /// Those that a token passes through: all, but of experts only the ones it goes to.
     pub active_parameters: u64,
+    /// Bytes that those which do not train are kept in, whole and unpadded.
+    pub base_bytes: u64,
 }
 
 impl Estimate {

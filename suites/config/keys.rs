@@ -295,7 +295,14 @@ pub const KEYS: &[Key] = &[
         "lora.base",
         Choice(&["f32", "bf16", "f16", "nf4", "int8"]),
         From("precision.parameters"),
-        "Type of the frozen weights. This version has no nf4 and int8.",
+        "What the frozen weights are kept as. nf4 and int8 are for the blocks' matrices; the rest keeps \
+         precision.parameters.",
+    ),
+    key(
+        "lora.double_quant",
+        Bool,
+        Is("true"),
+        "Whether the scales of an nf4 base are kept in 8 bits (bnb_4bit_use_double_quant); others do not read it.",
     ),
     key(
         "lora.method",

@@ -166,8 +166,6 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
     }
     let words = [
         ("parallel.strategy", "zero++", "write zero3, or hsdp for gathers that stay inside a node"),
-        ("lora.base", "nf4", "write \"bf16\", \"f16\" or \"f32\""),
-        ("lora.base", "int8", "write \"bf16\", \"f16\" or \"f32\""),
         ("parallel.backend", "device", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
         ("parallel.backend", "nccl", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
     ];
@@ -351,8 +349,21 @@ fn precision(values: &Values) -> Precision {
 
 fn lora(values: &Values, context: &Context, model: &Model) -> Result<Lora, Refusal> {
     let adapters = adapters::adapters(values, context, model)?;
-    let base = values.given_text("lora.base").as_deref().and_then(dtype).filter(|_| adapters.on());
+    let base = base(values).filter(|_| adapters.on());
     Ok(Lora { base, ..adapters })
+}
+
+/// What the frozen weights are kept as; whether scales are coded too is part of it.
+fn base(values: &Values) -> Option<Base> {
+    let double = values.value("lora.double_quant").as_bool() != Some(false);
+    match values.given_text("lora.base")?.as_str() {
+        "bf16" => Some(Base::Bf16),
+        "f16" => Some(Base::F16),
+        "nf4" if double => Some(Base::Nf4),
+        "nf4" => Some(Base::Nf4Single),
+        "int8" => Some(Base::Int8),
+        _ => Some(Base::F32),
+    }
 }
 
 fn checkpointing(value: &Value) -> Checkpointing {

@@ -43,6 +43,10 @@ pub fn predicted(record: &mut Record, planned: &Planned) {
     if estimate.active_parameters != estimate.parameters {
         record.extra.insert("active_parameters".into(), estimate.active_parameters.into());
     }
+    let base = estimate.parameters - estimate.trainable_parameters;
+    if base > 0 {
+        record.extra.insert("base_bytes_per_parameter".into(), (estimate.base_bytes as f64 / base as f64).into());
+    }
 }
 
 fn categories() -> impl Iterator<Item = (Category, record::Category)> {

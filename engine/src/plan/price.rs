@@ -1,6 +1,6 @@
 //! The estimate: the plan's actions walked with a sketch in place of a device.
 
-use super::{Action, Plan, batch, flops};
+use super::{Action, Plan, batch, flops, home_dtype};
 use crate::config::Cell;
 use crate::layers::{Phase, Piece, Saved, Sketch, Stated};
 use crate::model::Part;
@@ -163,9 +163,18 @@ impl Walk<'_> {
         let parameters = trainable + layout.frozen_parameters();
         let traffic = self.tally.into_rows();
         let active_parameters = parameters - Part::ALL.iter().map(|part| layout.idle(*part)).sum::<u64>();
-        let memory = self.s.ledger;
-        let estimate =
-            Estimate { memory, traffic, flops, trainable_parameters: trainable, parameters, active_parameters };
+        let kept =
+            |part| layout.units.iter().map(|u| u.flat(part).len).sum::<usize>() * home_dtype(self.cell, part).size();
+        let base_bytes = (kept(Part::Frozen) + kept(Part::Quantised)) as u64;
+        let estimate = Estimate {
+            memory: self.s.ledger,
+            traffic,
+            flops,
+            trainable_parameters: trainable,
+            parameters,
+            active_parameters,
+            base_bytes,
+        };
         (estimate, self.s.ops.unwrap_or_default())
     }
 }
