@@ -302,3 +302,40 @@ fn zero_memory_is_of_16_and_18_bytes() {
         }
     }
 }
+
+/// Llama 2 70B with adapters on 80 GB: a base in NF4 trains on one card, in bf16 only split over several.
+#[test]
+fn a_base_in_nf4_fits_one_card_of_80_gb() {
+    use zbench_kernels::Category;
+    let text = std::fs::read_to_string(root().join("configs/qlora70b.toml")).unwrap();
+    let folder = root().join("configs");
+    let document = zbench::config::Document::parse(&folder.join("qlora70b.toml"), &text, &[]).unwrap();
+    let context = zbench::config::Context { folder, cores: 2 };
+    let cells = zbench::grid::expand(&document, &[], 100, &context, &mut std::collections::BTreeMap::default());
+    let mut fits = Vec::new();
+    for cell in cells.unwrap() {
+        let cell = cell.resolved.unwrap().cell;
+        let estimate = zbench::runner::plan::estimate(&cell).unwrap();
+        let (base, strategy, ranks) = (cell.lora.base.unwrap(), cell.parallel.strategy, cell.parallel.ranks);
+        // 68,451,041,280 parameters in the blocks' matrices, 525,606,912 in embedding, head and norms, each in bf16.
+        let (matrices, rest, trainable) = (68_451_041_280.0, 525_606_912.0, estimate.trainable_parameters as f64);
+        assert_eq!(estimate.parameters as f64, matrices + rest + trainable);
+        let each = match base {
+            Base::Nf4 => 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0),
+            Base::Int8 => 1.0 + 4.0 / 8192.0,
+            _ => 2.0,
+        };
+        let split = if strategy == Sharding::Fsdp { ranks as f64 } else { 1.0 };
+        let (found, formula) =
+            (estimate.peak(Category::Parameters) as f64, (matrices * each + 2.0 * (rest + trainable)) / split);
+        assert!((found / formula - 1.0).abs() < 1e-3, "{base:?} {strategy:?} on {ranks}: {found} for {formula}");
+        if estimate.memory.total_peak() <= cell.memory.capacity.unwrap() {
+            fits.push((base, strategy, ranks));
+        }
+    }
+    let has = |base, strategy, ranks| fits.contains(&(base, strategy, ranks));
+    assert!(
+        has(Base::Nf4, Sharding::Ddp, 1) && has(Base::Nf4, Sharding::Fsdp, 8) && has(Base::Bf16, Sharding::Fsdp, 8)
+    );
+    assert!(!has(Base::Bf16, Sharding::Ddp, 8) && !has(Base::Bf16, Sharding::Fsdp, 1), "{fits:?}");
+}

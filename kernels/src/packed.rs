@@ -13,9 +13,9 @@ pub enum Packing {
     Nf4,
     /// As [`Packing::Nf4`] with the scales in 8 bits: see [`DoubleScales`].
     Nf4Double,
-    /// Each row in whole numbers from -127 to 127: LLM.int8's weights, without its columns of outliers. A row's scale is
-    /// its largest magnitude; a code is `x * (1/scale * 127)` in f32, rounded to even; it stands for `code * scale * (1/127)`,
-    /// from the left. A row below 3.8e-37 is kept as zeros; one that holds an infinity or a NaN comes back as NaN.
+    /// Each row in whole numbers from -127 to 127: LLM.int8's weights, without its columns of outliers. A row's scale
+    /// is its largest magnitude; a code is `x * (1/scale * 127)` in f32, rounded to even; it stands for
+    /// `code * scale * (1/127)`, from the left. A row below 3.8e-37 is kept as zeros; one that holds an infinity or a NaN comes back as NaN.
     Int8,
 }
 
@@ -235,8 +235,8 @@ pub(crate) fn inverse(largest: f32) -> f32 {
     1.0 / if largest < 1e-38 { 1e-38 } else { largest }
 }
 
-/// What a row's values are multiplied with before they are coded in 8 bits. 0 where there is no such number: of a row of
-/// (all but) zeros, whose codes are zeros then.
+/// What a row's values are multiplied with before they are coded in 8 bits. 0 where there is no such number: of a row
+/// of (all but) zeros, whose codes are zeros then.
 pub(crate) fn int8_inverse(largest: f32) -> f32 {
     // In two roundings, as PyTorch divides a number by a tensor.
     let inverse = 1.0 / largest * 127.0;

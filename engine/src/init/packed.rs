@@ -1,5 +1,5 @@
-//! The first weights of matrices that are kept in few bits. A rank fills the bytes it owns, wherever they begin and end in
-//! a record: it reads the elements behind them in pieces of whole blocks, and all elements where it owns scales.
+//! The first weights of matrices that are kept in few bits. A rank fills the bytes it owns, wherever they begin and end
+//! in a record: it reads the elements behind them in pieces of whole blocks, and all elements where it owns scales.
 
 use super::{READ, Result, fill_tensor};
 use crate::mesh::within;

@@ -64,8 +64,8 @@ fn check(packing: Packing, rows: usize, cols: usize, dtype: DType, seed: u64) {
         assert_eq!(other, &stored[0], "{case}: codes depend on the device");
     }
     let record = record(&matrix, &stored[0].0, &stored[0].1);
-    // The widest gap of the table, half; a step of int8, half; the scales' own: half the widest gap of their table, of the
-    // largest distance of a scale from the mean, itself below the largest scale.
+    // The widest gap of the table, half; a step of int8, half; the scales' own: half the widest gap of their table, of
+    // the largest distance of a scale from the mean, itself below the largest scale.
     let values = x.values();
     let most = values.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
     let step = if packing == Packing::Int8 { 0.5 / 127.0 } else { 0.152 };
