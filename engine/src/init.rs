@@ -4,8 +4,9 @@
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::layers::StepError;
 use crate::mesh::within;
-use crate::model::{Init, Part, Tensor};
+use crate::model::{Init, Part, Tensor, Unit};
 use crate::peft::tensor_name;
+use crate::plan::home_dtype;
 use crate::rank::Inputs;
 use crate::shard::{Desk, Optimizer, Params, State};
 use std::ops::Range;
@@ -40,7 +41,7 @@ pub fn fill(
                 let cut = span.start.max(holding.owned.start)..span.end.min(holding.owned.end);
                 if !cut.is_empty() {
                     let dst = target.slice_mut(within(&cut, &holding.owned));
-                    fill_tensor(inputs, desk, tensor, within(&cut, &span), dst)?;
+                    fill_tensor(inputs, desk, spec, tensor, within(&cut, &span), dst)?;
                 }
             }
             if let (Part::Trainable, Some(master)) = (part, optimizer.master_mut(unit)) {
@@ -55,6 +56,7 @@ pub fn fill(
 fn fill_tensor(
     inputs: &Inputs<'_>,
     desk: Desk<'_>,
+    unit: &Unit,
     tensor: &Tensor,
     range: Range<usize>,
     mut dst: ViewMut<'_>,
@@ -82,7 +84,37 @@ fn fill_tensor(
             let op = Normal { len, std, seed, first: range.start as u64, dtype };
             Ok(desk.kernels.normal(&op, dst)?)
         }
+        Init::NormsOf(place) => {
+            let matrix = unit.tensors.iter().find(|tensor| tensor.place == place);
+            let matrix = matrix.ok_or_else(|| StepError::Input("norms of a tensor that is not there; a bug".into()))?;
+            norms_of(inputs, desk, unit, matrix, range, dst)
+        }
     }
+}
+
+/// The norms of rows `range` of a matrix as its home holds it. Whoever owns the norms need not own the matrix, so its rows
+/// are drawn or read again.
+fn norms_of(
+    inputs: &Inputs<'_>,
+    desk: Desk<'_>,
+    unit: &Unit,
+    matrix: &Tensor,
+    range: Range<usize>,
+    mut dst: ViewMut<'_>,
+) -> Result<()> {
+    let (cols, home) = (matrix.shape[1], home_dtype(inputs.cell, matrix.place.part));
+    for row in range.clone() {
+        let mut values = vec![0f32; cols];
+        fill_tensor(inputs, desk, unit, matrix, row * cols..(row + 1) * cols, ViewMut::of(&mut values))?;
+        match home {
+            DType::Bf16 => values.iter_mut().for_each(|value| *value = half::bf16::from_f32(*value).to_f32()),
+            DType::F16 => values.iter_mut().for_each(|value| *value = half::f16::from_f32(*value).to_f32()),
+            _ => {}
+        }
+        let norm = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+        desk.kernels.fill(dst.slice_mut(within(&(row..row + 1), &range)), norm)?;
+    }
+    Ok(())
 }
 
 /// Elements `range` of a tensor, from wherever the checkpoint has them under `name`.

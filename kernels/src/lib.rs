@@ -33,8 +33,8 @@ pub use dtype::{DType, Element};
 pub use kernels::{KernelError, Kernels, Result};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, footprint};
 pub use op::{
-    Act, Activate, AdamW, AddRows, Attention, CrossEntropy, Dropout, Embedding, Gemm, LayerNorm, Move, MulRows, Normal,
-    Op, QuantFormat, Quantize, RmsNorm, Rope, Swiglu, alibi_slope,
+    Act, Activate, AdamW, AddRows, Attention, CrossEntropy, Dropout, Embedding, Gemm, InverseNorms, LayerNorm, Move,
+    MulRows, Normal, Op, QuantFormat, Quantize, RmsNorm, Rope, Swiglu, alibi_slope,
 };
 pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use reference::Reference;

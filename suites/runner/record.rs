@@ -40,6 +40,8 @@ pub fn predicted(record: &mut Record, planned: &Planned) {
     {
         record.extra.insert(name.into(), count.into());
     }
+    let share = estimate.trainable_parameters as f64 / estimate.parameters.max(1) as f64;
+    record.extra.insert("trainable_share".into(), share.into());
 }
 
 fn categories() -> impl Iterator<Item = (Category, record::Category)> {

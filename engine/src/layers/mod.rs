@@ -10,6 +10,7 @@ mod embedding;
 pub(crate) mod exec;
 mod head;
 mod linear;
+mod magnitude;
 mod norm;
 mod sketch;
 
@@ -19,5 +20,6 @@ pub use embedding::Embedding;
 pub use exec::{Batch, Exec, StepError};
 pub use head::Head;
 pub use linear::LinearSpec;
+pub use magnitude::Magnitude;
 pub use norm::Norm;
 pub use sketch::{Phase, Piece, Sketch, Stated};

@@ -133,9 +133,9 @@ impl<'a> Builder<'a> {
             unit.store_last(stored_bias(&stored, fusion));
             place
         });
-        let adapter = self.adapter(unit, &stored, which, fusion, [out, input]);
+        let (adapter, magnitude) = self.adapter(unit, &stored, which, fusion, weight, [out, input]);
         let factors = self.factors(unit, &stored, which, fusion, [out, input]);
-        LinearSpec { weight, bias, out, input, adapter, factors, name: which.name() }
+        LinearSpec { weight, bias, out, input, adapter, factors, magnitude, name: which.name() }
     }
 
     /// The module of a projection, and its place there if the family fuses it with others.

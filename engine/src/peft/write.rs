@@ -26,7 +26,7 @@ pub fn config_json(cell: &Cell) -> String {
             "lora_alpha": whole(lora.alpha),
             "lora_dropout": lora.dropout,
             "use_rslora": lora.use_rslora,
-            "use_dora": false,
+            "use_dora": lora.use_dora,
             "bias": "none",
             "lora_bias": false,
             "init_lora_weights": true,

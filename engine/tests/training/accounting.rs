@@ -335,7 +335,7 @@ fn flops_are_the_published_ones_for_llama_3_8b() {
 
 #[test]
 fn plans_hold_for_adapters_of_every_kind() {
-    for (what, adapt) in adapters() {
+    for (what, adapt) in adapters().into_iter().chain([dora()]) {
         for (strategy, shard) in
             [(Strategy::Ddp, 1), (Strategy::Zero2, 2), (Strategy::Zero3, 2), (Strategy::HsdpFullOptimizer, 1)]
         {
