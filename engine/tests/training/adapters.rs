@@ -228,6 +228,25 @@ fn fresh_adapters_leave_the_base_as_it_is() {
     assert!(distance(after, before) <= 1e-6);
 }
 
+/// PEFT takes the names of feedforward modules only where they stand among the targets letter by letter.
+#[test]
+fn feedforward_modules_stand_among_the_targets() {
+    for base in ["gpt2-exact", "bloom", "falcon", "mpt", "bf16-sharded"] {
+        for feedforward in [vec![Linear::DownProj], vec![Linear::OProj], vec![]] {
+            let mut cell = Oracle::open(base).cell();
+            let targets = peft::all_linear(&cell.model);
+            cell.lora = Lora { method: Method::Ia3, targets, feedforward, ..Lora::default() };
+            let text = peft::config_json(&cell);
+            let config: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let names = |key: &str| config[key].as_array().unwrap().clone();
+            let (targets, inputs) = (names("target_modules"), names("feedforward_modules"));
+            assert!(inputs.iter().all(|name| targets.contains(name)), "{base}: {text}");
+            let read = peft::parse_config(&text, "written", &cell.model).unwrap();
+            assert_eq!((read.targets, read.feedforward), (cell.lora.targets, cell.lora.feedforward), "{base}");
+        }
+    }
+}
+
 #[test]
 fn folders_that_do_not_fit_are_refused_by_name() {
     let (oracle, cell) = cell_of("rslora-gpt2");
