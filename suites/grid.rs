@@ -251,7 +251,7 @@ pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
             by_content(tokenizer);
         }
     }
-    if let Some(path) = &mut cell.model.weights {
+    for path in cell.model.weights.iter_mut().chain(&mut cell.lora.path) {
         by_content(path);
     }
     short_hash(&canonical(&plain(&cell)))

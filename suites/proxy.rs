@@ -7,7 +7,7 @@ pub const RULE: &str = "ranks, ranks_per_node and shard divided so that at most 
 128 with at most 4 heads of 32; as many query heads to a key-value head as the cell has, or the next number that divides the heads, and \
 no more than there are heads; the same ratio of MLP to model width (rounded up to 32, at most 4096); at most 8 experts, no wider than \
 that; at most 1024 tokens of \
-vocabulary, 128 tokens of sequence, micro-batch 2, 12 steps, LoRA rank 8; synthetic data and fresh weights; no capacity";
+vocabulary, 128 tokens of sequence, micro-batch 2, 12 steps, LoRA rank 8; synthetic data, fresh weights and adapters; no capacity";
 
 /// The stand-in of a cell; `cores` are shared by its ranks.
 pub fn scaled(cell: &Cell, cores: usize) -> Cell {
@@ -56,7 +56,9 @@ pub fn scaled(cell: &Cell, cores: usize) -> Cell {
     small.train.micro_batch = cell.train.micro_batch.min(2);
     small.train.steps = cell.train.steps.min(12);
     small.train.untimed_steps = cell.train.untimed_steps.min(2);
-    small.lora.rank = cell.lora.rank.min(8);
+    let lora = &mut small.lora;
+    lora.rank = cell.lora.rank.min(8);
+    (lora.path, lora.save, lora.merge) = (None, None, None);
     small.memory.capacity = None;
     small.hardware.device = DeviceKind::Cpu;
     small.hardware.threads_per_rank = (cores / small.parallel.ranks).max(1);

@@ -2,7 +2,7 @@
 
 use crate::support::{cells, parse, root, run, stderr};
 use proptest::prelude::*;
-use zbench_engine::config::{AttentionKind, Base, Cell, Checkpointing, Linear, Strategy as Sharding};
+use zbench_engine::config::{AttentionKind, Base, Cell, Checkpointing, Linear, Method, Strategy as Sharding};
 use zbench_kernels::DType;
 
 fn only_cell(text: &str) -> Cell {
@@ -119,6 +119,63 @@ fn batches_lora_checkpointing_sizes() {
     assert_eq!(only_cell("[memory]\ncheckpointing = { every = 3 }").memory.checkpointing, Checkpointing::Every(3));
     assert_eq!(only_cell("[memory]\ncapacity = \"80GiB\"").memory.capacity, Some(80 << 30));
     assert_eq!(only_cell("[memory]\ncapacity = 1000").memory.capacity, Some(1000));
+}
+
+#[test]
+fn adapters_by_the_names_of_a_family() {
+    use Linear::*;
+    let family = |name: &str, lora: &str| {
+        only_cell(&format!("[model]\nfamily = \"{name}\"\nnum_hidden_layers = 2\n[lora]\n{lora}")).lora
+    };
+    assert_eq!(family("gpt2", "rank = 2").targets, [QProj, KProj, VProj], "PEFT's default is c_attn");
+    assert_eq!(family("gpt2", "rank = 2\ntargets = [\"c_proj\"]").targets, [OProj, DownProj]);
+    assert_eq!(family("gpt2", "rank = 2\ntargets = [\"mlp.c_proj\", \"o_proj\"]").targets, [OProj, DownProj]);
+    let all = family("bloom", "rank = 2\ntargets = \"all-linear\"").targets;
+    assert_eq!(all, [QProj, KProj, VProj, OProj, UpProj, DownProj]);
+    let rooted = family("mpt", "rank = 4\nalpha = 6.0\nuse_rslora = true\ntargets = [\"Wqkv\"]");
+    assert_eq!((rooted.scale(), rooted.targets), (3.0, vec![QProj, KProj, VProj]));
+    let ia3 = family("llama", "method = \"ia3\"\nrank = 8\nalpha = 3.0");
+    assert_eq!((ia3.method, ia3.rank, ia3.alpha, ia3.on()), (Method::Ia3, 0, 0.0, true), "IA3 has no rank");
+    assert_eq!((ia3.targets, ia3.feedforward), (vec![KProj, VProj, DownProj], vec![DownProj]));
+    assert_eq!(family("qwen2", "method = \"ia3\"").targets, [QProj, VProj, DownProj]);
+    let sided = family("bloom", "method = \"ia3\"\ntargets = [\"dense\"]\nfeedforward = [\"dense\"]");
+    assert_eq!((sided.targets, sided.feedforward), (vec![OProj], vec![OProj]));
+    assert_eq!(family("bloom", "method = \"ia3\"\ntargets = [\"dense\"]").feedforward, []);
+    assert_eq!(family("llama", "method = \"ia3\"\nfeedforward = []").feedforward, []);
+}
+
+#[test]
+fn adapters_of_a_folder_fill_in_what_is_not_stated() {
+    use Linear::*;
+    let fixtures = root().join("tests/fixtures");
+    let text = |base: &str, adapters: &str, more: &str| {
+        let (base, start) = (fixtures.join(base), fixtures.join(adapters).join("start"));
+        format!("[model]\npath = {base:?}\n[train]\nseq_len = 16\n[lora]\npath = {start:?}\n{more}")
+    };
+    let lora = only_cell(&text("gpt2-exact", "rslora-gpt2", "")).lora;
+    assert_eq!((lora.rank, lora.alpha, lora.use_rslora), (3, 6.0, true));
+    assert_eq!(lora.targets, [QProj, KProj, VProj, OProj, DownProj]);
+    assert_eq!(lora.path.as_deref(), Some(&*fixtures.join("rslora-gpt2/start")));
+    let same =
+        only_cell(&text("gpt2-exact", "rslora-gpt2", "rank = 3\nalpha = 6\ntargets = [\"c_proj\", \"c_attn\"]")).lora;
+    assert_eq!(same, lora);
+    let ia3 = only_cell(&text("bloom", "ia3-bloom", "")).lora;
+    assert_eq!((ia3.method, ia3.feedforward), (Method::Ia3, vec![DownProj]));
+    for (adapters, base, more, key, fragment) in [
+        ("rslora-gpt2", "gpt2-exact", "rank = 4", "lora.rank", "is 4, and the adapters of lora.path have 3"),
+        ("rslora-gpt2", "gpt2-exact", "rank = 0", "lora.rank", "is 0"),
+        ("rslora-gpt2", "gpt2-exact", "alpha = 3.0", "lora.alpha", "6.0"),
+        ("rslora-gpt2", "gpt2-exact", "dropout = 0.5", "lora.dropout", "0.5"),
+        ("rslora-gpt2", "gpt2-exact", "use_rslora = false", "lora.use_rslora", "true"),
+        ("rslora-gpt2", "gpt2-exact", "method = \"ia3\"", "lora.method", "Ia3"),
+        ("rslora-gpt2", "gpt2-exact", "targets = [\"c_attn\"]", "lora.targets", "DownProj"),
+        ("ia3-bloom", "bloom", "feedforward = [\"query_key_value\"]", "lora.feedforward", "DownProj"),
+        ("rslora-gpt2", "bloom", "", "lora.path", "c_attn"),
+        ("bloom", "bloom", "", "lora.path", "adapter_config.json"),
+    ] {
+        let error = cells(&text(base, adapters, more)).unwrap_err().to_string();
+        assert!(error.contains(key) && error.contains(fragment), "{more}: {error}");
+    }
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! One resolved configuration: what a cell of a grid is. Every value is stated here, whatever default it came from, so
 //! that a cell can be repeated from its record alone. The TOML that people write is resolved into this by `suites`.
 
+mod adapters;
 mod base;
 mod model;
 mod scaling;
 
+pub use adapters::Method;
 pub use base::Base;
 pub use model::{Experts, Form, Mlp, Model, NormKind, Order, Positions, RopeScaling};
 pub use scaling::{DynamicScaling, LossScaling, WeightRounding};
@@ -422,7 +424,7 @@ pub enum AttentionKind {
 #[serde(deny_unknown_fields)]
 pub struct Lora {
     /// What kind of adapters.
-    #[serde(default, skip_serializing_if = "is_lora")]
+    #[serde(default, skip_serializing_if = "Method::is_lora")]
     pub method: Method,
     /// Rank of the adapters; 0 = none, everything trains. IA3 has no rank.
     pub rank: usize,
@@ -431,6 +433,9 @@ pub struct Lora {
     /// By alpha over the root of rank instead.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub use_rslora: bool,
+    /// Magnitudes apart from directions (DoRA).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub use_dora: bool,
     /// Dropout on the adapter's input.
     pub dropout: f64,
     /// Which linear layers: `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`.
@@ -450,34 +455,6 @@ pub struct Lora {
     /// Folder into which the model is written after the last step with the adapters merged; absent = nowhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<PathBuf>,
-}
-
-impl Lora {
-    /// Whether there are adapters, and so a frozen base.
-    pub fn on(&self) -> bool {
-        self.method == Method::Ia3 || self.rank > 0
-    }
-
-    /// The factor on a low-rank adapter's output.
-    pub fn scale(&self) -> f64 {
-        let rank = self.rank as f64;
-        self.alpha / if self.use_rslora { rank.sqrt() } else { rank }
-    }
-}
-
-/// What kind of adapters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Method {
-    /// Low-rank products beside a layer.
-    #[default]
-    Lora,
-    /// Factors on what a layer gives or reads.
-    Ia3,
-}
-
-fn is_lora(method: &Method) -> bool {
-    *method == Method::Lora
 }
 
 /// The linear layers of a block, by the last part of their Hugging Face name.

@@ -8,6 +8,7 @@ use crate::layers::StepError;
 use crate::mesh::within;
 use crate::model::{Init, Part, Tensor, Unit};
 use crate::peft::tensor_name;
+use crate::plan::home_dtype;
 use crate::rank::Inputs;
 use crate::shard::{Desk, Optimizer, Params, State};
 use std::ops::Range;
@@ -46,7 +47,7 @@ pub fn fill(
                 let cut = span.start.max(holding.owned.start)..span.end.min(holding.owned.end);
                 if !cut.is_empty() {
                     let dst = target.slice_mut(within(&cut, &holding.owned));
-                    fill_tensor(inputs, desk, tensor, within(&cut, &span), dst)?;
+                    fill_tensor(inputs, desk, spec, tensor, within(&cut, &span), dst)?;
                 }
             }
             if let (Part::Trainable, Some(master)) = (part, optimizer.master_mut(unit)) {
@@ -71,7 +72,7 @@ fn fill_packed(
         let cut = span.start.max(owned.start)..span.end.min(owned.end);
         if let (false, Some(matrix)) = (cut.is_empty(), tensor.packed) {
             let dst = &mut target[within(&cut, owned)];
-            packed::fill(inputs, desk, tensor, matrix, within(&cut, &span), dst)?;
+            packed::fill(inputs, desk, unit, tensor, matrix, within(&cut, &span), dst)?;
         }
     }
     Ok(())
@@ -81,6 +82,7 @@ fn fill_packed(
 fn fill_tensor(
     inputs: &Inputs<'_>,
     desk: Desk<'_>,
+    unit: &Unit,
     tensor: &Tensor,
     range: Range<usize>,
     mut dst: ViewMut<'_>,
@@ -92,7 +94,7 @@ fn fill_tensor(
         false => inputs.adapters.map(|adapters| (adapters, tensor_name(tensor.stored_name()))),
     };
     if source.is_none() && load.is_none() {
-        return draw(inputs, desk, tensor, range, dst);
+        return draw(inputs, desk, unit, tensor, range, dst);
     }
     let mut values = vec![0f32; READ.min(range.len())];
     for start in range.clone().step_by(READ) {
@@ -101,7 +103,7 @@ fn fill_tensor(
         match &source {
             Some((checkpoint, name)) => read_stored(checkpoint, name, tensor, piece.clone(), values)
                 .map_err(|error| StepError::Input(error.to_string()))?,
-            None => draw(inputs, desk, tensor, piece.clone(), ViewMut::of(values))?,
+            None => draw(inputs, desk, unit, tensor, piece.clone(), ViewMut::of(values))?,
         }
         round_to(load, values);
         desk.kernels.cast(View::of(values), dst.slice_mut(within(&piece, &range)))?;
@@ -110,16 +112,49 @@ fn fill_tensor(
 }
 
 /// Elements `range` of a tensor's first values, drawn.
-fn draw(inputs: &Inputs<'_>, desk: Desk<'_>, tensor: &Tensor, range: Range<usize>, dst: ViewMut<'_>) -> Result<()> {
+fn draw(
+    inputs: &Inputs<'_>,
+    desk: Desk<'_>,
+    unit: &Unit,
+    tensor: &Tensor,
+    range: Range<usize>,
+    dst: ViewMut<'_>,
+) -> Result<()> {
     match tensor.init {
         Init::Constant(value) => Ok(desk.kernels.fill(dst, value)?),
         Init::Normal(std) => {
-            let (len, dtype): (usize, DType) = (dst.len(), dst.dtype());
+            let (len, dtype) = (dst.len(), dst.dtype());
             let seed = inputs.cell.train.seed ^ tensor.stream.rotate_left(40);
             let op = Normal { len, std, seed, first: range.start as u64, dtype };
             Ok(desk.kernels.normal(&op, dst)?)
         }
+        Init::NormsOf(place) => {
+            let matrix = unit.tensors.iter().find(|tensor| tensor.place == place);
+            let matrix = matrix.ok_or_else(|| StepError::Input("norms of a tensor that is not there; a bug".into()))?;
+            norms_of(inputs, desk, unit, matrix, range, dst)
+        }
     }
+}
+
+/// The norms of rows `range` of a matrix as its home holds it. Whoever owns the norms need not own the matrix, so its rows
+/// are drawn or read again.
+fn norms_of(
+    inputs: &Inputs<'_>,
+    desk: Desk<'_>,
+    unit: &Unit,
+    matrix: &Tensor,
+    range: Range<usize>,
+    mut dst: ViewMut<'_>,
+) -> Result<()> {
+    let (cols, home) = (matrix.shape[1], home_dtype(inputs.cell, matrix.place.part));
+    for row in range.clone() {
+        let mut values = vec![0f32; cols];
+        fill_tensor(inputs, desk, unit, matrix, row * cols..(row + 1) * cols, ViewMut::of(&mut values))?;
+        round_to(Some(home), &mut values);
+        let norm = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+        desk.kernels.fill(dst.slice_mut(within(&(row..row + 1), &range)), norm)?;
+    }
+    Ok(())
 }
 
 /// Rounds values to the type they are loaded in.

@@ -8,8 +8,13 @@ use zbench_engine::config::{Linear, Method, Model};
 use zbench_engine::hf::default_model;
 use zbench_engine::peft::{AdapterConfig, CONFIG, PeftError, WEIGHTS, parse_config, read_config};
 
-const FIXTURES: [(&str, &str); 4] =
-    [("rslora-gpt2", "gpt2"), ("lora-falcon", "falcon"), ("ia3-llama", "llama"), ("ia3-bloom", "bloom")];
+const FIXTURES: [(&str, &str); 5] = [
+    ("rslora-gpt2", "gpt2"),
+    ("dora-llama", "llama"),
+    ("lora-falcon", "falcon"),
+    ("ia3-llama", "llama"),
+    ("ia3-bloom", "bloom"),
+];
 
 fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name).join("start")
@@ -67,7 +72,6 @@ fn what_is_not_there_is_refused_by_name() {
         ("exclude_modules", json!(["c_attn"]), "targets by name"),
         ("target_parameters", json!(["w"]), "linear layers"),
         ("trainable_token_indices", json!([1]), "frozen embeddings"),
-        ("use_dora", json!(true), "use_dora true"),
         ("lora_bias", json!(true), "without biases"),
         ("loftq_config", json!({"loftq_bits": 4}), "loftq_config"),
         ("init_lora_weights", json!("pissa"), "leave the base as it is"),
@@ -87,11 +91,11 @@ fn what_is_not_there_is_refused_by_name() {
     let several = Value::Object(
         object("rslora-gpt2")
             .into_iter()
-            .chain([("use_dora".into(), json!(true)), ("modules_to_save".into(), json!(["wte"]))])
+            .chain([("lora_bias".into(), json!(true)), ("modules_to_save".into(), json!(["wte"]))])
             .collect(),
     );
     let said = parse(&several.to_string(), "gpt2").unwrap_err().to_string();
-    assert!(said.contains("use_dora") && said.contains("modules_to_save"), "{said}");
+    assert!(said.contains("lora_bias") && said.contains("modules_to_save"), "{said}");
     for (key, value) in [
         ("r", json!(0)),
         ("r", json!(-1)),
@@ -103,6 +107,7 @@ fn what_is_not_there_is_refused_by_name() {
         ("lora_dropout", json!(1.0)),
         ("lora_dropout", json!(-0.1)),
         ("use_rslora", json!("yes")),
+        ("use_dora", json!(1)),
         ("target_modules", json!([])),
         ("target_modules", json!([1])),
         ("target_modules", json!({"a": 1})),

@@ -176,6 +176,11 @@ pub(crate) fn mul_rows_backward(op: &MulRows, x: &View, dy: &View, dw: &ViewMut)
     operand(name, "dw", dw, dw.dtype(), op.cols)
 }
 
+pub(crate) fn inverse_norms(op: &InverseNorms, x: &View, s: &ViewMut) -> Result<()> {
+    operand("inverse_norms", "x", x, op.dtype, elements(&[op.rows, op.cols]))?;
+    operand("inverse_norms", "s", s, op.dtype.accumulator(), op.rows)
+}
+
 pub(crate) fn rope(op: &Rope, x: &ViewMut, cos: &View, sin: &View) -> Result<()> {
     let name = "rope";
     if !op.head_dim.is_multiple_of(2) {

@@ -16,6 +16,7 @@ impl Op {
             Op::AddRowsBackward(_) => "add_rows_backward",
             Op::MulRows(_) => "mul_rows",
             Op::MulRowsBackward(_) => "mul_rows_backward",
+            Op::InverseNorms(_) => "inverse_norms",
             Op::Rope(_) => "rope",
             Op::Attention(_) => "attention",
             Op::AttentionBackward(_) => "attention_backward",
@@ -115,6 +116,9 @@ impl Op {
             // x and dy are read; the factors' gradient is read and written.
             Op::MulRowsBackward(m) => {
                 &[(m.dtype, product(&[2, m.rows as u64, m.cols as u64])), (m.dtype, product(&[2, m.cols as u64]))]
+            }
+            Op::InverseNorms(n) => {
+                &[(n.dtype, product(&[n.rows as u64, n.cols as u64])), (n.dtype.accumulator(), n.rows as u64)]
             }
             Op::Rope(r) => {
                 let tables = product(&[r.seq.min(r.rows) as u64, r.head_dim as u64]);

@@ -119,6 +119,9 @@ pub trait Kernels: ExpertKernels + Send + Sync {
     /// `dw[c] += sum of dy[r, c] * x[r, c]`, rows in an order fixed by the shape.
     fn mul_rows_backward(&self, op: &MulRows, x: View<'_>, dy: View<'_>, dw: ViewMut<'_>) -> Result<()>;
 
+    /// See [`InverseNorms`]; `s` holds `rows` elements or more.
+    fn inverse_norms(&self, op: &InverseNorms, x: View<'_>, s: ViewMut<'_>) -> Result<()>;
+
     /// Rotates `x [rows, heads*head_dim]` in place; `cos`, `sin` are `[seq, head_dim/2]`.
     fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()>;
 

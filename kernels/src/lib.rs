@@ -38,8 +38,8 @@ pub use kernels::{KernelError, Kernels, Result};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, footprint};
 pub use op::{
     Act, Activate, AdamW, AddRows, Attention, Combine, CrossEntropy, Dropout, Embedding, Gemm, Grouped, GroupedGemm,
-    LayerNorm, Move, MulRows, Normal, Op, QuantFormat, Quantize, RmsNorm, Rope, Rounding, Route, Slots, Swiglu,
-    alibi_slope,
+    InverseNorms, LayerNorm, Move, MulRows, Normal, Op, QuantFormat, Quantize, RmsNorm, Rope, Rounding, Route, Slots,
+    Swiglu, alibi_slope,
 };
 pub use packed::{DOUBLE_BLOCK, DYNAMIC, DoubleScales, Fields, NF4, NF4_BLOCK, Packed, Packing, Unpack};
 pub use reduce_op::{ReduceOp, UnknownReduceOp};

@@ -90,6 +90,17 @@ pub struct MulRows {
     pub dtype: DType,
 }
 
+/// `s[r] = 1 / |x[r]|`, the norm being the root of the sum of squares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InverseNorms {
+    /// Vectors.
+    pub rows: usize,
+    /// Elements of a vector.
+    pub cols: usize,
+    /// Type of x; s is f32 (f64 for f64).
+    pub dtype: DType,
+}
+
 /// Rotary position embedding of `rows` tokens in place, Hugging Face's half-split pairing: element `i` with `i + head_dim/2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rope {
@@ -399,6 +410,8 @@ pub enum Op {
     MulRows(MulRows),
     /// The factors' gradient; that of x is the same product.
     MulRowsBackward(MulRows),
+    /// Reciprocal norms of vectors.
+    InverseNorms(InverseNorms),
     /// Rotary embedding or its backward.
     Rope(Rope),
     /// Tiled attention with online softmax.

@@ -65,7 +65,8 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
 }
 
 fn cell_names_no_file(cell: &Cell) -> bool {
-    matches!(cell.data, zbench_engine::config::Data::Synthetic {}) && cell.model.weights.is_none()
+    let files = [&cell.model.weights, &cell.lora.path];
+    matches!(cell.data, zbench_engine::config::Data::Synthetic {}) && files.iter().all(|file| file.is_none())
 }
 
 /// A record of the interconnect test: its command measures again, and times are no more than shown beside.

@@ -37,6 +37,15 @@ impl Files {
             let name = format!("{:?}", cell.model);
             self.checked.entry(name).or_insert_with(open).clone().map_err(|error| ("model.path", error))?;
         }
+        if let Some(folder) = &cell.lora.path {
+            let open = || {
+                let tensors = Layout::new(cell, 1).adapter_tensors();
+                let adapters = Checkpoint::open_adapters(folder).map_err(|error| error.to_string())?;
+                adapters.check(&tensors).map_err(|error| error.to_string())
+            };
+            let name = format!("{:?} {:?}", cell.model, cell.lora);
+            self.checked.entry(name).or_insert_with(open).clone().map_err(|error| ("lora.path", error))?;
+        }
         Ok(())
     }
 

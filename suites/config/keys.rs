@@ -287,7 +287,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "lora.feedforward",
-        Targets,
+        SomeTargets,
         From("those of lora.path, else the MLP's last layer where it is a target"),
         "IA3: the targets whose factors are on what they read, and not on what they give.",
     ),
@@ -310,7 +310,12 @@ pub const KEYS: &[Key] = &[
         From("that of lora.path, else \"lora\""),
         "Kind of adapter: low-rank products beside layers, or factors on what they give or read.",
     ),
-    key("lora.use_dora", Bool, Is("false"), "Magnitudes apart from directions (DoRA). This version has none."),
+    key(
+        "lora.use_dora",
+        Bool,
+        From("that of lora.path, else false"),
+        "DoRA: weights' magnitudes are learned apart from their directions. Without dropout, and not on fused tensors.",
+    ),
     key(
         "lora.path",
         Path,

@@ -50,6 +50,8 @@ pub enum Kind {
     Checkpointing,
     /// Names of linear layers.
     Targets,
+    /// Names of linear layers, or none.
+    SomeTargets,
     /// A table of rotary scaling.
     RopeScaling,
     /// A list of whole numbers.
@@ -85,6 +87,7 @@ impl fmt::Display for Kind {
             Kind::Betas => f.write_str("two numbers from 0, below 1"),
             Kind::Checkpointing => f.write_str("word, table or list"),
             Kind::Targets => f.write_str("list of linear layers, or `\"all-linear\"`"),
+            Kind::SomeTargets => f.write_str("list of linear layers, which may be empty, or `\"all-linear\"`"),
             Kind::RopeScaling => f.write_str("table"),
             Kind::Counts => f.write_str("list of whole numbers from 0"),
         }
@@ -173,6 +176,8 @@ impl Kind {
             Kind::Betas => check_betas(value),
             Kind::Checkpointing => check_checkpointing(value),
             Kind::Targets => check_targets(value),
+            Kind::SomeTargets if value.as_array().is_some_and(Vec::is_empty) => Ok(()),
+            Kind::SomeTargets => check_targets(value),
             Kind::RopeScaling => check_rope(value),
             Kind::Counts => match value.as_array() {
                 Some(list) => list.iter().try_for_each(|item| check_count(0, i64::MAX, item)),

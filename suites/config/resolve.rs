@@ -186,9 +186,6 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
             return refuse(key, &format!("write \"{word}\""));
         }
     }
-    if values.value("lora.use_dora").as_bool() == Some(true) {
-        return refuse("lora.use_dora", "leave the key out, or set lora.use_rslora");
-    }
     if values.given("memory.offload_path").is_some() {
         return refuse("memory.offload_path", "leave the key out");
     }

@@ -47,6 +47,8 @@ pub fn predicted(record: &mut Record, planned: &Planned) {
     if base > 0 {
         record.extra.insert("base_bytes_per_parameter".into(), (estimate.base_bytes as f64 / base as f64).into());
     }
+    let share = estimate.trainable_parameters as f64 / estimate.parameters.max(1) as f64;
+    record.extra.insert("trainable_share".into(), share.into());
 }
 
 fn categories() -> impl Iterator<Item = (Category, record::Category)> {

@@ -3,7 +3,7 @@
 
 use super::{READ, Result, fill_tensor};
 use crate::mesh::within;
-use crate::model::Tensor;
+use crate::model::{Tensor, Unit};
 use crate::rank::Inputs;
 use crate::shard::Desk;
 use std::ops::Range;
@@ -13,6 +13,7 @@ use zbench_kernels::{DoubleScales, Packed, Packing, View, ViewMut};
 pub(super) fn fill(
     inputs: &Inputs<'_>,
     desk: Desk<'_>,
+    unit: &Unit,
     tensor: &Tensor,
     matrix: Packed,
     owned: Range<usize>,
@@ -38,7 +39,7 @@ pub(super) fn fill(
     for start in elements.clone().step_by(piece) {
         let piece = start..(start + piece).min(elements.end);
         let values = &mut values[..piece.len()];
-        fill_tensor(inputs, desk, tensor, piece.clone(), ViewMut::of(values))?;
+        fill_tensor(inputs, desk, unit, tensor, piece.clone(), ViewMut::of(values))?;
         desk.kernels.pack(&matrix, View::of(values), ViewMut::of(&mut bytes), ViewMut::of(&mut scales))?;
         let at = fields.codes.start + matrix.codes_len(piece.start);
         record.put(at, bytes[..matrix.codes_len(piece.len())].iter().copied());

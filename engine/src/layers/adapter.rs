@@ -38,7 +38,7 @@ pub struct Factors {
     pub feedforward: bool,
 }
 
-const ADAPTER: &str = "adapters";
+pub(super) const ADAPTER: &str = "adapters";
 
 impl<const N: usize> AdapterSpec<N> {
     /// `y += adapter(x)` for every layer's y.

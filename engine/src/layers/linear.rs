@@ -2,6 +2,7 @@
 
 use super::adapter::{AdapterSpec, Factors};
 use super::exec::{Exec, Result, product_forward, product_input, product_weight};
+use super::magnitude::Magnitude;
 use super::sketch::Sketch;
 use crate::model::{Grads, Part, Place, Weights};
 use zbench_kernels::{AddRows, DType, Op, Packed, View, ViewMut};
@@ -23,6 +24,8 @@ pub struct LinearSpec {
     pub adapter: Option<AdapterSpec>,
     /// The factors of IA3, if the layer has them.
     pub factors: Option<Factors>,
+    /// The magnitudes of DoRA, beside the adapter.
+    pub magnitude: Option<Magnitude>,
     /// Its name in the FLOP ledger.
     pub name: &'static str,
 }
@@ -49,6 +52,9 @@ impl LinearSpec {
         if let Some(factors) = &self.factors {
             return factors.forward(ex, self, weights, x, accumulate, y);
         }
+        if let (Some(magnitude), Some(adapter)) = (&self.magnitude, &self.adapter) {
+            return magnitude.forward(ex, self, adapter, weights, x, accumulate, y);
+        }
         self.product(ex, weights, x, accumulate, y.reborrow())?;
         self.adapter.map_or(Ok(()), |adapter| adapter.forward(ex, weights, x, [y]))
     }
@@ -57,6 +63,9 @@ impl LinearSpec {
     pub fn forward_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
         if let Some(factors) = &self.factors {
             return factors.forward_stated(s, self, accumulate);
+        }
+        if let (Some(magnitude), Some(adapter)) = (&self.magnitude, &self.adapter) {
+            return magnitude.forward_stated(s, self, adapter, accumulate);
         }
         self.product_stated(s, accumulate);
         if let Some(adapter) = &self.adapter {
@@ -78,6 +87,9 @@ impl LinearSpec {
         if let Some(factors) = &self.factors {
             return factors.backward(ex, self, weights, grads, x, dy, accumulate, dx);
         }
+        if let (Some(magnitude), Some(adapter)) = (&self.magnitude, &self.adapter) {
+            return magnitude.backward(ex, self, adapter, weights, grads, x, dy, accumulate, dx);
+        }
         self.product_backward(ex, weights, grads, x, dy, accumulate, dx.reborrow())?;
         self.adapter.map_or(Ok(()), |adapter| adapter.backward(ex, weights, grads, x, [dy], dx))
     }
@@ -86,6 +98,9 @@ impl LinearSpec {
     pub fn backward_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
         if let Some(factors) = &self.factors {
             return factors.backward_stated(s, self, accumulate);
+        }
+        if let (Some(magnitude), Some(adapter)) = (&self.magnitude, &self.adapter) {
+            return magnitude.backward_stated(s, self, adapter, accumulate);
         }
         self.product_backward_stated(s, accumulate);
         if let Some(adapter) = &self.adapter {
@@ -102,25 +117,48 @@ impl LinearSpec {
         accumulate: bool,
         mut y: ViewMut<'_>,
     ) -> Result<()> {
-        let n = ex.batch.tokens();
-        let op = product_forward(n, self.out, self.input, accumulate, ex.compute);
-        let matrix = self.matrix(ex, weights)?;
-        ex.gemm(op, x, matrix.view(), y.reborrow())?;
-        drop(matrix);
-        if let Some(bias) = &self.bias {
-            ex.kernels.add_rows(&self.bias_op(n, ex.compute), weights.get(bias), y)?;
-        }
-        Ok(())
+        self.times(ex, weights, x, accumulate, y.reborrow())?;
+        self.add_bias(ex, weights, y)
     }
 
     /// States `product`.
     pub(super) fn product_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
-        let n = s.batch.tokens();
+        self.times_stated(s, accumulate);
+        self.add_bias_stated(s);
+    }
+
+    /// `y (+)= x W^T`.
+    pub(super) fn times(
+        &self,
+        ex: &Exec<'_>,
+        weights: &Weights<'_>,
+        x: View<'_>,
+        accumulate: bool,
+        y: ViewMut<'_>,
+    ) -> Result<()> {
+        let op = product_forward(ex.batch.tokens(), self.out, self.input, accumulate, ex.compute);
+        let matrix = self.matrix(ex, weights)?;
+        ex.gemm(op, x, matrix.view(), y)
+    }
+
+    /// States `times`.
+    pub(super) fn times_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
+        let op = product_forward(s.batch.tokens(), self.out, self.input, accumulate, s.compute);
         let matrix = self.matrix_stated(s);
-        s.op(self.name, Op::Gemm(product_forward(n, self.out, self.input, accumulate, s.compute)));
+        s.op(self.name, Op::Gemm(op));
         s.free_all(matrix);
+    }
+
+    /// `y += b`, if there is one.
+    pub(super) fn add_bias(&self, ex: &Exec<'_>, weights: &Weights<'_>, y: ViewMut<'_>) -> Result<()> {
+        let Some(bias) = &self.bias else { return Ok(()) };
+        Ok(ex.kernels.add_rows(&self.bias_op(ex.batch.tokens(), ex.compute), weights.get(bias), y)?)
+    }
+
+    /// States `add_bias`.
+    pub(super) fn add_bias_stated(&self, s: &mut Sketch<'_>) {
         if self.bias.is_some() {
-            s.op(self.name, Op::AddRows(self.bias_op(n, s.compute)));
+            s.op(self.name, Op::AddRows(self.bias_op(s.batch.tokens(), s.compute)));
         }
     }
 

@@ -173,6 +173,7 @@ impl<'a> Builder<'a> {
             input,
             adapter: None,
             factors: None,
+            magnitude: None,
             name,
         };
         let weight = self.push(unit, part, format!("{prefix}.{}.weight", names.router), &[count, hidden], init);
@@ -212,9 +213,9 @@ impl<'a> Builder<'a> {
             unit.store_last(stored_bias(&stored, fusion));
             place
         });
-        let adapter = self.adapter(unit, &stored, which, fusion, [out, input]);
+        let (adapter, magnitude) = self.adapter(unit, &stored, which, fusion, weight, [out, input]);
         let factors = self.factors(unit, &stored, which, fusion, [out, input]);
-        LinearSpec { weight, packed, bias, out, input, adapter, factors, name: which.name() }
+        LinearSpec { weight, packed, bias, out, input, adapter, factors, magnitude, name: which.name() }
     }
 
     /// The module of a projection, and its place there if the family fuses it with others.

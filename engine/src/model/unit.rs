@@ -49,6 +49,8 @@ pub enum Init {
     Normal(f64),
     /// A constant.
     Constant(f64),
+    /// The norms of the rows of the same unit's tensor that lies there.
+    NormsOf(Place),
 }
 
 /// A tensor of a unit.

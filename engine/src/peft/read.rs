@@ -19,6 +19,8 @@ pub struct AdapterConfig {
     pub dropout: f64,
     /// By the root.
     pub use_rslora: bool,
+    /// With magnitudes.
+    pub use_dora: bool,
     /// The layers that have them.
     pub targets: Vec<Linear>,
     /// IA3: those of them whose factors are on what they read.
@@ -65,6 +67,7 @@ pub fn parse_config(text: &str, what: &str, model: &Model) -> Result<AdapterConf
             alpha: file.number("lora_alpha", 8.0, f64::MIN_POSITIVE, 1e30)?,
             dropout: file.number("lora_dropout", 0.0, 0.0, 0.999)?,
             use_rslora: file.flag("use_rslora")?,
+            use_dora: file.flag("use_dora")?,
             targets,
             feedforward: Vec::new(),
         },
@@ -74,6 +77,7 @@ pub fn parse_config(text: &str, what: &str, model: &Model) -> Result<AdapterConf
             alpha: 0.0,
             dropout: 0.0,
             use_rslora: false,
+            use_dora: false,
             feedforward: file.feedforward(&targets)?,
             targets,
         },
@@ -99,6 +103,7 @@ const READ_BY_LORA: &[&str] = &[
     "lora_alpha",
     "lora_dropout",
     "use_rslora",
+    "use_dora",
     "bias",
     "init_lora_weights",
     // Of no effect without others that are refused.
@@ -120,7 +125,6 @@ const HAVE: &[(&str, &str)] = &[
     ("exclude_modules", "targets by name"),
     ("target_parameters", "adapters on linear layers"),
     ("trainable_token_indices", "frozen embeddings"),
-    ("use_dora", "LoRA and rsLoRA"),
     ("lora_bias", "adapters without biases"),
     ("loftq_config", "a base that is as its files have it"),
     ("corda_config", "a base that is as its files have it"),

@@ -1,20 +1,25 @@
 //! `adapter_config.json` as PEFT opens it.
 
 use super::targets::target_names;
-use crate::config::{Cell, Method};
+use crate::config::{Cell, Linear, Method};
 use crate::model::turned;
 use serde_json::{Value, json};
 
 /// The config of a cell's adapters.
 pub fn config_json(cell: &Cell) -> String {
     let (lora, model) = (&cell.lora, &cell.model);
+    // PEFT wants the names of the one list among those of the other, letter by letter.
+    let feedforward = target_names(model, &lora.feedforward);
+    let others: Vec<Linear> = lora.targets.iter().copied().filter(|layer| !lora.feedforward.contains(layer)).collect();
+    let mut targets = [target_names(model, &others), feedforward.clone()].concat();
+    targets.sort();
     let mut config = json!({
         "task_type": "CAUSAL_LM",
         "auto_mapping": null,
         "base_model_name_or_path": model.weights,
         "revision": null,
         "inference_mode": true,
-        "target_modules": target_names(model, &lora.targets),
+        "target_modules": targets,
         "modules_to_save": null,
         "exclude_modules": null,
         "fan_in_fan_out": turned(model),
@@ -26,7 +31,7 @@ pub fn config_json(cell: &Cell) -> String {
             "lora_alpha": whole(lora.alpha),
             "lora_dropout": lora.dropout,
             "use_rslora": lora.use_rslora,
-            "use_dora": false,
+            "use_dora": lora.use_dora,
             "bias": "none",
             "lora_bias": false,
             "init_lora_weights": true,
@@ -37,7 +42,7 @@ pub fn config_json(cell: &Cell) -> String {
         }),
         Method::Ia3 => json!({
             "peft_type": "IA3",
-            "feedforward_modules": target_names(model, &lora.feedforward),
+            "feedforward_modules": feedforward,
             "init_ia3_weights": true,
         }),
     };

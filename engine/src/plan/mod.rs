@@ -189,12 +189,24 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
         );
         return fail("lora.targets", reason);
     }
+    if lora.use_dora && lora.dropout > 0.0 {
+        let reason = "stands beside lora.use_dora, which here has no dropout; write 0";
+        return fail("lora.dropout", reason.into());
+    }
+    if lora.use_dora && lora.base.and_then(Base::packing).is_some() {
+        let reason = "stands beside a lora.base in few bits, over which DoRA is not there; write \"bf16\"";
+        return fail("lora.use_dora", reason.into());
+    }
+    if let (true, Some(fused), true) = (lora.use_dora, fused_in(model, Linear::QProj), parts.iter().any(named)) {
+        let reason = format!("is not there for {fused}, which holds queries, keys and values; name other lora.targets");
+        return fail("lora.use_dora", reason);
+    }
     if lora.on() && model.save.is_some() {
         let reason = "stands beside adapters: lora.save writes them, lora.merge the model with them merged";
         return fail("model.save", reason.into());
     }
     let gated = matches!(model.form.mlp, Mlp::Swiglu | Mlp::GegluTanh);
-    if lora.rank > 0 && !gated && lora.targets.iter().all(|&target| target == Linear::GateProj) {
+    if lora.on() && !gated && lora.targets.iter().all(|&target| target == Linear::GateProj) {
         return fail("lora.targets", "name gate_proj alone, and this model's MLP has none".into());
     }
     if train.seq_len > model.max_position_embeddings {

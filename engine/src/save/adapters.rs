@@ -62,13 +62,15 @@ struct Merger<'a> {
 struct Parts {
     a: Vec<f32>,
     b: Vec<f32>,
+    /// Magnitudes, one for each row of B.
+    m: Vec<f32>,
     l: Vec<f32>,
     feedforward: bool,
 }
 
 impl Merger<'_> {
     fn take(&mut self, name: &str, shape: &[usize], values: &[f32], give: Give<'_>) {
-        if let Some((module, part)) = ["lora_A.weight", "lora_B.weight", "ia3_l"]
+        if let Some((module, part)) = ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector", "ia3_l"]
             .iter()
             .find_map(|part| Some((name.strip_suffix(part)?.strip_suffix('.')?, *part)))
         {
@@ -76,6 +78,7 @@ impl Merger<'_> {
             match part {
                 "lora_A.weight" => parts.a = values.to_vec(),
                 "lora_B.weight" => parts.b = values.to_vec(),
+                "lora_magnitude_vector" => parts.m = values.to_vec(),
                 _ => {
                     parts.l = values.to_vec();
                     parts.feedforward = self.feedforward.iter().any(|end| module.ends_with(end));
@@ -88,7 +91,10 @@ impl Merger<'_> {
             let mut merged = values.to_vec();
             let [rows, cols] = [shape[0], values.len() / shape[0].max(1)];
             match self.lora.method {
-                Method::Lora => self.add_product(parts, [rows, cols], &mut merged),
+                Method::Lora => {
+                    self.add_product(parts, [rows, cols], &mut merged);
+                    self.set_magnitudes(parts, cols, &mut merged);
+                }
                 Method::Ia3 => {
                     // Factors of rows where they are on what the layer gives, unless it lies the other way round.
                     let by_row = parts.feedforward == self.turned;
@@ -127,5 +133,18 @@ impl Merger<'_> {
             }
             line.iter_mut().zip(&sums).for_each(|(value, sum)| *value = (f64::from(*value) + scale * sum) as f32);
         }
+    }
+
+    /// Gives what belongs to each row of B the norm that DoRA has learned.
+    fn set_magnitudes(&self, parts: &Parts, cols: usize, merged: &mut [f32]) {
+        let of = |at: usize| if self.turned { at % cols } else { at / cols };
+        let mut squares = vec![0f64; parts.m.len()];
+        if squares.is_empty() {
+            return;
+        }
+        merged.iter().enumerate().for_each(|(at, value)| squares[of(at)] += f64::from(*value).powi(2));
+        let factors: Vec<f64> =
+            squares.iter().zip(&parts.m).map(|(squares, m)| f64::from(*m) / squares.sqrt()).collect();
+        merged.iter_mut().enumerate().for_each(|(at, value)| *value = (f64::from(*value) * factors[of(at)]) as f32);
     }
 }

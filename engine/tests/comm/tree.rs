@@ -3,8 +3,9 @@
 
 use half::{bf16, f16};
 use zbench_kernels::{
-    Activate, AdamW, AddRows, Attention, CrossEntropy, DType, Dropout, Element, Embedding, Gemm, KernelError, Kernels,
-    LayerNorm, MulRows, Normal, Op, Packed, Quantize, ReduceOp, Result, RmsNorm, Rope, Swiglu, Unpack, View, ViewMut,
+    Activate, AdamW, AddRows, Attention, CrossEntropy, DType, Dropout, Element, Embedding, Gemm, InverseNorms,
+    KernelError, Kernels, LayerNorm, MulRows, Normal, Op, Packed, Quantize, ReduceOp, Result, RmsNorm, Rope, Swiglu,
+    Unpack, View, ViewMut,
 };
 
 /// An element type that the oracle can handle in f64 without loss.
@@ -178,6 +179,9 @@ impl Kernels for Tree {
         refuse()
     }
     fn add_rows_backward(&self, _: &AddRows, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn inverse_norms(&self, _: &InverseNorms, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
         refuse()
     }
     fn mul_rows(&self, _: &MulRows, _: View<'_>, _: ViewMut<'_>) -> Result<()> {

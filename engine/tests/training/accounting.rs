@@ -181,7 +181,7 @@ fn plans_hold_for_experts() {
                     (cell.memory.checkpointing, cell.precision, cell.train.accumulation) =
                         (policy.clone(), precision, 2);
                     let targets = vec![Linear::QProj, Linear::OProj];
-                    cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: None };
+                    cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
                     assert_as_planned(&cell, &format!("{name}: {} {policy:?} adapters {adapters}", strategy.name()));
                 }
             }
@@ -197,7 +197,7 @@ fn stated_operations_of_experts_are_the_ones_issued() {
                 let mut cell = on(base.clone(), Strategy::Zero3, 2, 2);
                 (cell.memory.checkpointing, cell.precision) = (policy.clone(), precision);
                 let targets = vec![Linear::VProj];
-                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base: None };
+                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
                 assert_stated(&cell, &format!("{name} {policy:?}"));
             }
         }
@@ -230,7 +230,7 @@ fn experts_count_as_far_as_tokens_pass_through_them() {
 fn adapters_on_experts_are_refused_with_a_way_out() {
     for target in [Linear::GateProj, Linear::UpProj, Linear::DownProj] {
         let mut cell = expert_cells(small()).swap_remove(1).1;
-        cell.lora = Lora { rank: 2, alpha: 1.0, dropout: 0.0, targets: vec![Linear::QProj, target], base: None };
+        cell.lora = Lora { rank: 2, alpha: 1.0, dropout: 0.0, targets: vec![Linear::QProj, target], ..Lora::default() };
         let refused = Plan::new(&cell, &Cpu::new(1)).unwrap_err();
         assert_eq!(refused.key, "lora.targets");
         assert!(refused.reason.contains(target.name()) && refused.reason.contains("o_proj"), "{refused}");
@@ -432,7 +432,7 @@ fn flops_are_the_published_ones_for_llama_3_8b() {
 
 #[test]
 fn plans_hold_for_adapters_of_every_kind() {
-    for (what, adapt) in adapters() {
+    for (what, adapt) in adapters().into_iter().chain([dora()]) {
         for (strategy, shard) in
             [(Strategy::Ddp, 1), (Strategy::Zero2, 2), (Strategy::Zero3, 2), (Strategy::HsdpFullOptimizer, 1)]
         {

@@ -14,7 +14,7 @@ use zbench_engine::train::{train, with_ranks};
 use zbench_engine::{hf, peft};
 use zbench_kernels::DType;
 
-const ADAPTERS: [&str; 4] = ["rslora-gpt2", "lora-falcon", "ia3-llama", "ia3-bloom"];
+const ADAPTERS: [&str; 5] = ["rslora-gpt2", "lora-falcon", "dora-llama", "ia3-llama", "ia3-bloom"];
 
 /// The cell of a fixture whose adapters start from a folder.
 fn cell_of(name: &str) -> (Oracle, Cell) {
@@ -26,10 +26,10 @@ fn cell_of(name: &str) -> (Oracle, Cell) {
 
 /// Adapters as a folder has them.
 fn from_folder(dir: &Path, model: &Model) -> Lora {
-    let peft::AdapterConfig { method, rank, alpha, dropout, use_rslora, targets, feedforward } =
+    let peft::AdapterConfig { method, rank, alpha, dropout, use_rslora, use_dora, targets, feedforward } =
         peft::read_config(dir, model).unwrap();
     let path = Some(dir.into());
-    Lora { method, rank, alpha, dropout, use_rslora, targets, feedforward, path, ..Lora::default() }
+    Lora { method, rank, alpha, dropout, use_rslora, use_dora, targets, feedforward, path, ..Lora::default() }
 }
 
 fn adapters_of(weights: Tensors) -> Tensors {
@@ -75,6 +75,7 @@ fn the_references_notice_a_wrong_scale() {
     };
     assert!(off("rslora-gpt2", |lora| lora.use_rslora = false) > 1e-2);
     assert!(off("lora-falcon", |lora| lora.use_rslora = true) > 1e-2);
+    assert!(off("dora-llama", |lora| lora.alpha = 5.0) > 1e-2);
 }
 
 /// Trains for some steps, writes by `save`, and hands over what the weights are then.
@@ -193,6 +194,57 @@ fn a_run_writes_adapters_and_the_merged_model_where_it_is_told() {
     cell.lora.save = Some(dir.path().join("file/folder"));
     let failure = train(&cell, &plan, &|_| {}).expect_err("a file is no folder");
     assert!(failure.cause.to_string().contains("file/folder") && failure.steps.len() == 1, "{}", failure.cause);
+}
+
+/// Magnitudes start at the norms of the rows, whoever owns which, so that fresh adapters change nothing.
+#[test]
+fn fresh_adapters_leave_the_base_as_it_is() {
+    for base in ["bf16-sharded", "falcon-new"] {
+        let mut cell = Oracle::open(base).cell();
+        cell.train.steps = 1;
+        let plain = run(&cell).steps[0].loss;
+        let own = vec![Linear::OProj, Linear::GateProj, Linear::UpProj, Linear::DownProj];
+        let lora = Lora { rank: 2, alpha: 3.0, targets: own.clone(), ..Lora::default() };
+        let ia3 = Lora { method: Method::Ia3, targets: own.clone(), feedforward: own, ..Lora::default() };
+        for lora in [Lora { use_dora: true, ..lora.clone() }, lora, ia3] {
+            for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 4), (Strategy::Zero1, 2)] {
+                let mut cell = shared_out(cell.clone(), strategy, ranks);
+                cell.lora = lora.clone();
+                let loss = run(&cell).steps[0].loss;
+                assert!((loss - plain).abs() <= 1e-6 * plain, "{base} {lora:?}: {loss} for {plain}");
+            }
+        }
+    }
+    // Norms of drawn weights: merged with what is fresh, a model is what it was.
+    let mut cell = synthetic();
+    cell.model.num_hidden_layers = 1;
+    cell.lora = Lora { rank: 2, alpha: 3.0, use_dora: true, targets: vec![Linear::QProj], ..Lora::default() };
+    let dir = tempfile::tempdir().unwrap();
+    let weights =
+        trained(&on(cell, Strategy::Zero3, 2, 2), 0, |rank| rank.save_merged(dir.path(), SaveOptions::default()));
+    let query = "model.layers.0.self_attn.q_proj.weight";
+    let merged = single(&dir.path().join("model.safetensors"));
+    let [before, after] = [&weights, &merged].map(|all| &all.iter().find(|(name, _)| name == query).unwrap().1);
+    assert!(distance(after, before) <= 1e-6);
+}
+
+/// PEFT takes the names of feedforward modules only where they stand among the targets letter by letter.
+#[test]
+fn feedforward_modules_stand_among_the_targets() {
+    for base in ["gpt2-exact", "bloom", "falcon", "mpt", "bf16-sharded"] {
+        for feedforward in [vec![Linear::DownProj], vec![Linear::OProj], vec![]] {
+            let mut cell = Oracle::open(base).cell();
+            let targets = peft::all_linear(&cell.model);
+            cell.lora = Lora { method: Method::Ia3, targets, feedforward, ..Lora::default() };
+            let text = peft::config_json(&cell);
+            let config: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let names = |key: &str| config[key].as_array().unwrap().clone();
+            let (targets, inputs) = (names("target_modules"), names("feedforward_modules"));
+            assert!(inputs.iter().all(|name| targets.contains(name)), "{base}: {text}");
+            let read = peft::parse_config(&text, "written", &cell.model).unwrap();
+            assert_eq!((read.targets, read.feedforward), (cell.lora.targets, cell.lora.feedforward), "{base}");
+        }
+    }
 }
 
 #[test]

@@ -248,7 +248,7 @@ fn adapters_train_alike_under_every_strategy_and_leave_the_base_alone() {
 
 #[test]
 fn adapters_of_every_kind_train_alike_under_every_strategy() {
-    for (what, adapt) in adapters() {
+    for (what, adapt) in adapters().into_iter().chain([dora()]) {
         let mut base = odd();
         adapt(&mut base);
         base.train.clip_norm = 1e-5;
@@ -258,7 +258,7 @@ fn adapters_of_every_kind_train_alike_under_every_strategy() {
         let start = run(&still);
         assert!(!reference.gradients.is_empty());
         for ((name, before), (_, after)) in start.weights.iter().zip(&reference.weights) {
-            let adapter = name.contains(".lora_") || name.ends_with(".ia3_l");
+            let adapter = zbench_engine::model::is_adapter(name);
             assert_eq!(adapter, before != after, "{what}: {name}");
             assert_eq!(adapter, reference.gradients.iter().any(|(other, _)| other == name), "{what}: {name}");
         }

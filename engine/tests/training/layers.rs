@@ -208,7 +208,7 @@ fn blocks_with_experts() {
                 cell.model.family = "qwen3_moe".into();
                 cell.model.experts = Some(experts(count, top, normalised));
                 let targets = vec![Linear::KProj, Linear::OProj];
-                cell.lora = Lora { rank: adapters, alpha: 3.0, dropout: 0.0, targets, base: None };
+                cell.lora = Lora { rank: adapters, alpha: 3.0, dropout: 0.0, targets, ..Lora::default() };
             });
         }
     }
@@ -282,4 +282,48 @@ fn blocks_with_adapters_of_every_kind() {
     for (what, adapt) in adapters() {
         check_block(what, adapt);
     }
+}
+
+/// Where A or B moves, m is moved with the norm of the rows, so that their quotient stays: that holds the norms still, as
+/// backward does.
+#[test]
+fn a_block_with_magnitudes() {
+    let (what, adapt) = dora();
+    let lab = Lab::new(adapt);
+    let (block, unit, ex) = (&lab.layout.blocks[0], &lab.layout.units[1], lab.exec());
+    let flats = lab.weights(1);
+    let len = lab.tokens() * lab.cell.model.hidden_size;
+    let (x, r) = (noise(1, len), noise(2, len));
+    let all = [Some(&block.q), Some(&block.k), Some(&block.v), Some(&block.o), block.gate.as_ref()];
+    let layers: Vec<_> = all.into_iter().flatten().chain([&block.up, &block.down]).collect();
+    assert!(layers.len() == 7 && layers.iter().all(|layer| layer.magnitude.is_some()));
+    let norms = |w: &[f64]| -> Vec<Vec<f64>> {
+        let of = |layer: &&zbench_engine::layers::LinearSpec| {
+            let adapter = layer.adapter.unwrap();
+            let (a, b) = (&w[adapter.a.range()], &w[adapter.b[0].0.range()]);
+            let frozen = &flats[1][layer.weight.range()];
+            let merged = |row: usize, col: usize| {
+                let product: f64 =
+                    (0..adapter.rank).map(|k| b[row * adapter.rank + k] * a[k * layer.input + col]).sum();
+                frozen[row * layer.input + col] + f64::from(adapter.scale) * product
+            };
+            let norm = |row| (0..layer.input).map(|col| merged(row, col).powi(2)).sum::<f64>().sqrt();
+            (0..layer.out).map(norm).collect()
+        };
+        layers.iter().map(of).collect()
+    };
+    let at_start = norms(&flats[0]);
+    let mut grads = vec![0.0; unit.trainable.padded];
+    let mut view = Grads(ViewMut::of(&mut grads));
+    let (_, saved) = block.forward(&ex, &weights(&flats), lab.buffer(&x), true, &Kept::ALL).unwrap();
+    let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r)).unwrap();
+    check(what, &x, &values(&dx), x.len(), |x| block_output(&lab, &flats, x, &r));
+    check(what, &flats[0], &grads, unit.trainable.len, |w| {
+        let mut held = w.to_vec();
+        for ((layer, before), now) in layers.iter().zip(&at_start).zip(norms(w)) {
+            let m = &mut held[layer.magnitude.unwrap().m.range()];
+            m.iter_mut().zip(before.iter().zip(now)).for_each(|(m, (before, now))| *m *= now / before);
+        }
+        block_output(&lab, &[held, flats[1].clone()], &x, &r)
+    });
 }

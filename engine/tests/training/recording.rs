@@ -69,6 +69,7 @@ impl Kernels for Recording {
         fn layer_norm_backward(op: &LayerNorm, x: View<'_>, w: View<'_>, s: View<'_>, dy: View<'_>, dx: ViewMut<'_>, dw: Option<ViewMut<'_>>, db: Option<ViewMut<'_>>) as LayerNormBackward;
         fn add_rows(op: &AddRows, table: View<'_>, x: ViewMut<'_>) as AddRows;
         fn add_rows_backward(op: &AddRows, dy: View<'_>, dtable: ViewMut<'_>) as AddRowsBackward;
+        fn inverse_norms(op: &InverseNorms, x: View<'_>, s: ViewMut<'_>) as InverseNorms;
         fn mul_rows(op: &MulRows, w: View<'_>, x: ViewMut<'_>) as MulRows;
         fn mul_rows_backward(op: &MulRows, x: View<'_>, dy: View<'_>, dw: ViewMut<'_>) as MulRowsBackward;
         fn activate(op: &Activate, x: View<'_>, y: ViewMut<'_>) as Activate;

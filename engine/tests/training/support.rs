@@ -245,3 +245,15 @@ pub fn expert_cells(cell: Cell) -> Vec<(&'static str, Cell)> {
         ("qwen3-moe with all experts", with("qwen3_moe", qwen, experts(4, 4, false, 1))),
     ]
 }
+
+/// DoRA on every linear layer of a block with biases and gates. Its norms are constants to the gradient, so that backward is
+/// not the derivative of forward.
+pub fn dora() -> Adapters {
+    ("DoRA", |cell| {
+        let all = forms();
+        let form = *all.iter().find(|(name, ..)| name.starts_with("qwen3 with biases")).unwrap();
+        *cell = formed(cell.clone(), form);
+        let targets = Linear::ALL.to_vec();
+        cell.lora = Lora { rank: 2, alpha: 3.0, use_dora: true, use_rslora: true, targets, ..Lora::default() };
+    })
+}

@@ -170,6 +170,13 @@ impl Kernels for Cpu {
         Ok(())
     }
 
+    fn inverse_norms(&self, op: &InverseNorms, x: View<'_>, s: ViewMut<'_>) -> Result<()> {
+        supported("inverse_norms", &[op.dtype])?;
+        check::inverse_norms(op, &x, &s)?;
+        self.run_inverse_norms(op, x, s);
+        Ok(())
+    }
+
     fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()> {
         supported("rope", &[op.dtype])?;
         check::rope(op, &x, &cos, &sin)?;

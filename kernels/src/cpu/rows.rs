@@ -51,6 +51,26 @@ impl Cpu {
         });
     }
 
+    pub(super) fn run_inverse_norms(&self, op: &InverseNorms, x: View, s: ViewMut) {
+        let (level, cols, s) = (self.level, op.cols, Shared::new(s));
+        self.pool.split(op.rows, grain(cols), |_, rows| {
+            let mut buffer = [0.0; CHUNK];
+            for row in rows {
+                let mut lanes = [0.0; LANES];
+                for chunk in chunks(0..cols) {
+                    let x = load(level, x.slice(shift(&chunk, row * cols)), &mut buffer);
+                    level.run(
+                        #[inline(always)]
+                        |fused| fold(&mut lanes, x, |sum, x| fma(fused, x, x, sum)),
+                    );
+                }
+                // SAFETY: each row belongs to one thread.
+                let slot = unsafe { s.floats(row..row + 1) };
+                slot[0] = (1.0 / f64::from(merge(lanes, |a, b| a + b)).sqrt()) as f32;
+            }
+        });
+    }
+
     pub(super) fn run_rms_norm_backward(
         &self,
         op: &RmsNorm,

@@ -136,6 +136,12 @@ impl Kernels for Reference {
         rows::mul_rows_backward(op, x, dy, dw)
     }
 
+    fn inverse_norms(&self, op: &InverseNorms, x: View<'_>, s: ViewMut<'_>) -> Result<()> {
+        floats("inverse_norms", &[op.dtype])?;
+        check::inverse_norms(op, &x, &s)?;
+        rows::inverse_norms(op, x, s)
+    }
+
     fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()> {
         floats("rope", &[op.dtype])?;
         check::rope(op, &x, &cos, &sin)?;

@@ -147,6 +147,13 @@ pub(super) fn mul_rows_backward(op: &MulRows, x: View, dy: View, mut dw: ViewMut
     write(&mut dw, &sums)
 }
 
+pub(super) fn inverse_norms(op: &InverseNorms, x: View, mut s: ViewMut) -> Result<()> {
+    let InverseNorms { rows, cols, .. } = *op;
+    let x = read(&x, rows * cols);
+    let norm = |r: usize| x[r * cols..(r + 1) * cols].iter().map(|x| x * x).sum::<f64>().sqrt();
+    write(&mut s, &(0..rows).map(|r| 1.0 / norm(r)).collect::<Vec<_>>())
+}
+
 pub(super) fn rope(op: &Rope, mut x: ViewMut, cos: View, sin: View) -> Result<()> {
     let Rope { rows, seq, heads, head_dim, .. } = *op;
     let half = head_dim / 2;

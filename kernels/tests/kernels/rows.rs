@@ -1,6 +1,6 @@
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, LayerNorm, MulRows, RmsNorm, Rope};
+use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, InverseNorms, LayerNorm, MulRows, RmsNorm, Rope};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])
@@ -96,6 +96,15 @@ proptest! {
         let dw = guarded(Tensor::normal(gradient, cols, 5));
         compare(&format!("{shape:?} backward into {gradient}"), [x, dy, dw], &[2], |kernels, of, [x, dy, dw]| {
             kernels.mul_rows_backward(&MulRows { dtype: of(dtype), ..shape }, x.view(), dy.view(), dw.view_mut())
+        });
+    }
+
+    #[test]
+    fn inverse_norms(rows in 0usize..200, cols in width(), dtype in float()) {
+        let shape = InverseNorms { rows, cols, dtype };
+        let tensors = [Tensor::normal(dtype, rows * cols, 1), output(DType::F32, rows)];
+        compare(&format!("{shape:?}"), tensors, &[1], |kernels, of, [x, s]| {
+            kernels.inverse_norms(&InverseNorms { dtype: of(dtype), ..shape }, x.view(), s.view_mut())
         });
     }
 

@@ -172,6 +172,12 @@ impl<'a> Cell<'a> {
         labels::has_adapter(&self.record().cell)
     }
 
+    /// The share of the parameters that train.
+    pub fn trainable_share(&self) -> Option<f64> {
+        let number = |name: &str| self.record().extra.get(name).and_then(Value::as_f64);
+        number("parameters").filter(|all| *all > 0.0).and_then(|all| Some(number("trainable_parameters")? / all))
+    }
+
     /// Measured trials whose numbers are not used, for their validity flags.
     pub fn set_aside(&self) -> impl Iterator<Item = &'a Record> {
         // Where one trial without flags is used, all those are, and none with a flag.

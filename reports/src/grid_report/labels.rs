@@ -158,9 +158,10 @@ fn text(path: &str, value: &Value) -> String {
     text.chars().take(LONGEST_VALUE - 1).chain(['…']).collect()
 }
 
-/// Whether a configuration trains adapters (LoRA) beside frozen weights.
+/// Whether a configuration trains adapters (LoRA, or IA3, which has no rank) beside frozen weights.
 pub fn has_adapter(cell: &Value) -> bool {
-    cell.pointer("/lora/rank").and_then(Value::as_f64).is_some_and(|rank| rank > 0.0)
+    let is_ia3 = cell.pointer("/lora/method").is_some_and(|method| method == "ia3");
+    is_ia3 || cell.pointer("/lora/rank").and_then(Value::as_f64).is_some_and(|rank| rank > 0.0)
 }
 
 /// One label for each cell: `zero3, checkpointing=full, lora.rank=8`. A key that says nothing of a cell (unset, or of

@@ -42,6 +42,12 @@ pub fn speed(grid: &Grid) -> Table {
     {
         reason.for_machines = true;
     }
+    // Of interest where cells train different parts of the model.
+    let shares: Vec<Option<f64>> = grid.cells.iter().filter(|cell| is_shown(cell)).map(Cell::trainable_share).collect();
+    let shares_differ = shares.windows(2).any(|pair| pair[0] != pair[1]);
+    if shares_differ {
+        columns.push(Column::numbers("trainable", "fraction"));
+    }
     columns.extend(grid.axes.telling.iter().map(|axis| Column::words(&axis.path).for_machines()));
     let mut table = Table::new("cells", columns).caption(
         "Tokens per second of all ranks together, with the 95 % bootstrap interval over trials and steps; MFU by the \
@@ -54,6 +60,9 @@ pub fn speed(grid: &Grid) -> Table {
             continue;
         }
         let mut row = speed_row(grid, cell);
+        if shares_differ {
+            row.push(Entry::maybe(cell.trainable_share(), |share| format!("{} %", units::number(share * 100.0))));
+        }
         row.extend(grid.axes.telling.iter().map(|axis| Entry::words(&axis.values[place])));
         table.row(row);
     }

@@ -154,6 +154,28 @@ fn full_fine_tunes_and_adapter_runs_are_answered_for_apart() {
 }
 
 #[test]
+fn the_share_that_trains_is_shown_where_cells_differ_in_it() {
+    let mut records: Vec<Record> = [0, 1, 3].iter().map(|&spec| grid::trial(&grid::specs()[spec], 1)).collect();
+    let shown = |records: &[Record]| {
+        let document = comparison(records, None);
+        let cells = table(&document, "cells").unwrap();
+        cells.columns.iter().any(|column| column.title == "trainable").then(|| column(&document, "cells", "trainable"))
+    };
+    assert_eq!(shown(&records), None);
+    for (record, trains) in records.iter_mut().zip([2000, 2000, 25]) {
+        record.extra.insert("parameters".into(), 2000.into());
+        record.extra.insert("trainable_parameters".into(), trains.into());
+    }
+    with_lora(&mut records, &[0, 0, 8]);
+    let mut shares = shown(&records).unwrap();
+    shares.sort();
+    assert_eq!(shares, ["1.25 %", "100 %", "100 %"]);
+    // Nothing to tell where all train the same share.
+    records.iter_mut().for_each(|record| drop(record.extra.insert("trainable_parameters".into(), 25.into())));
+    assert_eq!(shown(&records), None);
+}
+
+#[test]
 fn trials_set_aside_are_counted_with_their_reason() {
     let mut records = grid::records();
     for record in records.iter_mut().filter(|record| record.key.starts_with("ddpnone1") && record.trial > 1) {

@@ -43,6 +43,8 @@ pub(super) fn adapters(values: &Values, context: &Context, model: &Model) -> Res
     lora.dropout = merged.one("lora.dropout", real("lora.dropout"), |s| s.dropout, 0.0)?;
     let root = values.given("lora.use_rslora").and_then(Value::as_bool);
     lora.use_rslora = merged.one("lora.use_rslora", root, |s| s.use_rslora, false)?;
+    let magnitudes = values.given("lora.use_dora").and_then(Value::as_bool);
+    lora.use_dora = merged.one("lora.use_dora", magnitudes, |s| s.use_dora, false)?;
     Ok(lora)
 }
 

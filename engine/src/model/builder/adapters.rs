@@ -2,7 +2,7 @@
 
 use super::Builder;
 use crate::config::{Linear, Method};
-use crate::layers::{AdapterSpec, Factors};
+use crate::layers::{AdapterSpec, Factors, Magnitude};
 use crate::model::names::{Fusion, stored_part};
 use crate::model::{Init, Part, Place, Unit};
 
@@ -15,21 +15,27 @@ impl Builder<'_> {
         lora.on() && lora.method == method && lora.targets.contains(&which)
     }
 
-    /// The low-rank adapter of a layer that has a tensor of its own.
+    /// The low-rank adapter of a layer that has a tensor of its own, and DoRA's magnitudes.
     pub(super) fn adapter(
         &mut self,
         unit: &mut Unit,
         module: &str,
         which: Linear,
         fusion: Option<Fusion>,
+        weight: Place,
         [out, input]: [usize; 2],
-    ) -> Option<AdapterSpec> {
+    ) -> (Option<AdapterSpec>, Option<Magnitude>) {
         if fusion.is_some() || !self.adapted(which, Method::Lora) {
-            return None;
+            return (None, None);
         }
         let a = self.reducing(unit, module, input);
         let b = self.push(unit, Part::Trainable, format!("{module}.lora_B.weight"), &[out, self.cell.lora.rank], ZERO);
-        Some(self.low_rank(a, [(b, out)], input))
+        let adapter = self.low_rank(a, [(b, out)], input);
+        let magnitude = self.cell.lora.use_dora.then(|| {
+            let name = format!("{module}.lora_magnitude_vector");
+            Magnitude { m: self.push(unit, Part::Trainable, name, &[out], Init::NormsOf(weight)) }
+        });
+        (Some(adapter), magnitude)
     }
 
     /// The low-rank adapter of the tensor that holds queries, keys and values.
