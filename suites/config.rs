@@ -9,4 +9,4 @@ pub mod resolve;
 pub mod units;
 
 pub use document::{Axis, ConfigError, Document, Place, Problem, Setting, Settings};
-pub use resolve::{Context, Refusal, Resolved, resolve};
+pub use resolve::{Context, Refusal, Resolved, policy, resolve};

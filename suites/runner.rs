@@ -246,6 +246,9 @@ impl Runner<'_> {
             Some(cell) => crate::grid::plain(cell),
             None => written(planned),
         };
+        if let Some(policy) = crate::config::policy(&planned.grid.settings) {
+            record.extra.insert("precision_policy".into(), policy.into());
+        }
         record.environment = self.header.environment.clone();
         record.command = self.header.command.clone();
         record.started = started.to_string();

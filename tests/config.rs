@@ -2,7 +2,9 @@
 
 use crate::support::{cells, parse, root, run, stderr};
 use proptest::prelude::*;
-use zbench_engine::config::{AttentionKind, Base, Cell, Checkpointing, Linear, Method, Strategy as Sharding};
+use zbench_engine::config::{
+    AttentionKind, Base, Cell, Checkpointing, DynamicScaling, Linear, LossScaling, Method, Strategy as Sharding,
+};
 use zbench_kernels::DType;
 
 fn only_cell(text: &str) -> Cell {
@@ -91,6 +93,48 @@ fn precision_presets_and_overrides() {
     assert_eq!(bytes("preset = \"bf16-mixed\"\ngradients = \"bf16\""), 16);
     assert_eq!(bytes("preset = \"bf16\""), 8);
     assert_eq!(bytes("preset = \"bf16-mixed\"\nmaster = \"none\""), 14);
+    assert_eq!(bytes("preset = \"fsdp-memory-constrained\""), 8);
+    assert_eq!(bytes("preset = \"fsdp-mixed\""), 16);
+    assert_eq!(bytes("preset = \"deepspeed\""), 16);
+}
+
+#[test]
+fn loss_scaling_is_of_f16_alone_with_the_defaults_of_deepspeed() {
+    let scaling = |text: &str| only_cell(&format!("[precision]\n{text}")).precision.scaling;
+    let f16 = |text: &str| scaling(&format!("preset = \"f16-mixed\"\n{text}"));
+    let rules = DynamicScaling {
+        initial_scale_power: 16,
+        loss_scale_window: 1000,
+        hysteresis: 2,
+        consecutive_hysteresis: false,
+        min_loss_scale: 1.0,
+    };
+    assert_eq!(f16(""), Some(LossScaling::Dynamic(rules)));
+    let text = "initial_scale_power = 40\nloss_scale_window = 5\nhysteresis = 1\nconsecutive_hysteresis = true\n\
+                min_loss_scale = 4";
+    let other = DynamicScaling {
+        initial_scale_power: 40,
+        loss_scale_window: 5,
+        hysteresis: 1,
+        consecutive_hysteresis: true,
+        min_loss_scale: 4.0,
+    };
+    assert_eq!(f16(text), Some(LossScaling::Dynamic(other)));
+    assert_eq!(f16("loss_scale = 128"), Some(LossScaling::Static(128.0)));
+    assert_eq!(scaling("compute = \"f16\""), Some(LossScaling::Dynamic(rules)));
+    assert_eq!((scaling("preset = \"bf16-mixed\"\nloss_scale = 128"), scaling("")), (None, None));
+}
+
+/// What is not asked for is not in a cell's text, so that the keys of older cells stay.
+#[test]
+fn a_cell_without_scaling_load_and_rounding_reads_as_it_did() {
+    let text = zbench::grid::canonical(&zbench::grid::plain(&only_cell("[precision]\npreset = \"bf16-mixed\"")));
+    assert!(
+        text.contains(
+            r#""precision":{"compute":"bf16","gradients":"f32","master":"f32","optimizer":"f32","parameters":"bf16","reduce":"f32"}"#
+        ),
+        "{text}"
+    );
 }
 
 #[test]
@@ -205,7 +249,7 @@ fn documentation_is_in_step() {
 #[test]
 fn the_configs_that_come_with_zbench_are_right() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, count) in [("quickstart", 31), ("llama70b", 8), ("zero-memory", 32)] {
+    for (name, count) in [("quickstart", 31), ("llama70b", 8), ("zero-memory", 32), ("precision-table", 6)] {
         let path = root().join(format!("configs/{name}.toml"));
         let output = run(folder.path(), &["plan", path.to_str().unwrap(), "--format", "json"]);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));

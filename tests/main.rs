@@ -20,5 +20,6 @@ mod netns;
 mod notebook;
 mod old_records;
 mod portable;
+mod precision;
 mod report;
 mod support;

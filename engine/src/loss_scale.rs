@@ -1,5 +1,5 @@
 //! Dynamic loss scaling: which factor the loss has in which step. The rules are those of DeepSpeed's `DynamicLossScaler`
-//! (deepspeed/runtime/fp16/loss_scaler.py, 0.18), its error at the smallest scale included.
+//! (deepspeed/runtime/fp16/loss_scaler.py at 03365187), its error at the smallest scale included.
 
 use crate::config::LossScaling;
 

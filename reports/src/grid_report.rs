@@ -4,6 +4,7 @@ mod cells;
 pub(crate) mod labels;
 mod machine;
 mod planned;
+mod precision;
 mod ranking;
 mod tables;
 mod words;
@@ -175,6 +176,7 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         ("Step times", figures::spread(grid), None, None),
         ("Communication", None, None, tables::communication(grid)),
         ("Losses", figures::losses(grid), None, None),
+        ("Precision", None, None, precision::table(grid)),
         ("Plan against measurement", figures::predicted_memory(grid), figures::predicted_wire(grid), None),
         ("Plan against measurement: time", figures::predicted_step(grid), None, None),
     ];

@@ -204,6 +204,8 @@ fn metric_text(name: &str, value: f64) -> String {
         format!("{} TFLOP/s", units::number(value))
     } else if name.starts_with("tokens_per_second") {
         format!("{} tokens/s", units::number(value))
+    } else if ["skipped_steps", "loss_scale_last"].contains(&name) {
+        units::quantity(value)
     } else if name.starts_with("loss") {
         format!("{value:.6}")
     } else {
@@ -321,7 +323,7 @@ fn flops(record: &Record) -> Table {
 
 /// The steps, the middle of a long run left out; the caption says how much their times vary.
 fn steps(record: &Record) -> Table {
-    let columns = vec![
+    let mut columns = vec![
         Column::numbers("step", ""),
         Column::words("timed"),
         Column::numbers("loss", "nats"),
@@ -330,11 +332,16 @@ fn steps(record: &Record) -> Table {
         Column::numbers("time", "ms"),
         Column::numbers("tokens", ""),
     ];
+    let is_scaled = record.steps.iter().any(|step| step.loss_scale().is_some());
+    if is_scaled {
+        columns.push(Column::numbers("loss scale", ""));
+        columns.push(Column::words("updated"));
+    }
     let mut table = Table::new("steps", columns);
     let count = record.steps.len();
     let is_shown = |place: usize| count <= 2 * STEPS_SHOWN || place < STEPS_SHOWN || place >= count - STEPS_SHOWN;
     for (_, step) in record.steps.iter().enumerate().filter(|(place, _)| is_shown(*place)) {
-        table.row(vec![
+        let mut row = vec![
             Entry::whole(step.step, step.step.to_string()),
             Entry::words(if step.timed { "yes" } else { "no" }),
             Entry::maybe(Some(step.loss), |loss| format!("{loss:.6}")),
@@ -342,7 +349,12 @@ fn steps(record: &Record) -> Table {
             Entry::maybe(Some(step.lr), units::number),
             Entry::maybe(Some(step.ms), |ms| format!("{} ms", units::number(ms))),
             Entry::whole(step.tokens, units::count(step.tokens)),
-        ]);
+        ];
+        if is_scaled {
+            row.push(Entry::maybe(step.loss_scale(), units::quantity));
+            row.push(Entry::words(if step.is_skipped() { "no: gradients overflowed" } else { "yes" }));
+        }
+        table.row(row);
     }
     let times: Vec<f64> = record.timed_steps().map(|step| step.ms).collect();
     let mut caption = Vec::new();

@@ -82,9 +82,11 @@ impl Observe for Progress {
         if self.steps {
             let rate = step.tokens as f64 / (step.ms / 1e3);
             let untimed = if step.timed { "" } else { "  (untimed)" };
+            let scale = step.loss_scale().map(|scale| format!("  loss scale {scale}")).unwrap_or_default();
+            let norm = if step.is_skipped() { "overflows, skipped".into() } else { format!("{:.4}", step.grad_norm) };
             self.line(&format!(
-                "step {:>4}/{}  loss {:.6}  grad_norm {:.4}  lr {:.3e}  {:.1} ms  {rate:.0} tokens/s{untimed}",
-                step.step, self.total_steps, step.loss, step.grad_norm, step.lr, step.ms
+                "step {:>4}/{}  loss {:.6}  grad_norm {norm}  lr {:.3e}{scale}  {:.1} ms  {rate:.0} tokens/s{untimed}",
+                step.step, self.total_steps, step.loss, step.lr, step.ms
             ));
         }
     }

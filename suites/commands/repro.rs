@@ -193,7 +193,7 @@ fn compare(before: &Record, after: &Record) -> (Document, bool) {
     row("outcome", before.outcome.status.name().into(), after.outcome.status.name().into());
     for (what, value) in [
         ("largest difference of a loss", (|s| s.loss) as fn(&zbench_reports::record::Step) -> f64),
-        ("largest difference of a gradient norm", |s| s.grad_norm),
+        ("largest difference of a gradient norm", parity::norm),
     ] {
         let difference = parity::difference(&after.steps, &before.steps, value);
         row(what, "0".into(), difference.map_or("not comparable".into(), |difference| difference.to_string()));

@@ -36,7 +36,8 @@ const NUMBER: Kind = Count { min: 0, max: 1 << 31 };
 /// A degree of a mesh axis.
 const DEGREE: Kind = Count { min: 1, max: 1 << 20 };
 const DTYPE: Kind = Choice(&["f32", "bf16", "f16"]);
-const PRESETS: Kind = Choice(&["f32", "bf16-mixed", "bf16", "f16-mixed"]);
+const PRESETS: Kind =
+    Choice(&["f32", "bf16-mixed", "bf16", "f16-mixed", "fsdp-memory-constrained", "fsdp-mixed", "deepspeed"]);
 const HF: Default = From("the preset's or the file's, else that of transformers for the family");
 const PRESET: Default = From("precision.preset's");
 
@@ -214,7 +215,7 @@ pub const KEYS: &[Key] = &[
         PRESETS,
         Is("\"f32\""),
         "f32: 16 bytes per parameter; bf16-mixed: weights and compute bf16, the rest f32, 18 bytes; bf16: all bf16, 8 \
-         bytes; f16-mixed as bf16-mixed. The keys below override it one by one.",
+         bytes; f16-mixed as bf16-mixed; the last three: docs/mixed-precision.md. The keys below override it one by one.",
     ),
     key("precision.parameters", DTYPE, PRESET, "Weights at home."),
     key("precision.compute", DTYPE, PRESET, "Weights in use, activations and their gradients."),
@@ -227,6 +228,46 @@ pub const KEYS: &[Key] = &[
         "The optimizer's own copy of the weights; \"none\" = it updates the parameters.",
     ),
     key("precision.optimizer", DTYPE, PRESET, "Both Adam moments."),
+    key(
+        "precision.load",
+        DTYPE,
+        From("the preset's, else as they come"),
+        "Weights of the model that are read or drawn are rounded to this before anything else.",
+    ),
+    key(
+        "precision.rounding",
+        Choice(&["nearest", "stochastic"]),
+        Is("\"nearest\""),
+        "How the optimizer rounds 16-bit weights of which there is no wider master copy; stochastic: up or down by chance, \
+         right in the mean.",
+    ),
+    key(
+        "precision.loss_scale",
+        REAL,
+        Is("0.0"),
+        "Factor on the loss where precision.compute is f16 (elsewhere this and the keys below are not read); 0 = dynamic, as \
+         the keys below say, which are DeepSpeed's.",
+    ),
+    key("precision.initial_scale_power", Count { min: 0, max: 120 }, Is("16"), "The first dynamic scale is 2 to this."),
+    key(
+        "precision.loss_scale_window",
+        Count { min: 1, max: 1 << 31 },
+        Is("1000"),
+        "Steps without overflow after which the scale doubles.",
+    ),
+    key(
+        "precision.hysteresis",
+        Count { min: 1, max: 1 << 20 },
+        Is("2"),
+        "The scale is halved from the overflow of this number on; a doubling starts the count anew.",
+    ),
+    key("precision.consecutive_hysteresis", Bool, Is("false"), "Every step without overflow starts that count anew."),
+    key(
+        "precision.min_loss_scale",
+        REAL_POSITIVE,
+        Is("1.0"),
+        "The dynamic scale falls no lower; one more overflow there ends the run as diverged.",
+    ),
     key(
         "memory.checkpointing",
         Checkpointing,

@@ -12,8 +12,11 @@ use zbench_engine::config::*;
 use zbench_kernels::DType;
 
 mod adapters;
+mod precision;
 mod sources;
 
+pub use precision::policy;
+use precision::precision;
 use sources::{byte_size, data, model, profile, seconds};
 
 /// What resolving depends on beside the settings.
@@ -59,7 +62,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
     let model = model(&values, context)?;
     let parallel = parallel(&values)?;
     let train = train(&values, parallel.ranks)?;
-    let precision = precision(&values);
+    let precision = precision(&values)?;
     let lora = lora(&values, context, &model)?;
     let device = match values.given_text("hardware.device").or_else(|| profile.as_ref().map(|p| p.device.clone())) {
         Some(device) if device == "cuda" => DeviceKind::Cuda,
@@ -319,29 +322,6 @@ fn measured(value: &Value, read: fn(&str) -> Option<f64>) -> Option<f64> {
 
 fn dtype(name: &str) -> Option<DType> {
     [DType::F32, DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == name)
-}
-
-fn precision(values: &Values) -> Precision {
-    let mut precision = match values.text("precision.preset").as_str() {
-        "bf16-mixed" => Precision::mixed(DType::Bf16),
-        "f16-mixed" => Precision::mixed(DType::F16),
-        "bf16" => Precision::all(DType::Bf16),
-        _ => Precision::F32,
-    };
-    let stated = |key: &str, slot: &mut DType| {
-        if let Some(dtype) = values.given_text(key).as_deref().and_then(dtype) {
-            *slot = dtype;
-        }
-    };
-    stated("precision.parameters", &mut precision.parameters);
-    stated("precision.compute", &mut precision.compute);
-    stated("precision.gradients", &mut precision.gradients);
-    stated("precision.reduce", &mut precision.reduce);
-    stated("precision.optimizer", &mut precision.optimizer);
-    if let Some(master) = values.given_text("precision.master") {
-        precision.master = dtype(&master);
-    }
-    precision
 }
 
 fn lora(values: &Values, context: &Context, model: &Model) -> Result<Lora, Refusal> {

@@ -86,7 +86,7 @@ pub fn compare(record: &Record, reference: Option<&Record>, precision: &Precisio
             .insert("reason".into(), "the losses cannot be compared: other steps, or a loss that is not finite".into());
         return Parity { verdict: Verdict::Failed, ..parity };
     };
-    let norms = self::difference(&record.steps, &reference.steps, |step| step.grad_norm);
+    let norms = self::difference(&record.steps, &reference.steps, norm);
     parity.max_loss_difference = Some(difference);
     parity.extra.insert("max_grad_norm_difference".into(), norms.into());
     parity.verdict = match difference {
@@ -95,6 +95,11 @@ pub fn compare(record: &Record, reference: Option<&Record>, precision: &Precisio
         _ => Verdict::Failed,
     };
     parity
+}
+
+/// The gradient norm; nothing for a step that was skipped because it had none.
+pub fn norm(step: &Step) -> f64 {
+    if step.is_skipped() { 0.0 } else { step.grad_norm }
 }
 
 /// Largest relative difference over the steps; absent when the runs are not of the same steps or a value is not finite.

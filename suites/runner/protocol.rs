@@ -7,7 +7,7 @@ use zbench_engine::config::Cell;
 use zbench_engine::outcome;
 use zbench_engine::train::Standing;
 use zbench_kernels::{Category, Ledger};
-use zbench_reports::record::{Source, Status, Step};
+use zbench_reports::record::{Extra, Source, Status, Step};
 
 /// What a cell's process is told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -225,6 +225,11 @@ impl From<&outcome::RankReport> for RankEnd {
 
 /// A step as a record has it.
 pub fn step(step: &outcome::Step) -> Step {
+    let mut extra = Extra::new();
+    if let Some(scale) = step.loss_scale {
+        extra.insert("loss_scale".into(), scale.into());
+        extra.insert("skipped".into(), step.skipped.into());
+    }
     Step {
         step: step.step,
         timed: step.timed,
@@ -233,6 +238,6 @@ pub fn step(step: &outcome::Step) -> Step {
         lr: step.lr,
         ms: step.ms,
         tokens: step.tokens,
-        extra: Default::default(),
+        extra,
     }
 }

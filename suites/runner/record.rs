@@ -261,6 +261,27 @@ fn metrics(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate) {
             None => record.leave_unstated(metric, "no step ended"),
         }
     }
+    scaled(record, cell);
+}
+
+/// What the loss scale did, where there is one.
+fn scaled(record: &mut Record, cell: &Cell) {
+    if cell.precision.scaling.is_none() {
+        return;
+    }
+    let skipped = record.steps.iter().filter(|step| step.is_skipped()).count();
+    record.state("skipped_steps", skipped as f64);
+    match record.steps.last().and_then(Step::loss_scale) {
+        Some(scale) => record.state("loss_scale_last", scale),
+        None => record.leave_unstated("loss_scale_last", "no step ended"),
+    }
+    if skipped > 0 {
+        record.notes.push(format!(
+            "{} of {} overflowed at the loss scale and updated nothing; their gradient norm is null.",
+            units::plural(skipped, "step", "steps"),
+            record.steps.len()
+        ));
+    }
 }
 
 fn utilisation(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate, step_seconds: f64) {

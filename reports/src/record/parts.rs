@@ -33,6 +33,18 @@ pub struct Step {
     pub extra: Extra,
 }
 
+impl Step {
+    /// The factor on the loss, where it was scaled.
+    pub fn loss_scale(&self) -> Option<f64> {
+        self.extra.get("loss_scale").and_then(Value::as_f64)
+    }
+
+    /// Gradients overflowed at the loss scale, and nothing was updated.
+    pub fn is_skipped(&self) -> bool {
+        self.extra.get("skipped").and_then(Value::as_bool).unwrap_or(false)
+    }
+}
+
 /// The memory categories, in the order of every table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Category {

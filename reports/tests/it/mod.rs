@@ -10,6 +10,7 @@ pub mod grid;
 mod html;
 mod large;
 mod plot;
+mod precision;
 mod ratio;
 mod record;
 mod redact;
