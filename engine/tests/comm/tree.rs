@@ -3,8 +3,9 @@
 
 use half::{bf16, f16};
 use zbench_kernels::{
-    Activate, AdamW, AddRows, Attention, CrossEntropy, DType, Dropout, Element, Embedding, Gemm, KernelError, Kernels,
-    LayerNorm, Normal, Op, Quantize, ReduceOp, Result, RmsNorm, Rope, Swiglu, View, ViewMut,
+    Activate, AdamW, AddRows, Attention, Combine, CrossEntropy, DType, Dropout, Element, Embedding, ExpertKernels,
+    Gemm, GroupedGemm, KernelError, Kernels, LayerNorm, Normal, Op, Quantize, ReduceOp, Result, RmsNorm, Rope, Route,
+    Slots, Swiglu, View, ViewMut,
 };
 
 /// An element type that the oracle can handle in f64 without loss.
