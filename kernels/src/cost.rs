@@ -253,6 +253,20 @@ mod tests {
         let windowed = |w| Op::Attention(Attention { window: Some(w), ..a }).flops();
         assert_eq!((windowed(8), windowed(100)), (Op::Attention(a).flops(), Op::Attention(a).flops()));
         assert_eq!(windowed(3), 2 * 2 * 4 * 16 * (3 * (16 - 3)));
+        // One product for every row, whoever has it; all matrices are read.
+        let form = Grouped::Forward;
+        let grouped = Op::GroupedGemm(GroupedGemm {
+            rows: 6,
+            groups: 3,
+            out: 5,
+            input: 7,
+            form,
+            accumulate: false,
+            a: f,
+            b: f,
+            c: f,
+        });
+        assert_eq!((grouped.flops(), grouped.bytes()), (2 * 6 * 5 * 7, 4 * (6 * 7 + 3 * 5 * 7 + 6 * 5) + 4 * 4));
         let move_ = Move { len: 10, sources: 3, from: DType::Bf16, to: f };
         assert_eq!(Op::ReduceSum(move_).bytes(), 3 * 20 + 40);
         assert_eq!(Op::Add(move_).flops(), 0);

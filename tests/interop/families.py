@@ -18,18 +18,21 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 NAMES = ["llama", "llama3-rope", "linear-rope", "gpt2", "qwen2", "qwen2-window", "mistral", "mistral-one", "qwen3", "gemma",
-         "gemma-pad", "gpt2-exact", "falcon", "falcon-new", "falcon-bias", "bloom", "mpt"]
+         "gemma-pad", "gpt2-exact", "falcon", "falcon-new", "falcon-bias", "bloom", "mpt", "mixtral", "mixtral-one",
+         "qwen3-moe", "qwen3-moe-step", "qwen3-moe-one"]
 LOGITS = LOSS = 1e-5
 STEPS = 3
 
 
 def load(folder):
+    # torch's grouped product wants rows of whole 16 bytes; the plain loop over experts takes any.
+    more = dict(experts_implementation="eager") if hasattr(AutoConfig.from_pretrained(folder), "num_experts_per_tok") else {}
     model, seen = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
-                                                       output_loading_info=True)
+                                                       output_loading_info=True, **more)
     odd = {key: value for key, value in seen.items() if value}
     assert not odd, f"{folder}: {odd}"
     return model.eval()

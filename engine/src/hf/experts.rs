@@ -1,7 +1,92 @@
 //! Experts in a model's description: which keys there are, their defaults, sizes that cannot be, and parameters.
 
+use super::family::{
+    CAUSAL, DROPOUT, Family, KEYS, PLAIN_WEIGHTS, Restricted, SILU, WHOLE_HEADS, is_false, is_zero, only,
+    sizes as plain,
+};
 use super::{HfError, PartialModel};
-use crate::config::{Experts, Mlp, Model};
+use crate::config::{Experts, Form, Mlp, Model};
+
+/// Those of families with experts; transformers 4 and 5 have either name for their number.
+const EXPERT_KEYS: &[(&str, &str)] = &[
+    KEYS[0],
+    KEYS[1],
+    KEYS[2],
+    KEYS[3],
+    KEYS[4],
+    KEYS[5],
+    KEYS[6],
+    KEYS[7],
+    KEYS[8],
+    KEYS[9],
+    KEYS[10],
+    KEYS[11],
+    ("num_experts", "num_experts"),
+    ("num_local_experts", "num_experts"),
+    ("num_experts_per_tok", "num_experts_per_tok"),
+    ("moe_intermediate_size", "moe_intermediate_size"),
+    ("norm_topk_prob", "norm_topk_prob"),
+    ("decoder_sparse_step", "decoder_sparse_step"),
+    ("mlp_only_layers", "mlp_only_layers"),
+];
+/// How many of them Mixtral has: all its blocks have experts, which are as wide as intermediate_size.
+const MIXTRAL_KEYS: usize = 15;
+
+const NO_ROUTER_LOSS: Restricted =
+    only("output_router_logits", is_false, "training without the router's auxiliary loss");
+
+/// Experts in every block.
+pub(super) const MIXTRAL: Family = Family {
+    model_type: "mixtral",
+    architecture: "MixtralForCausalLM",
+    keys: EXPERT_KEYS.split_at(MIXTRAL_KEYS).0,
+    restricted: &[
+        SILU,
+        DROPOUT,
+        WHOLE_HEADS,
+        CAUSAL,
+        PLAIN_WEIGHTS,
+        NO_ROUTER_LOSS,
+        only("router_jitter_noise", is_zero, "a router without noise; write 0 to train without it"),
+    ],
+    defaults: || PartialModel {
+        num_key_value_heads: Some(8),
+        rope_theta: Some(1e6),
+        num_experts: Some(8),
+        num_experts_per_tok: Some(2),
+        norm_topk_prob: Some(true),
+        ..plain([4096, 14336, 32, 32, 32000, 131_072], 1e-5)
+    },
+    read: |read, model| {
+        read.padding(model)?;
+        read.one_number_of_experts()?;
+        model.sliding_window = read.window("sliding_window")?;
+        Ok(Form::default())
+    },
+};
+
+/// Experts in every so many blocks, of a width of their own.
+pub(super) const QWEN3_MOE: Family = Family {
+    model_type: "qwen3_moe",
+    architecture: "Qwen3MoeForCausalLM",
+    keys: EXPERT_KEYS,
+    restricted: &[SILU, DROPOUT, WHOLE_HEADS, CAUSAL, PLAIN_WEIGHTS, NO_ROUTER_LOSS],
+    defaults: || PartialModel {
+        num_key_value_heads: Some(4),
+        num_experts: Some(128),
+        num_experts_per_tok: Some(8),
+        moe_intermediate_size: Some(768),
+        norm_topk_prob: Some(false),
+        ..plain([2048, 6144, 24, 32, 151_936, 32768], 1e-6)
+    },
+    read: |read, model| {
+        read.padding(model)?;
+        read.one_number_of_experts()?;
+        read.window_in_every_block(model)?;
+        let bias = read.flag("attention_bias", false)?;
+        Ok(Form { qkv_bias: bias, output_bias: bias, qk_norm: true, ..Form::default() })
+    },
+};
 
 /// Experts of all blocks together: each is three tensors of a plan.
 const MOST_EXPERTS: usize = 1 << 18;

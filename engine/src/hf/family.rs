@@ -1,7 +1,7 @@
 //! What `config.json` says in each family: the names of its keys, transformers' defaults, and which form of block follows.
 
 use super::reader::{Reader, falcon, mpt};
-use super::{HfError, PartialModel};
+use super::{HfError, PartialModel, experts};
 use crate::config::{Form, Mlp, NormKind, Order, Positions};
 use serde_json::Value;
 
@@ -70,17 +70,16 @@ fn is_four(value: &Value) -> bool {
 }
 
 pub(super) const NO_DROPOUT: &str = "no dropout outside adapters; model.dropout = 0.0 trains without it";
-const CAUSAL: Restricted = only("is_causal", is_true, "causal attention");
-const PLAIN_WEIGHTS: Restricted = only("quantization_config", Value::is_null, "plain f32, bf16 and f16 weights");
-const DROPOUT: Restricted = only("attention_dropout", is_zero, NO_DROPOUT);
+pub(super) const CAUSAL: Restricted = only("is_causal", is_true, "causal attention");
+pub(super) const PLAIN_WEIGHTS: Restricted =
+    only("quantization_config", Value::is_null, "plain f32, bf16 and f16 weights");
+pub(super) const DROPOUT: Restricted = only("attention_dropout", is_zero, NO_DROPOUT);
 const HIDDEN_DROPOUT: Restricted = only("hidden_dropout", is_zero, NO_DROPOUT);
-const SILU: Restricted = only("hidden_act", is_silu, "\"silu\"");
-const NO_ROUTER_LOSS: Restricted =
-    only("output_router_logits", is_false, "training without the router's auxiliary loss");
-const WHOLE_HEADS: Restricted = only("partial_rotary_factor", is_one, "rotation of the whole head");
+pub(super) const SILU: Restricted = only("hidden_act", is_silu, "\"silu\"");
+pub(super) const WHOLE_HEADS: Restricted = only("partial_rotary_factor", is_one, "rotation of the whole head");
 
 /// Keys whose name is ours too.
-const KEYS: &[(&str, &str)] = &[
+pub(super) const KEYS: &[(&str, &str)] = &[
     ("hidden_size", "hidden_size"),
     ("intermediate_size", "intermediate_size"),
     ("num_hidden_layers", "num_hidden_layers"),
@@ -101,31 +100,6 @@ const COMMON: [(&str, &str); 4] = [
     ("tie_word_embeddings", "tie_word_embeddings"),
     ("initializer_range", "initializer_range"),
 ];
-
-/// Those of families with experts; transformers 4 and 5 have either name for their number.
-const EXPERT_KEYS: &[(&str, &str)] = &[
-    KEYS[0],
-    KEYS[1],
-    KEYS[2],
-    KEYS[3],
-    KEYS[4],
-    KEYS[5],
-    KEYS[6],
-    KEYS[7],
-    KEYS[8],
-    KEYS[9],
-    KEYS[10],
-    KEYS[11],
-    ("num_experts", "num_experts"),
-    ("num_local_experts", "num_experts"),
-    ("num_experts_per_tok", "num_experts_per_tok"),
-    ("moe_intermediate_size", "moe_intermediate_size"),
-    ("norm_topk_prob", "norm_topk_prob"),
-    ("decoder_sparse_step", "decoder_sparse_step"),
-    ("mlp_only_layers", "mlp_only_layers"),
-];
-/// How many of them Mixtral has: all its blocks have experts, which are as wide as intermediate_size.
-const MIXTRAL_KEYS: usize = 15;
 
 /// All families.
 pub(super) const FAMILIES: &[Family] = &[
@@ -191,55 +165,8 @@ pub(super) const FAMILIES: &[Family] = &[
             Ok(Form { qkv_bias: bias, output_bias: bias, qk_norm: true, ..Form::default() })
         },
     },
-    Family {
-        model_type: "mixtral",
-        architecture: "MixtralForCausalLM",
-        keys: EXPERT_KEYS.split_at(MIXTRAL_KEYS).0,
-        restricted: &[
-            SILU,
-            DROPOUT,
-            WHOLE_HEADS,
-            CAUSAL,
-            PLAIN_WEIGHTS,
-            NO_ROUTER_LOSS,
-            only("router_jitter_noise", is_zero, "a router without noise; write 0 to train without it"),
-        ],
-        defaults: || PartialModel {
-            num_key_value_heads: Some(8),
-            rope_theta: Some(1e6),
-            num_experts: Some(8),
-            num_experts_per_tok: Some(2),
-            norm_topk_prob: Some(true),
-            ..sizes([4096, 14336, 32, 32, 32000, 131_072], 1e-5)
-        },
-        read: |read, model| {
-            read.padding(model)?;
-            read.one_number_of_experts()?;
-            model.sliding_window = read.window("sliding_window")?;
-            Ok(Form::default())
-        },
-    },
-    Family {
-        model_type: "qwen3_moe",
-        architecture: "Qwen3MoeForCausalLM",
-        keys: EXPERT_KEYS,
-        restricted: &[SILU, DROPOUT, WHOLE_HEADS, CAUSAL, PLAIN_WEIGHTS, NO_ROUTER_LOSS],
-        defaults: || PartialModel {
-            num_key_value_heads: Some(4),
-            num_experts: Some(128),
-            num_experts_per_tok: Some(8),
-            moe_intermediate_size: Some(768),
-            norm_topk_prob: Some(false),
-            ..sizes([2048, 6144, 24, 32, 151_936, 32768], 1e-6)
-        },
-        read: |read, model| {
-            read.padding(model)?;
-            read.one_number_of_experts()?;
-            read.window_in_every_block(model)?;
-            let bias = read.flag("attention_bias", false)?;
-            Ok(Form { qkv_bias: bias, output_bias: bias, qk_norm: true, ..Form::default() })
-        },
-    },
+    experts::MIXTRAL,
+    experts::QWEN3_MOE,
     Family {
         model_type: "gemma",
         architecture: "GemmaForCausalLM",
@@ -442,7 +369,7 @@ pub(super) fn names() -> String {
 }
 
 /// Defaults that are all sizes: hidden, MLP (0: four times the hidden size), blocks, heads, vocabulary, positions.
-fn sizes([hidden, wide, layers, heads, vocab, positions]: [usize; 6], eps: f64) -> PartialModel {
+pub(super) fn sizes([hidden, wide, layers, heads, vocab, positions]: [usize; 6], eps: f64) -> PartialModel {
     PartialModel {
         hidden_size: Some(hidden),
         intermediate_size: (wide > 0).then_some(wide),

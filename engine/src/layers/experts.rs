@@ -162,25 +162,25 @@ impl Experts {
         dweights
     }
 
-    fn product(&self, tokens: usize, linear: &LinearSpec, form: Grouped, accumulate: bool, types: [DType; 3]) -> Op {
+    fn product(&self, tokens: usize, linear: &LinearSpec, form: Grouped, types: [DType; 3]) -> GroupedGemm {
         let (rows, [a, b, c]) = (self.slots(tokens), types);
-        let (out, input) = (linear.out, linear.input);
-        Op::GroupedGemm(GroupedGemm { rows, groups: self.count, out, input, form, accumulate, a, b, c })
+        let LinearSpec { out, input, .. } = *linear;
+        // Gradients of weights are added to those of earlier micro-batches.
+        GroupedGemm { rows, groups: self.count, out, input, form, accumulate: form == Grouped::Weight, a, b, c }
     }
 
     fn run(
         &self,
         ex: &Exec<'_>,
-        op: Op,
+        op: GroupedGemm,
         routing: &Routing<Buffer>,
         a: View<'_>,
         b: View<'_>,
         c: ViewMut<'_>,
     ) -> Result<()> {
-        let Op::GroupedGemm(gemm) = op else { return Ok(()) };
         let offsets = self.route_op(ex.batch.tokens(), ex.compute).offsets(&routing.indices.view());
-        let mut scratch = ex.scratch(&op)?;
-        Ok(ex.kernels.grouped_gemm(&gemm, offsets, a, b, c, scratch.view_mut())?)
+        let mut scratch = ex.scratch(&Op::GroupedGemm(op))?;
+        Ok(ex.kernels.grouped_gemm(&op, offsets, a, b, c, scratch.view_mut())?)
     }
 
     /// `y = x W^T`, each slot with its expert's matrix.
@@ -193,7 +193,7 @@ impl Experts {
         x: View<'_>,
     ) -> Result<Buffer> {
         let mut y = ex.activation(self.slots(ex.batch.tokens()) * linear.out)?;
-        let op = self.product(ex.batch.tokens(), linear, Grouped::Forward, false, [ex.compute; 3]);
+        let op = self.product(ex.batch.tokens(), linear, Grouped::Forward, [ex.compute; 3]);
         self.run(ex, op, routing, x, w.get(&linear.weight), y.view_mut())?;
         Ok(y)
     }
@@ -201,7 +201,7 @@ impl Experts {
     /// States `forward`.
     pub fn forward_stated(&self, s: &mut Sketch<'_>, linear: &LinearSpec) -> Piece {
         let y = s.activation(self.slots(s.batch.tokens()) * linear.out);
-        s.op(linear.name, self.product(s.batch.tokens(), linear, Grouped::Forward, false, [s.compute; 3]));
+        s.op(linear.name, Op::GroupedGemm(self.product(s.batch.tokens(), linear, Grouped::Forward, [s.compute; 3])));
         y
     }
 
@@ -216,13 +216,14 @@ impl Experts {
         accumulate: bool,
         dx: ViewMut<'_>,
     ) -> Result<()> {
-        let op = self.product(ex.batch.tokens(), linear, Grouped::Input, accumulate, [ex.compute; 3]);
-        self.run(ex, op, routing, dy, w.get(&linear.weight), dx)
+        let op = self.product(ex.batch.tokens(), linear, Grouped::Input, [ex.compute; 3]);
+        self.run(ex, GroupedGemm { accumulate, ..op }, routing, dy, w.get(&linear.weight), dx)
     }
 
     /// States `input`.
     pub fn input_stated(&self, s: &mut Sketch<'_>, linear: &LinearSpec, accumulate: bool) {
-        s.op(linear.name, self.product(s.batch.tokens(), linear, Grouped::Input, accumulate, [s.compute; 3]));
+        let op = self.product(s.batch.tokens(), linear, Grouped::Input, [s.compute; 3]);
+        s.op(linear.name, Op::GroupedGemm(GroupedGemm { accumulate, ..op }));
     }
 
     /// `dW += dy^T x` where the stack trains. An expert without a token gets nothing.
@@ -237,7 +238,7 @@ impl Experts {
     ) -> Result<()> {
         let Some(dw) = grads.get(&linear.weight) else { return Ok(()) };
         let types = [ex.compute, ex.compute, ex.gradients];
-        let op = self.product(ex.batch.tokens(), linear, Grouped::Weight, true, types);
+        let op = self.product(ex.batch.tokens(), linear, Grouped::Weight, types);
         self.run(ex, op, routing, dy, x, dw)
     }
 
@@ -245,7 +246,7 @@ impl Experts {
     pub fn weight_stated(&self, s: &mut Sketch<'_>, linear: &LinearSpec) {
         if linear.weight.part == Part::Trainable {
             let types = [s.compute, s.compute, s.gradients];
-            s.op(linear.name, self.product(s.batch.tokens(), linear, Grouped::Weight, true, types));
+            s.op(linear.name, Op::GroupedGemm(self.product(s.batch.tokens(), linear, Grouped::Weight, types)));
         }
     }
 }

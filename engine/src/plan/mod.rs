@@ -153,6 +153,12 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
             return fail(key, "is 0; at least 1 is needed".into());
         }
     }
+    if let Some(experts) = &model.experts {
+        let (top, count) = (experts.num_experts_per_tok, experts.num_experts);
+        if top == 0 || top > count || experts.moe_intermediate_size == 0 {
+            return fail("model.num_experts_per_tok", format!("{top} of {count} experts cannot be; 1 to {count} can"));
+        }
+    }
     let lora = &cell.lora;
     if lora.on() && (lora.targets.is_empty() || model.num_hidden_layers == 0) {
         return fail("lora.targets", "name no layer of the model, so nothing would train".into());
@@ -239,7 +245,9 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
             "times train.seq_len and the model's width is more bytes than a machine addresses".into(),
         );
     }
+    let matrices = model.experts.as_ref().map_or(1, |experts| experts.num_experts);
     let block = model.hidden_size.checked_mul(widest.max(model.hidden_size)).and_then(|e| e.checked_mul(64));
+    let block = block.and_then(|b| b.checked_mul(matrices));
     let all = block.and_then(|b| b.checked_mul(model.num_hidden_layers.saturating_add(2)));
     let units = model.num_hidden_layers.saturating_add(2);
     if units > MOST_UNITS {

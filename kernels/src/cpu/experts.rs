@@ -12,7 +12,7 @@ use half::{bf16, f16};
 
 /// Elements of the copies that the largest group could need: all rows may fall to one expert.
 pub(super) fn workspace(op: &GroupedGemm) -> usize {
-    gemm::workspace(&op.one(0, 0..op.rows).0)
+    gemm::workspace(&op.product(op.rows))
 }
 
 /// One element as f32.

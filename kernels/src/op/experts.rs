@@ -127,16 +127,27 @@ impl GroupedGemm {
             Grouped::Weight => [out, input, matrices],
         }
     }
+    /// The product of a group of `rows`.
+    pub(crate) fn product(&self, rows: usize) -> Gemm {
+        let GroupedGemm { out, input, accumulate, a, b, c, .. } = *self;
+        let ([m, n, k], trans_a, trans_b) = match self.form {
+            Grouped::Forward => ([rows, out, input], false, true),
+            Grouped::Input => ([rows, input, out], false, false),
+            Grouped::Weight => ([out, input, rows], true, false),
+        };
+        Gemm { m, n, k, trans_a, trans_b, alpha: 1.0, accumulate, a, b, c }
+    }
+
     /// The product of one group, and where its operands lie.
     pub(crate) fn one(&self, group: usize, rows: Range<usize>) -> (Gemm, [Range<usize>; 3]) {
-        let GroupedGemm { out, input, accumulate, a, b, c, .. } = *self;
+        let (out, input) = (self.out, self.input);
         let of = |cols: usize| rows.start * cols..rows.end * cols;
         let matrix = group * out * input..(group + 1) * out * input;
-        let ([m, n, k], trans_a, trans_b, ranges) = match self.form {
-            Grouped::Forward => ([rows.len(), out, input], false, true, [of(input), matrix, of(out)]),
-            Grouped::Input => ([rows.len(), input, out], false, false, [of(out), matrix, of(input)]),
-            Grouped::Weight => ([out, input, rows.len()], true, false, [of(out), of(input), matrix]),
+        let ranges = match self.form {
+            Grouped::Forward => [of(input), matrix, of(out)],
+            Grouped::Input => [of(out), matrix, of(input)],
+            Grouped::Weight => [of(out), of(input), matrix],
         };
-        (Gemm { m, n, k, trans_a, trans_b, alpha: 1.0, accumulate, a, b, c }, ranges)
+        (self.product(rows.len()), ranges)
     }
 }

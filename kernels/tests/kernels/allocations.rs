@@ -101,6 +101,42 @@ fn no_kernel_takes_a_large_block_from_the_heap() {
         note(&mut || cpu.swiglu(&Swiglu { len: n * n, act: Act::Silu, dtype }, a.view(), b.view(), c.view_mut()));
         note(&mut || cpu.reduce(ReduceOp::Sum, &[a.view(), b.view(), a.view()], true, c.view_mut()));
         note(&mut || cpu.sum_squares(a.view()).map(drop));
+        let route = Route { rows: n, experts: n, top: 8, normalised: false, rounded: true, dtype };
+        let slots = Slots { rows: n, top: 8, experts: n, cols: n / 8, dtype };
+        let mut indices = Tensor::ids(&vec![0; route.indices_len()]);
+        let [mut weights, mut dweights] = [1, 2].map(|seed| Tensor::normal(DType::F32, route.slots(), seed));
+        note(&mut || cpu.route(&route, a.view(), weights.view_mut(), indices.view_mut()));
+        note(&mut || {
+            cpu.route_backward(&route, a.view(), indices.view(), dweights.view(), c.view_mut())?;
+            cpu.dispatch(&slots, indices.view(), a.view(), c.view_mut())?;
+            cpu.combine(
+                &Combine { slots, weighted: true, accumulate: true },
+                indices.view(),
+                a.view(),
+                Some(weights.view()),
+                c.view_mut(),
+            )?;
+            let (x, dx) = (d.view_mut(), e.view_mut());
+            cpu.weigh(&slots, indices.view(), weights.view(), x, dx, dweights.view_mut())
+        });
+        let (form, groups) = (Grouped::Forward, 2);
+        let gemm = GroupedGemm {
+            rows: n,
+            groups,
+            out: n,
+            input: n / 2,
+            form,
+            accumulate: false,
+            a: dtype,
+            b: dtype,
+            c: dtype,
+        };
+        let mut scratch = Tensor::workspace(cpu, &Op::GroupedGemm(gemm));
+        let offsets = Tensor::ids(&[0, 100, n as u32]);
+        note(&mut || {
+            let (a, b, c, ws) = (a.view(), b.view(), c.view_mut(), scratch.view_mut());
+            cpu.grouped_gemm(&gemm, offsets.view(), a, b, c, ws)
+        });
         note(&mut || cpu.cast(a.view(), c.view_mut()));
         assert!(used <= MOST, "{dtype}: {used} bytes");
     }
