@@ -298,27 +298,12 @@ pub const KEYS: &[Key] = &[
     key(
         "lora.rank",
         Count { min: 0, max: 1 << 16 },
-        From("that of lora.path, else 0"),
+        Is("0"),
         "Rank of the adapters; 0 = none, everything trains. IA3 has no rank and does not read it.",
     ),
-    key(
-        "lora.alpha",
-        REAL_POSITIVE,
-        From("that of lora.path, else 8.0"),
-        "The adapter's output is scaled by alpha / rank.",
-    ),
-    key(
-        "lora.use_rslora",
-        Bool,
-        From("that of lora.path, else false"),
-        "Scale by alpha over the root of rank instead.",
-    ),
-    key(
-        "lora.dropout",
-        Real { min: 0.0, max: 0.999, positive: false },
-        From("that of lora.path, else 0.0"),
-        "Dropout on the adapter's input.",
-    ),
+    key("lora.alpha", REAL_POSITIVE, Is("8.0"), "The adapter's output is scaled by alpha / rank."),
+    key("lora.use_rslora", Bool, Is("false"), "Scale by alpha over the root of rank instead."),
+    key("lora.dropout", Real { min: 0.0, max: 0.999, positive: false }, Is("0.0"), "Dropout on the adapter's input."),
     key(
         "lora.targets",
         Targets,
@@ -348,20 +333,21 @@ pub const KEYS: &[Key] = &[
     key(
         "lora.method",
         Choice(&["lora", "ia3"]),
-        From("that of lora.path, else \"lora\""),
+        Is("\"lora\""),
         "Kind of adapter: low-rank products beside layers, or factors on what they give or read.",
     ),
     key(
         "lora.use_dora",
         Bool,
-        From("that of lora.path, else false"),
+        Is("false"),
         "DoRA: weights' magnitudes are learned apart from their directions. Without dropout, and not on fused tensors.",
     ),
     key(
         "lora.path",
         Path,
         From("absent: fresh adapters"),
-        "Folder of adapters to start from, as PEFT writes it: adapter_config.json and adapter_model.safetensors.",
+        "Folder of adapters to start from, as PEFT writes it: adapter_config.json and adapter_model.safetensors. What it says \
+         of them stands for the keys of this section that are left out.",
     ),
     key(
         "lora.save",

@@ -173,18 +173,19 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
     if model.sliding_window == Some(0) {
         return fail("model.sliding_window", "is 0; a token sees at least itself".into());
     }
-    let named = |linear: &Linear| lora.targets.contains(linear);
     let parts = [Linear::QProj, Linear::KProj, Linear::VProj];
-    if let (true, Some(fused), Some(part), false) =
-        (lora.on(), fused_in(model, Linear::QProj), parts.iter().find(|part| named(part)), parts.iter().all(named))
-    {
-        let reason = format!(
-            "name {} alone, which the family {:?} stores inside {fused}: adapters on a part of a tensor have no place in \
-             PEFT's layout; name {fused}",
-            part.name(),
-            model.family
-        );
-        return fail("lora.targets", reason);
+    let fused = fused_in(model, Linear::QProj).filter(|_| lora.on());
+    for (key, layers) in [("lora.targets", &lora.targets), ("lora.feedforward", &lora.feedforward)] {
+        let there: Vec<&Linear> = parts.iter().filter(|part| layers.contains(part)).collect();
+        if let (Some(fused), Some(part), true) = (fused, there.first(), there.len() < parts.len()) {
+            let reason = format!(
+                "name {} alone, which the family {:?} stores inside {fused}: adapters on a part of a tensor have no place \
+                 in PEFT's layout; name {fused}",
+                part.name(),
+                model.family
+            );
+            return fail(key, reason);
+        }
     }
     let expert = [Linear::GateProj, Linear::UpProj, Linear::DownProj].into_iter().find(|l| lora.targets.contains(l));
     if let (true, Some(target), 1..) = (lora.on(), expert, model.sparse_blocks()) {
@@ -203,7 +204,7 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
         let reason = "stands beside a lora.base in few bits, over which DoRA is not there; write \"bf16\"";
         return fail("lora.use_dora", reason.into());
     }
-    if let (true, Some(fused), true) = (lora.use_dora, fused_in(model, Linear::QProj), parts.iter().any(named)) {
+    if let (true, Some(fused), true) = (lora.use_dora, fused, lora.targets.contains(&Linear::QProj)) {
         let reason = format!("is not there for {fused}, which holds queries, keys and values; name other lora.targets");
         return fail("lora.use_dora", reason);
     }

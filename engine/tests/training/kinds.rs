@@ -323,4 +323,13 @@ fn a_run_writes_its_model_where_it_is_told() {
     (cell.lora.targets, cell.model.save) = (vec![Linear::OProj, Linear::VProj], None);
     let refused = zbench_engine::plan::Plan::new(&cell, &kernels).unwrap_err();
     assert!(refused.key == "lora.targets" && refused.reason.contains("query_key_value"), "{refused}");
+    // IA3 puts the factors of one tensor on one side, and DoRA knows the norms of whole matrices alone.
+    cell.lora =
+        Lora { method: Method::Ia3, targets: Linear::ALL.into(), feedforward: vec![Linear::KProj], ..Lora::default() };
+    assert_eq!(zbench_engine::plan::Plan::new(&cell, &kernels).unwrap_err().key, "lora.feedforward");
+    let dora = Lora { rank: 2, alpha: 1.0, use_dora: true, targets: Linear::ALL.into(), ..Lora::default() };
+    cell.lora = dora.clone();
+    assert_eq!(zbench_engine::plan::Plan::new(&cell, &kernels).unwrap_err().key, "lora.use_dora");
+    cell.lora = Lora { dropout: 0.1, targets: vec![Linear::OProj], ..dora };
+    assert_eq!(zbench_engine::plan::Plan::new(&cell, &kernels).unwrap_err().key, "lora.dropout");
 }
