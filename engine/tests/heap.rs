@@ -85,13 +85,17 @@ fn no_large_block_is_made_in_a_step_outside_the_arena() {
     for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::Hsdp, 4)] {
         for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
             for threads in [1, 2] {
-                for attention in [AttentionKind::Flash, AttentionKind::Naive] {
+                let (flash, naive) = (AttentionKind::Flash, AttentionKind::Naive);
+                for (attention, base) in [(flash, None), (naive, None), (flash, Some(Base::Nf4))] {
                     let mut cell = on(wide(), strategy, ranks, 2.min(ranks));
                     cell.precision = precision;
                     cell.hardware.threads_per_rank = threads;
                     cell.memory.attention = attention;
                     cell.memory.checkpointing = Checkpointing::Full;
                     cell.train.accumulation = 2;
+                    if base.is_some() {
+                        (cell.lora.rank, cell.lora.targets, cell.lora.base) = (4, Linear::ALL.to_vec(), base);
+                    }
                     let plan = plan(&cell);
                     let barrier = std::sync::Barrier::new(ranks);
                     with_ranks(&cell, &plan, cpus(&cell), |rank| {
@@ -104,7 +108,7 @@ fn no_large_block_is_made_in_a_step_outside_the_arena() {
                     })
                     .unwrap();
                     let found = (BLOCKS.load(Ordering::SeqCst), LARGEST.load(Ordering::SeqCst));
-                    let what = format!("{} {precision:?} {threads} threads {attention:?}", strategy.name());
+                    let what = format!("{} {precision:?} {threads} threads {attention:?} {base:?}", strategy.name());
                     assert_eq!(found, (0, 0), "{what}: blocks over 64 KiB, and the largest");
                 }
             }
