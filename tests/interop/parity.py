@@ -102,9 +102,18 @@ def mpt(r):
                 initializer_range=0.15)
 
 
-def experts(r, count, chosen):
+def experts(r, count, chosen, least=1):
+    """Of one expert whose weight is divided by itself the router's gradient is rounding, which Adam divides by its own size:
+    where it then sends a token differs between any two programs. So weights that are normalised are two at least."""
     total = r.randint(2, 7)
-    return {count: total, chosen: r.randint(1, min(3, total))}
+    return {count: total, chosen: r.randint(least, min(3, total))}
+
+
+def qwen3_moe(r):
+    normalised = r.random() < 0.5
+    more = dict(moe_intermediate_size=r.randint(6, 40), norm_topk_prob=normalised, decoder_sparse_step=r.choice([1, 1, 2]),
+                mlp_only_layers=r.choice([[], [0]]))
+    return gated(r, **more) | experts(r, "num_experts", "num_experts_per_tok", 1 + normalised) | windows(r)
 
 
 FAMILIES = {
@@ -119,10 +128,8 @@ FAMILIES = {
     "bloom": lambda r: ("BloomConfig", bloom(r)),
     "mpt": lambda r: ("MptConfig", mpt(r)),
     "mixtral": lambda r: ("MixtralConfig", gated(r, sliding_window=r.choice([None, 5]))
-                          | experts(r, "num_local_experts", "num_experts_per_tok")),
-    "qwen3_moe": lambda r: ("Qwen3MoeConfig", gated(r, moe_intermediate_size=r.randint(6, 40), norm_topk_prob=r.random() < 0.5,
-                                                    decoder_sparse_step=r.choice([1, 1, 2]), mlp_only_layers=r.choice([[], [0]]))
-                            | experts(r, "num_experts", "num_experts_per_tok") | windows(r)),
+                          | experts(r, "num_local_experts", "num_experts_per_tok", 2)),
+    "qwen3_moe": lambda r: ("Qwen3MoeConfig", qwen3_moe(r)),
 }
 
 
@@ -149,7 +156,9 @@ def make(family, r, out):
 
 
 def train(out, tokens):
-    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager")
+    # The grouped products that transformers prefers for experts want sizes of 16 bytes.
+    more = dict(experts_implementation="eager") if (out / "config.json").read_text().count("num_experts_per_tok") else {}
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager", **more)
     parameters = list(model.parameters())
     groups = [dict(params=[p for p in parameters if p.ndim >= 2], weight_decay=0.1),
               dict(params=[p for p in parameters if p.ndim < 2], weight_decay=0.0)]
