@@ -172,7 +172,8 @@ pub(super) const FAMILIES: &[Family] = &[
         architecture: "GemmaForCausalLM",
         keys: KEYS,
         restricted: &[
-            only("hidden_act", is_gelu_tanh, "\"gelu_pytorch_tanh\""),
+            // The released files say "gelu" and mean its tanh form, as transformers knows.
+            only("hidden_act", is_gelu_of_either_form, "\"gelu_pytorch_tanh\""),
             only("hidden_activation", is_gelu_tanh, "\"gelu_pytorch_tanh\""),
             only("use_bidirectional_attention", is_false, "causal attention"),
             DROPOUT,
