@@ -87,6 +87,37 @@ fn plans_hold_for_every_rank_count_and_shape() {
     }
 }
 
+/// Where heads are wide and the MLP is narrow the peak of a step lies in attention's backward, elsewhere in the MLP's.
+#[test]
+fn plans_hold_where_attention_is_the_widest_part() {
+    let mut base = small();
+    (base.model.head_dim, base.model.intermediate_size, base.train.seq_len) = (64, 16, 40);
+    let mut cells: Vec<(String, Cell)> = expert_cells(base.clone()).into_iter().map(|(n, c)| (n.into(), c)).collect();
+    for form in forms() {
+        for kv in [1, 3] {
+            let mut cell = formed(base.clone(), form);
+            (cell.model.head_dim, cell.model.intermediate_size, cell.model.num_key_value_heads) = (64, 16, kv);
+            cells.push((format!("{} with {kv} key heads", form.0), cell));
+        }
+    }
+    for (name, change) in adapters().into_iter().chain([dora()]) {
+        let mut cell = base.clone();
+        change(&mut cell);
+        (cell.model.head_dim, cell.model.intermediate_size) = (64, 16);
+        cell.lora.rank *= 100;
+        cells.push((name.into(), cell));
+    }
+    for (name, base) in cells {
+        for policy in [Checkpointing::None, Checkpointing::Full, Checkpointing::Selective] {
+            for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2)] {
+                let mut cell = on(base.clone(), strategy, ranks, ranks);
+                cell.memory.checkpointing = policy.clone();
+                assert_as_planned(&cell, &format!("{name}: {} {policy:?}", strategy.name()));
+            }
+        }
+    }
+}
+
 fn scaled(initial_scale_power: u32) -> LossScaling {
     LossScaling::Dynamic(DynamicScaling { initial_scale_power, ..DynamicScaling::DEFAULT })
 }

@@ -33,6 +33,7 @@ impl Block {
                 } else {
                     let residual = take(&mut saved.residual);
                     norm.backward(ex, w, g, n, &residual, &statistics, &dmlp, dy.view_mut())?;
+                    drop(dmlp);
                 }
             }
         }
@@ -45,7 +46,8 @@ impl Block {
         let mut dv = ex.activation(n * d.kv_heads * d.head_dim)?;
         let qkv = take(&mut saved.qkv);
         self.attend_backward(ex, &qkv, &out, &statistics, &dout, [&mut dq, &mut dk, &mut dv])?;
-        let Qkv { raw, .. } = qkv;
+        let Qkv { q, k: key, v, raw } = qkv;
+        drop((q, key, v));
         drop((out, statistics, dout));
         if self.rotary() {
             k.rope(&self.rope(n, ex.batch.seq, d.heads, true, ex.compute), dq.view_mut(), ex.cos, ex.sin)?;
