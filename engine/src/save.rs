@@ -29,6 +29,18 @@ pub enum SaveError {
     },
 }
 
+/// Makes a folder and tries whether files can be made in it: what is trained for hours should not end before a wall that
+/// was there at the start.
+///
+/// # Errors
+/// The folder cannot be made, is a file, or takes no file.
+pub fn try_folder(dir: &Path) -> Result<(), SaveError> {
+    let failed = |source| SaveError::Io { path: dir.into(), source };
+    std::fs::create_dir_all(dir).map_err(failed)?;
+    let trial = dir.join(format!(".zbench-{}.part", std::process::id()));
+    std::fs::write(&trial, b"zbench").and_then(|()| std::fs::remove_file(&trial)).map_err(failed)
+}
+
 /// What a model is written as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaveOptions {

@@ -10,7 +10,7 @@ use crate::mesh::Mesh;
 use crate::outcome::{Cause, Failure, RankReport, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
-use crate::save::{SaveError, SaveOptions};
+use crate::save::{SaveError, SaveOptions, try_folder};
 use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -64,7 +64,12 @@ pub fn train_rank(
 
 /// The steps of a cell on one rank.
 fn all_steps(rank: &mut Rank<'_>, on_step: &mut dyn FnMut(&Step)) -> Result<Report, StepError> {
-    let train = &rank.inputs.cell.train;
+    let Cell { model, lora, train, .. } = rank.inputs.cell;
+    if rank.number() == 0 {
+        for dir in [&model.save, &lora.save, &lora.merge].into_iter().flatten() {
+            try_folder(dir).map_err(|error| StepError::Input(error.to_string()))?;
+        }
+    }
     for _ in 0..train.untimed_steps + train.steps {
         let step = rank.step()?;
         if rank.number() == 0 {
@@ -73,7 +78,6 @@ fn all_steps(rank: &mut Rank<'_>, on_step: &mut dyn FnMut(&Step)) -> Result<Repo
     }
     let report = (rank.report(), rank.kernels.name());
     // What writing takes is no part of training's report.
-    let Cell { model, lora, .. } = rank.inputs.cell;
     let options = SaveOptions::default();
     let saved = model.save.as_ref().map_or(Ok(()), |dir| rank.save_model(dir, options));
     let saved = saved.and_then(|()| lora.save.as_ref().map_or(Ok(()), |dir| rank.save_adapters(dir)));

@@ -33,6 +33,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         return Ok(if arguments.dry_run { exit::SUCCESS } else { exit::NOT_MEASURED });
     }
     say_batches(global, &cells);
+    say_adapters(&cells);
     if arguments.dry_run {
         return estimates(global, &cells);
     }
@@ -69,6 +70,7 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
         return Err(ConfigError::about(expanded.document.path.display().to_string(), reason.clone()).into());
     }
     say_batches(global, &cells);
+    say_adapters(&cells);
     let header = header(&expanded.document);
     let summary = carry_out(global, session, &cells, Trials::OneMore, header, arguments.timeout, true)?;
     match global.format {
@@ -80,6 +82,21 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
         }
     }
     Ok(code(&summary))
+}
+
+/// A warning where keys of adapters are stated and no cell has adapters.
+fn say_adapters(cells: &[Planned]) {
+    let stated = cells.iter().flat_map(|cell| cell.grid.settings.keys()).find(|key| {
+        let switch = ["lora.rank", "lora.method"].contains(*key);
+        key.starts_with("lora.") && !switch
+    });
+    let none = cells.iter().filter_map(Planned::cell).all(|cell| !cell.lora.on());
+    if let (Some(key), true) = (stated, none) {
+        crate::say!(
+            "warning: {key} is stated and has no effect: there are no adapters, so everything trains; state lora.rank, or \
+             lora.method = \"ia3\""
+        );
+    }
 }
 
 /// The effective batch, and a warning where it changes under one learning rate.

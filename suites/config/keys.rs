@@ -321,8 +321,8 @@ pub const KEYS: &[Key] = &[
         "lora.base",
         Choice(&["f32", "bf16", "f16", "nf4", "int8"]),
         From("precision.parameters"),
-        "What the frozen weights are kept as. nf4 and int8 are for the blocks' matrices; the rest keeps \
-         precision.parameters.",
+        "What the frozen weights are kept as. nf4 and int8 are for the blocks' matrices; the rest, and \
+         experts, keep precision.parameters.",
     ),
     key(
         "lora.double_quant",

@@ -3,7 +3,7 @@
 use super::sources::absolute;
 use super::{Context, Refusal, Values};
 use crate::config::kind::number;
-use std::fmt::Debug;
+use serde::Serialize;
 use toml::Value;
 use zbench_engine::config::{Linear, Lora, Method, Model};
 use zbench_engine::peft::{self, AdapterConfig};
@@ -86,7 +86,7 @@ struct Merged<'a> {
 
 impl Merged<'_> {
     /// What the file states, else what the folder does, else the default; where both state it they must agree.
-    fn one<T: PartialEq + Debug>(
+    fn one<T: PartialEq + Serialize>(
         &self,
         key: &str,
         given: Option<T>,
@@ -95,7 +95,9 @@ impl Merged<'_> {
     ) -> Result<T, Refusal> {
         match (given, self.stored.map(of)) {
             (Some(given), Some(stored)) if given != stored => {
-                let message = format!("is {given:?}, and the adapters of lora.path have {stored:?}; leave the key out");
+                let word = |value: &T| serde_json::to_string(value).unwrap_or_default();
+                let (ours, theirs) = (word(&given), word(&stored));
+                let message = format!("is {ours}, and the adapters of lora.path have {theirs}; leave the key out");
                 Err(self.values.refuse(key, &["lora.path"], message))
             }
             (given, stored) => Ok(given.or(stored).unwrap_or(default)),
