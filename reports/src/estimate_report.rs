@@ -66,9 +66,11 @@ pub fn estimates(rows: &[EstimateRow]) -> Document {
         .iter()
         .filter(|row| !row.reason.is_empty() || !row.advice.is_empty())
         .map(|row| {
-            let parts: Vec<&str> =
-                [row.reason.as_str(), row.advice.as_str()].into_iter().filter(|part| !part.is_empty()).collect();
-            format!("{} ({}): {}", row.marked_label(), row.status, parts.join(" Cheapest change: "))
+            let parts: Vec<&str> = [row.reason.trim_end_matches('.'), row.advice.as_str()]
+                .into_iter()
+                .filter(|part| !part.is_empty())
+                .collect();
+            format!("{} ({}): {}", row.marked_label(), row.status, parts.join(". Cheapest change: "))
         })
         .collect();
     if !reasons.is_empty() {

@@ -129,8 +129,9 @@ fn decide(resolved: &Resolved, estimate: &Estimate) -> Decision {
             None => String::new(),
         };
         let reason = format!(
-            "needs {} CUDA devices{machine}, and this version of zbench runs on the CPU{fits}",
-            cell.parallel.ranks
+            "needs {} CUDA device{}{machine}, and this version of zbench runs on the CPU{fits}",
+            cell.parallel.ranks,
+            if cell.parallel.ranks == 1 { "" } else { "s" }
         );
         return record(Status::Skipped, reason, Source::Host);
     }

@@ -186,10 +186,16 @@ pub(super) fn check(model: &Model) -> Result<(), (&'static str, String)> {
             mlp_only_layers: Vec::new(),
             ..experts.clone()
         };
-        if *experts != plain {
-            let reason =
-                "has another width of experts, weights as they are, or dense blocks: \"qwen3_moe\" can have that";
-            return Err(("family", format!("{family:?} {reason}")));
+        let other = [
+            ("moe_intermediate_size", experts.moe_intermediate_size != plain.moe_intermediate_size),
+            ("norm_topk_prob", experts.norm_topk_prob != plain.norm_topk_prob),
+            ("decoder_sparse_step", experts.decoder_sparse_step != plain.decoder_sparse_step),
+            ("mlp_only_layers", experts.mlp_only_layers != plain.mlp_only_layers),
+        ];
+        if let Some((key, _)) = other.into_iter().find(|(_, other)| *other) {
+            let reason = "is not Mixtral's, whose experts are all as wide as intermediate_size, in every block, with weights \
+                          that add up to one; family \"qwen3_moe\" can have others";
+            return Err((key, reason.into()));
         }
     }
     Ok(())

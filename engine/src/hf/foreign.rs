@@ -123,7 +123,7 @@ fn read_keys<T: serde::de::DeserializeOwned>(
 ) -> Result<T, HfError> {
     let read = |table: Map<String, Value>, key: &str| {
         serde_json::from_value::<T>(Value::Object(table))
-            .map_err(|error| HfError::field(file, &format!("{prefix}{key}"), error.to_string()))
+            .map_err(|error| HfError::field(file, &format!("{prefix}{key}"), in_plain_words(&error.to_string())))
     };
     let mut all = Map::new();
     for (theirs, ours) in known {
@@ -134,4 +134,9 @@ fn read_keys<T: serde::de::DeserializeOwned>(
         }
     }
     read(all, "")
+}
+
+/// What serde says, without the names of Rust's types.
+fn in_plain_words(error: &str) -> String {
+    error.replace("expected usize", "expected a whole number from 0").replace("expected f64", "expected a number")
 }
