@@ -211,9 +211,9 @@ fn adapters_of_a_folder_fill_in_what_is_not_stated() {
         ("rslora-gpt2", "gpt2-exact", "alpha = 3.0", "lora.alpha", "6.0"),
         ("rslora-gpt2", "gpt2-exact", "dropout = 0.5", "lora.dropout", "0.5"),
         ("rslora-gpt2", "gpt2-exact", "use_rslora = false", "lora.use_rslora", "true"),
-        ("rslora-gpt2", "gpt2-exact", "method = \"ia3\"", "lora.method", "Ia3"),
-        ("rslora-gpt2", "gpt2-exact", "targets = [\"c_attn\"]", "lora.targets", "DownProj"),
-        ("ia3-bloom", "bloom", "feedforward = [\"query_key_value\"]", "lora.feedforward", "DownProj"),
+        ("rslora-gpt2", "gpt2-exact", "method = \"ia3\"", "lora.method", "have \"lora\""),
+        ("rslora-gpt2", "gpt2-exact", "targets = [\"c_attn\"]", "lora.targets", "\"down_proj\""),
+        ("ia3-bloom", "bloom", "feedforward = [\"query_key_value\"]", "lora.feedforward", "\"down_proj\""),
         ("rslora-gpt2", "bloom", "", "lora.path", "c_attn"),
         ("bloom", "bloom", "", "lora.path", "adapter_config.json"),
     ] {
