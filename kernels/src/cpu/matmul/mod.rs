@@ -6,9 +6,9 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
-mod micro;
+pub(crate) mod micro;
 pub(crate) mod path;
-mod tiles;
+pub(crate) mod tiles;
 
 use super::Cpu;
 use super::stream::{CHUNK, Shared, load, narrow};
@@ -117,9 +117,13 @@ impl Cpu {
                     let again = rows.start == 0 || layout.deep;
                     let from_b = again.then(|| b.at(cols.start, terms.start));
                     let from_a = a.at(rows.start, terms.start);
-                    self.pack(layout, [from_a, from_b.unwrap_or(b)], [rows.len(), cols.len(), terms.len()], again, [
-                        &packed_a, &packed_b,
-                    ]);
+                    self.pack(
+                        layout,
+                        [from_a, from_b.unwrap_or(b)],
+                        [rows.len(), cols.len(), terms.len()],
+                        again,
+                        [&packed_a, &packed_b],
+                    );
                     let ends = (terms.start > 0, terms.end == k);
                     self.blocks(layout, &rows, &cols, terms.len(), ends, [&packed_a, &packed_b, &sums, &kept], &target);
                 }
