@@ -316,7 +316,7 @@ impl Job<'_> {
                 // SAFETY: as above.
                 unsafe {
                     let line = std::slice::from_raw_parts_mut(sums.add(i * panels.wide()), panels.dim);
-                    line.iter_mut().for_each(|sum| *sum *= scale);
+                    scale_all(panels.level, line, scale);
                     key.store(panels.level, row..row + 1, line, to);
                 }
             }
@@ -466,7 +466,7 @@ impl Job<'_> {
                         line.copy_from_slice(std::slice::from_raw_parts(from, ROWS));
                     }
                     transpose(panels.level, square.as_ptr().cast(), turned.as_mut_ptr().cast(), ROWS);
-                    turned.iter_mut().for_each(|x| *x *= scale);
+                    scale_all(panels.level, &mut turned, scale);
                     for (row, line) in strip.clone().zip(turned.chunks_exact(ROWS)) {
                         query.store_part(panels.level, row, first, &line[..dims], &self.gradients[0]);
                     }

@@ -233,11 +233,7 @@ impl Job<'_> {
                 let (top, total) = (*tops.add(i), *totals.add(i));
                 lse[i] = (f64::from(top) * std::f64::consts::LN_2 + f64::from(total).ln()) as f32;
                 let line = std::slice::from_raw_parts_mut(sums.add(i * panels.wide()), panels.dim);
-                let share = 1.0 / total;
-                panels.level.run(
-                    #[inline(always)]
-                    |_| line.iter_mut().for_each(|sum| *sum *= share),
-                );
+                scale_all(panels.level, line, 1.0 / total);
                 query.store(panels.level, row..row + 1, line, out);
             }
         }

@@ -211,3 +211,11 @@ fn taken(lens: &[usize]) -> usize {
 fn own(shared: &Shared, start: usize) -> *mut f32 {
     shared.address().wrapping_add(start)
 }
+
+/// Multiplies all by one factor.
+fn scale_all(level: Level, all: &mut [f32], factor: f32) {
+    level.run(
+        #[inline(always)]
+        |_| all.iter_mut().for_each(|x| *x *= factor),
+    );
+}
