@@ -202,6 +202,14 @@ impl Cpu {
         }
     }
 
+    /// Elements of scratch that suffice for any group of the rows of `op`.
+    pub(super) fn grouped_workspace(&self, op: &Gemm) -> usize {
+        match matmul::takes(op) {
+            true => matmul::workspace_of_parts(op, self.path, self.pool.threads()),
+            false => workspace(op),
+        }
+    }
+
     pub(super) fn run_gemm(&self, op: &Gemm, a: View, b: View, c: ViewMut, workspace: ViewMut) {
         match matmul::takes(op) {
             true => self.run_matmul(op, a, b, c, workspace),

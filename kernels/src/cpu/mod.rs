@@ -73,7 +73,7 @@ impl Kernels for Cpu {
         match op {
             Op::Gemm(op) => self.product_workspace(op),
             // All rows may fall to one expert.
-            Op::GroupedGemm(op) => self.product_workspace(&op.product(op.rows)),
+            Op::GroupedGemm(op) => self.grouped_workspace(&op.product(op.rows)),
             Op::Attention(op) => threads.saturating_mul(attention::forward_scratch(op)),
             Op::AttentionBackward(op) => threads.saturating_mul(attention::backward_scratch(op)),
             Op::NaiveAttention(op) => threads.saturating_mul(naive::forward_scratch(op)),

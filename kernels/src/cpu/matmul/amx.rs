@@ -26,12 +26,8 @@ static CONFIG: TileConfig = TileConfig {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// Bytes from one row of a tile of A to the next.
-const A_ROW: usize = PAIRS * 4;
 /// Bytes from one row of a tile of B to the next.
 const B_ROW: usize = COLS * 4;
-/// Bytes of a tile of A.
-const A_TILE: usize = ROWS * A_ROW;
 /// Bytes of two tiles of B, side by side.
 const B_TILE: usize = PAIRS * B_ROW;
 
@@ -106,8 +102,8 @@ unsafe fn two(block: Block, a: *const u8, b: *const u32, c: *mut f32) {
             "tileloaddt1 tmm5, [{next} + {a_row}]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {a}, {A_TILE}",
-            "add {next}, {A_TILE}",
+            "add {a}, {a_tile}",
+            "add {next}, {a_tile}",
             "add {b}, {B_TILE}",
             "dec {tiles}",
             "jnz 4b",
@@ -123,10 +119,10 @@ unsafe fn two(block: Block, a: *const u8, b: *const u32, c: *mut f32) {
             c = in(reg) c,
             low = in(reg) c.wrapping_add(ROWS * block.c_row),
             c_row = in(reg) block.c_row * 4,
-            a_row = in(reg) A_ROW,
+            a_row = in(reg) block.a_row,
+            a_tile = in(reg) block.a_tile,
             b_row = in(reg) B_ROW,
             tiles = inout(reg) block.tiles => _,
-            A_TILE = const A_TILE,
             B_TILE = const B_TILE,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -157,7 +153,7 @@ unsafe fn one(block: Block, a: *const u8, b: *const u32, c: *mut f32) {
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tileloadd tmm7, [{b} + {b_row} + 64]",
             "tdpbf16ps tmm1, tmm4, tmm7",
-            "add {a}, {A_TILE}",
+            "add {a}, {a_tile}",
             "add {b}, {B_TILE}",
             "dec {tiles}",
             "jnz 4b",
@@ -169,10 +165,10 @@ unsafe fn one(block: Block, a: *const u8, b: *const u32, c: *mut f32) {
             b = inout(reg) b => _,
             c = in(reg) c,
             c_row = in(reg) block.c_row * 4,
-            a_row = in(reg) A_ROW,
+            a_row = in(reg) block.a_row,
+            a_tile = in(reg) block.a_tile,
             b_row = in(reg) B_ROW,
             tiles = inout(reg) block.tiles => _,
-            A_TILE = const A_TILE,
             B_TILE = const B_TILE,
             out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
             options(nostack),

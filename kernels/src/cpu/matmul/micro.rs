@@ -8,6 +8,10 @@ use super::tiles::{COLS, PAIRS, ROWS, TERMS};
 pub(crate) struct Block {
     /// The first tile of the first panel of A.
     pub a: *const u8,
+    /// Bytes from one row of a tile of A to the next: packed, or where the matrix itself lies right.
+    pub a_row: usize,
+    /// Bytes from one tile of A to the next along the sum.
+    pub a_tile: usize,
     /// Bytes from one panel of A to the next.
     pub a_panel: usize,
     /// Panels of A.
@@ -29,7 +33,7 @@ pub(crate) struct Block {
 }
 
 impl Path {
-    /// Bytes of a tile of A.
+    /// Bytes of a packed tile of A.
     pub const fn tile_bytes(self) -> usize {
         match self.widens() {
             true => ROWS * TERMS * 4,
@@ -48,12 +52,15 @@ impl Path {
         }
     }
 
-    /// Tiles along the sum that are multiplied in one go: as many as keep a panel of B in the nearest cache beside what
-    /// streams past it. 16 KiB of 32, or 32 of 48 where there is AMX.
+    /// Tiles along the sum that are multiplied in one go. AMX must find a panel of B in the nearest cache (32 KiB of 48), and
+    /// what widens should. Dot products of pairs need 8 bytes of it a cycle, which the second cache gives as well; the
+    /// fewer times sums are put down and taken up again the better.
     pub const fn depth(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
             Path::Amx => 16,
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512Bf16 => 64,
             _ => 8,
         }
     }
@@ -239,21 +246,23 @@ mod machine {
         for col in 0..block.cols {
             for part in 0..block.rows * 2 {
                 let (row, first) = (part / 2, part % 2 * R);
-                let a = block.a.wrapping_add(row * block.a_panel).cast::<i32>();
+                let a = block.a.wrapping_add(row * block.a_panel + first * block.a_row);
                 let b = block.b.wrapping_add(col * block.b_panel);
                 let c = block.c.wrapping_add((row * ROWS + first) * block.c_row + col * COLS);
                 let mut sums = [[_mm512_setzero_ps(); 2]; R];
                 // SAFETY: inside the panels, as the caller says; the two vector types have one size and any bits.
                 unsafe {
                     for tile in 0..block.tiles {
-                        let a = a.add(tile * ROWS * PAIRS + first * PAIRS);
+                        let rows: [*const i32; R] =
+                            std::array::from_fn(|r| a.wrapping_add(tile * block.a_tile + r * block.a_row).cast());
                         let b = b.add(tile * PAIRS * COLS);
                         for pair in 0..PAIRS {
                             let b: [__m512bh; 2] = std::array::from_fn(|v| {
                                 std::mem::transmute(_mm512_loadu_si512(b.add(pair * COLS + 16 * v).cast()))
                             });
                             for r in 0..R {
-                                let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(*a.add(r * PAIRS + pair)));
+                                let x = _mm512_set1_epi32(rows[r].add(pair).read_unaligned());
+                                let x: __m512bh = std::mem::transmute(x);
                                 for v in 0..2 {
                                     sums[r][v] = _mm512_dpbf16_ps(sums[r][v], x, b[v]);
                                 }

@@ -1,5 +1,5 @@
-//! Matrix products of bf16 with sums in f32: both operands are packed into tiles ([`tiles`]), which all threads share,
-//! and blocks of C are multiplied out of them ([`micro`]).
+//! Matrix products of bf16 with sums in f32: B is packed into tiles ([`tiles`]), which all threads share, and so is A where
+//! it does not lie right by itself; blocks of C are multiplied out of them ([`micro`]).
 //!
 //! An element of C is the sum of its products in an order that depends on the length of the sum and on the instructions
 //! alone: neither the other sizes nor the number of threads nor where the element lies change its bits.
@@ -37,6 +37,19 @@ pub(super) fn workspace(op: &Gemm, path: Path, threads: usize) -> usize {
     Layout::of(op, path, threads).sizes().iter().sum()
 }
 
+/// f32 elements of scratch that suffice for `op` and for any product with a smaller side in its place.
+pub(super) fn workspace_of_parts(op: &Gemm, path: Path, threads: usize) -> usize {
+    let layout = Layout { direct: false, ..Layout::of(op, path, threads) };
+    let [a, b, sums, kept] = layout.sizes();
+    let full = |side: usize, width: usize, tile: usize| {
+        side.div_ceil(width).saturating_mul(tiles::tiles(op.k)).saturating_mul(tile)
+    };
+    // Fewer terms can leave room for more rows, up to the limit.
+    let most_a = full(op.m, ROWS, path.tile_bytes()).min(A_BYTES) / 4;
+    let most_b = full(op.n, COLS, PAIRS * COLS * 4).min(B_BYTES) / 4;
+    a.max(most_a) + b.max(most_b) + sums + kept
+}
+
 /// How a product is cut.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
@@ -51,6 +64,8 @@ struct Layout {
     threads: usize,
     /// Whether the sum takes several packings, so that sums must be kept between them.
     deep: bool,
+    /// Whether A is read where it lies: its terms adjoin and fill whole tiles.
+    direct: bool,
 }
 
 impl Layout {
@@ -72,13 +87,14 @@ impl Layout {
                 false => task_cols = round(task_cols / 2),
             }
         }
-        Layout { path, rows, cols, terms, task_rows, task_cols, threads, deep: op.k > DEPTH }
+        let direct = !path.widens() && !op.trans_a && op.m % ROWS == 0 && op.k % TERMS == 0;
+        Layout { path, rows, cols, terms, task_rows, task_cols, threads, deep: op.k > DEPTH, direct }
     }
 
     /// f32 elements of packed A, of packed B, of the threads' sums, and of the sums kept between packings.
     fn sizes(&self) -> [usize; 4] {
         let tiles = tiles::tiles(self.terms);
-        let a = self.rows.div_ceil(ROWS) * tiles * self.path.tile_bytes() / 4;
+        let a = if self.direct { 0 } else { self.rows.div_ceil(ROWS) * tiles * self.path.tile_bytes() / 4 };
         let b = self.cols.div_ceil(COLS) * tiles * PAIRS * COLS;
         let kept = if self.deep { self.rows * self.cols } else { 0 };
         [a, b, self.threads * self.task_rows * self.task_cols, kept]
@@ -121,7 +137,8 @@ impl Cpu {
                         &packed_a, &packed_b,
                     ]);
                     let ends = (terms.start > 0, terms.end == k);
-                    self.blocks(layout, &rows, &cols, terms.len(), ends, [&packed_a, &packed_b, &sums, &kept], &target);
+                    let left = Left::of(layout, from_a, terms.len(), &packed_a);
+                    self.blocks(layout, &rows, &cols, terms.len(), ends, left, [&packed_b, &sums, &kept], &target);
                 }
             }
         }
@@ -137,7 +154,8 @@ impl Cpu {
         [to_a, to_b]: [&Shared; 2],
     ) {
         let tiles = tiles::tiles(terms);
-        let (a_panels, b_panels) = (rows.div_ceil(ROWS), if both { cols.div_ceil(COLS) } else { 0 });
+        let a_panels = if layout.direct { 0 } else { rows.div_ceil(ROWS) };
+        let b_panels = if both { cols.div_ceil(COLS) } else { 0 };
         let (a_panel, b_panel) = (tiles * layout.path.tile_bytes() / 4, tiles * PAIRS * COLS);
         // Panels of B are twice as wide.
         let grain = (1usize << 15).div_ceil(tiles.max(1) * TERMS * COLS);
@@ -177,14 +195,15 @@ impl Cpu {
         cols: &Range<usize>,
         terms: usize,
         (later, last): (bool, bool),
-        [a, b, sums, kept]: [&Shared; 4],
+        left: Left,
+        [b, sums, kept]: [&Shared; 3],
         target: &Target,
     ) {
         let (path, tiles) = (layout.path, tiles::tiles(terms));
-        let (a_panel, b_panel) = (tiles * path.tile_bytes(), tiles * PAIRS * COLS);
+        let b_panel = tiles * PAIRS * COLS;
         let size = layout.task_rows * layout.task_cols;
         let down = rows.len().div_ceil(layout.task_rows);
-        let (a, b) = (Bytes(a.address().cast()), Bytes(b.address().cast()));
+        let b = Bytes(b.address().cast());
         self.pool.each(down * cols.len().div_ceil(layout.task_cols), |thread, number| {
             let (row, col) = (number % down * layout.task_rows, number / down * layout.task_cols);
             let (height, width) = (layout.task_rows.min(rows.len() - row), layout.task_cols.min(cols.len() - col));
@@ -192,8 +211,10 @@ impl Cpu {
             let sums = unsafe { sums.floats(thread * size..(thread + 1) * size) };
             for first in (0..tiles).step_by(path.depth()) {
                 let block = Block {
-                    a: a.at(row / ROWS * a_panel + first * path.tile_bytes()),
-                    a_panel,
+                    a: left.at.at(row / ROWS * left.panel + first * left.tile),
+                    a_row: left.row,
+                    a_tile: left.tile,
+                    a_panel: left.panel,
                     rows: height.div_ceil(ROWS),
                     b: b.at((col / COLS * b_panel + first * PAIRS * COLS) * 4).cast(),
                     b_panel,
@@ -265,6 +286,26 @@ unsafe impl Sync for Bytes {}
 impl Bytes {
     fn at(&self, offset: usize) -> *const u8 {
         self.0.wrapping_add(offset)
+    }
+}
+
+/// Where the tiles of A lie, and how far apart, in bytes.
+struct Left {
+    at: Bytes,
+    row: usize,
+    tile: usize,
+    panel: usize,
+}
+
+impl Left {
+    fn of(layout: Layout, a: Source, terms: usize, packed: &Shared) -> Left {
+        if layout.direct {
+            let row = a.stride * 2;
+            return Left { at: Bytes(a.ptr.cast()), row, tile: TERMS * 2, panel: ROWS * row };
+        }
+        let tile = layout.path.tile_bytes();
+        let at = Bytes(packed.address().cast_const().cast());
+        Left { at, row: tile / ROWS, tile, panel: tiles::tiles(terms) * tile }
     }
 }
 
