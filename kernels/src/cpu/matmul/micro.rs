@@ -1,14 +1,17 @@
 //! Products of packed panels, the innermost loops: `C (+)= A B` of 16 rows and 32 columns at a time.
 
 use super::path::Path;
-use super::tiles::{COLS, PAIRS, ROWS, TERMS};
+use super::tiles::{COLS, Form, PAIRS, ROWS, TERMS};
 
 /// A run of tiles of neighbouring panels of A and B, and where their product goes.
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
     /// The first tile of the first panel of A.
     pub a: *const u8,
-    /// Bytes from one row of a tile of A to the next: packed, or where the matrix itself lies right.
+    /// How its tiles lie.
+    pub form: Form,
+    /// Bytes from one row of a tile of A to the next, where that is not turned: packed, or where the matrix itself lies
+    /// right.
     pub a_row: usize,
     /// Bytes from one tile of A to the next along the sum.
     pub a_tile: usize,
@@ -38,6 +41,16 @@ impl Path {
         match self.widens() {
             true => ROWS * TERMS * 4,
             false => ROWS * PAIRS * 4,
+        }
+    }
+
+    /// How a matrix A is packed whose terms adjoin, or not.
+    pub const fn form(self, terms_adjoin: bool) -> Form {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512Bf16 if !terms_adjoin => Form::Turned,
+            _ if self.widens() => Form::Wide,
+            _ => Form::Rows,
         }
     }
 
@@ -80,7 +93,9 @@ impl Path {
                 #[cfg(target_arch = "x86_64")]
                 Path::Avx512 => machine::avx512(block),
                 #[cfg(target_arch = "x86_64")]
-                Path::Avx512Bf16 => machine::avx512_bf16(block),
+                Path::Avx512Bf16 if block.form == Form::Turned => machine::avx512_bf16::<true>(block),
+                #[cfg(target_arch = "x86_64")]
+                Path::Avx512Bf16 => machine::avx512_bf16::<false>(block),
                 #[cfg(target_arch = "x86_64")]
                 Path::Amx => super::amx::multiply(block),
             }
@@ -236,17 +251,19 @@ mod machine {
         }
     }
 
-    /// As [`avx512`] with dot products of pairs.
+    /// As [`avx512`] with dot products of pairs; of a turned A where `TURNED`.
     ///
     /// # Safety
     /// As [`super::Path::multiply`], and the CPU has these features.
     #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-    pub(super) unsafe fn avx512_bf16(block: Block) {
+    pub(super) unsafe fn avx512_bf16<const TURNED: bool>(block: Block) {
         const R: usize = 8;
+        let a_row = if TURNED { 4 } else { block.a_row };
+        let step = if TURNED { ROWS } else { 1 };
         for col in 0..block.cols {
             for part in 0..block.rows * 2 {
                 let (row, first) = (part / 2, part % 2 * R);
-                let a = block.a.wrapping_add(row * block.a_panel + first * block.a_row);
+                let a = block.a.wrapping_add(row * block.a_panel + first * a_row);
                 let b = block.b.wrapping_add(col * block.b_panel);
                 let c = block.c.wrapping_add((row * ROWS + first) * block.c_row + col * COLS);
                 let mut sums = [[_mm512_setzero_ps(); 2]; R];
@@ -254,14 +271,14 @@ mod machine {
                 unsafe {
                     for tile in 0..block.tiles {
                         let rows: [*const i32; R] =
-                            std::array::from_fn(|r| a.wrapping_add(tile * block.a_tile + r * block.a_row).cast());
+                            std::array::from_fn(|r| a.wrapping_add(tile * block.a_tile + r * a_row).cast());
                         let b = b.add(tile * PAIRS * COLS);
                         for pair in 0..PAIRS {
                             let b: [__m512bh; 2] = std::array::from_fn(|v| {
                                 std::mem::transmute(_mm512_loadu_si512(b.add(pair * COLS + 16 * v).cast()))
                             });
                             for r in 0..R {
-                                let x = _mm512_set1_epi32(rows[r].add(pair).read_unaligned());
+                                let x = _mm512_set1_epi32(rows[r].add(pair * step).read_unaligned());
                                 let x: __m512bh = std::mem::transmute(x);
                                 for v in 0..2 {
                                     sums[r][v] = _mm512_dpbf16_ps(sums[r][v], x, b[v]);

@@ -17,7 +17,7 @@ use crate::{DType, View, ViewMut};
 use micro::Block;
 use path::Path;
 use std::ops::Range;
-use tiles::{COLS, PAIRS, ROWS, Source, TERMS};
+use tiles::{COLS, Form, PAIRS, ROWS, Source, TERMS};
 
 /// Bytes that packed A, and packed B, may take at a time, whatever the matrices.
 const A_BYTES: usize = 8 << 20;
@@ -144,7 +144,8 @@ impl Cpu {
         }
     }
 
-    /// Packs a block of A, and one of B if `both`; every panel by one thread.
+    /// Packs a block of A unless it is read where it lies, and one of B if `both`. Threads take runs of tiles of neighbouring
+    /// panels: a line of memory that panels share is then read once.
     fn pack(
         &self,
         layout: Layout,
@@ -153,34 +154,47 @@ impl Cpu {
         both: bool,
         [to_a, to_b]: [&Shared; 2],
     ) {
-        let tiles = tiles::tiles(terms);
-        let a_panels = if layout.direct { 0 } else { rows.div_ceil(ROWS) };
-        let b_panels = if both { cols.div_ceil(COLS) } else { 0 };
-        let (a_panel, b_panel) = (tiles * layout.path.tile_bytes() / 4, tiles * PAIRS * COLS);
-        // Panels of B are twice as wide.
-        let grain = (1usize << 15).div_ceil(tiles.max(1) * TERMS * COLS);
-        self.pool.split(a_panels.div_ceil(2) + b_panels, grain, |_, panels| {
-            for panel in panels {
-                if let Some(panel) = panel.checked_sub(a_panels.div_ceil(2)) {
-                    let first = panel * COLS;
-                    // SAFETY: inside the matrix and the buffer; each panel belongs to one thread.
-                    unsafe {
-                        let to = to_b.floats(panel * b_panel..(panel + 1) * b_panel).as_mut_ptr().cast();
-                        tiles::pack_cols(self.level, b.at(first, 0), COLS.min(cols - first), terms, to);
-                    }
-                    continue;
-                }
-                for panel in 2 * panel..(2 * panel + 2).min(a_panels) {
-                    let first = panel * ROWS;
-                    let (from, rows) = (a.at(first, 0), ROWS.min(rows - first));
-                    // SAFETY: as above.
-                    unsafe {
-                        let to = to_a.floats(panel * a_panel..(panel + 1) * a_panel).as_mut_ptr();
-                        match layout.path.widens() {
-                            true => tiles::pack_rows_wide(self.level, from, rows, terms, to),
-                            false => tiles::pack_rows(self.level, from, rows, terms, to.cast()),
-                        }
-                    }
+        /// Tiles of a run, and rows or columns side by side.
+        const RUN: usize = 16;
+        const WIDTH: usize = 128;
+        let (tiles, form, level) = (tiles::tiles(terms), layout.path.form(a.terms_adjoin), self.level);
+        let (a_tile, b_tile) = (layout.path.tile_bytes() / 4, PAIRS * COLS);
+        let runs = tiles.div_ceil(RUN);
+        let a_pieces = if layout.direct { 0 } else { rows.div_ceil(WIDTH) * runs };
+        let b_pieces = if both { cols.div_ceil(WIDTH) * runs } else { 0 };
+        // The panels' first rows or columns, and tiles, of a piece: along what lies side by side in memory.
+        let visit = |piece: usize, all: usize, width: usize, terms_adjoin: bool, visit: &dyn Fn(usize, usize)| {
+            let (first, run) = (piece / runs * WIDTH, piece % runs * RUN);
+            let panels = (first..(first + WIDTH).min(all)).step_by(width);
+            let run = run..(run + RUN).min(tiles);
+            match terms_adjoin {
+                true => panels.for_each(|panel| run.clone().for_each(|tile| visit(panel, tile))),
+                false => run.for_each(|tile| panels.clone().for_each(|panel| visit(panel, tile))),
+            }
+        };
+        let pack_b = |col: usize, tile: usize| {
+            let (term, start) = (tile * TERMS, (col / COLS * tiles + tile) * b_tile);
+            let sides = [COLS.min(cols - col), TERMS.min(terms - term)];
+            // SAFETY: inside the matrix and the buffer; each tile belongs to one thread.
+            unsafe {
+                let to = to_b.floats(start..start + b_tile).as_mut_ptr().cast();
+                tiles::pack_cols(level, b.at(col, term), sides[0], sides[1], to);
+            }
+        };
+        let pack_a = |row: usize, tile: usize| {
+            let (term, start) = (tile * TERMS, (row / ROWS * tiles + tile) * a_tile);
+            let sides = [ROWS.min(rows - row), TERMS.min(terms - term)];
+            // SAFETY: as above.
+            unsafe {
+                let to = to_a.floats(start..start + a_tile).as_mut_ptr().cast();
+                tiles::pack_rows(level, form, a.at(row, term), sides[0], sides[1], to);
+            }
+        };
+        self.pool.split(a_pieces + b_pieces, 1, |_, pieces| {
+            for piece in pieces {
+                match piece.checked_sub(a_pieces) {
+                    Some(piece) => visit(piece, cols, COLS, b.terms_adjoin, &pack_b),
+                    None => visit(piece, rows, ROWS, a.terms_adjoin, &pack_a),
                 }
             }
         });
@@ -212,6 +226,7 @@ impl Cpu {
             for first in (0..tiles).step_by(path.depth()) {
                 let block = Block {
                     a: left.at.at(row / ROWS * left.panel + first * left.tile),
+                    form: left.form,
                     a_row: left.row,
                     a_tile: left.tile,
                     a_panel: left.panel,
@@ -292,6 +307,7 @@ impl Bytes {
 /// Where the tiles of A lie, and how far apart, in bytes.
 struct Left {
     at: Bytes,
+    form: Form,
     row: usize,
     tile: usize,
     panel: usize,
@@ -301,11 +317,12 @@ impl Left {
     fn of(layout: Layout, a: Source, terms: usize, packed: &Shared) -> Left {
         if layout.direct {
             let row = a.stride * 2;
-            return Left { at: Bytes(a.ptr.cast()), row, tile: TERMS * 2, panel: ROWS * row };
+            return Left { at: Bytes(a.ptr.cast()), form: Form::Rows, row, tile: TERMS * 2, panel: ROWS * row };
         }
         let tile = layout.path.tile_bytes();
         let at = Bytes(packed.address().cast_const().cast());
-        Left { at, row: tile / ROWS, tile, panel: tiles::tiles(terms) * tile }
+        let form = layout.path.form(a.terms_adjoin);
+        Left { at, form, row: tile / ROWS, tile, panel: tiles::tiles(terms) * tile }
     }
 }
 

@@ -1,8 +1,7 @@
 //! Packing into tiles. A tile is 16 rows (of A) or columns (of B) by 32 terms of the sum, as pairs: a `u32` holds two
 //! neighbouring terms, the first in its low half.
 //!
-//! A panel of A is 16 rows: tile after tile along the sum, each `[16 rows][16 pairs]`; for the paths that widen,
-//! `[16 rows][32 terms]` of f32. A panel of B is 32 columns: `[pairs][32 columns]`. What a shape does not fill is zero.
+//! A panel of A is 16 rows: tile after tile along the sum, in one of three [`Form`]s. A panel of B is 32 columns: `[pairs][32 columns]`. What a shape does not fill is zero.
 
 use crate::cpu::level::Level;
 
@@ -50,7 +49,7 @@ impl Source {
                 self.straight(outers, terms, to, stride);
             } else {
                 let mut pairs = [0u32; ROWS * PAIRS];
-                self.woven(outers, terms, pairs.as_mut_ptr(), ROWS);
+                self.woven(level, outers, terms, pairs.as_mut_ptr(), ROWS);
                 transpose(level, pairs.as_ptr(), to, stride);
             }
         }
@@ -69,7 +68,7 @@ impl Source {
                 self.straight(outers, terms, rows.as_mut_ptr(), PAIRS);
                 transpose(level, rows.as_ptr(), to, stride);
             } else {
-                self.woven(outers, terms, to, stride);
+                self.woven(level, outers, terms, to, stride);
             }
         }
     }
@@ -98,7 +97,13 @@ impl Source {
 
     /// Where outer indices adjoin: weaves two terms into pairs.
     #[inline(always)]
-    unsafe fn woven(self, outers: usize, terms: usize, to: *mut u32, stride: usize) {
+    unsafe fn woven(self, level: Level, outers: usize, terms: usize, to: *mut u32, stride: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if level == Level::Avx512 && outers == ROWS && terms == TERMS {
+            // SAFETY: a whole tile, and the CPU has AVX-512.
+            return unsafe { machine::weave(self.ptr, self.stride, to, stride) };
+        }
+        let _ = level;
         for pair in 0..PAIRS {
             // SAFETY: the caller's promise: terms below `terms` have `outers` elements.
             unsafe {
@@ -130,42 +135,37 @@ pub(crate) fn tiles(terms: usize) -> usize {
     terms.div_ceil(TERMS)
 }
 
-/// Packs the panel of A that begins at `source`: `rows` of at most 16 by `terms`.
-///
-/// # Safety
-/// The source must hold so much; `to` has room for `tiles(terms)` tiles of 512 elements of bf16.
-pub(crate) unsafe fn pack_rows(level: Level, source: Source, rows: usize, terms: usize, to: *mut u32) {
-    level.run(
-        #[inline(always)]
-        |_| {
-            for (tile, start) in (0..terms).step_by(TERMS).enumerate() {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let to = to.add(tile * ROWS * PAIRS);
-                    source.at(0, start).tile(level, rows, TERMS.min(terms - start), to, PAIRS);
-                }
-            }
-        },
-    );
+/// How a tile of A is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// `[16 rows][16 pairs]`.
+    Rows,
+    /// `[16 pairs][16 rows]`, as a matrix whose rows adjoin comes.
+    Turned,
+    /// `[16 rows][32 terms]` of f32.
+    Wide,
 }
 
-/// As [`pack_rows`] into tiles of f32.
+/// Packs a tile of A: `rows` of at most 16 by `terms` of at most 32 from `source` on.
 ///
 /// # Safety
-/// As there; `to` has room for as many f32.
-pub(crate) unsafe fn pack_rows_wide(level: Level, source: Source, rows: usize, terms: usize, to: *mut f32) {
+/// The source must hold so much; `to` has room for 16 x 32 elements of bf16, or of f32 for [`Form::Wide`].
+pub(crate) unsafe fn pack_rows(level: Level, form: Form, source: Source, rows: usize, terms: usize, to: *mut u32) {
     level.run(
         #[inline(always)]
         |_| {
-            for (tile, start) in (0..terms).step_by(TERMS).enumerate() {
-                let mut pairs = [0u32; ROWS * PAIRS];
-                // SAFETY: the caller's promise.
-                unsafe {
-                    source.at(0, start).tile(level, rows, TERMS.min(terms - start), pairs.as_mut_ptr(), PAIRS);
-                    let to = to.add(tile * ROWS * TERMS);
-                    for (i, pair) in pairs.iter().enumerate() {
-                        to.add(2 * i).write(f32::from_bits(pair << 16));
-                        to.add(2 * i + 1).write(f32::from_bits(pair & 0xffff_0000));
+            // SAFETY: the caller's promise.
+            unsafe {
+                match form {
+                    Form::Rows => source.tile(level, rows, terms, to, PAIRS),
+                    Form::Turned => source.turned(level, rows, terms, to, ROWS),
+                    Form::Wide => {
+                        let mut pairs = [0u32; ROWS * PAIRS];
+                        source.tile(level, rows, terms, pairs.as_mut_ptr(), PAIRS);
+                        for (i, pair) in pairs.iter().enumerate() {
+                            to.add(2 * i).write(pair << 16);
+                            to.add(2 * i + 1).write(pair & 0xffff_0000);
+                        }
                     }
                 }
             }
@@ -173,23 +173,19 @@ pub(crate) unsafe fn pack_rows_wide(level: Level, source: Source, rows: usize, t
     );
 }
 
-/// Packs the panel of B that begins at `source`: `cols` of at most 32 by `terms`.
+/// Packs a tile of B: `cols` of at most 32 by `terms` of at most 32 from `source` on.
 ///
 /// # Safety
-/// The source must hold so much; `to` has room for `tiles(terms)` times 16 x 32 pairs.
+/// The source must hold so much; `to` has room for 16 x 32 pairs.
 pub(crate) unsafe fn pack_cols(level: Level, source: Source, cols: usize, terms: usize, to: *mut u32) {
     level.run(
         #[inline(always)]
         |_| {
-            for (tile, start) in (0..terms).step_by(TERMS).enumerate() {
-                let terms = TERMS.min(terms - start);
-                for first in [0, ROWS] {
-                    // SAFETY: the caller's promise; a half that no column falls into reads nothing.
-                    unsafe {
-                        let to = to.add(tile * PAIRS * COLS + first);
-                        let outers = cols.saturating_sub(first).min(ROWS);
-                        source.at(first, start).turned(level, outers, terms, to, COLS);
-                    }
+            for first in [0, ROWS] {
+                // SAFETY: the caller's promise; a half that no column falls into reads nothing.
+                unsafe {
+                    let outers = cols.saturating_sub(first).min(ROWS);
+                    source.at(first, 0).turned(level, outers, terms, to.add(first), COLS);
                 }
             }
         },
@@ -220,6 +216,23 @@ pub(crate) unsafe fn transpose(level: Level, from: *const u32, to: *mut u32, str
 #[cfg(target_arch = "x86_64")]
 mod machine {
     use std::arch::x86_64::*;
+
+    /// A tile of pairs out of 32 lines of 16 elements.
+    ///
+    /// # Safety
+    /// `from` has these lines, `stride` elements apart, `to` 16 rows of `to_stride`, and the CPU has AVX-512.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi2")]
+    pub(super) unsafe fn weave(from: *const u16, stride: usize, to: *mut u32, to_stride: usize) {
+        for pair in 0..super::PAIRS {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let line = |term: usize| _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.add(term * stride).cast()));
+                let pairs = _mm512_or_si512(line(2 * pair), _mm512_slli_epi32::<16>(line(2 * pair + 1)));
+                _mm512_storeu_si512(to.add(pair * to_stride).cast(), pairs);
+            }
+        }
+    }
 
     /// Four rounds, each swapping blocks of half the size: pairs of 32 bits, of 64, of 128, and of 256.
     ///
@@ -292,11 +305,17 @@ mod tests {
                     let (all, stride) = stored(outers, terms, terms_adjoin);
                     let source = Source { ptr: all.as_ptr(), stride, terms_adjoin };
                     let count = tiles(terms);
-                    let (mut a, mut wide) = (vec![9u32; count * 256], vec![9f32; count * 512]);
-                    // SAFETY: as large as stated.
-                    unsafe {
-                        pack_rows(level, source, outers, terms, a.as_mut_ptr());
-                        pack_rows_wide(level, source, outers, terms, wide.as_mut_ptr());
+                    let [mut a, mut turned, mut wide] = [256, 256, 512].map(|size| vec![9u32; count * size]);
+                    for tile in 0..count {
+                        let (source, terms) = (source.at(0, tile * 32), 32.min(terms - tile * 32));
+                        let pack = |form, to: &mut [u32], size| {
+                            let to = to[tile * size..][..size].as_mut_ptr();
+                            // SAFETY: as large as stated.
+                            unsafe { pack_rows(level, form, source, outers, terms, to) };
+                        };
+                        pack(Form::Rows, &mut a, 256);
+                        pack(Form::Turned, &mut turned, 256);
+                        pack(Form::Wide, &mut wide, 512);
                     }
                     let of = |outer: usize, t: usize| if outer < outers && t < terms { term(outer, t) } else { 0 };
                     for tile in 0..count {
@@ -305,8 +324,9 @@ mod tests {
                                 let t = tile * 32 + 2 * pair;
                                 let (low, high) = (u32::from(of(outer, t)), u32::from(of(outer, t + 1)));
                                 assert_eq!(a[tile * 256 + outer * 16 + pair], low | high << 16);
-                                assert_eq!(wide[tile * 512 + outer * 32 + 2 * pair].to_bits(), low << 16);
-                                assert_eq!(wide[tile * 512 + outer * 32 + 2 * pair + 1].to_bits(), high << 16);
+                                assert_eq!(turned[tile * 256 + pair * 16 + outer], low | high << 16);
+                                assert_eq!(wide[tile * 512 + outer * 32 + 2 * pair], low << 16);
+                                assert_eq!(wide[tile * 512 + outer * 32 + 2 * pair + 1], high << 16);
                             }
                         }
                     }
@@ -315,8 +335,11 @@ mod tests {
                     let (all, stride) = stored(outers, terms, terms_adjoin);
                     let source = Source { ptr: all.as_ptr(), stride, terms_adjoin };
                     let mut b = vec![9u32; tiles(terms) * 512];
-                    // SAFETY: as large as stated.
-                    unsafe { pack_cols(level, source, outers, terms, b.as_mut_ptr()) };
+                    for (tile, to) in b.chunks_exact_mut(512).enumerate() {
+                        let (source, terms) = (source.at(0, tile * 32), 32.min(terms - tile * 32));
+                        // SAFETY: as large as stated.
+                        unsafe { pack_cols(level, source, outers, terms, to.as_mut_ptr()) };
+                    }
                     let of = |outer: usize, t: usize| if outer < outers && t < terms { term(outer, t) } else { 0 };
                     for (i, pair) in b.iter().enumerate() {
                         let (p, outer) = (i / 32, i % 32);
