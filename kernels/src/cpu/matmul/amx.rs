@@ -5,7 +5,7 @@
 //! (`tileloaddt1`).
 
 use super::micro::Block;
-use super::tiles::{COLS, PAIRS, ROWS};
+use super::tiles::{COLS, WORDS, ROWS};
 use std::arch::asm;
 
 /// What `ldtilecfg` reads: palette 1, and eight tiles of 16 rows of 64 bytes.
@@ -29,7 +29,7 @@ static CONFIG: TileConfig = TileConfig {
 /// Bytes from one row of a tile of B to the next.
 const B_ROW: usize = COLS * 4;
 /// Bytes of two tiles of B, side by side.
-const B_TILE: usize = PAIRS * B_ROW;
+const B_TILE: usize = WORDS * B_ROW;
 
 /// Makes the tile registers ready, and gives them back.
 struct Tiles;

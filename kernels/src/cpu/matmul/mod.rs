@@ -1,4 +1,4 @@
-//! Matrix products of bf16 with sums in f32: B is packed into tiles ([`tiles`]), which all threads share, and so is A where
+//! Matrix products of bf16 or f32 with sums in f32: B is packed into tiles ([`tiles`]), which all threads share, and so is A where
 //! it does not lie right by itself; blocks of C are multiplied out of them ([`micro`]).
 //!
 //! An element of C is the sum of its products in an order that depends on the length of the sum and on the instructions
@@ -17,19 +17,28 @@ use crate::{DType, View, ViewMut};
 use micro::Block;
 use path::Path;
 use std::ops::Range;
-use tiles::{COLS, Form, PAIRS, ROWS, Source, TERMS};
+use tiles::{COLS, Element, Form, ROWS, Source, WORDS};
 
 /// Bytes that packed A, and packed B, may take at a time, whatever the matrices.
 const A_BYTES: usize = 8 << 20;
 const B_BYTES: usize = 16 << 20;
-/// Terms of the sum that are packed at a time: as many as leave room for 256 rows of A and 512 columns of B.
-const DEPTH: usize = 16_384;
+/// Words of the sum that are packed at a time: as many as leave room for 256 rows of A and 512 columns of B.
+const DEPTH_WORDS: usize = 8192;
 /// Sides of a thread's block of C, at most: its sums and its rows of A share the second cache.
 const SIDE: usize = 256;
 
 /// Whether [`Cpu::run_matmul`] does this product.
 pub(super) fn takes(op: &Gemm) -> bool {
-    op.a == DType::Bf16 && op.b == DType::Bf16
+    element(op).is_some()
+}
+
+/// What both operands hold, if one of the two that tiles are made of.
+fn element(op: &Gemm) -> Option<Element> {
+    match (op.a, op.b) {
+        (DType::Bf16, DType::Bf16) => Some(Element::Pair),
+        (DType::F32, DType::F32) => Some(Element::Single),
+        _ => None,
+    }
 }
 
 /// f32 elements of scratch that `op` needs.
@@ -42,11 +51,11 @@ pub(super) fn workspace_of_parts(op: &Gemm, path: Path, threads: usize) -> usize
     let layout = Layout { direct: false, ..Layout::of(op, path, threads) };
     let [a, b, sums, kept] = layout.sizes();
     let full = |side: usize, width: usize, tile: usize| {
-        side.div_ceil(width).saturating_mul(tiles::tiles(op.k)).saturating_mul(tile)
+        side.div_ceil(width).saturating_mul(layout.element.tiles(op.k)).saturating_mul(tile)
     };
     // Fewer terms can leave room for more rows, up to the limit.
-    let most_a = full(op.m, ROWS, path.tile_bytes()).min(A_BYTES) / 4;
-    let most_b = full(op.n, COLS, PAIRS * COLS * 4).min(B_BYTES) / 4;
+    let most_a = full(op.m, ROWS, path.tile_bytes(layout.element)).min(A_BYTES) / 4;
+    let most_b = full(op.n, COLS, WORDS * COLS * 4).min(B_BYTES) / 4;
     a.max(most_a) + b.max(most_b) + sums + kept
 }
 
@@ -54,6 +63,7 @@ pub(super) fn workspace_of_parts(op: &Gemm, path: Path, threads: usize) -> usize
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     path: Path,
+    element: Element,
     /// Rows, columns and terms that are packed at a time.
     rows: usize,
     cols: usize,
@@ -70,10 +80,12 @@ struct Layout {
 
 impl Layout {
     fn of(op: &Gemm, path: Path, threads: usize) -> Layout {
-        let terms = op.k.min(DEPTH);
-        let tiles = tiles::tiles(terms).max(1);
-        let most_rows = (A_BYTES / (tiles * path.tile_bytes())).max(1) * ROWS;
-        let most_cols = (B_BYTES / (tiles * PAIRS * COLS * 4)).max(1) * COLS;
+        let element = element(op).unwrap_or(Element::Single);
+        let depth = DEPTH_WORDS * element.terms();
+        let terms = op.k.min(depth);
+        let tiles = element.tiles(terms).max(1);
+        let most_rows = (A_BYTES / (tiles * path.tile_bytes(element))).max(1) * ROWS;
+        let most_cols = (B_BYTES / (tiles * WORDS * COLS * 4)).max(1) * COLS;
         let rows = op.m.min(most_rows);
         let cols = op.n.min(most_cols);
         // Blocks are halved until every thread has some to choose from; none is smaller than a tile of sums.
@@ -87,15 +99,16 @@ impl Layout {
                 false => task_cols = round(task_cols / 2),
             }
         }
-        let direct = !path.widens() && !op.trans_a && op.m % ROWS == 0 && op.k % TERMS == 0;
-        Layout { path, rows, cols, terms, task_rows, task_cols, threads, deep: op.k > DEPTH, direct }
+        let direct = !path.widens(element) && !op.trans_a && op.m % ROWS == 0 && op.k % element.tile() == 0;
+        Layout { path, element, rows, cols, terms, task_rows, task_cols, threads, deep: op.k > depth, direct }
     }
 
     /// f32 elements of packed A, of packed B, of the threads' sums, and of the sums kept between packings.
     fn sizes(&self) -> [usize; 4] {
-        let tiles = tiles::tiles(self.terms);
-        let a = if self.direct { 0 } else { self.rows.div_ceil(ROWS) * tiles * self.path.tile_bytes() / 4 };
-        let b = self.cols.div_ceil(COLS) * tiles * PAIRS * COLS;
+        let tiles = self.element.tiles(self.terms);
+        let tile = self.path.tile_bytes(self.element) / 4;
+        let a = if self.direct { 0 } else { self.rows.div_ceil(ROWS) * tiles * tile };
+        let b = self.cols.div_ceil(COLS) * tiles * WORDS * COLS;
         let kept = if self.deep { self.rows * self.cols } else { 0 };
         [a, b, self.threads * self.task_rows * self.task_cols, kept]
     }
@@ -111,7 +124,7 @@ struct Target<'a> {
 }
 
 impl Cpu {
-    /// `C = (C +) alpha A B` of two matrices of bf16.
+    /// `C = (C +) alpha A B` of two matrices of bf16, or two of f32.
     pub(super) fn run_matmul(&self, op: &Gemm, a: View, b: View, c: ViewMut, workspace: ViewMut) {
         let Gemm { m, n, k, .. } = *op;
         if m == 0 || n == 0 {
@@ -124,6 +137,10 @@ impl Cpu {
         let (sums, kept) = rest.split_at(sums_size);
         let [packed_a, packed_b, sums, kept] = [packed_a, packed_b, sums, kept].map(Shared::new);
         let target = Target { c: Shared::new(c), stride: n, alpha: op.alpha, accumulate: op.accumulate };
+        let source = |view: View, stride: usize, terms_adjoin: bool| {
+            let ptr = view.ptr().as_ptr().cast_const();
+            Source { ptr, element: layout.element, stride, terms_adjoin }
+        };
         let a = source(a, if op.trans_a { m } else { k }, !op.trans_a);
         let b = source(b, if op.trans_b { k } else { n }, op.trans_b);
         for cols in steps(n, layout.cols) {
@@ -157,8 +174,10 @@ impl Cpu {
         /// Tiles of a run, and rows or columns side by side.
         const RUN: usize = 16;
         const WIDTH: usize = 128;
-        let (tiles, form, level) = (tiles::tiles(terms), layout.path.form(a.terms_adjoin), self.level);
-        let (a_tile, b_tile) = (layout.path.tile_bytes() / 4, PAIRS * COLS);
+        let (element, level) = (layout.element, self.level);
+        let (tiles, width, form) =
+            (element.tiles(terms), element.tile(), layout.path.form(element, a.terms_adjoin));
+        let (a_tile, b_tile) = (layout.path.tile_bytes(element) / 4, WORDS * COLS);
         let runs = tiles.div_ceil(RUN);
         let a_pieces = if layout.direct { 0 } else { rows.div_ceil(WIDTH) * runs };
         let b_pieces = if both { cols.div_ceil(WIDTH) * runs } else { 0 };
@@ -173,8 +192,8 @@ impl Cpu {
             }
         };
         let pack_b = |col: usize, tile: usize| {
-            let (term, start) = (tile * TERMS, (col / COLS * tiles + tile) * b_tile);
-            let sides = [COLS.min(cols - col), TERMS.min(terms - term)];
+            let (term, start) = (tile * width, (col / COLS * tiles + tile) * b_tile);
+            let sides = [COLS.min(cols - col), width.min(terms - term)];
             // SAFETY: inside the matrix and the buffer; each tile belongs to one thread.
             unsafe {
                 let to = to_b.floats(start..start + b_tile).as_mut_ptr().cast();
@@ -182,8 +201,8 @@ impl Cpu {
             }
         };
         let pack_a = |row: usize, tile: usize| {
-            let (term, start) = (tile * TERMS, (row / ROWS * tiles + tile) * a_tile);
-            let sides = [ROWS.min(rows - row), TERMS.min(terms - term)];
+            let (term, start) = (tile * width, (row / ROWS * tiles + tile) * a_tile);
+            let sides = [ROWS.min(rows - row), width.min(terms - term)];
             // SAFETY: as above.
             unsafe {
                 let to = to_a.floats(start..start + a_tile).as_mut_ptr().cast();
@@ -213,8 +232,9 @@ impl Cpu {
         [b, sums, kept]: [&Shared; 3],
         target: &Target,
     ) {
-        let (path, tiles) = (layout.path, tiles::tiles(terms));
-        let b_panel = tiles * PAIRS * COLS;
+        let (path, element) = (layout.path, layout.element);
+        let (tiles, depth) = (element.tiles(terms), path.depth(element));
+        let b_panel = tiles * WORDS * COLS;
         let size = layout.task_rows * layout.task_cols;
         let down = rows.len().div_ceil(layout.task_rows);
         let b = Bytes(b.address().cast());
@@ -223,18 +243,19 @@ impl Cpu {
             let (height, width) = (layout.task_rows.min(rows.len() - row), layout.task_cols.min(cols.len() - col));
             // SAFETY: each thread has its own sums.
             let sums = unsafe { sums.floats(thread * size..(thread + 1) * size) };
-            for first in (0..tiles).step_by(path.depth()) {
+            for first in (0..tiles).step_by(depth) {
                 let block = Block {
                     a: left.at.at(row / ROWS * left.panel + first * left.tile),
+                    element,
                     form: left.form,
                     a_row: left.row,
                     a_tile: left.tile,
                     a_panel: left.panel,
                     rows: height.div_ceil(ROWS),
-                    b: b.at((col / COLS * b_panel + first * PAIRS * COLS) * 4).cast(),
+                    b: b.at((col / COLS * b_panel + first * WORDS * COLS) * 4).cast(),
                     b_panel,
                     cols: width.div_ceil(COLS),
-                    tiles: path.depth().min(tiles - first),
+                    tiles: depth.min(tiles - first),
                     c: sums.as_mut_ptr(),
                     c_row: layout.task_cols,
                     add: first > 0,
@@ -316,18 +337,14 @@ struct Left {
 impl Left {
     fn of(layout: Layout, a: Source, terms: usize, packed: &Shared) -> Left {
         if layout.direct {
-            let row = a.stride * 2;
-            return Left { at: Bytes(a.ptr.cast()), form: Form::Rows, row, tile: TERMS * 2, panel: ROWS * row };
+            let row = a.stride * layout.element.size();
+            return Left { at: Bytes(a.ptr), form: Form::Rows, row, tile: WORDS * 4, panel: ROWS * row };
         }
-        let tile = layout.path.tile_bytes();
+        let tile = layout.path.tile_bytes(layout.element);
         let at = Bytes(packed.address().cast_const().cast());
-        let form = layout.path.form(a.terms_adjoin);
-        Left { at, form, row: tile / ROWS, tile, panel: tiles::tiles(terms) * tile }
+        let form = layout.path.form(layout.element, a.terms_adjoin);
+        Left { at, form, row: tile / ROWS, tile, panel: layout.element.tiles(terms) * tile }
     }
-}
-
-fn source(view: View, stride: usize, terms_adjoin: bool) -> Source {
-    Source { ptr: view.ptr().as_ptr().cast::<u16>().cast_const(), stride, terms_adjoin }
 }
 
 /// Ranges of `step` that cover `0..len`: one at least, which is empty when there is nothing.
