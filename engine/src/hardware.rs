@@ -1,6 +1,6 @@
 //! The kernels that a cell asks for: how many threads, which instructions, which cores.
 
-use crate::config::{Cell, DeviceKind, Pin};
+use crate::config::{Cell, DeviceKind, Hardware, Pin};
 use serde::{Deserialize, Serialize};
 use zbench_kernels::{Cpu, Setup, SetupError, affinity};
 
@@ -50,7 +50,7 @@ pub enum HardwareError {
 /// # Errors
 /// No rank could have them here.
 pub fn planner(cell: &Cell) -> Result<Cpu, HardwareError> {
-    Ok(Cpu::with(&Setup { cores: None, ..setup(cell, Seat::ALONE, &[])? })?)
+    Ok(Cpu::with(&setup(&cell.hardware, Seat::ALONE, None))?)
 }
 
 /// The kernels of the rank at a seat.
@@ -61,7 +61,8 @@ pub fn cpu(cell: &Cell, seat: Seat) -> Result<Cpu, HardwareError> {
     if cell.hardware.device == DeviceKind::Cuda {
         return Err(HardwareError::Device);
     }
-    Ok(Cpu::with(&setup(cell, seat, &affinity::available())?)?)
+    let cores = cores(&cell.hardware, seat, &affinity::available())?;
+    Ok(Cpu::with(&setup(&cell.hardware, seat, cores))?)
 }
 
 /// Whether `ranks` ranks of a cell find a core for each thread on this machine, where they ask for one.
@@ -69,41 +70,66 @@ pub fn cpu(cell: &Cell, seat: Seat) -> Result<Cpu, HardwareError> {
 /// # Errors
 /// They do not.
 pub fn enough_cores(cell: &Cell, ranks: usize) -> Result<(), HardwareError> {
-    cores(cell, Seat { index: 0, ranks, process: false }, &affinity::available()).map(|_| ())
+    cores(&cell.hardware, Seat { index: 0, ranks, process: false }, &affinity::available()).map(|_| ())
 }
 
-fn setup(cell: &Cell, seat: Seat, available: &[usize]) -> Result<Setup, HardwareError> {
-    let threads = cell.hardware.threads_per_rank;
-    let cores = if available.is_empty() { None } else { cores(cell, seat, available)? };
-    let instructions = cell.hardware.instructions.clone();
-    Ok(Setup { threads, instructions, cores, beside: seat.ranks.saturating_sub(1).saturating_mul(threads) })
+fn setup(hardware: &Hardware, seat: Seat, cores: Option<Vec<usize>>) -> Setup {
+    let threads = hardware.threads_per_rank;
+    let beside = seat.ranks.saturating_sub(1).saturating_mul(threads);
+    Setup { threads, instructions: hardware.instructions.clone(), cores, beside }
 }
 
 /// The cores of a rank's threads among those that may be used: the ranks of a host take them in order.
-fn cores(cell: &Cell, seat: Seat, available: &[usize]) -> Result<Option<Vec<usize>>, HardwareError> {
-    if cell.hardware.pin == Pin::None {
+fn cores(hardware: &Hardware, seat: Seat, available: &[usize]) -> Result<Option<Vec<usize>>, HardwareError> {
+    if hardware.pin == Pin::None {
         return Ok(None);
     }
-    let threads = cell.hardware.threads_per_rank;
-    let own = |from: usize| available.get(from..from.checked_add(threads)?).map(<[usize]>::to_vec);
-    let needed = seat.ranks.saturating_mul(threads);
-    let cores = match available.len() >= needed {
-        true => own(seat.index * threads),
+    let threads = hardware.threads_per_rank;
+    let from = |first: usize| available.get(first..first.checked_add(threads)?).map(<[usize]>::to_vec);
+    let own = match available.len() >= seat.ranks.saturating_mul(threads) {
+        true => from(seat.index.saturating_mul(threads)),
         // The launcher has shared the cores out already, as mpirun does: these are this rank's alone.
-        false if seat.process => own(0),
+        false if seat.process => from(0),
         false => None,
     };
-    cores.map(Some).ok_or(HardwareError::Cores { ranks: seat.ranks, threads, cores: available.len() })
+    own.map(Some).ok_or(HardwareError::Cores { ranks: seat.ranks, threads, cores: available.len() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn cell(threads: usize, pin: Pin) -> Cell {
-        let mut cell = crate::config::tests_cell();
-        cell.hardware.threads_per_rank = threads;
-        cell.hardware.pin = pin;
-        cell
+    fn taken(threads: usize, index: usize, ranks: usize, process: bool, available: &[usize]) -> Option<Vec<usize>> {
+        let hardware = Hardware { pin: Pin::Cores, ..Hardware::cpu(threads) };
+        cores(&hardware, Seat { index, ranks, process }, available).ok().map(|cores| cores.unwrap())
+    }
+
+    #[test]
+    fn ranks_take_disjoint_cores_in_order() {
+        let available = [1, 2, 5, 6, 7];
+        assert_eq!(taken(2, 0, 2, false, &available), Some(vec![1, 2]));
+        assert_eq!(taken(2, 1, 2, true, &available), Some(vec![5, 6]));
+        assert_eq!(taken(1, 4, 5, false, &available), Some(vec![7]));
+    }
+
+    #[test]
+    fn a_launcher_that_shared_the_cores_out_is_followed_and_threads_are_not() {
+        assert_eq!(taken(1, 1, 2, true, &[3]), Some(vec![3]));
+        assert_eq!(taken(1, 1, 2, false, &[3]), None);
+        assert_eq!(taken(2, 0, 2, true, &[3]), None);
+        assert_eq!(taken(1, 0, 1, false, &[]), None);
+        let hardware = Hardware { pin: Pin::Cores, ..Hardware::cpu(3) };
+        let error = cores(&hardware, Seat { index: 0, ranks: 2, process: false }, &[0, 1]).unwrap_err().to_string();
+        assert!(error.contains("need 6 cores") && error.contains("may use 2"), "{error}");
+        assert_eq!(cores(&Hardware::cpu(9), Seat::ALONE, &[0]).unwrap(), None);
+    }
+
+    #[test]
+    fn neighbours_are_the_other_ranks_threads() {
+        let seat = Seat { index: 1, ranks: 3, process: true };
+        assert_eq!(
+            (setup(&Hardware::cpu(2), seat, None).beside, setup(&Hardware::cpu(2), Seat::ALONE, None).beside),
+            (4, 0)
+        );
     }
 }
