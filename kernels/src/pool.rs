@@ -5,10 +5,13 @@
 mod sync;
 mod team;
 
+use crate::affinity::{Pinned, keep_to};
 use std::any::Any;
+use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,9 +23,6 @@ use team::Team;
 const AT_EASE: Patience = Patience { spin: Duration::from_micros(100), pauses: 0 };
 /// Waiting where threads outnumber cores: whoever spins takes the core from one that works.
 const CROWDED: Patience = Patience { spin: Duration::from_micros(2), pauses: 4 };
-
-/// Threads of all pools of this process, their callers included.
-static LIVE: AtomicUsize = AtomicUsize::new(0);
 
 /// What all threads are to call, phase by phase; the pool keeps it only while [`Pool::phases`] waits.
 #[derive(Clone, Copy)]
@@ -40,24 +40,19 @@ type Panic = Box<dyn Any + Send>;
 struct Shared {
     team: Team<Task>,
     threads: u32,
-    cores: usize,
+    patience: Patience,
     /// Touched only when a task panics.
     panic: Mutex<Option<Panic>>,
 }
 
 impl Shared {
-    /// How to wait now: other pools come and go.
-    fn patience(&self) -> Patience {
-        if LIVE.load(Ordering::Relaxed) <= self.cores { AT_EASE } else { CROWDED }
-    }
-
     /// One thread's part of a task.
     ///
     /// # Safety
     /// The task's closure is alive.
     unsafe fn act(&self, task: Task, index: usize) -> Result<(), Panic> {
         for phase in 0..task.phases {
-            if phase > 0 && !self.team.meet(self.threads, self.patience()) {
+            if phase > 0 && !self.team.meet(self.threads, self.patience) {
                 break;
             }
             // SAFETY: promised by the caller.
@@ -74,29 +69,80 @@ pub(crate) struct Pool {
     /// Held while a task runs: one at a time. Only callers of this pool meet here.
     turn: Mutex<()>,
     workers: Vec<JoinHandle<()>>,
+    /// The caller's core.
+    leader: Option<usize>,
+}
+
+/// A worker that has a thread and no team yet: how many there will be is known when all have started.
+struct Starting {
+    thread: JoinHandle<()>,
+    settled: Receiver<Result<(), (usize, io::Error)>>,
+    shared: Sender<Arc<Shared>>,
+}
+
+impl Starting {
+    fn spawn(index: usize, core: Option<usize>) -> io::Result<Starting> {
+        let ((shared, given), (say, settled)) = (channel::<Arc<Shared>>(), channel());
+        let life = move || {
+            let kept = core.map_or(Ok(()), |core| keep_to(core).map_err(|error| (core, error)));
+            if say.send(kept).is_ok()
+                && let Ok(shared) = given.recv()
+            {
+                work(&shared, index);
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("kernels-{index}")).spawn(life)?;
+        Ok(Starting { thread, settled, shared })
+    }
 }
 
 impl Pool {
     /// A team of `threads`, the caller included; fewer when the system refuses more threads.
     pub fn new(threads: usize) -> Pool {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        // Nobody starts a task before all are there, so the number is known by then.
-        let start = |index| {
-            let (sender, receiver) = std::sync::mpsc::channel::<Arc<Shared>>();
-            let life = move || {
-                if let Ok(shared) = receiver.recv() {
-                    work(&shared, index);
-                }
-            };
-            let worker = std::thread::Builder::new().name(format!("kernels-{index}")).spawn(life).ok()?;
-            Some((sender, worker))
+        // Without cores to keep to nothing can fail.
+        Pool::with(threads, 0, None).unwrap_or_else(|_| Pool::of(Vec::new(), AT_EASE))
+    }
+
+    /// As [`Pool::new`], with `beside` more threads on the same cores, and a core for each thread where given; the
+    /// caller's is the first, where [`Pool::settle`] puts it. Where a worker cannot be kept on its core: which, and why.
+    pub fn with(threads: usize, beside: usize, cores: Option<&[usize]>) -> Result<Pool, (usize, io::Error)> {
+        let there = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let patience = if threads.saturating_add(beside) <= there { AT_EASE } else { CROWDED };
+        let core = |index: usize| cores.and_then(|cores| cores.get(index)).copied();
+        let mut starting = Vec::new();
+        for index in 1..threads {
+            match Starting::spawn(index, core(index)) {
+                Ok(worker) => starting.push(worker),
+                Err(_) => break,
+            }
+        }
+        for worker in &starting {
+            if let Ok(Err(failed)) = worker.settled.recv() {
+                // The others go home when nothing is sent to them.
+                return Err(failed);
+            }
+        }
+        let mut pool = Pool::of(starting, patience);
+        pool.leader = core(0);
+        Ok(pool)
+    }
+
+    fn of(starting: Vec<Starting>, patience: Patience) -> Pool {
+        let threads = starting.len() as u32 + 1;
+        let shared = Arc::new(Shared { team: Team::new(), threads, patience, panic: Mutex::new(None) });
+        let begin = |worker: Starting| {
+            // A worker that waits takes it.
+            let _ = worker.shared.send(shared.clone());
+            worker.thread
         };
-        let (senders, workers): (Vec<_>, Vec<_>) = (1..threads).map_while(start).unzip();
-        let threads = workers.len() + 1;
-        LIVE.fetch_add(threads, Ordering::Relaxed);
-        let shared = Arc::new(Shared { team: Team::new(), threads: threads as u32, cores, panic: Mutex::new(None) });
-        senders.iter().for_each(|sender| drop(sender.send(shared.clone())));
-        Pool { shared, turn: Mutex::new(()), workers }
+        let workers = starting.into_iter().map(begin).collect();
+        Pool { shared, turn: Mutex::new(()), workers, leader: None }
+    }
+
+    /// Keeps the calling thread on the core that is meant for it, if one is, until the guard is dropped.
+    pub fn settle(&self) -> Option<Pinned> {
+        // Cores were tried when the workers started; one that is gone since costs speed, and nothing else.
+        self.leader.and_then(|core| Pinned::to(core).ok())
     }
 
     /// Threads that share a task.
@@ -132,7 +178,7 @@ impl Pool {
         let started = unsafe { shared.team.start(Some(task), shared.threads - 1) };
         // SAFETY: the closure is alive.
         let own = unsafe { shared.act(task, 0) };
-        shared.team.finish(started, shared.patience());
+        shared.team.finish(started, shared.patience);
         let panic = shared
             .team
             .is_broken()
@@ -212,14 +258,13 @@ impl Drop for Pool {
             // A worker catches its tasks' panics, so there is nothing to pass on.
             let _ = worker.join();
         }
-        LIVE.fetch_sub(self.shared.threads as usize, Ordering::Relaxed);
     }
 }
 
 /// A worker's life.
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
-    while let Some(task) = shared.team.next(&mut seen, shared.patience()) {
+    while let Some(task) = shared.team.next(&mut seen, shared.patience) {
         // SAFETY: `phases` keeps the closure alive until this worker is done.
         if let Err(panic) = unsafe { shared.act(task, index) } {
             *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);

@@ -15,6 +15,7 @@ mod reduce;
 mod rows;
 mod stream;
 
+use crate::affinity::Pinned;
 use crate::op::*;
 use crate::packed::{self as packing, Packed};
 use crate::pool::Pool;
@@ -49,6 +50,19 @@ impl Cpu {
         let path = Path::available().into_iter().find(|path| path.name() == instructions)?;
         Some(Cpu { pool: Pool::new(threads.max(1)), level: path.level(), path })
     }
+
+    /// The same kernels on other threads.
+    pub(crate) fn with_pool(self, pool: Pool) -> Cpu {
+        Cpu { pool, ..self }
+    }
+
+    /// The cores that each thread may use.
+    #[cfg(test)]
+    pub(crate) fn cores_of_threads(&self) -> Vec<Vec<usize>> {
+        let cores: Vec<_> = (0..self.pool.threads()).map(|_| std::sync::Mutex::default()).collect();
+        self.pool.run(|index| *cores[index].lock().unwrap() = crate::affinity::available());
+        cores.into_iter().map(|cores| cores.into_inner().unwrap()).collect()
+    }
 }
 
 /// These kernels know f32 and what widens to it.
@@ -66,6 +80,10 @@ impl Kernels for Cpu {
 
     fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    fn settle(&self) -> Option<Pinned> {
+        self.pool.settle()
     }
 
     fn workspace(&self, op: &Op) -> usize {
