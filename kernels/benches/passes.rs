@@ -174,16 +174,14 @@ fn loss(c: &mut Criterion) {
     let b = Bench::new();
     let len = LOGIT_ROWS * VOCAB;
     let targets: Vec<u32> = (0..LOGIT_ROWS).map(|i| (i * 37 % VOCAB) as u32).collect();
-    let (mut logits, mut narrow) = (b.normal(DType::F32, len, 1), b.normal(DType::Bf16, len, 1));
+    let mut logits = b.normal(DType::F32, len, 1);
     let mut losses = b.normal(DType::F32, LOGIT_ROWS, 1);
-    let op = CrossEntropy { rows: LOGIT_ROWS, vocab: VOCAB, scale: 1.0, dtype: DType::F32 };
-    line(c, "loss", DType::F32, 8 * len as u64, || {
-        b.cpu.cross_entropy(&op, logits.view_mut(), View::of(&targets), losses.view_mut())
-    });
-    line(c, "loss", DType::Bf16, 6 * len as u64, || {
-        b.cpu.cross_entropy(&op, logits.view_mut(), View::of(&targets), losses.view_mut())?;
-        b.cpu.cast(logits.view(), narrow.view_mut())
-    });
+    for (gradient, bytes) in [(DType::F32, 8 * len as u64), (DType::Bf16, 6 * len as u64)] {
+        let op = CrossEntropy { rows: LOGIT_ROWS, vocab: VOCAB, scale: 1.0, dtype: DType::F32, gradient };
+        line(c, "loss", gradient, bytes, || {
+            b.cpu.cross_entropy(&op, logits.view_mut(), View::of(&targets), losses.view_mut())
+        });
+    }
 }
 
 fn updates(c: &mut Criterion) {
@@ -203,6 +201,7 @@ fn updates(c: &mut Criterion) {
         gradients,
         moments,
         rounding: Rounding::Nearest,
+        copy: None,
     };
     let (f32, bf16) = (DType::F32, DType::Bf16);
     let [mut p, mut m, mut v, g] = b.several(f32, len);
@@ -210,17 +209,17 @@ fn updates(c: &mut Criterion) {
     let mut home = b.normal(bf16, len, 1);
     let all = op(f32, f32, f32);
     line(c, "adamw", "f32", Op::AdamW(all).bytes(), || {
-        b.cpu.adamw(&all, p.view_mut(), m.view_mut(), v.view_mut(), g.view())
+        b.cpu.adamw(&all, p.view_mut(), m.view_mut(), v.view_mut(), g.view(), None)
     });
-    line(c, "adamw", "f32 to bf16", Op::AdamW(all).bytes() + 2 * len as u64, || {
-        b.cpu.adamw(&all, p.view_mut(), m.view_mut(), v.view_mut(), g.view())?;
-        b.cpu.cast(p.view(), home.view_mut())
+    let copied = AdamW { copy: Some(bf16), ..all };
+    line(c, "adamw", "f32 to bf16", Op::AdamW(copied).bytes(), || {
+        b.cpu.adamw(&copied, p.view_mut(), m.view_mut(), v.view_mut(), g.view(), Some(home.view_mut()))
     });
     let [mut p, mut m, mut v, g] = b.several(bf16, len);
     b.cpu.fill(v.view_mut(), 1.0).expect("bf16");
     let all = op(bf16, bf16, bf16);
     line(c, "adamw", "bf16", Op::AdamW(all).bytes(), || {
-        b.cpu.adamw(&all, p.view_mut(), m.view_mut(), v.view_mut(), g.view())
+        b.cpu.adamw(&all, p.view_mut(), m.view_mut(), v.view_mut(), g.view(), None)
     });
 }
 
