@@ -142,12 +142,15 @@ impl Op {
                 &[(e.dtype, product(&[3, e.rows as u64, e.cols as u64])), (DType::U32, e.rows as u64)]
             }
             Op::CrossEntropy(c) => {
-                let logits = product(&[2, c.rows as u64, c.vocab as u64]);
-                &[(c.dtype, logits), (c.dtype, c.rows as u64), (DType::U32, c.rows as u64)]
+                let logits = product(&[c.rows as u64, c.vocab as u64]);
+                let rows = c.rows as u64;
+                &[(c.dtype, logits), (c.gradient, logits), (c.dtype, rows), (DType::U32, rows)]
             }
             Op::AdamW(a) => {
                 let len = a.len as u64;
-                &[(a.parameters, product(&[2, len])), (a.moments, product(&[4, len])), (a.gradients, len)]
+                let copied = a.copy.map_or(0, |_| len);
+                let all = [(a.parameters, product(&[2, len])), (a.moments, product(&[4, len])), (a.gradients, len)];
+                &[all[0], all[1], all[2], (a.copy.unwrap_or(a.parameters), copied)]
             }
             Op::Dropout(d) => &[(d.dtype, product(&[2, d.len as u64]))],
             Op::Normal(n) => &[(n.dtype, n.len as u64)],

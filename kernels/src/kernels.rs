@@ -213,8 +213,8 @@ pub trait Kernels: ExpertKernels + Send + Sync {
     /// `dtable[ids[r]] += dy[r]`, rows in order.
     fn embedding_backward(&self, op: &Embedding, ids: View<'_>, dy: View<'_>, dtable: ViewMut<'_>) -> Result<()>;
 
-    /// Replaces `logits [rows,vocab]` by their scaled gradient and writes `losses [rows]`. A target of `u32::MAX` is
-    /// ignored: no loss, no gradient.
+    /// Replaces `logits [rows,vocab]` by their scaled gradient, in the type of the operation, and writes `losses [rows]`. A
+    /// target of `u32::MAX` is ignored: no loss, no gradient.
     fn cross_entropy(
         &self,
         op: &CrossEntropy,
@@ -223,8 +223,17 @@ pub trait Kernels: ExpertKernels + Send + Sync {
         losses: ViewMut<'_>,
     ) -> Result<()>;
 
-    /// Updates parameters `p` and moments `m`, `v` from gradients `g`.
-    fn adamw(&self, op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>) -> Result<()>;
+    /// Updates parameters `p` and moments `m`, `v` from gradients `g`; writes the parameters to `copy` where the operation
+    /// names its type.
+    fn adamw(
+        &self,
+        op: &AdamW,
+        p: ViewMut<'_>,
+        m: ViewMut<'_>,
+        v: ViewMut<'_>,
+        g: View<'_>,
+        copy: Option<ViewMut<'_>>,
+    ) -> Result<()>;
 
     /// See [`Dropout`].
     fn dropout(&self, op: &Dropout, x: View<'_>, y: ViewMut<'_>) -> Result<()>;

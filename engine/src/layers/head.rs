@@ -57,23 +57,17 @@ impl Head {
             ex.kernels.cross_entropy(&op, logits.view_mut(), wanted, losses.view_mut())?;
             total += ex.kernels.sum(losses.view())?;
             drop(losses);
-            let gradient = if ex.compute == logits.dtype() {
-                logits
-            } else {
-                let mut narrow = ex.activation(rows * self.vocab)?;
-                ex.kernels.cast(logits.view(), narrow.view_mut())?;
-                drop(logits);
-                narrow
-            };
+            // It lies where the logits lay, in their type or in front of the buffer.
+            let gradient = logits.view().reinterpret(ex.compute)?;
             let op = exec::product_input(rows, self.vocab, hidden, false, ex.compute);
-            ex.gemm(op, gradient.view(), matrix, dy.slice_mut(span.clone()))?;
+            ex.gemm(op, gradient, matrix, dy.slice_mut(span.clone()))?;
             let dw = match &mut tied_g {
                 Some(table) => table.get(&self.matrix),
                 None => g.get(&self.matrix),
             };
             if let Some(dw) = dw {
                 let op = exec::product_weight(rows, self.vocab, hidden, ex.compute, ex.gradients);
-                ex.gemm(op, gradient.view(), y.slice(span), dw)?;
+                ex.gemm(op, gradient, y.slice(span), dw)?;
             }
         }
         drop(y);
@@ -94,19 +88,11 @@ impl Head {
             s.op("loss", Op::CrossEntropy(self.cross_entropy(rows, scale, s.compute)));
             s.op("loss", exec::sum(rows, s.compute.accumulator()));
             s.free(losses);
-            let gradient = if s.compute == s.compute.accumulator() {
-                logits
-            } else {
-                let narrow = s.activation(rows * self.vocab);
-                s.op("loss", exec::cast(rows * self.vocab, s.compute.accumulator(), s.compute));
-                s.free(logits);
-                narrow
-            };
             s.op("lm_head", Op::Gemm(exec::product_input(rows, self.vocab, hidden, false, s.compute)));
             if self.matrix.part == Part::Trainable {
                 s.op("lm_head", Op::Gemm(exec::product_weight(rows, self.vocab, hidden, s.compute, s.gradients)));
             }
-            s.free(gradient);
+            s.free(logits);
         }
         s.free(y);
         let dx = self.norm.backward_alone_stated(s, n);
@@ -124,6 +110,6 @@ impl Head {
     }
 
     fn cross_entropy(&self, rows: usize, scale: f64, compute: DType) -> CrossEntropy {
-        CrossEntropy { rows, vocab: self.vocab, scale, dtype: compute.accumulator() }
+        CrossEntropy { rows, vocab: self.vocab, scale, dtype: compute.accumulator(), gradient: compute }
     }
 }

@@ -154,15 +154,14 @@ impl Optimizer {
                     ..adamw(cell, state, unit, &run, decays)
                 };
                 let run = within(&run, &owned);
-                let p = match &mut moments.master {
-                    Some(master) => master.slice_mut(run.clone()),
-                    None => home.slice_mut(shift(&run, at_home.start)),
+                let weights = home.slice_mut(shift(&run, at_home.start));
+                // The weights that layers read are written in the same pass as the master's.
+                let (p, copy) = match &mut moments.master {
+                    Some(master) => (master.slice_mut(run.clone()), Some(weights)),
+                    None => (weights, None),
                 };
                 let (m, v) = (moments.first.slice_mut(run.clone()), moments.second.slice_mut(run.clone()));
-                desk.kernels.adamw(&op, p, m, v, grads.slice(run))?;
-            }
-            if let Some(master) = &moments.master {
-                desk.kernels.cast(master.view(), home.slice_mut(at_home))?;
+                desk.kernels.adamw(&op, p, m, v, grads.slice(run), copy)?;
             }
         }
         Ok(())
@@ -174,9 +173,6 @@ impl Optimizer {
             let Some(holding) = state.trainable(unit) else { continue };
             for (run, decays) in layout.units[unit].decay_runs(holding.owned.clone()) {
                 s.op("adamw", Op::AdamW(adamw(cell, state, unit, &run, decays)));
-            }
-            if let Some(master) = state.precision.master {
-                s.op("adamw", exec::cast(holding.owned.len(), master, holding.dtype));
             }
         }
     }
@@ -205,6 +201,7 @@ fn adamw(cell: &Cell, state: &State, unit: usize, run: &Range<usize>, decays: bo
                 Rounding::Stochastic { seed: train.seed ^ (unit as u64).rotate_left(40), first: run.start as u64 }
             }
         },
+        copy: p.master.and_then(|_| Some(state.trainable(unit)?.dtype)),
     }
 }
 

@@ -274,7 +274,15 @@ impl Kernels for Tree {
     fn cross_entropy(&self, _: &CrossEntropy, _: ViewMut<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
         refuse()
     }
-    fn adamw(&self, _: &AdamW, _: ViewMut<'_>, _: ViewMut<'_>, _: ViewMut<'_>, _: View<'_>) -> Result<()> {
+    fn adamw(
+        &self,
+        _: &AdamW,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+        _: View<'_>,
+        _: Option<ViewMut<'_>>,
+    ) -> Result<()> {
         refuse()
     }
     fn dropout(&self, _: &Dropout, _: View<'_>, _: ViewMut<'_>) -> Result<()> {

@@ -84,7 +84,7 @@ impl Kernels for Recording {
         fn embedding(op: &Embedding, ids: View<'_>, table: View<'_>, out: ViewMut<'_>) as Embedding;
         fn embedding_backward(op: &Embedding, ids: View<'_>, dy: View<'_>, dtable: ViewMut<'_>) as EmbeddingBackward;
         fn cross_entropy(op: &CrossEntropy, logits: ViewMut<'_>, targets: View<'_>, losses: ViewMut<'_>) as CrossEntropy;
-        fn adamw(op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>) as AdamW;
+        fn adamw(op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>, copy: Option<ViewMut<'_>>) as AdamW;
         fn dropout(op: &Dropout, x: View<'_>, y: ViewMut<'_>) as Dropout;
         fn normal(op: &Normal, dst: ViewMut<'_>) as Normal;
         fn unpack(op: &Unpack, record: View<'_>, dst: ViewMut<'_>) as Unpack;

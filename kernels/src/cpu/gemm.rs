@@ -1,8 +1,8 @@
 //! Matrix products. The `gemm` crate multiplies f32; we split C over threads and convert other types block by block,
 //! except bf16, which has kernels of its own ([`super::matmul`]).
 
-use super::{Cpu, matmul};
 use super::stream::{CHUNK, Shared, chunks, load, narrow, widen};
+use super::{Cpu, matmul};
 use crate::op::Gemm;
 use crate::scratch::library;
 use crate::{DType, View, ViewMut};

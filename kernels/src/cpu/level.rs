@@ -1,6 +1,7 @@
 //! Which vector instructions this CPU has, and how loops are compiled for them.
 
 use crate::op::Act;
+use crate::round::Float32;
 
 /// A set of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,33 +172,50 @@ pub(crate) fn merge(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) 
 
 /// Folds elements into their lanes; `x` starts at lane 0.
 #[inline(always)]
-pub(crate) fn fold(lanes: &mut [f32; LANES], x: &[f32], step: impl Fn(f32, f32) -> f32) {
+pub(crate) fn fold<T: Float32>(lanes: &mut [f32; LANES], x: &[T], step: impl Fn(f32, f32) -> f32) {
     let mut own = *lanes;
     let mut blocks = x.chunks_exact(LANES);
     for block in &mut blocks {
         for i in 0..LANES {
-            own[i] = step(own[i], block[i]);
+            own[i] = step(own[i], block[i].widen());
         }
     }
     for (lane, x) in own.iter_mut().zip(blocks.remainder()) {
-        *lane = step(*lane, *x);
+        *lane = step(*lane, x.widen());
     }
     *lanes = own;
 }
 
 /// As [`fold`] over two rows of one length.
 #[inline(always)]
-pub(crate) fn fold2(lanes: &mut [f32; LANES], x: &[f32], y: &[f32], step: impl Fn(f32, f32, f32) -> f32) {
+pub(crate) fn fold2<T: Float32>(lanes: &mut [f32; LANES], x: &[T], y: &[T], step: impl Fn(f32, f32, f32) -> f32) {
     let mut own = *lanes;
     let y = &y[..x.len()];
     let (mut xs, mut ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
     for (x, y) in (&mut xs).zip(&mut ys) {
         for i in 0..LANES {
-            own[i] = step(own[i], x[i], y[i]);
+            own[i] = step(own[i], x[i].widen(), y[i].widen());
         }
     }
     for ((lane, x), y) in own.iter_mut().zip(xs.remainder()).zip(ys.remainder()) {
-        *lane = step(*lane, *x, *y);
+        *lane = step(*lane, x.widen(), y.widen());
+    }
+    *lanes = own;
+}
+
+/// As [`fold`] over three rows of one length.
+#[inline(always)]
+pub(crate) fn fold3<T: Float32>(lanes: &mut [f32; LANES], rows: [&[T]; 3], step: impl Fn(f32, [f32; 3]) -> f32) {
+    let mut own = *lanes;
+    let [x, y, z] = rows.map(|row| &row[..rows[0].len()]);
+    let (mut xs, mut ys, mut zs) = (x.chunks_exact(LANES), y.chunks_exact(LANES), z.chunks_exact(LANES));
+    for ((x, y), z) in (&mut xs).zip(&mut ys).zip(&mut zs) {
+        for i in 0..LANES {
+            own[i] = step(own[i], [x[i].widen(), y[i].widen(), z[i].widen()]);
+        }
+    }
+    for (((lane, x), y), z) in own.iter_mut().zip(xs.remainder()).zip(ys.remainder()).zip(zs.remainder()) {
+        *lane = step(*lane, [x.widen(), y.widen(), z.widen()]);
     }
     *lanes = own;
 }

@@ -1,5 +1,6 @@
 //! Kernels on cores: f32 arithmetic on f32, bf16 and f16 buffers, several threads to an operation.
 
+mod adamw;
 mod attention;
 mod elementwise;
 mod experts;
@@ -7,11 +8,14 @@ mod gemm;
 mod halves;
 mod layer_norm;
 pub(crate) mod level;
+mod loss;
+mod map;
 pub(crate) mod matmul;
 mod naive;
 mod packed;
 mod quantize;
 mod reduce;
+mod rms_norm;
 mod rows;
 mod stream;
 
@@ -372,15 +376,24 @@ impl Kernels for Cpu {
         if op.dtype != DType::F32 {
             return Err(KernelError::Unsupported { device: "cpu", op: "cross_entropy", dtype: op.dtype });
         }
+        supported("cross_entropy", &[op.gradient])?;
         let targets = check::cross_entropy(op, &logits, &targets, &losses)?;
         self.run_cross_entropy(op, logits, targets, losses);
         Ok(())
     }
 
-    fn adamw(&self, op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>) -> Result<()> {
-        supported("adamw", &[op.parameters, op.gradients, op.moments])?;
-        check::adamw(op, &p, &m, &v, &g)?;
-        self.run_adamw(op, p, m, v, g);
+    fn adamw(
+        &self,
+        op: &AdamW,
+        p: ViewMut<'_>,
+        m: ViewMut<'_>,
+        v: ViewMut<'_>,
+        g: View<'_>,
+        copy: Option<ViewMut<'_>>,
+    ) -> Result<()> {
+        supported("adamw", &[op.parameters, op.gradients, op.moments, op.copy.unwrap_or(op.parameters)])?;
+        check::adamw(op, &p, &m, &v, &g, copy.as_ref())?;
+        self.run_adamw(op, p, m, v, g, copy);
         Ok(())
     }
 
@@ -433,12 +446,20 @@ impl Kernels for Cpu {
 
     fn sum(&self, x: View<'_>) -> Result<f64> {
         supported("sum", &[x.dtype()])?;
-        Ok(self.run_sum(x, |x| x))
+        Ok(self.run_sum(
+            x,
+            #[inline(always)]
+            |x| x,
+        ))
     }
 
     fn sum_squares(&self, x: View<'_>) -> Result<f64> {
         supported("sum_squares", &[x.dtype()])?;
-        Ok(self.run_sum(x, |x| x * x))
+        Ok(self.run_sum(
+            x,
+            #[inline(always)]
+            |x| x * x,
+        ))
     }
 
     fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {

@@ -52,7 +52,7 @@ fn the_cores_refuse_f64_by_name() {
     refused(cpu.swiglu(&swiglu, x.view(), x.view(), y.view_mut()), "swiglu");
     let normal = Normal { len: 4, std: 1.0, seed: 0, first: 0, dtype: DType::F64 };
     refused(cpu.normal(&normal, y.view_mut()), "normal");
-    let half = CrossEntropy { rows: 1, vocab: 4, scale: 1.0, dtype: DType::Bf16 };
+    let half = CrossEntropy { rows: 1, vocab: 4, scale: 1.0, dtype: DType::Bf16, gradient: DType::Bf16 };
     let mut logits = Tensor::filled(DType::Bf16, 4, 0.0);
     let mut losses = Tensor::filled(DType::Bf16, 1, 0.0);
     let error = cpu.cross_entropy(&half, logits.view_mut(), Tensor::ids(&[0]).view(), losses.view_mut()).unwrap_err();
@@ -170,7 +170,7 @@ fn values_that_cannot_be_are_named() {
         let mut table = floats(12);
         let result = k.embedding_backward(&op, ids.view(), floats(6).view(), table.view_mut());
         is_invalid(result, "embedding_backward", &["id 4", "vocabulary of 4"]);
-        let op = CrossEntropy { rows: 2, vocab: 3, scale: 1.0, dtype: F };
+        let op = CrossEntropy { rows: 2, vocab: 3, scale: 1.0, dtype: F, gradient: F };
         let mut losses = floats(2);
         let result = k.cross_entropy(&op, out.view_mut(), Tensor::ids(&[0, 3]).view(), losses.view_mut());
         is_invalid(result, "cross_entropy", &["target 3", "vocabulary of 3"]);
@@ -214,9 +214,10 @@ fn values_that_cannot_be_are_named() {
             gradients: F,
             moments: F,
             rounding: Rounding::Nearest,
+            copy: None,
         };
         let (mut p, mut m, mut v) = (floats(1), floats(1), floats(1));
-        let result = k.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), floats(1).view());
+        let result = k.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), floats(1).view(), None);
         is_invalid(result, "adamw", &["step"]);
     });
 }

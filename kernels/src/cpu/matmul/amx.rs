@@ -5,7 +5,7 @@
 //! (`tileloaddt1`).
 
 use super::micro::Block;
-use super::tiles::{COLS, WORDS, ROWS};
+use super::tiles::{COLS, ROWS, WORDS};
 use std::arch::asm;
 
 /// What `ldtilecfg` reads: palette 1, and eight tiles of 16 rows of 64 bytes.

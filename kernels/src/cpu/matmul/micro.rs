@@ -297,9 +297,8 @@ mod machine {
                                     std::array::from_fn(|r| a.wrapping_add(tile * block.a_tile + r * a_row).cast());
                                 let b = b.add(tile * WORDS * COLS);
                                 for word in 0..WORDS {
-                                    let b: [__m512i; 2] = std::array::from_fn(|v| {
-                                        _mm512_loadu_si512(b.add(word * COLS + 16 * v).cast())
-                                    });
+                                    let b: [__m512i; 2] =
+                                        std::array::from_fn(|v| _mm512_loadu_si512(b.add(word * COLS + 16 * v).cast()));
                                     for r in 0..R {
                                         let $x = _mm512_set1_epi32(rows[r].add(word * step).read_unaligned());
                                         for v in 0..2 {
@@ -317,16 +316,16 @@ mod machine {
         };
     }
 
-    words!(
-        avx512_pairs,
-        "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma",
-        |sum, x, b| _mm512_dpbf16_ps(sum, std::mem::transmute::<__m512i, __m512bh>(x), std::mem::transmute::<__m512i, __m512bh>(b))
-    );
-    words!(
-        avx512_singles,
-        "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma",
-        |sum, x, b| _mm512_fmadd_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(b), sum)
-    );
+    words!(avx512_pairs, "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma", |sum, x, b| _mm512_dpbf16_ps(
+        sum,
+        std::mem::transmute::<__m512i, __m512bh>(x),
+        std::mem::transmute::<__m512i, __m512bh>(b)
+    ));
+    words!(avx512_singles, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma", |sum, x, b| _mm512_fmadd_ps(
+        _mm512_castsi512_ps(x),
+        _mm512_castsi512_ps(b),
+        sum
+    ));
 
     /// As [`avx2`] of f32, of a turned A where `TURNED`.
     ///

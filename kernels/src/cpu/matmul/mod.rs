@@ -150,9 +150,13 @@ impl Cpu {
                     let again = rows.start == 0 || layout.deep;
                     let from_b = again.then(|| b.at(cols.start, terms.start));
                     let from_a = a.at(rows.start, terms.start);
-                    self.pack(layout, [from_a, from_b.unwrap_or(b)], [rows.len(), cols.len(), terms.len()], again, [
-                        &packed_a, &packed_b,
-                    ]);
+                    self.pack(
+                        layout,
+                        [from_a, from_b.unwrap_or(b)],
+                        [rows.len(), cols.len(), terms.len()],
+                        again,
+                        [&packed_a, &packed_b],
+                    );
                     let ends = (terms.start > 0, terms.end == k);
                     let left = Left::of(layout, from_a, terms.len(), &packed_a);
                     self.blocks(layout, &rows, &cols, terms.len(), ends, left, [&packed_b, &sums, &kept], &target);
@@ -175,8 +179,7 @@ impl Cpu {
         const RUN: usize = 16;
         const WIDTH: usize = 128;
         let (element, level) = (layout.element, self.level);
-        let (tiles, width, form) =
-            (element.tiles(terms), element.tile(), layout.path.form(element, a.terms_adjoin));
+        let (tiles, width, form) = (element.tiles(terms), element.tile(), layout.path.form(element, a.terms_adjoin));
         let (a_tile, b_tile) = (layout.path.tile_bytes(element) / 4, WORDS * COLS);
         let runs = tiles.div_ceil(RUN);
         let a_pieces = if layout.direct { 0 } else { rows.div_ceil(WIDTH) * runs };
