@@ -74,6 +74,17 @@ pub trait Kernels: ExpertKernels + Send + Sync {
     /// See [`Gemm`].
     fn gemm(&self, op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, workspace: ViewMut<'_>) -> Result<()>;
 
+    /// Elements of f32 that B of `op` takes in the form in which products read it, where making that form costs time that
+    /// keeping it saves; `None` where it does not. It depends on k, n and the types alone.
+    fn prepacked_len(&self, op: &Gemm) -> Option<usize>;
+
+    /// Writes that form of B, for products with the same n, k, `trans_b` and types.
+    fn prepack(&self, op: &Gemm, b: View<'_>, to: ViewMut<'_>) -> Result<()>;
+
+    /// As [`Kernels::gemm`] with B prepacked: the same bits.
+    fn gemm_prepacked(&self, op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, workspace: ViewMut<'_>)
+    -> Result<()>;
+
     /// `x [rows,cols]`, `w [cols]` to `y [rows,cols]` and `rstd [rows]`.
     fn rms_norm(&self, op: &RmsNorm, x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>) -> Result<()>;
 

@@ -400,6 +400,10 @@ impl Quantize {
 pub enum Op {
     /// Matrix product.
     Gemm(Gemm),
+    /// B of a product brought into the form that products read.
+    Prepack(Gemm),
+    /// Matrix product with such a B.
+    GemmPrepacked(Gemm),
     /// Normalisation.
     RmsNorm(RmsNorm),
     /// Its backward.

@@ -133,6 +133,15 @@ impl Kernels for Tree {
     fn gemm(&self, _: &Gemm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
         refuse()
     }
+    fn prepacked_len(&self, _: &Gemm) -> Option<usize> {
+        None
+    }
+    fn prepack(&self, _: &Gemm, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn gemm_prepacked(&self, _: &Gemm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
     fn rms_norm(&self, _: &RmsNorm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
         refuse()
     }

@@ -63,6 +63,8 @@ impl Kernels for Recording {
 
     noted! {
         fn gemm(op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, w: ViewMut<'_>) as Gemm;
+        fn prepack(op: &Gemm, b: View<'_>, to: ViewMut<'_>) as Prepack;
+        fn gemm_prepacked(op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, w: ViewMut<'_>) as GemmPrepacked;
         fn rms_norm(op: &RmsNorm, x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>) as RmsNorm;
         fn rms_norm_backward(op: &RmsNorm, x: View<'_>, w: View<'_>, rstd: View<'_>, dy: View<'_>, dx: ViewMut<'_>, dw: Option<ViewMut<'_>>) as RmsNormBackward;
         fn layer_norm(op: &LayerNorm, x: View<'_>, w: View<'_>, b: Option<View<'_>>, y: ViewMut<'_>, s: ViewMut<'_>) as LayerNorm;

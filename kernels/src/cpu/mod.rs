@@ -77,6 +77,12 @@ fn supported(op: &'static str, dtypes: &[DType]) -> Result<()> {
     }
 }
 
+/// Elements of B prepacked.
+fn prepacked(op: &Gemm) -> Result<usize> {
+    let dtype = if op.a == op.b { op.a } else { op.b };
+    matmul::prepacked_len(op).ok_or(KernelError::Unsupported { device: "cpu", op: "prepack", dtype })
+}
+
 impl Kernels for Cpu {
     fn name(&self) -> String {
         format!("cpu {}", self.path.name())
@@ -94,6 +100,7 @@ impl Kernels for Cpu {
         let threads = self.pool.threads();
         match op {
             Op::Gemm(op) => self.product_workspace(op),
+            Op::GemmPrepacked(op) => matmul::workspace(op, self.path, threads, true),
             // All rows may fall to one expert.
             Op::GroupedGemm(op) => self.grouped_workspace(&op.product(op.rows)),
             Op::Attention(op) => threads.saturating_mul(attention::forward_scratch(op)),
@@ -109,6 +116,35 @@ impl Kernels for Cpu {
         check::gemm(op, &a, &b, &c)?;
         check::operand("gemm", "workspace", &workspace, DType::F32, self.workspace(&Op::Gemm(*op)))?;
         self.run_gemm(op, a, b, c, workspace);
+        Ok(())
+    }
+
+    fn prepacked_len(&self, op: &Gemm) -> Option<usize> {
+        matmul::prepacked_len(op)
+    }
+
+    fn prepack(&self, op: &Gemm, b: View<'_>, to: ViewMut<'_>) -> Result<()> {
+        check::operand("prepack", "b", &b, op.b, op.k.saturating_mul(op.n))?;
+        check::operand("prepack", "to", &to, DType::F32, prepacked(op)?)?;
+        self.run_prepack(op, b, to);
+        Ok(())
+    }
+
+    fn gemm_prepacked(
+        &self,
+        op: &Gemm,
+        a: View<'_>,
+        b: View<'_>,
+        c: ViewMut<'_>,
+        workspace: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "gemm_prepacked";
+        supported(name, &[op.c])?;
+        check::operand(name, "a", &a, op.a, op.m.saturating_mul(op.k))?;
+        check::operand(name, "b", &b, DType::F32, prepacked(op)?)?;
+        check::operand(name, "c", &c, op.c, op.m.saturating_mul(op.n))?;
+        check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::GemmPrepacked(*op)))?;
+        self.run_matmul(op, a, matmul::Right::Prepacked(b), c, workspace);
         Ok(())
     }
 

@@ -61,6 +61,18 @@ impl Kernels for Reference {
         write(&mut c, &out)
     }
 
+    fn prepacked_len(&self, _: &Gemm) -> Option<usize> {
+        None
+    }
+
+    fn prepack(&self, op: &Gemm, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        Err(KernelError::Unsupported { device: "reference", op: "prepack", dtype: op.b })
+    }
+
+    fn gemm_prepacked(&self, op: &Gemm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
+        Err(KernelError::Unsupported { device: "reference", op: "gemm_prepacked", dtype: op.b })
+    }
+
     fn rms_norm(&self, op: &RmsNorm, x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>) -> Result<()> {
         floats("rms_norm", &[op.dtype])?;
         check::rms_norm(op, &x, &w, &y, &rstd)?;

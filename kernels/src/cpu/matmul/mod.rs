@@ -41,9 +41,23 @@ fn element(op: &Gemm) -> Option<Element> {
     }
 }
 
-/// f32 elements of scratch that `op` needs.
-pub(super) fn workspace(op: &Gemm, path: Path, threads: usize) -> usize {
-    Layout::of(op, path, threads).sizes().iter().sum()
+/// f32 elements of scratch that `op` needs, with B as it is or prepacked.
+pub(super) fn workspace(op: &Gemm, path: Path, threads: usize, prepacked: bool) -> usize {
+    let [a, b, sums, kept] = Layout::of(op, path, threads).sizes();
+    a + if prepacked { 0 } else { b } + sums + kept
+}
+
+/// f32 elements of B prepacked; `None` where no product reads it so.
+pub(super) fn prepacked_len(op: &Gemm) -> Option<usize> {
+    element(op).map(|element| op.n.div_ceil(COLS).saturating_mul(element.tiles(op.k)).saturating_mul(WORDS * COLS))
+}
+
+/// The right operand of a product.
+pub(super) enum Right<'a> {
+    /// The matrix.
+    Plain(View<'a>),
+    /// What [`Cpu::run_prepack`] made of it.
+    Prepacked(View<'a>),
 }
 
 /// f32 elements of scratch that suffice for `op` and for any product with a smaller side in its place.
@@ -103,6 +117,14 @@ impl Layout {
         Layout { path, element, rows, cols, terms, task_rows, task_cols, threads, deep: op.k > depth, direct }
     }
 
+    fn source(&self, view: View, stride: usize, terms_adjoin: bool) -> Source {
+        Source { ptr: view.ptr().as_ptr().cast_const(), element: self.element, stride, terms_adjoin }
+    }
+
+    fn right(&self, op: &Gemm, b: View) -> Source {
+        self.source(b, if op.trans_b { op.k } else { op.n }, op.trans_b)
+    }
+
     /// f32 elements of packed A, of packed B, of the threads' sums, and of the sums kept between packings.
     fn sizes(&self) -> [usize; 4] {
         let tiles = self.element.tiles(self.terms);
@@ -124,42 +146,52 @@ struct Target<'a> {
 }
 
 impl Cpu {
+    /// Packs all of B, so that products with it need not.
+    pub(super) fn run_prepack(&self, op: &Gemm, b: View, to: ViewMut) {
+        // Only B is packed, and in one piece.
+        let layout = Layout { direct: true, ..Layout::of(op, self.path, self.pool.threads()) };
+        let (b, to) = (layout.right(op, b), Shared::new(to));
+        self.pack(layout, [b, b], [0, op.n, op.k], true, [&to, &to]);
+    }
+
     /// `C = (C +) alpha A B` of two matrices of bf16, or two of f32.
-    pub(super) fn run_matmul(&self, op: &Gemm, a: View, b: View, c: ViewMut, workspace: ViewMut) {
+    pub(super) fn run_matmul(&self, op: &Gemm, a: View, right: Right, c: ViewMut, workspace: ViewMut) {
         let Gemm { m, n, k, .. } = *op;
         if m == 0 || n == 0 {
             return;
         }
         let layout = Layout::of(op, self.path, self.pool.threads());
-        let [a_size, b_size, sums_size, _] = layout.sizes();
+        let [a_size, mut b_size, sums_size, _] = layout.sizes();
+        let (b, prepacked) = match right {
+            Right::Plain(b) => (layout.right(op, b), None),
+            Right::Prepacked(b) => {
+                b_size = 0;
+                (layout.right(op, b), Some(b.ptr().as_ptr().cast_const()))
+            }
+        };
         let (packed_a, rest) = workspace.split_at(a_size);
         let (packed_b, rest) = rest.split_at(b_size);
         let (sums, kept) = rest.split_at(sums_size);
         let [packed_a, packed_b, sums, kept] = [packed_a, packed_b, sums, kept].map(Shared::new);
         let target = Target { c: Shared::new(c), stride: n, alpha: op.alpha, accumulate: op.accumulate };
-        let source = |view: View, stride: usize, terms_adjoin: bool| {
-            let ptr = view.ptr().as_ptr().cast_const();
-            Source { ptr, element: layout.element, stride, terms_adjoin }
-        };
-        let a = source(a, if op.trans_a { m } else { k }, !op.trans_a);
-        let b = source(b, if op.trans_b { k } else { n }, op.trans_b);
+        let a = layout.source(a, if op.trans_a { m } else { k }, !op.trans_a);
         for cols in steps(n, layout.cols) {
             for rows in steps(m, layout.rows) {
                 for terms in steps(k, layout.terms) {
                     // With one packing of the sum, B's stays for all rows.
-                    let again = rows.start == 0 || layout.deep;
-                    let from_b = again.then(|| b.at(cols.start, terms.start));
-                    let from_a = a.at(rows.start, terms.start);
-                    self.pack(
-                        layout,
-                        [from_a, from_b.unwrap_or(b)],
-                        [rows.len(), cols.len(), terms.len()],
-                        again,
-                        [&packed_a, &packed_b],
+                    let again = prepacked.is_none() && (rows.start == 0 || layout.deep);
+                    let from = [a.at(rows.start, terms.start), b.at(cols.start, terms.start)];
+                    let sides = [rows.len(), cols.len(), terms.len()];
+                    self.pack(layout, from, sides, again, [&packed_a, &packed_b]);
+                    let operands = (
+                        Left::of(layout, from[0], terms.len(), &packed_a),
+                        match prepacked {
+                            None => Panels::of(layout, packed_b.address().cast(), terms.len()),
+                            Some(all) => Panels::of(layout, all, k).from(layout, cols.start, terms.start),
+                        },
                     );
                     let ends = (terms.start > 0, terms.end == k);
-                    let left = Left::of(layout, from_a, terms.len(), &packed_a);
-                    self.blocks(layout, &rows, &cols, terms.len(), ends, left, [&packed_b, &sums, &kept], &target);
+                    self.blocks(layout, &rows, &cols, terms.len(), ends, operands, [&sums, &kept], &target);
                 }
             }
         }
@@ -231,16 +263,14 @@ impl Cpu {
         cols: &Range<usize>,
         terms: usize,
         (later, last): (bool, bool),
-        left: Left,
-        [b, sums, kept]: [&Shared; 3],
+        (left, right): (Left, Panels),
+        [sums, kept]: [&Shared; 2],
         target: &Target,
     ) {
         let (path, element) = (layout.path, layout.element);
         let (tiles, depth) = (element.tiles(terms), path.depth(element));
-        let b_panel = tiles * WORDS * COLS;
         let size = layout.task_rows * layout.task_cols;
         let down = rows.len().div_ceil(layout.task_rows);
-        let b = Bytes(b.address().cast());
         self.pool.each(down * cols.len().div_ceil(layout.task_cols), |thread, number| {
             let (row, col) = (number % down * layout.task_rows, number / down * layout.task_cols);
             let (height, width) = (layout.task_rows.min(rows.len() - row), layout.task_cols.min(cols.len() - col));
@@ -255,8 +285,8 @@ impl Cpu {
                     a_tile: left.tile,
                     a_panel: left.panel,
                     rows: height.div_ceil(ROWS),
-                    b: b.at((col / COLS * b_panel + first * WORDS * COLS) * 4).cast(),
-                    b_panel,
+                    b: right.at.at((col / COLS * right.panel + first * WORDS * COLS) * 4).cast(),
+                    b_panel: right.panel,
                     cols: width.div_ceil(COLS),
                     tiles: depth.min(tiles - first),
                     c: sums.as_mut_ptr(),
@@ -325,6 +355,25 @@ unsafe impl Sync for Bytes {}
 impl Bytes {
     fn at(&self, offset: usize) -> *const u8 {
         self.0.wrapping_add(offset)
+    }
+}
+
+/// Where the packed panels of B lie, and how many words apart.
+struct Panels {
+    at: Bytes,
+    panel: usize,
+}
+
+impl Panels {
+    /// Panels of `terms`.
+    fn of(layout: Layout, at: *const u8, terms: usize) -> Panels {
+        Panels { at: Bytes(at), panel: layout.element.tiles(terms) * WORDS * COLS }
+    }
+
+    /// From a column and a term on that begin a tile.
+    fn from(self, layout: Layout, col: usize, term: usize) -> Panels {
+        let words = col / COLS * self.panel + term / layout.element.tile() * WORDS * COLS;
+        Panels { at: Bytes(self.at.at(words * 4)), ..self }
     }
 }
 
