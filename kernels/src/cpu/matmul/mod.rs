@@ -276,3 +276,6 @@ fn source(view: View, stride: usize, terms_adjoin: bool) -> Source {
 fn steps(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len.div_ceil(step.max(1)).max(1)).map(move |i| i * step..((i + 1) * step).min(len))
 }
+
+#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
+pub(crate) mod emulator;
