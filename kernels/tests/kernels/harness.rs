@@ -108,7 +108,7 @@ impl Tensor {
 
 /// Elements behind what a kernel may write, and what they hold.
 pub const GUARD: usize = 7;
-const SENTINEL: f64 = 77.0;
+pub const SENTINEL: f64 = 77.0;
 
 /// A tensor whose last elements must stay as they are.
 pub fn guarded(mut tensor: Tensor) -> Tensor {
