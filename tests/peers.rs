@@ -7,7 +7,8 @@ use std::process::Command;
 #[test]
 fn the_comparison_reads_what_programs_print() {
     // tomllib came with 3.11.
-    let has = Command::new("python3").args(["-c", "import sys, tomllib; sys.exit(sys.version_info < (3, 11))"]).output();
+    let has =
+        Command::new("python3").args(["-c", "import sys, tomllib; sys.exit(sys.version_info < (3, 11))"]).output();
     if !has.as_ref().is_ok_and(|has| has.status.success()) {
         eprintln!("ci/peers: NOT TESTED, there is no python3 of 3.11 or later here");
         return;
