@@ -123,7 +123,8 @@ impl<'a> Rank<'a> {
             scaler: cell.precision.scaling.map(LossScaler::new),
             steps: 0,
             updates: 0,
-            step_ms: Vec::new(),
+            // Room for all of a measurement, so that no step makes room.
+            step_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
             spans_ns: [0; 10],
         })
     }

@@ -8,7 +8,7 @@ use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Strategy};
 use zbench_engine::hardware;
 use zbench_engine::outcome::Estimate;
 use zbench_engine::plan::Plan;
-use zbench_kernels::{Category, DType};
+use zbench_kernels::{Category, Cpu, DType};
 use zbench_reports::estimate_report::EstimateRow;
 use zbench_reports::record::{Source, Status};
 
@@ -92,10 +92,7 @@ pub fn plan(grid: GridCell, proxy_of: Option<String>) -> Planned {
     let (estimate, decision) = match &grid.resolved {
         Err(refusal) => (None, skip(refusal.to_string(), Source::Plan)),
         Ok(resolved) => match estimate(&resolved.cell) {
-            Err(reason) => {
-                let here = if hardware::planner(&resolved.cell).is_err() { Source::Host } else { Source::Plan };
-                (None, skip(reason, here))
-            }
+            Err(reason) => (None, skip(reason, Source::Plan)),
             Ok(estimate) => {
                 let decision = decide(resolved, &estimate);
                 (Some(estimate), decision)
@@ -115,7 +112,8 @@ pub fn plan(grid: GridCell, proxy_of: Option<String>) -> Planned {
 /// The estimate of a cell, from the plan that a run would carry out.
 pub fn estimate(cell: &Cell) -> Result<Estimate, String> {
     // The kernels are asked for their scratch sizes, which depend on the threads of a rank; nothing runs on them.
-    let kernels = hardware::planner(cell).map_err(|error| error.to_string())?;
+    // Where the cell's instructions are not those of this CPU it is estimated with what is here, and does not run.
+    let kernels = hardware::planner(cell).unwrap_or_else(|_| Cpu::new(cell.hardware.threads_per_rank));
     let plan = Plan::new(cell, &kernels).map_err(|error| error.to_string())?;
     Ok(plan.estimate)
 }
@@ -151,7 +149,7 @@ fn decide(resolved: &Resolved, estimate: &Estimate) -> Decision {
         return record(Status::OutOfMemory, reason, Source::Plan);
     }
     let here = ranks_here(cell);
-    if let Err(error) = hardware::enough_cores(cell, here) {
+    if let Err(error) = hardware::planner(cell).and_then(|_| hardware::enough_cores(cell, here)) {
         return record(Status::Skipped, error.to_string(), Source::Host);
     }
     let all = total.saturating_mul(here as u64);
