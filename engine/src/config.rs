@@ -356,6 +356,9 @@ pub struct Memory {
     /// Bytes a rank's arena may hold; absent = what the machine has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,
+    /// Keep weights in the form that products read, from their first product in a step to the update.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub prepack: bool,
 }
 
 /// What forward keeps for backward.

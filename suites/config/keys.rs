@@ -286,6 +286,13 @@ pub const KEYS: &[Key] = &[
         "What forward keeps for backward: \"none\" (everything), \"full\", \"selective\", \"sqrt\", { every = k }, or a \
          list of the tensors kept of each block.",
     ),
+    key(
+        "memory.prepack",
+        Choice(&["none", "step"]),
+        Is("\"none\""),
+        "\"step\" keeps each matrix of weights in the two forms that products read, made once a step: as much memory again, \
+         twice, for no packing in forward and backward. For whole weights in the compute type: ddp, zero1, zero2.",
+    ),
     key("memory.attention", Choice(&["flash", "naive"]), Is("\"flash\""), "The attention kernel."),
     key(
         "memory.offload_optimizer",

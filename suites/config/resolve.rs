@@ -84,6 +84,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
                 AttentionKind::Flash
             },
             capacity,
+            prepack: values.text("memory.prepack") == "step",
         },
         hardware: Hardware {
             device,

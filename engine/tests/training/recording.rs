@@ -61,6 +61,10 @@ impl Kernels for Recording {
         self.inner.workspace(op)
     }
 
+    fn prepacked_len(&self, op: &Gemm) -> Option<usize> {
+        self.inner.prepacked_len(op)
+    }
+
     noted! {
         fn gemm(op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, w: ViewMut<'_>) as Gemm;
         fn prepack(op: &Gemm, b: View<'_>, to: ViewMut<'_>) as Prepack;

@@ -50,7 +50,12 @@ pub fn llama_fixture() -> Cell {
             stall: STALL,
         },
         precision: Precision::F32,
-        memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
+        memory: Memory {
+            checkpointing: Checkpointing::None,
+            attention: AttentionKind::Flash,
+            capacity: None,
+            prepack: false,
+        },
         lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
         hardware: Hardware::cpu(1),
         link: None,
