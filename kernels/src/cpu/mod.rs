@@ -103,8 +103,8 @@ impl Kernels for Cpu {
             Op::GemmPrepacked(op) => matmul::workspace(op, self.path, threads, true),
             // All rows may fall to one expert.
             Op::GroupedGemm(op) => self.grouped_workspace(&op.product(op.rows)),
-            Op::Attention(op) => threads.saturating_mul(attention::forward_scratch(op)),
-            Op::AttentionBackward(op) => threads.saturating_mul(attention::backward_scratch(op)),
+            Op::Attention(op) => attention::forward_workspace(op, self.path, threads),
+            Op::AttentionBackward(op) => attention::backward_workspace(op, self.path, threads),
             Op::NaiveAttention(op) => threads.saturating_mul(naive::forward_scratch(op)),
             Op::NaiveAttentionBackward(op) => threads.saturating_mul(naive::backward_scratch(op)),
             _ => 0,
@@ -264,7 +264,7 @@ impl Kernels for Cpu {
         check::operand(name, "out", &out, op.dtype, sizes.q)?;
         check::operand(name, "lse", &lse, DType::F32, sizes.lse)?;
         check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::Attention(*op)))?;
-        self.run_attention(op, q, k, v, out, lse, workspace);
+        self.run_attention(op, attention::Inputs { q, k, v }, out, lse, workspace);
         Ok(())
     }
 
@@ -295,7 +295,8 @@ impl Kernels for Cpu {
         check::operand(name, "dk", &dk, op.dtype, sizes.kv)?;
         check::operand(name, "dv", &dv, op.dtype, sizes.kv)?;
         check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::AttentionBackward(*op)))?;
-        self.run_attention_backward(op, q, k, v, out, lse.as_slice()?, dout, dq, dk, dv, workspace);
+        let (inputs, kept) = (attention::Inputs { q, k, v }, attention::Kept { out, lse: lse.as_slice()?, dout });
+        self.run_attention_backward(op, inputs, kept, [dq, dk, dv], workspace);
         Ok(())
     }
 

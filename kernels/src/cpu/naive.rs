@@ -1,7 +1,7 @@
 //! Causal attention that stores its probabilities, as textbooks write it: memory grows with the square of the sequence.
 
 use super::Cpu;
-use super::attention::{Head, TILE, copies, dense, lean, slope, take, tiles};
+use super::attention::plain::{Head, TILE, copies, dense, lean, slope, take, tiles};
 use super::gemm::multiply;
 use super::level::{LANES, Level, exp, fma, fold, fold2, merge};
 use super::stream::{Shared, narrow, widen};

@@ -114,6 +114,28 @@ impl Path {
 }
 
 impl Block {
+    /// Nothing, of bf16 whose A is packed row by row as this path wants it.
+    pub fn of_pairs(path: Path) -> Block {
+        let element = Element::Pair;
+        let a_tile = path.tile_bytes(element);
+        Block {
+            a: std::ptr::null(),
+            element,
+            form: path.form(element, true),
+            a_row: a_tile / ROWS,
+            a_tile,
+            a_panel: 0,
+            rows: 0,
+            b: std::ptr::null(),
+            b_panel: 0,
+            cols: 0,
+            tiles: 0,
+            c: std::ptr::null_mut(),
+            c_row: 0,
+            add: false,
+        }
+    }
+
     /// Calls `each(a, b, c)` for every pair of panels, those of A in the inner loop: B's stays in the nearest cache.
     #[inline(always)]
     fn each(self, mut each: impl FnMut(*const u8, *const u32, *mut f32)) {

@@ -6,9 +6,9 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
-mod micro;
+pub(crate) mod micro;
 pub(crate) mod path;
-mod tiles;
+pub(crate) mod tiles;
 
 use super::Cpu;
 use super::stream::{CHUNK, Shared, load, narrow};

@@ -1,20 +1,19 @@
-//! Causal attention in tiles: the online softmax of Milakov and Gimelshein (2018), tiled as in FlashAttention (Dao et
-//! al., 2022), so that no score matrix is ever stored. Backward computes the probabilities again from the saved
-//! log-sum-exp.
+//! Attention of types that are widened to f32, tile by tile.
 
-use super::Cpu;
-use super::gemm::{Matrix, multiply};
-use super::level::{LANES, Level, exp, fma, fold, fold2, merge};
-use super::stream::{CHUNK, Shared, chunks, load, narrow, widen};
+use super::{Inputs, Kept};
+use crate::cpu::Cpu;
+use crate::cpu::gemm::{Matrix, multiply};
+use crate::cpu::level::{LANES, Level, exp, fma, fold, fold2, merge};
+use crate::cpu::stream::{CHUNK, Shared, chunks, load, narrow, widen};
 use crate::op::{Attention, alibi_slope};
 use crate::{DType, View, ViewMut};
 use std::ops::Range;
 
 /// Queries, and keys, of a tile.
-pub(super) const TILE: usize = 128;
+pub(in crate::cpu) const TILE: usize = 128;
 
 /// f32 elements of scratch per thread in forward: two tiles of scores and outputs, and copies of q, k and v.
-pub(super) fn forward_scratch(op: &Attention) -> usize {
+pub(in crate::cpu) fn forward_scratch(op: &Attention) -> usize {
     let tile = TILE.min(op.seq);
     let heads = copies(op, 3) + 1;
     tile.saturating_mul(op.head_dim.saturating_mul(heads).saturating_add(tile + 2))
@@ -22,7 +21,7 @@ pub(super) fn forward_scratch(op: &Attention) -> usize {
 
 /// f32 elements of scratch per thread in backward: tiles of probabilities and their gradients, of dk and dv, copies of
 /// q, k, v and dout; and, linear in the sequence, sums of dq and the row sums of `dout * out`.
-pub(super) fn backward_scratch(op: &Attention) -> usize {
+pub(in crate::cpu) fn backward_scratch(op: &Attention) -> usize {
     let tile = TILE.min(op.seq);
     let group = op.heads / op.kv_heads.max(1);
     let heads = copies(op, 4) + 2;
@@ -31,12 +30,12 @@ pub(super) fn backward_scratch(op: &Attention) -> usize {
 }
 
 /// Tiles that must be copied because they do not hold f32.
-pub(super) fn copies(op: &Attention, tiles: usize) -> usize {
+pub(in crate::cpu) fn copies(op: &Attention, tiles: usize) -> usize {
     if op.dtype == DType::F32 { 0 } else { tiles }
 }
 
 /// Takes the first `len` elements off a thread's scratch.
-pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+pub(in crate::cpu) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     let (taken, rest) = std::mem::take(scratch).split_at_mut(len);
     *scratch = rest;
     taken
@@ -44,7 +43,7 @@ pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32]
 
 /// One head of a tensor `[batch*seq, heads*dim]`.
 #[derive(Clone, Copy)]
-pub(super) struct Head {
+pub(in crate::cpu) struct Head {
     /// Index of the head's first element at token 0 of the sequence.
     start: usize,
     /// Elements from one token to the next.
@@ -75,6 +74,16 @@ impl Head {
         Matrix { ptr: buffer.as_ptr(), row: self.dim, col: 1 }
     }
 
+    /// Rounds elements from `first` on of a token.
+    ///
+    /// # Safety
+    /// Nobody else may use them.
+    pub unsafe fn store_part(&self, level: Level, row: usize, first: usize, from: &[f32], to: &Shared) {
+        let start = self.token(row).start + first;
+        // SAFETY: the caller's promise.
+        narrow(level, from, &mut unsafe { to.part(start..start + from.len()) });
+    }
+
     /// Rounds rows of `dim` into tokens `rows`.
     ///
     /// # Safety
@@ -88,12 +97,12 @@ impl Head {
 }
 
 /// A dense matrix in scratch.
-pub(super) fn dense(slice: &[f32], cols: usize) -> Matrix {
+pub(in crate::cpu) fn dense(slice: &[f32], cols: usize) -> Matrix {
     Matrix { ptr: slice.as_ptr(), row: cols, col: 1 }
 }
 
 /// Tiles of a sequence.
-pub(super) fn tiles(seq: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
+pub(in crate::cpu) fn tiles(seq: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
     (0..seq.div_ceil(TILE)).map(move |i| i * TILE..((i + 1) * TILE).min(seq))
 }
 
@@ -137,13 +146,13 @@ impl Meeting {
 }
 
 /// ALiBi's slope of a query head; 0 without.
-pub(super) fn slope(op: &Attention, head: usize) -> f32 {
+pub(in crate::cpu) fn slope(op: &Attention, head: usize) -> f32 {
     if op.alibi { alibi_slope(head, op.heads) as f32 } else { 0.0 }
 }
 
 /// `scores[i] -= slope * (far - i)`.
 #[inline(always)]
-pub(super) fn lean(fused: bool, slope: f32, far: f32, scores: &mut [f32]) {
+pub(in crate::cpu) fn lean(fused: bool, slope: f32, far: f32, scores: &mut [f32]) {
     for (i, score) in scores.iter_mut().enumerate() {
         *score = fma(fused, -slope, far - i as f32, *score);
     }
@@ -155,12 +164,10 @@ fn meets(op: &Attention, rows: &Range<usize>, cols: &Range<usize>) -> bool {
 }
 
 impl Cpu {
-    pub(super) fn run_attention(
+    pub(super) fn run_plain_attention(
         &self,
         op: &Attention,
-        q: View,
-        k: View,
-        v: View,
+        Inputs { q, k, v }: Inputs,
         out: ViewMut,
         lse: ViewMut,
         workspace: ViewMut,
@@ -219,18 +226,12 @@ impl Cpu {
         });
     }
 
-    pub(super) fn run_attention_backward(
+    pub(super) fn run_plain_attention_backward(
         &self,
         op: &Attention,
-        q: View,
-        k: View,
-        v: View,
-        out: View,
-        lse: &[f32],
-        dout: View,
-        dq: ViewMut,
-        dk: ViewMut,
-        dv: ViewMut,
+        Inputs { q, k, v }: Inputs,
+        Kept { out, lse, dout }: Kept,
+        [dq, dk, dv]: [ViewMut; 3],
         workspace: ViewMut,
     ) {
         let (level, dim, seq) = (self.level, op.head_dim, op.seq);
@@ -254,7 +255,7 @@ impl Cpu {
             let (dqs, deltas) = (take(scratch, group * seq * dim), take(scratch, group * seq));
             for member in 0..group {
                 let query = Head::of(op, op.heads, batch, kv_head * group + member);
-                deltas_of(level, query, out, dout, &mut deltas[member * seq..(member + 1) * seq]);
+                deltas_of(level, query, out, dout, 0, &mut deltas[member * seq..(member + 1) * seq]);
             }
             dqs.fill(0.0);
             for cols in tiles(seq) {
@@ -382,11 +383,11 @@ fn score_gradients(
     );
 }
 
-/// The sum of `dout * out` of each token of a head.
-fn deltas_of(level: Level, head: Head, out: View, dout: View, deltas: &mut [f32]) {
+/// The sum of `dout * out` of each token of a head, from `start` on.
+pub(super) fn deltas_of(level: Level, head: Head, out: View, dout: View, start: usize, deltas: &mut [f32]) {
     let (mut outs, mut douts) = ([0.0; CHUNK], [0.0; CHUNK]);
     for (row, delta) in deltas.iter_mut().enumerate() {
-        let token = head.token(row);
+        let token = head.token(start + row);
         let mut lanes = [0.0; LANES];
         for chunk in chunks(token) {
             let (out, dout) =

@@ -1,0 +1,562 @@
+//! Backward of bf16 on packed tiles.
+//!
+//! Queries and gradients of the output are packed once per head, in the two forms that the products take. A job has a
+//! block of keys and goes over the queries that see it, with everything transposed, keys as rows: so probabilities and
+//! gradients of scores come out as rows of A for `dv = p^T dout` and `dk = ds^T q`, and, two rows woven, as columns of B
+//! for `dq^T = k^T ds^T`.
+//!
+//! All blocks of keys add to the same dq. They do so in the order of the keys: a block waits for the one before it, tile
+//! by tile of queries. Jobs are taken in that order, so whoever is waited for is at work, and the sums are the same
+//! whatever the number of threads.
+
+use super::lanes::{LANES, Lanes, Pass, exp2, run};
+use super::plain::slope;
+use super::sight::Sight;
+use super::*;
+use crate::cpu::matmul::micro::Block;
+use crate::cpu::matmul::tiles::transpose;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How an operation is cut, and the sizes of what it keeps.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    panels: Panels,
+    /// Tokens of a sequence, padded, and of a tile.
+    seq: usize,
+    tile: usize,
+    /// Query heads that share a head of keys.
+    group: usize,
+    /// Heads of keys that are at work at a time.
+    heads: usize,
+    /// f32 elements that they take.
+    packed: usize,
+    /// Of a query head: q and dout as columns, q and dout with tokens as terms, sums of dq, negative log-sum-exps and
+    /// negative products of out and dout.
+    head: [usize; 7],
+    /// Of a sequence: first and last keys that its queries see.
+    bounds: [usize; 2],
+    /// Tiles that are done, by blocks of keys.
+    marks: usize,
+    /// f32 elements of a thread: keys, values and transposed keys as rows; a strip's scores and gradients of
+    /// probabilities; a tile's probabilities and gradients of scores, and the latter woven; sums of dk and dv.
+    own: [usize; 10],
+}
+
+impl Layout {
+    pub fn of(op: &Attention, path: Path) -> Layout {
+        let panels = Panels::of(op, path);
+        let all = op.batch.saturating_mul(op.kv_heads);
+        let group = op.heads / op.kv_heads.max(1);
+        if elements(&[all, op.seq, op.head_dim, group]) == 0 {
+            let (head, own) = ([0; 7], [0; 10]);
+            return Layout { panels, seq: 0, tile: 0, group, heads: 0, packed: 0, head, bounds: [0; 2], marks: 0, own };
+        }
+        let seq = op.seq.div_ceil(COLS).saturating_mul(COLS);
+        let tile = TILE.min(seq);
+        let (wide, packed) = (panels.wide(), panels.b(seq, panels.tiles));
+        let head = [packed, packed, packed, packed, seq.saturating_mul(wide), seq, seq];
+        let (bounds, marks) = ([seq; 2], seq.div_ceil(tile));
+        let one = taken(&head).saturating_mul(group).saturating_add(taken(&bounds)).saturating_add(taken(&[marks]));
+        let packed = one.saturating_mul(all).min(one.max(ROUND));
+        let rows = panels.a(tile, panels.tiles);
+        let own = [
+            rows,
+            rows,
+            panels.a(wide, tile / COLS),
+            tile * STRIP,
+            tile * STRIP,
+            panels.a(tile, tile / COLS),
+            panels.a(tile, tile / COLS),
+            panels.b(tile, tile / COLS),
+            tile.saturating_mul(wide),
+            tile.saturating_mul(wide),
+        ];
+        Layout { panels, seq, tile, group, heads: (packed / one).max(1), packed, head, bounds, marks, own }
+    }
+
+    pub fn workspace(&self, threads: usize) -> usize {
+        self.packed.saturating_add(threads.saturating_mul(taken(&self.own)))
+    }
+
+    /// f32 elements of a head of keys in the shared part.
+    fn slot(&self) -> usize {
+        self.group * taken(&self.head) + taken(&self.bounds) + taken(&[self.marks])
+    }
+
+    /// What is shared of a head of keys, which begins at `start`.
+    fn shared(&self, mut start: *mut f32) -> Slot {
+        let members = start;
+        start = start.wrapping_add(self.group * taken(&self.head));
+        let [first, last] = self.bounds.map(|len| take(&mut start, len).cast());
+        Slot { members, first, last, marks: start.cast() }
+    }
+
+    /// What is shared of a query head.
+    fn member(&self, slot: &Slot, member: usize) -> Member {
+        let mut start = slot.members.wrapping_add(member * taken(&self.head));
+        let [q_cols, dout_cols, q_terms, dout_terms, dq, lse, delta] = self.head.map(|len| take(&mut start, len));
+        Member { q_cols, dout_cols, q_terms, dout_terms, dq, lse, delta }
+    }
+}
+
+/// What is shared of a head of keys.
+struct Slot {
+    members: *mut f32,
+    /// By query, and padding that sees nothing.
+    first: *mut i32,
+    last: *mut i32,
+    marks: *mut u32,
+}
+
+/// What is shared of a query head.
+struct Member {
+    q_cols: *mut f32,
+    dout_cols: *mut f32,
+    q_terms: *mut f32,
+    dout_terms: *mut f32,
+    /// Tile after tile of queries, each `[head elements][queries of a tile]`.
+    dq: *mut f32,
+    /// In powers of two, negative.
+    lse: *mut f32,
+    /// Negative.
+    delta: *mut f32,
+}
+
+impl Cpu {
+    pub(super) fn run_packed_attention_backward(
+        &self,
+        op: &Attention,
+        inputs: Inputs,
+        kept: Kept,
+        gradients: [ViewMut; 3],
+        workspace: ViewMut,
+    ) {
+        let layout = Layout::of(op, self.path);
+        let (shared, own_parts) = workspace.split_at(layout.packed);
+        let [shared, own_parts] = [shared, own_parts].map(Shared::new);
+        let gradients = gradients.map(Shared::new);
+        let blocks = op.seq.div_ceil(layout.tile);
+        for round in steps(0..op.batch * op.kv_heads, layout.heads) {
+            let heads = round.len();
+            let job = |slot: usize, block: usize| Job {
+                op,
+                layout,
+                inputs: &inputs,
+                kept: &kept,
+                gradients: &gradients,
+                batch: (round.start + slot) / op.kv_heads,
+                kv_head: (round.start + slot) % op.kv_heads,
+                tokens: block * layout.tile..((block + 1) * layout.tile).min(op.seq),
+                block,
+                blocks,
+                slot: layout.shared(own(&shared, slot * layout.slot())),
+            };
+            // The first keys are seen by most: they come first. Of one head they come in order.
+            self.pool.each_of([heads * blocks * layout.group, heads * blocks], |lot, thread, number| {
+                if lot == 0 {
+                    let (place, member) = (number / layout.group, number % layout.group);
+                    // SAFETY: these tokens of this head are this thread's to pack.
+                    unsafe { job(place / blocks, place % blocks).prepare(member) };
+                } else {
+                    let scratch = own(&own_parts, thread * taken(&layout.own));
+                    // SAFETY: these keys are this thread's, and so is the scratch.
+                    unsafe { job(number % heads, number / heads).run(scratch) };
+                }
+            });
+        }
+    }
+}
+
+/// A block of tokens of a head of keys.
+struct Job<'a> {
+    op: &'a Attention,
+    layout: Layout,
+    inputs: &'a Inputs<'a>,
+    kept: &'a Kept<'a>,
+    gradients: &'a [Shared<'a>; 3],
+    batch: usize,
+    kv_head: usize,
+    tokens: Range<usize>,
+    block: usize,
+    blocks: usize,
+    slot: Slot,
+}
+
+/// A tile of queries of a query head, before a block of keys.
+struct Meeting<'a> {
+    head: usize,
+    rows: Range<usize>,
+    member: &'a Member,
+    own: [*mut f32; 10],
+}
+
+/// Says that all tiles of a block of keys are done when its job ends, however it ends: nobody waits for a job that failed.
+struct Done<'a>(&'a AtomicU32);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(u32::MAX, Ordering::Release);
+    }
+}
+
+impl Job<'_> {
+    fn mark(&self, block: usize) -> &AtomicU32 {
+        // SAFETY: the layout has one for each block, which threads use as such alone once they are set to 0 in the first
+        // lot of jobs, and which is as aligned as an f32.
+        unsafe { AtomicU32::from_ptr(self.slot.marks.wrapping_add(block)) }
+    }
+
+    fn head(&self, member: usize) -> usize {
+        self.kv_head * self.layout.group + member
+    }
+
+    /// Packs the tokens of one query head, and makes its sums ready.
+    ///
+    /// # Safety
+    /// These tokens of this head are this thread's.
+    unsafe fn prepare(&self, member: usize) {
+        let Job { op, layout: Layout { panels, seq, tile, .. }, ref tokens, .. } = *self;
+        let (start, len, head) = (tokens.start, tokens.len(), self.head(member));
+        let padded = len.next_multiple_of(COLS);
+        let to = self.layout.member(&self.slot, member);
+        let panel = panels.b(COLS, panels.tiles);
+        let (q, dout) = (&self.inputs.q, &self.kept.dout);
+        let [q, dout] = [q, dout].map(|x| Strand::of(x, op, op.heads, self.batch, head));
+        // SAFETY: the head has these tokens, and the layout room for them, padded.
+        unsafe {
+            for (from, cols, terms) in [(q, to.q_cols, to.q_terms), (dout, to.dout_cols, to.dout_terms)] {
+                panels.pack_b(from.tokens(start), len, panels.dim, cols.add(start / COLS * panel), panel);
+                let terms = terms.add(panels.b(COLS, start / COLS));
+                panels.pack_b(from.elements(start), panels.dim, len, terms, panels.b(COLS, seq / COLS));
+            }
+            let dq = to.dq.add(self.block * tile * panels.wide());
+            std::slice::from_raw_parts_mut(dq, padded * panels.wide()).fill(0.0);
+            let line = (self.batch * op.heads + head) * op.seq;
+            let [lse, delta] = [to.lse, to.delta].map(|to| std::slice::from_raw_parts_mut(to.add(start), padded));
+            for i in 0..len {
+                lse[i] = -std::f32::consts::LOG2_E * self.kept.lse[line + start + i];
+            }
+            let query = plain::Head::of(op, op.heads, self.batch, head);
+            plain::deltas_of(panels.level, query, self.kept.out, self.kept.dout, start, &mut delta[..len]);
+            delta[..len].iter_mut().for_each(|delta| *delta = -*delta);
+            // Padding sees nothing: its probabilities are zero.
+            lse[len..].fill(f32::NEG_INFINITY);
+            delta[len..].fill(0.0);
+            if member > 0 {
+                return;
+            }
+            let sight = Sight::of(op);
+            for i in 0..padded {
+                let row = start + i;
+                let (first, last) = if i < len { (sight.first(self.batch, row) as i32, row as i32) } else { (0, -1) };
+                self.slot.first.add(row).write(first);
+                self.slot.last.add(row).write(last);
+            }
+            self.slot.marks.add(self.block).write(0);
+        }
+    }
+
+    /// Everything that these keys have a part in.
+    ///
+    /// # Safety
+    /// These keys are this thread's, and so is `scratch`; all tokens are prepared.
+    unsafe fn run(self, mut scratch: *mut f32) {
+        let Job { op, layout: Layout { panels, tile, .. }, ref tokens, .. } = self;
+        let own = self.layout.own.map(|len| take(&mut scratch, len));
+        let [keys, values, turned, .., dk, dv] = own;
+        let done = Done(self.mark(self.block));
+        let (k, v) = (&self.inputs.k, &self.inputs.v);
+        let [k, v] = [k, v].map(|x| Strand::of(x, op, op.kv_heads, self.batch, self.kv_head));
+        let padded = tokens.len().next_multiple_of(COLS);
+        // SAFETY: the head has these tokens; scratch is as large as the layout says.
+        unsafe {
+            // Rows that fill the last strip count as keys that nobody sees.
+            std::slice::from_raw_parts_mut(keys, panels.a(padded, panels.tiles)).fill(0.0);
+            std::slice::from_raw_parts_mut(values, panels.a(padded, panels.tiles)).fill(0.0);
+            panels.pack_a(k.tokens(tokens.start), tokens.len(), panels.dim, keys);
+            panels.pack_a(v.tokens(tokens.start), tokens.len(), panels.dim, values);
+            panels.pack_a(k.elements(tokens.start), panels.dim, tokens.len(), turned);
+            for sums in [dk, dv] {
+                std::slice::from_raw_parts_mut(sums, padded * panels.wide()).fill(0.0);
+            }
+        }
+        let sight = Sight::of(op);
+        for member in 0..self.layout.group {
+            let shared = self.layout.member(&self.slot, member);
+            for number in self.block..self.blocks {
+                let rows = number * tile..((number + 1) * tile).min(op.seq);
+                if sight.first(self.batch, rows.start) >= tokens.end {
+                    break;
+                }
+                let meeting = Meeting { head: self.head(member), rows, member: &shared, own };
+                // SAFETY: as above.
+                unsafe { self.meet(&sight, meeting, (member * self.blocks + number) as u32, done.0) };
+            }
+        }
+        let key = plain::Head::of(op, op.kv_heads, self.batch, self.kv_head);
+        for (i, row) in tokens.clone().enumerate() {
+            for (sums, scale, to) in [(dk, op.scale as f32, &self.gradients[1]), (dv, 1.0, &self.gradients[2])] {
+                // SAFETY: as above.
+                unsafe {
+                    let line = std::slice::from_raw_parts_mut(sums.add(i * panels.wide()), panels.dim);
+                    line.iter_mut().for_each(|sum| *sum *= scale);
+                    key.store(panels.level, row..row + 1, line, to);
+                }
+            }
+        }
+    }
+
+    /// A tile of queries. `turn` counts the tiles of a block of keys; `mark` is this block's.
+    ///
+    /// # Safety
+    /// As [`Job::run`].
+    unsafe fn meet(&self, sight: &Sight, meeting: Meeting, turn: u32, mark: &AtomicU32) {
+        let Job { op, layout: Layout { panels, seq, tile, .. }, ref tokens, .. } = *self;
+        let Meeting { head, ref rows, member, own } = meeting;
+        let Panels { path, tiles, .. } = panels;
+        let wide = panels.wide();
+        let [keys, values, turned, scores, slopes, probs, grads, woven, dk, dv] = own;
+        let side = tokens.len().next_multiple_of(COLS);
+        // Tiles along a row of A of probabilities, whether the last queries fill them or not.
+        let across = tile / COLS;
+        let factor = op.scale as f32 * std::f32::consts::LOG2_E;
+        let slope = slope(op, head) * std::f32::consts::LOG2_E;
+        // The keys that each strip of queries sees, padded to whole strips.
+        let mut seen = [const { 0..0 }; TILE / STRIP];
+        for (s, strip) in steps(rows.clone(), STRIP).enumerate() {
+            let sees = both(&sight.any(self.batch, &strip), tokens);
+            if sees.is_empty() {
+                continue;
+            }
+            let range = outwards(sees.start - tokens.start..sees.end - tokens.start, STRIP);
+            let (from, height, tokens_from) = (range.start, range.len(), tokens.start + range.start);
+            seen[s] = range;
+            let block = |a: *mut f32, b: *mut f32, c: *mut f32| Block {
+                a: a.wrapping_add(panels.a(from, tiles)).cast(),
+                a_panel: panels.a(ROWS, tiles) * 4,
+                rows: height / ROWS,
+                b: b.wrapping_add(panels.b(strip.start / COLS * COLS, tiles)).cast_const().cast(),
+                b_panel: 0,
+                cols: 1,
+                tiles,
+                c: c.wrapping_add(from * STRIP),
+                c_row: STRIP,
+                add: false,
+                ..Block::of_pairs(path)
+            };
+            // SAFETY: all packed, whole panels.
+            unsafe {
+                path.multiply(block(keys, member.q_cols, scores));
+                path.multiply(block(values, member.dout_cols, slopes));
+                if slope != 0.0 {
+                    bias(scores.add(from * STRIP), height, strip.start, tokens_from, factor, slope);
+                }
+                run(
+                    path,
+                    Gradients {
+                        scores: scores.add(from * STRIP),
+                        slopes: slopes.add(from * STRIP),
+                        height,
+                        factor: if slope == 0.0 { factor } else { 1.0 },
+                        lse: member.lse.add(strip.start),
+                        delta: member.delta.add(strip.start),
+                        key: tokens_from as i32,
+                        first: self.slot.first.add(strip.start),
+                        last: self.slot.last.add(strip.start),
+                        hide: strip.len() < STRIP
+                            || !sight.all(self.batch, &strip, &(tokens_from..tokens_from + height)),
+                        probs: probs.add(panels.a(from, across) + s * panels.a(ROWS, 1)),
+                        grads: grads.add(panels.a(from, across) + s * panels.a(ROWS, 1)),
+                        panel: panels.a(ROWS, across),
+                        woven: woven.add(s * panels.b(COLS, across) + from / 2 * COLS),
+                    },
+                );
+            }
+        }
+        let count = rows.len().div_ceil(STRIP);
+        let seen = &seen[..count];
+        let whole = seen.iter().all(|seen| *seen == (0..side));
+        // All keys by all queries, or strip by strip of keys those queries that see it.
+        let step = if whole { side } else { STRIP };
+        for keys in steps(0..side, step) {
+            let sees = |seen: &Range<usize>| !both(seen, &keys).is_empty();
+            let Some(from) = seen.iter().position(sees) else { continue };
+            let strips = seen[from..].iter().take_while(|seen| sees(seen)).count();
+            for (a, b, c) in [(probs, member.dout_terms, dv), (grads, member.q_terms, dk)] {
+                // SAFETY: as above; what is seen is there.
+                unsafe {
+                    path.multiply(Block {
+                        a: a.add(panels.a(keys.start, across) + from * panels.a(ROWS, 1)).cast(),
+                        a_panel: panels.a(ROWS, across) * 4,
+                        rows: keys.len() / ROWS,
+                        b: b.add(panels.b(COLS, rows.start / COLS + from)).cast(),
+                        b_panel: panels.b(COLS, seq / COLS),
+                        cols: tiles,
+                        tiles: strips,
+                        c: c.add(keys.start * wide),
+                        c_row: wide,
+                        add: true,
+                        ..Block::of_pairs(path)
+                    });
+                }
+            }
+        }
+        if self.block > 0 && sight.first(self.batch, rows.start) < tokens.start {
+            wait(self.mark(self.block - 1), turn);
+        }
+        let dq = member.dq.wrapping_add(rows.start * wide);
+        let width = count * STRIP;
+        let step = if whole { count } else { 1 };
+        for s in (0..count).step_by(step).filter(|s| !seen[*s].is_empty()) {
+            let keys = &seen[s];
+            // SAFETY: as above; the block of keys before this one has added its part.
+            unsafe {
+                path.multiply(Block {
+                    a: turned.add(keys.start / COLS * panels.a(ROWS, 1)).cast(),
+                    a_panel: panels.a(ROWS, side / COLS) * 4,
+                    rows: panels.dim.div_ceil(ROWS),
+                    b: woven.add(s * panels.b(COLS, across) + keys.start / 2 * COLS).cast(),
+                    b_panel: panels.b(COLS, across),
+                    cols: step,
+                    tiles: keys.len() / COLS,
+                    c: dq.add(s * STRIP),
+                    c_row: width,
+                    add: true,
+                    ..Block::of_pairs(path)
+                });
+            }
+        }
+        if tokens.end >= rows.end {
+            // SAFETY: no later keys are seen by these queries.
+            unsafe { self.store(head, rows, dq, width) };
+        }
+        mark.store(turn + 1, Ordering::Release);
+    }
+
+    /// Turns sums of dq of a tile back into rows.
+    ///
+    /// # Safety
+    /// These queries are this thread's now.
+    unsafe fn store(&self, head: usize, rows: &Range<usize>, dq: *const f32, width: usize) {
+        let (op, panels) = (self.op, self.layout.panels);
+        let query = plain::Head::of(op, op.heads, self.batch, head);
+        let scale = op.scale as f32;
+        for strip in steps(rows.clone(), ROWS) {
+            for first in (0..panels.dim).step_by(ROWS) {
+                let (mut square, mut turned) = ([0f32; ROWS * ROWS], [0f32; ROWS * ROWS]);
+                let dims = ROWS.min(panels.dim - first);
+                // SAFETY: the tile holds whole panels; squares have 16 rows of 16.
+                unsafe {
+                    for (i, line) in square.chunks_exact_mut(ROWS).enumerate() {
+                        let from = dq.add((first + i) * width + strip.start - rows.start);
+                        line.copy_from_slice(std::slice::from_raw_parts(from, ROWS));
+                    }
+                    transpose(panels.level, square.as_ptr().cast(), turned.as_mut_ptr().cast(), ROWS);
+                    turned.iter_mut().for_each(|x| *x *= scale);
+                    for (row, line) in strip.clone().zip(turned.chunks_exact(ROWS)) {
+                        query.store_part(panels.level, row, first, &line[..dims], &self.gradients[0]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Waits until the mark is beyond `turn`. Whoever sets it is at work, so this is short; a thread that lacks a core gets one.
+fn wait(mark: &AtomicU32, turn: u32) {
+    let mut rounds = 0u32;
+    while mark.load(Ordering::Acquire) <= turn {
+        rounds = rounds.wrapping_add(1);
+        if rounds.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
+    }
+}
+
+/// Scales scores and adds ALiBi, both in powers of two: a row for each key.
+///
+/// # Safety
+/// There are `height` rows of a strip.
+#[cold]
+unsafe fn bias(scores: *mut f32, height: usize, row: usize, key: usize, factor: f32, slope: f32) {
+    for i in 0..height {
+        // SAFETY: the caller's promise.
+        let scores = unsafe { std::slice::from_raw_parts_mut(scores.add(i * STRIP), STRIP) };
+        for (score, row) in scores.iter_mut().zip(row..) {
+            *score = *score * factor - slope * (row as f32 - (key + i) as f32);
+        }
+    }
+}
+
+/// Turns a strip of scores into probabilities, and of gradients of probabilities into gradients of scores, in the forms
+/// that products take. Rows are keys.
+struct Gradients {
+    scores: *const f32,
+    slopes: *const f32,
+    height: usize,
+    factor: f32,
+    lse: *const f32,
+    delta: *const f32,
+    /// The first row's key, and which keys the queries see.
+    key: i32,
+    first: *const i32,
+    last: *const i32,
+    /// Whether any of these keys is unseen by any of these queries.
+    hide: bool,
+    /// Tiles of A, and f32 elements from one panel to the next.
+    probs: *mut f32,
+    grads: *mut f32,
+    panel: usize,
+    /// A part of a panel of B.
+    woven: *mut f32,
+}
+
+impl Pass for Gradients {
+    /// # Safety
+    /// Everything is as large as it says and used here alone.
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const WIDE: bool>(self) {
+        // SAFETY: the caller's promise.
+        unsafe { if self.hide { self.rows::<L, WIDE, true>() } else { self.rows::<L, WIDE, false>() } }
+    }
+}
+
+impl Gradients {
+    #[inline(always)]
+    unsafe fn rows<L: Lanes, const WIDE: bool, const HIDE: bool>(&self) {
+        let line = if WIDE { 2 * WORDS } else { WORDS };
+        let factor = L::splat(self.factor);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let halves = [0, LANES];
+            let (lse, delta) = (halves.map(|h| L::load(self.lse.add(h))), halves.map(|h| L::load(self.delta.add(h))));
+            for row in (0..self.height).step_by(2) {
+                let mut ds = [[L::splat(0.0); 2]; 2];
+                for i in 0..2 {
+                    let mut p = [L::splat(0.0); 2];
+                    for h in 0..2 {
+                        let at = (row + i) * STRIP + h * LANES;
+                        p[h] = exp2(L::load(self.scores.add(at)).fma(factor, lse[h]));
+                        if HIDE {
+                            let (first, last) = (self.first.add(h * LANES), self.last.add(h * LANES));
+                            p[h] = p[h].within(self.key + (row + i) as i32, first, last);
+                        }
+                        ds[i][h] = L::load(self.slopes.add(at)).add(delta[h]).mul(p[h]);
+                    }
+                    let to = (row + i) / ROWS * self.panel + (row + i) % ROWS * line;
+                    let (probs, grads) = (self.probs.add(to), self.grads.add(to));
+                    if WIDE {
+                        for h in 0..2 {
+                            p[h].store(probs.add(h * LANES));
+                            ds[i][h].store(grads.add(h * LANES));
+                        }
+                    } else {
+                        L::pairs(p[0], p[1], probs.cast());
+                        L::pairs(ds[i][0], ds[i][1], grads.cast());
+                    }
+                }
+                for h in 0..2 {
+                    L::weave(ds[0][h], ds[1][h], self.woven.add(row / 2 * COLS + h * LANES).cast());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Causal attention in tiles: the online softmax of Milakov and Gimelshein (2018), tiled as in FlashAttention (Dao et
+//! al., 2022), so that no score matrix is ever stored. Backward computes the probabilities again from the saved
+//! log-sum-exp.
+//!
+//! bf16 runs on packed tiles ([`forward`], [`backward`]); other types are widened to f32 ([`plain`]).
+
+mod backward;
+mod forward;
+mod lanes;
+pub(super) mod plain;
+mod sight;
+
+use super::Cpu;
+use super::level::Level;
+use super::matmul::path::Path;
+use super::matmul::tiles::{self, COLS, Element, ROWS, Source, WORDS};
+use super::stream::Shared;
+use crate::check::elements;
+use crate::op::Attention;
+use crate::{DType, View, ViewMut};
+use std::ops::Range;
+
+/// Keys, and in backward queries, of a tile. Cuts of the sequence are multiples of it.
+const TILE: usize = 128;
+/// Queries that pass through the softmax at a time, and the grain at which tiles that are seen in part are cut.
+const STRIP: usize = 32;
+/// Bytes that the packed heads of a round may take together; one head may take more.
+const ROUND: usize = 16 << 20;
+
+/// f32 elements of scratch that forward needs.
+pub(super) fn forward_workspace(op: &Attention, path: Path, threads: usize) -> usize {
+    match op.dtype {
+        DType::Bf16 => forward::Layout::of(op, path).workspace(threads),
+        _ => threads.saturating_mul(plain::forward_scratch(op)),
+    }
+}
+
+/// f32 elements of scratch that backward needs.
+pub(super) fn backward_workspace(op: &Attention, path: Path, threads: usize) -> usize {
+    match op.dtype {
+        DType::Bf16 => backward::Layout::of(op, path).workspace(threads),
+        _ => threads.saturating_mul(plain::backward_scratch(op)),
+    }
+}
+
+/// What is there of forward.
+#[derive(Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    pub q: View<'a>,
+    pub k: View<'a>,
+    pub v: View<'a>,
+}
+
+/// What backward is given beside the inputs.
+#[derive(Clone, Copy)]
+pub(super) struct Kept<'a> {
+    pub out: View<'a>,
+    pub lse: &'a [f32],
+    pub dout: View<'a>,
+}
+
+impl Cpu {
+    pub(super) fn run_attention(&self, op: &Attention, inputs: Inputs, out: ViewMut, lse: ViewMut, workspace: ViewMut) {
+        if elements(&[op.batch, op.seq, op.heads, op.head_dim]) == 0 {
+            return;
+        }
+        match op.dtype {
+            DType::Bf16 => self.run_packed_attention(op, inputs, out, lse, workspace),
+            _ => self.run_plain_attention(op, inputs, out, lse, workspace),
+        }
+    }
+
+    pub(super) fn run_attention_backward(
+        &self,
+        op: &Attention,
+        inputs: Inputs,
+        kept: Kept,
+        gradients: [ViewMut; 3],
+        workspace: ViewMut,
+    ) {
+        if elements(&[op.batch, op.seq, op.heads, op.head_dim]) == 0 {
+            return;
+        }
+        match op.dtype {
+            DType::Bf16 => self.run_packed_attention_backward(op, inputs, kept, gradients, workspace),
+            _ => self.run_plain_attention_backward(op, inputs, kept, gradients, workspace),
+        }
+    }
+}
+
+/// Sizes of packed operands of one shape on one path. Sides are padded to whole panels.
+#[derive(Clone, Copy)]
+struct Panels {
+    path: Path,
+    level: Level,
+    /// Elements of a head.
+    dim: usize,
+    /// The same in tiles of 32.
+    tiles: usize,
+}
+
+impl Panels {
+    fn of(op: &Attention, path: Path) -> Panels {
+        Panels { path, level: path.level(), dim: op.head_dim, tiles: Element::Pair.tiles(op.head_dim) }
+    }
+
+    /// Elements of a head, padded.
+    fn wide(&self) -> usize {
+        self.tiles.saturating_mul(COLS)
+    }
+
+    /// f32 elements of `rows` rows (a multiple of 16) of A with `terms` tiles.
+    fn a(&self, rows: usize, terms: usize) -> usize {
+        elements(&[rows / ROWS, terms, self.path.tile_bytes(Element::Pair) / 4])
+    }
+
+    /// f32 elements of `cols` columns (a multiple of 32) of B with `terms` tiles.
+    fn b(&self, cols: usize, terms: usize) -> usize {
+        elements(&[cols / COLS, terms, WORDS * COLS])
+    }
+
+    /// Packs `rows` rows of A by `terms`, panel after panel.
+    ///
+    /// # Safety
+    /// The source holds so much, and `to` has room for [`Panels::a`] of whole panels.
+    unsafe fn pack_a(&self, from: Source, rows: usize, terms: usize, to: *mut f32) {
+        let (form, width) = (self.path.form(Element::Pair, true), Element::Pair.tile());
+        let (panel, tile) = (self.a(ROWS, Element::Pair.tiles(terms)), self.a(ROWS, 1));
+        for (i, first) in (0..rows).step_by(ROWS).enumerate() {
+            for (j, term) in (0..terms).step_by(width).enumerate() {
+                let (from, to) = (from.at(first, term), to.wrapping_add(i * panel + j * tile));
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let sides = [ROWS.min(rows - first), width.min(terms - term)];
+                    tiles::pack_rows(self.level, form, from, sides[0], sides[1], to.cast());
+                }
+            }
+        }
+    }
+
+    /// Packs `cols` columns of B by `terms`; from one panel to the next it is `panel` pairs.
+    ///
+    /// # Safety
+    /// As for A.
+    unsafe fn pack_b(&self, from: Source, cols: usize, terms: usize, to: *mut f32, panel: usize) {
+        for (i, first) in (0..cols).step_by(COLS).enumerate() {
+            for (j, term) in (0..terms).step_by(Element::Pair.tile()).enumerate() {
+                let (from, to) = (from.at(first, term), to.wrapping_add(i * panel + j * self.b(COLS, 1)));
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let sides = [COLS.min(cols - first), Element::Pair.tile().min(terms - term)];
+                    tiles::pack_cols(self.level, from, sides[0], sides[1], to.cast());
+                }
+            }
+        }
+    }
+}
+
+/// One head of a tensor `[batch*seq, heads*dim]` of bf16.
+#[derive(Clone, Copy)]
+struct Strand {
+    ptr: *const u16,
+    /// Elements from one token to the next.
+    stride: usize,
+}
+
+// SAFETY: an address and a stride; whoever reads through it vouches for the memory.
+unsafe impl Sync for Strand {}
+
+impl Strand {
+    fn of(view: &View, op: &Attention, heads: usize, batch: usize, head: usize) -> Strand {
+        let stride = heads * op.head_dim;
+        let start = batch * op.seq * stride + head * op.head_dim;
+        Strand { ptr: view.ptr().as_ptr().cast::<u16>().cast_const().wrapping_add(start), stride }
+    }
+
+    /// From `token` on, tokens as rows or columns and the head's elements as terms.
+    fn tokens(self, token: usize) -> Source {
+        let ptr = self.ptr.wrapping_add(token * self.stride).cast();
+        Source { ptr, element: Element::Pair, stride: self.stride, terms_adjoin: true }
+    }
+
+    /// From `token` on, the head's elements as rows or columns and tokens as terms.
+    fn elements(self, token: usize) -> Source {
+        Source { terms_adjoin: false, ..self.tokens(token) }
+    }
+}
+
+/// Ranges of `step` that cover `range`.
+fn steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
+    range.clone().step_by(step).map(move |start| start..(start + step).min(range.end))
+}
+
+/// Rounds `range` outwards to multiples of `grain`.
+fn outwards(range: Range<usize>, grain: usize) -> Range<usize> {
+    range.start / grain * grain..range.end.next_multiple_of(grain)
+}
+
+/// The part of two ranges that they share; empty where there is none.
+fn both(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
+}
+
+/// Takes `len` f32 off the front of a thread's scratch, so that what follows begins at a whole vector.
+fn take(scratch: &mut *mut f32, len: usize) -> *mut f32 {
+    let taken = *scratch;
+    *scratch = taken.wrapping_add(len.next_multiple_of(lanes::LANES));
+    taken
+}
+
+/// As many f32 as [`take`] takes.
+fn taken(lens: &[usize]) -> usize {
+    lens.iter().fold(0, |sum, len| sum.saturating_add(len.checked_next_multiple_of(lanes::LANES).unwrap_or(usize::MAX)))
+}
+
+/// A thread's own part of what is shared: element `start` on.
+fn own(shared: &Shared, start: usize) -> *mut f32 {
+    shared.address().wrapping_add(start)
+}
