@@ -168,35 +168,60 @@ pub(crate) fn merge(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) 
     lanes[0]
 }
 
+/// Elements of a narrow type that are widened before lanes take them. A loop over lanes that also widens is taken apart by
+/// the compiler and stays in single elements.
+const BLOCK: usize = 8 * LANES;
+
+/// Calls `body` with all elements as f32, in order: all at once, or in blocks of a multiple of [`LANES`].
+#[inline(always)]
+pub(crate) fn by_block<T: Float32>(x: &[T], mut body: impl FnMut(&[f32])) {
+    if let Some(x) = T::floats(x) {
+        return body(x);
+    }
+    let mut wide = [0.0; BLOCK];
+    for block in x.chunks(BLOCK) {
+        for (wide, x) in wide.iter_mut().zip(block) {
+            *wide = x.widen();
+        }
+        body(&wide[..block.len()]);
+    }
+}
+
 /// Folds elements into their lanes; `x` starts at lane 0.
 #[inline(always)]
 pub(crate) fn fold<T: Float32>(lanes: &mut [f32; LANES], x: &[T], step: impl Fn(f32, f32) -> f32) {
-    let mut own = *lanes;
-    let mut blocks = x.chunks_exact(LANES);
-    for block in &mut blocks {
-        for i in 0..LANES {
-            own[i] = step(own[i], block[i].widen());
-        }
-    }
-    for (lane, x) in own.iter_mut().zip(blocks.remainder()) {
-        *lane = step(*lane, x.widen());
-    }
-    *lanes = own;
+    by_block(
+        x,
+        #[inline(always)]
+        |x| {
+            let mut own = *lanes;
+            let mut blocks = x.chunks_exact(LANES);
+            for block in &mut blocks {
+                for i in 0..LANES {
+                    own[i] = step(own[i], block[i]);
+                }
+            }
+            for (lane, x) in own.iter_mut().zip(blocks.remainder()) {
+                *lane = step(*lane, *x);
+            }
+            *lanes = own;
+        },
+    );
 }
 
 /// As [`fold`] over two rows of one length.
 #[inline(always)]
-pub(crate) fn fold2<T: Float32>(lanes: &mut [f32; LANES], x: &[T], y: &[T], step: impl Fn(f32, f32, f32) -> f32) {
+pub(crate) fn fold2(lanes: &mut [f32; LANES], x: &[f32], y: &[f32], step: impl Fn(f32, f32, f32) -> f32) {
     let mut own = *lanes;
     let y = &y[..x.len()];
     let (mut xs, mut ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
     for (x, y) in (&mut xs).zip(&mut ys) {
         for i in 0..LANES {
-            own[i] = step(own[i], x[i].widen(), y[i].widen());
+            own[i] = step(own[i], x[i], y[i]);
         }
     }
     for ((lane, x), y) in own.iter_mut().zip(xs.remainder()).zip(ys.remainder()) {
-        *lane = step(*lane, x.widen(), y.widen());
+        *lane = step(*lane, *x, *y);
     }
     *lanes = own;
 }
