@@ -47,7 +47,7 @@ fn cell(precision: Precision) -> Cell {
         precision,
         memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
         lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
-        hardware: Hardware { device: DeviceKind::Cpu, threads_per_rank: threads },
+        hardware: Hardware::cpu(threads),
         link: None,
     }
 }

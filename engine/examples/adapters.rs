@@ -83,7 +83,7 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
         precision: Precision::F32,
         memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
         lora: Lora::default(),
-        hardware: Hardware { device: DeviceKind::Cpu, threads_per_rank: 1 },
+        hardware: Hardware::cpu(1),
         link: None,
     }
 }

@@ -79,7 +79,7 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
         precision: Precision::F32,
         memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
         lora: Lora { rank: 0, alpha: 1.0, dropout: 0.0, ..Lora::default() },
-        hardware: Hardware { device: DeviceKind::Cpu, threads_per_rank: 1 },
+        hardware: Hardware::cpu(1),
         link: None,
     }
 }

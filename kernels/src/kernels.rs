@@ -1,3 +1,4 @@
+use crate::affinity::Pinned;
 use crate::op::*;
 use crate::packed::{Packed, Unpack};
 use crate::{DType, ExpertKernels, ReduceOp, View, ViewMut};
@@ -60,6 +61,12 @@ pub trait Kernels: ExpertKernels + Send + Sync {
 
     /// Threads that share one operation.
     fn threads(&self) -> usize;
+
+    /// Puts the calling thread, which is to call these kernels, on the core that is meant for it, until the guard is
+    /// dropped. `None` where threads go where the system puts them.
+    fn settle(&self) -> Option<Pinned> {
+        None
+    }
 
     /// Elements of scratch that `op` needs (f32, or f64 when it computes in f64).
     fn workspace(&self, op: &Op) -> usize;

@@ -4,7 +4,7 @@
 mod memory;
 
 use crate::DType;
-use crate::cpu::level::Level;
+use crate::cpu::matmul::path::Path;
 pub use memory::{MemoryRates, memory};
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,8 @@ const STRETCH: Duration = Duration::from_micros(500);
 /// CPU without vector instructions that we have a loop for, a type that no kernel computes in, no threads or fewer than
 /// asked for, or a time that is not positive.
 ///
-/// bf16 is the rate of the AMX tiles where the CPU has them. Where it has none, and for f16, it is the rate of f32,
-/// because those kernels widen to f32.
+/// bf16 is the rate of the AMX tiles where the CPU has them, else of dot products of pairs where it has those and they are
+/// faster. Where it has neither, and for f16, it is the rate of f32, because those kernels widen to f32.
 pub fn measure(threads: usize, dtype: DType, seconds: f64) -> Option<f64> {
     let burst = machine::burst(dtype)?;
     if threads == 0 || !(seconds > 0.0 && seconds.is_finite()) {
@@ -33,10 +33,10 @@ pub fn measure(threads: usize, dtype: DType, seconds: f64) -> Option<f64> {
     })
 }
 
-/// Instruction sets that we have code for and this CPU has, the plainest first: `portable`, `avx2`, `avx512`,
-/// `amx-bf16` (measured by [`measure`]).
+/// Instruction sets that we have code for and this CPU has, slowest first: `portable`, `avx2`, `avx512`, `avx512-bf16`
+/// (before `avx512` where it is slower), `amx-bf16`.
 pub fn describe() -> Vec<&'static str> {
-    Level::available().into_iter().map(Level::name).chain(machine::matrix()).collect()
+    Path::available().into_iter().map(Path::name).collect()
 }
 
 /// The rate of this thread, from the best stretch.
@@ -61,16 +61,13 @@ mod machine {
     pub(super) fn burst(_: crate::DType) -> Option<fn() -> u64> {
         None
     }
-
-    pub(super) fn matrix() -> Option<&'static str> {
-        None
-    }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod machine {
     use crate::DType;
     use crate::cpu::level::Level;
+    use crate::cpu::matmul::path::Path;
     use std::arch::asm;
     use std::arch::x86_64::*;
     use std::hint::black_box;
@@ -81,9 +78,14 @@ mod machine {
     /// A stretch of multiply-adds in `dtype`, which says how many operations it did.
     pub(super) fn burst(dtype: DType) -> Option<fn() -> u64> {
         match dtype {
-            // SAFETY: `has_amx` found the feature and asked for its use.
-            DType::Bf16 if has_amx() => Some(|| unsafe { amx_burst() }),
-            DType::F32 | DType::Bf16 | DType::F16 => match Level::detect() {
+            DType::Bf16 => match Path::detect() {
+                // SAFETY: `detect` found the feature and asked for its use.
+                Path::Amx => Some(|| unsafe { amx_burst() }),
+                // SAFETY: as above.
+                Path::Avx512Bf16 => Some(|| unsafe { avx512_bf16_burst() }),
+                Path::Portable | Path::Avx2 | Path::Avx512 => burst(DType::F32),
+            },
+            DType::F32 | DType::F16 => match Level::detect() {
                 // SAFETY: `detect` found the features.
                 Level::Avx512 => Some(|| unsafe { avx512_burst() }),
                 // SAFETY: as above.
@@ -92,28 +94,6 @@ mod machine {
             },
             DType::F64 | DType::U32 | DType::I32 | DType::I8 => None,
         }
-    }
-
-    pub(super) fn matrix() -> Option<&'static str> {
-        has_amx().then_some("amx-bf16")
-    }
-
-    /// Whether the CPU has AMX with bf16 and the system lets this process use its tiles.
-    fn has_amx() -> bool {
-        const TILE: u32 = 1 << 24;
-        const BF16: u32 = 1 << 22;
-        if __get_cpuid_max(0).0 < 7 || __cpuid_count(7, 0).edx & (TILE | BF16) != TILE | BF16 {
-            return false;
-        }
-        #[cfg(target_os = "linux")]
-        {
-            const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-            const XTILEDATA: libc::c_long = 18;
-            // SAFETY: asks for a permission, for the whole process; touches no memory. Asking again is harmless.
-            unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 }
-        }
-        #[cfg(not(target_os = "linux"))]
-        false
     }
 
     /// Twelve independent sums hide the latency of four cycles at two multiply-adds per cycle.
@@ -128,6 +108,21 @@ mod machine {
         }
         black_box(sums);
         ROUNDS * 12 * 16 * 2
+    }
+
+    /// As [`avx512_burst`] with dot products of pairs, whose latency is longer.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    fn avx512_bf16_burst() -> u64 {
+        // SAFETY: two vector types of one size, of which any bits are values.
+        let pair: __m512bh = unsafe { std::mem::transmute(_mm512_set1_epi32(black_box(0x3f00_3f01))) };
+        let mut sums = [_mm512_set1_ps(black_box(1e-3)); 16];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, pair, pair);
+            }
+        }
+        black_box(sums);
+        ROUNDS * 16 * 32 * 2
     }
 
     /// As [`avx512_burst`] with registers of half the width.

@@ -41,6 +41,17 @@ const PRESETS: Kind =
 const HF: Default = From("the preset's or the file's, else that of transformers for the family");
 const PRESET: Default = From("precision.preset's");
 
+/// "auto" and the names of the kernels' instructions.
+const INSTRUCTIONS: &[&str] = &{
+    let mut words = ["auto"; zbench_kernels::INSTRUCTIONS.len() + 1];
+    let mut i = 0;
+    while i < zbench_kernels::INSTRUCTIONS.len() {
+        words[i + 1] = zbench_kernels::INSTRUCTIONS[i];
+        i += 1;
+    }
+    words
+};
+
 /// The table.
 pub const KEYS: &[Key] = &[
     key("name", Text, From("the file's name without .toml"), "Title of the notebook entry."),
@@ -378,6 +389,18 @@ pub const KEYS: &[Key] = &[
         Count { min: 1, max: 4096 },
         From("the cores of this machine / parallel.ranks, at least 1"),
         "Threads of one rank.",
+    ),
+    key(
+        "hardware.instructions",
+        Choice(INSTRUCTIONS),
+        Is("\"auto\""),
+        "Vector instructions that kernels are held to; auto is the best that the CPU has (zbench doctor lists them). A cell for others is skipped.",
+    ),
+    key(
+        "hardware.pin",
+        Choice(&["none", "cores"]),
+        Is("\"none\""),
+        "cores keeps every thread to a core of its own: ranks take the cores that zbench may use in order. Where there are too few the cell is skipped.",
     ),
     key(
         "link.node.bandwidth",

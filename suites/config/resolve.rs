@@ -88,6 +88,8 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         hardware: Hardware {
             device,
             threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads),
+            instructions: Some(values.text("hardware.instructions")).filter(|name| name != "auto"),
+            pin: if values.text("hardware.pin") == "cores" { Pin::Cores } else { Pin::None },
         },
         model,
         train,

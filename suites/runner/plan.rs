@@ -5,9 +5,10 @@ use crate::config::Resolved;
 use crate::grid::GridCell;
 use crate::launch;
 use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Strategy};
+use zbench_engine::hardware;
 use zbench_engine::outcome::Estimate;
 use zbench_engine::plan::Plan;
-use zbench_kernels::{Category, Cpu, DType};
+use zbench_kernels::{Category, DType};
 use zbench_reports::estimate_report::EstimateRow;
 use zbench_reports::record::{Source, Status};
 
@@ -91,7 +92,10 @@ pub fn plan(grid: GridCell, proxy_of: Option<String>) -> Planned {
     let (estimate, decision) = match &grid.resolved {
         Err(refusal) => (None, skip(refusal.to_string(), Source::Plan)),
         Ok(resolved) => match estimate(&resolved.cell) {
-            Err(reason) => (None, skip(reason, Source::Plan)),
+            Err(reason) => {
+                let here = if hardware::planner(&resolved.cell).is_err() { Source::Host } else { Source::Plan };
+                (None, skip(reason, here))
+            }
             Ok(estimate) => {
                 let decision = decide(resolved, &estimate);
                 (Some(estimate), decision)
@@ -111,7 +115,8 @@ pub fn plan(grid: GridCell, proxy_of: Option<String>) -> Planned {
 /// The estimate of a cell, from the plan that a run would carry out.
 pub fn estimate(cell: &Cell) -> Result<Estimate, String> {
     // The kernels are asked for their scratch sizes, which depend on the threads of a rank; nothing runs on them.
-    let plan = Plan::new(cell, &Cpu::new(cell.hardware.threads_per_rank)).map_err(|error| error.to_string())?;
+    let kernels = hardware::planner(cell).map_err(|error| error.to_string())?;
+    let plan = Plan::new(cell, &kernels).map_err(|error| error.to_string())?;
     Ok(plan.estimate)
 }
 
@@ -146,6 +151,9 @@ fn decide(resolved: &Resolved, estimate: &Estimate) -> Decision {
         return record(Status::OutOfMemory, reason, Source::Plan);
     }
     let here = ranks_here(cell);
+    if let Err(error) = hardware::enough_cores(cell, here) {
+        return record(Status::Skipped, error.to_string(), Source::Host);
+    }
     let all = total.saturating_mul(here as u64);
     match machine::memory_bytes("MemTotal") {
         Some(memory) if all > memory && cell.memory.capacity.is_none_or(|capacity| total <= capacity) => {

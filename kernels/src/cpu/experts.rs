@@ -3,17 +3,12 @@
 use super::level::{LANES, exp, fma, fold, fold2, merge};
 use super::rows::{grain, shift};
 use super::stream::{CHUNK, Shared, chunks, close, load, open, widen};
-use super::{Cpu, gemm, supported};
+use super::{Cpu, supported};
 use crate::check::{self, Routing};
 use crate::op::*;
 use crate::round::Float32;
 use crate::{DType, ExpertKernels, Kernels, Result, View, ViewMut};
 use half::{bf16, f16};
-
-/// Elements of the copies that the largest group could need: all rows may fall to one expert.
-pub(super) fn workspace(op: &GroupedGemm) -> usize {
-    gemm::workspace(&op.product(op.rows))
-}
 
 /// One element as f32.
 fn element(level: super::Level, view: &View, at: usize) -> f32 {

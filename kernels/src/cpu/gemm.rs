@@ -1,7 +1,8 @@
-//! Matrix products. The `gemm` crate multiplies f32; we split C over threads and convert other types block by block.
+//! Matrix products. The `gemm` crate multiplies f32; we split C over threads and convert other types block by block,
+//! except bf16, which has kernels of its own ([`super::matmul`]).
 
-use super::Cpu;
 use super::stream::{CHUNK, Shared, chunks, load, narrow, widen};
+use super::{Cpu, matmul};
 use crate::op::Gemm;
 use crate::scratch::library;
 use crate::{DType, View, ViewMut};
@@ -13,7 +14,7 @@ const COLS: usize = 2048;
 const DEPTH: usize = 2048;
 
 /// Elements of the copies that `op` needs.
-pub(super) fn workspace(op: &Gemm) -> usize {
+fn workspace(op: &Gemm) -> usize {
     Blocks::of(op).workspace()
 }
 
@@ -193,7 +194,31 @@ impl Cpu {
         if trans { stored.transposed() } else { stored }
     }
 
+    /// Elements of scratch that `op` needs.
+    pub(super) fn product_workspace(&self, op: &Gemm) -> usize {
+        match matmul::takes(op) {
+            true => matmul::workspace(op, self.path, self.pool.threads()),
+            false => workspace(op),
+        }
+    }
+
+    /// Elements of scratch that suffice for any group of the rows of `op`.
+    pub(super) fn grouped_workspace(&self, op: &Gemm) -> usize {
+        match matmul::takes(op) {
+            true => matmul::workspace_of_parts(op, self.path, self.pool.threads()),
+            false => workspace(op),
+        }
+    }
+
     pub(super) fn run_gemm(&self, op: &Gemm, a: View, b: View, c: ViewMut, workspace: ViewMut) {
+        match matmul::takes(op) {
+            true => self.run_matmul(op, a, b, c, workspace),
+            false => self.run_widened(op, a, b, c, workspace),
+        }
+    }
+
+    /// Products whose operands are f32 or are made f32 first.
+    fn run_widened(&self, op: &Gemm, a: View, b: View, c: ViewMut, workspace: ViewMut) {
         let Gemm { m, n, k, alpha, accumulate, .. } = *op;
         if m == 0 || n == 0 {
             return;

@@ -10,6 +10,7 @@ mod layer_norm;
 pub(crate) mod level;
 mod loss;
 mod map;
+pub(crate) mod matmul;
 mod naive;
 mod packed;
 mod quantize;
@@ -18,22 +19,25 @@ mod rms_norm;
 mod rows;
 mod stream;
 
+use crate::affinity::Pinned;
 use crate::op::*;
 use crate::packed::{self as packing, Packed};
 use crate::pool::Pool;
 use crate::{DType, KernelError, Kernels, ReduceOp, Result, View, ViewMut, check};
 use level::Level;
+use matmul::path::Path;
 
 /// Kernels on the cores of this machine. Storage in f32, bf16 or f16, arithmetic in f32; f64 is for
 /// [`Reference`](crate::Reference), except that [`Kernels::reduce`] takes every type. The best vector instructions of the CPU are chosen when it is made.
 pub struct Cpu {
     pool: Pool,
     level: Level,
+    path: Path,
 }
 
 impl std::fmt::Debug for Cpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Cpu({}, {} threads)", self.level.name(), self.pool.threads())
+        write!(f, "Cpu({}, {} threads)", self.path.name(), self.pool.threads())
     }
 }
 
@@ -41,15 +45,27 @@ impl Cpu {
     /// Kernels that share each operation among `threads` threads, the caller included; 0 counts as 1. When the system
     /// refuses more threads there are fewer: ask [`Kernels::threads`].
     pub fn new(threads: usize) -> Cpu {
-        Cpu { pool: Pool::new(threads.max(1)), level: Level::detect() }
+        Cpu { pool: Pool::new(threads.max(1)), level: Level::detect(), path: Path::detect() }
     }
 
-    /// As [`Cpu::new`] with loops compiled for less than the best: `instructions` is a name of
-    /// [`peak::describe`](crate::peak::describe), for tests and comparisons. `None` when this CPU lacks them, or no
-    /// loop is compiled for them. Matrix products keep the best: their library chooses for itself.
+    /// As [`Cpu::new`] with these instructions and none better: a name of [`peak::describe`](crate::peak::describe).
+    /// `None` when this CPU lacks them. Products of f32 and f16 keep the best: their library chooses for itself.
     pub fn with_instructions(threads: usize, instructions: &str) -> Option<Cpu> {
-        let level = Level::available().into_iter().find(|level| level.name() == instructions)?;
-        Some(Cpu { pool: Pool::new(threads.max(1)), level })
+        let path = Path::available().into_iter().find(|path| path.name() == instructions)?;
+        Some(Cpu { pool: Pool::new(threads.max(1)), level: path.level(), path })
+    }
+
+    /// The same kernels on other threads.
+    pub(crate) fn with_pool(self, pool: Pool) -> Cpu {
+        Cpu { pool, ..self }
+    }
+
+    /// The cores that each thread may use.
+    #[cfg(test)]
+    pub(crate) fn cores_of_threads(&self) -> Vec<Vec<usize>> {
+        let cores: Vec<_> = (0..self.pool.threads()).map(|_| std::sync::Mutex::default()).collect();
+        self.pool.run(|index| *cores[index].lock().unwrap() = crate::affinity::available());
+        cores.into_iter().map(|cores| cores.into_inner().unwrap()).collect()
     }
 }
 
@@ -63,18 +79,23 @@ fn supported(op: &'static str, dtypes: &[DType]) -> Result<()> {
 
 impl Kernels for Cpu {
     fn name(&self) -> String {
-        format!("cpu {}", self.level.name())
+        format!("cpu {}", self.path.name())
     }
 
     fn threads(&self) -> usize {
         self.pool.threads()
     }
 
+    fn settle(&self) -> Option<Pinned> {
+        self.pool.settle()
+    }
+
     fn workspace(&self, op: &Op) -> usize {
         let threads = self.pool.threads();
         match op {
-            Op::Gemm(op) => gemm::workspace(op),
-            Op::GroupedGemm(op) => experts::workspace(op),
+            Op::Gemm(op) => self.product_workspace(op),
+            // All rows may fall to one expert.
+            Op::GroupedGemm(op) => self.grouped_workspace(&op.product(op.rows)),
             Op::Attention(op) => threads.saturating_mul(attention::forward_scratch(op)),
             Op::AttentionBackward(op) => threads.saturating_mul(attention::backward_scratch(op)),
             Op::NaiveAttention(op) => threads.saturating_mul(naive::forward_scratch(op)),

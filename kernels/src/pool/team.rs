@@ -1,0 +1,141 @@
+//! How the threads of a pool meet: one leads, the others follow. No locks, and no system call unless somebody sleeps.
+
+use super::sync::{AtomicU32, Ordering, Patience, UnsafeCell, fence, linger, sleep, wake};
+
+/// Something to wait for. A cache line of its own, so that who waits here disturbs nobody elsewhere.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct Bell {
+    strokes: AtomicU32,
+    /// Threads that sleep, or are about to.
+    sleepers: AtomicU32,
+}
+
+impl Bell {
+    /// How often it has rung.
+    fn strokes(&self) -> u32 {
+        self.strokes.load(Ordering::Acquire)
+    }
+
+    /// What came before is seen by everybody whom this lets go.
+    fn ring(&self) {
+        self.strokes.fetch_add(1, Ordering::Release);
+        // Either this sees the sleeper, or the sleeper sees the stroke and does not sleep.
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) != 0 {
+            wake(&self.strokes);
+        }
+    }
+
+    /// Waits until it has rung since it showed `seen`.
+    fn wait(&self, seen: u32, patience: Patience) {
+        if linger(patience, || self.strokes() != seen) {
+            return;
+        }
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        while self.strokes() == seen {
+            sleep(&self.strokes, seen);
+        }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What the threads of a pool share. `T` tells followers what to do.
+pub(crate) struct Team<T> {
+    /// Rings when there is a new task.
+    begin: Bell,
+    /// Rings when all followers are done with it.
+    end: Bell,
+    /// Rings when all have come to the end of a phase.
+    gate: Bell,
+    /// Followers that are not done.
+    busy: AtomicU32,
+    /// Threads at the end of the present phase.
+    arrived: AtomicU32,
+    /// Whether a thread has left the task before its end.
+    broken: AtomicU32,
+    task: UnsafeCell<Option<T>>,
+}
+
+// SAFETY: the task is written by the leader while no follower is between `begin` and `done`, and read by followers there.
+unsafe impl<T: Send> Sync for Team<T> {}
+
+/// What a leader keeps between [`Team::start`] and [`Team::finish`].
+pub(crate) struct Started(u32);
+
+impl<T: Copy> Team<T> {
+    pub fn new() -> Team<T> {
+        Team {
+            begin: Bell::default(),
+            end: Bell::default(),
+            gate: Bell::default(),
+            busy: AtomicU32::new(0),
+            arrived: AtomicU32::new(0),
+            broken: AtomicU32::new(0),
+            task: UnsafeCell::new(None),
+        }
+    }
+
+    /// Gives all `followers` a task; `None` sends them home.
+    ///
+    /// # Safety
+    /// One leader at a time, which has finished the task before.
+    pub unsafe fn start(&self, task: Option<T>, followers: u32) -> Started {
+        let seen = self.end.strokes();
+        // SAFETY: no follower looks before the bell rings: the task before is finished.
+        self.task.with_mut(|cell| unsafe { *cell = task });
+        self.arrived.store(0, Ordering::Relaxed);
+        self.broken.store(0, Ordering::Relaxed);
+        self.busy.store(followers, Ordering::Relaxed);
+        self.begin.ring();
+        Started(seen)
+    }
+
+    /// Waits until all followers are done. What they wrote is seen then.
+    pub fn finish(&self, started: Started, patience: Patience) {
+        self.end.wait(started.0, patience);
+    }
+
+    /// A follower's next task, after the one numbered `seen`; `None` when it is to go home.
+    pub fn next(&self, seen: &mut u32, patience: Patience) -> Option<T> {
+        self.begin.wait(*seen, patience);
+        *seen = seen.wrapping_add(1);
+        // SAFETY: the leader wrote it before it rang, and not again before this follower is done.
+        self.task.with(|cell| unsafe { *cell })
+    }
+
+    /// A follower will not use its task any more.
+    pub fn done(&self) {
+        if self.busy.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.end.ring();
+        }
+    }
+
+    /// Ends a phase: waits for all `members`, the leader included, and sees what they wrote. False when one of them will
+    /// never come.
+    pub fn meet(&self, members: u32, patience: Patience) -> bool {
+        let seen = self.gate.strokes();
+        if self.is_broken() {
+            return false;
+        }
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == members {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.gate.ring();
+            return true;
+        }
+        self.gate.wait(seen, patience);
+        !self.is_broken()
+    }
+
+    /// This thread leaves the task; nobody is to wait for it.
+    pub fn leave(&self) {
+        self.broken.store(1, Ordering::Release);
+        self.gate.ring();
+    }
+
+    /// Whether a thread has left the task before its end.
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire) != 0
+    }
+}
