@@ -11,11 +11,6 @@ pub(crate) trait Float32: crate::Element + Send + Sync {
     fn widen(self) -> f32;
     /// The nearest value of this type, ties to even.
     fn narrow(value: f32) -> Self;
-    /// The elements themselves where this is f32.
-    #[inline(always)]
-    fn floats(_: &[Self]) -> Option<&[f32]> {
-        None
-    }
 }
 
 impl Float32 for f32 {
@@ -26,10 +21,6 @@ impl Float32 for f32 {
     #[inline(always)]
     fn narrow(value: f32) -> f32 {
         value
-    }
-    #[inline(always)]
-    fn floats(all: &[f32]) -> Option<&[f32]> {
-        Some(all)
     }
 }
 

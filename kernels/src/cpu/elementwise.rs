@@ -1,7 +1,7 @@
 //! Kernels that compute each element from the same element of their operands.
 
 use super::Cpu;
-use super::level::{activation, by_block, fma};
+use super::level::{activation, fma};
 use super::map::typed;
 use super::stream::{CHUNK, GRAIN, Shared, chunks, elements, load, narrow, stream};
 use crate::op::*;
@@ -223,22 +223,14 @@ impl Cpu {
 fn sum_lanes<T: Float32>(values: &[T], term: impl Fn(f64) -> f64) -> f64 {
     const LANES: usize = 16;
     let mut lanes = [0.0f64; LANES];
-    by_block(
-        values,
-        #[inline(always)]
-        |values| {
-            let mut own = lanes;
-            let mut blocks = values.chunks_exact(LANES);
-            for block in &mut blocks {
-                for i in 0..LANES {
-                    own[i] += term(f64::from(block[i]));
-                }
-            }
-            for (lane, x) in own.iter_mut().zip(blocks.remainder()) {
-                *lane += term(f64::from(*x));
-            }
-            lanes = own;
-        },
-    );
+    let mut blocks = values.chunks_exact(LANES);
+    for block in &mut blocks {
+        for i in 0..LANES {
+            lanes[i] += term(f64::from(block[i].widen()));
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(blocks.remainder()) {
+        *lane += term(f64::from(x.widen()));
+    }
     lanes.iter().sum()
 }
