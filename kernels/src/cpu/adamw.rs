@@ -40,7 +40,7 @@ impl Step {
 
     /// Parameters and moments after the step.
     #[inline(always)]
-    fn update<P: Float32, G: Float32>(&self, fused: bool, p: &mut [P], m: &mut [P], v: &mut [P], g: &[G]) {
+    fn update<P: Float32, G: Float32>(self, fused: bool, p: &mut [P], m: &mut [P], v: &mut [P], g: &[G]) {
         for (((p, m), v), g) in p.iter_mut().zip(m).zip(v).zip(g) {
             let g = g.widen() * self.factor;
             let first = fma(fused, self.new1, g - m.widen(), m.widen());
@@ -104,12 +104,12 @@ fn by_chunk(level: Level, step: &Step, op: &AdamW, parts: &mut [ViewMut; 3], g: 
         |fused| {
             step.update(fused, p, m, v, g);
             if let Rounding::Stochastic { seed, first } = op.rounding {
-                philox::each(
-                    first.wrapping_add(start as u64),
-                    p.len(),
-                    |block| philox::words_of_step(seed, Stream::Rounding, op.step, block),
-                    |i, word| p[i] = stochastic::round(op.parameters, p[i], word),
-                );
+                let mut words = [0; CHUNK];
+                let words = &mut words[..p.len()];
+                philox::stretch(seed, Stream::Rounding, op.step, first.wrapping_add(start as u64), words);
+                for (p, word) in p.iter_mut().zip(&*words) {
+                    *p = stochastic::round(op.parameters, *p, *word);
+                }
             }
         },
     );

@@ -84,23 +84,28 @@ impl Cpu {
     pub(super) fn run_dropout(&self, op: &Dropout, x: View, y: ViewMut) {
         let threshold = philox::threshold(op.p);
         let scale = (1.0 / (1.0 - op.p)) as f32;
-        stream(
-            &self.pool,
-            self.level,
-            op.len,
-            [y],
-            false,
-            [x],
-            #[inline(always)]
-            |_, start, [y], [x]| {
-                philox::each(
-                    op.first.wrapping_add(start as u64),
-                    y.len(),
-                    |block| philox::words(op.seed, Stream::Dropout, block),
-                    |i, word| y[i] = if u64::from(word) < threshold { 0.0 } else { x[i] * scale },
-                );
-            },
-        );
+        typed!(op.dtype, T => {
+            let (x, y) = (elements::<T>(&x), Shared::new(y));
+            self.pool.split(op.len, GRAIN, |_, range| {
+                let mut words = [0; CHUNK];
+                for chunk in chunks(range) {
+                    let first = op.first.wrapping_add(chunk.start as u64);
+                    // SAFETY: chunks of all threads are disjoint.
+                    let (x, y) = (&x[chunk.clone()], unsafe { y.elements::<T>(chunk) });
+                    self.level.run(
+                        #[inline(always)]
+                        |_| {
+                            let (threshold, scale) = (threshold, scale);
+                            philox::stretch(op.seed, Stream::Dropout, 0, first, &mut words[..y.len()]);
+                            for ((y, x), word) in y.iter_mut().zip(x).zip(&words) {
+                                let kept = if u64::from(*word) < threshold { 0.0 } else { x.widen() * scale };
+                                *y = T::narrow(kept);
+                            }
+                        },
+                    );
+                }
+            });
+        })
     }
 
     pub(super) fn run_normal(&self, op: &Normal, dst: ViewMut) {
@@ -116,7 +121,7 @@ impl Cpu {
         self.update(
             dst,
             #[inline(always)]
-            |_| value,
+            move |_| value,
         );
     }
 
@@ -131,7 +136,7 @@ impl Cpu {
                 src,
                 dst,
                 #[inline(always)]
-                |_, _, src| src,
+                move |_, _, src| src,
             );
         }
         let (size, dst) = (from.size(), Shared::new(dst));
@@ -163,7 +168,7 @@ impl Cpu {
             [a, b],
             dst,
             #[inline(always)]
-            |_, a, b| a + b,
+            move |_, a, b| a + b,
         );
     }
 
@@ -173,7 +178,7 @@ impl Cpu {
             src,
             dst,
             #[inline(always)]
-            |fused, dst, src| fma(fused, alpha, src, dst),
+            move |fused, dst, src| fma(fused, alpha, src, dst),
         );
     }
 
@@ -182,7 +187,7 @@ impl Cpu {
         self.update(
             dst,
             #[inline(always)]
-            |dst| dst * alpha,
+            move |dst| dst * alpha,
         );
     }
 

@@ -36,19 +36,20 @@ impl Cpu {
                 self.level.run(
                     #[inline(always)]
                     |fused| {
-                        for (row, (mean, rstd)) in means.iter_mut().zip(rstds).enumerate() {
+                        for (row, (of_mean, of_rstd)) in means.iter_mut().zip(rstds).enumerate() {
                             let (x, y) = (&x[row * cols..][..cols], &mut y[row * cols..][..cols]);
-                            (*mean, *rstd) = moments(fused, x, op.eps);
+                            let (mean, rstd) = moments(fused, x, op.eps);
+                            (*of_mean, *of_rstd) = (mean, rstd);
                             match b {
                                 Some(b) => {
                                     for (((y, x), w), b) in y.iter_mut().zip(x).zip(w).zip(b) {
-                                        let normal = (x.widen() - *mean) * *rstd;
+                                        let normal = (x.widen() - mean) * rstd;
                                         *y = T::narrow(fma(fused, normal, w.widen(), b.widen()));
                                     }
                                 }
                                 None => {
                                     for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
-                                        *y = T::narrow((x.widen() - *mean) * *rstd * w.widen());
+                                        *y = T::narrow((x.widen() - mean) * rstd * w.widen());
                                     }
                                 }
                             }

@@ -25,26 +25,22 @@ impl Cpu {
             };
             self.pool.split(end - done, grain(vocab), |_, rows| {
                 for row in done + rows.start..done + rows.end {
-                    // SAFETY: each row belongs to one thread, and its logits are apart from the gradients of this wave,
-                    // except of the first row, which is a wave of its own; `settle` reads before it writes.
+                    // SAFETY: each row belongs to one thread, and its logits are apart from all gradients of this wave but
+                    // those of the first row, which is a wave of its own.
                     let (x, loss) =
                         unsafe { (logits.floats(row * vocab..(row + 1) * vocab), losses.floats(row..row + 1)) };
-                    let (factor, target) = match targets[row] {
-                        u32::MAX => {
-                            loss[0] = 0.0;
-                            (None, 0)
-                        }
-                        target => {
-                            let (sum, of_target) = exponentials(self.level, x, target as usize);
-                            loss[0] = of_target;
-                            (Some((op.scale / sum) as f32), target as usize)
-                        }
-                    };
-                    let at = x.as_mut_ptr();
-                    // SAFETY: the gradient's row lies inside the logits, of which it has the front.
-                    typed!(op.gradient, G => unsafe {
-                        let to = logits.address().cast::<G>().add(row * vocab);
-                        settle(self.level, at, to, vocab, factor, target, op.scale as f32)
+                    let target = Some(targets[row] as usize).filter(|_| targets[row] != u32::MAX);
+                    let sum = target.map(|target| exponentials(self.level, x, target));
+                    loss[0] = sum.map_or(0.0, |(_, loss)| loss);
+                    // What the row is multiplied by, and what stands at the target.
+                    let finish = target.zip(sum).map(|(target, (sum, _))| {
+                        let factor = (op.scale / sum) as f32;
+                        (factor, target, x[target] * factor - op.scale as f32)
+                    });
+                    typed!(op.gradient, G => {
+                        let front = logits.address().cast::<G>().wrapping_add(row * vocab);
+                        // SAFETY: the gradient's row lies in the logits' buffer, and but for the first row apart from `x`.
+                        unsafe { settle(self.level, row == 0, x, front, finish) }
                     });
                 }
             });
@@ -55,28 +51,24 @@ impl Cpu {
 
 /// Puts `e^(x - top)` in the place of a row; gives their sum, and the loss of the target.
 fn exponentials(level: Level, x: &mut [f32], target: usize) -> (f64, f32) {
+    #[inline(always)]
+    fn larger(a: f32, b: f32) -> f32 {
+        if b > a { b } else { a }
+    }
     let wanted = x[target];
     let (top, sum) = level.run(
         #[inline(always)]
         |fused| {
-            #[inline(always)]
-            fn larger(a: f32, b: f32) -> f32 {
-                if b > a { b } else { a }
-            }
             let mut tops = [f32::NEG_INFINITY; LANES];
             fold(&mut tops, x, larger);
             let top = merge(tops, larger);
             let mut sums = [0.0; LANES];
-            let mut blocks = x.chunks_exact_mut(LANES);
-            for block in &mut blocks {
-                for i in 0..LANES {
-                    block[i] = exp(fused, block[i] - top);
-                    sums[i] += block[i];
+            // A chunk is still in the nearest cache when it is summed.
+            for chunk in x.chunks_mut(CHUNK) {
+                for x in &mut *chunk {
+                    *x = exp(fused, *x - top);
                 }
-            }
-            for (sum, x) in sums.iter_mut().zip(blocks.into_remainder()) {
-                *x = exp(fused, *x - top);
-                *sum += *x;
+                fold(&mut sums, chunk, add);
             }
             (top, f64::from(merge(sums, add)))
         },
@@ -84,45 +76,53 @@ fn exponentials(level: Level, x: &mut [f32], target: usize) -> (f64, f32) {
     (sum, (f64::from(top) + sum.ln() - f64::from(wanted)) as f32)
 }
 
-/// Writes `factor` times the row at `from` to `to`, less `scale` at the target; zeros without a factor.
+/// Writes the gradient of a row to `to`: `factor` times `x`, but what is given at the target; zeros where there is none.
 ///
 /// # Safety
-/// `len` floats may be read at `from` and elements of G written at `to`, by nobody else; `to` is not behind `from`, or
-/// apart from it.
-unsafe fn settle<G: Float32>(
-    level: Level,
-    from: *const f32,
-    to: *mut G,
-    len: usize,
-    factor: Option<f32>,
-    target: usize,
-    scale: f32,
-) {
-    let mut buffer = [0.0f32; CHUNK];
-    for start in (0..len).step_by(CHUNK) {
-        let size = CHUNK.min(len - start);
-        let values = &mut buffer[..size];
-        // A chunk is read before it is written, and what is written lies before what is still to be read.
-        // SAFETY: inside the row.
-        unsafe { values.as_mut_ptr().copy_from_nonoverlapping(from.add(start), size) };
-        // SAFETY: inside the gradient's row, and no other reference to it is in use.
-        let into = unsafe { std::slice::from_raw_parts_mut(to.add(start), size) };
+/// As many elements of G as `x` has may be written at `to`, by nobody else. They are `x` itself where G is f32, begin where
+/// it begins if `first` is set, and else lie apart from it.
+unsafe fn settle<G: Float32>(level: Level, first: bool, x: &mut [f32], to: *mut G, finish: Option<(f32, usize, f32)>) {
+    let (from, len) = (x.as_mut_ptr(), x.len());
+    let Some((factor, target, at_target)) = finish else {
+        // SAFETY: as the caller says; `x` is not used again.
+        return unsafe { std::slice::from_raw_parts_mut(to, len) }.fill(G::narrow(0.0));
+    };
+    if G::DTYPE == DType::F32 {
         level.run(
             #[inline(always)]
-            |_| match factor {
-                Some(factor) => {
-                    for value in &mut *values {
-                        *value *= factor;
-                    }
-                    if (start..start + size).contains(&target) {
-                        values[target - start] -= scale;
-                    }
-                    for (into, value) in into.iter_mut().zip(&*values) {
-                        *into = G::narrow(*value);
-                    }
+            |_| {
+                for x in x {
+                    *x *= factor;
                 }
-                None => into.fill(G::narrow(0.0)),
             },
         );
+    } else if first {
+        let mut buffer = [0.0f32; CHUNK];
+        for start in (0..len).step_by(CHUNK) {
+            let size = CHUNK.min(len - start);
+            // A chunk is read before it is written, and what is written lies before what is still to be read.
+            // SAFETY: inside the row.
+            unsafe { buffer.as_mut_ptr().copy_from_nonoverlapping(from.add(start), size) };
+            // SAFETY: inside the gradient's row, and no other reference to it is in use.
+            let into = unsafe { std::slice::from_raw_parts_mut(to.add(start), size) };
+            scaled(level, &buffer[..size], into, factor);
+        }
+    } else {
+        // SAFETY: as the caller says, apart from `x`.
+        scaled(level, x, unsafe { std::slice::from_raw_parts_mut(to, len) }, factor);
     }
+    // SAFETY: the target is one of the row.
+    unsafe { to.add(target).write(G::narrow(at_target)) };
+}
+
+fn scaled<G: Float32>(level: Level, from: &[f32], into: &mut [G], factor: f32) {
+    level.run(
+        #[inline(always)]
+        |_| {
+            let factor = factor;
+            for (into, from) in into.iter_mut().zip(from) {
+                *into = G::narrow(from * factor);
+            }
+        },
+    );
 }

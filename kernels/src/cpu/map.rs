@@ -3,7 +3,9 @@
 //! in a vector and behind its end.
 //!
 //! Loops are written as loops: a closure that an iterator calls may be compiled for the portable instructions and stay
-//! apart, and then nothing is vectorised. Functions given to these passes are `#[inline(always)]` for the same reason.
+//! apart, and then nothing is vectorised. Functions given to these passes are `#[inline(always)]` for the same reason, and
+//! `move`: each thread has its own copy of what they hold, since a constant behind a reference might be changed by a store
+//! for all that the compiler knows, and is then loaded for every element.
 
 use super::Cpu;
 use super::stream::{GRAIN, Shared, elements};
@@ -35,7 +37,7 @@ pub(super) use typed;
 impl Cpu {
     /// `out = f(a)` over the first `len` elements of buffers of one type.
     #[inline]
-    pub(super) fn map1(&self, len: usize, a: View, out: ViewMut, f: impl Fn(bool, f32) -> f32 + Sync) {
+    pub(super) fn map1(&self, len: usize, a: View, out: ViewMut, f: impl Fn(bool, f32) -> f32 + Sync + Copy) {
         typed!(out.dtype(), T => {
             let (a, out) = (elements::<T>(&a), Shared::new(out));
             self.pool.split(len, GRAIN, |_, range| {
@@ -44,6 +46,7 @@ impl Cpu {
                 self.level.run(
                     #[inline(always)]
                     |fused| {
+                        let f = f;
                         for (out, a) in out.iter_mut().zip(a) {
                             *out = T::narrow(f(fused, a.widen()));
                         }
@@ -55,7 +58,13 @@ impl Cpu {
 
     /// `out = f(a, b)`.
     #[inline]
-    pub(super) fn map2(&self, len: usize, [a, b]: [View; 2], out: ViewMut, f: impl Fn(bool, f32, f32) -> f32 + Sync) {
+    pub(super) fn map2(
+        &self,
+        len: usize,
+        [a, b]: [View; 2],
+        out: ViewMut,
+        f: impl Fn(bool, f32, f32) -> f32 + Sync + Copy,
+    ) {
         typed!(out.dtype(), T => {
             let (a, b, out) = (elements::<T>(&a), elements::<T>(&b), Shared::new(out));
             self.pool.split(len, GRAIN, |_, range| {
@@ -64,6 +73,7 @@ impl Cpu {
                 self.level.run(
                     #[inline(always)]
                     |fused| {
+                        let f = f;
                         for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
                             *out = T::narrow(f(fused, a.widen(), b.widen()));
                         }
@@ -80,7 +90,7 @@ impl Cpu {
         len: usize,
         [a, b, c]: [View; 3],
         [first, second]: [ViewMut; 2],
-        f: impl Fn(bool, [f32; 3]) -> [f32; 2] + Sync,
+        f: impl Fn(bool, [f32; 3]) -> [f32; 2] + Sync + Copy,
     ) {
         typed!(first.dtype(), T => {
             let (a, b, c) = (elements::<T>(&a), elements::<T>(&b), elements::<T>(&c));
@@ -92,6 +102,7 @@ impl Cpu {
                 self.level.run(
                     #[inline(always)]
                     |fused| {
+                        let f = f;
                         for ((((first, second), a), b), c) in first.iter_mut().zip(second).zip(a).zip(b).zip(c) {
                             let made = f(fused, [a.widen(), b.widen(), c.widen()]);
                             (*first, *second) = (T::narrow(made[0]), T::narrow(made[1]));
@@ -104,7 +115,7 @@ impl Cpu {
 
     /// `dst = f(dst)`, all of it.
     #[inline]
-    pub(super) fn update(&self, dst: ViewMut, f: impl Fn(f32) -> f32 + Sync) {
+    pub(super) fn update(&self, dst: ViewMut, f: impl Fn(f32) -> f32 + Sync + Copy) {
         let len = dst.len();
         typed!(dst.dtype(), T => {
             let dst = Shared::new(dst);
@@ -114,6 +125,7 @@ impl Cpu {
                 self.level.run(
                     #[inline(always)]
                     |_| {
+                        let f = f;
                         for dst in dst {
                             *dst = T::narrow(f(dst.widen()));
                         }
@@ -125,7 +137,7 @@ impl Cpu {
 
     /// `dst = f(dst, src)`, all of it; the types may differ.
     #[inline]
-    pub(super) fn update_from(&self, src: View, dst: ViewMut, f: impl Fn(bool, f32, f32) -> f32 + Sync) {
+    pub(super) fn update_from(&self, src: View, dst: ViewMut, f: impl Fn(bool, f32, f32) -> f32 + Sync + Copy) {
         let len = dst.len();
         typed!(src.dtype(), S => typed!(dst.dtype(), T => {
             let (src, dst) = (elements::<S>(&src), Shared::new(dst));
@@ -135,6 +147,7 @@ impl Cpu {
                 self.level.run(
                     #[inline(always)]
                     |fused| {
+                        let f = f;
                         for (dst, src) in dst.iter_mut().zip(src) {
                             *dst = T::narrow(f(fused, dst.widen(), src.widen()));
                         }

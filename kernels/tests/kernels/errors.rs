@@ -57,6 +57,13 @@ fn the_cores_refuse_f64_by_name() {
     let mut losses = Tensor::filled(DType::Bf16, 1, 0.0);
     let error = cpu.cross_entropy(&half, logits.view_mut(), Tensor::ids(&[0]).view(), losses.view_mut()).unwrap_err();
     assert!(matches!(error, KernelError::Unsupported { dtype: DType::Bf16, .. }));
+    let wide = CrossEntropy { dtype: DType::F32, gradient: DType::F64, ..half };
+    let (mut logits, mut losses) = (Tensor::filled(DType::F32, 4, 0.0), Tensor::filled(DType::F32, 1, 0.0));
+    let error = cpu.cross_entropy(&wide, logits.view_mut(), Tensor::ids(&[0]).view(), losses.view_mut()).unwrap_err();
+    assert!(matches!(error, KernelError::Unsupported { dtype: DType::F64, .. }));
+    let result =
+        zbench_kernels::Reference.cross_entropy(&wide, logits.view_mut(), Tensor::ids(&[0]).view(), losses.view_mut());
+    is_invalid(result, "cross_entropy", &["gradient of f64", "f32"]);
 }
 
 #[test]
@@ -219,6 +226,18 @@ fn values_that_cannot_be_are_named() {
         let (mut p, mut m, mut v) = (floats(1), floats(1), floats(1));
         let result = k.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), floats(1).view(), None);
         is_invalid(result, "adamw", &["step"]);
+        let op = AdamW { step: 1, copy: Some(DType::Bf16), ..op };
+        let result = k.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), floats(1).view(), None);
+        is_invalid(result, "adamw", &["no copy", "bf16"]);
+        let mut copy = Tensor::filled(DType::Bf16, 1, 0.0);
+        let plain = AdamW { copy: None, ..op };
+        let g = floats(1);
+        let result = k.adamw(&plain, p.view_mut(), m.view_mut(), v.view_mut(), g.view(), Some(copy.view_mut()));
+        is_invalid(result, "adamw", &["copy that is not asked for"]);
+        let short = Some(copy.view_mut().into_slice(0..0));
+        let error = k.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), g.view(), short).unwrap_err();
+        assert!(matches!(error, KernelError::Shape { operand: "copy", .. }), "{error}");
+        assert_eq!(p.values(), floats(1).values(), "a refused step leaves the parameters");
     });
 }
 

@@ -1,6 +1,6 @@
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, InverseNorms, LayerNorm, MulRows, RmsNorm, Rope};
+use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, InverseNorms, LayerNorm, MulRows, RmsNorm, Rope, View};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])
@@ -210,6 +210,63 @@ proptest! {
         Reference.cast(own.view().reinterpret(gradient).unwrap().slice(0..rows * vocab), found.view_mut()).unwrap();
         // Logits of f32 are not those of f64, so the softmax differs by their rounding.
         assert_close("reference", &found, &exact.values());
+    }
+}
+
+/// A row gets the same bits wherever it lies and whoever computes it: kernels on some rows equal the kernel on all.
+#[test]
+fn rows_do_not_depend_on_where_they_lie() {
+    use zbench_kernels::{Cpu, Kernels};
+    const ROWS: usize = 37;
+    for (dtype, cols) in FLOATS.into_iter().flat_map(|dtype| [1, 34, 514].map(|cols| (dtype, cols))) {
+        let [x, dy, dx] = [1, 2, 3].map(|seed| Tensor::normal(dtype, ROWS * cols, seed));
+        let [w, b] = [4, 5].map(|seed| Tensor::normal(dtype, cols, seed));
+        let logits = Tensor::normal(DType::F32, ROWS * cols, 6);
+        let targets: Vec<u32> = (0..ROWS).map(|row| (row * 7 % cols) as u32).collect();
+        let call = |k: &Cpu, rows: std::ops::Range<usize>| {
+            let all = rows.start * cols..rows.end * cols;
+            let own = |from: &Tensor| {
+                let mut out = Tensor::filled(from.dtype, all.len(), 0.0);
+                k.cast(from.view().slice(all.clone()), out.view_mut()).unwrap();
+                out
+            };
+            let (x_at, dy_at, w, b) = (x.view().slice(all.clone()), dy.view().slice(all.clone()), w.view(), b.view());
+            let rows = rows.len();
+            let norm = RmsNorm { rows, cols, eps: 1e-5, dtype, gradient: None };
+            let layer = LayerNorm { rows, cols, eps: 1e-5, bias: true, dtype, gradient: None };
+            let (mut y, mut z, mut dx_rms, mut dx_layer) = (own(&dx), own(&dx), own(&dx), own(&dx));
+            let mut rstd = Tensor::filled(DType::F32, rows, 0.0);
+            k.rms_norm(&norm, x_at, w, y.view_mut(), rstd.view_mut()).unwrap();
+            k.rms_norm_backward(&norm, x_at, w, rstd.view(), dy_at, dx_rms.view_mut(), None).unwrap();
+            let mut statistics = Tensor::filled(DType::F32, 2 * rows, 0.0);
+            k.layer_norm(&layer, x_at, w, Some(b), z.view_mut(), statistics.view_mut()).unwrap();
+            let of = statistics.view();
+            k.layer_norm_backward(&layer, x_at, w, of, dy_at, dx_layer.view_mut(), None, None).unwrap();
+            let (mut moved, mut turned) = (own(&dx), own(&dx));
+            k.add_rows(&AddRows { rows, period: 1, cols, dtype }, b, moved.view_mut()).unwrap();
+            k.mul_rows(&MulRows { rows, cols, dtype }, w, moved.view_mut()).unwrap();
+            if cols % 2 == 0 {
+                let angles: Vec<f32> = (0..cols / 2).map(|i| (i as f32 * 0.7).sin()).collect();
+                let rope = Rope { rows, seq: 1, heads: 1, head_dim: cols, inverse: true, dtype };
+                k.rope(&rope, turned.view_mut(), View::of(&angles), View::of(&angles)).unwrap();
+            }
+            let mut gradient = own(&logits);
+            let mut losses = Tensor::filled(DType::F32, rows, 0.0);
+            let op = CrossEntropy { rows, vocab: cols, scale: 0.5, dtype: DType::F32, gradient: DType::F32 };
+            let wanted = Tensor::ids(&targets[all.start / cols..all.end / cols]);
+            k.cross_entropy(&op, gradient.view_mut(), wanted.view(), losses.view_mut()).unwrap();
+            [y, z, dx_rms, dx_layer, moved, turned, gradient, rstd, losses].map(|tensor| tensor.bits())
+        };
+        let whole = call(&CPUS[0], 0..ROWS);
+        for cpu in CPUS.iter() {
+            for rows in [0..ROWS, 1..ROWS, 5..6, 36..37, 11..30] {
+                for (number, (part, whole)) in call(cpu, rows.clone()).iter().zip(&whole).enumerate() {
+                    let width = whole.len() / ROWS;
+                    let expected = &whole[rows.start * width..rows.end * width];
+                    assert_eq!(part, expected, "result {number} of {dtype}, {cols} columns, rows {rows:?}");
+                }
+            }
+        }
     }
 }
 
