@@ -85,17 +85,16 @@ impl Optimizer {
     ) -> Result<Clip> {
         let mesh = state.mesh();
         let world = mesh.world();
-        let mut mine = vec![loss];
-        for unit in 0..self.units.len() {
-            if let Some(holding) = state.trainable(unit)
-                && let Some(view) = gradients.view(state, unit, &holding.chunk)
-            {
-                mine.push(desk.kernels.sum_squares(view)?);
-            }
-        }
-        let width = mine.len();
+        let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
+        let parts = || (0..self.units.len()).filter_map(own_part);
+        let width = 1 + parts().count();
         let mut send = desk.arena.alloc(Category::Communication, DType::F64, width)?;
-        send.view_mut().as_slice_mut::<f64>()?.copy_from_slice(&mine);
+        let mut view = send.view_mut();
+        let (first, sums) = view.as_slice_mut::<f64>()?.split_at_mut(1);
+        first[0] = loss;
+        for (sum, part) in sums.iter_mut().zip(parts()) {
+            *sum = desk.kernels.sum_squares(part)?;
+        }
         let mut recv = desk.arena.alloc(Category::Communication, DType::F64, width * world)?;
         desk.comms.data().all_gather(send.view(), recv.view_mut())?;
         let view = recv.view();
