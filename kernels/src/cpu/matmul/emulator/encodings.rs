@@ -1,19 +1,17 @@
-//! The emulator against the assembler: every instruction with other registers and forms of address, carried out, and what
-//! the CPU would refuse.
+//! The emulator against the assembler: every instruction with several registers and forms of address, carried out.
 
-use super::decode::decode;
-use super::machine::{Fault, Instruction, Lines, Machine, Tile};
+use super::machine::Tile;
 use super::{Engine, install, state};
 use crate::philox;
 use std::arch::asm;
 
 /// A tile configuration in memory.
 #[repr(C, align(64))]
-struct Config([u8; 64]);
+pub(super) struct Config(pub [u8; 64]);
 
 impl Config {
     /// `(rows, bytes of a row)` of tiles 0 to 7.
-    fn of(shapes: [(u8, u16); 8]) -> Config {
+    pub fn of(shapes: [(u8, u16); 8]) -> Config {
         let mut bytes = [0; 64];
         bytes[0] = 1;
         for (tile, (rows, row_bytes)) in shapes.into_iter().enumerate() {
@@ -29,7 +27,8 @@ impl Config {
     }
 }
 
-static FULL: Config = {
+/// Eight whole tiles.
+pub(super) static FULL: Config = {
     let mut bytes = [0; 64];
     bytes[0] = 1;
     let mut tile = 0;
@@ -56,7 +55,7 @@ macro_rules! contents {
         let mut tile: Tile = [[7; 16]; 16];
         // SAFETY: a tile takes 1 KiB.
         unsafe {
-            asm!(concat!("tilestored [{at} + {stride}], tmm", $tile), at = in(reg) &mut tile, stride = in(reg) 64u64, options(nostack));
+            asm!(concat!("tilestored [{at} + {stride}], tmm", $tile), at = in(reg) &mut tile, stride = in(reg) 64usize, options(nostack));
         }
         if install() == Engine::Emulator {
             assert_eq!(state().tiles[$tile], tile, "tile {}", $tile);
@@ -110,17 +109,17 @@ fn loads_by_every_form_of_address() {
     let base = from.as_ptr().wrapping_add(40);
     // SAFETY: as above; the registers are put back.
     unsafe {
-        asm!("push rbp", "mov rbp, rax", "tileloadd tmm5, [rbp + rcx]", "pop rbp", in("rax") base, in("rcx") 96);
-        asm!("push rbx", "mov rbx, rcx", "tileloadd tmm6, [rax + rbx*2 + 16]", "pop rbx", in("rax") base, in("rcx") 48);
+        asm!("push rbp", "mov rbp, rax", "tileloadd tmm5, [rbp + rcx]", "pop rbp", in("rax") base, in("rcx") 96usize);
+        asm!("push rbx", "mov rbx, rcx", "tileloadd tmm6, [rax + rbx*2 + 16]", "pop rbx", in("rax") base, in("rcx") 48usize);
         asm!("push rbp", "push rbx", "mov rbp, rcx", "mov rbx, rax", "tileloadd tmm7, [rbx + rbp]", "pop rbx", "pop rbp",
-            in("rax") base, in("rcx") 112);
+            in("rax") base, in("rcx") 112usize);
     }
     assert_eq!(contents!(5), gathered(&from, 40, 96));
     assert_eq!(contents!(6), gathered(&from, 56, 96));
     assert_eq!(contents!(7), gathered(&from, 40, 112));
     // SAFETY: 4 KiB of stack, of which tile 5 is stored to the second and loaded from there.
     unsafe {
-        asm!("sub rsp, 4096", "tilestored [rsp + rcx*2 + 1024], tmm5", "tileloadd tmm1, [rsp + rcx*2 + 1024]", "add rsp, 4096", in("rcx") 32);
+        asm!("sub rsp, 4096", "tilestored [rsp + rcx*2 + 1024], tmm5", "tileloadd tmm1, [rsp + rcx*2 + 1024]", "add rsp, 4096", in("rcx") 32usize);
     }
     assert_eq!(contents!(1), gathered(&from, 40, 96));
     release();
@@ -138,9 +137,9 @@ fn stores_by_several_forms_of_address() {
     let base = to.as_mut_ptr();
     // SAFETY: inside `to`.
     unsafe {
-        asm!("tilestored [r13 + r12*4 + 100], tmm7", in("r13") base, in("r12") 25, options(nostack));
-        asm!("tilestored [r12 + r15 + 0x800], tmm0", in("r12") base, in("r15") 64, options(nostack));
-        asm!("tilestored [rdi + r8*8 - 8], tmm6", in("rdi") base.wrapping_add(0x1008), in("r8") 16, options(nostack));
+        asm!("tilestored [r13 + r12*4 + 100], tmm7", in("r13") base, in("r12") 25usize, options(nostack));
+        asm!("tilestored [r12 + r15 + 0x800], tmm0", in("r12") base, in("r15") 64usize, options(nostack));
+        asm!("tilestored [rdi + r8*8 - 8], tmm6", in("rdi") base.wrapping_add(0x1008), in("r8") 16usize, options(nostack));
     }
     let mut want = vec![0xaau8; 8192];
     for (at, stride, (start, step)) in [(100, 100, (99, 90)), (0x800, 64, (1, 64)), (0x1000, 128, (50, 70))] {
@@ -162,8 +161,8 @@ fn tiles_smaller_than_the_whole() {
     let mut stored = Config([9; 64]);
     // SAFETY: inside `from` and `to`.
     unsafe {
-        asm!("tileloadd tmm0, [rax + rcx]", in("rax") from.as_ptr(), in("rcx") 30, options(nostack));
-        asm!("tilestored [rax + rcx], tmm0", in("rax") &mut to, in("rcx") 50, options(nostack));
+        asm!("tileloadd tmm0, [rax + rcx]", in("rax") from.as_ptr(), in("rcx") 30usize, options(nostack));
+        asm!("tilestored [rax + rcx], tmm0", in("rax") &mut to, in("rcx") 50usize, options(nostack));
         asm!("sttilecfg [r13]", in("r13") &mut stored, options(nostack));
     }
     for (i, byte) in to.iter().enumerate() {
@@ -173,7 +172,7 @@ fn tiles_smaller_than_the_whole() {
     assert_eq!(stored.0, config.0);
     release();
     // SAFETY: as above.
-    unsafe { asm!("sttilecfg [r12 + r9 - 200]", in("r12") &mut stored, in("r9") 200, options(nostack)) };
+    unsafe { asm!("sttilecfg [r12 + r9 - 200]", in("r12") &mut stored, in("r9") 200usize, options(nostack)) };
     assert_eq!(stored.0, [0; 64]);
     if install() == Engine::Emulator {
         assert!(!state().configured);
@@ -196,9 +195,9 @@ fn configurations_by_several_forms_of_address() {
         assert_eq!(loaded(), FULL.0);
         asm!("ldtilecfg [r13]", in("r13") &both, options(nostack));
         assert_eq!(loaded(), both[0].0);
-        asm!("ldtilecfg [rax + r14*4 - 0x1000]", in("rax") (&raw const both).wrapping_byte_add(0x1000), in("r14") 16, options(nostack));
+        asm!("ldtilecfg [rax + r14*4 - 0x1000]", in("rax") (&raw const both).wrapping_byte_add(0x1000), in("r14") 16usize, options(nostack));
         assert_eq!(loaded(), FULL.0);
-        asm!("ldtilecfg [r9 + rdi]", in("r9") &both, in("rdi") 0, options(nostack));
+        asm!("ldtilecfg [r9 + rdi]", in("r9") &both, in("rdi") 0usize, options(nostack));
         assert_eq!(loaded(), both[0].0);
         asm!("ldtilecfg [rip + {}]", sym FULL, options(nostack));
         assert_eq!(loaded(), FULL.0);
@@ -227,7 +226,7 @@ fn zero_and_release() {
     release();
 }
 
-/// Numbers of bf16, `per_row` pairs to a row.
+/// A tile of pairs of bf16.
 fn deviates(seed: u64) -> Tile {
     let draws: Vec<f32> = (0..128).flat_map(|block| philox::normals(seed, block)).collect();
     let bits = |x: f32| half::bf16::from_f32(x).to_bits();
@@ -251,9 +250,9 @@ macro_rules! products {
         let c: [[f32; 16]; 16] = c.map(|row| row.map(|bits| halves(bits)[1] as f32));
         // SAFETY: three whole tiles.
         unsafe {
-            asm!(concat!("tileloadd tmm", $a, ", [{at} + {stride}]"), at = in(reg) &a, stride = in(reg) 64u64, options(nostack));
-            asm!(concat!("tileloadd tmm", $b, ", [{at} + {stride}]"), at = in(reg) &b, stride = in(reg) 64u64, options(nostack));
-            asm!(concat!("tileloadd tmm", $c, ", [{at} + {stride}]"), at = in(reg) &c, stride = in(reg) 64u64, options(nostack));
+            asm!(concat!("tileloadd tmm", $a, ", [{at} + {stride}]"), at = in(reg) &a, stride = in(reg) 64usize, options(nostack));
+            asm!(concat!("tileloadd tmm", $b, ", [{at} + {stride}]"), at = in(reg) &b, stride = in(reg) 64usize, options(nostack));
+            asm!(concat!("tileloadd tmm", $c, ", [{at} + {stride}]"), at = in(reg) &c, stride = in(reg) 64usize, options(nostack));
             asm!(concat!("tdpbf16ps tmm", $c, ", tmm", $a, ", tmm", $b), options(nostack));
         }
         let got = contents!($c);
@@ -285,181 +284,6 @@ fn products_of_any_registers() {
     products!(6, 2, 5);
     products!(1, 7, 0);
     release();
-}
-
-fn run(machine: &mut Machine, instruction: Instruction) -> Result<(), Fault> {
-    // SAFETY: the tests below give addresses of what they own.
-    unsafe { machine.execute(instruction) }
-}
-
-fn configured(config: &Config) -> Machine {
-    let mut machine = Machine::new();
-    run(&mut machine, Instruction::LoadConfig { at: &raw const config.0 as u64 }).unwrap();
-    machine
-}
-
-/// Small tiles: what lies past the shape is cleared, terms past it do not count.
-#[test]
-fn products_of_small_tiles() {
-    // 3 x 5 sums of 2 pairs.
-    let mut machine = configured(&Config::of([(3, 20), (3, 8), (2, 20), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0)]));
-    let pair = |x: f32, y: f32| x.to_bits() >> 16 | y.to_bits() & 0xffff_0000;
-    machine.tiles[0] = [[9f32.to_bits(); 16]; 16];
-    machine.tiles[1] = std::array::from_fn(|m| std::array::from_fn(|k| pair(m as f32 + 1.0, -(k as f32) - 1.0)));
-    machine.tiles[2] = std::array::from_fn(|k| std::array::from_fn(|n| pair(n as f32, k as f32 + 2.0)));
-    run(&mut machine, Instruction::Dot { c: 0, a: 1, b: 2 }).unwrap();
-    for (m, row) in machine.tiles[0].iter().enumerate() {
-        for (n, bits) in row.iter().enumerate() {
-            // k = 0: (m+1) n - 1 * 2, k = 1: (m+1) n - 2 * 3.
-            let want = if m < 3 && n < 5 { 9.0 + 2.0 * (m as f32 + 1.0) * n as f32 - 8.0 } else { 0.0 };
-            assert_eq!(f32::from_bits(*bits), want, "{m}, {n}");
-        }
-    }
-}
-
-/// One sum of one pair: the order of operations, and denormals.
-#[test]
-fn products_round_and_flush() {
-    let dot = |c: u32, pairs: &[([u32; 2], [u32; 2])]| {
-        let pairs_bytes = 4 * pairs.len() as u16;
-        let none = (0, 0);
-        let shapes = [(1, 4), (1, pairs_bytes), (pairs.len() as u8, 4), none, none, none, none, none];
-        let mut machine = configured(&Config::of(shapes));
-        machine.tiles[0][0][0] = c;
-        for (k, ([a, a_next], [b, b_next])) in pairs.iter().enumerate() {
-            machine.tiles[1][0][k] = a | a_next << 16;
-            machine.tiles[2][k][0] = b | b_next << 16;
-        }
-        run(&mut machine, Instruction::Dot { c: 0, a: 1, b: 2 }).unwrap();
-        machine.tiles[0][0][0]
-    };
-    let (one, zero, minus) = (0x3f80, 0, 0xbf80);
-    let f = |x: f32| x.to_bits();
-    // Denormals in: bf16 0x0001 and 0x807f, f32 1 and its negative.
-    assert_eq!(dot(f(0.0), &[([0x0001, zero], [0x7f00, zero])]), f(0.0));
-    assert_eq!(dot(f(3.0), &[([0x7f00, one], [0x807f, one])]), f(4.0));
-    assert_eq!(dot(0x0000_0001, &[([zero, zero], [one, one])]), f(0.0));
-    assert_eq!(dot(0x807f_ffff, &[([one, zero], [one, zero])]), f(1.0));
-    // Denormals out: 2^-100 * 2^-30, alone and as a difference of normal sums.
-    assert_eq!(dot(f(0.0), &[([0x0d80, zero], [0x3080, zero])]), f(0.0));
-    assert_eq!(dot(f(-(2f32.powi(-126))), &[([0x0080, zero], [0x3fc0, zero])]), f(-0.0).min(f(0.0)));
-    // The least normal number stays.
-    assert_eq!(dot(f(0.0), &[([0x0080, zero], [one, zero])]), 0x0080_0000);
-    // Sums of even and odd terms are apart, and C comes last: 2^24 + 1 - 2^24 in the even ones loses the 1, across it does not.
-    let big = 0x4b80;
-    assert_eq!(
-        dot(f(0.0), &[([big, zero], [one, zero]), ([one, zero], [one, zero]), ([big, zero], [minus, zero])]),
-        f(0.0)
-    );
-    assert_eq!(dot(f(0.0), &[([big, one], [one, one]), ([big, zero], [minus, zero])]), f(1.0));
-    assert_eq!(dot(f(16_777_216.0), &[([one, one], [one, one])]), f(16_777_218.0));
-    // A product is not rounded before it is added: (1 + 2^-7)^2 - 1 - 2^-6 = 2^-14, with 2^10 before it 2^10 exactly again.
-    assert_eq!(dot(f(0.0), &[([one, zero], [0xbf82, zero]), ([0x3f81, zero], [0x3f81, zero])]), f(2f32.powi(-14)));
-    // Infinity and what is no number.
-    assert_eq!(dot(f(1.0), &[([0x7f80, zero], [one, zero])]), f(f32::INFINITY));
-    assert!(f32::from_bits(dot(f(1.0), &[([0x7f80, zero], [zero, zero])])).is_nan());
-}
-
-#[test]
-fn bad_configurations_are_refused() {
-    let with = |change: &dyn Fn(&mut [u8; 64])| {
-        let mut config = Config(FULL.0);
-        change(&mut config.0);
-        let mut machine = Machine::new();
-        run(&mut machine, Instruction::LoadConfig { at: &raw const config.0 as u64 }).map(|()| machine.configured)
-    };
-    let refused = |change: &dyn Fn(&mut [u8; 64])| matches!(with(change), Err(Fault::Protection(_)));
-    assert_eq!(with(&|_| ()), Ok(true));
-    assert_eq!(with(&|c| c[0] = 0), Ok(false));
-    assert!(refused(&|c| c[0] = 2));
-    for reserved in [2, 15, 32, 47, 56, 63] {
-        assert!(refused(&|c| c[reserved] = 1), "byte {reserved}");
-    }
-    assert!(refused(&|c| c[48] = 17));
-    assert!(refused(&|c| c[30] = 65));
-    assert!(refused(&|c| c[55] = 0));
-    assert!(refused(&|c| c[16] = 0));
-    assert_eq!(with(&|c| (c[16], c[48]) = (0, 0)), Ok(true));
-}
-
-#[test]
-fn what_the_tiles_do_not_allow_is_refused() {
-    let refused =
-        |machine: &Machine, instruction| matches!(run(&mut machine.clone(), instruction), Err(Fault::Undefined(_)));
-    let mut memory = vec![0u8; 4096];
-    let at = Lines { at: memory.as_mut_ptr() as u64, stride: 64 };
-    let all =
-        |tile| [Instruction::Zero { tile }, Instruction::Load { tile, from: at }, Instruction::Store { tile, to: at }];
-    for instruction in all(0) {
-        assert!(refused(&Machine::new(), instruction), "not configured: {instruction:?}");
-    }
-    assert!(refused(&Machine::new(), Instruction::Dot { c: 0, a: 1, b: 2 }));
-    let machine = configured(&Config::of([(4, 16), (4, 8), (2, 16), (0, 0), (5, 8), (2, 12), (3, 16), (4, 7)]));
-    for instruction in all(3).into_iter().chain(all(8)) {
-        assert!(refused(&machine, instruction), "{instruction:?}");
-    }
-    assert!(refused(&machine, Instruction::Load { tile: 7, from: at }), "rows of 7 bytes");
-    assert_eq!(run(&mut machine.clone(), Instruction::Zero { tile: 7 }), Ok(()));
-    assert_eq!(run(&mut machine.clone(), Instruction::Dot { c: 0, a: 1, b: 2 }), Ok(()));
-    for (c, a, b) in
-        [(0, 0, 2), (0, 1, 1), (1, 2, 1), (0, 4, 2), (0, 1, 5), (0, 1, 6), (7, 1, 2), (0, 1, 8), (8, 1, 2), (0, 2, 1)]
-    {
-        assert!(refused(&machine, Instruction::Dot { c, a, b }), "{c} += {a} {b}");
-    }
-    let mut late = FULL.0;
-    late[1] = 16;
-    assert!(refused(&configured(&Config(late)), Instruction::Load { tile: 0, from: at }), "a start row past the end");
-    // A start row inside: rows before it stay, and it is zero after.
-    late[1] = 10;
-    let mut machine = configured(&Config(late));
-    memory.fill(1);
-    let at = Lines { at: memory.as_ptr() as u64, stride: 0 };
-    run(&mut machine, Instruction::Load { tile: 0, from: at }).unwrap();
-    assert!(
-        machine.tiles[0].iter().enumerate().all(|(row, line)| *line == [if row < 10 { 0 } else { 0x0101_0101 }; 16])
-    );
-    run(&mut machine, Instruction::Load { tile: 0, from: at }).unwrap();
-    assert_eq!(machine.tiles[0], [[0x0101_0101; 16]; 16]);
-}
-
-/// Bytes that the assembler does not make of our text.
-#[test]
-fn bytes_that_are_rare_or_wrong() {
-    let of = |bytes: &[u8]| decode(&mut |i| bytes[i], &|number| 1000 * (number as u64 + 1), 0x40_0000);
-    // tileloadd tmm3, [rcx*2 + 0x10000]: no base.
-    let load = |tile, at, stride| Ok((Instruction::Load { tile, from: Lines { at, stride } }, 10));
-    assert_eq!(of(&[0xc4, 0xe2, 0x7b, 0x4b, 0x1c, 0x4d, 0, 0, 1, 0]), load(3, 0x10000, 4000));
-    // The same with VEX.B, which does not make it r13.
-    assert_eq!(of(&[0xc4, 0xc2, 0x7b, 0x4b, 0x1c, 0x4d, 0, 0, 1, 0]), load(3, 0x10000, 4000));
-    // With a displacement of 8 bits it is a base.
-    let load = |tile, at, stride| Ok((Instruction::Load { tile, from: Lines { at, stride } }, 7));
-    assert_eq!(of(&[0xc4, 0xe2, 0x7b, 0x4b, 0x5c, 0x4d, 0xff]), load(3, 5999, 4000));
-    assert_eq!(of(&[0xc4, 0xc2, 0x79, 0x4b, 0x5c, 0x4d, 0x7f]), load(3, 14_127, 4000));
-    // Index 4 is none, index 12 is r12.
-    assert_eq!(of(&[0xc4, 0xe2, 0x7b, 0x4b, 0x44, 0xe0, 0x00]), load(0, 1000, 0));
-    assert_eq!(of(&[0xc4, 0xa2, 0x7b, 0x4b, 0x44, 0xe0, 0x00]), load(0, 1000, 13_000 * 8));
-    // ldtilecfg [rip + 16] counts from the next instruction.
-    assert_eq!(of(&[0xc4, 0xe2, 0x78, 0x49, 0x05, 16, 0, 0, 0]), Ok((Instruction::LoadConfig { at: 0x40_0019 }, 9)));
-    // Tile 8, by VEX.R, VEX.B and VEX.vvvv: named as such, and refused by the machine.
-    assert_eq!(of(&[0xc4, 0x62, 0x7b, 0x49, 0xc0]), Ok((Instruction::Zero { tile: 8 }, 5)));
-    assert_eq!(of(&[0xc4, 0xc2, 0x4a, 0x5c, 0xc4]), Ok((Instruction::Dot { c: 0, a: 12, b: 6 }, 5)));
-    assert_eq!(of(&[0xc4, 0xe2, 0x0a, 0x5c, 0xc4]), Ok((Instruction::Dot { c: 0, a: 4, b: 14 }, 5)));
-    let undefined = |bytes: &[u8]| matches!(of(bytes), Err(Fault::Undefined(_)));
-    assert!(undefined(&[0xc4, 0xe2, 0xfb, 0x4b, 0x04, 0x08]), "VEX.W");
-    assert!(undefined(&[0xc4, 0xe2, 0x7f, 0x4b, 0x04, 0x08]), "VEX.L");
-    assert!(undefined(&[0xc4, 0xe2, 0x73, 0x4b, 0x04, 0x08]), "VEX.vvvv");
-    assert!(undefined(&[0xc4, 0xe2, 0x7b, 0x4b, 0x00]), "no SIB");
-    assert!(undefined(&[0xc4, 0xe2, 0x7b, 0x4b, 0xc0]), "a register in place of memory");
-    assert!(undefined(&[0xc4, 0xe2, 0x4a, 0x5c, 0x00]), "memory in place of a register");
-    assert!(undefined(&[0xc4, 0xe2, 0x78, 0x49, 0xc1]), "tilerelease with a register");
-    for foreign in [
-        [0x0f, 0x0b, 0, 0, 0],
-        [0xc4, 0xe2, 0x79, 0x5c, 0xc4],
-        [0xc4, 0xe1, 0x7b, 0x49, 0xc0],
-        [0xc4, 0xe2, 0x7a, 0x49, 0xc0],
-    ] {
-        assert_eq!(of(&foreign), Err(Fault::Foreign), "{foreign:x?}");
-    }
 }
 
 /// The signal that ends a child which runs `act`, and what it said.

@@ -10,6 +10,7 @@ mod decode;
 mod encodings;
 mod machine;
 mod products;
+mod refusals;
 mod support;
 
 use super::path::{Path, has_amx};
