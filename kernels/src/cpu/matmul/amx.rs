@@ -3,6 +3,8 @@
 //! Rust's intrinsics for these are not stable; assembly is. Registers 0 to 3 hold sums of 32 rows and 32 columns, 4 and 5
 //! two tiles of A, 6 and 7 two of B. A streams past B's panel, which stays in the nearest cache: its loads say so
 //! (`tileloaddt1`).
+//!
+//! Where the CPU has none, tests carry these very instructions out (`emulator`).
 
 use super::micro::Block;
 use super::tiles::{COLS, ROWS, WORDS};
