@@ -17,13 +17,19 @@ use crate::cpu::matmul::micro::Block;
 use crate::cpu::matmul::tiles::transpose;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// Keys of a block.
+const KEYS: usize = 128;
+/// Queries of a tile, at most.
+const QUERIES: usize = 256;
+
 /// How an operation is cut, and the sizes of what it keeps.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     panels: Panels,
-    /// Tokens of a sequence, padded, and of a tile.
+    /// Tokens of a sequence, padded; keys of a block, and queries of a tile.
     seq: usize,
-    tile: usize,
+    side: usize,
+    span: usize,
     /// Query heads that share a head of keys.
     group: usize,
     /// Heads of keys that are at work at a time.
@@ -43,35 +49,47 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub fn of(op: &Attention, path: Path) -> Layout {
+    pub fn of(op: &Attention, path: Path, threads: usize) -> Layout {
         let panels = Panels::of(op, path);
         let all = op.batch.saturating_mul(op.kv_heads);
         let group = op.heads / op.kv_heads.max(1);
         if elements(&[all, op.seq, op.head_dim, group]) == 0 {
             let (head, own) = ([0; 7], [0; 10]);
-            return Layout { panels, seq: 0, tile: 0, group, heads: 0, packed: 0, head, bounds: [0; 2], marks: 0, own };
+            return Layout {
+                panels,
+                seq: 0,
+                side: 0,
+                span: 0,
+                group,
+                heads: 0,
+                packed: 0,
+                head,
+                bounds: [0; 2],
+                marks: 0,
+                own,
+            };
         }
         let seq = op.seq.div_ceil(COLS).saturating_mul(COLS);
-        let tile = TILE.min(seq);
+        let (side, span) = (KEYS.min(seq), QUERIES.min(seq));
         let (wide, packed) = (panels.wide(), panels.b(seq, panels.tiles));
         let head = [packed, packed, packed, packed, seq.saturating_mul(wide), seq, seq];
-        let (bounds, marks) = ([seq; 2], seq.div_ceil(tile));
+        let (bounds, marks) = ([seq; 2], seq.div_ceil(side));
         let one = taken(&head).saturating_mul(group).saturating_add(taken(&bounds)).saturating_add(taken(&[marks]));
-        let packed = one.saturating_mul(all).min(one.max(ROUND));
-        let rows = panels.a(tile, panels.tiles);
+        let packed = one.saturating_mul(all).min(one.max(ROUND.saturating_mul(threads)));
+        let rows = panels.a(side, panels.tiles);
         let own = [
             rows,
             rows,
-            panels.a(wide, tile / COLS),
-            tile * STRIP,
-            tile * STRIP,
-            panels.a(tile, tile / COLS),
-            panels.a(tile, tile / COLS),
-            panels.b(tile, tile / COLS),
-            tile.saturating_mul(wide),
-            tile.saturating_mul(wide),
+            panels.a(wide, side / COLS),
+            side * STRIP,
+            side * STRIP,
+            panels.a(side, span / COLS),
+            panels.a(side, span / COLS),
+            panels.b(span, side / COLS),
+            side.saturating_mul(wide),
+            side.saturating_mul(wide),
         ];
-        Layout { panels, seq, tile, group, heads: (packed / one).max(1), packed, head, bounds, marks, own }
+        Layout { panels, seq, side, span, group, heads: (packed / one).max(1), packed, head, bounds, marks, own }
     }
 
     pub fn workspace(&self, threads: usize) -> usize {
@@ -131,11 +149,11 @@ impl Cpu {
         gradients: [ViewMut; 3],
         workspace: ViewMut,
     ) {
-        let layout = Layout::of(op, self.path);
+        let layout = Layout::of(op, self.path, self.pool.threads());
         let (shared, own_parts) = workspace.split_at(layout.packed);
         let [shared, own_parts] = [shared, own_parts].map(Shared::new);
         let gradients = gradients.map(Shared::new);
-        let blocks = op.seq.div_ceil(layout.tile);
+        let blocks = op.seq.div_ceil(layout.side);
         for round in steps(0..op.batch * op.kv_heads, layout.heads) {
             let heads = round.len();
             let job = |slot: usize, block: usize| Job {
@@ -146,9 +164,8 @@ impl Cpu {
                 gradients: &gradients,
                 batch: (round.start + slot) / op.kv_heads,
                 kv_head: (round.start + slot) % op.kv_heads,
-                tokens: block * layout.tile..((block + 1) * layout.tile).min(op.seq),
+                tokens: block * layout.side..((block + 1) * layout.side).min(op.seq),
                 block,
-                blocks,
                 slot: layout.shared(own(&shared, slot * layout.slot())),
             };
             // The first keys are seen by most: they come first. Of one head they come in order.
@@ -178,7 +195,6 @@ struct Job<'a> {
     kv_head: usize,
     tokens: Range<usize>,
     block: usize,
-    blocks: usize,
     slot: Slot,
 }
 
@@ -215,7 +231,7 @@ impl Job<'_> {
     /// # Safety
     /// These tokens of this head are this thread's.
     unsafe fn prepare(&self, member: usize) {
-        let Job { op, layout: Layout { panels, seq, tile, .. }, ref tokens, .. } = *self;
+        let Job { op, layout: Layout { panels, seq, .. }, ref tokens, .. } = *self;
         let (start, len, head) = (tokens.start, tokens.len(), self.head(member));
         let padded = len.next_multiple_of(COLS);
         let to = self.layout.member(&self.slot, member);
@@ -229,7 +245,7 @@ impl Job<'_> {
                 let terms = terms.add(panels.b(COLS, start / COLS));
                 panels.pack_b(from.elements(start), panels.dim, len, terms, panels.b(COLS, seq / COLS));
             }
-            let dq = to.dq.add(self.block * tile * panels.wide());
+            let dq = to.dq.add(start * panels.wide());
             std::slice::from_raw_parts_mut(dq, padded * panels.wide()).fill(0.0);
             let line = (self.batch * op.heads + head) * op.seq;
             let [lse, delta] = [to.lse, to.delta].map(|to| std::slice::from_raw_parts_mut(to.add(start), padded));
@@ -261,7 +277,7 @@ impl Job<'_> {
     /// # Safety
     /// These keys are this thread's, and so is `scratch`; all tokens are prepared.
     unsafe fn run(self, mut scratch: *mut f32) {
-        let Job { op, layout: Layout { panels, tile, .. }, ref tokens, .. } = self;
+        let Job { op, layout: Layout { panels, span, .. }, ref tokens, .. } = self;
         let own = self.layout.own.map(|len| take(&mut scratch, len));
         let [keys, values, turned, .., dk, dv] = own;
         let done = Done(self.mark(self.block));
@@ -283,14 +299,15 @@ impl Job<'_> {
         let sight = Sight::of(op);
         for member in 0..self.layout.group {
             let shared = self.layout.member(&self.slot, member);
-            for number in self.block..self.blocks {
-                let rows = number * tile..((number + 1) * tile).min(op.seq);
+            let count = op.seq.div_ceil(span);
+            for number in tokens.start / span..count {
+                let rows = number * span..((number + 1) * span).min(op.seq);
                 if sight.first(self.batch, rows.start) >= tokens.end {
                     break;
                 }
                 let meeting = Meeting { head: self.head(member), rows, member: &shared, own };
                 // SAFETY: as above.
-                unsafe { self.meet(&sight, meeting, (member * self.blocks + number) as u32, done.0) };
+                unsafe { self.meet(&sight, meeting, (member * count + number) as u32, done.0) };
             }
         }
         let key = plain::Head::of(op, op.kv_heads, self.batch, self.kv_head);
@@ -311,18 +328,18 @@ impl Job<'_> {
     /// # Safety
     /// As [`Job::run`].
     unsafe fn meet(&self, sight: &Sight, meeting: Meeting, turn: u32, mark: &AtomicU32) {
-        let Job { op, layout: Layout { panels, seq, tile, .. }, ref tokens, .. } = *self;
+        let Job { op, layout: Layout { panels, seq, span, .. }, ref tokens, .. } = *self;
         let Meeting { head, ref rows, member, own } = meeting;
         let Panels { path, tiles, .. } = panels;
         let wide = panels.wide();
         let [keys, values, turned, scores, slopes, probs, grads, woven, dk, dv] = own;
         let side = tokens.len().next_multiple_of(COLS);
-        // Tiles along a row of A of probabilities, whether the last queries fill them or not.
-        let across = tile / COLS;
+        // Tiles along a row of A of probabilities, and along a column of B, whether they are filled or not.
+        let (across, deep) = (span / COLS, self.layout.side / COLS);
         let factor = op.scale as f32 * std::f32::consts::LOG2_E;
         let slope = slope(op, head) * std::f32::consts::LOG2_E;
         // The keys that each strip of queries sees, padded to whole strips.
-        let mut seen = [const { 0..0 }; TILE / STRIP];
+        let mut seen = [const { 0..0 }; QUERIES / STRIP];
         for (s, strip) in steps(rows.clone(), STRIP).enumerate() {
             let sees = both(&sight.any(self.batch, &strip), tokens);
             if sees.is_empty() {
@@ -368,7 +385,7 @@ impl Job<'_> {
                         probs: probs.add(panels.a(from, across) + s * panels.a(ROWS, 1)),
                         grads: grads.add(panels.a(from, across) + s * panels.a(ROWS, 1)),
                         panel: panels.a(ROWS, across),
-                        woven: woven.add(s * panels.b(COLS, across) + from / 2 * COLS),
+                        woven: woven.add(s * panels.b(COLS, deep) + from / 2 * COLS),
                     },
                 );
             }
@@ -415,8 +432,8 @@ impl Job<'_> {
                     a: turned.add(keys.start / COLS * panels.a(ROWS, 1)).cast(),
                     a_panel: panels.a(ROWS, side / COLS) * 4,
                     rows: panels.dim.div_ceil(ROWS),
-                    b: woven.add(s * panels.b(COLS, across) + keys.start / 2 * COLS).cast(),
-                    b_panel: panels.b(COLS, across),
+                    b: woven.add(s * panels.b(COLS, deep) + keys.start / 2 * COLS).cast(),
+                    b_panel: panels.b(COLS, deep),
                     cols: step,
                     tiles: keys.len() / COLS,
                     c: dq.add(s * STRIP),

@@ -31,7 +31,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub fn of(op: &Attention, path: Path) -> Layout {
+    pub fn of(op: &Attention, path: Path, threads: usize) -> Layout {
         let panels = Panels::of(op, path);
         let all = op.batch.saturating_mul(op.kv_heads);
         if elements(&[all, op.seq, op.head_dim]) == 0 {
@@ -39,7 +39,7 @@ impl Layout {
         }
         let seq = op.seq.div_ceil(COLS).saturating_mul(COLS);
         let head = panels.b(seq, panels.tiles).saturating_mul(2);
-        let packed = head.saturating_mul(all).min(head.max(ROUND / 4));
+        let packed = head.saturating_mul(all).min(head.max(ROUND.saturating_mul(threads)));
         let (rows, keys) = (QUERIES.min(seq), KEYS.min(seq));
         let own = [
             panels.a(rows, panels.tiles),
@@ -65,7 +65,7 @@ impl Cpu {
         lse: ViewMut,
         workspace: ViewMut,
     ) {
-        let layout = Layout::of(op, self.path);
+        let layout = Layout::of(op, self.path, self.pool.threads());
         let Layout { panels, seq, .. } = layout;
         let half = panels.b(seq, panels.tiles);
         let (packed, own_parts) = workspace.split_at(layout.packed);

@@ -20,17 +20,17 @@ use crate::op::Attention;
 use crate::{DType, View, ViewMut};
 use std::ops::Range;
 
-/// Keys, and in backward queries, of a tile. Cuts of the sequence are multiples of it.
+/// Tokens that are packed at a time.
 const TILE: usize = 128;
 /// Queries that pass through the softmax at a time, and the grain at which tiles that are seen in part are cut.
 const STRIP: usize = 32;
-/// Bytes that the packed heads of a round may take together; one head may take more.
-const ROUND: usize = 16 << 20;
+/// f32 elements that the packed heads of a round may take for each thread: 4 MiB. One head may take more.
+const ROUND: usize = 1 << 20;
 
 /// f32 elements of scratch that forward needs.
 pub(super) fn forward_workspace(op: &Attention, path: Path, threads: usize) -> usize {
     match op.dtype {
-        DType::Bf16 => forward::Layout::of(op, path).workspace(threads),
+        DType::Bf16 => forward::Layout::of(op, path, threads).workspace(threads),
         _ => threads.saturating_mul(plain::forward_scratch(op)),
     }
 }
@@ -38,7 +38,7 @@ pub(super) fn forward_workspace(op: &Attention, path: Path, threads: usize) -> u
 /// f32 elements of scratch that backward needs.
 pub(super) fn backward_workspace(op: &Attention, path: Path, threads: usize) -> usize {
     match op.dtype {
-        DType::Bf16 => backward::Layout::of(op, path).workspace(threads),
+        DType::Bf16 => backward::Layout::of(op, path, threads).workspace(threads),
         _ => threads.saturating_mul(plain::backward_scratch(op)),
     }
 }
