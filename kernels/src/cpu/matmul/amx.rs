@@ -9,6 +9,8 @@
 use super::micro::Block;
 use super::tiles::{COLS, ROWS, WORDS};
 use std::arch::asm;
+use std::cell::Cell;
+use std::marker::PhantomData;
 
 /// What `ldtilecfg` reads: palette 1, and eight tiles of 16 rows of 64 bytes.
 #[repr(C, align(64))]
@@ -33,23 +35,33 @@ const B_ROW: usize = COLS * 4;
 /// Bytes of two tiles of B, side by side.
 const B_TILE: usize = WORDS * B_ROW;
 
-/// Makes the tile registers ready, and gives them back.
-struct Tiles;
+thread_local! {
+    /// How many [`Tiles`] this thread has.
+    static HELD: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Tile registers that are ready while it lives. Making them so and giving them back takes some 200 cycles, as long as
+/// twelve products of tiles: whoever multiplies many small blocks holds one meanwhile.
+pub(super) struct Tiles(PhantomData<*const ()>);
 
 impl Tiles {
     /// # Safety
     /// The CPU has AMX bf16 and the process may use it.
-    unsafe fn configured() -> Tiles {
-        // SAFETY: reads 64 bytes of a constant.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags)) };
-        Tiles
+    pub unsafe fn ready() -> Tiles {
+        if HELD.replace(HELD.get() + 1) == 0 {
+            // SAFETY: reads 64 bytes of a constant.
+            unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags)) };
+        }
+        Tiles(PhantomData)
     }
 }
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: as it was configured by `configured`; a thread that keeps tiles makes every switch of context longer.
-        unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+        if HELD.replace(HELD.get() - 1) == 1 {
+            // SAFETY: as it was configured by `ready`; a thread that keeps tiles makes every switch of context longer.
+            unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+        }
     }
 }
 
@@ -60,7 +72,7 @@ impl Drop for Tiles {
 pub(super) unsafe fn multiply(block: Block) {
     // SAFETY: the caller's promise.
     unsafe {
-        let _tiles = Tiles::configured();
+        let _tiles = Tiles::ready();
         for col in 0..block.cols {
             let b = block.b.wrapping_add(col * block.b_panel);
             for row in (0..block.rows).step_by(2) {

@@ -37,6 +37,12 @@ pub(crate) struct Block {
     pub add: bool,
 }
 
+/// See [`Path::hold`].
+pub(crate) struct Held {
+    #[cfg(target_arch = "x86_64")]
+    _tiles: Option<super::amx::Tiles>,
+}
+
 impl Path {
     /// Bytes of a packed tile of A.
     pub const fn tile_bytes(self, element: Element) -> usize {
@@ -79,6 +85,16 @@ impl Path {
             Path::Amx if matches!(element, Element::Pair) => 16,
             _ if self.widens(element) => 8,
             _ => 64,
+        }
+    }
+
+    /// What [`Path::multiply`] needs to be ready, for a thread that calls it many times: while the result lives, no call takes
+    /// the time for it.
+    pub fn hold(self) -> Held {
+        Held {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: this path is only there where the CPU has AMX and the process may use it.
+            _tiles: (self == Path::Amx).then(|| unsafe { super::amx::Tiles::ready() }),
         }
     }
 

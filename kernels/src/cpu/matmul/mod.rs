@@ -117,6 +117,12 @@ impl Layout {
         Layout { path, element, rows, cols, terms, task_rows, task_cols, threads, deep: op.k > depth, direct }
     }
 
+    /// Elements from one row of a thread's sums to the next: not a power of two, so that the rows of a tile do not crowd into a
+    /// few sets of the nearest cache.
+    fn sums_row(&self) -> usize {
+        self.task_cols + WORDS
+    }
+
     fn source(&self, view: View, stride: usize, terms_adjoin: bool) -> Source {
         Source { ptr: view.ptr().as_ptr().cast_const(), element: self.element, stride, terms_adjoin }
     }
@@ -132,7 +138,7 @@ impl Layout {
         let a = if self.direct { 0 } else { self.rows.div_ceil(ROWS) * tiles * tile };
         let b = self.cols.div_ceil(COLS) * tiles * WORDS * COLS;
         let kept = if self.deep { self.rows * self.cols } else { 0 };
-        [a, b, self.threads * self.task_rows * self.task_cols, kept]
+        [a, b, self.threads * self.task_rows * self.sums_row(), kept]
     }
 }
 
@@ -269,7 +275,8 @@ impl Cpu {
     ) {
         let (path, element) = (layout.path, layout.element);
         let (tiles, depth) = (element.tiles(terms), path.depth(element));
-        let size = layout.task_rows * layout.task_cols;
+        let sums_row = layout.sums_row();
+        let size = layout.task_rows * sums_row;
         let down = rows.len().div_ceil(layout.task_rows);
         self.pool.each(down * cols.len().div_ceil(layout.task_cols), |thread, number| {
             let (row, col) = (number % down * layout.task_rows, number / down * layout.task_cols);
@@ -290,7 +297,7 @@ impl Cpu {
                     cols: width.div_ceil(COLS),
                     tiles: depth.min(tiles - first),
                     c: sums.as_mut_ptr(),
-                    c_row: layout.task_cols,
+                    c_row: sums_row,
                     add: first > 0,
                 };
                 // SAFETY: panels are packed in full; a block of sums has whole panels on both sides.
@@ -299,7 +306,7 @@ impl Cpu {
             if tiles == 0 {
                 sums.fill(0.0);
             }
-            for (line, sums) in sums.chunks_exact_mut(layout.task_cols).take(height).enumerate() {
+            for (line, sums) in sums.chunks_exact_mut(sums_row).take(height).enumerate() {
                 let sums = &mut sums[..width];
                 if layout.deep {
                     let start = (row + line) * layout.cols + col;
