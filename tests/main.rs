@@ -2,7 +2,9 @@
 
 mod allreduce;
 mod allreduce_processes;
+mod bench;
 mod browser;
+mod calibrate;
 mod ci_files;
 mod ci_gate;
 mod cli;

@@ -60,7 +60,7 @@ pub const KEYS: &[Key] = &[
         "suite",
         Choice(&["train", "gemm", "attention", "collectives", "checkpoint", "io"]),
         Is("\"train\""),
-        "What is measured. This version has train.",
+        "What is measured. This version has train, gemm and attention (docs/kernels.md); collectives is `zbench allreduce`.",
     ),
     key(
         "model.preset",
@@ -421,6 +421,54 @@ pub const KEYS: &[Key] = &[
         From("0 where link.node.bandwidth is given"),
         "Time that every transfer between nodes takes beside its bytes, once for each step of its ring.",
     ),
+    key(
+        "gemm.shape",
+        Shape,
+        From("absent: every matrix product of a training step of the model"),
+        "Suite gemm: a matrix product, as \"2048x2048x512\": rows and columns of C, length of the sums.",
+    ),
+    key(
+        "gemm.layout",
+        Choice(&["nn", "nt", "tn", "tt"]),
+        Is("\"nt\""),
+        "How A and B are stored: n as the product reads it, t the other way.",
+    ),
+    key(
+        "gemm.dtype",
+        DTYPE,
+        From("f32; of a model's products what [precision] says"),
+        "Type of A and B. With a model it stands for the precision.preset f32, bf16-mixed or f16-mixed.",
+    ),
+    key("gemm.output", DTYPE, From("gemm.dtype"), "Type of C."),
+    key("gemm.accumulate", Bool, Is("false"), "Whether the product is added to C."),
+    key(
+        "gemm.buffers",
+        Choice(&["rotate", "hot"]),
+        Is("\"rotate\""),
+        "Buffers of successive calls: other memory each time, more than the caches hold, or always the same.",
+    ),
+    key("attention.batch", SIZE, Is("1"), "Suite attention: sequences."),
+    key("attention.heads", SIZE, Is("8"), "Query heads."),
+    key("attention.kv_heads", SIZE, From("attention.heads"), "Key and value heads; must divide the query heads."),
+    key("attention.head_dim", Count { min: 1, max: 1 << 16 }, Is("64"), "Elements of a head."),
+    key("attention.seq_len", SIZE, Is("512"), "Tokens of a sequence."),
+    key("attention.window", NUMBER, Is("0"), "Tokens that one sees, itself the last; 0 = all before it."),
+    key("attention.dtype", DTYPE, Is("\"f32\""), "Type of everything but sums."),
+    key("attention.pass", Choice(&["forward", "backward", "both"]), Is("\"both\""), "What is timed, each by itself."),
+    key(
+        "attention.kernel",
+        Choice(&["flash", "naive", "both"]),
+        Is("\"both\""),
+        "Which kernels; both are compared with each other too.",
+    ),
+    key(
+        "bench.seconds",
+        Real { min: 0.0, max: 3600.0, positive: false },
+        Is("0.5"),
+        "Suites gemm and attention: samples of a kernel are taken for this long.",
+    ),
+    key("bench.iterations", Count { min: 1, max: 1_000_000 }, Is("10"), "And there are at least as many."),
+    key("bench.warmup", Real { min: 0.0, max: 3600.0, positive: false }, Is("0.1"), "Seconds of calls before them."),
 ];
 
 /// A number from 0.
