@@ -24,12 +24,13 @@ impl Cpu {
                 _ => (2 * done).clamp(1, op.rows),
             };
             self.pool.split(end - done, grain(vocab), |_, rows| {
-                for row in done + rows.start..done + rows.end {
+                let rows = done + rows.start..done + rows.end;
+                for (row, target) in rows.clone().zip(&targets[rows]) {
                     // SAFETY: each row belongs to one thread, and its logits are apart from all gradients of this wave but
                     // those of the first row, which is a wave of its own.
                     let (x, loss) =
                         unsafe { (logits.floats(row * vocab..(row + 1) * vocab), losses.floats(row..row + 1)) };
-                    let target = Some(targets[row] as usize).filter(|_| targets[row] != u32::MAX);
+                    let target = Some(*target as usize).filter(|_| *target != u32::MAX);
                     let sum = target.map(|target| exponentials(self.level, x, target));
                     loss[0] = sum.map_or(0.0, |(_, loss)| loss);
                     // What the row is multiplied by, and what stands at the target.
@@ -119,9 +120,9 @@ fn scaled<G: Float32>(level: Level, from: &[f32], into: &mut [G], factor: f32) {
     level.run(
         #[inline(always)]
         |_| {
-            let factor = factor;
+            let own = factor;
             for (into, from) in into.iter_mut().zip(from) {
-                *into = G::narrow(from * factor);
+                *into = G::narrow(from * own);
             }
         },
     );

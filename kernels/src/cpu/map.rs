@@ -46,9 +46,9 @@ impl Cpu {
                 self.level.run(
                     #[inline(always)]
                     |fused| {
-                        let f = f;
+                        let own = f;
                         for (out, a) in out.iter_mut().zip(a) {
-                            *out = T::narrow(f(fused, a.widen()));
+                            *out = T::narrow(own(fused, a.widen()));
                         }
                     },
                 );
@@ -73,9 +73,9 @@ impl Cpu {
                 self.level.run(
                     #[inline(always)]
                     |fused| {
-                        let f = f;
+                        let own = f;
                         for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
-                            *out = T::narrow(f(fused, a.widen(), b.widen()));
+                            *out = T::narrow(own(fused, a.widen(), b.widen()));
                         }
                     },
                 );
@@ -102,9 +102,9 @@ impl Cpu {
                 self.level.run(
                     #[inline(always)]
                     |fused| {
-                        let f = f;
+                        let own = f;
                         for ((((first, second), a), b), c) in first.iter_mut().zip(second).zip(a).zip(b).zip(c) {
-                            let made = f(fused, [a.widen(), b.widen(), c.widen()]);
+                            let made = own(fused, [a.widen(), b.widen(), c.widen()]);
                             (*first, *second) = (T::narrow(made[0]), T::narrow(made[1]));
                         }
                     },
@@ -125,9 +125,9 @@ impl Cpu {
                 self.level.run(
                     #[inline(always)]
                     |_| {
-                        let f = f;
+                        let own = f;
                         for dst in dst {
-                            *dst = T::narrow(f(dst.widen()));
+                            *dst = T::narrow(own(dst.widen()));
                         }
                     },
                 );
@@ -147,9 +147,9 @@ impl Cpu {
                 self.level.run(
                     #[inline(always)]
                     |fused| {
-                        let f = f;
+                        let own = f;
                         for (dst, src) in dst.iter_mut().zip(src) {
-                            *dst = T::narrow(f(fused, dst.widen(), src.widen()));
+                            *dst = T::narrow(own(fused, dst.widen(), src.widen()));
                         }
                     },
                 );
