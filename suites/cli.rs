@@ -1,6 +1,8 @@
 //! What people type, and the exit code they get.
 
 use crate::allreduce::args::AllreduceArgs;
+use crate::bench::args::{AttentionArgs, GemmArgs};
+use crate::calibrate::args::CalibrateArgs;
 use crate::commands;
 use crate::config::ConfigError;
 use crate::config::units;
@@ -132,6 +134,37 @@ Stop it with Ctrl-C at any time; the same command goes on where it stopped.")]
 Exit codes: 0 success, 1 usage, 2 below NCCL_TESTS_MIN_BW or --bisect found something, 4 nothing was measured, 5 wrong
 data or a collective that failed, 130 stopped by Ctrl-C. What was measured before is printed and recorded.")]
     Allreduce(Box<AllreduceArgs>),
+    /// Matrix products over shapes, layouts, types and threads, against the ceiling of the cores
+    #[command(after_help = "Examples:
+  zbench gemm                                         cubes of 256 to 2048 in f32 and bf16
+  zbench gemm --shape 2048x1376x512,1x4096x4096 --layout nn,nt,tn --dtype bf16 --threads 1,2
+  zbench gemm --model llama-32m --seq-len 512 --micro-batch 4
+                                                      every distinct product of a training step, and what they take together
+  zbench gemm --model ./my-model --dtype bf16         … of a folder with config.json
+  zbench gemm grid.toml                               a file with suite = \"gemm\"; what the notebook holds is not repeated
+  zbench gemm --shape 512x512x512 --format csv
+
+Exit codes: 0 success, 1 usage, 4 nothing was measured, 5 a wrong product or a trial that failed, 130 stopped by Ctrl-C: what was
+measured before is kept. docs/kernels.md says how it is measured.")]
+    Gemm(Box<GemmArgs>),
+    /// Attention, flash and naive side by side: time, share of the ceiling, memory
+    #[command(after_help = "Examples:
+  zbench attention                                    8 heads of 64, sequences of 512 to 2048, f32 and bf16
+  zbench attention --seq-len 4096 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --pass forward
+  zbench attention --seq-len 8192 --window 1024 --kernel flash --threads 1,2
+  zbench attention grid.toml                          a file with suite = \"attention\"
+
+Exit codes: as `zbench gemm`. docs/kernels.md says how it is measured, and how operations are counted.")]
+    Attention(Box<AttentionArgs>),
+    /// This machine's ceilings into its profile: matrix rate per type, memory, disk, per number of threads
+    #[command(after_help = "Examples:
+  zbench calibrate                                    1, 2, 4, … and all cores; the notebook's disk; machines/HOST.toml
+  zbench calibrate --threads 1,8 --rounds 9 --disk /scratch --save configs/machines/mine.toml
+  zbench calibrate --no-save --no-disk                measure, judge, keep the record only
+
+Exit codes: 0 saved, 1 usage, 3 the machine was too noisy: the numbers and the reasons are printed and recorded, the profile is
+left as it was, 130 stopped by Ctrl-C. The limits are in docs/kernels.md, and no flag goes around them.")]
+    Calibrate(CalibrateArgs),
     /// The records of the notebook
     #[command(after_help = "Examples:
   zbench list
@@ -459,7 +492,7 @@ pub struct GateArgs {
     pub runs: Option<u32>,
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let seconds = units::seconds(text).filter(|seconds| *seconds > 0.0);
     let seconds = seconds.ok_or_else(|| "write a time above 0, as 90s or 10min".to_string())?;
     Duration::try_from_secs_f64(seconds).map_err(|_| "is too long; write at most some years".to_string())

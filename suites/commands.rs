@@ -1,7 +1,9 @@
 //! One module for each command; what they share is here.
 
 mod allreduce;
+mod bench;
 mod bundle;
+mod calibrate;
 mod compare;
 mod doctor;
 mod filter;
@@ -29,18 +31,26 @@ use zbench_reports::Notebook;
 use zbench_reports::document;
 use zbench_reports::render::{csv, html, json, markdown, terminal};
 
+pub use train::code;
+
 /// Runs a command; its exit code.
 pub fn run(cli: &Cli) -> Result<u8> {
     let global = &cli.global;
     match &cli.command {
         Command::Grid(arguments) => {
-            session::with(global, arguments.timeout, |session| train::grid(global, session, arguments))
+            session::with(global, arguments.timeout, |session| match bench::of_grid(&arguments.cells)? {
+                Some(document) => bench::grid(global, arguments, &document),
+                None => train::grid(global, session, arguments),
+            })
         }
         Command::Run(arguments) => {
             session::with(global, arguments.timeout, |session| train::run(global, session, arguments))
         }
         Command::Plan(arguments) => train::plan(global, arguments),
         Command::Allreduce(arguments) => allreduce::allreduce(global, arguments),
+        Command::Gemm(arguments) => bench::gemm(global, arguments),
+        Command::Attention(arguments) => bench::attention(global, arguments),
+        Command::Calibrate(arguments) => calibrate::calibrate(global, arguments),
         Command::List(arguments) => notebook::list(global, arguments),
         Command::Show { id } => notebook::show(global, id),
         Command::Note { id, text } => notebook::note(global, id, text),

@@ -9,4 +9,5 @@ pub mod resolve;
 pub mod units;
 
 pub use document::{Axis, ConfigError, Document, Place, Problem, Setting, Settings};
+pub(crate) use resolve::Values;
 pub use resolve::{Context, Refusal, Resolved, policy, resolve};

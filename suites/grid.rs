@@ -39,32 +39,9 @@ pub fn expand(
     files: &mut Files,
 ) -> Result<Vec<GridCell>, ConfigError> {
     let source = document.path.display().to_string();
-    let include_sizes = document.includes.iter().map(|axes| size(axes)).fold(0usize, usize::saturating_add);
-    let in_product = if document.has_product { size(&document.axes) } else { 0 };
-    let size = in_product.saturating_add(include_sizes);
-    if size > most.max(MOST_CELLS) {
-        let message = format!(
-            "the grid has {size} combinations; shorten an axis (at most {} are expanded)",
-            most.max(MOST_CELLS)
-        );
-        return Err(ConfigError::about(source, message));
-    }
-    let mut combinations = Vec::new();
-    if document.has_product {
-        combinations.extend(product(&document.base, &document.axes));
-    }
-    for include in &document.includes {
-        combinations.extend(product(&document.base, include));
-    }
-    let mut varying: Vec<&'static str> = Vec::new();
-    for axis in document.axes.iter().chain(document.includes.iter().flatten()) {
-        if !varying.contains(&axis.key) {
-            varying.push(axis.key);
-        }
-    }
-
+    let Combinations { all, in_product, varying } = combined(document, most)?;
     let (mut cells, mut seen, mut problems) = (Vec::new(), BTreeSet::new(), Vec::<Problem>::new());
-    for (index, settings) in combinations.into_iter().enumerate() {
+    for (index, settings) in all.into_iter().enumerate() {
         let resolved = resolve(&settings, context).and_then(|resolved| check_files(resolved, files, &settings));
         let cell_json = resolved.as_ref().ok().map(|resolved| plain(&resolved.cell));
         let has = |axes: &[Axis]| axes.iter().all(|axis| has_one_of(axis, &settings, cell_json.as_ref()));
@@ -102,6 +79,59 @@ pub fn expand(
         return Err(ConfigError::about(source, message));
     }
     Ok(cells)
+}
+
+/// What a document's axes and includes make, before anything is left out.
+struct Combinations {
+    all: Vec<Settings>,
+    /// So many of them, the first, are of the axes.
+    in_product: usize,
+    /// Keys that are an axis somewhere.
+    varying: Vec<&'static str>,
+}
+
+fn combined(document: &Document, most: usize) -> Result<Combinations, ConfigError> {
+    let source = document.path.display().to_string();
+    let include_sizes = document.includes.iter().map(|axes| size(axes)).fold(0usize, usize::saturating_add);
+    let in_product = if document.has_product { size(&document.axes) } else { 0 };
+    let size = in_product.saturating_add(include_sizes);
+    if size > most.max(MOST_CELLS) {
+        let message = format!(
+            "the grid has {size} combinations; shorten an axis (at most {} are expanded)",
+            most.max(MOST_CELLS)
+        );
+        return Err(ConfigError::about(source, message));
+    }
+    let mut all = Vec::new();
+    if document.has_product {
+        all.extend(product(&document.base, &document.axes));
+    }
+    for include in &document.includes {
+        all.extend(product(&document.base, include));
+    }
+    let mut varying: Vec<&'static str> = Vec::new();
+    for axis in document.axes.iter().chain(document.includes.iter().flatten()) {
+        if !varying.contains(&axis.key) {
+            varying.push(axis.key);
+        }
+    }
+    Ok(Combinations { all, in_product, varying })
+}
+
+/// The settings of every combination that `only` and the excludes leave, as they are written, with their labels: for
+/// suites whose cells are no training cells.
+///
+/// # Errors
+/// More combinations than `most`.
+pub fn combinations(document: &Document, only: &[Axis], most: usize) -> Result<Vec<(String, Settings)>, ConfigError> {
+    let Combinations { all, in_product, varying } = combined(document, most)?;
+    let has = |axes: &[Axis], settings: &Settings| axes.iter().all(|axis| has_one_of(axis, settings, None));
+    let is_left = |(index, settings): &(usize, Settings)| {
+        let excluded = *index < in_product && document.excludes.iter().any(|exclude| has(exclude, settings));
+        !excluded && has(only, settings)
+    };
+    let named = |(_, settings): (usize, Settings)| (label(&varying, &settings), settings);
+    Ok(all.into_iter().enumerate().filter(is_left).map(named).collect())
 }
 
 fn size(axes: &[Axis]) -> usize {
@@ -258,7 +288,7 @@ pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
 }
 
 /// A combination that resolves to no cell is known by what was written for it.
-fn settings_key(settings: &Settings) -> String {
+pub(crate) fn settings_key(settings: &Settings) -> String {
     let pairs: serde_json::Map<String, Value> =
         settings.iter().map(|(key, setting)| (key.to_string(), json(&setting.value))).collect();
     short_hash(&canonical(&Value::Object(pairs)))

@@ -11,6 +11,8 @@ macro_rules! say {
 }
 
 pub mod allreduce;
+pub mod bench;
+pub mod calibrate;
 pub mod cli;
 pub mod commands;
 pub mod config;

@@ -18,6 +18,7 @@ pub mod sampling;
 mod turns;
 pub mod validity;
 
+use crate::config::Settings;
 use plan::{Decision, Planned};
 use protocol::{End, Ended};
 use serde_json::{Map, Value};
@@ -244,7 +245,7 @@ impl Runner<'_> {
         record.trial = trial;
         record.cell = match planned.cell() {
             Some(cell) => crate::grid::plain(cell),
-            None => written(planned),
+            None => written(&planned.grid.settings),
         };
         if let Some(policy) = crate::config::policy(&planned.grid.settings) {
             record.extra.insert("precision_policy".into(), policy.into());
@@ -268,9 +269,9 @@ impl Runner<'_> {
 }
 
 /// What was written for a combination that is no cell, as nested data.
-fn written(planned: &Planned) -> Value {
+pub(crate) fn written(settings: &Settings) -> Value {
     let mut root = Map::new();
-    for (key, setting) in &planned.grid.settings {
+    for (key, setting) in settings {
         let value = serde_json::to_value(&setting.value).unwrap_or_default();
         match key.split_once('.') {
             None => drop(root.insert(key.to_string(), value)),

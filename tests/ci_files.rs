@@ -131,7 +131,7 @@ fn gitlab_jobs_are_whole() {
 
 #[test]
 fn scripts_are_sound() {
-    for file in ["ci/run-gate", "ci/slurm/gate.sbatch", ".ci/run"] {
+    for file in ["ci/run-gate", "ci/slurm/gate.sbatch", ".ci/run", "ci/sanitize", "ci/bench"] {
         let script = std::fs::read_to_string(root().join(file)).unwrap();
         lint(file, &script);
         for path in named(&script).iter().filter(|path| !path.to_string_lossy().contains('$')) {

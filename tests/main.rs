@@ -2,7 +2,9 @@
 
 mod allreduce;
 mod allreduce_processes;
+mod bench;
 mod browser;
+mod calibrate;
 mod ci_files;
 mod ci_gate;
 mod cli;
@@ -13,12 +15,14 @@ mod engine;
 mod environment;
 mod gate;
 mod grid;
+mod hardware;
 mod launch;
 mod launch_detect;
 mod link;
 mod netns;
 mod notebook;
 mod old_records;
+mod peers;
 mod portable;
 mod precision;
 mod report;

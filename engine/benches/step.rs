@@ -1,19 +1,20 @@
 //! Whole training steps: `cargo bench -p zbench-engine`.
 //!
-//! llama-32m, sequence 512, micro-batch 4, on one rank with all cores; f32 and bf16-mixed. Reported as tokens per second.
+//! llama-tiny and llama-32m, sequence 512, micro-batch 4, on one rank with all cores; f32 and bf16-mixed. Reported as tokens
+//! per second. `-- llama-tiny/f32` chooses.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zbench_engine::config::*;
 use zbench_engine::plan::Plan;
 use zbench_engine::train::{kernels, with_ranks};
 use zbench_engine::{hf, outcome};
 use zbench_kernels::DType;
 
-fn cell(precision: Precision) -> Cell {
-    let preset = hf::preset("llama-32m").expect("a preset of ours");
-    let partial: hf::PartialModel = toml::from_str(preset).expect("presets parse");
-    let model = partial.resolve("llama-32m").expect("presets resolve");
+fn cell(preset: &str, precision: Precision) -> Cell {
+    let text = hf::preset(preset).expect("a preset of ours");
+    let partial: hf::PartialModel = toml::from_str(text).expect("presets parse");
+    let model = partial.resolve(preset).expect("presets resolve");
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     Cell {
         model,
@@ -42,42 +43,50 @@ fn cell(precision: Precision) -> Cell {
             shard: 1,
             prefetch: 1,
             backend: Backend::Local,
-            stall: std::time::Duration::from_secs(60),
+            stall: Duration::from_secs(60),
         },
         precision,
-        memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
+        memory: Memory {
+            checkpointing: Checkpointing::None,
+            attention: AttentionKind::Flash,
+            capacity: None,
+            prepack: false,
+        },
         lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
-        hardware: Hardware { device: DeviceKind::Cpu, threads_per_rank: threads },
+        hardware: Hardware::cpu(threads),
         link: None,
     }
 }
 
 fn steps(c: &mut Criterion) {
-    let mut group = c.benchmark_group("step");
-    group.sample_size(10).throughput(Throughput::Elements(4 * 512));
-    for (name, precision) in [("f32", Precision::F32), ("bf16-mixed", Precision::mixed(DType::Bf16))] {
-        let cell = cell(precision);
-        group.bench_function(name, |b| {
-            b.iter_custom(|iterations| {
-                let kernels = kernels(&cell).expect("a CPU");
-                let plan = Plan::new(&cell, &*kernels[0]).expect("a plan");
-                let ran = with_ranks(&cell, &plan, kernels, |rank| {
-                    rank.step()?;
-                    let start = Instant::now();
-                    for _ in 0..iterations {
-                        rank.step()?;
-                    }
-                    Ok((start.elapsed(), rank.report()))
-                });
-                let (elapsed, report) = ran.expect("a run").remove(0);
-                for (span, ms) in outcome::Span::ALL.iter().zip(report.spans_ms) {
-                    eprintln!("    {:15} {ms:8.1} ms", span.name());
-                }
-                elapsed
-            });
-        });
+    for preset in ["llama-tiny", "llama-32m"] {
+        let mut group = c.benchmark_group(preset);
+        group.sample_size(10).throughput(Throughput::Elements(4 * 512));
+        for (name, precision) in [("f32", Precision::F32), ("bf16-mixed", Precision::mixed(DType::Bf16))] {
+            let cell = cell(preset, precision);
+            group.bench_function(name, |b| b.iter_custom(|iterations| time(&cell, iterations)));
+        }
+        group.finish();
     }
-    group.finish();
+}
+
+/// The time of so many steps after the first; what they spent it on goes to standard error.
+fn time(cell: &Cell, iterations: u64) -> Duration {
+    let kernels = kernels(cell).expect("a CPU");
+    let plan = Plan::new(cell, &*kernels[0]).expect("a plan");
+    let ran = with_ranks(cell, &plan, kernels, |rank| {
+        rank.step()?;
+        let start = Instant::now();
+        for _ in 0..iterations {
+            rank.step()?;
+        }
+        Ok((start.elapsed(), rank.report()))
+    });
+    let (elapsed, report) = ran.expect("a run").remove(0);
+    for (span, ms) in outcome::Span::ALL.iter().zip(report.spans_ms) {
+        eprintln!("    {:15} {ms:8.1} ms", span.name());
+    }
+    elapsed
 }
 
 criterion_group!(benches, steps);

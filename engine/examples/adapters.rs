@@ -81,9 +81,9 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
             stall: STALL,
         },
         precision: Precision::F32,
-        memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
+        memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None, prepack: false },
         lora: Lora::default(),
-        hardware: Hardware { device: DeviceKind::Cpu, threads_per_rank: 1 },
+        hardware: Hardware::cpu(1),
         link: None,
     }
 }

@@ -356,6 +356,9 @@ pub struct Memory {
     /// Bytes a rank's arena may hold; absent = what the machine has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,
+    /// Keep weights in the form that products read, from their first product in a step to the update.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub prepack: bool,
 }
 
 /// What forward keeps for backward.
@@ -511,6 +514,36 @@ pub struct Hardware {
     pub device: DeviceKind,
     /// Threads of one rank.
     pub threads_per_rank: usize,
+    /// The instructions that kernels are held to, a name of [`zbench_kernels::INSTRUCTIONS`]; absent = the best there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instructions: Option<String>,
+    /// Whether threads keep to cores.
+    #[serde(default, skip_serializing_if = "Pin::is_none")]
+    pub pin: Pin,
+}
+
+impl Hardware {
+    /// This machine's processor with its best instructions; threads go where the system puts them.
+    pub fn cpu(threads_per_rank: usize) -> Hardware {
+        Hardware { device: DeviceKind::Cpu, threads_per_rank, instructions: None, pin: Pin::None }
+    }
+}
+
+/// Where threads run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pin {
+    /// Wherever the system puts them.
+    #[default]
+    None,
+    /// Each on a core of its own.
+    Cores,
+}
+
+impl Pin {
+    fn is_none(&self) -> bool {
+        *self == Pin::None
+    }
 }
 
 /// What computes.

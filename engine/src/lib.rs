@@ -8,6 +8,7 @@ pub mod comm;
 pub mod config;
 pub mod data;
 mod export;
+pub mod hardware;
 pub mod hf;
 mod init;
 pub mod layers;

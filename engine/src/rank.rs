@@ -3,6 +3,7 @@
 use crate::config::Cell;
 use crate::data::Source;
 use crate::init;
+use crate::layers::prepacked::{self, Prepacked};
 use crate::layers::{Batch, Exec, Saved, StepError};
 use crate::loss_scale::LossScaler;
 use crate::mesh::Place;
@@ -42,6 +43,8 @@ pub struct Rank<'a> {
     pub(crate) params: Params,
     pub(crate) gradients: Gradients,
     pub(crate) optimizer: Optimizer,
+    /// By unit; empty where no forms of weights are kept.
+    prepacked: Vec<Prepacked>,
     cos: Buffer,
     sin: Buffer,
     flow: Flow,
@@ -104,6 +107,7 @@ impl<'a> Rank<'a> {
         let mut params = Params::new(&state, desk)?;
         let gradients = Gradients::new(&state, desk)?;
         let mut optimizer = Optimizer::new(&state, desk)?;
+        let prepacked = prepacked(cell, plan, &arena, &*kernels)?;
         init::fill(inputs, &state, desk, &mut params, &mut optimizer)?;
         let saved = plan.layout.units.iter().map(|_| Saved::default()).collect();
         let flow = Flow { saved, ..Flow::default() };
@@ -117,13 +121,15 @@ impl<'a> Rank<'a> {
             params,
             gradients,
             optimizer,
+            prepacked,
             cos,
             sin,
             flow,
             scaler: cell.precision.scaling.map(LossScaler::new),
             steps: 0,
             updates: 0,
-            step_ms: Vec::new(),
+            // Room for all of a measurement, so that no step makes room.
+            step_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
             spans_ns: [0; 10],
         })
     }
@@ -162,6 +168,7 @@ impl<'a> Rank<'a> {
     pub fn gradients(&mut self, meter: &mut Meter) -> Result<()> {
         let plan = self.inputs.plan;
         self.flow.loss = 0.0;
+        self.prepacked.iter_mut().for_each(Prepacked::forget);
         self.flow.loss_scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
         for action in plan.actions.iter().filter(|a| **a != Action::Update) {
             self.act(*action, meter)?;
@@ -291,7 +298,7 @@ impl<'a> Rank<'a> {
     fn forward(&mut self, unit: usize) -> Result<()> {
         let (layout, policy) = (&self.inputs.plan.layout, &self.inputs.plan.policy);
         let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, &self.cos, &self.sin, self.batch());
-        let weights = self.params.weights(unit);
+        let weights = self.params.weights(unit, self.prepacked.get(unit));
         if unit == 0 {
             let ids = present(&self.flow.ids, "token ids")?;
             self.flow.stream = Some(layout.embedding.forward(&ex, &weights, ids.view())?);
@@ -321,11 +328,11 @@ impl<'a> Rank<'a> {
         let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, &self.cos, &self.sin, batch);
         let x = taken(&mut self.flow.stream, "the residual stream")?;
         let targets = present(&self.flow.targets, "targets")?;
-        let weights = self.params.weights(head);
+        let weights = self.params.weights(head, self.prepacked.get(head));
         let mean = 1.0 / batch.tokens() as f64;
         let scale = mean * self.flow.loss_scale;
         let (sum, gradient) = if layout.head.tied {
-            let matrix = self.params.weights(0);
+            let matrix = self.params.weights(0, self.prepacked.get(0));
             let (mut table, mut own) = self.gradients.grads_of_two(0, head);
             layout.head.loss(&ex, &weights, &matrix, &mut own, Some(&mut table), x, targets.view(), scale)?
         } else {
@@ -341,7 +348,7 @@ impl<'a> Rank<'a> {
         let block = &self.inputs.plan.layout.blocks[unit - 1];
         let batch = self.batch();
         let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, &self.cos, &self.sin, batch);
-        let weights = self.params.weights(unit);
+        let weights = self.params.weights(unit, self.prepacked.get(unit));
         let output = block.restore(&ex, &weights, &mut self.flow.saved[unit], output)?;
         if output.is_some() {
             self.flow.saved[unit + 1].input = output;
@@ -357,16 +364,23 @@ impl<'a> Rank<'a> {
         if unit == 0 {
             let ids = present(&self.flow.ids, "token ids")?;
             // They are there only where the embedding's backward reads them.
-            let weights = self.params.weights(0);
+            let weights = self.params.weights(0, self.prepacked.get(0));
             return layout.embedding.backward(&ex, &weights, &mut grads, ids.view(), gradient);
         }
-        let weights = self.params.weights(unit);
+        let weights = self.params.weights(unit, self.prepacked.get(unit));
         let saved = std::mem::take(&mut self.flow.saved[unit]);
         let gradient = layout.blocks[unit - 1].backward(&ex, &weights, &mut grads, saved, gradient)?;
         let wanted = unit > 1 || layout.units[0].trainable.len > 0;
         self.flow.stream = wanted.then_some(gradient);
         Ok(())
     }
+}
+
+/// Room for the forms that are kept of each unit's weights; nothing if none are.
+fn prepacked(cell: &Cell, plan: &Plan, arena: &Arena, kernels: &dyn Kernels) -> Result<Vec<Prepacked>> {
+    let units = if cell.memory.prepack { plan.layout.units.len() } else { 0 };
+    let forms = |unit| prepacked::forms(&plan.layout, unit, kernels, cell.precision.compute);
+    (0..units).map(|unit| Prepacked::new(arena, kernels, &forms(unit))).collect()
 }
 
 /// Cosines and sines `[seq, head_dim/2]` in the accumulator type, filled in place.

@@ -3,8 +3,9 @@
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::{CommError, Communicator, Metered, group, link};
-use crate::config::{Cell, DeviceKind};
+use crate::config::Cell;
 use crate::data::Source;
+use crate::hardware::{self, HardwareError, Seat};
 use crate::layers::StepError;
 use crate::mesh::Mesh;
 use crate::outcome::{Cause, Failure, RankReport, Run, Step};
@@ -14,14 +15,14 @@ use crate::save::{SaveError, SaveOptions, try_folder};
 use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
-use zbench_kernels::{Arena, Cpu, Kernels, Ledger};
+use zbench_kernels::{Arena, Kernels, Ledger};
 
 /// What a rank that came to its end has to report: its numbers, and what computed.
 pub type Report = (RankReport, String);
 
 /// Runs a cell: `untimed_steps + steps` steps on all ranks, which are threads. `on_step` is called by rank 0 after each.
 pub fn train(cell: &Cell, plan: &Plan, on_step: &(dyn Fn(&Step) + Sync)) -> Result<Run, Failure> {
-    let kernels = kernels(cell).map_err(|reason| failure(Cause::Failed { rank: 0, reason }))?;
+    let kernels = kernels(cell).map_err(|error| failure(Cause::Failed { rank: 0, reason: error.to_string() }))?;
     let done = Mutex::new(Vec::new());
     let finished = with_ranks(cell, plan, kernels, |rank| {
         all_steps(rank, &mut |step| {
@@ -89,13 +90,11 @@ fn all_steps(rank: &mut Rank<'_>, on_step: &mut dyn FnMut(&Step)) -> Result<Repo
     Ok(report)
 }
 
-/// The kernels of every rank of a cell on this machine.
-pub fn kernels(cell: &Cell) -> Result<Vec<Arc<dyn Kernels>>, String> {
-    if cell.hardware.device == DeviceKind::Cuda {
-        return Err("hardware.device = \"cuda\" is not built yet; use \"cpu\"".into());
-    }
-    let threads = cell.hardware.threads_per_rank;
-    Ok((0..cell.parallel.ranks).map(|_| Arc::new(Cpu::new(threads)) as Arc<dyn Kernels>).collect())
+/// The kernels of every rank of a cell, all of them threads of this process.
+pub fn kernels(cell: &Cell) -> Result<Vec<Arc<dyn Kernels>>, HardwareError> {
+    let ranks = cell.parallel.ranks;
+    let of = |index| Ok(Arc::new(hardware::cpu(cell, Seat { index, ranks, process: false })?) as Arc<dyn Kernels>);
+    (0..ranks).map(of).collect()
 }
 
 /// Starts every rank of a cell on its own thread, runs `work` on it, and returns what they return, in rank order.
@@ -236,6 +235,9 @@ fn one_rank<T>(
 ) -> Ended<T> {
     let account = arena.clone();
     let number = comm.rank();
+    let settled = kernels.clone();
+    // This thread is the first of its kernels' threads until the rank has ended.
+    let _settled = settled.settle();
     let run = || -> Result<T, RankError> {
         let world = link::wrap(comm, inputs.cell.link_spec().as_ref());
         let comms = world.and_then(|world| comms(world, mesh)).map_err(|error| RankError::Step(error.into()))?;

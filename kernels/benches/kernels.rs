@@ -101,11 +101,14 @@ fn passes(c: &mut Criterion) {
         gradients: DType::F32,
         moments: DType::F32,
         rounding: Rounding::Nearest,
+        copy: None,
     };
     let [mut p, mut m, mut v, g] = [(); 4].map(|()| buffer(&arena, &cpu, DType::F32, len));
     cpu.fill(v.view_mut(), 1.0).expect("f32");
     group.throughput(Throughput::Bytes(Op::AdamW(op).bytes()));
-    group.bench_function("adamw", |b| b.iter(|| cpu.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), g.view())));
+    group.bench_function("adamw", |b| {
+        b.iter(|| cpu.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), g.view(), None))
+    });
     for dtype in [DType::F32, DType::Bf16] {
         let norm = RmsNorm { rows: 2048, cols: 512, eps: 1e-5, dtype, gradient: Some(DType::F32) };
         let [x, dy, mut y] = [(); 3].map(|()| buffer(&arena, &cpu, dtype, 2048 * 512));
@@ -128,7 +131,7 @@ fn passes(c: &mut Criterion) {
             b.iter(|| cpu.swiglu(&swiglu, x.view(), dy.view(), y.view_mut()))
         });
     }
-    let loss = CrossEntropy { rows: 512, vocab: 8192, scale: 1.0, dtype: DType::F32 };
+    let loss = CrossEntropy { rows: 512, vocab: 8192, scale: 1.0, dtype: DType::F32, gradient: DType::F32 };
     let mut losses = buffer(&arena, &cpu, DType::F32, 512);
     let targets = vec![7u32; 512];
     group.throughput(Throughput::Bytes(Op::CrossEntropy(loss).bytes()));

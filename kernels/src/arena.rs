@@ -1,7 +1,6 @@
 use crate::ledger::{Category, Ledger, footprint};
 use crate::region::{ArenaError, Region};
 use crate::{DType, View, ViewMut};
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,12 +42,16 @@ struct Inner {
 
 #[derive(Debug)]
 struct State {
-    /// Free runs of the region, by offset; adjacent ones are merged.
-    free: BTreeMap<u64, u64>,
+    /// Free runs of the region: offset and bytes, by offset; adjacent ones are merged. They are few, and a list that has
+    /// its room takes no block from the heap when a step asks for memory.
+    free: Vec<(u64, u64)>,
     /// The end of the highest buffer ever placed.
     high_water: u64,
     ledger: Ledger,
 }
+
+/// Free runs that an arena has room for from the beginning; a step has some tens.
+const RUNS: usize = 1024;
 
 impl Arena {
     /// An arena in host memory. With a capacity, a request that would put more than that many bytes in use fails.
@@ -67,7 +70,9 @@ impl Arena {
         let machine = physical_memory();
         let wanted = capacity.map_or(machine, |c| c.min(machine)).saturating_mul(2).max(1 << 30);
         let region = reserve(wanted).or_else(|_| reserve(wanted / 4))?;
-        let state = State { free: BTreeMap::from([(0, region.bytes())]), high_water: 0, ledger: Ledger::default() };
+        let mut free = Vec::with_capacity(RUNS);
+        free.push((0, region.bytes()));
+        let state = State { free, high_water: 0, ledger: Ledger::default() };
         Ok(Arena(Arc::new(Inner {
             region: Arc::new(region),
             capacity: capacity.unwrap_or(machine),
@@ -131,11 +136,12 @@ impl State {
         if bytes == 0 {
             return Some(0);
         }
-        let fitting = self.free.iter().filter(|(_, run)| **run >= bytes);
-        let (&offset, &run) = fitting.min_by_key(|(offset, run)| (**run, **offset))?;
-        self.free.remove(&offset);
+        let fitting = self.free.iter().enumerate().filter(|(_, (_, run))| *run >= bytes);
+        let (place, &(offset, run)) = fitting.min_by_key(|(_, (offset, run))| (*run, *offset))?;
         if run > bytes {
-            self.free.insert(offset + bytes, run - bytes);
+            self.free[place] = (offset + bytes, run - bytes);
+        } else {
+            self.free.remove(place);
         }
         self.high_water = self.high_water.max(offset + bytes);
         Some(offset)
@@ -145,18 +151,18 @@ impl State {
         if bytes == 0 {
             return;
         }
-        let (mut start, mut end) = (offset, offset + bytes);
-        if let Some((&before, &run)) = self.free.range(..offset).next_back()
-            && before + run == start
-        {
-            self.free.remove(&before);
-            start = before;
+        let place = self.free.partition_point(|(start, _)| *start < offset);
+        let follows = place > 0 && self.free[place - 1].0 + self.free[place - 1].1 == offset;
+        let precedes = self.free.get(place).is_some_and(|(start, _)| *start == offset + bytes);
+        match (follows, precedes) {
+            (true, true) => {
+                let (_, after) = self.free.remove(place);
+                self.free[place - 1].1 += bytes + after;
+            }
+            (true, false) => self.free[place - 1].1 += bytes,
+            (false, true) => self.free[place] = (offset, self.free[place].1 + bytes),
+            (false, false) => self.free.insert(place, (offset, bytes)),
         }
-        if let Some(&run) = self.free.get(&end) {
-            self.free.remove(&end);
-            end += run;
-        }
-        self.free.insert(start, end - start);
     }
 }
 
@@ -278,6 +284,28 @@ mod tests {
         for make in KINDS {
             let arena = make(None).unwrap();
             assert!(arena.alloc(Category::Workspace, DType::F32, usize::MAX / 2).is_err());
+        }
+    }
+
+    #[test]
+    fn whatever_the_order_free_runs_are_apart_sorted_and_add_up() {
+        let arena = Arena::host(Some(1 << 20)).unwrap();
+        let mut buffers = Vec::new();
+        for step in 0..2000u64 {
+            let [a, b] = [0, 1].map(|i| crate::philox::normals(9, 2 * step + i)[0].to_bits() as usize);
+            if buffers.len() < 40 && a % 5 < 3 {
+                buffers.push(arena.alloc(Category::Workspace, DType::F32, b % 900).unwrap());
+            } else if !buffers.is_empty() {
+                drop(buffers.swap_remove(b % buffers.len()));
+            }
+            let state = arena.state();
+            assert!(state.free.is_sorted_by(|x, y| x.0 + x.1 < y.0), "runs touch: {:?}", state.free);
+            let free: u64 = state.free.iter().map(|(_, run)| run).sum();
+            assert_eq!(free + state.ledger.live_total(), arena.region().bytes());
+            let mut taken: Vec<_> = buffers.iter().filter(|b| b.bytes > 0).map(|b| (b.offset, b.bytes)).collect();
+            taken.extend(&state.free);
+            taken.sort_unstable();
+            assert!(taken.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0), "a gap or an overlap");
         }
     }
 

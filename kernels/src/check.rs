@@ -292,6 +292,10 @@ pub(crate) fn cross_entropy<'a>(
     losses: &ViewMut,
 ) -> Result<&'a [u32]> {
     let name = "cross_entropy";
+    if op.gradient.size() > op.dtype.size() || !op.gradient.is_float() {
+        let reason = format!("a gradient of {} has no room where logits of {} lie", op.gradient, op.dtype);
+        return Err(KernelError::Invalid { op: name, reason });
+    }
     operand(name, "logits", logits, op.dtype, elements(&[op.rows, op.vocab]))?;
     operand(name, "losses", losses, op.dtype, op.rows)?;
     operand(name, "targets", targets, DType::U32, op.rows)?;
@@ -304,7 +308,7 @@ pub(crate) fn cross_entropy<'a>(
     Ok(targets)
 }
 
-pub(crate) fn adamw(op: &AdamW, p: &ViewMut, m: &ViewMut, v: &ViewMut, g: &View) -> Result<()> {
+pub(crate) fn adamw(op: &AdamW, p: &ViewMut, m: &ViewMut, v: &ViewMut, g: &View, copy: Option<&ViewMut>) -> Result<()> {
     let name = "adamw";
     if op.step == 0 {
         return invalid(name, "step counts from 1 for the first update, 0 given".into());
@@ -315,7 +319,13 @@ pub(crate) fn adamw(op: &AdamW, p: &ViewMut, m: &ViewMut, v: &ViewMut, g: &View)
     operand(name, "p", p, op.parameters, op.len)?;
     operand(name, "m", m, op.moments, op.len)?;
     operand(name, "v", v, op.moments, op.len)?;
-    operand(name, "g", g, op.gradients, op.len)
+    operand(name, "g", g, op.gradients, op.len)?;
+    match (op.copy, copy) {
+        (Some(dtype), Some(copy)) => operand(name, "copy", copy, dtype, op.len),
+        (None, None) => Ok(()),
+        (Some(dtype), None) => invalid(name, format!("parameters are to be copied as {dtype}, but there is no copy")),
+        (None, Some(_)) => invalid(name, "there is a copy that is not asked for; leave it out or name its type".into()),
+    }
 }
 
 pub(crate) fn dropout(op: &Dropout, x: &View, y: &ViewMut) -> Result<()> {

@@ -8,6 +8,8 @@ impl Op {
     pub const fn name(&self) -> &'static str {
         match self {
             Op::Gemm(_) => "gemm",
+            Op::Prepack(_) => "prepack",
+            Op::GemmPrepacked(_) => "gemm_prepacked",
             Op::RmsNorm(_) => "rms_norm",
             Op::RmsNormBackward(_) => "rms_norm_backward",
             Op::LayerNorm(_) => "layer_norm",
@@ -63,7 +65,7 @@ impl Op {
     /// As [`Op::flops`] without what is computed a second time: backward is twice forward.
     pub fn model_flops(&self) -> u64 {
         match self {
-            Op::Gemm(g) => product(&[2, g.m as u64, g.n as u64, g.k as u64]),
+            Op::Gemm(g) | Op::GemmPrepacked(g) => product(&[2, g.m as u64, g.n as u64, g.k as u64]),
             Op::GroupedGemm(g) => product(&[2, g.rows as u64, g.out as u64, g.input as u64]),
             Op::Attention(a) | Op::NaiveAttention(a) => product(&[2, attention(a)]),
             Op::AttentionBackward(a) | Op::NaiveAttentionBackward(a) => product(&[4, attention(a)]),
@@ -74,7 +76,8 @@ impl Op {
     /// Bytes that must move between memory and the device at least once: every operand read, every result written.
     pub fn bytes(&self) -> u64 {
         let sizes: &[(DType, u64)] = match self {
-            Op::Gemm(g) => {
+            Op::Prepack(g) => &[(g.b, product(&[2, g.n as u64, g.k as u64]))],
+            Op::Gemm(g) | Op::GemmPrepacked(g) => {
                 let (m, n, k) = (g.m as u64, g.n as u64, g.k as u64);
                 let c = product(&[m, n, 1 + u64::from(g.accumulate)]);
                 &[(g.a, product(&[m, k])), (g.b, product(&[k, n])), (g.c, c)]
@@ -142,12 +145,15 @@ impl Op {
                 &[(e.dtype, product(&[3, e.rows as u64, e.cols as u64])), (DType::U32, e.rows as u64)]
             }
             Op::CrossEntropy(c) => {
-                let logits = product(&[2, c.rows as u64, c.vocab as u64]);
-                &[(c.dtype, logits), (c.dtype, c.rows as u64), (DType::U32, c.rows as u64)]
+                let logits = product(&[c.rows as u64, c.vocab as u64]);
+                let rows = c.rows as u64;
+                &[(c.dtype, logits), (c.gradient, logits), (c.dtype, rows), (DType::U32, rows)]
             }
             Op::AdamW(a) => {
                 let len = a.len as u64;
-                &[(a.parameters, product(&[2, len])), (a.moments, product(&[4, len])), (a.gradients, len)]
+                let copied = a.copy.map_or(0, |_| len);
+                let all = [(a.parameters, product(&[2, len])), (a.moments, product(&[4, len])), (a.gradients, len)];
+                &[all[0], all[1], all[2], (a.copy.unwrap_or(a.parameters), copied)]
             }
             Op::Dropout(d) => &[(d.dtype, product(&[2, d.len as u64]))],
             Op::Normal(n) => &[(n.dtype, n.len as u64)],

@@ -1,3 +1,4 @@
+use crate::affinity::Pinned;
 use crate::op::*;
 use crate::packed::{Packed, Unpack};
 use crate::{DType, ExpertKernels, ReduceOp, View, ViewMut};
@@ -61,11 +62,28 @@ pub trait Kernels: ExpertKernels + Send + Sync {
     /// Threads that share one operation.
     fn threads(&self) -> usize;
 
+    /// Puts the calling thread, which is to call these kernels, on the core that is meant for it, until the guard is
+    /// dropped. `None` where threads go where the system puts them.
+    fn settle(&self) -> Option<Pinned> {
+        None
+    }
+
     /// Elements of scratch that `op` needs (f32, or f64 when it computes in f64).
     fn workspace(&self, op: &Op) -> usize;
 
     /// See [`Gemm`].
     fn gemm(&self, op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, workspace: ViewMut<'_>) -> Result<()>;
+
+    /// Elements of f32 that B of `op` takes in the form in which products read it, where making that form costs time that
+    /// keeping it saves; `None` where it does not. It depends on k, n and the types alone.
+    fn prepacked_len(&self, op: &Gemm) -> Option<usize>;
+
+    /// Writes that form of B, for products with the same n, k, `trans_b` and types.
+    fn prepack(&self, op: &Gemm, b: View<'_>, to: ViewMut<'_>) -> Result<()>;
+
+    /// As [`Kernels::gemm`] with B prepacked: the same bits.
+    fn gemm_prepacked(&self, op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, workspace: ViewMut<'_>)
+    -> Result<()>;
 
     /// `x [rows,cols]`, `w [cols]` to `y [rows,cols]` and `rstd [rows]`.
     fn rms_norm(&self, op: &RmsNorm, x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>) -> Result<()>;
@@ -206,8 +224,8 @@ pub trait Kernels: ExpertKernels + Send + Sync {
     /// `dtable[ids[r]] += dy[r]`, rows in order.
     fn embedding_backward(&self, op: &Embedding, ids: View<'_>, dy: View<'_>, dtable: ViewMut<'_>) -> Result<()>;
 
-    /// Replaces `logits [rows,vocab]` by their scaled gradient and writes `losses [rows]`. A target of `u32::MAX` is
-    /// ignored: no loss, no gradient.
+    /// Replaces `logits [rows,vocab]` by their scaled gradient, in the type of the operation, and writes `losses [rows]`. A
+    /// target of `u32::MAX` is ignored: no loss, no gradient.
     fn cross_entropy(
         &self,
         op: &CrossEntropy,
@@ -216,8 +234,17 @@ pub trait Kernels: ExpertKernels + Send + Sync {
         losses: ViewMut<'_>,
     ) -> Result<()>;
 
-    /// Updates parameters `p` and moments `m`, `v` from gradients `g`.
-    fn adamw(&self, op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>) -> Result<()>;
+    /// Updates parameters `p` and moments `m`, `v` from gradients `g`; writes the parameters to `copy` where the operation
+    /// names its type.
+    fn adamw(
+        &self,
+        op: &AdamW,
+        p: ViewMut<'_>,
+        m: ViewMut<'_>,
+        v: ViewMut<'_>,
+        g: View<'_>,
+        copy: Option<ViewMut<'_>>,
+    ) -> Result<()>;
 
     /// See [`Dropout`].
     fn dropout(&self, op: &Dropout, x: View<'_>, y: ViewMut<'_>) -> Result<()>;

@@ -8,6 +8,11 @@
 // Memory and SIMD need it; every block gives its SAFETY reason.
 #![allow(unsafe_code)]
 
+pub mod affinity;
+// The harness of the tests in tests/, which some tests inside use too, names this crate from outside.
+#[cfg(test)]
+extern crate self as zbench_kernels;
+
 mod arena;
 mod check;
 pub mod copy;
@@ -27,6 +32,7 @@ mod reference;
 mod region;
 mod round;
 pub mod scratch;
+mod setup;
 mod stochastic;
 mod view;
 
@@ -45,4 +51,5 @@ pub use packed::{DOUBLE_BLOCK, DYNAMIC, DoubleScales, Fields, NF4, NF4_BLOCK, Pa
 pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use reference::Reference;
 pub use region::{ArenaError, Region};
+pub use setup::{INSTRUCTIONS, Setup, SetupError};
 pub use view::{View, ViewMut};

@@ -207,7 +207,8 @@ pub struct Embedding {
     pub dtype: DType,
 }
 
-/// Softmax cross-entropy over `rows` of `vocab` logits. The logits are replaced by `scale * (softmax - one_hot)`.
+/// Softmax cross-entropy over `rows` of `vocab` logits. The logits are replaced by `scale * (softmax - one_hot)`; a narrower
+/// gradient takes the front of their buffer, rows one behind the other, and leaves the rest unspecified.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropy {
     /// Tokens.
@@ -218,6 +219,8 @@ pub struct CrossEntropy {
     pub scale: f64,
     /// Type of the logits and of the losses: f32 or f64.
     pub dtype: DType,
+    /// Type of the gradient: that of the logits, or a narrower one.
+    pub gradient: DType,
 }
 
 /// One AdamW step with decoupled weight decay over `len` elements, in this order:
@@ -243,7 +246,7 @@ pub struct AdamW {
     pub grad_scale: f64,
     /// Clip factor, 1 when the norm is below the limit.
     pub clip: f64,
-    /// Types of parameters (or master weights), gradients and moments.
+    /// Type of the parameters, or of the master weights.
     pub parameters: DType,
     /// Type of the gradients.
     pub gradients: DType,
@@ -251,6 +254,9 @@ pub struct AdamW {
     pub moments: DType,
     /// How the updated parameters are rounded to their type.
     pub rounding: Rounding,
+    /// Where the updated parameters are also written in another type, rounded to the nearest: that type. What layers read,
+    /// where the parameters here are master weights.
+    pub copy: Option<DType>,
 }
 
 /// How results are rounded to the type they are stored in.
@@ -394,6 +400,10 @@ impl Quantize {
 pub enum Op {
     /// Matrix product.
     Gemm(Gemm),
+    /// B of a product brought into the form that products read.
+    Prepack(Gemm),
+    /// Matrix product with such a B.
+    GemmPrepacked(Gemm),
     /// Normalisation.
     RmsNorm(RmsNorm),
     /// Its backward.

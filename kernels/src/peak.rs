@@ -182,6 +182,21 @@ mod machine {
         // A product of tiles is 16 x 16 sums of 32 products.
         ROUNDS * 4 * 16 * 16 * 32 * 2
     }
+
+    #[cfg(all(test, target_os = "linux"))]
+    #[test]
+    fn a_burst_of_tiles_counts_what_it_does() {
+        use crate::cpu::matmul::emulator::{Engine, install, state};
+        let (engine, before) = (install(), state().dots);
+        // SAFETY: AMX is there, if only by the emulator.
+        let operations = unsafe { amx_burst() };
+        assert_eq!(operations, ROUNDS * 4 * 16 * 16 * 32 * 2);
+        if engine == Engine::Emulator {
+            // It refuses products of tiles that are not configured in full, and counts the others.
+            assert_eq!((state().dots - before) * 16 * 16 * 32 * 2, operations);
+            assert!(!state().configured, "tiles are given back");
+        }
+    }
 }
 
 #[cfg(test)]

@@ -72,6 +72,35 @@ pub(crate) fn each<T: Copy>(first: u64, len: usize, block: impl Fn(u64) -> [T; 4
     }
 }
 
+/// Blocks that are drawn side by side.
+const ABREAST: usize = 16;
+
+/// The words of elements `first` and on: word `(first + i) % 4` of block `(first + i) / 4`, as [`words_of_step`] has it
+/// ([`words`] where `step` is 0). In loops over blocks, so that vectors draw many at a time.
+#[inline(always)]
+pub(crate) fn stretch(seed: u64, stream: Stream, step: u64, first: u64, out: &mut [u32]) {
+    let (mut skip, mut block, mut done) = ((first % 4) as usize, first / 4, 0);
+    while done < out.len() {
+        let mut lanes = [[0u32; ABREAST]; 4];
+        for i in 0..ABREAST {
+            // The last block of all numbers is followed by the first.
+            let four = words_of_step(seed, stream, step, block.wrapping_add(i as u64) & (u64::MAX / 4));
+            for (lane, word) in lanes.iter_mut().zip(four) {
+                lane[i] = word;
+            }
+        }
+        let mut drawn = [0u32; 4 * ABREAST];
+        for i in 0..ABREAST {
+            for k in 0..4 {
+                drawn[4 * i + k] = lanes[k][i];
+            }
+        }
+        let take = (4 * ABREAST - skip).min(out.len() - done);
+        out[done..done + take].copy_from_slice(&drawn[skip..skip + take]);
+        (skip, block, done) = (0, block.wrapping_add(ABREAST as u64), done + take);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +125,19 @@ mod tests {
                 |b| words(9, Stream::Dropout, b),
                 |i, w| assert_eq!(w, whole[start + i]),
             );
+        }
+    }
+
+    #[test]
+    fn a_stretch_is_what_each_element_draws() {
+        for first in [0, 5, 63, 64, u64::MAX - 70, u64::MAX] {
+            for len in [0, 1, 3, 61, 64, 65, 300] {
+                let mut out = vec![7; len];
+                stretch(9, Stream::Rounding, 1 << 40 | 3, first, &mut out);
+                each(first, len, |b| words_of_step(9, Stream::Rounding, 1 << 40 | 3, b), |i, w| assert_eq!(out[i], w));
+                stretch(9, Stream::Dropout, 0, first, &mut out);
+                each(first, len, |b| words(9, Stream::Dropout, b), |i, w| assert_eq!(out[i], w, "{first} {len} {i}"));
+            }
         }
     }
 

@@ -4,11 +4,16 @@
 
 mod sync;
 mod team;
+#[cfg(test)]
+mod tests;
 
+use crate::affinity::{Pinned, keep_to};
 use std::any::Any;
+use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,9 +25,6 @@ use team::Team;
 const AT_EASE: Patience = Patience { spin: Duration::from_micros(100), pauses: 0 };
 /// Waiting where threads outnumber cores: whoever spins takes the core from one that works.
 const CROWDED: Patience = Patience { spin: Duration::from_micros(2), pauses: 4 };
-
-/// Threads of all pools of this process, their callers included.
-static LIVE: AtomicUsize = AtomicUsize::new(0);
 
 /// What all threads are to call, phase by phase; the pool keeps it only while [`Pool::phases`] waits.
 #[derive(Clone, Copy)]
@@ -40,24 +42,19 @@ type Panic = Box<dyn Any + Send>;
 struct Shared {
     team: Team<Task>,
     threads: u32,
-    cores: usize,
+    patience: Patience,
     /// Touched only when a task panics.
     panic: Mutex<Option<Panic>>,
 }
 
 impl Shared {
-    /// How to wait now: other pools come and go.
-    fn patience(&self) -> Patience {
-        if LIVE.load(Ordering::Relaxed) <= self.cores { AT_EASE } else { CROWDED }
-    }
-
     /// One thread's part of a task.
     ///
     /// # Safety
     /// The task's closure is alive.
     unsafe fn act(&self, task: Task, index: usize) -> Result<(), Panic> {
         for phase in 0..task.phases {
-            if phase > 0 && !self.team.meet(self.threads, self.patience()) {
+            if phase > 0 && !self.team.meet(self.threads, self.patience) {
                 break;
             }
             // SAFETY: promised by the caller.
@@ -74,29 +71,80 @@ pub(crate) struct Pool {
     /// Held while a task runs: one at a time. Only callers of this pool meet here.
     turn: Mutex<()>,
     workers: Vec<JoinHandle<()>>,
+    /// The caller's core.
+    leader: Option<usize>,
+}
+
+/// A worker that has a thread and no team yet: how many there will be is known when all have started.
+struct Starting {
+    thread: JoinHandle<()>,
+    settled: Receiver<Result<(), (usize, io::Error)>>,
+    shared: Sender<Arc<Shared>>,
+}
+
+impl Starting {
+    fn spawn(index: usize, core: Option<usize>) -> io::Result<Starting> {
+        let ((shared, given), (say, settled)) = (channel::<Arc<Shared>>(), channel());
+        let life = move || {
+            let kept = core.map_or(Ok(()), |core| keep_to(core).map_err(|error| (core, error)));
+            if say.send(kept).is_ok()
+                && let Ok(shared) = given.recv()
+            {
+                work(&shared, index);
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("kernels-{index}")).spawn(life)?;
+        Ok(Starting { thread, settled, shared })
+    }
 }
 
 impl Pool {
     /// A team of `threads`, the caller included; fewer when the system refuses more threads.
     pub fn new(threads: usize) -> Pool {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        // Nobody starts a task before all are there, so the number is known by then.
-        let start = |index| {
-            let (sender, receiver) = std::sync::mpsc::channel::<Arc<Shared>>();
-            let life = move || {
-                if let Ok(shared) = receiver.recv() {
-                    work(&shared, index);
-                }
-            };
-            let worker = std::thread::Builder::new().name(format!("kernels-{index}")).spawn(life).ok()?;
-            Some((sender, worker))
+        // Without cores to keep to nothing can fail.
+        Pool::with(threads, 0, None).unwrap_or_else(|_| Pool::of(Vec::new(), AT_EASE))
+    }
+
+    /// As [`Pool::new`], with `beside` more threads on the same cores, and a core for each thread where given; the
+    /// caller's is the first, where [`Pool::settle`] puts it. Where a worker cannot be kept on its core: which, and why.
+    pub fn with(threads: usize, beside: usize, cores: Option<&[usize]>) -> Result<Pool, (usize, io::Error)> {
+        let there = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let patience = if threads.saturating_add(beside) <= there { AT_EASE } else { CROWDED };
+        let core = |index: usize| cores.and_then(|cores| cores.get(index)).copied();
+        let mut starting = Vec::new();
+        for index in 1..threads {
+            match Starting::spawn(index, core(index)) {
+                Ok(worker) => starting.push(worker),
+                Err(_) => break,
+            }
+        }
+        for worker in &starting {
+            if let Ok(Err(failed)) = worker.settled.recv() {
+                // The others go home when nothing is sent to them.
+                return Err(failed);
+            }
+        }
+        let mut pool = Pool::of(starting, patience);
+        pool.leader = core(0);
+        Ok(pool)
+    }
+
+    fn of(starting: Vec<Starting>, patience: Patience) -> Pool {
+        let threads = starting.len() as u32 + 1;
+        let shared = Arc::new(Shared { team: Team::new(), threads, patience, panic: Mutex::new(None) });
+        let begin = |worker: Starting| {
+            // A worker that waits takes it.
+            let _ = worker.shared.send(shared.clone());
+            worker.thread
         };
-        let (senders, workers): (Vec<_>, Vec<_>) = (1..threads).map_while(start).unzip();
-        let threads = workers.len() + 1;
-        LIVE.fetch_add(threads, Ordering::Relaxed);
-        let shared = Arc::new(Shared { team: Team::new(), threads: threads as u32, cores, panic: Mutex::new(None) });
-        senders.iter().for_each(|sender| drop(sender.send(shared.clone())));
-        Pool { shared, turn: Mutex::new(()), workers }
+        let workers = starting.into_iter().map(begin).collect();
+        Pool { shared, turn: Mutex::new(()), workers, leader: None }
+    }
+
+    /// Keeps the calling thread on the core that is meant for it, if one is, until the guard is dropped.
+    pub fn settle(&self) -> Option<Pinned> {
+        // Cores were tried when the workers started; one that is gone since costs speed, and nothing else.
+        self.leader.and_then(|core| Pinned::to(core).ok())
     }
 
     /// Threads that share a task.
@@ -132,7 +180,7 @@ impl Pool {
         let started = unsafe { shared.team.start(Some(task), shared.threads - 1) };
         // SAFETY: the closure is alive.
         let own = unsafe { shared.act(task, 0) };
-        shared.team.finish(started, shared.patience());
+        shared.team.finish(started, shared.patience);
         let panic = shared
             .team
             .is_broken()
@@ -212,173 +260,17 @@ impl Drop for Pool {
             // A worker catches its tasks' panics, so there is nothing to pass on.
             let _ = worker.join();
         }
-        LIVE.fetch_sub(self.shared.threads as usize, Ordering::Relaxed);
     }
 }
 
 /// A worker's life.
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
-    while let Some(task) = shared.team.next(&mut seen, shared.patience()) {
+    while let Some(task) = shared.team.next(&mut seen, shared.patience) {
         // SAFETY: `phases` keeps the closure alive until this worker is done.
         if let Err(panic) = unsafe { shared.act(task, index) } {
             *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
         }
         shared.team.done();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_index_runs_once() {
-        for threads in 1..=4 {
-            let pool = Pool::new(threads);
-            for _ in 0..200 {
-                let calls: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
-                pool.run(|index| {
-                    calls[index].fetch_add(1, Ordering::Relaxed);
-                });
-                assert!(calls.iter().all(|c| c.load(Ordering::Relaxed) == 1));
-            }
-        }
-    }
-
-    #[test]
-    fn parts_cover_everything_once_and_start_on_grains() {
-        let pool = Pool::new(3);
-        for len in [0, 1, 15, 16, 17, 47, 48, 49, 1000] {
-            let hits: Vec<AtomicUsize> = (0..len).map(|_| AtomicUsize::new(0)).collect();
-            pool.split(len, 16, |_, range| {
-                assert_eq!(range.start % 16, 0);
-                range.for_each(|i| {
-                    hits[i].fetch_add(1, Ordering::Relaxed);
-                });
-            });
-            assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1));
-            let jobs = Mutex::new(vec![0; len]);
-            pool.each(len, |_, number| jobs.lock().unwrap()[number] += 1);
-            assert!(jobs.into_inner().unwrap().iter().all(|n| *n == 1));
-        }
-    }
-
-    #[test]
-    fn a_panic_on_any_thread_reaches_the_caller_and_the_pool_goes_on() {
-        let pool = Pool::new(3);
-        for bad in 0..3 {
-            let run = || pool.run(|index| assert_ne!(index, bad, "thread {index} fails"));
-            let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
-            assert!(panic.downcast_ref::<String>().unwrap().contains(&format!("thread {bad} fails")));
-            let sum = AtomicUsize::new(0);
-            pool.run(|index| {
-                sum.fetch_add(index + 1, Ordering::Relaxed);
-            });
-            assert_eq!(sum.into_inner(), 6);
-        }
-    }
-
-    #[test]
-    fn a_task_inside_a_task_runs_in_place() {
-        let pool = Pool::new(2);
-        let sum = AtomicUsize::new(0);
-        pool.run(|_| {
-            pool.run(|index| {
-                sum.fetch_add(index + 1, Ordering::Relaxed);
-            })
-        });
-        assert_eq!(sum.into_inner(), 6);
-    }
-
-    #[test]
-    fn sleeping_workers_wake_up() {
-        let pool = Pool::new(2);
-        for _ in 0..3 {
-            std::thread::sleep(std::time::Duration::from_millis(5));
-            let hits = AtomicUsize::new(0);
-            pool.run(|_| {
-                hits.fetch_add(1, Ordering::Relaxed);
-            });
-            assert_eq!(hits.into_inner(), 2);
-        }
-    }
-
-    #[test]
-    fn no_phase_begins_before_the_one_before_has_ended() {
-        for threads in [1, 2, 3, 5] {
-            let pool = Pool::new(threads);
-            for round in 0..200 {
-                let done = AtomicUsize::new(0);
-                pool.phases(4, |phase, index| {
-                    let seen = done.load(Ordering::Relaxed);
-                    assert!((phase * threads..(phase + 1) * threads).contains(&seen), "{seen} in phase {phase}");
-                    if round % 50 == 0 && index == phase % threads {
-                        std::thread::sleep(std::time::Duration::from_millis(1));
-                    }
-                    done.fetch_add(1, Ordering::Relaxed);
-                });
-                assert_eq!(done.into_inner(), 4 * threads);
-            }
-        }
-    }
-
-    #[test]
-    fn lots_follow_each_other_and_every_job_is_done_once() {
-        let pool = Pool::new(3);
-        for counts in [[0, 5, 1], [7, 0, 9], [1, 1, 40]] {
-            let done = AtomicUsize::new(0);
-            let jobs: Vec<_> = (0..counts.iter().sum()).map(|_| AtomicUsize::new(0)).collect();
-            pool.each_of(counts, |lot, _, number| {
-                let before: usize = counts[..lot].iter().sum();
-                assert!(done.fetch_add(1, Ordering::Relaxed) >= before);
-                jobs[before + number].fetch_add(1, Ordering::Relaxed);
-            });
-            assert!(jobs.iter().all(|job| job.load(Ordering::Relaxed) == 1));
-        }
-    }
-
-    #[test]
-    fn a_panic_in_a_phase_leaves_nobody_waiting() {
-        let pool = Pool::new(3);
-        for (bad, phase) in [(0, 0), (1, 0), (2, 1), (0, 1), (1, 2), (2, 2)] {
-            let run = || pool.phases(3, |p, index| assert_ne!((index, p), (bad, phase), "thread {index} fails"));
-            let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
-            assert!(panic.downcast_ref::<String>().unwrap().contains(&format!("thread {bad} fails")));
-            let sum = AtomicUsize::new(0);
-            pool.phases(2, |p, index| {
-                sum.fetch_add(10 * p + index, Ordering::Relaxed);
-            });
-            assert_eq!(sum.into_inner(), 36);
-        }
-    }
-
-    #[test]
-    fn phases_inside_a_task_run_in_place() {
-        let pool = Pool::new(2);
-        let sum = AtomicUsize::new(0);
-        pool.run(|_| {
-            let own = AtomicUsize::new(0);
-            pool.phases(2, |phase, index| assert_eq!(own.fetch_add(1, Ordering::Relaxed), 2 * phase + index));
-            sum.fetch_add(own.into_inner(), Ordering::Relaxed);
-        });
-        assert_eq!(sum.into_inner(), 8);
-    }
-
-    #[test]
-    fn callers_that_come_at_the_same_time_all_get_their_work_done() {
-        let (pool, sum) = (Pool::new(2), AtomicUsize::new(0));
-        std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    for _ in 0..500 {
-                        pool.phases(2, |_, index| {
-                            sum.fetch_add(index + 1, Ordering::Relaxed);
-                        });
-                    }
-                });
-            }
-        });
-        assert_eq!(sum.into_inner(), 3 * 500 * 6);
     }
 }

@@ -85,10 +85,17 @@ impl Region {
         let kind = if file.is_some() { libc::MAP_SHARED } else { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS };
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_NORESERVE);
         let fd = file.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        // SAFETY: a mapping at an address of the system's choosing touches no memory of ours.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, fd, 0) };
+        let place = place(length)?;
+        let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
+        // SAFETY: the system chooses the address, or it is that of address space which `place` has reserved for this.
+        let base = unsafe { libc::mmap(place, length, access, flags | fixed, fd, 0) };
         if base == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error());
+            let error = std::io::Error::last_os_error();
+            if !place.is_null() {
+                // SAFETY: what `place` reserved; nobody has it.
+                unsafe { libc::munmap(place, length) };
+            }
+            return Err(error);
         }
         // SAFETY: the range was just mapped. Huge pages are a wish; where refused (shared memory often is: see
         // /sys/kernel/mm/transparent_hugepage/shmem_enabled), nothing is lost but speed.
@@ -118,6 +125,40 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: base and bytes are those of the mapping made in `map`, and nothing borrows it any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
+    }
+}
+
+/// The size of the pages that large regions begin on, so that all of them can lie on huge pages: those of x86-64, and of
+/// aarch64 with pages of 4 KiB.
+const HUGE: usize = 2 << 20;
+
+/// Reserves `length` bytes of address space that begin on a huge page; null where they are too few to care. Only since
+/// Linux 6.7 does the system choose such an address by itself, and memory of a file can lie on huge pages nowhere else.
+fn place(length: usize) -> std::io::Result<*mut libc::c_void> {
+    if length < HUGE {
+        return Ok(std::ptr::null_mut());
+    }
+    let room = length.checked_add(HUGE).ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a mapping at an address of the system's choosing, which nobody may touch yet.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), room, libc::PROT_NONE, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error());
+    }
+    let before = start.align_offset(HUGE);
+    // SAFETY: sysconf reads a number.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let end = (before + length).next_multiple_of(page);
+    // SAFETY: both ends lie inside the room reserved above, begin on a page, and nobody has them.
+    unsafe {
+        let place = start.byte_add(before);
+        if before > 0 {
+            libc::munmap(start, before);
+        }
+        if end < room {
+            libc::munmap(start.byte_add(end), room - end);
+        }
+        Ok(place)
     }
 }
 
@@ -190,6 +231,27 @@ mod tests {
         // The peers keep the memory after its maker is gone.
         drop((buffer, arena, region));
         assert_eq!(bytes_at(&peers[0], offset + 999 * 4), 2.5f32.to_ne_bytes());
+    }
+
+    #[test]
+    fn large_regions_begin_on_a_huge_page_and_leave_nothing_behind() {
+        let mapped = || std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().to_string();
+        let _ = mapped();
+        for bytes in [HUGE as u64, 3 * HUGE as u64 + 5, (1 << 30) + 4096] {
+            for make in [Region::reserve, Region::shared] {
+                let region = make(bytes).unwrap();
+                assert_eq!(region.base().as_ptr() as usize % HUGE, 0);
+                write_at(&region, bytes as usize - 4, *b"last");
+                assert_eq!(bytes_at(&region, bytes as usize - 4), *b"last");
+                let peer = region.fd().map(|_| Region::open(copy(&region), bytes).unwrap());
+                assert!(peer.is_none_or(|peer| peer.base().as_ptr() as usize % HUGE == 0));
+            }
+        }
+        // Other tests map memory at the same time: a leak of address space would show as thousands of regions.
+        let pages = |text: String| text.parse::<u64>().unwrap();
+        let before = pages(mapped());
+        (0..200).for_each(|_| drop(Region::reserve(1 << 30).unwrap()));
+        assert!(pages(mapped()).saturating_sub(before) < 100 << 18, "100 of 200 GiB are still mapped");
     }
 
     #[test]

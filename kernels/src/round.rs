@@ -6,7 +6,7 @@
 use half::{bf16, f16};
 
 /// An element type that is stored narrow or wide but computed in f32.
-pub(crate) trait Float32: crate::Element {
+pub(crate) trait Float32: crate::Element + Send + Sync {
     /// The value as f32; exact.
     fn widen(self) -> f32;
     /// The nearest value of this type, ties to even.

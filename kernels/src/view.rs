@@ -75,16 +75,9 @@ impl<'a> View<'a> {
 
     /// The same bytes as elements of another type: for records that hold several. An error where they do not fit it.
     pub fn reinterpret(&self, dtype: DType) -> Result<View<'a>, KernelError> {
-        let (op, bytes, size) = ("reinterpret", self.len * self.dtype.size(), dtype.size());
-        if !bytes.is_multiple_of(size) || !self.ptr.addr().get().is_multiple_of(size) {
-            let at = self.ptr.addr();
-            let reason = format!(
-                "{bytes} bytes at address {at} are no elements of {dtype}; begin and end at multiples of {size}"
-            );
-            return Err(KernelError::Invalid { op, reason });
-        }
+        let len = reinterpreted(self.ptr, self.len, self.dtype, dtype)?;
         // Elements are plain bytes: every pattern of bits is one, and the address is aligned for them.
-        Ok(View { ptr: self.ptr, len: bytes / size, dtype, life: PhantomData })
+        Ok(View { ptr: self.ptr, len, dtype, life: PhantomData })
     }
 
     /// The elements as a Rust slice; an error when the type is another.
@@ -162,6 +155,12 @@ impl<'a> ViewMut<'a> {
         (ViewMut { len: middle, ..self }, tail)
     }
 
+    /// As [`View::reinterpret`].
+    pub fn into_reinterpreted(self, dtype: DType) -> Result<ViewMut<'a>, KernelError> {
+        let len = reinterpreted(self.ptr, self.len, self.dtype, dtype)?;
+        Ok(ViewMut { ptr: self.ptr, len, dtype, life: PhantomData })
+    }
+
     /// The elements as a Rust slice for as long as they are lent; an error when the type is another.
     pub fn into_slice_mut<T: Element>(self) -> Result<&'a mut [T], KernelError> {
         expect::<T>(self.dtype)?;
@@ -175,6 +174,17 @@ impl<'a> ViewMut<'a> {
         // SAFETY: as View::as_slice, and this view is the only user of the memory.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len) })
     }
+}
+
+/// Elements of type `to` that lie in `len` of type `from`.
+fn reinterpreted(ptr: NonNull<u8>, len: usize, from: DType, to: DType) -> Result<usize, KernelError> {
+    let (op, bytes, size, at) = ("reinterpret", len * from.size(), to.size(), ptr.addr());
+    if !bytes.is_multiple_of(size) || !at.get().is_multiple_of(size) {
+        let reason =
+            format!("{bytes} bytes at address {at} are no elements of {to}; begin and end at multiples of {size}");
+        return Err(KernelError::Invalid { op, reason });
+    }
+    Ok(bytes / size)
 }
 
 fn check(range: &Range<usize>, len: usize) {

@@ -11,6 +11,7 @@ mod words;
 
 use std::collections::HashMap;
 
+use crate::bench;
 use crate::collectives::document as collectives;
 use crate::document::{Block, Document};
 use crate::figures;
@@ -25,26 +26,31 @@ use crate::{steady, units};
 /// Trials are gathered by key; every record appears, whatever its outcome. Rows are in the order of the median tokens per
 /// second, ranks with ties as in [`crate::stats::places`]; a cell that fails loss parity or has only trials with validity
 /// flags is not ranked. Cells that did not run are answered for by their plan.
-/// Records of the interconnect test are no cells: they have a section of their own.
+/// Records of the interconnect test and of the kernels are no cells: they have sections of their own.
 pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
-    let (links, cells): (Vec<&Record>, Vec<&Record>) =
+    let (links, others): (Vec<&Record>, Vec<&Record>) =
         records.iter().partition(|record| collectives::is_of_suite(record));
-    if links.is_empty() {
+    let (kernels, cells): (Vec<&Record>, Vec<&Record>) =
+        others.into_iter().partition(|record| bench::suite(record).is_some());
+    let apart: Vec<&Record> = links.iter().chain(&kernels).copied().collect();
+    if apart.is_empty() {
         return of_cells(&cells, question);
     }
+    let title = if links.is_empty() { bench::title(&kernels) } else { "Interconnect" };
     let mut document = match cells.is_empty() {
-        true => Document::new("Interconnect"),
+        true => Document::new(title),
         false => of_cells(&cells, question),
     };
     if cells.is_empty() {
         asked(&mut document, question);
         document.heading("Machine");
-        machine::words(&mut document, &links);
+        machine::words(&mut document, &apart);
     }
     collectives::report(&mut document, &links);
+    bench::report(&mut document, &kernels);
     if cells.is_empty() {
         document.heading("Environment");
-        machine::table(&mut document, &links);
+        machine::table(&mut document, &apart);
     }
     document
 }

@@ -7,6 +7,7 @@
 //! arguments: nothing here measures, prints or knows how a record came about.
 
 pub mod batch;
+pub mod bench;
 pub mod bundle;
 pub mod collectives;
 pub mod compare;

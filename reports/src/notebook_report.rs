@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::bench;
 use crate::document::{Column, Document, Entry, Table, Tone};
 use crate::grid_report::{first_letters, flatten, telling_length};
 use crate::record::{Category, Record, Remark};
@@ -39,10 +40,14 @@ pub fn list_with(records: &[Record], remarks: &[Remark], of: Option<usize>) -> D
         .iter()
         .filter(|remark| !remark.is_tagging())
         .for_each(|remark| *said.entry(&remark.note_for).or_default() += 1);
+    // Kernels have shapes where training has strategies: a column where there are such records.
+    let has_kernels = records.iter().any(|record| bench::label(record).is_some());
+    let shape = Column::words("of");
     let columns = vec![
         Column::words("record"),
         Column::words("started"),
         Column::words("name"),
+        if has_kernels { shape } else { shape.for_machines() },
         Column::words("strategy"),
         Column::numbers("ranks", ""),
         Column::words("key"),
@@ -66,6 +71,7 @@ pub fn list_with(records: &[Record], remarks: &[Remark], of: Option<usize>) -> D
             Entry { text: first_letters(&record.id, id_length).to_string(), ..Entry::words(&record.id) },
             Entry::words(&record.started),
             Entry::words(&record.name),
+            bench::label(record).map_or_else(Entry::nothing, Entry::words),
             setting("parallel.strategy"),
             setting("parallel.ranks"),
             Entry { text: first_letters(&record.key, key_length).to_string(), ..Entry::words(&record.key) },

@@ -1,5 +1,5 @@
 //! Fits into a machine profile: tables `[collectives.BACKEND.ranks-N.COLLECTIVE]` of a TOML file, whose other keys, order
-//! and comments stay as they are.
+//! and comments stay as they are. [`merge`] is how `zbench calibrate` puts its own there.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -42,56 +42,71 @@ pub fn default_path(host: &str) -> PathBuf {
 /// # Errors
 /// As [`ProfileError`] says; the file is then as it was.
 pub fn save(path: &Path, settings: &Settings, sections: &[Section], measured: &str) -> Result<usize, ProfileError> {
+    let (mut text, mut names) = (String::new(), Vec::new());
+    for section in sections.iter().filter(|section| !section.fits.is_empty()) {
+        let name = format!("[collectives.{}.ranks-{}.{}]", settings.backend, settings.group_ranks, section.collective);
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&table(&name, settings, &section.fits, measured));
+        names.push(name);
+    }
+    let is_ours = |heading: &str| names.iter().any(|name| name == heading);
+    merge(path, "measured by zbench allreduce", "collectives", &is_ours, &text)?;
+    Ok(names.len())
+}
+
+/// Puts tables at the end of a profile, which is made where it is not there, and takes those away that they replace. All
+/// of them are below the key `own`; the other keys, their order and comments stay as they are.
+///
+/// # Errors
+/// As [`ProfileError`] says; the file is then as it was.
+pub fn merge(
+    path: &Path,
+    about: &str,
+    own: &str,
+    is_replaced: &dyn Fn(&str) -> bool,
+    tables: &str,
+) -> Result<(), ProfileError> {
     let file = |what, source| ProfileError::File { path: path.into(), what, source };
     let broken = |reason: String| ProfileError::Toml { path: path.into(), reason };
     let before = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            "about = \"measured by zbench allreduce\"\ndevice = \"cpu\"\n".into()
+            format!("about = \"{about}\"\ndevice = \"cpu\"\n")
         }
         Err(error) => return Err(file("read", error)),
     };
     let old: toml::Table = before.parse().map_err(|error: toml::de::Error| broken(error.to_string()))?;
-    let mut text = before;
-    let mut written = 0;
-    for section in sections.iter().filter(|section| !section.fits.is_empty()) {
-        let name = format!("[collectives.{}.ranks-{}.{}]", settings.backend, settings.group_ranks, section.collective);
-        text = without(&text, &name);
-        if !text.is_empty() && !text.ends_with("\n\n") {
-            text.push('\n');
-        }
-        text.push_str(&table(&name, settings, &section.fits, measured));
-        written += 1;
+    let mut text = without(&before, is_replaced);
+    if !text.is_empty() && !text.ends_with("\n\n") {
+        text.push('\n');
     }
+    text.push_str(tables);
     // What was there under another form of writing would be there twice now, and is then no TOML.
     let new: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-        broken(format!("its [collectives] is not written as zbench writes it; remove that part ({})", error.message()))
+        broken(format!("its [{own}] is not written as zbench writes it; remove that part ({})", error.message()))
     })?;
-    let others = |table: &toml::Table| table.iter().filter(|(key, _)| *key != "collectives").count();
-    if old.iter().any(|(key, value)| key != "collectives" && new.get(key) != Some(value))
-        || others(&old) != others(&new)
-    {
-        return Err(broken("adding the fits would change its other keys".into()));
+    let others = |table: &toml::Table| table.iter().filter(|(key, _)| *key != own).count();
+    if old.iter().any(|(key, value)| key != own && new.get(key) != Some(value)) || others(&old) != others(&new) {
+        return Err(broken(format!("adding to its [{own}] would change its other keys")));
     }
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).map_err(|error| file("written", error))?;
     }
     // Whole or not at all.
     let beside = path.with_extension("toml.new");
-    std::fs::write(&beside, &text)
-        .and_then(|()| std::fs::rename(&beside, path))
-        .map_err(|error| file("written", error))?;
-    Ok(written)
+    std::fs::write(&beside, &text).and_then(|()| std::fs::rename(&beside, path)).map_err(|error| file("written", error))
 }
 
-/// The text without the table of this heading.
-fn without(text: &str, heading: &str) -> String {
+/// The text without the tables of these headings.
+fn without(text: &str, is_replaced: &dyn Fn(&str) -> bool) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut inside = false;
     for line in text.split_inclusive('\n') {
         let trimmed = line.trim();
         if trimmed.starts_with('[') {
-            inside = trimmed == heading;
+            inside = is_replaced(trimmed);
         }
         if !inside {
             kept.push_str(line);

@@ -30,6 +30,9 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
     if is_of_suite(&record) {
         return collectives(global, session, &notebook, &record);
     }
+    if zbench_reports::bench::suite(&record).is_some() {
+        return super::bench::repro(global, &record, timeout);
+    }
     let cell: Cell = serde_json::from_value(record.cell.clone())
         .with_context(|| format!("the record {} holds no configuration that this version can run", record.id))?;
     let mut files = Files::default();

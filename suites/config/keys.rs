@@ -41,6 +41,17 @@ const PRESETS: Kind =
 const HF: Default = From("the preset's or the file's, else that of transformers for the family");
 const PRESET: Default = From("precision.preset's");
 
+/// "auto" and the names of the kernels' instructions.
+const INSTRUCTIONS: &[&str] = &{
+    let mut words = ["auto"; zbench_kernels::INSTRUCTIONS.len() + 1];
+    let mut i = 0;
+    while i < zbench_kernels::INSTRUCTIONS.len() {
+        words[i + 1] = zbench_kernels::INSTRUCTIONS[i];
+        i += 1;
+    }
+    words
+};
+
 /// The table.
 pub const KEYS: &[Key] = &[
     key("name", Text, From("the file's name without .toml"), "Title of the notebook entry."),
@@ -49,7 +60,7 @@ pub const KEYS: &[Key] = &[
         "suite",
         Choice(&["train", "gemm", "attention", "collectives", "checkpoint", "io"]),
         Is("\"train\""),
-        "What is measured. This version has train.",
+        "What is measured. This version has train, gemm and attention (docs/kernels.md); collectives is `zbench allreduce`.",
     ),
     key(
         "model.preset",
@@ -275,6 +286,13 @@ pub const KEYS: &[Key] = &[
         "What forward keeps for backward: \"none\" (everything), \"full\", \"selective\", \"sqrt\", { every = k }, or a \
          list of the tensors kept of each block.",
     ),
+    key(
+        "memory.prepack",
+        Choice(&["none", "step"]),
+        Is("\"none\""),
+        "\"step\" keeps each matrix of weights in the two forms that products read, made once a step: as much memory again, \
+         twice, for no packing in forward and backward. For whole weights in the compute type: ddp, zero1, zero2.",
+    ),
     key("memory.attention", Choice(&["flash", "naive"]), Is("\"flash\""), "The attention kernel."),
     key(
         "memory.offload_optimizer",
@@ -380,6 +398,18 @@ pub const KEYS: &[Key] = &[
         "Threads of one rank.",
     ),
     key(
+        "hardware.instructions",
+        Choice(INSTRUCTIONS),
+        Is("\"auto\""),
+        "Vector instructions that kernels are held to; auto is the best that the CPU has (zbench doctor lists them). A cell for others is skipped.",
+    ),
+    key(
+        "hardware.pin",
+        Choice(&["none", "cores"]),
+        Is("\"none\""),
+        "cores keeps every thread to a core of its own: ranks take the cores that zbench may use in order. Where there are too few the cell is skipped.",
+    ),
+    key(
         "link.node.bandwidth",
         Bandwidth,
         From("absent: no emulated link"),
@@ -391,6 +421,54 @@ pub const KEYS: &[Key] = &[
         From("0 where link.node.bandwidth is given"),
         "Time that every transfer between nodes takes beside its bytes, once for each step of its ring.",
     ),
+    key(
+        "gemm.shape",
+        Shape,
+        From("absent: every matrix product of a training step of the model"),
+        "Suite gemm: a matrix product, as \"2048x2048x512\": rows and columns of C, length of the sums.",
+    ),
+    key(
+        "gemm.layout",
+        Choice(&["nn", "nt", "tn", "tt"]),
+        Is("\"nt\""),
+        "How A and B are stored: n as the product reads it, t the other way.",
+    ),
+    key(
+        "gemm.dtype",
+        DTYPE,
+        From("f32; of a model's products what [precision] says"),
+        "Type of A and B. With a model it stands for the precision.preset f32, bf16-mixed or f16-mixed.",
+    ),
+    key("gemm.output", DTYPE, From("gemm.dtype"), "Type of C."),
+    key("gemm.accumulate", Bool, Is("false"), "Whether the product is added to C."),
+    key(
+        "gemm.buffers",
+        Choice(&["rotate", "hot"]),
+        Is("\"rotate\""),
+        "Buffers of successive calls: other memory each time, more than the caches hold, or always the same.",
+    ),
+    key("attention.batch", SIZE, Is("1"), "Suite attention: sequences."),
+    key("attention.heads", SIZE, Is("8"), "Query heads."),
+    key("attention.kv_heads", SIZE, From("attention.heads"), "Key and value heads; must divide the query heads."),
+    key("attention.head_dim", Count { min: 1, max: 1 << 16 }, Is("64"), "Elements of a head."),
+    key("attention.seq_len", SIZE, Is("512"), "Tokens of a sequence."),
+    key("attention.window", NUMBER, Is("0"), "Tokens that one sees, itself the last; 0 = all before it."),
+    key("attention.dtype", DTYPE, Is("\"f32\""), "Type of everything but sums."),
+    key("attention.pass", Choice(&["forward", "backward", "both"]), Is("\"both\""), "What is timed, each by itself."),
+    key(
+        "attention.kernel",
+        Choice(&["flash", "naive", "both"]),
+        Is("\"both\""),
+        "Which kernels; both are compared with each other too.",
+    ),
+    key(
+        "bench.seconds",
+        Real { min: 0.0, max: 3600.0, positive: false },
+        Is("0.5"),
+        "Suites gemm and attention: samples of a kernel are taken for this long.",
+    ),
+    key("bench.iterations", Count { min: 1, max: 1_000_000 }, Is("10"), "And there are at least as many."),
+    key("bench.warmup", Real { min: 0.0, max: 3600.0, positive: false }, Is("0.1"), "Seconds of calls before them."),
 ];
 
 /// A number from 0.

@@ -56,6 +56,8 @@ pub enum Kind {
     RopeScaling,
     /// A list of whole numbers.
     Counts,
+    /// `MxNxK` of a matrix product.
+    Shape,
 }
 
 const CHECKPOINTING: &[&str] = &["none", "full", "selective", "sqrt"];
@@ -90,6 +92,7 @@ impl fmt::Display for Kind {
             Kind::SomeTargets => f.write_str("list of linear layers, which may be empty, or `\"all-linear\"`"),
             Kind::RopeScaling => f.write_str("table"),
             Kind::Counts => f.write_str("list of whole numbers from 0"),
+            Kind::Shape => f.write_str("`\"MxNxK\"`"),
         }
     }
 }
@@ -182,6 +185,10 @@ impl Kind {
             Kind::Counts => match value.as_array() {
                 Some(list) => list.iter().try_for_each(|item| check_count(0, i64::MAX, item)),
                 None => Err(wrong_type("a list of whole numbers, as [0, 1]", value)),
+            },
+            Kind::Shape => match value.as_str() {
+                Some(text) => crate::bench::gemm::shape(text).map(|_| ()),
+                None => Err(wrong_type("a shape in quotes, as \"2048x2048x512\"", value)),
             },
         }
     }

@@ -84,10 +84,13 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
                 AttentionKind::Flash
             },
             capacity,
+            prepack: values.text("memory.prepack") == "step",
         },
         hardware: Hardware {
             device,
             threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads),
+            instructions: Some(values.text("hardware.instructions")).filter(|name| name != "auto"),
+            pin: if values.text("hardware.pin") == "cores" { Pin::Cores } else { Pin::None },
         },
         model,
         train,
@@ -101,16 +104,16 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
 }
 
 /// Typed access to checked settings; absent ones have the default of the table.
-struct Values<'a> {
-    settings: &'a Settings,
+pub(crate) struct Values<'a> {
+    pub(crate) settings: &'a Settings,
 }
 
 impl Values<'_> {
-    fn given(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn given(&self, key: &str) -> Option<&Value> {
         self.settings.get(key).map(|setting| &setting.value)
     }
 
-    fn value(&self, key: &str) -> Value {
+    pub(crate) fn value(&self, key: &str) -> Value {
         let default = || match keys::find(key).map(|key| &key.default) {
             Some(Default::Is(text)) => document::bare(text),
             _ => Value::String(String::new()),
@@ -118,28 +121,28 @@ impl Values<'_> {
         self.given(key).cloned().unwrap_or_else(default)
     }
 
-    fn given_count(&self, key: &str) -> Option<usize> {
+    pub(crate) fn given_count(&self, key: &str) -> Option<usize> {
         self.given(key).and_then(Value::as_integer).and_then(|n| usize::try_from(n).ok())
     }
 
     /// A whole number; its kind has refused anything else.
-    fn count(&self, key: &str) -> usize {
+    pub(crate) fn count(&self, key: &str) -> usize {
         self.value(key).as_integer().and_then(|n| usize::try_from(n).ok()).unwrap_or_default()
     }
 
-    fn real(&self, key: &str) -> f64 {
+    pub(crate) fn real(&self, key: &str) -> f64 {
         number(&self.value(key)).unwrap_or_default()
     }
 
-    fn given_text(&self, key: &str) -> Option<String> {
+    pub(crate) fn given_text(&self, key: &str) -> Option<String> {
         self.given(key).and_then(Value::as_str).map(str::to_string)
     }
 
-    fn text(&self, key: &str) -> String {
+    pub(crate) fn text(&self, key: &str) -> String {
         self.value(key).as_str().unwrap_or_default().to_string()
     }
 
-    fn refuse(&self, key: &str, others: &[&str], message: impl Into<String>) -> Refusal {
+    pub(crate) fn refuse(&self, key: &str, others: &[&str], message: impl Into<String>) -> Refusal {
         let grid = |key: &str| self.settings.get(key).is_some_and(|setting| setting.from_grid);
         // A key that the file leaves out stands where the first of those it clashes with does.
         let written = std::iter::once(&key).chain(others).find_map(|key| self.settings.get(*key));
@@ -158,8 +161,20 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
         let given = values.value(key);
         Err(values.refuse(key, &[], format!("{given} is not in this version of zbench; {instead}")))
     };
-    if values.text("suite") != "train" {
-        return refuse("suite", "write \"train\"");
+    match values.text("suite").as_str() {
+        "train" => {}
+        suite @ ("gemm" | "attention") => {
+            let message = format!(
+                "\"{suite}\" is measured by `zbench grid FILE` and `zbench {suite} FILE`, where the file states it outside [grid]"
+            );
+            return Err(values.refuse("suite", &[], message));
+        }
+        _ => return refuse("suite", "write \"train\", \"gemm\" or \"attention\""),
+    }
+    let of_kernels = |key: &&&str| ["gemm.", "attention.", "bench."].iter().any(|section| key.starts_with(section));
+    if let Some(key) = values.settings.keys().find(of_kernels) {
+        let message = "has no effect when suite is \"train\"; leave it out, or write suite = \"gemm\" or \"attention\"";
+        return Err(values.refuse(key, &["suite"], message));
     }
     for degree in ["tensor", "sequence", "pipeline", "context", "expert"] {
         let key = format!("parallel.{degree}");

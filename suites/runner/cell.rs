@@ -6,10 +6,11 @@ use super::processes;
 use super::protocol::{self, End, Ended, Event, Job, RankEnd};
 use super::rank::{read_job, say};
 use zbench_engine::config::Backend;
+use zbench_engine::hardware;
 use zbench_engine::outcome::{Cause, Failure};
 use zbench_engine::plan::Plan;
 use zbench_engine::train::train;
-use zbench_kernels::{Cpu, peak};
+use zbench_kernels::peak;
 use zbench_reports::record::{Source, Status};
 
 /// Exit status of a process that could not even begin.
@@ -36,9 +37,12 @@ pub fn main() -> u8 {
 /// Ranks as threads of this process.
 fn threads(job: &Job) -> End {
     let cell = &job.cell;
-    let plan = match Plan::new(cell, &Cpu::new(cell.hardware.threads_per_rank)) {
+    let plan = hardware::planner(cell)
+        .map_err(|error| error.to_string())
+        .and_then(|kernels| Plan::new(cell, &kernels).map_err(|error| error.to_string()));
+    let plan = match plan {
         Ok(plan) => plan,
-        Err(error) => return End::failed(error.to_string()),
+        Err(reason) => return End::failed(reason),
     };
     let threads = cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank).min(job.cores).max(1);
     let peak = || peak::measure(threads, cell.precision.compute, job.peak_seconds);

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
+use zbench_engine::hardware::Seat;
 use zbench_engine::train::Standing;
 use zbench_reports::record::{Source, Status, Step};
 
@@ -177,9 +178,11 @@ impl Launched<'_> {
             let of_host = |other: &usize| hosts.get(*other) == hosts.get(rank);
             let first = (0..size).find(of_host) == Some(rank);
             let ranks_here = (0..size).filter(of_host).count();
+            let seat = Seat { index: (0..rank).filter(of_host).count(), ranks: ranks_here, process: true };
             RankJob {
                 cell: cell.clone(),
                 rank,
+                seat,
                 meeting: Some(meeting.clone()),
                 peak_threads: if first { ranks_here.saturating_mul(cell.hardware.threads_per_rank) } else { 0 },
                 peak_seconds: self.peak_seconds,

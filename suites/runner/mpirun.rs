@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use zbench_engine::comm::{Communicator, Meeting, Rendezvous};
+use zbench_engine::hardware::{self, Seat};
 use zbench_engine::train::Standing;
 use zbench_kernels::Kernels;
 use zbench_reports::record::{Source, Status, Step};
@@ -87,7 +88,10 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
         let here = hosts.iter().filter(|host| **host == hosts[rank]).count();
         let first = hosts.iter().position(|host| *host == hosts[rank]) == Some(rank);
         let peak_threads = if first { here.saturating_mul(cell.hardware.threads_per_rank) } else { 0 };
-        let job = RankJob { cell: cell.clone(), rank, meeting: None, peak_threads, peak_seconds: job.peak_seconds };
+        let index = hosts[..rank].iter().filter(|host| **host == hosts[rank]).count();
+        let seat = Seat { index, ranks: here, process: true };
+        let job =
+            RankJob { cell: cell.clone(), rank, seat, meeting: None, peak_threads, peak_seconds: job.peak_seconds };
         line.say(&Word::Job(Box::new(job)));
     }
     let mut steps = Vec::new();
@@ -361,7 +365,8 @@ fn serve() -> Result<(), String> {
 
 fn connect(world: &World, job: &RankJob) -> Result<Box<dyn Communicator>, String> {
     let parallel = &job.cell.parallel;
-    let kernels: Arc<dyn Kernels> = Arc::new(zbench_kernels::Cpu::new(job.cell.hardware.threads_per_rank));
+    let kernels = hardware::cpu(&job.cell, job.seat).map_err(|error| error.to_string())?;
+    let kernels: Arc<dyn Kernels> = Arc::new(kernels);
     let arena = zbench_kernels::Arena::host(Some(0)).map_err(|error| error.to_string())?;
     let options = Options { timeout: parallel.stall, stall: parallel.stall, quiet: true };
     let world = World { source: if world.size == 1 { Launcher::Ours } else { world.source }, ..world.clone() };

@@ -26,7 +26,7 @@ pub fn class(cell: &Cell) -> String {
     let mut value = plain(cell);
     let unlike = [
         ("parallel", &["strategy", "shard", "prefetch", "ranks_per_node", "backend", "stall"][..]),
-        ("memory", &["checkpointing", "attention", "capacity"]),
+        ("memory", &["checkpointing", "attention", "capacity", "prepack"]),
         ("hardware", &["threads_per_rank"]),
     ];
     for (section, keys) in unlike {

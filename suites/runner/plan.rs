@@ -5,6 +5,7 @@ use crate::config::Resolved;
 use crate::grid::GridCell;
 use crate::launch;
 use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Strategy};
+use zbench_engine::hardware;
 use zbench_engine::outcome::Estimate;
 use zbench_engine::plan::Plan;
 use zbench_kernels::{Category, Cpu, DType};
@@ -111,7 +112,9 @@ pub fn plan(grid: GridCell, proxy_of: Option<String>) -> Planned {
 /// The estimate of a cell, from the plan that a run would carry out.
 pub fn estimate(cell: &Cell) -> Result<Estimate, String> {
     // The kernels are asked for their scratch sizes, which depend on the threads of a rank; nothing runs on them.
-    let plan = Plan::new(cell, &Cpu::new(cell.hardware.threads_per_rank)).map_err(|error| error.to_string())?;
+    // Where the cell's instructions are not those of this CPU it is estimated with what is here, and does not run.
+    let kernels = hardware::planner(cell).unwrap_or_else(|_| Cpu::new(cell.hardware.threads_per_rank));
+    let plan = Plan::new(cell, &kernels).map_err(|error| error.to_string())?;
     Ok(plan.estimate)
 }
 
@@ -146,6 +149,9 @@ fn decide(resolved: &Resolved, estimate: &Estimate) -> Decision {
         return record(Status::OutOfMemory, reason, Source::Plan);
     }
     let here = ranks_here(cell);
+    if let Err(error) = hardware::planner(cell).and_then(|_| hardware::enough_cores(cell, here)) {
+        return record(Status::Skipped, error.to_string(), Source::Host);
+    }
     let all = total.saturating_mul(here as u64);
     match machine::memory_bytes("MemTotal") {
         Some(memory) if all > memory && cell.memory.capacity.is_none_or(|capacity| total <= capacity) => {

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
+use zbench_engine::hardware::Seat;
 use zbench_engine::train::Standing;
 use zbench_reports::record::{Source, Status, Step};
 
@@ -57,6 +58,7 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
     let rank_job = |rank: usize| RankJob {
         cell: cell.clone(),
         rank,
+        seat: Seat { index: rank, ranks, process: true },
         meeting: Some((start.host.clone(), start.port, start.token.clone())),
         peak_threads: if rank == 0 { threads } else { 0 },
         peak_seconds: job.peak_seconds,

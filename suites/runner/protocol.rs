@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::Cell;
+use zbench_engine::hardware::Seat;
 use zbench_engine::outcome;
 use zbench_engine::train::Standing;
 use zbench_kernels::{Category, Ledger};
@@ -39,6 +40,8 @@ pub struct RankJob {
     pub cell: Cell,
     /// Which rank of it.
     pub rank: usize,
+    /// Where it stands among the ranks of its host.
+    pub seat: Seat,
     /// Where the ranks of this trial meet: host, port, and what they know. Backends with a meeting of their own have none.
     pub meeting: Option<(String, u16, String)>,
     /// Threads with which it measures the peak of its host; 0 where another rank does.

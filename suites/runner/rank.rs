@@ -7,11 +7,12 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 use zbench_engine::comm::{CommError, Communicator};
 use zbench_engine::config::Backend;
+use zbench_engine::hardware;
 use zbench_engine::layers::StepError;
 use zbench_engine::outcome::Cause;
 use zbench_engine::plan::Plan;
 use zbench_engine::train::{Ended, RankError, Report, Standing, train_rank};
-use zbench_kernels::{Arena, Cpu, Kernels, peak};
+use zbench_kernels::{Arena, Kernels, peak};
 use zbench_reports::record::{Source, Status};
 
 /// A job is a configuration; more than this is none.
@@ -88,7 +89,7 @@ fn train(
     said: &mut RankSaid,
 ) -> Result<Ended<Report>, String> {
     let cell = &job.cell;
-    let kernels: Arc<dyn Kernels> = Arc::new(Cpu::new(cell.hardware.threads_per_rank));
+    let kernels: Arc<dyn Kernels> = Arc::new(hardware::cpu(cell, job.seat).map_err(|error| error.to_string())?);
     let plan = Plan::new(cell, &*kernels).map_err(|error| error.to_string())?;
     let shared = cell.parallel.backend == Backend::Shm;
     let arena = if shared { Arena::shared(cell.memory.capacity) } else { Arena::host(cell.memory.capacity) };

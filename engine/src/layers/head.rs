@@ -5,6 +5,7 @@
 
 use super::exec::{self, Exec, Result};
 use super::norm::Norm;
+use super::prepacked;
 use super::sketch::{Piece, Sketch};
 use crate::model::{Grads, Part, Place, Weights};
 use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Op, View};
@@ -50,30 +51,25 @@ impl Head {
             let span = start * hidden..(start + rows) * hidden;
             let matrix = matrix_w.get(&self.matrix);
             let mut logits = ex.statistic(rows * self.vocab)?;
-            ex.gemm(self.logits(rows, ex.compute), y.slice(span.clone()), matrix, logits.view_mut())?;
+            let (op, rows_of_y) = (self.logits(rows, ex.compute), y.slice(span.clone()));
+            prepacked::product(ex, matrix_w, &self.matrix, op, rows_of_y, matrix, logits.view_mut())?;
             let mut losses = ex.statistic(rows)?;
             let op = self.cross_entropy(rows, scale, ex.compute);
             let wanted = targets.slice(start..start + rows);
             ex.kernels.cross_entropy(&op, logits.view_mut(), wanted, losses.view_mut())?;
             total += ex.kernels.sum(losses.view())?;
             drop(losses);
-            let gradient = if ex.compute == logits.dtype() {
-                logits
-            } else {
-                let mut narrow = ex.activation(rows * self.vocab)?;
-                ex.kernels.cast(logits.view(), narrow.view_mut())?;
-                drop(logits);
-                narrow
-            };
+            // It lies where the logits lay, in their type or in front of the buffer.
+            let gradient = logits.view().reinterpret(ex.compute)?;
             let op = exec::product_input(rows, self.vocab, hidden, false, ex.compute);
-            ex.gemm(op, gradient.view(), matrix, dy.slice_mut(span.clone()))?;
+            prepacked::product(ex, matrix_w, &self.matrix, op, gradient, matrix, dy.slice_mut(span.clone()))?;
             let dw = match &mut tied_g {
                 Some(table) => table.get(&self.matrix),
                 None => g.get(&self.matrix),
             };
             if let Some(dw) = dw {
                 let op = exec::product_weight(rows, self.vocab, hidden, ex.compute, ex.gradients);
-                ex.gemm(op, gradient.view(), y.slice(span), dw)?;
+                ex.gemm(op, gradient, y.slice(span), dw)?;
             }
         }
         drop(y);
@@ -89,24 +85,17 @@ impl Head {
         for start in (0..n).step_by(self.chunk(n)) {
             let rows = self.chunk(n).min(n - start);
             let logits = s.statistic(rows * self.vocab);
-            s.op("lm_head", Op::Gemm(self.logits(rows, s.compute)));
+            prepacked::product_stated(s, "lm_head", &self.matrix, self.logits(rows, s.compute));
             let losses = s.statistic(rows);
             s.op("loss", Op::CrossEntropy(self.cross_entropy(rows, scale, s.compute)));
             s.op("loss", exec::sum(rows, s.compute.accumulator()));
             s.free(losses);
-            let gradient = if s.compute == s.compute.accumulator() {
-                logits
-            } else {
-                let narrow = s.activation(rows * self.vocab);
-                s.op("loss", exec::cast(rows * self.vocab, s.compute.accumulator(), s.compute));
-                s.free(logits);
-                narrow
-            };
-            s.op("lm_head", Op::Gemm(exec::product_input(rows, self.vocab, hidden, false, s.compute)));
+            let op = exec::product_input(rows, self.vocab, hidden, false, s.compute);
+            prepacked::product_stated(s, "lm_head", &self.matrix, op);
             if self.matrix.part == Part::Trainable {
                 s.op("lm_head", Op::Gemm(exec::product_weight(rows, self.vocab, hidden, s.compute, s.gradients)));
             }
-            s.free(gradient);
+            s.free(logits);
         }
         s.free(y);
         let dx = self.norm.backward_alone_stated(s, n);
@@ -119,11 +108,12 @@ impl Head {
         (CHUNK_LOGITS / self.vocab).clamp(1, tokens.max(1))
     }
 
-    fn logits(&self, rows: usize, dtype: DType) -> Gemm {
+    /// The product that makes the logits of `rows` tokens.
+    pub(super) fn logits(&self, rows: usize, dtype: DType) -> Gemm {
         Gemm { c: dtype.accumulator(), ..exec::product_forward(rows, self.vocab, self.hidden, false, dtype) }
     }
 
     fn cross_entropy(&self, rows: usize, scale: f64, compute: DType) -> CrossEntropy {
-        CrossEntropy { rows, vocab: self.vocab, scale, dtype: compute.accumulator() }
+        CrossEntropy { rows, vocab: self.vocab, scale, dtype: compute.accumulator(), gradient: compute }
     }
 }

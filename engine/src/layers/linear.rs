@@ -3,6 +3,7 @@
 use super::adapter::{AdapterSpec, Factors};
 use super::exec::{Exec, Result, product_forward, product_input, product_weight};
 use super::magnitude::Magnitude;
+use super::prepacked;
 use super::sketch::Sketch;
 use crate::model::{Grads, Part, Place, Weights};
 use zbench_kernels::{AddRows, DType, Op, Packed, View, ViewMut};
@@ -138,14 +139,14 @@ impl LinearSpec {
     ) -> Result<()> {
         let op = product_forward(ex.batch.tokens(), self.out, self.input, accumulate, ex.compute);
         let matrix = self.matrix(ex, weights)?;
-        ex.gemm(op, x, matrix.view(), y)
+        prepacked::product(ex, weights, &self.weight, op, x, matrix.view(), y)
     }
 
     /// States `times`.
     pub(super) fn times_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
         let op = product_forward(s.batch.tokens(), self.out, self.input, accumulate, s.compute);
         let matrix = self.matrix_stated(s);
-        s.op(self.name, Op::Gemm(op));
+        prepacked::product_stated(s, self.name, &self.weight, op);
         s.free_all(matrix);
     }
 
@@ -176,7 +177,7 @@ impl LinearSpec {
         let n = ex.batch.tokens();
         let op = product_input(n, self.out, self.input, accumulate, ex.compute);
         let matrix = self.matrix(ex, weights)?;
-        ex.gemm(op, dy, matrix.view(), dx)?;
+        prepacked::product(ex, weights, &self.weight, op, dy, matrix.view(), dx)?;
         drop(matrix);
         if let Some(dw) = grads.get(&self.weight) {
             ex.gemm(product_weight(n, self.out, self.input, ex.compute, ex.gradients), dy, x, dw)?;
@@ -191,7 +192,8 @@ impl LinearSpec {
     pub(super) fn product_backward_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
         let n = s.batch.tokens();
         let matrix = self.matrix_stated(s);
-        s.op(self.name, Op::Gemm(product_input(n, self.out, self.input, accumulate, s.compute)));
+        let op = product_input(n, self.out, self.input, accumulate, s.compute);
+        prepacked::product_stated(s, self.name, &self.weight, op);
         s.free_all(matrix);
         if self.weight.part == Part::Trainable {
             s.op(self.name, Op::Gemm(product_weight(n, self.out, self.input, s.compute, s.gradients)));

@@ -14,6 +14,7 @@ mod linear;
 mod magnitude;
 mod matrix;
 mod norm;
+pub mod prepacked;
 mod sketch;
 
 pub use adapter::{AdapterSpec, Factors};

@@ -52,6 +52,10 @@ pub struct Sketch<'a> {
     pub compute: DType,
     /// Type of accumulated gradients.
     pub gradients: DType,
+    /// The unit whose weights layers read.
+    pub unit: usize,
+    /// Forms of matrices that are kept, by unit, flat, first element and transposition; and whether they have been made.
+    pub prepacked: BTreeMap<(usize, usize, usize, bool), bool>,
     kernels: &'a dyn Kernels,
 }
 
@@ -59,7 +63,14 @@ impl<'a> Sketch<'a> {
     /// An empty sketch for kernels whose scratch sizes count.
     pub fn new(kernels: &'a dyn Kernels, batch: Batch, compute: DType, gradients: DType) -> Sketch<'a> {
         let ledger = Ledger::default();
-        Sketch { ledger, ops: None, flops: BTreeMap::new(), phase: Phase::Forward, batch, compute, gradients, kernels }
+        let (unit, prepacked) = (0, BTreeMap::new());
+        let flops = BTreeMap::new();
+        Sketch { ledger, ops: None, flops, phase: Phase::Forward, batch, compute, gradients, unit, prepacked, kernels }
+    }
+
+    /// The kernels whose scratch sizes count.
+    pub fn kernels(&self) -> &'a dyn Kernels {
+        self.kernels
     }
 
     /// A buffer is asked for.

@@ -2,6 +2,7 @@
 //! frozen ones, one of frozen matrices in few bits; a tensor is a place in one of them.
 
 use super::Stored;
+use crate::layers::prepacked::Prepacked;
 use std::ops::Range;
 use zbench_kernels::{GRANULE_BYTES, Packed, View, ViewMut};
 
@@ -211,6 +212,8 @@ pub struct Weights<'a> {
     pub frozen: View<'a>,
     /// The flat of frozen matrices in few bits.
     pub quantised: View<'a>,
+    /// Forms of its matrices that products read, where they are kept.
+    pub prepacked: Option<&'a Prepacked>,
 }
 
 impl<'a> Weights<'a> {

@@ -50,6 +50,11 @@ impl Plan {
         let mesh = strategy::mesh(&cell.parallel).map_err(|reason| PlanError { key: "parallel.shard", reason })?;
         let sharding = Sharding::of(cell.parallel.strategy);
         let layout = Layout::new(cell, mesh.world());
+        if cell.memory.prepack && Part::ALL.iter().any(|&p| p != Part::Quantised && slotted(cell, &sharding, p)) {
+            let reason = "\"step\" keeps weights that are whole at home in the compute type; write \"none\", or take ddp, \
+                          zero1 or zero2 with precision.parameters equal to precision.compute";
+            return Err(PlanError { key: "memory.prepack", reason: reason.into() });
+        }
         let policy = Policy::of(&cell.memory.checkpointing, layout.blocks.len());
         let trainable: Vec<_> = layout.units.iter().map(|u| u.trainable.len > 0).collect();
         let stale: Vec<_> = trainable.iter().map(|t| *t && sharding.optimizer > sharding.parameters).collect();

@@ -2,6 +2,7 @@
 
 use super::{Action, Plan, batch, flops, home_dtype};
 use crate::config::Cell;
+use crate::layers::prepacked::{self, Prepacked};
 use crate::layers::{Phase, Piece, Saved, Sketch, Stated};
 use crate::model::Part;
 use crate::outcome::Estimate;
@@ -64,11 +65,19 @@ impl Walk<'_> {
         self.held.extend(Params::new_stated(&self.state, &mut self.s));
         self.held.extend(Gradients::new_stated(&self.state, &mut self.s));
         self.held.extend(Optimizer::new_stated(&self.state, &mut self.s));
+        let units = if self.cell.memory.prepack { self.slots.len() } else { 0 };
+        for unit in 0..units {
+            let forms = prepacked::forms(&self.plan.layout, unit, self.s.kernels(), self.s.compute);
+            self.held.extend(Prepacked::new_stated(&mut self.s, unit, &forms));
+        }
     }
 
     fn act(&mut self, action: Action) {
         let (plan, s) = (self.plan, &mut self.s);
         let head = plan.layout.head_unit();
+        if let Action::Forward { unit } | Action::Restore { unit, .. } | Action::Backward { unit } = action {
+            s.unit = if unit == head && plan.layout.head.tied { 0 } else { unit };
+        }
         s.phase = match action {
             Action::Forward { .. } => Phase::Forward,
             Action::Backward { .. } => Phase::Backward,

@@ -85,17 +85,16 @@ impl Optimizer {
     ) -> Result<Clip> {
         let mesh = state.mesh();
         let world = mesh.world();
-        let mut mine = vec![loss];
-        for unit in 0..self.units.len() {
-            if let Some(holding) = state.trainable(unit)
-                && let Some(view) = gradients.view(state, unit, &holding.chunk)
-            {
-                mine.push(desk.kernels.sum_squares(view)?);
-            }
-        }
-        let width = mine.len();
+        let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
+        let parts = || (0..self.units.len()).filter_map(own_part);
+        let width = 1 + parts().count();
         let mut send = desk.arena.alloc(Category::Communication, DType::F64, width)?;
-        send.view_mut().as_slice_mut::<f64>()?.copy_from_slice(&mine);
+        let mut view = send.view_mut();
+        let (first, sums) = view.as_slice_mut::<f64>()?.split_at_mut(1);
+        first[0] = loss;
+        for (sum, part) in sums.iter_mut().zip(parts()) {
+            *sum = desk.kernels.sum_squares(part)?;
+        }
         let mut recv = desk.arena.alloc(Category::Communication, DType::F64, width * world)?;
         desk.comms.data().all_gather(send.view(), recv.view_mut())?;
         let view = recv.view();
@@ -154,15 +153,14 @@ impl Optimizer {
                     ..adamw(cell, state, unit, &run, decays)
                 };
                 let run = within(&run, &owned);
-                let p = match &mut moments.master {
-                    Some(master) => master.slice_mut(run.clone()),
-                    None => home.slice_mut(shift(&run, at_home.start)),
+                let weights = home.slice_mut(shift(&run, at_home.start));
+                // The weights that layers read are written in the same pass as the master's.
+                let (p, copy) = match &mut moments.master {
+                    Some(master) => (master.slice_mut(run.clone()), Some(weights)),
+                    None => (weights, None),
                 };
                 let (m, v) = (moments.first.slice_mut(run.clone()), moments.second.slice_mut(run.clone()));
-                desk.kernels.adamw(&op, p, m, v, grads.slice(run))?;
-            }
-            if let Some(master) = &moments.master {
-                desk.kernels.cast(master.view(), home.slice_mut(at_home))?;
+                desk.kernels.adamw(&op, p, m, v, grads.slice(run), copy)?;
             }
         }
         Ok(())
@@ -174,9 +172,6 @@ impl Optimizer {
             let Some(holding) = state.trainable(unit) else { continue };
             for (run, decays) in layout.units[unit].decay_runs(holding.owned.clone()) {
                 s.op("adamw", Op::AdamW(adamw(cell, state, unit, &run, decays)));
-            }
-            if let Some(master) = state.precision.master {
-                s.op("adamw", exec::cast(holding.owned.len(), master, holding.dtype));
             }
         }
     }
@@ -205,6 +200,7 @@ fn adamw(cell: &Cell, state: &State, unit: usize, run: &Range<usize>, decays: bo
                 Rounding::Stochastic { seed: train.seed ^ (unit as u64).rotate_left(40), first: run.start as u64 }
             }
         },
+        copy: p.master.and_then(|_| Some(state.trainable(unit)?.dtype)),
     }
 }
 

@@ -3,6 +3,7 @@
 use super::tally::Tally;
 use super::{Comms, Desk, Holding, OUTER, State};
 use crate::comm::{Communicator, Request, Ticket};
+use crate::layers::prepacked::Prepacked;
 use crate::layers::{Piece, Sketch, StepError, exec};
 use crate::mesh::{Split, within};
 use crate::model::{Part, Weights};
@@ -135,13 +136,14 @@ impl Params {
     }
 
     /// A unit's weights, which the plan has made sure are here.
-    pub fn weights(&self, unit: usize) -> Weights<'_> {
+    pub fn weights<'a>(&'a self, unit: usize, prepacked: Option<&'a Prepacked>) -> Weights<'a> {
         let view = |part: Part| {
             let flat = self.flats[unit][part as usize].as_ref();
             let held = flat.and_then(|f| if f.slotted { f.slot.as_ref() } else { f.home.as_ref() });
             held.map_or(View::of::<f32>(&[]), Buffer::view)
         };
-        Weights { trainable: view(Part::Trainable), frozen: view(Part::Frozen), quantised: view(Part::Quantised) }
+        let (trainable, frozen) = (view(Part::Trainable), view(Part::Frozen));
+        Weights { trainable, frozen, quantised: view(Part::Quantised), prepacked }
     }
 }
 

@@ -133,6 +133,15 @@ impl Kernels for Tree {
     fn gemm(&self, _: &Gemm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
         refuse()
     }
+    fn prepacked_len(&self, _: &Gemm) -> Option<usize> {
+        None
+    }
+    fn prepack(&self, _: &Gemm, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
+    fn gemm_prepacked(&self, _: &Gemm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
+        refuse()
+    }
     fn rms_norm(&self, _: &RmsNorm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
         refuse()
     }
@@ -274,7 +283,15 @@ impl Kernels for Tree {
     fn cross_entropy(&self, _: &CrossEntropy, _: ViewMut<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
         refuse()
     }
-    fn adamw(&self, _: &AdamW, _: ViewMut<'_>, _: ViewMut<'_>, _: ViewMut<'_>, _: View<'_>) -> Result<()> {
+    fn adamw(
+        &self,
+        _: &AdamW,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+        _: View<'_>,
+        _: Option<ViewMut<'_>>,
+    ) -> Result<()> {
         refuse()
     }
     fn dropout(&self, _: &Dropout, _: View<'_>, _: ViewMut<'_>) -> Result<()> {

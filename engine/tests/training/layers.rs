@@ -75,7 +75,12 @@ impl Lab {
 }
 
 fn weights(flats: &[Vec<f64>; 2]) -> Weights<'_> {
-    Weights { trainable: View::of(&flats[0]), frozen: View::of(&flats[1]), quantised: View::of::<i8>(&[]) }
+    Weights {
+        trainable: View::of(&flats[0]),
+        frozen: View::of(&flats[1]),
+        quantised: View::of::<i8>(&[]),
+        prepacked: None,
+    }
 }
 
 fn values(buffer: &Buffer) -> Vec<f64> {

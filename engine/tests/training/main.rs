@@ -10,6 +10,7 @@ mod layers;
 mod link;
 mod parity;
 mod precision;
+mod prepack;
 mod quantised;
 mod recording;
 mod support;

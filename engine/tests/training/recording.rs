@@ -61,8 +61,14 @@ impl Kernels for Recording {
         self.inner.workspace(op)
     }
 
+    fn prepacked_len(&self, op: &Gemm) -> Option<usize> {
+        self.inner.prepacked_len(op)
+    }
+
     noted! {
         fn gemm(op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, w: ViewMut<'_>) as Gemm;
+        fn prepack(op: &Gemm, b: View<'_>, to: ViewMut<'_>) as Prepack;
+        fn gemm_prepacked(op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, w: ViewMut<'_>) as GemmPrepacked;
         fn rms_norm(op: &RmsNorm, x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>) as RmsNorm;
         fn rms_norm_backward(op: &RmsNorm, x: View<'_>, w: View<'_>, rstd: View<'_>, dy: View<'_>, dx: ViewMut<'_>, dw: Option<ViewMut<'_>>) as RmsNormBackward;
         fn layer_norm(op: &LayerNorm, x: View<'_>, w: View<'_>, b: Option<View<'_>>, y: ViewMut<'_>, s: ViewMut<'_>) as LayerNorm;
@@ -84,7 +90,7 @@ impl Kernels for Recording {
         fn embedding(op: &Embedding, ids: View<'_>, table: View<'_>, out: ViewMut<'_>) as Embedding;
         fn embedding_backward(op: &Embedding, ids: View<'_>, dy: View<'_>, dtable: ViewMut<'_>) as EmbeddingBackward;
         fn cross_entropy(op: &CrossEntropy, logits: ViewMut<'_>, targets: View<'_>, losses: ViewMut<'_>) as CrossEntropy;
-        fn adamw(op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>) as AdamW;
+        fn adamw(op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>, copy: Option<ViewMut<'_>>) as AdamW;
         fn dropout(op: &Dropout, x: View<'_>, y: ViewMut<'_>) as Dropout;
         fn normal(op: &Normal, dst: ViewMut<'_>) as Normal;
         fn unpack(op: &Unpack, record: View<'_>, dst: ViewMut<'_>) as Unpack;

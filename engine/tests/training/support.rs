@@ -9,7 +9,7 @@ use zbench_engine::outcome::{Failure, Step};
 use zbench_engine::plan::Plan;
 use zbench_engine::rank::{Rank, Updated};
 use zbench_engine::train::with_ranks;
-use zbench_kernels::{Cpu, Kernels};
+use zbench_kernels::Kernels;
 
 pub fn fixture(file: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama").join(file)
@@ -50,9 +50,14 @@ pub fn llama_fixture() -> Cell {
             stall: STALL,
         },
         precision: Precision::F32,
-        memory: Memory { checkpointing: Checkpointing::None, attention: AttentionKind::Flash, capacity: None },
+        memory: Memory {
+            checkpointing: Checkpointing::None,
+            attention: AttentionKind::Flash,
+            capacity: None,
+            prepack: false,
+        },
         lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
-        hardware: Hardware { device: DeviceKind::Cpu, threads_per_rank: 1 },
+        hardware: Hardware::cpu(1),
         link: None,
     }
 }
@@ -74,11 +79,11 @@ pub fn on(mut cell: Cell, strategy: Strategy, ranks: usize, shard: usize) -> Cel
 }
 
 pub fn cpus(cell: &Cell) -> Vec<Arc<dyn Kernels>> {
-    (0..cell.parallel.ranks).map(|_| Arc::new(Cpu::new(cell.hardware.threads_per_rank)) as Arc<dyn Kernels>).collect()
+    zbench_engine::train::kernels(cell).unwrap()
 }
 
 pub fn plan(cell: &Cell) -> Plan {
-    Plan::new(cell, &Cpu::new(cell.hardware.threads_per_rank)).unwrap()
+    Plan::new(cell, &zbench_engine::hardware::planner(cell).unwrap()).unwrap()
 }
 
 pub type Tensors = Vec<(String, Vec<f32>)>;

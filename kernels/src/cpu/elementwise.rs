@@ -2,58 +2,42 @@
 
 use super::Cpu;
 use super::level::{activation, fma};
-use super::stream::{CHUNK, Shared, chunks, load, narrow, stream};
+use super::map::typed;
+use super::stream::{CHUNK, GRAIN, Shared, chunks, elements, load, narrow, stream};
 use crate::op::*;
 use crate::philox::{self, Stream};
-use crate::{View, ViewMut, stochastic};
+use crate::round::Float32;
+use crate::{DType, View, ViewMut};
+
+/// `$body` with `$a` standing for the activation as a constant, so that loops have no branches.
+macro_rules! by_act {
+    ($act:expr, $a:ident => $body:expr) => {
+        match $act {
+            Act::Silu => {
+                const $a: Act = Act::Silu;
+                $body
+            }
+            Act::Gelu => {
+                const $a: Act = Act::Gelu;
+                $body
+            }
+            Act::GeluTanh => {
+                const $a: Act = Act::GeluTanh;
+                $body
+            }
+        }
+    };
+}
 
 impl Cpu {
     pub(super) fn run_swiglu(&self, op: &Swiglu, gate: View, up: View, act: ViewMut) {
-        // A function to a loop, so that loops have no branches.
-        match op.act {
-            Act::Silu => self.gated(
-                op.len,
-                gate,
-                up,
-                act,
-                #[inline(always)]
-                |fused, x| activation(fused, Act::Silu, x),
-            ),
-            Act::Gelu => self.gated(
-                op.len,
-                gate,
-                up,
-                act,
-                #[inline(always)]
-                |fused, x| activation(fused, Act::Gelu, x),
-            ),
-            Act::GeluTanh => self.gated(
-                op.len,
-                gate,
-                up,
-                act,
-                #[inline(always)]
-                |fused, x| activation(fused, Act::GeluTanh, x),
-            ),
-        }
-    }
-
-    #[inline]
-    fn gated(&self, len: usize, gate: View, up: View, act: ViewMut, f: impl Fn(bool, f32) -> (f32, f32) + Sync) {
-        stream(
-            &self.pool,
-            self.level,
-            len,
-            [act],
-            false,
+        by_act!(op.act, ACT => self.map2(
+            op.len,
             [gate, up],
+            act,
             #[inline(always)]
-            |fused, _, [act], [gate, up]| {
-                for ((act, gate), up) in act.iter_mut().zip(gate).zip(up) {
-                    *act = gate * f(fused, *gate).0 * up;
-                }
-            },
-        );
+            |fused, gate, up| gate * activation(fused, ACT, gate).0 * up,
+        ))
     }
 
     pub(super) fn run_swiglu_backward(
@@ -65,203 +49,63 @@ impl Cpu {
         dgate: ViewMut,
         dup: ViewMut,
     ) {
-        let (ins, outs) = ([gate, up, dact], [dgate, dup]);
-        match op.act {
-            Act::Silu => self.gated_backward(
-                op.len,
-                ins,
-                outs,
-                #[inline(always)]
-                |fused, x| activation(fused, Act::Silu, x),
-            ),
-            Act::Gelu => self.gated_backward(
-                op.len,
-                ins,
-                outs,
-                #[inline(always)]
-                |fused, x| activation(fused, Act::Gelu, x),
-            ),
-            Act::GeluTanh => self.gated_backward(
-                op.len,
-                ins,
-                outs,
-                #[inline(always)]
-                |fused, x| activation(fused, Act::GeluTanh, x),
-            ),
-        }
-    }
-
-    #[inline]
-    fn gated_backward(
-        &self,
-        len: usize,
-        ins: [View; 3],
-        outs: [ViewMut; 2],
-        f: impl Fn(bool, f32) -> (f32, f32) + Sync,
-    ) {
-        stream(
-            &self.pool,
-            self.level,
-            len,
-            outs,
-            false,
-            ins,
+        by_act!(op.act, ACT => self.map3(
+            op.len,
+            [gate, up, dact],
+            [dgate, dup],
             #[inline(always)]
-            |fused, _, [dgate, dup], [gate, up, dact]| {
-                let len = dgate.len();
-                let (dup, gate, up, dact) = (&mut dup[..len], &gate[..len], &up[..len], &dact[..len]);
-                for i in 0..len {
-                    let (s, slope) = f(fused, gate[i]);
-                    dgate[i] = dact[i] * up[i] * slope;
-                    dup[i] = dact[i] * gate[i] * s;
-                }
+            |fused, [gate, up, dact]| {
+                let (share, slope) = activation(fused, ACT, gate);
+                [dact * up * slope, dact * gate * share]
             },
-        );
+        ))
     }
 
     pub(super) fn run_activate(&self, op: &Activate, x: View, y: ViewMut) {
-        match op.act {
-            Act::Silu => self.plain(
-                op.len,
-                x,
-                y,
-                #[inline(always)]
-                |fused, x| activation(fused, Act::Silu, x),
-            ),
-            Act::Gelu => self.plain(
-                op.len,
-                x,
-                y,
-                #[inline(always)]
-                |fused, x| activation(fused, Act::Gelu, x),
-            ),
-            Act::GeluTanh => self.plain(
-                op.len,
-                x,
-                y,
-                #[inline(always)]
-                |fused, x| activation(fused, Act::GeluTanh, x),
-            ),
-        }
-    }
-
-    #[inline]
-    fn plain(&self, len: usize, x: View, y: ViewMut, f: impl Fn(bool, f32) -> (f32, f32) + Sync) {
-        stream(
-            &self.pool,
-            self.level,
-            len,
-            [y],
-            false,
-            [x],
+        by_act!(op.act, ACT => self.map1(
+            op.len,
+            x,
+            y,
             #[inline(always)]
-            |fused, _, [y], [x]| y.iter_mut().zip(x).for_each(|(y, x)| *y = x * f(fused, *x).0),
-        );
+            |fused, x| x * activation(fused, ACT, x).0,
+        ))
     }
 
     pub(super) fn run_activate_backward(&self, op: &Activate, x: View, dy: View, dx: ViewMut) {
-        match op.act {
-            Act::Silu => self.plain_backward(
-                op.len,
-                x,
-                dy,
-                dx,
-                #[inline(always)]
-                |fused, x| activation(fused, Act::Silu, x),
-            ),
-            Act::Gelu => self.plain_backward(
-                op.len,
-                x,
-                dy,
-                dx,
-                #[inline(always)]
-                |fused, x| activation(fused, Act::Gelu, x),
-            ),
-            Act::GeluTanh => self.plain_backward(
-                op.len,
-                x,
-                dy,
-                dx,
-                #[inline(always)]
-                |fused, x| activation(fused, Act::GeluTanh, x),
-            ),
-        }
-    }
-
-    #[inline]
-    fn plain_backward(&self, len: usize, x: View, dy: View, dx: ViewMut, f: impl Fn(bool, f32) -> (f32, f32) + Sync) {
-        stream(
-            &self.pool,
-            self.level,
-            len,
-            [dx],
-            false,
-            [x, dy],
-            #[inline(always)]
-            |fused, _, [dx], [x, dy]| {
-                dx.iter_mut().zip(x).zip(dy).for_each(|((dx, x), dy)| *dx = dy * f(fused, *x).1);
-            },
-        );
-    }
-
-    pub(super) fn run_adamw(&self, op: &AdamW, p: ViewMut, m: ViewMut, v: ViewMut, g: View) {
-        let bias1 = 1.0 - op.beta1.powf(op.step as f64);
-        let bias2 = 1.0 - op.beta2.powf(op.step as f64);
-        // Each constant is rounded once.
-        let factor = (op.grad_scale * op.clip) as f32;
-        let keep = (1.0 - op.lr * op.weight_decay) as f32;
-        let (new1, old2, new2) = ((1.0 - op.beta1) as f32, op.beta2 as f32, (1.0 - op.beta2) as f32);
-        let (rate, spread, eps) = ((op.lr / bias1) as f32, (1.0 / bias2.sqrt()) as f32, op.eps as f32);
-        stream(
-            &self.pool,
-            self.level,
+        by_act!(op.act, ACT => self.map2(
             op.len,
-            [p, m, v],
-            true,
-            [g],
+            [x, dy],
+            dx,
             #[inline(always)]
-            |fused, start, [p, m, v], [g]| {
-                let len = p.len();
-                let (m, v, g) = (&mut m[..len], &mut v[..len], &g[..len]);
-                for i in 0..len {
-                    let g = g[i] * factor;
-                    let first = fma(fused, new1, g - m[i], m[i]);
-                    let second = fma(fused, old2, v[i], new2 * g * g);
-                    (m[i], v[i]) = (first, second);
-                    p[i] = p[i] * keep - rate * first / fma(fused, second.sqrt(), spread, eps);
-                }
-                if let Rounding::Stochastic { seed, first } = op.rounding {
-                    philox::each(
-                        first.wrapping_add(start as u64),
-                        len,
-                        |block| philox::words_of_step(seed, Stream::Rounding, op.step, block),
-                        |i, word| p[i] = stochastic::round(op.parameters, p[i], word),
-                    );
-                }
-            },
-        );
+            |fused, x, dy| dy * activation(fused, ACT, x).1,
+        ))
     }
 
     pub(super) fn run_dropout(&self, op: &Dropout, x: View, y: ViewMut) {
         let threshold = philox::threshold(op.p);
         let scale = (1.0 / (1.0 - op.p)) as f32;
-        stream(
-            &self.pool,
-            self.level,
-            op.len,
-            [y],
-            false,
-            [x],
-            #[inline(always)]
-            |_, start, [y], [x]| {
-                philox::each(
-                    op.first.wrapping_add(start as u64),
-                    y.len(),
-                    |block| philox::words(op.seed, Stream::Dropout, block),
-                    |i, word| y[i] = if u64::from(word) < threshold { 0.0 } else { x[i] * scale },
-                );
-            },
-        );
+        typed!(op.dtype, T => {
+            let (x, y) = (elements::<T>(&x), Shared::new(y));
+            self.pool.split(op.len, GRAIN, |_, range| {
+                let mut words = [0; CHUNK];
+                for chunk in chunks(range) {
+                    let first = op.first.wrapping_add(chunk.start as u64);
+                    // SAFETY: chunks of all threads are disjoint.
+                    let (x, y) = (&x[chunk.clone()], unsafe { y.elements::<T>(chunk) });
+                    self.level.run(
+                        #[inline(always)]
+                        |_| {
+                            let (threshold, scale) = (threshold, scale);
+                            philox::stretch(op.seed, Stream::Dropout, 0, first, &mut words[..y.len()]);
+                            for ((y, x), word) in y.iter_mut().zip(x).zip(&words) {
+                                let kept = if u64::from(*word) < threshold { 0.0 } else { x.widen() * scale };
+                                *y = T::narrow(kept);
+                            }
+                        },
+                    );
+                }
+            });
+        })
     }
 
     pub(super) fn run_normal(&self, op: &Normal, dst: ViewMut) {
@@ -273,15 +117,41 @@ impl Cpu {
     }
 
     pub(super) fn run_fill(&self, dst: ViewMut, value: f64) {
-        let len = dst.len();
         let value = value as f32;
-        stream(&self.pool, self.level, len, [dst], false, [], |_, _, [dst], []| dst.fill(value));
+        self.update(
+            dst,
+            #[inline(always)]
+            move |_| value,
+        );
     }
 
-    /// A change of type needs no arithmetic: the chunk is loaded as f32 and rounded into its place.
+    /// One type is copied; else an element is read as f32 and rounded into its place.
     pub(super) fn run_cast(&self, src: View, dst: ViewMut) {
+        let (len, from, to) = (dst.len(), src.dtype(), dst.dtype());
+        if from != to && (from == DType::F16 || to == DType::F16) {
+            return self.cast_halves(src, dst);
+        }
+        if from != to {
+            return self.update_from(
+                src,
+                dst,
+                #[inline(always)]
+                move |_, _, src| src,
+            );
+        }
+        let (size, dst) = (from.size(), Shared::new(dst));
+        self.pool.split(len, GRAIN, |_, range| {
+            // SAFETY: ranges of all threads are disjoint.
+            let to = unsafe { dst.part(range.clone()) };
+            // SAFETY: both hold the range in one type; the output is lent for writing, so they are apart.
+            unsafe { to.ptr().copy_from_nonoverlapping(src.slice(range.clone()).ptr(), range.len() * size) };
+        });
+    }
+
+    /// By way of a chunk in f32, since the instructions for halves are no part of loops.
+    fn cast_halves(&self, src: View, dst: ViewMut) {
         let (len, dst) = (dst.len(), Shared::new(dst));
-        self.pool.split(len, 16 * CHUNK, |_, range| {
+        self.pool.split(len, GRAIN, |_, range| {
             let mut buffer = [0.0; CHUNK];
             for chunk in chunks(range) {
                 let source = load(self.level, src.slice(chunk.clone()), &mut buffer);
@@ -293,45 +163,31 @@ impl Cpu {
 
     pub(super) fn run_add(&self, a: View, b: View, dst: ViewMut) {
         let len = dst.len();
-        stream(
-            &self.pool,
-            self.level,
+        self.map2(
             len,
-            [dst],
-            false,
             [a, b],
+            dst,
             #[inline(always)]
-            |_, _, [dst], [a, b]| dst.iter_mut().zip(a).zip(b).for_each(|((dst, a), b)| *dst = a + b),
+            move |_, a, b| a + b,
         );
     }
 
     pub(super) fn run_accumulate(&self, alpha: f64, src: View, dst: ViewMut) {
-        let (len, alpha) = (dst.len(), alpha as f32);
-        stream(
-            &self.pool,
-            self.level,
-            len,
-            [dst],
-            true,
-            [src],
+        let alpha = alpha as f32;
+        self.update_from(
+            src,
+            dst,
             #[inline(always)]
-            |fused, _, [dst], [src]| {
-                dst.iter_mut().zip(src).for_each(|(dst, src)| *dst = fma(fused, alpha, *src, *dst))
-            },
+            move |fused, dst, src| fma(fused, alpha, src, dst),
         );
     }
 
     pub(super) fn run_scale(&self, alpha: f64, dst: ViewMut) {
-        let (len, alpha) = (dst.len(), alpha as f32);
-        stream(
-            &self.pool,
-            self.level,
-            len,
-            [dst],
-            true,
-            [],
+        let alpha = alpha as f32;
+        self.update(
+            dst,
             #[inline(always)]
-            |_, _, [dst], []| dst.iter_mut().for_each(|dst| *dst *= alpha),
+            move |dst| dst * alpha,
         );
     }
 
@@ -339,42 +195,42 @@ impl Cpu {
     /// is summed in 16 lanes, and the parts are added in order.
     pub(super) fn run_sum(&self, x: View, term: impl Fn(f64) -> f64 + Sync) -> f64 {
         const PARTS: usize = 1024;
-        const LANES: usize = 16;
-        // A multiple of the chunk, so that lanes start over nowhere else.
+        // A multiple of the lanes, so that they start over nowhere else.
         let size = x.len().div_ceil(PARTS).div_ceil(CHUNK).max(1) * CHUNK;
         let count = x.len().div_ceil(size);
         let mut sums = [0.0f64; PARTS];
         let shared = Shared::new(ViewMut::of(&mut sums));
-        self.pool.split(count, 1, |_, range| {
-            let mut buffer = [0.0; CHUNK];
-            for part in range {
-                let mut lanes = [0.0f64; LANES];
-                for chunk in chunks(part * size..((part + 1) * size).min(x.len())) {
-                    let values = load(self.level, x.slice(chunk), &mut buffer);
-                    self.level.run(
+        typed!(x.dtype(), T => {
+            let x = elements::<T>(&x);
+            self.pool.split(count, 1, |_, range| {
+                for part in range {
+                    let values = &x[part * size..((part + 1) * size).min(x.len())];
+                    let sum = self.level.run(
                         #[inline(always)]
-                        |_| {
-                            let mut own = lanes;
-                            let mut blocks = values.chunks_exact(LANES);
-                            for block in &mut blocks {
-                                for i in 0..LANES {
-                                    own[i] += term(f64::from(block[i]));
-                                }
-                            }
-                            for (lane, x) in own.iter_mut().zip(blocks.remainder()) {
-                                *lane += term(f64::from(*x));
-                            }
-                            lanes = own;
-                        },
+                        |_| sum_lanes(values, &term),
                     );
+                    // SAFETY: each part is summed by one thread.
+                    unsafe { shared.elements::<f64>(part..part + 1)[0] = sum };
                 }
-                // SAFETY: each part is summed by one thread.
-                let mut slot = unsafe { shared.part(part..part + 1) };
-                if let Ok([slot]) = slot.as_slice_mut::<f64>() {
-                    *slot = lanes.iter().sum();
-                }
-            }
+            });
         });
         sums[..count].iter().sum()
     }
+}
+
+/// The sum of `term` in 16 lanes, which are added in order.
+#[inline(always)]
+fn sum_lanes<T: Float32>(values: &[T], term: impl Fn(f64) -> f64) -> f64 {
+    const LANES: usize = 16;
+    let mut lanes = [0.0f64; LANES];
+    let mut blocks = values.chunks_exact(LANES);
+    for block in &mut blocks {
+        for i in 0..LANES {
+            lanes[i] += term(f64::from(block[i].widen()));
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(blocks.remainder()) {
+        *lane += term(f64::from(x.widen()));
+    }
+    lanes.iter().sum()
 }

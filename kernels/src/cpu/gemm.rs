@@ -1,8 +1,9 @@
 //! Matrix products. The `gemm` crate multiplies f32; we split C over threads and convert other types block by block,
-//! except bf16, which has kernels of its own ([`super::matmul`]).
+//! except bf16 and f32, which have kernels of their own ([`super::matmul`]).
 
+use super::Cpu;
+use super::matmul::{self, Right};
 use super::stream::{CHUNK, Shared, chunks, load, narrow, widen};
-use super::{Cpu, matmul};
 use crate::op::Gemm;
 use crate::scratch::library;
 use crate::{DType, View, ViewMut};
@@ -197,14 +198,22 @@ impl Cpu {
     /// Elements of scratch that `op` needs.
     pub(super) fn product_workspace(&self, op: &Gemm) -> usize {
         match matmul::takes(op) {
-            true => matmul::workspace(op, self.path, self.pool.threads()),
+            true => matmul::workspace(op, self.path, self.pool.threads(), false),
+            false => workspace(op),
+        }
+    }
+
+    /// Elements of scratch that suffice for any group of the rows of `op`.
+    pub(super) fn grouped_workspace(&self, op: &Gemm) -> usize {
+        match matmul::takes(op) {
+            true => matmul::workspace_of_parts(op, self.path, self.pool.threads()),
             false => workspace(op),
         }
     }
 
     pub(super) fn run_gemm(&self, op: &Gemm, a: View, b: View, c: ViewMut, workspace: ViewMut) {
         match matmul::takes(op) {
-            true => self.run_matmul(op, a, b, c, workspace),
+            true => self.run_matmul(op, a, Right::Plain(b), c, workspace),
             false => self.run_widened(op, a, b, c, workspace),
         }
     }

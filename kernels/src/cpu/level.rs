@@ -1,6 +1,7 @@
 //! Which vector instructions this CPU has, and how loops are compiled for them.
 
 use crate::op::Act;
+use crate::round::Float32;
 
 /// A set of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,11 +89,21 @@ pub(crate) fn fma(fused: bool, a: f32, b: f32, c: f32) -> f32 {
 /// subnormals. Above 88.73 it is infinite, below -104 it is zero, of a NaN it is a NaN.
 #[inline(always)]
 pub(crate) fn exp(fused: bool, x: f32) -> f32 {
+    let (p, shifted) = reduced(fused, x.clamp(-105.0, 89.0));
+    let n = shifted.wrapping_sub(MAGIC.to_bits()) as i32;
+    let half = n >> 1;
+    let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
+    p * power(half) * power(n.wrapping_sub(half))
+}
+
+/// Adding 1.5 * 2^23 leaves the integer nearest to the addend in the low bits.
+const MAGIC: f32 = 12_582_912.0;
+
+/// `e^r` of [`exp`], between 0.7 and 1.5, and the bits of `n` plus [`MAGIC`].
+#[inline(always)]
+fn reduced(fused: bool, x: f32) -> (f32, u32) {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding 1.5 * 2^23 leaves the integer nearest to the addend in the low bits.
-    const MAGIC: f32 = 12_582_912.0;
-    let x = x.clamp(-105.0, 89.0);
     let shifted = fma(fused, x, std::f32::consts::LOG2_E, MAGIC);
     let n = shifted - MAGIC;
     let r = fma(fused, n, -LN2_LOW, fma(fused, n, -LN2_HIGH, x));
@@ -100,17 +111,16 @@ pub(crate) fn exp(fused: bool, x: f32) -> f32 {
     for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5] {
         p = fma(fused, p, r, c);
     }
-    let p = fma(fused, p * r, r, r) + 1.0;
-    let n = shifted.to_bits().wrapping_sub(MAGIC.to_bits()) as i32;
-    let half = n >> 1;
-    let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
-    p * power(half) * power(n.wrapping_sub(half))
+    (fma(fused, p * r, r, r) + 1.0, shifted.to_bits())
 }
 
-/// `1 / (1 + e^-x)`.
+/// `1 / (1 + e^-x)`, and 0 below -87, where it is less than 2^-125. The power of two is added to the bits of the exponent,
+/// which [`exp`], with its subnormals, cannot do. What comes of a NaN may be a number: activations multiply it by the NaN.
 #[inline(always)]
 pub(crate) fn sigmoid(fused: bool, x: f32) -> f32 {
-    1.0 / (1.0 + exp(fused, -x))
+    let (p, shifted) = reduced(fused, (-x).clamp(-87.0, 87.0));
+    let share = 1.0 / (1.0 + f32::from_bits(p.to_bits().wrapping_add(shifted << 23)));
+    if x < -87.0 { 0.0 } else { share }
 }
 
 /// What an activation lets through of `x`, and its slope: `act(x) = x * share`.
@@ -171,18 +181,23 @@ pub(crate) fn merge(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) 
 
 /// Folds elements into their lanes; `x` starts at lane 0.
 #[inline(always)]
-pub(crate) fn fold(lanes: &mut [f32; LANES], x: &[f32], step: impl Fn(f32, f32) -> f32) {
+pub(crate) fn fold<T: Float32>(lanes: &mut [f32; LANES], x: &[T], step: impl Fn(f32, f32) -> f32) {
     let mut own = *lanes;
     let mut blocks = x.chunks_exact(LANES);
     for block in &mut blocks {
         for i in 0..LANES {
-            own[i] = step(own[i], block[i]);
+            own[i] = step(own[i], block[i].widen());
         }
     }
     for (lane, x) in own.iter_mut().zip(blocks.remainder()) {
-        *lane = step(*lane, *x);
+        *lane = step(*lane, x.widen());
     }
     *lanes = own;
+    if size_of::<T>() < size_of::<f32>() {
+        // Lanes are in memory from here on. Where the compiler sees that they will be merged in pairs and has conversions
+        // to place besides, it keeps pairs all the way, and the loop has vectors of two.
+        std::hint::black_box(lanes);
+    }
 }
 
 /// As [`fold`] over two rows of one length.
@@ -198,6 +213,23 @@ pub(crate) fn fold2(lanes: &mut [f32; LANES], x: &[f32], y: &[f32], step: impl F
     }
     for ((lane, x), y) in own.iter_mut().zip(xs.remainder()).zip(ys.remainder()) {
         *lane = step(*lane, *x, *y);
+    }
+    *lanes = own;
+}
+
+/// As [`fold`] over three rows of one length.
+#[inline(always)]
+pub(crate) fn fold3<T: Float32>(lanes: &mut [f32; LANES], rows: [&[T]; 3], step: impl Fn(f32, [f32; 3]) -> f32) {
+    let mut own = *lanes;
+    let [x, y, z] = rows.map(|row| &row[..rows[0].len()]);
+    let (mut xs, mut ys, mut zs) = (x.chunks_exact(LANES), y.chunks_exact(LANES), z.chunks_exact(LANES));
+    for ((x, y), z) in (&mut xs).zip(&mut ys).zip(&mut zs) {
+        for i in 0..LANES {
+            own[i] = step(own[i], [x[i].widen(), y[i].widen(), z[i].widen()]);
+        }
+    }
+    for (((lane, x), y), z) in own.iter_mut().zip(xs.remainder()).zip(ys.remainder()).zip(zs.remainder()) {
+        *lane = step(*lane, [x.widen(), y.widen(), z.widen()]);
     }
     *lanes = own;
 }
@@ -231,6 +263,30 @@ mod tests {
             assert!(exp(f32::NAN).is_nan());
             let subnormal = exp(-100.0);
             assert!((f64::from(subnormal) - (-100f64).exp()).abs() <= 1.5e-45, "{subnormal:e}");
+        }
+    }
+
+    #[test]
+    fn sigmoid_is_within_three_units_in_the_last_place() {
+        for fused in [false, true] {
+            let mut x = -87.0f32;
+            while x < 200.0 {
+                let exact = 1.0 / (1.0 + f64::from(-x).exp());
+                let unit = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+                let off = (f64::from(sigmoid(fused, x)) - exact).abs() / unit;
+                assert!(off <= 3.0, "{off} units at {x} with fused = {fused}");
+                x += 0.000_731;
+            }
+            for x in [-88.0, -104.0, -1e30, f32::NEG_INFINITY] {
+                assert!((0.0..=1e-37).contains(&sigmoid(fused, x)), "{x}");
+            }
+            assert_eq!((sigmoid(fused, f32::INFINITY), sigmoid(fused, 0.0)), (1.0, 0.5));
+            for act in [Act::Silu, Act::GeluTanh] {
+                for nan in [f32::NAN, f32::from_bits(0x7fc0_01ff), f32::from_bits(0xff80_0001)] {
+                    let (share, slope) = activation(fused, act, nan);
+                    assert!((nan * share).is_nan() && slope.is_nan(), "{act:?}");
+                }
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! Kernels on cores: f32 arithmetic on f32, bf16 and f16 buffers, several threads to an operation.
 
+mod adamw;
 mod attention;
 mod elementwise;
 mod experts;
@@ -7,14 +8,18 @@ mod gemm;
 mod halves;
 mod layer_norm;
 pub(crate) mod level;
+mod loss;
+mod map;
 pub(crate) mod matmul;
 mod naive;
 mod packed;
 mod quantize;
 mod reduce;
+mod rms_norm;
 mod rows;
 mod stream;
 
+use crate::affinity::Pinned;
 use crate::op::*;
 use crate::packed::{self as packing, Packed};
 use crate::pool::Pool;
@@ -49,6 +54,19 @@ impl Cpu {
         let path = Path::available().into_iter().find(|path| path.name() == instructions)?;
         Some(Cpu { pool: Pool::new(threads.max(1)), level: path.level(), path })
     }
+
+    /// The same kernels on other threads.
+    pub(crate) fn with_pool(self, pool: Pool) -> Cpu {
+        Cpu { pool, ..self }
+    }
+
+    /// The cores that each thread may use.
+    #[cfg(test)]
+    pub(crate) fn cores_of_threads(&self) -> Vec<Vec<usize>> {
+        let cores: Vec<_> = (0..self.pool.threads()).map(|_| std::sync::Mutex::default()).collect();
+        self.pool.run(|index| *cores[index].lock().unwrap() = crate::affinity::available());
+        cores.into_iter().map(|cores| cores.into_inner().unwrap()).collect()
+    }
 }
 
 /// These kernels know f32 and what widens to it.
@@ -57,6 +75,12 @@ fn supported(op: &'static str, dtypes: &[DType]) -> Result<()> {
         Some(&dtype) => Err(KernelError::Unsupported { device: "cpu", op, dtype }),
         None => Ok(()),
     }
+}
+
+/// Elements of B prepacked.
+fn prepacked(op: &Gemm) -> Result<usize> {
+    let dtype = if op.a == op.b { op.a } else { op.b };
+    matmul::prepacked_len(op).ok_or(KernelError::Unsupported { device: "cpu", op: "prepack", dtype })
 }
 
 impl Kernels for Cpu {
@@ -68,12 +92,17 @@ impl Kernels for Cpu {
         self.pool.threads()
     }
 
+    fn settle(&self) -> Option<Pinned> {
+        self.pool.settle()
+    }
+
     fn workspace(&self, op: &Op) -> usize {
         let threads = self.pool.threads();
         match op {
             Op::Gemm(op) => self.product_workspace(op),
+            Op::GemmPrepacked(op) => matmul::workspace(op, self.path, threads, true),
             // All rows may fall to one expert.
-            Op::GroupedGemm(op) => self.product_workspace(&op.product(op.rows)),
+            Op::GroupedGemm(op) => self.grouped_workspace(&op.product(op.rows)),
             Op::Attention(op) => attention::forward_workspace(op, self.path, threads),
             Op::AttentionBackward(op) => attention::backward_workspace(op, self.path, threads),
             Op::NaiveAttention(op) => threads.saturating_mul(naive::forward_scratch(op)),
@@ -87,6 +116,35 @@ impl Kernels for Cpu {
         check::gemm(op, &a, &b, &c)?;
         check::operand("gemm", "workspace", &workspace, DType::F32, self.workspace(&Op::Gemm(*op)))?;
         self.run_gemm(op, a, b, c, workspace);
+        Ok(())
+    }
+
+    fn prepacked_len(&self, op: &Gemm) -> Option<usize> {
+        matmul::prepacked_len(op)
+    }
+
+    fn prepack(&self, op: &Gemm, b: View<'_>, to: ViewMut<'_>) -> Result<()> {
+        check::operand("prepack", "b", &b, op.b, op.k.saturating_mul(op.n))?;
+        check::operand("prepack", "to", &to, DType::F32, prepacked(op)?)?;
+        self.run_prepack(op, b, to);
+        Ok(())
+    }
+
+    fn gemm_prepacked(
+        &self,
+        op: &Gemm,
+        a: View<'_>,
+        b: View<'_>,
+        c: ViewMut<'_>,
+        workspace: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "gemm_prepacked";
+        supported(name, &[op.c])?;
+        check::operand(name, "a", &a, op.a, op.m.saturating_mul(op.k))?;
+        check::operand(name, "b", &b, DType::F32, prepacked(op)?)?;
+        check::operand(name, "c", &c, op.c, op.m.saturating_mul(op.n))?;
+        check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::GemmPrepacked(*op)))?;
+        self.run_matmul(op, a, matmul::Right::Prepacked(b), c, workspace);
         Ok(())
     }
 
@@ -355,15 +413,24 @@ impl Kernels for Cpu {
         if op.dtype != DType::F32 {
             return Err(KernelError::Unsupported { device: "cpu", op: "cross_entropy", dtype: op.dtype });
         }
+        supported("cross_entropy", &[op.gradient])?;
         let targets = check::cross_entropy(op, &logits, &targets, &losses)?;
         self.run_cross_entropy(op, logits, targets, losses);
         Ok(())
     }
 
-    fn adamw(&self, op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>) -> Result<()> {
-        supported("adamw", &[op.parameters, op.gradients, op.moments])?;
-        check::adamw(op, &p, &m, &v, &g)?;
-        self.run_adamw(op, p, m, v, g);
+    fn adamw(
+        &self,
+        op: &AdamW,
+        p: ViewMut<'_>,
+        m: ViewMut<'_>,
+        v: ViewMut<'_>,
+        g: View<'_>,
+        copy: Option<ViewMut<'_>>,
+    ) -> Result<()> {
+        supported("adamw", &[op.parameters, op.gradients, op.moments, op.copy.unwrap_or(op.parameters)])?;
+        check::adamw(op, &p, &m, &v, &g, copy.as_ref())?;
+        self.run_adamw(op, p, m, v, g, copy);
         Ok(())
     }
 
@@ -416,12 +483,20 @@ impl Kernels for Cpu {
 
     fn sum(&self, x: View<'_>) -> Result<f64> {
         supported("sum", &[x.dtype()])?;
-        Ok(self.run_sum(x, |x| x))
+        Ok(self.run_sum(
+            x,
+            #[inline(always)]
+            |x| x,
+        ))
     }
 
     fn sum_squares(&self, x: View<'_>) -> Result<f64> {
         supported("sum_squares", &[x.dtype()])?;
-        Ok(self.run_sum(x, |x| x * x))
+        Ok(self.run_sum(
+            x,
+            #[inline(always)]
+            |x| x * x,
+        ))
     }
 
     fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {

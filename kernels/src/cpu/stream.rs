@@ -3,7 +3,7 @@
 use super::level::Level;
 use crate::pool::Pool;
 use crate::round::Float32;
-use crate::{DType, View, ViewMut};
+use crate::{DType, Element, View, ViewMut};
 use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 pub(super) const CHUNK: usize = 512;
 
 /// The least that is worth waking another thread for, and where threads' parts are cut: a multiple of [`CHUNK`].
-const GRAIN: usize = 16 * CHUNK;
+pub(super) const GRAIN: usize = 16 * CHUNK;
 
 /// A buffer that several threads write, each in ranges of its own.
 pub(super) struct Shared<'a> {
@@ -55,14 +55,27 @@ impl<'a> Shared<'a> {
         reason = "threads share the view and take parts that do not overlap, as the caller promises"
     )]
     pub unsafe fn floats(&self, range: Range<usize>) -> &mut [f32] {
-        assert!(range.start <= range.end && range.end <= self.len && self.dtype == DType::F32);
+        // SAFETY: as the caller says.
+        unsafe { self.elements::<f32>(range) }
+    }
+
+    /// As [`Shared::part`], of a buffer that is known to hold T.
+    ///
+    /// # Safety
+    /// As `part`.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "threads share the view and take parts that do not overlap, as the caller promises"
+    )]
+    pub unsafe fn elements<T: Element>(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len && self.dtype == T::DTYPE);
         // SAFETY: inside the view, of its type, and the caller says that nobody else uses it.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast::<f32>().add(range.start), range.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast::<T>().add(range.start), range.len()) }
     }
 }
 
 /// The elements as T, for a view that is known to hold T.
-fn elements<'a, T: Float32>(view: &View<'a>) -> &'a [T] {
+pub(super) fn elements<'a, T: Float32>(view: &View<'a>) -> &'a [T] {
     // Callers match on the type first.
     view.as_slice().unwrap_or_default()
 }
@@ -88,7 +101,11 @@ pub(super) fn widen(level: Level, view: View<'_>, into: &mut [f32]) {
     fn all<T: Float32>(level: Level, from: &[T], into: &mut [f32]) {
         level.run(
             #[inline(always)]
-            |_| into.iter_mut().zip(from).for_each(|(to, from)| *to = from.widen()),
+            |_| {
+                for (to, from) in into.iter_mut().zip(from) {
+                    *to = from.widen();
+                }
+            },
         );
     }
     match view.dtype() {
@@ -104,7 +121,11 @@ pub(super) fn narrow(level: Level, from: &[f32], view: &mut ViewMut<'_>) {
     fn all<T: Float32>(level: Level, from: &[f32], into: &mut [T]) {
         level.run(
             #[inline(always)]
-            |_| into.iter_mut().zip(from).for_each(|(to, from)| *to = T::narrow(*from)),
+            |_| {
+                for (to, from) in into.iter_mut().zip(from) {
+                    *to = T::narrow(*from);
+                }
+            },
         );
     }
     match view.dtype() {

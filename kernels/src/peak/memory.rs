@@ -22,6 +22,8 @@ const LINE: usize = 16;
 pub struct MemoryRates {
     /// A sum over one array: bytes read.
     pub read: f64,
+    /// One value into one array: bytes written.
+    pub write: f64,
     /// One array to another: bytes read and bytes written.
     pub copy: f64,
     /// `a = b + s * c`, the triad of the STREAM benchmark: bytes of the two arrays read and of the one written.
@@ -39,7 +41,7 @@ struct Part<'a> {
 /// Several times the last cache is the size to ask for where memory is meant; a smaller one measures a cache. Data are
 /// random, and the best of five rounds counts, from waking the first thread to the end of the last.
 ///
-/// Copy and triad write with non-temporal stores where the CPU has AVX2 or AVX-512: memory is not read before it is
+/// Write, copy and triad write with non-temporal stores where the CPU has AVX2 or AVX-512: memory is not read before it is
 /// written, and what is counted is what moves. Without such stores the written lines are also read, and not counted.
 ///
 /// `None` where it cannot be stated: no threads or fewer than asked for, less than a line of 64 bytes for each, or more
@@ -82,6 +84,7 @@ pub fn memory(threads: usize, bytes: usize) -> Option<MemoryRates> {
         read: best(1, &|part| {
             black_box(sum(level, black_box(part.a)));
         }),
+        write: best(1, &|part| write(level, part.a, black_box(0.5))),
         // Both have the part's length and type.
         copy: best(2, &|part| copy::stream(View::of(part.b), ViewMut::of(part.a)).unwrap_or_default()),
         triad: best(3, &|part| triad(level, part)),
@@ -119,6 +122,19 @@ fn sum(level: Level, x: &[f32]) -> [f32; LANES] {
     lanes
 }
 
+/// `a = value`.
+fn write(level: Level, a: &mut [f32], value: f32) {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `detect` found these features, and the slice begins at a line and has a multiple of one.
+        Level::Avx512 => unsafe { machine::write_avx512(a, value) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Level::Avx2 => unsafe { machine::write_avx2(a, value) },
+        Level::Portable => a.fill(value),
+    }
+}
+
 /// `a = b + 3 c`.
 fn triad(level: Level, part: &mut Part) {
     match level {
@@ -139,6 +155,30 @@ fn triad(level: Level, part: &mut Part) {
 mod machine {
     use super::{LINE, Part};
     use std::arch::x86_64::*;
+
+    /// # Safety
+    /// The CPU has AVX-512; the slice begins at a line and has a multiple of one.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn write_avx512(a: &mut [f32], value: f32) {
+        let value = _mm512_set1_ps(value);
+        for line in a.chunks_exact_mut(LINE) {
+            // SAFETY: a line of 16 floats, aligned as the caller says.
+            unsafe { _mm512_stream_ps(line.as_mut_ptr(), value) };
+        }
+        _mm_sfence();
+    }
+
+    /// # Safety
+    /// As [`write_avx512`] of AVX2.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn write_avx2(a: &mut [f32], value: f32) {
+        let value = _mm256_set1_ps(value);
+        for half in a.chunks_exact_mut(LINE / 2) {
+            // SAFETY: as above, of half a line.
+            unsafe { _mm256_stream_ps(half.as_mut_ptr(), value) };
+        }
+        _mm_sfence();
+    }
 
     /// # Safety
     /// The CPU has AVX-512; the slices have one length, a multiple of a line; the first is aligned to a line.
@@ -187,6 +227,20 @@ mod tests {
         }
         assert_eq!((memory(0, 1 << 20), memory(2, 127), memory(1, 0)), (None, None, None));
         assert_eq!(memory(1, usize::MAX), None);
+    }
+
+    #[test]
+    fn every_write_writes_all() {
+        for level in Level::available() {
+            let arena = Arena::host(None).unwrap();
+            let mut array = arena.alloc(Category::Workspace, DType::F32, 4 * LINE).unwrap();
+            let slice = array.view_mut().into_slice_mut::<f32>().unwrap();
+            slice.fill(-1.0);
+            write(level, &mut slice[LINE..3 * LINE], 0.5);
+            let written = |i: usize| (LINE..3 * LINE).contains(&i);
+            let is_right = |(i, x): (usize, &f32)| *x == if written(i) { 0.5 } else { -1.0 };
+            assert!(slice.iter().enumerate().all(is_right), "{level:?}");
+        }
     }
 
     #[test]

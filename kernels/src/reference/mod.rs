@@ -61,6 +61,18 @@ impl Kernels for Reference {
         write(&mut c, &out)
     }
 
+    fn prepacked_len(&self, _: &Gemm) -> Option<usize> {
+        None
+    }
+
+    fn prepack(&self, op: &Gemm, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        Err(KernelError::Unsupported { device: "reference", op: "prepack", dtype: op.b })
+    }
+
+    fn gemm_prepacked(&self, op: &Gemm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
+        Err(KernelError::Unsupported { device: "reference", op: "gemm_prepacked", dtype: op.b })
+    }
+
     fn rms_norm(&self, op: &RmsNorm, x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>) -> Result<()> {
         floats("rms_norm", &[op.dtype])?;
         check::rms_norm(op, &x, &w, &y, &rstd)?;
@@ -299,14 +311,22 @@ impl Kernels for Reference {
         targets: View<'_>,
         losses: ViewMut<'_>,
     ) -> Result<()> {
-        floats("cross_entropy", &[op.dtype])?;
+        floats("cross_entropy", &[op.dtype, op.gradient])?;
         let targets = check::cross_entropy(op, &logits, &targets, &losses)?;
         rows::cross_entropy(op, logits, targets, losses)
     }
 
-    fn adamw(&self, op: &AdamW, mut p: ViewMut<'_>, mut m: ViewMut<'_>, mut v: ViewMut<'_>, g: View<'_>) -> Result<()> {
-        floats("adamw", &[op.parameters, op.gradients, op.moments])?;
-        check::adamw(op, &p, &m, &v, &g)?;
+    fn adamw(
+        &self,
+        op: &AdamW,
+        mut p: ViewMut<'_>,
+        mut m: ViewMut<'_>,
+        mut v: ViewMut<'_>,
+        g: View<'_>,
+        copy: Option<ViewMut<'_>>,
+    ) -> Result<()> {
+        floats("adamw", &[op.parameters, op.gradients, op.moments, op.copy.unwrap_or(op.parameters)])?;
+        check::adamw(op, &p, &m, &v, &g, copy.as_ref())?;
         let (mut ps, mut ms) = (read(&p.as_view(), op.len), read(&m.as_view(), op.len));
         let (mut vs, gs) = (read(&v.as_view(), op.len), read(&g, op.len));
         let bias1 = 1.0 - op.beta1.powf(op.step as f64);
@@ -329,7 +349,9 @@ impl Kernels for Reference {
             }
         }
         write(&mut m, &ms)?;
-        write(&mut v, &vs)
+        write(&mut v, &vs)?;
+        // The parameters as they are stored, not as they were before they were rounded.
+        copy.map_or(Ok(()), |mut copy| write(&mut copy, &read(&p.as_view(), op.len)))
     }
 
     fn dropout(&self, op: &Dropout, x: View<'_>, mut y: ViewMut<'_>) -> Result<()> {

@@ -176,12 +176,7 @@ pub(super) fn rope(op: &Rope, mut x: ViewMut, cos: View, sin: View) -> Result<()
     write(&mut x, &values)
 }
 
-pub(super) fn cross_entropy(
-    op: &CrossEntropy,
-    mut logits: ViewMut,
-    targets: &[u32],
-    mut losses: ViewMut,
-) -> Result<()> {
+pub(super) fn cross_entropy(op: &CrossEntropy, logits: ViewMut, targets: &[u32], mut losses: ViewMut) -> Result<()> {
     let vocab = op.vocab;
     let mut values = read(&logits.as_view(), op.rows * vocab);
     let mut out = vec![0.0; op.rows];
@@ -197,6 +192,6 @@ pub(super) fn cross_entropy(
         row.iter_mut().for_each(|x| *x = op.scale * (*x - top).exp() / sum);
         row[*target as usize] -= op.scale;
     }
-    write(&mut logits, &values)?;
+    write(&mut logits.into_reinterpreted(op.gradient)?, &values)?;
     write(&mut losses, &out)
 }

@@ -31,6 +31,7 @@ fn adamw(len: usize, types: [DType; 3]) -> AdamW {
         gradients,
         moments,
         rounding: Rounding::Nearest,
+        copy: None,
     }
 }
 
@@ -76,8 +77,31 @@ proptest! {
             Tensor::normal(gradients, len, 4),
         ];
         compare(&format!("{len} {types:?}"), tensors, &[0, 1, 2], |kernels, of, [p, m, v, g]| {
-            kernels.adamw(&adamw(len, types.map(of)), p.view_mut(), m.view_mut(), v.view_mut(), g.view())
+            kernels.adamw(&adamw(len, types.map(of)), p.view_mut(), m.view_mut(), v.view_mut(), g.view(), None)
         });
+    }
+
+    #[test]
+    fn adamw_copies_what_it_stored(len in length(), types in [float(), float(), float()], copy in float()) {
+        let op = AdamW { copy: Some(copy), ..adamw(len, types) };
+        let squares: Vec<f64> = Tensor::normal(DType::F64, len, 3).values().iter().map(|x| x * x).collect();
+        for kernels in CPUS.iter().chain(PLAINER.iter()).map(|cpu| cpu as &dyn Kernels).chain([&Reference as _]) {
+            let [mut p, mut m, g] = [(0, 1), (2, 2), (1, 4)].map(|(i, seed)| Tensor::normal(types[i], len, seed));
+            let (mut v, mut copied) = (Tensor::of(types[2], &squares), output(copy, len));
+            let (mut alone, before) = ([p.clone(), m.clone(), v.clone()], p.clone());
+            let to = Some(copied.view_mut());
+            kernels.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), g.view(), to).unwrap();
+            let [p_alone, m_alone, v_alone] = &mut alone;
+            let plain = AdamW { copy: None, ..op };
+            kernels.adamw(&plain, p_alone.view_mut(), m_alone.view_mut(), v_alone.view_mut(), g.view(), None).unwrap();
+            for (with, without) in [&p, &m, &v].into_iter().zip(&alone) {
+                prop_assert_eq!(with.bits(), without.bits(), "{} {:?}: the copy changes the step", kernels.name(), op);
+            }
+            prop_assert!(len == 0 || p.bits() != before.bits(), "nothing was updated");
+            let mut cast = output(copy, len);
+            kernels.cast(p.view(), cast.view_mut().into_slice(0..len)).unwrap();
+            prop_assert_eq!(copied.bits(), cast.bits(), "{} {:?}", kernels.name(), op);
+        }
     }
 
     #[test]
@@ -163,7 +187,7 @@ fn an_element_has_the_same_bits_at_any_offset() {
             let (mut p, mut m, mut v) = (fresh(&r, 0), fresh(&r, 1), fresh(&r, 2));
             k.accumulate(1.0, p.clone().view(), v.view_mut()).unwrap();
             let op = adamw(r.len(), [dtype; 3]);
-            k.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), at(&r, 3)).unwrap();
+            k.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), at(&r, 3), None).unwrap();
             vec![p, m, v]
         };
         let dropout: Call = &|k, r| {

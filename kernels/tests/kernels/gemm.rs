@@ -35,6 +35,60 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// A matrix that was packed before gives the bits that it gives as it is; one packing serves products of any height.
+    #[test]
+    fn prepacked_is_the_same(
+        m in prop::sample::select(vec![0, 1, 16, 31, 130]),
+        n in prop::sample::select(vec![0, 1, 32, 33, 101, 300]),
+        k in prop::sample::select(vec![0, 1, 3, 32, 127, 300]),
+        trans: (bool, bool),
+        accumulate: bool,
+        dtype in prop::sample::select(vec![DType::F32, DType::Bf16]),
+        c in float(),
+    ) {
+        let [ta, tb] = [(m * k, 1), (k * n, 2)].map(|(len, seed)| Tensor::normal(dtype, len, seed));
+        for cpu in CPUS.iter().chain(PLAINER.iter()) {
+            let (trans_a, trans_b) = trans;
+            let op = |m| Gemm { m, n, k, trans_a, trans_b, alpha: 0.5, accumulate, a: dtype, b: dtype, c };
+            let mut packed = guarded(Tensor::filled(DType::F32, cpu.prepacked_len(&op(m)).unwrap(), f64::NAN));
+            cpu.prepack(&op(7), tb.view(), packed.view_mut()).unwrap();
+            let [mut plain, mut kept] = [(); 2].map(|()| guarded(Tensor::normal(c, m * n, 3)));
+            let mut workspace = Tensor::workspace(cpu, &Op::Gemm(op(m)));
+            cpu.gemm(&op(m), ta.view(), tb.view(), plain.view_mut(), workspace.view_mut()).unwrap();
+            let mut workspace = Tensor::workspace(cpu, &Op::GemmPrepacked(op(m)));
+            cpu.gemm_prepacked(&op(m), ta.view(), packed.view(), kept.view_mut(), workspace.view_mut()).unwrap();
+            prop_assert_eq!(plain.bits(), kept.bits(), "{}", cpu.name());
+        }
+    }
+}
+
+/// Larger than what is packed at a time, in columns and in terms.
+#[test]
+fn prepacked_in_one_piece_is_read_in_several() {
+    let (m, n, k) = (3, 600, 16_500);
+    for dtype in [DType::Bf16, DType::F32] {
+        for trans_b in [false, true] {
+            let cpu = &CPUS[1];
+            let op =
+                Gemm { m, n, k, trans_a: false, trans_b, alpha: 1.0, accumulate: false, a: dtype, b: dtype, c: dtype };
+            let [ta, tb] = [(m * k, 1), (k * n, 2)].map(|(len, seed)| Tensor::normal(dtype, len, seed));
+            let mut packed = Tensor::filled(DType::F32, cpu.prepacked_len(&op).unwrap(), f64::NAN);
+            cpu.prepack(&op, tb.view(), packed.view_mut()).unwrap();
+            let [mut plain, mut kept] = [(); 2].map(|()| Tensor::filled(dtype, m * n, f64::NAN));
+            let mut workspace = Tensor::workspace(cpu, &Op::Gemm(op));
+            cpu.gemm(&op, ta.view(), tb.view(), plain.view_mut(), workspace.view_mut()).unwrap();
+            let mut workspace = Tensor::workspace(cpu, &Op::GemmPrepacked(op));
+            cpu.gemm_prepacked(&op, ta.view(), packed.view(), kept.view_mut(), workspace.view_mut()).unwrap();
+            assert_eq!(plain.bits(), kept.bits());
+        }
+    }
+    check(3, 600, 16_500, (false, true), true, 1.0, [DType::Bf16; 3]);
+    check(300, 3, 8300, (true, false), false, 1.0, [DType::F32; 3]);
+}
+
 #[test]
 fn parts_of_threads_take_the_same_path_as_the_whole() {
     // Tall and wide, small on the other side, and a sum longer than one block of the library.

@@ -10,7 +10,7 @@ pub const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 pub static CPUS: LazyLock<[Cpu; 3]> = LazyLock::new(|| [1, 2, 3].map(Cpu::new));
 
 /// Devices with every plainer set of instructions that this machine has.
-static PLAINER: LazyLock<Vec<Cpu>> =
+pub static PLAINER: LazyLock<Vec<Cpu>> =
     LazyLock::new(|| peak::describe().iter().filter_map(|name| Cpu::with_instructions(2, name)).collect());
 
 /// How far a result may be from the reference on the same inputs in f64: relative to the value, and to the root mean
@@ -108,7 +108,7 @@ impl Tensor {
 
 /// Elements behind what a kernel may write, and what they hold.
 pub const GUARD: usize = 7;
-const SENTINEL: f64 = 77.0;
+pub const SENTINEL: f64 = 77.0;
 
 /// A tensor whose last elements must stay as they are.
 pub fn guarded(mut tensor: Tensor) -> Tensor {

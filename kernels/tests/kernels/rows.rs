@@ -1,6 +1,6 @@
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, InverseNorms, LayerNorm, MulRows, RmsNorm, Rope};
+use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, InverseNorms, LayerNorm, MulRows, RmsNorm, Rope, View};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])
@@ -149,22 +149,131 @@ proptest! {
 
     #[test]
     fn cross_entropy(rows in 0usize..40, vocab in prop::sample::select(vec![1, 2, 31, 32, 100, 513, 3000]), spread in 0.1f64..30.0) {
-        let shape = CrossEntropy { rows, vocab, scale: 0.25, dtype: DType::F32 };
+        let shape = CrossEntropy { rows, vocab, scale: 0.25, dtype: DType::F32, gradient: DType::F32 };
         let logits: Vec<f64> = Tensor::normal(DType::F64, rows * vocab, 1).values().iter().map(|x| x * spread).collect();
         let targets: Vec<u32> =
             (0..rows).map(|r| if r % 5 == 4 { u32::MAX } else { (r * 37 % vocab) as u32 }).collect();
         let tensors = [guarded(Tensor::of(DType::F32, &logits)), Tensor::ids(&targets), output(DType::F32, rows)];
         compare(&format!("{shape:?}"), tensors, &[0, 2], |kernels, of, [logits, targets, losses]| {
-            let op = CrossEntropy { dtype: of(DType::F32), ..shape };
+            let op = CrossEntropy { dtype: of(DType::F32), gradient: of(DType::F32), ..shape };
             kernels.cross_entropy(&op, logits.view_mut(), targets.view(), losses.view_mut())
         });
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// A narrow gradient lies in front of the logits' buffer and has the bits of the wide one, rounded; losses stay.
+    #[test]
+    fn a_narrow_gradient_is_the_wide_one_rounded(
+        rows in 0usize..75,
+        vocab in prop::sample::select(vec![1, 2, 3, 31, 33, 511, 513, 1025, 3000]),
+        gradient in prop::sample::select(vec![DType::Bf16, DType::F16]),
+        spread in 0.1f64..30.0,
+    ) {
+        use zbench_kernels::{Kernels, Reference};
+        let wide = CrossEntropy { rows, vocab, scale: 0.25, dtype: DType::F32, gradient: DType::F32 };
+        let narrow = CrossEntropy { gradient, ..wide };
+        let logits: Vec<f64> = Tensor::normal(DType::F64, rows * vocab, 1).values().iter().map(|x| x * spread).collect();
+        let targets: Vec<u32> =
+            (0..rows).map(|r| if r % 5 == 4 { u32::MAX } else { (r * 37 % vocab) as u32 }).collect();
+        let targets = Tensor::ids(&targets);
+        let mut first: Option<Vec<u64>> = None;
+        for cpu in CPUS.iter().chain(PLAINER.iter()) {
+            let run = |op: &CrossEntropy| {
+                let (mut logits, mut losses) = (guarded(Tensor::of(DType::F32, &logits)), output(DType::F32, rows));
+                cpu.cross_entropy(op, logits.view_mut(), targets.view(), losses.view_mut()).unwrap();
+                (logits, losses)
+            };
+            let ((gradients, losses), (front, same)) = (run(&wide), run(&narrow));
+            prop_assert_eq!(losses.bits(), same.bits());
+            prop_assert_eq!(&front.bits()[rows * vocab..], &gradients.bits()[rows * vocab..], "wrote past the logits");
+            let mut rounded = Tensor::filled(gradient, rows * vocab, 0.0);
+            cpu.cast(gradients.view().slice(0..rows * vocab), rounded.view_mut()).unwrap();
+            let front = front.view().reinterpret(gradient).unwrap().slice(0..rows * vocab);
+            let mut found = Tensor::filled(gradient, rows * vocab, 0.0);
+            cpu.cast(front, found.view_mut()).unwrap();
+            prop_assert_eq!(found.bits(), rounded.bits(), "{} {:?}", cpu.name(), narrow);
+            if cpu.name() == CPUS[0].name() {
+                prop_assert_eq!(first.get_or_insert_with(|| found.bits()), &found.bits(), "depends on the threads");
+            }
+        }
+        // The reference: in f64, rounded once.
+        let mut exact = Tensor::of(DType::F64, &logits);
+        let (mut losses, all) = (Tensor::filled(DType::F64, rows, 0.0), DType::F64);
+        let op = CrossEntropy { dtype: all, gradient: all, ..wide };
+        Reference.cross_entropy(&op, exact.view_mut(), targets.view(), losses.view_mut()).unwrap();
+        let (mut own, mut losses) = (Tensor::of(DType::F32, &logits), Tensor::filled(DType::F32, rows, 0.0));
+        Reference.cross_entropy(&narrow, own.view_mut(), targets.view(), losses.view_mut()).unwrap();
+        let mut found = Tensor::filled(gradient, rows * vocab, 0.0);
+        Reference.cast(own.view().reinterpret(gradient).unwrap().slice(0..rows * vocab), found.view_mut()).unwrap();
+        // Logits of f32 are not those of f64, so the softmax differs by their rounding.
+        assert_close("reference", &found, &exact.values());
+    }
+}
+
+/// A row gets the same bits wherever it lies and whoever computes it: kernels on some rows equal the kernel on all.
+#[test]
+fn rows_do_not_depend_on_where_they_lie() {
+    use zbench_kernels::{Cpu, Kernels};
+    const ROWS: usize = 37;
+    for (dtype, cols) in FLOATS.into_iter().flat_map(|dtype| [1, 34, 514].map(|cols| (dtype, cols))) {
+        let [x, dy, dx] = [1, 2, 3].map(|seed| Tensor::normal(dtype, ROWS * cols, seed));
+        let [w, b] = [4, 5].map(|seed| Tensor::normal(dtype, cols, seed));
+        let logits = Tensor::normal(DType::F32, ROWS * cols, 6);
+        let targets: Vec<u32> = (0..ROWS).map(|row| (row * 7 % cols) as u32).collect();
+        let call = |k: &Cpu, rows: std::ops::Range<usize>| {
+            let all = rows.start * cols..rows.end * cols;
+            let own = |from: &Tensor| {
+                let mut out = Tensor::filled(from.dtype, all.len(), 0.0);
+                k.cast(from.view().slice(all.clone()), out.view_mut()).unwrap();
+                out
+            };
+            let (x_at, dy_at, w, b) = (x.view().slice(all.clone()), dy.view().slice(all.clone()), w.view(), b.view());
+            let rows = rows.len();
+            let norm = RmsNorm { rows, cols, eps: 1e-5, dtype, gradient: None };
+            let layer = LayerNorm { rows, cols, eps: 1e-5, bias: true, dtype, gradient: None };
+            let (mut y, mut z, mut dx_rms, mut dx_layer) = (own(&dx), own(&dx), own(&dx), own(&dx));
+            let mut rstd = Tensor::filled(DType::F32, rows, 0.0);
+            k.rms_norm(&norm, x_at, w, y.view_mut(), rstd.view_mut()).unwrap();
+            k.rms_norm_backward(&norm, x_at, w, rstd.view(), dy_at, dx_rms.view_mut(), None).unwrap();
+            let mut statistics = Tensor::filled(DType::F32, 2 * rows, 0.0);
+            k.layer_norm(&layer, x_at, w, Some(b), z.view_mut(), statistics.view_mut()).unwrap();
+            let of = statistics.view();
+            k.layer_norm_backward(&layer, x_at, w, of, dy_at, dx_layer.view_mut(), None, None).unwrap();
+            let (mut moved, mut turned) = (own(&dx), own(&dx));
+            k.add_rows(&AddRows { rows, period: 1, cols, dtype }, b, moved.view_mut()).unwrap();
+            k.mul_rows(&MulRows { rows, cols, dtype }, w, moved.view_mut()).unwrap();
+            if cols % 2 == 0 {
+                let angles: Vec<f32> = (0..cols / 2).map(|i| (i as f32 * 0.7).sin()).collect();
+                let rope = Rope { rows, seq: 1, heads: 1, head_dim: cols, inverse: true, dtype };
+                k.rope(&rope, turned.view_mut(), View::of(&angles), View::of(&angles)).unwrap();
+            }
+            let mut gradient = own(&logits);
+            let mut losses = Tensor::filled(DType::F32, rows, 0.0);
+            let op = CrossEntropy { rows, vocab: cols, scale: 0.5, dtype: DType::F32, gradient: DType::F32 };
+            let wanted = Tensor::ids(&targets[all.start / cols..all.end / cols]);
+            k.cross_entropy(&op, gradient.view_mut(), wanted.view(), losses.view_mut()).unwrap();
+            [y, z, dx_rms, dx_layer, moved, turned, gradient, rstd, losses].map(|tensor| tensor.bits())
+        };
+        let whole = call(&CPUS[0], 0..ROWS);
+        for cpu in CPUS.iter() {
+            for rows in [0..ROWS, 1..ROWS, 5..6, 36..37, 11..30] {
+                for (number, (part, whole)) in call(cpu, rows.clone()).iter().zip(&whole).enumerate() {
+                    let width = whole.len() / ROWS;
+                    let expected = &whole[rows.start * width..rows.end * width];
+                    assert_eq!(part, expected, "result {number} of {dtype}, {cols} columns, rows {rows:?}");
+                }
+            }
+        }
     }
 }
 
 #[test]
 fn ignored_targets_have_no_loss_and_no_gradient() {
     use zbench_kernels::Kernels;
-    let op = CrossEntropy { rows: 2, vocab: 5, scale: 1.0, dtype: DType::F32 };
+    let op = CrossEntropy { rows: 2, vocab: 5, scale: 1.0, dtype: DType::F32, gradient: DType::F32 };
     let mut logits = Tensor::normal(DType::F32, 10, 1);
     let mut losses = Tensor::filled(DType::F32, 2, 9.0);
     CPUS[0].cross_entropy(&op, logits.view_mut(), Tensor::ids(&[u32::MAX, 2]).view(), losses.view_mut()).unwrap();
@@ -176,7 +285,7 @@ fn ignored_targets_have_no_loss_and_no_gradient() {
 #[test]
 fn an_infinite_logit_below_is_no_trouble() {
     use zbench_kernels::Kernels;
-    let op = CrossEntropy { rows: 1, vocab: 3, scale: 1.0, dtype: DType::F32 };
+    let op = CrossEntropy { rows: 1, vocab: 3, scale: 1.0, dtype: DType::F32, gradient: DType::F32 };
     let mut logits = Tensor::of(DType::F32, &[f64::NEG_INFINITY, 1000.0, 1000.0]);
     let mut losses = Tensor::filled(DType::F32, 1, 0.0);
     CPUS[0].cross_entropy(&op, logits.view_mut(), Tensor::ids(&[2]).view(), losses.view_mut()).unwrap();

@@ -22,6 +22,7 @@ fn op(dtype: DType, len: usize, seed: u64, first: u64, step: u64) -> AdamW {
         gradients: DType::F32,
         moments: DType::F32,
         rounding: Rounding::Stochastic { seed, first },
+        copy: None,
     }
 }
 
@@ -40,7 +41,7 @@ fn updated(kernels: &dyn Kernels, dtype: DType, from: usize, len: usize, seed: u
     let (mut m, mut v) = (Tensor::filled(DType::F32, len, 0.0), Tensor::filled(DType::F32, len, 0.0));
     let signs: Vec<f64> = (from..from + len).map(sign).collect();
     let op = op(dtype, len, seed, from as u64, step);
-    kernels.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), Tensor::of(DType::F32, &signs).view()).unwrap();
+    kernels.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), Tensor::of(DType::F32, &signs).view(), None).unwrap();
     p
 }
 
@@ -96,7 +97,8 @@ fn a_type_that_needs_no_rounding_is_refused() {
     {
         let [mut p, mut m, mut v] = [dtype, DType::F32, DType::F32].map(|dtype| Tensor::filled(dtype, 4, 1.0));
         let grads = Tensor::normal(DType::F32, 4, 2);
-        let result = kernels.adamw(&op(dtype, 4, 0, 0, 1), p.view_mut(), m.view_mut(), v.view_mut(), grads.view());
+        let result =
+            kernels.adamw(&op(dtype, 4, 0, 0, 1), p.view_mut(), m.view_mut(), v.view_mut(), grads.view(), None);
         let message = result.unwrap_err().to_string();
         assert!(message.contains("stochastic") && message.contains("bf16 or f16"), "{message}");
     }

@@ -29,12 +29,16 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Profi
     })?;
     let bad = |what: &str| refuse(format!("\"{name}\": {}: {what}", path.display()));
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| bad(error.message()))?;
-    if let Some(key) = table.keys().find(|key| !["device", "memory", "about", "collectives"].contains(&key.as_str())) {
-        return Err(bad(&format!("unknown key {key}; a profile has device, memory, about and collectives")));
+    let known = ["device", "memory", "about", "collectives", "ceilings"];
+    if let Some(key) = table.keys().find(|key| !known.contains(&key.as_str())) {
+        return Err(bad(&format!("unknown key {key}; a profile has device, memory, about, collectives and ceilings")));
     }
     // Written by `zbench allreduce --save`, for what prices time.
     if table.get("collectives").is_some_and(|fits| !fits.is_table()) {
         return Err(bad("collectives must be a table, as zbench allreduce --save writes it"));
+    }
+    if let Some(Err(wrong)) = table.get("ceilings").map(crate::calibrate::profile::of_value) {
+        return Err(bad(&wrong));
     }
     let device = match table.get("device").and_then(Value::as_str) {
         Some(device @ ("cpu" | "cuda")) => device.to_string(),

@@ -359,6 +359,7 @@ impl Job<'_> {
                 c: c.wrapping_add(from * STRIP),
                 c_row: STRIP,
                 add: false,
+                ..Block::of_pairs(path)
             };
             // SAFETY: all packed, whole panels.
             unsafe {
@@ -412,6 +413,7 @@ impl Job<'_> {
                         c: c.add(keys.start * wide),
                         c_row: wide,
                         add: true,
+                        ..Block::of_pairs(path)
                     });
                 }
             }
@@ -437,6 +439,7 @@ impl Job<'_> {
                     c: dq.add(s * STRIP),
                     c_row: width,
                     add: true,
+                    ..Block::of_pairs(path)
                 });
             }
         }
@@ -536,7 +539,7 @@ impl Pass for Gradients {
 impl Gradients {
     #[inline(always)]
     unsafe fn rows<L: Lanes, const WIDE: bool, const HIDE: bool>(&self) {
-        let line = if WIDE { 2 * PAIRS } else { PAIRS };
+        let line = if WIDE { 2 * WORDS } else { WORDS };
         let factor = L::splat(self.factor);
         // SAFETY: the caller's promise.
         unsafe {

@@ -184,6 +184,7 @@ impl Job<'_> {
                         c: scores,
                         c_row: width,
                         add: false,
+                        ..Block::of_pairs(path)
                     });
                     if !simple {
                         bias(scores, width, &strip, keys.start, factor, slope);
@@ -220,6 +221,7 @@ impl Job<'_> {
                         c: sums.add(line * panels.wide()),
                         c_row: panels.wide(),
                         add: !first,
+                        ..Block::of_pairs(path)
                     });
                 }
             }
@@ -291,7 +293,7 @@ impl Pass for Softmax {
     /// Everything is as large as it says and used here alone.
     #[inline(always)]
     unsafe fn run<L: Lanes, const WIDE: bool>(self) {
-        let line = if WIDE { 2 * PAIRS } else { PAIRS };
+        let line = if WIDE { 2 * WORDS } else { WORDS };
         let factor = L::splat(self.factor);
         for row in 0..self.height.next_multiple_of(ROWS) {
             // SAFETY: the caller's promise.

@@ -13,7 +13,7 @@ mod sight;
 use super::Cpu;
 use super::level::Level;
 use super::matmul::path::Path;
-use super::matmul::tiles::{self, COLS, PAIRS, ROWS, Source};
+use super::matmul::tiles::{self, COLS, Element, ROWS, Source, WORDS};
 use super::stream::Shared;
 use crate::check::elements;
 use crate::op::Attention;
@@ -101,7 +101,7 @@ struct Panels {
 
 impl Panels {
     fn of(op: &Attention, path: Path) -> Panels {
-        Panels { path, level: path.level(), dim: op.head_dim, tiles: tiles::tiles(op.head_dim) }
+        Panels { path, level: path.level(), dim: op.head_dim, tiles: Element::Pair.tiles(op.head_dim) }
     }
 
     /// Elements of a head, padded.
@@ -111,12 +111,12 @@ impl Panels {
 
     /// f32 elements of `rows` rows (a multiple of 16) of A with `terms` tiles.
     fn a(&self, rows: usize, terms: usize) -> usize {
-        elements(&[rows / ROWS, terms, self.path.tile_bytes() / 4])
+        elements(&[rows / ROWS, terms, self.path.tile_bytes(Element::Pair) / 4])
     }
 
     /// f32 elements of `cols` columns (a multiple of 32) of B with `terms` tiles.
     fn b(&self, cols: usize, terms: usize) -> usize {
-        elements(&[cols / COLS, terms, PAIRS * COLS])
+        elements(&[cols / COLS, terms, WORDS * COLS])
     }
 
     /// Packs `rows` rows of A by `terms`, panel after panel.
@@ -124,14 +124,15 @@ impl Panels {
     /// # Safety
     /// The source holds so much, and `to` has room for [`Panels::a`] of whole panels.
     unsafe fn pack_a(&self, from: Source, rows: usize, terms: usize, to: *mut f32) {
-        let panel = self.a(ROWS, tiles::tiles(terms));
+        let (form, width) = (self.path.form(Element::Pair, true), Element::Pair.tile());
+        let (panel, tile) = (self.a(ROWS, Element::Pair.tiles(terms)), self.a(ROWS, 1));
         for (i, first) in (0..rows).step_by(ROWS).enumerate() {
-            let (from, rows, to) = (from.at(first, 0), ROWS.min(rows - first), to.wrapping_add(i * panel));
-            // SAFETY: the caller's promise.
-            unsafe {
-                match self.path.widens() {
-                    true => tiles::pack_rows_wide(self.level, from, rows, terms, to),
-                    false => tiles::pack_rows(self.level, from, rows, terms, to.cast()),
+            for (j, term) in (0..terms).step_by(width).enumerate() {
+                let (from, to) = (from.at(first, term), to.wrapping_add(i * panel + j * tile));
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let sides = [ROWS.min(rows - first), width.min(terms - term)];
+                    tiles::pack_rows(self.level, form, from, sides[0], sides[1], to.cast());
                 }
             }
         }
@@ -143,9 +144,14 @@ impl Panels {
     /// As for A.
     unsafe fn pack_b(&self, from: Source, cols: usize, terms: usize, to: *mut f32, panel: usize) {
         for (i, first) in (0..cols).step_by(COLS).enumerate() {
-            let to = to.wrapping_add(i * panel);
-            // SAFETY: the caller's promise.
-            unsafe { tiles::pack_cols(self.level, from.at(first, 0), COLS.min(cols - first), terms, to.cast()) };
+            for (j, term) in (0..terms).step_by(Element::Pair.tile()).enumerate() {
+                let (from, to) = (from.at(first, term), to.wrapping_add(i * panel + j * self.b(COLS, 1)));
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let sides = [COLS.min(cols - first), Element::Pair.tile().min(terms - term)];
+                    tiles::pack_cols(self.level, from, sides[0], sides[1], to.cast());
+                }
+            }
         }
     }
 }
@@ -170,7 +176,8 @@ impl Strand {
 
     /// From `token` on, tokens as rows or columns and the head's elements as terms.
     fn tokens(self, token: usize) -> Source {
-        Source { ptr: self.ptr.wrapping_add(token * self.stride), stride: self.stride, terms_adjoin: true }
+        let ptr = self.ptr.wrapping_add(token * self.stride).cast();
+        Source { ptr, element: Element::Pair, stride: self.stride, terms_adjoin: true }
     }
 
     /// From `token` on, the head's elements as rows or columns and tokens as terms.

@@ -3,10 +3,14 @@
 //! Rust's intrinsics for these are not stable; assembly is. Registers 0 to 3 hold sums of 32 rows and 32 columns, 4 and 5
 //! two tiles of A, 6 and 7 two of B. A streams past B's panel, which stays in the nearest cache: its loads say so
 //! (`tileloaddt1`).
+//!
+//! Where the CPU has none, tests carry these very instructions out (`emulator`).
 
 use super::micro::Block;
-use super::tiles::{COLS, PAIRS, ROWS};
+use super::tiles::{COLS, ROWS, WORDS};
 use std::arch::asm;
+use std::cell::Cell;
+use std::marker::PhantomData;
 
 /// What `ldtilecfg` reads: palette 1, and eight tiles of 16 rows of 64 bytes.
 #[repr(C, align(64))]
@@ -26,32 +30,38 @@ static CONFIG: TileConfig = TileConfig {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// Bytes from one row of a tile of A to the next.
-const A_ROW: usize = PAIRS * 4;
 /// Bytes from one row of a tile of B to the next.
 const B_ROW: usize = COLS * 4;
-/// Bytes of a tile of A.
-const A_TILE: usize = ROWS * A_ROW;
 /// Bytes of two tiles of B, side by side.
-const B_TILE: usize = PAIRS * B_ROW;
+const B_TILE: usize = WORDS * B_ROW;
 
-/// Makes the tile registers ready, and gives them back.
-struct Tiles;
+thread_local! {
+    /// How many [`Tiles`] this thread has.
+    static HELD: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Tile registers that are ready while it lives. Making them so and giving them back takes some 200 cycles, as long as
+/// twelve products of tiles: whoever multiplies many small blocks holds one meanwhile.
+pub(super) struct Tiles(PhantomData<*const ()>);
 
 impl Tiles {
     /// # Safety
     /// The CPU has AMX bf16 and the process may use it.
-    unsafe fn configured() -> Tiles {
-        // SAFETY: reads 64 bytes of a constant.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags)) };
-        Tiles
+    pub unsafe fn ready() -> Tiles {
+        if HELD.replace(HELD.get() + 1) == 0 {
+            // SAFETY: reads 64 bytes of a constant.
+            unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags)) };
+        }
+        Tiles(PhantomData)
     }
 }
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: as it was configured by `configured`; a thread that keeps tiles makes every switch of context longer.
-        unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+        if HELD.replace(HELD.get() - 1) == 1 {
+            // SAFETY: as it was configured by `ready`; a thread that keeps tiles makes every switch of context longer.
+            unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+        }
     }
 }
 
@@ -62,7 +72,7 @@ impl Drop for Tiles {
 pub(super) unsafe fn multiply(block: Block) {
     // SAFETY: the caller's promise.
     unsafe {
-        let _tiles = Tiles::configured();
+        let _tiles = Tiles::ready();
         for col in 0..block.cols {
             let b = block.b.wrapping_add(col * block.b_panel);
             for row in (0..block.rows).step_by(2) {
@@ -106,8 +116,8 @@ unsafe fn two(block: Block, a: *const u8, b: *const u32, c: *mut f32) {
             "tileloaddt1 tmm5, [{next} + {a_row}]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {a}, {A_TILE}",
-            "add {next}, {A_TILE}",
+            "add {a}, {a_tile}",
+            "add {next}, {a_tile}",
             "add {b}, {B_TILE}",
             "dec {tiles}",
             "jnz 4b",
@@ -123,10 +133,10 @@ unsafe fn two(block: Block, a: *const u8, b: *const u32, c: *mut f32) {
             c = in(reg) c,
             low = in(reg) c.wrapping_add(ROWS * block.c_row),
             c_row = in(reg) block.c_row * 4,
-            a_row = in(reg) A_ROW,
+            a_row = in(reg) block.a_row,
+            a_tile = in(reg) block.a_tile,
             b_row = in(reg) B_ROW,
             tiles = inout(reg) block.tiles => _,
-            A_TILE = const A_TILE,
             B_TILE = const B_TILE,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -157,7 +167,7 @@ unsafe fn one(block: Block, a: *const u8, b: *const u32, c: *mut f32) {
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tileloadd tmm7, [{b} + {b_row} + 64]",
             "tdpbf16ps tmm1, tmm4, tmm7",
-            "add {a}, {A_TILE}",
+            "add {a}, {a_tile}",
             "add {b}, {B_TILE}",
             "dec {tiles}",
             "jnz 4b",
@@ -169,10 +179,10 @@ unsafe fn one(block: Block, a: *const u8, b: *const u32, c: *mut f32) {
             b = inout(reg) b => _,
             c = in(reg) c,
             c_row = in(reg) block.c_row * 4,
-            a_row = in(reg) A_ROW,
+            a_row = in(reg) block.a_row,
+            a_tile = in(reg) block.a_tile,
             b_row = in(reg) B_ROW,
             tiles = inout(reg) block.tiles => _,
-            A_TILE = const A_TILE,
             B_TILE = const B_TILE,
             out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
             options(nostack),

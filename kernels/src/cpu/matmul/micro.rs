@@ -1,20 +1,29 @@
 //! Products of packed panels, the innermost loops: `C (+)= A B` of 16 rows and 32 columns at a time.
 
 use super::path::Path;
-use super::tiles::{COLS, PAIRS, ROWS, TERMS};
+use super::tiles::{COLS, Element, Form, ROWS, WORDS};
 
 /// A run of tiles of neighbouring panels of A and B, and where their product goes.
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
     /// The first tile of the first panel of A.
     pub a: *const u8,
+    /// What A and B hold.
+    pub element: Element,
+    /// How the tiles of A lie.
+    pub form: Form,
+    /// Bytes from one row of a tile of A to the next, where that is not turned: packed, or where the matrix itself lies
+    /// right.
+    pub a_row: usize,
+    /// Bytes from one tile of A to the next along the sum.
+    pub a_tile: usize,
     /// Bytes from one panel of A to the next.
     pub a_panel: usize,
     /// Panels of A.
     pub rows: usize,
     /// The first tile of the first panel of B.
     pub b: *const u32,
-    /// Pairs from one panel of B to the next.
+    /// Words from one panel of B to the next.
     pub b_panel: usize,
     /// Panels of B.
     pub cols: usize,
@@ -28,18 +37,37 @@ pub(crate) struct Block {
     pub add: bool,
 }
 
+/// See [`Path::hold`].
+pub(crate) struct Held {
+    #[cfg(target_arch = "x86_64")]
+    _tiles: Option<super::amx::Tiles>,
+}
+
 impl Path {
-    /// Bytes of a tile of A.
-    pub const fn tile_bytes(self) -> usize {
-        match self.widens() {
-            true => ROWS * TERMS * 4,
-            false => ROWS * PAIRS * 4,
+    /// Bytes of a packed tile of A.
+    pub const fn tile_bytes(self, element: Element) -> usize {
+        match self.widens(element) {
+            true => ROWS * WORDS * 8,
+            false => ROWS * WORDS * 4,
         }
     }
 
-    /// Whether A is packed as f32.
-    pub const fn widens(self) -> bool {
+    /// How a matrix A is packed whose terms adjoin, or not.
+    pub const fn form(self, element: Element, terms_adjoin: bool) -> Form {
         match self {
+            _ if self.widens(element) => Form::Wide,
+            // Tiles of AMX have rows only.
+            #[cfg(target_arch = "x86_64")]
+            Path::Amx if matches!(element, Element::Pair) => Form::Rows,
+            _ if terms_adjoin => Form::Rows,
+            _ => Form::Turned,
+        }
+    }
+
+    /// Whether A is packed as f32 though it is bf16.
+    pub const fn widens(self, element: Element) -> bool {
+        match self {
+            _ if matches!(element, Element::Single) => false,
             Path::Portable => true,
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 | Path::Avx512 => true,
@@ -48,13 +76,25 @@ impl Path {
         }
     }
 
-    /// Tiles along the sum that are multiplied in one go: as many as keep a panel of B in the nearest cache beside what
-    /// streams past it. 16 KiB of 32, or 32 of 48 where there is AMX.
-    pub const fn depth(self) -> usize {
+    /// Tiles along the sum that are multiplied in one go. AMX must find a panel of B in the nearest cache (32 KiB of 48), and
+    /// what widens should. The others need 8 to 16 bytes of it a cycle, which the second cache gives as well; the fewer
+    /// times sums are put down and taken up again the better.
+    pub const fn depth(self, element: Element) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Path::Amx => 16,
-            _ => 8,
+            Path::Amx if matches!(element, Element::Pair) => 16,
+            _ if self.widens(element) => 8,
+            _ => 64,
+        }
+    }
+
+    /// What [`Path::multiply`] needs to be ready, for a thread that calls it many times: while the result lives, no call takes
+    /// the time for it.
+    pub fn hold(self) -> Held {
+        Held {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: this path is only there where the CPU has AMX and the process may use it.
+            _tiles: (self == Path::Amx).then(|| unsafe { super::amx::Tiles::ready() }),
         }
     }
 
@@ -66,22 +106,52 @@ impl Path {
     pub unsafe fn multiply(self, block: Block) {
         // SAFETY: the caller's promise; a path is only there where the CPU has its instructions.
         unsafe {
-            match self {
-                Path::Portable => portable(block),
-                #[cfg(target_arch = "x86_64")]
-                Path::Avx2 => machine::avx2(block),
-                #[cfg(target_arch = "x86_64")]
-                Path::Avx512 => machine::avx512(block),
-                #[cfg(target_arch = "x86_64")]
-                Path::Avx512Bf16 => machine::avx512_bf16(block),
-                #[cfg(target_arch = "x86_64")]
-                Path::Amx => super::amx::multiply(block),
+            #[cfg(target_arch = "x86_64")]
+            {
+                use Element::{Pair, Single};
+                let turned = block.form == Form::Turned;
+                return match (self, block.element) {
+                    (Path::Portable, _) => portable(block),
+                    (Path::Avx2, Pair) => machine::avx2(block),
+                    (Path::Avx2, Single) if turned => machine::avx2_singles::<true>(block),
+                    (Path::Avx2, Single) => machine::avx2_singles::<false>(block),
+                    (Path::Avx512, Pair) => machine::avx512(block),
+                    (Path::Avx512Bf16, Pair) if turned => machine::avx512_pairs::<true>(block),
+                    (Path::Avx512Bf16, Pair) => machine::avx512_pairs::<false>(block),
+                    (Path::Amx, Pair) => super::amx::multiply(block),
+                    (_, Single) if turned => machine::avx512_singles::<true>(block),
+                    (_, Single) => machine::avx512_singles::<false>(block),
+                };
             }
+            #[cfg(not(target_arch = "x86_64"))]
+            portable(block)
         }
     }
 }
 
 impl Block {
+    /// Nothing, of bf16 whose A is packed row by row as this path wants it.
+    pub fn of_pairs(path: Path) -> Block {
+        let element = Element::Pair;
+        let a_tile = path.tile_bytes(element);
+        Block {
+            a: std::ptr::null(),
+            element,
+            form: path.form(element, true),
+            a_row: a_tile / ROWS,
+            a_tile,
+            a_panel: 0,
+            rows: 0,
+            b: std::ptr::null(),
+            b_panel: 0,
+            cols: 0,
+            tiles: 0,
+            c: std::ptr::null_mut(),
+            c_row: 0,
+            add: false,
+        }
+    }
+
     /// Calls `each(a, b, c)` for every pair of panels, those of A in the inner loop: B's stays in the nearest cache.
     #[inline(always)]
     fn each(self, mut each: impl FnMut(*const u8, *const u32, *mut f32)) {
@@ -102,23 +172,31 @@ unsafe fn portable(block: Block) {
     const R: usize = 4;
     const C: usize = 8;
     block.each(|a, b, c| {
-        let a = a.cast::<f32>();
         for (row, col) in (0..ROWS).step_by(R).flat_map(|row| (0..COLS).step_by(C).map(move |col| (row, col))) {
             let mut sums = [[0f32; C]; R];
-            for tile in 0..block.tiles {
-                for pair in 0..PAIRS {
-                    // SAFETY: inside the panels, as the caller says.
-                    let b = unsafe { b.add((tile * PAIRS + pair) * COLS + col).cast::<[u32; C]>().read_unaligned() };
-                    let (low, high) = (b.map(|b| f32::from_bits(b << 16)), b.map(|b| f32::from_bits(b & 0xffff_0000)));
+            for (tile, word) in (0..block.tiles).flat_map(|tile| (0..WORDS).map(move |word| (tile, word))) {
+                let a = a.wrapping_add(tile * block.a_tile);
+                // SAFETY: inside the panels, as the caller says.
+                let (words, factor) = unsafe {
+                    let words = b.add((tile * WORDS + word) * COLS + col).cast::<[u32; C]>().read_unaligned();
+                    let float = |at: usize| a.add(at).cast::<f32>().read_unaligned();
+                    (words, move |r: usize, half: usize| match block.form {
+                        Form::Wide => float((row + r) * WORDS * 8 + word * 8 + half * 4),
+                        Form::Rows => float((row + r) * block.a_row + word * 4),
+                        Form::Turned => float(word * ROWS * 4 + (row + r) * 4),
+                    })
+                };
+                let mut add = |half: usize, b: [f32; C]| {
                     for (r, sums) in sums.iter_mut().enumerate() {
-                        // SAFETY: as above.
-                        let [x, y] = unsafe {
-                            a.add(tile * ROWS * TERMS + (row + r) * TERMS + 2 * pair).cast::<[f32; 2]>().read()
-                        };
-                        for i in 0..C {
-                            sums[i] += x * low[i];
-                            sums[i] += y * high[i];
-                        }
+                        let x = factor(r, half);
+                        (0..C).for_each(|i| sums[i] += x * b[i]);
+                    }
+                };
+                match block.element {
+                    Element::Single => add(0, words.map(f32::from_bits)),
+                    Element::Pair => {
+                        add(0, words.map(|word| f32::from_bits(word << 16)));
+                        add(1, words.map(|word| f32::from_bits(word & 0xffff_0000)));
                     }
                 }
             }
@@ -136,7 +214,10 @@ unsafe fn portable(block: Block) {
 
 #[cfg(target_arch = "x86_64")]
 mod machine {
-    use super::{Block, COLS, PAIRS, ROWS, TERMS};
+    use super::{Block, COLS, ROWS, WORDS};
+
+    /// Terms of a row of a tile that was made f32.
+    const TERMS: usize = 2 * WORDS;
     use std::arch::x86_64::*;
 
     /// Four rows and two vectors of columns at a time: eight sums.
@@ -158,8 +239,8 @@ mod machine {
                     unsafe {
                         for tile in 0..block.tiles {
                             let a = a.add(tile * ROWS * TERMS + first * TERMS);
-                            let b = b.add(tile * PAIRS * COLS + half);
-                            for pair in 0..PAIRS {
+                            let b = b.add(tile * WORDS * COLS + half);
+                            for pair in 0..WORDS {
                                 let b: [__m256i; 2] =
                                     std::array::from_fn(|v| _mm256_loadu_si256(b.add(pair * COLS + 8 * v).cast()));
                                 let low = b.map(|b| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(b)));
@@ -207,8 +288,8 @@ mod machine {
                 unsafe {
                     for tile in 0..block.tiles {
                         let a = a.add(tile * ROWS * TERMS + first * TERMS);
-                        let b = b.add(tile * PAIRS * COLS);
-                        for pair in 0..PAIRS {
+                        let b = b.add(tile * WORDS * COLS);
+                        for pair in 0..WORDS {
                             let b: [__m512i; 2] =
                                 std::array::from_fn(|v| _mm512_loadu_si512(b.add(pair * COLS + 16 * v).cast()));
                             let low = b.map(|b| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(b)));
@@ -229,38 +310,100 @@ mod machine {
         }
     }
 
-    /// As [`avx512`] with dot products of pairs.
+    /// A kernel of eight rows and two vectors of columns that takes words as they are, of a turned A where `TURNED`. A macro,
+    /// since each has features of its own.
+    macro_rules! words {
+        ($name:ident, $features:literal, |$sum:ident, $x:ident, $b:ident| $step:expr) => {
+            /// # Safety
+            /// As [`super::Path::multiply`], and the CPU has these features.
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $name<const TURNED: bool>(block: Block) {
+                const R: usize = 8;
+                let a_row = if TURNED { 4 } else { block.a_row };
+                let step = if TURNED { ROWS } else { 1 };
+                for col in 0..block.cols {
+                    for part in 0..block.rows * 2 {
+                        let (row, first) = (part / 2, part % 2 * R);
+                        let a = block.a.wrapping_add(row * block.a_panel + first * a_row);
+                        let b = block.b.wrapping_add(col * block.b_panel);
+                        let c = block.c.wrapping_add((row * ROWS + first) * block.c_row + col * COLS);
+                        let mut sums = [[_mm512_setzero_ps(); 2]; R];
+                        // SAFETY: inside the panels, as the caller says; vectors of one size hold any bits.
+                        unsafe {
+                            for tile in 0..block.tiles {
+                                let rows: [*const i32; R] =
+                                    std::array::from_fn(|r| a.wrapping_add(tile * block.a_tile + r * a_row).cast());
+                                let b = b.add(tile * WORDS * COLS);
+                                for word in 0..WORDS {
+                                    let b: [__m512i; 2] =
+                                        std::array::from_fn(|v| _mm512_loadu_si512(b.add(word * COLS + 16 * v).cast()));
+                                    for r in 0..R {
+                                        let $x = _mm512_set1_epi32(rows[r].add(word * step).read_unaligned());
+                                        for v in 0..2 {
+                                            let ($sum, $b) = (sums[r][v], b[v]);
+                                            sums[r][v] = $step;
+                                        }
+                                    }
+                                }
+                            }
+                            settle(&sums, block, c);
+                        }
+                    }
+                }
+            }
+        };
+    }
+
+    words!(avx512_pairs, "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma", |sum, x, b| _mm512_dpbf16_ps(
+        sum,
+        std::mem::transmute::<__m512i, __m512bh>(x),
+        std::mem::transmute::<__m512i, __m512bh>(b)
+    ));
+    words!(avx512_singles, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma", |sum, x, b| _mm512_fmadd_ps(
+        _mm512_castsi512_ps(x),
+        _mm512_castsi512_ps(b),
+        sum
+    ));
+
+    /// As [`avx2`] of f32, of a turned A where `TURNED`.
     ///
     /// # Safety
     /// As [`super::Path::multiply`], and the CPU has these features.
-    #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-    pub(super) unsafe fn avx512_bf16(block: Block) {
-        const R: usize = 8;
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn avx2_singles<const TURNED: bool>(block: Block) {
+        const R: usize = 4;
+        let a_row = if TURNED { 4 } else { block.a_row };
+        let step = if TURNED { ROWS } else { 1 };
         for col in 0..block.cols {
-            for part in 0..block.rows * 2 {
-                let (row, first) = (part / 2, part % 2 * R);
-                let a = block.a.wrapping_add(row * block.a_panel).cast::<i32>();
-                let b = block.b.wrapping_add(col * block.b_panel);
-                let c = block.c.wrapping_add((row * ROWS + first) * block.c_row + col * COLS);
-                let mut sums = [[_mm512_setzero_ps(); 2]; R];
-                // SAFETY: inside the panels, as the caller says; the two vector types have one size and any bits.
+            for part in 0..block.rows * (ROWS / R * 2) {
+                let (row, first, half) = (part / 8, part / 2 % 4 * R, part % 2 * 16);
+                let a = block.a.wrapping_add(row * block.a_panel + first * a_row);
+                let b = block.b.wrapping_add(col * block.b_panel + half);
+                let c = block.c.wrapping_add((row * ROWS + first) * block.c_row + col * COLS + half);
+                let mut sums = [[_mm256_setzero_ps(); 2]; R];
+                // SAFETY: inside the panels, as the caller says.
                 unsafe {
                     for tile in 0..block.tiles {
-                        let a = a.add(tile * ROWS * PAIRS + first * PAIRS);
-                        let b = b.add(tile * PAIRS * COLS);
-                        for pair in 0..PAIRS {
-                            let b: [__m512bh; 2] = std::array::from_fn(|v| {
-                                std::mem::transmute(_mm512_loadu_si512(b.add(pair * COLS + 16 * v).cast()))
-                            });
+                        let rows: [*const f32; R] =
+                            std::array::from_fn(|r| a.wrapping_add(tile * block.a_tile + r * a_row).cast());
+                        let b = b.add(tile * WORDS * COLS).cast::<f32>();
+                        for word in 0..WORDS {
+                            let b: [__m256; 2] = std::array::from_fn(|v| _mm256_loadu_ps(b.add(word * COLS + 8 * v)));
                             for r in 0..R {
-                                let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(*a.add(r * PAIRS + pair)));
+                                let x = _mm256_set1_ps(rows[r].add(word * step).read_unaligned());
                                 for v in 0..2 {
-                                    sums[r][v] = _mm512_dpbf16_ps(sums[r][v], x, b[v]);
+                                    sums[r][v] = _mm256_fmadd_ps(x, b[v], sums[r][v]);
                                 }
                             }
                         }
                     }
-                    settle(&sums, block, c);
+                    for (r, sums) in sums.iter().enumerate() {
+                        for (v, sum) in sums.iter().enumerate() {
+                            let to = c.add(r * block.c_row + 8 * v);
+                            let old = if block.add { _mm256_loadu_ps(to) } else { _mm256_setzero_ps() };
+                            _mm256_storeu_ps(to, _mm256_add_ps(old, *sum));
+                        }
+                    }
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! Matrix products of bf16 with sums in f32: both operands are packed into tiles ([`tiles`]), which all threads share,
-//! and blocks of C are multiplied out of them ([`micro`]).
+//! Matrix products of bf16 or f32 with sums in f32: B is packed into tiles ([`tiles`]), which all threads share, and so is A where
+//! it does not lie right by itself; blocks of C are multiplied out of them ([`micro`]).
 //!
 //! An element of C is the sum of its products in an order that depends on the length of the sum and on the instructions
 //! alone: neither the other sizes nor the number of threads nor where the element lies change its bits.
@@ -17,30 +17,67 @@ use crate::{DType, View, ViewMut};
 use micro::Block;
 use path::Path;
 use std::ops::Range;
-use tiles::{COLS, PAIRS, ROWS, Source, TERMS};
+use tiles::{COLS, Element, Form, ROWS, Source, WORDS};
 
 /// Bytes that packed A, and packed B, may take at a time, whatever the matrices.
 const A_BYTES: usize = 8 << 20;
 const B_BYTES: usize = 16 << 20;
-/// Terms of the sum that are packed at a time: as many as leave room for 256 rows of A and 512 columns of B.
-const DEPTH: usize = 16_384;
+/// Words of the sum that are packed at a time: as many as leave room for 256 rows of A and 512 columns of B.
+const DEPTH_WORDS: usize = 8192;
 /// Sides of a thread's block of C, at most: its sums and its rows of A share the second cache.
 const SIDE: usize = 256;
 
 /// Whether [`Cpu::run_matmul`] does this product.
 pub(super) fn takes(op: &Gemm) -> bool {
-    op.a == DType::Bf16 && op.b == DType::Bf16
+    element(op).is_some()
 }
 
-/// f32 elements of scratch that `op` needs.
-pub(super) fn workspace(op: &Gemm, path: Path, threads: usize) -> usize {
-    Layout::of(op, path, threads).sizes().iter().sum()
+/// What both operands hold, if one of the two that tiles are made of.
+fn element(op: &Gemm) -> Option<Element> {
+    match (op.a, op.b) {
+        (DType::Bf16, DType::Bf16) => Some(Element::Pair),
+        (DType::F32, DType::F32) => Some(Element::Single),
+        _ => None,
+    }
+}
+
+/// f32 elements of scratch that `op` needs, with B as it is or prepacked.
+pub(super) fn workspace(op: &Gemm, path: Path, threads: usize, prepacked: bool) -> usize {
+    let [a, b, sums, kept] = Layout::of(op, path, threads).sizes();
+    a + if prepacked { 0 } else { b } + sums + kept
+}
+
+/// f32 elements of B prepacked; `None` where no product reads it so.
+pub(super) fn prepacked_len(op: &Gemm) -> Option<usize> {
+    element(op).map(|element| op.n.div_ceil(COLS).saturating_mul(element.tiles(op.k)).saturating_mul(WORDS * COLS))
+}
+
+/// The right operand of a product.
+pub(super) enum Right<'a> {
+    /// The matrix.
+    Plain(View<'a>),
+    /// What [`Cpu::run_prepack`] made of it.
+    Prepacked(View<'a>),
+}
+
+/// f32 elements of scratch that suffice for `op` and for any product with a smaller side in its place.
+pub(super) fn workspace_of_parts(op: &Gemm, path: Path, threads: usize) -> usize {
+    let layout = Layout { direct: false, ..Layout::of(op, path, threads) };
+    let [a, b, sums, kept] = layout.sizes();
+    let full = |side: usize, width: usize, tile: usize| {
+        side.div_ceil(width).saturating_mul(layout.element.tiles(op.k)).saturating_mul(tile)
+    };
+    // Fewer terms can leave room for more rows, up to the limit.
+    let most_a = full(op.m, ROWS, path.tile_bytes(layout.element)).min(A_BYTES) / 4;
+    let most_b = full(op.n, COLS, WORDS * COLS * 4).min(B_BYTES) / 4;
+    a.max(most_a) + b.max(most_b) + sums + kept
 }
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     path: Path,
+    element: Element,
     /// Rows, columns and terms that are packed at a time.
     rows: usize,
     cols: usize,
@@ -51,14 +88,18 @@ struct Layout {
     threads: usize,
     /// Whether the sum takes several packings, so that sums must be kept between them.
     deep: bool,
+    /// Whether A is read where it lies: its terms adjoin and fill whole tiles.
+    direct: bool,
 }
 
 impl Layout {
     fn of(op: &Gemm, path: Path, threads: usize) -> Layout {
-        let terms = op.k.min(DEPTH);
-        let tiles = tiles::tiles(terms).max(1);
-        let most_rows = (A_BYTES / (tiles * path.tile_bytes())).max(1) * ROWS;
-        let most_cols = (B_BYTES / (tiles * PAIRS * COLS * 4)).max(1) * COLS;
+        let element = element(op).unwrap_or(Element::Single);
+        let depth = DEPTH_WORDS * element.terms();
+        let terms = op.k.min(depth);
+        let tiles = element.tiles(terms).max(1);
+        let most_rows = (A_BYTES / (tiles * path.tile_bytes(element))).max(1) * ROWS;
+        let most_cols = (B_BYTES / (tiles * WORDS * COLS * 4)).max(1) * COLS;
         let rows = op.m.min(most_rows);
         let cols = op.n.min(most_cols);
         // Blocks are halved until every thread has some to choose from; none is smaller than a tile of sums.
@@ -72,16 +113,32 @@ impl Layout {
                 false => task_cols = round(task_cols / 2),
             }
         }
-        Layout { path, rows, cols, terms, task_rows, task_cols, threads, deep: op.k > DEPTH }
+        let direct = !path.widens(element) && !op.trans_a && op.m % ROWS == 0 && op.k % element.tile() == 0;
+        Layout { path, element, rows, cols, terms, task_rows, task_cols, threads, deep: op.k > depth, direct }
+    }
+
+    /// Elements from one row of a thread's sums to the next: not a power of two, so that the rows of a tile do not crowd into a
+    /// few sets of the nearest cache.
+    fn sums_row(&self) -> usize {
+        self.task_cols + WORDS
+    }
+
+    fn source(&self, view: View, stride: usize, terms_adjoin: bool) -> Source {
+        Source { ptr: view.ptr().as_ptr().cast_const(), element: self.element, stride, terms_adjoin }
+    }
+
+    fn right(&self, op: &Gemm, b: View) -> Source {
+        self.source(b, if op.trans_b { op.k } else { op.n }, op.trans_b)
     }
 
     /// f32 elements of packed A, of packed B, of the threads' sums, and of the sums kept between packings.
     fn sizes(&self) -> [usize; 4] {
-        let tiles = tiles::tiles(self.terms);
-        let a = self.rows.div_ceil(ROWS) * tiles * self.path.tile_bytes() / 4;
-        let b = self.cols.div_ceil(COLS) * tiles * PAIRS * COLS;
+        let tiles = self.element.tiles(self.terms);
+        let tile = self.path.tile_bytes(self.element) / 4;
+        let a = if self.direct { 0 } else { self.rows.div_ceil(ROWS) * tiles * tile };
+        let b = self.cols.div_ceil(COLS) * tiles * WORDS * COLS;
         let kept = if self.deep { self.rows * self.cols } else { 0 };
-        [a, b, self.threads * self.task_rows * self.task_cols, kept]
+        [a, b, self.threads * self.task_rows * self.sums_row(), kept]
     }
 }
 
@@ -95,43 +152,59 @@ struct Target<'a> {
 }
 
 impl Cpu {
-    /// `C = (C +) alpha A B` of two matrices of bf16.
-    pub(super) fn run_matmul(&self, op: &Gemm, a: View, b: View, c: ViewMut, workspace: ViewMut) {
+    /// Packs all of B, so that products with it need not.
+    pub(super) fn run_prepack(&self, op: &Gemm, b: View, to: ViewMut) {
+        // Only B is packed, and in one piece.
+        let layout = Layout { direct: true, ..Layout::of(op, self.path, self.pool.threads()) };
+        let (b, to) = (layout.right(op, b), Shared::new(to));
+        self.pack(layout, [b, b], [0, op.n, op.k], true, [&to, &to]);
+    }
+
+    /// `C = (C +) alpha A B` of two matrices of bf16, or two of f32.
+    pub(super) fn run_matmul(&self, op: &Gemm, a: View, right: Right, c: ViewMut, workspace: ViewMut) {
         let Gemm { m, n, k, .. } = *op;
         if m == 0 || n == 0 {
             return;
         }
         let layout = Layout::of(op, self.path, self.pool.threads());
-        let [a_size, b_size, sums_size, _] = layout.sizes();
+        let [a_size, mut b_size, sums_size, _] = layout.sizes();
+        let (b, prepacked) = match right {
+            Right::Plain(b) => (layout.right(op, b), None),
+            Right::Prepacked(b) => {
+                b_size = 0;
+                (layout.right(op, b), Some(b.ptr().as_ptr().cast_const()))
+            }
+        };
         let (packed_a, rest) = workspace.split_at(a_size);
         let (packed_b, rest) = rest.split_at(b_size);
         let (sums, kept) = rest.split_at(sums_size);
         let [packed_a, packed_b, sums, kept] = [packed_a, packed_b, sums, kept].map(Shared::new);
         let target = Target { c: Shared::new(c), stride: n, alpha: op.alpha, accumulate: op.accumulate };
-        let a = source(a, if op.trans_a { m } else { k }, !op.trans_a);
-        let b = source(b, if op.trans_b { k } else { n }, op.trans_b);
+        let a = layout.source(a, if op.trans_a { m } else { k }, !op.trans_a);
         for cols in steps(n, layout.cols) {
             for rows in steps(m, layout.rows) {
                 for terms in steps(k, layout.terms) {
                     // With one packing of the sum, B's stays for all rows.
-                    let again = rows.start == 0 || layout.deep;
-                    let from_b = again.then(|| b.at(cols.start, terms.start));
-                    let from_a = a.at(rows.start, terms.start);
-                    self.pack(
-                        layout,
-                        [from_a, from_b.unwrap_or(b)],
-                        [rows.len(), cols.len(), terms.len()],
-                        again,
-                        [&packed_a, &packed_b],
+                    let again = prepacked.is_none() && (rows.start == 0 || layout.deep);
+                    let from = [a.at(rows.start, terms.start), b.at(cols.start, terms.start)];
+                    let sides = [rows.len(), cols.len(), terms.len()];
+                    self.pack(layout, from, sides, again, [&packed_a, &packed_b]);
+                    let operands = (
+                        Left::of(layout, from[0], terms.len(), &packed_a),
+                        match prepacked {
+                            None => Panels::of(layout, packed_b.address().cast(), terms.len()),
+                            Some(all) => Panels::of(layout, all, k).from(layout, cols.start, terms.start),
+                        },
                     );
                     let ends = (terms.start > 0, terms.end == k);
-                    self.blocks(layout, &rows, &cols, terms.len(), ends, [&packed_a, &packed_b, &sums, &kept], &target);
+                    self.blocks(layout, &rows, &cols, terms.len(), ends, operands, [&sums, &kept], &target);
                 }
             }
         }
     }
 
-    /// Packs a block of A, and one of B if `both`; every panel by one thread.
+    /// Packs a block of A unless it is read where it lies, and one of B if `both`. Threads take runs of tiles of neighbouring
+    /// panels: a line of memory that panels share is then read once.
     fn pack(
         &self,
         layout: Layout,
@@ -140,33 +213,48 @@ impl Cpu {
         both: bool,
         [to_a, to_b]: [&Shared; 2],
     ) {
-        let tiles = tiles::tiles(terms);
-        let (a_panels, b_panels) = (rows.div_ceil(ROWS), if both { cols.div_ceil(COLS) } else { 0 });
-        let (a_panel, b_panel) = (tiles * layout.path.tile_bytes() / 4, tiles * PAIRS * COLS);
-        // Panels of B are twice as wide.
-        let grain = (1usize << 15).div_ceil(tiles.max(1) * TERMS * COLS);
-        self.pool.split(a_panels.div_ceil(2) + b_panels, grain, |_, panels| {
-            for panel in panels {
-                if let Some(panel) = panel.checked_sub(a_panels.div_ceil(2)) {
-                    let first = panel * COLS;
-                    // SAFETY: inside the matrix and the buffer; each panel belongs to one thread.
-                    unsafe {
-                        let to = to_b.floats(panel * b_panel..(panel + 1) * b_panel).as_mut_ptr().cast();
-                        tiles::pack_cols(self.level, b.at(first, 0), COLS.min(cols - first), terms, to);
-                    }
-                    continue;
-                }
-                for panel in 2 * panel..(2 * panel + 2).min(a_panels) {
-                    let first = panel * ROWS;
-                    let (from, rows) = (a.at(first, 0), ROWS.min(rows - first));
-                    // SAFETY: as above.
-                    unsafe {
-                        let to = to_a.floats(panel * a_panel..(panel + 1) * a_panel).as_mut_ptr();
-                        match layout.path.widens() {
-                            true => tiles::pack_rows_wide(self.level, from, rows, terms, to),
-                            false => tiles::pack_rows(self.level, from, rows, terms, to.cast()),
-                        }
-                    }
+        /// Tiles of a run, and rows or columns side by side.
+        const RUN: usize = 16;
+        const WIDTH: usize = 128;
+        let (element, level) = (layout.element, self.level);
+        let (tiles, width, form) = (element.tiles(terms), element.tile(), layout.path.form(element, a.terms_adjoin));
+        let (a_tile, b_tile) = (layout.path.tile_bytes(element) / 4, WORDS * COLS);
+        let runs = tiles.div_ceil(RUN);
+        let a_pieces = if layout.direct { 0 } else { rows.div_ceil(WIDTH) * runs };
+        let b_pieces = if both { cols.div_ceil(WIDTH) * runs } else { 0 };
+        // The panels' first rows or columns, and tiles, of a piece: along what lies side by side in memory.
+        let visit = |piece: usize, all: usize, width: usize, terms_adjoin: bool, visit: &dyn Fn(usize, usize)| {
+            let (first, run) = (piece / runs * WIDTH, piece % runs * RUN);
+            let panels = (first..(first + WIDTH).min(all)).step_by(width);
+            let run = run..(run + RUN).min(tiles);
+            match terms_adjoin {
+                true => panels.for_each(|panel| run.clone().for_each(|tile| visit(panel, tile))),
+                false => run.for_each(|tile| panels.clone().for_each(|panel| visit(panel, tile))),
+            }
+        };
+        let pack_b = |col: usize, tile: usize| {
+            let (term, start) = (tile * width, (col / COLS * tiles + tile) * b_tile);
+            let sides = [COLS.min(cols - col), width.min(terms - term)];
+            // SAFETY: inside the matrix and the buffer; each tile belongs to one thread.
+            unsafe {
+                let to = to_b.floats(start..start + b_tile).as_mut_ptr().cast();
+                tiles::pack_cols(level, b.at(col, term), sides[0], sides[1], to);
+            }
+        };
+        let pack_a = |row: usize, tile: usize| {
+            let (term, start) = (tile * width, (row / ROWS * tiles + tile) * a_tile);
+            let sides = [ROWS.min(rows - row), width.min(terms - term)];
+            // SAFETY: as above.
+            unsafe {
+                let to = to_a.floats(start..start + a_tile).as_mut_ptr().cast();
+                tiles::pack_rows(level, form, a.at(row, term), sides[0], sides[1], to);
+            }
+        };
+        self.pool.split(a_pieces + b_pieces, 1, |_, pieces| {
+            for piece in pieces {
+                match piece.checked_sub(a_pieces) {
+                    Some(piece) => visit(piece, cols, COLS, b.terms_adjoin, &pack_b),
+                    None => visit(piece, rows, ROWS, a.terms_adjoin, &pack_a),
                 }
             }
         });
@@ -181,30 +269,35 @@ impl Cpu {
         cols: &Range<usize>,
         terms: usize,
         (later, last): (bool, bool),
-        [a, b, sums, kept]: [&Shared; 4],
+        (left, right): (Left, Panels),
+        [sums, kept]: [&Shared; 2],
         target: &Target,
     ) {
-        let (path, tiles) = (layout.path, tiles::tiles(terms));
-        let (a_panel, b_panel) = (tiles * path.tile_bytes(), tiles * PAIRS * COLS);
-        let size = layout.task_rows * layout.task_cols;
+        let (path, element) = (layout.path, layout.element);
+        let (tiles, depth) = (element.tiles(terms), path.depth(element));
+        let sums_row = layout.sums_row();
+        let size = layout.task_rows * sums_row;
         let down = rows.len().div_ceil(layout.task_rows);
-        let (a, b) = (Bytes(a.address().cast()), Bytes(b.address().cast()));
         self.pool.each(down * cols.len().div_ceil(layout.task_cols), |thread, number| {
             let (row, col) = (number % down * layout.task_rows, number / down * layout.task_cols);
             let (height, width) = (layout.task_rows.min(rows.len() - row), layout.task_cols.min(cols.len() - col));
             // SAFETY: each thread has its own sums.
             let sums = unsafe { sums.floats(thread * size..(thread + 1) * size) };
-            for first in (0..tiles).step_by(path.depth()) {
+            for first in (0..tiles).step_by(depth) {
                 let block = Block {
-                    a: a.at(row / ROWS * a_panel + first * path.tile_bytes()),
-                    a_panel,
+                    a: left.at.at(row / ROWS * left.panel + first * left.tile),
+                    element,
+                    form: left.form,
+                    a_row: left.row,
+                    a_tile: left.tile,
+                    a_panel: left.panel,
                     rows: height.div_ceil(ROWS),
-                    b: b.at((col / COLS * b_panel + first * PAIRS * COLS) * 4).cast(),
-                    b_panel,
+                    b: right.at.at((col / COLS * right.panel + first * WORDS * COLS) * 4).cast(),
+                    b_panel: right.panel,
                     cols: width.div_ceil(COLS),
-                    tiles: path.depth().min(tiles - first),
+                    tiles: depth.min(tiles - first),
                     c: sums.as_mut_ptr(),
-                    c_row: layout.task_cols,
+                    c_row: sums_row,
                     add: first > 0,
                 };
                 // SAFETY: panels are packed in full; a block of sums has whole panels on both sides.
@@ -213,7 +306,7 @@ impl Cpu {
             if tiles == 0 {
                 sums.fill(0.0);
             }
-            for (line, sums) in sums.chunks_exact_mut(layout.task_cols).take(height).enumerate() {
+            for (line, sums) in sums.chunks_exact_mut(sums_row).take(height).enumerate() {
                 let sums = &mut sums[..width];
                 if layout.deep {
                     let start = (row + line) * layout.cols + col;
@@ -272,11 +365,51 @@ impl Bytes {
     }
 }
 
-fn source(view: View, stride: usize, terms_adjoin: bool) -> Source {
-    Source { ptr: view.ptr().as_ptr().cast::<u16>().cast_const(), stride, terms_adjoin }
+/// Where the packed panels of B lie, and how many words apart.
+struct Panels {
+    at: Bytes,
+    panel: usize,
+}
+
+impl Panels {
+    /// Panels of `terms`.
+    fn of(layout: Layout, at: *const u8, terms: usize) -> Panels {
+        Panels { at: Bytes(at), panel: layout.element.tiles(terms) * WORDS * COLS }
+    }
+
+    /// From a column and a term on that begin a tile.
+    fn from(self, layout: Layout, col: usize, term: usize) -> Panels {
+        let words = col / COLS * self.panel + term / layout.element.tile() * WORDS * COLS;
+        Panels { at: Bytes(self.at.at(words * 4)), ..self }
+    }
+}
+
+/// Where the tiles of A lie, and how far apart, in bytes.
+struct Left {
+    at: Bytes,
+    form: Form,
+    row: usize,
+    tile: usize,
+    panel: usize,
+}
+
+impl Left {
+    fn of(layout: Layout, a: Source, terms: usize, packed: &Shared) -> Left {
+        if layout.direct {
+            let row = a.stride * layout.element.size();
+            return Left { at: Bytes(a.ptr), form: Form::Rows, row, tile: WORDS * 4, panel: ROWS * row };
+        }
+        let tile = layout.path.tile_bytes(layout.element);
+        let at = Bytes(packed.address().cast_const().cast());
+        let form = layout.path.form(layout.element, a.terms_adjoin);
+        Left { at, form, row: tile / ROWS, tile, panel: layout.element.tiles(terms) * tile }
+    }
 }
 
 /// Ranges of `step` that cover `0..len`: one at least, which is empty when there is nothing.
 fn steps(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len.div_ceil(step.max(1)).max(1)).map(move |i| i * step..((i + 1) * step).min(len))
 }
+
+#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
+pub(crate) mod emulator;

@@ -108,6 +108,8 @@ pub(crate) fn has_amx() -> bool {
     {
         const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
         const XTILEDATA: libc::c_long = 18;
+        // It is given only where the system saves tiles (so XCR0 need not be read) and every thread's alternate stack holds
+        // them; systems before Linux 5.16 and sandboxes say no. Threads and forks have it too, another program does not.
         // SAFETY: asks for a permission, for the whole process; touches no memory. Asking again is harmless.
         unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 }
     }

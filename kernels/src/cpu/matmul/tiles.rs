@@ -1,8 +1,8 @@
-//! Packing into tiles. A tile is 16 rows (of A) or columns (of B) by 32 terms of the sum, as pairs: a `u32` holds two
-//! neighbouring terms, the first in its low half.
+//! Packing into tiles. A tile is 16 rows (of A) or columns (of B) by 16 words along the sum. A word is a term of f32, or two
+//! neighbouring terms of bf16, the first in its low half.
 //!
-//! A panel of A is 16 rows: tile after tile along the sum, each `[16 rows][16 pairs]`; for the paths that widen,
-//! `[16 rows][32 terms]` of f32. A panel of B is 32 columns: `[pairs][32 columns]`. What a shape does not fill is zero.
+//! A panel of A is 16 rows: tile after tile along the sum, in one of three [`Form`]s. A panel of B is 32 columns:
+//! `[words][32 columns]`. What a shape does not fill is zero.
 
 use crate::cpu::level::Level;
 
@@ -10,16 +10,50 @@ use crate::cpu::level::Level;
 pub(crate) const ROWS: usize = 16;
 /// Columns of a panel of B.
 pub(crate) const COLS: usize = 32;
-/// Pairs of a tile.
-pub(crate) const PAIRS: usize = 16;
-/// Terms of a tile.
-pub(crate) const TERMS: usize = 2 * PAIRS;
+/// Words of a tile along the sum.
+pub(crate) const WORDS: usize = 16;
 
-/// One operand of bf16 in memory: a matrix of `outer` (rows of A, columns of B) by terms.
+/// What matrices hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    /// bf16, two terms to a word.
+    Pair,
+    /// f32.
+    Single,
+}
+
+impl Element {
+    /// Terms of a word.
+    pub const fn terms(self) -> usize {
+        match self {
+            Element::Pair => 2,
+            Element::Single => 1,
+        }
+    }
+
+    /// Terms of a tile.
+    pub const fn tile(self) -> usize {
+        WORDS * self.terms()
+    }
+
+    /// Tiles that `terms` take.
+    pub const fn tiles(self, terms: usize) -> usize {
+        terms.div_ceil(self.tile())
+    }
+
+    /// Bytes of a term.
+    pub const fn size(self) -> usize {
+        4 / self.terms()
+    }
+}
+
+/// One operand in memory: a matrix of `outer` (rows of A, columns of B) by terms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     /// Its first element.
-    pub ptr: *const u16,
+    pub ptr: *const u8,
+    /// What it holds.
+    pub element: Element,
     /// Elements from one outer index to the next if `terms_adjoin`, else from one term to the next.
     pub stride: usize,
     /// Whether the terms of an outer index lie side by side; else the outer indices of a term do.
@@ -35,10 +69,10 @@ impl Source {
     /// The matrix from `outer` and `term` on.
     pub fn at(self, outer: usize, term: usize) -> Source {
         let offset = if self.terms_adjoin { outer * self.stride + term } else { term * self.stride + outer };
-        Source { ptr: self.ptr.wrapping_add(offset), ..self }
+        Source { ptr: self.ptr.wrapping_add(offset * self.element.size()), ..self }
     }
 
-    /// Writes a tile of `outers` by `terms`, at most [16, 32], to `to[outer * stride + pair]`.
+    /// Writes a tile of `outers` by `terms`, at most all of one, to `to[outer * stride + word]`.
     ///
     /// # Safety
     /// The source must hold so much, and `to` 16 rows of `stride`.
@@ -49,14 +83,14 @@ impl Source {
             if self.terms_adjoin {
                 self.straight(outers, terms, to, stride);
             } else {
-                let mut pairs = [0u32; ROWS * PAIRS];
-                self.woven(outers, terms, pairs.as_mut_ptr(), ROWS);
+                let mut pairs = [0u32; ROWS * WORDS];
+                self.woven(level, outers, terms, pairs.as_mut_ptr(), ROWS);
                 transpose(level, pairs.as_ptr(), to, stride);
             }
         }
     }
 
-    /// As [`Source::tile`] to `to[pair * stride + outer]`.
+    /// As [`Source::tile`] to `to[word * stride + outer]`.
     ///
     /// # Safety
     /// As there.
@@ -65,11 +99,11 @@ impl Source {
         // SAFETY: as above.
         unsafe {
             if self.terms_adjoin {
-                let mut rows = [0u32; ROWS * PAIRS];
-                self.straight(outers, terms, rows.as_mut_ptr(), PAIRS);
+                let mut rows = [0u32; ROWS * WORDS];
+                self.straight(outers, terms, rows.as_mut_ptr(), WORDS);
                 transpose(level, rows.as_ptr(), to, stride);
             } else {
-                self.woven(outers, terms, to, stride);
+                self.woven(level, outers, terms, to, stride);
             }
         }
     }
@@ -77,17 +111,19 @@ impl Source {
     /// Where terms adjoin: copies rows.
     #[inline(always)]
     unsafe fn straight(self, outers: usize, terms: usize, to: *mut u32, stride: usize) {
+        const BYTES: usize = WORDS * 4;
+        let (line, size) = (self.stride * self.element.size(), terms * self.element.size());
         for outer in 0..ROWS {
             // SAFETY: the caller's promise: rows below `outers` have `terms` elements.
             unsafe {
-                let to = to.add(outer * stride).cast::<[u16; TERMS]>();
-                let row = if outer < outers && terms == TERMS {
-                    self.ptr.add(outer * self.stride).cast::<[u16; TERMS]>().read_unaligned()
+                let from = self.ptr.wrapping_add(outer * line);
+                let to = to.add(outer * stride).cast::<[u8; BYTES]>();
+                let row = if outer < outers && size == BYTES {
+                    from.cast::<[u8; BYTES]>().read_unaligned()
                 } else {
-                    let mut row = [0; TERMS];
+                    let mut row = [0; BYTES];
                     if outer < outers {
-                        let from = self.ptr.add(outer * self.stride);
-                        (0..terms).for_each(|i| row[i] = from.add(i).read_unaligned());
+                        (0..size).for_each(|i| row[i] = from.add(i).read());
                     }
                     row
                 };
@@ -96,76 +132,86 @@ impl Source {
         }
     }
 
-    /// Where outer indices adjoin: weaves two terms into pairs.
+    /// Where outer indices adjoin: copies lines of f32, weaves two lines of bf16 into one of pairs.
     #[inline(always)]
-    unsafe fn woven(self, outers: usize, terms: usize, to: *mut u32, stride: usize) {
-        for pair in 0..PAIRS {
+    unsafe fn woven(self, level: Level, outers: usize, terms: usize, to: *mut u32, stride: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if level == Level::Avx512 && outers == ROWS && terms == self.element.tile() {
+            // SAFETY: a whole tile, and the CPU has AVX-512.
+            return unsafe {
+                match self.element {
+                    Element::Pair => machine::weave(self.ptr.cast(), self.stride, to, stride),
+                    Element::Single => machine::lines(self.ptr.cast(), self.stride, to, stride),
+                }
+            };
+        }
+        let _ = level;
+        for word in 0..WORDS {
             // SAFETY: the caller's promise: terms below `terms` have `outers` elements.
             unsafe {
-                let line = |term: usize| {
-                    let mut line = [0u16; ROWS];
-                    if term < terms {
-                        let from = self.ptr.add(term * self.stride);
-                        if outers == ROWS {
-                            line = from.cast::<[u16; ROWS]>().read_unaligned();
-                        } else {
-                            (0..outers).for_each(|i| line[i] = from.add(i).read_unaligned());
-                        }
+                let words = match self.element {
+                    Element::Single => self.line::<u32>(word, outers, terms),
+                    Element::Pair => {
+                        let low = self.line::<u16>(2 * word, outers, terms);
+                        let high = self.line::<u16>(2 * word + 1, outers, terms);
+                        std::array::from_fn(|i| u32::from(low[i]) | u32::from(high[i]) << 16)
                     }
-                    line
                 };
-                let (low, high) = (line(2 * pair), line(2 * pair + 1));
-                let mut pairs = [0u32; ROWS];
-                for i in 0..ROWS {
-                    pairs[i] = u32::from(low[i]) | u32::from(high[i]) << 16;
-                }
-                to.add(pair * stride).cast::<[u32; ROWS]>().write_unaligned(pairs);
+                to.add(word * stride).cast::<[u32; ROWS]>().write_unaligned(words);
             }
         }
     }
-}
 
-/// Tiles that `terms` take.
-pub(crate) fn tiles(terms: usize) -> usize {
-    terms.div_ceil(TERMS)
-}
-
-/// Packs the panel of A that begins at `source`: `rows` of at most 16 by `terms`.
-///
-/// # Safety
-/// The source must hold so much; `to` has room for `tiles(terms)` tiles of 512 elements of bf16.
-pub(crate) unsafe fn pack_rows(level: Level, source: Source, rows: usize, terms: usize, to: *mut u32) {
-    level.run(
-        #[inline(always)]
-        |_| {
-            for (tile, start) in (0..terms).step_by(TERMS).enumerate() {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let to = to.add(tile * ROWS * PAIRS);
-                    source.at(0, start).tile(level, rows, TERMS.min(terms - start), to, PAIRS);
+    /// The elements of one term, zero beyond `outers` and `terms`.
+    #[inline(always)]
+    unsafe fn line<T: Copy + Default>(self, term: usize, outers: usize, terms: usize) -> [T; ROWS] {
+        let mut line = [T::default(); ROWS];
+        if term < terms {
+            let from = self.ptr.cast::<T>().wrapping_add(term * self.stride);
+            // SAFETY: promised by the caller.
+            unsafe {
+                if outers == ROWS {
+                    line = from.cast::<[T; ROWS]>().read_unaligned();
+                } else {
+                    (0..outers).for_each(|i| line[i] = from.add(i).read_unaligned());
                 }
             }
-        },
-    );
+        }
+        line
+    }
 }
 
-/// As [`pack_rows`] into tiles of f32.
+/// How a tile of A is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// `[16 rows][16 words]`.
+    Rows,
+    /// `[16 words][16 rows]`, as a matrix whose rows adjoin comes.
+    Turned,
+    /// `[16 rows][32 terms]` of bf16 made f32.
+    Wide,
+}
+
+/// Packs a tile of A: `rows` of at most 16 by `terms` of at most a tile from `source` on.
 ///
 /// # Safety
-/// As there; `to` has room for as many f32.
-pub(crate) unsafe fn pack_rows_wide(level: Level, source: Source, rows: usize, terms: usize, to: *mut f32) {
+/// The source must hold so much; `to` has room for 16 x 16 words, twice as many for [`Form::Wide`].
+pub(crate) unsafe fn pack_rows(level: Level, form: Form, source: Source, rows: usize, terms: usize, to: *mut u32) {
     level.run(
         #[inline(always)]
         |_| {
-            for (tile, start) in (0..terms).step_by(TERMS).enumerate() {
-                let mut pairs = [0u32; ROWS * PAIRS];
-                // SAFETY: the caller's promise.
-                unsafe {
-                    source.at(0, start).tile(level, rows, TERMS.min(terms - start), pairs.as_mut_ptr(), PAIRS);
-                    let to = to.add(tile * ROWS * TERMS);
-                    for (i, pair) in pairs.iter().enumerate() {
-                        to.add(2 * i).write(f32::from_bits(pair << 16));
-                        to.add(2 * i + 1).write(f32::from_bits(pair & 0xffff_0000));
+            // SAFETY: the caller's promise.
+            unsafe {
+                match form {
+                    Form::Rows => source.tile(level, rows, terms, to, WORDS),
+                    Form::Turned => source.turned(level, rows, terms, to, ROWS),
+                    Form::Wide => {
+                        let mut pairs = [0u32; ROWS * WORDS];
+                        source.tile(level, rows, terms, pairs.as_mut_ptr(), WORDS);
+                        for (i, pair) in pairs.iter().enumerate() {
+                            to.add(2 * i).write(pair << 16);
+                            to.add(2 * i + 1).write(pair & 0xffff_0000);
+                        }
                     }
                 }
             }
@@ -173,23 +219,19 @@ pub(crate) unsafe fn pack_rows_wide(level: Level, source: Source, rows: usize, t
     );
 }
 
-/// Packs the panel of B that begins at `source`: `cols` of at most 32 by `terms`.
+/// Packs a tile of B: `cols` of at most 32 by `terms` of at most a tile from `source` on.
 ///
 /// # Safety
-/// The source must hold so much; `to` has room for `tiles(terms)` times 16 x 32 pairs.
+/// The source must hold so much; `to` has room for 16 x 32 words.
 pub(crate) unsafe fn pack_cols(level: Level, source: Source, cols: usize, terms: usize, to: *mut u32) {
     level.run(
         #[inline(always)]
         |_| {
-            for (tile, start) in (0..terms).step_by(TERMS).enumerate() {
-                let terms = TERMS.min(terms - start);
-                for first in [0, ROWS] {
-                    // SAFETY: the caller's promise; a half that no column falls into reads nothing.
-                    unsafe {
-                        let to = to.add(tile * PAIRS * COLS + first);
-                        let outers = cols.saturating_sub(first).min(ROWS);
-                        source.at(first, start).turned(level, outers, terms, to, COLS);
-                    }
+            for first in [0, ROWS] {
+                // SAFETY: the caller's promise; a half that no column falls into reads nothing.
+                unsafe {
+                    let outers = cols.saturating_sub(first).min(ROWS);
+                    source.at(first, 0).turned(level, outers, terms, to.add(first), COLS);
                 }
             }
         },
@@ -220,6 +262,39 @@ pub(crate) unsafe fn transpose(level: Level, from: *const u32, to: *mut u32, str
 #[cfg(target_arch = "x86_64")]
 mod machine {
     use std::arch::x86_64::*;
+
+    /// A tile of pairs out of 32 lines of 16 elements.
+    ///
+    /// # Safety
+    /// `from` has these lines, `stride` elements apart, `to` 16 rows of `to_stride`, and the CPU has AVX-512.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi2")]
+    pub(super) unsafe fn weave(from: *const u16, stride: usize, to: *mut u32, to_stride: usize) {
+        for pair in 0..super::WORDS {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let line = |term: usize| _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.add(term * stride).cast()));
+                let pairs = _mm512_or_si512(line(2 * pair), _mm512_slli_epi32::<16>(line(2 * pair + 1)));
+                _mm512_storeu_si512(to.add(pair * to_stride).cast(), pairs);
+            }
+        }
+    }
+
+    /// A tile of f32 out of 16 lines of 16 elements.
+    ///
+    /// # Safety
+    /// As [`weave`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi2")]
+    pub(super) unsafe fn lines(from: *const u32, stride: usize, to: *mut u32, to_stride: usize) {
+        for term in 0..super::WORDS {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let line = _mm512_loadu_si512(from.add(term * stride).cast());
+                _mm512_storeu_si512(to.add(term * to_stride).cast(), line);
+            }
+        }
+    }
 
     /// Four rounds, each swapping blocks of half the size: pairs of 32 bits, of 64, of 128, and of 256.
     ///
@@ -267,63 +342,105 @@ mod machine {
 mod tests {
     use super::*;
 
-    fn term(outer: usize, term: usize) -> u16 {
-        (outer * 131 + term * 7 + 1) as u16
+    /// A matrix of `outers` x `terms`, stored either way with a stride larger than needed, and what its words are.
+    struct Given {
+        bytes: Vec<u8>,
+        source: Source,
+        outers: usize,
+        terms: usize,
     }
 
-    /// A matrix of `outers` x `terms`, stored either way with a stride larger than needed.
-    fn stored(outers: usize, terms: usize, terms_adjoin: bool) -> (Vec<u16>, usize) {
-        let (slow, fast) = if terms_adjoin { (outers, terms) } else { (terms, outers) };
-        let stride = fast + 3;
-        let mut all = vec![0xdead; slow * stride];
-        for s in 0..slow {
-            for f in 0..fast {
-                all[s * stride + f] = if terms_adjoin { term(s, f) } else { term(f, s) };
+    impl Given {
+        fn new(element: Element, outers: usize, terms: usize, terms_adjoin: bool) -> Given {
+            let (slow, fast) = if terms_adjoin { (outers, terms) } else { (terms, outers) };
+            let (stride, size) = (fast + 3, element.size());
+            let mut bytes = vec![0xee; slow * stride * size];
+            for s in 0..slow {
+                for f in 0..fast {
+                    let (outer, term) = if terms_adjoin { (s, f) } else { (f, s) };
+                    bytes[(s * stride + f) * size..][..size]
+                        .copy_from_slice(&Given::term(outer, term).to_le_bytes()[..size]);
+                }
+            }
+            let source = Source { ptr: bytes.as_ptr(), element, stride, terms_adjoin };
+            Given { bytes, source, outers, terms }
+        }
+
+        fn term(outer: usize, term: usize) -> u32 {
+            (outer * 131 + term * 7 + 1) as u32 * 65_537 % 0xffff_fff1
+        }
+
+        fn word(&self, outer: usize, word: usize) -> u32 {
+            let of = |term| if outer < self.outers && term < self.terms { Given::term(outer, term) } else { 0 };
+            match self.source.element {
+                Element::Single => of(word),
+                Element::Pair => of(2 * word) & 0xffff | of(2 * word + 1) << 16,
             }
         }
-        (all, stride)
+
+        /// From tile `tile` on, and the terms that it has.
+        fn tile(&self, tile: usize) -> (Source, usize) {
+            let width = self.source.element.tile();
+            (self.source.at(0, tile * width), width.min(self.terms - tile * width))
+        }
+    }
+
+    fn each(outers: &[usize], terms: &[usize], check: impl Fn(Level, &Given, usize)) {
+        for level in Level::available() {
+            for element in [Element::Pair, Element::Single] {
+                for terms_adjoin in [true, false] {
+                    for (outers, terms) in outers.iter().flat_map(|o| terms.iter().map(move |t| (*o, *t))) {
+                        let given = Given::new(element, outers, terms, terms_adjoin);
+                        assert!(!given.bytes.is_empty());
+                        check(level, &given, element.tiles(terms));
+                    }
+                }
+            }
+        }
     }
 
     #[test]
-    fn panels_hold_every_element_and_zeros() {
-        for level in Level::available() {
-            for terms_adjoin in [true, false] {
-                for (outers, terms) in [(16, 32), (16, 64), (1, 1), (5, 33), (16, 31), (13, 100), (7, 2)] {
-                    let (all, stride) = stored(outers, terms, terms_adjoin);
-                    let source = Source { ptr: all.as_ptr(), stride, terms_adjoin };
-                    let count = tiles(terms);
-                    let (mut a, mut wide) = (vec![9u32; count * 256], vec![9f32; count * 512]);
+    fn panels_of_rows_hold_every_element_and_zeros() {
+        each(&[16, 1, 5, 13], &[32, 1, 33, 31, 100, 16], |level, given, tiles| {
+            for tile in 0..tiles {
+                let (source, terms) = given.tile(tile);
+                let pack = |form| {
+                    let mut to = [9u32; 512];
                     // SAFETY: as large as stated.
-                    unsafe {
-                        pack_rows(level, source, outers, terms, a.as_mut_ptr());
-                        pack_rows_wide(level, source, outers, terms, wide.as_mut_ptr());
-                    }
-                    let of = |outer: usize, t: usize| if outer < outers && t < terms { term(outer, t) } else { 0 };
-                    for tile in 0..count {
-                        for outer in 0..16 {
-                            for pair in 0..16 {
-                                let t = tile * 32 + 2 * pair;
-                                let (low, high) = (u32::from(of(outer, t)), u32::from(of(outer, t + 1)));
-                                assert_eq!(a[tile * 256 + outer * 16 + pair], low | high << 16);
-                                assert_eq!(wide[tile * 512 + outer * 32 + 2 * pair].to_bits(), low << 16);
-                                assert_eq!(wide[tile * 512 + outer * 32 + 2 * pair + 1].to_bits(), high << 16);
-                            }
-                        }
-                    }
+                    unsafe { pack_rows(level, form, source, given.outers, terms, to.as_mut_ptr()) };
+                    to
+                };
+                let (rows, turned) = (pack(Form::Rows), pack(Form::Turned));
+                for (outer, word) in (0..256).map(|i| (i / 16, i % 16)) {
+                    let wanted = given.word(outer, tile * 16 + word);
+                    assert_eq!((rows[outer * 16 + word], turned[word * 16 + outer]), (wanted, wanted));
                 }
-                for (outers, terms) in [(32, 32), (31, 65), (16, 5), (17, 64), (1, 1), (32, 200)] {
-                    let (all, stride) = stored(outers, terms, terms_adjoin);
-                    let source = Source { ptr: all.as_ptr(), stride, terms_adjoin };
-                    let mut b = vec![9u32; tiles(terms) * 512];
-                    // SAFETY: as large as stated.
-                    unsafe { pack_cols(level, source, outers, terms, b.as_mut_ptr()) };
-                    let of = |outer: usize, t: usize| if outer < outers && t < terms { term(outer, t) } else { 0 };
-                    for (i, pair) in b.iter().enumerate() {
-                        let (p, outer) = (i / 32, i % 32);
-                        assert_eq!(*pair, u32::from(of(outer, 2 * p)) | u32::from(of(outer, 2 * p + 1)) << 16);
+                assert_eq!((rows[256], turned[256]), (9, 9));
+                if given.source.element == Element::Pair {
+                    let wide = pack(Form::Wide);
+                    for (outer, word) in (0..256).map(|i| (i / 16, i % 16)) {
+                        let wanted = given.word(outer, tile * 16 + word);
+                        let at = outer * 32 + 2 * word;
+                        assert_eq!((wide[at], wide[at + 1]), (wanted << 16, wanted & 0xffff_0000));
                     }
                 }
             }
-        }
+        });
+    }
+
+    #[test]
+    fn panels_of_columns_hold_every_element_and_zeros() {
+        each(&[32, 31, 16, 17, 1], &[32, 65, 5, 64, 1], |level, given, tiles| {
+            for tile in 0..tiles {
+                let (source, terms) = given.tile(tile);
+                let mut to = [9u32; 513];
+                // SAFETY: as large as stated.
+                unsafe { pack_cols(level, source, given.outers, terms, to.as_mut_ptr()) };
+                for (word, outer) in (0..512).map(|i| (i / 32, i % 32)) {
+                    assert_eq!(to[word * 32 + outer], given.word(outer, tile * 16 + word));
+                }
+                assert_eq!(to[512], 9);
+            }
+        });
     }
 }

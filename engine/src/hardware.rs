@@ -1,0 +1,135 @@
+//! The kernels that a cell asks for: how many threads, which instructions, which cores.
+
+use crate::config::{Cell, DeviceKind, Hardware, Pin};
+use serde::{Deserialize, Serialize};
+use zbench_kernels::{Cpu, Setup, SetupError, affinity};
+
+/// Where a rank stands among the ranks of a cell on its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seat {
+    /// How many of them come before it.
+    pub index: usize,
+    /// How many there are.
+    pub ranks: usize,
+    /// Whether the rank is a process of its own, which its launcher may have put on cores.
+    pub process: bool,
+}
+
+impl Seat {
+    /// A rank that is alone on its host.
+    pub const ALONE: Seat = Seat { index: 0, ranks: 1, process: true };
+}
+
+/// Why a cell's kernels are not to be had here.
+#[derive(Debug, thiserror::Error)]
+pub enum HardwareError {
+    /// A device that this version cannot use.
+    #[error("hardware.device = \"cuda\" is not built yet; use \"cpu\"")]
+    Device,
+    /// Instructions that this CPU lacks, or a core that the system does not give.
+    #[error("hardware: {0}")]
+    Setup(#[from] SetupError),
+    /// Fewer cores than threads that want one each.
+    #[error(
+        "hardware.pin = \"cores\": {ranks} ranks of {threads} threads on this machine need {needed} cores, and zbench may use {cores}; \
+         lower hardware.threads_per_rank or parallel.ranks, or set hardware.pin = \"none\"",
+        needed = .ranks * .threads
+    )]
+    Cores {
+        /// Ranks on this machine.
+        ranks: usize,
+        /// Threads of each.
+        threads: usize,
+        /// Cores that this process may use.
+        cores: usize,
+    },
+}
+
+/// Kernels for planning: what they say of scratch sizes is what a rank's kernels say. They keep to no core.
+///
+/// # Errors
+/// No rank could have them here.
+pub fn planner(cell: &Cell) -> Result<Cpu, HardwareError> {
+    Ok(Cpu::with(&setup(&cell.hardware, Seat::ALONE, None))?)
+}
+
+/// The kernels of the rank at a seat.
+///
+/// # Errors
+/// They are not to be had here.
+pub fn cpu(cell: &Cell, seat: Seat) -> Result<Cpu, HardwareError> {
+    if cell.hardware.device == DeviceKind::Cuda {
+        return Err(HardwareError::Device);
+    }
+    let cores = cores(&cell.hardware, seat, &affinity::available())?;
+    Ok(Cpu::with(&setup(&cell.hardware, seat, cores))?)
+}
+
+/// Whether `ranks` ranks of a cell find a core for each thread on this machine, where they ask for one.
+///
+/// # Errors
+/// They do not.
+pub fn enough_cores(cell: &Cell, ranks: usize) -> Result<(), HardwareError> {
+    cores(&cell.hardware, Seat { index: 0, ranks, process: false }, &affinity::available()).map(|_| ())
+}
+
+fn setup(hardware: &Hardware, seat: Seat, cores: Option<Vec<usize>>) -> Setup {
+    let threads = hardware.threads_per_rank;
+    let beside = seat.ranks.saturating_sub(1).saturating_mul(threads);
+    Setup { threads, instructions: hardware.instructions.clone(), cores, beside }
+}
+
+/// The cores of a rank's threads among those that may be used: the ranks of a host take them in order.
+fn cores(hardware: &Hardware, seat: Seat, available: &[usize]) -> Result<Option<Vec<usize>>, HardwareError> {
+    if hardware.pin == Pin::None {
+        return Ok(None);
+    }
+    let threads = hardware.threads_per_rank;
+    let from = |first: usize| available.get(first..first.checked_add(threads)?).map(<[usize]>::to_vec);
+    let own = match available.len() >= seat.ranks.saturating_mul(threads) {
+        true => from(seat.index.saturating_mul(threads)),
+        // The launcher has shared the cores out already, as mpirun does: these are this rank's alone.
+        false if seat.process => from(0),
+        false => None,
+    };
+    own.map(Some).ok_or(HardwareError::Cores { ranks: seat.ranks, threads, cores: available.len() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(threads: usize, index: usize, ranks: usize, process: bool, available: &[usize]) -> Option<Vec<usize>> {
+        let hardware = Hardware { pin: Pin::Cores, ..Hardware::cpu(threads) };
+        cores(&hardware, Seat { index, ranks, process }, available).ok().map(|cores| cores.unwrap())
+    }
+
+    #[test]
+    fn ranks_take_disjoint_cores_in_order() {
+        let available = [1, 2, 5, 6, 7];
+        assert_eq!(taken(2, 0, 2, false, &available), Some(vec![1, 2]));
+        assert_eq!(taken(2, 1, 2, true, &available), Some(vec![5, 6]));
+        assert_eq!(taken(1, 4, 5, false, &available), Some(vec![7]));
+    }
+
+    #[test]
+    fn a_launcher_that_shared_the_cores_out_is_followed_and_threads_are_not() {
+        assert_eq!(taken(1, 1, 2, true, &[3]), Some(vec![3]));
+        assert_eq!(taken(1, 1, 2, false, &[3]), None);
+        assert_eq!(taken(2, 0, 2, true, &[3]), None);
+        assert_eq!(taken(1, 0, 1, false, &[]), None);
+        let hardware = Hardware { pin: Pin::Cores, ..Hardware::cpu(3) };
+        let error = cores(&hardware, Seat { index: 0, ranks: 2, process: false }, &[0, 1]).unwrap_err().to_string();
+        assert!(error.contains("need 6 cores") && error.contains("may use 2"), "{error}");
+        assert_eq!(cores(&Hardware::cpu(9), Seat::ALONE, &[0]).unwrap(), None);
+    }
+
+    #[test]
+    fn neighbours_are_the_other_ranks_threads() {
+        let seat = Seat { index: 1, ranks: 3, process: true };
+        assert_eq!(
+            (setup(&Hardware::cpu(2), seat, None).beside, setup(&Hardware::cpu(2), Seat::ALONE, None).beside),
+            (4, 0)
+        );
+    }
+}

@@ -1,0 +1,120 @@
+//! Weights in the form that products read, made once a step: `memory.prepack = "step"`.
+//!
+//! A layer multiplies by a matrix of weights twice: `x W^T` forward, `dy W` backward, each reading W in an order of its own. Where
+//! the device says that bringing W into that order costs time ([`Kernels::prepacked_len`]), both forms can be kept. They are
+//! made when first read in a step, and again after the update.
+
+use super::exec::{Exec, Result, product_forward, product_input};
+use super::linear::LinearSpec;
+use super::sketch::{Piece, Sketch};
+use crate::model::{Layout, Part, Place, Weights};
+use std::cell::RefCell;
+use zbench_kernels::{Arena, Buffer, Category, DType, Gemm, Kernels, Op, View, ViewMut};
+
+/// A form of a matrix: where the matrix lies, and a product that reads it so.
+pub type Form = (Place, Gemm);
+
+/// The forms that a unit's products read, in the type `compute`.
+pub fn forms(layout: &Layout, unit: usize, kernels: &dyn Kernels, compute: DType) -> Vec<Form> {
+    let of = |place: Place, out: usize, input: usize, products: [Gemm; 2]| {
+        debug_assert_eq!(place.len, out * input);
+        products.map(|op| (place, op)).into_iter().filter(|(_, op)| kernels.prepacked_len(op).is_some())
+    };
+    let linear = |spec: &LinearSpec| {
+        let LinearSpec { out, input, weight, .. } = *spec;
+        let products = [product_forward(1, out, input, false, compute), product_input(1, out, input, false, compute)];
+        // Records of few bits are unpacked for each product; DoRA multiplies by a matrix that it makes.
+        let kept = weight.part != Part::Quantised && spec.magnitude.is_none();
+        kept.then(|| of(weight, out, input, products)).into_iter().flatten()
+    };
+    let mut forms = Vec::new();
+    if let Some(block) = unit.checked_sub(1).and_then(|block| layout.blocks.get(block)) {
+        // Stacks of experts are multiplied group by group.
+        let mlp = [block.gate.as_ref(), Some(&block.up), Some(&block.down)].into_iter().flatten();
+        let mlp = mlp.filter(|_| block.experts.is_none());
+        forms.extend([&block.q, &block.k, &block.v, &block.o].into_iter().chain(mlp).flat_map(linear));
+    }
+    let head = &layout.head;
+    if unit == if head.tied { 0 } else { layout.head_unit() } {
+        let (out, input) = (head.vocab, head.hidden);
+        forms.extend(of(
+            head.matrix,
+            out,
+            input,
+            [head.logits(1, compute), product_input(1, out, input, false, compute)],
+        ));
+    }
+    forms
+}
+
+/// A unit's weights in the forms that products read.
+#[derive(Debug, Default)]
+pub struct Prepacked(RefCell<Vec<Entry>>);
+
+#[derive(Debug)]
+struct Entry {
+    place: Place,
+    trans: bool,
+    buffer: Buffer,
+    /// Whether it holds the weights of this step.
+    fresh: bool,
+}
+
+impl Prepacked {
+    /// Room for these forms.
+    pub fn new(arena: &Arena, kernels: &dyn Kernels, forms: &[Form]) -> Result<Prepacked> {
+        let entry = |(place, op): &Form| -> Result<Entry> {
+            let len = kernels.prepacked_len(op).unwrap_or(0);
+            let buffer = arena.alloc(Category::Parameters, DType::F32, len)?;
+            Ok(Entry { place: *place, trans: op.trans_b, buffer, fresh: false })
+        };
+        Ok(Prepacked(RefCell::new(forms.iter().map(entry).collect::<Result<_>>()?)))
+    }
+
+    /// States `new` for a unit, and that its forms may be read.
+    pub fn new_stated(s: &mut Sketch<'_>, unit: usize, forms: &[Form]) -> Vec<Piece> {
+        s.prepacked
+            .extend(forms.iter().map(|(place, op)| ((unit, place.part as usize, place.start, op.trans_b), false)));
+        let len = |op: &Gemm| s.kernels().prepacked_len(op).unwrap_or(0);
+        let sizes: Vec<usize> = forms.iter().map(|(_, op)| len(op)).collect();
+        sizes.into_iter().map(|len| s.alloc(Category::Parameters, DType::F32, len)).collect()
+    }
+
+    /// The weights change.
+    pub fn forget(&mut self) {
+        self.0.get_mut().iter_mut().for_each(|entry| entry.fresh = false);
+    }
+}
+
+/// `C (+)= A B` where B is the matrix that lies at `place`: by the form that is kept of it, if one is.
+pub(super) fn product(
+    ex: &Exec<'_>,
+    weights: &Weights<'_>,
+    place: &Place,
+    op: Gemm,
+    a: View<'_>,
+    matrix: View<'_>,
+    c: ViewMut<'_>,
+) -> Result<()> {
+    let mut entries = weights.prepacked.map(|kept| kept.0.borrow_mut());
+    let found = entries
+        .as_mut()
+        .and_then(|entries| entries.iter_mut().find(|entry| entry.place == *place && entry.trans == op.trans_b));
+    let Some(entry) = found else { return ex.gemm(op, a, matrix, c) };
+    if !entry.fresh {
+        ex.kernels.prepack(&op, matrix, entry.buffer.view_mut())?;
+        entry.fresh = true;
+    }
+    let mut scratch = ex.scratch(&Op::GemmPrepacked(op))?;
+    Ok(ex.kernels.gemm_prepacked(&op, a, entry.buffer.view(), c, scratch.view_mut())?)
+}
+
+/// States `product`.
+pub(super) fn product_stated(s: &mut Sketch<'_>, term: &'static str, place: &Place, op: Gemm) {
+    let form = (s.unit, place.part as usize, place.start, op.trans_b);
+    let Some(fresh) = s.prepacked.get_mut(&form) else { return s.op(term, Op::Gemm(op)) };
+    if !std::mem::replace(fresh, true) {
+        s.op(term, Op::Prepack(op));
+    }
+    s.op(term, Op::GemmPrepacked(op));
+}

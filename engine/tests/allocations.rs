@@ -1,0 +1,129 @@
+//! Every block that a step takes from the heap after two that warm it up, whatever its size, on all threads of all ranks. A
+//! library's own (the `gemm` crate packs into blocks of its own where we call it) is told apart by the marker of its calls.
+//!
+//! `ZBENCH_SHOW_BLOCKS=1 cargo test -p zbench-engine --test allocations -- --nocapture` says where they are made.
+
+#[path = "training/support.rs"]
+#[allow(dead_code, reason = "the support serves several test binaries")]
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::backtrace::Backtrace;
+use std::cell::Cell as Flag;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use support::*;
+use zbench_engine::config::*;
+use zbench_engine::train::with_ranks;
+use zbench_kernels::{DType, scratch};
+
+struct Counting;
+
+static WATCHING: AtomicBool = AtomicBool::new(false);
+static SHOWING: AtomicBool = AtomicBool::new(false);
+static BLOCKS: AtomicUsize = AtomicUsize::new(0);
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Where blocks were made, and how many.
+static PLACES: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+
+thread_local! {
+    /// Whether this thread is writing a place down, which takes blocks too.
+    static INSIDE: Flag<bool> = const { Flag::new(false) };
+}
+
+fn note(bytes: usize) {
+    if !WATCHING.load(Ordering::Relaxed) || scratch::in_library() || INSIDE.try_with(Flag::get).unwrap_or(true) {
+        return;
+    }
+    BLOCKS.fetch_add(1, Ordering::Relaxed);
+    BYTES.fetch_add(bytes, Ordering::Relaxed);
+    if SHOWING.load(Ordering::Relaxed) {
+        INSIDE.set(true);
+        let trace = Backtrace::force_capture().to_string();
+        let ours = trace.lines().filter(|line| line.contains("zbench") && !line.contains("allocations"));
+        let place: Vec<&str> = ours.take(4).map(str::trim).collect();
+        *PLACES.lock().unwrap_or_else(PoisonError::into_inner).entry(place.join(" < ")).or_default() += 1;
+        INSIDE.set(false);
+    }
+}
+
+#[allow(unsafe_code, reason = "an allocator is unsafe by its nature")]
+// SAFETY: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note(layout.size());
+        // SAFETY: the caller's promise is handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note(layout.size());
+        // SAFETY: the caller's promise is handed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        note(size);
+        // SAFETY: the caller's promise is handed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is handed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Blocks and bytes that all ranks together take in one step after two.
+fn blocks(cell: &Cell) -> (usize, usize) {
+    let plan = plan(cell);
+    let barrier = std::sync::Barrier::new(cell.parallel.ranks);
+    with_ranks(cell, &plan, cpus(cell), |rank| {
+        (0..2).try_for_each(|_| rank.step().map(drop))?;
+        if barrier.wait().is_leader() {
+            (BLOCKS.store(0, Ordering::SeqCst), BYTES.store(0, Ordering::SeqCst));
+            WATCHING.store(true, Ordering::SeqCst);
+        }
+        barrier.wait();
+        let step = rank.step().map(drop);
+        barrier.wait();
+        WATCHING.store(false, Ordering::SeqCst);
+        step
+    })
+    .unwrap();
+    (BLOCKS.load(Ordering::SeqCst), BYTES.load(Ordering::SeqCst))
+}
+
+#[test]
+fn a_step_takes_no_more_blocks_than_stated() {
+    // The watch itself works.
+    WATCHING.store(true, Ordering::SeqCst);
+    drop(std::hint::black_box(vec![1u8; 3]));
+    WATCHING.store(false, Ordering::SeqCst);
+    assert_eq!((BLOCKS.load(Ordering::SeqCst), BYTES.load(Ordering::SeqCst)), (1, 3));
+
+    SHOWING.store(std::env::var_os("ZBENCH_SHOW_BLOCKS").is_some(), Ordering::SeqCst);
+    for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
+        for threads in [1, 2] {
+            for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Ddp, 2), (Strategy::Fsdp, 2)] {
+                let mut cell = on(synthetic(), strategy, ranks, ranks);
+                cell.precision = precision;
+                cell.hardware.threads_per_rank = threads;
+                cell.train.clip_norm = 1.0;
+                let (blocks, bytes) = blocks(&cell);
+                println!(
+                    "{} x {ranks}, {threads} threads, {:?}: {blocks} blocks, {bytes} bytes",
+                    strategy.name(),
+                    precision.compute
+                );
+            }
+        }
+    }
+    for (place, count) in PLACES.lock().unwrap().iter() {
+        println!("{count:6} {place}");
+    }
+}

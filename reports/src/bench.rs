@@ -1,0 +1,264 @@
+//! What the suites `gemm`, `attention` and `calibrate` keep in records, and the documents made of it.
+
+mod attention;
+mod ceilings;
+mod figure;
+mod gemm;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::document::{Column, Document, Entry, Tone};
+use crate::record::Record;
+use crate::stats;
+use crate::units;
+
+pub use ceilings::{Ceilings, DiskRates, Rate, Threads};
+
+/// The suites that this module knows, by their names in records.
+pub const SUITES: [&str; 3] = ["gemm", "attention", "calibrate"];
+
+/// The suite of a record, if it is one of these.
+pub fn suite(record: &Record) -> Option<&'static str> {
+    let name = record.setting("suite").and_then(Value::as_str)?;
+    SUITES.into_iter().find(|suite| *suite == name)
+}
+
+/// One kernel, timed: a part of a record, under `timings`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timing {
+    /// `gemm`, `flash`, `naive`.
+    pub kernel: String,
+    /// `forward`, `backward`; empty for a matrix product.
+    #[serde(default)]
+    pub pass: String,
+    /// Floating-point operations of a call, by the convention that the document states.
+    pub flops: u64,
+    /// Calls of one sample.
+    pub calls_per_sample: u64,
+    /// Samples.
+    pub samples: u64,
+    /// Microseconds of a call: the median of the samples.
+    pub median_us: f64,
+    /// The fastest tenth of them ends here.
+    pub p10_us: f64,
+    /// The slowest tenth begins here.
+    pub p90_us: f64,
+    /// 10^9 operations per second at the median.
+    pub gflops: f64,
+    /// Of the ceiling; absent where the ceiling is not known.
+    pub share: Option<f64>,
+    /// Bytes kept for backward, exact from the arena.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saved_bytes: Option<u64>,
+    /// Bytes of scratch, exact from the arena.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace_bytes: Option<u64>,
+    /// Elements that were compared with f64.
+    pub checked: u64,
+    /// The largest distance from it as a share of what is allowed: above 1 is wrong.
+    pub worst: f64,
+    /// Why it was not timed, or what is wrong with it; empty where all is well.
+    #[serde(default)]
+    pub trouble: String,
+}
+
+/// The ceiling that was measured beside the timings: a part of a record, under `ceiling`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ceiling {
+    /// The type.
+    pub dtype: String,
+    /// 10^9 operations per second of the threads together, the larger of the two measurements; absent with a reason.
+    pub gflops: Option<f64>,
+    /// Measured before the timings.
+    pub before: Option<f64>,
+    /// Measured after them.
+    pub after: Option<f64>,
+    /// Why it is not known; empty where it is.
+    #[serde(default)]
+    pub reason: String,
+}
+
+/// What a record of these suites is about, in few words.
+pub fn label(record: &Record) -> Option<String> {
+    let number = |path: &str| count(record, path).to_string();
+    let threads = units::plural(count(record, "hardware.threads_per_rank") as usize, "thread", "threads");
+    Some(match suite(record)? {
+        "gemm" => {
+            let [shape, layout, dtype] = ["shape", "layout", "dtype"].map(|key| text(record, &format!("gemm.{key}")));
+            format!("{shape} {layout} {dtype}, {threads}")
+        }
+        "attention" => {
+            let [batch, seq, heads, kv, dim] =
+                ["batch", "seq_len", "heads", "kv_heads", "head_dim"].map(|key| number(&format!("attention.{key}")));
+            let window = match count(record, "attention.window") {
+                0 => String::new(),
+                window => format!(" window {window}"),
+            };
+            let dtype = text(record, "attention.dtype");
+            format!("{batch} x {seq} tokens{window}, {heads}/{kv} heads of {dim}, {dtype}, {threads}")
+        }
+        _ => "ceilings of the machine".to_string(),
+    })
+}
+
+/// The timings of a record.
+pub fn timings(record: &Record) -> Vec<Timing> {
+    record.extra.get("timings").cloned().and_then(|value| serde_json::from_value(value).ok()).unwrap_or_default()
+}
+
+/// The ceiling of a record.
+pub fn ceiling(record: &Record) -> Ceiling {
+    record.extra.get("ceiling").cloned().and_then(|value| serde_json::from_value(value).ok()).unwrap_or_default()
+}
+
+/// A document of these suites' records alone.
+pub fn document(records: &[&Record]) -> Document {
+    let mut document = Document::new(title(records));
+    report(&mut document, records);
+    document
+}
+
+/// What a document of these records is about.
+pub fn title<'a>(records: &[&'a Record]) -> &'a str {
+    records.iter().map(|record| record.name.as_str()).find(|name| !name.is_empty()).unwrap_or("kernels")
+}
+
+/// The sections of these suites' records; others are left alone.
+pub fn report(document: &mut Document, records: &[&Record]) {
+    let of =
+        |name: &str| -> Vec<&Record> { records.iter().copied().filter(|record| suite(record) == Some(name)).collect() };
+    gemm::report(document, &of("gemm"));
+    attention::report(document, &of("attention"));
+    ceilings::report(document, &of("calibrate"));
+    let flagged: Vec<&&Record> =
+        records.iter().filter(|record| suite(record).is_some() && !record.validity.is_empty()).collect();
+    if !flagged.is_empty() {
+        let mut flags: Vec<String> = flagged.iter().flat_map(|record| record.validity.clone()).collect();
+        flags.sort_unstable();
+        flags.dedup();
+        document.paragraph(format!(
+            "{} of {} of these records {} validity flags ({}): something else had a part in their times. zbench show ID says more.",
+            flagged.len(),
+            records.iter().filter(|record| suite(record).is_some()).count(),
+            if flagged.len() == 1 { "has" } else { "have" },
+            units::list(&flags)
+        ));
+    }
+}
+
+/// The trials of one cell, oldest first.
+struct Trials<'a> {
+    records: Vec<&'a Record>,
+}
+
+impl<'a> Trials<'a> {
+    /// Records gathered by key, in the order in which the keys first appear. What did not run is not shown beside what
+    /// later did.
+    fn gather(records: &[&'a Record]) -> Vec<Trials<'a>> {
+        let mut all: Vec<Trials<'a>> = Vec::new();
+        for record in records {
+            match all.iter_mut().find(|trials| trials.records[0].key == record.key) {
+                Some(trials) => trials.records.push(record),
+                None => all.push(Trials { records: vec![record] }),
+            }
+        }
+        for trials in &mut all {
+            if trials.records.iter().any(|record| record.is_measured()) {
+                trials.records.retain(|record| !timings(record).is_empty());
+            }
+        }
+        all
+    }
+
+    /// The newest.
+    fn last(&self) -> &'a Record {
+        self.records[self.records.len() - 1]
+    }
+
+    /// Whether a trial gave a wrong result: then no number of the cell counts.
+    fn is_wrong(&self) -> bool {
+        self.records.iter().any(|record| timings(record).iter().any(|timing| timing.worst > 1.0))
+    }
+
+    /// Medians over the trials of the timings of this kernel and pass, and the trials that have one.
+    fn timing(&self, kernel: &str, pass: &str) -> Option<(Timing, usize)> {
+        let is_it = |timing: &Timing| timing.kernel == kernel && timing.pass == pass && timing.samples > 0;
+        let found: Vec<Timing> =
+            self.records.iter().filter_map(|record| timings(record).into_iter().find(is_it)).collect();
+        let median = |of: fn(&Timing) -> f64| stats::median(&found.iter().map(of).collect::<Vec<_>>());
+        let shares: Vec<f64> = found.iter().filter_map(|timing| timing.share).collect();
+        let last = found.last()?.clone();
+        let middle = Timing {
+            median_us: median(|timing| timing.median_us)?,
+            p10_us: median(|timing| timing.p10_us)?,
+            p90_us: median(|timing| timing.p90_us)?,
+            gflops: median(|timing| timing.gflops)?,
+            share: stats::median(&shares),
+            worst: found.iter().map(|timing| timing.worst).fold(0.0, f64::max),
+            ..last
+        };
+        Some((middle, found.len()))
+    }
+}
+
+/// A setting of the record's cell.
+fn word(record: &Record, path: &str) -> Entry {
+    record.setting(path).map_or_else(Entry::nothing, Entry::json)
+}
+
+/// A setting as a number.
+fn count(record: &Record, path: &str) -> u64 {
+    record.setting(path).and_then(Value::as_u64).unwrap_or(0)
+}
+
+/// A setting as text.
+fn text(record: &Record, path: &str) -> String {
+    record.setting(path).and_then(Value::as_str).unwrap_or_default().to_string()
+}
+
+/// How a number of this timing is to be taken.
+fn tone(is_wrong: bool) -> Tone {
+    if is_wrong { Tone::Struck } else { Tone::Plain }
+}
+
+/// The outcome of a cell in a word, its reason where it was not measured.
+fn outcome(trials: &Trials) -> Entry {
+    let record = trials.last();
+    let tone = if record.is_measured() { Tone::Plain } else { Tone::Warning };
+    Entry::words(record.outcome.status.name()).toned(tone)
+}
+
+/// The largest distance from f64 as a share of what is allowed.
+fn checked(timing: &Timing) -> Entry {
+    let tone = if timing.worst > 1.0 { Tone::Warning } else { Tone::Plain };
+    let text = match timing.worst > 1.0 {
+        true => "wrong".to_string(),
+        false => units::percent(timing.worst),
+    };
+    Entry { tone, ..Entry::number(timing.worst, text) }
+}
+
+/// The column of outcomes: people see it where there is another than `measured`.
+fn outcomes(all: &[Trials]) -> Column {
+    let column = Column::words("outcome");
+    if all.iter().all(|trials| trials.last().is_measured()) { column.for_machines() } else { column }
+}
+
+/// What kept cells from being measured, each reason once with how many cells it is about.
+fn troubles(all: &[Trials]) -> Vec<String> {
+    let mut found: Vec<(String, usize)> = Vec::new();
+    for trials in all.iter().filter(|trials| !trials.last().is_measured()) {
+        let record = trials.last();
+        let reason = format!("{}: {}", record.outcome.status.words(), record.outcome.reason);
+        match found.iter_mut().find(|(other, _)| *other == reason) {
+            Some((_, count)) => *count += 1,
+            None => found.push((reason, 1)),
+        }
+    }
+    let said = |(reason, cells): (String, usize)| match cells {
+        1 => reason,
+        _ => format!("{reason} ({cells} cells)"),
+    };
+    found.into_iter().map(said).collect()
+}

@@ -1,0 +1,139 @@
+//! Times of a call: warm-up, then samples until the time is over and there are enough of them.
+
+use super::Method;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// A sample takes this long at least, so that reading the clock is a thousandth of it; calls that are shorter are timed
+/// several together.
+const SAMPLE: Duration = Duration::from_micros(50);
+/// Calls of one sample at most: an empty product takes some tens of nanoseconds.
+const MOST_CALLS: u64 = 4096;
+/// Samples at most, however short they are.
+const MOST_SAMPLES: usize = 200_000;
+
+/// What ends a measurement early.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits<'a> {
+    /// Set by Ctrl-C.
+    pub stop: &'a AtomicBool,
+    /// The time limit of a trial.
+    pub deadline: Instant,
+}
+
+/// A measurement that ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stopped {
+    /// Somebody asked.
+    #[error("stopped by Ctrl-C")]
+    Asked,
+    /// The time limit.
+    #[error("took longer than its time limit; raise --timeout, or lower bench.iterations")]
+    Late,
+}
+
+impl Limits<'_> {
+    /// Whether to go on.
+    ///
+    /// # Errors
+    /// Not, and why.
+    pub fn check(&self) -> Result<(), Stopped> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Stopped::Asked);
+        }
+        if Instant::now() >= self.deadline { Err(Stopped::Late) } else { Ok(()) }
+    }
+}
+
+/// Times of calls.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Samples {
+    /// Seconds of a call, one for each sample.
+    pub seconds: Vec<f64>,
+    /// Calls of a sample.
+    pub calls: u64,
+}
+
+/// Times `call`.
+///
+/// # Errors
+/// Its own, and [`Stopped`].
+pub fn time<E: From<Stopped>>(
+    method: &Method,
+    limits: &Limits<'_>,
+    call: &mut dyn FnMut() -> Result<(), E>,
+) -> Result<Samples, E> {
+    let begin = Instant::now();
+    let mut shortest = Duration::MAX;
+    loop {
+        limits.check()?;
+        let start = Instant::now();
+        call()?;
+        shortest = shortest.min(start.elapsed());
+        if begin.elapsed().as_secs_f64() >= method.warmup {
+            break;
+        }
+    }
+    let calls = calls_of(shortest);
+    let (begin, mut seconds) = (Instant::now(), Vec::new());
+    while seconds.len() < MOST_SAMPLES {
+        limits.check()?;
+        let start = Instant::now();
+        for _ in 0..calls {
+            call()?;
+        }
+        seconds.push(start.elapsed().as_secs_f64() / calls as f64);
+        let enough = u64::try_from(seconds.len()).is_ok_and(|count| count >= method.iterations);
+        if enough && begin.elapsed().as_secs_f64() >= method.seconds {
+            break;
+        }
+    }
+    Ok(Samples { seconds, calls })
+}
+
+/// Calls of a sample, of the time of one.
+fn calls_of(one: Duration) -> u64 {
+    let one = one.as_nanos().max(1);
+    u64::try_from(SAMPLE.as_nanos().div_ceil(one)).unwrap_or(MOST_CALLS).clamp(1, MOST_CALLS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(stop: &AtomicBool, seconds: u64) -> Limits<'_> {
+        Limits { stop, deadline: Instant::now() + Duration::from_secs(seconds) }
+    }
+
+    #[test]
+    fn there_are_as_many_samples_as_asked_for_and_each_is_of_whole_calls() {
+        let stop = AtomicBool::new(false);
+        let mut count = 0u64;
+        let method = Method { seconds: 0.0, iterations: 7, warmup: 0.0 };
+        let samples = time::<Stopped>(&method, &limits(&stop, 60), &mut || {
+            count += 1;
+            Ok(())
+        });
+        let samples = samples.unwrap();
+        assert_eq!((samples.seconds.len(), count), (7, 1 + 7 * samples.calls));
+        assert!((1..=MOST_CALLS).contains(&samples.calls), "{}", samples.calls);
+        assert_eq!([1, 50_000, 50_001, 10_000_000].map(|ns| calls_of(Duration::from_nanos(ns))), [4096, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_stop_and_a_deadline_end_it() {
+        let stop = AtomicBool::new(false);
+        let method = Method { seconds: 3600.0, iterations: 1, warmup: 0.0 };
+        let mut calls = 0;
+        let asked = time::<Stopped>(&method, &limits(&stop, 60), &mut || {
+            calls += 1;
+            if calls == 5 {
+                stop.store(true, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        assert_eq!(asked, Err(Stopped::Asked));
+        let stop = AtomicBool::new(false);
+        assert_eq!(time::<Stopped>(&method, &limits(&stop, 0), &mut || Ok(())), Err(Stopped::Late));
+    }
+}

@@ -1,0 +1,62 @@
+//! The rounds' values, and what they come to.
+
+use std::collections::BTreeMap;
+use zbench_reports::bench::{Ceilings, DiskRates, Rate, Threads};
+
+/// What each round gave, by number of threads and name, in the order of the first round.
+#[derive(Clone, Debug, Default)]
+pub struct Values {
+    names: Vec<String>,
+    rounds: BTreeMap<(usize, String), Vec<Result<f64, String>>>,
+}
+
+impl Values {
+    /// One more round's value, or why there is none.
+    pub fn add(&mut self, threads: usize, name: String, value: Result<f64, String>) {
+        if !self.names.contains(&name) {
+            self.names.push(name.clone());
+        }
+        let value = value.and_then(|value| match value.is_finite() && value > 0.0 {
+            true => Ok(value),
+            false => Err(format!("a round gave {value}")),
+        });
+        self.rounds.entry((threads, name)).or_default().push(value);
+    }
+}
+
+/// Medians and limits. A rate that one round could not state is not stated, with that round's reason.
+pub fn summed_up(values: &Values) -> Ceilings {
+    let mut ceilings = Ceilings::default();
+    let mut numbers: Vec<usize> = values.rounds.keys().map(|(threads, _)| *threads).collect();
+    numbers.dedup();
+    for threads in numbers {
+        let mut of = Threads { threads: threads as u64, ..Threads::default() };
+        for name in &values.names {
+            let Some(rounds) = values.rounds.get(&(threads, name.clone())) else { continue };
+            let rate = match rounds.iter().cloned().collect::<Result<Vec<f64>, String>>() {
+                Ok(rates) => Rate::of(&rates),
+                Err(why) => {
+                    let entry = (name.clone(), why);
+                    if !ceilings.unstated.contains(&entry) {
+                        ceilings.unstated.push(entry);
+                    }
+                    None
+                }
+            };
+            put(&mut of, name, rate);
+        }
+        ceilings.threads.push(of);
+    }
+    ceilings
+}
+
+/// A rate in its place.
+pub(super) fn put(of: &mut Threads, name: &str, rate: Option<Rate>) {
+    match name.split_once('.') {
+        Some(("matrix", dtype)) => of.matrix.push((dtype.into(), rate)),
+        Some(("memory", what)) => of.memory.push((what.into(), rate)),
+        Some(("disk", "read")) => of.disk = DiskRates { read: rate, ..std::mem::take(&mut of.disk) },
+        Some(("disk", "write")) => of.disk = DiskRates { write: rate, ..std::mem::take(&mut of.disk) },
+        _ => {}
+    }
+}

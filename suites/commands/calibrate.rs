@@ -1,0 +1,185 @@
+//! `calibrate`: measures, prints and records whatever came out, and writes the profile only where the machine was quiet.
+
+use super::train::stop_flag;
+use super::{command_line, print_document, print_lines};
+use crate::allreduce::profile::default_path;
+use crate::bench::clock::Limits;
+use crate::bench::record::{blank, seen, watched};
+use crate::calibrate::args::CalibrateArgs;
+use crate::calibrate::disk::Disk;
+use crate::calibrate::profile::{self, About};
+use crate::calibrate::{Wanted, judge, measure};
+use crate::cli::{Format, Global, exit};
+use crate::runner::{Header, machine, rescue};
+use anyhow::{Result, bail};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use zbench_reports::bench::{self, Ceilings, Rate};
+use zbench_reports::record::{Outcome, Record};
+use zbench_reports::{Notebook, units};
+
+/// Arrays are this many times the last cache.
+const CACHES: u64 = 4;
+/// And not smaller than this.
+const LEAST_ARRAY: u64 = 64 << 20;
+/// Three arrays take at most this share of the memory that is free.
+const FREE_SHARE: u64 = 4;
+/// Longer than anybody waits; Ctrl-C ends it before.
+const LIMIT: Duration = Duration::from_secs(24 * 3600);
+
+/// `zbench calibrate`.
+pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
+    let wanted = wanted(arguments)?;
+    let path = arguments.save.clone().unwrap_or_else(|| default_path(&machine::host_name()));
+    // What would only fail when all has been measured.
+    let before = profile::read(&path)?;
+    let notebook = Notebook::open(&global.notebook)?;
+    notebook.check_writable()?;
+    let stop = stop_flag()?;
+    let folder = arguments.disk.clone().unwrap_or_else(|| global.notebook.clone());
+    let disk = match arguments.no_disk {
+        true => Err("left out with --no-disk".to_string()),
+        false => Disk::open(&folder, arguments.disk_size),
+    };
+    if let (Err(why), false) = (&disk, arguments.no_disk) {
+        crate::say!("the disk is not measured: {why}");
+    }
+    let limits = Limits { stop: &stop, deadline: Instant::now() + LIMIT };
+    let mut told = |done: usize, all: usize| {
+        // A line for each tenth: nobody reads more.
+        if !global.quiet && done * 10 / all != (done - 1) * 10 / all {
+            crate::say!("{done} of {all} measurements");
+        }
+    };
+    let (measured, sampled) = watched(|| measure(&wanted, &disk, &limits, &mut told));
+    let Ok(ceilings) = measured else {
+        crate::say!("stopped; nothing is kept of unfinished rounds");
+        return Ok(exit::INTERRUPTED);
+    };
+    let reasons = judge::why_not(&ceilings, &sampled);
+    let mut record = record(&wanted, &folder, arguments, &ceilings);
+    seen(&mut record, &sampled);
+    if !reasons.is_empty() {
+        record.validity.push("too_noisy".into());
+        record.notes.extend(reasons.iter().map(|reason| format!("Too noisy to be kept: {reason}.")));
+    }
+    record.trial = 1 + notebook.records()?.iter().filter(|other| other.key == record.key).count() as u32;
+    if let Err(error) = notebook.append(&record) {
+        rescue::keep_and_say(&record);
+        return Err(error.into());
+    }
+    match global.format {
+        Format::Json => print_lines(&[&record])?,
+        _ => print_document(global, &bench::document(&[&record]))?,
+    }
+    say_changes(before.as_ref(), &ceilings);
+    if !reasons.is_empty() {
+        reasons.iter().for_each(|reason| crate::say!("too noisy: {reason}"));
+        crate::say!("{} is left as it was; end other programs and try again, or measure more --rounds", path.display());
+        return Ok(exit::INCONCLUSIVE);
+    }
+    if arguments.no_save {
+        return Ok(exit::SUCCESS);
+    }
+    let about = About {
+        measured: record.started.clone(),
+        cpu: machine::cpu_model().unwrap_or_default(),
+        instructions: zbench_kernels::peak::describe().into_iter().map(String::from).collect(),
+    };
+    profile::save(&path, &ceilings, &about)?;
+    crate::say!("saved into {}", path.display());
+    Ok(exit::SUCCESS)
+}
+
+fn wanted(arguments: &CalibrateArgs) -> Result<Wanted> {
+    let cores = machine::cores();
+    let mut threads: Vec<usize> = match arguments.threads.is_empty() {
+        true => std::iter::successors(Some(1), |count| Some(count * 2)).take_while(|count| *count < cores).collect(),
+        false => arguments.threads.iter().map(|count| *count as usize).collect(),
+    };
+    if arguments.threads.is_empty() {
+        threads.push(cores);
+    }
+    threads.sort_unstable();
+    threads.dedup();
+    if let Some(many) = threads.iter().find(|count| **count > cores) {
+        bail!(
+            "--threads {many}: this process may use {cores} cores, and more threads than cores have no ceiling of their own"
+        );
+    }
+    let room = machine::memory_bytes("MemAvailable").unwrap_or(u64::MAX) / FREE_SHARE / 3;
+    let cache = machine::last_level_cache_bytes().unwrap_or(LEAST_ARRAY);
+    let bytes = arguments.memory.unwrap_or_else(|| (CACHES * cache).max(LEAST_ARRAY).min(room));
+    if arguments.memory.is_some() && bytes > room {
+        bail!(
+            "--memory {}: three such arrays are more than a quarter of the memory that is free; write {} or less",
+            units::memory(bytes as f64),
+            units::memory(room as f64)
+        );
+    }
+    Ok(Wanted {
+        threads,
+        rounds: arguments.rounds as usize,
+        seconds: arguments.seconds,
+        memory_bytes: usize::try_from(bytes)?,
+    })
+}
+
+fn record(wanted: &Wanted, folder: &Path, arguments: &CalibrateArgs, ceilings: &Ceilings) -> Record {
+    let absolute = std::path::absolute(folder).unwrap_or_else(|_| PathBuf::from(folder));
+    let cell = json!({
+        "suite": "calibrate",
+        "threads": wanted.threads,
+        "rounds": wanted.rounds,
+        "seconds": wanted.seconds,
+        "memory_bytes": wanted.memory_bytes,
+        "disk": if arguments.no_disk { None } else { Some(absolute) },
+        "disk_bytes": if arguments.no_disk { None } else { Some(arguments.disk_size) },
+    });
+    let key = blake3::hash(crate::grid::canonical(&cell).as_bytes()).to_hex()[..16].to_string();
+    let header = Header {
+        name: "calibrate".into(),
+        question: String::new(),
+        command: command_line(),
+        environment: machine::environment(),
+        any_environment: false,
+    };
+    let mut record = blank(&header, &key, cell, 1, Outcome::measured());
+    for of in &ceilings.threads {
+        for (name, rate) in of.rates() {
+            let unit = if name.starts_with("matrix") { "flops" } else { "gb_s" };
+            let metric = format!("threads_{}_{}_{unit}", of.threads, name.replace('.', "_"));
+            let scale = if unit == "flops" { 1.0 } else { 1e-9 };
+            match rate {
+                Some(rate) => record.state(&metric, rate.median * scale),
+                None => {
+                    let why = ceilings.unstated.iter().find(|(other, _)| *other == name).map(|(_, why)| why.clone());
+                    record.leave_unstated(&metric, why.unwrap_or_default());
+                }
+            }
+        }
+    }
+    if let Ok(value) = serde_json::to_value(ceilings) {
+        record.extra.insert("ceilings".into(), value);
+    }
+    record
+}
+
+/// Where a profile has ceilings already: what is different now.
+fn say_changes(before: Option<&Ceilings>, now: &Ceilings) {
+    let Some(before) = before else { return };
+    for of in &now.threads {
+        let Some(then) = before.threads.iter().find(|then| then.threads == of.threads) else { continue };
+        for (name, rate) in of.rates() {
+            let old = then.rates().into_iter().find(|(other, _)| *other == name).and_then(|(_, rate)| rate.cloned());
+            if let (Some(Rate { median, low, high, .. }), Some(old)) = (rate, old)
+                && (*high < old.low || *low > old.high)
+            {
+                let change = units::change(median / old.median - 1.0);
+                let threads = units::plural(of.threads as usize, "thread", "threads");
+                crate::say!("{name} with {threads} was another in the profile: {change}");
+            }
+        }
+    }
+}
