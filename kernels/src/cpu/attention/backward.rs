@@ -296,6 +296,7 @@ impl Job<'_> {
                 std::slice::from_raw_parts_mut(sums, padded * panels.wide()).fill(0.0);
             }
         }
+        let _held = panels.path.hold();
         let sight = Sight::of(op);
         for member in 0..self.layout.group {
             let shared = self.layout.member(&self.slot, member);

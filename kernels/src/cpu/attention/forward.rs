@@ -141,6 +141,7 @@ impl Job<'_> {
         let Panels { path, tiles, .. } = panels;
         let [queries, scores, numerators, sums, lines] = own.map(|len| take(&mut scratch, len));
         let (tops, totals) = (lines, lines.wrapping_add(QUERIES.min(seq)));
+        let _held = path.hold();
         let sight = Sight::of(op);
         let sees = sight.any(batch, rows);
         let factor = op.scale as f32 * std::f32::consts::LOG2_E;
