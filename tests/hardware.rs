@@ -53,7 +53,7 @@ fn instructions_that_this_cpu_lacks_are_skipped_and_unknown_ones_refused() {
         assert!(reason.contains(missing) && peak::describe().iter().all(|name| reason.contains(name)), "{reason}");
     }
     let error = cells("[hardware]\ninstructions = \"avx3\"\n").unwrap_err().to_string();
-    assert!(error.contains("line 2") && INSTRUCTIONS.iter().all(|name| error.contains(name)), "{error}");
+    assert!(error.contains("test.toml:2:1") && INSTRUCTIONS.iter().all(|name| error.contains(name)), "{error}");
 }
 
 #[test]

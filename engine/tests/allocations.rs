@@ -41,8 +41,8 @@ fn note(bytes: usize) {
     if SHOWING.load(Ordering::Relaxed) {
         INSIDE.set(true);
         let trace = Backtrace::force_capture().to_string();
-        let ours = trace.lines().filter(|line| line.contains("zbench") && !line.contains("allocations"));
-        let place: Vec<&str> = ours.take(4).map(str::trim).collect();
+        let ours = trace.lines().filter(|line| line.contains("at ") && !line.contains("/rustc/"));
+        let place: Vec<&str> = ours.filter(|line| !line.contains("allocations.rs")).take(5).map(str::trim).collect();
         *PLACES.lock().unwrap_or_else(PoisonError::into_inner).entry(place.join(" < ")).or_default() += 1;
         INSIDE.set(false);
     }

@@ -149,6 +149,9 @@ pub(crate) struct Seen {
     pub recv: Raw,
 }
 
+/// Ranks whose summands need no list on the heap.
+const FEW: usize = 16;
+
 /// One rank at work on one call.
 pub(crate) struct Mover<'a> {
     /// This rank's place among the members.
@@ -173,7 +176,7 @@ impl Mover<'_> {
         match kind {
             // SAFETY: each rank reads what all have given and writes its own `recv`.
             Kind::AllReduce { op } if eager => unsafe {
-                self.sum(op, seen, 0..own.recv.len, &[(rank, own.recv)], false)
+                self.sum(op, seen, 0..own.recv.len, 1, |_| (rank, own.recv), false)
             },
             Kind::AllReduce { op } => {
                 let range = reduce_range(own.recv.len, rank, size);
@@ -183,7 +186,7 @@ impl Mover<'_> {
             Kind::ReduceScatter { op, accumulate } => {
                 let len = own.send.len / size;
                 // SAFETY: only this rank reads part `rank` of any `send`, and `recv` is its own.
-                unsafe { self.sum(op, seen, rank * len..(rank + 1) * len, &[(rank, own.recv)], accumulate) }
+                unsafe { self.sum(op, seen, rank * len..(rank + 1) * len, 1, |_| (rank, own.recv), accumulate) }
             }
             // What this rank gives lies beside its post already.
             Kind::Reduce { root, .. } | Kind::Gather { root } if eager && rank != root => Ok(()),
@@ -192,7 +195,7 @@ impl Mover<'_> {
                 let range = if eager { whole } else { reduce_range(own.send.len, rank, size) };
                 let out = seen[root].recv.slice(range.clone());
                 // SAFETY: this rank alone writes this range of the root's `recv`, and reads it of any `send`.
-                unsafe { self.sum(op, seen, range, &[(root, out)], false) }
+                unsafe { self.sum(op, seen, range, 1, |_| (root, out), false) }
             }
             Kind::AllGather => self.collect(seen, own.recv, |_, seen| seen.send),
             Kind::AllToAll if own.send.ptr == own.recv.ptr => self.exchange(seen),
@@ -260,61 +263,73 @@ impl Mover<'_> {
     /// # Safety
     /// As for [`Mover::work`]; and nobody else may use `range` of any buffer.
     unsafe fn sum_to_all(&mut self, op: ReduceOp, seen: &[Seen], range: Range<usize>) -> Result<()> {
-        let next = |i: usize| (self.rank + i) % seen.len();
-        let outs: Vec<(usize, Raw)> =
-            (0..seen.len()).map(|i| (next(i), seen[next(i)].recv.slice(range.clone()))).collect();
+        let (rank, part) = (self.rank, range.clone());
+        let out = |i: usize| {
+            let next = (rank + i) % seen.len();
+            (next, seen[next].recv.slice(part.clone()))
+        };
         // SAFETY: as the caller says.
-        unsafe { self.sum(op, seen, range, &outs, false) }
+        unsafe { self.sum(op, seen, range, seen.len(), out, false) }
     }
 
-    /// `range` of what all ranks give, combined, to every one of `outs` (a rank and where it wants it). Block by block: where
-    /// an out may lie on a summand, the result is made aside, since a kernel's operands may not overlap.
+    /// `range` of what all ranks give, combined, to every one of `count` outs (a rank and where it wants it). Block by block:
+    /// where an out may lie on a summand, the result is made aside, since a kernel's operands may not overlap.
     ///
     /// # Safety
-    /// As for [`Mover::work`]; and nobody else may use `outs`, nor write `range` of any `send`.
+    /// As for [`Mover::work`]; and nobody else may use the outs, nor write `range` of any `send`.
     unsafe fn sum(
         &mut self,
         op: ReduceOp,
         seen: &[Seen],
         range: Range<usize>,
-        outs: &[(usize, Raw)],
+        count: usize,
+        out: impl Fn(usize) -> (usize, Raw),
         accumulate: bool,
     ) -> Result<()> {
         let dtype = seen[self.rank].send.dtype;
-        let overlaps = |out: &(usize, Raw)| out.1.ptr == seen[out.0].send.slice(range.clone()).ptr;
-        let direct = outs.len() == 1 && !overlaps(&outs[0]);
-        let widest = outs.iter().map(|(_, out)| out.dtype.size()).fold(dtype.size(), usize::max);
+        let outs = || (0..count).map(&out);
+        let (first_rank, first) = out(0);
+        let overlaps = |(rank, out): (usize, Raw)| out.ptr == seen[rank].send.slice(range.clone()).ptr;
+        let direct = count == 1 && !overlaps((first_rank, first));
+        let widest = outs().map(|(_, out)| out.dtype.size()).fold(dtype.size(), usize::max);
         let block = if direct { BLOCK_BYTES } else { SCRATCH_WORDS * 8 } / widest;
-        let past_caches = !outs.iter().any(overlaps) && range.len() * dtype.size() * outs.len() >= STREAM_BYTES;
-        let mut sources = Vec::with_capacity(seen.len());
+        let past_caches = !outs().any(overlaps) && range.len() * dtype.size() * count >= STREAM_BYTES;
+        // Few ranks need no block of the heap.
+        let none = View::of::<f32>(&[]);
+        let (mut few, mut many) = ([none; FEW], Vec::new());
+        let sources = if seen.len() <= FEW {
+            &mut few[..seen.len()]
+        } else {
+            many.resize(seen.len(), none);
+            &mut many[..]
+        };
         for start in range.clone().step_by(block) {
             self.check()?;
             let end = range.end.min(start + block);
-            sources.clear();
             for (rank, member) in seen.iter().enumerate() {
                 let source = member.send.slice(start..end);
                 self.wire += if rank == self.rank { 0 } else { source.bytes() as u64 };
                 // SAFETY: a slice of a live buffer, which nobody writes before this rank does, below.
-                sources.push(unsafe { View::from_raw(source.ptr, source.dtype, source.len) });
+                sources[rank] = unsafe { View::from_raw(source.ptr, source.dtype, source.len) };
             }
             let part = start - range.start..end - range.start;
             if direct {
-                let out = outs[0].1.slice(part);
-                // SAFETY: `outs` are this rank's alone for now, and no source lies on it.
+                let out = first.slice(part);
+                // SAFETY: the outs are this rank's alone for now, and no source lies on it.
                 let view = unsafe { ViewMut::from_raw(out.ptr, out.dtype, out.len) };
-                self.kernels.reduce(op, &sources, accumulate, view)?;
-                self.wire += if outs[0].0 == self.rank { 0 } else { out.bytes() as u64 };
+                self.kernels.reduce(op, sources, accumulate, view)?;
+                self.wire += if first_rank == self.rank { 0 } else { out.bytes() as u64 };
                 continue;
             }
             let aside = NonNull::from(&mut *self.scratch).cast::<u8>();
             // SAFETY: the scratch holds a block of the widest type, and nobody else knows of it.
-            let made = unsafe { ViewMut::from_raw(aside, outs[0].1.dtype, end - start) };
-            self.kernels.reduce(op, &sources, accumulate, made)?;
-            for (rank, out) in outs {
+            let made = unsafe { ViewMut::from_raw(aside, first.dtype, end - start) };
+            self.kernels.reduce(op, sources, accumulate, made)?;
+            for (rank, out) in outs() {
                 let out = out.slice(part.clone());
                 // SAFETY: the summands that may lie there have been read.
                 unsafe { move_bytes(aside, out.ptr, out.bytes(), past_caches)? };
-                self.wire += if *rank == self.rank { 0 } else { out.bytes() as u64 };
+                self.wire += if rank == self.rank { 0 } else { out.bytes() as u64 };
             }
         }
         Ok(())
