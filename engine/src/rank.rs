@@ -332,7 +332,7 @@ impl<'a> Rank<'a> {
         let mean = 1.0 / batch.tokens() as f64;
         let scale = mean * self.flow.loss_scale;
         let (sum, gradient) = if layout.head.tied {
-            let matrix = self.params.weights(0, self.prepacked.get(0));
+            let matrix = self.params.weights(0, self.prepacked.first());
             let (mut table, mut own) = self.gradients.grads_of_two(0, head);
             layout.head.loss(&ex, &weights, &matrix, &mut own, Some(&mut table), x, targets.view(), scale)?
         } else {
@@ -364,7 +364,7 @@ impl<'a> Rank<'a> {
         if unit == 0 {
             let ids = present(&self.flow.ids, "token ids")?;
             // They are there only where the embedding's backward reads them.
-            let weights = self.params.weights(0, self.prepacked.get(0));
+            let weights = self.params.weights(0, self.prepacked.first());
             return layout.embedding.backward(&ex, &weights, &mut grads, ids.view(), gradient);
         }
         let weights = self.params.weights(unit, self.prepacked.get(unit));

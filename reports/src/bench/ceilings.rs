@@ -121,7 +121,7 @@ fn table(record: &Record, ceilings: &Ceilings) -> Table {
                 true => format!("{}/s", units::flops(value)),
                 false => format!("{}/s", units::traffic(value)),
             };
-            let number = |of: fn(&Rate) -> f64| Entry::maybe(rate.map(of), &shown);
+            let number = |of: fn(&Rate) -> f64| Entry::maybe(rate.map(of), shown);
             let tone = if record.is_measured() { Tone::Plain } else { Tone::Warning };
             table.row(vec![
                 Entry::words(&record.id),

@@ -1,5 +1,7 @@
 //! Vectors of sixteen f32, for the passes between the products of attention: what they leave goes straight into tiles.
 
+#![allow(clippy::needless_range_loop, reason = "vectors in registers are taken by number, several arrays at once")]
+
 use crate::cpu::matmul::path::Path;
 
 /// Elements of a vector.
@@ -47,6 +49,7 @@ pub(super) trait Lanes: Copy {
 /// `x = n + r` with an integer n, a polynomial of degree 5 in r for `|r| <= 1/2` (the best in the relative sense, error
 /// 9e-8), and a factor `2^n` made of bits.
 #[inline(always)]
+#[allow(clippy::approx_constant, reason = "a fitted coefficient that happens to lie near ln 2")]
 pub(super) fn exp2<L: Lanes>(x: L) -> L {
     // Adding 1.5 * 2^23 leaves the integer nearest to the addend in the low bits; 127 is the bias of exponents.
     let magic = L::splat(12_582_912.0 + 127.0);

@@ -1,5 +1,7 @@
 //! Products of packed panels, the innermost loops: `C (+)= A B` of 16 rows and 32 columns at a time.
 
+#![allow(clippy::needless_range_loop, reason = "vectors in registers are taken by number, several arrays at once")]
+
 use super::path::Path;
 use super::tiles::{COLS, Element, Form, ROWS, WORDS};
 
@@ -110,7 +112,7 @@ impl Path {
             {
                 use Element::{Pair, Single};
                 let turned = block.form == Form::Turned;
-                return match (self, block.element) {
+                match (self, block.element) {
                     (Path::Portable, _) => portable(block),
                     (Path::Avx2, Pair) => machine::avx2(block),
                     (Path::Avx2, Single) if turned => machine::avx2_singles::<true>(block),
@@ -121,7 +123,7 @@ impl Path {
                     (Path::Amx, Pair) => super::amx::multiply(block),
                     (_, Single) if turned => machine::avx512_singles::<true>(block),
                     (_, Single) => machine::avx512_singles::<false>(block),
-                };
+                }
             }
             #[cfg(not(target_arch = "x86_64"))]
             portable(block)

@@ -113,7 +113,8 @@ impl Layout {
                 false => task_cols = round(task_cols / 2),
             }
         }
-        let direct = !path.widens(element) && !op.trans_a && op.m % ROWS == 0 && op.k % element.tile() == 0;
+        let direct =
+            !path.widens(element) && !op.trans_a && op.m.is_multiple_of(ROWS) && op.k.is_multiple_of(element.tile());
         Layout { path, element, rows, cols, terms, task_rows, task_cols, threads, deep: op.k > depth, direct }
     }
 
