@@ -81,7 +81,7 @@ impl Flags {
         }
         match settings.len() {
             0 => {}
-            1 => drop(self.document.base.extend(settings.pop().map(|setting| (key.name, setting)))),
+            1 => self.document.base.extend(settings.pop().map(|setting| (key.name, setting))),
             _ => self.document.axes.push(Axis { key: key.name, values: settings }),
         }
     }

@@ -128,7 +128,7 @@ impl Disk {
             };
             let start = |job| std::thread::Builder::new().spawn_scoped(scope, move || work(job));
             let handles: Vec<_> = memories.iter_mut().enumerate().map(start).collect();
-            handles.into_iter().map(|handle| handle?.join().unwrap_or_else(|_| Ok(0))).collect()
+            handles.into_iter().map(|handle| handle?.join().unwrap_or(Ok(0))).collect()
         });
         let moved = moved.and_then(|moved| if writes { self.file.sync_data().map(|()| moved) } else { Ok(moved) });
         let elapsed = start.elapsed().as_secs_f64();
