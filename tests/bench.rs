@@ -325,7 +325,7 @@ fn models_come_by_preset_folder_and_file_and_checkpointing_repeats() {
         .map(|of| of["count"].as_u64().unwrap())
         .sum();
     // All but the head's, and but what each layer's last product gives, which backward does not need.
-    assert!(repeated >= 2 * 6 && repeated <= 2 * 7, "{repeated}");
+    assert!((2 * 6..=2 * 7).contains(&repeated), "{repeated}");
     assert_eq!(records(folder.path()).len(), 0);
 }
 

@@ -85,7 +85,8 @@ fn blocks(cell: &Cell) -> (usize, usize) {
     with_ranks(cell, &plan, cpus(cell), |rank| {
         (0..2).try_for_each(|_| rank.step().map(drop))?;
         if barrier.wait().is_leader() {
-            (BLOCKS.store(0, Ordering::SeqCst), BYTES.store(0, Ordering::SeqCst));
+            BLOCKS.store(0, Ordering::SeqCst);
+            BYTES.store(0, Ordering::SeqCst);
             WATCHING.store(true, Ordering::SeqCst);
         }
         barrier.wait();
