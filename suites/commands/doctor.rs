@@ -64,9 +64,10 @@ fn findings(notebook: &Path) -> Vec<Finding> {
         ),
         finding(
             "AMX bf16",
-            yes(machine::cpu_has("amx_bf16")),
-            "bf16 runs by widening to f32; Xeon of the 4th generation or later has it",
+            yes(simd.contains(&"amx-bf16")),
+            "Xeon of the 4th generation or later has it, and Linux 5.16 or later grants it",
         ),
+        finding("products of bf16 run by", simd.last().map(|name| (*name).into()), ""),
         finding("memory", memory("MemTotal"), "/proc/meminfo cannot be read"),
         finding("memory available", memory("MemAvailable"), "/proc/meminfo cannot be read"),
         Finding {

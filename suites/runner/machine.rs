@@ -52,12 +52,6 @@ pub fn host_name() -> String {
 pub fn cpu_model() -> Option<String> {
     cpu::model(&Root::system())
 }
-
-/// One feature of the processor, by its name in /proc/cpuinfo.
-pub fn cpu_has(flag: &str) -> bool {
-    cpu::has_flag(&Root::system(), flag)
-}
-
 /// `[always] madvise never`, the chosen word.
 pub fn transparent_huge_pages() -> Option<String> {
     environment::transparent_huge_pages(&Root::system())
