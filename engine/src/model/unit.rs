@@ -186,20 +186,19 @@ impl Unit {
     }
 
     /// The runs of the trainable flat's `range` with one weight decay each, in order; padding does not decay.
-    pub fn decay_runs(&self, range: Range<usize>) -> Vec<(Range<usize>, bool)> {
-        let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
-        let end = self.trainable.padded;
-        let padding = (self.trainable.len..end, false);
+    pub fn decay_runs(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, bool)> {
+        let padding = (self.trainable.len..self.trainable.padded, false);
         let tensors = self.tensors_of(Part::Trainable).map(|t| (t.place.range(), t.decays()));
-        for (span, decays) in tensors.chain([padding]) {
-            let cut = span.start.max(range.start)..span.end.min(range.end);
-            match runs.last_mut() {
-                _ if cut.is_empty() => {}
-                Some((last, same)) if *same == decays && last.end == cut.start => last.end = cut.end,
-                _ => runs.push((cut, decays)),
+        let cut =
+            move |(span, decays): (Range<usize>, bool)| (span.start.max(range.start)..span.end.min(range.end), decays);
+        let mut spans = tensors.chain([padding]).map(cut).filter(|(span, _)| !span.is_empty()).peekable();
+        std::iter::from_fn(move || {
+            let (mut run, decays) = spans.next()?;
+            while let Some((next, _)) = spans.next_if(|(next, same)| *same == decays && next.start == run.end) {
+                run.end = next.end;
             }
-        }
-        runs
+            Some((run, decays))
+        })
     }
 }
 
@@ -267,8 +266,9 @@ mod tests {
         unit.push(Part::Frozen, "f".into(), &[9, 9], Init::Constant(0.0), 9);
         unit.pad(1, 16);
         assert_eq!((unit.trainable.padded, unit.frozen.padded), (32, 96));
-        assert_eq!(unit.decay_runs(0..32), [(0..12, true), (12..24, false), (24..28, true), (28..32, false)]);
-        assert_eq!(unit.decay_runs(10..13), [(10..12, true), (12..13, false)]);
-        assert_eq!(unit.decay_runs(28..32), [(28..32, false)]);
+        let runs = |range| unit.decay_runs(range).collect::<Vec<_>>();
+        assert_eq!(runs(0..32), [(0..12, true), (12..24, false), (24..28, true), (28..32, false)]);
+        assert_eq!(runs(10..13), [(10..12, true), (12..13, false)]);
+        assert_eq!(runs(28..32), [(28..32, false)]);
     }
 }
