@@ -3,11 +3,6 @@
 import json
 import statistics
 
-# How a time is called, and how many of it make a second.
-TIMES = {"median_s": 1, "seconds": 1, "median_seconds": 1, "ms": 1e3, "median_ms": 1e3, "time_ms": 1e3, "us": 1e6,
-         "median_us": 1e6, "time_us": 1e6, "median_ns": 1e9}
-
-
 class Unreadable(Exception):
     """A program printed something else than was expected."""
 
@@ -26,18 +21,6 @@ def objects(text):
             except ValueError:
                 continue
     return found
-
-
-def rows(value, around={}):
-    """Every object in a value, outer ones first, each with the words and numbers of those around it."""
-    if isinstance(value, list):
-        for part in value:
-            yield from rows(part, around)
-    elif isinstance(value, dict):
-        words = dict(around, **{key: part for key, part in value.items() if not isinstance(part, (dict, list))})
-        yield value, words
-        for part in value.values():
-            yield from rows(part, words)
 
 
 def torch_line(text):
@@ -63,20 +46,16 @@ def zbench_step(text):
 
 
 def zbench_seconds(text, wanted):
-    """The time of the row with the `wanted` values in what `zbench gemm` or `zbench attention` printed.
-
-    A row that does not state one of them is taken where nothing around it states another value.
-    """
+    """The median time of the timing with the `wanted` values, own or its cell's, in the records of `zbench gemm` or `attention`."""
     for found in objects(text):
         outcome = found.get("outcome") or {}
         if outcome.get("status", "measured") != "measured":
             raise Unreadable(f"zbench: {outcome['status']}: {outcome.get('reason')}")
-        for own, words in rows(found):
-            if any(words.get(key) not in (None, value) for key, value in wanted.items()):
-                continue
-            for key, per in TIMES.items():
-                if is_number(own.get(key)):
-                    return own[key] / per
+        cell = found.get("cell") or {}
+        for timing in found.get("timings") or []:
+            words = dict(cell.get(cell.get("suite")) or {}, **timing)
+            if all(words.get(key) == value for key, value in wanted.items()) and is_number(timing.get("median_us")):
+                return timing["median_us"] / 1e6
     raise Unreadable(f"zbench printed no time for {wanted}")
 
 

@@ -42,31 +42,23 @@ class Parsing(unittest.TestCase):
         with self.assertRaises(results.Unreadable):
             results.torch_line("Traceback (most recent call last):\n")
 
-    def test_the_row_that_was_asked_for(self):
-        rows = {"results": [{"layout": "nt", "dtype": "bf16", "median_ms": 4.0},
-                            {"layout": "nn", "dtype": "bf16", "times": {"median_us": 500.0}}]}
-        lines = "\n".join(["measuring 2 cells", *(json.dumps(row) for row in rows["results"])])
-        for text in (json.dumps(rows), lines):
-            self.assertAlmostEqual(results.zbench_seconds(text, {"layout": "nt", "dtype": "bf16"}), 4e-3)
-            self.assertAlmostEqual(results.zbench_seconds(text, {"layout": "nn"}), 5e-4)
+    def test_the_timing_that_was_asked_for(self):
+        for name, asked in (("gemm", [{"layout": "nn", "dtype": "bf16"}, {"layout": "tn"}]),
+                            ("attention", [{"kernel": "flash", "pass": "forward"}, {"kernel": "flash", "pass": "backward"},
+                                           {"kernel": "naive", "pass": "backward"}])):
+            text = recorded(f"zbench-{name}.jsonl")
+            timings = [(found, timing) for found in results.objects(text) for timing in found["timings"]]
+            for wanted in asked:
+                match = [timing["median_us"] for found, timing in timings
+                         if all(dict(found["cell"][name], **timing)[key] == value for key, value in wanted.items())]
+                self.assertEqual(len(match), 1)
+                self.assertAlmostEqual(results.zbench_seconds("measuring\n" + text, wanted), match[0] / 1e6)
             with self.assertRaises(results.Unreadable):
-                results.zbench_seconds(text, {"layout": "tn"})
+                results.zbench_seconds(text, {"dtype": "f16"})
+        # A cell states "both" passes, its timings one each: the timing's word counts.
+        with self.assertRaises(results.Unreadable):
+            results.zbench_seconds(recorded("zbench-attention.jsonl"), {"pass": "both"})
 
-    def test_a_record_of_the_suites(self):
-        gemm = {"outcome": {"status": "measured"}, "metrics": {"median_us": 9000.0, "gflops": 1900.0}}
-        self.assertAlmostEqual(results.zbench_seconds(json.dumps(gemm), {"layout": "nn"}), 9e-3)
-        attention = {"outcome": {"status": "measured"}, "metrics": {"flash_forward_median_us": 1.0},
-                     "timings": [{"kernel": "naive", "pass": "forward", "median_us": 90.0},
-                                 {"kernel": "flash", "pass": "forward", "median_us": 10.0},
-                                 {"kernel": "flash", "pass": "backward", "median_us": 25.0}]}
-        case = pace.Attention(4096, 64, True, "")
-        self.assertAlmostEqual(case.read_zbench(json.dumps(attention))["tflops"], case.flops / 35e-6 / 1e12)
-        attention["outcome"] = {"status": "failed", "reason": "wrong result"}
-        with self.assertRaisesRegex(results.Unreadable, "wrong result"):
-            case.read_zbench(json.dumps(attention))
-
-
-class Ratios(unittest.TestCase):
     def runs(self, *values):
         return [dict(value=value, spoiled=False) for value in values]
 
