@@ -43,42 +43,37 @@ fn gemm(c: &mut Criterion) {
     group.finish();
 }
 
+/// The shape of llama-32m, and long sequences as published figures have them.
 fn attention(c: &mut Criterion) {
     let (cpu, arena) = (cpu(), Arena::host(None).expect("address space"));
     let mut group = c.benchmark_group("attention");
-    for dtype in [DType::F32, DType::Bf16] {
-        let op = Attention {
-            batch: 4,
-            seq: 512,
-            heads: 8,
-            kv_heads: 4,
-            head_dim: 64,
-            scale: 0.125,
-            window: None,
-            alibi: false,
-            dtype,
-        };
-        let (q, kv) = (4 * 512 * 8 * 64, 4 * 512 * 4 * 64);
-        let [qs, mut out, dout, mut dq] = [(); 4].map(|()| buffer(&arena, &cpu, dtype, q));
-        let [ks, vs, mut dk, mut dv] = [(); 4].map(|()| buffer(&arena, &cpu, dtype, kv));
-        let mut lse = buffer(&arena, &cpu, DType::F32, 4 * 8 * 512);
-        let (forward, backward) = (Op::Attention(op), Op::AttentionBackward(op));
-        let mut scratch = buffer(&arena, &cpu, DType::F32, cpu.workspace(&forward).max(cpu.workspace(&backward)));
-        group.throughput(Throughput::Elements(forward.flops()));
-        group.bench_function(BenchmarkId::new("forward", dtype), |bench| {
-            bench.iter(|| {
-                let (o, l) = (out.view_mut(), lse.view_mut());
-                cpu.attention(&op, qs.view(), ks.view(), vs.view(), o, l, scratch.view_mut())
-            })
-        });
-        group.throughput(Throughput::Elements(backward.flops()));
-        group.bench_function(BenchmarkId::new("backward", dtype), |bench| {
-            bench.iter(|| {
-                let (q, k, v, o, l) = (qs.view(), ks.view(), vs.view(), out.view(), lse.view());
-                let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
-                cpu.attention_backward(&op, q, k, v, o, l, dout.view(), dq, dk, dv, scratch.view_mut())
-            })
-        });
+    for (batch, seq, heads, kv_heads, head_dim) in [(4, 512, 8, 4, 64), (1, 4096, 8, 8, 64), (1, 4096, 8, 8, 128)] {
+        for dtype in [DType::F32, DType::Bf16] {
+            let scale = 1.0 / (head_dim as f64).sqrt();
+            let op = Attention { batch, seq, heads, kv_heads, head_dim, scale, window: None, alibi: false, dtype };
+            let (q, kv) = (batch * seq * heads * head_dim, batch * seq * kv_heads * head_dim);
+            let [qs, mut out, dout, mut dq] = [(); 4].map(|()| buffer(&arena, &cpu, dtype, q));
+            let [ks, vs, mut dk, mut dv] = [(); 4].map(|()| buffer(&arena, &cpu, dtype, kv));
+            let mut lse = buffer(&arena, &cpu, DType::F32, batch * heads * seq);
+            let (forward, backward) = (Op::Attention(op), Op::AttentionBackward(op));
+            let mut scratch = buffer(&arena, &cpu, DType::F32, cpu.workspace(&forward).max(cpu.workspace(&backward)));
+            let shape = format!("{batch}x{seq}, {heads} of {kv_heads} heads of {head_dim}, {dtype}");
+            group.throughput(Throughput::Elements(forward.flops()));
+            group.bench_function(BenchmarkId::new("forward", &shape), |bench| {
+                bench.iter(|| {
+                    let (o, l) = (out.view_mut(), lse.view_mut());
+                    cpu.attention(&op, qs.view(), ks.view(), vs.view(), o, l, scratch.view_mut())
+                })
+            });
+            group.throughput(Throughput::Elements(backward.flops()));
+            group.bench_function(BenchmarkId::new("backward", &shape), |bench| {
+                bench.iter(|| {
+                    let (q, k, v, o, l) = (qs.view(), ks.view(), vs.view(), out.view(), lse.view());
+                    let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
+                    cpu.attention_backward(&op, q, k, v, o, l, dout.view(), dq, dk, dv, scratch.view_mut())
+                })
+            });
+        }
     }
     group.finish();
 }

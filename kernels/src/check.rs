@@ -222,6 +222,28 @@ pub(crate) fn attention(name: &'static str, op: &Attention) -> Result<AttentionS
     })
 }
 
+/// Where documents start, one place for every token: at or before it, and not before that of the token before it.
+pub(crate) fn documents<'a>(name: &'static str, op: &Attention, starts: Option<View<'a>>) -> Result<Option<&'a [u32]>> {
+    let Some(starts) = starts else { return Ok(None) };
+    let tokens = elements(&[op.batch, op.seq]);
+    operand(name, "starts", &starts, DType::U32, tokens)?;
+    let starts = &starts.as_slice::<u32>()?[..tokens];
+    for (batch, starts) in starts.chunks(op.seq.max(1)).enumerate() {
+        let mut least = 0;
+        for (row, &start) in starts.iter().enumerate() {
+            if start < least || start as usize > row {
+                let reason = format!(
+                    "token {row} of sequence {batch} is said to be in a document that starts at {start}, which must be from \
+                     {least} (where the one before it starts) to {row}"
+                );
+                return Err(KernelError::Invalid { op: name, reason });
+            }
+            least = start;
+        }
+    }
+    Ok(Some(starts))
+}
+
 pub(crate) fn swiglu(op: &Swiglu, gate: &View, up: &View, act: &ViewMut) -> Result<()> {
     operand("swiglu", "gate", gate, op.dtype, op.len)?;
     operand("swiglu", "up", up, op.dtype, op.len)?;

@@ -255,17 +255,7 @@ impl Kernels for Cpu {
         lse: ViewMut<'_>,
         workspace: ViewMut<'_>,
     ) -> Result<()> {
-        let name = "attention";
-        supported(name, &[op.dtype])?;
-        let sizes = check::attention(name, op)?;
-        check::operand(name, "q", &q, op.dtype, sizes.q)?;
-        check::operand(name, "k", &k, op.dtype, sizes.kv)?;
-        check::operand(name, "v", &v, op.dtype, sizes.kv)?;
-        check::operand(name, "out", &out, op.dtype, sizes.q)?;
-        check::operand(name, "lse", &lse, DType::F32, sizes.lse)?;
-        check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::Attention(*op)))?;
-        self.run_attention(op, attention::Inputs { q, k, v }, out, lse, workspace);
-        Ok(())
+        self.checked_attention(op, None, [q, k, v], out, lse, workspace)
     }
 
     fn attention_backward(
@@ -282,22 +272,7 @@ impl Kernels for Cpu {
         dv: ViewMut<'_>,
         workspace: ViewMut<'_>,
     ) -> Result<()> {
-        let name = "attention_backward";
-        supported(name, &[op.dtype])?;
-        let sizes = check::attention(name, op)?;
-        check::operand(name, "q", &q, op.dtype, sizes.q)?;
-        check::operand(name, "k", &k, op.dtype, sizes.kv)?;
-        check::operand(name, "v", &v, op.dtype, sizes.kv)?;
-        check::operand(name, "out", &out, op.dtype, sizes.q)?;
-        check::operand(name, "lse", &lse, DType::F32, sizes.lse)?;
-        check::operand(name, "dout", &dout, op.dtype, sizes.q)?;
-        check::operand(name, "dq", &dq, op.dtype, sizes.q)?;
-        check::operand(name, "dk", &dk, op.dtype, sizes.kv)?;
-        check::operand(name, "dv", &dv, op.dtype, sizes.kv)?;
-        check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::AttentionBackward(*op)))?;
-        let (inputs, kept) = (attention::Inputs { q, k, v }, attention::Kept { out, lse: lse.as_slice()?, dout });
-        self.run_attention_backward(op, inputs, kept, [dq, dk, dv], workspace);
-        Ok(())
+        self.checked_attention_backward(op, None, [q, k, v], [out, lse, dout], [dq, dk, dv], workspace)
     }
 
     fn naive_attention(
@@ -310,17 +285,7 @@ impl Kernels for Cpu {
         probs: ViewMut<'_>,
         workspace: ViewMut<'_>,
     ) -> Result<()> {
-        let name = "naive_attention";
-        supported(name, &[op.dtype])?;
-        let sizes = check::attention(name, op)?;
-        check::operand(name, "q", &q, op.dtype, sizes.q)?;
-        check::operand(name, "k", &k, op.dtype, sizes.kv)?;
-        check::operand(name, "v", &v, op.dtype, sizes.kv)?;
-        check::operand(name, "out", &out, op.dtype, sizes.q)?;
-        check::operand(name, "probs", &probs, op.dtype, sizes.probs)?;
-        check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::NaiveAttention(*op)))?;
-        self.run_naive_attention(op, q, k, v, out, probs, workspace);
-        Ok(())
+        self.checked_naive_attention(op, None, [q, k, v], out, probs, workspace)
     }
 
     fn naive_attention_backward(

@@ -1,11 +1,13 @@
 //! Causal attention that stores its probabilities, as textbooks write it: memory grows with the square of the sequence.
 
 use super::Cpu;
+use super::attention::Inputs;
 use super::attention::plain::{Head, TILE, copies, dense, lean, slope, take, tiles};
 use super::gemm::multiply;
 use super::level::{LANES, Level, exp, fma, fold, fold2, merge};
 use super::stream::{Shared, narrow, widen};
 use crate::op::Attention;
+use crate::sight::Sight;
 use crate::{View, ViewMut};
 use std::ops::Range;
 
@@ -28,15 +30,14 @@ impl Cpu {
     pub(super) fn run_naive_attention(
         &self,
         op: &Attention,
-        q: View,
-        k: View,
-        v: View,
+        Inputs { q, k, v, starts }: Inputs,
         out: ViewMut,
         probs: ViewMut,
         workspace: ViewMut,
     ) {
         let (level, dim, seq) = (self.level, op.head_dim, op.seq);
         let group = op.heads / op.kv_heads.max(1);
+        let sight = Sight::of(op, starts);
         let (size, tile, copies) = (forward_scratch(op), TILE.min(seq), copies(op, 1));
         let [out, probs, workspace] = [out, probs, workspace].map(Shared::new);
         if dim == 0 || seq == 0 {
@@ -61,7 +62,7 @@ impl Cpu {
                     multiply(shape, op.scale as f32, q, k.transposed(), false, scores.as_mut_ptr(), seq);
                 }
                 for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(seq)) {
-                    softmax_row(level, scores, op.seen(row), slope(op, head));
+                    softmax_row(level, scores, sight.seen(batch, row), slope(op, head));
                     let line = (number * seq + row) * seq;
                     // SAFETY: this head's probabilities are this thread's.
                     let mut stored = unsafe { probs.part(line..line + seq) };

@@ -1,15 +1,17 @@
+use super::floats;
 use super::values::{read, write};
 use crate::op::{Attention, alibi_slope};
-use crate::{Result, View, ViewMut, check};
+use crate::sight::Sight;
+use crate::{DocumentKernels, Reference, Result, View, ViewMut, check};
 
 /// One query's scaled scores against keys `0..=row`; minus infinity outside its window.
-fn scores(op: &Attention, q: &[f64], k: &[f64], b: usize, h: usize, row: usize) -> Vec<f64> {
+fn scores(op: &Attention, sight: Sight, q: &[f64], k: &[f64], b: usize, h: usize, row: usize) -> Vec<f64> {
     let dot = |col: usize| {
         let (left, right) = (&q[at(op, b, h, row)..], &k[at_kv(op, b, h, col)..]);
         op.scale * left.iter().zip(right).take(op.head_dim).map(|(a, b)| a * b).sum::<f64>()
     };
     let slope = if op.alibi { alibi_slope(h, op.heads) } else { 0.0 };
-    let seen = op.seen(row);
+    let seen = sight.seen(b, row);
     let score = |col: usize| dot(col) - slope * (row - col) as f64;
     (0..=row).map(|col| if seen.contains(&col) { score(col) } else { f64::NEG_INFINITY }).collect()
 }
@@ -36,6 +38,7 @@ fn at_kv(op: &Attention, b: usize, h: usize, row: usize) -> usize {
 pub(super) fn forward(
     name: &'static str,
     op: &Attention,
+    starts: Option<View>,
     q: View,
     k: View,
     v: View,
@@ -44,6 +47,7 @@ pub(super) fn forward(
     mut probs: Option<ViewMut>,
 ) -> Result<()> {
     let sizes = check::attention(name, op)?;
+    let sight = Sight::of(op, check::documents(name, op, starts)?);
     check::operand(name, "q", &q, op.dtype, sizes.q)?;
     check::operand(name, "k", &k, op.dtype, sizes.kv)?;
     check::operand(name, "v", &v, op.dtype, sizes.kv)?;
@@ -56,7 +60,7 @@ pub(super) fn forward(
         for h in 0..op.heads {
             for row in 0..op.seq {
                 let line = (b * op.heads + h) * op.seq + row;
-                let (mut p, total) = softmax(scores(op, &q, &k, b, h, row));
+                let (mut p, total) = softmax(scores(op, sight, &q, &k, b, h, row));
                 sums[line] = total;
                 if let Some(probs) = &mut probs {
                     p.resize(op.seq, 0.0);
@@ -88,6 +92,7 @@ pub(super) enum Kept<'a> {
 pub(super) fn backward(
     name: &'static str,
     op: &Attention,
+    starts: Option<View>,
     q: View,
     k: View,
     v: View,
@@ -98,6 +103,7 @@ pub(super) fn backward(
     mut dv: ViewMut,
 ) -> Result<()> {
     let sizes = check::attention(name, op)?;
+    let sight = Sight::of(op, check::documents(name, op, starts)?);
     check::operand(name, "q", &q, op.dtype, sizes.q)?;
     check::operand(name, "k", &k, op.dtype, sizes.kv)?;
     check::operand(name, "v", &v, op.dtype, sizes.kv)?;
@@ -129,7 +135,7 @@ pub(super) fn backward(
                     }
                     Kept::Out(out, lse) => {
                         let lse = read(&lse.slice(line..line + 1), 1)[0];
-                        let p = scores(op, &q, &k, b, h, row).iter().map(|s| (s - lse).exp()).collect();
+                        let p = scores(op, sight, &q, &k, b, h, row).iter().map(|s| (s - lse).exp()).collect();
                         (p, dot(&read(&out.slice(query..query + dim), dim), &dout[query..query + dim]))
                     }
                 };
@@ -148,4 +154,67 @@ pub(super) fn backward(
     write(&mut dq, &dqs)?;
     write(&mut dk, &dks)?;
     write(&mut dv, &dvs)
+}
+
+impl DocumentKernels for Reference {
+    fn attention_in_documents(
+        &self,
+        op: &Attention,
+        starts: View<'_>,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        out: ViewMut<'_>,
+        lse: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "attention";
+        floats(name, &[op.dtype])?;
+        let sizes = check::attention(name, op)?;
+        check::operand(name, "lse", &lse, op.dtype.accumulator(), sizes.lse)?;
+        check::operand(name, "out", &out, op.dtype, sizes.q)?;
+        forward(name, op, Some(starts), q, k, v, out, Some(lse), None)
+    }
+
+    fn attention_in_documents_backward(
+        &self,
+        op: &Attention,
+        starts: View<'_>,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        out: View<'_>,
+        lse: View<'_>,
+        dout: View<'_>,
+        dq: ViewMut<'_>,
+        dk: ViewMut<'_>,
+        dv: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "attention_backward";
+        floats(name, &[op.dtype])?;
+        let sizes = check::attention(name, op)?;
+        check::operand(name, "out", &out, op.dtype, sizes.q)?;
+        check::operand(name, "lse", &lse, op.dtype.accumulator(), sizes.lse)?;
+        backward(name, op, Some(starts), q, k, v, Kept::Out(out, lse), dout, dq, dk, dv)
+    }
+
+    fn naive_attention_in_documents(
+        &self,
+        op: &Attention,
+        starts: View<'_>,
+        q: View<'_>,
+        k: View<'_>,
+        v: View<'_>,
+        out: ViewMut<'_>,
+        probs: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        let name = "naive_attention";
+        floats(name, &[op.dtype])?;
+        let sizes = check::attention(name, op)?;
+        check::operand(name, "probs", &probs, op.dtype, sizes.probs)?;
+        check::operand(name, "out", &out, op.dtype, sizes.q)?;
+        forward(name, op, Some(starts), q, k, v, out, None, Some(probs))
+    }
 }

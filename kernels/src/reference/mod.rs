@@ -175,7 +175,7 @@ impl Kernels for Reference {
         let sizes = check::attention(name, op)?;
         check::operand(name, "lse", &lse, op.dtype.accumulator(), sizes.lse)?;
         check::operand(name, "out", &out, op.dtype, sizes.q)?;
-        attention::forward(name, op, q, k, v, out, Some(lse), None)
+        attention::forward(name, op, None, q, k, v, out, Some(lse), None)
     }
 
     fn attention_backward(
@@ -197,7 +197,7 @@ impl Kernels for Reference {
         let sizes = check::attention(name, op)?;
         check::operand(name, "out", &out, op.dtype, sizes.q)?;
         check::operand(name, "lse", &lse, op.dtype.accumulator(), sizes.lse)?;
-        attention::backward(name, op, q, k, v, Kept::Out(out, lse), dout, dq, dk, dv)
+        attention::backward(name, op, None, q, k, v, Kept::Out(out, lse), dout, dq, dk, dv)
     }
 
     fn naive_attention(
@@ -215,7 +215,7 @@ impl Kernels for Reference {
         let sizes = check::attention(name, op)?;
         check::operand(name, "probs", &probs, op.dtype, sizes.probs)?;
         check::operand(name, "out", &out, op.dtype, sizes.q)?;
-        attention::forward(name, op, q, k, v, out, None, Some(probs))
+        attention::forward(name, op, None, q, k, v, out, None, Some(probs))
     }
 
     fn naive_attention_backward(
@@ -235,7 +235,7 @@ impl Kernels for Reference {
         floats(name, &[op.dtype])?;
         let sizes = check::attention(name, op)?;
         check::operand(name, "probs", &probs, op.dtype, sizes.probs)?;
-        attention::backward(name, op, q, k, v, Kept::Probs(probs), dout, dq, dk, dv)
+        attention::backward(name, op, None, q, k, v, Kept::Probs(probs), dout, dq, dk, dv)
     }
 
     fn swiglu(&self, op: &Swiglu, gate: View<'_>, up: View<'_>, mut act: ViewMut<'_>) -> Result<()> {

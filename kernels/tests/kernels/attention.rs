@@ -77,7 +77,7 @@ proptest! {
         seq in prop::sample::select(vec![1, 2, 3, 17, 64, 127, 128, 129, 200]),
         kv_heads in 1usize..3,
         group in 1usize..4,
-        head_dim in prop::sample::select(vec![8, 16, 20, 64]),
+        head_dim in prop::sample::select(vec![1, 8, 16, 20, 64, 80, 96]),
         dtype in prop::sample::select(&FLOATS[..]),
     ) {
         check(shape(batch, seq, kv_heads, group, head_dim, dtype));
@@ -138,6 +138,10 @@ fn three_tiles_and_wide_heads() {
     check(shape(1, 150, 2, 1, 128, DType::F32));
     check(shape(1, 261, 1, 1, 128, DType::Bf16));
     check(shape(2, 200, 2, 3, 64, DType::Bf16));
+    check(shape(1, 600, 1, 2, 40, DType::Bf16));
+    check(shape(1, 140, 1, 1, 256, DType::Bf16));
+    check(Attention { scale: -0.3, ..shape(1, 140, 1, 1, 16, DType::Bf16) });
+    check(Attention { scale: 0.0, ..shape(1, 140, 1, 1, 16, DType::Bf16) });
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod allocations;
 mod attention;
+mod documents;
 mod elementwise;
 mod errors;
 mod experts;

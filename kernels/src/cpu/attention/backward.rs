@@ -13,10 +13,10 @@
 
 use super::lanes::{LANES, Lanes, Pass, exp2, run};
 use super::plain::slope;
-use super::sight::Sight;
 use super::*;
 use crate::cpu::matmul::micro::Block;
 use crate::cpu::matmul::tiles::transpose;
+use crate::sight::Sight;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Keys of a block.
@@ -263,7 +263,7 @@ impl Job<'_> {
             if member > 0 {
                 return;
             }
-            let sight = Sight::of(op);
+            let sight = Sight::of(op, self.inputs.starts);
             for i in 0..padded {
                 let row = start + i;
                 let (first, last) = if i < len { (sight.first(self.batch, row) as i32, row as i32) } else { (0, -1) };
@@ -299,7 +299,7 @@ impl Job<'_> {
             }
         }
         let _held = panels.path.hold();
-        let sight = Sight::of(op);
+        let sight = Sight::of(op, self.inputs.starts);
         for member in 0..self.layout.group {
             let shared = self.layout.member(&self.slot, member);
             let count = op.seq.div_ceil(span);

@@ -5,9 +5,9 @@
 
 use super::lanes::{LANES, Lanes, Pass, exp2, run};
 use super::plain::slope;
-use super::sight::Sight;
 use super::*;
 use crate::cpu::matmul::micro::Block;
+use crate::sight::Sight;
 
 /// Queries of a block.
 const QUERIES: usize = 128;
@@ -92,6 +92,7 @@ impl Cpu {
                 let keys = own(&packed, 2 * slot * half);
                 let job = Job {
                     op,
+                    sight: Sight::of(op, inputs.starts),
                     layout,
                     batch,
                     head: head * group + member,
@@ -124,6 +125,7 @@ unsafe fn pack(panels: Panels, seq: usize, [k, v]: [Strand; 2], tokens: Range<us
 /// A block of queries of a head.
 struct Job<'a> {
     op: &'a Attention,
+    sight: Sight<'a>,
     layout: Layout,
     batch: usize,
     head: usize,
@@ -142,7 +144,7 @@ impl Job<'_> {
         let [queries, scores, numerators, sums, lines] = own.map(|len| take(&mut scratch, len));
         let (tops, totals) = (lines, lines.wrapping_add(QUERIES.min(seq)));
         let _held = path.hold();
-        let sight = Sight::of(op);
+        let sight = self.sight;
         let sees = sight.any(batch, rows);
         let factor = op.scale as f32 * std::f32::consts::LOG2_E;
         let slope = slope(op, self.head) * std::f32::consts::LOG2_E;

@@ -5,10 +5,10 @@
 //! bf16 runs on packed tiles ([`forward`], [`backward`]); other types are widened to f32 ([`plain`]).
 
 mod backward;
+mod entry;
 mod forward;
 mod lanes;
 pub(super) mod plain;
-mod sight;
 
 use super::Cpu;
 use super::level::Level;
@@ -49,6 +49,8 @@ pub(super) struct Inputs<'a> {
     pub q: View<'a>,
     pub k: View<'a>,
     pub v: View<'a>,
+    /// Where the documents of all tokens start.
+    pub starts: Option<&'a [u32]>,
 }
 
 /// What backward is given beside the inputs.

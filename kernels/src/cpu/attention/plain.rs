@@ -6,6 +6,7 @@ use crate::cpu::gemm::{Matrix, multiply};
 use crate::cpu::level::{LANES, Level, exp, fma, fold, fold2, merge};
 use crate::cpu::stream::{CHUNK, Shared, chunks, load, narrow, widen};
 use crate::op::{Attention, alibi_slope};
+use crate::sight::Sight;
 use crate::{DType, View, ViewMut};
 use std::ops::Range;
 
@@ -108,30 +109,35 @@ pub(in crate::cpu) fn tiles(seq: usize) -> impl DoubleEndedIterator<Item = Range
 
 /// Where a tile of queries and one of keys meet: what is seen of it, and ALiBi's slope.
 #[derive(Clone, Copy)]
-struct Meeting {
+struct Meeting<'a> {
     /// First query and first key.
     query: usize,
     key: usize,
     /// Keys of the tile.
     width: usize,
-    /// Keys that a query sees, its own the last.
-    window: usize,
+    sight: Sight<'a>,
+    batch: usize,
     /// 0 without ALiBi.
     slope: f32,
 }
 
-impl Meeting {
-    fn of(op: &Attention, head: usize, rows: &Range<usize>, cols: &Range<usize>) -> Meeting {
-        let window = op.window.unwrap_or(usize::MAX);
+impl<'a> Meeting<'a> {
+    fn of(
+        op: &Attention,
+        sight: Sight<'a>,
+        [batch, head]: [usize; 2],
+        rows: &Range<usize>,
+        cols: &Range<usize>,
+    ) -> Meeting<'a> {
         let slope = slope(op, head);
-        Meeting { query: rows.start, key: cols.start, width: cols.len(), window, slope }
+        Meeting { query: rows.start, key: cols.start, width: cols.len(), sight, batch, slope }
     }
 
     /// The keys of the tile that its query `row` sees, as columns of the tile.
     #[inline(always)]
     fn seen(&self, row: usize) -> Range<usize> {
         let end = (self.query + row + 1).saturating_sub(self.key);
-        let start = (self.query + row + 1).saturating_sub(self.window).saturating_sub(self.key);
+        let start = self.sight.first(self.batch, self.query + row).saturating_sub(self.key);
         start.min(self.width)..end.min(self.width)
     }
 
@@ -159,20 +165,21 @@ pub(in crate::cpu) fn lean(fused: bool, slope: f32, far: f32, scores: &mut [f32]
 }
 
 /// Whether any query of `rows` sees any key of `cols`, a tile that is not after them.
-fn meets(op: &Attention, rows: &Range<usize>, cols: &Range<usize>) -> bool {
-    op.seen(rows.start).start < cols.end
+fn meets(sight: Sight, batch: usize, rows: &Range<usize>, cols: &Range<usize>) -> bool {
+    sight.first(batch, rows.start) < cols.end
 }
 
 impl Cpu {
     pub(super) fn run_plain_attention(
         &self,
         op: &Attention,
-        Inputs { q, k, v }: Inputs,
+        Inputs { q, k, v, starts }: Inputs,
         out: ViewMut,
         lse: ViewMut,
         workspace: ViewMut,
     ) {
         let (level, dim, group) = (self.level, op.head_dim, op.heads / op.kv_heads.max(1));
+        let sight = Sight::of(op, starts);
         let size = forward_scratch(op);
         let tile = TILE.min(op.seq);
         let copy = copies(op, 1) * tile * dim;
@@ -197,7 +204,7 @@ impl Cpu {
                 tops.fill(f32::NEG_INFINITY);
                 totals.fill(0.0);
                 let mut first = true;
-                for cols in tiles(rows.end).filter(|cols| meets(op, &rows, cols)) {
+                for cols in tiles(rows.end).filter(|cols| meets(sight, batch, &rows, cols)) {
                     let k = key.load(level, k, cols.clone(), ks);
                     let v = key.load(level, v, cols.clone(), vs);
                     let width = cols.len();
@@ -206,7 +213,7 @@ impl Cpu {
                         let shape = [count, width, dim];
                         multiply(shape, op.scale as f32, q, k.transposed(), false, scores.as_mut_ptr(), width);
                     }
-                    let meeting = Meeting::of(op, head, &rows, &cols);
+                    let meeting = Meeting::of(op, sight, [batch, head], &rows, &cols);
                     softmax_tile(level, &mut scores[..count * width], meeting, tops, totals, sums, dim, first);
                     // SAFETY: as above.
                     unsafe {
@@ -229,12 +236,13 @@ impl Cpu {
     pub(super) fn run_plain_attention_backward(
         &self,
         op: &Attention,
-        Inputs { q, k, v }: Inputs,
+        Inputs { q, k, v, starts }: Inputs,
         Kept { out, lse, dout }: Kept,
         [dq, dk, dv]: [ViewMut; 3],
         workspace: ViewMut,
     ) {
         let (level, dim, seq) = (self.level, op.head_dim, op.seq);
+        let sight = Sight::of(op, starts);
         let group = op.heads / op.kv_heads.max(1);
         let size = backward_scratch(op);
         let tile = TILE.min(seq);
@@ -267,7 +275,7 @@ impl Cpu {
                     let head = kv_head * group + member;
                     let query = Head::of(op, op.heads, batch, head);
                     let lse = &lse[(batch * op.heads + head) * seq..][..seq];
-                    for rows in tiles(seq).filter(|rows| rows.start >= cols.start && meets(op, rows, &cols)) {
+                    for rows in tiles(seq).filter(|rows| rows.start >= cols.start && meets(sight, batch, rows, &cols)) {
                         let count = rows.len();
                         let q = query.load(level, q, rows.clone(), qs);
                         let dout = query.load(level, dout, rows.clone(), douts);
@@ -278,7 +286,7 @@ impl Cpu {
                             multiply([count, width, dim], scale, q, k.transposed(), false, probs.as_mut_ptr(), width);
                             multiply([count, width, dim], 1.0, dout, v.transposed(), false, grads.as_mut_ptr(), width);
                         }
-                        let meeting = Meeting::of(op, head, &rows, &cols);
+                        let meeting = Meeting::of(op, sight, [batch, head], &rows, &cols);
                         let (lse, deltas) = (&lse[rows.clone()], &deltas[line..line + count]);
                         score_gradients(level, &mut probs[..count * width], grads, meeting, lse, deltas, scale);
                         let (p, ds) = (dense(probs, width), dense(grads, width));
