@@ -121,7 +121,7 @@ impl Layout {
     /// Elements from one row of a thread's sums to the next: not a power of two, so that the rows of a tile do not crowd into a
     /// few sets of the nearest cache.
     fn sums_row(&self) -> usize {
-        self.task_cols + WORDS
+        if self.task_cols == 0 { 0 } else { self.task_cols + WORDS }
     }
 
     fn source(&self, view: View, stride: usize, terms_adjoin: bool) -> Source {
