@@ -195,7 +195,7 @@ fn what_no_memory_holds_is_skipped_with_its_reason() {
     assert!(all.iter().all(|record| record["outcome"]["status"] == "skipped"));
     let reason = |record: &Value| record["outcome"]["reason"].as_str().unwrap().to_string();
     assert!(
-        reason(&all[0]).contains("needs 3732.74 GiB") && reason(&all[0]).contains("this machine has"),
+        reason(&all[0]).contains("needs 3732.7") && reason(&all[0]).contains("this machine has"),
         "{}",
         reason(&all[0])
     );
@@ -456,6 +456,13 @@ fn one_pass_and_one_kernel_can_be_asked_for() {
         let all = record["timings"].as_array().unwrap();
         all.iter().map(|of| format!("{} {}", of["kernel"].as_str().unwrap(), of["pass"].as_str().unwrap())).collect()
     };
+    // Long enough that the keys which most queries read are not among the sample: the kernels still agree there.
+    succeeds(
+        folder.path(),
+        &format!(
+            "attention --seq-len 1100 --heads 4 --kv-heads 2 --dtype bf16,f16 --pass backward --threads 2 {QUICK} -q"
+        ),
+    );
     let all = records(folder.path());
     assert_eq!((kinds(&all[0]), kinds(&all[1])), (vec!["flash backward".into()], vec!["naive forward".to_string()]));
 }

@@ -115,6 +115,12 @@ impl Sums {
 }
 
 impl Exact<'_> {
+    /// What a factor of a sum counts as at least: kernels keep it in the type, whose smallest numbers are apart by as much.
+    fn least(&self) -> f64 {
+        let tolerance = tolerance(self.op.dtype, self.op.seq);
+        tolerance.tiny / tolerance.share
+    }
+
     fn group(&self) -> usize {
         self.op.heads / self.op.kv_heads
     }
@@ -164,8 +170,9 @@ impl Exact<'_> {
         let scale = self.op.scale;
         for (place, p) in of.probabilities.iter().enumerate() {
             let at = self.key(batch, head / self.group(), of.first + place);
-            out.add(*p, *p, &self.head_of(2, at));
-            dq.add(scale * of.dscores[place], scale * of.uncancelled[place], &self.head_of(1, at));
+            out.add(*p, *p + self.least(), &self.head_of(2, at));
+            let size = scale * of.uncancelled[place] + self.least();
+            dq.add(scale * of.dscores[place], size, &self.head_of(1, at));
         }
         [out, dq]
     }
@@ -178,8 +185,9 @@ impl Exact<'_> {
             for query in self.queries(row) {
                 let of = self.row(batch, head, query);
                 let (at, place) = (self.query(batch, head, query), row - of.first);
-                dk.add(scale * of.dscores[place], scale * of.uncancelled[place], &self.head_of(0, at));
-                dv.add(of.probabilities[place], of.probabilities[place], &self.head_of(3, at));
+                let (p, least) = (of.probabilities[place], self.least());
+                dk.add(scale * of.dscores[place], scale * of.uncancelled[place] + least, &self.head_of(0, at));
+                dv.add(p, p + least, &self.head_of(3, at));
             }
         }
         [dk, dv]
@@ -189,6 +197,11 @@ impl Exact<'_> {
     fn queries(&self, row: usize) -> std::ops::Range<usize> {
         let window = self.op.window.unwrap_or(self.op.seq);
         row..row.saturating_add(window).min(self.op.seq)
+    }
+
+    /// How much a key would be read if every query looked at all that it sees alike. The first key is read most.
+    pub fn weight_of_key(&self, row: usize) -> f64 {
+        self.queries(row).map(|query| 1.0 / self.op.seen(query).len() as f64).sum()
     }
 
     /// Multiply-adds of [`Exact::of_key`], about.
@@ -206,22 +219,40 @@ fn add(sum: &mut [f64], factor: f64, x: &[f64]) {
     sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += factor * x);
 }
 
-/// How far attention may be from f64: this share of the element, for the rounding of the result, and of what its sum is made
+/// How far a result may be from the exact one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// This share of it and of what its sum is made of.
+    pub share: f64,
+    /// And this much however small it is.
+    pub tiny: f64,
+}
+
+impl Tolerance {
+    /// Of two results that are both within it.
+    pub fn twice(self) -> Tolerance {
+        Tolerance { share: 2.0 * self.share, tiny: 2.0 * self.tiny }
+    }
+}
+
+/// How far attention may be from f64: a share of the element, for the rounding of the result, and of what its sum is made
 /// of, for what is rounded on the way: probabilities, gradients of scores and the output that backward reads. Twice half a
 /// unit in the last place for types of 16 bits, since some of these are rounded both when they are made and when they are
-/// used; for f32 the kernels' tests' 1e-5, which is sums of some hundred terms, and more of longer ones.
-pub fn tolerance(dtype: DType, seq: usize) -> f64 {
+/// used; for f32 the kernels' tests' 1e-5, which is sums of some hundred terms, and more of longer ones. The smallest
+/// numbers of f16 are apart by 2^-24, and probabilities of long sequences are among them.
+pub fn tolerance(dtype: DType, seq: usize) -> Tolerance {
     match dtype {
-        DType::Bf16 | DType::F16 => 2.0 * half_ulp(dtype),
-        _ => 1e-5 * (seq as f64 / 512.0).sqrt().max(1.0),
+        DType::F16 => Tolerance { share: 2.0 * half_ulp(dtype), tiny: 2f64.powi(-24) },
+        DType::Bf16 => Tolerance { share: 2.0 * half_ulp(dtype), tiny: 0.0 },
+        _ => Tolerance { share: 1e-5 * (seq as f64 / 512.0).sqrt().max(1.0), tiny: 0.0 },
     }
 }
 
 /// Elements beside the exact ones.
-pub fn compare(name: &str, got: &[f64], want: &Sums, tolerance: f64) -> Checked {
+pub fn compare(name: &str, got: &[f64], want: &Sums, tolerance: Tolerance) -> Checked {
     let mut checked = Checked::default();
     for (place, ((got, value), size)) in got.iter().zip(&want.values).zip(&want.sizes).enumerate() {
-        let bound = tolerance * (value.abs() + size);
+        let bound = tolerance.share * (value.abs() + size) + tolerance.tiny;
         checked.see(*got, *value, bound, || format!("sampled element {place} of {name}"));
     }
     checked

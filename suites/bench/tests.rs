@@ -1,7 +1,7 @@
 //! That the checks can fail: results with one element changed, and what becomes of a wrong one.
 
 use super::numbers::floats;
-use super::oracle::{self, Checked, Exact, Sums};
+use super::oracle::{self, Checked, Exact, Sums, Tolerance};
 use super::{Answer, record};
 use crate::commands::code;
 use crate::runner::{Header, Summary};
@@ -97,11 +97,11 @@ fn attention_is_right_and_one_wrong_row_is_found() {
 #[test]
 fn nothing_checked_is_not_wrong_and_parts_add_up() {
     let sums = |values: &[f64]| Sums { values: values.to_vec(), sizes: values.iter().map(|x| x.abs()).collect() };
-    let mut all = Checked::default();
-    all.add(oracle::compare("a", &[1.0, 2.0], &sums(&[1.0, 2.0]), 1e-9));
+    let (mut all, close) = (Checked::default(), Tolerance { share: 1e-9, tiny: 0.0 });
+    all.add(oracle::compare("a", &[1.0, 2.0], &sums(&[1.0, 2.0]), close));
     assert_eq!((all.count, all.worst, &all.first_wrong), (2, 0.0, &None));
-    all.add(oracle::compare("b", &[1.0], &sums(&[3.0]), 1e-9));
-    all.add(oracle::compare("c", &[1.0], &sums(&[1.0]), 1e-9));
+    all.add(oracle::compare("b", &[1.0], &sums(&[3.0]), close));
+    all.add(oracle::compare("c", &[1.0], &sums(&[1.0]), close));
     assert!(all.count == 4 && all.worst > 1.0 && all.first_wrong.unwrap().contains(" of b is 1"));
 }
 
