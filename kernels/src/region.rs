@@ -244,7 +244,7 @@ mod tests {
                 write_at(&region, bytes as usize - 4, *b"last");
                 assert_eq!(bytes_at(&region, bytes as usize - 4), *b"last");
                 let peer = region.fd().map(|_| Region::open(copy(&region), bytes).unwrap());
-                assert!(peer.is_none_or(|peer| peer.base().as_ptr() as usize % HUGE == 0));
+                assert!(peer.is_none_or(|peer| (peer.base().as_ptr() as usize).is_multiple_of(HUGE)));
             }
         }
         // Other tests map memory at the same time: a leak of address space would show as thousands of regions.
