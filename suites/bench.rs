@@ -45,6 +45,9 @@ pub enum BenchError {
         /// There are.
         given: usize,
     },
+    /// A kernel did not come back: a defect of ours.
+    #[error("the kernel panicked: {0}; this is a bug")]
+    Panicked(String),
     /// Not enough memory at this moment.
     #[error("takes {needed}, and {available} of memory are free now; end other programs, or ask for less")]
     Busy {

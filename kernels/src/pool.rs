@@ -237,7 +237,6 @@ impl Pool {
 
     /// As [`Pool::each`] for several lots of jobs, one after the other in one start: `job(lot, thread, number)` for every
     /// number below `counts[lot]`, and no job of a lot begins before all of the lot before have ended.
-    #[allow(dead_code)] // for matrix products that pack first
     pub fn each_of<const LOTS: usize>(&self, counts: [usize; LOTS], job: impl Fn(usize, usize, usize) + Sync) {
         let next = [const { AtomicUsize::new(0) }; LOTS];
         self.phases(LOTS, |lot, thread| {

@@ -187,7 +187,13 @@ impl Run<'_> {
 
     fn ask(&self, question: &Question, record: &mut Record) -> Option<()> {
         let limits = Limits { stop: self.stop, deadline: Instant::now() + self.timeout };
-        let (answer, sampled) = record::watched(|| question.ask(&limits));
+        // A kernel that panics fails its cell, not the others.
+        let asked = || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| question.ask(&limits)));
+        let (answer, sampled) = record::watched(asked);
+        let answer = answer.unwrap_or_else(|panic| {
+            let words = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            Err(BenchError::Panicked(words.unwrap_or("without words").into()))
+        });
         let (status, source) = match &answer {
             Err(BenchError::Stopped(Stopped::Asked)) => return None,
             Err(BenchError::Stopped(Stopped::Late)) => (Status::TimedOut, Some(Source::Host)),

@@ -103,6 +103,16 @@ proptest! {
     }
 }
 
+/// A strip of queries whose first rows see a tile of keys that its last rows do not.
+#[test]
+fn windows_that_end_within_a_strip() {
+    for (seq, window) in [(260, 3), (512, 100), (600, 250), (290, 2)] {
+        for dtype in [DType::Bf16, DType::F32] {
+            check(Attention { window: Some(window), ..shape(1, seq, 1, 2, 16, dtype) });
+        }
+    }
+}
+
 /// A window of one key gives back the values, whatever the scores.
 #[test]
 fn a_window_of_one_key_is_the_value() {

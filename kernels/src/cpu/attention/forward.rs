@@ -268,9 +268,11 @@ unsafe fn bias(scores: *mut f32, width: usize, strip: &Range<usize>, key: usize,
 unsafe fn hide(scores: *mut f32, keys: &Range<usize>, seen: Range<usize>) {
     // SAFETY: the caller's promise.
     let scores = unsafe { std::slice::from_raw_parts_mut(scores, keys.len()) };
-    let seen = both(&seen, keys);
-    scores[..seen.start - keys.start].fill(f32::NEG_INFINITY);
-    scores[seen.end - keys.start..].fill(f32::NEG_INFINITY);
+    // A row of the strip may see none of these keys, which lie all before its first.
+    let first = seen.start.clamp(keys.start, keys.end);
+    let end = seen.end.clamp(first, keys.end);
+    scores[..first - keys.start].fill(f32::NEG_INFINITY);
+    scores[end - keys.start..].fill(f32::NEG_INFINITY);
 }
 
 /// Turns rows of scores into numerators `2^(factor * score - top)` in the form of A, and brings the rows' sums up to date.
