@@ -1,0 +1,74 @@
+//! A machine: devices, the links between them, and what of their ratings is reached. Profiles (configs/machines/*.toml)
+//! are read into this.
+
+use crate::job::Number;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Nodes of one kind of device and the network between them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// The profile's name.
+    pub name: String,
+    /// The device.
+    pub device: Device,
+    /// Devices of a node.
+    pub node_devices: usize,
+    /// Between the devices of a node; rates are per device, one way.
+    pub intra: Link,
+    /// Between nodes; rates are per device, one way: a node's NICs over its devices.
+    pub inter: Link,
+    /// Between a device and its host's memory; rates are per device, one way.
+    pub host: Link,
+    /// Bytes of the host's memory per node; 0 = not known.
+    pub host_memory: u64,
+    /// Bytes per second of the host's memory per node (for the update of offloaded state); 0 = not known.
+    pub host_bandwidth: f64,
+    /// Bytes per second that a node's NVMe reads and writes; 0 = none, or not known.
+    pub disk_read: f64,
+    /// See `disk_read`.
+    pub disk_write: f64,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    /// The vendor's name.
+    pub name: String,
+    /// Bytes that a program can have.
+    pub memory: u64,
+    /// Dense matrix rates by number.
+    pub compute: BTreeMap<Number, Rate>,
+    /// Bytes per second of the device's memory, rated.
+    pub bandwidth: f64,
+    /// Share of `bandwidth` that large copies reach.
+    pub bandwidth_reached: f64,
+    /// Independent units (SMs, CUs, cores), which products are dealt to.
+    pub units: usize,
+    /// Seconds from one kernel's start to the next one's at least.
+    pub launch: f64,
+}
+
+/// A rate of multiply-adds, in FLOP/s.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Rated, dense.
+    pub peak: f64,
+    /// Share of it that the best large product reaches.
+    pub reached: f64,
+}
+
+/// A link.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Link {
+    /// Its kind: `nvlink3`, `pcie4`, `infiniband`, `ethernet`, …
+    pub kind: String,
+    /// Bytes per second one way, rated.
+    pub bandwidth: f64,
+    /// Share of it that large messages reach.
+    pub reached: f64,
+    /// Seconds that a hop adds.
+    pub latency: f64,
+    /// The switch can add (NVLS, SHARP).
+    pub in_switch: bool,
+}
