@@ -171,7 +171,7 @@ pub enum Order {
 }
 
 /// What is split over the data axes, and in groups of how many. A group of 1 is whole on every rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sharding {
     /// Ranks over which parameters are split.
     pub parameters: usize,
