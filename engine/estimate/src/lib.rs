@@ -3,3 +3,4 @@
 pub mod job;
 pub mod machine;
 pub mod shape;
+pub mod published;

@@ -1,0 +1,1 @@
+//! Results that others published (tests/published), turned into jobs and compared with what is predicted for them.
