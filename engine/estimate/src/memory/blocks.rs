@@ -1,7 +1,7 @@
 //! What a block's forward keeps for its backward, for one micro-batch on one rank.
 
 use super::Habits;
-use crate::job::{Attention, Job, Kind, Peft, Recompute};
+use crate::job::{Attention, Job, Kind, Recompute};
 
 /// Tensors of a block, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -174,27 +174,23 @@ pub fn stays(job: &Job, whole: &Kept, which: Which) -> f64 {
             let products = (model.query_width() + model.kv_width() + model.ffn) as f64 / tensor;
             input + whole.context + c * tokens * products + c * tokens * model.hidden as f64 / between
         }
-        Recompute::Modules(names) => all - dropped(whole, names),
+        Recompute::Modules(names) => all - dropped(whole, names, which),
     }
 }
 
-fn dropped(whole: &Kept, names: &[String]) -> f64 {
+fn dropped(whole: &Kept, names: &[String], which: Which) -> f64 {
     let of = |name: &String| match name.as_str() {
         "core_attn" => whole.scores,
         "layernorm" => whole.normed,
         "mla_up_proj" => whole.qkv,
-        "mlp" => whole.up + whole.act,
+        // Shared experts are no MLP of a dense block.
+        "mlp" if which != Which::Sparse => whole.up + whole.act,
         "moe_act" => whole.expert_act,
         "moe" => whole.dispatch + whole.expert_in + whole.expert_up + whole.expert_act,
         "shared_experts" => whole.up + whole.act,
         _ => 0.0,
     };
     names.iter().map(of).sum::<f64>().min(whole.all())
-}
-
-/// What frozen weights save: a product's input is kept for its weight's gradient alone.
-pub fn frozen_share(job: &Job) -> bool {
-    job.peft != Peft::None
 }
 
 /// Bytes of activations per block and micro-batch by the published formula: sbh(34 + 5as/h) of 16 bits without splits,

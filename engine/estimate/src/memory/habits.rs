@@ -30,6 +30,8 @@ pub struct Habits {
     pub units: f64,
     /// Bytes per parameter of a rank's own share during the update, beside what is kept.
     pub update: f64,
+    /// Tensors as wide as the residual stream that a pipeline keeps per micro-batch in flight, beside those of blocks.
+    pub piped: f64,
     /// Bytes of buckets in which gradients are reduced and weights are gathered.
     pub buckets: f64,
 }
@@ -53,19 +55,31 @@ pub fn habits(job: &Job) -> Habits {
         root: false,
         units: 2.0,
         update: 0.0,
+        piped: 0.0,
         buckets: 0.0,
     };
+    // Transformer Engine's grouped products of several experts run on four streams, each with cuBLAS's 32 MiB.
+    let grouped = job.model.experts.as_ref().is_some_and(|experts| experts.top > 1);
+    let core = Habits { workspace: core.workspace + if grouped { 128.0 * MIB } else { 0.0 }, ..core };
     match job.stack {
         Stack::MegatronCore | Stack::MegatronLm => core,
-        // DeepSpeed: buckets of 5e8 elements (conventions.md 4); ZeRO-1 and 2 make gradients of the own share again in f32
-        // for the update (runtime/zero/stage_1_and_2.py).
-        Stack::MegatronDeepspeed | Stack::Deepspeed => Habits {
+        // DeepSpeed: buckets of 5e8 elements for reduction, its overlap and gathers (conventions.md 4); ZeRO-1 and 2 make
+        // gradients of the own share again in f32 for the update (runtime/zero/stage_1_and_2.py). Its pipeline keeps a
+        // stage's input and output per micro-batch (runtime/pipe/engine.py); that this comes to three tensors, and a
+        // context of 2 GiB, was fitted on bigscience_a100's fit half.
+        Stack::MegatronDeepspeed => Habits {
+            buckets: if sharded { 5e8 * 2.0 * 3.0 } else { 0.0 },
+            update: 4.0,
+            context: 2048.0 * MIB,
+            piped: if job.degrees.pipeline > 1 { 3.0 } else { 0.0 },
+            ..core
+        },
+        Stack::Deepspeed => Habits {
             buckets: if sharded { 5e8 * 2.0 * 2.0 } else { 0.0 },
             update: if sharded { 4.0 } else { 0.0 },
-            context: 2000.0 * MIB,
-            logit: if job.stack == Stack::Deepspeed { 10.0 } else { 6.0 },
-            plain_apart: if job.stack == Stack::Deepspeed { 3.0 } else { 0.0 },
-            norm: if job.stack == Stack::Deepspeed { 4.0 } else { 2.0 },
+            logit: 10.0,
+            plain_apart: 3.0,
+            norm: 4.0,
             ..core
         },
         Stack::Fsdp2 => Habits { logit: 12.0, norm: 6.0, gate_apart: true, root: true, ..core },

@@ -60,8 +60,6 @@ pub enum Moment {
     Loss,
     /// A block's backward with what it makes again.
     Backward,
-    /// The update.
-    Update,
 }
 
 /// A pipeline stage, and those that hold the same.

@@ -154,6 +154,15 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
     if sharded || (job.precision.weights.bytes() > c && job.peft == Peft::None) {
         gathered(job, counts, habits, part, own.all(), &mut common);
     }
+    if habits.piped > 0.0 {
+        let piped = habits.piped * wide * flight;
+        common.push(term(
+            Category::Communication,
+            "stage inputs and outputs",
+            "tensors x tokens x hidden x micro-batches in flight",
+            piped,
+        ));
+    }
     if habits.buckets > 0.0 {
         let whole = own.all() * job.precision.gradients.max(c);
         common.push(term(
@@ -211,8 +220,7 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
 
     let sum = |terms: &[Term]| terms.iter().map(|t| t.bytes).sum::<f64>();
     let busy = sum(&common);
-    let moments =
-        [(Moment::Loss, busy + sum(&loss)), (Moment::Backward, busy + sum(&backward)), (Moment::Update, sum(&update))];
+    let moments = [(Moment::Loss, busy + sum(&loss)), (Moment::Backward, busy + sum(&backward))];
     let most = moments.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Moment::Loss, |m| m.0);
     let workspace = term(Category::Workspace, "libraries", "the software's workspaces", habits.workspace);
     let after_step = states.sum + workspace.bytes;
@@ -220,7 +228,6 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
     match most {
         Moment::Loss => states.terms.extend(common.into_iter().chain(loss)),
         Moment::Backward => states.terms.extend(common.into_iter().chain(backward)),
-        Moment::Update => states.terms.extend(update),
     }
     let mut terms = states.terms;
     terms.retain(|t| t.bytes > 0.0);

@@ -5,7 +5,7 @@ use super::flags::Flags;
 use super::row::Row;
 use super::shape::shape;
 use super::words::{self, any};
-use crate::job::{Job, Loss, Number, Peft, Shape};
+use crate::job::{Attention, Job, Loss, Number, Peft, Shape};
 use thiserror::Error;
 
 /// Why a row cannot be expressed.
@@ -96,10 +96,22 @@ pub fn express_with(row: &Row, other: Option<Shape>) -> Result<Expressed, Refuse
         precision.moments = 4.0;
     }
     let modules = flags.list("recompute-modules");
+    let mut split = sharding(&sharding_text, &degrees, stack, node);
+    if let Some(instances) = flags.count("num-distributed-optimizer-instances").filter(|n| *n > 1) {
+        split.optimizer = (split.optimizer / instances).max(1);
+    }
+    if precision.moments == 4.0 && flags.text("optimizer").is_some() {
+        // Muon's matrices are not flattened, so they are not split.
+        split.optimizer = 1;
+    }
+    let mut attention = words::attention(&row.words("attention"), stack, batch.seq);
+    if flags.text("transformer-impl") == Some("local") && row.words("attention") == "auto" {
+        attention = Attention::Naive;
+    }
     let job = Job {
-        sharding: sharding(&sharding_text, &degrees, stack, node),
+        sharding: split,
         recompute: words::recompute(&row.words("recompute"), &modules, stack),
-        attention: words::attention(&row.words("attention"), stack, batch.seq),
+        attention,
         offload: words::offload(&row.words("offload")),
         loss: if flags.has("cross-entropy-loss-fusion") { Loss::Fused } else { Loss::Logits },
         model,

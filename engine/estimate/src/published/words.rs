@@ -118,6 +118,12 @@ pub fn precision(text: &str, notes: &str, stack: Stack, adapters: bool) -> Preci
         match stack {
             // f32 main gradients and master (Megatron-Core's default for bf16; its distributed optimizer: 6 + 12/dp).
             Stack::MegatronCore | Stack::MegatronLm => Precision { gradients: 4.0, reduce: 4.0, ..mixed16 },
+            // DeepSpeed's bf16 optimizer sums gradients in f32 beside those of 16 bits; what came before it did not.
+            Stack::MegatronDeepspeed
+                if half == Number::Bf16 && !any(notes, &["before the fp32", "before the bf16 opt"]) =>
+            {
+                Precision { gradients: 6.0, ..mixed16 }
+            }
             Stack::MegatronDeepspeed | Stack::Deepspeed => mixed16,
             // f32 at home, 16 bits where they are gathered.
             Stack::Fsdp2 | Stack::Fsdp2Compiled => Precision { products, compute: half, ..Precision::F32 },
