@@ -1,7 +1,7 @@
 //! What a block's forward keeps for its backward, for one micro-batch on one rank.
 
 use super::Habits;
-use crate::job::{Attention, Job, Kind, Recompute};
+use crate::job::{Attention, Job, Kind, Peft, Recompute};
 
 /// Tensors of a block, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -94,6 +94,11 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
         masks: if model.dropout { norms * wide } else { 0.0 },
         ..Kept::default()
     };
+    if job.peft != Peft::None {
+        // Frozen weights need no inputs of theirs: norms keep their f32 copies, adapters the first norm's result.
+        kept.residual = 0.0;
+        kept.normed = (norms * 4.0 + c) * wide;
+    }
     if let Some(l) = model.latent {
         // Bottlenecks before and after their norms, whole on every rank but for the sequence.
         kept.latent = c * tokens / between * 2.0 * (l.q_rank + l.kv_rank + l.rope_dim) as f64;
@@ -111,6 +116,9 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
             kept.up = c * tokens * up_width(job, habits, model.ffn) / tensor;
             kept.act = c * tokens * model.ffn as f64 / tensor;
         }
+    }
+    if job.peft != Peft::None {
+        kept.act = 0.0;
     }
     kept
 }

@@ -60,6 +60,8 @@ pub enum Moment {
     Loss,
     /// A block's backward with what it makes again.
     Backward,
+    /// The update: where gradients are given back after it, its start can be the peak.
+    Update,
 }
 
 /// A pipeline stage, and those that hold the same.

@@ -134,7 +134,7 @@ pub fn precision(text: &str, notes: &str, stack: Stack, adapters: bool) -> Preci
             _ => Precision { products, compute: half, ..Precision::F32 },
         }
     };
-    if has(&["2+2+12"]) {
+    if has(&["2+2+12"]) || (stack == Stack::Torch && has(&["fp16 mixed + adam"])) {
         precision = mixed16;
     }
     if any(notes, &["8-bit adam", "ao 8-bit", "8-bit optim", "adamw8bit"]) || has(&["8-bit adam", "adamw8bit"]) {
@@ -146,10 +146,13 @@ pub fn precision(text: &str, notes: &str, stack: Stack, adapters: bool) -> Preci
 }
 
 /// What backward makes again.
-pub fn recompute(text: &str, modules: &[String], stack: Stack) -> Recompute {
+pub fn recompute(text: &str, modules: &[String], stack: Stack, framework: &str) -> Recompute {
     let has = |words: &[&str]| any(text, words);
     if !modules.is_empty() {
         return Recompute::Modules(modules.to_vec());
+    }
+    if text.is_empty() && framework.contains("torchtune") {
+        return Recompute::Full { every: 1, partitioned: false };
     }
     if text.is_empty() || has(&["none", "no recompute"]) || text == "no" {
         return Recompute::None;
@@ -203,7 +206,7 @@ pub fn attention(text: &str, stack: Stack, seq: usize) -> Attention {
 }
 
 /// What lives elsewhere. ZeRO-Offload, called `cpu` alone, offloads the optimizer (and under ZeRO-3 the weights).
-pub fn offload(text: &str) -> Offload {
+pub fn offload(text: &str, stack: Stack) -> Offload {
     let has = |words: &[&str]| any(text, words);
     let mut offload = Offload::default();
     if text.is_empty() || text == "none" || text == "no" {
@@ -216,6 +219,10 @@ pub fn offload(text: &str) -> Offload {
     }
     if has(&["param", "weights"]) || !named {
         offload.parameters = place;
+    }
+    if offload.parameters != Place::Device && matches!(stack, Stack::Fsdp1 | Stack::Fsdp2 | Stack::Fsdp2Compiled) {
+        // FSDP updates where its weights are.
+        offload.optimizer = offload.parameters;
     }
     if has(&["activ"]) {
         offload.activations = Place::Host;
