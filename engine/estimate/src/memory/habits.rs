@@ -28,6 +28,8 @@ pub struct Habits {
     pub root: bool,
     /// Gathered units at once.
     pub units: f64,
+    /// Parameters that may be gathered at once, where single matrices are and not blocks.
+    pub live: Option<f64>,
     /// Bytes per parameter of a rank's own share during the update, beside what is kept.
     pub update: f64,
     /// Gradients are given back after the update, and made anew in backward.
@@ -57,6 +59,7 @@ pub fn habits(job: &Job) -> Habits {
         plain_apart: 0.0,
         root: false,
         units: 2.0,
+        live: None,
         update: 0.0,
         piped: 0.0,
         late_gradients: false,
@@ -85,6 +88,7 @@ pub fn habits(job: &Job) -> Habits {
             buckets: if sharded { 5e8 * 2.0 * 4.0 } else { 0.0 },
             slack: 0.1,
             update: 4.0,
+            live: Some(1e9),
             context: 2048.0 * MIB,
             piped: if job.degrees.pipeline > 1 { 3.0 } else { 0.0 },
             ..core
@@ -94,6 +98,8 @@ pub fn habits(job: &Job) -> Habits {
         Stack::Deepspeed => Habits {
             buckets: if sharded { 5e8 * 2.0 * 2.0 } else { 0.0 },
             update: if sharded { 4.0 } else { 0.0 },
+            // `stage3_max_live_parameters`.
+            live: Some(1e9),
             logit: 18.0,
             ..written_out
         },

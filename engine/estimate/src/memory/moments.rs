@@ -130,6 +130,7 @@ fn head_tokens(job: &Job) -> f64 {
 pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage {
     let own = counts.stage(job, part);
     let mut states = states(job, counts, part);
+    let by_formula = states.sum;
     let c = job.precision.compute.bytes();
     let tensor = job.degrees.tensor.max(1) as f64;
     let sharded = elsewhere_at_home(job);
@@ -214,7 +215,7 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
     }
     backward.push(term(Category::Activations, "gradients inside a block", "of its widest tensors", widest(job, c)));
     if sharded && job.peft == Peft::None {
-        let unit = counts.unit * (c + job.precision.reduce);
+        let unit = habits.live.map_or(counts.unit, |_| counts.matrix) * (c + job.precision.reduce);
         backward.push(term(
             Category::Communication,
             "gradients of a unit",
@@ -264,6 +265,7 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
         parameters: own.all(),
         moment: most,
         terms,
+        states: by_formula,
         after_step,
         kept: made.kept,
     }
@@ -301,7 +303,8 @@ fn gathered(job: &Job, counts: &Counts, habits: &Habits, part: &Part, all: f64, 
         terms.push(term(Category::Communication, "gathered weights", "compute bytes x parameters", c * all));
         return;
     }
-    let units = counts.unit * c * habits.units;
+    let units = counts.unit * habits.units;
+    let units = c * habits.live.map_or(units, |live| units.min(counts.matrix.max(live)));
     terms.push(term(
         Category::Communication,
         "gathered units",

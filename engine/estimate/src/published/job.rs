@@ -104,7 +104,7 @@ pub fn express_with(row: &Row, other: Option<Shape>) -> Result<Expressed, Refuse
         // Muon's matrices are not flattened, so they are not split.
         split.optimizer = 1;
     }
-    let mut attention = words::attention(&row.words("attention"), stack, batch.seq);
+    let mut attention = words::attention(&row.words("attention"), stack, &row.words("framework"), batch.seq);
     if flags.text("transformer-impl") == Some("local") && row.words("attention") == "auto" {
         attention = Attention::Naive;
     }

@@ -30,14 +30,15 @@ fn usable(measure: &str) -> Option<f64> {
     before.trim_end().rsplit([' ', '(']).next()?.parse().ok().filter(|n: &f64| *n > 0.0)
 }
 
-/// Bytes that a job takes on its device.
+/// Bytes that a job needs of its device: an allocator that runs full gives back what it holds and does not use, but not
+/// what is too much in pieces; half of the slack is taken to be that.
 pub fn on_device(of: &Memory) -> f64 {
-    of.device()
+    0.5 * (of.allocated() + of.reserved()) + of.habits.context
 }
 
 /// Bytes of weights, gradients and optimizer state at the worst stage.
 pub fn model_states(of: &Memory) -> f64 {
-    of.stages.iter().map(|stage| stage.after_step).fold(0.0, f64::max) - of.habits.workspace
+    of.stages.iter().map(|stage| stage.states).fold(0.0, f64::max)
 }
 
 /// The largest micro-batch that fits; 0 where not even one does.

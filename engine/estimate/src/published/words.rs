@@ -177,7 +177,7 @@ pub fn recompute(text: &str, modules: &[String], stack: Stack, framework: &str) 
 }
 
 /// The attention kernel.
-pub fn attention(text: &str, stack: Stack, seq: usize) -> Attention {
+pub fn attention(text: &str, stack: Stack, framework: &str, seq: usize) -> Attention {
     let has = |words: &[&str]| any(text, words);
     if has(&["unfused", "naive", "local", "none", "eager", "standard"]) {
         return Attention::Naive;
@@ -192,6 +192,9 @@ pub fn attention(text: &str, stack: Stack, seq: usize) -> Attention {
         return Attention::Flash(1);
     }
     if has(&["flash", "sdpa", "fused", "auto"]) {
+        return Attention::Flash(2);
+    }
+    if any(framework, &["nanogpt", "litgpt", "lit-gpt", "llm.c", "torchtune"]) {
         return Attention::Flash(2);
     }
     match stack {
