@@ -28,7 +28,7 @@ pub struct Habits {
     pub root: bool,
     /// Gathered units at once.
     pub units: f64,
-    /// Parameters that may be gathered at once, where single matrices are and not blocks.
+    /// Parameters that stay gathered, where single matrices are and not blocks: those that are used again soon.
     pub live: Option<f64>,
     /// Bytes per parameter of a rank's own share during the update, beside what is kept.
     pub update: f64,

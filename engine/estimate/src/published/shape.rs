@@ -21,7 +21,8 @@ pub fn shape(row: &Row, flags: &Flags, stack: Stack, assumed: &mut Vec<String>) 
             return Err("the row gives neither a model's shape nor its parameters".into());
         }
         if only_count {
-            return Ok(count(stated, row));
+            let named = known.filter(|_| !name.contains("count only"));
+            return Ok(exact(row, flags, named, stack, stated).unwrap_or_else(|| count(stated, row)));
         }
         return Ok(from_parameters(stated, row, assumed));
     }
@@ -76,6 +77,20 @@ fn plain(layers: usize, hidden: usize, heads: usize) -> Shape {
 fn count(stated: u64, row: &Row) -> Shape {
     let largest_layer = largest(&row.words("notes")).unwrap_or(0);
     Shape { kind: Kind::Count { largest_layer }, stated_parameters: stated, ..plain(0, 0, 1) }
+}
+
+/// The count of a well-known model of about the parameters that the row states in round numbers. Its largest layer is what
+/// DeepSpeed calls so: the embedding, or the largest matrix.
+fn exact(row: &Row, flags: &Flags, known: Option<&Known>, stack: Stack, stated: u64) -> Option<Shape> {
+    let model = from_cells(row, flags, Some(known?), stack, &mut Vec::new()).ok()?;
+    let parameters = model.parameters();
+    if (parameters as f64 / stated.max(1) as f64 - 1.0).abs() > 1e-3 {
+        return None;
+    }
+    let matrices = model.blocks().into_iter().flat_map(|block| block.matrices);
+    let largest = matrices.map(|m| m.parameters()).max().unwrap_or(0);
+    let embedding = model.vocab as u64 * model.hidden as u64;
+    Some(Shape { kind: Kind::Count { largest_layer: largest.max(embedding) }, ..count(parameters, row) })
 }
 
 /// The number after `largest layer`: `32000000`, `32.90M`.

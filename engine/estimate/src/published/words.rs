@@ -158,7 +158,8 @@ pub fn recompute(text: &str, modules: &[String], stack: Stack, framework: &str) 
         return Recompute::None;
     }
     if has(&["full", "uniform", "block", "yes", "checkpoint"]) && !has(&["selective"]) {
-        let partitioned = has(&["partition", "(pa)"]);
+        // DeepSpeed's Megatron with ZeRO-3 has them on by default.
+        let partitioned = has(&["partition", "(pa)"]) || framework.contains("zero3 + deepspeed");
         return Recompute::Full { every: 1, partitioned };
     }
     if has(&["every", "layer"]) {
