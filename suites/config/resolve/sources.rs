@@ -1,6 +1,6 @@
 //! The sections that name other files: machine profiles, models, data.
 
-use super::{Context, Refusal, Values};
+use super::{Context, Refusal, Values, priced};
 use crate::config::keys;
 use crate::config::kind::number;
 use crate::config::units;
@@ -108,18 +108,43 @@ pub(super) fn model(values: &Values, context: &Context) -> Result<Model, Refusal
         (None, None) => {}
     }
     let mut stated = toml::Table::new();
-    for key in keys.iter().filter(|key| !["model.preset", "model.path", "model.save", "model.dropout"].contains(key)) {
+    let own = |key: &str| ["model.preset", "model.path", "model.save", "model.dropout"].contains(&key);
+    let own = |key: &str| own(key) || priced::MODEL_KEYS.contains(&key);
+    for key in keys.iter().filter(|key| !own(key)) {
         if let Some(value) = values.given(key) {
             stated.insert(key.trim_start_matches("model.").into(), value.clone());
         }
+    }
+    let family = values.given_text("model.family").filter(|family| priced::FAMILIES.contains(&family.as_str()));
+    match family.as_deref() {
+        // The engine's families name the sizes that both stacks share, and what is not stated.
+        Some("t5") => drop(stated.insert("family".into(), "llama".into())),
+        Some(_) => stated = unit_sizes(),
+        None => {}
     }
     let stated: PartialModel = Value::Table(stated)
         .try_into()
         .map_err(|e: toml::de::Error| values.refuse("model.rope_scaling", &keys, e.message()))?;
     let mut model = stated.or(base).resolve("model").map_err(|error| foreign("model.family", error))?;
+    if let Some(family) = family {
+        model.family = family;
+    }
     model.weights = weights;
     model.save = values.given_text("model.save").map(|path| absolute(&context.folder.join(path)));
     Ok(model)
+}
+
+/// The sizes of a model of which there is a count of parameters alone: the smallest that are sizes.
+fn unit_sizes() -> toml::Table {
+    let mut table = toml::Table::new();
+    table.insert("family".into(), "llama".into());
+    let names = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"];
+    for name in names.into_iter().chain(["num_hidden_layers"]) {
+        table.insert(name.into(), Value::Integer(1));
+    }
+    table.insert("head_dim".into(), Value::Integer(2));
+    table.insert("max_position_embeddings".into(), Value::Integer(1 << 31));
+    table
 }
 
 /// Where tokens come from; a key that has no effect is refused.
