@@ -4,4 +4,5 @@ pub mod job;
 pub mod machine;
 pub mod profile;
 pub mod published;
+pub mod rules;
 pub mod shape;
