@@ -2,5 +2,7 @@
 
 pub mod job;
 pub mod machine;
-pub mod shape;
+pub mod profile;
 pub mod published;
+pub mod rules;
+pub mod shape;
