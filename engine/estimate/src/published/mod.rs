@@ -1,1 +1,9 @@
-//! Results that others published (tests/published), turned into jobs and compared with what is predicted for them.
+//! Results that others published: rows of CSV, turned into jobs, predicted and scored.
+
+pub mod degrees;
+pub mod flags;
+pub mod job;
+pub mod models;
+pub mod row;
+pub mod shape;
+pub mod words;
