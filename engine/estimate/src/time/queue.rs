@@ -62,6 +62,8 @@ impl Clock {
         let ahead = ahead.clamp(0, SLOTS - 1);
         // When each of the last units began: the gather of a unit may start when the one `ahead` before it begins.
         let mut began = [self.compute; SLOTS];
+        // Reductions let the next gather go first: (when ready, seconds).
+        let mut waiting = [(0.0, 0.0); 2];
         for (index, (compute, gather, reduce)) in units.enumerate() {
             let mut ready = self.compute;
             if gather > 0.0 {
@@ -71,10 +73,16 @@ impl Clock {
             }
             began[index % SLOTS] = ready;
             self.compute = ready + compute;
-            if reduce > 0.0 {
-                // Reductions fill the wire behind the gather that is already under way.
-                self.wire = self.wire.max(self.compute) + reduce;
-            }
+            self.send(waiting[0]);
+            waiting = [waiting[1], (self.compute, reduce)];
+        }
+        self.send(waiting[0]);
+        self.send(waiting[1]);
+    }
+
+    fn send(&mut self, (ready, seconds): (f64, f64)) {
+        if seconds > 0.0 {
+            self.wire = self.wire.max(ready) + seconds;
         }
     }
 }
