@@ -2,5 +2,6 @@
 
 pub mod job;
 pub mod machine;
+pub mod profile;
 pub mod published;
 pub mod shape;
