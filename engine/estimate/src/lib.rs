@@ -1,7 +1,11 @@
 //! What a training run takes on a machine nobody has at hand: memory, traffic and time.
 
+pub mod collective;
 pub mod job;
 pub mod machine;
 pub mod profile;
 pub mod published;
+pub mod roofline;
 pub mod shape;
+pub mod time;
+pub mod tuning;

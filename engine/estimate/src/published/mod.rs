@@ -7,3 +7,7 @@ pub mod models;
 pub mod row;
 pub mod shape;
 pub mod words;
+pub mod collectives;
+pub mod guess;
+pub mod kernels;
+pub mod throughput;
