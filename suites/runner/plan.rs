@@ -137,7 +137,7 @@ fn decide(resolved: &Resolved, estimate: &Estimate) -> Decision {
     let total = estimate.memory.total_peak();
     let record = |status, reason, source| Decision::Record { status, reason, source };
     if cell.hardware.device == DeviceKind::Cuda {
-        let machine = resolved.profile.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+        let machine = resolved.profile.as_ref().map(|profile| format!(" ({})", profile.name)).unwrap_or_default();
         let fits = match cell.memory.capacity {
             Some(capacity) if total <= capacity => {
                 format!("; it would fit there: {} of {} a rank", gib(total), gib(capacity))
