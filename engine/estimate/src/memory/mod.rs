@@ -60,7 +60,7 @@ pub enum Moment {
     Loss,
     /// A block's backward with what it makes again.
     Backward,
-    /// The update.
+    /// The update: where gradients are given back after it, its start can be the peak.
     Update,
 }
 
@@ -77,6 +77,8 @@ pub struct Stage {
     pub moment: Moment,
     /// What it holds then.
     pub terms: Vec<Term>,
+    /// Bytes of weights, gradients and optimizer state alone.
+    pub states: f64,
     /// Bytes it holds between steps.
     pub after_step: f64,
     /// Bytes of its forward's tensors for one micro-batch, all blocks.

@@ -5,8 +5,8 @@ use super::job::{Expressed, Refused, express_with};
 use super::row::Row;
 use super::shape::{count_of, gpt_of};
 use super::words::{any, device_gigabytes};
-use crate::job::Job;
-use crate::memory::{Category, Memory, memory};
+use crate::job::{Job, Recompute};
+use crate::memory::{Memory, memory};
 
 /// Gibibyte.
 pub const GIB: f64 = 1_073_741_824.0;
@@ -30,15 +30,15 @@ fn usable(measure: &str) -> Option<f64> {
     before.trim_end().rsplit([' ', '(']).next()?.parse().ok().filter(|n: &f64| *n > 0.0)
 }
 
-/// Bytes that a job takes on its device.
+/// Bytes that a job needs of its device: an allocator that runs full gives back what it holds and does not use, but not
+/// what is too much in pieces; half of the slack is taken to be that.
 pub fn on_device(of: &Memory) -> f64 {
-    of.device()
+    0.5 * (of.allocated() + of.reserved()) + of.habits.context
 }
 
 /// Bytes of weights, gradients and optimizer state at the worst stage.
 pub fn model_states(of: &Memory) -> f64 {
-    let stage = of.worst();
-    [Category::Parameters, Category::Gradients, Category::Optimizer].iter().map(|category| stage.by(*category)).sum()
+    of.stages.iter().map(|stage| stage.states).fold(0.0, f64::max)
 }
 
 /// The largest micro-batch that fits; 0 where not even one does.
@@ -63,7 +63,11 @@ pub fn parameters(row: &Row) -> Result<f64, Refused> {
     };
     let takes = |parameters: u64| {
         let shape = if states_only { count_of(parameters) } else { gpt_of(parameters) };
-        express_with(row, Some(shape)).is_ok_and(|expressed| {
+        express_with(row, Some(shape)).is_ok_and(|mut expressed| {
+            if row.text("recompute").is_empty() {
+                // Nobody who tries how large a model can be keeps its activations.
+                expressed.job.recompute = Recompute::Full { every: 1, partitioned: false };
+            }
             let memory = memory(&expressed.job);
             let bytes = if states_only { model_states(&memory) } else { on_device(&memory) };
             bytes <= capacity

@@ -28,7 +28,7 @@ fn unit(text: &str) -> f64 {
 /// What a measure's words mean.
 fn measured(of: &Memory, measure: &str, notes: &str) -> f64 {
     let last = any(measure, &["last pipeline"]) || any(notes, &["last pipeline", "last rank"]);
-    let stage = if last { of.last() } else { of.worst() };
+    let stage = if last && !any(measure, &["first"]) { of.last() } else { of.worst() };
     if any(measure, &["nvidia", "smi", "max over first", "first/last"]) {
         return of.habits.reserved(stage) + of.habits.context;
     }
@@ -160,7 +160,8 @@ pub fn beside_throughput(row: &Row) -> Option<Outcome> {
     match of_row() {
         Ok((value, fits)) => {
             outcome.predicted = Some(value);
-            let certain = row.positive("micro_batch").is_some() || oom;
+            // What was kept of activations decides; rows that do not say are no witnesses.
+            let certain = (row.positive("micro_batch").is_some() && !row.text("recompute").is_empty()) || oom;
             outcome.fits = fits.filter(|_| certain).map(|fits| (!oom, fits));
             judge(row, &mut outcome);
         }

@@ -172,13 +172,17 @@ fn from_cells(
     } else {
         same_width.map_or(0, |k| if name.contains("mpt") { seq } else { k.positions })
     };
+    // Megatron's own width of a gated MLP where none is asked for: 8/3 h, down to a multiple of 64. The rows of its jobs hold 4 h.
+    let gated = matches!(style, Style::Llama | Style::LlamaTied | Style::T5Gated);
+    let unset = megatron && gated && mlp == "swiglu" && ffn == 4 * hidden;
+    let ffn = if unset { 8 * hidden / 3 / 64 * 64 } else { ffn };
     let own_head = flags.has("untie-embeddings-and-output-weights");
     let mut shape = Shape {
         kv_heads,
         head_dim,
         ffn,
         vocab: padded(vocab, flags, stack, row.positive("tp").unwrap_or(1)),
-        gated: matches!(style, Style::Llama | Style::LlamaTied | Style::T5Gated),
+        gated,
         bias: (gpt || megatron) && !flags.has("disable-bias-linear"),
         tied: !own_head && !name.contains("nemotron") && (megatron || !matches!(style, Style::Llama | Style::T5Gated)),
         positions,
