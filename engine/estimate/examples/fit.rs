@@ -23,6 +23,12 @@ const FITTED: &[&str] = &[
     "other",
     "straggle",
     "deepspeed_exposed",
+    "deepspeed_network",
+    "shard_copies",
+    "attention_fsdp1",
+    "k_fill",
+    "unaligned",
+    "batched",
 ];
 
 struct Case {

@@ -83,8 +83,14 @@ constants! {
     straggle = 0.004;
     /// Share of the host's memory rate that an update on the host reaches.
     host_update = 0.45;
+    /// Share of a bench's rate that attention by tiles reaches within FSDP1's trainers of 2023 (kernels in Triton, masks).
+    attention_fsdp1 = 0.6;
+    /// Bytes per parameter and gather (and as many per reduction) that FSDP2 copies between parameters and its buffers.
+    shard_copies = 8.0;
     /// Share of network time that ZeRO-3 of DeepSpeed leaves exposed although there is compute to hide it.
-    deepspeed_exposed = 0.5;
+    deepspeed_exposed = 0.8;
+    /// Share of the network's rate that it reaches parameter by parameter.
+    deepspeed_network = 0.5;
 }
 
 impl Default for Tuning {
@@ -121,6 +127,12 @@ pub struct Drive {
     pub fused_accumulation: bool,
     /// Passes that the optimizer makes over its state against one fused pass.
     pub optimizer_passes: f64,
+    /// GELU is one kernel.
+    pub gelu: bool,
+    /// Sharded parameters are copied from and to a buffer, one by one.
+    pub copies: bool,
+    /// Attention is called with masks or through a compiler of kernels.
+    pub slow_attention: bool,
     /// Whether the communication queue keeps ahead of compute with a whole unit; else `deepspeed_exposed` is paid.
     pub prefetch: bool,
 }
@@ -136,6 +148,9 @@ impl Drive {
             overlap_sends: false,
             fused_accumulation: false,
             optimizer_passes: 2.0,
+            gelu: true,
+            copies: false,
+            slow_attention: false,
             prefetch: true,
         };
         match stack {
@@ -153,6 +168,7 @@ impl Drive {
                 overlap_reduce: false,
                 overlap_gather: false,
                 optimizer_passes: 1.3,
+                prefetch: false,
                 ..eager
             },
             Stack::MegatronCore => Drive {
@@ -163,9 +179,17 @@ impl Drive {
                 optimizer_passes: 1.0,
                 ..eager
             },
-            Stack::Deepspeed => Drive { optimizer_passes: 1.0, prefetch: false, ..eager },
-            Stack::Fsdp1 | Stack::Fsdp2 | Stack::Torch => eager,
-            Stack::Fsdp2Compiled | Stack::TorchCompiled => Drive { fusion: Fusion::Compiled, ..eager },
+            Stack::Deepspeed => Drive { optimizer_passes: 1.0, prefetch: false, gelu: false, ..eager },
+            Stack::Fsdp1 => Drive { slow_attention: true, ..eager },
+            Stack::Fsdp2 => Drive { copies: true, ..eager },
+            Stack::Torch => Drive { gelu: false, ..eager },
+            Stack::Fsdp2Compiled => Drive { fusion: Fusion::Compiled, copies: true, ..eager },
+            Stack::TorchCompiled => Drive { fusion: Fusion::Compiled, ..eager },
         }
+    }
+
+    /// Share of the rate of attention's kernels that this stack reaches.
+    pub const fn attention(&self, tuning: &Tuning) -> f64 {
+        if self.slow_attention { tuning.attention_fsdp1 } else { 1.0 }
     }
 }

@@ -212,7 +212,11 @@ impl<'a> Context<'a> {
         let mut mlp = [Phase::default(); 2];
         for matrix in &kind.matrices {
             let (m, n, k, count) = self.split(matrix, tokens);
-            let (forward, backward) = self.product(m, n, k, count, self.form());
+            let (forward, mut backward) = self.product(m, n, k, count, self.form());
+            if self.model.bias && !self.frozen() && self.drive.fusion == Fusion::Eager {
+                // The gradient of a bias is a sum over all rows.
+                backward.kernel(self.roof.pass(m * n * count * self.bytes()));
+            }
             let (more_forward, more_backward) = self.adapter(m * count, n, k);
             let (part, router) = match matrix.role {
                 Role::Qkv | Role::Output => (&mut attention_matrices, false),
@@ -283,6 +287,8 @@ impl<'a> Context<'a> {
         let mut phases = [Phase::default(); 2];
         let mut put = |call: Heads| {
             let (forward, backward) = self.roof.attention(call, kernel, self.job.precision.compute);
+            let slow = if kernel == Attention::Naive { 1.0 } else { self.drive.attention(self.tuning) };
+            let (forward, backward) = (forward / slow, backward / slow);
             let kernels = if kernel == Attention::Naive { 5.0 } else { 1.0 };
             phases[0].add(Phase { busy: forward, kernels, flops: call.flops(), ..Phase::default() }, 1.0);
             let back = 2.0 * call.flops();
@@ -327,6 +333,8 @@ impl<'a> Context<'a> {
         let (act, act_back, act_kernels) = match (model.gated, fusion) {
             (true, Fusion::Eager) => (5.0, 8.0, 2.0),
             (true, _) => (3.0, 5.0, 1.0),
+            // GELU by its formula is a chain of kernels in trainers that fuse nothing.
+            (false, Fusion::Eager) if !self.drive.gelu => (15.0, 18.0, 8.0),
             (false, _) => (2.0, 3.0, 1.0),
         };
         let bytes = self.bytes() * tokens;

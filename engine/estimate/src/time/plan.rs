@@ -84,7 +84,23 @@ fn stages(context: &Context<'_>) -> [Stage; 3] {
     let mut list = [blocks(first), blocks(middle), blocks(last)];
     list[0].insert(0, (1.0, embedding));
     list[if stages == 1 { 0 } else { 2 }].push((1.0 + context.model.ahead as f64, head));
+    if context.drive.copies && context.job.sharding.parameters > 1 {
+        for (_, unit) in list.iter_mut().flatten() {
+            copy(context, unit);
+        }
+    }
     list
+}
+
+/// Between sharded parameters and the buffers that collectives work on.
+fn copy(context: &Context<'_>, unit: &mut Unit) {
+    let bytes = context.tuning.shard_copies;
+    let gathered = context.roof.pass((unit.dense + unit.sparse) * bytes);
+    unit.forward.busy += gathered;
+    unit.backward.busy += context.roof.pass(unit.trained * bytes);
+    if context.job.sharding.reshard_after_forward {
+        unit.backward.busy += gathered;
+    }
 }
 
 /// Seconds of a stage and micro-batch, by what they go to.
@@ -215,7 +231,8 @@ impl<'a> Plan<'a> {
         let c = self.context;
         let sharding = &c.job.sharding;
         let sharded = sharding.parameters > 1;
-        let each = sharded || sharding.gradients > 1;
+        // Split gradients are reduced each time they are made; Megatron-like stacks with stages add them up first.
+        let each = sharded || (sharding.gradients > 1 && c.job.degrees.pipeline <= 1);
         let moves = self.moves();
         let ahead = if c.drive.prefetch { sharding.prefetch.max(1) } else { 1 };
         let queue = |gather: bool, reduce: bool| -> (Waited, f64) {
@@ -269,6 +286,8 @@ impl<'a> Plan<'a> {
         let (job, layout, machine) = (c.job, c.layout, c.machine);
         let sharding = &job.sharding;
         let sharded = sharding.parameters > 1;
+        // DeepSpeed gathers parameter by parameter, with little ahead.
+        let slow = if c.drive.prefetch || !sharded { 1.0 } else { 1.0 / c.tuning.deepspeed_network };
         let element = match job.peft {
             _ if sharding.gather_bytes > 0.0 => sharding.gather_bytes,
             Peft::Adapters { base, .. } => base.bytes(),
@@ -286,7 +305,7 @@ impl<'a> Plan<'a> {
             // Kinds that are mixed over stages: whole units, each with its share of the time.
             let scale = count / number as f64;
             let price = |what, dense: f64, sparse: f64, group: Group| {
-                scale * (seconds(what, dense, group, machine) + seconds(what, sparse, layout.expert_data, machine))
+                scale * slow * (seconds(what, dense, group, machine) + seconds(what, sparse, layout.expert_data, machine))
             };
             let mut gather = price(Collective::AllGather, unit.dense * element, unit.sparse * element, group);
             if sharded && job.offload.parameters != Place::Device {
