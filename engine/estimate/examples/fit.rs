@@ -14,6 +14,8 @@ use zbench_estimate::tuning::Tuning;
 const FITTED: &[&str] = &[
     "sustained",
     "sustained_hot",
+    "sustained_hotter",
+    "cast_bytes",
     "pass_reached",
     "contention",
     "host_eager",

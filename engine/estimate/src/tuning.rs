@@ -34,11 +34,15 @@ constants! {
     /// heat, operands that are not in cache): devices up to Ampere.
     sustained = 0.95;
     /// The same for devices of Hopper and later, which meet their power limit in products.
-    sustained_hot = 0.85;
+    sustained_hot = 0.86;
+    /// The same for devices of Blackwell.
+    sustained_hotter = 0.80;
+    /// Bytes per element that a cast to eight bits moves, with a transposed copy, as far as nothing else does it.
+    cast_bytes = 3.0;
     /// Elements of k that the start and end of a tile cost.
     k_fill = 160.0;
     /// Rate of a product whose rows are not multiples of 16 bytes, against an aligned one's.
-    unaligned = 0.35;
+    unaligned = 0.1;
     /// Share of memory's reached rate that element-wise kernels hold.
     pass_reached = 0.9;
     /// Share of the matrix peak that attention by tiles reaches at best (first generation), head of 64.

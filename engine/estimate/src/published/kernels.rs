@@ -61,7 +61,7 @@ pub fn predict_with(row: &Row, tuning: &Tuning) -> Result<Guess, Refused> {
             return Err(Refused("a product without m, n and k".into()));
         };
         // A bench: nothing else warms the device, so the best rate is reached, not the sustained one.
-        let rested = Tuning { sustained: 1.0, sustained_hot: 1.0, ..tuning.clone() };
+        let rested = Tuning { sustained: 1.0, sustained_hot: 1.0, sustained_hotter: 1.0, ..tuning.clone() };
         let roof = Roofline { tuning: &rested, ..roof };
         2.0 * m * n * k / roof.product(Product { m, n, k, count: 1.0, out_bytes: 2.0 }, form) / 1e12
     } else {

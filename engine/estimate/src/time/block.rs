@@ -1,6 +1,6 @@
 //! What one unit of the model costs a rank for one micro-batch: a block, the embedding, the head.
 
-use super::layout::Layout;
+use super::layout::{Layout, expert_tensor};
 use crate::collective::{Collective, Group, seconds};
 use crate::job::{Attention, Job, Kind, Number, Peft, Recompute, Shape};
 use crate::machine::Machine;
@@ -140,7 +140,7 @@ impl<'a> Context<'a> {
         if form == Number::Fp8 {
             // Casts with a transposed copy: of the input forward, of the gradient backward. Weights are cast once a step
             // where they stay, each time where they are gathered.
-            let cast = if self.drive.fusion == Fusion::Compiled { 3.0 } else { 4.0 };
+            let cast = self.tuning.cast_bytes;
             let times = if self.job.sharding.parameters > 1 { 1.0 } else { 1.0 / self.job.batch.accumulation as f64 };
             forward.kernel(roof.pass(count * (cast * m * k + 4.0 * times * n * k)));
             backward.kernel(roof.pass(count * cast * m * n));
@@ -171,11 +171,13 @@ impl<'a> Context<'a> {
         let narrow = |a, b, c| roof.product(Product { m: a, n: b, k: c, count: 1.0, out_bytes: bytes }, form);
         forward.kernel(narrow(m, r, k));
         forward.kernel(narrow(m, n, r));
-        forward.kernel(roof.pass(3.0 * bytes * m * n));
+        // The sum with the base's result: by the product itself where kernels are fused.
+        let add = if self.drive.fusion == Fusion::Eager { 3.0 } else { 1.0 };
+        forward.kernel(roof.pass(add * bytes * m * n));
         forward.flops = 2.0 * m * r * (n + k);
         backward.kernel(narrow(m, r, n) + narrow(n, r, m));
         backward.kernel(narrow(m, k, r) + narrow(r, k, m));
-        backward.kernel(roof.pass(3.0 * bytes * m * k));
+        backward.kernel(roof.pass(add * bytes * m * k));
         backward.flops = 2.0 * forward.flops;
         forward.kernels += 2.0;
         backward.kernels += 4.0;
@@ -192,7 +194,7 @@ impl<'a> Context<'a> {
             Role::Output | Role::Down => (tokens, outputs, (inputs / t).ceil(), 1.0),
             Role::Whole => (tokens / self.between(), outputs, inputs, 1.0),
             Role::ExpertUp | Role::ExpertDown => {
-                let etp = d.expert_tensor.clamp(1, d.tensor.max(1)) as f64;
+                let etp = expert_tensor(d) as f64;
                 let local = (matrix.copies as f64 / d.expert.max(1) as f64).max(1.0);
                 let imbalance = self.model.experts.as_ref().map_or(1.0, |e| e.imbalance.max(1.0));
                 let rows = tokens * matrix.active * etp / t / local * imbalance;
@@ -349,9 +351,7 @@ impl<'a> Context<'a> {
     fn active_width(&self, kind: &BlockKind) -> f64 {
         match (&self.model.experts, kind.sparse) {
             (Some(experts), true) => {
-                let etp = self.job.degrees.expert_tensor.clamp(1, self.job.degrees.tensor.max(1)) as f64;
-                // `wide / tensor` below; experts hold tokens / tensor x etp rows of ffn / etp.
-                let _ = etp;
+                // Experts hold tokens / tensor x etp rows of ffn / etp: as if split over tensor.
                 (experts.ffn * experts.top + experts.shared_ffn) as f64
             }
             _ => self.model.ffn as f64,
@@ -374,7 +374,7 @@ impl<'a> Context<'a> {
         let bytes = self.bytes();
         let stream = tokens * self.model.hidden as f64 * bytes;
         if d.tensor > 1 {
-            let sparse_alone = kind.sparse && d.expert_tensor <= 1;
+            let sparse_alone = kind.sparse && expert_tensor(d) <= 1;
             let places = if kind.cross { 3.0 } else if sparse_alone { 1.0 } else { 2.0 };
             let price = |what| seconds(what, stream, self.layout.tensor, self.machine);
             let once = if d.sequence {
@@ -392,16 +392,18 @@ impl<'a> Context<'a> {
         }
         if let Some(experts) = self.model.experts.as_ref().filter(|_| kind.sparse && d.expert > 1) {
             let rows = tokens / self.tensor() * experts.top as f64 * experts.imbalance.max(1.0);
-            let wire = if self.form() == Number::Fp8 { 0.5 + 0.5 } else { 1.0 };
             let group = self.layout.expert;
-            let payload = rows * self.model.hidden as f64 * bytes * wire * group.ranks as f64;
-            // `seconds` counts all ranks' payloads: each sends `rows` of them.
-            let once = seconds(Collective::AllToAll, payload / group.ranks as f64, group, self.machine);
+            let payload = rows * self.model.hidden as f64 * bytes;
+            // A token goes to a node once, whatever the number of its experts there.
+            let (m, top) = (group.nodes() as f64, experts.top as f64);
+            let once_a_node = (m - 1.0) * (1.0 - (1.0 - 1.0 / m).powf(top));
+            let distinct = if m > 1.0 { (once_a_node / (top * (1.0 - 1.0 / m))).min(1.0) } else { 1.0 };
+            let once = seconds(Collective::AllToAll, payload * distinct, group, self.machine);
             let exposed = 2.0 * once * (1.0 - self.tuning.expert_hidden);
             unit.forward.expert += exposed;
             unit.backward.expert += exposed;
             unit.collectives.expert = 4.0;
-            unit.collectives.expert_bytes = payload / group.ranks as f64;
+            unit.collectives.expert_bytes = payload * distinct;
         }
         if d.context > 1 {
             // Keys and values go round the ring beside attention; backward sends their gradients, too.

@@ -186,9 +186,8 @@ impl<'a> Plan<'a> {
         let all = first.all() + last.all() + (p as f64 - 2.0) * middle.all();
         self.span(SpanKind::Bubble, (all - self.micros[self.slowest].all()).max(0.0) / chunks);
         let c = &self.context;
-        // Megatron's stages send each tensor rank's share and gather it on the other side.
-        let shared = d.sequence || !matches!(c.job.stack, crate::job::Stack::MegatronDeepspeed | crate::job::Stack::Deepspeed);
-        let share = if shared { d.tensor.max(1) as f64 } else { 1.0 };
+        // Stages send each tensor rank's share and gather it on the other side.
+        let share = d.tensor.max(1) as f64;
         let bytes = c.tokens(false) * c.model.hidden as f64 * c.job.precision.compute.bytes() / share;
         let once = seconds(Collective::Send, bytes, c.layout.neighbours, c.machine);
         let calls = 2.0 * micros * chunks;
