@@ -27,6 +27,7 @@ const FITTED: &[&str] = &[
     "deepspeed_exposed",
     "deepspeed_network",
     "shard_copies",
+    "flat_copies",
     "attention_fsdp1",
     "k_fill",
     "unaligned",

@@ -289,7 +289,7 @@ impl<'a> Context<'a> {
         let mut phases = [Phase::default(); 2];
         let mut put = |call: Heads| {
             let (forward, backward) = self.roof.attention(call, kernel, self.job.precision.compute);
-            let slow = if kernel == Attention::Naive { 1.0 } else { self.drive.attention(self.tuning) };
+            let slow = if kernel == Attention::Flash(2) { self.drive.attention(self.tuning) } else { 1.0 };
             let (forward, backward) = (forward / slow, backward / slow);
             let kernels = if kernel == Attention::Naive { 5.0 } else { 1.0 };
             phases[0].add(Phase { busy: forward, kernels, flops: call.flops(), ..Phase::default() }, 1.0);

@@ -84,7 +84,7 @@ fn stages(context: &Context<'_>) -> [Stage; 3] {
     let mut list = [blocks(first), blocks(middle), blocks(last)];
     list[0].insert(0, (1.0, embedding));
     list[if stages == 1 { 0 } else { 2 }].push((1.0 + context.model.ahead as f64, head));
-    if context.drive.copies && context.job.sharding.parameters > 1 {
+    if context.drive.copy_bytes(context.tuning) > 0.0 && context.job.sharding.parameters > 1 {
         for (_, unit) in list.iter_mut().flatten() {
             copy(context, unit);
         }
@@ -94,7 +94,7 @@ fn stages(context: &Context<'_>) -> [Stage; 3] {
 
 /// Between sharded parameters and the buffers that collectives work on.
 fn copy(context: &Context<'_>, unit: &mut Unit) {
-    let bytes = context.tuning.shard_copies;
+    let bytes = context.drive.copy_bytes(context.tuning);
     let gathered = context.roof.pass((unit.dense + unit.sparse) * bytes);
     unit.forward.busy += gathered;
     unit.backward.busy += context.roof.pass(unit.trained * bytes);
