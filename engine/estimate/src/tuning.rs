@@ -146,6 +146,8 @@ pub struct Drive {
     pub optimizer_passes: f64,
     /// GELU is one kernel.
     pub gelu: bool,
+    /// Weights in f32 mean autocast, not casts of shards.
+    pub autocast: bool,
     /// How sharded parameters are copied from and to the buffers of collectives.
     pub copies: Copies,
     /// Attention is called with masks or through a compiler of kernels.
@@ -166,6 +168,7 @@ impl Drive {
             fused_accumulation: false,
             optimizer_passes: 2.0,
             gelu: true,
+            autocast: false,
             copies: Copies::None,
             slow_attention: false,
             prefetch: true,
@@ -199,7 +202,7 @@ impl Drive {
             Stack::Deepspeed => Drive { optimizer_passes: 1.0, prefetch: false, gelu: false, ..eager },
             Stack::Fsdp1 => Drive { slow_attention: true, copies: Copies::Flat, ..eager },
             Stack::Fsdp2 => Drive { copies: Copies::Each, ..eager },
-            Stack::Torch => Drive { gelu: false, ..eager },
+            Stack::Torch => Drive { gelu: false, autocast: true, ..eager },
             Stack::Fsdp2Compiled => Drive { fusion: Fusion::Compiled, copies: Copies::Each, ..eager },
             Stack::TorchCompiled => Drive { fusion: Fusion::Compiled, ..eager },
         }

@@ -157,7 +157,7 @@ const FILLED: usize = 16_384;
 fn suppose(row: &Row, expressed: &mut Expressed) {
     let job = &mut expressed.job;
     let said = |column: &str| row.positive(column).is_some();
-    if !said("micro_batch") && !said("grad_accum") && job.degrees.pipeline <= 1 && job.degrees.tensor <= 1 {
+    if !said("micro_batch") && !said("grad_accum") && job.degrees.pipeline <= 1 {
         let fills = (FILLED / job.batch.seq.max(1)).max(1);
         match row.positive("global_batch") {
             Some(global) => {
@@ -176,6 +176,17 @@ fn suppose(row: &Row, expressed: &mut Expressed) {
     if any(&row.words("framework"), &["nanogpt", "nanochat"]) && row.text("compile").is_empty() {
         job.stack = Stack::TorchCompiled;
         job.attention = Attention::Flash(2);
+    }
+    if any(&row.words("model"), &["one layer", "single layer"]) {
+        // A layer alone has no head.
+        job.model.vocab = 0;
+    }
+    let interleaves = job.stack == Stack::MegatronCore || any(&row.words("notes"), &["interleav"]);
+    if row.text("vpp").is_empty() && job.degrees.pipeline > 1 && interleaves {
+        // Megatron's users interleave as far as layers divide.
+        let each = job.model.layers / job.degrees.pipeline;
+        let chunks = (1..=6.min(each)).rev().find(|chunks| each % chunks == 0);
+        job.degrees.chunks = chunks.unwrap_or(1);
     }
     // HFU over MFU says how much was made again.
     if let (Some(mfu), Some(hfu)) = (row.number("mfu_pct"), row.number("hfu_pct")) {

@@ -2,7 +2,7 @@
 
 use super::layout::{Layout, expert_tensor};
 use crate::collective::{Collective, Group, seconds};
-use crate::job::{Attention, Job, Kind, Number, Peft, Recompute, Shape};
+use crate::job::{Attention, Job, Kind, Number, Peft, Recompute, Shape, Stack};
 use crate::machine::Machine;
 use crate::roofline::{Heads, Product, Roofline};
 use crate::shape::{BlockKind, Matrix, Role};
@@ -97,6 +97,17 @@ impl<'a> Context<'a> {
         self.job.precision.compute.bytes()
     }
 
+    /// Twice the bytes where autocast keeps the residual stream and what is made of it in f32.
+    fn wide(&self) -> f64 {
+        if self.autocast() { 2.0 } else { 1.0 }
+    }
+
+    /// Weights in f32 that are cast for each product, eagerly.
+    fn autocast(&self) -> bool {
+        let p = &self.job.precision;
+        p.weights.bytes() > p.compute.bytes() && self.drive.autocast
+    }
+
     fn tensor(&self) -> f64 {
         self.job.degrees.tensor.max(1) as f64
     }
@@ -137,6 +148,11 @@ impl<'a> Context<'a> {
                 backward.kernel(roof.pass(n * k * count * (2.0 * self.job.precision.gradients + bytes)));
             }
         }
+        if self.autocast() {
+            let cast = roof.pass(n * k * count * 6.0);
+            forward.kernel(cast);
+            backward.kernel(cast);
+        }
         if form == Number::Fp8 {
             // Casts with a transposed copy: of the input forward, of the gradient backward. Weights are cast once a step
             // where they stay, each time where they are gathered.
@@ -156,8 +172,12 @@ impl<'a> Context<'a> {
     }
 
     /// Adapters beside a frozen matrix, and the base's way back to numbers that are computed with.
-    fn adapter(&self, m: f64, n: f64, k: f64) -> (Phase, Phase) {
+    fn adapter(&self, role: Role, m: f64, n: f64, k: f64) -> (Phase, Phase) {
         let Peft::Adapters { rank, base, .. } = self.job.peft else { return Default::default() };
+        if self.job.stack == Stack::MegatronCore && role != Role::Qkv {
+            // Its recipes adapt queries, keys and values alone.
+            return Default::default();
+        }
         let roof = &self.roof;
         let r = if rank == 0 { 16.0 } else { rank as f64 };
         let form = self.job.precision.compute;
@@ -197,7 +217,8 @@ impl<'a> Context<'a> {
                 let etp = expert_tensor(d) as f64;
                 let local = (matrix.copies as f64 / d.expert.max(1) as f64).max(1.0);
                 let imbalance = self.model.experts.as_ref().map_or(1.0, |e| e.imbalance.max(1.0));
-                let rows = tokens * matrix.active * etp / t / local * imbalance;
+                // Rows are padded to what products want.
+                let rows = (tokens * matrix.active * etp / t / local * imbalance / 16.0).ceil() * 16.0;
                 match matrix.role {
                     Role::ExpertUp => (rows, (outputs / etp).ceil(), inputs, local),
                     _ => (rows, outputs, (inputs / etp).ceil(), local),
@@ -219,7 +240,7 @@ impl<'a> Context<'a> {
                 // The gradient of a bias is a sum over all rows.
                 backward.kernel(self.roof.pass(m * n * count * self.bytes()));
             }
-            let (more_forward, more_backward) = self.adapter(m * count, n, k);
+            let (more_forward, more_backward) = self.adapter(matrix.role, m * count, n, k);
             let (part, router) = match matrix.role {
                 Role::Qkv | Role::Output => (&mut attention_matrices, false),
                 Role::Whole => (&mut attention_matrices, true),
@@ -290,6 +311,8 @@ impl<'a> Context<'a> {
         let mut put = |call: Heads| {
             let (forward, backward) = self.roof.attention(call, kernel, self.job.precision.compute);
             let slow = if kernel == Attention::Flash(2) { self.drive.attention(self.tuning) } else { 1.0 };
+            // Autocast takes softmax in f32.
+            let slow = if kernel == Attention::Naive { slow / self.wide() } else { slow };
             let (forward, backward) = (forward / slow, backward / slow);
             let kernels = if kernel == Attention::Naive { 5.0 } else { 1.0 };
             phases[0].add(Phase { busy: forward, kernels, flops: call.flops(), ..Phase::default() }, 1.0);
@@ -339,7 +362,7 @@ impl<'a> Context<'a> {
             (false, Fusion::Eager) if !self.drive.gelu => (15.0, 18.0, 8.0),
             (false, _) => (2.0, 3.0, 1.0),
         };
-        let bytes = self.bytes() * tokens;
+        let bytes = self.bytes() * tokens * self.wide();
         let forward = norms * (norm + residual + drop) * hidden + act * wide;
         let backward = norms * (norm_back + 2.0 + drop) * hidden + act_back * wide;
         let kernels = norms * (norm_kernels + 1.0 + if drop > 0.0 { 1.0 } else { 0.0 }) + act_kernels;

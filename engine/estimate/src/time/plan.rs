@@ -286,7 +286,7 @@ impl<'a> Plan<'a> {
         let sharding = &job.sharding;
         let sharded = sharding.parameters > 1;
         // DeepSpeed gathers parameter by parameter, with little ahead.
-        let slow = if c.drive.prefetch || !sharded { 1.0 } else { 1.0 / c.tuning.deepspeed_network };
+        let slow = if c.drive.prefetch || !sharded || layout.data.nodes() < 2 { 1.0 } else { 1.0 / c.tuning.deepspeed_network };
         let element = match job.peft {
             _ if sharding.gather_bytes > 0.0 => sharding.gather_bytes,
             Peft::Adapters { base, .. } => base.bytes(),
