@@ -14,6 +14,8 @@ use zbench_estimate::tuning::Tuning;
 const FITTED: &[&str] = &[
     "sustained",
     "sustained_hot",
+    "sustained_hotter",
+    "cast_bytes",
     "pass_reached",
     "contention",
     "host_eager",
@@ -23,6 +25,13 @@ const FITTED: &[&str] = &[
     "other",
     "straggle",
     "deepspeed_exposed",
+    "deepspeed_network",
+    "shard_copies",
+    "flat_copies",
+    "attention_fsdp1",
+    "k_fill",
+    "unaligned",
+    "batched",
 ];
 
 struct Case {

@@ -67,7 +67,7 @@ const EFA_HOP: f64 = 40e-6;
 const EFA_REACHED: f64 = 0.85;
 
 /// Omni-Path is driven by the processors, not by the cards: less of it is reached beside compute.
-const OMNI_PATH_REACHED: f64 = 0.8;
+const OMNI_PATH_REACHED: f64 = 0.5;
 
 /// The machine of a row that was expressed.
 pub fn machine_of(expressed: &Expressed, link: &str) -> Result<Machine, Refused> {
