@@ -121,6 +121,18 @@ fn tokens_per_step(job: &Job) -> f64 {
     batch.seq as f64 * batch.micro as f64 * batch.accumulation as f64 * job.degrees.data as f64
 }
 
+/// Model (or hardware) FLOPs utilisation: FLOPs a token × tokens a second over all ranks, of what all ranks could do. The
+/// ranks stand in the divisor: without them it is the share of one device.
+pub fn utilisation(flops_per_token: f64, tokens_per_second: f64, ranks: f64, peak: f64) -> Check {
+    let says = "FLOPs a token × tokens a second / (ranks × dense peak)";
+    let (flops, tokens) = (digits(flops_per_token), digits(tokens_per_second));
+    Check::new("utilisation", says, "PaLM paper, appendix B", "of the peak").term(
+        "share",
+        format!("{flops} × {tokens} / ({} × {})", digits(ranks), digits(peak)),
+        flops_per_token * tokens_per_second / (ranks * peak),
+    )
+}
+
 /// What the dense peak allows, and 40 % of it, which is a good run.
 fn rates(job: &Job, machine: &Machine) -> Vec<Check> {
     let number = job.precision.products;
