@@ -5,7 +5,7 @@ use super::flags::Flags;
 use super::row::Row;
 use super::shape::shape;
 use super::words::{self, any};
-use crate::job::{Job, Loss, Number, Peft};
+use crate::job::{Job, Loss, Number, Peft, Shape};
 use thiserror::Error;
 
 /// Why a row cannot be expressed.
@@ -57,6 +57,11 @@ fn usual_node(machine: Option<&str>, devices: usize) -> usize {
 
 /// A row as a job.
 pub fn express(row: &Row) -> Result<Expressed, Refused> {
+    express_with(row, None)
+}
+
+/// A row as a job of another model than its own (for rows that ask how large a model can be).
+pub fn express_with(row: &Row, other: Option<Shape>) -> Result<Expressed, Refused> {
     let mut assumed = Vec::new();
     let notes = row.words("notes");
     let flags = Flags::of(row.text("notes"));
@@ -69,7 +74,10 @@ pub fn express(row: &Row) -> Result<Expressed, Refused> {
     let sharding_text = row.words("sharding");
     let compiled = row.words("compile").starts_with('y');
     let stack = words::stack(&row.words("framework"), compiled, &sharding_text, &gpu);
-    let model = shape(row, &flags, stack, &mut assumed)?;
+    let model = match other {
+        Some(model) => model,
+        None => shape(row, &flags, stack, &mut assumed)?,
+    };
     let devices = row.count("n_gpus").unwrap_or(0);
     let degrees = degrees(row, &flags, &model, devices)?;
     let node = match row.positive("n_nodes") {
