@@ -1,10 +1,11 @@
 //! The arithmetic of docs/claims.md: what well-known documents say, and what their own figures come to. Configurations
 //! that price the same runs are in configs/claims.
 
-use zbench_estimate::job::{Kind, Shape};
+use zbench_estimate::deepspeed::{self, Formula, Line, Offloaded};
+use zbench_estimate::job::{Kind, Number, Shape};
 use zbench_estimate::profile;
 use zbench_estimate::rules::flops::{self, Sizes};
-use zbench_estimate::rules::{state, traffic, utilisation};
+use zbench_estimate::rules::{Check, state, traffic, utilisation};
 
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -40,13 +41,19 @@ fn rounded(value: f64, digits: i32) -> f64 {
 }
 
 fn bf16_peak(machine: &str) -> f64 {
-    profile::machine(machine).unwrap().device.compute[&zbench_estimate::job::Number::Bf16].peak
+    profile::machine(machine).unwrap().device.compute[&Number::Bf16].peak
 }
 
 #[test]
 fn the_zero_papers_table_is_right() {
     for (stage, gigabytes) in [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)] {
         assert_eq!(rounded(state::zero(stage, 7.5e9, 64.0).sum() / 1e9, 1), gigabytes);
+    }
+    // Gradients in f32, as most programs keep them now.
+    for (stage, gigabytes) in [(0, 135.0), (1, 46.4), (2, 16.9), (3, 2.1)] {
+        let check = Check::new("", "", "", "bytes");
+        let sum = state::state(check, 7.5e9, state::Bytes::EIGHTEEN, state::Over::zero(stage, 64.0)).sum();
+        assert_eq!(rounded(sum / 1e9, 1), gigabytes);
     }
     // In GiB, which people read the table as, they are 111.8 to 1.7.
     assert_eq!(rounded(state::zero(0, 7.5e9, 64.0).sum() / GIB, 1), 111.8);
@@ -68,23 +75,27 @@ fn t5_3b() -> f64 {
 
 #[test]
 fn the_t5_3b_tables_mix_two_formulas() {
-    let (p, n) = (t5_3b(), 8.0);
+    let p = t5_3b();
     assert_eq!(p, 2_851_598_336.0);
     let largest_layer = 32128.0 * 1024.0;
+    let line = |lines: &[Line], offloaded, zero_init| {
+        let line = lines.iter().find(|line| line.offloaded == offloaded && line.zero_init == zero_init).unwrap();
+        (rounded(line.gpu_gib, 2), rounded(line.host_gib, 2))
+    };
     // ZeRO-2 without offload: documented, and what the code has given since.
-    assert_eq!(rounded((4.0 * p + 16.0 * p / n) / GIB, 2), 15.93);
-    assert_eq!(rounded((2.0 * p + 18.0 * p / n) / GIB, 2), 11.29);
+    let zero2 =
+        |formula, parameters| line(&deepspeed::zero2(parameters, 8.0, 1.0, formula), Offloaded::Nothing, None).0;
+    assert_eq!((zero2(Formula::Documented, p), zero2(Formula::Current, p)), (15.93, 11.29));
     // The page that prints 11.28 has 2,851e6.
-    assert_eq!(rounded((2.0 * 2851e6 + 18.0 * 2851e6 / n) / GIB, 2), 11.28);
+    assert_eq!(zero2(Formula::Current, 2851e6), 11.28);
     // The paper's formula for the same, which keeps gradients in 16 bits.
-    assert_eq!(rounded(state::zero(2, p, n).sum() / GIB, 2), 9.96);
-    // ZeRO-3: host memory and device memory, the printed figures.
-    assert_eq!(rounded(1.5 * p * (4.0 * n) / GIB, 2), 127.48);
-    assert_eq!(rounded(1.5 * p * 16.0 / GIB, 2), 63.74);
-    assert_eq!(rounded(4.0 * largest_layer / GIB, 2), 0.12);
-    assert_eq!(rounded((4.0 * largest_layer + 2.0 * p / n) / GIB, 2), 0.79);
+    assert_eq!(rounded(state::zero(2, p, 8.0).sum() / GIB, 2), 9.96);
+    // ZeRO-3: device and host memory, the printed figures.
+    let zero3 = deepspeed::zero3(p, largest_layer, 8.0, 1.0);
+    assert_eq!(line(&zero3, Offloaded::ParametersAndOptimizer, Some(false)), (0.12, 127.48));
+    assert_eq!(line(&zero3, Offloaded::Optimizer, Some(true)), (0.79, 63.74));
     // What is called GB there is GiB: in GB the 127.48 would be 136.88.
-    assert_eq!(rounded(1.5 * p * (4.0 * n) / 1e9, 2), 136.88);
+    assert_eq!(rounded(1.5 * p * 32.0 / 1e9, 2), 136.88);
 }
 
 #[test]
@@ -155,7 +166,7 @@ fn llama_3s_utilisations_are_the_rates_over_989() {
     assert_eq!((rounded(average / 1e12, 0), rounded(100.0 * average / peak, 1)), (341.0, 34.5));
     // At 131,072 tokens the convention is worth more than any optimisation: 380 TFLOP/s of which count?
     let long = Sizes::of(&model, 131_072);
-    let tokens_per_s = |check: &zbench_estimate::rules::Check| 380e12 / check.sum();
+    let tokens_per_s = |check: &Check| 380e12 / check.sum();
     let (half, whole) = (flops::megatron(&long, 1024.0), flops::palm(&long));
     assert_eq!(rounded(whole.sum() / half.sum(), 2), 1.4);
     assert!(tokens_per_s(&half) > 93.0 && tokens_per_s(&half) < 94.0, "{half}");
