@@ -428,3 +428,40 @@ pub enum Stack {
     /// The same with torch.compile, or hand-fused kernels.
     TorchCompiled,
 }
+
+impl Stack {
+    /// All of them.
+    pub const ALL: [Stack; 10] = [
+        Stack::Zbench,
+        Stack::MegatronLm,
+        Stack::MegatronDeepspeed,
+        Stack::MegatronCore,
+        Stack::Deepspeed,
+        Stack::Fsdp1,
+        Stack::Fsdp2,
+        Stack::Fsdp2Compiled,
+        Stack::Torch,
+        Stack::TorchCompiled,
+    ];
+
+    /// The name in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Stack::Zbench => "zbench",
+            Stack::MegatronLm => "megatron-lm",
+            Stack::MegatronDeepspeed => "megatron-deepspeed",
+            Stack::MegatronCore => "megatron-core",
+            Stack::Deepspeed => "deepspeed",
+            Stack::Fsdp1 => "fsdp1",
+            Stack::Fsdp2 => "fsdp2",
+            Stack::Fsdp2Compiled => "fsdp2-compiled",
+            Stack::Torch => "torch",
+            Stack::TorchCompiled => "torch-compiled",
+        }
+    }
+
+    /// The stack of a name.
+    pub fn named(name: &str) -> Option<Stack> {
+        Stack::ALL.into_iter().find(|stack| stack.name() == name)
+    }
+}

@@ -11,3 +11,7 @@ pub mod row;
 pub mod score;
 pub mod shape;
 pub mod words;
+pub mod collectives;
+pub mod guess;
+pub mod kernels;
+pub mod throughput;

@@ -111,5 +111,7 @@ pub fn fits(id: &str) -> bool {
     let hash = id
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
-    (hash >> 32) & 1 == 0
+    // FNV's last bytes hardly reach its upper bits: rows of a family would all fall into one half without mixing.
+    let mixed = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    (mixed ^ (mixed >> 33)) & 1 == 0
 }

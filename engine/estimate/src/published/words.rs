@@ -74,7 +74,7 @@ pub fn stack(framework: &str, compiled: bool, sharding: &str, device: &str) -> S
     if has(&["megatron-deepspeed", "megatron + deepspeed", "zero3 + deepspeed"]) {
         return Stack::MegatronDeepspeed;
     }
-    if has(&["megatron-core", "megatron core", "mcore", "nemo", "bridge"]) {
+    if has(&["megatron-core", "megatron core", "mcore", "nemo", "bridge", "megascale"]) {
         return Stack::MegatronCore;
     }
     if has(&["megatron", "megascale", "metaseq"]) {
