@@ -13,7 +13,12 @@ pub fn shape(row: &Row, flags: &Flags, stack: Stack, assumed: &mut Vec<String>) 
         return Err(format!("`{}` is no language model, and its shape is not given", row.text("model")));
     }
     let known = models::by_name(&name);
-    let stated = row.count("n_params").map(|n| n as u64).or_else(|| models::stated(&name)).unwrap_or(0);
+    let stated = row
+        .number("n_params")
+        .filter(|n| (1.0..1e17).contains(n))
+        .map(|n| n as u64)
+        .or_else(|| models::stated(&name))
+        .unwrap_or(0);
     let only_count = any(&name, &["parameter count only"]) || row.words("framework") == "formula";
     let sized = row.pair("layers").is_some() && row.positive("hidden").is_some();
     if !sized && (known.is_none() || only_count) {
@@ -28,7 +33,25 @@ pub fn shape(row: &Row, flags: &Flags, stack: Stack, assumed: &mut Vec<String>) 
     }
     let mut shape = from_cells(row, flags, known, stack, assumed)?;
     shape.stated_parameters = stated;
+    if size(&shape) > 1e16 {
+        return Err("the model's shape has more than 1e16 parameters".into());
+    }
     Ok(shape)
+}
+
+/// About the parameters of a shape, in floating point: for shapes that are too large for anything else.
+fn size(shape: &Shape) -> f64 {
+    let (hidden, width) = (shape.hidden as f64, shape.heads as f64 * shape.head_dim as f64);
+    let latent = shape.latent.map_or(0.0, |l| (l.q_rank + l.kv_rank + l.rope_dim) as f64);
+    let latent_width = shape.latent.map_or(0.0, |l| shape.heads as f64 * (l.qk_dim + l.rope_dim + l.v_dim) as f64);
+    let attention = (hidden + latent) * (4.0 * width + latent + 2.0 * latent_width);
+    let experts = shape.experts.as_ref();
+    let sparse = experts.map_or(0.0, |e| hidden * (3.0 * e.count as f64 * e.ffn as f64 + 3.0 * e.shared_ffn as f64));
+    let decoder =
+        if let Kind::EncoderDecoder { decoder_layers, .. } = shape.kind { decoder_layers as f64 } else { 0.0 };
+    let blocks = (shape.layers + shape.ahead) as f64 + decoder;
+    let ends = 2.0 * (shape.vocab as f64 + shape.positions as f64) * hidden;
+    blocks * (2.0 * attention + 3.0 * hidden * shape.ffn as f64 + sparse) + ends
 }
 
 /// A GPT of about so many parameters.
