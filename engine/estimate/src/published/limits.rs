@@ -37,12 +37,6 @@ fn usable(measure: &str) -> Option<f64> {
     before.trim_end().rsplit([' ', '(']).next()?.parse().ok().filter(|n: &f64| *n > 0.0)
 }
 
-/// Bytes that a job needs of its device: an allocator that runs full gives back what it holds and does not use, but not
-/// what is too much in pieces; half of the slack is taken to be that.
-pub fn on_device(of: &Memory) -> f64 {
-    0.5 * (of.allocated() + of.reserved()) + of.habits.context
-}
-
 /// Bytes of weights, gradients and optimizer state at the worst stage.
 pub fn model_states(of: &Memory) -> f64 {
     of.stages.iter().map(|stage| stage.states).fold(0.0, f64::max)
@@ -53,7 +47,7 @@ pub fn micro_batch(expressed: &Expressed, capacity: f64) -> f64 {
     let takes = |micro: usize| {
         let mut job: Job = expressed.job.clone();
         job.batch.micro = micro;
-        on_device(&memory(&job)) <= capacity
+        memory(&job).needs() <= capacity
     };
     largest(1 << 20, |n| takes(n as usize)) as f64
 }
@@ -77,7 +71,7 @@ pub fn parameters(row: &Row) -> Result<f64, Refused> {
                 expressed.job.recompute = Recompute::Full { every: 1, partitioned: false };
             }
             let memory = memory(&expressed.job);
-            let bytes = if states_only { model_states(&memory) } else { on_device(&memory) };
+            let bytes = if states_only { model_states(&memory) } else { memory.needs() };
             // What is offloaded has to fit there, by DeepSpeed's own count of 18 bytes and half as much again.
             let offloaded = expressed.job.offload.parameters != Place::Device;
             let fits_host = host.is_none_or(|host| !offloaded || 27.0 * parameters as f64 <= host);

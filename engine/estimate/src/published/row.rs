@@ -50,6 +50,11 @@ pub fn read(text: &str) -> Result<Vec<Row>, RowError> {
 }
 
 impl Row {
+    /// Whether the file has a column.
+    pub fn has(&self, column: &str) -> bool {
+        self.columns.contains_key(column)
+    }
+
     /// A cell's text; empty where there is none.
     pub fn text(&self, column: &str) -> &str {
         let place = self.columns.get(column);
