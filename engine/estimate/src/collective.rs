@@ -150,6 +150,12 @@ fn hops(what: Collective, nodes: usize, local: usize, machine: &Machine) -> f64 
         Collective::AllGather | Collective::ReduceScatter => inner + outer,
         Collective::Broadcast => inner + outer.min(tree),
         // All pairs are open at once; a message waits for one hop.
-        Collective::AllToAll | Collective::Send => if nodes > 1 { far } else { near },
+        Collective::AllToAll | Collective::Send => {
+            if nodes > 1 {
+                far
+            } else {
+                near
+            }
+        }
     }
 }

@@ -123,7 +123,8 @@ pub fn prepare(row: &Row) -> Result<Prepared, Refused> {
     suppose(row, &mut expressed);
     let of = |column: &str| row.number(column).filter(|n| *n > 0.0);
     let bound = row.words("bound");
-    let (quantity, stated) = match (of("tokens_per_s_per_gpu"), of("step_time_s"), of("tflops_per_gpu"), of("mfu_pct")) {
+    let (quantity, stated) = match (of("tokens_per_s_per_gpu"), of("step_time_s"), of("tflops_per_gpu"), of("mfu_pct"))
+    {
         (Some(stated), ..) => (Quantity::Tokens, Some(stated)),
         (_, Some(stated), ..) => (Quantity::Step, Some(stated)),
         (_, _, Some(stated), _) => (Quantity::Flops, Some(stated)),

@@ -127,7 +127,8 @@ pub fn outcome(kind: Kind, row: &Row) -> Outcome {
             outcome
         }
         Kind::Collectives => {
-            let quantity = ["busbw_gbs", "algbw_gbs", "time_us"].into_iter().find(|column| !row.text(column).is_empty());
+            let quantity =
+                ["busbw_gbs", "algbw_gbs", "time_us"].into_iter().find(|column| !row.text(column).is_empty());
             let quantity = quantity.unwrap_or("busbw_gbs");
             of_guess(row, quantity, row.text(quantity), collectives::predict(row))
         }

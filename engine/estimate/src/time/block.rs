@@ -258,7 +258,8 @@ impl<'a> Context<'a> {
             }
         }
         unit.dense += kind.others as f64;
-        for (sum, parts) in matrices.iter_mut().zip([[attention_matrices[0], mlp[0]], [attention_matrices[1], mlp[1]]]) {
+        for (sum, parts) in matrices.iter_mut().zip([[attention_matrices[0], mlp[0]], [attention_matrices[1], mlp[1]]])
+        {
             sum.add(parts[0], 1.0);
             sum.add(parts[1], 1.0);
         }
@@ -366,7 +367,8 @@ impl<'a> Context<'a> {
         let forward = norms * (norm + residual + drop) * hidden + act * wide;
         let backward = norms * (norm_back + 2.0 + drop) * hidden + act_back * wide;
         let kernels = norms * (norm_kernels + 1.0 + if drop > 0.0 { 1.0 } else { 0.0 }) + act_kernels;
-        let phase = |elements: f64, kernels: f64| Phase { busy: self.roof.pass(elements * bytes), kernels, ..Phase::default() };
+        let phase =
+            |elements: f64, kernels: f64| Phase { busy: self.roof.pass(elements * bytes), kernels, ..Phase::default() };
         [phase(forward, kernels), phase(backward, 1.5 * kernels)]
     }
 
@@ -398,7 +400,13 @@ impl<'a> Context<'a> {
         let stream = tokens * self.model.hidden as f64 * bytes;
         if d.tensor > 1 {
             let sparse_alone = kind.sparse && expert_tensor(d) <= 1;
-            let places = if kind.cross { 3.0 } else if sparse_alone { 1.0 } else { 2.0 };
+            let places = if kind.cross {
+                3.0
+            } else if sparse_alone {
+                1.0
+            } else {
+                2.0
+            };
             let price = |what| seconds(what, stream, self.layout.tensor, self.machine);
             let once = if d.sequence {
                 price(Collective::AllGather) + price(Collective::ReduceScatter)

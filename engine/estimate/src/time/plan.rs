@@ -16,7 +16,8 @@ type Stage = Vec<(f64, Unit)>;
 
 /// The step of a job.
 pub(super) fn step(job: &Job, machine: &Machine, tuning: &Tuning) -> Time {
-    let stand_in = (job.model.layers == 0 || matches!(job.model.kind, Kind::Count { .. })).then(|| stand_in(&job.model));
+    let stand_in =
+        (job.model.layers == 0 || matches!(job.model.kind, Kind::Count { .. })).then(|| stand_in(&job.model));
     let model = stand_in.as_ref().unwrap_or(&job.model);
     let layout = Layout::of(job, machine);
     let drive = Drive::of(job.stack);
@@ -130,14 +131,8 @@ struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     fn new(context: Context<'a>, stages: [Stage; 3]) -> Plan<'a> {
-        let mut plan = Plan {
-            context,
-            stages,
-            slowest: 0,
-            micros: Default::default(),
-            spans: Vec::new(),
-            traffic: Vec::new(),
-        };
+        let mut plan =
+            Plan { context, stages, slowest: 0, micros: Default::default(), spans: Vec::new(), traffic: Vec::new() };
         for (slot, stage) in plan.micros.iter_mut().zip(&plan.stages) {
             *slot = micro(&context, stage);
         }
@@ -220,8 +215,20 @@ impl<'a> Plan<'a> {
             } else {
                 self.row(Axis::Tensor, Collective::AllReduce, tensor, calls.tensor_bytes, c.layout.tensor.ranks);
             }
-            self.row(Axis::Expert, Collective::AllToAll, times * calls.expert, calls.expert_bytes, c.layout.expert.ranks);
-            self.row(Axis::Context, Collective::Send, times * calls.context, calls.context_bytes, c.layout.context.ranks);
+            self.row(
+                Axis::Expert,
+                Collective::AllToAll,
+                times * calls.expert,
+                calls.expert_bytes,
+                c.layout.expert.ranks,
+            );
+            self.row(
+                Axis::Context,
+                Collective::Send,
+                times * calls.context,
+                calls.context_bytes,
+                c.layout.context.ranks,
+            );
         }
     }
 
@@ -271,7 +278,8 @@ impl<'a> Plan<'a> {
         let times = if each { micros } else { 1.0 };
         for m in &moves {
             let count = m.queue.count as f64;
-            let gathers = f64::from(u8::from(m.queue.gather_forward > 0.0)) + f64::from(u8::from(m.queue.gather_backward > 0.0));
+            let gathers =
+                f64::from(u8::from(m.queue.gather_forward > 0.0)) + f64::from(u8::from(m.queue.gather_backward > 0.0));
             let often = if sharded { micros } else { 1.0 };
             self.row(Axis::Data, Collective::AllGather, often * count * gathers, m.gather_bytes, m.gather_group.ranks);
             let kind = if sharding.optimizer > 1 || each { Collective::ReduceScatter } else { Collective::AllReduce };
@@ -286,7 +294,11 @@ impl<'a> Plan<'a> {
         let sharding = &job.sharding;
         let sharded = sharding.parameters > 1;
         // DeepSpeed gathers parameter by parameter, with little ahead.
-        let slow = if c.drive.prefetch || !sharded || layout.data.nodes() < 2 { 1.0 } else { 1.0 / c.tuning.deepspeed_network };
+        let slow = if c.drive.prefetch || !sharded || layout.data.nodes() < 2 {
+            1.0
+        } else {
+            1.0 / c.tuning.deepspeed_network
+        };
         let element = match job.peft {
             _ if sharding.gather_bytes > 0.0 => sharding.gather_bytes,
             Peft::Adapters { base, .. } => base.bytes(),
@@ -304,14 +316,18 @@ impl<'a> Plan<'a> {
             // Kinds that are mixed over stages: whole units, each with its share of the time.
             let scale = count / number as f64;
             let price = |what, dense: f64, sparse: f64, group: Group| {
-                scale * slow * (seconds(what, dense, group, machine) + seconds(what, sparse, layout.expert_data, machine))
+                scale
+                    * slow
+                    * (seconds(what, dense, group, machine) + seconds(what, sparse, layout.expert_data, machine))
             };
             let mut gather = price(Collective::AllGather, unit.dense * element, unit.sparse * element, group);
             if sharded && job.offload.parameters != Place::Device {
                 gather += scale * (unit.dense + unit.sparse) * element / group.ranks as f64 / link;
             }
             let mut again = match sharding.parked {
-                parked if parked > 1 => price(Collective::AllGather, unit.dense * element, unit.sparse * element, layout.parked),
+                parked if parked > 1 => {
+                    price(Collective::AllGather, unit.dense * element, unit.sparse * element, layout.parked)
+                }
                 _ if sharded && sharding.reshard_after_forward => gather,
                 _ => 0.0,
             };
@@ -333,7 +349,10 @@ impl<'a> Plan<'a> {
                     count: number,
                     forward: scale * (busy(c, &forward, false) + forward.waits()),
                     backward: scale
-                        * (busy(c, &backward, true) + backward.waits() + busy(c, &unit.recompute, false) + unit.recompute.waits()),
+                        * (busy(c, &backward, true)
+                            + backward.waits()
+                            + busy(c, &unit.recompute, false)
+                            + unit.recompute.waits()),
                     gather_forward: if gathers { gather } else { 0.0 },
                     gather_backward: again,
                     reduce,
