@@ -172,6 +172,10 @@ fn suppose(row: &Row, expressed: &mut Expressed) {
             }
         }
     }
+    // LLM Foundry's attention was Triton's in 2023, whatever its tables call it.
+    if any(&row.words("framework"), &["composer", "foundry"]) && job.attention == Attention::Flash(2) {
+        job.attention = Attention::Flash(1);
+    }
     // Trainers that compile unless they are told not to.
     if any(&row.words("framework"), &["nanogpt", "nanochat"]) && row.text("compile").is_empty() {
         job.stack = Stack::TorchCompiled;
