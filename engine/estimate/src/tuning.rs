@@ -46,7 +46,7 @@ constants! {
     /// Share of memory's reached rate that element-wise kernels hold.
     pass_reached = 0.74;
     /// Share of the matrix peak that attention by tiles reaches at best (first generation), head of 64.
-    flash1_64 = 0.36;
+    flash1_64 = 0.32;
     /// The same, head of 128.
     flash1_128 = 0.31;
     /// Second generation, head of 64.
