@@ -141,7 +141,7 @@ struct Expanded {
 fn expand(arguments: &Cells, max_cells: usize) -> Result<Expanded> {
     let document = Document::read(&arguments.file, &arguments.set)?;
     let only = arguments.only.as_deref().map(grid::parse_only).transpose()?.unwrap_or_default();
-    let context = Context { folder: document.folder().to_path_buf(), cores: machine::cores() };
+    let context = Context::new(document.folder().to_path_buf(), machine::cores());
     let mut files = Files::default();
     let cells = grid::expand(&document, &only, max_cells, &context, &mut files)?;
     Ok(Expanded { document, cells, files })

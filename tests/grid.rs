@@ -103,7 +103,7 @@ fn what_a_grid_makes_impossible_is_a_cell_with_a_reason() {
 #[test]
 fn more_cells_than_wanted_are_refused() {
     let document = parse(GRID).unwrap();
-    let context = zbench::config::Context { folder: "".into(), cores: 2 };
+    let context = zbench::config::Context::new("".into(), 2);
     let error = zbench::grid::expand(&document, &[], 3, &context, &mut Default::default()).unwrap_err();
     assert!(error.to_string().contains("4 cells and --max-cells is 3"), "{error}");
 }

@@ -2,9 +2,13 @@
 
 pub mod degrees;
 pub mod flags;
+pub mod formulas;
 pub mod job;
+pub mod limits;
+pub mod memory;
 pub mod models;
 pub mod row;
+pub mod score;
 pub mod shape;
 pub mod words;
 pub mod collectives;

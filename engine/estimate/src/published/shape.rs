@@ -30,6 +30,24 @@ pub fn shape(row: &Row, flags: &Flags, stack: Stack, assumed: &mut Vec<String>) 
     Ok(shape)
 }
 
+/// A GPT of about so many parameters.
+pub fn gpt_of(parameters: u64) -> Shape {
+    let hidden = width_of(parameters);
+    let layers = ((parameters as f64 / (12.0 * (hidden as f64).powi(2))).round() as usize).max(1);
+    Shape { stated_parameters: parameters, ..plain(layers, hidden, (hidden / 128).max(1)) }
+}
+
+/// Nothing but a count of parameters.
+pub fn count_of(parameters: u64) -> Shape {
+    Shape { kind: Kind::Count { largest_layer: 0 }, stated_parameters: parameters, ..plain(0, 0, 1) }
+}
+
+/// Published GPTs have hidden = 128 x layers over three orders of magnitude.
+fn width_of(parameters: u64) -> usize {
+    let width = (parameters as f64 * 128.0 / 12.0).cbrt();
+    ((width / 128.0).round() as usize * 128).max(128)
+}
+
 fn plain(layers: usize, hidden: usize, heads: usize) -> Shape {
     Shape {
         kind: Kind::Decoder,
@@ -74,10 +92,9 @@ fn largest(notes: &str) -> Option<u64> {
     digits.trim_end_matches('.').parse::<f64>().ok().map(|n| (n * scale).round() as u64)
 }
 
-/// A GPT of so many parameters. Published ones have hidden = 128 x layers over three orders of magnitude.
+/// A GPT of the parameters that a row states.
 fn from_parameters(stated: u64, row: &Row, assumed: &mut Vec<String>) -> Shape {
-    let width = (stated as f64 * 128.0 / 12.0).cbrt();
-    let hidden = row.positive("hidden").unwrap_or(((width / 128.0).round() as usize * 128).max(128));
+    let hidden = row.positive("hidden").unwrap_or(width_of(stated));
     let per_layer = 12.0 * hidden as f64 * hidden as f64;
     let layers = row.pair("layers").map_or(((stated as f64 / per_layer).round() as usize).max(1), |pair| pair.0);
     let heads = row.positive("heads").unwrap_or((hidden / 128).max(1));
@@ -155,13 +172,17 @@ fn from_cells(
     } else {
         same_width.map_or(0, |k| if name.contains("mpt") { seq } else { k.positions })
     };
+    // Megatron's own width of a gated MLP where none is asked for: 8/3 h, down to a multiple of 64. The rows of its jobs hold 4 h.
+    let gated = matches!(style, Style::Llama | Style::LlamaTied | Style::T5Gated);
+    let unset = megatron && gated && mlp == "swiglu" && ffn == 4 * hidden;
+    let ffn = if unset { 8 * hidden / 3 / 64 * 64 } else { ffn };
     let own_head = flags.has("untie-embeddings-and-output-weights");
     let mut shape = Shape {
         kv_heads,
         head_dim,
         ffn,
         vocab: padded(vocab, flags, stack, row.positive("tp").unwrap_or(1)),
-        gated: matches!(style, Style::Llama | Style::LlamaTied | Style::T5Gated),
+        gated,
         bias: (gpt || megatron) && !flags.has("disable-bias-linear"),
         tied: !own_head && !name.contains("nemotron") && (megatron || !matches!(style, Style::Llama | Style::T5Gated)),
         positions,
