@@ -135,7 +135,7 @@ pub fn prepare(row: &Row) -> Result<Prepared, Refused> {
     if any(&row.words("model"), &["optimizer step only"]) {
         return Err(Refused("an optimizer's step alone is no training step".into()));
     }
-    let machine = machine_of(&expressed, &row.text("inter_link").to_lowercase())?;
+    let machine = machine_of(&expressed, &row.words("gpu"), &row.words("inter_link"))?;
     if expressed.devices == 0 && expressed.job.degrees.data == 1 && expressed.job.batch.accumulation == 1 {
         // Neither devices nor a batch: nothing says how the work was split.
         if of("global_batch").is_none() && of("micro_batch").is_none() && bound.is_empty() {
@@ -172,6 +172,10 @@ fn suppose(row: &Row, expressed: &mut Expressed) {
                 job.batch.accumulation = 4;
             }
         }
+    }
+    // LLM Foundry's attention was Triton's in 2023, whatever its tables call it.
+    if any(&row.words("framework"), &["composer", "foundry"]) && job.attention == Attention::Flash(2) {
+        job.attention = Attention::Flash(1);
     }
     // Trainers that compile unless they are told not to.
     if any(&row.words("framework"), &["nanogpt", "nanochat"]) && row.text("compile").is_empty() {

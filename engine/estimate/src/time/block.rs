@@ -311,7 +311,7 @@ impl<'a> Context<'a> {
         let mut phases = [Phase::default(); 2];
         let mut put = |call: Heads| {
             let (forward, backward) = self.roof.attention(call, kernel, self.job.precision.compute);
-            let slow = if kernel == Attention::Flash(2) { self.drive.attention(self.tuning) } else { 1.0 };
+            let slow = if kernel == Attention::Flash(1) { self.drive.attention(self.tuning) } else { 1.0 };
             // Autocast takes softmax in f32.
             let slow = if kernel == Attention::Naive { slow / self.wide() } else { slow };
             let (forward, backward) = (forward / slow, backward / slow);
