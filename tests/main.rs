@@ -7,6 +7,7 @@ mod browser;
 mod calibrate;
 mod ci_files;
 mod ci_gate;
+mod claims;
 mod cli;
 mod compare;
 mod config;
