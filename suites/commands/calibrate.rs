@@ -7,8 +7,10 @@ use crate::bench::clock::Limits;
 use crate::bench::record::{blank, seen, watched};
 use crate::calibrate::args::CalibrateArgs;
 use crate::calibrate::disk::Disk;
+use crate::calibrate::operations::{self, OperationsError};
+use crate::calibrate::probes::{self, Probe, Seats};
 use crate::calibrate::profile::{self, About};
-use crate::calibrate::{Wanted, judge, measure};
+use crate::calibrate::{Wanted, judge, measure, times};
 use crate::cli::{Format, Global, exit};
 use crate::runner::{Header, machine, rescue};
 use anyhow::{Result, bail};
@@ -52,17 +54,27 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
             crate::say!("{done} of {all} measurements");
         }
     };
-    let (measured, sampled) = watched(|| measure(&wanted, &disk, &limits, &mut told));
-    let Ok(ceilings) = measured else {
+    let seatings = if arguments.no_operations { Vec::new() } else { seatings(&wanted, arguments)? };
+    let (measured, sampled) = watched(|| {
+        let ceilings = measure(&wanted, &disk, &limits, &mut told).ok()?;
+        Some((ceilings, operations::measure(&seatings, arguments.operation_rounds as usize, &limits, &mut told)))
+    });
+    let stopped = || {
         crate::say!("stopped; nothing is kept of unfinished rounds");
-        return Ok(exit::INTERRUPTED);
+        Ok(exit::INTERRUPTED)
     };
-    let reasons = judge::why_not(&ceilings, &sampled);
+    let Some((ceilings, operations)) = measured else { return stopped() };
+    let operations = match operations {
+        Ok(operations) => operations,
+        Err(OperationsError::Stopped) => return stopped(),
+        Err(error) => return Err(error.into()),
+    };
+    let (reasons, unsteady) = (judge::why_not(&ceilings, &sampled), judge::why_not_operations(&operations));
     let mut record = record(&wanted, &folder, arguments, &ceilings);
     seen(&mut record, &sampled);
-    if !reasons.is_empty() {
+    if !reasons.is_empty() || !unsteady.is_empty() {
         record.validity.push("too_noisy".into());
-        record.notes.extend(reasons.iter().map(|reason| format!("Too noisy to be kept: {reason}.")));
+        record.notes.extend(reasons.iter().chain(&unsteady).map(|reason| format!("Too noisy to be kept: {reason}.")));
     }
     record.trial = 1 + notebook.records()?.iter().filter(|other| other.key == record.key).count() as u32;
     if let Err(error) = notebook.append(&record) {
@@ -74,22 +86,41 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
         _ => print_document(global, &bench::document(&[&record]))?,
     }
     say_changes(before.as_ref(), &ceilings);
-    if !reasons.is_empty() {
-        reasons.iter().for_each(|reason| crate::say!("too noisy: {reason}"));
-        crate::say!("{} is left as it was; end other programs and try again, or measure more --rounds", path.display());
-        return Ok(exit::INCONCLUSIVE);
-    }
-    if arguments.no_save {
-        return Ok(exit::SUCCESS);
-    }
+    reasons.iter().chain(&unsteady).for_each(|reason| crate::say!("too noisy: {reason}"));
     let about = About {
         measured: record.started.clone(),
         cpu: machine::cpu_model().unwrap_or_default(),
         instructions: zbench_kernels::peak::describe().into_iter().map(String::from).collect(),
     };
-    profile::save(&path, &ceilings, &about)?;
-    crate::say!("saved into {}", path.display());
-    Ok(exit::SUCCESS)
+    // Each by itself: that memory's ceiling moved says nothing about the middle of many calls of an operation.
+    let saves = !arguments.no_save;
+    if saves && reasons.is_empty() {
+        profile::save(&path, &ceilings, &about)?;
+        crate::say!("saved the ceilings into {}", path.display());
+    }
+    if saves && unsteady.is_empty() && !operations.is_empty() {
+        times::save(&path, &operations, &record.started, machine::cores())?;
+        crate::say!("saved the times of operations into {}", path.display());
+    }
+    if reasons.is_empty() && unsteady.is_empty() {
+        return Ok(exit::SUCCESS);
+    }
+    let what = match (reasons.is_empty(), unsteady.is_empty()) {
+        (false, true) => "its ceilings are",
+        (true, false) => "its times of operations are",
+        _ => "both are",
+    };
+    let advice = "end other programs and try again, or measure more rounds";
+    crate::say!("{}: {what} left as they were; {advice}", path.display());
+    Ok(exit::INCONCLUSIVE)
+}
+
+/// Who times operations, and where: single threads and all cores, or the numbers of threads that were asked for.
+fn seatings(wanted: &Wanted, arguments: &CalibrateArgs) -> Result<Vec<(Seats, Vec<Probe>)>> {
+    let ends = |threads: &&usize| !arguments.threads.is_empty() || **threads == 1 || **threads == machine::cores();
+    let threads: Vec<usize> = wanted.threads.iter().filter(ends).copied().collect();
+    let with_probes = |seats| Ok((seats, probes::probes(seats)?));
+    probes::seatings(&threads, machine::cores()).into_iter().map(with_probes).collect()
 }
 
 fn wanted(arguments: &CalibrateArgs) -> Result<Wanted> {

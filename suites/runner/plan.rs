@@ -1,6 +1,7 @@
 //! Before a cell runs: its plan, whether it can run here, and what would make it fit.
 
 use super::machine;
+use super::time::EstimateTime;
 use crate::config::Resolved;
 use crate::grid::GridCell;
 use crate::launch;
@@ -24,6 +25,8 @@ pub struct Planned {
     pub advice: String,
     /// The cell that this one stands in for, under `--proxy`.
     pub proxy_of: Option<String>,
+    /// The predicted time of a step, or why there is none.
+    pub time: Result<EstimateTime, String>,
 }
 
 /// What to do with a cell.
@@ -99,7 +102,8 @@ pub fn plan(grid: GridCell, proxy_of: Option<String>) -> Planned {
             }
         },
     };
-    let mut planned = Planned { grid, estimate, decision, advice: String::new(), proxy_of };
+    let time = super::time::of(&grid);
+    let mut planned = Planned { grid, estimate, decision, advice: String::new(), proxy_of, time };
     if planned.fits() == Some(false)
         && let (Some(cell), Some(capacity)) = (planned.cell(), planned.capacity())
     {

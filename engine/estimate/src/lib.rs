@@ -2,5 +2,5 @@
 
 pub mod job;
 pub mod machine;
-pub mod shape;
 pub mod published;
+pub mod shape;

@@ -136,13 +136,8 @@ impl Shape {
     }
 
     fn expert_matrices(&self, experts: &Experts) -> Vec<Matrix> {
-        let expert = |role, inputs, outputs| Matrix {
-            role,
-            inputs,
-            outputs,
-            copies: experts.count,
-            active: experts.top as f64,
-        };
+        let expert =
+            |role, inputs, outputs| Matrix { role, inputs, outputs, copies: experts.count, active: experts.top as f64 };
         let mut list = vec![
             Matrix::dense(Role::Whole, self.hidden, experts.count),
             expert(Role::ExpertUp, self.hidden, self.up_width(experts.ffn)),
@@ -224,8 +219,7 @@ impl Shape {
     /// Parameters that a token goes through.
     pub fn active_parameters(&self) -> u64 {
         let idle = |m: &Matrix| (m.copies as f64 - m.active) * m.inputs as f64 * m.outputs as f64;
-        let idle: f64 =
-            self.blocks().iter().map(|b| b.count as f64 * b.matrices.iter().map(idle).sum::<f64>()).sum();
+        let idle: f64 = self.blocks().iter().map(|b| b.count as f64 * b.matrices.iter().map(idle).sum::<f64>()).sum();
         self.parameters() - idle as u64
     }
 

@@ -29,7 +29,7 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Profi
     })?;
     let bad = |what: &str| refuse(format!("\"{name}\": {}: {what}", path.display()));
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| bad(error.message()))?;
-    let known = ["device", "memory", "about", "collectives", "ceilings"];
+    let known = ["device", "memory", "about", "collectives", "ceilings", "operations", "corrections"];
     if let Some(key) = table.keys().find(|key| !known.contains(&key.as_str())) {
         return Err(bad(&format!("unknown key {key}; a profile has device, memory, about, collectives and ceilings")));
     }
@@ -38,6 +38,9 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Profi
         return Err(bad("collectives must be a table, as zbench allreduce --save writes it"));
     }
     if let Some(Err(wrong)) = table.get("ceilings").map(crate::calibrate::profile::of_value) {
+        return Err(bad(&wrong));
+    }
+    if let Some(Err(wrong)) = table.get("operations").map(crate::calibrate::times::of_value) {
         return Err(bad(&wrong));
     }
     let device = match table.get("device").and_then(Value::as_str) {
