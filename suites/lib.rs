@@ -21,5 +21,6 @@ pub mod gate;
 pub mod grid;
 pub mod launch;
 pub mod png;
+pub mod plan;
 pub mod proxy;
 pub mod runner;

@@ -55,6 +55,7 @@ fn cell(preset: &str, precision: Precision) -> Cell {
         lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
         hardware: Hardware::cpu(threads),
         link: None,
+        priced: None,
     }
 }
 

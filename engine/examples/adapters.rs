@@ -90,5 +90,6 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
         lora: Lora::default(),
         hardware: Hardware::cpu(1),
         link: None,
+        priced: None,
     }
 }

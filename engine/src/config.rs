@@ -4,11 +4,13 @@
 mod adapters;
 mod base;
 mod model;
+mod priced;
 mod scaling;
 
 pub use adapters::Method;
 pub use base::Base;
 pub use model::{Experts, Form, Mlp, Model, NormKind, Order, Positions, RopeScaling};
+pub use priced::{Home, PipelineSchedule, Priced, PricedModel, Wire};
 pub use scaling::{DynamicScaling, LossScaling, WeightRounding};
 
 use crate::comm::link::LinkSpec;
@@ -40,6 +42,9 @@ pub struct Cell {
     /// Emulated links; absent = what the machine has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
+    /// What is priced and not run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priced: Option<Box<Priced>>,
 }
 
 impl Cell {
@@ -520,12 +525,15 @@ pub struct Hardware {
     /// Whether threads keep to cores.
     #[serde(default, skip_serializing_if = "Pin::is_none")]
     pub pin: Pin,
+    /// The software whose times are predicted, by its name in `zbench-estimate`; absent = what suits the cell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub software: Option<String>,
 }
 
 impl Hardware {
     /// This machine's processor with its best instructions; threads go where the system puts them.
     pub fn cpu(threads_per_rank: usize) -> Hardware {
-        Hardware { device: DeviceKind::Cpu, threads_per_rank, instructions: None, pin: Pin::None }
+        Hardware { device: DeviceKind::Cpu, threads_per_rank, instructions: None, pin: Pin::None, software: None }
     }
 }
 

@@ -1,5 +1,14 @@
 //! Estimates of cells that have not run: what `grid --dry-run` and `plan` print.
 
+mod explain;
+mod published;
+mod search;
+mod step;
+
+pub use explain::{Sum, Term, explain};
+pub use published::{Family, PublishedRow, Unexpressed, Validation, validation};
+pub use search::{Candidate, Searched, searched};
+
 use serde::{Deserialize, Serialize};
 
 use crate::document::{Column, Document, Entry, Table, Tone};
@@ -43,6 +52,63 @@ pub struct EstimateRow {
     /// Whether it is a scaled-down stand-in of the target.
     #[serde(default)]
     pub proxy: bool,
+    /// Predicted time of a step, milliseconds; `None` where none is predicted.
+    #[serde(default)]
+    pub step_ms: Option<f64>,
+    /// Its parts, which add up to it, milliseconds.
+    #[serde(default)]
+    pub time: Named<f64>,
+    /// Relative error that is to be expected of `step_ms`, where records say one: 0.1 = a tenth either way.
+    #[serde(default)]
+    pub step_error: Option<f64>,
+    /// Where the time comes from, or why there is none.
+    #[serde(default)]
+    pub time_source: String,
+    /// Tokens per second of all ranks.
+    #[serde(default)]
+    pub tokens_per_second: Option<f64>,
+    /// Tokens per second of one rank.
+    #[serde(default)]
+    pub tokens_per_second_per_rank: Option<f64>,
+    /// Model FLOPs per second and rank, 10^12.
+    #[serde(default)]
+    pub tflops_per_rank: Option<f64>,
+    /// Share of the device's dense peak that model FLOPs take.
+    #[serde(default)]
+    pub mfu: Option<f64>,
+    /// The same with recomputed FLOPs.
+    #[serde(default)]
+    pub hfu: Option<f64>,
+    /// Collectives of a step by axis and kind, of the largest rank.
+    #[serde(default)]
+    pub traffic: Vec<EstimateTraffic>,
+    /// The pipeline stage whose peak `memory` is, from 0, of how many.
+    #[serde(default)]
+    pub peak_stage: Option<[u64; 2]>,
+    /// Bytes in the host's memory, per node.
+    #[serde(default)]
+    pub host_bytes: Option<u64>,
+    /// Bytes on disk, per node.
+    #[serde(default)]
+    pub disk_bytes: Option<u64>,
+    /// `plan`: what the engine will allocate, to the byte; `priced`: what the estimator says.
+    #[serde(default)]
+    pub memory_source: String,
+}
+
+/// Collectives of one kind on one axis, per step and rank.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EstimateTraffic {
+    /// The mesh axis.
+    pub axis: String,
+    /// `all_reduce`, `all_gather`, …
+    pub kind: String,
+    /// Calls.
+    pub calls: f64,
+    /// What they are about.
+    pub payload_bytes: f64,
+    /// What the rank sends and receives.
+    pub wire_bytes: f64,
 }
 
 impl EstimateRow {
@@ -62,6 +128,7 @@ pub fn estimates(rows: &[EstimateRow]) -> Document {
     }
     document.paragraph(summary(rows));
     document.table(cells(rows));
+    step::speed(&mut document, rows);
     let reasons: Vec<String> = rows
         .iter()
         .filter(|row| !row.reason.is_empty() || !row.advice.is_empty())
@@ -81,6 +148,7 @@ pub fn estimates(rows: &[EstimateRow]) -> Document {
         document.heading("Predicted memory by category");
         document.table(table);
     }
+    step::traffic(&mut document, rows);
     document
 }
 

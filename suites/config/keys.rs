@@ -52,6 +52,20 @@ const INSTRUCTIONS: &[&str] = &{
     words
 };
 
+/// The generations of training software whose speed is predicted.
+const SOFTWARE: [&str; 10] = [
+    "zbench",
+    "megatron-lm",
+    "megatron-deepspeed",
+    "megatron-core",
+    "deepspeed",
+    "fsdp1",
+    "fsdp2",
+    "fsdp2-compiled",
+    "torch",
+    "torch-compiled",
+];
+
 /// The table.
 pub const KEYS: &[Key] = &[
     key("name", Text, From("the file's name without .toml"), "Title of the notebook entry."),
@@ -84,7 +98,8 @@ pub const KEYS: &[Key] = &[
         "model.family",
         Text,
         From("the preset's or the file's, else \"llama\""),
-        "Architecture: llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma, gpt2, falcon, bloom or mpt (docs/families.md).",
+        "Architecture: llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma, gpt2, falcon, bloom or mpt (docs/families.md); t5 and count (a number of \
+         parameters) are priced and not run.",
     ),
     key("model.hidden_size", SIZE, HF, "Width of the residual stream."),
     key("model.intermediate_size", SIZE, HF, "Width of the MLP."),
@@ -106,6 +121,20 @@ pub const KEYS: &[Key] = &[
     key("model.sliding_window", NUMBER, HF, "Tokens that one sees, itself the last; 0 = all before it."),
     key("model.max_window_layers", NUMBER, HF, "Blocks below this number see the whole sequence."),
     key("model.initializer_range", REAL_POSITIVE, HF, "Standard deviation of fresh matrices."),
+    key("model.num_decoder_layers", SIZE, From("model.num_hidden_layers"), "Blocks of the decoder of family t5."),
+    key(
+        "model.feed_forward_proj",
+        Choice(&["relu", "gated-gelu"]),
+        Is("\"relu\""),
+        "The MLP of family t5: two matrices or three.",
+    ),
+    key("model.parameters", Count { min: 1, max: 1 << 53 }, From("absent"), "All parameters, of family count."),
+    key(
+        "model.largest_layer",
+        Count { min: 1, max: 1 << 53 },
+        From("absent"),
+        "Parameters of the largest layer, of family count.",
+    ),
     key("model.num_experts", NUMBER, HF, "Experts of a block, of families that have them; docs/moe.md."),
     key("model.num_experts_per_tok", SIZE, HF, "Experts that a token goes to."),
     key("model.moe_intermediate_size", SIZE, HF, "Width of one expert; Mixtral's is model.intermediate_size."),
@@ -134,6 +163,7 @@ pub const KEYS: &[Key] = &[
     key("data.dtype", Choice(&["u16", "u32"]), Is("\"u32\""), "Width of a token in a raw file, little-endian."),
     key("data.tokenizer", Path, From("needed by text"), "A Hugging Face tokenizer.json."),
     key("train.seq_len", SIZE, Is("512"), "Tokens of a sequence."),
+    key("train.decoder_seq_len", SIZE, From("train.seq_len"), "Tokens of the decoder's sequence, of family t5."),
     key("train.micro_batch", SIZE, Is("1"), "Sequences per rank and micro-batch."),
     key("train.accumulation", SIZE, Is("1"), "Micro-batches per step."),
     key(
@@ -175,7 +205,8 @@ pub const KEYS: &[Key] = &[
         "parallel.strategy",
         Choice(&["ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp", "hsdp-full-optimizer", "zero++"]),
         Is("\"ddp\""),
-        "Which state is split over the ranks. zero++ is not in this version.",
+        "Which state is split over the data-parallel ranks. zero++ (zero3 with compressed traffic and a second copy inside \
+         a node) is priced and not run.",
     ),
     key(
         "parallel.shard",
@@ -183,29 +214,46 @@ pub const KEYS: &[Key] = &[
         From("parallel.ranks_per_node, else half of an even parallel.ranks, else an error"),
         "Ranks of a shard group of the hybrid strategies (other strategies do not read it); must divide parallel.ranks.",
     ),
-    key("parallel.tensor", DEGREE, Is("1"), "Tensor-parallel degree. This version has 1."),
-    key("parallel.sequence", DEGREE, Is("1"), "Sequence-parallel degree. This version has 1."),
-    key("parallel.pipeline", DEGREE, Is("1"), "Pipeline stages. This version has 1."),
-    key("parallel.context", DEGREE, Is("1"), "Context-parallel degree. This version has 1."),
-    key("parallel.expert", DEGREE, Is("1"), "Expert-parallel degree. This version has 1."),
+    key("parallel.tensor", DEGREE, Is("1"), "Ranks that share each matrix. Above 1 it is priced and not run."),
+    key(
+        "parallel.sequence",
+        DEGREE,
+        Is("1"),
+        "Ranks that share what lies between the matrices: 1, or parallel.tensor. Priced and not run.",
+    ),
+    key("parallel.pipeline", DEGREE, Is("1"), "Pipeline stages. Above 1 it is priced and not run."),
+    key(
+        "parallel.virtual_stages",
+        DEGREE,
+        From("2 where parallel.pipeline_schedule is \"interleaved\", else 1"),
+        "Chunks of the model on each stage of an interleaved pipeline.",
+    ),
+    key("parallel.context", DEGREE, Is("1"), "Ranks that share each sequence. Above 1 it is priced and not run."),
+    key("parallel.expert", DEGREE, Is("1"), "Ranks that share the experts. Above 1 it is priced and not run."),
+    key(
+        "parallel.expert_imbalance",
+        Real { min: 1.0, max: 1e6, positive: false },
+        Is("1.0"),
+        "Tokens of the busiest expert rank over the mean, as it is priced.",
+    ),
     key(
         "parallel.pipeline_schedule",
         Choice(&["1f1b", "gpipe", "interleaved"]),
         Is("\"1f1b\""),
-        "Order of micro-batches in a pipeline; this version has no pipeline and refuses the other two.",
+        "Order of micro-batches in a pipeline.",
     ),
     key("parallel.prefetch", Count { min: 0, max: 1024 }, Is("1"), "Units gathered ahead of their use."),
     key(
         "parallel.gather_wire",
         Choice(&["native", "bf16", "int8", "int4"]),
-        Is("\"native\""),
-        "What gathered weights travel as. This version has native.",
+        From("\"native\"; \"int8\" under zero++"),
+        "What gathered weights travel as. Others than native are priced and not run.",
     ),
     key(
         "parallel.reduce_wire",
         Choice(&["native", "bf16", "int8", "int4"]),
-        Is("\"native\""),
-        "What reduced gradients travel as; native = precision.reduce. This version has native.",
+        From("\"native\"; \"int4\" under zero++"),
+        "What reduced gradients travel as; native = precision.reduce. Others are priced and not run.",
     ),
     key(
         "parallel.backend",
@@ -298,13 +346,13 @@ pub const KEYS: &[Key] = &[
         "memory.offload_optimizer",
         Choice(&["none", "host", "disk"]),
         Is("\"none\""),
-        "Where optimizer state lives. This version has none: on the device.",
+        "Where optimizer state lives; none = on the device. Others are priced and not run.",
     ),
     key(
         "memory.offload_parameters",
         Choice(&["none", "host", "disk"]),
         Is("\"none\""),
-        "Where weights live. This version has none: on the device.",
+        "Where weights live; none = on the device. Others are priced and not run, under zero3 and fsdp.",
     ),
     key("memory.offload_path", Path, From("absent"), "Folder of disk offload, which this version has not."),
     key(
@@ -390,6 +438,12 @@ pub const KEYS: &[Key] = &[
         Text,
         From("absent: this machine"),
         "A machine to plan for: machines/NAME.toml beside the configuration states its device and memory.",
+    ),
+    key(
+        "hardware.software",
+        Choice(&SOFTWARE),
+        From("megatron-core where tensor, pipeline, context or expert exceeds 1, else fsdp2-compiled"),
+        "Whose speed is predicted for a device of a profile: a generation of training software (docs/estimator.md).",
     ),
     key(
         "hardware.threads_per_rank",

@@ -13,6 +13,7 @@ use zbench_kernels::DType;
 
 mod adapters;
 mod precision;
+mod priced;
 mod sources;
 
 pub use precision::policy;
@@ -61,7 +62,9 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
     let profile = profile(&values, context)?;
     let model = model(&values, context)?;
     let parallel = parallel(&values)?;
-    let train = train(&values, parallel.ranks)?;
+    let priced = priced::priced(&values, parallel.ranks, parallel.strategy)?;
+    let replicas = parallel.ranks / priced.as_ref().map_or(1, Priced::ranks_per_replica);
+    let train = train(&values, replicas)?;
     let precision = precision(&values)?;
     let lora = lora(&values, context, &model)?;
     let device = match values.given_text("hardware.device").or_else(|| profile.as_ref().map(|p| p.device.clone())) {
@@ -91,6 +94,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
             threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads),
             instructions: Some(values.text("hardware.instructions")).filter(|name| name != "auto"),
             pin: if values.text("hardware.pin") == "cores" { Pin::Cores } else { Pin::None },
+            software: values.given_text("hardware.software"),
         },
         model,
         train,
@@ -98,6 +102,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         parallel,
         precision,
         lora,
+        priced: priced.map(Box::new),
     };
     batch_fits(&values, &cell)?;
     Ok(Resolved { cell, profile: profile.map(|profile| profile.name) })
@@ -176,14 +181,7 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
         let message = "has no effect when suite is \"train\"; leave it out, or write suite = \"gemm\" or \"attention\"";
         return Err(values.refuse(key, &["suite"], message));
     }
-    for degree in ["tensor", "sequence", "pipeline", "context", "expert"] {
-        let key = format!("parallel.{degree}");
-        if values.count(&key) > 1 {
-            return refuse(&key, "write 1: ranks are data-parallel");
-        }
-    }
     let words = [
-        ("parallel.strategy", "zero++", "write zero3, or hsdp for gathers that stay inside a node"),
         ("parallel.backend", "device", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
         ("parallel.backend", "nccl", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
     ];
@@ -192,25 +190,13 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
             return refuse(key, instead);
         }
     }
-    let only = [
-        ("parallel.pipeline_schedule", "1f1b"),
-        ("parallel.gather_wire", "native"),
-        ("parallel.reduce_wire", "native"),
-        ("memory.offload_optimizer", "none"),
-        ("memory.offload_parameters", "none"),
-    ];
-    for (key, word) in only {
-        if values.text(key) != word {
-            return refuse(key, &format!("write \"{word}\""));
-        }
-    }
     if values.given("memory.offload_path").is_some() {
         return refuse("memory.offload_path", "leave the key out");
     }
     Ok(())
 }
 
-fn train(values: &Values, ranks: usize) -> Result<Train, Refusal> {
+fn train(values: &Values, replicas: usize) -> Result<Train, Refusal> {
     let (micro_batch, mut accumulation) = (values.count("train.micro_batch"), values.count("train.accumulation"));
     if let Some(global) = values.given_count("train.global_batch") {
         let others = ["train.micro_batch", "parallel.ranks", "train.accumulation"];
@@ -219,11 +205,11 @@ fn train(values: &Values, ranks: usize) -> Result<Train, Refusal> {
             return Err(values.refuse("train.global_batch", &others, message));
         }
         // Both are below 2^31.
-        let per_pass = micro_batch * ranks;
+        let per_pass = micro_batch * replicas;
         if global % per_pass != 0 {
             let above = global.div_ceil(per_pass) * per_pass;
             let message = format!(
-                "{global} is not a multiple of parallel.ranks × train.micro_batch = {ranks} × {micro_batch} = {per_pass}; \
+                "{global} is not a multiple of data-parallel ranks × train.micro_batch = {replicas} × {micro_batch} = {per_pass}; \
                  write {above}, or change one of them"
             );
             return Err(values.refuse("train.global_batch", &others, message));
@@ -263,8 +249,8 @@ fn train(values: &Values, ranks: usize) -> Result<Train, Refusal> {
 fn parallel(values: &Values) -> Result<Parallel, Refusal> {
     let ranks = values.count("parallel.ranks");
     let name = values.text("parallel.strategy");
-    // The kind admits these names and zero++, which is refused before.
-    let strategy = Strategy::ALL.into_iter().find(|s| s.name() == name).unwrap_or(Strategy::Ddp);
+    // The kind admits these names and zero++, which splits what zero3 splits (`priced` has the rest).
+    let strategy = Strategy::ALL.into_iter().find(|s| s.name() == name).unwrap_or(Strategy::Zero3);
     let ranks_per_node = values.given_count("parallel.ranks_per_node");
     if let Some(per_node) = ranks_per_node.filter(|per_node| !ranks.is_multiple_of(*per_node)) {
         let message = format!("{per_node} does not divide parallel.ranks = {ranks}; write a divisor of it");

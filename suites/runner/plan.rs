@@ -10,7 +10,7 @@ use zbench_engine::hardware;
 use zbench_engine::outcome::Estimate;
 use zbench_engine::plan::Plan;
 use zbench_kernels::{Category, Cpu, DType};
-use zbench_reports::estimate_report::EstimateRow;
+use zbench_reports::estimate_report::{EstimateRow, EstimateTraffic};
 use zbench_reports::record::{Source, Status};
 
 /// A cell with its plan and the decision what to do with it.
@@ -81,12 +81,26 @@ impl Planned {
             wire_bytes: estimate.map(|estimate| estimate.traffic.iter().map(|traffic| traffic.wire_bytes).sum()),
             model_flops: estimate.map(|estimate| estimate.flops.model),
             proxy: self.proxy_of.is_some(),
+            traffic: estimate.map(traffic).unwrap_or_default(),
+            memory_source: if estimate.is_some() { "plan".into() } else { String::new() },
+            ..EstimateRow::default()
         }
     }
 }
 
 fn by_category(estimate: &Estimate) -> zbench_reports::Named<u64> {
     Category::ALL.iter().map(|category| (category.name(), estimate.peak(*category))).collect()
+}
+
+fn traffic(estimate: &Estimate) -> Vec<EstimateTraffic> {
+    let entry = |t: &zbench_engine::outcome::Traffic| EstimateTraffic {
+        axis: t.axis.into(),
+        kind: t.kind.into(),
+        calls: t.calls,
+        payload_bytes: t.payload_bytes,
+        wire_bytes: t.wire_bytes,
+    };
+    estimate.traffic.iter().map(entry).collect()
 }
 
 /// Plans a cell for this machine.

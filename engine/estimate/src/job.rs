@@ -24,8 +24,23 @@ pub struct Job {
     pub offload: Offload,
     /// Which weights train.
     pub peft: Peft,
+    /// How the loss is made.
+    pub loss: Loss,
     /// The software.
     pub stack: Stack,
+}
+
+/// How the loss over the vocabulary is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Loss {
+    /// Logits whole, and what the software's loss keeps beside them.
+    #[default]
+    Logits,
+    /// One kernel that writes the gradient over the logits.
+    Fused,
+    /// So many tokens at a time.
+    Chunked(usize),
 }
 
 /// A model.
@@ -67,6 +82,8 @@ pub struct Shape {
     pub experts: Option<Experts>,
     /// Multi-latent attention.
     pub latent: Option<Latent>,
+    /// Blocks more than `layers` that predict the tokens after the next (multi-token prediction).
+    pub ahead: usize,
     /// Parameters as the source states them, where the shape is not known in full; else 0.
     pub stated_parameters: u64,
 }
@@ -410,4 +427,41 @@ pub enum Stack {
     Torch,
     /// The same with torch.compile, or hand-fused kernels.
     TorchCompiled,
+}
+
+impl Stack {
+    /// All of them.
+    pub const ALL: [Stack; 10] = [
+        Stack::Zbench,
+        Stack::MegatronLm,
+        Stack::MegatronDeepspeed,
+        Stack::MegatronCore,
+        Stack::Deepspeed,
+        Stack::Fsdp1,
+        Stack::Fsdp2,
+        Stack::Fsdp2Compiled,
+        Stack::Torch,
+        Stack::TorchCompiled,
+    ];
+
+    /// The name in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Stack::Zbench => "zbench",
+            Stack::MegatronLm => "megatron-lm",
+            Stack::MegatronDeepspeed => "megatron-deepspeed",
+            Stack::MegatronCore => "megatron-core",
+            Stack::Deepspeed => "deepspeed",
+            Stack::Fsdp1 => "fsdp1",
+            Stack::Fsdp2 => "fsdp2",
+            Stack::Fsdp2Compiled => "fsdp2-compiled",
+            Stack::Torch => "torch",
+            Stack::TorchCompiled => "torch-compiled",
+        }
+    }
+
+    /// The stack of a name.
+    pub fn named(name: &str) -> Option<Stack> {
+        Stack::ALL.into_iter().find(|stack| stack.name() == name)
+    }
 }

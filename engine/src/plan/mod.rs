@@ -149,6 +149,9 @@ const MOST_UNITS: usize = 1 << 16;
 fn check(cell: &Cell) -> Result<(), PlanError> {
     let fail = |key, reason: String| Err(PlanError { key, reason });
     let (train, model) = (&cell.train, &cell.model);
+    if let Some((key, word)) = cell.priced.as_ref().and_then(|priced| priced.first_key()) {
+        return fail(key, format!("{word} is priced by `zbench plan` and not run by this version of zbench"));
+    }
     for (key, value) in [
         ("train.micro_batch", train.micro_batch),
         ("train.seq_len", train.seq_len),

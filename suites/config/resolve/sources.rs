@@ -1,6 +1,6 @@
 //! The sections that name other files: machine profiles, models, data.
 
-use super::{Context, Refusal, Values};
+use super::{Context, Refusal, Values, priced};
 use crate::config::keys;
 use crate::config::kind::number;
 use crate::config::units;
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use toml::Value;
 use zbench_engine::config::{Data, Model, TokenType};
 use zbench_engine::hf::{self, HfError, PartialModel};
+use zbench_estimate::profile::{self, Profile as MachineProfile};
 
 /// A machine to plan for.
 pub(super) struct Profile {
@@ -16,42 +17,27 @@ pub(super) struct Profile {
     pub memory: Option<u64>,
 }
 
-/// Reads machines/NAME.toml beside the configuration.
+/// Reads machines/NAME.toml beside the configuration, or the machine of that name that is compiled in.
 pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Profile>, Refusal> {
     let Some(name) = values.given_text("hardware.profile") else { return Ok(None) };
     let refuse = |message: String| values.refuse("hardware.profile", &[], message);
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
         return Err(refuse(format!("\"{name}\" is no name of a profile; write letters, digits and dashes")));
     }
+    // A file beside the configuration stands before what is compiled in.
     let path = context.folder.join("machines").join(format!("{name}.toml"));
-    let text = std::fs::read_to_string(&path).map_err(|error| {
-        refuse(format!("\"{name}\": {} cannot be read: {error}; name a file of that folder", path.display()))
-    })?;
-    let bad = |what: &str| refuse(format!("\"{name}\": {}: {what}", path.display()));
-    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| bad(error.message()))?;
-    let known = ["device", "memory", "about", "collectives", "ceilings", "operations", "corrections"];
-    if let Some(key) = table.keys().find(|key| !known.contains(&key.as_str())) {
-        return Err(bad(&format!("unknown key {key}; a profile has device, memory, about, collectives and ceilings")));
-    }
-    // Written by `zbench allreduce --save`, for what prices time.
-    if table.get("collectives").is_some_and(|fits| !fits.is_table()) {
-        return Err(bad("collectives must be a table, as zbench allreduce --save writes it"));
-    }
-    if let Some(Err(wrong)) = table.get("ceilings").map(crate::calibrate::profile::of_value) {
-        return Err(bad(&wrong));
-    }
-    if let Some(Err(wrong)) = table.get("operations").map(crate::calibrate::times::of_value) {
-        return Err(bad(&wrong));
-    }
-    let device = match table.get("device").and_then(Value::as_str) {
-        Some(device @ ("cpu" | "cuda")) => device.to_string(),
-        _ => return Err(bad("device must be \"cpu\" or \"cuda\"")),
+    let read = match std::fs::read_to_string(&path) {
+        Ok(text) => MachineProfile::read(&name, &text).map_err(|error| refuse(format!("{}: {error}", path.display())))?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            profile::profile(&name).cloned().map_err(|error| refuse(format!("{} is not there, and {error}", path.display())))?
+        }
+        Err(error) => return Err(refuse(format!("\"{name}\": {} cannot be read: {error}", path.display()))),
     };
-    let memory = match table.get("memory") {
-        None => None,
-        Some(value) => Some(byte_size(value).ok_or_else(|| bad("memory must be a size such as \"80GiB\""))?),
-    };
-    Ok(Some(Profile { name, device, memory }))
+    if !read.ceilings.is_empty() {
+        crate::calibrate::profile::of_value(&Value::Table(read.ceilings))
+            .map_err(|wrong| refuse(format!("\"{name}\": {}: {wrong}", path.display())))?;
+    }
+    Ok(Some(Profile { name, device: read.device, memory: read.memory }))
 }
 
 pub(super) fn byte_size(value: &Value) -> Option<u64> {
@@ -122,18 +108,43 @@ pub(super) fn model(values: &Values, context: &Context) -> Result<Model, Refusal
         (None, None) => {}
     }
     let mut stated = toml::Table::new();
-    for key in keys.iter().filter(|key| !["model.preset", "model.path", "model.save", "model.dropout"].contains(key)) {
+    let own = |key: &str| ["model.preset", "model.path", "model.save", "model.dropout"].contains(&key);
+    let own = |key: &str| own(key) || priced::MODEL_KEYS.contains(&key);
+    for key in keys.iter().filter(|key| !own(key)) {
         if let Some(value) = values.given(key) {
             stated.insert(key.trim_start_matches("model.").into(), value.clone());
         }
+    }
+    let family = values.given_text("model.family").filter(|family| priced::FAMILIES.contains(&family.as_str()));
+    match family.as_deref() {
+        // The engine's families name the sizes that both stacks share, and what is not stated.
+        Some("t5") => drop(stated.insert("family".into(), "llama".into())),
+        Some(_) => stated = unit_sizes(),
+        None => {}
     }
     let stated: PartialModel = Value::Table(stated)
         .try_into()
         .map_err(|e: toml::de::Error| values.refuse("model.rope_scaling", &keys, e.message()))?;
     let mut model = stated.or(base).resolve("model").map_err(|error| foreign("model.family", error))?;
+    if let Some(family) = family {
+        model.family = family;
+    }
     model.weights = weights;
     model.save = values.given_text("model.save").map(|path| absolute(&context.folder.join(path)));
     Ok(model)
+}
+
+/// The sizes of a model of which there is a count of parameters alone: the smallest that are sizes.
+fn unit_sizes() -> toml::Table {
+    let mut table = toml::Table::new();
+    table.insert("family".into(), "llama".into());
+    let names = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"];
+    for name in names.into_iter().chain(["num_hidden_layers"]) {
+        table.insert(name.into(), Value::Integer(1));
+    }
+    table.insert("head_dim".into(), Value::Integer(2));
+    table.insert("max_position_embeddings".into(), Value::Integer(1 << 31));
+    table
 }
 
 /// Where tokens come from; a key that has no effect is refused.

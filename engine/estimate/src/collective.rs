@@ -1,0 +1,155 @@
+//! The time of a collective over ranks that span nodes: hops, the slower of both levels of links, and what filling the
+//! pipeline between them costs.
+
+use crate::machine::{Link, Machine};
+
+#[cfg(test)]
+mod tests;
+
+/// What ranks do together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Collective {
+    /// Sum, everywhere.
+    AllReduce,
+    /// Parts of each, everywhere.
+    AllGather,
+    /// Sum, a part each.
+    ReduceScatter,
+    /// One's, everywhere.
+    Broadcast,
+    /// A part of each to each.
+    AllToAll,
+    /// One's to another.
+    Send,
+}
+
+impl Collective {
+    /// Its name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Collective::AllReduce => "all_reduce",
+            Collective::AllGather => "all_gather",
+            Collective::ReduceScatter => "reduce_scatter",
+            Collective::Broadcast => "broadcast",
+            Collective::AllToAll => "all_to_all",
+            Collective::Send => "send",
+        }
+    }
+
+    /// Bus bandwidth over algorithm bandwidth (nccl-tests).
+    pub fn bus_factor(self, ranks: usize) -> f64 {
+        let n = ranks.max(1) as f64;
+        match self {
+            Collective::AllReduce => 2.0 * (n - 1.0) / n,
+            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => (n - 1.0) / n,
+            Collective::Broadcast | Collective::Send => 1.0,
+        }
+    }
+
+    /// Bytes that each rank sends of a payload.
+    pub fn wire(self, bytes: f64, ranks: usize) -> f64 {
+        if ranks < 2 { 0.0 } else { bytes * self.bus_factor(ranks) }
+    }
+}
+
+/// Ranks that act together and how many of them share a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// All of them.
+    pub ranks: usize,
+    /// Those on one node.
+    pub per_node: usize,
+}
+
+impl Group {
+    /// A rank alone.
+    pub const ALONE: Group = Group { ranks: 1, per_node: 1 };
+
+    /// `ranks` that lie `stride` apart on nodes of `devices`.
+    pub fn strided(ranks: usize, stride: usize, devices: usize) -> Group {
+        let ranks = ranks.max(1);
+        Group { ranks, per_node: (devices.max(1) / stride.max(1)).clamp(1, ranks) }
+    }
+
+    /// Nodes that it spans.
+    pub fn nodes(&self) -> usize {
+        self.ranks.div_ceil(self.per_node.max(1))
+    }
+}
+
+/// Seconds that a collective's kernel takes to start on all ranks, beside its hops (nccl-tests of 8 devices, 32 KiB:
+/// 40 us, of which hops are the greater part).
+const START: f64 = 8e-6;
+
+/// Filling the pipeline of chunks, against the geometric mean of hops and transfer: an optimal chunk size gives 2 with all
+/// hops one by one; fitted on the single-node sweeps (even half) from 1 MiB to 16 GiB.
+const FILL: f64 = 0.6;
+
+/// Algorithm bandwidth of a reduction in the switch over what a ring's links reach: each device sends its whole payload
+/// once and takes the sum once (H200: 275 of 365 GB/s; B200: 475 of 700).
+const IN_SWITCH: f64 = 0.71;
+
+/// Ranks from which the switch is asked (NCCL's own choice: 4 devices take the ring).
+const IN_SWITCH_RANKS: usize = 5;
+
+/// Bytes per second one way that a device of `ranks` beside each other has.
+fn beside(link: &Link, ranks: usize, devices: usize) -> f64 {
+    let rate = link.bandwidth * link.reached;
+    let kind = link.kind.to_ascii_lowercase();
+    // A full mesh has a link per pair: fewer ranks have fewer links.
+    let mesh = ["infinity", "xgmi", "mesh"].iter().any(|word| kind.contains(word));
+    if mesh && devices > 1 && ranks < devices { rate * (ranks - 1) as f64 / (devices - 1) as f64 } else { rate }
+}
+
+/// Seconds of a collective of `bytes` (all ranks' together, as nccl-tests counts) over a group.
+pub fn seconds(what: Collective, bytes: f64, group: Group, machine: &Machine) -> f64 {
+    let ranks = group.ranks;
+    if ranks < 2 || bytes <= 0.0 {
+        return 0.0;
+    }
+    let nodes = group.nodes();
+    let local = group.per_node.min(ranks);
+    let inside = beside(&machine.intra, local, machine.node_devices).max(1.0);
+    let outside = (machine.inter.bandwidth * machine.inter.reached).max(1.0);
+    let (n, m, r) = (ranks as f64, nodes as f64, local as f64);
+    let share = |k: f64| (k - 1.0) / k;
+    let (near, far) = match what {
+        Collective::AllReduce => {
+            let ring = 2.0 * bytes * share(r) / inside;
+            let switch = bytes / (inside * IN_SWITCH);
+            let near = if machine.intra.in_switch && local >= IN_SWITCH_RANKS { ring.min(switch) } else { ring };
+            (near, 2.0 * bytes * share(m) / r / outside)
+        }
+        Collective::AllGather | Collective::ReduceScatter => {
+            (bytes * share(r) / inside, bytes * share(m) / r / outside)
+        }
+        Collective::Broadcast => (if r > 1.0 { bytes / inside } else { 0.0 }, bytes / r / outside),
+        Collective::AllToAll => (bytes * (r - 1.0) / n / inside, bytes * (n - r) / n / outside),
+        Collective::Send => {
+            if nodes > 1 {
+                (0.0, bytes / outside)
+            } else {
+                (bytes / inside, 0.0)
+            }
+        }
+    };
+    let transfer = if nodes > 1 { near.max(far) } else { near };
+    let fixed = START + hops(what, nodes, local, machine);
+    fixed + transfer + FILL * (fixed * transfer).sqrt()
+}
+
+/// Seconds of the hops that a message takes one after another: a ring's inside a node; between nodes the shorter of a ring
+/// and a tree where there is a tree.
+fn hops(what: Collective, nodes: usize, local: usize, machine: &Machine) -> f64 {
+    let (near, far) = (machine.intra.latency, machine.inter.latency);
+    let inner = (local - 1) as f64 * near;
+    let outer = (nodes - 1) as f64 * far;
+    let tree = (nodes as f64).log2().ceil() * far;
+    match what {
+        Collective::AllReduce => 2.0 * inner + 2.0 * outer.min(tree),
+        Collective::AllGather | Collective::ReduceScatter => inner + outer,
+        Collective::Broadcast => inner + outer.min(tree),
+        // All pairs are open at once; a message waits for one hop.
+        Collective::AllToAll | Collective::Send => if nodes > 1 { far } else { near },
+    }
+}

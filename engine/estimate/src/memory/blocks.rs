@@ -1,0 +1,214 @@
+//! What a block's forward keeps for its backward, for one micro-batch on one rank.
+
+use super::Habits;
+use crate::job::{Attention, Job, Kind, Peft, Recompute};
+
+/// Tensors of a block, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Kept {
+    /// Inputs of its norms: the residual stream.
+    pub residual: f64,
+    /// What norms make.
+    pub normed: f64,
+    /// Queries, keys, values.
+    pub qkv: f64,
+    /// Bottlenecks of latent attention.
+    pub latent: f64,
+    /// Scores' softmax, its dropout's mask and result.
+    pub scores: f64,
+    /// Attention's result.
+    pub context: f64,
+    /// Masks of the dropouts beside the residual stream.
+    pub masks: f64,
+    /// What the MLP's first product makes.
+    pub up: f64,
+    /// What the second reads.
+    pub act: f64,
+    /// The router, and tokens on their way to experts and back.
+    pub dispatch: f64,
+    /// What experts read.
+    pub expert_in: f64,
+    /// What an expert's first product makes.
+    pub expert_up: f64,
+    /// What its second reads.
+    pub expert_act: f64,
+}
+
+impl Kept {
+    /// All of it.
+    pub fn all(&self) -> f64 {
+        let attention = self.residual + self.normed + self.qkv + self.latent + self.scores + self.context + self.masks;
+        attention + self.up + self.act + self.dispatch + self.expert_in + self.expert_up + self.expert_act
+    }
+}
+
+/// Which block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// With an MLP; of the encoder, where there are two stacks.
+    Dense,
+    /// With experts.
+    Sparse,
+    /// Of a decoder beside an encoder.
+    Cross,
+}
+
+/// Tokens of a micro-batch on one context rank, and those that a token sees, of a kind of block.
+fn tokens(job: &Job, which: Which) -> (f64, f64) {
+    let context = job.degrees.context.max(1) as f64;
+    let seq = match (job.model.kind, which) {
+        (Kind::EncoderDecoder { decoder_seq, .. }, Which::Cross) => decoder_seq as f64,
+        _ => job.batch.seq as f64,
+    };
+    (job.batch.micro as f64 * seq / context, seq)
+}
+
+/// All that a block's forward keeps where nothing is made again.
+pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
+    let model = &job.model;
+    let (tokens, seen) = tokens(job, which);
+    let c = job.precision.compute.bytes();
+    let tensor = job.degrees.tensor.max(1) as f64;
+    let between = if job.degrees.sequence { tensor } else { 1.0 };
+    let wide = tokens * model.hidden as f64 / between;
+    let heads = model.heads as f64 / tensor;
+    let norms = if which == Which::Cross { 3.0 } else { 2.0 };
+    // Scores in memory: softmax, and with dropout its mask (a byte) and its result.
+    let score_bytes = if model.dropout { 2.0 * c + 1.0 } else { c };
+    let naive = |keys: f64| match job.attention {
+        Attention::Naive => score_bytes * heads * tokens * keys,
+        // One f32 per token and head.
+        Attention::Flash(_) => 4.0 * heads * tokens,
+    };
+    let (query, kv) = (model.query_width() as f64, 2.0 * model.kv_width() as f64);
+    let qkv = match model.latent {
+        Some(l) => 2.0 * query + (model.heads * l.v_dim) as f64,
+        None => query + kv,
+    };
+    let mut kept = Kept {
+        residual: norms * c * wide,
+        normed: norms * habits.norm / 2.0 * c * wide,
+        qkv: c * tokens * qkv / tensor,
+        scores: naive(seen),
+        context: c * tokens * model.value_width() as f64 / tensor,
+        masks: if model.dropout { norms * wide } else { 0.0 },
+        ..Kept::default()
+    };
+    if let Some(l) = model.latent {
+        // Bottlenecks before and after their norms, whole on every rank but for the sequence.
+        kept.latent = c * tokens / between * 2.0 * (l.q_rank + l.kv_rank + l.rope_dim) as f64;
+    }
+    if which == Which::Cross {
+        let keys = job.batch.seq as f64;
+        let encoded = job.batch.micro as f64 * keys / job.degrees.context.max(1) as f64;
+        kept.qkv += c * (tokens * query + encoded * kv) / tensor;
+        kept.context += c * tokens * model.value_width() as f64 / tensor;
+        kept.scores += naive(keys);
+    }
+    match (&model.experts, which) {
+        (Some(_), Which::Sparse) => experts(job, habits, &mut kept, tokens, c),
+        _ => {
+            kept.up = c * tokens * up_width(job, habits, model.ffn) / tensor;
+            kept.act = c * tokens * model.ffn as f64 / tensor;
+        }
+    }
+    kept
+}
+
+/// Elements of a token that an MLP of a width keeps before its last product's input.
+fn up_width(job: &Job, habits: &Habits, ffn: usize) -> f64 {
+    let copies = match (job.model.gated, habits.gate_apart) {
+        (true, true) => 3.0,
+        (true, false) => 2.0,
+        (false, _) => 1.0 + habits.plain_apart,
+    };
+    copies * ffn as f64
+}
+
+fn experts(job: &Job, habits: &Habits, kept: &mut Kept, tokens: f64, c: f64) {
+    let model = &job.model;
+    let Some(experts) = &model.experts else { return };
+    let (tensor, hidden) = (job.degrees.tensor.max(1) as f64, model.hidden as f64);
+    let split = job.degrees.expert_tensor.max(1) as f64;
+    let between = if job.degrees.sequence { tensor } else { 1.0 };
+    let own = tokens / between;
+    let sent = own * experts.top as f64;
+    // Tokens at a rank's experts: its fair share, once per rank that shares an expert's matrices.
+    let at_experts = sent * experts.imbalance.max(1.0) * split;
+    // The router reads tokens in f32; tokens in the order of experts; the sum of what comes back.
+    kept.dispatch = own * hidden * (4.0 + c) + sent * hidden * c;
+    kept.expert_in = c * at_experts * hidden;
+    let copies = if model.gated { 2.0 } else { 1.0 };
+    kept.expert_up = c * at_experts * (copies * experts.ffn as f64) / split;
+    kept.expert_act = c * at_experts * experts.ffn as f64 / split;
+    // What experts make, before it is weighed.
+    kept.dispatch += c * at_experts * hidden;
+    if experts.shared_ffn > 0 {
+        kept.up = c * tokens * up_width(job, habits, experts.shared_ffn) / tensor;
+        kept.act = c * tokens * experts.shared_ffn as f64 / tensor;
+    }
+}
+
+/// What stays under the job's policy, of an average block.
+pub fn stays(job: &Job, whole: &Kept, which: Which) -> f64 {
+    let model = &job.model;
+    let all = whole.all();
+    let (tokens, _) = tokens(job, which);
+    let tensor = job.degrees.tensor.max(1) as f64;
+    let c = job.precision.compute.bytes();
+    let between = if job.degrees.sequence { tensor } else { 1.0 };
+    let input = c * tokens * model.hidden as f64 / between;
+    match &job.recompute {
+        Recompute::None => all,
+        Recompute::Full { every, partitioned } => {
+            let split = if *partitioned && !job.degrees.sequence { tensor } else { 1.0 };
+            input / split / (*every).max(1) as f64
+        }
+        Recompute::SomeBlocks { of } => {
+            let share = 1.0 / (*of).max(1) as f64;
+            share * input + (1.0 - share) * all
+        }
+        Recompute::Core => all - whole.scores,
+        Recompute::PerOp => {
+            // Attention's result and every second product's: queries, values, gate, down (torchtitan's list of operations).
+            let products = (model.query_width() + model.kv_width() + model.ffn) as f64 / tensor;
+            input + whole.context + c * tokens * products + c * tokens * model.hidden as f64 / between
+        }
+        Recompute::Modules(names) => all - dropped(whole, names),
+    }
+}
+
+fn dropped(whole: &Kept, names: &[String]) -> f64 {
+    let of = |name: &String| match name.as_str() {
+        "core_attn" => whole.scores,
+        "layernorm" => whole.normed,
+        "mla_up_proj" => whole.qkv,
+        "mlp" => whole.up + whole.act,
+        "moe_act" => whole.expert_act,
+        "moe" => whole.dispatch + whole.expert_in + whole.expert_up + whole.expert_act,
+        "shared_experts" => whole.up + whole.act,
+        _ => 0.0,
+    };
+    names.iter().map(of).sum::<f64>().min(whole.all())
+}
+
+/// What frozen weights save: a product's input is kept for its weight's gradient alone.
+pub fn frozen_share(job: &Job) -> bool {
+    job.peft != Peft::None
+}
+
+/// Bytes of activations per block and micro-batch by the published formula: sbh(34 + 5as/h) of 16 bits without splits,
+/// sbh(10 + 24/t + 5as/(ht)) with tensor parallelism, all over t with sequence parallelism; selective recompute drops the
+/// scores, full keeps 2sbh.
+pub fn formula_bytes(job: &Job) -> f64 {
+    let s = job.batch.seq as f64;
+    let sbh = s * job.batch.micro as f64 * job.model.hidden as f64;
+    let (t, heads) = (job.degrees.tensor.max(1) as f64, job.model.heads as f64);
+    let naive = job.attention == Attention::Naive && job.recompute != Recompute::Core;
+    let scores = if naive { 5.0 * heads * s / job.model.hidden as f64 } else { 0.0 };
+    if matches!(job.recompute, Recompute::Full { .. }) {
+        return 2.0 * sbh;
+    }
+    let between = if job.degrees.sequence { t } else { 1.0 };
+    sbh * (10.0 / between + (24.0 + scores) / t)
+}

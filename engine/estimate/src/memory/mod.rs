@@ -1,0 +1,146 @@
+//! Memory of a job, per rank: what each pipeline stage holds at the moment of its peak, by category and term by term, and
+//! what it holds after a step.
+
+mod blocks;
+mod habits;
+mod moments;
+mod parameters;
+mod stages;
+
+pub use blocks::{Kept, formula_bytes};
+pub use habits::{Habits, habits};
+pub use parameters::Counts;
+
+use crate::job::Job;
+
+/// What bytes are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Category {
+    /// Weights at home and their copies in the compute type.
+    Parameters,
+    /// Gradients that outlive their layer's backward.
+    Gradients,
+    /// Master copy and moments.
+    Optimizer,
+    /// What forward keeps for backward, and what one layer makes while it runs.
+    Activations,
+    /// Gathered units, buckets and what waits for a message.
+    Communication,
+    /// What libraries hold.
+    Workspace,
+}
+
+/// All categories, in the order in which they are printed.
+pub const CATEGORIES: [Category; 6] = [
+    Category::Parameters,
+    Category::Gradients,
+    Category::Optimizer,
+    Category::Activations,
+    Category::Communication,
+    Category::Workspace,
+];
+
+/// A part of a sum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Term {
+    /// What it is for.
+    pub category: Category,
+    /// What it is.
+    pub name: &'static str,
+    /// How it is computed, in words.
+    pub formula: &'static str,
+    /// Bytes on one rank.
+    pub bytes: f64,
+}
+
+/// When a stage holds most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// The last block's backward has begun, or the loss is made: most micro-batches are in flight.
+    Loss,
+    /// A block's backward with what it makes again.
+    Backward,
+    /// The update.
+    Update,
+}
+
+/// A pipeline stage, and those that hold the same.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stage {
+    /// Its number, from 0.
+    pub index: usize,
+    /// Blocks it has.
+    pub blocks: usize,
+    /// Parameters on one of its ranks, whole over the data axes.
+    pub parameters: f64,
+    /// When it holds most.
+    pub moment: Moment,
+    /// What it holds then.
+    pub terms: Vec<Term>,
+    /// Bytes it holds between steps.
+    pub after_step: f64,
+    /// Bytes of its forward's tensors for one micro-batch, all blocks.
+    pub kept: f64,
+}
+
+/// Memory of a job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Memory {
+    /// First, second (which stands for those in the middle) and last stage, as far as there are so many.
+    pub stages: Vec<Stage>,
+    /// Bytes of host memory per rank.
+    pub host: f64,
+    /// Bytes on disk per rank.
+    pub disk: f64,
+    /// What the software adds to what its allocator hands out.
+    pub habits: Habits,
+}
+
+impl Stage {
+    /// Bytes at the peak.
+    pub fn peak(&self) -> f64 {
+        self.terms.iter().map(|term| term.bytes).sum()
+    }
+
+    /// Bytes of a category at the peak.
+    pub fn by(&self, category: Category) -> f64 {
+        self.terms.iter().filter(|term| term.category == category).map(|term| term.bytes).sum()
+    }
+}
+
+impl Memory {
+    /// The stage that holds most.
+    pub fn worst(&self) -> &Stage {
+        let most = |a: &&Stage, b: &&Stage| a.peak().total_cmp(&b.peak());
+        self.stages.iter().max_by(most).expect("a job has a stage")
+    }
+
+    /// The last stage.
+    pub fn last(&self) -> &Stage {
+        self.stages.last().expect("a job has a stage")
+    }
+
+    /// Bytes that tensors hold at the worst stage's peak (`torch.cuda.max_memory_allocated`).
+    pub fn allocated(&self) -> f64 {
+        self.worst().peak()
+    }
+
+    /// Bytes that the allocator holds (`max_memory_reserved`): it keeps what does not fit again.
+    pub fn reserved(&self) -> f64 {
+        self.habits.reserved(self.worst())
+    }
+
+    /// Bytes that the device shows (nvidia-smi): with the context and what the communication library holds.
+    pub fn device(&self) -> f64 {
+        self.reserved() + self.habits.context
+    }
+}
+
+/// The memory of a job. Every stage that differs from the others is computed once; nothing loops over blocks or ranks.
+pub fn memory(job: &Job) -> Memory {
+    let habits = habits(job);
+    let counts = Counts::of(job);
+    let stages = stages::kinds(job).iter().map(|stage| moments::stage(job, &counts, &habits, stage)).collect();
+    let (host, disk) = moments::elsewhere(job, &counts, &habits);
+    Memory { stages, host, disk, habits }
+}

@@ -1,0 +1,310 @@
+//! What a stage holds at each moment that can be its peak, and what lives on the host and on disk.
+
+use super::blocks::{Kept, Which, block, stays};
+use super::parameters::Counts;
+use super::stages::Part;
+use super::{Category, Habits, Moment, Stage, Term};
+use crate::job::{Attention, Job, Kind, Loss, Peft, Place, Recompute};
+
+/// Ranks over which experts' state is split where the rest is split over `ranks`.
+fn expert_ranks(job: &Job, ranks: usize) -> f64 {
+    let degrees = &job.degrees;
+    let spread = (degrees.tensor.max(1) as f64) / (degrees.expert.max(1) * degrees.expert_tensor.max(1)) as f64;
+    if ranks <= 1 { 1.0 } else { (ranks as f64 * spread).max(1.0) }
+}
+
+fn term(category: Category, name: &'static str, formula: &'static str, bytes: f64) -> Term {
+    Term { category, name, formula, bytes }
+}
+
+struct States {
+    terms: Vec<Term>,
+    /// Bytes on the device between steps.
+    sum: f64,
+}
+
+/// What a rank holds of weights, gradients and optimizer state.
+fn states(job: &Job, counts: &Counts, part: &Part) -> States {
+    let own = counts.stage(job, part);
+    let precision = &job.precision;
+    let over =
+        |bytes: f64, ranks: usize| bytes * (own.common / ranks.max(1) as f64 + own.experts / expert_ranks(job, ranks));
+    let here = |place: Place| if place == Place::Device { 1.0 } else { 0.0 };
+    let mut terms = Vec::with_capacity(16);
+    match job.peft {
+        Peft::None => {
+            let weights = over(precision.weights.bytes(), job.sharding.parameters) * here(job.offload.parameters);
+            terms.push(term(Category::Parameters, "weights", "bytes x parameters / ranks that split them", weights));
+            let gradients = over(precision.gradients, job.sharding.gradients);
+            // Offloaded optimizers take gradients away as they are made.
+            let stay = if job.sharding.gradients > 1 || job.offload.optimizer == Place::Device { 1.0 } else { 0.0 };
+            let gradients = gradients
+                * stay
+                * if job.offload.optimizer == Place::Device { 1.0 } else { here(job.offload.parameters) };
+            terms.push(term(Category::Gradients, "gradients", "bytes x parameters / ranks that split them", gradients));
+            let optimizer = here(job.offload.optimizer);
+            let master = over(precision.master, job.sharding.optimizer) * optimizer;
+            let moments = over(precision.moments, job.sharding.optimizer) * optimizer;
+            terms.push(term(Category::Optimizer, "master copy", "bytes x parameters / ranks that split them", master));
+            terms.push(term(Category::Optimizer, "moments", "bytes x parameters / ranks that split them", moments));
+        }
+        Peft::Adapters { base, weight_bytes, .. } => {
+            let model = &job.model;
+            // Embedding, head and norms stay as they are where blocks are quantised.
+            let blocks = own.all()
+                - if part.first() { counts.embedding } else { 0.0 }
+                - if part.last() { counts.head } else { 0.0 };
+            let ends = own.all() - blocks;
+            let outside = base.bytes().max(if base == job.precision.weights { 0.0 } else { 2.0 });
+            let split = job.sharding.parameters.max(1) as f64;
+            let weights = (blocks * base.bytes() + ends * outside) / split * here(job.offload.parameters);
+            terms.push(term(Category::Parameters, "frozen base", "bytes of its type x parameters / ranks", weights));
+            let share = if model.layers > 0 { part.blocks() / (model.layers as f64).max(part.blocks()) } else { 1.0 };
+            let adapters = counts.adapters * share / split;
+            terms.push(term(
+                Category::Parameters,
+                "adapters",
+                "bytes x their parameters / ranks",
+                adapters * weight_bytes,
+            ));
+            let gradients = adapters * weight_bytes.max(job.precision.gradients.min(weight_bytes));
+            terms.push(term(Category::Gradients, "gradients of adapters", "bytes x their parameters", gradients));
+            let moments = 2.0 * weight_bytes * adapters;
+            terms.push(term(Category::Optimizer, "moments of adapters", "2 x bytes x their parameters", moments));
+        }
+    }
+    if job.sharding.parked > 1 && job.sharding.parameters > job.sharding.parked {
+        let parked = own.all() * precision.compute.bytes() / job.sharding.parked as f64;
+        terms.push(term(Category::Parameters, "second copy (hpZ)", "compute bytes x parameters / its group", parked));
+    }
+    let sum = terms.iter().map(|t| t.bytes).sum();
+    States { terms, sum }
+}
+
+/// Tensors of a stage's blocks for one micro-batch.
+struct Tensors {
+    /// That stay until backward, per micro-batch.
+    kept: f64,
+    /// A whole block's, the largest.
+    block: f64,
+    /// Those that a block's backward makes again.
+    again: f64,
+}
+
+fn tensors(job: &Job, habits: &Habits, part: &Part) -> Tensors {
+    let mut all = Tensors { kept: 0.0, block: 0.0, again: 0.0 };
+    let ahead = if part.last() { job.model.ahead as f64 } else { 0.0 };
+    let mut sparse = part.sparse;
+    let mut dense = part.dense;
+    if job.model.experts.is_some() {
+        sparse += ahead;
+    } else {
+        dense += ahead;
+    }
+    for (count, which) in [(dense, Which::Dense), (sparse, Which::Sparse), (part.cross, Which::Cross)] {
+        if count <= 0.0 {
+            continue;
+        }
+        let whole: Kept = block(job, habits, which);
+        let stay = stays(job, &whole, which);
+        all.kept += count * stay;
+        all.block = all.block.max(whole.all());
+        let group = if let Recompute::Full { every, .. } = job.recompute { every.max(1) as f64 } else { 1.0 };
+        let again = whole.all() * group - if group > 1.0 { 0.0 } else { stay.min(whole.all()) };
+        let again = if matches!(job.recompute, Recompute::SomeBlocks { .. }) { whole.all() } else { again };
+        all.again = all.again.max(if job.recompute == Recompute::None { 0.0 } else { again });
+    }
+    all
+}
+
+/// Tokens of a micro-batch on one context rank where the head is.
+fn head_tokens(job: &Job) -> f64 {
+    let seq = match job.model.kind {
+        Kind::EncoderDecoder { decoder_seq, .. } => decoder_seq,
+        _ => job.batch.seq,
+    };
+    job.batch.micro as f64 * seq as f64 / job.degrees.context.max(1) as f64
+}
+
+/// A stage at its peak.
+pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage {
+    let own = counts.stage(job, part);
+    let mut states = states(job, counts, part);
+    let c = job.precision.compute.bytes();
+    let (tensor, sharded) = (job.degrees.tensor.max(1) as f64, job.sharding.parameters > 1);
+    let between = if job.degrees.sequence { tensor } else { 1.0 };
+    let wide = head_tokens(job) * job.model.hidden as f64 / between * c;
+    let made = tensors(job, habits, part);
+
+    // What is held whenever tensors are.
+    let mut common = Vec::with_capacity(8);
+    let flight = part.flight;
+    if job.offload.activations == Place::Device {
+        let name = "block tensors kept for backward";
+        common.push(term(
+            Category::Activations,
+            name,
+            "bytes per block x blocks x micro-batches in flight",
+            made.kept * flight,
+        ));
+    } else {
+        let two = 2.0 * made.kept / part.blocks().max(1.0);
+        common.push(term(Category::Activations, "block tensors on their way to the host", "two blocks' tensors", two));
+    }
+    if sharded || (job.precision.weights.bytes() > c && job.peft == Peft::None) {
+        gathered(job, counts, habits, part, own.all(), &mut common);
+    }
+    if habits.buckets > 0.0 {
+        let whole = own.all() * job.precision.gradients.max(c);
+        common.push(term(
+            Category::Communication,
+            "buckets",
+            "elements of the software's buckets",
+            habits.buckets.min(whole),
+        ));
+    }
+
+    let mut loss = Vec::with_capacity(4);
+    if part.last() && job.model.vocab > 0 {
+        let logits = match job.loss {
+            Loss::Chunked(tokens) => head_tokens(job).min(tokens as f64),
+            _ => head_tokens(job),
+        } * job.model.vocab as f64
+            / tensor;
+        loss.push(term(
+            Category::Activations,
+            "logits and their loss",
+            "bytes per logit x tokens x vocabulary / tensor",
+            logits * habits.logit,
+        ));
+        loss.push(term(Category::Activations, "last norm", "its input and output", 2.0 * wide));
+    }
+    let mut backward = Vec::with_capacity(4);
+    if made.again > 0.0 {
+        backward.push(term(
+            Category::Activations,
+            "a block made again",
+            "what its forward makes less what was kept",
+            made.again,
+        ));
+    }
+    backward.push(term(Category::Activations, "gradients inside a block", "of its widest tensors", widest(job, c)));
+    if sharded && job.peft == Peft::None {
+        let unit = counts.unit * (c + job.precision.reduce);
+        backward.push(term(
+            Category::Communication,
+            "gradients of a unit",
+            "compute and reduce bytes x a unit's parameters",
+            unit,
+        ));
+    }
+    let mut update = Vec::with_capacity(2);
+    if habits.update > 0.0 && job.offload.optimizer == Place::Device {
+        let ranks = job.sharding.optimizer.max(1) as f64;
+        update.push(term(
+            Category::Gradients,
+            "own share's gradients for the update",
+            "bytes x parameters / ranks",
+            habits.update * own.all() / ranks,
+        ));
+    }
+
+    let sum = |terms: &[Term]| terms.iter().map(|t| t.bytes).sum::<f64>();
+    let busy = sum(&common);
+    let moments =
+        [(Moment::Loss, busy + sum(&loss)), (Moment::Backward, busy + sum(&backward)), (Moment::Update, sum(&update))];
+    let most = moments.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Moment::Loss, |m| m.0);
+    let workspace = term(Category::Workspace, "libraries", "the software's workspaces", habits.workspace);
+    let after_step = states.sum + workspace.bytes;
+    states.terms.push(workspace);
+    match most {
+        Moment::Loss => states.terms.extend(common.into_iter().chain(loss)),
+        Moment::Backward => states.terms.extend(common.into_iter().chain(backward)),
+        Moment::Update => states.terms.extend(update),
+    }
+    let mut terms = states.terms;
+    terms.retain(|t| t.bytes > 0.0);
+    Stage {
+        index: part.index,
+        blocks: part.blocks().round() as usize,
+        parameters: own.all(),
+        moment: most,
+        terms,
+        after_step,
+        kept: made.kept,
+    }
+}
+
+/// The gradient of a block's widest tensors, one of which and its input live at once.
+fn widest(job: &Job, c: f64) -> f64 {
+    let tokens =
+        head_tokens(job).max(job.batch.micro as f64 * job.batch.seq as f64 / job.degrees.context.max(1) as f64);
+    let tensor = job.degrees.tensor.max(1) as f64;
+    let ffn = job.model.ffn as f64 * if job.model.gated { 2.0 } else { 1.0 };
+    let scores = match job.attention {
+        Attention::Naive => job.model.heads as f64 * job.batch.seq as f64,
+        Attention::Flash(_) => 0.0,
+    };
+    c * tokens * (ffn.max(scores) / tensor + job.model.hidden as f64)
+}
+
+/// Weights where they are read, beside those at home.
+fn gathered(job: &Job, counts: &Counts, habits: &Habits, part: &Part, all: f64, terms: &mut Vec<Term>) {
+    let c = match job.peft {
+        Peft::Adapters { base, .. } => base.bytes(),
+        Peft::None => job.precision.compute.bytes(),
+    };
+    if job.sharding.parameters <= 1 {
+        terms.push(term(Category::Parameters, "weights in the compute type", "compute bytes x parameters", c * all));
+        return;
+    }
+    if !job.sharding.reshard_after_forward {
+        terms.push(term(Category::Communication, "gathered weights", "compute bytes x parameters", c * all));
+        return;
+    }
+    let units = counts.unit * c * habits.units;
+    terms.push(term(
+        Category::Communication,
+        "gathered units",
+        "compute bytes x a unit's parameters x units at once",
+        units,
+    ));
+    let mut ends = 0.0;
+    if part.first() {
+        ends += counts.embedding;
+    }
+    if part.last() {
+        ends += counts.head;
+    }
+    if habits.root && ends > 0.0 {
+        terms.push(term(
+            Category::Communication,
+            "gathered ends",
+            "compute bytes x embedding and head",
+            ends * job.precision.compute.bytes(),
+        ));
+    }
+}
+
+/// Bytes on the host and on disk, per rank.
+pub fn elsewhere(job: &Job, counts: &Counts, _habits: &Habits) -> (f64, f64) {
+    let model_ranks = job.degrees.pipeline.max(1) as f64;
+    let own = counts.model / model_ranks;
+    let over = |bytes: f64, ranks: usize| bytes * own / ranks.max(1) as f64;
+    let precision = &job.precision;
+    let (mut host, mut disk) = (0.0, 0.0);
+    let mut put = |place: Place, bytes: f64| match place {
+        Place::Device => {}
+        Place::Host => host += bytes,
+        Place::Disk => disk += bytes,
+    };
+    let optimizer = over(precision.master + precision.moments, job.sharding.optimizer);
+    put(job.offload.optimizer, optimizer + over(precision.gradients, job.sharding.gradients));
+    put(job.offload.parameters, over(precision.weights.bytes(), job.sharding.parameters));
+    if job.offload.activations != Place::Device {
+        let habits = super::habits(job);
+        let part = super::stages::kinds(job)[0];
+        put(job.offload.activations, tensors(job, &habits, &part).kept * part.flight);
+    }
+    (host, disk)
+}

@@ -1,0 +1,126 @@
+//! Pipeline stages: which blocks they have and how many micro-batches are in flight on them.
+
+use crate::job::{Job, Kind, Order};
+
+/// A stage before anything is counted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Part {
+    /// Its number.
+    pub index: usize,
+    /// Stages in all.
+    pub of: usize,
+    /// Blocks with an MLP (of the encoder, where there are two stacks).
+    pub dense: f64,
+    /// Blocks with experts.
+    pub sparse: f64,
+    /// Blocks of a decoder beside an encoder.
+    pub cross: f64,
+    /// Micro-batches whose tensors it holds at once; those of a part of its blocks count as that part.
+    pub flight: f64,
+}
+
+impl Part {
+    /// Whether it has the embedding.
+    pub fn first(&self) -> bool {
+        self.index == 0
+    }
+
+    /// Whether it has the head.
+    pub fn last(&self) -> bool {
+        self.index + 1 == self.of
+    }
+
+    /// Its blocks.
+    pub fn blocks(&self) -> f64 {
+        self.dense + self.sparse + self.cross
+    }
+}
+
+/// Blocks of a stage. Where the first's are stated and the rest cannot be dealt evenly, the last has as many as the first.
+fn blocks_of(job: &Job, index: usize, blocks: usize) -> f64 {
+    let (p, mut first, mut last) = (job.degrees.pipeline, job.degrees.first_stage, job.degrees.last_stage);
+    if first > 0 && last == 0 && p > 2 && !blocks.saturating_sub(first).is_multiple_of(p - 1) {
+        last = first;
+    }
+    if first == 0 && last > 0 && p > 2 && !blocks.saturating_sub(last).is_multiple_of(p - 1) {
+        first = last;
+    }
+    let stated = usize::from(first > 0) + usize::from(last > 0);
+    let others = blocks.saturating_sub(first + last) as f64 / p.saturating_sub(stated).max(1) as f64;
+    match index {
+        0 if first > 0 => first as f64,
+        i if i + 1 == p && last > 0 => last as f64,
+        // An uneven rest: the first stages get one more, as launchers deal them.
+        _ if stated == 0 && job.degrees.chunks == 1 => (blocks / p) as f64 + f64::from(u8::from(index < blocks % p)),
+        _ => others,
+    }
+}
+
+/// Micro-batches in flight on a stage, in units of all its blocks.
+fn flight(job: &Job, index: usize) -> f64 {
+    let (p, chunks, all) = (job.degrees.pipeline, job.degrees.chunks.max(1), job.batch.accumulation.max(1));
+    if p == 1 {
+        return 1.0;
+    }
+    if job.degrees.schedule == Order::GPipe {
+        return all as f64;
+    }
+    if chunks == 1 {
+        return (p - index).min(all) as f64;
+    }
+    // Interleaved 1F1B: 2 (p - 1 - index) + (chunks - 1) group chunks are made before the first backward, and one more.
+    // A group is p micro-batches, or all of them where they are no multiple of p.
+    let group = if all.is_multiple_of(p) { p } else { all };
+    let warm = 2 * (p - 1 - index) + (chunks - 1) * group + 1;
+    warm.min(all * chunks) as f64 / chunks as f64
+}
+
+/// The stages that differ: the first, the second for those in the middle, the last.
+pub fn kinds(job: &Job) -> Vec<Part> {
+    let p = job.degrees.pipeline.max(1);
+    let mut indices = vec![0];
+    if p > 2 {
+        indices.push(1);
+    }
+    if p > 1 {
+        indices.push(p - 1);
+    }
+    let model = &job.model;
+    let (plain, cross) = match model.kind {
+        Kind::EncoderDecoder { decoder_layers, .. } => (model.layers, decoder_layers),
+        Kind::Decoder => (model.layers, 0),
+        Kind::Count { .. } => (0, 0),
+    };
+    let dense_all = model.experts.as_ref().map_or(plain, |experts| experts.dense_layers.min(plain));
+    let all = plain + cross;
+    indices
+        .into_iter()
+        .map(|index| {
+            let blocks = if p == 1 { all as f64 } else { blocks_of(job, index, all) };
+            let cross_here = if p == 1 {
+                cross as f64
+            } else {
+                // Encoder first: the last stages have the decoder's blocks.
+                let before = index as f64 * all as f64 / p as f64;
+                (before + blocks - plain as f64).clamp(0.0, blocks)
+            };
+            let plain_here = blocks - cross_here.min(cross as f64);
+            let dense = dense_here(dense_all as f64, plain as f64, plain_here, index, p, job.degrees.chunks);
+            let cross = blocks - plain_here;
+            Part { index, of: p, dense, sparse: plain_here - dense, cross, flight: flight(job, index) }
+        })
+        .collect()
+}
+
+/// Blocks with an MLP on a stage of a model whose first `dense` blocks have one.
+fn dense_here(dense: f64, plain: f64, here: f64, index: usize, p: usize, chunks: usize) -> f64 {
+    if dense >= plain {
+        return here;
+    }
+    if index == 0 {
+        // With several chunks a stage's first chunk alone stands at the model's start.
+        let at_start = if chunks > 1 { (here / chunks as f64).max(1.0).ceil() } else { here };
+        return if p == 1 { dense } else { dense.min(at_start.max(dense.min(here))) };
+    }
+    (dense - index as f64 * plain / p as f64).clamp(0.0, here)
+}

@@ -1,0 +1,316 @@
+//! Machine profiles: TOML files that say what a device and a node of it can do, each figure with its source. Those under
+//! configs/machines are compiled in. docs/machines.md describes every key.
+
+use crate::machine::Machine;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+use toml::{Table, Value};
+
+mod read;
+#[cfg(test)]
+mod tests;
+mod units;
+
+/// What a profile says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    /// Its name: the file's, without the ending.
+    pub name: String,
+    /// What the file says of itself.
+    pub about: String,
+    /// `cuda` or `cpu`.
+    pub device: String,
+    /// Bytes of a device that a program can have.
+    pub memory: Option<u64>,
+    /// The machine; nothing where the profile has no figures of speed (see [`Profile::machine`]).
+    pub machine: Option<Machine>,
+    /// Where each figure comes from, by its place in the file: `compute.bf16.peak`.
+    pub sources: BTreeMap<String, String>,
+    /// Fits that `zbench allreduce --save` wrote, as they stand there.
+    pub collectives: Table,
+    /// Ceilings that `zbench calibrate` wrote, as they stand there.
+    pub ceilings: Table,
+}
+
+/// Why a profile is none.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ProfileError {
+    /// There is none of that name.
+    #[error("there is no machine \"{name}\"{}; there are {known}", did_you_mean(nearest))]
+    Unknown {
+        /// The name asked for.
+        name: String,
+        /// The name nearest to it, if one is near.
+        nearest: String,
+        /// All names.
+        known: String,
+    },
+    /// It is no TOML.
+    #[error("the machine profile {profile} is no TOML: {reason}")]
+    Toml {
+        /// The profile.
+        profile: String,
+        /// What the reader says.
+        reason: String,
+    },
+    /// A key that profiles do not have.
+    #[error("the machine profile {profile} has an unknown key {key}{}; there may be {known}", did_you_mean(nearest))]
+    Key {
+        /// The profile.
+        profile: String,
+        /// The key, with the tables it stands in.
+        key: String,
+        /// The key nearest to it, if one is near.
+        nearest: String,
+        /// All keys of that table.
+        known: String,
+    },
+    /// A value that is not what belongs there.
+    #[error("the machine profile {profile}: {key} = {found} is not {wanted}")]
+    Value {
+        /// The profile.
+        profile: String,
+        /// The key, with the tables it stands in.
+        key: String,
+        /// What stands there.
+        found: String,
+        /// What should.
+        wanted: String,
+    },
+    /// A key without which nothing can be priced.
+    #[error("the machine profile {profile} does not say {key}; write {wanted}")]
+    Missing {
+        /// The profile.
+        profile: String,
+        /// The key, with the tables it stands in.
+        key: String,
+        /// What belongs there.
+        wanted: String,
+    },
+    /// A base that is none.
+    #[error("the machine profile {profile} has base = \"{base}\": {reason}")]
+    Base {
+        /// The profile.
+        profile: String,
+        /// The base.
+        base: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+fn did_you_mean(nearest: &str) -> String {
+    if nearest.is_empty() { String::new() } else { format!(" (did you mean {nearest}?)") }
+}
+
+/// Texts of the profiles that are compiled in.
+macro_rules! texts {
+    ($($name:literal)*) => {
+        &[$(($name, include_str!(concat!("../../../configs/machines/", $name, ".toml")))),*]
+    };
+}
+
+/// Devices first, nodes after them.
+const TEXTS: &[(&str, &str)] = texts! {
+    "a100-40gb" "a100-80gb" "a100-40gb-pcie" "a100-80gb-pcie"
+    "h100-sxm" "h100-sxm-96gb" "h100-pcie" "h100-nvl" "h200" "gh200"
+    "b200" "b300" "gb200" "gb300" "mi300x" "l40s" "v100-16gb" "v100-32gb"
+    "rtx3090" "rtx4090" "titan-rtx" "rtx-a5000" "rtx-6000-ada"
+    "dgx-a100" "dgx-h100" "aws-p4d" "aws-p5" "gcp-a2-ultragpu" "gcp-a3"
+};
+
+static BUILTIN: LazyLock<Vec<(&'static str, Result<Profile, ProfileError>)>> =
+    LazyLock::new(|| TEXTS.iter().map(|(name, text)| (*name, Profile::read(name, text))).collect());
+
+/// Names of the profiles that are compiled in.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    TEXTS.iter().map(|(name, _)| *name)
+}
+
+/// A profile that is compiled in, with its sources.
+///
+/// # Errors
+/// There is none of that name: the error lists those there are.
+pub fn profile(name: &str) -> Result<&'static Profile, ProfileError> {
+    match BUILTIN.iter().find(|(known, _)| *known == name) {
+        Some((_, profile)) => profile.as_ref().map_err(ProfileError::clone),
+        None => Err(ProfileError::Unknown {
+            name: name.into(),
+            nearest: nearest(name, names()).unwrap_or_default().into(),
+            known: names().collect::<Vec<_>>().join(", "),
+        }),
+    }
+}
+
+/// A machine that is compiled in; nothing where there is none of that name ([`machine`] says which there are).
+pub fn builtin(name: &str) -> Option<&'static Machine> {
+    profile(name).ok()?.machine.as_ref()
+}
+
+/// A machine that is compiled in.
+///
+/// # Errors
+/// There is none of that name: the error lists those there are.
+pub fn machine(name: &str) -> Result<Machine, ProfileError> {
+    profile(name)?.machine().cloned()
+}
+
+/// Keys that stand at the top of a profile.
+const KEYS: [&str; 16] = [
+    "about",
+    "base",
+    "product",
+    "device",
+    "memory",
+    "memory_source",
+    "units",
+    "launch",
+    "compute",
+    "hbm",
+    "node",
+    "network",
+    "collectives",
+    "ceilings",
+    "operations",
+    "corrections",
+];
+
+/// Those that say how fast a machine is; with any of them all that are needed have to be there.
+const SPEEDS: [&str; 6] = ["units", "launch", "compute", "hbm", "node", "network"];
+
+impl Profile {
+    /// Reads a profile's text. Its `base` is one of those that are compiled in.
+    ///
+    /// # Errors
+    /// What is wrong with it, by key.
+    pub fn read(name: &str, text: &str) -> Result<Profile, ProfileError> {
+        let table = whole(name, text, 0)?;
+        let mut sources = BTreeMap::new();
+        let mut reader = read::Reader::new(name, &table, &mut sources);
+        reader.only(&KEYS)?;
+        let about = reader.text("about", "a sentence")?.unwrap_or_default();
+        let wanted = "\"cuda\" or \"cpu\"";
+        let device = match reader.text("device", wanted)? {
+            Some(device) if device == "cuda" || device == "cpu" => device,
+            Some(found) => return Err(value_error(name, "device", &Value::String(found), wanted)),
+            None => {
+                let (profile, key) = (name.into(), "device".into());
+                return Err(ProfileError::Missing { profile, key, wanted: wanted.into() });
+            }
+        };
+        let memory =
+            reader.figure("memory", units::bytes, "a size, as \"79.15GiB\"")?.map(|bytes| bytes.round() as u64);
+        let fast = SPEEDS.iter().any(|key| table.contains_key(*key));
+        let machine = if fast { Some(read::machine(&mut reader, memory)?) } else { None };
+        if let Some(source) = reader.text("memory_source", "a text")? {
+            sources.insert("memory".into(), source);
+        }
+        let saved = |key: &str| match table.get(key) {
+            None => Ok(Table::new()),
+            Some(Value::Table(table)) => Ok(table.clone()),
+            Some(other) => Err(value_error(name, key, other, "a table, as zbench itself writes it")),
+        };
+        let (collectives, ceilings) = (saved("collectives")?, saved("ceilings")?);
+        // Read where the times of cells on this machine are predicted.
+        for key in ["operations", "corrections"] {
+            saved(key)?;
+        }
+        Ok(Profile { name: name.into(), about, device, memory, machine, sources, collectives, ceilings })
+    }
+
+    /// The machine.
+    ///
+    /// # Errors
+    /// The profile states a device and its memory at most: enough for what fits, too little for how long it takes.
+    pub fn machine(&self) -> Result<&Machine, ProfileError> {
+        self.machine.as_ref().ok_or_else(|| ProfileError::Missing {
+            profile: self.name.clone(),
+            key: "compute".into(),
+            wanted: "the tables compute, hbm and node and the keys product, units and launch (docs/machines.md), or a \
+                     base that has them"
+                .into(),
+        })
+    }
+}
+
+fn value_error(profile: &str, key: &str, found: &Value, wanted: &str) -> ProfileError {
+    ProfileError::Value { profile: profile.into(), key: key.into(), found: found.to_string(), wanted: wanted.into() }
+}
+
+/// Bases of bases end somewhere.
+const DEEPEST: usize = 4;
+
+/// The profile's table over that of its base.
+fn whole(name: &str, text: &str, depth: usize) -> Result<Table, ProfileError> {
+    let broken = |error: toml::de::Error| ProfileError::Toml { profile: name.into(), reason: error.to_string() };
+    let own: Table = text.parse().map_err(broken)?;
+    let base = match own.get("base") {
+        None => return Ok(own),
+        Some(Value::String(base)) => base.clone(),
+        Some(other) => return Err(value_error(name, "base", other, "the name of a machine")),
+    };
+    let error = |reason: String| ProfileError::Base { profile: name.into(), base: base.clone(), reason };
+    if depth == DEEPEST {
+        return Err(error(format!("bases stand on bases more than {DEEPEST} times; name the machine itself")));
+    }
+    let Some((_, text)) = TEXTS.iter().find(|(known, _)| *known == base) else {
+        let known: Vec<&str> = names().collect();
+        return Err(error(format!("there is no such machine; there are {}", known.join(", "))));
+    };
+    let mut table = whole(&base, text, depth + 1)?;
+    // What was measured on the base's machine was not measured on this one.
+    for key in ["collectives", "ceilings", "operations", "corrections"] {
+        table.remove(key);
+    }
+    if own.contains_key("memory") && !own.contains_key("memory_source") {
+        table.remove("memory_source");
+    }
+    merge(&mut table, own, name);
+    Ok(table)
+}
+
+/// Puts a table over another. One that names a source (or a bare value) is a whole and replaces; others merge key by
+/// key, and what then stands under a source of the base is marked as this profile's own.
+fn merge(under: &mut Table, over: Table, name: &str) {
+    let sourced = under.contains_key("source");
+    for (key, value) in over {
+        match (under.get_mut(&key), value) {
+            (Some(Value::Table(below)), Value::Table(above))
+                if !above.contains_key("source") && !above.contains_key("value") =>
+            {
+                merge(below, above, name);
+            }
+            (_, value) if sourced && !value.is_table() && key != "kind" && key != "in_switch" => {
+                let mut figure = Table::new();
+                figure.insert("value".into(), value);
+                figure.insert("source".into(), Value::String(format!("stated by the profile {name}")));
+                under.insert(key, Value::Table(figure));
+            }
+            (_, value) => {
+                under.insert(key, value);
+            }
+        }
+    }
+}
+
+/// The known word that is nearest to another, if one is within half of its letters.
+pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = known.map(|known| (distance(word, known), known)).min_by_key(|(distance, _)| *distance)?;
+    (scored.0 * 2 <= word.chars().count()).then_some(scored.1)
+}
+
+/// Letters to change, add or leave out.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let change = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}

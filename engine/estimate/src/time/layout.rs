@@ -1,0 +1,63 @@
+//! Which ranks talk to which: groups along each axis, and how many of each share a node.
+
+use crate::collective::Group;
+use crate::job::Job;
+use crate::machine::Machine;
+
+/// Groups of a job's ranks on a machine. Tensor ranks lie next to each other, then context, then data; stages are farthest
+/// apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Ranks that share matrices.
+    pub tensor: Group,
+    /// Ranks that share sequences.
+    pub context: Group,
+    /// Ranks with the same dense weights: data and context together.
+    pub data: Group,
+    /// Ranks that share parameters (a part of `data` under hybrid sharding).
+    pub shard: Group,
+    /// Ranks of the same shard in different groups.
+    pub replicas: Group,
+    /// Ranks that gradients are scattered over, as far as they are.
+    pub parked: Group,
+    /// Ranks that share the experts.
+    pub expert: Group,
+    /// Ranks with the same experts.
+    pub expert_data: Group,
+    /// Neighbouring stages.
+    pub neighbours: Group,
+    /// All ranks.
+    pub world: usize,
+}
+
+impl Layout {
+    /// Of a job.
+    pub fn of(job: &Job, machine: &Machine) -> Layout {
+        let d = &job.degrees;
+        let at_least = |x: usize| x.max(1);
+        let (tensor, context, data) = (at_least(d.tensor), at_least(d.context), at_least(d.data));
+        let (pipeline, expert) = (at_least(d.pipeline), at_least(d.expert));
+        let devices = at_least(machine.node_devices);
+        let dense = data.saturating_mul(context);
+        let shards = job.sharding.parameters.clamp(1, dense);
+        // Experts' ranks take over those of tensor, too, where each expert is whole.
+        let etp = at_least(d.expert_tensor).min(tensor);
+        let all = dense.saturating_mul(tensor);
+        let expert = expert.min(all);
+        let stage = all;
+        let expert_data = at_least(all / expert.saturating_mul(etp).max(1));
+        let near = stage < devices && pipeline > 1;
+        Layout {
+            tensor: Group::strided(tensor, 1, devices),
+            context: Group::strided(context, tensor, devices),
+            data: Group::strided(dense, tensor, devices),
+            shard: Group::strided(shards, tensor, devices),
+            replicas: Group::strided(dense / shards, tensor.saturating_mul(shards), devices),
+            parked: Group::strided(job.sharding.parked.clamp(1, dense), tensor, devices),
+            expert: Group::strided(expert, etp, devices),
+            expert_data: Group::strided(expert_data, expert.saturating_mul(etp), devices),
+            neighbours: Group { ranks: 2, per_node: if near { 2 } else { 1 } },
+            world: all.saturating_mul(pipeline),
+        }
+    }
+}

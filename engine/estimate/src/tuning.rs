@@ -1,0 +1,171 @@
+//! How software drives a device: the few numbers that data sheets do not state. Each says what it is and where it comes
+//! from; `examples/fit.rs` walks over those that were fitted.
+
+use crate::job::Stack;
+
+macro_rules! constants {
+    ($($(#[$doc:meta])* $name:ident = $value:expr;)*) => {
+        /// The constants, by name.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Tuning { $($(#[$doc])* pub $name: f64,)* }
+
+        impl Tuning {
+            /// What the estimator uses.
+            pub const DEFAULT: Tuning = Tuning { $($name: $value,)* };
+
+            /// All names, in the order of the table.
+            pub const NAMES: &'static [&'static str] = &[$(stringify!($name),)*];
+
+            /// The constant of a name.
+            pub fn get(&self, name: &str) -> Option<f64> {
+                match name { $(stringify!($name) => Some(self.$name),)* _ => None }
+            }
+
+            /// Sets the constant of a name; false where there is none.
+            pub fn set(&mut self, name: &str, value: f64) -> bool {
+                match name { $(stringify!($name) => { self.$name = value; true })* _ => false }
+            }
+        }
+    };
+}
+
+constants! {
+    /// Share of the best product's rate that products of training hold, minute after minute (clocks under power and
+    /// heat, operands that are not in cache): devices up to Ampere.
+    sustained = 0.95;
+    /// The same for devices of Hopper and later, which meet their power limit in products.
+    sustained_hot = 0.85;
+    /// Elements of k that the start and end of a tile cost.
+    k_fill = 160.0;
+    /// Rate of a product whose rows are not multiples of 16 bytes, against an aligned one's.
+    unaligned = 0.35;
+    /// Share of memory's reached rate that element-wise kernels hold.
+    pass_reached = 0.9;
+    /// Share of the matrix peak that attention by tiles reaches at best (first generation), head of 64.
+    flash1_64 = 0.36;
+    /// The same, head of 128.
+    flash1_128 = 0.28;
+    /// Second generation, head of 64.
+    flash2_64 = 0.60;
+    /// Second generation, head of 128.
+    flash2_128 = 0.72;
+    /// Third generation, head of 64 (of a device with asynchronous products).
+    flash3_64 = 0.52;
+    /// Third generation, head of 128.
+    flash3_128 = 0.67;
+    /// Attention's backward rate against forward's (2.5 times the FLOPs).
+    flash_backward = 0.86;
+    /// Length at which half of attention's rate is reached, all tokens seen.
+    flash_length = 160.0;
+    /// The same with a causal mask.
+    flash_length_causal = 460.0;
+    /// FLOP/s per unit that kernels written before Hopper's asynchronous products reach at most.
+    legacy_unit = 3.85e12;
+    /// Share of a product's rate that the batched products of attention's scores reach.
+    batched = 0.75;
+    /// Compute lost per second of communication that runs beside it (units and memory that the copies take).
+    contention = 0.12;
+    /// Seconds of host time per kernel, eager PyTorch.
+    host_eager = 7e-6;
+    /// Seconds of host time per kernel where modules are fused or compiled.
+    host_fused = 5e-6;
+    /// Share of tensor parallel collectives that Megatron-Core hides behind products.
+    tensor_hidden = 0.3;
+    /// Share of expert exchange that is hidden.
+    expert_hidden = 0.0;
+    /// Kernels of a router and its permutations, forward.
+    router_kernels = 30.0;
+    /// Passes over a routed token's elements, forward: permute, sort, unpermute, weigh.
+    router_passes = 10.0;
+    /// Fixed share of a step that no row explains: data, logging, clocks, stragglers.
+    other = 0.02;
+    /// Growth of a step per doubling of nodes (stragglers), share.
+    straggle = 0.004;
+    /// Share of the host's memory rate that an update on the host reaches.
+    host_update = 0.45;
+    /// Share of network time that ZeRO-3 of DeepSpeed leaves exposed although there is compute to hide it.
+    deepspeed_exposed = 0.5;
+}
+
+impl Default for Tuning {
+    fn default() -> Tuning {
+        Tuning::DEFAULT
+    }
+}
+
+/// How far element-wise work is fused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fusion {
+    /// Each operation is a kernel.
+    Eager,
+    /// Hand-written kernels for norms, activations and dropout with residual.
+    Fused,
+    /// A compiler, or kernels written for this model.
+    Compiled,
+}
+
+/// What a stack does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drive {
+    /// Element-wise work.
+    pub fusion: Fusion,
+    /// Gradients are reduced while backward runs.
+    pub overlap_reduce: bool,
+    /// Gathered weights of the optimizer's shards wait in nobody's way.
+    pub overlap_gather: bool,
+    /// Tensor parallel collectives hide behind products (by `tensor_hidden`).
+    pub overlap_tensor: bool,
+    /// Sends between stages hide behind compute.
+    pub overlap_sends: bool,
+    /// Gradients of weights are added up in f32 by the product itself.
+    pub fused_accumulation: bool,
+    /// Passes that the optimizer makes over its state against one fused pass.
+    pub optimizer_passes: f64,
+    /// Whether the communication queue keeps ahead of compute with a whole unit; else `deepspeed_exposed` is paid.
+    pub prefetch: bool,
+}
+
+impl Drive {
+    /// Of a stack.
+    pub const fn of(stack: Stack) -> Drive {
+        let eager = Drive {
+            fusion: Fusion::Eager,
+            overlap_reduce: true,
+            overlap_gather: true,
+            overlap_tensor: false,
+            overlap_sends: false,
+            fused_accumulation: false,
+            optimizer_passes: 2.0,
+            prefetch: true,
+        };
+        match stack {
+            Stack::Zbench => Drive { fusion: Fusion::Fused, fused_accumulation: true, optimizer_passes: 1.0, ..eager },
+            Stack::MegatronLm => Drive {
+                fusion: Fusion::Fused,
+                overlap_reduce: false,
+                overlap_gather: false,
+                optimizer_passes: 1.3,
+                fused_accumulation: true,
+                ..eager
+            },
+            Stack::MegatronDeepspeed => Drive {
+                fusion: Fusion::Fused,
+                overlap_reduce: false,
+                overlap_gather: false,
+                optimizer_passes: 1.3,
+                ..eager
+            },
+            Stack::MegatronCore => Drive {
+                fusion: Fusion::Fused,
+                overlap_tensor: true,
+                overlap_sends: true,
+                fused_accumulation: true,
+                optimizer_passes: 1.0,
+                ..eager
+            },
+            Stack::Deepspeed => Drive { optimizer_passes: 1.0, prefetch: false, ..eager },
+            Stack::Fsdp1 | Stack::Fsdp2 | Stack::Torch => eager,
+            Stack::Fsdp2Compiled | Stack::TorchCompiled => Drive { fusion: Fusion::Compiled, ..eager },
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What a cell may ask for that this version of the engine prices and does not run. A cell with any of it is planned by
+//! `zbench-estimate` and skipped by a grid; what the engine learns moves out of here.
+
+use serde::{Deserialize, Serialize};
+
+/// Everything that is priced and not run. The default is none of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Priced {
+    /// Ranks that share each matrix.
+    pub tensor: usize,
+    /// Ranks that share what lies between the matrices: 1 or `tensor`.
+    pub sequence: usize,
+    /// Stages of the pipeline.
+    pub pipeline: usize,
+    /// Chunks of the model on each stage.
+    pub virtual_stages: usize,
+    /// Order of micro-batches in the pipeline.
+    pub pipeline_schedule: PipelineSchedule,
+    /// Ranks that share each sequence.
+    pub context: usize,
+    /// Ranks that share the experts.
+    pub expert: usize,
+    /// Tokens of the busiest expert rank over the mean.
+    pub expert_imbalance: f64,
+    /// What gathered weights travel as; absent = as they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gather_wire: Option<Wire>,
+    /// What reduced gradients travel as; absent = precision.reduce.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reduce_wire: Option<Wire>,
+    /// Ranks over which a second copy of the weights waits for backward (hpZ); 1 = none.
+    pub parked: usize,
+    /// Where optimizer state lives.
+    pub offload_optimizer: Home,
+    /// Where weights live.
+    pub offload_parameters: Home,
+    /// A model that the engine has not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<PricedModel>,
+}
+
+impl Default for Priced {
+    fn default() -> Priced {
+        Priced {
+            tensor: 1,
+            sequence: 1,
+            pipeline: 1,
+            virtual_stages: 1,
+            pipeline_schedule: PipelineSchedule::OneFOneB,
+            context: 1,
+            expert: 1,
+            expert_imbalance: 1.0,
+            gather_wire: None,
+            reduce_wire: None,
+            parked: 1,
+            offload_optimizer: Home::Device,
+            offload_parameters: Home::Device,
+            model: None,
+        }
+    }
+}
+
+impl Priced {
+    /// The first key that the engine would have to know, and what it says; `None` where there is nothing to know.
+    pub fn first_key(&self) -> Option<(&'static str, String)> {
+        let degrees = [
+            ("parallel.tensor", self.tensor),
+            ("parallel.sequence", self.sequence),
+            ("parallel.pipeline", self.pipeline),
+            ("parallel.context", self.context),
+            ("parallel.expert", self.expert),
+        ];
+        let degree = degrees.into_iter().find(|(_, degree)| *degree > 1).map(|(key, degree)| (key, degree.to_string()));
+        let words = [
+            ("parallel.gather_wire", self.gather_wire.map(Wire::name)),
+            ("parallel.reduce_wire", self.reduce_wire.map(Wire::name)),
+            ("memory.offload_optimizer", self.offload_optimizer.off_device()),
+            ("memory.offload_parameters", self.offload_parameters.off_device()),
+            ("model.family", self.model.as_ref().map(PricedModel::name)),
+        ];
+        let word = words.into_iter().find_map(|(key, word)| Some((key, format!("{:?}", word?))));
+        degree.or(word).or((self.parked > 1).then(|| ("parallel.strategy", "\"zero++\"".to_string())))
+    }
+
+    /// Ranks that hold one replica of the model's work: all but the data axes.
+    pub fn ranks_per_replica(&self) -> usize {
+        [self.tensor, self.pipeline, self.context].into_iter().fold(1, usize::saturating_mul)
+    }
+}
+
+/// Order of micro-batches in a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PipelineSchedule {
+    /// One forward, one backward; interleaved where there are virtual stages.
+    #[serde(rename = "1f1b")]
+    OneFOneB,
+    /// All forward, then all backward.
+    #[serde(rename = "gpipe")]
+    GPipe,
+}
+
+/// What travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wire {
+    /// Two bytes.
+    Bf16,
+    /// One byte, and a scale per block.
+    Int8,
+    /// Half a byte, and a scale per block.
+    Int4,
+}
+
+impl Wire {
+    /// The name in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Wire::Bf16 => "bf16",
+            Wire::Int8 => "int8",
+            Wire::Int4 => "int4",
+        }
+    }
+}
+
+/// Where bytes live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Home {
+    /// On the device.
+    #[default]
+    Device,
+    /// In the host's memory.
+    Host,
+    /// On disk.
+    Disk,
+}
+
+impl Home {
+    fn off_device(self) -> Option<&'static str> {
+        match self {
+            Home::Device => None,
+            Home::Host => Some("host"),
+            Home::Disk => Some("disk"),
+        }
+    }
+}
+
+/// A model that the engine has not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum PricedModel {
+    /// T5 and its like; the sizes that both stacks share stand in `Cell::model`.
+    EncoderDecoder {
+        /// Blocks of the decoder.
+        num_decoder_layers: usize,
+        /// Tokens of its sequence.
+        decoder_seq_len: usize,
+        /// A gated MLP (T5 1.1).
+        gated: bool,
+    },
+    /// A number of parameters and that of the largest layer.
+    Count {
+        /// All parameters.
+        parameters: u64,
+        /// Those of the largest layer.
+        largest_layer: u64,
+    },
+}
+
+impl PricedModel {
+    /// The family in configurations.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            PricedModel::EncoderDecoder { .. } => "t5",
+            PricedModel::Count { .. } => "count",
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Predicted steps: how long, of what they consist, what travels.
+
+use super::EstimateRow;
+use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::plot::{Axis, Figure, Panel, Plot, Unit, Waterfalls};
+use crate::units;
+
+/// So many waterfalls are drawn.
+const PANELS: usize = 4;
+
+/// Adds speeds and spans, or why there are none.
+pub(super) fn speed(document: &mut Document, rows: &[EstimateRow]) {
+    let timed: Vec<&EstimateRow> = rows.iter().filter(|row| row.step_ms.is_some()).collect();
+    let mut reasons: Vec<&str> =
+        rows.iter().filter(|row| row.step_ms.is_none()).map(|row| row.time_source.as_str()).collect();
+    reasons.retain(|reason| !reason.is_empty());
+    reasons.dedup();
+    if timed.is_empty() && reasons.is_empty() {
+        return;
+    }
+    document.heading("Predicted time of a step");
+    if !timed.is_empty() {
+        document.table(steps(&timed));
+        if let Some(table) = spans(&timed) {
+            document.table(table);
+        }
+        document.blocks.extend(waterfalls(&timed).map(crate::document::Block::Figure));
+    }
+    if !reasons.is_empty() {
+        document.paragraph("No time is predicted where:");
+        document.list(reasons.into_iter().map(str::to_string).collect());
+    }
+}
+
+fn steps(rows: &[&EstimateRow]) -> Table {
+    let columns = vec![
+        Column::words("cell"),
+        Column::numbers("step", "ms"),
+        Column::numbers("tokens/s", "tokens/s"),
+        Column::numbers("tokens/s per rank", "tokens/s"),
+        Column::numbers("TFLOP/s per rank", "TFLOP/s"),
+        Column::numbers("MFU", "fraction"),
+        Column::numbers("HFU", "fraction"),
+        Column::words("by"),
+    ];
+    let mut table = Table::new("predicted steps", columns)
+        .caption("MFU and HFU of the device's dense peak; model FLOPs with the causal half of attention.");
+    // What does not fit is struck out: nobody will see that speed.
+    let best = rows.iter().filter(|row| row.fits != Some(false)).filter_map(|row| row.tokens_per_second);
+    let best = best.fold(0.0, f64::max);
+    for row in rows {
+        let tone = match (row.fits, row.tokens_per_second) {
+            (Some(false), _) => Tone::Struck,
+            (_, Some(speed)) if speed == best && rows.len() > 1 => Tone::Good,
+            _ => Tone::Plain,
+        };
+        let step = |ms: f64| match row.step_error {
+            Some(error) => format!("{} ± {}", units::duration(ms / 1e3), units::percent(error)),
+            None => units::duration(ms / 1e3),
+        };
+        table.row(vec![
+            Entry::words(row.marked_label()),
+            Entry::maybe(row.step_ms, step).toned(tone),
+            Entry::maybe(row.tokens_per_second, units::quantity).toned(tone),
+            Entry::maybe(row.tokens_per_second_per_rank, units::quantity).toned(tone),
+            Entry::maybe(row.tflops_per_rank, units::number).toned(tone),
+            Entry::maybe(row.mfu, units::percent).toned(tone),
+            Entry::maybe(row.hfu, units::percent).toned(tone),
+            Entry::words(&row.time_source),
+        ]);
+    }
+    table
+}
+
+/// Names of spans in which some row spends time, in the order of the rows.
+fn names<'a>(rows: &[&'a EstimateRow]) -> Vec<&'a str> {
+    let mut names: Vec<&str> = Vec::new();
+    for (name, ms) in rows.iter().flat_map(|row| row.time.iter()) {
+        if *ms > 0.0 && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+fn spans(rows: &[&EstimateRow]) -> Option<Table> {
+    let names = names(rows);
+    if names.is_empty() {
+        return None;
+    }
+    let mut columns = vec![Column::words("cell")];
+    columns.extend(names.iter().map(|name| Column::numbers(name.replace('_', " "), "ms")));
+    let mut table = Table::new("predicted spans", columns)
+        .caption("Where a step's time goes; exposed communication is what computing does not hide. The spans add up to the step.");
+    for row in rows {
+        let mut entries = vec![Entry::words(row.marked_label())];
+        entries.extend(names.iter().map(|name| {
+            let ms = row.time.get(name).copied().unwrap_or(0.0);
+            Entry::number(ms, if ms > 0.0 { units::duration(ms / 1e3) } else { "0".into() })
+        }));
+        table.row(entries);
+    }
+    Some(table)
+}
+
+/// The fastest cells that fit, span by span.
+fn waterfalls(rows: &[&EstimateRow]) -> Option<Figure> {
+    let mut rows: Vec<&EstimateRow> =
+        rows.iter().copied().filter(|row| row.fits != Some(false) && !row.time.is_empty()).collect();
+    rows.sort_by(|a, b| b.tokens_per_second.unwrap_or(0.0).total_cmp(&a.tokens_per_second.unwrap_or(0.0)));
+    let all = rows.len();
+    rows.truncate(PANELS);
+    let names = names(&rows);
+    if rows.is_empty() || names.is_empty() {
+        return None;
+    }
+    let panel = |row: &&EstimateRow| Panel {
+        label: row.marked_label(),
+        spans: names
+            .iter()
+            .map(|name| (name.replace('_', " "), row.time.get(name).copied().unwrap_or(0.0)))
+            .collect(),
+        record: String::new(),
+    };
+    let shown = if all > PANELS { format!(" The fastest {PANELS} of {all} that fit.") } else { String::new() };
+    let panels = rows.iter().map(panel).collect();
+    Some(Figure {
+        name: "predicted-waterfall".into(),
+        title: "Where a predicted step goes".into(),
+        caption: format!("Milliseconds of a predicted step, span by span.{shown}"),
+        plot: Plot::Waterfalls(Waterfalls { axis: Axis::linear("since the step began", Unit::Milliseconds), panels }),
+        records: Vec::new(),
+    })
+}
+
+/// Adds the traffic of a step by axis and kind.
+pub(super) fn traffic(document: &mut Document, rows: &[EstimateRow]) {
+    if rows.iter().all(|row| row.traffic.is_empty()) {
+        return;
+    }
+    let columns = vec![
+        Column::words("cell"),
+        Column::words("axis"),
+        Column::words("collective"),
+        Column::numbers("calls", "calls"),
+        Column::numbers("payload", "bytes"),
+        Column::numbers("on the wire", "bytes"),
+    ];
+    let mut table =
+        Table::new("predicted traffic", columns).caption("Per step, of the largest rank, by mesh axis and collective.");
+    for row in rows {
+        for entry in &row.traffic {
+            table.row(vec![
+                Entry::words(row.marked_label()),
+                Entry::words(&entry.axis),
+                Entry::words(&entry.kind),
+                Entry::number(entry.calls, units::number(entry.calls)),
+                Entry::number(entry.payload_bytes, units::traffic(entry.payload_bytes)),
+                Entry::number(entry.wire_bytes, units::traffic(entry.wire_bytes)),
+            ]);
+        }
+    }
+    document.heading("Predicted traffic");
+    document.table(table);
+}

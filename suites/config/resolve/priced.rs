@@ -1,0 +1,135 @@
+//! What is priced and not run: parallelism beside the data axes, compressed traffic, offload, models of another kind.
+
+use super::{Refusal, Values};
+use zbench_engine::config::{Home, PipelineSchedule, Priced, PricedModel, Strategy, Wire};
+
+/// The families that `zbench plan` prices and the engine has not.
+pub(super) const FAMILIES: [&str; 2] = ["t5", "count"];
+
+/// Keys of [model] that are read here and not by the engine's families.
+pub(super) const MODEL_KEYS: [&str; 4] =
+    ["model.num_decoder_layers", "model.feed_forward_proj", "model.parameters", "model.largest_layer"];
+
+/// What of it a cell asks for; `None` where it asks for nothing.
+pub(super) fn priced(values: &Values, ranks: usize, strategy: Strategy) -> Result<Option<Priced>, Refusal> {
+    let zeropp = values.text("parallel.strategy") == "zero++";
+    let wire = |key: &str, default: Option<Wire>| match values.given_text(key).as_deref() {
+        Some("bf16") => Some(Wire::Bf16),
+        Some("int8") => Some(Wire::Int8),
+        Some("int4") => Some(Wire::Int4),
+        Some(_) => None,
+        None => default.filter(|_| zeropp),
+    };
+    let home = |key: &str| match values.text(key).as_str() {
+        "host" => Home::Host,
+        "disk" => Home::Disk,
+        _ => Home::Device,
+    };
+    let schedule = values.text("parallel.pipeline_schedule");
+    let chunks = values.given_count("parallel.virtual_stages").unwrap_or(if schedule == "interleaved" { 2 } else { 1 });
+    let priced = Priced {
+        tensor: values.count("parallel.tensor"),
+        sequence: values.count("parallel.sequence"),
+        pipeline: values.count("parallel.pipeline"),
+        virtual_stages: chunks,
+        pipeline_schedule: if schedule == "gpipe" { PipelineSchedule::GPipe } else { PipelineSchedule::OneFOneB },
+        context: values.count("parallel.context"),
+        expert: values.count("parallel.expert"),
+        expert_imbalance: values.real("parallel.expert_imbalance"),
+        gather_wire: wire("parallel.gather_wire", Some(Wire::Int8)),
+        reduce_wire: wire("parallel.reduce_wire", Some(Wire::Int4)),
+        parked: if zeropp { parked(values, ranks)? } else { 1 },
+        offload_optimizer: home("memory.offload_optimizer"),
+        offload_parameters: home("memory.offload_parameters"),
+        model: model(values)?,
+    };
+    check(values, &priced, ranks, strategy)?;
+    Ok(Some(priced).filter(|priced| priced.first_key().is_some()))
+}
+
+/// Ranks that share the second copy of zero++: a node's.
+fn parked(values: &Values, ranks: usize) -> Result<usize, Refusal> {
+    let given = values.given_count("parallel.shard").or(values.given_count("parallel.ranks_per_node"));
+    match given {
+        Some(shard) if ranks.is_multiple_of(shard) => Ok(shard),
+        Some(shard) => {
+            let message = format!("{shard} does not divide parallel.ranks = {ranks}; write a divisor of it");
+            Err(values.refuse("parallel.shard", &["parallel.strategy", "parallel.ranks"], message))
+        }
+        None => {
+            let message = "is absent, and zero++ keeps a second copy on the ranks of a node; write it, or \
+                           parallel.ranks_per_node";
+            Err(values.refuse("parallel.shard", &["parallel.strategy"], message))
+        }
+    }
+}
+
+fn model(values: &Values) -> Result<Option<PricedModel>, Refusal> {
+    let family = values.given_text("model.family").unwrap_or_default();
+    let needed = |key: &str| {
+        values.given_count(key).ok_or_else(|| {
+            values.refuse(key, &["model.family"], format!("is missing; family = \"{family}\" needs it"))
+        })
+    };
+    match family.as_str() {
+        "t5" => Ok(Some(PricedModel::EncoderDecoder {
+            num_decoder_layers: match values.given_count("model.num_decoder_layers") {
+                Some(layers) => layers,
+                None => needed("model.num_hidden_layers")?,
+            },
+            decoder_seq_len: values.given_count("train.decoder_seq_len").unwrap_or(values.count("train.seq_len")),
+            gated: values.text("model.feed_forward_proj").starts_with("gated"),
+        })),
+        "count" => Ok(Some(PricedModel::Count {
+            parameters: needed("model.parameters")? as u64,
+            largest_layer: needed("model.largest_layer")? as u64,
+        })),
+        _ => match MODEL_KEYS.iter().chain(&["train.decoder_seq_len"]).find(|key| values.given(key).is_some()) {
+            Some(key) => {
+                let message = "has a meaning for family = \"t5\" or \"count\" alone; leave it out";
+                Err(values.refuse(key, &["model.family"], message))
+            }
+            None => Ok(None),
+        },
+    }
+}
+
+/// What does not go together.
+fn check(values: &Values, priced: &Priced, ranks: usize, strategy: Strategy) -> Result<(), Refusal> {
+    let degrees = ["parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.ranks"];
+    let refuse = |key: &str, message: String| Err(values.refuse(key, &degrees, message));
+    let replica = priced.ranks_per_replica();
+    if replica == 0 || !ranks.is_multiple_of(replica) {
+        let message = format!("{ranks} is not a multiple of tensor × pipeline × context = {replica}; write one");
+        return refuse("parallel.ranks", message);
+    }
+    if priced.sequence != 1 && priced.sequence != priced.tensor {
+        let message = format!(
+            "{} is neither 1 nor parallel.tensor = {}: sequence parallelism splits over the same ranks",
+            priced.sequence, priced.tensor
+        );
+        return Err(values.refuse("parallel.sequence", &["parallel.tensor"], message));
+    }
+    let data = ranks / replica;
+    if !(data * priced.context * priced.tensor).is_multiple_of(priced.expert) {
+        let message = format!(
+            "{} does not divide the {} ranks of a stage; write a divisor of it",
+            priced.expert,
+            data * priced.context * priced.tensor
+        );
+        return Err(values.refuse("parallel.expert", &degrees, message));
+    }
+    if priced.virtual_stages > 1 && priced.pipeline == 1 {
+        let message = "is above 1 without a pipeline; write parallel.pipeline, or leave it out";
+        return Err(values.refuse("parallel.virtual_stages", &["parallel.pipeline_schedule"], message));
+    }
+    if priced.virtual_stages > 1 && priced.pipeline_schedule == PipelineSchedule::GPipe {
+        let message = "is \"gpipe\" beside virtual stages, which are interleaved; write \"interleaved\"";
+        return Err(values.refuse("parallel.pipeline_schedule", &["parallel.virtual_stages"], message.to_string()));
+    }
+    if priced.offload_parameters != Home::Device && !matches!(strategy, Strategy::Zero3 | Strategy::Fsdp) {
+        let message = "needs weights that are gathered when they are read: parallel.strategy = \"zero3\" or \"fsdp\"";
+        return Err(values.refuse("memory.offload_parameters", &["parallel.strategy"], message));
+    }
+    Ok(())
+}

@@ -1,0 +1,5 @@
+//! What a cell takes on its machine, without running it.
+
+mod job;
+
+pub use job::job;
