@@ -10,6 +10,7 @@ pub mod judge;
 pub mod operations;
 pub mod probes;
 pub mod profile;
+mod replay;
 mod rounds;
 pub mod times;
 

@@ -34,6 +34,9 @@ pub struct CalibrateArgs {
     /// Leave the times of operations out
     #[arg(long)]
     pub no_operations: bool,
+    /// Measure nothing: correct the profile's predicted times by what the notebook's records of this machine took
+    #[arg(long)]
+    pub from_notebook: bool,
     /// The machine profile [default: machines/HOST.toml beside configs]
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,

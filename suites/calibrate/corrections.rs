@@ -11,6 +11,7 @@ use std::path::Path;
 use toml::Value;
 use zbench_engine::config::Cell;
 use zbench_engine::outcome::Span;
+use zbench_reports::document::{Column, Document, Entry, Table};
 use zbench_reports::record::{Category, Record};
 use zbench_reports::stats;
 
@@ -39,6 +40,8 @@ pub struct Residual {
 pub struct Residuals {
     /// Of whole steps.
     pub step: Option<Residual>,
+    /// How far each of them was off, whichever way: 0.1 = a tenth.
+    pub step_errors: Vec<f64>,
     /// Of the time by span.
     pub spans: Vec<Residual>,
     /// Of the peak of memory by category.
@@ -76,6 +79,7 @@ impl Residuals {
             };
             residuals.records += 1;
             ratios.entry((0, "step".into())).or_default().push(measured / time.step_ms);
+            residuals.step_errors.push((measured / time.step_ms - 1.0).abs());
             for (name, predicted) in time.spans.iter().filter(|(_, ms)| *ms > LEAST_SHARE * time.step_ms) {
                 let found = record.time.number(name);
                 if let Some(ms) = found {
@@ -93,6 +97,42 @@ impl Residuals {
             }
         }
         residuals
+    }
+
+    /// Three of four steps were not farther off than this; nothing of fewer than [`FEWEST`].
+    pub fn step_error(&self) -> Option<f64> {
+        let enough = self.step_errors.len() >= FEWEST;
+        stats::percentile(&self.step_errors, 75.0).filter(|_| enough)
+    }
+
+    /// For a reader.
+    pub fn document(&self) -> Document {
+        let mut document = Document::new("Measured over predicted");
+        document.paragraph(format!(
+            "Of {} of this machine's records, uncorrected predictions from its profile: 1 is right, above it more was \
+             measured. The quarters are those of the records.",
+            self.records
+        ));
+        let columns = ["what", "records", "median", "lower quarter", "upper quarter"];
+        let columns = columns.iter().enumerate().map(|(index, title)| match index {
+            0 => Column::words(*title),
+            _ => Column::numbers(*title, ""),
+        });
+        let mut table = Table::new("residuals", columns.collect());
+        let named = |what: &str, of: &Residual| (format!("{what} {}", of.name), of.clone());
+        let all = self.step.iter().map(|of| named("time of a", of));
+        let all = all.chain(self.spans.iter().map(|of| named("time:", of)));
+        for (name, of) in all.chain(self.memory.iter().map(|of| named("memory:", of))) {
+            let number = |value: f64| Entry::number(value, format!("{value:.3}"));
+            let records = Entry::whole(of.records as u64, of.records.to_string());
+            table.row(vec![Entry::words(name), records, number(of.factor), number(of.low), number(of.high)]);
+        }
+        document.table(table);
+        if !self.left_out.is_empty() {
+            document.heading("Records without a prediction");
+            document.list(self.left_out.clone());
+        }
+        document
     }
 }
 

@@ -3,18 +3,20 @@
 //! and what is in no operation is what remains of the step.
 
 use super::probes::{Probe, Seats};
+use super::replay;
 use crate::bench::clock::Limits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use zbench_engine::config::Cell;
+use zbench_engine::config::{Cell, Strategy};
 use zbench_engine::hardware;
 use zbench_engine::layers::Stated;
 use zbench_engine::outcome::{RankReport, Span};
-use zbench_engine::plan::clock::Overheads;
+use zbench_engine::plan::clock::{Clock, Machine, Overheads};
 use zbench_engine::plan::curves::{Class, Curves, Point};
-use zbench_engine::plan::{Action, Plan};
-use zbench_engine::train::{kernels, with_ranks};
-use zbench_kernels::{Kernels, Op, Stopwatch, Timed};
+use zbench_engine::plan::{Action, ActionStated, Plan};
+use zbench_engine::shard::Collective;
+use zbench_engine::train::{kernels, slowest, with_ranks};
+use zbench_kernels::{DType, Kernels, Op, Stopwatch, Timed};
 use zbench_reports::stats;
 
 /// What was measured with so many ranks of so many threads at once.
@@ -56,6 +58,17 @@ type Rounds = BTreeMap<(String, Vec<u64>), Vec<f64>>;
 struct Samples {
     operations: Rounds,
     beside: Vec<Overheads>,
+    split: Vec<SplitStep>,
+}
+
+/// A step of a probe whose weights are split, so that there are many collectives in it.
+struct SplitStep {
+    stated: Vec<ActionStated>,
+    reduce: DType,
+    /// Seconds of the step.
+    step: f64,
+    /// Seconds of its collectives alone.
+    alone: f64,
 }
 
 /// Measures all probes in rounds, each of which goes over all of them with all seats.
@@ -65,6 +78,7 @@ struct Samples {
 pub fn measure(
     seatings: &[(Seats, Vec<Probe>)],
     rounds: usize,
+    cores: usize,
     limits: &Limits<'_>,
     told: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<Operations>, OperationsError> {
@@ -78,6 +92,7 @@ pub fn measure(
                 let told_by = |reason| OperationsError::Probe { probe: probe.label.clone(), seats: *seats, reason };
                 let run = run(&probe.cell).map_err(told_by)?;
                 samples.beside.extend(run.beside);
+                samples.split.extend(run.split);
                 for timed in run.timed {
                     let class = Class::of(&timed.op);
                     let sizes = class.sizes.iter().map(|size| *size as u64).collect();
@@ -95,7 +110,32 @@ pub fn measure(
     let mut measured: Vec<Operations> =
         seatings.iter().zip(&all).map(|((seats, _), samples)| summed_up(*seats, samples)).collect();
     complete(&mut measured);
+    for (of, samples) in measured.iter_mut().zip(&all) {
+        of.overheads.call = waiting(of, &samples.split, cores);
+    }
     Ok(measured)
+}
+
+/// Collectives that cost nothing.
+struct Free;
+
+impl Machine for Free {
+    fn collective(&self, _: &Collective, _: DType) -> Result<f64, String> {
+        Ok(0.0)
+    }
+}
+
+/// What remains of a step, for each collective, when its operations and its collectives alone are taken away.
+fn waiting(of: &Operations, split: &[SplitStep], cores: usize) -> f64 {
+    let crowd = ((of.seats.ranks * of.seats.threads) as f64 / cores.max(1) as f64).max(1.0);
+    let one = |split: &SplitStep| {
+        let (curves, overheads, reduce) = (&of.curves, of.overheads, split.reduce);
+        let clock = Clock { curves, overheads, machine: &Free, crowd, reduce, corrections: [1.0; 10] };
+        let computes = clock.time(&split.stated).ok()?.step_ms() * 1e-3;
+        let calls = split.stated.iter().map(|stated| stated.collectives.len()).sum::<usize>();
+        (calls > 0).then(|| (split.step - computes - split.alone) / calls as f64)
+    };
+    stats::median(&split.iter().filter_map(one).collect::<Vec<_>>()).unwrap_or(0.0).max(0.0)
 }
 
 /// The mean of the middle half: neither a first call nor one that another process interrupted.
@@ -118,8 +158,8 @@ fn summed_up(seats: Seats, samples: &Samples) -> Operations {
     let beside = |of: fn(&Overheads) -> f64| {
         stats::median(&samples.beside.iter().map(of).collect::<Vec<_>>()).unwrap_or(0.0).max(0.0)
     };
-    let overheads =
-        Overheads { operation: beside(|o| o.operation), load: beside(|o| o.load), step: beside(|o| o.step) };
+    let operation = beside(|o| o.operation);
+    let overheads = Overheads { operation, load: beside(|o| o.load), step: beside(|o| o.step), call: 0.0 };
     Operations { seats, curves, overheads, spread: stats::median(&spreads).unwrap_or(0.0) }
 }
 
@@ -147,6 +187,7 @@ struct Run {
     timed: Vec<Timed>,
     /// By rank.
     beside: Vec<Overheads>,
+    split: Option<SplitStep>,
 }
 
 fn run(cell: &Cell) -> Result<Run, String> {
@@ -174,7 +215,16 @@ fn run(cell: &Cell) -> Result<Run, String> {
         beside(cell, &operations, report, timed)
     };
     let beside = ran.iter().map(beside).collect();
-    Ok(Run { timed: ran.into_iter().flat_map(|(_, timed)| timed).collect(), beside })
+    let splits = cell.parallel.strategy == Strategy::Zero3 && cell.parallel.ranks > 1;
+    let split = splits.then(|| split_step(cell, plan.stated_actions(cell, &planner, 0), &ran)).transpose()?;
+    Ok(Run { split, timed: ran.into_iter().flat_map(|(_, timed)| timed).collect(), beside })
+}
+
+fn split_step(cell: &Cell, stated: Vec<ActionStated>, ran: &[(RankReport, Vec<Timed>)]) -> Result<SplitStep, String> {
+    let calls: Vec<Collective> = stated.iter().flat_map(|stated| stated.collectives.iter().copied()).collect();
+    let steps = slowest(ran.iter().map(|(report, _)| &report.step_ms[..]));
+    let step = stats::median(&steps).unwrap_or(0.0) * 1e-3;
+    Ok(SplitStep { stated, reduce: cell.precision.reduce, step, alone: replay::seconds(cell, &calls)? })
 }
 
 /// What remains of the spans of layers when the times of their operations are taken away, for each of them.
@@ -197,6 +247,7 @@ fn beside(cell: &Cell, operations: &[&Stated], report: &RankReport, timed: &[Tim
         operation: (spans - known) / operations.len().max(1) as f64,
         load: 1e-3 * ms(Span::Data) / cell.train.accumulation as f64,
         step: 1e-3 * ms(Span::Other),
+        call: 0.0,
     }
 }
 

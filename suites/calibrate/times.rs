@@ -30,15 +30,16 @@ fn text(operations: &[Operations], measured: &str, cores: usize) -> String {
     for of in operations {
         let Seats { ranks, threads, crowded } = of.seats;
         let us = |seconds: f64| seconds * 1e6;
-        let Overheads { operation, load, step } = of.overheads;
+        let Overheads { operation, load, step, call } = of.overheads;
         let _ = write!(
             text,
             "\n[operations.ranks-{ranks}.threads-{threads}]\ncrowded = {crowded}\nspread = {:.4}\noperation_us = {:.4}\n\
-             load_us = {:.4}\nstep_us = {:.4}\ncurves = [\n",
+             load_us = {:.4}\nstep_us = {:.4}\ncall_us = {:.4}\ncurves = [\n",
             of.spread,
             us(operation),
             us(load),
-            us(step)
+            us(step),
+            us(call)
         );
         for (class, points) in of.curves.classes() {
             let _ = write!(text, "    {{ of = {}, points = [", quoted(class));
@@ -81,8 +82,12 @@ pub fn of_value(value: &Value) -> Result<Vec<Operations>, String> {
 fn one(value: &Value, seats: Seats) -> Option<Operations> {
     let positive = |key: &str| value.get(key).and_then(number).filter(|number| *number >= 0.0);
     let seconds = |key: &str| Some(positive(key)? * 1e-6);
-    let overheads =
-        Overheads { operation: seconds("operation_us")?, load: seconds("load_us")?, step: seconds("step_us")? };
+    let overheads = Overheads {
+        operation: seconds("operation_us")?,
+        load: seconds("load_us")?,
+        step: seconds("step_us")?,
+        call: seconds("call_us")?,
+    };
     let mut curves = Curves::default();
     for entry in value.get("curves")?.as_array()? {
         let class = entry.get("of")?.as_str()?;

@@ -6,12 +6,14 @@ use crate::allreduce::profile::default_path;
 use crate::bench::clock::Limits;
 use crate::bench::record::{blank, seen, watched};
 use crate::calibrate::args::CalibrateArgs;
+use crate::calibrate::corrections::{self, Corrections, Residuals};
 use crate::calibrate::disk::Disk;
 use crate::calibrate::operations::{self, OperationsError};
 use crate::calibrate::probes::{self, Probe, Seats};
 use crate::calibrate::profile::{self, About};
 use crate::calibrate::{Wanted, judge, measure, times};
 use crate::cli::{Format, Global, exit};
+use crate::runner::time::TimeProfile;
 use crate::runner::{Header, machine, rescue};
 use anyhow::{Result, bail};
 use serde_json::json;
@@ -32,6 +34,9 @@ const LIMIT: Duration = Duration::from_secs(24 * 3600);
 
 /// `zbench calibrate`.
 pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
+    if arguments.from_notebook {
+        return from_notebook(global, arguments);
+    }
     let wanted = wanted(arguments)?;
     let path = arguments.save.clone().unwrap_or_else(|| default_path(&machine::host_name()));
     // What would only fail when all has been measured.
@@ -55,9 +60,10 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
         }
     };
     let seatings = if arguments.no_operations { Vec::new() } else { seatings(&wanted, arguments)? };
+    let rounds = arguments.operation_rounds as usize;
     let (measured, sampled) = watched(|| {
         let ceilings = measure(&wanted, &disk, &limits, &mut told).ok()?;
-        Some((ceilings, operations::measure(&seatings, arguments.operation_rounds as usize, &limits, &mut told)))
+        Some((ceilings, operations::measure(&seatings, rounds, machine::cores(), &limits, &mut told)))
     });
     let stopped = || {
         crate::say!("stopped; nothing is kept of unfinished rounds");
@@ -113,6 +119,27 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     let advice = "end other programs and try again, or measure more rounds";
     crate::say!("{}: {what} left as they were; {advice}", path.display());
     Ok(exit::INCONCLUSIVE)
+}
+
+/// Residuals of this machine's records, and corrections of them into its profile.
+fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
+    let path = arguments.save.clone().unwrap_or_else(|| default_path(&machine::host_name()));
+    let profile = TimeProfile::read(&path).map_err(anyhow::Error::msg)?.uncorrected();
+    let records = Notebook::open(&global.notebook)?.records()?;
+    let residuals = Residuals::of(&records, &machine::host_name(), &profile);
+    print_document(global, &residuals.document())?;
+    let corrections = Corrections::from_residuals(&residuals, &jiff::Timestamp::now().to_string());
+    if corrections.spans.is_empty() {
+        let few = corrections::FEWEST;
+        crate::say!("nothing is corrected: no span has {few} records of this machine in {}", global.notebook.display());
+        return Ok(exit::INCONCLUSIVE);
+    }
+    crate::say!("{corrections}");
+    if !arguments.no_save {
+        corrections::save(&path, &corrections)?;
+        crate::say!("saved into {}; remove its [corrections] to be rid of them", path.display());
+    }
+    Ok(exit::SUCCESS)
 }
 
 /// Who times operations, and where: single threads and all cores, or the numbers of threads that were asked for.

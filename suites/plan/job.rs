@@ -1,7 +1,9 @@
 //! A cell as the estimator sees it.
 
 use zbench_engine::config as cell;
-use zbench_engine::config::{Cell, Checkpointing, Home, Kept, Mlp, NormKind, PipelineSchedule, Positions, Priced, Strategy};
+use zbench_engine::config::{
+    Cell, Checkpointing, Home, Kept, Mlp, NormKind, PipelineSchedule, Positions, Priced, Strategy,
+};
 use zbench_engine::model::{Layout, Part};
 use zbench_estimate::job::*;
 use zbench_kernels::DType;
@@ -12,11 +14,7 @@ pub fn job(cell: &Cell) -> Job {
     let degrees = degrees(cell, &priced);
     Job {
         model: shape(cell, &priced),
-        batch: Batch {
-            seq: cell.train.seq_len,
-            micro: cell.train.micro_batch,
-            accumulation: cell.train.accumulation,
-        },
+        batch: Batch { seq: cell.train.seq_len, micro: cell.train.micro_batch, accumulation: cell.train.accumulation },
         sharding: sharding(cell, &priced, degrees.data * degrees.context),
         precision: precision(cell),
         recompute: recompute(cell),
@@ -30,6 +28,7 @@ pub fn job(cell: &Cell) -> Job {
             activations: Place::Device,
         },
         peft: peft(cell),
+        loss: zbench_estimate::job::Loss::Logits,
         stack: stack(cell, &degrees),
         degrees,
     }
@@ -80,6 +79,7 @@ fn shape(cell: &Cell, priced: &Priced) -> Shape {
         dropout: false,
         experts,
         latent: None,
+        ahead: 0,
         stated_parameters: 0,
     };
     match &priced.model {

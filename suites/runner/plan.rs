@@ -68,7 +68,7 @@ impl Planned {
             Decision::Record { status, reason, .. } => (status.name().to_string(), reason.clone()),
         };
         let estimate = self.estimate.as_ref();
-        EstimateRow {
+        let mut row = EstimateRow {
             label: self.grid.label.clone(),
             key: self.grid.key.clone(),
             status,
@@ -84,7 +84,9 @@ impl Planned {
             traffic: estimate.map(traffic).unwrap_or_default(),
             memory_source: if estimate.is_some() { "plan".into() } else { String::new() },
             ..EstimateRow::default()
-        }
+        };
+        super::time::fill(self, &mut row);
+        row
     }
 }
 

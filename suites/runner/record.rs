@@ -17,7 +17,6 @@ pub const PEAK_DRIFT: f64 = 0.2;
 /// What the plan says, into a record that has run or will not run.
 pub fn predicted(record: &mut Record, planned: &Planned) {
     record.estimate = serde_json::to_value(planned.row()).unwrap_or_default();
-    super::time::into_estimate(&planned.time, &mut record.estimate);
     for (_, category) in categories() {
         record.memory.set(category, Bytes::default());
     }

@@ -2,13 +2,13 @@
 //! as `zbench allreduce --save` did. Without both there is none, and a reason.
 
 use super::machine;
+use super::plan::Planned;
 use crate::allreduce::profile::default_path;
-use crate::calibrate::corrections::Corrections;
+use crate::calibrate::corrections::{Corrections, Residuals};
 use crate::calibrate::operations::Operations;
 use crate::calibrate::probes::Seats;
 use crate::calibrate::{corrections, times};
 use crate::grid::GridCell;
-use serde::Serialize;
 use std::path::Path;
 use std::sync::LazyLock;
 use toml::{Table, Value};
@@ -20,9 +20,11 @@ use zbench_engine::plan::clock::{Clock, Machine, NoTime, StepTime};
 use zbench_engine::shard::Collective;
 use zbench_kernels::{Cpu, DType};
 use zbench_reports::collectives::Segment;
+use zbench_reports::estimate_report::EstimateRow;
+use zbench_reports::record::Record;
 
 /// The predicted time of a step.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct EstimateTime {
     /// Milliseconds of a step: the sum of the spans.
     pub step_ms: f64,
@@ -47,23 +49,36 @@ pub fn of(cell: &GridCell) -> Result<EstimateTime, String> {
     }
 }
 
-/// Writes a time, or why there is none, into a record's estimate: `step_ms`, `time`, `tokens_per_second`, `time_source`;
-/// or `time_unstated`.
-pub fn into_estimate(time: &Result<EstimateTime, String>, estimate: &mut serde_json::Value) {
-    let serde_json::Value::Object(estimate) = estimate else { return };
-    match time {
-        Ok(time) => {
-            let spans: serde_json::Map<_, _> =
-                time.spans.iter().map(|(name, ms)| ((*name).into(), (*ms).into())).collect();
-            estimate.insert("step_ms".into(), time.step_ms.into());
-            estimate.insert("time".into(), spans.into());
-            estimate.insert("tokens_per_second".into(), time.tokens_per_second.into());
-            estimate.insert("time_source".into(), time.source.clone().into());
-        }
-        Err(reason) => {
-            estimate.insert("time_unstated".into(), reason.clone().into());
-        }
+/// Writes a cell's time, or why there is none, into its row of estimates.
+pub fn fill(planned: &Planned, row: &mut EstimateRow) {
+    // What another source has stated stays.
+    if row.step_ms.is_some() || !row.time_source.is_empty() {
+        return;
     }
+    match &planned.time {
+        Ok(time) => {
+            let (ranks, seconds) = (planned.cell().map_or(1, |cell| cell.parallel.ranks) as f64, time.step_ms / 1e3);
+            row.step_ms = Some(time.step_ms);
+            time.spans.iter().for_each(|(name, ms)| row.time.insert(*name, *ms));
+            row.tokens_per_second = Some(time.tokens_per_second);
+            row.tokens_per_second_per_rank = Some(time.tokens_per_second / ranks);
+            row.tflops_per_rank = row.model_flops.map(|flops| flops / seconds / ranks / 1e12);
+            row.time_source = time.source.clone();
+        }
+        Err(reason) => row.time_source = format!("not predicted: {reason}"),
+    }
+}
+
+/// Error bars: how far steps that the notebook holds of this machine were from what its profile says of their cells.
+/// Nothing where there are too few, or no profile.
+pub fn with_errors(rows: &mut [EstimateRow], records: &[Record]) {
+    let wanted = |row: &EstimateRow| row.step_ms.is_some() && row.step_error.is_none();
+    if !rows.iter().any(wanted) {
+        return;
+    }
+    let Ok(profile) = TimeProfile::of_this_machine() else { return };
+    let error = Residuals::of(records, &machine::host_name(), &profile).step_error();
+    rows.iter_mut().filter(|row| wanted(row)).for_each(|row| row.step_error = error);
 }
 
 /// A profile, as far as time is made of it.

@@ -29,6 +29,9 @@ pub struct Overheads {
     pub load: f64,
     /// Seconds of a step that are in no action.
     pub step: f64,
+    /// Seconds by which a collective in a step lasts longer than one of many in a row: ranks come at different times, and
+    /// who has slept must wake.
+    pub call: f64,
 }
 
 /// What a clock needs beside the actions.
@@ -111,7 +114,9 @@ impl Clock<'_> {
             }
             for call in &stated.collectives {
                 let place = if stated.action == Action::Update { Span::ExposedAgree } else { place };
-                seconds[place as usize] += self.machine.collective(call, self.reduce).map_err(NoTime::Collective)?;
+                let time = self.machine.collective(call, self.reduce).map_err(NoTime::Collective)?;
+                let waits = if call.ranks > 1 { self.overheads.call } else { 0.0 };
+                seconds[place as usize] += time + waits;
             }
         }
         let mut time = StepTime { spans_ms: seconds.map(|seconds| seconds * 1e3) };

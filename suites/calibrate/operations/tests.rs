@@ -129,7 +129,7 @@ fn every_operation_of_a_probe_has_a_time() {
     let stop = AtomicBool::new(false);
     let limits = Limits { stop: &stop, deadline: Instant::now() + Duration::from_secs(600) };
     let mut told = Vec::new();
-    let measured = measure(&[(TWO, chosen)], 2, &limits, &mut |done, all| told.push((done, all))).unwrap();
+    let measured = measure(&[(TWO, chosen)], 2, 2, &limits, &mut |done, all| told.push((done, all))).unwrap();
     assert_eq!((told, measured.len(), measured[0].seats), (vec![(1, 2), (2, 2)], 1, TWO));
     let found: BTreeSet<String> = measured[0].curves.classes().map(|(name, _)| name.to_string()).collect();
     assert_eq!(found, wanted);
@@ -137,7 +137,7 @@ fn every_operation_of_a_probe_has_a_time() {
     assert!(points.clone().all(|point| point.seconds > 0.0 && point.seconds < 600.0));
     assert!(measured[0].spread >= 0.0 && measured[0].overheads.load > 0.0);
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
-    let stopped = measure(&[(TWO, probes(TWO).unwrap())], 1, &limits, &mut |_, _| {});
+    let stopped = measure(&[(TWO, probes(TWO).unwrap())], 1, 2, &limits, &mut |_, _| {});
     assert!(matches!(stopped, Err(OperationsError::Stopped)));
 }
 
@@ -163,4 +163,35 @@ fn crowded_seats_take_long_operations_from_the_others() {
     let points: Vec<(f64, f64)> =
         all[1].curves.classes().flat_map(|(_, points)| points).map(|p| (p.sizes[0], p.seconds)).collect();
     assert_eq!((points, all[1].overheads.operation), (vec![(10.0, 5.0), (20.0, 6.0), (100.0, 2.0)], 3.0));
+}
+
+/// A step of 100 us with two operations of 10 us, two collectives that take 15 us alone, on two ranks to a core: 22.5 us of
+/// waiting for each collective.
+#[test]
+fn what_is_neither_operation_nor_collective_is_waiting() {
+    let mut curves = Curves::default();
+    curves.add("fill f32", Point { sizes: vec![8.0], seconds: 10e-6 });
+    let seats = Seats { ranks: 4, threads: 1, crowded: true };
+    let of = Operations { seats, curves, overheads: Overheads::default(), spread: 0.0 };
+    let fill = zbench_kernels::Move { len: 8, sources: 0, from: DType::F32, to: DType::F32 };
+    let operation = Stated { phase: zbench_engine::layers::Phase::Forward, term: "x", op: Op::Fill(fill) };
+    let call = Collective { axis: "data", kind: "all_gather", ranks: 4, bytes: 64, in_place: false };
+    let action = Action::Forward { unit: 0 };
+    let stated = vec![ActionStated { action, operations: vec![operation; 2], collectives: vec![call; 2] }];
+    let split = SplitStep { stated, reduce: DType::F32, step: 100e-6, alone: 15e-6 };
+    assert!((waiting(&of, &[split], 2) - 22.5e-6).abs() < 1e-12);
+    assert_eq!(waiting(&of, &[], 2), 0.0);
+}
+
+/// The split probes are there, with ranks that wait and collectives that are replayed.
+#[test]
+fn waiting_is_measured_in_a_probe_whose_weights_are_split() {
+    let mut chosen = probes(TWO).unwrap();
+    chosen.retain(|probe| probe.cell.parallel.strategy == Strategy::Zero3);
+    assert!(!chosen.is_empty());
+    chosen.truncate(1);
+    let run = run(&chosen[0].cell).unwrap();
+    let split = run.split.unwrap();
+    let calls: usize = split.stated.iter().map(|stated| stated.collectives.len()).sum();
+    assert!(calls > 4 && split.alone > 0.0 && split.step > split.alone, "{calls} {} {}", split.alone, split.step);
 }

@@ -49,7 +49,7 @@ const KINDS: [&str; 3] = ["all_reduce", "all_gather", "reduce_scatter"];
 
 fn profile(cells: &[Cell], without: &str) -> TimeProfile {
     let seats = Seats { ranks: 4, threads: 1, crowded: true };
-    let overheads = Overheads { operation: 1e-6, load: 2e-6, step: 3e-6 };
+    let overheads = Overheads { operation: 1e-6, load: 2e-6, step: 3e-6, call: 4e-6 };
     let operations = vec![Operations { seats, curves: curves(cells, without), overheads, spread: 0.0 }];
     let fits = fits(&KINDS, &[2, 4], 50.0);
     TimeProfile { name: "m.toml".into(), cores: 2, operations, fits, corrections: None }
@@ -67,7 +67,7 @@ fn every_cell_of_the_quickstart_has_a_time_that_adds_up() {
         assert!((spans - time.step_ms).abs() < 1e-9 && time.step_ms > 0.0);
         let rate = plan.estimate.flops.tokens as f64 / time.step_ms * 1e3;
         assert!((time.tokens_per_second / rate - 1.0).abs() < 1e-12);
-        // By hand: four ranks on two cores take twice as long; each collective 50 us, or twice that where two groups of two
+        // By hand: four ranks on two cores take twice as long; each collective 50 us and 4 of waiting, or twice that where two groups of two
         // ranks talk on the same two cores; nothing else is in a step.
         let stated = plan.stated(cell, &kernels, 0);
         let operations: f64 = stated
@@ -75,8 +75,12 @@ fn every_cell_of_the_quickstart_has_a_time_that_adds_up() {
             .map(|stated| 1e-12 * Class::of(&stated.op).sizes.iter().product::<f64>().max(1.0) + 1e-6)
             .sum();
         let loads = cell.train.accumulation as f64 * 2e-6;
-        let calls: f64 =
-            plan.estimate.traffic.iter().map(|row| row.calls * if row.ranks == 2 { 100e-6 } else { 50e-6 }).sum();
+        let calls: f64 = plan
+            .estimate
+            .traffic
+            .iter()
+            .map(|row| row.calls * (4e-6 + if row.ranks == 2 { 100e-6 } else { 50e-6 }))
+            .sum();
         let seconds = 2.0 * (operations + loads + 3e-6) + calls;
         assert!((time.step_ms / (seconds * 1e3) - 1.0).abs() < 1e-9, "{} for {}", time.step_ms, seconds * 1e3);
     }
@@ -153,12 +157,19 @@ fn a_size_is_priced_by_the_line_it_lies_on_or_is_nearest_to() {
 }
 
 #[test]
-fn an_estimate_states_its_time_or_the_reason() {
-    let mut value = serde_json::json!({ "label": "x" });
-    let time = EstimateTime { step_ms: 2.0, spans: vec![("forward", 2.0)], tokens_per_second: 3.0, source: "s".into() };
-    into_estimate(&Ok(time), &mut value);
-    assert_eq!((value["step_ms"].as_f64(), value["time"]["forward"].as_f64()), (Some(2.0), Some(2.0)));
-    let mut value = serde_json::json!({});
-    into_estimate(&Err("no profile".into()), &mut value);
-    assert_eq!(value, serde_json::json!({ "time_unstated": "no profile" }));
+fn a_row_states_its_time_or_the_reason() {
+    let grid = quickstart().swap_remove(0);
+    let mut planned = super::super::plan::plan(grid, None);
+    let time = EstimateTime { step_ms: 2.0, spans: vec![("forward", 2.0)], tokens_per_second: 8.0, source: "s".into() };
+    planned.time = Ok(time);
+    let row = planned.row();
+    assert_eq!(
+        (row.step_ms, row.time.get("forward").copied(), row.tokens_per_second),
+        (Some(2.0), Some(2.0), Some(8.0))
+    );
+    assert_eq!((row.tokens_per_second_per_rank, row.time_source.as_str()), (Some(2.0), "s"));
+    assert_eq!(row.tflops_per_rank, Some(row.model_flops.unwrap() / 2e-3 / 4.0 / 1e12));
+    planned.time = Err("no profile".into());
+    let row = planned.row();
+    assert_eq!((row.step_ms, row.time_source.as_str()), (None, "not predicted: no profile"));
 }
