@@ -29,7 +29,7 @@ pub struct CalibrateArgs {
     #[arg(long, conflicts_with = "disk")]
     pub no_disk: bool,
     /// Rounds over the small training cells in which operations are timed
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub operation_rounds: u32,
     /// Leave the times of operations out
     #[arg(long)]

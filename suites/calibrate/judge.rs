@@ -22,13 +22,10 @@ pub const OPERATION_SPREAD: f64 = 0.25;
 
 /// Why times of operations are not to be kept; nothing where they may be. Whether others ran beside shows in the spread:
 /// a time is the middle of many.
-pub fn why_not_operations(operations: &[Operations]) -> Vec<String> {
-    let noisy = operations.iter().filter(|of| of.spread.is_nan() || of.spread > OPERATION_SPREAD);
-    let say = |of: &Operations| {
-        let (spread, limit) = (units::percent(of.spread), units::percent(OPERATION_SPREAD));
-        format!("operations with {}: the rounds spread by {spread} (limit {limit})", of.seats)
-    };
-    noisy.map(say).collect()
+pub fn why_not_operations(of: &Operations) -> Option<String> {
+    let noisy = of.spread.is_nan() || of.spread > OPERATION_SPREAD;
+    let (spread, limit) = (units::percent(of.spread), units::percent(OPERATION_SPREAD));
+    noisy.then(|| format!("operations with {}: the rounds spread by {spread} (limit {limit})", of.seats))
 }
 
 /// Why the numbers are not to be kept; nothing where they may be.
@@ -86,6 +83,15 @@ mod tests {
             values.add(2, "disk.read".into(), Err("the file system refuses O_DIRECT".into()));
         }
         summed_up(&values)
+    }
+
+    #[test]
+    fn steady_operations_are_kept_and_others_are_named() {
+        let with = |spread| why_not_operations(&Operations { spread, ..Operations::default() });
+        assert_eq!((with(0.1), with(0.25)), (None, None));
+        for spread in [0.3, f64::NAN] {
+            assert!(with(spread).unwrap().contains("limit 25.0 %"), "{:?}", with(spread));
+        }
     }
 
     #[test]

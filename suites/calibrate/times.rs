@@ -11,13 +11,19 @@ use toml::{Table, Value};
 use zbench_engine::plan::clock::Overheads;
 use zbench_engine::plan::curves::{Curves, Point};
 
-/// Writes times into a profile, in the place of all earlier ones. Other keys, their order and comments stay.
+/// Writes times into a profile, in the place of earlier ones of the same ranks and threads. Other keys, their order and
+/// comments stay.
 ///
 /// # Errors
 /// As [`ProfileError`] says; the file is then as it was.
 pub fn save(path: &Path, operations: &[Operations], measured: &str, cores: usize) -> Result<(), ProfileError> {
-    let is_ours = |heading: &str| heading == "[operations]" || heading.starts_with("[operations.");
+    let headings: Vec<String> = operations.iter().map(|of| heading(of.seats)).collect();
+    let is_ours = |heading: &str| heading == "[operations]" || headings.iter().any(|own| own == heading);
     merge(path, "measured by zbench calibrate", "operations", &is_ours, &text(operations, measured, cores))
+}
+
+fn heading(Seats { ranks, threads, .. }: Seats) -> String {
+    format!("[operations.ranks-{ranks}.threads-{threads}]")
 }
 
 fn text(operations: &[Operations], measured: &str, cores: usize) -> String {
@@ -28,12 +34,12 @@ fn text(operations: &[Operations], measured: &str, cores: usize) -> String {
         quoted(env!("CARGO_PKG_VERSION"))
     );
     for of in operations {
-        let Seats { ranks, threads, crowded } = of.seats;
+        let (heading, crowded) = (heading(of.seats), of.seats.crowded);
         let us = |seconds: f64| seconds * 1e6;
         let Overheads { operation, load, step, call } = of.overheads;
         let _ = write!(
             text,
-            "\n[operations.ranks-{ranks}.threads-{threads}]\ncrowded = {crowded}\nspread = {:.4}\noperation_us = {:.4}\n\
+            "\n{heading}\ncrowded = {crowded}\nspread = {:.4}\noperation_us = {:.4}\n\
              load_us = {:.4}\nstep_us = {:.4}\ncall_us = {:.4}\ncurves = [\n",
             of.spread,
             us(operation),

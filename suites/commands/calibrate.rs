@@ -75,7 +75,10 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
         Err(OperationsError::Stopped) => return stopped(),
         Err(error) => return Err(error.into()),
     };
-    let (reasons, unsteady) = (judge::why_not(&ceilings, &sampled), judge::why_not_operations(&operations));
+    let reasons = judge::why_not(&ceilings, &sampled);
+    let unsteady: Vec<String> = operations.iter().filter_map(judge::why_not_operations).collect();
+    let mut steady = operations;
+    steady.retain(|of| judge::why_not_operations(of).is_none());
     let mut record = record(&wanted, &folder, arguments, &ceilings);
     seen(&mut record, &sampled);
     if !reasons.is_empty() || !unsteady.is_empty() {
@@ -104,20 +107,16 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
         profile::save(&path, &ceilings, &about)?;
         crate::say!("saved the ceilings into {}", path.display());
     }
-    if saves && unsteady.is_empty() && !operations.is_empty() {
-        times::save(&path, &operations, &record.started, machine::cores())?;
-        crate::say!("saved the times of operations into {}", path.display());
+    if saves && !steady.is_empty() {
+        times::save(&path, &steady, &record.started, machine::cores())?;
+        let seats: Vec<String> = steady.iter().map(|of| of.seats.to_string()).collect();
+        crate::say!("saved the times of operations with {} into {}", seats.join(", "), path.display());
     }
     if reasons.is_empty() && unsteady.is_empty() {
         return Ok(exit::SUCCESS);
     }
-    let what = match (reasons.is_empty(), unsteady.is_empty()) {
-        (false, true) => "its ceilings are",
-        (true, false) => "its times of operations are",
-        _ => "both are",
-    };
     let advice = "end other programs and try again, or measure more rounds";
-    crate::say!("{}: {what} left as they were; {advice}", path.display());
+    crate::say!("what is too noisy is left as it was in {}; {advice}", path.display());
     Ok(exit::INCONCLUSIVE)
 }
 

@@ -3,7 +3,7 @@
 
 use super::machine;
 use super::plan::Planned;
-use crate::allreduce::profile::default_path;
+use crate::allreduce::profile::{default_path, fit_of_value};
 use crate::calibrate::corrections::{Corrections, Residuals};
 use crate::calibrate::operations::Operations;
 use crate::calibrate::probes::Seats;
@@ -19,7 +19,7 @@ use zbench_engine::plan::Plan;
 use zbench_engine::plan::clock::{Clock, Machine, NoTime, StepTime};
 use zbench_engine::shard::Collective;
 use zbench_kernels::{Cpu, DType};
-use zbench_reports::collectives::Segment;
+use zbench_reports::collectives::{Fit, Segment};
 use zbench_reports::estimate_report::EstimateRow;
 use zbench_reports::record::Record;
 
@@ -238,20 +238,16 @@ impl Machine for Fits<'_> {
         let (backend, ranks) = (self.cell.parallel.backend.name(), call.ranks);
         let reduces = call.kind != "all_gather";
         let wanted = type_name(dtype);
-        let of = |table: &Table| -> Option<Vec<(bool, Vec<Segment>)>> {
+        let of = |table: &Table| -> Option<Vec<Fit>> {
             let fits = table.get(backend)?.get(format!("ranks-{ranks}"))?.get(call.kind)?.get("fits")?.as_array()?;
+            let mut fits: Vec<Fit> = fits.iter().filter_map(fit_of_value).collect();
             // What only copies takes bytes of any type; what adds is as fast as its type.
-            let fits = fits.iter().filter(|fit| !reduces || fit.get("type").and_then(Value::as_str) == Some(wanted));
-            fits.map(|fit| {
-                let place = fit.get("in_place")?.as_bool()?;
-                let segments = fit.get("segments")?.clone().try_into::<Vec<Segment>>().ok()?;
-                Some((place, segments))
-            })
-            .collect()
+            fits.retain(|fit| !reduces || (fit.dtype == wanted && fit.redop == "sum"));
+            Some(fits)
         };
         let fits = of(&self.profile.fits).unwrap_or_default();
-        let fit = fits.iter().find(|(place, _)| *place == call.in_place).or(fits.first());
-        let Some(us) = fit.and_then(|(_, segments)| time_us(segments, call.bytes as f64)) else {
+        let fit = fits.iter().find(|fit| fit.in_place == call.in_place).or(fits.first());
+        let Some(us) = fit.and_then(|fit| time_us(&fit.segments, call.bytes as f64)) else {
             let of_type = if reduces { format!(" -d {wanted}") } else { String::new() };
             return Err(format!(
                 "{} has no fit of {} among {ranks} ranks of {backend}; run `zbench allreduce --backend {backend} --ranks \

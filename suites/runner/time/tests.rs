@@ -37,7 +37,7 @@ fn fits(kinds: &[&str], ranks: &[usize], us: f64) -> Table {
     let mut text = String::new();
     for (kind, ranks) in kinds.iter().flat_map(|kind| ranks.iter().map(move |ranks| (kind, ranks))) {
         text += &format!(
-            "[collectives.local.ranks-{ranks}.{kind}]\nfits = [{{ of = \"x\", type = \"float\", in_place = true, segments = \
+            "[collectives.local.ranks-{ranks}.{kind}]\nfits = [{{ of = \"x\", type = \"float\", redop = \"sum\", factor = 1.0, in_place = true, segments = \
              [{{ from_bytes = 8, to_bytes = 1024, latency_us = {us:?}, points = 4, median_error = 0.0, worst_error = 0.0 \
              }}] }}]\n"
         );
