@@ -1,5 +1,9 @@
 //! What a cell takes on its machine, without running it.
 
+pub mod explain;
+pub mod forecast;
 mod job;
+pub mod search;
+pub mod validate;
 
 pub use job::job;

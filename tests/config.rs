@@ -411,7 +411,7 @@ fn a_base_in_nf4_fits_one_card_of_80_gb() {
     let text = std::fs::read_to_string(root().join("configs/qlora70b.toml")).unwrap();
     let folder = root().join("configs");
     let document = zbench::config::Document::parse(&folder.join("qlora70b.toml"), &text, &[]).unwrap();
-    let context = zbench::config::Context { folder, cores: 2 };
+    let context = zbench::config::Context::new(folder, 2);
     let cells = zbench::grid::expand(&document, &[], 100, &context, &mut Default::default());
     let mut fits = Vec::new();
     for cell in cells.unwrap() {

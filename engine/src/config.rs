@@ -10,7 +10,7 @@ mod scaling;
 pub use adapters::Method;
 pub use base::Base;
 pub use model::{Experts, Form, Mlp, Model, NormKind, Order, Positions, RopeScaling};
-pub use priced::{Home, PipelineSchedule, Priced, PricedModel, Wire};
+pub use priced::{Home, PipelineSchedule, Priced, PricedLoss, PricedModel, Wire};
 pub use scaling::{DynamicScaling, LossScaling, WeightRounding};
 
 use crate::comm::link::LinkSpec;

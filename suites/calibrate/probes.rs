@@ -58,7 +58,7 @@ const SMALL: usize = 256;
 pub fn probes(seats: Seats) -> Result<Vec<Probe>, ConfigError> {
     let set = [format!("parallel.ranks={}", seats.ranks), format!("hardware.threads_per_rank={}", seats.threads)];
     let document = Document::parse(Path::new("probes.toml"), FILE, &set)?;
-    let context = Context { folder: ".".into(), cores: seats.threads.saturating_mul(seats.ranks) };
+    let context = Context::new(".".into(), seats.threads.saturating_mul(seats.ranks));
     let cells = grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default())?;
     let mut probes = Vec::with_capacity(cells.len());
     for cell in cells {

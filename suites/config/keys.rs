@@ -236,6 +236,7 @@ pub const KEYS: &[Key] = &[
         Is("1.0"),
         "Tokens of the busiest expert rank over the mean, as it is priced.",
     ),
+    key("parallel.expert_tensor", DEGREE, Is("1"), "Ranks that share each expert's matrices. Priced and not run."),
     key(
         "parallel.pipeline_schedule",
         Choice(&["1f1b", "gpipe", "interleaved"]),
@@ -354,6 +355,26 @@ pub const KEYS: &[Key] = &[
         Is("\"none\""),
         "Where weights live; none = on the device. Others are priced and not run, under zero3 and fsdp.",
     ),
+    key(
+        "memory.offload_activations",
+        Choice(&["none", "host", "disk"]),
+        Is("\"none\""),
+        "Where what forward keeps lives; none = on the device. Others are priced and not run.",
+    ),
+    key(
+        "memory.partition_activations",
+        Bool,
+        Is("false"),
+        "Whether the inputs that checkpointing keeps are split over parallel.tensor (ZeRO-R). Priced and not run.",
+    ),
+    key(
+        "memory.loss",
+        Choice(&["fused", "logits", "chunked"]),
+        Is("\"fused\""),
+        "How the loss is made: in one kernel over the logits (the engine's), from logits and f32 copies of them, or so many \
+         tokens at a time. The last two are priced and not run.",
+    ),
+    key("memory.loss_chunk", SIZE, Is("1024"), "Tokens at a time of memory.loss = \"chunked\"."),
     key("memory.offload_path", Path, From("absent"), "Folder of disk offload, which this version has not."),
     key(
         "memory.capacity",

@@ -6,9 +6,12 @@ use super::document::{Place, Settings};
 use super::keys::{self, Default};
 use super::kind::number;
 use super::units;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use toml::Value;
 use zbench_engine::config::*;
+use zbench_estimate::profile::Profile as MachineProfile;
 use zbench_kernels::DType;
 
 mod adapters;
@@ -27,6 +30,23 @@ pub struct Context {
     pub folder: PathBuf,
     /// Cores that this process may use.
     pub cores: usize,
+    /// Machine profiles that were read: the cells of a grid mostly name the same one.
+    profiles: Arc<Mutex<BTreeMap<String, Arc<MachineProfile>>>>,
+    /// Changes of the machine, as `--what-if` states them.
+    what_if: Vec<(String, Value)>,
+}
+
+impl Context {
+    /// A folder and the cores there are.
+    pub fn new(folder: PathBuf, cores: usize) -> Context {
+        Context { folder, cores, profiles: Arc::default(), what_if: Vec::new() }
+    }
+
+    /// The same with a changed machine.
+    #[must_use]
+    pub fn with_what_if(self, what_if: Vec<(String, Value)>) -> Context {
+        Context { what_if, profiles: Arc::default(), ..self }
+    }
 }
 
 /// A configuration with every default filled in.
@@ -35,7 +55,7 @@ pub struct Resolved {
     /// What runs.
     pub cell: Cell,
     /// `hardware.profile`, when the cell is for another machine.
-    pub profile: Option<String>,
+    pub profile: Option<Arc<MachineProfile>>,
 }
 
 /// Values that do not go together, or that this version cannot do.
@@ -105,7 +125,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         priced: priced.map(Box::new),
     };
     batch_fits(&values, &cell)?;
-    Ok(Resolved { cell, profile: profile.map(|profile| profile.name) })
+    Ok(Resolved { cell, profile })
 }
 
 /// Typed access to checked settings; absent ones have the default of the table.

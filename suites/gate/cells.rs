@@ -47,7 +47,7 @@ pub fn of_configuration(file: &Path, set: &[String], only: Option<&str>) -> Resu
     let document = Document::read(file, set)?;
     let source = document.path.display().to_string();
     let axes = only.map(grid::parse_only).transpose()?.unwrap_or_default();
-    let context = Context { folder: document.folder().to_path_buf(), cores: machine::cores() };
+    let context = Context::new(document.folder().to_path_buf(), machine::cores());
     let cells = grid::expand(&document, &axes, MOST_CELLS, &context, &mut Files::default())?;
     if cells.is_empty() {
         return Err(ConfigError::about(source, "no cell is left: only or [[grid.exclude]] leave out all of them"));

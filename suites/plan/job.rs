@@ -1,9 +1,7 @@
 //! A cell as the estimator sees it.
 
 use zbench_engine::config as cell;
-use zbench_engine::config::{
-    Cell, Checkpointing, Home, Kept, Mlp, NormKind, PipelineSchedule, Positions, Priced, Strategy,
-};
+use zbench_engine::config::{Cell, Checkpointing, Home, Kept, Mlp, NormKind, PipelineSchedule, Positions, Priced, Strategy};
 use zbench_engine::model::{Layout, Part};
 use zbench_estimate::job::*;
 use zbench_kernels::DType;
@@ -14,10 +12,14 @@ pub fn job(cell: &Cell) -> Job {
     let degrees = degrees(cell, &priced);
     Job {
         model: shape(cell, &priced),
-        batch: Batch { seq: cell.train.seq_len, micro: cell.train.micro_batch, accumulation: cell.train.accumulation },
+        batch: Batch {
+            seq: cell.train.seq_len,
+            micro: cell.train.micro_batch,
+            accumulation: cell.train.accumulation,
+        },
         sharding: sharding(cell, &priced, degrees.data * degrees.context),
         precision: precision(cell),
-        recompute: recompute(cell),
+        recompute: recompute(cell, priced.partition_activations),
         attention: match cell.memory.attention {
             cell::AttentionKind::Flash => Attention::Flash(2),
             cell::AttentionKind::Naive => Attention::Naive,
@@ -25,10 +27,14 @@ pub fn job(cell: &Cell) -> Job {
         offload: Offload {
             optimizer: place(priced.offload_optimizer),
             parameters: place(priced.offload_parameters),
-            activations: Place::Device,
+            activations: place(priced.offload_activations),
         },
         peft: peft(cell),
-        loss: zbench_estimate::job::Loss::Logits,
+        loss: match priced.loss {
+            cell::PricedLoss::Fused => Loss::Fused,
+            cell::PricedLoss::Logits => Loss::Logits,
+            cell::PricedLoss::Chunked(tokens) => Loss::Chunked(tokens),
+        },
         stack: stack(cell, &degrees),
         degrees,
     }
@@ -96,6 +102,10 @@ fn shape(cell: &Cell, priced: &Priced) -> Shape {
     shape
 }
 
+fn model_has_experts(cell: &Cell) -> bool {
+    cell.model.sparse_blocks() > 0
+}
+
 fn degrees(cell: &Cell, priced: &Priced) -> Degrees {
     Degrees {
         data: (cell.parallel.ranks / priced.ranks_per_replica().max(1)).max(1),
@@ -109,7 +119,7 @@ fn degrees(cell: &Cell, priced: &Priced) -> Degrees {
         },
         context: priced.context,
         expert: priced.expert,
-        expert_tensor: if priced.expert > 1 { 1 } else { priced.tensor },
+        expert_tensor: if model_has_experts(cell) { priced.expert_tensor } else { priced.tensor },
         first_stage: 0,
         last_stage: 0,
     }
@@ -164,9 +174,9 @@ fn precision(cell: &Cell) -> Precision {
     }
 }
 
-fn recompute(cell: &Cell) -> Recompute {
+fn recompute(cell: &Cell, partitioned: bool) -> Recompute {
     let blocks = cell.model.num_hidden_layers;
-    let full = |every: usize| Recompute::Full { every: every.max(1), partitioned: false };
+    let full = |every: usize| Recompute::Full { every: every.max(1), partitioned };
     match &cell.memory.checkpointing {
         Checkpointing::None => Recompute::None,
         Checkpointing::Full => full(1),

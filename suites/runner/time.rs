@@ -2,19 +2,19 @@
 //! as `zbench allreduce --save` did. Without both there is none, and a reason.
 
 use super::machine;
-use super::plan::Planned;
 use crate::allreduce::profile::{default_path, fit_of_value};
 use crate::calibrate::corrections::{Corrections, Residuals};
 use crate::calibrate::operations::Operations;
 use crate::calibrate::probes::Seats;
 use crate::calibrate::{corrections, times};
-use crate::grid::GridCell;
+use crate::config::Resolved;
+use crate::plan::forecast::Timing;
 use std::path::Path;
 use std::sync::LazyLock;
 use toml::{Table, Value};
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::hardware;
-use zbench_engine::outcome::Span;
+use zbench_engine::outcome::{Flops, Span};
 use zbench_engine::plan::Plan;
 use zbench_engine::plan::clock::{Clock, Machine, NoTime, StepTime};
 use zbench_engine::shard::Collective;
@@ -36,36 +36,31 @@ pub struct EstimateTime {
     pub source: String,
 }
 
-/// The time of a cell of a grid on this machine. The profile is read once.
-///
-/// # Errors
-/// Why there is none, in words.
-pub fn of(cell: &GridCell) -> Result<EstimateTime, String> {
-    static HERE: LazyLock<Result<TimeProfile, String>> = LazyLock::new(TimeProfile::of_this_machine);
-    let resolved = cell.resolved.as_ref().map_err(|refusal| refusal.to_string())?;
-    match &resolved.profile {
-        Some(name) => TimeProfile::read(&default_path(name))?.time(&resolved.cell),
-        None => HERE.as_ref().map_err(String::clone)?.time(&resolved.cell),
+impl EstimateTime {
+    /// As plans have it.
+    pub fn timing(self, cell: &Cell, flops: &Flops) -> Timing {
+        let ranks = cell.parallel.ranks.max(1) as f64;
+        Timing {
+            step_ms: self.step_ms,
+            spans: self.spans.into_iter().collect(),
+            tokens_per_second: self.tokens_per_second,
+            model_flops_per_rank: flops.model / ranks,
+            hardware_flops_per_rank: flops.hardware / ranks,
+            source: self.source,
+            ..Timing::default()
+        }
     }
 }
 
-/// Writes a cell's time, or why there is none, into its row of estimates.
-pub fn fill(planned: &Planned, row: &mut EstimateRow) {
-    // What another source has stated stays.
-    if row.step_ms.is_some() || !row.time_source.is_empty() {
-        return;
-    }
-    match &planned.time {
-        Ok(time) => {
-            let (ranks, seconds) = (planned.cell().map_or(1, |cell| cell.parallel.ranks) as f64, time.step_ms / 1e3);
-            row.step_ms = Some(time.step_ms);
-            time.spans.iter().for_each(|(name, ms)| row.time.insert(*name, *ms));
-            row.tokens_per_second = Some(time.tokens_per_second);
-            row.tokens_per_second_per_rank = Some(time.tokens_per_second / ranks);
-            row.tflops_per_rank = row.model_flops.map(|flops| flops / seconds / ranks / 1e12);
-            row.time_source = time.source.clone();
-        }
-        Err(reason) => row.time_source = format!("not predicted: {reason}"),
+/// The time of a cell on the machine of its profile, by default on this one, whose profile is read once.
+///
+/// # Errors
+/// Why there is none, in words.
+pub fn of(resolved: &Resolved) -> Result<EstimateTime, String> {
+    static HERE: LazyLock<Result<TimeProfile, String>> = LazyLock::new(TimeProfile::of_this_machine);
+    match &resolved.profile {
+        Some(profile) => TimeProfile::read(&default_path(&profile.name))?.time(&resolved.cell),
+        None => HERE.as_ref().map_err(String::clone)?.time(&resolved.cell),
     }
 }
 

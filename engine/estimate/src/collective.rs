@@ -87,7 +87,13 @@ const FILL: f64 = 0.6;
 
 /// Algorithm bandwidth of a reduction in the switch over what a ring's links reach: each device sends its whole payload
 /// once and takes the sum once (H200: 275 of 365 GB/s; B200: 475 of 700).
-const IN_SWITCH: f64 = 0.71;
+const IN_SWITCH: f64 = 0.72;
+
+/// Hops that a sum in the switch takes at most, however many devices (32 KiB over 8 H200: 40 us; B200: 47).
+const IN_SWITCH_HOPS: f64 = 12.0;
+
+/// Share of a link's rating that one copy between two devices reaches: 274 of 300 GB/s (A100), 392 of 450 (H200).
+const COPY_REACHED: f64 = 0.89;
 
 /// Ranks from which the switch is asked (NCCL's own choice: 4 devices take the ring).
 const IN_SWITCH_RANKS: usize = 5;
@@ -101,8 +107,14 @@ fn beside(link: &Link, ranks: usize, devices: usize) -> f64 {
     if mesh && devices > 1 && ranks < devices { rate * (ranks - 1) as f64 / (devices - 1) as f64 } else { rate }
 }
 
-/// Seconds of a collective of `bytes` (all ranks' together, as nccl-tests counts) over a group.
+/// Seconds of a collective of `bytes` (all ranks' together, as nccl-tests counts) over a group, by the quicker of a ring and
+/// a tree.
 pub fn seconds(what: Collective, bytes: f64, group: Group, machine: &Machine) -> f64 {
+    seconds_by(what, bytes, group, machine, true)
+}
+
+/// The same by a ring alone, where `trees` is false.
+pub fn seconds_by(what: Collective, bytes: f64, group: Group, machine: &Machine, trees: bool) -> f64 {
     let ranks = group.ranks;
     if ranks < 2 || bytes <= 0.0 {
         return 0.0;
@@ -110,7 +122,9 @@ pub fn seconds(what: Collective, bytes: f64, group: Group, machine: &Machine) ->
     let nodes = group.nodes();
     let local = group.per_node.min(ranks);
     let inside = beside(&machine.intra, local, machine.node_devices).max(1.0);
-    let outside = (machine.inter.bandwidth * machine.inter.reached).max(1.0);
+    // Where no switch joins the devices of a node, a ring enters and leaves it by few of its cards.
+    let few = if local > 1 && !switched(&machine.intra) { UNSWITCHED } else { 1.0 };
+    let outside = (machine.inter.bandwidth * machine.inter.reached * few).max(1.0);
     let (n, m, r) = (ranks as f64, nodes as f64, local as f64);
     let share = |k: f64| (k - 1.0) / k;
     let (near, far) = match what {
@@ -129,27 +143,46 @@ pub fn seconds(what: Collective, bytes: f64, group: Group, machine: &Machine) ->
             if nodes > 1 {
                 (0.0, bytes / outside)
             } else {
-                (bytes / inside, 0.0)
+                let copy = if switched(&machine.intra) { machine.intra.bandwidth * COPY_REACHED } else { inside };
+                (bytes / copy.max(inside), 0.0)
             }
         }
     };
     let transfer = if nodes > 1 { near.max(far) } else { near };
-    let fixed = START + hops(what, nodes, local, machine);
+    let fixed = START + hops(what, nodes, local, machine, trees);
     fixed + transfer + FILL * (fixed * transfer).sqrt()
 }
 
-/// Seconds of the hops that a message takes one after another: a ring's inside a node; between nodes the shorter of a ring
-/// and a tree where there is a tree.
-fn hops(what: Collective, nodes: usize, local: usize, machine: &Machine) -> f64 {
+/// Share of a node's cards that a collective over several of its devices keeps busy where no switch joins them.
+const UNSWITCHED: f64 = 0.5;
+
+fn switched(link: &Link) -> bool {
+    let kind = link.kind.to_ascii_lowercase();
+    !["pcie", "nvlink1", "nvlink2", "bridge"].iter().any(|word| kind.contains(word))
+}
+
+/// Seconds of the hops that a message takes one after another: all of a ring; or a chain inside a node and a tree between
+/// nodes, where that is shorter and there is one.
+fn hops(what: Collective, nodes: usize, local: usize, machine: &Machine, trees: bool) -> f64 {
     let (near, far) = (machine.intra.latency, machine.inter.latency);
     let inner = (local - 1) as f64 * near;
-    let outer = (nodes - 1) as f64 * far;
-    let tree = (nodes as f64).log2().ceil() * far;
+    let ring = nodes as f64 * inner + (nodes - 1) as f64 * far;
+    let tree = inner + (nodes as f64).log2().ceil() * far;
+    let best = if trees { ring.min(tree) } else { ring };
     match what {
-        Collective::AllReduce => 2.0 * inner + 2.0 * outer.min(tree),
-        Collective::AllGather | Collective::ReduceScatter => inner + outer,
-        Collective::Broadcast => inner + outer.min(tree),
+        Collective::AllReduce if machine.intra.in_switch && local >= IN_SWITCH_RANKS => {
+            (2.0 * inner).min(IN_SWITCH_HOPS * near) + 2.0 * (best - inner)
+        }
+        Collective::AllReduce => 2.0 * best,
+        Collective::AllGather | Collective::ReduceScatter => ring,
+        Collective::Broadcast => best,
         // All pairs are open at once; a message waits for one hop.
-        Collective::AllToAll | Collective::Send => if nodes > 1 { far } else { near },
+        Collective::AllToAll | Collective::Send => {
+            if nodes > 1 {
+                far
+            } else {
+                near
+            }
+        }
     }
 }

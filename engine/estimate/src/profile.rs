@@ -30,6 +30,8 @@ pub struct Profile {
     pub collectives: Table,
     /// Ceilings that `zbench calibrate` wrote, as they stand there.
     pub ceilings: Table,
+    /// All of it, bases included.
+    table: Table,
 }
 
 /// Why a profile is none.
@@ -184,7 +186,38 @@ impl Profile {
     /// # Errors
     /// What is wrong with it, by key.
     pub fn read(name: &str, text: &str) -> Result<Profile, ProfileError> {
-        let table = whole(name, text, 0)?;
+        Profile::of_table(name, whole(name, text, 0)?)
+    }
+
+    /// The same machine with other figures, by their places in the file: `network.rate`, `hbm.bandwidth`,
+    /// `compute.bf16.peak`, `memory`.
+    ///
+    /// # Errors
+    /// What is wrong with the changed profile, by key.
+    pub fn changed(&self, changes: &[(String, Value)]) -> Result<Profile, ProfileError> {
+        let mut over = Table::new();
+        for (place, value) in changes {
+            let (mut at, parts) = (&mut over, place.split('.').collect::<Vec<_>>());
+            let Some((last, tables)) = parts.split_last() else { continue };
+            for part in tables {
+                let next = at.entry((*part).to_string()).or_insert_with(|| Value::Table(Table::new()));
+                at = match next {
+                    Value::Table(table) => table,
+                    other => return Err(value_error(&self.name, place, other, "a table")),
+                };
+            }
+            let mut figure = Table::new();
+            figure.insert("value".into(), value.clone());
+            figure.insert("source".into(), Value::String("what if".into()));
+            let plain = ["kind", "in_switch", "device", "product", "about"].contains(last);
+            at.insert((*last).to_string(), if plain { value.clone() } else { Value::Table(figure) });
+        }
+        let mut table = self.table.clone();
+        merge(&mut table, over, &self.name);
+        Profile::of_table(&self.name, table)
+    }
+
+    fn of_table(name: &str, table: Table) -> Result<Profile, ProfileError> {
         let mut sources = BTreeMap::new();
         let mut reader = read::Reader::new(name, &table, &mut sources);
         reader.only(&KEYS)?;
@@ -215,7 +248,7 @@ impl Profile {
         for key in ["operations", "corrections"] {
             saved(key)?;
         }
-        Ok(Profile { name: name.into(), about, device, memory, machine, sources, collectives, ceilings })
+        Ok(Profile { name: name.into(), about, device, memory, machine, sources, collectives, ceilings, table })
     }
 
     /// The machine.

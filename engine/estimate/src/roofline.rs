@@ -71,7 +71,13 @@ impl Roofline<'_> {
     /// What products of training reach of a form, large and even.
     pub fn sustained(&self, form: Number) -> f64 {
         let (peak, reached) = self.rate(form);
-        peak * reached * if self.hot() { self.tuning.sustained_hot } else { self.tuning.sustained }
+        let t = self.tuning;
+        let share = match () {
+            () if self.peak(Number::Bf16) > 10e12 * self.device.units.max(1) as f64 => t.sustained_hotter,
+            () if self.hot() => t.sustained_hot,
+            () => t.sustained,
+        };
+        peak * reached * share
     }
 
     /// Bytes per second of element-wise work.

@@ -121,19 +121,35 @@ fn tokens_per_step(job: &Job) -> f64 {
     batch.seq as f64 * batch.micro as f64 * batch.accumulation as f64 * job.degrees.data as f64
 }
 
+/// Model (or hardware) FLOPs utilisation: FLOPs a token × tokens a second over all ranks, of what all ranks could do. The
+/// ranks stand in the divisor: without them it is the share of one device.
+pub fn utilisation(flops_per_token: f64, tokens_per_second: f64, ranks: f64, peak: f64) -> Check {
+    let says = "FLOPs a token × tokens a second / (ranks × dense peak)";
+    let (flops, tokens) = (digits(flops_per_token), digits(tokens_per_second));
+    Check::new("utilisation", says, "PaLM paper, appendix B", "of the peak").term(
+        "share",
+        format!("{flops} × {tokens} / ({} × {})", digits(ranks), digits(peak)),
+        flops_per_token * tokens_per_second / (ranks * peak),
+    )
+}
+
 /// What the dense peak allows, and 40 % of it, which is a good run.
 fn rates(job: &Job, machine: &Machine) -> Vec<Check> {
     let number = job.precision.products;
     let Some(rate) = machine.device.compute.get(&number) else { return Vec::new() };
-    let full = matches!(job.recompute, Recompute::Full { .. }) && matches!(job.peft, Peft::None);
+    // Tokens of two stacks are not tokens of one.
+    if matches!(job.model.kind, Kind::EncoderDecoder { .. }) {
+        return Vec::new();
+    }
     let parameters = job.model.active_parameters() as f64;
-    let factor = if full { 8.0 } else { 6.0 };
+    let trained = if job.peft == Peft::None { 6.0 } else { 4.0 };
+    let factor = if matches!(job.recompute, Recompute::Full { .. }) { trained + 2.0 } else { trained };
     let (step, hour) = (tokens_per_step(job), 3600.0 * rate.peak / (factor * parameters));
     let peak = digits(rate.peak);
     vec![
         Check::new(
             "tokens-per-gpu-hour",
-            "3600 × dense peak / FLOPs a token (6N, or 8N with full recomputation): nobody is faster",
+            "3600 × dense peak / FLOPs a token (6N, frozen 4N, 2N more with full recomputation): nobody is faster",
             "arithmetic",
             "tokens/h",
         )

@@ -32,19 +32,23 @@ macro_rules! constants {
 constants! {
     /// Share of the best product's rate that products of training hold, minute after minute (clocks under power and
     /// heat, operands that are not in cache): devices up to Ampere.
-    sustained = 0.95;
+    sustained = 0.915;
     /// The same for devices of Hopper and later, which meet their power limit in products.
-    sustained_hot = 0.85;
+    sustained_hot = 0.88;
+    /// The same for devices of Blackwell.
+    sustained_hotter = 0.69;
+    /// Bytes per element that a cast to eight bits moves, with a transposed copy, as far as nothing else does it.
+    cast_bytes = 3.0;
     /// Elements of k that the start and end of a tile cost.
-    k_fill = 160.0;
+    k_fill = 64.0;
     /// Rate of a product whose rows are not multiples of 16 bytes, against an aligned one's.
-    unaligned = 0.35;
+    unaligned = 0.11;
     /// Share of memory's reached rate that element-wise kernels hold.
-    pass_reached = 0.9;
+    pass_reached = 0.74;
     /// Share of the matrix peak that attention by tiles reaches at best (first generation), head of 64.
-    flash1_64 = 0.36;
+    flash1_64 = 0.32;
     /// The same, head of 128.
-    flash1_128 = 0.28;
+    flash1_128 = 0.31;
     /// Second generation, head of 64.
     flash2_64 = 0.60;
     /// Second generation, head of 128.
@@ -62,15 +66,15 @@ constants! {
     /// FLOP/s per unit that kernels written before Hopper's asynchronous products reach at most.
     legacy_unit = 3.85e12;
     /// Share of a product's rate that the batched products of attention's scores reach.
-    batched = 0.75;
+    batched = 0.46;
     /// Compute lost per second of communication that runs beside it (units and memory that the copies take).
-    contention = 0.12;
+    contention = 0.1;
     /// Seconds of host time per kernel, eager PyTorch.
     host_eager = 7e-6;
     /// Seconds of host time per kernel where modules are fused or compiled.
     host_fused = 5e-6;
     /// Share of tensor parallel collectives that Megatron-Core hides behind products.
-    tensor_hidden = 0.3;
+    tensor_hidden = 0.7;
     /// Share of expert exchange that is hidden.
     expert_hidden = 0.0;
     /// Kernels of a router and its permutations, forward.
@@ -80,11 +84,19 @@ constants! {
     /// Fixed share of a step that no row explains: data, logging, clocks, stragglers.
     other = 0.02;
     /// Growth of a step per doubling of nodes (stragglers), share.
-    straggle = 0.004;
+    straggle = 0.006;
     /// Share of the host's memory rate that an update on the host reaches.
     host_update = 0.45;
+    /// Attention's kernels in Triton within trainers of late 2023 against those of the first generation's benches.
+    attention_fsdp1 = 1.3;
+    /// Bytes per parameter and gather (and as many per reduction) that FSDP2 copies between parameters and its buffers.
+    shard_copies = 20.0;
+    /// The same of FSDP1, whose units are flat: casts, divisions, sums.
+    flat_copies = 6.0;
     /// Share of network time that ZeRO-3 of DeepSpeed leaves exposed although there is compute to hide it.
-    deepspeed_exposed = 0.5;
+    deepspeed_exposed = 1.0;
+    /// Share of the network's rate that it reaches parameter by parameter.
+    deepspeed_network = 0.44;
 }
 
 impl Default for Tuning {
@@ -104,6 +116,17 @@ pub enum Fusion {
     Compiled,
 }
 
+/// Copies of sharded parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copies {
+    /// In place.
+    None,
+    /// Of one flat tensor a unit.
+    Flat,
+    /// Of each parameter.
+    Each,
+}
+
 /// What a stack does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drive {
@@ -121,6 +144,14 @@ pub struct Drive {
     pub fused_accumulation: bool,
     /// Passes that the optimizer makes over its state against one fused pass.
     pub optimizer_passes: f64,
+    /// GELU is one kernel.
+    pub gelu: bool,
+    /// Weights in f32 mean autocast, not casts of shards.
+    pub autocast: bool,
+    /// How sharded parameters are copied from and to the buffers of collectives.
+    pub copies: Copies,
+    /// Attention of the first generation is a later one, in Triton.
+    pub triton: bool,
     /// Whether the communication queue keeps ahead of compute with a whole unit; else `deepspeed_exposed` is paid.
     pub prefetch: bool,
 }
@@ -136,6 +167,10 @@ impl Drive {
             overlap_sends: false,
             fused_accumulation: false,
             optimizer_passes: 2.0,
+            gelu: true,
+            autocast: false,
+            copies: Copies::None,
+            triton: false,
             prefetch: true,
         };
         match stack {
@@ -153,6 +188,8 @@ impl Drive {
                 overlap_reduce: false,
                 overlap_gather: false,
                 optimizer_passes: 1.3,
+                prefetch: false,
+                copies: Copies::Each,
                 ..eager
             },
             Stack::MegatronCore => Drive {
@@ -163,9 +200,26 @@ impl Drive {
                 optimizer_passes: 1.0,
                 ..eager
             },
-            Stack::Deepspeed => Drive { optimizer_passes: 1.0, prefetch: false, ..eager },
-            Stack::Fsdp1 | Stack::Fsdp2 | Stack::Torch => eager,
-            Stack::Fsdp2Compiled | Stack::TorchCompiled => Drive { fusion: Fusion::Compiled, ..eager },
+            Stack::Deepspeed => Drive { copies: Copies::Each, optimizer_passes: 1.0, prefetch: false, gelu: false, ..eager },
+            Stack::Fsdp1 => Drive { triton: true, copies: Copies::Flat, ..eager },
+            Stack::Fsdp2 => Drive { copies: Copies::Each, ..eager },
+            Stack::Torch => Drive { gelu: false, autocast: true, ..eager },
+            Stack::Fsdp2Compiled => Drive { fusion: Fusion::Compiled, copies: Copies::Each, ..eager },
+            Stack::TorchCompiled => Drive { fusion: Fusion::Compiled, ..eager },
+        }
+    }
+
+    /// Share of the rate of attention's kernels that this stack reaches.
+    pub const fn attention(&self, tuning: &Tuning) -> f64 {
+        if self.triton { tuning.attention_fsdp1 } else { 1.0 }
+    }
+
+    /// Bytes per parameter that a gather (and as many that a reduction) copies.
+    pub const fn copy_bytes(&self, tuning: &Tuning) -> f64 {
+        match self.copies {
+            Copies::None => 0.0,
+            Copies::Flat => tuning.flat_copies,
+            Copies::Each => tuning.shard_copies,
         }
     }
 }

@@ -35,6 +35,14 @@ pub struct Priced {
     pub offload_optimizer: Home,
     /// Where weights live.
     pub offload_parameters: Home,
+    /// Where what forward keeps lives.
+    pub offload_activations: Home,
+    /// Whether the inputs that checkpointing keeps are split over `tensor` (ZeRO-R).
+    pub partition_activations: bool,
+    /// Ranks that share each expert's matrices.
+    pub expert_tensor: usize,
+    /// How the loss is made.
+    pub loss: PricedLoss,
     /// A model that the engine has not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<PricedModel>,
@@ -56,6 +64,10 @@ impl Default for Priced {
             parked: 1,
             offload_optimizer: Home::Device,
             offload_parameters: Home::Device,
+            offload_activations: Home::Device,
+            partition_activations: false,
+            expert_tensor: 1,
+            loss: PricedLoss::Fused,
             model: None,
         }
     }
@@ -70,6 +82,7 @@ impl Priced {
             ("parallel.pipeline", self.pipeline),
             ("parallel.context", self.context),
             ("parallel.expert", self.expert),
+            ("parallel.expert_tensor", self.expert_tensor),
         ];
         let degree = degrees.into_iter().find(|(_, degree)| *degree > 1).map(|(key, degree)| (key, degree.to_string()));
         let words = [
@@ -77,10 +90,17 @@ impl Priced {
             ("parallel.reduce_wire", self.reduce_wire.map(Wire::name)),
             ("memory.offload_optimizer", self.offload_optimizer.off_device()),
             ("memory.offload_parameters", self.offload_parameters.off_device()),
+            ("memory.offload_activations", self.offload_activations.off_device()),
+            ("memory.loss", self.loss.not_ours()),
             ("model.family", self.model.as_ref().map(PricedModel::name)),
         ];
         let word = words.into_iter().find_map(|(key, word)| Some((key, format!("{:?}", word?))));
-        degree.or(word).or((self.parked > 1).then(|| ("parallel.strategy", "\"zero++\"".to_string())))
+        let flags = [
+            (self.partition_activations, "memory.partition_activations", "true"),
+            (self.parked > 1, "parallel.strategy", "\"zero++\""),
+        ];
+        let flag = || flags.into_iter().find(|(set, ..)| *set).map(|(_, key, word)| (key, word.to_string()));
+        degree.or(word).or_else(flag)
     }
 
     /// Ranks that hold one replica of the model's work: all but the data axes.
@@ -142,6 +162,29 @@ impl Home {
             Home::Device => None,
             Home::Host => Some("host"),
             Home::Disk => Some("disk"),
+        }
+    }
+}
+
+/// How the loss over the vocabulary is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PricedLoss {
+    /// As the engine does: one kernel that writes the gradient over the logits.
+    #[default]
+    Fused,
+    /// Logits whole, and f32 copies of them.
+    Logits,
+    /// So many tokens at a time.
+    Chunked(usize),
+}
+
+impl PricedLoss {
+    fn not_ours(self) -> Option<&'static str> {
+        match self {
+            PricedLoss::Fused => None,
+            PricedLoss::Logits => Some("logits"),
+            PricedLoss::Chunked(_) => Some("chunked"),
         }
     }
 }

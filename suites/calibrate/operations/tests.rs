@@ -37,7 +37,7 @@ fn probes_have_every_operation_of_our_configurations() {
         if document.base.keys().any(|key| key.starts_with("bench.")) {
             continue;
         }
-        let context = Context { folder: root.clone(), cores: 2 };
+        let context = Context::new(root.clone(), 2);
         let expanded = grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default()).unwrap();
         for cell in expanded.iter().filter_map(|cell| cell.resolved.as_ref().ok()) {
             if cell.cell.hardware.device != DeviceKind::Cpu {

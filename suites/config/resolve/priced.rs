@@ -1,7 +1,7 @@
 //! What is priced and not run: parallelism beside the data axes, compressed traffic, offload, models of another kind.
 
 use super::{Refusal, Values};
-use zbench_engine::config::{Home, PipelineSchedule, Priced, PricedModel, Strategy, Wire};
+use zbench_engine::config::{Home, PipelineSchedule, Priced, PricedLoss, PricedModel, Strategy, Wire};
 
 /// The families that `zbench plan` prices and the engine has not.
 pub(super) const FAMILIES: [&str; 2] = ["t5", "count"];
@@ -41,6 +41,14 @@ pub(super) fn priced(values: &Values, ranks: usize, strategy: Strategy) -> Resul
         parked: if zeropp { parked(values, ranks)? } else { 1 },
         offload_optimizer: home("memory.offload_optimizer"),
         offload_parameters: home("memory.offload_parameters"),
+        offload_activations: home("memory.offload_activations"),
+        partition_activations: values.value("memory.partition_activations").as_bool() == Some(true),
+        expert_tensor: values.count("parallel.expert_tensor"),
+        loss: match values.text("memory.loss").as_str() {
+            "logits" => PricedLoss::Logits,
+            "chunked" => PricedLoss::Chunked(values.count("memory.loss_chunk")),
+            _ => PricedLoss::Fused,
+        },
         model: model(values)?,
     };
     check(values, &priced, ranks, strategy)?;

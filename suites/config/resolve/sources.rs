@@ -5,39 +5,45 @@ use crate::config::keys;
 use crate::config::kind::number;
 use crate::config::units;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use toml::Value;
 use zbench_engine::config::{Data, Model, TokenType};
 use zbench_engine::hf::{self, HfError, PartialModel};
 use zbench_estimate::profile::{self, Profile as MachineProfile};
 
-/// A machine to plan for.
-pub(super) struct Profile {
-    pub name: String,
-    pub device: String,
-    pub memory: Option<u64>,
-}
-
 /// Reads machines/NAME.toml beside the configuration, or the machine of that name that is compiled in.
-pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Profile>, Refusal> {
+pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<MachineProfile>>, Refusal> {
     let Some(name) = values.given_text("hardware.profile") else { return Ok(None) };
     let refuse = |message: String| values.refuse("hardware.profile", &[], message);
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
         return Err(refuse(format!("\"{name}\" is no name of a profile; write letters, digits and dashes")));
     }
+    // A thread that panicked while it held this has left no half of an entry.
+    let mut known = context.profiles.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(profile) = known.get(&name) {
+        return Ok(Some(profile.clone()));
+    }
     // A file beside the configuration stands before what is compiled in.
     let path = context.folder.join("machines").join(format!("{name}.toml"));
-    let read = match std::fs::read_to_string(&path) {
-        Ok(text) => MachineProfile::read(&name, &text).map_err(|error| refuse(format!("{}: {error}", path.display())))?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            profile::profile(&name).cloned().map_err(|error| refuse(format!("{} is not there, and {error}", path.display())))?
+    let mut read = match std::fs::read_to_string(&path) {
+        Ok(text) => {
+            MachineProfile::read(&name, &text).map_err(|error| refuse(format!("{}: {error}", path.display())))?
         }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => profile::profile(&name)
+            .cloned()
+            .map_err(|error| refuse(format!("{} is not there, and {error}", path.display())))?,
         Err(error) => return Err(refuse(format!("\"{name}\": {} cannot be read: {error}", path.display()))),
     };
+    if !context.what_if.is_empty() {
+        read = read.changed(&context.what_if).map_err(|error| refuse(format!("--what-if: {error}")))?;
+    }
     if !read.ceilings.is_empty() {
-        crate::calibrate::profile::of_value(&Value::Table(read.ceilings))
+        crate::calibrate::profile::of_value(&Value::Table(read.ceilings.clone()))
             .map_err(|wrong| refuse(format!("\"{name}\": {}: {wrong}", path.display())))?;
     }
-    Ok(Some(Profile { name, device: read.device, memory: read.memory }))
+    let read = Arc::new(read);
+    known.insert(name, read.clone());
+    Ok(Some(read))
 }
 
 pub(super) fn byte_size(value: &Value) -> Option<u64> {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::{Context, Document, files::Files};
-use crate::grid;
+use crate::grid::{self, GridCell};
 use std::collections::BTreeMap;
 use zbench_engine::plan::clock::Overheads;
 use zbench_engine::plan::curves::{Class, Curves, Point};
@@ -8,7 +8,7 @@ use zbench_engine::plan::curves::{Class, Curves, Point};
 fn quickstart() -> Vec<GridCell> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
     let document = Document::read(&root.join("quickstart.toml"), &[]).unwrap();
-    let context = Context { folder: root, cores: 2 };
+    let context = Context::new(root, 2);
     grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default()).unwrap()
 }
 
@@ -159,17 +159,15 @@ fn a_size_is_priced_by_the_line_it_lies_on_or_is_nearest_to() {
 #[test]
 fn a_row_states_its_time_or_the_reason() {
     let grid = quickstart().swap_remove(0);
-    let mut planned = super::super::plan::plan(grid, None);
+    let mut planned = crate::runner::plan::plan(grid, None);
+    let (cell, flops) = (planned.cell().unwrap().clone(), planned.estimate.as_ref().unwrap().flops.clone());
     let time = EstimateTime { step_ms: 2.0, spans: vec![("forward", 2.0)], tokens_per_second: 8.0, source: "s".into() };
-    planned.time = Ok(time);
+    planned.timing = Ok(time.timing(&cell, &flops));
     let row = planned.row();
-    assert_eq!(
-        (row.step_ms, row.time.get("forward").copied(), row.tokens_per_second),
-        (Some(2.0), Some(2.0), Some(8.0))
-    );
+    assert_eq!((row.step_ms, row.time.get("forward").copied(), row.tokens_per_second), (Some(2.0), Some(2.0), Some(8.0)));
     assert_eq!((row.tokens_per_second_per_rank, row.time_source.as_str()), (Some(2.0), "s"));
-    assert_eq!(row.tflops_per_rank, Some(row.model_flops.unwrap() / 2e-3 / 4.0 / 1e12));
-    planned.time = Err("no profile".into());
+    assert_eq!(row.tflops_per_rank, Some(flops.model / 4.0 / 2e-3 / 1e12));
+    planned.timing = Err("no profile".into());
     let row = planned.row();
-    assert_eq!((row.step_ms, row.time_source.as_str()), (None, "not predicted: no profile"));
+    assert_eq!((row.step_ms, row.time_source.as_str()), (None, "no profile"));
 }

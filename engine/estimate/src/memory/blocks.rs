@@ -94,6 +94,11 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
         masks: if model.dropout { norms * wide } else { 0.0 },
         ..Kept::default()
     };
+    if job.peft != Peft::None {
+        // Frozen weights need no inputs of theirs: norms keep their f32 copies, adapters the first norm's result.
+        kept.residual = 0.0;
+        kept.normed = (norms * 4.0 + c) * wide;
+    }
     if let Some(l) = model.latent {
         // Bottlenecks before and after their norms, whole on every rank but for the sequence.
         kept.latent = c * tokens / between * 2.0 * (l.q_rank + l.kv_rank + l.rope_dim) as f64;
@@ -111,6 +116,9 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
             kept.up = c * tokens * up_width(job, habits, model.ffn) / tensor;
             kept.act = c * tokens * model.ffn as f64 / tensor;
         }
+    }
+    if job.peft != Peft::None {
+        kept.act = 0.0;
     }
     kept
 }
@@ -174,27 +182,23 @@ pub fn stays(job: &Job, whole: &Kept, which: Which) -> f64 {
             let products = (model.query_width() + model.kv_width() + model.ffn) as f64 / tensor;
             input + whole.context + c * tokens * products + c * tokens * model.hidden as f64 / between
         }
-        Recompute::Modules(names) => all - dropped(whole, names),
+        Recompute::Modules(names) => all - dropped(whole, names, which),
     }
 }
 
-fn dropped(whole: &Kept, names: &[String]) -> f64 {
+fn dropped(whole: &Kept, names: &[String], which: Which) -> f64 {
     let of = |name: &String| match name.as_str() {
         "core_attn" => whole.scores,
         "layernorm" => whole.normed,
         "mla_up_proj" => whole.qkv,
-        "mlp" => whole.up + whole.act,
+        // Shared experts are no MLP of a dense block.
+        "mlp" if which != Which::Sparse => whole.up + whole.act,
         "moe_act" => whole.expert_act,
         "moe" => whole.dispatch + whole.expert_in + whole.expert_up + whole.expert_act,
         "shared_experts" => whole.up + whole.act,
         _ => 0.0,
     };
     names.iter().map(of).sum::<f64>().min(whole.all())
-}
-
-/// What frozen weights save: a product's input is kept for its weight's gradient alone.
-pub fn frozen_share(job: &Job) -> bool {
-    job.peft != Peft::None
 }
 
 /// Bytes of activations per block and micro-batch by the published formula: sbh(34 + 5as/h) of 16 bits without splits,

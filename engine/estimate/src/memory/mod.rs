@@ -60,7 +60,7 @@ pub enum Moment {
     Loss,
     /// A block's backward with what it makes again.
     Backward,
-    /// The update.
+    /// The update: where gradients are given back after it, its start can be the peak.
     Update,
 }
 
@@ -77,6 +77,8 @@ pub struct Stage {
     pub moment: Moment,
     /// What it holds then.
     pub terms: Vec<Term>,
+    /// Bytes of weights, gradients and optimizer state alone.
+    pub states: f64,
     /// Bytes it holds between steps.
     pub after_step: f64,
     /// Bytes of its forward's tensors for one micro-batch, all blocks.
@@ -128,6 +130,12 @@ impl Memory {
     /// Bytes that the allocator holds (`max_memory_reserved`): it keeps what does not fit again.
     pub fn reserved(&self) -> f64 {
         self.habits.reserved(self.worst())
+    }
+
+    /// Bytes that a device has to have: an allocator that runs full gives back what it holds and does not use, but not what
+    /// is too much in pieces; half of its slack is taken to be that.
+    pub fn needs(&self) -> f64 {
+        0.5 * (self.allocated() + self.reserved()) + self.habits.context
     }
 
     /// Bytes that the device shows (nvidia-smi): with the context and what the communication library holds.

@@ -21,6 +21,8 @@ struct States {
     terms: Vec<Term>,
     /// Bytes on the device between steps.
     sum: f64,
+    /// Of them gradients.
+    gradients: f64,
 }
 
 /// What a rank holds of weights, gradients and optimizer state.
@@ -37,10 +39,7 @@ fn states(job: &Job, counts: &Counts, part: &Part) -> States {
             terms.push(term(Category::Parameters, "weights", "bytes x parameters / ranks that split them", weights));
             let gradients = over(precision.gradients, job.sharding.gradients);
             // Offloaded optimizers take gradients away as they are made.
-            let stay = if job.sharding.gradients > 1 || job.offload.optimizer == Place::Device { 1.0 } else { 0.0 };
-            let gradients = gradients
-                * stay
-                * if job.offload.optimizer == Place::Device { 1.0 } else { here(job.offload.parameters) };
+            let gradients = gradients * here(job.offload.optimizer);
             terms.push(term(Category::Gradients, "gradients", "bytes x parameters / ranks that split them", gradients));
             let optimizer = here(job.offload.optimizer);
             let master = over(precision.master, job.sharding.optimizer) * optimizer;
@@ -78,7 +77,8 @@ fn states(job: &Job, counts: &Counts, part: &Part) -> States {
         terms.push(term(Category::Parameters, "second copy (hpZ)", "compute bytes x parameters / its group", parked));
     }
     let sum = terms.iter().map(|t| t.bytes).sum();
-    States { terms, sum }
+    let gradients = terms.iter().filter(|t| t.category == Category::Gradients).map(|t| t.bytes).sum();
+    States { terms, sum, gradients }
 }
 
 /// Tensors of a stage's blocks for one micro-batch.
@@ -130,8 +130,10 @@ fn head_tokens(job: &Job) -> f64 {
 pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage {
     let own = counts.stage(job, part);
     let mut states = states(job, counts, part);
+    let by_formula = states.sum;
     let c = job.precision.compute.bytes();
-    let (tensor, sharded) = (job.degrees.tensor.max(1) as f64, job.sharding.parameters > 1);
+    let tensor = job.degrees.tensor.max(1) as f64;
+    let sharded = elsewhere_at_home(job);
     let between = if job.degrees.sequence { tensor } else { 1.0 };
     let wide = head_tokens(job) * job.model.hidden as f64 / between * c;
     let made = tensors(job, habits, part);
@@ -153,6 +155,20 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
     }
     if sharded || (job.precision.weights.bytes() > c && job.peft == Peft::None) {
         gathered(job, counts, habits, part, own.all(), &mut common);
+    }
+    if habits.piped > 0.0 {
+        let piped = habits.piped * wide * flight;
+        common.push(term(
+            Category::Communication,
+            "stage inputs and outputs",
+            "tensors x tokens x hidden x micro-batches in flight",
+            piped,
+        ));
+    }
+    if habits.copied > 0.0 && job.degrees.data > 1 && job.sharding.gradients <= 1 && job.peft == Peft::None {
+        let bytes = habits.copied * job.precision.gradients * own.all();
+        states.terms.push(term(Category::Communication, "reduction buckets", "gradient bytes x parameters", bytes));
+        states.sum += bytes;
     }
     if habits.buckets > 0.0 {
         let whole = own.all() * job.precision.gradients.max(c);
@@ -177,7 +193,16 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
             "bytes per logit x tokens x vocabulary / tensor",
             logits * habits.logit,
         ));
-        loss.push(term(Category::Activations, "last norm", "its input and output", 2.0 * wide));
+        let kept = wide * (1.0 + habits.norm / 2.0);
+        loss.push(term(Category::Activations, "last norm", "its input, output and what it keeps", kept));
+        if between > 1.0 {
+            loss.push(term(
+                Category::Activations,
+                "gathered input of the head",
+                "bytes x tokens x hidden",
+                wide * between,
+            ));
+        }
     }
     let mut backward = Vec::with_capacity(4);
     if made.again > 0.0 {
@@ -190,7 +215,7 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
     }
     backward.push(term(Category::Activations, "gradients inside a block", "of its widest tensors", widest(job, c)));
     if sharded && job.peft == Peft::None {
-        let unit = counts.unit * (c + job.precision.reduce);
+        let unit = habits.live.map_or(counts.unit, |_| counts.matrix) * (c + job.precision.reduce);
         backward.push(term(
             Category::Communication,
             "gradients of a unit",
@@ -198,29 +223,39 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
             unit,
         ));
     }
-    let mut update = Vec::with_capacity(2);
-    if habits.update > 0.0 && job.offload.optimizer == Place::Device {
+    if habits.update > 0.0 && job.offload.optimizer == Place::Device && job.precision.master > 0.0 {
         let ranks = job.sharding.optimizer.max(1) as f64;
-        update.push(term(
+        // ZeRO-3 updates in groups of 1e9 elements (`sub_group_size`).
+        let group = if job.sharding.parameters > 1 { 1e9 } else { f64::INFINITY };
+        let bytes = habits.update * (own.all() / ranks).min(group);
+        states.terms.push(term(
             Category::Gradients,
-            "own share's gradients for the update",
+            "own share's gradients in f32",
             "bytes x parameters / ranks",
-            habits.update * own.all() / ranks,
+            bytes,
         ));
+        states.sum += bytes;
     }
-
     let sum = |terms: &[Term]| terms.iter().map(|t| t.bytes).sum::<f64>();
     let busy = sum(&common);
-    let moments =
-        [(Moment::Loss, busy + sum(&loss)), (Moment::Backward, busy + sum(&backward)), (Moment::Update, sum(&update))];
+    // Where gradients are given back after the update, they come to be as backward gives tensors back: at its end all of
+    // them are there and no tensor is.
+    let late = if habits.late_gradients { states.gradients } else { 0.0 };
+    let mut moments = vec![(Moment::Loss, busy + sum(&loss) - late), (Moment::Backward, busy + sum(&backward) - late)];
+    if late > 0.0 {
+        moments.push((Moment::Update, 0.0));
+    }
     let most = moments.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Moment::Loss, |m| m.0);
+    if late > 0.0 && most != Moment::Update {
+        states.terms.retain(|t| t.category != Category::Gradients);
+    }
     let workspace = term(Category::Workspace, "libraries", "the software's workspaces", habits.workspace);
     let after_step = states.sum + workspace.bytes;
     states.terms.push(workspace);
     match most {
         Moment::Loss => states.terms.extend(common.into_iter().chain(loss)),
         Moment::Backward => states.terms.extend(common.into_iter().chain(backward)),
-        Moment::Update => states.terms.extend(update),
+        Moment::Update => {}
     }
     let mut terms = states.terms;
     terms.retain(|t| t.bytes > 0.0);
@@ -230,9 +265,15 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
         parameters: own.all(),
         moment: most,
         terms,
+        states: by_formula,
         after_step,
         kept: made.kept,
     }
+}
+
+/// Whether weights are not whole on the device between uses: split, or offloaded.
+fn elsewhere_at_home(job: &Job) -> bool {
+    job.sharding.parameters > 1 || job.offload.parameters != Place::Device
 }
 
 /// The gradient of a block's widest tensors, one of which and its input live at once.
@@ -254,15 +295,16 @@ fn gathered(job: &Job, counts: &Counts, habits: &Habits, part: &Part, all: f64, 
         Peft::Adapters { base, .. } => base.bytes(),
         Peft::None => job.precision.compute.bytes(),
     };
-    if job.sharding.parameters <= 1 {
+    if !elsewhere_at_home(job) {
         terms.push(term(Category::Parameters, "weights in the compute type", "compute bytes x parameters", c * all));
         return;
     }
-    if !job.sharding.reshard_after_forward {
+    if !job.sharding.reshard_after_forward && job.sharding.parameters > 1 {
         terms.push(term(Category::Communication, "gathered weights", "compute bytes x parameters", c * all));
         return;
     }
-    let units = counts.unit * c * habits.units;
+    let units = counts.unit * habits.units;
+    let units = c * habits.live.map_or(units, |live| all.min(counts.matrix.max(live)));
     terms.push(term(
         Category::Communication,
         "gathered units",

@@ -45,6 +45,8 @@ pub struct Counts {
     pub counted: f64,
     /// The largest unit that is gathered at once.
     pub unit: f64,
+    /// The largest matrix, on one rank.
+    pub matrix: f64,
     /// Trainable parameters of adapters, on one rank, over the whole model.
     pub adapters: f64,
     /// All parameters of the model, on one tensor rank of a pipeline of one.
@@ -61,6 +63,7 @@ impl Counts {
             let ranks = tensor * degrees.pipeline.max(1) as f64;
             counts.counted = model.stated_parameters as f64 / ranks;
             counts.unit = largest_layer as f64 / tensor;
+            counts.matrix = counts.unit;
             counts.model = counts.counted;
             return counts;
         }
@@ -68,6 +71,9 @@ impl Counts {
         for block in model.blocks() {
             let part = per_rank(job, &block);
             all += part.all() * block.count as f64;
+            let largest =
+                block.matrices.iter().map(|m| m.inputs as f64 * m.outputs as f64 / tensor).fold(0.0, f64::max);
+            counts.matrix = counts.matrix.max(largest);
             match (block.cross, block.sparse) {
                 (true, _) => counts.cross = part,
                 (_, true) => counts.sparse = part,

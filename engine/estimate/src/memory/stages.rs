@@ -45,6 +45,11 @@ fn blocks_of(job: &Job, index: usize, blocks: usize) -> f64 {
     if first == 0 && last > 0 && p > 2 && !blocks.saturating_sub(last).is_multiple_of(p - 1) {
         first = last;
     }
+    if first == 0 && last == 0 && p > 2 && !blocks.is_multiple_of(p) && (blocks + 2).is_multiple_of(p) {
+        // So many blocks are chosen for the embedding and the head to count as one each.
+        first = (blocks + 2) / p - 1;
+        last = first;
+    }
     let stated = usize::from(first > 0) + usize::from(last > 0);
     let others = blocks.saturating_sub(first + last) as f64 / p.saturating_sub(stated).max(1) as f64;
     match index {

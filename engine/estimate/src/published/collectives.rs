@@ -4,7 +4,7 @@ use super::guess::{Guess, machine};
 use super::job::Refused;
 use super::row::Row;
 use super::words::{self, any};
-use crate::collective::{Collective, Group, seconds};
+use crate::collective::{Collective, Group, seconds_by};
 use crate::machine::Machine;
 
 /// A message that is large where a row names no size.
@@ -89,6 +89,7 @@ pub fn predict(row: &Row) -> Result<Guess, Refused> {
     let per_node = ranks.div_ceil(nodes);
     let mut machine = machine_of(row, if nodes > 1 { per_node } else { 0 })?;
     let rack = machine.node_devices > 16;
+    let ranks = if rack && row.positive("n_gpus").is_none() { machine.node_devices } else { ranks };
     if far && row.number("inter_gbps_per_node").is_some_and(|gbps| gbps <= 400.0) && row.text("gpu").is_empty() {
         // A rate of one card, not of a node: each device has one.
         machine.inter.bandwidth *= machine.node_devices as f64;
@@ -97,7 +98,9 @@ pub fn predict(row: &Row) -> Result<Guess, Refused> {
     let time_alone = of("busbw_gbs").is_none() && of("algbw_gbs").is_none();
     let size = of("size_bytes").unwrap_or(if time_alone { SMALL } else { LARGE });
     let duplex = any(&row.words("algo"), &["duplex", "bidir"]);
-    let took = seconds(what, size, group, &machine);
+    let algorithm = row.words("algo");
+    let trees = !algorithm.contains("ring") || algorithm.contains("auto");
+    let took = seconds_by(what, size, group, &machine, trees);
     let algorithm = size / took / 1e9 * if duplex { 2.0 } else { 1.0 };
     let one_sided = !row.text("bound").is_empty();
     let guess = |quantity, stated, predicted| Guess { quantity, stated, predicted, one_sided };

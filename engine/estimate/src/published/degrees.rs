@@ -6,7 +6,7 @@ use super::words::any;
 use crate::job::{Batch, Degrees, Order, Shape, Sharding, Stack};
 
 /// Ranks along each axis; `devices` is how many there are, 0 = not said.
-pub fn degrees(row: &Row, flags: &Flags, shape: &Shape, devices: usize) -> Result<Degrees, String> {
+pub fn degrees(row: &Row, flags: &Flags, shape: &Shape, stack: Stack, devices: usize) -> Result<Degrees, String> {
     let axis = |name: &str| row.positive(name).unwrap_or(1);
     let (tensor, pipeline, context, expert) = (axis("tp"), axis("pp"), axis("cp"), axis("ep"));
     let model = tensor.checked_mul(pipeline).and_then(|n| n.checked_mul(context)).ok_or("degrees overflow")?;
@@ -19,6 +19,8 @@ pub fn degrees(row: &Row, flags: &Flags, shape: &Shape, devices: usize) -> Resul
         return Err(format!("data x tensor x pipeline x context = {} ranks on {devices} devices", data * model));
     }
     let sequence = match row.words("sp").as_str() {
+        // torchtitan's tensor parallelism splits the sequence between matrices, too.
+        "" if matches!(stack, Stack::Fsdp2 | Stack::Fsdp2Compiled) => true,
         "" => flags.has("sequence-parallel") || (tensor > 1 && (context > 1 || expert > 1)),
         text => any(text, &["y", "true", "on", "1"]),
     };
@@ -51,12 +53,17 @@ pub fn degrees(row: &Row, flags: &Flags, shape: &Shape, devices: usize) -> Resul
 }
 
 /// Sequences of a step on one data-parallel rank, as micro-batches.
-pub fn batch(row: &Row, degrees: &Degrees, shape: &Shape, assumed: &mut Vec<String>) -> Batch {
+pub fn batch(row: &Row, degrees: &Degrees, shape: &Shape, stack: Stack, assumed: &mut Vec<String>) -> Batch {
     let seq = row.pair("seq").map_or(0, |pair| pair.0);
     let seq = if seq > 0 {
         seq
     } else {
-        let usual = if shape.positions > 0 { shape.positions } else { 2048 };
+        // Trainers' runs that do not say are short fine-tuning ones.
+        let usual = match () {
+            () if shape.positions > 0 => shape.positions,
+            () if matches!(stack, Stack::Torch | Stack::Deepspeed) && row.text("framework").is_empty() => 256,
+            () => 2048,
+        };
         assumed.push(format!("sequences of {usual} tokens"));
         usual
     };

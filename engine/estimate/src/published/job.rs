@@ -5,7 +5,7 @@ use super::flags::Flags;
 use super::row::Row;
 use super::shape::shape;
 use super::words::{self, any};
-use crate::job::{Job, Loss, Number, Peft, Shape};
+use crate::job::{Attention, Job, Loss, Number, Peft, Shape, Stack};
 use thiserror::Error;
 
 /// Why a row cannot be expressed.
@@ -73,18 +73,21 @@ pub fn express_with(row: &Row, other: Option<Shape>) -> Result<Expressed, Refuse
     };
     let sharding_text = row.words("sharding");
     let compiled = row.words("compile").starts_with('y');
-    let stack = words::stack(&row.words("framework"), compiled, &sharding_text, &gpu);
+    let framework = row.words("framework");
+    // Where no framework is named, notes may name one.
+    let named = if framework.is_empty() && notes.contains("deepspeed") { "deepspeed" } else { framework.as_str() };
+    let stack = words::stack(named, compiled, &sharding_text, &gpu);
     let model = match other {
         Some(model) => model,
         None => shape(row, &flags, stack, &mut assumed)?,
     };
     let devices = row.count("n_gpus").unwrap_or(0);
-    let degrees = degrees(row, &flags, &model, devices)?;
+    let degrees = degrees(row, &flags, &model, stack, devices)?;
     let node = match row.positive("n_nodes") {
         Some(nodes) if devices > 0 => devices.div_ceil(nodes),
         _ => usual_node(machine, devices),
     };
-    let batch = batch(row, &degrees, &model, &mut assumed);
+    let batch = batch(row, &degrees, &model, stack, &mut assumed);
     let peft = peft(row, &notes);
     let adapters = peft != Peft::None;
     let mut precision = words::precision(&row.words("precision"), &notes, stack, adapters);
@@ -96,12 +99,24 @@ pub fn express_with(row: &Row, other: Option<Shape>) -> Result<Expressed, Refuse
         precision.moments = 4.0;
     }
     let modules = flags.list("recompute-modules");
+    let mut split = sharding(&sharding_text, &degrees, stack, node);
+    if let Some(instances) = flags.count("num-distributed-optimizer-instances").filter(|n| *n > 1) {
+        split.optimizer = (split.optimizer / instances).max(1);
+    }
+    if precision.moments == 4.0 && flags.text("optimizer").is_some() {
+        // Muon's matrices are not flattened, so they are not split.
+        split.optimizer = 1;
+    }
+    let mut attention = words::attention(&row.words("attention"), stack, &row.words("framework"), batch.seq);
+    if flags.text("transformer-impl") == Some("local") && row.words("attention") == "auto" {
+        attention = Attention::Naive;
+    }
     let job = Job {
-        sharding: sharding(&sharding_text, &degrees, stack, node),
-        recompute: words::recompute(&row.words("recompute"), &modules, stack),
-        attention: words::attention(&row.words("attention"), stack, batch.seq),
-        offload: words::offload(&row.words("offload")),
-        loss: if flags.has("cross-entropy-loss-fusion") { Loss::Fused } else { Loss::Logits },
+        sharding: split,
+        recompute: words::recompute(&row.words("recompute"), &modules, stack, &row.words("framework")),
+        attention,
+        offload: words::offload(&row.words("offload"), stack),
+        loss: loss(row, &flags, stack, machine),
         model,
         batch,
         degrees,
@@ -111,6 +126,21 @@ pub fn express_with(row: &Row, other: Option<Shape>) -> Result<Expressed, Refuse
     };
     let inter_gbps = row.number("inter_gbps_per_node").filter(|n| *n > 0.0);
     Ok(Expressed { job, machine, devices, node, inter_gbps, gigabytes, assumed, flags })
+}
+
+/// How the loss is made: Megatron's flag; torchtitan compiles it since early 2025, which is since there are rows of newer
+/// devices than the H100.
+fn loss(row: &Row, flags: &Flags, stack: Stack, machine: Option<&str>) -> Loss {
+    if flags.has("cross-entropy-loss-fusion") {
+        return Loss::Fused;
+    }
+    if any(&row.words("framework"), &["composer", "llm-foundry", "llm foundry", "flash-attention"]) {
+        // Their models' default is flash-attention's fused cross-entropy.
+        return Loss::Fused;
+    }
+    let newer = machine.is_some_and(|name| any(name, &["b200", "b300", "h200", "mi300"]));
+    let dated = any(&row.words("source"), &["2025", "2026"]) || any(&row.words("source_ref"), &["_2025", "_2026"]);
+    if stack == Stack::Fsdp2Compiled && (newer || dated) { Loss::Fused } else { Loss::Logits }
 }
 
 /// Adapters: `lora`, `qlora`, `lora r16`, `lora 9175040 trainable`.
@@ -125,7 +155,12 @@ fn peft(row: &Row, notes: &str) -> Peft {
         let digits = word.strip_prefix("rank").or_else(|| word.strip_prefix('r'))?;
         digits.trim_start_matches('=').parse::<usize>().ok()
     });
-    let rank = rank.clone().next().unwrap_or(if trainable > 0 { 0 } else { 64 });
+    let rank = rank.clone().next().unwrap_or(match () {
+        () if trainable > 0 => 0,
+        // QLoRA's own; PEFT's default.
+        () if any(&text, &["qlora"]) || any(&row.words("framework"), &["qlora"]) => 64,
+        () => 8,
+    });
     let precision = row.words("precision");
     let base = if any(&text, &["qlora", "4-bit", "4bit", "nf4"]) {
         Number::Nf4

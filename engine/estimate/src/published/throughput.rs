@@ -5,7 +5,7 @@ use super::guess::{Guess, machine_of};
 use super::job::{Expressed, Refused, express};
 use super::row::Row;
 use super::words::any;
-use crate::job::{Job, Kind, Recompute};
+use crate::job::{Attention, Job, Kind, Recompute, Stack};
 use crate::machine::Machine;
 use crate::time::{Time, time_with};
 use crate::tuning::Tuning;
@@ -119,10 +119,12 @@ fn flops(job: &Job, time: &Time, tokens: f64, counting: Counting) -> f64 {
 /// # Errors
 /// What of it cannot be expressed.
 pub fn prepare(row: &Row) -> Result<Prepared, Refused> {
-    let expressed = express(row)?;
+    let mut expressed = express(row)?;
+    suppose(row, &mut expressed);
     let of = |column: &str| row.number(column).filter(|n| *n > 0.0);
     let bound = row.words("bound");
-    let (quantity, stated) = match (of("tokens_per_s_per_gpu"), of("step_time_s"), of("tflops_per_gpu"), of("mfu_pct")) {
+    let (quantity, stated) = match (of("tokens_per_s_per_gpu"), of("step_time_s"), of("tflops_per_gpu"), of("mfu_pct"))
+    {
         (Some(stated), ..) => (Quantity::Tokens, Some(stated)),
         (_, Some(stated), ..) => (Quantity::Step, Some(stated)),
         (_, _, Some(stated), _) => (Quantity::Flops, Some(stated)),
@@ -133,7 +135,7 @@ pub fn prepare(row: &Row) -> Result<Prepared, Refused> {
     if any(&row.words("model"), &["optimizer step only"]) {
         return Err(Refused("an optimizer's step alone is no training step".into()));
     }
-    let machine = machine_of(&expressed, &row.text("inter_link").to_lowercase())?;
+    let machine = machine_of(&expressed, &row.words("gpu"), &row.words("inter_link"))?;
     if expressed.devices == 0 && expressed.job.degrees.data == 1 && expressed.job.batch.accumulation == 1 {
         // Neither devices nor a batch: nothing says how the work was split.
         if of("global_batch").is_none() && of("micro_batch").is_none() && bound.is_empty() {
@@ -146,6 +148,58 @@ pub fn prepare(row: &Row) -> Result<Prepared, Refused> {
         machine.device.compute.get(&form).map_or(1.0, |rate| rate.peak / 1e12)
     });
     Ok(Prepared { expressed, machine, stated, quantity, counting, one_sided: !bound.is_empty(), rated })
+}
+
+/// Tokens of a micro-batch that fill a device, where a row does not say how many there were: whoever publishes a speed has
+/// filled it.
+const FILLED: usize = 16_384;
+
+/// What a row that states a speed leaves out and says between its lines.
+fn suppose(row: &Row, expressed: &mut Expressed) {
+    let job = &mut expressed.job;
+    let said = |column: &str| row.positive(column).is_some();
+    if !said("micro_batch") && !said("grad_accum") && job.degrees.pipeline <= 1 {
+        let fills = (FILLED / job.batch.seq.max(1)).max(1);
+        match row.positive("global_batch") {
+            Some(global) => {
+                let all = global.div_ceil(job.degrees.data.max(1)).max(1);
+                let micro = fills.min(all);
+                job.batch.micro = micro;
+                job.batch.accumulation = all.div_ceil(micro);
+            }
+            None => {
+                job.batch.micro = fills;
+                job.batch.accumulation = 4;
+            }
+        }
+    }
+    // LLM Foundry's attention was Triton's in 2023, whatever its tables call it.
+    if any(&row.words("framework"), &["composer", "foundry"]) && job.attention == Attention::Flash(2) {
+        job.attention = Attention::Flash(1);
+    }
+    // Trainers that compile unless they are told not to.
+    if any(&row.words("framework"), &["nanogpt", "nanochat"]) && row.text("compile").is_empty() {
+        job.stack = Stack::TorchCompiled;
+        job.attention = Attention::Flash(2);
+    }
+    if any(&row.words("model"), &["one layer", "single layer"]) {
+        // A layer alone has no head.
+        job.model.vocab = 0;
+    }
+    let interleaves = job.stack == Stack::MegatronCore || any(&row.words("notes"), &["interleav"]);
+    if row.text("vpp").is_empty() && job.degrees.pipeline > 1 && interleaves {
+        // Megatron's users interleave as far as layers divide.
+        let each = job.model.layers / job.degrees.pipeline;
+        let chunks = (1..=6.min(each)).rev().find(|chunks| each % chunks == 0);
+        job.degrees.chunks = chunks.unwrap_or(1);
+    }
+    // HFU over MFU says how much was made again.
+    if let (Some(mfu), Some(hfu)) = (row.number("mfu_pct"), row.number("hfu_pct")) {
+        let full = hfu > 1.25 * mfu && mfu > 0.0;
+        if full && !matches!(job.recompute, Recompute::Full { .. } | Recompute::None) {
+            job.recompute = Recompute::Full { every: 1, partitioned: false };
+        }
+    }
 }
 
 impl Prepared {

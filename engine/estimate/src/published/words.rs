@@ -30,8 +30,8 @@ pub fn machine(text: &str, gigabytes: f64) -> Result<&'static str, String> {
             "h100-sxm-96gb"
         }
         () if has(&["h100", "h800"]) => "h100-sxm",
-        () if has(&["a100"]) && has(&["pcie"]) && (small(60.0) || has(&["40"])) => "a100-pcie-40gb",
-        () if has(&["a100"]) && has(&["pcie"]) => "a100-pcie-80gb",
+        () if has(&["a100"]) && has(&["pcie"]) && (small(60.0) || has(&["40"])) => "a100-40gb-pcie",
+        () if has(&["a100"]) && has(&["pcie"]) => "a100-80gb-pcie",
         () if has(&["a100"]) && (small(60.0) || (gigabytes == 0.0 && has(&["40gb", "40 gb", "-40"]))) => "a100-40gb",
         () if has(&["a100", "a800", "ampere"]) && !has(&["rtx"]) => "a100-80gb",
         () if has(&["mi300"]) => "mi300x",
@@ -50,7 +50,7 @@ pub fn machine(text: &str, gigabytes: f64) -> Result<&'static str, String> {
 /// Bytes of memory of a profile's device as published rows use them (what a program can have is a little less).
 pub fn device_gigabytes(machine: &str) -> f64 {
     match machine {
-        "a100-40gb" | "a100-pcie-40gb" => 40.0,
+        "a100-40gb" | "a100-40gb-pcie" => 40.0,
         "h100-sxm-96gb" | "h100-nvl" | "gh200" => 96.0,
         "h200" => 141.0,
         "b200" => 180.0,
@@ -74,7 +74,7 @@ pub fn stack(framework: &str, compiled: bool, sharding: &str, device: &str) -> S
     if has(&["megatron-deepspeed", "megatron + deepspeed", "zero3 + deepspeed"]) {
         return Stack::MegatronDeepspeed;
     }
-    if has(&["megatron-core", "megatron core", "mcore", "nemo", "bridge"]) {
+    if has(&["megatron-core", "megatron core", "mcore", "nemo", "bridge", "megascale"]) {
         return Stack::MegatronCore;
     }
     if has(&["megatron", "megascale", "metaseq"]) {
@@ -118,6 +118,12 @@ pub fn precision(text: &str, notes: &str, stack: Stack, adapters: bool) -> Preci
         match stack {
             // f32 main gradients and master (Megatron-Core's default for bf16; its distributed optimizer: 6 + 12/dp).
             Stack::MegatronCore | Stack::MegatronLm => Precision { gradients: 4.0, reduce: 4.0, ..mixed16 },
+            // DeepSpeed's bf16 optimizer sums gradients in f32 beside those of 16 bits; what came before it did not.
+            Stack::MegatronDeepspeed
+                if half == Number::Bf16 && !any(notes, &["before the fp32", "before the bf16 opt"]) =>
+            {
+                Precision { gradients: 6.0, ..mixed16 }
+            }
             Stack::MegatronDeepspeed | Stack::Deepspeed => mixed16,
             // f32 at home, 16 bits where they are gathered.
             Stack::Fsdp2 | Stack::Fsdp2Compiled => Precision { products, compute: half, ..Precision::F32 },
@@ -128,7 +134,7 @@ pub fn precision(text: &str, notes: &str, stack: Stack, adapters: bool) -> Preci
             _ => Precision { products, compute: half, ..Precision::F32 },
         }
     };
-    if has(&["2+2+12"]) {
+    if has(&["2+2+12"]) || (stack == Stack::Torch && has(&["fp16 mixed + adam"])) {
         precision = mixed16;
     }
     if any(notes, &["8-bit adam", "ao 8-bit", "8-bit optim", "adamw8bit"]) || has(&["8-bit adam", "adamw8bit"]) {
@@ -140,16 +146,20 @@ pub fn precision(text: &str, notes: &str, stack: Stack, adapters: bool) -> Preci
 }
 
 /// What backward makes again.
-pub fn recompute(text: &str, modules: &[String], stack: Stack) -> Recompute {
+pub fn recompute(text: &str, modules: &[String], stack: Stack, framework: &str) -> Recompute {
     let has = |words: &[&str]| any(text, words);
     if !modules.is_empty() {
         return Recompute::Modules(modules.to_vec());
+    }
+    if text.is_empty() && framework.contains("torchtune") {
+        return Recompute::Full { every: 1, partitioned: false };
     }
     if text.is_empty() || has(&["none", "no recompute"]) || text == "no" {
         return Recompute::None;
     }
     if has(&["full", "uniform", "block", "yes", "checkpoint"]) && !has(&["selective"]) {
-        let partitioned = has(&["partition", "(pa)"]);
+        // DeepSpeed's Megatron with ZeRO-3 has them on by default.
+        let partitioned = has(&["partition", "(pa)"]) || framework.contains("zero3 + deepspeed");
         return Recompute::Full { every: 1, partitioned };
     }
     if has(&["every", "layer"]) {
@@ -168,7 +178,7 @@ pub fn recompute(text: &str, modules: &[String], stack: Stack) -> Recompute {
 }
 
 /// The attention kernel.
-pub fn attention(text: &str, stack: Stack, seq: usize) -> Attention {
+pub fn attention(text: &str, stack: Stack, framework: &str, seq: usize) -> Attention {
     let has = |words: &[&str]| any(text, words);
     if has(&["unfused", "naive", "local", "none", "eager", "standard"]) {
         return Attention::Naive;
@@ -185,6 +195,9 @@ pub fn attention(text: &str, stack: Stack, seq: usize) -> Attention {
     if has(&["flash", "sdpa", "fused", "auto"]) {
         return Attention::Flash(2);
     }
+    if any(framework, &["nanogpt", "litgpt", "lit-gpt", "llm.c", "torchtune"]) {
+        return Attention::Flash(2);
+    }
     match stack {
         Stack::MegatronCore => Attention::Flash(3),
         Stack::Fsdp1 | Stack::Fsdp2 | Stack::Fsdp2Compiled | Stack::TorchCompiled | Stack::Zbench => {
@@ -197,7 +210,7 @@ pub fn attention(text: &str, stack: Stack, seq: usize) -> Attention {
 }
 
 /// What lives elsewhere. ZeRO-Offload, called `cpu` alone, offloads the optimizer (and under ZeRO-3 the weights).
-pub fn offload(text: &str) -> Offload {
+pub fn offload(text: &str, stack: Stack) -> Offload {
     let has = |words: &[&str]| any(text, words);
     let mut offload = Offload::default();
     if text.is_empty() || text == "none" || text == "no" {
@@ -210,6 +223,10 @@ pub fn offload(text: &str) -> Offload {
     }
     if has(&["param", "weights"]) || !named {
         offload.parameters = place;
+    }
+    if offload.parameters != Place::Device && matches!(stack, Stack::Fsdp1 | Stack::Fsdp2 | Stack::Fsdp2Compiled) {
+        // FSDP updates where its weights are.
+        offload.optimizer = offload.parameters;
     }
     if has(&["activ"]) {
         offload.activations = Place::Host;

@@ -165,6 +165,17 @@ pub fn cookbook(s: &Sizes, recomputed: bool) -> Check {
     )
 }
 
+/// Narayanan's formula for GPT under full recomputation, 96 L h² (1 + s/6h + V/16Lh): what the hardware does. TFLOP/s by
+/// it are a third above those of the model.
+pub fn narayanan(s: &Sizes) -> Check {
+    let says = "96 L h² + 16 L h s + 6 V h = 96 L h² (1 + s/6h + V/16Lh), recomputed forward included";
+    let rows = s.embedding / s.hidden;
+    Check::new("flops-narayanan", says, "Narayanan et al. 2021, section 5.1; BigScience", UNIT)
+        .term("blocks", format!("96 × {} × {}²", s.layers, s.hidden), 96.0 * s.layers * s.hidden * s.hidden)
+        .term("attention", format!("16 × {} × {} × {}", s.layers, s.hidden, s.seq), 16.0 * s.layers * s.hidden * s.seq)
+        .term("logits", format!("6 × {} × {}", digits(rows), s.hidden), 6.0 * rows * s.hidden)
+}
+
 /// Frozen matrices make no gradient of their own: forward and the gradient of activations, 4 instead of 6.
 pub fn lora(s: &Sizes, trainable: f64) -> Check {
     let says = "4 × frozen matrices + 6 × adapters + the causal half of attention";
@@ -200,6 +211,9 @@ pub(super) fn all(job: &Job) -> Vec<Check> {
         llm_foundry(&sizes),
         cookbook(&sizes, full),
     ]);
+    if full && !job.model.gated {
+        list.push(narayanan(&sizes));
+    }
     if let Peft::Adapters { trainable, .. } = job.peft {
         list.push(lora(&sizes, trainable as f64));
     }

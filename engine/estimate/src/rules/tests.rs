@@ -257,6 +257,19 @@ fn a_rate_is_the_peak_over_the_work() {
     assert!((value("tokens-per-gpu-hour-40") - 0.4 * hour).abs() < 1.0);
     let step = 2048.0 * 8.0 * 8.0 * 3600.0 / hour / 8.0;
     assert!((value("step-at-peak") - step).abs() < 1e-9);
+    // Frozen weights take 4 instead of 6, a repeated forward 2 more.
+    let hour_of = |change: &dyn Fn(&mut Job)| {
+        let mut job = plain.clone();
+        change(&mut job);
+        let checks = all(&job, Some(&machine));
+        checks.iter().find(|check| check.name == "tokens-per-gpu-hour").map(Check::sum)
+    };
+    let adapters = Peft::Adapters { trainable: 1, rank: 1, base: Number::Bf16, weight_bytes: 2.0 };
+    let frozen = hour_of(&|job| job.peft = adapters.clone()).unwrap();
+    let again = hour_of(&|job| job.recompute = Recompute::Full { every: 1, partitioned: false }).unwrap();
+    assert!((frozen / hour - 1.5).abs() < 1e-9 && (again / hour - 0.75).abs() < 1e-9);
+    let two_stacks = Kind::EncoderDecoder { decoder_layers: 32, decoder_seq: 128 };
+    assert_eq!(hour_of(&|job| job.model.kind = two_stacks), None);
     // A device without such numbers has no rate of them.
     let v100 = crate::profile::machine("v100-32gb").unwrap();
     assert!(!all(&plain, Some(&v100)).iter().any(|check| check.name == "step-at-peak"));

@@ -1,8 +1,8 @@
 //! What one unit of the model costs a rank for one micro-batch: a block, the embedding, the head.
 
-use super::layout::Layout;
+use super::layout::{Layout, expert_tensor};
 use crate::collective::{Collective, Group, seconds};
-use crate::job::{Attention, Job, Kind, Number, Peft, Recompute, Shape};
+use crate::job::{Attention, Job, Kind, Number, Peft, Recompute, Shape, Stack};
 use crate::machine::Machine;
 use crate::roofline::{Heads, Product, Roofline};
 use crate::shape::{BlockKind, Matrix, Role};
@@ -97,6 +97,17 @@ impl<'a> Context<'a> {
         self.job.precision.compute.bytes()
     }
 
+    /// Twice the bytes where autocast keeps the residual stream and what is made of it in f32.
+    fn wide(&self) -> f64 {
+        if self.autocast() { 2.0 } else { 1.0 }
+    }
+
+    /// Weights in f32 that are cast for each product, eagerly.
+    fn autocast(&self) -> bool {
+        let p = &self.job.precision;
+        p.weights.bytes() > p.compute.bytes() && self.drive.autocast
+    }
+
     fn tensor(&self) -> f64 {
         self.job.degrees.tensor.max(1) as f64
     }
@@ -137,10 +148,15 @@ impl<'a> Context<'a> {
                 backward.kernel(roof.pass(n * k * count * (2.0 * self.job.precision.gradients + bytes)));
             }
         }
+        if self.autocast() {
+            let cast = roof.pass(n * k * count * 6.0);
+            forward.kernel(cast);
+            backward.kernel(cast);
+        }
         if form == Number::Fp8 {
             // Casts with a transposed copy: of the input forward, of the gradient backward. Weights are cast once a step
             // where they stay, each time where they are gathered.
-            let cast = if self.drive.fusion == Fusion::Compiled { 3.0 } else { 4.0 };
+            let cast = self.tuning.cast_bytes;
             let times = if self.job.sharding.parameters > 1 { 1.0 } else { 1.0 / self.job.batch.accumulation as f64 };
             forward.kernel(roof.pass(count * (cast * m * k + 4.0 * times * n * k)));
             backward.kernel(roof.pass(count * cast * m * n));
@@ -156,8 +172,12 @@ impl<'a> Context<'a> {
     }
 
     /// Adapters beside a frozen matrix, and the base's way back to numbers that are computed with.
-    fn adapter(&self, m: f64, n: f64, k: f64) -> (Phase, Phase) {
+    fn adapter(&self, role: Role, m: f64, n: f64, k: f64) -> (Phase, Phase) {
         let Peft::Adapters { rank, base, .. } = self.job.peft else { return Default::default() };
+        if self.job.stack == Stack::MegatronCore && role != Role::Qkv {
+            // Its recipes adapt queries, keys and values alone.
+            return Default::default();
+        }
         let roof = &self.roof;
         let r = if rank == 0 { 16.0 } else { rank as f64 };
         let form = self.job.precision.compute;
@@ -171,11 +191,13 @@ impl<'a> Context<'a> {
         let narrow = |a, b, c| roof.product(Product { m: a, n: b, k: c, count: 1.0, out_bytes: bytes }, form);
         forward.kernel(narrow(m, r, k));
         forward.kernel(narrow(m, n, r));
-        forward.kernel(roof.pass(3.0 * bytes * m * n));
+        // The sum with the base's result: by the product itself where kernels are fused.
+        let add = if self.drive.fusion == Fusion::Eager { 3.0 } else { 1.0 };
+        forward.kernel(roof.pass(add * bytes * m * n));
         forward.flops = 2.0 * m * r * (n + k);
         backward.kernel(narrow(m, r, n) + narrow(n, r, m));
         backward.kernel(narrow(m, k, r) + narrow(r, k, m));
-        backward.kernel(roof.pass(3.0 * bytes * m * k));
+        backward.kernel(roof.pass(add * bytes * m * k));
         backward.flops = 2.0 * forward.flops;
         forward.kernels += 2.0;
         backward.kernels += 4.0;
@@ -192,10 +214,11 @@ impl<'a> Context<'a> {
             Role::Output | Role::Down => (tokens, outputs, (inputs / t).ceil(), 1.0),
             Role::Whole => (tokens / self.between(), outputs, inputs, 1.0),
             Role::ExpertUp | Role::ExpertDown => {
-                let etp = d.expert_tensor.clamp(1, d.tensor.max(1)) as f64;
+                let etp = expert_tensor(d) as f64;
                 let local = (matrix.copies as f64 / d.expert.max(1) as f64).max(1.0);
                 let imbalance = self.model.experts.as_ref().map_or(1.0, |e| e.imbalance.max(1.0));
-                let rows = tokens * matrix.active * etp / t / local * imbalance;
+                // Rows are padded to what products want.
+                let rows = (tokens * matrix.active * etp / t / local * imbalance / 16.0).ceil() * 16.0;
                 match matrix.role {
                     Role::ExpertUp => (rows, (outputs / etp).ceil(), inputs, local),
                     _ => (rows, outputs, (inputs / etp).ceil(), local),
@@ -212,8 +235,12 @@ impl<'a> Context<'a> {
         let mut mlp = [Phase::default(); 2];
         for matrix in &kind.matrices {
             let (m, n, k, count) = self.split(matrix, tokens);
-            let (forward, backward) = self.product(m, n, k, count, self.form());
-            let (more_forward, more_backward) = self.adapter(m * count, n, k);
+            let (forward, mut backward) = self.product(m, n, k, count, self.form());
+            if self.model.bias && !self.frozen() && self.drive.fusion == Fusion::Eager {
+                // The gradient of a bias is a sum over all rows.
+                backward.kernel(self.roof.pass(m * n * count * self.bytes()));
+            }
+            let (more_forward, more_backward) = self.adapter(matrix.role, m * count, n, k);
             let (part, router) = match matrix.role {
                 Role::Qkv | Role::Output => (&mut attention_matrices, false),
                 Role::Whole => (&mut attention_matrices, true),
@@ -231,7 +258,8 @@ impl<'a> Context<'a> {
             }
         }
         unit.dense += kind.others as f64;
-        for (sum, parts) in matrices.iter_mut().zip([[attention_matrices[0], mlp[0]], [attention_matrices[1], mlp[1]]]) {
+        for (sum, parts) in matrices.iter_mut().zip([[attention_matrices[0], mlp[0]], [attention_matrices[1], mlp[1]]])
+        {
             sum.add(parts[0], 1.0);
             sum.add(parts[1], 1.0);
         }
@@ -283,6 +311,10 @@ impl<'a> Context<'a> {
         let mut phases = [Phase::default(); 2];
         let mut put = |call: Heads| {
             let (forward, backward) = self.roof.attention(call, kernel, self.job.precision.compute);
+            let slow = if kernel == Attention::Flash(1) { self.drive.attention(self.tuning) } else { 1.0 };
+            // Autocast takes softmax in f32.
+            let slow = if kernel == Attention::Naive { slow / self.wide() } else { slow };
+            let (forward, backward) = (forward / slow, backward / slow);
             let kernels = if kernel == Attention::Naive { 5.0 } else { 1.0 };
             phases[0].add(Phase { busy: forward, kernels, flops: call.flops(), ..Phase::default() }, 1.0);
             let back = 2.0 * call.flops();
@@ -327,13 +359,16 @@ impl<'a> Context<'a> {
         let (act, act_back, act_kernels) = match (model.gated, fusion) {
             (true, Fusion::Eager) => (5.0, 8.0, 2.0),
             (true, _) => (3.0, 5.0, 1.0),
+            // GELU by its formula is a chain of kernels in trainers that fuse nothing.
+            (false, Fusion::Eager) if !self.drive.gelu => (15.0, 18.0, 8.0),
             (false, _) => (2.0, 3.0, 1.0),
         };
-        let bytes = self.bytes() * tokens;
+        let bytes = self.bytes() * tokens * self.wide();
         let forward = norms * (norm + residual + drop) * hidden + act * wide;
         let backward = norms * (norm_back + 2.0 + drop) * hidden + act_back * wide;
         let kernels = norms * (norm_kernels + 1.0 + if drop > 0.0 { 1.0 } else { 0.0 }) + act_kernels;
-        let phase = |elements: f64, kernels: f64| Phase { busy: self.roof.pass(elements * bytes), kernels, ..Phase::default() };
+        let phase =
+            |elements: f64, kernels: f64| Phase { busy: self.roof.pass(elements * bytes), kernels, ..Phase::default() };
         [phase(forward, kernels), phase(backward, 1.5 * kernels)]
     }
 
@@ -341,9 +376,7 @@ impl<'a> Context<'a> {
     fn active_width(&self, kind: &BlockKind) -> f64 {
         match (&self.model.experts, kind.sparse) {
             (Some(experts), true) => {
-                let etp = self.job.degrees.expert_tensor.clamp(1, self.job.degrees.tensor.max(1)) as f64;
-                // `wide / tensor` below; experts hold tokens / tensor x etp rows of ffn / etp.
-                let _ = etp;
+                // Experts hold tokens / tensor x etp rows of ffn / etp: as if split over tensor.
                 (experts.ffn * experts.top + experts.shared_ffn) as f64
             }
             _ => self.model.ffn as f64,
@@ -366,8 +399,14 @@ impl<'a> Context<'a> {
         let bytes = self.bytes();
         let stream = tokens * self.model.hidden as f64 * bytes;
         if d.tensor > 1 {
-            let sparse_alone = kind.sparse && d.expert_tensor <= 1;
-            let places = if kind.cross { 3.0 } else if sparse_alone { 1.0 } else { 2.0 };
+            let sparse_alone = kind.sparse && expert_tensor(d) <= 1;
+            let places = if kind.cross {
+                3.0
+            } else if sparse_alone {
+                1.0
+            } else {
+                2.0
+            };
             let price = |what| seconds(what, stream, self.layout.tensor, self.machine);
             let once = if d.sequence {
                 price(Collective::AllGather) + price(Collective::ReduceScatter)
@@ -384,16 +423,18 @@ impl<'a> Context<'a> {
         }
         if let Some(experts) = self.model.experts.as_ref().filter(|_| kind.sparse && d.expert > 1) {
             let rows = tokens / self.tensor() * experts.top as f64 * experts.imbalance.max(1.0);
-            let wire = if self.form() == Number::Fp8 { 0.5 + 0.5 } else { 1.0 };
             let group = self.layout.expert;
-            let payload = rows * self.model.hidden as f64 * bytes * wire * group.ranks as f64;
-            // `seconds` counts all ranks' payloads: each sends `rows` of them.
-            let once = seconds(Collective::AllToAll, payload / group.ranks as f64, group, self.machine);
+            let payload = rows * self.model.hidden as f64 * bytes;
+            // A token goes to a node once, whatever the number of its experts there.
+            let (m, top) = (group.nodes() as f64, experts.top as f64);
+            let once_a_node = (m - 1.0) * (1.0 - (1.0 - 1.0 / m).powf(top));
+            let distinct = if m > 1.0 { (once_a_node / (top * (1.0 - 1.0 / m))).min(1.0) } else { 1.0 };
+            let once = seconds(Collective::AllToAll, payload * distinct, group, self.machine);
             let exposed = 2.0 * once * (1.0 - self.tuning.expert_hidden);
             unit.forward.expert += exposed;
             unit.backward.expert += exposed;
             unit.collectives.expert = 4.0;
-            unit.collectives.expert_bytes = payload / group.ranks as f64;
+            unit.collectives.expert_bytes = payload * distinct;
         }
         if d.context > 1 {
             // Keys and values go round the ring beside attention; backward sends their gradients, too.

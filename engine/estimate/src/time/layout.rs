@@ -1,7 +1,7 @@
 //! Which ranks talk to which: groups along each axis, and how many of each share a node.
 
 use crate::collective::Group;
-use crate::job::Job;
+use crate::job::{Degrees, Job};
 use crate::machine::Machine;
 
 /// Groups of a job's ranks on a machine. Tensor ranks lie next to each other, then context, then data; stages are farthest
@@ -41,7 +41,7 @@ impl Layout {
         let dense = data.saturating_mul(context);
         let shards = job.sharding.parameters.clamp(1, dense);
         // Experts' ranks take over those of tensor, too, where each expert is whole.
-        let etp = at_least(d.expert_tensor).min(tensor);
+        let etp = expert_tensor(d);
         let all = dense.saturating_mul(tensor);
         let expert = expert.min(all);
         let stage = all;
@@ -60,4 +60,12 @@ impl Layout {
             world: all.saturating_mul(pipeline),
         }
     }
+}
+
+/// Ranks that share each expert's matrices: as stated, or one where there are no ranks for more.
+pub(super) fn expert_tensor(d: &Degrees) -> usize {
+    let tensor = d.tensor.max(1);
+    let etp = d.expert_tensor.clamp(1, tensor);
+    let ranks = d.data.max(1).saturating_mul(d.context.max(1)).saturating_mul(tensor);
+    if d.expert.max(1).saturating_mul(etp) > ranks { 1 } else { etp }
 }

@@ -16,7 +16,8 @@ type Stage = Vec<(f64, Unit)>;
 
 /// The step of a job.
 pub(super) fn step(job: &Job, machine: &Machine, tuning: &Tuning) -> Time {
-    let stand_in = (job.model.layers == 0 || matches!(job.model.kind, Kind::Count { .. })).then(|| stand_in(&job.model));
+    let stand_in =
+        (job.model.layers == 0 || matches!(job.model.kind, Kind::Count { .. })).then(|| stand_in(&job.model));
     let model = stand_in.as_ref().unwrap_or(&job.model);
     let layout = Layout::of(job, machine);
     let drive = Drive::of(job.stack);
@@ -84,7 +85,23 @@ fn stages(context: &Context<'_>) -> [Stage; 3] {
     let mut list = [blocks(first), blocks(middle), blocks(last)];
     list[0].insert(0, (1.0, embedding));
     list[if stages == 1 { 0 } else { 2 }].push((1.0 + context.model.ahead as f64, head));
+    if context.drive.copy_bytes(context.tuning) > 0.0 && context.job.sharding.parameters > 1 {
+        for (_, unit) in list.iter_mut().flatten() {
+            copy(context, unit);
+        }
+    }
     list
+}
+
+/// Between sharded parameters and the buffers that collectives work on.
+fn copy(context: &Context<'_>, unit: &mut Unit) {
+    let bytes = context.drive.copy_bytes(context.tuning);
+    let gathered = context.roof.pass((unit.dense + unit.sparse) * bytes);
+    unit.forward.busy += gathered;
+    unit.backward.busy += context.roof.pass(unit.trained * bytes);
+    if context.job.sharding.reshard_after_forward {
+        unit.backward.busy += gathered;
+    }
 }
 
 /// Seconds of a stage and micro-batch, by what they go to.
@@ -114,14 +131,8 @@ struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     fn new(context: Context<'a>, stages: [Stage; 3]) -> Plan<'a> {
-        let mut plan = Plan {
-            context,
-            stages,
-            slowest: 0,
-            micros: Default::default(),
-            spans: Vec::new(),
-            traffic: Vec::new(),
-        };
+        let mut plan =
+            Plan { context, stages, slowest: 0, micros: Default::default(), spans: Vec::new(), traffic: Vec::new() };
         for (slot, stage) in plan.micros.iter_mut().zip(&plan.stages) {
             *slot = micro(&context, stage);
         }
@@ -170,9 +181,8 @@ impl<'a> Plan<'a> {
         let all = first.all() + last.all() + (p as f64 - 2.0) * middle.all();
         self.span(SpanKind::Bubble, (all - self.micros[self.slowest].all()).max(0.0) / chunks);
         let c = &self.context;
-        // Megatron's stages send each tensor rank's share and gather it on the other side.
-        let shared = d.sequence || !matches!(c.job.stack, crate::job::Stack::MegatronDeepspeed | crate::job::Stack::Deepspeed);
-        let share = if shared { d.tensor.max(1) as f64 } else { 1.0 };
+        // Stages send each tensor rank's share and gather it on the other side.
+        let share = d.tensor.max(1) as f64;
         let bytes = c.tokens(false) * c.model.hidden as f64 * c.job.precision.compute.bytes() / share;
         let once = seconds(Collective::Send, bytes, c.layout.neighbours, c.machine);
         let calls = 2.0 * micros * chunks;
@@ -205,8 +215,20 @@ impl<'a> Plan<'a> {
             } else {
                 self.row(Axis::Tensor, Collective::AllReduce, tensor, calls.tensor_bytes, c.layout.tensor.ranks);
             }
-            self.row(Axis::Expert, Collective::AllToAll, times * calls.expert, calls.expert_bytes, c.layout.expert.ranks);
-            self.row(Axis::Context, Collective::Send, times * calls.context, calls.context_bytes, c.layout.context.ranks);
+            self.row(
+                Axis::Expert,
+                Collective::AllToAll,
+                times * calls.expert,
+                calls.expert_bytes,
+                c.layout.expert.ranks,
+            );
+            self.row(
+                Axis::Context,
+                Collective::Send,
+                times * calls.context,
+                calls.context_bytes,
+                c.layout.context.ranks,
+            );
         }
     }
 
@@ -215,7 +237,8 @@ impl<'a> Plan<'a> {
         let c = self.context;
         let sharding = &c.job.sharding;
         let sharded = sharding.parameters > 1;
-        let each = sharded || sharding.gradients > 1;
+        // Split gradients are reduced each time they are made; Megatron-like stacks with stages add them up first.
+        let each = sharded || (sharding.gradients > 1 && c.job.degrees.pipeline <= 1);
         let moves = self.moves();
         let ahead = if c.drive.prefetch { sharding.prefetch.max(1) } else { 1 };
         let queue = |gather: bool, reduce: bool| -> (Waited, f64) {
@@ -255,7 +278,8 @@ impl<'a> Plan<'a> {
         let times = if each { micros } else { 1.0 };
         for m in &moves {
             let count = m.queue.count as f64;
-            let gathers = f64::from(u8::from(m.queue.gather_forward > 0.0)) + f64::from(u8::from(m.queue.gather_backward > 0.0));
+            let gathers =
+                f64::from(u8::from(m.queue.gather_forward > 0.0)) + f64::from(u8::from(m.queue.gather_backward > 0.0));
             let often = if sharded { micros } else { 1.0 };
             self.row(Axis::Data, Collective::AllGather, often * count * gathers, m.gather_bytes, m.gather_group.ranks);
             let kind = if sharding.optimizer > 1 || each { Collective::ReduceScatter } else { Collective::AllReduce };
@@ -269,6 +293,12 @@ impl<'a> Plan<'a> {
         let (job, layout, machine) = (c.job, c.layout, c.machine);
         let sharding = &job.sharding;
         let sharded = sharding.parameters > 1;
+        // DeepSpeed gathers parameter by parameter, with little ahead.
+        let slow = if c.drive.prefetch || !sharded || layout.data.nodes() < 2 {
+            1.0
+        } else {
+            1.0 / c.tuning.deepspeed_network
+        };
         let element = match job.peft {
             _ if sharding.gather_bytes > 0.0 => sharding.gather_bytes,
             Peft::Adapters { base, .. } => base.bytes(),
@@ -286,14 +316,18 @@ impl<'a> Plan<'a> {
             // Kinds that are mixed over stages: whole units, each with its share of the time.
             let scale = count / number as f64;
             let price = |what, dense: f64, sparse: f64, group: Group| {
-                scale * (seconds(what, dense, group, machine) + seconds(what, sparse, layout.expert_data, machine))
+                scale
+                    * slow
+                    * (seconds(what, dense, group, machine) + seconds(what, sparse, layout.expert_data, machine))
             };
             let mut gather = price(Collective::AllGather, unit.dense * element, unit.sparse * element, group);
             if sharded && job.offload.parameters != Place::Device {
                 gather += scale * (unit.dense + unit.sparse) * element / group.ranks as f64 / link;
             }
             let mut again = match sharding.parked {
-                parked if parked > 1 => price(Collective::AllGather, unit.dense * element, unit.sparse * element, layout.parked),
+                parked if parked > 1 => {
+                    price(Collective::AllGather, unit.dense * element, unit.sparse * element, layout.parked)
+                }
                 _ if sharded && sharding.reshard_after_forward => gather,
                 _ => 0.0,
             };
@@ -315,7 +349,10 @@ impl<'a> Plan<'a> {
                     count: number,
                     forward: scale * (busy(c, &forward, false) + forward.waits()),
                     backward: scale
-                        * (busy(c, &backward, true) + backward.waits() + busy(c, &unit.recompute, false) + unit.recompute.waits()),
+                        * (busy(c, &backward, true)
+                            + backward.waits()
+                            + busy(c, &unit.recompute, false)
+                            + unit.recompute.waits()),
                     gather_forward: if gathers { gather } else { 0.0 },
                     gather_backward: again,
                     reduce,

@@ -1,0 +1,214 @@
+//! What a cell takes: memory from the engine's plan where the engine runs such a cell, to the byte, and from the estimator
+//! where it does not; time on the machine that its profile describes.
+
+use super::job::job;
+use crate::config::Resolved;
+use crate::runner::plan;
+use std::borrow::Cow;
+use zbench_engine::config::{Cell, DeviceKind};
+use zbench_engine::outcome::Estimate;
+use zbench_estimate::job::{Degrees, Job};
+use zbench_estimate::machine::Machine;
+use zbench_estimate::memory::{self, CATEGORIES, Memory};
+use zbench_estimate::time::{self, Time};
+use zbench_kernels::Category;
+use zbench_reports::Named;
+use zbench_reports::estimate_report::EstimateTraffic;
+
+/// Memory of the largest rank.
+#[derive(Clone, Debug)]
+pub struct Footprint {
+    /// Peak bytes by category; they need not coincide.
+    pub peaks: Named<u64>,
+    /// Bytes by category at the moment of the peak; they add up to `total`.
+    pub at_peak: Named<u64>,
+    /// Peak bytes over all categories.
+    pub total: u64,
+    /// Bytes of weights, gradients and optimizer state.
+    pub state: u64,
+    /// The stage of the peak, from 0, of how many.
+    pub stage: Option<[u64; 2]>,
+    /// Bytes of host memory per node.
+    pub host: u64,
+    /// Bytes on disk per node.
+    pub disk: u64,
+    /// `plan` or `priced`.
+    pub source: &'static str,
+}
+
+impl Footprint {
+    /// As the engine's plan has it.
+    pub fn of_plan(estimate: &Estimate) -> Footprint {
+        let named = |bytes: &dyn Fn(Category) -> u64| Category::ALL.iter().map(|c| (c.name(), bytes(*c))).collect();
+        let state = [Category::Parameters, Category::Gradients, Category::Optimizer];
+        Footprint {
+            peaks: named(&|category| estimate.peak(category)),
+            at_peak: named(&|category| estimate.memory.at_peak(category)),
+            total: estimate.memory.total_peak(),
+            state: state.map(|category| estimate.peak(category)).iter().sum(),
+            stage: None,
+            host: 0,
+            disk: 0,
+            source: "plan",
+        }
+    }
+
+    /// As the estimator has it.
+    pub fn priced(job: &Job, ranks_per_node: usize) -> Footprint {
+        let memory = memory::memory(job);
+        let stage = memory.worst();
+        // What the allocator keeps and cannot hand out again is nobody's tensor: workspace.
+        let held = (memory.reserved() - stage.peak()).max(0.0);
+        let bytes = |category: &memory::Category| {
+            let more = if *category == memory::Category::Workspace { held } else { 0.0 };
+            (stage.by(*category) + more).max(0.0).round() as u64
+        };
+        let at_peak: Named<u64> =
+            CATEGORIES.iter().zip(Category::ALL).map(|(ours, name)| (name.name(), bytes(ours))).collect();
+        let total = at_peak.iter().map(|(_, bytes)| *bytes).sum();
+        Footprint {
+            peaks: at_peak.clone(),
+            state: CATEGORIES[..3].iter().map(bytes).sum(),
+            at_peak,
+            total,
+            stage: (job.degrees.pipeline > 1).then_some([stage.index as u64, job.degrees.pipeline as u64]),
+            host: (memory.host * ranks_per_node as f64) as u64,
+            disk: (memory.disk * ranks_per_node as f64) as u64,
+            source: "priced",
+        }
+    }
+}
+
+/// The time of a step, and what follows from it.
+#[derive(Clone, Debug, Default)]
+pub struct Timing {
+    /// Milliseconds.
+    pub step_ms: f64,
+    /// Its parts, milliseconds.
+    pub spans: Named<f64>,
+    /// Of all ranks.
+    pub tokens_per_second: f64,
+    /// FLOPs of a step and rank that the model needs.
+    pub model_flops_per_rank: f64,
+    /// Those that are executed.
+    pub hardware_flops_per_rank: f64,
+    /// Dense FLOP/s of a device in the type of its products, where it is known.
+    pub peak: Option<f64>,
+    /// What it rests on.
+    pub source: String,
+    /// Error to be expected, as a share, where records say one.
+    pub error: Option<f64>,
+}
+
+/// The machine of a cell with the nodes that the cell states.
+fn machine<'m>(resolved: &'m Resolved, machine: &'m Machine) -> Cow<'m, Machine> {
+    match resolved.cell.parallel.ranks_per_node {
+        Some(devices) if devices != machine.node_devices => {
+            // The NICs of a node are those of its devices.
+            Cow::Owned(Machine { node_devices: devices, ..machine.clone() })
+        }
+        _ => Cow::Borrowed(machine),
+    }
+}
+
+/// Ranks of a node as far as a cell or its machine says.
+pub fn ranks_per_node(resolved: &Resolved) -> usize {
+    let of_machine = || Some(resolved.profile.as_ref()?.machine.as_ref()?.node_devices);
+    resolved.cell.parallel.ranks_per_node.or_else(of_machine).unwrap_or(resolved.cell.parallel.ranks).max(1)
+}
+
+/// The memory of a cell: the engine's plan, which is given where there is one, else the estimator's.
+pub fn footprint(resolved: &Resolved, estimate: Option<&Estimate>) -> Footprint {
+    match estimate {
+        Some(estimate) => Footprint::of_plan(estimate),
+        None => Footprint::priced(&job(&resolved.cell), ranks_per_node(resolved)),
+    }
+}
+
+/// Bytes that a rank of a cell takes at its peak.
+///
+/// # Errors
+/// The cell cannot be, in words.
+pub fn peak_bytes(cell: &Cell) -> Result<u64, String> {
+    match &cell.priced {
+        Some(_) => Ok(Footprint::priced(&job(cell), 1).total),
+        None => Ok(plan::estimate(cell)?.memory.total_peak()),
+    }
+}
+
+/// The time of a cell on the device of its profile, and its traffic.
+///
+/// # Errors
+/// Why there is none, in words.
+pub fn timing(resolved: &Resolved, estimate: Option<&Estimate>) -> Result<(Timing, Vec<EstimateTraffic>), String> {
+    let cell = &resolved.cell;
+    if cell.hardware.device != DeviceKind::Cuda {
+        let only = || "on the CPU times are predicted for cells that the engine runs alone".to_string();
+        let estimate = estimate.ok_or_else(only)?;
+        return Ok((crate::runner::time::of(resolved)?.timing(cell, &estimate.flops), Vec::new()));
+    }
+    let Some(profile) = &resolved.profile else {
+        return Err("no machine is named; state hardware.profile, for example \"h100-sxm\" (docs/machines.md)".into());
+    };
+    let rates = profile.machine().map_err(|error| error.to_string())?;
+    let (job, machine) = (job(cell), machine(resolved, rates));
+    if matches!(job.model.kind, zbench_estimate::job::Kind::Count { .. }) {
+        return Err("a count of parameters says what a step holds and not how long it takes; state the model's shape".into());
+    }
+    let products = job.precision.products;
+    if !machine.device.compute.contains_key(&products) {
+        return Err(format!("the profile {} has no rate of {} (compute.{0})", profile.name, products.name()));
+    }
+    let time = time::time(&job, &machine);
+    let traffic = traffic(&time);
+    Ok((of_time(&job, &machine, &time, estimate), traffic))
+}
+
+/// Collectives of one kind on one axis together, in the order in which they first come.
+fn traffic(time: &Time) -> Vec<EstimateTraffic> {
+    let mut list: Vec<EstimateTraffic> = Vec::new();
+    for of in &time.traffic {
+        let (axis, kind) = (of.axis.name(), of.kind.name());
+        let place = list.iter().position(|entry| entry.axis == axis && entry.kind == kind);
+        let place = place.unwrap_or_else(|| {
+            list.push(EstimateTraffic { axis: axis.into(), kind: kind.into(), ..EstimateTraffic::default() });
+            list.len() - 1
+        });
+        list[place].calls += of.calls;
+        list[place].payload_bytes += of.payload;
+        list[place].wire_bytes += of.wire;
+    }
+    list
+}
+
+fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate>) -> Timing {
+    let ranks = ranks(&job.degrees) as f64;
+    // The engine's ledger counts every product of its own plan; the estimator's is the same sum from the shape.
+    let model = estimate.map_or(time.model_flops, |estimate| estimate.flops.model);
+    let hardware = estimate.map_or(time.hardware_flops, |estimate| estimate.flops.hardware);
+    let mut spans = Named::new();
+    for span in &time.spans {
+        let name = span.kind.name().replace(' ', "_");
+        let before = spans.get(&name).copied().unwrap_or(0.0);
+        spans.insert(name, before + 1e3 * span.seconds);
+    }
+    Timing {
+        step_ms: 1e3 * time.step,
+        spans,
+        tokens_per_second: time.tokens_per_second_per_device * ranks,
+        model_flops_per_rank: model / ranks,
+        hardware_flops_per_rank: hardware / ranks,
+        peak: machine.device.compute.get(&job.precision.products).map(|rate| rate.peak),
+        source: format!("simulated: {} as driven by {}", machine.name, job.stack.name()),
+        error: None,
+    }
+}
+
+fn ranks(degrees: &Degrees) -> usize {
+    degrees.data * degrees.tensor * degrees.pipeline * degrees.context
+}
+
+/// The memory of a job term by term.
+pub fn terms(memory: &Memory) -> Vec<(String, String, f64)> {
+    memory.worst().terms.iter().map(|term| (term.name.to_string(), term.formula.to_string(), term.bytes)).collect()
+}
