@@ -69,7 +69,12 @@ fn quantile(errors: &[f64], q: f64) -> f64 {
 }
 
 fn line(name: &str, errors: &[f64]) {
-    println!("{name:24} {:4} rows  median {:5.1} %  p90 {:5.1} %", errors.len(), 100.0 * quantile(errors, 0.5), 100.0 * quantile(errors, 0.9));
+    println!(
+        "{name:24} {:4} rows  median {:5.1} %  p90 {:5.1} %",
+        errors.len(),
+        100.0 * quantile(errors, 0.5),
+        100.0 * quantile(errors, 0.9)
+    );
 }
 
 /// What a fit makes small: mean of the logarithms' sizes, capped so that a row that nothing explains pulls no constant,
@@ -82,9 +87,9 @@ fn cost(cases: &[&Case], tuning: &Tuning) -> f64 {
         slot.0 += size.min(0.5);
         slot.1 += 1.0;
     }
-    let (sum, weight) = families.values().fold((0.0, 0.0), |(sum, weight), (errors, rows)| {
-        (sum + errors / rows * rows.sqrt(), weight + rows.sqrt())
-    });
+    let (sum, weight) = families
+        .values()
+        .fold((0.0, 0.0), |(sum, weight), (errors, rows)| (sum + errors / rows * rows.sqrt(), weight + rows.sqrt()));
     let pull: f64 = FITTED
         .iter()
         .map(|(name, expected)| (tuning.get(name).unwrap_or(*expected).max(1e-4) / expected).ln().abs())
@@ -238,7 +243,11 @@ fn main() {
             let half: Vec<&Case> = cases.iter().filter(|case| case.scored() && case.row.fits()).collect();
             let found = descend(&half, names, 60);
             for name in names {
-                println!("{name} = {:.4e} (was {:.4e})", found.get(name).unwrap_or(0.0), tuning.get(name).unwrap_or(0.0));
+                println!(
+                    "{name} = {:.4e} (was {:.4e})",
+                    found.get(name).unwrap_or(0.0),
+                    tuning.get(name).unwrap_or(0.0)
+                );
             }
             report(&cases, &found);
         }
@@ -270,14 +279,22 @@ fn main() {
                         let what = [row.text("library"), row.text("algo"), row.text("head_dim"), row.text("seqlen")];
                         println!(
                             "{:22} {:30} {:>12} {:>14} {:>6} stated {:9.2} says {:9.2}  {:+.1} %",
-                            row.id(), what.join(" "), row.text("gpu"), row.text("size_bytes"), row.text("causal"),
-                            guess.stated.unwrap_or(0.0), guess.predicted,
+                            row.id(),
+                            what.join(" "),
+                            row.text("gpu"),
+                            row.text("size_bytes"),
+                            row.text("causal"),
+                            guess.stated.unwrap_or(0.0),
+                            guess.predicted,
                             100.0 * (guess.predicted / guess.stated.unwrap_or(f64::NAN) - 1.0)
                         );
                         if let Some(error) = error {
                             errors.entry(row.family().into()).or_default().push(error);
                             errors.entry("all".into()).or_default().push(error);
-                            errors.entry(if row.fits() { "fit half" } else { "test half" }.into()).or_default().push(error);
+                            errors
+                                .entry(if row.fits() { "fit half" } else { "test half" }.into())
+                                .or_default()
+                                .push(error);
                             if row.number("size_bytes").is_none_or(|size| size >= 1_048_576.0) {
                                 errors.entry("all from 1 MiB".into()).or_default().push(error);
                             }

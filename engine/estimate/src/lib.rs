@@ -1,14 +1,14 @@
 //! What a training run takes on a machine nobody has at hand: memory, traffic and time.
 
-pub mod deepspeed;
 pub mod collective;
+pub mod deepspeed;
 pub mod job;
 pub mod machine;
 pub mod memory;
 pub mod profile;
 pub mod published;
-pub mod rules;
 pub mod roofline;
+pub mod rules;
 pub mod shape;
 pub mod time;
 pub mod tuning;

@@ -200,7 +200,9 @@ impl Drive {
                 optimizer_passes: 1.0,
                 ..eager
             },
-            Stack::Deepspeed => Drive { copies: Copies::Each, optimizer_passes: 1.0, prefetch: false, gelu: false, ..eager },
+            Stack::Deepspeed => {
+                Drive { copies: Copies::Each, optimizer_passes: 1.0, prefetch: false, gelu: false, ..eager }
+            }
             Stack::Fsdp1 => Drive { triton: true, copies: Copies::Flat, ..eager },
             Stack::Fsdp2 => Drive { copies: Copies::Each, ..eager },
             Stack::Torch => Drive { gelu: false, autocast: true, ..eager },

@@ -123,7 +123,8 @@ pub fn prepare(row: &Row) -> Result<Prepared, Refused> {
     suppose(row, &mut expressed);
     let of = |column: &str| row.number(column).filter(|n| *n > 0.0);
     let bound = row.words("bound");
-    let (quantity, stated) = match (of("tokens_per_s_per_gpu"), of("step_time_s"), of("tflops_per_gpu"), of("mfu_pct")) {
+    let (quantity, stated) = match (of("tokens_per_s_per_gpu"), of("step_time_s"), of("tflops_per_gpu"), of("mfu_pct"))
+    {
         (Some(stated), ..) => (Quantity::Tokens, Some(stated)),
         (_, Some(stated), ..) => (Quantity::Step, Some(stated)),
         (_, _, Some(stated), _) => (Quantity::Flops, Some(stated)),
@@ -189,7 +190,7 @@ fn suppose(row: &Row, expressed: &mut Expressed) {
     if row.text("vpp").is_empty() && job.degrees.pipeline > 1 && interleaves {
         // Megatron's users interleave as far as layers divide.
         let each = job.model.layers / job.degrees.pipeline;
-        let chunks = (1..=6.min(each)).rev().find(|chunks| each % chunks == 0);
+        let chunks = (1..=6.min(each)).rev().find(|chunks| each.is_multiple_of(*chunks));
         job.degrees.chunks = chunks.unwrap_or(1);
     }
     // HFU over MFU says how much was made again.

@@ -84,11 +84,7 @@ impl Roofline<'_> {
         let elements = count * call.queries * call.keys;
         // Forward beside both products: one kernel reads and writes, or scale, mask and softmax do so each; dropout reads,
         // writes and keeps a byte.
-        let softmax = if call.fused_softmax {
-            2.0 * bytes
-        } else {
-            (if call.causal { 6.0 } else { 4.0 }) * bytes
-        };
+        let softmax = if call.fused_softmax { 2.0 * bytes } else { (if call.causal { 6.0 } else { 4.0 }) * bytes };
         let drop = if call.dropout { 2.0 * bytes + 1.0 } else { 0.0 };
         let forward = product(call.queries, call.keys, call.width)
             + self.pass(elements * (softmax + drop))
