@@ -21,6 +21,8 @@ const FITTED: &[(&str, f64)] = &[
     ("contention", 0.1),
     ("tensor_hidden", 0.5),
     ("router_passes", 10.0),
+    ("router_wait", 0.0003),
+    ("send_wait", 0.002),
     ("other", 0.02),
     ("straggle", 0.006),
     ("deepspeed_network", 0.45),
@@ -92,7 +94,7 @@ fn cost(cases: &[&Case], tuning: &Tuning) -> f64 {
         .fold((0.0, 0.0), |(sum, weight), (errors, rows)| (sum + errors / rows * rows.sqrt(), weight + rows.sqrt()));
     let pull: f64 = FITTED
         .iter()
-        .map(|(name, expected)| (tuning.get(name).unwrap_or(*expected).max(1e-4) / expected).ln().abs())
+        .map(|(name, expected)| (tuning.get(name).unwrap_or(*expected).max(1e-6) / expected).ln().abs())
         .sum();
     sum / weight.max(1e-9) + PULL * pull
 }

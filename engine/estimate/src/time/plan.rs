@@ -104,7 +104,8 @@ impl<'a> Plan<'a> {
         // Stages send each tensor rank's share and gather it on the other side.
         let share = d.tensor.max(1) as f64;
         let bytes = c.tokens(false) * c.model.hidden as f64 * c.job.precision.compute.bytes() / share;
-        let once = seconds(Collective::Send, bytes, c.layout.neighbours, c.machine);
+        let wait = if c.drive.overlap_sends { 0.0 } else { c.tuning.send_wait };
+        let once = seconds(Collective::Send, bytes, c.layout.neighbours, c.machine) + wait;
         let calls = 2.0 * micros * chunks;
         let hidden = if c.drive.overlap_sends && chunks > 1.0 { 0.8 } else { 0.0 };
         let along = 2.0 * (p as f64 - 1.0);

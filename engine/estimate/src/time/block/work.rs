@@ -113,7 +113,8 @@ impl Context<'_> {
     pub(super) fn router(&self, kind: &BlockKind, tokens: f64) -> [Phase; 2] {
         let Some(experts) = self.model.experts.as_ref().filter(|_| kind.sparse) else { return Default::default() };
         let rows = tokens / self.tensor() * experts.top as f64;
-        let seconds = self.roof.pass(rows * self.model.hidden as f64 * self.bytes() * self.tuning.router_passes);
+        let moved = rows * self.model.hidden as f64 * self.bytes() * self.tuning.router_passes;
+        let seconds = self.roof.pass(moved) + self.tuning.router_wait;
         let kernels = self.tuning.router_kernels;
         let forward = Phase { busy: seconds, kernels, ..Phase::default() };
         [forward, Phase { kernels: 1.5 * kernels, ..forward }]
