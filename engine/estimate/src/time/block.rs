@@ -264,6 +264,7 @@ impl Context<'_> {
             unit.backward.add(part[1], 1.0);
         }
         self.communicate(kind, tokens, &mut unit);
+        self.park(tokens, &mut unit);
         unit.recompute = self.again(&unit, [around[0], mlp[0], core[0], passes[0], router[0]]);
         unit.trained = if self.frozen() { 0.0 } else { unit.dense + unit.sparse };
         unit

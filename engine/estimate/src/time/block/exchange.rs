@@ -2,6 +2,7 @@
 
 use super::{Context, Unit};
 use crate::collective::{Collective, Group, seconds};
+use crate::job::{Place, Recompute};
 use crate::shape::BlockKind;
 use crate::time::layout::expert_tensor;
 
@@ -62,5 +63,19 @@ impl Context<'_> {
             unit.collectives.context = 3.0 * steps;
             unit.collectives.context_bytes = kv;
         }
+    }
+
+    /// Activations that go to the host and come back beside compute: what compute does not cover.
+    pub(super) fn park(&self, tokens: f64, unit: &mut Unit) {
+        if self.job.offload.activations == Place::Device {
+            return;
+        }
+        // Elements kept of a token: a block's input alone where it is made again from that, else about what a block
+        // without scores keeps (34 bytes of 16-bit numbers per element of the stream).
+        let kept = if matches!(self.job.recompute, Recompute::Full { .. }) { 1.0 } else { 17.0 };
+        let bytes = kept * tokens * self.model.hidden as f64 * self.bytes() / self.between();
+        let once = bytes / (self.machine.host.bandwidth * self.machine.host.reached).max(1.0);
+        unit.forward.host += (once - unit.forward.busy).max(0.0);
+        unit.backward.host += (once - unit.backward.busy).max(0.0);
     }
 }
