@@ -50,15 +50,15 @@ constants! {
     /// The same, head of 128.
     flash1_128 = 0.31;
     /// Second generation, head of 64.
-    flash2_64 = 0.60;
+    flash2_64 = 0.63;
     /// Second generation, head of 128.
-    flash2_128 = 0.72;
+    flash2_128 = 0.76;
     /// Third generation, head of 64 (of a device with asynchronous products).
-    flash3_64 = 0.52;
+    flash3_64 = 0.48;
     /// Third generation, head of 128.
     flash3_128 = 0.67;
     /// Attention's backward rate against forward's (2.5 times the FLOPs).
-    flash_backward = 0.86;
+    flash_backward = 0.82;
     /// Length at which half of attention's rate is reached, all tokens seen.
     flash_length = 160.0;
     /// The same with a causal mask.
