@@ -119,7 +119,12 @@ Stop it with Ctrl-C at any time; the same command goes on where it stopped.")]
     /// The estimate of every cell, without running
     #[command(after_help = "Examples:
   zbench plan configs/llama70b.toml
-  zbench plan configs/llama70b.toml --format json     an object for each cell")]
+  zbench plan configs/llama70b.toml --format json     an object for each cell
+  zbench plan configs/llama70b.toml --only parallel.strategy=fsdp --explain
+  zbench plan configs/llama70b.toml --what-if network.rate=400Gb/s
+  zbench plan configs/search70b.toml --search         the best way on these ranks
+  zbench plan configs/claims/t5-3b.toml --deepspeed-estimator documented
+  zbench plan --validate tests/published              predictions beside published results")]
     Plan(PlanArgs),
     /// The interconnect test: nccl-tests' flags, columns, factors and data check, over any backend
     #[command(after_help = "Examples:
@@ -406,15 +411,37 @@ pub struct RunArgs {
 /// `zbench plan`.
 #[derive(Args)]
 pub struct PlanArgs {
-    /// The cells.
-    #[command(flatten)]
-    pub cells: Cells,
+    /// Configuration; not needed with --validate
+    #[arg(required_unless_present = "validate")]
+    pub file: Option<PathBuf>,
+    /// Change a key; a bare word is a string. Narrows an axis to this value
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Only cells with these values: key=value terms joined by commas; values of one key are alternatives
+    #[arg(long, value_name = "EXPR")]
+    pub only: Option<String>,
     /// Refuse a grid of more cells
     #[arg(long, default_value_t = 1000, value_name = "N")]
     pub max_cells: usize,
     /// Plan the scaled-down stand-ins
     #[arg(long)]
     pub proxy: bool,
+    /// Look for the fastest way to train this model on these ranks: strategy, tensor, pipeline, context, expert,
+    /// micro-batch, accumulation, checkpointing and offload, under the memory limit
+    #[arg(long, conflicts_with_all = ["proxy", "explain", "what_if"])]
+    pub search: bool,
+    /// Print every sum term by term, with the field's rules of thumb beside it
+    #[arg(long)]
+    pub explain: bool,
+    /// Price again on a changed machine: a key of its profile, as network.rate=800Gb/s or hbm.bandwidth=4.8TB/s
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub what_if: Vec<String>,
+    /// Print what DeepSpeed's ZeRO-2 and ZeRO-3 estimators print, by the current formula or the older documented one
+    #[arg(long, value_name = "FORMULA", num_args = 0..=1, default_missing_value = "current", value_parser = ["current", "documented"])]
+    pub deepspeed_estimator: Option<String>,
+    /// Predict the published results in the CSV files of a folder, and say how far off that is
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["file", "search", "explain", "what_if", "proxy"])]
+    pub validate: Option<PathBuf>,
 }
 
 /// `zbench report`.

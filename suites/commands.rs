@@ -9,6 +9,7 @@ mod doctor;
 mod filter;
 mod gate;
 mod notebook;
+mod plan;
 mod progress;
 mod report;
 mod repro;
@@ -21,8 +22,8 @@ use crate::config::files::Files;
 use crate::config::{ConfigError, Context, Document};
 use crate::grid::{self, GridCell};
 use crate::proxy;
-use crate::runner::plan::{self, Decision, Planned};
-use crate::runner::{Header, machine};
+use crate::runner::plan::{Decision, Planned};
+use crate::runner::{self, Header, machine};
 use anyhow::{Result, bail};
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
@@ -46,7 +47,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Run(arguments) => {
             session::with(global, arguments.timeout, |session| train::run(global, session, arguments))
         }
-        Command::Plan(arguments) => train::plan(global, arguments),
+        Command::Plan(arguments) => plan::plan(global, arguments),
         Command::Allreduce(arguments) => allreduce::allreduce(global, arguments),
         Command::Gemm(arguments) => bench::gemm(global, arguments),
         Command::Attention(arguments) => bench::attention(global, arguments),
@@ -139,9 +140,14 @@ struct Expanded {
 }
 
 fn expand(arguments: &Cells, max_cells: usize) -> Result<Expanded> {
+    expand_with(arguments, max_cells, Vec::new())
+}
+
+/// The same on a changed machine.
+fn expand_with(arguments: &Cells, max_cells: usize, what_if: Vec<(String, toml::Value)>) -> Result<Expanded> {
     let document = Document::read(&arguments.file, &arguments.set)?;
     let only = arguments.only.as_deref().map(grid::parse_only).transpose()?.unwrap_or_default();
-    let context = Context::new(document.folder().to_path_buf(), machine::cores());
+    let context = Context::new(document.folder().to_path_buf(), machine::cores()).with_what_if(what_if);
     let mut files = Files::default();
     let cells = grid::expand(&document, &only, max_cells, &context, &mut files)?;
     Ok(Expanded { document, cells, files })
@@ -151,7 +157,7 @@ fn expand(arguments: &Cells, max_cells: usize) -> Result<Expanded> {
 fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
     let cells = std::mem::take(&mut expanded.cells);
     if !stand_ins {
-        let planned: Vec<Planned> = cells.into_iter().map(|cell| plan::plan(cell, None)).collect();
+        let planned: Vec<Planned> = cells.into_iter().map(|cell| runner::plan::plan(cell, None)).collect();
         return refuse_the_impossible(&expanded.document, planned);
     }
     let absent = |cell: &GridCell| cell.resolved.as_ref().is_ok_and(|r| r.cell.hardware.device != DeviceKind::Cpu);
@@ -174,7 +180,7 @@ fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
             cell.label = format!("{} [proxy]", cell.label).trim().to_string();
         }
         if seen.insert(cell.key.clone()) {
-            planned.push(plan::plan(cell, of));
+            planned.push(runner::plan::plan(cell, of));
         }
     }
     Ok(planned)
@@ -184,7 +190,7 @@ fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
 fn refuse_the_impossible(document: &Document, planned: Vec<Planned>) -> Result<Vec<Planned>> {
     for cell in &planned {
         let from_grid = cell.grid.settings.values().any(|setting| setting.from_grid);
-        if let (None, Decision::Record { reason, .. }, false) = (&cell.estimate, &cell.decision, from_grid) {
+        if let (None, Decision::Record { reason, .. }, false) = (&cell.footprint, &cell.decision, from_grid) {
             return Err(ConfigError::about(document.path.display().to_string(), reason.clone()).into());
         }
     }

@@ -213,7 +213,24 @@ fn json(value: &toml::Value) -> Value {
 
 /// A cell as plain data, for records.
 pub fn plain(cell: &Cell) -> Value {
-    serde_json::to_value(cell).unwrap_or(Value::Null)
+    let mut value = serde_json::to_value(cell).unwrap_or(Value::Null);
+    let Some(Value::Object(priced)) = value.as_object_mut().and_then(|cell| cell.remove("priced")) else { return value };
+    // What is priced and not run stands where its keys do, as if the engine had it.
+    let parked = priced.get("parked").and_then(Value::as_u64).unwrap_or(1);
+    for (name, of) in priced {
+        let section = match name.as_str() {
+            "loss" | "partition_activations" => "memory",
+            name if name.starts_with("offload_") => "memory",
+            "model" => "model",
+            _ => "parallel",
+        };
+        let name = if name == "model" { "priced".to_string() } else { name };
+        value[section][name] = of;
+    }
+    if parked > 1 {
+        value["parallel"]["strategy"] = "zero++".into();
+    }
+    value
 }
 
 /// What varies, as `strategy=zero3 checkpointing=full`; a key of an include that this cell does not state is left out.

@@ -278,7 +278,7 @@ fn metrics_follow_from_the_timed_steps() {
 #[test]
 fn what_cannot_run_is_recorded_once_with_reason_and_estimate() {
     let folder = tempfile::tempdir().unwrap();
-    let text = format!("{TINY}\n[[grid.include]]\n\"parallel.tensor\" = 2\n")
+    let text = format!("{TINY}\n[[grid.include]]\n\"parallel.tensor\" = 2\n\"parallel.ranks\" = 4\n")
         .replace("threads_per_rank = 1", "device = \"cuda\"");
     let mut fake = Fake::default();
     for appended in [5, 0] {
@@ -289,6 +289,7 @@ fn what_cannot_run_is_recorded_once_with_reason_and_estimate() {
         assert!(summary.records[0].memory.parameters.as_ref().unwrap().predicted_bytes.unwrap() > 0);
         assert!(summary.records[4].outcome.reason.contains("parallel.tensor"));
         assert_eq!(summary.records[4].setting("parallel.tensor"), Some(&serde_json::json!(2)));
+        assert!(summary.records[4].memory.parameters.as_ref().unwrap().predicted_bytes.unwrap() > 0);
     }
     assert!(fake.ran.is_empty());
 }

@@ -8,6 +8,7 @@ mod step;
 pub use explain::{Sum, Term, explain};
 pub use published::{Family, PublishedRow, Unexpressed, Validation, validation};
 pub use search::{Candidate, Searched, searched};
+pub use step::what_if;
 
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +32,9 @@ pub struct EstimateRow {
     /// Predicted peak bytes of the largest rank by category, in the order of tables.
     #[serde(default)]
     pub memory: Named<u64>,
+    /// Predicted bytes of the largest rank by category at the moment of its peak; they add up to `total_bytes`.
+    #[serde(default)]
+    pub at_peak: Named<u64>,
     /// Predicted peak over all categories; at most the sum of `memory`, as peaks need not coincide.
     #[serde(default)]
     pub total_bytes: Option<u64>,
@@ -236,11 +240,12 @@ fn memory(rows: &[EstimateRow]) -> Option<Table> {
     columns.extend(categories.iter().map(|name| Column::numbers(*name, "bytes")));
     columns.push(Column::numbers("all together", "bytes"));
     let mut table = Table::new("predicted memory", columns).caption(
-        "Peak of the largest rank. Categories peak at different moments, so they may add up to more than all together.",
+        "Of the largest rank at the moment of its peak; of a pipeline that of the stage which takes most.",
     );
     for row in rows.iter().filter(|row| !row.memory.is_empty()) {
         let mut entries = vec![Entry::words(row.marked_label())];
-        entries.extend(categories.iter().map(|name| Entry::memory(row.memory.get(name).copied())));
+        let bytes = if row.at_peak.is_empty() { &row.memory } else { &row.at_peak };
+        entries.extend(categories.iter().map(|name| Entry::memory(bytes.get(name).copied())));
         entries.push(Entry::memory(row.total_bytes));
         table.row(entries);
     }

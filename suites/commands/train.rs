@@ -1,9 +1,9 @@
-//! `grid`, `run` and `plan`.
+//! `grid` and `run`.
 
 use super::progress::Progress;
 use super::session::Session;
 use super::{Expanded, expand, header, planned, print_document, print_lines};
-use crate::cli::{Format, Global, GridArgs, PlanArgs, RunArgs, exit};
+use crate::cli::{Format, Global, GridArgs, RunArgs, exit};
 use crate::config::{ConfigError, Document};
 use crate::grid::{self, GridCell};
 use crate::runner::child::Children;
@@ -149,14 +149,8 @@ fn refuse_all(expanded: &Expanded) -> Result<()> {
     Ok(())
 }
 
-/// `zbench plan FILE`.
-pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
-    let mut expanded = expand(&arguments.cells, arguments.max_cells)?;
-    let cells = planned(&mut expanded, arguments.proxy)?;
-    estimates(global, &cells)
-}
-
-fn estimates(global: &Global, cells: &[Planned]) -> Result<u8> {
+/// The estimates of cells.
+pub(super) fn estimates(global: &Global, cells: &[Planned]) -> Result<u8> {
     let rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
     match global.format {
         Format::Json => print_lines(&rows)?,

@@ -158,18 +158,25 @@ pub fn timing(resolved: &Resolved, estimate: Option<&Estimate>) -> Result<(Timin
         return Err(format!("the profile {} has no rate of {} (compute.{0})", profile.name, products.name()));
     }
     let time = time::time(&job, &machine);
-    let traffic = time.traffic.iter().map(traffic).collect();
+    let traffic = traffic(&time);
     Ok((of_time(&job, &machine, &time, estimate), traffic))
 }
 
-fn traffic(of: &time::Traffic) -> EstimateTraffic {
-    EstimateTraffic {
-        axis: of.axis.name().into(),
-        kind: of.kind.name().into(),
-        calls: of.calls,
-        payload_bytes: of.payload,
-        wire_bytes: of.wire,
+/// Collectives of one kind on one axis together, in the order in which they first come.
+fn traffic(time: &Time) -> Vec<EstimateTraffic> {
+    let mut list: Vec<EstimateTraffic> = Vec::new();
+    for of in &time.traffic {
+        let (axis, kind) = (of.axis.name(), of.kind.name());
+        let place = list.iter().position(|entry| entry.axis == axis && entry.kind == kind);
+        let place = place.unwrap_or_else(|| {
+            list.push(EstimateTraffic { axis: axis.into(), kind: kind.into(), ..EstimateTraffic::default() });
+            list.len() - 1
+        });
+        list[place].calls += of.calls;
+        list[place].payload_bytes += of.payload;
+        list[place].wire_bytes += of.wire;
     }
+    list
 }
 
 fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate>) -> Timing {

@@ -57,7 +57,7 @@ fn shares(list: &mut Vec<(String, usize, usize)>, kind: Kind, outcomes: &[publis
     if of > 0 {
         list.push((format!("{}: fits or not", kind.name()), right, of));
     }
-    let (right, of) = published::score::directions_right(outcomes);
+    let (right, of) = published::validate::directions_right(outcomes);
     if kind == Kind::Throughput && of > 0 {
         list.push((format!("{}: which of two is faster", kind.name()), right, of));
     }

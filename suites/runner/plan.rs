@@ -4,7 +4,8 @@ use super::machine;
 use crate::config::Resolved;
 use crate::grid::GridCell;
 use crate::launch;
-use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Strategy};
+use crate::plan::forecast::{self, Footprint, Timing};
+use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Home, Strategy};
 use zbench_engine::hardware;
 use zbench_engine::outcome::Estimate;
 use zbench_engine::plan::Plan;
@@ -16,8 +17,14 @@ use zbench_reports::record::{Source, Status};
 pub struct Planned {
     /// The cell as the grid has it.
     pub grid: GridCell,
-    /// What the plan says, when there is one.
+    /// What the engine's plan says, when it runs such cells.
     pub estimate: Option<Estimate>,
+    /// What a rank takes; by the estimator where the engine does not run such cells.
+    pub footprint: Option<Footprint>,
+    /// How long a step takes, or why that is not predicted.
+    pub timing: Result<Timing, String>,
+    /// What travels in a step.
+    pub traffic: Vec<EstimateTraffic>,
     /// What to do.
     pub decision: Decision,
     /// The cheapest change that would make it fit; empty when it fits or when nothing known does.
@@ -55,7 +62,7 @@ impl Planned {
 
     /// Whether a rank's predicted peak is within its capacity.
     pub fn fits(&self) -> Option<bool> {
-        Some(self.estimate.as_ref()?.memory.total_peak() <= self.capacity()?)
+        Some(self.footprint.as_ref()?.total <= self.capacity()?)
     }
 
     /// The row of the document of estimates.
@@ -64,29 +71,46 @@ impl Planned {
             Decision::Run => ("planned".to_string(), String::new()),
             Decision::Record { status, reason, .. } => (status.name().to_string(), reason.clone()),
         };
-        let estimate = self.estimate.as_ref();
+        let (timing, footprint) = (self.timing.as_ref().ok(), self.footprint.as_ref());
+        let ranks = self.cell().map_or(1, |cell| cell.parallel.ranks).max(1) as f64;
+        let rate = |flops: f64, ms: f64| flops / (ms / 1e3);
+        let utilised = |flops: fn(&Timing) -> f64| timing.and_then(|t| Some(rate(flops(t), t.step_ms) / t.peak?));
+        let wire: f64 = self.traffic.iter().map(|traffic| traffic.wire_bytes).sum();
+        let priced_flops = || timing.map(|timing| timing.model_flops_per_rank * ranks);
+        let bytes = |of: fn(&Footprint) -> u64| footprint.map(of).filter(|bytes| *bytes > 0);
         EstimateRow {
             label: self.grid.label.clone(),
             key: self.grid.key.clone(),
             status,
             reason,
-            memory: estimate.map(by_category).unwrap_or_default(),
-            total_bytes: estimate.map(|estimate| estimate.memory.total_peak()),
+            memory: footprint.map(|footprint| footprint.peaks.clone()).unwrap_or_default(),
+            at_peak: footprint.map(|footprint| footprint.at_peak.clone()).unwrap_or_default(),
+            total_bytes: footprint.map(|footprint| footprint.total),
             capacity_bytes: self.capacity(),
             fits: self.fits(),
             advice: self.advice.clone(),
-            wire_bytes: estimate.map(|estimate| estimate.traffic.iter().map(|traffic| traffic.wire_bytes).sum()),
-            model_flops: estimate.map(|estimate| estimate.flops.model),
+            wire_bytes: (self.estimate.is_some() || timing.is_some()).then_some(wire),
+            model_flops: self.estimate.as_ref().map(|estimate| estimate.flops.model).or_else(priced_flops),
             proxy: self.proxy_of.is_some(),
-            traffic: estimate.map(traffic).unwrap_or_default(),
-            memory_source: if estimate.is_some() { "plan".into() } else { String::new() },
-            ..EstimateRow::default()
+            step_ms: timing.map(|timing| timing.step_ms),
+            time: timing.map(|timing| timing.spans.clone()).unwrap_or_default(),
+            step_error: timing.and_then(|timing| timing.error),
+            time_source: match &self.timing {
+                Ok(timing) => timing.source.clone(),
+                Err(reason) => reason.clone(),
+            },
+            tokens_per_second: timing.map(|timing| timing.tokens_per_second),
+            tokens_per_second_per_rank: timing.map(|timing| timing.tokens_per_second / ranks),
+            tflops_per_rank: timing.map(|t| rate(t.model_flops_per_rank, t.step_ms) / 1e12),
+            mfu: utilised(|timing| timing.model_flops_per_rank),
+            hfu: utilised(|timing| timing.hardware_flops_per_rank),
+            traffic: self.traffic.clone(),
+            peak_stage: footprint.and_then(|footprint| footprint.stage),
+            host_bytes: bytes(|footprint| footprint.host),
+            disk_bytes: bytes(|footprint| footprint.disk),
+            memory_source: footprint.map(|footprint| footprint.source.to_string()).unwrap_or_default(),
         }
     }
-}
-
-fn by_category(estimate: &Estimate) -> zbench_reports::Named<u64> {
-    Category::ALL.iter().map(|category| (category.name(), estimate.peak(*category))).collect()
 }
 
 fn traffic(estimate: &Estimate) -> Vec<EstimateTraffic> {
@@ -102,18 +126,45 @@ fn traffic(estimate: &Estimate) -> Vec<EstimateTraffic> {
 
 /// Plans a cell for this machine.
 pub fn plan(grid: GridCell, proxy_of: Option<String>) -> Planned {
-    let skip = |reason: String, source| Decision::Record { status: Status::Skipped, reason, source };
-    let (estimate, decision) = match &grid.resolved {
-        Err(refusal) => (None, skip(refusal.to_string(), Source::Plan)),
-        Ok(resolved) => match estimate(&resolved.cell) {
-            Err(reason) => (None, skip(reason, Source::Plan)),
-            Ok(estimate) => {
-                let decision = decide(resolved, &estimate);
-                (Some(estimate), decision)
-            }
-        },
+    let mut planned = Planned {
+        estimate: None,
+        footprint: None,
+        timing: Err(String::new()),
+        traffic: Vec::new(),
+        decision: Decision::Run,
+        advice: String::new(),
+        proxy_of,
+        grid,
     };
-    let mut planned = Planned { grid, estimate, decision, advice: String::new(), proxy_of };
+    let Ok(resolved) = planned.grid.resolved.clone() else {
+        let refusal = planned.grid.resolved.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        planned.decision = skipped(refusal, Source::Plan);
+        return planned;
+    };
+    match estimate(&resolved.cell) {
+        Ok(estimate) => {
+            planned.decision = decide(&resolved, &estimate);
+            planned.traffic = traffic(&estimate);
+            planned.footprint = Some(Footprint::of_plan(&estimate));
+            planned.estimate = Some(estimate);
+        }
+        Err(reason) => {
+            planned.decision = skipped(reason, Source::Plan);
+            if resolved.cell.priced.is_none() {
+                return planned;
+            }
+            planned.footprint = Some(forecast::footprint(&resolved, None));
+        }
+    }
+    planned.timing = match forecast::timing(&resolved, planned.estimate.as_ref()) {
+        Ok((timing, traffic)) => {
+            if planned.estimate.is_none() {
+                planned.traffic = traffic;
+            }
+            Ok(timing)
+        }
+        Err(reason) => Err(reason),
+    };
     if planned.fits() == Some(false)
         && let (Some(cell), Some(capacity)) = (planned.cell(), planned.capacity())
     {
@@ -121,6 +172,10 @@ pub fn plan(grid: GridCell, proxy_of: Option<String>) -> Planned {
             .unwrap_or_else(|| "none of the changes tried (up to 64 times the ranks) makes it fit".into());
     }
     planned
+}
+
+fn skipped(reason: String, source: Source) -> Decision {
+    Decision::Record { status: Status::Skipped, reason, source }
 }
 
 /// The estimate of a cell, from the plan that a run would carry out.
@@ -215,7 +270,22 @@ const CHANGES: &[Change] = &[
     Change { text: "half train.micro_batch and twice train.accumulation", apply: halve_micro_batch },
     Change { text: "parallel.strategy = \"fsdp\"", apply: full_shard },
     Change { text: "precision.gradients = \"bf16\"", apply: low_gradients },
+    Change { text: "memory.offload_optimizer = \"host\"", apply: offload_optimizer },
 ];
+
+/// On a device with a host beside it, where optimizer state is a part of its own.
+fn offload_optimizer(cell: &mut Cell) -> bool {
+    let mut priced = cell.priced.as_deref().cloned().unwrap_or_default();
+    let can = cell.hardware.device == DeviceKind::Cuda
+        && !cell.lora.on()
+        && cell.parallel.strategy != Strategy::Ddp
+        && priced.offload_optimizer == Home::Device;
+    if can {
+        priced.offload_optimizer = Home::Host;
+        cell.priced = Some(Box::new(priced));
+    }
+    can
+}
 
 fn set_checkpointing(cell: &mut Cell, to: Checkpointing) -> bool {
     let keeps_more = match cell.memory.checkpointing {
@@ -256,7 +326,7 @@ fn low_gradients(cell: &mut Cell) -> bool {
 /// The cheapest change that makes a cell fit, found by planning: one change, then several together, then more
 /// ranks beside as few changes as do.
 pub fn cheapest_change(cell: &Cell, capacity: u64) -> Option<String> {
-    let peak = |cell: &Cell| estimate(cell).ok().map(|estimate| estimate.memory.total_peak());
+    let peak = |cell: &Cell| forecast::peak_bytes(cell).ok();
     let say = |what: &str, bytes: u64| format!("{what} (predicted {} of {})", gib(bytes), gib(capacity));
     let attempt = |changes: &[&Change], times: usize| -> Option<String> {
         let mut changed = cell.clone();

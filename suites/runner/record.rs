@@ -20,11 +20,13 @@ pub fn predicted(record: &mut Record, planned: &Planned) {
     for (_, category) in categories() {
         record.memory.set(category, Bytes::default());
     }
-    let Some(estimate) = &planned.estimate else { return };
+    let Some(footprint) = &planned.footprint else { return };
     for (ours, theirs) in categories() {
-        record.memory.set(theirs, Bytes { predicted_bytes: Some(estimate.peak(ours)), ..Bytes::default() });
+        let bytes = footprint.peaks.get(ours.name()).copied();
+        record.memory.set(theirs, Bytes { predicted_bytes: bytes, ..Bytes::default() });
     }
-    record.memory.total = Some(Bytes { predicted_bytes: Some(estimate.memory.total_peak()), ..Bytes::default() });
+    record.memory.total = Some(Bytes { predicted_bytes: Some(footprint.total), ..Bytes::default() });
+    let Some(estimate) = &planned.estimate else { return };
     let flops = &estimate.flops;
     for (name, value) in [("model", flops.model), ("palm", flops.palm), ("hardware", flops.hardware)] {
         record.flops.set(name, value);

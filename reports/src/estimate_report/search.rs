@@ -104,7 +104,10 @@ fn settings(candidate: &Candidate) -> String {
 }
 
 fn table(name: &str, candidates: &[Candidate]) -> Table {
-    let keys: Vec<&str> = candidates.first().map(|c| c.settings.names().collect()).unwrap_or_default();
+    // What all of them share stands above already, where the first one is spelled out.
+    let keys = candidates.first().map(|c| c.settings.names().collect::<Vec<_>>()).unwrap_or_default();
+    let differs = |key: &&str| candidates.windows(2).any(|pair| pair[0].settings.get(key) != pair[1].settings.get(key));
+    let keys: Vec<&str> = keys.into_iter().filter(differs).collect();
     let mut columns: Vec<Column> =
         keys.iter().map(|key| Column::words(key.rsplit('.').next().unwrap_or(key))).collect();
     columns.extend([

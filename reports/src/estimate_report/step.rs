@@ -163,3 +163,57 @@ pub(super) fn traffic(document: &mut Document, rows: &[EstimateRow]) {
     document.heading("Predicted traffic");
     document.table(table);
 }
+
+/// The same cells on a machine and on a changed one.
+pub fn what_if(before: &[EstimateRow], after: &[EstimateRow], changes: &[String]) -> Document {
+    let mut document = Document::new("What if");
+    document.paragraph(format!("The machine with {}. Nothing was run.", changes.join(", ")));
+    let columns = vec![
+        Column::words("cell"),
+        Column::numbers("step as it is", "ms"),
+        Column::numbers("step then", "ms"),
+        Column::numbers("change of speed", "fraction"),
+        Column::numbers("tokens/s then", "tokens/s"),
+        Column::numbers("MFU then", "fraction"),
+        Column::words("fits"),
+        Column::words("largest difference"),
+    ];
+    let mut table = Table::new("what if", columns);
+    for (old, new) in before.iter().zip(after) {
+        let faster = old.step_ms.zip(new.step_ms).map(|(old, new)| old / new - 1.0);
+        let ms = |ms: f64| units::duration(ms / 1e3);
+        let fits = match (old.fits, new.fits) {
+            (Some(true), Some(false)) => "no longer",
+            (Some(false), Some(true)) => "now",
+            (_, Some(true)) => "yes",
+            (_, Some(false)) => "no",
+            _ => "not known",
+        };
+        table.row(vec![
+            Entry::words(new.marked_label()),
+            Entry::maybe(old.step_ms, ms),
+            Entry::maybe(new.step_ms, ms),
+            Entry::maybe(faster, units::change),
+            Entry::maybe(new.tokens_per_second, units::quantity),
+            Entry::maybe(new.mfu, units::percent),
+            Entry::words(fits),
+            Entry::words(largest_difference(old, new)),
+        ]);
+    }
+    document.table(table);
+    document
+}
+
+/// The span that changes most.
+fn largest_difference(old: &EstimateRow, new: &EstimateRow) -> String {
+    let names = old.time.names().chain(new.time.names());
+    let of = |row: &EstimateRow, name: &str| row.time.get(name).copied().unwrap_or(0.0);
+    let most = names.map(|name| (name, of(new, name) - of(old, name))).max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()));
+    match most {
+        Some((name, ms)) if ms.abs() > 1e-6 => {
+            let sign = if ms > 0.0 { "+" } else { "-" };
+            format!("{} {sign}{}", name.replace('_', " "), units::duration(ms.abs() / 1e3))
+        }
+        _ => "none".into(),
+    }
+}

@@ -25,6 +25,8 @@ struct Plan<'g, 'a> {
     capacity: u64,
     /// The cheapest change that makes it fit; may be empty.
     advice: String,
+    /// What is predicted of it.
+    estimate: EstimateRow,
 }
 
 impl Plan<'_, '_> {
@@ -85,7 +87,8 @@ fn plans<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Plan<'g, 'a>> {
             place,
             total: cell.predicted_peak_bytes()?,
             capacity: capacity.filter(|&capacity| capacity > 0)?,
-            advice: estimate.map(|estimate| estimate.advice).unwrap_or_default(),
+            advice: estimate.as_ref().map(|estimate| estimate.advice.clone()).unwrap_or_default(),
+            estimate: estimate.unwrap_or_default(),
         })
     };
     grid.cells.iter().enumerate().filter_map(plan).collect()
@@ -122,6 +125,9 @@ pub fn answer(document: &mut Document, grid: &Grid) -> bool {
         document.list(misfits);
     }
     document.table(table(grid, &plans));
+    if let Some(table) = speeds(&plans) {
+        document.table(table);
+    }
     true
 }
 
@@ -341,4 +347,43 @@ fn table(grid: &Grid, plans: &[Plan]) -> Table {
         ]);
     }
     table
+}
+
+/// What a step would take, where that is predicted.
+fn speeds(plans: &[Plan]) -> Option<Table> {
+    let timed: Vec<&Plan> = plans.iter().filter(|plan| plan.estimate.step_ms.is_some()).collect();
+    if timed.is_empty() {
+        return None;
+    }
+    let columns = vec![
+        Column::words("cell"),
+        Column::numbers("predicted step", "ms"),
+        Column::numbers("tokens/s", "tokens/s"),
+        Column::numbers("tokens/s per rank", "tokens/s"),
+        Column::numbers("MFU", "fraction"),
+        Column::numbers("HFU", "fraction"),
+        Column::words("most of it"),
+        Column::words("by"),
+    ];
+    let mut table = Table::new("predicted steps", columns)
+        .caption("Predicted, not measured; what does not fit is struck out. MFU and HFU of the device's dense peak.");
+    for plan in timed {
+        let estimate = &plan.estimate;
+        let tone = if plan.fits() { Tone::Plain } else { Tone::Struck };
+        let mut spans: Vec<(&str, f64)> = estimate.time.iter().map(|(name, ms)| (name, *ms)).collect();
+        spans.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let whole = estimate.step_ms.unwrap_or(1.0);
+        let share = |(name, ms): &(&str, f64)| format!("{} {}", name.replace('_', " "), units::percent(ms / whole));
+        table.row(vec![
+            Entry::words(&plan.cell.label),
+            Entry::maybe(estimate.step_ms, |ms| units::duration(ms / 1e3)).toned(tone),
+            Entry::maybe(estimate.tokens_per_second, units::quantity).toned(tone),
+            Entry::maybe(estimate.tokens_per_second_per_rank, units::quantity).toned(tone),
+            Entry::maybe(estimate.mfu, units::percent).toned(tone),
+            Entry::maybe(estimate.hfu, units::percent).toned(tone),
+            Entry::words(spans.iter().take(3).map(share).collect::<Vec<_>>().join(", ")),
+            Entry::words(&estimate.time_source),
+        ]);
+    }
+    Some(table)
 }

@@ -28,7 +28,7 @@ pub struct Habits {
     pub root: bool,
     /// Gathered units at once.
     pub units: f64,
-    /// Parameters that may be gathered at once, where single matrices are and not blocks.
+    /// Parameters that stay gathered, where single matrices are and not blocks: those that are used again soon.
     pub live: Option<f64>,
     /// Bytes per parameter of a rank's own share during the update, beside what is kept.
     pub update: f64,
@@ -108,11 +108,20 @@ pub fn habits(job: &Job) -> Habits {
         Stack::Fsdp1 if fused => Habits { logit: 4.0, root: true, slack: 0.12, ..core },
         Stack::Fsdp1 => Habits { logit: 18.0, root: true, slack: 0.12, plain_apart: 0.0, ..written_out },
         // torchtitan: eager loss of 16-bit logits, f32, log-softmax, two gradients; the compiled loss keeps two of 16 bits.
+        // Over tensor ranks the loss is a distributed tensor's, never compiled, with two more in f32 (`loss_parallel`).
+        Stack::Fsdp2 | Stack::Fsdp2Compiled if job.degrees.tensor > 1 => {
+            let of = if job.stack == Stack::Fsdp2 { written_out } else { core };
+            Habits { logit: 18.0, root: true, ..of }
+        }
         Stack::Fsdp2 => Habits { logit: 14.0, root: true, ..written_out },
         Stack::Fsdp2Compiled => Habits { logit: if fused { 4.0 } else { 12.0 }, root: true, ..core },
         Stack::Torch => Habits { logit: 14.0, late_gradients: true, copied: 1.0, ..written_out },
         Stack::TorchCompiled => Habits { logit: 6.0, late_gradients: true, copied: 1.0, ..core },
-        Stack::Zbench => Habits { workspace: 0.0, slack: 0.0, context: 0.0, ..core },
+        // The engine hands out every byte itself; logits and their gradient stand in the compute type.
+        Stack::Zbench => {
+            let logit = 2.0 * job.precision.compute.bytes();
+            Habits { workspace: 0.0, slack: 0.0, context: 0.0, logit, ..core }
+        }
     }
 }
 

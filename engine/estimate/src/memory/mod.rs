@@ -132,6 +132,12 @@ impl Memory {
         self.habits.reserved(self.worst())
     }
 
+    /// Bytes that a device has to have: an allocator that runs full gives back what it holds and does not use, but not what
+    /// is too much in pieces; half of its slack is taken to be that.
+    pub fn needs(&self) -> f64 {
+        0.5 * (self.allocated() + self.reserved()) + self.habits.context
+    }
+
     /// Bytes that the device shows (nvidia-smi): with the context and what the communication library holds.
     pub fn device(&self) -> f64 {
         self.reserved() + self.habits.context

@@ -304,7 +304,7 @@ fn gathered(job: &Job, counts: &Counts, habits: &Habits, part: &Part, all: f64, 
         return;
     }
     let units = counts.unit * habits.units;
-    let units = c * habits.live.map_or(units, |live| units.min(counts.matrix.max(live)));
+    let units = c * habits.live.map_or(units, |live| all.min(counts.matrix.max(live)));
     terms.push(term(
         Category::Communication,
         "gathered units",

@@ -61,7 +61,7 @@ pub fn batch(row: &Row, degrees: &Degrees, shape: &Shape, stack: Stack, assumed:
         // Trainers' runs that do not say are short fine-tuning ones.
         let usual = match () {
             () if shape.positions > 0 => shape.positions,
-            () if stack == Stack::Torch && !row.words("framework").contains("formula") => 256,
+            () if matches!(stack, Stack::Torch | Stack::Deepspeed) && row.text("framework").is_empty() => 256,
             () => 2048,
         };
         assumed.push(format!("sequences of {usual} tokens"));

@@ -37,7 +37,7 @@ impl Flags {
 
     /// A flag's whole number.
     pub fn count(&self, name: &str) -> Option<usize> {
-        self.number(name).filter(|n| (0.0..1e12).contains(n)).map(|n| n as usize)
+        self.number(name).filter(|n| (0.0..1e9).contains(n)).map(|n| n as usize)
     }
 
     /// A flag's list.

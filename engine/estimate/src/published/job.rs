@@ -73,7 +73,10 @@ pub fn express_with(row: &Row, other: Option<Shape>) -> Result<Expressed, Refuse
     };
     let sharding_text = row.words("sharding");
     let compiled = row.words("compile").starts_with('y');
-    let stack = words::stack(&row.words("framework"), compiled, &sharding_text, &gpu);
+    let framework = row.words("framework");
+    // Where no framework is named, notes may name one.
+    let named = if framework.is_empty() && notes.contains("deepspeed") { "deepspeed" } else { framework.as_str() };
+    let stack = words::stack(named, compiled, &sharding_text, &gpu);
     let model = match other {
         Some(model) => model,
         None => shape(row, &flags, stack, &mut assumed)?,

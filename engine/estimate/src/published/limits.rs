@@ -5,7 +5,7 @@ use super::job::{Expressed, Refused, express_with};
 use super::row::Row;
 use super::shape::{count_of, gpt_of};
 use super::words::{any, device_gigabytes};
-use crate::job::{Job, Recompute};
+use crate::job::{Job, Place, Recompute};
 use crate::memory::{Memory, memory};
 
 /// Gibibyte.
@@ -14,6 +14,13 @@ pub const GIB: f64 = 1_073_741_824.0;
 /// What of a device's rated memory a program can have: the driver keeps about a hundredth (`torch.cuda.mem_get_info`: 79.2
 /// of 80 GiB of an A100, 23.65 of 24 of a Titan RTX).
 const USABLE: f64 = 0.99;
+
+/// Bytes of host memory that a text states: `1.5TB CPU`.
+fn host_bytes(text: &str) -> Option<f64> {
+    let before = text.split("tb cpu").next().filter(|before| before.len() < text.len())?;
+    let number = before.trim_end().rsplit(|c: char| !(c.is_ascii_digit() || c == '.')).next()?;
+    number.parse::<f64>().ok().filter(|n| *n > 0.0).map(|n| n * 1e12)
+}
 
 /// Bytes that a program can have of a row's device.
 pub fn capacity(row: &Row, expressed: &Expressed) -> Option<f64> {
@@ -30,12 +37,6 @@ fn usable(measure: &str) -> Option<f64> {
     before.trim_end().rsplit([' ', '(']).next()?.parse().ok().filter(|n: &f64| *n > 0.0)
 }
 
-/// Bytes that a job needs of its device: an allocator that runs full gives back what it holds and does not use, but not
-/// what is too much in pieces; half of the slack is taken to be that.
-pub fn on_device(of: &Memory) -> f64 {
-    0.5 * (of.allocated() + of.reserved()) + of.habits.context
-}
-
 /// Bytes of weights, gradients and optimizer state at the worst stage.
 pub fn model_states(of: &Memory) -> f64 {
     of.stages.iter().map(|stage| stage.states).fold(0.0, f64::max)
@@ -46,7 +47,7 @@ pub fn micro_batch(expressed: &Expressed, capacity: f64) -> f64 {
     let takes = |micro: usize| {
         let mut job: Job = expressed.job.clone();
         job.batch.micro = micro;
-        on_device(&memory(&job)) <= capacity
+        memory(&job).needs() <= capacity
     };
     largest(1 << 20, |n| takes(n as usize)) as f64
 }
@@ -61,6 +62,7 @@ pub fn parameters(row: &Row) -> Result<f64, Refused> {
         Some(gigabytes) if states_only => gigabytes * 1e9,
         _ => capacity(row, &first).ok_or("the row gives neither a device nor its memory")?,
     };
+    let host = host_bytes(&row.words("notes"));
     let takes = |parameters: u64| {
         let shape = if states_only { count_of(parameters) } else { gpt_of(parameters) };
         express_with(row, Some(shape)).is_ok_and(|mut expressed| {
@@ -69,8 +71,11 @@ pub fn parameters(row: &Row) -> Result<f64, Refused> {
                 expressed.job.recompute = Recompute::Full { every: 1, partitioned: false };
             }
             let memory = memory(&expressed.job);
-            let bytes = if states_only { model_states(&memory) } else { on_device(&memory) };
-            bytes <= capacity
+            let bytes = if states_only { model_states(&memory) } else { memory.needs() };
+            // What is offloaded has to fit there, by DeepSpeed's own count of 18 bytes and half as much again.
+            let offloaded = expressed.job.offload.parameters != Place::Device;
+            let fits_host = host.is_none_or(|host| !offloaded || 27.0 * parameters as f64 <= host);
+            bytes <= capacity && fits_host
         })
     };
     Ok(largest(1 << 46, takes) as f64)

@@ -2,7 +2,7 @@
 
 use super::formulas::{attention_factor, formula};
 use super::job::{Expressed, Refused, express};
-use super::limits::{capacity, micro_batch, on_device, parameters};
+use super::limits::{capacity, micro_batch, parameters};
 use super::row::Row;
 use super::score::Outcome;
 use super::words::any;
@@ -94,7 +94,7 @@ fn value(row: &Row, outcome: &mut Outcome) -> Result<f64, Refused> {
     fitting(row, &expressed, &of, outcome);
     if quantity == "fits" {
         let capacity = capacity(row, &expressed).ok_or("the row gives neither a device nor its memory")?;
-        return Ok(f64::from(u8::from(on_device(&of) <= capacity)));
+        return Ok(f64::from(u8::from(of.needs() <= capacity)));
     }
     let bytes = match formula(row, &expressed) {
         Some(bytes) => bytes?,
@@ -136,7 +136,7 @@ fn fitting(row: &Row, expressed: &Expressed, of: &Memory, outcome: &mut Outcome)
         _ => None,
     };
     if let (Some(stated), Some(capacity)) = (stated, capacity(row, expressed)) {
-        outcome.fits = Some((stated, on_device(of) <= capacity));
+        outcome.fits = Some((stated, of.needs() <= capacity));
     }
 }
 
@@ -153,7 +153,7 @@ pub fn beside_throughput(row: &Row) -> Option<Outcome> {
     let of_row = || -> Result<(f64, Option<bool>), Refused> {
         let expressed = express(row)?;
         let of = memory(&expressed.job);
-        let fits = capacity(row, &expressed).map(|capacity| on_device(&of) <= capacity);
+        let fits = capacity(row, &expressed).map(|capacity| of.needs() <= capacity);
         let bytes = measured(&of, &row.words("mem_measure"), &row.words("notes"));
         Ok((bytes / unit(row.text("mem_unit")), fits))
     };

@@ -14,4 +14,5 @@ pub mod row;
 pub mod score;
 pub mod shape;
 pub mod throughput;
+pub mod validate;
 pub mod words;

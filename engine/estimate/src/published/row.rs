@@ -50,6 +50,11 @@ pub fn read(text: &str) -> Result<Vec<Row>, RowError> {
 }
 
 impl Row {
+    /// Whether the file has a column.
+    pub fn has(&self, column: &str) -> bool {
+        self.columns.contains_key(column)
+    }
+
     /// A cell's text; empty where there is none.
     pub fn text(&self, column: &str) -> &str {
         let place = self.columns.get(column);
@@ -66,9 +71,9 @@ impl Row {
         self.text(column).replace(',', "").parse().ok().filter(|n: &f64| n.is_finite())
     }
 
-    /// A cell's whole number, not negative; `n/a` and the like are none.
+    /// A cell's whole number, not negative and not above 1e9; `n/a` and the like are none.
     pub fn count(&self, column: &str) -> Option<usize> {
-        self.number(column).filter(|n| *n >= 0.0 && *n <= 1e15).map(|n| n as usize)
+        self.number(column).filter(|n| (0.0..=1e9).contains(n)).map(|n| n as usize)
     }
 
     /// A whole number of at least one.
@@ -80,7 +85,7 @@ impl Row {
     pub fn pair(&self, column: &str) -> Option<(usize, Option<usize>)> {
         let text = self.text(column).split(' ').next().unwrap_or("").replace(',', "");
         let mut parts = text.split('+').map(|part| part.trim().parse::<f64>().ok());
-        let whole = |n: f64| (1.0..=1e12).contains(&n).then_some(n as usize);
+        let whole = |n: f64| (1.0..=1e9).contains(&n).then_some(n as usize);
         let first = parts.next().flatten().and_then(whole)?;
         Some((first, parts.next().flatten().and_then(whole)))
     }

@@ -13,7 +13,12 @@ pub fn shape(row: &Row, flags: &Flags, stack: Stack, assumed: &mut Vec<String>) 
         return Err(format!("`{}` is no language model, and its shape is not given", row.text("model")));
     }
     let known = models::by_name(&name);
-    let stated = row.count("n_params").map(|n| n as u64).or_else(|| models::stated(&name)).unwrap_or(0);
+    let stated = row
+        .number("n_params")
+        .filter(|n| (1.0..1e17).contains(n))
+        .map(|n| n as u64)
+        .or_else(|| models::stated(&name))
+        .unwrap_or(0);
     let only_count = any(&name, &["parameter count only"]) || row.words("framework") == "formula";
     let sized = row.pair("layers").is_some() && row.positive("hidden").is_some();
     if !sized && (known.is_none() || only_count) {
@@ -21,13 +26,32 @@ pub fn shape(row: &Row, flags: &Flags, stack: Stack, assumed: &mut Vec<String>) 
             return Err("the row gives neither a model's shape nor its parameters".into());
         }
         if only_count {
-            return Ok(count(stated, row));
+            let named = known.filter(|_| !name.contains("count only"));
+            return Ok(exact(row, flags, named, stack, stated).unwrap_or_else(|| count(stated, row)));
         }
         return Ok(from_parameters(stated, row, assumed));
     }
     let mut shape = from_cells(row, flags, known, stack, assumed)?;
     shape.stated_parameters = stated;
+    if size(&shape) > 1e16 {
+        return Err("the model's shape has more than 1e16 parameters".into());
+    }
     Ok(shape)
+}
+
+/// About the parameters of a shape, in floating point: for shapes that are too large for anything else.
+fn size(shape: &Shape) -> f64 {
+    let (hidden, width) = (shape.hidden as f64, shape.heads as f64 * shape.head_dim as f64);
+    let latent = shape.latent.map_or(0.0, |l| (l.q_rank + l.kv_rank + l.rope_dim) as f64);
+    let latent_width = shape.latent.map_or(0.0, |l| shape.heads as f64 * (l.qk_dim + l.rope_dim + l.v_dim) as f64);
+    let attention = (hidden + latent) * (4.0 * width + latent + 2.0 * latent_width);
+    let experts = shape.experts.as_ref();
+    let sparse = experts.map_or(0.0, |e| hidden * (3.0 * e.count as f64 * e.ffn as f64 + 3.0 * e.shared_ffn as f64));
+    let decoder =
+        if let Kind::EncoderDecoder { decoder_layers, .. } = shape.kind { decoder_layers as f64 } else { 0.0 };
+    let blocks = (shape.layers + shape.ahead) as f64 + decoder;
+    let ends = 2.0 * (shape.vocab as f64 + shape.positions as f64) * hidden;
+    blocks * (2.0 * attention + 3.0 * hidden * shape.ffn as f64 + sparse) + ends
 }
 
 /// A GPT of about so many parameters.
@@ -76,6 +100,20 @@ fn plain(layers: usize, hidden: usize, heads: usize) -> Shape {
 fn count(stated: u64, row: &Row) -> Shape {
     let largest_layer = largest(&row.words("notes")).unwrap_or(0);
     Shape { kind: Kind::Count { largest_layer }, stated_parameters: stated, ..plain(0, 0, 1) }
+}
+
+/// The count of a well-known model of about the parameters that the row states in round numbers. Its largest layer is what
+/// DeepSpeed calls so: the embedding, or the largest matrix.
+fn exact(row: &Row, flags: &Flags, known: Option<&Known>, stack: Stack, stated: u64) -> Option<Shape> {
+    let model = from_cells(row, flags, Some(known?), stack, &mut Vec::new()).ok()?;
+    let parameters = model.parameters();
+    if (parameters as f64 / stated.max(1) as f64 - 1.0).abs() > 1e-3 {
+        return None;
+    }
+    let matrices = model.blocks().into_iter().flat_map(|block| block.matrices);
+    let largest = matrices.map(|m| m.parameters()).max().unwrap_or(0);
+    let embedding = model.vocab as u64 * model.hidden as u64;
+    Some(Shape { kind: Kind::Count { largest_layer: largest.max(embedding) }, ..count(parameters, row) })
 }
 
 /// The number after `largest layer`: `32000000`, `32.90M`.

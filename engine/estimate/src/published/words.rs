@@ -30,8 +30,8 @@ pub fn machine(text: &str, gigabytes: f64) -> Result<&'static str, String> {
             "h100-sxm-96gb"
         }
         () if has(&["h100", "h800"]) => "h100-sxm",
-        () if has(&["a100"]) && has(&["pcie"]) && (small(60.0) || has(&["40"])) => "a100-pcie-40gb",
-        () if has(&["a100"]) && has(&["pcie"]) => "a100-pcie-80gb",
+        () if has(&["a100"]) && has(&["pcie"]) && (small(60.0) || has(&["40"])) => "a100-40gb-pcie",
+        () if has(&["a100"]) && has(&["pcie"]) => "a100-80gb-pcie",
         () if has(&["a100"]) && (small(60.0) || (gigabytes == 0.0 && has(&["40gb", "40 gb", "-40"]))) => "a100-40gb",
         () if has(&["a100", "a800", "ampere"]) && !has(&["rtx"]) => "a100-80gb",
         () if has(&["mi300"]) => "mi300x",
@@ -50,7 +50,7 @@ pub fn machine(text: &str, gigabytes: f64) -> Result<&'static str, String> {
 /// Bytes of memory of a profile's device as published rows use them (what a program can have is a little less).
 pub fn device_gigabytes(machine: &str) -> f64 {
     match machine {
-        "a100-40gb" | "a100-pcie-40gb" => 40.0,
+        "a100-40gb" | "a100-40gb-pcie" => 40.0,
         "h100-sxm-96gb" | "h100-nvl" | "gh200" => 96.0,
         "h200" => 141.0,
         "b200" => 180.0,
@@ -158,7 +158,8 @@ pub fn recompute(text: &str, modules: &[String], stack: Stack, framework: &str) 
         return Recompute::None;
     }
     if has(&["full", "uniform", "block", "yes", "checkpoint"]) && !has(&["selective"]) {
-        let partitioned = has(&["partition", "(pa)"]);
+        // DeepSpeed's Megatron with ZeRO-3 has them on by default.
+        let partitioned = has(&["partition", "(pa)"]) || framework.contains("zero3 + deepspeed");
         return Recompute::Full { every: 1, partitioned };
     }
     if has(&["every", "layer"]) {

@@ -1,0 +1,221 @@
+//! Memory from first principles: published formulas, conservation, and what must not depend on what.
+
+use zbench_estimate::job::{
+    Attention, Batch, Degrees, Job, Kind, Loss, Offload, Order, Peft, Place, Precision, Recompute, Shape, Sharding,
+    Stack,
+};
+use zbench_estimate::memory::{CATEGORIES, Category, formula_bytes, memory};
+
+fn gpt(layers: usize, hidden: usize, heads: usize) -> Shape {
+    Shape {
+        kind: Kind::Decoder,
+        layers,
+        hidden,
+        heads,
+        kv_heads: heads,
+        head_dim: hidden / heads,
+        ffn: 4 * hidden,
+        vocab: 51200,
+        gated: false,
+        bias: true,
+        tied: false,
+        positions: 0,
+        norm_bias: true,
+        causal: true,
+        window: 0,
+        dropout: true,
+        experts: None,
+        latent: None,
+        ahead: 0,
+        stated_parameters: 0,
+    }
+}
+
+fn job(model: Shape) -> Job {
+    Job {
+        model,
+        batch: Batch { seq: 2048, micro: 1, accumulation: 64 },
+        degrees: Degrees {
+            data: 1,
+            tensor: 1,
+            sequence: false,
+            pipeline: 1,
+            chunks: 1,
+            schedule: Order::OneFOneB,
+            context: 1,
+            expert: 1,
+            expert_tensor: 1,
+            first_stage: 0,
+            last_stage: 0,
+        },
+        sharding: Sharding::whole(),
+        precision: Precision::MIXED16,
+        recompute: Recompute::None,
+        attention: Attention::Naive,
+        offload: Offload::default(),
+        peft: Peft::None,
+        loss: Loss::Logits,
+        stack: Stack::MegatronCore,
+    }
+}
+
+fn close(a: f64, b: f64, share: f64) {
+    assert!((a - b).abs() <= share * b.abs().max(1.0), "{a} is not {b}");
+}
+
+/// 16 bytes per parameter: 4 + 12/N, 2 + 14/N and 16/N of ZeRO's stages (arXiv 1910.02054, table 1).
+#[test]
+fn model_states_are_those_of_the_stages() {
+    for (stage, whole, split) in [(0, 16.0, 0.0), (1, 4.0, 12.0), (2, 2.0, 14.0), (3, 0.0, 16.0)] {
+        for ranks in [1, 4, 64, 1024] {
+            let mut job = job(gpt(24, 2048, 16));
+            job.stack = Stack::Torch;
+            job.degrees.data = ranks;
+            job.sharding = Sharding::zero(stage, ranks);
+            let parameters = job.model.parameters() as f64;
+            let expected = parameters * (whole + split / ranks as f64);
+            close(memory(&job).worst().states, expected, 1e-6);
+        }
+    }
+}
+
+/// sbh(34 + 5as/h), and its forms under tensor and sequence parallelism and recompute (arXiv 2205.05198), against the sum
+/// of the tensors that a block keeps.
+#[test]
+fn a_block_keeps_what_the_formula_says() {
+    for (tensor, sequence) in [(1, false), (8, false), (8, true)] {
+        for recompute in [Recompute::None, Recompute::Core, Recompute::Full { every: 1, partitioned: false }] {
+            let mut job = job(gpt(96, 12288, 96));
+            (job.degrees.tensor, job.degrees.sequence) = (tensor, sequence);
+            job.recompute = recompute;
+            let kept = memory(&job).worst().kept / 96.0;
+            let split = if sequence && matches!(job.recompute, Recompute::Full { .. }) { 8.0 } else { 1.0 };
+            close(kept, formula_bytes(&job) / split, 1e-9);
+        }
+    }
+}
+
+fn activations(job: &Job, stage: usize) -> f64 {
+    let of = memory(job);
+    let found = of.stages.iter().find(|s| s.index == stage).expect("the stage");
+    found.terms.iter().find(|t| t.name.starts_with("block tensors")).map_or(0.0, |t| t.bytes)
+}
+
+/// 1F1B holds p - i micro-batches on stage i; with m chunks the first holds 1 + (p - 1)/(p m) times as much; GPipe holds
+/// all of them everywhere.
+#[test]
+fn micro_batches_in_flight() {
+    let one = memory(&job(gpt(96, 1024, 16))).worst().kept / 96.0;
+    let mut job = job(gpt(96, 1024, 16));
+    job.degrees.pipeline = 8;
+    close(activations(&job, 0), 96.0 * one, 1e-9);
+    close(activations(&job, 7), 12.0 * one, 1e-9);
+    job.degrees.chunks = 3;
+    close(activations(&job, 0), 96.0 * one * (1.0 + 7.0 / 24.0), 1e-9);
+    job.degrees.chunks = 1;
+    job.degrees.schedule = Order::GPipe;
+    close(activations(&job, 7), 12.0 * 64.0 * one, 1e-9);
+    // Fewer micro-batches than stages: no more than there are.
+    job.degrees.schedule = Order::OneFOneB;
+    job.batch.accumulation = 2;
+    close(activations(&job, 0), 24.0 * one, 1e-9);
+}
+
+/// All stages' parameters are the model's; a tied matrix stands on both ends.
+#[test]
+fn stages_share_the_model() {
+    for tied in [false, true] {
+        let mut job = job(gpt(24, 1024, 16));
+        job.model.tied = tied;
+        job.degrees.pipeline = 4;
+        let of = memory(&job);
+        let sum = of.stages[0].parameters + 2.0 * of.stages[1].parameters + of.stages[2].parameters;
+        let twice = if tied { (job.model.vocab * job.model.hidden) as f64 } else { 0.0 };
+        close(sum, job.model.parameters() as f64 + twice, 1e-9);
+    }
+}
+
+/// Categories add up to the peak, and nothing is negative.
+#[test]
+fn terms_add_up() {
+    for stack in [Stack::MegatronCore, Stack::MegatronDeepspeed, Stack::Fsdp2, Stack::Torch, Stack::Deepspeed] {
+        let mut job = job(gpt(24, 1024, 16));
+        job.stack = stack;
+        job.degrees.data = 8;
+        job.sharding = Sharding::zero(3, 8);
+        for stage in &memory(&job).stages {
+            let sum: f64 = CATEGORIES.iter().map(|category| stage.by(*category)).sum();
+            close(sum, stage.peak(), 1e-12);
+            assert!(stage.terms.iter().all(|term| term.bytes > 0.0));
+            assert!(stage.by(Category::Parameters) > 0.0);
+        }
+    }
+}
+
+/// What is offloaded leaves the device and arrives on the host or on disk, byte for byte.
+#[test]
+fn offload_moves_bytes() {
+    let mut job = job(gpt(24, 1024, 16));
+    job.degrees.data = 8;
+    job.sharding = Sharding::zero(3, 8);
+    let (before, own) = (memory(&job), job.model.parameters() as f64 / 8.0);
+    for place in [Place::Host, Place::Disk] {
+        job.offload = Offload { optimizer: place, parameters: place, activations: Place::Device };
+        let after = memory(&job);
+        close(before.worst().states - after.worst().states, 16.0 * own, 1e-6);
+        let there = if place == Place::Host { after.host } else { after.disk };
+        close(there, 16.0 * own, 1e-6);
+    }
+}
+
+/// Experts are split over the expert axis, and their state over what of the data axes that leaves.
+#[test]
+fn experts_are_split_by_their_own_axes() {
+    use zbench_estimate::job::Experts;
+    let mut job = job(gpt(8, 512, 8));
+    // Scores would outweigh what goes to experts.
+    job.attention = Attention::Flash(2);
+    job.model.bias = false;
+    job.model.experts = Some(Experts { count: 8, top: 2, ffn: 1024, shared_ffn: 0, dense_layers: 0, imbalance: 1.0 });
+    job.degrees.data = 8;
+    job.degrees.expert = 8;
+    job.sharding = Sharding::zero(1, 8);
+    let experts = (8 * 2 * 512 * 1024) as f64;
+    let rest = job.model.parameters() as f64 - 8.0 * experts;
+    // One expert of eight per rank, which no other rank has: 16 bytes; the rest by ZeRO-1's 4 + 12/8.
+    close(memory(&job).worst().states, 16.0 * experts + rest * 5.5, 1e-6);
+    let balanced = memory(&job).worst().kept;
+    if let Some(experts) = &mut job.model.experts {
+        experts.imbalance = 1.5;
+    }
+    assert!(memory(&job).worst().kept > 1.1 * balanced);
+}
+
+/// More recompute never keeps more; flash attention never keeps more than scores; longer sequences keep more.
+#[test]
+fn directions() {
+    let base = job(gpt(24, 2048, 16));
+    let kept = |job: &Job| memory(job).worst().kept;
+    let with = |recompute| kept(&Job { recompute, ..base.clone() });
+    assert!(with(Recompute::None) > with(Recompute::Core));
+    assert!(with(Recompute::Core) > with(Recompute::Full { every: 1, partitioned: false }));
+    assert!(with(Recompute::None) > with(Recompute::SomeBlocks { of: 2 }));
+    assert!(with(Recompute::None) > with(Recompute::Modules(vec!["layernorm".into()])));
+    assert!(kept(&base) > kept(&Job { attention: Attention::Flash(2), ..base.clone() }));
+    let mut longer = base.clone();
+    longer.batch.seq *= 2;
+    assert!(kept(&longer) > 2.0 * kept(&base));
+}
+
+/// Fast enough for a search: 16,384 ranks cost what one does. A second for 20,000 leaves a factor of ten on this machine.
+#[test]
+fn is_fast() {
+    let mut job = job(gpt(126, 16384, 128));
+    job.degrees.pipeline = 16;
+    job.degrees.tensor = 8;
+    job.degrees.data = 128;
+    let start = std::time::Instant::now();
+    let sum: f64 = (0..20_000).map(|_| memory(std::hint::black_box(&job)).allocated()).sum();
+    assert!(sum > 0.0);
+    assert!(start.elapsed().as_secs_f64() < 1.0, "{:?} for 20,000 jobs", start.elapsed());
+}

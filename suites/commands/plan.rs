@@ -1,0 +1,114 @@
+//! `plan`: what cells take, without running them.
+
+use super::train::estimates;
+use super::{expand, expand_with, planned, print_document, print_lines};
+use crate::cli::{Cells, Format, Global, PlanArgs, exit};
+use crate::config::{Resolved, document};
+use crate::plan::{explain, search, validate};
+use crate::runner::plan::Planned;
+use anyhow::{Result, bail};
+use std::path::Path;
+use toml::Value;
+use zbench_estimate::deepspeed::Formula;
+use zbench_reports::estimate_report::{self, EstimateRow, Sum};
+
+/// `zbench plan`.
+pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
+    if let Some(folder) = &arguments.validate {
+        return validated(global, folder);
+    }
+    // The command line has asked for it where there is no --validate.
+    let Some(file) = arguments.file.clone() else { bail!("name a configuration") };
+    let cells = Cells { file, set: arguments.set.clone(), only: arguments.only.clone() };
+    if arguments.search {
+        return searched(global, &cells, arguments.max_cells);
+    }
+    let mut expanded = expand(&cells, arguments.max_cells)?;
+    let as_stated = planned(&mut expanded, arguments.proxy)?;
+    if let Some(formula) = &arguments.deepspeed_estimator {
+        let formula = if formula == "documented" { Formula::Documented } else { Formula::Current };
+        return summed(global, &as_stated, &|resolved, _| explain::deepspeed(resolved, formula));
+    }
+    if arguments.explain {
+        return summed(global, &as_stated, &|resolved, planned| explain::sums(resolved, planned.estimate.as_ref()));
+    }
+    if arguments.what_if.is_empty() {
+        return estimates(global, &as_stated);
+    }
+    let changes = arguments.what_if.iter().map(|text| change(text)).collect::<Result<Vec<_>>>()?;
+    let mut expanded = expand_with(&cells, arguments.max_cells, changes)?;
+    let changed = planned(&mut expanded, arguments.proxy)?;
+    what_if(global, &as_stated, &changed, &arguments.what_if)
+}
+
+/// A change of the machine: a place in its profile and a value, with a unit or plain.
+fn change(text: &str) -> Result<(String, Value)> {
+    match text.split_once('=') {
+        Some((place, value)) if !place.trim().is_empty() && !value.trim().is_empty() => {
+            Ok((place.trim().to_string(), document::bare(value.trim())))
+        }
+        _ => bail!("--what-if {text}: write a key of the machine's profile and its value, as network.rate=800Gb/s"),
+    }
+}
+
+/// Sums of every cell.
+fn summed(global: &Global, cells: &[Planned], of: &dyn Fn(&Resolved, &Planned) -> Vec<Sum>) -> Result<u8> {
+    #[derive(serde::Serialize)]
+    struct Line<'a> {
+        label: &'a str,
+        key: &'a str,
+        sums: Vec<Sum>,
+    }
+    let lines = cells.iter().filter_map(|cell| {
+        let resolved = cell.grid.resolved.as_ref().ok()?;
+        Some(Line { label: &cell.grid.label, key: &cell.grid.key, sums: of(resolved, cell) })
+    });
+    let lines: Vec<Line> = lines.collect();
+    match global.format {
+        Format::Json => print_lines(&lines)?,
+        _ => {
+            for line in &lines {
+                print_document(global, &estimate_report::explain(line.label, &line.sums))?;
+            }
+        }
+    }
+    Ok(exit::SUCCESS)
+}
+
+/// The same cells on the machine and on the changed one.
+fn what_if(global: &Global, before: &[Planned], after: &[Planned], changes: &[String]) -> Result<u8> {
+    let rows = |cells: &[Planned]| -> Vec<EstimateRow> { cells.iter().map(Planned::row).collect() };
+    let (before, after) = (rows(before), rows(after));
+    match global.format {
+        Format::Json => print_lines(&after)?,
+        _ => print_document(global, &estimate_report::what_if(&before, &after, changes))?,
+    }
+    Ok(exit::SUCCESS)
+}
+
+fn searched(global: &Global, cells: &Cells, max_cells: usize) -> Result<u8> {
+    let expanded = expand(cells, max_cells)?;
+    let mut found = Vec::new();
+    for cell in &expanded.cells {
+        let resolved = cell.resolved.as_ref().map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
+        found.push(search::search(resolved, &cell.label)?);
+    }
+    match global.format {
+        Format::Json => print_lines(&found)?,
+        _ => {
+            for one in &found {
+                print_document(global, &estimate_report::searched(one))?;
+            }
+        }
+    }
+    Ok(exit::SUCCESS)
+}
+
+fn validated(global: &Global, folder: &Path) -> Result<u8> {
+    let found = validate::validate(folder)?;
+    match global.format {
+        Format::Json => print_lines(&found.rows)?,
+        _ => print_document(global, &estimate_report::validation(&found))?,
+    }
+    Ok(exit::SUCCESS)
+}
