@@ -190,7 +190,7 @@ fn suppose(row: &Row, expressed: &mut Expressed) {
     if row.text("vpp").is_empty() && job.degrees.pipeline > 1 && interleaves {
         // Megatron's users interleave as far as layers divide.
         let each = job.model.layers / job.degrees.pipeline;
-        let chunks = (1..=6.min(each)).rev().find(|chunks| each % chunks == 0);
+        let chunks = (1..=6.min(each)).rev().find(|chunks| each.is_multiple_of(*chunks));
         job.degrees.chunks = chunks.unwrap_or(1);
     }
     // HFU over MFU says how much was made again.
