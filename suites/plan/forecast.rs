@@ -159,6 +159,15 @@ pub fn timing(resolved: &Resolved, estimate: Option<&Estimate>) -> Result<(Timin
     if !machine.device.compute.contains_key(&products) {
         return Err(format!("the profile {} has no rate of {} (compute.{0})", profile.name, products.name()));
     }
+    let ranks = ranks(&job.degrees);
+    for (link, needed, place) in [
+        (&machine.intra, ranks > 1 && machine.node_devices > 1, "between the devices of a node (node.link)"),
+        (&machine.inter, ranks > machine.node_devices, "between nodes (network)"),
+    ] {
+        if needed && link.bandwidth <= 0.0 {
+            return Err(format!("the profile {} has no link {place}, and {ranks} ranks need one", profile.name));
+        }
+    }
     let time = time::time(&job, &machine);
     let traffic = traffic(&time);
     Ok((of_time(&job, &machine, &time, estimate), traffic))
