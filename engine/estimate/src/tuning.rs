@@ -34,7 +34,7 @@ constants! {
     /// heat, operands that are not in cache): devices up to Ampere.
     sustained = 0.95;
     /// The same for devices of Hopper and later, which meet their power limit in products.
-    sustained_hot = 0.90;
+    sustained_hot = 0.89;
     /// The same for devices of Blackwell.
     sustained_hotter = 0.71;
     /// Bytes per element that a cast to eight bits moves, with a transposed copy, as far as nothing else does it.
@@ -75,6 +75,8 @@ constants! {
     host_fused = 5e-6;
     /// Share of tensor parallel collectives that Megatron-Core hides behind products.
     tensor_hidden = 0.7;
+    /// The same of a stack that hides none of them unless a run asks for it (PyTorch's asynchronous tensor parallelism).
+    tensor_asked = 0.0;
     /// Share of expert exchange that is hidden.
     expert_hidden = 0.0;
     /// Kernels of a router and its permutations, forward.
@@ -86,7 +88,7 @@ constants! {
     /// Seconds that a stage waits for the host at each send, where sends are not started ahead.
     send_wait = 0.0015;
     /// Fixed share of a step that no row explains: data, logging, clocks, stragglers.
-    other = 0.02;
+    other = 0.035;
     /// Growth of a step per doubling of nodes (stragglers), share.
     straggle = 0.006;
     /// Share of the host's memory rate that an update on the host reaches.

@@ -18,6 +18,17 @@ pub struct Guess {
 }
 
 impl Guess {
+    /// The prediction, unless it is no number.
+    pub(super) fn checked(self) -> Result<Guess, Refused> {
+        if self.predicted.is_finite() && self.predicted >= 0.0 {
+            Ok(self)
+        } else {
+            Err(Refused(
+                "the prediction is no number: the row's own numbers are too large, or contradict each other".into(),
+            ))
+        }
+    }
+
     /// |predicted / stated - 1|, where it can be scored.
     pub fn error(&self) -> Option<f64> {
         let stated = self.stated.filter(|stated| *stated > 0.0 && !self.one_sided)?;

@@ -23,7 +23,13 @@ pub struct Prepared {
     counting: Counting,
     one_sided: bool,
     rated: f64,
+    /// The run asked for tensor parallel collectives beside products.
+    asked: bool,
 }
+
+/// What PyTorch's asynchronous tensor parallelism hides, where a run asks for it: it splits products in as many parts as
+/// ranks and sends each part while the next is computed; the first is exposed, and parts are less efficient.
+const ASKED: f64 = 0.3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Quantity {
@@ -147,7 +153,8 @@ pub fn prepare(row: &Row) -> Result<Prepared, Refused> {
         let form = expressed.job.precision.products;
         machine.device.compute.get(&form).map_or(1.0, |rate| rate.peak / 1e12)
     });
-    Ok(Prepared { expressed, machine, stated, quantity, counting, one_sided: !bound.is_empty(), rated })
+    let asked = any(&row.words("notes"), &["async tp", "async-tp", "async tensor"]);
+    Ok(Prepared { expressed, machine, stated, quantity, counting, one_sided: !bound.is_empty(), rated, asked })
 }
 
 /// Tokens of a micro-batch that fill a device, where a row does not say how many there were: whoever publishes a speed has
@@ -205,6 +212,10 @@ fn suppose(row: &Row, expressed: &mut Expressed) {
 impl Prepared {
     /// The step's time with some constants.
     pub fn time(&self, tuning: &Tuning) -> Time {
+        if self.asked {
+            let tuning = Tuning { tensor_asked: ASKED, ..tuning.clone() };
+            return time_with(&self.expressed.job, &self.machine, &tuning);
+        }
         time_with(&self.expressed.job, &self.machine, tuning)
     }
 
@@ -257,5 +268,5 @@ fn ranks(job: &Job) -> f64 {
 /// # Errors
 /// What of it cannot be expressed.
 pub fn predict(row: &Row) -> Result<Guess, Refused> {
-    Ok(prepare(row)?.guess(&Tuning::DEFAULT))
+    prepare(row)?.guess(&Tuning::DEFAULT).checked()
 }

@@ -15,6 +15,9 @@ struct Move {
     reduce_group: Group,
 }
 
+/// Units of a kind that are put on the queues one by one.
+const MOST_UNITS: f64 = 2048.0;
+
 impl Plan<'_> {
     /// Gathers and reductions along the data axes.
     pub(super) fn data(&mut self, micros: f64) {
@@ -93,10 +96,11 @@ impl Plan<'_> {
         let group = if sharded { layout.shard } else { layout.data };
         let mut list = Vec::new();
         for (count, unit) in &self.stages[self.slowest] {
-            let number = count.round().max(0.0) as usize;
-            if number == 0 {
+            // More units than any model has are taken together.
+            if *count <= 0.0 {
                 continue;
             }
+            let number = count.round().clamp(1.0, MOST_UNITS) as usize;
             // Kinds that are mixed over stages: whole units, each with its share of the time.
             let scale = count / number as f64;
             let price = |what, dense: f64, sparse: f64, group: Group| {
