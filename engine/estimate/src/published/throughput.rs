@@ -4,8 +4,9 @@
 use super::guess::{Guess, machine_of};
 use super::job::{Expressed, Refused, express};
 use super::row::Row;
+use super::suppose::suppose;
 use super::words::any;
-use crate::job::{Attention, Job, Kind, Recompute, Stack};
+use crate::job::{Job, Recompute};
 use crate::machine::Machine;
 use crate::time::{Time, time_with};
 use crate::tuning::Tuning;
@@ -126,7 +127,6 @@ fn flops(job: &Job, time: &Time, tokens: f64, counting: Counting) -> f64 {
 /// What of it cannot be expressed.
 pub fn prepare(row: &Row) -> Result<Prepared, Refused> {
     let mut expressed = express(row)?;
-    suppose(row, &mut expressed);
     let of = |column: &str| row.number(column).filter(|n| *n > 0.0);
     let bound = row.words("bound");
     let (quantity, stated) = match (of("tokens_per_s_per_gpu"), of("step_time_s"), of("tflops_per_gpu"), of("mfu_pct"))
@@ -148,6 +148,7 @@ pub fn prepare(row: &Row) -> Result<Prepared, Refused> {
             return Err(Refused("the row states neither devices nor a batch".into()));
         }
     }
+    suppose(row, &mut expressed, &machine);
     let counting = counting(row.text("flops_convention"), &expressed.job);
     let rated = of("peak_tflops_used").unwrap_or_else(|| {
         let form = expressed.job.precision.products;
@@ -155,58 +156,6 @@ pub fn prepare(row: &Row) -> Result<Prepared, Refused> {
     });
     let asked = any(&row.words("notes"), &["async tp", "async-tp", "async tensor"]);
     Ok(Prepared { expressed, machine, stated, quantity, counting, one_sided: !bound.is_empty(), rated, asked })
-}
-
-/// Tokens of a micro-batch that fill a device, where a row does not say how many there were: whoever publishes a speed has
-/// filled it.
-const FILLED: usize = 16_384;
-
-/// What a row that states a speed leaves out and says between its lines.
-fn suppose(row: &Row, expressed: &mut Expressed) {
-    let job = &mut expressed.job;
-    let said = |column: &str| row.positive(column).is_some();
-    if !said("micro_batch") && !said("grad_accum") && job.degrees.pipeline <= 1 {
-        let fills = (FILLED / job.batch.seq.max(1)).max(1);
-        match row.positive("global_batch") {
-            Some(global) => {
-                let all = global.div_ceil(job.degrees.data.max(1)).max(1);
-                let micro = fills.min(all);
-                job.batch.micro = micro;
-                job.batch.accumulation = all.div_ceil(micro);
-            }
-            None => {
-                job.batch.micro = fills;
-                job.batch.accumulation = 4;
-            }
-        }
-    }
-    // LLM Foundry's attention was Triton's in 2023, whatever its tables call it.
-    if any(&row.words("framework"), &["composer", "foundry"]) && job.attention == Attention::Flash(2) {
-        job.attention = Attention::Flash(1);
-    }
-    // Trainers that compile unless they are told not to.
-    if any(&row.words("framework"), &["nanogpt", "nanochat"]) && row.text("compile").is_empty() {
-        job.stack = Stack::TorchCompiled;
-        job.attention = Attention::Flash(2);
-    }
-    if any(&row.words("model"), &["one layer", "single layer"]) {
-        // A layer alone has no head.
-        job.model.vocab = 0;
-    }
-    let interleaves = job.stack == Stack::MegatronCore || any(&row.words("notes"), &["interleav"]);
-    if row.text("vpp").is_empty() && job.degrees.pipeline > 1 && interleaves {
-        // Megatron's users interleave as far as layers divide.
-        let each = job.model.layers / job.degrees.pipeline;
-        let chunks = (1..=6.min(each)).rev().find(|chunks| each.is_multiple_of(*chunks));
-        job.degrees.chunks = chunks.unwrap_or(1);
-    }
-    // HFU over MFU says how much was made again.
-    if let (Some(mfu), Some(hfu)) = (row.number("mfu_pct"), row.number("hfu_pct")) {
-        let full = hfu > 1.25 * mfu && mfu > 0.0;
-        if full && !matches!(job.recompute, Recompute::Full { .. } | Recompute::None) {
-            job.recompute = Recompute::Full { every: 1, partitioned: false };
-        }
-    }
 }
 
 impl Prepared {
@@ -226,11 +175,6 @@ impl Prepared {
         let per_rank = time.tokens_per_second_per_device;
         let devices = ranks(job);
         let tera = || {
-            let decoder = match job.model.kind {
-                Kind::EncoderDecoder { decoder_seq, .. } => decoder_seq,
-                _ => 0,
-            };
-            let _ = decoder;
             let tokens = per_rank * time.step * devices;
             flops(job, &time, tokens, self.counting) / time.step / devices / 1e12
         };
