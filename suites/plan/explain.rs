@@ -85,9 +85,10 @@ fn priced(job: &Job) -> Sum {
         bytes(format!("{:?}: {}", term.category, term.name).to_lowercase(), term.formula.into(), term.bytes, units::memory)
     };
     let mut terms: Vec<Term> = stage.terms.iter().filter(|term| term.bytes > 0.0).map(term).collect();
-    let held = memory.reserved() - stage.peak();
+    let held = memory.needs() - stage.peak();
     if held > 0.0 {
-        terms.push(bytes("workspace: held by the allocator".into(), "blocks that do not fit again".into(), held, units::memory));
+        let how = "the allocator's blocks that do not fit again, the device's context, the communication library";
+        terms.push(bytes("workspace: beside tensors".into(), how.into(), held, units::memory));
     }
     let place = if job.degrees.pipeline > 1 {
         format!(" (stage {} of {}, {:?})", stage.index, job.degrees.pipeline, stage.moment)
@@ -99,7 +100,12 @@ fn priced(job: &Job) -> Sum {
         unit: "bytes".into(),
         total: total(&terms, units::memory),
         terms,
-        source: format!("The device shows {} with context and communication library.", gib(memory.device() as u64)),
+        source: format!(
+            "Tensors {}, with what the allocator holds {}, on the device {}.",
+            gib(memory.allocated() as u64),
+            gib(memory.reserved() as u64),
+            gib(memory.device() as u64)
+        ),
     }
 }
 

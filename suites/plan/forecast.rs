@@ -9,7 +9,7 @@ use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::outcome::Estimate;
 use zbench_estimate::job::{Degrees, Job};
 use zbench_estimate::machine::Machine;
-use zbench_estimate::memory::{self, CATEGORIES, Memory};
+use zbench_estimate::memory::{self, CATEGORIES};
 use zbench_estimate::time::{self, Time};
 use zbench_kernels::Category;
 use zbench_reports::Named;
@@ -57,8 +57,8 @@ impl Footprint {
     pub fn priced(job: &Job, ranks_per_node: usize) -> Footprint {
         let memory = memory::memory(job);
         let stage = memory.worst();
-        // What the allocator keeps and cannot hand out again is nobody's tensor: workspace.
-        let held = (memory.reserved() - stage.peak()).max(0.0);
+        // What the allocator keeps in pieces and the software's context are nobody's tensors: workspace.
+        let held = (memory.needs() - stage.peak()).max(0.0);
         let bytes = |category: &memory::Category| {
             let more = if *category == memory::Category::Workspace { held } else { 0.0 };
             (stage.by(*category) + more).max(0.0).round() as u64
@@ -143,7 +143,9 @@ pub fn peak_bytes(cell: &Cell) -> Result<u64, String> {
 pub fn timing(resolved: &Resolved, estimate: Option<&Estimate>) -> Result<(Timing, Vec<EstimateTraffic>), String> {
     let cell = &resolved.cell;
     if cell.hardware.device != DeviceKind::Cuda {
-        return Err("on the CPU times are predicted for cells that the engine runs alone".into());
+        let only = || "on the CPU times are predicted for cells that the engine runs alone".to_string();
+        let estimate = estimate.ok_or_else(only)?;
+        return Ok((crate::runner::time::of(resolved)?.timing(cell, &estimate.flops), Vec::new()));
     }
     let Some(profile) = &resolved.profile else {
         return Err("no machine is named; state hardware.profile, for example \"h100-sxm\" (docs/machines.md)".into());
@@ -204,9 +206,4 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
 
 fn ranks(degrees: &Degrees) -> usize {
     degrees.data * degrees.tensor * degrees.pipeline * degrees.context
-}
-
-/// The memory of a job term by term.
-pub fn terms(memory: &Memory) -> Vec<(String, String, f64)> {
-    memory.worst().terms.iter().map(|term| (term.name.to_string(), term.formula.to_string(), term.bytes)).collect()
 }

@@ -2,11 +2,14 @@
 //! estimate is what walking them says.
 
 mod actions;
+pub mod clock;
+pub mod curves;
 mod flops;
 mod price;
 
 pub use actions::{Action, Policy, Schedule, actions};
 pub use flops::ledger_terms;
+pub use price::ActionStated;
 
 use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions};
 use crate::layers::{Batch, Stated};
@@ -86,6 +89,11 @@ impl Plan {
     /// part of a flat crosses from one tensor to the next.
     pub fn stated(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Vec<Stated> {
         price::price(cell, kernels, self, rank, true).1
+    }
+
+    /// The same by action, with each action's collectives.
+    pub fn stated_actions(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Vec<ActionStated> {
+        price::stated(cell, kernels, self, rank)
     }
 }
 

@@ -2,7 +2,7 @@
 //! was fitted on.
 
 use super::Stage;
-use crate::job::{Job, Kind, Loss, Stack};
+use crate::job::{Job, Kind, Loss, Place, Stack};
 
 /// Mebibyte.
 const MIB: f64 = 1_048_576.0;
@@ -45,7 +45,8 @@ pub struct Habits {
 /// Those of a job's software.
 pub fn habits(job: &Job) -> Habits {
     let fused = job.loss != Loss::Logits;
-    let sharded = job.sharding.optimizer > 1 || job.sharding.parameters > 1;
+    let offloaded = job.offload.optimizer != Place::Device;
+    let sharded = job.sharding.optimizer > 1 || job.sharding.parameters > 1 || offloaded;
     // Megatron-Core with Transformer Engine. Norms keep their output (the product reads it); the loss casts logits to f32
     // and works in place (core/tensor_parallel/cross_entropy.py), its jit-fused form does not. Workspaces: cuBLAS and
     // Transformer Engine.

@@ -88,13 +88,48 @@ pub fn formula(row: &Row, expressed: &Expressed) -> Option<Result<f64, Refused>>
         "comm_volume_per_step_per_gpu" => volume(job),
         "lora_parameters" => return Some(adapter_bytes(row, job)),
         "model_memory_4bit" => quantised(job),
-        "total_finetune_memory_16bit" | "total_training_memory_all_gpus" => 16.0 * parameters(job),
+        "total_finetune_memory_16bit" | "total_training_memory_all_gpus" => match (stated_bytes(row), &job.peft) {
+            (Some(bytes), _) => bytes * parameters(job),
+            // Adapters are small beside 16-bit weights.
+            (None, Peft::Adapters { .. }) => 2.0 * parameters(job),
+            (None, Peft::None) => 16.0 * parameters(job),
+        },
         "total_finetune_memory_qlora" => memory(job).allocated(),
         "estimator_gpu_per_gpu" => return Some(estimator(row, expressed, false).map(|gib| gib * super::limits::GIB)),
         "estimator_cpu_per_node" => return Some(estimator(row, expressed, true).map(|gib| gib * super::limits::GIB)),
-        _ => return None,
+        other => return general(other, job).map(Ok),
     };
     Some(Ok(value))
+}
+
+/// Quantities under other names, by keywords: weights, gradients, optimizer state, activations of a rank.
+fn general(quantity: &str, job: &Job) -> Option<f64> {
+    let has = |words: &[&str]| any(quantity, words);
+    let share = |bytes: f64, ranks: usize| bytes * parameters(job) / ranks.max(1) as f64;
+    if has(&["peak", "after_step", "allocated", "reserved", "fits"]) {
+        return None;
+    }
+    if has(&["weights", "model_memory", "params_memory", "parameter_memory", "parameters_per_gpu"]) {
+        let bytes = if has(&["fp32"]) { 4.0 } else { job.precision.compute.bytes() };
+        return Some(share(bytes, job.sharding.parameters));
+    }
+    if has(&["gradient"]) {
+        return Some(share(job.precision.gradients, job.sharding.gradients));
+    }
+    if has(&["optimizer"]) {
+        return Some(share(job.precision.master + job.precision.moments, job.sharding.optimizer));
+    }
+    if has(&["activation"]) {
+        return Some(memory(job).worst().by(crate::memory::Category::Activations));
+    }
+    None
+}
+
+/// Bytes per parameter that a row reckons with: `18 bytes x 40e9`, `20 bytes/param`.
+fn stated_bytes(row: &Row) -> Option<f64> {
+    let text = row.words("measure");
+    let before = text.split(" bytes").next().filter(|before| before.len() < text.len())?;
+    before.rsplit(' ').next()?.parse().ok().filter(|n: &f64| (0.1..=64.0).contains(n))
 }
 
 /// Activations with a checkpoint every square root of the layers: those inputs, and a group's blocks.

@@ -88,7 +88,7 @@ pub fn express_with(row: &Row, other: Option<Shape>) -> Result<Expressed, Refuse
         _ => usual_node(machine, devices),
     };
     let batch = batch(row, &degrees, &model, stack, &mut assumed);
-    let peft = peft(row, &notes);
+    let peft = peft(row, &notes, &model);
     let adapters = peft != Peft::None;
     let mut precision = words::precision(&row.words("precision"), &notes, stack, adapters);
     if adapters && any(&row.words("precision"), &["bf16 weights", "fp32 adapters"]) {
@@ -144,13 +144,19 @@ fn loss(row: &Row, flags: &Flags, stack: Stack, machine: Option<&str>) -> Loss {
 }
 
 /// Adapters: `lora`, `qlora`, `lora r16`, `lora 9175040 trainable`.
-fn peft(row: &Row, notes: &str) -> Peft {
+fn peft(row: &Row, notes: &str, model: &Shape) -> Peft {
     let text = row.words("peft");
     if text.is_empty() || any(&text, &["none", "full-finetuning", "full finetun"]) {
         return Peft::None;
     }
     let numbers = text.split([' ', ',', '=']);
     let trainable = numbers.filter_map(|word| word.parse::<u64>().ok()).find(|n| *n > 1000).unwrap_or(0);
+    let trainable = match trainable {
+        // A scale per key, value and element of the MLP's width; a hundred virtual tokens.
+        0 if text.contains("ia3") => (model.layers * (2 * model.kv_width() + model.ffn)) as u64,
+        0 if text.contains("prompt") => 100 * model.hidden as u64,
+        stated => stated,
+    };
     let rank = text.split([' ', ',']).filter_map(|word| {
         let digits = word.strip_prefix("rank").or_else(|| word.strip_prefix('r'))?;
         digits.trim_start_matches('=').parse::<usize>().ok()

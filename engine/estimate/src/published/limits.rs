@@ -52,6 +52,16 @@ pub fn micro_batch(expressed: &Expressed, capacity: f64) -> f64 {
     largest(1 << 20, |n| takes(n as usize)) as f64
 }
 
+/// The longest sequence that fits.
+pub fn sequence(expressed: &Expressed, capacity: f64) -> f64 {
+    let takes = |seq: usize| {
+        let mut job: Job = expressed.job.clone();
+        job.batch.seq = seq;
+        memory(&job).needs() <= capacity
+    };
+    largest(1 << 26, |n| takes(n as usize)) as f64
+}
+
 /// The largest number of parameters that fits.
 pub fn parameters(row: &Row) -> Result<f64, Refused> {
     let states_only = any(&row.words("measure"), &["states only", "model states"]);

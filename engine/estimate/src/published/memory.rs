@@ -2,7 +2,7 @@
 
 use super::formulas::{attention_factor, formula};
 use super::job::{Expressed, Refused, express};
-use super::limits::{capacity, micro_batch, parameters};
+use super::limits::{capacity, micro_batch, parameters, sequence};
 use super::row::Row;
 use super::score::Outcome;
 use super::words::any;
@@ -89,6 +89,10 @@ fn value(row: &Row, outcome: &mut Outcome) -> Result<f64, Refused> {
             outcome.fits = Some((false, most >= 1.0));
         }
         return Ok(most);
+    }
+    if any(&quantity, &["max_seq", "max_context"]) {
+        let capacity = capacity(row, &expressed).ok_or("the row gives neither a device nor its memory")?;
+        return Ok(sequence(&expressed, capacity));
     }
     let of = memory(&expressed.job);
     fitting(row, &expressed, &of, outcome);

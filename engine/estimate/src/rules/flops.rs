@@ -56,13 +56,17 @@ impl Sizes {
 
     fn square(&self) -> (String, f64) {
         let value = 12.0 * self.layers * self.attention * self.seq;
-        (format!("12 × {} × {} × {}", self.layers, self.attention, self.seq), value)
+        (product(12.0, [self.layers, self.attention, self.seq]), value)
     }
 
     fn half(&self) -> (String, f64) {
         let value = 6.0 * self.layers * self.attention * self.seq;
-        (format!("6 × {} × {} × {}", self.layers, self.attention, self.seq), value)
+        (product(6.0, [self.layers, self.attention, self.seq]), value)
     }
+}
+
+fn product(factor: f64, numbers: [f64; 3]) -> String {
+    numbers.iter().fold(factor.to_string(), |text, number| text + " × " + &digits(*number))
 }
 
 fn times(factor: f64, parameters: f64) -> (String, f64) {
@@ -120,7 +124,7 @@ pub fn llm_c(s: &Sizes) -> Check {
     sum(
         Check::new("flops-llm.c", says, "llm.c", UNIT),
         times(6.0, s.parameters),
-        (format!("6 × {} × {} × {}", s.layers, s.hidden, s.seq), attention),
+        (product(6.0, [s.layers, s.hidden, s.seq]), attention),
     )
 }
 
@@ -149,7 +153,7 @@ pub fn llm_foundry(s: &Sizes) -> Check {
     sum(
         Check::new("flops-llm-foundry", says, "LLM Foundry", UNIT),
         times(6.0, s.parameters),
-        (format!("12 × {} × {} × {}", s.layers, s.hidden, s.seq), attention),
+        (product(12.0, [s.layers, s.hidden, s.seq]), attention),
     )
 }
 
@@ -161,7 +165,7 @@ pub fn cookbook(s: &Sizes, recomputed: bool) -> Check {
     sum(
         Check::new("flops-cookbook", says, "EleutherAI cookbook", UNIT),
         times(2.0 * factor, s.parameters),
-        (format!("{} × {} × {} × {}", 4.0 * factor, s.layers, s.attention, s.seq), attention),
+        (product(4.0 * factor, [s.layers, s.attention, s.seq]), attention),
     )
 }
 
@@ -171,9 +175,13 @@ pub fn narayanan(s: &Sizes) -> Check {
     let says = "96 L h² + 16 L h s + 6 V h = 96 L h² (1 + s/6h + V/16Lh), recomputed forward included";
     let rows = s.embedding / s.hidden;
     Check::new("flops-narayanan", says, "Narayanan et al. 2021, section 5.1; BigScience", UNIT)
-        .term("blocks", format!("96 × {} × {}²", s.layers, s.hidden), 96.0 * s.layers * s.hidden * s.hidden)
-        .term("attention", format!("16 × {} × {} × {}", s.layers, s.hidden, s.seq), 16.0 * s.layers * s.hidden * s.seq)
-        .term("logits", format!("6 × {} × {}", digits(rows), s.hidden), 6.0 * rows * s.hidden)
+        .term(
+            "blocks",
+            format!("96 × {} × {}²", digits(s.layers), digits(s.hidden)),
+            96.0 * s.layers * s.hidden * s.hidden,
+        )
+        .term("attention", product(16.0, [s.layers, s.hidden, s.seq]), 16.0 * s.layers * s.hidden * s.seq)
+        .term("logits", format!("6 × {} × {}", digits(rows), digits(s.hidden)), 6.0 * rows * s.hidden)
 }
 
 /// Frozen matrices make no gradient of their own: forward and the gradient of activations, 4 instead of 6.
