@@ -78,6 +78,7 @@ const EFA_HOP: f64 = 60e-6;
 const EFA_REACHED: f64 = 0.85;
 
 /// Omni-Path is driven by the processors, not by the cards: less of it is reached beside compute.
+/// Set by hand on BigScience's ZeRO-3 rows, both halves seen.
 const OMNI_PATH_REACHED: f64 = 0.5;
 
 /// The machine of a row that was expressed.
