@@ -15,6 +15,9 @@ struct Move {
     reduce_group: Group,
 }
 
+/// Units of a kind that are put on the queues one by one.
+const MOST_UNITS: f64 = 2048.0;
+
 impl Plan<'_> {
     /// Gathers and reductions along the data axes.
     pub(super) fn data(&mut self, micros: f64) {
@@ -22,7 +25,9 @@ impl Plan<'_> {
         let sharding = &c.job.sharding;
         let sharded = sharding.parameters > 1;
         // Split gradients are reduced each time they are made; Megatron-like stacks with stages add them up first.
-        let each = sharded || (sharding.gradients > 1 && c.job.degrees.pipeline <= 1);
+        // Nor do those with stages gather shards anew for each micro-batch: they keep them from the first to the last.
+        let staged = c.job.degrees.pipeline > 1;
+        let each = !staged && (sharded || sharding.gradients > 1);
         let moves = self.moves();
         let ahead = if c.drive.prefetch { sharding.prefetch.max(1) } else { 1 };
         let queue = |gather: bool, reduce: bool| -> (Waited, f64) {
@@ -30,7 +35,7 @@ impl Plan<'_> {
                 .iter()
                 .map(|m| queue::Unit {
                     gather_forward: if gather { m.queue.gather_forward } else { 0.0 },
-                    gather_backward: if gather { m.queue.gather_backward } else { 0.0 },
+                    gather_backward: if gather && !staged { m.queue.gather_backward } else { 0.0 },
                     reduce: if reduce { m.queue.reduce } else { 0.0 },
                     ..m.queue
                 })
@@ -55,7 +60,7 @@ impl Plan<'_> {
         } else {
             settle(queue(false, true), c.drive.overlap_reduce, 1.0);
         }
-        if !sharded && sharding.optimizer > 1 {
+        if !each && sharding.optimizer > 1 {
             settle(queue(true, false), c.drive.overlap_gather, 1.0);
         }
         self.span(SpanKind::Exposed(Axis::Data), exposed);
@@ -64,7 +69,8 @@ impl Plan<'_> {
             let count = m.queue.count as f64;
             let gathers =
                 f64::from(u8::from(m.queue.gather_forward > 0.0)) + f64::from(u8::from(m.queue.gather_backward > 0.0));
-            let often = if sharded { micros } else { 1.0 };
+            let gathers = if staged { gathers.min(1.0) } else { gathers };
+            let often = if sharded && each { micros } else { 1.0 };
             self.row(Axis::Data, Collective::AllGather, often * count * gathers, m.gather_bytes, m.gather_group.ranks);
             let kind = if sharding.optimizer > 1 || each { Collective::ReduceScatter } else { Collective::AllReduce };
             self.row(Axis::Data, kind, times * count, m.reduce_bytes, m.reduce_group.ranks);
@@ -93,10 +99,11 @@ impl Plan<'_> {
         let group = if sharded { layout.shard } else { layout.data };
         let mut list = Vec::new();
         for (count, unit) in &self.stages[self.slowest] {
-            let number = count.round().max(0.0) as usize;
-            if number == 0 {
+            // More units than any model has are taken together.
+            if *count <= 0.0 {
                 continue;
             }
+            let number = count.round().clamp(1.0, MOST_UNITS) as usize;
             // Kinds that are mixed over stages: whole units, each with its share of the time.
             let scale = count / number as f64;
             let price = |what, dense: f64, sparse: f64, group: Group| {

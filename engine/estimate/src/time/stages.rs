@@ -74,7 +74,10 @@ pub(super) fn stages(context: &Context<'_>) -> [Stage; 3] {
 
 /// Between sharded parameters and the buffers that collectives work on.
 fn copy(context: &Context<'_>, unit: &mut Unit) {
-    let bytes = context.drive.copy_bytes(context.tuning);
+    let job = context.job;
+    // Stages keep gathered weights over all micro-batches.
+    let times = if job.degrees.pipeline > 1 { job.batch.accumulation.max(1) as f64 } else { 1.0 };
+    let bytes = context.drive.copy_bytes(context.tuning) / times;
     let gathered = context.roof.pass((unit.dense + unit.sparse) * bytes);
     unit.forward.busy += gathered;
     unit.backward.busy += context.roof.pass(unit.trained * bytes);

@@ -27,7 +27,7 @@ impl Context<'_> {
             } else {
                 price(Collective::AllReduce)
             };
-            let hidden = if self.drive.overlap_tensor { self.tuning.tensor_hidden } else { 0.0 };
+            let hidden = if self.drive.overlap_tensor { self.tuning.tensor_hidden } else { self.tuning.tensor_asked };
             let exposed = places * once * (1.0 - hidden);
             unit.forward.tensor += exposed;
             // Backward gathers the input once more for the weights' gradient under sequence parallelism; it hides.
