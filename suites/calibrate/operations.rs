@@ -207,7 +207,7 @@ fn run(cell: &Cell) -> Result<Run, String> {
     });
     let ran = ran.map_err(|failure| failure.cause.to_string())?;
     let beside = |(report, timed): &(RankReport, Vec<Timed>)| {
-        let stated = plan.stated_actions(cell, &planner, report.rank);
+        let stated: Vec<ActionStated> = plan.stated_actions(cell, &planner, report.rank).collect();
         let layers = stated.iter().filter(|stated| {
             matches!(stated.action, Action::Forward { .. } | Action::Backward { .. } | Action::Restore { .. })
         });
@@ -216,7 +216,7 @@ fn run(cell: &Cell) -> Result<Run, String> {
     };
     let beside = ran.iter().map(beside).collect();
     let splits = cell.parallel.strategy == Strategy::Zero3 && cell.parallel.ranks > 1;
-    let split = splits.then(|| split_step(cell, plan.stated_actions(cell, &planner, 0), &ran)).transpose()?;
+    let split = splits.then(|| split_step(cell, plan.stated_actions(cell, &planner, 0).collect(), &ran)).transpose()?;
     Ok(Run { split, timed: ran.into_iter().flat_map(|(_, timed)| timed).collect(), beside })
 }
 

@@ -161,7 +161,7 @@ impl TimeProfile {
             reduce: cell.precision.reduce,
             corrections,
         };
-        let time = clock.time(&plan.stated_actions(cell, &kernels, 0)).map_err(|reason| match reason {
+        let time = clock.time(plan.stated_actions(cell, &kernels, 0)).map_err(|reason| match reason {
             NoTime::Operation(unknown) => {
                 format!("{unknown} in {}; run `zbench calibrate` of this version of zbench", self.name)
             }

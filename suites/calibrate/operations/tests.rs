@@ -15,7 +15,7 @@ const TWO: Seats = Seats { ranks: 2, threads: 1, crowded: false };
 fn classes(cell: &Cell) -> BTreeSet<String> {
     let kernels = Cpu::new(cell.hardware.threads_per_rank);
     let plan = Plan::new(cell, &kernels).unwrap();
-    let actions = plan.stated_actions(cell, &kernels, 0);
+    let actions: Vec<ActionStated> = plan.stated_actions(cell, &kernels, 0).collect();
     // By action or in one list: the same operations.
     let flat: Vec<Stated> = actions.iter().flat_map(|stated| stated.operations.clone()).collect();
     assert_eq!(flat, plan.stated(cell, &kernels, 0));
@@ -133,8 +133,8 @@ fn every_operation_of_a_probe_has_a_time() {
     assert_eq!((told, measured.len(), measured[0].seats), (vec![(1, 2), (2, 2)], 1, TWO));
     let found: BTreeSet<String> = measured[0].curves.classes().map(|(name, _)| name.to_string()).collect();
     assert_eq!(found, wanted);
-    let points = measured[0].curves.classes().flat_map(|(_, points)| points);
-    assert!(points.clone().all(|point| point.seconds > 0.0 && point.seconds < 600.0));
+    let mut points = measured[0].curves.classes().flat_map(|(_, points)| points);
+    assert!(points.all(|point| point.seconds > 0.0 && point.seconds < 600.0));
     assert!(measured[0].spread >= 0.0 && measured[0].overheads.load > 0.0);
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     let stopped = measure(&[(TWO, probes(TWO).unwrap())], 1, 2, &limits, &mut |_, _| {});

@@ -164,7 +164,10 @@ fn a_row_states_its_time_or_the_reason() {
     let time = EstimateTime { step_ms: 2.0, spans: vec![("forward", 2.0)], tokens_per_second: 8.0, source: "s".into() };
     planned.timing = Ok(time.timing(&cell, &flops));
     let row = planned.row();
-    assert_eq!((row.step_ms, row.time.get("forward").copied(), row.tokens_per_second), (Some(2.0), Some(2.0), Some(8.0)));
+    assert_eq!(
+        (row.step_ms, row.time.get("forward").copied(), row.tokens_per_second),
+        (Some(2.0), Some(2.0), Some(8.0))
+    );
     assert_eq!((row.tokens_per_second_per_rank, row.time_source.as_str()), (Some(2.0), "s"));
     assert_eq!(row.tflops_per_rank, Some(flops.model / 4.0 / 2e-3 / 1e12));
     planned.timing = Err("no profile".into());
