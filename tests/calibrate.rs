@@ -135,7 +135,7 @@ fn corrections_are_made_on_request_and_only_of_records() {
         stderr(&output)
     );
     let before = "device = \"cpu\"\n\n[operations]\ncores = 1\n\n[operations.ranks-1.threads-1]\ncrowded = false\n\
-                  spread = 0.0\noperation_us = 1.0\nload_us = 1.0\nstep_us = 1.0\ncall_us = 1.0\ncurves = []\n";
+                  spread = 0.0\noperation_us = 1.0\nload_us = 1.0\nstep_us = 1.0\ncall_us = 1.0\nall_reduce_us = 1.0\ncurves = []\n";
     std::fs::write(&profile, before).unwrap();
     // A notebook without records corrects nothing.
     let output = run(folder.path(), &words);

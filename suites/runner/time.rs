@@ -72,7 +72,7 @@ pub fn with_errors(rows: &mut [EstimateRow], records: &[Record]) {
         return;
     }
     let Ok(profile) = TimeProfile::of_this_machine() else { return };
-    let error = Residuals::of(records, &machine::host_name(), &profile).step_error();
+    let error = Residuals::of(records, &corrections::this_host(), &profile).step_error();
     rows.iter_mut().filter(|row| wanted(row)).for_each(|row| row.step_error = error);
 }
 

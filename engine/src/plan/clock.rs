@@ -34,6 +34,8 @@ pub struct Overheads {
     /// Seconds by which a collective in a step lasts longer than one of many in a row: ranks come at different times, and
     /// who has slept must wake.
     pub call: f64,
+    /// The same of an all-reduce, in which ranks meet once more between sum and copy.
+    pub all_reduce: f64,
 }
 
 /// What a clock needs beside the actions.
@@ -125,7 +127,11 @@ impl Clock<'_> {
             for call in &stated.collectives {
                 let place = if stated.action == Action::Update { Span::ExposedAgree } else { place };
                 let time = self.machine.collective(call, self.reduce).map_err(NoTime::Collective)?;
-                let waits = if call.ranks > 1 { self.overheads.call } else { 0.0 };
+                let waits = match call.kind {
+                    _ if call.ranks == 1 => 0.0,
+                    "all_reduce" => self.overheads.all_reduce,
+                    _ => self.overheads.call,
+                };
                 seconds[place as usize] += time + waits;
             }
         }
