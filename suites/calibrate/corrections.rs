@@ -3,6 +3,7 @@
 
 use crate::allreduce::profile::{ProfileError, merge};
 use crate::config::kind::number;
+use crate::runner::machine;
 use crate::runner::time::TimeProfile;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -138,6 +139,12 @@ impl Residuals {
 
 fn host_of(record: &Record) -> Option<&str> {
     record.environment.get("host").and_then(serde_json::Value::as_str)
+}
+
+/// This host as records name it.
+pub fn this_host() -> String {
+    let environment = machine::environment();
+    environment.get("host").and_then(serde_json::Value::as_str).unwrap_or_default().to_string()
 }
 
 /// Factors on the spans of predicted times, and what they rest on.

@@ -7,7 +7,7 @@ use super::replay;
 use crate::bench::clock::Limits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use zbench_engine::config::{Cell, Strategy};
+use zbench_engine::config::Cell;
 use zbench_engine::hardware;
 use zbench_engine::layers::Stated;
 use zbench_engine::outcome::{RankReport, Span};
@@ -61,7 +61,10 @@ struct Samples {
     split: Vec<SplitStep>,
 }
 
-/// A step of a probe whose weights are split, so that there are many collectives in it.
+/// Blocks of the probes in which waiting is measured; the others have fewer.
+const WAITING_BLOCKS: usize = 4;
+
+/// A step of a probe with many collectives.
 struct SplitStep {
     stated: Vec<ActionStated>,
     reduce: DType,
@@ -111,7 +114,8 @@ pub fn measure(
         seatings.iter().zip(&all).map(|((seats, _), samples)| summed_up(*seats, samples)).collect();
     complete(&mut measured);
     for (of, samples) in measured.iter_mut().zip(&all) {
-        of.overheads.call = waiting(of, &samples.split, cores);
+        of.overheads.call = waiting(of, &samples.split, cores, false);
+        of.overheads.all_reduce = waiting(of, &samples.split, cores, true).max(of.overheads.call);
     }
     Ok(measured)
 }
@@ -125,15 +129,24 @@ impl Machine for Free {
     }
 }
 
-/// What remains of a step, for each collective, when its operations and its collectives alone are taken away.
-fn waiting(of: &Operations, split: &[SplitStep], cores: usize) -> f64 {
+/// What remains of a step, for each collective, when its operations and its collectives alone are taken away: of all-reduces
+/// from steps that have them (and whose others are known), or of the others from steps that have none.
+fn waiting(of: &Operations, split: &[SplitStep], cores: usize, all_reduces: bool) -> f64 {
     let crowd = ((of.seats.ranks * of.seats.threads) as f64 / cores.max(1) as f64).max(1.0);
     let one = |split: &SplitStep| {
         let (curves, overheads, reduce) = (&of.curves, of.overheads, split.reduce);
-        let clock = Clock { curves, overheads, machine: &Free, crowd, reduce, corrections: [1.0; 10] };
+        let bare = Overheads { call: 0.0, all_reduce: 0.0, ..overheads };
+        let clock = Clock { curves, overheads: bare, machine: &Free, crowd, reduce, corrections: [1.0; 10] };
         let computes = clock.time(&split.stated).ok()?.step_ms() * 1e-3;
-        let calls = split.stated.iter().map(|stated| stated.collectives.len()).sum::<usize>();
-        (calls > 0).then(|| (split.step - computes - split.alone) / calls as f64)
+        let calls = || split.stated.iter().flat_map(|stated| &stated.collectives);
+        let sums = calls().filter(|call| call.kind == "all_reduce").count();
+        let others = calls().count() - sums;
+        let left = split.step - computes - split.alone;
+        match (all_reduces, sums, others) {
+            (true, 1.., _) => Some((left - others as f64 * overheads.call) / sums as f64),
+            (false, 0, 1..) => Some(left / others as f64),
+            _ => None,
+        }
     };
     stats::median(&split.iter().filter_map(one).collect::<Vec<_>>()).unwrap_or(0.0).max(0.0)
 }
@@ -159,7 +172,7 @@ fn summed_up(seats: Seats, samples: &Samples) -> Operations {
         stats::median(&samples.beside.iter().map(of).collect::<Vec<_>>()).unwrap_or(0.0).max(0.0)
     };
     let operation = beside(|o| o.operation);
-    let overheads = Overheads { operation, load: beside(|o| o.load), step: beside(|o| o.step), call: 0.0 };
+    let overheads = Overheads { operation, load: beside(|o| o.load), step: beside(|o| o.step), ..Overheads::default() };
     Operations { seats, curves, overheads, spread: stats::median(&spreads).unwrap_or(0.0) }
 }
 
@@ -207,7 +220,7 @@ fn run(cell: &Cell) -> Result<Run, String> {
     });
     let ran = ran.map_err(|failure| failure.cause.to_string())?;
     let beside = |(report, timed): &(RankReport, Vec<Timed>)| {
-        let stated = plan.stated_actions(cell, &planner, report.rank);
+        let stated: Vec<ActionStated> = plan.stated_actions(cell, &planner, report.rank).collect();
         let layers = stated.iter().filter(|stated| {
             matches!(stated.action, Action::Forward { .. } | Action::Backward { .. } | Action::Restore { .. })
         });
@@ -215,8 +228,9 @@ fn run(cell: &Cell) -> Result<Run, String> {
         beside(cell, &operations, report, timed)
     };
     let beside = ran.iter().map(beside).collect();
-    let splits = cell.parallel.strategy == Strategy::Zero3 && cell.parallel.ranks > 1;
-    let split = splits.then(|| split_step(cell, plan.stated_actions(cell, &planner, 0), &ran)).transpose()?;
+    // The probes that are there for it: long enough that a step's waits are many, small enough that they show.
+    let splits = cell.model.num_hidden_layers == WAITING_BLOCKS && cell.parallel.ranks > 1;
+    let split = splits.then(|| split_step(cell, plan.stated_actions(cell, &planner, 0).collect(), &ran)).transpose()?;
     Ok(Run { split, timed: ran.into_iter().flat_map(|(_, timed)| timed).collect(), beside })
 }
 
@@ -247,7 +261,7 @@ fn beside(cell: &Cell, operations: &[&Stated], report: &RankReport, timed: &[Tim
         operation: (spans - known) / operations.len().max(1) as f64,
         load: 1e-3 * ms(Span::Data) / cell.train.accumulation as f64,
         step: 1e-3 * ms(Span::Other),
-        call: 0.0,
+        ..Overheads::default()
     }
 }
 

@@ -125,7 +125,7 @@ fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     let path = arguments.save.clone().unwrap_or_else(|| default_path(&machine::host_name()));
     let profile = TimeProfile::read(&path).map_err(anyhow::Error::msg)?.uncorrected();
     let records = Notebook::open(&global.notebook)?.records()?;
-    let residuals = Residuals::of(&records, &machine::host_name(), &profile);
+    let residuals = Residuals::of(&records, &corrections::this_host(), &profile);
     print_document(global, &residuals.document())?;
     let corrections = Corrections::from_residuals(&residuals, &jiff::Timestamp::now().to_string());
     if corrections.spans.is_empty() {

@@ -153,7 +153,9 @@ pub fn timing(resolved: &Resolved, estimate: Option<&Estimate>) -> Result<(Timin
     let rates = profile.machine().map_err(|error| error.to_string())?;
     let (job, machine) = (job(cell), machine(resolved, rates));
     if matches!(job.model.kind, zbench_estimate::job::Kind::Count { .. }) {
-        return Err("a count of parameters says what a step holds and not how long it takes; state the model's shape".into());
+        return Err(
+            "a count of parameters says what a step holds and not how long it takes; state the model's shape".into()
+        );
     }
     let products = job.precision.products;
     if !machine.device.compute.contains_key(&products) {

@@ -72,7 +72,7 @@ pub fn with_errors(rows: &mut [EstimateRow], records: &[Record]) {
         return;
     }
     let Ok(profile) = TimeProfile::of_this_machine() else { return };
-    let error = Residuals::of(records, &machine::host_name(), &profile).step_error();
+    let error = Residuals::of(records, &corrections::this_host(), &profile).step_error();
     rows.iter_mut().filter(|row| wanted(row)).for_each(|row| row.step_error = error);
 }
 
@@ -161,7 +161,7 @@ impl TimeProfile {
             reduce: cell.precision.reduce,
             corrections,
         };
-        let time = clock.time(&plan.stated_actions(cell, &kernels, 0)).map_err(|reason| match reason {
+        let time = clock.time(plan.stated_actions(cell, &kernels, 0)).map_err(|reason| match reason {
             NoTime::Operation(unknown) => {
                 format!("{unknown} in {}; run `zbench calibrate` of this version of zbench", self.name)
             }

@@ -5,10 +5,12 @@
 //! measured time per operation. Where threads outnumber cores they take turns: operations last as many times longer. A
 //! fit was measured among so many ranks as it is for, so it holds their turns already.
 
-use super::curves::{Curves, NoCurve};
+use super::curves::{Class, Curves, NoCurve};
 use super::{Action, ActionStated};
 use crate::outcome::Span;
 use crate::shard::Collective;
+use std::borrow::Borrow;
+use std::collections::HashMap;
 use zbench_kernels::DType;
 
 /// What the clock asks of a machine.
@@ -32,6 +34,8 @@ pub struct Overheads {
     /// Seconds by which a collective in a step lasts longer than one of many in a row: ranks come at different times, and
     /// who has slept must wake.
     pub call: f64,
+    /// The same of an all-reduce, in which ranks meet once more between sum and copy.
+    pub all_reduce: f64,
 }
 
 /// What a clock needs beside the actions.
@@ -98,10 +102,13 @@ impl Clock<'_> {
     ///
     /// # Errors
     /// The first operation or collective that was not measured.
-    pub fn time(&self, actions: &[ActionStated]) -> Result<StepTime, NoTime> {
+    pub fn time(&self, actions: impl IntoIterator<Item = impl Borrow<ActionStated>>) -> Result<StepTime, NoTime> {
         let mut seconds = [0.0; 10];
+        // Blocks and micro-batches repeat each other: most operations were seen before.
+        let mut known: HashMap<(String, Vec<u64>), f64> = HashMap::new();
         seconds[Span::Other as usize] += self.crowd * self.overheads.step;
         for stated in actions {
+            let stated = stated.borrow();
             let place = span(stated.action);
             if place == Span::Data {
                 seconds[place as usize] += self.crowd * self.overheads.load;
@@ -109,13 +116,22 @@ impl Clock<'_> {
             for operation in &stated.operations {
                 let agrees = stated.action == Action::Update && operation.term == NORM;
                 let place = if agrees { Span::ExposedAgree } else { place };
-                let time = self.curves.seconds(&operation.op)? + self.overheads.operation;
-                seconds[place as usize] += self.crowd * time;
+                let class = Class::of(&operation.op);
+                let key = (class.name, class.sizes.iter().map(|size| size.to_bits()).collect());
+                let time = match known.get(&key) {
+                    Some(time) => *time,
+                    None => *known.entry(key).or_insert(self.curves.seconds(&operation.op)?),
+                };
+                seconds[place as usize] += self.crowd * (time + self.overheads.operation);
             }
             for call in &stated.collectives {
                 let place = if stated.action == Action::Update { Span::ExposedAgree } else { place };
                 let time = self.machine.collective(call, self.reduce).map_err(NoTime::Collective)?;
-                let waits = if call.ranks > 1 { self.overheads.call } else { 0.0 };
+                let waits = match call.kind {
+                    _ if call.ranks == 1 => 0.0,
+                    "all_reduce" => self.overheads.all_reduce,
+                    _ => self.overheads.call,
+                };
                 seconds[place as usize] += time + waits;
             }
         }

@@ -92,7 +92,12 @@ impl Plan {
     }
 
     /// The same by action, with each action's collectives.
-    pub fn stated_actions(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Vec<ActionStated> {
+    pub fn stated_actions<'a>(
+        &'a self,
+        cell: &'a Cell,
+        kernels: &'a dyn Kernels,
+        rank: usize,
+    ) -> impl Iterator<Item = ActionStated> + 'a {
         price::stated(cell, kernels, self, rank)
     }
 }

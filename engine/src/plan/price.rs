@@ -21,15 +21,19 @@ pub struct ActionStated {
     pub collectives: Vec<Collective>,
 }
 
-/// The actions of one step of a rank with all they do.
-pub fn stated(cell: &Cell, kernels: &dyn Kernels, plan: &Plan, rank: usize) -> Vec<ActionStated> {
+/// The actions of one step of a rank with all they do, one after the other: a long step's do not fit memory at once.
+pub fn stated<'a>(
+    cell: &'a Cell,
+    kernels: &'a dyn Kernels,
+    plan: &'a Plan,
+    rank: usize,
+) -> impl Iterator<Item = ActionStated> + 'a {
     let mut walk = started(cell, kernels, plan, rank, true);
-    let did = |action: &Action| {
+    plan.actions.iter().map(move |action| {
         walk.act(*action);
         let operations = walk.s.ops.as_mut().map(std::mem::take).unwrap_or_default();
         ActionStated { action: *action, operations, collectives: walk.tally.take_calls() }
-    };
-    plan.actions.iter().map(did).collect()
+    })
 }
 
 /// Memory, traffic and operations of one step of a rank, and the list of operations if `keep` is set.

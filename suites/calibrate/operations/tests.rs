@@ -15,7 +15,7 @@ const TWO: Seats = Seats { ranks: 2, threads: 1, crowded: false };
 fn classes(cell: &Cell) -> BTreeSet<String> {
     let kernels = Cpu::new(cell.hardware.threads_per_rank);
     let plan = Plan::new(cell, &kernels).unwrap();
-    let actions = plan.stated_actions(cell, &kernels, 0);
+    let actions: Vec<ActionStated> = plan.stated_actions(cell, &kernels, 0).collect();
     // By action or in one list: the same operations.
     let flat: Vec<Stated> = actions.iter().flat_map(|stated| stated.operations.clone()).collect();
     assert_eq!(flat, plan.stated(cell, &kernels, 0));
@@ -133,8 +133,8 @@ fn every_operation_of_a_probe_has_a_time() {
     assert_eq!((told, measured.len(), measured[0].seats), (vec![(1, 2), (2, 2)], 1, TWO));
     let found: BTreeSet<String> = measured[0].curves.classes().map(|(name, _)| name.to_string()).collect();
     assert_eq!(found, wanted);
-    let points = measured[0].curves.classes().flat_map(|(_, points)| points);
-    assert!(points.clone().all(|point| point.seconds > 0.0 && point.seconds < 600.0));
+    let mut points = measured[0].curves.classes().flat_map(|(_, points)| points);
+    assert!(points.all(|point| point.seconds > 0.0 && point.seconds < 600.0));
     assert!(measured[0].spread >= 0.0 && measured[0].overheads.load > 0.0);
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     let stopped = measure(&[(TWO, probes(TWO).unwrap())], 1, 2, &limits, &mut |_, _| {});
@@ -179,19 +179,28 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
     let action = Action::Forward { unit: 0 };
     let stated = vec![ActionStated { action, operations: vec![operation; 2], collectives: vec![call; 2] }];
     let split = SplitStep { stated, reduce: DType::F32, step: 100e-6, alone: 15e-6 };
-    assert!((waiting(&of, &[split], 2) - 22.5e-6).abs() < 1e-12);
-    assert_eq!(waiting(&of, &[], 2), 0.0);
+    assert!((waiting(&of, &[split], 2, false) - 22.5e-6).abs() < 1e-12);
+    assert_eq!(waiting(&of, &[], 2, false), 0.0);
+    // With the gather at 22.5 us, the all-reduce beside it has the other 62.5 of the 85 that are left in a step of 140 us.
+    let known = Operations { overheads: Overheads { call: 22.5e-6, ..Overheads::default() }, ..of.clone() };
+    let sum = Collective { kind: "all_reduce", ..call };
+    let stated = vec![ActionStated { action, operations: vec![operation; 2], collectives: vec![call, sum] }];
+    let split = SplitStep { stated, reduce: DType::F32, step: 140e-6, alone: 15e-6 };
+    assert!((waiting(&known, &[split], 2, true) - 62.5e-6).abs() < 1e-12);
 }
 
 /// The split probes are there, with ranks that wait and collectives that are replayed.
 #[test]
 fn waiting_is_measured_in_a_probe_whose_weights_are_split() {
     let mut chosen = probes(TWO).unwrap();
-    chosen.retain(|probe| probe.cell.parallel.strategy == Strategy::Zero3);
-    assert!(!chosen.is_empty());
-    chosen.truncate(1);
-    let run = run(&chosen[0].cell).unwrap();
-    let split = run.split.unwrap();
-    let calls: usize = split.stated.iter().map(|stated| stated.collectives.len()).sum();
-    assert!(calls > 4 && split.alone > 0.0 && split.step > split.alone, "{calls} {} {}", split.alone, split.step);
+    chosen.retain(|probe| probe.cell.model.num_hidden_layers == WAITING_BLOCKS);
+    assert_eq!(chosen.len(), 2, "one with all-reduces and one without");
+    let mut sums = Vec::new();
+    for probe in &chosen {
+        let split = run(&probe.cell).unwrap().split.unwrap();
+        let calls: Vec<Collective> = split.stated.iter().flat_map(|stated| stated.collectives.clone()).collect();
+        assert!(calls.len() > 4 && split.alone > 0.0 && split.step > 0.0, "{} {}", split.alone, split.step);
+        sums.push(calls.iter().filter(|call| call.kind == "all_reduce").count());
+    }
+    assert!(sums.contains(&0) && sums.iter().any(|count| *count > 4), "{sums:?}");
 }

@@ -9,7 +9,7 @@ fn operations(ranks: usize, factor: f64) -> Operations {
     ] {
         curves.add(class, Point { sizes: sizes.to_vec(), seconds: us * 1e-6 * factor });
     }
-    let overheads = Overheads { operation: 5e-7, load: 2e-6, step: 1.25e-5, call: 7.5e-5 };
+    let overheads = Overheads { operation: 5e-7, load: 2e-6, step: 1.25e-5, call: 7.5e-5, all_reduce: 1.5e-4 };
     Operations { seats: Seats { ranks, threads: 1, crowded: ranks > 2 }, curves, overheads, spread: 0.125 }
 }
 
@@ -28,6 +28,7 @@ fn same(a: &[Operations], b: &[Operations]) -> bool {
             p.iter().zip(&q).all(|((n, x), (m, y))| n == m && x.sizes == y.sizes && near(x.seconds, y.seconds));
         let beside = near(a.overheads.operation, b.overheads.operation)
             && near(a.overheads.call, b.overheads.call)
+            && near(a.overheads.all_reduce, b.overheads.all_reduce)
             && near(a.overheads.load, b.overheads.load)
             && near(a.overheads.step, b.overheads.step);
         a.seats == b.seats && p.len() == q.len() && together && beside && (a.spread - b.spread).abs() < 1e-3
@@ -63,7 +64,7 @@ fn what_is_written_otherwise_is_told_with_its_place() {
         ("[operations.ranks-2.threads-x]", "operations.ranks-2.threads-x"),
         ("[operations.ranks-2.threads-1]\ncrowded = false", "operations.ranks-2.threads-1"),
         (
-            "[operations.ranks-2.threads-1]\ncrowded = false\nspread = 0\noperation_us = 1\nload_us = 1\nstep_us = 1\ncall_us = 1\n\
+            "[operations.ranks-2.threads-1]\ncrowded = false\nspread = 0\noperation_us = 1\nload_us = 1\nstep_us = 1\ncall_us = 1\nall_reduce_us = 1\n\
              curves = [{ of = \"x\", points = [[\"a\"]] }]",
             "operations.ranks-2.threads-1",
         ),

@@ -49,7 +49,7 @@ const KINDS: [&str; 3] = ["all_reduce", "all_gather", "reduce_scatter"];
 
 fn profile(cells: &[Cell], without: &str) -> TimeProfile {
     let seats = Seats { ranks: 4, threads: 1, crowded: true };
-    let overheads = Overheads { operation: 1e-6, load: 2e-6, step: 3e-6, call: 4e-6 };
+    let overheads = Overheads { operation: 1e-6, load: 2e-6, step: 3e-6, call: 4e-6, all_reduce: 4e-6 };
     let operations = vec![Operations { seats, curves: curves(cells, without), overheads, spread: 0.0 }];
     let fits = fits(&KINDS, &[2, 4], 50.0);
     TimeProfile { name: "m.toml".into(), cores: 2, operations, fits, corrections: None }
@@ -164,10 +164,45 @@ fn a_row_states_its_time_or_the_reason() {
     let time = EstimateTime { step_ms: 2.0, spans: vec![("forward", 2.0)], tokens_per_second: 8.0, source: "s".into() };
     planned.timing = Ok(time.timing(&cell, &flops));
     let row = planned.row();
-    assert_eq!((row.step_ms, row.time.get("forward").copied(), row.tokens_per_second), (Some(2.0), Some(2.0), Some(8.0)));
+    assert_eq!(
+        (row.step_ms, row.time.get("forward").copied(), row.tokens_per_second),
+        (Some(2.0), Some(2.0), Some(8.0))
+    );
     assert_eq!((row.tokens_per_second_per_rank, row.time_source.as_str()), (Some(2.0), "s"));
     assert_eq!(row.tflops_per_rank, Some(flops.model / 4.0 / 2e-3 / 1e12));
     planned.timing = Err("no profile".into());
     let row = planned.row();
     assert_eq!((row.step_ms, row.time_source.as_str()), (None, "no profile"));
+}
+
+/// Three records of this host that took twice as long as predicted, and one of another host that did not.
+#[test]
+fn residuals_are_of_this_hosts_records() {
+    use zbench_reports::record::{Bytes, Category, Outcome};
+    let cells = cells();
+    let profile = profile(&cells, "");
+    let record = |cell: &Cell, host: &str, factor: f64| {
+        let time = profile.time(cell).unwrap();
+        let mut record = Record::new("id", "key", "x", Outcome::measured());
+        record.environment.insert("host".into(), host.into());
+        record.cell = grid::plain(cell);
+        record.state("step_ms_p50", factor * time.step_ms);
+        time.spans.iter().for_each(|(name, ms)| record.time.set(*name, factor * ms));
+        let bytes = Bytes { predicted_bytes: Some(100), peak_bytes: Some(100), ..Bytes::default() };
+        record.memory.set(Category::Gradients, bytes);
+        record
+    };
+    let mut records: Vec<Record> = cells[..3].iter().map(|cell| record(cell, "here", 2.0)).collect();
+    records.push(record(&cells[0], "elsewhere", 7.0));
+    let residuals = Residuals::of(&records, "here", &profile);
+    let step = residuals.step.clone().unwrap();
+    assert_eq!((residuals.records, step.records), (3, 3));
+    assert!((step.factor - 2.0).abs() < 1e-9 && (residuals.step_error().unwrap() - 1.0).abs() < 1e-9);
+    assert!(residuals.spans.iter().any(|span| span.name == "forward" && (span.factor - 2.0).abs() < 1e-9));
+    assert!(residuals.memory.iter().all(|of| of.factor == 1.0 && of.name == "gradients"));
+    assert_eq!(residuals.memory.len(), 1);
+    let document = serde_json::to_string(&residuals.document()).unwrap();
+    assert!(document.contains("forward") && document.contains("gradients"), "{document}");
+    // Too few say nothing about the error to be expected.
+    assert_eq!(Residuals::of(&records[..2], "here", &profile).step_error(), None);
 }
