@@ -53,13 +53,18 @@ fn text(operations: &[Operations], measured: &str, cores: usize) -> String {
             for (index, point) in points.iter().enumerate() {
                 let comma = if index == 0 { "" } else { ", " };
                 let sizes: String = point.sizes.iter().map(|size| format!("{size:.0}, ")).collect();
-                let _ = write!(text, "{comma}[{sizes}{:.3}]", us(point.seconds));
+                let _ = write!(text, "{comma}[{sizes}{:?}]", rounded(us(point.seconds)));
             }
             text.push_str("] },\n");
         }
         text.push_str("]\n");
     }
     text
+}
+
+/// To four digits: no clock knows more.
+fn rounded(us: f64) -> f64 {
+    format!("{us:.3e}").parse().unwrap_or(us)
 }
 
 /// The times that a profile's `operations` holds.

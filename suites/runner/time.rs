@@ -130,6 +130,11 @@ impl TimeProfile {
         })
     }
 
+    /// Whether a cell has more threads than the machine has cores.
+    pub fn is_crowded(&self, cell: &Cell) -> bool {
+        cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank) > self.cores
+    }
+
     /// The profile without its corrections.
     #[must_use]
     pub fn uncorrected(self) -> TimeProfile {
@@ -188,7 +193,7 @@ impl TimeProfile {
     /// The times that were measured most like the cell's ranks run, and in what they differ.
     fn operations(&self, cell: &Cell) -> Result<(&Operations, String), String> {
         let (ranks, threads) = (cell.parallel.ranks, cell.hardware.threads_per_rank);
-        let crowded = ranks.saturating_mul(threads) > self.cores;
+        let crowded = self.is_crowded(cell);
         let of_threads = || self.operations.iter().filter(|of| of.seats.threads == threads);
         let apart = |of: &&Operations| (of.seats.crowded != crowded, of.seats.ranks.abs_diff(ranks));
         let Some(nearest) = of_threads().min_by_key(apart) else {
