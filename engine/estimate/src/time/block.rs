@@ -145,7 +145,9 @@ impl Context<'_> {
         if !self.frozen() {
             // The gradient of the weights; added up in f32 by the product itself, or written and added by a pass.
             let out_bytes = if self.drive.fused_accumulation { 8.0 } else { bytes };
-            backward.kernel(roof.product(Product { m: n, n: k, k: m, count, out_bytes }, form));
+            // Rows in memory are those of n and k here, too: sums over any number of tokens start where they should.
+            let tokens = (m / 16.0).ceil() * 16.0;
+            backward.kernel(roof.product(Product { m: n, n: k, k: tokens, count, out_bytes }, form));
             backward.flops += flops;
             if !self.drive.fused_accumulation && self.job.batch.accumulation > 1 && self.kept_gradients() {
                 backward.kernel(roof.pass(n * k * count * (2.0 * self.job.precision.gradients + bytes)));

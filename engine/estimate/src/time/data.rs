@@ -63,6 +63,10 @@ impl Plan<'_> {
         if !each && sharding.optimizer > 1 {
             settle(queue(true, false), c.drive.overlap_gather, 1.0);
         }
+        if staged && sharded {
+            let moved: f64 = self.stages[self.slowest].iter().map(|(n, u)| n * (u.dense + u.sparse + u.trained)).sum();
+            exposed += c.roof.pass(moved * c.drive.copy_bytes(c.tuning));
+        }
         self.span(SpanKind::Exposed(Axis::Data), exposed);
         let times = if each { micros } else { 1.0 };
         for m in &moves {

@@ -21,7 +21,14 @@ pub(super) fn step(job: &Job, machine: &Machine, tuning: &Tuning) -> Time {
     let roof = Roofline { device: &machine.device, tuning };
     let context = Context { job, model, machine, layout: &layout, tuning, drive, roof };
     let stages = stages(&context);
-    Plan::new(context, stages).time()
+    let plan = Plan::new(context, stages);
+    if job.degrees.pipeline <= 1 {
+        return plan.time();
+    }
+    // The stage that computes longest need not be the one that ends last: each has gradients and an update of its own.
+    let ends = [1, 2].into_iter().map(|which| Plan { slowest: which, ..plan.clone() }.time());
+    let first = Plan { slowest: 0, ..plan.clone() }.time();
+    ends.fold(first, |last, end| if end.step > last.step { end } else { last })
 }
 
 /// Seconds of a stage and micro-batch, by what they go to.
@@ -39,6 +46,7 @@ impl Micro {
     }
 }
 
+#[derive(Clone)]
 pub(super) struct Plan<'a> {
     pub(super) context: Context<'a>,
     pub(super) stages: [Stage; 3],
@@ -56,8 +64,6 @@ impl<'a> Plan<'a> {
         for (slot, stage) in plan.micros.iter_mut().zip(&plan.stages) {
             *slot = micro(&context, stage);
         }
-        let of = |which: usize| plan.micros[which].all();
-        plan.slowest = (0..3).fold(0, |best, which| if of(which) > of(best) { which } else { best });
         plan
     }
 
@@ -209,7 +215,12 @@ pub(super) fn busy(context: &Context<'_>, phase: &Phase, backward: bool) -> f64 
     let host = if context.drive.fusion == Fusion::Eager { t.host_eager } else { t.host_fused };
     // Backward is started from C++.
     let host = if backward { 0.7 * host } else { host };
-    (phase.busy + phase.kernels * context.roof.device.launch * 0.5).max(phase.kernels * host)
+    device(context, phase).max(phase.kernels * host)
+}
+
+/// The same of a host that is never late.
+pub(super) fn device(context: &Context<'_>, phase: &Phase) -> f64 {
+    phase.busy + phase.kernels * context.roof.device.launch * 0.5
 }
 
 fn micro(context: &Context<'_>, stage: &Stage) -> Micro {

@@ -64,7 +64,8 @@ pub(super) fn stages(context: &Context<'_>) -> [Stage; 3] {
     let mut list = [blocks(first), blocks(middle), blocks(last)];
     list[0].insert(0, (1.0, embedding));
     list[if stages == 1 { 0 } else { 2 }].push((1.0 + context.model.ahead as f64, head));
-    if context.drive.copy_bytes(context.tuning) > 0.0 && context.job.sharding.parameters > 1 {
+    // With stages, gathered weights stay over all micro-batches: their copies are no part of one (`Plan::data`).
+    if stages == 1 && context.drive.copy_bytes(context.tuning) > 0.0 && context.job.sharding.parameters > 1 {
         for (_, unit) in list.iter_mut().flatten() {
             copy(context, unit);
         }
@@ -74,10 +75,7 @@ pub(super) fn stages(context: &Context<'_>) -> [Stage; 3] {
 
 /// Between sharded parameters and the buffers that collectives work on.
 fn copy(context: &Context<'_>, unit: &mut Unit) {
-    let job = context.job;
-    // Stages keep gathered weights over all micro-batches.
-    let times = if job.degrees.pipeline > 1 { job.batch.accumulation.max(1) as f64 } else { 1.0 };
-    let bytes = context.drive.copy_bytes(context.tuning) / times;
+    let bytes = context.drive.copy_bytes(context.tuning);
     let gathered = context.roof.pass((unit.dense + unit.sparse) * bytes);
     unit.forward.busy += gathered;
     unit.backward.busy += context.roof.pass(unit.trained * bytes);

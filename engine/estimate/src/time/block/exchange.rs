@@ -1,10 +1,11 @@
 //! What the ranks that share a block exchange within it.
 
-use super::{Context, Unit};
+use super::{Context, Phase, Unit};
 use crate::collective::{Collective, Group, seconds};
 use crate::job::{Place, Recompute};
 use crate::shape::BlockKind;
 use crate::time::layout::expert_tensor;
+use crate::time::plan::{busy, device};
 
 impl Context<'_> {
     /// What a block's ranks exchange.
@@ -56,10 +57,13 @@ impl Context<'_> {
             let ring = Group { ranks: 2, per_node: if self.layout.context.nodes() > 1 { 1 } else { 2 } };
             let steps = (d.context - 1) as f64;
             let once = steps * seconds(Collective::Send, kv, ring, self.machine);
-            // What attention of the same time does not hide.
+            // What attention of the same time does not hide, nor the host, where the device waits for it.
             let core = self.core(kind, tokens);
-            unit.forward.context += (once - core[0].busy).max(0.0) + 0.1 * once.min(core[0].busy);
-            unit.backward.context += (2.0 * once - core[1].busy).max(0.0) + 0.1 * (2.0 * once).min(core[1].busy);
+            let idle = |phase: &Phase, backward| busy(self, phase, backward) - device(self, phase);
+            let forward = core[0].busy + idle(&unit.forward, false);
+            let backward = core[1].busy + idle(&unit.backward, true);
+            unit.forward.context += (once - forward).max(0.0) + 0.1 * once.min(forward);
+            unit.backward.context += (2.0 * once - backward).max(0.0) + 0.1 * (2.0 * once).min(backward);
             unit.collectives.context = 3.0 * steps;
             unit.collectives.context_bytes = kv;
         }
@@ -75,7 +79,9 @@ impl Context<'_> {
         let kept = if matches!(self.job.recompute, Recompute::Full { .. }) { 1.0 } else { 17.0 };
         let bytes = kept * tokens * self.model.hidden as f64 * self.bytes() / self.between();
         let once = bytes / (self.machine.host.bandwidth * self.machine.host.reached).max(1.0);
-        unit.forward.host += (once - unit.forward.busy).max(0.0);
-        unit.backward.host += (once - unit.backward.busy).max(0.0);
+        // Compute lasts as long as its kernels take to start, and what it waits for hides copies, too.
+        let beside = |phase: &Phase, backward| busy(self, phase, backward) + phase.waits();
+        unit.forward.host += (once - beside(&unit.forward, false)).max(0.0);
+        unit.backward.host += (once - beside(&unit.backward, true)).max(0.0);
     }
 }
