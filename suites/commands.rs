@@ -28,6 +28,7 @@ use anyhow::{Result, bail};
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use zbench_engine::config::DeviceKind;
+use zbench_engine::plan::Planner;
 use zbench_reports::Notebook;
 use zbench_reports::document;
 use zbench_reports::render::{csv, html, json, markdown, terminal};
@@ -156,8 +157,9 @@ fn expand_with(arguments: &Cells, max_cells: usize, what_if: Vec<(String, toml::
 /// Plans every cell, or its stand-in.
 fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
     let cells = std::mem::take(&mut expanded.cells);
+    let planner = Planner::default();
     if !stand_ins {
-        let planned: Vec<Planned> = cells.into_iter().map(|cell| runner::plan::plan(cell, None)).collect();
+        let planned: Vec<Planned> = cells.into_iter().map(|cell| runner::plan::plan(&planner, cell, None)).collect();
         return refuse_the_impossible(&expanded.document, planned);
     }
     let absent = |cell: &GridCell| cell.resolved.as_ref().is_ok_and(|r| r.cell.hardware.device != DeviceKind::Cpu);
@@ -180,7 +182,7 @@ fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
             cell.label = format!("{} [proxy]", cell.label).trim().to_string();
         }
         if seen.insert(cell.key.clone()) {
-            planned.push(runner::plan::plan(cell, of));
+            planned.push(runner::plan::plan(&planner, cell, of));
         }
     }
     Ok(planned)

@@ -43,7 +43,8 @@ pub fn expand(
     let (mut cells, mut seen, mut problems) = (Vec::new(), BTreeSet::new(), Vec::<Problem>::new());
     for (index, settings) in all.into_iter().enumerate() {
         let resolved = resolve(&settings, context).and_then(|resolved| check_files(resolved, files, &settings));
-        let cell_json = resolved.as_ref().ok().map(|resolved| plain(&resolved.cell));
+        let filtered = !(only.is_empty() && document.excludes.is_empty());
+        let cell_json = resolved.as_ref().ok().filter(|_| filtered).map(|resolved| plain(&resolved.cell));
         let has = |axes: &[Axis]| axes.iter().all(|axis| has_one_of(axis, &settings, cell_json.as_ref()));
         let excluded = index < in_product && document.excludes.iter().any(|exclude| has(exclude));
         if excluded || !has(only) {
@@ -214,7 +215,9 @@ fn json(value: &toml::Value) -> Value {
 /// A cell as plain data, for records.
 pub fn plain(cell: &Cell) -> Value {
     let mut value = serde_json::to_value(cell).unwrap_or(Value::Null);
-    let Some(Value::Object(priced)) = value.as_object_mut().and_then(|cell| cell.remove("priced")) else { return value };
+    let Some(Value::Object(priced)) = value.as_object_mut().and_then(|cell| cell.remove("priced")) else {
+        return value;
+    };
     // What is priced and not run stands where its keys do, as if the engine had it.
     let parked = priced.get("parked").and_then(Value::as_u64).unwrap_or(1);
     for (name, of) in priced {
@@ -270,16 +273,12 @@ pub fn differences(cells: &[GridCell]) -> Vec<String> {
 
 /// JSON text with the keys of every object sorted: one text for one value.
 pub fn canonical(value: &Value) -> String {
-    match value {
-        Value::Object(map) => {
-            let mut entries: Vec<_> = map.iter().collect();
-            entries.sort_by_key(|(key, _)| *key);
-            let entry = |(key, value): (&String, &Value)| format!("{}:{}", Value::from(key.as_str()), canonical(value));
-            format!("{{{}}}", entries.into_iter().map(entry).collect::<Vec<_>>().join(","))
-        }
-        Value::Array(list) => format!("[{}]", list.iter().map(canonical).collect::<Vec<_>>().join(",")),
-        other => other.to_string(),
-    }
+    canonical_of(value.clone())
+}
+
+fn canonical_of(mut value: Value) -> String {
+    value.sort_all_objects();
+    value.to_string()
 }
 
 fn short_hash(text: &str) -> String {
@@ -301,12 +300,12 @@ pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
     for path in cell.model.weights.iter_mut().chain(&mut cell.lora.path) {
         by_content(path);
     }
-    short_hash(&canonical(&plain(&cell)))
+    short_hash(&canonical_of(plain(&cell)))
 }
 
 /// A combination that resolves to no cell is known by what was written for it.
 pub(crate) fn settings_key(settings: &Settings) -> String {
     let pairs: serde_json::Map<String, Value> =
         settings.iter().map(|(key, setting)| (key.to_string(), json(&setting.value))).collect();
-    short_hash(&canonical(&Value::Object(pairs)))
+    short_hash(&canonical_of(Value::Object(pairs)))
 }

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use zbench_engine::config::{
     AttentionKind, Base, Cell, Checkpointing, DynamicScaling, Linear, LossScaling, Method, Strategy as Sharding,
 };
+use zbench_engine::plan::Planner;
 use zbench_kernels::DType;
 
 fn only_cell(text: &str) -> Cell {
@@ -365,7 +366,7 @@ proptest! {
             for cell in &cells {
                 // A plan has as many parts as layers; those of a thousand say no more than those of a hundred.
                 if let Some(resolved) = cell.resolved.as_ref().ok().filter(|r| r.cell.model.num_hidden_layers <= 128) {
-                    let _ = zbench::runner::plan::estimate(&resolved.cell);
+                    let _ = zbench::runner::plan::estimate(&Planner::default(), &resolved.cell);
                 }
             }
         }
@@ -381,7 +382,7 @@ fn zero_memory_is_of_16_and_18_bytes() {
     assert_eq!(cells.len(), 32);
     for cell in cells {
         let cell = cell.resolved.unwrap().cell;
-        let estimate = zbench::runner::plan::estimate(&cell).unwrap();
+        let estimate = zbench::runner::plan::estimate(&Planner::default(), &cell).unwrap();
         let per_parameter = |category| estimate.peak(category) as f64 / estimate.parameters as f64;
         let [parameters, gradients, optimizer] =
             [Category::Parameters, Category::Gradients, Category::Optimizer].map(per_parameter);
@@ -416,7 +417,7 @@ fn a_base_in_nf4_fits_one_card_of_80_gb() {
     let mut fits = Vec::new();
     for cell in cells.unwrap() {
         let cell = cell.resolved.unwrap().cell;
-        let estimate = zbench::runner::plan::estimate(&cell).unwrap();
+        let estimate = zbench::runner::plan::estimate(&Planner::default(), &cell).unwrap();
         let (base, strategy, ranks) = (cell.lora.base.unwrap(), cell.parallel.strategy, cell.parallel.ranks);
         // 68,451,041,280 parameters in the blocks' matrices, 525,606,912 in embedding, head and norms, each in bf16.
         let (matrices, rest, trainable) = (68_451_041_280.0, 525_606_912.0, estimate.trainable_parameters as f64);

@@ -339,6 +339,6 @@ fn the_proxy_keeps_strategies_and_ratios() {
         assert_eq!(small.parallel.shard, if cell.parallel.strategy == Strategy::Hsdp { 2 } else { 4 });
         assert_eq!((&small.precision, &small.memory.checkpointing), (&cell.precision, &cell.memory.checkpointing));
         assert_eq!((small.model.num_attention_heads, small.model.num_key_value_heads), (4, 1));
-        assert!(zbench::runner::plan::estimate(&small).is_ok());
+        assert!(zbench::runner::plan::estimate(&zbench_engine::plan::Planner::default(), &small).is_ok());
     }
 }

@@ -70,6 +70,9 @@ pub fn cpu(cell: &Cell, seat: Seat) -> Result<Cpu, HardwareError> {
 /// # Errors
 /// They do not.
 pub fn enough_cores(cell: &Cell, ranks: usize) -> Result<(), HardwareError> {
+    if cell.hardware.pin == Pin::None {
+        return Ok(());
+    }
     cores(&cell.hardware, Seat { index: 0, ranks, process: false }, &affinity::available()).map(|_| ())
 }
 

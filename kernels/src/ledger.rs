@@ -1,3 +1,7 @@
+mod swing;
+
+pub use swing::Swing;
+
 use crate::DType;
 use serde::{Deserialize, Serialize};
 

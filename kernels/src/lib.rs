@@ -45,7 +45,7 @@ pub use documents::DocumentKernels;
 pub use dtype::{DType, Element};
 pub use experts::ExpertKernels;
 pub use kernels::{KernelError, Kernels, Result};
-pub use ledger::{Category, GRANULE_BYTES, Ledger, footprint};
+pub use ledger::{Category, GRANULE_BYTES, Ledger, Swing, footprint};
 pub use op::{
     Act, Activate, AdamW, AddRows, Attention, Combine, CrossEntropy, Dropout, Embedding, Gemm, Grouped, GroupedGemm,
     InverseNorms, LayerNorm, Move, MulRows, Normal, Op, QuantFormat, Quantize, RmsNorm, Rope, Rounding, Route, Slots,

@@ -9,6 +9,7 @@ use crate::runner::plan::Planned;
 use anyhow::{Result, bail};
 use std::path::Path;
 use toml::Value;
+use zbench_engine::plan::Planner;
 use zbench_estimate::deepspeed::Formula;
 use zbench_reports::estimate_report::{self, EstimateRow, Sum};
 
@@ -88,10 +89,10 @@ fn what_if(global: &Global, before: &[Planned], after: &[Planned], changes: &[St
 
 fn searched(global: &Global, cells: &Cells, max_cells: usize) -> Result<u8> {
     let expanded = expand(cells, max_cells)?;
-    let mut found = Vec::new();
+    let (planner, mut found) = (Planner::default(), Vec::new());
     for cell in &expanded.cells {
         let resolved = cell.resolved.as_ref().map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
-        found.push(search::search(resolved, &cell.label)?);
+        found.push(search::search(&planner, resolved, &cell.label)?);
     }
     match global.format {
         Format::Json => print_lines(&found)?,

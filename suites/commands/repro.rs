@@ -16,6 +16,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use zbench_engine::config::Cell;
+use zbench_engine::plan::Planner;
 use zbench_reports::Notebook;
 use zbench_reports::collectives::document::is_of_suite;
 use zbench_reports::document::{Column, Document, Entry, Table};
@@ -49,7 +50,7 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
     let resolved = Ok(Resolved { cell, profile: None });
     let grid = GridCell { key, label: format!("again {}", record.id), resolved, settings: Settings::new() };
     let proxy_of = record.extra.get("proxy").and_then(|p| p.get("of")).and_then(Value::as_str).map(str::to_string);
-    let mut planned = plan::plan(grid, proxy_of);
+    let mut planned = plan::plan(&Planner::default(), grid, proxy_of);
     session.judge(std::slice::from_mut(&mut planned));
     if let Decision::Record { reason, .. } = &planned.decision {
         bail!("the record {} cannot be run here: {reason}", record.id);

@@ -1,9 +1,8 @@
 //! A set of settings becomes a resolved cell: defaults filled in, combinations checked, what this version cannot do
 //! refused by name.
 
-use super::document;
 use super::document::{Place, Settings};
-use super::keys::{self, Default};
+use super::keys;
 use super::kind::number;
 use super::units;
 use std::collections::BTreeMap;
@@ -21,7 +20,7 @@ mod sources;
 
 pub use precision::policy;
 use precision::precision;
-use sources::{byte_size, data, model, profile, seconds};
+use sources::{byte_size, data, known_model, profile, seconds};
 
 /// What resolving depends on beside the settings.
 #[derive(Clone, Debug)]
@@ -32,6 +31,8 @@ pub struct Context {
     pub cores: usize,
     /// Machine profiles that were read: the cells of a grid mostly name the same one.
     profiles: Arc<Mutex<BTreeMap<String, Arc<MachineProfile>>>>,
+    /// Models that were read, by the keys of [model].
+    models: Arc<Mutex<Vec<sources::ReadModel>>>,
     /// Changes of the machine, as `--what-if` states them.
     what_if: Vec<(String, Value)>,
 }
@@ -39,7 +40,7 @@ pub struct Context {
 impl Context {
     /// A folder and the cores there are.
     pub fn new(folder: PathBuf, cores: usize) -> Context {
-        Context { folder, cores, profiles: Arc::default(), what_if: Vec::new() }
+        Context { folder, cores, profiles: Arc::default(), models: Arc::default(), what_if: Vec::new() }
     }
 
     /// The same with a changed machine.
@@ -80,7 +81,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
     let values = Values { settings };
     unsupported(&values)?;
     let profile = profile(&values, context)?;
-    let model = model(&values, context)?;
+    let model = known_model(&values, context)?;
     let parallel = parallel(&values)?;
     let priced = priced::priced(&values, parallel.ranks, parallel.strategy)?;
     let replicas = parallel.ranks / priced.as_ref().map_or(1, Priced::ranks_per_replica);
@@ -139,12 +140,13 @@ impl Values<'_> {
         self.settings.get(key).map(|setting| &setting.value)
     }
 
+    /// What is given, else the default of the table.
+    fn stated(&self, key: &str) -> Option<&Value> {
+        self.given(key).or_else(|| keys::default_of(key))
+    }
+
     pub(crate) fn value(&self, key: &str) -> Value {
-        let default = || match keys::find(key).map(|key| &key.default) {
-            Some(Default::Is(text)) => document::bare(text),
-            _ => Value::String(String::new()),
-        };
-        self.given(key).cloned().unwrap_or_else(default)
+        self.stated(key).cloned().unwrap_or_else(|| Value::String(String::new()))
     }
 
     pub(crate) fn given_count(&self, key: &str) -> Option<usize> {
@@ -153,11 +155,11 @@ impl Values<'_> {
 
     /// A whole number; its kind has refused anything else.
     pub(crate) fn count(&self, key: &str) -> usize {
-        self.value(key).as_integer().and_then(|n| usize::try_from(n).ok()).unwrap_or_default()
+        self.stated(key).and_then(Value::as_integer).and_then(|n| usize::try_from(n).ok()).unwrap_or_default()
     }
 
     pub(crate) fn real(&self, key: &str) -> f64 {
-        number(&self.value(key)).unwrap_or_default()
+        self.stated(key).and_then(number).unwrap_or_default()
     }
 
     pub(crate) fn given_text(&self, key: &str) -> Option<String> {
@@ -165,7 +167,7 @@ impl Values<'_> {
     }
 
     pub(crate) fn text(&self, key: &str) -> String {
-        self.value(key).as_str().unwrap_or_default().to_string()
+        self.stated(key).and_then(Value::as_str).unwrap_or_default().to_string()
     }
 
     pub(crate) fn refuse(&self, key: &str, others: &[&str], message: impl Into<String>) -> Refusal {

@@ -7,6 +7,7 @@ use crate::runner::plan;
 use std::borrow::Cow;
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::outcome::Estimate;
+use zbench_engine::plan::Planner;
 use zbench_estimate::job::{Degrees, Job};
 use zbench_estimate::machine::Machine;
 use zbench_estimate::memory::{self, CATEGORIES};
@@ -129,10 +130,10 @@ pub fn footprint(resolved: &Resolved, estimate: Option<&Estimate>) -> Footprint 
 ///
 /// # Errors
 /// The cell cannot be, in words.
-pub fn peak_bytes(cell: &Cell) -> Result<u64, String> {
+pub fn peak_bytes(planner: &Planner, cell: &Cell) -> Result<u64, String> {
     match &cell.priced {
         Some(_) => Ok(Footprint::priced(&job(cell), 1).total),
-        None => Ok(plan::estimate(cell)?.memory.total_peak()),
+        None => Ok(plan::estimate(planner, cell)?.memory.total_peak()),
     }
 }
 

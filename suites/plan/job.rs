@@ -1,8 +1,10 @@
 //! A cell as the estimator sees it.
 
 use zbench_engine::config as cell;
-use zbench_engine::config::{Cell, Checkpointing, Home, Kept, Mlp, NormKind, PipelineSchedule, Positions, Priced, Strategy};
-use zbench_engine::model::{Layout, Part};
+use zbench_engine::config::{
+    Cell, Checkpointing, Home, Kept, Mlp, NormKind, PipelineSchedule, Positions, Priced, Strategy,
+};
+use zbench_engine::model::{self, Part};
 use zbench_estimate::job::*;
 use zbench_kernels::DType;
 
@@ -12,11 +14,7 @@ pub fn job(cell: &Cell) -> Job {
     let degrees = degrees(cell, &priced);
     Job {
         model: shape(cell, &priced),
-        batch: Batch {
-            seq: cell.train.seq_len,
-            micro: cell.train.micro_batch,
-            accumulation: cell.train.accumulation,
-        },
+        batch: Batch { seq: cell.train.seq_len, micro: cell.train.micro_batch, accumulation: cell.train.accumulation },
         sharding: sharding(cell, &priced, degrees.data * degrees.context),
         precision: precision(cell),
         recompute: recompute(cell, priced.partition_activations),
@@ -213,7 +211,7 @@ fn peft(cell: &Cell) -> Peft {
         None => number(cell.precision.parameters),
     };
     Peft::Adapters {
-        trainable: Layout::new(cell, 1).parameters(Part::Trainable),
+        trainable: model::parameters(cell, Part::Trainable),
         rank: cell.lora.rank,
         base,
         weight_bytes: cell.precision.parameters.size() as f64,

@@ -6,6 +6,7 @@ use crate::runner::plan;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use zbench_engine::config::{Cell, Checkpointing, Home, PipelineSchedule, Priced, Strategy};
+use zbench_engine::plan::Planner;
 use zbench_reports::Named;
 use zbench_reports::estimate_report::{Candidate, Searched};
 use zbench_reports::units;
@@ -43,7 +44,7 @@ struct Outcome {
 ///
 /// # Errors
 /// There is no machine or no limit to search under.
-pub fn search(resolved: &Resolved, label: &str) -> Result<Searched, SearchError> {
+pub fn search(planner: &Planner, resolved: &Resolved, label: &str) -> Result<Searched, SearchError> {
     let begun = Instant::now();
     forecast::timing(resolved, None).map_err(SearchError::Machine)?;
     let capacity = resolved.cell.memory.capacity.ok_or(SearchError::Capacity)?;
@@ -59,7 +60,7 @@ pub fn search(resolved: &Resolved, label: &str) -> Result<Searched, SearchError>
         found.priced += 1;
         let one = Resolved { cell: way.cell.clone(), profile: resolved.profile.clone() };
         // A cell that the engine runs has the engine's own bytes, as `plan` prints them.
-        let estimate = if one.cell.priced.is_none() { plan::estimate(&one.cell).ok() } else { None };
+        let estimate = if one.cell.priced.is_none() { plan::estimate(planner, &one.cell).ok() } else { None };
         let bytes = match &estimate {
             Some(estimate) => Footprint::of_plan(estimate).total,
             None => forecast::footprint(&one, None).total,
@@ -75,7 +76,8 @@ pub fn search(resolved: &Resolved, label: &str) -> Result<Searched, SearchError>
     }
     found.fitting = fitting.len() as u64;
     found.impossible = impossible.into_iter().map(|(reason, count)| (reason.to_string(), count)).collect();
-    fitting.sort_by(|a, b| b.timing.tokens_per_second.total_cmp(&a.timing.tokens_per_second).then(a.bytes.cmp(&b.bytes)));
+    fitting
+        .sort_by(|a, b| b.timing.tokens_per_second.total_cmp(&a.timing.tokens_per_second).then(a.bytes.cmp(&b.bytes)));
     found.runner_up = runner_up(&fitting);
     found.pareto = pareto(&fitting);
     found.best = fitting.iter().take(SHOWN).map(candidate).collect();
@@ -275,7 +277,8 @@ fn runner_up(fitting: &[Outcome]) -> String {
         .collect();
     let names: Vec<&str> = first.timing.spans.names().chain(second.timing.spans.names()).collect();
     let of = |one: &Outcome, name: &str| one.timing.spans.get(name).copied().unwrap_or(0.0);
-    let mut spans: Vec<(&str, f64)> = names.into_iter().map(|name| (name, of(second, name) - of(first, name))).collect();
+    let mut spans: Vec<(&str, f64)> =
+        names.into_iter().map(|name| (name, of(second, name) - of(first, name))).collect();
     spans.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()).then(a.0.cmp(b.0)));
     spans.dedup_by(|a, b| a.0 == b.0);
     let words: Vec<String> = spans

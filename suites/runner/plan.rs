@@ -5,11 +5,12 @@ use crate::config::Resolved;
 use crate::grid::GridCell;
 use crate::launch;
 use crate::plan::forecast::{self, Footprint, Timing};
+use std::sync::OnceLock;
 use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Home, Strategy};
 use zbench_engine::hardware;
 use zbench_engine::outcome::Estimate;
-use zbench_engine::plan::Plan;
-use zbench_kernels::{Category, Cpu, DType};
+use zbench_engine::plan::Planner;
+use zbench_kernels::{Category, DType};
 use zbench_reports::estimate_report::{EstimateRow, EstimateTraffic};
 use zbench_reports::record::{Source, Status};
 
@@ -125,7 +126,7 @@ fn traffic(estimate: &Estimate) -> Vec<EstimateTraffic> {
 }
 
 /// Plans a cell for this machine.
-pub fn plan(grid: GridCell, proxy_of: Option<String>) -> Planned {
+pub fn plan(planner: &Planner, grid: GridCell, proxy_of: Option<String>) -> Planned {
     let mut planned = Planned {
         estimate: None,
         footprint: None,
@@ -141,9 +142,9 @@ pub fn plan(grid: GridCell, proxy_of: Option<String>) -> Planned {
         planned.decision = skipped(refusal, Source::Plan);
         return planned;
     };
-    match estimate(&resolved.cell) {
+    match estimate(planner, &resolved.cell) {
         Ok(estimate) => {
-            planned.decision = decide(&resolved, &estimate);
+            planned.decision = decide(planner, &resolved, &estimate);
             planned.traffic = traffic(&estimate);
             planned.footprint = Some(Footprint::of_plan(&estimate));
             planned.estimate = Some(estimate);
@@ -168,7 +169,7 @@ pub fn plan(grid: GridCell, proxy_of: Option<String>) -> Planned {
     if planned.fits() == Some(false)
         && let (Some(cell), Some(capacity)) = (planned.cell(), planned.capacity())
     {
-        planned.advice = cheapest_change(cell, capacity)
+        planned.advice = cheapest_change(planner, cell, capacity)
             .unwrap_or_else(|| "none of the changes tried (up to 64 times the ranks) makes it fit".into());
     }
     planned
@@ -179,15 +180,17 @@ fn skipped(reason: String, source: Source) -> Decision {
 }
 
 /// The estimate of a cell, from the plan that a run would carry out.
-pub fn estimate(cell: &Cell) -> Result<Estimate, String> {
-    // The kernels are asked for their scratch sizes, which depend on the threads of a rank; nothing runs on them.
-    // Where the cell's instructions are not those of this CPU it is estimated with what is here, and does not run.
-    let kernels = hardware::planner(cell).unwrap_or_else(|_| Cpu::new(cell.hardware.threads_per_rank));
-    let plan = Plan::new(cell, &kernels).map_err(|error| error.to_string())?;
-    Ok(plan.estimate)
+pub fn estimate(planner: &Planner, cell: &Cell) -> Result<Estimate, String> {
+    Ok(planner.plan(cell).map_err(|error| error.to_string())?.estimate)
 }
 
-fn decide(resolved: &Resolved, estimate: &Estimate) -> Decision {
+/// What this machine has; asked once, as a grid has thousands of cells.
+fn host_memory() -> Option<u64> {
+    static MEMORY: OnceLock<Option<u64>> = OnceLock::new();
+    *MEMORY.get_or_init(|| machine::memory_bytes("MemTotal"))
+}
+
+fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate) -> Decision {
     let cell = &resolved.cell;
     let total = estimate.memory.total_peak();
     let record = |status, reason, source| Decision::Record { status, reason, source };
@@ -218,11 +221,11 @@ fn decide(resolved: &Resolved, estimate: &Estimate) -> Decision {
         return record(Status::OutOfMemory, reason, Source::Plan);
     }
     let here = ranks_here(cell);
-    if let Err(error) = hardware::planner(cell).and_then(|_| hardware::enough_cores(cell, here)) {
+    if let Err(error) = planner.kernels(cell).and_then(|_| hardware::enough_cores(cell, here)) {
         return record(Status::Skipped, error.to_string(), Source::Host);
     }
     let all = total.saturating_mul(here as u64);
-    match machine::memory_bytes("MemTotal") {
+    match host_memory() {
         Some(memory) if all > memory && cell.memory.capacity.is_none_or(|capacity| total <= capacity) => {
             let reason = format!("{here} ranks take {} together, this machine has {}", gib(all), gib(memory));
             record(Status::OutOfMemory, reason, Source::Plan)
@@ -325,8 +328,8 @@ fn low_gradients(cell: &mut Cell) -> bool {
 
 /// The cheapest change that makes a cell fit, found by planning: one change, then several together, then more
 /// ranks beside as few changes as do.
-pub fn cheapest_change(cell: &Cell, capacity: u64) -> Option<String> {
-    let peak = |cell: &Cell| forecast::peak_bytes(cell).ok();
+pub fn cheapest_change(planner: &Planner, cell: &Cell, capacity: u64) -> Option<String> {
+    let peak = |cell: &Cell| forecast::peak_bytes(planner, cell).ok();
     let say = |what: &str, bytes: u64| format!("{what} (predicted {} of {})", gib(bytes), gib(capacity));
     let attempt = |changes: &[&Change], times: usize| -> Option<String> {
         let mut changed = cell.clone();

@@ -79,8 +79,24 @@ pub struct Block {
     pub down: LinearSpec,
 }
 
+impl Block {
+    /// The block without what tells it from others of its kind: its number, and the streams of its random numbers.
+    pub fn kind(&self) -> Block {
+        let mut kind = self.clone();
+        kind.index = 0;
+        let linears = [&mut kind.q, &mut kind.k, &mut kind.v, &mut kind.o, &mut kind.up, &mut kind.down];
+        for adapter in linears.into_iter().chain(&mut kind.gate).filter_map(|linear| linear.adapter.as_mut()) {
+            adapter.stream = 0;
+        }
+        if let Some(adapter) = &mut kind.qkv_adapter {
+            adapter.stream = 0;
+        }
+        kind
+    }
+}
+
 /// What forward keeps for backward. `T` is a buffer in a run, a stated piece in a plan.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Saved<T> {
     /// The residual stream at the block's entrance.
     pub input: Option<T>,
@@ -101,7 +117,7 @@ pub struct Saved<T> {
 }
 
 /// Queries, keys and values.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Qkv<T> {
     /// Queries after norm and rotation.
     pub q: T,
@@ -114,7 +130,7 @@ pub struct Qkv<T> {
 }
 
 /// Gate and up projections of the MLP; with experts, of every slot.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GateUp<T> {
     /// Where there is one.
     pub gate: Option<T>,

@@ -28,7 +28,7 @@ pub struct Experts {
 }
 
 /// Where tokens went. `T` is a buffer in a run, a stated piece in a plan.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Routing<T> {
     /// The router's logits `[tokens, count]`.
     pub logits: T,

@@ -26,4 +26,4 @@ pub use head::Head;
 pub use linear::LinearSpec;
 pub use magnitude::Magnitude;
 pub use norm::Norm;
-pub use sketch::{Phase, Piece, Sketch, Stated};
+pub use sketch::{Effect, Phase, Piece, Sketch, Stated};

@@ -2,7 +2,7 @@
 
 use super::Batch;
 use std::collections::BTreeMap;
-use zbench_kernels::{Category, DType, Kernels, Ledger, Op, footprint};
+use zbench_kernels::{Category, DType, Kernels, Ledger, Op, Swing, footprint};
 
 /// Which part of the step an operation belongs to, and whether a model needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,12 +28,24 @@ pub struct Stated {
     pub op: Op,
 }
 
-/// A buffer that will be asked for. It is freed by telling the sketch.
+/// A buffer that will be asked for. It is freed by telling the sketch. Only what repeats a run of statements
+/// ([`Sketch::repeat`]) clones it.
 #[must_use = "a stated buffer must be freed or kept"]
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     category: Category,
     bytes: u64,
+}
+
+/// A term of the FLOP ledger: when, and for what.
+type Term = (Phase, &'static str);
+
+/// What a run of statements did, so that an equal run need not be stated again.
+#[derive(Clone, Debug, Default)]
+pub struct Effect {
+    memory: Swing,
+    /// Floating-point operations by the number of their term: (model's, executed).
+    flops: Vec<(usize, u128, u128)>,
 }
 
 /// Memory and operations as they are stated, in order.
@@ -42,8 +54,6 @@ pub struct Sketch<'a> {
     pub ledger: Ledger,
     /// Every operation, in order, if wanted.
     pub ops: Option<Vec<Stated>>,
-    /// Floating-point operations by phase and term: (model's, executed).
-    pub flops: BTreeMap<(Phase, &'static str), (f64, f64)>,
     /// The phase that operations are stated under.
     pub phase: Phase,
     /// The micro-batch's shape.
@@ -57,6 +67,10 @@ pub struct Sketch<'a> {
     /// Forms of matrices that are kept, by unit, flat, first element and transposition; and whether they have been made.
     pub prepacked: BTreeMap<(usize, usize, usize, bool), bool>,
     kernels: &'a dyn Kernels,
+    /// Floating-point operations by term: (model's, executed), exact.
+    flops: Vec<(Term, (u128, u128))>,
+    /// What is done since [`Sketch::noted`] began.
+    effect: Option<Effect>,
 }
 
 impl<'a> Sketch<'a> {
@@ -64,8 +78,8 @@ impl<'a> Sketch<'a> {
     pub fn new(kernels: &'a dyn Kernels, batch: Batch, compute: DType, gradients: DType) -> Sketch<'a> {
         let ledger = Ledger::default();
         let (unit, prepacked) = (0, BTreeMap::new());
-        let flops = BTreeMap::new();
-        Sketch { ledger, ops: None, flops, phase: Phase::Forward, batch, compute, gradients, unit, prepacked, kernels }
+        let (ops, flops, effect, phase) = (None, Vec::new(), None, Phase::Forward);
+        Sketch { ledger, ops, phase, batch, compute, gradients, unit, prepacked, kernels, flops, effect }
     }
 
     /// The kernels whose scratch sizes count.
@@ -77,6 +91,9 @@ impl<'a> Sketch<'a> {
     pub fn alloc(&mut self, category: Category, dtype: DType, len: usize) -> Piece {
         let bytes = footprint(dtype, len).unwrap_or(u64::MAX);
         self.ledger.add(category, bytes);
+        if let Some(effect) = &mut self.effect {
+            effect.memory.add(category, bytes);
+        }
         Piece { category, bytes }
     }
 
@@ -93,6 +110,9 @@ impl<'a> Sketch<'a> {
     /// A buffer is given back.
     pub fn free(&mut self, piece: Piece) {
         self.ledger.sub(piece.category, piece.bytes);
+        if let Some(effect) = &mut self.effect {
+            effect.memory.sub(piece.category, piece.bytes);
+        }
     }
 
     /// Buffers are given back.
@@ -113,13 +133,57 @@ impl<'a> Sketch<'a> {
         let scratch = self.kernels.workspace(&op);
         let scratch = self.alloc(Category::Workspace, self.compute.accumulator(), scratch);
         self.free(scratch);
-        let (model, executed) = (op.model_flops() as f64, op.flops() as f64);
-        if executed > 0.0 {
-            let sum = self.flops.entry((self.phase, term)).or_default();
-            *sum = (sum.0 + model, sum.1 + executed);
+        let (model, executed) = (u128::from(op.model_flops()), u128::from(op.flops()));
+        if executed > 0 {
+            let term = self.count((self.phase, term), model, executed);
+            if let Some(effect) = &mut self.effect {
+                effect.flops.push((term, model, executed));
+            }
         }
         if let Some(ops) = &mut self.ops {
             ops.push(Stated { phase: self.phase, term, op });
+        }
+    }
+
+    /// Adds to a term; its number.
+    fn count(&mut self, term: Term, model: u128, executed: u128) -> usize {
+        let place = self.flops.iter().position(|(known, _)| *known == term).unwrap_or_else(|| {
+            self.flops.push((term, (0, 0)));
+            self.flops.len() - 1
+        });
+        let sum = &mut self.flops[place].1;
+        *sum = (sum.0 + model, sum.1 + executed);
+        place
+    }
+
+    /// Floating-point operations by phase and term: (model's, executed).
+    pub fn flops(&self) -> BTreeMap<(Phase, &'static str), (f64, f64)> {
+        self.flops.iter().map(|(term, (model, executed))| (*term, (*model as f64, *executed as f64))).collect()
+    }
+
+    /// States, and notes what that did to memory and counts.
+    pub fn noted<T>(&mut self, state: impl FnOnce(&mut Self) -> T) -> (T, Effect) {
+        debug_assert!(self.effect.is_none(), "a run within a run would be counted in the inner one alone");
+        self.effect = Some(Effect::default());
+        let result = state(self);
+        let mut effect = self.effect.take().unwrap_or_default();
+        effect.flops.sort_unstable_by_key(|(term, ..)| *term);
+        effect.flops.dedup_by(|next, sum| {
+            let same = next.0 == sum.0;
+            if same {
+                (sum.1, sum.2) = (sum.1 + next.1, sum.2 + next.2);
+            }
+            same
+        });
+        (result, effect)
+    }
+
+    /// Does what an equal run of statements did. Operations that are listed are not among it.
+    pub fn repeat(&mut self, effect: &Effect) {
+        self.ledger.swing(&effect.memory);
+        for (term, model, executed) in &effect.flops {
+            let sum = &mut self.flops[*term].1;
+            *sum = (sum.0 + model, sum.1 + executed);
         }
     }
 }

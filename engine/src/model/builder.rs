@@ -3,14 +3,14 @@
 mod adapters;
 
 use super::names::{Fusion, Names, stored_bias, stored_matrix};
-use super::{Init, Part, Place, Rows, Stored, Unit};
-use crate::config::{self, Base, Cell, Linear, Mlp, Model, Order, Positions};
+use super::{Basis, Init, Part, Place, Rows, Stored, Unit};
+use crate::config::{self, Base, Linear, Mlp, Model, Order, Positions};
 use crate::layers::{Block, Dims, Embedding, Experts, Head, LinearSpec, Norm};
 use zbench_kernels::{Act, Packed, Packing};
 
 /// Appends tensors in the order of the model; a tensor's number is its stream of random numbers.
 pub(super) struct Builder<'a> {
-    cell: &'a Cell,
+    cell: Basis<'a>,
     names: &'static Names,
     stream: u64,
 }
@@ -25,8 +25,8 @@ struct Projection {
 }
 
 impl<'a> Builder<'a> {
-    pub fn new(cell: &'a Cell) -> Builder<'a> {
-        Builder { cell, names: Names::of(&cell.model), stream: 0 }
+    pub fn new(cell: Basis<'a>) -> Builder<'a> {
+        Builder { cell, names: Names::of(cell.model), stream: 0 }
     }
 
     /// The part of everything that an adapter run does not train.
@@ -63,7 +63,7 @@ impl<'a> Builder<'a> {
     }
 
     pub fn embedding(&mut self) -> (Unit, Embedding) {
-        let (model, names) = (&self.cell.model, self.names);
+        let (model, names) = (self.cell.model, self.names);
         let (vocab, hidden) = (model.vocab_size, model.hidden_size);
         let mut unit = Unit::new("embed_tokens");
         let (part, init) = (self.base(), Init::Normal(model.initializer_range));
@@ -79,7 +79,7 @@ impl<'a> Builder<'a> {
     }
 
     pub fn block(&mut self, index: usize) -> (Unit, Block) {
-        let (model, names): (&Model, _) = (&self.cell.model, self.names);
+        let (model, names): (&Model, _) = (self.cell.model, self.names);
         let form = model.form;
         let mut unit = Unit::new(format!("layers.{index}"));
         let (hidden, std) = (model.hidden_size, model.initializer_range);
@@ -124,7 +124,7 @@ impl<'a> Builder<'a> {
             heads: model.num_attention_heads,
             kv_heads: model.num_key_value_heads,
             head_dim: model.head_dim,
-            attention: self.cell.memory.attention,
+            attention: self.cell.attention,
             window: model.window(index),
             positions: form.positions,
             act: match form.mlp {
@@ -162,7 +162,7 @@ impl<'a> Builder<'a> {
         prefix: &str,
         spec: &config::Experts,
     ) -> (Option<LinearSpec>, LinearSpec, LinearSpec, Option<Experts>) {
-        let (names, model, part) = (self.names, &self.cell.model, self.base());
+        let (names, model, part) = (self.names, self.cell.model, self.base());
         let (hidden, wide, count) = (model.hidden_size, spec.moe_intermediate_size, spec.num_experts);
         let init = Init::Normal(model.initializer_range);
         let plain = |weight, out, input, name| LinearSpec {
@@ -222,9 +222,9 @@ impl<'a> Builder<'a> {
     fn module(&self, which: Linear) -> (&'static str, Option<Fusion>) {
         let names = self.names;
         match which {
-            Linear::QProj => names.projection(&self.cell.model, 0),
-            Linear::KProj => names.projection(&self.cell.model, 1),
-            Linear::VProj => names.projection(&self.cell.model, 2),
+            Linear::QProj => names.projection(self.cell.model, 0),
+            Linear::KProj => names.projection(self.cell.model, 1),
+            Linear::VProj => names.projection(self.cell.model, 2),
             Linear::OProj => (names.o, None),
             Linear::GateProj => (names.gate, None),
             Linear::UpProj => (names.up, None),
@@ -233,7 +233,7 @@ impl<'a> Builder<'a> {
     }
 
     pub fn head(&mut self, embedding: &Embedding) -> (Unit, Head) {
-        let (model, names) = (&self.cell.model, self.names);
+        let (model, names) = (self.cell.model, self.names);
         let mut unit = Unit::new("head");
         let (vocab, hidden) = (model.vocab_size, model.hidden_size);
         let init = Init::Normal(model.initializer_range);

@@ -8,7 +8,7 @@ mod unit;
 pub use stored::{Rows, Run, Stored};
 pub use unit::{Flat, Grads, Init, Part, Place, Tensor, Unit, Weights, is_adapter};
 
-use crate::config::{Base, Cell, Linear, Mlp, Model};
+use crate::config::{AttentionKind, Base, Cell, Linear, Lora, Mlp, Model};
 use crate::layers::{Block, Embedding, Head};
 use builder::Builder;
 use names::{Fused, Names};
@@ -23,8 +23,33 @@ pub struct Layout {
     pub embedding: Embedding,
     /// The blocks; block `i` reads unit `i + 1`.
     pub blocks: Vec<Block>,
+    /// By block: the first one that it is like, in everything that a plan states.
+    pub like: Vec<usize>,
     /// The last norm, the output matrix and the loss.
     pub head: Head,
+}
+
+/// Everything of a cell that its layout depends on: cells with the same have the same layout.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Basis<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The adapters.
+    pub lora: &'a Lora,
+    /// The attention kernel, which blocks know.
+    pub attention: AttentionKind,
+    /// Elements to which shard boundaries are aligned.
+    pub granule: usize,
+    /// Ranks that flats are padded for.
+    pub ranks: usize,
+}
+
+impl<'a> Basis<'a> {
+    /// That of a cell, for `ranks`.
+    pub fn of(cell: &'a Cell, ranks: usize) -> Basis<'a> {
+        let (model, lora, attention) = (&cell.model, &cell.lora, cell.memory.attention);
+        Basis { model, lora, attention, granule: granule(cell), ranks }
+    }
 }
 
 /// Tensors within which the parts of a fused one lie: three matrices, three biases.
@@ -33,17 +58,22 @@ const PARTS: usize = 6;
 impl Layout {
     /// The layout of a cell's model; flats are padded for `ranks`.
     pub fn new(cell: &Cell, ranks: usize) -> Layout {
-        let mut builder = Builder::new(cell);
+        Layout::on(Basis::of(cell, ranks))
+    }
+
+    /// The layout on a basis.
+    pub fn on(basis: Basis<'_>) -> Layout {
+        let mut builder = Builder::new(basis);
         let embedding = builder.embedding();
-        let blocks: Vec<_> = (0..cell.model.num_hidden_layers).map(|i| builder.block(i)).collect();
+        let blocks: Vec<_> = (0..basis.model.num_hidden_layers).map(|i| builder.block(i)).collect();
         let (head_unit, head) = builder.head(&embedding.1);
         let mut units = vec![embedding.0];
         let (block_units, blocks): (Vec<_>, Vec<_>) = blocks.into_iter().unzip();
         units.extend(block_units);
         units.push(head_unit);
-        let granule = granule(cell);
-        units.iter_mut().for_each(|unit| unit.pad(ranks, granule));
-        Layout { units, embedding: embedding.1, blocks, head }
+        units.iter_mut().for_each(|unit| unit.pad(basis.ranks, basis.granule));
+        let like = like(&blocks);
+        Layout { units, embedding: embedding.1, blocks, like, head }
     }
 
     /// The number of the head's unit.
@@ -93,6 +123,35 @@ impl Layout {
         }
         list
     }
+}
+
+/// By block the first that differs from it in nothing but its number and its streams of random numbers. A model has few
+/// kinds.
+fn like(blocks: &[Block]) -> Vec<usize> {
+    let mut kinds: Vec<(Block, usize)> = Vec::new();
+    let mut of = |(index, block): (usize, &Block)| {
+        let kind = block.kind();
+        match kinds.iter().find(|(known, _)| *known == kind) {
+            Some((_, first)) => *first,
+            None => {
+                kinds.push((kind, index));
+                index
+            }
+        }
+    };
+    blocks.iter().enumerate().map(&mut of).collect()
+}
+
+/// Elements of a cell's tensors of a kind, as [`Layout::parameters`] has them, without laying every block out.
+pub fn parameters(cell: &Cell, part: Part) -> u64 {
+    let mut builder = Builder::new(Basis::of(cell, 1));
+    let of = |unit: &Unit| unit.tensors_of(part).map(|tensor| tensor.elements() as u64).sum::<u64>();
+    let (embedding, first) = builder.embedding();
+    let (sparse, dense): (Vec<usize>, Vec<usize>) =
+        (0..cell.model.num_hidden_layers).partition(|index| cell.model.experts_of(*index).is_some());
+    let blocks = [sparse, dense].into_iter().filter_map(|kind| Some((*kind.first()?, kind.len() as u64)));
+    let blocks: u64 = blocks.map(|(index, count)| count * of(&builder.block(index).0)).sum();
+    of(&embedding) + blocks + of(&builder.head(&first).0)
 }
 
 /// Elements to which shard boundaries are aligned: 64 bytes of the narrowest type in use, and at least 16, the multiple at

@@ -2,14 +2,23 @@
 //! estimate is what walking them says.
 
 mod actions;
+<<<<<<< HEAD
 pub mod clock;
 pub mod curves;
+=======
+mod blocks;
+>>>>>>> h-fast
 mod flops;
+mod planner;
 mod price;
 
 pub use actions::{Action, Policy, Schedule, actions};
 pub use flops::ledger_terms;
+<<<<<<< HEAD
 pub use price::ActionStated;
+=======
+pub use planner::Planner;
+>>>>>>> h-fast
 
 use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions};
 use crate::layers::{Batch, Stated};
@@ -17,6 +26,7 @@ use crate::mesh::{Mesh, Split};
 use crate::model::{Layout, Part, fused_in};
 use crate::outcome::Estimate;
 use crate::strategy::{self, Reshard, Sharding};
+use std::sync::Arc;
 use zbench_kernels::{DType, Kernels};
 
 /// A combination that cannot be run, with the key and the way out.
@@ -32,8 +42,8 @@ pub struct PlanError {
 /// What is known of a cell before it runs.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Units and layers.
-    pub layout: Layout,
+    /// Units and layers; plans of like cells share them.
+    pub layout: Arc<Layout>,
     /// The data-parallel ranks.
     pub mesh: Mesh,
     /// What is split.
@@ -49,10 +59,15 @@ pub struct Plan {
 impl Plan {
     /// Plans a cell for ranks that compute with `kernels` (their scratch sizes count).
     pub fn new(cell: &Cell, kernels: &dyn Kernels) -> Result<Plan, PlanError> {
+        Plan::with(cell, kernels, |ranks| Arc::new(Layout::new(cell, ranks)))
+    }
+
+    /// As [`Plan::new`] with the cell's layout for a number of ranks from where layouts are kept.
+    fn with(cell: &Cell, kernels: &dyn Kernels, layout: impl FnOnce(usize) -> Arc<Layout>) -> Result<Plan, PlanError> {
         check(cell)?;
         let mesh = strategy::mesh(&cell.parallel).map_err(|reason| PlanError { key: "parallel.shard", reason })?;
         let sharding = Sharding::of(cell.parallel.strategy);
-        let layout = Layout::new(cell, mesh.world());
+        let layout = layout(mesh.world());
         if cell.memory.prepack && Part::ALL.iter().any(|&p| p != Part::Quantised && slotted(cell, &sharding, p)) {
             let reason = "\"step\" keeps weights that are whole at home in the compute type; write \"none\", or take ddp, \
                           zero1 or zero2 with precision.parameters equal to precision.compute";
@@ -83,6 +98,11 @@ impl Plan {
         let mut plan = Plan { layout, mesh, sharding, policy, actions, estimate };
         plan.estimate = price::price(cell, kernels, &plan, 0, false).0;
         Ok(plan)
+    }
+
+    /// The estimate with every block stated by itself, where [`Plan::estimate`] repeats what like ones did: the same.
+    pub fn estimate_block_by_block(&self, cell: &Cell, kernels: &dyn Kernels) -> Estimate {
+        price::price(cell, kernels, self, 0, true).0
     }
 
     /// The operations of one step of a rank, in order, as layers and shards state them. Ranks differ only in where their

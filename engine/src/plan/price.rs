@@ -1,5 +1,6 @@
 //! The estimate: the plan's actions walked with a sketch in place of a device.
 
+use super::blocks::{Blocks, Turn};
 use super::{Action, Plan, batch, flops, home_dtype};
 use crate::config::Cell;
 use crate::layers::prepacked::{self, Prepacked};
@@ -62,6 +63,7 @@ fn started<'a>(cell: &'a Cell, kernels: &'a dyn Kernels, plan: &'a Plan, rank: u
         saved: (0..units).map(|_| Saved::default()).collect(),
         tokens: Vec::new(),
         stream: None,
+        blocks: Blocks::default(),
     };
     walk.start();
     walk
@@ -83,6 +85,8 @@ struct Walk<'a> {
     tokens: Vec<Piece>,
     /// The residual stream, or its gradient.
     stream: Option<Piece>,
+    /// What turns of blocks have done.
+    blocks: Blocks,
 }
 
 impl Walk<'_> {
@@ -138,17 +142,14 @@ impl Walk<'_> {
                 } else if unit == head {
                     self.loss();
                 } else if let Some(input) = self.stream.take() {
-                    let block = &plan.layout.blocks[unit - 1];
-                    let keeps = plan.policy.keeps_input(block.index);
-                    let (output, saved) = block.forward_stated(s, input, keeps, &plan.policy.keep);
-                    (self.stream, self.saved[unit]) = (Some(output), saved);
+                    let keeps = plan.policy.keeps_input(plan.layout.blocks[unit - 1].index);
+                    self.stream = self.block(unit, Turn::Forward { keeps }, Some(input));
                 }
             }
             Action::Restore { unit, output } => {
                 s.free_all(self.wires[unit].drain(..));
-                let output = plan.layout.blocks[unit - 1].restore_stated(s, &mut self.saved[unit], output);
-                if output.is_some() {
-                    self.saved[unit + 1].input = output;
+                if let Some(output) = self.block(unit, Turn::Restore { output }, None) {
+                    self.saved[unit + 1].input = Some(output);
                 }
             }
             Action::Backward { unit } => {
@@ -159,12 +160,11 @@ impl Walk<'_> {
                     plan.layout.embedding.backward_stated(s, gradient);
                     return;
                 }
-                let saved = std::mem::take(&mut self.saved[unit]);
-                let gradient = plan.layout.blocks[unit - 1].backward_stated(s, saved, gradient);
+                let gradient = self.block(unit, Turn::Backward, Some(gradient));
                 if unit == 1 && plan.layout.units[0].trainable.len == 0 {
-                    s.free(gradient);
+                    self.s.free_all(gradient);
                 } else {
-                    self.stream = Some(gradient);
+                    self.stream = gradient;
                 }
             }
             Action::Reduce { unit, last, .. } => {
@@ -176,6 +176,14 @@ impl Walk<'_> {
                 Optimizer::update_stated(self.cell, &plan.layout, &self.state, s);
             }
         }
+    }
+
+    /// A block's turn, from the residual stream or its gradient to what it makes of it.
+    fn block(&mut self, unit: usize, turn: Turn, stream: Option<Piece>) -> Option<Piece> {
+        let saved = std::mem::take(&mut self.saved[unit]);
+        let (made, saved) = self.blocks.turn(self.plan, &mut self.s, unit - 1, turn, stream, saved);
+        self.saved[unit] = saved;
+        made
     }
 
     fn loss(&mut self) {
@@ -198,7 +206,7 @@ impl Walk<'_> {
 
     fn finish(self) -> (Estimate, Vec<Stated>) {
         let layout = &self.plan.layout;
-        let flops = flops::flops(self.cell, layout, &self.s.flops);
+        let flops = flops::flops(self.cell, layout, &self.s.flops());
         let trainable = layout.parameters(Part::Trainable);
         let parameters = trainable + layout.frozen_parameters();
         let traffic = self.tally.into_rows();

@@ -13,4 +13,5 @@ mod precision;
 mod prepack;
 mod quantised;
 mod recording;
+mod repeats;
 mod support;

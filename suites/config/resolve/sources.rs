@@ -60,8 +60,33 @@ pub(super) fn seconds(value: &Value) -> Option<f64> {
     }
 }
 
+/// A model with the keys of [model] that it was read from.
+pub(super) type ReadModel = (Vec<(&'static str, Value)>, Model);
+
+/// Models that a [`Context`] remembers.
+const MOST_MODELS: usize = 256;
+
+/// As [`model`], which depends on the keys of [model] alone: most cells of a grid have the same, and a file is read once.
+pub(super) fn known_model(values: &Values, context: &Context) -> Result<Model, Refusal> {
+    let given = || values.settings.iter().filter(|(key, _)| key.starts_with("model."));
+    let same = |known: &ReadModel| {
+        known.0.iter().map(|(key, value)| (key, value)).eq(given().map(|(key, setting)| (key, &setting.value)))
+    };
+    // A thread that panicked while it held this has left no half of an entry.
+    let mut models = context.models.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some((_, model)) = models.iter().rev().find(|known| same(known)) {
+        return Ok(model.clone());
+    }
+    let read = model(values, context)?;
+    if models.len() == MOST_MODELS {
+        models.remove(0);
+    }
+    models.push((given().map(|(key, setting)| (*key, setting.value.clone())).collect(), read.clone()));
+    Ok(read)
+}
+
 /// The model of a preset or a folder, with the keys of [model] over it.
-pub(super) fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
+fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
     let keys: Vec<&'static str> = values.settings.keys().copied().filter(|key| key.starts_with("model.")).collect();
     let foreign = |key: &str, error: HfError| {
         let (key, message) = match error {

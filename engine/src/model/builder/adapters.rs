@@ -11,7 +11,7 @@ const ZERO: Init = Init::Constant(0.0);
 
 impl Builder<'_> {
     fn adapted(&self, which: Linear, method: Method) -> bool {
-        let lora = &self.cell.lora;
+        let lora = self.cell.lora;
         lora.on() && lora.method == method && lora.targets.contains(&which)
     }
 
@@ -71,7 +71,7 @@ impl Builder<'_> {
     }
 
     fn low_rank<const N: usize>(&self, a: Place, b: [(Place, usize); N], input: usize) -> AdapterSpec<N> {
-        let lora = &self.cell.lora;
+        let lora = self.cell.lora;
         let (scale, dropout) = (lora.scale() as f32, lora.dropout);
         AdapterSpec { a, b, input, rank: lora.rank, scale, dropout, stream: self.stream }
     }
