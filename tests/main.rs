@@ -24,11 +24,8 @@ mod netns;
 mod notebook;
 mod old_records;
 mod peers;
-<<<<<<< HEAD
 mod plan;
-=======
 mod planner;
->>>>>>> h-fast
 mod portable;
 mod precision;
 mod report;

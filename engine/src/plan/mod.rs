@@ -2,23 +2,17 @@
 //! estimate is what walking them says.
 
 mod actions;
-<<<<<<< HEAD
+mod blocks;
 pub mod clock;
 pub mod curves;
-=======
-mod blocks;
->>>>>>> h-fast
 mod flops;
 mod planner;
 mod price;
 
 pub use actions::{Action, Policy, Schedule, actions};
 pub use flops::ledger_terms;
-<<<<<<< HEAD
-pub use price::ActionStated;
-=======
 pub use planner::Planner;
->>>>>>> h-fast
+pub use price::ActionStated;
 
 use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions};
 use crate::layers::{Batch, Stated};

@@ -2,10 +2,27 @@
 
 use super::Default::{From, Is};
 use super::{KEYS, Key};
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+/// The table by name, with defaults as values: every cell of a grid asks for most of it.
+fn by_name() -> &'static HashMap<&'static str, (&'static Key, Option<toml::Value>)> {
+    static TABLE: OnceLock<HashMap<&'static str, (&'static Key, Option<toml::Value>)>> = OnceLock::new();
+    let default = |key: &Key| match key.default {
+        Is(text) => Some(crate::config::document::bare(text)),
+        From(_) => None,
+    };
+    TABLE.get_or_init(|| KEYS.iter().map(|key| (key.name, (key, default(key)))).collect())
+}
 
 /// The key of that name.
 pub fn find(name: &str) -> Option<&'static Key> {
-    KEYS.iter().find(|key| key.name == name)
+    by_name().get(name).map(|(key, _)| *key)
+}
+
+/// What the key of that name is when absent, where that is a value.
+pub fn default_of(name: &str) -> Option<&'static toml::Value> {
+    by_name().get(name)?.1.as_ref()
 }
 
 /// Whether `name` is the beginning of some key, as `train` or `link.node`.
