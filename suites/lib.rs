@@ -20,7 +20,7 @@ pub mod environment;
 pub mod gate;
 pub mod grid;
 pub mod launch;
-pub mod png;
 pub mod plan;
+pub mod png;
 pub mod proxy;
 pub mod runner;

@@ -92,7 +92,8 @@ fn what_the_engine_runs_has_the_engines_bytes_and_the_rest_is_priced_near_them()
     // Degrees of 2 make it a cell that is priced: half of the parameters on half as many data-parallel ranks.
     let priced = large(&["parallel.tensor=2", "parallel.sequence=2"]);
     assert_eq!(priced["memory_source"], "priced");
-    let state = |row: &Value| ["parameters", "gradients", "optimizer"].map(|name| number(&row["at_peak"], name)).iter().sum();
+    let state =
+        |row: &Value| ["parameters", "gradients", "optimizer"].map(|name| number(&row["at_peak"], name)).iter().sum();
     let (a, b): (f64, f64) = (state(&exact), state(&priced));
     assert!(close(a, b, 0.01), "state is 18 bytes per parameter over 16 ranks either way: {a} {b}");
 }
@@ -181,7 +182,8 @@ fn a_changed_machine_is_priced_again() {
     let before = number(&plan(&[path])[0], "step_ms");
     let faster = number(&plan(&[path, "--what-if", "compute.bf16.peak=624TFLOP/s"])[0], "step_ms");
     assert!(faster < 0.8 * before, "{faster} {before}");
-    let slower = number(&plan(&[path, "--what-if", "network.nics=1", "--what-if", "network.rate=10Gb/s"])[0], "step_ms");
+    let slower =
+        number(&plan(&[path, "--what-if", "network.nics=1", "--what-if", "network.rate=10Gb/s"])[0], "step_ms");
     assert!(slower > 2.0 * before, "{slower} {before}");
     let bad = run(folder.path(), &["plan", path, "--what-if", "netwrk.rate=10Gb/s"]);
     assert_eq!(bad.status.code(), Some(1));
@@ -217,7 +219,10 @@ fn deepspeeds_tables_are_printed_by_both_formulas() {
     for (formula, gib) in [("current", "11.28GB"), ("documented", "15.93GB")] {
         let output = run(folder.path(), &["plan", path.to_str().unwrap(), "--deepspeed-estimator", formula]);
         let text = stdout(&output);
-        assert!(text.contains(gib) && text.contains("0.12GB per GPU") && text.contains("127.45GB"), "{formula}: {text}");
+        assert!(
+            text.contains(gib) && text.contains("0.12GB per GPU") && text.contains("127.45GB"),
+            "{formula}: {text}"
+        );
     }
 }
 
@@ -268,11 +273,15 @@ fn odd_folders_of_rows_are_refused_or_read() {
     assert!(stderr(&nothing).contains("no CSV file"), "{}", stderr(&nothing));
     // A new row with a device that no profile has, one without anything, and one whose numbers are absurd.
     let header = "id,family,gpu,n_gpus,model,layers,hidden,heads,seq,micro_batch,tokens_per_s_per_gpu,bound\n";
-    let rows = "a,f,abacus,8,x,2,64,2,128,1,10,\nb,f,,,,,,,,,,\nc,f,H100-SXM,-3,x,99999999999999999999,1e300,0,nan,1,-5,\n";
+    let rows =
+        "a,f,abacus,8,x,2,64,2,128,1,10,\nb,f,,,,,,,,,,\nc,f,H100-SXM,-3,x,99999999999999999999,1e300,0,nan,1,-5,\n";
     std::fs::write(folder.path().join("mine.csv"), format!("{header}{rows}")).unwrap();
     let output = validate();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let rows: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(rows.len(), 3);
-    assert!(rows.iter().all(|row| row["predicted"].is_null() && !row["reason"].as_str().unwrap().is_empty()), "{rows:?}");
+    assert!(
+        rows.iter().all(|row| row["predicted"].is_null() && !row["reason"].as_str().unwrap().is_empty()),
+        "{rows:?}"
+    );
 }

@@ -536,7 +536,14 @@ pub struct Hardware {
 impl Hardware {
     /// This machine's processor with its best instructions; threads go where the system puts them.
     pub fn cpu(threads_per_rank: usize) -> Hardware {
-        Hardware { device: DeviceKind::Cpu, threads_per_rank, instructions: None, pin: Pin::None, software: None, profile: None }
+        Hardware {
+            device: DeviceKind::Cpu,
+            threads_per_rank,
+            instructions: None,
+            pin: Pin::None,
+            software: None,
+            profile: None,
+        }
     }
 }
 

@@ -247,9 +247,8 @@ fn memory(rows: &[EstimateRow]) -> Option<Table> {
     columns.extend(staged.then(|| Column::words("stage")));
     columns.extend(hosted.then(|| Column::numbers("host, per node", "bytes")));
     columns.extend(stored.then(|| Column::numbers("disk, per node", "bytes")));
-    let mut table = Table::new("predicted memory", columns).caption(
-        "Of the largest rank at the moment of its peak; of a pipeline that of the stage which takes most.",
-    );
+    let mut table = Table::new("predicted memory", columns)
+        .caption("Of the largest rank at the moment of its peak; of a pipeline that of the stage which takes most.");
     for row in rows.iter().filter(|row| !row.memory.is_empty()) {
         let mut entries = vec![Entry::words(row.marked_label())];
         let bytes = if row.at_peak.is_empty() { &row.memory } else { &row.at_peak };

@@ -41,7 +41,8 @@ pub fn bandwidth(text: &str) -> Option<f64> {
         return text.parse().ok().filter(|value: &f64| value.is_finite() && *value > 0.0);
     };
     // A capital prefix before a small b is how rates of links are written.
-    let bits = ["Kb", "Mb", "Gb", "Tb"].into_iter().find(|unit| amount.ends_with(unit)).map(|_| &amount[..amount.len() - 1]);
+    let bits =
+        ["Kb", "Mb", "Gb", "Tb"].into_iter().find(|unit| amount.ends_with(unit)).map(|_| &amount[..amount.len() - 1]);
     match amount.strip_suffix("bit").or(bits) {
         Some(bits) => scaled(&format!("{bits}b"), BYTES).map(|bits| bits / 8.0),
         None => scaled(amount, BYTES),

@@ -65,9 +65,7 @@ fn planned(estimate: &Estimate) -> Sum {
 }
 
 fn flops(estimate: &Estimate) -> Sum {
-    let term = |(name, value): &(String, f64)| {
-        bytes(name.clone(), "all ranks, executed".into(), *value, units::flops)
-    };
+    let term = |(name, value): &(String, f64)| bytes(name.clone(), "all ranks, executed".into(), *value, units::flops);
     let terms: Vec<Term> = estimate.flops.ledger.iter().map(term).collect();
     Sum {
         title: "FLOPs of a step".into(),
@@ -82,7 +80,12 @@ fn priced(job: &Job) -> Sum {
     let memory = memory(job);
     let stage = memory.worst();
     let term = |term: &zbench_estimate::memory::Term| {
-        bytes(format!("{:?}: {}", term.category, term.name).to_lowercase(), term.formula.into(), term.bytes, units::memory)
+        bytes(
+            format!("{:?}: {}", term.category, term.name).to_lowercase(),
+            term.formula.into(),
+            term.bytes,
+            units::memory,
+        )
     };
     let mut terms: Vec<Term> = stage.terms.iter().filter(|term| term.bytes > 0.0).map(term).collect();
     let held = memory.needs() - stage.peak();

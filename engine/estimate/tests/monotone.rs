@@ -104,7 +104,11 @@ fn job(dice: &mut Dice) -> Job {
     model.layers = model.layers.max(degrees.pipeline);
     Job {
         model,
-        batch: Batch { seq: dice.of(&[128, 512, 1000, 2048, 8192, 65536]), micro: dice.of(&[1, 2, 4, 16]), accumulation: dice.of(&[1, 2, 8, 64]) },
+        batch: Batch {
+            seq: dice.of(&[128, 512, 1000, 2048, 8192, 65536]),
+            micro: dice.of(&[1, 2, 4, 16]),
+            accumulation: dice.of(&[1, 2, 8, 64]),
+        },
         degrees,
         sharding,
         precision: dice.of(&[Precision::MIXED16, Precision::MIXED18, Precision::F32]),
@@ -185,11 +189,20 @@ fn more_bandwidth_and_less_latency_are_never_slower() {
             2 => better.inter.bandwidth *= 1.5,
             3 => better.host.bandwidth *= 1.5,
             4 => better.host_bandwidth *= 1.5,
-            5 => (better.intra.latency, better.inter.latency) = (0.5 * machine.intra.latency, 0.5 * machine.inter.latency),
+            5 => {
+                (better.intra.latency, better.inter.latency) =
+                    (0.5 * machine.intra.latency, 0.5 * machine.inter.latency)
+            }
             _ => better.device.compute.values_mut().for_each(|rate| rate.reached = (rate.reached * 1.1).min(1.0)),
         }
         let after = time(job, &better);
-        assert!(after.step <= before.step * EXACT, "{what}: {} to {} of {job:?} on {}", before.step, after.step, machine.name);
+        assert!(
+            after.step <= before.step * EXACT,
+            "{what}: {} to {} of {job:?} on {}",
+            before.step,
+            after.step,
+            machine.name
+        );
     });
 }
 
@@ -236,7 +249,11 @@ fn making_things_again_is_never_faster() {
         let full = of(&Recompute::Full { every: 1, partitioned: false });
         for some in [Recompute::Core, Recompute::PerOp, Recompute::SomeBlocks { of: 2 }] {
             let some_time = of(&some);
-            assert!(none <= some_time * EXACT && some_time <= full * EXACT, "{none} {some:?} {some_time} {full}: {job:?} on {}", machine.name);
+            assert!(
+                none <= some_time * EXACT && some_time <= full * EXACT,
+                "{none} {some:?} {some_time} {full}: {job:?} on {}",
+                machine.name
+            );
         }
     });
 }

@@ -37,8 +37,7 @@ pub fn explain(label: &str, sums: &[Sum]) -> Document {
     let mut document = Document::new(title);
     for sum in sums {
         document.heading(sum.title.clone());
-        let columns =
-            vec![Column::words("term"), Column::numbers("value", sum.unit.clone()), Column::words("how")];
+        let columns = vec![Column::words("term"), Column::numbers("value", sum.unit.clone()), Column::words("how")];
         let mut table = Table::new(sum.title.clone(), columns).caption(sum.source.clone());
         for term in sum.terms.iter().chain(&sum.total) {
             table.row(vec![

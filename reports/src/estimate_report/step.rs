@@ -116,10 +116,7 @@ fn waterfalls(rows: &[&EstimateRow]) -> Option<Figure> {
     }
     let panel = |row: &&EstimateRow| Panel {
         label: row.marked_label(),
-        spans: names
-            .iter()
-            .map(|name| (name.replace('_', " "), row.time.get(name).copied().unwrap_or(0.0)))
-            .collect(),
+        spans: names.iter().map(|name| (name.replace('_', " "), row.time.get(name).copied().unwrap_or(0.0))).collect(),
         record: String::new(),
     };
     let shown = if all > PANELS { format!(" The fastest {PANELS} of {all} that fit.") } else { String::new() };

@@ -75,9 +75,9 @@ fn parked(values: &Values, ranks: usize) -> Result<usize, Refusal> {
 fn model(values: &Values) -> Result<Option<PricedModel>, Refusal> {
     let family = values.given_text("model.family").unwrap_or_default();
     let needed = |key: &str| {
-        values.given_count(key).ok_or_else(|| {
-            values.refuse(key, &["model.family"], format!("is missing; family = \"{family}\" needs it"))
-        })
+        values
+            .given_count(key)
+            .ok_or_else(|| values.refuse(key, &["model.family"], format!("is missing; family = \"{family}\" needs it")))
     };
     match family.as_str() {
         "t5" => Ok(Some(PricedModel::EncoderDecoder {
