@@ -84,7 +84,7 @@ pub fn stack(framework: &str, compiled: bool, sharding: &str, device: &str) -> S
         return if compiled { Stack::Fsdp2Compiled } else { Stack::Fsdp2 };
     }
     if has(&["fsdp", "composer", "llm-foundry", "llm foundry"]) {
-        return Stack::Fsdp1;
+        return if compiled { Stack::Fsdp1Compiled } else { Stack::Fsdp1 };
     }
     if has(&["deepspeed", "zero"]) {
         return Stack::Deepspeed;
@@ -127,8 +127,8 @@ pub fn precision(text: &str, notes: &str, stack: Stack, adapters: bool) -> Preci
             Stack::MegatronDeepspeed | Stack::Deepspeed => mixed16,
             // f32 at home, 16 bits where they are gathered.
             Stack::Fsdp2 | Stack::Fsdp2Compiled => Precision { products, compute: half, ..Precision::F32 },
-            Stack::Fsdp1 if adapters => mixed16,
-            Stack::Fsdp1 => Precision { products, compute: half, reduce: 2.0, ..Precision::F32 },
+            Stack::Fsdp1 | Stack::Fsdp1Compiled if adapters => mixed16,
+            Stack::Fsdp1 | Stack::Fsdp1Compiled => Precision { products, compute: half, reduce: 2.0, ..Precision::F32 },
             // Autocast: everything in f32, products in 16 bits.
             _ if adapters => mixed16,
             _ => Precision { products, compute: half, ..Precision::F32 },
@@ -172,7 +172,7 @@ pub fn recompute(text: &str, modules: &[String], stack: Stack, framework: &str) 
     }
     match stack {
         Stack::Fsdp2 | Stack::Fsdp2Compiled => Recompute::PerOp,
-        Stack::Fsdp1 => Recompute::SomeBlocks { of: 2 },
+        Stack::Fsdp1 | Stack::Fsdp1Compiled => Recompute::SomeBlocks { of: 2 },
         _ => Recompute::Core,
     }
 }
@@ -200,9 +200,8 @@ pub fn attention(text: &str, stack: Stack, framework: &str, seq: usize) -> Atten
     }
     match stack {
         Stack::MegatronCore => Attention::Flash(3),
-        Stack::Fsdp1 | Stack::Fsdp2 | Stack::Fsdp2Compiled | Stack::TorchCompiled | Stack::Zbench => {
-            Attention::Flash(2)
-        }
+        Stack::Fsdp1 | Stack::Fsdp1Compiled | Stack::Fsdp2 | Stack::Fsdp2Compiled => Attention::Flash(2),
+        Stack::TorchCompiled | Stack::Zbench => Attention::Flash(2),
         // Nobody keeps the scores of sequences this long.
         _ if seq > 8192 => Attention::Flash(2),
         _ => Attention::Naive,
@@ -224,7 +223,8 @@ pub fn offload(text: &str, stack: Stack) -> Offload {
     if has(&["param", "weights"]) || !named {
         offload.parameters = place;
     }
-    if offload.parameters != Place::Device && matches!(stack, Stack::Fsdp1 | Stack::Fsdp2 | Stack::Fsdp2Compiled) {
+    let fsdp = [Stack::Fsdp1, Stack::Fsdp1Compiled, Stack::Fsdp2, Stack::Fsdp2Compiled].contains(&stack);
+    if offload.parameters != Place::Device && fsdp {
         // FSDP updates where its weights are.
         offload.optimizer = offload.parameters;
     }
