@@ -79,8 +79,10 @@ fn software(row: &Row, expressed: &mut Expressed, machine: &Machine) {
         if job.stack != before {
             job.attention = words::attention("", job.stack, "", job.batch.seq);
         }
-        if job.attention == Attention::Naive && (eight || any(&row.words("model"), LATER)) {
-            // Since the end of 2023 trainers of transformers take scores by tiles where a device can.
+        let later = eight || any(&row.words("model"), LATER);
+        if job.attention == Attention::Naive && later && job.stack != Stack::Deepspeed {
+            // Since the end of 2023 trainers of transformers take scores by tiles where a device can. Rows of DeepSpeed, of
+            // whichever year, are as slow as with scores.
             job.attention = Attention::Flash(2);
         }
     }
