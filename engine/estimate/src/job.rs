@@ -419,6 +419,8 @@ pub enum Stack {
     Deepspeed,
     /// PyTorch FSDP1 (2022 to 2024), eager.
     Fsdp1,
+    /// The same with torch.compile.
+    Fsdp1Compiled,
     /// PyTorch FSDP2, eager.
     Fsdp2,
     /// PyTorch FSDP2 with torch.compile.
@@ -431,13 +433,14 @@ pub enum Stack {
 
 impl Stack {
     /// All of them.
-    pub const ALL: [Stack; 10] = [
+    pub const ALL: [Stack; 11] = [
         Stack::Zbench,
         Stack::MegatronLm,
         Stack::MegatronDeepspeed,
         Stack::MegatronCore,
         Stack::Deepspeed,
         Stack::Fsdp1,
+        Stack::Fsdp1Compiled,
         Stack::Fsdp2,
         Stack::Fsdp2Compiled,
         Stack::Torch,
@@ -453,6 +456,7 @@ impl Stack {
             Stack::MegatronCore => "megatron-core",
             Stack::Deepspeed => "deepspeed",
             Stack::Fsdp1 => "fsdp1",
+            Stack::Fsdp1Compiled => "fsdp1-compiled",
             Stack::Fsdp2 => "fsdp2",
             Stack::Fsdp2Compiled => "fsdp2-compiled",
             Stack::Torch => "torch",

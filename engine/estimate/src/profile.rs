@@ -118,6 +118,7 @@ const TEXTS: &[(&str, &str)] = texts! {
     "h100-sxm" "h100-sxm-96gb" "h100-pcie" "h100-nvl" "h200" "gh200"
     "b200" "b300" "gb200" "gb300" "mi300x" "l40s" "v100-16gb" "v100-32gb"
     "rtx3090" "rtx4090" "titan-rtx" "rtx-a5000" "rtx-6000-ada"
+    "h800" "a800" "h20" "mi250x" "mi325x" "mi355x" "rtx5090" "rtx-a6000" "a40" "a10"
     "dgx-a100" "dgx-h100" "aws-p4d" "aws-p5" "gcp-a2-ultragpu" "gcp-a3"
 };
 

@@ -213,6 +213,7 @@ impl Drive {
                 Drive { copies: Copies::Each, optimizer_passes: 1.0, prefetch: false, gelu: false, ..eager }
             }
             Stack::Fsdp1 => Drive { triton: true, copies: Copies::Flat, ..eager },
+            Stack::Fsdp1Compiled => Drive { fusion: Fusion::Compiled, triton: true, copies: Copies::Flat, ..eager },
             Stack::Fsdp2 => Drive { copies: Copies::Each, ..eager },
             Stack::Torch => Drive { gelu: false, autocast: true, ..eager },
             Stack::Fsdp2Compiled => Drive { fusion: Fusion::Compiled, copies: Copies::Each, ..eager },

@@ -103,7 +103,9 @@ pub fn sharding(text: &str, degrees: &Degrees, stack: Stack, node: usize) -> Sha
         () if has(&["fsdp"]) => Sharding::zero(3, ranks),
         () if has(&["zero1", "zero-1", "stage 1", "dist-opt", "distributed opt", "optim"]) => Sharding::zero(1, ranks),
         () if has(&["zero"]) => Sharding::zero(1, ranks),
-        () if text.is_empty() && matches!(stack, Stack::Fsdp1 | Stack::Fsdp2 | Stack::Fsdp2Compiled) => {
+        () if text.is_empty()
+            && matches!(stack, Stack::Fsdp1 | Stack::Fsdp1Compiled | Stack::Fsdp2 | Stack::Fsdp2Compiled) =>
+        {
             Sharding::zero(3, ranks)
         }
         () => Sharding::whole(),

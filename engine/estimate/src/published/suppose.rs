@@ -2,7 +2,7 @@
 
 use super::job::Expressed;
 use super::row::Row;
-use super::words::any;
+use super::words::{self, any};
 use crate::job::{Attention, Number, Peft, Recompute, Sharding, Stack};
 use crate::machine::Machine;
 
@@ -62,20 +62,34 @@ pub(super) fn suppose(row: &Row, expressed: &mut Expressed, machine: &Machine) {
     }
 }
 
-/// Who names no software runs none that could not do it.
+/// Who names no software, or one that nobody here knows, runs none that could not do it.
 fn software(row: &Row, expressed: &mut Expressed, machine: &Machine) {
     let job = &mut expressed.job;
     let d = job.degrees;
-    let unnamed = row.text("framework").is_empty() || any(&row.words("framework"), &["parallel"]);
-    let hot = machine.device.compute.contains_key(&Number::Fp8);
-    if unnamed && job.stack != Stack::MegatronCore && (d.pipeline > 1 || d.tensor > 1) {
+    let unknown = matches!(job.stack, Stack::Torch | Stack::TorchCompiled) && !any(&row.words("framework"), TRAINERS);
+    let eight = machine.device.compute.contains_key(&Number::Fp8);
+    let before = job.stack;
+    if unknown && (d.pipeline > 1 || d.tensor > 1 || d.expert > 1) {
         // Stages and shares of matrices are Megatron's, or made after it.
-        job.stack = if hot { Stack::MegatronCore } else { Stack::MegatronLm };
-    } else if unnamed && job.stack == Stack::Torch && expressed.devices >= MANY {
+        job.stack = if eight { Stack::MegatronCore } else { Stack::MegatronLm };
+    } else if row.text("framework").is_empty() && job.stack == Stack::Torch && expressed.devices >= MANY {
         job.stack = Stack::TorchCompiled;
-        if row.text("attention").is_empty() {
+    }
+    if row.text("attention").is_empty() {
+        if job.stack != before {
+            job.attention = words::attention("", job.stack, "", job.batch.seq);
+        }
+        let later = eight || any(&row.words("model"), LATER);
+        if job.attention == Attention::Naive && later && job.stack != Stack::Deepspeed {
+            // Since the end of 2023 trainers of transformers take scores by tiles where a device can. Rows of DeepSpeed, of
+            // whichever year, are as slow as with scores.
             job.attention = Attention::Flash(2);
         }
+    }
+    let quantized = matches!(job.peft, Peft::Adapters { base: Number::Nf4, .. });
+    if quantized && row.text("recompute").is_empty() {
+        // What prepares a quantized base for training turns checkpoints on, unless it is told not to.
+        job.recompute = Recompute::Full { every: 1, partitioned: false };
     }
     let states = 16.0 * job.model.parameters() as f64 / (d.tensor * d.pipeline).max(1) as f64;
     let whole = job.sharding == Sharding::whole() && row.text("sharding").is_empty() && job.peft == Peft::None;
@@ -84,6 +98,16 @@ fn software(row: &Row, expressed: &mut Expressed, machine: &Machine) {
         job.sharding = Sharding::zero(3, d.data);
     }
 }
+
+/// Software whose way of working is known, or that has its own words elsewhere.
+const TRAINERS: &[&str] = &[
+    "hugging", "hf ", "transformers", "trainer", "accelerate", "lightning", "axolotl", "peft", "trl", "llama-factory",
+    "llamafactory", "unsloth", "torchtune", "gpt", "torch", "fabric", "ddp", "qlora", "llm.c", "flash-attention",
+    "flashattention",
+];
+
+/// Families of models that are younger than that.
+const LATER: &[&str] = &["llama-3", "llama 3", "llama3", "qwen2", "qwen3", "gemma", "phi-3", "phi-4", "olmo-2", "mixtral"];
 
 /// Devices from which trainers are no longer those of a tutorial.
 const MANY: usize = 64;

@@ -29,11 +29,17 @@ pub fn machine(text: &str, gigabytes: f64) -> Result<&'static str, String> {
         () if has(&["h100"]) && (has(&["500w", "hbm2e", "lower tdp"]) || (gigabytes > 90.0 && gigabytes < 100.0)) => {
             "h100-sxm-96gb"
         }
-        () if has(&["h100", "h800"]) => "h100-sxm",
+        () if has(&["h20"]) => "h20",
+        () if has(&["h800"]) => "h800",
+        () if has(&["h100"]) => "h100-sxm",
         () if has(&["a100"]) && has(&["pcie"]) && (small(60.0) || has(&["40"])) => "a100-40gb-pcie",
         () if has(&["a100"]) && has(&["pcie"]) => "a100-80gb-pcie",
         () if has(&["a100"]) && (small(60.0) || (gigabytes == 0.0 && has(&["40gb", "40 gb", "-40"]))) => "a100-40gb",
-        () if has(&["a100", "a800", "ampere"]) && !has(&["rtx"]) => "a100-80gb",
+        () if has(&["a800"]) => "a800",
+        () if has(&["a100", "ampere"]) && !has(&["rtx"]) => "a100-80gb",
+        () if has(&["mi250"]) => "mi250x",
+        () if has(&["mi325"]) => "mi325x",
+        () if has(&["mi355", "mi350"]) => "mi355x",
         () if has(&["mi300"]) => "mi300x",
         () if has(&["l40"]) => "l40s",
         () if has(&["v100"]) && (small(24.0) || has(&["16gb", "16 gb"])) => "v100-16gb",
@@ -41,6 +47,10 @@ pub fn machine(text: &str, gigabytes: f64) -> Result<&'static str, String> {
         () if has(&["3090"]) => "rtx3090",
         () if has(&["4090"]) => "rtx4090",
         () if has(&["titan"]) => "titan-rtx",
+        () if has(&["5090"]) => "rtx5090",
+        () if has(&["a6000"]) => "rtx-a6000",
+        () if has(&["a40"]) => "a40",
+        () if has(&["a10"]) && !has(&["a10g"]) => "a10",
         () if has(&["a5000"]) => "rtx-a5000",
         () if has(&["6000 ada", "6000-ada", "rtx 6000"]) => "rtx-6000-ada",
         () => return Err(format!("no profile for the device `{text}`")),
@@ -51,16 +61,19 @@ pub fn machine(text: &str, gigabytes: f64) -> Result<&'static str, String> {
 pub fn device_gigabytes(machine: &str) -> f64 {
     match machine {
         "a100-40gb" | "a100-40gb-pcie" => 40.0,
-        "h100-sxm-96gb" | "h100-nvl" | "gh200" => 96.0,
+        "h100-sxm-96gb" | "h100-nvl" | "gh200" | "h20" => 96.0,
+        "rtx5090" => 32.0,
         "h200" => 141.0,
         "b200" => 180.0,
         "gb200" => 186.0,
-        "b300" | "gb300" => 288.0,
+        "b300" | "gb300" | "mi355x" => 288.0,
         "mi300x" => 192.0,
-        "l40s" | "rtx-6000-ada" => 48.0,
+        "mi325x" => 256.0,
+        "mi250x" => 64.0,
+        "l40s" | "rtx-6000-ada" | "rtx-a6000" | "a40" => 48.0,
         "v100-32gb" => 32.0,
         "v100-16gb" => 16.0,
-        "rtx3090" | "rtx4090" | "titan-rtx" | "rtx-a5000" => 24.0,
+        "rtx3090" | "rtx4090" | "titan-rtx" | "rtx-a5000" | "a10" => 24.0,
         _ => 80.0,
     }
 }
@@ -84,7 +97,7 @@ pub fn stack(framework: &str, compiled: bool, sharding: &str, device: &str) -> S
         return if compiled { Stack::Fsdp2Compiled } else { Stack::Fsdp2 };
     }
     if has(&["fsdp", "composer", "llm-foundry", "llm foundry"]) {
-        return Stack::Fsdp1;
+        return if compiled { Stack::Fsdp1Compiled } else { Stack::Fsdp1 };
     }
     if has(&["deepspeed", "zero"]) {
         return Stack::Deepspeed;
@@ -127,8 +140,8 @@ pub fn precision(text: &str, notes: &str, stack: Stack, adapters: bool) -> Preci
             Stack::MegatronDeepspeed | Stack::Deepspeed => mixed16,
             // f32 at home, 16 bits where they are gathered.
             Stack::Fsdp2 | Stack::Fsdp2Compiled => Precision { products, compute: half, ..Precision::F32 },
-            Stack::Fsdp1 if adapters => mixed16,
-            Stack::Fsdp1 => Precision { products, compute: half, reduce: 2.0, ..Precision::F32 },
+            Stack::Fsdp1 | Stack::Fsdp1Compiled if adapters => mixed16,
+            Stack::Fsdp1 | Stack::Fsdp1Compiled => Precision { products, compute: half, reduce: 2.0, ..Precision::F32 },
             // Autocast: everything in f32, products in 16 bits.
             _ if adapters => mixed16,
             _ => Precision { products, compute: half, ..Precision::F32 },
@@ -172,7 +185,7 @@ pub fn recompute(text: &str, modules: &[String], stack: Stack, framework: &str) 
     }
     match stack {
         Stack::Fsdp2 | Stack::Fsdp2Compiled => Recompute::PerOp,
-        Stack::Fsdp1 => Recompute::SomeBlocks { of: 2 },
+        Stack::Fsdp1 | Stack::Fsdp1Compiled => Recompute::SomeBlocks { of: 2 },
         _ => Recompute::Core,
     }
 }
@@ -200,9 +213,8 @@ pub fn attention(text: &str, stack: Stack, framework: &str, seq: usize) -> Atten
     }
     match stack {
         Stack::MegatronCore => Attention::Flash(3),
-        Stack::Fsdp1 | Stack::Fsdp2 | Stack::Fsdp2Compiled | Stack::TorchCompiled | Stack::Zbench => {
-            Attention::Flash(2)
-        }
+        Stack::Fsdp1 | Stack::Fsdp1Compiled | Stack::Fsdp2 | Stack::Fsdp2Compiled => Attention::Flash(2),
+        Stack::TorchCompiled | Stack::Zbench => Attention::Flash(2),
         // Nobody keeps the scores of sequences this long.
         _ if seq > 8192 => Attention::Flash(2),
         _ => Attention::Naive,
@@ -224,7 +236,8 @@ pub fn offload(text: &str, stack: Stack) -> Offload {
     if has(&["param", "weights"]) || !named {
         offload.parameters = place;
     }
-    if offload.parameters != Place::Device && matches!(stack, Stack::Fsdp1 | Stack::Fsdp2 | Stack::Fsdp2Compiled) {
+    let fsdp = [Stack::Fsdp1, Stack::Fsdp1Compiled, Stack::Fsdp2, Stack::Fsdp2Compiled].contains(&stack);
+    if offload.parameters != Place::Device && fsdp {
         // FSDP updates where its weights are.
         offload.optimizer = offload.parameters;
     }
