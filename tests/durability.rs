@@ -16,6 +16,7 @@ use zbench::runner::plan::{Planned, plan};
 use zbench::runner::protocol::End;
 use zbench::runner::{Execute, Execution, Header, Observe, Runner, Trials, rescue};
 use zbench_engine::config::Cell;
+use zbench_engine::plan::Planner;
 use zbench_reports::record::{Outcome, Record, Step};
 use zbench_reports::{Notebook, bundle};
 
@@ -66,7 +67,7 @@ impl Observe for Loud {
 }
 
 fn planned(text: &str) -> Vec<Planned> {
-    cells(text).unwrap().into_iter().map(|cell| plan(cell, None)).collect()
+    cells(text).unwrap().into_iter().map(|cell| plan(&Planner::default(), cell, None)).collect()
 }
 
 /// The test that is a child's whole life; without its variable there is nothing to do.

@@ -8,6 +8,7 @@ use zbench::runner::plan::{Decision, Planned, plan};
 use zbench::runner::protocol::{End, Ended, Event};
 use zbench::runner::{Execute, Execution, Observe, Runner, Summary, Trials};
 use zbench_engine::config::{Cell, Strategy};
+use zbench_engine::plan::Planner;
 use zbench_reports::Notebook;
 use zbench_reports::record::{Source, Status, Step, Verdict};
 
@@ -62,7 +63,7 @@ struct Silent;
 impl Observe for Silent {}
 
 fn planned(text: &str) -> Vec<Planned> {
-    cells(text).unwrap().into_iter().map(|cell| plan(cell, None)).collect()
+    cells(text).unwrap().into_iter().map(|cell| plan(&Planner::default(), cell, None)).collect()
 }
 
 fn run(folder: &Path, fake: &mut Fake, text: &str, trials: Trials) -> Summary {

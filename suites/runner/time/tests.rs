@@ -2,6 +2,7 @@ use super::*;
 use crate::config::{Context, Document, files::Files};
 use crate::grid::{self, GridCell};
 use std::collections::BTreeMap;
+use zbench_engine::plan::Planner;
 use zbench_engine::plan::clock::Overheads;
 use zbench_engine::plan::curves::{Class, Curves, Point};
 
@@ -159,7 +160,7 @@ fn a_size_is_priced_by_the_line_it_lies_on_or_is_nearest_to() {
 #[test]
 fn a_row_states_its_time_or_the_reason() {
     let grid = quickstart().swap_remove(0);
-    let mut planned = crate::runner::plan::plan(grid, None);
+    let mut planned = crate::runner::plan::plan(&Planner::default(), grid, None);
     let (cell, flops) = (planned.cell().unwrap().clone(), planned.estimate.as_ref().unwrap().flops.clone());
     let time = EstimateTime { step_ms: 2.0, spans: vec![("forward", 2.0)], tokens_per_second: 8.0, source: "s".into() };
     planned.timing = Ok(time.timing(&cell, &flops));
