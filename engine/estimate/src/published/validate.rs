@@ -68,7 +68,7 @@ pub enum FolderError {
     },
     /// No file of the folder is known.
     #[error(
-        "{path} has no CSV file of published results; such files have the columns of tests/published (docs/validation.md)",
+        "{path} has no CSV file of published results; such files have the columns of tests/published (docs/estimator.md)",
         path = path.display()
     )]
     Nothing {
