@@ -31,7 +31,7 @@ impl Dice {
     }
 
     fn yes(&mut self) -> bool {
-        self.next() % 2 == 0
+        self.next().is_multiple_of(2)
     }
 }
 
@@ -40,7 +40,7 @@ fn shape(dice: &mut Dice) -> Shape {
         dice.of(&[(768, 12), (1024, 16), (1600, 25), (2048, 32), (4096, 32), (4544, 71), (8192, 64), (12288, 96)]);
     let gated = dice.yes();
     let ffn = if gated { (8 * hidden / 3) / 64 * 64 } else { 4 * hidden };
-    let experts = (dice.next() % 4 == 0).then(|| Experts {
+    let experts = (dice.next().is_multiple_of(4)).then(|| Experts {
         count: dice.of(&[8, 16, 64, 128, 256]),
         top: dice.of(&[1, 2, 8]),
         ffn: dice.of(&[ffn, ffn / 4]),
@@ -48,7 +48,7 @@ fn shape(dice: &mut Dice) -> Shape {
         dense_layers: dice.of(&[0, 1]),
         imbalance: dice.of(&[1.0, 1.3]),
     });
-    let twice = dice.next() % 8 == 0;
+    let twice = dice.next().is_multiple_of(8);
     let layers = dice.of(&[1, 2, 12, 24, 32, 61, 80, 96]);
     let kind = if twice { Kind::EncoderDecoder { decoder_layers: layers, decoder_seq: 256 } } else { Kind::Decoder };
     Shape {
@@ -104,7 +104,11 @@ fn job(dice: &mut Dice) -> Job {
     model.layers = model.layers.max(degrees.pipeline);
     Job {
         model,
-        batch: Batch { seq: dice.of(&[128, 512, 1000, 2048, 8192, 65536]), micro: dice.of(&[1, 2, 4, 16]), accumulation: dice.of(&[1, 2, 8, 64]) },
+        batch: Batch {
+            seq: dice.of(&[128, 512, 1000, 2048, 8192, 65536]),
+            micro: dice.of(&[1, 2, 4, 16]),
+            accumulation: dice.of(&[1, 2, 8, 64]),
+        },
         degrees,
         sharding,
         precision: dice.of(&[Precision::MIXED16, Precision::MIXED18, Precision::F32]),
@@ -118,7 +122,7 @@ fn job(dice: &mut Dice) -> Job {
         ]),
         attention,
         offload: Offload { optimizer: place(dice), parameters: place(dice), activations: place(dice) },
-        peft: if dice.next() % 8 == 0 {
+        peft: if dice.next().is_multiple_of(8) {
             Peft::Adapters { trainable: 0, rank: 16, base: dice.of(&[Number::Bf16, Number::Nf4]), weight_bytes: 2.0 }
         } else {
             Peft::None
@@ -185,11 +189,20 @@ fn more_bandwidth_and_less_latency_are_never_slower() {
             2 => better.inter.bandwidth *= 1.5,
             3 => better.host.bandwidth *= 1.5,
             4 => better.host_bandwidth *= 1.5,
-            5 => (better.intra.latency, better.inter.latency) = (0.5 * machine.intra.latency, 0.5 * machine.inter.latency),
+            5 => {
+                (better.intra.latency, better.inter.latency) =
+                    (0.5 * machine.intra.latency, 0.5 * machine.inter.latency)
+            }
             _ => better.device.compute.values_mut().for_each(|rate| rate.reached = (rate.reached * 1.1).min(1.0)),
         }
         let after = time(job, &better);
-        assert!(after.step <= before.step * EXACT, "{what}: {} to {} of {job:?} on {}", before.step, after.step, machine.name);
+        assert!(
+            after.step <= before.step * EXACT,
+            "{what}: {} to {} of {job:?} on {}",
+            before.step,
+            after.step,
+            machine.name
+        );
     });
 }
 
@@ -236,7 +249,11 @@ fn making_things_again_is_never_faster() {
         let full = of(&Recompute::Full { every: 1, partitioned: false });
         for some in [Recompute::Core, Recompute::PerOp, Recompute::SomeBlocks { of: 2 }] {
             let some_time = of(&some);
-            assert!(none <= some_time * EXACT && some_time <= full * EXACT, "{none} {some:?} {some_time} {full}: {job:?} on {}", machine.name);
+            assert!(
+                none <= some_time * EXACT && some_time <= full * EXACT,
+                "{none} {some:?} {some_time} {full}: {job:?} on {}",
+                machine.name
+            );
         }
     });
 }

@@ -107,7 +107,9 @@ pub fn habits(job: &Job) -> Habits {
         // FSDP allocates gathered weights and gradients on streams of their own, whose memory tensors do not reuse.
         // LLM Foundry's models have fused losses, norms and activations, as their authors' trainers have.
         Stack::Fsdp1 | Stack::Fsdp1Compiled if fused => Habits { logit: 4.0, root: true, slack: 0.12, ..core },
-        Stack::Fsdp1 | Stack::Fsdp1Compiled => Habits { logit: 18.0, root: true, slack: 0.12, plain_apart: 0.0, ..written_out },
+        Stack::Fsdp1 | Stack::Fsdp1Compiled => {
+            Habits { logit: 18.0, root: true, slack: 0.12, plain_apart: 0.0, ..written_out }
+        }
         // torchtitan: eager loss of 16-bit logits, f32, log-softmax, two gradients; the compiled loss keeps two of 16 bits.
         // Over tensor ranks the loss is a distributed tensor's, never compiled, with two more in f32 (`loss_parallel`).
         Stack::Fsdp2 | Stack::Fsdp2Compiled if job.degrees.tensor > 1 => {

@@ -101,13 +101,32 @@ fn software(row: &Row, expressed: &mut Expressed, machine: &Machine) {
 
 /// Software whose way of working is known, or that has its own words elsewhere.
 const TRAINERS: &[&str] = &[
-    "hugging", "hf ", "transformers", "trainer", "accelerate", "lightning", "axolotl", "peft", "trl", "llama-factory",
-    "llamafactory", "unsloth", "torchtune", "gpt", "torch", "fabric", "ddp", "qlora", "llm.c", "flash-attention",
+    "hugging",
+    "hf ",
+    "transformers",
+    "trainer",
+    "accelerate",
+    "lightning",
+    "axolotl",
+    "peft",
+    "trl",
+    "llama-factory",
+    "llamafactory",
+    "unsloth",
+    "torchtune",
+    "gpt",
+    "torch",
+    "fabric",
+    "ddp",
+    "qlora",
+    "llm.c",
+    "flash-attention",
     "flashattention",
 ];
 
 /// Families of models that are younger than that.
-const LATER: &[&str] = &["llama-3", "llama 3", "llama3", "qwen2", "qwen3", "gemma", "phi-3", "phi-4", "olmo-2", "mixtral"];
+const LATER: &[&str] =
+    &["llama-3", "llama 3", "llama3", "qwen2", "qwen3", "gemma", "phi-3", "phi-4", "olmo-2", "mixtral"];
 
 /// Devices from which trainers are no longer those of a tutorial.
 const MANY: usize = 64;

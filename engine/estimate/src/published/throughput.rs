@@ -41,10 +41,7 @@ impl Asked {
     fn of(row: &Row, flag: bool) -> Asked {
         let said = row.words("notes") + &row.words("framework");
         let expert = ["dualpipe", "hai-llm", "hai llm", "a2a overlap", "overlap a2a", "moe a2a overlap"];
-        Asked {
-            tensor: any(&said, &["async tp", "async-tp", "async tensor"]),
-            expert: flag || any(&said, &expert),
-        }
+        Asked { tensor: any(&said, &["async tp", "async-tp", "async tensor"]), expert: flag || any(&said, &expert) }
     }
 
     fn tuning(self, tuning: &Tuning) -> Tuning {
