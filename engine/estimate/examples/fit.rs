@@ -34,8 +34,8 @@ const FITTED: &[(&str, f64)] = &[
 ];
 
 /// What a constant pays per unit of the logarithm that it leaves its expectation by: rows that say nothing of it leave it
-/// where it was.
-const PULL: f64 = 0.002;
+/// where it was, and a few odd rows do not move it. Of 0.002, 0.006 and 0.015 this had the best left-out families.
+const PULL: f64 = 0.006;
 
 struct Case {
     row: Row,

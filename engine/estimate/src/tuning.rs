@@ -89,8 +89,8 @@ constants! {
     /// Seconds that a stage waits for the host at each send, where sends are not started ahead.
     send_wait = 0.0015;
     /// Fixed share of a step that no row explains: data, logging, clocks, stragglers. The fit leaves it anywhere between
-    /// 0.02 and 0.035; the upper end was taken because the 90th percentile of all rows is best there.
-    other = 0.035;
+    /// 0.02 and 0.035; about the middle.
+    other = 0.03;
     /// Growth of a step per doubling of nodes (stragglers), share.
     straggle = 0.006;
     /// Share of the host's memory rate that an update on the host reaches.

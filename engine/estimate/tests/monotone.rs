@@ -31,7 +31,7 @@ impl Dice {
     }
 
     fn yes(&mut self) -> bool {
-        self.next() % 2 == 0
+        self.next().is_multiple_of(2)
     }
 }
 
@@ -40,7 +40,7 @@ fn shape(dice: &mut Dice) -> Shape {
         dice.of(&[(768, 12), (1024, 16), (1600, 25), (2048, 32), (4096, 32), (4544, 71), (8192, 64), (12288, 96)]);
     let gated = dice.yes();
     let ffn = if gated { (8 * hidden / 3) / 64 * 64 } else { 4 * hidden };
-    let experts = (dice.next() % 4 == 0).then(|| Experts {
+    let experts = (dice.next().is_multiple_of(4)).then(|| Experts {
         count: dice.of(&[8, 16, 64, 128, 256]),
         top: dice.of(&[1, 2, 8]),
         ffn: dice.of(&[ffn, ffn / 4]),
@@ -48,7 +48,7 @@ fn shape(dice: &mut Dice) -> Shape {
         dense_layers: dice.of(&[0, 1]),
         imbalance: dice.of(&[1.0, 1.3]),
     });
-    let twice = dice.next() % 8 == 0;
+    let twice = dice.next().is_multiple_of(8);
     let layers = dice.of(&[1, 2, 12, 24, 32, 61, 80, 96]);
     let kind = if twice { Kind::EncoderDecoder { decoder_layers: layers, decoder_seq: 256 } } else { Kind::Decoder };
     Shape {
@@ -122,7 +122,7 @@ fn job(dice: &mut Dice) -> Job {
         ]),
         attention,
         offload: Offload { optimizer: place(dice), parameters: place(dice), activations: place(dice) },
-        peft: if dice.next() % 8 == 0 {
+        peft: if dice.next().is_multiple_of(8) {
             Peft::Adapters { trainable: 0, rank: 16, base: dice.of(&[Number::Bf16, Number::Nf4]), weight_bytes: 2.0 }
         } else {
             Peft::None

@@ -73,7 +73,8 @@ fn software(row: &Row, expressed: &mut Expressed, machine: &Machine) {
         // Stages and shares of matrices are Megatron's, or made after it.
         job.stack = if eight { Stack::MegatronCore } else { Stack::MegatronLm };
     } else if row.text("framework").is_empty() && job.stack == Stack::Torch && expressed.devices >= MANY {
-        job.stack = Stack::TorchCompiled;
+        // Sharded, and fused as far as the library does it.
+        job.stack = if eight { Stack::Fsdp2Compiled } else { Stack::Fsdp1 };
     }
     if row.text("attention").is_empty() {
         if job.stack != before {

@@ -84,31 +84,36 @@ pub fn stack(framework: &str, compiled: bool, sharding: &str, device: &str) -> S
     if has(&["zbench"]) {
         return Stack::Zbench;
     }
-    if has(&["megatron-deepspeed", "megatron + deepspeed", "zero3 + deepspeed"]) {
+    if has(&["megatron-deepspeed", "megatron + deepspeed", "zero3 + deepspeed", "neox"]) {
         return Stack::MegatronDeepspeed;
     }
     if has(&["megatron-core", "megatron core", "mcore", "nemo", "bridge", "megascale"]) {
         return Stack::MegatronCore;
     }
     if has(&["megatron", "megascale", "metaseq"]) {
-        return if any(device, &["h100", "h200", "b200"]) { Stack::MegatronCore } else { Stack::MegatronLm };
+        let hopper = ["h100", "h200", "h800", "h20", "gh200", "b100", "b200", "b300", "gb300", "mi3"];
+        return if any(device, &hopper) { Stack::MegatronCore } else { Stack::MegatronLm };
     }
     if has(&["torchtitan", "fsdp2"]) || any(sharding, &["fsdp2"]) {
         return if compiled { Stack::Fsdp2Compiled } else { Stack::Fsdp2 };
     }
-    if has(&["fsdp", "composer", "llm-foundry", "llm foundry"]) {
+    if has(&["fsdp", "composer", "llm-foundry", "llm foundry", "mosaic"]) {
         return if compiled { Stack::Fsdp1Compiled } else { Stack::Fsdp1 };
     }
     if has(&["deepspeed", "zero"]) {
         return Stack::Deepspeed;
     }
-    if has(&["flash-attention", "flashattention", "llm.c"]) || compiled {
+    if has(&["flash-attention", "flashattention", "llm.c"]) {
         return Stack::TorchCompiled;
     }
-    if framework.is_empty() && any(sharding, &["fsdp"]) {
-        return Stack::Fsdp1;
+    // Trainers of many names shard by one of two libraries, and say by which in the words for sharding.
+    if any(sharding, &["fsdp"]) {
+        return if compiled { Stack::Fsdp1Compiled } else { Stack::Fsdp1 };
     }
-    if framework.is_empty() && any(sharding, &["zero"]) {
+    if compiled {
+        return Stack::TorchCompiled;
+    }
+    if any(sharding, &["zero2", "zero3", "zero-2", "zero-3", "zero++", "stage 2", "stage 3", "deepspeed"]) {
         return Stack::Deepspeed;
     }
     Stack::Torch
