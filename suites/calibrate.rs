@@ -4,10 +4,15 @@
 //! decided in [`judge`]; what is kept goes into a machine profile ([`profile`]).
 
 pub mod args;
+pub mod corrections;
 pub mod disk;
 pub mod judge;
+pub mod operations;
+pub mod probes;
 pub mod profile;
+mod replay;
 mod rounds;
+pub mod times;
 
 pub use rounds::{Values, summed_up};
 

@@ -6,4 +6,7 @@ mod job;
 pub mod search;
 pub mod validate;
 
+#[cfg(test)]
+mod tests;
+
 pub use job::job;

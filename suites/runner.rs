@@ -15,6 +15,7 @@ pub mod rank;
 pub mod record;
 pub mod rescue;
 pub mod sampling;
+pub mod time;
 mod turns;
 pub mod validity;
 

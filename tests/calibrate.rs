@@ -5,8 +5,9 @@ use crate::support::{TINY, run, stderr, stdout, write};
 use serde_json::Value;
 use std::path::Path;
 
-const QUICK: [&str; 9] =
-    ["calibrate", "--rounds", "3", "--seconds", "0.002", "--memory", "1MiB", "--disk-size", "1MiB"];
+/// The ceilings alone: operations are timed in suites/calibrate's own tests.
+const QUICK: [&str; 10] =
+    ["calibrate", "--rounds", "3", "--seconds", "0.002", "--memory", "1MiB", "--disk-size", "1MiB", "--no-operations"];
 
 fn records(notebook: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(notebook.join("records.jsonl")).unwrap_or_default();
@@ -40,7 +41,7 @@ fn it_saves_what_plans_can_read_or_says_why_not() {
     match output.status.code() {
         Some(0) => {
             assert!(after.starts_with(before) && after.contains("[ceilings.threads-1]"), "{after}");
-            assert!(!flags.contains(&"too_noisy") && said.contains("saved into"), "{said}");
+            assert!(!flags.contains(&"too_noisy") && said.contains("saved the ceilings into"), "{said}");
         }
         Some(3) => {
             assert_eq!(after, before, "a refused profile is left as it was");
@@ -70,7 +71,18 @@ fn it_saves_what_plans_can_read_or_says_why_not() {
 #[test]
 fn a_disk_can_be_left_out_or_refuse() {
     let folder = tempfile::tempdir().unwrap();
-    let without = ["calibrate", "--rounds", "3", "--seconds", "0.001", "--memory", "64KiB", "--no-disk", "--no-save"];
+    let without = [
+        "calibrate",
+        "--rounds",
+        "3",
+        "--seconds",
+        "0.001",
+        "--memory",
+        "64KiB",
+        "--no-disk",
+        "--no-save",
+        "--no-operations",
+    ];
     let output = run(folder.path(), &[&without[..], &["--threads", "1", "-q"]].concat());
     assert!(matches!(output.status.code(), Some(0 | 3)), "{}", stderr(&output));
     let record = records(folder.path()).pop().unwrap();
@@ -108,4 +120,26 @@ fn what_is_wrong_is_refused_before_anything_is_measured() {
         assert!(stderr(&output).contains(told), "{words:?}: {}", stderr(&output));
     }
     assert_eq!(records(folder.path()).len(), 0);
+}
+
+#[test]
+fn corrections_are_made_on_request_and_only_of_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("mine.toml");
+    let words = ["calibrate", "--from-notebook", "--save", profile.to_str().unwrap()];
+    let output = run(folder.path(), &words);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("mine.toml") && stderr(&output).contains("zbench calibrate"),
+        "{}",
+        stderr(&output)
+    );
+    let before = "device = \"cpu\"\n\n[operations]\ncores = 1\n\n[operations.ranks-1.threads-1]\ncrowded = false\n\
+                  spread = 0.0\noperation_us = 1.0\nload_us = 1.0\nstep_us = 1.0\ncall_us = 1.0\nall_reduce_us = 1.0\ncurves = []\n";
+    std::fs::write(&profile, before).unwrap();
+    // A notebook without records corrects nothing.
+    let output = run(folder.path(), &words);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(stderr(&output).contains("nothing is corrected"), "{}", stderr(&output));
+    assert_eq!(std::fs::read_to_string(&profile).unwrap(), before);
 }

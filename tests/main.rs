@@ -24,6 +24,7 @@ mod netns;
 mod notebook;
 mod old_records;
 mod peers;
+mod plan;
 mod planner;
 mod portable;
 mod precision;

@@ -528,12 +528,15 @@ pub struct Hardware {
     /// The software whose times are predicted, by its name in `zbench-estimate`; absent = what suits the cell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub software: Option<String>,
+    /// The machine that a cell on another device is for; absent = this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
 }
 
 impl Hardware {
     /// This machine's processor with its best instructions; threads go where the system puts them.
     pub fn cpu(threads_per_rank: usize) -> Hardware {
-        Hardware { device: DeviceKind::Cpu, threads_per_rank, instructions: None, pin: Pin::None, software: None }
+        Hardware { device: DeviceKind::Cpu, threads_per_rank, instructions: None, pin: Pin::None, software: None, profile: None }
     }
 }
 

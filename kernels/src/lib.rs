@@ -36,6 +36,7 @@ pub mod scratch;
 mod setup;
 mod sight;
 mod stochastic;
+mod stopwatch;
 mod view;
 
 pub use arena::{Arena, Buffer, OutOfMemory};
@@ -55,4 +56,5 @@ pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use reference::Reference;
 pub use region::{ArenaError, Region};
 pub use setup::{INSTRUCTIONS, Setup, SetupError};
+pub use stopwatch::{Stopwatch, Timed};
 pub use view::{View, ViewMut};

@@ -239,6 +239,14 @@ fn memory(rows: &[EstimateRow]) -> Option<Table> {
     let mut columns = vec![Column::words("cell")];
     columns.extend(categories.iter().map(|name| Column::numbers(*name, "bytes")));
     columns.push(Column::numbers("all together", "bytes"));
+    let (staged, hosted, stored) = (
+        rows.iter().any(|row| row.peak_stage.is_some()),
+        rows.iter().any(|row| row.host_bytes.is_some()),
+        rows.iter().any(|row| row.disk_bytes.is_some()),
+    );
+    columns.extend(staged.then(|| Column::words("stage")));
+    columns.extend(hosted.then(|| Column::numbers("host, per node", "bytes")));
+    columns.extend(stored.then(|| Column::numbers("disk, per node", "bytes")));
     let mut table = Table::new("predicted memory", columns).caption(
         "Of the largest rank at the moment of its peak; of a pipeline that of the stage which takes most.",
     );
@@ -247,6 +255,10 @@ fn memory(rows: &[EstimateRow]) -> Option<Table> {
         let bytes = if row.at_peak.is_empty() { &row.memory } else { &row.at_peak };
         entries.extend(categories.iter().map(|name| Entry::memory(bytes.get(name).copied())));
         entries.push(Entry::memory(row.total_bytes));
+        let stage = || row.peak_stage.map(|[stage, of]| Entry::words(format!("{} of {of}", stage + 1)));
+        entries.extend(staged.then(|| stage().unwrap_or_else(Entry::nothing)));
+        entries.extend(hosted.then(|| Entry::memory(row.host_bytes)));
+        entries.extend(stored.then(|| Entry::memory(row.disk_bytes)));
         table.row(entries);
     }
     Some(table)

@@ -36,8 +36,8 @@ pub fn default_path(host: &str) -> PathBuf {
     Path::new(folder).join(format!("{name}.toml"))
 }
 
-/// Writes the fits of these sections, in the place of earlier ones of the same backend, ranks and collective. How many
-/// collectives were written.
+/// Writes the fits of these sections, in the place of earlier ones of the same backend, ranks, collective and type; those
+/// of other types stay. How many collectives were written.
 ///
 /// # Errors
 /// As [`ProfileError`] says; the file is then as it was.
@@ -48,12 +48,41 @@ pub fn save(path: &Path, settings: &Settings, sections: &[Section], measured: &s
         if !text.is_empty() {
             text.push('\n');
         }
-        text.push_str(&table(&name, settings, &section.fits, measured));
+        let kept = other_types(path, settings, section);
+        let fits: Vec<Fit> = kept.into_iter().chain(section.fits.iter().cloned()).collect();
+        text.push_str(&table(&name, settings, &fits, measured));
         names.push(name);
     }
     let is_ours = |heading: &str| names.iter().any(|name| name == heading);
     merge(path, "measured by zbench allreduce", "collectives", &is_ours, &text)?;
     Ok(names.len())
+}
+
+/// The fits that a profile has of the section's collective in types that the section has none of.
+fn other_types(path: &Path, settings: &Settings, section: &Section) -> Vec<Fit> {
+    // A profile that cannot be read or is broken is told by `merge`.
+    let table = std::fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok());
+    let ranks = format!("ranks-{}", settings.group_ranks);
+    let fits = || {
+        let of = table.as_ref()?.get("collectives")?.get(&settings.backend)?.get(&ranks)?.get(&section.collective)?;
+        Some(of.get("fits")?.as_array()?.iter().filter_map(fit_of_value).collect::<Vec<Fit>>())
+    };
+    let mut fits = fits().unwrap_or_default();
+    fits.retain(|fit| !section.fits.iter().any(|new| new.dtype == fit.dtype));
+    fits
+}
+
+/// A fit as [`save`] writes it.
+pub fn fit_of_value(value: &toml::Value) -> Option<Fit> {
+    let text = |key: &str| value.get(key).and_then(toml::Value::as_str).map(str::to_string);
+    Some(Fit {
+        of: text("of")?,
+        dtype: text("type")?,
+        redop: text("redop")?,
+        in_place: value.get("in_place")?.as_bool()?,
+        factor: value.get("factor").and_then(crate::config::kind::number)?,
+        segments: value.get("segments")?.clone().try_into().ok()?,
+    })
 }
 
 /// Puts tables at the end of a profile, which is made where it is not there, and takes those away that they replace. All
@@ -192,6 +221,24 @@ mod tests {
         assert_eq!((latency(&path, 2), latency(&path, 4)), (6.0, 9.0));
         let after = std::fs::read_to_string(&path).unwrap();
         assert!(after.starts_with(text) && after.matches("ranks-2").count() == 1, "{after}");
+    }
+
+    #[test]
+    fn fits_of_other_types_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.toml");
+        let of_type = |dtype: &str, latency_us: f64| {
+            let mut section = section(latency_us);
+            section.fits[0].dtype = dtype.into();
+            section
+        };
+        for (dtype, latency_us) in [("float", 5.0), ("bfloat16", 7.0), ("float", 6.0)] {
+            save(&path, &settings(2), &[of_type(dtype, latency_us)], "today").unwrap();
+        }
+        let table: toml::Table = std::fs::read_to_string(&path).unwrap().parse().unwrap();
+        let fits = table["collectives"]["local"]["ranks-2"]["all_reduce"]["fits"].as_array().unwrap();
+        let found: Vec<Fit> = fits.iter().filter_map(fit_of_value).collect();
+        assert_eq!(found, [&of_type("bfloat16", 7.0).fits[0], &of_type("float", 6.0).fits[0]].map(Clone::clone));
     }
 
     #[test]

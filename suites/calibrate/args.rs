@@ -28,6 +28,15 @@ pub struct CalibrateArgs {
     /// Leave the disk out
     #[arg(long, conflicts_with = "disk")]
     pub no_disk: bool,
+    /// Rounds over the small training cells in which operations are timed
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub operation_rounds: u32,
+    /// Leave the times of operations out
+    #[arg(long)]
+    pub no_operations: bool,
+    /// Measure nothing: correct the profile's predicted times by what the notebook's records of this machine took
+    #[arg(long)]
+    pub from_notebook: bool,
     /// The machine profile [default: machines/HOST.toml beside configs]
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! Whether a machine was quiet enough for its numbers to be kept. The limits stand here, with their reasons, before any
 //! number is seen, and there is no way around them: a ceiling that is too low makes everything measured against it too good.
 
+use super::operations::Operations;
 use crate::runner::validity::Sampled;
 use zbench_reports::bench::Ceilings;
 use zbench_reports::units;
@@ -15,6 +16,17 @@ pub const MEMORY_SPREAD: f64 = 0.15;
 pub const DISK_SPREAD: f64 = 0.5;
 /// Others' share of the cores that this process may use: ceilings are of all of them, so stricter than for a cell.
 pub const OTHERS_SHARE: f64 = 0.05;
+
+/// The same of the times of operations, as the median of all points: shares of milliseconds among neighbours in a step.
+pub const OPERATION_SPREAD: f64 = 0.25;
+
+/// Why times of operations are not to be kept; nothing where they may be. Whether others ran beside shows in the spread:
+/// a time is the middle of many.
+pub fn why_not_operations(of: &Operations) -> Option<String> {
+    let noisy = of.spread.is_nan() || of.spread > OPERATION_SPREAD;
+    let (spread, limit) = (units::percent(of.spread), units::percent(OPERATION_SPREAD));
+    noisy.then(|| format!("operations with {}: the rounds spread by {spread} (limit {limit})", of.seats))
+}
 
 /// Why the numbers are not to be kept; nothing where they may be.
 pub fn why_not(ceilings: &Ceilings, sampled: &Sampled) -> Vec<String> {
@@ -71,6 +83,15 @@ mod tests {
             values.add(2, "disk.read".into(), Err("the file system refuses O_DIRECT".into()));
         }
         summed_up(&values)
+    }
+
+    #[test]
+    fn steady_operations_are_kept_and_others_are_named() {
+        let with = |spread| why_not_operations(&Operations { spread, ..Operations::default() });
+        assert_eq!((with(0.1), with(0.25)), (None, None));
+        for spread in [0.3, f64::NAN] {
+            assert!(with(spread).unwrap().contains("limit 25.0 %"), "{:?}", with(spread));
+        }
     }
 
     #[test]

@@ -6,10 +6,14 @@ use crate::allreduce::profile::default_path;
 use crate::bench::clock::Limits;
 use crate::bench::record::{blank, seen, watched};
 use crate::calibrate::args::CalibrateArgs;
+use crate::calibrate::corrections::{self, Corrections, Residuals};
 use crate::calibrate::disk::Disk;
+use crate::calibrate::operations::{self, OperationsError};
+use crate::calibrate::probes::{self, Probe, Seats};
 use crate::calibrate::profile::{self, About};
-use crate::calibrate::{Wanted, judge, measure};
+use crate::calibrate::{Wanted, judge, measure, times};
 use crate::cli::{Format, Global, exit};
+use crate::runner::time::TimeProfile;
 use crate::runner::{Header, machine, rescue};
 use anyhow::{Result, bail};
 use serde_json::json;
@@ -30,6 +34,9 @@ const LIMIT: Duration = Duration::from_secs(24 * 3600);
 
 /// `zbench calibrate`.
 pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
+    if arguments.from_notebook {
+        return from_notebook(global, arguments);
+    }
     let wanted = wanted(arguments)?;
     let path = arguments.save.clone().unwrap_or_else(|| default_path(&machine::host_name()));
     // What would only fail when all has been measured.
@@ -52,17 +59,31 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
             crate::say!("{done} of {all} measurements");
         }
     };
-    let (measured, sampled) = watched(|| measure(&wanted, &disk, &limits, &mut told));
-    let Ok(ceilings) = measured else {
+    let seatings = if arguments.no_operations { Vec::new() } else { seatings(&wanted, arguments)? };
+    let rounds = arguments.operation_rounds as usize;
+    let (measured, sampled) = watched(|| {
+        let ceilings = measure(&wanted, &disk, &limits, &mut told).ok()?;
+        Some((ceilings, operations::measure(&seatings, rounds, machine::cores(), &limits, &mut told)))
+    });
+    let stopped = || {
         crate::say!("stopped; nothing is kept of unfinished rounds");
-        return Ok(exit::INTERRUPTED);
+        Ok(exit::INTERRUPTED)
+    };
+    let Some((ceilings, operations)) = measured else { return stopped() };
+    let operations = match operations {
+        Ok(operations) => operations,
+        Err(OperationsError::Stopped) => return stopped(),
+        Err(error) => return Err(error.into()),
     };
     let reasons = judge::why_not(&ceilings, &sampled);
+    let unsteady: Vec<String> = operations.iter().filter_map(judge::why_not_operations).collect();
+    let mut steady = operations;
+    steady.retain(|of| judge::why_not_operations(of).is_none());
     let mut record = record(&wanted, &folder, arguments, &ceilings);
     seen(&mut record, &sampled);
-    if !reasons.is_empty() {
+    if !reasons.is_empty() || !unsteady.is_empty() {
         record.validity.push("too_noisy".into());
-        record.notes.extend(reasons.iter().map(|reason| format!("Too noisy to be kept: {reason}.")));
+        record.notes.extend(reasons.iter().chain(&unsteady).map(|reason| format!("Too noisy to be kept: {reason}.")));
     }
     record.trial = 1 + notebook.records()?.iter().filter(|other| other.key == record.key).count() as u32;
     if let Err(error) = notebook.append(&record) {
@@ -74,22 +95,58 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
         _ => print_document(global, &bench::document(&[&record]))?,
     }
     say_changes(before.as_ref(), &ceilings);
-    if !reasons.is_empty() {
-        reasons.iter().for_each(|reason| crate::say!("too noisy: {reason}"));
-        crate::say!("{} is left as it was; end other programs and try again, or measure more --rounds", path.display());
-        return Ok(exit::INCONCLUSIVE);
-    }
-    if arguments.no_save {
-        return Ok(exit::SUCCESS);
-    }
+    reasons.iter().chain(&unsteady).for_each(|reason| crate::say!("too noisy: {reason}"));
     let about = About {
         measured: record.started.clone(),
         cpu: machine::cpu_model().unwrap_or_default(),
         instructions: zbench_kernels::peak::describe().into_iter().map(String::from).collect(),
     };
-    profile::save(&path, &ceilings, &about)?;
-    crate::say!("saved into {}", path.display());
+    // Each by itself: that memory's ceiling moved says nothing about the middle of many calls of an operation.
+    let saves = !arguments.no_save;
+    if saves && reasons.is_empty() {
+        profile::save(&path, &ceilings, &about)?;
+        crate::say!("saved the ceilings into {}", path.display());
+    }
+    if saves && !steady.is_empty() {
+        times::save(&path, &steady, &record.started, machine::cores())?;
+        let seats: Vec<String> = steady.iter().map(|of| of.seats.to_string()).collect();
+        crate::say!("saved the times of operations with {} into {}", seats.join(", "), path.display());
+    }
+    if reasons.is_empty() && unsteady.is_empty() {
+        return Ok(exit::SUCCESS);
+    }
+    let advice = "end other programs and try again, or measure more rounds";
+    crate::say!("what is too noisy is left as it was in {}; {advice}", path.display());
+    Ok(exit::INCONCLUSIVE)
+}
+
+/// Residuals of this machine's records, and corrections of them into its profile.
+fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
+    let path = arguments.save.clone().unwrap_or_else(|| default_path(&machine::host_name()));
+    let profile = TimeProfile::read(&path).map_err(anyhow::Error::msg)?.uncorrected();
+    let records = Notebook::open(&global.notebook)?.records()?;
+    let residuals = Residuals::of(&records, &corrections::this_host(), &profile);
+    print_document(global, &residuals.document())?;
+    let corrections = Corrections::from_residuals(&residuals, &jiff::Timestamp::now().to_string());
+    if corrections.spans.is_empty() {
+        let few = corrections::FEWEST;
+        crate::say!("nothing is corrected: no span has {few} records of this machine in {}", global.notebook.display());
+        return Ok(exit::INCONCLUSIVE);
+    }
+    crate::say!("{corrections}");
+    if !arguments.no_save {
+        corrections::save(&path, &corrections)?;
+        crate::say!("saved into {}; remove its [corrections] to be rid of them", path.display());
+    }
     Ok(exit::SUCCESS)
+}
+
+/// Who times operations, and where: single threads and all cores, or the numbers of threads that were asked for.
+fn seatings(wanted: &Wanted, arguments: &CalibrateArgs) -> Result<Vec<(Seats, Vec<Probe>)>> {
+    let ends = |threads: &&usize| !arguments.threads.is_empty() || **threads == 1 || **threads == machine::cores();
+    let threads: Vec<usize> = wanted.threads.iter().filter(ends).copied().collect();
+    let with_probes = |seats| Ok((seats, probes::probes(seats)?));
+    probes::seatings(&threads, machine::cores()).into_iter().map(with_probes).collect()
 }
 
 fn wanted(arguments: &CalibrateArgs) -> Result<Wanted> {

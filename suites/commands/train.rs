@@ -9,7 +9,7 @@ use crate::grid::{self, GridCell};
 use crate::runner::child::Children;
 use crate::runner::launched::Launched;
 use crate::runner::plan::{Decision, Planned};
-use crate::runner::{Execute, Header, Runner, Summary, Trials};
+use crate::runner::{Execute, Header, Runner, Summary, Trials, time};
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -151,7 +151,13 @@ fn refuse_all(expanded: &Expanded) -> Result<()> {
 
 /// The estimates of cells.
 pub(super) fn estimates(global: &Global, cells: &[Planned]) -> Result<u8> {
-    let rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
+    let mut rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
+    // To plan makes no notebook.
+    let there =
+        global.notebook.is_dir().then(|| Notebook::open(&global.notebook).and_then(|notebook| notebook.records()));
+    if let Some(Ok(records)) = there {
+        time::with_errors(&mut rows, &records);
+    }
     match global.format {
         Format::Json => print_lines(&rows)?,
         _ => print_document(global, &estimate_report::estimates(&rows))?,

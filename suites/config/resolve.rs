@@ -116,6 +116,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
             instructions: Some(values.text("hardware.instructions")).filter(|name| name != "auto"),
             pin: if values.text("hardware.pin") == "cores" { Pin::Cores } else { Pin::None },
             software: values.given_text("hardware.software"),
+            profile: profile.as_ref().filter(|_| device == DeviceKind::Cuda).map(|profile| profile.name.clone()),
         },
         model,
         train,

@@ -34,13 +34,15 @@ pub fn bytes(text: &str) -> Option<u64> {
     scaled(text, BYTES).filter(|bytes| *bytes <= (1u64 << 62) as f64).map(|bytes| bytes.round() as u64)
 }
 
-/// Bytes per second; `Gbit/s` and its kin count bits.
+/// Bytes per second; `Gbit/s`, `Gb/s` and their kin count bits.
 pub fn bandwidth(text: &str) -> Option<f64> {
     let text = text.trim();
     let Some(amount) = text.strip_suffix("/s") else {
         return text.parse().ok().filter(|value: &f64| value.is_finite() && *value > 0.0);
     };
-    match amount.strip_suffix("bit") {
+    // A capital prefix before a small b is how rates of links are written.
+    let bits = ["Kb", "Mb", "Gb", "Tb"].into_iter().find(|unit| amount.ends_with(unit)).map(|_| &amount[..amount.len() - 1]);
+    match amount.strip_suffix("bit").or(bits) {
         Some(bits) => scaled(&format!("{bits}b"), BYTES).map(|bits| bits / 8.0),
         None => scaled(amount, BYTES),
     }
@@ -65,6 +67,8 @@ mod tests {
         assert_eq!(bytes("1e3"), Some(1000));
         assert_eq!(bandwidth("12.5GB/s"), Some(12.5e9));
         assert_eq!(bandwidth("100Gbit/s"), Some(12.5e9));
+        assert_eq!(bandwidth("100Gb/s"), Some(12.5e9));
+        assert_eq!(bandwidth("100GB/s"), Some(100e9));
         assert!(seconds("20us").is_some_and(|s| (s - 20e-6).abs() < 1e-18));
         assert_eq!(seconds("2min"), Some(120.0));
     }

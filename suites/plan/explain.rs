@@ -5,6 +5,7 @@ use super::job::job;
 use crate::config::Resolved;
 use crate::runner::plan::gib;
 use zbench_engine::outcome::Estimate;
+use zbench_engine::plan::Planner;
 use zbench_estimate::deepspeed::{self, Formula, Line, Offloaded};
 use zbench_estimate::job::{Job, Kind};
 use zbench_estimate::memory::memory;
@@ -21,7 +22,7 @@ pub fn sums(resolved: &Resolved, estimate: Option<&Estimate>) -> Vec<Sum> {
         list.push(flops(estimate));
     }
     list.push(priced(&job));
-    if let Ok((timing, traffic)) = forecast::timing(resolved, estimate) {
+    if let Ok((timing, traffic)) = forecast::timing(&Planner::default(), resolved, estimate) {
         list.push(time(&timing));
         let term = |t: &zbench_reports::estimate_report::EstimateTraffic| {
             let how = format!("{} calls, payload {}", units::number(t.calls), units::traffic(t.payload_bytes));
@@ -85,9 +86,10 @@ fn priced(job: &Job) -> Sum {
         bytes(format!("{:?}: {}", term.category, term.name).to_lowercase(), term.formula.into(), term.bytes, units::memory)
     };
     let mut terms: Vec<Term> = stage.terms.iter().filter(|term| term.bytes > 0.0).map(term).collect();
-    let held = memory.reserved() - stage.peak();
+    let held = memory.needs() - stage.peak();
     if held > 0.0 {
-        terms.push(bytes("workspace: held by the allocator".into(), "blocks that do not fit again".into(), held, units::memory));
+        let how = "the allocator's blocks that do not fit again, the device's context, the communication library";
+        terms.push(bytes("workspace: beside tensors".into(), how.into(), held, units::memory));
     }
     let place = if job.degrees.pipeline > 1 {
         format!(" (stage {} of {}, {:?})", stage.index, job.degrees.pipeline, stage.moment)
@@ -99,7 +101,12 @@ fn priced(job: &Job) -> Sum {
         unit: "bytes".into(),
         total: total(&terms, units::memory),
         terms,
-        source: format!("The device shows {} with context and communication library.", gib(memory.device() as u64)),
+        source: format!(
+            "Tensors {}, with what the allocator holds {}, on the device {}.",
+            gib(memory.allocated() as u64),
+            gib(memory.reserved() as u64),
+            gib(memory.device() as u64)
+        ),
     }
 }
 

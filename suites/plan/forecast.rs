@@ -10,7 +10,7 @@ use zbench_engine::outcome::Estimate;
 use zbench_engine::plan::Planner;
 use zbench_estimate::job::{Degrees, Job};
 use zbench_estimate::machine::Machine;
-use zbench_estimate::memory::{self, CATEGORIES, Memory};
+use zbench_estimate::memory::{self, CATEGORIES};
 use zbench_estimate::time::{self, Time};
 use zbench_kernels::Category;
 use zbench_reports::Named;
@@ -58,8 +58,8 @@ impl Footprint {
     pub fn priced(job: &Job, ranks_per_node: usize) -> Footprint {
         let memory = memory::memory(job);
         let stage = memory.worst();
-        // What the allocator keeps and cannot hand out again is nobody's tensor: workspace.
-        let held = (memory.reserved() - stage.peak()).max(0.0);
+        // What the allocator keeps in pieces and the software's context are nobody's tensors: workspace.
+        let held = (memory.needs() - stage.peak()).max(0.0);
         let bytes = |category: &memory::Category| {
             let more = if *category == memory::Category::Workspace { held } else { 0.0 };
             (stage.by(*category) + more).max(0.0).round() as u64
@@ -141,10 +141,16 @@ pub fn peak_bytes(planner: &Planner, cell: &Cell) -> Result<u64, String> {
 ///
 /// # Errors
 /// Why there is none, in words.
-pub fn timing(resolved: &Resolved, estimate: Option<&Estimate>) -> Result<(Timing, Vec<EstimateTraffic>), String> {
+pub fn timing(
+    planner: &Planner,
+    resolved: &Resolved,
+    estimate: Option<&Estimate>,
+) -> Result<(Timing, Vec<EstimateTraffic>), String> {
     let cell = &resolved.cell;
     if cell.hardware.device != DeviceKind::Cuda {
-        return Err("on the CPU times are predicted for cells that the engine runs alone".into());
+        let only = || "on the CPU times are predicted for cells that the engine runs alone".to_string();
+        let estimate = estimate.ok_or_else(only)?;
+        return Ok((crate::runner::time::of(planner, resolved)?.timing(cell, &estimate.flops), Vec::new()));
     }
     let Some(profile) = &resolved.profile else {
         return Err("no machine is named; state hardware.profile, for example \"h100-sxm\" (docs/machines.md)".into());
@@ -159,6 +165,15 @@ pub fn timing(resolved: &Resolved, estimate: Option<&Estimate>) -> Result<(Timin
     let products = job.precision.products;
     if !machine.device.compute.contains_key(&products) {
         return Err(format!("the profile {} has no rate of {} (compute.{0})", profile.name, products.name()));
+    }
+    let ranks = ranks(&job.degrees);
+    for (link, needed, place) in [
+        (&machine.intra, ranks > 1 && machine.node_devices > 1, "between the devices of a node (node.link)"),
+        (&machine.inter, ranks > machine.node_devices, "between nodes (network)"),
+    ] {
+        if needed && link.bandwidth <= 0.0 {
+            return Err(format!("the profile {} has no link {place}, and {ranks} ranks need one", profile.name));
+        }
     }
     let time = time::time(&job, &machine);
     let traffic = traffic(&time);
@@ -207,9 +222,4 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
 
 fn ranks(degrees: &Degrees) -> usize {
     degrees.data * degrees.tensor * degrees.pipeline * degrees.context
-}
-
-/// The memory of a job term by term.
-pub fn terms(memory: &Memory) -> Vec<(String, String, f64)> {
-    memory.worst().terms.iter().map(|term| (term.name.to_string(), term.formula.to_string(), term.bytes)).collect()
 }

@@ -1,7 +1,7 @@
 //! Scores predictions of the published rows and fits the constants of `tuning` by coordinate descent.
 //!
 //! `fit report` prints errors per family and half; `fit rows FAMILY` a family's rows; `fit worst N` the worst rows;
-//! `fit kernels` and `fit collectives` those files; `fit descend NAME…` (all fitted names when none is given) fits on the
+//! `fit kernels` and `fit collectives` those files; `fit speed` how long a job takes; `fit descend NAME…` (all fitted names when none is given) fits on the
 //! even half and prints what it found; `fit out NAME…` leaves each family out in turn.
 
 use std::collections::BTreeMap;
@@ -21,6 +21,8 @@ const FITTED: &[(&str, f64)] = &[
     ("contention", 0.1),
     ("tensor_hidden", 0.5),
     ("router_passes", 10.0),
+    ("router_wait", 0.0003),
+    ("send_wait", 0.002),
     ("other", 0.02),
     ("straggle", 0.006),
     ("deepspeed_network", 0.45),
@@ -58,7 +60,9 @@ impl Case {
 }
 
 fn file(name: &str) -> Vec<Row> {
-    let path = format!("{}/../../tests/published/{name}.csv", env!("CARGO_MANIFEST_DIR"));
+    // Another folder of such files: PUBLISHED=DIR.
+    let own = format!("{}/../../tests/published", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/{name}.csv", std::env::var("PUBLISHED").unwrap_or(own));
     read(&std::fs::read_to_string(path).expect("tests/published")).expect("CSV")
 }
 
@@ -92,7 +96,7 @@ fn cost(cases: &[&Case], tuning: &Tuning) -> f64 {
         .fold((0.0, 0.0), |(sum, weight), (errors, rows)| (sum + errors / rows * rows.sqrt(), weight + rows.sqrt()));
     let pull: f64 = FITTED
         .iter()
-        .map(|(name, expected)| (tuning.get(name).unwrap_or(*expected).max(1e-4) / expected).ln().abs())
+        .map(|(name, expected)| (tuning.get(name).unwrap_or(*expected).max(1e-6) / expected).ln().abs())
         .sum();
     sum / weight.max(1e-9) + PULL * pull
 }
@@ -268,6 +272,20 @@ fn main() {
                 all.extend(errors);
             }
             line("each left out", &all);
+        }
+        "speed" => {
+            let start = std::time::Instant::now();
+            let mut slowest: (f64, &str) = (0.0, "");
+            for case in &cases {
+                let start = std::time::Instant::now();
+                std::hint::black_box(case.prepared.time(&tuning));
+                let took = start.elapsed().as_secs_f64();
+                if took > slowest.0 {
+                    slowest = (took, case.row.id());
+                }
+            }
+            let each = start.elapsed().as_secs_f64() / cases.len().max(1) as f64;
+            println!("{:.1} us a job; slowest {:.1} us ({})", each * 1e6, slowest.0 * 1e6, slowest.1);
         }
         "kernels" | "collectives" => {
             let mut errors: BTreeMap<String, Vec<f64>> = BTreeMap::new();

@@ -82,7 +82,7 @@ impl Group {
 const START: f64 = 8e-6;
 
 /// Filling the pipeline of chunks, against the geometric mean of hops and transfer: an optimal chunk size gives 2 with all
-/// hops one by one; fitted on the single-node sweeps (even half) from 1 MiB to 16 GiB.
+/// hops one by one; set by hand on the single-node sweeps from 1 MiB to 16 GiB, both halves seen.
 const FILL: f64 = 0.6;
 
 /// Algorithm bandwidth of a reduction in the switch over what a ring's links reach: each device sends its whole payload
@@ -153,7 +153,8 @@ pub fn seconds_by(what: Collective, bytes: f64, group: Group, machine: &Machine,
     fixed + transfer + FILL * (fixed * transfer).sqrt()
 }
 
-/// Share of a node's cards that a collective over several of its devices keeps busy where no switch joins them.
+/// Share of a node's cards that a collective over several of its devices keeps busy where no switch joins them; set by hand
+/// on the ZeRO-3 rows of V100 nodes (BigScience), both halves seen.
 const UNSWITCHED: f64 = 0.5;
 
 fn switched(link: &Link) -> bool {

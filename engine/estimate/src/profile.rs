@@ -158,7 +158,7 @@ pub fn machine(name: &str) -> Result<Machine, ProfileError> {
 }
 
 /// Keys that stand at the top of a profile.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 16] = [
     "about",
     "base",
     "product",
@@ -173,6 +173,8 @@ const KEYS: [&str; 14] = [
     "network",
     "collectives",
     "ceilings",
+    "operations",
+    "corrections",
 ];
 
 /// Those that say how fast a machine is; with any of them all that are needed have to be there.
@@ -242,6 +244,10 @@ impl Profile {
             Some(other) => Err(value_error(name, key, other, "a table, as zbench itself writes it")),
         };
         let (collectives, ceilings) = (saved("collectives")?, saved("ceilings")?);
+        // Read where the times of cells on this machine are predicted.
+        for key in ["operations", "corrections"] {
+            saved(key)?;
+        }
         Ok(Profile { name: name.into(), about, device, memory, machine, sources, collectives, ceilings, table })
     }
 
@@ -286,7 +292,7 @@ fn whole(name: &str, text: &str, depth: usize) -> Result<Table, ProfileError> {
     };
     let mut table = whole(&base, text, depth + 1)?;
     // What was measured on the base's machine was not measured on this one.
-    for key in ["collectives", "ceilings"] {
+    for key in ["collectives", "ceilings", "operations", "corrections"] {
         table.remove(key);
     }
     if own.contains_key("memory") && !own.contains_key("memory_source") {

@@ -3,6 +3,8 @@
 
 mod actions;
 mod blocks;
+pub mod clock;
+pub mod curves;
 mod flops;
 mod planner;
 mod price;
@@ -10,6 +12,7 @@ mod price;
 pub use actions::{Action, Policy, Schedule, actions};
 pub use flops::ledger_terms;
 pub use planner::Planner;
+pub use price::ActionStated;
 
 use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions};
 use crate::layers::{Batch, Stated};
@@ -100,6 +103,16 @@ impl Plan {
     /// part of a flat crosses from one tensor to the next.
     pub fn stated(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Vec<Stated> {
         price::price(cell, kernels, self, rank, true).1
+    }
+
+    /// The same by action, with each action's collectives.
+    pub fn stated_actions<'a>(
+        &'a self,
+        cell: &'a Cell,
+        kernels: &'a dyn Kernels,
+        rank: usize,
+    ) -> impl Iterator<Item = ActionStated> + 'a {
+        price::stated(cell, kernels, self, rank)
     }
 }
 

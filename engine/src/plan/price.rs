@@ -8,11 +8,43 @@ use crate::layers::{Phase, Piece, Saved, Sketch, Stated};
 use crate::model::Part;
 use crate::outcome::Estimate;
 use crate::rope;
-use crate::shard::{Gradients, Optimizer, Params, State, Tally};
+use crate::shard::{Collective, Gradients, Optimizer, Params, State, Tally};
 use zbench_kernels::{Category, DType, Kernels};
+
+/// What an action of a plan will do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ActionStated {
+    /// Which.
+    pub action: Action,
+    /// Its operations, in order.
+    pub operations: Vec<Stated>,
+    /// Its collectives, in order.
+    pub collectives: Vec<Collective>,
+}
+
+/// The actions of one step of a rank with all they do, one after the other: a long step's do not fit memory at once.
+pub fn stated<'a>(
+    cell: &'a Cell,
+    kernels: &'a dyn Kernels,
+    plan: &'a Plan,
+    rank: usize,
+) -> impl Iterator<Item = ActionStated> + 'a {
+    let mut walk = started(cell, kernels, plan, rank, true);
+    plan.actions.iter().map(move |action| {
+        walk.act(*action);
+        let operations = walk.s.ops.as_mut().map(std::mem::take).unwrap_or_default();
+        ActionStated { action: *action, operations, collectives: walk.tally.take_calls() }
+    })
+}
 
 /// Memory, traffic and operations of one step of a rank, and the list of operations if `keep` is set.
 pub fn price(cell: &Cell, kernels: &dyn Kernels, plan: &Plan, rank: usize, keep: bool) -> (Estimate, Vec<Stated>) {
+    let mut walk = started(cell, kernels, plan, rank, keep);
+    plan.actions.iter().for_each(|action| walk.act(*action));
+    walk.finish()
+}
+
+fn started<'a>(cell: &'a Cell, kernels: &'a dyn Kernels, plan: &'a Plan, rank: usize, keep: bool) -> Walk<'a> {
     let p = &cell.precision;
     let mut sketch = Sketch::new(kernels, batch(cell, 0), p.compute, p.gradients);
     sketch.ops = keep.then(Vec::new);
@@ -34,8 +66,7 @@ pub fn price(cell: &Cell, kernels: &dyn Kernels, plan: &Plan, rank: usize, keep:
         blocks: Blocks::default(),
     };
     walk.start();
-    plan.actions.iter().for_each(|action| walk.act(*action));
-    walk.finish()
+    walk
 }
 
 struct Walk<'a> {

@@ -156,7 +156,7 @@ impl Gradients {
             on_wire_stated(s, p.gradients, p.reduce, holding.padded, whole);
             match whole {
                 true => tally.all_reduce(axis, mesh.inner, bytes(holding.padded)),
-                false => tally.reduce_scatter(axis, mesh.inner, bytes(holding.padded)),
+                false => to_part_stated(tally, axis, mesh.inner, bytes(holding.padded), p.gradients == p.reduce),
             }
         }
         if !last || !mesh.hybrid {
@@ -165,7 +165,7 @@ impl Gradients {
         let len = if state.sharding.optimizer == Split::Whole { holding.padded } else { holding.padded / mesh.inner };
         if state.sharding.optimizer == Split::World {
             on_wire_stated(s, p.gradients, p.reduce, len, false);
-            tally.reduce_scatter(OUTER, mesh.outer, bytes(len));
+            to_part_stated(tally, OUTER, mesh.outer, bytes(len), p.gradients == p.reduce);
         } else {
             on_wire_stated(s, p.gradients, p.reduce, len, true);
             tally.all_reduce(OUTER, mesh.outer, bytes(len));
@@ -203,6 +203,14 @@ fn reduce_to_part(
     }
     let copy = wire_copy(desk, wire, view.as_view())?;
     Ok(group.reduce_scatter(copy.view(), view.slice_mut(part.clone()), false)?)
+}
+
+/// States the call of `reduce_to_part`: without a copy for the wire there is one buffer.
+fn to_part_stated(tally: &mut Tally, axis: &'static str, ranks: usize, bytes: u64, in_place: bool) {
+    tally.reduce_scatter(axis, ranks, bytes);
+    if in_place {
+        tally.in_place();
+    }
 }
 
 fn wire_copy(desk: Desk<'_>, wire: DType, view: View<'_>) -> Result<Buffer> {

@@ -9,7 +9,7 @@ mod tally;
 pub use gradients::Gradients;
 pub use optimizer::{Clip, Optimizer};
 pub use params::Params;
-pub use tally::Tally;
+pub use tally::{Collective, Tally};
 
 use crate::comm::Metered;
 use crate::config::{Cell, Precision};

@@ -74,9 +74,11 @@ impl Params {
         let bytes = |len: usize| (len * holding.dtype.size()) as u64;
         if state.sharding.optimizer == Split::World && mesh.hybrid {
             tally.all_gather(OUTER, mesh.outer, bytes(holding.padded / mesh.inner));
+            tally.in_place();
         }
         if state.sharding.parameters == Split::Whole {
             tally.all_gather(state.inner_axis(), mesh.inner, bytes(holding.padded));
+            tally.in_place();
         }
     }
 

@@ -85,6 +85,9 @@ pub fn predict(row: &Row) -> Result<Guess, Refused> {
     let nodes = row.positive("n_nodes");
     let far = !row.text("inter_link").is_empty() && nodes.is_none();
     let ranks = row.positive("n_gpus").unwrap_or(if far { 1024 } else { 8 });
+    if ranks < 2 {
+        return Err("a device alone has nobody to talk to".into());
+    }
     let nodes = nodes.unwrap_or(if far { ranks.div_ceil(8) } else { 1 });
     let per_node = ranks.div_ceil(nodes);
     let mut machine = machine_of(row, if nodes > 1 { per_node } else { 0 })?;
@@ -103,7 +106,7 @@ pub fn predict(row: &Row) -> Result<Guess, Refused> {
     let took = seconds_by(what, size, group, &machine, trees);
     let algorithm = size / took / 1e9 * if duplex { 2.0 } else { 1.0 };
     let one_sided = !row.text("bound").is_empty();
-    let guess = |quantity, stated, predicted| Guess { quantity, stated, predicted, one_sided };
+    let guess = |quantity, stated, predicted| Guess { quantity, stated, predicted, one_sided }.checked();
     match (of("busbw_gbs"), of("algbw_gbs"), of("time_us")) {
         (stated @ Some(_), ..) => {
             let bus = algorithm * what.bus_factor(ranks);
@@ -113,10 +116,10 @@ pub fn predict(row: &Row) -> Result<Guess, Refused> {
             } else {
                 bus
             };
-            Ok(guess("busbw_gbs", stated, bus))
+            guess("busbw_gbs", stated, bus)
         }
-        (_, stated @ Some(_), _) => Ok(guess("algbw_gbs", stated, algorithm)),
-        (_, _, stated @ Some(_)) => Ok(guess("time_us", stated, took * 1e6)),
+        (_, stated @ Some(_), _) => guess("algbw_gbs", stated, algorithm),
+        (_, _, stated @ Some(_)) => guess("time_us", stated, took * 1e6),
         _ => Err(Refused("the row states neither a bandwidth nor a time".into())),
     }
 }

@@ -18,6 +18,17 @@ pub struct Guess {
 }
 
 impl Guess {
+    /// The prediction, unless it is no number.
+    pub(super) fn checked(self) -> Result<Guess, Refused> {
+        if self.predicted.is_finite() && self.predicted >= 0.0 {
+            Ok(self)
+        } else {
+            Err(Refused(
+                "the prediction is no number: the row's own numbers are too large, or contradict each other".into(),
+            ))
+        }
+    }
+
     /// |predicted / stated - 1|, where it can be scored.
     pub fn error(&self) -> Option<f64> {
         let stated = self.stated.filter(|stated| *stated > 0.0 && !self.one_sided)?;
@@ -67,6 +78,7 @@ const EFA_HOP: f64 = 60e-6;
 const EFA_REACHED: f64 = 0.85;
 
 /// Omni-Path is driven by the processors, not by the cards: less of it is reached beside compute.
+/// Set by hand on BigScience's ZeRO-3 rows, both halves seen.
 const OMNI_PATH_REACHED: f64 = 0.5;
 
 /// The machine of a row that was expressed.

@@ -100,5 +100,5 @@ pub fn predict_with(row: &Row, tuning: &Tuning) -> Result<Guess, Refused> {
         };
         flops / seconds / 1e12
     };
-    Ok(Guess { quantity: "tflops", stated, predicted, one_sided })
+    Guess { quantity: "tflops", stated, predicted, one_sided }.checked()
 }

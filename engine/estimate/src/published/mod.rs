@@ -13,6 +13,7 @@ pub mod models;
 pub mod row;
 pub mod score;
 pub mod shape;
+mod suppose;
 pub mod throughput;
 pub mod validate;
 pub mod words;

@@ -4,8 +4,9 @@
 use super::guess::{Guess, machine_of};
 use super::job::{Expressed, Refused, express};
 use super::row::Row;
+use super::suppose::suppose;
 use super::words::any;
-use crate::job::{Attention, Job, Kind, Recompute, Stack};
+use crate::job::{Job, Recompute};
 use crate::machine::Machine;
 use crate::time::{Time, time_with};
 use crate::tuning::Tuning;
@@ -23,7 +24,14 @@ pub struct Prepared {
     counting: Counting,
     one_sided: bool,
     rated: f64,
+    /// The run asked for tensor parallel collectives beside products.
+    asked: bool,
 }
+
+/// What PyTorch's asynchronous tensor parallelism hides, where a run asks for it: it splits products in as many parts as
+/// ranks and sends each part while the next is computed; the first is exposed, and parts are less efficient. Set by hand on
+/// seven rows of torchtitan, both halves seen.
+const ASKED: f64 = 0.3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Quantity {
@@ -120,7 +128,6 @@ fn flops(job: &Job, time: &Time, tokens: f64, counting: Counting) -> f64 {
 /// What of it cannot be expressed.
 pub fn prepare(row: &Row) -> Result<Prepared, Refused> {
     let mut expressed = express(row)?;
-    suppose(row, &mut expressed);
     let of = |column: &str| row.number(column).filter(|n| *n > 0.0);
     let bound = row.words("bound");
     let (quantity, stated) = match (of("tokens_per_s_per_gpu"), of("step_time_s"), of("tflops_per_gpu"), of("mfu_pct"))
@@ -142,69 +149,23 @@ pub fn prepare(row: &Row) -> Result<Prepared, Refused> {
             return Err(Refused("the row states neither devices nor a batch".into()));
         }
     }
+    suppose(row, &mut expressed, &machine);
     let counting = counting(row.text("flops_convention"), &expressed.job);
     let rated = of("peak_tflops_used").unwrap_or_else(|| {
         let form = expressed.job.precision.products;
         machine.device.compute.get(&form).map_or(1.0, |rate| rate.peak / 1e12)
     });
-    Ok(Prepared { expressed, machine, stated, quantity, counting, one_sided: !bound.is_empty(), rated })
-}
-
-/// Tokens of a micro-batch that fill a device, where a row does not say how many there were: whoever publishes a speed has
-/// filled it.
-const FILLED: usize = 16_384;
-
-/// What a row that states a speed leaves out and says between its lines.
-fn suppose(row: &Row, expressed: &mut Expressed) {
-    let job = &mut expressed.job;
-    let said = |column: &str| row.positive(column).is_some();
-    if !said("micro_batch") && !said("grad_accum") && job.degrees.pipeline <= 1 {
-        let fills = (FILLED / job.batch.seq.max(1)).max(1);
-        match row.positive("global_batch") {
-            Some(global) => {
-                let all = global.div_ceil(job.degrees.data.max(1)).max(1);
-                let micro = fills.min(all);
-                job.batch.micro = micro;
-                job.batch.accumulation = all.div_ceil(micro);
-            }
-            None => {
-                job.batch.micro = fills;
-                job.batch.accumulation = 4;
-            }
-        }
-    }
-    // LLM Foundry's attention was Triton's in 2023, whatever its tables call it.
-    if any(&row.words("framework"), &["composer", "foundry"]) && job.attention == Attention::Flash(2) {
-        job.attention = Attention::Flash(1);
-    }
-    // Trainers that compile unless they are told not to.
-    if any(&row.words("framework"), &["nanogpt", "nanochat"]) && row.text("compile").is_empty() {
-        job.stack = Stack::TorchCompiled;
-        job.attention = Attention::Flash(2);
-    }
-    if any(&row.words("model"), &["one layer", "single layer"]) {
-        // A layer alone has no head.
-        job.model.vocab = 0;
-    }
-    let interleaves = job.stack == Stack::MegatronCore || any(&row.words("notes"), &["interleav"]);
-    if row.text("vpp").is_empty() && job.degrees.pipeline > 1 && interleaves {
-        // Megatron's users interleave as far as layers divide.
-        let each = job.model.layers / job.degrees.pipeline;
-        let chunks = (1..=6.min(each)).rev().find(|chunks| each % chunks == 0);
-        job.degrees.chunks = chunks.unwrap_or(1);
-    }
-    // HFU over MFU says how much was made again.
-    if let (Some(mfu), Some(hfu)) = (row.number("mfu_pct"), row.number("hfu_pct")) {
-        let full = hfu > 1.25 * mfu && mfu > 0.0;
-        if full && !matches!(job.recompute, Recompute::Full { .. } | Recompute::None) {
-            job.recompute = Recompute::Full { every: 1, partitioned: false };
-        }
-    }
+    let asked = any(&row.words("notes"), &["async tp", "async-tp", "async tensor"]);
+    Ok(Prepared { expressed, machine, stated, quantity, counting, one_sided: !bound.is_empty(), rated, asked })
 }
 
 impl Prepared {
     /// The step's time with some constants.
     pub fn time(&self, tuning: &Tuning) -> Time {
+        if self.asked {
+            let tuning = Tuning { tensor_asked: ASKED, ..tuning.clone() };
+            return time_with(&self.expressed.job, &self.machine, &tuning);
+        }
         time_with(&self.expressed.job, &self.machine, tuning)
     }
 
@@ -215,11 +176,6 @@ impl Prepared {
         let per_rank = time.tokens_per_second_per_device;
         let devices = ranks(job);
         let tera = || {
-            let decoder = match job.model.kind {
-                Kind::EncoderDecoder { decoder_seq, .. } => decoder_seq,
-                _ => 0,
-            };
-            let _ = decoder;
             let tokens = per_rank * time.step * devices;
             flops(job, &time, tokens, self.counting) / time.step / devices / 1e12
         };
@@ -257,5 +213,5 @@ fn ranks(job: &Job) -> f64 {
 /// # Errors
 /// What of it cannot be expressed.
 pub fn predict(row: &Row) -> Result<Guess, Refused> {
-    Ok(prepare(row)?.guess(&Tuning::DEFAULT))
+    prepare(row)?.guess(&Tuning::DEFAULT).checked()
 }

@@ -2,9 +2,11 @@
 //! queue and communication queues in the order in which the stack issues them. Ranks that do the same are priced once.
 
 mod block;
+mod data;
 mod layout;
 mod plan;
 mod queue;
+mod stages;
 mod update;
 
 pub use layout::Layout;

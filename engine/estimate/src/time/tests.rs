@@ -1,1 +1,252 @@
+use super::*;
+use crate::job::{
+    Attention, Batch, Degrees, Kind, Loss, Number, Offload, Order, Peft, Place, Precision, Recompute, Shape, Sharding,
+    Stack,
+};
+use crate::profile;
 
+fn job() -> Job {
+    Job {
+        model: Shape {
+            kind: Kind::Decoder,
+            layers: 32,
+            hidden: 4096,
+            heads: 32,
+            kv_heads: 32,
+            head_dim: 128,
+            ffn: 16384,
+            vocab: 51200,
+            gated: false,
+            bias: false,
+            tied: true,
+            positions: 2048,
+            norm_bias: true,
+            causal: true,
+            window: 0,
+            dropout: false,
+            experts: None,
+            latent: None,
+            ahead: 0,
+            stated_parameters: 0,
+        },
+        batch: Batch { seq: 2048, micro: 4, accumulation: 8 },
+        degrees: Degrees {
+            data: 8,
+            tensor: 1,
+            sequence: false,
+            pipeline: 1,
+            chunks: 1,
+            schedule: Order::OneFOneB,
+            context: 1,
+            expert: 1,
+            expert_tensor: 1,
+            first_stage: 0,
+            last_stage: 0,
+        },
+        sharding: Sharding::whole(),
+        precision: Precision::MIXED16,
+        recompute: Recompute::None,
+        attention: Attention::Flash(2),
+        offload: Offload::default(),
+        peft: Peft::None,
+        loss: Loss::Logits,
+        stack: Stack::MegatronCore,
+    }
+}
+
+fn a100() -> Machine {
+    profile::machine("a100-80gb").expect("a100")
+}
+
+fn near(a: f64, b: f64, share: f64) {
+    assert!((a / b - 1.0).abs() <= share, "{a} is not within {share} of {b}");
+}
+
+/// Every axis at once, every policy, every place: the spans add up to the step and nothing is negative.
+#[test]
+fn spans_add_up_to_the_step() {
+    let mut jobs = vec![job()];
+    for stack in [Stack::MegatronLm, Stack::Deepspeed, Stack::Fsdp1, Stack::Fsdp2Compiled, Stack::Torch, Stack::Zbench]
+    {
+        for stage in 0..=3 {
+            let mut one = Job { stack, sharding: Sharding::zero(stage, 8), ..job() };
+            one.recompute = Recompute::Full { every: 1, partitioned: false };
+            one.offload.optimizer = if stage == 2 { Place::Host } else { Place::Device };
+            jobs.push(one);
+        }
+    }
+    let mut one = job();
+    one.degrees = Degrees { data: 2, tensor: 4, sequence: true, pipeline: 4, chunks: 2, context: 2, ..one.degrees };
+    jobs.push(one);
+    for job in jobs {
+        let time = time(&job, &a100());
+        let sum: f64 = time.spans.iter().map(|span| span.seconds).sum();
+        near(sum, time.step, 1e-12);
+        assert!(time.spans.iter().all(|span| span.seconds > 0.0 && span.seconds.is_finite()));
+        assert!(time.hardware_flops >= time.model_flops);
+        let devices = 64.min(time_world(&job)) as f64;
+        assert!(time.model_flops / time.step / devices < 312e12);
+    }
+}
+
+fn time_world(job: &Job) -> usize {
+    let d = job.degrees;
+    d.data * d.tensor * d.pipeline * d.context
+}
+
+#[test]
+fn model_flops_are_six_per_parameter_and_half_of_attentions_square() {
+    let job = job();
+    let tokens = 8.0 * 4.0 * 8.0 * 2048.0;
+    let matrices = 12.0 * 32.0 * 4096.0 * 4096.0 + 51200.0 * 4096.0;
+    let attention = 6.0 * 32.0 * 4096.0 * 2048.0;
+    near(time(&job, &a100()).model_flops, tokens * (6.0 * matrices + attention), 1e-9);
+    let full = Job { recompute: Recompute::Full { every: 1, partitioned: false }, ..job };
+    let again = tokens * (2.0 * 12.0 * 32.0 * 4096.0 * 4096.0 + attention / 3.0);
+    let time = time(&full, &a100());
+    near(time.hardware_flops - time.model_flops, again, 1e-9);
+}
+
+/// Elements per parameter and rank: 2 with whole weights, 3 where they are split (published/README.md).
+#[test]
+fn traffic_is_that_of_the_books() {
+    let parameters = job().model.parameters() as f64;
+    let sent = |stage: u8| {
+        let mut job = Job { sharding: Sharding::zero(stage, 8), stack: Stack::Fsdp1, ..job() };
+        job.batch.accumulation = 1;
+        time(&job, &a100()).traffic.iter().map(|row| row.wire).sum::<f64>() / (parameters * 2.0 * 7.0 / 8.0)
+    };
+    near(sent(0), 2.0, 0.01);
+    near(sent(1), 2.0, 0.01);
+    near(sent(2), 2.0, 0.01);
+    near(sent(3), 3.0, 0.01);
+}
+
+#[test]
+fn a_pipelines_bubble_is_p_less_one_over_m_and_chunks_divide_it() {
+    let mut job = job();
+    job.model.vocab = 0;
+    job.degrees = Degrees { data: 1, pipeline: 8, ..job.degrees };
+    job.batch = Batch { seq: 2048, micro: 1, accumulation: 16 };
+    let bubble = |chunks: usize| {
+        let mut job = job.clone();
+        job.degrees.chunks = chunks;
+        let time = time(&job, &a100());
+        let ideal = time.span(SpanKind::Forward) + time.span(SpanKind::Backward);
+        time.span(SpanKind::Bubble) / ideal
+    };
+    near(bubble(1), 7.0 / 16.0, 0.02);
+    near(bubble(2), 7.0 / 32.0, 0.02);
+    near(bubble(4), 7.0 / 64.0, 0.02);
+}
+
+#[test]
+fn accumulation_repeats_the_micro_batch() {
+    let of = |accumulation| {
+        let mut job = job();
+        job.degrees.data = 1;
+        job.batch.accumulation = accumulation;
+        time(&job, &a100())
+    };
+    near(of(16).span(SpanKind::Forward), 4.0 * of(4).span(SpanKind::Forward), 1e-9);
+    near(of(16).span(SpanKind::Optimizer), of(4).span(SpanKind::Optimizer), 1e-9);
+}
+
+#[test]
+fn what_ought_to_be_slower_is() {
+    let base = time(&job(), &a100()).step;
+    let naive = Job { attention: Attention::Naive, ..job() };
+    assert!(time(&naive, &a100()).step > base);
+    let again = Job { recompute: Recompute::Full { every: 1, partitioned: false }, ..job() };
+    near(time(&again, &a100()).step / base, 4.0 / 3.0, 0.06);
+    let mut single = Job { precision: Precision::F32, ..job() };
+    single.precision.products = Number::F32;
+    assert!(time(&single, &a100()).step > 4.0 * base);
+    let mut slow = a100();
+    slow.intra.bandwidth /= 50.0;
+    let sharded = Job { sharding: Sharding::zero(3, 8), stack: Stack::Fsdp2, ..job() };
+    assert!(time(&sharded, &slow).step > 1.5 * time(&sharded, &a100()).step);
+    let mut host = Job { sharding: Sharding::zero(2, 8), ..job() };
+    host.offload.optimizer = Place::Host;
+    assert!(time(&host, &a100()).span(SpanKind::Offload) > 0.0);
+}
+
+#[test]
+fn adapters_spare_the_gradients_of_weights() {
+    let lora = Peft::Adapters { trainable: 0, rank: 8, base: Number::Bf16, weight_bytes: 2.0 };
+    let full = time(&job(), &a100());
+    let adapted = time(&Job { peft: lora, ..job() }, &a100());
+    let ratio = adapted.model_flops / full.model_flops;
+    assert!((0.66..0.70).contains(&ratio), "{ratio}");
+    assert!(adapted.step < 0.8 * full.step);
+}
+
+#[test]
+fn sixteen_thousand_ranks_take_no_longer_than_eight() {
+    let mut large = job();
+    large.model.layers = 128;
+    large.degrees = Degrees { data: 128, tensor: 8, sequence: true, pipeline: 16, chunks: 4, ..large.degrees };
+    large.batch = Batch { seq: 8192, micro: 1, accumulation: 2048 };
+    let machine = a100();
+    let start = std::time::Instant::now();
+    for _ in 0..100 {
+        assert!(std::hint::black_box(time(&large, &machine)).step > 0.0);
+    }
+    let each = start.elapsed().as_secs_f64() / 100.0;
+    assert!(each < 1e-3, "{each} s for a job of 16,384 ranks");
+}
+
+/// Nothing that a file can say makes the estimator panic or name no number.
+#[test]
+fn odd_jobs_are_priced() {
+    let mut count = job();
+    count.model.kind = Kind::Count { largest_layer: 1 };
+    count.model.stated_parameters = 7_000_000_000;
+    let mut empty = job();
+    empty.model.layers = 0;
+    empty.model.vocab = 0;
+    empty.degrees.data = 0;
+    empty.batch = Batch { seq: 1, micro: 1, accumulation: 0 };
+    let mut stages = job();
+    stages.degrees = Degrees { pipeline: 64, expert: 512, tensor: 3, expert_tensor: 0, ..stages.degrees };
+    for job in [count, empty, stages] {
+        let time = time(&job, &a100());
+        assert!(time.step.is_finite() && time.step > 0.0);
+        assert!(time.tokens_per_second_per_device.is_finite());
+    }
+}
+
+mod queue {
+    use super::super::queue::{Unit, run};
+
+    fn unit(compute: f64, gather: f64, reduce: f64) -> Unit {
+        Unit {
+            count: 10,
+            forward: compute,
+            backward: 2.0 * compute,
+            gather_forward: gather,
+            gather_backward: gather,
+            reduce,
+        }
+    }
+
+    #[test]
+    fn what_hides_is_hidden_but_for_the_first_gather_and_the_last_reduction() {
+        let waited = run(&[unit(1.0, 0.5, 0.5)], 1);
+        // The first gather of forward; that of backward waits for forward's end; the last reduction.
+        assert!((waited.exposed - 1.5).abs() < 1e-9, "{waited:?}");
+        assert!((waited.exposed + waited.hidden - 15.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_longer_than_compute_sets_the_pace() {
+        let waited = run(&[unit(1.0, 4.0, 4.0)], 1);
+        // All of the wire but what compute covers.
+        assert!(waited.exposed > 120.0 - 30.0 - 1e-9 && waited.exposed < 120.0, "{waited:?}");
+    }
+
+    #[test]
+    fn nothing_to_send_is_nothing_to_wait_for() {
+        assert_eq!(run(&[unit(1.0, 0.0, 0.0)], 1), super::super::queue::Waited::default());
+    }
+}

@@ -1,0 +1,159 @@
+//! What ranks with the same weights move beside compute: gathers of shards, reductions of gradients.
+
+use super::plan::{Plan, busy};
+use super::queue::{self, Waited};
+use super::{Axis, SpanKind};
+use crate::collective::{Collective, Group, seconds};
+use crate::job::{Peft, Place};
+
+/// A unit's collectives along the data axes.
+struct Move {
+    queue: queue::Unit,
+    gather_bytes: f64,
+    reduce_bytes: f64,
+    gather_group: Group,
+    reduce_group: Group,
+}
+
+/// Units of a kind that are put on the queues one by one.
+const MOST_UNITS: f64 = 2048.0;
+
+impl Plan<'_> {
+    /// Gathers and reductions along the data axes.
+    pub(super) fn data(&mut self, micros: f64) {
+        let c = self.context;
+        let sharding = &c.job.sharding;
+        let sharded = sharding.parameters > 1;
+        // Split gradients are reduced each time they are made; Megatron-like stacks with stages add them up first.
+        // Nor do those with stages gather shards anew for each micro-batch: they keep them from the first to the last.
+        let staged = c.job.degrees.pipeline > 1;
+        let each = !staged && (sharded || sharding.gradients > 1);
+        let moves = self.moves();
+        let ahead = if c.drive.prefetch { sharding.prefetch.max(1) } else { 1 };
+        let queue = |gather: bool, reduce: bool| -> (Waited, f64) {
+            let units: Vec<queue::Unit> = moves
+                .iter()
+                .map(|m| queue::Unit {
+                    gather_forward: if gather { m.queue.gather_forward } else { 0.0 },
+                    gather_backward: if gather && !staged { m.queue.gather_backward } else { 0.0 },
+                    reduce: if reduce { m.queue.reduce } else { 0.0 },
+                    ..m.queue
+                })
+                .collect();
+            let total = units.iter().map(|u| u.count as f64 * (u.gather_forward + u.gather_backward + u.reduce)).sum();
+            (queue::run(&units, ahead), total)
+        };
+        let mut exposed = 0.0;
+        let mut settle = |(waited, total): (Waited, f64), overlapped: bool, times: f64| {
+            let alone = if overlapped { waited.exposed } else { total };
+            let mut beside = if overlapped { waited.hidden } else { 0.0 };
+            let mut stands = alone;
+            if !c.drive.prefetch {
+                let more = c.tuning.deepspeed_exposed * beside;
+                stands += more;
+                beside -= more;
+            }
+            exposed += times * (stands + c.tuning.contention * beside);
+        };
+        if each {
+            settle(queue(sharded, true), true, micros);
+        } else {
+            settle(queue(false, true), c.drive.overlap_reduce, 1.0);
+        }
+        if !each && sharding.optimizer > 1 {
+            settle(queue(true, false), c.drive.overlap_gather, 1.0);
+        }
+        self.span(SpanKind::Exposed(Axis::Data), exposed);
+        let times = if each { micros } else { 1.0 };
+        for m in &moves {
+            let count = m.queue.count as f64;
+            let gathers =
+                f64::from(u8::from(m.queue.gather_forward > 0.0)) + f64::from(u8::from(m.queue.gather_backward > 0.0));
+            let gathers = if staged { gathers.min(1.0) } else { gathers };
+            let often = if sharded && each { micros } else { 1.0 };
+            self.row(Axis::Data, Collective::AllGather, often * count * gathers, m.gather_bytes, m.gather_group.ranks);
+            let kind = if sharding.optimizer > 1 || each { Collective::ReduceScatter } else { Collective::AllReduce };
+            self.row(Axis::Data, kind, times * count, m.reduce_bytes, m.reduce_group.ranks);
+        }
+    }
+
+    /// What each unit of the slowest stage gathers and reduces.
+    fn moves(&self) -> Vec<Move> {
+        let c = &self.context;
+        let (job, layout, machine) = (c.job, c.layout, c.machine);
+        let sharding = &job.sharding;
+        let sharded = sharding.parameters > 1;
+        // DeepSpeed gathers parameter by parameter, with little ahead.
+        let slow = if c.drive.prefetch || !sharded || layout.data.nodes() < 2 {
+            1.0
+        } else {
+            1.0 / c.tuning.deepspeed_network
+        };
+        let element = match job.peft {
+            _ if sharding.gather_bytes > 0.0 => sharding.gather_bytes,
+            Peft::Adapters { base, .. } => base.bytes(),
+            Peft::None => job.precision.compute.bytes(),
+        };
+        let wire = if sharding.reduce_bytes > 0.0 { sharding.reduce_bytes } else { job.precision.reduce };
+        let link = (machine.host.bandwidth * machine.host.reached).max(1.0);
+        let group = if sharded { layout.shard } else { layout.data };
+        let mut list = Vec::new();
+        for (count, unit) in &self.stages[self.slowest] {
+            // More units than any model has are taken together.
+            if *count <= 0.0 {
+                continue;
+            }
+            let number = count.round().clamp(1.0, MOST_UNITS) as usize;
+            // Kinds that are mixed over stages: whole units, each with its share of the time.
+            let scale = count / number as f64;
+            let price = |what, dense: f64, sparse: f64, group: Group| {
+                scale
+                    * slow
+                    * (seconds(what, dense, group, machine) + seconds(what, sparse, layout.expert_data, machine))
+            };
+            let mut gather = price(Collective::AllGather, unit.dense * element, unit.sparse * element, group);
+            if sharded && job.offload.parameters != Place::Device {
+                gather += scale * (unit.dense + unit.sparse) * element / group.ranks as f64 / link;
+            }
+            let mut again = match sharding.parked {
+                parked if parked > 1 => {
+                    price(Collective::AllGather, unit.dense * element, unit.sparse * element, layout.parked)
+                }
+                _ if sharded && sharding.reshard_after_forward => gather,
+                _ => 0.0,
+            };
+            if !sharded {
+                again = 0.0;
+            }
+            let share = if unit.dense + unit.sparse > 0.0 { unit.trained / (unit.dense + unit.sparse) } else { 0.0 };
+            let (dense, sparse) = (unit.dense * share * wire, unit.sparse * share * wire);
+            let scattered = sharded || sharding.gradients > 1 || sharding.optimizer > 1;
+            let what = if scattered { Collective::ReduceScatter } else { Collective::AllReduce };
+            let mut reduce = price(what, dense, sparse, group);
+            if sharded && layout.replicas.ranks > 1 {
+                reduce += scale * seconds(Collective::AllReduce, dense / group.ranks as f64, layout.replicas, machine);
+            }
+            let gathers = sharded || sharding.optimizer > 1;
+            let (forward, backward) = (unit.forward, unit.backward);
+            list.push(Move {
+                queue: queue::Unit {
+                    count: number,
+                    forward: scale * (busy(c, &forward, false) + forward.waits()),
+                    backward: scale
+                        * (busy(c, &backward, true)
+                            + backward.waits()
+                            + busy(c, &unit.recompute, false)
+                            + unit.recompute.waits()),
+                    gather_forward: if gathers { gather } else { 0.0 },
+                    gather_backward: again,
+                    reduce,
+                },
+                gather_bytes: (unit.dense + unit.sparse) * element,
+                reduce_bytes: dense + sparse,
+                gather_group: group,
+                reduce_group: group,
+            });
+        }
+        list
+    }
+}

@@ -1,0 +1,270 @@
+//! What operations take where they are really called: small training cells ([`probes`]) run in this process with a
+//! stopwatch in front of the kernels. So every operation has the buffers, caches and neighbours that it has in training,
+//! and what is in no operation is what remains of the step.
+
+use super::probes::{Probe, Seats};
+use super::replay;
+use crate::bench::clock::Limits;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use zbench_engine::config::Cell;
+use zbench_engine::hardware;
+use zbench_engine::layers::Stated;
+use zbench_engine::outcome::{RankReport, Span};
+use zbench_engine::plan::clock::{Clock, Machine, Overheads};
+use zbench_engine::plan::curves::{Class, Curves, Point};
+use zbench_engine::plan::{Action, ActionStated, Plan};
+use zbench_engine::shard::Collective;
+use zbench_engine::train::{kernels, slowest, with_ranks};
+use zbench_kernels::{DType, Kernels, Op, Stopwatch, Timed};
+use zbench_reports::stats;
+
+/// What was measured with so many ranks of so many threads at once.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Operations {
+    /// With which.
+    pub seats: Seats,
+    /// The operations.
+    pub curves: Curves,
+    /// What is beside them.
+    pub overheads: Overheads,
+    /// Highest less lowest round over their median: the median of all points.
+    pub spread: f64,
+}
+
+/// Why operations were not measured.
+#[derive(Debug, thiserror::Error)]
+pub enum OperationsError {
+    /// Somebody wants it to end.
+    #[error("stopped")]
+    Stopped,
+    /// A probe could not run.
+    #[error("the probe \"{probe}\" with {seats} did not run: {reason}")]
+    Probe {
+        /// Which.
+        probe: String,
+        /// With which ranks and threads.
+        seats: Seats,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Sizes of a class, and what each round gave for them: one time per round.
+type Rounds = BTreeMap<(String, Vec<u64>), Vec<f64>>;
+
+/// The samples of one seating.
+#[derive(Default)]
+struct Samples {
+    operations: Rounds,
+    beside: Vec<Overheads>,
+    split: Vec<SplitStep>,
+}
+
+/// Blocks of the probes in which waiting is measured; the others have fewer.
+const WAITING_BLOCKS: usize = 4;
+
+/// A step of a probe with many collectives.
+struct SplitStep {
+    stated: Vec<ActionStated>,
+    reduce: DType,
+    /// Seconds of the step.
+    step: f64,
+    /// Seconds of its collectives alone.
+    alone: f64,
+}
+
+/// Measures all probes in rounds, each of which goes over all of them with all seats.
+///
+/// # Errors
+/// As [`OperationsError`] says.
+pub fn measure(
+    seatings: &[(Seats, Vec<Probe>)],
+    rounds: usize,
+    cores: usize,
+    limits: &Limits<'_>,
+    told: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<Operations>, OperationsError> {
+    let mut all: Vec<Samples> = seatings.iter().map(|_| Samples::default()).collect();
+    let runs = rounds * seatings.iter().map(|(_, probes)| probes.len()).sum::<usize>();
+    let mut done = 0;
+    for _ in 0..rounds {
+        for ((seats, probes), samples) in seatings.iter().zip(&mut all) {
+            let mut round: BTreeMap<(String, Vec<u64>), Vec<f64>> = BTreeMap::new();
+            for probe in probes {
+                let told_by = |reason| OperationsError::Probe { probe: probe.label.clone(), seats: *seats, reason };
+                let run = run(&probe.cell).map_err(told_by)?;
+                samples.beside.extend(run.beside);
+                samples.split.extend(run.split);
+                for timed in run.timed {
+                    let class = Class::of(&timed.op);
+                    let sizes = class.sizes.iter().map(|size| *size as u64).collect();
+                    round.entry((class.name, sizes)).or_default().push(timed.ns as f64 * 1e-9);
+                }
+                done += 1;
+                told(done, runs);
+                limits.check().map_err(|_| OperationsError::Stopped)?;
+            }
+            for (class, times) in round {
+                samples.operations.entry(class).or_default().push(middle(times));
+            }
+        }
+    }
+    let mut measured: Vec<Operations> =
+        seatings.iter().zip(&all).map(|((seats, _), samples)| summed_up(*seats, samples)).collect();
+    complete(&mut measured);
+    for (of, samples) in measured.iter_mut().zip(&all) {
+        of.overheads.call = waiting(of, &samples.split, cores, false);
+        of.overheads.all_reduce = waiting(of, &samples.split, cores, true).max(of.overheads.call);
+    }
+    Ok(measured)
+}
+
+/// Collectives that cost nothing.
+struct Free;
+
+impl Machine for Free {
+    fn collective(&self, _: &Collective, _: DType) -> Result<f64, String> {
+        Ok(0.0)
+    }
+}
+
+/// What remains of a step, for each collective, when its operations and its collectives alone are taken away: of all-reduces
+/// from steps that have them (and whose others are known), or of the others from steps that have none.
+fn waiting(of: &Operations, split: &[SplitStep], cores: usize, all_reduces: bool) -> f64 {
+    let crowd = ((of.seats.ranks * of.seats.threads) as f64 / cores.max(1) as f64).max(1.0);
+    let one = |split: &SplitStep| {
+        let (curves, overheads, reduce) = (&of.curves, of.overheads, split.reduce);
+        let bare = Overheads { call: 0.0, all_reduce: 0.0, ..overheads };
+        let clock = Clock { curves, overheads: bare, machine: &Free, crowd, reduce, corrections: [1.0; 10] };
+        let computes = clock.time(&split.stated).ok()?.step_ms() * 1e-3;
+        let calls = || split.stated.iter().flat_map(|stated| &stated.collectives);
+        let sums = calls().filter(|call| call.kind == "all_reduce").count();
+        let others = calls().count() - sums;
+        let left = split.step - computes - split.alone;
+        match (all_reduces, sums, others) {
+            (true, 1.., _) => Some((left - others as f64 * overheads.call) / sums as f64),
+            (false, 0, 1..) => Some(left / others as f64),
+            _ => None,
+        }
+    };
+    stats::median(&split.iter().filter_map(one).collect::<Vec<_>>()).unwrap_or(0.0).max(0.0)
+}
+
+/// The mean of the middle half: neither a first call nor one that another process interrupted.
+fn middle(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    let cut = times.len() / 4;
+    let kept = &times[cut..times.len() - cut];
+    kept.iter().sum::<f64>() / kept.len() as f64
+}
+
+fn summed_up(seats: Seats, samples: &Samples) -> Operations {
+    let mut curves = Curves::default();
+    let mut spreads = Vec::new();
+    for ((class, sizes), rounds) in &samples.operations {
+        let Some(seconds) = stats::median(rounds) else { continue };
+        let (low, high) = rounds.iter().fold((f64::MAX, 0.0f64), |(low, high), t| (low.min(*t), high.max(*t)));
+        spreads.push((high - low) / seconds);
+        curves.add(class, Point { sizes: sizes.iter().map(|size| *size as f64).collect(), seconds });
+    }
+    let beside = |of: fn(&Overheads) -> f64| {
+        stats::median(&samples.beside.iter().map(of).collect::<Vec<_>>()).unwrap_or(0.0).max(0.0)
+    };
+    let operation = beside(|o| o.operation);
+    let overheads = Overheads { operation, load: beside(|o| o.load), step: beside(|o| o.step), ..Overheads::default() };
+    Operations { seats, curves, overheads, spread: stats::median(&spreads).unwrap_or(0.0) }
+}
+
+/// Crowded seats measure small operations alone, since a long one is interrupted, and see their own waiting as time beside
+/// operations. Both they have from the seats with a core for each thread.
+fn complete(measured: &mut [Operations]) {
+    for index in 0..measured.len() {
+        let Seats { threads, crowded, .. } = measured[index].seats;
+        let fits = |other: &&Operations| other.seats.threads == threads && !other.seats.crowded;
+        let Some(other) = measured.iter().find(fits).filter(|_| crowded).cloned() else { continue };
+        let own = &mut measured[index];
+        own.overheads = other.overheads;
+        let product = |point: &Point| point.sizes.iter().product::<f64>();
+        for (class, points) in other.curves.classes() {
+            let ours = own.curves.classes().find(|(name, _)| *name == class).map(|(_, points)| points);
+            let largest = ours.into_iter().flatten().map(product).fold(0.0, f64::max);
+            let beyond: Vec<Point> = points.iter().filter(|point| product(point) > 1.5 * largest).cloned().collect();
+            beyond.into_iter().for_each(|point| own.curves.add(class, point));
+        }
+    }
+}
+
+/// What one run of a probe gave.
+struct Run {
+    timed: Vec<Timed>,
+    /// By rank.
+    beside: Vec<Overheads>,
+    split: Option<SplitStep>,
+}
+
+fn run(cell: &Cell) -> Result<Run, String> {
+    let planner = hardware::planner(cell).map_err(|error| error.to_string())?;
+    let plan = Plan::new(cell, &planner).map_err(|error| error.to_string())?;
+    let inner = kernels(cell).map_err(|error| error.to_string())?;
+    let watches: Vec<Arc<Stopwatch>> = inner.into_iter().map(|kernels| Arc::new(Stopwatch::new(kernels))).collect();
+    let shown = watches.iter().map(|watch| watch.clone() as Arc<dyn Kernels>).collect();
+    let ran = with_ranks(cell, &plan, shown, |rank| {
+        for step in 0..cell.train.untimed_steps + cell.train.steps {
+            if step == cell.train.untimed_steps {
+                watches[rank.number()].take();
+            }
+            rank.step()?;
+        }
+        Ok((rank.report(), watches[rank.number()].take()))
+    });
+    let ran = ran.map_err(|failure| failure.cause.to_string())?;
+    let beside = |(report, timed): &(RankReport, Vec<Timed>)| {
+        let stated: Vec<ActionStated> = plan.stated_actions(cell, &planner, report.rank).collect();
+        let layers = stated.iter().filter(|stated| {
+            matches!(stated.action, Action::Forward { .. } | Action::Backward { .. } | Action::Restore { .. })
+        });
+        let operations: Vec<&Stated> = layers.flat_map(|stated| &stated.operations).collect();
+        beside(cell, &operations, report, timed)
+    };
+    let beside = ran.iter().map(beside).collect();
+    // The probes that are there for it: long enough that a step's waits are many, small enough that they show.
+    let splits = cell.model.num_hidden_layers == WAITING_BLOCKS && cell.parallel.ranks > 1;
+    let split = splits.then(|| split_step(cell, plan.stated_actions(cell, &planner, 0).collect(), &ran)).transpose()?;
+    Ok(Run { split, timed: ran.into_iter().flat_map(|(_, timed)| timed).collect(), beside })
+}
+
+fn split_step(cell: &Cell, stated: Vec<ActionStated>, ran: &[(RankReport, Vec<Timed>)]) -> Result<SplitStep, String> {
+    let calls: Vec<Collective> = stated.iter().flat_map(|stated| stated.collectives.iter().copied()).collect();
+    let steps = slowest(ran.iter().map(|(report, _)| &report.step_ms[..]));
+    let step = stats::median(&steps).unwrap_or(0.0) * 1e-3;
+    Ok(SplitStep { stated, reduce: cell.precision.reduce, step, alone: replay::seconds(cell, &calls)? })
+}
+
+/// What remains of the spans of layers when the times of their operations are taken away, for each of them.
+fn beside(cell: &Cell, operations: &[&Stated], report: &RankReport, timed: &[Timed]) -> Overheads {
+    let ms = |span: Span| report.spans_ms[span as usize];
+    let spans = 1e-3 * (ms(Span::Forward) + ms(Span::Backward) + ms(Span::Recompute));
+    // A run's operations are the stated ones: by class and sizes, whatever their order.
+    let mut of_class: BTreeMap<(String, Vec<u64>), (f64, f64)> = BTreeMap::new();
+    let key = |op: &Op| {
+        let class = Class::of(op);
+        (class.name, class.sizes.iter().map(|size| *size as u64).collect())
+    };
+    for timed in timed {
+        let sum = of_class.entry(key(&timed.op)).or_default();
+        *sum = (sum.0 + timed.ns as f64 * 1e-9, sum.1 + 1.0);
+    }
+    let mean = |stated: &&Stated| of_class.get(&key(&stated.op)).map_or(0.0, |(sum, count)| sum / count);
+    let known: f64 = operations.iter().map(mean).sum();
+    Overheads {
+        operation: (spans - known) / operations.len().max(1) as f64,
+        load: 1e-3 * ms(Span::Data) / cell.train.accumulation as f64,
+        step: 1e-3 * ms(Span::Other),
+        ..Overheads::default()
+    }
+}
+
+#[cfg(test)]
+#[path = "operations/tests.rs"]
+mod tests;

@@ -1,0 +1,206 @@
+use super::super::probes::{probes, seatings};
+use super::*;
+use crate::config::{Context, Document, files::Files};
+use crate::grid;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+use zbench_engine::config::DeviceKind;
+use zbench_kernels::Cpu;
+
+const TWO: Seats = Seats { ranks: 2, threads: 1, crowded: false };
+
+/// The classes that a cell's step has, with their smallest and largest product of sizes.
+fn classes(cell: &Cell) -> BTreeSet<String> {
+    let kernels = Cpu::new(cell.hardware.threads_per_rank);
+    let plan = Plan::new(cell, &kernels).unwrap();
+    let actions: Vec<ActionStated> = plan.stated_actions(cell, &kernels, 0).collect();
+    // By action or in one list: the same operations.
+    let flat: Vec<Stated> = actions.iter().flat_map(|stated| stated.operations.clone()).collect();
+    assert_eq!(flat, plan.stated(cell, &kernels, 0));
+    flat.iter().map(|stated| Class::of(&stated.op).name).collect()
+}
+
+fn all_classes(seats: Seats) -> BTreeSet<String> {
+    probes(seats).unwrap().iter().flat_map(|probe| classes(&probe.cell)).collect()
+}
+
+/// Every operation that cells of these files state, on the CPU, is timed by a probe of the same kernel, form and types.
+#[test]
+fn probes_have_every_operation_of_our_configurations() {
+    let (all, crowded) = (all_classes(TWO), all_classes(Seats { ranks: 4, threads: 1, crowded: true }));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
+    let mut cells = 0;
+    for file in ["quickstart.toml", "precision-table.toml", "two-nodes.toml", "products.toml"] {
+        let document = Document::read(&root.join(file), &[]).unwrap();
+        if document.base.keys().any(|key| key.starts_with("bench.")) {
+            continue;
+        }
+        let context = Context::new(root.clone(), 2);
+        let expanded = grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default()).unwrap();
+        for cell in expanded.iter().filter_map(|cell| cell.resolved.as_ref().ok()) {
+            if cell.cell.hardware.device != DeviceKind::Cpu {
+                continue;
+            }
+            cells += 1;
+            let missing: Vec<String> = classes(&cell.cell).difference(&all).cloned().collect();
+            assert!(missing.is_empty(), "{file}: {missing:?}");
+            if file == "quickstart.toml" {
+                let missing: Vec<String> = classes(&cell.cell).difference(&crowded).cloned().collect();
+                assert!(missing.is_empty(), "{file}, crowded: {missing:?}");
+            }
+        }
+    }
+    assert!(cells > 31, "{cells} cells");
+}
+
+/// Kernels that no configuration of ours may have, and some may.
+#[test]
+fn probes_have_the_kernels_of_every_family() {
+    let all = all_classes(TWO);
+    for kernel in [
+        "gemm_prepacked",
+        "prepack",
+        "layer_norm",
+        "layer_norm_backward",
+        "add_rows",
+        "add_rows_backward",
+        "mul_rows",
+        "mul_rows_backward",
+        "inverse_norms",
+        "naive_attention",
+        "naive_attention_backward",
+        "activate",
+        "activate_backward",
+        "dropout",
+        "scale",
+        "accumulate",
+        "unpack",
+        "route",
+        "route_backward",
+        "dispatch",
+        "combine",
+        "weigh",
+        "grouped_gemm",
+        "add",
+        "cast",
+        "fill",
+        "sum",
+        "sum_squares",
+        "embedding",
+        "embedding_backward",
+        "cross_entropy",
+        "adamw",
+        "rope",
+        "swiglu",
+        "swiglu_backward",
+        "rms_norm",
+        "rms_norm_backward",
+        "gemm",
+        "attention",
+        "attention_backward",
+    ] {
+        for dtype in ["f32", "bf16"] {
+            let found = all.iter().any(|class| class.split(' ').next() == Some(kernel) && class.contains(dtype));
+            // Sums are of f32 whatever the type of the rest.
+            let only_wide = ["sum", "sum_squares", "add", "unpack"].contains(&kernel) && dtype == "bf16";
+            assert!(found || only_wide, "no probe has {kernel} in {dtype}: {all:?}");
+        }
+    }
+}
+
+#[test]
+fn seats_fill_the_cores_and_then_crowd_them() {
+    let seats = |ranks, threads, crowded| Seats { ranks, threads, crowded };
+    assert_eq!(seatings(&[1, 2], 2), [seats(2, 1, false), seats(4, 1, true), seats(1, 2, false)]);
+    assert_eq!(seatings(&[1, 16], 16), [seats(16, 1, false), seats(32, 1, true), seats(1, 16, false)]);
+    assert_eq!(seatings(&[1], 1), [seats(1, 1, false), seats(2, 1, true)]);
+    assert_eq!(seatings(&[3], 8), [seats(2, 3, false)]);
+}
+
+/// Not how long, which depends on the machine: that each operation of a probe has a time above nothing, once by size.
+#[test]
+fn every_operation_of_a_probe_has_a_time() {
+    let mut chosen = probes(TWO).unwrap();
+    chosen.retain(|probe| probe.cell.model.hidden_size < 100);
+    chosen.truncate(1);
+    let wanted = classes(&chosen[0].cell);
+    let stop = AtomicBool::new(false);
+    let limits = Limits { stop: &stop, deadline: Instant::now() + Duration::from_secs(600) };
+    let mut told = Vec::new();
+    let measured = measure(&[(TWO, chosen)], 2, 2, &limits, &mut |done, all| told.push((done, all))).unwrap();
+    assert_eq!((told, measured.len(), measured[0].seats), (vec![(1, 2), (2, 2)], 1, TWO));
+    let found: BTreeSet<String> = measured[0].curves.classes().map(|(name, _)| name.to_string()).collect();
+    assert_eq!(found, wanted);
+    let mut points = measured[0].curves.classes().flat_map(|(_, points)| points);
+    assert!(points.all(|point| point.seconds > 0.0 && point.seconds < 600.0));
+    assert!(measured[0].spread >= 0.0 && measured[0].overheads.load > 0.0);
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let stopped = measure(&[(TWO, probes(TWO).unwrap())], 1, 2, &limits, &mut |_, _| {});
+    assert!(matches!(stopped, Err(OperationsError::Stopped)));
+}
+
+#[test]
+fn the_middle_leaves_out_what_is_odd() {
+    assert_eq!(middle(vec![1.0]), 1.0);
+    assert_eq!(middle(vec![100.0, 2.0, 4.0, 0.1]), 3.0);
+    assert_eq!(middle(vec![3.0, 1.0]), 2.0);
+}
+
+#[test]
+fn crowded_seats_take_long_operations_from_the_others() {
+    let of = |seats, points: &[(f64, f64)], operation| {
+        let mut curves = Curves::default();
+        points
+            .iter()
+            .for_each(|(size, seconds)| curves.add("fill f32", Point { sizes: vec![*size], seconds: *seconds }));
+        Operations { seats, curves, overheads: Overheads { operation, ..Overheads::default() }, spread: 0.0 }
+    };
+    let crowded = Seats { ranks: 4, threads: 1, crowded: true };
+    let mut all = [of(TWO, &[(10.0, 1.0), (100.0, 2.0)], 3.0), of(crowded, &[(10.0, 5.0), (20.0, 6.0)], 9.0)];
+    complete(&mut all);
+    let points: Vec<(f64, f64)> =
+        all[1].curves.classes().flat_map(|(_, points)| points).map(|p| (p.sizes[0], p.seconds)).collect();
+    assert_eq!((points, all[1].overheads.operation), (vec![(10.0, 5.0), (20.0, 6.0), (100.0, 2.0)], 3.0));
+}
+
+/// A step of 100 us with two operations of 10 us, two collectives that take 15 us alone, on two ranks to a core: 22.5 us of
+/// waiting for each collective.
+#[test]
+fn what_is_neither_operation_nor_collective_is_waiting() {
+    let mut curves = Curves::default();
+    curves.add("fill f32", Point { sizes: vec![8.0], seconds: 10e-6 });
+    let seats = Seats { ranks: 4, threads: 1, crowded: true };
+    let of = Operations { seats, curves, overheads: Overheads::default(), spread: 0.0 };
+    let fill = zbench_kernels::Move { len: 8, sources: 0, from: DType::F32, to: DType::F32 };
+    let operation = Stated { phase: zbench_engine::layers::Phase::Forward, term: "x", op: Op::Fill(fill) };
+    let call = Collective { axis: "data", kind: "all_gather", ranks: 4, bytes: 64, in_place: false };
+    let action = Action::Forward { unit: 0 };
+    let stated = vec![ActionStated { action, operations: vec![operation; 2], collectives: vec![call; 2] }];
+    let split = SplitStep { stated, reduce: DType::F32, step: 100e-6, alone: 15e-6 };
+    assert!((waiting(&of, &[split], 2, false) - 22.5e-6).abs() < 1e-12);
+    assert_eq!(waiting(&of, &[], 2, false), 0.0);
+    // With the gather at 22.5 us, the all-reduce beside it has the other 62.5 of the 85 that are left in a step of 140 us.
+    let known = Operations { overheads: Overheads { call: 22.5e-6, ..Overheads::default() }, ..of.clone() };
+    let sum = Collective { kind: "all_reduce", ..call };
+    let stated = vec![ActionStated { action, operations: vec![operation; 2], collectives: vec![call, sum] }];
+    let split = SplitStep { stated, reduce: DType::F32, step: 140e-6, alone: 15e-6 };
+    assert!((waiting(&known, &[split], 2, true) - 62.5e-6).abs() < 1e-12);
+}
+
+/// The split probes are there, with ranks that wait and collectives that are replayed.
+#[test]
+fn waiting_is_measured_in_a_probe_whose_weights_are_split() {
+    let mut chosen = probes(TWO).unwrap();
+    chosen.retain(|probe| probe.cell.model.num_hidden_layers == WAITING_BLOCKS);
+    assert_eq!(chosen.len(), 2, "one with all-reduces and one without");
+    let mut sums = Vec::new();
+    for probe in &chosen {
+        let split = run(&probe.cell).unwrap().split.unwrap();
+        let calls: Vec<Collective> = split.stated.iter().flat_map(|stated| stated.collectives.clone()).collect();
+        assert!(calls.len() > 4 && split.alone > 0.0 && split.step > 0.0, "{} {}", split.alone, split.step);
+        sums.push(calls.iter().filter(|call| call.kind == "all_reduce").count());
+    }
+    assert!(sums.contains(&0) && sums.iter().any(|count| *count > 4), "{sums:?}");
+}

@@ -1,0 +1,71 @@
+//! The training cells that `zbench calibrate` times operations in.
+
+use crate::config::{ConfigError, Context, Document, files::Files};
+use crate::grid;
+use std::fmt;
+use std::path::Path;
+use zbench_engine::config::Cell;
+
+const FILE: &str = include_str!("probes.toml");
+
+/// How many ranks compute at once, and with how many threads each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Seats {
+    /// Ranks of the machine.
+    pub ranks: usize,
+    /// Threads of a rank.
+    pub threads: usize,
+    /// There are more threads than cores.
+    pub crowded: bool,
+}
+
+impl fmt::Display for Seats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let many = |count: usize| if count == 1 { "" } else { "s" };
+        write!(f, "{} rank{} of {} thread{}", self.ranks, many(self.ranks), self.threads, many(self.threads))
+    }
+}
+
+/// The seats that are measured: for each number of threads as many ranks as have cores of their own, and for single threads
+/// twice as many.
+pub fn seatings(threads: &[usize], cores: usize) -> Vec<Seats> {
+    let mut all: Vec<Seats> = Vec::new();
+    for &threads in threads {
+        all.push(Seats { ranks: (cores / threads.max(1)).max(1), threads, crowded: false });
+        if threads == 1 {
+            all.push(Seats { ranks: 2 * cores, threads, crowded: true });
+        }
+    }
+    all
+}
+
+/// A training cell.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Probe {
+    /// In what it differs from the others.
+    pub label: String,
+    /// The cell.
+    pub cell: Cell,
+}
+
+/// Blocks of at most this width are small: their operations are shorter than a turn on a shared core.
+const SMALL: usize = 256;
+
+/// The probes with these seats; crowded ones have the small ones alone.
+///
+/// # Errors
+/// They are wrong, which tests exclude.
+pub fn probes(seats: Seats) -> Result<Vec<Probe>, ConfigError> {
+    let set = [format!("parallel.ranks={}", seats.ranks), format!("hardware.threads_per_rank={}", seats.threads)];
+    let document = Document::parse(Path::new("probes.toml"), FILE, &set)?;
+    let context = Context::new(".".into(), seats.threads.saturating_mul(seats.ranks));
+    let cells = grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default())?;
+    let mut probes = Vec::with_capacity(cells.len());
+    for cell in cells {
+        let resolved = cell.resolved.map_err(|refusal| ConfigError::about("probes.toml", refusal.to_string()))?;
+        if !seats.crowded || resolved.cell.model.hidden_size <= SMALL {
+            probes.push(Probe { label: cell.label, cell: resolved.cell });
+        }
+    }
+    Ok(probes)
+}

@@ -1,0 +1,64 @@
+//! The collectives of a step without the step: what is left of a call's time in training when this is taken away is what
+//! ranks wait for each other.
+
+use std::sync::Arc;
+use std::time::Instant;
+use zbench_engine::comm::{CommError, Communicator, group};
+use zbench_engine::config::Cell;
+use zbench_engine::shard::Collective;
+use zbench_engine::train::kernels;
+use zbench_kernels::{Kernels, View, ViewMut};
+use zbench_reports::stats;
+
+/// Times over the list; the first finds its memory and does not count.
+const REPEATS: usize = 9;
+
+/// Seconds of these collectives among the ranks of a cell, all of which are threads of this process, one after the other.
+///
+/// # Errors
+/// What failed, in words.
+pub fn seconds(cell: &Cell, calls: &[Collective]) -> Result<f64, String> {
+    let kernels = kernels(cell).map_err(|error| error.to_string())?;
+    let members = group("replay", kernels.clone(), cell.parallel.stall).map_err(|error| error.to_string())?;
+    let ran: Vec<Result<Vec<f64>, String>> = std::thread::scope(|scope| {
+        let one = |(member, kernels): (_, Arc<dyn Kernels>)| scope.spawn(move || rank(&member, &*kernels, calls));
+        let threads: Vec<_> = members.into_iter().zip(kernels).map(one).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a rank panicked".into()))).collect()
+    });
+    let times: Vec<Vec<f64>> = ran.into_iter().collect::<Result<_, _>>()?;
+    // A round lasts as long as its slowest rank takes.
+    let slowest: Vec<f64> =
+        (1..REPEATS).map(|round| times.iter().map(|of_rank| of_rank[round]).fold(0.0, f64::max)).collect();
+    Ok(stats::median(&slowest).unwrap_or(0.0))
+}
+
+fn rank(comm: &dyn Communicator, kernels: &dyn Kernels, calls: &[Collective]) -> Result<Vec<f64>, String> {
+    let _settled = kernels.settle();
+    let len = |call: &Collective| call.bytes as usize / 4;
+    let most = calls.iter().map(len).max().unwrap_or(0);
+    let mut large: Vec<f32> = (0..most).map(|i| (i * 7919 % 1021) as f32 / 1021.0 - 0.5).collect();
+    let mut part: Vec<f32> = large[..most / comm.size()].to_vec();
+    let mut times = Vec::with_capacity(REPEATS);
+    for _ in 0..REPEATS {
+        comm.barrier().map_err(|error| error.to_string())?;
+        let begin = Instant::now();
+        for call in calls {
+            perform(comm, call, &mut large[..len(call)], &mut part).map_err(|error| error.to_string())?;
+        }
+        times.push(begin.elapsed().as_secs_f64());
+        // Sums grow from round to round; not into numbers that are slow.
+        large.iter_mut().for_each(|x| *x = x.clamp(-0.5, 0.5));
+    }
+    Ok(times)
+}
+
+fn perform(comm: &dyn Communicator, call: &Collective, large: &mut [f32], part: &mut [f32]) -> Result<(), CommError> {
+    let part = &mut part[..large.len() / comm.size()];
+    match (call.kind, call.in_place) {
+        ("all_gather", true) => comm.all_gather_in_place(ViewMut::of(large)),
+        ("all_gather", false) => comm.all_gather(View::of(part), ViewMut::of(large)),
+        ("reduce_scatter", true) => comm.reduce_scatter_in_place(ViewMut::of(large)),
+        ("reduce_scatter", false) => comm.reduce_scatter(View::of(large), ViewMut::of(part), false),
+        _ => comm.all_reduce(ViewMut::of(large)),
+    }
+}

@@ -1,0 +1,278 @@
+//! `zbench plan`: prices of cells that nobody ran, term by term, on changed machines, searched, and beside what others
+//! published.
+
+use crate::support::{root, run, stderr, stdout};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+const LARGE: &str = r#"
+name = "large"
+[model]
+preset = "llama2-7b"
+[train]
+seq_len = 2048
+global_batch = 64
+[parallel]
+ranks = 16
+ranks_per_node = 8
+strategy = "fsdp"
+[precision]
+preset = "bf16-mixed"
+[memory]
+checkpointing = "full"
+[hardware]
+profile = "a100-80gb"
+"#;
+
+fn file(folder: &Path, text: &str) -> PathBuf {
+    let path = folder.join("plan.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// The JSON lines of `zbench plan` with these arguments, which must succeed.
+fn plan(arguments: &[&str]) -> Vec<Value> {
+    let folder = tempfile::tempdir().unwrap();
+    let output = run(folder.path(), &[&["plan", "--format", "json"], arguments].concat());
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
+    stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The one cell of LARGE with these settings.
+fn large(settings: &[&str]) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), LARGE);
+    let mut arguments = vec![path.to_str().unwrap()];
+    for setting in settings {
+        arguments.extend(["--set", setting]);
+    }
+    plan(&arguments).remove(0)
+}
+
+fn number(value: &Value, name: &str) -> f64 {
+    value[name].as_f64().unwrap_or_else(|| panic!("{name} of {value}"))
+}
+
+fn sum(value: &Value) -> f64 {
+    value.as_object().unwrap().values().map(|part| part.as_f64().unwrap()).sum()
+}
+
+fn close(a: f64, b: f64, share: f64) -> bool {
+    (a - b).abs() <= share * a.abs().max(b.abs())
+}
+
+#[test]
+fn every_estimate_adds_up() {
+    let claims = root().join("configs/claims");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(claims).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.extend(["configs/llama70b.toml", "configs/qlora70b.toml"].map(|name| root().join(name)));
+    let mut timed = 0;
+    for file in files {
+        for row in plan(&[file.to_str().unwrap()]) {
+            let name = format!("{} {}", file.display(), row["label"]);
+            assert_eq!(sum(&row["at_peak"]), number(&row, "total_bytes"), "{name}: categories at the peak");
+            if row["step_ms"].is_null() {
+                assert!(!row["time_source"].as_str().unwrap().is_empty(), "{name}: a time or a reason");
+                continue;
+            }
+            timed += 1;
+            assert!(close(sum(&row["time"]), number(&row, "step_ms"), 1e-9), "{name}: spans");
+            let (mfu, hfu) = (number(&row, "mfu"), number(&row, "hfu"));
+            assert!(mfu > 0.0 && mfu <= hfu && hfu < 1.0, "{name}: {mfu} {hfu}");
+            assert!(row["traffic"].as_array().is_some_and(|list| !list.is_empty()), "{name}: traffic");
+        }
+    }
+    assert!(timed >= 20, "{timed} cells have a time");
+}
+
+#[test]
+fn what_the_engine_runs_has_the_engines_bytes_and_the_rest_is_priced_near_them() {
+    let exact = large(&[]);
+    assert_eq!(exact["memory_source"], "plan");
+    // Degrees of 2 make it a cell that is priced: half of the parameters on half as many data-parallel ranks.
+    let priced = large(&["parallel.tensor=2", "parallel.sequence=2"]);
+    assert_eq!(priced["memory_source"], "priced");
+    let state = |row: &Value| ["parameters", "gradients", "optimizer"].map(|name| number(&row["at_peak"], name)).iter().sum();
+    let (a, b): (f64, f64) = (state(&exact), state(&priced));
+    assert!(close(a, b, 0.01), "state is 18 bytes per parameter over 16 ranks either way: {a} {b}");
+}
+
+#[test]
+fn axes_split_what_they_should() {
+    let of = |settings: &[&str]| large(&[&["parallel.strategy=ddp", "train.micro_batch=1"], settings].concat());
+    let weights = |row: &Value| number(&row["at_peak"], "parameters");
+    let whole = weights(&of(&[]));
+    let tensor = weights(&of(&["parallel.tensor=8", "parallel.sequence=8"]));
+    assert!(close(tensor, whole / 8.0, 0.02), "tensor parallel splits every matrix: {tensor} of {whole}");
+    let staged = of(&["parallel.pipeline=4"]);
+    assert!(close(weights(&staged), whole / 4.0, 0.1), "a stage has a quarter of the blocks");
+    assert_eq!(staged["peak_stage"][1], 4);
+    assert!(number(&staged["time"], "bubble") > 0.0);
+    // More micro-batches make the bubble a smaller part.
+    let share = |row: &Value| number(&row["time"], "bubble") / number(row, "step_ms");
+    let many = of(&["parallel.pipeline=4", "train.global_batch=512"]);
+    assert!(share(&many) < share(&staged));
+    let interleaved = of(&["parallel.pipeline=4", "parallel.pipeline_schedule=interleaved"]);
+    assert!(share(&interleaved) < share(&staged));
+    let offloaded = large(&["memory.offload_optimizer=host"]);
+    assert!(number(&offloaded, "host_bytes") > 0.0 && number(&offloaded["at_peak"], "optimizer") == 0.0);
+    assert!(number(&offloaded, "step_ms") > number(&large(&[]), "step_ms"));
+    let activations = |row: &Value| number(&row["at_peak"], "activations");
+    let context = of(&["parallel.context=4", "memory.checkpointing=none"]);
+    assert!(activations(&context) < 0.4 * activations(&of(&["parallel.tensor=1", "memory.checkpointing=none"])));
+}
+
+#[test]
+fn zeropp_moves_fewer_bytes_between_nodes() {
+    let wire = |strategy: &str| {
+        let row = large(&[&format!("parallel.strategy={strategy}")]);
+        row["traffic"].as_array().unwrap().iter().map(|entry| number(entry, "wire_bytes")).sum::<f64>()
+    };
+    assert!(wire("zero++") < 0.6 * wire("zero3"));
+}
+
+#[test]
+fn a_search_finds_cells_that_plan_prices_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), LARGE);
+    let found = plan(&[path.to_str().unwrap(), "--search"]).remove(0);
+    let best = found["best"].as_array().unwrap();
+    assert!(best.len() > 1 && number(&found, "fitting") > 10.0);
+    let speeds: Vec<f64> = best.iter().map(|one| number(one, "tokens_per_second")).collect();
+    assert!(speeds.windows(2).all(|pair| pair[0] >= pair[1]), "{speeds:?}");
+    for one in best.iter().chain(found["pareto"].as_array().unwrap()) {
+        let settings = one["settings"].as_object().unwrap();
+        let mut arguments = vec![path.to_str().unwrap().to_string()];
+        // The file states the global batch; a search states how it is made.
+        let text = LARGE.replace("global_batch = 64\n", "");
+        std::fs::write(folder.path().join("again.toml"), text).unwrap();
+        arguments[0] = folder.path().join("again.toml").to_str().unwrap().to_string();
+        for (key, value) in settings {
+            arguments.extend(["--set".to_string(), format!("{key}={}", value.as_str().unwrap())]);
+        }
+        let row = plan(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).remove(0);
+        assert!(close(number(&row, "step_ms"), number(one, "step_ms"), 1e-9), "{settings:?}");
+        assert_eq!(number(&row, "total_bytes"), number(one, "memory_bytes"), "{settings:?}");
+        assert_eq!(row["fits"], true);
+    }
+    let pareto: Vec<(f64, f64)> = found["pareto"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| (number(one, "tokens_per_second"), number(one, "memory_bytes")))
+        .collect();
+    assert!(pareto.windows(2).all(|pair| pair[0].0 >= pair[1].0 && pair[0].1 > pair[1].1), "{pareto:?}");
+}
+
+#[test]
+fn a_search_without_a_machine_says_what_it_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), &LARGE.replace("profile = \"a100-80gb\"", "device = \"cuda\""));
+    let output = run(folder.path(), &["plan", path.to_str().unwrap(), "--search"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("hardware.profile"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_changed_machine_is_priced_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), LARGE);
+    let path = path.to_str().unwrap();
+    let before = number(&plan(&[path])[0], "step_ms");
+    let faster = number(&plan(&[path, "--what-if", "compute.bf16.peak=624TFLOP/s"])[0], "step_ms");
+    assert!(faster < 0.8 * before, "{faster} {before}");
+    let slower = number(&plan(&[path, "--what-if", "network.nics=1", "--what-if", "network.rate=10Gb/s"])[0], "step_ms");
+    assert!(slower > 2.0 * before, "{slower} {before}");
+    let bad = run(folder.path(), &["plan", path, "--what-if", "netwrk.rate=10Gb/s"]);
+    assert_eq!(bad.status.code(), Some(1));
+    assert!(stderr(&bad).contains("network"), "{}", stderr(&bad));
+    let words = run(folder.path(), &["plan", path, "--what-if", "network.rate"]);
+    assert_eq!(words.status.code(), Some(1));
+}
+
+#[test]
+fn sums_are_the_sums_of_their_terms() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), LARGE);
+    let sums = plan(&[path.to_str().unwrap(), "--explain"]).remove(0)["sums"].as_array().unwrap().clone();
+    assert!(sums.len() > 10);
+    for one in &sums {
+        let terms: f64 = one["terms"].as_array().unwrap().iter().map(|term| number(term, "value")).sum();
+        if !one["total"].is_null() {
+            assert!(close(terms, number(&one["total"], "value"), 1e-9), "{}", one["title"]);
+        }
+    }
+    // The rule of thumb is in its place: 6N of 6,738,415,616 parameters.
+    let six = sums.iter().find(|one| one["title"] == "Rule of thumb: flops-6n").unwrap();
+    assert_eq!(number(&six["terms"][0], "value"), 6.0 * 6_738_415_616.0);
+}
+
+#[test]
+fn deepspeeds_tables_are_printed_by_both_formulas() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(
+        folder.path(),
+        "[model]\nfamily = \"count\"\nparameters = 2851000000\nlargest_layer = 32000000\n[parallel]\nranks = 8\nranks_per_node = 8\n",
+    );
+    for (formula, gib) in [("current", "11.28GB"), ("documented", "15.93GB")] {
+        let output = run(folder.path(), &["plan", path.to_str().unwrap(), "--deepspeed-estimator", formula]);
+        let text = stdout(&output);
+        assert!(text.contains(gib) && text.contains("0.12GB per GPU") && text.contains("127.45GB"), "{formula}: {text}");
+    }
+}
+
+#[test]
+fn what_is_priced_is_skipped_by_a_grid_and_refused_by_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), &LARGE.replace("[precision]", "tensor = 8\nsequence = 8\n[precision]"));
+    let path = path.to_str().unwrap();
+    let notebook = folder.path().join("nb");
+    let grid = run(&notebook, &["grid", path, "--format", "json"]);
+    assert_eq!(grid.status.code(), Some(4), "{}", stderr(&grid));
+    let record: Value = serde_json::from_str(stdout(&grid).lines().next().unwrap()).unwrap();
+    assert_eq!(record["outcome"]["status"], "skipped");
+    assert!(record["outcome"]["reason"].as_str().unwrap().contains("parallel.tensor"));
+    assert_eq!(record["cell"]["parallel"]["tensor"], 8);
+    assert!(number(&record["estimate"], "step_ms") > 0.0);
+    assert!(number(&record["memory"]["parameters"], "predicted_bytes") > 0.0);
+    let report = run(&notebook, &["report"]);
+    assert!(stdout(&report).contains("predicted"), "{}", stdout(&report));
+    let alone = run(&notebook, &["run", path]);
+    assert_eq!(alone.status.code(), Some(1));
+    assert!(stderr(&alone).contains("priced"), "{}", stderr(&alone));
+}
+
+#[test]
+fn published_rows_come_back_one_by_one_in_the_contracts_form() {
+    let published = root().join("tests/published");
+    let rows = plan(&["--validate", published.to_str().unwrap()]);
+    let lines = |name: &str| std::fs::read_to_string(published.join(name)).unwrap().lines().count() - 1;
+    let all: usize = ["memory.csv", "throughput.csv", "collectives.csv", "kernels.csv"].map(lines).iter().sum();
+    assert_eq!(rows.len(), all);
+    for row in &rows {
+        let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        let fixed = ["id", "family", "quantity", "unit", "bound", "published", "predicted", "scored", "reason"];
+        assert_eq!(names, fixed);
+        if row["predicted"].is_null() || row["scored"] == false {
+            assert!(!row["reason"].as_str().unwrap().is_empty(), "{row}: why it is not predicted or not scored");
+        }
+    }
+}
+
+#[test]
+fn odd_folders_of_rows_are_refused_or_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let validate = || run(folder.path(), &["plan", "--validate", folder.path().to_str().unwrap(), "--format", "json"]);
+    let nothing = validate();
+    assert_eq!(nothing.status.code(), Some(1));
+    assert!(stderr(&nothing).contains("no CSV file"), "{}", stderr(&nothing));
+    // A new row with a device that no profile has, one without anything, and one whose numbers are absurd.
+    let header = "id,family,gpu,n_gpus,model,layers,hidden,heads,seq,micro_batch,tokens_per_s_per_gpu,bound\n";
+    let rows = "a,f,abacus,8,x,2,64,2,128,1,10,\nb,f,,,,,,,,,,\nc,f,H100-SXM,-3,x,99999999999999999999,1e300,0,nan,1,-5,\n";
+    std::fs::write(folder.path().join("mine.csv"), format!("{header}{rows}")).unwrap();
+    let output = validate();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let rows: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 3);
+    assert!(rows.iter().all(|row| row["predicted"].is_null() && !row["reason"].as_str().unwrap().is_empty()), "{rows:?}");
+}
