@@ -89,8 +89,12 @@ fn existing(global: &Global) -> Result<Notebook> {
 
 /// Machine output, so that a reader who has had enough is an error and no panic.
 fn print(text: &str) -> Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+fn print_bytes(text: &[u8]) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
+    out.write_all(text)?;
     out.flush()?;
     Ok(())
 }
@@ -112,12 +116,12 @@ fn document_text(global: &Global, document: &document::Document) -> String {
 
 /// Objects, one a line.
 fn print_lines(values: &[impl serde::Serialize]) -> Result<()> {
-    let mut text = String::new();
+    let mut text = Vec::new();
     for value in values {
-        text.push_str(&serde_json::to_string(value)?);
-        text.push('\n');
+        serde_json::to_writer(&mut text, value)?;
+        text.push(b'\n');
     }
-    print(&text)
+    print_bytes(&text)
 }
 
 fn the_terminal(global: &Global) -> terminal::Terminal {

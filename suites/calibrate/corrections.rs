@@ -12,6 +12,7 @@ use std::path::Path;
 use toml::Value;
 use zbench_engine::config::Cell;
 use zbench_engine::outcome::Span;
+use zbench_engine::plan::Planner;
 use zbench_reports::document::{Column, Document, Entry, Table};
 use zbench_reports::record::{Category, Record};
 use zbench_reports::stats;
@@ -58,7 +59,7 @@ impl Residuals {
     /// over.
     pub fn of(records: &[Record], host: &str, profile: &TimeProfile) -> Residuals {
         let mut ratios: BTreeMap<(u8, String), Vec<f64>> = BTreeMap::new();
-        let mut residuals = Residuals::default();
+        let (mut residuals, planner) = (Residuals::default(), Planner::default());
         for record in records.iter().filter(|record| record.is_measured() && host_of(record) == Some(host)) {
             for category in Category::ALL {
                 let bytes = record.memory.get(category);
@@ -69,7 +70,7 @@ impl Residuals {
             }
             let Some(measured) = record.metrics.number("step_ms_p50") else { continue };
             let Ok(cell) = serde_json::from_value::<Cell>(record.cell.clone()) else { continue };
-            let time = match profile.time(&cell) {
+            let time = match profile.time(&planner, &cell) {
                 Ok(time) => time,
                 Err(reason) => {
                     if !residuals.left_out.contains(&reason) {

@@ -57,13 +57,14 @@ const INSTRUCTIONS: &[&str] = &{
 };
 
 /// The generations of training software whose speed is predicted.
-const SOFTWARE: [&str; 10] = [
+const SOFTWARE: [&str; 11] = [
     "zbench",
     "megatron-lm",
     "megatron-deepspeed",
     "megatron-core",
     "deepspeed",
     "fsdp1",
+    "fsdp1-compiled",
     "fsdp2",
     "fsdp2-compiled",
     "torch",

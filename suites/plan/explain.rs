@@ -5,6 +5,7 @@ use super::job::job;
 use crate::config::Resolved;
 use crate::runner::plan::gib;
 use zbench_engine::outcome::Estimate;
+use zbench_engine::plan::Planner;
 use zbench_estimate::deepspeed::{self, Formula, Line, Offloaded};
 use zbench_estimate::job::{Job, Kind};
 use zbench_estimate::memory::memory;
@@ -21,7 +22,7 @@ pub fn sums(resolved: &Resolved, estimate: Option<&Estimate>) -> Vec<Sum> {
         list.push(flops(estimate));
     }
     list.push(priced(&job));
-    if let Ok((timing, traffic)) = forecast::timing(resolved, estimate) {
+    if let Ok((timing, traffic)) = forecast::timing(&Planner::default(), resolved, estimate) {
         list.push(time(&timing));
         let term = |t: &zbench_reports::estimate_report::EstimateTraffic| {
             let how = format!("{} calls, payload {}", units::number(t.calls), units::traffic(t.payload_bytes));

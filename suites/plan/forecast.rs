@@ -141,12 +141,16 @@ pub fn peak_bytes(planner: &Planner, cell: &Cell) -> Result<u64, String> {
 ///
 /// # Errors
 /// Why there is none, in words.
-pub fn timing(resolved: &Resolved, estimate: Option<&Estimate>) -> Result<(Timing, Vec<EstimateTraffic>), String> {
+pub fn timing(
+    planner: &Planner,
+    resolved: &Resolved,
+    estimate: Option<&Estimate>,
+) -> Result<(Timing, Vec<EstimateTraffic>), String> {
     let cell = &resolved.cell;
     if cell.hardware.device != DeviceKind::Cuda {
         let only = || "on the CPU times are predicted for cells that the engine runs alone".to_string();
         let estimate = estimate.ok_or_else(only)?;
-        return Ok((crate::runner::time::of(resolved)?.timing(cell, &estimate.flops), Vec::new()));
+        return Ok((crate::runner::time::of(planner, resolved)?.timing(cell, &estimate.flops), Vec::new()));
     }
     let Some(profile) = &resolved.profile else {
         return Err("no machine is named; state hardware.profile, for example \"h100-sxm\" (docs/machines.md)".into());

@@ -46,7 +46,7 @@ struct Outcome {
 /// There is no machine or no limit to search under.
 pub fn search(planner: &Planner, resolved: &Resolved, label: &str) -> Result<Searched, SearchError> {
     let begun = Instant::now();
-    forecast::timing(resolved, None).map_err(SearchError::Machine)?;
+    forecast::timing(planner, resolved, None).map_err(SearchError::Machine)?;
     let capacity = resolved.cell.memory.capacity.ok_or(SearchError::Capacity)?;
     let mut found = Searched {
         label: label.to_string(),
@@ -71,7 +71,7 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str) -> Result<Sea
             }
             continue;
         }
-        let Ok((timing, _)) = forecast::timing(&one, estimate.as_ref()) else { continue };
+        let Ok((timing, _)) = forecast::timing(planner, &one, estimate.as_ref()) else { continue };
         fitting.push(Outcome { settings: way.settings, bytes, timing });
     }
     found.fitting = fitting.len() as u64;
@@ -83,7 +83,7 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str) -> Result<Sea
     found.best = fitting.iter().take(SHOWN).map(candidate).collect();
     if let (true, Some((bytes, way))) = (fitting.is_empty(), nearest) {
         let one = Resolved { cell: way.cell, profile: resolved.profile.clone() };
-        let timing = forecast::timing(&one, None).map(|(timing, _)| timing).unwrap_or_default();
+        let timing = forecast::timing(planner, &one, None).map(|(timing, _)| timing).unwrap_or_default();
         found.nearest = Some(candidate(&Outcome { settings: way.settings, bytes, timing }));
     }
     found.seconds = begun.elapsed().as_secs_f64();

@@ -157,7 +157,7 @@ pub fn plan(planner: &Planner, grid: GridCell, proxy_of: Option<String>) -> Plan
             planned.footprint = Some(forecast::footprint(&resolved, None));
         }
     }
-    planned.timing = match forecast::timing(&resolved, planned.estimate.as_ref()) {
+    planned.timing = match forecast::timing(planner, &resolved, planned.estimate.as_ref()) {
         Ok((timing, traffic)) => {
             if planned.estimate.is_none() {
                 planned.traffic = traffic;

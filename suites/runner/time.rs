@@ -13,12 +13,11 @@ use std::path::Path;
 use std::sync::LazyLock;
 use toml::{Table, Value};
 use zbench_engine::config::{Cell, DeviceKind};
-use zbench_engine::hardware;
 use zbench_engine::outcome::{Flops, Span};
-use zbench_engine::plan::Plan;
+use zbench_engine::plan::Planner;
 use zbench_engine::plan::clock::{Clock, Machine, NoTime, StepTime};
 use zbench_engine::shard::Collective;
-use zbench_kernels::{Cpu, DType};
+use zbench_kernels::DType;
 use zbench_reports::collectives::{Fit, Segment};
 use zbench_reports::estimate_report::EstimateRow;
 use zbench_reports::record::Record;
@@ -56,11 +55,11 @@ impl EstimateTime {
 ///
 /// # Errors
 /// Why there is none, in words.
-pub fn of(resolved: &Resolved) -> Result<EstimateTime, String> {
+pub fn of(planner: &Planner, resolved: &Resolved) -> Result<EstimateTime, String> {
     static HERE: LazyLock<Result<TimeProfile, String>> = LazyLock::new(TimeProfile::of_this_machine);
     match &resolved.profile {
-        Some(profile) => TimeProfile::read(&default_path(&profile.name))?.time(&resolved.cell),
-        None => HERE.as_ref().map_err(String::clone)?.time(&resolved.cell),
+        Some(profile) => TimeProfile::read(&default_path(&profile.name))?.time(planner, &resolved.cell),
+        None => HERE.as_ref().map_err(String::clone)?.time(planner, &resolved.cell),
     }
 }
 
@@ -145,15 +144,14 @@ impl TimeProfile {
     ///
     /// # Errors
     /// What of it was not measured, in words.
-    pub fn time(&self, cell: &Cell) -> Result<EstimateTime, String> {
+    pub fn time(&self, planner: &Planner, cell: &Cell) -> Result<EstimateTime, String> {
         if cell.hardware.device != DeviceKind::Cpu {
             return Err("times are predicted for cells on the CPU alone, by what was measured on one".into());
         }
         if cell.link.is_some() {
             return Err("times over emulated links are not predicted".into());
         }
-        let kernels = hardware::planner(cell).unwrap_or_else(|_| Cpu::new(cell.hardware.threads_per_rank));
-        let plan = Plan::new(cell, &kernels).map_err(|error| error.to_string())?;
+        let (kernels, plan) = (planner.kernels_here(cell), planner.plan(cell).map_err(|error| error.to_string())?);
         let (operations, note) = self.operations(cell)?;
         let threads = cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank);
         let fits = Fits { profile: self, cell };
@@ -166,7 +164,7 @@ impl TimeProfile {
             reduce: cell.precision.reduce,
             corrections,
         };
-        let time = clock.time(plan.stated_actions(cell, &kernels, 0)).map_err(|reason| match reason {
+        let time = clock.time(plan.stated_actions(cell, &*kernels, 0)).map_err(|reason| match reason {
             NoTime::Operation(unknown) => {
                 format!("{unknown} in {}; run `zbench calibrate` of this version of zbench", self.name)
             }

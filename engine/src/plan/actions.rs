@@ -126,7 +126,9 @@ impl Policy {
 pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
     let mut computes = Vec::new();
     for micro in 0..schedule.accumulation {
+        let begin = computes.len();
         micro_batch(schedule, micro, &mut computes);
+        mark_last(schedule.slotted.len(), &mut computes[begin..]);
     }
     let mut list = Residency::new(schedule).place(&computes);
     list.push(Action::Update);
@@ -136,44 +138,78 @@ pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
 /// An action that computes, and the units whose weights it reads.
 struct Compute {
     action: Action,
-    reads: Vec<usize>,
-    micro: usize,
+    reads: Reads,
+    /// Of the units, those that nothing later in the micro-batch reads.
+    last: [bool; 2],
+}
+
+/// Units whose weights an action reads: the head's are two where it reads the embedding's table.
+#[derive(Clone, Copy)]
+enum Reads {
+    None,
+    One([usize; 1]),
+    Two([usize; 2]),
+}
+
+impl std::ops::Deref for Reads {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        match self {
+            Reads::None => &[],
+            Reads::One(unit) => unit,
+            Reads::Two(units) => units,
+        }
+    }
 }
 
 /// What a micro-batch computes, with the reductions that follow.
 fn micro_batch(s: &Schedule<'_>, micro: usize, list: &mut Vec<Compute>) {
     let head = s.blocks + 1;
-    let mut push = |action, reads: &[usize]| list.push(Compute { action, reads: reads.to_vec(), micro });
+    let mut push = |action, reads| list.push(Compute { action, reads, last: [false; 2] });
     let reduce = |unit| Action::Reduce { unit, first: micro == 0, last: micro + 1 == s.accumulation };
-    push(Action::Load { micro }, &[]);
+    push(Action::Load { micro }, Reads::None);
     for unit in 0..head {
-        push(Action::Forward { unit }, &[unit]);
+        push(Action::Forward { unit }, Reads::One([unit]));
     }
-    let reads: &[usize] = if s.tied { &[head, 0] } else { &[head] };
+    let reads = if s.tied { Reads::Two([head, 0]) } else { Reads::One([head]) };
     push(Action::Forward { unit: head }, reads);
     if s.trainable[head] {
-        push(reduce(head), &[]);
+        push(reduce(head), Reads::None);
     }
     let segments = (0..s.blocks).step_by(s.policy.every).map(|start| start..(start + s.policy.every).min(s.blocks));
     for segment in segments.rev() {
         if s.policy.every > 1 {
             for block in segment.clone() {
-                push(Action::Restore { unit: block + 1, output: block + 1 < segment.end }, &[block + 1]);
+                push(
+                    Action::Restore { unit: block + 1, output: block + 1 < segment.end },
+                    Reads::One([block + 1]),
+                );
             }
         }
         for block in segment.rev() {
             if s.policy.every == 1 && !s.policy.keeps_all() {
-                push(Action::Restore { unit: block + 1, output: false }, &[block + 1]);
+                push(Action::Restore { unit: block + 1, output: false }, Reads::One([block + 1]));
             }
-            push(Action::Backward { unit: block + 1 }, &[block + 1]);
+            push(Action::Backward { unit: block + 1 }, Reads::One([block + 1]));
             if s.trainable[block + 1] {
-                push(reduce(block + 1), &[]);
+                push(reduce(block + 1), Reads::None);
             }
         }
     }
     if s.trainable[0] {
-        push(Action::Backward { unit: 0 }, if s.embedding_reads { &[0] } else { &[] });
-        push(reduce(0), &[]);
+        push(Action::Backward { unit: 0 }, if s.embedding_reads { Reads::One([0]) } else { Reads::None });
+        push(reduce(0), Reads::None);
+    }
+}
+
+/// Marks what nothing later in a micro-batch reads.
+fn mark_last(units: usize, micro_batch: &mut [Compute]) {
+    let mut read = vec![false; units];
+    for compute in micro_batch.iter_mut().rev() {
+        for (last, unit) in compute.last.iter_mut().zip(&*compute.reads) {
+            *last = !std::mem::replace(&mut read[*unit], true);
+        }
     }
 }
 
@@ -185,6 +221,9 @@ struct Residency<'a> {
     stale: Vec<bool>,
     capacity: usize,
     list: Vec<Action>,
+    /// Units that [`Residency::ahead`] looks for, and with those in use what it keeps: room that is used again.
+    wanted: Vec<usize>,
+    keep: Vec<usize>,
 }
 
 impl<'a> Residency<'a> {
@@ -194,24 +233,24 @@ impl<'a> Residency<'a> {
             Reshard::AfterForward => (1 + s.prefetch).max(most_read),
             Reshard::AfterBackward | Reshard::Never => usize::MAX,
         };
-        Residency { s, filled: Vec::new(), stale: s.stale.to_vec(), capacity, list: Vec::new() }
+        let (filled, list, wanted, keep) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Residency { s, filled, stale: s.stale.to_vec(), capacity, list, wanted, keep }
     }
 
     fn place(mut self, computes: &[Compute]) -> Vec<Action> {
+        let slots = self.s.slotted.contains(&true);
+        self.list.reserve(computes.len());
         for (i, compute) in computes.iter().enumerate() {
-            for &unit in &compute.reads {
+            for &unit in &*compute.reads {
                 self.ensure(unit, &compute.reads);
             }
-            if !compute.reads.is_empty() && self.s.slotted.contains(&true) {
+            if !compute.reads.is_empty() && slots {
                 self.ahead(&compute.reads, &computes[i + 1..]);
             }
             self.list.push(compute.action);
             if self.s.reshard == Reshard::AfterBackward {
-                let later = |unit: &usize| {
-                    let rest = computes[i + 1..].iter().take_while(|c| c.micro == compute.micro);
-                    rest.flat_map(|c| &c.reads).any(|u| u == unit)
-                };
-                compute.reads.iter().filter(|unit| !later(unit)).for_each(|&unit| self.release(unit));
+                let done = compute.reads.iter().zip(compute.last).filter(|(_, last)| *last);
+                done.for_each(|(&unit, _)| self.release(unit));
             }
         }
         // The update makes every slot stale.
@@ -245,8 +284,9 @@ impl<'a> Residency<'a> {
     fn ahead(&mut self, in_use: &[usize], rest: &[Compute]) {
         // Every unit is read within a micro-batch; looking further than that would find nothing new.
         let reach = 4 * self.s.slotted.len();
-        let mut wanted: Vec<usize> = Vec::new();
-        for &unit in rest.iter().take(reach).flat_map(|c| &c.reads) {
+        let (mut wanted, mut keep) = (std::mem::take(&mut self.wanted), std::mem::take(&mut self.keep));
+        wanted.clear();
+        for &unit in rest.iter().take(reach).flat_map(|c| &*c.reads) {
             if wanted.len() == self.s.prefetch {
                 break;
             }
@@ -254,14 +294,16 @@ impl<'a> Residency<'a> {
                 wanted.push(unit);
             }
         }
-        let keep: Vec<usize> = in_use.iter().chain(&wanted).copied().collect();
-        for unit in wanted {
+        keep.clear();
+        keep.extend(in_use.iter().chain(&wanted));
+        for &unit in &wanted {
             let room = self.filled.len() < self.capacity || self.filled.iter().any(|u| !keep.contains(u));
             if self.filled.contains(&unit) || !room {
                 continue;
             }
             self.ensure(unit, &keep);
         }
+        (self.wanted, self.keep) = (wanted, keep);
     }
 
     fn release(&mut self, unit: usize) {

@@ -43,15 +43,19 @@ impl Kept {
 }
 
 impl Planner {
-    /// Plans a cell. Where its instructions are not those of this CPU it is planned with what is here, and does not run.
+    /// Plans a cell.
     ///
     /// # Errors
     /// The cell cannot be run.
     pub fn plan(&self, cell: &Cell) -> Result<Plan, PlanError> {
         // The kernels are asked for their scratch sizes, which depend on the threads of a rank; nothing runs on them.
+        Plan::with(cell, &*self.kernels_here(cell), |ranks| self.layout(cell, ranks))
+    }
+
+    /// The kernels that a cell is planned with: where its instructions are not those of this CPU, what is here.
+    pub fn kernels_here(&self, cell: &Cell) -> Arc<Cpu> {
         let threads = cell.hardware.threads_per_rank;
-        let kernels = self.kernels(cell).unwrap_or_else(|_| self.kept((threads, None), || Cpu::new(threads)));
-        Plan::with(cell, &*kernels, |ranks| self.layout(cell, ranks))
+        self.kernels(cell).unwrap_or_else(|_| self.kept((threads, None), || Cpu::new(threads)))
     }
 
     /// [`hardware::planner`] of a cell.

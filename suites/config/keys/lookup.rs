@@ -2,6 +2,7 @@
 
 use super::Default::{From, Is};
 use super::{KEYS, Key};
+use crate::config::document::bare;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
@@ -9,7 +10,7 @@ use std::sync::OnceLock;
 fn by_name() -> &'static HashMap<&'static str, (&'static Key, Option<toml::Value>)> {
     static TABLE: OnceLock<HashMap<&'static str, (&'static Key, Option<toml::Value>)>> = OnceLock::new();
     let default = |key: &Key| match key.default {
-        Is(text) => Some(crate::config::document::bare(text)),
+        Is(text) => Some(bare(text)),
         From(_) => None,
     };
     TABLE.get_or_init(|| KEYS.iter().map(|key| (key.name, (key, default(key)))).collect())
@@ -84,7 +85,7 @@ mod tests {
     fn defaults_are_valid() {
         for key in KEYS {
             if let Is(text) = key.default {
-                let value = crate::config::document::bare(text);
+                let value = bare(text);
                 assert_eq!(key.kind.check(&value), Ok(()), "{} = {text}", key.name);
             }
         }

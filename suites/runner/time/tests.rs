@@ -2,9 +2,11 @@ use super::*;
 use crate::config::{Context, Document, files::Files};
 use crate::grid::{self, GridCell};
 use std::collections::BTreeMap;
+use zbench_engine::plan::Plan;
 use zbench_engine::plan::Planner;
 use zbench_engine::plan::clock::Overheads;
 use zbench_engine::plan::curves::{Class, Curves, Point};
+use zbench_kernels::Cpu;
 
 fn quickstart() -> Vec<GridCell> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
@@ -63,7 +65,7 @@ fn every_cell_of_the_quickstart_has_a_time_that_adds_up() {
     for cell in &cells {
         let kernels = Cpu::new(1);
         let plan = Plan::new(cell, &kernels).unwrap();
-        let time = profile.time(cell).unwrap();
+        let time = profile.time(&Planner::default(), cell).unwrap();
         let spans: f64 = time.spans.iter().map(|(_, ms)| ms).sum();
         assert!((spans - time.step_ms).abs() < 1e-9 && time.step_ms > 0.0);
         let rate = plan.estimate.flops.tokens as f64 / time.step_ms * 1e3;
@@ -91,25 +93,25 @@ fn every_cell_of_the_quickstart_has_a_time_that_adds_up() {
 fn what_was_not_measured_is_named_with_what_to_do() {
     let cells = cells();
     let fsdp = cells.iter().find(|cell| cell.parallel.strategy == zbench_engine::config::Strategy::Fsdp).unwrap();
-    let reason = profile(&cells, "adamw f32").time(fsdp).unwrap_err();
+    let reason = profile(&cells, "adamw f32").time(&Planner::default(), fsdp).unwrap_err();
     assert!(reason.contains("\"adamw f32\"") && reason.contains("zbench calibrate"), "{reason}");
     let few = TimeProfile { fits: fits(&["all_gather"], &[4], 1.0), ..profile(&cells, "") };
-    let reason = few.time(fsdp).unwrap_err();
+    let reason = few.time(&Planner::default(), fsdp).unwrap_err();
     for part in ["reduce_scatter", "4 ranks of local", "zbench allreduce --backend local --ranks 4", "-d float"] {
         assert!(reason.contains(part), "{reason}");
     }
     assert!(!reason.contains("calibrate"), "{reason}");
     let mut threads = fsdp.clone();
     threads.hardware.threads_per_rank = 3;
-    let reason = profile(&cells, "").time(&threads).unwrap_err();
+    let reason = profile(&cells, "").time(&Planner::default(), &threads).unwrap_err();
     assert!(reason.contains("--threads 3") && reason.contains("4 ranks of 1 thread"), "{reason}");
     let mut cuda = fsdp.clone();
     cuda.hardware.device = DeviceKind::Cuda;
-    assert!(profile(&cells, "").time(&cuda).unwrap_err().contains("CPU"));
+    assert!(profile(&cells, "").time(&Planner::default(), &cuda).unwrap_err().contains("CPU"));
     // Two ranks have cores of their own; their times are taken from four on two cores, and that is said.
     let mut two = fsdp.clone();
     (two.parallel.ranks, two.parallel.shard) = (2, 2);
-    let source = profile(&cells, "").time(&two).unwrap().source;
+    let source = profile(&cells, "").time(&Planner::default(), &two).unwrap().source;
     assert!(source.contains("4 ranks of 1 thread"), "{source}");
 }
 
@@ -127,25 +129,25 @@ fn a_profile_that_is_not_there_or_has_no_times_is_a_reason() {
     std::fs::write(&path, "device = \"cpu\"\n").unwrap();
     let cells = cells();
     times::save(&path, &profile(&cells, "").operations, "today", 2).unwrap();
-    let reason = TimeProfile::read(&path).unwrap().time(&cells[0]).unwrap_err();
+    let reason = TimeProfile::read(&path).unwrap().time(&Planner::default(), &cells[0]).unwrap_err();
     assert!(reason.contains("no fit of"), "{reason}");
 }
 
 #[test]
 fn corrections_are_applied_and_said() {
     let cells = cells();
-    let plain = profile(&cells, "").time(&cells[0]).unwrap();
+    let plain = profile(&cells, "").time(&Planner::default(), &cells[0]).unwrap();
     let value: Table =
         "made = \"today\"\nspans = [{ of = \"forward\", factor = 2.0, low = 1.5, high = 2.5, records = 7 }]"
             .parse()
             .unwrap();
     let corrections = Some(corrections::of_value(&Value::Table(value)).unwrap());
     let corrected = TimeProfile { corrections, ..profile(&cells, "") };
-    let time = corrected.time(&cells[0]).unwrap();
+    let time = corrected.time(&Planner::default(), &cells[0]).unwrap();
     let forward = plain.spans.iter().find(|(name, _)| *name == "forward").unwrap().1;
     assert!((time.step_ms - plain.step_ms - forward).abs() < 1e-9);
     assert!(time.source.contains("forward x2.00 (1.50 to 2.50, 7 records)"), "{}", time.source);
-    assert_eq!(corrected.uncorrected().time(&cells[0]).unwrap(), plain);
+    assert_eq!(corrected.uncorrected().time(&Planner::default(), &cells[0]).unwrap(), plain);
 }
 
 #[test]
@@ -183,7 +185,7 @@ fn residuals_are_of_this_hosts_records() {
     let cells = cells();
     let profile = profile(&cells, "");
     let record = |cell: &Cell, host: &str, factor: f64| {
-        let time = profile.time(cell).unwrap();
+        let time = profile.time(&Planner::default(), cell).unwrap();
         let mut record = Record::new("id", "key", "x", Outcome::measured());
         record.environment.insert("host".into(), host.into());
         record.cell = grid::plain(cell);
