@@ -38,3 +38,11 @@ fn adapters_are_counted_by_the_engine() {
     assert_eq!(trainable, Layout::new(&cell, 1).parameters(Part::Trainable));
     assert_eq!(base, zbench_estimate::job::Number::Nf4);
 }
+
+#[test]
+fn every_software_has_its_word() {
+    let key = crate::config::keys::find("hardware.software").unwrap();
+    for stack in zbench_estimate::job::Stack::ALL {
+        assert_eq!(key.kind.check(&toml::Value::String(stack.name().into())), Ok(()));
+    }
+}

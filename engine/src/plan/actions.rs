@@ -181,10 +181,7 @@ fn micro_batch(s: &Schedule<'_>, micro: usize, list: &mut Vec<Compute>) {
     for segment in segments.rev() {
         if s.policy.every > 1 {
             for block in segment.clone() {
-                push(
-                    Action::Restore { unit: block + 1, output: block + 1 < segment.end },
-                    Reads::One([block + 1]),
-                );
+                push(Action::Restore { unit: block + 1, output: block + 1 < segment.end }, Reads::One([block + 1]));
             }
         }
         for block in segment.rev() {
