@@ -124,6 +124,76 @@ fn axes_split_what_they_should() {
 }
 
 #[test]
+fn what_lies_outside_the_device_must_fit_there() {
+    let host = |memory: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(folder.path(), LARGE);
+        let change = format!("node.host_memory={memory}");
+        let arguments = ["--set", "memory.offload_optimizer=host", "--what-if", &change];
+        plan(&[&[path.to_str().unwrap()], &arguments[..]].concat()).remove(0)
+    };
+    let (roomy, narrow) = (host("2TiB"), host("16GiB"));
+    assert_eq!((&roomy["fits"], &narrow["fits"]), (&Value::Bool(true), &Value::Bool(false)));
+    assert!(number(&narrow, "host_bytes") > number(&narrow, "host_capacity_bytes"));
+    // A profile without NVMe has no time for what lies there.
+    let disk = large(&["memory.offload_optimizer=disk"]);
+    assert!(disk["step_ms"].is_null() && disk["time_source"].as_str().unwrap().contains("NVMe"), "{disk}");
+    let drives = large(&["memory.offload_optimizer=disk", "hardware.profile=dgx-h100"]);
+    let memory = large(&["memory.offload_optimizer=host", "hardware.profile=dgx-h100"]);
+    assert!(number(&drives, "step_ms") > number(&memory, "step_ms"));
+}
+
+#[test]
+fn one_account_holds_cells_that_run_and_cells_that_are_priced() {
+    // A wire of the type that weights have changes nothing, though it makes the cell one that is priced.
+    let (plan, priced) = (large(&[]), large(&["parallel.gather_wire=bf16"]));
+    assert_eq!((&plan["memory_source"], &priced["memory_source"]), (&"plan".into(), &"priced".into()));
+    let (a, b) = (number(&plan, "total_bytes"), number(&priced, "total_bytes"));
+    assert!(close(a, b, 0.15), "{a} {b}");
+    assert!(number(&large(&["memory.offload_optimizer=host"]), "total_bytes") < a);
+    // Software that is named is counted with its habits, whatever the engine would take.
+    let named = large(&["hardware.software=fsdp2"]);
+    assert_eq!(named["memory_source"], "priced");
+}
+
+#[test]
+fn experts_that_are_unbalanced_make_no_more_of_the_models_work() {
+    let of = |imbalance: &str| {
+        large(&[
+            "model.preset=mixtral-8x7b",
+            "parallel.strategy=zero1",
+            "parallel.expert=8",
+            &format!("parallel.expert_imbalance={imbalance}"),
+        ])
+    };
+    let (even, busy) = (of("1"), of("2"));
+    assert!(number(&busy, "step_ms") > number(&even, "step_ms"));
+    assert!(number(&busy, "mfu") < number(&even, "mfu"));
+    assert!(close(number(&busy, "model_flops"), number(&even, "model_flops"), 0.01));
+}
+
+#[test]
+fn degrees_that_cannot_be_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), LARGE);
+    for (settings, key) in [
+        (&["parallel.tensor=3", "parallel.ranks=24", "train.global_batch=64"][..], "parallel.tensor"),
+        (&["parallel.expert=2"], "parallel.expert"),
+        (&["model.preset=mixtral-8x7b", "parallel.expert=16"], "parallel.expert"),
+        (&["parallel.pipeline=16", "parallel.virtual_stages=8"], "parallel.pipeline"),
+        (&["parallel.context=16", "train.seq_len=100"], "parallel.context"),
+    ] {
+        let mut arguments = vec!["plan", path.to_str().unwrap()];
+        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+        let output = run(folder.path(), &arguments);
+        assert_eq!(output.status.code(), Some(1), "{settings:?}: {}", stdout(&output));
+        assert!(stderr(&output).contains(key), "{settings:?}: {}", stderr(&output));
+    }
+    let wide = large(&["parallel.ranks_per_node=16"]);
+    assert!(wide["step_ms"].is_null() && wide["time_source"].as_str().unwrap().contains("ranks_per_node"), "{wide}");
+}
+
+#[test]
 fn zeropp_moves_fewer_bytes_between_nodes() {
     let wire = |strategy: &str| {
         let row = large(&[&format!("parallel.strategy={strategy}")]);

@@ -95,6 +95,9 @@ pub struct EstimateRow {
     /// Bytes on disk, per node.
     #[serde(default)]
     pub disk_bytes: Option<u64>,
+    /// Bytes of host memory that a node has, where something is to lie there and its profile says.
+    #[serde(default)]
+    pub host_capacity_bytes: Option<u64>,
     /// `plan`: what the engine will allocate, to the byte; `priced`: what the estimator says.
     #[serde(default)]
     pub memory_source: String,
@@ -116,6 +119,12 @@ pub struct EstimateTraffic {
 }
 
 impl EstimateRow {
+    /// Bytes by which a node's host memory is too small.
+    fn host_excess(&self) -> u64 {
+        let of = |host: u64| Some(host.saturating_sub(self.host_capacity_bytes?));
+        self.host_bytes.and_then(of).unwrap_or(0)
+    }
+
     /// The label with the mark of a stand-in.
     fn marked_label(&self) -> String {
         let mark = if self.proxy && !self.label.contains("[proxy]") { " [proxy]" } else { "" };
@@ -203,6 +212,9 @@ fn cells(rows: &[EstimateRow]) -> Table {
         let fits = match (row.fits, row.total_bytes, row.capacity_bytes) {
             (Some(false), Some(total), Some(capacity)) if total > capacity => {
                 format!("no, {} too much", units::memory((total - capacity) as f64))
+            }
+            (Some(false), _, _) if row.host_excess() > 0 => {
+                format!("no, {} of host memory too much", units::memory(row.host_excess() as f64))
             }
             (Some(true), Some(total), Some(capacity)) if total <= capacity => {
                 format!("yes, {} to spare", units::memory((capacity - total) as f64))

@@ -90,8 +90,15 @@ fn what_if(global: &Global, before: &[Planned], after: &[Planned], changes: &[St
 fn searched(global: &Global, cells: &Cells, max_cells: usize) -> Result<u8> {
     let expanded = expand(cells, max_cells)?;
     let (planner, mut found) = (Planner::default(), Vec::new());
+    let mut seen = Vec::new();
     for cell in &expanded.cells {
         let resolved = cell.resolved.as_ref().map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
+        // Cells that differ in nothing but what is searched over are one question.
+        let question = search::question(resolved);
+        if seen.contains(&question) {
+            continue;
+        }
+        seen.push(question);
         found.push(search::search(&planner, resolved, &cell.label)?);
     }
     match global.format {

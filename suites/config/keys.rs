@@ -463,13 +463,14 @@ pub const KEYS: &[Key] = &[
         "hardware.profile",
         Text,
         From("absent: this machine"),
-        "A machine to plan for: machines/NAME.toml beside the configuration states its device and memory.",
+        "A machine to plan for: machines/NAME.toml beside the configuration, or one that zbench comes with (docs/machines.md).",
     ),
     key(
         "hardware.software",
         Choice(&SOFTWARE),
         From("megatron-core where tensor, pipeline, context or expert exceeds 1, else fsdp2-compiled"),
-        "Whose speed is predicted for a device of a profile: a generation of training software (docs/estimator.md).",
+        "Whose speed is predicted for a device of a profile: a generation of training software (docs/estimator.md). Where it \
+         is stated its habits are in the predicted memory, too, which is else the engine's.",
     ),
     key(
         "hardware.threads_per_rank",

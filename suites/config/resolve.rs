@@ -83,7 +83,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
     let profile = profile(&values, context)?;
     let model = known_model(&values, context)?;
     let parallel = parallel(&values)?;
-    let priced = priced::priced(&values, parallel.ranks, parallel.strategy)?;
+    let priced = priced::priced(&values, parallel.ranks, parallel.strategy, &model)?;
     let replicas = parallel.ranks / priced.as_ref().map_or(1, Priced::ranks_per_replica);
     let train = train(&values, replicas)?;
     let precision = precision(&values)?;

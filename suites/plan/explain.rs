@@ -148,7 +148,7 @@ pub fn deepspeed(resolved: &Resolved, formula: Formula) -> Vec<Sum> {
     let job = job(&resolved.cell);
     let (parameters, largest) = match job.model.kind {
         Kind::Count { largest_layer } => (job.model.stated_parameters as f64, largest_layer as f64),
-        _ => (job.model.parameters() as f64, job.model.largest_unit() as f64),
+        _ => (job.model.parameters() as f64, job.model.largest_module() as f64),
     };
     let ranks = resolved.cell.parallel.ranks;
     let per_node = forecast::ranks_per_node(resolved).min(ranks).max(1);

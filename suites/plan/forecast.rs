@@ -1,14 +1,13 @@
 //! What a cell takes: memory from the engine's plan where the engine runs such a cell, to the byte, and from the estimator
 //! where it does not; time on the machine that its profile describes.
 
-use super::job::job;
+use super::job::{job, job_of_memory};
 use crate::config::Resolved;
-use crate::runner::plan;
 use std::borrow::Cow;
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::outcome::Estimate;
 use zbench_engine::plan::Planner;
-use zbench_estimate::job::{Degrees, Job};
+use zbench_estimate::job::{Degrees, Job, Place};
 use zbench_estimate::machine::Machine;
 use zbench_estimate::memory::{self, CATEGORIES};
 use zbench_estimate::time::{self, Time};
@@ -33,11 +32,18 @@ pub struct Footprint {
     pub host: u64,
     /// Bytes on disk per node.
     pub disk: u64,
+    /// Bytes of host memory that a node has, where its profile says.
+    pub host_capacity: Option<u64>,
     /// `plan` or `priced`.
     pub source: &'static str,
 }
 
 impl Footprint {
+    /// Whether it fits into a rank's memory, and what lies outside into the host's as far as that is known.
+    pub fn fits(&self, capacity: u64) -> bool {
+        self.total <= capacity && self.host_capacity.is_none_or(|host| self.host <= host)
+    }
+
     /// As the engine's plan has it.
     pub fn of_plan(estimate: &Estimate) -> Footprint {
         let named = |bytes: &dyn Fn(Category) -> u64| Category::ALL.iter().map(|c| (c.name(), bytes(*c))).collect();
@@ -50,6 +56,7 @@ impl Footprint {
             stage: None,
             host: 0,
             disk: 0,
+            host_capacity: None,
             source: "plan",
         }
     }
@@ -75,6 +82,7 @@ impl Footprint {
             stage: (job.degrees.pipeline > 1).then_some([stage.index as u64, job.degrees.pipeline as u64]),
             host: (memory.host * ranks_per_node as f64) as u64,
             disk: (memory.disk * ranks_per_node as f64) as u64,
+            host_capacity: None,
             source: "priced",
         }
     }
@@ -118,23 +126,23 @@ pub fn ranks_per_node(resolved: &Resolved) -> usize {
     resolved.cell.parallel.ranks_per_node.or_else(of_machine).unwrap_or(resolved.cell.parallel.ranks).max(1)
 }
 
-/// The memory of a cell: the engine's plan, which is given where there is one, else the estimator's.
+/// The memory of a cell: the engine's plan, which is given where there is one, else the estimator's; and the estimator's
+/// for a device on which other software is named.
 pub fn footprint(resolved: &Resolved, estimate: Option<&Estimate>) -> Footprint {
-    match estimate {
+    let machine = resolved.profile.as_ref().and_then(|profile| profile.machine.as_ref());
+    let others = of_other_software(&resolved.cell);
+    let footprint = match estimate.filter(|_| !others) {
         Some(estimate) => Footprint::of_plan(estimate),
-        None => Footprint::priced(&job(&resolved.cell), ranks_per_node(resolved)),
-    }
+        None => Footprint::priced(&job_of_memory(&resolved.cell), ranks_per_node(resolved)),
+    };
+    let host_capacity = machine.map(|machine| machine.host_memory).filter(|bytes| *bytes > 0);
+    Footprint { host_capacity, ..footprint }
 }
 
-/// Bytes that a rank of a cell takes at its peak.
-///
-/// # Errors
-/// The cell cannot be, in words.
-pub fn peak_bytes(planner: &Planner, cell: &Cell) -> Result<u64, String> {
-    match &cell.priced {
-        Some(_) => Ok(Footprint::priced(&job(cell), 1).total),
-        None => Ok(plan::estimate(planner, cell)?.memory.total_peak()),
-    }
+/// Whether a cell is for a device and names software other than zbench.
+fn of_other_software(cell: &Cell) -> bool {
+    let ours = [None, Some("zbench")].contains(&cell.hardware.software.as_deref());
+    cell.hardware.device == DeviceKind::Cuda && !ours
 }
 
 /// The time of a cell on the device of its profile, and its traffic.
@@ -162,9 +170,24 @@ pub fn timing(
             "a count of parameters says what a step holds and not how long it takes; state the model's shape".into()
         );
     }
-    let products = job.precision.products;
-    if !machine.device.compute.contains_key(&products) {
-        return Err(format!("the profile {} has no rate of {} (compute.{0})", profile.name, products.name()));
+    let rated = machine.device.compute.contains_key(&job.precision.products);
+    let products = job.precision.products.name();
+    if !rated {
+        return Err(format!("the profile {} has no rate of {products} (compute.{products})", profile.name));
+    }
+    if rates.node_devices < machine.node_devices && ranks(&job.degrees) > rates.node_devices {
+        return Err(format!(
+            "parallel.ranks_per_node = {} is more than the {} devices that a node of {} joins; write that, or name a profile \
+             of such nodes",
+            machine.node_devices, rates.node_devices, profile.name
+        ));
+    }
+    let disk = [job.offload.optimizer, job.offload.parameters, job.offload.activations].contains(&Place::Disk);
+    if disk && (machine.disk_read <= 0.0 || machine.disk_write <= 0.0) {
+        return Err(format!(
+            "the profile {} states no NVMe (node.disk_read, node.disk_write: docs/machines.md)",
+            profile.name
+        ));
     }
     let ranks = ranks(&job.degrees);
     for (link, needed, place) in [

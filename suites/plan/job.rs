@@ -38,7 +38,14 @@ pub fn job(cell: &Cell) -> Job {
     }
 }
 
-/// The software whose habits are priced: what the cell names, else what trains such cells today.
+/// The same as memory counts it: what the software that the cell names keeps; of cells that name none what the engine
+/// would, so that cells which it runs and cells which are priced alone stand in one account.
+pub fn job_of_memory(cell: &Cell) -> Job {
+    let named = cell.hardware.software.as_deref().and_then(Stack::named);
+    Job { stack: named.unwrap_or(Stack::Zbench), ..job(cell) }
+}
+
+/// The software whose speed is priced: what the cell names, else what trains such cells today.
 fn stack(cell: &Cell, degrees: &Degrees) -> Stack {
     let named = cell.hardware.software.as_deref().and_then(Stack::named);
     let split = degrees.tensor * degrees.pipeline * degrees.context * degrees.expert > 1;

@@ -1,6 +1,6 @@
 //! `plan --search`: every way to split a cell's work over its ranks, priced, for the best speed under the memory limit.
 
-use super::forecast::{self, Footprint, Timing};
+use super::forecast::{self, Timing};
 use crate::config::Resolved;
 use crate::runner::plan;
 use std::collections::BTreeMap;
@@ -15,6 +15,9 @@ use zbench_reports::units;
 const SHOWN: usize = 10;
 /// Micro-batches that are tried: more than this keeps no device busier.
 const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+
+/// The software of a search around a cell that names none.
+const SOFTWARE: &str = "megatron-core";
 
 /// What a search cannot be made of.
 #[derive(Debug, thiserror::Error)]
@@ -40,12 +43,42 @@ struct Outcome {
     timing: Timing,
 }
 
+/// A cell without what a search varies: what stays the same in all its ways.
+pub fn question(resolved: &Resolved) -> Cell {
+    let mut cell = resolved.cell.clone();
+    let base = cell.priced.as_deref().cloned().unwrap_or_default();
+    let replicas = cell.parallel.ranks / base.ranks_per_replica().max(1);
+    cell.train.accumulation *= cell.train.micro_batch * replicas;
+    cell.train.micro_batch = 1;
+    cell.parallel.strategy = Strategy::Ddp;
+    cell.parallel.shard = cell.parallel.ranks;
+    cell.memory.checkpointing = Checkpointing::None;
+    let rest = Priced {
+        tensor: 1,
+        sequence: 1,
+        pipeline: 1,
+        virtual_stages: 1,
+        pipeline_schedule: PipelineSchedule::OneFOneB,
+        context: 1,
+        expert: 1,
+        offload_optimizer: Home::Device,
+        offload_parameters: Home::Device,
+        ..base
+    };
+    cell.priced = rest.first_key().is_some().then(|| Box::new(rest));
+    cell
+}
+
 /// Searches around a cell: its model, ranks, sequence length and global batch stay.
 ///
 /// # Errors
 /// There is no machine or no limit to search under.
 pub fn search(planner: &Planner, resolved: &Resolved, label: &str) -> Result<Searched, SearchError> {
     let begun = Instant::now();
+    // One software for all ways: else two programs would be compared where two ways of splitting are asked about.
+    let mut resolved = resolved.clone();
+    resolved.cell.hardware.software.get_or_insert_with(|| SOFTWARE.into());
+    let resolved = &resolved;
     forecast::timing(planner, resolved, None).map_err(SearchError::Machine)?;
     let capacity = resolved.cell.memory.capacity.ok_or(SearchError::Capacity)?;
     let mut found = Searched {
@@ -59,14 +92,15 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str) -> Result<Sea
     for way in ways(resolved, &mut impossible) {
         found.priced += 1;
         let one = Resolved { cell: way.cell.clone(), profile: resolved.profile.clone() };
-        // A cell that the engine runs has the engine's own bytes, as `plan` prints them.
-        let estimate = if one.cell.priced.is_none() { plan::estimate(planner, &one.cell).ok() } else { None };
-        let bytes = match &estimate {
-            Some(estimate) => Footprint::of_plan(estimate).total,
-            None => forecast::footprint(&one, None).total,
-        };
-        if bytes > capacity {
-            if nearest.as_ref().is_none_or(|(least, _)| bytes < *least) {
+        // Where the engine's own habits are asked for, cells that it runs have its own bytes, as `plan` prints them.
+        let ours = one.cell.hardware.software.as_deref() == Some("zbench") && one.cell.priced.is_none();
+        let estimate = if ours { plan::estimate(planner, &one.cell).ok() } else { None };
+        let footprint = forecast::footprint(&one, estimate.as_ref());
+        let bytes = footprint.total;
+        if !footprint.fits(capacity) {
+            if bytes <= capacity {
+                *impossible.entry("what is offloaded is more than the host's memory").or_default() += 1;
+            } else if nearest.as_ref().is_none_or(|(least, _)| bytes < *least) {
                 nearest = Some((bytes, way));
             }
             continue;
@@ -211,6 +245,7 @@ fn way(
     cell.parallel.shard = if strategy.is_hybrid() { per_node } else { cell.parallel.ranks };
     (cell.train.micro_batch, cell.train.accumulation) = (micro, accumulation);
     let mut settings = Named::new();
+    settings.insert("hardware.software", cell.hardware.software.clone().unwrap_or_default());
     settings.insert("parallel.strategy", strategy.name().to_string());
     for (key, degree) in [
         ("parallel.tensor", priced.tensor),

@@ -63,7 +63,7 @@ impl Planned {
 
     /// Whether a rank's predicted peak is within its capacity.
     pub fn fits(&self) -> Option<bool> {
-        Some(self.footprint.as_ref()?.total <= self.capacity()?)
+        Some(self.footprint.as_ref()?.fits(self.capacity()?))
     }
 
     /// The row of the document of estimates.
@@ -109,6 +109,7 @@ impl Planned {
             peak_stage: footprint.and_then(|footprint| footprint.stage),
             host_bytes: bytes(|footprint| footprint.host),
             disk_bytes: bytes(|footprint| footprint.disk),
+            host_capacity_bytes: footprint.filter(|of| of.host > 0).and_then(|footprint| footprint.host_capacity),
             memory_source: footprint.map(|footprint| footprint.source.to_string()).unwrap_or_default(),
         }
     }
@@ -144,9 +145,10 @@ pub fn plan(planner: &Planner, grid: GridCell, proxy_of: Option<String>) -> Plan
     };
     match estimate(planner, &resolved.cell) {
         Ok(estimate) => {
-            planned.decision = decide(planner, &resolved, &estimate);
+            let footprint = forecast::footprint(&resolved, Some(&estimate));
+            planned.decision = decide(planner, &resolved, &estimate, &footprint);
             planned.traffic = traffic(&estimate);
-            planned.footprint = Some(Footprint::of_plan(&estimate));
+            planned.footprint = Some(footprint);
             planned.estimate = Some(estimate);
         }
         Err(reason) => {
@@ -167,9 +169,9 @@ pub fn plan(planner: &Planner, grid: GridCell, proxy_of: Option<String>) -> Plan
         Err(reason) => Err(reason),
     };
     if planned.fits() == Some(false)
-        && let (Some(cell), Some(capacity)) = (planned.cell(), planned.capacity())
+        && let Some(capacity) = planned.capacity()
     {
-        planned.advice = cheapest_change(planner, cell, capacity)
+        planned.advice = cheapest_change(planner, &resolved, capacity)
             .unwrap_or_else(|| "none of the changes tried (up to 64 times the ranks) makes it fit".into());
     }
     planned
@@ -190,17 +192,17 @@ fn host_memory() -> Option<u64> {
     *MEMORY.get_or_init(|| machine::memory_bytes("MemTotal"))
 }
 
-fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate) -> Decision {
+fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) -> Decision {
     let cell = &resolved.cell;
     let total = estimate.memory.total_peak();
     let record = |status, reason, source| Decision::Record { status, reason, source };
     if cell.hardware.device == DeviceKind::Cuda {
         let machine = resolved.profile.as_ref().map(|profile| format!(" ({})", profile.name)).unwrap_or_default();
         let fits = match cell.memory.capacity {
-            Some(capacity) if total <= capacity => {
-                format!("; it would fit there: {} of {} a rank", gib(total), gib(capacity))
+            Some(capacity) if footprint.fits(capacity) => {
+                format!("; it would fit there: {} of {} a rank", gib(footprint.total), gib(capacity))
             }
-            Some(capacity) => format!("; it would not fit there: {} of {} a rank", gib(total), gib(capacity)),
+            Some(capacity) => format!("; it would not fit there: {} of {} a rank", gib(footprint.total), gib(capacity)),
             None => String::new(),
         };
         let reason = format!(
@@ -328,11 +330,19 @@ fn low_gradients(cell: &mut Cell) -> bool {
 
 /// The cheapest change that makes a cell fit, found by planning: one change, then several together, then more
 /// ranks beside as few changes as do.
-pub fn cheapest_change(planner: &Planner, cell: &Cell, capacity: u64) -> Option<String> {
-    let peak = |cell: &Cell| forecast::peak_bytes(planner, cell).ok();
+pub fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: u64) -> Option<String> {
+    let fitting = |cell: Cell| {
+        let changed = Resolved { cell, profile: resolved.profile.clone() };
+        let estimate = match &changed.cell.priced {
+            Some(_) => None,
+            None => Some(estimate(planner, &changed.cell).ok()?),
+        };
+        let footprint = forecast::footprint(&changed, estimate.as_ref());
+        footprint.fits(capacity).then_some(footprint.total)
+    };
     let say = |what: &str, bytes: u64| format!("{what} (predicted {} of {})", gib(bytes), gib(capacity));
     let attempt = |changes: &[&Change], times: usize| -> Option<String> {
-        let mut changed = cell.clone();
+        let mut changed = resolved.cell.clone();
         if !changes.iter().all(|change| (change.apply)(&mut changed)) {
             return None;
         }
@@ -345,7 +355,7 @@ pub fn cheapest_change(planner: &Planner, cell: &Cell, capacity: u64) -> Option<
             }
             words.push(format!("parallel.ranks = {}", changed.parallel.ranks));
         }
-        let bytes = peak(&changed).filter(|bytes| *bytes <= capacity)?;
+        let bytes = fitting(changed)?;
         Some(say(&words.join(" and "), bytes))
     };
     // Every set of changes, few changes first, cheap ones first among as many.

@@ -223,6 +223,18 @@ impl Shape {
         self.parameters() - idle as u64
     }
 
+    /// Parameters of the largest module that has no modules in it, as DeepSpeed's estimators take it: the embedding, or a
+    /// matrix (gate and up are two).
+    pub fn largest_module(&self) -> u64 {
+        if let Kind::Count { largest_layer } = self.kind {
+            return largest_layer;
+        }
+        let (hidden, ffn) = (self.hidden as u64, self.ffn as u64);
+        let expert = self.experts.as_ref().map_or(0, |experts| experts.ffn as u64);
+        let wide = [self.vocab as u64, ffn, expert, self.query_width() as u64].into_iter().max().unwrap_or(0);
+        hidden.saturating_mul(wide)
+    }
+
     /// Parameters of the largest unit that is gathered at once: a block, or the embedding.
     pub fn largest_unit(&self) -> u64 {
         if let Kind::Count { largest_layer } = self.kind {

@@ -98,7 +98,8 @@ constants! {
     /// Attention's kernels in Triton within trainers of late 2023 against those of the first generation's benches:
     /// set by hand on LLM Foundry's long sequences, both halves seen.
     attention_fsdp1 = 1.3;
-    /// Bytes per parameter and gather (and as many per reduction) that FSDP2 copies between parameters and its buffers.
+    /// Bytes per parameter and gather (and as many per reduction) that FSDP2 copies between parameters and its buffers. More
+    /// than its copies alone: whatever else its units cost at few tokens a step (torchao's and torchtitan's rows) is in it.
     shard_copies = 20.0;
     /// The same of FSDP1, whose units are flat: casts, divisions, sums.
     flat_copies = 6.0;

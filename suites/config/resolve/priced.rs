@@ -1,7 +1,7 @@
 //! What is priced and not run: parallelism beside the data axes, compressed traffic, offload, models of another kind.
 
 use super::{Refusal, Values};
-use zbench_engine::config::{Home, PipelineSchedule, Priced, PricedLoss, PricedModel, Strategy, Wire};
+use zbench_engine::config::{Home, Model, PipelineSchedule, Priced, PricedLoss, PricedModel, Strategy, Wire};
 
 /// The families that `zbench plan` prices and the engine has not.
 pub(super) const FAMILIES: [&str; 2] = ["t5", "count"];
@@ -11,7 +11,7 @@ pub(super) const MODEL_KEYS: [&str; 4] =
     ["model.num_decoder_layers", "model.feed_forward_proj", "model.parameters", "model.largest_layer"];
 
 /// What of it a cell asks for; `None` where it asks for nothing.
-pub(super) fn priced(values: &Values, ranks: usize, strategy: Strategy) -> Result<Option<Priced>, Refusal> {
+pub(super) fn priced(values: &Values, ranks: usize, strategy: Strategy, of: &Model) -> Result<Option<Priced>, Refusal> {
     let zeropp = values.text("parallel.strategy") == "zero++";
     let wire = |key: &str, default: Option<Wire>| match values.given_text(key).as_deref() {
         Some("bf16") => Some(Wire::Bf16),
@@ -52,6 +52,7 @@ pub(super) fn priced(values: &Values, ranks: usize, strategy: Strategy) -> Resul
         model: model(values)?,
     };
     check(values, &priced, ranks, strategy)?;
+    divides(values, &priced, of)?;
     Ok(Some(priced).filter(|priced| priced.first_key().is_some()))
 }
 
@@ -138,6 +139,40 @@ fn check(values: &Values, priced: &Priced, ranks: usize, strategy: Strategy) -> 
     if priced.offload_parameters != Home::Device && !matches!(strategy, Strategy::Zero3 | Strategy::Fsdp) {
         let message = "needs weights that are gathered when they are read: parallel.strategy = \"zero3\" or \"fsdp\"";
         return Err(values.refuse("memory.offload_parameters", &["parallel.strategy"], message));
+    }
+    Ok(())
+}
+
+/// Degrees that a model's sizes cannot be split by. A count of parameters has no sizes.
+fn divides(values: &Values, priced: &Priced, model: &Model) -> Result<(), Refusal> {
+    if matches!(priced.model, Some(PricedModel::Count { .. })) {
+        return Ok(());
+    }
+    let refuse = |key: &str, other: &str, message: String| Err(values.refuse(key, &[other], message));
+    let (heads, kv) = (model.num_attention_heads, model.num_key_value_heads);
+    let tensor = priced.tensor;
+    if !heads.is_multiple_of(tensor) || !(kv.is_multiple_of(tensor) || tensor.is_multiple_of(kv)) {
+        let message =
+            format!("{tensor} does not divide the {heads} heads ({kv} of keys and values); write a divisor of them");
+        return refuse("parallel.tensor", "model.num_attention_heads", message);
+    }
+    let (blocks, chunks) = (model.num_hidden_layers, priced.pipeline.saturating_mul(priced.virtual_stages));
+    // The embedding and the head may be stages of their own.
+    if chunks > blocks + 2 {
+        let message = format!("and virtual stages make {chunks} parts of {blocks} blocks; write fewer");
+        return refuse("parallel.pipeline", "parallel.virtual_stages", message);
+    }
+    if !values.count("train.seq_len").is_multiple_of(priced.context) {
+        let message = format!("{} does not divide train.seq_len; write a divisor of it", priced.context);
+        return refuse("parallel.context", "train.seq_len", message);
+    }
+    let experts = if model.sparse_blocks() > 0 { model.experts.as_ref().map_or(1, |e| e.num_experts) } else { 1 };
+    if !experts.is_multiple_of(priced.expert) {
+        let message = match experts {
+            1 => format!("is {} and the model has no experts; leave it out", priced.expert),
+            _ => format!("{} does not divide the {experts} experts; write a divisor of them", priced.expert),
+        };
+        return refuse("parallel.expert", "model.num_experts", message);
     }
     Ok(())
 }

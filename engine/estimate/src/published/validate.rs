@@ -5,6 +5,7 @@ use super::job::Refused;
 use super::row::{self, Row, RowError};
 use super::score::{Outcome, quantile};
 use super::{collectives, kernels, memory, throughput};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// What the rows of a file are about; its columns say which.
@@ -155,7 +156,12 @@ fn of_guess(row: &Row, quantity: &str, value: &str, guess: Result<Guess, Refused
     let mut outcome = Outcome::of(row, quantity, unit(quantity), value);
     match guess {
         Ok(guess) => {
-            outcome.predicted = Some(guess.predicted).filter(|value| value.is_finite());
+            // Nothing moves over a link that is not there.
+            outcome.predicted = Some(guess.predicted).filter(|value| value.is_finite() && *value > 0.0);
+            if outcome.predicted.is_none() {
+                outcome.reason = "the machine has no link between its devices, or the prediction is no number".into();
+                return outcome;
+            }
             let why = not_scored(row, &outcome, guess.one_sided);
             outcome.scored = why.is_none();
             outcome.reason = why.unwrap_or_default();
@@ -178,22 +184,24 @@ fn not_scored(row: &Row, outcome: &Outcome, one_sided: bool) -> Option<String> {
     if outcome.published.is_none_or(|value| value <= 0.0) {
         return Some("states no number".into());
     }
-    if outcome.predicted.is_none() {
-        return Some("the prediction is no number".into());
-    }
     None
 }
+
+/// Rows of a family that are paired each with each; of more, so many are taken evenly.
+const PAIRED: usize = 1000;
 
 /// Of all pairs of scored rows of one family and quantity whose published values are more than 5 % apart: those that are
 /// predicted the same way round, and all.
 pub fn directions_right<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> (usize, usize) {
-    let scored: Vec<&Outcome> = outcomes.into_iter().filter(|outcome| outcome.scored).collect();
+    let mut groups: BTreeMap<(&str, &str), Vec<&Outcome>> = BTreeMap::new();
+    for outcome in outcomes.into_iter().filter(|outcome| outcome.scored) {
+        groups.entry((&outcome.family, &outcome.quantity)).or_default().push(outcome);
+    }
     let (mut right, mut all) = (0, 0);
-    for (i, a) in scored.iter().enumerate() {
-        for b in &scored[i + 1..] {
-            if a.family != b.family || a.quantity != b.quantity {
-                continue;
-            }
+    for group in groups.into_values() {
+        let step = group.len().div_ceil(PAIRED).max(1);
+        let rows: Vec<&Outcome> = group.into_iter().step_by(step).collect();
+        for (a, b) in rows.iter().enumerate().flat_map(|(i, a)| rows[i + 1..].iter().map(move |b| (a, b))) {
             let (Some(x), Some(y), Some(p), Some(q)) = (a.published, b.published, a.predicted, b.predicted) else {
                 continue;
             };

@@ -240,7 +240,14 @@ impl Context<'_> {
         let (mut around, mut mlp) = ([Phase::default(); 2], [Phase::default(); 2]);
         for matrix in &kind.matrices {
             let (m, n, k, count) = self.split(matrix, tokens);
-            let (forward, mut backward) = self.product(m, n, k, count, self.form());
+            let (mut forward, mut backward) = self.product(m, n, k, count, self.form());
+            if let Role::ExpertUp | Role::ExpertDown = matrix.role {
+                // Rows that are padding, or that the mean rank has not, are no work of the model.
+                let etp = expert_tensor(&self.job.degrees) as f64;
+                let useful = tokens * matrix.active * etp / self.tensor() / (m * count).max(1.0);
+                forward.flops *= useful.min(1.0);
+                backward.flops *= useful.min(1.0);
+            }
             if self.model.bias && !self.frozen() && self.drive.fusion == Fusion::Eager {
                 // The gradient of a bias is a sum over all rows.
                 backward.kernel(self.roof.pass(m * n * count * self.bytes()));

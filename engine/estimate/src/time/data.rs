@@ -100,6 +100,11 @@ impl Plan<'_> {
         };
         let wire = if sharding.reduce_bytes > 0.0 { sharding.reduce_bytes } else { job.precision.reduce };
         let link = (machine.host.bandwidth * machine.host.reached).max(1.0);
+        let sharers = machine.node_devices.min(layout.world).max(1) as f64;
+        let link = match job.offload.parameters {
+            Place::Disk if machine.disk_read > 0.0 => link.min(machine.disk_read / sharers),
+            _ => link,
+        };
         let group = if sharded { layout.shard } else { layout.data };
         let mut list = Vec::new();
         for (count, unit) in &self.stages[self.slowest] {
@@ -115,7 +120,10 @@ impl Plan<'_> {
                     * slow
                     * (seconds(what, dense, group, machine) + seconds(what, sparse, layout.expert_data, machine))
             };
-            let mut gather = price(Collective::AllGather, unit.dense * element, unit.sparse * element, group);
+            let share = if unit.dense + unit.sparse > 0.0 { unit.trained / (unit.dense + unit.sparse) } else { 0.0 };
+            // Where weights stay whole, those that the update has changed are gathered, and no frozen base.
+            let (moved, of) = if sharded { (1.0, element) } else { (share, job.precision.compute.bytes()) };
+            let mut gather = price(Collective::AllGather, unit.dense * moved * of, unit.sparse * moved * of, group);
             if sharded && job.offload.parameters != Place::Device {
                 gather += scale * (unit.dense + unit.sparse) * element / group.ranks as f64 / link;
             }
@@ -129,7 +137,6 @@ impl Plan<'_> {
             if !sharded {
                 again = 0.0;
             }
-            let share = if unit.dense + unit.sparse > 0.0 { unit.trained / (unit.dense + unit.sparse) } else { 0.0 };
             let (dense, sparse) = (unit.dense * share * wire, unit.sparse * share * wire);
             let scattered = sharded || sharding.gradients > 1 || sharding.optimizer > 1;
             let what = if scattered { Collective::ReduceScatter } else { Collective::AllReduce };
@@ -152,7 +159,7 @@ impl Plan<'_> {
                     gather_backward: again,
                     reduce,
                 },
-                gather_bytes: (unit.dense + unit.sparse) * element,
+                gather_bytes: (unit.dense + unit.sparse) * moved * of,
                 reduce_bytes: dense + sparse,
                 gather_group: group,
                 reduce_group: group,
