@@ -24,8 +24,6 @@ pub struct Footprint {
     pub at_peak: Named<u64>,
     /// Peak bytes over all categories.
     pub total: u64,
-    /// Bytes of weights, gradients and optimizer state.
-    pub state: u64,
     /// The stage of the peak, from 0, of how many.
     pub stage: Option<[u64; 2]>,
     /// Bytes of host memory per node.
@@ -47,12 +45,10 @@ impl Footprint {
     /// As the engine's plan has it.
     pub fn of_plan(estimate: &Estimate) -> Footprint {
         let named = |bytes: &dyn Fn(Category) -> u64| Category::ALL.iter().map(|c| (c.name(), bytes(*c))).collect();
-        let state = [Category::Parameters, Category::Gradients, Category::Optimizer];
         Footprint {
             peaks: named(&|category| estimate.peak(category)),
             at_peak: named(&|category| estimate.memory.at_peak(category)),
             total: estimate.memory.total_peak(),
-            state: state.map(|category| estimate.peak(category)).iter().sum(),
             stage: None,
             host: 0,
             disk: 0,
@@ -76,7 +72,6 @@ impl Footprint {
         let total = at_peak.iter().map(|(_, bytes)| *bytes).sum();
         Footprint {
             peaks: at_peak.clone(),
-            state: CATEGORIES[..3].iter().map(bytes).sum(),
             at_peak,
             total,
             stage: (job.degrees.pipeline > 1).then_some([stage.index as u64, job.degrees.pipeline as u64]),

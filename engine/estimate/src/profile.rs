@@ -329,22 +329,6 @@ fn merge(under: &mut Table, over: Table, name: &str) {
 
 /// The known word that is nearest to another, if one is within half of its letters.
 pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let scored = known.map(|known| (distance(word, known), known)).min_by_key(|(distance, _)| *distance)?;
+    let scored = known.map(|known| (strsim::levenshtein(word, known), known)).min_by_key(|(distance, _)| *distance)?;
     (scored.0 * 2 <= word.chars().count()).then_some(scored.1)
-}
-
-/// Letters to change, add or leave out.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let change = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }

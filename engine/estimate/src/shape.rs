@@ -234,13 +234,4 @@ impl Shape {
         let wide = [self.vocab as u64, ffn, expert, self.query_width() as u64].into_iter().max().unwrap_or(0);
         hidden.saturating_mul(wide)
     }
-
-    /// Parameters of the largest unit that is gathered at once: a block, or the embedding.
-    pub fn largest_unit(&self) -> u64 {
-        if let Kind::Count { largest_layer } = self.kind {
-            return largest_layer;
-        }
-        let block = self.blocks().iter().map(BlockKind::parameters).max().unwrap_or(0);
-        block.max(self.embedding_parameters())
-    }
 }

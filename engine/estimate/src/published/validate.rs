@@ -3,7 +3,7 @@
 use super::guess::Guess;
 use super::job::Refused;
 use super::row::{self, Row, RowError};
-use super::score::{Outcome, quantile};
+use super::score::Outcome;
 use super::{collectives, kernels, memory, throughput};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -212,12 +212,4 @@ pub fn directions_right<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> 
         }
     }
     (right, all)
-}
-
-/// Median and 90th percentile of absolute errors, as shares.
-pub fn spread<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> Option<(f64, f64)> {
-    let scored = outcomes.into_iter().filter(|outcome| outcome.scored);
-    let mut errors: Vec<f64> = scored.filter_map(Outcome::error).map(f64::abs).collect();
-    errors.sort_by(f64::total_cmp);
-    (!errors.is_empty()).then(|| (quantile(&mut errors, 0.5), quantile(&mut errors, 0.9)))
 }
