@@ -292,13 +292,21 @@ pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
     match &mut cell.data {
         Data::Synthetic {} => {}
         Data::Tokens { path, .. } => by_content(path),
-        Data::Text { path, tokenizer } => {
+        Data::Text { path, tokenizer, .. } => {
             by_content(path);
             by_content(tokenizer);
+        }
+        Data::Documents(documents) => {
+            documents.files.iter_mut().for_each(|file| by_content(&mut file.path));
+            by_content(&mut documents.tokenizer);
         }
     }
     for path in cell.model.weights.iter_mut().chain(&mut cell.lora.path) {
         by_content(path);
+    }
+    if let Some(saving) = &mut cell.checkpoint {
+        // Where a run is kept does not make it another.
+        (saving.dir, saving.resume) = std::default::Default::default();
     }
     short_hash(&canonical_of(plain(&cell)))
 }

@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let steps: usize = steps.parse()?;
     let model = Model { weights: Some(model.into()), ..described };
-    let data = Data::Tokens { path: tokens.into(), dtype: TokenType::U16 };
+    let data = Data::Tokens { path: tokens.into(), dtype: TokenType::U16, shuffle: false };
     let cell = Cell { lora, ..cell(model, data, seq.parse()?, steps) };
     let plan = Plan::new(&cell, &Cpu::new(1))?;
     let ran = with_ranks(&cell, &plan, train::kernels(&cell)?, |rank| {
@@ -90,6 +90,9 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
         lora: Lora::default(),
         hardware: Hardware::cpu(1),
         link: None,
+        read_ahead: zbench_engine::config::READ_AHEAD,
+        checkpoint: None,
+        watch: None,
         priced: None,
     }
 }

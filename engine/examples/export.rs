@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let steps: usize = steps.parse()?;
     let cell = cell(
         Model { weights: Some(model.into()), ..described },
-        Data::Tokens { path: tokens.into(), dtype },
+        Data::Tokens { path: tokens.into(), dtype, shuffle: false },
         seq.parse()?,
         steps,
     );
@@ -86,6 +86,9 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
         lora: Lora { rank: 0, alpha: 1.0, dropout: 0.0, ..Lora::default() },
         hardware: Hardware::cpu(1),
         link: None,
+        read_ahead: zbench_engine::config::READ_AHEAD,
+        checkpoint: None,
+        watch: None,
         priced: None,
     }
 }

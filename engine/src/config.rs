@@ -3,15 +3,21 @@
 
 mod adapters;
 mod base;
+mod data;
 mod model;
 mod priced;
+mod saving;
 mod scaling;
+mod watch;
 
 pub use adapters::Method;
 pub use base::Base;
-pub use model::{Experts, Form, Mlp, Model, NormKind, Order, Positions, RopeScaling};
+pub use data::{Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Template, TokenType};
+pub use model::{Experts, Form, Loading, Mlp, Model, NormKind, Order, Positions, RopeScaling};
 pub use priced::{Home, PipelineSchedule, Priced, PricedLoss, PricedModel, Wire};
+pub use saving::{Layout as SaveLayout, Resume, Saving};
 pub use scaling::{DynamicScaling, LossScaling, WeightRounding};
+pub use watch::{Divergence, Evaluation, Watch};
 
 use crate::comm::link::LinkSpec;
 use serde::{Deserialize, Serialize};
@@ -27,6 +33,9 @@ pub struct Cell {
     pub model: Model,
     /// Where tokens come from.
     pub data: Data,
+    /// Micro-batches that a thread of each rank reads ahead; 0 = none.
+    #[serde(default = "read_ahead", skip_serializing_if = "is_read_ahead")]
+    pub read_ahead: usize,
     /// Batch, steps, optimizer.
     pub train: Train,
     /// Ranks and how the model's state is split over them.
@@ -42,9 +51,27 @@ pub struct Cell {
     /// Emulated links; absent = what the machine has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
+    /// Training checkpoints; absent = none are written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Box<Saving>>,
+    /// What is looked at while it trains; absent = the loss of the steps alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watch: Option<Watch>,
     /// What is priced and not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priced: Option<Box<Priced>>,
+}
+
+/// Micro-batches that are read ahead where nobody says otherwise.
+pub const READ_AHEAD: usize = 2;
+
+fn read_ahead() -> usize {
+    READ_AHEAD
+}
+
+// Left out of a cell's text, so that the keys of cells stay those they had before there was reading ahead.
+fn is_read_ahead(count: &usize) -> bool {
+    *count == READ_AHEAD
 }
 
 impl Cell {
@@ -71,38 +98,6 @@ pub struct NodeLink {
     pub bandwidth: f64,
     /// Seconds.
     pub latency: f64,
-}
-
-/// Where tokens come from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "source", rename_all = "lowercase", deny_unknown_fields)]
-pub enum Data {
-    /// A seeded generator (engine::data documents it).
-    Synthetic {},
-    /// Little-endian records of seq_len + 1 tokens, in file order, wrapping.
-    Tokens {
-        /// The file.
-        path: PathBuf,
-        /// `u16` or `u32`.
-        dtype: TokenType,
-    },
-    /// A text, tokenized as one stream and cut into records of seq_len + 1 tokens.
-    Text {
-        /// The file, UTF-8.
-        path: PathBuf,
-        /// A Hugging Face tokenizer.json.
-        tokenizer: PathBuf,
-    },
-}
-
-/// Width of a token in a raw file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TokenType {
-    /// Two bytes.
-    U16,
-    /// Four bytes.
-    U32,
 }
 
 /// Batch, steps, optimizer.

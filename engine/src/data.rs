@@ -48,11 +48,12 @@ impl Source {
         let record_len = seq_len.checked_add(1).ok_or(DataError::TooLong { seq_len })?;
         let kind = match data {
             Data::Synthetic {} => Kind::Synthetic(Synthetic::new(vocab_size, seed)),
-            Data::Tokens { path, dtype } => Kind::Records(Records::open(path, *dtype, vocab_size, record_len)?),
-            Data::Text { path, tokenizer } => {
+            Data::Tokens { path, dtype, .. } => Kind::Records(Records::open(path, *dtype, vocab_size, record_len)?),
+            Data::Text { path, tokenizer, .. } => {
                 let tokens = text::tokenize(path, tokenizer, vocab_size)?;
                 Kind::Records(Records::from_tokens(path, tokens, vocab_size, record_len)?)
             }
+            Data::Documents(_) => return Err(DataError::Zero { field: "data.source" }),
         };
         Ok(Source { kind, vocab_size, seq_len })
     }

@@ -17,7 +17,7 @@ pub use presets::{preset, preset_names};
 pub use validate::{MAX_LAYERS, validate};
 pub use write::config_json;
 
-use crate::config::{Form, Mlp, Model, Order, Positions, RopeScaling};
+use crate::config::{Form, Loading, Mlp, Model, Order, Positions, RopeScaling};
 use serde::{Deserialize, Serialize};
 
 /// Why a model's description cannot be used.
@@ -220,6 +220,7 @@ impl PartialModel {
             form: sizes.form.unwrap_or_else(|| family::usual_form(family.model_type)),
             experts,
             weights: None,
+            loading: Loading::default(),
             save: None,
         };
         validate::check(&model).map_err(|(field, reason)| HfError::field(what, field, reason))?;

@@ -6,6 +6,7 @@
 pub mod checkpoint;
 pub mod comm;
 pub mod config;
+pub mod course;
 pub mod data;
 mod export;
 pub mod hardware;

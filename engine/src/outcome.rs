@@ -1,6 +1,7 @@
 //! What a run gives back, and what a plan predicts of it: plain data, the same names on both sides.
 
 use crate::comm::link::LinkUse;
+use std::path::PathBuf;
 use zbench_kernels::{Category, Ledger, OutOfMemory};
 
 /// One training step, as all ranks agree on it.
@@ -106,6 +107,60 @@ pub struct Traffic {
     pub link: LinkUse,
 }
 
+/// What a run tells of while it trains; rank 0 speaks.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Happening {
+    /// A step has ended.
+    Step(Step),
+    /// The loss on data that is not trained on.
+    Evaluated(Evaluated),
+    /// It goes on from a checkpoint.
+    Resumed(Resumed),
+    /// A checkpoint is complete.
+    Saved(Saved),
+}
+
+/// An evaluation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluated {
+    /// Steps done before it.
+    pub step: u64,
+    /// Mean cross-entropy over all its tokens that have a loss.
+    pub loss: f64,
+    /// So many of them, over all ranks.
+    pub tokens: u64,
+    /// Wall time of rank 0.
+    pub ms: f64,
+}
+
+/// What a run went on from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resumed {
+    /// Steps done before it.
+    pub step: u64,
+    /// The checkpoint.
+    pub dir: PathBuf,
+    /// Bytes that rank 0 read.
+    pub bytes: u64,
+    /// Wall time of rank 0.
+    pub ms: f64,
+}
+
+/// A checkpoint that is complete.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Saved {
+    /// Steps done before it.
+    pub step: u64,
+    /// Its folder.
+    pub dir: PathBuf,
+    /// Bytes of all ranks.
+    pub bytes: u64,
+    /// From the wish to the rename.
+    pub ms: f64,
+    /// The part of it in which rank 0 could not train.
+    pub stall_ms: f64,
+}
+
 /// What one rank reports.
 #[derive(Clone, Debug)]
 pub struct RankReport {
@@ -121,6 +176,8 @@ pub struct RankReport {
     pub spans_ms: [f64; 10],
     /// Collectives per step (mean over the timed steps).
     pub traffic: Vec<Traffic>,
+    /// It was stopped before its last step, because that was wanted.
+    pub stopped: bool,
 }
 
 /// A finished run.

@@ -11,7 +11,7 @@ use crate::meter::Meter;
 use crate::outcome::{RankReport, Span, Step};
 use crate::plan::{self, Action, Plan};
 use crate::schedule::learning_rate;
-use crate::shard::{Comms, Desk, Gradients, Optimizer, Params, State};
+use crate::shard::{Comms, Desk, Gradients, Optimizer, Params, Said, State};
 use crate::{checkpoint::Checkpoint, rope};
 use std::sync::Arc;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels};
@@ -49,11 +49,17 @@ pub struct Rank<'a> {
     sin: Buffer,
     flow: Flow,
     /// Where the loss is scaled.
-    scaler: Option<LossScaler>,
+    pub(crate) scaler: Option<LossScaler>,
     /// Steps done, skipped ones included.
-    steps: u64,
+    pub(crate) steps: u64,
     /// Updates of the weights: steps less the skipped ones.
-    updates: u64,
+    pub(crate) updates: u64,
+    /// Sequences that all ranks have been given.
+    pub(crate) samples: u64,
+    /// Whether this rank wants the run to stop; all learn of it in the next step.
+    pub(crate) wants_stop: bool,
+    /// Whether a rank wanted that in the last step.
+    pub(crate) stop_agreed: bool,
     step_ms: Vec<f64>,
     spans_ns: [u64; 10],
 }
@@ -128,6 +134,9 @@ impl<'a> Rank<'a> {
             scaler: cell.precision.scaling.map(LossScaler::new),
             steps: 0,
             updates: 0,
+            samples: 0,
+            wants_stop: false,
+            stop_agreed: false,
             // Room for all of a measurement, so that no step makes room.
             step_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
             spans_ns: [0; 10],
@@ -186,7 +195,9 @@ impl<'a> Rank<'a> {
         let desk = Desk { kernels: &*self.kernels, arena: &self.arena, comms: &self.comms };
         let loss = self.flow.loss / cell.train.accumulation as f64;
         let loss_scale = self.flow.loss_scale;
-        let clip = self.optimizer.agree(&self.state, desk, &self.gradients, &cell.train, loss, loss_scale)?;
+        let said = Said { loss, loss_scale, stop: self.wants_stop };
+        let clip = self.optimizer.agree(&self.state, desk, &self.gradients, &cell.train, said)?;
+        self.stop_agreed = clip.stop;
         let skipped = self.scaler.is_some() && !clip.norm.is_finite();
         let diverged = |what, value| Err(StepError::Diverged { step, what, value });
         // A smaller loss scale would not mend the loss: it is not scaled.
@@ -205,6 +216,7 @@ impl<'a> Rank<'a> {
         }
         meter.enter(Span::Other);
         self.steps = step;
+        self.samples += (cell.parallel.ranks * cell.train.accumulation * cell.train.micro_batch) as u64;
         if let Some(scaler) = &mut self.scaler
             && let Err(error) = scaler.update(skipped)
         {
@@ -278,8 +290,7 @@ impl<'a> Rank<'a> {
     fn batch(&self) -> Batch {
         let Inputs { cell, .. } = *self.inputs;
         let (ranks, rows) = (cell.parallel.ranks as u64, cell.train.micro_batch as u64);
-        let micro_batches = self.steps * cell.train.accumulation as u64 + self.flow.micro as u64;
-        plan::batch(cell, (micro_batches * ranks + self.number as u64) * rows)
+        plan::batch(cell, self.samples + (self.flow.micro as u64 * ranks + self.number as u64) * rows)
     }
 
     fn load(&mut self) -> Result<()> {
@@ -460,6 +471,7 @@ impl Rank<'_> {
             step_ms: self.step_ms.clone(),
             spans_ms: self.spans_ns.map(|ns| ns as f64 / 1e6 / steps),
             traffic,
+            stopped: false,
         }
     }
 }

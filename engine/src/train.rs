@@ -4,32 +4,44 @@
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::{CommError, Communicator, Metered, group, link};
 use crate::config::Cell;
+use crate::course::{self, Control};
 use crate::data::Source;
 use crate::hardware::{self, HardwareError, Seat};
 use crate::layers::StepError;
 use crate::mesh::Mesh;
-use crate::outcome::{Cause, Failure, RankReport, Run, Step};
+use crate::outcome::{Cause, Failure, Happening, RankReport, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
-use crate::save::{SaveError, SaveOptions, try_folder};
 use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use zbench_kernels::{Arena, Kernels, Ledger};
 
 /// What a rank that came to its end has to report: its numbers, and what computed.
 pub type Report = (RankReport, String);
 
-/// Runs a cell: `untimed_steps + steps` steps on all ranks, which are threads. `on_step` is called by rank 0 after each.
+/// Runs a cell on all ranks, which are threads. `on_step` is called by rank 0 after each step.
 pub fn train(cell: &Cell, plan: &Plan, on_step: &(dyn Fn(&Step) + Sync)) -> Result<Run, Failure> {
+    let tell = |happening: &Happening| {
+        if let Happening::Step(step) = happening {
+            on_step(step);
+        }
+    };
+    train_with(cell, plan, Control { stop: &AtomicBool::new(false), tell: &tell })
+}
+
+/// Runs a cell on all ranks, which are threads, as `control` says.
+pub fn train_with(cell: &Cell, plan: &Plan, control: Control<'_>) -> Result<Run, Failure> {
     let kernels = kernels(cell).map_err(|error| failure(Cause::Failed { rank: 0, reason: error.to_string() }))?;
     let done = Mutex::new(Vec::new());
-    let finished = with_ranks(cell, plan, kernels, |rank| {
-        all_steps(rank, &mut |step| {
-            on_step(step);
+    let tell = |happening: &Happening| {
+        (control.tell)(happening);
+        if let Happening::Step(step) = happening {
             lock(&done).push(step.clone());
-        })
-    });
+        }
+    };
+    let finished = with_ranks(cell, plan, kernels, |rank| course::run(rank, Control { tell: &tell, ..control }));
     let steps = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     match finished {
         Ok(reports) => {
@@ -42,15 +54,15 @@ pub fn train(cell: &Cell, plan: &Plan, on_step: &(dyn Fn(&Step) + Sync)) -> Resu
     }
 }
 
-/// Runs one rank of a cell by itself: this one of `comm`, which all ranks of the cell share. `on_step` is called after each
-/// step on rank 0. The others are told when this rank fails.
+/// Runs one rank of a cell by itself: this one of `comm`, which all ranks of the cell share. The others are told when this
+/// rank fails.
 pub fn train_rank(
     cell: &Cell,
     plan: &Plan,
     comm: Box<dyn Communicator>,
     kernels: Arc<dyn Kernels>,
     arena: Arena,
-    on_step: &mut dyn FnMut(&Step),
+    control: Control<'_>,
 ) -> Ended<Report> {
     let (source, checkpoint, adapters) = match open(cell, plan) {
         Ok(opened) => opened,
@@ -60,34 +72,7 @@ pub fn train_rank(
         }
     };
     let inputs = Inputs { cell, plan, source: &source, checkpoint: checkpoint.as_ref(), adapters: adapters.as_ref() };
-    one_rank(&inputs, kernels, arena, comm, plan.mesh, |rank| all_steps(rank, on_step))
-}
-
-/// The steps of a cell on one rank.
-fn all_steps(rank: &mut Rank<'_>, on_step: &mut dyn FnMut(&Step)) -> Result<Report, StepError> {
-    let Cell { model, lora, train, .. } = rank.inputs.cell;
-    if rank.number() == 0 {
-        for dir in [&model.save, &lora.save, &lora.merge].into_iter().flatten() {
-            try_folder(dir).map_err(|error| StepError::Input(error.to_string()))?;
-        }
-    }
-    for _ in 0..train.untimed_steps + train.steps {
-        let step = rank.step()?;
-        if rank.number() == 0 {
-            on_step(&step);
-        }
-    }
-    let report = (rank.report(), rank.kernels.name());
-    // What writing takes is no part of training's report.
-    let options = SaveOptions::default();
-    let saved = model.save.as_ref().map_or(Ok(()), |dir| rank.save_model(dir, options));
-    let saved = saved.and_then(|()| lora.save.as_ref().map_or(Ok(()), |dir| rank.save_adapters(dir)));
-    let saved = saved.and_then(|()| lora.merge.as_ref().map_or(Ok(()), |dir| rank.save_merged(dir, options)));
-    saved.map_err(|error| match error {
-        SaveError::Step(error) => error,
-        other => StepError::Input(other.to_string()),
-    })?;
-    Ok(report)
+    one_rank(&inputs, kernels, arena, comm, plan.mesh, |rank| course::run(rank, control))
 }
 
 /// The kernels of every rank of a cell, all of them threads of this process.

@@ -32,11 +32,11 @@ fn bytes_of(tokens: &[u32], dtype: TokenType) -> Vec<u8> {
 }
 
 fn tokens_source(path: &Path, dtype: TokenType, vocab_size: usize, seq_len: usize) -> Result<Source, DataError> {
-    Source::open(&Data::Tokens { path: path.into(), dtype }, vocab_size, seq_len, 0)
+    Source::open(&Data::Tokens { path: path.into(), dtype, shuffle: false }, vocab_size, seq_len, 0)
 }
 
 fn text_source(path: &Path, tokenizer: &Path, vocab_size: usize, seq_len: usize) -> Result<Source, DataError> {
-    Source::open(&Data::Text { path: path.into(), tokenizer: tokenizer.into() }, vocab_size, seq_len, 0)
+    Source::open(&Data::Text { path: path.into(), tokenizer: tokenizer.into(), shuffle: false }, vocab_size, seq_len, 0)
 }
 
 /// Inputs and targets of `rows` samples.

@@ -2,10 +2,12 @@
 //! help and docs/configuration.md all read this one table.
 
 mod lookup;
+mod training;
 
 pub use lookup::{default_of, document, find, is_section, nearest, nearest_section};
 
 use super::kind::Kind::{self, *};
+use std::sync::LazyLock;
 
 /// One key.
 pub struct Key {
@@ -72,7 +74,11 @@ const SOFTWARE: [&str; 11] = [
 ];
 
 /// The table.
-pub const KEYS: &[Key] = &[
+pub static KEYS: LazyLock<Vec<&'static Key>> =
+    LazyLock::new(|| [FIRST, training::KEYS, REST].into_iter().flatten().collect());
+
+/// What comes before the keys of training.
+const FIRST: &[Key] = &[
     key("name", Text, From("the file's name without .toml"), "Title of the notebook entry."),
     key("question", Text, Is("\"\""), "What the grid is to find out; stands at the head of its report."),
     key(
@@ -98,6 +104,13 @@ pub const KEYS: &[Key] = &[
         Path,
         From("absent: nothing is written"),
         "Folder into which the model is written after the last step, in f32, as transformers opens it; the last run's stays.",
+    ),
+    key(
+        "model.loading",
+        Choice(&["sliced", "broadcast", "everywhere"]),
+        Is("\"sliced\""),
+        "Who reads the weights of model.path: sliced: every rank the slices that it keeps; broadcast: rank 0 all of it into \
+         its host memory, and hands out unit by unit; everywhere: every rank all of it.",
     ),
     key(
         "model.family",
@@ -158,47 +171,10 @@ pub const KEYS: &[Key] = &[
         From("what config.json states; other than 0 is refused"),
         "0 = train without the dropout that config.json states: there is none here outside adapters.",
     ),
-    key(
-        "data.source",
-        Choice(&["synthetic", "tokens", "text"]),
-        Is("\"synthetic\""),
-        "A seeded generator, a raw file of tokens, or a text and its tokenizer.",
-    ),
-    key("data.path", Path, From("needed by tokens and text"), "The file of tokens or text."),
-    key("data.dtype", Choice(&["u16", "u32"]), Is("\"u32\""), "Width of a token in a raw file, little-endian."),
-    key("data.tokenizer", Path, From("needed by text"), "A Hugging Face tokenizer.json."),
-    key("train.seq_len", SIZE, Is("512"), "Tokens of a sequence."),
-    key("train.decoder_seq_len", SIZE, From("train.seq_len"), "Tokens of the decoder's sequence, of family t5."),
-    key("train.micro_batch", SIZE, Is("1"), "Sequences per rank and micro-batch."),
-    key("train.accumulation", SIZE, Is("1"), "Micro-batches per step."),
-    key(
-        "train.global_batch",
-        SIZE,
-        From("ranks × micro_batch × accumulation"),
-        "Sequences per step over all ranks, instead of train.accumulation.",
-    ),
-    key("train.steps", SIZE, Is("10"), "Timed steps."),
-    key("train.untimed_steps", NUMBER, Is("2"), "Steps before them: they train and are recorded, and are not timed."),
-    key("train.seed", Seed, Is("0"), "Seed of initialisation, synthetic data and dropout."),
-    key("train.optimizer", Choice(&["adamw"]), Is("\"adamw\""), "The optimizer."),
-    key("train.lr", REAL, Is("3e-4"), "Peak learning rate."),
-    key("train.betas", Betas, Is("[0.9, 0.999]"), "Decay of the first and second moment."),
-    key("train.eps", REAL_POSITIVE, Is("1e-8"), "Added to the optimizer's denominator."),
-    key(
-        "train.weight_decay",
-        REAL,
-        Is("0.01"),
-        "Decoupled decay of tensors of two or more dimensions, embeddings included.",
-    ),
-    key("train.clip_norm", REAL, Is("0.0"), "Largest global gradient norm; 0 = no clipping."),
-    key(
-        "train.lr_schedule",
-        Choice(&["constant", "linear", "cosine"]),
-        Is("\"constant\""),
-        "Course of the learning rate after the warm-up.",
-    ),
-    key("train.lr_warmup_steps", NUMBER, Is("0"), "Steps of linear warm-up, untimed steps included."),
-    key("train.lr_min", REAL, Is("0.0"), "Learning rate at the end of a decaying schedule; at most train.lr."),
+];
+
+/// What follows the keys of training.
+const REST: &[Key] = &[
     key("parallel.ranks", DEGREE, Is("1"), "Ranks in all."),
     key(
         "parallel.ranks_per_node",

@@ -58,6 +58,8 @@ pub enum Kind {
     Counts,
     /// `MxNxK` of a matrix product.
     Shape,
+    /// A list of files of documents.
+    Files,
 }
 
 const CHECKPOINTING: &[&str] = &["none", "full", "selective", "sqrt"];
@@ -93,6 +95,7 @@ impl fmt::Display for Kind {
             Kind::RopeScaling => f.write_str("table"),
             Kind::Counts => f.write_str("list of whole numbers from 0"),
             Kind::Shape => f.write_str("`\"MxNxK\"`"),
+            Kind::Files => f.write_str("list of tables"),
         }
     }
 }
@@ -190,6 +193,7 @@ impl Kind {
                 Some(text) => crate::bench::gemm::shape(text).map(|_| ()),
                 None => Err(wrong_type("a shape in quotes, as \"2048x2048x512\"", value)),
             },
+            Kind::Files => check_files(value),
         }
     }
 }
@@ -304,6 +308,28 @@ fn check_rope(value: &Value) -> Result<(), String> {
             _ => check_real(0.0, 1e30, true, item),
         };
         right.map_err(|error| format!("{name}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// Files of documents: at least one, each with a path.
+fn check_files(value: &Value) -> Result<(), String> {
+    const EXAMPLE: &str = "a list of tables, as [{ path = \"a.jsonl\", weight = 2.0 }]";
+    let list = value.as_array().filter(|list| !list.is_empty()).ok_or_else(|| wrong_type(EXAMPLE, value))?;
+    for item in list {
+        let table = item.as_table().ok_or_else(|| wrong_type(EXAMPLE, item))?;
+        if !table.contains_key("path") {
+            return Err(format!("{} has no path; write {EXAMPLE}", shown(item)));
+        }
+        for (name, item) in table {
+            choice(name, &["path", "form", "weight", "field"])?;
+            let right = match name.as_str() {
+                "path" | "field" => Kind::Path.check(item),
+                "form" => Kind::Choice(&["jsonl", "chat"]).check(item),
+                _ => check_real(0.0, 1e30, true, item),
+            };
+            right.map_err(|error| format!("{name}: {error}"))?;
+        }
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ use zbench_kernels::DType;
 mod adapters;
 mod precision;
 mod priced;
+mod running;
 mod sources;
 
 pub use precision::policy;
@@ -100,6 +101,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
     let capacity = values.given("memory.capacity").and_then(byte_size).or(profile.as_ref().and_then(|p| p.memory));
     let cell = Cell {
         data: data(&values, context)?,
+        read_ahead: values.count("data.prefetch"),
         memory: Memory {
             checkpointing: checkpointing(&values.value("memory.checkpointing")),
             attention: if values.text("memory.attention") == "naive" {
@@ -121,6 +123,8 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         model,
         train,
         link: link(&values, &parallel)?,
+        checkpoint: running::saving(&values, context)?.map(Box::new),
+        watch: running::watch(&values),
         parallel,
         precision,
         lora,

@@ -5,16 +5,30 @@ use super::mpirun;
 use super::processes;
 use super::protocol::{self, End, Ended, Event, Job, RankEnd};
 use super::rank::{read_job, say};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use zbench_engine::config::Backend;
+use zbench_engine::course::Control;
 use zbench_engine::hardware;
-use zbench_engine::outcome::{Cause, Failure};
+use zbench_engine::outcome::{Cause, Failure, Happening};
 use zbench_engine::plan::Plan;
-use zbench_engine::train::train;
+use zbench_engine::train::train_with;
 use zbench_kernels::peak;
 use zbench_reports::record::{Source, Status};
 
 /// Exit status of a process that could not even begin.
 pub(super) const BROKEN: u8 = 70;
+
+/// Set when the process was told, by SIGUSR1, to end its run after the step under way.
+pub(super) fn stop_order() -> &'static AtomicBool {
+    static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+    STOP.get_or_init(|| {
+        let stop = Arc::new(AtomicBool::new(false));
+        // Without a handler the order ends the process, as it would have ended before there were such orders.
+        let _ = signal_hook::flag::register(signal_hook::consts::SIGUSR1, stop.clone());
+        stop
+    })
+}
 
 /// The whole life of a cell's process; its exit status.
 pub fn main() -> u8 {
@@ -48,7 +62,8 @@ fn threads(job: &Job) -> End {
     let peak = || peak::measure(threads, cell.precision.compute, job.peak_seconds);
     let before = peak();
     let busy = machine::Busy::start();
-    let result = train(cell, &plan, &|step| say(&Event::Step(protocol::step(step))));
+    let tell = |happening: &Happening| say(&protocol::event(happening));
+    let result = train_with(cell, &plan, Control { stop: stop_order(), tell: &tell });
     let busy = busy.and_then(machine::Busy::seconds);
     let mut end = match result {
         Ok(run) => End {

@@ -112,6 +112,7 @@ impl Children {
                     steps.push(step);
                 }
                 Ok(Event::End(end)) => return Heard::End(end),
+                Ok(Event::Between(_)) => {}
                 // The cell merges what its ranks say; they do not speak here.
                 Ok(Event::Rank(_)) => {}
                 Err(RecvTimeoutError::Disconnected) => return Heard::Silence,

@@ -21,6 +21,8 @@ pub fn merge(said: Vec<RankSaid>, mut steps: Vec<Step>) -> End {
         peak_rss_bytes: sum(|rank| rank.rss_bytes),
         swap_bytes: sum(|rank| rank.swap_bytes),
         others_share: others_share(&said),
+        between: Vec::new(),
+        stopped: false,
         ranks: said.into_iter().filter(|rank| rank.end.pid.is_some()).map(|rank| rank.end).collect(),
     }
 }

@@ -127,7 +127,7 @@ impl Processes {
             match next {
                 Ok((_, Some(Event::Step(step)))) => on_step(&step),
                 Ok((rank, Some(Event::Rank(said)))) => drop(self.said.insert(rank, *said)),
-                Ok((_, Some(Event::End(_)))) => {}
+                Ok((_, Some(Event::End(_) | Event::Between(_)))) => {}
                 Ok((rank, None)) => self.silent.push(rank),
                 Err(RecvTimeoutError::Timeout) => break,
                 // Every rank has ended: nothing more comes, and only their exit is waited for.

@@ -2,10 +2,11 @@
 //! their standard output.
 
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::Cell;
 use zbench_engine::hardware::Seat;
-use zbench_engine::outcome;
+use zbench_engine::outcome::{self, Happening};
 use zbench_engine::train::Standing;
 use zbench_kernels::{Category, Ledger};
 use zbench_reports::record::{Extra, Source, Status, Step};
@@ -27,10 +28,38 @@ pub struct Job {
 pub enum Event {
     /// A step has ended.
     Step(Step),
+    /// Something between steps.
+    Between(Between),
     /// Training has ended; nothing follows.
     End(Box<End>),
     /// A rank's process has ended its part; nothing follows.
     Rank(Box<RankSaid>),
+}
+
+/// What happened between steps, in the words of `engine::outcome`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)] // the fields of outcome::Happening, which documents them
+pub enum Between {
+    Evaluated { step: u64, loss: f64, tokens: u64, ms: f64 },
+    Resumed { step: u64, dir: PathBuf, bytes: u64, ms: f64 },
+    Saved { step: u64, dir: PathBuf, bytes: u64, ms: f64, stall_ms: f64 },
+}
+
+/// An engine's word as a line of ours.
+pub fn event(happening: &Happening) -> Event {
+    match happening.clone() {
+        Happening::Step(of) => Event::Step(step(&of)),
+        Happening::Evaluated(outcome::Evaluated { step, loss, tokens, ms }) => {
+            Event::Between(Between::Evaluated { step, loss, tokens, ms })
+        }
+        Happening::Resumed(outcome::Resumed { step, dir, bytes, ms }) => {
+            Event::Between(Between::Resumed { step, dir, bytes, ms })
+        }
+        Happening::Saved(outcome::Saved { step, dir, bytes, ms, stall_ms }) => {
+            Event::Between(Between::Saved { step, dir, bytes, ms, stall_ms })
+        }
+    }
 }
 
 /// What a rank's process is told.
@@ -122,6 +151,12 @@ pub struct End {
     pub swap_bytes: Option<u64>,
     /// Share of the cores that other processes used while it trained.
     pub others_share: Option<f64>,
+    /// What happened between steps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub between: Vec<Between>,
+    /// It was stopped before its last step, because that was wanted.
+    #[serde(default)]
+    pub stopped: bool,
 }
 
 impl End {

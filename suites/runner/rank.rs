@@ -7,9 +7,10 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 use zbench_engine::comm::{CommError, Communicator};
 use zbench_engine::config::Backend;
+use zbench_engine::course::Control;
 use zbench_engine::hardware;
 use zbench_engine::layers::StepError;
-use zbench_engine::outcome::Cause;
+use zbench_engine::outcome::{Cause, Happening};
 use zbench_engine::plan::Plan;
 use zbench_engine::train::{Ended, RankError, Report, Standing, train_rank};
 use zbench_kernels::{Arena, Kernels, peak};
@@ -51,7 +52,7 @@ pub(super) fn say(event: &Event) {
 }
 
 /// Trains one rank, over `comm` where the caller has one already, and says how it went.
-pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &dyn Fn(&Event)) -> RankSaid {
+pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Event) + Sync)) -> RankSaid {
     let host = machine::host_name();
     let mut said = RankSaid { host: host.clone(), ..RankSaid::default() };
     match train(job, comm, say, &mut said) {
@@ -85,7 +86,7 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &dyn Fn(&Eve
 fn train(
     job: &RankJob,
     comm: Option<Box<dyn Communicator>>,
-    say: &dyn Fn(&Event),
+    say: &(dyn Fn(&Event) + Sync),
     said: &mut RankSaid,
 ) -> Result<Ended<Report>, String> {
     let cell = &job.cell;
@@ -104,9 +105,9 @@ fn train(
         None => connect(job, kernels.clone(), &arena)?,
     };
     let busy = Busy::start();
-    let mut on_step = |step: &zbench_engine::outcome::Step| say(&Event::Step(protocol::step(step)));
+    let tell = |happening: &Happening| say(&protocol::event(happening));
     let account = arena.clone();
-    let ended = train_rank(cell, &plan, comm, kernels, arena, &mut on_step);
+    let ended = train_rank(cell, &plan, comm, kernels, arena, Control { stop: super::cell::stop_order(), tell: &tell });
     said.busy = busy.and_then(Busy::seconds);
     said.rss_bytes = resident(shared.then(|| account.high_water()));
     if job.peak_threads > 0 {

@@ -54,6 +54,9 @@ pub struct Model {
     /// Folder with `*.safetensors` to start from; absent = seeded initialisation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<PathBuf>,
+    /// Who reads the folder.
+    #[serde(default, skip_serializing_if = "Loading::is_sliced")]
+    pub loading: Loading,
     /// Folder into which the model is written after the last step, as transformers opens it; absent = nowhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub save: Option<PathBuf>,
@@ -214,4 +217,35 @@ pub enum RopeScaling {
         /// Context length of the original training.
         original_max_position_embeddings: usize,
     },
+}
+
+/// Who reads a model's weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Loading {
+    /// Every rank the slices that it keeps.
+    #[default]
+    Sliced,
+    /// Rank 0 all of it into its host memory; it hands units out one by one.
+    Broadcast,
+    /// Every rank all of it into its host memory.
+    Everywhere,
+}
+
+impl Loading {
+    /// All of them, in the order of reports.
+    pub const ALL: [Loading; 3] = [Loading::Sliced, Loading::Broadcast, Loading::Everywhere];
+
+    /// The name in configurations and records.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Loading::Sliced => "sliced",
+            Loading::Broadcast => "broadcast",
+            Loading::Everywhere => "everywhere",
+        }
+    }
+
+    fn is_sliced(&self) -> bool {
+        *self == Loading::Sliced
+    }
 }

@@ -7,7 +7,7 @@ mod params;
 mod tally;
 
 pub use gradients::Gradients;
-pub use optimizer::{Clip, Optimizer};
+pub use optimizer::{Clip, Optimizer, Said};
 pub use params::Params;
 pub use tally::{Collective, Tally};
 
@@ -73,6 +73,8 @@ pub struct State {
     pub precision: Precision,
     /// What slots count as.
     pub slots: Category,
+    /// Whether ranks tell each other in every step that they want to stop.
+    pub stoppable: bool,
 }
 
 impl State {
@@ -83,7 +85,8 @@ impl State {
         };
         let holdings = layout.units.iter().map(|unit| Part::ALL.map(|part| holding(unit, part))).collect();
         let slots = plan::slot_category(&sharding);
-        State { holdings, place, sharding, precision: cell.precision, slots }
+        let stoppable = cell.checkpoint.is_some();
+        State { holdings, place, sharding, precision: cell.precision, slots, stoppable }
     }
 
     /// The mesh.

@@ -34,6 +34,19 @@ pub struct Clip {
     pub factor: f64,
     /// The loss scale that the gradients carry, 1 without.
     pub loss_scale: f64,
+    /// A rank wants the run to stop.
+    pub stop: bool,
+}
+
+/// What a rank brings to the agreement on a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Said {
+    /// Mean of its micro-batches' losses.
+    pub loss: f64,
+    /// The loss scale that the gradients carry, 1 without.
+    pub loss_scale: f64,
+    /// Whether it wants the run to stop.
+    pub stop: bool,
 }
 
 impl Optimizer {
@@ -80,18 +93,20 @@ impl Optimizer {
         desk: Desk<'_>,
         gradients: &Gradients,
         train: &Train,
-        loss: f64,
-        loss_scale: f64,
+        said: Said,
     ) -> Result<Clip> {
+        let Said { loss, loss_scale, stop } = said;
         let mesh = state.mesh();
         let world = mesh.world();
         let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
         let parts = || (0..self.units.len()).filter_map(own_part);
-        let width = 1 + parts().count();
+        let words = words(state);
+        let width = words + parts().count();
         let mut send = desk.arena.alloc(Category::Communication, DType::F64, width)?;
         let mut view = send.view_mut();
-        let (first, sums) = view.as_slice_mut::<f64>()?.split_at_mut(1);
+        let (first, sums) = view.as_slice_mut::<f64>()?.split_at_mut(words);
         first[0] = loss;
+        first[1..].fill(f64::from(stop));
         for (sum, part) in sums.iter_mut().zip(parts()) {
             *sum = desk.kernels.sum_squares(part)?;
         }
@@ -100,11 +115,12 @@ impl Optimizer {
         let view = recv.view();
         let all = view.as_slice::<f64>()?;
         let loss = (0..world).map(|rank| all[rank * width]).sum::<f64>() / world as f64;
-        let squares = (1..width).flat_map(|i| (0..world).map(move |position| (i, position)));
+        let stop = (0..world).any(|rank| words > 1 && all[rank * width + 1] != 0.0);
+        let squares = (words..width).flat_map(|i| (0..world).map(move |position| (i, position)));
         let squares: f64 = squares.map(|(i, position)| all[mesh.owner(position) * width + i]).sum();
         let norm = squares.sqrt() * mean_scale(train, world) / loss_scale;
         let factor = if train.clip_norm > 0.0 { (train.clip_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
-        Ok(Clip { loss, norm, factor: factor as f32 as f64, loss_scale })
+        Ok(Clip { loss, norm, factor: factor as f32 as f64, loss_scale, stop })
     }
 
     /// States `agree`.
@@ -115,7 +131,7 @@ impl Optimizer {
         for len in &chunks {
             s.op("norm", exec::sum_squares(*len, state.precision.gradients));
         }
-        let width = 1 + chunks.len();
+        let width = words(state) + chunks.len();
         let send = s.alloc(Category::Communication, DType::F64, width);
         let recv = s.alloc(Category::Communication, DType::F64, width * world);
         tally.all_gather(DATA, world, (8 * width * world) as u64);
@@ -175,6 +191,11 @@ impl Optimizer {
             }
         }
     }
+}
+
+/// Numbers in front of the sums of squares: the loss, and the wish to stop where runs can be.
+fn words(state: &State) -> usize {
+    1 + usize::from(state.stoppable)
 }
 
 /// The update of elements `run` of a unit's flat; the values that change with the step are those before the first.

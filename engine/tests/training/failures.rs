@@ -78,7 +78,7 @@ fn a_bad_token_in_the_middle_of_a_run_says_where() {
     tokens[33 * 9 + 5] = 256;
     std::fs::write(&path, tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<_>>()).unwrap();
     let mut cell = cell(Strategy::Fsdp);
-    cell.data = Data::Tokens { path, dtype: TokenType::U32 };
+    cell.data = Data::Tokens { path, dtype: TokenType::U32, shuffle: false };
     let reason = cause(train(&cell, &plan(&cell), &|_| {})).to_string();
     assert!(reason.contains("256") && reason.contains("tokens.bin"), "{reason}");
 }

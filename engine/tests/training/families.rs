@@ -52,7 +52,7 @@ impl Oracle {
             cell.train = serde_json::from_value(self.reference["train"].clone()).unwrap();
         }
         let dtype = if given { TokenType::U32 } else { TokenType::U16 };
-        cell.data = Data::Tokens { path: self.dir.join("tokens.bin"), dtype };
+        cell.data = Data::Tokens { path: self.dir.join("tokens.bin"), dtype, shuffle: false };
         let of_model = match self.reference["base"].as_str() {
             Some(base) => Oracle::open(base),
             None => Oracle { dir: self.dir.clone(), reference: self.reference.clone() },

@@ -22,7 +22,7 @@ pub fn llama_fixture() -> Cell {
     model.weights = Some(fixture(""));
     Cell {
         model,
-        data: Data::Tokens { path: fixture("tokens.bin"), dtype: TokenType::U32 },
+        data: Data::Tokens { path: fixture("tokens.bin"), dtype: TokenType::U32, shuffle: false },
         train: Train {
             seq_len: 32,
             micro_batch: 4,
@@ -59,6 +59,9 @@ pub fn llama_fixture() -> Cell {
         lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
         hardware: Hardware::cpu(1),
         link: None,
+        read_ahead: zbench_engine::config::READ_AHEAD,
+        checkpoint: None,
+        watch: None,
         priced: None,
     }
 }

@@ -13,7 +13,7 @@ fn by_name() -> &'static HashMap<&'static str, (&'static Key, Option<toml::Value
         Is(text) => Some(bare(text)),
         From(_) => None,
     };
-    TABLE.get_or_init(|| KEYS.iter().map(|key| (key.name, (key, default(key)))).collect())
+    TABLE.get_or_init(|| KEYS.iter().map(|key| (key.name, (*key, default(key)))).collect())
 }
 
 /// The key of that name.
@@ -60,7 +60,7 @@ pub fn document() -> String {
          configuration's own folder.\n",
     );
     let mut section = None;
-    for key in KEYS {
+    for key in KEYS.iter() {
         let (here, name) = key.name.split_once('.').unwrap_or(("", key.name));
         if section != Some(here) {
             section = Some(here);
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn defaults_are_valid() {
-        for key in KEYS {
+        for key in KEYS.iter() {
             if let Is(text) = key.default {
                 let value = bare(text);
                 assert_eq!(key.kind.check(&value), Ok(()), "{} = {text}", key.name);

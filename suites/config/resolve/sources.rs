@@ -7,7 +7,9 @@ use crate::config::units;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use toml::Value;
-use zbench_engine::config::{Data, Model, TokenType};
+use zbench_engine::config::{
+    Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Loading, Model, Template, TokenType,
+};
 use zbench_engine::hf::{self, HfError, PartialModel};
 use zbench_estimate::profile::{self, Profile as MachineProfile};
 
@@ -98,7 +100,7 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
         Refusal { key: key.clone(), ..values.refuse(known, &keys, message) }
     };
     let (preset, path) = (values.given_text("model.preset"), values.given_text("model.path"));
-    let preset = if keys.iter().all(|key| ["model.save", "model.dropout"].contains(key)) {
+    let preset = if keys.iter().all(|key| ["model.save", "model.dropout", "model.loading"].contains(key)) {
         Some("llama-32m".into())
     } else {
         preset
@@ -139,7 +141,7 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
         (None, None) => {}
     }
     let mut stated = toml::Table::new();
-    let own = |key: &str| ["model.preset", "model.path", "model.save", "model.dropout"].contains(&key);
+    let own = |key: &str| ["model.preset", "model.path", "model.save", "model.dropout", "model.loading"].contains(&key);
     let own = |key: &str| own(key) || priced::MODEL_KEYS.contains(&key);
     for key in keys.iter().filter(|key| !own(key)) {
         if let Some(value) = values.given(key) {
@@ -161,6 +163,12 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
         model.family = family;
     }
     model.weights = weights;
+    // Fresh weights are drawn where they are kept, whatever the key says: there is nothing to read.
+    model.loading = match values.text("model.loading").as_str() {
+        "broadcast" if model.weights.is_some() => Loading::Broadcast,
+        "everywhere" if model.weights.is_some() => Loading::Everywhere,
+        _ => Loading::Sliced,
+    };
     model.save = values.given_text("model.save").map(|path| absolute(&context.folder.join(path)));
     Ok(model)
 }
@@ -196,21 +204,73 @@ pub(super) fn data(values: &Values, context: &Context) -> Result<Data, Refusal> 
     // In a grid over sources the keys of the other sources have to stand somewhere.
     let varies = values.settings.get("data.source").is_some_and(|source| source.from_grid);
     let useless: &[&str] = match source.as_str() {
-        "text" => &["data.dtype"],
-        "tokens" => &["data.tokenizer"],
-        _ => &["data.path", "data.dtype", "data.tokenizer"],
+        "text" => &["data.dtype", FILES, FIELD, PACKING, TEMPLATE, LOSS_ON, END],
+        "tokens" => &["data.tokenizer", FILES, FIELD, PACKING, TEMPLATE, LOSS_ON, END],
+        "jsonl" => &["data.dtype", FILES, TEMPLATE, LOSS_ON],
+        "chat" => &["data.dtype", FILES, FIELD],
+        "mix" => &["data.dtype", "data.path", FIELD],
+        _ => &["data.path", "data.dtype", "data.tokenizer", SHUFFLE, FILES, FIELD, PACKING, TEMPLATE, LOSS_ON, END],
     };
+    let shuffle = values.value(SHUFFLE).as_bool() == Some(true);
     if let Some(key) = useless.iter().find(|key| given(key)).filter(|_| !varies) {
         return Err(unused(key));
     }
     Ok(match source.as_str() {
-        "text" => Data::Text { path: path("data.path")?, tokenizer: path("data.tokenizer")? },
+        "text" => Data::Text { path: path("data.path")?, tokenizer: path("data.tokenizer")?, shuffle },
+        "jsonl" | "chat" | "mix" => documents(values, context, &path)?,
         "tokens" => {
             let dtype = if values.text("data.dtype") == "u16" { TokenType::U16 } else { TokenType::U32 };
-            Data::Tokens { path: path("data.path")?, dtype }
+            Data::Tokens { path: path("data.path")?, dtype, shuffle }
         }
         _ => Data::Synthetic {},
     })
+}
+
+const SHUFFLE: &str = "data.shuffle";
+const FILES: &str = "data.files";
+const FIELD: &str = "data.field";
+const PACKING: &str = "data.packing";
+const TEMPLATE: &str = "data.template";
+const LOSS_ON: &str = "data.loss_on";
+const END: &str = "data.document_end";
+
+/// Documents of one or several files.
+fn documents(
+    values: &Values,
+    context: &Context,
+    path: &dyn Fn(&str) -> Result<PathBuf, Refusal>,
+) -> Result<Data, Refusal> {
+    let form = |name: &str| if name == "chat" { DocumentForm::Chat } else { DocumentForm::Jsonl };
+    let source = values.text("data.source");
+    let files = if source == "mix" {
+        let listed = values.given(FILES).and_then(Value::as_array).ok_or_else(|| {
+            values.refuse(FILES, &["data.source"], "is missing; data.source = \"mix\" needs a list of files")
+        })?;
+        // The kind of the key has checked names and types.
+        let text = |item: &Value, name: &str| item.get(name).and_then(Value::as_str).unwrap_or_default().to_string();
+        let file = |item: &Value| DocumentFile {
+            path: absolute(&context.folder.join(text(item, "path"))),
+            form: form(&text(item, "form")),
+            field: Some(text(item, "field")).filter(|field| !field.is_empty()).unwrap_or_else(|| "text".into()),
+            weight: item.get("weight").and_then(number).unwrap_or(1.0),
+        };
+        listed.iter().map(file).collect()
+    } else {
+        vec![DocumentFile { path: path("data.path")?, form: form(&source), field: values.text(FIELD), weight: 1.0 }]
+    };
+    Ok(Data::Documents(Box::new(Documents {
+        files,
+        tokenizer: path("data.tokenizer")?,
+        packing: match values.text(PACKING).as_str() {
+            "padded" => DocumentPacking::Padded,
+            "stream" => DocumentPacking::Stream,
+            _ => DocumentPacking::Packed,
+        },
+        shuffle: values.value(SHUFFLE).as_bool() == Some(true),
+        template: if values.text(TEMPLATE) == "plain" { Template::Plain } else { Template::ChatMl },
+        answers: if values.text(LOSS_ON) == "all" { Answers::All } else { Answers::Only },
+        end: values.given_count(END).and_then(|token| u32::try_from(token).ok()),
+    })))
 }
 
 /// From the root and without `.` parts: one name for a file, which a record can be repeated with from any directory. A

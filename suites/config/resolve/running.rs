@@ -1,0 +1,48 @@
+//! Training checkpoints, and what is looked at while a run trains.
+
+use super::sources::absolute;
+use super::{Context, Refusal, Values};
+use zbench_engine::config::{Divergence, Evaluation, Resume, SaveLayout, Saving, Watch};
+
+/// Training checkpoints; none without a folder, and then the other keys of the section are refused.
+pub(super) fn saving(values: &Values, context: &Context) -> Result<Option<Saving>, Refusal> {
+    let Some(dir) = values.given_text("checkpoint.dir") else {
+        let stated = values.settings.keys().find(|key| key.starts_with("checkpoint."));
+        return match stated {
+            None => Ok(None),
+            Some(key) => Err(values.refuse(
+                key,
+                &[],
+                "has no effect without checkpoint.dir, the folder for training checkpoints",
+            )),
+        };
+    };
+    let is = |key: &str| values.value(key).as_bool() == Some(true);
+    Ok(Some(Saving {
+        dir: absolute(&context.folder.join(dir)),
+        every: values.count("checkpoint.every") as u64,
+        keep: values.count("checkpoint.keep"),
+        layout: if values.text("checkpoint.layout") == "full" { SaveLayout::Full } else { SaveLayout::Sharded },
+        asynchronous: is("checkpoint.async"),
+        direct: is("checkpoint.direct"),
+        resume: match values.text("checkpoint.resume").as_str() {
+            "auto" => Resume::Auto,
+            "never" => Resume::Never,
+            folder => Resume::From(absolute(&context.folder.join(folder))),
+        },
+    }))
+}
+
+/// Evaluations, and the end of a run that gets worse.
+pub(super) fn watch(values: &Values) -> Option<Watch> {
+    let every = values.count("train.eval_every") as u64;
+    let evaluation = (every > 0).then(|| Evaluation {
+        every,
+        batches: values.count("train.eval_batches"),
+        share: values.real("train.eval_share"),
+    });
+    let factor = values.real("train.divergence_factor");
+    let divergence =
+        (factor > 0.0).then(|| Divergence { factor, steps: values.count("train.divergence_steps") as u64 });
+    (evaluation.is_some() || divergence.is_some()).then_some(Watch { evaluation, divergence })
+}
