@@ -2,10 +2,12 @@
 
 use crate::config::Cell;
 use crate::layers::StepError;
-use crate::outcome::Happening;
+use crate::outcome::{Happening, Saved, Step};
 use crate::rank::Rank;
 use crate::save::{SaveError, SaveOptions, try_folder};
 use crate::train::Report;
+use crate::training_state::StateError;
+use crate::training_state::saver::Saver;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How a run is told to stop, and whom it tells of itself.
@@ -27,14 +29,29 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
         }
     }
     let last = (train.untimed_steps + train.steps) as u64;
+    let mut saver = Saver::new(rank).map_err(said)?;
+    let mut history = begin(rank, control, last)?;
     let mut stopped = false;
     while rank.steps < last && !stopped {
         rank.wants_stop = control.stop.load(Ordering::Relaxed);
+        rank.has_written = saver.as_mut().map_or(Ok(false), Saver::has_written).map_err(said)?;
         let step = rank.step()?;
         stopped = rank.stop_agreed && rank.steps < last;
+        if speaks && saver.is_some() {
+            history.push(step.clone());
+        }
         if speaks {
             (control.tell)(&Happening::Step(step));
         }
+        if let Some(saver) = &mut saver {
+            let all_written = rank.all_written;
+            tell(control, saver.after_step(rank, all_written, &history).map_err(said)?);
+        }
+    }
+    if let Some(saver) = &mut saver {
+        // The last state, whatever the interval.
+        tell(control, saver.save(rank, &history).map_err(said)?);
+        tell(control, saver.finish(rank, &history).map_err(said)?);
     }
     let mut report = rank.report();
     report.stopped = stopped;
@@ -42,6 +59,34 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
         write_results(rank)?;
     }
     Ok((report, rank.kernels.name()))
+}
+
+/// Says what the run goes on from, and gives the steps before it.
+fn begin(rank: &Rank<'_>, control: Control<'_>, last: u64) -> Result<Vec<Step>, StepError> {
+    let (Some(resumed), Some(from)) = (&rank.resumed, rank.inputs.resume) else { return Ok(Vec::new()) };
+    if rank.number() == 0 {
+        (control.tell)(&Happening::Resumed(resumed.clone()));
+    }
+    if resumed.step >= last {
+        let dir = resumed.dir.display();
+        return Err(StepError::Input(format!(
+            "{dir}: is of step {}, and the run has {last} steps: raise train.steps to train on, or write \
+             checkpoint.resume = \"never\" to start anew",
+            resumed.step
+        )));
+    }
+    Ok(from.history.clone())
+}
+
+fn tell(control: Control<'_>, saved: Vec<Saved>) {
+    saved.into_iter().for_each(|saved| (control.tell)(&Happening::Saved(saved)));
+}
+
+fn said(error: StateError) -> StepError {
+    match error {
+        StateError::Step(error) => error,
+        other => StepError::Input(other.to_string()),
+    }
 }
 
 /// What a finished run leaves behind. What writing takes is no part of training's report.

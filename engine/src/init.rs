@@ -29,6 +29,10 @@ pub fn fill(
 ) -> Result<()> {
     for (unit, spec) in inputs.plan.layout.units.iter().enumerate() {
         for part in Part::ALL {
+            // What trains comes from the training checkpoint, if the run goes on from one.
+            if part == Part::Trainable && inputs.resume.is_some() {
+                continue;
+            }
             let Some(holding) = &state.holdings[unit][part as usize] else { continue };
             let Some(home) = params.home_mut(unit, part) else { continue };
             let at_home = within(&holding.owned, &holding.home);

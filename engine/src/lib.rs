@@ -27,3 +27,4 @@ pub mod schedule;
 pub mod shard;
 pub mod strategy;
 pub mod train;
+pub mod training_state;

@@ -2,6 +2,7 @@
 //! (deepspeed/runtime/fp16/loss_scaler.py at 03365187), its error at the smallest scale included.
 
 use crate::config::LossScaling;
+use serde::{Deserialize, Serialize};
 
 /// The scale of the next step, and what decides about the one after it.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +15,19 @@ pub struct LossScaler {
     last_overflow: i64,
     /// Overflows left before the scale is halved; the last of them halves it.
     hysteresis_left: u32,
+}
+
+/// What a scaler knows, to go on from.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScalerState {
+    /// The scale, as the bits of its f64: text would round.
+    pub scale_bits: u64,
+    /// Steps seen, skipped ones included.
+    pub steps: i64,
+    /// The step of the last overflow, counted from 0; -1 before the first.
+    pub last_overflow: i64,
+    /// Overflows left before the scale is halved.
+    pub hysteresis_left: u32,
 }
 
 /// The gradients overflow though the scale is as small as it may be.
@@ -32,6 +46,22 @@ impl LossScaler {
             LossScaling::Dynamic(dynamic) => dynamic.hysteresis,
         };
         LossScaler { rules, scale: rules.initial(), steps: 0, last_overflow: -1, hysteresis_left }
+    }
+
+    /// What it knows.
+    pub fn state(&self) -> ScalerState {
+        let LossScaler { scale, steps, last_overflow, hysteresis_left, .. } = *self;
+        ScalerState { scale_bits: scale.to_bits(), steps, last_overflow, hysteresis_left }
+    }
+
+    /// Goes on from what another knew. A static scale stays what the rules say; a scale that is none is passed over.
+    pub fn go_on(&mut self, from: &ScalerState) {
+        let scale = f64::from_bits(from.scale_bits);
+        if let (LossScaling::Dynamic(_), true) = (self.rules, scale.is_finite() && scale > 0.0) {
+            self.scale = scale;
+            (self.steps, self.last_overflow, self.hysteresis_left) =
+                (from.steps, from.last_overflow, from.hysteresis_left.max(1));
+        }
     }
 
     /// The factor on the loss of the next step.

@@ -1,11 +1,12 @@
 //! What a run gives back, and what a plan predicts of it: plain data, the same names on both sides.
 
 use crate::comm::link::LinkUse;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use zbench_kernels::{Category, Ledger, OutOfMemory};
 
 /// One training step, as all ranks agree on it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// 1 for the first, untimed ones included.
     pub step: u64,
@@ -14,6 +15,7 @@ pub struct Step {
     /// Mean cross-entropy over the tokens of the global batch, before the update.
     pub loss: f64,
     /// Global L2 norm of the mean gradient before clipping, the loss scale taken out; not finite in a skipped step.
+    #[serde(with = "maybe_infinite")]
     pub grad_norm: f64,
     /// Learning rate of this step; of a skipped step that which its update would have had.
     pub lr: f64,
@@ -25,6 +27,19 @@ pub struct Step {
     pub loss_scale: Option<f64>,
     /// The scaled gradients overflowed: nothing was updated.
     pub skipped: bool,
+}
+
+/// A number that JSON may not have: absent in place of what is not finite.
+mod maybe_infinite {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(number: &f64, to: S) -> Result<S::Ok, S::Error> {
+        Some(*number).filter(|number| number.is_finite()).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        Ok(Option::deserialize(from)?.unwrap_or(f64::INFINITY))
+    }
 }
 
 /// The parts of a step's time; they add up to the step.
@@ -159,6 +174,8 @@ pub struct Saved {
     pub ms: f64,
     /// The part of it in which rank 0 could not train.
     pub stall_ms: f64,
+    /// Host memory that rank 0 took for copies.
+    pub copied_bytes: u64,
 }
 
 /// What one rank reports.

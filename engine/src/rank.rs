@@ -8,12 +8,14 @@ use crate::layers::{Batch, Exec, Saved, StepError};
 use crate::loss_scale::LossScaler;
 use crate::mesh::Place;
 use crate::meter::Meter;
-use crate::outcome::{RankReport, Span, Step};
+use crate::outcome::{RankReport, Resumed, Span, Step};
 use crate::plan::{self, Action, Plan};
 use crate::schedule::learning_rate;
 use crate::shard::{Comms, Desk, Gradients, Optimizer, Params, Said, State};
+use crate::training_state::{Position, Resumable};
 use crate::{checkpoint::Checkpoint, rope};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels};
 
 type Result<T> = std::result::Result<T, StepError>;
@@ -30,6 +32,8 @@ pub struct Inputs<'a> {
     pub checkpoint: Option<&'a Checkpoint>,
     /// Adapters to start from; without, they are fresh.
     pub adapters: Option<&'a Checkpoint>,
+    /// The training checkpoint to go on from; without, the run is at its beginning.
+    pub resume: Option<&'a Resumable>,
 }
 
 /// A rank is a value: nothing of it lives in statics or in the environment.
@@ -60,8 +64,34 @@ pub struct Rank<'a> {
     pub(crate) wants_stop: bool,
     /// Whether a rank wanted that in the last step.
     pub(crate) stop_agreed: bool,
+    /// Whether this rank's part of a checkpoint is on the disk, and whether all ranks had said so in the last step.
+    pub(crate) has_written: bool,
+    pub(crate) all_written: bool,
+    /// Time that updates have waited for memory that was lent.
+    pub(crate) stall: Duration,
+    /// What the run went on from.
+    pub(crate) resumed: Option<Resumed>,
+    /// Steps before this one are not timed.
+    timed_from: u64,
     step_ms: Vec<f64>,
     spans_ns: [u64; 10],
+}
+
+/// Fills what trains from the checkpoint that the run goes on from, if it does.
+fn resume(
+    inputs: &Inputs<'_>,
+    state: &State,
+    desk: Desk<'_>,
+    params: &mut Params,
+    optimizer: &mut Optimizer,
+) -> Result<Option<Resumed>> {
+    let Some(from) = inputs.resume else { return Ok(None) };
+    let begin = Instant::now();
+    let bytes = from
+        .load(&inputs.plan.layout, state, desk, params, optimizer)
+        .map_err(|error| StepError::Input(error.to_string()))?;
+    let ms = begin.elapsed().as_secs_f64() * 1e3;
+    Ok(Some(Resumed { step: from.position().steps, dir: from.dir().into(), bytes, ms }))
 }
 
 /// What came of a step's gradients.
@@ -115,6 +145,12 @@ impl<'a> Rank<'a> {
         let mut optimizer = Optimizer::new(&state, desk)?;
         let prepacked = prepacked(cell, plan, &arena, &*kernels)?;
         init::fill(inputs, &state, desk, &mut params, &mut optimizer)?;
+        let resumed = resume(inputs, &state, desk, &mut params, &mut optimizer)?;
+        let position = inputs.resume.map(|from| *from.position());
+        let mut scaler = cell.precision.scaling.map(LossScaler::new);
+        if let (Some(scaler), Some(from)) = (&mut scaler, position.and_then(|position| position.scaler)) {
+            scaler.go_on(&from);
+        }
         let saved = plan.layout.units.iter().map(|_| Saved::default()).collect();
         let flow = Flow { saved, ..Flow::default() };
         Ok(Rank {
@@ -131,12 +167,17 @@ impl<'a> Rank<'a> {
             cos,
             sin,
             flow,
-            scaler: cell.precision.scaling.map(LossScaler::new),
-            steps: 0,
-            updates: 0,
-            samples: 0,
+            scaler,
+            steps: position.map_or(0, |position| position.steps),
+            updates: position.map_or(0, |position| position.updates),
+            samples: position.map_or(0, |position| position.samples),
             wants_stop: false,
             stop_agreed: false,
+            has_written: false,
+            all_written: false,
+            stall: Duration::ZERO,
+            resumed,
+            timed_from: position.map_or(0, |position| position.steps).max(cell.train.untimed_steps as u64),
             // Room for all of a measurement, so that no step makes room.
             step_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
             spans_ns: [0; 10],
@@ -145,9 +186,8 @@ impl<'a> Rank<'a> {
 
     /// One step: gradients of the global batch, then the update.
     pub fn step(&mut self) -> Result<Step> {
-        let cell = self.inputs.cell;
-        let timed = self.steps >= cell.train.untimed_steps as u64;
-        if self.steps == cell.train.untimed_steps as u64 {
+        let timed = self.steps >= self.timed_from;
+        if self.steps == self.timed_from {
             self.comms_reset();
         }
         let mut meter = Meter::start();
@@ -191,13 +231,15 @@ impl<'a> Rank<'a> {
     pub fn update(&mut self, meter: &mut Meter) -> Result<Updated> {
         let Inputs { cell, plan, .. } = *self.inputs;
         let step = self.steps + 1;
+        meter.enter(Span::Offload);
+        self.recall()?;
         meter.enter(Span::ExposedAgree);
         let desk = Desk { kernels: &*self.kernels, arena: &self.arena, comms: &self.comms };
         let loss = self.flow.loss / cell.train.accumulation as f64;
         let loss_scale = self.flow.loss_scale;
-        let said = Said { loss, loss_scale, stop: self.wants_stop };
+        let said = Said { loss, loss_scale, stop: self.wants_stop, written: self.has_written };
         let clip = self.optimizer.agree(&self.state, desk, &self.gradients, &cell.train, said)?;
-        self.stop_agreed = clip.stop;
+        (self.stop_agreed, self.all_written) = (clip.stop, clip.written);
         let skipped = self.scaler.is_some() && !clip.norm.is_finite();
         let diverged = |what, value| Err(StepError::Diverged { step, what, value });
         // A smaller loss scale would not mend the loss: it is not scaled.
@@ -224,6 +266,20 @@ impl<'a> Rank<'a> {
         }
         let loss_scale = self.scaler.is_some().then_some(loss_scale);
         Ok(Updated { loss: clip.loss, norm: clip.norm, lr, loss_scale, skipped })
+    }
+
+    /// Waits for what of the optimizer is lent to a checkpoint.
+    fn recall(&mut self) -> Result<()> {
+        let begin = Instant::now();
+        self.optimizer.recall()?;
+        self.stall += begin.elapsed();
+        Ok(())
+    }
+
+    /// Where the run stands.
+    pub fn position(&self) -> Position {
+        let scaler = self.scaler.as_ref().map(LossScaler::state);
+        Position { steps: self.steps, updates: self.updates, samples: self.samples, scaler }
     }
 
     /// The factor that the last step's gradients carry, 1 where the loss is not scaled.

@@ -13,6 +13,7 @@ use crate::outcome::{Cause, Failure, Happening, RankReport, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
 use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
+use crate::training_state::Resumable;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -64,15 +65,14 @@ pub fn train_rank(
     arena: Arena,
     control: Control<'_>,
 ) -> Ended<Report> {
-    let (source, checkpoint, adapters) = match open(cell, plan) {
+    let opened = match open(cell, plan) {
         Ok(opened) => opened,
         Err(reason) => {
             comm.abort(&reason);
             return Ended::broken(&reason);
         }
     };
-    let inputs = Inputs { cell, plan, source: &source, checkpoint: checkpoint.as_ref(), adapters: adapters.as_ref() };
-    one_rank(&inputs, kernels, arena, comm, plan.mesh, |rank| course::run(rank, control))
+    one_rank(&opened.inputs(cell, plan), kernels, arena, comm, plan.mesh, |rank| course::run(rank, control))
 }
 
 /// The kernels of every rank of a cell, all of them threads of this process.
@@ -90,8 +90,8 @@ pub fn with_ranks<T: Send>(
     work: impl Fn(&mut Rank<'_>) -> Result<T, StepError> + Sync,
 ) -> Result<Vec<T>, Failure> {
     let input = |reason: String| failure(Cause::Failed { rank: 0, reason });
-    let (source, checkpoint, adapters) = open(cell, plan).map_err(input)?;
-    let inputs = Inputs { cell, plan, source: &source, checkpoint: checkpoint.as_ref(), adapters: adapters.as_ref() };
+    let opened = open(cell, plan).map_err(input)?;
+    let inputs = opened.inputs(cell, plan);
     let mut arenas = Vec::with_capacity(kernels.len());
     for _ in 0..kernels.len() {
         arenas.push(Arena::host(cell.memory.capacity).map_err(|error| input(error.to_string()))?);
@@ -120,8 +120,21 @@ pub fn with_ranks<T: Send>(
     collect(ended)
 }
 
-/// Tokens, and weights and adapters to start from where the cell names some.
-type Opened = (Source, Option<Checkpoint>, Option<Checkpoint>);
+/// What all ranks of a process read.
+struct Opened {
+    source: Source,
+    checkpoint: Option<Checkpoint>,
+    adapters: Option<Checkpoint>,
+    resume: Option<Resumable>,
+}
+
+impl Opened {
+    fn inputs<'a>(&'a self, cell: &'a Cell, plan: &'a Plan) -> Inputs<'a> {
+        let Opened { source, checkpoint, adapters, resume } = self;
+        let (checkpoint, adapters) = (checkpoint.as_ref(), adapters.as_ref());
+        Inputs { cell, plan, source, checkpoint, adapters, resume: resume.as_ref() }
+    }
+}
 
 fn open(cell: &Cell, plan: &Plan) -> Result<Opened, String> {
     let (model, train) = (&cell.model, &cell.train);
@@ -141,7 +154,9 @@ fn open(cell: &Cell, plan: &Plan) -> Result<Opened, String> {
         Ok(adapters)
     });
     let said = |error: CheckpointError| error.to_string();
-    Ok((source, checkpoint.transpose().map_err(said)?, adapters.transpose().map_err(said)?))
+    let (checkpoint, adapters) = (checkpoint.transpose().map_err(said)?, adapters.transpose().map_err(said)?);
+    let resume = Resumable::find(cell, &plan.layout).map_err(|error| error.to_string())?;
+    Ok(Opened { source, checkpoint, adapters, resume })
 }
 
 /// How a rank ended.

@@ -80,6 +80,12 @@ impl<'a> View<'a> {
         Ok(View { ptr: self.ptr, len, dtype, life: PhantomData })
     }
 
+    /// The elements' bytes, as the host keeps them.
+    pub fn as_bytes(&self) -> &'a [u8] {
+        // SAFETY: a view points to `len` initialised elements of `dtype`, which are plain bytes without padding.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len * self.dtype.size()) }
+    }
+
     /// The elements as a Rust slice; an error when the type is another.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T], KernelError> {
         expect::<T>(self.dtype)?;

@@ -43,7 +43,7 @@ pub enum Event {
 pub enum Between {
     Evaluated { step: u64, loss: f64, tokens: u64, ms: f64 },
     Resumed { step: u64, dir: PathBuf, bytes: u64, ms: f64 },
-    Saved { step: u64, dir: PathBuf, bytes: u64, ms: f64, stall_ms: f64 },
+    Saved { step: u64, dir: PathBuf, bytes: u64, ms: f64, stall_ms: f64, copied_bytes: u64 },
 }
 
 /// An engine's word as a line of ours.
@@ -56,8 +56,8 @@ pub fn event(happening: &Happening) -> Event {
         Happening::Resumed(outcome::Resumed { step, dir, bytes, ms }) => {
             Event::Between(Between::Resumed { step, dir, bytes, ms })
         }
-        Happening::Saved(outcome::Saved { step, dir, bytes, ms, stall_ms }) => {
-            Event::Between(Between::Saved { step, dir, bytes, ms, stall_ms })
+        Happening::Saved(outcome::Saved { step, dir, bytes, ms, stall_ms, copied_bytes }) => {
+            Event::Between(Between::Saved { step, dir, bytes, ms, stall_ms, copied_bytes })
         }
     }
 }

@@ -7,6 +7,9 @@ use crate::layers::{Piece, Sketch, StepError, exec};
 use crate::mesh::within;
 use crate::model::{Layout, Part};
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use zbench_kernels::{AdamW, Buffer, Category, DType, Op, Rounding};
 
 type Result<T> = std::result::Result<T, StepError>;
@@ -14,13 +17,47 @@ type Result<T> = std::result::Result<T, StepError>;
 /// Master weights and moments of a rank, by unit; `None` where nothing trains.
 pub struct Optimizer {
     units: Vec<Option<Moments>>,
+    /// What is away, and where it comes back.
+    lent: Option<Lent>,
 }
 
-struct Moments {
+/// Master weights and moments of a unit, this rank's part.
+pub struct Moments {
     /// The optimizer's own copy of the weights, where it has one.
-    master: Option<Buffer>,
-    first: Buffer,
-    second: Buffer,
+    pub master: Option<Buffer>,
+    /// The first moment.
+    pub first: Buffer,
+    /// The second moment.
+    pub second: Buffer,
+}
+
+struct Lent {
+    left: usize,
+    back: Receiver<(usize, Moments)>,
+    wanted: Arc<AtomicBool>,
+}
+
+/// Moments on loan: they are taken unit by unit, and what is not taken stays.
+pub struct Loan<'a> {
+    optimizer: &'a mut Optimizer,
+    taken: usize,
+}
+
+impl Loan<'_> {
+    /// A unit's.
+    pub fn take(&mut self, unit: usize) -> Option<Moments> {
+        let moments = self.optimizer.units[unit].take();
+        self.taken += usize::from(moments.is_some());
+        moments
+    }
+
+    /// Where they are to be sent back, and what is set when they are waited for.
+    pub fn finish(self) -> (Sender<(usize, Moments)>, Arc<AtomicBool>) {
+        let (give, back) = channel();
+        let wanted = Arc::new(AtomicBool::new(false));
+        self.optimizer.lent = Some(Lent { left: self.taken, back, wanted: wanted.clone() });
+        (give, wanted)
+    }
 }
 
 /// What the norm says about a step.
@@ -36,6 +73,8 @@ pub struct Clip {
     pub loss_scale: f64,
     /// A rank wants the run to stop.
     pub stop: bool,
+    /// All ranks have written their parts of a checkpoint.
+    pub written: bool,
 }
 
 /// What a rank brings to the agreement on a step.
@@ -47,6 +86,8 @@ pub struct Said {
     pub loss_scale: f64,
     /// Whether it wants the run to stop.
     pub stop: bool,
+    /// Whether its part of a checkpoint is on the disk.
+    pub written: bool,
 }
 
 impl Optimizer {
@@ -67,7 +108,7 @@ impl Optimizer {
             desk.kernels.fill(second.view_mut(), 0.0)?;
             units.push(Some(Moments { master, first, second }));
         }
-        Ok(Optimizer { units })
+        Ok(Optimizer { units, lent: None })
     }
 
     /// States the memory of `new`.
@@ -78,6 +119,31 @@ impl Optimizer {
         lengths
             .flat_map(|len| types.iter().map(|t| s.alloc(Category::Optimizer, *t, len)).collect::<Vec<_>>())
             .collect()
+    }
+
+    /// Lends moments to a thread that only reads them, until the next [`Optimizer::recall`].
+    pub fn lend(&mut self) -> Loan<'_> {
+        Loan { optimizer: self, taken: 0 }
+    }
+
+    /// Waits for what was lent.
+    ///
+    /// # Errors
+    /// Whoever had it is gone, and it with him.
+    pub fn recall(&mut self) -> Result<()> {
+        let Some(Lent { left, back, wanted }) = self.lent.take() else { return Ok(()) };
+        wanted.store(true, Ordering::Release);
+        for _ in 0..left {
+            let lost = |_| StepError::Input("the thread that writes checkpoints has panicked; a bug".into());
+            let (unit, moments) = back.recv().map_err(lost)?;
+            self.units[unit] = Some(moments);
+        }
+        Ok(())
+    }
+
+    /// This rank's moments of a unit.
+    pub fn moments_mut(&mut self, unit: usize) -> Option<&mut Moments> {
+        self.units[unit].as_mut()
     }
 
     /// The copy of the weights that is updated: the master's, else `None`.
@@ -95,7 +161,7 @@ impl Optimizer {
         train: &Train,
         said: Said,
     ) -> Result<Clip> {
-        let Said { loss, loss_scale, stop } = said;
+        let Said { loss, loss_scale, .. } = said;
         let mesh = state.mesh();
         let world = mesh.world();
         let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
@@ -106,7 +172,7 @@ impl Optimizer {
         let mut view = send.view_mut();
         let (first, sums) = view.as_slice_mut::<f64>()?.split_at_mut(words);
         first[0] = loss;
-        first[1..].fill(f64::from(stop));
+        first[1..].fill(f64::from(u8::from(said.stop) + 2 * u8::from(said.written)));
         for (sum, part) in sums.iter_mut().zip(parts()) {
             *sum = desk.kernels.sum_squares(part)?;
         }
@@ -115,12 +181,13 @@ impl Optimizer {
         let view = recv.view();
         let all = view.as_slice::<f64>()?;
         let loss = (0..world).map(|rank| all[rank * width]).sum::<f64>() / world as f64;
-        let stop = (0..world).any(|rank| words > 1 && all[rank * width + 1] != 0.0);
+        let word = |rank: usize| if words > 1 { all[rank * width + 1] as u8 } else { 0 };
+        let (stop, written) = ((0..world).any(|rank| word(rank) & 1 != 0), (0..world).all(|rank| word(rank) & 2 != 0));
         let squares = (words..width).flat_map(|i| (0..world).map(move |position| (i, position)));
         let squares: f64 = squares.map(|(i, position)| all[mesh.owner(position) * width + i]).sum();
         let norm = squares.sqrt() * mean_scale(train, world) / loss_scale;
         let factor = if train.clip_norm > 0.0 { (train.clip_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
-        Ok(Clip { loss, norm, factor: factor as f32 as f64, loss_scale, stop })
+        Ok(Clip { loss, norm, factor: factor as f32 as f64, loss_scale, stop, written })
     }
 
     /// States `agree`.

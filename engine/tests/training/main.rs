@@ -14,4 +14,5 @@ mod prepack;
 mod quantised;
 mod recording;
 mod repeats;
+mod resume;
 mod support;

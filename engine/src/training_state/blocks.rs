@@ -1,0 +1,399 @@
+//! Files as blocks with checksums, written and read past the page cache where the file system can. A thread moves bytes
+//! to or from the disk while another fills or uses the next ones.
+
+use super::error::{Result, StateError};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
+use std::fs::{File, OpenOptions};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+/// What one checksum covers; the last block of a file may be shorter.
+pub(super) const BLOCK: usize = 1 << 20;
+/// What goes to the disk at once.
+const TRANSFER: usize = 4 * BLOCK;
+/// Buffers under way between the two threads.
+const BUFFERS: usize = 3;
+/// What direct transfers are multiples of, in memory, in the file and in length.
+const ALIGNMENT: usize = 4096;
+
+/// Memory that direct transfers can use.
+struct Aligned {
+    memory: Vec<u8>,
+    start: usize,
+}
+
+impl Aligned {
+    fn new() -> Aligned {
+        let memory = vec![0; TRANSFER + ALIGNMENT];
+        // The offset that the pointer states is below the alignment; where it states none, direct transfers are refused
+        // by the system and the plain ones do.
+        let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        Aligned { memory, start }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + TRANSFER]
+    }
+}
+
+/// Checksums of the blocks in `bytes`, which begins at the start of one.
+fn sums(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.chunks(BLOCK).map(crc32fast::hash)
+}
+
+fn open_options(write: bool) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    if write {
+        options.write(true).create(true).truncate(true)
+    } else {
+        options.read(true)
+    };
+    options
+}
+
+/// Opens a file for direct transfers where it can be; the flag says whether.
+fn open(path: &Path, write: bool, direct: bool) -> std::io::Result<(File, bool)> {
+    if direct {
+        let mut options = open_options(write);
+        options.custom_flags(OFlags::DIRECT.bits() as i32);
+        match options.open(path) {
+            Ok(file) => return Ok((file, true)),
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((open_options(write).open(path)?, false))
+}
+
+/// The file goes through the page cache from here on.
+fn leave_direct(file: &File) -> std::io::Result<()> {
+    let flags = fcntl_getfl(file)?;
+    Ok(fcntl_setfl(file, flags.difference(OFlags::DIRECT))?)
+}
+
+/// A transfer that the file system refuses as direct is made through the page cache, and so are those behind it.
+fn or_plain<T>(file: &File, direct: &mut bool, mut transfer: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    match transfer() {
+        Err(error) if *direct && error.kind() == std::io::ErrorKind::InvalidInput => {
+            *direct = false;
+            leave_direct(file)?;
+            transfer()
+        }
+        other => other,
+    }
+}
+
+/// A file that is complete and on the disk.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Written {
+    pub bytes: u64,
+    /// Of every block.
+    pub sums: Vec<u32>,
+}
+
+/// Writes a file front to back.
+pub(super) struct BlockWriter {
+    path: PathBuf,
+    filled: Option<(Aligned, usize)>,
+    bytes: u64,
+    sums: Vec<u32>,
+    full: Option<Sender<(Aligned, usize)>>,
+    empty: Receiver<Aligned>,
+    disk: Option<JoinHandle<std::io::Result<()>>>,
+}
+
+impl BlockWriter {
+    /// A new file of `bytes`, for which the disk's room is taken at once.
+    pub fn create(path: &Path, bytes: u64, direct: bool) -> Result<BlockWriter> {
+        let failed = |source| StateError::io("write", path, source);
+        let (file, mut direct) = open(path, true, direct).map_err(failed)?;
+        match fallocate(&file, FallocateFlags::empty(), 0, bytes.max(1)) {
+            // Where room cannot be taken ahead, the writes will tell.
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::INVAL) => {}
+            Err(error) => return Err(failed(error.into())),
+        }
+        let (full, to_write) = channel::<(Aligned, usize)>();
+        let (give_back, empty) = channel();
+        for _ in 0..BUFFERS {
+            // The receiver is in this function.
+            let _ = give_back.send(Aligned::new());
+        }
+        let write = move || -> std::io::Result<()> {
+            let mut position = 0u64;
+            while let Ok((mut buffer, len)) = to_write.recv() {
+                // The last transfer is filled up with what is cut off again below.
+                let padded = len.next_multiple_of(ALIGNMENT);
+                buffer.bytes()[len..padded].fill(0);
+                let bytes = &buffer.bytes()[..padded];
+                or_plain(&file, &mut direct, || file.write_all_at(bytes, position))?;
+                position += len as u64;
+                // Whoever filled may have gone.
+                let _ = give_back.send(buffer);
+            }
+            file.set_len(position)?;
+            file.sync_all()
+        };
+        let disk = std::thread::Builder::new().name("checkpoint disk".into()).spawn(write).map_err(failed)?;
+        Ok(BlockWriter {
+            path: path.into(),
+            filled: None,
+            bytes: 0,
+            sums: Vec::new(),
+            full: Some(full),
+            empty,
+            disk: Some(disk),
+        })
+    }
+
+    /// Appends bytes.
+    pub fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let (mut buffer, filled) = match self.filled.take() {
+                Some(filled) => filled,
+                None => match self.empty.recv() {
+                    Ok(buffer) => (buffer, 0),
+                    Err(_) => return Err(self.join()),
+                },
+            };
+            let (now, later) = bytes.split_at(bytes.len().min(TRANSFER - filled));
+            buffer.bytes()[filled..filled + now.len()].copy_from_slice(now);
+            (self.filled, bytes) = (Some((buffer, filled + now.len())), later);
+            if filled + now.len() == TRANSFER {
+                self.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let Some((mut buffer, len)) = self.filled.take() else { return Ok(()) };
+        self.sums.extend(sums(&buffer.bytes()[..len]));
+        self.bytes += len as u64;
+        match self.full.as_ref().map(|full| full.send((buffer, len))) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(self.join()),
+        }
+    }
+
+    /// Why the disk's thread has ended.
+    fn join(&mut self) -> StateError {
+        self.full = None;
+        let source = match self.disk.take().map(JoinHandle::join) {
+            Some(Ok(Err(source))) => source,
+            _ => std::io::Error::other("the thread that writes has ended"),
+        };
+        StateError::io("write", &self.path, source)
+    }
+
+    /// Returns when all of it is on the disk.
+    pub fn finish(mut self) -> Result<Written> {
+        self.flush()?;
+        self.full = None;
+        match self.disk.take().map(JoinHandle::join) {
+            Some(Ok(Ok(()))) => Ok(Written { bytes: self.bytes, sums: std::mem::take(&mut self.sums) }),
+            Some(Ok(Err(source))) => Err(StateError::io("write", &self.path, source)),
+            _ => Err(StateError::io("write", &self.path, std::io::Error::other("the thread that writes has panicked"))),
+        }
+    }
+}
+
+impl Drop for BlockWriter {
+    fn drop(&mut self) {
+        self.full = None;
+        if let Some(disk) = self.disk.take() {
+            // What it says is of a file that nobody wants any more.
+            let _ = disk.join();
+        }
+    }
+}
+
+/// A file to be read, with the checksums it must have.
+#[derive(Debug)]
+pub(super) struct BlockFile {
+    path: PathBuf,
+    bytes: u64,
+    sums: Vec<u32>,
+}
+
+impl BlockFile {
+    /// Checks the file's length against what was written.
+    pub fn new(path: &Path, written: Written) -> Result<BlockFile> {
+        let bytes = std::fs::metadata(path).map_err(|source| StateError::io("read", path, source))?.len();
+        if bytes != written.bytes {
+            let reason = format!("it has {bytes} bytes and was written with {}", written.bytes);
+            return Err(StateError::damaged(path, reason));
+        }
+        if written.sums.len() as u64 != bytes.div_ceil(BLOCK as u64) {
+            let reason = format!("{bytes} bytes have {} checksums", written.sums.len());
+            return Err(StateError::damaged(path, reason));
+        }
+        Ok(BlockFile { path: path.into(), bytes, sums: written.sums })
+    }
+
+    /// Blocks in it.
+    pub fn blocks(&self) -> usize {
+        self.sums.len()
+    }
+
+    /// Hands the bytes of each range to `take`, in order and piece by piece: the number of the range, the position in it,
+    /// the bytes. Every block that is touched is checked; ranges are in the order of the file. Returns the bytes read.
+    pub fn read(
+        &self,
+        ranges: &[Range<u64>],
+        direct: bool,
+        mut take: impl FnMut(usize, u64, &[u8]) -> Result<()>,
+    ) -> Result<u64> {
+        let runs = self.runs(ranges)?;
+        let failed = |source| StateError::io("read", &self.path, source);
+        let (file, mut direct) = open(&self.path, false, direct).map_err(failed)?;
+        let (give, full) = channel::<std::io::Result<(u64, Aligned, usize)>>();
+        let (give_back, empty) = channel();
+        (0..BUFFERS).for_each(|_| drop(give_back.send(Aligned::new())));
+        let mut fetch = move |runs: &[Range<u64>]| {
+            for position in runs.iter().flat_map(|run| run.clone().step_by(TRANSFER).map(|at| at..run.end)) {
+                let Ok(mut buffer) = empty.recv() else { return };
+                let len = (position.end - position.start).min(TRANSFER as u64) as usize;
+                let result = fetch_one(&file, &mut direct, &mut buffer, position.start, len);
+                if give.send(result.map(|()| (position.start, buffer, len))).is_err() {
+                    return;
+                }
+            }
+        };
+        // The ends of both channels go with this closure, so that the thread ends when it does.
+        std::thread::scope(move |scope| {
+            let (mut read, mut first) = (0, 0);
+            scope.spawn(move || fetch(&runs));
+            while let Ok(result) = full.recv() {
+                let (at, mut buffer, len) = result.map_err(failed)?;
+                self.check(at, &buffer.bytes()[..len])?;
+                read += len as u64;
+                while ranges.get(first).is_some_and(|range| range.end <= at) {
+                    first += 1;
+                }
+                for (number, range) in ranges.iter().enumerate().skip(first) {
+                    if range.start >= at + len as u64 {
+                        break;
+                    }
+                    let (begin, end) = (range.start.max(at), range.end.min(at + len as u64));
+                    take(number, begin - range.start, &buffer.bytes()[(begin - at) as usize..(end - at) as usize])?;
+                }
+                // The thread that fetches may be at its end.
+                let _ = give_back.send(buffer);
+            }
+            Ok(read)
+        })
+    }
+
+    /// Whole blocks that cover the ranges, none twice.
+    fn runs(&self, ranges: &[Range<u64>]) -> Result<Vec<Range<u64>>> {
+        let block = BLOCK as u64;
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for range in ranges.iter().filter(|range| !range.is_empty()) {
+            if range.end > self.bytes {
+                let reason = format!("bytes {range:?} are looked for in {}", self.bytes);
+                return Err(StateError::damaged(&self.path, reason));
+            }
+            let cover = range.start / block * block..range.end.next_multiple_of(block).min(self.bytes);
+            match runs.last_mut() {
+                Some(last) if cover.start <= last.end => last.end = last.end.max(cover.end),
+                _ => runs.push(cover),
+            }
+        }
+        Ok(runs)
+    }
+
+    fn check(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        let first = (at / BLOCK as u64) as usize;
+        for (block, sum) in (first..).zip(sums(bytes)) {
+            if self.sums.get(block) != Some(&sum) {
+                let end = ((block + 1) as u64 * BLOCK as u64).min(self.bytes);
+                let reason = format!("its bytes {} to {end} are not those that were written", block * BLOCK);
+                return Err(StateError::damaged(&self.path, reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads `len` bytes at `position`; direct reads ask for whole sectors and stop at the file's end.
+fn fetch_one(file: &File, direct: &mut bool, buffer: &mut Aligned, position: u64, len: usize) -> std::io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        // What came back short of a sector's end is asked for again from the sector's start.
+        let from = done / ALIGNMENT * ALIGNMENT;
+        let target = &mut buffer.bytes()[from..len.next_multiple_of(ALIGNMENT)];
+        let count = or_plain(file, direct, || file.read_at(target, position + from as u64))?;
+        if from + count <= done {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        done = from + count;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn random(len: usize) -> Vec<u8> {
+        let mut x = 0x9E37_79B9_7F4A_7C15u64 ^ len as u64;
+        let mut next = || {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x as u8
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read_in_any_ranges() {
+        let dir = tempfile::tempdir().expect("a folder");
+        for len in [0, 1, 4095, 4096, BLOCK, BLOCK + 1, TRANSFER, 3 * TRANSFER + 12345] {
+            for direct in [true, false] {
+                let (path, bytes) = (dir.path().join("f"), random(len));
+                let mut writer = BlockWriter::create(&path, len as u64, direct).expect("a file");
+                bytes.chunks(777_777).for_each(|part| writer.push(part).expect("room"));
+                let written = writer.finish().expect("room");
+                assert_eq!(std::fs::read(&path).expect("the file"), bytes);
+                let file = BlockFile::new(&path, written).expect("its length");
+                let cuts = [0, len / 5, len / 3, len / 3, len / 2 + len / 4, len].map(|at| at as u64);
+                let ranges: Vec<_> = cuts.windows(2).map(|pair| pair[0]..pair[1]).collect();
+                for kept in [&ranges[..], &ranges[1..2], &ranges[3..]] {
+                    let mut found = vec![Vec::new(); kept.len()];
+                    let take = |number: usize, at: u64, bytes: &[u8]| {
+                        assert_eq!(found[number].len() as u64, at);
+                        found[number].extend_from_slice(bytes);
+                        Ok(())
+                    };
+                    file.read(kept, direct, take).expect("the bytes");
+                    for (range, found) in kept.iter().zip(&found) {
+                        assert!(*found == bytes[range.start as usize..range.end as usize], "{len} {range:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_found_in_its_block_alone() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (path, mut bytes) = (dir.path().join("f"), random(3 * BLOCK));
+        let mut writer = BlockWriter::create(&path, bytes.len() as u64, true).expect("a file");
+        writer.push(&bytes).expect("room");
+        let written = writer.finish().expect("room");
+        bytes[BLOCK + 17] ^= 4;
+        std::fs::write(&path, &bytes).expect("room");
+        let file = BlockFile::new(&path, written).expect("its length");
+        let read = |range: Range<u64>| file.read(&[range], false, |_, _, _| Ok(()));
+        assert!(read(0..BLOCK as u64).is_ok() && read(2 * BLOCK as u64..3 * BLOCK as u64).is_ok());
+        let error = read(0..BLOCK as u64 + 1).expect_err("a flipped bit").to_string();
+        assert!(error.contains("its bytes 1048576 to 2097152 are not those that were written"), "{error}");
+        bytes.pop();
+        std::fs::write(&path, &bytes).expect("room");
+        assert!(read(2 * BLOCK as u64..3 * BLOCK as u64).is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! Checksums of weights and moments that do not depend on how they are split: a sum over elements, each mixed with its
+//! tensor and its place in it. Equal sums are equal tensors, whatever ranks, strategy and file layout held them.
+
+use super::error::Result;
+use super::index::Role;
+use crate::layers::StepError;
+use crate::mesh::within;
+use crate::model::Part;
+use crate::rank::Rank;
+use std::ops::Range;
+use zbench_kernels::{View, ViewMut};
+
+/// Elements that are widened at a time.
+const AT_ONCE: usize = 1 << 16;
+
+/// Checksums of what trains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest {
+    /// Of the weights, in the widest type there is of them.
+    pub weights: u64,
+    /// Of the first moments.
+    pub exp_avg: u64,
+    /// Of the second moments.
+    pub exp_avg_sq: u64,
+}
+
+impl Rank<'_> {
+    /// Checksums of what trains, the same on all ranks. A collective call.
+    pub fn digest(&mut self) -> Result<Digest> {
+        let [weights, exp_avg, exp_avg_sq] = Role::ALL.map(|role| self.sum(Part::Trainable, Some(role)));
+        let own = [weights?, exp_avg?, exp_avg_sq?];
+        let [weights, exp_avg, exp_avg_sq] = self.over_ranks(own)?;
+        Ok(Digest { weights, exp_avg, exp_avg_sq })
+    }
+
+    /// The checksum of what does not train; nothing where all does. A collective call.
+    pub(super) fn frozen_digest(&mut self) -> Result<Option<u64>> {
+        let is_there = |part: Part| self.state.holdings.iter().any(|unit| unit[part as usize].is_some());
+        if !is_there(Part::Frozen) && !is_there(Part::Quantised) {
+            return Ok(None);
+        }
+        let own = self.sum(Part::Frozen, None)?.wrapping_add(self.sum(Part::Quantised, None)?);
+        let [sum] = self.over_ranks([own])?;
+        Ok(Some(sum))
+    }
+
+    /// Of the part of every unit that is this rank's in the world-wide split.
+    fn sum(&mut self, part: Part, role: Option<Role>) -> Result<u64> {
+        let mut sum = 0u64;
+        for unit in 0..self.state.holdings.len() {
+            let Some(holding) = self.state.holdings[unit][part as usize].clone() else { continue };
+            let tensors = self.inputs.plan.layout.units[unit].tensors_of(part);
+            let moments = self.optimizer.moments_mut(unit);
+            let (held, view) = match (role, moments) {
+                (Some(Role::ExpAvg), Some(moments)) => (&holding.owned, moments.first.view()),
+                (Some(Role::ExpAvgSq), Some(moments)) => (&holding.owned, moments.second.view()),
+                (Some(Role::Weights), Some(moments)) if moments.master.is_some() => match &moments.master {
+                    Some(master) => (&holding.owned, master.view()),
+                    None => continue,
+                },
+                _ => match self.params.home_mut(unit, part) {
+                    Some(home) => (&holding.home, home.view()),
+                    None => continue,
+                },
+            };
+            for tensor in tensors {
+                let place = tensor.place.range();
+                let cut = place.start.max(holding.chunk.start)..place.end.min(holding.chunk.end);
+                if cut.is_empty() {
+                    continue;
+                }
+                let seed = crc32fast::hash(tensor.name.as_bytes());
+                let elements = view.slice(within(&cut, held));
+                sum = sum.wrapping_add(of_elements(&*self.kernels, seed, within(&cut, &place), elements)?);
+            }
+        }
+        Ok(sum)
+    }
+
+    /// The sums of all ranks.
+    fn over_ranks<const N: usize>(&self, own: [u64; N]) -> Result<[u64; N]> {
+        let halves: Vec<u32> = own.iter().flat_map(|sum| [*sum as u32, (*sum >> 32) as u32]).collect();
+        let mut all = vec![0u32; halves.len() * self.state.mesh().world()];
+        let comm = self.comms.data().unmetered();
+        comm.all_gather(View::of(&halves), ViewMut::of(&mut all)).map_err(StepError::from)?;
+        let mut sums = [0u64; N];
+        for rank in all.chunks_exact(2 * N) {
+            for (sum, half) in sums.iter_mut().zip(rank.as_chunks::<2>().0) {
+                *sum = sum.wrapping_add(u64::from(half[0]) | u64::from(half[1]) << 32);
+            }
+        }
+        Ok(sums)
+    }
+}
+
+fn of_elements(kernels: &dyn zbench_kernels::Kernels, seed: u32, range: Range<usize>, view: View<'_>) -> Result<u64> {
+    if view.dtype() == zbench_kernels::DType::I8 {
+        let bytes = view.as_bytes().iter().map(|byte| u32::from(*byte));
+        return Ok(mixed(seed, range.start, bytes));
+    }
+    let mut sum = 0u64;
+    let mut wide = vec![0f32; AT_ONCE.min(range.len())];
+    for start in (0..range.len()).step_by(AT_ONCE) {
+        let len = AT_ONCE.min(range.len() - start);
+        let values = &mut wide[..len];
+        kernels.cast(view.slice(start..start + len), ViewMut::of(values)).map_err(StepError::from)?;
+        sum = sum.wrapping_add(mixed(seed, range.start + start, values.iter().map(|value| value.to_bits())));
+    }
+    Ok(sum)
+}
+
+fn mixed(seed: u32, first: usize, bits: impl Iterator<Item = u32>) -> u64 {
+    let seed = u64::from(seed).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    bits.enumerate().fold(0, |sum, (i, bits)| {
+        let place = ((first + i) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut x = seed ^ place ^ u64::from(bits).wrapping_mul(0xC2B2_AE3D_27D4_EB4F);
+        x = (x ^ x >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        sum.wrapping_add(x ^ x >> 32)
+    })
+}

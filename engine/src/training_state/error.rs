@@ -1,0 +1,102 @@
+//! Why the state of a run was not written or read.
+
+use std::path::{Path, PathBuf};
+
+/// A result of this module.
+pub type Result<T, E = StateError> = std::result::Result<T, E>;
+
+/// Why the state of a run was not written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// A file or folder.
+    #[error("{}: cannot {doing} this training checkpoint: {source}{}", .path.display(), advice(.source))]
+    Io {
+        /// `write`, `read`, …
+        doing: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It is no training checkpoint.
+    #[error("{}: is no training checkpoint: {reason}; name a folder step-… that holds index.json", .path.display())]
+    NotOne {
+        /// The folder or file.
+        path: PathBuf,
+        /// What is missing or in the way.
+        reason: String,
+    },
+    /// A newer zbench wrote it.
+    #[error("{}: was written in version {found} of the format, and this zbench reads {known}; use the zbench that wrote it",
+        .path.display())]
+    Newer {
+        /// The index.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+        /// Ours.
+        known: u64,
+    },
+    /// A file is not what was written.
+    #[error("{}: is damaged: {reason}; go on from another checkpoint with checkpoint.resume = \"…/step-…\", or start anew \
+             with checkpoint.resume = \"never\"", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// How that shows.
+        reason: String,
+    },
+    /// Files that the index names are absent.
+    #[error("{}: files are missing: {}; copy the whole folder again, or go on from another checkpoint", .dir.display(),
+        .absent.join(", "))]
+    Absent {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// Their names.
+        absent: Vec<String>,
+    },
+    /// It is of another model, or of other adapters.
+    #[error("{}: is a checkpoint of another model: {reason}; name another checkpoint.dir, or write checkpoint.resume = \
+             \"never\"", .dir.display())]
+    OtherModel {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// The first differences.
+        reason: String,
+    },
+    /// Another run writes there.
+    #[error("{}: another run writes its checkpoints there; wait for it, or name another checkpoint.dir", .dir.display())]
+    Busy {
+        /// The folder of checkpoints.
+        dir: PathBuf,
+    },
+    /// Another rank failed; it has the reason.
+    #[error("the checkpoint of step {step} was given up, because another rank could not write its part")]
+    Elsewhere {
+        /// The step.
+        step: u64,
+    },
+    /// Something else of the engine.
+    #[error(transparent)]
+    Step(#[from] crate::layers::StepError),
+}
+
+impl StateError {
+    pub(super) fn io(doing: &'static str, path: &Path, source: std::io::Error) -> StateError {
+        StateError::Io { doing, path: path.into(), source }
+    }
+
+    pub(super) fn damaged(path: &Path, reason: impl Into<String>) -> StateError {
+        StateError::Damaged { path: path.into(), reason: reason.into() }
+    }
+}
+
+fn advice(source: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    match source.kind() {
+        StorageFull | QuotaExceeded => "; make room, lower checkpoint.keep, or name another checkpoint.dir",
+        PermissionDenied | ReadOnlyFilesystem => "; name a checkpoint.dir that may be written",
+        NotFound => "; was the folder removed?",
+        _ => "",
+    }
+}

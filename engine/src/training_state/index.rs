@@ -1,0 +1,268 @@
+//! What a checkpoint says of itself: `index.json`, and a `rank-00000.json` of every rank that wrote.
+
+use super::error::{Result, StateError};
+use crate::config::{Cell, SaveLayout};
+use crate::loss_scale::ScalerState;
+use crate::model::{Layout, Part};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use zbench_kernels::DType;
+
+/// The file that makes a folder a checkpoint.
+pub(super) const INDEX: &str = "index.json";
+const FORMAT: &str = "zbench-training-checkpoint";
+const VERSION: u64 = 1;
+
+/// Where a run stands.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Position {
+    /// Steps done, skipped ones included.
+    pub steps: u64,
+    /// Updates of the weights.
+    pub updates: u64,
+    /// Sequences that have been trained on: the position in the data, and in the streams of random numbers.
+    pub samples: u64,
+    /// The loss scale, where there is one.
+    pub scaler: Option<ScalerState>,
+}
+
+/// What of a unit's trainable flat is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// The weights, in the widest type there is of them: the master's, else the home's.
+    Weights,
+    /// The first moment.
+    ExpAvg,
+    /// The second moment.
+    ExpAvgSq,
+}
+
+impl Role {
+    /// All of them, in the order of files.
+    pub const ALL: [Role; 3] = [Role::Weights, Role::ExpAvg, Role::ExpAvgSq];
+
+    /// The name in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Role::Weights => "weights",
+            Role::ExpAvg => "exp_avg",
+            Role::ExpAvgSq => "exp_avg_sq",
+        }
+    }
+}
+
+/// The trainable tensors of a model in the order of its flats: what makes a checkpoint one of this model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The configuration's `[model]`, without where its files are.
+    pub model: Value,
+    /// By unit.
+    pub units: Vec<UnitIdentity>,
+}
+
+/// The trainable tensors of a unit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UnitIdentity {
+    /// `embed_tokens`, `layers.0`, `head`.
+    pub name: String,
+    /// Name and shape, one behind the other in the flat.
+    pub tensors: Vec<(String, Vec<usize>)>,
+}
+
+impl Identity {
+    /// Of a cell and its layout.
+    pub fn new(cell: &Cell, layout: &Layout) -> Identity {
+        let mut model = serde_json::to_value(&cell.model).unwrap_or_default();
+        if let Value::Object(model) = &mut model {
+            ["weights", "loading", "save"].iter().for_each(|key| drop(model.remove(*key)));
+        }
+        let tensors = |unit: &crate::model::Unit| {
+            unit.tensors_of(Part::Trainable).map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
+        };
+        let units = layout.units.iter().map(|unit| UnitIdentity { name: unit.name.clone(), tensors: tensors(unit) });
+        Identity { model, units: units.collect() }
+    }
+
+    /// How a checkpoint of `other` differs from this; nothing if it does not.
+    pub fn difference(&self, other: &Identity) -> Option<String> {
+        let (ours, theirs) = (self.model.as_object(), other.model.as_object());
+        let keys = ours.into_iter().chain(theirs).flat_map(|model| model.keys());
+        let differs = |key: &&String| ours.and_then(|m| m.get(*key)) != theirs.and_then(|m| m.get(*key));
+        if let Some(key) = keys.clone().find(differs) {
+            let shown = |model: Option<&serde_json::Map<String, Value>>| {
+                model.and_then(|model| model.get(key)).map_or("absent".into(), Value::to_string)
+            };
+            return Some(format!("model.{key} is {} there and {} here", shown(theirs), shown(ours)));
+        }
+        let tensors = |of: &Identity| -> Vec<(String, Vec<usize>)> {
+            of.units.iter().flat_map(|unit| unit.tensors.clone()).collect()
+        };
+        let (ours, theirs) = (tensors(self), tensors(other));
+        let at = (0..ours.len().max(theirs.len())).find(|i| ours.get(*i) != theirs.get(*i));
+        let shown = |tensor: Option<&(String, Vec<usize>)>| {
+            tensor.map_or("nothing more".into(), |(name, shape)| format!("{name} {shape:?}"))
+        };
+        match at {
+            Some(at) => Some(format!(
+                "it trains {} where this run trains {}; do [model] and [lora] agree?",
+                shown(theirs.get(at)),
+                shown(ours.get(at))
+            )),
+            None if self.units != other.units => Some("its units are divided otherwise".into()),
+            None => None,
+        }
+    }
+}
+
+/// What a checkpoint is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Index {
+    format: String,
+    version: u64,
+    /// Where the run stood.
+    pub position: Position,
+    /// What the files hold.
+    pub layout: SaveLayout,
+    /// Of which model.
+    pub identity: Identity,
+    /// A checksum of what does not train, over all elements; absent where all trains.
+    pub frozen: Option<u64>,
+    /// The file of each rank that wrote, with its checksum.
+    pub ranks: Vec<(String, u32)>,
+    /// The file of the steps so far, with its checksum.
+    pub history: Option<(String, u32)>,
+    /// The cell that was run.
+    pub cell: Value,
+}
+
+impl Index {
+    /// Of a run.
+    pub fn new(cell: &Cell, position: Position, identity: Identity, frozen: Option<u64>) -> Index {
+        Index {
+            format: FORMAT.into(),
+            version: VERSION,
+            position,
+            layout: cell.checkpoint.as_ref().map_or(SaveLayout::Sharded, |saving| saving.layout),
+            identity,
+            frozen,
+            ranks: Vec::new(),
+            history: None,
+            cell: serde_json::to_value(cell).unwrap_or_default(),
+        }
+    }
+}
+
+/// What a rank says of the files it wrote.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankFiles {
+    /// Files it had a part in.
+    pub files: Vec<FileSums>,
+    /// Pieces of flats in the first of them; none in the full layout.
+    pub pieces: Vec<Piece>,
+}
+
+/// Checksums of a file's blocks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FileSums {
+    /// Its name.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// The first block that this rank wrote.
+    pub first: usize,
+    /// It wrote every so many-th from there.
+    pub every: usize,
+    /// CRC-32 of each.
+    pub crc32: Vec<u32>,
+}
+
+/// A part of a flat in a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Which unit.
+    pub unit: usize,
+    /// What of it.
+    pub role: Role,
+    /// Type of the elements.
+    #[serde(with = "dtype_name")]
+    pub dtype: DType,
+    /// The first element in the flat.
+    pub start: usize,
+    /// Elements.
+    pub len: usize,
+    /// Position in the file.
+    pub at: u64,
+}
+
+mod dtype_name {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use zbench_kernels::DType;
+
+    pub fn serialize<S: Serializer>(dtype: &DType, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(dtype.name())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
+        let name = String::deserialize(from)?;
+        let known = [DType::F32, DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == name);
+        known.ok_or_else(|| D::Error::custom(format!("{name} is none of f32, bf16, f16")))
+    }
+}
+
+/// Writes JSON whose checksum stands in it: on the first line the checksum, on the second what it is of. The file is on the
+/// disk when this returns. Returns the checksum.
+pub(super) fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<u32> {
+    let failed = |source| StateError::io("write", path, source);
+    let text = serde_json::to_string(value).map_err(|error| failed(error.into()))?;
+    let sum = crc32fast::hash(text.as_bytes());
+    let mut file = File::create(path).map_err(failed)?;
+    write!(file, "{{\"crc32\": {sum}, \"of\":\n{text}\n}}\n").map_err(failed)?;
+    file.sync_all().map_err(failed)?;
+    Ok(sum)
+}
+
+/// Reads what `write_json` wrote, and its checksum.
+pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
+    const MOST_BYTES: u64 = 4 << 30;
+    let failed = |source| StateError::io("read", path, source);
+    let bytes = std::fs::metadata(path).map_err(failed)?.len();
+    if bytes > MOST_BYTES {
+        return Err(StateError::damaged(path, format!("it has {bytes} bytes")));
+    }
+    let text = std::fs::read(path).map_err(failed)?;
+    let text = String::from_utf8(text).map_err(|_| StateError::damaged(path, "it is no text"))?;
+    let mut lines = text.lines();
+    let head = lines.next().unwrap_or_default();
+    let stated = head.strip_prefix("{\"crc32\": ").and_then(|rest| rest.strip_suffix(", \"of\":"));
+    let (Some(stated), Some(of)) = (stated.and_then(|sum| sum.parse::<u32>().ok()), lines.next()) else {
+        return Err(StateError::damaged(path, "it does not begin with its checksum, or is cut off"));
+    };
+    if crc32fast::hash(of.as_bytes()) != stated {
+        return Err(StateError::damaged(path, "its content is not what its checksum is of"));
+    }
+    let value = serde_json::from_str(of).map_err(|error| StateError::damaged(path, error.to_string()))?;
+    Ok((value, stated))
+}
+
+/// The index of a checkpoint.
+pub(super) fn read_index(dir: &Path) -> Result<Index> {
+    let path: PathBuf = dir.join(INDEX);
+    if !path.exists() {
+        let reason = if dir.is_dir() { format!("it holds no {INDEX}") } else { "there is no such folder".into() };
+        return Err(StateError::NotOne { path: dir.into(), reason });
+    }
+    let (value, _): (Value, u32) = read_json(&path)?;
+    if value.get("format").and_then(Value::as_str) != Some(FORMAT) {
+        return Err(StateError::NotOne { path, reason: format!("it is no index of {FORMAT}") });
+    }
+    match value.get("version").and_then(Value::as_u64) {
+        Some(VERSION) => {}
+        Some(found) if found > VERSION => return Err(StateError::Newer { path, found, known: VERSION }),
+        _ => return Err(StateError::damaged(&path, "it states no version")),
+    }
+    serde_json::from_value(value).map_err(|error| StateError::damaged(&path, error.to_string()))
+}

@@ -1,0 +1,266 @@
+//! Reading the state of a run: by any number of ranks, under any strategy and precision, whatever wrote it. A rank reads
+//! the pieces that overlap what it owns, and nothing else.
+
+use super::blocks::{BlockFile, Written};
+use super::error::{Result, StateError};
+use super::folder::newest;
+use super::index::{Identity, Index, Piece, Position, RankFiles, Role, read_index, read_json};
+use crate::config::{Cell, Resume, SaveLayout};
+use crate::layers::StepError;
+use crate::mesh::within;
+use crate::model::{Layout, Part};
+use crate::outcome::Step;
+use crate::shard::{Desk, Optimizer, Params, State};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use zbench_kernels::{DType, View};
+
+/// A checkpoint that was opened: its index is whole, its files are there and as long as they were, and it is of this model.
+#[derive(Debug)]
+pub struct Resumable {
+    pub(super) dir: PathBuf,
+    pub(super) index: Index,
+    /// By rank that wrote.
+    pub(super) ranks: Vec<RankFiles>,
+    /// The steps of the run so far.
+    pub history: Vec<Step>,
+    pub(super) direct: bool,
+}
+
+impl Resumable {
+    /// What a cell goes on from, as its `checkpoint.resume` says.
+    ///
+    /// # Errors
+    /// A checkpoint that was asked for, or is the newest, and is damaged, incomplete or of another model.
+    pub fn find(cell: &Cell, layout: &Layout) -> Result<Option<Resumable>> {
+        let Some(saving) = &cell.checkpoint else { return Ok(None) };
+        let dir = match &saving.resume {
+            Resume::Never => None,
+            Resume::Auto => newest(&saving.dir)?.map(|(_, dir)| dir),
+            Resume::From(dir) => Some(dir.clone()),
+        };
+        dir.map(|dir| Resumable::open(&dir, cell, layout, saving.direct)).transpose()
+    }
+
+    /// Opens a checkpoint for a cell.
+    ///
+    /// # Errors
+    /// It is none, damaged, incomplete or of another model.
+    pub fn open(dir: &Path, cell: &Cell, layout: &Layout, direct: bool) -> Result<Resumable> {
+        let index = read_index(dir)?;
+        let names = index.ranks.iter().map(|(name, _)| name).chain(index.history.as_ref().map(|(name, _)| name));
+        let mut absent: Vec<String> = names.filter(|name| !dir.join(name).is_file()).cloned().collect();
+        let mut ranks = Vec::new();
+        for (name, sum) in index.ranks.iter().filter(|(name, _)| !absent.contains(name)) {
+            ranks.push(checked::<RankFiles>(dir, name, *sum)?);
+        }
+        let files = ranks.iter().flat_map(|rank| &rank.files).map(|file| &file.name);
+        let missing: Vec<String> = files.filter(|name| !dir.join(name).is_file()).cloned().collect();
+        absent.extend(missing);
+        if !absent.is_empty() {
+            absent.dedup();
+            return Err(StateError::Absent { dir: dir.into(), absent });
+        }
+        let ours = Identity::new(cell, layout);
+        if let Some(reason) = ours.difference(&index.identity) {
+            return Err(StateError::OtherModel { dir: dir.into(), reason });
+        }
+        let history = match &index.history {
+            Some((name, sum)) => checked(dir, name, *sum)?,
+            None => Vec::new(),
+        };
+        let resumable = Resumable { dir: dir.into(), index, ranks, history, direct };
+        for rank in 0..resumable.ranks.len() {
+            // Lengths are looked at before any rank allocates.
+            resumable.ranks[rank].files.iter().try_for_each(|file| resumable.length(file.bytes, &file.name))?;
+        }
+        Ok(resumable)
+    }
+
+    fn length(&self, bytes: u64, name: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        let found = std::fs::metadata(&path).map_err(|source| StateError::io("read", &path, source))?.len();
+        if found == bytes {
+            return Ok(());
+        }
+        Err(StateError::damaged(&path, format!("it has {found} bytes and was written with {bytes}")))
+    }
+
+    /// Where the run stood.
+    pub fn position(&self) -> &Position {
+        &self.index.position
+    }
+
+    /// Its folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The checksum of what did not train, where there was something.
+    pub fn frozen(&self) -> Option<u64> {
+        self.index.frozen
+    }
+
+    /// Fills this rank's trainable weights and moments. Returns the bytes read.
+    pub(crate) fn load(
+        &self,
+        layout: &Layout,
+        state: &State,
+        desk: Desk<'_>,
+        params: &mut Params,
+        optimizer: &mut Optimizer,
+    ) -> Result<u64> {
+        let mut target = Target { layout, state, desk, params, optimizer, found: BTreeMap::new() };
+        target.clear()?;
+        let bytes = match self.index.layout {
+            SaveLayout::Sharded => self.load_shards(&mut target)?,
+            SaveLayout::Full => super::full::load(self, &mut target)?,
+        };
+        target.finish(&self.dir)?;
+        Ok(bytes)
+    }
+
+    fn load_shards(&self, target: &mut Target<'_>) -> Result<u64> {
+        let mut bytes = 0;
+        for rank in &self.ranks {
+            let Some(file) = rank.files.first() else { continue };
+            // The pieces of the file that overlap what this rank owns, in the order of the file.
+            let mut wanted: Vec<(&Piece, Range<usize>)> = Vec::new();
+            for piece in &rank.pieces {
+                let Some(owned) = target.owned(piece.unit) else { continue };
+                let cut = owned.start.max(piece.start)..owned.end.min(piece.start.saturating_add(piece.len));
+                if !cut.is_empty() {
+                    wanted.push((piece, cut));
+                }
+            }
+            wanted.sort_by_key(|(piece, _)| piece.at);
+            if wanted.is_empty() {
+                continue;
+            }
+            let written = Written { bytes: file.bytes, sums: file.crc32.clone() };
+            let blocks = BlockFile::new(&self.dir.join(&file.name), written)?;
+            let place = |(piece, cut): &(&Piece, Range<usize>)| {
+                let at = |element: usize| piece.at + ((element - piece.start) * piece.dtype.size()) as u64;
+                at(cut.start)..at(cut.end)
+            };
+            let ranges: Vec<Range<u64>> = wanted.iter().map(place).collect();
+            let mut values = Vec::new();
+            bytes += blocks.read(&ranges, self.direct, |number, at, piece_bytes| {
+                let (piece, cut) = &wanted[number];
+                widen(piece.dtype, piece_bytes, &mut values);
+                let first = cut.start + at as usize / piece.dtype.size();
+                target.put(piece.unit, piece.role, first, &values)
+            })?;
+        }
+        Ok(bytes)
+    }
+}
+
+fn checked<T: serde::de::DeserializeOwned>(dir: &Path, name: &str, sum: u32) -> Result<T> {
+    let path = dir.join(name);
+    let (value, found) = read_json(&path)?;
+    if found != sum {
+        return Err(StateError::damaged(
+            &path,
+            "it is not the one that the index names; files of two checkpoints are mixed",
+        ));
+    }
+    Ok(value)
+}
+
+/// Elements as f32, which holds every value of the types that are stored.
+fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
+    values.clear();
+    match dtype {
+        DType::Bf16 => values.extend(bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32())),
+        DType::F16 => values.extend(bytes.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32())),
+        _ => values.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
+    }
+}
+
+/// Where what is read goes.
+pub(super) struct Target<'a> {
+    pub layout: &'a Layout,
+    pub state: &'a State,
+    desk: Desk<'a>,
+    params: &'a mut Params,
+    optimizer: &'a mut Optimizer,
+    /// Elements that have come, by unit and role.
+    found: BTreeMap<(usize, Role), usize>,
+}
+
+impl Target<'_> {
+    /// What this rank needs of a unit: what it owns, without padding but for what makes pairs of elements whole.
+    pub fn owned(&self, unit: usize) -> Option<Range<usize>> {
+        let holding = self.state.holdings.get(unit)?.first()?.as_ref()?;
+        let end = holding.owned.end.min(super::shard::in_use(self.layout, unit));
+        (holding.owned.start < end).then_some(holding.owned.start..end)
+    }
+
+    /// Padding is zero, and so is everything until it is read.
+    fn clear(&mut self) -> Result<()> {
+        for unit in 0..self.state.holdings.len() {
+            for role in Role::ALL {
+                let Some(holding) = self.state.trainable(unit) else { continue };
+                let owned = holding.owned.clone();
+                self.write(unit, role, owned, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Elements of a unit's flat from `first` on.
+    pub fn put(&mut self, unit: usize, role: Role, first: usize, values: &[f32]) -> Result<()> {
+        *self.found.entry((unit, role)).or_default() += values.len();
+        self.write(unit, role, first..first + values.len(), Some(values))
+    }
+
+    fn write(&mut self, unit: usize, role: Role, range: Range<usize>, values: Option<&[f32]>) -> Result<()> {
+        let Some(holding) = self.state.trainable(unit) else { return Ok(()) };
+        let of_owned = within(&range, &holding.owned);
+        let Some(moments) = self.optimizer.moments_mut(unit) else { return Ok(()) };
+        let view = match role {
+            Role::Weights => match &mut moments.master {
+                Some(master) => Some(master.slice_mut(of_owned)),
+                None => {
+                    let home = self.params.home_mut(unit, Part::Trainable);
+                    home.map(|home| home.slice_mut(within(&range, &holding.home)))
+                }
+            },
+            Role::ExpAvg => Some(moments.first.slice_mut(of_owned)),
+            Role::ExpAvgSq => Some(moments.second.slice_mut(of_owned)),
+        };
+        let Some(view) = view else { return Ok(()) };
+        let done = match values {
+            Some(values) => self.desk.kernels.cast(View::of(values), view),
+            None => self.desk.kernels.fill(view, 0.0),
+        };
+        Ok(done.map_err(StepError::from)?)
+    }
+
+    /// Checks that nothing is missing, and makes the weights that layers read from the optimizer's own.
+    fn finish(&mut self, dir: &Path) -> Result<()> {
+        for unit in 0..self.state.holdings.len() {
+            let Some(owned) = self.owned(unit) else { continue };
+            for role in Role::ALL {
+                let found = self.found.get(&(unit, role)).copied().unwrap_or(0);
+                if found != owned.len() {
+                    let name = &self.layout.units[unit].name;
+                    let reason = format!("{found} of {} elements of {name}'s {} were found", owned.len(), role.name());
+                    return Err(StateError::damaged(dir, reason));
+                }
+            }
+        }
+        for unit in 0..self.state.holdings.len() {
+            let Some(holding) = self.state.trainable(unit) else { continue };
+            let master = self.optimizer.moments_mut(unit).and_then(|moments| moments.master.as_ref());
+            let home = self.params.home_mut(unit, Part::Trainable);
+            if let (Some(master), Some(home)) = (master, home) {
+                let at_home = within(&holding.owned, &holding.home);
+                self.desk.kernels.cast(master.view(), home.slice_mut(at_home)).map_err(StepError::from)?;
+            }
+        }
+        Ok(())
+    }
+}

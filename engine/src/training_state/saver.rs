@@ -1,0 +1,221 @@
+//! When the state of a run is written, and by whom: every rank its part, on a thread; rank 0 makes of the parts a
+//! checkpoint when all ranks are known to have written theirs.
+
+use super::error::{Result, StateError};
+use super::folder::{Folder, part_dir};
+use super::index::{Identity, Index, RankFiles, read_json, write_json};
+use super::shard::{Shard, file_names};
+use crate::config::{SaveLayout, Saving};
+use crate::layers::StepError;
+use crate::outcome::{Saved, Step};
+use crate::rank::Rank;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The file of the steps so far.
+const HISTORY: &str = "steps.json";
+
+/// Writes the checkpoints of one rank's run.
+pub(crate) struct Saver {
+    saving: Saving,
+    /// Rank 0's.
+    folder: Option<Arc<Folder>>,
+    identity: Identity,
+    frozen: Option<u64>,
+    under_way: Option<UnderWay>,
+    /// The step of the last checkpoint, or of what the run went on from.
+    last: Option<u64>,
+}
+
+/// A checkpoint that is being written.
+struct UnderWay {
+    index: Index,
+    begin: Instant,
+    /// In which this rank could not train.
+    stall: Duration,
+    copied: Arc<AtomicU64>,
+    /// Taken when the rank's part is on the disk.
+    part: Option<JoinHandle<Result<u64>>>,
+    /// Rank 0's, once all parts are.
+    commit: Option<JoinHandle<Result<(PathBuf, u64)>>>,
+}
+
+impl Saver {
+    /// For a cell with checkpoints; rank 0 takes the folder.
+    pub fn new(rank: &mut Rank<'_>) -> Result<Option<Saver>> {
+        let Some(saving) = rank.inputs.cell.checkpoint.as_deref().cloned() else { return Ok(None) };
+        let resumed = rank.inputs.resume.map(|from| from.position().steps);
+        let folder = if rank.number() == 0 { Some(Arc::new(Folder::take(&saving.dir, resumed)?)) } else { None };
+        let identity = Identity::new(rank.inputs.cell, &rank.inputs.plan.layout);
+        let frozen = rank.frozen_digest()?;
+        if let Some(from) = rank.inputs.resume
+            && from.frozen() != frozen
+        {
+            let reason = "the weights that do not train are others (model.path, train.seed, precision or lora.base)";
+            return Err(StateError::OtherModel { dir: from.dir().into(), reason: reason.into() });
+        }
+        Ok(Some(Saver { saving, folder, identity, frozen, under_way: None, last: resumed }))
+    }
+
+    /// Whether this rank's part of the checkpoint under way is on the disk; told to the others in every step.
+    pub fn has_written(&mut self) -> Result<bool> {
+        let Some(under_way) = &mut self.under_way else { return Ok(false) };
+        if under_way.part.as_ref().is_some_and(|part| !part.is_finished()) {
+            return Ok(false);
+        }
+        under_way.join_part()?;
+        Ok(true)
+    }
+
+    /// What is to be done after a step; `all_written` is what the ranks have told each other in it.
+    pub fn after_step(&mut self, rank: &mut Rank<'_>, all_written: bool, history: &[Step]) -> Result<Vec<Saved>> {
+        let mut saved = Vec::new();
+        if all_written {
+            self.begin_commit(history.to_vec())?;
+        }
+        if let Some(under_way) = &self.under_way
+            && under_way.commit.as_ref().is_some_and(JoinHandle::is_finished)
+        {
+            saved.extend(self.end_commit(rank)?);
+        }
+        let due = self.saving.every > 0 && rank.steps.is_multiple_of(self.saving.every);
+        if due {
+            saved.extend(self.save(rank, history)?);
+        }
+        Ok(saved)
+    }
+
+    /// A checkpoint of now; unless it is to be written while training goes on, it is complete when this returns.
+    pub fn save(&mut self, rank: &mut Rank<'_>, history: &[Step]) -> Result<Vec<Saved>> {
+        let mut saved = self.finish(rank, history)?;
+        if self.last == Some(rank.steps) {
+            return Ok(saved);
+        }
+        self.start(rank)?;
+        if !self.saving.asynchronous {
+            saved.extend(self.finish(rank, history)?);
+        }
+        Ok(saved)
+    }
+
+    /// Waits until the checkpoint under way is complete, on all ranks.
+    pub fn finish(&mut self, rank: &mut Rank<'_>, history: &[Step]) -> Result<Vec<Saved>> {
+        let Some(under_way) = &mut self.under_way else { return Ok(Vec::new()) };
+        let waited = Instant::now();
+        under_way.join_part()?;
+        rank.optimizer.recall()?;
+        // A rank that could not write its part does not come here, and says why.
+        meet(rank)?;
+        if under_way.commit.is_none() {
+            self.begin_commit(history.to_vec())?;
+        }
+        if let Some(under_way) = &mut self.under_way {
+            under_way.join_commit()?;
+            under_way.stall += waited.elapsed();
+        }
+        let saved = self.end_commit(rank)?;
+        meet(rank)?;
+        Ok(saved.into_iter().collect())
+    }
+
+    fn start(&mut self, rank: &mut Rank<'_>) -> Result<()> {
+        let begin = Instant::now();
+        let cell = rank.inputs.cell;
+        let mut index = Index::new(cell, rank.position(), self.identity.clone(), self.frozen);
+        index.ranks = (0..rank.state.mesh().world()).map(|rank| (file_names(rank).1, 0)).collect();
+        let dir = part_dir(&self.saving.dir, rank.steps);
+        let place = (dir, rank.number(), self.saving.direct);
+        rank.stall = Duration::ZERO;
+        let (copied, part) = match self.saving.layout {
+            SaveLayout::Sharded => {
+                let layout = &rank.inputs.plan.layout;
+                let shard = Shard::take(&rank.state, layout, &mut rank.params, &mut rank.optimizer, place);
+                (shard.copied(), spawn(move || shard.write())?)
+            }
+            SaveLayout::Full => super::full::start(rank, place)?,
+        };
+        self.last = Some(rank.steps);
+        let stall = begin.elapsed();
+        self.under_way = Some(UnderWay { index, begin, stall, copied, part: Some(part), commit: None });
+        Ok(())
+    }
+
+    /// Rank 0 puts the parts together, on a thread; the others are done.
+    fn begin_commit(&mut self, mut history: Vec<Step>) -> Result<()> {
+        let Some(under_way) = &mut self.under_way else { return Ok(()) };
+        let Some(folder) = self.folder.clone() else {
+            self.under_way = None;
+            return Ok(());
+        };
+        let (mut index, dir, keep) = (under_way.index.clone(), self.saving.dir.clone(), self.saving.keep);
+        // Steps that were made while it was written are none of it.
+        history.retain(|step| step.step <= index.position.steps);
+        under_way.commit = Some(spawn(move || {
+            let part = part_dir(&dir, index.position.steps);
+            let mut bytes = 0;
+            for (name, sum) in &mut index.ranks {
+                let path = part.join(&*name);
+                if !path.exists() {
+                    let reason = "this rank wrote it and rank 0 does not see it: checkpoint.dir must be a folder that all \
+                                  hosts share";
+                    return Err(StateError::NotOne { path, reason: reason.into() });
+                }
+                let (files, found) = read_json::<RankFiles>(&path)?;
+                *sum = found;
+                let own = |file: &super::index::FileSums| file.bytes / file.every.max(1) as u64;
+                bytes += files.files.iter().map(own).sum::<u64>();
+            }
+            index.history = Some((HISTORY.into(), write_json(&part.join(HISTORY), &history)?));
+            let path = folder.commit(&index)?;
+            folder.prune(keep)?;
+            Ok((path, bytes))
+        })?);
+        Ok(())
+    }
+
+    /// What rank 0 tells of the checkpoint that is complete.
+    fn end_commit(&mut self, rank: &mut Rank<'_>) -> Result<Option<Saved>> {
+        let Some(mut under_way) = self.under_way.take() else { return Ok(None) };
+        let Some((dir, bytes)) = under_way.join_commit()? else { return Ok(None) };
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        Ok(Some(Saved {
+            step: under_way.index.position.steps,
+            dir,
+            bytes,
+            ms: ms(under_way.begin.elapsed()),
+            stall_ms: ms(under_way.stall + std::mem::take(&mut rank.stall)),
+            copied_bytes: under_way.copied.load(Ordering::Relaxed),
+        }))
+    }
+}
+
+impl UnderWay {
+    fn join_part(&mut self) -> Result<()> {
+        self.part.take().map_or(Ok(()), |part| joined(part).map(|_| ()))
+    }
+
+    fn join_commit(&mut self) -> Result<Option<(PathBuf, u64)>> {
+        self.commit.take().map(joined).transpose()
+    }
+}
+
+fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
+    let panicked =
+        |_| StateError::Step(StepError::Input("a thread that writes checkpoints has panicked; a bug".into()));
+    thread.join().unwrap_or_else(|panic| Err(panicked(panic)))
+}
+
+pub(super) fn spawn<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<JoinHandle<Result<T>>> {
+    let failed = |error| StateError::Step(StepError::Input(format!("a thread could not be started: {error}")));
+    std::thread::Builder::new().name("checkpoint".into()).spawn(work).map_err(failed)
+}
+
+/// Returns when all ranks have come; not counted as traffic of training.
+fn meet(rank: &Rank<'_>) -> Result<()> {
+    Ok(rank.comms.data().unmetered().barrier().map_err(StepError::from)?)
+}

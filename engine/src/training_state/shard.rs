@@ -1,0 +1,229 @@
+//! A rank's file of the sharded layout: a safetensors file with its part of every unit, in the order of the model.
+
+use super::blocks::{BlockWriter, Written};
+use super::error::{Result, StateError};
+use super::folder::sync;
+use super::index::{FileSums, Piece, RankFiles, Role, write_json};
+use crate::mesh::within;
+use crate::model::Layout;
+use crate::shard::{Moments, Optimizer, Params, State};
+use serde_json::{Map, Value, json};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use zbench_kernels::{DType, View};
+
+/// The file names of a rank.
+pub(super) fn file_names(rank: usize) -> (String, String) {
+    (format!("rank-{rank:05}.safetensors"), format!("rank-{rank:05}.json"))
+}
+
+/// Elements of a unit's flat that a rank writes: of the world-wide split, so that every element is written once and all
+/// ranks write alike, whatever the strategy; without the padding, which depends on the number of ranks.
+pub(super) fn written_range(state: &State, layout: &Layout, unit: usize) -> Option<Range<usize>> {
+    let holding = state.trainable(unit)?;
+    let end = holding.chunk.end.min(in_use(layout, unit));
+    (holding.chunk.start < end).then_some(holding.chunk.start..end)
+}
+
+/// Elements of a unit's flat that are kept: without padding, but for one element that makes them even, so that no element
+/// of four bytes behind one of two lies across the end of a block.
+pub(super) fn in_use(layout: &Layout, unit: usize) -> usize {
+    let flat = &layout.units[unit].trainable;
+    flat.len.next_multiple_of(2).min(flat.padded)
+}
+
+/// What a rank's file will hold, and its header.
+pub(super) struct Contents {
+    pub pieces: Vec<Piece>,
+    header: Vec<u8>,
+    pub bytes: u64,
+}
+
+impl Contents {
+    pub fn new(state: &State, layout: &Layout) -> Contents {
+        let precision = &state.precision;
+        let mut pieces = Vec::new();
+        let mut at = 0u64;
+        for unit in 0..state.holdings.len() {
+            let Some(range) = written_range(state, layout, unit) else { continue };
+            for role in Role::ALL {
+                let dtype = match role {
+                    Role::Weights => precision.master.unwrap_or(precision.parameters),
+                    Role::ExpAvg | Role::ExpAvgSq => precision.optimizer,
+                };
+                pieces.push(Piece { unit, role, dtype, start: range.start, len: range.len(), at });
+                at += (range.len() * dtype.size()) as u64;
+            }
+        }
+        let header = header(&pieces, layout);
+        pieces.iter_mut().for_each(|piece| piece.at += header.len() as u64);
+        Contents { pieces, bytes: header.len() as u64 + at, header }
+    }
+}
+
+/// The header of a safetensors file, with the data behind it at a multiple of a sector.
+fn header(pieces: &[Piece], layout: &Layout) -> Vec<u8> {
+    const SECTOR: usize = 4096;
+    let mut entries = Map::new();
+    entries.insert("__metadata__".into(), json!({"format": "zbench-training-checkpoint"}));
+    for Piece { unit, role, dtype, start, len, at } in pieces {
+        let name = format!("{}.{}.{start}", layout.units[*unit].name, role.name());
+        let stored = match dtype {
+            DType::Bf16 => "BF16",
+            DType::F16 => "F16",
+            _ => "F32",
+        };
+        let end = at + (len * dtype.size()) as u64;
+        entries.insert(name, json!({"dtype": stored, "shape": [len], "data_offsets": [at, end]}));
+    }
+    let mut json = Value::Object(entries).to_string().into_bytes();
+    json.resize((json.len() + 8).next_multiple_of(SECTOR) - 8, b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    header
+}
+
+/// The state of one unit on its way to the disk.
+struct UnitState {
+    unit: usize,
+    /// The part of the moments and of the master that is written.
+    range: Range<usize>,
+    /// The home's weights, where the optimizer has none of its own.
+    weights: Option<Vec<u8>>,
+    /// Until it goes back to the optimizer.
+    moments: Option<Moments>,
+    /// In its place, where the optimizer wanted it back before it was written.
+    copies: [Vec<u8>; 3],
+}
+
+impl UnitState {
+    fn lent(&self, role: Role) -> Option<View<'_>> {
+        let moments = self.moments.as_ref()?;
+        let buffer = match role {
+            Role::Weights => moments.master.as_ref()?,
+            Role::ExpAvg => &moments.first,
+            Role::ExpAvgSq => &moments.second,
+        };
+        Some(buffer.slice(self.range.clone()))
+    }
+
+    fn bytes(&self, role: Role) -> &[u8] {
+        match (role, &self.weights, self.lent(role)) {
+            (Role::Weights, Some(weights), _) => weights,
+            (_, _, Some(view)) => view.as_bytes(),
+            _ => &self.copies[role as usize],
+        }
+    }
+
+    /// Copies what is not written yet and gives the optimizer its memory back. Returns the bytes copied.
+    fn settle(&mut self, back: &Sender<(usize, Moments)>) -> u64 {
+        let copies = Role::ALL.map(|role| self.lent(role).map_or(Vec::new(), |view| view.as_bytes().to_vec()));
+        let Some(moments) = self.moments.take() else { return 0 };
+        self.copies = copies;
+        // The rank may have failed meanwhile.
+        let _ = back.send((self.unit, moments));
+        self.copies.iter().map(|copy| copy.len() as u64).sum()
+    }
+}
+
+/// A rank's state on its way to the disk, which a thread may carry.
+pub(super) struct Shard {
+    dir: PathBuf,
+    rank: usize,
+    direct: bool,
+    contents: Contents,
+    units: Vec<UnitState>,
+    back: Sender<(usize, Moments)>,
+    wanted: Arc<AtomicBool>,
+    copied: Arc<AtomicU64>,
+}
+
+impl Shard {
+    /// Takes what is to be written: master and moments are lent by the optimizer; weights that layers read are copied.
+    pub fn take(
+        state: &State,
+        layout: &Layout,
+        params: &mut Params,
+        optimizer: &mut Optimizer,
+        (dir, rank, direct): (PathBuf, usize, bool),
+    ) -> Shard {
+        let contents = Contents::new(state, layout);
+        let mut loan = optimizer.lend();
+        let mut units = Vec::new();
+        let mut copied = 0;
+        for unit in 0..state.holdings.len() {
+            let (Some(range), Some(holding)) = (written_range(state, layout, unit), state.trainable(unit)) else {
+                continue;
+            };
+            let Some(moments) = loan.take(unit) else { continue };
+            let weights = match (&moments.master, params.home_mut(unit, crate::model::Part::Trainable)) {
+                (None, Some(home)) => Some(home.slice(within(&range, &holding.home)).as_bytes().to_vec()),
+                _ => None,
+            };
+            copied += weights.as_ref().map_or(0, |weights| weights.len() as u64);
+            let range = within(&range, &holding.owned);
+            units.push(UnitState { unit, range, weights, moments: Some(moments), copies: Default::default() });
+        }
+        let (back, wanted) = loan.finish();
+        Shard { dir, rank, direct, contents, units, back, wanted, copied: Arc::new(AtomicU64::new(copied)) }
+    }
+
+    /// Host memory taken for copies so far, all of them together; it grows when the optimizer wants its memory back.
+    pub fn copied(&self) -> Arc<AtomicU64> {
+        self.copied.clone()
+    }
+
+    /// Writes the rank's files; on the disk when this returns. The optimizer gets all of its memory back, whatever happens.
+    pub fn write(mut self) -> Result<u64> {
+        let result = self.write_files();
+        for unit in &mut self.units {
+            if let Some(moments) = unit.moments.take() {
+                // The rank may have failed meanwhile.
+                let _ = self.back.send((unit.unit, moments));
+            }
+        }
+        result
+    }
+
+    fn write_files(&mut self) -> Result<u64> {
+        let failed = |source| StateError::io("write", &self.dir, source);
+        std::fs::create_dir_all(&self.dir).map_err(failed)?;
+        let (name, sums) = file_names(self.rank);
+        let path = self.dir.join(&name);
+        let written = self.write_data(&path)?;
+        let bytes = written.bytes;
+        let files = vec![FileSums { name, bytes, first: 0, every: 1, crc32: written.sums }];
+        let pieces = std::mem::take(&mut self.contents.pieces);
+        write_json(&self.dir.join(sums), &RankFiles { files, pieces })?;
+        sync(&self.dir)?;
+        Ok(bytes)
+    }
+
+    fn write_data(&mut self, path: &Path) -> Result<Written> {
+        const AT_ONCE: usize = 4 << 20;
+        let mut writer = BlockWriter::create(path, self.contents.bytes, self.direct)?;
+        writer.push(&self.contents.header)?;
+        for at in 0..self.units.len() {
+            for role in Role::ALL {
+                let len = self.units[at].bytes(role).len();
+                for start in (0..len).step_by(AT_ONCE) {
+                    if self.wanted.load(Ordering::Acquire) {
+                        let copied: u64 = self.units[at..].iter_mut().map(|unit| unit.settle(&self.back)).sum();
+                        self.copied.fetch_add(copied, Ordering::Relaxed);
+                    }
+                    writer.push(&self.units[at].bytes(role)[start..len.min(start + AT_ONCE)])?;
+                }
+            }
+            let unit = &mut self.units[at];
+            if let Some(moments) = unit.moments.take() {
+                // The rank may have failed meanwhile.
+                let _ = self.back.send((unit.unit, moments));
+            }
+            (unit.weights, unit.copies) = Default::default();
+        }
+        writer.finish()
+    }
+}

@@ -1,0 +1,353 @@
+//! Training checkpoints: what goes on from one is the run that never stopped, under any strategy; what is damaged is found.
+
+use crate::identity::{odd, strategies};
+use crate::support::*;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use zbench_engine::config::*;
+use zbench_engine::course::{self, Control};
+use zbench_engine::outcome::{Happening, Step};
+use zbench_engine::train::with_ranks;
+use zbench_engine::training_state::{Digest, checkpoints, newest, step_dir};
+use zbench_kernels::DType;
+
+/// What came of a run: its steps, what it said between them, the checksum of its state at the end.
+struct Course {
+    steps: Vec<Step>,
+    said: Vec<Happening>,
+    digest: Digest,
+    stopped: bool,
+}
+
+/// Runs a cell; it is told to stop after `stop` steps, if at all.
+fn try_course(cell: &Cell, stop: Option<u64>) -> Result<Course, String> {
+    let said = Mutex::new(Vec::new());
+    let flag = AtomicBool::new(stop == Some(0));
+    let tell = |happening: &Happening| {
+        if let (Happening::Step(step), Some(stop)) = (happening, stop) {
+            // Between the steps: the ranks learn of it in the next one.
+            flag.store(step.step + 1 >= stop, Ordering::Relaxed);
+        }
+        said.lock().unwrap().push(happening.clone());
+    };
+    let plan = plan(cell);
+    let ran = with_ranks(cell, &plan, cpus(cell), |rank| {
+        let (report, _) = course::run(rank, Control { stop: &flag, tell: &tell })?;
+        let digest = rank.digest().map_err(|error| zbench_engine::layers::StepError::Input(error.to_string()))?;
+        Ok((report.stopped, digest))
+    });
+    let ran = ran.map_err(|failure| failure.cause.to_string())?;
+    assert!(ran.iter().all(|of| *of == ran[0]), "ranks disagree");
+    let said = said.into_inner().unwrap();
+    let steps = said.iter().filter_map(|what| if let Happening::Step(step) = what { Some(step.clone()) } else { None });
+    Ok(Course { steps: steps.collect(), digest: ran[0].1, stopped: ran[0].0, said })
+}
+
+fn course(cell: &Cell) -> Course {
+    try_course(cell, None).unwrap_or_else(|reason| panic!("{reason}"))
+}
+
+fn saving(dir: &Path) -> Saving {
+    Saving {
+        dir: dir.into(),
+        every: 2,
+        keep: 0,
+        layout: SaveLayout::Sharded,
+        asynchronous: false,
+        direct: true,
+        resume: Resume::Auto,
+    }
+}
+
+fn saved(mut cell: Cell, saving: Saving) -> Cell {
+    cell.checkpoint = Some(Box::new(saving));
+    cell
+}
+
+/// Six steps, so that three checkpoints are in it.
+fn six_steps() -> Cell {
+    let mut cell = odd();
+    (cell.train.steps, cell.train.lr_schedule, cell.train.lr_warmup_steps) = (6, Schedule::Cosine, 2);
+    cell
+}
+
+fn bits(steps: &[Step]) -> Vec<(u64, u64, u64, u64)> {
+    steps.iter().map(|s| (s.step, s.loss.to_bits(), s.grad_norm.to_bits(), s.lr.to_bits())).collect()
+}
+
+/// Goes on from the checkpoint of step `from`, which was written by `whole`, and checks that nothing differs.
+fn assert_goes_on(whole: &Course, cell: &Cell, dir: &Path, from: u64, what: &str) {
+    let mut resumed = cell.clone();
+    let own = tempfile::tempdir().unwrap();
+    let place = Saving { dir: own.path().into(), resume: Resume::From(step_dir(dir, from)), ..saving(dir) };
+    resumed.checkpoint = Some(Box::new(Saving { layout: cell.checkpoint.as_ref().unwrap().layout, ..place }));
+    let rest = course(&resumed);
+    assert_eq!(bits(&rest.steps), bits(&whole.steps[from as usize..]), "{what} from {from}: steps");
+    assert_eq!(rest.digest, whole.digest, "{what} from {from}: weights and moments");
+}
+
+fn layouts() -> [(SaveLayout, bool); 4] {
+    [(SaveLayout::Sharded, false), (SaveLayout::Sharded, true), (SaveLayout::Full, false), (SaveLayout::Full, true)]
+}
+
+#[test]
+fn what_goes_on_is_the_run_that_never_stopped_under_every_strategy() {
+    let reference = course(&on(six_steps(), Strategy::Ddp, 2, 1));
+    for (strategy, shard) in strategies(2) {
+        for (layout, asynchronous) in layouts() {
+            let dir = tempfile::tempdir().unwrap();
+            let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+            let cell = saved(on(six_steps(), strategy, 2, shard), saving);
+            let what = format!("{} by {shard}, {layout:?}, async {asynchronous}", strategy.name());
+            let whole = course(&cell);
+            assert_eq!(bits(&whole.steps), bits(&reference.steps), "{what}: saving changes the run");
+            assert_eq!(whole.digest, reference.digest, "{what}");
+            let there: Vec<u64> = checkpoints(dir.path()).unwrap().into_iter().map(|(step, _)| step).collect();
+            assert_eq!(there, [2, 4, 6], "{what}");
+            let told = whole.said.iter().filter(|what| matches!(what, Happening::Saved(_))).count();
+            assert_eq!(told, 3, "{what}");
+            assert_goes_on(&whole, &cell, dir.path(), 2, &what);
+            assert_goes_on(&whole, &cell, dir.path(), 4, &what);
+        }
+    }
+}
+
+#[test]
+fn every_precision_and_adapter_goes_on_to_the_bit() {
+    let mixed = Precision::mixed(DType::Bf16);
+    let stochastic = Precision { rounding: WeightRounding::Stochastic, ..Precision::all(DType::Bf16) };
+    let scaled = Precision {
+        scaling: Some(LossScaling::Dynamic(DynamicScaling { loss_scale_window: 2, ..DynamicScaling::DEFAULT })),
+        ..Precision::mixed(DType::F16)
+    };
+    let lora = Lora { rank: 2, alpha: 3.0, dropout: 0.25, targets: Linear::ALL.to_vec(), ..Lora::default() };
+    let cells: Vec<(&str, Cell)> = vec![
+        ("bf16-mixed", Cell { precision: mixed, ..six_steps() }),
+        ("bf16 with stochastic rounding", Cell { precision: stochastic, ..six_steps() }),
+        ("f16 with a loss scale that overflows at first", Cell { precision: scaled, ..six_steps() }),
+        ("LoRA with dropout", Cell { lora: lora.clone(), ..six_steps() }),
+        ("QLoRA", Cell { lora: Lora { base: Some(Base::Nf4), ..lora }, precision: mixed, ..six_steps() }),
+    ];
+    let formed = forms().into_iter().map(|form| (form.0, formed(six_steps(), form)));
+    for (what, mut cell) in cells.into_iter().chain(formed) {
+        (cell.train.clip_norm, cell.train.lr) = (0.05, 1e-3);
+        cell.train.accumulation = 2;
+        for (strategy, ranks, shard) in [(Strategy::Zero3, 2, 1), (Strategy::Zero1, 2, 1), (Strategy::Hsdp, 4, 2)] {
+            for (layout, asynchronous) in [(SaveLayout::Sharded, true), (SaveLayout::Full, false)] {
+                let dir = tempfile::tempdir().unwrap();
+                let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+                let cell = saved(on(cell.clone(), strategy, ranks, shard), saving);
+                let whole = course(&cell);
+                assert_goes_on(&whole, &cell, dir.path(), 4, &format!("{what}, {}, {layout:?}", strategy.name()));
+            }
+        }
+    }
+}
+
+#[test]
+fn other_ranks_and_strategies_load_equal_tensors_and_back() {
+    for (layout, asynchronous) in layouts() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = |name: &str| Saving { layout, asynchronous, ..saving(&dir.path().join(name)) };
+        let mut cell = six_steps();
+        cell.train.steps = 2;
+        let whole = course(&saved(on(cell.clone(), Strategy::Zero3, 4, 1), place("zero3")));
+        let mut last = step_dir(&dir.path().join("zero3"), 2);
+        let chain = [
+            ("ddp", Strategy::Ddp, 1, 1),
+            ("hsdp", Strategy::Hsdp, 4, 2),
+            ("three", Strategy::Fsdp, 3, 1),
+            ("one", Strategy::HsdpFullOptimizer, 4, 2),
+            ("back", Strategy::Zero3, 4, 1),
+        ];
+        for (name, strategy, ranks, shard) in chain {
+            // Loaded and written again before any step: at once is the only chance to see the same tensors.
+            let saving = Saving { resume: Resume::From(last), every: 0, ..place(name) };
+            let mut here = saved(on(cell.clone(), strategy, ranks, shard), saving);
+            here.train.steps = 6;
+            let plan = plan(&here);
+            let digests = with_ranks(&here, &plan, cpus(&here), |rank| {
+                let digest = rank.digest();
+                digest.map_err(|error| zbench_engine::layers::StepError::Input(error.to_string()))
+            });
+            let digests = digests.unwrap_or_else(|failure| panic!("{name}: {}", failure.cause));
+            assert!(digests.iter().all(|digest| *digest == whole.digest), "{layout:?} {name}");
+            let rewritten = try_course(&here, Some(0)).unwrap();
+            assert!(rewritten.stopped && rewritten.steps.len() == 1, "{name}: {}", rewritten.steps.len());
+            // One step was made; the digest of before it is what was compared.
+            last = step_dir(&dir.path().join("zero3"), 2);
+        }
+    }
+}
+
+#[test]
+fn another_precision_loads_what_it_can_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cell = six_steps();
+    cell.train.steps = 2;
+    let mixed = Cell { precision: Precision::mixed(DType::Bf16), ..cell.clone() };
+    let whole = course(&saved(on(mixed, Strategy::Zero3, 2, 1), saving(dir.path())));
+    let from = Resume::From(step_dir(dir.path(), 2));
+    let load = |precision: Precision| {
+        let own = tempfile::tempdir().unwrap();
+        let mut here = saved(on(cell.clone(), Strategy::Zero1, 4, 1), Saving { resume: from.clone(), ..saving(own.path()) });
+        (here.precision, here.train.steps) = (precision, 6);
+        let plan = plan(&here);
+        with_ranks(&here, &plan, cpus(&here), |rank| Ok(rank.digest().unwrap())).unwrap()[0]
+    };
+    // The master's f32 weights and f32 moments are what f32 needs; bf16 rounds them, and so has other checksums.
+    assert_eq!(load(Precision::F32), whole.digest);
+    let rounded = load(Precision::all(DType::Bf16));
+    assert!(rounded != whole.digest && rounded == load(Precision::all(DType::Bf16)));
+}
+
+#[test]
+fn a_stopped_run_saves_and_goes_on() {
+    for strategy in [Strategy::Ddp, Strategy::Zero3] {
+        let dir = tempfile::tempdir().unwrap();
+        let cell = on(six_steps(), strategy, 2, 1);
+        let reference = course(&cell);
+        let cell = saved(cell, Saving { every: 0, ..saving(dir.path()) });
+        let begun = try_course(&cell, Some(3)).unwrap();
+        assert!(begun.stopped);
+        assert_eq!(begun.steps.len(), 3);
+        assert_eq!(newest(dir.path()).unwrap().unwrap().0, 3);
+        let rest = course(&cell);
+        assert!(!rest.stopped);
+        assert_eq!([bits(&begun.steps), bits(&rest.steps)].concat(), bits(&reference.steps));
+        assert_eq!(rest.digest, reference.digest);
+        let again = try_course(&cell, None).err().unwrap();
+        assert!(again.contains("is of step 6, and the run has 6 steps: raise train.steps"), "{again}");
+    }
+}
+
+#[test]
+fn only_the_newest_are_kept_and_old_runs_are_set_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    let cell = saved(on(six_steps(), Strategy::Zero2, 2, 1), Saving { keep: 2, ..saving(dir.path()) });
+    course(&cell);
+    let steps = || checkpoints(dir.path()).unwrap().into_iter().map(|(step, _)| step).collect::<Vec<_>>();
+    assert_eq!(steps(), [4, 6]);
+    std::fs::create_dir(dir.path().join(".step-00000005.part")).unwrap();
+    std::fs::write(dir.path().join(".step-00000005.part/rank-00000.safetensors"), "torn").unwrap();
+    let back = Saving { resume: Resume::From(step_dir(dir.path(), 4)), keep: 0, ..saving(dir.path()) };
+    let mut again = saved(cell.clone(), back);
+    again.train.steps = 7;
+    again.checkpoint.as_mut().unwrap().every = 0;
+    course(&again);
+    assert_eq!(steps(), [4, 7]);
+    assert!(dir.path().join("earlier-1/step-00000006/index.json").exists());
+    assert!(!dir.path().join(".step-00000005.part").exists());
+    let anew = saved(cell, Saving { resume: Resume::Never, keep: 0, every: 0, ..saving(dir.path()) });
+    course(&anew);
+    assert_eq!(steps(), [6]);
+    assert!(dir.path().join("earlier-2/step-00000004").exists() && dir.path().join("earlier-2/step-00000007").exists());
+}
+
+/// Files of a checkpoint, without those of other checkpoints.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn what_is_damaged_missing_or_of_another_model_is_refused() {
+    for layout in [SaveLayout::Sharded, SaveLayout::Full] {
+        let dir = tempfile::tempdir().unwrap();
+        let cell = saved(on(six_steps(), Strategy::Zero3, 2, 1), Saving { layout, ..saving(dir.path()) });
+        course(&cell);
+        let last = step_dir(dir.path(), 6);
+        let mut here = cell.clone();
+        here.train.steps = 8;
+        let refused = |cell: &Cell, words: &[&str]| {
+            let reason = try_course(cell, None).err().unwrap_or_else(|| panic!("accepted, in spite of {words:?}"));
+            words.iter().for_each(|word| assert!(reason.contains(word), "{reason}"));
+            reason
+        };
+        for file in files(&last) {
+            let good = std::fs::read(&file).unwrap();
+            let name = file.file_name().unwrap().to_str().unwrap().to_string();
+            // transformers reads it; going on does not.
+            if name == "config.json" || name == "model.safetensors.index.json" {
+                continue;
+            }
+            for at in [0, 1, good.len() / 3, good.len() / 2, good.len() - 2] {
+                let mut bad = good.clone();
+                bad[at] ^= 1 << (at % 8);
+                std::fs::write(&file, &bad).unwrap();
+                let reason = refused(&here, &[]);
+                assert!(reason.contains("damaged") || reason.contains("newer"), "{name} at {at}: {reason}");
+                assert!(reason.contains("step-00000006"), "{reason}");
+            }
+            std::fs::write(&file, &good[..good.len() / 2]).unwrap();
+            refused(&here, &["damaged"]);
+            std::fs::remove_file(&file).unwrap();
+            refused(&here, &["step-00000006"]);
+            std::fs::write(&file, &good).unwrap();
+        }
+        let mut other = here.clone();
+        other.model.num_hidden_layers = 2;
+        refused(&other, &["another model", "model.num_hidden_layers is 3 there and 2 here"]);
+        let mut other = here.clone();
+        other.lora = Lora { rank: 2, alpha: 3.0, targets: vec![Linear::QProj], ..Lora::default() };
+        refused(&other, &["another model", "it trains"]);
+        let mut absent = here.clone();
+        absent.checkpoint.as_mut().unwrap().resume = Resume::From(dir.path().join("nothing"));
+        refused(&absent, &["is no training checkpoint", "there is no such folder"]);
+        // The checkpoint before is still good, and so is this one as it was.
+        let before = Resume::From(step_dir(dir.path(), 4));
+        for resume in [before, Resume::From(last)] {
+            let own = tempfile::tempdir().unwrap();
+            let saving = Saving { dir: own.path().into(), resume, layout, ..saving(dir.path()) };
+            assert!(try_course(&saved(here.clone(), saving), None).is_ok());
+        }
+    }
+}
+
+#[test]
+fn the_base_of_adapters_must_be_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cell = six_steps();
+    cell.lora = Lora { rank: 2, alpha: 3.0, targets: vec![Linear::QProj], ..Lora::default() };
+    let cell = saved(on(cell, Strategy::Zero3, 2, 1), saving(dir.path()));
+    course(&cell);
+    let mut other = cell.clone();
+    (other.train.steps, other.train.seed) = (8, cell.train.seed + 1);
+    let reason = try_course(&other, None).err().unwrap();
+    assert!(reason.contains("the weights that do not train are others"), "{reason}");
+}
+
+#[test]
+fn one_run_at_a_time_writes_into_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let cell = saved(on(six_steps(), Strategy::Ddp, 1, 1), saving(dir.path()));
+    std::fs::create_dir_all(dir.path()).unwrap();
+    let lock = std::fs::File::create(dir.path().join(".lock")).unwrap();
+    lock.lock().unwrap();
+    let reason = try_course(&cell, None).err().unwrap();
+    assert!(reason.contains("another run writes its checkpoints there"), "{reason}");
+    drop(lock);
+    course(&cell);
+}
+
+#[test]
+fn bytes_and_calls_of_a_step_are_those_of_the_plan_with_checkpoints_too() {
+    for (strategy, ranks, shard) in [(Strategy::Zero3, 2, 1), (Strategy::Ddp, 2, 1), (Strategy::Hsdp, 4, 2)] {
+        let dir = tempfile::tempdir().unwrap();
+        let saving = Saving { asynchronous: true, ..saving(dir.path()) };
+        let cell = saved(on(six_steps(), strategy, ranks, shard), saving);
+        let plan = plan(&cell);
+        let flag = AtomicBool::new(false);
+        let reports =
+            with_ranks(&cell, &plan, cpus(&cell), |rank| course::run(rank, Control { stop: &flag, tell: &|_| {} }));
+        for (report, _) in reports.unwrap() {
+            assert_eq!(report.ledger.total_peak(), plan.estimate.memory.total_peak(), "{}", strategy.name());
+            for row in &report.traffic {
+                let planned = plan.estimate.traffic.iter().find(|p| (p.axis, p.kind) == (row.axis, row.kind)).unwrap();
+                assert_eq!((row.calls, row.wire_bytes), (planned.calls, planned.wire_bytes), "{}", row.kind);
+            }
+        }
+    }
+}
