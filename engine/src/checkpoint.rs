@@ -41,7 +41,7 @@ pub struct TensorInfo {
     /// Which of the checkpoint's files.
     index: usize,
     /// Position of its first byte in the file.
-    begin: u64,
+    pub(crate) begin: u64,
 }
 
 impl TensorInfo {
@@ -105,7 +105,7 @@ impl Checkpoint {
         Err(CheckpointError::NoWeights { dir: dir.into(), reason })
     }
 
-    fn single(dir: &Path, name: &str) -> Result<Checkpoint> {
+    pub(crate) fn single(dir: &Path, name: &str) -> Result<Checkpoint> {
         let path = dir.join(name);
         let Opened { file, entries } = header::open(&path)?;
         let tensors = entries.into_iter().map(|(name, entry)| (name, TensorInfo::new(entry, &path, 0))).collect();

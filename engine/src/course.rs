@@ -2,12 +2,11 @@
 
 use crate::config::Cell;
 use crate::layers::StepError;
-use crate::outcome::{Happening, Saved, Step};
+use crate::outcome::{Happening, Saved};
 use crate::rank::Rank;
 use crate::save::{SaveError, SaveOptions, try_folder};
 use crate::train::Report;
-use crate::training_state::StateError;
-use crate::training_state::saver::Saver;
+use crate::training_state::{Saver, StateError};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How a run is told to stop, and whom it tells of itself.
@@ -30,28 +29,24 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
     }
     let last = (train.untimed_steps + train.steps) as u64;
     let mut saver = Saver::new(rank).map_err(said)?;
-    let mut history = begin(rank, control, last)?;
+    begin(rank, control, last)?;
     let mut stopped = false;
     while rank.steps < last && !stopped {
         rank.wants_stop = control.stop.load(Ordering::Relaxed);
-        rank.has_written = saver.as_mut().map_or(Ok(false), Saver::has_written).map_err(said)?;
-        let step = rank.step()?;
+        let (step, saved) = match &mut saver {
+            Some(saver) => saver.step(rank).map_err(said)?,
+            None => (rank.step()?, Vec::new()),
+        };
         stopped = rank.stop_agreed && rank.steps < last;
-        if speaks && saver.is_some() {
-            history.push(step.clone());
-        }
         if speaks {
             (control.tell)(&Happening::Step(step));
         }
-        if let Some(saver) = &mut saver {
-            let all_written = rank.all_written;
-            tell(control, saver.after_step(rank, all_written, &history).map_err(said)?);
-        }
+        tell(control, saved);
     }
     if let Some(saver) = &mut saver {
         // The last state, whatever the interval.
-        tell(control, saver.save(rank, &history).map_err(said)?);
-        tell(control, saver.finish(rank, &history).map_err(said)?);
+        tell(control, saver.save(rank).map_err(said)?);
+        tell(control, saver.finish(rank).map_err(said)?);
     }
     let mut report = rank.report();
     report.stopped = stopped;
@@ -61,9 +56,9 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
     Ok((report, rank.kernels.name()))
 }
 
-/// Says what the run goes on from, and gives the steps before it.
-fn begin(rank: &Rank<'_>, control: Control<'_>, last: u64) -> Result<Vec<Step>, StepError> {
-    let (Some(resumed), Some(from)) = (&rank.resumed, rank.inputs.resume) else { return Ok(Vec::new()) };
+/// Says what the run goes on from, if it does.
+fn begin(rank: &Rank<'_>, control: Control<'_>, last: u64) -> Result<(), StepError> {
+    let Some(resumed) = &rank.resumed else { return Ok(()) };
     if rank.number() == 0 {
         (control.tell)(&Happening::Resumed(resumed.clone()));
     }
@@ -75,7 +70,7 @@ fn begin(rank: &Rank<'_>, control: Control<'_>, last: u64) -> Result<Vec<Step>, 
             resumed.step
         )));
     }
-    Ok(from.history.clone())
+    Ok(())
 }
 
 fn tell(control: Control<'_>, saved: Vec<Saved>) {
