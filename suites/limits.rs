@@ -235,7 +235,8 @@ impl Limits {
             let (said, value) = (hunt.said.clone(), next.value);
             let (settings, label) = (hunt.settings.clone(), hunt.label.clone());
             let bytes = next.bytes;
-            let mut planned = plan::without_advice(&self.planner, self.at(&settings, &label, value as usize), None);
+            let cell = self.at(&settings, &label, value as usize);
+            let mut planned = plan::without_advice(&self.planner, cell, None);
             if planned.decision != Decision::Run || limits.iter().any(|other| other.grid.key == planned.grid.key) {
                 continue;
             }

@@ -342,16 +342,17 @@ impl Reader<'_> {
     /// `--set key=value`: wins over the file, and narrows an axis to one value.
     fn overrides(&mut self, document: &mut Document, set: &[String]) {
         for argument in set {
+            let source = format!("--set {argument}");
+            let of_search = argument.split_once('=').and_then(|(name, text)| self.parts.set(name, text, &source));
             let mut refuse = |key: &str, message: String| {
-                let source = format!("--set {argument}");
-                self.problems.push(Problem { source, place: None, key: key.into(), message });
+                self.problems.push(Problem { source: source.clone(), place: None, key: key.into(), message });
             };
             let Some((name, text)) = argument.split_once('=') else {
                 refuse("", "has no value; write --set key=value".into());
                 continue;
             };
             let name = name.trim();
-            if let Some(taken) = self.set_search(name, text.trim(), &format!("--set {argument}")) {
+            if let Some(taken) = of_search {
                 taken.unwrap_or_else(|message| refuse(name, message));
                 continue;
             }
@@ -368,7 +369,7 @@ impl Reader<'_> {
             match key.kind.check(&value) {
                 Ok(()) => {
                     document.set(key.name, value);
-                    self.narrowed(key.name);
+                    self.parts.narrow(key.name);
                 }
                 Err(message) => refuse(name, message),
             }

@@ -70,19 +70,6 @@ impl Reader<'_> {
         }
     }
 
-    /// `--set grid.search=…`; nothing when the name is of no search.
-    pub(super) fn set_search(&mut self, name: &str, text: &str, source: &str) -> Option<Result<(), String>> {
-        let word = name.strip_prefix("grid.").filter(|word| [KEY, MOST, MULTIPLE].contains(word))?;
-        Some(self.parts.take(word, &bare(text), source, None))
-    }
-
-    /// A key that `--set` gives a value is searched no more, as an axis of it is none any more.
-    pub(super) fn narrowed(&mut self, key: &str) {
-        if self.parts.key.as_ref().is_some_and(|searched| searched.value == key) {
-            self.parts = Parts::default();
-        }
-    }
-
     /// The search of the document, or why there can be none.
     pub(super) fn finish_search(&mut self, document: &Document) -> Option<Search> {
         let Parts { key, most, multiple } = std::mem::take(&mut self.parts);
@@ -130,6 +117,19 @@ impl Reader<'_> {
 }
 
 impl Parts {
+    /// `--set grid.search=…`; nothing when the name is of no search.
+    pub(super) fn set(&mut self, name: &str, text: &str, source: &str) -> Option<Result<(), String>> {
+        let word = name.trim().strip_prefix("grid.").filter(|word| [KEY, MOST, MULTIPLE].contains(word))?;
+        Some(self.take(word, &bare(text.trim()), source, None))
+    }
+
+    /// A key that `--set` gives a value is searched no more, as an axis of it is none any more.
+    pub(super) fn narrow(&mut self, key: &str) {
+        if self.key.as_ref().is_some_and(|searched| searched.value == key) {
+            *self = Parts::default();
+        }
+    }
+
     fn take(&mut self, word: &str, value: &Value, source: &str, place: Option<Place>) -> Result<(), String> {
         let source = source.to_string();
         if word == KEY {
