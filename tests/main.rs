@@ -29,4 +29,5 @@ mod planner;
 mod portable;
 mod precision;
 mod report;
+mod search;
 mod support;

@@ -16,7 +16,12 @@ pub const PEAK_DRIFT: f64 = 0.2;
 
 /// What the plan says, into a record that has run or will not run.
 pub fn predicted(record: &mut Record, planned: &Planned) {
-    record.estimate = serde_json::to_value(planned.row()).unwrap_or_default();
+    let mut row = planned.row();
+    // What a search says of a cell stands beside its estimate.
+    if let Some(search) = row.search.take() {
+        search.put(record);
+    }
+    record.estimate = serde_json::to_value(row).unwrap_or_default();
     for (_, category) in categories() {
         record.memory.set(category, Bytes::default());
     }
