@@ -8,7 +8,7 @@ use crate::layers::{Batch, Exec, Saved, StepError};
 use crate::loss_scale::LossScaler;
 use crate::mesh::Place;
 use crate::meter::Meter;
-use crate::outcome::{RankReport, Span, Step};
+use crate::outcome::{Loaded, Probe, RankReport, Span, Step};
 use crate::plan::{self, Action, Plan};
 use crate::schedule::learning_rate;
 use crate::shard::{Comms, Desk, Gradients, Optimizer, Params, Said, State};
@@ -30,6 +30,8 @@ pub struct Inputs<'a> {
     pub checkpoint: Option<&'a Checkpoint>,
     /// Adapters to start from; without, they are fresh.
     pub adapters: Option<&'a Checkpoint>,
+    /// Who measures this process while weights are loaded.
+    pub probe: Probe<'a>,
 }
 
 /// A rank is a value: nothing of it lives in statics or in the environment.
@@ -62,6 +64,7 @@ pub struct Rank<'a> {
     pub(crate) stop_agreed: bool,
     step_ms: Vec<f64>,
     spans_ns: [u64; 10],
+    loaded: Option<Loaded>,
 }
 
 /// What came of a step's gradients.
@@ -114,7 +117,7 @@ impl<'a> Rank<'a> {
         let gradients = Gradients::new(&state, desk)?;
         let mut optimizer = Optimizer::new(&state, desk)?;
         let prepacked = prepacked(cell, plan, &arena, &*kernels)?;
-        init::fill(inputs, &state, desk, &mut params, &mut optimizer)?;
+        let loaded = init::fill(inputs, &state, desk, &mut params, &mut optimizer)?;
         let saved = plan.layout.units.iter().map(|_| Saved::default()).collect();
         let flow = Flow { saved, ..Flow::default() };
         Ok(Rank {
@@ -140,6 +143,7 @@ impl<'a> Rank<'a> {
             // Room for all of a measurement, so that no step makes room.
             step_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
             spans_ns: [0; 10],
+            loaded: inputs.checkpoint.map(|_| loaded),
         })
     }
 
@@ -472,6 +476,7 @@ impl Rank<'_> {
             spans_ms: self.spans_ns.map(|ns| ns as f64 / 1e6 / steps),
             traffic,
             stopped: false,
+            loaded: self.loaded,
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::data::Source;
 use crate::hardware::{self, HardwareError, Seat};
 use crate::layers::StepError;
 use crate::mesh::Mesh;
-use crate::outcome::{Cause, Failure, Happening, RankReport, Run, Step};
+use crate::outcome::{Cause, Failure, Happening, Probe, RankReport, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
 use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
@@ -64,6 +64,19 @@ pub fn train_rank(
     arena: Arena,
     control: Control<'_>,
 ) -> Ended<Report> {
+    train_rank_probed(cell, plan, comm, kernels, arena, control, None)
+}
+
+/// As [`train_rank`]; `probe` is told when weights begin to be loaded and when they are, so that it can measure the process.
+pub fn train_rank_probed(
+    cell: &Cell,
+    plan: &Plan,
+    comm: Box<dyn Communicator>,
+    kernels: Arc<dyn Kernels>,
+    arena: Arena,
+    control: Control<'_>,
+    probe: Probe<'_>,
+) -> Ended<Report> {
     let (source, checkpoint, adapters) = match open(cell, plan) {
         Ok(opened) => opened,
         Err(reason) => {
@@ -71,7 +84,8 @@ pub fn train_rank(
             return Ended::broken(&reason);
         }
     };
-    let inputs = Inputs { cell, plan, source: &source, checkpoint: checkpoint.as_ref(), adapters: adapters.as_ref() };
+    let (checkpoint, adapters) = (checkpoint.as_ref(), adapters.as_ref());
+    let inputs = Inputs { cell, plan, source: &source, checkpoint, adapters, probe };
     one_rank(&inputs, kernels, arena, comm, plan.mesh, |rank| course::run(rank, control))
 }
 
@@ -91,7 +105,8 @@ pub fn with_ranks<T: Send>(
 ) -> Result<Vec<T>, Failure> {
     let input = |reason: String| failure(Cause::Failed { rank: 0, reason });
     let (source, checkpoint, adapters) = open(cell, plan).map_err(input)?;
-    let inputs = Inputs { cell, plan, source: &source, checkpoint: checkpoint.as_ref(), adapters: adapters.as_ref() };
+    let (checkpoint, adapters) = (checkpoint.as_ref(), adapters.as_ref());
+    let inputs = Inputs { cell, plan, source: &source, checkpoint, adapters, probe: None };
     let mut arenas = Vec::with_capacity(kernels.len());
     for _ in 0..kernels.len() {
         arenas.push(Arena::host(cell.memory.capacity).map_err(|error| input(error.to_string()))?);
