@@ -8,7 +8,7 @@ use crate::comm::Communicator;
 use crate::config::Loading;
 use crate::layers::StepError;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use zbench_kernels::ViewMut;
 
@@ -27,6 +27,8 @@ pub(super) struct Stock<'a> {
     account: &'a Account,
     way: Way,
     root: bool,
+    /// Tensors that are here since they were brought.
+    brought: BTreeSet<String>,
     /// What is read at a time, or travels.
     buffer: RefCell<Vec<u8>>,
 }
@@ -65,7 +67,7 @@ impl<'a> Stock<'a> {
             }
             Loading::Broadcast => Way::Wire(all_on_root(checkpoint, comm, &read)?),
         };
-        Ok(Stock { checkpoint, account, way, root, buffer: RefCell::new(Vec::new()) })
+        Ok(Stock { checkpoint, account, way, root, brought: BTreeSet::new(), buffer: RefCell::new(Vec::new()) })
     }
 
     /// Whether tensors must be brought before they are read.
@@ -77,7 +79,8 @@ impl<'a> Stock<'a> {
     pub(super) fn bring(&mut self, name: &str, comm: &dyn Communicator) -> Result<()> {
         let Way::Wire(tensors) = &mut self.way else { return Ok(()) };
         let (root, account) = (self.root, self.account);
-        if comm.size() == 1 || (!root && tensors.contains_key(name)) {
+        // The root has every tensor and keeps count with the others of those that are brought.
+        if comm.size() == 1 || !self.brought.insert(name.into()) {
             return Ok(());
         }
         let len = self.checkpoint.tensor(name).map_or(0, |info| info.bytes());
@@ -108,6 +111,7 @@ impl<'a> Stock<'a> {
 
     /// Frees a tensor that was brought. The root keeps all that it has read until the end.
     pub(super) fn give_back(&mut self, name: &str) {
+        self.brought.remove(name);
         if let (Way::Wire(tensors), false) = (&mut self.way, self.root)
             && let Some(bytes) = tensors.remove(name)
         {
