@@ -4,6 +4,7 @@
 pub mod cell;
 pub mod child;
 pub mod launched;
+pub mod loading;
 pub mod machine;
 pub mod merge;
 pub mod mpirun;

@@ -20,6 +20,7 @@ mod hardware;
 mod launch;
 mod launch_detect;
 mod link;
+mod loading;
 mod netns;
 mod notebook;
 mod old_records;

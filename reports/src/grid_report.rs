@@ -2,6 +2,7 @@
 
 mod cells;
 pub(crate) mod labels;
+mod loading;
 mod machine;
 mod planned;
 mod precision;
@@ -190,6 +191,7 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         ("Communication", None, None, tables::communication(grid)),
         ("Losses", figures::losses(grid), None, None),
         ("Precision", None, None, precision::table(grid)),
+        ("Loading", None, None, loading::table(grid)),
         ("Plan against measurement", figures::predicted_memory(grid), figures::predicted_wire(grid), None),
         ("Plan against measurement: time", figures::predicted_step(grid), None, None),
     ];
