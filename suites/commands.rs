@@ -23,6 +23,7 @@ use crate::config::{ConfigError, Context, Document, Problem};
 use crate::grid::{self, GridCell};
 use crate::limits::Limits;
 use crate::proxy;
+use crate::runner::folders::Folders;
 use crate::runner::plan::{Decision, Planned};
 use crate::runner::{self, Header, machine};
 use anyhow::{Result, bail};
@@ -236,6 +237,7 @@ fn header(document: &Document) -> Header {
         command: command_line(),
         environment: machine::environment(),
         any_environment: false,
+        folders: Folders::default(),
     }
 }
 

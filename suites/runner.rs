@@ -3,6 +3,7 @@
 
 pub mod cell;
 pub mod child;
+pub mod folders;
 pub mod launched;
 pub mod loading;
 pub mod machine;
@@ -21,6 +22,7 @@ mod turns;
 pub mod validity;
 
 use crate::config::Settings;
+use folders::Folders;
 use plan::{Decision, Planned};
 use protocol::{End, Ended};
 use serde_json::{Map, Value};
@@ -113,6 +115,8 @@ pub struct Header {
     pub environment: Map<String, Value>,
     /// Records of another machine, profile or build count as done too.
     pub any_environment: bool,
+    /// Where training checkpoints go.
+    pub folders: Folders,
 }
 
 /// How often the notebook is looked at while others have what is left.
@@ -218,11 +222,13 @@ impl Runner<'_> {
                 }
                 let observe = &mut *self.observe;
                 let sampler = sampling::Sampler::start();
-                let execution = self.execute.execute(cell, &mut |step| {
+                let placed = self.header.folders.placed(cell, &planned.grid.key, trial);
+                let execution = self.execute.execute(&placed, &mut |step| {
                     sampler.step(step.timed);
                     observe.step(step);
                 });
                 let sampled = sampler.finish();
+                self.header.folders.clear();
                 let end = execution.end?;
                 last = execution.last;
                 let host = record.environment.get("host").and_then(Value::as_str).unwrap_or_default().to_string();

@@ -32,3 +32,4 @@ mod precision;
 mod report;
 mod search;
 mod support;
+mod survival;

@@ -240,6 +240,7 @@ pub fn repro(global: &Global, record: &Record, timeout: Duration) -> Result<u8> 
         command: command_line(),
         environment: machine::environment(),
         any_environment: false,
+        folders: Default::default(),
     };
     let summary = carry_out(global, &[again], Trials::OneMore, header, timeout)?;
     if global.format == Format::Json {

@@ -201,6 +201,7 @@ fn record(wanted: &Wanted, folder: &Path, arguments: &CalibrateArgs, ceilings: &
         command: command_line(),
         environment: machine::environment(),
         any_environment: false,
+        folders: Default::default(),
     };
     let mut record = blank(&header, &key, cell, 1, Outcome::measured());
     for of in &ceilings.threads {

@@ -8,8 +8,9 @@ use crate::cli::{Cli, Command, Format, Global, exit};
 use crate::config::files::Files;
 use crate::config::{Resolved, Settings};
 use crate::grid::{self, GridCell};
+use crate::runner::folders::Folders;
 use crate::runner::plan::{self, Decision};
-use crate::runner::{Trials, parity};
+use crate::runner::{Header, Trials, parity};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use serde_json::Value;
@@ -55,7 +56,9 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
     if let Decision::Record { reason, .. } = &planned.decision {
         bail!("the record {} cannot be run here: {reason}", record.id);
     }
-    let summary = carry_out(global, session, &[planned], Trials::OneMore, header_of(&record), timeout, true)?;
+    let passing = std::path::absolute(global.notebook.join(format!("repro-{}", std::process::id())))?;
+    let header = Header { folders: Folders::Passing(passing), ..header_of(&record) };
+    let summary = carry_out(global, session, &[planned], Trials::OneMore, header, timeout, true)?;
     let [again] = &summary.records[..] else { return Ok(code(&summary)) };
     let (document, same) = compare(&record, again);
     match global.format {

@@ -8,6 +8,7 @@ use crate::config::{ConfigError, Document};
 use crate::grid::{self, GridCell};
 use crate::limits;
 use crate::runner::child::Children;
+use crate::runner::folders::Folders;
 use crate::runner::launched::Launched;
 use crate::runner::plan::{Decision, Planned};
 use crate::runner::{Execute, Header, Runner, Summary, Trials, time};
@@ -51,6 +52,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         header.name = format!("{} (proxy)", header.name);
     }
     header.any_environment = arguments.any_environment;
+    header.folders = Folders::Trial;
     let question = header.question.clone();
     let mut run =
         |cells: &[Planned]| carry_out(global, session, cells, trials, header.clone(), arguments.timeout, false);
