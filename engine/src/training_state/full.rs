@@ -354,6 +354,10 @@ fn read(
             let name =
                 if of_role { format!("{}.{}", role.name(), tensor.stored_name()) } else { tensor.stored_name().into() };
             let (false, Some(info)) = (cut.is_empty(), file.tensor(&name)) else { continue };
+            if info.shape != tensor.stored_shape() {
+                let reason = format!("{name} has the shape {:?} there", info.shape);
+                return Err(StateError::damaged(&info.file, reason));
+            }
             let elements = within(&cut, &place);
             let dtype = match info.dtype {
                 crate::checkpoint::StoredType::BF16 => DType::Bf16,

@@ -141,7 +141,10 @@ impl Resumable {
             let written = Written { bytes: file.bytes, sums: file.crc32.clone() };
             let blocks = BlockFile::new(&self.dir.join(&file.name), written)?;
             let place = |(piece, cut): &(&Piece, Range<usize>)| {
-                let at = |element: usize| piece.at + ((element - piece.start) * piece.dtype.size()) as u64;
+                let at = |element: usize| {
+                    let bytes = (element - piece.start).saturating_mul(piece.dtype.size()) as u64;
+                    piece.at.saturating_add(bytes)
+                };
                 at(cut.start)..at(cut.end)
             };
             let ranges: Vec<Range<u64>> = wanted.iter().map(place).collect();

@@ -308,6 +308,44 @@ fn what_is_damaged_missing_or_of_another_model_is_refused() {
     }
 }
 
+/// Bytes changed, left out, put in and doubled anywhere in any file.
+#[test]
+fn no_damage_is_accepted_and_none_panics() {
+    let mut random = 0x9E37_79B9_7F4A_7C15u64;
+    let mut next = move |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % below as u64) as usize
+    };
+    for layout in [SaveLayout::Sharded, SaveLayout::Full] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut cell = saved(on(six_steps(), Strategy::Zero3, 2, 1), Saving { layout, ..saving(dir.path()) });
+        course(&cell);
+        cell.train.steps = 8;
+        let all = files(&step_dir(dir.path(), 6));
+        let read: Vec<_> = all.iter().filter(|path| !path.ends_with("config.json")).collect();
+        for _ in 0..120 {
+            let file = read[next(read.len())];
+            let good = std::fs::read(file).unwrap();
+            let mut bad = good.clone();
+            let at = next(bad.len());
+            match next(5) {
+                0 => bad[at] = bad[at].wrapping_add(1 + next(255) as u8),
+                1 => drop(bad.remove(at)),
+                2 => bad.insert(at, next(256) as u8),
+                3 => bad.truncate(at),
+                _ => bad.extend_from_slice(&good[at..]),
+            }
+            std::fs::write(file, &bad).unwrap();
+            let reason = try_course(&cell, None).err();
+            std::fs::write(file, &good).unwrap();
+            let reason = reason.unwrap_or_else(|| panic!("{} was accepted with a change at {at}", file.display()));
+            assert!(!reason.contains("panicked"), "{reason}");
+        }
+    }
+}
+
 #[test]
 fn the_base_of_adapters_must_be_the_same() {
     let dir = tempfile::tempdir().unwrap();
