@@ -8,8 +8,8 @@
 
 use std::error::Error;
 use std::path::Path;
-use zbench_engine::hf::PartialModel;
 use zbench_engine::hf;
+use zbench_engine::hf::PartialModel;
 use zbench_engine::save::{SaveOptions, save_fresh};
 use zbench_kernels::{Cpu, DType};
 
@@ -30,7 +30,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model: PartialModel = toml::from_str(hf::preset(preset)?)?;
     let cores = std::thread::available_parallelism()?.get();
     save_fresh(&model.resolve(preset)?, seed, &Cpu::new(cores), folder, SaveOptions { dtype, shard_bytes })?;
-    let bytes: u64 = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.metadata()?.len())).sum::<std::io::Result<u64>>()?;
+    let bytes: u64 =
+        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.metadata()?.len())).sum::<std::io::Result<u64>>()?;
     println!("{}: {:.2} GB", folder.display(), bytes as f64 / 1e9);
     Ok(())
 }

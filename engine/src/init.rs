@@ -113,7 +113,8 @@ impl<'a> Filler<'a> {
         if !wire(&self.model) && !wire(&self.adapters) {
             return Vec::new();
         }
-        let tensors = Part::ALL.into_iter().rev().flat_map(|part| unit.tensors_of(part).collect::<Vec<_>>().into_iter().rev());
+        let tensors =
+            Part::ALL.into_iter().rev().flat_map(|part| unit.tensors_of(part).collect::<Vec<_>>().into_iter().rev());
         tensors
             .map(|tensor| {
                 let source = match (self.source(tensor), tensor.init) {

@@ -275,7 +275,7 @@ fn loading(record: &mut Record, end: &End, cell: &Cell) {
     if cell.model.weights.is_none() {
         return;
     }
-    let of = |value: fn(&LoadingEnd) -> f64| end.ranks.iter().filter_map(|rank| rank.loading.as_ref().map(value));
+    let of = |value: fn(&LoadingEnd) -> f64| end.ranks.iter().filter_map(move |rank| rank.loading.as_ref().map(value));
     let metrics: [(&str, fn(&LoadingEnd) -> f64); 2] =
         [("loading_ms", |loading| loading.ms), ("loading_peak_bytes", |loading| loading.peak_bytes as f64)];
     for (metric, value) in metrics {

@@ -1,8 +1,8 @@
 //! Where elements of stored tensors come from: their files, host memory, or rank 0. Whoever fills asks for slices of them and
 //! does not see the difference.
 
-use super::account::Account;
 use super::Result;
+use super::account::Account;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::Communicator;
 use crate::config::Loading;

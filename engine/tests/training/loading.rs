@@ -41,8 +41,7 @@ fn adapters(use_dora: bool, base: Option<Base>) -> Lora {
 }
 
 /// Checkpoints of every kind: f32 and bf16 in shards, a tied head, fused and turned tensors, experts.
-const STORED: [&str; 8] =
-    ["llama", "bf16-sharded", "gemma", "gpt2", "falcon-new", "bloom", "mixtral", "qwen3-moe"];
+const STORED: [&str; 8] = ["llama", "bf16-sharded", "gemma", "gpt2", "falcon-new", "bloom", "mixtral", "qwen3-moe"];
 
 fn stored(name: &str) -> Cell {
     if name == "llama" { llama_fixture() } else { Oracle::open(name).cell() }
@@ -289,7 +288,8 @@ fn a_fresh_model_is_what_a_run_draws() {
             let [theirs, ours] = folders.each_ref().map(|folder| {
                 let mut files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|f| f.unwrap().path()).collect();
                 files.sort();
-                let files = files.iter().map(|file| (file.file_name().unwrap().to_owned(), std::fs::read(file).unwrap()));
+                let files =
+                    files.iter().map(|file| (file.file_name().unwrap().to_owned(), std::fs::read(file).unwrap()));
                 files.collect::<Vec<_>>()
             });
             assert!(theirs.len() >= 2, "{name}");
