@@ -5,8 +5,9 @@ use crate::config::Resolved;
 use crate::grid::GridCell;
 use crate::launch;
 use crate::plan::forecast::{self, Footprint, Timing};
+use std::path::Path;
 use std::sync::OnceLock;
-use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Home, Strategy};
+use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Home, Loading, Strategy};
 use zbench_engine::hardware;
 use zbench_engine::outcome::Estimate;
 use zbench_engine::plan::Planner;
@@ -255,7 +256,11 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
             let reason = format!("{here} ranks take {} together, this machine has {}", gib(all), gib(memory));
             record(Status::OutOfMemory, reason, Source::Plan)
         }
-        _ => Decision::Run,
+        Some(memory) => match too_large_to_load(cell, estimate, here as u64, memory) {
+            Some(reason) => record(Status::OutOfMemory, reason, Source::Plan),
+            None => Decision::Run,
+        },
+        None => Decision::Run,
     }
 }
 
@@ -263,6 +268,35 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
 pub(crate) fn host_holds(cell: &Cell, bytes: u64) -> bool {
     let all = bytes.saturating_mul(ranks_here(cell) as u64);
     host_memory().is_none_or(|memory| all <= memory)
+}
+
+/// Why this machine cannot hold what ranks read into its memory before they take their parts of it.
+fn too_large_to_load(cell: &Cell, estimate: &Estimate, here: u64, memory: u64) -> Option<String> {
+    let readers = match cell.model.loading {
+        Loading::Sliced => return None,
+        Loading::Broadcast => 1,
+        Loading::Everywhere => here,
+    };
+    let stored = stored_bytes(cell.model.weights.as_deref()?)?;
+    let state = [Category::Parameters, Category::Optimizer].map(|category| estimate.peak(category)).iter().sum::<u64>();
+    let (read, held) = (stored.saturating_mul(readers), state.saturating_mul(here));
+    (read.saturating_add(held) > memory).then(|| {
+        format!(
+            "model.loading = \"{}\" reads {} into this machine's memory, beside {} of weights and optimizer state of its ranks; \
+             it has {}: set model.loading = \"sliced\"",
+            cell.model.loading.name(),
+            gib(read),
+            gib(held),
+            gib(memory)
+        )
+    })
+}
+
+/// Bytes of a folder's files of weights; absent where it cannot be read, of which the run will tell.
+fn stored_bytes(dir: &Path) -> Option<u64> {
+    let files = std::fs::read_dir(dir).ok()?.filter_map(Result::ok);
+    let weights = files.filter(|file| file.path().extension().is_some_and(|end| end == "safetensors"));
+    Some(weights.filter_map(|file| Some(file.metadata().ok()?.len())).sum())
 }
 
 /// Ranks of a cell that share this machine's memory, as far as it is known before they have met.
