@@ -3,6 +3,7 @@
 mod cells;
 pub(crate) mod labels;
 mod machine;
+mod packing;
 mod planned;
 mod precision;
 mod ranking;
@@ -183,6 +184,7 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         ("Communication", None, None, tables::communication(grid)),
         ("Losses", figures::losses(grid), None, None),
         ("Precision", None, None, precision::table(grid)),
+        ("Packing", None, None, packing::table(grid)),
         ("Plan against measurement", figures::predicted_memory(grid), figures::predicted_wire(grid), None),
         ("Plan against measurement: time", figures::predicted_step(grid), None, None),
     ];
