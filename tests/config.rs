@@ -250,7 +250,9 @@ fn documentation_is_in_step() {
 #[test]
 fn the_configs_that_come_with_zbench_are_right() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, count) in [("quickstart", 31), ("llama70b", 8), ("zero-memory", 32), ("precision-table", 6)] {
+    for (name, count) in
+        [("quickstart", 31), ("llama70b", 8), ("zero-memory", 32), ("precision-table", 6), ("packing", 5)]
+    {
         let path = root().join(format!("configs/{name}.toml"));
         let output = run(folder.path(), &["plan", path.to_str().unwrap(), "--format", "json"]);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));

@@ -11,6 +11,7 @@ mod claims;
 mod cli;
 mod compare;
 mod config;
+mod documents;
 mod durability;
 mod engine;
 mod environment;

@@ -130,6 +130,17 @@ fn a_step_takes_nothing_from_the_heap_after_warm_up() {
             }
         }
     }
+    // Documents, packed and read ahead by a thread of each rank.
+    let dir = tempfile::tempdir().unwrap();
+    for ranks in [1, 2] {
+        let mut cell = on(synthetic(), Strategy::Ddp, ranks, ranks);
+        (cell.data, cell.read_ahead) = (documents(dir.path(), 40), 2);
+        let blocks = blocks(&cell);
+        let few = if ranks == 1 { blocks.into_iter().max() } else { blocks.into_iter().min() };
+        if few != Some(0) {
+            found.push(format!("documents x {ranks}: {blocks:?} blocks in successive steps"));
+        }
+    }
     let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
     places.iter().for_each(|(place, count)| println!("{count:6} {place}"));
     assert!(found.is_empty(), "{found:#?}");

@@ -114,5 +114,27 @@ fn no_large_block_is_made_in_a_step_outside_the_arena() {
             }
         }
     }
+    // Documents, packed and read ahead by a thread of each rank: micro-batches of 96 KiB.
+    let dir = tempfile::tempdir().unwrap();
+    for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2)] {
+        let mut cell = on(synthetic(), strategy, ranks, ranks);
+        (cell.model.hidden_size, cell.model.intermediate_size, cell.model.vocab_size) = (16, 16, 32);
+        (cell.model.num_hidden_layers, cell.train.seq_len, cell.train.micro_batch) = (1, 64, 384);
+        cell.data = documents(dir.path(), 4000);
+        let plan = plan(&cell);
+        let barrier = std::sync::Barrier::new(ranks);
+        with_ranks(&cell, &plan, cpus(&cell), |rank| {
+            let first = rank.step().map(|_| ());
+            barrier.wait();
+            WATCHING.store(true, Ordering::SeqCst);
+            let steps = first.and_then(|()| rank.step().map(|_| ()));
+            barrier.wait();
+            WATCHING.store(false, Ordering::SeqCst);
+            steps
+        })
+        .unwrap();
+        let found = (BLOCKS.load(Ordering::SeqCst), LARGEST.load(Ordering::SeqCst));
+        assert_eq!(found, (0, 0), "documents: {}: blocks over 64 KiB, and the largest", strategy.name());
+    }
     assert!(LIBRARY.load(Ordering::SeqCst) > 0, "the gemm crate packs somewhere; its marker was never seen");
 }

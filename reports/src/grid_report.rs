@@ -4,6 +4,7 @@ mod cells;
 pub(crate) mod labels;
 mod loading;
 mod machine;
+mod packing;
 mod planned;
 mod precision;
 mod ranking;
@@ -192,6 +193,7 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         ("Losses", figures::losses(grid), None, None),
         ("Precision", None, None, precision::table(grid)),
         ("Loading", None, None, loading::table(grid)),
+        ("Packing", None, None, packing::table(grid)),
         ("Plan against measurement", figures::predicted_memory(grid), figures::predicted_wire(grid), None),
         ("Plan against measurement: time", figures::predicted_step(grid), None, None),
     ];

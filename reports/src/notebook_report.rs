@@ -204,11 +204,11 @@ fn metric_text(name: &str, value: f64) -> String {
         format!("{} GB/s", units::number(value))
     } else if name.ends_with("_ms") || name.starts_with("step_ms") {
         format!("{} ms", units::number(value))
-    } else if name.contains("mfu") || name == "hfu" {
+    } else if name.contains("mfu") || name == "hfu" || name.ends_with("_share") {
         units::percent(value)
     } else if name.starts_with("tflops") {
         format!("{} TFLOP/s", units::number(value))
-    } else if name.starts_with("tokens_per_second") {
+    } else if name.contains("tokens_per_second") {
         format!("{} tokens/s", units::number(value))
     } else if ["skipped_steps", "loss_scale_last"].contains(&name) {
         units::quantity(value)

@@ -223,7 +223,8 @@ impl Sequences {
         let mut tokens = Tokens::new(vocab_size);
         let (mut pieces, mut found) = (Vec::new(), Found::default());
         let mut made = Vec::new();
-        let mut lines = Lines::open(file, documents.template)?;
+        let key = if documents.files.len() > 1 { "files" } else { "path" };
+        let mut lines = Lines::open(file, documents.template, key)?;
         let has_loss = |answer: bool| answer || documents.answers == Answers::All;
         let stream = documents.packing == DocumentPacking::Stream;
         while let Some((segments, end_answers)) = lines.next()? {

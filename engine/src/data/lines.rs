@@ -24,15 +24,17 @@ pub(super) struct Segment {
 pub(super) struct Lines<'a> {
     file: &'a DocumentFile,
     template: Template,
+    /// The key that names the file.
+    key: &'static str,
     reader: BufReader<File>,
     line: u64,
     buffer: Vec<u8>,
 }
 
 impl<'a> Lines<'a> {
-    pub fn open(file: &'a DocumentFile, template: Template) -> Result<Lines<'a>, DataError> {
-        let reader = BufReader::with_capacity(64 << 10, open_file(&file.path, "path")?);
-        Ok(Lines { file, template, reader, line: 0, buffer: Vec::new() })
+    pub fn open(file: &'a DocumentFile, template: Template, key: &'static str) -> Result<Lines<'a>, DataError> {
+        let reader = BufReader::with_capacity(64 << 10, open_file(&file.path, key)?);
+        Ok(Lines { file, template, key, reader, line: 0, buffer: Vec::new() })
     }
 
     /// The next document's parts; whether the token behind it is a part of an answer.
@@ -43,7 +45,7 @@ impl<'a> Lines<'a> {
             let mut limited = (&mut self.reader).take(MOST_LINE_BYTES as u64 + 1);
             let read = limited.read_until(b'\n', &mut self.buffer);
             let path = || -> PathBuf { self.file.path.clone() };
-            read.map_err(|source| DataError::Io { doing: "read", path: path(), key: "path", source })?;
+            read.map_err(|source| DataError::Io { doing: "read", path: path(), key: self.key, source })?;
             if self.buffer.is_empty() {
                 return Ok(None);
             }

@@ -3,9 +3,9 @@
 
 use half::{bf16, f16};
 use zbench_kernels::{
-    Activate, AdamW, AddRows, Attention, Combine, CrossEntropy, DType, Dropout, Element, Embedding, ExpertKernels,
-    Gemm, GroupedGemm, InverseNorms, KernelError, Kernels, LayerNorm, MulRows, Normal, Op, Packed, Quantize, ReduceOp,
-    Result, RmsNorm, Rope, Route, Slots, Swiglu, Unpack, View, ViewMut,
+    Activate, AdamW, AddRows, Attention, Combine, CrossEntropy, DType, DocumentKernels, Dropout, Element, Embedding,
+    ExpertKernels, Gemm, GroupedGemm, InverseNorms, KernelError, Kernels, LayerNorm, MulRows, Normal, Op, Packed,
+    Quantize, ReduceOp, Result, RmsNorm, Rope, Route, Slots, Swiglu, Unpack, View, ViewMut,
 };
 
 /// An element type that the oracle can handle in f64 without loss.

@@ -65,12 +65,6 @@ fn of_lines(dir: &TempDir, packing: DocumentPacking, form: DocumentForm, lines: 
 const TALKS: [(usize, usize); 12] =
     [(3, 2), (1, 7), (5, 1), (2, 4), (9, 2), (1, 1), (4, 6), (2, 9), (6, 5), (1, 3), (7, 4), (3, 8)];
 
-/// With documents of answers, packed, and enough of them for some steps of four sequences.
-fn of_answers(dir: &TempDir, mut cell: Cell) -> Cell {
-    cell.data = answers(dir, DocumentPacking::Packed, &TALKS);
-    cell
-}
-
 /// The loss and gradients of each document alone, on the path that knows no documents, weighted by its targets.
 fn alone(dir: &TempDir, cell: &Cell, lens: &[usize]) -> (f64, Tensors) {
     let (mut loss, mut gradients, mut all) = (0.0, Tensors::new(), 0.0);
@@ -134,8 +128,15 @@ fn a_packed_batch_has_the_loss_and_gradients_of_its_documents_alone() {
                 let step = &ran.steps[0];
                 assert!((step.loss - loss).abs() <= CLOSE * loss, "{what}: {} and {loss}", step.loss);
                 assert_eq!(ran.gradients.len(), gradients.len());
+                let norm = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
                 for ((name, ours), (other, theirs)) in ran.gradients.iter().zip(&gradients) {
                     assert_eq!(name, other);
+                    let form = &cell.model.form;
+                    if name.ends_with("k_proj.bias") && form.positions != Positions::Rotary && !form.qk_norm {
+                        // The softmax takes out what is added to all scores of a query: the gradient is 0 but for rounding.
+                        assert!(norm(ours).max(norm(theirs)) <= CLOSE * step.grad_norm, "{what}: gradient of {name}");
+                        continue;
+                    }
                     let distance = distance(ours, theirs);
                     assert!(distance <= CLOSE, "{what}: gradient of {name}: {distance}");
                 }
@@ -156,8 +157,16 @@ fn documents_train_to_the_same_bits_under_every_strategy_policy_and_reader() {
     let learned = *forms().iter().find(|(name, ..)| *name == "gpt2").unwrap();
     let mut experts = expert_cells(odd()).swap_remove(0).1;
     (experts.train.clip_norm, experts.train.lr) = (0.05, 1e-3);
-    for (name, base) in [("llama", odd()), ("gpt2", formed(odd(), learned)), ("mixtral", experts)] {
-        let mut base = of_answers(&dir, base);
+    let talks = answers(&dir, DocumentPacking::Packed, &TALKS);
+    let texts = tempfile::tempdir().unwrap();
+    let many = documents(texts.path(), 60);
+    for (name, base, data) in [
+        ("llama", odd(), &talks),
+        ("gpt2", formed(odd(), learned), &talks),
+        ("mixtral", experts, &talks),
+        ("llama with texts", odd(), &many),
+    ] {
+        let mut base = Cell { data: data.clone(), ..base };
         base.train.clip_norm = base.train.clip_norm.min(0.05);
         for ranks in [1, 2, 4] {
             let reference = run(&on(base.clone(), Strategy::Ddp, ranks, 1));

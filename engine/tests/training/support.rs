@@ -74,6 +74,33 @@ pub fn synthetic() -> Cell {
     cell
 }
 
+/// So many documents of a few letters each, packed and shuffled.
+pub fn documents(dir: &std::path::Path, count: usize) -> Data {
+    let letters = ('a'..='z').enumerate().map(|(id, letter)| format!("\"{letter}\":{id}"));
+    let tokenizer = dir.join("letters.json");
+    let text = format!(
+        r#"{{"version":"1.0","truncation":null,"padding":null,"normalizer":null,"post_processor":null,"decoder":null,
+        "added_tokens":[],"pre_tokenizer":null,"model":{{"type":"BPE","dropout":null,"unk_token":null,
+        "continuing_subword_prefix":null,"end_of_word_suffix":null,"fuse_unk":false,"byte_fallback":false,
+        "vocab":{{{}}},"merges":[]}}}}"#,
+        letters.collect::<Vec<_>>().join(",")
+    );
+    std::fs::write(&tokenizer, text).unwrap();
+    let path = dir.join("few.jsonl");
+    let line =
+        |number: usize| format!("{{\"text\":\"{}\"}}\n", &"abcdefghijklmnop".repeat(3)[number % 7..number % 40 + 8]);
+    std::fs::write(&path, (0..count).map(line).collect::<String>()).unwrap();
+    Data::Documents(Box::new(Documents {
+        files: vec![DocumentFile { path, form: DocumentForm::Jsonl, field: "text".into(), weight: 1.0 }],
+        tokenizer,
+        packing: DocumentPacking::Packed,
+        shuffle: true,
+        template: Template::ChatMl,
+        answers: Answers::Only,
+        end: Some(27),
+    }))
+}
+
 /// Ranks and shard group of a strategy.
 pub fn on(mut cell: Cell, strategy: Strategy, ranks: usize, shard: usize) -> Cell {
     cell.parallel.strategy = strategy;
