@@ -1,61 +1,136 @@
 //! Where tokens come from. Sample `g` of a run is the same tokens whatever the strategy, the rank count or the
-//! accumulation: the caller numbers samples over the global batch, and a source knows nothing of ranks.
+//! accumulation: the caller numbers samples over the global batch, and a source knows nothing of ranks. What a sample holds
+//! is a function of its number alone, so a run goes on in the middle of an epoch by going on with the number.
 //!
-//! Three sources. *Synthetic*: a seeded generator, [`synthetic`]. *Tokens*: a raw file of little-endian tokens, cut into
-//! records of `seq_len + 1`, in file order, wrapping; tokens behind the last whole record are not used. *Text*: a text
+//! Four sources. *Synthetic*: a seeded generator, [`synthetic`]. *Tokens*: a raw file of little-endian tokens, cut into
+//! records of `seq_len + 1`, wrapping; tokens behind the last whole record are not used. *Text*: a text
 //! and a tokenizer.json, tokenized as one stream and cut in the same way. A record's first `seq_len` tokens are the
-//! inputs, its last `seq_len` the targets.
+//! inputs, its last `seq_len` the targets. *Documents*: lines of JSON, packed, padded or as a stream; see docs/data.md.
 
+mod ahead;
+mod documents;
 mod error;
+mod lines;
+mod mix;
+mod order;
+mod pieces;
 mod records;
 pub mod synthetic;
 mod text;
 
+pub use ahead::Ahead;
+pub use documents::{Found, NO_TARGET};
 pub use error::DataError;
+pub use lines::MOST_LINE_BYTES;
+pub use order::Order;
 pub use records::SCAN_BYTES;
 
 use crate::config::Data;
+use documents::Corpus;
 use records::Records;
+use std::path::Path;
+use std::sync::Arc;
 use synthetic::Synthetic;
 
-/// An opened source of samples; may be shared between ranks.
-#[derive(Debug)]
+/// An opened source of samples; may be shared between ranks, and a clone is the same source.
+#[derive(Clone, Debug)]
 pub struct Source {
     kind: Kind,
     vocab_size: usize,
     seq_len: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Kind {
     Synthetic(Synthetic),
-    Records(Records),
+    Records(Stream),
+    Documents(Arc<Corpus>),
+}
+
+/// Records and their order.
+#[derive(Clone, Debug)]
+struct Stream {
+    records: Arc<Records>,
+    /// Every epoch has an order of its own, drawn from this.
+    shuffle: Option<u64>,
+    /// Records at the end that training does not see.
+    held: u64,
+}
+
+/// Where samples are written: of each row `seq_len` elements.
+pub struct Row<'a> {
+    /// Tokens.
+    pub inputs: &'a mut [u32],
+    /// The tokens after them, [`NO_TARGET`] where there is no loss.
+    pub targets: &'a mut [u32],
+    /// The place in the sequence at which each token's document starts, if that is wanted: 0 everywhere but in documents.
+    pub starts: Option<&'a mut [u32]>,
+}
+
+/// What sequences hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Tokens that are of documents, or of whatever the source has.
+    pub real: u64,
+    /// Places behind them.
+    pub padding: u64,
+    /// Targets that have a loss.
+    pub targets: u64,
 }
 
 impl Source {
-    /// Opens and checks a source. A text is tokenized here; a token file of up to [`SCAN_BYTES`] is read through once,
-    /// so that a token outside the vocabulary is found before training starts.
+    /// Opens and checks a source. A text and documents are tokenized here; a token file of up to [`SCAN_BYTES`] is read
+    /// through once, so that a token outside the vocabulary is found before training starts.
     ///
     /// # Errors
-    /// A file that is absent, unreadable, of an impossible length or shorter than one record, a text that is not UTF-8,
-    /// a tokenizer that does not parse, or tokens that the model's vocabulary does not have: each names the file, the
-    /// place in it, and what to do.
+    /// A file that is absent, unreadable, of an impossible length or shorter than one record, a text that is not UTF-8, a
+    /// line that is no document, a tokenizer that does not parse, or tokens that the model's vocabulary does not have: each
+    /// names the file, the place in it, and what to do.
     pub fn open(data: &Data, vocab_size: usize, seq_len: usize, seed: u64) -> Result<Source, DataError> {
         if vocab_size == 0 || seq_len == 0 {
             let field = if seq_len == 0 { "train.seq_len" } else { "model.vocab_size" };
             return Err(DataError::Zero { field });
         }
         let record_len = seq_len.checked_add(1).ok_or(DataError::TooLong { seq_len })?;
+        let stream = |records, shuffle: bool| {
+            Kind::Records(Stream { records: Arc::new(records), shuffle: shuffle.then_some(seed), held: 0 })
+        };
         let kind = match data {
             Data::Synthetic {} => Kind::Synthetic(Synthetic::new(vocab_size, seed)),
-            Data::Tokens { path, dtype, .. } => Kind::Records(Records::open(path, *dtype, vocab_size, record_len)?),
-            Data::Text { path, tokenizer, .. } => {
-                let tokens = text::tokenize(path, tokenizer, vocab_size)?;
-                Kind::Records(Records::from_tokens(path, tokens, vocab_size, record_len)?)
+            Data::Tokens { path, dtype, shuffle } => {
+                stream(Records::open(path, *dtype, vocab_size, record_len)?, *shuffle)
             }
-            Data::Documents(_) => return Err(DataError::Zero { field: "data.source" }),
+            Data::Text { path, tokenizer, shuffle } => {
+                let tokens = text::tokenize(path, tokenizer, vocab_size)?;
+                stream(Records::from_tokens(path, tokens, vocab_size, record_len)?, *shuffle)
+            }
+            Data::Documents(documents) => {
+                Kind::Documents(Arc::new(Corpus::open(documents, vocab_size, seq_len, seed)?))
+            }
         };
         Ok(Source { kind, vocab_size, seq_len })
+    }
+
+    /// Keeps the last sequences from training, for evaluations: `share` of them (of every file's, where documents are of
+    /// several), rounded up, one at least, and never all. [`Source::fill`] then draws from the others alone. A generator keeps
+    /// none back: what is held out are the samples from 2^43 on, which no training run reaches.
+    ///
+    /// # Errors
+    /// Fewer than two sequences are there.
+    pub fn hold_out(self, share: f64) -> Result<Source, DataError> {
+        let kind = match self.kind {
+            Kind::Synthetic(generator) => Kind::Synthetic(generator),
+            Kind::Records(stream) => {
+                let held = held(stream.records.path(), stream.records.count(), share)?;
+                Kind::Records(Stream { held, ..stream })
+            }
+            Kind::Documents(corpus) => {
+                let mut corpus = Arc::unwrap_or_clone(corpus);
+                corpus.hold_out(share)?;
+                Kind::Documents(Arc::new(corpus))
+            }
+        };
+        Ok(Source { kind, ..self })
     }
 
     /// Writes samples `first_sample .. first_sample + rows`, row by row: `inputs` and `targets` are `[rows, seq_len]`.
@@ -69,26 +144,109 @@ impl Source {
         inputs: &mut [u32],
         targets: &mut [u32],
     ) -> Result<(), DataError> {
-        if rows.checked_mul(self.seq_len) != Some(inputs.len()) || inputs.len() != targets.len() {
-            let (inputs, targets, seq_len) = (inputs.len(), targets.len(), self.seq_len);
+        self.fill_rows(false, first_sample, rows, Row { inputs, targets, starts: None })
+    }
+
+    /// Writes held-out sequences `first .. first + rows`, each modulo their number, as [`Source::fill`] does.
+    ///
+    /// # Errors
+    /// As there; and where nothing was held out.
+    pub fn fill_held_out(
+        &self,
+        first: u64,
+        rows: usize,
+        inputs: &mut [u32],
+        targets: &mut [u32],
+    ) -> Result<(), DataError> {
+        self.fill_rows(true, first, rows, Row { inputs, targets, starts: None })
+    }
+
+    /// As [`Source::fill`], or [`Source::fill_held_out`], with where documents start.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fill_rows(&self, held_out: bool, first: u64, rows: usize, to: Row<'_>) -> Result<(), DataError> {
+        let Row { inputs, targets, mut starts } = to;
+        let seq_len = self.seq_len;
+        let all = starts.as_ref().map_or(inputs.len(), |starts| starts.len());
+        if rows.checked_mul(seq_len) != Some(inputs.len()) || inputs.len() != targets.len() || inputs.len() != all {
+            let (inputs, targets) = (inputs.len(), targets.len());
             return Err(DataError::Buffers { rows, seq_len, inputs, targets });
         }
-        let both = inputs.chunks_exact_mut(self.seq_len).zip(targets.chunks_exact_mut(self.seq_len));
+        let both = inputs.chunks_exact_mut(seq_len).zip(targets.chunks_exact_mut(seq_len));
         for (row, (inputs, targets)) in both.enumerate() {
-            let sample = first_sample.wrapping_add(row as u64);
-            match &self.kind {
-                Kind::Synthetic(generator) => generator.fill(sample, inputs, targets),
-                Kind::Records(records) => records.fill(sample, inputs, targets)?,
-            }
+            let sample = first.wrapping_add(row as u64);
+            let starts = starts.as_mut().map(|starts| &mut starts[row * seq_len..(row + 1) * seq_len]);
+            self.row(held_out, sample, Row { inputs, targets, starts })?;
         }
         Ok(())
     }
 
-    /// Whole records before the source wraps; absent for a generator.
+    fn row(&self, held_out: bool, sample: u64, row: Row<'_>) -> Result<(), DataError> {
+        match &self.kind {
+            Kind::Documents(corpus) => return corpus.fill(held_out, sample, row),
+            Kind::Synthetic(generator) => {
+                let sample = if held_out { HELD_OUT + sample % HELD_OUT } else { sample };
+                generator.fill(sample, row.inputs, row.targets);
+            }
+            Kind::Records(stream) => stream.records.fill(stream.record(held_out, sample)?, row.inputs, row.targets)?,
+        }
+        if let Some(starts) = row.starts {
+            starts.fill(0);
+        }
+        Ok(())
+    }
+
+    /// What samples `first .. first + rows` hold, of training or held out.
+    ///
+    /// # Errors
+    /// Held-out ones are asked for, and there are none.
+    pub fn counts(&self, held_out: bool, first: u64, rows: usize) -> Result<Counts, DataError> {
+        let Kind::Documents(corpus) = &self.kind else {
+            let tokens = (rows as u64).saturating_mul(self.seq_len as u64);
+            return Ok(Counts { real: tokens, padding: 0, targets: tokens });
+        };
+        (0..rows as u64).try_fold(Counts::default(), |sum, row| {
+            let one = corpus.counts(held_out, first.wrapping_add(row))?;
+            let Counts { real, padding, targets } = sum;
+            Ok(Counts { real: real + one.real, padding: padding + one.padding, targets: targets + one.targets })
+        })
+    }
+
+    /// Whether [`Source::counts`] may differ from one sample to the next.
+    pub fn has_documents(&self) -> bool {
+        matches!(self.kind, Kind::Documents(_))
+    }
+
+    /// Whether reading a sample takes long enough to do it ahead: where files are read, or documents put together.
+    pub fn worth_reading_ahead(&self) -> bool {
+        !matches!(self.kind, Kind::Synthetic(_))
+    }
+
+    /// What was found in documents; absent for other sources.
+    pub fn found(&self) -> Option<Found> {
+        match &self.kind {
+            Kind::Documents(corpus) => Some(corpus.found()),
+            _ => None,
+        }
+    }
+
+    /// Whole records, or sequences of documents, before training wraps, those that are held out not counted; absent for a
+    /// generator.
     pub fn records(&self) -> Option<u64> {
         match &self.kind {
             Kind::Synthetic(_) => None,
-            Kind::Records(records) => Some(records.count()),
+            Kind::Records(stream) => Some(stream.records.count() - stream.held),
+            Kind::Documents(corpus) => Some(corpus.sequences().0),
+        }
+    }
+
+    /// Sequences that are held out; absent for a generator, which has as many as are asked for.
+    pub fn held_out(&self) -> Option<u64> {
+        match &self.kind {
+            Kind::Synthetic(_) => None,
+            Kind::Records(stream) => Some(stream.held),
+            Kind::Documents(corpus) => Some(corpus.sequences().1),
         }
     }
 
@@ -96,7 +254,8 @@ impl Source {
     pub fn tokens(&self) -> Option<u64> {
         match &self.kind {
             Kind::Synthetic(_) => None,
-            Kind::Records(records) => Some(records.tokens()),
+            Kind::Records(stream) => Some(stream.records.tokens()),
+            Kind::Documents(corpus) => Some(corpus.found().tokens),
         }
     }
 
@@ -104,4 +263,34 @@ impl Source {
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
+
+    /// Tokens of a sample.
+    pub fn seq_len(&self) -> usize {
+        self.seq_len
+    }
+}
+
+impl Stream {
+    /// The record that a sample is.
+    fn record(&self, held_out: bool, sample: u64) -> Result<u64, DataError> {
+        let trained = self.records.count() - self.held;
+        if held_out {
+            let place = sample.checked_rem(self.held).ok_or(DataError::NothingHeldOut)?;
+            return Ok(trained + place);
+        }
+        let (epoch, place) = (sample / trained, sample % trained);
+        Ok(self.shuffle.map_or(place, |seed| Order::new(seed, 0, epoch, trained).at(place)))
+    }
+}
+
+/// The generator's first held-out sample. Its formula has 44 bits for a sample's number.
+const HELD_OUT: u64 = 1 << 43;
+
+/// How many of a file's sequences are held out.
+fn held(path: &Path, sequences: u64, share: f64) -> Result<u64, DataError> {
+    if sequences < 2 {
+        return Err(DataError::TooFewToHoldOut { path: path.into(), sequences });
+    }
+    // A share that is no share at all is held to what can be.
+    Ok(((share * sequences as f64).ceil() as u64).clamp(1, sequences - 1))
 }

@@ -1,6 +1,7 @@
 //! What a run gives back, and what a plan predicts of it: plain data, the same names on both sides.
 
 use crate::comm::link::LinkUse;
+use crate::data::{Counts, Found};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use zbench_kernels::{Category, Ledger, OutOfMemory};
@@ -21,8 +22,10 @@ pub struct Step {
     pub lr: f64,
     /// Wall time of the slowest rank.
     pub ms: f64,
-    /// Tokens of the global batch.
+    /// Tokens of the global batch; padding is not among them.
     pub tokens: u64,
+    /// What its sequences hold, where they are of documents.
+    pub counts: Option<Counts>,
     /// The loss scale of the step, where there is one.
     pub loss_scale: Option<f64>,
     /// The scaled gradients overflowed: nothing was updated.
@@ -193,6 +196,8 @@ pub struct RankReport {
     pub spans_ms: [f64; 10],
     /// Collectives per step (mean over the timed steps).
     pub traffic: Vec<Traffic>,
+    /// What its source found in documents, where it has some.
+    pub documents: Option<Found>,
     /// It was stopped before its last step, because that was wanted.
     pub stopped: bool,
 }

@@ -1,19 +1,22 @@
 //! One rank: its memory, its part of the model's state, and the step it performs.
 
+mod batch;
+
 use crate::config::Cell;
-use crate::data::Source;
+use crate::data::{Ahead, Counts, Source};
 use crate::init;
 use crate::layers::prepacked::{self, Prepacked};
-use crate::layers::{Batch, Exec, Saved, StepError};
+use crate::layers::{Batch, Exec, InDocuments, Saved, StepError};
 use crate::loss_scale::LossScaler;
 use crate::mesh::Place;
 use crate::meter::Meter;
 use crate::outcome::{RankReport, Resumed, Span, Step};
-use crate::plan::{self, Action, Plan};
+use crate::plan::{Action, Plan};
 use crate::schedule::learning_rate;
 use crate::shard::{Comms, Desk, Gradients, Optimizer, Params, Said, State};
 use crate::training_state::{Position, Resumable};
 use crate::{checkpoint::Checkpoint, rope};
+use batch::Standing;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels};
@@ -51,6 +54,10 @@ pub struct Rank<'a> {
     prepacked: Vec<Prepacked>,
     cos: Buffer,
     sin: Buffer,
+    /// Reads micro-batches before they are wanted, where that is worth a thread.
+    ahead: Option<Ahead>,
+    /// Where the tokens of the micro-batch in flight stand, if sequences hold several documents.
+    standing: Standing,
     flow: Flow,
     /// Where the loss is scaled.
     pub(crate) scaler: Option<LossScaler>,
@@ -116,6 +123,11 @@ struct Flow {
     micro: usize,
     ids: Option<Buffer>,
     targets: Option<Buffer>,
+    /// What a token's loss is multiplied by, so that the mean over ranks and micro-batches is that over the global batch's
+    /// tokens that have a target.
+    mean: f64,
+    /// What the global batch holds, where it is of documents.
+    counts: Option<Counts>,
     /// The residual stream, or its gradient.
     stream: Option<Buffer>,
     /// By unit.
@@ -153,6 +165,7 @@ impl<'a> Rank<'a> {
         }
         let saved = plan.layout.units.iter().map(|_| Saved::default()).collect();
         let flow = Flow { saved, ..Flow::default() };
+        let ahead = batch::read_ahead(inputs)?;
         Ok(Rank {
             inputs,
             number,
@@ -166,6 +179,8 @@ impl<'a> Rank<'a> {
             prepacked,
             cos,
             sin,
+            ahead,
+            standing: Standing::default(),
             flow,
             scaler,
             steps: position.map_or(0, |position| position.steps),
@@ -199,7 +214,8 @@ impl<'a> Rank<'a> {
             self.step_ms.push(ms);
             self.spans_ns.iter_mut().zip(spans).for_each(|(sum, ns)| *sum += ns);
         }
-        let tokens = self.inputs.plan.estimate.flops.tokens;
+        let counts = self.flow.counts;
+        let tokens = counts.map_or(self.inputs.plan.estimate.flops.tokens, |counts| counts.real);
         Ok(Step {
             step: self.steps,
             timed,
@@ -208,6 +224,7 @@ impl<'a> Rank<'a> {
             lr: update.lr,
             ms,
             tokens,
+            counts,
             loss_scale: update.loss_scale,
             skipped: update.skipped,
         })
@@ -217,12 +234,13 @@ impl<'a> Rank<'a> {
     pub fn gradients(&mut self, meter: &mut Meter) -> Result<()> {
         let plan = self.inputs.plan;
         self.flow.loss = 0.0;
+        self.count()?;
         self.prepacked.iter_mut().for_each(Prepacked::forget);
         self.flow.loss_scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
         for action in plan.actions.iter().filter(|a| **a != Action::Update) {
             self.act(*action, meter)?;
         }
-        (self.flow.ids, self.flow.targets) = (None, None);
+        self.unload();
         Ok(())
     }
 
@@ -342,29 +360,10 @@ impl<'a> Rank<'a> {
         self.params.wait(&self.comms, unit)
     }
 
-    /// The micro-batch in flight. Its first sequence has the same number in the whole run whatever the strategy.
-    fn batch(&self) -> Batch {
-        let Inputs { cell, .. } = *self.inputs;
-        let (ranks, rows) = (cell.parallel.ranks as u64, cell.train.micro_batch as u64);
-        plan::batch(cell, self.samples + (self.flow.micro as u64 * ranks + self.number as u64) * rows)
-    }
-
-    fn load(&mut self) -> Result<()> {
-        (self.flow.ids, self.flow.targets) = (None, None);
-        let batch = self.batch();
-        let alloc = || self.arena.alloc(Category::Workspace, DType::U32, batch.tokens());
-        let (mut ids, mut targets) = (alloc()?, alloc()?);
-        let (mut ids_view, mut targets_view) = (ids.view_mut(), targets.view_mut());
-        let (inputs, wanted) = (ids_view.as_slice_mut::<u32>()?, targets_view.as_slice_mut::<u32>()?);
-        let filled = self.inputs.source.fill(batch.first_sample, batch.rows, inputs, wanted);
-        filled.map_err(|error| StepError::Input(error.to_string()))?;
-        (self.flow.ids, self.flow.targets) = (Some(ids), Some(targets));
-        Ok(())
-    }
-
     fn forward(&mut self, unit: usize) -> Result<()> {
         let (layout, policy) = (&self.inputs.plan.layout, &self.inputs.plan.policy);
-        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, &self.cos, &self.sin, self.batch());
+        let (tables, batch) = ([&self.cos, &self.sin], self.batch());
+        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, tables, batch, self.standing.view());
         let weights = self.params.weights(unit, self.prepacked.get(unit));
         if unit == 0 {
             let ids = present(&self.flow.ids, "token ids")?;
@@ -391,12 +390,12 @@ impl<'a> Rank<'a> {
         if layout.head.tied {
             self.gradients.open(&self.state, desk, 0)?;
         }
-        let batch = self.batch();
-        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, &self.cos, &self.sin, batch);
+        let (tables, batch) = ([&self.cos, &self.sin], self.batch());
+        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, tables, batch, self.standing.view());
         let x = taken(&mut self.flow.stream, "the residual stream")?;
         let targets = present(&self.flow.targets, "targets")?;
         let weights = self.params.weights(head, self.prepacked.get(head));
-        let mean = 1.0 / batch.tokens() as f64;
+        let mean = self.flow.mean;
         let scale = mean * self.flow.loss_scale;
         let (sum, gradient) = if layout.head.tied {
             let matrix = self.params.weights(0, self.prepacked.first());
@@ -413,8 +412,8 @@ impl<'a> Rank<'a> {
 
     fn restore(&mut self, unit: usize, output: bool) -> Result<()> {
         let block = &self.inputs.plan.layout.blocks[unit - 1];
-        let batch = self.batch();
-        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, &self.cos, &self.sin, batch);
+        let (tables, batch) = ([&self.cos, &self.sin], self.batch());
+        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, tables, batch, self.standing.view());
         let weights = self.params.weights(unit, self.prepacked.get(unit));
         let output = block.restore(&ex, &weights, &mut self.flow.saved[unit], output)?;
         if output.is_some() {
@@ -425,7 +424,8 @@ impl<'a> Rank<'a> {
 
     fn backward(&mut self, unit: usize) -> Result<()> {
         let layout = &self.inputs.plan.layout;
-        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, &self.cos, &self.sin, self.batch());
+        let (tables, batch) = ([&self.cos, &self.sin], self.batch());
+        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, tables, batch, self.standing.view());
         let gradient = taken(&mut self.flow.stream, "the gradient")?;
         let mut grads = self.gradients.grads(unit);
         if unit == 0 {
@@ -470,12 +470,12 @@ fn exec<'e>(
     cell: &Cell,
     kernels: &'e dyn Kernels,
     arena: &'e Arena,
-    cos: &'e Buffer,
-    sin: &'e Buffer,
+    [cos, sin]: [&'e Buffer; 2],
     batch: Batch,
+    documents: Option<InDocuments<'e>>,
 ) -> Exec<'e> {
     let (compute, gradients) = (cell.precision.compute, cell.precision.gradients);
-    Exec { kernels, arena, batch, compute, gradients, cos: cos.view(), sin: sin.view() }
+    Exec { kernels, arena, batch, compute, gradients, cos: cos.view(), sin: sin.view(), documents }
 }
 
 /// What an earlier action of a well-formed plan has left.
@@ -527,6 +527,7 @@ impl Rank<'_> {
             step_ms: self.step_ms.clone(),
             spans_ms: self.spans_ns.map(|ns| ns as f64 / 1e6 / steps),
             traffic,
+            documents: self.inputs.source.found(),
             stopped: false,
         }
     }

@@ -139,6 +139,10 @@ impl Opened {
 fn open(cell: &Cell, plan: &Plan) -> Result<Opened, String> {
     let (model, train) = (&cell.model, &cell.train);
     let source = Source::open(&cell.data, model.vocab_size, train.seq_len, train.seed);
+    let source = source.and_then(|source| match cell.watch.and_then(|watch| watch.evaluation) {
+        Some(evaluation) => source.hold_out(evaluation.share),
+        None => Ok(source),
+    });
     let source = source.map_err(|error| error.to_string())?;
     let checkpoint = model.weights.as_ref().map(|dir| {
         let mut checkpoint = Checkpoint::open(dir)?;

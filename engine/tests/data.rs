@@ -109,6 +109,56 @@ fn the_fixture_reads_as_a_token_file_and_wraps() {
     }
 }
 
+fn held_out(source: &Source, first: u64, rows: usize, seq_len: usize) -> (Vec<u32>, Vec<u32>) {
+    let (mut inputs, mut targets) = (vec![0; rows * seq_len], vec![0; rows * seq_len]);
+    source.fill_held_out(first, rows, &mut inputs, &mut targets).expect("tokens");
+    (inputs, targets)
+}
+
+#[test]
+fn what_is_held_out_is_the_last_and_is_not_trained_on() {
+    let dir = tempfile::tempdir().unwrap();
+    // Ten records of five, each of its own number.
+    let tokens: Vec<u32> = (0..10).flat_map(|record| [record; 5]).collect();
+    let path = write(&dir, "t.bin", bytes_of(&tokens, TokenType::U16));
+    let open = || tokens_source(&path, TokenType::U16, 10, 4).expect("ten records");
+    for (share, held) in [(0.05, 1), (0.1, 1), (0.11, 2), (0.5, 5), (1.0, 9), (0.0, 1), (f64::NAN, 1), (7.0, 9)] {
+        let source = open().hold_out(share).expect("enough");
+        assert_eq!((source.records(), source.held_out()), (Some(10 - held), Some(held)), "share {share}");
+        for sample in 0..30u64 {
+            assert_eq!(fill(&source, sample, 1, 4).0, vec![(sample % (10 - held)) as u32; 4], "share {share}");
+            let first = (10 - held + sample % held) as u32;
+            assert_eq!(held_out(&source, sample, 1, 4).0, vec![first; 4], "share {share}");
+        }
+        let (rows, _) = held_out(&source, 0, 3, 4);
+        let alone: Vec<u32> = (0..3).flat_map(|row| held_out(&source, row, 1, 4).0).collect();
+        assert_eq!(rows, alone);
+    }
+    // Without: all are trained on, and asking for what is held out is an error.
+    let whole = open();
+    assert_eq!((whole.records(), whole.held_out()), (Some(10), Some(0)));
+    assert!(whole.fill_held_out(0, 1, &mut [0; 4], &mut [0; 4]).is_err());
+    let one = write(&dir, "one.bin", bytes_of(&[1; 9], TokenType::U16));
+    let one = tokens_source(&one, TokenType::U16, 10, 4).expect("one record").hold_out(0.5);
+    refused(one, &["one.bin", "1 sequence", "shorter train.seq_len", "train.eval_every"]);
+}
+
+#[test]
+fn the_generator_holds_out_samples_that_training_does_not_reach() {
+    let open = || Source::open(&Data::Synthetic {}, 256, 32, 5).expect("a generator");
+    let (plain, source) = (open(), open().hold_out(0.5).expect("a generator has others"));
+    assert_eq!((source.records(), source.held_out()), (None, None));
+    for sample in 0..100 {
+        assert_eq!(fill(&source, sample, 1, 32), fill(&plain, sample, 1, 32), "training is as it was");
+    }
+    let trained: std::collections::HashSet<Vec<u32>> = (0..2000).map(|sample| fill(&source, sample, 1, 32).0).collect();
+    for sample in 0..200 {
+        let held = held_out(&source, sample, 1, 32);
+        assert_eq!(held, fill(&plain, (1 << 43) + sample, 1, 32));
+        assert!(!trained.contains(&held.0), "held-out sample {sample} is trained on");
+    }
+}
+
 #[test]
 fn sizes_of_nothing_and_wrong_buffers_are_errors() {
     refused(Source::open(&Data::Synthetic {}, 0, 4, 0), &["model.vocab_size", "0"]);

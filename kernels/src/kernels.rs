@@ -1,7 +1,7 @@
 use crate::affinity::Pinned;
 use crate::op::*;
 use crate::packed::{Packed, Unpack};
-use crate::{DType, ExpertKernels, ReduceOp, View, ViewMut};
+use crate::{DType, DocumentKernels, ExpertKernels, ReduceOp, View, ViewMut};
 
 /// Why a kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -55,7 +55,7 @@ pub type Result<T, E = KernelError> = std::result::Result<T, E>;
 /// an error, a longer one is used from its start. `workspace` operands hold at least [`Kernels::workspace`] elements of
 /// f32 (f64 where the operation computes in f64) and are scratch. Sums run in an order that depends on shapes and the number of threads alone,
 /// and an element-wise kernel gives an element the same bits wherever it sits in a buffer.
-pub trait Kernels: ExpertKernels + Send + Sync {
+pub trait Kernels: ExpertKernels + DocumentKernels + Send + Sync {
     /// What runs them, for records: `cpu avx512`, `reference`.
     fn name(&self) -> String;
 

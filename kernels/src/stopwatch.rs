@@ -166,6 +166,14 @@ impl Kernels for Stopwatch {
     }
 }
 
+impl DocumentKernels for Stopwatch {
+    timed! {
+        fn attention_in_documents(op: &Attention, s: View<'_>, q: View<'_>, k: View<'_>, v: View<'_>, out: ViewMut<'_>, lse: ViewMut<'_>, w: ViewMut<'_>) as Attention;
+        fn attention_in_documents_backward(op: &Attention, s: View<'_>, q: View<'_>, k: View<'_>, v: View<'_>, out: View<'_>, lse: View<'_>, dout: View<'_>, dq: ViewMut<'_>, dk: ViewMut<'_>, dv: ViewMut<'_>, w: ViewMut<'_>) as AttentionBackward;
+        fn naive_attention_in_documents(op: &Attention, s: View<'_>, q: View<'_>, k: View<'_>, v: View<'_>, out: ViewMut<'_>, probs: ViewMut<'_>, w: ViewMut<'_>) as NaiveAttention;
+    }
+}
+
 impl ExpertKernels for Stopwatch {
     timed! {
         fn route(op: &Route, logits: View<'_>, weights: ViewMut<'_>, indices: ViewMut<'_>) as Route;

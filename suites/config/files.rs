@@ -20,13 +20,17 @@ impl Files {
     pub fn check(&mut self, cell: &Cell) -> Result<(), (&'static str, String)> {
         let (data, vocab, seq_len) = (&cell.data, cell.model.vocab_size, cell.train.seq_len);
         if !matches!(data, Data::Synthetic {}) {
-            let open = || Source::open(data, vocab, seq_len, cell.train.seed).map(|_| ()).map_err(|e| e.to_string());
-            let name = format!("{data:?} {vocab} {seq_len}");
-            let key = |error: &str| match data {
-                Data::Text { tokenizer, .. } if error.starts_with(&tokenizer.display().to_string()) => "data.tokenizer",
-                _ => "data.path",
+            let held = cell.watch.and_then(|watch| watch.evaluation).map(|evaluation| evaluation.share);
+            let open = || {
+                let source = Source::open(data, vocab, seq_len, cell.train.seed);
+                let source = source.and_then(|source| match held {
+                    Some(share) => source.hold_out(share),
+                    None => Ok(source),
+                });
+                source.map(|_| ()).map_err(|error| error.to_string())
             };
-            self.checked.entry(name).or_insert_with(open).clone().map_err(|error| (key(&error), error))?;
+            let name = format!("{data:?} {vocab} {seq_len} {held:?}");
+            self.checked.entry(name).or_insert_with(open).clone().map_err(|error| (key_of(data, &error), error))?;
         }
         if let Some(folder) = &cell.model.weights {
             let open = || {
@@ -58,6 +62,18 @@ impl Files {
         let hash = content(path).map_or_else(|_| format!("path:{}", path.display()), |hash| format!("blake3:{hash}"));
         self.hashes.insert(path.into(), hash.clone());
         hash
+    }
+}
+
+/// The key that a source's error is about.
+fn key_of(data: &Data, error: &str) -> &'static str {
+    let names = |path: &PathBuf| error.starts_with(&path.display().to_string());
+    match data {
+        Data::Text { tokenizer, .. } if names(tokenizer) => "data.tokenizer",
+        Data::Documents(documents) if names(&documents.tokenizer) => "data.tokenizer",
+        Data::Documents(_) if error.starts_with("data.document_end") => "data.document_end",
+        Data::Documents(documents) if documents.files.len() > 1 => "data.files",
+        _ => "data.path",
     }
 }
 

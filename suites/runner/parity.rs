@@ -34,6 +34,9 @@ pub fn class(cell: &Cell) -> String {
             section.retain(|key, _| !keys.contains(&key.as_str()));
         }
     }
+    if let Value::Object(cell) = &mut value {
+        cell.remove("read_ahead");
+    }
     canonical(&value)
 }
 

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::Cell;
+use zbench_engine::data::Found;
 use zbench_engine::hardware::Seat;
 use zbench_engine::outcome::{self, Happening};
 use zbench_engine::train::Standing;
@@ -202,6 +203,9 @@ pub struct RankEnd {
     pub spans_ms: Vec<f64>,
     /// Collectives per step.
     pub traffic: Vec<TrafficEnd>,
+    /// What the source found in documents; the same on all ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub documents: Option<Found>,
 }
 
 /// Collectives of one kind on one axis, per step.
@@ -256,6 +260,7 @@ impl From<&outcome::RankReport> for RankEnd {
             step_ms: report.step_ms.clone(),
             spans_ms: report.spans_ms.to_vec(),
             traffic: report.traffic.iter().map(TrafficEnd::from).collect(),
+            documents: report.documents,
             ..RankEnd::of_ledger(report.rank, &report.ledger)
         }
     }
@@ -267,6 +272,10 @@ pub fn step(step: &outcome::Step) -> Step {
     if let Some(scale) = step.loss_scale {
         extra.insert("loss_scale".into(), scale.into());
         extra.insert("skipped".into(), step.skipped.into());
+    }
+    if let Some(counts) = &step.counts {
+        extra.insert("padding_tokens".into(), counts.padding.into());
+        extra.insert("target_tokens".into(), counts.targets.into());
     }
     Step {
         step: step.step,

@@ -5,7 +5,7 @@ use super::protocol::{End, RankEnd, TrafficEnd};
 use super::validity::BUSY_SHARE;
 use hdrhistogram::Histogram;
 use zbench_engine::comm::link::LinkUse;
-use zbench_engine::config::{Cell, DeviceKind};
+use zbench_engine::config::{Cell, Data, DeviceKind};
 use zbench_engine::outcome::{Estimate, Span};
 use zbench_kernels::Category;
 use zbench_reports::record::{self, Bytes, Communication, LedgerTerm, Rank, Record, Step};
@@ -264,6 +264,46 @@ fn metrics(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate) {
         }
     }
     scaled(record, cell);
+    documents(record, end, cell);
+}
+
+/// Of a step, what its sequences hold beside the tokens: `padding_tokens` or `target_tokens`.
+fn counted(step: &Step, name: &str) -> Option<u64> {
+    step.extra.get(name).and_then(serde_json::Value::as_u64)
+}
+
+/// Padding and targets apart, where sequences are of documents. `tokens_per_second` counts the tokens of documents alone.
+fn documents(record: &mut Record, end: &End, cell: &Cell) {
+    if !matches!(cell.data, Data::Documents(_)) {
+        return;
+    }
+    let names = ["padding_share", "target_tokens_per_second", "places_per_second"];
+    let seconds: f64 = record.timed_steps().map(|step| step.ms / 1e3).sum();
+    let sum = |of: &dyn Fn(&Step) -> u64| record.timed_steps().map(of).sum::<u64>() as f64;
+    let real = sum(&|step| step.tokens);
+    let padding = sum(&|step| counted(step, "padding_tokens").unwrap_or(0));
+    let targets = sum(&|step| counted(step, "target_tokens").unwrap_or(0));
+    if seconds > 0.0 && real > 0.0 {
+        let values = [padding / (real + padding), targets / seconds, (real + padding) / seconds];
+        names.into_iter().zip(values).for_each(|(name, value)| record.state(name, value));
+    } else {
+        names.into_iter().for_each(|name| record.leave_unstated(name, "no timed step ended"));
+    }
+    let Some(found) = end.ranks.iter().find_map(|rank| rank.documents) else { return };
+    record.extra.insert("documents".into(), serde_json::to_value(found).unwrap_or_default());
+    let documents = units::plural(found.documents as usize, "document", "documents");
+    if found.without_loss > 0 {
+        record.notes.push(format!("{} of {documents} have no token with a loss and are left out.", found.without_loss));
+    }
+    if found.cut > 0 {
+        let cut = found.cut;
+        record.notes.push(format!(
+            "{cut} of {documents} are longer than train.seq_len and cut into pieces that do not see each other."
+        ));
+    }
+    if padding > 0.0 {
+        record.notes.push("tokens_per_second counts tokens of documents; padding is counted apart (padding_share, places_per_second).".into());
+    }
 }
 
 /// What the loss scale did, where there is one.

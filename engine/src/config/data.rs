@@ -33,6 +33,13 @@ pub enum Data {
     Documents(Box<Documents>),
 }
 
+impl Data {
+    /// Whether a sequence holds several documents that do not see each other.
+    pub fn within_documents(&self) -> bool {
+        matches!(self, Data::Documents(documents) if documents.packing == DocumentPacking::Packed)
+    }
+}
+
 /// Documents of one or several files, and how they become sequences.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

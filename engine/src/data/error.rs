@@ -63,6 +63,71 @@ pub enum DataError {
         /// Tokens of a record.
         record: u64,
     },
+    /// A line that is no document.
+    #[error("{}: line {line} {reason}", .path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// What is wrong with it, and what would be right.
+        reason: String,
+    },
+    /// A file of documents without one.
+    #[error("{}: holds no document; every line must be one JSON object", .path.display())]
+    NoDocuments {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Documents that nothing can be learnt from.
+    #[error(
+        "{}: none of its {documents} documents has a token with a loss: they are shorter than two tokens, or conversations \
+         without an answer (role assistant, or data.loss_on = \"all\")", .path.display()
+    )]
+    NoLoss {
+        /// The file.
+        path: PathBuf,
+        /// Documents in it.
+        documents: u64,
+    },
+    /// Too few files or too many.
+    #[error("data.files names {count} files; 1 to {most} can be mixed")]
+    Files {
+        /// Files.
+        count: usize,
+        /// At most so many.
+        most: usize,
+    },
+    /// A weight that is no share.
+    #[error("{}: has the weight {weight}; it must be above 0", .path.display())]
+    Weight {
+        /// The file.
+        path: PathBuf,
+        /// Its weight.
+        weight: f64,
+    },
+    /// A token behind documents that the model does not have.
+    #[error("data.document_end = {token} is outside the model's vocabulary of {vocab_size}")]
+    DocumentEnd {
+        /// The token.
+        token: u32,
+        /// The model's vocabulary.
+        vocab_size: usize,
+    },
+    /// Not enough to train and to evaluate.
+    #[error(
+        "{}: has {sequences} sequence(s) of train.seq_len tokens, and an evaluation needs one that is not trained on; use \
+         more data or a shorter train.seq_len, or leave train.eval_every out", .path.display()
+    )]
+    TooFewToHoldOut {
+        /// The file.
+        path: PathBuf,
+        /// Sequences in it.
+        sequences: u64,
+    },
+    /// Held-out sequences were asked for and there are none: a mistake of the caller, not of the data.
+    #[error("held-out sequences were asked for, and nothing is held out")]
+    NothingHeldOut,
     /// A token that the model does not have.
     #[error(
         "{}: token {token} at position {position} of record {record} is outside the model's vocabulary of {vocab_size}; \
@@ -109,6 +174,12 @@ pub enum DataError {
         tokenizer: u64,
         /// The model's.
         model: usize,
+    },
+    /// No thread to read ahead on.
+    #[error("cannot start a thread to read ahead: {source}; set data.prefetch = 0")]
+    Thread {
+        /// What the system said.
+        source: std::io::Error,
     },
     /// A buffer of the wrong size: a mistake of the caller, not of the data.
     #[error("{rows} rows of {seq_len} tokens were asked for into {inputs} inputs and {targets} targets")]

@@ -71,9 +71,13 @@ impl Records {
         self.tokens
     }
 
-    /// Writes a record, `sample` modulo their number: all but its last token to `inputs`, all but its first to `targets`.
-    pub fn fill(&self, sample: u64, inputs: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
-        let begin = sample % self.count() * self.record_len;
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes a record, which must be there: all but its last token to `inputs`, all but its first to `targets`.
+    pub fn fill(&self, record: u64, inputs: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
+        let begin = record * self.record_len;
         let mut place = 0;
         self.visit(begin, self.record_len, |token| {
             if let Some(input) = inputs.get_mut(place) {

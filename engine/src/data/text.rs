@@ -15,6 +15,9 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// A line longer than this is cut at a space, or between two characters.
 const MOST_PIECE_BYTES: usize = 1024 * 1024;
 
+/// What tokenizers call the token that ends a text.
+const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]"];
+
 /// All tokens of a text, each below `vocab_size`.
 pub(super) fn tokenize(path: &Path, tokenizer: &Path, vocab_size: usize) -> Result<Vec<u32>, DataError> {
     let model = Checked::open(tokenizer, vocab_size)?;
@@ -64,14 +67,14 @@ fn piece_end(text: &str) -> usize {
 }
 
 /// A tokenizer whose tokens the model has.
-struct Checked<'a> {
+pub(super) struct Checked<'a> {
     tokenizer: Tokenizer,
     path: &'a Path,
     vocab_size: usize,
 }
 
 impl<'a> Checked<'a> {
-    fn open(path: &'a Path, vocab_size: usize) -> Result<Checked<'a>, DataError> {
+    pub fn open(path: &'a Path, vocab_size: usize) -> Result<Checked<'a>, DataError> {
         let bad = |reason: String| DataError::Tokenizer { path: path.into(), reason };
         let mut bytes = Vec::new();
         open_file(path, "tokenizer")?.read_to_end(&mut bytes).map_err(|source| DataError::Io {
@@ -97,6 +100,30 @@ impl<'a> Checked<'a> {
             return Err(DataError::VocabularyTooSmall { path: path.into(), tokenizer: needed, model: vocab_size });
         }
         Ok(Checked { tokenizer, path, vocab_size })
+    }
+
+    /// The token that ends a text, by its usual names; none if the tokenizer has none of them.
+    pub fn end_of_text(&self) -> Option<u32> {
+        END_OF_TEXT.iter().find_map(|name| self.tokenizer.token_to_id(name))
+    }
+
+    /// Tokens of a whole text, piece by piece.
+    pub fn encode_all(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), DataError> {
+        let mut rest = text;
+        while rest.len() > PIECE_BYTES {
+            let mut look = PIECE_BYTES;
+            let cut = loop {
+                let window = &rest[..rest.floor_char_boundary(look)];
+                match piece_end(window) {
+                    0 if window.len() < rest.len() => look += PIECE_BYTES,
+                    0 => break rest.len(),
+                    cut => break cut,
+                }
+            };
+            self.encode(&rest[..cut], tokens)?;
+            rest = &rest[cut..];
+        }
+        if rest.is_empty() { Ok(()) } else { self.encode(rest, tokens) }
     }
 
     fn encode(&self, piece: &str, tokens: &mut Vec<u32>) -> Result<(), DataError> {

@@ -6,7 +6,8 @@ use super::sketch::{Piece, Sketch};
 use crate::model::{Grads, Place, Weights};
 use zbench_kernels::{AddRows, Buffer, DType, Op, View};
 
-/// `x[t] = norm(scale * table[ids[t]] + positions[t % seq])`.
+/// `x[t] = norm(scale * table[ids[t]] + positions[t % seq])`; where sequences hold several documents, the position is the
+/// place in the document.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Embedding {
     /// The table `[vocab, hidden]`.
@@ -37,6 +38,12 @@ impl Embedding {
         zbench_kernels::Embedding { rows, cols: self.hidden, vocab: self.vocab, padding: self.padding, dtype }
     }
 
+    /// The look-up of positions where they are places in documents.
+    fn place_op(&self, positions: &Place, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
+        let vocab = positions.len / self.hidden;
+        zbench_kernels::Embedding { rows, cols: self.hidden, vocab, padding: None, dtype }
+    }
+
     fn places(&self, batch: &super::Batch, dtype: DType) -> AddRows {
         AddRows { rows: batch.tokens(), period: batch.seq, cols: self.hidden, dtype }
     }
@@ -65,8 +72,17 @@ impl Embedding {
         if let Some(scale) = self.scale {
             ex.kernels.scale(scale, out.view_mut())?;
         }
-        if let Some(positions) = &self.positions {
-            ex.kernels.add_rows(&self.places(&ex.batch, ex.compute), w.get(positions), out.view_mut())?;
+        match (&self.positions, ex.places()) {
+            (Some(positions), Some(places)) => {
+                let mut of_places = ex.activation(n * self.hidden)?;
+                let op = self.place_op(positions, n, ex.compute);
+                ex.kernels.embedding(&op, places, w.get(positions), of_places.view_mut())?;
+                ex.kernels.accumulate(1.0, of_places.view(), out.view_mut())?;
+            }
+            (Some(positions), None) => {
+                ex.kernels.add_rows(&self.places(&ex.batch, ex.compute), w.get(positions), out.view_mut())?;
+            }
+            (None, _) => {}
         }
         Ok(out)
     }
@@ -78,8 +94,15 @@ impl Embedding {
         if self.scale.is_some() {
             s.op(TERM, exec::scale(n * self.hidden, s.compute));
         }
-        if self.positions.is_some() {
-            s.op(TERM, Op::AddRows(self.places(&s.batch, s.compute)));
+        match &self.positions {
+            Some(positions) if s.batch.documents => {
+                let of_places = s.activation(n * self.hidden);
+                s.op(TERM, Op::Embedding(self.place_op(positions, n, s.compute)));
+                s.op(TERM, exec::accumulate(n * self.hidden, s.compute, s.compute));
+                s.free(of_places);
+            }
+            Some(_) => s.op(TERM, Op::AddRows(self.places(&s.batch, s.compute))),
+            None => {}
         }
         out
     }
@@ -100,8 +123,14 @@ impl Embedding {
             drop(y);
             dx = norm.backward_alone(ex, w, g, n, &sum, &statistics, &dx)?;
         }
-        if let Some(dpositions) = self.positions.as_ref().and_then(|positions| g.get(positions)) {
-            ex.kernels.add_rows_backward(&self.places(&ex.batch, ex.compute), dx.view(), dpositions)?;
+        if let Some((positions, dpositions)) = self.positions.as_ref().and_then(|place| Some((place, g.get(place)?))) {
+            match ex.places() {
+                Some(places) => {
+                    let op = self.place_op(positions, n, ex.compute);
+                    ex.kernels.embedding_backward(&op, places, dx.view(), dpositions)?;
+                }
+                None => ex.kernels.add_rows_backward(&self.places(&ex.batch, ex.compute), dx.view(), dpositions)?,
+            }
         }
         if let Some(scale) = self.scale {
             ex.kernels.scale(scale, dx.view_mut())?;
@@ -124,8 +153,12 @@ impl Embedding {
             s.free_all([statistics, sum, dx]);
             dx = through;
         }
-        if self.positions.is_some() {
-            s.op(TERM, Op::AddRowsBackward(self.places(&s.batch, s.compute)));
+        match &self.positions {
+            Some(positions) if s.batch.documents => {
+                s.op(TERM, Op::EmbeddingBackward(self.place_op(positions, n, s.compute)));
+            }
+            Some(_) => s.op(TERM, Op::AddRowsBackward(self.places(&s.batch, s.compute))),
+            None => {}
         }
         if self.scale.is_some() {
             s.op(TERM, exec::scale(n * self.hidden, s.compute));

@@ -46,6 +46,8 @@ pub struct Batch {
     pub first_sample: u64,
     /// Of dropout.
     pub seed: u64,
+    /// Sequences hold several documents, which do not see each other.
+    pub documents: bool,
 }
 
 impl Batch {
@@ -72,9 +74,25 @@ pub struct Exec<'a> {
     pub cos: View<'a>,
     /// As `cos`.
     pub sin: View<'a>,
+    /// Where sequences hold several documents: what they are to layers.
+    pub documents: Option<InDocuments<'a>>,
+}
+
+/// Where the tokens of a micro-batch stand, of which each sequence holds several documents.
+#[derive(Clone, Copy)]
+pub struct InDocuments<'a> {
+    /// `[rows, seq]`: the place in the sequence at which the token's document starts.
+    pub starts: View<'a>,
+    /// `[rows, seq]`: the token's place in its document; only where learned positions read it.
+    pub positions: Option<View<'a>>,
 }
 
 impl<'a> Exec<'a> {
+    /// The tokens' places in their documents, where learned positions are looked up by them.
+    pub fn places(&self) -> Option<View<'a>> {
+        self.documents.and_then(|documents| documents.positions)
+    }
+
     /// A buffer of the flow between layers, in the compute type.
     pub fn activation(&self, len: usize) -> Result<Buffer> {
         Ok(self.arena.alloc(Category::Activations, self.compute, len)?)

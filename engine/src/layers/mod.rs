@@ -20,7 +20,7 @@ mod sketch;
 pub use adapter::{AdapterSpec, Factors};
 pub use block::{Block, BlockGrad, Dims, GateUp, Kept, Qkv, Saved};
 pub use embedding::Embedding;
-pub use exec::{Batch, Exec, StepError};
+pub use exec::{Batch, Exec, InDocuments, StepError};
 pub use experts::{Experts, Routing};
 pub use head::Head;
 pub use linear::LinearSpec;

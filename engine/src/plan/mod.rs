@@ -156,7 +156,17 @@ pub(crate) fn slot_category(sharding: &Sharding) -> zbench_kernels::Category {
 
 /// The shape of a rank's micro-batch.
 pub fn batch(cell: &Cell, first_sample: u64) -> Batch {
-    Batch { rows: cell.train.micro_batch, seq: cell.train.seq_len, first_sample, seed: cell.train.seed }
+    let documents = cell.data.within_documents();
+    Batch { rows: cell.train.micro_batch, seq: cell.train.seq_len, first_sample, seed: cell.train.seed, documents }
+}
+
+/// Buffers of u32 that hold a micro-batch: ids and targets; where documents start, if sequences hold several; and the places
+/// in them, if learned positions read those.
+pub(crate) fn token_buffers(cell: &Cell) -> usize {
+    match cell.data.within_documents() {
+        false => 2,
+        true => 3 + usize::from(cell.model.form.positions == Positions::Learned),
+    }
 }
 
 /// Units times micro-batches of the longest step that is planned; its list of actions takes some hundred megabytes.

@@ -123,7 +123,9 @@ impl Walk<'_> {
             Action::Load { .. } => {
                 s.free_all(self.tokens.drain(..));
                 let tokens = s.batch.tokens();
-                self.tokens = (0..2).map(|_| s.alloc(Category::Workspace, DType::U32, tokens)).collect();
+                self.tokens = (0..super::token_buffers(self.cell))
+                    .map(|_| s.alloc(Category::Workspace, DType::U32, tokens))
+                    .collect();
             }
             Action::Gather { unit, refresh, slot } => {
                 if refresh {

@@ -335,6 +335,52 @@ impl Kernels for Tree {
     }
 }
 
+impl DocumentKernels for Tree {
+    fn attention_in_documents(
+        &self,
+        _: &Attention,
+        _: View<'_>,
+        _: View<'_>,
+        _: View<'_>,
+        _: View<'_>,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        refuse()
+    }
+    fn attention_in_documents_backward(
+        &self,
+        _: &Attention,
+        _: View<'_>,
+        _: View<'_>,
+        _: View<'_>,
+        _: View<'_>,
+        _: View<'_>,
+        _: View<'_>,
+        _: View<'_>,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        refuse()
+    }
+    fn naive_attention_in_documents(
+        &self,
+        _: &Attention,
+        _: View<'_>,
+        _: View<'_>,
+        _: View<'_>,
+        _: View<'_>,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        refuse()
+    }
+}
+
 impl ExpertKernels for Tree {
     fn route(&self, _: &Route, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
         refuse()

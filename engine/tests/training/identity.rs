@@ -28,7 +28,7 @@ pub fn assert_same(reference: &Ran, cell: &Cell, what: &str) {
     assert_eq!(bits(reference).1, bits(&ran).1, "{what}: weights");
 }
 
-fn assert_close(a: &Ran, b: &Ran, what: &str) {
+pub fn assert_close(a: &Ran, b: &Ran, what: &str) {
     for (x, y) in a.steps.iter().zip(&b.steps) {
         assert!((x.loss - y.loss).abs() <= 1e-5 * x.loss, "{what}: loss {} and {}", x.loss, y.loss);
         assert!((x.grad_norm - y.grad_norm).abs() <= 1e-5 * x.grad_norm, "{what}: norm");

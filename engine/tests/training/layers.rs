@@ -50,11 +50,18 @@ impl Lab {
         Exec {
             kernels: &Reference,
             arena: &self.arena,
-            batch: Batch { rows: self.cell.train.micro_batch, seq: self.cell.train.seq_len, first_sample: 3, seed: 9 },
+            batch: Batch {
+                rows: self.cell.train.micro_batch,
+                seq: self.cell.train.seq_len,
+                first_sample: 3,
+                seed: 9,
+                documents: false,
+            },
             compute: DType::F64,
             gradients: DType::F64,
             cos: View::of(&self.cos),
             sin: View::of(&self.sin),
+            documents: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod accounting;
 mod adapters;
+mod documents;
 mod failures;
 mod families;
 mod identity;

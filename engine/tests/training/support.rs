@@ -137,7 +137,7 @@ fn step_seeing(rank: &mut Rank<'_>, done: usize, gradients: &mut Tensors) -> Res
     rank.export_gradients(|name, _, values| gradients.push((name.to_string(), values.to_vec())))?;
     let Updated { loss, norm, lr, loss_scale, skipped } = rank.update(&mut meter)?;
     let step = done as u64 + 1;
-    Ok(Step { step, timed: true, loss, grad_norm: norm, lr, ms: 0.0, tokens: 0, loss_scale, skipped })
+    Ok(Step { step, timed: true, loss, grad_norm: norm, lr, ms: 0.0, tokens: 0, counts: None, loss_scale, skipped })
 }
 
 /// Forms of blocks, so that each part is in one at least, in combinations that no family has too; with a window or none.

@@ -3,7 +3,7 @@
 use super::{Block, CORE, GateUp, POINTWISE, Qkv};
 use crate::config::{AttentionKind, Positions};
 use crate::layers::Batch;
-use crate::layers::exec::{self, Exec, Result};
+use crate::layers::exec::{self, Exec, InDocuments, Result};
 use crate::layers::experts::Routing;
 use crate::layers::sketch::{Piece, Sketch};
 use crate::model::Weights;
@@ -111,12 +111,20 @@ impl Block {
         if self.flash() {
             let mut lse = ex.statistic(statistics)?;
             let mut scratch = ex.scratch(&Op::Attention(op))?;
-            ex.kernels.attention(&op, q, k, v, out.view_mut(), lse.view_mut(), scratch.view_mut())?;
+            let (to, lse_to, scratch) = (out.view_mut(), lse.view_mut(), scratch.view_mut());
+            match ex.documents {
+                Some(d) => ex.kernels.attention_in_documents(&op, d.starts, q, k, v, to, lse_to, scratch)?,
+                None => ex.kernels.attention(&op, q, k, v, to, lse_to, scratch)?,
+            }
             return Ok([out, lse]);
         }
         let mut probs = ex.activation(statistics)?;
         let mut scratch = ex.scratch(&Op::NaiveAttention(op))?;
-        ex.kernels.naive_attention(&op, q, k, v, out.view_mut(), probs.view_mut(), scratch.view_mut())?;
+        let (to, probs_to, scratch) = (out.view_mut(), probs.view_mut(), scratch.view_mut());
+        match ex.documents {
+            Some(d) => ex.kernels.naive_attention_in_documents(&op, d.starts, q, k, v, to, probs_to, scratch)?,
+            None => ex.kernels.naive_attention(&op, q, k, v, to, probs_to, scratch)?,
+        }
         Ok([out, probs])
     }
 
@@ -149,8 +157,15 @@ impl Block {
         if self.flash() {
             let mut scratch = ex.scratch(&Op::AttentionBackward(op))?;
             let (out, lse, scratch) = (out.view(), statistics.view(), scratch.view_mut());
-            return Ok(ex.kernels.attention_backward(&op, q, k, v, out, lse, dout, dq, dk, dv, scratch)?);
+            match ex.documents {
+                Some(InDocuments { starts, .. }) => ex
+                    .kernels
+                    .attention_in_documents_backward(&op, starts, q, k, v, out, lse, dout, dq, dk, dv, scratch)?,
+                None => ex.kernels.attention_backward(&op, q, k, v, out, lse, dout, dq, dk, dv, scratch)?,
+            }
+            return Ok(());
         }
+        // What a token does not see has the probability 0, so documents need no care here.
         let mut scratch = ex.scratch(&Op::NaiveAttentionBackward(op))?;
         let (probs, scratch) = (statistics.view(), scratch.view_mut());
         Ok(ex.kernels.naive_attention_backward(&op, q, k, v, probs, dout, dq, dk, dv, scratch)?)
