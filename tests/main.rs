@@ -30,3 +30,4 @@ mod portable;
 mod precision;
 mod report;
 mod support;
+mod trainer;

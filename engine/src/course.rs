@@ -1,8 +1,9 @@
 //! The course of a run on one rank: its steps, what happens between them, and what is written at the end.
 
 use crate::config::Cell;
+use crate::guard::Guard;
 use crate::layers::StepError;
-use crate::outcome::{Happening, Saved, Step};
+use crate::outcome::{Happening, History, Saved, Step};
 use crate::rank::Rank;
 use crate::save::{SaveError, SaveOptions, try_folder};
 use crate::train::Report;
@@ -21,7 +22,7 @@ pub struct Control<'a> {
 
 /// All steps of a run, and what is written behind them.
 pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
-    let Cell { model, lora, train, .. } = rank.inputs.cell;
+    let Cell { model, lora, train, watch, .. } = rank.inputs.cell;
     let speaks = rank.number() == 0;
     if speaks {
         for dir in [&model.save, &lora.save, &lora.merge].into_iter().flatten() {
@@ -30,28 +31,41 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
     }
     let last = (train.untimed_steps + train.steps) as u64;
     let mut saver = Saver::new(rank).map_err(said)?;
-    let mut history = begin(rank, control, last)?;
+    let mut voice = Voice { speaks, tell: control.tell, peak: 0 };
+    let mut history = begin(rank, &voice, last)?;
+    let watch = watch.unwrap_or_default();
+    let mut guard = Guard::new(watch.divergence, &history.steps);
+    let due = |steps: u64| watch.evaluation.is_some_and(|e| steps == last || steps.is_multiple_of(e.every.max(1)));
+    // What the run goes on from has done those that were due.
+    if rank.resumed.is_none() && due(0) {
+        evaluate(rank, &voice, &mut history)?;
+    }
     let mut stopped = false;
     while rank.steps < last && !stopped {
         rank.wants_stop = control.stop.load(Ordering::Relaxed);
         rank.has_written = saver.as_mut().map_or(Ok(false), Saver::has_written).map_err(said)?;
         let step = rank.step()?;
         stopped = rank.stop_agreed && rank.steps < last;
-        if speaks && saver.is_some() {
-            history.push(step.clone());
+        voice.step(rank, &step);
+        if let Some(worse) = guard.see(&step) {
+            return Err(StepError::Worse(worse));
         }
-        if speaks {
-            (control.tell)(&Happening::Step(step));
+        if speaks && saver.is_some() {
+            history.steps.push(step);
+        }
+        // Before a checkpoint of this step, so that who goes on from that finds the evaluation done.
+        if due(rank.steps) {
+            evaluate(rank, &voice, &mut history)?;
         }
         if let Some(saver) = &mut saver {
             let all_written = rank.all_written;
-            tell(control, saver.after_step(rank, all_written, &history).map_err(said)?);
+            voice.saved(saver.after_step(rank, all_written, &history).map_err(said)?);
         }
     }
     if let Some(saver) = &mut saver {
         // The last state, whatever the interval.
-        tell(control, saver.save(rank, &history).map_err(said)?);
-        tell(control, saver.finish(rank, &history).map_err(said)?);
+        voice.saved(saver.save(rank, &history).map_err(said)?);
+        voice.saved(saver.finish(rank, &history).map_err(said)?);
     }
     let mut report = rank.report();
     report.stopped = stopped;
@@ -61,12 +75,10 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
     Ok((report, rank.kernels.name()))
 }
 
-/// Says what the run goes on from, and gives the steps before it.
-fn begin(rank: &Rank<'_>, control: Control<'_>, last: u64) -> Result<Vec<Step>, StepError> {
-    let (Some(resumed), Some(from)) = (&rank.resumed, rank.inputs.resume) else { return Ok(Vec::new()) };
-    if rank.number() == 0 {
-        (control.tell)(&Happening::Resumed(resumed.clone()));
-    }
+/// Says what the run goes on from, and gives what was done before.
+fn begin(rank: &Rank<'_>, voice: &Voice<'_>, last: u64) -> Result<History, StepError> {
+    let Some(resumed) = &rank.resumed else { return Ok(History::default()) };
+    voice.say(&Happening::Resumed(resumed.clone()));
     if resumed.step >= last {
         let dir = resumed.dir.display();
         return Err(StepError::Input(format!(
@@ -75,17 +87,53 @@ fn begin(rank: &Rank<'_>, control: Control<'_>, last: u64) -> Result<Vec<Step>, 
             resumed.step
         )));
     }
-    Ok(from.history.clone())
+    Ok(resumed.history.clone())
 }
 
-fn tell(control: Control<'_>, saved: Vec<Saved>) {
-    saved.into_iter().for_each(|saved| (control.tell)(&Happening::Saved(saved)));
+fn evaluate(rank: &mut Rank<'_>, voice: &Voice<'_>, history: &mut History) -> Result<(), StepError> {
+    if let Some(evaluated) = rank.evaluate()? {
+        voice.say(&Happening::Evaluated(evaluated));
+        history.evaluations.push(evaluated);
+    }
+    Ok(())
 }
 
 fn said(error: StateError) -> StepError {
     match error {
         StateError::Step(error) => error,
         other => StepError::Input(other.to_string()),
+    }
+}
+
+/// What rank 0 says; the others have none.
+struct Voice<'a> {
+    speaks: bool,
+    tell: &'a (dyn Fn(&Happening) + Sync),
+    /// The peak of the arena that was told last.
+    peak: u64,
+}
+
+impl Voice<'_> {
+    fn say(&self, happening: &Happening) {
+        if self.speaks {
+            (self.tell)(happening);
+        }
+    }
+
+    /// A step, behind the memory it took if that is more than before.
+    fn step(&mut self, rank: &Rank<'_>, step: &Step) {
+        if !self.speaks {
+            return;
+        }
+        let peak = rank.arena().ledger().total_peak();
+        if std::mem::replace(&mut self.peak, peak) < peak {
+            self.say(&Happening::Peak(peak));
+        }
+        self.say(&Happening::Step(step.clone()));
+    }
+
+    fn saved(&self, saved: Vec<Saved>) {
+        saved.into_iter().for_each(|saved| self.say(&Happening::Saved(saved)));
     }
 }
 

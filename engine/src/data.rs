@@ -68,7 +68,7 @@ pub struct Row<'a> {
 }
 
 /// What sequences hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Counts {
     /// Tokens that are of documents, or of whatever the source has.
     pub real: u64,

@@ -55,7 +55,7 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
     if let Decision::Record { reason, .. } = &planned.decision {
         bail!("the record {} cannot be run here: {reason}", record.id);
     }
-    let summary = carry_out(global, session, &[planned], Trials::OneMore, header_of(&record), timeout, true)?;
+    let summary = carry_out(global, session, &[planned], Trials::OneMore, header_of(&record), timeout, Some(1))?;
     let [again] = &summary.records[..] else { return Ok(code(&summary)) };
     let (document, same) = compare(&record, again);
     match global.format {

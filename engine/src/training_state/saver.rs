@@ -7,7 +7,7 @@ use super::index::{Identity, Index, RankFiles, read_json, write_json};
 use super::shard::{Shard, file_names};
 use crate::config::{SaveLayout, Saving};
 use crate::layers::StepError;
-use crate::outcome::{Saved, Step};
+use crate::outcome::{History, Saved};
 use crate::rank::Rank;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -71,10 +71,10 @@ impl Saver {
     }
 
     /// What is to be done after a step; `all_written` is what the ranks have told each other in it.
-    pub fn after_step(&mut self, rank: &mut Rank<'_>, all_written: bool, history: &[Step]) -> Result<Vec<Saved>> {
+    pub fn after_step(&mut self, rank: &mut Rank<'_>, all_written: bool, history: &History) -> Result<Vec<Saved>> {
         let mut saved = Vec::new();
         if all_written {
-            self.begin_commit(history.to_vec())?;
+            self.begin_commit(history.clone())?;
         }
         if let Some(under_way) = &self.under_way
             && under_way.commit.as_ref().is_some_and(JoinHandle::is_finished)
@@ -89,7 +89,7 @@ impl Saver {
     }
 
     /// A checkpoint of now; unless it is to be written while training goes on, it is complete when this returns.
-    pub fn save(&mut self, rank: &mut Rank<'_>, history: &[Step]) -> Result<Vec<Saved>> {
+    pub fn save(&mut self, rank: &mut Rank<'_>, history: &History) -> Result<Vec<Saved>> {
         let mut saved = self.finish(rank, history)?;
         if self.last == Some(rank.steps) {
             return Ok(saved);
@@ -102,7 +102,7 @@ impl Saver {
     }
 
     /// Waits until the checkpoint under way is complete, on all ranks.
-    pub fn finish(&mut self, rank: &mut Rank<'_>, history: &[Step]) -> Result<Vec<Saved>> {
+    pub fn finish(&mut self, rank: &mut Rank<'_>, history: &History) -> Result<Vec<Saved>> {
         let Some(under_way) = &mut self.under_way else { return Ok(Vec::new()) };
         let waited = Instant::now();
         under_way.join_part()?;
@@ -110,7 +110,7 @@ impl Saver {
         // A rank that could not write its part does not come here, and says why.
         meet(rank)?;
         if under_way.commit.is_none() {
-            self.begin_commit(history.to_vec())?;
+            self.begin_commit(history.clone())?;
         }
         if let Some(under_way) = &mut self.under_way {
             under_way.join_commit()?;
@@ -144,15 +144,15 @@ impl Saver {
     }
 
     /// Rank 0 puts the parts together, on a thread; the others are done.
-    fn begin_commit(&mut self, mut history: Vec<Step>) -> Result<()> {
+    fn begin_commit(&mut self, mut history: History) -> Result<()> {
         let Some(under_way) = &mut self.under_way else { return Ok(()) };
         let Some(folder) = self.folder.clone() else {
             self.under_way = None;
             return Ok(());
         };
         let (mut index, dir, keep) = (under_way.index.clone(), self.saving.dir.clone(), self.saving.keep);
-        // Steps that were made while it was written are none of it.
-        history.retain(|step| step.step <= index.position.steps);
+        // What was done while it was written is none of it.
+        history.end_at(index.position.steps);
         under_way.commit = Some(spawn(move || {
             let part = part_dir(&dir, index.position.steps);
             let mut bytes = 0;

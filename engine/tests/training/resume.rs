@@ -191,7 +191,8 @@ fn another_precision_loads_what_it_can_hold() {
     let from = Resume::From(step_dir(dir.path(), 2));
     let load = |precision: Precision| {
         let own = tempfile::tempdir().unwrap();
-        let mut here = saved(on(cell.clone(), Strategy::Zero1, 4, 1), Saving { resume: from.clone(), ..saving(own.path()) });
+        let mut here =
+            saved(on(cell.clone(), Strategy::Zero1, 4, 1), Saving { resume: from.clone(), ..saving(own.path()) });
         (here.precision, here.train.steps) = (precision, 6);
         let plan = plan(&here);
         with_ranks(&here, &plan, cpus(&here), |rank| Ok(rank.digest().unwrap())).unwrap()[0]
