@@ -406,6 +406,9 @@ pub struct RunArgs {
     /// Time limit
     #[arg(long, value_parser = duration, default_value = "10min", value_name = "TIME")]
     pub timeout: Duration,
+    /// A line for every N-th step, the first and the last
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub log_every: u64,
 }
 
 /// `zbench plan`.

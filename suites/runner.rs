@@ -1,6 +1,7 @@
 //! Runs the cells of a grid: trials go round robin, every record is appended as its trial ends, what the notebook holds
 //! already is not repeated. How a cell is executed is behind [`Execute`], so that scheduling is tested without training.
 
+mod between;
 pub mod cell;
 pub mod child;
 pub mod folders;
@@ -24,9 +25,10 @@ pub mod validity;
 use crate::config::Settings;
 use folders::Folders;
 use plan::{Decision, Planned};
-use protocol::{End, Ended};
+use protocol::{Between, End, Ended, Event, Told};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 use turns::{Turn, Turns};
 use zbench_engine::config::Cell;
@@ -38,6 +40,8 @@ use zbench_reports::{Notebook, StoreError};
 pub struct Execution {
     /// Steps that ended.
     pub steps: Vec<Step>,
+    /// What happened between them.
+    pub between: Vec<Between>,
     /// How it ended; absent when it was stopped because the user asked.
     pub end: Option<End>,
     /// Nothing can run after it.
@@ -45,32 +49,81 @@ pub struct Execution {
 }
 
 impl Execution {
-    fn ended(steps: Vec<Step>, failure: Ended) -> Execution {
-        Execution { steps, end: Some(End { failure: Some(failure), ..End::default() }), last: false }
+    /// Takes in what a cell says of its course, and passes it on.
+    fn take(&mut self, event: &Event, tell: &mut dyn FnMut(Told<'_>)) {
+        match event {
+            Event::Step(step) => {
+                tell(Told::Step(step));
+                self.steps.push(step.clone());
+            }
+            Event::Between(between) => {
+                tell(Told::Between(between));
+                // It grows, and the end has the last of it.
+                if !matches!(between, Between::Peak(_)) {
+                    self.between.push(between.clone());
+                }
+            }
+            Event::Hears | Event::End(_) | Event::Rank(_) => {}
+        }
     }
 
-    fn timed_out(steps: Vec<Step>, limit: Duration) -> Execution {
+    /// With the end that the cell said; without, where it was stopped before its own.
+    fn with(mut self, mut end: End) -> Execution {
+        let said = std::mem::take(&mut end.steps);
+        if !said.is_empty() {
+            self.steps = said;
+        }
+        self.end = (!end.stopped || end.failure.is_some()).then_some(end);
+        self
+    }
+
+    fn ended(self, failure: Ended) -> Execution {
+        self.with(End { failure: Some(failure), ..End::default() })
+    }
+
+    fn timed_out(self, limit: Duration) -> Execution {
         let reason = format!(
             "took longer than the time limit of {} s, after {} steps; raise --timeout, or lower train.steps",
             limit.as_secs_f64(),
-            steps.len()
+            self.steps.len()
         );
-        Execution::ended(steps, Ended { status: Status::TimedOut, reason, source: Some(Source::Host) })
+        self.ended(Ended { status: Status::TimedOut, reason, source: Some(Source::Host) })
     }
 
-    fn last(steps: Vec<Step>, end: End) -> Execution {
-        Execution { steps, end: Some(end), last: true }
+    fn failed(reason: String) -> Execution {
+        Execution::default().ended(Ended { status: Status::Failed, reason, source: None })
     }
 
-    fn failed(steps: Vec<Step>, reason: String) -> Execution {
-        Execution::ended(steps, Ended { status: Status::Failed, reason, source: None })
+    /// Where it stopped, and what there is to go on from.
+    fn stopped(&self, cell: &Cell) -> Stopped {
+        let saved = self.between.iter().rev().find_map(|between| match between {
+            Between::Saved(saved) => Some(saved.dir.clone()),
+            _ => None,
+        });
+        let before = self.between.iter().find_map(|between| match between {
+            Between::Resumed(resumed) => Some(resumed.step),
+            _ => None,
+        });
+        let step = self.steps.last().map(|step| step.step).or(before).unwrap_or(0);
+        Stopped { step, of: (cell.train.untimed_steps + cell.train.steps) as u64, saved }
     }
+}
+
+/// A trial that was stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// Steps done.
+    pub step: u64,
+    /// All its steps.
+    pub of: u64,
+    /// The newest checkpoint that it wrote.
+    pub saved: Option<PathBuf>,
 }
 
 /// Something that can run a cell.
 pub trait Execute {
-    /// Runs it to its end, telling of each step.
-    fn execute(&mut self, cell: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution;
+    /// Runs it to its end, telling of each step and of what happens between them.
+    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(Told<'_>)) -> Execution;
     /// Whether the user wants to stop, asked while nothing is executed.
     fn is_stopped(&self) -> bool {
         false
@@ -87,6 +140,10 @@ pub trait Observe {
     fn begin(&mut self, _cell: &Planned, _trial: u32, _done: usize, _all: usize) {}
     /// A step of it has ended.
     fn step(&mut self, _step: &Step) {}
+    /// Something has happened between steps.
+    fn between(&mut self, _between: &Between) {}
+    /// The user wants to stop; it goes on to the end of its step, for a checkpoint.
+    fn stopping(&mut self) {}
     /// Its record is on disk.
     fn end(&mut self, _record: &Record) {}
 }
@@ -131,6 +188,8 @@ pub struct Summary {
     pub appended: usize,
     /// Whether it was stopped before its end.
     pub interrupted: bool,
+    /// The trial that was under way then, if one was.
+    pub stopped: Option<Stopped>,
 }
 
 /// Runs cells into a notebook.
@@ -178,9 +237,12 @@ impl Runner<'_> {
             }
             let cell = &cells[index];
             self.observe.begin(cell, trial, turns.done().saturating_sub(1), turns.all);
-            let Some((record, last)) = self.trial(cell, trial, cells, &turns.counted, &turns.references) else {
-                summary.interrupted = true;
-                break;
+            let (record, last) = match self.trial(cell, trial, cells, &turns.counted, &turns.references) {
+                Ok(ended) => ended,
+                Err(stopped) => {
+                    (summary.interrupted, summary.stopped) = (true, Some(stopped));
+                    break;
+                }
             };
             if let Err(error) = self.notebook.append(&record) {
                 rescue::keep_and_say(&record);
@@ -198,7 +260,10 @@ impl Runner<'_> {
         Ok(summary)
     }
 
-    /// One trial, as a record, and whether nothing can run after it; nothing when it was stopped.
+    /// One trial, as a record, and whether nothing can run after it.
+    ///
+    /// # Errors
+    /// It was stopped: it is not settled, and has no record.
     fn trial(
         &mut self,
         planned: &Planned,
@@ -206,7 +271,7 @@ impl Runner<'_> {
         cells: &[Planned],
         known: &[Record],
         references: &[(String, Record)],
-    ) -> Option<(Record, bool)> {
+    ) -> Result<(Record, bool), Stopped> {
         let mut last = false;
         let started = jiff::Timestamp::now();
         let mut record = self.blank(planned, trial, started);
@@ -223,19 +288,25 @@ impl Runner<'_> {
                 let observe = &mut *self.observe;
                 let sampler = sampling::Sampler::start();
                 let placed = self.header.folders.placed(cell, &planned.grid.key, trial);
-                let execution = self.execute.execute(&placed, &mut |step| {
-                    sampler.step(step.timed);
-                    observe.step(step);
+                let execution = self.execute.execute(&placed, &mut |told| match told {
+                    Told::Step(step) => {
+                        sampler.step(step.timed);
+                        observe.step(step);
+                    }
+                    Told::Between(between) => observe.between(between),
+                    Told::Stopping => observe.stopping(),
                 });
                 let sampled = sampler.finish();
                 self.header.folders.clear();
-                let end = execution.end?;
+                let stopped = execution.stopped(&placed);
+                let end = execution.end.ok_or(stopped)?;
                 last = execution.last;
                 let host = record.environment.get("host").and_then(Value::as_str).unwrap_or_default().to_string();
                 if let Some(failure) = &end.failure {
                     record.outcome = Outcome::ended(failure.status, failure.reason.clone(), failure.source);
                 }
                 record::measured(&mut record, execution.steps, &end, cell, estimate, &host);
+                between::add(&mut record, execution.between);
                 validity::add(&mut record, &sampled);
                 record.extra.insert("seeds".into(), serde_json::json!({ "train": cell.train.seed }));
                 compare(&mut record, cell, cells, known, references);
@@ -243,7 +314,7 @@ impl Runner<'_> {
             // Run is only decided for a cell that has a plan.
             (Decision::Run, ..) => record.outcome = Outcome::ended(Status::Failed, "the cell has no plan", None),
         }
-        Some((record, last))
+        Ok((record, last))
     }
 
     fn blank(&self, planned: &Planned, trial: u32, started: jiff::Timestamp) -> Record {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use zbench::runner::plan::{Planned, plan};
-use zbench::runner::protocol::End;
+use zbench::runner::protocol::{End, Told};
 use zbench::runner::{Execute, Execution, Header, Observe, Runner, Trials, rescue};
 use zbench_engine::config::Cell;
 use zbench_engine::plan::Planner;
@@ -27,7 +27,7 @@ const CHILD: &str = "ZBENCH_TEST_GRID";
 struct Pretend(Duration);
 
 impl Execute for Pretend {
-    fn execute(&mut self, _: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution {
+    fn execute(&mut self, _: &Cell, tell: &mut dyn FnMut(Told<'_>)) -> Execution {
         std::thread::sleep(self.0);
         let step = |i: u64| Step {
             step: i,
@@ -40,8 +40,8 @@ impl Execute for Pretend {
             extra: Default::default(),
         };
         let steps: Vec<Step> = (1..=20).map(step).collect();
-        steps.iter().for_each(on_step);
-        Execution { steps, end: Some(End { peak_flops: vec![Some(1e9); 2], ..End::default() }), last: false }
+        steps.iter().for_each(|step| tell(Told::Step(step)));
+        Execution { steps, end: Some(End { peak_flops: vec![Some(1e9); 2], ..End::default() }), ..Execution::default() }
     }
 }
 
@@ -221,7 +221,7 @@ fn the_claim_of_a_dead_process_is_void() {
 fn waiting_ends_when_the_user_wants_it() {
     struct Stopped;
     impl Execute for Stopped {
-        fn execute(&mut self, _: &Cell, _: &mut dyn FnMut(&Step)) -> Execution {
+        fn execute(&mut self, _: &Cell, _: &mut dyn FnMut(Told<'_>)) -> Execution {
             panic!("there is nothing to execute")
         }
         fn is_stopped(&self) -> bool {

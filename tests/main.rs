@@ -34,3 +34,4 @@ mod report;
 mod search;
 mod support;
 mod survival;
+mod trainer;

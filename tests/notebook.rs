@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use zbench::runner::child::Children;
 use zbench::runner::plan::{Decision, Planned, plan};
-use zbench::runner::protocol::{End, Ended, Event};
+use zbench::runner::protocol::{End, Ended, Event, Told};
 use zbench::runner::{Execute, Execution, Observe, Runner, Summary, Trials};
 use zbench_engine::config::{Cell, Strategy};
 use zbench_engine::plan::Planner;
@@ -30,7 +30,7 @@ fn name(cell: &Cell) -> String {
 }
 
 impl Execute for Fake {
-    fn execute(&mut self, cell: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution {
+    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(Told<'_>)) -> Execution {
         if self.stop_after == Some(self.ran.len()) {
             return Execution::default();
         }
@@ -48,13 +48,13 @@ impl Execute for Fake {
             extra: Default::default(),
         };
         let steps: Vec<Step> = (1..=3).map(step).collect();
-        steps.iter().for_each(on_step);
+        steps.iter().for_each(|step| tell(Told::Step(step)));
         let failure =
             self.ends.get(strategy).map(|status| Ended { status: *status, reason: "because".into(), source: None });
         Execution {
             steps,
             end: Some(End { failure, peak_flops: vec![Some(1e9), Some(1e9)], ..End::default() }),
-            last: false,
+            ..Execution::default()
         }
     }
 }

@@ -80,6 +80,11 @@ impl Cell {
         let (link, ranks_per_node) = (self.link?, self.parallel.ranks_per_node?);
         Some(LinkSpec { bandwidth: link.node.bandwidth, latency: link.node.latency, ranks_per_node })
     }
+
+    /// Its evaluations, if it has any.
+    pub fn evaluation(&self) -> Option<Evaluation> {
+        self.watch.and_then(|watch| watch.evaluation)
+    }
 }
 
 /// Emulated links.

@@ -1,8 +1,9 @@
 //! The course of a run on one rank: its steps, what happens between them, and what is written at the end.
 
 use crate::config::Cell;
+use crate::guard::Guard;
 use crate::layers::StepError;
-use crate::outcome::{Happening, Saved};
+use crate::outcome::{Evaluated, Happening, Saved, Step};
 use crate::rank::Rank;
 use crate::save::{SaveError, SaveOptions, try_folder};
 use crate::train::Report;
@@ -20,7 +21,7 @@ pub struct Control<'a> {
 
 /// All steps of a run, and what is written behind them.
 pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
-    let Cell { model, lora, train, .. } = rank.inputs.cell;
+    let Cell { model, lora, train, watch, .. } = rank.inputs.cell;
     let speaks = rank.number() == 0;
     if speaks {
         for dir in [&model.save, &lora.save, &lora.merge].into_iter().flatten() {
@@ -29,24 +30,42 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
     }
     let last = (train.untimed_steps + train.steps) as u64;
     let mut saver = Saver::new(rank).map_err(said)?;
-    begin(rank, control, last)?;
+    let mut voice = Voice { speaks, tell: control.tell, peak: 0 };
+    begin(rank, &voice, last)?;
+    let watch = watch.unwrap_or_default();
+    let before = rank.resumed.as_ref().map_or(&[][..], |resumed| &resumed.history.steps);
+    let mut guard = Guard::new(watch.divergence, before);
+    let due = |steps: u64| watch.evaluation.is_some_and(|e| steps == last || steps.is_multiple_of(e.every.max(1)));
+    // What the run goes on from has done those that were due.
+    if rank.resumed.is_none() && due(0) {
+        let evaluated = evaluate(rank, &voice)?;
+        saver.iter_mut().for_each(|saver| saver.evaluated(evaluated));
+    }
     let mut stopped = false;
     while rank.steps < last && !stopped {
         rank.wants_stop = control.stop.load(Ordering::Relaxed);
-        let (step, saved) = match &mut saver {
-            Some(saver) => saver.step(rank).map_err(said)?,
-            None => (rank.step()?, Vec::new()),
+        let mut after = |rank: &mut Rank<'_>, step: &Step| {
+            voice.step(rank, step);
+            if let Some(worse) = guard.see(step) {
+                return Err(StepError::Worse(worse));
+            }
+            if due(rank.steps) { evaluate(rank, &voice) } else { Ok(None) }
+        };
+        let saved = match &mut saver {
+            Some(saver) => saver.step(rank, &mut after).map_err(said)?,
+            None => {
+                let step = rank.step()?;
+                after(rank, &step)?;
+                Vec::new()
+            }
         };
         stopped = rank.stop_agreed && rank.steps < last;
-        if speaks {
-            (control.tell)(&Happening::Step(step));
-        }
-        tell(control, saved);
+        voice.saved(saved);
     }
     if let Some(saver) = &mut saver {
         // The last state, whatever the interval.
-        tell(control, saver.save(rank).map_err(said)?);
-        tell(control, saver.finish(rank).map_err(said)?);
+        voice.saved(saver.save(rank).map_err(said)?);
+        voice.saved(saver.finish(rank).map_err(said)?);
     }
     let mut report = rank.report();
     report.stopped = stopped;
@@ -57,11 +76,9 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
 }
 
 /// Says what the run goes on from, if it does.
-fn begin(rank: &Rank<'_>, control: Control<'_>, last: u64) -> Result<(), StepError> {
+fn begin(rank: &Rank<'_>, voice: &Voice<'_>, last: u64) -> Result<(), StepError> {
     let Some(resumed) = &rank.resumed else { return Ok(()) };
-    if rank.number() == 0 {
-        (control.tell)(&Happening::Resumed(resumed.clone()));
-    }
+    voice.say(&Happening::Resumed(resumed.clone()));
     if resumed.step >= last {
         let dir = resumed.dir.display();
         return Err(StepError::Input(format!(
@@ -73,14 +90,48 @@ fn begin(rank: &Rank<'_>, control: Control<'_>, last: u64) -> Result<(), StepErr
     Ok(())
 }
 
-fn tell(control: Control<'_>, saved: Vec<Saved>) {
-    saved.into_iter().for_each(|saved| (control.tell)(&Happening::Saved(saved)));
+fn evaluate(rank: &mut Rank<'_>, voice: &Voice<'_>) -> Result<Option<Evaluated>, StepError> {
+    let evaluated = rank.evaluate()?;
+    evaluated.iter().for_each(|evaluated| voice.say(&Happening::Evaluated(*evaluated)));
+    Ok(evaluated)
 }
 
 fn said(error: StateError) -> StepError {
     match error {
         StateError::Step(error) => error,
         other => StepError::Input(other.to_string()),
+    }
+}
+
+/// What rank 0 says; the others have none.
+struct Voice<'a> {
+    speaks: bool,
+    tell: &'a (dyn Fn(&Happening) + Sync),
+    /// The peak of the arena that was told last.
+    peak: u64,
+}
+
+impl Voice<'_> {
+    fn say(&self, happening: &Happening) {
+        if self.speaks {
+            (self.tell)(happening);
+        }
+    }
+
+    /// A step, behind the memory it took if that is more than before.
+    fn step(&mut self, rank: &Rank<'_>, step: &Step) {
+        if !self.speaks {
+            return;
+        }
+        let peak = rank.arena().ledger().total_peak();
+        if std::mem::replace(&mut self.peak, peak) < peak {
+            self.say(&Happening::Peak(peak));
+        }
+        self.say(&Happening::Step(step.clone()));
+    }
+
+    fn saved(&self, saved: Vec<Saved>) {
+        saved.into_iter().for_each(|saved| self.say(&Happening::Saved(saved)));
     }
 }
 

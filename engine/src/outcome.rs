@@ -136,10 +136,29 @@ pub enum Happening {
     Resumed(Resumed),
     /// A checkpoint is complete.
     Saved(Saved),
+    /// The arena of rank 0 has held so many bytes at its most: more than when this was said last.
+    Peak(u64),
+}
+
+/// What a run has done so far, as its checkpoints keep it: the run that goes on from one tells of it again.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct History {
+    /// Every step.
+    pub steps: Vec<Step>,
+    /// Every evaluation.
+    pub evaluations: Vec<Evaluated>,
+}
+
+impl History {
+    /// Leaves away what was done after this step.
+    pub fn end_at(&mut self, step: u64) {
+        self.steps.retain(|done| done.step <= step);
+        self.evaluations.retain(|done| done.step <= step);
+    }
 }
 
 /// An evaluation.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluated {
     /// Steps done before it.
     pub step: u64,
@@ -162,10 +181,12 @@ pub struct Resumed {
     pub bytes: u64,
     /// Wall time of rank 0.
     pub ms: f64,
+    /// What was done before it; empty where the checkpoint does not say.
+    pub history: History,
 }
 
 /// A checkpoint that is complete.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
     /// Steps done before it.
     pub step: u64,
@@ -274,6 +295,9 @@ pub enum Cause {
         /// Its value.
         value: f64,
     },
+    /// The loss has long been far above its smallest.
+    #[error("{0}")]
+    Worse(Worse),
     /// Anything else: a refused kernel, an unreadable file, a panic, a rank that did not arrive.
     #[error("rank {rank}: {reason}")]
     Failed {
@@ -282,6 +306,27 @@ pub enum Cause {
         /// Why.
         reason: String,
     },
+}
+
+/// A loss that has long been far above its smallest.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error(
+    "step {step}: for {steps} steps the loss has been at least {factor} times its smallest: it is {loss:.4}, and was {smallest:.4} \
+     in step {at}; lower train.lr, set train.clip_norm or train.lr_warmup_steps, or raise train.divergence_factor"
+)]
+pub struct Worse {
+    /// The last step.
+    pub step: u64,
+    /// Its loss.
+    pub loss: f64,
+    /// The smallest loss before.
+    pub smallest: f64,
+    /// The step that had it.
+    pub at: u64,
+    /// What the run is held to: so many times the smallest …
+    pub factor: f64,
+    /// … for so many steps.
+    pub steps: u64,
 }
 
 fn diverged(what: &str, value: f64) -> String {

@@ -53,14 +53,14 @@ pub struct Rank<'a> {
     pub(crate) gradients: Gradients,
     pub(crate) optimizer: Optimizer,
     /// By unit; empty where no forms of weights are kept.
-    prepacked: Vec<Prepacked>,
+    pub(crate) prepacked: Vec<Prepacked>,
     cos: Buffer,
     sin: Buffer,
     /// Reads micro-batches before they are wanted, where that is worth a thread.
     ahead: Option<Ahead>,
     /// Where the tokens of the micro-batch in flight stand, if sequences hold several documents.
     standing: Standing,
-    flow: Flow,
+    pub(crate) flow: Flow,
     /// Where the loss is scaled.
     pub(crate) scaler: Option<LossScaler>,
     /// Steps done, skipped ones included.
@@ -101,7 +101,8 @@ fn resume(
         .load(&inputs.plan.layout, state, desk, params, optimizer)
         .map_err(|error| StepError::Input(error.to_string()))?;
     let ms = begin.elapsed().as_secs_f64() * 1e3;
-    Ok(Some(Resumed { step: from.position().steps, dir: from.dir().into(), bytes, ms }))
+    let history = from.history.clone();
+    Ok(Some(Resumed { step: from.position().steps, dir: from.dir().into(), bytes, ms, history }))
 }
 
 /// What came of a step's gradients.
@@ -121,11 +122,13 @@ pub struct Updated {
 
 /// What lives from one action to the next.
 #[derive(Default)]
-struct Flow {
+pub(crate) struct Flow {
     /// The micro-batch in flight.
     micro: usize,
-    ids: Option<Buffer>,
-    targets: Option<Buffer>,
+    /// It is one of held-out data, in an evaluation.
+    pub(crate) evaluates: bool,
+    pub(crate) ids: Option<Buffer>,
+    pub(crate) targets: Option<Buffer>,
     /// What a token's loss is multiplied by, so that the mean over ranks and micro-batches is that over the global batch's
     /// tokens that have a target.
     mean: f64,
@@ -135,8 +138,8 @@ struct Flow {
     stream: Option<Buffer>,
     /// By unit.
     saved: Vec<Saved<Buffer>>,
-    /// Sum of the micro-batches' mean losses.
-    loss: f64,
+    /// Sum of the micro-batches' mean losses; in an evaluation, of the tokens' losses.
+    pub(crate) loss: f64,
     /// The loss scale that the step's gradients carry, 1 without.
     loss_scale: f64,
 }
@@ -207,7 +210,7 @@ impl<'a> Rank<'a> {
     pub fn step(&mut self) -> Result<Step> {
         let timed = self.steps >= self.timed_from;
         if self.steps == self.timed_from {
-            self.comms_reset();
+            self.comms.reset();
         }
         let mut meter = Meter::start();
         self.gradients(&mut meter)?;
@@ -309,7 +312,7 @@ impl<'a> Rank<'a> {
         self.flow.loss_scale
     }
 
-    fn act(&mut self, action: Action, meter: &mut Meter) -> Result<()> {
+    pub(crate) fn act(&mut self, action: Action, meter: &mut Meter) -> Result<()> {
         let Inputs { plan, .. } = *self.inputs;
         let desk = Desk { kernels: &*self.kernels, arena: &self.arena, comms: &self.comms };
         match action {
@@ -368,6 +371,7 @@ impl<'a> Rank<'a> {
         let (layout, policy) = (&self.inputs.plan.layout, &self.inputs.plan.policy);
         let (tables, batch) = ([&self.cos, &self.sin], self.batch());
         let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, tables, batch, self.standing.view());
+        let ex = Exec { evaluates: self.flow.evaluates, ..ex };
         let weights = self.params.weights(unit, self.prepacked.get(unit));
         if unit == 0 {
             let ids = present(&self.flow.ids, "token ids")?;
@@ -376,8 +380,12 @@ impl<'a> Rank<'a> {
         }
         let block = &layout.blocks[unit - 1];
         let input = taken(&mut self.flow.stream, "the residual stream")?;
-        let keeps = policy.keeps_input(block.index);
-        let (output, saved) = block.forward(&ex, &weights, input, keeps, &policy.keep)?;
+        // What is only looked at has no backward.
+        let (keeps, keep) = match ex.evaluates {
+            true => (false, &[][..]),
+            false => (policy.keeps_input(block.index), &policy.keep[..]),
+        };
+        let (output, saved) = block.forward(&ex, &weights, input, keeps, keep)?;
         (self.flow.stream, self.flow.saved[unit]) = (Some(output), saved);
         Ok(())
     }
@@ -388,6 +396,9 @@ impl<'a> Rank<'a> {
         if layout.head.tied {
             self.wait(0, meter)?;
             meter.enter(Span::Forward);
+        }
+        if self.flow.evaluates {
+            return self.score();
         }
         let desk = Desk { kernels: &*self.kernels, arena: &self.arena, comms: &self.comms };
         self.gradients.open(&self.state, desk, head)?;
@@ -411,6 +422,21 @@ impl<'a> Rank<'a> {
         };
         self.flow.loss += sum * mean;
         self.flow.stream = Some(gradient);
+        Ok(())
+    }
+
+    /// The head's forward alone.
+    fn score(&mut self) -> Result<()> {
+        let layout = &self.inputs.plan.layout;
+        let head = layout.head_unit();
+        let (tables, batch) = ([&self.cos, &self.sin], self.batch());
+        let ex = exec(self.inputs.cell, &*self.kernels, &self.arena, tables, batch, self.standing.view());
+        let x = taken(&mut self.flow.stream, "the residual stream")?;
+        let targets = present(&self.flow.targets, "targets")?;
+        let weights = self.params.weights(head, self.prepacked.get(head));
+        let of_matrix = if layout.head.tied { 0 } else { head };
+        let matrix = self.params.weights(of_matrix, self.prepacked.get(of_matrix));
+        self.flow.loss += layout.head.score(&ex, &weights, &matrix, x, targets.view())?;
         Ok(())
     }
 
@@ -479,7 +505,7 @@ fn exec<'e>(
     documents: Option<InDocuments<'e>>,
 ) -> Exec<'e> {
     let (compute, gradients) = (cell.precision.compute, cell.precision.gradients);
-    Exec { kernels, arena, batch, compute, gradients, cos: cos.view(), sin: sin.view(), documents }
+    Exec { kernels, arena, batch, compute, gradients, evaluates: false, cos: cos.view(), sin: sin.view(), documents }
 }
 
 /// What an earlier action of a well-formed plan has left.
@@ -492,14 +518,6 @@ fn present<'b>(slot: &'b Option<Buffer>, what: &str) -> Result<&'b Buffer> {
 }
 
 impl Rank<'_> {
-    fn comms_reset(&self) {
-        self.comms.inner.reset();
-        if let Some(hybrid) = &self.comms.hybrid {
-            hybrid.outer.reset();
-            hybrid.data.reset();
-        }
-    }
-
     /// This rank's number.
     pub fn number(&self) -> usize {
         self.number

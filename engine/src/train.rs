@@ -225,6 +225,7 @@ impl RankError {
         match self {
             RankError::Step(StepError::OutOfMemory(error)) => Cause::OutOfMemory { rank, error },
             RankError::Step(StepError::Diverged { step, what, value }) => Cause::Diverged { step, what, value },
+            RankError::Step(StepError::Worse(worse)) => Cause::Worse(worse),
             RankError::Step(error) => Cause::Failed { rank, reason: error.to_string() },
             RankError::Other(reason) => Cause::Failed { rank, reason },
         }

@@ -116,6 +116,10 @@ pub fn show(record: &Record, remarks: &[Remark]) -> Document {
         document.heading("Notes");
         document.list(record.notes.clone());
     }
+    if let Some(figure) = crate::figures::course(record) {
+        document.heading("Course of the run");
+        document.figure(Some(figure));
+    }
     let tables = [
         ("Metrics", metrics(record)),
         ("Memory of the largest rank", memory(record)),
@@ -212,7 +216,7 @@ fn metric_text(name: &str, value: f64) -> String {
         format!("{} tokens/s", units::number(value))
     } else if ["skipped_steps", "loss_scale_last"].contains(&name) {
         units::quantity(value)
-    } else if name.starts_with("loss") {
+    } else if name.starts_with("loss") || name.starts_with("eval_loss") {
         format!("{value:.6}")
     } else {
         units::number(value)

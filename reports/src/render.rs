@@ -4,6 +4,7 @@ pub mod csv;
 pub mod html;
 pub mod json;
 pub mod markdown;
+mod spark;
 pub mod terminal;
 
 /// Text on one line: line ends and tabs become spaces, and other control characters (escape sequences that a record may

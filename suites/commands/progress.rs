@@ -1,27 +1,33 @@
-//! How far it is, on standard error: a bar on a terminal, a line for each finished cell elsewhere.
+//! How far it is, on standard error: a bar on a terminal, a line for each finished cell elsewhere; lines of steps for a run.
+
+mod trainer;
 
 use crate::cli::Global;
 use crate::runner::Observe;
 use crate::runner::plan::{Planned, gib};
+use crate::runner::protocol::Between;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
+use trainer::Trainer;
 use zbench_reports::record::{Record, Status, Step};
 
 /// Tells on standard error.
 pub struct Progress {
     bar: Option<ProgressBar>,
     quiet: bool,
-    steps: bool,
+    /// Makes the lines of steps, where there are some.
+    trainer: Option<Trainer>,
     label: String,
     total_steps: usize,
     waits: bool,
 }
 
 impl Progress {
-    /// `steps`: a line for each step, as `zbench run` has.
-    pub fn new(global: &Global, steps: bool) -> Progress {
-        let steps = (steps || global.verbose) && !global.quiet;
-        let bar = (!global.quiet && !steps && std::io::stderr().is_terminal()).then(|| {
+    /// `log_every`: lines of steps, as `zbench run` has them, so many steps apart.
+    pub fn new(global: &Global, log_every: Option<u64>) -> Progress {
+        let every = log_every.or(global.verbose.then_some(1)).filter(|_| !global.quiet);
+        let trainer = every.map(Trainer::new);
+        let bar = (!global.quiet && trainer.is_none() && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(0);
             // The template is a constant that a test of this module parses.
             if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
@@ -29,7 +35,7 @@ impl Progress {
             }
             bar
         });
-        Progress { bar, quiet: global.quiet, steps, label: String::new(), total_steps: 0, waits: false }
+        Progress { bar, quiet: global.quiet, trainer, label: String::new(), total_steps: 0, waits: false }
     }
 
     /// Before something else is printed.
@@ -73,22 +79,28 @@ impl Observe for Progress {
             bar.set_position(done as u64);
             bar.set_message(self.label.clone());
         }
+        if let Some(header) = self.trainer.as_mut().and_then(|trainer| trainer.begin(planned)) {
+            self.line(&header);
+        }
     }
 
     fn step(&mut self, step: &Step) {
         if let Some(bar) = &self.bar {
             bar.set_message(format!("{} step {}/{} loss {:.4}", self.label, step.step, self.total_steps, step.loss));
         }
-        if self.steps {
-            let rate = step.tokens as f64 / (step.ms / 1e3);
-            let untimed = if step.timed { "" } else { "  (untimed)" };
-            let scale = step.loss_scale().map(|scale| format!("  loss scale {scale}")).unwrap_or_default();
-            let norm = if step.is_skipped() { "overflows, skipped".into() } else { format!("{:.4}", step.grad_norm) };
-            self.line(&format!(
-                "step {:>4}/{}  loss {:.6}  grad_norm {norm}  lr {:.3e}{scale}  {:.1} ms  {rate:.0} tokens/s{untimed}",
-                step.step, self.total_steps, step.loss, step.lr, step.ms
-            ));
+        if let Some(line) = self.trainer.as_mut().and_then(|trainer| trainer.step(step)) {
+            self.line(&line);
         }
+    }
+
+    fn between(&mut self, between: &Between) {
+        if let Some(line) = self.trainer.as_mut().and_then(|trainer| trainer.between(between)) {
+            self.line(&line);
+        }
+    }
+
+    fn stopping(&mut self) {
+        self.line("stops after this step, with a checkpoint; Ctrl-C again ends it at once, without");
     }
 
     fn end(&mut self, record: &Record) {
@@ -98,7 +110,10 @@ impl Observe for Progress {
             (Status::Measured, ..) => "measured".into(),
             (status, ..) => format!("{}: {}", status.words(), record.outcome.reason),
         };
+        let (held, learned) = self.trainer.as_mut().map_or((None, None), |trainer| trainer.end(record));
+        held.into_iter().for_each(|line| self.line(&line));
         self.line(&format!("{}  {}  {what}", &record.id, self.label));
+        learned.into_iter().for_each(|line| self.line(&line));
     }
 }
 

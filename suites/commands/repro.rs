@@ -58,7 +58,7 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
     }
     let passing = std::path::absolute(global.notebook.join(format!("repro-{}", std::process::id())))?;
     let header = Header { folders: Folders::Passing(passing), ..header_of(&record) };
-    let summary = carry_out(global, session, &[planned], Trials::OneMore, header, timeout, true)?;
+    let summary = carry_out(global, session, &[planned], Trials::OneMore, header, timeout, Some(1))?;
     let [again] = &summary.records[..] else { return Ok(code(&summary)) };
     let (document, same) = compare(&record, again);
     match global.format {

@@ -55,7 +55,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     header.folders = Folders::Trial;
     let question = header.question.clone();
     let mut run =
-        |cells: &[Planned]| carry_out(global, session, cells, trials, header.clone(), arguments.timeout, false);
+        |cells: &[Planned]| carry_out(global, session, cells, trials, header.clone(), arguments.timeout, None);
     let summary = match &mut limits {
         Some(limits) => limits::carry_out(limits, &cells, &mut run)?,
         None => run(&cells)?,
@@ -88,7 +88,8 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
     say_batches(global, &cells);
     say_adapters(&cells);
     let header = header(&expanded.document);
-    let summary = carry_out(global, session, &cells, Trials::OneMore, header, arguments.timeout, true)?;
+    let summary =
+        carry_out(global, session, &cells, Trials::OneMore, header, arguments.timeout, Some(arguments.log_every))?;
     match global.format {
         Format::Json => print_lines(&summary.records)?,
         _ => {
@@ -181,7 +182,7 @@ pub(super) fn estimates(global: &Global, cells: &[Planned]) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-/// Runs cells in child processes, with progress, until done or stopped.
+/// Runs cells in child processes, with progress, until done or stopped. `log_every`: lines of steps, so many steps apart.
 pub fn carry_out(
     global: &Global,
     session: &mut Session,
@@ -189,7 +190,7 @@ pub fn carry_out(
     trials: Trials,
     header: Header,
     timeout: Duration,
-    steps: bool,
+    log_every: Option<u64>,
 ) -> Result<Summary> {
     let notebook = Notebook::open(&global.notebook)?;
     for warning in notebook.read()?.warnings() {
@@ -202,18 +203,45 @@ pub fn carry_out(
         None => Box::new(Children { program, stop, timeout, peak_seconds }),
         Some(leader) => Box::new(Launched { leader, program, stop, timeout, peak_seconds }),
     };
-    let mut progress = Progress::new(global, steps);
+    let mut progress = Progress::new(global, log_every);
     let mut runner = Runner { notebook: &notebook, execute: &mut *execute, observe: &mut progress, header };
     let result = runner.run(cells, trials);
     progress.clear();
     let summary = result?;
     if summary.interrupted {
-        crate::say!(
-            "stopped; everything measured is in {}. The same command goes on from here.",
-            notebook.path().display()
-        );
+        crate::say!("{}", stopped(&summary, cells, &notebook.path().display().to_string()));
     }
     Ok(summary)
+}
+
+/// Where it was stopped, and how to go on.
+fn stopped(summary: &Summary, cells: &[Planned], notebook: &str) -> String {
+    use zbench_engine::config::Resume;
+    let all = format!("everything measured is in {notebook}");
+    let Some(under_way) = summary.stopped.as_ref().filter(|stopped| stopped.saved.is_some() || stopped.step > 0) else {
+        return format!("stopped; {all}. The same command goes on from here.");
+    };
+    let at = format!("stopped after step {} of {}", under_way.step, under_way.of);
+    let Some(dir) = &under_way.saved else {
+        return match cells {
+            [_] => format!(
+                "{at}; {all}. This run is not: without checkpoints it begins anew. State checkpoint.dir, and the same command \
+                 goes on from here."
+            ),
+            _ => format!("{at} of a trial, which begins anew; {all}. The same command goes on from here."),
+        };
+    };
+    let resumes = |cell: &Planned| {
+        let saving = cell.cell().and_then(|cell| cell.checkpoint.as_ref());
+        saving.is_some_and(|saving| saving.resume == Resume::Auto)
+    };
+    let dir = dir.display();
+    match cells.iter().all(resumes) {
+        true => format!("{at}; its checkpoint is {dir}, {all}. The same command goes on from here."),
+        false => format!(
+            "{at}; its checkpoint is {dir}, {all}. With --set checkpoint.resume={dir} the command goes on from it."
+        ),
+    }
 }
 
 /// Set by the first Ctrl-C or termination; the second one ends the process at once.

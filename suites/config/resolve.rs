@@ -124,7 +124,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         train,
         link: link(&values, &parallel)?,
         checkpoint: running::saving(&values, context)?.map(Box::new),
-        watch: running::watch(&values),
+        watch: running::watch(&values)?,
         parallel,
         precision,
         lora,

@@ -285,6 +285,15 @@ impl Ranks {
         self.running.iter().filter_map(exit).collect()
     }
 
+    /// Sends one of them a signal that does not mean its end.
+    pub fn tell(&self, rank: usize, signal: Signal) {
+        let running = self.running.iter().find(|running| running.rank == rank && running.exit.is_none());
+        if let Some(pid) = running.and_then(|running| Pid::from_raw(running.child.id() as i32)) {
+            // Fails only when it is gone.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+
     /// Ends whoever still runs, first politely. A stopped process hears only the last word.
     pub fn end(&mut self) {
         self.signal(Signal::TERM);

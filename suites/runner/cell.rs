@@ -32,6 +32,8 @@ pub(super) fn stop_order() -> &'static AtomicBool {
 
 /// The whole life of a cell's process; its exit status.
 pub fn main() -> u8 {
+    stop_order();
+    say(&Event::Hears);
     let job: Job = match read_job(&mut std::io::stdin()) {
         Ok(job) => job,
         Err(reason) => {
@@ -70,6 +72,7 @@ fn threads(job: &Job) -> End {
             steps: run.steps.iter().map(protocol::step).collect(),
             kernels: run.kernels,
             ranks: run.ranks.iter().map(RankEnd::from).collect(),
+            stopped: run.ranks.iter().any(|rank| rank.stopped),
             ..End::default()
         },
         Err(failure) => ended(&failure),
@@ -85,7 +88,7 @@ fn threads(job: &Job) -> End {
 fn ended(failure: &Failure) -> End {
     let (status, source) = match &failure.cause {
         Cause::OutOfMemory { .. } => (Status::OutOfMemory, Some(Source::Arena)),
-        Cause::Diverged { .. } => (Status::Diverged, None),
+        Cause::Diverged { .. } | Cause::Worse(_) => (Status::Diverged, None),
         Cause::Failed { .. } => (Status::Failed, None),
     };
     let ranks = failure.ledgers.iter().enumerate().map(|(rank, ledger)| RankEnd::of_ledger(rank, ledger)).collect();

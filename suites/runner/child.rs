@@ -2,7 +2,7 @@
 //! an outcome with a reason.
 
 use super::processes::tail_of;
-use super::protocol::{End, Ended, Event, Job};
+use super::protocol::{End, Ended, Event, Job, Told};
 use super::{Execute, Execution, machine};
 use crate::launch::signal_name;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
-use zbench_reports::record::{Source, Status, Step};
+use zbench_reports::record::{Source, Status};
 
 /// Starts `zbench __cell` for each cell.
 pub struct Children {
@@ -36,18 +36,21 @@ impl Execute for Children {
     }
 
     // The death signal follows the thread that starts the child, so start and wait are one call of one thread.
-    fn execute(&mut self, cell: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution {
+    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(Told<'_>)) -> Execution {
+        if self.is_stopped() {
+            return Execution::default();
+        }
         let oom_kills = machine::oom_kills();
         let mut child = match self.start(cell) {
             Ok(child) => child,
             Err(error) => {
-                return Execution::failed(Vec::new(), format!("the cell's process cannot be started: {error}"));
+                return Execution::failed(format!("the cell's process cannot be started: {error}"));
             }
         };
         let tail = child.stderr.take().map(tail_of);
         let events = events_of(child.stdout.take());
-        let mut steps = Vec::new();
-        let heard = self.listen(&events, &mut steps, on_step);
+        let mut said = Execution::default();
+        let heard = self.listen(cell, &child, &events, &mut said, tell);
         if !matches!(heard, Heard::Silence) {
             // Nothing more is expected of it, and a result counts although its process may hang. Killing fails only when
             // it has ended already.
@@ -56,14 +59,14 @@ impl Execute for Children {
         let status = child.wait();
         let tail = tail.and_then(|tail| tail.join().ok()).unwrap_or_default();
         match (heard, status) {
-            (Heard::StopAsked, _) => Execution { steps, ..Execution::default() },
-            (Heard::TimedOut, _) => Execution::timed_out(steps, self.timeout),
-            (Heard::End(mut end), _) => {
-                let said = std::mem::take(&mut end.steps);
-                Execution { steps: if said.is_empty() { steps } else { said }, end: Some(*end), last: false }
+            (Heard::StopAsked, _) => said,
+            (Heard::TimedOut, _) => said.timed_out(self.timeout),
+            (Heard::End(end), _) => said.with(*end),
+            (Heard::Silence, Ok(status)) => said.ended(died(status, oom_kills, &tail)),
+            (Heard::Silence, Err(error)) => {
+                let reason = format!("the cell's process was lost: {error}");
+                said.ended(Ended { status: Status::Failed, reason, source: None })
             }
-            (Heard::Silence, Ok(status)) => Execution::ended(steps, died(status, oom_kills, &tail)),
-            (Heard::Silence, Err(error)) => Execution::failed(steps, format!("the cell's process was lost: {error}")),
         }
     }
 }
@@ -100,21 +103,34 @@ impl Children {
         Ok(child)
     }
 
-    fn listen(&self, events: &Receiver<Event>, steps: &mut Vec<Step>, on_step: &mut dyn FnMut(&Step)) -> Heard {
+    fn listen(
+        &self,
+        cell: &Cell,
+        child: &Child,
+        events: &Receiver<Event>,
+        said: &mut Execution,
+        tell: &mut dyn FnMut(Told<'_>),
+    ) -> Heard {
         let start = Instant::now();
+        // A cell with checkpoints is told once, as soon as it hears that, and then waited for.
+        let (mut hears, mut asked, mut told) = (false, false, false);
         loop {
-            if self.stop.load(Ordering::Relaxed) {
+            if self.is_stopped() && cell.checkpoint.is_none() {
                 return Heard::StopAsked;
             }
+            if self.is_stopped() && !asked {
+                asked = true;
+                tell(Told::Stopping);
+            }
+            if asked && hears && !told {
+                told = true;
+                order_stop(child);
+            }
             match events.recv_timeout(TICK) {
-                Ok(Event::Step(step)) => {
-                    on_step(&step);
-                    steps.push(step);
-                }
                 Ok(Event::End(end)) => return Heard::End(end),
-                Ok(Event::Between(_)) => {}
+                Ok(Event::Hears) => hears = true,
                 // The cell merges what its ranks say; they do not speak here.
-                Ok(Event::Rank(_)) => {}
+                Ok(event) => said.take(&event, tell),
                 Err(RecvTimeoutError::Disconnected) => return Heard::Silence,
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -122,6 +138,14 @@ impl Children {
                 return Heard::TimedOut;
             }
         }
+    }
+}
+
+/// Tells a cell to end after the step under way, with a checkpoint.
+fn order_stop(child: &Child) {
+    if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
+        // Fails only when it has ended.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::USR1);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::merge::{dead, merge};
 use super::processes::{Processes, grace};
-use super::protocol::{End, RankFailure, RankJob, RankSaid};
+use super::protocol::{End, RankFailure, RankJob, RankSaid, Told};
 use super::{Execute, Execution};
 use crate::launch::{Io, Line, Silence, Start, World, free_port, fresh_token};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware::Seat;
 use zbench_engine::train::Standing;
-use zbench_reports::record::{Source, Status, Step};
+use zbench_reports::record::{Source, Status};
 
 const TICK: Duration = Duration::from_millis(20);
 /// How long others have to answer when they were told to end their rank.
@@ -32,6 +32,8 @@ pub enum Order {
         /// The jobs of all ranks, in their order.
         jobs: Vec<RankJob>,
     },
+    /// Have your rank of the cell stop after its step.
+    Halt,
     /// End your rank of the cell, if it still runs.
     Stop,
     /// The command is at its end.
@@ -107,22 +109,23 @@ impl Execute for Launched<'_> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    fn execute(&mut self, cell: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution {
+    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(Told<'_>)) -> Execution {
+        if self.is_stopped() {
+            return Execution::default();
+        }
         if let Some(lost) = &self.leader.lost {
-            return Execution::last(Vec::new(), End::failed(lost.clone()));
+            return Execution { last: true, ..Execution::default().with(End::failed(lost.clone())) };
         }
         let (jobs, mut own) = match self.start(cell) {
             Ok(started) => started,
-            Err(reason) => return Execution::failed(Vec::new(), reason),
+            Err(reason) => return Execution::failed(reason),
         };
-        let mut steps = Vec::new();
+        let mut heard = Execution::default();
         let mut said: BTreeMap<usize, RankSaid> = BTreeMap::new();
         let (begin, mut stop, mut deadline) = (Instant::now(), None, None);
+        let mut halts = false;
         while said.len() < jobs {
-            own.listen(TICK, &mut |step| {
-                on_step(step);
-                steps.push(step.clone());
-            });
+            own.listen(TICK, &mut |event| heard.take(event, tell));
             if own.all_said() {
                 said.extend(own.take_said());
             }
@@ -130,13 +133,20 @@ impl Execute for Launched<'_> {
                 own.end();
                 said.extend(own.take_said());
                 self.leader.lost = Some(lost.clone());
-                return self.without(lost, said, steps, &stop);
+                return self.without(lost, said, heard, &stop);
             }
             let now = Instant::now();
             if deadline.is_none() && said.values().any(|rank| rank.failure.is_some()) {
                 deadline = Some(now + grace(cell));
             }
-            let wanted = if self.stop.load(Ordering::Relaxed) {
+            let asked = self.is_stopped();
+            if asked && cell.checkpoint.is_some() && !halts {
+                halts = true;
+                self.leader.line.say(&Order::Halt);
+                own.order_stop();
+                tell(Told::Stopping);
+            }
+            let wanted = if asked && !halts {
                 Some(Stop::User)
             } else if begin.elapsed() > self.timeout {
                 Some(Stop::Time)
@@ -151,15 +161,15 @@ impl Execute for Launched<'_> {
                 let silent: Vec<usize> = (0..jobs).filter(|rank| !said.contains_key(rank)).collect();
                 let lost = format!("rank(s) {silent:?} of the launch do not answer any more");
                 self.leader.lost = Some(lost.clone());
-                return self.without(lost, said, steps, &stop);
+                return self.without(lost, said, heard, &stop);
             }
         }
         match stop {
-            Some(Stop::User) => Execution { steps, ..Execution::default() },
-            Some(Stop::Time) => Execution::timed_out(steps, self.timeout),
+            Some(Stop::User) => heard,
+            Some(Stop::Time) => heard.timed_out(self.timeout),
             Some(Stop::Failure) | None => {
-                let mut end = merge(said.into_values().collect(), steps);
-                Execution { steps: std::mem::take(&mut end.steps), end: Some(end), last: false }
+                let end = merge(said.into_values().collect(), std::mem::take(&mut heard.steps));
+                heard.with(end)
             }
         }
     }
@@ -223,18 +233,17 @@ impl Launched<'_> {
         &self,
         lost: String,
         said: BTreeMap<usize, RankSaid>,
-        steps: Vec<Step>,
+        mut heard: Execution,
         stop: &Option<Stop>,
     ) -> Execution {
         if matches!(stop, Some(Stop::User)) {
-            return Execution { steps, ..Execution::default() };
+            return heard;
         }
-        let mut end = merge(said.into_values().collect(), steps);
+        let mut end = merge(said.into_values().collect(), std::mem::take(&mut heard.steps));
         let seen = end.failure.take().map(|ended| format!("; {}", ended.reason)).unwrap_or_default();
         let reason = format!("the launch has lost a process: {lost}{seen}");
         end.failure = Some(super::protocol::Ended { status: Status::Failed, reason, source: Some(Source::Host) });
-        let steps = std::mem::take(&mut end.steps);
-        Execution::last(steps, end)
+        Execution { last: true, ..heard.with(end) }
     }
 }
 
@@ -271,6 +280,11 @@ pub fn follow(line: &Line, stop: &AtomicBool) -> u8 {
                 match program.and_then(|program| start_one(&program, &jobs, rank)) {
                     Ok(processes) => under_way = Some((number, processes)),
                     Err(reason) => line.say(&Answer::Said(number, Box::new(not_started(rank, reason)))),
+                }
+            }
+            Ok((_, Order::Halt)) => {
+                if let Some((_, processes)) = &mut under_way {
+                    processes.order_stop();
                 }
             }
             Ok((_, Order::Stop)) => {

@@ -21,8 +21,7 @@ pub fn merge(said: Vec<RankSaid>, mut steps: Vec<Step>) -> End {
         peak_rss_bytes: sum(|rank| rank.rss_bytes),
         swap_bytes: sum(|rank| rank.swap_bytes),
         others_share: others_share(&said),
-        between: Vec::new(),
-        stopped: false,
+        stopped: said.iter().any(|rank| rank.end.stopped),
         ranks: said.into_iter().filter(|rank| rank.end.pid.is_some()).map(|rank| rank.end).collect(),
     }
 }

@@ -1,6 +1,7 @@
 //! Cells over MPI: mpirun starts the ranks, as MPI wants it, and cannot be asked twice in one process; so each cell has a
 //! mpirun of its own. The ranks get their job and say how it ended over a line of ours, on which this process is rank 0.
 
+use super::cell::stop_order;
 use super::merge::merge;
 use super::processes::{grace, tail_of};
 use super::protocol::{End, Ended, Event, Job, RankFailure, RankJob, RankSaid};
@@ -14,13 +15,14 @@ use std::io::{BufRead, BufReader};
 use std::net::ToSocketAddrs;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use zbench_engine::comm::{Communicator, Meeting, Rendezvous};
 use zbench_engine::hardware::{self, Seat};
 use zbench_engine::train::Standing;
 use zbench_kernels::Kernels;
-use zbench_reports::record::{Source, Status, Step};
+use zbench_reports::record::{Source, Status};
 
 const TICK: Duration = Duration::from_millis(20);
 /// How long mpirun has to end its ranks when it is told to.
@@ -44,6 +46,8 @@ const NOT_FOR_RANKS: [&str; 8] = [
 #[derive(Serialize, Deserialize)]
 enum Word {
     Job(Box<RankJob>),
+    /// Stop after the step under way.
+    Halt,
     Bye,
 }
 
@@ -95,14 +99,16 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
         line.say(&Word::Job(Box::new(job)));
     }
     let mut steps = Vec::new();
-    let mut on_step = |step: Step| {
-        say(&Event::Step(step.clone()));
-        steps.push(step);
+    let mut on_event = |event: Event| {
+        say(&event);
+        if let Event::Step(step) = event {
+            steps.push(step);
+        }
     };
-    let said = listen(&line, &mut mpirun, hosts, grace(cell), &mut on_step);
+    let said = listen(&line, &mut mpirun, hosts, grace(cell), &mut on_event);
     line.say(&Word::Bye);
-    // Steps come through mpirun, which may be slower than the line.
-    mpirun.rest().into_iter().for_each(on_step);
+    // They come through mpirun, which may be slower than the line.
+    mpirun.rest().into_iter().for_each(on_event);
     let mut end = merge(said.into_values().collect(), steps);
     if let Some(Ended { reason, .. }) = end.failure.as_mut().filter(|ended| ended.status == Status::Failed) {
         let tail = mpirun.tail();
@@ -119,11 +125,16 @@ fn listen(
     mpirun: &mut Mpirun,
     hosts: &[String],
     grace: Duration,
-    on_step: &mut dyn FnMut(Step),
+    on_event: &mut dyn FnMut(Event),
 ) -> BTreeMap<usize, RankSaid> {
     let mut said = BTreeMap::new();
     let mut deadline = None;
+    let mut halts = false;
     while said.len() < hosts.len() {
+        if !halts && stop_order().load(Ordering::Relaxed) {
+            halts = true;
+            line.say(&Word::Halt);
+        }
         let mut lost = None;
         match line.hear(TICK) {
             Ok((rank, what)) => drop(said.insert(rank - 1, what)),
@@ -131,7 +142,7 @@ fn listen(
             // The line's rank 0 is this process.
             Err(Silence::Lost(rank, _)) => lost = Some(rank.and_then(|rank| rank.checked_sub(1))),
         }
-        mpirun.steps.try_iter().for_each(&mut *on_step);
+        mpirun.events.try_iter().for_each(&mut *on_event);
         let failed = said.values().any(|rank: &RankSaid| rank.failure.is_some());
         if deadline.is_none() && failed {
             deadline = Some(Instant::now() + grace);
@@ -170,7 +181,8 @@ fn silent(rank: usize, host: &str, is_cause: bool) -> RankSaid {
 /// A mpirun under way.
 struct Mpirun {
     child: Child,
-    steps: Receiver<Step>,
+    /// Steps, and what happened between them.
+    events: Receiver<Event>,
     tail: Option<std::thread::JoinHandle<String>>,
 }
 
@@ -204,12 +216,12 @@ impl Mpirun {
             .stderr(Stdio::piped())
             .spawn();
         let mut child = child.map_err(|error| format!("mpirun cannot be started: {error}"))?;
-        let (sender, steps) = channel();
+        let (sender, events) = channel();
         if let Some(stdout) = child.stdout.take() {
             std::thread::spawn(move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    if let Ok(Event::Step(step)) = serde_json::from_str(&line)
-                        && sender.send(step).is_err()
+                    if let Ok(event @ (Event::Step(_) | Event::Between(_))) = serde_json::from_str(&line)
+                        && sender.send(event).is_err()
                     {
                         return;
                     }
@@ -217,7 +229,7 @@ impl Mpirun {
             });
         }
         let tail = child.stderr.take().map(tail_of);
-        Ok(Mpirun { child, steps, tail })
+        Ok(Mpirun { child, events, tail })
     }
 
     fn has_ended(&mut self) -> bool {
@@ -225,12 +237,12 @@ impl Mpirun {
         self.child.try_wait().map_or(true, |status| status.is_some())
     }
 
-    /// The steps until its end, for which it has a moment.
-    fn rest(&mut self) -> Vec<Step> {
+    /// What rank 0 said until its end, for which it has a moment.
+    fn rest(&mut self) -> Vec<Event> {
         self.wait(POLITE);
         self.end();
         // Its output ends with it, and the thread that reads it then.
-        self.steps.iter().collect()
+        self.events.iter().collect()
     }
 
     /// Waits for its own end, so long.
@@ -346,6 +358,8 @@ fn serve() -> Result<(), String> {
     let job = loop {
         match line.hear(Duration::from_secs(1)) {
             Ok((_, Word::Job(job))) if job.rank == world.rank => break job,
+            // The step under way is its first.
+            Ok((_, Word::Halt)) => stop_order().store(true, Ordering::Relaxed),
             Ok((_, Word::Job(_))) | Err(Silence::Yet) => {}
             Ok((_, Word::Bye)) => return Err("the cell ended before it began".into()),
             Err(Silence::Lost(_, reason)) => return Err(reason),
@@ -353,14 +367,34 @@ fn serve() -> Result<(), String> {
     };
     let comm = connect(&world, &job)?;
     // Standard output is one stream for all ranks; rank 0 alone speaks there.
-    let said = rank::run(&job, Some(comm), &|event| rank::say(event));
-    line.say(&said);
-    loop {
-        match line.hear::<Word>(Duration::from_secs(1)) {
-            Ok((_, Word::Bye)) | Err(Silence::Lost(..)) => return Ok(()),
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let ear = scope.spawn(|| listen_to_orders(line, &is_done));
+        let said = rank::run(&job, Some(comm), &|event| rank::say(event));
+        is_done.store(true, Ordering::Relaxed);
+        // The line comes back with nothing on it lost, as a thread that listens has no reason to panic.
+        let (line, is_over) = ear.join().map_err(|_| "the thread that listens to orders has ended")?;
+        line.say(&said);
+        while !is_over {
+            match line.hear::<Word>(Duration::from_secs(1)) {
+                Ok((_, Word::Bye)) | Err(Silence::Lost(..)) => break,
+                Ok((_, Word::Job(_) | Word::Halt)) | Err(Silence::Yet) => {}
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Hears an order to stop while the rank trains. Gives the line back, and whether nobody is there any more.
+fn listen_to_orders(line: Line, is_done: &AtomicBool) -> (Line, bool) {
+    while !is_done.load(Ordering::Relaxed) {
+        match line.hear::<Word>(10 * TICK) {
+            Ok((_, Word::Halt)) => stop_order().store(true, Ordering::Relaxed),
+            Ok((_, Word::Bye)) | Err(Silence::Lost(..)) => return (line, true),
             Ok((_, Word::Job(_))) | Err(Silence::Yet) => {}
         }
     }
+    (line, false)
 }
 
 fn connect(world: &World, job: &RankJob) -> Result<Box<dyn Communicator>, String> {

@@ -5,15 +5,17 @@ use super::machine;
 use super::merge::{dead, merge};
 use super::protocol::{End, Event, Job, RankFailure, RankJob, RankSaid};
 use crate::launch::{Exit, Io, LaunchError, RankExit, Ranks, Start, signal_name, spawn};
+use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware::Seat;
 use zbench_engine::train::Standing;
-use zbench_reports::record::{Source, Status, Step};
+use zbench_reports::record::{Source, Status};
 
 /// How often who has ended is looked at.
 const TICK: Duration = Duration::from_millis(20);
@@ -39,6 +41,10 @@ pub struct Processes {
     silent: Vec<usize>,
     oom_kills: u64,
     waits: Duration,
+    /// Ranks that hear an order to stop and have not been given one.
+    hears: Vec<usize>,
+    /// They are to stop after their step.
+    ordered: bool,
 }
 
 /// Runs a cell whose ranks are all processes of this host.
@@ -70,9 +76,14 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
     let mut steps = Vec::new();
     let mut deadline = None;
     while !processes.all_said() {
-        processes.listen(TICK, &mut |step| {
-            say(&Event::Step(step.clone()));
-            steps.push(step.clone());
+        if super::cell::stop_order().load(Ordering::Relaxed) {
+            processes.order_stop();
+        }
+        processes.listen(TICK, &mut |event| {
+            say(event);
+            if let Event::Step(step) = event {
+                steps.push(step.clone());
+            }
         });
         if deadline.is_none() && processes.any_failed() {
             deadline = Some(Instant::now() + grace(cell));
@@ -117,17 +128,21 @@ impl Processes {
             silent: Vec::new(),
             oom_kills,
             waits,
+            hears: Vec::new(),
+            ordered: false,
         })
     }
 
-    /// Takes in what the ranks say, and who has died; returns after `wait` at the latest if nothing comes.
-    pub fn listen(&mut self, wait: Duration, on_step: &mut dyn FnMut(&Step)) {
+    /// Takes in what the ranks say, and who has died; returns after `wait` at the latest if nothing comes. Is told of steps and
+    /// of what happens between them.
+    pub fn listen(&mut self, wait: Duration, on_event: &mut dyn FnMut(&Event)) {
         let mut next = self.events.recv_timeout(wait);
         loop {
             match next {
-                Ok((_, Some(Event::Step(step)))) => on_step(&step),
+                Ok((_, Some(event @ (Event::Step(_) | Event::Between(_))))) => on_event(&event),
+                Ok((rank, Some(Event::Hears))) => self.hears.push(rank),
                 Ok((rank, Some(Event::Rank(said)))) => drop(self.said.insert(rank, *said)),
-                Ok((_, Some(Event::End(_) | Event::Between(_)))) => {}
+                Ok((_, Some(Event::End(_)))) => {}
                 Ok((rank, None)) => self.silent.push(rank),
                 Err(RecvTimeoutError::Timeout) => break,
                 // Every rank has ended: nothing more comes, and only their exit is waited for.
@@ -140,7 +155,15 @@ impl Processes {
             }
             next = self.events.recv_timeout(Duration::ZERO);
         }
+        if self.ordered {
+            self.hears.drain(..).for_each(|rank| self.ranks.tell(rank, Signal::USR1));
+        }
         self.bury();
+    }
+
+    /// Tells all ranks to stop after their step, each as soon as it hears that.
+    pub fn order_stop(&mut self) {
+        self.ordered = true;
     }
 
     /// Says for those that died without a word how they did.

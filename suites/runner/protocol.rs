@@ -8,7 +8,7 @@ use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::Cell;
 use zbench_engine::data::Found;
 use zbench_engine::hardware::Seat;
-use zbench_engine::outcome::{self, Happening};
+use zbench_engine::outcome::{self, Evaluated, Happening, Saved};
 use zbench_engine::train::Standing;
 use zbench_kernels::{Category, Ledger};
 use zbench_reports::record::{Extra, Source, Status, Step};
@@ -28,6 +28,8 @@ pub struct Job {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
+    /// From now on an order to stop is heard.
+    Hears,
     /// A step has ended.
     Step(Step),
     /// Something between steps.
@@ -38,29 +40,62 @@ pub enum Event {
     Rank(Box<RankSaid>),
 }
 
-/// What happened between steps, in the words of `engine::outcome`.
+/// What happened between steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs)] // the fields of outcome::Happening, which documents them
 pub enum Between {
-    Evaluated { step: u64, loss: f64, tokens: u64, ms: f64 },
-    Resumed { step: u64, dir: PathBuf, bytes: u64, ms: f64 },
-    Saved { step: u64, dir: PathBuf, bytes: u64, ms: f64, stall_ms: f64, copied_bytes: u64 },
+    /// The loss on data that is not trained on.
+    Evaluated(Evaluated),
+    /// It goes on from a checkpoint.
+    Resumed(Resumed),
+    /// A checkpoint is complete.
+    Saved(Saved),
+    /// The arena of rank 0 has held so many bytes at its most.
+    Peak(u64),
+}
+
+/// What a run went on from, and what was done before.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Resumed {
+    /// Steps done before it.
+    pub step: u64,
+    /// The checkpoint.
+    pub dir: PathBuf,
+    /// Bytes that rank 0 read.
+    pub bytes: u64,
+    /// Wall time of rank 0.
+    pub ms: f64,
+    /// The steps done before it, as far as the checkpoint has them; none counts for timings.
+    #[serde(default)]
+    pub steps: Vec<Step>,
+    /// And the evaluations.
+    #[serde(default)]
+    pub evaluations: Vec<Evaluated>,
+}
+
+/// What is told of a cell while it runs.
+#[derive(Clone, Copy, Debug)]
+pub enum Told<'a> {
+    /// A step has ended.
+    Step(&'a Step),
+    /// Something between steps.
+    Between(&'a Between),
+    /// The user wants to stop, and the cell was told to, after its step and with a checkpoint.
+    Stopping,
 }
 
 /// An engine's word as a line of ours.
 pub fn event(happening: &Happening) -> Event {
     match happening.clone() {
         Happening::Step(of) => Event::Step(step(&of)),
-        Happening::Evaluated(outcome::Evaluated { step, loss, tokens, ms }) => {
-            Event::Between(Between::Evaluated { step, loss, tokens, ms })
+        Happening::Evaluated(evaluated) => Event::Between(Between::Evaluated(evaluated)),
+        Happening::Resumed(outcome::Resumed { step, dir, bytes, ms, history }) => {
+            let steps = history.steps.iter().map(|of| Step { timed: false, ..self::step(of) }).collect();
+            let evaluations = history.evaluations;
+            Event::Between(Between::Resumed(Resumed { step, dir, bytes, ms, steps, evaluations }))
         }
-        Happening::Resumed(outcome::Resumed { step, dir, bytes, ms }) => {
-            Event::Between(Between::Resumed { step, dir, bytes, ms })
-        }
-        Happening::Saved(outcome::Saved { step, dir, bytes, ms, stall_ms, copied_bytes }) => {
-            Event::Between(Between::Saved { step, dir, bytes, ms, stall_ms, copied_bytes })
-        }
+        Happening::Saved(saved) => Event::Between(Between::Saved(saved)),
+        Happening::Peak(bytes) => Event::Between(Between::Peak(bytes)),
     }
 }
 
@@ -153,9 +188,6 @@ pub struct End {
     pub swap_bytes: Option<u64>,
     /// Share of the cores that other processes used while it trained.
     pub others_share: Option<f64>,
-    /// What happened between steps.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub between: Vec<Between>,
     /// It was stopped before its last step, because that was wanted.
     #[serde(default)]
     pub stopped: bool,
@@ -207,6 +239,9 @@ pub struct RankEnd {
     /// What the source found in documents; the same on all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<Found>,
+    /// It was stopped before its last step, because that was wanted.
+    #[serde(default)]
+    pub stopped: bool,
     /// What loading weights took, where weights were loaded.
     #[serde(default)]
     pub loading: Option<LoadingEnd>,
@@ -313,6 +348,7 @@ impl From<&outcome::RankReport> for RankEnd {
             spans_ms: report.spans_ms.to_vec(),
             traffic: report.traffic.iter().map(TrafficEnd::from).collect(),
             documents: report.documents,
+            stopped: report.stopped,
             loading: report.loaded.as_ref().map(LoadingEnd::by_account),
             ..RankEnd::of_ledger(report.rank, &report.ledger)
         }

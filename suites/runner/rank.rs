@@ -25,6 +25,8 @@ pub fn main() -> u8 {
     if super::mpirun::is_rank() {
         return super::mpirun::rank_main();
     }
+    super::cell::stop_order();
+    say(&Event::Hears);
     let job: RankJob = match read_job(&mut std::io::stdin()) {
         Ok(job) => job,
         Err(reason) => {
@@ -171,7 +173,7 @@ fn failure(error: RankError, rank: usize, host: &str) -> RankFailure {
     let cause = error.cause(rank);
     let (status, source) = match &cause {
         Cause::OutOfMemory { .. } => (Status::OutOfMemory, Some(Source::Arena)),
-        Cause::Diverged { .. } => (Status::Diverged, None),
+        Cause::Diverged { .. } | Cause::Worse(_) => (Status::Diverged, None),
         Cause::Failed { .. } => (Status::Failed, None),
     };
     let reason = match &cause {

@@ -23,6 +23,9 @@ struct Account {
     open: Vec<(u64, Instant, Duration)>,
 }
 
+/// An account, as it was.
+pub(crate) struct Totals(Vec<(&'static str, Total)>);
+
 #[derive(Clone, Copy, Default)]
 struct Total {
     calls: u64,
@@ -70,6 +73,16 @@ impl Metered {
     /// Starts the account anew. Collectives under way count for the new one.
     pub fn reset(&self) {
         self.account.borrow_mut().totals.clear();
+    }
+
+    /// The account, to be restored when what follows is not to be counted.
+    pub(crate) fn totals(&self) -> Totals {
+        Totals(self.account.borrow().totals.clone())
+    }
+
+    /// The account is what it was: what has been counted since is forgotten.
+    pub(crate) fn restore(&self, totals: Totals) {
+        self.account.borrow_mut().totals = totals.0;
     }
 
     /// The account, which starts anew.

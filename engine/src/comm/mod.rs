@@ -31,6 +31,7 @@ mod tcp;
 pub use call::{Call, Kind, Request, Shape};
 pub use local::group;
 pub use metered::Metered;
+pub(crate) use metered::Totals;
 pub use null::Null;
 pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 pub use shared::Shared;

@@ -18,9 +18,9 @@ pub struct Watch {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Evaluation {
-    /// Steps from one evaluation to the next; there is one after the last step, too.
+    /// Steps from one evaluation to the next; there is one before the first step and after the last, too.
     pub every: u64,
-    /// Micro-batches of each rank.
+    /// Micro-batches of each rank in one; they are the same every time.
     pub batches: usize,
     /// Share of the source's sequences that is held out; a generator has others to draw.
     pub share: f64,

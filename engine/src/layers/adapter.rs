@@ -72,7 +72,7 @@ impl<const N: usize> AdapterSpec<N> {
     }
 
     fn dropped(&self, ex: &Exec<'_>, x: View<'_>) -> Result<Option<Buffer>> {
-        if self.dropout == 0.0 {
+        if self.dropout == 0.0 || ex.evaluates {
             return Ok(None);
         }
         let mut dropped = ex.activation(ex.batch.tokens() * self.input)?;
@@ -81,7 +81,7 @@ impl<const N: usize> AdapterSpec<N> {
     }
 
     fn dropped_stated(&self, s: &mut Sketch<'_>) -> Option<Piece> {
-        (self.dropout != 0.0).then(|| {
+        (self.dropout != 0.0 && !s.evaluates).then(|| {
             let piece = s.activation(s.batch.tokens() * self.input);
             s.op(ADAPTER, Op::Dropout(self.dropout_op(&s.batch, s.compute)));
             piece

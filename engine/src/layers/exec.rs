@@ -1,6 +1,7 @@
 //! What a layer works with while it runs: kernels, memory, the shape of the batch.
 
 use crate::comm::CommError;
+use crate::outcome::Worse;
 use zbench_kernels::{
     Arena, Buffer, Category, DType, Gemm, KernelError, Kernels, Move, Op, OutOfMemory, View, ViewMut,
 };
@@ -30,6 +31,9 @@ pub enum StepError {
         /// Its value.
         value: f64,
     },
+    /// The loss has long been far above its smallest.
+    #[error("{0}")]
+    Worse(Worse),
 }
 
 /// What a layer returns.
@@ -70,6 +74,8 @@ pub struct Exec<'a> {
     pub compute: DType,
     /// Type of accumulated gradients.
     pub gradients: DType,
+    /// Nothing is dropped at random: the model is looked at, not trained.
+    pub evaluates: bool,
     /// Rotary tables `[seq, head_dim/2]`.
     pub cos: View<'a>,
     /// As `cos`.

@@ -103,6 +103,52 @@ impl Head {
         dx
     }
 
+    /// The sum over tokens of the cross-entropy alone, by the operations that [`Head::loss`] has for it.
+    pub fn score(
+        &self,
+        ex: &Exec<'_>,
+        w: &Weights<'_>,
+        matrix_w: &Weights<'_>,
+        x: Buffer,
+        targets: View<'_>,
+    ) -> Result<f64> {
+        let (n, hidden) = (ex.batch.tokens(), self.hidden);
+        let [y, statistics] = self.norm.forward(ex, w, n, x.view())?;
+        drop((x, statistics));
+        let mut total = 0.0;
+        for start in (0..n).step_by(self.chunk(n)) {
+            let rows = self.chunk(n).min(n - start);
+            let mut logits = ex.statistic(rows * self.vocab)?;
+            let (op, rows_of_y) = (self.logits(rows, ex.compute), y.slice(start * hidden..(start + rows) * hidden));
+            let matrix = matrix_w.get(&self.matrix);
+            prepacked::product(ex, matrix_w, &self.matrix, op, rows_of_y, matrix, logits.view_mut())?;
+            let mut losses = ex.statistic(rows)?;
+            // The gradient takes the logits' place, and nobody reads it.
+            let op = self.cross_entropy(rows, 1.0, ex.compute);
+            let wanted = targets.slice(start..start + rows);
+            ex.kernels.cross_entropy(&op, logits.view_mut(), wanted, losses.view_mut())?;
+            total += ex.kernels.sum(losses.view())?;
+        }
+        Ok(total)
+    }
+
+    /// States `score`.
+    pub fn score_stated(&self, s: &mut Sketch<'_>, x: Piece) {
+        let n = s.batch.tokens();
+        let [y, statistics] = self.norm.forward_stated(s, n);
+        s.free_all([x, statistics]);
+        for start in (0..n).step_by(self.chunk(n)) {
+            let rows = self.chunk(n).min(n - start);
+            let logits = s.statistic(rows * self.vocab);
+            prepacked::product_stated(s, "lm_head", &self.matrix, self.logits(rows, s.compute));
+            let losses = s.statistic(rows);
+            s.op("loss", Op::CrossEntropy(self.cross_entropy(rows, 1.0, s.compute)));
+            s.op("loss", exec::sum(rows, s.compute.accumulator()));
+            s.free_all([losses, logits]);
+        }
+        s.free(y);
+    }
+
     /// Tokens whose logits exist at a time.
     fn chunk(&self, tokens: usize) -> usize {
         (CHUNK_LOGITS / self.vocab).clamp(1, tokens.max(1))

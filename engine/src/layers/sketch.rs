@@ -64,6 +64,8 @@ pub struct Sketch<'a> {
     pub gradients: DType,
     /// The unit whose weights layers read.
     pub unit: usize,
+    /// Nothing is dropped at random: the model is looked at, not trained.
+    pub evaluates: bool,
     /// Forms of matrices that are kept, by unit, flat, first element and transposition; and whether they have been made.
     pub prepacked: BTreeMap<(usize, usize, usize, bool), bool>,
     kernels: &'a dyn Kernels,
@@ -79,7 +81,8 @@ impl<'a> Sketch<'a> {
         let ledger = Ledger::default();
         let (unit, prepacked) = (0, BTreeMap::new());
         let (ops, flops, effect, phase) = (None, Vec::new(), None, Phase::Forward);
-        Sketch { ledger, ops, phase, batch, compute, gradients, unit, prepacked, kernels, flops, effect }
+        let evaluates = false;
+        Sketch { ledger, ops, phase, batch, compute, gradients, unit, evaluates, prepacked, kernels, flops, effect }
     }
 
     /// The kernels whose scratch sizes count.

@@ -130,9 +130,46 @@ pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
         micro_batch(schedule, micro, &mut computes);
         mark_last(schedule.slotted.len(), &mut computes[begin..]);
     }
-    let mut list = Residency::new(schedule).place(&computes);
-    list.push(Action::Update);
-    list
+    let mut residency = Residency::new(schedule);
+    residency.run(&computes);
+    // The update makes every slot stale.
+    residency.empty();
+    residency.list.push(Action::Update);
+    residency.list
+}
+
+/// What a rank does in an evaluation: forward alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Looks {
+    /// For the first micro-batch.
+    pub first: Vec<Action>,
+    /// For every other one.
+    pub next: Vec<Action>,
+    /// After the last.
+    pub end: Vec<Action>,
+}
+
+/// The lists of an evaluation. Where a step gives slots back after forward, every micro-batch ends with all of them given
+/// back: the head's and the embedding's, the largest of most models, are then never there together, as they are not in
+/// a step. Otherwise all units stay to the end.
+pub fn looks(schedule: &Schedule<'_>) -> Looks {
+    let head = schedule.blocks + 1;
+    let compute = |action, reads| Compute { action, reads, last: [false; 2] };
+    let mut computes = vec![compute(Action::Load { micro: 0 }, Reads::None)];
+    computes.extend((0..head).map(|unit| compute(Action::Forward { unit }, Reads::One([unit]))));
+    let reads = if schedule.tied { Reads::Two([head, 0]) } else { Reads::One([head]) };
+    computes.push(compute(Action::Forward { unit: head }, reads));
+    let mut residency = Residency::new(schedule);
+    let mut micro_batch = || {
+        residency.run(&computes);
+        if schedule.reshard == Reshard::AfterForward {
+            residency.empty();
+        }
+        std::mem::take(&mut residency.list)
+    };
+    let (first, next) = (micro_batch(), micro_batch());
+    residency.empty();
+    Looks { first, next, end: residency.list }
 }
 
 /// An action that computes, and the units whose weights it reads.
@@ -234,7 +271,7 @@ impl<'a> Residency<'a> {
         Residency { s, filled, stale: s.stale.to_vec(), capacity, list, wanted, keep }
     }
 
-    fn place(mut self, computes: &[Compute]) -> Vec<Action> {
+    fn run(&mut self, computes: &[Compute]) {
         let slots = self.s.slotted.contains(&true);
         self.list.reserve(computes.len());
         for (i, compute) in computes.iter().enumerate() {
@@ -250,11 +287,13 @@ impl<'a> Residency<'a> {
                 done.for_each(|(&unit, _)| self.release(unit));
             }
         }
-        // The update makes every slot stale.
+    }
+
+    /// Gives all slots back.
+    fn empty(&mut self) {
         while let Some(&unit) = self.filled.first() {
             self.release(unit);
         }
-        self.list
     }
 
     /// The unit's weights are current and, where they need one, in a slot.

@@ -12,6 +12,8 @@ pub enum Turn {
         /// Whether its input is kept.
         keeps: bool,
     },
+    /// Forward, and nothing is kept.
+    Look,
     /// Forward again, of what was not kept.
     Restore {
         /// Also of its output.
@@ -81,6 +83,10 @@ fn state(
     match (turn, stream) {
         (Turn::Forward { keeps }, Some(input)) => {
             let (output, saved) = block.forward_stated(s, input, keeps, &plan.policy.keep);
+            (Some(output), saved)
+        }
+        (Turn::Look, Some(input)) => {
+            let (output, saved) = block.forward_stated(s, input, false, &[]);
             (Some(output), saved)
         }
         (Turn::Backward, Some(gradient)) => (Some(block.backward_stated(s, saved, gradient)), Saved::default()),

@@ -9,7 +9,7 @@ mod flops;
 mod planner;
 mod price;
 
-pub use actions::{Action, Policy, Schedule, actions};
+pub use actions::{Action, Looks, Policy, Schedule, actions, looks};
 pub use flops::ledger_terms;
 pub use planner::Planner;
 pub use price::ActionStated;
@@ -46,6 +46,8 @@ pub struct Plan {
     pub policy: Policy,
     /// One step.
     pub actions: Vec<Action>,
+    /// An evaluation; empty where there is none.
+    pub looks: Looks,
     /// What a run of it will take.
     pub estimate: Estimate,
 }
@@ -88,8 +90,9 @@ impl Plan {
             policy: &policy,
         };
         let actions = actions(&schedule);
+        let looks = if cell.evaluation().is_some() { looks(&schedule) } else { Looks::default() };
         let estimate = Estimate::default();
-        let mut plan = Plan { layout, mesh, sharding, policy, actions, estimate };
+        let mut plan = Plan { layout, mesh, sharding, policy, actions, looks, estimate };
         plan.estimate = price::price(cell, kernels, &plan, 0, false).0;
         Ok(plan)
     }

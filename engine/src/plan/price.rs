@@ -1,8 +1,9 @@
 //! The estimate: the plan's actions walked with a sketch in place of a device.
 
 use super::blocks::{Blocks, Turn};
-use super::{Action, Plan, batch, flops, home_dtype};
-use crate::config::Cell;
+use super::{Action, Looks, Plan, batch, flops, home_dtype};
+use crate::config::{Cell, Evaluation};
+use crate::evaluate;
 use crate::layers::prepacked::{self, Prepacked};
 use crate::layers::{Phase, Piece, Saved, Sketch, Stated};
 use crate::model::Part;
@@ -145,7 +146,8 @@ impl Walk<'_> {
                     self.loss();
                 } else if let Some(input) = self.stream.take() {
                     let keeps = plan.policy.keeps_input(plan.layout.blocks[unit - 1].index);
-                    self.stream = self.block(unit, Turn::Forward { keeps }, Some(input));
+                    let turn = if s.evaluates { Turn::Look } else { Turn::Forward { keeps } };
+                    self.stream = self.block(unit, turn, Some(input));
                 }
             }
             Action::Restore { unit, output } => {
@@ -194,6 +196,10 @@ impl Walk<'_> {
         if layout.head.tied {
             s.free_all(self.wires[0].drain(..));
         }
+        if s.evaluates {
+            self.stream.take().into_iter().for_each(|x| layout.head.score_stated(s, x));
+            return;
+        }
         Gradients::open_stated(&self.state, s, &mut self.opened, head);
         if layout.head.tied {
             Gradients::open_stated(&self.state, s, &mut self.opened, 0);
@@ -206,12 +212,28 @@ impl Walk<'_> {
         }
     }
 
-    fn finish(self) -> (Estimate, Vec<Stated>) {
+    /// The memory of an evaluation; nothing else of it is in an estimate, which is of a step.
+    fn look(&mut self, evaluation: Evaluation) {
+        let Looks { first, next, end } = &self.plan.looks;
+        let next = if evaluation.batches > 1 { &next[..] } else { &[] };
+        (self.s.evaluates, self.s.ops) = (true, None);
+        self.s.prepacked.values_mut().for_each(|is_made| *is_made = false);
+        first.iter().chain(next).chain(end).for_each(|action| self.act(*action));
+        self.s.free_all(self.tokens.drain(..));
+        let pieces = evaluate::agree_stated(&mut self.s, evaluation, self.plan.mesh.world());
+        self.s.free_all(pieces);
+    }
+
+    fn finish(mut self) -> (Estimate, Vec<Stated>) {
         let layout = &self.plan.layout;
         let flops = flops::flops(self.cell, layout, &self.s.flops());
+        let (tally, operations) = (std::mem::take(&mut self.tally), self.s.ops.take());
+        if let Some(evaluation) = self.cell.evaluation() {
+            self.look(evaluation);
+        }
         let trainable = layout.parameters(Part::Trainable);
         let parameters = trainable + layout.frozen_parameters();
-        let traffic = self.tally.into_rows();
+        let traffic = tally.into_rows();
         let active_parameters = parameters - Part::ALL.iter().map(|part| layout.idle(*part)).sum::<u64>();
         let kept =
             |part| layout.units.iter().map(|u| u.flat(part).len).sum::<usize>() * home_dtype(self.cell, part).size();
@@ -225,6 +247,6 @@ impl Walk<'_> {
             active_parameters,
             base_bytes,
         };
-        (estimate, self.s.ops.unwrap_or_default())
+        (estimate, operations.unwrap_or_default())
     }
 }

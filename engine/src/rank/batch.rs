@@ -35,11 +35,13 @@ pub(super) fn read_ahead(inputs: &Inputs<'_>) -> Result<Option<Ahead>> {
 }
 
 impl Rank<'_> {
-    /// The micro-batch in flight. Its first sequence has the same number in the whole run whatever the strategy.
+    /// The micro-batch in flight. Its first sequence has the same number in the whole run whatever the strategy. Held-out
+    /// sequences have numbers of their own, the same in every evaluation.
     pub(super) fn batch(&self) -> Batch {
         let Inputs { cell, .. } = *self.inputs;
         let (ranks, rows) = (cell.parallel.ranks as u64, cell.train.micro_batch as u64);
-        plan::batch(cell, self.samples + (self.flow.micro as u64 * ranks + self.number as u64) * rows)
+        let before = if self.flow.evaluates { 0 } else { self.samples };
+        plan::batch(cell, before + (self.flow.micro as u64 * ranks + self.number as u64) * rows)
     }
 
     /// What the step's global batch holds, and so the weight of a token's loss. It follows from the samples' numbers, so
@@ -56,7 +58,7 @@ impl Rank<'_> {
     }
 
     /// Gives the micro-batch's buffers back.
-    pub(super) fn unload(&mut self) {
+    pub(crate) fn unload(&mut self) {
         (self.flow.ids, self.flow.targets) = (None, None);
         self.standing = Standing::default();
     }
@@ -80,9 +82,10 @@ impl Rank<'_> {
         let mut starts_view = standing.starts.as_mut().map(Buffer::view_mut);
         let starts = starts_view.as_mut().map(|view| view.as_slice_mut::<u32>()).transpose()?;
         let row = Row { inputs, targets: wanted, starts };
-        let read = match &self.ahead {
+        let evaluates = self.flow.evaluates;
+        let read = match self.ahead.as_ref().filter(|_| !evaluates) {
             Some(ahead) => ahead.take(batch.first_sample, row),
-            None => self.inputs.source.fill_rows(false, batch.first_sample, batch.rows, row),
+            None => self.inputs.source.fill_rows(evaluates, batch.first_sample, batch.rows, row),
         };
         read.map_err(|error| StepError::Input(error.to_string()))?;
         if let Standing { starts: Some(starts), places: Some(places) } = &mut standing {

@@ -11,7 +11,7 @@ pub use optimizer::{Clip, Moments, Optimizer, Said};
 pub use params::Params;
 pub use tally::{Collective, Tally};
 
-use crate::comm::Metered;
+use crate::comm::{Metered, Totals};
 use crate::config::{Cell, Precision};
 use crate::mesh::{Mesh, Place, Split};
 use crate::model::{Layout, Part, Unit};
@@ -132,6 +132,26 @@ impl Comms {
     /// All data-parallel ranks.
     pub fn data(&self) -> &Metered {
         self.hybrid.as_ref().map_or(&self.inner, |h| &h.data)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Metered> {
+        let hybrid = self.hybrid.iter().flat_map(|hybrid| [&hybrid.outer, &hybrid.data]);
+        std::iter::once(&self.inner).chain(hybrid)
+    }
+
+    /// What has been counted, to be restored when what follows is no part of a step.
+    pub(crate) fn totals(&self) -> Vec<Totals> {
+        self.all().map(Metered::totals).collect()
+    }
+
+    /// What has been counted since is forgotten.
+    pub(crate) fn restore(&self, totals: Vec<Totals>) {
+        self.all().zip(totals).for_each(|(comm, totals)| comm.restore(totals));
+    }
+
+    /// Everything is counted anew.
+    pub(crate) fn reset(&self) {
+        self.all().for_each(Metered::reset);
     }
 
     /// The replicas of this rank's part.

@@ -9,7 +9,7 @@ use crate::config::{Cell, Resume, SaveLayout};
 use crate::layers::StepError;
 use crate::mesh::within;
 use crate::model::{Layout, Part};
-use crate::outcome::Step;
+use crate::outcome::History;
 use crate::shard::{Desk, Optimizer, Params, State};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub struct Resumable {
     /// By rank that wrote.
     pub(super) ranks: Vec<RankFiles>,
     /// The steps of the run so far.
-    pub history: Vec<Step>,
+    pub history: History,
     pub(super) direct: bool,
 }
 
@@ -68,7 +68,7 @@ impl Resumable {
         }
         let history = match &index.history {
             Some((name, sum)) => checked(dir, name, *sum)?,
-            None => Vec::new(),
+            None => History::default(),
         };
         let resumable = Resumable { dir: dir.into(), index, ranks, history, direct };
         for rank in 0..resumable.ranks.len() {

@@ -7,7 +7,7 @@ use super::index::{Identity, Index, RankFiles, read_json, write_json};
 use super::shard::{Shard, file_names};
 use crate::config::{SaveLayout, Saving};
 use crate::layers::StepError;
-use crate::outcome::{Saved, Step};
+use crate::outcome::{Evaluated, History, Saved, Step};
 use crate::rank::Rank;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ pub struct Saver {
     under_way: Option<UnderWay>,
     /// One was begun, and the ranks have not yet met over its end.
     begun: bool,
-    /// Rank 0's: the steps of the run so far, those before it was resumed included.
-    history: Vec<Step>,
+    /// Rank 0's: what the run has done so far, before it was resumed too.
+    history: History,
     /// The step of the last checkpoint, or of what the run went on from.
     last: Option<u64>,
 }
@@ -58,7 +58,8 @@ impl Saver {
         let folder = if rank.number() == 0 { Some(Arc::new(Folder::take(&saving.dir, resumed)?)) } else { None };
         // Nobody writes before rank 0 has cleared the folder.
         meet(rank)?;
-        let history = rank.inputs.resume.filter(|_| folder.is_some()).map_or(Vec::new(), |from| from.history.clone());
+        let history = rank.inputs.resume.filter(|_| folder.is_some()).map(|from| from.history.clone());
+        let history = history.unwrap_or_default();
         let identity = Identity::new(rank.inputs.cell, &rank.inputs.plan.layout);
         let frozen = rank.frozen_digest()?;
         if let Some(from) = rank.inputs.resume
@@ -70,18 +71,32 @@ impl Saver {
         Ok(Some(Saver { saving, folder, identity, frozen, under_way: None, begun: false, history, last: resumed }))
     }
 
-    /// A step of training, and what is to be done after it. All ranks call it.
+    /// A step of training, then what `after` does, an evaluation it may be, and a checkpoint where one is due, which has both.
+    /// All ranks call it.
     ///
     /// # Errors
-    /// The step failed, or a checkpoint was not written.
-    pub fn step(&mut self, rank: &mut Rank<'_>) -> Result<(Step, Vec<Saved>)> {
+    /// The step or what is behind it failed, or a checkpoint was not written.
+    pub fn step(
+        &mut self,
+        rank: &mut Rank<'_>,
+        after: &mut dyn FnMut(&mut Rank<'_>, &Step) -> Result<Option<Evaluated>, StepError>,
+    ) -> Result<Vec<Saved>> {
         rank.has_written = self.has_written()?;
         let step = rank.step()?;
-        if self.folder.is_some() {
-            self.history.push(step.clone());
-        }
         let all_written = rank.all_written;
-        Ok((step, self.after_step(rank, all_written)?))
+        let evaluated = after(rank, &step)?;
+        if self.folder.is_some() {
+            self.history.steps.push(step);
+        }
+        self.evaluated(evaluated);
+        self.after_step(rank, all_written)
+    }
+
+    /// Takes an evaluation into the run's history.
+    pub fn evaluated(&mut self, evaluated: Option<Evaluated>) {
+        if self.folder.is_some() {
+            self.history.evaluations.extend(evaluated);
+        }
     }
 
     /// Whether this rank's part of the checkpoint under way is on the disk; told to the others in every step.
@@ -190,9 +205,9 @@ impl Saver {
             return Ok(());
         };
         let (mut index, dir, keep) = (under_way.index.clone(), self.saving.dir.clone(), self.saving.keep);
-        // Steps that were made while it was written are none of it.
-        let so_far = |step: &&Step| step.step <= index.position.steps;
-        let history: Vec<Step> = self.history.iter().filter(so_far).cloned().collect();
+        // What was done while it was written is none of it.
+        let mut history = self.history.clone();
+        history.end_at(index.position.steps);
         under_way.commit = Some(spawn(move || {
             let part = part_dir(&dir, index.position.steps);
             let mut bytes = 0;

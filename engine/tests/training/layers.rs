@@ -59,6 +59,7 @@ impl Lab {
             },
             compute: DType::F64,
             gradients: DType::F64,
+            evaluates: false,
             cos: View::of(&self.cos),
             sin: View::of(&self.sin),
             documents: None,

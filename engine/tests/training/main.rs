@@ -3,6 +3,7 @@
 mod accounting;
 mod adapters;
 mod documents;
+mod evaluation;
 mod failures;
 mod families;
 mod identity;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::course::{STEP, evaluations};
 use super::figure;
 use crate::grid_report::{Cell, Grid, STRATEGY};
 use crate::plot::{Axis, Figure, Line, Lines, MOST_LINES, MOST_POINTS, Plot, Unit, drawable};
@@ -34,10 +35,15 @@ pub fn losses(grid: &Grid) -> Option<Figure> {
         })
         .collect();
     tell_apart(&mut lines, &groups);
+    if let [group] = &groups[..] {
+        let points = evaluations(group.cells[0].record());
+        let held_out = Line { label: "on held-out data".into(), points: thin(points), records: ids(group) };
+        lines.extend((!held_out.points.is_empty()).then_some(held_out));
+    }
     let shown: Vec<&Cell> = groups.iter().flat_map(|group| group.cells.iter().copied()).collect();
-    let caption = caption(grid, (cells, all), lines.len(), thinned);
+    let caption = caption(grid, (cells, all), groups.len(), thinned);
     let plot = Plot::Lines(Lines {
-        x: Axis::linear("step", Unit::Plain),
+        x: Axis::linear(STEP, Unit::Plain),
         y: Axis::linear("loss before the update", Unit::Nats),
         lines,
     });
@@ -150,7 +156,7 @@ fn tell_apart(lines: &mut [Line], groups: &[Group]) {
 }
 
 /// The least and the greatest of each stretch, in their order: peaks stay.
-fn thin(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+pub(super) fn thin(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     if points.len() <= MOST_POINTS {
         return points;
     }

@@ -1,6 +1,7 @@
 //! The plots of a report, made from records. A figure is made where the data for it are, and not otherwise.
 
 mod bandwidth;
+mod course;
 mod loss;
 mod memory;
 mod pareto;
@@ -9,6 +10,7 @@ mod speed;
 mod time;
 
 pub(crate) use bandwidth::bandwidth;
+pub(crate) use course::{STEP, course};
 pub(crate) use loss::losses;
 pub(crate) use memory::memory;
 pub(crate) use pareto::{dominated, pareto};

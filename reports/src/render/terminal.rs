@@ -3,7 +3,7 @@
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement};
 
-use super::{one_line, several_lines};
+use super::{one_line, several_lines, spark};
 use crate::document::{Align, Block, Document, Entry, Table, Tone};
 
 /// What the terminal can do.
@@ -33,8 +33,12 @@ pub fn render(document: &Document, terminal: Terminal) -> String {
             Block::Code(text) => {
                 several_lines(text).lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
             }
-            // A plot is told, not drawn: its caption says what is seen.
-            Block::Figure(figure) => wrapped(&one_line(&format!("{}. {}", figure.title, figure.caption)), "", terminal),
+            // A plot is told, not drawn: its caption says what is seen. Curves over steps are drawn in a line of text each.
+            Block::Figure(figure) => {
+                let told = wrapped(&one_line(&format!("{}. {}", figure.title, figure.caption)), "", terminal);
+                let curves = spark::curves(&figure.plot).into_iter().map(|curve| one_line(&curve));
+                std::iter::once(told).chain(curves).collect::<Vec<_>>().join("\n")
+            }
         });
     }
     parts.join("\n\n") + "\n"

@@ -81,7 +81,12 @@ pub(super) const KEYS: &[Key] = &[
     ),
     key("train.lr_warmup_steps", NUMBER, Is("0"), "Steps of linear warm-up, untimed steps included."),
     key("train.lr_min", REAL, Is("0.0"), "Learning rate at the end of a decaying schedule; at most train.lr."),
-    key("train.eval_every", NUMBER, Is("0"), "Steps from one evaluation to the next; 0 = none."),
+    key(
+        "train.eval_every",
+        NUMBER,
+        Is("0"),
+        "Steps from one evaluation to the next, with one before the first step and one after the last; 0 = none (docs/trainer.md).",
+    ),
     key("train.eval_batches", SIZE, Is("8"), "Micro-batches of each rank in an evaluation."),
     key(
         "train.eval_share",

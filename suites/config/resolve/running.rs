@@ -34,7 +34,7 @@ pub(super) fn saving(values: &Values, context: &Context) -> Result<Option<Saving
 }
 
 /// Evaluations, and the end of a run that gets worse.
-pub(super) fn watch(values: &Values) -> Option<Watch> {
+pub(super) fn watch(values: &Values) -> Result<Option<Watch>, Refusal> {
     let every = values.count("train.eval_every") as u64;
     let evaluation = (every > 0).then(|| Evaluation {
         every,
@@ -42,7 +42,12 @@ pub(super) fn watch(values: &Values) -> Option<Watch> {
         share: values.real("train.eval_share"),
     });
     let factor = values.real("train.divergence_factor");
+    if factor > 0.0 && factor <= 1.0 {
+        let reason =
+            "ends every run: a loss is never below its smallest; write more than 1, as 2.0, or 0 for no such end";
+        return Err(values.refuse("train.divergence_factor", &[], reason));
+    }
     let divergence =
         (factor > 0.0).then(|| Divergence { factor, steps: values.count("train.divergence_steps") as u64 });
-    (evaluation.is_some() || divergence.is_some()).then_some(Watch { evaluation, divergence })
+    Ok((evaluation.is_some() || divergence.is_some()).then_some(Watch { evaluation, divergence }))
 }

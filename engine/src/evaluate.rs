@@ -1,0 +1,94 @@
+//! Evaluations: the loss on sequences that are not trained on, by forward alone. It is no part of a step: its time, its
+//! collectives and its operations are counted nowhere, and training does not see it.
+
+use crate::comm::Communicator;
+use crate::config::Evaluation;
+use crate::layers::prepacked::Prepacked;
+use crate::layers::{Piece, Sketch, StepError};
+use crate::meter::Meter;
+use crate::outcome::Evaluated;
+use crate::plan::{Action, Looks};
+use crate::rank::Rank;
+use std::time::Instant;
+use zbench_kernels::{Buffer, Category, DType};
+
+type Result<T> = std::result::Result<T, StepError>;
+
+/// What stands for a target where a token has no loss.
+const NO_TARGET: u32 = u32::MAX;
+
+impl Rank<'_> {
+    /// The loss of held-out sequences, the same ones every time; nothing where the cell has no evaluations. Collective: all
+    /// ranks come to the same loss, to the bit.
+    pub fn evaluate(&mut self) -> Result<Option<Evaluated>> {
+        let Some(evaluation) = self.inputs.cell.evaluation() else { return Ok(None) };
+        let begin = Instant::now();
+        let counted = self.comms.totals();
+        // The weights have changed since a step has made forms of them.
+        self.prepacked.iter_mut().for_each(Prepacked::forget);
+        self.flow.evaluates = true;
+        let sums = self.look(evaluation);
+        self.flow.evaluates = false;
+        self.unload();
+        let (loss, tokens) = self.agree(&sums?)?;
+        self.comms.restore(counted);
+        if tokens == 0 {
+            let reason = "no token of the held-out sequences has a loss; raise train.eval_share or train.eval_batches";
+            return Err(StepError::Input(reason.into()));
+        }
+        if !loss.is_finite() {
+            return Err(StepError::Diverged { step: self.steps, what: "evaluation loss", value: loss });
+        }
+        Ok(Some(Evaluated { step: self.steps, loss, tokens, ms: begin.elapsed().as_nanos() as f64 / 1e6 }))
+    }
+
+    /// Of each micro-batch the sum of its tokens' losses, and how many have one.
+    fn look(&mut self, evaluation: Evaluation) -> Result<Vec<f64>> {
+        let Looks { first, next, end } = &self.inputs.plan.looks;
+        // Nothing is booked: an evaluation has no spans.
+        let mut meter = Meter::start();
+        let mut sums = Vec::with_capacity(2 * evaluation.batches);
+        for micro in 0..evaluation.batches {
+            self.flow.loss = 0.0;
+            for action in if micro == 0 { first } else { next } {
+                let load = matches!(action, Action::Load { .. });
+                self.act(if load { Action::Load { micro } } else { *action }, &mut meter)?;
+            }
+            sums.extend([self.flow.loss, with_loss(self.flow.targets.as_ref())? as f64]);
+        }
+        for action in end {
+            self.act(*action, &mut meter)?;
+        }
+        Ok(sums)
+    }
+
+    /// The mean over all tokens of all ranks. Micro-batches are added in the order of their sequences, so that it does not
+    /// matter how they are shared out.
+    fn agree(&self, sums: &[f64]) -> Result<(f64, u64)> {
+        let (world, width) = (self.inputs.cell.parallel.ranks, sums.len());
+        let mut send = self.arena.alloc(Category::Communication, DType::F64, width)?;
+        send.view_mut().as_slice_mut::<f64>()?.copy_from_slice(sums);
+        let mut recv = self.arena.alloc(Category::Communication, DType::F64, width * world)?;
+        self.comms.data().all_gather(send.view(), recv.view_mut())?;
+        let view = recv.view();
+        let all = view.as_slice::<f64>()?;
+        let (mut loss, mut tokens) = (0.0, 0.0);
+        for micro in (0..width).step_by(2) {
+            for rank in all.chunks_exact(width) {
+                (loss, tokens) = (loss + rank[micro], tokens + rank[micro + 1]);
+            }
+        }
+        Ok((loss / tokens, tokens as u64))
+    }
+}
+
+/// States the memory in which ranks agree.
+pub(crate) fn agree_stated(s: &mut Sketch<'_>, evaluation: Evaluation, world: usize) -> [Piece; 2] {
+    let width = 2 * evaluation.batches;
+    [width, width * world].map(|len| s.alloc(Category::Communication, DType::F64, len))
+}
+
+fn with_loss(targets: Option<&Buffer>) -> Result<usize> {
+    let Some(targets) = targets else { return Ok(0) };
+    Ok(targets.view().as_slice::<u32>()?.iter().filter(|target| **target != NO_TARGET).count())
+}
