@@ -19,8 +19,9 @@ mod train;
 
 use crate::cli::{Cells, Cli, ColorWhen, Command, Format, Global, exit};
 use crate::config::files::Files;
-use crate::config::{ConfigError, Context, Document};
+use crate::config::{ConfigError, Context, Document, Problem};
 use crate::grid::{self, GridCell};
+use crate::limits::Limits;
 use crate::proxy;
 use crate::runner::plan::{Decision, Planned};
 use crate::runner::{self, Header, machine};
@@ -142,6 +143,9 @@ struct Expanded {
     document: Document,
     cells: Vec<GridCell>,
     files: Files,
+    context: Context,
+    /// The searches of the document, once its cells are planned.
+    limits: Option<Limits>,
 }
 
 fn expand(arguments: &Cells, max_cells: usize) -> Result<Expanded> {
@@ -154,12 +158,31 @@ fn expand_with(arguments: &Cells, max_cells: usize, what_if: Vec<(String, toml::
     let only = arguments.only.as_deref().map(grid::parse_only).transpose()?.unwrap_or_default();
     let context = Context::new(document.folder().to_path_buf(), machine::cores()).with_what_if(what_if);
     let mut files = Files::default();
-    let cells = grid::expand(&document, &only, max_cells, &context, &mut files)?;
-    Ok(Expanded { document, cells, files })
+    let cells = grid::expand_to_search(&document, &only, max_cells, &context, &mut files)?;
+    Ok(Expanded { document, cells, files, context, limits: None })
 }
 
-/// Plans every cell, or its stand-in.
+impl Expanded {
+    /// Where a command cannot search: why, and what to write instead.
+    fn refuse_search(&self, why: &str) -> Result<()> {
+        let Some(search) = &self.document.search else { return Ok(()) };
+        let (source, key) = (self.document.path.display().to_string(), "grid.search".to_string());
+        let message = format!("{why}; state one value instead: --set {}=N", search.key);
+        Err(ConfigError(vec![Problem { source, place: search.place, key, message }]).into())
+    }
+}
+
+/// Plans every cell, or its stand-in; of a search the cells with the largest value that fits.
 fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
+    if stand_ins {
+        expanded.refuse_search("asks what fits the memory of a machine, and --proxy runs stand-ins on this one")?;
+    }
+    if let Some(search) = expanded.document.search {
+        let (cells, files) = (std::mem::take(&mut expanded.cells), std::mem::take(&mut expanded.files));
+        let (planned, limits) = Limits::find(&expanded.document, search, cells, expanded.context.clone(), files);
+        expanded.limits = Some(limits);
+        return refuse_the_impossible(&expanded.document, planned);
+    }
     let cells = std::mem::take(&mut expanded.cells);
     let planner = Planner::default();
     if !stand_ins {

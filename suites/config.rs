@@ -8,6 +8,6 @@ pub mod kind;
 pub mod resolve;
 pub mod units;
 
-pub use document::{Axis, ConfigError, Document, Place, Problem, Setting, Settings};
+pub use document::{Axis, ConfigError, Document, Place, Problem, Search, Setting, Settings};
 pub(crate) use resolve::Values;
 pub use resolve::{Context, Refusal, Resolved, policy, resolve};

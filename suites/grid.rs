@@ -4,7 +4,7 @@
 use crate::config::files::Files;
 use crate::config::keys::{self, Default};
 use crate::config::{
-    Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Setting, Settings, document, resolve,
+    Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Search, Setting, Settings, document, resolve,
 };
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -30,7 +30,7 @@ pub const MOST_CELLS: usize = 10_000;
 ///
 /// # Errors
 /// Values that are wrong whatever the grid says refuse the whole file; so do absent or broken files that cells name,
-/// and more cells than `most`.
+/// more cells than `most`, and a search ([`expand_to_search`]).
 pub fn expand(
     document: &Document,
     only: &[Axis],
@@ -38,10 +38,41 @@ pub fn expand(
     context: &Context,
     files: &mut Files,
 ) -> Result<Vec<GridCell>, ConfigError> {
+    refuse_search(document, "is for `zbench grid` and `zbench plan`")?;
+    expand_to_search(document, only, most, context, files)
+}
+
+/// A search where cells must be known before anything is planned.
+fn refuse_search(document: &Document, why: &str) -> Result<(), ConfigError> {
+    let Some(search) = &document.search else { return Ok(()) };
     let source = document.path.display().to_string();
+    let message = format!("{why}; leave it out, or state a value with --set {}=N", search.key);
+    Err(ConfigError(vec![Problem { source, place: search.place, key: "grid.search".into(), message }]))
+}
+
+/// As [`expand`]; where the document searches a key, its cells have the smallest value that is tried.
+///
+/// # Errors
+/// As [`expand`], but for the search; a term of `only` with the searched key.
+pub fn expand_to_search(
+    document: &Document,
+    only: &[Axis],
+    most: usize,
+    context: &Context,
+    files: &mut Files,
+) -> Result<Vec<GridCell>, ConfigError> {
+    let source = document.path.display().to_string();
+    if let Some(search) = document.search.filter(|search| only.iter().any(|axis| axis.key == search.key)) {
+        let message =
+            format!("--only names {0}, which is searched; write --set {0}=N to state one value instead", search.key);
+        return Err(ConfigError(vec![Problem { source, place: search.place, key: "grid.search".into(), message }]));
+    }
     let Combinations { all, in_product, varying } = combined(document, most)?;
     let (mut cells, mut seen, mut problems) = (Vec::new(), BTreeSet::new(), Vec::<Problem>::new());
-    for (index, settings) in all.into_iter().enumerate() {
+    for (index, mut settings) in all.into_iter().enumerate() {
+        if let Some(search) = &document.search {
+            settings.insert(search.key, searched(search, search.multiple));
+        }
         let resolved = resolve(&settings, context).and_then(|resolved| check_files(resolved, files, &settings));
         let filtered = !(only.is_empty() && document.excludes.is_empty());
         let cell_json = resolved.as_ref().ok().filter(|_| filtered).map(|resolved| plain(&resolved.cell));
@@ -80,6 +111,12 @@ pub fn expand(
         return Err(ConfigError::about(source, message));
     }
     Ok(cells)
+}
+
+/// A value of the searched key, as an axis would give it: where it cannot be, a cell is skipped and no file refused.
+pub(crate) fn searched(search: &Search, value: usize) -> Setting {
+    // Its most is below 2^31.
+    Setting { value: toml::Value::Integer(value as i64), place: search.place, from_grid: true }
 }
 
 /// What a document's axes and includes make, before anything is left out.
@@ -125,6 +162,7 @@ fn combined(document: &Document, most: usize) -> Result<Combinations, ConfigErro
 /// # Errors
 /// More combinations than `most`.
 pub fn combinations(document: &Document, only: &[Axis], most: usize) -> Result<Vec<(String, Settings)>, ConfigError> {
+    refuse_search(document, "is for cells that train")?;
     let Combinations { all, in_product, varying } = combined(document, most)?;
     let has = |axes: &[Axis], settings: &Settings| axes.iter().all(|axis| has_one_of(axis, settings, None));
     let is_left = |(index, settings): &(usize, Settings)| {
@@ -154,7 +192,7 @@ fn product(base: &Settings, axes: &[Axis]) -> Vec<Settings> {
 }
 
 /// A file that is absent or broken refuses the whole configuration, wherever its name came from.
-fn check_files(resolved: Resolved, files: &mut Files, settings: &Settings) -> Result<Resolved, Refusal> {
+pub(crate) fn check_files(resolved: Resolved, files: &mut Files, settings: &Settings) -> Result<Resolved, Refusal> {
     match files.check(&resolved.cell) {
         Ok(()) => Ok(resolved),
         Err((key, message)) => {

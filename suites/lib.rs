@@ -20,6 +20,7 @@ pub mod environment;
 pub mod gate;
 pub mod grid;
 pub mod launch;
+pub mod limits;
 pub mod plan;
 pub mod png;
 pub mod proxy;

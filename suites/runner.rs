@@ -5,6 +5,7 @@ mod between;
 pub mod cell;
 pub mod child;
 pub mod launched;
+pub mod loading;
 pub mod machine;
 pub mod merge;
 pub mod mpirun;

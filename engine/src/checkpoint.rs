@@ -1,13 +1,14 @@
 //! Weights on disk as Hugging Face lays them out: `model.safetensors`, or `model.safetensors.index.json` and its shards.
 //!
 //! Opening reads and checks headers only. [`Checkpoint::read`] then reads just the bytes of the slice it is asked for,
-//! at their position in the file and through a buffer of 32 KiB: a rank that owns a hundredth of a model touches a
+//! at their position in the file and through a buffer of 1 MiB at most: a rank that owns a hundredth of a model touches a
 //! hundredth of its files. Positioned reads do this without `unsafe`, and a file that shrinks or a disk that fails
 //! while training starts is an error; under a memory map it would be a signal that ends the process.
 
 mod error;
 mod experts;
 mod header;
+mod read;
 mod write;
 
 pub use error::CheckpointError;
@@ -18,8 +19,6 @@ use crate::peft::WEIGHTS;
 use header::{Entry, Opened};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
 /// A result of this module.
@@ -27,7 +26,6 @@ pub type Result<T> = std::result::Result<T, CheckpointError>;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-const BUFFER_BYTES: usize = 32 * 1024;
 
 /// One tensor on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +39,7 @@ pub struct TensorInfo {
     /// Which of the checkpoint's files.
     index: usize,
     /// Position of its first byte in the file.
-    begin: u64,
+    pub(crate) begin: u64,
 }
 
 impl TensorInfo {
@@ -105,7 +103,7 @@ impl Checkpoint {
         Err(CheckpointError::NoWeights { dir: dir.into(), reason })
     }
 
-    fn single(dir: &Path, name: &str) -> Result<Checkpoint> {
+    pub(crate) fn single(dir: &Path, name: &str) -> Result<Checkpoint> {
         let path = dir.join(name);
         let Opened { file, entries } = header::open(&path)?;
         let tensors = entries.into_iter().map(|(name, entry)| (name, TensorInfo::new(entry, &path, 0))).collect();
@@ -160,36 +158,6 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Reads elements (of the row-major tensor, seen flat) into `dst`, converted to f32. f32, bf16 and f16 on disk
-    /// convert exactly.
-    ///
-    /// # Errors
-    /// No such tensor, elements beyond its end, `dst` of another length, a stored type that is none of the three, or a
-    /// file that cannot be read.
-    pub fn read(&self, name: &str, elements: Range<usize>, dst: &mut [f32]) -> Result<()> {
-        let refuse = |reason: String| CheckpointError::Read { dir: self.dir.clone(), tensor: name.into(), reason };
-        let info = self.tensors.get(name).ok_or_else(|| refuse("there is no such tensor".into()))?;
-        if elements.start > elements.end || elements.end > info.elements() {
-            return Err(refuse(format!("elements {elements:?} were asked for of {}", info.elements())));
-        }
-        if elements.len() != dst.len() {
-            return Err(refuse(format!("{} elements were asked for into {}", elements.len(), dst.len())));
-        }
-        let decode = decoder(info.dtype).ok_or_else(|| refuse(unreadable(info.dtype)))?;
-        let width = info.dtype.bitsize() / 8;
-        let mut position = info.begin + (elements.start * width) as u64;
-        let mut buffer = vec![0u8; BUFFER_BYTES.min(width * dst.len())];
-        for part in dst.chunks_mut(BUFFER_BYTES / width) {
-            let bytes = &mut buffer[..part.len() * width];
-            self.files[info.index]
-                .read_exact_at(bytes, position)
-                .map_err(|source| CheckpointError::io("read", &info.file, source))?;
-            decode(bytes, part);
-            position += bytes.len() as u64;
-        }
-        Ok(())
-    }
-
     /// Compares with what a model expects. `lm_head.weight` where the head is tied, and rotary frequencies and causal
     /// masks, which older files store, may be there in addition.
     ///
@@ -204,7 +172,7 @@ impl Checkpoint {
                 Some(info) if info.shape != *shape => {
                     wrong.push(format!("{name} is {:?} and should be {shape:?}", info.shape));
                 }
-                Some(info) if decoder(info.dtype).is_none() => {
+                Some(info) if read::decoder(info.dtype).is_none() => {
                     wrong.push(format!("{name}: {}", unreadable(info.dtype)))
                 }
                 Some(_) => {}
@@ -243,25 +211,6 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
         }
     }
     Ok(index.weight_map)
-}
-
-/// Converts little-endian bytes to as many f32.
-type Decode = fn(&[u8], &mut [f32]);
-
-/// For the types that weights may have.
-fn decoder(dtype: StoredType) -> Option<Decode> {
-    fn each<const N: usize>(bytes: &[u8], dst: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
-        let (values, _) = bytes.as_chunks::<N>();
-        for (to, value) in dst.iter_mut().zip(values) {
-            *to = convert(*value);
-        }
-    }
-    match dtype {
-        StoredType::F32 => Some(|bytes, dst| each(bytes, dst, f32::from_le_bytes)),
-        StoredType::BF16 => Some(|bytes, dst| each(bytes, dst, |b| half::bf16::from_le_bytes(b).to_f32())),
-        StoredType::F16 => Some(|bytes, dst| each(bytes, dst, |b| half::f16::from_le_bytes(b).to_f32())),
-        _ => None,
-    }
 }
 
 fn unreadable(dtype: StoredType) -> String {

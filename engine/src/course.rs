@@ -3,12 +3,11 @@
 use crate::config::Cell;
 use crate::guard::Guard;
 use crate::layers::StepError;
-use crate::outcome::{Happening, History, Saved, Step};
+use crate::outcome::{Evaluated, Happening, Saved, Step};
 use crate::rank::Rank;
 use crate::save::{SaveError, SaveOptions, try_folder};
 use crate::train::Report;
-use crate::training_state::StateError;
-use crate::training_state::saver::Saver;
+use crate::training_state::{Saver, StateError};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How a run is told to stop, and whom it tells of itself.
@@ -32,40 +31,41 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
     let last = (train.untimed_steps + train.steps) as u64;
     let mut saver = Saver::new(rank).map_err(said)?;
     let mut voice = Voice { speaks, tell: control.tell, peak: 0 };
-    let mut history = begin(rank, &voice, last)?;
+    begin(rank, &voice, last)?;
     let watch = watch.unwrap_or_default();
-    let mut guard = Guard::new(watch.divergence, &history.steps);
+    let before = rank.resumed.as_ref().map_or(&[][..], |resumed| &resumed.history.steps);
+    let mut guard = Guard::new(watch.divergence, before);
     let due = |steps: u64| watch.evaluation.is_some_and(|e| steps == last || steps.is_multiple_of(e.every.max(1)));
     // What the run goes on from has done those that were due.
     if rank.resumed.is_none() && due(0) {
-        evaluate(rank, &voice, &mut history)?;
+        let evaluated = evaluate(rank, &voice)?;
+        saver.iter_mut().for_each(|saver| saver.evaluated(evaluated));
     }
     let mut stopped = false;
     while rank.steps < last && !stopped {
         rank.wants_stop = control.stop.load(Ordering::Relaxed);
-        rank.has_written = saver.as_mut().map_or(Ok(false), Saver::has_written).map_err(said)?;
-        let step = rank.step()?;
+        let mut after = |rank: &mut Rank<'_>, step: &Step| {
+            voice.step(rank, step);
+            if let Some(worse) = guard.see(step) {
+                return Err(StepError::Worse(worse));
+            }
+            if due(rank.steps) { evaluate(rank, &voice) } else { Ok(None) }
+        };
+        let saved = match &mut saver {
+            Some(saver) => saver.step(rank, &mut after).map_err(said)?,
+            None => {
+                let step = rank.step()?;
+                after(rank, &step)?;
+                Vec::new()
+            }
+        };
         stopped = rank.stop_agreed && rank.steps < last;
-        voice.step(rank, &step);
-        if let Some(worse) = guard.see(&step) {
-            return Err(StepError::Worse(worse));
-        }
-        if speaks && saver.is_some() {
-            history.steps.push(step);
-        }
-        // Before a checkpoint of this step, so that who goes on from that finds the evaluation done.
-        if due(rank.steps) {
-            evaluate(rank, &voice, &mut history)?;
-        }
-        if let Some(saver) = &mut saver {
-            let all_written = rank.all_written;
-            voice.saved(saver.after_step(rank, all_written, &history).map_err(said)?);
-        }
+        voice.saved(saved);
     }
     if let Some(saver) = &mut saver {
         // The last state, whatever the interval.
-        voice.saved(saver.save(rank, &history).map_err(said)?);
-        voice.saved(saver.finish(rank, &history).map_err(said)?);
+        voice.saved(saver.save(rank).map_err(said)?);
+        voice.saved(saver.finish(rank).map_err(said)?);
     }
     let mut report = rank.report();
     report.stopped = stopped;
@@ -75,9 +75,9 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
     Ok((report, rank.kernels.name()))
 }
 
-/// Says what the run goes on from, and gives what was done before.
-fn begin(rank: &Rank<'_>, voice: &Voice<'_>, last: u64) -> Result<History, StepError> {
-    let Some(resumed) = &rank.resumed else { return Ok(History::default()) };
+/// Says what the run goes on from, if it does.
+fn begin(rank: &Rank<'_>, voice: &Voice<'_>, last: u64) -> Result<(), StepError> {
+    let Some(resumed) = &rank.resumed else { return Ok(()) };
     voice.say(&Happening::Resumed(resumed.clone()));
     if resumed.step >= last {
         let dir = resumed.dir.display();
@@ -87,15 +87,13 @@ fn begin(rank: &Rank<'_>, voice: &Voice<'_>, last: u64) -> Result<History, StepE
             resumed.step
         )));
     }
-    Ok(resumed.history.clone())
+    Ok(())
 }
 
-fn evaluate(rank: &mut Rank<'_>, voice: &Voice<'_>, history: &mut History) -> Result<(), StepError> {
-    if let Some(evaluated) = rank.evaluate()? {
-        voice.say(&Happening::Evaluated(evaluated));
-        history.evaluations.push(evaluated);
-    }
-    Ok(())
+fn evaluate(rank: &mut Rank<'_>, voice: &Voice<'_>) -> Result<Option<Evaluated>, StepError> {
+    let evaluated = rank.evaluate()?;
+    evaluated.iter().for_each(|evaluated| voice.say(&Happening::Evaluated(*evaluated)));
+    Ok(evaluated)
 }
 
 fn said(error: StateError) -> StepError {

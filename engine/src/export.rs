@@ -1,13 +1,12 @@
 //! Weights and gradients as whole tensors, for tests and for saving.
 
-use crate::comm::Communicator;
 use crate::layers::StepError;
 use crate::mesh::{Split, within};
 use crate::model::{Part, Tensor};
 use crate::plan;
 use crate::rank::Rank;
 use std::borrow::Cow;
-use zbench_kernels::{Buffer, Category, DType, Unpack, View, ViewMut};
+use zbench_kernels::{Arena, Buffer, Category, DType, Unpack, View, ViewMut};
 
 type Result<T> = std::result::Result<T, StepError>;
 
@@ -30,7 +29,7 @@ impl Rank<'_> {
                     Part::Quantised => copied(&self.arena, own)?,
                     _ => widen(&*self.kernels, &self.arena, own)?,
                 };
-                let whole = self.whole(own, plan::share(&self.state.sharding, part), holding.padded)?;
+                let whole = self.whole(&self.arena, own, plan::share(&self.state.sharding, part), holding.padded)?;
                 self.hand_over(unit, part, &whole, true, &mut take)?;
             }
         }
@@ -45,14 +44,14 @@ impl Rank<'_> {
             let Some(own) = self.gradients.view(&self.state, unit, &holding.owned) else { continue };
             let mut own = widen(&*self.kernels, &self.arena, own)?;
             self.kernels.scale(mean, own.view_mut())?;
-            let whole = self.whole(own, self.state.sharding.optimizer, holding.padded)?;
+            let whole = self.whole(&self.arena, own, self.state.sharding.optimizer, holding.padded)?;
             self.hand_over(unit, Part::Trainable, &whole, false, &mut take)?;
         }
         Ok(())
     }
 
     /// Hands the tensors of a flat over as a checkpoint holds them. Weights may be stored shifted; gradients are not.
-    fn hand_over(
+    pub(crate) fn hand_over(
         &self,
         unit: usize,
         part: Part,
@@ -96,31 +95,31 @@ impl Rank<'_> {
     }
 
     /// Gathers parts that are split as `split` says.
-    fn whole(&self, own: Buffer, split: Split, padded: usize) -> Result<Buffer> {
+    pub(crate) fn whole(&self, arena: &Arena, own: Buffer, split: Split, padded: usize) -> Result<Buffer> {
         let dtype = own.dtype();
-        let alloc = |len| self.arena.alloc(Category::Workspace, dtype, len);
+        let alloc = |len| arena.alloc(Category::Workspace, dtype, len);
         let shard = match (split, self.comms.outer()) {
             (Split::Whole, _) => return Ok(own),
             (Split::World, Some(outer)) => {
                 let mut shard = alloc(padded / self.state.mesh().inner)?;
-                outer.all_gather(own.view(), shard.view_mut())?;
+                outer.unmetered().all_gather(own.view(), shard.view_mut())?;
                 shard
             }
             _ => own,
         };
         let mut whole = alloc(padded)?;
-        self.comms.inner.all_gather(shard.view(), whole.view_mut())?;
+        self.comms.inner.unmetered().all_gather(shard.view(), whole.view_mut())?;
         Ok(whole)
     }
 }
 
-fn widen(kernels: &dyn zbench_kernels::Kernels, arena: &zbench_kernels::Arena, view: View<'_>) -> Result<Buffer> {
+pub(crate) fn widen(kernels: &dyn zbench_kernels::Kernels, arena: &Arena, view: View<'_>) -> Result<Buffer> {
     let mut wide = arena.alloc(Category::Workspace, DType::F32, view.len())?;
     kernels.cast(view, wide.view_mut())?;
     Ok(wide)
 }
 
-fn copied(arena: &zbench_kernels::Arena, view: View<'_>) -> Result<Buffer> {
+pub(crate) fn copied(arena: &Arena, view: View<'_>) -> Result<Buffer> {
     let mut copy = arena.alloc(Category::Workspace, view.dtype(), view.len())?;
     copy.view_mut().as_slice_mut::<i8>()?.copy_from_slice(view.as_slice()?);
     Ok(copy)

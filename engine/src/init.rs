@@ -1,164 +1,250 @@
-//! The first weights. A rank fills the part it owns and nothing else: drawn from (seed, tensor, element), or read from the
-//! slices of a checkpoint, so that the result depends neither on the strategy nor on the number of ranks.
+//! The first weights. A rank fills the part it owns and nothing else: drawn from (seed, tensor, element), or read from a
+//! checkpoint, so that the result depends neither on the strategy nor on the number of ranks, nor on who reads the files.
 
+mod account;
 mod packed;
+mod stock;
 
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::CheckpointError;
+use crate::comm::Communicator;
 use crate::layers::StepError;
 use crate::mesh::within;
 use crate::model::{Init, Part, Tensor, Unit};
+use crate::outcome::{Loaded, Moment};
 use crate::peft::tensor_name;
 use crate::plan::home_dtype;
 use crate::rank::Inputs;
 use crate::shard::{Desk, Optimizer, Params, State};
+use account::Account;
 use std::ops::Range;
-use zbench_kernels::{DType, Normal, View, ViewMut};
+use stock::{Stock, refused};
+use zbench_kernels::{DType, KernelError, Kernels, Normal, View, ViewMut};
 
 type Result<T, E = StepError> = std::result::Result<T, E>;
 
-/// Elements of a checkpoint read at a time.
-const READ: usize = 1 << 18;
+/// Elements filled at a time.
+const PIECE: usize = 1 << 18;
 
-/// Fills this rank's part of every flat.
+/// Fills this rank's part of every flat, and says what it took. A collective call where rank 0 reads for all: when one rank
+/// fails, the others hear why.
 pub fn fill(
     inputs: &Inputs<'_>,
     state: &State,
     desk: Desk<'_>,
     params: &mut Params,
     optimizer: &mut Optimizer,
-) -> Result<()> {
-    for (unit, spec) in inputs.plan.layout.units.iter().enumerate() {
-        for part in Part::ALL {
-            // What trains comes from the training checkpoint, if the run goes on from one.
-            if part == Part::Trainable && inputs.resume.is_some() {
-                continue;
-            }
-            let Some(holding) = &state.holdings[unit][part as usize] else { continue };
-            let Some(home) = params.home_mut(unit, part) else { continue };
-            let at_home = within(&holding.owned, &holding.home);
-            let master = if part == Part::Trainable { optimizer.master_mut(unit) } else { None };
-            let mut target = match master {
-                Some(master) => master.view_mut(),
-                None => home.slice_mut(at_home.clone()),
-            };
-            if part == Part::Quantised {
-                fill_packed(inputs, desk, spec, &holding.owned, target.as_slice_mut()?)?;
-                continue;
-            }
-            desk.kernels.fill(target.reborrow(), 0.0)?;
-            for tensor in spec.tensors_of(part) {
-                let span = tensor.place.range();
-                let cut = span.start.max(holding.owned.start)..span.end.min(holding.owned.end);
-                if !cut.is_empty() {
-                    let dst = target.slice_mut(within(&cut, &holding.owned));
-                    fill_tensor(inputs, desk, spec, tensor, within(&cut, &span), dst)?;
+) -> Result<Loaded> {
+    let told = inputs.probe.filter(|_| inputs.checkpoint.is_some());
+    let tell = |moment| told.into_iter().for_each(|probe| probe(moment));
+    tell(Moment::LoadingBegins);
+    let account = Account::new();
+    let filled = Filler::new(inputs, desk, &account).and_then(|mut filler| filler.all(state, params, optimizer));
+    tell(Moment::LoadingEnds);
+    if let Err(error) = filled {
+        desk.comms.data().abort(&error.to_string());
+        return Err(error);
+    }
+    Ok(account.close())
+}
+
+/// What a rank fills with.
+struct Filler<'a> {
+    inputs: &'a Inputs<'a>,
+    desk: Desk<'a>,
+    account: &'a Account,
+    model: Option<Stock<'a>>,
+    adapters: Option<Stock<'a>>,
+}
+
+impl<'a> Filler<'a> {
+    fn new(inputs: &'a Inputs<'a>, desk: Desk<'a>, account: &'a Account) -> Result<Filler<'a>> {
+        let (loading, comm) = (inputs.cell.model.loading, desk.comms.data());
+        let stock = |checkpoint| Stock::open(checkpoint, loading, comm, account);
+        let (model, adapters) = (inputs.checkpoint.map(stock).transpose()?, inputs.adapters.map(stock).transpose()?);
+        Ok(Filler { inputs, desk, account, model, adapters })
+    }
+
+    /// Fills every flat.
+    fn all(&mut self, state: &State, params: &mut Params, optimizer: &mut Optimizer) -> Result<()> {
+        for (unit, spec) in self.inputs.plan.layout.units.iter().enumerate() {
+            let mut wanted = self.wanted(spec);
+            for part in Part::ALL {
+                // What trains comes from the training checkpoint, if the run goes on from one.
+                if !self.fills(part) {
+                    continue;
+                }
+                let Some(holding) = &state.holdings[unit][part as usize] else { continue };
+                let Some(home) = params.home_mut(unit, part) else { continue };
+                let at_home = within(&holding.owned, &holding.home);
+                let master = if part == Part::Trainable { optimizer.master_mut(unit) } else { None };
+                let mut target = match master {
+                    Some(master) => master.view_mut(),
+                    None => home.slice_mut(at_home.clone()),
+                };
+                match part {
+                    Part::Quantised => target.as_slice_mut::<i8>()?.fill(0),
+                    _ => self.desk.kernels.fill(target.reborrow(), 0.0)?,
+                }
+                let bytes = target.len() * target.dtype().size();
+                for tensor in spec.tensors_of(part) {
+                    let brought = self.bring(&mut wanted)?;
+                    let span = tensor.place.range();
+                    let cut = span.start.max(holding.owned.start)..span.end.min(holding.owned.end);
+                    if !cut.is_empty() {
+                        let mut dst = target.slice_mut(within(&cut, &holding.owned));
+                        let range = within(&cut, &span);
+                        match tensor.packed {
+                            Some(matrix) => packed::fill(self, spec, tensor, matrix, range, dst.as_slice_mut()?)?,
+                            None => self.tensor(spec, tensor, range, dst)?,
+                        }
+                    }
+                    self.give_back(brought, &wanted);
+                }
+                self.account.keeps(bytes);
+                if let (Part::Trainable, Some(master)) = (part, optimizer.master_mut(unit)) {
+                    let home = home.slice_mut(at_home);
+                    self.account.keeps(home.len() * home.dtype().size());
+                    self.desk.kernels.cast(master.view(), home)?;
                 }
             }
-            if let (Part::Trainable, Some(master)) = (part, optimizer.master_mut(unit)) {
-                desk.kernels.cast(master.view(), home.slice_mut(at_home))?;
+        }
+        Ok(())
+    }
+
+    fn fills(&self, part: Part) -> bool {
+        part != Part::Trainable || self.inputs.resume.is_none()
+    }
+
+    /// What each of a unit's tensors, in the order of filling, is read from, where that must be brought. The last comes first.
+    fn wanted(&self, unit: &Unit) -> Vec<Option<Wanted>> {
+        let wire = |stock: &Option<Stock<'_>>| stock.as_ref().is_some_and(Stock::is_wire);
+        if !wire(&self.model) && !wire(&self.adapters) {
+            return Vec::new();
+        }
+        let parts = Part::ALL.into_iter().rev().filter(|part| self.fills(*part));
+        let tensors = parts.flat_map(|part| unit.tensors_of(part).collect::<Vec<_>>().into_iter().rev());
+        tensors
+            .map(|tensor| {
+                let source = match (self.source(tensor), tensor.init) {
+                    (None, Init::NormsOf(place)) => unit.tensors.iter().find(|of| of.place == place),
+                    _ => Some(tensor),
+                };
+                let source = source?;
+                let (_, name) = self.source(source)?;
+                Some(Wanted { in_checkpoint: source.in_checkpoint, name })
+            })
+            .collect()
+    }
+
+    /// Brings what the next tensor is read from.
+    fn bring(&mut self, wanted: &mut Vec<Option<Wanted>>) -> Result<Option<Wanted>> {
+        let Some(next) = wanted.pop().flatten() else { return Ok(None) };
+        let comm = self.desk.comms.data();
+        if let Some(stock) = self.stock(&next) {
+            stock.bring(&next.name, comm)?;
+        }
+        Ok(Some(next))
+    }
+
+    /// Gives back what the last tensor was read from, unless another is.
+    fn give_back(&mut self, last: Option<Wanted>, wanted: &[Option<Wanted>]) {
+        let last = last.filter(|last| !wanted.iter().flatten().any(|next| next == last));
+        if let Some(last) = last
+            && let Some(stock) = self.stock(&last)
+        {
+            stock.give_back(&last.name);
+        }
+    }
+
+    fn stock(&mut self, of: &Wanted) -> Option<&mut Stock<'a>> {
+        if of.in_checkpoint { self.model.as_mut() } else { self.adapters.as_mut() }
+    }
+
+    /// Where a tensor's elements are stored; nowhere if they are drawn.
+    fn source(&self, tensor: &Tensor) -> Option<(&Stock<'a>, String)> {
+        match tensor.in_checkpoint {
+            true => Some((self.model.as_ref()?, tensor.stored_name().to_string())),
+            false => Some((self.adapters.as_ref()?, tensor_name(tensor.stored_name()))),
+        }
+    }
+
+    /// Fills elements `range` of a tensor.
+    fn tensor(&self, unit: &Unit, tensor: &Tensor, range: Range<usize>, mut dst: ViewMut<'_>) -> Result<()> {
+        // Adapters are no part of what is loaded.
+        let load = self.inputs.cell.precision.load.filter(|_| tensor.in_checkpoint);
+        let source = self.source(tensor);
+        if source.is_none() && load.is_none() {
+            return self.draw(unit, tensor, range, dst);
+        }
+        let mut values = vec![0f32; PIECE.min(range.len())];
+        let _held = self.account.holds::<f32>(values.len());
+        for start in range.clone().step_by(PIECE) {
+            let piece = start..(start + PIECE).min(range.end);
+            let values = &mut values[..piece.len()];
+            match &source {
+                Some((stock, name)) => read_stored(stock, name, tensor, piece.clone(), values).map_err(refused)?,
+                None => self.draw(unit, tensor, piece.clone(), ViewMut::of(values))?,
             }
+            round_to(load, values);
+            self.desk.kernels.cast(View::of(values), dst.slice_mut(within(&piece, &range)))?;
+        }
+        Ok(())
+    }
+
+    /// Elements `range` of a tensor's first values, drawn.
+    fn draw(&self, unit: &Unit, tensor: &Tensor, range: Range<usize>, dst: ViewMut<'_>) -> Result<()> {
+        match tensor.init {
+            Init::NormsOf(place) => {
+                let matrix = unit.tensors.iter().find(|tensor| tensor.place == place);
+                let matrix =
+                    matrix.ok_or_else(|| StepError::Input("norms of a tensor that is not there; a bug".into()))?;
+                self.norms_of(unit, matrix, range, dst)
+            }
+            _ => Ok(draw(self.desk.kernels, self.inputs.cell.train.seed, tensor, range, dst)?),
         }
     }
-    Ok(())
-}
 
-/// Fills the owned bytes of a unit's matrices in few bits.
-fn fill_packed(
-    inputs: &Inputs<'_>,
-    desk: Desk<'_>,
-    unit: &Unit,
-    owned: &Range<usize>,
-    target: &mut [i8],
-) -> Result<()> {
-    target.fill(0);
-    for tensor in unit.tensors_of(Part::Quantised) {
-        let span = tensor.place.range();
-        let cut = span.start.max(owned.start)..span.end.min(owned.end);
-        if let (false, Some(matrix)) = (cut.is_empty(), tensor.packed) {
-            let dst = &mut target[within(&cut, owned)];
-            packed::fill(inputs, desk, unit, tensor, matrix, within(&cut, &span), dst)?;
+    /// The norms of rows `range` of a matrix as its home holds it. Whoever owns the norms need not own the matrix, so its
+    /// rows are drawn or read again.
+    fn norms_of(&self, unit: &Unit, matrix: &Tensor, range: Range<usize>, mut dst: ViewMut<'_>) -> Result<()> {
+        let (cols, home) = (matrix.shape[1], home_dtype(self.inputs.cell, matrix.place.part));
+        for row in range.clone() {
+            let mut values = vec![0f32; cols];
+            let _held = self.account.holds::<f32>(cols);
+            self.tensor(unit, matrix, row * cols..(row + 1) * cols, ViewMut::of(&mut values))?;
+            round_to(Some(home), &mut values);
+            let norm = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+            self.desk.kernels.fill(dst.slice_mut(within(&(row..row + 1), &range)), norm)?;
         }
+        Ok(())
     }
-    Ok(())
 }
 
-/// Fills elements `range` of a tensor.
-fn fill_tensor(
-    inputs: &Inputs<'_>,
-    desk: Desk<'_>,
-    unit: &Unit,
-    tensor: &Tensor,
-    range: Range<usize>,
-    mut dst: ViewMut<'_>,
-) -> Result<()> {
-    // Adapters are no part of what is loaded.
-    let load = inputs.cell.precision.load.filter(|_| tensor.in_checkpoint);
-    let source = match tensor.in_checkpoint {
-        true => inputs.checkpoint.map(|checkpoint| (checkpoint, tensor.stored_name().to_string())),
-        false => inputs.adapters.map(|adapters| (adapters, tensor_name(tensor.stored_name()))),
-    };
-    if source.is_none() && load.is_none() {
-        return draw(inputs, desk, unit, tensor, range, dst);
-    }
-    let mut values = vec![0f32; READ.min(range.len())];
-    for start in range.clone().step_by(READ) {
-        let piece = start..(start + READ).min(range.end);
-        let values = &mut values[..piece.len()];
-        match &source {
-            Some((checkpoint, name)) => read_stored(checkpoint, name, tensor, piece.clone(), values)
-                .map_err(|error| StepError::Input(error.to_string()))?,
-            None => draw(inputs, desk, unit, tensor, piece.clone(), ViewMut::of(values))?,
-        }
-        round_to(load, values);
-        desk.kernels.cast(View::of(values), dst.slice_mut(within(&piece, &range)))?;
-    }
-    Ok(())
+/// A tensor of a checkpoint that comes from rank 0.
+#[derive(PartialEq)]
+struct Wanted {
+    /// Of the model, or of the adapters.
+    in_checkpoint: bool,
+    name: String,
 }
 
-/// Elements `range` of a tensor's first values, drawn.
-fn draw(
-    inputs: &Inputs<'_>,
-    desk: Desk<'_>,
-    unit: &Unit,
+/// Elements `range` of a tensor's first values, drawn. What follows from another tensor is nothing here.
+pub(crate) fn draw(
+    kernels: &dyn Kernels,
+    seed: u64,
     tensor: &Tensor,
     range: Range<usize>,
     dst: ViewMut<'_>,
-) -> Result<()> {
+) -> std::result::Result<(), KernelError> {
     match tensor.init {
-        Init::Constant(value) => Ok(desk.kernels.fill(dst, value)?),
+        Init::Constant(value) => kernels.fill(dst, value),
         Init::Normal(std) => {
             let (len, dtype) = (dst.len(), dst.dtype());
-            let seed = inputs.cell.train.seed ^ tensor.stream.rotate_left(40);
-            let op = Normal { len, std, seed, first: range.start as u64, dtype };
-            Ok(desk.kernels.normal(&op, dst)?)
+            let seed = seed ^ tensor.stream.rotate_left(40);
+            kernels.normal(&Normal { len, std, seed, first: range.start as u64, dtype }, dst)
         }
-        Init::NormsOf(place) => {
-            let matrix = unit.tensors.iter().find(|tensor| tensor.place == place);
-            let matrix = matrix.ok_or_else(|| StepError::Input("norms of a tensor that is not there; a bug".into()))?;
-            norms_of(inputs, desk, unit, matrix, range, dst)
-        }
+        Init::NormsOf(_) => kernels.fill(dst, 0.0),
     }
-}
-
-/// The norms of rows `range` of a matrix as its home holds it. Whoever owns the norms need not own the matrix, so its rows
-/// are drawn or read again.
-fn norms_of(
-    inputs: &Inputs<'_>,
-    desk: Desk<'_>,
-    unit: &Unit,
-    matrix: &Tensor,
-    range: Range<usize>,
-    mut dst: ViewMut<'_>,
-) -> Result<()> {
-    let (cols, home) = (matrix.shape[1], home_dtype(inputs.cell, matrix.place.part));
-    for row in range.clone() {
-        let mut values = vec![0f32; cols];
-        fill_tensor(inputs, desk, unit, matrix, row * cols..(row + 1) * cols, ViewMut::of(&mut values))?;
-        round_to(Some(home), &mut values);
-        let norm = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
-        desk.kernels.fill(dst.slice_mut(within(&(row..row + 1), &range)), norm)?;
-    }
-    Ok(())
 }
 
 /// Rounds values to the type they are loaded in.
@@ -170,9 +256,9 @@ fn round_to(load: Option<DType>, values: &mut [f32]) {
     }
 }
 
-/// Elements `range` of a tensor, from wherever the checkpoint has them under `name`.
+/// Elements `range` of a tensor, from wherever the stock has them under `name`.
 fn read_stored(
-    checkpoint: &Checkpoint,
+    stock: &Stock<'_>,
     name: &str,
     tensor: &Tensor,
     range: Range<usize>,
@@ -182,11 +268,11 @@ fn read_stored(
     for run in tensor.runs(range.clone()) {
         let (first, there) = (run.ours - range.start, run.stored..run.stored + run.len);
         if run.step == 1 {
-            checkpoint.read(name, there, &mut values[first..first + run.len])?;
+            stock.read(name, there, &mut values[first..first + run.len])?;
             continue;
         }
         together.resize(run.len, 0.0);
-        checkpoint.read(name, there, &mut together)?;
+        stock.read(name, there, &mut together)?;
         values[first..].iter_mut().step_by(run.step).zip(&together).for_each(|(to, from)| *to = *from);
     }
     let shift = tensor.shift();

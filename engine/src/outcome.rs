@@ -202,6 +202,33 @@ pub struct Saved {
     pub copied_bytes: u64,
 }
 
+/// What filling the first weights took on one rank: bytes of host memory by the loader's own account, which is exact.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Loaded {
+    /// Written into homes and master weights: this rank's share, which stays.
+    pub kept_bytes: u64,
+    /// The most that was held at a time, with what of the share was filled by then.
+    pub peak_bytes: u64,
+    /// Read from files.
+    pub read_bytes: u64,
+    /// Received from rank 0.
+    pub received_bytes: u64,
+    /// Wall time.
+    pub ms: f64,
+}
+
+/// What a rank that loads weights says to whoever measures its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Its memory is allocated, no weight is read.
+    LoadingBegins,
+    /// All of its weights are in place, and what it held beside them is freed.
+    LoadingEnds,
+}
+
+/// Who is told of it.
+pub type Probe<'a> = Option<&'a (dyn Fn(Moment) + Sync)>;
+
 /// What one rank reports.
 #[derive(Clone, Debug)]
 pub struct RankReport {
@@ -221,6 +248,8 @@ pub struct RankReport {
     pub documents: Option<Found>,
     /// It was stopped before its last step, because that was wanted.
     pub stopped: bool,
+    /// What loading took, where weights were loaded.
+    pub loaded: Option<Loaded>,
 }
 
 /// A finished run.

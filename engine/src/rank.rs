@@ -10,7 +10,7 @@ use crate::layers::{Batch, Exec, InDocuments, Saved, StepError};
 use crate::loss_scale::LossScaler;
 use crate::mesh::Place;
 use crate::meter::Meter;
-use crate::outcome::{RankReport, Resumed, Span, Step};
+use crate::outcome::{Loaded, Probe, RankReport, Resumed, Span, Step};
 use crate::plan::{Action, Plan};
 use crate::schedule::learning_rate;
 use crate::shard::{Comms, Desk, Gradients, Optimizer, Params, Said, State};
@@ -37,6 +37,8 @@ pub struct Inputs<'a> {
     pub adapters: Option<&'a Checkpoint>,
     /// The training checkpoint to go on from; without, the run is at its beginning.
     pub resume: Option<&'a Resumable>,
+    /// Who measures this process while weights are loaded.
+    pub probe: Probe<'a>,
 }
 
 /// A rank is a value: nothing of it lives in statics or in the environment.
@@ -82,6 +84,7 @@ pub struct Rank<'a> {
     timed_from: u64,
     step_ms: Vec<f64>,
     spans_ns: [u64; 10],
+    loaded: Option<Loaded>,
 }
 
 /// Fills what trains from the checkpoint that the run goes on from, if it does.
@@ -159,7 +162,7 @@ impl<'a> Rank<'a> {
         let gradients = Gradients::new(&state, desk)?;
         let mut optimizer = Optimizer::new(&state, desk)?;
         let prepacked = prepacked(cell, plan, &arena, &*kernels)?;
-        init::fill(inputs, &state, desk, &mut params, &mut optimizer)?;
+        let loaded = init::fill(inputs, &state, desk, &mut params, &mut optimizer)?;
         let resumed = resume(inputs, &state, desk, &mut params, &mut optimizer)?;
         let position = inputs.resume.map(|from| *from.position());
         let mut scaler = cell.precision.scaling.map(LossScaler::new);
@@ -199,6 +202,7 @@ impl<'a> Rank<'a> {
             // Room for all of a measurement, so that no step makes room.
             step_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
             spans_ns: [0; 10],
+            loaded: inputs.checkpoint.map(|_| loaded),
         })
     }
 
@@ -547,6 +551,7 @@ impl Rank<'_> {
             traffic,
             documents: self.inputs.source.found(),
             stopped: false,
+            loaded: self.loaded,
         }
     }
 }

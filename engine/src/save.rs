@@ -1,6 +1,9 @@
 //! A model written as transformers opens it: `config.json`, and `model.safetensors` or several files with an index.
 
 mod adapters;
+mod fresh;
+
+pub use fresh::save_fresh;
 
 use crate::checkpoint::{CheckpointError, write_safetensors};
 use crate::hf;

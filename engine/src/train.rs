@@ -9,7 +9,7 @@ use crate::data::Source;
 use crate::hardware::{self, HardwareError, Seat};
 use crate::layers::StepError;
 use crate::mesh::Mesh;
-use crate::outcome::{Cause, Failure, Happening, RankReport, Run, Step};
+use crate::outcome::{Cause, Failure, Happening, Probe, RankReport, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
 use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
@@ -65,6 +65,19 @@ pub fn train_rank(
     arena: Arena,
     control: Control<'_>,
 ) -> Ended<Report> {
+    train_rank_probed(cell, plan, comm, kernels, arena, control, None)
+}
+
+/// As [`train_rank`]; `probe` is told when weights begin to be loaded and when they are, so that it can measure the process.
+pub fn train_rank_probed(
+    cell: &Cell,
+    plan: &Plan,
+    comm: Box<dyn Communicator>,
+    kernels: Arc<dyn Kernels>,
+    arena: Arena,
+    control: Control<'_>,
+    probe: Probe<'_>,
+) -> Ended<Report> {
     let opened = match open(cell, plan) {
         Ok(opened) => opened,
         Err(reason) => {
@@ -72,7 +85,8 @@ pub fn train_rank(
             return Ended::broken(&reason);
         }
     };
-    one_rank(&opened.inputs(cell, plan), kernels, arena, comm, plan.mesh, |rank| course::run(rank, control))
+    let inputs = Inputs { probe, ..opened.inputs(cell, plan) };
+    one_rank(&inputs, kernels, arena, comm, plan.mesh, |rank| course::run(rank, control))
 }
 
 /// The kernels of every rank of a cell, all of them threads of this process.
@@ -132,7 +146,7 @@ impl Opened {
     fn inputs<'a>(&'a self, cell: &'a Cell, plan: &'a Plan) -> Inputs<'a> {
         let Opened { source, checkpoint, adapters, resume } = self;
         let (checkpoint, adapters) = (checkpoint.as_ref(), adapters.as_ref());
-        Inputs { cell, plan, source, checkpoint, adapters, resume: resume.as_ref() }
+        Inputs { cell, plan, source, checkpoint, adapters, resume: resume.as_ref(), probe: None }
     }
 }
 

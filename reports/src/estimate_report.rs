@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::document::{Column, Document, Entry, Table, Tone};
 use crate::grid_report::{first_letters, telling_length};
+use crate::limits::{self, Search};
 use crate::named::Named;
 use crate::units;
 
@@ -101,6 +102,9 @@ pub struct EstimateRow {
     /// `plan`: what the engine will allocate, to the byte; `priced`: what the estimator says.
     #[serde(default)]
     pub memory_source: String,
+    /// What a search of the grid says of the cell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub search: Option<Search>,
 }
 
 /// Collectives of one kind on one axis, per step and rank.
@@ -139,6 +143,7 @@ pub fn estimates(rows: &[EstimateRow]) -> Document {
         document.paragraph("There are no cells to estimate.");
         return document;
     }
+    limits::of_estimates(&mut document, rows);
     document.paragraph(summary(rows));
     document.table(cells(rows));
     step::speed(&mut document, rows);

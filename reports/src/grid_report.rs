@@ -2,6 +2,7 @@
 
 mod cells;
 pub(crate) mod labels;
+mod loading;
 mod machine;
 mod planned;
 mod precision;
@@ -15,6 +16,7 @@ use crate::bench;
 use crate::collectives::document as collectives;
 use crate::document::{Block, Document};
 use crate::figures;
+use crate::limits;
 use crate::record::Record;
 use crate::{steady, units};
 
@@ -25,7 +27,8 @@ use crate::{steady, units};
 ///
 /// Trials are gathered by key; every record appears, whatever its outcome. Rows are in the order of the median tokens per
 /// second, ranks with ties as in [`crate::stats::places`]; a cell that fails loss parity or has only trials with validity
-/// flags is not ranked. Cells that did not run are answered for by their plan.
+/// flags is not ranked. Cells that did not run are answered for by their plan. Records that only show that a value next to the
+/// largest of a search does not fit are told with that search ([`crate::limits`]) and are no cells.
 /// Records of the interconnect test and of the kernels are no cells: they have sections of their own.
 pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
     let (links, others): (Vec<&Record>, Vec<&Record>) =
@@ -70,7 +73,12 @@ fn of_cells(records: &[&Record], question: Option<&str>) -> Document {
         document.paragraph("There are no records to compare.");
         return document;
     }
+    let apart = limits::is_shown_apart(records);
+    let (next, records): (Vec<&Record>, Vec<&Record>) =
+        records.iter().partition(|record| apart.contains(record.id.as_str()));
+    let records = &records[..];
     let grid = Grid::new(records);
+    limits::add(&mut document, &[records, &next].concat(), &grid);
     answer(&mut document, &grid);
     document.heading("Machine");
     machine::words(&mut document, records);
@@ -183,6 +191,7 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         ("Communication", None, None, tables::communication(grid)),
         ("Losses", figures::losses(grid), None, None),
         ("Precision", None, None, precision::table(grid)),
+        ("Loading", None, None, loading::table(grid)),
         ("Plan against measurement", figures::predicted_memory(grid), figures::predicted_wire(grid), None),
         ("Plan against measurement: time", figures::predicted_step(grid), None, None),
     ];

@@ -17,6 +17,7 @@ pub mod estimate_report;
 mod figures;
 pub mod gate;
 pub mod grid_report;
+pub mod limits;
 pub mod named;
 pub mod notebook_report;
 pub mod plot;

@@ -53,6 +53,7 @@ impl Flags {
             excludes: Vec::new(),
             includes: Vec::new(),
             has_product: true,
+            search: None,
         };
         let mut flags = Flags { document, problems: Vec::new() };
         flags.put("suite", "suite", &[suite]);

@@ -89,6 +89,8 @@ fn what_if(global: &Global, before: &[Planned], after: &[Planned], changes: &[St
 
 fn searched(global: &Global, cells: &Cells, max_cells: usize) -> Result<u8> {
     let expanded = expand(cells, max_cells)?;
+    expanded
+        .refuse_search("looks for the largest value that fits, and --search for the fastest way to split the work")?;
     let (planner, mut found) = (Planner::default(), Vec::new());
     let mut seen = Vec::new();
     for cell in &expanded.cells {

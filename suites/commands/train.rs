@@ -6,6 +6,7 @@ use super::{Expanded, expand, header, planned, print_document, print_lines};
 use crate::cli::{Format, Global, GridArgs, RunArgs, exit};
 use crate::config::{ConfigError, Document};
 use crate::grid::{self, GridCell};
+use crate::limits;
 use crate::runner::child::Children;
 use crate::runner::launched::Launched;
 use crate::runner::plan::{Decision, Planned};
@@ -17,6 +18,7 @@ use std::time::Duration;
 use zbench_engine::config::Cell;
 use zbench_reports::batch::{self, Batch};
 use zbench_reports::estimate_report::EstimateRow;
+use zbench_reports::limits::KEY as SEARCH;
 use zbench_reports::record::{Outcome, Record, Source, Status};
 use zbench_reports::{Notebook, estimate_report, grid_report};
 
@@ -37,6 +39,12 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     if arguments.dry_run {
         return estimates(global, &cells);
     }
+    let mut limits = expanded.limits.take();
+    if let Some(limits) = &mut limits {
+        let mut next = limits.next(&cells);
+        session.judge(&mut next);
+        cells.extend(next);
+    }
     let trials = if arguments.fresh { Trials::Fresh(arguments.trials) } else { Trials::UpTo(arguments.trials) };
     let mut header = header(&expanded.document);
     if arguments.proxy {
@@ -44,7 +52,12 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     }
     header.any_environment = arguments.any_environment;
     let question = header.question.clone();
-    let summary = carry_out(global, session, &cells, trials, header, arguments.timeout, None)?;
+    let mut run =
+        |cells: &[Planned]| carry_out(global, session, cells, trials, header.clone(), arguments.timeout, None);
+    let summary = match &mut limits {
+        Some(limits) => limits::carry_out(limits, &cells, &mut run)?,
+        None => run(&cells)?,
+    };
     let shown = if global.format == Format::Json {
         print_lines(&summary.records)
     } else {
@@ -57,6 +70,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
 /// `zbench run FILE`.
 pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Result<u8> {
     let mut expanded = expand(&arguments.cells, usize::MAX)?;
+    expanded.refuse_search("runs several cells and `run` runs one; use `grid`")?;
     if expanded.cells.len() != 1 {
         let file = expanded.document.path.display().to_string();
         return Err(ConfigError::about(file, not_one(&expanded.cells)).into());
@@ -246,7 +260,8 @@ pub fn code(summary: &Summary) -> u8 {
         let Outcome { status, .. } = &record.outcome;
         let has_capacity = record.setting("memory.capacity").is_some_and(|capacity| !capacity.is_null());
         matches!(status, Status::Failed | Status::TimedOut | Status::Diverged)
-            || *status == Status::OutOfMemory && !has_capacity
+            // Of a search it is what was to be found out.
+            || *status == Status::OutOfMemory && !has_capacity && !record.extra.contains_key(SEARCH)
     };
     if summary.interrupted {
         exit::INTERRUPTED
@@ -268,6 +283,7 @@ pub fn header_of(record: &Record) -> Header {
         excludes: Vec::new(),
         includes: Vec::new(),
         has_product: true,
+        search: None,
     };
     Header { name: record.name.clone(), ..header(&document) }
 }

@@ -1,6 +1,10 @@
 //! A configuration file as settings with their places: parsed, every key known, every value checked by itself. What
 //! values mean together is for [`super::resolve`].
 
+mod search;
+
+pub use search::Search;
+
 use super::keys::{self, Key};
 use super::kind::Kind;
 use std::collections::BTreeMap;
@@ -58,6 +62,8 @@ pub struct Document {
     /// False for a file with includes and without axes: its cells are the includes. `--set` does not change that, as an
     /// axis that it narrows to one value is still one.
     pub has_product: bool,
+    /// The key whose largest value that fits is asked for, of every combination.
+    pub search: Option<Search>,
 }
 
 /// One thing that is wrong.
@@ -114,7 +120,8 @@ impl Document {
 
     /// Parses a file's text; `path` names it in errors and is where relative paths start.
     pub fn parse(path: &Path, text: &str, set: &[String]) -> Result<Document, ConfigError> {
-        let mut reader = Reader { source: path.display().to_string(), text, problems: Vec::new() };
+        let source = path.display().to_string();
+        let mut reader = Reader { source, text, problems: Vec::new(), parts: Default::default() };
         let document = Document {
             path: path.into(),
             base: Settings::new(),
@@ -122,6 +129,7 @@ impl Document {
             excludes: Vec::new(),
             includes: Vec::new(),
             has_product: true,
+            search: None,
         };
         let mut document = match DeTable::parse(text) {
             Ok(table) => reader.document(document, table.get_ref()),
@@ -132,6 +140,7 @@ impl Document {
             }
         };
         reader.overrides(&mut document, set);
+        document.search = reader.finish_search(&document);
         if reader.problems.is_empty() { Ok(document) } else { Err(ConfigError(reader.problems)) }
     }
 
@@ -182,6 +191,8 @@ struct Reader<'a> {
     source: String,
     text: &'a str,
     problems: Vec<Problem>,
+    /// What was written of a search.
+    parts: search::Parts,
 }
 
 /// A known key and what was written for it.
@@ -213,7 +224,8 @@ impl Reader<'_> {
             self.problem(Some(place), "grid", "is not a table; write [grid] and an axis on each line below".into());
             return document;
         };
-        document.axes = self.axes(grid, &["exclude", "include"], true);
+        document.axes = self.axes(grid, &search::WORDS, true);
+        self.search(grid);
         document.excludes = self.tables(grid, "exclude");
         document.includes = self.tables(grid, "include");
         document.has_product = !document.axes.is_empty() || document.includes.is_empty();
@@ -245,16 +257,19 @@ impl Reader<'_> {
                     }
                 }
             } else {
-                self.unknown(place, &path, value.get_ref().is_table());
+                self.unknown(place, &path, value.get_ref().is_table(), if prefix.is_empty() { skip } else { &[] });
             }
         }
         found
     }
 
-    fn unknown(&mut self, place: Place, path: &str, is_table: bool) {
-        let hint = match (is_table, keys::nearest_section(path), keys::nearest(path)) {
-            (true, Some(section), _) => format!("unknown section; did you mean [{section}]?"),
-            (_, _, Some(key)) => format!("unknown key; did you mean {key}?"),
+    /// `words` are what may stand here beside keys.
+    fn unknown(&mut self, place: Place, path: &str, is_table: bool, words: &[&str]) {
+        let word = words.iter().find(|word| strsim::osa_distance(path, word) <= 2);
+        let hint = match (is_table, keys::nearest_section(path), word, keys::nearest(path)) {
+            (true, Some(section), ..) => format!("unknown section; did you mean [{section}]?"),
+            (_, _, Some(word), _) => format!("unknown key; did you mean {word}?"),
+            (_, _, None, Some(key)) => format!("unknown key; did you mean {key}?"),
             _ => "unknown key; docs/configuration.md lists all keys".into(),
         };
         self.problem(Some(place), path, hint);
@@ -327,15 +342,20 @@ impl Reader<'_> {
     /// `--set key=value`: wins over the file, and narrows an axis to one value.
     fn overrides(&mut self, document: &mut Document, set: &[String]) {
         for argument in set {
+            let source = format!("--set {argument}");
+            let of_search = argument.split_once('=').and_then(|(name, text)| self.parts.set(name, text, &source));
             let mut refuse = |key: &str, message: String| {
-                let source = format!("--set {argument}");
-                self.problems.push(Problem { source, place: None, key: key.into(), message });
+                self.problems.push(Problem { source: source.clone(), place: None, key: key.into(), message });
             };
             let Some((name, text)) = argument.split_once('=') else {
                 refuse("", "has no value; write --set key=value".into());
                 continue;
             };
             let name = name.trim();
+            if let Some(taken) = of_search {
+                taken.unwrap_or_else(|message| refuse(name, message));
+                continue;
+            }
             let Some(key) = keys::find(name) else {
                 let hint = keys::nearest(name)
                     .map_or("docs/configuration.md lists all keys".into(), |key| format!("did you mean {key}?"));
@@ -347,7 +367,10 @@ impl Reader<'_> {
                 value = Value::String(text.trim().into());
             }
             match key.kind.check(&value) {
-                Ok(()) => document.set(key.name, value),
+                Ok(()) => {
+                    document.set(key.name, value);
+                    self.parts.narrow(key.name);
+                }
                 Err(message) => refuse(name, message),
             }
         }

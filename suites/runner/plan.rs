@@ -12,6 +12,7 @@ use zbench_engine::outcome::Estimate;
 use zbench_engine::plan::Planner;
 use zbench_kernels::{Category, DType};
 use zbench_reports::estimate_report::{EstimateRow, EstimateTraffic};
+use zbench_reports::limits::Search;
 use zbench_reports::record::{Source, Status};
 
 /// A cell with its plan and the decision what to do with it.
@@ -32,6 +33,8 @@ pub struct Planned {
     pub advice: String,
     /// The cell that this one stands in for, under `--proxy`.
     pub proxy_of: Option<String>,
+    /// What a search of the grid says of it.
+    pub search: Option<Box<Search>>,
 }
 
 /// What to do with a cell.
@@ -111,6 +114,7 @@ impl Planned {
             disk_bytes: bytes(|footprint| footprint.disk),
             host_capacity_bytes: footprint.filter(|of| of.host > 0).and_then(|footprint| footprint.host_capacity),
             memory_source: footprint.map(|footprint| footprint.source.to_string()).unwrap_or_default(),
+            search: self.search.as_deref().cloned(),
         }
     }
 }
@@ -128,6 +132,18 @@ fn traffic(estimate: &Estimate) -> Vec<EstimateTraffic> {
 
 /// Plans a cell for this machine.
 pub fn plan(planner: &Planner, grid: GridCell, proxy_of: Option<String>) -> Planned {
+    let mut planned = without_advice(planner, grid, proxy_of);
+    if planned.fits() == Some(false)
+        && let (Some(capacity), Ok(resolved)) = (planned.capacity(), &planned.grid.resolved)
+    {
+        planned.advice = cheapest_change(planner, resolved, capacity)
+            .unwrap_or_else(|| "none of the changes tried (up to 64 times the ranks) makes it fit".into());
+    }
+    planned
+}
+
+/// The same without looking for what would make it fit, which is most of the work where it does not.
+pub(crate) fn without_advice(planner: &Planner, grid: GridCell, proxy_of: Option<String>) -> Planned {
     let mut planned = Planned {
         estimate: None,
         footprint: None,
@@ -136,6 +152,7 @@ pub fn plan(planner: &Planner, grid: GridCell, proxy_of: Option<String>) -> Plan
         decision: Decision::Run,
         advice: String::new(),
         proxy_of,
+        search: None,
         grid,
     };
     let Ok(resolved) = planned.grid.resolved.clone() else {
@@ -143,22 +160,12 @@ pub fn plan(planner: &Planner, grid: GridCell, proxy_of: Option<String>) -> Plan
         planned.decision = skipped(refusal, Source::Plan);
         return planned;
     };
-    match estimate(planner, &resolved.cell) {
-        Ok(estimate) => {
-            let footprint = forecast::footprint(&resolved, Some(&estimate));
-            planned.decision = decide(planner, &resolved, &estimate, &footprint);
-            planned.traffic = traffic(&estimate);
-            planned.footprint = Some(footprint);
-            planned.estimate = Some(estimate);
-        }
-        Err(reason) => {
-            planned.decision = skipped(reason, Source::Plan);
-            if resolved.cell.priced.is_none() {
-                return planned;
-            }
-            planned.footprint = Some(forecast::footprint(&resolved, None));
-        }
+    let Weight { estimate, footprint, decision } = weigh(planner, &resolved);
+    (planned.estimate, planned.footprint, planned.decision) = (estimate, footprint, decision);
+    if planned.footprint.is_none() {
+        return planned;
     }
+    planned.traffic = planned.estimate.as_ref().map(traffic).unwrap_or_default();
     planned.timing = match forecast::timing(planner, &resolved, planned.estimate.as_ref()) {
         Ok((timing, traffic)) => {
             if planned.estimate.is_none() {
@@ -168,13 +175,29 @@ pub fn plan(planner: &Planner, grid: GridCell, proxy_of: Option<String>) -> Plan
         }
         Err(reason) => Err(reason),
     };
-    if planned.fits() == Some(false)
-        && let Some(capacity) = planned.capacity()
-    {
-        planned.advice = cheapest_change(planner, &resolved, capacity)
-            .unwrap_or_else(|| "none of the changes tried (up to 64 times the ranks) makes it fit".into());
-    }
     planned
+}
+
+/// What a cell takes, and what follows from it.
+pub(crate) struct Weight {
+    pub(crate) estimate: Option<Estimate>,
+    pub(crate) footprint: Option<Footprint>,
+    pub(crate) decision: Decision,
+}
+
+/// Plans a cell's memory alone.
+pub(crate) fn weigh(planner: &Planner, resolved: &Resolved) -> Weight {
+    match estimate(planner, &resolved.cell) {
+        Ok(estimate) => {
+            let footprint = forecast::footprint(resolved, Some(&estimate));
+            let decision = decide(planner, resolved, &estimate, &footprint);
+            Weight { estimate: Some(estimate), footprint: Some(footprint), decision }
+        }
+        Err(reason) => {
+            let footprint = resolved.cell.priced.is_some().then(|| forecast::footprint(resolved, None));
+            Weight { estimate: None, footprint, decision: skipped(reason, Source::Plan) }
+        }
+    }
 }
 
 fn skipped(reason: String, source: Source) -> Decision {
@@ -234,6 +257,12 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
         }
         _ => Decision::Run,
     }
+}
+
+/// Whether this machine has the memory for ranks of so many bytes each.
+pub(crate) fn host_holds(cell: &Cell, bytes: u64) -> bool {
+    let all = bytes.saturating_mul(ranks_here(cell) as u64);
+    host_memory().is_none_or(|memory| all <= memory)
 }
 
 /// Ranks of a cell that share this machine's memory, as far as it is known before they have met.

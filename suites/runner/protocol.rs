@@ -1,6 +1,7 @@
 //! What the processes of cells and ranks are told and what they say: one JSON object on their standard input, JSON lines on
 //! their standard output.
 
+use super::loading::Resident;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use zbench_engine::comm::link::LinkUse;
@@ -241,6 +242,57 @@ pub struct RankEnd {
     /// It was stopped before its last step, because that was wanted.
     #[serde(default)]
     pub stopped: bool,
+    /// What loading weights took, where weights were loaded.
+    #[serde(default)]
+    pub loading: Option<LoadingEnd>,
+}
+
+/// What loading weights took on a rank.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoadingEnd {
+    /// Host memory before any weight was read.
+    pub before_bytes: u64,
+    /// So much more of it when all were in place.
+    pub consumed_bytes: u64,
+    /// So much more of it at its most in between.
+    pub peak_bytes: u64,
+    /// All of it at its most.
+    pub total_peak_bytes: u64,
+    /// Read from files.
+    pub read_bytes: u64,
+    /// Received from rank 0.
+    pub received_bytes: u64,
+    /// Wall time.
+    pub ms: f64,
+    /// `process`: the system's count of resident memory; `account`: the loader's of what it holds, of which before is none.
+    pub source: String,
+}
+
+impl LoadingEnd {
+    fn by_account(loaded: &outcome::Loaded) -> LoadingEnd {
+        LoadingEnd {
+            before_bytes: 0,
+            consumed_bytes: loaded.kept_bytes,
+            peak_bytes: loaded.peak_bytes,
+            total_peak_bytes: loaded.peak_bytes,
+            read_bytes: loaded.read_bytes,
+            received_bytes: loaded.received_bytes,
+            ms: loaded.ms,
+            source: "account".into(),
+        }
+    }
+
+    /// The same with memory as the system saw it in the rank's process.
+    pub fn of_process(self, seen: Resident) -> LoadingEnd {
+        LoadingEnd {
+            before_bytes: seen.before,
+            consumed_bytes: seen.after.saturating_sub(seen.before),
+            peak_bytes: seen.peak - seen.before,
+            total_peak_bytes: seen.peak,
+            source: "process".into(),
+            ..self
+        }
+    }
 }
 
 /// Collectives of one kind on one axis, per step.
@@ -297,6 +349,7 @@ impl From<&outcome::RankReport> for RankEnd {
             traffic: report.traffic.iter().map(TrafficEnd::from).collect(),
             documents: report.documents,
             stopped: report.stopped,
+            loading: report.loaded.as_ref().map(LoadingEnd::by_account),
             ..RankEnd::of_ledger(report.rank, &report.ledger)
         }
     }

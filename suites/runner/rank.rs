@@ -1,5 +1,6 @@
 //! Inside a rank's process: reads its job, meets the others, trains, says what was measured.
 
+use super::loading::Watch;
 use super::machine::{self, Busy};
 use super::protocol::{self, Event, RankEnd, RankFailure, RankJob, RankSaid};
 use crate::launch::{self, Choice, Options, Source as Launcher, World};
@@ -10,9 +11,9 @@ use zbench_engine::config::Backend;
 use zbench_engine::course::Control;
 use zbench_engine::hardware;
 use zbench_engine::layers::StepError;
-use zbench_engine::outcome::{Cause, Happening};
+use zbench_engine::outcome::{Cause, Happening, Moment};
 use zbench_engine::plan::Plan;
-use zbench_engine::train::{Ended, RankError, Report, Standing, train_rank};
+use zbench_engine::train::{Ended, RankError, Report, Standing, train_rank_probed};
 use zbench_kernels::{Arena, Kernels, peak};
 use zbench_reports::record::{Source, Status};
 
@@ -57,7 +58,8 @@ pub(super) fn say(event: &Event) {
 pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Event) + Sync)) -> RankSaid {
     let host = machine::host_name();
     let mut said = RankSaid { host: host.clone(), ..RankSaid::default() };
-    match train(job, comm, say, &mut said) {
+    let watch = Watch::default();
+    match train(job, comm, say, &watch, &mut said) {
         Ok(ended) => {
             let (end, failure) = match ended.result {
                 Ok((report, kernels)) => {
@@ -78,6 +80,9 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Ev
             });
         }
     }
+    if let Some(seen) = watch.resident() {
+        said.end.loading = said.end.loading.take().map(|loading| loading.of_process(seen));
+    }
     (said.end.rank, said.end.pid) = (job.rank, Some(std::process::id()));
     said.end.host = machine::host_hash(&host);
     said.swap_bytes = machine::status_bytes("VmSwap");
@@ -89,6 +94,7 @@ fn train(
     job: &RankJob,
     comm: Option<Box<dyn Communicator>>,
     say: &(dyn Fn(&Event) + Sync),
+    watch: &Watch,
     said: &mut RankSaid,
 ) -> Result<Ended<Report>, String> {
     let cell = &job.cell;
@@ -109,9 +115,12 @@ fn train(
     let busy = Busy::start();
     let tell = |happening: &Happening| say(&protocol::event(happening));
     let account = arena.clone();
-    let ended = train_rank(cell, &plan, comm, kernels, arena, Control { stop: super::cell::stop_order(), tell: &tell });
+    let control = Control { stop: super::cell::stop_order(), tell: &tell };
+    let probe = |moment: Moment| watch.tell(moment);
+    let ended = train_rank_probed(cell, &plan, comm, kernels, arena, control, Some(&probe));
     said.busy = busy.and_then(Busy::seconds);
-    said.rss_bytes = resident(shared.then(|| account.high_water()));
+    let earlier = watch.resident().map_or(0, |seen| seen.earlier);
+    said.rss_bytes = resident(shared.then(|| account.high_water()), earlier);
     if job.peak_threads > 0 {
         said.peak_flops.push(measure());
     }
@@ -145,9 +154,10 @@ fn connect(job: &RankJob, kernels: Arc<dyn Kernels>, arena: &Arena) -> Result<Bo
 
 /// The most this process had resident. In a world of shared memory other ranks' pages count here too as soon as this process
 /// has read them; there it is what is its own now, and of its arena all that was ever touched.
-fn resident(own_shared: Option<u64>) -> Option<u64> {
+fn resident(own_shared: Option<u64>, earlier: u64) -> Option<u64> {
     match own_shared {
-        None => machine::status_bytes("VmHWM"),
+        // Where loading was watched, the system's peak began anew then.
+        None => Some(machine::status_bytes("VmHWM")?.max(earlier)),
         Some(own) => Some(machine::status_bytes("RssAnon")? + machine::status_bytes("RssFile")? + own),
     }
 }

@@ -1,7 +1,7 @@
 //! From what was measured to a record: metrics, memory beside its prediction, communication, time, operations.
 
 use super::plan::Planned;
-use super::protocol::{End, RankEnd, TrafficEnd};
+use super::protocol::{End, LoadingEnd, RankEnd, TrafficEnd};
 use super::validity::BUSY_SHARE;
 use hdrhistogram::Histogram;
 use zbench_engine::comm::link::LinkUse;
@@ -16,7 +16,12 @@ pub const PEAK_DRIFT: f64 = 0.2;
 
 /// What the plan says, into a record that has run or will not run.
 pub fn predicted(record: &mut Record, planned: &Planned) {
-    record.estimate = serde_json::to_value(planned.row()).unwrap_or_default();
+    let mut row = planned.row();
+    // What a search says of a cell stands beside its estimate.
+    if let Some(search) = row.search.take() {
+        search.put(record);
+    }
+    record.estimate = serde_json::to_value(row).unwrap_or_default();
     for (_, category) in categories() {
         record.memory.set(category, Bytes::default());
     }
@@ -101,6 +106,9 @@ fn rank_of(rank: &RankEnd, host: &str) -> Rank {
     extra.insert("reserved_bytes".into(), rank.reserved_bytes.into());
     if let Some(pid) = rank.pid {
         extra.insert("pid".into(), pid.into());
+    }
+    if let Some(loading) = &rank.loading {
+        extra.insert("loading".into(), serde_json::to_value(loading).unwrap_or_default());
     }
     let host = if rank.host.is_empty() { host } else { &rank.host };
     Rank { rank: rank.rank as u64, host: host.into(), step_ms_p50: p50, peak_bytes: Some(rank.total_peak), extra }
@@ -265,6 +273,7 @@ fn metrics(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate) {
     }
     scaled(record, cell);
     documents(record, end, cell);
+    loading(record, end, cell);
 }
 
 /// Of a step, what its sequences hold beside the tokens: `padding_tokens` or `target_tokens`.
@@ -303,6 +312,22 @@ fn documents(record: &mut Record, end: &End, cell: &Cell) {
     }
     if padding > 0.0 {
         record.notes.push("tokens_per_second counts tokens of documents; padding is counted apart (padding_share, places_per_second).".into());
+    }
+}
+
+/// What loading took of the rank that needed most, where there are weights to load.
+fn loading(record: &mut Record, end: &End, cell: &Cell) {
+    if cell.model.weights.is_none() {
+        return;
+    }
+    let of = |value: fn(&LoadingEnd) -> f64| end.ranks.iter().filter_map(move |rank| rank.loading.as_ref().map(value));
+    let metrics: [(&str, fn(&LoadingEnd) -> f64); 2] =
+        [("loading_ms", |loading| loading.ms), ("loading_peak_bytes", |loading| loading.peak_bytes as f64)];
+    for (metric, value) in metrics {
+        match of(value).reduce(f64::max) {
+            Some(most) => record.state(metric, most),
+            None => record.leave_unstated(metric, "no rank came so far as to say what loading took"),
+        }
     }
 }
 

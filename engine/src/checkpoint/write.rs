@@ -1,12 +1,15 @@
 //! Writing one safetensors file, whole or not at all.
 
 use super::header::{LENGTH_BYTES, MAX_HEADER_BYTES, METADATA};
-use super::{BUFFER_BYTES, CheckpointError, Result, StoredType};
+use super::{CheckpointError, Result, StoredType};
 use serde_json::{Map, Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use zbench_kernels::DType;
+
+/// Written at a time.
+const BUFFER_BYTES: usize = 1 << 20;
 
 /// Writes tensors (name, shape, row-major elements) as `dtype`, rounded to nearest even, into one file.
 ///

@@ -1,18 +1,15 @@
 //! The first weights of matrices that are kept in few bits. A rank fills the bytes it owns, wherever they begin and end
 //! in a record: it reads the elements behind them in pieces of whole blocks, and all elements where it owns scales.
 
-use super::{READ, Result, fill_tensor};
+use super::{Filler, PIECE, Result};
 use crate::mesh::within;
 use crate::model::{Tensor, Unit};
-use crate::rank::Inputs;
-use crate::shard::Desk;
 use std::ops::Range;
 use zbench_kernels::{DoubleScales, Packed, Packing, View, ViewMut};
 
 /// Writes bytes `owned` of a tensor's record.
 pub(super) fn fill(
-    inputs: &Inputs<'_>,
-    desk: Desk<'_>,
+    filler: &Filler<'_>,
     unit: &Unit,
     tensor: &Tensor,
     matrix: Packed,
@@ -31,16 +28,18 @@ pub(super) fn fill(
             own.start / block * block..own.end.next_multiple_of(block).min(matrix.len())
         }
     };
-    let piece = (READ / block).max(1) * block;
+    let piece = (PIECE / block).max(1) * block;
     let mut values = vec![0f32; piece.min(elements.len())];
     let mut bytes = vec![0i8; matrix.codes_len(values.len())];
     let mut scales = vec![0f32; values.len().div_ceil(block)];
     let mut all = Vec::with_capacity(if scaled { matrix.blocks() } else { 0 });
+    let account = filler.account;
+    let _held = (account.holds::<f32>(values.len() + scales.len() + all.capacity()), account.holds::<i8>(bytes.len()));
     for start in elements.clone().step_by(piece) {
         let piece = start..(start + piece).min(elements.end);
         let values = &mut values[..piece.len()];
-        fill_tensor(inputs, desk, unit, tensor, piece.clone(), ViewMut::of(values))?;
-        desk.kernels.pack(&matrix, View::of(values), ViewMut::of(&mut bytes), ViewMut::of(&mut scales))?;
+        filler.tensor(unit, tensor, piece.clone(), ViewMut::of(values))?;
+        filler.desk.kernels.pack(&matrix, View::of(values), ViewMut::of(&mut bytes), ViewMut::of(&mut scales))?;
         let at = fields.codes.start + matrix.codes_len(piece.start);
         record.put(at, bytes[..matrix.codes_len(piece.len())].iter().copied());
         if scaled {

@@ -47,7 +47,7 @@ fn sums(bytes: &[u8]) -> impl Iterator<Item = u32> {
 fn open_options(write: bool) -> OpenOptions {
     let mut options = OpenOptions::new();
     if write {
-        options.write(true).create(true).truncate(true)
+        options.write(true).create(true).truncate(false)
     } else {
         options.read(true)
     };
@@ -94,20 +94,50 @@ pub(super) struct Written {
     pub sums: Vec<u32>,
 }
 
-/// Writes a file front to back.
+/// The part of a file that a writer has: transfers `first`, `first + every`, ….
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Share {
+    pub first: usize,
+    pub every: usize,
+}
+
+impl Share {
+    /// All of it.
+    pub const WHOLE: Share = Share { first: 0, every: 1 };
+
+    fn has(&self, transfer: u64) -> bool {
+        transfer % self.every as u64 == self.first as u64
+    }
+
+    /// The numbers of its blocks in a file of so many bytes.
+    pub fn blocks(self, bytes: u64) -> impl Iterator<Item = usize> {
+        const PER_TRANSFER: usize = TRANSFER / BLOCK;
+        let all = bytes.div_ceil(BLOCK as u64) as usize;
+        let transfers = (self.first..all.div_ceil(PER_TRANSFER)).step_by(self.every.max(1));
+        transfers.flat_map(move |transfer| transfer * PER_TRANSFER..((transfer + 1) * PER_TRANSFER).min(all))
+    }
+}
+
+/// Writes a file, or a share of it that others write too, front to back.
 pub(super) struct BlockWriter {
     path: PathBuf,
-    filled: Option<(Aligned, usize)>,
-    bytes: u64,
+    share: Share,
+    total: u64,
+    position: u64,
+    /// Whether a buffer is made where all are under way, rather than waited for.
+    grows: bool,
+    made: usize,
+    filled: Option<Aligned>,
     sums: Vec<u32>,
-    full: Option<Sender<(Aligned, usize)>>,
+    full: Option<Sender<(u64, Aligned, usize)>>,
     empty: Receiver<Aligned>,
     disk: Option<JoinHandle<std::io::Result<()>>>,
 }
 
 impl BlockWriter {
-    /// A new file of `bytes`, for which the disk's room is taken at once.
-    pub fn create(path: &Path, bytes: u64, direct: bool) -> Result<BlockWriter> {
+    /// A new file of `bytes`, for which the disk's room is taken at once. Where it `grows` no call waits for the disk before
+    /// [`BlockWriter::finish`], at the cost of memory.
+    pub fn create(path: &Path, bytes: u64, share: Share, direct: bool, grows: bool) -> Result<BlockWriter> {
         let failed = |source| StateError::io("write", path, source);
         let (file, mut direct) = open(path, true, direct).map_err(failed)?;
         match fallocate(&file, FallocateFlags::empty(), 0, bytes.max(1)) {
@@ -115,32 +145,30 @@ impl BlockWriter {
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::INVAL) => {}
             Err(error) => return Err(failed(error.into())),
         }
-        let (full, to_write) = channel::<(Aligned, usize)>();
+        let (full, to_write) = channel::<(u64, Aligned, usize)>();
         let (give_back, empty) = channel();
-        for _ in 0..BUFFERS {
-            // The receiver is in this function.
-            let _ = give_back.send(Aligned::new());
-        }
         let write = move || -> std::io::Result<()> {
-            let mut position = 0u64;
-            while let Ok((mut buffer, len)) = to_write.recv() {
-                // The last transfer is filled up with what is cut off again below.
+            while let Ok((position, mut buffer, len)) = to_write.recv() {
+                // The file's last transfer is filled up with what is cut off again below.
                 let padded = len.next_multiple_of(ALIGNMENT);
                 buffer.bytes()[len..padded].fill(0);
                 let bytes = &buffer.bytes()[..padded];
                 or_plain(&file, &mut direct, || file.write_all_at(bytes, position))?;
-                position += len as u64;
                 // Whoever filled may have gone.
                 let _ = give_back.send(buffer);
             }
-            file.set_len(position)?;
+            file.set_len(bytes)?;
             file.sync_all()
         };
         let disk = std::thread::Builder::new().name("checkpoint disk".into()).spawn(write).map_err(failed)?;
         Ok(BlockWriter {
             path: path.into(),
+            share,
+            total: bytes,
+            position: 0,
+            grows,
+            made: 0,
             filled: None,
-            bytes: 0,
             sums: Vec::new(),
             full: Some(full),
             empty,
@@ -149,30 +177,58 @@ impl BlockWriter {
     }
 
     /// Appends bytes.
-    pub fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
-        while !bytes.is_empty() {
-            let (mut buffer, filled) = match self.filled.take() {
-                Some(filled) => filled,
-                None => match self.empty.recv() {
-                    Ok(buffer) => (buffer, 0),
-                    Err(_) => return Err(self.join()),
-                },
-            };
-            let (now, later) = bytes.split_at(bytes.len().min(TRANSFER - filled));
-            buffer.bytes()[filled..filled + now.len()].copy_from_slice(now);
-            (self.filled, bytes) = (Some((buffer, filled + now.len())), later);
-            if filled + now.len() == TRANSFER {
-                self.flush()?;
+    pub fn push(&mut self, bytes: &[u8]) -> Result<()> {
+        self.append(bytes.len() as u64, |range, to| {
+            to.copy_from_slice(&bytes[range.start as usize..range.end as usize]);
+        })
+    }
+
+    /// Appends `len` bytes, of which `encode` writes those ranges that are in this writer's share.
+    pub fn append(&mut self, len: u64, mut encode: impl FnMut(Range<u64>, &mut [u8])) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            let transfer = self.position / TRANSFER as u64;
+            let begin = (self.position % TRANSFER as u64) as usize;
+            let now = (len - done).min((TRANSFER - begin) as u64);
+            if self.share.has(transfer) {
+                let mut buffer = self.buffer()?;
+                encode(done..done + now, &mut buffer.bytes()[begin..begin + now as usize]);
+                self.filled = Some(buffer);
+            }
+            (done, self.position) = (done + now, self.position + now);
+            if self.position == self.total || self.position.is_multiple_of(TRANSFER as u64) {
+                self.flush(transfer)?;
             }
         }
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<()> {
-        let Some((mut buffer, len)) = self.filled.take() else { return Ok(()) };
+    /// The one that is being filled, or one that nobody uses.
+    fn buffer(&mut self) -> Result<Aligned> {
+        if let Some(buffer) = self.filled.take() {
+            return Ok(buffer);
+        }
+        if let Ok(buffer) = self.empty.try_recv() {
+            return Ok(buffer);
+        }
+        if self.grows || self.made < BUFFERS {
+            self.made += 1;
+            return Ok(Aligned::new());
+        }
+        self.empty.recv().map_err(|_| self.join())
+    }
+
+    /// Memory that it has taken.
+    pub fn memory(&self) -> u64 {
+        (self.made * (TRANSFER + ALIGNMENT)) as u64
+    }
+
+    fn flush(&mut self, transfer: u64) -> Result<()> {
+        let Some(mut buffer) = self.filled.take() else { return Ok(()) };
+        let start = transfer * TRANSFER as u64;
+        let len = (self.position - start) as usize;
         self.sums.extend(sums(&buffer.bytes()[..len]));
-        self.bytes += len as u64;
-        match self.full.as_ref().map(|full| full.send((buffer, len))) {
+        match self.full.as_ref().map(|full| full.send((start, buffer, len))) {
             Some(Ok(())) => Ok(()),
             _ => Err(self.join()),
         }
@@ -190,10 +246,13 @@ impl BlockWriter {
 
     /// Returns when all of it is on the disk.
     pub fn finish(mut self) -> Result<Written> {
-        self.flush()?;
+        if self.position != self.total {
+            let reason = format!("{} of {} bytes came; a bug", self.position, self.total);
+            return Err(StateError::io("write", &self.path, std::io::Error::other(reason)));
+        }
         self.full = None;
         match self.disk.take().map(JoinHandle::join) {
-            Some(Ok(Ok(()))) => Ok(Written { bytes: self.bytes, sums: std::mem::take(&mut self.sums) }),
+            Some(Ok(Ok(()))) => Ok(Written { bytes: self.total, sums: std::mem::take(&mut self.sums) }),
             Some(Ok(Err(source))) => Err(StateError::io("write", &self.path, source)),
             _ => Err(StateError::io("write", &self.path, std::io::Error::other("the thread that writes has panicked"))),
         }
@@ -231,11 +290,6 @@ impl BlockFile {
             return Err(StateError::damaged(path, reason));
         }
         Ok(BlockFile { path: path.into(), bytes, sums: written.sums })
-    }
-
-    /// Blocks in it.
-    pub fn blocks(&self) -> usize {
-        self.sums.len()
     }
 
     /// Hands the bytes of each range to `take`, in order and piece by piece: the number of the range, the position in it,
@@ -354,8 +408,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         for len in [0, 1, 4095, 4096, BLOCK, BLOCK + 1, TRANSFER, 3 * TRANSFER + 12345] {
             for direct in [true, false] {
-                let (path, bytes) = (dir.path().join("f"), random(len));
-                let mut writer = BlockWriter::create(&path, len as u64, direct).expect("a file");
+                let (path, bytes) = (dir.path().join(format!("{len} {direct}")), random(len));
+                let mut writer = BlockWriter::create(&path, len as u64, Share::WHOLE, direct, false).expect("a file");
                 bytes.chunks(777_777).for_each(|part| writer.push(part).expect("room"));
                 let written = writer.finish().expect("room");
                 assert_eq!(std::fs::read(&path).expect("the file"), bytes);
@@ -379,10 +433,34 @@ mod tests {
     }
 
     #[test]
+    fn shares_of_several_writers_make_one_file() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let bytes = random(5 * TRANSFER + 12345);
+        let path = dir.path().join("f");
+        let mut sums = vec![0; bytes.len().div_ceil(BLOCK)];
+        let shares = (0..3).map(|first| Share { first, every: 3 });
+        let writers: Vec<_> = shares
+            .map(|share| {
+                let create = BlockWriter::create(&path, bytes.len() as u64, share, true, true);
+                let mut writer = create.expect("a file");
+                bytes.chunks(1_234_567).for_each(|part| writer.push(part).expect("room"));
+                (share, writer)
+            })
+            .collect();
+        for (share, writer) in writers {
+            let written = writer.finish().expect("room").sums;
+            share.blocks(bytes.len() as u64).zip(written).for_each(|(block, sum)| sums[block] = sum);
+        }
+        assert!(std::fs::read(&path).expect("the file") == bytes);
+        let file = BlockFile::new(&path, Written { bytes: bytes.len() as u64, sums }).expect("its length");
+        assert_eq!(file.read(&[0..bytes.len() as u64], true, |_, _, _| Ok(())).expect("sums"), bytes.len() as u64);
+    }
+
+    #[test]
     fn a_flipped_bit_is_found_in_its_block_alone() {
         let dir = tempfile::tempdir().expect("a folder");
         let (path, mut bytes) = (dir.path().join("f"), random(3 * BLOCK));
-        let mut writer = BlockWriter::create(&path, bytes.len() as u64, true).expect("a file");
+        let mut writer = BlockWriter::create(&path, bytes.len() as u64, Share::WHOLE, true, false).expect("a file");
         writer.push(&bytes).expect("room");
         let written = writer.finish().expect("room");
         bytes[BLOCK + 17] ^= 4;

@@ -220,9 +220,13 @@ pub(super) fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<u32> {
     let text = serde_json::to_string(value).map_err(|error| failed(error.into()))?;
     let sum = crc32fast::hash(text.as_bytes());
     let mut file = File::create(path).map_err(failed)?;
-    write!(file, "{{\"crc32\": {sum}, \"of\":\n{text}\n}}\n").map_err(failed)?;
+    file.write_all(enclosed(sum, &text).as_bytes()).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     Ok(sum)
+}
+
+fn enclosed(sum: u32, text: &str) -> String {
+    format!("{{\"crc32\": {sum}, \"of\":\n{text}\n}}\n")
 }
 
 /// Reads what `write_json` wrote, and its checksum.
@@ -241,7 +245,7 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
     let (Some(stated), Some(of)) = (stated.and_then(|sum| sum.parse::<u32>().ok()), lines.next()) else {
         return Err(StateError::damaged(path, "it does not begin with its checksum, or is cut off"));
     };
-    if crc32fast::hash(of.as_bytes()) != stated {
+    if crc32fast::hash(of.as_bytes()) != stated || text != enclosed(stated, of) {
         return Err(StateError::damaged(path, "its content is not what its checksum is of"));
     }
     let value = serde_json::from_str(of).map_err(|error| StateError::damaged(path, error.to_string()))?;

@@ -170,7 +170,7 @@ fn checked<T: serde::de::DeserializeOwned>(dir: &Path, name: &str, sum: u32) -> 
 }
 
 /// Elements as f32, which holds every value of the types that are stored.
-fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
+pub(super) fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
     values.clear();
     match dtype {
         DType::Bf16 => values.extend(bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32())),
@@ -212,7 +212,9 @@ impl Target<'_> {
 
     /// Elements of a unit's flat from `first` on.
     pub fn put(&mut self, unit: usize, role: Role, first: usize, values: &[f32]) -> Result<()> {
-        *self.found.entry((unit, role)).or_default() += values.len();
+        // What lies behind the last tensor is no element of the model.
+        let real = self.layout.units[unit].trainable.len.saturating_sub(first).min(values.len());
+        *self.found.entry((unit, role)).or_default() += real;
         self.write(unit, role, first..first + values.len(), Some(values))
     }
 
@@ -243,6 +245,7 @@ impl Target<'_> {
     fn finish(&mut self, dir: &Path) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
             let Some(owned) = self.owned(unit) else { continue };
+            let owned = owned.start..owned.end.min(self.layout.units[unit].trainable.len);
             for role in Role::ALL {
                 let found = self.found.get(&(unit, role)).copied().unwrap_or(0);
                 if found != owned.len() {

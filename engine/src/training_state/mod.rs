@@ -14,7 +14,7 @@ mod folder;
 mod full;
 mod index;
 mod load;
-pub(crate) mod saver;
+mod saver;
 mod shard;
 
 pub use digest::Digest;
@@ -22,3 +22,4 @@ pub use error::StateError;
 pub use folder::{checkpoints, newest, step_dir};
 pub use index::{Identity, Index, Position};
 pub use load::Resumable;
+pub use saver::Saver;

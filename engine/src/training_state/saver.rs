@@ -7,7 +7,7 @@ use super::index::{Identity, Index, RankFiles, read_json, write_json};
 use super::shard::{Shard, file_names};
 use crate::config::{SaveLayout, Saving};
 use crate::layers::StepError;
-use crate::outcome::{History, Saved};
+use crate::outcome::{Evaluated, History, Saved, Step};
 use crate::rank::Rank;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,13 +19,17 @@ use std::time::{Duration, Instant};
 const HISTORY: &str = "steps.json";
 
 /// Writes the checkpoints of one rank's run.
-pub(crate) struct Saver {
+pub struct Saver {
     saving: Saving,
     /// Rank 0's.
     folder: Option<Arc<Folder>>,
     identity: Identity,
     frozen: Option<u64>,
     under_way: Option<UnderWay>,
+    /// One was begun, and the ranks have not yet met over its end.
+    begun: bool,
+    /// Rank 0's: what the run has done so far, before it was resumed too.
+    history: History,
     /// The step of the last checkpoint, or of what the run went on from.
     last: Option<u64>,
 }
@@ -44,11 +48,18 @@ struct UnderWay {
 }
 
 impl Saver {
-    /// For a cell with checkpoints; rank 0 takes the folder.
+    /// For a cell with checkpoints; rank 0 takes the folder. A collective call.
+    ///
+    /// # Errors
+    /// The folder cannot be written, or the run goes on from a checkpoint of other weights.
     pub fn new(rank: &mut Rank<'_>) -> Result<Option<Saver>> {
         let Some(saving) = rank.inputs.cell.checkpoint.as_deref().cloned() else { return Ok(None) };
         let resumed = rank.inputs.resume.map(|from| from.position().steps);
         let folder = if rank.number() == 0 { Some(Arc::new(Folder::take(&saving.dir, resumed)?)) } else { None };
+        // Nobody writes before rank 0 has cleared the folder.
+        meet(rank)?;
+        let history = rank.inputs.resume.filter(|_| folder.is_some()).map(|from| from.history.clone());
+        let history = history.unwrap_or_default();
         let identity = Identity::new(rank.inputs.cell, &rank.inputs.plan.layout);
         let frozen = rank.frozen_digest()?;
         if let Some(from) = rank.inputs.resume
@@ -57,11 +68,39 @@ impl Saver {
             let reason = "the weights that do not train are others (model.path, train.seed, precision or lora.base)";
             return Err(StateError::OtherModel { dir: from.dir().into(), reason: reason.into() });
         }
-        Ok(Some(Saver { saving, folder, identity, frozen, under_way: None, last: resumed }))
+        Ok(Some(Saver { saving, folder, identity, frozen, under_way: None, begun: false, history, last: resumed }))
+    }
+
+    /// A step of training, then what `after` does, an evaluation it may be, and a checkpoint where one is due, which has both.
+    /// All ranks call it.
+    ///
+    /// # Errors
+    /// The step or what is behind it failed, or a checkpoint was not written.
+    pub fn step(
+        &mut self,
+        rank: &mut Rank<'_>,
+        after: &mut dyn FnMut(&mut Rank<'_>, &Step) -> Result<Option<Evaluated>, StepError>,
+    ) -> Result<Vec<Saved>> {
+        rank.has_written = self.has_written()?;
+        let step = rank.step()?;
+        let all_written = rank.all_written;
+        let evaluated = after(rank, &step)?;
+        if self.folder.is_some() {
+            self.history.steps.push(step);
+        }
+        self.evaluated(evaluated);
+        self.after_step(rank, all_written)
+    }
+
+    /// Takes an evaluation into the run's history.
+    pub fn evaluated(&mut self, evaluated: Option<Evaluated>) {
+        if self.folder.is_some() {
+            self.history.evaluations.extend(evaluated);
+        }
     }
 
     /// Whether this rank's part of the checkpoint under way is on the disk; told to the others in every step.
-    pub fn has_written(&mut self) -> Result<bool> {
+    fn has_written(&mut self) -> Result<bool> {
         let Some(under_way) = &mut self.under_way else { return Ok(false) };
         if under_way.part.as_ref().is_some_and(|part| !part.is_finished()) {
             return Ok(false);
@@ -71,10 +110,10 @@ impl Saver {
     }
 
     /// What is to be done after a step; `all_written` is what the ranks have told each other in it.
-    pub fn after_step(&mut self, rank: &mut Rank<'_>, all_written: bool, history: &History) -> Result<Vec<Saved>> {
+    fn after_step(&mut self, rank: &mut Rank<'_>, all_written: bool) -> Result<Vec<Saved>> {
         let mut saved = Vec::new();
         if all_written {
-            self.begin_commit(history.clone())?;
+            self.begin_commit()?;
         }
         if let Some(under_way) = &self.under_way
             && under_way.commit.as_ref().is_some_and(JoinHandle::is_finished)
@@ -83,42 +122,57 @@ impl Saver {
         }
         let due = self.saving.every > 0 && rank.steps.is_multiple_of(self.saving.every);
         if due {
-            saved.extend(self.save(rank, history)?);
+            saved.extend(self.save(rank)?);
         }
         Ok(saved)
     }
 
-    /// A checkpoint of now; unless it is to be written while training goes on, it is complete when this returns.
-    pub fn save(&mut self, rank: &mut Rank<'_>, history: &History) -> Result<Vec<Saved>> {
-        let mut saved = self.finish(rank, history)?;
+    /// A checkpoint of now, unless there is one; if it is not to be written while training goes on, it is complete when this
+    /// returns. A collective call.
+    ///
+    /// # Errors
+    /// It was not written; those that were there before are as they were.
+    pub fn save(&mut self, rank: &mut Rank<'_>) -> Result<Vec<Saved>> {
+        let mut saved = self.finish(rank)?;
         if self.last == Some(rank.steps) {
             return Ok(saved);
         }
         self.start(rank)?;
         if !self.saving.asynchronous {
-            saved.extend(self.finish(rank, history)?);
+            saved.extend(self.finish(rank)?);
         }
         Ok(saved)
     }
 
-    /// Waits until the checkpoint under way is complete, on all ranks.
-    pub fn finish(&mut self, rank: &mut Rank<'_>, history: &History) -> Result<Vec<Saved>> {
-        let Some(under_way) = &mut self.under_way else { return Ok(Vec::new()) };
+    /// Waits until the checkpoint under way is complete, on all ranks. A collective call.
+    ///
+    /// # Errors
+    /// As [`Saver::save`].
+    pub fn finish(&mut self, rank: &mut Rank<'_>) -> Result<Vec<Saved>> {
+        if !std::mem::take(&mut self.begun) {
+            return Ok(Vec::new());
+        }
         let waited = Instant::now();
-        under_way.join_part()?;
+        if let Some(under_way) = &mut self.under_way {
+            under_way.join_part()?;
+        }
         rank.optimizer.recall()?;
         // A rank that could not write its part does not come here, and says why.
         meet(rank)?;
-        if under_way.commit.is_none() {
-            self.begin_commit(history.clone())?;
+        if self.under_way.as_ref().is_some_and(|under_way| under_way.commit.is_none()) {
+            self.begin_commit()?;
         }
-        if let Some(under_way) = &mut self.under_way {
-            under_way.join_commit()?;
-            under_way.stall += waited.elapsed();
-        }
-        let saved = self.end_commit(rank)?;
+        let mut saved = self.end_commit(rank)?;
         meet(rank)?;
+        if let Some(saved) = &mut saved {
+            saved.stall_ms += waited.elapsed().as_secs_f64() * 1e3;
+        }
         Ok(saved.into_iter().collect())
+    }
+
+    /// The next [`Saver::save`] writes, though there may be a checkpoint of this step.
+    pub fn forget(&mut self) {
+        self.last = None;
     }
 
     fn start(&mut self, rank: &mut Rank<'_>) -> Result<()> {
@@ -137,14 +191,14 @@ impl Saver {
             }
             SaveLayout::Full => super::full::start(rank, place)?,
         };
-        self.last = Some(rank.steps);
+        (self.last, self.begun) = (Some(rank.steps), true);
         let stall = begin.elapsed();
         self.under_way = Some(UnderWay { index, begin, stall, copied, part: Some(part), commit: None });
         Ok(())
     }
 
     /// Rank 0 puts the parts together, on a thread; the others are done.
-    fn begin_commit(&mut self, mut history: History) -> Result<()> {
+    fn begin_commit(&mut self) -> Result<()> {
         let Some(under_way) = &mut self.under_way else { return Ok(()) };
         let Some(folder) = self.folder.clone() else {
             self.under_way = None;
@@ -152,6 +206,7 @@ impl Saver {
         };
         let (mut index, dir, keep) = (under_way.index.clone(), self.saving.dir.clone(), self.saving.keep);
         // What was done while it was written is none of it.
+        let mut history = self.history.clone();
         history.end_at(index.position.steps);
         under_way.commit = Some(spawn(move || {
             let part = part_dir(&dir, index.position.steps);
@@ -165,8 +220,8 @@ impl Saver {
                 }
                 let (files, found) = read_json::<RankFiles>(&path)?;
                 *sum = found;
-                let own = |file: &super::index::FileSums| file.bytes / file.every.max(1) as u64;
-                bytes += files.files.iter().map(own).sum::<u64>();
+                // Of a file that several ranks write, one of them has the first transfer.
+                bytes += files.files.iter().filter(|file| file.first == 0).map(|file| file.bytes).sum::<u64>();
             }
             index.history = Some((HISTORY.into(), write_json(&part.join(HISTORY), &history)?));
             let path = folder.commit(&index)?;

@@ -1,6 +1,6 @@
 //! A rank's file of the sharded layout: a safetensors file with its part of every unit, in the order of the model.
 
-use super::blocks::{BlockWriter, Written};
+use super::blocks::{BlockWriter, Share, Written};
 use super::error::{Result, StateError};
 use super::folder::sync;
 use super::index::{FileSums, Piece, RankFiles, Role, write_json};
@@ -66,24 +66,34 @@ impl Contents {
 
 /// The header of a safetensors file, with the data behind it at a multiple of a sector.
 fn header(pieces: &[Piece], layout: &Layout) -> Vec<u8> {
-    const SECTOR: usize = 4096;
     let mut entries = Map::new();
     entries.insert("__metadata__".into(), json!({"format": "zbench-training-checkpoint"}));
     for Piece { unit, role, dtype, start, len, at } in pieces {
         let name = format!("{}.{}.{start}", layout.units[*unit].name, role.name());
-        let stored = match dtype {
-            DType::Bf16 => "BF16",
-            DType::F16 => "F16",
-            _ => "F32",
-        };
+        let stored = stored_name(*dtype);
         let end = at + (len * dtype.size()) as u64;
         entries.insert(name, json!({"dtype": stored, "shape": [len], "data_offsets": [at, end]}));
     }
+    padded(entries)
+}
+
+/// A header's bytes.
+pub(super) fn padded(entries: Map<String, Value>) -> Vec<u8> {
+    const SECTOR: usize = 4096;
     let mut json = Value::Object(entries).to_string().into_bytes();
     json.resize((json.len() + 8).next_multiple_of(SECTOR) - 8, b' ');
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.append(&mut json);
     header
+}
+
+/// A type as safetensors names it.
+pub(super) fn stored_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bf16 => "BF16",
+        DType::F16 => "F16",
+        _ => "F32",
+    }
 }
 
 /// The state of one unit on its way to the disk.
@@ -193,7 +203,10 @@ impl Shard {
         std::fs::create_dir_all(&self.dir).map_err(failed)?;
         let (name, sums) = file_names(self.rank);
         let path = self.dir.join(&name);
-        let written = self.write_data(&path)?;
+        let written = self.write_data(&path).inspect_err(|_| {
+            // Room for others; what the disk says to this is of no use.
+            let _ = std::fs::remove_file(&path);
+        })?;
         let bytes = written.bytes;
         let files = vec![FileSums { name, bytes, first: 0, every: 1, crc32: written.sums }];
         let pieces = std::mem::take(&mut self.contents.pieces);
@@ -204,7 +217,7 @@ impl Shard {
 
     fn write_data(&mut self, path: &Path) -> Result<Written> {
         const AT_ONCE: usize = 4 << 20;
-        let mut writer = BlockWriter::create(path, self.contents.bytes, self.direct)?;
+        let mut writer = BlockWriter::create(path, self.contents.bytes, Share::WHOLE, self.direct, false)?;
         writer.push(&self.contents.header)?;
         for at in 0..self.units.len() {
             for role in Role::ALL {

@@ -10,6 +10,7 @@ mod identity;
 mod kinds;
 mod layers;
 mod link;
+mod loading;
 mod parity;
 mod precision;
 mod prepack;

@@ -9,7 +9,7 @@ use zbench_engine::config::*;
 use zbench_engine::course::{self, Control};
 use zbench_engine::outcome::{Happening, Step};
 use zbench_engine::train::with_ranks;
-use zbench_engine::training_state::{Digest, checkpoints, newest, step_dir};
+use zbench_engine::training_state::{Digest, Saver, StateError, checkpoints, newest, step_dir};
 use zbench_kernels::DType;
 
 /// What came of a run: its steps, what it said between them, the checksum of its state at the end.
@@ -168,15 +168,16 @@ fn other_ranks_and_strategies_load_equal_tensors_and_back() {
             here.train.steps = 6;
             let plan = plan(&here);
             let digests = with_ranks(&here, &plan, cpus(&here), |rank| {
-                let digest = rank.digest();
-                digest.map_err(|error| zbench_engine::layers::StepError::Input(error.to_string()))
+                let said = |error: StateError| zbench_engine::layers::StepError::Input(error.to_string());
+                let mut saver = Saver::new(rank).map_err(said)?.unwrap();
+                saver.forget();
+                saver.save(rank).map_err(said)?;
+                saver.finish(rank).map_err(said)?;
+                rank.digest().map_err(said)
             });
             let digests = digests.unwrap_or_else(|failure| panic!("{name}: {}", failure.cause));
             assert!(digests.iter().all(|digest| *digest == whole.digest), "{layout:?} {name}");
-            let rewritten = try_course(&here, Some(0)).unwrap();
-            assert!(rewritten.stopped && rewritten.steps.len() == 1, "{name}: {}", rewritten.steps.len());
-            // One step was made; the digest of before it is what was compared.
-            last = step_dir(&dir.path().join("zero3"), 2);
+            last = step_dir(&dir.path().join(name), 2);
         }
     }
 }

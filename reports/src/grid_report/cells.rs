@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::labels::{self, Axes};
+use crate::limits;
 use crate::record::{Category, Communication, Record, Status, Verdict, label_flags};
 use crate::stats::{self, Interval, Place};
 use crate::units;
@@ -37,6 +38,8 @@ pub struct Grid<'a> {
     pub cells: Vec<Cell<'a>>,
     /// The axes; their values are in the order of `cells`.
     pub axes: Axes,
+    /// Keys whose values a search has found, where they tell no cells apart.
+    pub searched: Vec<String>,
     /// Places of cells, by their key and by the id of each of their records.
     index: HashMap<&'a str, usize>,
     id_length: usize,
@@ -67,7 +70,9 @@ impl<'a> Grid<'a> {
         cells.sort_by(|a, b| median(b).total_cmp(&median(a)));
 
         let settings: Vec<&Value> = cells.iter().map(|cell| &cell.trials[0].cell).collect();
-        let axes = labels::axes(&settings);
+        let mut searched = limits::keys(records);
+        let axes = labels::axes_but(&settings, &searched);
+        searched.retain(|key| axes.following.iter().any(|axis| axis.path == *key));
         let keys: Vec<&str> = cells.iter().map(|cell| cell.key).collect();
         let fallback = cells.first().map_or("", |cell| match cell.strategy() {
             "" => cell.trials[0].name.as_str(),
@@ -86,7 +91,7 @@ impl<'a> Grid<'a> {
         }
         // A key says more than an id: it wins where both are equal.
         index.extend(cells.iter().enumerate().map(|(place, cell)| (cell.key, place)));
-        Self { cells, axes, index, id_length, key_length }
+        Self { cells, axes, searched, index, id_length, key_length }
     }
 
     /// Enough of a record's id to tell it from the others here.

@@ -49,11 +49,17 @@ pub struct Axes {
 
 /// The keys in which these configurations differ.
 pub fn axes(cells: &[&Value]) -> Axes {
+    axes_but(cells, &[])
+}
+
+/// The same, where these keys were found and not chosen: they come last, so that they tell only cells apart that no
+/// other key does.
+pub fn axes_but(cells: &[&Value], found_keys: &[String]) -> Axes {
     let mut found = Vec::new();
     differing("", &cells.iter().map(|cell| Some(*cell)).collect::<Vec<_>>(), &mut found);
     name(&mut found, cells);
     // A stable sort: the other keys keep the order of the configuration.
-    found.sort_by_key(|axis| axis.path != STRATEGY);
+    found.sort_by_key(|axis| (found_keys.contains(&axis.path), axis.path != STRATEGY));
 
     let mut axes = Axes::default();
     let mut groups = vec![0usize; cells.len()];

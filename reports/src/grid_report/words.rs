@@ -28,8 +28,19 @@ pub fn strategies_title(grid: &Grid) -> String {
     let what = if skips_adapters { " in full fine-tuning" } else { "" };
     let has = |is_ddp: bool| costed(grid).any(|cell| (cell.strategy() == "ddp") == is_ddp);
     let compares = has(true) && has(false);
-    let against = if compares { " (× ddp: against cells of ddp that differ in nothing else)" } else { "" };
+    let against = match compares {
+        true => format!(" (× ddp: against cells of ddp that differ in nothing else{})", but_found(grid)),
+        false => String::new(),
+    };
     format!("What each strategy costs{what}; memory and wire of the largest rank, per step{against}:")
+}
+
+/// What a search has found differs between cells that are compared, too.
+fn but_found(grid: &Grid) -> String {
+    match &grid.searched[..] {
+        [] => String::new(),
+        keys => format!(" but {}, which the search found", units::list(keys)),
+    }
 }
 
 fn costed<'g, 'a>(grid: &'g Grid<'a>) -> impl Iterator<Item = &'g Cell<'a>> {
@@ -110,8 +121,9 @@ fn effect(grid: &Grid, axis: &Axis, base: &str, other: &str) -> Option<String> {
         return None;
     }
     let count = units::plural(pairs.len(), "pair", "pairs");
+    let equal = format!("all else equal{}", but_found(grid));
     let mut text =
-        format!("{} = {other} instead of {base}: {} ({count} of cells, all else equal).", axis.path, parts.join(", "));
+        format!("{} = {other} instead of {base}: {} ({count} of cells, {equal}).", axis.path, parts.join(", "));
     let overlapping = speeds.iter().filter(|(a, b)| a.overlaps(b)).count();
     text += &match (overlapping, speeds.len()) {
         (0, _) => String::new(),
@@ -165,7 +177,11 @@ pub fn parity(grid: &Grid) -> String {
         return "Loss parity: nothing was measured.".to_string();
     }
     if compared == 0 {
-        return "Loss parity: no cell was compared with a reference, so speeds rest on unchecked losses.".to_string();
+        let why = match &grid.searched[..] {
+            [] => String::new(),
+            keys => format!(" ({} differ, and cells with other values are other trainings)", units::list(keys)),
+        };
+        return format!("Loss parity: no cell was compared with a reference{why}, so speeds rest on unchecked losses.");
     }
     let verb = |count: usize, one: &str, many: &str| if count == 1 { one.to_string() } else { many.to_string() };
     let mut parts = Vec::new();

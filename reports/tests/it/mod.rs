@@ -9,6 +9,7 @@ mod gate;
 pub mod grid;
 mod html;
 mod large;
+mod limits;
 mod plot;
 mod precision;
 mod ratio;

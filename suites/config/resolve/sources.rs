@@ -127,7 +127,11 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
             let folder = absolute(&context.folder.join(path));
             let file = folder.join("config.json");
             let json = std::fs::read_to_string(&file).map_err(|error| {
-                let message = format!("{} cannot be read: {error}; name a folder with config.json", file.display());
+                let message = format!(
+                    "{} cannot be read: {error}; name a folder with config.json, or make a model with fresh weights \
+                     (docs/loading.md)",
+                    file.display()
+                );
                 values.refuse("model.path", &[], message)
             })?;
             let read = match values.given("model.dropout") {

@@ -1,0 +1,186 @@
+//! One search of a grid: what its records, or its estimate, say of the largest value.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{Next, Of, Role, Search};
+use crate::estimate_report::EstimateRow;
+use crate::grid_report::{Grid, STRATEGY};
+use crate::record::{Record, Status};
+use crate::stats::Interval;
+
+/// The largest value of one combination, and what it rests on.
+#[derive(Debug, Clone, Default)]
+pub struct Row {
+    /// What the search is, by the keys in which those of the grid differ.
+    pub label: String,
+    /// What was asked and found; its value is the largest that ran, where something ran.
+    pub search: Search,
+    /// Measured peak of a rank at the value.
+    pub measured: Option<u64>,
+    /// Tokens per second that were measured.
+    pub speed: Option<Interval>,
+    /// Tokens per second that are predicted.
+    pub predicted_speed: Option<f64>,
+    /// How the cell of the value ended, or what is to become of it.
+    pub status: String,
+    /// A value above that was planned to fit and did not, with the reason.
+    pub fell_short: Option<(u64, String)>,
+    /// The record of the limit.
+    pub record: Option<String>,
+}
+
+impl Row {
+    /// The value of an axis.
+    pub fn axis(&self, path: &str) -> Option<&str> {
+        self.search.axes.get(path).map(String::as_str)
+    }
+
+    /// The strategy.
+    pub fn strategy(&self) -> &str {
+        self.axis(STRATEGY).unwrap_or_default()
+    }
+
+    /// Whether the limit is of the range that was searched and not of memory.
+    pub fn is_open(&self) -> bool {
+        self.search.value.is_some() && self.search.next.is_none()
+    }
+
+    /// Whether another search differs in the strategy alone.
+    fn is_alike(&self, other: &Row) -> bool {
+        let covers = |a: &Row, b: &Row| {
+            a.search.axes.iter().all(|(path, value)| path == STRATEGY || b.axis(path) == Some(value.as_str()))
+        };
+        self.search.key == other.search.key && covers(self, other) && covers(other, self)
+    }
+
+    /// The search of ddp that differs in the strategy alone.
+    pub fn reference<'r>(&self, rows: &'r [Row]) -> Option<&'r Row> {
+        rows.iter().find(|other| other.strategy() == "ddp" && self.is_alike(other))
+    }
+}
+
+/// The records that only show that a next value does not fit, where the limit that they belong to is there as well: they
+/// are told with it and nowhere else.
+pub fn is_shown_apart<'r>(records: &[&'r Record]) -> HashSet<&'r str> {
+    let searches: Vec<(&Record, Search)> =
+        records.iter().filter_map(|record| Some((*record, Search::of(record)?))).collect();
+    let limits: HashSet<&str> = searches
+        .iter()
+        .filter(|(_, search)| search.role == Role::Limit)
+        .map(|(_, search)| search.combination.as_str())
+        .collect();
+    let is_next = |search: &Search| search.role == Role::Next && limits.contains(search.combination.as_str());
+    searches.iter().filter(|(_, search)| is_next(search)).map(|(record, _)| record.id.as_str()).collect()
+}
+
+/// The searches of records in the order in which they first occur.
+pub(crate) fn rows(records: &[&Record], grid: &Grid) -> Vec<Row> {
+    let mut order: Vec<String> = Vec::new();
+    let mut of: HashMap<String, Vec<(&Record, Search)>> = HashMap::new();
+    for record in records {
+        let Some(search) = Search::of(record) else { continue };
+        // The same combination searched up to another value is another question.
+        let name = format!("{} {} {}", search.combination, search.multiple, search.key);
+        if !of.contains_key(&name) {
+            order.push(name.clone());
+        }
+        of.entry(name).or_default().push((record, search));
+    }
+    let mut rows: Vec<Row> = order.iter().filter_map(|name| row(&of[name], grid)).collect();
+    name(&mut rows);
+    rows
+}
+
+fn row(records: &[(&Record, Search)], grid: &Grid) -> Option<Row> {
+    let is_limit = |(_, search): &&(&Record, Search)| search.role == Role::Limit;
+    let limits = || records.iter().filter(is_limit);
+    let value = |search: &Search| search.value.unwrap_or(0);
+    // The largest that ran; where nothing did, what was planned last.
+    let ran = limits().filter(|(record, _)| record.is_measured()).max_by_key(|(_, search)| value(search));
+    let (record, search) = ran.or_else(|| limits().last())?;
+    let mut search = search.clone();
+    let above = |(_, other): &&(&Record, Search)| value(other) > value(&search);
+    let is_refused = |(record, _): &&(&Record, Search)| record.outcome.status == Status::OutOfMemory;
+    let fallen = ran.and_then(|_| limits().filter(is_refused).filter(above).min_by_key(|(_, other)| value(other)));
+    let fell_short = fallen.map(|(record, other)| (value(other), record.outcome.reason.clone()));
+    if let Some((value, reason)) = &fell_short {
+        search.of = Of::Run;
+        search.next = Some(Next {
+            value: *value,
+            bytes: fallen.and_then(|(_, other)| other.bytes),
+            outcome: Some(Status::OutOfMemory.name().into()),
+            reason: reason.clone(),
+        });
+    }
+    // The record of the next value says what became of it.
+    let tried = search.next.as_ref().and_then(|next| {
+        let is_it = |(_, other): &&(&Record, Search)| other.role == Role::Next && other.value == Some(next.value);
+        records.iter().rev().find(is_it)
+    });
+    if let (Some(next), Some((record, _))) = (&mut search.next, tried) {
+        next.outcome = Some(record.outcome.status.name().into());
+        next.reason.clone_from(&record.outcome.reason);
+    }
+    if search.value.is_some() && ran.is_none() && record.outcome.status == Status::OutOfMemory {
+        // Whatever was run did not fit, down to this.
+        search.next = search.value.map(|value| Next {
+            value,
+            bytes: search.bytes,
+            outcome: Some(Status::OutOfMemory.name().into()),
+            reason: record.outcome.reason.clone(),
+        });
+        (search.value, search.reason) = (None, record.outcome.reason.clone());
+    }
+    let cell = grid.cells.iter().find(|cell| cell.key == record.key).filter(|_| ran.is_some());
+    let estimate: Option<EstimateRow> = serde_json::from_value(record.estimate.clone()).ok();
+    Some(Row {
+        measured: cell.and_then(|cell| cell.peak_bytes()),
+        speed: cell.and_then(|cell| cell.speed),
+        predicted_speed: estimate.and_then(|estimate| estimate.tokens_per_second),
+        status: record.outcome.status.words().into(),
+        fell_short,
+        record: Some(record.id.clone()),
+        search,
+        label: String::new(),
+    })
+}
+
+/// The searches of estimates, in their order.
+pub(super) fn rows_of_estimates(estimates: &[EstimateRow]) -> Vec<Row> {
+    let row = |estimate: &EstimateRow| {
+        Some(Row {
+            search: estimate.search.clone()?,
+            predicted_speed: estimate.tokens_per_second,
+            status: estimate.status.clone(),
+            ..Row::default()
+        })
+    };
+    let mut rows: Vec<Row> = estimates.iter().filter_map(row).collect();
+    name(&mut rows);
+    rows
+}
+
+/// Names each by the strategy and the keys in which they differ.
+fn name(rows: &mut [Row]) {
+    let mut paths: Vec<String> = Vec::new();
+    for path in rows.iter().flat_map(|row| row.search.axes.names()) {
+        if !paths.iter().any(|known| known == path) {
+            paths.push(path.to_string());
+        }
+    }
+    let differs = |path: &String| rows.windows(2).any(|pair| pair[0].axis(path) != pair[1].axis(path));
+    let last = |path: &str| path.rsplit('.').next().unwrap_or(path).to_string();
+    let telling: Vec<(String, String)> = paths
+        .iter()
+        .filter(|path| *path != STRATEGY && differs(path))
+        .map(|path| {
+            let is_shared = paths.iter().filter(|other| last(other) == last(path)).count() > 1;
+            (path.clone(), if is_shared || path.starts_with("lora.") { path.clone() } else { last(path) })
+        })
+        .collect();
+    for row in rows {
+        let own = telling.iter().filter_map(|(path, name)| Some(format!("{name}={}", row.axis(path)?)));
+        let parts: Vec<String> = row.axis(STRATEGY).map(str::to_string).into_iter().chain(own).collect();
+        row.label = parts.join(", ");
+    }
+}
