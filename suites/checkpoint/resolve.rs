@@ -34,7 +34,7 @@ const WITHOUT_EFFECT: [&str; 12] = [
 ///
 /// # Errors
 /// A training cell that is refused, keys without effect, a cell that cannot be run here.
-pub fn cell(values: &Values, context: &Context) -> Result<CheckpointCell, Refusal> {
+pub(crate) fn cell(values: &Values, context: &Context) -> Result<CheckpointCell, Refusal> {
     let foreign = |key: &&&'static str| {
         WITHOUT_EFFECT.contains(key) || ["gemm.", "attention.", "bench."].iter().any(|section| key.starts_with(section))
     };
