@@ -17,8 +17,11 @@ pub mod run;
 #[cfg(test)]
 mod tests;
 
+use crate::checkpoint::CheckpointCell;
+use crate::runner::protocol::Ended;
 use clock::{Limits, Stopped};
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 use zbench_kernels::{ArenaError, KernelError, OutOfMemory};
 use zbench_reports::bench::{Ceiling, Timing};
 
@@ -48,6 +51,9 @@ pub enum BenchError {
     /// A kernel did not come back: a defect of ours.
     #[error("the kernel panicked: {0}; this is a bug")]
     Panicked(String),
+    /// A process of its own ended otherwise.
+    #[error("{}", .0.reason)]
+    Ended(Ended),
     /// Not enough memory at this moment.
     #[error("takes {needed}, and {available} of memory are free now; end other programs, or ask for less")]
     Busy {
@@ -58,6 +64,12 @@ pub enum BenchError {
     },
 }
 
+impl From<Ended> for BenchError {
+    fn from(ended: Ended) -> BenchError {
+        BenchError::Ended(ended)
+    }
+}
+
 /// What is asked of a kernel, with everything that its answer depends on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Question {
@@ -65,6 +77,8 @@ pub enum Question {
     Gemm(gemm::GemmCell),
     /// Attention.
     Attention(attention::AttentionCell),
+    /// Training checkpoints.
+    Checkpoint(Box<CheckpointCell>),
 }
 
 /// The answer.
@@ -78,6 +92,10 @@ pub struct Answer {
     pub notes: Vec<String>,
     /// What is wrong with a result.
     pub wrong: Option<String>,
+    /// Numbers beside those of the timings, or why they cannot be stated.
+    pub metrics: Vec<(String, Result<f64, String>)>,
+    /// Everything behind them: a part of the record, with its name.
+    pub section: Option<(String, serde_json::Value)>,
 }
 
 /// How a kernel is timed.
@@ -106,6 +124,7 @@ impl Question {
         let value = match self {
             Question::Gemm(cell) => serde_json::to_value(cell),
             Question::Attention(cell) => serde_json::to_value(cell),
+            Question::Checkpoint(cell) => Ok(cell.plain()),
         };
         value.unwrap_or_default()
     }
@@ -115,6 +134,7 @@ impl Question {
         let read = match cell.get("suite").and_then(serde_json::Value::as_str)? {
             "gemm" => serde_json::from_value(cell.clone()).map(Question::Gemm),
             "attention" => serde_json::from_value(cell.clone()).map(Question::Attention),
+            "checkpoint" => return CheckpointCell::of_plain(cell).map(|cell| Question::Checkpoint(Box::new(cell))),
             _ => return None,
         };
         // A record may be edited; what cannot be computed is no question.
@@ -131,6 +151,7 @@ impl Question {
         match self {
             Question::Gemm(cell) => cell.label(),
             Question::Attention(cell) => cell.label(),
+            Question::Checkpoint(cell) => cell.label(),
         }
     }
 
@@ -139,17 +160,19 @@ impl Question {
         match self {
             Question::Gemm(cell) => cell.needs(),
             Question::Attention(cell) => cell.needs(),
+            Question::Checkpoint(cell) => cell.needs(),
         }
     }
 
-    /// Measures.
+    /// Measures; files that this needs are made in `folder` and removed again.
     ///
     /// # Errors
     /// As [`BenchError`] says. A wrong result is an answer.
-    pub fn ask(&self, limits: &Limits<'_>) -> Result<Answer, BenchError> {
+    pub fn ask(&self, limits: &Limits<'_>, folder: &Path) -> Result<Answer, BenchError> {
         match self {
             Question::Gemm(cell) => gemm::measure(cell, limits),
             Question::Attention(cell) => attention::measure(cell, limits),
+            Question::Checkpoint(cell) => crate::checkpoint::ask(cell, limits, folder),
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::allreduce::args::AllreduceArgs;
 use crate::bench::args::{AttentionArgs, GemmArgs};
 use crate::calibrate::args::CalibrateArgs;
+use crate::checkpoint::args::CheckpointArgs;
 use crate::commands;
 use crate::config::ConfigError;
 use crate::config::units;
@@ -161,6 +162,15 @@ measured before is kept. docs/kernels.md says how it is measured.")]
 
 Exit codes: as `zbench gemm`. docs/kernels.md says how it is measured, and how operations are counted.")]
     Attention(Box<AttentionArgs>),
+    /// Saving, loading and loading otherwise of a run's state: rates beside the disk's, what training loses, memory
+    #[command(after_help = "Examples:
+  zbench checkpoint                                   llama-32m on 4 ranks of zero3, 390 MB, the notebook's disk
+  zbench checkpoint --strategy ddp,zero3 --layout sharded,full --dir /scratch
+  zbench checkpoint --load-as ddp:1,hsdp:4/2,zero3:3  who loads what was written
+  zbench checkpoint configs/checkpoint.toml           a file with suite = \"checkpoint\"
+
+Exit codes: as `zbench gemm`; 5 too where what was loaded is not what was written. docs/checkpoint-suite.md has the rest.")]
+    Checkpoint(Box<CheckpointArgs>),
     /// This machine's ceilings into its profile: matrix rate per type, memory, disk, per number of threads
     #[command(after_help = "Examples:
   zbench calibrate                                    1, 2, 4, … and all cores; the notebook's disk; machines/HOST.toml
@@ -280,6 +290,9 @@ with --fail-on improvement), 3 inconclusive, 4 not measured, 5 a trial failed, 1
     /// A rank's own process
     #[command(name = "__rank", hide = true)]
     Rank,
+    /// The process of a trial of suite checkpoint
+    #[command(name = "__checkpoint", hide = true)]
+    CheckpointTrial,
     /// Becomes another program that ends with its parent
     #[command(name = "__follow", hide = true)]
     Follow {

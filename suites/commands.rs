@@ -54,6 +54,8 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Allreduce(arguments) => allreduce::allreduce(global, arguments),
         Command::Gemm(arguments) => bench::gemm(global, arguments),
         Command::Attention(arguments) => bench::attention(global, arguments),
+        Command::Checkpoint(arguments) => bench::checkpoint(global, arguments),
+        Command::CheckpointTrial => Ok(crate::checkpoint::child::main()),
         Command::Calibrate(arguments) => calibrate::calibrate(global, arguments),
         Command::List(arguments) => notebook::list(global, arguments),
         Command::Show { id } => notebook::show(global, id),

@@ -13,6 +13,7 @@ macro_rules! say {
 pub mod allreduce;
 pub mod bench;
 pub mod calibrate;
+pub mod checkpoint;
 pub mod cli;
 pub mod commands;
 pub mod config;

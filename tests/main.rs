@@ -5,6 +5,7 @@ mod allreduce_processes;
 mod bench;
 mod browser;
 mod calibrate;
+mod checkpoint;
 mod ci_files;
 mod ci_gate;
 mod claims;

@@ -301,6 +301,11 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
+    /// What the run went on from, and what reading it took on this rank.
+    pub fn resumed(&self) -> Option<&Resumed> {
+        self.resumed.as_ref()
+    }
+
     /// Where the run stands.
     pub fn position(&self) -> Position {
         let scaler = self.scaler.as_ref().map(LossScaler::state);

@@ -1,7 +1,8 @@
-//! What the suites `gemm`, `attention` and `calibrate` keep in records, and the documents made of it.
+//! What the suites `gemm`, `attention`, `checkpoint` and `calibrate` keep in records, and the documents made of it.
 
 mod attention;
 mod ceilings;
+pub mod checkpoint;
 mod figure;
 mod gemm;
 
@@ -16,7 +17,7 @@ use crate::units;
 pub use ceilings::{Ceilings, DiskRates, Rate, Threads};
 
 /// The suites that this module knows, by their names in records.
-pub const SUITES: [&str; 3] = ["gemm", "attention", "calibrate"];
+pub const SUITES: [&str; 4] = ["gemm", "attention", "calibrate", "checkpoint"];
 
 /// The suite of a record, if it is one of these.
 pub fn suite(record: &Record) -> Option<&'static str> {
@@ -98,6 +99,7 @@ pub fn label(record: &Record) -> Option<String> {
             let dtype = text(record, "attention.dtype");
             format!("{batch} x {seq} tokens{window}, {heads}/{kv} heads of {dim}, {dtype}, {threads}")
         }
+        "checkpoint" => checkpoint::label(record),
         _ => "ceilings of the machine".to_string(),
     })
 }
@@ -130,6 +132,7 @@ pub fn report(document: &mut Document, records: &[&Record]) {
         |name: &str| -> Vec<&Record> { records.iter().copied().filter(|record| suite(record) == Some(name)).collect() };
     gemm::report(document, &of("gemm"));
     attention::report(document, &of("attention"));
+    checkpoint::report(document, &of("checkpoint"));
     ceilings::report(document, &of("calibrate"));
     let flagged: Vec<&&Record> =
         records.iter().filter(|record| suite(record).is_some() && !record.validity.is_empty()).collect();
@@ -156,6 +159,11 @@ impl<'a> Trials<'a> {
     /// Records gathered by key, in the order in which the keys first appear. What did not run is not shown beside what
     /// later did.
     fn gather(records: &[&'a Record]) -> Vec<Trials<'a>> {
+        Trials::gather_by(records, |record| !timings(record).is_empty())
+    }
+
+    /// The same, where other records than those with timings are shown.
+    fn gather_by(records: &[&'a Record], is_shown: impl Fn(&Record) -> bool) -> Vec<Trials<'a>> {
         let mut all: Vec<Trials<'a>> = Vec::new();
         for record in records {
             match all.iter_mut().find(|trials| trials.records[0].key == record.key) {
@@ -164,8 +172,8 @@ impl<'a> Trials<'a> {
             }
         }
         for trials in &mut all {
-            if trials.records.iter().any(|record| record.is_measured()) {
-                trials.records.retain(|record| !timings(record).is_empty());
+            if trials.records.iter().any(|record| record.is_measured() && is_shown(record)) {
+                trials.records.retain(|record| is_shown(record));
             }
         }
         all

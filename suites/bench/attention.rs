@@ -233,7 +233,7 @@ pub fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<Answer, Benc
     }
     let wrong = check(op, &operands, &results, &mut timings, limits)?;
     let notes = vec!["The same buffers in every call.".to_string()];
-    Ok(Answer { timings, ceiling, notes, wrong })
+    Ok(Answer { timings, ceiling, notes, wrong, ..Answer::default() })
 }
 
 /// Rows without times for a kernel that does not fit.

@@ -30,22 +30,21 @@ pub fn flag_of(key: &str, set: &[String]) -> String {
     let is_set = set.iter().any(|set| set.split('=').next().is_some_and(|name| name.trim() == key));
     let last = key.rsplit('.').next().unwrap_or(key);
     let named = NAMES.iter().find(|(_, of)| *of == key).map_or(last, |(flag, _)| flag);
-    match is_set
-        || !["gemm.", "attention.", "bench.", "model.p", "train.", "hardware."].iter().any(|s| key.starts_with(s))
-    {
+    let sections = ["gemm.", "attention.", "bench.", "model.p", "train.", "hardware.", "checkpoint.", "parallel."];
+    match is_set || !sections.iter().any(|s| key.starts_with(s)) {
         true => "--set".into(),
         false => format!("--{}", named.replace('_', "-")),
     }
 }
 
 /// A document that grows flag by flag.
-struct Flags {
+pub(crate) struct Flags {
     document: Document,
     problems: Vec<Problem>,
 }
 
 impl Flags {
-    fn new(suite: &str) -> Flags {
+    pub(crate) fn new(suite: &str) -> Flags {
         let document = Document {
             path: suite.into(),
             base: Default::default(),
@@ -61,7 +60,7 @@ impl Flags {
     }
 
     /// The values of a flag: none leaves the key out, several are an axis.
-    fn put(&mut self, flag: &str, key: &str, values: &[impl AsRef<str>]) {
+    pub(crate) fn put(&mut self, flag: &str, key: &str, values: &[impl AsRef<str>]) {
         let Some(key) = keys::find(key) else { return };
         let mut settings = Vec::new();
         for text in values {
@@ -94,7 +93,7 @@ impl Flags {
         self.put("warmup", "bench.warmup", common.warmup.as_slice());
     }
 
-    fn finish(mut self, set: &[String]) -> Result<Document, ConfigError> {
+    pub(crate) fn finish(mut self, set: &[String]) -> Result<Document, ConfigError> {
         if !self.problems.is_empty() {
             return Err(ConfigError(self.problems));
         }
@@ -109,7 +108,7 @@ impl Flags {
 }
 
 /// What was given, else the default.
-fn or<'a>(given: &'a [String], default: &'a [&'a str]) -> Vec<&'a str> {
+pub(crate) fn or<'a>(given: &'a [String], default: &'a [&'a str]) -> Vec<&'a str> {
     if given.is_empty() { default.to_vec() } else { given.iter().map(String::as_str).collect() }
 }
 
@@ -161,7 +160,7 @@ pub fn attention(arguments: &AttentionArgs) -> Result<Document, ConfigError> {
 }
 
 /// Whether `--model` is a preset or a folder.
-fn model_key(model: &str) -> Result<&'static str, ConfigError> {
+pub(crate) fn model_key(model: &str) -> Result<&'static str, ConfigError> {
     if hf::preset_names().any(|name| name == model) {
         return Ok("model.preset");
     }
@@ -178,7 +177,7 @@ fn is_config(model: &str) -> bool {
 }
 
 /// The folder, where the file itself was named.
-fn model_value(model: &str) -> String {
+pub(crate) fn model_value(model: &str) -> String {
     match Path::new(model).parent().filter(|_| is_config(model)) {
         Some(folder) if folder.as_os_str().is_empty() => ".".into(),
         Some(folder) => folder.display().to_string(),

@@ -276,7 +276,7 @@ pub fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<Answer, BenchErro
         _ if count == 1 => vec![format!("One set of buffers, {}: no cache holds much of it.", gib(bytes))],
         _ => vec![format!("{count} sets of buffers of {} in turn.", gib(bytes))],
     };
-    Ok(Answer { timings: vec![timing], ceiling, notes, wrong })
+    Ok(Answer { timings: vec![timing], ceiling, notes, wrong, ..Answer::default() })
 }
 
 /// One call, and a sample of its result against f64.

@@ -126,11 +126,21 @@ pub fn answered(record: &mut Record, answer: &Answer) {
     for timing in answer.timings.iter().filter(|timing| timing.samples == 0) {
         record.leave_unstated(&format!("{}_{}_median_us", timing.kernel, timing.pass), timing.trouble.clone());
     }
+    for (name, value) in &answer.metrics {
+        match value {
+            Ok(value) => record.state(name, *value),
+            Err(reason) => record.leave_unstated(name, reason.clone()),
+        }
+    }
+    record.notes.extend(answer.notes.iter().cloned());
+    if let Some((name, section)) = &answer.section {
+        record.extra.insert(name.clone(), section.clone());
+        return;
+    }
     match answer.ceiling.gflops {
         Some(gflops) => record.state("ceiling_gflops", gflops),
         None => record.leave_unstated("ceiling_gflops", answer.ceiling.reason.clone()),
     }
-    record.notes.extend(answer.notes.iter().cloned());
     for (name, value) in [
         ("timings", serde_json::to_value(&answer.timings)),
         ("ceiling", serde_json::to_value(&answer.ceiling)),

@@ -1,4 +1,4 @@
-//! A configuration with `suite = "gemm"` or `"attention"` becomes cells.
+//! A configuration with `suite = "gemm"`, `"attention"` or `"checkpoint"` becomes cells.
 
 use super::attention::{AttentionCell, Shape};
 use super::gemm::{self, GemmCell, Product, Step};
@@ -37,7 +37,7 @@ pub struct Expanded {
 /// The suite of a document, if it is one of these and stands outside the grid.
 pub fn suite(document: &Document) -> Option<&'static str> {
     let name = document.base.get("suite")?.value.as_str()?;
-    ["gemm", "attention"].into_iter().find(|suite| *suite == name)
+    ["gemm", "attention", "checkpoint"].into_iter().find(|suite| *suite == name)
 }
 
 /// Expands a document of one of these suites. `unplaced` says where a key comes from that stands in no file.
@@ -114,6 +114,10 @@ fn questions(settings: &Settings, context: &Context) -> Result<(Vec<Question>, O
     if values.text("hardware.device") == "cuda" {
         let message = format!("\"cuda\" is not in this version of suite {suite}; write \"cpu\", or leave it out");
         return Err(values.refuse("hardware.device", &[], message));
+    }
+    if suite == "checkpoint" {
+        let cell = crate::checkpoint::resolve::cell(&values, context)?;
+        return Ok((vec![Question::Checkpoint(Box::new(cell))], None));
     }
     if suite == "attention" {
         let without_effect = outside(&values, &["attention", "bench"]);

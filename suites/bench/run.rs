@@ -188,7 +188,7 @@ impl Run<'_> {
     fn ask(&self, question: &Question, record: &mut Record) -> Option<()> {
         let limits = Limits { stop: self.stop, deadline: Instant::now() + self.timeout };
         // A kernel that panics fails its cell, not the others.
-        let asked = || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| question.ask(&limits)));
+        let asked = || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| question.ask(&limits, self.notebook.directory())));
         let (answer, sampled) = record::watched(asked);
         let answer = answer.unwrap_or_else(|panic| {
             let words = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
@@ -199,6 +199,7 @@ impl Run<'_> {
             Err(BenchError::Stopped(Stopped::Late)) => (Status::TimedOut, Some(Source::Host)),
             Err(BenchError::Memory(_)) => (Status::OutOfMemory, Some(Source::Arena)),
             Err(BenchError::Busy { .. }) => (Status::OutOfMemory, Some(Source::Host)),
+            Err(BenchError::Ended(ended)) => (ended.status, ended.source),
             _ => (Status::Failed, None),
         };
         match answer {

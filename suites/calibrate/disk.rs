@@ -128,13 +128,48 @@ impl Disk {
             };
             let start = |job| std::thread::Builder::new().spawn_scoped(scope, move || work(job));
             let handles: Vec<_> = memories.iter_mut().enumerate().map(start).collect();
-            handles.into_iter().map(|handle| handle?.join().unwrap_or(Ok(0))).collect()
+            handles.into_iter().map(|handle| joined(handle?.join())).collect()
         });
         let moved = moved.and_then(|moved| if writes { self.file.sync_data().map(|()| moved) } else { Ok(moved) });
         let elapsed = start.elapsed().as_secs_f64();
         let what = if writes { "written" } else { "read" };
         moved.map(|moved| moved.iter().sum::<usize>() as f64 / elapsed).map_err(|error| format!("not {what}: {error}"))
     }
+}
+
+/// Writes and syncs, or reads, all of several files once, each by a thread: bytes and seconds.
+///
+/// # Errors
+/// The system's, in words.
+pub fn once(disks: &[Disk], writes: bool) -> Result<(u64, f64), String> {
+    let mut memories: Vec<Aligned> = disks.iter().zip(0..).map(|(disk, seed)| Aligned::new(disk.block, seed)).collect();
+    let start = Instant::now();
+    let moved: Result<Vec<usize>, std::io::Error> = std::thread::scope(|scope| {
+        let work = |(disk, memory): (&Disk, &mut Aligned)| {
+            let memory = memory.bytes();
+            for place in 0..disk.blocks {
+                match writes {
+                    true => disk.file.write_all_at(memory, disk.offset(place))?,
+                    false => disk.file.read_exact_at(memory, disk.offset(place))?,
+                }
+            }
+            if writes {
+                disk.file.sync_data()?;
+            }
+            Ok(disk.blocks * memory.len())
+        };
+        let start = |job| std::thread::Builder::new().spawn_scoped(scope, move || work(job));
+        let handles: Vec<_> = disks.iter().zip(&mut memories).map(start).collect();
+        handles.into_iter().map(|handle| joined(handle?.join())).collect()
+    });
+    let elapsed = start.elapsed().as_secs_f64();
+    let what = if writes { "written" } else { "read" };
+    moved.map(|moved| (moved.iter().sum::<usize>() as u64, elapsed)).map_err(|error| format!("not {what}: {error}"))
+}
+
+/// A thread that panicked has moved nothing that counts.
+fn joined<T>(ended: std::thread::Result<std::io::Result<T>>) -> std::io::Result<T> {
+    ended.unwrap_or_else(|_| Err(std::io::Error::other("a thread of the measurement has panicked; a bug")))
 }
 
 /// Over and over, at least once through the first element, while a condition holds.
@@ -182,6 +217,11 @@ mod tests {
                 for threads in [1, 2, 5] {
                     assert!(disk.write(threads, 0.01).unwrap() > 0.0);
                     assert!(disk.read(threads, 0.01).unwrap() > 0.0);
+                }
+                let disks = [disk, Disk::open(here.path(), 5 << 20).unwrap()];
+                for writes in [true, false] {
+                    let (bytes, seconds) = once(&disks, writes).unwrap();
+                    assert!(bytes == (3 << 20) + (4 << 20) && seconds > 0.0);
                 }
             }
             Err(why) => assert!(why.contains("O_DIRECT") || why.contains("tmpfs"), "{why}"),

@@ -1,4 +1,4 @@
-//! `gemm`, `attention`, and `grid` of files with one of these suites.
+//! `gemm`, `attention`, `checkpoint`, and `grid` of files with one of these suites.
 
 use super::train::{self, stop_flag};
 use super::{command_line, header, print_document, print_lines};
@@ -6,6 +6,7 @@ use crate::bench::args::{AttentionArgs, Common, GemmArgs};
 use crate::bench::resolve::{self, BenchCell, Expanded};
 use crate::bench::run::Run;
 use crate::bench::{Question, flags};
+use crate::checkpoint::args::CheckpointArgs;
 use crate::cli::{Cells, Format, Global, GridArgs, exit};
 use crate::config::{ConfigError, Context, Document};
 use crate::runner::plan::gib;
@@ -70,6 +71,32 @@ pub fn attention(global: &Global, arguments: &AttentionArgs) -> Result<u8> {
         None => flags::attention(arguments)?,
     };
     run(global, &document, &Wanted::of(common, arguments.file.is_some()))
+}
+
+/// `zbench checkpoint`.
+pub fn checkpoint(global: &Global, arguments: &CheckpointArgs) -> Result<u8> {
+    let document = match &arguments.file {
+        Some(file) => of_file(file, &arguments.set, "checkpoint")?,
+        None => crate::checkpoint::flags::checkpoint(arguments)?,
+    };
+    let is_file = arguments.file.is_some();
+    // A trial measures several times: one is enough where nothing else is said.
+    let trials = match (arguments.fresh, arguments.trials) {
+        (true, count) => Trials::Fresh(count.unwrap_or(1)),
+        (false, Some(count)) => Trials::UpTo(count),
+        (false, None) if is_file => Trials::UpTo(1),
+        (false, None) => Trials::OneMore,
+    };
+    let wanted = Wanted {
+        only: arguments.only.clone(),
+        trials,
+        any_environment: arguments.any_environment,
+        timeout: arguments.timeout,
+        max_cells: arguments.max_cells,
+        dry_run: arguments.dry_run,
+        set: (!is_file).then(|| arguments.set.clone()),
+    };
+    run(global, &document, &wanted)
 }
 
 /// A file's document, which must be of this suite.
@@ -177,6 +204,9 @@ fn in_words(record: &Record) -> String {
     if !record.is_measured() {
         return format!("{}: {}", record.outcome.status.words(), record.outcome.reason);
     }
+    if bench::suite(record) == Some("checkpoint") {
+        return bench::checkpoint::in_words(record);
+    }
     let one = |timing: &bench::Timing| {
         let name = match timing.pass.as_str() {
             "" => String::new(),
@@ -249,7 +279,10 @@ pub fn repro(global: &Global, record: &Record, timeout: Duration) -> Result<u8> 
         let both: Vec<&Record> = std::iter::once(record).chain(&summary.records).collect();
         let mut document = bench::document(&both[1..]);
         document.heading("Before and again");
-        document.table(beside(&both));
+        document.table(match bench::suite(record) {
+            Some("checkpoint") => bench::checkpoint::beside(&both),
+            _ => beside(&both),
+        });
         print_document(global, &document)?;
     }
     Ok(train::code(&summary))

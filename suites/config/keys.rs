@@ -85,7 +85,7 @@ const FIRST: &[Key] = &[
         "suite",
         Choice(&["train", "gemm", "attention", "collectives", "checkpoint", "io"]),
         Is("\"train\""),
-        "What is measured. This version has train, gemm and attention (docs/kernels.md); collectives is `zbench allreduce`.",
+        "What is measured. This version has train, gemm and attention (docs/kernels.md) and checkpoint (docs/checkpoint-suite.md); collectives is `zbench allreduce`.",
     ),
     key(
         "model.preset",

@@ -195,17 +195,22 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
     };
     match values.text("suite").as_str() {
         "train" => {}
-        suite @ ("gemm" | "attention") => {
+        suite @ ("gemm" | "attention" | "checkpoint") => {
             let message = format!(
                 "\"{suite}\" is measured by `zbench grid FILE` and `zbench {suite} FILE`, where the file states it outside [grid]"
             );
             return Err(values.refuse("suite", &[], message));
         }
-        _ => return refuse("suite", "write \"train\", \"gemm\" or \"attention\""),
+        _ => return refuse("suite", "write \"train\", \"gemm\", \"attention\" or \"checkpoint\""),
     }
     let of_kernels = |key: &&&str| ["gemm.", "attention.", "bench."].iter().any(|section| key.starts_with(section));
     if let Some(key) = values.settings.keys().find(of_kernels) {
         let message = "has no effect when suite is \"train\"; leave it out, or write suite = \"gemm\" or \"attention\"";
+        return Err(values.refuse(key, &["suite"], message));
+    }
+    let of_checkpoint = ["checkpoint.load_as", "checkpoint.repeats"];
+    if let Some(key) = of_checkpoint.into_iter().find(|key| values.given(key).is_some()) {
+        let message = "has no effect when suite is \"train\"; leave it out, or write suite = \"checkpoint\"";
         return Err(values.refuse(key, &["suite"], message));
     }
     let words = [

@@ -166,7 +166,7 @@ fn events_of(stdout: Option<impl Read + Send + 'static>) -> Receiver<Event> {
 }
 
 /// What a process that said nothing more died of.
-fn died(status: ExitStatus, oom_kills_before: u64, tail: &str) -> Ended {
+pub(crate) fn died(status: ExitStatus, oom_kills_before: u64, tail: &str) -> Ended {
     const KILL: i32 = 9;
     let said = if tail.is_empty() { String::new() } else { format!("; its last words: {tail}") };
     match status.signal() {

@@ -40,7 +40,7 @@ pub fn main() -> u8 {
 }
 
 /// A job from standard input.
-pub(super) fn read_job<T: serde::de::DeserializeOwned>(from: &mut dyn Read) -> Result<T, String> {
+pub(crate) fn read_job<T: serde::de::DeserializeOwned>(from: &mut dyn Read) -> Result<T, String> {
     let mut text = String::new();
     from.take(MOST_JOB_BYTES).read_to_string(&mut text).map_err(|error| format!("the job cannot be read: {error}"))?;
     serde_json::from_str(&text).map_err(|error| format!("the job cannot be read: {error}"))

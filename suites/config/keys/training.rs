@@ -134,4 +134,11 @@ pub(super) const KEYS: &[Key] = &[
         Is("\"auto\""),
         "auto: go on from the newest checkpoint in checkpoint.dir, if there is one; never: start anew; or the folder of a checkpoint.",
     ),
+    key(
+        "checkpoint.load_as",
+        Ways,
+        From("[\"ddp:1\"], and hsdp on as many ranks where they halve"),
+        "Suite checkpoint: loads each checkpoint as these, STRATEGY:RANKS, of a hybrid STRATEGY:RANKS/SHARD.",
+    ),
+    key("checkpoint.repeats", Count { min: 1, max: 1000 }, Is("3"), "Suite checkpoint: measurements in one trial."),
 ];

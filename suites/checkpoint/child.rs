@@ -1,0 +1,138 @@
+//! Inside a trial's process: trains, saves, loads, and says what was measured.
+
+use super::raw::{Raw, gb_s};
+use super::sessions::{self, Again, SessionError, Written};
+use super::way::Way;
+use super::{CheckpointCell, Job};
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use zbench_engine::plan::Planner;
+use zbench_reports::bench::checkpoint::{Measured, Repeat};
+
+/// Exit status of a process that could not even begin.
+const BROKEN: u8 = 70;
+
+/// What it says, one line.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Said {
+    /// All measurements.
+    Measured(Box<Measured>),
+    /// None, and why; whether an arena was full.
+    Failed {
+        /// Why.
+        reason: String,
+        /// A rank's arena was full.
+        out_of_memory: bool,
+    },
+}
+
+/// The whole life of a trial's process; its exit status.
+pub fn main() -> u8 {
+    let job: Job = match crate::runner::rank::read_job(&mut std::io::stdin()) {
+        Ok(job) => job,
+        Err(reason) => {
+            crate::say!("{reason}");
+            return BROKEN;
+        }
+    };
+    let Some(cell) = CheckpointCell::of_plain(&job.cell) else {
+        crate::say!("the job holds no cell of suite checkpoint");
+        return BROKEN;
+    };
+    let said = match measure(&cell, &job.folder, job.cores) {
+        Ok(measured) => Said::Measured(Box::new(measured)),
+        Err(error) => {
+            let out_of_memory = matches!(error, SessionError::Memory(..));
+            Said::Failed { reason: error.to_string(), out_of_memory }
+        }
+    };
+    let Ok(line) = serde_json::to_string(&said) else { return BROKEN };
+    match writeln!(std::io::stdout(), "{line}") {
+        Ok(()) => 0,
+        Err(_) => BROKEN,
+    }
+}
+
+fn failed(reason: impl ToString) -> SessionError {
+    SessionError::Failed(reason.to_string())
+}
+
+fn measure(of: &CheckpointCell, folder: &Path, cores: usize) -> Result<Measured, SessionError> {
+    let CheckpointCell { cell, load_as, repeats } = of;
+    let saving = cell.checkpoint.as_deref().ok_or_else(|| failed("the cell has no checkpoints; a bug"))?;
+    let estimate = crate::runner::plan::estimate(&Planner::default(), cell).map_err(failed)?;
+    let mut measured =
+        Measured { folder: folder.display().to_string(), parameters: estimate.trainable_parameters, ..Measured::default() };
+    // The size of the disk's files is that of a checkpoint, which the first one tells; it also makes all that follow alike.
+    let first = folder.join("first");
+    let bytes = sessions::save(cell, &first)?.save.bytes;
+    remove(&first)?;
+    let raw = Raw::open(folder, cell.parallel.ranks, bytes);
+    for number in 0..*repeats {
+        let place = folder.join(number.to_string());
+        measured.repeats.push(repeat(of, load_as, &raw, &place, cores)?);
+        remove(&place)?;
+    }
+    measured.no_disk = raw.trouble();
+    measured.direct = saving.direct && measured.no_disk.is_empty();
+    Ok(measured)
+}
+
+fn remove(folder: &Path) -> Result<(), SessionError> {
+    std::fs::remove_dir_all(folder).map_err(|error| failed(format!("{} cannot be removed: {error}", folder.display())))
+}
+
+/// One measurement of everything.
+fn repeat(
+    of: &CheckpointCell,
+    load_as: &[Way],
+    raw: &Raw,
+    place: &Path,
+    cores: usize,
+) -> Result<Repeat, SessionError> {
+    let cell = &of.cell;
+    let goes_on = cell.checkpoint.as_deref().is_some_and(|saving| saving.asynchronous);
+    let before = raw.write().map_err(failed)?;
+    let sync = sessions::save(cell, &place.join("sync"))?;
+    let after = raw.write().map_err(failed)?;
+    let mut asynchronous = None;
+    let (save, step_ms) = (sync.save, sync.step_ms);
+    let mut newest = Written { save: (), step_ms, digest: sync.digest, dir: sync.dir };
+    if goes_on {
+        let written = sessions::save_async(cell, &place.join("async"))?;
+        asynchronous = Some(written.save);
+        // What is loaded below is what was written while training went on.
+        remove(&place.join("sync"))?;
+        newest = Written { save: (), step_ms, digest: written.digest, dir: written.dir };
+    }
+    let disk_read = raw.read().map_err(failed)?;
+    let unused = place.join("unused");
+    let own = Way::of(cell);
+    let (load, _) = sessions::load(cell, own, &newest, &unused, None, cores)?;
+    let mut reshard = Vec::new();
+    let mut back: Option<PathBuf> = None;
+    for (index, way) in load_as.iter().enumerate() {
+        let again = place.join("again");
+        let again = (index + 1 == load_as.len()).then_some(Again { dir: &again });
+        let (load, written) = sessions::load(cell, *way, &newest, &unused, again, cores)?;
+        reshard.push(load);
+        back = written;
+    }
+    if let Some(dir) = back {
+        let written = Written { save: (), step_ms, digest: newest.digest, dir };
+        let (mut load, _) = sessions::load(cell, own, &written, &unused, None, cores)?;
+        load.by = format!("{own} again");
+        reshard.push(load);
+    }
+    Ok(Repeat {
+        disk_write_gb_s: gb_s(&[before, after]),
+        disk_read_gb_s: gb_s(&[disk_read]),
+        step_ms,
+        save,
+        asynchronous,
+        load,
+        reshard,
+    })
+}

@@ -1,0 +1,143 @@
+//! The folder of a trial: made by us, removed by us, and nothing else.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How such folders begin.
+pub const PREFIX: &str = ".zbench-checkpoint-";
+const LOCK: &str = "in-use";
+/// A folder without a lock that is younger may be one that somebody is just making.
+const YOUNG: Duration = Duration::from_secs(60);
+
+/// A new folder; gone, with everything in it, when dropped.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+    /// Folders above it that were not there before, the deepest first.
+    made: Vec<PathBuf>,
+    _lock: File,
+}
+
+impl Scratch {
+    /// Makes one in `folder`, which is made if it is not there. What trials of killed programs left there is removed.
+    ///
+    /// # Errors
+    /// The system's, with the folder and what to do.
+    pub fn new(folder: &Path) -> Result<Scratch, String> {
+        let refused = |error: std::io::Error| {
+            let (shown, advice) = (folder.display(), "name another with checkpoint.dir or --dir");
+            format!("no checkpoints can be written in {shown}: {error}; {advice}")
+        };
+        let mut made = Vec::new();
+        for above in folder.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists()) {
+            made.push(above.to_path_buf());
+        }
+        std::fs::create_dir_all(folder).map_err(refused)?;
+        remove_abandoned(folder);
+        for number in 0u32.. {
+            let path = folder.join(format!("{PREFIX}{}-{number}", std::process::id()));
+            match std::fs::create_dir(&path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                Err(error) => return Err(refused(error)),
+            }
+            let lock = File::create(path.join(LOCK)).inspect_err(|_| drop(std::fs::remove_dir(&path)));
+            let lock = lock.map_err(refused)?;
+            // Where there are no locks, nobody else takes them either.
+            let _ = lock.try_lock();
+            return Ok(Scratch { path, made, _lock: lock });
+        }
+        Err(refused(ErrorKind::AlreadyExists.into()))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+            crate::say!("warning: {} cannot be removed: {error}; it can be deleted", self.path.display());
+        }
+        for above in &self.made {
+            // Only while it is empty: somebody else may use it by now.
+            if std::fs::remove_dir(above).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+/// Folders of ours whose program is gone: it had a lock on them.
+fn remove_abandoned(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+        let age = entry.metadata().and_then(|data| data.modified()).ok().and_then(|time| time.elapsed().ok());
+        if !is_ours || age.is_none_or(|age| age < YOUNG) {
+            continue;
+        }
+        let is_free = File::open(entry.path().join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok());
+        if is_free && let Err(error) = std::fs::remove_dir_all(entry.path()) {
+            crate::say!("warning: {} cannot be removed: {error}; it can be deleted", entry.path().display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_made_is_removed() {
+        let here = tempfile::tempdir().unwrap();
+        let deep = here.path().join("a/b");
+        let (one, two) = (Scratch::new(&deep).unwrap(), Scratch::new(&deep).unwrap());
+        assert_ne!(one.path(), two.path());
+        std::fs::create_dir_all(one.path().join("x/y")).unwrap();
+        std::fs::write(one.path().join("x/y/file"), "1").unwrap();
+        drop(one);
+        assert!(two.path().is_dir());
+        drop(two);
+        // The first had made both folders, and the second was still in them.
+        assert!(deep.is_dir() && std::fs::read_dir(&deep).unwrap().next().is_none());
+        std::fs::write(deep.join("mine"), "2").unwrap();
+        drop(Scratch::new(&deep).unwrap());
+        assert_eq!(std::fs::read(deep.join("mine")).unwrap(), b"2");
+        let other = here.path().join("c/d");
+        drop(Scratch::new(&other).unwrap());
+        assert!(!here.path().join("c").exists());
+    }
+
+    #[test]
+    fn what_a_killed_program_left_is_removed_and_what_one_uses_is_not() {
+        let here = tempfile::tempdir().unwrap();
+        let leave = |name: &str| {
+            let path = here.path().join(format!("{PREFIX}{name}"));
+            std::fs::create_dir(&path).unwrap();
+            let lock = File::create(path.join(LOCK)).unwrap();
+            let old = std::time::SystemTime::now() - 2 * YOUNG;
+            File::open(&path).unwrap().set_modified(old).unwrap();
+            (path, lock)
+        };
+        let ((left, lock), (used, its)) = (leave("1-0"), leave("2-0"));
+        drop(lock);
+        its.lock().unwrap();
+        let (young, _lock) = leave("3-0");
+        File::open(&young).unwrap().set_modified(std::time::SystemTime::now()).unwrap();
+        drop(Scratch::new(here.path()).unwrap());
+        assert!(!left.exists() && used.exists() && young.exists());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named_with_advice() {
+        let here = tempfile::tempdir().unwrap();
+        let file = here.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let error = Scratch::new(&file.join("in it")).unwrap_err();
+        assert!(error.contains("file/in it") && error.contains("checkpoint.dir"), "{error}");
+    }
+}
