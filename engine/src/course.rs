@@ -52,7 +52,7 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
             if due(rank.steps) { evaluate(rank, &voice) } else { Ok(None) }
         };
         let saved = match &mut saver {
-            Some(saver) => saver.step(rank, &mut after).map_err(said)?,
+            Some(saver) => saver.step_then(rank, &mut after).map_err(said)?,
             None => {
                 let step = rank.step()?;
                 after(rank, &step)?;

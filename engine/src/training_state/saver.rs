@@ -71,12 +71,25 @@ impl Saver {
         Ok(Some(Saver { saving, folder, identity, frozen, under_way: None, begun: false, history, last: resumed }))
     }
 
+    /// A step of training, and a checkpoint where one is due. All ranks call it.
+    ///
+    /// # Errors
+    /// The step failed, or a checkpoint was not written.
+    pub fn step(&mut self, rank: &mut Rank<'_>) -> Result<(Option<Step>, Vec<Saved>)> {
+        let mut made = None;
+        let saved = self.step_then(rank, &mut |_, step| {
+            made = Some(step.clone());
+            Ok(None)
+        })?;
+        Ok((made, saved))
+    }
+
     /// A step of training, then what `after` does, an evaluation it may be, and a checkpoint where one is due, which has both.
     /// All ranks call it.
     ///
     /// # Errors
     /// The step or what is behind it failed, or a checkpoint was not written.
-    pub fn step(
+    pub fn step_then(
         &mut self,
         rank: &mut Rank<'_>,
         after: &mut dyn FnMut(&mut Rank<'_>, &Step) -> Result<Option<Evaluated>, StepError>,
