@@ -187,8 +187,16 @@ fn a_folder_that_may_not_be_written_is_told_before_the_first_step() {
     let file = config(folder.path(), 4, "dir = \"run.toml\"");
     let output = run(&notebook, &["run", file.to_str().unwrap()]);
     let said = format!("{}{}", stdout(&output), stderr(&output));
-    assert_eq!(output.status.code(), Some(5), "{said}");
-    assert!(said.contains("run.toml: cannot"), "{said}");
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("checkpoint.dir") && said.contains("run.toml is a file; name a folder"), "{said}");
+    for resume in ["", "nothing/there", "run.toml"] {
+        let resume = format!("checkpoint.resume={resume:?}");
+        let output =
+            run(&notebook, &["run", config(folder.path(), 4, "dir = \"c\"").to_str().unwrap(), "--set", &resume]);
+        let said = format!("{}{}", stdout(&output), stderr(&output));
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("checkpoint.resume"), "{said}");
+    }
 }
 
 #[test]

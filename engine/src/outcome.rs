@@ -183,6 +183,8 @@ pub struct Resumed {
     pub ms: f64,
     /// What was done before it; empty where the checkpoint does not say.
     pub history: History,
+    /// Settings that were others until then, as `train.lr was 0.001`; how it is split and saved is none of them.
+    pub changed: Vec<String>,
 }
 
 /// A checkpoint that is complete.

@@ -102,7 +102,14 @@ fn resume(
         .map_err(|error| StepError::Input(error.to_string()))?;
     let ms = begin.elapsed().as_secs_f64() * 1e3;
     let history = from.history.clone();
-    Ok(Some(Resumed { step: from.position().steps, dir: from.dir().into(), bytes, ms, history }))
+    Ok(Some(Resumed {
+        step: from.position().steps,
+        dir: from.dir().into(),
+        bytes,
+        ms,
+        history,
+        changed: from.changed(inputs.cell),
+    }))
 }
 
 /// What came of a step's gradients.

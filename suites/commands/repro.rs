@@ -37,6 +37,14 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
     }
     let cell: Cell = serde_json::from_value(record.cell.clone())
         .with_context(|| format!("the record {} holds no configuration that this version can run", record.id))?;
+    let changed = record.extra.get("resumed").and_then(|from| from.get("changed")).and_then(Value::as_array);
+    if changed.is_some_and(|changed| !changed.is_empty()) {
+        bail!(
+            "the record {} went on from a checkpoint that was made with other settings (its notes name them), so that it cannot \
+             be repeated from itself; train from the beginning with one set of settings to have one that can",
+            record.id
+        );
+    }
     let mut files = Files::default();
     if let Err((key, message)) = files.check(&cell) {
         bail!("{key}: {message}");

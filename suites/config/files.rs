@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use zbench_engine::checkpoint::Checkpoint;
-use zbench_engine::config::{Cell, Data};
+use zbench_engine::config::{Cell, Data, Resume};
 use zbench_engine::data::Source;
 use zbench_engine::model::Layout;
+use zbench_engine::training_state::position_in;
 
 /// Remembers what was checked and hashed: cells of a grid share files.
 #[derive(Default)]
@@ -31,6 +32,15 @@ impl Files {
             };
             let name = format!("{data:?} {vocab} {seq_len} {held:?}");
             self.checked.entry(name).or_insert_with(open).clone().map_err(|error| (key_of(data, &error), error))?;
+        }
+        if let Some(saving) = &cell.checkpoint {
+            if saving.dir.exists() && !saving.dir.is_dir() {
+                let message = format!("{} is a file; name a folder", saving.dir.display());
+                return Err(("checkpoint.dir", message));
+            }
+            if let Resume::From(dir) = &saving.resume {
+                position_in(dir).map_err(|error| ("checkpoint.resume", error.to_string()))?;
+            }
         }
         if let Some(folder) = &cell.model.weights {
             let open = || {

@@ -27,16 +27,19 @@ pub fn add(record: &mut Record, between: Vec<Between>) {
 }
 
 fn resumed(record: &mut Record, from: Resumed) {
-    let Resumed { step, dir, bytes, ms, steps, .. } = from;
+    let Resumed { step, dir, bytes, ms, steps, changed, .. } = from;
     let text = dir.display();
     record.extra.insert(
         "resumed".into(),
-        serde_json::json!({ "step": step, "dir": dir, "bytes": bytes, "ms": ms, "steps": steps.len() }),
+        serde_json::json!({ "step": step, "dir": dir, "bytes": bytes, "ms": ms, "steps": steps.len(), "changed": changed }),
     );
     let mut note = format!("Continued from step {step}, from the checkpoint {text}.");
     if !steps.is_empty() {
         let count = units::plural(steps.len(), "step", "steps");
         note += &format!(" The {count} before are listed as the checkpoint has them, and do not count for timings.");
+    }
+    if !changed.is_empty() {
+        note += &format!(" Until then settings were others: {}.", units::list(&changed));
     }
     record.notes.push(note);
     let before: Vec<Step> = steps.into_iter().map(|step| Step { timed: false, ..step }).collect();

@@ -71,6 +71,9 @@ pub struct Resumed {
     /// And the evaluations.
     #[serde(default)]
     pub evaluations: Vec<Evaluated>,
+    /// Settings that were others until then.
+    #[serde(default)]
+    pub changed: Vec<String>,
 }
 
 /// What is told of a cell while it runs.
@@ -89,10 +92,10 @@ pub fn event(happening: &Happening) -> Event {
     match happening.clone() {
         Happening::Step(of) => Event::Step(step(&of)),
         Happening::Evaluated(evaluated) => Event::Between(Between::Evaluated(evaluated)),
-        Happening::Resumed(outcome::Resumed { step, dir, bytes, ms, history }) => {
+        Happening::Resumed(outcome::Resumed { step, dir, bytes, ms, history, changed }) => {
             let steps = history.steps.iter().map(|of| Step { timed: false, ..self::step(of) }).collect();
             let evaluations = history.evaluations;
-            Event::Between(Between::Resumed(Resumed { step, dir, bytes, ms, steps, evaluations }))
+            Event::Between(Between::Resumed(Resumed { step, dir, bytes, ms, steps, evaluations, changed }))
         }
         Happening::Saved(saved) => Event::Between(Between::Saved(saved)),
         Happening::Peak(bytes) => Event::Between(Between::Peak(bytes)),

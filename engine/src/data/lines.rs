@@ -91,7 +91,13 @@ fn document(value: &Value, file: &DocumentFile, template: Template) -> Result<(V
     };
     match file.form {
         DocumentForm::Jsonl => {
-            let missing = || format!("has no {:?}: {}; name the key of the text (data.field)", file.field, there());
+            let missing = || {
+                format!(
+                    "has no {:?}: {}; name the key of the text (data.field, or field in the file's table of data.files)",
+                    file.field,
+                    there()
+                )
+            };
             let text = text(&file.field).map_err(|error| if error.is_empty() { missing() } else { error })?;
             Ok((vec![Segment { text, answer: true }], true))
         }

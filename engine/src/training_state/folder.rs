@@ -2,7 +2,7 @@
 //! written, or taken away, is `.step-00000010.part`, which nobody reads. One run writes there at a time.
 
 use super::error::{Result, StateError};
-use super::index::{INDEX, Index, read_index, write_json};
+use super::index::{INDEX, Index, Position, read_index, write_json};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -35,12 +35,20 @@ pub fn checkpoints(dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
         let path = entry.map_err(|source| StateError::io("read", dir, source))?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let step = name.strip_prefix(PREFIX).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
-        if let Some(step) = step.and_then(|digits| digits.parse().ok()) {
+        if let Some(step) = step.and_then(|digits| digits.parse().ok()).filter(|_| path.is_dir()) {
             found.push((step, path));
         }
     }
     found.sort();
     Ok(found)
+}
+
+/// Where the run stood that wrote a checkpoint.
+///
+/// # Errors
+/// It is none, or its index cannot be read.
+pub fn position_in(checkpoint: &Path) -> Result<Position> {
+    Ok(read_index(checkpoint)?.position)
 }
 
 /// The newest checkpoint in a folder, and after how many steps it was written.

@@ -256,7 +256,11 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
 pub(super) fn read_index(dir: &Path) -> Result<Index> {
     let path: PathBuf = dir.join(INDEX);
     if !path.exists() {
-        let reason = if dir.is_dir() { format!("it holds no {INDEX}") } else { "there is no such folder".into() };
+        let reason = match dir.metadata() {
+            Ok(found) if found.is_dir() => format!("it holds no {INDEX}"),
+            Ok(_) => "it is a file".into(),
+            Err(_) => "there is no such folder".into(),
+        };
         return Err(StateError::NotOne { path: dir.into(), reason });
     }
     let (value, _): (Value, u32) = read_json(&path)?;

@@ -97,6 +97,26 @@ impl Resumable {
         &self.dir
     }
 
+    /// Settings of the run so far that are others in `cell`, as `train.lr was 0.001`: those that its losses follow from, and not
+    /// how it is split, saved or computed.
+    pub fn changed(&self, cell: &Cell) -> Vec<String> {
+        let now = serde_json::to_value(cell).unwrap_or_default();
+        let sections = ["data", "train", "precision", "lora"];
+        let mut changed = Vec::new();
+        for section in sections {
+            let (then, now) = (self.index.cell.get(section), now.get(section));
+            let keys = then.into_iter().chain(now).filter_map(|table| table.as_object()).flat_map(|table| table.keys());
+            for key in keys.collect::<std::collections::BTreeSet<_>>() {
+                let of = |table: Option<&serde_json::Value>| table.and_then(|table| table.get(key)).cloned();
+                if of(then) != of(now) && (section, key.as_str()) != ("train", "steps") {
+                    let was = of(then).map_or("absent".to_string(), |value| value.to_string());
+                    changed.push(format!("{section}.{key} was {was}"));
+                }
+            }
+        }
+        changed
+    }
+
     /// The checksum of what did not train, where there was something.
     pub fn frozen(&self) -> Option<u64> {
         self.index.frozen

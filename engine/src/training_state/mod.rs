@@ -19,7 +19,7 @@ mod shard;
 
 pub use digest::Digest;
 pub use error::StateError;
-pub use folder::{checkpoints, newest, step_dir};
+pub use folder::{checkpoints, newest, position_in, step_dir};
 pub use index::{Identity, Index, Position};
 pub use load::Resumable;
 pub use saver::Saver;

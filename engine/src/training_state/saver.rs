@@ -115,6 +115,10 @@ impl Saver {
     /// Whether this rank's part of the checkpoint under way is on the disk; told to the others in every step.
     fn has_written(&mut self) -> Result<bool> {
         let Some(under_way) = &mut self.under_way else { return Ok(false) };
+        if under_way.commit.is_some() {
+            // Rank 0 is past that, and the others have nothing under way.
+            return Ok(false);
+        }
         if under_way.part.as_ref().is_some_and(|part| !part.is_finished()) {
             return Ok(false);
         }
@@ -257,6 +261,18 @@ impl Saver {
             stall_ms: ms(under_way.stall + std::mem::take(&mut rank.stall)),
             copied_bytes: under_way.copied.load(Ordering::Relaxed),
         }))
+    }
+}
+
+impl Drop for Saver {
+    /// A run that fails leaves no half of a checkpoint that takes room; what is still being written goes with its file.
+    fn drop(&mut self) {
+        let (Some(under_way), Some(_)) = (&mut self.under_way, &self.folder) else { return };
+        // Why they fail has been said, or is of no interest any more.
+        let committed = under_way.join_part().and_then(|()| under_way.join_commit());
+        if !matches!(committed, Ok(Some(_))) {
+            let _ = std::fs::remove_dir_all(part_dir(&self.saving.dir, under_way.index.position.steps));
+        }
     }
 }
 

@@ -115,6 +115,7 @@ fn what_goes_on_is_the_run_that_never_stopped_under_every_strategy() {
 
 #[test]
 fn every_precision_and_adapter_goes_on_to_the_bit() {
+    let one = |cell: &Cell| on(cell.clone(), Strategy::Ddp, 1, 1);
     let mixed = Precision::mixed(DType::Bf16);
     let stochastic = Precision { rounding: WeightRounding::Stochastic, ..Precision::all(DType::Bf16) };
     let scaled = Precision {
@@ -133,6 +134,10 @@ fn every_precision_and_adapter_goes_on_to_the_bit() {
     for (what, mut cell) in cells.into_iter().chain(formed) {
         (cell.train.clip_norm, cell.train.lr) = (0.05, 1e-3);
         cell.train.accumulation = 2;
+        // On one rank nobody but the writing thread knows when it is done, in steps that are shorter than a write.
+        let dir = tempfile::tempdir().unwrap();
+        let alone = saved(one(&cell), Saving { asynchronous: true, every: 1, ..saving(dir.path()) });
+        assert_goes_on(&course(&alone), &alone, dir.path(), 3, what);
         for (strategy, ranks, shard) in [(Strategy::Zero3, 2, 1), (Strategy::Zero1, 2, 1), (Strategy::Hsdp, 4, 2)] {
             for (layout, asynchronous) in [(SaveLayout::Sharded, true), (SaveLayout::Full, false)] {
                 let dir = tempfile::tempdir().unwrap();

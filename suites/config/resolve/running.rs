@@ -28,6 +28,10 @@ pub(super) fn saving(values: &Values, context: &Context) -> Result<Option<Saving
         resume: match values.text("checkpoint.resume").as_str() {
             "auto" => Resume::Auto,
             "never" => Resume::Never,
+            "" => {
+                let message = "is empty; write \"auto\", \"never\" or the folder of a checkpoint";
+                return Err(values.refuse("checkpoint.resume", &[], message));
+            }
             folder => Resume::From(absolute(&context.folder.join(folder))),
         },
     }))

@@ -167,7 +167,10 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
         model.family = family;
     }
     model.weights = weights;
-    // Fresh weights are drawn where they are kept, whatever the key says: there is nothing to read.
+    if model.weights.is_none() && values.given("model.loading").is_some() {
+        let message = "has no effect without model.path: fresh weights are drawn where they are kept; leave it out";
+        return Err(values.refuse("model.loading", &["model.path"], message));
+    }
     model.loading = match values.text("model.loading").as_str() {
         "broadcast" if model.weights.is_some() => Loading::Broadcast,
         "everywhere" if model.weights.is_some() => Loading::Everywhere,
