@@ -61,7 +61,8 @@ fn records(notebook: &Path) -> Vec<Value> {
 
 /// What a trial may leave behind and does not.
 fn left(folder: &Path) -> Vec<String> {
-    let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    let names =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
     names.filter(|name| name.starts_with(".zbench")).collect()
 }
 
@@ -80,8 +81,16 @@ fn a_grid_is_measured_goes_on_and_leaves_nothing() {
         let metric = |name: &str| record["metrics"][name].as_f64();
         let number = |name: &str| metric(name).unwrap_or_else(|| panic!("{name}: {}", record["metrics"]));
         for name in [
-            "save_ms", "save_gb_s", "async_ms", "async_stall_ms", "async_stall_share", "load_ms", "load_gb_s",
-            "reshard_ms", "step_ms", "checkpoint_bytes",
+            "save_ms",
+            "save_gb_s",
+            "async_ms",
+            "async_stall_ms",
+            "async_stall_share",
+            "load_ms",
+            "load_gb_s",
+            "reshard_ms",
+            "step_ms",
+            "checkpoint_bytes",
         ] {
             assert!(number(name) > 0.0, "{name}: {record}");
         }
@@ -99,13 +108,17 @@ fn a_grid_is_measured_goes_on_and_leaves_nothing() {
         let repeats = found["repeats"].as_array().unwrap();
         assert_eq!((repeats.len(), found["parameters"].as_f64()), (2, Some(PARAMETERS)));
         for repeat in repeats {
-            let loads: Vec<&Value> = std::iter::once(&repeat["load"]).chain(repeat["reshard"].as_array().unwrap()).collect();
+            let loads: Vec<&Value> =
+                std::iter::once(&repeat["load"]).chain(repeat["reshard"].as_array().unwrap()).collect();
             let by: Vec<&str> = loads.iter().map(|load| load["by"].as_str().unwrap()).collect();
             assert_eq!(by, ["zero3:2", "ddp:1", "hsdp:2/1", "zero3:2 again"]);
             assert!(loads.iter().all(|load| load["equal"] == true && load["bytes"].as_f64().unwrap() > 0.0));
             assert!(repeat["async"]["steps"].as_u64().unwrap() >= 1);
         }
-        assert_eq!((&record["cell"]["suite"], &record["cell"]["checkpoint"]["repeats"]), (&"checkpoint".into(), &2.into()));
+        assert_eq!(
+            (&record["cell"]["suite"], &record["cell"]["checkpoint"]["repeats"]),
+            (&"checkpoint".into(), &2.into())
+        );
     }
     assert_eq!(left(&notebook), [""; 0]);
     // What is there is not measured again; one more trial is.

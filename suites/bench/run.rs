@@ -188,7 +188,9 @@ impl Run<'_> {
     fn ask(&self, question: &Question, record: &mut Record) -> Option<()> {
         let limits = Limits { stop: self.stop, deadline: Instant::now() + self.timeout };
         // A kernel that panics fails its cell, not the others.
-        let asked = || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| question.ask(&limits, self.notebook.directory())));
+        let asked = || {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| question.ask(&limits, self.notebook.directory())))
+        };
         let (answer, sampled) = record::watched(asked);
         let answer = answer.unwrap_or_else(|panic| {
             let words = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());

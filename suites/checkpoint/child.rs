@@ -63,8 +63,11 @@ fn measure(of: &CheckpointCell, folder: &Path, cores: usize) -> Result<Measured,
     let CheckpointCell { cell, load_as, repeats } = of;
     let saving = cell.checkpoint.as_deref().ok_or_else(|| failed("the cell has no checkpoints; a bug"))?;
     let estimate = crate::runner::plan::estimate(&Planner::default(), cell).map_err(failed)?;
-    let mut measured =
-        Measured { folder: folder.display().to_string(), parameters: estimate.trainable_parameters, ..Measured::default() };
+    let mut measured = Measured {
+        folder: folder.display().to_string(),
+        parameters: estimate.trainable_parameters,
+        ..Measured::default()
+    };
     // The size of the disk's files is that of a checkpoint, which the first one tells; it also makes all that follow alike.
     let first = folder.join("first");
     let bytes = sessions::save(cell, &first)?.save.bytes;
@@ -85,13 +88,7 @@ fn remove(folder: &Path) -> Result<(), SessionError> {
 }
 
 /// One measurement of everything.
-fn repeat(
-    of: &CheckpointCell,
-    load_as: &[Way],
-    raw: &Raw,
-    place: &Path,
-    cores: usize,
-) -> Result<Repeat, SessionError> {
+fn repeat(of: &CheckpointCell, load_as: &[Way], raw: &Raw, place: &Path, cores: usize) -> Result<Repeat, SessionError> {
     let cell = &of.cell;
     let goes_on = cell.checkpoint.as_deref().is_some_and(|saving| saving.asynchronous);
     let before = raw.write().map_err(failed)?;

@@ -25,7 +25,8 @@ const TICK: Duration = Duration::from_millis(50);
 /// # Errors
 /// The folder cannot be written, the process ended without a result, or what it says.
 pub fn ask(cell: &CheckpointCell, limits: &Limits<'_>, folder: &Path) -> Result<Answer, BenchError> {
-    let dir = cell.cell.checkpoint.as_deref().map(|saving| saving.dir.as_path()).filter(|dir| !dir.as_os_str().is_empty());
+    let dir =
+        cell.cell.checkpoint.as_deref().map(|saving| saving.dir.as_path()).filter(|dir| !dir.as_os_str().is_empty());
     let broken = |reason: String| Ended { status: Status::Failed, reason, source: None };
     let scratch = Scratch::new(dir.unwrap_or(folder)).map_err(broken)?;
     let oom_kills = machine::oom_kills();

@@ -123,7 +123,9 @@ pub(super) fn answer(cell: &CheckpointCell, measured: Measured) -> Answer {
             measured.no_disk
         ));
     } else if !measured.direct {
-        answer.notes.push("checkpoint.direct is false: files go through the page cache and may be read from it.".into());
+        answer
+            .notes
+            .push("checkpoint.direct is false: files go through the page cache and may be read from it.".into());
     }
     answer.section = serde_json::to_value(&measured).ok().map(|section| ("checkpoint".into(), section));
     answer

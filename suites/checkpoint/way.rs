@@ -36,7 +36,9 @@ impl Way {
         })?;
         let count = |digits: &str| {
             let count = digits.trim().parse::<usize>().ok().filter(|count| (1..=MOST_RANKS).contains(count));
-            count.ok_or_else(|| format!("\"{digits}\" of \"{text}\" is no number of ranks from 1 to {MOST_RANKS}; {example}"))
+            count.ok_or_else(|| {
+                format!("\"{digits}\" of \"{text}\" is no number of ranks from 1 to {MOST_RANKS}; {example}")
+            })
         };
         let (ranks, shard) = match counts.split_once('/') {
             None => (count(counts)?, None),
@@ -44,14 +46,18 @@ impl Way {
         };
         let shard = match (strategy.is_hybrid(), shard) {
             (false, None) => ranks,
-            (false, Some(_)) => return Err(format!("{name} of \"{text}\" has no shard groups; write \"{name}:{ranks}\"")),
+            (false, Some(_)) => {
+                return Err(format!("{name} of \"{text}\" has no shard groups; write \"{name}:{ranks}\""));
+            }
             (true, Some(shard)) if ranks.is_multiple_of(shard) => shard,
             (true, Some(shard)) => {
                 return Err(format!("{shard} does not divide the {ranks} ranks of \"{text}\"; write a divisor"));
             }
             (true, None) if ranks.is_multiple_of(2) => ranks / 2,
             (true, None) => {
-                return Err(format!("\"{text}\" has no halves; write the ranks of a shard group, as \"{name}:{ranks}/1\""));
+                return Err(format!(
+                    "\"{text}\" has no halves; write the ranks of a shard group, as \"{name}:{ranks}/1\""
+                ));
             }
         };
         Ok(Way { strategy, ranks, shard })
@@ -59,8 +65,11 @@ impl Way {
 
     /// What a checkpoint of this way is loaded as where nothing else is said.
     pub fn usual(self) -> Vec<Way> {
-        let half = (self.ranks >= 2 && self.ranks.is_multiple_of(2))
-            .then_some(Way { strategy: Strategy::Hsdp, ranks: self.ranks, shard: self.ranks / 2 });
+        let half = (self.ranks >= 2 && self.ranks.is_multiple_of(2)).then_some(Way {
+            strategy: Strategy::Hsdp,
+            ranks: self.ranks,
+            shard: self.ranks / 2,
+        });
         let one = Way { strategy: Strategy::Ddp, ranks: 1, shard: 1 };
         [Some(one), half].into_iter().flatten().filter(|way| *way != self).collect()
     }
@@ -70,7 +79,8 @@ impl Way {
         let mut cell = cell.clone();
         if self != Way::of(&cell) {
             cell.hardware.threads_per_rank = (cores / self.ranks).max(1);
-            (cell.parallel.strategy, cell.parallel.ranks, cell.parallel.shard) = (self.strategy, self.ranks, self.shard);
+            (cell.parallel.strategy, cell.parallel.ranks, cell.parallel.shard) =
+                (self.strategy, self.ranks, self.shard);
             // Nodes are of the cell's own ranks.
             cell.parallel.ranks_per_node = cell.parallel.ranks_per_node.filter(|node| self.ranks.is_multiple_of(*node));
             cell.link = cell.link.filter(|_| cell.parallel.ranks_per_node.is_some());

@@ -185,7 +185,8 @@ impl Cell<'_> {
     }
 
     fn all(&self, name: &str) -> Vec<f64> {
-        let one = |repeat: &Repeat| repeat.numbers().into_iter().find(|(of, _)| *of == name).and_then(|(_, value)| value);
+        let one =
+            |repeat: &Repeat| repeat.numbers().into_iter().find(|(of, _)| *of == name).and_then(|(_, value)| value);
         self.repeats.iter().filter_map(one).filter(|value| value.is_finite()).collect()
     }
 
@@ -258,7 +259,12 @@ fn answers(cells: &[Cell]) -> Vec<String> {
         let rest = if stalls.len() > 1 { format!(", most {}", one(*most, worst)) } else { String::new() };
         said.push(format!("Training loses of a waited-for save while it goes on: least {}{rest}.", one(*least, best)));
     }
-    let loads = || cells.iter().flat_map(|cell| &cell.repeats).flat_map(|repeat| std::iter::once(&repeat.load).chain(&repeat.reshard));
+    let loads = || {
+        cells
+            .iter()
+            .flat_map(|cell| &cell.repeats)
+            .flat_map(|repeat| std::iter::once(&repeat.load).chain(&repeat.reshard))
+    };
     if loads().next().is_some() {
         let unequal = loads().filter(|load| !load.equal).count();
         said.push(match unequal {
@@ -301,8 +307,9 @@ fn saves(cells: &[Cell], gathered: &[Trials]) -> Table {
         Column::numbers("async copies", "bytes").for_machines(),
         Column::numbers("async peak", "bytes"),
     ];
-    let mut table = Table::new("saves", columns)
-        .caption("Peak: host memory of the process beyond what training had before. Spread: highest less lowest, of the median.");
+    let mut table = Table::new("saves", columns).caption(
+        "Peak: host memory of the process beyond what training had before. Spread: highest less lowest, of the median.",
+    );
     for cell in cells {
         let record = cell.trials.last();
         let bytes = |name: &str| Entry::maybe(cell.median(name), units::memory);
@@ -401,9 +408,8 @@ pub fn in_words(record: &Record) -> String {
     let metric = |name: &str| record.metrics.get(name).copied().flatten();
     let rate = |what: &str| {
         let rate = metric(&format!("{what}_gb_s")).map_or(units::NOTHING.into(), units::number);
-        let share = metric(&format!("{what}_share_of_disk")).map_or(String::new(), |share| {
-            format!(" ({} of the disk)", units::percent(share))
-        });
+        let share = metric(&format!("{what}_share_of_disk"))
+            .map_or(String::new(), |share| format!(" ({} of the disk)", units::percent(share)));
         format!("{what} {rate} GB/s{share}")
     };
     let stall = metric("async_stall_share")
@@ -415,7 +421,9 @@ pub fn in_words(record: &Record) -> String {
 pub fn beside(records: &[&Record]) -> Table {
     let names = ["save_ms", "save_gb_s", "async_stall_ms", "load_ms", "load_gb_s", "reshard_ms"];
     let unit = |name: &str| if name.ends_with("_ms") { "ms" } else { "GB/s" };
-    let titles = names.map(|name| Column::numbers(name.trim_end_matches("_ms").replace("_gb_s", " rate").replace('_', " "), unit(name)));
+    let titles = names.map(|name| {
+        Column::numbers(name.trim_end_matches("_ms").replace("_gb_s", " rate").replace('_', " "), unit(name))
+    });
     let columns = std::iter::once(Column::words("record")).chain(titles).collect();
     let mut table = Table::new("before and again", columns);
     for record in records {
@@ -425,8 +433,9 @@ pub fn beside(records: &[&Record]) -> Table {
     table
 }
 
-/// Highest less lowest as a share of the median.
+/// Highest less lowest as a share of the median, of two at least.
 pub fn spread(values: &[f64]) -> Option<f64> {
+    values.get(1)?;
     let (low, high) = (stats::percentile(values, 0.0)?, stats::percentile(values, 100.0)?);
     Some((high - low) / stats::median(values)?)
 }
@@ -443,8 +452,19 @@ mod tests {
             disk_write_gb_s: Some(0.5),
             disk_read_gb_s: Some(0.8),
             step_ms: 100.0,
-            save: Save { bytes: 400_000_000, ms: 1000.0 * scale * by, stall_ms: 1000.0 * scale * by, ..Save::default() },
-            asynchronous: Some(AsyncSave { ms: 1200.0, stall_ms: 30.0, excess_ms: 50.0, steps: 11, ..AsyncSave::default() }),
+            save: Save {
+                bytes: 400_000_000,
+                ms: 1000.0 * scale * by,
+                stall_ms: 1000.0 * scale * by,
+                ..Save::default()
+            },
+            asynchronous: Some(AsyncSave {
+                ms: 1200.0,
+                stall_ms: 30.0,
+                excess_ms: 50.0,
+                steps: 11,
+                ..AsyncSave::default()
+            }),
             load: load("zero3:4", 625.0),
             reshard: vec![load("ddp:1", 700.0), load("zero3:4 again", 650.0)],
         };
