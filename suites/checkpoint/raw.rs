@@ -10,7 +10,9 @@ impl Raw {
     /// Makes files of so many bytes together.
     pub fn open(folder: &Path, files: usize, bytes: u64) -> Raw {
         let each = (bytes / files.max(1) as u64).max(1);
-        Raw((0..files.max(1)).map(|_| Disk::open(folder, each)).collect())
+        // The flag is another command's.
+        let own = |reason: String| reason.replace("; name another folder with --disk", "");
+        Raw((0..files.max(1)).map(|_| Disk::open(folder, each).map_err(own)).collect())
     }
 
     /// Why there is no rate; empty where there is.

@@ -244,6 +244,16 @@ impl BlockWriter {
         StateError::io("write", &self.path, source)
     }
 
+    /// Nothing more comes: the disk's thread ends when it has written what it has.
+    pub fn close(&mut self) {
+        self.full = None;
+    }
+
+    /// The checksums of the blocks so far.
+    pub fn sums(&self) -> &[u32] {
+        &self.sums
+    }
+
     /// Returns when all of it is on the disk.
     pub fn finish(mut self) -> Result<Written> {
         if self.position != self.total {

@@ -1,6 +1,6 @@
 //! A rank's file of the sharded layout: a safetensors file with its part of every unit, in the order of the model.
 
-use super::blocks::{BlockWriter, Share, Written};
+use super::blocks::{BlockWriter, Share};
 use super::error::{Result, StateError};
 use super::folder::sync;
 use super::index::{FileSums, Piece, RankFiles, Role, write_json};
@@ -199,23 +199,29 @@ impl Shard {
     }
 
     fn write_files(&mut self) -> Result<u64> {
-        let failed = |source| StateError::io("write", &self.dir, source);
-        std::fs::create_dir_all(&self.dir).map_err(failed)?;
+        std::fs::create_dir_all(&self.dir).map_err(|source| StateError::io("write", &self.dir, source))?;
         let (name, sums) = file_names(self.rank);
         let path = self.dir.join(&name);
-        let written = self.write_data(&path).inspect_err(|_| {
+        let (name, bytes) = (&name, self.contents.bytes);
+        let write = || {
+            let writer = self.hand_over(&path)?;
+            let files = vec![FileSums { name: name.clone(), bytes, first: 0, every: 1, crc32: writer.sums().to_vec() }];
+            let pieces = std::mem::take(&mut self.contents.pieces);
+            // Beside the last transfers: a disk takes as long for two syncs at a time as for one. Nobody reads these files
+            // before the index is written, which waits for all of them.
+            write_json(&self.dir.join(sums), &RankFiles { files, pieces })?;
+            writer.finish()
+        };
+        write().inspect_err(|_| {
             // Room for others; what the disk says to this is of no use.
             let _ = std::fs::remove_file(&path);
         })?;
-        let bytes = written.bytes;
-        let files = vec![FileSums { name, bytes, first: 0, every: 1, crc32: written.sums }];
-        let pieces = std::mem::take(&mut self.contents.pieces);
-        write_json(&self.dir.join(sums), &RankFiles { files, pieces })?;
         sync(&self.dir)?;
         Ok(bytes)
     }
 
-    fn write_data(&mut self, path: &Path) -> Result<Written> {
+    /// Gives all of the rank's data to the thread that writes.
+    fn hand_over(&mut self, path: &Path) -> Result<BlockWriter> {
         const AT_ONCE: usize = 4 << 20;
         let mut writer = BlockWriter::create(path, self.contents.bytes, Share::WHOLE, self.direct, false)?;
         writer.push(&self.contents.header)?;
@@ -237,6 +243,7 @@ impl Shard {
             }
             (unit.weights, unit.copies) = Default::default();
         }
-        writer.finish()
+        writer.close();
+        Ok(writer)
     }
 }

@@ -282,13 +282,21 @@ fn answers(cells: &[Cell]) -> Vec<String> {
     said
 }
 
+/// Whether training goes on meanwhile: people see it where cells differ in it.
+fn async_column(cells: &[Cell]) -> Column {
+    let of = |cell: &Cell| cell.trials.last().setting("checkpoint.async").cloned();
+    let differs = cells.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]));
+    let column = Column::words("async");
+    if differs { column } else { column.for_machines() }
+}
+
 fn saves(cells: &[Cell], gathered: &[Trials]) -> Table {
     let columns = vec![
         Column::words("record").for_machines(),
         Column::words("key").for_machines(),
         Column::words("writes"),
         Column::words("layout"),
-        Column::words("async").for_machines(),
+        async_column(cells),
         outcomes(gathered),
         Column::numbers("measurements", "").for_machines(),
         Column::numbers("size", "bytes"),
@@ -351,6 +359,7 @@ fn loads(cells: &[Cell]) -> Table {
         Column::words("key").for_machines(),
         Column::words("written by"),
         Column::words("layout"),
+        async_column(cells),
         Column::words("loaded by"),
         Column::numbers("load", "ms"),
         Column::numbers("spread", "fraction"),
@@ -388,6 +397,7 @@ fn loads(cells: &[Cell]) -> Table {
                 Entry::words(&record.key),
                 Entry::words(way(record)),
                 super::word(record, "checkpoint.layout"),
+                super::word(record, "checkpoint.async"),
                 Entry::words(&load.by),
                 Entry::maybe(stats::median(&ms), units::number),
                 Entry::maybe(spread(&ms), units::percent),
@@ -433,8 +443,9 @@ pub fn beside(records: &[&Record]) -> Table {
     table
 }
 
-/// Highest less lowest as a share of the median.
+/// Highest less lowest as a share of the median, of two at least.
 pub fn spread(values: &[f64]) -> Option<f64> {
+    values.get(1)?;
     let (low, high) = (stats::percentile(values, 0.0)?, stats::percentile(values, 100.0)?);
     Some((high - low) / stats::median(values)?)
 }
