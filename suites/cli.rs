@@ -416,8 +416,8 @@ pub struct RunArgs {
     /// The cell.
     #[command(flatten)]
     pub cells: Cells,
-    /// Time limit
-    #[arg(long, value_parser = duration, default_value = "10min", value_name = "TIME")]
+    /// Time limit; a run has none unless it is given
+    #[arg(long, value_parser = duration, default_value = "87600h", hide_default_value = true, value_name = "TIME")]
     pub timeout: Duration,
     /// A line for every N-th step, the first and the last
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]

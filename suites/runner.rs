@@ -367,7 +367,9 @@ pub(crate) fn written(settings: &Settings) -> Value {
 
 /// The trials of a cell that are wanted. What does not run needs one record.
 fn wanted(cell: &Planned, trials: Trials, known: &[Record]) -> Vec<u32> {
-    let runs = cell.decision == Decision::Run;
+    // That a value does not fit is shown once.
+    let is_next = cell.search.as_deref().is_some_and(|search| search.role == zbench_reports::limits::Role::Next);
+    let runs = cell.decision == Decision::Run && !is_next;
     match trials {
         Trials::UpTo(count) | Trials::Fresh(count) => (1..=if runs { count } else { 1 }).collect(),
         Trials::OneMore => {

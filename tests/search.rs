@@ -10,7 +10,7 @@ use zbench::config::{Context, Document};
 use zbench::grid;
 use zbench::limits::{self, Limits};
 use zbench::runner::plan::Planned;
-use zbench::runner::protocol::{End, Ended};
+use zbench::runner::protocol::{End, Ended, Told};
 use zbench::runner::{Execute, Execution, Observe, Runner, Trials};
 use zbench_engine::config::Cell;
 use zbench_engine::plan::Planner;
@@ -364,7 +364,7 @@ struct Fake {
 }
 
 impl Execute for Fake {
-    fn execute(&mut self, cell: &Cell, on_step: &mut dyn FnMut(&Step)) -> Execution {
+    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(Told<'_>)) -> Execution {
         let fits = cell.train.micro_batch <= self.holds;
         self.ran.push((cell.train.micro_batch, if fits { Status::Measured } else { Status::OutOfMemory }));
         let step = |step: u64| Step {
@@ -378,10 +378,10 @@ impl Execute for Fake {
             extra: Default::default(),
         };
         let steps: Vec<Step> = if fits { (1..=3).map(step).collect() } else { Vec::new() };
-        steps.iter().for_each(on_step);
+        steps.iter().for_each(|step| tell(Told::Step(step)));
         let reason = "the system ended the process for lack of memory".to_string();
         let failure = (!fits).then_some(Ended { status: Status::OutOfMemory, reason, source: Some(Source::Host) });
-        Execution { steps, end: Some(End { failure, ..End::default() }), last: false }
+        Execution { steps, end: Some(End { failure, ..End::default() }), ..Execution::default() }
     }
 }
 

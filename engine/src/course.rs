@@ -52,7 +52,14 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
             if due(rank.steps) { evaluate(rank, &voice) } else { Ok(None) }
         };
         let saved = match &mut saver {
-            Some(saver) => saver.step_then(rank, &mut after).map_err(said)?,
+            Some(saver) => match saver.step_then(rank, &mut after) {
+                Err(StateError::Step(error @ StepError::Worse(_))) => {
+                    // All ranks come here in the same step; what was saved before is to be had.
+                    voice.saved(saver.finish(rank).map_err(said)?);
+                    return Err(error);
+                }
+                other => other.map_err(said)?,
+            },
             None => {
                 let step = rank.step()?;
                 after(rank, &step)?;

@@ -18,7 +18,7 @@ impl Guard {
     pub fn new(limits: Option<Divergence>, seen: &[Step]) -> Guard {
         let mut guard = Guard { limits, ..Guard::default() };
         for step in seen {
-            // A run that goes on has the right to all its steps of grace.
+            // What it says now it has said before the checkpoint was written.
             let _ = guard.see(step);
         }
         guard

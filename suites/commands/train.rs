@@ -52,7 +52,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         header.name = format!("{} (proxy)", header.name);
     }
     header.any_environment = arguments.any_environment;
-    header.folders = Folders::Trial;
+    header.folders = Folders::Trial { fresh: arguments.fresh };
     let question = header.question.clone();
     let mut run =
         |cells: &[Planned]| carry_out(global, session, cells, trials, header.clone(), arguments.timeout, None);

@@ -52,6 +52,11 @@ pub fn of_configuration(file: &Path, set: &[String], only: Option<&str>) -> Resu
     if cells.is_empty() {
         return Err(ConfigError::about(source, "no cell is left: only or [[grid.exclude]] leave out all of them"));
     }
+    if cells.iter().any(|cell| cell.resolved.as_ref().is_ok_and(|resolved| resolved.cell.checkpoint.is_some())) {
+        let message = "states checkpoint.dir: pairs of runs would go on from each other's checkpoints there, and a gate compares \
+                       runs from their beginning; leave [checkpoint] out";
+        return Err(ConfigError::about(source, message));
+    }
     let terms = grid::differences(&cells);
     let distinct: BTreeSet<&String> = terms.iter().collect();
     if distinct.len() < cells.len() {

@@ -12,8 +12,11 @@ pub enum Folders {
     #[default]
     Cell,
     /// One of the trial's own in it: trials of a grid are runs of their own. A trial that was stopped goes on there; one that
-    /// had come to its end is run anew.
-    Trial,
+    /// had come to its end is run anew, and so is every one that is asked for afresh.
+    Trial {
+        /// Whatever was there before does not count.
+        fresh: bool,
+    },
     /// A passing one: a repetition leaves nothing and goes on from nothing.
     Passing(PathBuf),
 }
@@ -25,13 +28,13 @@ impl Folders {
         let Some(saving) = &cell.checkpoint else { return placed };
         let (dir, resume) = match self {
             Folders::Cell => return placed,
-            Folders::Trial => {
+            Folders::Trial { fresh } => {
                 let dir = saving.dir.join(format!("{key}-trial{trial}"));
                 let last = (cell.train.untimed_steps + cell.train.steps) as u64;
                 // A checkpoint that cannot be read is the run's to complain about.
                 let ended = matches!(newest(&dir), Ok(Some((step, _))) if step >= last);
                 let resume = match &saving.resume {
-                    Resume::Auto if ended => Resume::Never,
+                    Resume::Auto if ended || *fresh => Resume::Never,
                     other => other.clone(),
                 };
                 (dir, resume)

@@ -77,6 +77,14 @@ impl Rank<'_> {
         Ok(sum)
     }
 
+    /// A number of every rank.
+    pub(super) fn from_all(&self, own: u32) -> Result<Vec<u32>> {
+        let mut all = vec![0u32; self.state.mesh().world()];
+        let comm = self.comms.data().unmetered();
+        comm.all_gather(View::of(&[own]), ViewMut::of(&mut all)).map_err(StepError::from)?;
+        Ok(all)
+    }
+
     /// The sums of all ranks.
     fn over_ranks<const N: usize>(&self, own: [u64; N]) -> Result<[u64; N]> {
         let halves: Vec<u32> = own.iter().flat_map(|sum| [*sum as u32, (*sum >> 32) as u32]).collect();

@@ -9,7 +9,7 @@ pub type Result<T, E = StateError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// A file or folder.
-    #[error("{}: cannot {doing} this training checkpoint: {source}{}", .path.display(), advice(.source))]
+    #[error("{}: cannot {doing} this training checkpoint: {source}{}", .path.display(), advice(.source, .doing))]
     Io {
         /// `write`, `read`, …
         doing: &'static str,
@@ -70,12 +70,6 @@ pub enum StateError {
         /// The folder of checkpoints.
         dir: PathBuf,
     },
-    /// Another rank failed; it has the reason.
-    #[error("the checkpoint of step {step} was given up, because another rank could not write its part")]
-    Elsewhere {
-        /// The step.
-        step: u64,
-    },
     /// Something else of the engine.
     #[error(transparent)]
     Step(#[from] crate::layers::StepError),
@@ -91,12 +85,16 @@ impl StateError {
     }
 }
 
-fn advice(source: &std::io::Error) -> &'static str {
-    use std::io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+fn advice(source: &std::io::Error, doing: &str) -> &'static str {
+    use std::io::ErrorKind::{
+        AlreadyExists, NotADirectory, NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull,
+    };
     match source.kind() {
         StorageFull | QuotaExceeded => "; make room, lower checkpoint.keep, or name another checkpoint.dir",
+        PermissionDenied if doing == "read" => "; name a checkpoint that may be read",
+        AlreadyExists | NotADirectory => "; name a folder",
         PermissionDenied | ReadOnlyFilesystem => "; name a checkpoint.dir that may be written",
-        NotFound => "; was the folder removed?",
+        NotFound => "; is the folder there, and may folders be made in it?",
         _ => "",
     }
 }

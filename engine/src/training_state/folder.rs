@@ -34,7 +34,9 @@ pub fn checkpoints(dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
     for entry in entries {
         let path = entry.map_err(|source| StateError::io("read", dir, source))?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let step = name.strip_prefix(PREFIX).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+        let step = name
+            .strip_prefix(PREFIX)
+            .filter(|digits| digits.len() >= 8 && digits.bytes().all(|byte| byte.is_ascii_digit()));
         if let Some(step) = step.and_then(|digits| digits.parse().ok()).filter(|_| path.is_dir()) {
             found.push((step, path));
         }
@@ -68,7 +70,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Takes the folder, which is made if it is not there, for a run that goes on after `resumed` steps, or starts anew. What
+    /// Takes the folder, which is made if it is not there, for a run that goes on after `resumed` steps of its own, or starts anew. What
     /// killed runs were writing is removed; checkpoints that this run has not come to are set aside.
     pub fn take(dir: &Path, resumed: Option<u64>) -> Result<Folder> {
         let failed = |source| StateError::io("write", dir, source);
@@ -84,10 +86,13 @@ impl Folder {
         for entry in std::fs::read_dir(dir).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if name.starts_with(&format!(".{PREFIX}")) && name.ends_with(".part") {
+            if name.starts_with(&format!(".{PREFIX}")) && name.ends_with(".part") && path.is_dir() {
                 std::fs::remove_dir_all(&path).map_err(|source| StateError::io("remove", &path, source))?;
             }
         }
+        // What is to be written in an hour is tried now.
+        let trial = dir.join(".trial.part");
+        std::fs::create_dir(&trial).and_then(|()| std::fs::remove_dir(&trial)).map_err(failed)?;
         let folder = Folder { dir: dir.into(), _lock: lock };
         folder.set_aside(resumed)?;
         Ok(folder)
@@ -120,7 +125,10 @@ impl Folder {
         sync(&part)?;
         let renamed = match std::fs::rename(&part, &path) {
             // A run that went back comes by here again: the new one takes the place of the old one at once.
-            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+            Err(error)
+                if [std::io::ErrorKind::DirectoryNotEmpty, std::io::ErrorKind::AlreadyExists]
+                    .contains(&error.kind()) =>
+            {
                 renameat_with(CWD, &part, CWD, &path, RenameFlags::EXCHANGE).map_err(std::io::Error::from)
             }
             other => other,
@@ -136,6 +144,10 @@ impl Folder {
         let all = checkpoints(&self.dir)?;
         let old = if keep == 0 { 0 } else { all.len().saturating_sub(keep) };
         for (step, path) in all.into_iter().take(old) {
+            // A folder that is no checkpoint of ours is somebody else's.
+            if !path.join(INDEX).is_file() {
+                continue;
+            }
             // Under a name that nobody reads first, so that a half of it is never taken for a checkpoint.
             let part = part_dir(&self.dir, step);
             std::fs::rename(&path, &part).map_err(|source| StateError::io("remove", &path, source))?;

@@ -272,5 +272,13 @@ pub(super) fn read_index(dir: &Path) -> Result<Index> {
         Some(found) if found > VERSION => return Err(StateError::Newer { path, found, known: VERSION }),
         _ => return Err(StateError::damaged(&path, "it states no version")),
     }
-    serde_json::from_value(value).map_err(|error| StateError::damaged(&path, error.to_string()))
+    let index: Index = serde_json::from_value(value).map_err(|error| StateError::damaged(&path, error.to_string()))?;
+    let Position { steps, updates, samples, .. } = index.position;
+    if updates > steps || steps.max(samples) >= 1 << 53 {
+        return Err(StateError::damaged(
+            &path,
+            format!("{steps} steps, {updates} updates and {samples} sequences cannot be"),
+        ));
+    }
+    Ok(index)
 }

@@ -117,6 +117,13 @@ impl Resumable {
         changed
     }
 
+    /// A number that tells this checkpoint from others.
+    pub(super) fn mark(&self) -> u32 {
+        let sums = self.index.ranks.iter().flat_map(|(_, sum)| sum.to_le_bytes());
+        let bytes: Vec<u8> = self.index.position.steps.to_le_bytes().into_iter().chain(sums).collect();
+        crc32fast::hash(&bytes).max(1)
+    }
+
     /// The checksum of what did not train, where there was something.
     pub fn frozen(&self) -> Option<u64> {
         self.index.frozen

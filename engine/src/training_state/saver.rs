@@ -4,6 +4,7 @@
 use super::error::{Result, StateError};
 use super::folder::{Folder, part_dir};
 use super::index::{Identity, Index, RankFiles, read_json, write_json};
+use super::load::Resumable;
 use super::shard::{Shard, file_names};
 use crate::config::{SaveLayout, Saving};
 use crate::layers::StepError;
@@ -34,6 +35,9 @@ pub struct Saver {
     last: Option<u64>,
 }
 
+/// What is done between a step and its checkpoint: an evaluation, it may be.
+pub type After<'a> = dyn FnMut(&mut Rank<'_>, &Step) -> Result<Option<Evaluated>, StepError> + 'a;
+
 /// A checkpoint that is being written.
 struct UnderWay {
     index: Index,
@@ -54,10 +58,17 @@ impl Saver {
     /// The folder cannot be written, or the run goes on from a checkpoint of other weights.
     pub fn new(rank: &mut Rank<'_>) -> Result<Option<Saver>> {
         let Some(saving) = rank.inputs.cell.checkpoint.as_deref().cloned() else { return Ok(None) };
+        // Only what lies in this folder is this run's own past.
+        let own = |from: &&Resumable| from.dir().parent() == Some(saving.dir.as_path());
         let resumed = rank.inputs.resume.map(|from| from.position().steps);
-        let folder = if rank.number() == 0 { Some(Arc::new(Folder::take(&saving.dir, resumed)?)) } else { None };
-        // Nobody writes before rank 0 has cleared the folder.
-        meet(rank)?;
+        let past = rank.inputs.resume.filter(own).map(|from| from.position().steps);
+        let folder = if rank.number() == 0 { Some(Arc::new(Folder::take(&saving.dir, past)?)) } else { None };
+        // Nobody writes before rank 0 has cleared the folder, and nobody trains on from another checkpoint than the others.
+        let marks = rank.from_all(rank.inputs.resume.map_or(0, Resumable::mark))?;
+        if marks.iter().any(|mark| *mark != marks[0]) {
+            let reason = "ranks found different ones: another run was still writing there; start again";
+            return Err(StateError::NotOne { path: saving.dir, reason: reason.into() });
+        }
         let history = rank.inputs.resume.filter(|_| folder.is_some()).map(|from| from.history.clone());
         let history = history.unwrap_or_default();
         let identity = Identity::new(rank.inputs.cell, &rank.inputs.plan.layout);
@@ -89,11 +100,7 @@ impl Saver {
     ///
     /// # Errors
     /// The step or what is behind it failed, or a checkpoint was not written.
-    pub fn step_then(
-        &mut self,
-        rank: &mut Rank<'_>,
-        after: &mut dyn FnMut(&mut Rank<'_>, &Step) -> Result<Option<Evaluated>, StepError>,
-    ) -> Result<Vec<Saved>> {
+    pub fn step_then(&mut self, rank: &mut Rank<'_>, after: &mut After<'_>) -> Result<Vec<Saved>> {
         rank.has_written = self.has_written()?;
         let step = rank.step()?;
         let all_written = rank.all_written;

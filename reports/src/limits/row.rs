@@ -97,7 +97,7 @@ fn row(records: &[(&Record, Search)], grid: &Grid) -> Option<Row> {
     let value = |search: &Search| search.value.unwrap_or(0);
     // The largest that ran; where nothing did, what was planned last.
     let ran = limits().filter(|(record, _)| record.is_measured()).max_by_key(|(_, search)| value(search));
-    let (record, search) = ran.or_else(|| limits().last())?;
+    let (record, search) = ran.or_else(|| limits().next_back())?;
     let mut search = search.clone();
     let above = |(_, other): &&(&Record, Search)| value(other) > value(&search);
     let is_refused = |(record, _): &&(&Record, Search)| record.outcome.status == Status::OutOfMemory;

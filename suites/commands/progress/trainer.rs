@@ -54,7 +54,7 @@ impl Trainer {
         }
         self.recent.push_back(step.ms);
         let line = self.line(step);
-        let shown = step.step.is_multiple_of(self.every) || step.step == 1 || step.step == self.last;
+        let shown = step.step.is_multiple_of(self.every) || self.recent.len() == 1 || step.step == self.last;
         self.held = (!shown).then(|| line.clone());
         shown.then_some(line)
     }

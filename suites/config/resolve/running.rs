@@ -39,6 +39,20 @@ pub(super) fn saving(values: &Values, context: &Context) -> Result<Option<Saving
 
 /// Evaluations, and the end of a run that gets worse.
 pub(super) fn watch(values: &Values) -> Result<Option<Watch>, Refusal> {
+    let switches = [
+        ("train.eval_every", ["train.eval_batches", "train.eval_share"]),
+        ("train.divergence_factor", ["train.divergence_steps", "train.divergence_steps"]),
+    ];
+    for (switch, others) in switches {
+        if let Some(key) = others.into_iter().find(|key| values.given(key).is_some() && values.given(switch).is_none())
+        {
+            return Err(values.refuse(
+                key,
+                &[],
+                format!("has no effect without {switch}; write that, too, or leave it out"),
+            ));
+        }
+    }
     let every = values.count("train.eval_every") as u64;
     let evaluation = (every > 0).then(|| Evaluation {
         every,
