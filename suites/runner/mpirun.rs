@@ -373,13 +373,11 @@ fn serve() -> Result<(), String> {
         let said = rank::run(&job, Some(comm), &|event| rank::say(event));
         is_done.store(true, Ordering::Relaxed);
         // The line comes back with nothing on it lost, as a thread that listens has no reason to panic.
-        let (line, is_over) = ear.join().map_err(|_| "the thread that listens to orders has ended")?;
+        let (line, mut is_over) = ear.join().map_err(|_| "the thread that listens to orders has ended")?;
         line.say(&said);
         while !is_over {
-            match line.hear::<Word>(Duration::from_secs(1)) {
-                Ok((_, Word::Bye)) | Err(Silence::Lost(..)) => break,
-                Ok((_, Word::Job(_) | Word::Halt)) | Err(Silence::Yet) => {}
-            }
+            let heard = line.hear::<Word>(Duration::from_secs(1));
+            is_over = matches!(heard, Ok((_, Word::Bye)) | Err(Silence::Lost(..)));
         }
         Ok(())
     })

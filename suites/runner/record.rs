@@ -321,10 +321,10 @@ fn loading(record: &mut Record, end: &End, cell: &Cell) {
         return;
     }
     let of = |value: fn(&LoadingEnd) -> f64| end.ranks.iter().filter_map(move |rank| rank.loading.as_ref().map(value));
-    let metrics: [(&str, fn(&LoadingEnd) -> f64); 2] =
-        [("loading_ms", |loading| loading.ms), ("loading_peak_bytes", |loading| loading.peak_bytes as f64)];
-    for (metric, value) in metrics {
-        match of(value).reduce(f64::max) {
+    let slowest = of(|loading| loading.ms).reduce(f64::max);
+    let largest = of(|loading| loading.peak_bytes as f64).reduce(f64::max);
+    for (metric, most) in [("loading_ms", slowest), ("loading_peak_bytes", largest)] {
+        match most {
             Some(most) => record.state(metric, most),
             None => record.leave_unstated(metric, "no rank came so far as to say what loading took"),
         }

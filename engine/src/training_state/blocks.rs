@@ -463,7 +463,8 @@ mod tests {
         }
         assert!(std::fs::read(&path).expect("the file") == bytes);
         let file = BlockFile::new(&path, Written { bytes: bytes.len() as u64, sums }).expect("its length");
-        assert_eq!(file.read(&[0..bytes.len() as u64], true, |_, _, _| Ok(())).expect("sums"), bytes.len() as u64);
+        let whole = 0..bytes.len() as u64;
+        assert_eq!(file.read(std::slice::from_ref(&whole), true, |_, _, _| Ok(())).expect("sums"), bytes.len() as u64);
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl Rank<'_> {
     }
 
     /// A number of every rank.
-    pub(super) fn from_all(&self, own: u32) -> Result<Vec<u32>> {
+    pub(super) fn of_all(&self, own: u32) -> Result<Vec<u32>> {
         let mut all = vec![0u32; self.state.mesh().world()];
         let comm = self.comms.data().unmetered();
         comm.all_gather(View::of(&[own]), ViewMut::of(&mut all)).map_err(StepError::from)?;

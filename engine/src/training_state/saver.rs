@@ -64,7 +64,7 @@ impl Saver {
         let past = rank.inputs.resume.filter(own).map(|from| from.position().steps);
         let folder = if rank.number() == 0 { Some(Arc::new(Folder::take(&saving.dir, past)?)) } else { None };
         // Nobody writes before rank 0 has cleared the folder, and nobody trains on from another checkpoint than the others.
-        let marks = rank.from_all(rank.inputs.resume.map_or(0, Resumable::mark))?;
+        let marks = rank.of_all(rank.inputs.resume.map_or(0, Resumable::mark))?;
         if marks.iter().any(|mark| *mark != marks[0]) {
             let reason = "ranks found different ones: another run was still writing there; start again";
             return Err(StateError::NotOne { path: saving.dir, reason: reason.into() });

@@ -77,7 +77,7 @@ mod tests {
     use serde_json::json;
 
     fn record(losses: &[f64]) -> Record {
-        let mut record = Record::new("abc".into(), "key", "name", Outcome::measured());
+        let mut record = Record::new("abc", "key", "name", Outcome::measured());
         let step = |(at, loss): (usize, &f64)| Step {
             step: at as u64 + 1,
             timed: true,
