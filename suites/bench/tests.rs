@@ -120,7 +120,7 @@ fn answered(worst: f64, wrong: Option<&str>) -> Record {
         ..Timing::default()
     };
     let ceiling = Ceiling { gflops: Some(154.0), ..Ceiling::default() };
-    let answer = Answer { timings: vec![timing], ceiling, notes: Vec::new(), wrong: wrong.map(String::from) };
+    let answer = Answer { timings: vec![timing], ceiling, wrong: wrong.map(String::from), ..Answer::default() };
     let cell = serde_json::json!({ "suite": "gemm", "gemm": { "shape": "1x2x3" } });
     let mut record = record::blank(&Header::default(), "key", cell, 1, Outcome::measured());
     record::answered(&mut record, &answer);
