@@ -134,7 +134,7 @@ fn a_grid_is_measured_goes_on_and_leaves_nothing() {
         ("report --format csv".into(), "zero3:2 again"),
         ("report --format markdown".into(), "| zero3:2"),
         ("report --format html".into(), "Training checkpoints"),
-        ("report --format json".into(), "share of disk"),
+        ("report --format json".into(), "save_share_of_disk"),
         (format!("repro {id}"), "Before and again"),
     ] {
         let text = succeeds(&notebook, &command);

@@ -504,7 +504,7 @@ mod tests {
             "Fastest save: zero3:4, sharded, async with 0.400 GB/s, 80.0 % of the disk's 0.500 GB/s",
             "slowest: zero3:4, full, async with 0.200 GB/s, 40.0 % of",
             "Fastest load: zero3:4, sharded, async with 0.640 GB/s, 80.0 % of the disk's 0.800 GB/s",
-            "least zero3:4, full, async: 1.50 % (30.0 ms); by the clock 2.50 % (50.0 ms)",
+            "least zero3:4, full, async: 1.5 % (30.0 ms); by the clock 2.5 % (50.0 ms)",
             "All 18 loads",
         ] {
             assert!(text.contains(words), "{words}: {text}");
