@@ -171,26 +171,6 @@ fn a_grid_has_a_table_of_loading_and_says_what_is_missing() {
     assert!(output.status.success() && !stdout(&output).contains("Loading\n"), "{}", stdout(&output));
 }
 
-/// What no machine can read into its memory is said before a rank begins to; slices it can.
-#[test]
-fn what_cannot_be_held_is_known_before_it_is_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("model");
-    generate(&model, SMALL);
-    // A hole of 8 TB takes no room on the disk.
-    std::fs::File::create(model.join("more.safetensors")).unwrap().set_len(8_000_000_000_000).unwrap();
-    let file = document(folder.path(), &model, "");
-    for (way, wanted) in [("sliced", "measured"), ("broadcast", "out_of_memory"), ("everywhere", "out_of_memory")] {
-        let set = format!("model.loading={way}");
-        let output =
-            run(&folder.path().join("nb"), &["run", file.to_str().unwrap(), "--format", "json", "--set", &set]);
-        let record: Value = serde_json::from_str(stdout(&output).lines().next().expect("a record")).unwrap();
-        assert_eq!(record["outcome"]["status"], wanted, "{record}");
-        let reason = record["outcome"]["reason"].as_str().unwrap_or_default();
-        assert!(way == "sliced" || reason.contains("set model.loading = \"sliced\""), "{reason}");
-    }
-}
-
 /// The document that the guide names fails with the command that makes its checkpoint.
 #[test]
 fn the_documents_of_the_guide_are_there() {

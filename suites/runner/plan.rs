@@ -272,19 +272,27 @@ pub(crate) fn host_holds(cell: &Cell, bytes: u64) -> bool {
 
 /// Why this machine cannot hold what ranks read into its memory before they take their parts of it.
 fn too_large_to_load(cell: &Cell, estimate: &Estimate, here: u64, memory: u64) -> Option<String> {
-    let readers = match cell.model.loading {
+    if cell.model.loading == Loading::Sliced {
+        return None;
+    }
+    let stored = stored_bytes(cell.model.weights.as_deref()?)?;
+    let state = [Category::Parameters, Category::Optimizer].map(|category| estimate.peak(category)).iter().sum::<u64>();
+    too_large(cell.model.loading, stored, state, here, memory)
+}
+
+/// The same of a checkpoint's bytes and those of a rank's state.
+fn too_large(loading: Loading, stored: u64, state: u64, here: u64, memory: u64) -> Option<String> {
+    let readers = match loading {
         Loading::Sliced => return None,
         Loading::Broadcast => 1,
         Loading::Everywhere => here,
     };
-    let stored = stored_bytes(cell.model.weights.as_deref()?)?;
-    let state = [Category::Parameters, Category::Optimizer].map(|category| estimate.peak(category)).iter().sum::<u64>();
     let (read, held) = (stored.saturating_mul(readers), state.saturating_mul(here));
     (read.saturating_add(held) > memory).then(|| {
         format!(
             "model.loading = \"{}\" reads {} into this machine's memory, beside {} of weights and optimizer state of its ranks; \
              it has {}: set model.loading = \"sliced\"",
-            cell.model.loading.name(),
+            loading.name(),
             gib(read),
             gib(held),
             gib(memory)
@@ -431,4 +439,33 @@ pub fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: u64) ->
     }
     let with_more = std::iter::once(Vec::new()).chain(sets).collect::<Vec<_>>();
     [2, 4, 8, 16, 32, 64].into_iter().find_map(|times| with_more.iter().find_map(|set| attempt(set, times)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The post's figures: 70 billion weights of 4 bytes, 8 ranks to a node of 1 TB.
+    #[test]
+    fn what_a_node_cannot_hold_while_it_loads_is_known() {
+        let (stored, state, memory) = (280_000_000_000, 1_000_000_000, 1_000_000_000_000);
+        let of = |loading, memory| too_large(loading, stored, state, 8, memory);
+        let refusal = of(Loading::Everywhere, memory).unwrap();
+        assert!(refusal.contains("everywhere") && refusal.contains("2086.16 GiB"), "{refusal}");
+        assert!(refusal.ends_with("set model.loading = \"sliced\""), "{refusal}");
+        assert_eq!([of(Loading::Broadcast, memory), of(Loading::Sliced, 1)], [None, None]);
+        assert_eq!(of(Loading::Broadcast, stored + 8 * state), None, "to the byte");
+        assert!(of(Loading::Broadcast, stored + 8 * state - 1).is_some());
+    }
+
+    /// Files of weights count, and nothing else in their folder.
+    #[test]
+    fn the_bytes_of_a_folder_are_those_of_its_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, bytes) in [("a.safetensors", 100), ("b.safetensors", 20), ("config.json", 7)] {
+            std::fs::write(folder.path().join(name), vec![0u8; bytes]).unwrap();
+        }
+        assert_eq!(stored_bytes(folder.path()), Some(120));
+        assert_eq!(stored_bytes(&folder.path().join("absent")), None);
+    }
 }
