@@ -35,7 +35,7 @@ fn prepared(folder: &Path, rest: &str) -> std::path::PathBuf {
 }
 
 fn records(folder: &Path, file: &Path) -> Vec<Value> {
-    let output = run(&folder.join("nb"), &["grid", file.to_str().unwrap(), "--format", "json"]);
+    let output = run(&folder.join("nb"), &["grid", file.to_str().unwrap(), "--trials", "1", "--format", "json"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     stdout(&output).lines().map(|line| serde_json::from_str(line).expect("a record")).collect()
 }

@@ -175,9 +175,9 @@ fn the_arena_holds_what_was_found_and_refuses_the_next() {
         assert_eq!(next["outcome"]["source"], "arena");
         assert_eq!(next["cell"]["train"]["micro_batch"], next["search"]["value"]);
     }
-    // zero3 fits more than zero2, and that more than ddp.
+    // Both fit more than ddp; of so small a model zero3 keeps no less than zero2, as its slots hold most of it.
     let value = |line: &Value| line["search"]["value"].as_u64().unwrap();
-    assert!(limits.chunks(3).all(|of| value(of[0]) < value(of[1]) && value(of[1]) < value(of[2])));
+    assert!(limits.chunks(3).all(|of| value(of[0]) < value(of[1]) && value(of[0]) < value(of[2])));
 
     // The same command measures nothing, and says the same.
     let before = std::fs::read(notebook.join("records.jsonl")).unwrap();
@@ -208,7 +208,7 @@ fn the_arena_holds_what_was_found_and_refuses_the_next() {
 #[test]
 fn records_made_before_the_search_count() {
     let folder = tempfile::tempdir().unwrap();
-    let text = text("600KiB", "search = \"micro_batch\"\n\"parallel.strategy\" = [\"zero3\"]");
+    let text = text("900KiB", "search = \"micro_batch\"\n\"parallel.strategy\" = [\"zero3\"]");
     let path = write(folder.path(), &text);
     let value = said(&found(&text).0[0]).value.unwrap();
     let notebook = folder.path().join("notebook");
@@ -321,7 +321,7 @@ fn a_device_is_searched_by_its_price() {
     let cuda = MODEL.replace("threads_per_rank = 1", "device = \"cuda\"");
     let file = write(folder.path(), &format!("{cuda}[grid]\nsearch = \"micro_batch\"\n"));
     let said = stdout(&run(folder.path(), &["plan", file.to_str().unwrap()]));
-    assert!(said.contains("nothing says how much memory a rank has"), "{said}");
+    assert!(said.contains("no micro_batch was found: needs 2 CUDA devices"), "{said}");
     assert_eq!(run(folder.path(), &set).status.code(), Some(0));
 }
 

@@ -276,6 +276,8 @@ fn an_early_order_is_followed_and_a_second_one_ends_at_once() {
     let arguments = [&["run", path.to_str().unwrap(), "--set", "parallel.backend=shm"], &ONLY[..]].concat();
     let mut run = Running::start(folder.path(), &arguments);
     run.wait_for("llama with ");
+    // Its process starts now; before that there would be nothing to stop.
+    std::thread::sleep(Duration::from_millis(150));
     run.interrupt(Signal::INT);
     let (code, said) = run.end();
     assert_eq!(code, Some(130), "{said}");
