@@ -110,13 +110,13 @@ fn a_run_killed_fifty_times_has_the_curve_of_one_that_never_was() {
             } else {
                 assert!(ended.success(), "{ended}");
             }
-            if after.last().is_some_and(|last| last == "step-00000160") {
-                // It had come to its end, or was killed behind it: the next begins anew.
-                std::fs::rename(&dir, folder.path().join(format!("done-{asynchronous}-{tries}"))).unwrap();
-            }
             // Until the children are gone they may hold the folder's lock.
             if let Ok(lock) = std::fs::File::open(dir.join(".lock")) {
                 lock.lock().unwrap();
+            }
+            if steps_in(&dir).last().is_some_and(|last| last == "step-00000160") {
+                // It had come to its end, or was killed behind it: the next begins anew.
+                std::fs::rename(&dir, folder.path().join(format!("done-{asynchronous}-{tries}"))).unwrap();
             }
         }
         assert_eq!(kills, KILLS / 2, "killed {kills} times in {tries} runs");
