@@ -93,6 +93,10 @@ fn the_three_ways_give_the_same_bits_in_low_precision_and_over_a_base_in_few_bit
             adapters(false, Some(Base::Nf4)),
             adapters(false, Some(Base::Int8)),
         ] {
+            // DoRA is refused on tensors that hold queries, keys and values together.
+            if lora.use_dora && name == "gpt2" {
+                continue;
+            }
             let what = format!("{name} with use_dora {} over {:?}", lora.use_dora, lora.base);
             assert_alike(&Cell { lora, ..stored(name) }, &what);
         }
