@@ -533,6 +533,10 @@ mod tests {
         assert_eq!(found, again);
         assert_eq!(found.repeats[0].unequal().count(), 0);
         let numbers = found.repeats[1].numbers();
-        assert!(numbers.contains(&("save_share_of_disk", Some(0.4))) && numbers.contains(&("reshard_ms", Some(700.0))));
+        let number = |name: &str| numbers.iter().find(|(of, _)| *of == name).and_then(|(_, number)| *number);
+        for (name, wanted) in [("save_share_of_disk", 0.4), ("reshard_ms", 700.0)] {
+            let found = number(name).unwrap_or(f64::NAN);
+            assert!((found - wanted).abs() < 1e-9 * wanted, "{name}: {found}, not {wanted}");
+        }
     }
 }
