@@ -534,7 +534,7 @@ mod tests {
         assert_eq!(found.repeats[0].unequal().count(), 0);
         let numbers = found.repeats[1].numbers();
         let number = |name: &str| numbers.iter().find(|(of, _)| *of == name).and_then(|(_, number)| *number);
-        for (name, wanted) in [("save_share_of_disk", 0.4), ("reshard_ms", 700.0)] {
+        for (name, wanted) in [("save_share_of_disk", 0.8), ("reshard_ms", 700.0)] {
             let found = number(name).unwrap_or(f64::NAN);
             assert!((found - wanted).abs() < 1e-9 * wanted, "{name}: {found}, not {wanted}");
         }
