@@ -141,7 +141,11 @@ impl Limits {
         let mut planned = plan::plan(&self.planner, cell, None);
         hunt.said.capacity = planned.capacity();
         hunt.said.global_batch = planned.cell().map(global_batch);
-        if let (true, Decision::Record { reason, .. }) = (hunt.said.value.is_none(), &planned.decision) {
+        // What the search found wrong says more than that the cell does not run here.
+        if let Decision::Record { reason, .. } = &planned.decision
+            && hunt.said.value.is_none()
+            && hunt.said.reason.is_empty()
+        {
             hunt.said.reason.clone_from(reason);
         }
         planned.search = Some(Box::new(hunt.said.clone()));

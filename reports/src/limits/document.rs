@@ -117,19 +117,17 @@ fn against(name: &str, row: &Row, rows: &[Row]) -> Option<String> {
     let reference = row.reference(rows).filter(|reference| !std::ptr::eq(*reference, row))?;
     let value = row.search.value?;
     let Some(base) = reference.search.value.filter(|base| *base > 0) else {
-        return Some(format!(
-            "{} fits a {name} of {}; {} does not fit at all.",
-            row.label,
-            number(value),
-            reference.label
-        ));
+        return Some(format!("{} fits a {name} of {}; ddp does not fit at all.", row.label, number(value)));
     };
-    let least = if row.is_open() { "at least " } else { "" };
+    if reference.is_at_least() {
+        // Memory is not what limits ddp: there is nothing to compare with.
+        return None;
+    }
+    let least = if row.is_at_least() { "at least " } else { "" };
     let fits = format!(
-        "{} fits {least}{} times the {name} of {} ({} against {})",
+        "{} fits {least}{} times the {name} of ddp ({} against {})",
         row.label,
         units::number(value as f64 / base as f64),
-        reference.label,
         number(value),
         number(base)
     );
@@ -151,6 +149,8 @@ fn against(name: &str, row: &Row, rows: &[Row]) -> Option<String> {
 /// What a reader must know of single searches.
 fn remarks(name: &str, rows: &[Row]) -> Vec<String> {
     let mut items = Vec::new();
+    // What is no configuration is mostly the same for all.
+    let mut no_cells: Vec<(String, Vec<&str>)> = Vec::new();
     for row in rows {
         let Search { smallest, next, reason, .. } = &row.search;
         if row.search.value.is_none() {
@@ -178,9 +178,17 @@ fn remarks(name: &str, rows: &[Row]) -> Vec<String> {
             ));
         }
         if let Some(next) = is(Status::Skipped) {
-            items.push(format!("{}: {name} = {} was not tried: {}.", row.label, number(next.value), next.reason));
+            let what = format!("{name} = {} was not tried: {}", number(next.value), next.reason);
+            match no_cells.iter_mut().find(|(known, _)| *known == what) {
+                Some((_, labels)) => labels.push(&row.label),
+                None => no_cells.push((what, vec![&row.label])),
+            }
         }
     }
+    items.extend(no_cells.into_iter().map(|(what, labels)| match labels[..] {
+        [label] => format!("{label}: {what}."),
+        _ => format!("In {}: {what}.", of(labels.len(), rows.len())),
+    }));
     items
 }
 

@@ -45,6 +45,12 @@ impl Row {
         self.search.value.is_some() && self.search.next.is_none()
     }
 
+    /// Whether memory would have held more: nothing larger was to be tried, or the next value is no configuration.
+    pub fn is_at_least(&self) -> bool {
+        let is_none = |next: &Next| next.outcome.as_deref() == Some(Status::Skipped.name());
+        self.search.value.is_some() && self.search.next.as_ref().is_none_or(is_none)
+    }
+
     /// Whether another search differs in the strategy alone.
     fn is_alike(&self, other: &Row) -> bool {
         let covers = |a: &Row, b: &Row| {

@@ -207,6 +207,23 @@ fn estimates_have_the_table_too() {
     assert!(!serde_json::to_string(&EstimateRow::default()).unwrap().contains("search"));
 }
 
+/// Where the model's positions end both, memory was not asked, and nothing is said of it.
+#[test]
+fn what_no_configuration_has_is_said_once() {
+    let stop = |strategy: &str| {
+        let next = Next { value: 65, outcome: Some("skipped".into()), reason: "too long".into(), ..Next::default() };
+        let search = Search { next: Some(next), ..search(strategy, "none", 64, None) };
+        EstimateRow { search: Some(search), ..EstimateRow::default() }
+    };
+    let text = |rows: &[EstimateRow]| markdown::render(&estimates(rows)).replace('\\', "");
+    let both = text(&[stop("ddp"), stop("zero2")]);
+    assert!(both.contains("In all 2 searches: micro_batch = 65 was not tried: too long."), "{both}");
+    assert!(!both.contains("times the micro_batch"), "{both}");
+    let ddp = EstimateRow { search: Some(search("ddp", "none", 16, Some(17))), ..EstimateRow::default() };
+    let one = text(&[ddp, stop("zero2")]);
+    assert!(one.contains("zero2 fits at least 4.00 times the micro_batch of ddp (64 against 16)."), "{one}");
+}
+
 /// What another version, or a person, wrote under the key is no reason to fall.
 #[test]
 fn a_search_that_is_none_is_passed_over() {
