@@ -13,6 +13,7 @@ mod write;
 
 pub use error::CheckpointError;
 pub use safetensors::Dtype as StoredType;
+pub(crate) use write::header_bytes;
 pub use write::write_safetensors;
 
 use crate::peft::WEIGHTS;

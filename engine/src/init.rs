@@ -60,7 +60,11 @@ impl<'a> Filler<'a> {
     fn new(inputs: &'a Inputs<'a>, desk: Desk<'a>, account: &'a Account) -> Result<Filler<'a>> {
         let (loading, comm) = (inputs.cell.model.loading, desk.comms.data());
         let stock = |checkpoint| Stock::open(checkpoint, loading, comm, account);
-        let (model, adapters) = (inputs.checkpoint.map(stock).transpose()?, inputs.adapters.map(stock).transpose()?);
+        // A run that goes on has what trains from its training checkpoint: adapters, and the model where nothing is frozen.
+        let fresh = inputs.resume.is_none();
+        let frozen = inputs.plan.layout.units.iter().any(|unit| unit.frozen.len + unit.quantised.len > 0);
+        let model = inputs.checkpoint.filter(|_| fresh || frozen).map(stock).transpose()?;
+        let adapters = inputs.adapters.filter(|_| fresh).map(stock).transpose()?;
         Ok(Filler { inputs, desk, account, model, adapters })
     }
 

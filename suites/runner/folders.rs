@@ -1,7 +1,7 @@
 //! Whose folder the training checkpoints of a trial go into.
 
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use zbench_engine::config::{Cell, Resume};
 use zbench_engine::training_state::newest;
 
@@ -50,12 +50,8 @@ impl Folders {
     /// Removes what was passing.
     pub fn clear(&self) {
         if let Folders::Passing(dir) = self {
-            remove(dir);
+            // It may never have been made; what cannot be removed harms nobody.
+            let _ = std::fs::remove_dir_all(dir);
         }
     }
-}
-
-fn remove(dir: &Path) {
-    // It may never have been made; what cannot be removed harms nobody.
-    let _ = std::fs::remove_dir_all(dir);
 }

@@ -82,15 +82,22 @@ fn header(path: &Path, tensors: &[(String, Vec<usize>, &[f32])], encoding: &Enco
         }
         begin = end;
     }
-    let mut json = Value::Object(entries).to_string().into_bytes();
-    json.resize(json.len().next_multiple_of(LENGTH_BYTES as usize), b' ');
-    if json.len() as u64 > MAX_HEADER_BYTES {
-        let reason = format!("the header would take {} bytes; the format allows {MAX_HEADER_BYTES}", json.len());
+    let header = header_bytes(entries, LENGTH_BYTES as usize);
+    if header.len() as u64 - LENGTH_BYTES > MAX_HEADER_BYTES {
+        let reason = format!("the header would take {} bytes; the format allows {MAX_HEADER_BYTES}", header.len());
         return Err(CheckpointError::Write { path: path.into(), reason });
     }
+    Ok(header)
+}
+
+/// Length and JSON of a safetensors header, filled up with spaces so that the data begin at a multiple of so many bytes.
+pub(crate) fn header_bytes(entries: Map<String, Value>, multiple: usize) -> Vec<u8> {
+    let length = LENGTH_BYTES as usize;
+    let mut json = Value::Object(entries).to_string().into_bytes();
+    json.resize((json.len() + length).next_multiple_of(multiple) - length, b' ');
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.append(&mut json);
-    Ok(header)
+    header
 }
 
 /// A new file in the same folder, under a name that nothing else uses.

@@ -17,7 +17,7 @@ const TRANSFER: usize = 4 * BLOCK;
 /// Buffers under way between the two threads.
 const BUFFERS: usize = 3;
 /// What direct transfers are multiples of, in memory, in the file and in length.
-const ALIGNMENT: usize = 4096;
+pub(super) const ALIGNMENT: usize = 4096;
 
 /// Memory that direct transfers can use.
 struct Aligned {

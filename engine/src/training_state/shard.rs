@@ -1,9 +1,10 @@
 //! A rank's file of the sharded layout: a safetensors file with its part of every unit, in the order of the model.
 
-use super::blocks::{BlockWriter, Share};
+use super::blocks::{ALIGNMENT, BlockWriter, Share};
 use super::error::{Result, StateError};
 use super::folder::sync;
 use super::index::{FileSums, Piece, RankFiles, Role, write_json};
+use crate::checkpoint::header_bytes;
 use crate::mesh::within;
 use crate::model::Layout;
 use crate::shard::{Moments, Optimizer, Params, State};
@@ -77,14 +78,9 @@ fn header(pieces: &[Piece], layout: &Layout) -> Vec<u8> {
     padded(entries)
 }
 
-/// A header's bytes.
+/// A header with the data behind it at a multiple of a sector.
 pub(super) fn padded(entries: Map<String, Value>) -> Vec<u8> {
-    const SECTOR: usize = 4096;
-    let mut json = Value::Object(entries).to_string().into_bytes();
-    json.resize((json.len() + 8).next_multiple_of(SECTOR) - 8, b' ');
-    let mut header = (json.len() as u64).to_le_bytes().to_vec();
-    header.append(&mut json);
-    header
+    header_bytes(entries, ALIGNMENT)
 }
 
 /// A type as safetensors names it.

@@ -364,6 +364,26 @@ fn the_base_of_adapters_must_be_the_same() {
     assert!(reason.contains("the weights that do not train are others"), "{reason}");
 }
 
+/// Of a model whose weights are in files nothing is read again, however they are loaded; the frozen base of adapters is.
+#[test]
+fn a_run_that_goes_on_reads_of_the_model_what_does_not_train() {
+    for loading in Loading::ALL {
+        for rank in [0, 2] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut cell = saved(on(llama_fixture(), Strategy::Zero3, 2, 1), saving(dir.path()));
+            (cell.train.steps, cell.train.micro_batch, cell.model.loading) = (2, 2, loading);
+            cell.lora = Lora { rank, alpha: 3.0, targets: vec![Linear::QProj], ..Lora::default() };
+            course(&cell);
+            cell.train.steps = 3;
+            let (plan, flag) = (plan(&cell), AtomicBool::new(false));
+            let control = Control { stop: &flag, tell: &|_| {} };
+            let ran = with_ranks(&cell, &plan, cpus(&cell), |rank| course::run(rank, control)).unwrap();
+            let read: u64 = ran.iter().map(|(report, _)| report.loaded.unwrap().read_bytes).sum();
+            assert_eq!(read > 0, rank > 0, "{} with adapters of rank {rank}: {read} bytes", loading.name());
+        }
+    }
+}
+
 #[test]
 fn one_run_at_a_time_writes_into_a_folder() {
     let dir = tempfile::tempdir().unwrap();
