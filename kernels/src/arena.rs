@@ -1,3 +1,4 @@
+use crate::cuda::machine::Machine;
 use crate::ledger::{Category, Ledger, footprint};
 use crate::region::{ArenaError, Region};
 use crate::{DType, View, ViewMut};
@@ -65,20 +66,30 @@ impl Arena {
         Arena::over(capacity, Region::shared)
     }
 
+    /// As [`Arena::host`] in the memory of a machine that runs CUDA: one allocation, of the capacity or of so many bytes.
+    ///
+    /// # Errors
+    /// The machine has no such memory left.
+    pub fn on(machine: Arc<dyn Machine>, capacity: Option<u64>, bytes: u64) -> Result<Arena, ArenaError> {
+        // Runs between buffers are lost to no one here: address space is memory.
+        let wanted = capacity.unwrap_or(bytes).min(bytes);
+        let region = Region::on(machine, wanted)?;
+        Ok(Arena::of(region, capacity.unwrap_or(wanted), capacity.is_some()))
+    }
+
     fn over(capacity: Option<u64>, reserve: fn(u64) -> Result<Region, ArenaError>) -> Result<Arena, ArenaError> {
         // Address space is free; room to spare keeps fragmentation from failing a request that the capacity allows.
         let machine = physical_memory();
         let wanted = capacity.map_or(machine, |c| c.min(machine)).saturating_mul(2).max(1 << 30);
         let region = reserve(wanted).or_else(|_| reserve(wanted / 4))?;
+        Ok(Arena::of(region, capacity.unwrap_or(machine), capacity.is_some()))
+    }
+
+    fn of(region: Region, capacity: u64, bounded: bool) -> Arena {
         let mut free = Vec::with_capacity(RUNS);
         free.push((0, region.bytes()));
-        let state = State { free, high_water: 0, ledger: Ledger::default() };
-        Ok(Arena(Arc::new(Inner {
-            region: Arc::new(region),
-            capacity: capacity.unwrap_or(machine),
-            bounded: capacity.is_some(),
-            state: Mutex::new(state),
-        })))
+        let state = Mutex::new(State { free, high_water: 0, ledger: Ledger::default() });
+        Arena(Arc::new(Inner { region: Arc::new(region), capacity, bounded, state }))
     }
 
     /// A buffer of `len` elements whose contents are unspecified (but initialised) bytes.
@@ -96,7 +107,7 @@ impl Arena {
         drop(state);
         // SAFETY: `place` returned an offset with room for `bytes` inside the region.
         let ptr = unsafe { self.0.region.base().add(offset as usize) };
-        if cfg!(debug_assertions) {
+        if cfg!(debug_assertions) && self.0.region.is_on_host() {
             // All bits set is a NaN in every float type, so reading what was never written shows.
             // SAFETY: the bytes are ours alone: `place` took them off the free list.
             unsafe { ptr.as_ptr().write_bytes(0xff, bytes as usize) };
@@ -206,14 +217,16 @@ impl Buffer {
 
     /// All elements.
     pub fn view(&self) -> View<'_> {
+        let of = if self.arena.0.region.is_on_host() { View::from_raw } else { View::on_device };
         // SAFETY: the buffer owns `len` elements, aligned to 64 bytes; memory from the system is initialised.
-        unsafe { View::from_raw(self.ptr, self.dtype, self.len) }
+        unsafe { of(self.ptr, self.dtype, self.len) }
     }
 
     /// All elements, for writing.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
+        let of = if self.arena.0.region.is_on_host() { ViewMut::from_raw } else { ViewMut::on_device };
         // SAFETY: as `view`, and &mut self is the only access.
-        unsafe { ViewMut::from_raw(self.ptr, self.dtype, self.len) }
+        unsafe { of(self.ptr, self.dtype, self.len) }
     }
 
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.

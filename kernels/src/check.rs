@@ -2,7 +2,10 @@
 
 mod experts;
 
-pub(crate) use experts::{Routing, combine, dispatch, grouped_gemm, route, route_backward, weigh};
+pub(crate) use experts::{
+    Routing, combine, combine_shapes, dispatch, dispatch_shapes, grouped_gemm, grouped_gemm_shapes, route,
+    route_backward, route_backward_shapes, weigh, weigh_shapes,
+};
 
 use crate::op::*;
 use crate::{DType, KernelError, ReduceOp, Result, View, ViewMut};
@@ -222,12 +225,16 @@ pub(crate) fn attention(name: &'static str, op: &Attention) -> Result<AttentionS
     })
 }
 
+/// As [`documents`], of what lies where the host cannot read it.
+pub(crate) fn documents_shape(name: &'static str, op: &Attention, starts: Option<&View>) -> Result<()> {
+    starts.map_or(Ok(()), |starts| operand(name, "starts", starts, DType::U32, elements(&[op.batch, op.seq])))
+}
+
 /// Where documents start, one place for every token: at or before it, and not before that of the token before it.
 pub(crate) fn documents<'a>(name: &'static str, op: &Attention, starts: Option<View<'a>>) -> Result<Option<&'a [u32]>> {
+    documents_shape(name, op, starts.as_ref())?;
     let Some(starts) = starts else { return Ok(None) };
-    let tokens = elements(&[op.batch, op.seq]);
-    operand(name, "starts", &starts, DType::U32, tokens)?;
-    let starts = &starts.as_slice::<u32>()?[..tokens];
+    let starts = &starts.as_slice::<u32>()?[..elements(&[op.batch, op.seq])];
     for (batch, starts) in starts.chunks(op.seq.max(1)).enumerate() {
         let mut least = 0;
         for (row, &start) in starts.iter().enumerate() {
@@ -280,7 +287,6 @@ pub(crate) fn activate_backward(op: &Activate, x: &View, dy: &View, dx: &ViewMut
 
 /// Every one of the first `rows` ids is inside the vocabulary.
 fn ids<'a>(name: &'static str, op: &Embedding, ids: &View<'a>) -> Result<&'a [u32]> {
-    operand(name, "ids", ids, DType::U32, op.rows)?;
     let ids = &ids.as_slice::<u32>()?[..op.rows];
     if let Some((row, id)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= op.vocab) {
         let reason = format!("token id {id} in row {row} is outside the vocabulary of {}", op.vocab);
@@ -290,9 +296,15 @@ fn ids<'a>(name: &'static str, op: &Embedding, ids: &View<'a>) -> Result<&'a [u3
 }
 
 pub(crate) fn embedding<'a>(op: &Embedding, tokens: &View<'a>, table: &View, out: &ViewMut) -> Result<&'a [u32]> {
+    embedding_shapes(op, tokens, table, out)?;
+    ids("embedding", op, tokens)
+}
+
+/// As [`embedding`], of ids that lie where the host cannot read them.
+pub(crate) fn embedding_shapes(op: &Embedding, tokens: &View, table: &View, out: &ViewMut) -> Result<()> {
     operand("embedding", "table", table, op.dtype, elements(&[op.vocab, op.cols]))?;
     operand("embedding", "out", out, op.dtype, elements(&[op.rows, op.cols]))?;
-    ids("embedding", op, tokens)
+    operand("embedding", "ids", tokens, DType::U32, op.rows)
 }
 
 pub(crate) fn embedding_backward<'a>(
@@ -301,10 +313,16 @@ pub(crate) fn embedding_backward<'a>(
     dy: &View,
     dtable: &ViewMut,
 ) -> Result<&'a [u32]> {
+    embedding_backward_shapes(op, tokens, dy, dtable)?;
+    ids("embedding_backward", op, tokens)
+}
+
+/// As [`embedding_backward`], of ids that lie where the host cannot read them.
+pub(crate) fn embedding_backward_shapes(op: &Embedding, tokens: &View, dy: &View, dtable: &ViewMut) -> Result<()> {
     let name = "embedding_backward";
     operand(name, "dy", dy, op.dtype, elements(&[op.rows, op.cols]))?;
     operand(name, "dtable", dtable, dtable.dtype(), elements(&[op.vocab, op.cols]))?;
-    ids(name, op, tokens)
+    operand(name, "ids", tokens, DType::U32, op.rows)
 }
 
 pub(crate) fn cross_entropy<'a>(
@@ -314,13 +332,7 @@ pub(crate) fn cross_entropy<'a>(
     losses: &ViewMut,
 ) -> Result<&'a [u32]> {
     let name = "cross_entropy";
-    if op.gradient.size() > op.dtype.size() || !op.gradient.is_float() {
-        let reason = format!("a gradient of {} has no room where logits of {} lie", op.gradient, op.dtype);
-        return Err(KernelError::Invalid { op: name, reason });
-    }
-    operand(name, "logits", logits, op.dtype, elements(&[op.rows, op.vocab]))?;
-    operand(name, "losses", losses, op.dtype, op.rows)?;
-    operand(name, "targets", targets, DType::U32, op.rows)?;
+    cross_entropy_shapes(op, logits, targets, losses)?;
     let targets = &targets.as_slice::<u32>()?[..op.rows];
     let outside = |t: u32| t != u32::MAX && t as usize >= op.vocab;
     if let Some((row, target)) = targets.iter().enumerate().find(|(_, t)| outside(**t)) {
@@ -328,6 +340,23 @@ pub(crate) fn cross_entropy<'a>(
         return Err(KernelError::Invalid { op: name, reason });
     }
     Ok(targets)
+}
+
+/// As [`cross_entropy`], of targets that lie where the host cannot read them.
+pub(crate) fn cross_entropy_shapes(
+    op: &CrossEntropy,
+    logits: &ViewMut,
+    targets: &View,
+    losses: &ViewMut,
+) -> Result<()> {
+    let name = "cross_entropy";
+    if op.gradient.size() > op.dtype.size() || !op.gradient.is_float() {
+        let reason = format!("a gradient of {} has no room where logits of {} lie", op.gradient, op.dtype);
+        return Err(KernelError::Invalid { op: name, reason });
+    }
+    operand(name, "logits", logits, op.dtype, elements(&[op.rows, op.vocab]))?;
+    operand(name, "losses", losses, op.dtype, op.rows)?;
+    operand(name, "targets", targets, DType::U32, op.rows)
 }
 
 pub(crate) fn adamw(op: &AdamW, p: &ViewMut, m: &ViewMut, v: &ViewMut, g: &View, copy: Option<&ViewMut>) -> Result<()> {

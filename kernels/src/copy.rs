@@ -7,15 +7,28 @@ use crate::{KernelError, Result, View, ViewMut};
 /// the incomplete lines at both ends, it is a plain copy. On return everything is written before whatever this thread
 /// stores next, so a flag may follow as after any other copy.
 pub fn stream(src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+    alike("stream", &src, &dst)?;
+    let bytes = src.len() * src.dtype().size();
+    // SAFETY: both views hold that many bytes, and one that may be written overlaps no other.
+    unsafe { bypass(src.ptr().as_ptr(), dst.ptr().as_ptr(), bytes) };
+    Ok(())
+}
+
+/// Copies `src` to `dst` on the host: one element type, equal lengths.
+pub(crate) fn plain(op: &'static str, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+    alike(op, &src, &dst)?;
+    dst.into_bytes_mut()?.copy_from_slice(src.as_bytes()?);
+    Ok(())
+}
+
+/// One type and equal lengths.
+pub(crate) fn alike(op: &'static str, src: &View<'_>, dst: &ViewMut<'_>) -> Result<()> {
     if src.dtype() != dst.dtype() {
         return Err(KernelError::DType { wanted: dst.dtype(), given: src.dtype() });
     }
     if src.len() != dst.len() {
-        return Err(KernelError::Shape { op: "stream", operand: "src", wanted: dst.len(), given: src.len() });
+        return Err(KernelError::Shape { op, operand: "src", wanted: dst.len(), given: src.len() });
     }
-    let bytes = src.len() * src.dtype().size();
-    // SAFETY: both views hold that many bytes, and one that may be written overlaps no other.
-    unsafe { bypass(src.ptr().as_ptr(), dst.ptr().as_ptr(), bytes) };
     Ok(())
 }
 

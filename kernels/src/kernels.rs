@@ -1,7 +1,7 @@
 use crate::affinity::Pinned;
 use crate::op::*;
 use crate::packed::{Packed, Unpack};
-use crate::{DType, DocumentKernels, ExpertKernels, ReduceOp, View, ViewMut};
+use crate::{Arena, ArenaError, DType, DocumentKernels, ExpertKernels, ReduceOp, View, ViewMut, copy};
 
 /// Why a kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +32,19 @@ pub enum KernelError {
         /// The operation.
         op: &'static str,
         /// What is wrong and what would be right.
+        reason: String,
+    },
+    /// The host was to read or write what lies in the memory of a device.
+    #[error("the elements lie in a device's memory, which the host cannot reach; copy them (upload, download)")]
+    NotOnHost,
+    /// The device failed.
+    #[error("{device}: {call}: {reason}")]
+    Device {
+        /// Which.
+        device: String,
+        /// What it was doing.
+        call: String,
+        /// What it says.
         reason: String,
     },
     /// This device has no such kernel for this type.
@@ -66,6 +79,42 @@ pub trait Kernels: ExpertKernels + DocumentKernels + Send + Sync {
     /// dropped. `None` where threads go where the system puts them.
     fn settle(&self) -> Option<Pinned> {
         None
+    }
+
+    /// Memory for what these kernels work on. With a capacity, a request that would put more than that many bytes in use
+    /// fails; without one, a device's own memory is the limit.
+    ///
+    /// # Errors
+    /// There is no such memory.
+    fn arena(&self, capacity: Option<u64>) -> Result<Arena, ArenaError> {
+        Arena::host(capacity)
+    }
+
+    /// Whether the host can reach what these kernels work on, and every call has done its work when it returns.
+    fn is_host(&self) -> bool {
+        true
+    }
+
+    /// Copies elements of the host to where these kernels work, behind what has been asked for so far. One type, lengths
+    /// must agree. `src` may be changed when this returns.
+    fn upload(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        copy::plain("upload", src, dst)
+    }
+
+    /// Copies elements to the host when all that has been asked for so far is done. One type, lengths must agree. What the
+    /// device found wrong since the last time comes out here.
+    fn download(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        copy::plain("download", src, dst)
+    }
+
+    /// `dst = src`, both where these kernels work, in its turn. One type, lengths must agree.
+    fn copy(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        copy::plain("copy", src, dst)
+    }
+
+    /// Waits until all that has been asked for is done. What the device found wrong since the last time comes out here.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
     }
 
     /// Elements of scratch that `op` needs (f32, or f64 when it computes in f64).

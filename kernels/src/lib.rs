@@ -18,6 +18,7 @@ mod check;
 pub mod copy;
 mod cost;
 mod cpu;
+pub mod cuda;
 mod documents;
 mod dtype;
 mod experts;
@@ -41,6 +42,7 @@ mod view;
 
 pub use arena::{Arena, Buffer, OutOfMemory};
 pub use cpu::Cpu;
+pub use cuda::Cuda;
 pub use documents::DocumentKernels;
 pub use dtype::{DType, Element};
 pub use experts::ExpertKernels;

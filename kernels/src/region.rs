@@ -1,5 +1,7 @@
+use crate::cuda::machine::Machine;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Why an arena could not be made, or a peer's not be reached.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +26,16 @@ pub enum ArenaError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A device has no such memory left.
+    #[error(
+        "could not reserve {bytes} bytes of a device's memory for a rank's arena: {reason}; ask for less (memory.capacity), or see who else uses the device"
+    )]
+    Device {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the device said.
+        reason: String,
+    },
     /// A peer's memory could not be mapped.
     #[error(
         "could not map {bytes} bytes of a peer's memory: {source}; its file descriptor must be open for reading and writing"
@@ -44,13 +56,21 @@ pub enum ArenaError {
     },
 }
 
-/// Reserved address space. It is returned to the system when the last arena, buffer or guard that uses it is gone.
-#[derive(Debug)]
+/// Reserved address space, or a device's memory. It is returned to the system when the last arena, buffer or guard that uses it is gone.
 pub struct Region {
     base: NonNull<u8>,
     bytes: u64,
     /// The file behind memory that other processes can map.
     file: Option<OwnedFd>,
+    /// Whose memory it is, if not the host's.
+    machine: Option<Arc<dyn Machine>>,
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let whose = self.machine.as_ref().map_or("host".into(), |machine| machine.name());
+        write!(f, "Region({:?}, {} bytes, {whose})", self.base, self.bytes)
+    }
 }
 
 // SAFETY: a Region is an address and a length; what lies there is guarded by the buffers that borrow it.
@@ -80,6 +100,20 @@ impl Region {
         Region::map(bytes, Some(file)).map_err(|source| ArenaError::Open { bytes, source })
     }
 
+    /// Memory of a machine that runs CUDA.
+    pub(crate) fn on(machine: Arc<dyn Machine>, bytes: u64) -> Result<Region, ArenaError> {
+        let failed = |reason: String| ArenaError::Device { bytes, reason };
+        let length = usize::try_from(bytes).map_err(|e| failed(e.to_string()))?;
+        let address = machine.allocate(length).map_err(|error| failed(error.to_string()))?;
+        let base = NonNull::new(address as *mut u8).ok_or_else(|| failed("it lies at address 0".into()))?;
+        Ok(Region { base, bytes, file: None, machine: Some(machine) })
+    }
+
+    /// Whether the host can read and write it.
+    pub fn is_on_host(&self) -> bool {
+        self.machine.is_none()
+    }
+
     fn map(bytes: u64, file: Option<OwnedFd>) -> std::io::Result<Region> {
         let length = usize::try_from(bytes).map_err(|_| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
         let kind = if file.is_some() { libc::MAP_SHARED } else { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS };
@@ -101,7 +135,7 @@ impl Region {
         // /sys/kernel/mm/transparent_hugepage/shmem_enabled), nothing is lost but speed.
         unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
         let base = NonNull::new(base.cast()).ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Region { base, bytes, file })
+        Ok(Region { base, bytes, file, machine: None })
     }
 
     /// Where the first byte lies in this process.
@@ -123,6 +157,11 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if let Some(machine) = &self.machine {
+            // SAFETY: made with as many bytes, and nothing borrows it any more.
+            unsafe { machine.free(self.base.as_ptr() as u64, self.bytes as usize) };
+            return;
+        }
         // SAFETY: base and bytes are those of the mapping made in `map`, and nothing borrows it any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
     }

@@ -9,6 +9,7 @@ pub struct View<'a> {
     ptr: NonNull<u8>,
     len: usize,
     dtype: DType,
+    on_host: bool,
     life: PhantomData<&'a [u8]>,
 }
 
@@ -18,6 +19,7 @@ pub struct ViewMut<'a> {
     ptr: NonNull<u8>,
     len: usize,
     dtype: DType,
+    on_host: bool,
     life: PhantomData<&'a mut [u8]>,
 }
 
@@ -36,13 +38,21 @@ impl<'a> View<'a> {
     /// # Safety
     /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody writes during `'a`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
-        View { ptr, len, dtype, life: PhantomData }
+        View { ptr, len, dtype, on_host: true, life: PhantomData }
+    }
+
+    /// As [`View::from_raw`] in the memory of a device, which the host cannot read.
+    ///
+    /// # Safety
+    /// As there, for the device that the view is given to.
+    pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
+        View { ptr, len, dtype, on_host: false, life: PhantomData }
     }
 
     /// The elements of a slice in host memory.
     pub fn of<T: Element>(slice: &'a [T]) -> View<'a> {
         let ptr = NonNull::from(slice).cast();
-        View { ptr, len: slice.len(), dtype: T::DTYPE, life: PhantomData }
+        View { ptr, len: slice.len(), dtype: T::DTYPE, on_host: true, life: PhantomData }
     }
 
     /// Number of elements.
@@ -58,6 +68,11 @@ impl<'a> View<'a> {
     /// Type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// Whether the host can reach the elements.
+    pub fn is_on_host(&self) -> bool {
+        self.on_host
     }
 
     /// Where the first element lies.
@@ -70,25 +85,28 @@ impl<'a> View<'a> {
         check(&range, self.len);
         // SAFETY: the range lies inside this view (checked above).
         let ptr = unsafe { self.ptr.add(range.start * self.dtype.size()) };
-        View { ptr, len: range.len(), dtype: self.dtype, life: PhantomData }
+        View { ptr, len: range.len(), ..*self }
     }
 
     /// The same bytes as elements of another type: for records that hold several. An error where they do not fit it.
     pub fn reinterpret(&self, dtype: DType) -> Result<View<'a>, KernelError> {
         let len = reinterpreted(self.ptr, self.len, self.dtype, dtype)?;
         // Elements are plain bytes: every pattern of bits is one, and the address is aligned for them.
-        Ok(View { ptr: self.ptr, len, dtype, life: PhantomData })
+        Ok(View { len, dtype, ..*self })
     }
 
-    /// The elements' bytes, as the host keeps them.
-    pub fn as_bytes(&self) -> &'a [u8] {
+    /// The elements' bytes, as the host keeps them; an error where it cannot read them.
+    pub fn as_bytes(&self) -> Result<&'a [u8], KernelError> {
+        if !self.on_host {
+            return Err(KernelError::NotOnHost);
+        }
         // SAFETY: a view points to `len` initialised elements of `dtype`, which are plain bytes without padding.
-        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len * self.dtype.size()) }
+        Ok(unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len * self.dtype.size()) })
     }
 
     /// The elements as a Rust slice; an error when the type is another.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T], KernelError> {
-        expect::<T>(self.dtype)?;
+        expect::<T>(self.dtype, self.on_host)?;
         // SAFETY: a view points to `len` initialised elements of `dtype`, which is T's, and Pod types have no bad bits.
         Ok(unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().cast(), self.len) })
     }
@@ -100,13 +118,21 @@ impl<'a> ViewMut<'a> {
     /// # Safety
     /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody else uses during `'a`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
-        ViewMut { ptr, len, dtype, life: PhantomData }
+        ViewMut { ptr, len, dtype, on_host: true, life: PhantomData }
+    }
+
+    /// As [`ViewMut::from_raw`] in the memory of a device, which the host cannot write.
+    ///
+    /// # Safety
+    /// As there, for the device that the view is given to.
+    pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
+        ViewMut { ptr, len, dtype, on_host: false, life: PhantomData }
     }
 
     /// The elements of a slice in host memory.
     pub fn of<T: Element>(slice: &'a mut [T]) -> ViewMut<'a> {
         let len = slice.len();
-        ViewMut { ptr: NonNull::from(slice).cast(), len, dtype: T::DTYPE, life: PhantomData }
+        ViewMut { ptr: NonNull::from(slice).cast(), len, dtype: T::DTYPE, on_host: true, life: PhantomData }
     }
 
     /// Number of elements.
@@ -124,6 +150,11 @@ impl<'a> ViewMut<'a> {
         self.dtype
     }
 
+    /// Whether the host can reach the elements.
+    pub fn is_on_host(&self) -> bool {
+        self.on_host
+    }
+
     /// Where the first element lies.
     pub fn ptr(&self) -> NonNull<u8> {
         self.ptr
@@ -131,12 +162,12 @@ impl<'a> ViewMut<'a> {
 
     /// Reads what this may write.
     pub fn as_view(&self) -> View<'_> {
-        View { ptr: self.ptr, len: self.len, dtype: self.dtype, life: PhantomData }
+        View { ptr: self.ptr, len: self.len, dtype: self.dtype, on_host: self.on_host, life: PhantomData }
     }
 
     /// The same elements, lent for a shorter time.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
-        ViewMut { ptr: self.ptr, len: self.len, dtype: self.dtype, life: PhantomData }
+        ViewMut { ptr: self.ptr, len: self.len, dtype: self.dtype, on_host: self.on_host, life: PhantomData }
     }
 
     /// The elements of `range`, lent for a shorter time. Panics when it is out of bounds, as a slice would.
@@ -149,7 +180,7 @@ impl<'a> ViewMut<'a> {
         check(&range, self.len);
         // SAFETY: the range lies inside this view (checked above).
         let ptr = unsafe { self.ptr.add(range.start * self.dtype.size()) };
-        ViewMut { ptr, len: range.len(), dtype: self.dtype, life: PhantomData }
+        ViewMut { ptr, len: range.len(), ..self }
     }
 
     /// The elements before `middle` and those from it on. Panics when it is out of bounds.
@@ -157,26 +188,35 @@ impl<'a> ViewMut<'a> {
         check(&(0..middle), self.len);
         // SAFETY: the two halves do not overlap and lie inside this view.
         let ptr = unsafe { self.ptr.add(middle * self.dtype.size()) };
-        let tail = ViewMut { ptr, len: self.len - middle, dtype: self.dtype, life: PhantomData };
+        let tail = ViewMut { ptr, len: self.len - middle, on_host: self.on_host, dtype: self.dtype, life: PhantomData };
         (ViewMut { len: middle, ..self }, tail)
     }
 
     /// As [`View::reinterpret`].
     pub fn into_reinterpreted(self, dtype: DType) -> Result<ViewMut<'a>, KernelError> {
         let len = reinterpreted(self.ptr, self.len, self.dtype, dtype)?;
-        Ok(ViewMut { ptr: self.ptr, len, dtype, life: PhantomData })
+        Ok(ViewMut { len, dtype, ..self })
+    }
+
+    /// The elements' bytes, for as long as they are lent; an error where the host cannot write them.
+    pub fn into_bytes_mut(self) -> Result<&'a mut [u8], KernelError> {
+        if !self.on_host {
+            return Err(KernelError::NotOnHost);
+        }
+        // SAFETY: `len` initialised elements of plain bytes, of which this view, which ends here, was the only user.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len * self.dtype.size()) })
     }
 
     /// The elements as a Rust slice for as long as they are lent; an error when the type is another.
     pub fn into_slice_mut<T: Element>(self) -> Result<&'a mut [T], KernelError> {
-        expect::<T>(self.dtype)?;
+        expect::<T>(self.dtype, self.on_host)?;
         // SAFETY: as View::as_slice, and this view, which ends here, was the only user of the memory.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len) })
     }
 
     /// The elements as a Rust slice; an error when the type is another.
     pub fn as_slice_mut<T: Element>(&mut self) -> Result<&mut [T], KernelError> {
-        expect::<T>(self.dtype)?;
+        expect::<T>(self.dtype, self.on_host)?;
         // SAFETY: as View::as_slice, and this view is the only user of the memory.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len) })
     }
@@ -197,6 +237,9 @@ fn check(range: &Range<usize>, len: usize) {
     assert!(range.start <= range.end && range.end <= len, "{range:?} of a view of {len} elements");
 }
 
-fn expect<T: Element>(dtype: DType) -> Result<(), KernelError> {
+fn expect<T: Element>(dtype: DType, on_host: bool) -> Result<(), KernelError> {
+    if !on_host {
+        return Err(KernelError::NotOnHost);
+    }
     if T::DTYPE == dtype { Ok(()) } else { Err(KernelError::DType { wanted: T::DTYPE, given: dtype }) }
 }

@@ -27,11 +27,16 @@ fn shape(name: &'static str, rows: usize, top: usize, experts: usize) -> Result<
     Ok(())
 }
 
+/// As [`indices`], of what lies where the host cannot read it.
+fn indices_shape(name: &'static str, [rows, top, experts]: [usize; 3], view: &View) -> Result<()> {
+    shape(name, rows, top, experts)?;
+    operand(name, "indices", view, DType::U32, 3 * (rows * top) + experts + 1)
+}
+
 /// The indices of `rows x top` choices: every expert is one, and slots and choices name each other.
 fn indices<'a>(name: &'static str, [rows, top, experts]: [usize; 3], view: &View<'a>) -> Result<Routing<'a>> {
-    shape(name, rows, top, experts)?;
+    indices_shape(name, [rows, top, experts], view)?;
     let slots = rows * top;
-    operand(name, "indices", view, DType::U32, 3 * slots + experts + 1)?;
     let all = view.as_slice::<u32>()?;
     let (ids, rest) = all.split_at(slots);
     let (order, rest) = rest.split_at(slots);
@@ -73,19 +78,37 @@ pub(crate) fn route_backward<'a>(
     dweights: &View,
     dlogits: &ViewMut,
 ) -> Result<Routing<'a>> {
+    route_backward_shapes(op, logits, given, dweights, dlogits)?;
+    indices("route_backward", [op.rows, op.top, op.experts], given)
+}
+
+/// As [`route_backward`], of indices that lie where the host cannot read them.
+pub(crate) fn route_backward_shapes(
+    op: &Route,
+    logits: &View,
+    given: &View,
+    dweights: &View,
+    dlogits: &ViewMut,
+) -> Result<()> {
     let name = "route_backward";
     let all = elements(&[op.rows, op.experts]);
     operand(name, "logits", logits, op.dtype, all)?;
     operand(name, "dlogits", dlogits, op.dtype, all)?;
     accumulators(name, "dweights", dweights, op.dtype, op.slots())?;
-    indices(name, [op.rows, op.top, op.experts], given)
+    indices_shape(name, [op.rows, op.top, op.experts], given)
 }
 
 pub(crate) fn dispatch<'a>(op: &Slots, given: &View<'a>, x: &View, y: &ViewMut) -> Result<Routing<'a>> {
+    dispatch_shapes(op, given, x, y)?;
+    indices("dispatch", [op.rows, op.top, op.experts], given)
+}
+
+/// As [`dispatch`], of indices that lie where the host cannot read them.
+pub(crate) fn dispatch_shapes(op: &Slots, given: &View, x: &View, y: &ViewMut) -> Result<()> {
     let name = "dispatch";
     operand(name, "x", x, op.dtype, elements(&[op.rows, op.cols]))?;
     operand(name, "y", y, op.dtype, elements(&[op.rows, op.top, op.cols]))?;
-    indices(name, [op.rows, op.top, op.experts], given)
+    indices_shape(name, [op.rows, op.top, op.experts], given)
 }
 
 pub(crate) fn combine<'a>(
@@ -95,6 +118,13 @@ pub(crate) fn combine<'a>(
     weights: Option<&View>,
     y: &ViewMut,
 ) -> Result<Routing<'a>> {
+    combine_shapes(op, given, x, weights, y)?;
+    let s = &op.slots;
+    indices("combine", [s.rows, s.top, s.experts], given)
+}
+
+/// As [`combine`], of indices that lie where the host cannot read them.
+pub(crate) fn combine_shapes(op: &Combine, given: &View, x: &View, weights: Option<&View>, y: &ViewMut) -> Result<()> {
     let (name, s) = ("combine", &op.slots);
     operand(name, "x", x, s.dtype, elements(&[s.rows, s.top, s.cols]))?;
     operand(name, "y", y, s.dtype, elements(&[s.rows, s.cols]))?;
@@ -104,7 +134,7 @@ pub(crate) fn combine<'a>(
         (true, None) => invalid(name, "weighted rows need weights".into())?,
         (false, Some(_)) => invalid(name, "rows that count as they are have no weights; leave them out".into())?,
     }
-    indices(name, [s.rows, s.top, s.experts], given)
+    indices_shape(name, [s.rows, s.top, s.experts], given)
 }
 
 pub(crate) fn weigh<'a>(
@@ -115,13 +145,26 @@ pub(crate) fn weigh<'a>(
     dx: &ViewMut,
     dweights: &ViewMut,
 ) -> Result<Routing<'a>> {
+    weigh_shapes(op, given, weights, x, dx, dweights)?;
+    indices("weigh", [op.rows, op.top, op.experts], given)
+}
+
+/// As [`weigh`], of indices that lie where the host cannot read them.
+pub(crate) fn weigh_shapes(
+    op: &Slots,
+    given: &View,
+    weights: &View,
+    x: &ViewMut,
+    dx: &ViewMut,
+    dweights: &ViewMut,
+) -> Result<()> {
     let name = "weigh";
     let all = elements(&[op.rows, op.top, op.cols]);
     operand(name, "x", x, op.dtype, all)?;
     operand(name, "dx", dx, op.dtype, all)?;
     accumulators(name, "weights", weights, op.dtype, op.slots())?;
     accumulators(name, "dweights", dweights, op.dtype, op.slots())?;
-    indices(name, [op.rows, op.top, op.experts], given)
+    indices_shape(name, [op.rows, op.top, op.experts], given)
 }
 
 /// The bounds of the groups: from 0, never back, to the number of rows.
@@ -133,11 +176,7 @@ pub(crate) fn grouped_gemm<'a>(
     c: &ViewMut,
 ) -> Result<&'a [u32]> {
     let name = "grouped_gemm";
-    let [of_a, of_b, of_c] = op.sizes();
-    operand(name, "a", a, op.a, of_a)?;
-    operand(name, "b", b, op.b, of_b)?;
-    operand(name, "c", c, op.c, of_c)?;
-    operand(name, "offsets", offsets, DType::U32, op.groups.saturating_add(1))?;
+    grouped_gemm_shapes(op, offsets, a, b, c)?;
     let bounds = &offsets.as_slice::<u32>()?[..op.groups + 1];
     let whole = bounds[0] == 0 && bounds[op.groups] as usize == op.rows;
     if !whole || bounds.windows(2).any(|pair| pair[0] > pair[1]) {
@@ -145,4 +184,14 @@ pub(crate) fn grouped_gemm<'a>(
         return Err(KernelError::Invalid { op: name, reason });
     }
     Ok(bounds)
+}
+
+/// As [`grouped_gemm`], of bounds that lie where the host cannot read them.
+pub(crate) fn grouped_gemm_shapes(op: &GroupedGemm, offsets: &View, a: &View, b: &View, c: &ViewMut) -> Result<()> {
+    let name = "grouped_gemm";
+    let [of_a, of_b, of_c] = op.sizes();
+    operand(name, "a", a, op.a, of_a)?;
+    operand(name, "b", b, op.b, of_b)?;
+    operand(name, "c", c, op.c, of_c)?;
+    operand(name, "offsets", offsets, DType::U32, op.groups.saturating_add(1))
 }

@@ -1,7 +1,9 @@
 //! Tensors of any type, and the comparison of one call on all devices.
 
-use std::sync::LazyLock;
-use zbench_kernels::{Cpu, DType, Element, Kernels, Op, Reference, Result, View, ViewMut, peak, philox};
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+use zbench_kernels::cuda::host::{Host, Order};
+use zbench_kernels::{Cpu, Cuda, DType, Element, Kernels, Op, Reference, Result, View, ViewMut, peak, philox};
 
 /// Types that the cores compute in.
 pub const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
@@ -12,6 +14,18 @@ pub static CPUS: LazyLock<[Cpu; 3]> = LazyLock::new(|| [1, 2, 3].map(Cpu::new));
 /// Devices with every plainer set of instructions that this machine has.
 pub static PLAINER: LazyLock<Vec<Cpu>> =
     LazyLock::new(|| peak::describe().iter().filter_map(|name| Cpu::with_instructions(2, name)).collect());
+
+/// The CUDA kernels on the processor: threads of a block in their order, and from the last to the first.
+/// ZBENCH_HOST_CUDA_FLAGS adds flags for the compiler, as for AddressSanitizer.
+pub static CUDAS: LazyLock<[Cuda; 2]> = LazyLock::new(|| {
+    let flags = std::env::var("ZBENCH_HOST_CUDA_FLAGS").unwrap_or_default();
+    let flags: Vec<_> = flags.split_whitespace().map(Into::into).collect();
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-on-the-host");
+    [Order::Forward, Order::Backward].map(|order| {
+        let host = Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"));
+        Cuda::new(Arc::new(host)).unwrap()
+    })
+});
 
 /// How far a result may be from the reference on the same inputs in f64: relative to the value, and to the root mean
 /// square of the tensor (sums of large terms may cancel).
@@ -163,6 +177,26 @@ pub fn compare<const N: usize>(
             }
             if let Some(first) = &first {
                 assert_eq!(first[i].bits(), got[i].bits(), "{case}: tensor {i} depends on the threads");
+            }
+        }
+        first.get_or_insert(got);
+    }
+    let mut first: Option<[Tensor; N]> = None;
+    for cuda in CUDAS.iter() {
+        let case = format!("{case}, cuda");
+        let mut got = tensors.clone();
+        call(cuda, &|dtype| dtype, &mut got).unwrap_or_else(|error| panic!("{case}: {error}"));
+        cuda.synchronize().unwrap_or_else(|error| panic!("{case}: {error}"));
+        for i in 0..N {
+            if outs.contains(&i) {
+                assert_close(&format!("{case}, tensor {i}"), &got[i], &exact[i].values());
+                let guard = got[i].len - GUARD;
+                assert!(got[i].values()[guard..].iter().all(|x| *x == SENTINEL), "{case}: wrote past tensor {i}");
+            } else {
+                assert_eq!(got[i].bits(), tensors[i].bits(), "{case}: tensor {i} is no output");
+            }
+            if let Some(first) = &first {
+                assert_eq!(first[i].bits(), got[i].bits(), "{case}: tensor {i} depends on the order of threads");
             }
         }
         first.get_or_insert(got);

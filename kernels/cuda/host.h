@@ -1,0 +1,488 @@
+// The device's part of the prelude for a processor: the threads of a block are fibers on one thread of the system, which
+// change where a warp or a block waits. What a GPU leaves undefined is an error here: lanes that do different things where
+// all must do the same, barriers that some never reach, addresses that are not aligned. Shared memory begins as NaN, and copies
+// of cp.async arrive as late as they may.
+#pragma once
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#define ZB_ASAN 1
+#else
+#define ZB_ASAN 0
+#endif
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+#define DEVICE static inline
+#define KERNEL(threads) static void
+#define EXPORT(name) \
+    extern "C" int zb_##name(const zb::Launch *launch, void **arguments) { return zb::run(launch, name, arguments); }
+#define UNROLL
+
+namespace zb {
+
+// As the launcher lays it out.
+struct Launch {
+    u32 grid[3];
+    u32 threads;
+    u32 shared;
+    // 0: threads take their turns in order, 1: from the last to the first. A missing barrier shows as a difference.
+    u32 order;
+    char *error;
+    u64 error_bytes;
+};
+
+const u32 LANES = 32, SLOT = 64;
+const size_t STACK = ZB_ASAN ? 512 << 10 : 96 << 10;
+
+struct Copy { void *to; const void *from; bool valid; };
+
+struct Fiber {
+#if defined(__x86_64__)
+    void *sp;
+#else
+    ucontext_t context;
+#endif
+    char *stack = nullptr;
+    void *fake = nullptr;
+    // Waits until the word is no longer what it was.
+    const u32 *watch = nullptr;
+    u32 seen = 0, index = 0;
+    bool done = false;
+    std::vector<Copy> copies;
+    std::vector<size_t> groups;
+};
+
+struct Barrier { u32 arrived = 0, generation = 0, alive = 0; };
+
+struct Warp {
+    Barrier barrier;
+    const char *operation = nullptr;
+    // Two sets of what lanes show each other, used in turns: nobody can be two operations ahead.
+    alignas(16) u8 slots[2][LANES][SLOT];
+};
+
+struct State {
+    Launch launch;
+    u32 block[3];
+    u64 generation = 0;
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    Barrier barrier;
+    Fiber *current = nullptr;
+    bool failed = false;
+    char *dynamic = nullptr;
+    void (*enter)(void *) = nullptr;
+    void *entered = nullptr;
+#if defined(__x86_64__)
+    void *home;
+#else
+    ucontext_t home;
+#endif
+    const void *home_stack = nullptr;
+    size_t home_bytes = 0;
+    ~State() {
+        for (Fiber &fiber : fibers) free(fiber.stack);
+    }
+};
+
+static thread_local State state;
+
+#if defined(__x86_64__)
+// Keeps what a call must keep, and goes on with another stack.
+extern "C" void zb_switch(void **from, void *to) __attribute__((visibility("hidden")));
+asm(R"(
+.text
+.globl zb_switch
+.hidden zb_switch
+.type zb_switch,@function
+zb_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+#endif
+
+static void to_home(bool for_ever) {
+    State &s = state;
+#if ZB_ASAN
+    __sanitizer_start_switch_fiber(for_ever ? nullptr : &s.current->fake, s.home_stack, s.home_bytes);
+#endif
+    (void)for_ever;
+#if defined(__x86_64__)
+    zb_switch(&s.current->sp, s.home);
+#else
+    swapcontext(&s.current->context, &s.home);
+#endif
+#if ZB_ASAN
+    __sanitizer_finish_switch_fiber(state.current->fake, &state.home_stack, &state.home_bytes);
+#endif
+}
+
+[[noreturn]] static void fail(const char *why) {
+    State &s = state;
+    if (!s.failed) {
+        snprintf(s.launch.error, s.launch.error_bytes, "block (%u, %u, %u), thread %u: %s", s.block[0], s.block[1],
+                 s.block[2], s.current->index, why);
+        s.failed = true;
+    }
+    to_home(true);
+    abort();
+}
+
+static void release(Barrier &barrier) {
+    barrier.arrived = 0;
+    barrier.generation++;
+}
+
+static void wait(Barrier &barrier) {
+    if (++barrier.arrived == barrier.alive) return release(barrier);
+    Fiber &fiber = *state.current;
+    fiber.watch = &barrier.generation;
+    fiber.seen = barrier.generation;
+    to_home(false);
+}
+
+static void leave(Fiber &fiber) {
+    State &s = state;
+    fiber.done = true;
+    Warp &warp = s.warps[fiber.index / LANES];
+    if (warp.barrier.arrived > 0) fail("it ended while other lanes of its warp wait for it");
+    warp.barrier.alive--;
+    s.barrier.alive--;
+    if (s.barrier.arrived > 0 && s.barrier.arrived == s.barrier.alive) release(s.barrier);
+}
+
+static void fiber_main() {
+#if ZB_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, &state.home_stack, &state.home_bytes);
+#endif
+    state.enter(state.entered);
+    leave(*state.current);
+    to_home(true);
+    abort();
+}
+
+static void prepare(Fiber &fiber, u32 index) {
+    if (!fiber.stack) fiber.stack = static_cast<char *>(aligned_alloc(64, STACK));
+    fiber.watch = nullptr;
+    fiber.index = index;
+    fiber.done = false;
+    fiber.fake = nullptr;
+    fiber.copies.clear();
+    fiber.groups.clear();
+#if defined(__x86_64__)
+    // As if zb_switch had been called: six registers, where to return to, and a word that aligns the stack as a call does.
+    void **top = reinterpret_cast<void **>(fiber.stack + STACK);
+    *--top = nullptr;
+    *--top = reinterpret_cast<void *>(fiber_main);
+    for (int i = 0; i < 6; i++) *--top = nullptr;
+    fiber.sp = top;
+#else
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack;
+    fiber.context.uc_stack.ss_size = STACK;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, fiber_main, 0);
+#endif
+}
+
+static void resume(Fiber &fiber) {
+    State &s = state;
+    s.current = &fiber;
+#if ZB_ASAN
+    void *fake;
+    __sanitizer_start_switch_fiber(&fake, fiber.stack, STACK);
+#endif
+#if defined(__x86_64__)
+    zb_switch(&s.home, fiber.sp);
+#else
+    swapcontext(&s.home, &fiber.context);
+#endif
+#if ZB_ASAN
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+}
+
+// Until all threads of the block have ended.
+static void turns() {
+    State &s = state;
+    const u32 count = s.launch.threads;
+    for (bool all = false; !all && !s.failed;) {
+        bool moved = false;
+        all = true;
+        for (u32 i = 0; i < count && !s.failed; i++) {
+            Fiber &fiber = s.fibers[s.launch.order ? count - 1 - i : i];
+            if (fiber.done) continue;
+            all = false;
+            if (fiber.watch && *fiber.watch == fiber.seen) continue;
+            fiber.watch = nullptr;
+            moved = true;
+            resume(fiber);
+        }
+        if (!all && !moved && !s.failed) {
+            snprintf(s.launch.error, s.launch.error_bytes, "block (%u, %u, %u): threads wait at barriers that others never reach",
+                     s.block[0], s.block[1], s.block[2]);
+            s.failed = true;
+        }
+    }
+}
+
+static int run_blocks(const Launch *launch, void (*enter)(void *), void *entered) {
+    State &s = state;
+    s.launch = *launch;
+    s.failed = false;
+    s.enter = enter;
+    s.entered = entered;
+    if (launch->threads == 0 || launch->threads > 1024 || launch->threads % LANES != 0) {
+        snprintf(launch->error, launch->error_bytes, "%u threads are no block of whole warps", launch->threads);
+        return 1;
+    }
+    if (s.fibers.size() < launch->threads) s.fibers.resize(launch->threads);
+    s.warps.resize(launch->threads / LANES);
+    void *dynamic = nullptr;
+    if (launch->shared && posix_memalign(&dynamic, 128, launch->shared)) return 1;
+    s.dynamic = static_cast<char *>(dynamic);
+    for (u32 z = 0; z < launch->grid[2] && !s.failed; z++)
+        for (u32 y = 0; y < launch->grid[1] && !s.failed; y++)
+            for (u32 x = 0; x < launch->grid[0] && !s.failed; x++) {
+                s.block[0] = x, s.block[1] = y, s.block[2] = z;
+                s.generation++;
+                if (dynamic) memset(dynamic, 0xff, launch->shared);
+                s.barrier = Barrier{0, 0, launch->threads};
+                for (Warp &warp : s.warps) warp.barrier = Barrier{0, 0, LANES}, warp.operation = nullptr;
+                for (u32 i = 0; i < launch->threads; i++) prepare(s.fibers[i], i);
+                turns();
+            }
+    free(dynamic);
+    s.dynamic = nullptr;
+    return s.failed;
+}
+
+template <unsigned... I> struct Indices {};
+template <unsigned N, unsigned... I> struct Count : Count<N - 1, N - 1, I...> {};
+template <unsigned... I> struct Count<0, I...> { typedef Indices<I...> type; };
+
+template <class... A> struct Bound {
+    void (*kernel)(A...);
+    void **arguments;
+    template <unsigned... I> void call(Indices<I...>) const { kernel(*static_cast<A *>(arguments[I])...); }
+    static void enter(void *bound) { static_cast<Bound *>(bound)->call(typename Count<sizeof...(A)>::type()); }
+};
+
+template <class... A> int run(const Launch *launch, void (*kernel)(A...), void **arguments) {
+    Bound<A...> bound{kernel, arguments};
+    return run_blocks(launch, Bound<A...>::enter, &bound);
+}
+
+// Shared memory of fixed size, on the heap so that an address outside is found; NaN when a block first asks.
+template <class T, size_t N> struct Shared {
+    T *at = nullptr;
+    u64 generation = 0;
+    ~Shared() { free(at); }
+    T *get() {
+        void *p = at;
+        if (!p && posix_memalign(&p, 16, sizeof(T) * N)) abort();
+        at = static_cast<T *>(p);
+        if (generation != state.generation) memset(p, 0xff, sizeof(T) * N), generation = state.generation;
+        return at;
+    }
+};
+
+static Warp &own_warp() { return state.warps[state.current->index / LANES]; }
+
+// Shows this lane's bytes to the warp and returns what all show. Every lane has to do the same.
+template <class T> static u8 (*exchange(const char *operation, const T &own))[SLOT] {
+    static_assert(sizeof(T) <= SLOT, "a lane shows at most a slot");
+    Warp &warp = own_warp();
+    if (warp.barrier.alive != LANES) fail("lanes of its warp have ended already");
+    if (warp.barrier.arrived == 0) warp.operation = operation;
+    if (strcmp(warp.operation, operation) != 0) fail("lanes of its warp do different things at once");
+    auto *slots = warp.slots[warp.barrier.generation % 2];
+    memcpy(slots[state.current->index % LANES], &own, sizeof(T));
+    wait(warp.barrier);
+    return slots;
+}
+template <class T> static T of_slot(u8 (*slots)[SLOT], u32 lane) {
+    T value;
+    memcpy(&value, slots[lane], sizeof(T));
+    return value;
+}
+
+static void aligned(const void *p, const char *why) {
+    if (reinterpret_cast<u64>(p) % 16 != 0) fail(why);
+}
+
+} // namespace zb
+
+#define SHARED(type, name, count)                          \
+    static thread_local zb::Shared<type, (count)> name##_; \
+    type *name = name##_.get()
+#define DYNAMIC(type, name) type *name = reinterpret_cast<type *>(zb::state.dynamic)
+
+DEVICE u32 tid() { return zb::state.current->index; }
+DEVICE u32 threads() { return zb::state.launch.threads; }
+DEVICE u32 bid_x() { return zb::state.block[0]; }
+DEVICE u32 bid_y() { return zb::state.block[1]; }
+DEVICE u32 bid_z() { return zb::state.block[2]; }
+DEVICE u32 blocks_x() { return zb::state.launch.grid[0]; }
+DEVICE u32 blocks_y() { return zb::state.launch.grid[1]; }
+
+DEVICE void sync_block() { zb::wait(zb::state.barrier); }
+DEVICE void sync_warp() { zb::exchange("sync_warp", 0); }
+
+template <class T> static inline T zb_shfl(const char *operation, T x, u32 lane) {
+    return zb::of_slot<T>(zb::exchange(operation, x), lane % zb::LANES);
+}
+DEVICE float shfl_xor(float x, u32 mask) { return zb_shfl("shfl_xor", x, tid() ^ mask); }
+DEVICE float shfl(float x, u32 lane) { return zb_shfl("shfl", x, lane); }
+DEVICE u32 shfl_xor(u32 x, u32 mask) { return zb_shfl("shfl_xor", x, tid() ^ mask); }
+DEVICE u32 shfl(u32 x, u32 lane) { return zb_shfl("shfl", x, lane); }
+DEVICE double shfl_xor(double x, u32 mask) { return zb_shfl("shfl_xor", x, tid() ^ mask); }
+
+DEVICE float bits_to_float(u32 bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+DEVICE u32 float_to_bits(float x) {
+    u32 bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(bf16 x) { return bits_to_float(u32(x.bits) << 16); }
+DEVICE float to_float(f16 x) {
+    _Float16 y;
+    memcpy(&y, &x, 2);
+    return float(y);
+}
+template <class T> T from_float(float x);
+template <> inline float from_float<float>(float x) { return x; }
+template <> inline bf16 from_float<bf16>(float x) {
+    u32 bits = float_to_bits(x);
+    if (x != x) return bf16{0x7fff};
+    return bf16{u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+template <> inline f16 from_float<f16>(float x) {
+    _Float16 y = _Float16(x);
+    f16 z;
+    memcpy(&z, &y, 2);
+    return z;
+}
+template <class T> u32 pack2(float low, float high) {
+    return u32(from_float<T>(low).bits) | u32(from_float<T>(high).bits) << 16;
+}
+
+DEVICE float exp2_fast(float x) { return exp2f(x); }
+DEVICE float fma1(float a, float b, float c) { return fmaf(a, b, c); }
+// This is compiled with -ffp-contract=off.
+DEVICE float mul_rn(float a, float b) { return a * b; }
+DEVICE float add_rn(float a, float b) { return a + b; }
+DEVICE u32 mul_high(u32 a, u32 b) { return u32(u64(a) * b >> 32); }
+
+// Blocks run one after the other, but ranks are threads of one process.
+DEVICE float atomic_add(float *at, float x) {
+    u32 *word = reinterpret_cast<u32 *>(at);
+    u32 old = __atomic_load_n(word, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(word, &old, float_to_bits(bits_to_float(old) + x), true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    return bits_to_float(old);
+}
+DEVICE u32 atomic_add(u32 *at, u32 x) { return __atomic_fetch_add(at, x, __ATOMIC_RELAXED); }
+DEVICE u32 atomic_or(u32 *at, u32 x) { return __atomic_fetch_or(at, x, __ATOMIC_RELAXED); }
+DEVICE u32 atomic_min(u32 *at, u32 x) {
+    u32 old = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (x < old && !__atomic_compare_exchange_n(at, &old, x, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    return old;
+}
+
+template <class T> void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    struct Given { u32 a[4], b[2]; } own = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    auto *slots = zb::exchange("mma", own);
+    const u32 g = tid() % 32 / 4, t = tid() % 4;
+    // A register of one lane holds two neighbours along k.
+    auto half = [&](u32 word, u32 k) { return to_float(T{u16(word >> 16 * (k % 2))}); };
+    Given rows[4], columns[2][4];
+    for (u32 i = 0; i < 4; i++) {
+        rows[i] = zb::of_slot<Given>(slots, 4 * g + i);
+        for (u32 n = 0; n < 2; n++) columns[n][i] = zb::of_slot<Given>(slots, 4 * (2 * t + n) + i);
+    }
+    for (u32 m = 0; m < 2; m++)
+        for (u32 n = 0; n < 2; n++) {
+            float sum = d[2 * m + n];
+            for (u32 k = 0; k < 16; k++) {
+                const u32 from = k % 8 / 2, upper = k / 8;
+                sum += half(rows[from].a[m + 2 * upper], k) * half(columns[n][from].b[upper], k);
+            }
+            d[2 * m + n] = sum;
+        }
+}
+
+static inline void zb_ldmatrix(const char *operation, u32 (&r)[4], const void *row, bool transposed) {
+    zb::aligned(row, "ldmatrix wants rows at multiples of 16 bytes");
+    auto *slots = zb::exchange(operation, row);
+    const u32 g = tid() % 32 / 4, t = tid() % 4;
+    for (u32 i = 0; i < 4; i++) {
+        auto element = [&](u32 y, u32 x) { return u32(zb::of_slot<const u16 *>(slots, 8 * i + y)[x]); };
+        r[i] = transposed ? element(2 * t, g) | element(2 * t + 1, g) << 16 : element(g, 2 * t) | element(g, 2 * t + 1) << 16;
+    }
+    // Nobody may write over the rows before all have read them: on a GPU the warp reads them at once.
+    zb::exchange("ldmatrix", 0);
+}
+DEVICE void ldmatrix(u32 (&r)[4], const void *row) { zb_ldmatrix("ldmatrix", r, row, false); }
+DEVICE void ldmatrix_trans(u32 (&r)[4], const void *row) { zb_ldmatrix("ldmatrix_trans", r, row, true); }
+
+DEVICE void cp_async(void *to, const void *from, bool valid) {
+    zb::aligned(to, "cp_async wants shared addresses at multiples of 16 bytes");
+    if (valid) zb::aligned(from, "cp_async wants global addresses at multiples of 16 bytes");
+    zb::state.current->copies.push_back(zb::Copy{to, from, valid});
+}
+DEVICE void cp_async_commit() {
+    zb::Fiber &fiber = *zb::state.current;
+    fiber.groups.push_back(fiber.copies.size());
+}
+template <int left> static inline void cp_async_wait() {
+    zb::Fiber &fiber = *zb::state.current;
+    if (fiber.groups.size() <= size_t(left)) return;
+    const size_t ready = fiber.groups.size() - left, copies = fiber.groups[ready - 1];
+    for (size_t i = 0; i < copies; i++) {
+        const zb::Copy &copy = fiber.copies[i];
+        if (copy.valid) memcpy(copy.to, copy.from, 16);
+        else memset(copy.to, 0, 16);
+    }
+    fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + copies);
+    fiber.groups.erase(fiber.groups.begin(), fiber.groups.begin() + ready);
+    for (size_t &group : fiber.groups) group -= copies;
+}
+
+struct alignas(16) quad { u32 x, y, z, w; };
+DEVICE quad load_quad(const void *from) {
+    zb::aligned(from, "words of 16 bytes lie at multiples of 16");
+    quad q;
+    memcpy(&q, from, 16);
+    return q;
+}
+DEVICE void store_quad(void *to, quad q) {
+    zb::aligned(to, "words of 16 bytes lie at multiples of 16");
+    memcpy(to, &q, 16);
+}

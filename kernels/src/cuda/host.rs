@@ -1,0 +1,275 @@
+//! The kernels on the processor: their sources compiled as C++ behind the prelude's other half. Slow, and strict: for checks.
+
+use super::machine::{Address, Facts, Launch, Machine, MachineError, Mark, Queue, Result};
+use super::sources::{HEADERS, SOURCES, Source};
+use crate::op::Gemm;
+use libloading::Library;
+use std::alloc::Layout;
+use std::collections::HashMap;
+use std::ffi::{OsString, c_char, c_int, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How the sources are compiled, beside what the user adds.
+const FLAGS: [&str; 9] =
+    ["-std=c++17", "-O2", "-g1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Werror"];
+/// Bytes for what a kernel says when it fails.
+const ERROR_BYTES: usize = 512;
+
+/// As host.h lays it out.
+#[repr(C)]
+struct Start {
+    grid: [u32; 3],
+    threads: u32,
+    shared: u32,
+    order: u32,
+    error: *mut c_char,
+    error_bytes: u64,
+}
+
+type Entry = unsafe extern "C" fn(*const Start, *mut *mut c_void) -> c_int;
+
+/// In which order the threads of a block take their turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Order {
+    /// From the first on.
+    #[default]
+    Forward,
+    /// From the last on. A result that differs from the other order's misses a barrier.
+    Backward,
+}
+
+/// The processor as a machine that runs CUDA kernels.
+#[derive(Clone)]
+pub struct Host(Arc<Inner>);
+
+struct Inner {
+    facts: Facts,
+    order: Order,
+    entries: HashMap<&'static str, Entry>,
+    launches: Mutex<HashMap<&'static str, u64>>,
+    _libraries: Vec<Library>,
+}
+
+fn error(call: &str, reason: impl Into<String>) -> MachineError {
+    MachineError { machine: "cuda on the host".into(), call: call.into(), reason: reason.into(), out_of_memory: false }
+}
+
+impl Host {
+    /// Compiles what is not in `cache` yet, with the C++ compiler of this name (`c++` will do) and flags of the user's.
+    ///
+    /// # Errors
+    /// There is no compiler, or it refuses a source: its words.
+    pub fn new(cache: &Path, compiler: &str, flags: &[OsString], order: Order) -> Result<Host> {
+        std::fs::create_dir_all(cache).map_err(|e| error("making the cache", format!("{}: {e}", cache.display())))?;
+        let sources: Vec<&Source> = SOURCES.iter().filter(|source| !source.hopper).collect();
+        let compiled: Vec<Result<PathBuf>> = std::thread::scope(|scope| {
+            let work = |source: &&'static Source| {
+                let source = *source;
+                scope.spawn(move || compile(source, cache, compiler, flags))
+            };
+            let threads: Vec<_> = sources.iter().map(work).collect();
+            let ended = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|_| Err(error("compiling", "its thread panicked")))
+            };
+            threads.into_iter().map(ended).collect()
+        });
+        let (mut entries, mut libraries) = (HashMap::new(), Vec::new());
+        for (source, path) in sources.iter().zip(compiled) {
+            let path = path?;
+            // SAFETY: a library made of our own source, whose initializers do nothing.
+            let library = unsafe { Library::new(&path) }.map_err(|e| error("loading", format!("{e:?}")))?;
+            for kernel in source.kernels() {
+                // SAFETY: EXPORT defines this function with this type.
+                let entry = unsafe { library.get::<Entry>(format!("zb_{kernel}")) };
+                let entry = entry.map_err(|e| error("loading", format!("{kernel}: {e}")))?;
+                entries.insert(kernel, *entry);
+            }
+            libraries.push(library);
+        }
+        let facts = Facts {
+            name: "host".into(),
+            capability: (8, 0),
+            multiprocessors: 4,
+            shared_bytes: 227 << 10,
+            memory_bytes: 4 << 30,
+        };
+        let launches = Mutex::new(HashMap::new());
+        Ok(Host(Arc::new(Inner { facts, order, entries, launches, _libraries: libraries })))
+    }
+
+    /// How often each kernel ran.
+    pub fn launches(&self) -> HashMap<&'static str, u64> {
+        self.0.launches.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The compiled library of a source, whose name says what went into it.
+fn compile(source: &Source, cache: &Path, compiler: &str, flags: &[OsString]) -> Result<PathBuf> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let mut hasher = DefaultHasher::new();
+    (source.text, HEADERS, compiler, flags, FLAGS).hash(&mut hasher);
+    let path = cache.join(format!("{}-{:016x}.so", source.name, hasher.finish()));
+    if path.exists() {
+        return Ok(path);
+    }
+    let failed = |e: std::io::Error| error("compiling", format!("{}: {e}", source.name));
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let dir = cache.join(format!("{}-{}-{number}", source.name, std::process::id()));
+    std::fs::create_dir_all(&dir).map_err(failed)?;
+    for (name, text) in HEADERS {
+        std::fs::write(dir.join(name), text).map_err(failed)?;
+    }
+    let file = dir.join(format!("{}.cu", source.name));
+    std::fs::write(&file, source.text).map_err(failed)?;
+    let made = dir.join("made.so");
+    let mut command = Command::new(compiler);
+    command.args(FLAGS).args(flags).args(["-x", "c++"]).arg(&file).arg("-o").arg(&made);
+    let output =
+        command.output().map_err(|e| error("compiling", format!("{compiler}: {e}; install a C++ compiler")))?;
+    if !output.status.success() {
+        return Err(error("compiling", format!("{}:\n{}", source.name, String::from_utf8_lossy(&output.stderr))));
+    }
+    std::fs::rename(&made, &path).map_err(failed)?;
+    // What is left is of no use; a folder that stays harms nobody.
+    let _ = std::fs::remove_dir_all(&dir);
+    Ok(path)
+}
+
+/// Memory of the machine.
+fn layout(bytes: usize) -> Result<Layout> {
+    Layout::from_size_align(bytes.max(1), 256).map_err(|_| error("allocating", format!("{bytes} bytes are too many")))
+}
+
+impl Machine for Host {
+    fn facts(&self) -> &Facts {
+        &self.0.facts
+    }
+
+    fn name(&self) -> String {
+        "cuda on the host".into()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Address> {
+        // SAFETY: the layout has at least one byte.
+        let at = unsafe { std::alloc::alloc_zeroed(layout(bytes)?) };
+        if at.is_null() {
+            let reason = format!("no room for {bytes} bytes");
+            return Err(MachineError { out_of_memory: true, ..error("allocating", reason) });
+        }
+        Ok(at as Address)
+    }
+
+    unsafe fn free(&self, address: Address, bytes: usize) {
+        if let Ok(layout) = layout(bytes) {
+            // SAFETY: made by `allocate` with this layout.
+            unsafe { std::alloc::dealloc(address as *mut u8, layout) };
+        }
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(self.clone()))
+    }
+
+    fn load(&self, kernels: &[&'static str]) -> Result<()> {
+        match kernels.iter().find(|kernel| !self.0.entries.contains_key(**kernel)) {
+            Some(kernel) => Err(error("loading", format!("there is no kernel {kernel}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Everything is done where it is asked for.
+impl Queue for Host {
+    unsafe fn launch(&self, launch: &Launch, arguments: &mut [*mut c_void]) -> Result<()> {
+        let Some(entry) = self.0.entries.get(launch.kernel) else {
+            return Err(error(launch.kernel, "there is no such kernel"));
+        };
+        if launch.shared > self.0.facts.shared_bytes {
+            return Err(error(launch.kernel, format!("{} bytes of shared memory are too many", launch.shared)));
+        }
+        let mut said = [0u8; ERROR_BYTES];
+        let start = Start {
+            grid: launch.grid,
+            threads: launch.threads,
+            shared: launch.shared,
+            order: u32::from(self.0.order == Order::Backward),
+            error: said.as_mut_ptr().cast(),
+            error_bytes: ERROR_BYTES as u64,
+        };
+        // SAFETY: the caller's promise for the arguments; `start` is laid out as host.h has it.
+        if unsafe { entry(&start, arguments.as_mut_ptr()) } != 0 {
+            let end = said.iter().position(|byte| *byte == 0).unwrap_or(ERROR_BYTES);
+            return Err(error(launch.kernel, String::from_utf8_lossy(&said[..end])));
+        }
+        *self.0.launches.lock().unwrap_or_else(PoisonError::into_inner).entry(launch.kernel).or_default() += 1;
+        Ok(())
+    }
+
+    unsafe fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
+    unsafe fn upload(&self, from: &[u8], to: Address) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
+        Ok(())
+    }
+
+    unsafe fn download(&self, from: Address, to: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    unsafe fn set(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::write_bytes(to as *mut u8, value, bytes) };
+        Ok(())
+    }
+
+    unsafe fn product(&self, _: &Gemm, _: Address, _: Address, _: Address, _: Address, _: usize) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn mark(&self) -> Result<Box<dyn Mark>> {
+        Ok(Box::new(Moment(Instant::now())))
+    }
+
+    fn follow(&self, _: &dyn Mark) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What was asked for before it has been done.
+struct Moment(Instant);
+
+impl Mark for Moment {
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_reached(&self) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn since(&self, earlier: &dyn Mark) -> Result<Duration> {
+        let earlier = earlier.as_any().downcast_ref::<Moment>();
+        let earlier = earlier.ok_or_else(|| error("timing", "the mark is another machine's"))?;
+        Ok(self.0.saturating_duration_since(earlier.0))
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}

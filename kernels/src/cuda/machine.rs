@@ -1,0 +1,148 @@
+//! What carries out kernels written in CUDA: a GPU through its driver, or the processor through the prelude's other half.
+
+use crate::op::Gemm;
+use std::ffi::c_void;
+use std::time::Duration;
+
+/// Why a machine could not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{machine}: {call}: {reason}")]
+pub struct MachineError {
+    /// Which machine.
+    pub machine: String,
+    /// What was being done.
+    pub call: String,
+    /// What it said, and what helps.
+    pub reason: String,
+    /// Whether there was no memory for it.
+    pub out_of_memory: bool,
+}
+
+/// What a machine returns.
+pub type Result<T, E = MachineError> = std::result::Result<T, E>;
+
+/// Where something lies in a machine's memory.
+pub type Address = u64;
+
+/// What is known of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// As its vendor calls it.
+    pub name: String,
+    /// Major and minor compute capability: (9, 0) for Hopper.
+    pub capability: (u32, u32),
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Most bytes of shared memory that a block may ask for.
+    pub shared_bytes: u32,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+}
+
+/// How a kernel is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launch {
+    /// As [`EXPORT`](super::sources::SOURCES) names it.
+    pub kernel: &'static str,
+    /// Blocks along x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block: whole warps.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+}
+
+/// A machine. Ranks that share one share its memory.
+pub trait Machine: Send + Sync {
+    /// What it is.
+    fn facts(&self) -> &Facts;
+
+    /// For records: `cuda sm_90a`.
+    fn name(&self) -> String;
+
+    /// Memory, at a multiple of 256 bytes.
+    fn allocate(&self, bytes: usize) -> Result<Address>;
+
+    /// Gives memory back.
+    ///
+    /// # Safety
+    /// It came from `allocate` with as many bytes, and nothing uses it any more.
+    unsafe fn free(&self, address: Address, bytes: usize);
+
+    /// A new queue.
+    fn queue(&self) -> Result<Box<dyn Queue>>;
+
+    /// Makes sure that these kernels are compiled and loaded, so that no launch waits for that.
+    fn load(&self, kernels: &[&'static str]) -> Result<()>;
+}
+
+/// Work in order: a stream. Calls return when the work is queued.
+pub trait Queue: Send + Sync {
+    /// Starts a kernel.
+    ///
+    /// # Safety
+    /// `arguments` point to values of the kernel's parameters, in order; what those point to stays until the work is done.
+    unsafe fn launch(&self, launch: &Launch, arguments: &mut [*mut c_void]) -> Result<()>;
+
+    /// Copies within the machine's memory.
+    ///
+    /// # Safety
+    /// Both runs are the machine's, do not overlap, and stay until the work is done.
+    unsafe fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()>;
+
+    /// Copies from the host; returns when `from` may change.
+    ///
+    /// # Safety
+    /// `to` is the machine's, of as many bytes.
+    unsafe fn upload(&self, from: &[u8], to: Address) -> Result<()>;
+
+    /// Copies to the host, and waits until that is done.
+    ///
+    /// # Safety
+    /// `from` is the machine's, of as many bytes.
+    unsafe fn download(&self, from: Address, to: &mut [u8]) -> Result<()>;
+
+    /// Sets bytes.
+    ///
+    /// # Safety
+    /// As for `copy`.
+    unsafe fn set(&self, to: Address, value: u8, bytes: usize) -> Result<()>;
+
+    /// A product by the vendor's library; `false` where it has none for these types or this machine, and nothing was done.
+    ///
+    /// # Safety
+    /// Addresses are those of operands that `op` describes, and of `workspace_bytes` of scratch.
+    unsafe fn product(
+        &self,
+        op: &Gemm,
+        a: Address,
+        b: Address,
+        c: Address,
+        workspace: Address,
+        workspace_bytes: usize,
+    ) -> Result<bool>;
+
+    /// Waits until everything is done. Failures of earlier work come out here.
+    fn synchronize(&self) -> Result<()>;
+
+    /// A mark behind what has been asked for so far.
+    fn mark(&self) -> Result<Box<dyn Mark>>;
+
+    /// What is asked for from now on begins after that mark, of any queue of this machine.
+    fn follow(&self, mark: &dyn Mark) -> Result<()>;
+}
+
+/// A moment in a queue: an event.
+pub trait Mark: Send + Sync {
+    /// Waits for it.
+    fn wait(&self) -> Result<()>;
+
+    /// Whether it has come.
+    fn is_reached(&self) -> Result<bool>;
+
+    /// Time from an earlier mark to this one; both have come.
+    fn since(&self, earlier: &dyn Mark) -> Result<Duration>;
+
+    /// For the machine that made it.
+    fn as_any(&self) -> &dyn std::any::Any;
+}

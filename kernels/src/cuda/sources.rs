@@ -1,0 +1,54 @@
+//! The kernels' sources, which the program carries with it.
+
+/// One file of kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Source {
+    /// Name of the file without its ending.
+    pub name: &'static str,
+    /// What stands in it.
+    pub text: &'static str,
+    /// Whether it needs Hopper's own instructions (sm_90a), which nothing imitates on a processor.
+    pub hopper: bool,
+}
+
+macro_rules! source {
+    ($name:literal, $hopper:literal) => {
+        Source { name: $name, text: include_str!(concat!("../../cuda/", $name, ".cu")), hopper: $hopper }
+    };
+}
+
+/// Files that sources include, by name.
+pub const HEADERS: &[(&str, &str)] =
+    &[("prelude.h", include_str!("../../cuda/prelude.h")), ("host.h", include_str!("../../cuda/host.h"))];
+
+/// All sources.
+pub const SOURCES: &[Source] = &[source!("elementwise", false)];
+
+impl Source {
+    /// The kernels it exports, in the order of the text.
+    pub fn kernels(&self) -> impl Iterator<Item = &'static str> {
+        let lines = self.text.lines().filter_map(|line| line.strip_prefix("EXPORT("));
+        lines.filter_map(|rest| rest.split_once(')').map(|(name, _)| name))
+    }
+
+    /// The source that exports a kernel.
+    pub fn of(kernel: &str) -> Option<&'static Source> {
+        SOURCES.iter().find(|source| source.kernels().any(|name| name == kernel))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_is_exported_once() {
+        let mut names: Vec<&str> = SOURCES.iter().flat_map(Source::kernels).collect();
+        let written = |text: &str| text.lines().filter(|line| line.starts_with("KERNEL(")).count();
+        assert_eq!(names.len(), SOURCES.iter().map(|source| written(source.text)).sum::<usize>());
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count, "{names:?}");
+    }
+}
