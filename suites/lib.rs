@@ -17,6 +17,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod devices;
 pub mod environment;
 pub mod gate;
 pub mod grid;

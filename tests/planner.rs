@@ -27,13 +27,13 @@ fn what_is_kept_changes_no_estimate() {
         // From the last to the first, so that each is planned after other cells than before.
         for (cell, before) in cells.iter().zip(&planned).rev() {
             let kernels = hardware::planner(cell).unwrap();
-            let alone = Plan::new(cell, &kernels);
+            let alone = Plan::new(cell, &*kernels);
             match (before, &alone) {
                 (Ok(before), Ok(alone)) => {
                     let what = format!("{file}: {:?} {:?}", cell.parallel, cell.memory);
                     assert_eq!(before.estimate, alone.estimate, "{what}");
                     assert_eq!(shared.plan(cell).unwrap().estimate, alone.estimate, "{what}");
-                    assert_eq!(alone.estimate_block_by_block(cell, &kernels), alone.estimate, "{what}");
+                    assert_eq!(alone.estimate_block_by_block(cell, &*kernels), alone.estimate, "{what}");
                     assert_eq!(before.layout, alone.layout, "{what}");
                 }
                 (Err(before), Err(alone)) => assert_eq!(before, alone, "{file}"),

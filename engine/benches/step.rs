@@ -76,7 +76,7 @@ fn steps(c: &mut Criterion) {
 
 /// The time of so many steps after the first; what they spent it on goes to standard error.
 fn time(cell: &Cell, iterations: u64) -> Duration {
-    let kernels = kernels(cell).expect("a CPU");
+    let kernels = kernels(cell, &zbench_engine::hardware::no_machines).expect("a CPU");
     let plan = Plan::new(cell, &*kernels[0]).expect("a plan");
     let ran = with_ranks(cell, &plan, kernels, |rank| {
         rank.step()?;

@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let data = Data::Tokens { path: tokens.into(), dtype: TokenType::U16, shuffle: false };
     let cell = Cell { lora, ..cell(model, data, seq.parse()?, steps) };
     let plan = Plan::new(&cell, &Cpu::new(1))?;
-    let ran = with_ranks(&cell, &plan, train::kernels(&cell)?, |rank| {
+    let ran = with_ranks(&cell, &plan, train::kernels(&cell, &zbench_engine::hardware::no_machines)?, |rank| {
         for _ in 0..steps {
             rank.step()?;
         }

@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     let plan = Plan::new(&cell, &Cpu::new(1))?;
     let options = SaveOptions { dtype: DType::F32, shard_bytes: shard_bytes.parse()? };
-    let ran = with_ranks(&cell, &plan, train::kernels(&cell)?, |rank| {
+    let ran = with_ranks(&cell, &plan, train::kernels(&cell, &zbench_engine::hardware::no_machines)?, |rank| {
         for _ in 0..steps {
             rank.step()?;
         }

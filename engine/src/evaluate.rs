@@ -10,7 +10,7 @@ use crate::outcome::Evaluated;
 use crate::plan::{Action, Looks};
 use crate::rank::Rank;
 use std::time::Instant;
-use zbench_kernels::{Buffer, Category, DType};
+use zbench_kernels::{Buffer, Category, DType, Kernels, View, ViewMut};
 
 type Result<T> = std::result::Result<T, StepError>;
 
@@ -49,12 +49,13 @@ impl Rank<'_> {
         let mut meter = Meter::start();
         let mut sums = Vec::with_capacity(2 * evaluation.batches);
         for micro in 0..evaluation.batches {
-            self.flow.loss = 0.0;
+            self.flow.losses.clear();
             for action in if micro == 0 { first } else { next } {
                 let load = matches!(action, Action::Load { .. });
                 self.act(if load { Action::Load { micro } } else { *action }, &mut meter)?;
             }
-            sums.extend([self.flow.loss, with_loss(self.flow.targets.as_ref())? as f64]);
+            let loss = self.flow.losses.value(&self.kernels.known(&self.flow.losses.sums)?);
+            sums.extend([loss, with_loss(&*self.kernels, self.flow.targets.as_ref())? as f64]);
         }
         for action in end {
             self.act(*action, &mut meter)?;
@@ -67,11 +68,11 @@ impl Rank<'_> {
     fn agree(&self, sums: &[f64]) -> Result<(f64, u64)> {
         let (world, width) = (self.inputs.cell.parallel.ranks, sums.len());
         let mut send = self.arena.alloc(Category::Communication, DType::F64, width)?;
-        send.view_mut().as_slice_mut::<f64>()?.copy_from_slice(sums);
+        self.kernels.upload(View::of(sums), send.view_mut())?;
         let mut recv = self.arena.alloc(Category::Communication, DType::F64, width * world)?;
         self.comms.data().all_gather(send.view(), recv.view_mut())?;
-        let view = recv.view();
-        let all = view.as_slice::<f64>()?;
+        let mut all = vec![0f64; recv.len()];
+        self.kernels.download(recv.view(), ViewMut::of(&mut all))?;
         let (mut loss, mut tokens) = (0.0, 0.0);
         for micro in (0..width).step_by(2) {
             for rank in all.chunks_exact(width) {
@@ -88,7 +89,9 @@ pub(crate) fn agree_stated(s: &mut Sketch<'_>, evaluation: Evaluation, world: us
     [width, width * world].map(|len| s.alloc(Category::Communication, DType::F64, len))
 }
 
-fn with_loss(targets: Option<&Buffer>) -> Result<usize> {
+fn with_loss(kernels: &dyn Kernels, targets: Option<&Buffer>) -> Result<usize> {
     let Some(targets) = targets else { return Ok(0) };
-    Ok(targets.view().as_slice::<u32>()?.iter().filter(|target| **target != NO_TARGET).count())
+    let mut all = vec![0u32; targets.len()];
+    kernels.download(targets.view(), ViewMut::of(&mut all))?;
+    Ok(all.iter().filter(|target| **target != NO_TARGET).count())
 }

@@ -26,7 +26,7 @@ impl Rank<'_> {
                 };
                 let Some(own) = own else { continue };
                 let own = match part {
-                    Part::Quantised => copied(&self.arena, own)?,
+                    Part::Quantised => copied(&*self.kernels, &self.arena, own)?,
                     _ => widen(&*self.kernels, &self.arena, own)?,
                 };
                 let whole = self.whole(&self.arena, own, plan::share(&self.state.sharding, part), holding.padded)?;
@@ -88,7 +88,14 @@ impl Rank<'_> {
     /// A tensor's values out of its whole flat.
     fn values<'w>(&self, tensor: &Tensor, whole: &'w Buffer) -> Result<Cow<'w, [f32]>> {
         let kept = whole.slice(tensor.place.range());
-        let Some(matrix) = tensor.packed else { return Ok(Cow::Borrowed(kept.as_slice()?)) };
+        let Some(matrix) = tensor.packed else {
+            if kept.is_on_host() {
+                return Ok(Cow::Borrowed(kept.as_slice()?));
+            }
+            let mut values = vec![0f32; kept.len()];
+            self.kernels.download(kept, ViewMut::of(&mut values))?;
+            return Ok(Cow::Owned(values));
+        };
         let mut values = vec![0f32; matrix.len()];
         self.kernels.unpack(&Unpack { matrix, dtype: DType::F32 }, kept, ViewMut::of(&mut values))?;
         Ok(Cow::Owned(values))
@@ -119,8 +126,8 @@ pub(crate) fn widen(kernels: &dyn zbench_kernels::Kernels, arena: &Arena, view: 
     Ok(wide)
 }
 
-pub(crate) fn copied(arena: &Arena, view: View<'_>) -> Result<Buffer> {
+pub(crate) fn copied(kernels: &dyn zbench_kernels::Kernels, arena: &Arena, view: View<'_>) -> Result<Buffer> {
     let mut copy = arena.alloc(Category::Workspace, view.dtype(), view.len())?;
-    copy.view_mut().as_slice_mut::<i8>()?.copy_from_slice(view.as_slice()?);
+    kernels.copy(view, copy.view_mut())?;
     Ok(copy)
 }

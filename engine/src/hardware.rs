@@ -2,7 +2,22 @@
 
 use crate::config::{Cell, DeviceKind, Hardware, Pin};
 use serde::{Deserialize, Serialize};
-use zbench_kernels::{Cpu, Setup, SetupError, affinity};
+use std::sync::Arc;
+use zbench_kernels::cuda::blueprint::Blueprint;
+use zbench_kernels::cuda::machine::Machine;
+use zbench_kernels::{Cpu, Cuda, KernelError, Kernels, Setup, SetupError, affinity};
+
+/// Gives a machine that runs CUDA by its number, 0 for the first GPU; the reason where there is none. The engine looks for no
+/// libraries: whoever calls it has.
+pub type Machines<'a> = &'a (dyn Fn(usize) -> Result<Arc<dyn Machine>, String> + Sync);
+
+/// No machine that runs CUDA.
+///
+/// # Errors
+/// Always.
+pub fn no_machines(_: usize) -> Result<Arc<dyn Machine>, String> {
+    Err("this program was given no GPU".into())
+}
 
 /// Where a rank stands among the ranks of a cell on its host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,9 +38,12 @@ impl Seat {
 /// Why a cell's kernels are not to be had here.
 #[derive(Debug, thiserror::Error)]
 pub enum HardwareError {
-    /// A device that this version cannot use.
-    #[error("hardware.device = \"cuda\" is not built yet; use \"cpu\"")]
-    Device,
+    /// There is no such device.
+    #[error("hardware.device = \"cuda\": {0}")]
+    Device(String),
+    /// The device has no room for a rank's queue, or cannot compile kernels.
+    #[error("hardware.device = \"cuda\": {0}")]
+    Kernels(#[from] KernelError),
     /// Instructions that this CPU lacks, or a core that the system does not give.
     #[error("hardware: {0}")]
     Setup(#[from] SetupError),
@@ -49,20 +67,30 @@ pub enum HardwareError {
 ///
 /// # Errors
 /// No rank could have them here.
-pub fn planner(cell: &Cell) -> Result<Cpu, HardwareError> {
-    Ok(Cpu::with(&setup(&cell.hardware, Seat::ALONE, None))?)
+pub fn planner(cell: &Cell) -> Result<Arc<dyn Kernels>, HardwareError> {
+    if cell.hardware.device == DeviceKind::Cuda {
+        return on(Arc::new(Blueprint::h100()));
+    }
+    Ok(Arc::new(Cpu::with(&setup(&cell.hardware, Seat::ALONE, None))?))
+}
+
+/// Kernels on a machine that runs CUDA.
+fn on(machine: Arc<dyn Machine>) -> Result<Arc<dyn Kernels>, HardwareError> {
+    Ok(Arc::new(Cuda::new(machine).map_err(KernelError::from)?))
 }
 
 /// The kernels of the rank at a seat.
 ///
 /// # Errors
 /// They are not to be had here.
-pub fn cpu(cell: &Cell, seat: Seat) -> Result<Cpu, HardwareError> {
+pub fn kernels(cell: &Cell, seat: Seat, machines: Machines<'_>) -> Result<Arc<dyn Kernels>, HardwareError> {
     if cell.hardware.device == DeviceKind::Cuda {
-        return Err(HardwareError::Device);
+        // Threads of a process share one GPU, whose memory they all reach; processes have one each.
+        let number = if seat.process { seat.index } else { 0 };
+        return on(machines(number).map_err(HardwareError::Device)?);
     }
     let cores = cores(&cell.hardware, seat, &affinity::available())?;
-    Ok(Cpu::with(&setup(&cell.hardware, seat, cores))?)
+    Ok(Arc::new(Cpu::with(&setup(&cell.hardware, seat, cores))?))
 }
 
 /// Whether `ranks` ranks of a cell find a core for each thread on this machine, where they ask for one.

@@ -86,7 +86,7 @@ impl<'a> Filler<'a> {
                     None => home.slice_mut(at_home.clone()),
                 };
                 match part {
-                    Part::Quantised => target.as_slice_mut::<i8>()?.fill(0),
+                    Part::Quantised => clear(self.desk.kernels, target.reborrow())?,
                     _ => self.desk.kernels.fill(target.reborrow(), 0.0)?,
                 }
                 let bytes = target.len() * target.dtype().size();
@@ -95,10 +95,10 @@ impl<'a> Filler<'a> {
                     let span = tensor.place.range();
                     let cut = span.start.max(holding.owned.start)..span.end.min(holding.owned.end);
                     if !cut.is_empty() {
-                        let mut dst = target.slice_mut(within(&cut, &holding.owned));
+                        let dst = target.slice_mut(within(&cut, &holding.owned));
                         let range = within(&cut, &span);
                         match tensor.packed {
-                            Some(matrix) => packed::fill(self, spec, tensor, matrix, range, dst.as_slice_mut()?)?,
+                            Some(matrix) => packed::put(self, spec, tensor, matrix, range, dst)?,
                             None => self.tensor(spec, tensor, range, dst)?,
                         }
                     }
@@ -249,6 +249,16 @@ pub(crate) fn draw(
         }
         Init::NormsOf(_) => kernels.fill(dst, 0.0),
     }
+}
+
+/// Zeros.
+fn clear(kernels: &dyn Kernels, mut dst: ViewMut<'_>) -> Result<(), KernelError> {
+    let zeros = vec![0i8; PIECE.min(dst.len())];
+    for start in (0..dst.len()).step_by(PIECE) {
+        let end = dst.len().min(start + PIECE);
+        kernels.upload(View::of(&zeros[..end - start]), dst.slice_mut(start..end))?;
+    }
+    Ok(())
 }
 
 /// Rounds values to the type they are loaded in.

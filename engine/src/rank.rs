@@ -13,13 +13,13 @@ use crate::meter::Meter;
 use crate::outcome::{Loaded, Probe, RankReport, Resumed, Span, Step};
 use crate::plan::{Action, Plan};
 use crate::schedule::learning_rate;
-use crate::shard::{Comms, Desk, Gradients, Optimizer, Params, Said, State};
+use crate::shard::{Comms, Desk, Gradients, Losses, Optimizer, Params, Said, State};
 use crate::training_state::{Position, Resumable};
 use crate::{checkpoint::Checkpoint, rope};
 use batch::Standing;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zbench_kernels::{Arena, Buffer, Category, DType, Kernels};
+use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View};
 
 type Result<T> = std::result::Result<T, StepError>;
 
@@ -136,6 +136,8 @@ pub(crate) struct Flow {
     pub(crate) evaluates: bool,
     pub(crate) ids: Option<Buffer>,
     pub(crate) targets: Option<Buffer>,
+    /// Ids, targets and where documents start, as they are read.
+    read: (Vec<u32>, Vec<u32>, Vec<u32>),
     /// What a token's loss is multiplied by, so that the mean over ranks and micro-batches is that over the global batch's
     /// tokens that have a target.
     mean: f64,
@@ -145,8 +147,8 @@ pub(crate) struct Flow {
     stream: Option<Buffer>,
     /// By unit.
     saved: Vec<Saved<Buffer>>,
-    /// Sum of the micro-batches' mean losses; in an evaluation, of the tokens' losses.
-    pub(crate) loss: f64,
+    /// The micro-batches' mean losses; in an evaluation, the tokens' losses.
+    pub(crate) losses: Losses,
     /// The loss scale that the step's gradients carry, 1 without.
     loss_scale: f64,
 }
@@ -163,7 +165,7 @@ impl<'a> Rank<'a> {
         let Inputs { cell, plan, .. } = *inputs;
         let place: Place = plan.mesh.place(number);
         let state = State::new(cell, &plan.layout, plan.sharding, place);
-        let [cos, sin] = rope_tables(cell, &arena)?;
+        let [cos, sin] = rope_tables(cell, &arena, &*kernels)?;
         let desk = Desk { kernels: &*kernels, arena: &arena, comms: &comms };
         let mut params = Params::new(&state, desk)?;
         let gradients = Gradients::new(&state, desk)?;
@@ -247,7 +249,7 @@ impl<'a> Rank<'a> {
     /// Forward, backward and reductions of all micro-batches of the next step.
     pub fn gradients(&mut self, meter: &mut Meter) -> Result<()> {
         let plan = self.inputs.plan;
-        self.flow.loss = 0.0;
+        self.flow.losses.clear();
         self.count()?;
         self.prepacked.iter_mut().for_each(Prepacked::forget);
         self.flow.loss_scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
@@ -267,9 +269,8 @@ impl<'a> Rank<'a> {
         self.recall()?;
         meter.enter(Span::ExposedAgree);
         let desk = Desk { kernels: &*self.kernels, arena: &self.arena, comms: &self.comms };
-        let loss = self.flow.loss / cell.train.accumulation as f64;
         let loss_scale = self.flow.loss_scale;
-        let said = Said { loss, loss_scale, stop: self.wants_stop, written: self.has_written };
+        let said = Said { losses: &self.flow.losses, loss_scale, stop: self.wants_stop, written: self.has_written };
         let clip = self.optimizer.agree(&self.state, desk, &self.gradients, &cell.train, said)?;
         (self.stop_agreed, self.all_written) = (clip.stop, clip.written);
         let skipped = self.scaler.is_some() && !clip.norm.is_finite();
@@ -424,15 +425,16 @@ impl<'a> Rank<'a> {
         let weights = self.params.weights(head, self.prepacked.get(head));
         let mean = self.flow.mean;
         let scale = mean * self.flow.loss_scale;
-        let (sum, gradient) = if layout.head.tied {
+        let sums = &mut self.flow.losses.sums;
+        let gradient = if layout.head.tied {
             let matrix = self.params.weights(0, self.prepacked.first());
             let (mut table, mut own) = self.gradients.grads_of_two(0, head);
-            layout.head.loss(&ex, &weights, &matrix, &mut own, Some(&mut table), x, targets.view(), scale)?
+            layout.head.loss(&ex, &weights, &matrix, &mut own, Some(&mut table), x, targets.view(), scale, sums)?
         } else {
             let mut own = self.gradients.grads(head);
-            layout.head.loss(&ex, &weights, &weights, &mut own, None, x, targets.view(), scale)?
+            layout.head.loss(&ex, &weights, &weights, &mut own, None, x, targets.view(), scale, sums)?
         };
-        self.flow.loss += sum * mean;
+        self.flow.losses.close(mean);
         self.flow.stream = Some(gradient);
         Ok(())
     }
@@ -448,7 +450,8 @@ impl<'a> Rank<'a> {
         let weights = self.params.weights(head, self.prepacked.get(head));
         let of_matrix = if layout.head.tied { 0 } else { head };
         let matrix = self.params.weights(of_matrix, self.prepacked.get(of_matrix));
-        self.flow.loss += layout.head.score(&ex, &weights, &matrix, x, targets.view())?;
+        layout.head.score(&ex, &weights, &matrix, x, targets.view(), &mut self.flow.losses.sums)?;
+        self.flow.losses.close(1.0);
         Ok(())
     }
 
@@ -493,15 +496,16 @@ fn prepacked(cell: &Cell, plan: &Plan, arena: &Arena, kernels: &dyn Kernels) -> 
 }
 
 /// Cosines and sines `[seq, head_dim/2]` in the accumulator type, filled in place.
-fn rope_tables(cell: &Cell, arena: &Arena) -> Result<[Buffer; 2]> {
+fn rope_tables(cell: &Cell, arena: &Arena, kernels: &dyn Kernels) -> Result<[Buffer; 2]> {
     let (seq, dtype) = (cell.train.seq_len, cell.precision.compute.accumulator());
     let table = |of: fn(f64) -> f64| -> Result<Buffer> {
         let mut table = arena.alloc(Category::Workspace, dtype, rope::table_len(&cell.model, seq))?;
-        let (mut view, values) = (table.view_mut(), rope::angles(&cell.model, seq).map(of));
+        let values: Vec<f64> = rope::angles(&cell.model, seq).map(of).collect();
         if dtype == DType::F64 {
-            view.as_slice_mut::<f64>()?.iter_mut().zip(values).for_each(|(t, v)| *t = v);
+            kernels.upload(View::of(&values), table.view_mut())?;
         } else {
-            view.as_slice_mut::<f32>()?.iter_mut().zip(values).for_each(|(t, v)| *t = v as f32);
+            let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
+            kernels.upload(View::of(&values), table.view_mut())?;
         }
         Ok(table)
     };

@@ -6,7 +6,7 @@ use crate::comm::{CommError, Communicator, Metered, group, link};
 use crate::config::Cell;
 use crate::course::{self, Control};
 use crate::data::Source;
-use crate::hardware::{self, HardwareError, Seat};
+use crate::hardware::{self, HardwareError, Machines, Seat};
 use crate::layers::StepError;
 use crate::mesh::Mesh;
 use crate::outcome::{Cause, Failure, Happening, Probe, RankReport, Run, Step};
@@ -34,7 +34,13 @@ pub fn train(cell: &Cell, plan: &Plan, on_step: &(dyn Fn(&Step) + Sync)) -> Resu
 
 /// Runs a cell on all ranks, which are threads, as `control` says.
 pub fn train_with(cell: &Cell, plan: &Plan, control: Control<'_>) -> Result<Run, Failure> {
-    let kernels = kernels(cell).map_err(|error| failure(Cause::Failed { rank: 0, reason: error.to_string() }))?;
+    train_on(cell, plan, &hardware::no_machines, control)
+}
+
+/// As [`train_with`], on these machines where the cell asks for CUDA.
+pub fn train_on(cell: &Cell, plan: &Plan, machines: Machines<'_>, control: Control<'_>) -> Result<Run, Failure> {
+    let kernels =
+        kernels(cell, machines).map_err(|error| failure(Cause::Failed { rank: 0, reason: error.to_string() }))?;
     let done = Mutex::new(Vec::new());
     let tell = |happening: &Happening| {
         (control.tell)(happening);
@@ -90,10 +96,9 @@ pub fn train_rank_probed(
 }
 
 /// The kernels of every rank of a cell, all of them threads of this process.
-pub fn kernels(cell: &Cell) -> Result<Vec<Arc<dyn Kernels>>, HardwareError> {
+pub fn kernels(cell: &Cell, machines: Machines<'_>) -> Result<Vec<Arc<dyn Kernels>>, HardwareError> {
     let ranks = cell.parallel.ranks;
-    let of = |index| Ok(Arc::new(hardware::cpu(cell, Seat { index, ranks, process: false })?) as Arc<dyn Kernels>);
-    (0..ranks).map(of).collect()
+    (0..ranks).map(|index| hardware::kernels(cell, Seat { index, ranks, process: false }, machines)).collect()
 }
 
 /// Starts every rank of a cell on its own thread, runs `work` on it, and returns what they return, in rank order.
@@ -107,8 +112,8 @@ pub fn with_ranks<T: Send>(
     let opened = open(cell, plan).map_err(input)?;
     let inputs = opened.inputs(cell, plan);
     let mut arenas = Vec::with_capacity(kernels.len());
-    for _ in 0..kernels.len() {
-        arenas.push(Arena::host(cell.memory.capacity).map_err(|error| input(error.to_string()))?);
+    for kernels in &kernels {
+        arenas.push(kernels.arena(cell.memory.capacity).map_err(|error| input(error.to_string()))?);
     }
     // Held until every rank has ended: a rank that fails takes no memory away under those that still read it.
     let regions: Vec<_> = arenas.iter().map(Arena::region).collect();

@@ -1,7 +1,9 @@
 use crate::affinity::Pinned;
+use crate::cuda::machine::Mark;
 use crate::op::*;
 use crate::packed::{Packed, Unpack};
 use crate::{Arena, ArenaError, DType, DocumentKernels, ExpertKernels, ReduceOp, View, ViewMut, copy};
+use std::sync::Arc;
 
 /// Why a kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -57,6 +59,15 @@ pub enum KernelError {
         /// The type.
         dtype: DType,
     },
+}
+
+/// A sum to a number that the host may not know yet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sum {
+    /// It is known.
+    Known(f64),
+    /// It lies in this slot of the device's.
+    Slot(u32),
 }
 
 /// What a kernel returns.
@@ -115,6 +126,37 @@ pub trait Kernels: ExpertKernels + DocumentKernels + Send + Sync {
     /// Waits until all that has been asked for is done. What the device found wrong since the last time comes out here.
     fn synchronize(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// The same operations in an order of their own, beside these: for what moves while these compute. `None` where there is
+    /// one order only.
+    ///
+    /// # Errors
+    /// The device has no room for another queue.
+    fn beside(&self) -> Result<Option<Arc<dyn Kernels>>> {
+        Ok(None)
+    }
+
+    /// A mark behind what has been asked for so far; `None` where every call has done its work when it returns.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn mark(&self) -> Result<Option<Arc<dyn Mark>>> {
+        Ok(None)
+    }
+
+    /// What is asked for from now on begins after that mark of the same device.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn follow(&self, _mark: &dyn Mark) -> Result<()> {
+        Ok(())
+    }
+
+    /// Elements of a passing matrix, as of logits, that are worth making at a time: large enough for a product to be fast, small
+    /// enough for the memory that they take.
+    fn passing_elements(&self) -> usize {
+        1 << 23
     }
 
     /// Elements of scratch that `op` needs (f32, or f64 when it computes in f64).
@@ -321,6 +363,27 @@ pub trait Kernels: ExpertKernels + DocumentKernels + Send + Sync {
 
     /// Sum of squares in f64, in an order fixed by the length.
     fn sum_squares(&self, x: View<'_>) -> Result<f64>;
+
+    /// As [`Kernels::sum`], told by [`Kernels::known`]: a device goes on meanwhile.
+    fn sum_later(&self, x: View<'_>) -> Result<Sum> {
+        self.sum(x).map(Sum::Known)
+    }
+
+    /// As [`Kernels::sum_squares`], told by [`Kernels::known`].
+    fn sum_squares_later(&self, x: View<'_>) -> Result<Sum> {
+        self.sum_squares(x).map(Sum::Known)
+    }
+
+    /// The values of sums that were asked for since the last call of this, and of no others.
+    fn known(&self, sums: &[Sum]) -> Result<Vec<f64>> {
+        let value = |sum: &Sum| match sum {
+            Sum::Known(value) => Ok(*value),
+            Sum::Slot(slot) => {
+                Err(KernelError::Invalid { op: "known", reason: format!("slot {slot} is not of this device") })
+            }
+        };
+        sums.iter().map(value).collect()
+    }
 
     /// `dst = (dst +) s0 op s1 op ...`, element by element as a balanced tree in the order given: pairs, then pairs of
     /// pairs, the odd one carried up. Lengths must agree.

@@ -46,7 +46,7 @@ pub use cuda::Cuda;
 pub use documents::DocumentKernels;
 pub use dtype::{DType, Element};
 pub use experts::ExpertKernels;
-pub use kernels::{KernelError, Kernels, Result};
+pub use kernels::{KernelError, Kernels, Result, Sum};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, Swing, footprint};
 pub use op::{
     Act, Activate, AdamW, AddRows, Attention, Combine, CrossEntropy, Dropout, Embedding, Gemm, Grouped, GroupedGemm,

@@ -1,6 +1,7 @@
 //! Kernels with a stopwatch: what each operation takes where it is really called, among the others of a step.
 
 use crate::affinity::Pinned;
+use crate::cuda::machine::Mark;
 use crate::*;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -37,6 +38,10 @@ impl Stopwatch {
     fn time<T>(&self, op: Op, call: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let result = call();
+        if !self.inner.is_host() {
+            // The call only asked for it. A failure comes out again where the result is wanted.
+            let _ = self.inner.synchronize();
+        }
         let ns = begin.elapsed().as_nanos() as u64;
         self.log.lock().unwrap_or_else(PoisonError::into_inner).push(Timed { op, ns });
         result
@@ -66,6 +71,46 @@ impl Kernels for Stopwatch {
 
     fn settle(&self) -> Option<Pinned> {
         self.inner.settle()
+    }
+
+    fn arena(&self, capacity: Option<u64>) -> Result<Arena, ArenaError> {
+        self.inner.arena(capacity)
+    }
+
+    fn is_host(&self) -> bool {
+        self.inner.is_host()
+    }
+
+    fn upload(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        self.inner.upload(src, dst)
+    }
+
+    fn download(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        self.inner.download(src, dst)
+    }
+
+    fn copy(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        self.inner.copy(src, dst)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.inner.synchronize()
+    }
+
+    fn beside(&self) -> Result<Option<Arc<dyn Kernels>>> {
+        self.inner.beside()
+    }
+
+    fn mark(&self) -> Result<Option<Arc<dyn Mark>>> {
+        self.inner.mark()
+    }
+
+    fn follow(&self, mark: &dyn Mark) -> Result<()> {
+        self.inner.follow(mark)
+    }
+
+    fn passing_elements(&self) -> usize {
+        self.inner.passing_elements()
     }
 
     fn workspace(&self, op: &Op) -> usize {

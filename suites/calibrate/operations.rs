@@ -206,8 +206,8 @@ struct Run {
 
 fn run(cell: &Cell) -> Result<Run, String> {
     let planner = hardware::planner(cell).map_err(|error| error.to_string())?;
-    let plan = Plan::new(cell, &planner).map_err(|error| error.to_string())?;
-    let inner = kernels(cell).map_err(|error| error.to_string())?;
+    let plan = Plan::new(cell, &*planner).map_err(|error| error.to_string())?;
+    let inner = kernels(cell, &crate::devices::machine).map_err(|error| error.to_string())?;
     let watches: Vec<Arc<Stopwatch>> = inner.into_iter().map(|kernels| Arc::new(Stopwatch::new(kernels))).collect();
     let shown = watches.iter().map(|watch| watch.clone() as Arc<dyn Kernels>).collect();
     let ran = with_ranks(cell, &plan, shown, |rank| {
@@ -221,7 +221,7 @@ fn run(cell: &Cell) -> Result<Run, String> {
     });
     let ran = ran.map_err(|failure| failure.cause.to_string())?;
     let beside = |(report, timed): &(RankReport, Vec<Timed>)| {
-        let stated: Vec<ActionStated> = plan.stated_actions(cell, &planner, report.rank).collect();
+        let stated: Vec<ActionStated> = plan.stated_actions(cell, &*planner, report.rank).collect();
         let layers = stated.iter().filter(|stated| {
             matches!(stated.action, Action::Forward { .. } | Action::Backward { .. } | Action::Restore { .. })
         });
@@ -231,7 +231,8 @@ fn run(cell: &Cell) -> Result<Run, String> {
     let beside = ran.iter().map(beside).collect();
     // The probes that are there for it: long enough that a step's waits are many, small enough that they show.
     let splits = cell.model.num_hidden_layers == WAITING_BLOCKS && cell.parallel.ranks > 1;
-    let split = splits.then(|| split_step(cell, plan.stated_actions(cell, &planner, 0).collect(), &ran)).transpose()?;
+    let split =
+        splits.then(|| split_step(cell, plan.stated_actions(cell, &*planner, 0).collect(), &ran)).transpose()?;
     Ok(Run { split, timed: ran.into_iter().flat_map(|(_, timed)| timed).collect(), beside })
 }
 

@@ -38,8 +38,8 @@ fn ranks<T: Send>(
 ) -> Result<Vec<T>> {
     let failed = |reason: String| SessionError::Failed(format!("{what}: {reason}"));
     let planner = hardware::planner(cell).map_err(|error| failed(error.to_string()))?;
-    let plan = Plan::new(cell, &planner).map_err(|error| failed(error.to_string()))?;
-    let kernels = kernels(cell).map_err(|error| failed(error.to_string()))?;
+    let plan = Plan::new(cell, &*planner).map_err(|error| failed(error.to_string()))?;
+    let kernels = kernels(cell, &crate::devices::machine).map_err(|error| failed(error.to_string()))?;
     with_ranks(cell, &plan, kernels, work).map_err(|Failure { cause, .. }| match cause {
         Cause::OutOfMemory { rank, error } => SessionError::Memory(error, format!("{what}, rank {rank}")),
         other => failed(other.to_string()),

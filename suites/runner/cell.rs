@@ -12,7 +12,7 @@ use zbench_engine::course::Control;
 use zbench_engine::hardware;
 use zbench_engine::outcome::{Cause, Failure, Happening};
 use zbench_engine::plan::Plan;
-use zbench_engine::train::train_with;
+use zbench_engine::train::train_on;
 use zbench_kernels::peak;
 use zbench_reports::record::{Source, Status};
 
@@ -55,7 +55,7 @@ fn threads(job: &Job) -> End {
     let cell = &job.cell;
     let plan = hardware::planner(cell)
         .map_err(|error| error.to_string())
-        .and_then(|kernels| Plan::new(cell, &kernels).map_err(|error| error.to_string()));
+        .and_then(|kernels| Plan::new(cell, &*kernels).map_err(|error| error.to_string()));
     let plan = match plan {
         Ok(plan) => plan,
         Err(reason) => return End::failed(reason),
@@ -65,7 +65,7 @@ fn threads(job: &Job) -> End {
     let before = peak();
     let busy = machine::Busy::start();
     let tell = |happening: &Happening| say(&protocol::event(happening));
-    let result = train_with(cell, &plan, Control { stop: stop_order(), tell: &tell });
+    let result = train_on(cell, &plan, &crate::devices::machine, Control { stop: stop_order(), tell: &tell });
     let busy = busy.and_then(machine::Busy::seconds);
     let mut end = match result {
         Ok(run) => End {

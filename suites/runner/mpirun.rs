@@ -14,14 +14,12 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::net::ToSocketAddrs;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use zbench_engine::comm::{Communicator, Meeting, Rendezvous};
 use zbench_engine::hardware::{self, Seat};
 use zbench_engine::train::Standing;
-use zbench_kernels::Kernels;
 use zbench_reports::record::{Source, Status};
 
 const TICK: Duration = Duration::from_millis(20);
@@ -397,8 +395,8 @@ fn listen_to_orders(line: Line, is_done: &AtomicBool) -> (Line, bool) {
 
 fn connect(world: &World, job: &RankJob) -> Result<Box<dyn Communicator>, String> {
     let parallel = &job.cell.parallel;
-    let kernels = hardware::cpu(&job.cell, job.seat).map_err(|error| error.to_string())?;
-    let kernels: Arc<dyn Kernels> = Arc::new(kernels);
+    let kernels =
+        hardware::kernels(&job.cell, job.seat, &crate::devices::machine).map_err(|error| error.to_string())?;
     let arena = zbench_kernels::Arena::host(Some(0)).map_err(|error| error.to_string())?;
     let options = Options { timeout: parallel.stall, stall: parallel.stall, quiet: true };
     let world = World { source: if world.size == 1 { Launcher::Ours } else { world.source }, ..world.clone() };

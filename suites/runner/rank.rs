@@ -98,10 +98,11 @@ fn train(
     said: &mut RankSaid,
 ) -> Result<Ended<Report>, String> {
     let cell = &job.cell;
-    let kernels: Arc<dyn Kernels> = Arc::new(hardware::cpu(cell, job.seat).map_err(|error| error.to_string())?);
+    let kernels: Arc<dyn Kernels> =
+        hardware::kernels(cell, job.seat, &crate::devices::machine).map_err(|error| error.to_string())?;
     let plan = Plan::new(cell, &*kernels).map_err(|error| error.to_string())?;
     let shared = cell.parallel.backend == Backend::Shm;
-    let arena = if shared { Arena::shared(cell.memory.capacity) } else { Arena::host(cell.memory.capacity) };
+    let arena = if shared { Arena::shared(cell.memory.capacity) } else { kernels.arena(cell.memory.capacity) };
     let arena = arena.map_err(|error| error.to_string())?;
     let measure = || peak::measure(job.peak_threads, cell.precision.compute, job.peak_seconds);
     if job.peak_threads > 0 {

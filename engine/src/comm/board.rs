@@ -50,7 +50,7 @@ pub(crate) struct Board {
 }
 
 /// Who takes part in a call; each line numbers its calls from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Party {
     /// All ranks of the group.
     All,

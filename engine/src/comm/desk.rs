@@ -5,14 +5,17 @@ use super::call::{Call, Kind};
 use super::cause;
 use super::moves::{Raw, SCRATCH_WORDS, Seen, Spot, What};
 use super::space::Bounce;
+use std::sync::Arc;
+use zbench_kernels::cuda::machine::Mark;
 
 /// What a rank works with; everything is used again from call to call.
 pub(super) struct Desk {
     pub(super) open: Vec<Open>,
     /// The next number of each party's calls.
     pub(super) numbers: Vec<(Party, u64)>,
-    /// Calls that came to their end and are not asked for yet, with the bytes they moved.
-    pub(super) finished: Vec<(Party, u64, u64)>,
+    /// Calls that came to their end and are not asked for yet, with the bytes they moved, and the marks of a device behind
+    /// which all members have done their part.
+    pub(super) finished: Vec<(Party, u64, u64, Vec<Arc<dyn Mark>>)>,
     /// Where the members' buffers of the call being worked on lie.
     pub(super) seen: Vec<Seen>,
     pub(super) scratch: Box<[u64]>,
@@ -77,11 +80,14 @@ pub(super) fn operation(what: What) -> &'static str {
 }
 
 pub(super) fn by_address(raw: Raw) -> Spot {
-    Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype }
+    Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype, on_host: raw.on_host }
 }
 
 /// Bytes that this rank writes beside its post, when the call is small enough for that on all ranks.
 pub(super) fn eager_bytes(kind: Kind, rank: usize, size: usize, send: Raw, recv: Raw) -> Option<usize> {
+    if !(send.on_host && recv.on_host) {
+        return None;
+    }
     let (given, most) = match kind {
         Kind::AllReduce { .. } | Kind::AllToAll | Kind::ReduceScatter { .. } | Kind::AllGather => {
             (send.bytes(), send.bytes())

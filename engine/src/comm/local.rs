@@ -3,10 +3,11 @@
 use super::board::{Board, CONTROL_BYTES, Control};
 use super::protocol::Patience;
 use super::shared::Shared;
-use super::space::Space;
+use super::space::{Marks, Space};
+use super::{CommError, Result};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_kernels::{Arena, ArenaError, Kernels};
+use zbench_kernels::{Arena, Kernels};
 
 /// How ranks wait when there are `ranks` of them on this host.
 pub(crate) fn patience(ranks: usize) -> Patience {
@@ -20,17 +21,18 @@ pub(crate) fn patience(ranks: usize) -> Patience {
 /// for others ends the group.
 ///
 /// # Errors
-/// There is no address space for the memory in which they meet.
-pub fn group(name: &str, kernels: Vec<Arc<dyn Kernels>>, stall: Duration) -> Result<Vec<Shared>, ArenaError> {
+/// There is no address space for the memory in which they meet, or their device has no room for their queues.
+pub fn group(name: &str, kernels: Vec<Arc<dyn Kernels>>, stall: Duration) -> Result<Vec<Shared>> {
     let size = kernels.len();
-    let control = Control::new(Arena::host(Some(CONTROL_BYTES))?.region(), size);
+    let none = |reason: String| CommError::Invalid { operation: "local", reason };
+    let control =
+        Control::new(Arena::host(Some(CONTROL_BYTES)).map_err(|error| none(error.to_string()))?.region(), size);
     let ranks: Vec<usize> = (0..size).collect();
     // The first board of a new world always has room: a world of more ranks than fit has no threads to run them.
-    let board = Board::make(&control, name, &ranks).map_err(|_| ArenaError::Reserve {
-        bytes: CONTROL_BYTES,
-        source: std::io::Error::other(format!("{size} ranks do not fit one process; use fewer")),
-    })?;
-    let space = Arc::new(Space::Threads);
+    let board = Board::make(&control, name, &ranks)
+        .map_err(|_| none(format!("{size} ranks do not fit one process; use fewer")))?;
+    let on_device = kernels.iter().any(|kernels| !kernels.is_host());
+    let space = Arc::new(Space::Threads(Marks::new(on_device)));
     let member = |(rank, kernels)| Shared::new(board.clone(), rank, space.clone(), kernels, patience(size), stall);
-    Ok(kernels.into_iter().enumerate().map(member).collect())
+    kernels.into_iter().enumerate().map(member).collect()
 }

@@ -23,6 +23,8 @@ pub(crate) struct Raw {
     pub ptr: NonNull<u8>,
     pub len: usize,
     pub dtype: DType,
+    /// Else it lies in the memory of the device that the ranks share.
+    pub on_host: bool,
 }
 
 // SAFETY: an address and a length. What is done there is guarded by the protocol (see protocol.rs).
@@ -34,20 +36,21 @@ pub(crate) struct Spot {
     pub at: u64,
     pub len: usize,
     pub dtype: DType,
+    pub on_host: bool,
 }
 
 impl Raw {
     /// No elements.
     pub(crate) fn none() -> Raw {
-        Raw { ptr: NonNull::<u64>::dangling().cast(), len: 0, dtype: DType::F32 }
+        Raw { ptr: NonNull::<u64>::dangling().cast(), len: 0, dtype: DType::F32, on_host: true }
     }
 
     pub(crate) fn of(view: View<'_>) -> Raw {
-        Raw { ptr: view.ptr(), len: view.len(), dtype: view.dtype() }
+        Raw { ptr: view.ptr(), len: view.len(), dtype: view.dtype(), on_host: view.is_on_host() }
     }
 
     pub(crate) fn of_mut(view: &ViewMut<'_>) -> Raw {
-        Raw { ptr: view.ptr(), len: view.len(), dtype: view.dtype() }
+        Raw { ptr: view.ptr(), len: view.len(), dtype: view.dtype(), on_host: view.is_on_host() }
     }
 
     /// The elements of `range`; it is cut to what is there, so that no post of a peer can lead outside its buffer.
@@ -55,7 +58,7 @@ impl Raw {
         let start = range.start.min(self.len);
         let len = range.end.clamp(start, self.len) - start;
         // SAFETY: start is at most `len`, so the address stays inside the run or one past it.
-        Raw { ptr: unsafe { self.ptr.add(start * self.dtype.size()) }, len, dtype: self.dtype }
+        Raw { ptr: unsafe { self.ptr.add(start * self.dtype.size()) }, len, ..self }
     }
 
     /// The `index`-th of `count` equal parts.
@@ -66,6 +69,26 @@ impl Raw {
 
     pub(crate) fn bytes(self) -> usize {
         self.len * self.dtype.size()
+    }
+
+    /// To read.
+    ///
+    /// # Safety
+    /// The run is live, and nobody writes it during `'a`.
+    unsafe fn view<'a>(self) -> View<'a> {
+        let of = if self.on_host { View::from_raw } else { View::on_device };
+        // SAFETY: as the caller says.
+        unsafe { of(self.ptr, self.dtype, self.len) }
+    }
+
+    /// To write.
+    ///
+    /// # Safety
+    /// The run is live, and nobody else uses it during `'a`.
+    unsafe fn view_mut<'a>(self) -> ViewMut<'a> {
+        let of = if self.on_host { ViewMut::from_raw } else { ViewMut::on_device };
+        // SAFETY: as the caller says.
+        unsafe { of(self.ptr, self.dtype, self.len) }
     }
 }
 
@@ -224,6 +247,10 @@ impl Mover<'_> {
         let mine = |other: usize| other != rank && (other < rank) == ((other + rank) % 2 == 1);
         for other in (0..size).filter(|other| mine(*other)) {
             let (ours, theirs) = (seen[rank].recv.part(other, size), seen[other].recv.part(rank, size));
+            if !ours.on_host {
+                self.exchange_on_device(ours, theirs)?;
+                continue;
+            }
             let block = SCRATCH_WORDS * 8;
             for start in (0..ours.bytes()).step_by(block) {
                 self.check()?;
@@ -242,12 +269,35 @@ impl Mover<'_> {
         Ok(())
     }
 
+    /// Swaps two runs in a device's memory by way of the host: nothing that trains exchanges in place.
+    fn exchange_on_device(&mut self, ours: Raw, theirs: Raw) -> Result<()> {
+        let bytes = |raw: Raw| Raw { len: raw.bytes(), dtype: DType::I8, ..raw };
+        let (ours, theirs) = (bytes(ours), bytes(theirs));
+        let mut aside = vec![0i8; theirs.len];
+        // SAFETY: this rank alone uses these two parts until it has said that it is done.
+        unsafe {
+            self.kernels.download(theirs.view(), ViewMut::of(&mut aside))?;
+            self.kernels.copy(ours.view(), theirs.view_mut())?;
+            self.kernels.upload(View::of(&aside), ours.view_mut())?;
+        }
+        self.wire += 2 * ours.len as u64;
+        Ok(())
+    }
+
     /// Copies a run of one rank to another; only called by `work`, whose conditions make both runs live and apart.
     fn copy(&mut self, giver: usize, from: Raw, taker: usize, to: Raw) -> Result<()> {
         if from.ptr == to.ptr {
             return Ok(()); // in place
         }
         let bytes = from.bytes().min(to.bytes());
+        if !to.on_host {
+            self.check()?;
+            let raw = |raw: Raw| Raw { len: bytes, dtype: DType::I8, ..raw };
+            // SAFETY: as below.
+            unsafe { self.kernels.copy(raw(from).view(), raw(to).view_mut())? };
+            self.wire += if giver == taker { 0 } else { bytes as u64 };
+            return Ok(());
+        }
         for start in (0..bytes).step_by(BLOCK_BYTES) {
             self.check()?;
             let len = BLOCK_BYTES.min(bytes - start);
@@ -290,6 +340,10 @@ impl Mover<'_> {
         let outs = || (0..count).map(&out);
         let (first_rank, first) = out(0);
         let overlaps = |(rank, out): (usize, Raw)| out.ptr == seen[rank].send.slice(range.clone()).ptr;
+        // A device's kernel reads an element of all its sources before it writes it, so that a source may be the result too.
+        if !first.on_host {
+            return unsafe { self.sum_on_device(op, seen, range, outs(), accumulate) };
+        }
         let direct = count == 1 && !overlaps((first_rank, first));
         let widest = outs().map(|(_, out)| out.dtype.size()).fold(dtype.size(), usize::max);
         let block = if direct { BLOCK_BYTES } else { SCRATCH_WORDS * 8 } / widest;
@@ -331,6 +385,41 @@ impl Mover<'_> {
                 unsafe { move_bytes(aside, out.ptr, out.bytes(), past_caches)? };
                 self.wire += if rank == self.rank { 0 } else { out.bytes() as u64 };
             }
+        }
+        Ok(())
+    }
+
+    /// As [`Mover::sum`] in a device's memory: summed to the first out, and copied from there to the others.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn sum_on_device(
+        &mut self,
+        op: ReduceOp,
+        seen: &[Seen],
+        range: Range<usize>,
+        mut outs: impl Iterator<Item = (usize, Raw)>,
+        accumulate: bool,
+    ) -> Result<()> {
+        self.check()?;
+        let Some((rank, first)) = outs.next().filter(|(_, out)| out.len > 0) else { return Ok(()) };
+        let mut sources = Vec::with_capacity(seen.len());
+        for (rank, member) in seen.iter().enumerate() {
+            let source = member.send.slice(range.clone());
+            self.wire += if rank == self.rank { 0 } else { source.bytes() as u64 };
+            // SAFETY: a slice of a live buffer, which nobody writes before this rank does, below.
+            sources.push(unsafe { source.view() });
+        }
+        // SAFETY: the outs are this rank's alone for now; a source that lies there is read element by element before it is
+        // written.
+        self.kernels.reduce(op, &sources, accumulate, unsafe { first.view_mut() })?;
+        self.wire += if rank == self.rank { 0 } else { first.bytes() as u64 };
+        for (rank, out) in outs {
+            if out.ptr != first.ptr {
+                // SAFETY: the summands that may lie there have been read.
+                unsafe { self.kernels.copy(first.view(), out.view_mut())? };
+            }
+            self.wire += if rank == self.rank { 0 } else { out.bytes() as u64 };
         }
         Ok(())
     }

@@ -6,12 +6,13 @@ use super::call::{Call, Kind};
 use super::desk::{Desk, Open, Wait, buffers, by_address, eager_bytes};
 use super::moves::{Mover, Posted, Raw, Seen, What};
 use super::protocol::{LEFT, POSTED, Patience};
-use super::space::Space;
+use super::space::{Place, Space};
 use super::{Abandon, CommError, Communicator, Request, Result, Ticket, cause};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zbench_kernels::Kernels;
+use zbench_kernels::cuda::machine::Mark;
 
 /// How long a waiting rank sleeps before it looks whether its peers are alive.
 const NAP: Duration = Duration::from_millis(50);
@@ -24,6 +25,8 @@ pub struct Shared {
     chair: Arc<Chair>,
     rank: usize,
     kernels: Arc<dyn Kernels>,
+    /// On a device, an order of its own for what moves.
+    side: Option<Arc<dyn Kernels>>,
     desk: RefCell<Desk>,
     wire: Cell<u64>,
 }
@@ -112,10 +115,25 @@ impl Shared {
         kernels: Arc<dyn Kernels>,
         patience: Patience,
         stall: Duration,
-    ) -> Shared {
+    ) -> Result<Shared> {
         let root = board.root(rank);
+        let side = kernels.beside()?;
         let chair = Chair { board, space, root, patience, stall };
-        Shared { chair: Arc::new(chair), rank, kernels, desk: RefCell::new(Desk::new()), wire: Cell::new(0) }
+        Ok(Shared { chair: Arc::new(chair), rank, kernels, side, desk: RefCell::new(Desk::new()), wire: Cell::new(0) })
+    }
+
+    /// Where a member's mark of a call is found.
+    fn place(&self, party: Party, sequence: u64, place: usize, done: bool) -> Result<Place> {
+        let depth = self.board().line(party)?.depth();
+        Ok((self.board().offset(), party, sequence % depth, place, done))
+    }
+
+    /// The marks of all members of a call.
+    fn marks(&self, party: Party, sequence: u64, done: bool) -> Result<Vec<Arc<dyn Mark>>> {
+        let Some(marks) = self.chair.space.marks() else { return Ok(Vec::new()) };
+        let members = 0..self.board().line(party)?.members();
+        let places: Result<Vec<Place>> = members.map(|place| self.place(party, sequence, place, done)).collect();
+        Ok(places?.iter().filter_map(|place| marks.get(place)).collect())
     }
 
     fn board(&self) -> &Board {
@@ -150,6 +168,9 @@ impl Shared {
                 (by_address(send), by_address(recv))
             }
             None => {
+                if let (Some(marks), Some(mark)) = (self.chair.space.marks(), self.kernels.mark()?) {
+                    marks.put(self.place(party, sequence, party.place(self.rank), false)?, mark);
+                }
                 let (send, recv, stand_in) = self.chair.space.reachable(send, recv)?;
                 bounce = stand_in;
                 (send, recv)
@@ -192,7 +213,10 @@ impl Shared {
         let mut since = None;
         loop {
             if let Some(at) = over(&desk) {
-                self.wire.set(self.wire.get() + desk.finished.swap_remove(at).2);
+                let (_, _, moved, marks) = desk.finished.swap_remove(at);
+                self.wire.set(self.wire.get() + moved);
+                // What this rank does from now on with its buffers begins when all have done their part.
+                marks.iter().try_for_each(|mark| self.kernels.follow(&**mark))?;
                 return Ok(());
             }
             self.go_on_or_rest(&mut desk, &mut since, None, Some((party, sequence)))?;
@@ -248,13 +272,16 @@ impl Shared {
                     return Ok(true);
                 }
             }
+            let inside =
+                matches!(desk.open[index].what, What::Call(kind) if kind != Kind::Barrier) && !desk.open[index].eager;
+            let marks = if inside { self.marks(party, sequence, true)? } else { Vec::new() };
             line.advance(sequence, party.place(self.rank), LEFT);
             self.chair.tell(party, line.members(), || line.reached(sequence, LEFT));
             let mut open = desk.open.swap_remove(index);
             if let Some(bounce) = open.bounce.take() {
                 bounce.give_back();
             }
-            desk.finished.push((party, sequence, open.moved));
+            desk.finished.push((party, sequence, open.moved, marks));
             return Ok(true);
         }
         self.chair.cause().map_or(Ok(false), Err)
@@ -337,7 +364,8 @@ impl Shared {
         for rank in 0..line.members() {
             // SAFETY: all have posted (`go_on`), and this rank has not left.
             let post = unsafe { line.posted(sequence, rank) };
-            let send = Raw { ptr: board.eager(sequence, rank), len: post.send.len, dtype: post.send.dtype };
+            let send =
+                Raw { ptr: board.eager(sequence, rank), len: post.send.len, dtype: post.send.dtype, on_host: true };
             // Its own result goes to an address of this process; others' are none of its business.
             let recv = if rank == self.rank { Space::own(post.recv) } else { Raw::none() };
             desk.seen.push(Seen { send, recv });
@@ -360,9 +388,32 @@ impl Shared {
             desk.seen.push(chair.space.seen(self.board().root(party.member(place)), &post)?);
         }
         let ended = || if hall.has_ended() { chair.cause() } else { None };
-        let result = self.move_all(desk, index, party.place(self.rank), kind, false, &ended);
+        let result = self.move_in_turn(desk, index, kind, &ended);
         drop(inside);
         result
+    }
+
+    /// Moves, on a device behind all that members have asked for before they came, and says when it will be done.
+    fn move_in_turn(
+        &self,
+        desk: &mut Desk,
+        index: usize,
+        kind: Kind,
+        ended: &dyn Fn() -> Option<CommError>,
+    ) -> Result<()> {
+        let (party, sequence) = (desk.open[index].party, desk.open[index].sequence);
+        let place = party.place(self.rank);
+        let (Some(marks), Some(side)) = (self.chair.space.marks(), &self.side) else {
+            return self.move_all(desk, index, place, kind, false, ended);
+        };
+        for mark in self.marks(party, sequence, false)? {
+            side.follow(&*mark)?;
+        }
+        self.move_all(desk, index, place, kind, false, ended)?;
+        if let Some(mark) = side.mark()? {
+            marks.put(self.place(party, sequence, place, true)?, mark);
+        }
+        Ok(())
     }
 
     fn move_all(
@@ -374,7 +425,8 @@ impl Shared {
         eager: bool,
         ended: &dyn Fn() -> Option<CommError>,
     ) -> Result<()> {
-        let mut mover = Mover { rank, kernels: &*self.kernels, scratch: &mut desk.scratch, ended, wire: 0 };
+        let kernels = self.side.as_deref().unwrap_or(&*self.kernels);
+        let mut mover = Mover { rank, kernels, scratch: &mut desk.scratch, ended, wire: 0 };
         // SAFETY: all members have posted and agree, each keeps its memory in place until it has seen all at the last stage
         // (or, eager, its slot until all have left) or, giving up, until nobody is inside (`Lent`, `Ticket`).
         let result = unsafe { mover.work(kind, eager, &desk.seen) };
@@ -439,7 +491,8 @@ impl Communicator for Shared {
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
-        let small = bytes <= EAGER_BYTES as u64 && kind.is_collective();
+        let on_device = self.chair.space.marks().is_some();
+        let small = bytes <= EAGER_BYTES as u64 && kind.is_collective() && !on_device;
         if small { "eager" } else { "direct" }
     }
 
@@ -495,7 +548,7 @@ impl Communicator for Shared {
         let ended = || CommError::Invalid { operation: "split", reason: "the group has ended".into() };
         let (board, rank) = formed.ok_or_else(ended)?;
         let Chair { space, patience, stall, .. } = &*self.chair;
-        Ok(Box::new(Shared::new(board, rank, space.clone(), self.kernels.clone(), *patience, *stall)))
+        Ok(Box::new(Shared::new(board, rank, space.clone(), self.kernels.clone(), *patience, *stall)?))
     }
 
     fn abort(&self, reason: &str) {

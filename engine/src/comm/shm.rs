@@ -80,7 +80,7 @@ pub fn shm(
     }
     let control = Control::new(control, size);
     let space = Arc::new(Space::Processes(Processes { own: rank, regions, stand_ins, lives }));
-    Ok(Shared::new(Board::first(&control), rank, space, kernels, patience(size), stall))
+    Shared::new(Board::first(&control), rank, space, kernels, patience(size), stall)
 }
 
 type Joined = (Vec<Vec<Arc<Region>>>, Vec<(OwnedFd, String)>, Arc<Region>);

@@ -1,12 +1,15 @@
 //! How ranks find each other's memory: threads by address, processes by the regions they have mapped.
 
+use super::board::Party;
 use super::moves::{Posted, Raw, Seen, Spot};
 use super::{CommError, Result};
 use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use zbench_kernels::cuda::machine::Mark;
 use zbench_kernels::{Arena, Buffer, Category, DType, Region};
 
 /// Bits of a token that say where in its region a run lies; those above say which region.
@@ -14,10 +17,35 @@ const OFFSET_BITS: u32 = 56;
 
 /// What the ranks of a world share.
 pub(crate) enum Space {
-    /// All of it: they are threads.
-    Threads,
+    /// All of it: they are threads. On a device they also share the marks of their queues.
+    Threads(Marks),
     /// What they have mapped: they are processes.
     Processes(Processes),
+}
+
+/// Marks of the members of a call, by the call and the member: behind what they give, then behind the work they have done.
+/// Those of calls that all have left are written over.
+pub(crate) struct Marks {
+    /// Whether the ranks compute on a device, whose work goes on when a call returns.
+    pub on_device: bool,
+    table: Mutex<HashMap<Place, Arc<dyn Mark>>>,
+}
+
+/// Of a group (by its address), a party, a call's number in it modulo the calls that may be under way, a member; given or done.
+pub(crate) type Place = (u64, Party, u64, usize, bool);
+
+impl Marks {
+    pub(crate) fn new(on_device: bool) -> Marks {
+        Marks { on_device, table: Mutex::default() }
+    }
+
+    pub(crate) fn put(&self, place: Place, mark: Arc<dyn Mark>) {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).insert(place, mark);
+    }
+
+    pub(crate) fn get(&self, place: &Place) -> Option<Arc<dyn Mark>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).get(place).cloned()
+    }
 }
 
 /// The memory of processes, as one of them has mapped it.
@@ -60,10 +88,19 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
 }
 
 impl Space {
+    /// The marks of ranks that compute on one device.
+    pub(crate) fn marks(&self) -> Option<&Marks> {
+        match self {
+            Space::Threads(marks) if marks.on_device => Some(marks),
+            _ => None,
+        }
+    }
+
     /// The backend's name.
     pub(crate) fn backend(&self) -> &'static str {
         match self {
-            Space::Threads => "local",
+            Space::Threads(marks) if marks.on_device => "device",
+            Space::Threads(_) => "local",
             Space::Processes(_) => "shm",
         }
     }
@@ -85,12 +122,13 @@ impl Space {
     /// A run of this process that was posted by its address.
     pub(crate) fn own(spot: Spot) -> Raw {
         let ptr = NonNull::new(spot.at as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
-        Raw { ptr, len: spot.len, dtype: spot.dtype }
+        Raw { ptr, len: spot.len, dtype: spot.dtype, on_host: spot.on_host }
     }
 
     /// Where others find these buffers. What they cannot reach gets a stand-in, which holds a copy already.
     pub(crate) fn reachable(&self, send: Raw, recv: Raw) -> Result<(Spot, Spot, Option<Bounce>)> {
-        let by_address = |raw: Raw| Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype };
+        let by_address =
+            |raw: Raw| Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype, on_host: raw.on_host };
         let Space::Processes(processes) = self else {
             return Ok((by_address(send), by_address(recv), None));
         };
@@ -109,8 +147,7 @@ impl Space {
         let mut runs = Vec::new();
         let stand_in = processes.stand_in(whole, true, &mut runs)?;
         let base = addresses(whole).start;
-        let within =
-            |raw: Raw| Spot { at: stand_in.at + (addresses(raw).start - base) as u64, len: raw.len, dtype: raw.dtype };
+        let within = |raw: Raw| Spot { at: stand_in.at + (addresses(raw).start - base) as u64, ..by_address(raw) };
         Ok((within(send), within(recv), Some(Bounce { runs })))
     }
 
@@ -126,7 +163,7 @@ impl Space {
 impl Processes {
     /// The token of a run in this process's own regions.
     fn token(&self, raw: Raw) -> Option<Spot> {
-        let spot = |at: u64| Spot { at, len: raw.len, dtype: raw.dtype };
+        let spot = |at: u64| Spot { at, len: raw.len, dtype: raw.dtype, on_host: true };
         if raw.bytes() == 0 {
             return Some(spot(0));
         }
@@ -166,6 +203,6 @@ impl Processes {
         };
         let region = region.ok_or_else(outside)?;
         // SAFETY: the offset lies in the region (checked above).
-        Ok(Raw { ptr: unsafe { region.base().add(offset as usize) }, len: spot.len, dtype: spot.dtype })
+        Ok(Raw { ptr: unsafe { region.base().add(offset as usize) }, len: spot.len, dtype: spot.dtype, on_host: true })
     }
 }

@@ -7,8 +7,26 @@ use crate::model::{Tensor, Unit};
 use std::ops::Range;
 use zbench_kernels::{DoubleScales, Packed, Packing, View, ViewMut};
 
+/// Writes bytes `owned` of a tensor's record, wherever they lie.
+pub(super) fn put(
+    filler: &Filler<'_>,
+    unit: &Unit,
+    tensor: &Tensor,
+    matrix: Packed,
+    owned: Range<usize>,
+    dst: ViewMut<'_>,
+) -> Result<()> {
+    if dst.is_on_host() {
+        return fill(filler, unit, tensor, matrix, owned, dst.into_slice_mut()?);
+    }
+    let mut bytes = vec![0i8; dst.len()];
+    let _held = filler.account.holds::<i8>(bytes.len());
+    fill(filler, unit, tensor, matrix, owned, &mut bytes)?;
+    Ok(filler.desk.kernels.upload(View::of(&bytes), dst)?)
+}
+
 /// Writes bytes `owned` of a tensor's record.
-pub(super) fn fill(
+fn fill(
     filler: &Filler<'_>,
     unit: &Unit,
     tensor: &Tensor,

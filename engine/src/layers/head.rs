@@ -8,7 +8,7 @@ use super::norm::Norm;
 use super::prepacked;
 use super::sketch::{Piece, Sketch};
 use crate::model::{Grads, Part, Place, Weights};
-use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Op, View};
+use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Kernels, Op, Sum, View};
 
 /// `logits = norm(x) W^T`, and the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,11 +25,8 @@ pub struct Head {
     pub hidden: usize,
 }
 
-/// Logits that exist at a time; a chunk has at least one token.
-const CHUNK_LOGITS: usize = 1 << 23;
-
 impl Head {
-    /// The sum over tokens of the cross-entropy, and the gradient of `scale` times it by `x`. `w`, `g` are the head's unit's,
+    /// The gradient by `x` of `scale` times the sum over tokens of the cross-entropy, which is added to `sums` in parts. `w`, `g` are the head's unit's,
     /// `matrix_w`, `matrix_g` those of the unit that holds W (the embedding's when tied).
     pub fn loss(
         &self,
@@ -41,13 +38,13 @@ impl Head {
         x: Buffer,
         targets: View<'_>,
         scale: f64,
-    ) -> Result<(f64, Buffer)> {
+        sums: &mut Vec<Sum>,
+    ) -> Result<Buffer> {
         let (n, hidden) = (ex.batch.tokens(), self.hidden);
         let [y, statistics] = self.norm.forward(ex, w, n, x.view())?;
         let mut dy = ex.activation(n * hidden)?;
-        let mut total = 0.0;
-        for start in (0..n).step_by(self.chunk(n)) {
-            let rows = self.chunk(n).min(n - start);
+        for start in (0..n).step_by(self.chunk(ex.kernels, n)) {
+            let rows = self.chunk(ex.kernels, n).min(n - start);
             let span = start * hidden..(start + rows) * hidden;
             let matrix = matrix_w.get(&self.matrix);
             let mut logits = ex.statistic(rows * self.vocab)?;
@@ -57,7 +54,7 @@ impl Head {
             let op = self.cross_entropy(rows, scale, ex.compute);
             let wanted = targets.slice(start..start + rows);
             ex.kernels.cross_entropy(&op, logits.view_mut(), wanted, losses.view_mut())?;
-            total += ex.kernels.sum(losses.view())?;
+            sums.push(ex.kernels.sum_later(losses.view())?);
             drop(losses);
             // It lies where the logits lay, in their type or in front of the buffer.
             let gradient = logits.view().reinterpret(ex.compute)?;
@@ -74,7 +71,7 @@ impl Head {
         }
         drop(y);
         let dx = self.norm.backward_alone(ex, w, g, n, &x, &statistics, &dy)?;
-        Ok((total, dx))
+        Ok(dx)
     }
 
     /// States `loss`. All of it stands under forward, since it is one action.
@@ -82,8 +79,8 @@ impl Head {
         let (n, hidden) = (s.batch.tokens(), self.hidden);
         let [y, statistics] = self.norm.forward_stated(s, n);
         let dy = s.activation(n * hidden);
-        for start in (0..n).step_by(self.chunk(n)) {
-            let rows = self.chunk(n).min(n - start);
+        for start in (0..n).step_by(self.chunk(s.kernels(), n)) {
+            let rows = self.chunk(s.kernels(), n).min(n - start);
             let logits = s.statistic(rows * self.vocab);
             prepacked::product_stated(s, "lm_head", &self.matrix, self.logits(rows, s.compute));
             let losses = s.statistic(rows);
@@ -103,7 +100,7 @@ impl Head {
         dx
     }
 
-    /// The sum over tokens of the cross-entropy alone, by the operations that [`Head::loss`] has for it.
+    /// The sum over tokens of the cross-entropy alone, in parts, by the operations that [`Head::loss`] has for it.
     pub fn score(
         &self,
         ex: &Exec<'_>,
@@ -111,13 +108,13 @@ impl Head {
         matrix_w: &Weights<'_>,
         x: Buffer,
         targets: View<'_>,
-    ) -> Result<f64> {
+        sums: &mut Vec<Sum>,
+    ) -> Result<()> {
         let (n, hidden) = (ex.batch.tokens(), self.hidden);
         let [y, statistics] = self.norm.forward(ex, w, n, x.view())?;
         drop((x, statistics));
-        let mut total = 0.0;
-        for start in (0..n).step_by(self.chunk(n)) {
-            let rows = self.chunk(n).min(n - start);
+        for start in (0..n).step_by(self.chunk(ex.kernels, n)) {
+            let rows = self.chunk(ex.kernels, n).min(n - start);
             let mut logits = ex.statistic(rows * self.vocab)?;
             let (op, rows_of_y) = (self.logits(rows, ex.compute), y.slice(start * hidden..(start + rows) * hidden));
             let matrix = matrix_w.get(&self.matrix);
@@ -127,9 +124,9 @@ impl Head {
             let op = self.cross_entropy(rows, 1.0, ex.compute);
             let wanted = targets.slice(start..start + rows);
             ex.kernels.cross_entropy(&op, logits.view_mut(), wanted, losses.view_mut())?;
-            total += ex.kernels.sum(losses.view())?;
+            sums.push(ex.kernels.sum_later(losses.view())?);
         }
-        Ok(total)
+        Ok(())
     }
 
     /// States `score`.
@@ -137,8 +134,8 @@ impl Head {
         let n = s.batch.tokens();
         let [y, statistics] = self.norm.forward_stated(s, n);
         s.free_all([x, statistics]);
-        for start in (0..n).step_by(self.chunk(n)) {
-            let rows = self.chunk(n).min(n - start);
+        for start in (0..n).step_by(self.chunk(s.kernels(), n)) {
+            let rows = self.chunk(s.kernels(), n).min(n - start);
             let logits = s.statistic(rows * self.vocab);
             prepacked::product_stated(s, "lm_head", &self.matrix, self.logits(rows, s.compute));
             let losses = s.statistic(rows);
@@ -149,9 +146,9 @@ impl Head {
         s.free(y);
     }
 
-    /// Tokens whose logits exist at a time.
-    fn chunk(&self, tokens: usize) -> usize {
-        (CHUNK_LOGITS / self.vocab).clamp(1, tokens.max(1))
+    /// Tokens whose logits exist at a time: one at least.
+    fn chunk(&self, kernels: &dyn Kernels, tokens: usize) -> usize {
+        (kernels.passing_elements() / self.vocab).clamp(1, tokens.max(1))
     }
 
     /// The product that makes the logits of `rows` tokens.

@@ -1,12 +1,12 @@
 //! Plans of many cells, as a grid or a search has them.
 
 use super::{Plan, PlanError};
-use crate::config::{AttentionKind, Cell, Lora, Model};
+use crate::config::{AttentionKind, Cell, DeviceKind, Lora, Model};
 use crate::hardware::{self, HardwareError};
 use crate::model::{Basis, Layout};
 use std::cell::RefCell;
 use std::sync::Arc;
-use zbench_kernels::Cpu;
+use zbench_kernels::{Cpu, Kernels};
 
 /// Kernels that are kept; each has threads, which sleep.
 const MOST_KERNELS: usize = 16;
@@ -15,15 +15,15 @@ const MOST_TENSORS: usize = 1 << 17;
 
 /// Makes the plans that [`Plan::new`] makes, and keeps what cells have in common: kernels by threads and instructions,
 /// layouts by what they depend on. Plans are the same whatever was planned before.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Planner {
-    kernels: RefCell<Vec<(Threads, Arc<Cpu>)>>,
+    kernels: RefCell<Vec<(Threads, Arc<dyn Kernels>)>>,
     /// The one made last is the last.
     layouts: RefCell<Vec<Kept>>,
 }
 
-/// How many, and with which instructions.
-type Threads = (usize, Option<String>);
+/// Of which device, how many, and with which instructions.
+type Threads = (DeviceKind, usize, Option<String>);
 
 #[derive(Debug)]
 struct Kept {
@@ -53,18 +53,19 @@ impl Planner {
     }
 
     /// The kernels that a cell is planned with: where its instructions are not those of this CPU, what is here.
-    pub fn kernels_here(&self, cell: &Cell) -> Arc<Cpu> {
+    pub fn kernels_here(&self, cell: &Cell) -> Arc<dyn Kernels> {
         let threads = cell.hardware.threads_per_rank;
-        self.kernels(cell).unwrap_or_else(|_| self.kept((threads, None), || Cpu::new(threads)))
+        self.kernels(cell)
+            .unwrap_or_else(|_| self.kept((DeviceKind::Cpu, threads, None), || Arc::new(Cpu::new(threads))))
     }
 
     /// [`hardware::planner`] of a cell.
     ///
     /// # Errors
     /// No rank could have them here.
-    pub fn kernels(&self, cell: &Cell) -> Result<Arc<Cpu>, HardwareError> {
+    pub fn kernels(&self, cell: &Cell) -> Result<Arc<dyn Kernels>, HardwareError> {
         let hardware = &cell.hardware;
-        let key: Threads = (hardware.threads_per_rank, hardware.instructions.clone());
+        let key: Threads = (hardware.device, hardware.threads_per_rank, hardware.instructions.clone());
         if let Some(found) = self.found(&key) {
             return Ok(found);
         }
@@ -72,13 +73,13 @@ impl Planner {
         Ok(self.kept(key, || made))
     }
 
-    fn found(&self, key: &Threads) -> Option<Arc<Cpu>> {
+    fn found(&self, key: &Threads) -> Option<Arc<dyn Kernels>> {
         self.kernels.borrow().iter().find(|(known, _)| known == key).map(|(_, kernels)| kernels.clone())
     }
 
-    fn kept(&self, key: Threads, make: impl FnOnce() -> Cpu) -> Arc<Cpu> {
+    fn kept(&self, key: Threads, make: impl FnOnce() -> Arc<dyn Kernels>) -> Arc<dyn Kernels> {
         self.found(&key).unwrap_or_else(|| {
-            let made = Arc::new(make());
+            let made = make();
             let mut kernels = self.kernels.borrow_mut();
             if kernels.len() == MOST_KERNELS {
                 kernels.remove(0);

@@ -4,7 +4,7 @@ use super::{Flow, Inputs, Rank, Result};
 use crate::data::{Ahead, Counts, Row};
 use crate::layers::{Batch, InDocuments, StepError};
 use crate::plan;
-use zbench_kernels::{Buffer, Category, DType};
+use zbench_kernels::{Buffer, Category, DType, View};
 
 /// Where the tokens of a micro-batch stand, of which each sequence holds several documents; nothing for others.
 #[derive(Default)]
@@ -77,24 +77,31 @@ impl Rank<'_> {
         if buffers > 3 {
             standing.places = Some(alloc()?);
         }
-        let (mut ids_view, mut targets_view) = (ids.view_mut(), targets.view_mut());
-        let (inputs, wanted) = (ids_view.as_slice_mut::<u32>()?, targets_view.as_slice_mut::<u32>()?);
-        let mut starts_view = standing.starts.as_mut().map(Buffer::view_mut);
-        let starts = starts_view.as_mut().map(|view| view.as_slice_mut::<u32>()).transpose()?;
-        let row = Row { inputs, targets: wanted, starts };
+        let tokens = batch.tokens();
+        let (own_ids, own_targets, own_starts) = &mut self.flow.read;
+        own_ids.resize(tokens, 0);
+        own_targets.resize(tokens, 0);
+        own_starts.resize(if standing.starts.is_some() { tokens } else { 0 }, 0);
+        let starts = standing.starts.is_some().then_some(&mut own_starts[..]);
+        let row = Row { inputs: own_ids, targets: own_targets, starts };
         let evaluates = self.flow.evaluates;
         let read = match self.ahead.as_ref().filter(|_| !evaluates) {
             Some(ahead) => ahead.take(batch.first_sample, row),
             None => self.inputs.source.fill_rows(evaluates, batch.first_sample, batch.rows, row),
         };
         read.map_err(|error| StepError::Input(error.to_string()))?;
-        if let Standing { starts: Some(starts), places: Some(places) } = &mut standing {
-            let (starts, mut places) = (starts.view(), places.view_mut());
-            let of_sequences = places.as_slice_mut::<u32>()?.chunks_mut(batch.seq);
-            for (places, starts) in of_sequences.zip(starts.as_slice::<u32>()?.chunks(batch.seq)) {
-                let of_tokens = places.iter_mut().zip(starts).zip(0u32..);
-                of_tokens.for_each(|((place, start), at)| *place = at - start);
+        let kernels = &*self.kernels;
+        kernels.upload(View::of(own_ids), ids.view_mut())?;
+        kernels.upload(View::of(own_targets), targets.view_mut())?;
+        if let Some(starts) = &mut standing.starts {
+            kernels.upload(View::of(own_starts), starts.view_mut())?;
+        }
+        if let Some(places) = &mut standing.places {
+            // The starts have served; what follows from them takes their room.
+            for starts in own_starts.chunks_mut(batch.seq) {
+                starts.iter_mut().zip(0u32..).for_each(|(start, at)| *start = at - *start);
             }
+            kernels.upload(View::of(own_starts), places.view_mut())?;
         }
         let Flow { ids: flow_ids, targets: flow_targets, .. } = &mut self.flow;
         (*flow_ids, *flow_targets) = (Some(ids), Some(targets));

@@ -7,7 +7,7 @@ mod params;
 mod tally;
 
 pub use gradients::Gradients;
-pub use optimizer::{Clip, Moments, Optimizer, Said};
+pub use optimizer::{Clip, Losses, Moments, Optimizer, Said};
 pub use params::Params;
 pub use tally::{Collective, Tally};
 

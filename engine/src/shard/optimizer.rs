@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use zbench_kernels::{AdamW, Buffer, Category, DType, Op, Rounding};
+use zbench_kernels::{AdamW, Buffer, Category, DType, Op, Rounding, Sum, View, ViewMut};
 
 type Result<T> = std::result::Result<T, StepError>;
 
@@ -77,11 +77,43 @@ pub struct Clip {
     pub written: bool,
 }
 
+/// The losses of micro-batches, which a device may not have told yet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Losses {
+    /// Of each micro-batch the sums of its tokens' losses, in parts.
+    pub sums: Vec<Sum>,
+    /// By micro-batch: where its parts end, and what their sum is multiplied by.
+    ends: Vec<(usize, f64)>,
+}
+
+impl Losses {
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.sums.clear();
+        self.ends.clear();
+    }
+
+    /// A micro-batch has no more parts.
+    pub fn close(&mut self, factor: f64) {
+        self.ends.push((self.sums.len(), factor));
+    }
+
+    /// The sum over micro-batches of the known values of their parts, times their factors.
+    pub fn value(&self, known: &[f64]) -> f64 {
+        let (mut all, mut start) = (0.0, 0);
+        for (end, factor) in &self.ends {
+            all += known[start..*end].iter().fold(0.0, |sum, part| sum + part) * factor;
+            start = *end;
+        }
+        all
+    }
+}
+
 /// What a rank brings to the agreement on a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Said {
-    /// Mean of its micro-batches' losses.
-    pub loss: f64,
+pub struct Said<'a> {
+    /// Of its micro-batches.
+    pub losses: &'a Losses,
     /// The loss scale that the gradients carry, 1 without.
     pub loss_scale: f64,
     /// Whether it wants the run to stop.
@@ -159,9 +191,9 @@ impl Optimizer {
         desk: Desk<'_>,
         gradients: &Gradients,
         train: &Train,
-        said: Said,
+        said: Said<'_>,
     ) -> Result<Clip> {
-        let Said { loss, loss_scale, .. } = said;
+        let Said { losses, loss_scale, .. } = said;
         let mesh = state.mesh();
         let world = mesh.world();
         let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
@@ -169,17 +201,20 @@ impl Optimizer {
         let words = words(state);
         let width = words + parts().count();
         let mut send = desk.arena.alloc(Category::Communication, DType::F64, width)?;
-        let mut view = send.view_mut();
-        let (first, sums) = view.as_slice_mut::<f64>()?.split_at_mut(words);
-        first[0] = loss;
-        first[1..].fill(f64::from(u8::from(said.stop) + 2 * u8::from(said.written)));
-        for (sum, part) in sums.iter_mut().zip(parts()) {
-            *sum = desk.kernels.sum_squares(part)?;
+        // One wait for all that a device has to tell.
+        let mut asked = losses.sums.clone();
+        for part in parts() {
+            asked.push(desk.kernels.sum_squares_later(part)?);
         }
+        let known = desk.kernels.known(&asked)?;
+        let mut own = vec![losses.value(&known) / train.accumulation as f64];
+        own.resize(words, f64::from(u8::from(said.stop) + 2 * u8::from(said.written)));
+        own.extend_from_slice(&known[losses.sums.len()..]);
+        desk.kernels.upload(View::of(&own), send.view_mut())?;
         let mut recv = desk.arena.alloc(Category::Communication, DType::F64, width * world)?;
         desk.comms.data().all_gather(send.view(), recv.view_mut())?;
-        let view = recv.view();
-        let all = view.as_slice::<f64>()?;
+        let mut all = vec![0f64; width * world];
+        desk.kernels.download(recv.view(), ViewMut::of(&mut all))?;
         let loss = (0..world).map(|rank| all[rank * width]).sum::<f64>() / world as f64;
         let word = |rank: usize| if words > 1 { all[rank * width + 1] as u8 } else { 0 };
         let (stop, written) = ((0..world).any(|rank| word(rank) & 1 != 0), (0..world).all(|rank| word(rank) & 2 != 0));

@@ -103,8 +103,9 @@ impl Rank<'_> {
 
 fn of_elements(kernels: &dyn zbench_kernels::Kernels, seed: u32, range: Range<usize>, view: View<'_>) -> Result<u64> {
     if view.dtype() == zbench_kernels::DType::I8 {
-        let bytes = view.as_bytes().iter().map(|byte| u32::from(*byte));
-        return Ok(mixed(seed, range.start, bytes));
+        let mut held = vec![0i8; view.len()];
+        kernels.download(view, ViewMut::of(&mut held)).map_err(StepError::from)?;
+        return Ok(mixed(seed, range.start, held.iter().map(|byte| u32::from(*byte as u8))));
     }
     let mut sum = 0u64;
     let mut wide = vec![0f32; AT_ONCE.min(range.len())];

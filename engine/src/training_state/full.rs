@@ -201,8 +201,11 @@ pub(super) fn start(
     let mut model = create(&model_outlines)?;
     let mut optimizer = create(&[optimizer])?;
     let mut exact = exact.map(|exact| create(&[exact])).transpose()?;
-    // An arena of its own: what is written is no part of training's memory.
-    let arena = Arena::host(None).map_err(|error| StepError::Input(error.to_string()))?;
+    // On the host an arena of its own: what is written is no part of training's memory. A device has no other.
+    let arena = match rank.kernels.is_host() {
+        true => Arena::host(None).map_err(|error| StepError::Input(error.to_string()))?,
+        false => rank.arena.clone(),
+    };
     for unit in 0..rank.state.holdings.len() {
         for part in Part::ALL {
             rank.stream(&arena, unit, part, Some(Role::Weights), true, &mut |values| model.take(values))?;
@@ -276,7 +279,7 @@ impl Rank<'_> {
         };
         let Some(own) = own else { return Ok(()) };
         let own = match part {
-            Part::Quantised => export::copied(arena, own)?,
+            Part::Quantised => export::copied(&*self.kernels, arena, own)?,
             _ => export::widen(&*self.kernels, arena, own)?,
         };
         let whole = self.whole(arena, own, plan::share(&self.state.sharding, part), holding.padded)?;

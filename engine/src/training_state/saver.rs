@@ -210,7 +210,8 @@ impl Saver {
         let (copied, part) = match self.saving.layout {
             SaveLayout::Sharded => {
                 let layout = &rank.inputs.plan.layout;
-                let shard = Shard::take(&rank.state, layout, &mut rank.params, &mut rank.optimizer, place);
+                let shard =
+                    Shard::take(&rank.state, layout, &*rank.kernels, &mut rank.params, &mut rank.optimizer, place)?;
                 (shard.copied(), spawn(move || shard.write())?)
             }
             SaveLayout::Full => super::full::start(rank, place)?,

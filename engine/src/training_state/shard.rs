@@ -5,6 +5,7 @@ use super::error::{Result, StateError};
 use super::folder::sync;
 use super::index::{FileSums, Piece, RankFiles, Role, write_json};
 use crate::checkpoint::header_bytes;
+use crate::layers::StepError;
 use crate::mesh::within;
 use crate::model::Layout;
 use crate::shard::{Moments, Optimizer, Params, State};
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use zbench_kernels::{DType, View};
+use zbench_kernels::{DType, Kernels, View, ViewMut};
 
 /// The file names of a rank.
 pub(super) fn file_names(rank: usize) -> (String, String) {
@@ -119,20 +120,33 @@ impl UnitState {
     fn bytes(&self, role: Role) -> &[u8] {
         match (role, &self.weights, self.lent(role)) {
             (Role::Weights, Some(weights), _) => weights,
-            (_, _, Some(view)) => view.as_bytes(),
+            // What lies on a device has been copied when it was taken.
+            (_, _, Some(view)) => view.as_bytes().unwrap_or_default(),
             _ => &self.copies[role as usize],
         }
     }
 
     /// Copies what is not written yet and gives the optimizer its memory back. Returns the bytes copied.
     fn settle(&mut self, back: &Sender<(usize, Moments)>) -> u64 {
-        let copies = Role::ALL.map(|role| self.lent(role).map_or(Vec::new(), |view| view.as_bytes().to_vec()));
+        let on_host = |role| self.lent(role).and_then(|view| view.as_bytes().ok());
+        let copies = Role::ALL.map(|role| on_host(role).map_or(Vec::new(), <[u8]>::to_vec));
         let Some(moments) = self.moments.take() else { return 0 };
         self.copies = copies;
         // The rank may have failed meanwhile.
         let _ = back.send((self.unit, moments));
         self.copies.iter().map(|copy| copy.len() as u64).sum()
     }
+}
+
+/// Elements as bytes on the host, wherever they lie.
+fn bytes_of(kernels: &dyn Kernels, view: View<'_>) -> Result<Vec<u8>> {
+    if let Ok(bytes) = view.as_bytes() {
+        return Ok(bytes.to_vec());
+    }
+    let mut copy = vec![0i8; view.len() * view.dtype().size()];
+    let bytes = view.reinterpret(DType::I8).map_err(StepError::from)?;
+    kernels.download(bytes, ViewMut::of(&mut copy)).map_err(StepError::from)?;
+    Ok(copy.into_iter().map(|byte| byte as u8).collect())
 }
 
 /// A rank's state on its way to the disk, which a thread may carry.
@@ -152,10 +166,11 @@ impl Shard {
     pub fn take(
         state: &State,
         layout: &Layout,
+        kernels: &dyn Kernels,
         params: &mut Params,
         optimizer: &mut Optimizer,
         (dir, rank, direct): (PathBuf, usize, bool),
-    ) -> Shard {
+    ) -> Result<Shard> {
         let contents = Contents::new(state, layout);
         let mut loan = optimizer.lend();
         let mut units = Vec::new();
@@ -166,7 +181,7 @@ impl Shard {
             };
             let Some(moments) = loan.take(unit) else { continue };
             let weights = match (&moments.master, params.home_mut(unit, crate::model::Part::Trainable)) {
-                (None, Some(home)) => Some(home.slice(within(&range, &holding.home)).as_bytes().to_vec()),
+                (None, Some(home)) => Some(bytes_of(kernels, home.slice(within(&range, &holding.home)))?),
                 _ => None,
             };
             copied += weights.as_ref().map_or(0, |weights| weights.len() as u64);
@@ -174,7 +189,21 @@ impl Shard {
             units.push(UnitState { unit, range, weights, moments: Some(moments), copies: Default::default() });
         }
         let (back, wanted) = loan.finish();
-        Shard { dir, rank, direct, contents, units, back, wanted, copied: Arc::new(AtomicU64::new(copied)) }
+        if !kernels.is_host() {
+            // A disk reads no device's memory: all of it is copied now, and the optimizer has its own back at once.
+            for unit in &mut units {
+                for role in Role::ALL {
+                    let held = unit.lent(role).map(|view| bytes_of(kernels, view)).transpose()?;
+                    copied += held.as_ref().map_or(0, |held| held.len() as u64);
+                    unit.copies[role as usize] = held.unwrap_or_default();
+                }
+                if let Some(moments) = unit.moments.take() {
+                    // The rank has the other end.
+                    let _ = back.send((unit.unit, moments));
+                }
+            }
+        }
+        Ok(Shard { dir, rank, direct, contents, units, back, wanted, copied: Arc::new(AtomicU64::new(copied)) })
     }
 
     /// Host memory taken for copies so far, all of them together; it grows when the optimizer wants its memory back.

@@ -250,8 +250,9 @@ fn head_and_its_loss() {
             let matrix = if tied { weights(table) } else { weights(own) };
             let second = tied.then_some(&mut tv);
             let wanted = View::of(&targets);
-            let (sum, dx) =
-                head.loss(&ex, &weights(own), &matrix, &mut gv, second, lab.buffer(x), wanted, scale).unwrap();
+            let (x, mut sums) = (lab.buffer(x), Vec::new());
+            let dx = head.loss(&ex, &weights(own), &matrix, &mut gv, second, x, wanted, scale, &mut sums).unwrap();
+            let sum: f64 = ex.kernels.known(&sums).unwrap().iter().sum();
             (sum * scale, values(&dx), g, t)
         };
         let (_, dx, g, t) = run(&x, &own, &table);

@@ -2,6 +2,7 @@
 
 mod accounting;
 mod adapters;
+mod cuda;
 mod documents;
 mod evaluation;
 mod failures;

@@ -40,12 +40,12 @@ fn blocks_repeated_are_blocks_stated() {
                 cell.memory.checkpointing = policy.clone();
                 let kernels = hardware::planner(&cell).unwrap();
                 // What is prepacked is whole at home.
-                let plan = match Plan::new(&cell, &kernels) {
+                let plan = match Plan::new(&cell, &*kernels) {
                     Err(error) if error.key == "memory.prepack" && strategy != Strategy::Ddp => continue,
                     plan => plan.unwrap(),
                 };
                 let what = format!("{name}: {} {policy:?}", strategy.name());
-                assert_eq!(plan.estimate, plan.estimate_block_by_block(&cell, &kernels), "{what}");
+                assert_eq!(plan.estimate, plan.estimate_block_by_block(&cell, &*kernels), "{what}");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Cells small enough to try every strategy on.
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
 use zbench_engine::config::*;
 use zbench_engine::hf;
 use zbench_engine::layers::StepError;
@@ -10,6 +10,8 @@ use zbench_engine::plan::Plan;
 use zbench_engine::rank::{Rank, Updated};
 use zbench_engine::train::with_ranks;
 use zbench_kernels::Kernels;
+use zbench_kernels::cuda::host::{Host, Order as Turns};
+use zbench_kernels::cuda::machine::Machine;
 
 pub fn fixture(file: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama").join(file)
@@ -109,12 +111,24 @@ pub fn on(mut cell: Cell, strategy: Strategy, ranks: usize, shard: usize) -> Cel
     cell
 }
 
+/// CUDA on the processor, in queues that do their work as late as they may.
+static HOST: LazyLock<Arc<dyn Machine>> = LazyLock::new(|| {
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-on-the-host");
+    let host = Host::new(&cache, "c++", &[], Turns::Forward).unwrap_or_else(|error| panic!("{error}"));
+    Arc::new(host.late())
+});
+
+/// The only machine that runs CUDA.
+pub fn machine(_: usize) -> Result<Arc<dyn Machine>, String> {
+    Ok(HOST.clone())
+}
+
 pub fn cpus(cell: &Cell) -> Vec<Arc<dyn Kernels>> {
-    zbench_engine::train::kernels(cell).unwrap()
+    zbench_engine::train::kernels(cell, &machine).unwrap()
 }
 
 pub fn plan(cell: &Cell) -> Plan {
-    Plan::new(cell, &zbench_engine::hardware::planner(cell).unwrap()).unwrap()
+    Plan::new(cell, &*zbench_engine::hardware::planner(cell).unwrap()).unwrap()
 }
 
 pub type Tensors = Vec<(String, Vec<f32>)>;

@@ -1,6 +1,7 @@
 //! The kernels on the processor: their sources compiled as C++ behind the prelude's other half. Slow, and strict: for checks.
 
-use super::machine::{Address, Facts, Launch, Machine, MachineError, Mark, Queue, Result};
+use super::late::Late;
+use super::machine::{Address, Arguments, Facts, Launch, Machine, MachineError, Mark, Queue, Result};
 use super::sources::{HEADERS, SOURCES, Source};
 use crate::op::Gemm;
 use libloading::Library;
@@ -45,7 +46,10 @@ pub enum Order {
 
 /// The processor as a machine that runs CUDA kernels.
 #[derive(Clone)]
-pub struct Host(Arc<Inner>);
+pub struct Host {
+    inner: Arc<Inner>,
+    late: bool,
+}
 
 struct Inner {
     facts: Facts,
@@ -99,12 +103,18 @@ impl Host {
             memory_bytes: 4 << 30,
         };
         let launches = Mutex::new(HashMap::new());
-        Ok(Host(Arc::new(Inner { facts, order, entries, launches, _libraries: libraries })))
+        let inner = Arc::new(Inner { facts, order, entries, launches, _libraries: libraries });
+        Ok(Host { inner, late: false })
+    }
+
+    /// The same with queues that do nothing before somebody waits for it: what is not in order by marks goes wrong.
+    pub fn late(&self) -> Host {
+        Host { late: true, ..self.clone() }
     }
 
     /// How often each kernel ran.
     pub fn launches(&self) -> HashMap<&'static str, u64> {
-        self.0.launches.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.launches.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -147,7 +157,7 @@ fn layout(bytes: usize) -> Result<Layout> {
 
 impl Machine for Host {
     fn facts(&self) -> &Facts {
-        &self.0.facts
+        &self.inner.facts
     }
 
     fn name(&self) -> String {
@@ -172,11 +182,11 @@ impl Machine for Host {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(self.clone()))
+        if self.late { Ok(Box::new(Late::new(self.clone()))) } else { Ok(Box::new(self.clone())) }
     }
 
     fn load(&self, kernels: &[&'static str]) -> Result<()> {
-        match kernels.iter().find(|kernel| !self.0.entries.contains_key(**kernel)) {
+        match kernels.iter().find(|kernel| !self.inner.entries.contains_key(**kernel)) {
             Some(kernel) => Err(error("loading", format!("there is no kernel {kernel}"))),
             None => Ok(()),
         }
@@ -185,11 +195,11 @@ impl Machine for Host {
 
 /// Everything is done where it is asked for.
 impl Queue for Host {
-    unsafe fn launch(&self, launch: &Launch, arguments: &mut [*mut c_void]) -> Result<()> {
-        let Some(entry) = self.0.entries.get(launch.kernel) else {
+    unsafe fn launch(&self, launch: &Launch, arguments: Arguments<'_>) -> Result<()> {
+        let Some(entry) = self.inner.entries.get(launch.kernel) else {
             return Err(error(launch.kernel, "there is no such kernel"));
         };
-        if launch.shared > self.0.facts.shared_bytes {
+        if launch.shared > self.inner.facts.shared_bytes {
             return Err(error(launch.kernel, format!("{} bytes of shared memory are too many", launch.shared)));
         }
         let mut said = [0u8; ERROR_BYTES];
@@ -197,16 +207,16 @@ impl Queue for Host {
             grid: launch.grid,
             threads: launch.threads,
             shared: launch.shared,
-            order: u32::from(self.0.order == Order::Backward),
+            order: u32::from(self.inner.order == Order::Backward),
             error: said.as_mut_ptr().cast(),
             error_bytes: ERROR_BYTES as u64,
         };
         // SAFETY: the caller's promise for the arguments; `start` is laid out as host.h has it.
-        if unsafe { entry(&start, arguments.as_mut_ptr()) } != 0 {
+        if unsafe { entry(&start, arguments.pointers.as_mut_ptr()) } != 0 {
             let end = said.iter().position(|byte| *byte == 0).unwrap_or(ERROR_BYTES);
             return Err(error(launch.kernel, String::from_utf8_lossy(&said[..end])));
         }
-        *self.0.launches.lock().unwrap_or_else(PoisonError::into_inner).entry(launch.kernel).or_default() += 1;
+        *self.inner.launches.lock().unwrap_or_else(PoisonError::into_inner).entry(launch.kernel).or_default() += 1;
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Starting kernels: arguments, grids, and what the device found wrong.
 
 use super::Cuda;
-use super::machine::{Address, Launch, Machine, MachineError, Queue};
+use super::machine::{Address, Arguments, Launch, Machine, MachineError, Queue};
 use crate::{DType, KernelError, Result, View, ViewMut};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -64,7 +64,10 @@ unsafe impl Argument for f64 {}
 /// Parameters on their way to a kernel: `arguments![a, b]`, each a local value that is an [`Argument`].
 macro_rules! arguments {
     ($($value:expr),* $(,)?) => {
-        &mut [$($crate::cuda::launch::pointer(&$value)),*]
+        $crate::cuda::machine::Arguments {
+            pointers: &mut [$($crate::cuda::launch::pointer(&$value)),*],
+            sizes: &[$($crate::cuda::launch::size(&$value)),*],
+        }
     };
 }
 pub(super) use arguments;
@@ -72,6 +75,11 @@ pub(super) use arguments;
 /// Where a parameter lies; only read.
 pub(super) fn pointer<T: Argument>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
+}
+
+/// Its bytes.
+pub(super) fn size<T: Argument>(_: &T) -> usize {
+    size_of::<T>()
 }
 
 /// What a device found wrong, as the kernels write it: which check, then two numbers.
@@ -130,7 +138,7 @@ impl Cuda {
         grid: [usize; 3],
         threads: u32,
         shared: usize,
-        arguments: &mut [*mut c_void],
+        arguments: Arguments<'_>,
     ) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());

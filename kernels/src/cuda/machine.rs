@@ -52,6 +52,15 @@ pub struct Launch {
     pub shared: u32,
 }
 
+/// Parameters of a kernel: where their values lie, and their sizes in bytes.
+#[derive(Debug)]
+pub struct Arguments<'a> {
+    /// As the driver wants them.
+    pub pointers: &'a mut [*mut c_void],
+    /// Of each.
+    pub sizes: &'a [usize],
+}
+
 /// A machine. Ranks that share one share its memory.
 pub trait Machine: Send + Sync {
     /// What it is.
@@ -81,8 +90,8 @@ pub trait Queue: Send + Sync {
     /// Starts a kernel.
     ///
     /// # Safety
-    /// `arguments` point to values of the kernel's parameters, in order; what those point to stays until the work is done.
-    unsafe fn launch(&self, launch: &Launch, arguments: &mut [*mut c_void]) -> Result<()>;
+    /// `arguments` are the kernel's parameters, in order; what those point to stays until the work is done.
+    unsafe fn launch(&self, launch: &Launch, arguments: Arguments<'_>) -> Result<()>;
 
     /// Copies within the machine's memory.
     ///

@@ -4,12 +4,15 @@
 //! code starts it on every [`Machine`].
 
 mod attention;
+pub mod blueprint;
 mod elementwise;
 mod experts;
 mod gemm;
 pub mod host;
+mod late;
 mod launch;
 pub mod machine;
+mod mixed;
 mod packed;
 mod quantize;
 mod reduce;
@@ -18,8 +21,8 @@ pub mod sources;
 
 use crate::op::*;
 use crate::packed::{self as packing, Packed};
-use crate::{Arena, ArenaError, DType, KernelError, Kernels, ReduceOp, Result, View, ViewMut, check, copy};
-use machine::{Address, Machine, MachineError, Queue};
+use crate::{Arena, ArenaError, Cpu, DType, KernelError, Kernels, ReduceOp, Result, View, ViewMut, check, copy};
+use machine::{Address, Machine, MachineError, Mark, Queue};
 use std::sync::Arc;
 
 /// Kernels of one rank on a machine that runs CUDA: a queue of its own, in whose order its operations are done.
@@ -30,6 +33,8 @@ pub struct Cuda {
     machine: Arc<dyn Machine>,
     queue: Box<dyn Queue>,
     own: launch::Own,
+    /// For what lies on the host.
+    host: Cpu,
 }
 
 impl std::fmt::Debug for Cuda {
@@ -65,7 +70,7 @@ impl Cuda {
     pub fn new(machine: Arc<dyn Machine>) -> Result<Cuda, MachineError> {
         let queue = machine.queue()?;
         let own = launch::Own::new(&machine, &*queue)?;
-        Ok(Cuda { machine, queue, own })
+        Ok(Cuda { machine, queue, own, host: Cpu::new(1) })
     }
 
     /// The machine.
@@ -119,6 +124,22 @@ impl Kernels for Cuda {
 
     fn synchronize(&self) -> Result<()> {
         self.settled()
+    }
+
+    fn beside(&self) -> Result<Option<Arc<dyn Kernels>>> {
+        Ok(Some(Arc::new(Cuda::new(self.machine.clone())?)))
+    }
+
+    fn mark(&self) -> Result<Option<Arc<dyn Mark>>> {
+        Ok(Some(self.queue.mark()?.into()))
+    }
+
+    fn follow(&self, mark: &dyn Mark) -> Result<()> {
+        Ok(self.queue.follow(mark)?)
+    }
+
+    fn passing_elements(&self) -> usize {
+        1 << 28
     }
 
     fn workspace(&self, op: &Op) -> usize {
@@ -390,18 +411,18 @@ impl Kernels for Cuda {
     fn normal(&self, op: &Normal, dst: ViewMut<'_>) -> Result<()> {
         supported("normal", &[op.dtype])?;
         check::operand("normal", "dst", &dst, op.dtype, op.len)?;
-        self.run_normal(op, dst)
+        self.normal_anywhere(op, dst)
     }
 
     fn fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
         supported("fill", &[dst.dtype()])?;
-        self.run_fill(dst, value)
+        self.fill_anywhere(dst, value)
     }
 
     fn cast(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         supported("cast", &[src.dtype(), dst.dtype()])?;
         check::same_length("cast", "src", &src, dst.len())?;
-        self.run_cast(src, dst)
+        self.cast_anywhere(src, dst)
     }
 
     fn add(&self, a: View<'_>, b: View<'_>, dst: ViewMut<'_>) -> Result<()> {
@@ -433,7 +454,7 @@ impl Kernels for Cuda {
 
     fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
         check::reduce(op, sources, accumulate, &dst)?;
-        self.run_reduce(op, sources, accumulate, dst)
+        self.reduce_anywhere(op, sources, accumulate, dst)
     }
 
     fn quantize(&self, op: &Quantize, src: View<'_>, values: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()> {
@@ -455,11 +476,11 @@ impl Kernels for Cuda {
 
     fn pack(&self, matrix: &Packed, src: View<'_>, codes: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()> {
         packing::check_pack("cuda", matrix, &src, &codes, &scales)?;
-        self.run_pack(matrix, src, codes, scales)
+        self.pack_anywhere(matrix, src, codes, scales)
     }
 
     fn unpack(&self, op: &Unpack, record: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         packing::check_unpack("cuda", op, &record, &dst)?;
-        self.run_unpack(op, record, dst)
+        self.unpack_anywhere(op, record, dst)
     }
 }

@@ -1,0 +1,105 @@
+//! The engine on CUDA: its kernels run on the processor here, in queues that do their work as late as they may, so that an
+//! order which is left to chance shows as other numbers.
+
+use crate::accounting::{assert_as_planned, small};
+use crate::identity::{assert_same, odd, strategies};
+use crate::support::*;
+use zbench_engine::config::*;
+use zbench_kernels::DType;
+
+/// The cell on CUDA.
+fn cuda(mut cell: Cell) -> Cell {
+    cell.hardware.device = DeviceKind::Cuda;
+    cell
+}
+
+/// Losses, the first step's gradients and the last weights, each no further from the other's than a share of it.
+fn assert_near(cell: &Cell, what: &str, share: f64) {
+    let (host, device) = (run(cell), run(&cuda(cell.clone())));
+    for (x, y) in host.steps.iter().zip(&device.steps) {
+        assert!((x.loss - y.loss).abs() <= share * x.loss, "{what}: step {}: loss {} and {}", x.step, x.loss, y.loss);
+        let norms = (x.grad_norm, y.grad_norm);
+        assert!((norms.0 - norms.1).abs() <= 2.0 * share * norms.0, "{what}: step {}: norms {norms:?}", x.step);
+    }
+    assert_eq!(host.gradients.len(), device.gradients.len());
+    for ((name, x), (_, y)) in host.gradients.iter().zip(&device.gradients) {
+        // What is nothing but rounding on both sides has no direction.
+        let noise = x.iter().all(|x| x.abs() < 1e-7);
+        assert!(noise || distance(y, x) <= 10.0 * share, "{what}: gradient of {name}: {}", distance(y, x));
+    }
+    for ((name, x), (_, y)) in host.weights.iter().zip(&device.weights) {
+        assert!(distance(y, x) <= 10.0 * share, "{what}: {name}: {}", distance(y, x));
+    }
+}
+
+#[test]
+fn every_form_computes_what_the_processor_computes() {
+    for form in forms() {
+        let mut cell = formed(odd(), form);
+        (cell.train.clip_norm, cell.train.lr) = (0.05, 1e-3);
+        assert_near(&cell, form.0, 1e-4);
+        cell.memory.attention = AttentionKind::Naive;
+        assert_near(&cell, &format!("{}, naive attention", form.0), 1e-4);
+    }
+}
+
+#[test]
+fn experts_compute_what_the_processor_computes() {
+    for (name, mut cell) in expert_cells(odd()) {
+        (cell.train.clip_norm, cell.train.lr) = (0.05, 1e-3);
+        assert_near(&cell, name, 1e-4);
+    }
+}
+
+#[test]
+fn half_precision_is_as_near_as_it_can_be() {
+    for dtype in [DType::Bf16, DType::F16] {
+        let mut cell = synthetic();
+        cell.precision = Precision::mixed(dtype);
+        (cell.train.steps, cell.train.lr) = (4, 1e-3);
+        assert_near(&cell, &format!("mixed {dtype}"), 1e-2);
+    }
+}
+
+/// 20 steps of the run that PyTorch made too.
+#[test]
+fn a_whole_run_follows_the_processors() {
+    assert_near(&llama_fixture(), "20 steps", 1e-4);
+}
+
+#[test]
+fn every_strategy_gives_the_same_bits_on_one_device() {
+    for ranks in [1, 2, 3, 4] {
+        let reference = run(&cuda(on(odd(), Strategy::Ddp, ranks, 1)));
+        for (strategy, shard) in strategies(ranks) {
+            let what = format!("{} on {ranks} ranks by {shard}", strategy.name());
+            assert_same(&reference, &cuda(on(odd(), strategy, ranks, shard)), &what);
+        }
+    }
+}
+
+#[test]
+fn recomputing_and_accumulating_change_no_bits() {
+    for accumulation in [1, 2] {
+        let mut base = cuda(on(odd(), Strategy::Zero3, 2, 1));
+        base.train.accumulation = accumulation;
+        let reference = run(&base);
+        for policy in [Checkpointing::Full, Checkpointing::Selective, Checkpointing::Every(2)] {
+            let mut cell = base.clone();
+            cell.memory.checkpointing = policy.clone();
+            assert_same(&reference, &cell, &format!("{policy:?}, {accumulation} micro-batches"));
+        }
+    }
+}
+
+#[test]
+fn memory_is_what_the_plan_says() {
+    for strategy in Strategy::ALL {
+        for (accumulation, naive) in [(1, false), (2, true)] {
+            let mut cell = cuda(on(small(), strategy, 2, 1));
+            cell.train.accumulation = accumulation;
+            cell.memory.attention = if naive { AttentionKind::Naive } else { AttentionKind::Flash };
+            assert_as_planned(&cell, &format!("{} on cuda, {accumulation}", strategy.name()));
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The GPUs that cells run on, opened once.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use zbench_kernels::cuda::host::{Host, Order};
+use zbench_kernels::cuda::machine::Machine;
+
+/// Runs CUDA kernels on the processor instead of a GPU, compiled by the C++ compiler `c++`: slow, for checks.
+pub const ON_HOST: &str = "ZBENCH_CUDA_ON_HOST";
+
+/// A machine that runs CUDA by its number; the reason where there is none.
+///
+/// # Errors
+/// There is no such GPU, no driver, or a library is missing.
+pub fn machine(number: usize) -> Result<Arc<dyn Machine>, String> {
+    if on_host() {
+        return host();
+    }
+    Err(format!("GPU {number}: not built yet"))
+}
+
+/// Whether CUDA kernels are to run on the processor.
+pub fn on_host() -> bool {
+    std::env::var_os(ON_HOST).is_some_and(|value| value == "1")
+}
+
+/// The processor, which all ranks share as they would a GPU.
+fn host() -> Result<Arc<dyn Machine>, String> {
+    static HOST: OnceLock<Result<Arc<Host>, String>> = OnceLock::new();
+    let open = || Host::new(&cache(), "c++", &[], Order::Forward).map(Arc::new).map_err(|error| error.to_string());
+    HOST.get_or_init(open).clone().map(|host| host as Arc<dyn Machine>)
+}
+
+/// Where compiled kernels are kept: ZBENCH_CACHE, else the user's cache folder, else the system's folder for passing files.
+fn cache() -> PathBuf {
+    let given = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || Some(given("XDG_CACHE_HOME").unwrap_or(given("HOME")?.join(".cache")).join("zbench"));
+    let folder = given("ZBENCH_CACHE").or_else(home).unwrap_or_else(|| std::env::temp_dir().join("zbench-cache"));
+    folder.join(Path::new("kernels"))
+}
