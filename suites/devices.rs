@@ -19,6 +19,17 @@ pub fn machine(number: usize) -> Result<Arc<dyn Machine>, String> {
     Err(format!("GPU {number}: not built yet"))
 }
 
+/// How many GPUs there are; why none can be used, in a few words.
+///
+/// # Errors
+/// There is no driver, or it finds no device.
+pub fn count() -> Result<usize, String> {
+    if on_host() {
+        return host().map(|_| 1);
+    }
+    Err("this machine has none that can be used (zbench doctor says why)".into())
+}
+
 /// Whether CUDA kernels are to run on the processor.
 pub fn on_host() -> bool {
     std::env::var_os(ON_HOST).is_some_and(|value| value == "1")

@@ -276,6 +276,10 @@ pub enum Backend {
     Tcp,
     /// Ranks are processes that mpirun starts.
     Mpi,
+    /// Ranks are threads of one process that share a GPU.
+    Device,
+    /// Ranks are processes with a GPU each.
+    Nccl,
 }
 
 impl Backend {
@@ -286,6 +290,8 @@ impl Backend {
             Backend::Shm => "shm",
             Backend::Tcp => "tcp",
             Backend::Mpi => "mpi",
+            Backend::Device => "device",
+            Backend::Nccl => "nccl",
         }
     }
 }

@@ -46,7 +46,7 @@ impl Rank<'_> {
     fn look(&mut self, evaluation: Evaluation) -> Result<Vec<f64>> {
         let Looks { first, next, end } = &self.inputs.plan.looks;
         // Nothing is booked: an evaluation has no spans.
-        let mut meter = Meter::start();
+        let mut meter = Meter::start(self.kernels.clone());
         let mut sums = Vec::with_capacity(2 * evaluation.batches);
         for micro in 0..evaluation.batches {
             self.flow.losses.clear();

@@ -215,16 +215,21 @@ impl<'a> Rank<'a> {
         })
     }
 
+    /// What computes.
+    pub fn kernels(&self) -> &Arc<dyn Kernels> {
+        &self.kernels
+    }
+
     /// One step: gradients of the global batch, then the update.
     pub fn step(&mut self) -> Result<Step> {
         let timed = self.steps >= self.timed_from;
         if self.steps == self.timed_from {
             self.comms.reset();
         }
-        let mut meter = Meter::start();
+        let mut meter = Meter::start(self.kernels.clone());
         self.gradients(&mut meter)?;
         let update = self.update(&mut meter)?;
-        let (ns, spans) = meter.stop();
+        let (ns, spans) = meter.stop()?;
         let ms = ns as f64 / 1e6;
         if timed {
             self.step_ms.push(ms);

@@ -112,8 +112,8 @@ pub fn with_ranks<T: Send>(
     let opened = open(cell, plan).map_err(input)?;
     let inputs = opened.inputs(cell, plan);
     let mut arenas = Vec::with_capacity(kernels.len());
-    for kernels in &kernels {
-        arenas.push(kernels.arena(cell.memory.capacity).map_err(|error| input(error.to_string()))?);
+    for own in &kernels {
+        arenas.push(own.arena(cell.memory.capacity, kernels.len()).map_err(|error| input(error.to_string()))?);
     }
     // Held until every rank has ended: a rank that fails takes no memory away under those that still read it.
     let regions: Vec<_> = arenas.iter().map(Arena::region).collect();

@@ -66,15 +66,14 @@ impl Arena {
         Arena::over(capacity, Region::shared)
     }
 
-    /// As [`Arena::host`] in the memory of a machine that runs CUDA: one allocation, of the capacity or of so many bytes.
+    /// As [`Arena::host`] in the memory of a machine that runs CUDA: one allocation of so many bytes, of which no more than the
+    /// capacity are in use at a time.
     ///
     /// # Errors
     /// The machine has no such memory left.
     pub fn on(machine: Arc<dyn Machine>, capacity: Option<u64>, bytes: u64) -> Result<Arena, ArenaError> {
-        // Runs between buffers are lost to no one here: address space is memory.
-        let wanted = capacity.unwrap_or(bytes).min(bytes);
-        let region = Region::on(machine, wanted)?;
-        Ok(Arena::of(region, capacity.unwrap_or(wanted), capacity.is_some()))
+        let region = Region::on(machine, bytes)?;
+        Ok(Arena::of(region, capacity.unwrap_or(bytes), capacity.is_some()))
     }
 
     fn over(capacity: Option<u64>, reserve: fn(u64) -> Result<Region, ArenaError>) -> Result<Arena, ArenaError> {

@@ -92,12 +92,12 @@ pub trait Kernels: ExpertKernels + DocumentKernels + Send + Sync {
         None
     }
 
-    /// Memory for what these kernels work on. With a capacity, a request that would put more than that many bytes in use
-    /// fails; without one, a device's own memory is the limit.
+    /// Memory for what these kernels work on, of a device that so many ranks share. With a capacity, a request that would put
+    /// more than that many bytes in use fails; without one, this rank's share of a device's memory is the limit.
     ///
     /// # Errors
     /// There is no such memory.
-    fn arena(&self, capacity: Option<u64>) -> Result<Arena, ArenaError> {
+    fn arena(&self, capacity: Option<u64>, _sharers: usize) -> Result<Arena, ArenaError> {
         Arena::host(capacity)
     }
 

@@ -73,8 +73,8 @@ impl Kernels for Stopwatch {
         self.inner.settle()
     }
 
-    fn arena(&self, capacity: Option<u64>) -> Result<Arena, ArenaError> {
-        self.inner.arena(capacity)
+    fn arena(&self, capacity: Option<u64>, sharers: usize) -> Result<Arena, ArenaError> {
+        self.inner.arena(capacity, sharers)
     }
 
     fn is_host(&self) -> bool {

@@ -72,18 +72,19 @@ impl Session {
         };
         let (source, size) = (world.source.name(), world.size);
         let reason = match backend {
-            Backend::Local => format!(
-                "parallel.backend = \"local\" runs all ranks as threads of one process, and {source} started {size} \
-                 processes; write \"shm\" or \"tcp\", or start zbench by itself"
+            Backend::Local | Backend::Device => format!(
+                "parallel.backend = \"{}\" runs all ranks as threads of one process, and {source} started {size} \
+                 processes; write \"shm\" or \"tcp\" (\"nccl\" for GPUs), or start zbench by itself",
+                backend.name()
             ),
             Backend::Mpi => format!(
                 "parallel.backend = \"mpi\" has a mpirun of its own for each cell, and {source} started {size} processes; \
                  start zbench by itself, or write \"tcp\""
             ),
-            Backend::Shm | Backend::Tcp if ranks != size => {
+            Backend::Shm | Backend::Tcp | Backend::Nccl if ranks != size => {
                 format!("parallel.ranks = {ranks}, and {source} started {size} processes; make them equal")
             }
-            Backend::Shm | Backend::Tcp => return None,
+            Backend::Shm | Backend::Tcp | Backend::Nccl => return None,
         };
         Some((reason, Source::Plan))
     }

@@ -242,8 +242,8 @@ const REST: &[Key] = &[
         Choice(&["local", "shm", "tcp", "device", "mpi", "nccl"]),
         Is("\"local\""),
         "How collectives travel: local: ranks are threads of one process; shm: processes of one host that share memory; \
-         tcp: processes of any hosts; mpi: processes of mpirun (a build with the feature). This version has no device and \
-         nccl.",
+         tcp: processes of any hosts; mpi: processes of mpirun (a build with the feature); device: threads of one process that \
+         share a GPU; nccl: processes with a GPU each.",
     ),
     key(
         "parallel.stall",

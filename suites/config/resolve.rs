@@ -93,6 +93,13 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         Some(device) if device == "cuda" => DeviceKind::Cuda,
         _ => DeviceKind::Cpu,
     };
+    if device == DeviceKind::Cpu && matches!(parallel.backend, Backend::Device | Backend::Nccl) {
+        let message = format!(
+            "{} moves what lies in the memory of GPUs; write hardware.device = \"cuda\", or \"local\", \"shm\", \"tcp\" or \"mpi\"",
+            parallel.backend.name()
+        );
+        return Err(values.refuse("parallel.backend", &["hardware.device"], message));
+    }
     if device == DeviceKind::Cpu && parallel.ranks > MOST_RANKS {
         let message = format!("{} ranks on one processor; write {MOST_RANKS} or fewer", parallel.ranks);
         return Err(values.refuse("parallel.ranks", &["hardware.device"], message));
@@ -213,15 +220,6 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
         let message = "has no effect when suite is \"train\"; leave it out, or write suite = \"checkpoint\"";
         return Err(values.refuse(key, &["suite"], message));
     }
-    let words = [
-        ("parallel.backend", "device", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
-        ("parallel.backend", "nccl", "write \"local\", \"shm\", \"tcp\" or \"mpi\""),
-    ];
-    for (key, word, instead) in words {
-        if values.text(key) == word {
-            return refuse(key, instead);
-        }
-    }
     if values.given("memory.offload_path").is_some() {
         return refuse("memory.offload_path", "leave the key out");
     }
@@ -316,6 +314,8 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
             "shm" => Backend::Shm,
             "tcp" => Backend::Tcp,
             "mpi" => Backend::Mpi,
+            "device" => Backend::Device,
+            "nccl" => Backend::Nccl,
             _ => Backend::Local,
         },
         // Its kind has refused what is no time.

@@ -17,6 +17,8 @@ pub enum Choice {
     Tcp,
     /// What mpirun has set up.
     Mpi,
+    /// NCCL, between GPUs.
+    Nccl,
 }
 
 /// How long ranks wait, and what they say.
@@ -49,7 +51,11 @@ pub fn connect(
         let shared = choice == Choice::Shm || choice == Choice::Auto && met.one_host();
         let hosts = met.hosts().iter().collect::<std::collections::BTreeSet<_>>().len();
         let where_to = format!(" on {hosts} host{}", if hosts == 1 { "" } else { "s" });
-        let comm = if shared { shm(&mut met, kernels, arena, options)? } else { tcp(met, kernels, options)? };
+        let comm = match (choice, shared) {
+            (Choice::Nccl, _) => nccl(world, met, kernels, arena, options)?,
+            (_, true) => shm(&mut met, kernels, arena, options)?,
+            (_, false) => tcp(met, kernels, options)?,
+        };
         (comm, where_to)
     };
     let formed = (comm.rank(), comm.size());
@@ -102,6 +108,30 @@ fn shm(
 fn tcp(met: Rendezvous, kernels: Arc<dyn Kernels>, options: &Options) -> Result<Box<dyn Communicator>, LaunchError> {
     let options = TcpOptions { stall: options.stall, ..TcpOptions::default() };
     Ok(Box::new(comm::tcp(met, kernels, options)?))
+}
+
+/// NCCL between processes that have met over sockets, on the GPU of the rank's kernels. Its library is loaded here.
+fn nccl(
+    world: &World,
+    met: Rendezvous,
+    kernels: Arc<dyn Kernels>,
+    arena: &Arena,
+    options: &Options,
+) -> Result<Box<dyn Communicator>, LaunchError> {
+    use zbench_engine::comm::nccl::{Api, Device, Driver, Ordered, Search, nccl_over};
+    let failed = |reason: String| LaunchError::Comm(comm::CommError::Invalid { operation: "nccl", reason });
+    let base = comm::tcp(
+        met,
+        Arc::new(zbench_kernels::Cpu::new(1)),
+        TcpOptions { stall: options.stall, ..TcpOptions::default() },
+    )?;
+    let api = Api::load(&Search::new(|name| std::env::var_os(name))).map_err(|error| failed(error.to_string()))?;
+    let driver = Driver::load().map_err(|error| failed(error.to_string()))?;
+    let device =
+        Device::new(driver, world.local_rank.unwrap_or(world.rank)).map_err(|error| failed(error.to_string()))?;
+    let comm = nccl_over(&base, &api, &device, options.stall)?;
+    let ordered = Box::new(Ordered::new(comm, kernels.clone()));
+    Ok(Box::new(comm::Carried::new(ordered, kernels, arena.clone())))
 }
 
 #[cfg(feature = "mpi")]

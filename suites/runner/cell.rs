@@ -42,8 +42,8 @@ pub fn main() -> u8 {
         }
     };
     let end = match job.cell.parallel.backend {
-        Backend::Local => threads(&job),
-        Backend::Shm | Backend::Tcp => processes::run(&job, &say),
+        Backend::Local | Backend::Device => threads(&job),
+        Backend::Shm | Backend::Tcp | Backend::Nccl => processes::run(&job, &say),
         Backend::Mpi => mpirun::run(&job, &say),
     };
     say(&Event::End(Box::new(end)));

@@ -2,6 +2,7 @@
 
 use super::machine;
 use crate::config::Resolved;
+use crate::devices;
 use crate::grid::GridCell;
 use crate::launch;
 use crate::plan::forecast::{self, Footprint, Timing};
@@ -221,20 +222,7 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
     let total = estimate.memory.total_peak();
     let record = |status, reason, source| Decision::Record { status, reason, source };
     if cell.hardware.device == DeviceKind::Cuda {
-        let machine = resolved.profile.as_ref().map(|profile| format!(" ({})", profile.name)).unwrap_or_default();
-        let fits = match cell.memory.capacity {
-            Some(capacity) if footprint.fits(capacity) => {
-                format!("; it would fit there: {} of {} a rank", gib(footprint.total), gib(capacity))
-            }
-            Some(capacity) => format!("; it would not fit there: {} of {} a rank", gib(footprint.total), gib(capacity)),
-            None => String::new(),
-        };
-        let reason = format!(
-            "needs {} CUDA device{}{machine}, and this version of zbench runs on the CPU{fits}",
-            cell.parallel.ranks,
-            if cell.parallel.ranks == 1 { "" } else { "s" }
-        );
-        return record(Status::Skipped, reason, Source::Host);
+        return on_device(resolved, total, footprint);
     }
     let state: u64 =
         [Category::Parameters, Category::Gradients, Category::Optimizer].map(|c| estimate.peak(c)).iter().sum();
@@ -262,6 +250,57 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
         },
         None => Decision::Run,
     }
+}
+
+/// Whether a cell for CUDA runs here: on how many GPUs, and whether their memory holds it.
+fn on_device(resolved: &Resolved, total: u64, footprint: &Footprint) -> Decision {
+    let Resolved { cell, profile, .. } = resolved;
+    let (ranks, backend) = (cell.parallel.ranks, cell.parallel.backend);
+    let skip = |why: String| {
+        let machine = profile.as_ref().map(|profile| format!(" ({})", profile.name)).unwrap_or_default();
+        let fits = match cell.memory.capacity {
+            Some(capacity) if footprint.fits(capacity) => {
+                format!("; it would fit there: {} of {} a rank", gib(footprint.total), gib(capacity))
+            }
+            Some(capacity) => format!("; it would not fit there: {} of {} a rank", gib(footprint.total), gib(capacity)),
+            None => String::new(),
+        };
+        let devices = if backend == Backend::Device { 1 } else { ranks };
+        let plural = if devices == 1 { "" } else { "s" };
+        let reason = format!("needs {devices} CUDA device{plural}{machine}, and {why}{fits}");
+        Decision::Record { status: Status::Skipped, reason, source: Source::Host }
+    };
+    let found = match devices::count() {
+        Ok(found) => found,
+        Err(reason) => return skip(reason),
+    };
+    let sharers = match backend {
+        Backend::Device => ranks,
+        Backend::Local if ranks == 1 => 1,
+        Backend::Nccl if ranks_here(cell) <= found => 1,
+        Backend::Nccl => return skip(format!("this machine has {found}")),
+        Backend::Local => {
+            return skip(
+                "parallel.backend = \"local\" puts one rank on a GPU; write \"device\" (ranks share one GPU) or \"nccl\"".into(),
+            );
+        }
+        Backend::Shm | Backend::Tcp | Backend::Mpi => {
+            let name = backend.name();
+            return skip(format!(
+                "parallel.backend = \"{name}\" moves what lies on hosts; write \"device\" or \"nccl\""
+            ));
+        }
+    };
+    let memory = match devices::machine(0) {
+        Ok(machine) => machine.facts().memory_bytes,
+        Err(reason) => return skip(reason),
+    };
+    let all = total.saturating_mul(sharers as u64);
+    if all > memory && cell.memory.capacity.is_none_or(|capacity| total <= capacity) {
+        let reason = format!("{sharers} ranks take {} of a GPU, which has {} free", gib(all), gib(memory));
+        return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
+    }
+    Decision::Run
 }
 
 /// Whether this machine has the memory for ranks of so many bytes each.
@@ -312,8 +351,8 @@ fn ranks_here(cell: &Cell) -> usize {
     let launched =
         || launch::detect(&|name| std::env::var(name).ok()).ok().flatten().and_then(|world| world.local_size);
     match cell.parallel.backend {
-        Backend::Local | Backend::Shm => cell.parallel.ranks,
-        Backend::Tcp => launched().unwrap_or(cell.parallel.ranks).min(cell.parallel.ranks),
+        Backend::Local | Backend::Shm | Backend::Device => cell.parallel.ranks,
+        Backend::Tcp | Backend::Nccl => launched().unwrap_or(cell.parallel.ranks).min(cell.parallel.ranks),
         // mpirun knows the hosts; what one rank takes this machine must have in any case.
         Backend::Mpi => 1,
     }

@@ -102,7 +102,7 @@ fn train(
         hardware::kernels(cell, job.seat, &crate::devices::machine).map_err(|error| error.to_string())?;
     let plan = Plan::new(cell, &*kernels).map_err(|error| error.to_string())?;
     let shared = cell.parallel.backend == Backend::Shm;
-    let arena = if shared { Arena::shared(cell.memory.capacity) } else { kernels.arena(cell.memory.capacity) };
+    let arena = if shared { Arena::shared(cell.memory.capacity) } else { kernels.arena(cell.memory.capacity, 1) };
     let arena = arena.map_err(|error| error.to_string())?;
     let measure = || peak::measure(job.peak_threads, cell.precision.compute, job.peak_seconds);
     if job.peak_threads > 0 {
@@ -135,14 +135,15 @@ fn connect(job: &RankJob, kernels: Arc<dyn Kernels>, arena: &Arena) -> Result<Bo
         Backend::Shm => Choice::Shm,
         Backend::Tcp => Choice::Tcp,
         Backend::Mpi => Choice::Mpi,
-        Backend::Local => return Err("ranks of the backend local are threads, not processes".into()),
+        Backend::Nccl => Choice::Nccl,
+        Backend::Local | Backend::Device => return Err("ranks of this backend are threads, not processes".into()),
     };
     let (host, port, token) = job.meeting.clone().ok_or("the job says no place to meet")?;
     let world = World {
         rank: job.rank,
         size: parallel.ranks,
-        local_rank: None,
-        local_size: None,
+        local_rank: Some(job.seat.index),
+        local_size: Some(job.seat.ranks),
         host: Some(host),
         port,
         token,

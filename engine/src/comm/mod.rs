@@ -8,6 +8,7 @@
 
 mod board;
 mod call;
+mod carried;
 mod cause;
 mod check;
 pub mod compose;
@@ -29,6 +30,7 @@ mod sync;
 mod tcp;
 
 pub use call::{Call, Kind, Request, Shape};
+pub use carried::Carried;
 pub use local::group;
 pub use metered::Metered;
 pub(crate) use metered::Totals;

@@ -2,6 +2,7 @@
 
 mod collectives;
 mod compose;
+mod conformance_device;
 mod conformance_local;
 mod failures;
 mod harness;

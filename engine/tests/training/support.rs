@@ -173,7 +173,7 @@ pub fn run(cell: &Cell) -> Ran {
 }
 
 fn step_seeing(rank: &mut Rank<'_>, done: usize, gradients: &mut Tensors) -> Result<Step, StepError> {
-    let mut meter = zbench_engine::meter::Meter::start();
+    let mut meter = zbench_engine::meter::Meter::start(rank.kernels().clone());
     rank.gradients(&mut meter)?;
     rank.export_gradients(|name, _, values| gradients.push((name.to_string(), values.to_vec())))?;
     let Updated { loss, norm, lr, loss_scale, skipped } = rank.update(&mut meter)?;

@@ -93,8 +93,8 @@ impl Kernels for Cuda {
         1
     }
 
-    fn arena(&self, capacity: Option<u64>) -> Result<Arena, ArenaError> {
-        Arena::on(self.machine.clone(), capacity, self.machine.facts().memory_bytes)
+    fn arena(&self, capacity: Option<u64>, sharers: usize) -> Result<Arena, ArenaError> {
+        Arena::on(self.machine.clone(), capacity, self.machine.facts().memory_bytes / sharers.max(1) as u64)
     }
 
     fn is_host(&self) -> bool {

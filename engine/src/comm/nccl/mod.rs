@@ -20,11 +20,13 @@ mod handle;
 mod hosted;
 mod issue;
 mod loader;
+mod ordered;
 
 pub use api::{Api, NcclError, OLDEST, UniqueId, dotted};
 pub use driver::{Device, Driver, DriverError, Memory, Stream};
 pub use hosted::Hosted;
 pub use loader::{Attempt, Search};
+pub use ordered::Ordered;
 
 use super::{Abandon, Call, CommError, Communicator, Kind, Request, Result, Ticket};
 use driver::Event;

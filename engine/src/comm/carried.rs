@@ -1,0 +1,123 @@
+//! A communicator of a device's buffers for buffers of the host: every call carries them there and back. For checks, and for
+//! the few words that ranks exchange outside of steps.
+
+use super::link::LinkUse;
+use super::{Call, CommError, Communicator, Kind, Request, Result, Ticket};
+use std::cell::RefCell;
+use std::sync::Arc;
+use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View};
+
+/// Carries host buffers to the device of its kernels; buffers that lie there already are used where they are.
+pub struct Carried {
+    inner: Box<dyn Communicator>,
+    kernels: Arc<dyn Kernels>,
+    arena: Arena,
+    /// What was started with host buffers, by its number.
+    started: RefCell<Vec<(u64, Request)>>,
+}
+
+impl Carried {
+    /// `inner`, whose buffers are memory of the kernels' device, for host buffers; the device's copies lie in `arena`.
+    pub fn new(inner: Box<dyn Communicator>, kernels: Arc<dyn Kernels>, arena: Arena) -> Carried {
+        Carried { inner, kernels, arena, started: RefCell::default() }
+    }
+
+    fn room(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        let none = |error: zbench_kernels::OutOfMemory| CommError::Invalid {
+            operation: "carrying",
+            reason: error.to_string(),
+        };
+        self.arena.alloc(Category::Communication, dtype, len).map_err(none)
+    }
+
+    /// A copy of host elements on the device.
+    fn carried(&self, view: View<'_>) -> Result<Buffer> {
+        let mut there = self.room(view.dtype(), view.len())?;
+        self.kernels.upload(view, there.view_mut())?;
+        Ok(there)
+    }
+}
+
+impl Communicator for Carried {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+
+    fn backend(&self) -> &'static str {
+        self.inner.backend()
+    }
+
+    fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
+        self.inner.algorithm(kind, bytes)
+    }
+
+    fn call(&self, call: Call<'_>) -> Result<()> {
+        call.check(self.rank(), self.size())?;
+        let Call { kind, send, recv } = call;
+        let on_host = send.is_none_or(|view| view.is_on_host()) && recv.as_ref().is_none_or(|view| view.is_on_host());
+        if !on_host {
+            return self.inner.call(Call { kind, send, recv });
+        }
+        let sent = send.map(|view| self.carried(view)).transpose()?;
+        let mut received = recv.as_ref().map(|view| self.carried(view.as_view())).transpose()?;
+        let (send, there) = (sent.as_ref().map(Buffer::view), received.as_mut().map(Buffer::view_mut));
+        self.inner.call(Call { kind, send, recv: there })?;
+        if let (Some(there), Some(view)) = (&received, recv) {
+            self.kernels.download(there.view(), view)?;
+        }
+        Ok(())
+    }
+
+    fn start(&self, request: Request) -> Result<Ticket> {
+        let on_host = |buffer: &Buffer| buffer.view().is_on_host();
+        let twin = match &request {
+            Request::AllGather { send, recv } if on_host(send) => {
+                Request::AllGather { send: self.carried(send.view())?, recv: self.carried(recv.view())? }
+            }
+            Request::ReduceScatter { send, recv, accumulate } if on_host(send) => {
+                let (send, recv) = (self.carried(send.view())?, self.carried(recv.view())?);
+                Request::ReduceScatter { send, recv, accumulate: *accumulate }
+            }
+            Request::AllReduce { buffer } if on_host(buffer) => {
+                Request::AllReduce { buffer: self.carried(buffer.view())? }
+            }
+            _ => return self.inner.start(request),
+        };
+        let ticket = self.inner.start(twin)?;
+        self.started.borrow_mut().push((ticket.sequence, request));
+        Ok(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<Request> {
+        let sequence = ticket.sequence;
+        let mut twin = self.inner.wait(ticket)?;
+        let mut started = self.started.borrow_mut();
+        let Some(at) = started.iter().position(|(number, _)| *number == sequence) else { return Ok(twin) };
+        let (_, mut request) = started.swap_remove(at);
+        if let (Some(there), Some(view)) = (twin.as_call().recv, request.as_call().recv) {
+            self.kernels.download(there.as_view(), view)?;
+        }
+        Ok(request)
+    }
+
+    fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
+        let inner = self.inner.split(color, key, name)?;
+        Ok(Box::new(Carried::new(inner, self.kernels.clone(), self.arena.clone())))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+
+    fn wire_bytes(&self) -> u64 {
+        self.inner.wire_bytes()
+    }
+
+    fn link_use(&self) -> Option<LinkUse> {
+        self.inner.link_use()
+    }
+}

@@ -1,0 +1,81 @@
+//! NCCL among the work of a rank's kernels: a call begins when what was asked of them is done, and what they are asked next
+//! finds it done. A started collective is carried out where it is started: nothing overlaps with it yet.
+
+use super::Nccl;
+use crate::comm::{Call, CommError, Communicator, Kind, Null, Request, Result, Ticket};
+use std::sync::Arc;
+use zbench_kernels::{Kernels, ReduceOp};
+
+/// A rank of a group of GPUs whose buffers its kernels work on.
+pub struct Ordered {
+    inner: Box<dyn Communicator>,
+    kernels: Arc<dyn Kernels>,
+}
+
+impl Ordered {
+    /// `inner` for the buffers of `kernels`, on the same device.
+    pub fn new(inner: Nccl, kernels: Arc<dyn Kernels>) -> Ordered {
+        Ordered { inner: Box::new(inner), kernels }
+    }
+
+    /// A sum onto what is there, or of another type than what travels: NCCL sums in place of this rank's summand, a kernel does
+    /// the rest.
+    fn reduce_scatter(&self, request: &mut Request) -> Result<bool> {
+        let Request::ReduceScatter { send, recv, accumulate } = request else { return Ok(false) };
+        if !*accumulate && send.dtype() == recv.dtype() {
+            return Ok(false);
+        }
+        let kind = Kind::ReduceScatter { op: ReduceOp::Sum, accumulate: false };
+        self.call(Call::in_place(kind, send.view_mut()))?;
+        let part = recv.len() * self.rank()..recv.len() * (self.rank() + 1);
+        match *accumulate {
+            true => self.kernels.accumulate(1.0, send.slice(part), recv.view_mut())?,
+            false => self.kernels.cast(send.slice(part), recv.view_mut())?,
+        }
+        Ok(true)
+    }
+}
+
+impl Communicator for Ordered {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+
+    fn backend(&self) -> &'static str {
+        self.inner.backend()
+    }
+
+    fn call(&self, call: Call<'_>) -> Result<()> {
+        self.kernels.synchronize()?;
+        self.inner.call(call)
+    }
+
+    fn start(&self, mut request: Request) -> Result<Ticket> {
+        if !self.reduce_scatter(&mut request)? {
+            self.call(request.as_call())?;
+        }
+        // A ticket that only carries the buffers.
+        Null::new(self.rank(), self.size()).start(request)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<Request> {
+        Null::new(self.rank(), self.size()).wait(ticket)
+    }
+
+    fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>, CommError> {
+        let inner = self.inner.split(color, key, name)?;
+        Ok(Box::new(Ordered { inner, kernels: self.kernels.clone() }))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+
+    fn wire_bytes(&self) -> u64 {
+        self.inner.wire_bytes()
+    }
+}
