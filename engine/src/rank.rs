@@ -505,7 +505,8 @@ fn rope_tables(cell: &Cell, arena: &Arena, kernels: &dyn Kernels) -> Result<[Buf
     let (seq, dtype) = (cell.train.seq_len, cell.precision.compute.accumulator());
     let table = |of: fn(f64) -> f64| -> Result<Buffer> {
         let mut table = arena.alloc(Category::Workspace, dtype, rope::table_len(&cell.model, seq))?;
-        let values: Vec<f64> = rope::angles(&cell.model, seq).map(of).collect();
+        // Without rotary embeddings the tables are empty.
+        let values: Vec<f64> = rope::angles(&cell.model, seq).map(of).take(table.len()).collect();
         if dtype == DType::F64 {
             kernels.upload(View::of(&values), table.view_mut())?;
         } else {
