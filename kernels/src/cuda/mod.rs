@@ -7,6 +7,7 @@ mod attention;
 mod elementwise;
 mod experts;
 mod gemm;
+pub mod gpu;
 pub mod host;
 mod launch;
 pub mod machine;
