@@ -1,7 +1,8 @@
 //! The GPUs that cells run on, opened once.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use zbench_kernels::cuda::gpu::{Gpu, Options, Probe, Search};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::cuda::machine::Machine;
 
@@ -16,7 +17,30 @@ pub fn machine(number: usize) -> Result<Arc<dyn Machine>, String> {
     if on_host() {
         return host();
     }
-    Err(format!("GPU {number}: not built yet"))
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, gpu)) = open.iter().find(|(known, _)| *known == number) {
+        return Ok(gpu.clone());
+    }
+    let options = Options { cache: Some(cache()), ..Options::default() };
+    let gpu = Arc::new(Gpu::open(probe(), number, options).map_err(|error| error.to_string())?);
+    open.push((number, gpu.clone()));
+    Ok(gpu)
+}
+
+/// GPUs that were opened, by their numbers.
+static OPEN: Mutex<Vec<(usize, Arc<Gpu>)>> = Mutex::new(Vec::new());
+
+/// A GPU that was opened: what is known of it beyond a machine's facts.
+pub fn gpu(number: usize) -> Option<Arc<Gpu>> {
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    open.iter().find(|(known, _)| *known == number).map(|(_, gpu)| gpu.clone())
+}
+
+/// What this machine has for CUDA; looked for once, where ZBENCH_CUDA_LIBS, CUDA_HOME and VIRTUAL_ENV say, and where the system
+/// does.
+pub fn probe() -> &'static Probe {
+    static PROBE: OnceLock<Probe> = OnceLock::new();
+    PROBE.get_or_init(|| Probe::new(&Search::new(|name| std::env::var_os(name))))
 }
 
 /// How many GPUs there are; why none can be used, in a few words.
@@ -27,7 +51,13 @@ pub fn count() -> Result<usize, String> {
     if on_host() {
         return host().map(|_| 1);
     }
-    Err("this machine has none that can be used (zbench doctor says why)".into())
+    let why = "zbench doctor says why";
+    let probe = probe();
+    match (&probe.devices, &probe.nvrtc) {
+        (Ok(devices), Ok(_)) => Ok(devices.len()),
+        (Ok(_), Err(_)) => Err(format!("their kernels cannot be compiled here, since NVRTC is missing ({why})")),
+        (Err(_), _) => Err(format!("this machine has none that can be used ({why})")),
+    }
 }
 
 /// Whether CUDA kernels are to run on the processor.

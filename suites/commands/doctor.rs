@@ -38,7 +38,9 @@ pub fn doctor(global: &Global) -> Result<u8> {
     let mut document = Document::new("What this machine has");
     document.table(table);
     document.paragraph(
-        "Everything of this version runs on the CPU alone; CUDA is looked for because plans for it can be made here.",
+        "Everything but cells with hardware.device = \"cuda\" runs on the CPU alone. CUDA's libraries are looked for in the folders \
+         of ZBENCH_CUDA_LIBS (a folder into which pip has installed them will do), CUDA_HOME and VIRTUAL_ENV, then where the \
+         system looks.",
     );
     print_document(global, &document)?;
     Ok(exit::SUCCESS)
@@ -83,7 +85,6 @@ fn findings(notebook: &Path) -> Vec<Finding> {
         ),
     ];
     findings.extend(steadiness(&Root::system()));
-    let driver = devices::driver(&Root::system());
     let mpirun = std::process::Command::new("mpirun").arg("--version").output().ok();
     let mpirun = mpirun.and_then(|output| Some(String::from_utf8_lossy(&output.stdout).lines().next()?.to_string()));
     findings.push(finding(
@@ -92,17 +93,11 @@ fn findings(notebook: &Path) -> Vec<Finding> {
         "parallel.backend = \"mpi\" starts its ranks with it; install Open MPI or MPICH, or use shm and tcp, which need nothing",
     ));
     findings.push(finding("backend mpi in this build", yes(cfg!(feature = "mpi")), crate::launch::HOW_TO_HAVE_MPI));
-    findings.push(finding(
-        "NVIDIA driver",
-        driver,
-        "no GPU can be used; install NVIDIA's driver for your distribution",
-    ));
-    let libraries = [
-        ("libcuda.so.1", "comes with NVIDIA's driver"),
-        ("libnvrtc.so", "comes with the CUDA toolkit (package cuda-nvrtc)"),
-        ("libcublasLt.so", "comes with the CUDA toolkit (package libcublas)"),
-        ("libnccl.so", "install NVIDIA's package libnccl2"),
-    ];
+    findings.extend(cuda());
+    let libraries = [(
+        "libnccl.so",
+        "pip install nvidia-nccl-cu13, or install NVIDIA's package libnccl2; for parallel.backend = \"nccl\"",
+    )];
     let named: Vec<String> = ["ZBENCH_CUDA_LIBS", "LD_LIBRARY_PATH"]
         .iter()
         .filter_map(|name| std::env::var(name).ok())
@@ -117,6 +112,48 @@ fn findings(notebook: &Path) -> Vec<Finding> {
         ));
     }
     findings
+}
+
+/// The parts that a cell on a GPU needs, as they were loaded.
+fn cuda() -> Vec<Finding> {
+    use zbench_kernels::cuda::gpu::dotted;
+    let probe = crate::devices::probe();
+    let row = |what, found: Option<String>, advice| Finding {
+        what,
+        is_there: found.is_some(),
+        found: found.unwrap_or_else(|| "no".into()),
+        advice,
+    };
+    let driver = probe.driver.as_ref().ok();
+    let driver = driver.map(|driver| format!("CUDA {}, {}", dotted(driver.version()), driver.path().display()));
+    let nvrtc = probe.nvrtc.as_ref().ok();
+    let nvrtc = nvrtc.map(|nvrtc| format!("{}, {}", dotted(nvrtc.version()), nvrtc.path().display()));
+    let cublaslt = probe.cublaslt.as_ref().ok();
+    let cublaslt = cublaslt.map(|library| format!("{}, {}", library.dotted(), library.path().display()));
+    let mut rows = vec![
+        row("CUDA driver", driver, "no GPU can be used; install NVIDIA's driver for your distribution"),
+        row(
+            "NVRTC",
+            nvrtc,
+            "compiles the kernels of GPUs; pip install nvidia-cuda-nvrtc, and name the folder in ZBENCH_CUDA_LIBS",
+        ),
+        row(
+            "cuBLASLt",
+            cublaslt,
+            "without it products on GPUs are our own, and slower; pip install nvidia-cublas, as above",
+        ),
+    ];
+    match &probe.devices {
+        Ok(devices) => rows.extend(devices.iter().map(|device| row("GPU", Some(device.to_string()), ""))),
+        Err(absent) if probe.driver.is_ok() => rows.push(Finding {
+            what: "GPU",
+            found: absent.to_string(),
+            is_there: false,
+            advice: "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES",
+        }),
+        Err(_) => {}
+    }
+    rows
 }
 
 /// What decides whether two measurements here can be compared, and what of it can be seen.

@@ -81,6 +81,11 @@ pub trait Machine: Send + Sync {
     /// A new queue.
     fn queue(&self) -> Result<Box<dyn Queue>>;
 
+    /// Bytes of scratch with which [`Queue::product`] is at its best; none where it does nothing.
+    fn product_workspace(&self) -> usize {
+        0
+    }
+
     /// Makes sure that these kernels are compiled and loaded, so that no launch waits for that.
     fn load(&self, kernels: &[&'static str]) -> Result<()>;
 }

@@ -8,6 +8,7 @@ pub mod blueprint;
 mod elementwise;
 mod experts;
 mod gemm;
+pub mod gpu;
 pub mod host;
 mod late;
 mod launch;

@@ -1,0 +1,117 @@
+//! Moments in a queue.
+
+use super::driver::NOT_READY;
+use super::{Gpu, Inner};
+use crate::cuda::machine::{Mark, Result};
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
+use std::any::Any;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// An event: what was asked for before it has been done once it is reached.
+pub struct Event {
+    gpu: Gpu,
+    handle: CUevent,
+    /// Whether times between it and others can be told; such ones are used again.
+    timed: bool,
+}
+
+// SAFETY: a handle of the driver's, which any thread may use.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Inner {
+    fn event(&self, flags: CUevent_flags) -> Result<CUevent> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a live output.
+        let code = unsafe { (self.driver.table.event_create)(&mut handle, flags as u32) };
+        self.check("cuEventCreate", code)?;
+        Ok(handle)
+    }
+}
+
+impl Event {
+    /// One that tells times.
+    pub(super) fn timed(gpu: &Gpu) -> Result<Event> {
+        gpu.0.enter()?;
+        let kept = gpu.0.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let handle = kept.map_or_else(|| gpu.0.event(CUevent_flags::CU_EVENT_DEFAULT), Ok)?;
+        Ok(Event { gpu: gpu.clone(), handle, timed: true })
+    }
+
+    /// One that is only waited for.
+    pub(super) fn plain(gpu: &Gpu) -> Result<Event> {
+        gpu.0.enter()?;
+        let handle = gpu.0.event(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+        Ok(Event { gpu: gpu.clone(), handle, timed: false })
+    }
+
+    /// Puts it behind what the stream was asked for so far.
+    ///
+    /// # Safety
+    /// The stream is the same device's, and lives.
+    pub(super) unsafe fn record(&self, stream: CUstream) -> Result<()> {
+        self.gpu.0.enter()?;
+        // SAFETY: the caller's promise.
+        self.gpu.0.check("cuEventRecord", unsafe { (self.gpu.0.driver.table.event_record)(self.handle, stream) })
+    }
+
+    /// What the stream is asked for from now on begins after it.
+    ///
+    /// # Safety
+    /// The stream lives, and is of `gpu`.
+    pub(super) unsafe fn hold_back(&self, gpu: &Gpu, stream: CUstream) -> Result<()> {
+        if !Arc::ptr_eq(&gpu.0, &self.gpu.0) {
+            return Err(gpu.0.error("cuStreamWaitEvent", "the mark is another machine's"));
+        }
+        gpu.0.enter()?;
+        // SAFETY: the caller's promise. The driver keeps what the event stands for: it may be used again afterwards.
+        gpu.0.check("cuStreamWaitEvent", unsafe { (gpu.0.driver.table.stream_wait)(stream, self.handle, 0) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.timed {
+            self.gpu.0.events.lock().unwrap_or_else(PoisonError::into_inner).push(self.handle);
+        } else if self.gpu.0.enter().is_ok() {
+            // SAFETY: this value's own. The driver waits with it until it was reached.
+            unsafe { (self.gpu.0.driver.table.event_destroy)(self.handle) };
+        }
+    }
+}
+
+impl Mark for Event {
+    fn wait(&self) -> Result<()> {
+        self.gpu.0.enter()?;
+        // SAFETY: a live event.
+        self.gpu.0.check("cuEventSynchronize", unsafe { (self.gpu.0.driver.table.event_synchronize)(self.handle) })
+    }
+
+    fn is_reached(&self) -> Result<bool> {
+        self.gpu.0.enter()?;
+        // SAFETY: a live event.
+        match unsafe { (self.gpu.0.driver.table.event_query)(self.handle) } {
+            NOT_READY => Ok(false),
+            code => self.gpu.0.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    fn since(&self, earlier: &dyn Mark) -> Result<Duration> {
+        const CALL: &str = "cuEventElapsedTime";
+        let inner = &self.gpu.0;
+        let earlier = earlier.as_any().downcast_ref::<Event>().filter(|event| Arc::ptr_eq(&event.gpu.0, inner));
+        let earlier = earlier.ok_or_else(|| inner.error(CALL, "the mark is another machine's"))?;
+        inner.enter()?;
+        let mut milliseconds = 0f32;
+        // SAFETY: a live output and live events.
+        let code = unsafe { (inner.driver.table.event_elapsed)(&mut milliseconds, earlier.handle, self.handle) };
+        inner.check(CALL, code)?;
+        Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

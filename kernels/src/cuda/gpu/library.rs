@@ -1,0 +1,369 @@
+//! NVIDIA's libraries, found at run time: where each is looked for, and its functions by name.
+//!
+//! cudarc gives the types and the signatures, made from NVIDIA's headers; its own loader is not used: it panics where a library
+//! or a function is missing, and takes what the system finds first even where the user named another folder. Here a table of
+//! function pointers is filled once from the library that was found, and the compiler holds every entry against cudarc's.
+
+use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW};
+use std::ffi::{CStr, OsString, c_char};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+
+/// A library that a GPU's machine uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Library {
+    /// The driver: everything needs it.
+    Driver,
+    /// The compiler of kernels: needed once for each version of them, since what it makes is kept.
+    Nvrtc,
+    /// Matrix products: without it they are done by kernels of our own.
+    CublasLt,
+    /// Clocks, temperature and power.
+    Nvml,
+}
+
+impl Library {
+    /// File names, the best first. The driver's and NVML's have one for all versions.
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Library::Driver => &["libcuda.so.1", "libcuda.so"],
+            Library::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+            Library::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+            Library::Nvml => &["libnvidia-ml.so.1", "libnvidia-ml.so"],
+        }
+    }
+
+    /// What to do where it is missing.
+    fn help(self) -> &'static str {
+        match self {
+            Library::Driver => {
+                "It belongs to NVIDIA's driver: install that, or give the container its GPU (docker run --gpus all)"
+            }
+            Library::Nvrtc => {
+                "Install it (`pip install nvidia-cuda-nvrtc`, or a CUDA toolkit) and set ZBENCH_CUDA_LIBS to the folder of the \
+                 Python packages, or CUDA_HOME to the toolkit"
+            }
+            Library::CublasLt => {
+                "Install it (`pip install nvidia-cublas`, or a CUDA toolkit) and set ZBENCH_CUDA_LIBS to the folder of the \
+                 Python packages, or CUDA_HOME to the toolkit"
+            }
+            Library::Nvml => {
+                "It comes with NVIDIA's driver; a container needs the driver's capability `utility` for it"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Library::Driver => "the CUDA driver",
+            Library::Nvrtc => "NVRTC",
+            Library::CublasLt => "cuBLASLt",
+            Library::Nvml => "NVML",
+        })
+    }
+}
+
+/// One place that was looked at, and what the system said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// A folder, a file, or a name for the system to find.
+    pub place: PathBuf,
+    /// Why the library did not come of it.
+    pub reason: String,
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place.display(), self.reason)
+    }
+}
+
+/// Why a library cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Absent {
+    /// It is nowhere.
+    #[error("{library} was not found. Tried:{}\n{}", list(tried), library.help())]
+    NotFound {
+        /// Which.
+        library: Library,
+        /// All places, in order.
+        tried: Vec<Attempt>,
+    },
+    /// What was found is not it, or not all of it.
+    #[error("{} has no function {symbol}, so it is no {library} that zbench can use: {reason}", path.display())]
+    MissingSymbol {
+        /// Which library it should be.
+        library: Library,
+        /// The function.
+        symbol: &'static str,
+        /// What was found.
+        path: PathBuf,
+        /// What the loader says.
+        reason: String,
+    },
+    /// It is there and does not work.
+    #[error("{library} does not work: {reason}")]
+    Failed {
+        /// Which.
+        library: Library,
+        /// Its own words.
+        reason: String,
+    },
+}
+
+fn list(tried: &[Attempt]) -> String {
+    tried.iter().map(|attempt| format!("\n  {attempt}")).collect()
+}
+
+/// Where to look. This crate reads no environment: the command line passes its variables to [`Search::new`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Search {
+    /// Folders to look into before the system's: each as it is, as a toolkit or an environment of Python's (`lib64`, `lib`),
+    /// and as pip lays its packages out below it (`nvidia/*/lib`).
+    pub folders: Vec<PathBuf>,
+}
+
+/// Where drivers and toolkits lie that the system's loader is not told of.
+const USUAL: [&str; 3] = ["/usr/local/cuda/lib64", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"];
+
+impl Search {
+    /// What the variables ZBENCH_CUDA_LIBS (folders, separated by colons), CUDA_HOME and VIRTUAL_ENV say.
+    pub fn new(variable: impl Fn(&str) -> Option<OsString>) -> Search {
+        let given = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let listed = given("ZBENCH_CUDA_LIBS").map_or(Vec::new(), |list| std::env::split_paths(&list).collect());
+        let others = ["CUDA_HOME", "VIRTUAL_ENV"].into_iter().filter_map(given).map(PathBuf::from);
+        let folders = listed.into_iter().chain(others).filter(|folder| !folder.as_os_str().is_empty());
+        Search { folders: folders.collect() }
+    }
+
+    /// The folders below `root` that may hold libraries, in their order.
+    fn inside(root: &Path) -> Vec<PathBuf> {
+        let packages = |root: PathBuf| below(&root.join("nvidia"), "").into_iter().map(|package| package.join("lib"));
+        let pythons = below(&root.join("lib"), "python3").into_iter();
+        let mut folders: Vec<PathBuf> = packages(root.to_owned()).collect();
+        folders.extend([root.to_owned(), root.join("lib64"), root.join("lib")]);
+        folders.extend(pythons.flat_map(|python| packages(python.join("site-packages"))));
+        folders.retain(|folder| folder.is_dir());
+        folders
+    }
+
+    /// Opens the first that opens; else says what was tried.
+    pub(super) fn open(&self, library: Library) -> Result<Found, Absent> {
+        let mut tried = Vec::new();
+        let usual = USUAL.iter().map(PathBuf::from).filter(|folder| folder.is_dir());
+        for root in &self.folders {
+            if let Some(found) = open_below(library, root, &mut tried) {
+                return Ok(found);
+            }
+        }
+        for name in library.names() {
+            match open(Path::new(name)) {
+                Ok(handle) => return Ok(Found { library, handle, path: PathBuf::from(name) }),
+                Err(reason) => tried.push(Attempt { place: name.into(), reason }),
+            }
+        }
+        for root in usual {
+            if let Some(found) = open_below(library, &root, &mut tried) {
+                return Ok(found);
+            }
+        }
+        Err(Absent::NotFound { library, tried })
+    }
+}
+
+/// Folders in `parent` whose names begin so, by name.
+fn below(parent: &Path, prefix: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+        .collect();
+    found.sort();
+    found
+}
+
+fn open_below(library: Library, root: &Path, tried: &mut Vec<Attempt>) -> Option<Found> {
+    let names = library.names();
+    let mut files = 0;
+    let folders = Search::inside(root);
+    for folder in &folders {
+        for path in names.iter().map(|name| folder.join(name)).filter(|path| path.exists()) {
+            files += 1;
+            // The loader takes a path for a name where it has no slash.
+            let path = std::path::absolute(&path).unwrap_or(path);
+            match companions(library, folder).and_then(|()| open(&path)) {
+                Ok(handle) => return Some(Found { library, handle, path }),
+                Err(reason) => tried.push(Attempt { place: path, reason }),
+            }
+        }
+    }
+    if files == 0 {
+        let reason = match std::fs::read_dir(root) {
+            Err(error) => error.to_string(),
+            Ok(_) => {
+                format!("none of {} in it, nor in its {} folders of libraries", names.join(", "), folders.len() - 1)
+            }
+        };
+        tried.push(Attempt { place: root.to_owned(), reason });
+    }
+    None
+}
+
+/// NVRTC asks the system for its builtins by their name alone; those beside it have to be there before.
+fn companions(library: Library, folder: &Path) -> Result<(), String> {
+    if library != Library::Nvrtc {
+        return Ok(());
+    }
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so.")) {
+        open(&entry.path())?;
+    }
+    Ok(())
+}
+
+/// Opens a library for good: NVIDIA's have threads of their own, and are never closed.
+fn open(path: &Path) -> Result<ManuallyDrop<Handle>, String> {
+    // SAFETY: opening a library runs its initializers; these are the names of NVIDIA's, or what the user asked for.
+    let handle = unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+    handle.map(ManuallyDrop::new).map_err(|error| words(&error))
+}
+
+/// The loader's own words: the error's source has them.
+fn words(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// A library that was opened.
+pub(super) struct Found {
+    library: Library,
+    handle: ManuallyDrop<Handle>,
+    /// The file, or the name under which the system found it.
+    pub path: PathBuf,
+}
+
+impl Found {
+    /// A function.
+    ///
+    /// # Safety
+    /// `T` has to be the function's type.
+    pub(super) unsafe fn symbol<T: Copy>(&self, symbol: &'static str) -> Result<T, Absent> {
+        // SAFETY: the caller's promise. The pointer outlives the symbol, since the library is never closed.
+        let found = unsafe { self.handle.get::<T>(symbol) };
+        found.map(|symbol| *symbol).map_err(|error| {
+            let reason = words(&error);
+            Absent::MissingSymbol { library: self.library, symbol, path: self.path.clone(), reason }
+        })
+    }
+}
+
+/// Codes come as numbers: what a newer library returns need not be among those that cudarc knows.
+pub(super) trait Returned {
+    /// What the table's functions return.
+    type As;
+}
+
+impl Returned for usize {
+    type As = usize;
+}
+
+impl Returned for *const c_char {
+    type As = *const c_char;
+}
+
+/// A table of functions. In `cudarc`, `field = twin(arguments) -> result` is of the type of its twin there, and of its name, if
+/// not `as "name"`; in `own` stand those that cudarc has not, or has with a code as an argument.
+macro_rules! table {
+    (
+        $table:ident;
+        cudarc { $($field:ident = $twin:ident $(as $name:literal)? ($($argument:ty),*) -> $result:ty;)* }
+        own { $($own:ident = $symbol:literal ($($given:ty),*) -> $back:ty;)* }
+    ) => {
+        pub(super) struct $table {
+            $(pub $field: unsafe extern "C" fn($($argument),*) -> <$result as $crate::cuda::gpu::library::Returned>::As,)*
+            $(pub $own: unsafe extern "C" fn($($given),*) -> $back,)*
+        }
+
+        $(const _: unsafe fn($($argument),*) -> $result = $twin;)*
+
+        impl $table {
+            fn resolve(found: &$crate::cuda::gpu::library::Found) -> Result<$table, $crate::cuda::gpu::library::Absent> {
+                // SAFETY: the types are cudarc's, as the constants above show, or those of the vendor's header; codes are
+                // numbers of 32 bits.
+                Ok(unsafe {
+                    $table {
+                        $($field: found.symbol($crate::cuda::gpu::library::table!(@name $twin $($name)?))?,)*
+                        $($own: found.symbol($symbol)?,)*
+                    }
+                })
+            }
+        }
+    };
+    (@name $twin:ident $name:literal) => { $name };
+    (@name $twin:ident) => { stringify!($twin) };
+}
+pub(super) use table;
+
+/// A library's string.
+///
+/// # Safety
+/// Null, or a string that ends in a zero and is not changed meanwhile.
+pub(super) unsafe fn string(text: *const c_char) -> Option<String> {
+    // SAFETY: the caller's promise.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_become_folders_in_order() {
+        assert_eq!(Search::new(|_| None), Search::default());
+        assert_eq!(Search::new(|_| Some("".into())), Search::default(), "an empty variable is none");
+        let search = Search::new(|name| {
+            let value = match name {
+                "ZBENCH_CUDA_LIBS" => "/x::/y",
+                "CUDA_HOME" => "/cuda",
+                "VIRTUAL_ENV" => "/venv",
+                _ => return None,
+            };
+            Some(value.into())
+        });
+        assert_eq!(search.folders, ["/x", "/y", "/cuda", "/venv"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn a_folder_is_searched_as_pip_and_toolkits_lay_it_out() {
+        let root = std::env::temp_dir().join(format!("zbench-search-{}", std::process::id()));
+        let site = "lib/python3.11/site-packages/nvidia/cublas/lib";
+        for folder in ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/headers", "lib64", site] {
+            std::fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        let found = Search::inside(&root);
+        let expected = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "", "lib64", "lib", site];
+        assert_eq!(found, expected.map(|folder| root.join(folder)), "none that is not there");
+
+        // A file that is no library is told of with the loader's words, and the search goes on to the system.
+        std::fs::write(root.join("lib64/libcublasLt.so.13"), "no library").unwrap();
+        let error = Search { folders: vec![root.clone()] }.open(Library::CublasLt).err().unwrap();
+        let Absent::NotFound { tried, .. } = &error else { panic!("{error}") };
+        assert_eq!(tried[0].place, root.join("lib64/libcublasLt.so.13"));
+        assert!(tried.iter().any(|attempt| attempt.place == Path::new("libcublasLt.so.13")), "{error}");
+        assert!(error.to_string().contains("file too short") && error.to_string().contains("pip install"), "{error}");
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn what_is_missing_says_all_places() {
+        let folders = ["/no/such/folder", "/proc/self"].map(PathBuf::from).to_vec();
+        let error = Search { folders }.open(Library::CublasLt).err().unwrap();
+        let Absent::NotFound { tried, .. } = &error else { panic!("{error}") };
+        assert!(tried[0].reason.contains("No such file"), "{error}");
+        assert!(tried[1].reason.starts_with("none of libcublasLt.so.13"), "{error}");
+        assert!(tried.len() >= 5, "the system's names too: {error}");
+    }
+}

@@ -1,0 +1,97 @@
+//! Memory of the host that devices reach, and what the driver says of the device's.
+
+use super::{Gpu, Inner};
+use crate::cuda::machine::{Address, Result};
+use std::ptr::NonNull;
+
+/// What the driver says of a device's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Bytes that nobody uses.
+    pub free_bytes: u64,
+    /// All bytes that can be asked for.
+    pub total_bytes: u64,
+}
+
+impl MemoryInfo {
+    /// Bytes in use, by all processes and the driver itself.
+    pub fn used_bytes(&self) -> u64 {
+        self.total_bytes.saturating_sub(self.free_bytes)
+    }
+}
+
+impl Inner {
+    pub(super) fn memory_info(&self) -> Result<MemoryInfo> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: live outputs.
+        self.check("cuMemGetInfo", unsafe { (self.driver.table.memory_info)(&mut free, &mut total) })?;
+        Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
+    }
+}
+
+/// Memory of the host that stays where it is: a device copies from and to it at full speed, and its kernels reach it under the
+/// same address, slowly. Freed when it goes; what a device still does with it has to be done by then.
+pub struct Pinned {
+    gpu: Gpu,
+    at: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: memory that this value owns.
+unsafe impl Send for Pinned {}
+// SAFETY: as above; shared references only read.
+unsafe impl Sync for Pinned {}
+
+impl std::fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pinned({} bytes)", self.bytes)
+    }
+}
+
+impl Gpu {
+    /// Pinned memory of zeros, at a multiple of the size of a page.
+    ///
+    /// # Errors
+    /// The host has no such memory left, or a limit forbids it (`ulimit -l`).
+    pub fn pinned(&self, bytes: usize) -> Result<Pinned> {
+        self.0.enter()?;
+        let mut at = std::ptr::null_mut();
+        // SAFETY: a live output. Without flags the memory is mapped for all devices, as 64-bit systems have one address space.
+        let code = unsafe { (self.0.driver.table.host_allocate)(&mut at, bytes.max(1), 0) };
+        self.0.check("cuMemHostAlloc", code)?;
+        let at = NonNull::new(at.cast::<u8>()).ok_or_else(|| self.0.error("cuMemHostAlloc", "it lies at address 0"))?;
+        // SAFETY: memory just made, of as many bytes.
+        unsafe { at.write_bytes(0, bytes) };
+        Ok(Pinned { gpu: self.clone(), at, bytes })
+    }
+}
+
+impl Pinned {
+    /// Where it begins, for the host and for devices.
+    pub fn address(&self) -> Address {
+        self.at.as_ptr() as Address
+    }
+
+    /// Its bytes. A device that writes to them meanwhile has to be waited for first.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: initialised memory of this value's.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.bytes) }
+    }
+
+    /// Its bytes, to write. A device that uses them has to be waited for first.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and lent for writing.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // What fails here fails because the device has.
+        if self.gpu.0.enter().is_ok() {
+            // SAFETY: made by `pinned`, and freed once.
+            unsafe { (self.gpu.0.driver.table.host_free)(self.at.as_ptr().cast()) };
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! A GPU as a machine that runs CUDA.
+//!
+//! [`Probe`] says what this machine has, and [`Gpu::open`] takes one of its devices. Nothing here needs CUDA to build or to
+//! start: libraries are loaded when they are asked for, and their absence is an error with the places that were tried.
+
+mod cache;
+mod cublaslt;
+mod driver;
+mod events;
+mod library;
+mod memory;
+mod modules;
+mod nvml;
+mod nvrtc;
+mod probe;
+mod product;
+mod queue;
+mod staging;
+mod usage;
+
+pub use cache::{Obtained, obtain};
+pub use cublaslt::CublasLt;
+pub use driver::{Driver, DriverError};
+pub use events::Event;
+pub use library::{Absent, Attempt, Library, Search};
+pub use memory::{MemoryInfo, Pinned};
+pub use modules::Built;
+pub use nvml::{Nvml, Reading, Throttle, Watched};
+pub use nvrtc::{CompileError, Compiled, Nvrtc, Target, TooOld, options};
+pub use probe::{Device, Probe};
+pub use product::Chosen;
+pub use queue::Stream;
+pub use usage::Usage;
+
+use super::machine::{Address, Facts, Machine, MachineError, Queue, Result};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent};
+use std::ffi::c_int;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What is left to the driver, NCCL and cuBLASLt where nothing else is said: code, stacks of threads, their own buffers.
+pub const RESERVE_BYTES: u64 = 1 << 30;
+
+/// A version of CUDA's in words: 13020 is 13.2.
+pub fn dotted(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// How a device is used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Folder for compiled kernels; without one they are compiled at every start.
+    pub cache: Option<PathBuf>,
+    /// Bytes of memory that [`Facts::memory_bytes`] leaves out of what is free.
+    pub reserve_bytes: u64,
+    /// Whether the first product of each shape times the algorithms that cuBLASLt proposes. What is chosen may then differ
+    /// from run to run, and with it the last bits of a product; [`Gpu::products`] says what was.
+    pub tune: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { cache: None, reserve_bytes: RESERVE_BYTES, tune: false }
+    }
+}
+
+/// A device whose primary context is held. Clones are the same device; all threads may use it.
+#[derive(Clone)]
+pub struct Gpu(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    facts: Facts,
+    about: Device,
+    options: Options,
+    target: Target,
+    driver: Arc<Driver>,
+    nvrtc: Arc<Nvrtc>,
+    device: CUdevice,
+    context: CUcontext,
+    modules: modules::Modules,
+    /// Events for marks that are not in use.
+    events: Mutex<Vec<CUevent>>,
+    products: Option<product::Products>,
+}
+
+// SAFETY: handles of the driver's, which any thread may use; what changes is behind locks.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Gpu({}, {})", self.0.about, self.0.target.name())
+    }
+}
+
+/// An error of a device that could not be taken.
+fn unopened(ordinal: usize, reason: impl Into<String>) -> MachineError {
+    let call = format!("opening GPU {ordinal}");
+    MachineError { machine: "cuda".into(), call, reason: reason.into(), out_of_memory: false }
+}
+
+impl Gpu {
+    /// Takes a device. Its primary context is shared with everything else in this process that uses it.
+    ///
+    /// # Errors
+    /// The driver or NVRTC is missing, there is no such device, it is too old, or it cannot be taken.
+    pub fn open(probe: &Probe, ordinal: usize, options: Options) -> Result<Gpu> {
+        let absent = |absent: &Absent| unopened(ordinal, absent.to_string());
+        let failed = |error: DriverError| error.on(&format!("cuda, GPU {ordinal}"));
+        let driver = probe.driver.as_ref().map_err(absent)?.clone();
+        let devices = probe.devices.as_ref().map_err(absent)?;
+        let nvrtc = probe.nvrtc.as_ref().map_err(absent)?.clone();
+        let about = devices.get(ordinal).cloned();
+        let about = about.ok_or_else(|| unopened(ordinal, format!("the driver shows {} device(s)", devices.len())))?;
+        let target = Target::of(about.capability).map_err(|old| unopened(ordinal, format!("{}: {old}", about.name)))?;
+
+        let device = driver.device(ordinal as c_int).map_err(failed)?;
+        let number = |which| Ok(driver.attribute(which, device).map_err(failed)?.unsigned_abs());
+        let mut facts = Facts {
+            name: about.name.clone(),
+            capability: about.capability,
+            multiprocessors: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_bytes: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            memory_bytes: 0,
+        };
+        let mut context = std::ptr::null_mut();
+        // SAFETY: a live output, and a device of the driver's.
+        let code = unsafe { (driver.table.context_retain)(&mut context, device) };
+        driver.check("cuDevicePrimaryCtxRetain", code).map_err(failed)?;
+        // From here on the context is given back when this goes.
+        let mut inner = Inner {
+            name: format!("cuda {}", target.name()),
+            facts: facts.clone(),
+            about,
+            options,
+            target,
+            driver,
+            nvrtc,
+            device,
+            context,
+            modules: modules::Modules::default(),
+            events: Mutex::default(),
+            products: None,
+        };
+        let memory = inner.memory_info()?;
+        facts.memory_bytes = memory.free_bytes.saturating_sub(inner.options.reserve_bytes);
+        inner.facts = facts;
+        if let Ok(library) = &probe.cublaslt {
+            inner.products = Some(product::Products::new(library.clone(), &inner)?);
+        }
+        Ok(Gpu(Arc::new(inner)))
+    }
+
+    /// Its number, id and place.
+    pub fn about(&self) -> &Device {
+        &self.0.about
+    }
+
+    /// What kernels are compiled for.
+    pub fn target(&self) -> &Target {
+        &self.0.target
+    }
+
+    /// What the driver says of its memory now, whoever uses it.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn memory_info(&self) -> Result<MemoryInfo> {
+        self.0.memory_info()
+    }
+
+    /// What was compiled or read from disk so far, and how long that took.
+    pub fn built(&self) -> Vec<Built> {
+        self.0.modules.built()
+    }
+
+    /// How products are done, of every shape that came so far: for records, since it is part of what is measured.
+    pub fn products(&self) -> Vec<Chosen> {
+        self.0.products.as_ref().map_or(Vec::new(), product::Products::chosen)
+    }
+
+    /// A queue, with more than [`Queue`] has.
+    ///
+    /// # Errors
+    /// The device has no room for it, or has failed.
+    pub fn stream(&self) -> Result<Stream> {
+        Stream::new(self)
+    }
+}
+
+impl Inner {
+    /// Makes the device this thread's, as calls that name no object of it need it.
+    fn enter(&self) -> Result<()> {
+        // SAFETY: the context is held until this goes.
+        self.check("cuCtxSetCurrent", unsafe { (self.driver.table.context_set)(self.context) })
+    }
+
+    /// A code in words.
+    fn check(&self, call: &'static str, code: c_int) -> Result<()> {
+        self.driver.check(call, code).map_err(|error| error.on(&self.name))
+    }
+
+    fn error(&self, call: impl Into<String>, reason: impl Into<String>) -> MachineError {
+        MachineError { machine: self.name.clone(), call: call.into(), reason: reason.into(), out_of_memory: false }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // What fails here fails because the device has, and nothing can be done about it.
+        if self.enter().is_ok() {
+            self.products = None;
+            let events = std::mem::take(self.events.get_mut().unwrap_or_else(PoisonError::into_inner));
+            for event in events {
+                // SAFETY: an event that no mark uses any more.
+                unsafe { (self.driver.table.event_destroy)(event) };
+            }
+            for module in self.modules.take() {
+                // SAFETY: a module of this context; no queue that could run its kernels is left.
+                unsafe { (self.driver.table.module_unload)(module) };
+            }
+        }
+        // SAFETY: retained once by `open`.
+        unsafe { (self.driver.table.context_release)(self.device) };
+    }
+}
+
+impl Machine for Gpu {
+    fn facts(&self) -> &Facts {
+        &self.0.facts
+    }
+
+    fn name(&self) -> String {
+        self.0.name.clone()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Address> {
+        self.0.enter()?;
+        let mut at = 0;
+        // SAFETY: a live output. The driver's addresses are multiples of 256.
+        let code = unsafe { (self.0.driver.table.memory_allocate)(&mut at, bytes.max(1)) };
+        let failed = |error: MachineError| MachineError { reason: format!("{bytes} bytes: {}", error.reason), ..error };
+        self.0.check("cuMemAlloc", code).map_err(failed)?;
+        Ok(at)
+    }
+
+    unsafe fn free(&self, address: Address, _: usize) {
+        // What fails here fails because the device has, and its memory is gone with it.
+        if self.0.enter().is_ok() {
+            // SAFETY: made by `allocate`; everything that may still use it is waited for.
+            unsafe {
+                (self.0.driver.table.context_synchronize)();
+                (self.0.driver.table.memory_free)(address);
+            }
+        }
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(self.stream()?))
+    }
+
+    fn load(&self, kernels: &[&'static str]) -> Result<()> {
+        self.0.load(kernels)
+    }
+
+    fn product_workspace(&self) -> usize {
+        // cuBLAS's own advice: Hopper's algorithms that split sums ask for more.
+        let most = if self.0.facts.capability.0 >= 9 { 32 << 20 } else { 4 << 20 };
+        if self.0.products.is_some() { most } else { 0 }
+    }
+}

@@ -1,0 +1,180 @@
+//! What this machine has: the libraries, and the devices.
+
+use super::driver::{Driver, DriverError};
+use super::library::{Absent, Library, Search};
+use super::nvrtc::Nvrtc;
+use super::{CublasLt, dotted};
+use cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUuuid};
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::sync::Arc;
+
+/// What was found, and why not. Each part stands by itself: the absence of one says nothing of the others.
+#[derive(Debug, Clone)]
+pub struct Probe {
+    /// The driver.
+    pub driver: Result<Arc<Driver>, Absent>,
+    /// The compiler.
+    pub nvrtc: Result<Arc<Nvrtc>, Absent>,
+    /// Matrix products.
+    pub cublaslt: Result<Arc<CublasLt>, Absent>,
+    /// The GPUs that the driver shows, at least one.
+    pub devices: Result<Vec<Device>, Absent>,
+}
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Its number among those that the driver shows.
+    pub ordinal: usize,
+    /// As its vendor calls it.
+    pub name: String,
+    /// Major and minor compute capability: (9, 0) for Hopper.
+    pub capability: (u32, u32),
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// As nvidia-smi writes it: `GPU-` and five groups of hexadecimal digits.
+    pub uuid: String,
+    /// Where it is plugged in: `0000:3B:00.0`.
+    pub pci: String,
+}
+
+impl Probe {
+    /// Looks for everything, and asks the driver for its devices.
+    pub fn new(search: &Search) -> Probe {
+        let driver = Driver::load(search).map(Arc::new);
+        let devices = driver.clone().and_then(|driver| {
+            let failed = |error: DriverError| Absent::Failed { library: Library::Driver, reason: error.to_string() };
+            let devices = driver.devices().map_err(failed)?;
+            if devices.is_empty() {
+                let reason = "it shows no device: see nvidia-smi, and the variable CUDA_VISIBLE_DEVICES".into();
+                return Err(Absent::Failed { library: Library::Driver, reason });
+            }
+            Ok(devices)
+        });
+        Probe {
+            driver,
+            nvrtc: Nvrtc::load(search).map(Arc::new),
+            cublaslt: CublasLt::load(search).map(Arc::new),
+            devices,
+        }
+    }
+}
+
+impl fmt::Display for Probe {
+    /// A line for each thing that was found, and some for what was not.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = |library: Library, found: Result<(String, &std::path::Path), &Absent>| match found {
+            Ok((version, path)) => writeln!(f, "{library}: {version}, {}", path.display()),
+            Err(absent) => writeln!(f, "{absent}"),
+        };
+        line(Library::Driver, self.driver.as_ref().map(|d| (format!("CUDA {}", dotted(d.version())), d.path())))?;
+        line(Library::Nvrtc, self.nvrtc.as_ref().map(|n| (dotted(n.version()), n.path())))?;
+        line(Library::CublasLt, self.cublaslt.as_ref().map(|c| (c.dotted(), c.path())))?;
+        match &self.devices {
+            Ok(devices) => devices.iter().try_for_each(|device| writeln!(f, "{device}")),
+            // Said already.
+            Err(_) if self.driver.is_err() => Ok(()),
+            Err(absent) => writeln!(f, "{absent}"),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Device { ordinal, name, capability: (major, minor), memory_bytes, uuid, pci } = self;
+        let gib = *memory_bytes as f64 / f64::from(1 << 30);
+        write!(f, "GPU {ordinal}: {name}, capability {major}.{minor}, {gib:.1} GiB, {uuid}, {pci}")
+    }
+}
+
+impl Driver {
+    /// The devices that it shows; starts the driver.
+    ///
+    /// # Errors
+    /// The driver does not start, as where it finds no device at all, or cannot describe one.
+    pub fn devices(&self) -> Result<Vec<Device>, DriverError> {
+        // SAFETY: may be called any number of times.
+        self.check("cuInit", unsafe { (self.table.init)(0) })?;
+        let mut count = 0;
+        // SAFETY: a live output.
+        self.check("cuDeviceGetCount", unsafe { (self.table.device_count)(&mut count) })?;
+        (0..count).map(|ordinal| self.describe(ordinal)).collect()
+    }
+
+    fn describe(&self, ordinal: c_int) -> Result<Device, DriverError> {
+        let device = self.device(ordinal)?;
+        let mut memory = 0;
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: live outputs.
+        unsafe {
+            self.check("cuDeviceTotalMem", (self.table.device_memory)(&mut memory, device))?;
+            self.check("cuDeviceGetUuid", (self.table.device_uuid)(&mut uuid, device))?;
+        }
+        let attribute = |which| Ok(self.attribute(which, device)?.unsigned_abs());
+        Ok(Device {
+            ordinal: ordinal as usize,
+            name: self.text("cuDeviceGetName", self.table.device_name, device)?,
+            capability: (
+                attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            memory_bytes: memory as u64,
+            uuid: written(uuid.bytes.map(|byte| byte as u8)),
+            pci: self.text("cuDeviceGetPCIBusId", self.table.device_pci, device)?,
+        })
+    }
+
+    /// The handle of a device.
+    pub(super) fn device(&self, ordinal: c_int) -> Result<CUdevice, DriverError> {
+        let mut device = 0;
+        // SAFETY: a live output.
+        self.check("cuDeviceGet", unsafe { (self.table.device_get)(&mut device, ordinal) })?;
+        Ok(device)
+    }
+
+    /// A number that the driver knows of a device.
+    pub(super) fn attribute(&self, which: CUdevice_attribute, device: CUdevice) -> Result<i32, DriverError> {
+        let mut value = 0;
+        // SAFETY: a live output.
+        self.check("cuDeviceGetAttribute", unsafe { (self.table.device_attribute)(&mut value, which, device) })?;
+        Ok(value)
+    }
+
+    fn text(
+        &self,
+        call: &'static str,
+        ask: unsafe extern "C" fn(*mut c_char, c_int, CUdevice) -> c_int,
+        device: CUdevice,
+    ) -> Result<String, DriverError> {
+        // One byte more than the driver is told of stays zero, so that there is an end in any case.
+        let mut text = [0 as c_char; 257];
+        // SAFETY: a live output of more than so many bytes.
+        self.check(call, unsafe { ask(text.as_mut_ptr(), 256, device) })?;
+        // SAFETY: it ends in a zero.
+        Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
+    }
+}
+
+/// A device's id as people know it.
+fn written(bytes: [u8; 16]) -> String {
+    let mut text = String::from("GPU");
+    for (i, byte) in bytes.iter().enumerate() {
+        if [0, 4, 6, 8, 10].contains(&i) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_written_as_nvidia_smi_does() {
+        let bytes = std::array::from_fn(|i| 16 * i as u8 + 1);
+        assert_eq!(written(bytes), "GPU-01112131-4151-6171-8191-a1b1c1d1e1f1");
+    }
+}

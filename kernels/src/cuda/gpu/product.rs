@@ -1,0 +1,431 @@
+//! Matrix products by cuBLASLt: how each shape is done is decided once, and kept.
+
+use super::cublaslt::{ALLOC_FAILED, CublasLt, INVALID_VALUE, NOT_SUPPORTED};
+use super::{Event, Gpu, Inner};
+use crate::DType;
+use crate::cuda::machine::{Address, Machine, MachineError, Mark, Result};
+use crate::op::Gemm;
+use cudarc::cublaslt::sys::*;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Algorithms that are timed, of those that the library proposes.
+const CANDIDATES: usize = 8;
+/// Products of each that are timed, after one that is not.
+const ROUNDS: u32 = 3;
+
+/// How products of one shape are done.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chosen {
+    /// The product.
+    pub op: Gemm,
+    /// Multiples of so many bytes are the addresses of A, B and C.
+    pub alignment: [u32; 3],
+    /// The library's number of the algorithm.
+    pub algorithm: i32,
+    /// Its number of the tile's size.
+    pub tile: u32,
+    /// Its number of the pipeline's depth.
+    pub stages: u32,
+    /// Parts that the sums are split into.
+    pub split: u32,
+    /// Bytes of scratch that it uses.
+    pub workspace_bytes: usize,
+    /// Algorithms that were proposed.
+    pub candidates: usize,
+    /// Time of one product, if candidates were timed.
+    pub time: Option<Duration>,
+}
+
+/// What a choice depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    sizes: [usize; 3],
+    transposed: [bool; 2],
+    accumulate: bool,
+    types: [DType; 2],
+    alignment: [u32; 3],
+    workspace_bytes: usize,
+}
+
+/// The library's descriptions of a product's operands, and how it is done.
+struct Plan {
+    library: Arc<CublasLt>,
+    product: cublasLtMatmulDesc_t,
+    /// Of what the library calls A, B and C: ours are B, A and C.
+    layouts: [cublasLtMatrixLayout_t; 3],
+    algorithm: cublasLtMatmulAlgo_t,
+    chosen: Chosen,
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: this value's own; those that were not made are null.
+        unsafe {
+            for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
+                (self.library.table.layout_destroy)(layout);
+            }
+            if !self.product.is_null() {
+                (self.library.table.product_destroy)(self.product);
+            }
+        }
+    }
+}
+
+pub(super) struct Products {
+    library: Arc<CublasLt>,
+    handle: cublasLtHandle_t,
+    /// No plan where the library has none.
+    plans: Mutex<HashMap<Key, Option<Arc<Plan>>>>,
+}
+
+/// Where the operands of a product and its scratch lie.
+#[derive(Clone, Copy)]
+struct Operands {
+    a: Address,
+    b: Address,
+    /// What is added.
+    c: Address,
+    /// The result; as `c`, but while candidates are timed.
+    d: Address,
+    workspace: Address,
+    workspace_bytes: usize,
+}
+
+impl Products {
+    /// The device is the calling thread's.
+    pub(super) fn new(library: Arc<CublasLt>, inner: &Inner) -> Result<Products> {
+        inner.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a live output.
+        let code = unsafe { (library.table.create)(&mut handle) };
+        let failed =
+            |words| inner.error("cublasLtCreate", format!("{words}; its file is {}", library.path().display()));
+        library.failure(code).map_or(Ok(()), |words| Err(failed(words)))?;
+        Ok(Products { library, handle, plans: Mutex::default() })
+    }
+
+    pub(super) fn chosen(&self) -> Vec<Chosen> {
+        let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<Chosen> = plans.values().flatten().map(|plan| plan.chosen.clone()).collect();
+        all.sort_by_key(|chosen| (chosen.op.m, chosen.op.n, chosen.op.k, chosen.op.trans_a, chosen.op.trans_b));
+        all
+    }
+
+    /// Puts a product into a stream, if the library can do it.
+    ///
+    /// # Safety
+    /// Addresses are those of operands that `op` describes, and of the workspace; the stream is the device's, which is the
+    /// calling thread's.
+    pub(super) unsafe fn product(
+        &self,
+        gpu: &Gpu,
+        stream: cudaStream_t,
+        op: &Gemm,
+        [a, b, c]: [Address; 3],
+        (workspace, workspace_bytes): (Address, usize),
+    ) -> Result<bool> {
+        if data_type(op.a).is_none() || op.a != op.b || (op.c != op.a && op.c != DType::F32) {
+            return Ok(false);
+        }
+        // Sums of nothing are left to our own kernels.
+        if op.m == 0 || op.n == 0 || op.k == 0 {
+            return Ok(false);
+        }
+        let operands =
+            Operands { a, b, c, d: c, workspace, workspace_bytes: workspace_bytes.min(gpu.product_workspace()) };
+        let key = Key {
+            sizes: [op.m, op.n, op.k],
+            transposed: [op.trans_a, op.trans_b],
+            accumulate: op.accumulate,
+            types: [op.a, op.c],
+            alignment: [a, b, c].map(alignment),
+            workspace_bytes: operands.workspace_bytes,
+        };
+        let plan = {
+            // Held while a plan is made: ranks that share a device take the same one, and do not time side by side.
+            let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+            match plans.get(&key) {
+                Some(plan) => plan.clone(),
+                None => {
+                    // SAFETY: the caller's promise.
+                    let plan = unsafe { self.plan(gpu, stream, op, &key, operands)? }.map(Arc::new);
+                    plans.insert(key, plan.clone());
+                    plan
+                }
+            }
+        };
+        let Some(plan) = plan else { return Ok(false) };
+        // SAFETY: the caller's promise.
+        let code = unsafe { self.run(&plan, op, operands, stream) };
+        self.check(gpu, "cublasLtMatmul", code)?;
+        Ok(true)
+    }
+
+    /// How products like this are done.
+    ///
+    /// # Safety
+    /// As for `product`.
+    unsafe fn plan(
+        &self,
+        gpu: &Gpu,
+        stream: cudaStream_t,
+        op: &Gemm,
+        key: &Key,
+        operands: Operands,
+    ) -> Result<Option<Plan>> {
+        let mut plan = self.described(gpu, op, key.alignment)?;
+        let proposed = self.proposed(gpu, &plan, key, if gpu.0.options.tune { CANDIDATES } else { 1 })?;
+        let Some(first) = proposed.first() else { return Ok(None) };
+        let mut best = (*first, None);
+        if proposed.len() > 1 {
+            // SAFETY: the caller's promise.
+            best = unsafe { self.fastest(gpu, &mut plan, op, operands, &proposed, stream)? };
+        }
+        let (proposal, time) = best;
+        plan.algorithm = proposal.algo;
+        plan.chosen = Chosen {
+            algorithm: self.number(&plan, cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_ID) as i32,
+            tile: self.number(&plan, cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_TILE_ID),
+            stages: self.number(&plan, cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_STAGES_ID),
+            split: self.number(&plan, cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+            workspace_bytes: proposal.workspaceSize,
+            candidates: proposed.len(),
+            time,
+            ..plan.chosen.clone()
+        };
+        Ok(Some(plan))
+    }
+
+    /// The library's words for a product, whose matrices lie by columns: what we store by rows is to it the transposed matrix,
+    /// so it is asked for `C^T = op(B)^T op(A)^T`.
+    fn described(&self, gpu: &Gpu, op: &Gemm, alignment: [u32; 3]) -> Result<Plan> {
+        let table = &self.library.table;
+        let chosen = Chosen {
+            op: *op,
+            alignment,
+            algorithm: 0,
+            tile: 0,
+            stages: 0,
+            split: 0,
+            workspace_bytes: 0,
+            candidates: 0,
+            time: None,
+        };
+        let mut plan = Plan {
+            library: self.library.clone(),
+            product: std::ptr::null_mut(),
+            layouts: [std::ptr::null_mut(); 3],
+            algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
+            chosen,
+        };
+        // Sums in f32; those of f32 not by TF32, which would keep ten bits of each factor.
+        let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F);
+        // SAFETY: a live output.
+        let code = unsafe { (table.product_create)(&mut plan.product, compute, scale) };
+        self.check(gpu, "cublasLtMatmulDescCreate", code)?;
+        let sides = [
+            (cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, op.trans_b),
+            (cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB, op.trans_a),
+        ];
+        for (attribute, transposed) in sides {
+            // CUBLAS_OP_T and CUBLAS_OP_N.
+            let how = u32::from(transposed);
+            // SAFETY: a live description, and a value of the size that is said.
+            let code =
+                unsafe { (table.product_set)(plan.product, attribute, (&raw const how).cast(), size_of_val(&how)) };
+            self.check(gpu, "cublasLtMatmulDescSetAttribute", code)?;
+        }
+        // Rows and columns as stored.
+        let a = if op.trans_a { (op.k, op.m) } else { (op.m, op.k) };
+        let b = if op.trans_b { (op.n, op.k) } else { (op.k, op.n) };
+        let matrices = [(op.b, b), (op.a, a), (op.c, (op.m, op.n))];
+        for (layout, (dtype, (rows, columns))) in plan.layouts.iter_mut().zip(matrices) {
+            let Some(dtype) = data_type(dtype) else { continue };
+            // SAFETY: a live output.
+            let code = unsafe { (table.layout_create)(layout, dtype, columns as u64, rows as u64, columns as i64) };
+            self.check(gpu, "cublasLtMatrixLayoutCreate", code)?;
+        }
+        Ok(plan)
+    }
+
+    /// Algorithms that the library proposes, the best first by its own judgement; none where it cannot do the product.
+    fn proposed(&self, gpu: &Gpu, plan: &Plan, key: &Key, most: usize) -> Result<Vec<cublasLtMatmulHeuristicResult_t>> {
+        use cublasLtMatmulPreferenceAttributes_t::*;
+        let table = &self.library.table;
+        let mut preference = std::ptr::null_mut();
+        // SAFETY: a live output.
+        let code = unsafe { (table.preference_create)(&mut preference) };
+        self.check(gpu, "cublasLtMatmulPreferenceCreate", code)?;
+        let set = |attribute, value: *const c_void, bytes| {
+            // SAFETY: a live preference, and a value of the size that is said.
+            let code = unsafe { (table.preference_set)(preference, attribute, value, bytes) };
+            self.check(gpu, "cublasLtMatmulPreferenceSetAttribute", code)
+        };
+        let limits = || {
+            let workspace = key.workspace_bytes as u64;
+            set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const workspace).cast(), 8)?;
+            // Split sums are put together in f32, never in the narrow type of C.
+            let schemes = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+            set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const schemes).cast(), 4)?;
+            let [a, b, c] = key.alignment;
+            let sides = [
+                (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
+                (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
+                (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c),
+                (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c),
+            ];
+            sides.into_iter().try_for_each(|(side, bytes)| set(side, (&raw const bytes).cast(), 4))
+        };
+        let limited = limits();
+        let mut results: Vec<MaybeUninit<cublasLtMatmulHeuristicResult_t>> = vec![MaybeUninit::zeroed(); most];
+        let mut count: c_int = 0;
+        // SAFETY: live descriptions, and room for as many results as is said.
+        let code = unsafe {
+            let [a, b, c] = plan.layouts;
+            let at = results.as_mut_ptr().cast();
+            (table.heuristic)(self.handle, plan.product, a, b, c, c, preference, most as c_int, at, &mut count)
+        };
+        // SAFETY: made above.
+        unsafe { (table.preference_destroy)(preference) };
+        limited?;
+        if [NOT_SUPPORTED, INVALID_VALUE].contains(&code) {
+            return Ok(Vec::new());
+        }
+        self.check(gpu, "cublasLtMatmulAlgoGetHeuristic", code)?;
+        results.truncate(count.max(0) as usize);
+        // SAFETY: the library has written so many, and zeros are valid too.
+        let results = results.into_iter().map(|result| unsafe { result.assume_init() });
+        Ok(results.filter(|result| result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS).collect())
+    }
+
+    /// The fastest of the proposals, on these very operands, and its time.
+    ///
+    /// # Safety
+    /// As for `product`.
+    unsafe fn fastest(
+        &self,
+        gpu: &Gpu,
+        plan: &mut Plan,
+        op: &Gemm,
+        mut operands: Operands,
+        proposed: &[cublasLtMatmulHeuristicResult_t],
+        stream: cudaStream_t,
+    ) -> Result<(cublasLtMatmulHeuristicResult_t, Option<Duration>)> {
+        // A product that adds must not add many times: its results go elsewhere meanwhile.
+        let aside_bytes = op.m * op.n * op.c.size();
+        let aside = if op.accumulate { gpu.allocate(aside_bytes) } else { Ok(0) };
+        let Ok(aside) = aside else { return Ok((proposed[0], None)) };
+        if op.accumulate {
+            operands.d = aside;
+        }
+        let mut time = |proposal: &cublasLtMatmulHeuristicResult_t| -> Result<Option<Duration>> {
+            plan.algorithm = proposal.algo;
+            // SAFETY: the caller's promise; `d` holds as much as `c`.
+            let run = || unsafe { self.run(plan, op, operands, stream) };
+            // What the library proposes and then refuses is out of question.
+            if self.library.failure(run()).is_some() {
+                return Ok(None);
+            }
+            let (begin, end) = (Event::timed(gpu)?, Event::timed(gpu)?);
+            // SAFETY: a live stream of this device's.
+            unsafe { begin.record(stream.cast())? };
+            for _ in 0..ROUNDS {
+                self.check(gpu, "cublasLtMatmul", run())?;
+            }
+            // SAFETY: a live stream of this device's.
+            unsafe { end.record(stream.cast())? };
+            end.wait()?;
+            Ok(Some(end.since(&begin)? / ROUNDS))
+        };
+        let times: Result<Vec<Option<Duration>>> = proposed.iter().map(&mut time).collect();
+        if op.accumulate {
+            // SAFETY: made above; `free` waits for what still writes to it.
+            unsafe { gpu.free(aside, aside_bytes) };
+        }
+        let times = times?;
+        let fastest = (0..proposed.len()).filter(|i| times[*i].is_some()).min_by_key(|i| times[*i]).unwrap_or(0);
+        Ok((proposed[fastest], times[fastest]))
+    }
+
+    /// Puts a product into the stream; the library's status.
+    ///
+    /// # Safety
+    /// As for `product`.
+    unsafe fn run(&self, plan: &Plan, op: &Gemm, operands: Operands, stream: cudaStream_t) -> c_int {
+        let (alpha, beta) = (op.alpha, if op.accumulate { 1f32 } else { 0.0 });
+        let Operands { a, b, c, d, workspace, workspace_bytes } = operands;
+        let [side_a, side_b, side_c] = plan.layouts;
+        // SAFETY: the caller's promise; the factors are read before the call returns.
+        unsafe {
+            (self.library.table.multiply)(
+                self.handle,
+                plan.product,
+                (&raw const alpha).cast(),
+                b as *const c_void,
+                side_a,
+                a as *const c_void,
+                side_b,
+                (&raw const beta).cast(),
+                c as *const c_void,
+                side_c,
+                d as *mut c_void,
+                side_c,
+                &plan.algorithm,
+                workspace as *mut c_void,
+                workspace_bytes,
+                stream,
+            )
+        }
+    }
+
+    /// A number of a plan's algorithm; 0 where the library does not say.
+    fn number(&self, plan: &Plan, which: cublasLtMatmulAlgoConfigAttributes_t) -> u32 {
+        let (mut value, mut written) = (0u32, 0);
+        let at = (&raw mut value).cast();
+        // SAFETY: a live algorithm, and an output of the size that is said.
+        let code = unsafe { (self.library.table.algorithm_get)(&plan.algorithm, which, at, 4, &mut written) };
+        if self.library.failure(code).is_none() { value } else { 0 }
+    }
+
+    fn check(&self, gpu: &Gpu, call: &str, code: c_int) -> Result<()> {
+        let failed = |words| MachineError { out_of_memory: code == ALLOC_FAILED, ..gpu.0.error(call, words) };
+        self.library.failure(code).map_or(Ok(()), |words| Err(failed(words)))
+    }
+}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        self.plans.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        // SAFETY: made by `new`, and destroyed once.
+        unsafe { (self.library.table.destroy)(self.handle) };
+    }
+}
+
+/// The library's type, of those that it multiplies here.
+fn data_type(dtype: DType) -> Option<cudaDataType_t> {
+    match dtype {
+        DType::F32 => Some(cudaDataType_t::CUDA_R_32F),
+        DType::Bf16 => Some(cudaDataType_t::CUDA_R_16BF),
+        DType::F16 => Some(cudaDataType_t::CUDA_R_16F),
+        _ => None,
+    }
+}
+
+/// Bytes of which an address is a multiple: a power of two, up to what makes a difference.
+fn alignment(address: Address) -> u32 {
+    1 << address.trailing_zeros().min(8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_aligned_as_they_are() {
+        assert_eq!([0, 256, 4096, 128, 48, 2, 7].map(alignment), [256, 256, 256, 128, 16, 2, 1]);
+    }
+}

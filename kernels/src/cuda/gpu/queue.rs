@@ -1,0 +1,171 @@
+//! Work in order: a stream of the device's.
+
+use super::staging::Staging;
+use super::{Event, Gpu, Inner, Pinned};
+use crate::cuda::machine::{Address, Arguments, Launch, Mark, Queue, Result};
+use crate::op::Gemm;
+use cudarc::driver::sys::{CUstream, CUstream_flags};
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// A stream that runs beside all others: it does not wait for the default one, nor that for it.
+pub struct Stream {
+    gpu: Gpu,
+    handle: CUstream,
+    staging: Mutex<Staging>,
+}
+
+// SAFETY: a handle of the driver's, which any thread may use; staging is behind a lock.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(super) fn new(gpu: &Gpu) -> Result<Stream> {
+        let staging = Mutex::new(Staging::new(gpu)?);
+        gpu.0.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a live output.
+        let code =
+            unsafe { (gpu.0.driver.table.stream_create)(&mut handle, CUstream_flags::CU_STREAM_NON_BLOCKING as u32) };
+        gpu.0.check("cuStreamCreate", code)?;
+        Ok(Stream { gpu: gpu.clone(), handle, staging })
+    }
+
+    /// The driver's handle, for libraries that put work into the stream, such as NCCL. It lives as long as this does.
+    pub fn raw(&self) -> *mut c_void {
+        self.handle.cast()
+    }
+
+    /// Copies from pinned memory; returns when the work is queued.
+    ///
+    /// # Safety
+    /// `to` is the device's, of as many bytes; `from` stays, unchanged, until the work is done.
+    pub unsafe fn upload_pinned(&self, from: &Pinned, range: Range<usize>, to: Address) -> Result<()> {
+        let from = &from.bytes()[range];
+        self.gpu.0.enter()?;
+        // SAFETY: the caller's promise.
+        let code =
+            unsafe { (self.gpu.0.driver.table.copy_to_device)(to, from.as_ptr().cast(), from.len(), self.handle) };
+        self.gpu.0.check("cuMemcpyHtoDAsync", code)
+    }
+
+    /// Copies to pinned memory; returns when the work is queued.
+    ///
+    /// # Safety
+    /// `from` is the device's, of as many bytes; nobody touches `to` until the work is done.
+    pub unsafe fn download_pinned(&self, from: Address, to: &mut Pinned, range: Range<usize>) -> Result<()> {
+        let to = &mut to.bytes_mut()[range];
+        self.gpu.0.enter()?;
+        // SAFETY: the caller's promise.
+        let code =
+            unsafe { (self.gpu.0.driver.table.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), self.handle) };
+        self.gpu.0.check("cuMemcpyDtoHAsync", code)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // What fails here fails because the device has.
+        if self.gpu.0.enter().is_ok() {
+            // SAFETY: this value's own. Copies from and to the staging memory, which goes next, are waited for.
+            unsafe {
+                (self.gpu.0.driver.table.stream_synchronize)(self.handle);
+                (self.gpu.0.driver.table.stream_destroy)(self.handle);
+            }
+        }
+    }
+}
+
+impl Queue for Stream {
+    unsafe fn launch(&self, launch: &Launch, arguments: Arguments<'_>) -> Result<()> {
+        let inner = &self.gpu.0;
+        let kernel = inner.kernel(launch.kernel)?;
+        if let Some(reason) = Inner::refusal(launch, &kernel, inner.facts.shared_bytes) {
+            return Err(inner.error(launch.kernel, reason));
+        }
+        inner.enter()?;
+        let Launch { grid: [x, y, z], threads, shared, .. } = *launch;
+        // SAFETY: the caller's promise for the arguments, which the driver copies before it returns.
+        let code = unsafe {
+            let (function, parameters) = (kernel.function, arguments.pointers.as_mut_ptr());
+            let extra = std::ptr::null_mut();
+            (inner.driver.table.launch)(function, x, y, z, threads, 1, 1, shared, self.handle, parameters, extra)
+        };
+        inner.check("cuLaunchKernel", code).map_err(|mut error| {
+            error.call = format!("cuLaunchKernel {}", launch.kernel);
+            error
+        })
+    }
+
+    unsafe fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.gpu.0.enter()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.gpu.0.driver.table.copy_on_device)(to, from, bytes, self.handle) };
+        self.gpu.0.check("cuMemcpyDtoDAsync", code)
+    }
+
+    unsafe fn upload(&self, from: &[u8], to: Address) -> Result<()> {
+        self.gpu.0.enter()?;
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the caller's promise, and a stream of this device's.
+        unsafe { staging.upload(&self.gpu, self.handle, from, to) }
+    }
+
+    unsafe fn download(&self, from: Address, to: &mut [u8]) -> Result<()> {
+        self.gpu.0.enter()?;
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the caller's promise, and a stream of this device's.
+        unsafe { staging.download(&self.gpu, self.handle, from, to) }
+    }
+
+    unsafe fn set(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.gpu.0.enter()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.gpu.0.driver.table.set)(to, value, bytes, self.handle) };
+        self.gpu.0.check("cuMemsetD8Async", code)
+    }
+
+    unsafe fn product(
+        &self,
+        op: &Gemm,
+        a: Address,
+        b: Address,
+        c: Address,
+        workspace: Address,
+        workspace_bytes: usize,
+    ) -> Result<bool> {
+        let Some(products) = &self.gpu.0.products else { return Ok(false) };
+        self.gpu.0.enter()?;
+        // SAFETY: the caller's promise, and a stream of this device's.
+        unsafe { products.product(&self.gpu, self.handle.cast(), op, [a, b, c], (workspace, workspace_bytes)) }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.gpu.0.enter()?;
+        // SAFETY: a live stream.
+        let code = unsafe { (self.gpu.0.driver.table.stream_synchronize)(self.handle) };
+        self.gpu.0.check("cuStreamSynchronize", code)
+    }
+
+    fn mark(&self) -> Result<Box<dyn Mark>> {
+        let event = Event::timed(&self.gpu)?;
+        // SAFETY: a live stream of this device's.
+        unsafe { event.record(self.handle)? };
+        Ok(Box::new(event))
+    }
+
+    fn follow(&self, mark: &dyn Mark) -> Result<()> {
+        let event = mark.as_any().downcast_ref::<Event>();
+        let event = event.ok_or_else(|| self.gpu.0.error("cuStreamWaitEvent", "the mark is another machine's"))?;
+        // SAFETY: a live stream of this device's.
+        unsafe { event.hold_back(&self.gpu, self.handle) }
+    }
+}
