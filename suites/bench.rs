@@ -40,6 +40,9 @@ pub enum BenchError {
     /// Somebody stopped it, or its time is over.
     #[error(transparent)]
     Stopped(#[from] Stopped),
+    /// There is no such GPU.
+    #[error("hardware.device = \"cuda\": {0}")]
+    Device(String),
     /// Fewer threads than asked for.
     #[error("the system gave {given} of {wanted} threads; ask for fewer")]
     Threads {
@@ -112,7 +115,7 @@ pub struct Method {
 /// What computes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Device {
-    /// `cpu`.
+    /// `cpu`, or `cuda`.
     pub device: String,
     /// Threads that share an operation.
     pub threads_per_rank: usize,
@@ -139,6 +142,15 @@ impl Question {
         };
         // A record may be edited; what cannot be computed is no question.
         read.ok().filter(|question| question.needs().is_some())
+    }
+
+    /// Whether a GPU computes.
+    pub fn is_on_cuda(&self) -> bool {
+        match self {
+            Question::Gemm(cell) => cell.hardware.device == "cuda",
+            Question::Attention(cell) => cell.hardware.device == "cuda",
+            Question::Checkpoint(_) => false,
+        }
     }
 
     /// The hash of the cell.

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use zbench_estimate::job::Number;
+use zbench_kernels::DType;
 use zbench_kernels::cuda::gpu::{Gpu, Options, Probe, Search};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::cuda::machine::Machine;
@@ -34,6 +36,45 @@ static OPEN: Mutex<Vec<(usize, Arc<Gpu>)>> = Mutex::new(Vec::new());
 pub fn gpu(number: usize) -> Option<Arc<Gpu>> {
     let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     open.iter().find(|(known, _)| *known == number).map(|(_, gpu)| gpu.clone())
+}
+
+/// Dense floating-point operations a second of a GPU at a type, as its vendor's data sheet has them.
+///
+/// # Errors
+/// There is no such GPU, or no profile of a machine with it has that rate.
+pub fn data_sheet_flops(number: usize, dtype: DType) -> Result<f64, String> {
+    if on_host() {
+        return Err("CUDA kernels ran on the processor: their speed says nothing".into());
+    }
+    let machine = machine(number)?;
+    let name = &machine.facts().name;
+    let profile = profile_of(name).ok_or_else(|| format!("no profile is of {name} (docs/machines.md)"))?;
+    let rates = zbench_estimate::profile::machine(profile).map_err(|error| error.to_string())?;
+    let wanted = match dtype {
+        DType::Bf16 => Number::Bf16,
+        DType::F16 => Number::F16,
+        _ => Number::F32,
+    };
+    let rate = rates.device.compute.get(&wanted).map(|rate| rate.peak);
+    rate.ok_or_else(|| format!("the profile {profile} has no rate of {dtype}"))
+}
+
+/// The profile of a machine with GPUs that the driver calls so.
+fn profile_of(name: &str) -> Option<&'static str> {
+    let has = |words: &[&str]| words.iter().all(|word| name.contains(word));
+    const PROFILES: [(&[&str], &str); 10] = [
+        (&["GH200"], "gh200"),
+        (&["H200"], "h200"),
+        (&["H100", "PCIe"], "h100-pcie"),
+        (&["H100", "NVL"], "h100-nvl"),
+        (&["H100"], "h100-sxm"),
+        (&["B200"], "b200"),
+        (&["A100", "40GB"], "a100-40gb"),
+        (&["A100"], "a100-80gb"),
+        (&["V100", "32GB"], "v100-32gb"),
+        (&["RTX 4090"], "rtx4090"),
+    ];
+    PROFILES.iter().find(|(words, _)| has(words)).map(|(_, profile)| *profile)
 }
 
 /// What this machine has for CUDA; looked for once, where ZBENCH_CUDA_LIBS, CUDA_HOME and VIRTUAL_ENV say, and where the system

@@ -82,6 +82,9 @@ pub struct AttentionArgs {
 /// Flags of both.
 #[derive(Args, Clone, Debug)]
 pub struct Common {
+    /// What computes: cpu, cuda (the first GPU), or both with a comma [default: cpu]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with = "file")]
+    pub device: Vec<String>,
     /// Threads that share an operation, several with commas [default: all cores]
     #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "file")]
     pub threads: Vec<String>,

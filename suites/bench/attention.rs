@@ -1,13 +1,13 @@
 //! Attention: the cell, and both kernels' measurement.
 
 use super::clock::{self, Limits};
-use super::numbers::{floats, places, random};
+use super::numbers::{brought, floats, places, random};
 use super::oracle::{self, Checked, Exact, Sums, Tolerance};
 use super::{Answer, BenchError, Device, Method, ceiling, record};
 use crate::runner::machine;
 use crate::runner::plan::gib;
 use serde::{Deserialize, Serialize};
-use zbench_kernels::{Arena, Attention, Buffer, Category, Cpu, DType, Kernels, Op, View, footprint};
+use zbench_kernels::{Attention, Buffer, Category, DType, Kernels, Op, View, footprint};
 use zbench_reports::bench::Timing;
 
 /// Queries that are compared with f64, about.
@@ -194,18 +194,20 @@ struct Results {
 /// # Errors
 /// As [`BenchError`] says. A kernel that does not fit where the other does is no error.
 pub fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<Answer, BenchError> {
-    let (shape, threads) = (&cell.attention, cell.hardware.threads_per_rank);
-    let cpu = record::cpu(threads)?;
+    let shape = &cell.attention;
+    let kernels = record::kernels(&cell.hardware)?;
+    let kernels = &*kernels;
     let op = shape.op();
-    record::fits_now(cell.needs().unwrap_or(u64::MAX))?;
-    let arena = Arena::host(None)?;
+    record::fits_now(kernels, cell.needs().unwrap_or(u64::MAX))?;
+    // Of a device a third for operands, a third for a kernel, a third for results.
+    let arena = kernels.arena(None, 3)?;
     let [q, kv, ..] = shape.sizes().unwrap_or_default();
-    let buffer = |len, seed| random(&arena, &cpu, Category::Workspace, shape.dtype, len, seed);
+    let buffer = |len, seed| random(&arena, kernels, Category::Workspace, shape.dtype, len, seed);
     let operands = Operands { q: buffer(q, 1)?, k: buffer(kv, 2)?, v: buffer(kv, 3)?, dout: buffer(q, 4)? };
     let mut timings = Vec::new();
-    let (results, ceiling) = ceiling::beside(threads, shape.dtype, || -> Result<_, BenchError> {
+    let (results, ceiling) = ceiling::beside(&cell.hardware, shape.dtype, || -> Result<_, BenchError> {
         let mut results = Vec::new();
-        let memory = machine::memory_bytes("MemTotal");
+        let memory = machine::memory_bytes("MemTotal").filter(|_| kernels.is_host());
         for kernel in shape.kernels() {
             let needs = shape.saved(*kernel).and_then(|saved| saved.checked_add(shape.operands()?));
             if let Some(memory) = memory.filter(|memory| needs.is_none_or(|needs| needs > *memory)) {
@@ -214,7 +216,7 @@ pub fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<Answer, Benc
                 left_out(shape, *kernel, &mut timings, why);
                 continue;
             }
-            match one(cell, *kernel, &cpu, &operands, limits, &mut timings) {
+            match one(cell, *kernel, kernels, &operands, limits, &mut timings) {
                 Ok(result) => results.push(result),
                 Err(BenchError::Memory(error)) => left_out(shape, *kernel, &mut timings, error.to_string()),
                 Err(error @ BenchError::Busy { .. }) => left_out(shape, *kernel, &mut timings, error.to_string()),
@@ -231,6 +233,9 @@ pub fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<Answer, Benc
     for timing in &mut timings {
         timing.share = ceiling.gflops.filter(|_| timing.samples > 0).map(|ceiling| timing.gflops / ceiling);
     }
+    let Operands { q, k, v, dout } = operands;
+    let [q, k, v, dout] = [brought(kernels, q)?, brought(kernels, k)?, brought(kernels, v)?, brought(kernels, dout)?];
+    let operands = Operands { q, k, v, dout };
     let wrong = check(op, &operands, &results, &mut timings, limits)?;
     let notes = vec!["The same buffers in every call.".to_string()];
     Ok(Answer { timings, ceiling, notes, wrong, ..Answer::default() })
@@ -249,18 +254,18 @@ fn left_out(shape: &Shape, kernel: Kernel, timings: &mut Vec<Timing>, why: Strin
 fn one(
     cell: &AttentionCell,
     kernel: Kernel,
-    cpu: &Cpu,
+    kernels: &dyn Kernels,
     operands: &Operands,
     limits: &Limits<'_>,
     timings: &mut Vec<Timing>,
 ) -> Result<Results, BenchError> {
     let shape = &cell.attention;
     let (op, dtype) = (shape.op(), shape.dtype);
-    record::fits_now(shape.saved(kernel).unwrap_or(u64::MAX))?;
+    record::fits_now(kernels, shape.saved(kernel).unwrap_or(u64::MAX))?;
     let [q_len, kv_len, rows, all] = shape.sizes().unwrap_or_default();
     // An arena of its own: what it counts is this kernel's alone.
-    let own = Arena::host(None)?;
-    let results = Arena::host(None)?;
+    let own = kernels.arena(None, 3)?;
+    let results = kernels.arena(None, 3)?;
     let mut out = own.alloc(Category::Activations, dtype, q_len)?;
     let mut statistics = match kernel {
         Kernel::Flash => own.alloc(Category::Activations, DType::F32, rows)?,
@@ -276,29 +281,29 @@ fn one(
     };
 
     let forward = kernel.forward(op);
-    let mut scratch = own.alloc(Category::Workspace, DType::F32, cpu.workspace(&forward))?;
+    let mut scratch = own.alloc(Category::Workspace, DType::F32, kernels.workspace(&forward))?;
     let workspace = own.ledger().live(Category::Workspace);
     let mut call = || -> Result<(), BenchError> {
         let (out, kept, scratch) = (out.view_mut(), statistics.view_mut(), scratch.view_mut());
         match kernel {
-            Kernel::Flash => cpu.attention(&op, q.view(), k.view(), v.view(), out, kept, scratch)?,
-            Kernel::Naive => cpu.naive_attention(&op, q.view(), k.view(), v.view(), out, kept, scratch)?,
+            Kernel::Flash => kernels.attention(&op, q.view(), k.view(), v.view(), out, kept, scratch)?,
+            Kernel::Naive => kernels.naive_attention(&op, q.view(), k.view(), v.view(), out, kept, scratch)?,
         }
         Ok(())
     };
     if shape.has("forward") {
-        let samples = clock::time(&cell.bench, limits, &mut call)?;
+        let samples = clock::time(&cell.bench, limits, kernels, &mut call)?;
         note(record::timing(&samples, forward.flops(), None), "forward", workspace);
     } else {
         call()?;
     }
     drop(scratch);
     if !shape.has("backward") {
-        return Ok(Results { kernel, out, gradients: None, timings: places });
+        return Ok(Results { kernel, out: brought(kernels, out)?, gradients: None, timings: places });
     }
 
     let backward = kernel.backward(op);
-    let mut scratch = own.alloc(Category::Workspace, DType::F32, cpu.workspace(&backward))?;
+    let mut scratch = own.alloc(Category::Workspace, DType::F32, kernels.workspace(&backward))?;
     let workspace = own.ledger().live(Category::Workspace);
     let gradient = |len| results.alloc(Category::Workspace, dtype, len);
     let mut gradients = [gradient(q_len)?, gradient(kv_len)?, gradient(kv_len)?];
@@ -307,14 +312,16 @@ fn one(
         let [dq, dk, dv] = gradients.each_mut().map(|buffer| buffer.view_mut());
         let ([q, k, v, dout], scratch) = ([q.view(), k.view(), v.view(), dout.view()], scratch.view_mut());
         match kernel {
-            Kernel::Flash => cpu.attention_backward(&op, q, k, v, out_view, kept, dout, dq, dk, dv, scratch)?,
-            Kernel::Naive => cpu.naive_attention_backward(&op, q, k, v, kept, dout, dq, dk, dv, scratch)?,
+            Kernel::Flash => kernels.attention_backward(&op, q, k, v, out_view, kept, dout, dq, dk, dv, scratch)?,
+            Kernel::Naive => kernels.naive_attention_backward(&op, q, k, v, kept, dout, dq, dk, dv, scratch)?,
         }
         Ok(())
     };
-    let samples = clock::time(&cell.bench, limits, &mut call)?;
+    let samples = clock::time(&cell.bench, limits, kernels, &mut call)?;
     note(record::timing(&samples, backward.flops(), None), "backward", workspace);
-    Ok(Results { kernel, out, gradients: Some(gradients), timings: places })
+    let [dq, dk, dv] = gradients;
+    let gradients = [brought(kernels, dq)?, brought(kernels, dk)?, brought(kernels, dv)?];
+    Ok(Results { kernel, out: brought(kernels, out)?, gradients: Some(gradients), timings: places })
 }
 
 /// Every kernel against f64 on a sample, and the kernels against each other.

@@ -3,6 +3,7 @@
 use super::Method;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use zbench_kernels::{KernelError, Kernels};
 
 /// A sample takes this long at least, so that reading the clock is a thousandth of it; calls that are shorter are timed
 /// several together.
@@ -54,13 +55,17 @@ pub struct Samples {
     pub calls: u64,
 }
 
-/// Times `call`.
+/// The same on a device, whose work is waited for at the end of each sample: that wait takes some microseconds.
+const DEVICE_SAMPLE: Duration = Duration::from_millis(2);
+
+/// Times `call` of these kernels.
 ///
 /// # Errors
 /// Its own, and [`Stopped`].
-pub fn time<E: From<Stopped>>(
+pub fn time<E: From<Stopped> + From<KernelError>>(
     method: &Method,
     limits: &Limits<'_>,
+    kernels: &dyn Kernels,
     call: &mut dyn FnMut() -> Result<(), E>,
 ) -> Result<Samples, E> {
     let begin = Instant::now();
@@ -69,12 +74,13 @@ pub fn time<E: From<Stopped>>(
         limits.check()?;
         let start = Instant::now();
         call()?;
+        kernels.synchronize()?;
         shortest = shortest.min(start.elapsed());
         if begin.elapsed().as_secs_f64() >= method.warmup {
             break;
         }
     }
-    let calls = calls_of(shortest);
+    let calls = calls_of(shortest, if kernels.is_host() { SAMPLE } else { DEVICE_SAMPLE });
     let (begin, mut seconds) = (Instant::now(), Vec::new());
     while seconds.len() < MOST_SAMPLES {
         limits.check()?;
@@ -82,6 +88,7 @@ pub fn time<E: From<Stopped>>(
         for _ in 0..calls {
             call()?;
         }
+        kernels.synchronize()?;
         seconds.push(start.elapsed().as_secs_f64() / calls as f64);
         let enough = u64::try_from(seconds.len()).is_ok_and(|count| count >= method.iterations);
         if enough && begin.elapsed().as_secs_f64() >= method.seconds {
@@ -92,14 +99,16 @@ pub fn time<E: From<Stopped>>(
 }
 
 /// Calls of a sample, of the time of one.
-fn calls_of(one: Duration) -> u64 {
+fn calls_of(one: Duration, sample: Duration) -> u64 {
     let one = one.as_nanos().max(1);
-    u64::try_from(SAMPLE.as_nanos().div_ceil(one)).unwrap_or(MOST_CALLS).clamp(1, MOST_CALLS)
+    u64::try_from(sample.as_nanos().div_ceil(one)).unwrap_or(MOST_CALLS).clamp(1, MOST_CALLS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::BenchError;
+    use zbench_kernels::Cpu;
 
     fn limits(stop: &AtomicBool, seconds: u64) -> Limits<'_> {
         Limits { stop, deadline: Instant::now() + Duration::from_secs(seconds) }
@@ -110,14 +119,17 @@ mod tests {
         let stop = AtomicBool::new(false);
         let mut count = 0u64;
         let method = Method { seconds: 0.0, iterations: 7, warmup: 0.0 };
-        let samples = time::<Stopped>(&method, &limits(&stop, 60), &mut || {
+        let samples = time::<BenchError>(&method, &limits(&stop, 60), &Cpu::new(1), &mut || {
             count += 1;
             Ok(())
         });
         let samples = samples.unwrap();
         assert_eq!((samples.seconds.len(), count), (7, 1 + 7 * samples.calls));
         assert!((1..=MOST_CALLS).contains(&samples.calls), "{}", samples.calls);
-        assert_eq!([1, 50_000, 50_001, 10_000_000].map(|ns| calls_of(Duration::from_nanos(ns))), [4096, 1, 1, 1]);
+        assert_eq!(
+            [1, 50_000, 50_001, 10_000_000].map(|ns| calls_of(Duration::from_nanos(ns), SAMPLE)),
+            [4096, 1, 1, 1]
+        );
     }
 
     #[test]
@@ -125,15 +137,16 @@ mod tests {
         let stop = AtomicBool::new(false);
         let method = Method { seconds: 3600.0, iterations: 1, warmup: 0.0 };
         let mut calls = 0;
-        let asked = time::<Stopped>(&method, &limits(&stop, 60), &mut || {
+        let asked = time::<BenchError>(&method, &limits(&stop, 60), &Cpu::new(1), &mut || {
             calls += 1;
             if calls == 5 {
                 stop.store(true, Ordering::Relaxed);
             }
             Ok(())
         });
-        assert_eq!(asked, Err(Stopped::Asked));
+        assert!(matches!(asked, Err(BenchError::Stopped(Stopped::Asked))));
         let stop = AtomicBool::new(false);
-        assert_eq!(time::<Stopped>(&method, &limits(&stop, 0), &mut || Ok(())), Err(Stopped::Late));
+        let late = time::<BenchError>(&method, &limits(&stop, 0), &Cpu::new(1), &mut || Ok(()));
+        assert!(matches!(late, Err(BenchError::Stopped(Stopped::Late))));
     }
 }

@@ -87,6 +87,7 @@ impl Flags {
     }
 
     fn common(&mut self, common: &Common) {
+        self.put("device", "hardware.device", &common.device);
         self.put("threads", "hardware.threads_per_rank", &common.threads);
         self.put("seconds", "bench.seconds", common.seconds.as_slice());
         self.put("iters", "bench.iterations", common.iters.as_slice());

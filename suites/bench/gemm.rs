@@ -1,12 +1,12 @@
 //! Matrix products: the cell, and its measurement.
 
 use super::clock::{self, Limits};
-use super::numbers::{places, random};
+use super::numbers::{copied, places, random};
 use super::{Answer, BenchError, Device, Method, ceiling, oracle, record};
 use crate::runner::machine;
 use crate::runner::plan::gib;
 use serde::{Deserialize, Serialize};
-use zbench_kernels::{Arena, Buffer, Category, Cpu, DType, Gemm, Kernels, Normal, Op, View, footprint};
+use zbench_kernels::{Buffer, Category, Cpu, DType, Gemm, Kernels, Normal, Op, View, footprint};
 use zbench_reports::bench::Timing;
 
 /// Elements of the result that are compared with f64, at most and at least; fewer where the sums are long.
@@ -211,12 +211,13 @@ struct Set {
 /// # Errors
 /// As [`BenchError`] says.
 pub fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<Answer, BenchError> {
-    let (op, threads) = (cell.gemm.op(), cell.hardware.threads_per_rank);
+    let op = cell.gemm.op();
     let bytes = cell.gemm.bytes().unwrap_or(u64::MAX);
     let count = cell.sets(bytes);
-    record::fits_now(bytes.saturating_mul(count))?;
-    let cpu = record::cpu(threads)?;
-    let arena = Arena::host(None)?;
+    let kernels = record::kernels(&cell.hardware)?;
+    let kernels = &*kernels;
+    record::fits_now(kernels, bytes.saturating_mul(count))?;
+    let arena = kernels.arena(None, 1)?;
     let mut sets: Vec<Set> = Vec::new();
     // They were multiplied before, without overflow.
     let [a, b, c] = cell.gemm.sizes().unwrap_or_default();
@@ -224,7 +225,7 @@ pub fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<Answer, BenchErro
         limits.check()?;
         let buffer = |dtype, len, part: u64| -> Result<Buffer, BenchError> {
             let Some(first) = sets.first() else {
-                return random(&arena, &cpu, Category::Workspace, dtype, len, part);
+                return random(&arena, kernels, Category::Workspace, dtype, len, part);
             };
             // Other memory with the same numbers: a cache knows addresses.
             let mut copy = arena.alloc(Category::Workspace, dtype, len)?;
@@ -233,31 +234,31 @@ pub fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<Answer, BenchErro
                 1 => &first.b,
                 _ => &first.c,
             };
-            cpu.cast(from.view(), copy.view_mut())?;
+            kernels.copy(from.view(), copy.view_mut())?;
             Ok(copy)
         };
         let set = Set { a: buffer(op.a, a, 0)?, b: buffer(op.b, b, 1)?, c: buffer(op.c, c, 2)? };
         sets.push(set);
     }
-    let mut scratch = arena.alloc(Category::Workspace, DType::F32, cpu.workspace(&Op::Gemm(op)))?;
+    let mut scratch = arena.alloc(Category::Workspace, DType::F32, kernels.workspace(&Op::Gemm(op)))?;
     let workspace_bytes = footprint(DType::F32, scratch.len());
     let mut next = 0;
     let mut checks = Vec::new();
-    let (samples, ceiling) = ceiling::beside(threads, op.a, || -> Result<_, BenchError> {
+    let (samples, ceiling) = ceiling::beside(&cell.hardware, op.a, || -> Result<_, BenchError> {
         // What was not overwritten by the first call, and what many calls left, shows in the same way.
-        checks.push(check(&cpu, &op, &mut sets[0], &mut scratch)?);
+        checks.push(check(kernels, &op, &mut sets[0], &mut scratch)?);
         let mut call = || -> Result<(), BenchError> {
             let set = &mut sets[next];
             next = (next + 1) % count as usize;
-            Ok(cpu.gemm(&op, set.a.view(), set.b.view(), set.c.view_mut(), scratch.view_mut())?)
+            Ok(kernels.gemm(&op, set.a.view(), set.b.view(), set.c.view_mut(), scratch.view_mut())?)
         };
-        let samples = clock::time(&cell.bench, limits, &mut call)?;
+        let samples = clock::time(&cell.bench, limits, kernels, &mut call)?;
         let last = sets.len() - 1;
         // An accumulated C has grown; a fresh one has room for the same check.
         let set = &mut sets[last];
         let fresh = Normal { len: set.c.len(), std: 1.0, seed: 3 * count + 2, first: 0, dtype: op.c };
-        cpu.normal(&fresh, set.c.view_mut())?;
-        checks.push(check(&cpu, &op, set, &mut scratch)?);
+        kernels.normal(&fresh, set.c.view_mut())?;
+        checks.push(check(kernels, &op, set, &mut scratch)?);
         Ok(samples)
     })?;
     let worst = checks.iter().map(|check| check.worst).fold(0.0, f64::max);
@@ -280,14 +281,20 @@ pub fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<Answer, BenchErro
 }
 
 /// One call, and a sample of its result against f64.
-fn check(cpu: &Cpu, op: &Gemm, set: &mut Set, scratch: &mut Buffer) -> Result<oracle::Checked, BenchError> {
+fn check(kernels: &dyn Kernels, op: &Gemm, set: &mut Set, scratch: &mut Buffer) -> Result<oracle::Checked, BenchError> {
     let count = (SAMPLED_WORK / op.k.max(1)).clamp(SAMPLED.1, SAMPLED.0);
     // A plane of places: rows and columns by themselves, so that the corners are among them.
     let side = count.isqrt().max(2);
     let (rows, columns) = (places(op.m, side, 11), places(op.n, side, 13));
     let all: Vec<(usize, usize)> = rows.iter().flat_map(|i| columns.iter().map(move |j| (*i, *j))).collect();
-    let before = oracle::elements(op, set.c.view(), &all);
-    cpu.gemm(op, set.a.view(), set.b.view(), set.c.view_mut(), scratch.view_mut())?;
-    let operands: [View<'_>; 3] = [set.a.view(), set.b.view(), set.c.view()];
+    let seen = |buffer: &Buffer| copied(kernels, buffer);
+    let old = seen(&set.c)?;
+    let before = oracle::elements(op, old.as_ref().unwrap_or(&set.c).view(), &all);
+    drop(old);
+    kernels.gemm(op, set.a.view(), set.b.view(), set.c.view_mut(), scratch.view_mut())?;
+    let copies = [seen(&set.a)?, seen(&set.b)?, seen(&set.c)?];
+    let [a, b, c] = &copies;
+    let [a, b, c] = [(a, &set.a), (b, &set.b), (c, &set.c)].map(|(copy, own)| copy.as_ref().unwrap_or(own).view());
+    let operands: [View<'_>; 3] = [a, b, c];
     Ok(oracle::gemm(op, operands, &before, &all))
 }

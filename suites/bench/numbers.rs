@@ -2,7 +2,7 @@
 
 use super::BenchError;
 use half::{bf16, f16};
-use zbench_kernels::{Arena, Buffer, Category, Cpu, DType, Kernels, Normal, View, philox};
+use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, Normal, View, philox};
 
 /// The elements of a view as f64. A type that no kernel computes in has none.
 pub fn floats(view: View<'_>) -> Vec<f64> {
@@ -57,15 +57,37 @@ pub fn places(len: usize, count: usize, seed: u64) -> Vec<usize> {
 /// It does not fit.
 pub fn random(
     arena: &Arena,
-    cpu: &Cpu,
+    kernels: &dyn Kernels,
     category: Category,
     dtype: DType,
     len: usize,
     seed: u64,
 ) -> Result<Buffer, BenchError> {
     let mut buffer = arena.alloc(category, dtype, len)?;
-    cpu.normal(&Normal { len, std: 1.0, seed, first: 0, dtype }, buffer.view_mut())?;
+    kernels.normal(&Normal { len, std: 1.0, seed, first: 0, dtype }, buffer.view_mut())?;
     Ok(buffer)
+}
+
+/// A copy on the host of what lies on a device; nothing of what lies on the host already.
+///
+/// # Errors
+/// It does not fit, or the device failed.
+pub fn copied(kernels: &dyn Kernels, buffer: &Buffer) -> Result<Option<Buffer>, BenchError> {
+    if kernels.is_host() {
+        return Ok(None);
+    }
+    let arena = Arena::host(None)?;
+    let mut copy = arena.alloc(buffer.category(), buffer.dtype(), buffer.len())?;
+    kernels.download(buffer.view(), copy.view_mut())?;
+    Ok(Some(copy))
+}
+
+/// A buffer on the host, wherever it lay.
+///
+/// # Errors
+/// As [`copied`].
+pub fn brought(kernels: &dyn Kernels, buffer: Buffer) -> Result<Buffer, BenchError> {
+    Ok(copied(kernels, &buffer)?.unwrap_or(buffer))
 }
 
 #[cfg(test)]

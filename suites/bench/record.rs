@@ -1,13 +1,15 @@
 //! What a measurement becomes: a timing, a record.
 
 use super::clock::Samples;
-use super::{Answer, BenchError};
+use super::{Answer, BenchError, Device};
+use crate::devices;
 use crate::runner::plan::gib;
 use crate::runner::sampling::Sampler;
 use crate::runner::validity::{BUSY_SHARE, LEAST_SECONDS, Sampled};
 use crate::runner::{Header, machine};
 use serde_json::Value;
-use zbench_kernels::{Cpu, Kernels};
+use std::sync::Arc;
+use zbench_kernels::{Cpu, Cuda, KernelError, Kernels};
 use zbench_reports::bench::Timing;
 use zbench_reports::record::{Outcome, Record, Status};
 use zbench_reports::stats;
@@ -15,8 +17,11 @@ use zbench_reports::stats;
 /// Of the memory that is free now so much may be used.
 const FREE_SHARE: f64 = 0.9;
 
-/// Whether that many bytes are free now: what is touched beyond that ends the process.
-pub(super) fn fits_now(needed: u64) -> Result<(), BenchError> {
+/// Whether that many bytes are free now: what is touched beyond that ends the process. A device's arena says so itself.
+pub(super) fn fits_now(kernels: &dyn Kernels, needed: u64) -> Result<(), BenchError> {
+    if !kernels.is_host() {
+        return Ok(());
+    }
     match machine::memory_bytes("MemAvailable") {
         Some(free) if needed as f64 > free as f64 * FREE_SHARE => {
             Err(BenchError::Busy { needed: gib(needed), available: gib(free) })
@@ -25,12 +30,16 @@ pub(super) fn fits_now(needed: u64) -> Result<(), BenchError> {
     }
 }
 
-/// Kernels on exactly that many threads.
-pub(super) fn cpu(threads: usize) -> Result<Cpu, BenchError> {
-    let cpu = Cpu::new(threads);
+/// The kernels that a question is asked of: on exactly as many threads, or on the first GPU.
+pub(super) fn kernels(hardware: &Device) -> Result<Arc<dyn Kernels>, BenchError> {
+    if hardware.device == "cuda" {
+        let machine = devices::machine(0).map_err(BenchError::Device)?;
+        return Ok(Arc::new(Cuda::new(machine).map_err(KernelError::from)?));
+    }
+    let (wanted, cpu) = (hardware.threads_per_rank, Cpu::new(hardware.threads_per_rank));
     match cpu.threads() {
-        given if given == threads => Ok(cpu),
-        given => Err(BenchError::Threads { wanted: threads, given }),
+        given if given == wanted => Ok(Arc::new(cpu)),
+        given => Err(BenchError::Threads { wanted, given }),
     }
 }
 

@@ -4,6 +4,7 @@ use super::attention::{AttentionCell, Shape};
 use super::gemm::{self, GemmCell, Product, Step};
 use super::{Device, Method, Question, model};
 use crate::config::{self, Axis, ConfigError, Context, Document, Problem, Refusal, Setting, Settings, Values};
+use crate::devices;
 use crate::grid;
 use crate::runner::machine;
 use crate::runner::plan::gib;
@@ -86,10 +87,17 @@ pub fn expand(
 /// A question that this machine has the memory for, or why not.
 fn possible(question: Question) -> BenchCell {
     let memory = machine::memory_bytes("MemTotal");
+    let cuda = question.is_on_cuda();
+    let absent = cuda.then(|| devices::count().err()).flatten();
+    let memory = if cuda { devices::machine(0).ok().map(|machine| machine.facts().memory_bytes) } else { memory };
     let why = match (question.needs(), memory) {
+        (Some(_), _) if absent.is_some() => {
+            absent.map(|why| (format!("hardware.device = \"cuda\": {why}"), Source::Host))
+        }
         (None, _) => Some(("its buffers are more bytes than a machine addresses".to_string(), Source::Plan)),
         (Some(needs), Some(memory)) if needs > memory => {
-            let reason = format!("needs {} of memory, and this machine has {}", gib(needs), gib(memory));
+            let whose = if cuda { "the GPU" } else { "this machine" };
+            let reason = format!("needs {} of memory, and {whose} has {}", gib(needs), gib(memory));
             Some((reason, Source::Host))
         }
         _ => None,
@@ -111,11 +119,11 @@ fn refused(settings: &Settings, label: String, refusal: &Refusal) -> BenchCell {
 fn questions(settings: &Settings, context: &Context) -> Result<(Vec<Question>, Option<String>), Refusal> {
     let values = Values { settings };
     let suite = values.text("suite");
-    if values.text("hardware.device") == "cuda" {
-        let message = format!("\"cuda\" is not in this version of suite {suite}; write \"cpu\", or leave it out");
-        return Err(values.refuse("hardware.device", &[], message));
-    }
     if suite == "checkpoint" {
+        if values.text("hardware.device") == "cuda" {
+            let message = "\"cuda\" is not in this version of suite checkpoint; write \"cpu\", or leave it out";
+            return Err(values.refuse("hardware.device", &[], message));
+        }
         let cell = crate::checkpoint::resolve::cell(&values, context)?;
         return Ok((vec![Question::Checkpoint(Box::new(cell))], None));
     }
@@ -153,7 +161,11 @@ fn no_effect(values: &Values, key: &str, when: &str) -> Refusal {
 
 fn device(values: &Values, context: &Context) -> Device {
     let threads = values.given_count("hardware.threads_per_rank").unwrap_or(context.cores);
-    Device { device: "cpu".into(), threads_per_rank: threads }
+    match values.text("hardware.device").as_str() {
+        // One thread starts what a GPU computes.
+        "cuda" => Device { device: "cuda".into(), threads_per_rank: 1 },
+        _ => Device { device: "cpu".into(), threads_per_rank: threads },
+    }
 }
 
 fn method(values: &Values) -> Method {
