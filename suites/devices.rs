@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use zbench_estimate::job::Number;
 use zbench_kernels::DType;
-use zbench_kernels::cuda::gpu::{Gpu, Options, Probe, Search};
+use zbench_kernels::cuda::gpu::{Gpu, Nvml, Options, Probe, Reading, Search, Watched};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::cuda::machine::Machine;
 
@@ -75,6 +75,17 @@ fn profile_of(name: &str) -> Option<&'static str> {
         (&["RTX 4090"], "rtx4090"),
     ];
     PROFILES.iter().find(|(words, _)| has(words)).map(|(_, profile)| *profile)
+}
+
+/// How a GPU is at this moment; nothing where NVML does not know it.
+pub fn reading(number: usize) -> Option<Reading> {
+    static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
+    static WATCHED: OnceLock<Vec<Option<Watched<'static>>>> = OnceLock::new();
+    let open = || Nvml::load(&Search::new(|name| std::env::var_os(name))).ok();
+    let nvml = NVML.get_or_init(open).as_ref()?;
+    let devices = probe().devices.as_ref().ok()?;
+    let watched = WATCHED.get_or_init(|| devices.iter().map(|device| nvml.watch(device).ok()).collect());
+    watched.get(number)?.as_ref().map(Watched::read)
 }
 
 /// What this machine has for CUDA; looked for once, where ZBENCH_CUDA_LIBS, CUDA_HOME and VIRTUAL_ENV say, and where the system

@@ -286,7 +286,7 @@ impl Runner<'_> {
                     record.environment.insert("load_average".into(), load.into());
                 }
                 let observe = &mut *self.observe;
-                let sampler = sampling::Sampler::start();
+                let sampler = sampling::Sampler::start(plan::gpus_here(cell));
                 let placed = self.header.folders.placed(cell, &planned.grid.key, trial);
                 let execution = self.execute.execute(&placed, &mut |told| match told {
                     Told::Step(step) => {

@@ -79,9 +79,9 @@ pub fn blank(header: &Header, key: &str, cell: Value, trial: u32, outcome: Outco
     record
 }
 
-/// Watches the machine during `work`; what it saw that spoils timings becomes flags of the record.
-pub fn watched<T>(work: impl FnOnce() -> T) -> (T, Sampled) {
-    let sampler = Sampler::start();
+/// Watches the machine, and so many GPUs of it, during `work`; what it saw that spoils timings becomes flags of the record.
+pub fn watched<T>(gpus: usize, work: impl FnOnce() -> T) -> (T, Sampled) {
+    let sampler = Sampler::start(gpus);
     let result = work();
     (result, sampler.finish())
 }

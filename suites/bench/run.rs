@@ -191,7 +191,8 @@ impl Run<'_> {
         let asked = || {
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| question.ask(&limits, self.notebook.directory())))
         };
-        let (answer, sampled) = record::watched(asked);
+        let (answer, sampled) =
+            record::watched(usize::from(question.is_on_cuda() && !crate::devices::on_host()), asked);
         let answer = answer.unwrap_or_else(|panic| {
             let words = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
             Err(BenchError::Panicked(words.unwrap_or("without words").into()))

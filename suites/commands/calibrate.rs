@@ -61,7 +61,7 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     };
     let seatings = if arguments.no_operations { Vec::new() } else { seatings(&wanted, arguments)? };
     let rounds = arguments.operation_rounds as usize;
-    let (measured, sampled) = watched(|| {
+    let (measured, sampled) = watched(0, || {
         let ceilings = measure(&wanted, &disk, &limits, &mut told).ok()?;
         Some((ceilings, operations::measure(&seatings, rounds, machine::cores(), &limits, &mut told)))
     });

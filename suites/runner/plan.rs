@@ -346,6 +346,15 @@ fn stored_bytes(dir: &Path) -> Option<u64> {
     Some(weights.filter_map(|file| Some(file.metadata().ok()?.len())).sum())
 }
 
+/// GPUs of this machine that a cell runs on.
+pub fn gpus_here(cell: &Cell) -> usize {
+    match cell.parallel.backend {
+        _ if cell.hardware.device != DeviceKind::Cuda || devices::on_host() => 0,
+        Backend::Nccl => ranks_here(cell),
+        _ => 1,
+    }
+}
+
 /// Ranks of a cell that share this machine's memory, as far as it is known before they have met.
 fn ranks_here(cell: &Cell) -> usize {
     let launched =

@@ -4,11 +4,13 @@
 
 mod counters;
 mod energy;
+pub mod gpu;
 
 use super::validity::Sampled;
 use crate::environment::root::{Root, cpu_list, line_of};
 use counters::{Counters, PAGE, TICKS, throttle_events};
 use energy::Energy;
+use gpu::{GpuSampled, GpuWatch};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -146,6 +148,7 @@ impl Watch {
             quota_periods: grown(begin.quota_periods, end.quota_periods),
             quota_throttled: grown(begin.quota_throttled, end.quota_throttled),
             quota_stall_share: us_share(begin.quota_throttled_us, end.quota_throttled_us),
+            gpus: Vec::new(),
         }
     }
 }
@@ -218,37 +221,41 @@ pub fn usable_cpus(root: &Root) -> Vec<u32> {
 /// A [`Watch`] with a thread and the machine's clock.
 pub struct Sampler {
     watch: Arc<Mutex<(Watch, Duration)>>,
+    gpus: Arc<Mutex<Vec<GpuWatch>>>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     start: Instant,
 }
 
 impl Sampler {
-    /// Begins to watch this machine.
-    pub fn start() -> Sampler {
+    /// Begins to watch this machine, and so many GPUs of it.
+    pub fn start(gpus: usize) -> Sampler {
         let (start, cost) = (Instant::now(), own_time());
         let root = Root::system();
         let cpus = usable_cpus(&root);
         let watch = Watch::begin(root, cpus, start.elapsed());
         let watch = Arc::new(Mutex::new((watch, own_time().saturating_sub(cost))));
+        let gpus = Arc::new(Mutex::new(gpu::watches(gpus)));
         let (stop, stopped) = channel();
-        let shared = watch.clone();
+        let (shared, of_gpus) = (watch.clone(), gpus.clone());
         let work = move || {
             while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
                 let mut guard = shared.lock().unwrap_or_else(PoisonError::into_inner);
                 let begin = own_time();
                 guard.0.sample();
+                of_gpus.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().for_each(GpuWatch::sample);
                 guard.1 += own_time().saturating_sub(begin);
             }
         };
         // Without a thread there are two samples, at both ends, and the record says so by their number.
         let thread = std::thread::Builder::new().name("sampler".into()).spawn(work).ok();
-        Sampler { watch, stop: Some(stop), thread, start }
+        Sampler { watch, gpus, stop: Some(stop), thread, start }
     }
 
     /// A step has ended.
     pub fn step(&self, timed: bool) {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner).0.step(timed);
+        self.gpus.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().for_each(|gpu| gpu.step(timed));
     }
 
     /// The cell has ended.
@@ -261,6 +268,8 @@ impl Sampler {
         let (watch, cost) = self.watch.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let begin = own_time();
         let mut sampled = watch.end(at);
+        let gpus = std::mem::take(&mut *self.gpus.lock().unwrap_or_else(PoisonError::into_inner));
+        sampled.gpus = gpus.into_iter().map(GpuWatch::end).collect::<Vec<GpuSampled>>();
         sampled.cost_ms = (cost + own_time().saturating_sub(begin)).as_secs_f64() * 1e3;
         sampled
     }

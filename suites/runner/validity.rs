@@ -1,6 +1,7 @@
 //! What was sampled while a cell ran, and when it makes the cell's timings worthless. Every threshold stands here with its
 //! reason; the numbers stand in the record, so that a reader can judge again.
 
+use super::sampling::gpu::GpuSampled;
 use serde::Serialize;
 use zbench_reports::record::Record;
 
@@ -92,6 +93,9 @@ pub struct Sampled {
     /// Share of the time in which it held tasks back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quota_stall_share: Option<f64>,
+    /// The GPUs that the cell ran on, as NVML told of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuSampled>,
 }
 
 impl Sampled {
@@ -121,6 +125,19 @@ impl Sampled {
                 self.throttle_ms.map_or("an unknown number of".into(), |ms| ms.to_string())
             ),
         );
+        for gpu in &self.gpus {
+            raise(
+                "throttled",
+                gpu.slowed_share > THROTTLED_SHARE,
+                format!(
+                    "GPU {} was slowed in {} of the samples (limit {}): {}.",
+                    gpu.gpu,
+                    percent(gpu.slowed_share),
+                    percent(THROTTLED_SHARE),
+                    gpu.throttle_reasons.join(", ")
+                ),
+            );
+        }
         raise(
             "stolen",
             over(self.stolen_share, STOLEN_SHARE),
@@ -184,6 +201,19 @@ pub fn add(record: &mut Record, sampled: &Sampled) {
     }
     let tokens: u64 = record.timed_steps().map(|step| step.tokens).sum();
     let ended_early = format!("the cell ended early: {}", record.outcome.reason);
+    if !sampled.gpus.is_empty() {
+        // What a token costs on a GPU is what GPUs use; the host's share is in `sampled`.
+        let joules: Option<f64> = sampled.gpus.iter().map(|gpu| gpu.timed_joules).sum();
+        let reason = match joules {
+            _ if !record.is_measured() => ended_early.as_str(),
+            Some(joules) if tokens > 0 => return record.state("joules_per_token", joules / tokens as f64),
+            Some(_) => "no timed step ended",
+            None => {
+                "a GPU tells no energy, or where the timed steps began is not known (train.untimed_steps of 1 or more)"
+            }
+        };
+        return record.leave_unstated("joules_per_token", reason);
+    }
     let reason = match (&sampled.why_no_energy, sampled.timed_joules) {
         _ if !record.is_measured() => ended_early.as_str(),
         (Some(why), _) => why.as_str(),
