@@ -5,8 +5,10 @@
 
 mod attention;
 mod elementwise;
+mod embedding;
 mod experts;
 mod gemm;
+mod grouped;
 pub mod host;
 mod launch;
 pub mod machine;
@@ -123,7 +125,7 @@ impl Kernels for Cuda {
 
     fn workspace(&self, op: &Op) -> usize {
         match op {
-            Op::Gemm(op) => gemm::workspace(op),
+            Op::Gemm(op) => gemm::workspace(op, self.machine.product_workspace()),
             Op::Attention(op) => attention::forward_workspace(op),
             Op::AttentionBackward(op) => attention::backward_workspace(op),
             Op::NaiveAttention(op) => attention::naive_workspace(op),
