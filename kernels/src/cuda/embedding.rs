@@ -30,7 +30,8 @@ impl Cuda {
         let teams = teams(words * 8);
         let grid = [op.rows.div_ceil(teams.rows), 1, 1];
         let (rows, words, word, vocab) = (op.rows as u64, words as u64, word as u32, op.vocab as u64);
-        let arguments = arguments![Run::of(&ids), from, to, rows, words, word, vocab, teams.team, self.faults()];
+        let (ids, team, faults) = (Run::of(&ids), teams.team, self.faults());
+        let arguments = arguments![ids, from, to, rows, words, word, vocab, team, faults];
         // SAFETY: the kernel's parameters; the operands were checked against the shape, and words are aligned.
         unsafe { self.launch("embedding", grid, teams.threads, 0, arguments) }
     }
@@ -54,8 +55,9 @@ impl Cuda {
     fn add_tokens(&self, op: &Embedding, ids: Run, dy: Run, table: Run, first: usize, rows: usize) -> Result<()> {
         let tile = rows.next_power_of_two().clamp(2 * WINDOW, TILE);
         let keys = rows.next_multiple_of(tile);
-        let (mut from, mut to) = (self.scratch(), self.scratch() + (KEY_BYTES / 2) as Address);
-        let carried = Run::at(self.scratch() + KEY_BYTES as Address, DType::F32);
+        let scratch = self.scratch();
+        let (mut from, mut to) = (*scratch, *scratch + (KEY_BYTES / 2) as Address);
+        let carried = Run::at(*scratch + KEY_BYTES as Address, DType::F32);
         let (start, count, vocab, faults) = (first as u64, rows as u32, op.vocab as u64, self.faults());
         let (has_padding, padding) = (u32::from(op.padding.is_some()), op.padding.unwrap_or(0));
         let of_tile = tile as u32;

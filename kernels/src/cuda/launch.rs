@@ -4,7 +4,7 @@ use super::Cuda;
 use super::machine::{Address, Launch, Machine, MachineError, Queue};
 use crate::{DType, KernelError, Result, View, ViewMut};
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A run of elements as the prelude's `Run` has it.
 #[repr(C)]
@@ -71,7 +71,8 @@ unsafe impl Argument for f32 {}
 // SAFETY: laid out alike in C.
 unsafe impl Argument for f64 {}
 
-/// Parameters on their way to a kernel: `arguments![a, b]`, each a local value that is an [`Argument`].
+/// Parameters on their way to a kernel: `arguments![a, b]`, each a local value that is an [`Argument`]. What is computed in the
+/// brackets ends with the statement: only where it is the launch itself may they hold more than names.
 macro_rules! arguments {
     ($($value:expr),* $(,)?) => {
         &mut [$($crate::cuda::launch::pointer(&$value)),*]
@@ -97,7 +98,8 @@ pub(super) struct Own {
     /// [`SUM_WORDS`] of f64.
     pub sums: Address,
     /// [`SCRATCH_BYTES`] for what one operation leaves for its next kernel, where the trait gives it no workspace.
-    pub scratch: Address,
+    /// Lent for as long as an operation asks for kernels that use it, so that threads which share a queue do not mix theirs.
+    pub scratch: Mutex<Address>,
 }
 
 /// How much that is. The order of sums follows from it, so it is the same on every machine.
@@ -109,7 +111,12 @@ const OWN_BYTES: usize = SET_BYTES + SCRATCH_BYTES;
 impl Own {
     pub(super) fn new(machine: &Arc<dyn Machine>, queue: &dyn Queue) -> Result<Own, MachineError> {
         let at = machine.allocate(OWN_BYTES)?;
-        let own = Own { machine: machine.clone(), faults: at, sums: at + 256, scratch: at + SET_BYTES as Address };
+        let own = Own {
+            machine: machine.clone(),
+            faults: at,
+            sums: at + 256,
+            scratch: Mutex::new(at + SET_BYTES as Address),
+        };
         // SAFETY: memory just made, of more bytes.
         unsafe { queue.set(at, 0, SET_BYTES)? };
         Ok(own)
@@ -173,8 +180,8 @@ impl Cuda {
     }
 
     /// Scratch of the operation that is being asked for.
-    pub(super) fn scratch(&self) -> Address {
-        self.own.scratch
+    pub(super) fn scratch(&self) -> MutexGuard<'_, Address> {
+        self.own.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where kernels write what they find wrong.

@@ -143,23 +143,27 @@ impl Cuda {
         };
         let of_block = rows.div_ceil(blocks.max(1)).next_multiple_of(at_once);
         let blocks = rows.div_ceil(of_block.max(1));
-        let partials = if together { Run::at(self.scratch(), DType::F32) } else { Run::none(DType::F32) };
+        let scratch = self.scratch();
+        let partials = if together { Run::at(*scratch, DType::F32) } else { Run::none(DType::F32) };
         let shared = if together { shared } else { 0 };
         let (long, wide, part, count) = (rows as u64, cols as u64, of_block as u64, sums as u32);
         let arguments = arguments![x, w, kept.means, kept.rstds, dy, dx, partials, long, wide, part, team, count];
         // SAFETY: the kernel's parameters; the operands were checked against rows and columns, and the partial sums of all
         // blocks fit the scratch.
         unsafe { self.launch("norm_backward", [blocks, 1, 1], threads, shared, arguments)? };
-        for (number, target) in targets.into_iter().flatten().enumerate() {
-            if together {
-                let from = self.scratch() + (number * blocks * cols * 4) as u64;
+        if together {
+            for (number, target) in targets.into_iter().flatten().enumerate() {
+                let from = *scratch + (number * blocks * cols * 4) as u64;
                 self.sum_parts(Run::at(from, DType::F32), target, blocks, cols)?;
-            } else {
-                // The first is the weight's, the second the bias's.
-                let x = if number == 0 { x } else { Run::none(DType::F32) };
-                let statistics = Statistics::of(statistics, rows, centred);
-                self.column_sums(Sums { dy, x, statistics, rows, period: 1, cols }, target)?;
             }
+            return Ok(());
+        }
+        drop(scratch);
+        // The first is the weight's, the second the bias's.
+        for (target, x) in targets.into_iter().zip([x, Run::none(DType::F32)]) {
+            let Some(target) = target else { continue };
+            let statistics = Statistics::of(statistics, rows, centred);
+            self.column_sums(Sums { dy, x, statistics, rows, period: 1, cols }, target)?;
         }
         Ok(())
     }
@@ -184,7 +188,8 @@ impl Cuda {
         let parts = (MANY / (tiles * firsts)).clamp(1, most);
         let of_part = deep.div_ceil(parts);
         let parts = deep.div_ceil(of_part);
-        let target = if parts == 1 { into } else { Run::at(self.scratch(), DType::F32) };
+        let scratch = self.scratch();
+        let target = if parts == 1 { into } else { Run::at(*scratch, DType::F32) };
         let grid = [tiles * firsts * parts, 1, 1];
         let (long, step, wide, count, of_part) =
             (rows as u64, period as u64, cols as u64, parts as u64, of_part as u64);
@@ -230,7 +235,8 @@ impl Cuda {
         let teams = teams(op.cols);
         let (grid, rows, cols, team) =
             ([op.rows.div_ceil(teams.rows), 1, 1], op.rows as u64, op.cols as u64, teams.team);
-        let arguments = arguments![Run::of(&x), Run::of_mut(&s), rows, cols, team];
+        let (x, s) = (Run::of(&x), Run::of_mut(&s));
+        let arguments = arguments![x, s, rows, cols, team];
         // SAFETY: the kernel's parameters; the operands were checked against rows and columns.
         unsafe { self.launch("inverse_norms", grid, teams.threads, 0, arguments) }
     }
