@@ -130,8 +130,11 @@ impl Drop for Own {
     }
 }
 
-/// Checks that kernels make, by the number they write: the operation, and what its two numbers mean.
-const FAULTS: [(&str, fn(u32, u32) -> String); 5] = [
+/// A check that kernels make: the operation, and what the two numbers mean that they leave.
+type Check = (&'static str, fn(u32, u32) -> String);
+
+/// All of them, by the number that kernels write.
+const FAULTS: [Check; 5] = [
     ("embedding", |row, id| format!("token id {id} in row {row} is outside the vocabulary")),
     ("cross_entropy", |row, target| format!("target {target} in row {row} is outside the vocabulary")),
     ("attention", |token, start| {

@@ -39,13 +39,6 @@ pub struct Facts {
     pub memory_bytes: u64,
 }
 
-impl Facts {
-    /// Bytes of scratch with which cuBLASLt finds its best ways on such a machine: 32 MiB from Hopper on, 4 MiB before.
-    pub fn vendor_workspace(&self) -> usize {
-        if self.capability.0 >= 9 { 32 << 20 } else { 4 << 20 }
-    }
-}
-
 /// How a kernel is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
@@ -79,7 +72,7 @@ pub trait Machine: Send + Sync {
     /// A new queue.
     fn queue(&self) -> Result<Box<dyn Queue>>;
 
-    /// Bytes of scratch that the vendor's library does well with: 0 where there is none.
+    /// Bytes of scratch with which [`Queue::product`] is at its best; none where it does nothing.
     fn product_workspace(&self) -> usize {
         0
     }

@@ -275,8 +275,8 @@ impl Cuda {
         let (vocab, scale) = (op.vocab as u64, op.scale as f32);
         let threads = match op.vocab {
             0..=2048 => 128,
-            ..=8192 => 256,
-            ..=16_384 => 512,
+            2049..=8192 => 256,
+            8193..=16_384 => 512,
             _ => 1024,
         };
         let mut done = 0;

@@ -338,7 +338,7 @@ fn embedding_gradients_of_many_tokens() {
         for padding in [None, Some(3)] {
             let shape = Embedding { rows, cols, vocab, padding, dtype: DType::Bf16 };
             // A third are the same token, as in text.
-            let id = |r: usize| if r % 3 == 0 { 5 } else { r.wrapping_mul(0x9e37_79b9) >> 7 };
+            let id = |r: usize| if r.is_multiple_of(3) { 5 } else { r.wrapping_mul(0x9e37_79b9) >> 7 };
             let ids: Vec<u32> = (0..rows).map(|r| (id(r) % vocab) as u32).collect();
             let dtable = guarded(Tensor::normal(DType::F32, vocab * cols, 2));
             let tensors = [Tensor::ids(&ids), Tensor::normal(DType::Bf16, rows * cols, 1), dtable];
