@@ -120,7 +120,11 @@ pub fn on_host() -> bool {
 /// The processor, which all ranks share as they would a GPU.
 fn host() -> Result<Arc<dyn Machine>, String> {
     static HOST: OnceLock<Result<Arc<Host>, String>> = OnceLock::new();
-    let open = || Host::new(&cache(), "c++", &[], Order::Forward).map(Arc::new).map_err(|error| error.to_string());
+    let open = || {
+        Host::new(&cache(), "c++", &[], Order::Forward)
+            .map(|host| Arc::new(host.as_planned()))
+            .map_err(|error| error.to_string())
+    };
     HOST.get_or_init(open).clone().map(|host| host as Arc<dyn Machine>)
 }
 

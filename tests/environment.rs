@@ -420,7 +420,7 @@ fn the_real_machine_can_be_read() {
     assert!(environment.keys().all(|name| known_aspect(name).is_some()));
     let binary = environment["binary"].as_str().unwrap();
     assert_eq!(Some(binary.to_string()), zbench::environment::binary_hash(&std::env::current_exe().unwrap()));
-    let sampled = zbench::runner::sampling::Sampler::start().finish();
+    let sampled = zbench::runner::sampling::Sampler::start(0).finish();
     let shares = [sampled.stolen_share, sampled.memory_stall_share];
     assert!(shares.iter().flatten().all(|share| (0.0..=100.0).contains(share)), "{sampled:?}");
     assert!(sampled.samples >= 2 && sampled.cost_ms >= 0.0);

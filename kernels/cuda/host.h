@@ -398,6 +398,8 @@ DEVICE float fma1(float a, float b, float c) { return fmaf(a, b, c); }
 DEVICE float mul_rn(float a, float b) { return a * b; }
 DEVICE float add_rn(float a, float b) { return a + b; }
 DEVICE u32 mul_high(u32 a, u32 b) { return u32(u64(a) * b >> 32); }
+DEVICE float sqrt_rn(float x) { return sqrtf(x); }
+DEVICE double log_of(double x) { return log(x); }
 
 // Blocks run one after the other, but ranks are threads of one process.
 DEVICE float atomic_add(float *at, float x) {

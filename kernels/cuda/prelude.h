@@ -92,6 +92,8 @@ DEVICE float fma1(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
 DEVICE u32 mul_high(u32 a, u32 b) { return __umulhi(a, b); }
+DEVICE float sqrt_rn(float x) { return __fsqrt_rn(x); }
+DEVICE double log_of(double x) { return log(x); }
 
 DEVICE float atomic_add(float *at, float x) { return atomicAdd(at, x); }
 DEVICE u32 atomic_add(u32 *at, u32 x) { return atomicAdd(at, x); }
@@ -243,4 +245,12 @@ DEVICE float block_max(float x, float *aside) {
     for (u32 i = 1; i < threads() / WARP; i++) all = larger(all, aside[i]);
     sync_block();
     return all;
+}
+
+// Leaves for the host what is wrong, as launch.rs lists it: which check, and two numbers. The first one found stays. All kernels
+// of a queue share the words, and one kernel makes one check, so the bits of two checks never mix.
+DEVICE void fault(u32 *words, u32 check, u32 a, u32 b) {
+    if (words[0] != 0 || atomic_or(&words[0], check) != 0) return;
+    words[1] = a;
+    words[2] = b;
 }

@@ -115,7 +115,7 @@ pub fn on(mut cell: Cell, strategy: Strategy, ranks: usize, shard: usize) -> Cel
 static HOST: LazyLock<Arc<dyn Machine>> = LazyLock::new(|| {
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-on-the-host");
     let host = Host::new(&cache, "c++", &[], Turns::Forward).unwrap_or_else(|error| panic!("{error}"));
-    Arc::new(host.late())
+    Arc::new(host.as_planned().late())
 });
 
 /// The only machine that runs CUDA.

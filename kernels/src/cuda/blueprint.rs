@@ -1,6 +1,8 @@
 //! A machine that is only described: kernels for it say what scratch they would need, and run nothing. For planning.
 
-use super::machine::{Address, Arguments, Facts, Launch, Machine, MachineError, Mark, Queue, Result};
+use super::machine::{
+    Address, Arguments, Facts, Launch, Machine, MachineError, Mark, PRODUCT_WORKSPACE, Queue, Result,
+};
 use crate::op::Gemm;
 use std::sync::Arc;
 
@@ -44,6 +46,10 @@ impl Machine for Blueprint {
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
         Ok(Box::new(self.clone()))
+    }
+
+    fn product_workspace(&self) -> usize {
+        PRODUCT_WORKSPACE
     }
 
     fn load(&self, _: &[&'static str]) -> Result<()> {

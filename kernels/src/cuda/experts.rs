@@ -32,10 +32,6 @@ impl Cuda {
     ) -> Result<()> {
         Err(super::missing("weigh"))
     }
-
-    fn run_grouped_gemm(&self, _: &GroupedGemm, _: View<'_>, _: [View<'_>; 2], _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("grouped_gemm"))
-    }
 }
 
 impl ExpertKernels for Cuda {

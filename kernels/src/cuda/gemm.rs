@@ -1,16 +1,97 @@
 //! Matrix products: the vendor's library, and kernels of our own where it has none.
 
 use super::Cuda;
+use super::launch::{Argument, Run, arguments};
+use super::machine::Address;
+use super::rows::small;
 use crate::op::Gemm;
-use crate::{Result, View, ViewMut};
+use crate::{DType, Result, View, ViewMut};
 
-/// Elements of f32 that a product may use.
-pub(super) fn workspace(_: &Gemm) -> usize {
-    0
+/// Elements of f32 that a product may use, where the machine's library wants so many bytes.
+pub(super) fn workspace(op: &Gemm, bytes: usize) -> usize {
+    if op.m == 0 || op.n == 0 || op.k == 0 { 0 } else { bytes.div_ceil(4) }
+}
+
+/// As product.h has it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Product {
+    a: Run,
+    b: Run,
+    c: Run,
+    m: u32,
+    n: u32,
+    k: u32,
+    trans: u32,
+    accumulate: u32,
+    alpha: f32,
+}
+
+/// As product.h has it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Groups {
+    pub offsets: Address,
+    pub faults: Address,
+    pub rows: u32,
+    pub groups: u32,
+    pub inner: u32,
+    pub reserved: u32,
+}
+
+// SAFETY: laid out alike in C.
+unsafe impl Argument for Product {}
+// SAFETY: laid out alike in C.
+unsafe impl Argument for Groups {}
+
+/// A kernel that multiplies matrices.
+#[derive(Clone, Copy)]
+pub(super) struct Way {
+    pub kernel: &'static str,
+    pub shared: usize,
+    /// Rows and columns of C that a block has.
+    pub tile: [usize; 2],
+}
+
+impl Product {
+    pub(super) fn new(name: &'static str, op: &Gemm, [a, b, c]: [Run; 3]) -> Result<Product> {
+        let (m, n, k) = (small(name, "m", op.m)?, small(name, "n", op.n)?, small(name, "k", op.k)?);
+        let trans = u32::from(op.trans_a) | u32::from(op.trans_b) << 1;
+        Ok(Product { a, b, c, m, n, k, trans, accumulate: u32::from(op.accumulate), alpha: op.alpha })
+    }
+
+    /// Tensor cores take operands of one type of two bytes, in words of 16 bytes.
+    pub(super) fn way(&self, op: &Gemm) -> Way {
+        let whole = |run: &Run, row: usize| run.address().is_multiple_of(16) && row.is_multiple_of(8);
+        let rows = [if op.trans_a { op.m } else { op.k }, if op.trans_b { op.k } else { op.n }];
+        let tensor = |kernel| Way { kernel, shared: 64 << 10, tile: [128, 128] };
+        match (op.a, op.b, whole(&self.a, rows[0]) && whole(&self.b, rows[1])) {
+            (DType::Bf16, DType::Bf16, true) => tensor("gemm_bf16"),
+            (DType::F16, DType::F16, true) => tensor("gemm_f16"),
+            _ => Way { kernel: "gemm_any", shared: 0, tile: [128, 64] },
+        }
+    }
 }
 
 impl Cuda {
-    pub(super) fn run_gemm(&self, _: &Gemm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("gemm"))
+    pub(super) fn run_gemm(&self, op: &Gemm, a: View, b: View, c: ViewMut, workspace: ViewMut) -> Result<()> {
+        if op.m == 0 || op.n == 0 {
+            return Ok(());
+        }
+        let runs = [Run::of(&a), Run::of(&b), Run::of_mut(&c)];
+        if op.k > 0 {
+            let [a, b, c] = runs.map(|run| run.address());
+            let (scratch, bytes) = (workspace.ptr().as_ptr() as Address, workspace.len() * 4);
+            // SAFETY: the operands were checked against `op`, and the workspace holds so many bytes.
+            if unsafe { self.queue.product(op, a, b, c, scratch, bytes)? } {
+                return Ok(());
+            }
+        }
+        let product = Product::new("gemm", op, runs)?;
+        let Way { kernel, shared, tile } = product.way(op);
+        let grid = [op.m.div_ceil(tile[0]) * op.n.div_ceil(tile[1]), 1, 1];
+        let one = Groups { offsets: 0, faults: self.faults(), rows: 0, groups: 0, inner: 0, reserved: 0 };
+        // SAFETY: the kernel's parameters; the operands were checked against `op`.
+        unsafe { self.launch(kernel, grid, 256, shared, arguments![product, one]) }
     }
 }

@@ -1,7 +1,9 @@
 //! The kernels on the processor: their sources compiled as C++ behind the prelude's other half. Slow, and strict: for checks.
 
 use super::late::Late;
-use super::machine::{Address, Arguments, Facts, Launch, Machine, MachineError, Mark, Queue, Result};
+use super::machine::{
+    Address, Arguments, Facts, Launch, Machine, MachineError, Mark, PRODUCT_WORKSPACE, Queue, Result,
+};
 use super::sources::{HEADERS, SOURCES, Source};
 use crate::op::Gemm;
 use libloading::Library;
@@ -49,6 +51,7 @@ pub enum Order {
 pub struct Host {
     inner: Arc<Inner>,
     late: bool,
+    scratch: usize,
 }
 
 struct Inner {
@@ -104,12 +107,17 @@ impl Host {
         };
         let launches = Mutex::new(HashMap::new());
         let inner = Arc::new(Inner { facts, order, entries, launches, _libraries: libraries });
-        Ok(Host { inner, late: false })
+        Ok(Host { inner, late: false, scratch: 0 })
     }
 
     /// The same with queues that do nothing before somebody waits for it: what is not in order by marks goes wrong.
     pub fn late(&self) -> Host {
         Host { late: true, ..self.clone() }
+    }
+
+    /// The same with the scratch for products that a GPU has, so that plans hold.
+    pub fn as_planned(&self) -> Host {
+        Host { scratch: PRODUCT_WORKSPACE, ..self.clone() }
     }
 
     /// How often each kernel ran.
@@ -183,6 +191,14 @@ impl Machine for Host {
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
         if self.late { Ok(Box::new(Late::new(self.clone()))) } else { Ok(Box::new(self.clone())) }
+    }
+
+    fn product_workspace(&self) -> usize {
+        self.scratch
+    }
+
+    fn reaches_host(&self) -> bool {
+        !self.late
     }
 
     fn load(&self, kernels: &[&'static str]) -> Result<()> {

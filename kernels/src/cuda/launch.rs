@@ -4,7 +4,7 @@ use super::Cuda;
 use super::machine::{Address, Arguments, Launch, Machine, MachineError, Queue};
 use crate::{DType, KernelError, Result, View, ViewMut};
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A run of elements as the prelude's `Run` has it.
 #[repr(C)]
@@ -31,6 +31,16 @@ pub(super) const fn number(dtype: DType) -> u32 {
 impl Run {
     pub(super) fn of(view: &View) -> Run {
         Run { at: view.ptr().as_ptr() as Address, dtype: number(view.dtype()), reserved: 0 }
+    }
+
+    /// Elements that lie in memory of the queue's own.
+    pub(super) fn at(at: Address, dtype: DType) -> Run {
+        Run { at, dtype: number(dtype), reserved: 0 }
+    }
+
+    /// Where the first element lies.
+    pub(super) fn address(&self) -> Address {
+        self.at
     }
 
     pub(super) fn of_mut(view: &ViewMut) -> Run {
@@ -61,7 +71,8 @@ unsafe impl Argument for f32 {}
 // SAFETY: laid out alike in C.
 unsafe impl Argument for f64 {}
 
-/// Parameters on their way to a kernel: `arguments![a, b]`, each a local value that is an [`Argument`].
+/// Parameters on their way to a kernel: `arguments![a, b]`, each a local value that is an [`Argument`]. What is computed in the
+/// brackets ends with the statement: only where it is the launch itself may they hold more than names.
 macro_rules! arguments {
     ($($value:expr),* $(,)?) => {
         $crate::cuda::machine::Arguments {
@@ -94,16 +105,28 @@ pub(super) struct Own {
     pub faults: Address,
     /// [`SUM_WORDS`] of f64.
     pub sums: Address,
+    /// [`SCRATCH_BYTES`] for what one operation leaves for its next kernel, where the trait gives it no workspace.
+    /// Lent for as long as an operation asks for kernels that use it, so that threads which share a queue do not mix theirs.
+    pub scratch: Mutex<Address>,
 }
 
-const OWN_BYTES: usize = 256 + SUM_WORDS * 8;
+/// How much that is. The order of sums follows from it, so it is the same on every machine.
+pub(super) const SCRATCH_BYTES: usize = 16 << 20;
+
+const SET_BYTES: usize = 256 + SUM_WORDS * 8;
+const OWN_BYTES: usize = SET_BYTES + SCRATCH_BYTES;
 
 impl Own {
     pub(super) fn new(machine: &Arc<dyn Machine>, queue: &dyn Queue) -> Result<Own, MachineError> {
         let at = machine.allocate(OWN_BYTES)?;
-        let own = Own { machine: machine.clone(), faults: at, sums: at + 256 };
-        // SAFETY: memory just made, of as many bytes.
-        unsafe { queue.set(at, 0, OWN_BYTES)? };
+        let own = Own {
+            machine: machine.clone(),
+            faults: at,
+            sums: at + 256,
+            scratch: Mutex::new(at + SET_BYTES as Address),
+        };
+        // SAFETY: memory just made, of more bytes.
+        unsafe { queue.set(at, 0, SET_BYTES)? };
         Ok(own)
     }
 }
@@ -115,8 +138,11 @@ impl Drop for Own {
     }
 }
 
-/// Checks that kernels make, by the number they write: the operation, and what its two numbers mean.
-const FAULTS: [(&str, fn(u32, u32) -> String); 4] = [
+/// A check that kernels make: the operation, and what the two numbers mean that they leave.
+type Check = (&'static str, fn(u32, u32) -> String);
+
+/// All of them, by the number that kernels write.
+const FAULTS: [Check; 5] = [
     ("embedding", |row, id| format!("token id {id} in row {row} is outside the vocabulary")),
     ("cross_entropy", |row, target| format!("target {target} in row {row} is outside the vocabulary")),
     ("attention", |token, start| {
@@ -125,6 +151,9 @@ const FAULTS: [(&str, fn(u32, u32) -> String); 4] = [
         )
     }),
     ("experts", |choice, id| format!("choice {choice} names {id}, which is no expert or no slot of its own")),
+    ("grouped_gemm", |group, end| {
+        format!("group {group} ends at {end}: the groups do not cut the rows into parts in order")
+    }),
 ];
 
 impl Cuda {
@@ -159,6 +188,11 @@ impl Cuda {
     pub(super) fn blocks(&self, work: usize, of_a_block: usize) -> usize {
         let most = self.machine.facts().multiprocessors as usize * 8;
         work.div_ceil(of_a_block.max(1)).min(most)
+    }
+
+    /// Scratch of the operation that is being asked for.
+    pub(super) fn scratch(&self) -> MutexGuard<'_, Address> {
+        self.own.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where kernels write what they find wrong.

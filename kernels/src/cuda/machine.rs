@@ -61,6 +61,10 @@ pub struct Arguments<'a> {
     pub sizes: &'a [usize],
 }
 
+/// Bytes of scratch with which products of a vendor's library are at their best: cuBLAS's own advice for Hopper. All GPUs
+/// have as much, so that a plan need not know which it is for.
+pub const PRODUCT_WORKSPACE: usize = 32 << 20;
+
 /// A machine. Ranks that share one share its memory.
 pub trait Machine: Send + Sync {
     /// What it is.
@@ -84,6 +88,12 @@ pub trait Machine: Send + Sync {
     /// Bytes of scratch with which [`Queue::product`] is at its best; none where it does nothing.
     fn product_workspace(&self) -> usize {
         0
+    }
+
+    /// Whether its kernels reach the host's memory, and have done their work when a call returns: views of the host are then
+    /// operands like any other.
+    fn reaches_host(&self) -> bool {
+        false
     }
 
     /// Makes sure that these kernels are compiled and loaded, so that no launch waits for that.

@@ -33,9 +33,14 @@ impl Staged {
 }
 
 impl Cuda {
+    /// Whether something lies where only the host reaches it.
+    fn is_away(&self, on_host: bool) -> bool {
+        on_host && !self.machine.reaches_host()
+    }
+
     /// Rounded on the host where one of the two lies there.
     pub(super) fn cast_anywhere(&self, src: View<'_>, mut dst: ViewMut<'_>) -> Result<()> {
-        let (from_host, to_host, len) = (src.is_on_host(), dst.is_on_host(), src.len());
+        let (from_host, to_host, len) = (self.is_away(src.is_on_host()), self.is_away(dst.is_on_host()), src.len());
         if from_host == to_host {
             return if from_host { self.host.cast(src, dst) } else { self.run_cast(src, dst) };
         }
@@ -55,11 +60,11 @@ impl Cuda {
     }
 
     pub(super) fn fill_anywhere(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
-        if dst.is_on_host() { self.host.fill(dst, value) } else { self.run_fill(dst, value) }
+        if self.is_away(dst.is_on_host()) { self.host.fill(dst, value) } else { self.run_fill(dst, value) }
     }
 
     pub(super) fn normal_anywhere(&self, op: &Normal, dst: ViewMut<'_>) -> Result<()> {
-        if dst.is_on_host() { self.host.normal(op, dst) } else { self.run_normal(op, dst) }
+        if self.is_away(dst.is_on_host()) { self.host.normal(op, dst) } else { self.run_normal(op, dst) }
     }
 
     pub(super) fn reduce_anywhere(
@@ -69,8 +74,8 @@ impl Cuda {
         accumulate: bool,
         dst: ViewMut<'_>,
     ) -> Result<()> {
-        let on_host = dst.is_on_host();
-        if sources.iter().any(|source| source.is_on_host() != on_host) {
+        let on_host = self.is_away(dst.is_on_host());
+        if sources.iter().any(|source| self.is_away(source.is_on_host()) != on_host) {
             return Err(KernelError::NotOnHost);
         }
         if on_host {
@@ -87,7 +92,7 @@ impl Cuda {
         codes: ViewMut<'_>,
         scales: ViewMut<'_>,
     ) -> Result<()> {
-        if src.is_on_host() {
+        if self.is_away(src.is_on_host()) {
             self.host.pack(matrix, src, codes, scales)
         } else {
             self.run_pack(matrix, src, codes, scales)
@@ -95,7 +100,7 @@ impl Cuda {
     }
 
     pub(super) fn unpack_anywhere(&self, op: &Unpack, record: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        if !dst.is_on_host() {
+        if !self.is_away(dst.is_on_host()) {
             return self.run_unpack(op, record, dst);
         }
         let mut staged = Staged::new(DType::I8, record.len());

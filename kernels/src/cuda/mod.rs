@@ -6,9 +6,11 @@
 mod attention;
 pub mod blueprint;
 mod elementwise;
+mod embedding;
 mod experts;
 mod gemm;
 pub mod gpu;
+mod grouped;
 pub mod host;
 mod late;
 mod launch;
@@ -145,7 +147,7 @@ impl Kernels for Cuda {
 
     fn workspace(&self, op: &Op) -> usize {
         match op {
-            Op::Gemm(op) => gemm::workspace(op),
+            Op::Gemm(op) => gemm::workspace(op, self.machine.product_workspace()),
             Op::Attention(op) => attention::forward_workspace(op),
             Op::AttentionBackward(op) => attention::backward_workspace(op),
             Op::NaiveAttention(op) => attention::naive_workspace(op),

@@ -1,99 +1,297 @@
-//! What goes row by row: norms, biases, rotary embedding, the embedding, the loss.
+//! What goes row by row: norms, biases, rotary embedding, the loss. The embedding is in embedding.rs.
 
 use super::Cuda;
+use super::launch::{Run, SCRATCH_BYTES, arguments};
 use crate::op::*;
-use crate::{Result, View, ViewMut};
+use crate::{DType, KernelError, Result, View, ViewMut};
+
+/// Threads of most kernels' blocks.
+const THREADS: u32 = 256;
+/// Blocks that fill any machine; what sums are cut into follows from it, so it is not asked of the machine.
+const MANY: usize = 1024;
+/// Shared memory that every machine gives a block.
+const SHARED: usize = 96 << 10;
+
+/// How threads share rows of so many columns: threads of a block, of them those that have a row together, and so rows that a
+/// block has at a time. A warp waits for nobody; wide rows want more threads than that.
+pub(super) struct Teams {
+    pub threads: u32,
+    pub team: u32,
+    pub rows: usize,
+}
+
+pub(super) fn teams(cols: usize) -> Teams {
+    match cols {
+        0..=1024 => Teams { threads: 128, team: 32, rows: 4 },
+        _ => Teams { threads: THREADS, team: THREADS, rows: 1 },
+    }
+}
+
+/// A number that a kernel counts in 32 bits.
+pub(super) fn small(op: &'static str, what: &str, number: usize) -> Result<u32> {
+    let fits = u32::try_from(number).ok().filter(|number| *number <= i32::MAX as u32);
+    fits.ok_or_else(|| KernelError::Invalid { op, reason: format!("{what} is {number}, more than a kernel can count") })
+}
+
+/// What a norm keeps of its forward, and whether it subtracts the mean.
+struct Statistics {
+    means: Run,
+    rstds: Run,
+}
+
+impl Statistics {
+    fn of(all: Run, rows: usize, centred: bool) -> Statistics {
+        let behind = |elements: usize| Run::at(all.address() + 4 * elements as u64, DType::F32);
+        match centred {
+            true => Statistics { means: behind(0), rstds: behind(rows) },
+            false => Statistics { means: Run::none(DType::F32), rstds: behind(0) },
+        }
+    }
+}
+
+/// Rows, summed over: dy, dy times x, or dy times the normalised x.
+struct Sums {
+    dy: Run,
+    x: Run,
+    statistics: Statistics,
+    rows: usize,
+    period: usize,
+    cols: usize,
+}
 
 impl Cuda {
-    pub(super) fn run_rms_norm(
-        &self,
-        _: &RmsNorm,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        Err(super::missing("rms_norm"))
-    }
-
-    pub(super) fn run_rms_norm_backward(
-        &self,
-        _: &RmsNorm,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: Option<ViewMut<'_>>,
-    ) -> Result<()> {
-        Err(super::missing("rms_norm_backward"))
+    pub(super) fn run_rms_norm(&self, op: &RmsNorm, x: View, w: View, y: ViewMut, rstd: ViewMut) -> Result<()> {
+        let statistics = Statistics::of(Run::of_mut(&rstd), op.rows, false);
+        let runs = [Run::of(&x), Run::of(&w), Run::none(op.dtype), Run::of_mut(&y)];
+        self.norm(runs, statistics, op.rows, op.cols, op.eps)
     }
 
     pub(super) fn run_layer_norm(
         &self,
-        _: &LayerNorm,
-        _: View<'_>,
-        _: View<'_>,
-        _: Option<View<'_>>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
+        op: &LayerNorm,
+        x: View,
+        w: View,
+        b: Option<View>,
+        y: ViewMut,
+        statistics: ViewMut,
     ) -> Result<()> {
-        Err(super::missing("layer_norm"))
+        let statistics = Statistics::of(Run::of_mut(&statistics), op.rows, true);
+        let b = b.map_or(Run::none(op.dtype), |b| Run::of(&b));
+        self.norm([Run::of(&x), Run::of(&w), b, Run::of_mut(&y)], statistics, op.rows, op.cols, op.eps)
+    }
+
+    fn norm(&self, [x, w, b, y]: [Run; 4], kept: Statistics, rows: usize, cols: usize, eps: f64) -> Result<()> {
+        let teams = teams(cols);
+        let (grid, eps) = ([rows.div_ceil(teams.rows), 1, 1], eps as f32);
+        let (rows, cols, team) = (rows as u64, cols as u64, teams.team);
+        let arguments = arguments![x, w, b, y, kept.means, kept.rstds, rows, cols, team, eps];
+        // SAFETY: the kernel's parameters; the operands were checked against rows and columns.
+        unsafe { self.launch("norm_forward", grid, teams.threads, 0, arguments) }
+    }
+
+    pub(super) fn run_rms_norm_backward(
+        &self,
+        op: &RmsNorm,
+        x: View,
+        w: View,
+        rstd: View,
+        dy: View,
+        dx: ViewMut,
+        dw: Option<ViewMut>,
+    ) -> Result<()> {
+        let runs = [Run::of(&x), Run::of(&w), Run::of(&dy), Run::of_mut(&dx)];
+        self.norm_backward(runs, Run::of(&rstd), false, op.rows, op.cols, [dw, None])
     }
 
     pub(super) fn run_layer_norm_backward(
         &self,
-        _: &LayerNorm,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: Option<ViewMut<'_>>,
-        _: Option<ViewMut<'_>>,
+        op: &LayerNorm,
+        x: View,
+        w: View,
+        statistics: View,
+        dy: View,
+        dx: ViewMut,
+        dw: Option<ViewMut>,
+        db: Option<ViewMut>,
     ) -> Result<()> {
-        Err(super::missing("layer_norm_backward"))
+        let runs = [Run::of(&x), Run::of(&w), Run::of(&dy), Run::of_mut(&dx)];
+        self.norm_backward(runs, Run::of(&statistics), true, op.rows, op.cols, [dw, db])
     }
 
-    pub(super) fn run_add_rows(&self, _: &AddRows, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("add_rows"))
+    /// The gradients of weights come out of the same pass over x and dy, as sums of some rows each, where a block can keep them;
+    /// else they are summed in a pass of their own.
+    fn norm_backward(
+        &self,
+        [x, w, dy, dx]: [Run; 4],
+        statistics: Run,
+        centred: bool,
+        rows: usize,
+        cols: usize,
+        gradients: [Option<ViewMut>; 2],
+    ) -> Result<()> {
+        let Teams { threads, team, rows: at_once } = teams(cols);
+        let kept = Statistics::of(statistics, rows, centred);
+        let targets = gradients.each_ref().map(|gradient| gradient.as_ref().map(Run::of_mut));
+        let sums = targets.iter().flatten().count();
+        let slots = cols.next_multiple_of(8 * team as usize);
+        let shared = at_once * sums * slots * 4;
+        let most = SCRATCH_BYTES / (sums * cols * 4).max(1);
+        let together = sums > 0 && shared <= SHARED && most > 0;
+        let blocks = match together {
+            true => (rows / (4 * at_once)).clamp(1, most.min(MANY)),
+            false => rows.div_ceil(at_once),
+        };
+        let of_block = rows.div_ceil(blocks.max(1)).next_multiple_of(at_once);
+        let blocks = rows.div_ceil(of_block.max(1));
+        let scratch = self.scratch();
+        let partials = if together { Run::at(*scratch, DType::F32) } else { Run::none(DType::F32) };
+        let shared = if together { shared } else { 0 };
+        let (long, wide, part, count) = (rows as u64, cols as u64, of_block as u64, sums as u32);
+        let arguments = arguments![x, w, kept.means, kept.rstds, dy, dx, partials, long, wide, part, team, count];
+        // SAFETY: the kernel's parameters; the operands were checked against rows and columns, and the partial sums of all
+        // blocks fit the scratch.
+        unsafe { self.launch("norm_backward", [blocks, 1, 1], threads, shared, arguments)? };
+        if together {
+            for (number, target) in targets.into_iter().flatten().enumerate() {
+                let from = *scratch + (number * blocks * cols * 4) as u64;
+                self.sum_parts(Run::at(from, DType::F32), target, blocks, cols)?;
+            }
+            return Ok(());
+        }
+        drop(scratch);
+        // The first is the weight's, the second the bias's.
+        for (target, x) in targets.into_iter().zip([x, Run::none(DType::F32)]) {
+            let Some(target) = target else { continue };
+            let statistics = Statistics::of(statistics, rows, centred);
+            self.column_sums(Sums { dy, x, statistics, rows, period: 1, cols }, target)?;
+        }
+        Ok(())
     }
 
-    pub(super) fn run_add_rows_backward(&self, _: &AddRows, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("add_rows_backward"))
+    fn sum_parts(&self, partials: Run, into: Run, parts: usize, len: usize) -> Result<()> {
+        let (count, wide) = (parts as u64, len as u64);
+        let grid = [if parts == 0 { 0 } else { len.div_ceil(32) }, 1, 1];
+        // SAFETY: the kernel's parameters; `parts` times `len` sums were written before, and `into` holds `len` elements.
+        unsafe { self.launch("sum_parts", grid, 512, 0, arguments![partials, into, count, wide]) }
     }
 
-    pub(super) fn run_mul_rows(&self, _: &MulRows, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("mul_rows"))
+    /// `into[r % period] += row r`, in an order that follows from the shape.
+    fn column_sums(&self, sums: Sums, into: Run) -> Result<()> {
+        let Sums { dy, x, statistics: Statistics { means, rstds }, rows, period, cols } = sums;
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        let (firsts, tiles) = (period.min(rows), cols.div_ceil(256));
+        let deep = rows.div_ceil(period);
+        // A part is worth a block: eight rows for each of its warps.
+        let most = (SCRATCH_BYTES / 4 / (firsts * cols)).min(deep / 64).max(1);
+        let parts = (MANY / (tiles * firsts)).clamp(1, most);
+        let of_part = deep.div_ceil(parts);
+        let parts = deep.div_ceil(of_part);
+        let scratch = self.scratch();
+        let target = if parts == 1 { into } else { Run::at(*scratch, DType::F32) };
+        let grid = [tiles * firsts * parts, 1, 1];
+        let (long, step, wide, count, of_part) =
+            (rows as u64, period as u64, cols as u64, parts as u64, of_part as u64);
+        let arguments = arguments![dy, x, means, rstds, target, long, step, wide, count, of_part];
+        // SAFETY: the kernel's parameters; the operands were checked against rows and columns, and the sums of all parts
+        // fit the scratch.
+        unsafe { self.launch("column_sums", grid, THREADS, 0, arguments)? };
+        if parts == 1 { Ok(()) } else { self.sum_parts(target, into, parts, firsts * cols) }
     }
 
-    pub(super) fn run_mul_rows_backward(&self, _: &MulRows, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("mul_rows_backward"))
+    pub(super) fn run_add_rows(&self, op: &AddRows, table: View, x: ViewMut) -> Result<()> {
+        self.change_rows(Run::of(&table), Run::of_mut(&x), op.rows, op.period, op.cols, false)
     }
 
-    pub(super) fn run_inverse_norms(&self, _: &InverseNorms, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("inverse_norms"))
+    pub(super) fn run_add_rows_backward(&self, op: &AddRows, dy: View, dtable: ViewMut) -> Result<()> {
+        let statistics = Statistics { means: Run::none(DType::F32), rstds: Run::none(DType::F32) };
+        let (dy, x) = (Run::of(&dy), Run::none(op.dtype));
+        let sums = Sums { dy, x, statistics, rows: op.rows, period: op.period, cols: op.cols };
+        self.column_sums(sums, Run::of_mut(&dtable))
     }
 
-    pub(super) fn run_rope(&self, _: &Rope, _: ViewMut<'_>, _: View<'_>, _: View<'_>) -> Result<()> {
-        Err(super::missing("rope"))
+    pub(super) fn run_mul_rows(&self, op: &MulRows, w: View, x: ViewMut) -> Result<()> {
+        self.change_rows(Run::of(&w), Run::of_mut(&x), op.rows, 1, op.cols, true)
     }
 
-    pub(super) fn run_embedding(&self, _: &Embedding, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("embedding"))
+    pub(super) fn run_mul_rows_backward(&self, op: &MulRows, x: View, dy: View, dw: ViewMut) -> Result<()> {
+        let statistics = Statistics { means: Run::none(DType::F32), rstds: Run::none(DType::F32) };
+        let (dy, x) = (Run::of(&dy), Run::of(&x));
+        self.column_sums(Sums { dy, x, statistics, rows: op.rows, period: 1, cols: op.cols }, Run::of_mut(&dw))
     }
 
-    pub(super) fn run_embedding_backward(&self, _: &Embedding, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("embedding_backward"))
+    fn change_rows(&self, table: Run, x: Run, rows: usize, period: usize, cols: usize, times: bool) -> Result<()> {
+        let teams = teams(cols);
+        let grid = [if cols == 0 { 0 } else { rows.div_ceil(teams.rows) }, 1, 1];
+        let (rows, period, cols, team, times) = (rows as u64, period as u64, cols as u64, teams.team, u32::from(times));
+        // SAFETY: the kernel's parameters; the operands were checked against rows and columns.
+        unsafe {
+            self.launch("change_rows", grid, teams.threads, 0, arguments![table, x, rows, period, cols, team, times])
+        }
     }
 
+    pub(super) fn run_inverse_norms(&self, op: &InverseNorms, x: View, s: ViewMut) -> Result<()> {
+        let teams = teams(op.cols);
+        let (grid, rows, cols, team) =
+            ([op.rows.div_ceil(teams.rows), 1, 1], op.rows as u64, op.cols as u64, teams.team);
+        let (x, s) = (Run::of(&x), Run::of_mut(&s));
+        let arguments = arguments![x, s, rows, cols, team];
+        // SAFETY: the kernel's parameters; the operands were checked against rows and columns.
+        unsafe { self.launch("inverse_norms", grid, teams.threads, 0, arguments) }
+    }
+
+    pub(super) fn run_rope(&self, op: &Rope, x: ViewMut, cos: View, sin: View) -> Result<()> {
+        let half = op.head_dim / 2;
+        if op.rows == 0 || op.heads == 0 || half == 0 {
+            return Ok(());
+        }
+        let width = op.heads.saturating_mul(half.next_multiple_of(8));
+        small("rope", "half the width of a token", width)?;
+        let teams = teams(width);
+        let grid = [op.rows.div_ceil(teams.rows), 1, 1];
+        let (rows, seq, heads, half, team) = (op.rows as u64, op.seq as u64, op.heads as u32, half as u32, teams.team);
+        let sign = if op.inverse { -1f32 } else { 1.0 };
+        let (x, cos, sin) = (Run::of_mut(&x), Run::of(&cos), Run::of(&sin));
+        // SAFETY: the kernel's parameters; the operands were checked against the shape.
+        unsafe {
+            self.launch("rope", grid, teams.threads, 0, arguments![x, cos, sin, rows, seq, heads, half, team, sign])
+        }
+    }
+
+    /// Where the gradient is narrower than the logits, row `r` of it lies where row `r / 2` of the logits lay. So rows go in
+    /// waves, one launch behind the other: of the rows below `2 n` those from `n` on, whose gradients take the place of rows
+    /// that are done with. Row 0 is a wave of its own, and the kernel takes care of it.
     pub(super) fn run_cross_entropy(
         &self,
-        _: &CrossEntropy,
-        _: ViewMut<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
+        op: &CrossEntropy,
+        logits: ViewMut,
+        targets: View,
+        losses: ViewMut,
     ) -> Result<()> {
-        Err(super::missing("cross_entropy"))
+        let x = Run::of_mut(&logits);
+        let gradient = Run::at(x.address(), op.gradient);
+        let (targets, losses, faults) = (Run::of(&targets), Run::of_mut(&losses), self.faults());
+        let (vocab, scale) = (op.vocab as u64, op.scale as f32);
+        let threads = match op.vocab {
+            0..=2048 => 128,
+            2049..=8192 => 256,
+            8193..=16_384 => 512,
+            _ => 1024,
+        };
+        let mut done = 0;
+        while done < op.rows {
+            let end = match op.gradient {
+                DType::F32 => op.rows,
+                _ => (2 * done).clamp(1, op.rows),
+            };
+            let first = done as u64;
+            let arguments = arguments![x, gradient, targets, losses, first, vocab, scale, faults];
+            // SAFETY: the kernel's parameters; the operands were checked against rows and vocabulary, and no block of a wave
+            // writes what another one reads.
+            unsafe { self.launch("cross_entropy", [end - done, 1, 1], threads, 0, arguments)? };
+            done = end;
+        }
+        Ok(())
     }
 }

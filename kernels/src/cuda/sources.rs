@@ -18,11 +18,25 @@ macro_rules! source {
 }
 
 /// Files that sources include, by name.
-pub const HEADERS: &[(&str, &str)] =
-    &[("prelude.h", include_str!("../../cuda/prelude.h")), ("host.h", include_str!("../../cuda/host.h"))];
+pub const HEADERS: &[(&str, &str)] = &[
+    ("prelude.h", include_str!("../../cuda/prelude.h")),
+    ("host.h", include_str!("../../cuda/host.h")),
+    ("rows.h", include_str!("../../cuda/rows.h")),
+    ("product.h", include_str!("../../cuda/product.h")),
+    ("tensor.h", include_str!("../../cuda/tensor.h")),
+];
 
 /// All sources.
-pub const SOURCES: &[Source] = &[source!("elementwise", false)];
+pub const SOURCES: &[Source] = &[
+    source!("elementwise", false),
+    source!("embedding", false),
+    source!("gemm_any", false),
+    source!("gemm_bf16", false),
+    source!("gemm_f16", false),
+    source!("loss", false),
+    source!("norms", false),
+    source!("rows", false),
+];
 
 impl Source {
     /// The kernels it exports, in the order of the text.

@@ -309,3 +309,42 @@ fn sizes_of_nothing_are_fine_however_large_the_other_side() {
             .unwrap();
     });
 }
+
+/// What only the device sees comes out of the next call that waits, once; the rest of the rows is computed.
+#[test]
+fn values_that_cannot_be_come_out_when_a_device_is_waited_for() {
+    use zbench_kernels::cuda::host::Order;
+    for order in [Order::Forward, Order::Backward] {
+        let k = Cuda::new(std::sync::Arc::new(host(order))).unwrap();
+        let op = Embedding { rows: 2, cols: 3, vocab: 4, padding: None, dtype: F };
+        let (ids, mut out, table) = (Tensor::ids(&[1, 4]), floats(6), floats(12));
+        k.embedding(&op, ids.view(), table.view(), out.view_mut()).unwrap();
+        is_invalid(k.synchronize(), "embedding", &["token id 4", "row 1"]);
+        k.synchronize().unwrap();
+        assert_eq!(out.values()[..3], table.values()[3..6]);
+        let mut grads = table.clone();
+        k.embedding_backward(&op, ids.view(), floats(6).view(), grads.view_mut()).unwrap();
+        let mut host = Tensor::filled(F, 6, 0.0);
+        is_invalid(k.download(out.view(), host.view_mut()), "embedding", &["token id 4", "row 1"]);
+        assert_eq!(grads.values()[6..], table.values()[6..], "an id outside has no gradient");
+        let op = CrossEntropy { rows: 2, vocab: 3, scale: 1.0, dtype: F, gradient: F };
+        let mut losses = floats(2);
+        k.cross_entropy(&op, out.view_mut(), Tensor::ids(&[0, 3]).view(), losses.view_mut()).unwrap();
+        is_invalid(k.synchronize(), "cross_entropy", &["target 3", "row 1"]);
+        assert_eq!(losses.values()[1], 0.0);
+        k.synchronize().unwrap();
+        for (form, offsets) in [Grouped::Forward, Grouped::Weight]
+            .into_iter()
+            .flat_map(|form| [[1u32, 1, 2, 4], [0, 3, 2, 4], [0, 1, 2, 3], [0, 1, 2, 5]].map(|offsets| (form, offsets)))
+        {
+            let op = GroupedGemm { rows: 4, groups: 3, out: 2, input: 2, form, accumulate: false, a: F, b: F, c: F };
+            let (a, b, mut none) = (floats(8), floats(12), floats(0));
+            let mut c = guarded(floats(if form == Grouped::Weight { 12 } else { 8 }));
+            let guard = c.len - GUARD;
+            k.grouped_gemm(&op, Tensor::ids(&offsets).view(), a.view(), b.view(), c.view_mut(), none.view_mut())
+                .unwrap();
+            is_invalid(k.synchronize(), "grouped_gemm", &["do not cut"]);
+            assert!(c.values()[guard..].iter().all(|x| *x == SENTINEL));
+        }
+    }
+}

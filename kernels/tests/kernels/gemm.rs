@@ -65,6 +65,81 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Shapes that tensor cores take: several tiles, their edges, and slices along k fewer and more than are on their way at once.
+    #[test]
+    fn rows_of_whole_words(
+        m in prop::sample::select(vec![1usize, 8, 15, 64, 130, 264]),
+        n in prop::sample::select(vec![1usize, 8, 72, 128, 250, 264]),
+        k in prop::sample::select(vec![8usize, 16, 33, 96, 136, 300]),
+        trans: (bool, bool),
+        accumulate: bool,
+        dtype in prop::sample::select(vec![DType::Bf16, DType::F16]),
+        c in float(),
+    ) {
+        // What is stored side by side is a multiple of eight.
+        let whole = |wanted: bool, size: usize| if wanted { size.next_multiple_of(8) } else { size };
+        let (m, n) = (whole(trans.0, m), whole(!trans.1, n));
+        let k = whole(!trans.0 || trans.1, k);
+        check(m, n, k, trans, accumulate, 0.5, [dtype, dtype, c]);
+    }
+}
+
+#[test]
+fn tensor_cores_multiply_what_is_aligned() {
+    use std::sync::Arc;
+    use zbench_kernels::{Cuda, cuda::host::Order};
+    let machine = super::harness::host(Order::Forward);
+    let cuda = Cuda::new(Arc::new(machine.clone())).unwrap();
+    let (m, n, k) = (40, 48, 64);
+    let run = |dtype: DType, other: DType, at: usize, trans: (bool, bool)| {
+        let op = Gemm {
+            m,
+            n,
+            k,
+            trans_a: trans.0,
+            trans_b: trans.1,
+            alpha: 1.0,
+            accumulate: false,
+            a: dtype,
+            b: other,
+            c: dtype,
+        };
+        let [a, b] = [(dtype, m * k + at), (other, k * n)].map(|(dtype, len)| Tensor::normal(dtype, len, 1));
+        let (mut c, mut none) = (output(dtype, m * n), Tensor::workspace(&cuda, &Op::Gemm(op)));
+        cuda.gemm(&op, a.view().slice(at..a.len), b.view(), c.view_mut(), none.view_mut()).unwrap();
+        let exact = [a.view(), b.view()].map(|view| {
+            let mut values = Tensor::filled(DType::F64, view.len(), 0.0);
+            zbench_kernels::Reference.cast(view, values.view_mut()).unwrap();
+            values
+        });
+        let mut want = Tensor::filled(DType::F64, m * n, 0.0);
+        let f64s = Gemm { a: DType::F64, b: DType::F64, c: DType::F64, ..op };
+        let [a, b] = [exact[0].view().slice(at..exact[0].len), exact[1].view()];
+        zbench_kernels::Reference.gemm(&f64s, a, b, want.view_mut(), none.view_mut()).unwrap();
+        let got = Tensor::of(dtype, &c.values()[..m * n]);
+        assert_close(&format!("{dtype} {other} {at}"), &got, &want.values());
+    };
+    let (bf16, f16, f32) = (DType::Bf16, DType::F16, DType::F32);
+    for trans in [(false, false), (false, true), (true, false), (true, true)] {
+        for (dtype, other, at) in [
+            (bf16, bf16, 0),
+            (bf16, bf16, 1),
+            (bf16, bf16, 8),
+            (f16, f16, 0),
+            (bf16, f16, 0),
+            (f32, f32, 0),
+            (f32, bf16, 3),
+        ] {
+            run(dtype, other, at, trans);
+        }
+    }
+    let count = |kernel| machine.launches().get(kernel).copied().unwrap_or(0);
+    assert_eq!([count("gemm_bf16"), count("gemm_f16"), count("gemm_any")], [8, 4, 16]);
+}
+
 /// Larger than what is packed at a time, in columns and in terms.
 #[test]
 fn prepacked_in_one_piece_is_read_in_several() {

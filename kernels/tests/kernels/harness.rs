@@ -17,29 +17,23 @@ pub static PLAINER: LazyLock<Vec<Cpu>> =
 
 /// The CUDA kernels on the processor: threads of a block in their order, and from the last to the first.
 /// ZBENCH_HOST_CUDA_FLAGS adds flags for the compiler, as for AddressSanitizer.
-pub static CUDAS: LazyLock<[Cuda; 2]> = LazyLock::new(|| {
+pub static CUDAS: LazyLock<[Cuda; 2]> =
+    LazyLock::new(|| [Order::Forward, Order::Backward].map(|order| Cuda::new(Arc::new(host(order))).unwrap()));
+
+/// A machine of a test's own: its faults and launches are nobody else's.
+pub fn host(order: Order) -> Host {
     let flags = std::env::var("ZBENCH_HOST_CUDA_FLAGS").unwrap_or_default();
     let flags: Vec<_> = flags.split_whitespace().map(Into::into).collect();
     // Beside the test's own program: tests inside the crate have no folder of Cargo's.
     let own = std::env::current_exe().unwrap();
     let cache = own.parent().unwrap_or(Path::new(".")).join("cuda-on-the-host");
-    [Order::Forward, Order::Backward].map(|order| {
-        let host = Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"));
-        Cuda::new(Arc::new(host)).unwrap()
-    })
-});
-
-thread_local! {
-    /// Whether tensors of this thread show themselves as memory of a device: a machine that runs CUDA can reach them.
-    static ON_DEVICE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Runs `work` with tensors that show themselves as memory of a device.
-pub fn on_device<T>(work: impl FnOnce() -> T) -> T {
-    ON_DEVICE.set(true);
-    let result = work();
-    ON_DEVICE.set(false);
-    result
+/// Everything that computes in f32: the cores in all ways, and the CUDA kernels.
+pub fn all() -> impl Iterator<Item = &'static dyn Kernels> {
+    let cores = CPUS.iter().chain(PLAINER.iter()).map(|cpu| cpu as &dyn Kernels);
+    cores.chain(CUDAS.iter().map(|cuda| cuda as &dyn Kernels))
 }
 
 /// How far a result may be from the reference on the same inputs in f64: relative to the value, and to the root mean
@@ -102,17 +96,15 @@ impl Tensor {
     }
 
     pub fn view(&self) -> View<'_> {
-        let of = if ON_DEVICE.get() { View::on_device } else { View::from_raw };
         let bytes: &[u8] = bytemuck::cast_slice(&self.words);
         // SAFETY: the words hold `len` elements of `dtype`.
-        unsafe { of(std::ptr::NonNull::from(bytes).cast(), self.dtype, self.len) }
+        unsafe { View::from_raw(std::ptr::NonNull::from(bytes).cast(), self.dtype, self.len) }
     }
 
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        let of = if ON_DEVICE.get() { ViewMut::on_device } else { ViewMut::from_raw };
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
         // SAFETY: as above, and lent for writing.
-        unsafe { of(std::ptr::NonNull::from(bytes).cast(), self.dtype, self.len) }
+        unsafe { ViewMut::from_raw(std::ptr::NonNull::from(bytes).cast(), self.dtype, self.len) }
     }
 
     pub fn values(&self) -> Vec<f64> {
@@ -202,7 +194,7 @@ pub fn compare<const N: usize>(
     for cuda in CUDAS.iter() {
         let case = format!("{case}, cuda");
         let mut got = tensors.clone();
-        on_device(|| call(cuda, &|dtype| dtype, &mut got)).unwrap_or_else(|error| panic!("{case}: {error}"));
+        call(cuda, &|dtype| dtype, &mut got).unwrap_or_else(|error| panic!("{case}: {error}"));
         cuda.synchronize().unwrap_or_else(|error| panic!("{case}: {error}"));
         for i in 0..N {
             if outs.contains(&i) {

@@ -179,8 +179,8 @@ proptest! {
         let targets: Vec<u32> =
             (0..rows).map(|r| if r % 5 == 4 { u32::MAX } else { (r * 37 % vocab) as u32 }).collect();
         let targets = Tensor::ids(&targets);
-        let mut first: Option<Vec<u64>> = None;
-        for cpu in CPUS.iter().chain(PLAINER.iter()) {
+        let mut firsts = std::collections::HashMap::new();
+        for cpu in all() {
             let run = |op: &CrossEntropy| {
                 let (mut logits, mut losses) = (guarded(Tensor::of(DType::F32, &logits)), output(DType::F32, rows));
                 cpu.cross_entropy(op, logits.view_mut(), targets.view(), losses.view_mut()).unwrap();
@@ -190,14 +190,13 @@ proptest! {
             prop_assert_eq!(losses.bits(), same.bits());
             prop_assert_eq!(&front.bits()[rows * vocab..], &gradients.bits()[rows * vocab..], "wrote past the logits");
             let mut rounded = Tensor::filled(gradient, rows * vocab, 0.0);
-            cpu.cast(gradients.view().slice(0..rows * vocab), rounded.view_mut()).unwrap();
+            CPUS[0].cast(gradients.view().slice(0..rows * vocab), rounded.view_mut()).unwrap();
             let front = front.view().reinterpret(gradient).unwrap().slice(0..rows * vocab);
             let mut found = Tensor::filled(gradient, rows * vocab, 0.0);
-            cpu.cast(front, found.view_mut()).unwrap();
+            CPUS[0].cast(front, found.view_mut()).unwrap();
             prop_assert_eq!(found.bits(), rounded.bits(), "{} {:?}", cpu.name(), narrow);
-            if cpu.name() == CPUS[0].name() {
-                prop_assert_eq!(first.get_or_insert_with(|| found.bits()), &found.bits(), "depends on the threads");
-            }
+            let first = firsts.entry(cpu.name()).or_insert_with(|| found.bits());
+            prop_assert_eq!(first, &found.bits(), "depends on the threads");
         }
         // The reference: in f64, rounded once.
         let mut exact = Tensor::of(DType::F64, &logits);
@@ -216,18 +215,18 @@ proptest! {
 /// A row gets the same bits wherever it lies and whoever computes it: kernels on some rows equal the kernel on all.
 #[test]
 fn rows_do_not_depend_on_where_they_lie() {
-    use zbench_kernels::{Cpu, Kernels};
+    use zbench_kernels::Kernels;
     const ROWS: usize = 37;
     for (dtype, cols) in FLOATS.into_iter().flat_map(|dtype| [1, 34, 514].map(|cols| (dtype, cols))) {
         let [x, dy, dx] = [1, 2, 3].map(|seed| Tensor::normal(dtype, ROWS * cols, seed));
         let [w, b] = [4, 5].map(|seed| Tensor::normal(dtype, cols, seed));
         let logits = Tensor::normal(DType::F32, ROWS * cols, 6);
         let targets: Vec<u32> = (0..ROWS).map(|row| (row * 7 % cols) as u32).collect();
-        let call = |k: &Cpu, rows: std::ops::Range<usize>| {
+        let call = |k: &dyn Kernels, rows: std::ops::Range<usize>| {
             let all = rows.start * cols..rows.end * cols;
             let own = |from: &Tensor| {
                 let mut out = Tensor::filled(from.dtype, all.len(), 0.0);
-                k.cast(from.view().slice(all.clone()), out.view_mut()).unwrap();
+                CPUS[0].cast(from.view().slice(all.clone()), out.view_mut()).unwrap();
                 out
             };
             let (x_at, dy_at, w, b) = (x.view().slice(all.clone()), dy.view().slice(all.clone()), w.view(), b.view());
@@ -257,10 +256,12 @@ fn rows_do_not_depend_on_where_they_lie() {
             k.cross_entropy(&op, gradient.view_mut(), wanted.view(), losses.view_mut()).unwrap();
             [y, z, dx_rms, dx_layer, moved, turned, gradient, rstd, losses].map(|tensor| tensor.bits())
         };
-        let whole = call(&CPUS[0], 0..ROWS);
-        for cpu in CPUS.iter() {
+        let cores = CPUS.iter().map(|cpu| (&CPUS[0] as &dyn Kernels, cpu as &dyn Kernels));
+        let cudas = CUDAS.iter().map(|cuda| (&CUDAS[0] as &dyn Kernels, cuda as &dyn Kernels));
+        for (first, kernels) in cores.chain(cudas) {
+            let whole = call(first, 0..ROWS);
             for rows in [0..ROWS, 1..ROWS, 5..6, 36..37, 11..30] {
-                for (number, (part, whole)) in call(cpu, rows.clone()).iter().zip(&whole).enumerate() {
+                for (number, (part, whole)) in call(kernels, rows.clone()).iter().zip(&whole).enumerate() {
                     let width = whole.len() / ROWS;
                     let expected = &whole[rows.start * width..rows.end * width];
                     assert_eq!(part, expected, "result {number} of {dtype}, {cols} columns, rows {rows:?}");
@@ -272,23 +273,146 @@ fn rows_do_not_depend_on_where_they_lie() {
 
 #[test]
 fn ignored_targets_have_no_loss_and_no_gradient() {
-    use zbench_kernels::Kernels;
     let op = CrossEntropy { rows: 2, vocab: 5, scale: 1.0, dtype: DType::F32, gradient: DType::F32 };
-    let mut logits = Tensor::normal(DType::F32, 10, 1);
-    let mut losses = Tensor::filled(DType::F32, 2, 9.0);
-    CPUS[0].cross_entropy(&op, logits.view_mut(), Tensor::ids(&[u32::MAX, 2]).view(), losses.view_mut()).unwrap();
-    assert_eq!(losses.values()[0], 0.0);
-    assert!(logits.values()[..5].iter().all(|x| *x == 0.0));
-    assert!(losses.values()[1] > 0.0 && logits.values()[7] < 0.0);
+    for kernels in all() {
+        let mut logits = Tensor::normal(DType::F32, 10, 1);
+        let mut losses = Tensor::filled(DType::F32, 2, 9.0);
+        kernels.cross_entropy(&op, logits.view_mut(), Tensor::ids(&[u32::MAX, 2]).view(), losses.view_mut()).unwrap();
+        kernels.synchronize().unwrap();
+        assert_eq!(losses.values()[0], 0.0);
+        assert!(logits.values()[..5].iter().all(|x| *x == 0.0));
+        assert!(losses.values()[1] > 0.0 && logits.values()[7] < 0.0);
+    }
 }
 
 #[test]
 fn an_infinite_logit_below_is_no_trouble() {
+    for (kernels, vocab) in all().flat_map(|kernels| [3, 256, 3000].map(|vocab| (kernels, vocab))) {
+        let op = CrossEntropy { rows: 1, vocab, scale: 1.0, dtype: DType::F32, gradient: DType::F32 };
+        let mut values = vec![f64::NEG_INFINITY; vocab];
+        values[1..3].fill(1000.0);
+        let mut logits = Tensor::of(DType::F32, &values);
+        let mut losses = Tensor::filled(DType::F32, 1, 0.0);
+        kernels.cross_entropy(&op, logits.view_mut(), Tensor::ids(&[2]).view(), losses.view_mut()).unwrap();
+        assert!((losses.values()[0] - 2f64.ln()).abs() < 1e-4);
+        assert_eq!(logits.values()[..3], [0.0, 0.5, -0.5]);
+        assert!(logits.values()[3..].iter().all(|x| *x == 0.0));
+    }
+}
+
+/// Rows too wide for a block to keep sums of: the gradients of the weights take a pass of their own.
+#[test]
+fn norms_of_very_wide_rows() {
+    for (dtype, cols) in [(DType::F32, 25_000), (DType::Bf16, 24_601)] {
+        let (rows, eps, gradient) = (5, 1e-5, Some(DType::F32));
+        let [x, w, dy] =
+            [(rows * cols, 1), (cols, 2), (rows * cols, 3)].map(|(len, seed)| Tensor::normal(dtype, len, seed));
+        let rstd = Tensor::filled(DType::F32, rows, 1.01);
+        let statistics = Tensor::of(DType::F32, &[0.1, 0.0, -0.1, 0.2, 0.0, 1.0, 1.1, 0.9, 1.0, 1.0]);
+        let dx = guarded(Tensor::normal(dtype, rows * cols, 4));
+        let [dw, db] = [5, 6].map(|seed| guarded(Tensor::normal(DType::F32, cols, seed)));
+        let tensors = [x.clone(), w.clone(), rstd, dy.clone(), dx.clone(), dw.clone()];
+        compare(&format!("{cols} columns of {dtype}"), tensors, &[4, 5], |kernels, of, [x, w, rstd, dy, dx, dw]| {
+            let op = RmsNorm { rows, cols, eps, dtype: of(dtype), gradient: gradient.map(of) };
+            let dw = Some(dw.view_mut());
+            kernels.rms_norm_backward(&op, x.view(), w.view(), rstd.view(), dy.view(), dx.view_mut(), dw)
+        });
+        let tensors = [x, w, statistics, dy, dx, dw, db];
+        compare(
+            &format!("{cols} columns of {dtype}"),
+            tensors,
+            &[4, 5, 6],
+            |kernels, of, [x, w, s, dy, dx, dw, db]| {
+                let op = LayerNorm { rows, cols, eps, bias: true, dtype: of(dtype), gradient: gradient.map(of) };
+                let (dw, db) = (Some(dw.view_mut()), Some(db.view_mut()));
+                kernels.layer_norm_backward(&op, x.view(), w.view(), s.view(), dy.view(), dx.view_mut(), dw, db)
+            },
+        );
+    }
+}
+
+/// More tokens than are sorted together, some of them in hundreds of rows, and padding among them.
+#[test]
+fn embedding_gradients_of_many_tokens() {
+    for (rows, cols, vocab) in [(2047, 40, 7), (5000, 9, 300), (4100, 8, 100_000), (70_000, 1, 900)] {
+        for padding in [None, Some(3)] {
+            let shape = Embedding { rows, cols, vocab, padding, dtype: DType::Bf16 };
+            // A third are the same token, as in text.
+            let id = |r: usize| if r.is_multiple_of(3) { 5 } else { r.wrapping_mul(0x9e37_79b9) >> 7 };
+            let ids: Vec<u32> = (0..rows).map(|r| (id(r) % vocab) as u32).collect();
+            let dtable = guarded(Tensor::normal(DType::F32, vocab * cols, 2));
+            let tensors = [Tensor::ids(&ids), Tensor::normal(DType::Bf16, rows * cols, 1), dtable];
+            compare(&format!("{shape:?}"), tensors, &[2], |kernels, of, [ids, dy, dtable]| {
+                let op = Embedding { dtype: of(shape.dtype), ..shape };
+                kernels.embedding_backward(&op, ids.view(), dy.view(), dtable.view_mut())
+            });
+        }
+    }
+}
+
+/// What is moved in words of 16 bytes where it can be has the same bits where it cannot.
+#[test]
+fn rows_that_are_not_aligned_have_the_same_bits() {
     use zbench_kernels::Kernels;
-    let op = CrossEntropy { rows: 1, vocab: 3, scale: 1.0, dtype: DType::F32, gradient: DType::F32 };
-    let mut logits = Tensor::of(DType::F32, &[f64::NEG_INFINITY, 1000.0, 1000.0]);
-    let mut losses = Tensor::filled(DType::F32, 1, 0.0);
-    CPUS[0].cross_entropy(&op, logits.view_mut(), Tensor::ids(&[2]).view(), losses.view_mut()).unwrap();
-    assert!((losses.values()[0] - 2f64.ln()).abs() < 1e-4);
-    assert_eq!(logits.values(), [0.0, 0.5, -0.5]);
+    const ROWS: usize = 6;
+    for (dtype, cols) in FLOATS.into_iter().flat_map(|dtype| [64, 1032].map(|cols| (dtype, cols))) {
+        let all = ROWS * cols;
+        let call = |cuda: &zbench_kernels::Cuda, at: usize| {
+            let moved = |from: Tensor| {
+                let zeros = vec![0.0; at];
+                Tensor::of(from.dtype, &zeros.into_iter().chain(from.values()).collect::<Vec<_>>())
+            };
+            let [x, dy] = [1, 2].map(|seed| moved(Tensor::normal(dtype, all, seed)));
+            let [w, b] = [3, 4].map(|seed| moved(Tensor::normal(dtype, cols, seed)));
+            let [mut y, mut z, mut dx, mut dz, mut sum, mut turned, mut looked] =
+                [5, 6, 7, 8, 9, 10, 11].map(|seed| moved(Tensor::normal(dtype, all, seed)));
+            let [mut dw, mut db, mut dv, mut dt] =
+                [12, 13, 14, 15].map(|seed| moved(Tensor::normal(dtype, cols, seed)));
+            let [mut rstd, mut statistics] = [ROWS, 2 * ROWS].map(|len| moved(Tensor::filled(DType::F32, len, 0.0)));
+            let angles = moved(Tensor::normal(DType::F32, cols / 2, 16));
+            let (mut logits, mut losses) =
+                (moved(Tensor::normal(DType::F32, all, 17)), Tensor::filled(DType::F32, ROWS, 0.0));
+            let ids = Tensor::ids(&[5, 0, 3, 3, 1, 5]);
+            let (gradient, eps, rows) = (Some(dtype), 1e-5, ROWS);
+            macro_rules! v {
+                ($t:expr) => {
+                    $t.view().slice(at..$t.len)
+                };
+            }
+            macro_rules! m {
+                ($t:expr) => {{
+                    let len = $t.len;
+                    $t.view_mut().into_slice(at..len)
+                }};
+            }
+            let norm = RmsNorm { rows, cols, eps, dtype, gradient };
+            cuda.rms_norm(&norm, v!(x), v!(w), m!(y), m!(rstd)).unwrap();
+            cuda.rms_norm_backward(&norm, v!(x), v!(w), v!(rstd), v!(dy), m!(dx), Some(m!(dv))).unwrap();
+            let norm = LayerNorm { rows, cols, eps, bias: true, dtype, gradient };
+            cuda.layer_norm(&norm, v!(x), v!(w), Some(v!(b)), m!(z), m!(statistics)).unwrap();
+            let (dw_at, db_at) = (Some(m!(dw)), Some(m!(db)));
+            cuda.layer_norm_backward(&norm, v!(x), v!(w), v!(statistics), v!(dy), m!(dz), dw_at, db_at).unwrap();
+            cuda.add_rows(&AddRows { rows, period: 1, cols, dtype }, v!(b), m!(sum)).unwrap();
+            cuda.mul_rows(&MulRows { rows, cols, dtype }, v!(w), m!(sum)).unwrap();
+            cuda.mul_rows_backward(&MulRows { rows, cols, dtype }, v!(x), v!(dy), m!(dt)).unwrap();
+            let rope = Rope { rows, seq: 1, heads: 1, head_dim: cols, inverse: true, dtype };
+            cuda.rope(&rope, m!(turned), v!(angles), v!(angles)).unwrap();
+            let op = Embedding { rows, cols, vocab: ROWS, padding: None, dtype };
+            cuda.embedding(&op, ids.view(), v!(dy), m!(looked)).unwrap();
+            cuda.embedding_backward(&op, ids.view(), v!(x), m!(looked)).unwrap();
+            let op = CrossEntropy { rows, vocab: cols, scale: 0.5, dtype: DType::F32, gradient: DType::F32 };
+            cuda.cross_entropy(&op, m!(logits), ids.view(), losses.view_mut()).unwrap();
+            cuda.synchronize().unwrap();
+            [y, z, dx, dz, sum, turned, looked, dw, db, dv, dt, rstd, statistics, logits]
+                .map(|tensor| tensor.bits()[at..].to_vec())
+        };
+        for cuda in CUDAS.iter() {
+            let aligned = call(cuda, 0);
+            for at in [1, 2, 4] {
+                for (number, (moved, aligned)) in call(cuda, at).iter().zip(&aligned).enumerate() {
+                    assert_eq!(moved, aligned, "result {number} of {dtype}, {cols} columns, {at} elements on");
+                }
+            }
+        }
+    }
 }

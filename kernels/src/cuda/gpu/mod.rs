@@ -32,7 +32,7 @@ pub use product::Chosen;
 pub use queue::Stream;
 pub use usage::Usage;
 
-use super::machine::{Address, Facts, Machine, MachineError, Queue, Result};
+use super::machine::{Address, Facts, Machine, MachineError, PRODUCT_WORKSPACE, Queue, Result};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent};
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -266,8 +266,6 @@ impl Machine for Gpu {
     }
 
     fn product_workspace(&self) -> usize {
-        // cuBLAS's own advice: Hopper's algorithms that split sums ask for more.
-        let most = if self.0.facts.capability.0 >= 9 { 32 << 20 } else { 4 << 20 };
-        if self.0.products.is_some() { most } else { 0 }
+        PRODUCT_WORKSPACE
     }
 }

@@ -1,0 +1,43 @@
+//! Matrix products of groups of rows, each with its own matrix. How many rows a group has stands on the device, and the host does
+//! not wait for it: there are blocks for the most tiles that groups can have, and those that find no tile end.
+
+use super::Cuda;
+use super::gemm::{Groups, Product, Way};
+use super::launch::{Run, arguments};
+use super::rows::small;
+use crate::op::{Grouped, GroupedGemm};
+use crate::{Result, View, ViewMut};
+
+impl Cuda {
+    pub(super) fn run_grouped_gemm(
+        &self,
+        op: &GroupedGemm,
+        offsets: View,
+        [a, b]: [View; 2],
+        c: ViewMut,
+    ) -> Result<()> {
+        // The product of all rows in one group has the shape of every group's, but for the number of rows.
+        let name = "grouped_gemm";
+        let whole = op.product(op.rows);
+        let product = Product::new(name, &whole, [Run::of(&a), Run::of(&b), Run::of_mut(&c)])?;
+        let Way { kernel, shared, tile: [high, wide] } = product.way(&whole);
+        let inner = op.form == Grouped::Weight;
+        let tiles = match op.form {
+            Grouped::Weight => op.groups.saturating_mul(op.out.div_ceil(high)).saturating_mul(op.input.div_ceil(wide)),
+            // A group's last tile may be short.
+            _ if op.rows > 0 => (op.rows / high + op.groups).saturating_mul(whole.n.div_ceil(wide)),
+            _ => 0,
+        };
+        let groups = Groups {
+            offsets: Run::of(&offsets).address(),
+            faults: self.faults(),
+            rows: small(name, "the number of rows", op.rows)?,
+            groups: small(name, "the number of groups", op.groups)?,
+            inner: u32::from(inner),
+            reserved: 0,
+        };
+        // SAFETY: the kernel's parameters; the operands were checked against the shape, and the kernel cuts what offsets say to
+        // the rows that there are.
+        unsafe { self.launch(kernel, [tiles, 1, 1], 256, shared, arguments![product, groups]) }
+    }
+}
