@@ -6,6 +6,7 @@
 mod attention;
 mod elementwise;
 mod experts;
+mod flash;
 mod gemm;
 pub mod host;
 mod launch;
@@ -124,10 +125,10 @@ impl Kernels for Cuda {
     fn workspace(&self, op: &Op) -> usize {
         match op {
             Op::Gemm(op) => gemm::workspace(op),
-            Op::Attention(op) => attention::forward_workspace(op),
-            Op::AttentionBackward(op) => attention::backward_workspace(op),
-            Op::NaiveAttention(op) => attention::naive_workspace(op),
-            Op::NaiveAttentionBackward(op) => attention::naive_backward_workspace(op),
+            Op::Attention(op) => flash::forward_workspace(op),
+            Op::AttentionBackward(op) => flash::backward_workspace(op),
+            Op::NaiveAttention(op) => flash::naive_workspace(op),
+            Op::NaiveAttentionBackward(op) => flash::naive_backward_workspace(op),
             _ => 0,
         }
     }

@@ -17,12 +17,25 @@ macro_rules! source {
     };
 }
 
+macro_rules! header {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../cuda/", $name)))
+    };
+}
+
 /// Files that sources include, by name.
 pub const HEADERS: &[(&str, &str)] =
-    &[("prelude.h", include_str!("../../cuda/prelude.h")), ("host.h", include_str!("../../cuda/host.h"))];
+    &[header!("prelude.h"), header!("host.h"), header!("attention.h"), header!("tiles.h"), header!("plain.h")];
 
 /// All sources.
-pub const SOURCES: &[Source] = &[source!("elementwise", false)];
+pub const SOURCES: &[Source] = &[
+    source!("elementwise", false),
+    source!("attention", false),
+    source!("attention_forward", false),
+    source!("attention_backward", false),
+    source!("attention_plain", false),
+    source!("attention_plain_backward", false),
+];
 
 impl Source {
     /// The kernels it exports, in the order of the text.
