@@ -19,10 +19,11 @@
 #endif
 
 #define DEVICE static inline
-#define KERNEL(threads) static void
+#define KERNEL(...) static void
 #define EXPORT(name) \
     extern "C" int zb_##name(const zb::Launch *launch, void **arguments) { return zb::run(launch, name, arguments); }
 #define UNROLL
+#define ROLLED
 
 namespace zb {
 
@@ -308,8 +309,8 @@ template <class T, size_t N> struct Shared {
 
 static Warp &own_warp() { return state.warps[state.current->index / LANES]; }
 
-// Shows this lane's bytes to the warp and returns what all show. Every lane has to do the same.
-template <class T> static u8 (*exchange(const char *operation, const T &own))[SLOT] {
+// Shows this lane's bytes to the warp and returns what all show, once all have come. Every lane has to do the same.
+template <class T> static u8 (*offer(const char *operation, const T &own))[SLOT] {
     static_assert(sizeof(T) <= SLOT, "a lane shows at most a slot");
     Warp &warp = own_warp();
     if (warp.barrier.alive != LANES) fail("lanes of its warp have ended already");
@@ -317,8 +318,27 @@ template <class T> static u8 (*exchange(const char *operation, const T &own))[SL
     if (strcmp(warp.operation, operation) != 0) fail("lanes of its warp do different things at once");
     auto *slots = warp.slots[warp.barrier.generation % 2];
     memcpy(slots[state.current->index % LANES], &own, sizeof(T));
-    wait(warp.barrier);
     return slots;
+}
+template <class T> static u8 (*exchange(const char *operation, const T &own))[SLOT] {
+    auto *slots = offer(operation, own);
+    wait(own_warp().barrier);
+    return slots;
+}
+// The lane that comes last does the work of all in the slots, where each finds its part.
+template <class T, class Work> static T together(const char *operation, const T &own, Work work) {
+    auto *slots = offer(operation, own);
+    Warp &warp = own_warp();
+    if (warp.barrier.arrived + 1 == warp.barrier.alive) {
+        T all[LANES];
+        for (u32 i = 0; i < LANES; i++) memcpy(&all[i], slots[i], sizeof(T));
+        work(all);
+        for (u32 i = 0; i < LANES; i++) memcpy(slots[i], &all[i], sizeof(T));
+    }
+    wait(warp.barrier);
+    T value;
+    memcpy(&value, slots[state.current->index % LANES], sizeof(T));
+    return value;
 }
 template <class T> static T of_slot(u8 (*slots)[SLOT], u32 lane) {
     T value;
@@ -393,6 +413,8 @@ template <class T> u32 pack2(float low, float high) {
 }
 
 DEVICE float exp2_fast(float x) { return exp2f(x); }
+DEVICE float log2_fast(float x) { return log2f(x); }
+DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
 DEVICE float fma1(float a, float b, float c) { return fmaf(a, b, c); }
 // This is compiled with -ffp-contract=off.
 DEVICE float mul_rn(float a, float b) { return a * b; }
@@ -418,38 +440,57 @@ DEVICE u32 atomic_min(u32 *at, u32 x) {
     return old;
 }
 
-template <class T> void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    struct Given { u32 a[4], b[2]; } own = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-    auto *slots = zb::exchange("mma", own);
-    const u32 g = tid() % 32 / 4, t = tid() % 4;
-    // A register of one lane holds two neighbours along k.
-    auto half = [&](u32 word, u32 k) { return to_float(T{u16(word >> 16 * (k % 2))}); };
-    Given rows[4], columns[2][4];
-    for (u32 i = 0; i < 4; i++) {
-        rows[i] = zb::of_slot<Given>(slots, 4 * g + i);
-        for (u32 n = 0; n < 2; n++) columns[n][i] = zb::of_slot<Given>(slots, 4 * (2 * t + n) + i);
-    }
-    for (u32 m = 0; m < 2; m++)
-        for (u32 n = 0; n < 2; n++) {
-            float sum = d[2 * m + n];
-            for (u32 k = 0; k < 16; k++) {
-                const u32 from = k % 8 / 2, upper = k / 8;
-                sum += half(rows[from].a[m + 2 * upper], k) * half(columns[n][from].b[upper], k);
-            }
-            d[2 * m + n] = sum;
-        }
+// The same value as to_float gives, without a call.
+static inline float zb_widen(bf16 x) { return to_float(x); }
+static inline float zb_widen(f16 x) {
+    const u32 sign = u32(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
+    const float value = rest >= 0x7c00 ? bits_to_float(rest << 13 | 0x7f800000) : bits_to_float(rest << 13) * 0x1p112f;
+    return bits_to_float(float_to_bits(value) | sign);
 }
 
+struct zb_product { u32 a[4], b[2]; float d[4]; };
+template <class T> static void zb_multiply(zb_product *lanes) {
+    float a[16][16], b[16][8], d[16][8];
+    for (u32 lane = 0; lane < zb::LANES; lane++) {
+        const u32 g = lane / 4, t = lane % 4;
+        const zb_product &own = lanes[lane];
+        // A register of one lane holds two neighbours along k.
+        for (u32 i = 0; i < 4; i++)
+            for (u32 e = 0; e < 2; e++) a[g + 8 * (i % 2)][2 * t + e + 8 * (i / 2)] = zb_widen(T{u16(own.a[i] >> 16 * e)});
+        for (u32 i = 0; i < 2; i++)
+            for (u32 e = 0; e < 2; e++) b[2 * t + e + 8 * i][g] = zb_widen(T{u16(own.b[i] >> 16 * e)});
+        for (u32 i = 0; i < 4; i++) d[g + 8 * (i / 2)][2 * t + i % 2] = own.d[i];
+    }
+    for (u32 m = 0; m < 16; m++)
+        for (u32 k = 0; k < 16; k++)
+            for (u32 n = 0; n < 8; n++) d[m][n] += a[m][k] * b[k][n];
+    for (u32 lane = 0; lane < zb::LANES; lane++)
+        for (u32 i = 0; i < 4; i++) lanes[lane].d[i] = d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+}
+template <class T> void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    const zb_product own = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
+    const zb_product made = zb::together("mma", own, zb_multiply<T>);
+    for (u32 i = 0; i < 4; i++) d[i] = made.d[i];
+}
+
+struct zb_rows { const u16 *row; u32 r[4]; };
+static void zb_matrices(zb_rows *lanes, bool transposed) {
+    for (u32 lane = 0; lane < zb::LANES; lane++) {
+        const u32 g = lane / 4, t = lane % 4;
+        for (u32 i = 0; i < 4; i++) {
+            auto element = [&](u32 y, u32 x) { return u32(lanes[8 * i + y].row[x]); };
+            const u32 low = transposed ? element(2 * t, g) : element(g, 2 * t);
+            const u32 high = transposed ? element(2 * t + 1, g) : element(g, 2 * t + 1);
+            lanes[lane].r[i] = low | high << 16;
+        }
+    }
+}
 static inline void zb_ldmatrix(const char *operation, u32 (&r)[4], const void *row, bool transposed) {
     zb::aligned(row, "ldmatrix wants rows at multiples of 16 bytes");
-    auto *slots = zb::exchange(operation, row);
-    const u32 g = tid() % 32 / 4, t = tid() % 4;
-    for (u32 i = 0; i < 4; i++) {
-        auto element = [&](u32 y, u32 x) { return u32(zb::of_slot<const u16 *>(slots, 8 * i + y)[x]); };
-        r[i] = transposed ? element(2 * t, g) | element(2 * t + 1, g) << 16 : element(g, 2 * t) | element(g, 2 * t + 1) << 16;
-    }
-    // Nobody may write over the rows before all have read them: on a GPU the warp reads them at once.
-    zb::exchange("ldmatrix", 0);
+    const zb_rows own = {static_cast<const u16 *>(row), {}};
+    // As on a GPU the warp reads its rows at once.
+    const zb_rows made = zb::together(operation, own, [&](zb_rows *lanes) { zb_matrices(lanes, transposed); });
+    for (u32 i = 0; i < 4; i++) r[i] = made.r[i];
 }
 DEVICE void ldmatrix(u32 (&r)[4], const void *row) { zb_ldmatrix("ldmatrix", r, row, false); }
 DEVICE void ldmatrix_trans(u32 (&r)[4], const void *row) { zb_ldmatrix("ldmatrix_trans", r, row, true); }

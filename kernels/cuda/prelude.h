@@ -18,8 +18,8 @@ struct f16 { u16 bits; };
 #ifdef __CUDACC_RTC__
 
 #define DEVICE __device__ __forceinline__
-// A kernel of blocks of at most so many threads. Every kernel is listed by EXPORT(name) behind its body.
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// A kernel of blocks of at most so many threads, of which so many are to fit beside each other if that is given too. Every kernel is listed by EXPORT(name) behind its body.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define EXPORT(name)
 // Shared memory of fixed size, and the block's one run of dynamic shared memory, at a multiple of 128 bytes.
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count]
@@ -27,6 +27,7 @@ struct f16 { u16 bits; };
     extern __shared__ __align__(128) unsigned char zb_dynamic[]; \
     type *name = reinterpret_cast<type *>(zb_dynamic)
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 
 DEVICE u32 tid() { return threadIdx.x; }
 DEVICE u32 threads() { return blockDim.x; }
@@ -87,6 +88,14 @@ DEVICE float exp2_fast(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// Logarithm to base 2 by the same unit: 2^-22 of the result, or absolute near 1.
+DEVICE float log2_fast(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+// The larger; the other of one that is no number.
+DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
 // One multiplication and one addition with a single rounding; and both kept apart, whatever the compiler would join.
 DEVICE float fma1(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }

@@ -1,77 +1,9 @@
-//! Attention: in tiles with an online softmax, and the plain way that stores its probabilities.
+//! Attention: in tiles with an online softmax, and the plain way that stores its probabilities. Checks; [`super::flash`] starts
+//! the kernels.
 
 use super::{Cuda, supported};
 use crate::op::*;
 use crate::{DType, DocumentKernels, Kernels, Result, View, ViewMut, check};
-
-/// Elements of f32 that a forward uses.
-pub(super) fn forward_workspace(_: &Attention) -> usize {
-    0
-}
-
-/// Elements of f32 that a backward uses.
-pub(super) fn backward_workspace(_: &Attention) -> usize {
-    0
-}
-
-/// Elements of f32 that a forward which stores its probabilities uses.
-pub(super) fn naive_workspace(_: &Attention) -> usize {
-    0
-}
-
-/// Elements of f32 that its backward uses.
-pub(super) fn naive_backward_workspace(_: &Attention) -> usize {
-    0
-}
-
-impl Cuda {
-    fn run_attention(
-        &self,
-        _: &Attention,
-        _starts: Option<View<'_>>,
-        _qkv: [View<'_>; 3],
-        _out: ViewMut<'_>,
-        _lse: ViewMut<'_>,
-        _workspace: ViewMut<'_>,
-    ) -> Result<()> {
-        Err(super::missing("attention"))
-    }
-
-    fn run_attention_backward(
-        &self,
-        _: &Attention,
-        _starts: Option<View<'_>>,
-        _qkv: [View<'_>; 3],
-        _kept: [View<'_>; 3],
-        _grads: [ViewMut<'_>; 3],
-        _workspace: ViewMut<'_>,
-    ) -> Result<()> {
-        Err(super::missing("attention_backward"))
-    }
-
-    fn run_naive_attention(
-        &self,
-        _: &Attention,
-        _starts: Option<View<'_>>,
-        _qkv: [View<'_>; 3],
-        _out: ViewMut<'_>,
-        _probs: ViewMut<'_>,
-        _workspace: ViewMut<'_>,
-    ) -> Result<()> {
-        Err(super::missing("naive_attention"))
-    }
-
-    pub(super) fn run_naive_attention_backward(
-        &self,
-        _: &Attention,
-        _qkv: [View<'_>; 3],
-        _kept: [View<'_>; 2],
-        _grads: [ViewMut<'_>; 3],
-        _workspace: ViewMut<'_>,
-    ) -> Result<()> {
-        Err(super::missing("naive_attention_backward"))
-    }
-}
 
 impl Cuda {
     /// Forward, within documents if `starts` are given.

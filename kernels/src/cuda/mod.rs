@@ -8,6 +8,7 @@ pub mod blueprint;
 mod elementwise;
 mod embedding;
 mod experts;
+mod flash;
 mod gemm;
 pub mod gpu;
 mod grouped;
@@ -148,10 +149,10 @@ impl Kernels for Cuda {
     fn workspace(&self, op: &Op) -> usize {
         match op {
             Op::Gemm(op) => gemm::workspace(op, self.machine.product_workspace()),
-            Op::Attention(op) => attention::forward_workspace(op),
-            Op::AttentionBackward(op) => attention::backward_workspace(op),
-            Op::NaiveAttention(op) => attention::naive_workspace(op),
-            Op::NaiveAttentionBackward(op) => attention::naive_backward_workspace(op),
+            Op::Attention(op) => flash::forward_workspace(op),
+            Op::AttentionBackward(op) => flash::backward_workspace(op),
+            Op::NaiveAttention(op) => flash::naive_workspace(op),
+            Op::NaiveAttentionBackward(op) => flash::naive_backward_workspace(op),
             _ => 0,
         }
     }

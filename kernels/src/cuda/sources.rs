@@ -17,13 +17,22 @@ macro_rules! source {
     };
 }
 
+macro_rules! header {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../cuda/", $name)))
+    };
+}
+
 /// Files that sources include, by name.
 pub const HEADERS: &[(&str, &str)] = &[
-    ("prelude.h", include_str!("../../cuda/prelude.h")),
-    ("host.h", include_str!("../../cuda/host.h")),
-    ("rows.h", include_str!("../../cuda/rows.h")),
-    ("product.h", include_str!("../../cuda/product.h")),
-    ("tensor.h", include_str!("../../cuda/tensor.h")),
+    header!("prelude.h"),
+    header!("host.h"),
+    header!("attention.h"),
+    header!("tiles.h"),
+    header!("plain.h"),
+    header!("rows.h"),
+    header!("product.h"),
+    header!("tensor.h"),
 ];
 
 /// All sources.
@@ -36,6 +45,11 @@ pub const SOURCES: &[Source] = &[
     source!("loss", false),
     source!("norms", false),
     source!("rows", false),
+    source!("attention", false),
+    source!("attention_forward", false),
+    source!("attention_backward", false),
+    source!("attention_plain", false),
+    source!("attention_plain_backward", false),
 ];
 
 impl Source {

@@ -1,6 +1,43 @@
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{Attention, DType, Kernels, Op};
+use std::sync::Arc;
+use zbench_kernels::cuda::host::Order;
+use zbench_kernels::{Attention, Cuda, DType, Kernels, Op, View};
+
+/// For each element of dq, dk and dv the sum of its terms without their signs: a term is a probability, or the gradient of
+/// its score, times an element of k, q or dout, and the first factor may be rounded to the operation's type. A row's
+/// gradients of scores have both signs and sum up to 0.
+pub fn sizes_of_sums(op: &Attention, starts: Option<&[u32]>, [q, k, v, dout]: [&Tensor; 4]) -> [Vec<f64>; 3] {
+    let [q, k, v, dout] = [q, k, v, dout].map(Tensor::values);
+    let (dim, mut sizes) = (op.head_dim, [vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; k.len()]]);
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).take(dim).map(|(a, b)| a * b).sum::<f64>();
+    for (b, h, row) in
+        (0..op.batch).flat_map(|b| (0..op.heads).flat_map(move |h| (0..op.seq).map(move |row| (b, h, row))))
+    {
+        let query = ((b * op.seq + row) * op.heads + h) * dim;
+        let key = |col: usize| ((b * op.seq + col) * op.kv_heads + h / (op.heads / op.kv_heads)) * dim;
+        let start = starts.map_or(0, |starts| starts[b * op.seq + row] as usize);
+        let seen = op.seen(row).start.max(start)..row + 1;
+        let slope = if op.alibi { zbench_kernels::alibi_slope(h, op.heads) } else { 0.0 };
+        let score = |col: usize| op.scale * dot(&q[query..], &k[key(col)..]) - slope * (row - col) as f64;
+        let mut p: Vec<f64> = seen.clone().map(score).collect();
+        let top = p.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        p.iter_mut().for_each(|p| *p = (*p - top).exp());
+        let sum: f64 = p.iter().sum();
+        p.iter_mut().for_each(|p| *p /= sum);
+        let dp: Vec<f64> = seen.clone().map(|col| dot(&dout[query..], &v[key(col)..])).collect();
+        let delta: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+        for (col, (p, dp)) in seen.zip(p.iter().zip(&dp)) {
+            let ds = (op.scale * p * (dp - delta)).abs();
+            for i in 0..dim {
+                sizes[0][query + i] += ds * k[key(col) + i].abs();
+                sizes[1][key(col) + i] += ds * q[query + i].abs();
+                sizes[2][key(col) + i] += p * dout[query + i].abs();
+            }
+        }
+    }
+    sizes
+}
 
 /// Forward, then backward from what forward saved, of both kinds.
 fn check(shape: Attention) {
@@ -25,14 +62,21 @@ fn check(shape: Attention) {
     let grads = [output(dtype, q), output(dtype, kv), output(dtype, kv)];
     let [dq, dk, dv] = grads.clone();
     let dout = Tensor::normal(dtype, q, 4);
+    let sizes = sizes_of_sums(&shape, None, [&q_, &k_, &v_, &dout]);
     let tensors = [q_, k_, v_, out, lse, dout, dq, dk, dv];
-    compare(&format!("{case} backward"), tensors, &[6, 7, 8], |kernels, of, [q, k, v, out, lse, dout, dq, dk, dv]| {
-        let op = Attention { dtype: of(dtype), ..shape };
-        let mut workspace = Tensor::workspace(kernels, &Op::AttentionBackward(op));
-        let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
-        let (q, k, v, out, lse) = (q.view(), k.view(), v.view(), out.view(), lse.view());
-        kernels.attention_backward(&op, q, k, v, out, lse, dout.view(), dq, dk, dv, workspace.view_mut())
-    });
+    compare_sums(
+        &format!("{case} backward"),
+        tensors,
+        &[6, 7, 8],
+        &sizes,
+        |kernels, of, [q, k, v, out, lse, dout, dq, dk, dv]| {
+            let op = Attention { dtype: of(dtype), ..shape };
+            let mut workspace = Tensor::workspace(kernels, &Op::AttentionBackward(op));
+            let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
+            let (q, k, v, out, lse) = (q.view(), k.view(), v.view(), out.view(), lse.view());
+            kernels.attention_backward(&op, q, k, v, out, lse, dout.view(), dq, dk, dv, workspace.view_mut())
+        },
+    );
 
     (q_, k_, v_) = inputs();
     let tensors = [q_, k_, v_, output(dtype, q), output(dtype, squares)];
@@ -49,10 +93,11 @@ fn check(shape: Attention) {
     let [dq, dk, dv] = grads;
     let dout = Tensor::normal(dtype, q, 4);
     let tensors = [q_, k_, v_, probs, dout, dq, dk, dv];
-    compare(
+    compare_sums(
         &format!("{case} naive backward"),
         tensors,
         &[5, 6, 7],
+        &sizes,
         |kernels, of, [q, k, v, probs, dout, dq, dk, dv]| {
             let op = Attention { dtype: of(dtype), ..shape };
             let mut workspace = Tensor::workspace(kernels, &Op::NaiveAttentionBackward(op));
@@ -111,6 +156,66 @@ fn windows_that_end_within_a_strip() {
             check(Attention { window: Some(window), ..shape(1, seq, 1, 2, 16, dtype) });
         }
     }
+}
+
+/// Head sizes that the tensor cores take: sequences that are no multiple of a tile, windows, groups, slopes.
+#[test]
+fn heads_of_tensor_cores() {
+    let (bf16, f16) = (DType::Bf16, DType::F16);
+    check(shape(1, 1, 1, 1, 64, bf16));
+    check(shape(2, 130, 1, 2, 64, f16));
+    check(shape(1, 77, 1, 1, 96, bf16));
+    check(shape(1, 150, 1, 1, 128, bf16));
+    check(shape(1, 65, 1, 3, 128, f16));
+    check(Attention { window: Some(40), alibi: true, ..shape(1, 200, 1, 1, 96, f16) });
+    check(Attention { window: Some(130), ..shape(1, 290, 1, 1, 64, bf16) });
+    check(Attention { window: Some(3), ..shape(1, 140, 1, 1, 128, f16) });
+    check(Attention { alibi: true, ..shape(1, 129, 1, 3, 64, bf16) });
+    check(Attention { scale: -0.3, ..shape(1, 70, 1, 1, 64, bf16) });
+    check(Attention { scale: 0.0, ..shape(1, 70, 1, 1, 96, f16) });
+}
+
+/// Which kernels ran, by whether the operands lie at multiples of 16 bytes.
+fn launched(op: &Attention, skip: usize) -> Vec<&'static str> {
+    let machine = host(Order::Forward);
+    let cuda = Cuda::new(Arc::new(machine.clone())).unwrap();
+    let (q, kv) = (op.seq * op.heads * op.head_dim, op.seq * op.kv_heads * op.head_dim);
+    let new = |len: usize, seed: u64| Tensor::normal(op.dtype, len + skip, seed);
+    let ([qs, dout], [ks, vs]) = ([new(q, 1), new(q, 4)], [new(kv, 2), new(kv, 3)]);
+    let (mut out, mut lse) = (new(q, 0), Tensor::filled(DType::F32, op.heads * op.seq, 0.0));
+    fn from(tensor: &Tensor, skip: usize) -> View<'_> {
+        tensor.view().slice(skip..tensor.len)
+    }
+    let mut work = Tensor::workspace(&cuda, &Op::Attention(*op));
+    let o = out.view_mut();
+    cuda.attention(op, from(&qs, skip), from(&ks, skip), from(&vs, skip), o, lse.view_mut(), work.view_mut()).unwrap();
+    let mut work = Tensor::workspace(&cuda, &Op::AttentionBackward(*op));
+    let [mut dq, mut dk, mut dv] = [q, kv, kv].map(|len| Tensor::filled(op.dtype, len, 0.0));
+    let (out, lse, dout) = (from(&out, skip), lse.view(), from(&dout, skip));
+    let (dq, dk, dv, work) = (dq.view_mut(), dk.view_mut(), dv.view_mut(), work.view_mut());
+    cuda.attention_backward(op, from(&qs, skip), from(&ks, skip), from(&vs, skip), out, lse, dout, dq, dk, dv, work)
+        .unwrap();
+    let mut names: Vec<_> = machine.launches().into_keys().collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn tensor_cores_are_taken_where_they_can_be() {
+    for (dtype, name) in [(DType::Bf16, "bf16"), (DType::F16, "f16")] {
+        for dim in [64, 96, 128] {
+            let op = shape(1, 20, 1, 2, dim, dtype);
+            let own = ["flash_", "flash_keys_", "flash_queries_"].map(|kind| format!("{kind}{name}_{dim}"));
+            let mut wanted = vec!["attention_delta"];
+            wanted.extend(own.iter().map(String::as_str));
+            wanted.sort_unstable();
+            assert_eq!(launched(&op, 0), wanted);
+            assert_eq!(launched(&op, 1), ["attention_delta", "plain_attention", "plain_keys", "plain_queries"]);
+        }
+    }
+    let plain = ["attention_delta", "plain_attention", "plain_keys", "plain_queries"];
+    assert_eq!(launched(&shape(1, 20, 1, 1, 64, DType::F32), 0), plain);
+    assert_eq!(launched(&shape(1, 20, 1, 1, 80, DType::Bf16), 0), plain);
 }
 
 /// A window of one key gives back the values, whatever the scores.

@@ -1,20 +1,25 @@
 //! Attention where sequences hold several documents.
 
+use crate::attention::sizes_of_sums;
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{Attention, DType, DocumentKernels, KernelError, Kernels, Op, Reference, Result, View};
+use std::sync::Arc;
+use zbench_kernels::cuda::host::Order;
+use zbench_kernels::{Attention, Cuda, DType, DocumentKernels, KernelError, Kernels, Op, Reference, Result, View};
 
 /// A device that knows documents.
 trait Device: Kernels + DocumentKernels {}
 impl<T: Kernels + DocumentKernels> Device for T {}
 
-/// Runs `call` on the reference in f64 and on all cores in the tensors' own types: all must agree, and the cores with one
-/// another to the bit. The last `outs` tensors are written; they have guards.
+/// Runs `call` on the reference in f64 and on all cores and the CUDA kernels in the tensors' own types: all must agree, and
+/// those of a kind with one another to the bit. The last `outs` tensors are written; they have guards. `sizes` as for
+/// [`assert_sum_close`].
 fn agree<const N: usize>(
     case: &str,
     op: Attention,
     tensors: &[Tensor; N],
     outs: usize,
+    sizes: &[Vec<f64>],
     call: impl Fn(&dyn Device, &Attention, &mut [Tensor; N]) -> Result<()>,
 ) -> [Tensor; N] {
     let mut exact = tensors.each_ref().map(Tensor::exact);
@@ -22,9 +27,11 @@ fn agree<const N: usize>(
     let on = |device: &dyn Device| {
         let mut got = tensors.clone();
         call(device, &op, &mut got).unwrap();
+        device.synchronize().unwrap();
         for i in N - outs..N {
             let case = format!("{case}, {}, {} threads, tensor {i}", device.name(), device.threads());
-            assert_close(&case, &got[i], &exact[i].values());
+            let sizes = sizes.get(i + outs - N).map_or(&[][..], Vec::as_slice);
+            assert_sum_close(&case, &got[i], &exact[i].values(), sizes);
         }
         got
     };
@@ -33,6 +40,16 @@ fn agree<const N: usize>(
         assert_eq!(got[i].bits(), first[i].bits(), "{case}: tensor {i} depends on the threads");
     }
     PLAINER.iter().for_each(|cpu| drop(on(cpu)));
+    let [forward, backward] = CUDAS.each_ref().map(|cuda| on(cuda));
+    for i in 0..N {
+        assert_eq!(forward[i].bits(), backward[i].bits(), "{case}: tensor {i} depends on the order of threads");
+        if i < N - outs {
+            assert_eq!(forward[i].bits(), tensors[i].bits(), "{case}: tensor {i} is no output");
+        } else {
+            let guard = forward[i].len - GUARD;
+            assert!(forward[i].values()[guard..].iter().all(|x| *x == SENTINEL), "{case}: wrote past tensor {i}");
+        }
+    }
     first
 }
 
@@ -42,11 +59,12 @@ fn check(op: Attention, starts: &[u32]) {
     let (q, kv) = (batch * seq * heads * head_dim, batch * seq * kv_heads * head_dim);
     let (lines, squares) = (batch * heads * seq, batch * heads * seq * seq);
     let case = format!("{op:?} {starts:?}");
-    let starts = Tensor::ids(starts);
     let [qs, ks, vs, dout] = [(q, 1), (kv, 2), (kv, 3), (q, 4)].map(|(len, seed)| Tensor::normal(dtype, len, seed));
+    let sizes = sizes_of_sums(&op, Some(starts), [&qs, &ks, &vs, &dout]);
+    let starts = Tensor::ids(starts);
 
     let tensors = [qs.clone(), ks.clone(), vs.clone(), output(dtype, q), output(DType::F32, lines)];
-    let left = agree(&case, op, &tensors, 2, |device, op, [q, k, v, out, lse]| {
+    let left = agree(&case, op, &tensors, 2, &[], |device, op, [q, k, v, out, lse]| {
         let mut work = Tensor::workspace(device, &Op::Attention(*op));
         let (q, k, v, out, lse) = (q.view(), k.view(), v.view(), out.view_mut(), lse.view_mut());
         device.attention_in_documents(op, starts.view(), q, k, v, out, lse, work.view_mut())
@@ -54,7 +72,7 @@ fn check(op: Attention, starts: &[u32]) {
     let [.., out, lse] = left;
     let [dq, dk, dv] = [q, kv, kv].map(|len| output(dtype, len));
     let tensors = [qs.clone(), ks.clone(), vs.clone(), out, lse, dout.clone(), dq, dk, dv];
-    agree(&format!("{case} backward"), op, &tensors, 3, |device, op, [q, k, v, out, lse, dout, dq, dk, dv]| {
+    agree(&format!("{case} backward"), op, &tensors, 3, &sizes, |device, op, [q, k, v, out, lse, dout, dq, dk, dv]| {
         let mut work = Tensor::workspace(device, &Op::AttentionBackward(*op));
         let (q, k, v, out, lse, dout) = (q.view(), k.view(), v.view(), out.view(), lse.view(), dout.view());
         let (dq, dk, dv, work) = (dq.view_mut(), dk.view_mut(), dv.view_mut(), work.view_mut());
@@ -62,7 +80,7 @@ fn check(op: Attention, starts: &[u32]) {
     });
 
     let tensors = [qs.clone(), ks.clone(), vs.clone(), output(dtype, q), output(dtype, squares)];
-    let left = agree(&format!("{case} naive"), op, &tensors, 2, |device, op, [q, k, v, out, probs]| {
+    let left = agree(&format!("{case} naive"), op, &tensors, 2, &[], |device, op, [q, k, v, out, probs]| {
         let mut work = Tensor::workspace(device, &Op::NaiveAttention(*op));
         let (q, k, v, out, probs) = (q.view(), k.view(), v.view(), out.view_mut(), probs.view_mut());
         device.naive_attention_in_documents(op, starts.view(), q, k, v, out, probs, work.view_mut())
@@ -71,12 +89,19 @@ fn check(op: Attention, starts: &[u32]) {
     let [.., probs] = left;
     let [dq, dk, dv] = [q, kv, kv].map(|len| output(dtype, len));
     let tensors = [qs, ks, vs, probs, dout, dq, dk, dv];
-    agree(&format!("{case} naive backward"), op, &tensors, 3, |device, op, [q, k, v, probs, dout, dq, dk, dv]| {
-        let mut work = Tensor::workspace(device, &Op::NaiveAttentionBackward(*op));
-        let (q, k, v, probs, dout) = (q.view(), k.view(), v.view(), probs.view(), dout.view());
-        let (dq, dk, dv, work) = (dq.view_mut(), dk.view_mut(), dv.view_mut(), work.view_mut());
-        device.naive_attention_backward(op, q, k, v, probs, dout, dq, dk, dv, work)
-    });
+    agree(
+        &format!("{case} naive backward"),
+        op,
+        &tensors,
+        3,
+        &sizes,
+        |device, op, [q, k, v, probs, dout, dq, dk, dv]| {
+            let mut work = Tensor::workspace(device, &Op::NaiveAttentionBackward(*op));
+            let (q, k, v, probs, dout) = (q.view(), k.view(), v.view(), probs.view(), dout.view());
+            let (dq, dk, dv, work) = (dq.view_mut(), dk.view_mut(), dv.view_mut(), work.view_mut());
+            device.naive_attention_backward(op, q, k, v, probs, dout, dq, dk, dv, work)
+        },
+    );
 }
 
 fn shape(batch: usize, seq: usize, heads: usize, kv_heads: usize, head_dim: usize, dtype: DType) -> Attention {
@@ -105,6 +130,16 @@ proptest! {
         let all: Vec<u32> = cuts.iter().flat_map(|cuts| starts(seq, cuts)).collect();
         check(Attention { window, alibi, ..shape(2, seq, heads, kv_heads, head_dim, dtype) }, &all);
     }
+}
+
+/// Head sizes that the tensor cores take, with documents that end within tiles and fill several.
+#[test]
+fn documents_on_tensor_cores() {
+    let cuts = [0, 5, 70, 71, 200];
+    let all = |seq: usize| [starts(seq, &cuts), starts(seq, &[130])].concat();
+    check(shape(2, 260, 1, 1, 64, DType::Bf16), &all(260));
+    check(shape(2, 133, 2, 1, 96, DType::F16), &all(133));
+    check(Attention { window: Some(40), alibi: true, ..shape(2, 150, 2, 1, 128, DType::Bf16) }, &all(150));
 }
 
 /// Packed documents give what each gives as a sequence of its own: the reference's notion of a document is the right one.
@@ -143,20 +178,21 @@ fn a_document_is_as_good_as_a_sequence() {
 /// One document is what there is without documents, to the bit.
 #[test]
 fn one_document_changes_nothing() {
-    for dtype in FLOATS {
-        let op = shape(2, 150, 2, 2, 16, dtype);
-        let len = 2 * 150 * 32;
+    let devices = [&CPUS[1] as &dyn Device, &CUDAS[0]];
+    for (dtype, device) in FLOATS.into_iter().flat_map(|dtype| devices.map(|device| (dtype, device))) {
+        let op = shape(2, 150, 2, 2, 64, dtype);
+        let len = 2 * 150 * 128;
         let [q, k, v] = [1, 2, 3].map(|seed| Tensor::normal(dtype, len, seed));
         let none = Tensor::ids(&[0; 300]);
         let run = |starts: Option<&Tensor>| {
             let (mut out, mut lse) = (output(dtype, len), output(DType::F32, 600));
-            let mut work = Tensor::workspace(&CPUS[1], &Op::Attention(op));
+            let mut work = Tensor::workspace(device, &Op::Attention(op));
             let (o, l, w) = (out.view_mut(), lse.view_mut(), work.view_mut());
             match starts {
                 Some(starts) => {
-                    CPUS[1].attention_in_documents(&op, starts.view(), q.view(), k.view(), v.view(), o, l, w)
+                    device.attention_in_documents(&op, starts.view(), q.view(), k.view(), v.view(), o, l, w)
                 }
-                None => CPUS[1].attention(&op, q.view(), k.view(), v.view(), o, l, w),
+                None => device.attention(&op, q.view(), k.view(), v.view(), o, l, w),
             }
             .unwrap();
             (out.bits(), lse.bits())
@@ -186,5 +222,30 @@ fn starts_that_cannot_be_are_refused() {
         }
         assert!(matches!(run(&Tensor::ids(&[0; 7])), Err(KernelError::Shape { operand: "starts", wanted: 8, .. })));
         assert!(matches!(run(&Tensor::filled(DType::F32, 8, 0.0)), Err(KernelError::DType { wanted: DType::U32, .. })));
+    }
+}
+
+/// The host cannot read what lies on a device: there the fault comes out when somebody waits, and of calls after it no more.
+#[test]
+fn starts_that_cannot_be_come_out_later() {
+    let cuda = Cuda::new(Arc::new(host(Order::Forward))).unwrap();
+    for (dim, dtype) in [(8, DType::F32), (64, DType::Bf16)] {
+        let op = shape(2, 4, 1, 1, dim, dtype);
+        let x = Tensor::normal(dtype, 8 * dim, 1);
+        let run = |starts: &[u32]| {
+            let (starts, mut out, mut lse) = (Tensor::ids(starts), output(dtype, 8 * dim), output(DType::F32, 8));
+            let mut work = Tensor::workspace(&cuda, &Op::Attention(op));
+            let (o, l, w) = (out.view_mut(), lse.view_mut(), work.view_mut());
+            cuda.attention_in_documents(&op, starts.view(), x.view(), x.view(), x.view(), o, l, w)?;
+            cuda.synchronize()
+        };
+        run(&[0, 0, 2, 2, 0, 1, 2, 3]).unwrap();
+        for (wrong, says) in [([0, 2, 2, 2, 0, 0, 0, 0], "token 1 "), ([0, 0, 0, 0, 0, 1, 0, 0], "token 2 ")] {
+            let error = run(&wrong).unwrap_err();
+            assert!(matches!(&error, KernelError::Invalid { op: "attention", .. }), "{error}");
+            assert!(error.to_string().contains(says), "{error}");
+        }
+        run(&[0, 0, 2, 2, 0, 1, 2, 3]).unwrap();
+        assert!(matches!(run(&[0; 7]), Err(KernelError::Shape { operand: "starts", wanted: 8, .. })));
     }
 }

@@ -145,14 +145,32 @@ pub fn output(dtype: DType, len: usize) -> Tensor {
     guarded(Tensor::filled(dtype, len, f64::NAN))
 }
 
+/// Half a unit in the last place of 1: how much a value may lose when it is rounded to a type.
+fn rounding(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 2f64.powi(-24),
+        DType::Bf16 => 2f64.powi(-8),
+        DType::F16 => 2f64.powi(-11),
+        DType::F64 | DType::U32 | DType::I32 | DType::I8 => 0.0,
+    }
+}
+
 /// Whether `got` is as close to `want` as its type allows.
 pub fn assert_close(case: &str, got: &Tensor, want: &[f64]) {
+    assert_sum_close(case, got, want, &[]);
+}
+
+/// The same of sums whose terms a kernel may round to the type before it adds them. `sizes` holds for each sum that of its
+/// terms without their signs, or nothing: terms that cancel each other leave behind what each lost in its own rounding.
+pub fn assert_sum_close(case: &str, got: &Tensor, want: &[f64], sizes: &[f64]) {
     let got_values = got.values();
     assert_eq!(got_values.len(), want.len(), "{case}");
-    let (relative, of_rms) = tolerance(got.dtype);
+    let dtype = got.dtype;
+    let (relative, of_rms) = tolerance(dtype);
     let rms = (want.iter().map(|x| x * x).sum::<f64>() / want.len().max(1) as f64).sqrt();
     for (i, (got, want)) in got_values.iter().zip(want).enumerate() {
-        let bound = relative * want.abs() + of_rms * rms;
+        let of_terms = rounding(dtype) * sizes.get(i).copied().unwrap_or(0.0);
+        let bound = relative * want.abs() + of_rms * rms + of_terms;
         assert!((got - want).abs() <= bound, "{case}: element {i} is {got}, not {want} (within {bound:e})");
     }
 }
@@ -166,6 +184,21 @@ pub fn compare<const N: usize>(
     outs: &[usize],
     call: impl Fn(&dyn Kernels, &dyn Fn(DType) -> DType, &mut [Tensor; N]) -> Result<()>,
 ) {
+    compare_sums(case, tensors, outs, &[], call);
+}
+
+/// The same where outputs are sums of terms that may be rounded: `sizes` as [`assert_sum_close`] wants them, for each of `outs`.
+pub fn compare_sums<const N: usize>(
+    case: &str,
+    tensors: [Tensor; N],
+    outs: &[usize],
+    sizes: &[Vec<f64>],
+    call: impl Fn(&dyn Kernels, &dyn Fn(DType) -> DType, &mut [Tensor; N]) -> Result<()>,
+) {
+    let close = |case: &str, i: usize, got: &Tensor, want: &[f64]| {
+        let sizes = outs.iter().position(|out| *out == i).and_then(|at| sizes.get(at));
+        assert_sum_close(case, got, want, sizes.map_or(&[], Vec::as_slice));
+    };
     let mut exact = tensors.each_ref().map(Tensor::exact);
     call(&Reference, &|_| DType::F64, &mut exact).unwrap();
     let mut own = tensors.clone();
@@ -177,8 +210,8 @@ pub fn compare<const N: usize>(
         call(cpu, &|dtype| dtype, &mut got).unwrap();
         for i in 0..N {
             if outs.contains(&i) {
-                assert_close(&format!("{case}, tensor {i}"), &got[i], &exact[i].values());
-                assert_close(&format!("{case}, reference, tensor {i}"), &own[i], &exact[i].values());
+                close(&format!("{case}, tensor {i}"), i, &got[i], &exact[i].values());
+                close(&format!("{case}, reference, tensor {i}"), i, &own[i], &exact[i].values());
                 let guard = got[i].len - GUARD;
                 assert!(got[i].values()[guard..].iter().all(|x| *x == SENTINEL), "{case}: wrote past tensor {i}");
             } else {
@@ -198,7 +231,7 @@ pub fn compare<const N: usize>(
         cuda.synchronize().unwrap_or_else(|error| panic!("{case}: {error}"));
         for i in 0..N {
             if outs.contains(&i) {
-                assert_close(&format!("{case}, tensor {i}"), &got[i], &exact[i].values());
+                close(&format!("{case}, tensor {i}"), i, &got[i], &exact[i].values());
                 let guard = got[i].len - GUARD;
                 assert!(got[i].values()[guard..].iter().all(|x| *x == SENTINEL), "{case}: wrote past tensor {i}");
             } else {
@@ -214,7 +247,7 @@ pub fn compare<const N: usize>(
         let mut got = tensors.clone();
         call(cpu, &|dtype| dtype, &mut got).unwrap();
         for &i in outs {
-            assert_close(&format!("{case}, {}, tensor {i}", cpu.name()), &got[i], &exact[i].values());
+            close(&format!("{case}, {}, tensor {i}", cpu.name()), i, &got[i], &exact[i].values());
         }
     }
 }

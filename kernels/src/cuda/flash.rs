@@ -1,0 +1,317 @@
+//! Starting attention's kernels: on the tensor cores where types, head sizes and addresses suit them, else in f32 arithmetic.
+
+use super::Cuda;
+use super::launch::{Argument, Run, arguments};
+use super::machine::Address;
+use crate::op::*;
+use crate::{DType, KernelError, Result, View, ViewMut};
+
+/// Operands and shape as `attention.h` lays them out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Attend {
+    q: Run,
+    k: Run,
+    v: Run,
+    out: Run,
+    dout: Run,
+    dq: Run,
+    dk: Run,
+    dv: Run,
+    probs: Run,
+    lse: Address,
+    delta: Address,
+    starts: Address,
+    batch: u32,
+    heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    rows: u32,
+    keys: u32,
+    window: i32,
+    alibi: u32,
+    q_offset: i32,
+    k_offset: i32,
+    scale: f32,
+    scale2: f32,
+    section: u32,
+}
+// SAFETY: laid out alike in C.
+unsafe impl Argument for Attend {}
+
+/// Positions, and differences of any two, fit into an i32.
+const MOST: usize = 1 << 30;
+/// Bytes of keys and values, or of queries and gradients, that blocks at work at one time read: some of a GPU's second cache.
+const CACHED: usize = 24 << 20;
+
+/// The kernels of the tensor cores for a type and a head size: forward, gradients of keys, gradients of queries.
+const TENSOR: [(DType, usize, [&str; 3]); 6] = [
+    (DType::Bf16, 64, ["flash_bf16_64", "flash_keys_bf16_64", "flash_queries_bf16_64"]),
+    (DType::Bf16, 96, ["flash_bf16_96", "flash_keys_bf16_96", "flash_queries_bf16_96"]),
+    (DType::Bf16, 128, ["flash_bf16_128", "flash_keys_bf16_128", "flash_queries_bf16_128"]),
+    (DType::F16, 64, ["flash_f16_64", "flash_keys_f16_64", "flash_queries_f16_64"]),
+    (DType::F16, 96, ["flash_f16_96", "flash_keys_f16_96", "flash_queries_f16_96"]),
+    (DType::F16, 128, ["flash_f16_128", "flash_keys_f16_128", "flash_queries_f16_128"]),
+];
+/// Queries of a block, and keys of one that owns keys.
+const TILE: usize = 128;
+/// Rows and keys of a tile in the kernels for heads of any size, and columns of a head that a block sums up.
+const PLAIN_TILE: usize = 64;
+const PLAIN_COLUMNS: usize = 128;
+
+/// Elements of f32 that a forward uses.
+pub(super) fn forward_workspace(_: &Attention) -> usize {
+    0
+}
+
+/// Elements of f32 that a backward uses: for each query of each head the sum of `dout * out`.
+pub(super) fn backward_workspace(op: &Attention) -> usize {
+    lines(op)
+}
+
+/// Elements of f32 that a forward which stores its probabilities uses: each row's log-sum-exp.
+pub(super) fn naive_workspace(op: &Attention) -> usize {
+    lines(op)
+}
+
+/// Elements of f32 that its backward uses: as [`backward_workspace`].
+pub(super) fn naive_backward_workspace(op: &Attention) -> usize {
+    lines(op)
+}
+
+fn lines(op: &Attention) -> usize {
+    op.batch.saturating_mul(op.heads).saturating_mul(op.seq)
+}
+
+fn address(view: &View) -> Address {
+    view.ptr().as_ptr() as Address
+}
+
+fn address_mut(view: &ViewMut) -> Address {
+    view.ptr().as_ptr() as Address
+}
+
+/// Whether there is nothing to do. Else the shape is one that kernels can count in.
+fn is_empty(name: &'static str, op: &Attention) -> Result<bool> {
+    if lines(op) == 0 || op.head_dim == 0 {
+        return Ok(true);
+    }
+    if [op.seq, op.batch, op.heads, op.head_dim].iter().any(|x| *x >= MOST) {
+        let reason =
+            format!("sizes from {MOST} on are more than the kernels can count; split the batch or the sequence");
+        return Err(KernelError::Invalid { op: name, reason });
+    }
+    Ok(false)
+}
+
+impl Attend {
+    fn new(op: &Attention, [q, k, v]: [&View; 3]) -> Attend {
+        let none = Run::none(op.dtype);
+        Attend {
+            q: Run::of(q),
+            k: Run::of(k),
+            v: Run::of(v),
+            out: none,
+            dout: none,
+            dq: none,
+            dk: none,
+            dv: none,
+            probs: none,
+            lse: 0,
+            delta: 0,
+            starts: 0,
+            batch: op.batch as u32,
+            heads: op.heads as u32,
+            kv_heads: op.kv_heads as u32,
+            head_dim: op.head_dim as u32,
+            rows: op.seq as u32,
+            keys: op.seq as u32,
+            window: op.window.unwrap_or(MOST).min(MOST) as i32,
+            alibi: u32::from(op.alibi),
+            q_offset: 0,
+            k_offset: 0,
+            scale: op.scale as f32,
+            scale2: (op.scale * std::f64::consts::LOG2_E) as f32,
+            section: 1,
+        }
+    }
+
+    /// With as many query heads side by side as share the cache with what they read of keys.
+    fn by_queries(self, op: &Attention) -> Attend {
+        let group = op.heads / op.kv_heads;
+        let bytes = 2 * op.seq * op.head_dim * op.dtype.size();
+        let section = group * (CACHED / bytes).max(1);
+        Attend { section: section.min(op.batch * op.heads) as u32, ..self }
+    }
+
+    /// With as many key heads side by side as share the cache with what they read of queries.
+    fn by_keys(self, op: &Attention) -> Attend {
+        let group = op.heads / op.kv_heads;
+        let bytes = 2 * op.seq * op.head_dim * op.dtype.size() * group;
+        Attend { section: (CACHED / bytes).max(1).min(op.batch * op.kv_heads) as u32, ..self }
+    }
+}
+
+/// The tensor cores' kernels for this operation, where its operands lie at multiples of 16 bytes.
+fn tensor(op: &Attention, addresses: &[Address]) -> Option<[&'static str; 3]> {
+    let known = TENSOR.iter().find(|(dtype, dim, _)| *dtype == op.dtype && *dim == op.head_dim)?;
+    addresses.iter().all(|address| address % 16 == 0).then_some(known.2)
+}
+
+impl Cuda {
+    /// The kernels of [`tensor`], if this machine's blocks may have as much shared memory.
+    fn tensor(&self, op: &Attention, addresses: &[Address], shared: usize) -> Option<[&'static str; 3]> {
+        tensor(op, addresses).filter(|_| shared <= self.machine.facts().shared_bytes as usize)
+    }
+
+    /// Says which documents cannot start where they are said to, once the host waits.
+    fn check_starts(&self, op: &Attention, starts: Option<&View>) -> Result<Address> {
+        let Some(starts) = starts else { return Ok(0) };
+        let (at, count, rows, faults) = (address(starts), (op.batch * op.seq) as u64, op.seq as u32, self.faults());
+        let grid = [self.blocks(op.batch * op.seq, 256), 1, 1];
+        // SAFETY: the kernel's parameters; there is a start for every token.
+        unsafe { self.launch("attention_starts", grid, 256, 0, arguments![at, count, rows, faults])? };
+        Ok(at)
+    }
+
+    /// Blocks for tiles of `rows` of every head, and for its columns.
+    fn plain_grid(op: &Attention, heads: usize) -> [usize; 3] {
+        [op.seq.div_ceil(PLAIN_TILE) * op.batch * heads, op.head_dim.div_ceil(PLAIN_COLUMNS), 1]
+    }
+
+    pub(super) fn run_attention(
+        &self,
+        op: &Attention,
+        starts: Option<View<'_>>,
+        [q, k, v]: [View<'_>; 3],
+        out: ViewMut<'_>,
+        lse: ViewMut<'_>,
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        if is_empty("attention", op)? {
+            return Ok(());
+        }
+        let starts = self.check_starts(op, starts.as_ref())?;
+        let attend = Attend { out: Run::of_mut(&out), lse: address_mut(&lse), starts, ..Attend::new(op, [&q, &k, &v]) };
+        let attend = attend.by_queries(op);
+        let shared = (TILE + 4 * 64) * op.head_dim * 2;
+        let addresses = [address(&q), address(&k), address(&v), address_mut(&out)];
+        if let Some([forward, ..]) = self.tensor(op, &addresses, shared) {
+            let grid = [op.seq.div_ceil(TILE) * op.batch * op.heads, 1, 1];
+            // SAFETY: the kernel's parameter, whose runs are as long as `op` wants them.
+            return unsafe { self.launch(forward, grid, 128, shared, arguments![attend]) };
+        }
+        let (grid, outputs) = (Cuda::plain_grid(op, op.heads), 1u32);
+        // SAFETY: as above.
+        unsafe { self.launch("plain_attention", grid, 256, 0, arguments![attend, outputs]) }
+    }
+
+    pub(super) fn run_attention_backward(
+        &self,
+        op: &Attention,
+        starts: Option<View<'_>>,
+        [q, k, v]: [View<'_>; 3],
+        [out, lse, dout]: [View<'_>; 3],
+        [dq, dk, dv]: [ViewMut<'_>; 3],
+        workspace: ViewMut<'_>,
+    ) -> Result<()> {
+        if is_empty("attention_backward", op)? {
+            return Ok(());
+        }
+        let starts = self.check_starts(op, starts.as_ref())?;
+        let attend = Attend {
+            out: Run::of(&out),
+            dout: Run::of(&dout),
+            dq: Run::of_mut(&dq),
+            dk: Run::of_mut(&dk),
+            dv: Run::of_mut(&dv),
+            lse: address(&lse),
+            delta: address_mut(&workspace),
+            starts,
+            ..Attend::new(op, [&q, &k, &v])
+        };
+        let grid = [self.blocks(lines(op), 8), 1, 1];
+        // SAFETY: the kernel's parameter, whose runs are as long as `op` wants them.
+        unsafe { self.launch("attention_delta", grid, 256, 0, arguments![attend])? };
+        let (by_keys, by_queries) = (attend.by_keys(op), attend.by_queries(op));
+        // Both kernels hold as much; the one that owns keys has three numbers for each of two tiles' queries besides.
+        let shared = (2 * TILE + 4 * 64) * op.head_dim * 2;
+        let of_keys = shared + 2 * 3 * 64 * 4;
+        let inputs = [&q, &k, &v, &dout].map(address);
+        let outputs = [&dq, &dk, &dv].map(address_mut);
+        let Some([_, keys, queries]) = self.tensor(op, &[&inputs[..], &outputs].concat(), of_keys) else {
+            let grids = [op.kv_heads, op.heads].map(|heads| Cuda::plain_grid(op, heads));
+            // SAFETY: as above.
+            unsafe {
+                self.launch("plain_keys", grids[0], 256, 0, arguments![by_keys])?;
+                return self.launch("plain_queries", grids[1], 256, 0, arguments![by_queries]);
+            }
+        };
+        // A warp has 32 rows of a small head and 16 of a larger one.
+        let threads = if op.head_dim == 64 { 128 } else { 256 };
+        let grid = |heads| [op.seq.div_ceil(TILE) * op.batch * heads, 1, 1];
+        // SAFETY: as above.
+        unsafe {
+            self.launch(keys, grid(op.kv_heads), threads, of_keys, arguments![by_keys])?;
+            self.launch(queries, grid(op.heads), threads, shared, arguments![by_queries])
+        }
+    }
+
+    pub(super) fn run_naive_attention(
+        &self,
+        op: &Attention,
+        starts: Option<View<'_>>,
+        [q, k, v]: [View<'_>; 3],
+        out: ViewMut<'_>,
+        probs: ViewMut<'_>,
+        workspace: ViewMut<'_>,
+    ) -> Result<()> {
+        if is_empty("naive_attention", op)? {
+            return Ok(());
+        }
+        let starts = self.check_starts(op, starts.as_ref())?;
+        let attend = Attend {
+            out: Run::of_mut(&out),
+            probs: Run::of_mut(&probs),
+            lse: address_mut(&workspace),
+            starts,
+            ..Attend::new(op, [&q, &k, &v])
+        };
+        let (attend, grid, outputs) = (attend.by_queries(op), Cuda::plain_grid(op, op.heads), 0u32);
+        // SAFETY: the kernels' parameters, whose runs are as long as `op` wants them.
+        unsafe {
+            self.launch("plain_attention", [grid[0], 1, 1], 256, 0, arguments![attend, outputs])?;
+            self.launch("naive_attention", grid, 256, 0, arguments![attend])
+        }
+    }
+
+    pub(super) fn run_naive_attention_backward(
+        &self,
+        op: &Attention,
+        [q, k, v]: [View<'_>; 3],
+        [probs, dout]: [View<'_>; 2],
+        [dq, dk, dv]: [ViewMut<'_>; 3],
+        workspace: ViewMut<'_>,
+    ) -> Result<()> {
+        if is_empty("naive_attention_backward", op)? {
+            return Ok(());
+        }
+        let attend = Attend {
+            probs: Run::of(&probs),
+            dout: Run::of(&dout),
+            dq: Run::of_mut(&dq),
+            dk: Run::of_mut(&dk),
+            dv: Run::of_mut(&dv),
+            delta: address_mut(&workspace),
+            ..Attend::new(op, [&q, &k, &v])
+        };
+        let (by_keys, by_queries) = (attend.by_keys(op), attend.by_queries(op));
+        let (keys, queries) = (Cuda::plain_grid(op, op.kv_heads), Cuda::plain_grid(op, op.heads));
+        // SAFETY: the kernels' parameter, whose runs are as long as `op` wants them.
+        unsafe {
+            self.launch("naive_delta", [queries[0], 1, 1], 256, 0, arguments![by_queries])?;
+            self.launch("naive_keys", keys, 256, 0, arguments![by_keys])?;
+            self.launch("naive_queries", queries, 256, 0, arguments![by_queries])
+        }
+    }
+}
