@@ -22,7 +22,7 @@ pub const HEADERS: &[(&str, &str)] =
     &[("prelude.h", include_str!("../../cuda/prelude.h")), ("host.h", include_str!("../../cuda/host.h"))];
 
 /// All sources.
-pub const SOURCES: &[Source] = &[source!("elementwise", false)];
+pub const SOURCES: &[Source] = &[source!("elementwise", false), source!("reduce", false)];
 
 impl Source {
     /// The kernels it exports, in the order of the text.

@@ -159,6 +159,11 @@ proptest! {
             // Those of one kind add in one order.
             let first = &results[if number < CPUS.len() { 0 } else { CPUS.len() }];
             prop_assert_eq!((got.0.to_bits(), got.1.to_bits()), (first.0.to_bits(), first.1.to_bits()));
+            // Wherever the elements begin.
+            let mut shifted = Tensor::filled(dtype, len + 1, 0.0);
+            Reference.cast(x.view(), shifted.view_mut().into_slice(1..len + 1)).unwrap();
+            let again = CUDAS[0].sum_squares(shifted.view().slice(1..len + 1)).unwrap();
+            prop_assert_eq!(again.to_bits(), results[CPUS.len()].1.to_bits());
             // f64 sums of that many numbers of size 1.
             prop_assert!((got.0 - sum).abs() <= 1e-9 && (got.1 - squares).abs() <= 1e-9 * (1.0 + squares));
         }
