@@ -249,6 +249,18 @@ DEVICE void spread8(u32 type, const Eight &eight, float (&x)[8]) {
     UNROLL for (int j = 0; j < 8; j++) x[j] = bits_to_float(words[j]);
 }
 
+// Up to eight elements of f32, bf16 or f16 from `i` on, those before `end`, zeros behind: at once where the run is wide, `i` a
+// multiple of eight, and none are missing.
+DEVICE void load_some(Run run, bool wide, u64 i, u64 end, float (&x)[8]) {
+    if (wide && i + 8 <= end) return load8(run, i, x);
+    UNROLL for (u32 j = 0; j < 8; j++) x[j] = i + j < end ? load(run, i + j) : 0.0f;
+}
+DEVICE void store_some(Run run, bool wide, u64 i, u64 end, const float (&x)[8]) {
+    if (wide && i + 8 <= end) return store8(run, i, x);
+    UNROLL for (u32 j = 0; j < 8; j++)
+        if (i + j < end) store(run, i + j, x[j]);
+}
+
 // To the nearest of a type of floats, and back.
 DEVICE float rounded(u32 type, float x) {
     if (type == BF16) return to_float(from_float<bf16>(x));
@@ -301,4 +313,12 @@ DEVICE float block_max(float x, float *aside) {
     for (u32 i = 1; i < threads() / WARP; i++) all = larger(all, aside[i]);
     sync_block();
     return all;
+}
+
+// Leaves for the host what is wrong, as launch.rs lists it: which check, and two numbers. The first one found stays. All kernels
+// of a queue share the words, and one kernel makes one check, so the bits of two checks never mix.
+DEVICE void fault(u32 *words, u32 check, u32 a, u32 b) {
+    if (words[0] != 0 || atomic_or(&words[0], check) != 0) return;
+    words[1] = a;
+    words[2] = b;
 }

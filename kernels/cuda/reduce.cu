@@ -211,10 +211,8 @@ KERNEL(256) sum(Run x, u32 squares, double *sums, u64 len) {
     double all = 0;
     for (u64 start = bid_x() * tile; start < len; start += blocks_x() * tile) {
         const u64 i = start + tid() * 8;
-        float values[8] = {};
-        if (wide && i + 8 <= len) load8(x, i, values);
-        else UNROLL for (u32 j = 0; j < 8; j++)
-            if (i + j < len) values[j] = load(x, i + j);
+        float values[8];
+        load_some(x, wide, i, len, values);
         // A product of two f32 is exact.
         UNROLL for (int j = 0; j < 8; j++) all += squares ? double(values[j]) * double(values[j]) : double(values[j]);
     }

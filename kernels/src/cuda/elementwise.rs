@@ -8,7 +8,6 @@ use crate::philox;
 use crate::round::Float32;
 use crate::{DType, Result, View, ViewMut};
 use half::{bf16, f16};
-use std::ffi::c_void;
 
 const THREADS: u32 = 256;
 /// Elements that a block takes at a time: eight for each thread.
@@ -27,39 +26,42 @@ const fn number(act: Act) -> u32 {
 }
 
 impl Cuda {
-    /// Starts a kernel that goes through `len` elements.
-    ///
-    /// # Safety
-    /// As for [`Cuda::launch`].
-    unsafe fn each(&self, kernel: &'static str, len: usize, arguments: &mut [*mut c_void]) -> Result<()> {
-        let grid = [self.blocks(len, TILE), 1, 1];
-        // SAFETY: the caller's promise.
-        unsafe { self.launch(kernel, grid, THREADS, 0, arguments) }
+    /// Blocks for so many elements.
+    fn tiles(&self, len: usize) -> [usize; 3] {
+        [self.blocks(len, TILE), 1, 1]
     }
 
     pub(super) fn run_fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
         let (len, value) = (dst.len(), value as f32);
         // SAFETY: the kernel's parameters, and `dst` holds `len` elements.
-        unsafe { self.each("fill", len, arguments![Run::of_mut(&dst), len as u64, value]) }
+        unsafe { self.launch("fill", self.tiles(len), THREADS, 0, arguments![Run::of_mut(&dst), len as u64, value]) }
     }
 
     pub(super) fn run_accumulate(&self, alpha: f64, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         let (len, alpha) = (dst.len(), alpha as f32);
         // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
-        unsafe { self.each("accumulate", len, arguments![alpha, Run::of(&src), Run::of_mut(&dst), len as u64]) }
+        unsafe {
+            self.launch(
+                "accumulate",
+                self.tiles(len),
+                THREADS,
+                0,
+                arguments![alpha, Run::of(&src), Run::of_mut(&dst), len as u64],
+            )
+        }
     }
 
     pub(super) fn run_add(&self, a: View<'_>, b: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         let len = dst.len();
         let (a, b, to) = (Run::of(&a), Run::of(&b), Run::of_mut(&dst));
         // SAFETY: the kernel's parameters, and all hold `len` elements (checked).
-        unsafe { self.each("add", len, arguments![a, b, to, len as u64]) }
+        unsafe { self.launch("add", self.tiles(len), THREADS, 0, arguments![a, b, to, len as u64]) }
     }
 
     pub(super) fn run_scale(&self, alpha: f64, dst: ViewMut<'_>) -> Result<()> {
         let (len, alpha) = (dst.len(), alpha as f32);
         // SAFETY: the kernel's parameters, and `dst` holds `len` elements.
-        unsafe { self.each("scale", len, arguments![alpha, Run::of_mut(&dst), len as u64]) }
+        unsafe { self.launch("scale", self.tiles(len), THREADS, 0, arguments![alpha, Run::of_mut(&dst), len as u64]) }
     }
 
     /// One type is copied; else an element is read as f32 and rounded into its place.
@@ -71,13 +73,15 @@ impl Cuda {
             return Ok(unsafe { self.queue.copy(from, to, len * dst.dtype().size()) }?);
         }
         // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
-        unsafe { self.each("cast", len, arguments![from, to, len as u64]) }
+        unsafe { self.launch("cast", self.tiles(len), THREADS, 0, arguments![from, to, len as u64]) }
     }
 
     pub(super) fn run_activate(&self, op: &Activate, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
         let (x, y) = (Run::of(&x), Run::of_mut(&y));
         // SAFETY: the kernel's parameters, and both hold the operation's elements (checked).
-        unsafe { self.each("activate", op.len, arguments![number(op.act), x, y, op.len as u64]) }
+        unsafe {
+            self.launch("activate", self.tiles(op.len), THREADS, 0, arguments![number(op.act), x, y, op.len as u64])
+        }
     }
 
     pub(super) fn run_activate_backward(
@@ -89,13 +93,29 @@ impl Cuda {
     ) -> Result<()> {
         let (x, dy, dx) = (Run::of(&x), Run::of(&dy), Run::of_mut(&dx));
         // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
-        unsafe { self.each("activate_backward", op.len, arguments![number(op.act), x, dy, dx, op.len as u64]) }
+        unsafe {
+            self.launch(
+                "activate_backward",
+                self.tiles(op.len),
+                THREADS,
+                0,
+                arguments![number(op.act), x, dy, dx, op.len as u64],
+            )
+        }
     }
 
     pub(super) fn run_swiglu(&self, op: &Swiglu, gate: View<'_>, up: View<'_>, act: ViewMut<'_>) -> Result<()> {
         let (gate, up, act) = (Run::of(&gate), Run::of(&up), Run::of_mut(&act));
         // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
-        unsafe { self.each("swiglu", op.len, arguments![number(op.act), gate, up, act, op.len as u64]) }
+        unsafe {
+            self.launch(
+                "swiglu",
+                self.tiles(op.len),
+                THREADS,
+                0,
+                arguments![number(op.act), gate, up, act, op.len as u64],
+            )
+        }
     }
 
     pub(super) fn run_swiglu_backward(
@@ -110,16 +130,26 @@ impl Cuda {
         let (gate, up, dact) = (Run::of(&gate), Run::of(&up), Run::of(&dact));
         let (dgate, dup, len) = (Run::of_mut(&dgate), Run::of_mut(&dup), op.len as u64);
         // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
-        unsafe { self.each("swiglu_backward", op.len, arguments![number(op.act), gate, up, dact, dgate, dup, len]) }
+        unsafe {
+            self.launch(
+                "swiglu_backward",
+                self.tiles(op.len),
+                THREADS,
+                0,
+                arguments![number(op.act), gate, up, dact, dgate, dup, len],
+            )
+        }
     }
 
     pub(super) fn run_dropout(&self, op: &Dropout, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
         let (threshold, scale) = (philox::threshold(op.p), (1.0 / (1.0 - op.p)) as f32);
         // SAFETY: the kernel's parameters, and both hold the operation's elements (checked).
         unsafe {
-            self.each(
+            self.launch(
                 "dropout",
-                op.len,
+                self.tiles(op.len),
+                THREADS,
+                0,
                 arguments![op.seed, op.first, threshold, scale, Run::of(&x), Run::of_mut(&y), op.len as u64],
             )
         }
@@ -142,9 +172,11 @@ impl Cuda {
         let (g, copy) = (Run::of(&g), copy.map_or(Run::none(DType::F32), |view| Run::of_mut(&view)));
         // SAFETY: the kernel's parameters, and all hold the operation's elements (checked), except a copy that there is none of.
         unsafe {
-            self.each(
+            self.launch(
                 "adamw",
-                op.len,
+                self.tiles(op.len),
+                THREADS,
+                0,
                 arguments![Step::of(op), chance, seed, first, op.step, p, m, v, g, copy, op.len as u64],
             )
         }

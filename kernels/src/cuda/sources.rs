@@ -22,7 +22,13 @@ pub const HEADERS: &[(&str, &str)] =
     &[("prelude.h", include_str!("../../cuda/prelude.h")), ("host.h", include_str!("../../cuda/host.h"))];
 
 /// All sources.
-pub const SOURCES: &[Source] = &[source!("elementwise", false), source!("reduce", false)];
+pub const SOURCES: &[Source] = &[
+    source!("elementwise", false),
+    source!("reduce", false),
+    source!("quantize", false),
+    source!("packed", false),
+    source!("experts", false),
+];
 
 impl Source {
     /// The kernels it exports, in the order of the text.

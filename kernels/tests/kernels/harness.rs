@@ -17,15 +17,22 @@ pub static PLAINER: LazyLock<Vec<Cpu>> =
 
 /// The CUDA kernels on the processor: threads of a block in their order, and from the last to the first.
 /// ZBENCH_HOST_CUDA_FLAGS adds flags for the compiler, as for AddressSanitizer.
-pub static CUDAS: LazyLock<[Cuda; 2]> = LazyLock::new(|| {
+pub static CUDAS: LazyLock<[Cuda; 2]> =
+    LazyLock::new(|| [Order::Forward, Order::Backward].map(|order| Cuda::new(Arc::new(host(order))).unwrap()));
+
+/// A machine of a test's own: its faults and launches are nobody else's.
+pub fn host(order: Order) -> Host {
     let flags = std::env::var("ZBENCH_HOST_CUDA_FLAGS").unwrap_or_default();
     let flags: Vec<_> = flags.split_whitespace().map(Into::into).collect();
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-on-the-host");
-    [Order::Forward, Order::Backward].map(|order| {
-        let host = Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"));
-        Cuda::new(Arc::new(host)).unwrap()
-    })
-});
+    Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Everything that computes in f32: the cores in all ways, and the CUDA kernels.
+pub fn all() -> impl Iterator<Item = &'static dyn Kernels> {
+    let cores = CPUS.iter().chain(PLAINER.iter()).map(|cpu| cpu as &dyn Kernels);
+    cores.chain(CUDAS.iter().map(|cuda| cuda as &dyn Kernels))
+}
 
 /// How far a result may be from the reference on the same inputs in f64: relative to the value, and to the root mean
 /// square of the tensor (sums of large terms may cancel).
