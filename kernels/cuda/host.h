@@ -356,6 +356,8 @@ static void aligned(const void *p, const char *why) {
     static thread_local zb::Shared<type, (count)> name##_; \
     type *name = name##_.get()
 #define DYNAMIC(type, name) type *name = reinterpret_cast<type *>(zb::state.dynamic)
+#define TABLE(type, name, count) static const type name[count]
+#define LARGE(type, name) type name
 
 DEVICE u32 tid() { return zb::state.current->index; }
 DEVICE u32 threads() { return zb::state.launch.threads; }
@@ -420,7 +422,19 @@ DEVICE float fma1(float a, float b, float c) { return fmaf(a, b, c); }
 DEVICE float mul_rn(float a, float b) { return a * b; }
 DEVICE float add_rn(float a, float b) { return a + b; }
 DEVICE u32 mul_high(u32 a, u32 b) { return u32(u64(a) * b >> 32); }
+DEVICE float div_rn(float a, float b) { return a / b; }
 DEVICE float sqrt_rn(float x) { return sqrtf(x); }
+DEVICE double mul_rn(double a, double b) { return a * b; }
+DEVICE double add_rn(double a, double b) { return a + b; }
+DEVICE float floor_of(float x) { return floorf(x); }
+DEVICE float rcp_fast(float x) { return 1.0f / x; }
+DEVICE u32 bit_count(u32 x) { return u32(__builtin_popcount(x)); }
+DEVICE u32 match_any(u32 x) {
+    auto *slots = zb::exchange("match_any", x);
+    u32 same = 0;
+    for (u32 lane = 0; lane < zb::LANES; lane++) same |= u32(zb::of_slot<u32>(slots, lane) == x) << lane;
+    return same;
+}
 DEVICE double log_of(double x) { return log(x); }
 
 // Blocks run one after the other, but ranks are threads of one process.
@@ -436,6 +450,13 @@ DEVICE u32 atomic_or(u32 *at, u32 x) { return __atomic_fetch_or(at, x, __ATOMIC_
 DEVICE u32 atomic_min(u32 *at, u32 x) {
     u32 old = __atomic_load_n(at, __ATOMIC_RELAXED);
     while (x < old && !__atomic_compare_exchange_n(at, &old, x, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    return old;
+}
+
+DEVICE u32 atomic_max(u32 *at, u32 x) {
+    u32 old = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (x > old && !__atomic_compare_exchange_n(at, &old, x, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
     }
     return old;
 }

@@ -28,6 +28,10 @@ struct f16 { u16 bits; };
     type *name = reinterpret_cast<type *>(zb_dynamic)
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
+// A table of constants: TABLE(type, name, count) = {...};
+#define TABLE(type, name, count) static __device__ const type name[count]
+// A parameter so large that nobody may copy it to index it.
+#define LARGE(type, name) const __grid_constant__ type name
 
 DEVICE u32 tid() { return threadIdx.x; }
 DEVICE u32 threads() { return blockDim.x; }
@@ -101,13 +105,27 @@ DEVICE float fma1(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
 DEVICE u32 mul_high(u32 a, u32 b) { return __umulhi(a, b); }
+DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 DEVICE float sqrt_rn(float x) { return __fsqrt_rn(x); }
+DEVICE double mul_rn(double a, double b) { return __dmul_rn(a, b); }
+DEVICE double add_rn(double a, double b) { return __dadd_rn(a, b); }
+DEVICE float floor_of(float x) { return floorf(x); }
+// 1 / x by the special function unit: 1 unit in the last place, subnormal numbers count as 0.
+DEVICE float rcp_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE u32 bit_count(u32 x) { return __popc(x); }
+// The lanes of the warp, a bit each, that call with the same number.
+DEVICE u32 match_any(u32 x) { return __match_any_sync(~0u, x); }
 DEVICE double log_of(double x) { return log(x); }
 
 DEVICE float atomic_add(float *at, float x) { return atomicAdd(at, x); }
 DEVICE u32 atomic_add(u32 *at, u32 x) { return atomicAdd(at, x); }
 DEVICE u32 atomic_or(u32 *at, u32 x) { return atomicOr(at, x); }
 DEVICE u32 atomic_min(u32 *at, u32 x) { return atomicMin(at, x); }
+DEVICE u32 atomic_max(u32 *at, u32 x) { return atomicMax(at, x); }
 
 DEVICE u32 shared_address(const void *p) { return u32(__cvta_generic_to_shared(p)); }
 
@@ -221,6 +239,57 @@ DEVICE void store8(Run run, u64 i, const float (&x)[8]) {
     store_quad(as<float>(run) + i, quad{w[0], w[1], w[2], w[3]});
     store_quad(as<float>(run) + i + 4, quad{w[4], w[5], w[6], w[7]});
 }
+
+// Eight elements as they lie in memory, of a run that is wide, where `i` is a multiple of eight; and as f32. Apart, so that the
+// words of several runs are under way before the first of them is waited for.
+struct Eight { quad low, high; };
+DEVICE Eight fetch8(Run run, u64 i) {
+    const bool words = run.type == F32;
+    const char *at = as<char>(run) + (words ? 4 : 2) * i;
+    Eight eight = {};
+    eight.low = load_quad(at);
+    if (words) eight.high = load_quad(at + 16);
+    return eight;
+}
+DEVICE void spread8(u32 type, const Eight &eight, float (&x)[8]) {
+    if (type == BF16) return unpack8<bf16>(eight.low, x);
+    if (type == F16) return unpack8<f16>(eight.low, x);
+    const u32 words[8] = {eight.low.x,  eight.low.y,  eight.low.z,  eight.low.w,
+                          eight.high.x, eight.high.y, eight.high.z, eight.high.w};
+    UNROLL for (int j = 0; j < 8; j++) x[j] = bits_to_float(words[j]);
+}
+
+// Up to eight elements of f32, bf16 or f16 from `i` on, those before `end`, zeros behind: at once where the run is wide, `i` a
+// multiple of eight, and none are missing.
+DEVICE void load_some(Run run, bool wide, u64 i, u64 end, float (&x)[8]) {
+    if (wide && i + 8 <= end) return load8(run, i, x);
+    UNROLL for (u32 j = 0; j < 8; j++) x[j] = i + j < end ? load(run, i + j) : 0.0f;
+}
+DEVICE void store_some(Run run, bool wide, u64 i, u64 end, const float (&x)[8]) {
+    if (wide && i + 8 <= end) return store8(run, i, x);
+    UNROLL for (u32 j = 0; j < 8; j++)
+        if (i + j < end) store(run, i + j, x[j]);
+}
+
+// To the nearest of a type of floats, and back.
+DEVICE float rounded(u32 type, float x) {
+    if (type == BF16) return to_float(from_float<bf16>(x));
+    if (type == F16) return to_float(from_float<f16>(x));
+    return x;
+}
+
+// e^x within 4 units in the last place, where it is a normal number; 0 below that. The power of two is made of the product's
+// high part, and corrected by its low part.
+DEVICE float exp_near(float x) {
+    const float LOG2E = 1.442695f, LOG2E_LOW = 1.925963e-8f, LN2 = 0.6931472f;
+    const float inside = x > 89.0f ? 89.0f : x < -88.0f ? -88.0f : x;
+    const float high = mul_rn(inside, LOG2E), low = fma1(inside, LOG2E_LOW, fma1(inside, LOG2E, -high));
+    const float y = mul_rn(exp2_fast(high), fma1(low, LN2, 1.0f));
+    return x < -87.3f ? 0.0f : y;
+}
+
+// a / b, by the short way where both are short.
+DEVICE u64 quotient(u64 a, u64 b) { return (a | b) >> 32 ? a / b : u32(a) / u32(b); }
 
 // Sum and maximum over a warp, on all lanes, in one order.
 DEVICE float warp_sum(float x) {

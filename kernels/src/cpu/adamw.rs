@@ -9,9 +9,10 @@ use crate::philox::{self, Stream};
 use crate::round::Float32;
 use crate::{View, ViewMut, stochastic};
 
-/// The constants of a step, each rounded once.
+/// The constants of a step, each rounded once. Laid out as kernels/cuda/elementwise.cu has it.
+#[repr(C)]
 #[derive(Clone, Copy)]
-struct Step {
+pub(crate) struct Step {
     factor: f32,
     keep: f32,
     new1: f32,
@@ -23,7 +24,7 @@ struct Step {
 }
 
 impl Step {
-    fn of(op: &AdamW) -> Step {
+    pub(crate) fn of(op: &AdamW) -> Step {
         let bias1 = 1.0 - op.beta1.powf(op.step as f64);
         let bias2 = 1.0 - op.beta2.powf(op.step as f64);
         Step {

@@ -1,6 +1,6 @@
 //! Kernels on cores: f32 arithmetic on f32, bf16 and f16 buffers, several threads to an operation.
 
-mod adamw;
+pub(crate) mod adamw;
 mod attention;
 mod elementwise;
 mod experts;

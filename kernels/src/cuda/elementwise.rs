@@ -1,77 +1,238 @@
 //! Traffic, activations, dropout, the optimizer.
 
 use super::Cuda;
-use super::launch::{Run, arguments};
+use super::launch::{Argument, Run, arguments};
+use crate::cpu::adamw::Step;
 use crate::op::*;
-use crate::{Result, View, ViewMut};
+use crate::philox;
+use crate::round::Float32;
+use crate::{DType, Result, View, ViewMut};
+use half::{bf16, f16};
 
-impl Cuda {
-    pub(super) fn run_fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
-        let (len, value) = (dst.len() as u64, value as f32);
-        let grid = [self.blocks(dst.len(), 256 * 8), 1, 1];
-        // SAFETY: the kernel's parameters, and `dst` holds `len` elements.
-        unsafe { self.launch("fill", grid, 256, 0, arguments![Run::of_mut(&dst), len, value]) }
+const THREADS: u32 = 256;
+/// Elements that a block takes at a time: eight for each thread.
+const TILE: usize = THREADS as usize * 8;
+
+// SAFETY: eight f32, laid out alike in C.
+unsafe impl Argument for Step {}
+
+/// An activation's number in the kernels.
+const fn number(act: Act) -> u32 {
+    match act {
+        Act::Silu => 0,
+        Act::Gelu => 1,
+        Act::GeluTanh => 2,
     }
 }
 
 impl Cuda {
-    pub(super) fn run_accumulate(&self, _: f64, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("accumulate"))
+    /// Blocks for so many elements.
+    fn tiles(&self, len: usize) -> [usize; 3] {
+        [self.blocks(len, TILE), 1, 1]
     }
 
-    pub(super) fn run_activate(&self, _: &Activate, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("activate"))
+    pub(super) fn run_fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
+        let (len, value) = (dst.len(), value as f32);
+        // SAFETY: the kernel's parameters, and `dst` holds `len` elements.
+        unsafe { self.launch("fill", self.tiles(len), THREADS, 0, arguments![Run::of_mut(&dst), len as u64, value]) }
     }
 
-    pub(super) fn run_activate_backward(&self, _: &Activate, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("activate_backward"))
+    pub(super) fn run_accumulate(&self, alpha: f64, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        let (len, alpha) = (dst.len(), alpha as f32);
+        // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
+        unsafe {
+            self.launch(
+                "accumulate",
+                self.tiles(len),
+                THREADS,
+                0,
+                arguments![alpha, Run::of(&src), Run::of_mut(&dst), len as u64],
+            )
+        }
     }
 
-    pub(super) fn run_adamw(
+    pub(super) fn run_add(&self, a: View<'_>, b: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        let len = dst.len();
+        let (a, b, to) = (Run::of(&a), Run::of(&b), Run::of_mut(&dst));
+        // SAFETY: the kernel's parameters, and all hold `len` elements (checked).
+        unsafe { self.launch("add", self.tiles(len), THREADS, 0, arguments![a, b, to, len as u64]) }
+    }
+
+    pub(super) fn run_scale(&self, alpha: f64, dst: ViewMut<'_>) -> Result<()> {
+        let (len, alpha) = (dst.len(), alpha as f32);
+        // SAFETY: the kernel's parameters, and `dst` holds `len` elements.
+        unsafe { self.launch("scale", self.tiles(len), THREADS, 0, arguments![alpha, Run::of_mut(&dst), len as u64]) }
+    }
+
+    /// One type is copied; else an element is read as f32 and rounded into its place.
+    pub(super) fn run_cast(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        let (len, from, to) = (dst.len(), Run::of(&src), Run::of_mut(&dst));
+        if src.dtype() == dst.dtype() {
+            let (from, to) = (src.ptr().as_ptr().addr() as u64, dst.ptr().as_ptr().addr() as u64);
+            // SAFETY: both hold as many bytes of the machine's, and `dst` is lent for writing, so they are apart.
+            return Ok(unsafe { self.queue.copy(from, to, len * dst.dtype().size()) }?);
+        }
+        // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
+        unsafe { self.launch("cast", self.tiles(len), THREADS, 0, arguments![from, to, len as u64]) }
+    }
+
+    pub(super) fn run_activate(&self, op: &Activate, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
+        let (x, y) = (Run::of(&x), Run::of_mut(&y));
+        // SAFETY: the kernel's parameters, and both hold the operation's elements (checked).
+        unsafe {
+            self.launch("activate", self.tiles(op.len), THREADS, 0, arguments![number(op.act), x, y, op.len as u64])
+        }
+    }
+
+    pub(super) fn run_activate_backward(
         &self,
-        _: &AdamW,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: View<'_>,
-        _: Option<ViewMut<'_>>,
+        op: &Activate,
+        x: View<'_>,
+        dy: View<'_>,
+        dx: ViewMut<'_>,
     ) -> Result<()> {
-        Err(super::missing("adamw"))
+        let (x, dy, dx) = (Run::of(&x), Run::of(&dy), Run::of_mut(&dx));
+        // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
+        unsafe {
+            self.launch(
+                "activate_backward",
+                self.tiles(op.len),
+                THREADS,
+                0,
+                arguments![number(op.act), x, dy, dx, op.len as u64],
+            )
+        }
     }
 
-    pub(super) fn run_add(&self, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("add"))
-    }
-
-    pub(super) fn run_cast(&self, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("cast"))
-    }
-
-    pub(super) fn run_dropout(&self, _: &Dropout, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("dropout"))
-    }
-
-    pub(super) fn run_normal(&self, _: &Normal, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("normal"))
-    }
-
-    pub(super) fn run_scale(&self, _: f64, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("scale"))
-    }
-
-    pub(super) fn run_swiglu(&self, _: &Swiglu, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("swiglu"))
+    pub(super) fn run_swiglu(&self, op: &Swiglu, gate: View<'_>, up: View<'_>, act: ViewMut<'_>) -> Result<()> {
+        let (gate, up, act) = (Run::of(&gate), Run::of(&up), Run::of_mut(&act));
+        // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
+        unsafe {
+            self.launch(
+                "swiglu",
+                self.tiles(op.len),
+                THREADS,
+                0,
+                arguments![number(op.act), gate, up, act, op.len as u64],
+            )
+        }
     }
 
     pub(super) fn run_swiglu_backward(
         &self,
-        _: &Swiglu,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
+        op: &Swiglu,
+        gate: View<'_>,
+        up: View<'_>,
+        dact: View<'_>,
+        dgate: ViewMut<'_>,
+        dup: ViewMut<'_>,
     ) -> Result<()> {
-        Err(super::missing("swiglu_backward"))
+        let (gate, up, dact) = (Run::of(&gate), Run::of(&up), Run::of(&dact));
+        let (dgate, dup, len) = (Run::of_mut(&dgate), Run::of_mut(&dup), op.len as u64);
+        // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
+        unsafe {
+            self.launch(
+                "swiglu_backward",
+                self.tiles(op.len),
+                THREADS,
+                0,
+                arguments![number(op.act), gate, up, dact, dgate, dup, len],
+            )
+        }
     }
+
+    pub(super) fn run_dropout(&self, op: &Dropout, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
+        let (threshold, scale) = (philox::threshold(op.p), (1.0 / (1.0 - op.p)) as f32);
+        // SAFETY: the kernel's parameters, and both hold the operation's elements (checked).
+        unsafe {
+            self.launch(
+                "dropout",
+                self.tiles(op.len),
+                THREADS,
+                0,
+                arguments![op.seed, op.first, threshold, scale, Run::of(&x), Run::of_mut(&y), op.len as u64],
+            )
+        }
+    }
+
+    pub(super) fn run_adamw(
+        &self,
+        op: &AdamW,
+        p: ViewMut<'_>,
+        m: ViewMut<'_>,
+        v: ViewMut<'_>,
+        g: View<'_>,
+        copy: Option<ViewMut<'_>>,
+    ) -> Result<()> {
+        let (chance, seed, first) = match op.rounding {
+            Rounding::Nearest => (0u32, 0, 0),
+            Rounding::Stochastic { seed, first } => (1, seed, first),
+        };
+        let [p, m, v] = [p, m, v].map(|view| Run::of_mut(&view));
+        let (g, copy) = (Run::of(&g), copy.map_or(Run::none(DType::F32), |view| Run::of_mut(&view)));
+        // SAFETY: the kernel's parameters, and all hold the operation's elements (checked), except a copy that there is none of.
+        unsafe {
+            self.launch(
+                "adamw",
+                self.tiles(op.len),
+                THREADS,
+                0,
+                arguments![Step::of(op), chance, seed, first, op.step, p, m, v, g, copy, op.len as u64],
+            )
+        }
+    }
+
+    /// Drawn on the host, so that the bits are those of every other device, and sent in pieces: no part of a step.
+    pub(super) fn run_normal(&self, op: &Normal, mut dst: ViewMut<'_>) -> Result<()> {
+        const PIECE: usize = 1 << 22;
+        let mut bytes = vec![0u8; op.len.min(PIECE) * op.dtype.size()];
+        for start in (0..op.len).step_by(PIECE) {
+            let len = PIECE.min(op.len - start);
+            let piece = &mut bytes[..len * op.dtype.size()];
+            draw(op, start, piece);
+            let to = dst.slice_mut(start..start + len).ptr().as_ptr().addr() as u64;
+            // SAFETY: `dst` holds `len` elements from `start` on (checked).
+            unsafe { self.queue.upload(piece, to)? };
+        }
+        Ok(())
+    }
+}
+
+/// The elements from `start` on, as bytes, by as many threads as there is work and there are cores for.
+fn draw(op: &Normal, start: usize, bytes: &mut [u8]) {
+    const LEAST: usize = 1 << 16;
+    let size = op.dtype.size();
+    let len = bytes.len() / size;
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let part = len.div_ceil(cores).max(LEAST);
+    let run = |number: usize, bytes: &mut [u8]| {
+        let first = op.first.wrapping_add((start + number * part) as u64);
+        match op.dtype {
+            DType::Bf16 => draw_as::<bf16>(op, first, bytes),
+            DType::F16 => draw_as::<f16>(op, first, bytes),
+            _ => draw_as::<f32>(op, first, bytes),
+        }
+    };
+    let mut parts = bytes.chunks_mut(part * size).enumerate();
+    let own = parts.next();
+    std::thread::scope(|scope| {
+        parts.for_each(|(number, bytes)| drop(scope.spawn(move || run(number, bytes))));
+        own.into_iter().for_each(|(number, bytes)| run(number, bytes));
+    });
+}
+
+fn draw_as<T: Float32>(op: &Normal, first: u64, bytes: &mut [u8]) {
+    let std = op.std as f32;
+    let mut slots = bytes.chunks_exact_mut(size_of::<T>());
+    let len = slots.len();
+    philox::each(
+        first,
+        len,
+        |block| philox::normals(op.seed, block),
+        |_, x| {
+            if let Some(slot) = slots.next() {
+                slot.copy_from_slice(bytemuck::bytes_of(&T::narrow(std * x)));
+            }
+        },
+    );
 }

@@ -1,36 +1,144 @@
 //! A mixture of experts: routing, moving rows to their experts and back, and products in groups.
 
+use super::launch::{Argument, Run, arguments, number};
+use super::machine::Address;
 use super::{Cuda, supported};
 use crate::op::{Combine, GroupedGemm, Op, Route, Slots};
-use crate::{DType, ExpertKernels, Kernels, Result, View, ViewMut, check};
+use crate::{DType, ExpertKernels, KernelError, Kernels, Result, View, ViewMut, check};
+
+const THREADS: u32 = 256;
+const WARP: usize = 32;
+/// Choices that a warp sorts, at least.
+const CHUNK: usize = 2048;
+
+/// What `route` wrote, as kernels/cuda/experts.cu has it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Indices {
+    ids: Address,
+    order: Address,
+    places: Address,
+    slots: u64,
+    experts: u32,
+    top: u32,
+    faults: Address,
+}
+
+// SAFETY: laid out alike in C.
+unsafe impl Argument for Indices {}
 
 impl Cuda {
-    fn run_route(&self, _: &Route, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("route"))
+    /// The parts of the indices of `rows x top` choices.
+    fn parts(&self, indices: Address, [rows, top, experts]: [usize; 3]) -> Indices {
+        let slots = (rows * top) as u64;
+        let part = |number: u64| indices + number * slots * size_of::<u32>() as u64;
+        let (ids, order, places) = (part(0), part(1), part(2));
+        Indices { ids, order, places, slots, experts: experts as u32, top: top as u32, faults: self.faults() }
     }
 
-    fn run_route_backward(&self, _: &Route, _: View<'_>, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("route_backward"))
+    /// Blocks for work of which a warp takes a piece at a time.
+    fn warps(&self, pieces: usize) -> [usize; 3] {
+        [self.blocks(pieces, THREADS as usize / WARP), 1, 1]
     }
 
-    fn run_dispatch(&self, _: &Slots, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("dispatch"))
+    fn run_route(&self, op: &Route, logits: View<'_>, weights: ViewMut<'_>, indices: ViewMut<'_>) -> Result<()> {
+        let Route { rows, experts, top, .. } = *op;
+        let all = self.parts(indices.ptr().as_ptr() as Address, [rows, top, experts]);
+        let offsets = all.places + all.slots * size_of::<u32>() as u64;
+        if all.slots == 0 {
+            // SAFETY: the indices end with the offsets (checked).
+            return Ok(unsafe { self.queue.set(offsets, 0, (experts + 1) * size_of::<u32>()) }?);
+        }
+        let shared = experts.saturating_mul(size_of::<u32>());
+        let most = self.machine.facts().shared_bytes as usize;
+        if shared > most {
+            let reason = format!("{experts} experts are too many to be counted in {most} bytes of shared memory");
+            return Err(KernelError::Invalid { op: "route", reason });
+        }
+        let round_to = if op.rounded { number(op.dtype) } else { number(DType::F32) };
+        let (weights, logits) = (weights.ptr().as_ptr() as Address, Run::of(&logits));
+        let (many, each, normalised) = (rows as u64, top as u32, u32::from(op.normalised));
+        // SAFETY: the kernel's parameters; shapes were checked.
+        unsafe {
+            let arguments = arguments![logits, many, all.experts, each, normalised, round_to, weights, all.ids];
+            self.launch("route_choose", self.warps(rows), THREADS, 0, arguments)?;
+        }
+        let chunk = CHUNK.max((2 * experts).next_multiple_of(WARP));
+        let chunks = op.slots().div_ceil(chunk);
+        // Counts of many chunks lie where places will: no more than half of the choices and one expert's count each, while
+        // a chunk is twice the experts long. Those of a single chunk become the offsets where they lie.
+        let counts = if chunks > 1 { all.places } else { offsets };
+        let (grid, size, number_of) = ([chunks, 1, 1], chunk as u32, chunks as u32);
+        let Indices { ids, order, places, slots, experts, .. } = all;
+        // SAFETY: the kernels' parameters, in memory that the indices have (checked); ids are those just chosen.
+        unsafe {
+            self.launch("route_count", grid, WARP as u32, shared, arguments![ids, slots, size, experts, counts])?;
+            self.launch("route_scan", [1; 3], THREADS, 0, arguments![counts, offsets, number_of, experts])?;
+            let arguments = arguments![ids, slots, size, experts, counts, order];
+            self.launch("route_place", grid, WARP as u32, shared, arguments)?;
+            let grid = [self.blocks(op.slots(), THREADS as usize), 1, 1];
+            self.launch("route_invert", grid, THREADS, 0, arguments![order, places, slots])
+        }
     }
 
-    fn run_combine(&self, _: &Combine, _: View<'_>, _: View<'_>, _: Option<View<'_>>, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("combine"))
+    fn run_route_backward(
+        &self,
+        op: &Route,
+        logits: View<'_>,
+        indices: View<'_>,
+        dweights: View<'_>,
+        dlogits: ViewMut<'_>,
+    ) -> Result<()> {
+        let all = self.parts(indices.ptr().as_ptr() as Address, [op.rows, op.top, op.experts]);
+        let (logits, dlogits) = (Run::of(&logits), Run::of_mut(&dlogits));
+        let (dweights, rows) = (dweights.ptr().as_ptr() as Address, op.rows as u64);
+        let normalised = u32::from(op.normalised);
+        let (name, grid) = ("route_backward", self.warps(op.rows));
+        // SAFETY: the kernel's parameters; shapes were checked, and the kernel checks the experts.
+        unsafe { self.launch(name, grid, THREADS, 0, arguments![all, logits, dweights, dlogits, rows, normalised]) }
+    }
+
+    fn run_dispatch(&self, op: &Slots, indices: View<'_>, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
+        let all = self.parts(indices.ptr().as_ptr() as Address, [op.rows, op.top, op.experts]);
+        let (x, y, cols) = (Run::of(&x), Run::of_mut(&y), op.cols as u64);
+        let grid = self.warps(op.slots());
+        // SAFETY: the kernel's parameters; shapes were checked, and the kernel checks the indices.
+        unsafe { self.launch("dispatch", grid, THREADS, 0, arguments![all, x, y, cols]) }
+    }
+
+    fn run_combine(
+        &self,
+        op: &Combine,
+        indices: View<'_>,
+        x: View<'_>,
+        weights: Option<View<'_>>,
+        y: ViewMut<'_>,
+    ) -> Result<()> {
+        let Slots { rows, top, experts, cols, .. } = op.slots;
+        let all = self.parts(indices.ptr().as_ptr() as Address, [rows, top, experts]);
+        let weights = weights.map_or(0, |weights| weights.ptr().as_ptr() as Address);
+        let (x, y, accumulate) = (Run::of(&x), Run::of_mut(&y), u32::from(op.accumulate));
+        let grid = self.warps(rows * cols.div_ceil(256));
+        let (rows, cols) = (rows as u64, cols as u64);
+        // SAFETY: the kernel's parameters; shapes were checked, and the kernel checks the indices.
+        unsafe { self.launch("combine", grid, THREADS, 0, arguments![all, x, weights, accumulate, y, rows, cols]) }
     }
 
     fn run_weigh(
         &self,
-        _: &Slots,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
+        op: &Slots,
+        indices: View<'_>,
+        weights: View<'_>,
+        x: ViewMut<'_>,
+        dx: ViewMut<'_>,
+        dweights: ViewMut<'_>,
     ) -> Result<()> {
-        Err(super::missing("weigh"))
+        let all = self.parts(indices.ptr().as_ptr() as Address, [op.rows, op.top, op.experts]);
+        let (weights, dweights) = (weights.ptr().as_ptr() as Address, dweights.ptr().as_ptr() as Address);
+        let (x, dx, cols) = (Run::of_mut(&x), Run::of_mut(&dx), op.cols as u64);
+        let grid = self.warps(op.slots());
+        // SAFETY: the kernel's parameters; shapes were checked, and the kernel checks the indices.
+        unsafe { self.launch("weigh", grid, THREADS, 0, arguments![all, weights, x, dx, dweights, cols]) }
     }
 }
 

@@ -94,7 +94,7 @@ pub(super) fn size<T: Argument>(_: &T) -> usize {
 }
 
 /// What a device found wrong, as the kernels write it: which check, then two numbers.
-const FAULT_WORDS: usize = 4;
+pub(super) const FAULT_WORDS: usize = 4;
 /// Room for sums on their way to the host.
 pub(super) const SUM_WORDS: usize = 1024;
 
@@ -205,6 +205,11 @@ impl Cuda {
         let mut words = [0u8; FAULT_WORDS * 4];
         // SAFETY: the fault's words are this queue's own.
         unsafe { self.queue.download(self.own.faults, &mut words)? };
+        self.found(&words)
+    }
+
+    /// What the fault's words say, which are no fault's from here on.
+    pub(super) fn found(&self, words: &[u8]) -> Result<()> {
         let word = |i: usize| u32::from_le_bytes([words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]]);
         if word(0) == 0 {
             return Ok(());

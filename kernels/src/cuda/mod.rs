@@ -61,11 +61,6 @@ fn supported(op: &'static str, dtypes: &[DType]) -> Result<()> {
     }
 }
 
-/// Not written yet.
-fn missing(op: &'static str) -> KernelError {
-    KernelError::Unsupported { device: "cuda", op, dtype: DType::F32 }
-}
-
 impl Cuda {
     /// Kernels with a queue of their own on a machine.
     ///

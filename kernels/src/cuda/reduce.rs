@@ -1,15 +1,143 @@
 //! Reductions: of several buffers to one, and of a buffer to a number.
 
 use super::Cuda;
-use crate::{ReduceOp, Result, View, ViewMut};
+use super::launch::{Argument, FAULT_WORDS, Run, SUM_WORDS, arguments, number};
+use super::machine::Address;
+use crate::{DType, ReduceOp, Result, View, ViewMut};
+
+const THREADS: u32 = 256;
+/// Elements that a block takes at a time, at most.
+const TILE: usize = THREADS as usize * 8;
+
+/// Sources whose addresses go to the kernel with its parameters.
+const MOST: usize = 256;
+
+/// As kernels/cuda/reduce.cu has it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Sources {
+    at: [Address; MOST],
+    dtype: [u8; MOST],
+    /// Runs of all sources where they are more, else 0.
+    table: Address,
+}
+
+// SAFETY: laid out alike in C.
+unsafe impl Argument for Sources {}
+
+/// What is done to the joined elements, as kernels/cuda/reduce.cu has it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Finish<A> {
+    share: A,
+    count: u32,
+    average: u32,
+    accumulate: u32,
+}
+
+// SAFETY: laid out alike in C.
+unsafe impl Argument for Finish<f32> {}
+// SAFETY: laid out alike in C.
+unsafe impl Argument for Finish<f64> {}
+// SAFETY: laid out alike in C.
+unsafe impl Argument for Finish<i64> {}
+
+impl Sources {
+    /// Up to [`MOST`] of them.
+    fn of(sources: &[View<'_>]) -> Sources {
+        let mut all = Sources { at: [0; MOST], dtype: [0; MOST], table: 0 };
+        for ((at, dtype), source) in all.at.iter_mut().zip(&mut all.dtype).zip(sources) {
+            (*at, *dtype) = (source.ptr().as_ptr() as Address, number(source.dtype()) as u8);
+        }
+        all
+    }
+}
 
 impl Cuda {
-    pub(super) fn run_reduce(&self, _: ReduceOp, _: &[View<'_>], _: bool, _: ViewMut<'_>) -> Result<()> {
-        Err(super::missing("reduce"))
+    pub(super) fn run_reduce(
+        &self,
+        op: ReduceOp,
+        sources: &[View<'_>],
+        accumulate: bool,
+        dst: ViewMut<'_>,
+    ) -> Result<()> {
+        if dst.is_empty() {
+            return Ok(());
+        }
+        let mut given = Sources::of(sources);
+        if sources.len() <= MOST {
+            return self.start_reduce(op, sources, given, accumulate, dst);
+        }
+        // More than any machine has ranks: slow, but right.
+        let runs: Vec<Run> = sources.iter().map(Run::of).collect();
+        // SAFETY: a run is plain numbers without a gap between them.
+        let bytes = unsafe { std::slice::from_raw_parts(runs.as_ptr().cast::<u8>(), size_of_val(&*runs)) };
+        given.table = self.machine.allocate(bytes.len())?;
+        // SAFETY: the table was just made, of as many bytes.
+        let sent = unsafe { self.queue.upload(bytes, given.table) };
+        let done = sent.map_err(Into::into).and_then(|()| self.start_reduce(op, sources, given, accumulate, dst));
+        let done = done.and(self.queue.synchronize().map_err(Into::into));
+        // SAFETY: made above, and the queue has done what was asked of it.
+        unsafe { self.machine.free(given.table, bytes.len()) };
+        done
     }
 
-    /// The sum of elements, or of their squares.
-    pub(super) fn run_sum(&self, _: View<'_>, _squares: bool) -> Result<f64> {
-        Err(super::missing("sum"))
+    fn start_reduce(
+        &self,
+        op: ReduceOp,
+        sources: &[View<'_>],
+        given: Sources,
+        accumulate: bool,
+        dst: ViewMut<'_>,
+    ) -> Result<()> {
+        let joining = match op {
+            ReduceOp::Sum | ReduceOp::Avg => 0u32,
+            ReduceOp::Prod => 1,
+            ReduceOp::Min => 2,
+            ReduceOp::Max => 3,
+        };
+        let (count, len, to) = (sources.len(), dst.len() as u64, Run::of_mut(&dst));
+        let (average, accumulate) = (u32::from(op == ReduceOp::Avg), u32::from(accumulate));
+        let doubles = dst.dtype() == DType::F64 || sources.iter().any(|source| source.dtype() == DType::F64);
+        let integers = !dst.dtype().is_float();
+        let grid = [self.blocks(dst.len(), if doubles || integers { TILE / 2 } else { TILE }), 1, 1];
+        let sources = count as u32;
+        if integers {
+            let finish = Finish { share: 0i64, count: sources, average, accumulate };
+            let name = "reduce_integers";
+            // SAFETY: the kernel's parameters, and all hold `len` elements of one type (checked).
+            unsafe { self.launch(name, grid, THREADS, 0, arguments![given, joining, finish, to, len]) }
+        } else if doubles {
+            let finish = Finish { share: 1.0 / count as f64, count: sources, average, accumulate };
+            let name = "reduce_doubles";
+            // SAFETY: the kernel's parameters, and all hold `len` floats (checked).
+            unsafe { self.launch(name, grid, THREADS, 0, arguments![given, joining, finish, to, len]) }
+        } else {
+            let finish = Finish { share: 1.0 / count as f32, count: sources, average, accumulate };
+            let name = "reduce_floats";
+            // SAFETY: as above, and none of f64.
+            unsafe { self.launch(name, grid, THREADS, 0, arguments![given, joining, finish, to, len]) }
+        }
+    }
+
+    /// The sum of elements, or of their squares: of each block its own, which the host adds in their order. How many there
+    /// are depends on the length alone.
+    pub(super) fn run_sum(&self, x: View<'_>, squares: bool) -> Result<f64> {
+        let (len, squares) = (x.len() as u64, u32::from(squares));
+        let blocks = x.len().div_ceil(TILE).min(SUM_WORDS);
+        // SAFETY: the kernel's parameters; `x` holds `len` elements, and there is room for as many sums.
+        unsafe {
+            self.launch("sum", [blocks, 1, 1], THREADS, 0, arguments![Run::of(&x), squares, self.own.sums, len])?
+        };
+        // What kernels have found wrong comes with them.
+        let before = (self.own.sums - self.own.faults) as usize;
+        let mut bytes = [0u8; 256 + SUM_WORDS * 8];
+        let bytes = &mut bytes[..before + blocks * 8];
+        // SAFETY: both lie in the queue's own memory, one behind the other.
+        unsafe { self.queue.download(self.own.faults, bytes)? };
+        self.found(&bytes[..FAULT_WORDS * 4])?;
+        let sums =
+            bytes[before..].chunks_exact(8).map(|bytes| f64::from_le_bytes(bytes.try_into().unwrap_or_default()));
+        Ok(sums.sum())
     }
 }

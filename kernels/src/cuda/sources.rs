@@ -50,6 +50,10 @@ pub const SOURCES: &[Source] = &[
     source!("attention_backward", false),
     source!("attention_plain", false),
     source!("attention_plain_backward", false),
+    source!("reduce", false),
+    source!("quantize", false),
+    source!("packed", false),
+    source!("experts", false),
 ];
 
 impl Source {

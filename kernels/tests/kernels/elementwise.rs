@@ -15,6 +15,17 @@ fn length() -> impl Strategy<Value = usize> {
     prop::sample::select(vec![0, 1, 15, 17, 511, 512, 513, 1000, 8191, 8193, 16_385, 20_001])
 }
 
+/// The cores and the CUDA kernels.
+fn devices() -> impl Iterator<Item = &'static dyn Kernels> {
+    let cuda = CUDAS.iter().map(|cuda| cuda as &dyn Kernels);
+    CPUS.iter().map(|cpu| cpu as &dyn Kernels).chain(cuda)
+}
+
+/// With the plainer sets of instructions and the reference.
+fn everything() -> impl Iterator<Item = &'static dyn Kernels> {
+    devices().chain(PLAINER.iter().map(|cpu| cpu as &dyn Kernels)).chain([&Reference as &dyn Kernels])
+}
+
 fn adamw(len: usize, types: [DType; 3]) -> AdamW {
     let [parameters, gradients, moments] = types;
     AdamW {
@@ -85,7 +96,7 @@ proptest! {
     fn adamw_copies_what_it_stored(len in length(), types in [float(), float(), float()], copy in float()) {
         let op = AdamW { copy: Some(copy), ..adamw(len, types) };
         let squares: Vec<f64> = Tensor::normal(DType::F64, len, 3).values().iter().map(|x| x * x).collect();
-        for kernels in CPUS.iter().chain(PLAINER.iter()).map(|cpu| cpu as &dyn Kernels).chain([&Reference as _]) {
+        for kernels in everything() {
             let [mut p, mut m, g] = [(0, 1), (2, 2), (1, 4)].map(|(i, seed)| Tensor::normal(types[i], len, seed));
             let (mut v, mut copied) = (Tensor::of(types[2], &squares), output(copy, len));
             let (mut alone, before) = ([p.clone(), m.clone(), v.clone()], p.clone());
@@ -122,10 +133,11 @@ proptest! {
         let run = |case: &str, tensors: [Tensor; 3], call: &dyn Fn(&dyn Kernels, &mut [Tensor; 3])| {
             let mut exact = tensors.each_ref().map(Tensor::exact);
             call(&Reference, &mut exact);
-            for cpu in CPUS.iter() {
+            for kernels in devices() {
                 let mut got = tensors.clone();
-                call(cpu, &mut got);
-                assert_close(&format!("{case} {from} to {to}, {len}"), &got[2], &exact[2].values());
+                call(kernels, &mut got);
+                let case = format!("{case} {from} to {to}, {len}, {}", kernels.name());
+                assert_close(&case, &got[2], &exact[2].values());
             }
         };
         let mixed = [Tensor::normal(from, len, 1), Tensor::normal(from, len, 2), Tensor::normal(to, len, 3)];
@@ -142,9 +154,16 @@ proptest! {
         let x = Tensor::normal(dtype, len, 1);
         let (sum, squares) = (Reference.sum(x.view()).unwrap(), Reference.sum_squares(x.view()).unwrap());
         let results: Vec<(f64, f64)> =
-            CPUS.iter().map(|cpu| (cpu.sum(x.view()).unwrap(), cpu.sum_squares(x.view()).unwrap())).collect();
-        for got in &results {
-            prop_assert_eq!((got.0.to_bits(), got.1.to_bits()), (results[0].0.to_bits(), results[0].1.to_bits()));
+            devices().map(|k| (k.sum(x.view()).unwrap(), k.sum_squares(x.view()).unwrap())).collect();
+        for (number, got) in results.iter().enumerate() {
+            // Those of one kind add in one order.
+            let first = &results[if number < CPUS.len() { 0 } else { CPUS.len() }];
+            prop_assert_eq!((got.0.to_bits(), got.1.to_bits()), (first.0.to_bits(), first.1.to_bits()));
+            // Wherever the elements begin.
+            let mut shifted = Tensor::filled(dtype, len + 1, 0.0);
+            Reference.cast(x.view(), shifted.view_mut().into_slice(1..len + 1)).unwrap();
+            let again = CUDAS[0].sum_squares(shifted.view().slice(1..len + 1)).unwrap();
+            prop_assert_eq!(again.to_bits(), results[CPUS.len()].1.to_bits());
             // f64 sums of that many numbers of size 1.
             prop_assert!((got.0 - sum).abs() <= 1e-9 && (got.1 - squares).abs() <= 1e-9 * (1.0 + squares));
         }
@@ -222,12 +241,17 @@ fn an_element_has_the_same_bits_at_any_offset() {
             ("normal", normal),
             ("moves", moves),
         ] {
-            let whole = call(&CPUS[0], 0..len);
-            for cpu in CPUS.iter() {
+            let (by_cores, by_cuda) = (call(&CPUS[0], 0..len), call(&CUDAS[0], 0..len));
+            if ["dropout", "normal"].contains(&name) {
+                assert_eq!(by_cores[0].bits(), by_cuda[0].bits(), "{name} {dtype}: one draw and one product");
+            }
+            let cores = CPUS.iter().map(|cpu| (cpu as &dyn Kernels, &by_cores));
+            for (kernels, whole) in cores.chain(CUDAS.iter().map(|cuda| (cuda as &dyn Kernels, &by_cuda))) {
                 for (start, size) in parts {
-                    for (part, whole) in call(cpu, start..start + size).iter().zip(&whole) {
+                    for (part, whole) in call(kernels, start..start + size).iter().zip(whole) {
                         // NaN of a square root of a negative moment compares by bits too.
-                        assert_eq!(part.bits(), whole.bits()[start..start + size], "{name} {dtype} at {start}");
+                        let case = format!("{name} {dtype} at {start}, {}", kernels.name());
+                        assert_eq!(part.bits(), whole.bits()[start..start + size], "{case}");
                     }
                 }
             }
@@ -242,8 +266,10 @@ fn dropout_drops_its_share_and_is_the_same_backward() {
     let ones = Tensor::filled(DType::F32, len, 1.0);
     let (mut y, mut again) = (ones.clone(), ones.clone());
     CPUS[0].dropout(&op, ones.view(), y.view_mut()).unwrap();
-    CPUS[2].dropout(&op, ones.view(), again.view_mut()).unwrap();
-    assert_eq!(y, again);
+    for kernels in devices() {
+        kernels.dropout(&op, ones.view(), again.view_mut()).unwrap();
+        assert_eq!(y, again, "{}", kernels.name());
+    }
     let dropped = y.values().iter().filter(|y| **y == 0.0).count() as f64 / len as f64;
     // Five standard errors.
     assert!((dropped - p).abs() < 5.0 * (p * (1.0 - p) / len as f64).sqrt(), "{dropped}");

@@ -2,7 +2,7 @@
 
 use crate::harness::*;
 use half::{bf16, f16};
-use zbench_kernels::{Cpu, DType, KernelError, Kernels, ReduceOp, Reference, View, peak, philox};
+use zbench_kernels::{DType, KernelError, Kernels, ReduceOp, Reference, View, philox};
 
 /// Around vectors, chunks, and what is worth another thread.
 const LENGTHS: [usize; 9] = [0, 1, 7, 64, 513, 1000, 1537, 8193, 16_500];
@@ -18,12 +18,10 @@ fn tree<T: Copy>(sources: &[T], join: impl Fn(T, T) -> T) -> T {
     level[0]
 }
 
-/// Devices of every number of threads and every set of instructions.
-fn every_cpu() -> impl Iterator<Item = &'static Cpu> {
-    static PLAIN: std::sync::LazyLock<Vec<Cpu>> = std::sync::LazyLock::new(|| {
-        peak::describe().iter().filter_map(|name| Cpu::with_instructions(2, name)).collect()
-    });
-    CPUS.iter().chain(PLAIN.iter())
+/// Devices of every number of threads and every set of instructions, and the CUDA kernels.
+fn every_device() -> impl Iterator<Item = &'static dyn Kernels> {
+    let cuda = CUDAS.iter().map(|cuda| cuda as &dyn Kernels);
+    CPUS.iter().chain(PLAINER.iter()).map(|cpu| cpu as &dyn Kernels).chain(cuda)
 }
 
 fn views(sources: &[Tensor]) -> Vec<View<'_>> {
@@ -84,10 +82,10 @@ fn floats_are_the_documented_tree_to_the_bit() {
                             f64::from(if accumulate { old[i] as f32 + joined } else { joined })
                         };
                         let want = Tensor::of(dtype, &(0..len).map(want).collect::<Vec<_>>());
-                        for cpu in every_cpu() {
+                        for device in every_device() {
                             let mut got = guarded(start.clone());
-                            cpu.reduce(op, &views(&sources), accumulate, got.view_mut().into_slice(0..len)).unwrap();
-                            let case = format!("{op} of {count} {dtype}, {len}, {cpu:?}");
+                            device.reduce(op, &views(&sources), accumulate, got.view_mut().into_slice(0..len)).unwrap();
+                            let case = format!("{op} of {count} {dtype}, {len}, {}", device.name());
                             assert_eq!(got.bits()[..len], want.bits(), "{case}");
                             assert!(got.values()[len..].iter().all(|x| *x == 77.0), "{case} wrote past the end");
                         }
@@ -100,15 +98,18 @@ fn floats_are_the_documented_tree_to_the_bit() {
 
 #[test]
 fn more_sources_than_any_machine_has_ranks_keep_the_tree() {
-    let len = 700;
-    for count in [10, 11, 12, 13, 15, 16, 17, 19, 31, 33, 64, 100] {
+    // More than a block of the CUDA kernels takes at a time, and a rest.
+    let len = 2100;
+    for count in [10, 11, 12, 13, 15, 16, 17, 19, 27, 28, 29, 31, 33, 64, 100, 256, 257, 300] {
         let sources: Vec<Tensor> = (0..count).map(|s| Tensor::normal(DType::F32, len, s)).collect();
         let values: Vec<Vec<f64>> = sources.iter().map(Tensor::values).collect();
-        let mut got = Tensor::filled(DType::F32, len, f64::NAN);
-        CPUS[1].reduce(ReduceOp::Sum, &views(&sources), false, got.view_mut()).unwrap();
-        for (i, got) in got.view().as_slice::<f32>().unwrap().iter().enumerate() {
-            let terms: Vec<f32> = column(&values, i).iter().map(|x| *x as f32).collect();
-            assert_eq!(got.to_bits(), join_f32(ReduceOp::Sum, &terms).to_bits(), "{count} sources");
+        let term = |i: usize| column(&values, i).iter().map(|x| *x as f32).collect::<Vec<f32>>();
+        let want: Vec<f64> = (0..len).map(|i| f64::from(join_f32(ReduceOp::Sum, &term(i)))).collect();
+        let want = Tensor::of(DType::F32, &want);
+        for device in [&CPUS[1] as &dyn Kernels, &CUDAS[0], &CUDAS[1]] {
+            let mut got = Tensor::filled(DType::F32, len, f64::NAN);
+            device.reduce(ReduceOp::Sum, &views(&sources), false, got.view_mut()).unwrap();
+            assert_eq!(got.bits(), want.bits(), "{count} sources, {}", device.name());
         }
     }
 }
@@ -132,14 +133,14 @@ fn float_types_mix() {
                     if double { join_f64(op, &terms) } else { f64::from(join_f32(op, &narrow)) }
                 };
                 let want = Tensor::of(to, &(0..len).map(want).collect::<Vec<_>>());
-                for cpu in every_cpu() {
+                for device in every_device() {
                     let mut got = Tensor::filled(to, len, f64::NAN);
-                    cpu.reduce(op, &views(&sources), false, got.view_mut()).unwrap();
-                    assert_eq!(got.bits(), want.bits(), "{op} of {count} to {to}, {cpu:?}");
+                    device.reduce(op, &views(&sources), false, got.view_mut()).unwrap();
+                    assert_eq!(got.bits(), want.bits(), "{op} of {count} to {to}, {}", device.name());
                     let old = Tensor::normal(to, len, 55);
                     if accumulates(op) {
                         let mut both = old.clone();
-                        cpu.reduce(op, &views(&sources), true, both.view_mut()).unwrap();
+                        device.reduce(op, &views(&sources), true, both.view_mut()).unwrap();
                         let mut exact = old.exact();
                         Reference.reduce(op, &views(&sources), true, exact.view_mut()).unwrap();
                         assert_close(&format!("{op} of {count}, added to {to}"), &both, &exact.values());
@@ -214,7 +215,7 @@ fn integers_are_exact_and_wrap() {
                     };
                     let want: Vec<u64> = (0..len).map(want).collect();
                     let other = random_integers(dtype, len, 1000).0;
-                    for kernels in every_cpu().map(|cpu| cpu as &dyn Kernels).chain([&Reference as &dyn Kernels]) {
+                    for kernels in every_device().chain([&Reference as &dyn Kernels]) {
                         let mut got = other.clone();
                         kernels.reduce(op, &views(&sources), false, got.view_mut()).unwrap();
                         assert_eq!(got.bits(), want, "{op} of {count} {dtype}, {len}, {}", kernels.name());
@@ -234,7 +235,7 @@ fn a_number_wins_over_a_nan_and_nothing_over_two() {
     for (op, want) in
         [(ReduceOp::Min, [2.0, 1.0, nan, -1.0, 3.0]), (ReduceOp::Max, [2.0, 1.0, nan, 0.0, f32::INFINITY])]
     {
-        for kernels in every_cpu().map(|cpu| cpu as &dyn Kernels).chain([&Reference as &dyn Kernels]) {
+        for kernels in every_device().chain([&Reference as &dyn Kernels]) {
             let mut got = Tensor::filled(DType::F32, 103, 5.0);
             kernels.reduce(op, &[repeat(a).view(), repeat(b).view()], false, got.view_mut()).unwrap();
             for (i, got) in got.view().as_slice::<f32>().unwrap().iter().enumerate() {
@@ -250,22 +251,44 @@ fn a_number_wins_over_a_nan_and_nothing_over_two() {
 fn an_average_is_rounded_once() {
     let halves = Tensor::exactly(&[f16::from_f32(60_000.0); 33]);
     let brains = Tensor::exactly(&[bf16::from_f32(3.0e38); 33]);
-    for cpu in every_cpu() {
+    for device in every_device() {
         let mut got = Tensor::filled(DType::F16, 33, 0.0);
-        cpu.reduce(ReduceOp::Avg, &[halves.view(); 4], false, got.view_mut()).unwrap();
+        device.reduce(ReduceOp::Avg, &[halves.view(); 4], false, got.view_mut()).unwrap();
         assert_eq!(got.bits(), halves.bits());
         let mut got = Tensor::filled(DType::F32, 33, 0.0);
-        cpu.reduce(ReduceOp::Avg, &[brains.view(); 3], false, got.view_mut()).unwrap();
+        device.reduce(ReduceOp::Avg, &[brains.view(); 3], false, got.view_mut()).unwrap();
         assert!(got.values().iter().all(|x| *x == f64::INFINITY), "the sum is kept in f32");
         let mut got = Tensor::filled(DType::F64, 33, 0.0);
-        cpu.reduce(ReduceOp::Avg, &[brains.view(); 3], false, got.view_mut()).unwrap();
+        device.reduce(ReduceOp::Avg, &[brains.view(); 3], false, got.view_mut()).unwrap();
         assert!(got.values().iter().all(|x| (*x / 3.0e38 - 1.0).abs() < 1e-2), "the sum is kept in f64");
+    }
+}
+
+/// Sources and results that begin anywhere.
+#[test]
+fn an_element_is_the_same_wherever_its_buffers_begin() {
+    let len = 4500;
+    for dtype in FLOATS {
+        for count in [2, 5, 30] {
+            let sources: Vec<Tensor> = (0..count).map(|s| Tensor::normal(dtype, len, s)).collect();
+            let mut whole = Tensor::filled(dtype, len, 0.5);
+            CPUS[0].reduce(ReduceOp::Avg, &views(&sources), true, whole.view_mut()).unwrap();
+            for device in CUDAS.iter() {
+                for (start, size) in [(0, len), (1, len - 1), (8, 2048), (3, 2100), (16, 4400)] {
+                    let parts: Vec<View> = sources.iter().map(|s| s.view().slice(start..start + size)).collect();
+                    let mut got = Tensor::filled(dtype, len, 0.5);
+                    device.reduce(ReduceOp::Avg, &parts, true, got.view_mut().into_slice(start..start + size)).unwrap();
+                    let (got, whole) = (got.bits(), whole.bits());
+                    assert_eq!(got[start..start + size], whole[start..start + size], "{count} {dtype} at {start}");
+                }
+            }
+        }
     }
 }
 
 #[test]
 fn what_does_not_go_together_is_refused() {
-    for kernels in [&CPUS[1] as &dyn Kernels, &Reference] {
+    for kernels in [&CPUS[1] as &dyn Kernels, &CUDAS[0], &Reference] {
         let (floats, ints, bytes) =
             (Tensor::normal(DType::F32, 4, 1), Tensor::exactly(&[1i32; 4]), Tensor::exactly(&[1i8; 4]));
         for (from, to) in [(&floats, &ints), (&ints, &floats), (&bytes, &ints), (&ints, &bytes)] {
