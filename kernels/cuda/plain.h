@@ -112,11 +112,4 @@ DEVICE float row_max(float x) {
     return x;
 }
 
-// As a run of this type stores it.
-DEVICE float rounded(u32 type, float x) {
-    if (type == BF16) return to_float(from_float<bf16>(x));
-    if (type == F16) return to_float(from_float<f16>(x));
-    return x;
-}
-
 DEVICE u32 chunks_of(const Attend &a) { return (a.head_dim + COLUMNS - 1) / COLUMNS; }

@@ -4,6 +4,7 @@ use super::Cuda;
 use super::machine::{Address, Arguments, Launch, Machine, MachineError, Queue};
 use crate::{DType, KernelError, Result, View, ViewMut};
 use std::ffi::c_void;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A run of elements as the prelude's `Run` has it.
@@ -105,6 +106,10 @@ pub(super) struct Own {
     pub faults: Address,
     /// [`SUM_WORDS`] of f64.
     pub sums: Address,
+    /// As many f64: sums that the host will ask for.
+    pub slots: Address,
+    /// How many of them are taken.
+    pub taken: AtomicU32,
     /// [`SCRATCH_BYTES`] for what one operation leaves for its next kernel, where the trait gives it no workspace.
     /// Lent for as long as an operation asks for kernels that use it, so that threads which share a queue do not mix theirs.
     pub scratch: Mutex<Address>,
@@ -113,7 +118,7 @@ pub(super) struct Own {
 /// How much that is. The order of sums follows from it, so it is the same on every machine.
 pub(super) const SCRATCH_BYTES: usize = 16 << 20;
 
-const SET_BYTES: usize = 256 + SUM_WORDS * 8;
+const SET_BYTES: usize = 256 + 2 * SUM_WORDS * 8;
 const OWN_BYTES: usize = SET_BYTES + SCRATCH_BYTES;
 
 impl Own {
@@ -123,6 +128,8 @@ impl Own {
             machine: machine.clone(),
             faults: at,
             sums: at + 256,
+            slots: at + 256 + SUM_WORDS as Address * 8,
+            taken: AtomicU32::new(0),
             scratch: Mutex::new(at + SET_BYTES as Address),
         };
         // SAFETY: memory just made, of more bytes.

@@ -25,7 +25,7 @@ pub mod sources;
 
 use crate::op::*;
 use crate::packed::{self as packing, Packed};
-use crate::{Arena, ArenaError, Cpu, DType, KernelError, Kernels, ReduceOp, Result, View, ViewMut, check, copy};
+use crate::{Arena, ArenaError, Cpu, DType, KernelError, Kernels, ReduceOp, Result, Sum, View, ViewMut, check, copy};
 use machine::{Address, Machine, MachineError, Mark, Queue};
 use std::sync::Arc;
 
@@ -449,6 +449,20 @@ impl Kernels for Cuda {
     fn sum_squares(&self, x: View<'_>) -> Result<f64> {
         supported("sum_squares", &[x.dtype()])?;
         self.run_sum(x, true)
+    }
+
+    fn sum_later(&self, x: View<'_>) -> Result<Sum> {
+        supported("sum", &[x.dtype()])?;
+        self.run_sum_later(x, false)
+    }
+
+    fn sum_squares_later(&self, x: View<'_>) -> Result<Sum> {
+        supported("sum_squares", &[x.dtype()])?;
+        self.run_sum_later(x, true)
+    }
+
+    fn known(&self, sums: &[Sum]) -> Result<Vec<f64>> {
+        self.run_known(sums)
     }
 
     fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {

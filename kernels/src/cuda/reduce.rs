@@ -3,7 +3,8 @@
 use super::Cuda;
 use super::launch::{Argument, FAULT_WORDS, Run, SUM_WORDS, arguments, number};
 use super::machine::Address;
-use crate::{DType, ReduceOp, Result, View, ViewMut};
+use crate::{DType, KernelError, ReduceOp, Result, Sum, View, ViewMut};
+use std::sync::atomic::Ordering;
 
 const THREADS: u32 = 256;
 /// Elements that a block takes at a time, at most.
@@ -123,21 +124,60 @@ impl Cuda {
     /// The sum of elements, or of their squares: of each block its own, which the host adds in their order. How many there
     /// are depends on the length alone.
     pub(super) fn run_sum(&self, x: View<'_>, squares: bool) -> Result<f64> {
+        let blocks = self.start_sum(x, squares)?;
+        // What kernels have found wrong comes with them.
+        let before = (self.own.sums - self.own.faults) as usize;
+        let sums = self.doubles(before, blocks)?;
+        Ok(sums.iter().fold(0.0, |all, sum| all + sum))
+    }
+
+    /// The blocks' sums, and how many there are.
+    fn start_sum(&self, x: View<'_>, squares: bool) -> Result<usize> {
         let (len, squares) = (x.len() as u64, u32::from(squares));
         let blocks = x.len().div_ceil(TILE).min(SUM_WORDS);
         // SAFETY: the kernel's parameters; `x` holds `len` elements, and there is room for as many sums.
         unsafe {
             self.launch("sum", [blocks, 1, 1], THREADS, 0, arguments![Run::of(&x), squares, self.own.sums, len])?
         };
-        // What kernels have found wrong comes with them.
-        let before = (self.own.sums - self.own.faults) as usize;
-        let mut bytes = [0u8; 256 + SUM_WORDS * 8];
-        let bytes = &mut bytes[..before + blocks * 8];
+        Ok(blocks)
+    }
+
+    /// As [`Cuda::run_sum`], to the bit, into a slot of the device's.
+    pub(super) fn run_sum_later(&self, x: View<'_>, squares: bool) -> Result<Sum> {
+        let slot = self.own.taken.fetch_add(1, Ordering::Relaxed);
+        if slot as usize >= SUM_WORDS {
+            self.own.taken.store(SUM_WORDS as u32, Ordering::Relaxed);
+            return self.run_sum(x, squares).map(Sum::Known);
+        }
+        let blocks = self.start_sum(x, squares)? as u32;
+        let to = self.own.slots + Address::from(slot) * 8;
+        // SAFETY: the kernel's parameters; so many sums are there, and the slot is nobody else's.
+        unsafe { self.launch("total", [1, 1, 1], 32, 0, arguments![self.own.sums, blocks, to])? };
+        Ok(Sum::Slot(slot))
+    }
+
+    /// What slots hold, which are free again.
+    pub(super) fn run_known(&self, sums: &[Sum]) -> Result<Vec<f64>> {
+        let taken = self.own.taken.swap(0, Ordering::Relaxed).min(SUM_WORDS as u32);
+        let slots = self.doubles((self.own.slots - self.own.faults) as usize, taken as usize)?;
+        let value = |sum: &Sum| match sum {
+            Sum::Known(value) => Ok(*value),
+            Sum::Slot(slot) => slots.get(*slot as usize).copied().ok_or_else(|| {
+                let reason = format!("slot {slot} was not asked for since sums were told the last time");
+                KernelError::Invalid { op: "known", reason }
+            }),
+        };
+        sums.iter().map(value).collect()
+    }
+
+    /// So many f64 behind the fault's words; what kernels have found wrong comes with them.
+    fn doubles(&self, before: usize, count: usize) -> Result<Vec<f64>> {
+        let mut bytes = [0u8; 256 + 2 * SUM_WORDS * 8];
+        let bytes = &mut bytes[..before + count * 8];
         // SAFETY: both lie in the queue's own memory, one behind the other.
         unsafe { self.queue.download(self.own.faults, bytes)? };
         self.found(&bytes[..FAULT_WORDS * 4])?;
-        let sums =
-            bytes[before..].chunks_exact(8).map(|bytes| f64::from_le_bytes(bytes.try_into().unwrap_or_default()));
-        Ok(sums.sum())
+        let doubles = bytes[before..].as_chunks::<8>().0.iter();
+        Ok(doubles.map(|bytes| f64::from_le_bytes(*bytes)).collect())
     }
 }
