@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
+use zbench_kernels::cuda::gpu::{Gpu, Options, Pinned, Probe, Search};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::{Cpu, Cuda, DType, Element, Kernels, Op, Reference, Result, View, ViewMut, peak, philox};
 
@@ -17,17 +18,18 @@ pub static PLAINER: LazyLock<Vec<Cpu>> =
 
 /// The CUDA kernels on the processor: threads of a block in their order, and from the last to the first.
 /// ZBENCH_HOST_CUDA_FLAGS adds flags for the compiler, as for AddressSanitizer.
-pub static CUDAS: LazyLock<[Cuda; 2]> = LazyLock::new(|| {
+pub static CUDAS: LazyLock<[Cuda; 2]> =
+    LazyLock::new(|| [Order::Forward, Order::Backward].map(|order| Cuda::new(Arc::new(host(order))).unwrap()));
+
+/// A machine of a test's own: its faults and launches are nobody else's.
+pub fn host(order: Order) -> Host {
     let flags = std::env::var("ZBENCH_HOST_CUDA_FLAGS").unwrap_or_default();
     let flags: Vec<_> = flags.split_whitespace().map(Into::into).collect();
     // Cargo names a folder for tests beside the sources only, not for those inside.
     let folder = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
     let cache = folder.join("cuda-on-the-host");
-    [Order::Forward, Order::Backward].map(|order| {
-        let host = Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"));
-        Cuda::new(Arc::new(host)).unwrap()
-    })
-});
+    Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"))
+}
 
 /// How far a result may be from the reference on the same inputs in f64: relative to the value, and to the root mean
 /// square of the tensor (sums of large terms may cancel).
@@ -45,18 +47,84 @@ fn tolerance(dtype: DType) -> (f64, f64) {
     }
 }
 
+/// A real GPU, where ZBENCH_TEST_GPU=1 asks for it, and its kernels twice: what they compute has to come out alike.
+static GPU: LazyLock<Option<(Gpu, [Cuda; 2])>> = LazyLock::new(|| {
+    std::env::var_os("ZBENCH_TEST_GPU").filter(|value| value == "1")?;
+    let probe = Probe::new(&Search::new(|name| std::env::var_os(name)));
+    let folder = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    let options = Options { cache: Some(folder.join("cubins")), ..Options::default() };
+    let gpu = Gpu::open(&probe, 0, options).unwrap_or_else(|error| panic!("ZBENCH_TEST_GPU is set: {error}\n{probe}"));
+    let kernels = [0, 1].map(|_| Cuda::new(Arc::new(gpu.clone())).unwrap_or_else(|error| panic!("{error}")));
+    Some((gpu, kernels))
+});
+
+/// The kernels of the real GPU; none where nobody asks for it.
+pub fn gpus() -> &'static [Cuda] {
+    GPU.as_ref().map_or(&[], |(_, kernels)| kernels)
+}
+
+/// Memory of a tensor: where there is a GPU, such as it reaches too.
+#[derive(Debug)]
+enum Words {
+    Own(Vec<u64>),
+    Reached(Pinned),
+}
+
+impl Words {
+    fn zeros(count: usize) -> Words {
+        match &*GPU {
+            None => Words::Own(vec![0; count]),
+            Some((gpu, _)) => Words::Reached(gpu.pinned(count * 8).unwrap_or_else(|error| panic!("{error}"))),
+        }
+    }
+}
+
+impl std::ops::Deref for Words {
+    type Target = [u64];
+
+    fn deref(&self) -> &[u64] {
+        match self {
+            Words::Own(words) => words,
+            Words::Reached(memory) => bytemuck::cast_slice(memory.bytes()),
+        }
+    }
+}
+
+impl std::ops::DerefMut for Words {
+    fn deref_mut(&mut self) -> &mut [u64] {
+        match self {
+            Words::Own(words) => words,
+            Words::Reached(memory) => bytemuck::cast_slice_mut(memory.bytes_mut()),
+        }
+    }
+}
+
+impl Clone for Words {
+    fn clone(&self) -> Words {
+        let mut words = Words::zeros(self.len());
+        words.copy_from_slice(self);
+        words
+    }
+}
+
+impl PartialEq for Words {
+    fn eq(&self, other: &Words) -> bool {
+        **self == **other
+    }
+}
+
 /// Owned elements of any type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// Whole words, so that every type is aligned.
-    words: Vec<u64>,
+    words: Words,
     pub len: usize,
     pub dtype: DType,
 }
 
 impl Tensor {
     pub fn of(dtype: DType, values: &[f64]) -> Tensor {
-        let words = vec![0; (values.len() * dtype.size()).div_ceil(8)];
+        let words = Words::zeros((values.len() * dtype.size()).div_ceil(8));
         let mut tensor = Tensor { words, len: values.len(), dtype };
         Reference.cast(View::of(values), tensor.view_mut()).unwrap();
         tensor
@@ -68,7 +136,7 @@ impl Tensor {
 
     /// These elements to the bit.
     pub fn exactly<T: Element>(values: &[T]) -> Tensor {
-        let mut words = vec![0; std::mem::size_of_val(values).div_ceil(8)];
+        let mut words = Words::zeros(std::mem::size_of_val(values).div_ceil(8));
         bytemuck::cast_slice_mut::<u64, T>(&mut words)[..values.len()].copy_from_slice(values);
         Tensor { words, len: values.len(), dtype: T::DTYPE }
     }
@@ -184,8 +252,10 @@ pub fn compare<const N: usize>(
         first.get_or_insert(got);
     }
     let mut first: Option<[Tensor; N]> = None;
-    for cuda in CUDAS.iter() {
-        let case = format!("{case}, cuda");
+    for (at, cuda) in CUDAS.iter().chain(gpus()).enumerate() {
+        let case = format!("{case}, {}", cuda.name());
+        // A GPU may join a product and a sum into one rounding: it is held against itself.
+        first = first.filter(|_| at != CUDAS.len());
         let mut got = tensors.clone();
         call(cuda, &|dtype| dtype, &mut got).unwrap_or_else(|error| panic!("{case}: {error}"));
         cuda.synchronize().unwrap_or_else(|error| panic!("{case}: {error}"));

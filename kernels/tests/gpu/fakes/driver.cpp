@@ -341,7 +341,9 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     auto length = *static_cast<u64 *>(parameters[1]);
     auto value = *static_cast<float *>(parameters[2]);
     push(static_cast<Stream *>(stream), 1, [=] {
-        if (!inside(device_memory, run.at, length * 4) || run.type != 1) { sticky = ILLEGAL_ADDRESS; return; }
+        // Kernels reach pinned memory too.
+        bool reached = inside(device_memory, run.at, length * 4) || inside(host_memory, run.at, length * 4);
+        if (!reached || run.type != 1) { sticky = ILLEGAL_ADDRESS; return; }
         for (u64 i = 0; i < length; i++) reinterpret_cast<float *>(run.at)[i] = value;
     });
     return OK;
