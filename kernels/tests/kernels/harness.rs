@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
+use zbench_kernels::cuda::gpu::{Gpu, Options, Pinned, Probe, Search};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::{Cpu, Cuda, DType, Element, Kernels, Op, Reference, Result, View, ViewMut, peak, philox};
 
@@ -52,18 +53,98 @@ fn tolerance(dtype: DType) -> (f64, f64) {
     }
 }
 
+/// A real GPU, where ZBENCH_TEST_GPU=1 asks for it, and its kernels twice: what they compute has to come out alike.
+static GPU: LazyLock<Option<(Gpu, [Cuda; 2])>> = LazyLock::new(|| {
+    std::env::var_os("ZBENCH_TEST_GPU").filter(|value| value == "1")?;
+    let probe = Probe::new(&Search::new(|name| std::env::var_os(name)));
+    let folder = std::env::current_exe().unwrap();
+    let folder = folder.parent().unwrap_or(Path::new("."));
+    let options = Options { cache: Some(folder.join("cubins")), ..Options::default() };
+    let gpu = Gpu::open(&probe, 0, options).unwrap_or_else(|error| panic!("ZBENCH_TEST_GPU is set: {error}\n{probe}"));
+    let kernels = [0, 1].map(|_| Cuda::new(Arc::new(gpu.clone())).unwrap_or_else(|error| panic!("{error}")));
+    Some((gpu, kernels))
+});
+
+/// The kernels of the real GPU; none where nobody asks for it.
+pub fn gpus() -> &'static [Cuda] {
+    GPU.as_ref().map_or(&[], |(_, kernels)| kernels)
+}
+
+thread_local! {
+    /// Whether tensors of this thread show themselves as memory of a device.
+    static ON_DEVICE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Runs `work` with tensors that show themselves as memory of a device, if they are to.
+fn on_device<T>(are: bool, work: impl FnOnce() -> T) -> T {
+    ON_DEVICE.set(are);
+    let result = work();
+    ON_DEVICE.set(false);
+    result
+}
+
+/// Memory of a tensor: where there is a GPU, such as it reaches too.
+#[derive(Debug)]
+enum Words {
+    Own(Vec<u64>),
+    Reached(Pinned),
+}
+
+impl Words {
+    fn zeros(count: usize) -> Words {
+        match &*GPU {
+            None => Words::Own(vec![0; count]),
+            Some((gpu, _)) => Words::Reached(gpu.pinned(count * 8).unwrap_or_else(|error| panic!("{error}"))),
+        }
+    }
+}
+
+impl std::ops::Deref for Words {
+    type Target = [u64];
+
+    fn deref(&self) -> &[u64] {
+        match self {
+            Words::Own(words) => words,
+            Words::Reached(memory) => bytemuck::cast_slice(memory.bytes()),
+        }
+    }
+}
+
+impl std::ops::DerefMut for Words {
+    fn deref_mut(&mut self) -> &mut [u64] {
+        match self {
+            Words::Own(words) => words,
+            Words::Reached(memory) => bytemuck::cast_slice_mut(memory.bytes_mut()),
+        }
+    }
+}
+
+impl Clone for Words {
+    fn clone(&self) -> Words {
+        let mut words = Words::zeros(self.len());
+        words.copy_from_slice(self);
+        words
+    }
+}
+
+impl PartialEq for Words {
+    fn eq(&self, other: &Words) -> bool {
+        **self == **other
+    }
+}
+
 /// Owned elements of any type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// Whole words, so that every type is aligned.
-    words: Vec<u64>,
+    words: Words,
     pub len: usize,
     pub dtype: DType,
 }
 
 impl Tensor {
     pub fn of(dtype: DType, values: &[f64]) -> Tensor {
-        let words = vec![0; (values.len() * dtype.size()).div_ceil(8)];
+        let words = Words::zeros((values.len() * dtype.size()).div_ceil(8));
         let mut tensor = Tensor { words, len: values.len(), dtype };
         Reference.cast(View::of(values), tensor.view_mut()).unwrap();
         tensor
@@ -75,7 +156,7 @@ impl Tensor {
 
     /// These elements to the bit.
     pub fn exactly<T: Element>(values: &[T]) -> Tensor {
-        let mut words = vec![0; std::mem::size_of_val(values).div_ceil(8)];
+        let mut words = Words::zeros(std::mem::size_of_val(values).div_ceil(8));
         bytemuck::cast_slice_mut::<u64, T>(&mut words)[..values.len()].copy_from_slice(values);
         Tensor { words, len: values.len(), dtype: T::DTYPE }
     }
@@ -97,14 +178,18 @@ impl Tensor {
 
     pub fn view(&self) -> View<'_> {
         let bytes: &[u8] = bytemuck::cast_slice(&self.words);
-        // SAFETY: the words hold `len` elements of `dtype`.
-        unsafe { View::from_raw(std::ptr::NonNull::from(bytes).cast(), self.dtype, self.len) }
+        // The words hold `len` elements of `dtype`.
+        let of = if ON_DEVICE.get() { View::on_device } else { View::from_raw };
+        // SAFETY: as above.
+        unsafe { of(std::ptr::NonNull::from(bytes).cast(), self.dtype, self.len) }
     }
 
     pub fn view_mut(&mut self) -> ViewMut<'_> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
-        // SAFETY: as above, and lent for writing.
-        unsafe { ViewMut::from_raw(std::ptr::NonNull::from(bytes).cast(), self.dtype, self.len) }
+        // Lent for writing.
+        let of = if ON_DEVICE.get() { ViewMut::on_device } else { ViewMut::from_raw };
+        // SAFETY: as above.
+        unsafe { of(std::ptr::NonNull::from(bytes).cast(), self.dtype, self.len) }
     }
 
     pub fn values(&self) -> Vec<f64> {
@@ -224,10 +309,14 @@ pub fn compare_sums<const N: usize>(
         first.get_or_insert(got);
     }
     let mut first: Option<[Tensor; N]> = None;
-    for cuda in CUDAS.iter() {
-        let case = format!("{case}, cuda");
+    for (at, cuda) in CUDAS.iter().chain(gpus()).enumerate() {
+        let case = format!("{case}, {}", cuda.name());
+        // A GPU may join a product and a sum into one rounding: it is held against itself.
+        first = first.filter(|_| at != CUDAS.len());
         let mut got = tensors.clone();
-        call(cuda, &|dtype| dtype, &mut got).unwrap_or_else(|error| panic!("{case}: {error}"));
+        // What a GPU reaches of the host's memory counts as its own: nothing is done for it on the host.
+        let asked = on_device(at >= CUDAS.len(), || call(cuda, &|dtype| dtype, &mut got));
+        asked.unwrap_or_else(|error| panic!("{case}: {error}"));
         cuda.synchronize().unwrap_or_else(|error| panic!("{case}: {error}"));
         for i in 0..N {
             if outs.contains(&i) {

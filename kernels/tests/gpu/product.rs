@@ -1,0 +1,214 @@
+//! Products by a library whose matrices lie by columns.
+
+use crate::fakes::Fakes;
+use std::time::Duration;
+use zbench_kernels::cuda::gpu::{Gpu, Options};
+use zbench_kernels::cuda::machine::{Machine, Queue};
+use zbench_kernels::{DType, Gemm, Kernels, Reference, View, ViewMut};
+
+const LIBRARY: &str = "libcublasLt.so.13";
+
+fn gemm(m: usize, n: usize, k: usize) -> Gemm {
+    let (alpha, accumulate) = (1.0, false);
+    Gemm { m, n, k, trans_a: false, trans_b: false, alpha, accumulate, a: DType::F32, b: DType::F32, c: DType::F32 }
+}
+
+/// Small whole numbers, which every type holds exactly, and so does every sum of their products here.
+fn numbers(count: usize, seed: usize) -> Vec<f64> {
+    (0..count).map(|i| ((i * 7 + seed * 3) % 5) as f64 - 2.0).collect()
+}
+
+fn stored(dtype: DType, values: &[f64]) -> Vec<u8> {
+    let mut words = vec![0u64; (values.len() * dtype.size()).div_ceil(8)];
+    let at = std::ptr::NonNull::new(words.as_mut_ptr()).unwrap().cast();
+    // SAFETY: room for as many elements.
+    Reference.cast(View::of(values), unsafe { ViewMut::from_raw(at, dtype, values.len()) }).unwrap();
+    bytemuck::cast_slice(&words)[..values.len() * dtype.size()].to_vec()
+}
+
+struct Case {
+    gpu: Gpu,
+    queue: Box<dyn Queue>,
+    workspace: u64,
+    workspace_bytes: usize,
+}
+
+impl Case {
+    fn new(gpu: Gpu) -> Case {
+        let workspace_bytes = gpu.product_workspace();
+        let (queue, workspace) = (gpu.queue().unwrap(), gpu.allocate(workspace_bytes).unwrap());
+        Case { gpu, queue, workspace, workspace_bytes }
+    }
+
+    /// The product on the device, `shift` bytes behind what is aligned; `None` where the library has none.
+    fn run(&self, op: &Gemm, shift: u64) -> Option<Vec<u8>> {
+        let (a, b) = (stored(op.a, &numbers(op.m * op.k, 1)), stored(op.b, &numbers(op.k * op.n, 2)));
+        let mut c = stored(op.c, &numbers(op.m * op.n, 3));
+        let place = |bytes: &[u8]| {
+            let at = self.gpu.allocate(bytes.len() + shift as usize).unwrap();
+            // SAFETY: memory just made, of as many bytes.
+            unsafe { self.queue.upload(bytes, at + shift).unwrap() };
+            at
+        };
+        let at = [&a, &b, &c].map(|bytes| place(bytes));
+        let [to_a, to_b, to_c] = at.map(|at| at + shift);
+        let Case { queue, workspace, workspace_bytes, .. } = self;
+        // SAFETY: operands as `op` describes them.
+        let done = unsafe {
+            let done = queue.product(op, to_a, to_b, to_c, *workspace, *workspace_bytes);
+            let done = done.unwrap_or_else(|error| panic!("{op:?}: {error}"));
+            queue.download(to_c, &mut c).unwrap();
+            at.into_iter().for_each(|at| self.gpu.free(at, 0));
+            done
+        };
+        done.then_some(c)
+    }
+}
+
+/// The same on the reference.
+fn expected(op: &Gemm) -> Vec<u8> {
+    let exact = Gemm { a: DType::F64, b: DType::F64, c: DType::F64, ..*op };
+    let (a, b) = (numbers(op.m * op.k, 1), numbers(op.k * op.n, 2));
+    let mut c = numbers(op.m * op.n, 3);
+    Reference.gemm(&exact, View::of(&a), View::of(&b), ViewMut::of(&mut c), ViewMut::of::<f32>(&mut [])).unwrap();
+    stored(op.c, &c)
+}
+
+#[test]
+fn rows_are_columns_of_what_is_transposed() {
+    let fakes = Fakes::all();
+    for tune in [false, true] {
+        let case = Case::new(fakes.open(Options { tune, ..Options::default() }));
+        for (m, n, k) in [(5, 7, 3), (1, 8, 4), (6, 1, 2), (4, 4, 9)] {
+            for bits in 0..8 {
+                let (trans_a, trans_b, accumulate) = (bits & 1 == 1, bits & 2 == 2, bits & 4 == 4);
+                for (ab, c) in [
+                    (DType::F32, DType::F32),
+                    (DType::Bf16, DType::Bf16),
+                    (DType::Bf16, DType::F32),
+                    (DType::F16, DType::F16),
+                    (DType::F16, DType::F32),
+                ] {
+                    let alpha = if bits == 5 { 2.0 } else { 1.0 };
+                    let op = Gemm { trans_a, trans_b, accumulate, alpha, a: ab, b: ab, c, ..gemm(m, n, k) };
+                    let got = case.run(&op, 0);
+                    assert!(got == Some(expected(&op)), "{op:?}, tune {tune}");
+                    let again = case.run(&op, 0);
+                    assert!(again == got, "{op:?}, tune {tune}, again");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_the_library_does_not_multiply_is_left_alone() {
+    let fakes = Fakes::all();
+    let case = Case::new(fakes.gpu());
+    let all = [DType::F32, DType::Bf16, DType::F16, DType::F64, DType::I8];
+    for i in 0..all.len().pow(3) {
+        let [a, b, c] = [all[i % 5], all[i / 5 % 5], all[i / 25]];
+        let known = matches!(a, DType::F32 | DType::Bf16 | DType::F16) && a == b && (c == a || c == DType::F32);
+        let op = Gemm { a, b, c, ..gemm(2, 2, 2) };
+        // SAFETY: nothing is touched, or operands that hold more than enough.
+        let done = unsafe {
+            let at = case.gpu.allocate(64).unwrap();
+            let done = case.queue.product(&op, at, at + 16, at + 32, case.workspace, case.workspace_bytes).unwrap();
+            case.queue.synchronize().unwrap();
+            case.gpu.free(at, 64);
+            done
+        };
+        assert_eq!(done, known, "{op:?}");
+    }
+    for (m, n, k) in [(0, 2, 2), (2, 0, 2), (2, 2, 0)] {
+        // SAFETY: nothing is touched.
+        assert!(!unsafe { case.queue.product(&gemm(m, n, k), 0, 0, 0, 0, 0) }.unwrap());
+    }
+    // What the library says it cannot do is asked once.
+    let asked = || fakes.number(LIBRARY, "fake_asked");
+    fakes.tell(LIBRARY, "fake_unsupported", 1);
+    let before = asked();
+    for _ in 0..3 {
+        assert!(case.run(&gemm(3, 3, 3), 0).is_none());
+    }
+    assert_eq!(asked(), before + 1);
+    assert!(case.gpu.products().iter().all(|chosen| chosen.op.m == 2), "what is not done is not listed");
+}
+
+#[test]
+fn a_choice_is_made_once_for_each_shape_and_alignment() {
+    let fakes = Fakes::all();
+    let case = Case::new(fakes.gpu());
+    let asked = || fakes.number(LIBRARY, "fake_asked");
+    let preferences = || fakes.text(LIBRARY, "fake_preferences");
+    case.run(&gemm(4, 4, 4), 0).unwrap();
+    // 32 MiB of scratch, sums put together in f32, and all operands at multiples of 256 bytes.
+    assert_eq!((asked(), preferences().as_str()), (1, "33554432 2 256 256 256 256"));
+    case.run(&Gemm { alpha: 3.0, ..gemm(4, 4, 4) }, 0).unwrap();
+    assert_eq!(asked(), 1, "a factor makes no difference");
+    case.run(&gemm(4, 4, 4), 16).unwrap();
+    assert_eq!((asked(), preferences().as_str()), (2, "33554432 2 16 16 16 16"));
+    case.run(&Gemm { trans_a: true, ..gemm(4, 4, 4) }, 0).unwrap();
+    assert_eq!(asked(), 3);
+    let small = Case { workspace_bytes: 1 << 20, ..Case::new(case.gpu.clone()) };
+    small.run(&gemm(4, 4, 4), 0).unwrap();
+    assert_eq!((asked(), preferences().as_str()), (4, "1048576 2 256 256 256 256"));
+    let products = case.gpu.products();
+    assert_eq!(products.len(), 4);
+    let first = &products[0];
+    assert_eq!((first.algorithm, first.tile, first.split, first.candidates), (100, 1001, 1002, 1));
+    assert_eq!(first.time, None, "nothing is timed where nobody asks for it");
+}
+
+#[test]
+fn candidates_are_timed_and_the_fastest_taken() {
+    let fakes = Fakes::all();
+    let case = Case::new(fakes.open(Options { tune: true, ..Options::default() }));
+    for (i, accumulate) in [false, true].into_iter().enumerate() {
+        let op = Gemm { accumulate, ..gemm(4, 6 + i, 4) };
+        assert!(case.run(&op, 0) == Some(expected(&op)), "timing leaves no trace");
+        let chosen = &case.gpu.products()[i];
+        // The third of four proposals refuses to run, the fourth is the fastest and uses scratch.
+        assert_eq!((chosen.algorithm, chosen.candidates, chosen.workspace_bytes), (103, 4, 3 << 20));
+        assert_eq!(chosen.time, Some(Duration::from_millis(2)));
+    }
+    // Without scratch only the first is left, and is not timed.
+    let bare = Case { workspace_bytes: 0, ..case };
+    bare.run(&gemm(9, 9, 9), 0).unwrap();
+    let chosen = bare.gpu.products().pop().unwrap();
+    assert_eq!((chosen.algorithm, chosen.candidates, chosen.time), (100, 1, None));
+}
+
+#[test]
+fn a_product_without_room_to_time_is_done_all_the_same() {
+    let fakes = Fakes::all();
+    let case = Case::new(fakes.open(Options { tune: true, ..Options::default() }));
+    let op = Gemm { accumulate: true, ..gemm(4, 4, 4) };
+    let at = case.gpu.allocate(64).unwrap();
+    fakes.fail("cuMemAlloc_v2", 2);
+    // SAFETY: operands as `op` describes them.
+    assert!(unsafe { case.queue.product(&op, at, at, at, case.workspace, case.workspace_bytes) }.unwrap());
+    assert_eq!((case.gpu.products()[0].algorithm, case.gpu.products()[0].time), (100, None));
+    fakes.fail("cuMemAlloc_v2", 0);
+    case.queue.synchronize().unwrap();
+    // SAFETY: made above.
+    unsafe { case.gpu.free(at, 64) };
+}
+
+#[test]
+fn scratch_is_as_the_generation_likes_it() {
+    let fakes = Fakes::all();
+    assert_eq!(fakes.gpu().product_workspace(), 32 << 20);
+    fakes.set("major", 8);
+    assert_eq!(fakes.gpu().product_workspace(), 4 << 20);
+    let without = Fakes::without(&[LIBRARY]);
+    if without.probe().cublaslt.is_ok() {
+        println!("the system's cuBLASLt stands in");
+        return;
+    }
+    let gpu = without.gpu();
+    assert_eq!((gpu.product_workspace(), gpu.products().len()), (0, 0));
+    let queue = gpu.queue().unwrap();
+    // SAFETY: nothing is touched.
+    assert!(!unsafe { queue.product(&gemm(2, 2, 2), 0, 0, 0, 0, 0) }.unwrap());
+}

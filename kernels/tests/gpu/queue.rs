@@ -1,0 +1,365 @@
+//! Memory, streams, kernels and marks.
+
+use crate::fakes::Fakes;
+use std::ffi::c_void;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use zbench_kernels::cuda::gpu::{Gpu, Options};
+use zbench_kernels::cuda::host::{Host, Order};
+use zbench_kernels::cuda::machine::{Launch, Machine, Queue};
+use zbench_kernels::{Category, Cuda, DType, Kernels, View, ViewMut, philox};
+
+fn random(bytes: usize, seed: u64) -> Vec<u8> {
+    (0..bytes.div_ceil(16) as u64)
+        .flat_map(|i| philox::philox4x32([i as u32, seed as u32, 0, 0], [1, 2]))
+        .flat_map(u32::to_le_bytes)
+        .take(bytes)
+        .collect()
+}
+
+#[test]
+fn facts_are_the_drivers() {
+    let fakes = Fakes::all();
+    let gpu = fakes.open(Options { reserve_bytes: 3 << 30, ..Options::default() });
+    let facts = gpu.facts();
+    assert_eq!((facts.name.as_str(), facts.capability, facts.multiprocessors), ("Fake H100", (9, 0), 132));
+    assert_eq!((facts.shared_bytes, facts.memory_bytes), (232_448, 76 << 30), "79 GiB are free, 3 are left");
+    assert_eq!((gpu.name().as_str(), gpu.target().name()), ("cuda sm_90a", "sm_90a"));
+    let info = gpu.memory_info().unwrap();
+    assert_eq!((info.total_bytes, info.used_bytes()), (80 << 30, 1 << 30));
+    let at = gpu.allocate(1000).unwrap();
+    assert!(at.is_multiple_of(256));
+    assert_eq!(gpu.memory_info().unwrap().used_bytes(), (1 << 30) + 1000);
+    let error = gpu.allocate(90 << 30).unwrap_err();
+    assert!(error.out_of_memory && error.reason.starts_with("96636764160 bytes: "), "{error}");
+    // SAFETY: made above.
+    unsafe { gpu.free(at, 1000) };
+    fakes.set("used", 79 << 30);
+    assert_eq!(fakes.open(Options { reserve_bytes: 3 << 30, ..Options::default() }).facts().memory_bytes, 0);
+}
+
+#[test]
+fn everything_is_given_back() {
+    let fakes = Fakes::all();
+    let gpu = fakes.gpu();
+    gpu.load(&["fill"]).unwrap();
+    let (queue, pinned) = (gpu.queue().unwrap(), gpu.pinned(100).unwrap());
+    let mark = queue.mark().unwrap();
+    assert!(fakes.live() > 5);
+    drop((gpu, queue, pinned));
+    assert!(fakes.live() > 0, "a mark holds the device");
+    drop(mark);
+    assert_eq!(fakes.live(), 0);
+}
+
+#[test]
+fn bytes_come_back_as_they_went() {
+    let fakes = Fakes::all();
+    let gpu = fakes.gpu();
+    let queue = gpu.queue().unwrap();
+    const SLOT: usize = 4 << 20;
+    let at = gpu.allocate(3 * SLOT).unwrap();
+    for (i, bytes) in
+        [0, 1, 255, 256, 1000, SLOT - 1, SLOT, SLOT + 1, 2 * SLOT, 2 * SLOT + 77, 3 * SLOT].into_iter().enumerate()
+    {
+        let data = random(bytes, i as u64);
+        let mut given = data.clone();
+        // SAFETY: `at` has as many bytes.
+        unsafe { queue.upload(&given, at).unwrap() };
+        given.fill(0xee); // It may change as soon as the call returns, though nothing was copied yet.
+        let mut back = vec![0; bytes];
+        // SAFETY: as above.
+        unsafe { queue.download(at, &mut back).unwrap() };
+        assert!(back == data, "{bytes} bytes");
+    }
+    // SAFETY: made above.
+    unsafe { gpu.free(at, 3 * SLOT) };
+}
+
+#[test]
+fn short_uploads_do_not_wait_for_one_another() {
+    let fakes = Fakes::all();
+    let gpu = fakes.gpu();
+    let queue = gpu.stream().unwrap();
+    const COUNT: usize = 3000;
+    let at = gpu.allocate(COUNT * 1000).unwrap();
+    let data = random(COUNT * 1000, 7);
+    for i in 0..COUNT {
+        let mut piece = data[i * 1000..][..1000].to_vec();
+        // SAFETY: inside `at`.
+        unsafe { queue.upload(&piece, at + 1000 * i as u64).unwrap() };
+        piece.fill(0);
+    }
+    // 3 MB of 1 KiB pieces fit into one slot: nothing was waited for. Each is a copy and an event.
+    assert_eq!(fakes.pending(queue.raw()), 2 * COUNT as i64);
+    let mut back = vec![0; data.len()];
+    // SAFETY: as many bytes as were made.
+    unsafe { queue.download(at, &mut back).unwrap() };
+    assert!(back == data);
+    // More than both slots hold, with downloads in between.
+    for round in 0..3 {
+        for i in (0..COUNT).rev() {
+            let piece = random(1000, (round * COUNT + i) as u64);
+            // SAFETY: inside `at`.
+            unsafe { queue.upload(&piece, at + 1000 * i as u64).unwrap() };
+        }
+        for i in [0, COUNT / 2, COUNT - 1] {
+            let mut piece = vec![0; 1000];
+            // SAFETY: inside `at`.
+            unsafe { queue.download(at + 1000 * i as u64, &mut piece).unwrap() };
+            assert!(piece == random(1000, (round * COUNT + i) as u64));
+        }
+    }
+    // SAFETY: made above.
+    unsafe { gpu.free(at, data.len()) };
+}
+
+#[test]
+fn copies_and_sets_run_in_order() {
+    let fakes = Fakes::all();
+    let gpu = fakes.gpu();
+    let queue = gpu.stream().unwrap();
+    let at = gpu.allocate(2048).unwrap();
+    let data = random(1000, 3);
+    let mut back = vec![0; 2000];
+    // SAFETY: inside `at`, and what is apart is apart.
+    unsafe {
+        queue.set(at, 9, 2000).unwrap();
+        queue.upload(&data, at).unwrap();
+        queue.copy(at, at + 1000, 999).unwrap();
+        queue.set(at, 0, 10).unwrap();
+        queue.copy(at, at, 0).unwrap();
+        queue.set(at, 1, 0).unwrap();
+        assert!(fakes.pending(queue.raw()) >= 4, "nothing waits");
+        queue.download(at, &mut back).unwrap();
+    }
+    assert_eq!((&back[..10], &back[10..1000]), (&[0; 10][..], &data[10..]));
+    assert_eq!((&back[1000..1999], back[1999]), (&data[..999], 9));
+    // Pinned memory needs no slot; what is in it stays as long as the copies need it.
+    let mut pinned = gpu.pinned(1000).unwrap();
+    assert!(pinned.bytes().iter().all(|byte| *byte == 0) && pinned.address().is_multiple_of(4096));
+    pinned.bytes_mut().copy_from_slice(&data);
+    let mut other = gpu.pinned(1000).unwrap();
+    // SAFETY: inside `at`; both stay as they are until the work is done.
+    unsafe {
+        queue.upload_pinned(&pinned, 100..1000, at).unwrap();
+        queue.download_pinned(at, &mut other, 0..900).unwrap();
+    }
+    queue.synchronize().unwrap();
+    assert_eq!(other.bytes()[..900], data[100..]);
+    // SAFETY: made above.
+    unsafe { gpu.free(at, 2048) };
+}
+
+#[test]
+fn kernels_run_through_the_trait() {
+    let fakes = Fakes::all();
+    let cuda = Cuda::new(Arc::new(fakes.gpu())).unwrap();
+    assert_eq!((cuda.name().as_str(), cuda.is_host()), ("cuda sm_90a", false));
+    let arena = cuda.arena(Some(1 << 20)).unwrap();
+    let mut buffer = arena.alloc(Category::Workspace, DType::F32, 1000).unwrap();
+    cuda.upload(View::of(&vec![5f32; 1000]), buffer.view_mut()).unwrap();
+    cuda.fill(buffer.slice_mut(10..990), 2.5).unwrap();
+    let mut got = vec![0f32; 1000];
+    cuda.download(buffer.view(), ViewMut::of(&mut got)).unwrap();
+    assert!(got.iter().enumerate().all(|(i, x)| *x == if (10..990).contains(&i) { 2.5 } else { 5.0 }));
+    cuda.synchronize().unwrap();
+    assert_eq!(fakes.log(), ["fill 1,1,1 x 256, 0"]);
+    drop((buffer, arena, cuda));
+    assert_eq!(fakes.live(), 0);
+}
+
+#[test]
+fn launches_that_cannot_be_are_refused_by_name() {
+    let fakes = Fakes::all();
+    let gpu = fakes.gpu();
+    let queue = gpu.queue().unwrap();
+    let at = gpu.allocate(400).unwrap();
+    let good = Launch { kernel: "fill", grid: [1, 1, 1], threads: 256, shared: 231_424 };
+    let start = |launch: Launch| {
+        let (run, length, value) = ([at, 1], 100u64, 1f32);
+        let arguments = &mut [
+            std::ptr::from_ref(&run).cast_mut().cast::<c_void>(),
+            std::ptr::from_ref(&length).cast_mut().cast(),
+            std::ptr::from_ref(&value).cast_mut().cast(),
+        ];
+        // SAFETY: the arguments of `fill`.
+        unsafe { queue.launch(&launch, arguments) }
+    };
+    start(good).unwrap();
+    for (launch, words) in [
+        (Launch { grid: [0, 1, 1], ..good }, "0 x 1 x 1"),
+        (Launch { grid: [1, 70_000, 1], ..good }, "grid"),
+        (Launch { threads: 257, ..good }, "whole warps"),
+        (Launch { threads: 288, ..good }, "its 256"),
+        (Launch { shared: 231_425, ..good }, "1024 of its own"),
+        (Launch { kernel: "no_such", ..good }, "there is no such kernel"),
+    ] {
+        let error = start(launch).unwrap_err();
+        assert_eq!(error.call, launch.kernel);
+        assert!(error.reason.contains(words), "{error}");
+    }
+    assert_eq!(fakes.log().len(), 1, "nothing else was started");
+    fakes.fail("cuLaunchKernel", 2);
+    let error = start(good).unwrap_err();
+    assert!(error.out_of_memory && error.call == "cuLaunchKernel fill", "{error}");
+    // SAFETY: made above.
+    unsafe { gpu.free(at, 400) };
+}
+
+#[test]
+fn a_fault_comes_out_and_stays() {
+    let fakes = Fakes::all();
+    let cuda = Cuda::new(Arc::new(fakes.gpu())).unwrap();
+    let queue = cuda.queue();
+    let mark = queue.mark().unwrap();
+    let nowhere = 0x1000u64;
+    let dangling = std::ptr::NonNull::new(nowhere as *mut u8).unwrap();
+    // SAFETY: nothing reads it but the fake, which notices.
+    let view = unsafe { ViewMut::from_raw(dangling, DType::F32, 100) };
+    cuda.fill(view, 1.0).unwrap(); // A kernel's fault shows later.
+    let error = cuda.synchronize().unwrap_err().to_string();
+    assert!(error.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)") && error.contains("compute-sanitizer"), "{error}");
+    assert!(queue.synchronize().is_err() && queue.mark().is_err() && mark.wait().is_err());
+    assert!(mark.is_reached().is_err() && cuda.machine().allocate(1).is_err());
+    drop(mark);
+    drop(cuda); // Nothing here panics.
+}
+
+#[test]
+fn sources_are_compiled_at_the_same_time_and_once() {
+    let fakes = Fakes::all();
+    let folder: PathBuf = fakes.folder.join("cache");
+    let options = Options { cache: Some(folder.clone()), ..Options::default() };
+    let all: Vec<&'static str> =
+        zbench_kernels::cuda::sources::SOURCES.iter().flat_map(|source| source.kernels()).collect();
+    let count = zbench_kernels::cuda::sources::SOURCES.len() as i32;
+    let compiles = || fakes.number("libnvrtc.so.13", "fake_compiles");
+    let gpu = fakes.open(options.clone());
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| gpu.load(&all).unwrap());
+        }
+    });
+    assert_eq!(compiles(), count, "threads that load the same do not do it twice");
+    let most = fakes.number("libnvrtc.so.13", "fake_most_at_once");
+    println!("{count} sources, {most} at once");
+    assert!(most > 1 || count == 1);
+    let built = gpu.built();
+    assert_eq!(built.len() as i32, count);
+    assert!(built.iter().all(|built| !built.cached && built.not_kept.is_none() && !built.usage.is_empty()));
+    assert_eq!(built.iter().flat_map(|built| &built.usage).count(), all.len());
+
+    let again = fakes.open(options.clone());
+    again.load(&["fill"]).unwrap();
+    assert!(again.built()[0].cached && compiles() == count);
+    // What is cut short on disk is compiled again, and the device never sees it.
+    for file in std::fs::read_dir(&folder).unwrap() {
+        let file = file.unwrap().path();
+        let whole = std::fs::read(&file).unwrap();
+        std::fs::write(&file, &whole[..whole.len() - 1]).unwrap();
+    }
+    let third = fakes.open(options);
+    third.load(&["fill"]).unwrap();
+    assert!(!third.built()[0].cached && compiles() == count + 1);
+
+    let error = fakes.gpu().load(&["fill", "nothing"]).unwrap_err();
+    assert_eq!((error.call.as_str(), compiles()), ("nothing", count + 1));
+    // Code for another architecture is refused with a word on versions.
+    fakes.set("major", 8);
+    let error = again.load(&all).and_then(|()| fakes.gpu().load(&all));
+    error.unwrap();
+    let gpu = fakes.gpu();
+    fakes.set("major", 9);
+    let error = gpu.load(&["fill"]).unwrap_err();
+    assert_eq!(error.call, "loading elementwise.cu for sm_80");
+    assert!(error.reason.contains("older than the compiler"), "{error}");
+}
+
+#[test]
+fn marks_order_queues_and_tell_times() {
+    let fakes = Fakes::all();
+    let gpu = fakes.gpu();
+    let [first, second] = [0, 1].map(|_| gpu.queue().unwrap());
+    let at = gpu.allocate(2000).unwrap();
+    let data = random(1000, 1);
+    let begin = first.mark().unwrap();
+    // SAFETY: inside `at`.
+    unsafe { first.upload(&data, at).unwrap() };
+    let end = first.mark().unwrap();
+    assert!(end.since(&*begin).is_err(), "neither has come");
+    // Nothing of the first queue was done yet; the second waits for it on the device.
+    second.follow(&*end).unwrap();
+    let mut back = vec![0; 1000];
+    // SAFETY: inside `at`.
+    unsafe {
+        second.copy(at, at + 1000, 1000).unwrap();
+        second.download(at + 1000, &mut back).unwrap();
+    }
+    assert!(back == data);
+    assert!(end.is_reached().unwrap() && begin.is_reached().unwrap());
+    assert_eq!(end.since(&*begin).unwrap(), Duration::from_micros(250));
+    assert_eq!(begin.since(&*end).unwrap(), Duration::ZERO, "not before the beginning");
+
+    // SAFETY: inside `at`.
+    unsafe { first.set(at, 1, 1000).unwrap() };
+    let last = first.mark().unwrap();
+    assert!(!last.is_reached().unwrap());
+    last.wait().unwrap();
+    assert!(last.is_reached().unwrap());
+    // An event that was used again tells its new time, and whoever waits for the old one does not notice.
+    drop((begin, end));
+    for _ in 0..100 {
+        let [before, after] = [0, 1].map(|_| {
+            // SAFETY: inside `at`.
+            unsafe { first.set(at, 1, 1000).unwrap() };
+            first.mark().unwrap()
+        });
+        second.follow(&*after).unwrap();
+        after.wait().unwrap();
+        assert_eq!(after.since(&*before).unwrap(), Duration::from_micros(250));
+    }
+    // Marks of other machines are told apart.
+    let other = fakes.gpu();
+    let foreign = other.queue().unwrap().mark().unwrap();
+    assert!(first.follow(&*foreign).unwrap_err().reason.contains("another machine's"));
+    assert!(last.since(&*foreign).is_err() && foreign.since(&*last).is_err());
+    let cache = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-on-the-host");
+    let host = Host::new(&cache, "c++", &[], Order::Forward).unwrap().mark().unwrap();
+    assert!(first.follow(&*host).is_err() && last.since(&*host).is_err());
+    // SAFETY: made above.
+    unsafe { gpu.free(at, 2000) };
+}
+
+#[test]
+fn any_thread_may_use_a_device() {
+    let fakes = Fakes::all();
+    let gpu: Gpu = fakes.gpu();
+    let shared = gpu.queue().unwrap();
+    std::thread::scope(|scope| {
+        for i in 0..4u64 {
+            let (gpu, shared) = (gpu.clone(), &*shared);
+            scope.spawn(move || {
+                // A context is a thread's: each call makes the device its own.
+                let own = gpu.queue().unwrap();
+                for queue in [shared, &*own] {
+                    for round in 0..20 {
+                        let at = gpu.allocate(5000).unwrap();
+                        let (data, mut back) = (random(5000, i * 100 + round), vec![0; 5000]);
+                        // SAFETY: `at` has as many bytes.
+                        unsafe {
+                            queue.upload(&data, at).unwrap();
+                            queue.mark().unwrap().wait().unwrap();
+                            queue.download(at, &mut back).unwrap();
+                            gpu.free(at, 5000);
+                        }
+                        assert!(back == data);
+                    }
+                }
+            });
+        }
+    });
+    drop((shared, gpu));
+    assert_eq!(fakes.live(), 0);
+}
