@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zbench_kernels::cuda::gpu::{Gpu, Options};
 use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::cuda::machine::{Launch, Machine, Queue};
+use zbench_kernels::cuda::machine::{Arguments, Launch, Machine, Queue};
 use zbench_kernels::{Category, Cuda, DType, Kernels, View, ViewMut, philox};
 
 fn random(bytes: usize, seed: u64) -> Vec<u8> {
@@ -157,7 +157,7 @@ fn kernels_run_through_the_trait() {
     let fakes = Fakes::all();
     let cuda = Cuda::new(Arc::new(fakes.gpu())).unwrap();
     assert_eq!((cuda.name().as_str(), cuda.is_host()), ("cuda sm_90a", false));
-    let arena = cuda.arena(Some(1 << 20)).unwrap();
+    let arena = cuda.arena(Some(1 << 20), 1).unwrap();
     let mut buffer = arena.alloc(Category::Workspace, DType::F32, 1000).unwrap();
     cuda.upload(View::of(&vec![5f32; 1000]), buffer.view_mut()).unwrap();
     cuda.fill(buffer.slice_mut(10..990), 2.5).unwrap();
@@ -179,13 +179,13 @@ fn launches_that_cannot_be_are_refused_by_name() {
     let good = Launch { kernel: "fill", grid: [1, 1, 1], threads: 256, shared: 231_424 };
     let start = |launch: Launch| {
         let (run, length, value) = ([at, 1], 100u64, 1f32);
-        let arguments = &mut [
+        let pointers = &mut [
             std::ptr::from_ref(&run).cast_mut().cast::<c_void>(),
             std::ptr::from_ref(&length).cast_mut().cast(),
             std::ptr::from_ref(&value).cast_mut().cast(),
         ];
         // SAFETY: the arguments of `fill`.
-        unsafe { queue.launch(&launch, arguments) }
+        unsafe { queue.launch(&launch, Arguments { pointers, sizes: &[16, 8, 4] }) }
     };
     start(good).unwrap();
     for (launch, words) in [
