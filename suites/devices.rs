@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use zbench_estimate::job::Number;
-use zbench_kernels::DType;
 use zbench_kernels::cuda::gpu::{Gpu, Nvml, Options, Probe, Reading, Search, Watched};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::cuda::machine::Machine;
+use zbench_kernels::{Arena, Category, Cuda, DType, Gemm, KernelError, Kernels, Normal, Op};
 
 /// Runs CUDA kernels on the processor instead of a GPU, compiled by the C++ compiler `c++`: slow, for checks.
 pub const ON_HOST: &str = "ZBENCH_CUDA_ON_HOST";
@@ -57,6 +57,63 @@ pub fn data_sheet_flops(number: usize, dtype: DType) -> Result<f64, String> {
     };
     let rate = rates.device.compute.get(&wanted).map(|rate| rate.peak);
     rate.ok_or_else(|| format!("the profile {profile} has no rate of {dtype}"))
+}
+
+/// Rows and columns of the product that a GPU's peak is measured with.
+const PEAK_SIDE: usize = 8192;
+/// Calls before it and of it; the fastest counts.
+const PEAK_CALLS: (usize, usize) = (3, 10);
+
+/// Floating-point operations a second of a large product of random numbers at a type, as a GPU reaches it now.
+///
+/// # Errors
+/// There is no such GPU, or it has no room for the product.
+pub fn measured_flops(number: usize, dtype: DType) -> Result<f64, String> {
+    if on_host() {
+        return Err("CUDA kernels ran on the processor: their speed says nothing".into());
+    }
+    product_flops(machine(number)?, dtype, PEAK_SIDE)
+}
+
+fn product_flops(machine: Arc<dyn Machine>, dtype: DType, side: usize) -> Result<f64, String> {
+    let kernels = Cuda::new(machine.clone()).map_err(|error| error.to_string())?;
+    let len = side * side;
+    let op = Gemm {
+        m: side,
+        n: side,
+        k: side,
+        trans_a: false,
+        trans_b: true,
+        alpha: 1.0,
+        accumulate: false,
+        a: dtype,
+        b: dtype,
+        c: dtype,
+    };
+    let scratch = kernels.workspace(&Op::Gemm(op));
+    let bytes = (3 * len * dtype.size() + scratch * 4 + 4096) as u64;
+    let arena = Arena::on(machine, None, bytes).map_err(|error| error.to_string())?;
+    let alloc = |dtype, len| arena.alloc(Category::Workspace, dtype, len).map_err(|error| error.to_string());
+    let (mut a, mut b, mut c) = (alloc(dtype, len)?, alloc(dtype, len)?, alloc(dtype, len)?);
+    let mut scratch = alloc(DType::F32, scratch)?;
+    let mut timed = || -> Result<f64, KernelError> {
+        for (seed, buffer) in [&mut a, &mut b].into_iter().enumerate() {
+            let normal = Normal { len, std: 1.0, seed: seed as u64 + 1, first: 0, dtype };
+            kernels.normal(&normal, buffer.view_mut())?;
+        }
+        let mut best = f64::INFINITY;
+        for call in 0..PEAK_CALLS.0 + PEAK_CALLS.1 {
+            let begin = kernels.mark()?;
+            kernels.gemm(&op, a.view(), b.view(), c.view_mut(), scratch.view_mut())?;
+            let end = kernels.mark()?;
+            kernels.synchronize()?;
+            if let (Some(begin), Some(end), true) = (begin, end, call >= PEAK_CALLS.0) {
+                best = best.min(end.since(&*begin)?.as_secs_f64());
+            }
+        }
+        Ok(2.0 * (side as f64).powi(3) / best)
+    };
+    timed().map_err(|error| error.to_string())
 }
 
 /// The profile of a machine with GPUs that the driver calls so.
@@ -134,4 +191,33 @@ fn cache() -> PathBuf {
     let home = || Some(given("XDG_CACHE_HOME").unwrap_or(given("HOME")?.join(".cache")).join("zbench"));
     let folder = given("ZBENCH_CACHE").or_else(home).unwrap_or_else(|| std::env::temp_dir().join("zbench-cache"));
     folder.join(Path::new("kernels"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_driver_lead_to_profiles_that_are_there() {
+        let cases = [
+            ("NVIDIA H200", "h200", 989.4e12),
+            ("NVIDIA H100 80GB HBM3", "h100-sxm", 989.4e12),
+            ("NVIDIA H100 PCIe", "h100-pcie", 756.0e12),
+            ("NVIDIA A100-SXM4-80GB", "a100-80gb", 312.0e12),
+        ];
+        for (name, profile, flops) in cases {
+            assert_eq!(profile_of(name), Some(profile));
+            let rates = zbench_estimate::profile::machine(profile).unwrap();
+            let peak = rates.device.compute[&Number::Bf16].peak;
+            assert!((peak / flops - 1.0).abs() < 0.01, "{name}: {peak:e}");
+        }
+        assert_eq!(profile_of("Quadro K620"), None);
+    }
+
+    #[test]
+    fn a_product_on_the_host_has_a_rate() {
+        let host = Host::new(&cache(), "c++", &[], Order::Forward).unwrap_or_else(|error| panic!("{error}"));
+        let rate = product_flops(Arc::new(host), DType::F32, 64).unwrap();
+        assert!(rate.is_finite() && rate > 0.0, "{rate}");
+    }
 }

@@ -3,11 +3,12 @@
 use super::machine;
 use super::mpirun;
 use super::processes;
-use super::protocol::{self, End, Ended, Event, Job, RankEnd};
+use super::protocol::{self, End, Ended, Event, GpuSaid, Job, RankEnd};
 use super::rank::{read_job, say};
+use crate::devices;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
-use zbench_engine::config::Backend;
+use zbench_engine::config::{Backend, Cell, DeviceKind};
 use zbench_engine::course::Control;
 use zbench_engine::hardware;
 use zbench_engine::outcome::{Cause, Failure, Happening};
@@ -41,11 +42,14 @@ pub fn main() -> u8 {
             return BROKEN;
         }
     };
-    let end = match job.cell.parallel.backend {
+    let mut end = match job.cell.parallel.backend {
         Backend::Local | Backend::Device => threads(&job),
         Backend::Shm | Backend::Tcp | Backend::Nccl => processes::run(&job, &say),
         Backend::Mpi => mpirun::run(&job, &say),
     };
+    if job.cell.hardware.device == DeviceKind::Cuda {
+        end.gpu = Some(gpu(&job.cell));
+    }
     say(&Event::End(Box::new(end)));
     0
 }
@@ -61,7 +65,12 @@ fn threads(job: &Job) -> End {
         Err(reason) => return End::failed(reason),
     };
     let threads = cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank).min(job.cores).max(1);
-    let peak = || peak::measure(threads, cell.precision.compute, job.peak_seconds);
+    let on_cuda = cell.hardware.device == DeviceKind::Cuda;
+    let compute = cell.precision.compute;
+    let peak = || match on_cuda {
+        true => devices::measured_flops(0, compute).ok(),
+        false => peak::measure(threads, compute, job.peak_seconds),
+    };
     let before = peak();
     let busy = machine::Busy::start();
     let tell = |happening: &Happening| say(&protocol::event(happening));
@@ -83,6 +92,23 @@ fn threads(job: &Job) -> End {
     end.peak_rss_bytes = machine::status_bytes("VmHWM");
     end.swap_bytes = machine::status_bytes("VmSwap");
     end
+}
+
+/// What is known of the GPU that a cell ran on.
+pub fn gpu(cell: &Cell) -> GpuSaid {
+    let sheet = devices::data_sheet_flops(0, cell.precision.compute);
+    let machine = devices::machine(0).ok();
+    let opened = devices::gpu(0);
+    let memory = opened.as_ref().and_then(|gpu| gpu.memory_info().ok());
+    GpuSaid {
+        name: machine.map(|machine| machine.facts().name.clone()).unwrap_or_default(),
+        data_sheet_flops: sheet.as_ref().ok().copied(),
+        why_no_data_sheet: sheet.err().unwrap_or_default(),
+        used_bytes: memory.map(|memory| memory.used_bytes()),
+        products: opened
+            .map(|gpu| gpu.products().iter().map(|chosen| format!("{chosen:?}")).collect())
+            .unwrap_or_default(),
+    }
 }
 
 fn ended(failure: &Failure) -> End {

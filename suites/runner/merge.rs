@@ -13,6 +13,7 @@ pub fn merge(said: Vec<RankSaid>, mut steps: Vec<Step>) -> End {
     let sum = |of: fn(&RankSaid) -> Option<u64>| said.iter().map(of).sum::<Option<u64>>();
     let measured = || said.iter().filter(|rank| !rank.peak_flops.is_empty());
     End {
+        gpu: None,
         failure,
         steps,
         kernels: said.first().map(|rank| rank.kernels.clone()).unwrap_or_default(),

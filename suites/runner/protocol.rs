@@ -191,9 +191,27 @@ pub struct End {
     pub swap_bytes: Option<u64>,
     /// Share of the cores that other processes used while it trained.
     pub others_share: Option<f64>,
+    /// What is known of the GPU it ran on.
+    #[serde(default)]
+    pub gpu: Option<GpuSaid>,
     /// It was stopped before its last step, because that was wanted.
     #[serde(default)]
     pub stopped: bool,
+}
+
+/// What is known of a GPU when a cell has ended on it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct GpuSaid {
+    /// As its vendor calls it.
+    pub name: String,
+    /// Dense operations a second at the compute type, as the vendor's data sheet has them.
+    pub data_sheet_flops: Option<f64>,
+    /// Why they are not known.
+    pub why_no_data_sheet: String,
+    /// Bytes of its memory that were in use when the cell had ended and given its own back.
+    pub used_bytes: Option<u64>,
+    /// The algorithms that the vendor's library computed products with.
+    pub products: Vec<String>,
 }
 
 impl End {
@@ -242,6 +260,9 @@ pub struct RankEnd {
     /// What the source found in documents; the same on all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<Found>,
+    /// What is known of the GPU it ran on.
+    #[serde(default)]
+    pub gpu: Option<GpuSaid>,
     /// It was stopped before its last step, because that was wanted.
     #[serde(default)]
     pub stopped: bool,

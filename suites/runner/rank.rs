@@ -7,7 +7,7 @@ use crate::launch::{self, Choice, Options, Source as Launcher, World};
 use std::io::{Read, Write};
 use std::sync::Arc;
 use zbench_engine::comm::{CommError, Communicator};
-use zbench_engine::config::Backend;
+use zbench_engine::config::{Backend, DeviceKind};
 use zbench_engine::course::Control;
 use zbench_engine::hardware;
 use zbench_engine::layers::StepError;
@@ -104,7 +104,10 @@ fn train(
     let shared = cell.parallel.backend == Backend::Shm;
     let arena = if shared { Arena::shared(cell.memory.capacity) } else { kernels.arena(cell.memory.capacity, 1) };
     let arena = arena.map_err(|error| error.to_string())?;
-    let measure = || peak::measure(job.peak_threads, cell.precision.compute, job.peak_seconds);
+    let measure = || match cell.hardware.device {
+        DeviceKind::Cuda => crate::devices::measured_flops(job.seat.index, cell.precision.compute).ok(),
+        DeviceKind::Cpu => peak::measure(job.peak_threads, cell.precision.compute, job.peak_seconds),
+    };
     if job.peak_threads > 0 {
         // Before the ranks meet, so that the cores are this rank's alone.
         (said.peak_flops, said.peak_threads) = (vec![measure()], job.peak_threads);

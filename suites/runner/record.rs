@@ -1,11 +1,11 @@
 //! From what was measured to a record: metrics, memory beside its prediction, communication, time, operations.
 
 use super::plan::Planned;
-use super::protocol::{End, LoadingEnd, RankEnd, TrafficEnd};
+use super::protocol::{End, GpuSaid, LoadingEnd, RankEnd, TrafficEnd};
 use super::validity::BUSY_SHARE;
 use hdrhistogram::Histogram;
 use zbench_engine::comm::link::LinkUse;
-use zbench_engine::config::{Cell, Data, DeviceKind};
+use zbench_engine::config::{Backend, Cell, Data, DeviceKind};
 use zbench_engine::outcome::{Estimate, Span};
 use zbench_kernels::Category;
 use zbench_reports::record::{self, Bytes, Communication, LedgerTerm, Rank, Record, Step};
@@ -359,6 +359,12 @@ fn utilisation(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate,
         ("hfu", flops.hardware),
         ("mfu_of_measured_peak", flops.model),
     ];
+    if cell.hardware.device == DeviceKind::Cuda {
+        // A launcher's processes do not say what their GPUs are.
+        let unknown = GpuSaid { why_no_data_sheet: "no rank told what its GPU is".into(), ..GpuSaid::default() };
+        let gpu = end.gpu.as_ref().unwrap_or(&unknown);
+        return of_gpu(record, end, gpu, cell, names, step_seconds);
+    }
     let peaks: Option<Vec<f64>> = end.peak_flops.iter().copied().collect();
     let peak = peaks.filter(|peaks| !peaks.is_empty()).map(|peaks| peaks.into_iter().fold(0.0, f64::max));
     match peak.filter(|peak| *peak > 0.0) {
@@ -382,6 +388,38 @@ fn utilisation(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate,
             }
         }
     }
+}
+
+/// On a GPU: the share of its data sheet's dense rate, and of what a large product reached beside the cell.
+fn of_gpu(
+    record: &mut Record,
+    end: &End,
+    gpu: &GpuSaid,
+    cell: &Cell,
+    names: [(&'static str, f64); 4],
+    step_seconds: f64,
+) {
+    // The operations are those of all ranks; ranks that share a GPU share its rate.
+    let gpus = if cell.parallel.backend == Backend::Nccl { cell.parallel.ranks } else { 1 } as f64;
+    let measured: Option<Vec<f64>> = end.peak_flops.iter().copied().collect();
+    let measured = measured.filter(|rates| !rates.is_empty()).map(|rates| rates.into_iter().fold(0.0, f64::max));
+    for (name, flops) in names {
+        let is_measured = name == "mfu_of_measured_peak";
+        match if is_measured { measured } else { gpu.data_sheet_flops } {
+            Some(peak) => record.state(name, flops / step_seconds / (peak * gpus)),
+            None if is_measured => record.leave_unstated(name, "the peak of a large product could not be measured"),
+            None => record.leave_unstated(name, gpu.why_no_data_sheet.as_str()),
+        }
+    }
+    record.extra.insert("gpu".into(), serde_json::to_value(gpu).unwrap_or_default());
+    if let Some(measured) = measured {
+        record.extra.insert("peak_flops_per_second".into(), measured.into());
+    }
+    record.notes.push(format!(
+        "mfu, mfu_palm and hfu are shares of the dense rate in the data sheet of {}; mfu_of_measured_peak of the best of ten \
+         products of 8192 x 8192 random numbers beside the cell.",
+        gpu.name
+    ));
 }
 
 /// The bus bandwidth of the all-reduce that moves most.
