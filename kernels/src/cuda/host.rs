@@ -158,9 +158,26 @@ fn compile(source: &Source, cache: &Path, compiler: &str, flags: &[OsString]) ->
     Ok(path)
 }
 
+/// From so many bytes on memory comes from the system itself: pages that nobody touches are never made.
+const LARGE: usize = 1 << 20;
+
 /// Memory of the machine.
 fn layout(bytes: usize) -> Result<Layout> {
     Layout::from_size_align(bytes.max(1), 256).map_err(|_| error("allocating", format!("{bytes} bytes are too many")))
+}
+
+/// Zeros, at a multiple of 256 bytes; null where there is no room.
+fn zeros(bytes: usize) -> Result<*mut u8> {
+    let layout = layout(bytes)?;
+    if bytes < LARGE {
+        // SAFETY: the layout has at least one byte.
+        return Ok(unsafe { std::alloc::alloc_zeroed(layout) });
+    }
+    let (access, kind) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    // SAFETY: a new mapping at an address of the system's choosing.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0) };
+    Ok(if at == libc::MAP_FAILED { std::ptr::null_mut() } else { at.cast() })
 }
 
 impl Machine for Host {
@@ -173,8 +190,7 @@ impl Machine for Host {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Address> {
-        // SAFETY: the layout has at least one byte.
-        let at = unsafe { std::alloc::alloc_zeroed(layout(bytes)?) };
+        let at = zeros(bytes)?;
         if at.is_null() {
             let reason = format!("no room for {bytes} bytes");
             return Err(MachineError { out_of_memory: true, ..error("allocating", reason) });
@@ -183,9 +199,11 @@ impl Machine for Host {
     }
 
     unsafe fn free(&self, address: Address, bytes: usize) {
-        if let Ok(layout) = layout(bytes) {
+        match layout(bytes) {
             // SAFETY: made by `allocate` with this layout.
-            unsafe { std::alloc::dealloc(address as *mut u8, layout) };
+            Ok(layout) if bytes < LARGE => unsafe { std::alloc::dealloc(address as *mut u8, layout) },
+            // SAFETY: mapped by `allocate` with this length.
+            _ => drop(unsafe { libc::munmap(address as *mut c_void, bytes) }),
         }
     }
 

@@ -6,8 +6,7 @@ use super::machine::{Address, Arguments, Launch, MachineError, Mark, Queue, Resu
 use crate::op::Gemm;
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A queue of the processor that waits to be waited for.
@@ -21,38 +20,56 @@ type Work = Box<dyn FnOnce() -> Result<()> + Send>;
 /// What has been asked for and not been done.
 #[derive(Default)]
 struct Line {
-    /// Held by whoever works on it.
-    pending: Mutex<VecDeque<Work>>,
-    asked: AtomicU64,
-    done: AtomicU64,
-    failed: Mutex<Option<MachineError>>,
+    state: Mutex<State>,
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    pending: VecDeque<Work>,
+    asked: u64,
+    done: u64,
+    /// Somebody works on the piece that comes next.
+    busy: bool,
+    failed: Option<MachineError>,
 }
 
 impl Line {
-    fn push(&self, work: Work) {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(work);
-        self.asked.fetch_add(1, Ordering::AcqRel);
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Works until so many pieces have been done.
+    fn push(&self, work: Work) {
+        let mut state = self.state();
+        state.pending.push_back(work);
+        state.asked += 1;
+    }
+
+    fn asked(&self) -> u64 {
+        self.state().asked
+    }
+
+    /// Works until so many pieces have been done, or waits while another does.
     fn reach(&self, wanted: u64) -> Result<()> {
-        while self.done.load(Ordering::Acquire) < wanted {
-            let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-            if self.done.load(Ordering::Acquire) >= wanted {
-                break;
+        let mut state = self.state();
+        while state.done < wanted {
+            if state.busy {
+                state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
             }
-            // Work on another line, which this piece may wait for, never waits for a piece that comes after it here: whoever
-            // else works there finds what it needs of this line done.
-            let Some(work) = pending.pop_front() else { break };
-            if let Err(error) = work() {
-                self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            let Some(work) = state.pending.pop_front() else { break };
+            state.busy = true;
+            drop(state);
+            // It may wait for other lines, and they for what was done here before it: nobody holds a lock meanwhile.
+            let result = work();
+            state = self.state();
+            (state.busy, state.done) = (false, state.done + 1);
+            if let Err(error) = result {
+                state.failed.get_or_insert(error);
             }
-            self.done.fetch_add(1, Ordering::AcqRel);
+            self.news.notify_all();
         }
-        match self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone() {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        state.failed.clone().map_or(Ok(()), Err)
     }
 }
 
@@ -62,7 +79,7 @@ impl Late {
     }
 
     fn all(&self) -> Result<()> {
-        self.line.reach(self.line.asked.load(Ordering::Acquire))
+        self.line.reach(self.line.asked())
     }
 }
 
@@ -120,7 +137,7 @@ impl Queue for Late {
     }
 
     fn mark(&self) -> Result<Box<dyn Mark>> {
-        Ok(Box::new(Place { line: self.line.clone(), at: self.line.asked.load(Ordering::Acquire) }))
+        Ok(Box::new(Place { line: self.line.clone(), at: self.line.asked() }))
     }
 
     fn follow(&self, mark: &dyn Mark) -> Result<()> {
@@ -149,7 +166,7 @@ impl Mark for Place {
     }
 
     fn is_reached(&self) -> Result<bool> {
-        Ok(self.line.done.load(Ordering::Acquire) >= self.at)
+        Ok(self.line.state().done >= self.at)
     }
 
     fn since(&self, _: &dyn Mark) -> Result<Duration> {
