@@ -4,7 +4,7 @@ use super::Cuda;
 use super::machine::{Address, Launch, Machine, MachineError, Queue};
 use crate::{DType, KernelError, Result, View, ViewMut};
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// A run of elements as the prelude's `Run` has it.
 #[repr(C)]
@@ -84,16 +84,16 @@ pub(super) struct Own {
     machine: Arc<dyn Machine>,
     /// A fault's words.
     pub faults: Address,
-    /// [`SUM_WORDS`] of f64, lent until the host has them: threads that share a queue do not mix their sums.
-    pub sums: Mutex<Address>,
+    /// [`SUM_WORDS`] of f64.
+    pub sums: Address,
 }
 
-pub(super) const OWN_BYTES: usize = 256 + SUM_WORDS * 8;
+const OWN_BYTES: usize = 256 + SUM_WORDS * 8;
 
 impl Own {
     pub(super) fn new(machine: &Arc<dyn Machine>, queue: &dyn Queue) -> Result<Own, MachineError> {
         let at = machine.allocate(OWN_BYTES)?;
-        let own = Own { machine: machine.clone(), faults: at, sums: Mutex::new(at + 256) };
+        let own = Own { machine: machine.clone(), faults: at, sums: at + 256 };
         // SAFETY: memory just made, of as many bytes.
         unsafe { queue.set(at, 0, OWN_BYTES)? };
         Ok(own)

@@ -1,10 +1,9 @@
 //! Reductions: of several buffers to one, and of a buffer to a number.
 
 use super::Cuda;
-use super::launch::{Argument, FAULT_WORDS, OWN_BYTES, Run, SUM_WORDS, arguments, number};
+use super::launch::{Argument, FAULT_WORDS, Run, SUM_WORDS, arguments, number};
 use super::machine::Address;
 use crate::{DType, ReduceOp, Result, View, ViewMut};
-use std::sync::PoisonError;
 
 const THREADS: u32 = 256;
 /// Elements that a block takes at a time, at most.
@@ -126,12 +125,13 @@ impl Cuda {
     pub(super) fn run_sum(&self, x: View<'_>, squares: bool) -> Result<f64> {
         let (len, squares) = (x.len() as u64, u32::from(squares));
         let blocks = x.len().div_ceil(TILE).min(SUM_WORDS);
-        let lent = self.own.sums.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the kernel's parameters; `x` holds `len` elements, and there is room for as many sums.
-        unsafe { self.launch("sum", [blocks, 1, 1], THREADS, 0, arguments![Run::of(&x), squares, *lent, len])? };
+        unsafe {
+            self.launch("sum", [blocks, 1, 1], THREADS, 0, arguments![Run::of(&x), squares, self.own.sums, len])?
+        };
         // What kernels have found wrong comes with them.
-        let before = (*lent - self.own.faults) as usize;
-        let mut bytes = [0u8; OWN_BYTES];
+        let before = (self.own.sums - self.own.faults) as usize;
+        let mut bytes = [0u8; 256 + SUM_WORDS * 8];
         let bytes = &mut bytes[..before + blocks * 8];
         // SAFETY: both lie in the queue's own memory, one behind the other.
         unsafe { self.queue.download(self.own.faults, bytes)? };

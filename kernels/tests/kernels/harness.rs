@@ -1,6 +1,6 @@
 //! Tensors of any type, and the comparison of one call on all devices.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::{Cpu, Cuda, DType, Element, Kernels, Op, Reference, Result, View, ViewMut, peak, philox};
@@ -24,9 +24,7 @@ pub static CUDAS: LazyLock<[Cuda; 2]> =
 pub fn host(order: Order) -> Host {
     let flags = std::env::var("ZBENCH_HOST_CUDA_FLAGS").unwrap_or_default();
     let flags: Vec<_> = flags.split_whitespace().map(Into::into).collect();
-    // Cargo names a folder for tests beside the sources only, not for those inside.
-    let folder = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
-    let cache = folder.join("cuda-on-the-host");
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-on-the-host");
     Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"))
 }
 
