@@ -3,7 +3,8 @@
 // where it lies.
 #include "prelude.h"
 
-KERNEL(256) fill(float value, Run dst, u64 len) {
+// dst[i] = value
+KERNEL(256) fill(Run dst, u64 len, float value) {
     const u64 step = u64(blocks_x()) * threads() * 8;
     const bool wide = is_wide(dst);
     float x[8];

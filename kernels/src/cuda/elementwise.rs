@@ -35,8 +35,9 @@ const fn number(act: Act) -> u32 {
 impl Cuda {
     pub(super) fn run_fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
         let (len, value) = (dst.len(), value as f32);
+        let grid = [self.blocks(len, TILE), 1, 1];
         // SAFETY: the kernel's parameters, and `dst` holds `len` elements.
-        unsafe { each!(self, "fill", len, [value, Run::of_mut(&dst)]) }
+        unsafe { self.launch("fill", grid, THREADS, 0, arguments![Run::of_mut(&dst), len as u64, value]) }
     }
 
     pub(super) fn run_accumulate(&self, alpha: f64, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
