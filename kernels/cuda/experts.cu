@@ -233,14 +233,25 @@ KERNEL(256) weigh(Indices n, const float *weights, Run x, Run dx, float *dweight
         const u64 end = (slot + 1) * cols;
         float dot = 0;
         for (u64 i = slot * cols + lane() * 8; i < end; i += WARP * 8) {
-            float a[8], b[8];
-            load_some(x, wide, i, end, a);
-            load_some(dx, wide, i, end, b);
-            UNROLL for (int j = 0; j < 8; j++) dot = fma1(a[j], b[j], dot);
-            UNROLL for (int j = 0; j < 8; j++) a[j] = mul_rn(a[j], weight);
-            store_some(x, wide, i, end, a);
-            UNROLL for (int j = 0; j < 8; j++) b[j] = mul_rn(b[j], weight);
-            store_some(dx, wide, i, end, b);
+            if (wide) {
+                float a[8], b[8];
+                load8(x, i, a);
+                load8(dx, i, b);
+                UNROLL for (int j = 0; j < 8; j++) {
+                    dot = fma1(a[j], b[j], dot);
+                    a[j] = mul_rn(a[j], weight);
+                    b[j] = mul_rn(b[j], weight);
+                }
+                store8(x, i, a);
+                store8(dx, i, b);
+            } else {
+                for (u64 k = i; k < i + 8 && k < end; k++) {
+                    const float a = load(x, k), b = load(dx, k);
+                    dot = fma1(a, b, dot);
+                    store(x, k, mul_rn(a, weight));
+                    store(dx, k, mul_rn(b, weight));
+                }
+            }
         }
         dot = warp_sum(dot);
         if (lane() == 0) dweights[choice] = dot;

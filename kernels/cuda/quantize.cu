@@ -27,7 +27,10 @@ DEVICE i32 integer_of(float x, float scale, float inverse) { return scale > 0.0f
 // zero bits.
 DEVICE void put8(u32 format, u8 *values, u64 i, u64 end, const i32 (&x)[8]) {
     u8 bytes[8];
-    UNROLL for (u32 j = 0; j < 8; j++) bytes[j] = format == INT8 ? u8(x[j]) : j < 4 ? u8((x[2 * j % 8] & 15) | x[(2 * j + 1) % 8] << 4) : 0;
+    UNROLL for (u32 j = 0; j < 8; j++) {
+        const u32 pair = (u32(x[2 * j % 8]) & 15) | u32(x[(2 * j + 1) % 8]) << 4;
+        bytes[j] = format == INT8 ? u8(x[j]) : j < 4 ? u8(pair) : 0;
+    }
     const u32 low = bytes[0] | bytes[1] << 8 | bytes[2] << 16 | u32(bytes[3]) << 24;
     const u32 high = bytes[4] | bytes[5] << 8 | bytes[6] << 16 | u32(bytes[7]) << 24;
     u8 *at = values + (format == INT8 ? i : i / 2);

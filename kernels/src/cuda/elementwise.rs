@@ -16,6 +16,13 @@ const TILE: usize = THREADS as usize * 8;
 // SAFETY: eight f32, laid out alike in C.
 unsafe impl Argument for Step {}
 
+/// Starts a kernel that goes through elements, whose last parameter is their number.
+macro_rules! each {
+    ($self:ident, $kernel:literal, $len:expr, [$($value:expr),*]) => {
+        $self.launch($kernel, [$self.blocks($len, TILE), 1, 1], THREADS, 0, arguments![$($value,)* $len as u64])
+    };
+}
+
 /// An activation's number in the kernels.
 const fn number(act: Act) -> u32 {
     match act {
@@ -26,42 +33,30 @@ const fn number(act: Act) -> u32 {
 }
 
 impl Cuda {
-    /// Blocks for so many elements.
-    fn tiles(&self, len: usize) -> [usize; 3] {
-        [self.blocks(len, TILE), 1, 1]
-    }
-
     pub(super) fn run_fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
         let (len, value) = (dst.len(), value as f32);
+        let grid = [self.blocks(len, TILE), 1, 1];
         // SAFETY: the kernel's parameters, and `dst` holds `len` elements.
-        unsafe { self.launch("fill", self.tiles(len), THREADS, 0, arguments![Run::of_mut(&dst), len as u64, value]) }
+        unsafe { self.launch("fill", grid, THREADS, 0, arguments![Run::of_mut(&dst), len as u64, value]) }
     }
 
     pub(super) fn run_accumulate(&self, alpha: f64, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         let (len, alpha) = (dst.len(), alpha as f32);
         // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
-        unsafe {
-            self.launch(
-                "accumulate",
-                self.tiles(len),
-                THREADS,
-                0,
-                arguments![alpha, Run::of(&src), Run::of_mut(&dst), len as u64],
-            )
-        }
+        unsafe { each!(self, "accumulate", len, [alpha, Run::of(&src), Run::of_mut(&dst)]) }
     }
 
     pub(super) fn run_add(&self, a: View<'_>, b: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         let len = dst.len();
         let (a, b, to) = (Run::of(&a), Run::of(&b), Run::of_mut(&dst));
         // SAFETY: the kernel's parameters, and all hold `len` elements (checked).
-        unsafe { self.launch("add", self.tiles(len), THREADS, 0, arguments![a, b, to, len as u64]) }
+        unsafe { each!(self, "add", len, [a, b, to]) }
     }
 
     pub(super) fn run_scale(&self, alpha: f64, dst: ViewMut<'_>) -> Result<()> {
         let (len, alpha) = (dst.len(), alpha as f32);
         // SAFETY: the kernel's parameters, and `dst` holds `len` elements.
-        unsafe { self.launch("scale", self.tiles(len), THREADS, 0, arguments![alpha, Run::of_mut(&dst), len as u64]) }
+        unsafe { each!(self, "scale", len, [alpha, Run::of_mut(&dst)]) }
     }
 
     /// One type is copied; else an element is read as f32 and rounded into its place.
@@ -73,15 +68,13 @@ impl Cuda {
             return Ok(unsafe { self.queue.copy(from, to, len * dst.dtype().size()) }?);
         }
         // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
-        unsafe { self.launch("cast", self.tiles(len), THREADS, 0, arguments![from, to, len as u64]) }
+        unsafe { each!(self, "cast", len, [from, to]) }
     }
 
     pub(super) fn run_activate(&self, op: &Activate, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
         let (x, y) = (Run::of(&x), Run::of_mut(&y));
         // SAFETY: the kernel's parameters, and both hold the operation's elements (checked).
-        unsafe {
-            self.launch("activate", self.tiles(op.len), THREADS, 0, arguments![number(op.act), x, y, op.len as u64])
-        }
+        unsafe { each!(self, "activate", op.len, [number(op.act), x, y]) }
     }
 
     pub(super) fn run_activate_backward(
@@ -93,29 +86,13 @@ impl Cuda {
     ) -> Result<()> {
         let (x, dy, dx) = (Run::of(&x), Run::of(&dy), Run::of_mut(&dx));
         // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
-        unsafe {
-            self.launch(
-                "activate_backward",
-                self.tiles(op.len),
-                THREADS,
-                0,
-                arguments![number(op.act), x, dy, dx, op.len as u64],
-            )
-        }
+        unsafe { each!(self, "activate_backward", op.len, [number(op.act), x, dy, dx]) }
     }
 
     pub(super) fn run_swiglu(&self, op: &Swiglu, gate: View<'_>, up: View<'_>, act: ViewMut<'_>) -> Result<()> {
         let (gate, up, act) = (Run::of(&gate), Run::of(&up), Run::of_mut(&act));
         // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
-        unsafe {
-            self.launch(
-                "swiglu",
-                self.tiles(op.len),
-                THREADS,
-                0,
-                arguments![number(op.act), gate, up, act, op.len as u64],
-            )
-        }
+        unsafe { each!(self, "swiglu", op.len, [number(op.act), gate, up, act]) }
     }
 
     pub(super) fn run_swiglu_backward(
@@ -128,31 +105,15 @@ impl Cuda {
         dup: ViewMut<'_>,
     ) -> Result<()> {
         let (gate, up, dact) = (Run::of(&gate), Run::of(&up), Run::of(&dact));
-        let (dgate, dup, len) = (Run::of_mut(&dgate), Run::of_mut(&dup), op.len as u64);
+        let (dgate, dup) = (Run::of_mut(&dgate), Run::of_mut(&dup));
         // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
-        unsafe {
-            self.launch(
-                "swiglu_backward",
-                self.tiles(op.len),
-                THREADS,
-                0,
-                arguments![number(op.act), gate, up, dact, dgate, dup, len],
-            )
-        }
+        unsafe { each!(self, "swiglu_backward", op.len, [number(op.act), gate, up, dact, dgate, dup]) }
     }
 
     pub(super) fn run_dropout(&self, op: &Dropout, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
         let (threshold, scale) = (philox::threshold(op.p), (1.0 / (1.0 - op.p)) as f32);
         // SAFETY: the kernel's parameters, and both hold the operation's elements (checked).
-        unsafe {
-            self.launch(
-                "dropout",
-                self.tiles(op.len),
-                THREADS,
-                0,
-                arguments![op.seed, op.first, threshold, scale, Run::of(&x), Run::of_mut(&y), op.len as u64],
-            )
-        }
+        unsafe { each!(self, "dropout", op.len, [op.seed, op.first, threshold, scale, Run::of(&x), Run::of_mut(&y)]) }
     }
 
     pub(super) fn run_adamw(
@@ -171,15 +132,7 @@ impl Cuda {
         let [p, m, v] = [p, m, v].map(|view| Run::of_mut(&view));
         let (g, copy) = (Run::of(&g), copy.map_or(Run::none(DType::F32), |view| Run::of_mut(&view)));
         // SAFETY: the kernel's parameters, and all hold the operation's elements (checked), except a copy that there is none of.
-        unsafe {
-            self.launch(
-                "adamw",
-                self.tiles(op.len),
-                THREADS,
-                0,
-                arguments![Step::of(op), chance, seed, first, op.step, p, m, v, g, copy, op.len as u64],
-            )
-        }
+        unsafe { each!(self, "adamw", op.len, [Step::of(op), chance, seed, first, op.step, p, m, v, g, copy]) }
     }
 
     /// Drawn on the host, so that the bits are those of every other device, and sent in pieces: no part of a step.

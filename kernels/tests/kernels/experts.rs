@@ -154,7 +154,7 @@ fn routing_sorts_by_expert_and_then_by_token() {
     // Of equal logits the lower number comes first; the largest expert of a token comes first.
     let logits = [1.0f32, 2.0, 2.0, 0.5, 0.5, 0.5, -1.0, 4.0, 3.0];
     let op = Route { rows: 3, experts: 3, top: 2, normalised: true, rounded: false, dtype: DType::F32 };
-    for kernels in [&CPUS[1] as &dyn Kernels, &Reference] {
+    for kernels in [&CPUS[1] as &dyn Kernels, &CUDAS[0], &CUDAS[1], &Reference] {
         let (mut weights, mut indices) = ([0f32; 6], vec![0u32; op.indices_len()]);
         kernels.route(&op, View::of(&logits), ViewMut::of(&mut weights), ViewMut::of(&mut indices)).unwrap();
         assert_eq!(indices[..6], [1, 2, 0, 1, 1, 2]);
@@ -177,16 +177,18 @@ fn weights_are_rounded_where_that_is_asked_for() {
         assert_eq!(indices.bits(), same.bits());
         assert_eq!(narrow.values(), Tensor::of(dtype, &wide.values()).values());
         assert_ne!(narrow.values(), wide.values());
-        let mut again = (Tensor::filled(DType::F32, 120, 0.0), indices.clone());
-        Reference.route(&op, logits.view(), again.0.view_mut(), again.1.view_mut()).unwrap();
-        assert_eq!(again.0.values(), Tensor::of(dtype, &again.0.values()).values());
+        for kernels in [&Reference as &dyn Kernels, &CUDAS[0]] {
+            let mut again = (Tensor::filled(DType::F32, 120, 0.0), indices.clone());
+            kernels.route(&op, logits.view(), again.0.view_mut(), again.1.view_mut()).unwrap();
+            assert_eq!(again.0.values(), Tensor::of(dtype, &again.0.values()).values());
+        }
     }
 }
 
 /// Logits that are no numbers end in a loss that is none, and nowhere else.
 #[test]
 fn logits_that_are_no_numbers_stay_inside() {
-    for kernels in [&CPUS[1] as &dyn Kernels, &Reference] {
+    for kernels in [&CPUS[1] as &dyn Kernels, &CUDAS[0], &CUDAS[1], &Reference] {
         for bad in [f32::NAN, f32::INFINITY] {
             let logits = [bad; 12];
             let op = Route { rows: 3, experts: 4, top: 3, normalised: false, rounded: false, dtype: DType::F32 };

@@ -9,6 +9,7 @@ mod documents;
 mod elementwise;
 mod errors;
 mod experts;
+mod experts_cuda;
 mod finite_differences;
 mod gemm;
 mod harness;

@@ -3,17 +3,13 @@
 
 use crate::harness::*;
 use proptest::prelude::*;
-use std::sync::LazyLock;
 use zbench_kernels::*;
 
 const PACKINGS: [Packing; 3] = [Packing::Nf4, Packing::Nf4Double, Packing::Int8];
 
 fn everything() -> impl Iterator<Item = &'static dyn Kernels> {
-    static PLAIN: LazyLock<Vec<Cpu>> =
-        LazyLock::new(|| peak::describe().iter().filter_map(|name| Cpu::with_instructions(2, name)).collect());
     static REFERENCE: Reference = Reference;
-    let cpus = CPUS.iter().chain(PLAIN.iter()).map(|cpu| cpu as &dyn Kernels);
-    std::iter::once(&REFERENCE as &dyn Kernels).chain(cpus)
+    std::iter::once(&REFERENCE as &dyn Kernels).chain(all())
 }
 
 /// Codes and scales; what lies behind them must stay.
@@ -122,6 +118,39 @@ fn pieces_of_whole_blocks_pack_alike() {
         their_scales.extend(scales);
     }
     assert_eq!((by_piece, their_scales), (codes, scales));
+}
+
+/// Operands that begin anywhere they may.
+#[test]
+fn it_is_the_same_wherever_operands_begin() {
+    for packing in PACKINGS {
+        for (cols, dtype) in [72, 129].into_iter().flat_map(|cols| FLOATS.map(|dtype| (cols, dtype))) {
+            let matrix = Packed { packing, rows: 17, cols };
+            let (len, x) = (matrix.len(), Tensor::normal(dtype, matrix.len() + 5, 6));
+            for shift in [0, 1, 4] {
+                let (of_codes, of_scales) = (shift..shift + matrix.codes_len(len), shift..shift + matrix.blocks());
+                let by = |kernels: &dyn Kernels| {
+                    let (mut codes, mut scales) = (vec![9i8; of_codes.end + 8], vec![9f32; of_scales.end + 8]);
+                    let c = ViewMut::of(&mut codes).into_slice(of_codes.clone());
+                    let s = ViewMut::of(&mut scales).into_slice(of_scales.clone());
+                    kernels.pack(&matrix, x.view().slice(shift..shift + len), c, s).unwrap();
+                    let mut back = Tensor::filled(dtype, len + 8, 0.25);
+                    let to = back.view_mut().into_slice(shift..shift + len);
+                    // Its floats want a multiple of four.
+                    let record = record(&matrix, &codes[of_codes.clone()], &scales[of_scales.clone()]);
+                    let bytes = [&vec![0i8; 4 * shift][..], record.view().as_slice::<i8>().unwrap()].concat();
+                    let shifted = Tensor::exactly(&bytes);
+                    let unpack = Unpack { matrix, dtype };
+                    kernels.unpack(&unpack, shifted.view().slice(4 * shift..shifted.len), to).unwrap();
+                    (codes, scales, back.bits())
+                };
+                let wanted = by(&CPUS[0]);
+                for cuda in CUDAS.iter() {
+                    assert_eq!(by(cuda), wanted, "{matrix:?} of {dtype}, shifted by {shift}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! Block quantisation: what it may lose, what it stores, and that the cores store what the reference does.
 
 use crate::harness::*;
-use std::sync::LazyLock;
-use zbench_kernels::{Cpu, DType, KernelError, Kernels, QuantFormat, Quantize, Reference, View, ViewMut, peak};
+use zbench_kernels::{DType, KernelError, Kernels, QuantFormat, Quantize, Reference, View, ViewMut};
 
 const LENGTHS: [usize; 9] = [0, 1, 2, 7, 255, 513, 2049, 8193, 20_001];
 const BLOCKS: [usize; 8] = [1, 3, 16, 33, 256, 777, 2048, usize::MAX];
@@ -10,12 +9,6 @@ const BLOCKS: [usize; 8] = [1, 3, 16, 33, 256, 777, 2048, usize::MAX];
 fn ops() -> impl Iterator<Item = Quantize> {
     let formats = [QuantFormat::Int8, QuantFormat::Int4].into_iter();
     formats.flat_map(|format| BLOCKS.into_iter().map(move |block| Quantize { format, block }))
-}
-
-fn every_cpu() -> impl Iterator<Item = &'static Cpu> {
-    static PLAIN: LazyLock<Vec<Cpu>> =
-        LazyLock::new(|| peak::describe().iter().filter_map(|name| Cpu::with_instructions(2, name)).collect());
-    CPUS.iter().chain(PLAIN.iter())
 }
 
 /// Values and scales, each with room behind that must stay as it is.
@@ -75,8 +68,8 @@ fn an_element_loses_half_a_scale_at_most_and_the_cores_store_what_the_reference_
             let src = Tensor::normal(dtype, len, 3 + number as u64);
             let case = format!("{op:?} of {len} {dtype}");
             let stored = Stored::by(&Reference, &op, &src);
-            for cpu in every_cpu() {
-                assert_eq!(Stored::by(cpu, &op, &src).bits(), stored.bits(), "{case}, {cpu:?}");
+            for device in all() {
+                assert_eq!(Stored::by(device, &op, &src).bits(), stored.bits(), "{case}, {}", device.name());
             }
             let x = src.values();
             // The quotient is rounded to f32 before it is rounded to an integer: 127 units in the last place of 1, twice.
@@ -95,12 +88,18 @@ fn an_element_loses_half_a_scale_at_most_and_the_cores_store_what_the_reference_
             for to in FLOATS {
                 let mut back = output(to, len);
                 let kept = back.len - GUARD;
-                for cpu in every_cpu() {
+                for device in all() {
                     let stored_at = back.view_mut().into_slice(0..kept);
-                    cpu.dequantize(&op, View::of(&stored.values), View::of(&stored.scales), stored_at, false).unwrap();
+                    device
+                        .dequantize(&op, View::of(&stored.values), View::of(&stored.scales), stored_at, false)
+                        .unwrap();
                     for (i, (back, x)) in back.values().iter().zip(&x).enumerate() {
                         let bound = f64::from(stored.scales[i / op.block]) * (0.5 + slack) + rounding(to, *back) * 2.0;
-                        assert!((back - x).abs() <= bound, "{case} to {to}: {x} came back as {back}, {cpu:?}");
+                        assert!(
+                            (back - x).abs() <= bound,
+                            "{case} to {to}: {x} came back as {back}, {}",
+                            device.name()
+                        );
                     }
                     assert!(back.values()[kept..].iter().all(|x| *x == 77.0), "{case} to {to} wrote past the end");
                 }
@@ -126,9 +125,9 @@ fn dequantising_is_the_product_and_may_add() {
                 let want: Vec<f64> = (0..len).map(want).collect();
                 let case = format!("{op:?} to {len} {dtype}, accumulate {accumulate}");
                 assert_eq!(reference.bits(), Tensor::of(dtype, &want).bits(), "{case}");
-                for cpu in every_cpu() {
+                for device in all() {
                     let mut got = start.clone();
-                    stored.back(cpu, &op, &mut got, accumulate);
+                    stored.back(device, &op, &mut got, accumulate);
                     assert_close(&case, &got, &want);
                     if dtype == DType::F32 && !accumulate {
                         assert_eq!(got.bits(), reference.bits(), "{case}: one product, rounded once");
@@ -142,7 +141,7 @@ fn dequantising_is_the_product_and_may_add() {
 
 #[test]
 fn ties_go_to_even_and_the_low_nibble_comes_first() {
-    for kernels in every_cpu().map(|cpu| cpu as &dyn Kernels).chain([&Reference as &dyn Kernels]) {
+    for kernels in all().chain([&Reference as &dyn Kernels]) {
         let x = Tensor::exactly(&[127.0f32, 0.5, 1.5, 2.5, -0.5, -1.5, -127.0, 126.49, 126.51]);
         let stored = Stored::by(kernels, &Quantize { format: QuantFormat::Int8, block: 16 }, &x);
         assert_eq!((stored.scales[0], &stored.values[..]), (1.0, &[127, 0, 2, 2, 0, -2, -127, 126, 127][..]));
@@ -159,7 +158,7 @@ fn zeros_and_the_smallest_have_no_scale_the_largest_do_not_overflow() {
         let blocks =
             [[0.0, -0.0, 0.0, 0.0, 0.0], [1e-45, -1e-44, 0.0, 1e-40, 1e-38], [f32::MAX, -f32::MAX, 1.0, 0.0, 1e38]];
         let x = Tensor::exactly(&blocks.concat());
-        for kernels in every_cpu().map(|cpu| cpu as &dyn Kernels).chain([&Reference as &dyn Kernels]) {
+        for kernels in all().chain([&Reference as &dyn Kernels]) {
             let stored = Stored::by(kernels, &op, &x);
             assert_eq!((stored.scales[0], stored.scales[1]), (0.0, 0.0));
             assert!((0..10).all(|i| stored.value(format, i) == 0));
@@ -177,7 +176,7 @@ fn what_is_not_finite_makes_its_block_a_nan_and_no_other() {
     for (op, bad) in ops().flat_map(|op| [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].map(|bad| (op, bad))) {
         let mut x: Vec<f32> = Tensor::normal(DType::F32, 1000, 4).view().as_slice().unwrap().to_vec();
         x[519] = bad;
-        for kernels in every_cpu().map(|cpu| cpu as &dyn Kernels).chain([&Reference as &dyn Kernels]) {
+        for kernels in all().chain([&Reference as &dyn Kernels]) {
             let stored = Stored::by(kernels, &op, &Tensor::exactly(&x));
             let mut back = Tensor::filled(DType::Bf16, 1000, 0.0);
             stored.back(kernels, &op, &mut back, false);
@@ -190,9 +189,53 @@ fn what_is_not_finite_makes_its_block_a_nan_and_no_other() {
     }
 }
 
+/// Operands that begin anywhere, and results beside which nothing changes.
+#[test]
+fn it_is_the_same_wherever_operands_begin() {
+    for op in ops().filter(|op| [3, 16, 256, 777].contains(&op.block)) {
+        for dtype in FLOATS {
+            let src = Tensor::normal(dtype, 3001, 5);
+            for (start, shift) in [(0, 1), (1, 0), (8, 4), (16, 16), (5, 3)] {
+                let part = src.view().slice(start..src.len);
+                let (values_len, scales_len) = (op.values_len(part.len()), op.scales_len(part.len()));
+                let (at_values, at_scales) = (shift..shift + values_len, shift..shift + scales_len);
+                let by = |kernels: &dyn Kernels| {
+                    let (mut values, mut scales) =
+                        (vec![9i8; values_len + 2 * shift], vec![9f32; scales_len + 2 * shift]);
+                    let v = ViewMut::of(&mut values).into_slice(at_values.clone());
+                    kernels.quantize(&op, part, v, ViewMut::of(&mut scales).into_slice(at_scales.clone())).unwrap();
+                    let mut back = Tensor::filled(dtype, part.len() + 2 * shift, 0.25);
+                    let to = back.view_mut().into_slice(shift..shift + part.len());
+                    let (v, s) =
+                        (View::of(&values).slice(at_values.clone()), View::of(&scales).slice(at_scales.clone()));
+                    kernels.dequantize(&op, v, s, to, true).unwrap();
+                    (values, scales, back.bits())
+                };
+                let wanted = by(&CPUS[0]);
+                for cuda in CUDAS.iter() {
+                    assert_eq!(by(cuda), wanted, "{op:?} of {dtype} from {start}, to {shift}");
+                }
+            }
+        }
+    }
+}
+
+/// A scale of very many elements is found by many blocks of threads.
+#[test]
+fn long_blocks_have_the_scales_of_the_cores() {
+    let src = Tensor::normal(DType::Bf16, 70_000, 2);
+    for block in [4096, 4104, 9000, 33_333, usize::MAX] {
+        for format in [QuantFormat::Int8, QuantFormat::Int4] {
+            let op = Quantize { format, block };
+            let wanted = Stored::by(&CPUS[0], &op, &src);
+            CUDAS.iter().for_each(|cuda| assert_eq!(Stored::by(cuda, &op, &src).bits(), wanted.bits(), "{op:?}"));
+        }
+    }
+}
+
 #[test]
 fn operands_that_do_not_fit_are_named() {
-    for kernels in [&CPUS[1] as &dyn Kernels, &Reference] {
+    for kernels in [&CPUS[1] as &dyn Kernels, &CUDAS[0], &Reference] {
         let run = |op: Quantize, src: &Tensor, values: usize, scales: usize| {
             let (mut v, mut s, mut back) = (vec![0i8; values], vec![0f32; scales], src.clone());
             let there = kernels.quantize(&op, src.view(), ViewMut::of(&mut v), ViewMut::of(&mut s));

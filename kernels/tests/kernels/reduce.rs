@@ -18,12 +18,6 @@ fn tree<T: Copy>(sources: &[T], join: impl Fn(T, T) -> T) -> T {
     level[0]
 }
 
-/// Devices of every number of threads and every set of instructions, and the CUDA kernels.
-fn every_device() -> impl Iterator<Item = &'static dyn Kernels> {
-    let cuda = CUDAS.iter().map(|cuda| cuda as &dyn Kernels);
-    CPUS.iter().chain(PLAINER.iter()).map(|cpu| cpu as &dyn Kernels).chain(cuda)
-}
-
 fn views(sources: &[Tensor]) -> Vec<View<'_>> {
     sources.iter().map(Tensor::view).collect()
 }
@@ -82,7 +76,7 @@ fn floats_are_the_documented_tree_to_the_bit() {
                             f64::from(if accumulate { old[i] as f32 + joined } else { joined })
                         };
                         let want = Tensor::of(dtype, &(0..len).map(want).collect::<Vec<_>>());
-                        for device in every_device() {
+                        for device in all() {
                             let mut got = guarded(start.clone());
                             device.reduce(op, &views(&sources), accumulate, got.view_mut().into_slice(0..len)).unwrap();
                             let case = format!("{op} of {count} {dtype}, {len}, {}", device.name());
@@ -133,7 +127,7 @@ fn float_types_mix() {
                     if double { join_f64(op, &terms) } else { f64::from(join_f32(op, &narrow)) }
                 };
                 let want = Tensor::of(to, &(0..len).map(want).collect::<Vec<_>>());
-                for device in every_device() {
+                for device in all() {
                     let mut got = Tensor::filled(to, len, f64::NAN);
                     device.reduce(op, &views(&sources), false, got.view_mut()).unwrap();
                     assert_eq!(got.bits(), want.bits(), "{op} of {count} to {to}, {}", device.name());
@@ -215,7 +209,7 @@ fn integers_are_exact_and_wrap() {
                     };
                     let want: Vec<u64> = (0..len).map(want).collect();
                     let other = random_integers(dtype, len, 1000).0;
-                    for kernels in every_device().chain([&Reference as &dyn Kernels]) {
+                    for kernels in all().chain([&Reference as &dyn Kernels]) {
                         let mut got = other.clone();
                         kernels.reduce(op, &views(&sources), false, got.view_mut()).unwrap();
                         assert_eq!(got.bits(), want, "{op} of {count} {dtype}, {len}, {}", kernels.name());
@@ -235,7 +229,7 @@ fn a_number_wins_over_a_nan_and_nothing_over_two() {
     for (op, want) in
         [(ReduceOp::Min, [2.0, 1.0, nan, -1.0, 3.0]), (ReduceOp::Max, [2.0, 1.0, nan, 0.0, f32::INFINITY])]
     {
-        for kernels in every_device().chain([&Reference as &dyn Kernels]) {
+        for kernels in all().chain([&Reference as &dyn Kernels]) {
             let mut got = Tensor::filled(DType::F32, 103, 5.0);
             kernels.reduce(op, &[repeat(a).view(), repeat(b).view()], false, got.view_mut()).unwrap();
             for (i, got) in got.view().as_slice::<f32>().unwrap().iter().enumerate() {
@@ -251,7 +245,7 @@ fn a_number_wins_over_a_nan_and_nothing_over_two() {
 fn an_average_is_rounded_once() {
     let halves = Tensor::exactly(&[f16::from_f32(60_000.0); 33]);
     let brains = Tensor::exactly(&[bf16::from_f32(3.0e38); 33]);
-    for device in every_device() {
+    for device in all() {
         let mut got = Tensor::filled(DType::F16, 33, 0.0);
         device.reduce(ReduceOp::Avg, &[halves.view(); 4], false, got.view_mut()).unwrap();
         assert_eq!(got.bits(), halves.bits());

@@ -74,6 +74,26 @@ fn every_device_and_number_of_threads_draws_the_same_bits() {
     }
 }
 
+/// Halves that have no leading one, which the draws move by less than the distance between them.
+#[test]
+fn subnormal_halves_are_drawn_alike() {
+    let (unit, len) = (2f64.powi(-24), 1401);
+    let values: Vec<f64> = (0..len).map(|i| (f64::from(i) - 700.0) * unit).collect();
+    let after = |kernels: &dyn Kernels| {
+        let mut p = Tensor::of(DType::F16, &values);
+        let (mut m, mut v) = (Tensor::filled(DType::F32, p.len, 0.0), Tensor::filled(DType::F32, p.len, 0.0));
+        let signs = Tensor::of(DType::F32, &(0..p.len).map(sign).collect::<Vec<_>>());
+        let op = AdamW { lr: 3.0 * 2f64.powi(-30), ..op(DType::F16, p.len, 3, 17, 5) };
+        kernels.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), signs.view(), None).unwrap();
+        p.values()
+    };
+    let wanted = after(&Reference);
+    // 3 of 64 move, give or take five standard deviations.
+    let moved = values.iter().zip(&wanted).filter(|(before, after)| before != after).count();
+    assert!((26..106).contains(&moved), "{moved}");
+    devices().for_each(|kernels| assert_eq!(after(kernels), wanted, "{}", kernels.name()));
+}
+
 /// Over 400 draws of 2563 weights the errors add up to less than five of their standard deviations; rounding to nearest
 /// would fail this by far, since three thousandths of a unit are lost every time.
 #[test]
