@@ -315,3 +315,6 @@ impl Cuda {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,7 +24,9 @@ pub static CUDAS: LazyLock<[Cuda; 2]> =
 pub fn host(order: Order) -> Host {
     let flags = std::env::var("ZBENCH_HOST_CUDA_FLAGS").unwrap_or_default();
     let flags: Vec<_> = flags.split_whitespace().map(Into::into).collect();
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-on-the-host");
+    // Beside the test's own program: tests inside the crate have no folder of Cargo's.
+    let own = std::env::current_exe().unwrap();
+    let cache = own.parent().unwrap_or(Path::new(".")).join("cuda-on-the-host");
     Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"))
 }
 
