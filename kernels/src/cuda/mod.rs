@@ -8,6 +8,7 @@ mod elementwise;
 mod experts;
 mod flash;
 mod gemm;
+mod hopper;
 pub mod host;
 mod launch;
 pub mod machine;
@@ -31,6 +32,8 @@ pub struct Cuda {
     machine: Arc<dyn Machine>,
     queue: Box<dyn Queue>,
     own: launch::Own,
+    /// Whether attention may take the kernels for Hopper.
+    hopper_attention: bool,
 }
 
 impl std::fmt::Debug for Cuda {
@@ -66,7 +69,16 @@ impl Cuda {
     pub fn new(machine: Arc<dyn Machine>) -> Result<Cuda, MachineError> {
         let queue = machine.queue()?;
         let own = launch::Own::new(&machine, &*queue)?;
-        Ok(Cuda { machine, queue, own })
+        Ok(Cuda { machine, queue, own, hopper_attention: false })
+    }
+
+    /// Whether attention's forward takes the kernel for Hopper's own instructions where it can: on a GPU of compute capability
+    /// 9.0, bf16, heads of 64 or 128, a positive scale, no documents, no ALiBi, no window shorter than the sequence. Elsewhere
+    /// the other kernels do it. Off unless asked for: this kernel has been compiled but never run, so compare its results with
+    /// the other's before you trust it.
+    pub fn prefer_hopper_attention(mut self, prefer: bool) -> Cuda {
+        self.hopper_attention = prefer;
+        self
     }
 
     /// The machine.

@@ -35,6 +35,7 @@ pub const SOURCES: &[Source] = &[
     source!("attention_backward", false),
     source!("attention_plain", false),
     source!("attention_plain_backward", false),
+    source!("attention_hopper", true),
 ];
 
 impl Source {
