@@ -100,7 +100,7 @@ KERNEL(256, 1) plain_keys(Attend a) { plain_backward_keys<false>(a); }
 EXPORT(plain_keys)
 KERNEL(256) plain_queries(Attend a) { plain_backward_queries<false, false>(a); }
 EXPORT(plain_queries)
-KERNEL(256) naive_delta(Attend a) { plain_backward_queries<true, true>(a); }
+KERNEL(256, 1) naive_delta(Attend a) { plain_backward_queries<true, true>(a); }
 EXPORT(naive_delta)
 KERNEL(256, 1) naive_keys(Attend a) { plain_backward_keys<true>(a); }
 EXPORT(naive_keys)

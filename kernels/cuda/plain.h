@@ -4,7 +4,7 @@
 #pragma once
 #include "attention.h"
 
-static const u32 TILE = 64, STEP = 32, COLUMNS = 128, PAD = 4;
+static const u32 THREADS = 256, TILE = 64, STEP = 32, COLUMNS = 128, PAD = 4;
 
 DEVICE u32 own_row() { return tid() / 16 * 4; }
 DEVICE u32 own_column() { return tid() % 16 * 4; }
@@ -37,12 +37,13 @@ DEVICE float element(const Rows &rows, i32 row, u32 column) {
 // s = A B^T over the whole head: rows of `a` from `row` on, rows of `b` from `from` on. `room` holds 2 * STEP * (TILE + PAD).
 DEVICE void plain_times(float (&s)[4][4], const Rows &a, i32 row, const Rows &b, i32 from, u32 dim, float *room) {
     float *left = room, *right = room + STEP * (TILE + PAD);
+    const u32 thread = tid(), own_a = own_row(), own_b = own_column();
     UNROLL for (int i = 0; i < 4; i++)
         UNROLL for (int j = 0; j < 4; j++) s[i][j] = 0.0f;
     for (u32 start = 0; start < dim; start += STEP) {
         const u32 width = STEP < dim - start ? STEP : dim - start;
         sync_block();
-        for (u32 i = tid(); i < TILE * STEP; i += threads()) {
+        for (u32 i = thread; i < TILE * STEP; i += THREADS) {
             const u32 r = i / STEP, c = i % STEP;
             if (c >= width) continue;
             left[c * (TILE + PAD) + r] = element(a, row + i32(r), start + c);
@@ -50,7 +51,7 @@ DEVICE void plain_times(float (&s)[4][4], const Rows &a, i32 row, const Rows &b,
         }
         sync_block();
         for (u32 c = 0; c < width; c++) {
-            const four x = load_four(left + c * (TILE + PAD) + own_row()), y = load_four(right + c * (TILE + PAD) + own_column());
+            const four x = load_four(left + c * (TILE + PAD) + own_a), y = load_four(right + c * (TILE + PAD) + own_b);
             UNROLL for (int i = 0; i < 4; i++)
                 UNROLL for (int j = 0; j < 4; j++) s[i][j] += x.x[i] * y.x[j];
         }
@@ -60,19 +61,19 @@ DEVICE void plain_times(float (&s)[4][4], const Rows &a, i32 row, const Rows &b,
 // o += P B for columns of the head from `first` on: `p` holds P transposed, and `depth` of its columns count; rows of `b` from
 // `from` on. A thread has its rows, and its columns of both halves of 64. `room` as above.
 DEVICE void plain_add(float (&o)[4][8], const float *p, const Rows &b, i32 from, u32 depth, u32 first, u32 dim, float *room) {
-    const u32 step = 16, width = COLUMNS < dim - first ? COLUMNS : dim - first;
+    const u32 thread = tid(), own_a = own_row(), own_b = own_column(), step = 16, width = COLUMNS < dim - first ? COLUMNS : dim - first;
     for (u32 start = 0; start < depth; start += step) {
         sync_block();
-        for (u32 i = tid(); i < step * COLUMNS; i += threads()) {
+        for (u32 i = thread; i < step * COLUMNS; i += THREADS) {
             const u32 r = i / COLUMNS, c = i % COLUMNS;
             room[r * (COLUMNS + PAD) + c] = c < width ? element(b, from + i32(start + r), first + c) : 0.0f;
         }
         sync_block();
         const u32 end = step < depth - start ? step : depth - start;
         for (u32 k = 0; k < end; k++) {
-            const four x = load_four(p + (start + k) * (TILE + PAD) + own_row());
+            const four x = load_four(p + (start + k) * (TILE + PAD) + own_a);
             for (u32 half = 0; half < 2 && 64 * half < width; half++) {
-                const four y = load_four(room + k * (COLUMNS + PAD) + 64 * half + own_column());
+                const four y = load_four(room + k * (COLUMNS + PAD) + 64 * half + own_b);
                 UNROLL for (int i = 0; i < 4; i++)
                     UNROLL for (int j = 0; j < 4; j++) {
                         // The half is known only where the loop is unrolled.

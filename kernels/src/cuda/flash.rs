@@ -9,7 +9,7 @@ use crate::{DType, KernelError, Result, View, ViewMut};
 /// Operands and shape as `attention.h` lays them out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Attend {
+pub(super) struct Attend {
     q: Run,
     k: Run,
     v: Run,
@@ -54,7 +54,7 @@ const TENSOR: [(DType, usize, [&str; 3]); 6] = [
     (DType::F16, 128, ["flash_f16_128", "flash_keys_f16_128", "flash_queries_f16_128"]),
 ];
 /// Queries of a block, and keys of one that owns keys.
-const TILE: usize = 128;
+pub(super) const TILE: usize = 128;
 /// Rows and keys of a tile in the kernels for heads of any size, and columns of a head that a block sums up.
 const PLAIN_TILE: usize = 64;
 const PLAIN_COLUMNS: usize = 128;
@@ -196,6 +196,9 @@ impl Cuda {
         let attend = attend.by_queries(op);
         let shared = (TILE + 4 * 64) * op.head_dim * 2;
         let addresses = [address(&q), address(&k), address(&v), address_mut(&out)];
+        if let Some(kernel) = self.hopper(op, starts, &addresses) {
+            return self.run_hopper(kernel, op, attend, [address(&q), address(&k), address(&v)]);
+        }
         if let Some([forward, ..]) = self.tensor(op, &addresses, shared) {
             let grid = [op.seq.div_ceil(TILE) * op.batch * op.heads, 1, 1];
             // SAFETY: the kernel's parameter, whose runs are as long as `op` wants them.
@@ -315,3 +318,6 @@ impl Cuda {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,6 @@
 //! What carries out kernels written in CUDA: a GPU through its driver, or the processor through the prelude's other half.
 
+use crate::DType;
 use crate::op::Gemm;
 use std::ffi::c_void;
 use std::time::Duration;
@@ -64,6 +65,27 @@ pub struct Arguments<'a> {
 /// Bytes of scratch with which products of a vendor's library are at their best: cuBLAS's own advice for Hopper. All GPUs
 /// have as much, so that a plan need not know which it is for.
 pub const PRODUCT_WORKSPACE: usize = 32 << 20;
+/// Part of a tensor of three dimensions that one copy of Hopper's brings into shared memory, innermost dimension first. What
+/// lies outside of the tensor arrives as zeros. Rows of a part are 128 bytes, whose chunks of 16 change places as the tensor
+/// cores want them: `CU_TENSOR_MAP_SWIZZLE_128B`, no interleaving, element strides of 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorBox {
+    /// Where the tensor begins: a multiple of 16 bytes.
+    pub address: Address,
+    /// Type of its elements.
+    pub dtype: DType,
+    /// Elements along each dimension.
+    pub sizes: [u64; 3],
+    /// Bytes from one to the next along the second and the third: multiples of 16.
+    pub strides: [u64; 2],
+    /// Elements of a part along each dimension.
+    pub part: [u32; 3],
+}
+
+/// A [`TensorBox`] as the driver encodes it (`CUtensorMap`), a parameter of kernels.
+#[repr(C, align(64))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorMap(pub [u64; 16]);
 
 /// A machine. Ranks that share one share its memory.
 pub trait Machine: Send + Sync {
@@ -98,6 +120,15 @@ pub trait Machine: Send + Sync {
 
     /// Makes sure that these kernels are compiled and loaded, so that no launch waits for that.
     fn load(&self, kernels: &[&'static str]) -> Result<()>;
+
+    /// Encodes what Hopper's copies bring (`cuTensorMapEncodeTiled`).
+    ///
+    /// # Errors
+    /// The machine has no such copies, or refuses the tensor.
+    fn tensor_map(&self, _: &TensorBox) -> Result<TensorMap> {
+        let reason = "it has no copies of parts of tensors; take kernels that do without".into();
+        Err(MachineError { machine: self.name(), call: "tensor_map".into(), reason, out_of_memory: false })
+    }
 }
 
 /// Work in order: a stream. Calls return when the work is queued.

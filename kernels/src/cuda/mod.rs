@@ -12,6 +12,7 @@ mod flash;
 mod gemm;
 pub mod gpu;
 mod grouped;
+mod hopper;
 pub mod host;
 mod late;
 mod launch;
@@ -39,6 +40,8 @@ pub struct Cuda {
     own: launch::Own,
     /// For what lies on the host.
     host: Cpu,
+    /// Whether attention may take the kernels for Hopper.
+    hopper_attention: bool,
 }
 
 impl std::fmt::Debug for Cuda {
@@ -69,7 +72,16 @@ impl Cuda {
     pub fn new(machine: Arc<dyn Machine>) -> Result<Cuda, MachineError> {
         let queue = machine.queue()?;
         let own = launch::Own::new(&machine, &*queue)?;
-        Ok(Cuda { machine, queue, own, host: Cpu::new(1) })
+        Ok(Cuda { machine, queue, own, host: Cpu::new(1), hopper_attention: false })
+    }
+
+    /// Whether attention's forward takes the kernel for Hopper's own instructions where it can: on a GPU of compute capability
+    /// 9.0, bf16, heads of 64 or 128, a positive scale, no documents, no ALiBi, no window shorter than the sequence. Elsewhere
+    /// the other kernels do it. Off unless asked for: this kernel has been compiled but never run, so compare its results with
+    /// the other's before you trust it.
+    pub fn prefer_hopper_attention(mut self, prefer: bool) -> Cuda {
+        self.hopper_attention = prefer;
+        self
     }
 
     /// The machine.

@@ -54,6 +54,7 @@ pub const SOURCES: &[Source] = &[
     source!("quantize", false),
     source!("packed", false),
     source!("experts", false),
+    source!("attention_hopper", true),
 ];
 
 impl Source {

@@ -178,7 +178,8 @@ fn heads_of_tensor_cores() {
 /// Which kernels ran, by whether the operands lie at multiples of 16 bytes.
 fn launched(op: &Attention, skip: usize) -> Vec<&'static str> {
     let machine = host(Order::Forward);
-    let cuda = Cuda::new(Arc::new(machine.clone())).unwrap();
+    // What is only for Hopper is not taken elsewhere, even where it is preferred.
+    let cuda = Cuda::new(Arc::new(machine.clone())).unwrap().prefer_hopper_attention(true);
     let (q, kv) = (op.seq * op.heads * op.head_dim, op.seq * op.kv_heads * op.head_dim);
     let new = |len: usize, seed: u64| Tensor::normal(op.dtype, len + skip, seed);
     let ([qs, dout], [ks, vs]) = ([new(q, 1), new(q, 4)], [new(kv, 2), new(kv, 3)]);
