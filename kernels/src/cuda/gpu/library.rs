@@ -205,7 +205,11 @@ fn open_below(library: Library, root: &Path, tried: &mut Vec<Attempt>) -> Option
         let reason = match std::fs::read_dir(root) {
             Err(error) => error.to_string(),
             Ok(_) => {
-                format!("none of {} in it, nor in its {} folders of libraries", names.join(", "), folders.len() - 1)
+                format!(
+                    "none of {} in it, nor in its {} folders of libraries",
+                    names.join(", "),
+                    folders.len().saturating_sub(1)
+                )
             }
         };
         tried.push(Attempt { place: root.to_owned(), reason });

@@ -12,6 +12,7 @@ mod memory;
 mod modules;
 mod nvml;
 mod nvrtc;
+mod plan;
 mod probe;
 mod product;
 mod queue;
