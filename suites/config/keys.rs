@@ -433,7 +433,7 @@ const REST: &[Key] = &[
         "hardware.device",
         Choice(&["cpu", "cuda"]),
         From("hardware.profile's, else \"cpu\""),
-        "What computes. Cells for cuda are planned and recorded as skipped by this version.",
+        "What computes: cuda is an NVIDIA GPU (docs/cuda.md). Without enough of them such cells are planned and recorded as skipped.",
     ),
     key(
         "hardware.profile",

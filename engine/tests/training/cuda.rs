@@ -22,12 +22,19 @@ fn assert_near(cell: &Cell, what: &str, share: f64) {
         assert!((norms.0 - norms.1).abs() <= 2.0 * share * norms.0, "{what}: step {}: norms {norms:?}", x.step);
     }
     assert_eq!(host.gradients.len(), device.gradients.len());
+    // What is nothing but rounding has no direction (a bias of keys adds the same to all scores of a query; a window of one key
+    // leaves queries no choice), and AdamW makes whole steps of it.
+    let mut noise = Vec::new();
     for ((name, x), (_, y)) in host.gradients.iter().zip(&device.gradients) {
-        // What is nothing but rounding on both sides has no direction.
-        let noise = x.iter().all(|x| x.abs() < 1e-7);
-        assert!(noise || distance(y, x) <= 10.0 * share, "{what}: gradient of {name}: {}", distance(y, x));
+        if x != y && x.iter().chain(y).all(|x| x.abs() < 1e-7) {
+            noise.push(name);
+            continue;
+        }
+        assert!(distance(y, x) <= 10.0 * share, "{what}: gradient of {name}: {}", distance(y, x));
     }
-    for ((name, x), (_, y)) in host.weights.iter().zip(&device.weights) {
+    assert!(2 * noise.len() < host.gradients.len(), "{what}: too little has a gradient: {noise:?} have none");
+    for ((name, x), (_, y)) in host.weights.iter().zip(&device.weights).filter(|((name, _), _)| !noise.contains(&name))
+    {
         assert!(distance(y, x) <= 10.0 * share, "{what}: {name}: {}", distance(y, x));
     }
 }
