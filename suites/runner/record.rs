@@ -288,7 +288,8 @@ fn documents(record: &mut Record, end: &End, cell: &Cell) {
         return;
     }
     let names = ["padding_share", "target_tokens_per_second", "places_per_second"];
-    let seconds: f64 = record.timed_steps().map(|step| step.ms / 1e3).sum();
+    // Added as for `tokens_per_second`: the two must not differ by a rounding.
+    let seconds = record.timed_steps().map(|step| step.ms).sum::<f64>() / 1e3;
     let sum = |of: &dyn Fn(&Step) -> u64| record.timed_steps().map(of).sum::<u64>() as f64;
     let real = sum(&|step| step.tokens);
     let padding = sum(&|step| counted(step, "padding_tokens").unwrap_or(0));

@@ -306,7 +306,7 @@ impl Shared {
         }
         let wanted = |wait: &Wait| asked.is_none_or(|asked| (wait.party, wait.sequence) == asked);
         let Some(wait) = room.or_else(|| desk.waits().find(wanted)) else { return Ok(()) };
-        let missing = board.missing(wait.party, wait.sequence, wait.stage);
+        let missing: Vec<usize> = board.missing(wait.party, wait.sequence, wait.stage).collect();
         if !missing.is_empty() {
             let seconds = self.chair.stall.as_secs_f64().ceil() as u64;
             let Wait { sequence, operation, .. } = wait;
