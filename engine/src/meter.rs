@@ -34,6 +34,7 @@ impl Meter {
 
     /// What follows is `span`.
     pub fn enter(&mut self, span: Span) {
+        self.kernels.show(Some(span.name()));
         match self.kernels.mark() {
             Ok(Some(mark)) => self.marks.push((span, mark)),
             Ok(None) => {
@@ -51,6 +52,7 @@ impl Meter {
     /// The device failed, or found something wrong.
     pub fn stop(mut self) -> Result<(u64, [u64; 10]), KernelError> {
         self.enter(Span::Other);
+        self.kernels.show(None);
         if let Some(error) = self.failed {
             return Err(error);
         }

@@ -163,6 +163,9 @@ pub trait Kernels: ExpertKernels + DocumentKernels + Send + Sync {
         Ok(None)
     }
 
+    /// Tells a profiler what this thread asks for from here on; no name where that ends.
+    fn show(&self, _name: Option<&str>) {}
+
     /// What is asked for from now on begins after that mark of the same device.
     ///
     /// # Errors

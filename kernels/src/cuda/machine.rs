@@ -95,6 +95,9 @@ pub trait Machine: Send + Sync {
     /// For records: `cuda sm_90a`.
     fn name(&self) -> String;
 
+    /// Tells a profiler what this thread asks for from here on; no name where that ends.
+    fn show(&self, _name: Option<&str>) {}
+
     /// Memory, at a multiple of 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
 

@@ -145,6 +145,10 @@ impl Kernels for Cuda {
         Ok(Some(self.queue.mark()?.into()))
     }
 
+    fn show(&self, name: Option<&str>) {
+        self.machine.show(name);
+    }
+
     fn follow(&self, mark: &dyn Mark) -> Result<()> {
         Ok(self.queue.follow(mark)?)
     }

@@ -21,6 +21,8 @@ pub enum Library {
     CublasLt,
     /// Clocks, temperature and power.
     Nvml,
+    /// Ranges for profilers.
+    Nvtx,
 }
 
 impl Library {
@@ -31,6 +33,8 @@ impl Library {
             Library::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
             Library::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
             Library::Nvml => &["libnvidia-ml.so.1", "libnvidia-ml.so"],
+            // The last is that of toolkits before 12.
+            Library::Nvtx => &["libnvtx3interop.so.1", "libnvtx3interop.so", "libnvToolsExt.so.1"],
         }
     }
 
@@ -51,6 +55,7 @@ impl Library {
             Library::Nvml => {
                 "It comes with NVIDIA's driver; a container needs the driver's capability `utility` for it"
             }
+            Library::Nvtx => "Install it (`pip install nvidia-nvtx`) and set ZBENCH_CUDA_LIBS to the folder of the Python packages",
         }
     }
 }
@@ -62,6 +67,7 @@ impl fmt::Display for Library {
             Library::Nvrtc => "NVRTC",
             Library::CublasLt => "cuBLASLt",
             Library::Nvml => "NVML",
+            Library::Nvtx => "NVTX",
         })
     }
 }

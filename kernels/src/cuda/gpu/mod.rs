@@ -12,6 +12,7 @@ mod memory;
 mod modules;
 mod nvml;
 mod nvrtc;
+mod nvtx;
 mod plan;
 mod probe;
 mod product;
@@ -28,6 +29,7 @@ pub use memory::{MemoryInfo, Pinned};
 pub use modules::Built;
 pub use nvml::{Nvml, Reading, Throttle, Watched};
 pub use nvrtc::{CompileError, Compiled, Nvrtc, Target, TooOld, options};
+pub use nvtx::Ranges;
 pub use probe::{Device, Probe};
 pub use product::Chosen;
 pub use queue::Stream;
@@ -83,6 +85,7 @@ struct Inner {
     /// Events for marks that are not in use.
     events: Mutex<Vec<CUevent>>,
     products: Option<product::Products>,
+    ranges: Option<Arc<Ranges>>,
 }
 
 // SAFETY: handles of the driver's, which any thread may use; what changes is behind locks.
@@ -144,6 +147,7 @@ impl Gpu {
             modules: modules::Modules::default(),
             events: Mutex::default(),
             products: None,
+            ranges: probe.nvtx.as_ref().ok().cloned(),
         };
         let memory = inner.memory_info()?;
         facts.memory_bytes = memory.free_bytes.saturating_sub(inner.options.reserve_bytes);
@@ -235,6 +239,12 @@ impl Machine for Gpu {
 
     fn name(&self) -> String {
         self.0.name.clone()
+    }
+
+    fn show(&self, name: Option<&str>) {
+        if let Some(ranges) = &self.0.ranges {
+            ranges.show(name);
+        }
     }
 
     fn allocate(&self, bytes: usize) -> Result<Address> {

@@ -3,7 +3,7 @@
 use super::driver::{Driver, DriverError};
 use super::library::{Absent, Library, Search};
 use super::nvrtc::Nvrtc;
-use super::{CublasLt, dotted};
+use super::{CublasLt, Ranges, dotted};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUuuid};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -18,6 +18,8 @@ pub struct Probe {
     pub nvrtc: Result<Arc<Nvrtc>, Absent>,
     /// Matrix products.
     pub cublaslt: Result<Arc<CublasLt>, Absent>,
+    /// Ranges for profilers.
+    pub nvtx: Result<Arc<Ranges>, Absent>,
     /// The GPUs that the driver shows, at least one.
     pub devices: Result<Vec<Device>, Absent>,
 }
@@ -56,6 +58,7 @@ impl Probe {
             driver,
             nvrtc: Nvrtc::load(search).map(Arc::new),
             cublaslt: CublasLt::load(search).map(Arc::new),
+            nvtx: Ranges::load(search).map(Arc::new),
             devices,
         }
     }
