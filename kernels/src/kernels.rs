@@ -66,7 +66,7 @@ pub enum KernelError {
 pub enum Sum {
     /// It is known.
     Known(f64),
-    /// It lies in this slot of the device's.
+    /// It lies in a slot of the device's, under this number.
     Slot(u32),
 }
 
@@ -374,7 +374,8 @@ pub trait Kernels: ExpertKernels + DocumentKernels + Send + Sync {
         self.sum_squares(x).map(Sum::Known)
     }
 
-    /// The values of sums that were asked for since the last call of this, and of no others.
+    /// The values of sums that were asked for, by anyone. What this thread has asked for before and does not ask to be told
+    /// here is forgotten.
     fn known(&self, sums: &[Sum]) -> Result<Vec<f64>> {
         let value = |sum: &Sum| match sum {
             Sum::Known(value) => Ok(*value),

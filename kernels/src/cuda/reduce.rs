@@ -1,10 +1,10 @@
 //! Reductions: of several buffers to one, and of a buffer to a number.
 
 use super::Cuda;
-use super::launch::{Argument, FAULT_WORDS, Run, SUM_WORDS, arguments, number};
+use super::launch::{Argument, FAULT_WORDS, Run, arguments, number};
 use super::machine::Address;
+use super::telling::{SUM_WORDS, Telling};
 use crate::{DType, KernelError, ReduceOp, Result, Sum, View, ViewMut};
-use std::sync::atomic::Ordering;
 
 const THREADS: u32 = 256;
 /// Elements that a block takes at a time, at most.
@@ -124,59 +124,63 @@ impl Cuda {
     /// The sum of elements, or of their squares: of each block its own, which the host adds in their order. How many there
     /// are depends on the length alone.
     pub(super) fn run_sum(&self, x: View<'_>, squares: bool) -> Result<f64> {
-        let blocks = self.start_sum(x, squares)?;
+        let telling = self.telling();
+        let blocks = self.start_sum(&telling, x, squares)?;
         // What kernels have found wrong comes with them.
-        let before = (self.own.sums - self.own.faults) as usize;
-        let sums = self.doubles(before, blocks)?;
+        let sums = self.doubles(&telling, telling.sums, blocks)?;
         Ok(sums.iter().fold(0.0, |all, sum| all + sum))
     }
 
     /// The blocks' sums, and how many there are.
-    fn start_sum(&self, x: View<'_>, squares: bool) -> Result<usize> {
-        let (len, squares) = (x.len() as u64, u32::from(squares));
+    fn start_sum(&self, telling: &Telling, x: View<'_>, squares: bool) -> Result<usize> {
+        let (len, squares, sums) = (x.len() as u64, u32::from(squares), telling.sums);
         let blocks = x.len().div_ceil(TILE).min(SUM_WORDS);
         // SAFETY: the kernel's parameters; `x` holds `len` elements, and there is room for as many sums.
-        unsafe {
-            self.launch("sum", [blocks, 1, 1], THREADS, 0, arguments![Run::of(&x), squares, self.own.sums, len])?
-        };
+        unsafe { self.launch("sum", [blocks, 1, 1], THREADS, 0, arguments![Run::of(&x), squares, sums, len])? };
         Ok(blocks)
     }
 
     /// As [`Cuda::run_sum`], to the bit, into a slot of the device's.
     pub(super) fn run_sum_later(&self, x: View<'_>, squares: bool) -> Result<Sum> {
-        let slot = self.own.taken.fetch_add(1, Ordering::Relaxed);
-        if slot as usize >= SUM_WORDS {
-            self.own.taken.store(SUM_WORDS as u32, Ordering::Relaxed);
+        let mut telling = self.telling();
+        let Some((to, number)) = telling.take() else {
+            drop(telling);
             return self.run_sum(x, squares).map(Sum::Known);
-        }
-        let blocks = self.start_sum(x, squares)? as u32;
-        let to = self.own.slots + Address::from(slot) * 8;
+        };
+        let (blocks, sums) = (self.start_sum(&telling, x, squares)? as u32, telling.sums);
         // SAFETY: the kernel's parameters; so many sums are there, and the slot is nobody else's.
-        unsafe { self.launch("total", [1, 1, 1], 32, 0, arguments![self.own.sums, blocks, to])? };
-        Ok(Sum::Slot(slot))
+        unsafe { self.launch("total", [1, 1, 1], 32, 0, arguments![sums, blocks, to])? };
+        Ok(Sum::Slot(number))
     }
 
     /// What slots hold, which are free again.
     pub(super) fn run_known(&self, sums: &[Sum]) -> Result<Vec<f64>> {
-        let taken = self.own.taken.swap(0, Ordering::Relaxed).min(SUM_WORDS as u32);
-        let slots = self.doubles((self.own.slots - self.own.faults) as usize, taken as usize)?;
+        let mut telling = self.telling();
+        let slots = self.doubles(&telling, telling.slots, telling.len());
+        let numbers = sums.iter().filter_map(|sum| if let Sum::Slot(number) = sum { Some(*number) } else { None });
         let value = |sum: &Sum| match sum {
             Sum::Known(value) => Ok(*value),
-            Sum::Slot(slot) => slots.get(*slot as usize).copied().ok_or_else(|| {
-                let reason = format!("slot {slot} was not asked for since sums were told the last time");
-                KernelError::Invalid { op: "known", reason }
-            }),
+            Sum::Slot(number) => {
+                let slots = slots.as_ref().map_err(Clone::clone)?;
+                telling.slot(*number).map(|at| slots[at]).ok_or_else(|| {
+                    let reason = format!("sum {number} was not asked for since sums were told the last time");
+                    KernelError::Invalid { op: "known", reason }
+                })
+            }
         };
-        sums.iter().map(value).collect()
+        let values = sums.iter().map(value).collect();
+        telling.free(numbers);
+        slots.and(values)
     }
 
-    /// So many f64 behind the fault's words; what kernels have found wrong comes with them.
-    fn doubles(&self, before: usize, count: usize) -> Result<Vec<f64>> {
+    /// So many f64 of those behind the fault's words; what kernels have found wrong comes with them.
+    fn doubles(&self, telling: &Telling, from: Address, count: usize) -> Result<Vec<f64>> {
+        let before = (from - telling.faults) as usize;
         let mut bytes = [0u8; 256 + 2 * SUM_WORDS * 8];
         let bytes = &mut bytes[..before + count * 8];
         // SAFETY: both lie in the queue's own memory, one behind the other.
-        unsafe { self.queue.download(self.own.faults, bytes)? };
-        self.found(&bytes[..FAULT_WORDS * 4])?;
+        unsafe { self.queue.download(telling.faults, bytes)? };
+        self.found(telling, &bytes[..FAULT_WORDS * 4])?;
         let doubles = bytes[before..].as_chunks::<8>().0.iter();
         Ok(doubles.map(|bytes| f64::from_le_bytes(*bytes)).collect())
     }

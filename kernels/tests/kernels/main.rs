@@ -17,4 +17,5 @@ mod packed;
 mod quantize;
 mod reduce;
 mod rows;
+mod shared;
 mod stochastic;
