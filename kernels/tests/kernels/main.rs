@@ -13,6 +13,7 @@ mod experts_cuda;
 mod finite_differences;
 mod gemm;
 mod harness;
+mod launched;
 mod packed;
 mod quantize;
 mod reduce;
