@@ -47,7 +47,7 @@ fn adamw(len: usize, types: [DType; 3]) -> AdamW {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(cases(64))]
 
     #[test]
     fn swiglu(len in length(), dtype in float(), function in act()) {

@@ -1,5 +1,6 @@
 //! Tensors of any type, and the comparison of one call on all devices.
 
+use proptest::test_runner::Config;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use zbench_kernels::cuda::gpu::{Gpu, Options, Pinned, Probe, Search};
@@ -29,6 +30,12 @@ pub fn host(order: Order) -> Host {
     let own = std::env::current_exe().unwrap();
     let cache = own.parent().unwrap_or(Path::new(".")).join("cuda-on-the-host");
     Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Random cases of a property: so many, or fewer where PROPTEST_CASES says so, as under a sanitizer.
+pub fn cases(most: u32) -> Config {
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    Config::with_cases(asked.map_or(most, |asked: u32| asked.min(most)))
 }
 
 /// Everything that computes in f32: the cores in all ways, and the CUDA kernels.

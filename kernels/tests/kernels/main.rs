@@ -3,6 +3,7 @@
 // The counting allocator needs it.
 #![allow(unsafe_code)]
 
+mod address;
 mod allocations;
 mod attention;
 mod documents;

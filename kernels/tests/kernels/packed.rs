@@ -84,7 +84,7 @@ fn check(packing: Packing, rows: usize, cols: usize, dtype: DType, seed: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(cases(24))]
 
     #[test]
     fn every_device_stores_the_same_and_gives_it_back(

@@ -11,7 +11,7 @@ fn width() -> impl Strategy<Value = usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(cases(64))]
 
     #[test]
     fn rms_norm(rows in 0usize..70, cols in width(), dtype in float(), gradient in prop::option::of(float())) {
@@ -162,7 +162,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(cases(48))]
 
     /// A narrow gradient lies in front of the logits' buffer and has the bits of the wide one, rounded; losses stay.
     #[test]
