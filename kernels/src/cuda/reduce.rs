@@ -4,7 +4,8 @@ use super::Cuda;
 use super::launch::{Argument, FAULT_WORDS, Run, arguments, number};
 use super::machine::Address;
 use super::telling::{SUM_WORDS, Telling};
-use crate::{DType, KernelError, ReduceOp, Result, Sum, View, ViewMut};
+use crate::kernels::tell;
+use crate::{DType, ReduceOp, Result, Sum, View, ViewMut};
 
 const THREADS: u32 = 256;
 /// Elements that a block takes at a time, at most.
@@ -127,8 +128,9 @@ impl Cuda {
         let telling = self.telling();
         let blocks = self.start_sum(&telling, x, squares)?;
         // What kernels have found wrong comes with them.
-        let sums = self.doubles(&telling, telling.sums, blocks)?;
-        Ok(sums.iter().fold(0.0, |all, sum| all + sum))
+        let mut sums = [0.0; SUM_WORDS];
+        self.doubles(&telling, telling.sums, &mut sums[..blocks])?;
+        Ok(sums[..blocks].iter().fold(0.0, |all, sum| all + sum))
     }
 
     /// The blocks' sums, and how many there are.
@@ -154,34 +156,27 @@ impl Cuda {
     }
 
     /// What slots hold, which are free again.
-    pub(super) fn run_known(&self, sums: &[Sum]) -> Result<Vec<f64>> {
+    pub(super) fn run_known(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
         let mut telling = self.telling();
-        let slots = self.doubles(&telling, telling.slots, telling.len());
-        let numbers = sums.iter().filter_map(|sum| if let Sum::Slot(number) = sum { Some(*number) } else { None });
-        let value = |sum: &Sum| match sum {
-            Sum::Known(value) => Ok(*value),
-            Sum::Slot(number) => {
-                let slots = slots.as_ref().map_err(Clone::clone)?;
-                telling.slot(*number).map(|at| slots[at]).ok_or_else(|| {
-                    let reason = format!("sum {number} was not asked for since sums were told the last time");
-                    KernelError::Invalid { op: "known", reason }
-                })
-            }
-        };
-        let values = sums.iter().map(value).collect();
-        telling.free(numbers);
-        slots.and(values)
+        let mut slots = [0.0; SUM_WORDS];
+        let slots = &mut slots[..telling.len()];
+        let read = self.doubles(&telling, telling.slots, slots);
+        let told = read.and_then(|()| tell(sums, to, |number| Some(slots[telling.slot(number)?])));
+        telling.free(sums.iter().filter_map(|sum| if let Sum::Slot(number) = sum { Some(*number) } else { None }));
+        told
     }
 
-    /// So many f64 of those behind the fault's words; what kernels have found wrong comes with them.
-    fn doubles(&self, telling: &Telling, from: Address, count: usize) -> Result<Vec<f64>> {
+    /// As many f64 of those behind the fault's words; what kernels have found wrong comes with them.
+    fn doubles(&self, telling: &Telling, from: Address, to: &mut [f64]) -> Result<()> {
         let before = (from - telling.faults) as usize;
         let mut bytes = [0u8; 256 + 2 * SUM_WORDS * 8];
-        let bytes = &mut bytes[..before + count * 8];
+        let bytes = &mut bytes[..before + size_of_val(to)];
         // SAFETY: both lie in the queue's own memory, one behind the other.
         unsafe { self.queue.download(telling.faults, bytes)? };
         self.found(telling, &bytes[..FAULT_WORDS * 4])?;
-        let doubles = bytes[before..].as_chunks::<8>().0.iter();
-        Ok(doubles.map(|bytes| f64::from_le_bytes(*bytes)).collect())
+        for (to, bytes) in to.iter_mut().zip(bytes[before..].as_chunks::<8>().0) {
+            *to = f64::from_le_bytes(*bytes);
+        }
+        Ok(())
     }
 }

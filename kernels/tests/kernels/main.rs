@@ -6,6 +6,7 @@
 mod address;
 mod allocations;
 mod attention;
+mod carried;
 mod documents;
 mod elementwise;
 mod errors;
