@@ -2,9 +2,22 @@
 //! GPU, and what they test is the GPU's own kernels rather than what is done for it on the host.
 
 use crate::harness::*;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use zbench_kernels::cuda::host::Order;
 use zbench_kernels::*;
+
+/// Everything that computes in f32: the cores in all ways, and the CUDA kernels, on the host and on a GPU where one is asked for.
+pub fn all() -> impl Iterator<Item = &'static dyn Kernels> {
+    let cores = CPUS.iter().chain(PLAINER.iter()).map(|cpu| cpu as &dyn Kernels);
+    cores.chain(CUDAS.iter().map(|cuda| cuda as &dyn Kernels)).chain(on_gpu())
+}
+
+/// The GPU's kernels for operands that lie anywhere; none where nobody asks for it.
+pub fn on_gpu() -> impl Iterator<Item = &'static dyn Kernels> {
+    static CARRIED: LazyLock<Option<Carried>> =
+        LazyLock::new(|| gpu().map(|gpu| Carried::new(Cuda::new(Arc::new(gpu.clone())).unwrap())));
+    CARRIED.iter().map(|carried| carried as &dyn Kernels)
+}
 
 /// Kernels, and room for their operands.
 pub struct Carried {

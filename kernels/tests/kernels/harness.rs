@@ -1,6 +1,5 @@
 //! Tensors of any type, and the comparison of one call on all devices.
 
-use crate::carried::Carried;
 use proptest::test_runner::Config;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -39,19 +38,6 @@ pub fn cases(most: u32) -> Config {
     Config::with_cases(asked.map_or(most, |asked: u32| asked.min(most)))
 }
 
-/// Everything that computes in f32: the cores in all ways, and the CUDA kernels, on the host and on a GPU where one is asked for.
-pub fn all() -> impl Iterator<Item = &'static dyn Kernels> {
-    let cores = CPUS.iter().chain(PLAINER.iter()).map(|cpu| cpu as &dyn Kernels);
-    cores.chain(CUDAS.iter().map(|cuda| cuda as &dyn Kernels)).chain(on_gpu())
-}
-
-/// The GPU's kernels for operands that lie anywhere; none where nobody asks for it.
-pub fn on_gpu() -> impl Iterator<Item = &'static dyn Kernels> {
-    static CARRIED: LazyLock<Option<Carried>> =
-        LazyLock::new(|| GPU.as_ref().map(|(gpu, _)| Carried::new(Cuda::new(Arc::new(gpu.clone())).unwrap())));
-    CARRIED.iter().map(|carried| carried as &dyn Kernels)
-}
-
 /// How far a result may be from the reference on the same inputs in f64: relative to the value, and to the root mean
 /// square of the tensor (sums of large terms may cancel).
 ///
@@ -80,7 +66,12 @@ static GPU: LazyLock<Option<(Gpu, [Cuda; 2])>> = LazyLock::new(|| {
     Some((gpu, kernels))
 });
 
-/// The kernels of the real GPU; none where nobody asks for it.
+/// The real GPU; none where nobody asks for it.
+pub fn gpu() -> Option<&'static Gpu> {
+    GPU.as_ref().map(|(gpu, _)| gpu)
+}
+
+/// Its kernels; none where nobody asks for it.
 pub fn gpus() -> &'static [Cuda] {
     GPU.as_ref().map_or(&[], |(_, kernels)| kernels)
 }

@@ -1,6 +1,7 @@
 //! Matrices in few bits: what is stored, what comes back, and that the cores do what the reference does. Against
 //! bitsandbytes' own numbers: engine/tests/training/quantised.rs.
 
+use crate::carried::all;
 use crate::harness::*;
 use proptest::prelude::*;
 use zbench_kernels::*;

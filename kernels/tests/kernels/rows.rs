@@ -1,3 +1,4 @@
+use crate::carried::all;
 use crate::harness::*;
 use proptest::prelude::*;
 use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, InverseNorms, LayerNorm, MulRows, RmsNorm, Rope, View};
