@@ -243,7 +243,7 @@ fn carried_operands_give_what_those_at_hand_give() {
     let before = machine.launches();
     let ran = |kernel: &str| machine.launches().get(kernel) > before.get(kernel);
     let len = 3 * 43;
-    let x = Tensor::normal(DType::F32, len + 1, 5);
+    let (x, narrow) = (Tensor::normal(DType::F32, len + 1, 5), Tensor::normal(DType::Bf16, len, 7));
     for from in 0..2 {
         let x = x.view().slice(from..from + len);
         let alike = |call: &dyn Fn(&dyn Kernels, ViewMut<'_>)| {
@@ -254,7 +254,7 @@ fn carried_operands_give_what_those_at_hand_give() {
             });
             assert_eq!(both[0], both[1]);
         };
-        alike(&|kernels, to| kernels.cast(x, to).unwrap());
+        alike(&|kernels, to| kernels.cast(narrow.view(), to).unwrap());
         alike(&|kernels, mut to| kernels.fill(to.reborrow(), 2.5).unwrap());
         alike(&|kernels, to| kernels.accumulate(0.3, x, to).unwrap());
         alike(&|kernels, to| kernels.reduce(ReduceOp::Sum, &[x, x, x], true, to).unwrap());
@@ -281,4 +281,12 @@ fn carried_operands_give_what_those_at_hand_give() {
     let mut logits = Tensor::normal(DType::F32, 5, 1);
     let refused = carried.cross_entropy(&op, logits.view_mut(), ids.view(), losses.view_mut());
     assert!(refused.unwrap_err().to_string().contains("target 7"), "a fault comes out of the call itself");
+}
+
+/// With ZBENCH_TEST_GPU=1 and no GPU this fails where the GPU is opened.
+#[test]
+fn a_gpu_that_is_asked_for_is_among_all() {
+    let asked = std::env::var_os("ZBENCH_TEST_GPU").is_some_and(|value| value == "1");
+    assert_eq!(all().any(|kernels| kernels.name().starts_with("cuda sm_")), asked);
+    assert_eq!(!gpus().is_empty(), asked);
 }
