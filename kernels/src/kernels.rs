@@ -66,7 +66,7 @@ pub enum KernelError {
 pub enum Sum {
     /// It is known.
     Known(f64),
-    /// It lies in this slot of the device's.
+    /// It lies in a slot of the device's, under this number.
     Slot(u32),
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn tell(sums: &[Sum], to: &mut [f64], slot: impl Fn(u32) -> Option<f6
             Sum::Known(value) => *value,
             Sum::Slot(number) => match slot(*number) {
                 Some(value) => value,
-                None => return invalid(format!("slot {number} is not one of those asked for since the last time")),
+                None => return invalid(format!("sum {number} is not one of those asked for since the last time")),
             },
         };
     }
@@ -395,7 +395,8 @@ pub trait Kernels: ExpertKernels + DocumentKernels + Send + Sync {
         self.sum_squares(x).map(Sum::Known)
     }
 
-    /// The values of sums that were asked for since the last call of this, and of no others, to as many places.
+    /// The values of sums that were asked for, by anyone, to as many places. What this thread has asked for before and does not
+    /// ask to be told here is forgotten.
     fn known(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
         tell(sums, to, |_| None)
     }

@@ -72,6 +72,9 @@ impl Host {
     /// # Errors
     /// There is no compiler, or it refuses a source: its words.
     pub fn new(cache: &Path, compiler: &str, flags: &[OsString], order: Order) -> Result<Host> {
+        // Machines that are made at the same time do not compile the same.
+        static COMPILING: Mutex<()> = Mutex::new(());
+        let compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
         std::fs::create_dir_all(cache).map_err(|e| error("making the cache", format!("{}: {e}", cache.display())))?;
         let sources: Vec<&Source> = SOURCES.iter().filter(|source| !source.hopper).collect();
         let compiled: Vec<Result<PathBuf>> = std::thread::scope(|scope| {
@@ -85,6 +88,7 @@ impl Host {
             };
             threads.into_iter().map(ended).collect()
         });
+        drop(compiling);
         let (mut entries, mut libraries) = (HashMap::new(), Vec::new());
         for (source, path) in sources.iter().zip(compiled) {
             let path = path?;
@@ -147,6 +151,8 @@ fn compile(source: &Source, cache: &Path, compiler: &str, flags: &[OsString]) ->
     let made = dir.join("made.so");
     let mut command = Command::new(compiler);
     command.args(FLAGS).args(flags).args(["-x", "c++"]).arg(&file).arg("-o").arg(&made);
+    // What watches this process need not watch the compiler.
+    command.env_remove("LD_PRELOAD");
     let output =
         command.output().map_err(|e| error("compiling", format!("{compiler}: {e}; install a C++ compiler")))?;
     if !output.status.success() {

@@ -2,9 +2,9 @@
 
 use super::Cuda;
 use super::machine::{Address, Arguments, Launch, Machine, MachineError, Queue};
+use super::telling::{SUM_WORDS, Telling};
 use crate::{DType, KernelError, Result, View, ViewMut};
 use std::ffi::c_void;
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A run of elements as the prelude's `Run` has it.
@@ -96,23 +96,17 @@ pub(super) fn size<T: Argument>(_: &T) -> usize {
 
 /// What a device found wrong, as the kernels write it: which check, then two numbers.
 pub(super) const FAULT_WORDS: usize = 4;
-/// Room for sums on their way to the host.
-pub(super) const SUM_WORDS: usize = 1024;
 
 /// Memory that a queue's kernels keep for themselves.
 pub(super) struct Own {
     machine: Arc<dyn Machine>,
-    /// A fault's words.
-    pub faults: Address,
-    /// [`SUM_WORDS`] of f64.
-    pub sums: Address,
-    /// As many f64: sums that the host will ask for.
-    pub slots: Address,
-    /// How many of them are taken.
-    pub taken: AtomicU32,
+    /// Where it begins: a fault's words.
+    at: Address,
+    /// What the host is told.
+    telling: Mutex<Telling>,
     /// [`SCRATCH_BYTES`] for what one operation leaves for its next kernel, where the trait gives it no workspace.
     /// Lent for as long as an operation asks for kernels that use it, so that threads which share a queue do not mix theirs.
-    pub scratch: Mutex<Address>,
+    scratch: Mutex<Address>,
 }
 
 /// How much that is. The order of sums follows from it, so it is the same on every machine.
@@ -124,12 +118,11 @@ const OWN_BYTES: usize = SET_BYTES + SCRATCH_BYTES;
 impl Own {
     pub(super) fn new(machine: &Arc<dyn Machine>, queue: &dyn Queue) -> Result<Own, MachineError> {
         let at = machine.allocate(OWN_BYTES)?;
+        let (sums, slots) = (at + 256, at + 256 + SUM_WORDS as Address * 8);
         let own = Own {
             machine: machine.clone(),
-            faults: at,
-            sums: at + 256,
-            slots: at + 256 + SUM_WORDS as Address * 8,
-            taken: AtomicU32::new(0),
+            at,
+            telling: Mutex::new(Telling::new(at, sums, slots)),
             scratch: Mutex::new(at + SET_BYTES as Address),
         };
         // SAFETY: memory just made, of more bytes.
@@ -141,7 +134,7 @@ impl Own {
 impl Drop for Own {
     fn drop(&mut self) {
         // SAFETY: made with as many bytes. The machine waits for work that still uses it.
-        unsafe { self.machine.free(self.faults, OWN_BYTES) };
+        unsafe { self.machine.free(self.at, OWN_BYTES) };
     }
 }
 
@@ -204,25 +197,31 @@ impl Cuda {
 
     /// Where kernels write what they find wrong.
     pub(super) fn faults(&self) -> Address {
-        self.own.faults
+        self.own.at
+    }
+
+    /// What the host is told of, for one thread alone.
+    pub(super) fn telling(&self) -> MutexGuard<'_, Telling> {
+        self.own.telling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the queue, and says what kernels have found wrong since the last time.
     pub(super) fn settled(&self) -> Result<()> {
+        let telling = self.telling();
         let mut words = [0u8; FAULT_WORDS * 4];
         // SAFETY: the fault's words are this queue's own.
-        unsafe { self.queue.download(self.own.faults, &mut words)? };
-        self.found(&words)
+        unsafe { self.queue.download(telling.faults, &mut words)? };
+        self.found(&telling, &words)
     }
 
     /// What the fault's words say, which are no fault's from here on.
-    pub(super) fn found(&self, words: &[u8]) -> Result<()> {
+    pub(super) fn found(&self, telling: &Telling, words: &[u8]) -> Result<()> {
         let word = |i: usize| u32::from_le_bytes([words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]]);
         if word(0) == 0 {
             return Ok(());
         }
         // SAFETY: as above.
-        unsafe { self.queue.set(self.own.faults, 0, words.len())? };
+        unsafe { self.queue.set(telling.faults, 0, words.len())? };
         let known = FAULTS.get(word(0) as usize - 1);
         let (op, reason) =
             known.map_or(("a kernel", format!("fault {}", word(0))), |(op, say)| (*op, say(word(1), word(2))));

@@ -23,6 +23,7 @@ mod quantize;
 mod reduce;
 mod rows;
 pub mod sources;
+mod telling;
 
 use crate::op::*;
 use crate::packed::{self as packing, Packed};

@@ -1,11 +1,11 @@
 //! Reductions: of several buffers to one, and of a buffer to a number.
 
 use super::Cuda;
-use super::launch::{Argument, FAULT_WORDS, Run, SUM_WORDS, arguments, number};
+use super::launch::{Argument, FAULT_WORDS, Run, arguments, number};
 use super::machine::Address;
+use super::telling::{SUM_WORDS, Telling};
 use crate::kernels::tell;
 use crate::{DType, ReduceOp, Result, Sum, View, ViewMut};
-use std::sync::atomic::Ordering;
 
 const THREADS: u32 = 256;
 /// Elements that a block takes at a time, at most.
@@ -125,55 +125,55 @@ impl Cuda {
     /// The sum of elements, or of their squares: of each block its own, which the host adds in their order. How many there
     /// are depends on the length alone.
     pub(super) fn run_sum(&self, x: View<'_>, squares: bool) -> Result<f64> {
-        let blocks = self.start_sum(x, squares)?;
+        let telling = self.telling();
+        let blocks = self.start_sum(&telling, x, squares)?;
         // What kernels have found wrong comes with them.
-        let before = (self.own.sums - self.own.faults) as usize;
         let mut sums = [0.0; SUM_WORDS];
-        self.doubles(before, &mut sums[..blocks])?;
+        self.doubles(&telling, telling.sums, &mut sums[..blocks])?;
         Ok(sums[..blocks].iter().fold(0.0, |all, sum| all + sum))
     }
 
     /// The blocks' sums, and how many there are.
-    fn start_sum(&self, x: View<'_>, squares: bool) -> Result<usize> {
-        let (len, squares) = (x.len() as u64, u32::from(squares));
+    fn start_sum(&self, telling: &Telling, x: View<'_>, squares: bool) -> Result<usize> {
+        let (len, squares, sums) = (x.len() as u64, u32::from(squares), telling.sums);
         let blocks = x.len().div_ceil(TILE).min(SUM_WORDS);
         // SAFETY: the kernel's parameters; `x` holds `len` elements, and there is room for as many sums.
-        unsafe {
-            self.launch("sum", [blocks, 1, 1], THREADS, 0, arguments![Run::of(&x), squares, self.own.sums, len])?
-        };
+        unsafe { self.launch("sum", [blocks, 1, 1], THREADS, 0, arguments![Run::of(&x), squares, sums, len])? };
         Ok(blocks)
     }
 
     /// As [`Cuda::run_sum`], to the bit, into a slot of the device's.
     pub(super) fn run_sum_later(&self, x: View<'_>, squares: bool) -> Result<Sum> {
-        let slot = self.own.taken.fetch_add(1, Ordering::Relaxed);
-        if slot as usize >= SUM_WORDS {
-            self.own.taken.store(SUM_WORDS as u32, Ordering::Relaxed);
+        let mut telling = self.telling();
+        let Some((to, number)) = telling.take() else {
+            drop(telling);
             return self.run_sum(x, squares).map(Sum::Known);
-        }
-        let blocks = self.start_sum(x, squares)? as u32;
-        let to = self.own.slots + Address::from(slot) * 8;
+        };
+        let (blocks, sums) = (self.start_sum(&telling, x, squares)? as u32, telling.sums);
         // SAFETY: the kernel's parameters; so many sums are there, and the slot is nobody else's.
-        unsafe { self.launch("total", [1, 1, 1], 32, 0, arguments![self.own.sums, blocks, to])? };
-        Ok(Sum::Slot(slot))
+        unsafe { self.launch("total", [1, 1, 1], 32, 0, arguments![sums, blocks, to])? };
+        Ok(Sum::Slot(number))
     }
 
     /// What slots hold, which are free again.
     pub(super) fn run_known(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
-        let taken = self.own.taken.swap(0, Ordering::Relaxed).min(SUM_WORDS as u32);
+        let mut telling = self.telling();
         let mut slots = [0.0; SUM_WORDS];
-        let slots = &mut slots[..taken as usize];
-        self.doubles((self.own.slots - self.own.faults) as usize, slots)?;
-        tell(sums, to, |slot| slots.get(slot as usize).copied())
+        let slots = &mut slots[..telling.len()];
+        let read = self.doubles(&telling, telling.slots, slots);
+        let told = read.and_then(|()| tell(sums, to, |number| Some(slots[telling.slot(number)?])));
+        telling.free(sums.iter().filter_map(|sum| if let Sum::Slot(number) = sum { Some(*number) } else { None }));
+        told
     }
 
-    /// As many f64 as lie so many bytes behind the fault's words; what kernels have found wrong comes with them.
-    fn doubles(&self, before: usize, to: &mut [f64]) -> Result<()> {
+    /// As many f64 of those behind the fault's words; what kernels have found wrong comes with them.
+    fn doubles(&self, telling: &Telling, from: Address, to: &mut [f64]) -> Result<()> {
+        let before = (from - telling.faults) as usize;
         let mut bytes = [0u8; 256 + 2 * SUM_WORDS * 8];
         let bytes = &mut bytes[..before + size_of_val(to)];
         // SAFETY: both lie in the queue's own memory, one behind the other.
-        unsafe { self.queue.download(self.own.faults, bytes)? };
-        self.found(&bytes[..FAULT_WORDS * 4])?;
+        unsafe { self.queue.download(telling.faults, bytes)? };
+        self.found(telling, &bytes[..FAULT_WORDS * 4])?;
         for (to, bytes) in to.iter_mut().zip(bytes[before..].as_chunks::<8>().0) {
             *to = f64::from_le_bytes(*bytes);
         }

@@ -33,6 +33,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     header!("rows.h"),
     header!("product.h"),
     header!("tensor.h"),
+    header!("hopper.h"),
 ];
 
 /// All sources.
@@ -73,6 +74,15 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_included_is_carried() {
+        let texts = SOURCES.iter().map(|source| source.text).chain(HEADERS.iter().map(|(_, text)| *text));
+        let included = texts.flat_map(str::lines).filter_map(|line| line.strip_prefix("#include \""));
+        for name in included.map(|rest| rest.trim_end_matches('"')) {
+            assert!(HEADERS.iter().any(|(header, _)| *header == name), "{name} is included, and no header");
+        }
+    }
 
     #[test]
     fn every_kernel_is_exported_once() {

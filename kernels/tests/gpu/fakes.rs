@@ -23,6 +23,10 @@ static COMPILED: LazyLock<[PathBuf; 4]> = LazyLock::new(|| {
     threads.map(|thread| thread.join().unwrap())
 });
 
+/// A driver of a time before CUDA 12.
+static OLD_DRIVER: LazyLock<PathBuf> =
+    LazyLock::new(|| compile(SOURCES[0].0, &format!("#define OLD_DRIVER\n{}", SOURCES[0].1)));
+
 fn compile(name: &str, text: &str) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
@@ -69,13 +73,23 @@ impl Fakes {
         Fakes::without(&[])
     }
 
+    /// All of them, the driver from before CUDA 12.
+    pub fn of_old() -> Fakes {
+        Fakes::made(&[], &OLD_DRIVER)
+    }
+
     /// All but these.
     pub fn without(missing: &[&str]) -> Fakes {
+        Fakes::made(missing, &COMPILED[0])
+    }
+
+    fn made(missing: &[&str], driver: &Path) -> Fakes {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("zbench-fakes-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        for ((name, _), compiled) in SOURCES.iter().zip(COMPILED.iter()) {
+        let others = COMPILED[1..].iter().map(PathBuf::as_path);
+        for ((name, _), compiled) in SOURCES.iter().zip(std::iter::once(driver).chain(others)) {
             if !missing.contains(name) {
                 std::fs::copy(compiled, folder.join(name)).unwrap();
             }

@@ -9,3 +9,4 @@ mod nvml;
 mod probe;
 mod product;
 mod queue;
+mod tensors;

@@ -3,7 +3,7 @@
 use crate::fakes::Fakes;
 use std::time::Duration;
 use zbench_kernels::cuda::gpu::{Gpu, Options};
-use zbench_kernels::cuda::machine::{Machine, Queue};
+use zbench_kernels::cuda::machine::{Machine, PRODUCT_WORKSPACE, Queue};
 use zbench_kernels::{DType, Gemm, Kernels, Reference, View, ViewMut};
 
 const LIBRARY: &str = "libcublasLt.so.13";
@@ -196,18 +196,18 @@ fn a_product_without_room_to_time_is_done_all_the_same() {
 }
 
 #[test]
-fn scratch_is_as_the_generation_likes_it() {
+fn scratch_is_the_same_for_all_machines() {
     let fakes = Fakes::all();
-    assert_eq!(fakes.gpu().product_workspace(), 32 << 20);
+    assert_eq!(fakes.gpu().product_workspace(), PRODUCT_WORKSPACE);
     fakes.set("major", 8);
-    assert_eq!(fakes.gpu().product_workspace(), 4 << 20);
+    assert_eq!(fakes.gpu().product_workspace(), PRODUCT_WORKSPACE);
     let without = Fakes::without(&[LIBRARY]);
     if without.probe().cublaslt.is_ok() {
         println!("the system's cuBLASLt stands in");
         return;
     }
     let gpu = without.gpu();
-    assert_eq!((gpu.product_workspace(), gpu.products().len()), (0, 0));
+    assert_eq!((gpu.product_workspace(), gpu.products().len()), (PRODUCT_WORKSPACE, 0));
     let queue = gpu.queue().unwrap();
     // SAFETY: nothing is touched.
     assert!(!unsafe { queue.product(&gemm(2, 2, 2), 0, 0, 0, 0, 0) }.unwrap());

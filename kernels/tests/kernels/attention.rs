@@ -114,7 +114,7 @@ fn shape(batch: usize, seq: usize, kv_heads: usize, group: usize, head_dim: usiz
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(cases(24))]
 
     #[test]
     fn any_shape(
@@ -130,7 +130,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(cases(24))]
 
     /// Windows within a tile, across tiles, of one key and wider than the sequence; ALiBi with it and without.
     #[test]

@@ -115,7 +115,7 @@ fn starts(seq: usize, cuts: &[usize]) -> Vec<u32> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(20))]
+    #![proptest_config(cases(20))]
 
     #[test]
     fn documents_of_any_length(

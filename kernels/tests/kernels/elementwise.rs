@@ -1,3 +1,4 @@
+use crate::carried::{all, on_gpu};
 use crate::harness::*;
 use proptest::prelude::*;
 use zbench_kernels::{Act, Activate, AdamW, DType, Dropout, Kernels, Normal, ReduceOp, Reference, Rounding, Swiglu};
@@ -18,7 +19,7 @@ fn length() -> impl Strategy<Value = usize> {
 /// The cores and the CUDA kernels.
 fn devices() -> impl Iterator<Item = &'static dyn Kernels> {
     let cuda = CUDAS.iter().map(|cuda| cuda as &dyn Kernels);
-    CPUS.iter().map(|cpu| cpu as &dyn Kernels).chain(cuda)
+    CPUS.iter().map(|cpu| cpu as &dyn Kernels).chain(cuda).chain(on_gpu())
 }
 
 /// With the plainer sets of instructions and the reference.
@@ -47,7 +48,7 @@ fn adamw(len: usize, types: [DType; 3]) -> AdamW {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(cases(64))]
 
     #[test]
     fn swiglu(len in length(), dtype in float(), function in act()) {

@@ -45,7 +45,7 @@ fn logits(dtype: DType, rows: usize, experts: usize, lean: f64) -> Tensor {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(cases(64))]
 
     #[test]
     fn route((rows, experts, top) in routes(), normalised: bool, lean in prop::sample::select(vec![0.0, 0.5, 9.0]), dtype in float()) {

@@ -19,7 +19,7 @@ fn float() -> impl Strategy<Value = DType> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(cases(96))]
 
     #[test]
     fn any_shape_layout_and_type(
@@ -36,7 +36,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(cases(48))]
 
     /// A matrix that was packed before gives the bits that it gives as it is; one packing serves products of any height.
     #[test]
@@ -66,7 +66,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(cases(32))]
 
     /// Shapes that tensor cores take: several tiles, their edges, and slices along k fewer and more than are on their way at once.
     #[test]

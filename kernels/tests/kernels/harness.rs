@@ -1,5 +1,6 @@
 //! Tensors of any type, and the comparison of one call on all devices.
 
+use proptest::test_runner::Config;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use zbench_kernels::cuda::gpu::{Gpu, Options, Pinned, Probe, Search};
@@ -31,10 +32,10 @@ pub fn host(order: Order) -> Host {
     Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Everything that computes in f32: the cores in all ways, and the CUDA kernels.
-pub fn all() -> impl Iterator<Item = &'static dyn Kernels> {
-    let cores = CPUS.iter().chain(PLAINER.iter()).map(|cpu| cpu as &dyn Kernels);
-    cores.chain(CUDAS.iter().map(|cuda| cuda as &dyn Kernels))
+/// Random cases of a property: so many, or fewer where PROPTEST_CASES says so, as under a sanitizer.
+pub fn cases(most: u32) -> Config {
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    Config::with_cases(asked.map_or(most, |asked: u32| asked.min(most)))
 }
 
 /// How far a result may be from the reference on the same inputs in f64: relative to the value, and to the root mean
@@ -65,7 +66,12 @@ static GPU: LazyLock<Option<(Gpu, [Cuda; 2])>> = LazyLock::new(|| {
     Some((gpu, kernels))
 });
 
-/// The kernels of the real GPU; none where nobody asks for it.
+/// The real GPU; none where nobody asks for it.
+pub fn gpu() -> Option<&'static Gpu> {
+    GPU.as_ref().map(|(gpu, _)| gpu)
+}
+
+/// Its kernels; none where nobody asks for it.
 pub fn gpus() -> &'static [Cuda] {
     GPU.as_ref().map_or(&[], |(_, kernels)| kernels)
 }

@@ -3,8 +3,10 @@
 // The counting allocator needs it.
 #![allow(unsafe_code)]
 
+mod address;
 mod allocations;
 mod attention;
+mod carried;
 mod documents;
 mod elementwise;
 mod errors;
@@ -13,8 +15,10 @@ mod experts_cuda;
 mod finite_differences;
 mod gemm;
 mod harness;
+mod launched;
 mod packed;
 mod quantize;
 mod reduce;
 mod rows;
+mod shared;
 mod stochastic;

@@ -1,6 +1,7 @@
 //! Matrices in few bits: what is stored, what comes back, and that the cores do what the reference does. Against
 //! bitsandbytes' own numbers: engine/tests/training/quantised.rs.
 
+use crate::carried::all;
 use crate::harness::*;
 use proptest::prelude::*;
 use zbench_kernels::*;
@@ -84,7 +85,7 @@ fn check(packing: Packing, rows: usize, cols: usize, dtype: DType, seed: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(cases(24))]
 
     #[test]
     fn every_device_stores_the_same_and_gives_it_back(

@@ -1,5 +1,6 @@
 //! Block quantisation: what it may lose, what it stores, and that the cores store what the reference does.
 
+use crate::carried::all;
 use crate::harness::*;
 use zbench_kernels::{DType, KernelError, Kernels, QuantFormat, Quantize, Reference, View, ViewMut};
 

@@ -1,5 +1,6 @@
 //! Reductions against oracles of their own, for every type, operation, length and number of sources.
 
+use crate::carried::all;
 use crate::harness::*;
 use half::{bf16, f16};
 use zbench_kernels::{DType, KernelError, Kernels, ReduceOp, Reference, View, philox};

@@ -1,3 +1,4 @@
+use crate::carried::all;
 use crate::harness::*;
 use proptest::prelude::*;
 use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, InverseNorms, LayerNorm, MulRows, RmsNorm, Rope, View};
@@ -11,7 +12,7 @@ fn width() -> impl Strategy<Value = usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(cases(64))]
 
     #[test]
     fn rms_norm(rows in 0usize..70, cols in width(), dtype in float(), gradient in prop::option::of(float())) {
@@ -162,7 +163,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(cases(48))]
 
     /// A narrow gradient lies in front of the logits' buffer and has the bits of the wide one, rounded; losses stay.
     #[test]

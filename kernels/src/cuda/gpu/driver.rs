@@ -59,6 +59,14 @@ table! {
         error_name = "cuGetErrorName"(c_int, *mut *const c_char) -> c_int;
         error_string = "cuGetErrorString"(c_int, *mut *const c_char) -> c_int;
     }
+    lately {
+        // Since CUDA 12.0; one kind of kernels for Hopper needs it.
+        tensor_map = cuTensorMapEncodeTiled(
+            *mut CUtensorMap, CUtensorMapDataType, cuuint32_t, *mut c_void, *const cuuint64_t, *const cuuint64_t,
+            *const cuuint32_t, *const cuuint32_t, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+            CUtensorMapFloatOOBfill
+        ) -> CUresult;
+    }
 }
 
 /// CUDA_SUCCESS.

@@ -285,19 +285,29 @@ impl Returned for *const c_char {
 }
 
 /// A table of functions. In `cudarc`, `field = twin(arguments) -> result` is of the type of its twin there, and of its name, if
-/// not `as "name"`; in `own` stand those that cudarc has not, or has with a code as an argument.
+/// not `as "name"`; in `own` stand those that cudarc has not, or has with a code as an argument; in `lately` those that older
+/// libraries lack.
 macro_rules! table {
     (
         $table:ident;
         cudarc { $($field:ident = $twin:ident $(as $name:literal)? ($($argument:ty),*) -> $result:ty;)* }
         own { $($own:ident = $symbol:literal ($($given:ty),*) -> $back:ty;)* }
+        $(lately { $($late:ident = $late_twin:ident ($($late_argument:ty),*) -> $late_result:ty;)* })?
     ) => {
         pub(super) struct $table {
             $(pub $field: unsafe extern "C" fn($($argument),*) -> <$result as $crate::cuda::gpu::library::Returned>::As,)*
             $(pub $own: unsafe extern "C" fn($($given),*) -> $back,)*
+            $($(
+                pub $late: Option<
+                    unsafe extern "C" fn(
+                        $($late_argument),*
+                    ) -> <$late_result as $crate::cuda::gpu::library::Returned>::As,
+                >,
+            )*)?
         }
 
         $(const _: unsafe fn($($argument),*) -> $result = $twin;)*
+        $($(const _: unsafe fn($($late_argument),*) -> $late_result = $late_twin;)*)?
 
         impl $table {
             fn resolve(found: &$crate::cuda::gpu::library::Found) -> Result<$table, $crate::cuda::gpu::library::Absent> {
@@ -307,6 +317,7 @@ macro_rules! table {
                     $table {
                         $($field: found.symbol($crate::cuda::gpu::library::table!(@name $twin $($name)?))?,)*
                         $($own: found.symbol($symbol)?,)*
+                        $($($late: found.symbol(stringify!($late_twin)).ok(),)*)?
                     }
                 })
             }

@@ -18,6 +18,7 @@ mod probe;
 mod product;
 mod queue;
 mod staging;
+mod tensors;
 mod usage;
 
 pub use cache::{Obtained, obtain};
@@ -35,7 +36,7 @@ pub use product::Chosen;
 pub use queue::Stream;
 pub use usage::Usage;
 
-use super::machine::{Address, Facts, Machine, MachineError, PRODUCT_WORKSPACE, Queue, Result};
+use super::machine::{Address, Facts, Machine, MachineError, PRODUCT_WORKSPACE, Queue, Result, TensorBox, TensorMap};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent};
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -278,5 +279,9 @@ impl Machine for Gpu {
 
     fn product_workspace(&self) -> usize {
         PRODUCT_WORKSPACE
+    }
+
+    fn tensor_map(&self, part: &TensorBox) -> Result<TensorMap> {
+        self.0.tensor_map(part)
     }
 }

@@ -12,6 +12,7 @@
 #include <set>
 #include <string>
 #include <vector>
+#include <sys/mman.h>
 
 namespace {
 typedef unsigned long long u64;
@@ -246,15 +247,19 @@ int cuMemAlloc_v2(u64 *at, size_t bytes) {
     size_t free, total;
     cuMemGetInfo_v2(&free, &total);
     if (bytes > free) return OUT_OF_MEMORY;
-    void *made = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    // Pages that nobody touches take nothing: a device has more memory than the machine that imitates it.
+    void *made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (made == MAP_FAILED) return OUT_OF_MEMORY;
     memset(made, 0xa5, bytes < (64 << 20) ? bytes : 64 << 20);
     device_memory[*at = address(made)] = bytes;
     return OK;
 }
 int cuMemFree_v2(u64 at) {
     ENTER();
-    if (!device_memory.erase(at)) return INVALID_VALUE;
-    free(reinterpret_cast<void *>(at));
+    auto found = device_memory.find(at);
+    if (found == device_memory.end()) return INVALID_VALUE;
+    munmap(reinterpret_cast<void *>(at), found->second);
+    device_memory.erase(found);
     return OK;
 }
 int cuMemHostAlloc(void **at, size_t bytes, unsigned) {
@@ -325,6 +330,19 @@ int cuFuncSetAttribute(void *function, int attribute, int value) {
     static_cast<Function *>(function)->dynamic = value;
     return OK;
 }
+#ifndef OLD_DRIVER
+// Its map is what it was given, in order, so that kernels and tests can read it.
+int cuTensorMapEncodeTiled(u64 *map, unsigned type, unsigned rank, void *at, const u64 *sizes, const u64 *strides,
+                           const unsigned *part, const unsigned *steps, unsigned interleave, unsigned swizzle,
+                           unsigned promotion, unsigned fill) {
+    ENTER();
+    if (rank != 3 || address(map) % 64) return INVALID_VALUE;
+    const u64 words[16] = {type, address(at), sizes[0], sizes[1], sizes[2], strides[0], strides[1], part[0], part[1], part[2],
+                           u64(steps[0]) * steps[1] * steps[2], interleave, swizzle, promotion, fill, 0x7a7a};
+    memcpy(map, words, sizeof words);
+    return OK;
+}
+#endif
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
                    unsigned threads_z, unsigned shared, void *stream, void **parameters, void **extra) {
     ENTER();
@@ -334,6 +352,15 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     char line[256];
     snprintf(line, sizeof line, "%s %u,%u,%u x %u, %u\n", kernel->name.c_str(), x, y, z, threads, shared);
     log_text += line;
+    if (kernel->name.compare(0, 12, "flash_hopper") == 0) {
+        // Its first three parameters are maps: where each one's tensor begins, and the rows of a part.
+        for (int i = 0; i < 3; i++) {
+            auto *map = static_cast<u64 *>(parameters[i]);
+            if (map[15] != 0x7a7a) return INVALID_VALUE;
+            snprintf(line, sizeof line, "map %llx, %llu rows\n", map[1], map[8]);
+            log_text += line;
+        }
+    }
     if (kernel->name != "fill") return OK;
     // The one kernel that is imitated, for f32: fill(Run dst, u64 len, float value).
     struct Run { u64 at; uint32_t type, reserved; };
