@@ -13,7 +13,7 @@ use std::ffi::{OsString, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -77,21 +77,24 @@ impl Host {
         let compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
         std::fs::create_dir_all(cache).map_err(|e| error("making the cache", format!("{}: {e}", cache.display())))?;
         let sources: Vec<&Source> = SOURCES.iter().filter(|source| !source.hopper).collect();
-        let compiled: Vec<Result<PathBuf>> = std::thread::scope(|scope| {
-            let work = |source: &&'static Source| {
-                let source = *source;
-                scope.spawn(move || compile(source, cache, compiler, flags))
+        // As many at a time as there are cores: a compiler takes half a GB.
+        let (next, workers) = (AtomicUsize::new(0), std::thread::available_parallelism().map_or(2, usize::from));
+        let compiled: Vec<Result<(usize, PathBuf)>> = std::thread::scope(|scope| {
+            let work = || {
+                let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < sources.len());
+                let made = |i: usize| compile(sources[i], cache, compiler, flags).map(|path| (i, path));
+                std::iter::from_fn(take).map(made).collect::<Vec<_>>()
             };
-            let threads: Vec<_> = sources.iter().map(work).collect();
-            let ended = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|_| Err(error("compiling", "its thread panicked")))
+            let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+            let ended = |thread: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
+                thread.join().unwrap_or_else(|_| vec![Err(error("compiling", "its thread panicked"))])
             };
-            threads.into_iter().map(ended).collect()
+            threads.into_iter().flat_map(ended).collect()
         });
         drop(compiling);
         let (mut entries, mut libraries) = (HashMap::new(), Vec::new());
-        for (source, path) in sources.iter().zip(compiled) {
-            let path = path?;
+        for made in compiled {
+            let (source, path) = made.map(|(i, path)| (sources[i], path))?;
             // SAFETY: a library made of our own source, whose initializers do nothing.
             let library = unsafe { Library::new(&path) }.map_err(|e| error("loading", format!("{e:?}")))?;
             for kernel in source.kernels() {

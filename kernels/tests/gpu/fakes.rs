@@ -10,15 +10,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use zbench_kernels::cuda::gpu::{Gpu, Options, Probe, Search};
 
 /// The libraries: what they are called, and their sources.
-const SOURCES: [(&str, &str); 4] = [
+const SOURCES: [(&str, &str); 5] = [
     ("libcuda.so.1", include_str!("fakes/driver.cpp")),
     ("libnvrtc.so.13", include_str!("fakes/nvrtc.cpp")),
     ("libcublasLt.so.13", include_str!("fakes/cublaslt.cpp")),
     ("libnvidia-ml.so.1", include_str!("fakes/nvml.cpp")),
+    ("libnvtx3interop.so.1", include_str!("fakes/nvtx.cpp")),
 ];
 
 /// Their files, compiled once.
-static COMPILED: LazyLock<[PathBuf; 4]> = LazyLock::new(|| {
+static COMPILED: LazyLock<[PathBuf; 5]> = LazyLock::new(|| {
     let threads = SOURCES.map(|(name, text)| std::thread::spawn(move || compile(name, text)));
     threads.map(|thread| thread.join().unwrap())
 });

@@ -6,6 +6,7 @@
 
 mod fakes;
 mod nvml;
+mod nvtx;
 mod probe;
 mod product;
 mod queue;

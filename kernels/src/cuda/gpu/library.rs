@@ -55,7 +55,9 @@ impl Library {
             Library::Nvml => {
                 "It comes with NVIDIA's driver; a container needs the driver's capability `utility` for it"
             }
-            Library::Nvtx => "Install it (`pip install nvidia-nvtx`) and set ZBENCH_CUDA_LIBS to the folder of the Python packages",
+            Library::Nvtx => {
+                "Install it (`pip install nvidia-nvtx`) and set ZBENCH_CUDA_LIBS to the folder of the Python packages"
+            }
         }
     }
 }
