@@ -29,7 +29,7 @@ pub struct AllreduceArgs {
     #[arg(long)]
     pub per_iteration: bool,
     /// Write the fitted latency and bandwidth into a machine profile (default machines/HOST.toml beside configs)
-    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "", value_parser = path)]
     pub save: Option<PathBuf>,
     /// Look for a slow rank or link: every pair, then halves
     #[arg(long)]
@@ -194,6 +194,11 @@ impl NcclArgs {
         let given = |value: &Option<String>| value.as_deref().is_some_and(|value| value != "0");
         all.into_iter().filter(|(value, ..)| given(value)).map(|(_, flag, what)| (flag, what)).collect()
     }
+}
+
+/// A path; none is empty, which clap's own refuses.
+fn path(text: &str) -> Result<PathBuf, std::convert::Infallible> {
+    Ok(text.into())
 }
 
 /// A size as nccl-tests reads it: a number, perhaps with a fraction, and K, M or G for powers of 1024.

@@ -92,9 +92,7 @@ fn on_gpus(record: &mut Record, run: &Run) {
     let gpus = || run.devices.iter().filter(|device| device.device_hex != setup::CORES);
     let Some(first) = gpus().next() else { return };
     let all: Vec<Value> = gpus()
-        .map(|gpu| {
-            json!({ "rank": gpu.rank, "host": gpu.hostname, "number": gpu.device, "bus": gpu.device_hex, "name": gpu.device_info })
-        })
+        .map(|gpu| json!({ "rank": gpu.rank, "number": gpu.device, "bus": gpu.device_hex, "name": gpu.device_info }))
         .collect();
     record.extra.insert("gpu".into(), json!({ "name": first.device_info, "ranks": all }));
     if let Some(version) = run.nccl_version {
