@@ -76,13 +76,13 @@ impl Communicator for Meddled {
             _ => {}
         }
         self.inner.call(Call { kind, send, recv: recv.as_mut().map(|view| view.reborrow()) })?;
-        if let (Meddle::Flip(at), Some(view)) = (meddle, &mut recv) {
-            if at < view.len() {
-                let mut element = [0f32];
-                self.kernels.download(view.as_view().slice(at..at + 1), ViewMut::of(&mut element))?;
-                element[0] = f32::from_bits(element[0].to_bits() ^ 1);
-                self.kernels.upload(View::of(&element), view.slice_mut(at..at + 1))?;
-            }
+        if let (Meddle::Flip(at), Some(view)) = (meddle, &mut recv)
+            && at < view.len()
+        {
+            let mut element = [0f32];
+            self.kernels.download(view.as_view().slice(at..at + 1), ViewMut::of(&mut element))?;
+            element[0] = f32::from_bits(element[0].to_bits() ^ 1);
+            self.kernels.upload(View::of(&element), view.slice_mut(at..at + 1))?;
         }
         Ok(())
     }
