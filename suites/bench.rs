@@ -121,6 +121,17 @@ pub struct Device {
     pub threads_per_rank: usize,
 }
 
+impl Device {
+    /// For a reader.
+    pub fn label(&self) -> String {
+        match (self.device.as_str(), self.threads_per_rank) {
+            ("cuda", _) => "on a GPU".into(),
+            (_, 1) => "1 thread".into(),
+            (_, threads) => format!("{threads} threads"),
+        }
+    }
+}
+
 impl Question {
     /// As plain data: equal for equal questions.
     pub fn cell(&self) -> serde_json::Value {

@@ -13,6 +13,7 @@ mod claims;
 mod cli;
 mod compare;
 mod config;
+mod cuda;
 mod documents;
 mod durability;
 mod engine;

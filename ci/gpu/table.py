@@ -14,7 +14,8 @@ OUTCOMES = {"0": "passed", "3": "NOT RUN", "124": "FAILED: over its time"}
 
 def last_line(path):
     lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
-    return lines[-1][:160].replace("|", "/") if lines else ""
+    skipped = [line for line in lines if "skipped: " in line]
+    return (skipped or lines[-1:] or [""])[0][:160].replace("|", "/")
 
 
 def parts(folder):

@@ -48,13 +48,16 @@ impl Rank<'_> {
         // Nothing is booked: an evaluation has no spans.
         let mut meter = Meter::start(self.kernels.clone());
         let mut sums = Vec::with_capacity(2 * evaluation.batches);
+        let mut known = Vec::new();
         for micro in 0..evaluation.batches {
             self.flow.losses.clear();
             for action in if micro == 0 { first } else { next } {
                 let load = matches!(action, Action::Load { .. });
                 self.act(if load { Action::Load { micro } } else { *action }, &mut meter)?;
             }
-            let loss = self.flow.losses.value(&self.kernels.known(&self.flow.losses.sums)?);
+            known.resize(self.flow.losses.sums.len(), 0.0);
+            self.kernels.known(&self.flow.losses.sums, &mut known)?;
+            let loss = self.flow.losses.value(&known);
             sums.extend([loss, with_loss(&*self.kernels, self.flow.targets.as_ref())? as f64]);
         }
         for action in end {

@@ -70,6 +70,24 @@ pub enum Sum {
     Slot(u32),
 }
 
+/// Writes the values of sums to as many places; `slot` knows what the device's slots hold.
+pub(crate) fn tell(sums: &[Sum], to: &mut [f64], slot: impl Fn(u32) -> Option<f64>) -> Result<()> {
+    let invalid = |reason| Err(KernelError::Invalid { op: "known", reason });
+    if sums.len() != to.len() {
+        return invalid(format!("{} sums do not go to {} places", sums.len(), to.len()));
+    }
+    for (sum, to) in sums.iter().zip(to) {
+        *to = match sum {
+            Sum::Known(value) => *value,
+            Sum::Slot(number) => match slot(*number) {
+                Some(value) => value,
+                None => return invalid(format!("slot {number} is not one of those asked for since the last time")),
+            },
+        };
+    }
+    Ok(())
+}
+
 /// What a kernel returns.
 pub type Result<T, E = KernelError> = std::result::Result<T, E>;
 
@@ -374,15 +392,9 @@ pub trait Kernels: ExpertKernels + DocumentKernels + Send + Sync {
         self.sum_squares(x).map(Sum::Known)
     }
 
-    /// The values of sums that were asked for since the last call of this, and of no others.
-    fn known(&self, sums: &[Sum]) -> Result<Vec<f64>> {
-        let value = |sum: &Sum| match sum {
-            Sum::Known(value) => Ok(*value),
-            Sum::Slot(slot) => {
-                Err(KernelError::Invalid { op: "known", reason: format!("slot {slot} is not of this device") })
-            }
-        };
-        sums.iter().map(value).collect()
+    /// The values of sums that were asked for since the last call of this, and of no others, to as many places.
+    fn known(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
+        tell(sums, to, |_| None)
     }
 
     /// `dst = (dst +) s0 op s1 op ...`, element by element as a balanced tree in the order given: pairs, then pairs of

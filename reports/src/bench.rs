@@ -220,6 +220,14 @@ fn count(record: &Record, path: &str) -> u64 {
     record.setting(path).and_then(Value::as_u64).unwrap_or(0)
 }
 
+/// How many threads computed, or that a GPU did.
+fn computing(record: &Record) -> String {
+    match text(record, "hardware.device").as_str() {
+        "cuda" => "GPU".into(),
+        _ => count(record, "hardware.threads_per_rank").to_string(),
+    }
+}
+
 /// A setting as text.
 fn text(record: &Record, path: &str) -> String {
     record.setting(path).and_then(Value::as_str).unwrap_or_default().to_string()

@@ -116,9 +116,8 @@ impl AttentionCell {
     pub fn label(&self) -> String {
         let s = &self.attention;
         let window = if s.window > 0 { format!(" window {}", s.window) } else { String::new() };
-        let threads = self.hardware.threads_per_rank;
         format!(
-            "{} x {} tokens{window}, {}/{} heads of {}, {} {}, {threads} thread{}",
+            "{} x {} tokens{window}, {}/{} heads of {}, {} {}, {}",
             s.batch,
             s.seq_len,
             s.heads,
@@ -126,7 +125,7 @@ impl AttentionCell {
             s.head_dim,
             s.dtype,
             s.pass,
-            if threads == 1 { "" } else { "s" }
+            self.hardware.label()
         )
     }
 

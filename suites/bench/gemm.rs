@@ -171,8 +171,7 @@ impl GemmCell {
             (_, true) => format!(" += {output}"),
             (false, false) => format!(" into {output}"),
         };
-        let threads = self.hardware.threads_per_rank;
-        format!("{shape} {layout} {dtype}{into}, {threads} thread{}", if threads == 1 { "" } else { "s" })
+        format!("{shape} {layout} {dtype}{into}, {}", self.hardware.label())
     }
 
     /// Bytes of one set of buffers and the scratch.

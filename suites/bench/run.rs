@@ -4,6 +4,7 @@
 use super::clock::{Limits, Stopped};
 use super::resolve::BenchCell;
 use super::{BenchError, Question, record};
+use crate::runner::record::of_processor;
 use crate::runner::{Header, Summary, Trials, rescue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -210,6 +211,9 @@ impl Run<'_> {
             Err(error) => record.outcome = Outcome::ended(status, error.to_string(), source),
         }
         record::seen(record, &sampled);
+        if question.is_on_cuda() && crate::devices::on_host() {
+            of_processor(record);
+        }
         Some(())
     }
 }

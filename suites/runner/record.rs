@@ -3,6 +3,7 @@
 use super::plan::Planned;
 use super::protocol::{End, GpuSaid, LoadingEnd, RankEnd, TrafficEnd};
 use super::validity::BUSY_SHARE;
+use crate::devices;
 use hdrhistogram::Histogram;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Backend, Cell, Data, DeviceKind};
@@ -287,7 +288,8 @@ fn documents(record: &mut Record, end: &End, cell: &Cell) {
         return;
     }
     let names = ["padding_share", "target_tokens_per_second", "places_per_second"];
-    let seconds: f64 = record.timed_steps().map(|step| step.ms / 1e3).sum();
+    // Added as for `tokens_per_second`: the two must not differ by a rounding.
+    let seconds = record.timed_steps().map(|step| step.ms).sum::<f64>() / 1e3;
     let sum = |of: &dyn Fn(&Step) -> u64| record.timed_steps().map(of).sum::<u64>() as f64;
     let real = sum(&|step| step.tokens);
     let padding = sum(&|step| counted(step, "padding_tokens").unwrap_or(0));
@@ -412,6 +414,9 @@ fn of_gpu(
         }
     }
     record.extra.insert("gpu".into(), serde_json::to_value(gpu).unwrap_or_default());
+    if devices::on_host() {
+        return of_processor(record);
+    }
     if let Some(measured) = measured {
         record.extra.insert("peak_flops_per_second".into(), measured.into());
     }
@@ -419,6 +424,15 @@ fn of_gpu(
         "mfu, mfu_palm and hfu are shares of the dense rate in the data sheet of {}; mfu_of_measured_peak of the best of ten \
          products of 8192 x 8192 random numbers beside the cell.",
         gpu.name
+    ));
+}
+
+/// That the kernels for a GPU ran on the processor: the numbers they computed count, and their speed does not.
+pub fn of_processor(record: &mut Record) {
+    record.validity.push("emulated_device".into());
+    record.notes.push(format!(
+        "{} is set: the kernels for GPUs ran on the processor, whose speed says nothing of a GPU's.",
+        devices::ON_HOST
     ));
 }
 

@@ -277,12 +277,12 @@ impl Board {
     }
 
     /// Members that have not come to this stage of a call.
-    pub(crate) fn missing(&self, party: Party, sequence: u64, stage: u8) -> Vec<usize> {
-        let Ok(line) = self.line(party) else { return Vec::new() };
+    pub(crate) fn missing(&self, party: Party, sequence: u64, stage: u8) -> impl Iterator<Item = usize> {
         let stage = stage.max(POSTED);
-        (0..line.members())
-            .filter(|place| !line.has(*place, sequence, stage))
-            .map(|place| party.member(place))
-            .collect()
+        // Not a list: ranks look for each other in the middle of steps, which take nothing from the heap.
+        self.line(party).into_iter().flat_map(move |line| {
+            let away = move |place: &usize| !line.has(*place, sequence, stage);
+            (0..line.members()).filter(away).map(move |place| party.member(place))
+        })
     }
 }

@@ -13,9 +13,8 @@ pub(super) struct Desk {
     pub(super) open: Vec<Open>,
     /// The next number of each party's calls.
     pub(super) numbers: Vec<(Party, u64)>,
-    /// Calls that came to their end and are not asked for yet, with the bytes they moved, and the marks of a device behind
-    /// which all members have done their part.
-    pub(super) finished: Vec<(Party, u64, u64, Vec<Arc<dyn Mark>>)>,
+    /// Calls that came to their end and are not asked for yet.
+    pub(super) finished: Vec<Finished>,
     /// Where the members' buffers of the call being worked on lie.
     pub(super) seen: Vec<Seen>,
     pub(super) scratch: Box<[u64]>,
@@ -38,6 +37,16 @@ pub(super) struct Open {
     pub(super) moved: u64,
     /// Stand-ins for buffers that peers cannot reach.
     pub(super) bounce: Option<Bounce>,
+}
+
+/// A call that came to its end.
+pub(super) struct Finished {
+    pub(super) party: Party,
+    pub(super) sequence: u64,
+    /// Bytes that it moved.
+    pub(super) moved: u64,
+    /// Marks of a device behind which all members have done their part.
+    pub(super) marks: Vec<Arc<dyn Mark>>,
 }
 
 /// What a rank waits for: all members at this stage of a call.

@@ -342,6 +342,7 @@ impl Mover<'_> {
         let overlaps = |(rank, out): (usize, Raw)| out.ptr == seen[rank].send.slice(range.clone()).ptr;
         // A device's kernel reads an element of all its sources before it writes it, so that a source may be the result too.
         if !first.on_host {
+            // SAFETY: as the caller says.
             return unsafe { self.sum_on_device(op, seen, range, outs(), accumulate) };
         }
         let direct = count == 1 && !overlaps((first_rank, first));

@@ -3,7 +3,7 @@
 
 use super::board::{Board, Control, EAGER_BYTES, Party};
 use super::call::{Call, Kind};
-use super::desk::{Desk, Open, Wait, buffers, by_address, eager_bytes};
+use super::desk::{Desk, Finished, Open, Wait, buffers, by_address, eager_bytes};
 use super::moves::{Mover, Posted, Raw, Seen, What};
 use super::protocol::{LEFT, POSTED, Patience};
 use super::space::{Place, Space};
@@ -205,7 +205,7 @@ impl Shared {
     fn finish(&self, party: Party, sequence: u64) -> Result<()> {
         let mut desk = self.desk.borrow_mut();
         let open = desk.open.iter().any(|open| (open.party, open.sequence) == (party, sequence));
-        let over = |desk: &Desk| desk.finished.iter().position(|done| (done.0, done.1) == (party, sequence));
+        let over = |desk: &Desk| desk.finished.iter().position(|done| (done.party, done.sequence) == (party, sequence));
         if !open && over(&desk).is_none() {
             let reason = format!("number {sequence} is not under way");
             return Err(CommError::Invalid { operation: "wait", reason });
@@ -213,7 +213,7 @@ impl Shared {
         let mut since = None;
         loop {
             if let Some(at) = over(&desk) {
-                let (_, _, moved, marks) = desk.finished.swap_remove(at);
+                let Finished { moved, marks, .. } = desk.finished.swap_remove(at);
                 self.wire.set(self.wire.get() + moved);
                 // What this rank does from now on with its buffers begins when all have done their part.
                 marks.iter().try_for_each(|mark| self.kernels.follow(&**mark))?;
@@ -281,7 +281,7 @@ impl Shared {
             if let Some(bounce) = open.bounce.take() {
                 bounce.give_back();
             }
-            desk.finished.push((party, sequence, open.moved, marks));
+            desk.finished.push(Finished { party, sequence, moved: open.moved, marks });
             return Ok(true);
         }
         self.chair.cause().map_or(Ok(false), Err)
@@ -306,7 +306,7 @@ impl Shared {
         }
         let wanted = |wait: &Wait| asked.is_none_or(|asked| (wait.party, wait.sequence) == asked);
         let Some(wait) = room.or_else(|| desk.waits().find(wanted)) else { return Ok(()) };
-        let missing = board.missing(wait.party, wait.sequence, wait.stage);
+        let missing: Vec<usize> = board.missing(wait.party, wait.sequence, wait.stage).collect();
         if !missing.is_empty() {
             let seconds = self.chair.stall.as_secs_f64().ceil() as u64;
             let Wait { sequence, operation, .. } = wait;

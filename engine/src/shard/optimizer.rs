@@ -19,6 +19,16 @@ pub struct Optimizer {
     units: Vec<Option<Moments>>,
     /// What is away, and where it comes back.
     lent: Option<Lent>,
+    tray: Tray,
+}
+
+/// Where the agreement on a step gathers its numbers, used again from step to step.
+#[derive(Default)]
+struct Tray {
+    asked: Vec<Sum>,
+    known: Vec<f64>,
+    own: Vec<f64>,
+    all: Vec<f64>,
 }
 
 /// Master weights and moments of a unit, this rank's part.
@@ -140,7 +150,7 @@ impl Optimizer {
             desk.kernels.fill(second.view_mut(), 0.0)?;
             units.push(Some(Moments { master, first, second }));
         }
-        Ok(Optimizer { units, lent: None })
+        Ok(Optimizer { units, lent: None, tray: Tray::default() })
     }
 
     /// States the memory of `new`.
@@ -186,7 +196,7 @@ impl Optimizer {
     /// Agrees with all ranks on the loss and the global norm. Every rank sums the squares of its world-wide chunk of every
     /// unit; the chunks are then added in the order in which they stand in the model, whatever the strategy.
     pub fn agree(
-        &self,
+        &mut self,
         state: &State,
         desk: Desk<'_>,
         gradients: &Gradients,
@@ -197,24 +207,28 @@ impl Optimizer {
         let mesh = state.mesh();
         let world = mesh.world();
         let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
-        let parts = || (0..self.units.len()).filter_map(own_part);
+        let (units, tray) = (self.units.len(), &mut self.tray);
+        let parts = || (0..units).filter_map(own_part);
         let words = words(state);
         let width = words + parts().count();
         let mut send = desk.arena.alloc(Category::Communication, DType::F64, width)?;
         // One wait for all that a device has to tell.
-        let mut asked = losses.sums.clone();
+        let Tray { asked, known, own, all } = tray;
+        asked.clone_from(&losses.sums);
         for part in parts() {
             asked.push(desk.kernels.sum_squares_later(part)?);
         }
-        let known = desk.kernels.known(&asked)?;
-        let mut own = vec![losses.value(&known) / train.accumulation as f64];
+        known.resize(asked.len(), 0.0);
+        desk.kernels.known(asked, known)?;
+        own.clear();
+        own.push(losses.value(known) / train.accumulation as f64);
         own.resize(words, f64::from(u8::from(said.stop) + 2 * u8::from(said.written)));
         own.extend_from_slice(&known[losses.sums.len()..]);
-        desk.kernels.upload(View::of(&own), send.view_mut())?;
+        desk.kernels.upload(View::of(own), send.view_mut())?;
         let mut recv = desk.arena.alloc(Category::Communication, DType::F64, width * world)?;
         desk.comms.data().all_gather(send.view(), recv.view_mut())?;
-        let mut all = vec![0f64; width * world];
-        desk.kernels.download(recv.view(), ViewMut::of(&mut all))?;
+        all.resize(width * world, 0.0);
+        desk.kernels.download(recv.view(), ViewMut::of(all))?;
         let loss = (0..world).map(|rank| all[rank * width]).sum::<f64>() / world as f64;
         let word = |rank: usize| if words > 1 { all[rank * width + 1] as u8 } else { 0 };
         let (stop, written) = ((0..world).any(|rank| word(rank) & 1 != 0), (0..world).all(|rank| word(rank) & 2 != 0));

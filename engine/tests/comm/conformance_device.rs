@@ -1,23 +1,18 @@
 //! The suite over threads that share a device, whose queues do their work as late as they may: what reads before it was
 //! written, or is written over before it was read, shows.
 
+#[path = "../device/mod.rs"]
+mod device;
+
 use crate::conformance_local::conformance::{self, EXACT};
 use crate::harness::PATIENCE;
-use std::path::Path;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Carried, Communicator, Metered, group};
-use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::cuda::machine::Machine;
 use zbench_kernels::{Arena, Cuda, Kernels};
 
-static HOST: LazyLock<Host> = LazyLock::new(|| {
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-on-the-host");
-    Host::new(&cache, "c++", &[], Order::Forward).unwrap_or_else(|error| panic!("{error}"))
-});
-
 fn run(late: bool, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communicator>) + Sync) {
-    let machine: Arc<dyn Machine> = Arc::new(if late { HOST.late() } else { HOST.clone() });
+    let machine = device::machine(|host| if late { host.late() } else { host.clone() });
     let of = |_| Arc::new(Cuda::new(machine.clone()).unwrap()) as Arc<dyn Kernels>;
     let kernels: Vec<_> = (0..size).map(of).collect();
     std::thread::scope(|scope| {

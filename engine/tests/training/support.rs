@@ -1,6 +1,9 @@
 //! Cells small enough to try every strategy on.
 
-use std::path::{Path, PathBuf};
+#[path = "../device/mod.rs"]
+mod device;
+
+use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use zbench_engine::config::*;
 use zbench_engine::hf;
@@ -10,11 +13,10 @@ use zbench_engine::plan::Plan;
 use zbench_engine::rank::{Rank, Updated};
 use zbench_engine::train::with_ranks;
 use zbench_kernels::Kernels;
-use zbench_kernels::cuda::host::{Host, Order as Turns};
 use zbench_kernels::cuda::machine::Machine;
 
 pub fn fixture(file: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama").join(file)
+    device::source("tests/fixtures/llama").join(file)
 }
 
 /// The run of tests/fixtures/llama on one rank: 4 sequences of 32 tokens, 20 steps, no clipping.
@@ -111,16 +113,12 @@ pub fn on(mut cell: Cell, strategy: Strategy, ranks: usize, shard: usize) -> Cel
     cell
 }
 
-/// CUDA on the processor, in queues that do their work as late as they may.
-static HOST: LazyLock<Arc<dyn Machine>> = LazyLock::new(|| {
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-on-the-host");
-    let host = Host::new(&cache, "c++", &[], Turns::Forward).unwrap_or_else(|error| panic!("{error}"));
-    Arc::new(host.as_planned().late())
-});
+/// CUDA on the processor, in queues that do their work as late as they may; or a GPU.
+static MACHINE: LazyLock<Arc<dyn Machine>> = LazyLock::new(|| device::machine(|host| host.as_planned().late()));
 
 /// The only machine that runs CUDA.
 pub fn machine(_: usize) -> Result<Arc<dyn Machine>, String> {
-    Ok(HOST.clone())
+    Ok(MACHINE.clone())
 }
 
 pub fn cpus(cell: &Cell) -> Vec<Arc<dyn Kernels>> {

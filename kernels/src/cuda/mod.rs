@@ -473,8 +473,8 @@ impl Kernels for Cuda {
         self.run_sum_later(x, true)
     }
 
-    fn known(&self, sums: &[Sum]) -> Result<Vec<f64>> {
-        self.run_known(sums)
+    fn known(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
+        self.run_known(sums, to)
     }
 
     fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {

@@ -3,7 +3,8 @@
 use super::Cuda;
 use super::launch::{Argument, FAULT_WORDS, Run, SUM_WORDS, arguments, number};
 use super::machine::Address;
-use crate::{DType, KernelError, ReduceOp, Result, Sum, View, ViewMut};
+use crate::kernels::tell;
+use crate::{DType, ReduceOp, Result, Sum, View, ViewMut};
 use std::sync::atomic::Ordering;
 
 const THREADS: u32 = 256;
@@ -127,8 +128,9 @@ impl Cuda {
         let blocks = self.start_sum(x, squares)?;
         // What kernels have found wrong comes with them.
         let before = (self.own.sums - self.own.faults) as usize;
-        let sums = self.doubles(before, blocks)?;
-        Ok(sums.iter().fold(0.0, |all, sum| all + sum))
+        let mut sums = [0.0; SUM_WORDS];
+        self.doubles(before, &mut sums[..blocks])?;
+        Ok(sums[..blocks].iter().fold(0.0, |all, sum| all + sum))
     }
 
     /// The blocks' sums, and how many there are.
@@ -157,27 +159,24 @@ impl Cuda {
     }
 
     /// What slots hold, which are free again.
-    pub(super) fn run_known(&self, sums: &[Sum]) -> Result<Vec<f64>> {
+    pub(super) fn run_known(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
         let taken = self.own.taken.swap(0, Ordering::Relaxed).min(SUM_WORDS as u32);
-        let slots = self.doubles((self.own.slots - self.own.faults) as usize, taken as usize)?;
-        let value = |sum: &Sum| match sum {
-            Sum::Known(value) => Ok(*value),
-            Sum::Slot(slot) => slots.get(*slot as usize).copied().ok_or_else(|| {
-                let reason = format!("slot {slot} was not asked for since sums were told the last time");
-                KernelError::Invalid { op: "known", reason }
-            }),
-        };
-        sums.iter().map(value).collect()
+        let mut slots = [0.0; SUM_WORDS];
+        let slots = &mut slots[..taken as usize];
+        self.doubles((self.own.slots - self.own.faults) as usize, slots)?;
+        tell(sums, to, |slot| slots.get(slot as usize).copied())
     }
 
-    /// So many f64 behind the fault's words; what kernels have found wrong comes with them.
-    fn doubles(&self, before: usize, count: usize) -> Result<Vec<f64>> {
+    /// As many f64 as lie so many bytes behind the fault's words; what kernels have found wrong comes with them.
+    fn doubles(&self, before: usize, to: &mut [f64]) -> Result<()> {
         let mut bytes = [0u8; 256 + 2 * SUM_WORDS * 8];
-        let bytes = &mut bytes[..before + count * 8];
+        let bytes = &mut bytes[..before + size_of_val(to)];
         // SAFETY: both lie in the queue's own memory, one behind the other.
         unsafe { self.queue.download(self.own.faults, bytes)? };
         self.found(&bytes[..FAULT_WORDS * 4])?;
-        let doubles = bytes[before..].as_chunks::<8>().0.iter();
-        Ok(doubles.map(|bytes| f64::from_le_bytes(*bytes)).collect())
+        for (to, bytes) in to.iter_mut().zip(bytes[before..].as_chunks::<8>().0) {
+            *to = f64::from_le_bytes(*bytes);
+        }
+        Ok(())
     }
 }

@@ -96,7 +96,7 @@ fn row(trials: &Trials, record: &Record, own: &Timing) -> Vec<Entry> {
         word(record, "attention.seq_len"),
         window,
         word(record, "attention.dtype"),
-        word(record, "hardware.threads_per_rank"),
+        Entry::words(super::computing(record)),
         Entry::words(&own.kernel),
         Entry::words(&own.pass),
         outcome(trials),

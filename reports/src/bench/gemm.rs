@@ -16,7 +16,8 @@ pub(super) fn report(document: &mut Document, records: &[&Record]) {
     document.paragraph(
         "C[m,n] = op(A)[m,k] op(B)[k,n]: 2 m n k operations. The first letter of the layout is A's, the second B's; n is as \
          the product reads it, t is stored the other way: nt is a layer forward, nn the gradient of its input, tn that of its \
-         weights. The ceiling is what the same threads reach on registers alone in this type, measured before and after.",
+         weights. The ceiling is what the same threads reach on registers alone in this type, measured before and after; of a \
+         GPU the dense rate in its data sheet.",
     );
     document.figure(super::figure::share_over_size(&all));
     document.table(products(&all));
@@ -86,7 +87,7 @@ fn products(all: &[Trials]) -> Table {
             word(record, "gemm.dtype"),
             Entry::words(into),
             word(record, "bench.buffers"),
-            word(record, "hardware.threads_per_rank"),
+            Entry::words(super::computing(record)),
             outcome(trials),
             Entry::maybe(found.as_ref().map(|(_, count)| *count as f64), units::quantity),
             number(|timing| timing.median_us).toned(tone(wrong)),
@@ -141,7 +142,7 @@ fn steps(all: &[Trials]) -> Option<Table> {
             text(record, "model"),
             format!("{} x {}", count_of(record, "step.micro_batch"), count_of(record, "step.seq_len")),
             text(record, "gemm.dtype"),
-            count_of(record, "hardware.threads_per_rank"),
+            super::computing(record),
         ];
         let sum = match sums.iter_mut().position(|sum| sum.question == question) {
             Some(place) => &mut sums[place],

@@ -156,6 +156,7 @@ pub fn flag_words(flag: &str) -> String {
         "paged" => "pages came from a disk (paged)".to_string(),
         "memory_pressure" => "tasks waited for memory (memory_pressure)".to_string(),
         "cpu_quota" => "a processor quota held the cell back (cpu_quota)".to_string(),
+        "emulated_device" => "kernels for GPUs ran on the processor (emulated_device)".to_string(),
         "unsteady_peak" => "the peak of the cores moved (unsteady_peak)".to_string(),
         other => other.to_string(),
     }

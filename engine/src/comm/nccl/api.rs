@@ -16,7 +16,7 @@ pub const OLDEST: i32 = 21800;
 pub enum NcclError {
     /// No library was found.
     #[error(
-        "NCCL was not found. Tried:{}\nInstall it (`pip install nvidia-nccl-cu12`, or a system package that has libnccl.so.2) and \
+        "NCCL was not found. Tried:{}\nInstall it (`pip install nvidia-nccl-cu13`, or a system package that has libnccl.so.2) and \
          set ZBENCH_NCCL_LIB to the file, or ZBENCH_CUDA_LIBS to the folder of the Python packages",
         list(tried)
     )]

@@ -1,0 +1,133 @@
+//! Cells on CUDA through the real program: on the processor, which says what is computed and not how fast.
+
+use crate::support::{root, stderr, stdout, write, zbench};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// The program with CUDA's kernels on the processor, compiled once for all tests.
+fn on_host(notebook: &Path) -> Command {
+    let mut command = zbench(notebook);
+    command.env("ZBENCH_CUDA_ON_HOST", "1").env("ZBENCH_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
+    command
+}
+
+fn records(output: &Output) -> Vec<Value> {
+    let lines = stdout(output);
+    let parse = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    let records: Vec<Value> = lines.lines().map(parse).collect();
+    assert!(!records.is_empty(), "{}", stderr(output));
+    records
+}
+
+fn losses(record: &Value) -> Vec<f64> {
+    record["steps"].as_array().unwrap().iter().map(|step| step["loss"].as_f64().unwrap()).collect()
+}
+
+fn is_emulated(record: &Value) -> bool {
+    let flags = record["validity"].as_array().unwrap();
+    flags.iter().any(|flag| flag == "emulated_device")
+}
+
+#[test]
+fn a_grid_of_ranks_that_share_a_device_computes_what_the_processor_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = root().join("tests/configs/cuda-tiny.toml");
+    let common = ["--trials", "1", "--format", "json"];
+    let device = on_host(&folder.path().join("device")).arg("grid").arg(&config).args(common).output().unwrap();
+    let cpu = ["--set", "hardware.device=cpu", "--set", "parallel.backend=local"];
+    let cpu = zbench(&folder.path().join("cpu")).arg("grid").arg(&config).args(common).args(cpu).output().unwrap();
+    assert_eq!((device.status.code(), cpu.status.code()), (Some(0), Some(0)), "{}", stderr(&device));
+    let (device, cpu) = (records(&device), records(&cpu));
+    assert_eq!((device.len(), cpu.len()), (4, 4));
+    for (device, cpu) in device.iter().zip(&cpu) {
+        let what = [&device["cell"]["parallel"]["strategy"], &device["cell"]["precision"]["parameters"]];
+        let share = if what[1] == "f32" { 1e-4 } else { 1e-2 };
+        let (ours, theirs) = (losses(device), losses(cpu));
+        assert!(ours.len() == theirs.len() && ours.len() >= 3, "{what:?}");
+        for (x, y) in ours.iter().zip(&theirs) {
+            assert!((x - y).abs() <= share * y, "{what:?}: {ours:?} and {theirs:?}");
+        }
+        // What was planned for a GPU is what the device's memory held.
+        let peak = &device["memory"]["total"];
+        assert!(peak["peak_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{what:?}: {peak}");
+        assert_eq!(peak["peak_bytes"], peak["predicted_bytes"], "{what:?}");
+        // Nobody takes the processor's speed for a GPU's.
+        assert!(is_emulated(device) && !is_emulated(cpu), "{what:?}: {}", device["validity"]);
+        assert!(device["metrics"]["mfu"].is_null(), "{what:?}: {}", device["metrics"]["mfu"]);
+    }
+    // ZeRO-3 gives the bits of DDP: the order of the grid is strategies, then precisions.
+    for (ddp, zero3) in device[..2].iter().zip(&device[2..]) {
+        assert_eq!(losses(ddp), losses(zero3));
+    }
+}
+
+#[test]
+fn kernels_are_asked_one_by_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let gemm = ["gemm", "--device", "cuda", "--shape", "48x40x72", "--dtype", "f32,bf16", "--format", "json"];
+    let attention =
+        "attention --device cuda --dtype bf16 --heads 4 --kv-heads 2 --head-dim 64 --seq-len 72 --format json";
+    for (arguments, count) in [(gemm.to_vec(), 2), (attention.split(' ').collect(), 1)] {
+        let output = on_host(folder.path()).args(&arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
+        let records = records(&output);
+        assert_eq!(records.len(), count);
+        for record in &records {
+            assert_eq!(record["outcome"]["status"], "measured", "{}", record["outcome"]);
+            assert!(is_emulated(record), "{}", record["validity"]);
+            let timings = record["timings"].as_array().unwrap();
+            // The distance from f64 was looked at, and is within the bound.
+            let worst = |timing: &Value| timing["worst"].as_f64().unwrap();
+            assert!(!timings.is_empty() && timings.iter().all(|timing| (0.0..=1.0).contains(&worst(timing))));
+        }
+    }
+}
+
+#[test]
+fn without_a_gpu_cells_are_skipped_with_the_reason() {
+    if zbench::devices::count().is_ok() {
+        println!("NOT RUN: this machine has a GPU");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let config = root().join("tests/configs/cuda-tiny.toml");
+    let output = zbench(&folder.path().join("nb")).arg("grid").arg(config).args(["--format", "json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    for record in records(&output) {
+        let reason = record["outcome"]["reason"].as_str().unwrap();
+        assert_eq!(record["outcome"]["status"], "skipped");
+        assert!(reason.contains("needs 1 CUDA device") && reason.contains("zbench doctor"), "{reason}");
+    }
+}
+
+/// A file that says `text` instead of the tiny configuration's ranks.
+fn changed(folder: &Path, from: &str, to: &str) -> std::path::PathBuf {
+    let text = std::fs::read_to_string(root().join("tests/configs/cuda-tiny.toml")).unwrap();
+    assert!(text.contains(from));
+    write(folder, &text.replace(from, to))
+}
+
+#[test]
+fn backends_and_devices_that_do_not_fit_say_what_would() {
+    let folder = tempfile::tempdir().unwrap();
+    let reason = |backend: &str| {
+        let file = changed(folder.path(), "\"device\"", &format!("\"{backend}\""));
+        let output = on_host(&folder.path().join(backend)).arg("grid").arg(file).args(["--format", "json"]).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+        records(&output)[0]["outcome"]["reason"].as_str().unwrap().to_string()
+    };
+    assert!(reason("nccl").contains("needs 2 CUDA devices, and this machine has 1"));
+    for backend in ["local", "shm", "tcp"] {
+        let reason = reason(backend);
+        assert!(reason.contains("\"device\"") && reason.contains("\"nccl\""), "{reason}");
+    }
+    for backend in ["device", "nccl"] {
+        let file = changed(folder.path(), "device = \"cuda\"", "device = \"cpu\"");
+        let set = format!("parallel.backend={backend}");
+        let output = on_host(folder.path()).arg("grid").arg(file).args(["--set", &set]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains("hardware.device = \"cuda\""), "{}", stderr(&output));
+    }
+}
