@@ -69,9 +69,10 @@ fn ranks_that_share_a_device_measure_every_collective() {
             (&"device".into(), &"cuda".into())
         );
         assert_eq!(record["environment"]["kernels"], "cuda on the host");
+        assert_eq!(record["validity"], serde_json::json!(["emulated_device"]));
         let ranks = record["cell"]["parallel"]["ranks"].as_u64().unwrap();
         assert_eq!(record["gpu"]["ranks"].as_array().unwrap().len() as u64, ranks);
-        let says_so = |note: &Value| note.as_str().unwrap().contains("times say nothing of a GPU");
+        let says_so = |note: &Value| note.as_str().unwrap().contains("ran on the processor");
         assert!(record["notes"].as_array().unwrap().iter().any(says_so), "{record}");
     }
 }

@@ -4,6 +4,7 @@ use super::plan::Plan;
 use super::setup;
 use crate::devices;
 use crate::runner::machine;
+use crate::runner::record::of_processor;
 use serde_json::{Value, json};
 use zbench_reports::collectives::{Device, Pairs, Row, Run, Section, Side, document::SUITE};
 use zbench_reports::record::{Outcome, Rank, Record, Status, label_flags};
@@ -99,9 +100,8 @@ fn on_gpus(record: &mut Record, run: &Run) {
         record.extra.insert("nccl_version".into(), version.into());
     }
     if devices::on_host() {
-        let on_host = devices::ON_HOST;
         record.environment.insert("kernels".into(), first.device_info.clone().into());
-        record.notes.push(format!("CUDA kernels ran on the processor ({on_host}=1): times say nothing of a GPU."));
+        of_processor(record);
     }
 }
 

@@ -322,22 +322,26 @@ fn member(
 /// How a thread comes to its communicator.
 enum Joining<'a> {
     /// It is there.
-    Made { comm: Shared, talk: Option<Shared> },
+    Made { comm: Box<dyn Communicator>, talk: Option<Box<dyn Communicator>> },
     /// It is made over the one of what ranks tell each other.
-    Nccl { nccl: &'a Nccl, talk: Shared },
+    Nccl { nccl: &'a Nccl, talk: Box<dyn Communicator> },
 }
 
 impl Joining<'_> {
     fn join(self, wanted: &Wanted, seat: &Seat) -> Result<Dressed, CommError> {
-        let boxed = |comm: Shared| -> Box<dyn Communicator> { Box::new(comm) };
         match self {
-            Joining::Made { comm, talk } => dressed(boxed(comm), talk.map(boxed), wanted, seat),
+            Joining::Made { comm, talk } => dressed(comm, talk, wanted, seat),
             Joining::Nccl { nccl, talk } => {
-                let comm = nccl.join(&talk, talk.rank(), seat.kernels.clone(), wanted.timeout)?;
-                dressed(comm, Some(boxed(talk)), wanted, seat)
+                let comm = nccl.join(&*talk, talk.rank(), seat.kernels.clone(), wanted.timeout)?;
+                dressed(comm, Some(talk), wanted, seat)
             }
         }
     }
+}
+
+/// Ranks of a group of threads.
+fn boxed(ranks: Vec<Shared>) -> impl Iterator<Item = Box<dyn Communicator>> {
+    ranks.into_iter().map(|rank| -> Box<dyn Communicator> { Box::new(rank) })
 }
 
 /// All ranks are threads.
@@ -355,11 +359,9 @@ fn threads(wanted: &Wanted, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish
     let nccl = if wanted.on == On::Nccl { Some(Nccl::load()?) } else { None };
     let made = |(comm, talk)| Joining::Made { comm, talk };
     let joining: Vec<Joining<'_>> = match (wanted.on, &nccl) {
-        (On::Device, _) => {
-            group("world", kernels, timeout)?.into_iter().zip(talk()?.into_iter().map(Some)).map(made).collect()
-        }
-        (_, Some(nccl)) => talk()?.into_iter().map(|talk| Joining::Nccl { nccl, talk }).collect(),
-        (_, None) => group("world", kernels, timeout)?.into_iter().map(|comm| made((comm, None))).collect(),
+        (On::Device, _) => boxed(group("world", kernels, timeout)?).zip(boxed(talk()?).map(Some)).map(made).collect(),
+        (_, Some(nccl)) => boxed(talk()?).map(|talk| Joining::Nccl { nccl, talk }).collect(),
+        (_, None) => boxed(group("world", kernels, timeout)?).map(|comm| made((comm, None))).collect(),
     };
     let what = match wanted.on {
         On::Host => "threads of one process",
