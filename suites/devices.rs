@@ -186,7 +186,7 @@ fn host() -> Result<Arc<dyn Machine>, String> {
 }
 
 /// Where compiled kernels are kept: ZBENCH_CACHE, else the user's cache folder, else the system's folder for passing files.
-fn cache() -> PathBuf {
+pub(crate) fn cache() -> PathBuf {
     let given = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = || Some(given("XDG_CACHE_HOME").unwrap_or(given("HOME")?.join(".cache")).join("zbench"));
     let folder = given("ZBENCH_CACHE").or_else(home).unwrap_or_else(|| std::env::temp_dir().join("zbench-cache"));

@@ -1,6 +1,7 @@
 //! Integration tests of the `zbench` command: one binary, a module per topic.
 
 mod allreduce;
+mod allreduce_device;
 mod allreduce_processes;
 mod bench;
 mod browser;

@@ -12,14 +12,14 @@ pub struct AllreduceArgs {
     /// pairs (every pair of ranks), or all (everything but pairs); several with commas [default: all_reduce]
     #[arg(long, value_name = "NAME")]
     pub collective: Option<String>,
-    /// What moves the bytes: local (ranks are threads), shm, tcp, mpi, nccl [default: local; under a launcher shm on one
-    /// host, else tcp]
+    /// What moves the bytes: local (ranks are threads), shm, tcp, mpi, device (ranks are threads that share a GPU), nccl (a
+    /// GPU each) [default: local; under a launcher shm on one host, else tcp]
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
     /// Ranks; default what a launcher or -t and -g say, else 2
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// Ranks are processes of their own, over shm unless --backend tcp
+    /// Ranks are processes of their own, over shm unless --backend tcp or nccl
     #[arg(long)]
     pub processes: bool,
     /// Buffers of successive iterations: other memory each time, or always the same
@@ -29,7 +29,7 @@ pub struct AllreduceArgs {
     #[arg(long)]
     pub per_iteration: bool,
     /// Write the fitted latency and bandwidth into a machine profile (default machines/HOST.toml beside configs)
-    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "", value_parser = path)]
     pub save: Option<PathBuf>,
     /// Look for a slow rank or link: every pair, then halves
     #[arg(long)]
@@ -41,7 +41,7 @@ pub struct AllreduceArgs {
     /// reduce_scatter in two levels, or quantised as in ZeRO++)
     #[arg(long, default_value = "auto", value_name = "NAME")]
     pub algorithm: String,
-    /// Threads of a rank's kernels; default the cores shared out
+    /// Threads of a rank's kernels; default the cores shared out. Not with device and nccl
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Ranks of a node, for --algorithm and emulated links
@@ -113,7 +113,8 @@ pub struct NcclArgs {
     /// Leading iterations that the summary of -I leaves out
     #[arg(short = 'K', long = "per_iter_skip", alias = "per-iter-skip", default_value_t = 0, value_name = "N")]
     pub per_iter_skip: u32,
-    /// 1 barrier after each call, 2 none (calls of these backends return when done), 3 barrier after each iteration, not timed
+    /// 1 wait and barrier after each call, 2 wait alone (of interest on a GPU: elsewhere calls return when done), 3 both after
+    /// each iteration, the barrier not timed
     #[arg(short = 'z', long = "blocking", default_value_t = 0, value_name = "0..3", value_parser = clap::value_parser!(u32).range(0..=3))]
     pub blocking: u32,
     /// First column of each side is CPU time of the rank's thread
@@ -193,6 +194,11 @@ impl NcclArgs {
         let given = |value: &Option<String>| value.as_deref().is_some_and(|value| value != "0");
         all.into_iter().filter(|(value, ..)| given(value)).map(|(_, flag, what)| (flag, what)).collect()
     }
+}
+
+/// A path; none is empty, which clap's own refuses.
+fn path(text: &str) -> Result<PathBuf, std::convert::Infallible> {
+    Ok(text.into())
 }
 
 /// A size as nccl-tests reads it: a number, perhaps with a fraction, and K, M or G for powers of 1024.

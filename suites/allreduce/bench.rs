@@ -3,14 +3,16 @@
 use super::buffers::Buffers;
 use super::collective::Collective::{self, AllGather, AllReduce, ReduceScatter};
 use super::collective::Shape;
-use super::data::{self, Expected, Mismatch, Pattern};
+use super::data::{Expected, Mismatch, Pattern};
 use super::exchange::Exchange;
+use super::memory::Memory;
+use super::place::Place;
 use super::plan::{Average, Plan, type_name};
 use super::{BenchError, Watch, pairs, setup};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Instant;
 use zbench_engine::comm::{CommError, Communicator, Kind};
-use zbench_kernels::{Arena, DType, ReduceOp};
+use zbench_kernels::{Arena, DType, Kernels, ReduceOp};
 use zbench_reports::collectives::{Device, Iterations, Row, Side, Wrong};
 use zbench_reports::units;
 
@@ -20,22 +22,27 @@ pub struct Member<'a> {
     pub world: &'a dyn Communicator,
     /// The same ranks, for what they tell each other beside the collectives that are measured: exact whatever those are.
     pub talk: &'a dyn Communicator,
-    /// Its memory.
+    /// What writes its buffers, and is waited for where it works by itself.
+    pub kernels: &'a dyn Kernels,
+    /// Where its buffers lie.
     pub arena: &'a Arena,
+    /// Memory of its host, for what ranks tell each other and for data on its way to a device.
+    pub desk: &'a Arena,
+    /// What it is told of where it runs.
+    pub place: &'a Place,
     /// How the world came about, in words.
     pub formed: &'a str,
     /// Threads of its kernels.
     pub threads: usize,
     /// Ranks of its process.
     pub local_ranks: usize,
-    /// Bytes of its host's memory that buffers may take, those of all its ranks together.
-    pub memory_bytes: u64,
-    /// Bytes of the last-level cache; absent where the system does not say.
-    pub cache_bytes: Option<u64>,
-    /// Name of its host.
-    pub host: &'a str,
-    /// Name of what computes.
-    pub device: &'a str,
+}
+
+impl<'a> Member<'a> {
+    /// The way to its buffers.
+    pub fn memory(&self) -> Memory<'a> {
+        Memory::new(self.kernels, self.desk)
+    }
 }
 
 /// How it went.
@@ -53,7 +60,7 @@ pub struct Finish {
 /// A collective that failed, or memory that does not suffice. What was measured before has been told to the watch.
 pub fn rank_main(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<Finish, BenchError> {
     let world = member.world;
-    let exchange = Exchange::new(member.talk, member.arena);
+    let exchange = Exchange::new(member.talk, member.desk);
     let split = match plan.split {
         Some(split) => {
             let color = split.color(world.rank());
@@ -64,10 +71,8 @@ pub fn rank_main(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<
     let group: &dyn Communicator = split.as_ref().map_or(world, |(_, group)| &**group);
     let devices = setup::devices(member, &exchange, split.as_ref().map_or(0, |(color, _)| *color))?;
     let largest = setup::largest(member, plan, &exchange, &devices, group.size())?;
-    let on_host = devices.iter().filter(|device| device.hostname == devices[world.rank()].hostname).count() as u64;
-    let cache = member.cache_bytes.unwrap_or(setup::CACHE_GUESS);
-    // All regions of a host together are twice its cache, at least.
-    let rotation_bytes = if plan.hot { 0 } else { (2 * cache).div_ceil(on_host) };
+    let sharers = setup::sharers(&devices, world.rank());
+    let rotation_bytes = member.place.rotation_bytes(plan, sharers);
     let settings = setup::settings(member, plan, group, &devices, largest, rotation_bytes);
     let is_first = world.rank() == 0;
     if is_first {
@@ -198,9 +203,9 @@ impl Rank<'_> {
                 let largest = collective.shape(self.largest, *dtype, ranks).whole();
                 let pattern =
                     Pattern { dtype: *dtype, op: collective.has_op().then_some(*op), ranks, seed: self.plan.seed };
-                let (arena, unalign) = (self.member.arena, self.plan.unalign);
+                let (arena, memory, unalign) = (self.member.arena, self.member.memory(), self.plan.unalign);
                 let fill = (pattern, self.group.rank());
-                let mut buffers = Buffers::new(arena, *dtype, largest, self.rotation_bytes, unalign, fill)?;
+                let mut buffers = Buffers::new(arena, memory, *dtype, largest, self.rotation_bytes, unalign, fill)?;
                 for root in roots.clone() {
                     if self.sweep(collective, *op, root, &mut buffers)? {
                         return Ok(true);
@@ -289,6 +294,7 @@ impl Rank<'_> {
             self.call(job, buffers, in_place)?;
             moved = self.group.wire_bytes() - before;
         }
+        self.settle()?;
         self.group.barrier()?;
         let (times, cpu) = if self.plan.per_iteration {
             self.time_each(job, buffers, in_place)?
@@ -320,10 +326,18 @@ impl Rank<'_> {
         self.group.call(job.collective.call(job.kind, job.shape, root, in_place, slot))
     }
 
+    /// Waits for what a device was asked for: there calls return before it is done. Elsewhere there is nothing to wait for.
+    fn settle(&self) -> Result<(), CommError> {
+        Ok(self.member.kernels.synchronize()?)
+    }
+
     /// One iteration: as many calls as are aggregated.
     fn iteration(&self, job: Job, buffers: &mut Buffers, in_place: bool) -> Result<(), CommError> {
         for _ in 0..self.plan.aggregate {
             self.call(job, buffers, in_place)?;
+            if matches!(self.plan.blocking, 1 | 2) {
+                self.settle()?;
+            }
             if self.plan.blocking == 1 {
                 self.group.barrier()?;
             }
@@ -339,11 +353,13 @@ impl Rank<'_> {
         for _ in 0..self.plan.iters {
             self.iteration(job, buffers, in_place)?;
             if self.plan.blocking == 3 {
+                self.settle()?;
                 let wait = Instant::now();
                 self.group.barrier()?;
                 waited += wait.elapsed().as_secs_f64();
             }
         }
+        self.settle()?;
         let us = (start.elapsed().as_secs_f64() - waited) * 1e6;
         Ok((vec![us / calls], (self.cpu_us() - cpu) / calls))
     }
@@ -356,6 +372,7 @@ impl Rank<'_> {
             self.group.barrier()?;
             let (before, start) = (self.cpu_us(), Instant::now());
             self.iteration(job, buffers, in_place)?;
+            self.settle()?;
             times.push(start.elapsed().as_secs_f64() * 1e6 / calls);
             cpu += self.cpu_us() - before;
         }
@@ -410,16 +427,17 @@ impl Rank<'_> {
         let is_root = job.is_root(rank);
         let gets_all = is_root.unwrap_or(true);
         let pattern = job.pattern(self.group.size(), seed);
-        data::poison(&mut buffers.receiving(shape.whole()))?;
+        let memory = self.member.memory();
+        memory.poison(&mut buffers.receiving(shape.whole()))?;
         let input = if in_place { job.collective.input_in_place(shape, rank, gets_all) } else { None };
         match input {
             // Only the root's buffer is broadcast; the others' stays as it is, to show what arrives.
             Some(_) if job.collective == Collective::Broadcast && !gets_all => {}
             Some(at) => {
                 let mut whole = buffers.receiving(shape.whole());
-                data::fill(&mut whole.slice_mut(at..at + shape.send), pattern, rank, 0)?;
+                memory.fill(&mut whole.slice_mut(at..at + shape.send), pattern, rank, 0)?;
             }
-            None => data::fill(&mut buffers.sending(shape.send), pattern, rank, 0)?,
+            None => memory.fill(&mut buffers.sending(shape.send), pattern, rank, 0)?,
         }
         let slot = buffers.first(shape.whole());
         self.group.call(job.collective.call(job.kind, shape, is_root, in_place, slot))?;
@@ -430,6 +448,6 @@ impl Rank<'_> {
         let received = buffers.receiving(shape.whole());
         let expected = |index: u64| job.expected(&pattern, rank, index, self.plan.levels);
         let guard = end..end + super::buffers::GUARD;
-        Ok(data::compare(received.as_view(), from..from + len, guard, expected)?)
+        memory.compare(received.as_view(), from..from + len, guard, expected)
     }
 }

@@ -2,7 +2,8 @@
 //! cache, so that a cache does not flatter the result; with hot buffers all use one slot.
 
 use super::BenchError;
-use super::data::{self, Pattern};
+use super::data::Pattern;
+use super::memory::Memory;
 use std::cell::Cell;
 use zbench_kernels::{Arena, Buffer, Category, DType, View, ViewMut};
 
@@ -32,6 +33,7 @@ impl Buffers {
     /// Regions for buffers of up to `largest` elements that rotate through `rotation_bytes`, filled with random numbers.
     pub fn new(
         arena: &Arena,
+        memory: Memory<'_>,
         dtype: DType,
         largest: usize,
         rotation_bytes: u64,
@@ -43,8 +45,8 @@ impl Buffers {
         let region = || arena.alloc(Category::Communication, dtype, len);
         let (mut send, mut recv) = (region()?, region()?);
         let (pattern, rank) = fill;
-        data::fill(&mut send.view_mut(), pattern, rank, 0)?;
-        data::fill(&mut recv.view_mut(), pattern, rank, len as u64)?;
+        memory.strew(send.view_mut(), pattern, rank, 0)?;
+        memory.strew(recv.view_mut(), pattern, rank, len as u64)?;
         Ok(Buffers { send, recv, unalign, next: Cell::new(0) })
     }
 

@@ -67,6 +67,14 @@ pub struct Mismatch {
     pub first: Option<(u64, f64, f64)>,
 }
 
+impl Mismatch {
+    /// Adds what was found in a part that begins `offset` elements behind the start.
+    pub fn join(&mut self, part: Mismatch, offset: u64) {
+        self.count += part.count;
+        self.first = self.first.or(part.first.map(|(index, wanted, found)| (index + offset, wanted, found)));
+    }
+}
+
 /// A finaliser of 64 bits in which every input bit moves every output bit (Stafford's thirteenth, as in SplitMix64).
 fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

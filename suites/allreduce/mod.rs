@@ -11,8 +11,11 @@ pub mod data;
 mod exchange;
 pub mod expect;
 pub mod fit;
+pub mod gpus;
 pub mod judge;
+mod memory;
 pub mod pairs;
+pub mod place;
 pub mod plan;
 pub mod profile;
 pub mod record;
@@ -45,6 +48,9 @@ pub enum BenchError {
     /// The ranks did not find each other.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    /// A GPU could not be had, or not what ranks need there.
+    #[error("{0}")]
+    Gpu(String),
     /// A rank broke an assumption of its own.
     #[error("rank {rank} panicked: {text}")]
     Panic {

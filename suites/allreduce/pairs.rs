@@ -7,7 +7,7 @@ use super::plan::Plan;
 use super::{BenchError, Watch};
 use std::time::Instant;
 use zbench_engine::comm::{Call, Communicator, Kind, ReduceOp};
-use zbench_kernels::{Buffer, Category, DType};
+use zbench_kernels::{Buffer, Category, DType, Kernels};
 use zbench_reports::collectives::{Device, Pairs, Suspect};
 use zbench_reports::stats;
 
@@ -35,8 +35,8 @@ pub fn run(
     let buffer = || member.arena.alloc(Category::Communication, DType::F32, len);
     let (mut send, recv) = (buffer()?, buffer()?);
     let pattern = super::data::Pattern { dtype: DType::F32, op: None, ranks: world.size(), seed: plan.seed };
-    super::data::fill(&mut send.view_mut(), pattern, world.rank(), 0)?;
-    let mut prober = Prober { world, exchange, send, recv, iters: plan.iters };
+    member.memory().fill(&mut send.view_mut(), pattern, world.rank(), 0)?;
+    let mut prober = Prober { world, exchange, kernels: member.kernels, send, recv, iters: plan.iters };
     let hosts: Vec<String> = devices.iter().map(|device| device.hostname.clone()).collect();
     let mut pairs = Pairs {
         bytes: (len * 4) as u64,
@@ -69,6 +69,7 @@ pub fn run(
 struct Prober<'a> {
     world: &'a dyn Communicator,
     exchange: Exchange<'a>,
+    kernels: &'a dyn Kernels,
     send: Buffer,
     recv: Buffer,
     iters: u32,
@@ -104,9 +105,11 @@ impl Prober<'_> {
     /// call does not count, as it may set up what the others use.
     fn time(&mut self, comm: &dyn Communicator, kind: Kind) -> Result<f64, BenchError> {
         let mut least = f64::INFINITY;
+        self.kernels.synchronize()?;
         for iteration in 0..=self.iters {
             let start = Instant::now();
             comm.call(Call::new(kind, self.send.view(), self.recv.view_mut()))?;
+            self.kernels.synchronize()?;
             if iteration > 0 {
                 least = least.min(start.elapsed().as_secs_f64());
             }

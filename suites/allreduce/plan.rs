@@ -184,6 +184,11 @@ impl Plan {
         })
     }
 
+    /// Whether some collectives are made of others.
+    pub fn is_composed(&self) -> bool {
+        Algorithm::find(&self.algorithm).is_some()
+    }
+
     /// All sizes up to `largest`, ascending.
     pub fn sizes(&self, largest: u64) -> impl Iterator<Item = u64> + '_ {
         let next = move |size: &u64| match (self.step_factor, *size) {

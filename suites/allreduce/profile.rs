@@ -54,7 +54,8 @@ pub fn save(path: &Path, settings: &Settings, sections: &[Section], measured: &s
         names.push(name);
     }
     let is_ours = |heading: &str| names.iter().any(|name| name == heading);
-    merge(path, "measured by zbench allreduce", "collectives", &is_ours, &text)?;
+    let device = if matches!(settings.backend.as_str(), "nccl" | "device") { "cuda" } else { "cpu" };
+    merge_on(path, "measured by zbench allreduce", device, "collectives", &is_ours, &text)?;
     Ok(names.len())
 }
 
@@ -97,12 +98,24 @@ pub fn merge(
     is_replaced: &dyn Fn(&str) -> bool,
     tables: &str,
 ) -> Result<(), ProfileError> {
+    merge_on(path, about, "cpu", own, is_replaced, tables)
+}
+
+/// The same; a profile that is made is one of `device`.
+fn merge_on(
+    path: &Path,
+    about: &str,
+    device: &str,
+    own: &str,
+    is_replaced: &dyn Fn(&str) -> bool,
+    tables: &str,
+) -> Result<(), ProfileError> {
     let file = |what, source| ProfileError::File { path: path.into(), what, source };
     let broken = |reason: String| ProfileError::Toml { path: path.into(), reason };
     let before = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            format!("about = \"{about}\"\ndevice = \"cpu\"\n")
+            format!("about = \"{about}\"\ndevice = \"{device}\"\n")
         }
         Err(error) => return Err(file("read", error)),
     };

@@ -1,7 +1,10 @@
 //! Records of the suite: one for each collective of a run.
 
 use super::plan::Plan;
+use super::setup;
+use crate::devices;
 use crate::runner::machine;
+use crate::runner::record::of_processor;
 use serde_json::{Value, json};
 use zbench_reports::collectives::{Device, Pairs, Row, Run, Section, Side, document::SUITE};
 use zbench_reports::record::{Outcome, Rank, Record, Status, label_flags};
@@ -30,7 +33,7 @@ pub fn of_section(run: &Run, section: &Section, plan: &Plan, end: &End, started:
     };
     let mut record = blank(run, &section.collective, cell(run, section, plan), outcome, started, command);
     metrics(&mut record, section);
-    record.notes = section.notes.clone();
+    record.notes.extend(section.notes.iter().cloned());
     if let Ok(value) = serde_json::to_value(section) {
         record.extra.insert("section".into(), value);
     }
@@ -50,7 +53,7 @@ pub fn of_pairs(run: &Run, pairs: &Pairs, plan: &Plan, started: &str, command: &
         }
     }
     record.state("largest_bytes", pairs.bytes as f64);
-    record.notes = pairs.findings();
+    record.notes.extend(pairs.findings());
     if let Ok(value) = serde_json::to_value(pairs) {
         record.extra.insert("pairs".into(), value);
     }
@@ -75,6 +78,7 @@ fn blank(run: &Run, name: &str, cell: Value, outcome: Outcome, started: &str, co
         extra: Default::default(),
     };
     record.ranks = run.devices.iter().map(rank).collect();
+    on_gpus(&mut record, run);
     if run.settings.link.is_some() {
         record.validity.push(label_flags::EMULATED_LINK.into());
     }
@@ -82,6 +86,23 @@ fn blank(run: &Run, name: &str, cell: Value, outcome: Outcome, started: &str, co
         record.extra.insert("settings".into(), value);
     }
     record
+}
+
+/// The ranks' GPUs: rank 0's name, and every one of them by its place.
+fn on_gpus(record: &mut Record, run: &Run) {
+    let gpus = || run.devices.iter().filter(|device| device.device_hex != setup::CORES);
+    let Some(first) = gpus().next() else { return };
+    let all: Vec<Value> = gpus()
+        .map(|gpu| json!({ "rank": gpu.rank, "number": gpu.device, "bus": gpu.device_hex, "name": gpu.device_info }))
+        .collect();
+    record.extra.insert("gpu".into(), json!({ "name": first.device_info, "ranks": all }));
+    if let Some(version) = run.nccl_version {
+        record.extra.insert("nccl_version".into(), version.into());
+    }
+    if devices::on_host() {
+        record.environment.insert("kernels".into(), first.device_info.clone().into());
+        of_processor(record);
+    }
 }
 
 /// Where the data was wrong, in words.
@@ -113,7 +134,7 @@ fn cell(run: &Run, section: &Section, plan: &Plan) -> Value {
     let reduces = section.rows.iter().any(|row| row.redop != "none");
     let ops: Vec<&str> = plan.ops.iter().map(|op| op.name()).collect();
     let types: Vec<&str> = plan.dtypes.iter().map(|dtype| super::plan::type_name(*dtype)).collect();
-    json!({
+    let mut cell = json!({
         "suite": SUITE,
         "collective": section.collective,
         "backend": s.backend,
@@ -137,7 +158,12 @@ fn cell(run: &Run, section: &Section, plan: &Plan) -> Value {
         "buffers": if plan.hot { "hot" } else { "rotate" },
         "unalign": s.unalign,
         "seed": plan.seed,
-    })
+    });
+    // What was asked of cores has the key that it had before there were GPUs.
+    if run.devices.iter().any(|device| device.device_hex != setup::CORES) {
+        cell["hardware"] = json!({ "device": "cuda" });
+    }
+    cell
 }
 
 /// Flat numbers: bandwidth at the largest size, latency at the smallest, in place where there is such a call.

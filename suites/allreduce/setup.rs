@@ -7,27 +7,42 @@ use super::plan::Plan;
 use zbench_engine::comm::Communicator;
 use zbench_reports::collectives::{Device, Settings};
 
-/// Assumed where the system does not state its last-level cache.
-pub const CACHE_GUESS: u64 = 32 << 20;
+/// What a line says of ranks whose buffers lie in the host's memory.
+pub const CORES: &str = "cpu";
 
 /// Who is there: a line for each rank, known to all.
 pub fn devices(member: &Member<'_>, exchange: &Exchange<'_>, color: usize) -> Result<Vec<Device>, BenchError> {
-    let hosts = exchange.texts(member.host)?;
-    let infos = exchange.texts(member.device)?;
-    let numbers = exchange.numbers(&[f64::from(std::process::id()), color as f64])?;
+    let place = member.place;
+    let hosts = exchange.texts(&place.host)?;
+    let infos = exchange.texts(&place.device)?;
+    let buses = exchange.texts(place.gpu.as_ref().map_or(CORES, |gpu| &gpu.bus))?;
+    let number = place.gpu.as_ref().map_or(0, |gpu| gpu.number);
+    let numbers = exchange.numbers(&[f64::from(std::process::id()), color as f64, number as f64])?;
+    let device_of = |rank: usize| match buses[rank] == CORES {
+        true => hosts[..rank].iter().filter(|host| **host == hosts[rank]).count(),
+        false => numbers[rank][2] as usize,
+    };
     let device = |rank: usize| Device {
         rank,
         group: numbers[rank][1] as usize,
         pid: numbers[rank][0] as u32,
         hostname: hosts[rank].clone(),
-        device: hosts[..rank].iter().filter(|host| **host == hosts[rank]).count(),
-        device_hex: "cpu".into(),
+        device: device_of(rank),
+        device_hex: buses[rank].clone(),
         device_info: infos[rank].clone(),
     };
     Ok((0..hosts.len()).map(device).collect())
 }
 
-/// The largest size that every host can hold twice for each of its ranks, of whole elements.
+/// Ranks whose buffers lie in the same memory as a rank's, with itself: those of its host, or of its GPU.
+pub fn sharers(devices: &[Device], rank: usize) -> u64 {
+    let own = &devices[rank];
+    let shares =
+        |other: &&Device| other.hostname == own.hostname && (own.device_hex == CORES || own.device == other.device);
+    devices.iter().filter(shares).count() as u64
+}
+
+/// The largest size that every memory can hold twice for each of its ranks, of whole elements.
 pub fn largest(
     member: &Member<'_>,
     plan: &Plan,
@@ -35,12 +50,9 @@ pub fn largest(
     devices: &[Device],
     ranks: usize,
 ) -> Result<u64, BenchError> {
-    let own = &devices[member.world.rank()].hostname;
-    let on_host = devices.iter().filter(|device| device.hostname == *own).count() as u64;
-    let of_rank = exchange.number((member.memory_bytes / on_host) as f64)?;
-    let least = of_rank.into_iter().fold(f64::INFINITY, f64::min) as u64;
-    // The unalignment, the guard and the stride of a slot come on top.
-    let holds = (least / 2).saturating_sub(1 << 20);
+    let own = member.place.holds(plan, sharers(devices, member.world.rank()));
+    let of_rank = exchange.number(own as f64)?;
+    let holds = of_rank.into_iter().fold(f64::INFINITY, f64::min) as u64;
     let granule = (8 * ranks) as u64;
     Ok(if plan.max_bytes > holds { holds / granule * granule } else { plan.max_bytes })
 }
@@ -58,10 +70,7 @@ pub fn settings(
     hosts.sort_unstable();
     hosts.dedup();
     let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
-    let cache = match member.cache_bytes {
-        Some(bytes) => format!("a last-level cache of {}", mib(bytes)),
-        None => format!("an assumed last-level cache of {} (the system does not say)", mib(CACHE_GUESS)),
-    };
+    let cache = &member.place.cache.words;
     let buffers = if plan.hot {
         "hot: every iteration uses the same memory, which caches may hold".to_string()
     } else {
@@ -93,7 +102,12 @@ pub fn settings(
         unalign: plan.unalign,
         cpu_time: plan.cpu_time,
         timestamps: plan.timestamps,
-        timing: plan.timing(),
+        timing: match member.place.gpu {
+            None => plan.timing(),
+            // NCCL's calls are waited for where they are made (engine/src/comm/nccl/ordered.rs).
+            Some(_) if member.world.backend() == "nccl" => format!("{}; the host waits for each call", plan.timing()),
+            Some(_) => format!("{}; until the device has done what it was asked for", plan.timing()),
+        },
         buffers,
         reduced_from: (largest < plan.max_bytes).then_some(plan.max_bytes),
         minimum_bandwidth: plan.min_bandwidth,

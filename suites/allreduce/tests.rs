@@ -2,14 +2,18 @@
 
 use super::args::AllreduceArgs;
 use super::bench::{Finish, Member, rank_main};
+use super::gpus::Seat;
+use super::place::{Cache, Place};
 use super::plan::Plan;
 use super::{BenchError, Watch};
 use clap::Parser;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use zbench_engine::comm::{Call, CommError, Communicator, Kind, Request, Result, Ticket, group};
-use zbench_kernels::{Arena, Cpu, DType, Kernels};
+use zbench_engine::comm::{Call, CommError, Communicator, Kind, Request, Result, Shared, Ticket, group};
+use zbench_kernels::{Arena, Cpu, DType, Kernels, View, ViewMut};
 use zbench_reports::collectives::{Device, Pairs, Row, Settings};
+
+mod device;
 
 #[derive(Parser)]
 struct Line {
@@ -42,6 +46,7 @@ enum Meddle {
 
 struct Meddled {
     inner: Box<dyn Communicator>,
+    kernels: Arc<dyn Kernels>,
     meddle: Meddle,
     calls: Mutex<usize>,
 }
@@ -71,11 +76,13 @@ impl Communicator for Meddled {
             _ => {}
         }
         self.inner.call(Call { kind, send, recv: recv.as_mut().map(|view| view.reborrow()) })?;
-        if let (Meddle::Flip(at), Some(view)) = (meddle, &mut recv) {
-            let slice = view.as_slice_mut::<f32>()?;
-            if let Some(element) = slice.get_mut(at) {
-                *element = f32::from_bits(element.to_bits() ^ 1);
-            }
+        if let (Meddle::Flip(at), Some(view)) = (meddle, &mut recv)
+            && at < view.len()
+        {
+            let mut element = [0f32];
+            self.kernels.download(view.as_view().slice(at..at + 1), ViewMut::of(&mut element))?;
+            element[0] = f32::from_bits(element[0].to_bits() ^ 1);
+            self.kernels.upload(View::of(&element), view.slice_mut(at..at + 1))?;
         }
         Ok(())
     }
@@ -87,7 +94,8 @@ impl Communicator for Meddled {
     }
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
         let inner = self.inner.split(color, key, name)?;
-        Ok(Box::new(Meddled { inner, meddle: self.meddle, calls: Mutex::new(0) }))
+        let kernels = self.kernels.clone();
+        Ok(Box::new(Meddled { inner, kernels, meddle: self.meddle, calls: Mutex::new(0) }))
     }
     fn abort(&self, reason: &str) {
         self.inner.abort(reason);
@@ -147,36 +155,64 @@ impl Outcome {
 }
 
 fn run(ranks: usize, plan: &Plan, meddle: impl Fn(usize) -> Meddle, stop_after: usize, stall: Duration) -> Outcome {
-    let kernels = (0..ranks).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect();
-    let comms = group("test", kernels, stall).unwrap();
-    let arenas: Vec<Arena> = (0..ranks).map(|_| Arena::host(None).unwrap()).collect();
+    let place = Place {
+        memory_bytes: (64 << 20) * ranks as u64,
+        cache: Cache::of_host(Some(1 << 20)),
+        host: "here".into(),
+        device: "test".into(),
+        gpu: None,
+    };
+    let seat = |_| {
+        let arena = Arena::host(None).unwrap();
+        Seat { kernels: Arc::new(Cpu::new(1)), desk: arena.clone(), arena, place: place.clone() }
+    };
+    let seats: Vec<Seat> = (0..ranks).map(seat).collect();
+    run_on(&seats, None, plan, meddle, stop_after, stall)
+}
+
+/// The same with these seats; `talks` where ranks talk through others than the communicators that are measured.
+fn run_on(
+    seats: &[Seat],
+    talks: Option<Vec<Shared>>,
+    plan: &Plan,
+    meddle: impl Fn(usize) -> Meddle,
+    stop_after: usize,
+    stall: Duration,
+) -> Outcome {
+    let comms = group("test", seats.iter().map(|seat| seat.kernels.clone()).collect(), stall).unwrap();
+    let mut talks: Vec<Option<Shared>> = match talks {
+        Some(talks) => talks.into_iter().map(Some).collect(),
+        None => seats.iter().map(|_| None).collect(),
+    };
     let memory = Memory { told: Mutex::default(), stop_after };
     let results = std::thread::scope(|scope| {
-        let start = |(rank, (comm, arena))| {
+        let start = |(rank, ((comm, seat), talk))| {
             let (meddle, memory) = (meddle(rank), &memory);
             scope.spawn(move || {
-                let (comm, arena): (_, &Arena) = (comm, arena);
-                let world = Meddled { inner: Box::new(comm), meddle, calls: Mutex::new(0) };
+                let (comm, seat, talk): (Shared, &Seat, Option<Shared>) = (comm, seat, talk);
+                let world =
+                    Meddled { inner: Box::new(comm), kernels: seat.kernels.clone(), meddle, calls: Mutex::new(0) };
+                let talk: &dyn Communicator = talk.as_ref().map_or(&world, |talk| talk);
                 let member = Member {
                     world: &world,
-                    talk: &world,
-                    arena,
+                    talk,
+                    kernels: &*seat.kernels,
+                    arena: &seat.arena,
+                    desk: &seat.desk,
+                    place: &seat.place,
                     formed: "threads of a test",
                     threads: 1,
-                    local_ranks: ranks,
-                    memory_bytes: (64 << 20) * ranks as u64,
-                    cache_bytes: Some(1 << 20),
-                    host: "here",
-                    device: "test",
+                    local_ranks: seats.len(),
                 };
                 let result = rank_main(&member, plan, memory);
                 if let Err(error) = &result {
                     world.abort(&error.to_string());
+                    talk.abort(&error.to_string());
                 }
                 result
             })
         };
-        let threads: Vec<_> = comms.into_iter().zip(&arenas).enumerate().map(start).collect();
+        let threads: Vec<_> = comms.into_iter().zip(seats).zip(talks.drain(..)).enumerate().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     Outcome { told: memory.told.into_inner().unwrap(), results }

@@ -3,8 +3,11 @@
 
 use super::args::AllreduceArgs;
 use super::bench::{self, Finish, Member};
+use super::gpus::{self, Nccl, Seat};
+use super::place::Place;
 use super::plan::Plan;
 use super::{BenchError, Watch};
+use crate::devices;
 use crate::launch::{self, Choice, Exit, Io, Options, Start, World};
 use crate::runner::machine;
 use std::panic::AssertUnwindSafe;
@@ -13,13 +16,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use zbench_engine::comm::compose::{Algorithm, Composed};
 use zbench_engine::comm::link::{self, LinkSpec};
-use zbench_engine::comm::{CommError, Communicator, group};
+use zbench_engine::comm::{CommError, Communicator, Shared, group};
 use zbench_kernels::{Arena, Cpu, Kernels};
 
 /// Ranks where nobody says how many.
 const RANKS: usize = 2;
-/// The share of the available memory that buffers may take.
-const MEMORY_SHARE: f64 = 0.8;
 /// How long ranks that live may go on after one has died: to notice, to say so, and to write down what they have.
 const GRACE: Duration = Duration::from_secs(3);
 
@@ -34,11 +35,35 @@ pub enum Way {
     Start,
 }
 
+/// In what memory the ranks' buffers lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// Their hosts'.
+    Host,
+    /// That of a GPU which they share.
+    Device,
+    /// That of a GPU which each has for itself.
+    Nccl,
+}
+
+impl On {
+    /// What `--backend` calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            On::Host => "local",
+            On::Device => "device",
+            On::Nccl => "nccl",
+        }
+    }
+}
+
 /// What world is wanted.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// What makes the ranks.
     pub way: Way,
+    /// In what memory their buffers lie.
+    pub on: On,
     /// How many ranks.
     pub ranks: usize,
     /// Ranks may be given cores of their own.
@@ -80,7 +105,16 @@ impl Wanted {
             Way::Member(world, _) => world.local_size.unwrap_or(world.size),
             _ => ranks,
         };
-        let threads = args.threads.unwrap_or((machine::cores() / here).max(1));
+        let on = match args.backend.as_deref() {
+            Some("device") => On::Device,
+            Some("nccl") => On::Nccl,
+            _ => On::Host,
+        };
+        on_gpus(args, on)?;
+        let threads = match on {
+            On::Host => args.threads.unwrap_or((machine::cores() / here).max(1)),
+            On::Device | On::Nccl => 1,
+        };
         if threads == 0 {
             return Err("--threads 0: a rank needs a thread".into());
         }
@@ -90,7 +124,9 @@ impl Wanted {
         if nodes.is_some_and(|node| node == 0 || !ranks.is_multiple_of(node)) {
             return Err(format!("--ranks-per-node {}: {ranks} ranks are no whole nodes of it", nodes.unwrap_or(0)));
         }
-        Ok(Wanted { way, ranks, threads, bind: !args.no_bind, timeout: args.nccl.timeout, quiet, link, composed })
+        // NCCL's own threads keep to the cores of the thread that starts them, and would share its one.
+        let bind = !args.no_bind && on == On::Host;
+        Ok(Wanted { way, on, ranks, threads, bind, timeout: args.nccl.timeout, quiet, link, composed })
     }
 }
 
@@ -111,30 +147,63 @@ fn ranks(args: &AllreduceArgs) -> Result<Option<usize>, String> {
     }
 }
 
+/// What has no meaning where buffers lie on GPUs.
+fn on_gpus(args: &AllreduceArgs, on: On) -> Result<(), String> {
+    let name = on.name();
+    if on == On::Host {
+        return Ok(());
+    }
+    if args.threads.is_some() {
+        return Err(format!("--threads: kernels of a GPU have none to share out; leave it out with --backend {name}"));
+    }
+    if args.link_bandwidth.is_some() {
+        return Err(format!(
+            "--link-bandwidth: a call of --backend {name} returns before a GPU has done it, so no emulated link can delay it; \
+             emulate links over local, shm or tcp"
+        ));
+    }
+    let pairs = args.bisect || args.collective.as_deref().is_some_and(|all| all.split(',').any(|name| name == "pairs"));
+    if on == On::Device && pairs {
+        return Err(
+            "--backend device: its ranks share one GPU, so there are no links for pairs and --bisect to judge; use \
+                    --backend nccl"
+                .into(),
+        );
+    }
+    if args.save.is_some() && devices::on_host() {
+        let on_host = devices::ON_HOST;
+        return Err(format!(
+            "--save: with {on_host}=1 the processor runs the kernels, and its times say nothing of a GPU"
+        ));
+    }
+    Ok(())
+}
+
 fn way(args: &AllreduceArgs, launched: Option<World>) -> Result<Way, String> {
     let backend = args.backend.as_deref();
     let choice = match backend {
-        None | Some("auto" | "local") => Choice::Auto,
+        None | Some("auto" | "local" | "device") => Choice::Auto,
         Some("shm") => Choice::Shm,
         Some("tcp") => Choice::Tcp,
         Some("mpi") => Choice::Mpi,
-        Some(other @ ("nccl" | "device")) => {
-            return Err(format!("--backend {other} needs buffers on a GPU, which this version cannot fill or check"));
-        }
+        Some("nccl") => Choice::Nccl,
         Some(other) => return Err(format!("--backend `{other}`: there are local, shm, tcp, mpi, nccl and device")),
     };
     match (launched, backend) {
-        (Some(world), Some("local")) => Err(format!(
-            "--backend local runs all ranks in one process, and {} started {}; each would measure alone. Leave --backend out, \
-             or start zbench by itself",
+        (Some(world), Some(name @ ("local" | "device"))) => Err(format!(
+            "--backend {name} runs all ranks in one process, and {} started {}; each would measure alone. {}, or start zbench \
+             by itself",
             world.source.name(),
-            world.size
+            world.size,
+            if name == "local" { "Leave --backend out" } else { "Use --backend nccl" }
         )),
         (Some(world), _) => Ok(Way::Member(world, choice)),
         (None, Some("mpi")) => {
             Err("--backend mpi: start it with mpirun, as mpirun -n 4 zbench allreduce --backend mpi".into())
         }
-        (None, Some("local")) if args.processes => Err("--processes and --backend local exclude each other".into()),
+        (None, Some(name @ ("local" | "device"))) if args.processes => {
+            Err(format!("--processes and --backend {name} exclude each other"))
+        }
         (None, Some("shm" | "tcp")) => Ok(Way::Start),
         (None, _) if args.processes => Ok(Way::Start),
         (None, _) => Ok(Way::Threads),
@@ -185,49 +254,28 @@ struct Dressed {
 /// Links and compositions over a communicator of the world.
 fn dressed(
     comm: Box<dyn Communicator>,
+    talk: Option<Box<dyn Communicator>>,
     wanted: &Wanted,
-    kernels: Arc<dyn Kernels>,
-    arena: &Arena,
+    seat: &Seat,
 ) -> Result<Dressed, CommError> {
     let comm = link::wrap(comm, wanted.link.as_ref())?;
-    let Some((algorithm, node)) = wanted.composed else { return Ok(Dressed { comm, talk: None }) };
-    let talk = comm.split(0, comm.rank(), "talk")?;
-    let comm = Box::new(Composed::new(comm, algorithm, node, kernels, arena.clone())?);
+    let Some((algorithm, node)) = wanted.composed else { return Ok(Dressed { comm, talk }) };
+    let talk = talk.map_or_else(|| comm.split(0, comm.rank(), "talk"), Ok)?;
+    let comm = Box::new(Composed::new(comm, algorithm, node, seat.kernels.clone(), seat.arena.clone())?);
     Ok(Dressed { comm, talk: Some(talk) })
 }
 
-/// What every rank is told of where it runs.
-struct Place {
-    memory_bytes: u64,
-    cache_bytes: Option<u64>,
-    host: String,
-    device: String,
-}
-
-impl Place {
-    fn here() -> Place {
-        let available = machine::memory_bytes("MemAvailable").unwrap_or(1 << 30);
-        Place {
-            memory_bytes: (available as f64 * MEMORY_SHARE) as u64,
-            cache_bytes: machine::last_level_cache_bytes(),
-            host: machine::host_name(),
-            device: machine::cpu_model().unwrap_or_else(|| "unknown processor".into()),
-        }
+impl Seat {
+    /// On this host's cores, with buffers in this arena.
+    fn here(wanted: &Wanted, arena: Arena) -> Seat {
+        Seat { kernels: Arc::new(Cpu::new(wanted.threads)), desk: arena.clone(), arena, place: Place::here() }
     }
 
-    fn member<'a>(
-        &'a self,
-        dressed: &'a Dressed,
-        arena: &'a Arena,
-        formed: &'a str,
-        local_ranks: usize,
-        wanted: &Wanted,
-    ) -> Member<'a> {
-        let Place { memory_bytes, cache_bytes, host, device } = self;
-        let (threads, memory_bytes, cache_bytes) = (wanted.threads, *memory_bytes, *cache_bytes);
+    fn member<'a>(&'a self, dressed: &'a Dressed, formed: &'a str, local_ranks: usize, wanted: &Wanted) -> Member<'a> {
+        let Seat { kernels, arena, desk, place } = self;
         let world = &*dressed.comm;
         let talk = dressed.talk.as_ref().map_or(world, |talk| &**talk);
-        Member { world, talk, arena, formed, threads, local_ranks, memory_bytes, cache_bytes, host, device }
+        Member { world, talk, kernels: &**kernels, arena, desk, place, formed, threads: wanted.threads, local_ranks }
     }
 }
 
@@ -257,37 +305,82 @@ fn member(
     plan: &Plan,
     watch: &dyn Watch,
 ) -> Result<Finish, BenchError> {
-    let place = Place::here();
-    let kernels: Arc<dyn Kernels> = Arc::new(Cpu::new(wanted.threads));
-    let arena = if choice == Choice::Mpi { Arena::host(None)? } else { Arena::shared(None)? };
+    let seat = match (wanted.on, choice) {
+        (On::Nccl, _) => gpus::seat(plan, world.local_rank.unwrap_or(world.rank), 1)?,
+        (_, Choice::Mpi) => Seat::here(wanted, Arena::host(None)?),
+        _ => Seat::here(wanted, Arena::shared(None)?),
+    };
     let options = Options { timeout: wanted.timeout, stall: wanted.timeout, quiet: wanted.quiet };
-    let comm = launch::connect(world, choice, kernels.clone(), &arena, &options)?;
-    let comm = dressed(comm, wanted, kernels, &arena)?;
+    let comm = launch::connect(world, choice, seat.kernels.clone(), &seat.arena, &options)?;
+    let comm = dressed(comm, None, wanted, &seat)?;
     let bound = world.local_rank.zip(world.local_size).is_some_and(|(rank, here)| bind(wanted, rank, here));
-    let formed = formed(&format!("a process each, started by {}", world.source.name()), bound);
-    one(&place.member(&comm, &arena, &formed, 1, wanted), plan, watch)
+    let gpus = if wanted.on == On::Nccl { " with a GPU" } else { "" };
+    let formed = formed(&format!("a process{gpus} each, started by {}", world.source.name()), bound);
+    one(&seat.member(&comm, &formed, 1, wanted), plan, watch)
+}
+
+/// How a thread comes to its communicator.
+enum Joining<'a> {
+    /// It is there.
+    Made { comm: Box<dyn Communicator>, talk: Option<Box<dyn Communicator>> },
+    /// It is made over the one of what ranks tell each other.
+    Nccl { nccl: &'a Nccl, talk: Box<dyn Communicator> },
+}
+
+impl Joining<'_> {
+    fn join(self, wanted: &Wanted, seat: &Seat) -> Result<Dressed, CommError> {
+        match self {
+            Joining::Made { comm, talk } => dressed(comm, talk, wanted, seat),
+            Joining::Nccl { nccl, talk } => {
+                let comm = nccl.join(&*talk, talk.rank(), seat.kernels.clone(), wanted.timeout)?;
+                dressed(comm, Some(talk), wanted, seat)
+            }
+        }
+    }
+}
+
+/// Ranks of a group of threads.
+fn boxed(ranks: Vec<Shared>) -> impl Iterator<Item = Box<dyn Communicator>> {
+    ranks.into_iter().map(|rank| -> Box<dyn Communicator> { Box::new(rank) })
 }
 
 /// All ranks are threads.
 fn threads(wanted: &Wanted, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, BenchError> {
-    let place = Place::here();
-    let kernels: Vec<Arc<dyn Kernels>> =
-        (0..wanted.ranks).map(|_| Arc::new(Cpu::new(wanted.threads)) as Arc<dyn Kernels>).collect();
-    let arenas: Vec<Arena> = (0..wanted.ranks).map(|_| Arena::host(None)).collect::<Result<Vec<_>, _>>()?;
-    let comms = group("world", kernels.clone(), wanted.timeout)?;
-    let work = |comm: Box<dyn Communicator>, kernels: Arc<dyn Kernels>, arena: &Arena| {
-        let bound = bind(wanted, comm.rank(), wanted.ranks);
-        let comm = dressed(comm, wanted, kernels, arena)?;
-        let formed = formed("threads of one process", bound);
-        one(&place.member(&comm, arena, &formed, wanted.ranks, wanted), plan, watch)
+    let (ranks, timeout) = (wanted.ranks, wanted.timeout);
+    let seat = |rank: usize| match wanted.on {
+        On::Host => Ok(Seat::here(wanted, Arena::host(None)?)),
+        On::Device => gpus::seat(plan, 0, ranks),
+        On::Nccl => gpus::seat(plan, rank, 1),
+    };
+    let seats: Vec<Seat> = (0..ranks).map(seat).collect::<Result<Vec<_>, BenchError>>()?;
+    let kernels: Vec<Arc<dyn Kernels>> = seats.iter().map(|seat| seat.kernels.clone()).collect();
+    // What ranks tell each other lies on the host; so does all that is measured there.
+    let talk = || group("talk", (0..ranks).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect(), timeout);
+    let nccl = if wanted.on == On::Nccl { Some(Nccl::load()?) } else { None };
+    let made = |(comm, talk)| Joining::Made { comm, talk };
+    let joining: Vec<Joining<'_>> = match (wanted.on, &nccl) {
+        (On::Device, _) => boxed(group("world", kernels, timeout)?).zip(boxed(talk()?).map(Some)).map(made).collect(),
+        (_, Some(nccl)) => boxed(talk()?).map(|talk| Joining::Nccl { nccl, talk }).collect(),
+        (_, None) => boxed(group("world", kernels, timeout)?).map(|comm| made((comm, None))).collect(),
+    };
+    let what = match wanted.on {
+        On::Host => "threads of one process",
+        On::Device if devices::on_host() => "threads of one process that share the processor as they would a GPU",
+        On::Device => "threads of one process that share a GPU",
+        On::Nccl => "threads of one process with a GPU each",
+    };
+    let work = |rank: usize, joining: Joining<'_>, seat: &Seat| {
+        let bound = bind(wanted, rank, ranks);
+        let comm = joining.join(wanted, seat)?;
+        one(&seat.member(&comm, &formed(what, bound), ranks, wanted), plan, watch)
     };
     // Arenas outlive all threads: a rank that fails takes no memory away under those that still read it.
     let results = std::thread::scope(|scope| {
-        let start = |((comm, kernels), arena)| {
-            let (comm, work): (Box<dyn Communicator>, _) = (Box::new(comm), &work);
-            scope.spawn(move || work(comm, kernels, arena))
+        let start = |(rank, (joining, seat))| {
+            let work = &work;
+            scope.spawn(move || work(rank, joining, seat))
         };
-        let threads: Vec<_> = comms.into_iter().zip(kernels).zip(&arenas).map(start).collect();
+        let threads: Vec<_> = joining.into_iter().zip(&seats).enumerate().map(start).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Finish, BenchError>>| {
             thread.join().unwrap_or_else(|_| Err(BenchError::Impossible("a rank panicked".into())))
         };
@@ -306,6 +399,7 @@ fn one(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<Finish, Be
     });
     if let Err(error) = &result {
         member.world.abort(&error.to_string());
+        member.talk.abort(&error.to_string());
     }
     result
 }

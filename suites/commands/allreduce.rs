@@ -6,7 +6,7 @@ use crate::allreduce::args::AllreduceArgs;
 use crate::allreduce::plan::Plan;
 use crate::allreduce::record::{self, End};
 use crate::allreduce::world::{self, Wanted, Way};
-use crate::allreduce::{BenchError, Watch, expect, fit, profile};
+use crate::allreduce::{BenchError, Watch, expect, fit, gpus, profile};
 use crate::cli::{Format, Global, exit};
 use crate::launch::{self, LaunchError};
 use crate::runner::machine;
@@ -37,6 +37,13 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
     let launched = launch::detect(&|name: &str| std::env::var(name).ok())?;
     let wanted = Wanted::new(arguments, launched, global.quiet).map_err(|error| anyhow!(error))?;
     check_before_work(arguments, &plan, wanted.ranks)?;
+    let nccl_version = match gpus::ready(&wanted) {
+        Ok(version) => version,
+        Err(reason) => {
+            crate::say!("error: {reason}");
+            return Ok(exit::NOT_MEASURED);
+        }
+    };
     let stop = stop_flag()?;
     match &wanted.way {
         Way::Start => return start(arguments, &wanted, &stop),
@@ -51,6 +58,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
         args: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
         env: environment(),
         start_time: now(),
+        nccl_version,
         ..Run::default()
     };
     let screen = Screen {
@@ -110,7 +118,8 @@ fn say_ignored(arguments: &AllreduceArgs) {
         crate::say!("{flag} ({what}) has no meaning for backend {backend}; ignored");
     }
     if std::env::var_os("NCCL_TESTS_DEVICE").is_some() {
-        crate::say!("NCCL_TESTS_DEVICE (first GPU) has no meaning for backend {backend}; ignored");
+        let advice = if matches!(backend, "nccl" | "device") { " (CUDA_VISIBLE_DEVICES chooses GPUs)" } else { "" };
+        crate::say!("NCCL_TESTS_DEVICE (first GPU) has no meaning for backend {backend}; ignored{advice}");
     }
 }
 
@@ -140,8 +149,10 @@ fn follow(wanted: &Wanted, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8> {
         Ok(ranks) if ranks.iter().any(|finish| finish.interrupted) => Ok(exit::INTERRUPTED),
         Ok(_) => Ok(exit::SUCCESS),
         Err(error) => {
-            if !world::is_echo(&error) {
-                let rank = if let Way::Member(world, _) = &wanted.way { world.rank } else { 0 };
+            let rank = if let Way::Member(world, _) = &wanted.way { world.rank } else { 0 };
+            // NCCL's own failures come as the end of the group by this very rank.
+            let is_own = matches!(&error, BenchError::Comm(CommError::Aborted { rank: by, .. }) if *by == rank);
+            if is_own || !world::is_echo(&error) {
                 crate::say!("error: rank {rank} on {} (pid {}): {error}", machine::host_name(), std::process::id());
             }
             Ok(code_of(&error))
