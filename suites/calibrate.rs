@@ -5,6 +5,7 @@
 
 pub mod args;
 pub mod corrections;
+pub mod device;
 pub mod disk;
 pub mod judge;
 pub mod operations;

@@ -171,14 +171,17 @@ Exit codes: as `zbench gemm`. docs/kernels.md says how it is measured, and how o
 
 Exit codes: as `zbench gemm`; 5 too where what was loaded is not what was written. docs/checkpoint-suite.md has the rest.")]
     Checkpoint(Box<CheckpointArgs>),
-    /// This machine's ceilings into its profile: matrix rate per type, memory, disk, per number of threads
+    /// This machine's ceilings into its profile: matrix rate per type, memory, disk, per number of threads; or those of a GPU
     #[command(after_help = "Examples:
   zbench calibrate                                    1, 2, 4, … and all cores; the notebook's disk; machines/HOST.toml
   zbench calibrate --threads 1,8 --rounds 9 --disk /scratch --save configs/machines/mine.toml
   zbench calibrate --no-save --no-disk                measure, judge, keep the record only
+  zbench calibrate --device cuda --gpu 0              a GPU: products, its memory, copies from and to the host, launches;
+                                                      machines/HOST-GPU.toml, for hardware.profile
 
 Exit codes: 0 saved, 1 usage, 3 the machine was too noisy: the numbers and the reasons are printed and recorded, the profile is
-left as it was, 130 stopped by Ctrl-C. The limits are in docs/kernels.md, and no flag goes around them.")]
+left as it was (or there is no data sheet of this GPU to have shares of), 4 there is no such GPU, or what it needs is missing,
+130 stopped by Ctrl-C. The limits are in docs/kernels.md, and no flag goes around them.")]
     Calibrate(CalibrateArgs),
     /// The records of the notebook
     #[command(after_help = "Examples:

@@ -75,7 +75,11 @@ pub fn measured_flops(number: usize, dtype: DType) -> Result<f64, String> {
     product_flops(machine(number)?, dtype, PEAK_SIDE)
 }
 
-fn product_flops(machine: Arc<dyn Machine>, dtype: DType, side: usize) -> Result<f64, String> {
+/// The same of a machine and with so many rows and columns.
+///
+/// # Errors
+/// The machine has no room for it, or failed.
+pub fn product_flops(machine: Arc<dyn Machine>, dtype: DType, side: usize) -> Result<f64, String> {
     let kernels = Cuda::new(machine.clone()).map_err(|error| error.to_string())?;
     let len = side * side;
     let op = Gemm {
@@ -117,7 +121,7 @@ fn product_flops(machine: Arc<dyn Machine>, dtype: DType, side: usize) -> Result
 }
 
 /// The profile of a machine with GPUs that the driver calls so.
-fn profile_of(name: &str) -> Option<&'static str> {
+pub fn profile_of(name: &str) -> Option<&'static str> {
     let has = |words: &[&str]| words.iter().all(|word| name.contains(word));
     const PROFILES: [(&[&str], &str); 10] = [
         (&["GH200"], "gh200"),

@@ -143,3 +143,134 @@ fn corrections_are_made_on_request_and_only_of_records() {
     assert!(stderr(&output).contains("nothing is corrected"), "{}", stderr(&output));
     assert_eq!(std::fs::read_to_string(&profile).unwrap(), before);
 }
+
+/// The program with the kernels of GPUs on the processor, compiled once for all tests.
+fn on_host(notebook: &Path) -> std::process::Command {
+    let mut command = crate::support::zbench(notebook);
+    command.env("ZBENCH_CUDA_ON_HOST", "1").env("ZBENCH_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
+    command
+}
+
+#[test]
+fn a_gpu_is_measured_and_a_processor_in_its_place_saves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("mine.toml");
+    let words = ["calibrate", "--device", "cuda", "--rounds", "3", "--side", "32", "--memory", "16KiB", "--save"];
+    let output = on_host(&folder.path().join("nb")).args(words).arg(&profile).output().unwrap();
+    let (text, said) = (stdout(&output), stderr(&output));
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("nothing is saved: the kernels ran on the processor") && !profile.exists(), "{said}");
+    let record = records(&folder.path().join("nb")).pop().unwrap();
+    let flags: Vec<&str> = record["validity"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(flags.contains(&"emulated_device"), "{flags:?}");
+    assert_eq!((&record["cell"]["device"], &record["cell"]["side"]), (&"cuda".into(), &32.into()));
+    let rates = record["device_ceilings"]["rates"].as_array().unwrap();
+    let names: Vec<&str> = rates.iter().map(|rate| rate["name"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), 11, "{names:?}");
+    for rate in rates {
+        let name = rate["name"].as_str().unwrap();
+        assert!(text.contains(name), "no {name} in {text}");
+        let of = &rate["rate"];
+        let [low, median, high] = ["low", "median", "high"].map(|key| of[key].as_f64().unwrap_or(f64::NAN));
+        assert!(0.0 < low && low <= median && median <= high && of["rounds"] == 3, "{rate}");
+        // No data sheet is a processor's.
+        assert!(rate["data_sheet"].is_null(), "{rate}");
+    }
+    let metrics = ["matrix_bf16_flops", "memory_copy_gb_s", "link_download_gb_s", "time_launch_us"];
+    assert!(metrics.iter().all(|name| record["metrics"][name].as_f64().is_some_and(|value| value > 0.0)), "{record}");
+    for command in [&["list"][..], &["report"], &["show", record["id"].as_str().unwrap()]] {
+        let output = run(&folder.path().join("nb"), command);
+        assert!(output.status.success() && stdout(&output).contains("calibrate"), "{command:?}: {}", stderr(&output));
+    }
+    let output = on_host(folder.path()).args(["calibrate", "--device", "cuda", "--gpu", "1"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    assert!(stderr(&output).contains("--gpu 1: there is 1 GPU"), "{}", stderr(&output));
+}
+
+#[test]
+fn without_a_gpu_the_reason_is_told_and_nothing_kept() {
+    if zbench::devices::count().is_ok() {
+        println!("NOT RUN: this machine has a GPU");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let output = run(folder.path(), &["calibrate", "--device", "cuda"]);
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(said.contains("nothing is measured: cuda: opening GPU 0") && said.contains("zbench doctor"), "{said}");
+    assert_eq!(records(folder.path()).len(), 0);
+}
+
+#[test]
+fn flags_of_another_device_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for words in [
+        "--device cuda --threads 1",
+        "--device cuda --seconds 0.1",
+        "--device cuda --disk .",
+        "--device cuda --disk-size 1MiB",
+        "--device cuda --no-disk",
+        "--device cuda --operation-rounds 2",
+        "--device cuda --no-operations",
+        "--device cuda --from-notebook",
+        "--gpu 0",
+        "--device cpu --side 64",
+    ] {
+        let words: Vec<&str> = words.split(' ').collect();
+        let output = on_host(folder.path()).arg("calibrate").args(&words).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {}", stderr(&output));
+        let flag = words.iter().rev().find(|word| word.starts_with("--")).unwrap();
+        assert!(stderr(&output).contains(&format!("{flag} says nothing of --device")), "{}", stderr(&output));
+    }
+    for (words, told) in [
+        (["--device=gpu", "--rounds=3"], "possible values: cpu, cuda"),
+        (["--device=cuda", "--side=8"], "8 is not in 16"),
+        (["--device=cuda", "--memory=900TiB"], "two such buffers"),
+    ] {
+        let output = on_host(folder.path()).arg("calibrate").args(words).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(told), "{words:?}: {}", stderr(&output));
+    }
+    assert_eq!(records(folder.path()).len(), 0);
+}
+
+/// A cell on eight H100 whose products take most of its time.
+const LARGE: &str = "[model]\npreset = \"llama2-7b\"\n[train]\nseq_len = 2048\nmicro_batch = 4\n[parallel]\nranks = 8\n\
+                     ranks_per_node = 8\nstrategy = \"zero3\"\n[precision]\npreset = \"bf16-mixed\"\n[hardware]\n";
+
+#[test]
+fn predictions_follow_what_was_saved() {
+    use zbench::calibrate::device::profile::Target;
+    use zbench_reports::bench::{DeviceCeilings, DeviceRate, Rate};
+    let folder = tempfile::tempdir().unwrap();
+    let builtin = zbench_estimate::profile::machine("h100-sxm").unwrap();
+    let bf16 = builtin.device.compute[&zbench_estimate::job::Number::Bf16];
+    // The invented GPU multiplies at this share of what the built-in profile takes for reached, and copies as that does.
+    let save = |name: &str, factor: f64| {
+        let path = folder.path().join(format!("machines/{name}.toml"));
+        let rates =
+            [("matrix.bf16", bf16.peak * bf16.reached * factor), ("memory.copy", 0.9 * builtin.device.bandwidth)];
+        let of =
+            |(name, rate): (&str, f64)| DeviceRate { name: name.into(), rate: Rate::of(&[rate]), data_sheet: None };
+        let ceilings = DeviceCeilings { rates: rates.map(of).to_vec(), ..DeviceCeilings::default() };
+        let target = Target::open(&path, Some("h100-sxm"), "NVIDIA H100 80GB HBM3").unwrap().unwrap();
+        target.save(&ceilings, "invented").unwrap();
+    };
+    save("same", 1.0);
+    save("half", 0.5);
+    let time = |profile: &str| {
+        let path = write(folder.path(), &format!("{LARGE}profile = \"{profile}\"\n"));
+        let output = run(folder.path(), &["plan", path.to_str().unwrap(), "--format", "json"]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let row: Value = serde_json::from_str(stdout(&output).lines().next().unwrap()).unwrap();
+        let span = |name: &str| row["time"][name].as_f64().unwrap_or_else(|| panic!("{name} of {row}"));
+        [row["step_ms"].as_f64().unwrap(), span("forward") + span("backward"), span("optimizer")]
+    };
+    let [as_built_in, same, half] = ["h100-sxm", "same", "half"].map(time);
+    // Figures are written to four digits.
+    assert!(same.iter().zip(as_built_in).all(|(x, y)| (x - y).abs() <= 1e-3 * y), "{same:?} {as_built_in:?}");
+    // Products take twice the time; copies between them, attention's other parts and launches do not.
+    let ratio = half[1] / same[1];
+    assert!((1.4..=2.0).contains(&ratio) && half[0] > same[0], "{ratio}: {half:?} {same:?}");
+    assert!((half[2] - same[2]).abs() <= 1e-9 * same[2], "{half:?} {same:?}");
+}

@@ -3,6 +3,7 @@
 mod attention;
 mod ceilings;
 pub mod checkpoint;
+mod device;
 mod figure;
 mod gemm;
 
@@ -15,6 +16,7 @@ use crate::stats;
 use crate::units;
 
 pub use ceilings::{Ceilings, DiskRates, Rate, Threads};
+pub use device::{DeviceCeilings, DeviceRate, device_ceilings};
 
 /// The suites that this module knows, by their names in records.
 pub const SUITES: [&str; 4] = ["gemm", "attention", "calibrate", "checkpoint"];
@@ -100,6 +102,7 @@ pub fn label(record: &Record) -> Option<String> {
             format!("{batch} x {seq} tokens{window}, {heads}/{kv} heads of {dim}, {dtype}, {threads}")
         }
         "checkpoint" => checkpoint::label(record),
+        _ if record.extra.contains_key("device_ceilings") => "ceilings of a GPU".to_string(),
         _ => "ceilings of the machine".to_string(),
     })
 }
@@ -133,7 +136,11 @@ pub fn report(document: &mut Document, records: &[&Record]) {
     gemm::report(document, &of("gemm"));
     attention::report(document, &of("attention"));
     checkpoint::report(document, &of("checkpoint"));
-    ceilings::report(document, &of("calibrate"));
+    let calibrated = of("calibrate");
+    let of_gpus: Vec<_> = calibrated.iter().filter_map(|record| Some((*record, device_ceilings(record)?))).collect();
+    let is_of_gpu = |record: &&Record| record.extra.contains_key("device_ceilings");
+    ceilings::report(document, &calibrated.iter().copied().filter(|record| !is_of_gpu(record)).collect::<Vec<_>>());
+    device::report(document, &of_gpus);
     let flagged: Vec<&&Record> =
         records.iter().filter(|record| suite(record).is_some() && !record.validity.is_empty()).collect();
     if !flagged.is_empty() {

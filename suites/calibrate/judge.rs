@@ -3,7 +3,7 @@
 
 use super::operations::Operations;
 use crate::runner::validity::Sampled;
-use zbench_reports::bench::Ceilings;
+use zbench_reports::bench::{Ceilings, DeviceCeilings};
 use zbench_reports::units;
 
 /// Highest less lowest round over the median, above which a rate on registers is not kept. It is the best stretch of half
@@ -60,9 +60,38 @@ pub fn why_not(ceilings: &Ceilings, sampled: &Sampled) -> Vec<String> {
             units::percent(OTHERS_SHARE)
         ));
     }
-    // Heat, stolen time, swapping, a quota: what spoils a cell spoils a ceiling.
+    reasons.extend(spoilt(sampled));
+    reasons
+}
+
+/// Heat, stolen time, swapping, a quota: what spoils a cell spoils a ceiling.
+fn spoilt(sampled: &Sampled) -> impl Iterator<Item = String> {
     let others = sampled.flags().into_iter().filter(|(flag, _)| *flag != "contended");
-    reasons.extend(others.map(|(flag, words)| format!("{flag}: {}", words.trim_end_matches('.'))));
+    others.map(|(flag, words)| format!("{flag}: {}", words.trim_end_matches('.')))
+}
+
+/// Why a GPU's numbers are not to be kept; nothing where they may be. Products have the limit of rates on registers: both
+/// follow a clock. Copies from and to the host have that of memory, whose other users they meet; times of single calls that of
+/// operations. Other processes on the host's cores are none of a GPU's business as long as rounds agree.
+pub fn why_not_device(ceilings: &DeviceCeilings, sampled: &Sampled) -> Vec<String> {
+    let mut reasons = Vec::new();
+    for of in &ceilings.rates {
+        let limit = match of.name.split_once('.') {
+            Some(("matrix", _)) => MATRIX_SPREAD,
+            Some(("time", _)) => OPERATION_SPREAD,
+            _ => MEMORY_SPREAD,
+        };
+        let Some(rate) = &of.rate else { continue };
+        // What is no number is no small one.
+        if rate.spread().is_nan() || rate.spread() > limit {
+            let (spread, limit) = (units::percent(rate.spread()), units::percent(limit));
+            reasons.push(format!("{}: the rounds spread by {spread} (limit {limit})", of.name));
+        }
+    }
+    if ceilings.rates.iter().all(|of| of.rate.is_none()) {
+        reasons.push("no rate was measured".into());
+    }
+    reasons.extend(spoilt(sampled));
     reasons
 }
 
@@ -70,6 +99,8 @@ pub fn why_not(ceilings: &Ceilings, sampled: &Sampled) -> Vec<String> {
 mod tests {
     use super::super::{Values, summed_up};
     use super::*;
+    use crate::runner::sampling::gpu::GpuSampled;
+    use zbench_reports::bench::{DeviceRate, Rate};
 
     /// Five rounds of everything, all of them steady, with the last round of one rate times `factor`.
     fn measured(name: &str, factor: f64) -> Ceilings {
@@ -129,6 +160,36 @@ mod tests {
         assert!(stolen.len() == 1 && stolen[0].starts_with("stolen: "), "{stolen:?}");
         let heat = with(Sampled { throttle_ms: Some(500), throttle_events: Some(3), ..Sampled::default() });
         assert!(heat.len() == 1 && heat[0].starts_with("throttled: "), "{heat:?}");
+    }
+
+    #[test]
+    fn a_gpu_has_limits_of_its_own() {
+        let of = |name: &str, values: &[f64]| {
+            let rate = Rate::of(values);
+            DeviceCeilings {
+                rates: vec![DeviceRate { name: name.into(), rate, data_sheet: None }],
+                ..DeviceCeilings::default()
+            }
+        };
+        let why = |name, high| why_not_device(&of(name, &[1.0, 1.0, high]), &Sampled::default());
+        for (name, small, large) in [
+            ("matrix.bf16", 1.04, 1.06),
+            ("memory.copy", 1.14, 1.16),
+            ("link.upload", 1.14, 1.16),
+            ("time.launch", 1.24, 1.26),
+        ] {
+            assert_eq!(why(name, small), [""; 0], "{name}");
+            let reasons = why(name, large);
+            assert!(reasons.len() == 1 && reasons[0].starts_with(name) && reasons[0].contains("limit"), "{reasons:?}");
+        }
+        let none = DeviceCeilings { rates: vec![DeviceRate::default()], ..DeviceCeilings::default() };
+        assert_eq!(why_not_device(&none, &Sampled::default()), ["no rate was measured"]);
+        // The host's cores are busy, which a GPU does not feel; its clocks are lowered, which it does.
+        let busy = Sampled { seconds: 10.0, others_share: Some(0.9), ..Sampled::default() };
+        assert_eq!(why_not_device(&of("matrix.bf16", &[1.0; 3]), &busy), [""; 0]);
+        let gpu = GpuSampled { samples: 100, slowed_share: 0.5, ..GpuSampled::default() };
+        let hot = why_not_device(&of("matrix.bf16", &[1.0; 3]), &Sampled { gpus: vec![gpu], ..busy });
+        assert!(hot.len() == 1 && hot[0].starts_with("throttled: "), "{hot:?}");
     }
 
     #[test]

@@ -22,6 +22,15 @@ impl Values {
         });
         self.rounds.entry((threads, name)).or_default().push(value);
     }
+
+    /// The rates of so many threads, in the order of the first round, each with the reason of a round that had none.
+    pub fn rates(&self, threads: usize) -> impl Iterator<Item = (&str, Result<Rate, String>)> {
+        self.names.iter().filter_map(move |name| {
+            let rounds = self.rounds.get(&(threads, name.clone()))?.iter().cloned();
+            let rate = rounds.collect::<Result<Vec<f64>, String>>();
+            Some((name.as_str(), rate.and_then(|rates| Rate::of(&rates).ok_or_else(|| "there was no round".into()))))
+        })
+    }
 }
 
 /// Medians and limits. A rate that one round could not state is not stated, with that round's reason.
@@ -31,19 +40,14 @@ pub fn summed_up(values: &Values) -> Ceilings {
     numbers.dedup();
     for threads in numbers {
         let mut of = Threads { threads: threads as u64, ..Threads::default() };
-        for name in &values.names {
-            let Some(rounds) = values.rounds.get(&(threads, name.clone())) else { continue };
-            let rate = match rounds.iter().cloned().collect::<Result<Vec<f64>, String>>() {
-                Ok(rates) => Rate::of(&rates),
-                Err(why) => {
-                    let entry = (name.clone(), why);
-                    if !ceilings.unstated.contains(&entry) {
-                        ceilings.unstated.push(entry);
-                    }
-                    None
+        for (name, rate) in values.rates(threads) {
+            if let Err(why) = &rate {
+                let entry = (name.to_string(), why.clone());
+                if !ceilings.unstated.contains(&entry) {
+                    ceilings.unstated.push(entry);
                 }
-            };
-            put(&mut of, name, rate);
+            }
+            put(&mut of, name, rate.ok());
         }
         ceilings.threads.push(of);
     }

@@ -1,11 +1,13 @@
 //! `calibrate`: measures, prints and records whatever came out, and writes the profile only where the machine was quiet.
 
+mod device;
+
 use super::train::stop_flag;
 use super::{command_line, print_document, print_lines};
 use crate::allreduce::profile::default_path;
 use crate::bench::clock::Limits;
 use crate::bench::record::{blank, seen, watched};
-use crate::calibrate::args::CalibrateArgs;
+use crate::calibrate::args::{CalibrateArgs, DISK_SIZE, OPERATION_ROUNDS, SECONDS};
 use crate::calibrate::corrections::{self, Corrections, Residuals};
 use crate::calibrate::disk::Disk;
 use crate::calibrate::operations::{self, OperationsError};
@@ -16,7 +18,7 @@ use crate::cli::{Format, Global, exit};
 use crate::runner::time::TimeProfile;
 use crate::runner::{Header, machine, rescue};
 use anyhow::{Result, bail};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use zbench_reports::bench::{self, Ceilings, Rate};
@@ -34,6 +36,13 @@ const LIMIT: Duration = Duration::from_secs(24 * 3600);
 
 /// `zbench calibrate`.
 pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
+    if let Some(flag) = arguments.of_another_device() {
+        let right = if arguments.device == "cuda" { "cpu" } else { "cuda" };
+        bail!("{flag} says nothing of --device {}; leave it out, or measure --device {right}", arguments.device);
+    }
+    if arguments.device == "cuda" {
+        return device::calibrate(global, arguments);
+    }
     if arguments.from_notebook {
         return from_notebook(global, arguments);
     }
@@ -47,20 +56,15 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     let folder = arguments.disk.clone().unwrap_or_else(|| global.notebook.clone());
     let disk = match arguments.no_disk {
         true => Err("left out with --no-disk".to_string()),
-        false => Disk::open(&folder, arguments.disk_size),
+        false => Disk::open(&folder, arguments.disk_size.unwrap_or(DISK_SIZE)),
     };
     if let (Err(why), false) = (&disk, arguments.no_disk) {
         crate::say!("the disk is not measured: {why}");
     }
     let limits = Limits { stop: &stop, deadline: Instant::now() + LIMIT };
-    let mut told = |done: usize, all: usize| {
-        // A line for each tenth: nobody reads more.
-        if !global.quiet && done * 10 / all != (done - 1) * 10 / all {
-            crate::say!("{done} of {all} measurements");
-        }
-    };
+    let mut told = teller(global);
     let seatings = if arguments.no_operations { Vec::new() } else { seatings(&wanted, arguments)? };
-    let rounds = arguments.operation_rounds as usize;
+    let rounds = arguments.operation_rounds.unwrap_or(OPERATION_ROUNDS) as usize;
     let (measured, sampled) = watched(0, || {
         let ceilings = measure(&wanted, &disk, &limits, &mut told).ok()?;
         Some((ceilings, operations::measure(&seatings, rounds, machine::cores(), &limits, &mut told)))
@@ -81,19 +85,7 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     steady.retain(|of| judge::why_not_operations(of).is_none());
     let mut record = record(&wanted, &folder, arguments, &ceilings);
     seen(&mut record, &sampled);
-    if !reasons.is_empty() || !unsteady.is_empty() {
-        record.validity.push("too_noisy".into());
-        record.notes.extend(reasons.iter().chain(&unsteady).map(|reason| format!("Too noisy to be kept: {reason}.")));
-    }
-    record.trial = 1 + notebook.records()?.iter().filter(|other| other.key == record.key).count() as u32;
-    if let Err(error) = notebook.append(&record) {
-        rescue::keep_and_say(&record);
-        return Err(error.into());
-    }
-    match global.format {
-        Format::Json => print_lines(&[&record])?,
-        _ => print_document(global, &bench::document(&[&record]))?,
-    }
+    keep(global, &notebook, &mut record, &reasons.iter().chain(&unsteady).collect::<Vec<_>>())?;
     say_changes(before.as_ref(), &ceilings);
     reasons.iter().chain(&unsteady).for_each(|reason| crate::say!("too noisy: {reason}"));
     let about = About {
@@ -178,7 +170,7 @@ fn wanted(arguments: &CalibrateArgs) -> Result<Wanted> {
     Ok(Wanted {
         threads,
         rounds: arguments.rounds as usize,
-        seconds: arguments.seconds,
+        seconds: arguments.seconds.unwrap_or(SECONDS),
         memory_bytes: usize::try_from(bytes)?,
     })
 }
@@ -192,18 +184,9 @@ fn record(wanted: &Wanted, folder: &Path, arguments: &CalibrateArgs, ceilings: &
         "seconds": wanted.seconds,
         "memory_bytes": wanted.memory_bytes,
         "disk": if arguments.no_disk { None } else { Some(absolute) },
-        "disk_bytes": if arguments.no_disk { None } else { Some(arguments.disk_size) },
+        "disk_bytes": if arguments.no_disk { None } else { Some(arguments.disk_size.unwrap_or(DISK_SIZE)) },
     });
-    let key = blake3::hash(crate::grid::canonical(&cell).as_bytes()).to_hex()[..16].to_string();
-    let header = Header {
-        name: "calibrate".into(),
-        question: String::new(),
-        command: command_line(),
-        environment: machine::environment(),
-        any_environment: false,
-        folders: Default::default(),
-    };
-    let mut record = blank(&header, &key, cell, 1, Outcome::measured());
+    let mut record = empty(cell);
     for of in &ceilings.threads {
         for (name, rate) in of.rates() {
             let unit = if name.starts_with("matrix") { "flops" } else { "gb_s" };
@@ -222,6 +205,47 @@ fn record(wanted: &Wanted, folder: &Path, arguments: &CalibrateArgs, ceilings: &
         record.extra.insert("ceilings".into(), value);
     }
     record
+}
+
+/// A record of this cell without its numbers.
+fn empty(cell: Value) -> Record {
+    let key = blake3::hash(crate::grid::canonical(&cell).as_bytes()).to_hex()[..16].to_string();
+    let header = Header {
+        name: "calibrate".into(),
+        question: String::new(),
+        command: command_line(),
+        environment: machine::environment(),
+        any_environment: false,
+        folders: Default::default(),
+    };
+    blank(&header, &key, cell, 1, Outcome::measured())
+}
+
+/// Marks it as noisy for these reasons, and puts it into the notebook and before whoever asked.
+fn keep(global: &Global, notebook: &Notebook, record: &mut Record, reasons: &[&String]) -> Result<()> {
+    if !reasons.is_empty() {
+        record.validity.push("too_noisy".into());
+        record.notes.extend(reasons.iter().map(|reason| format!("Too noisy to be kept: {reason}.")));
+    }
+    record.trial = 1 + notebook.records()?.iter().filter(|other| other.key == record.key).count() as u32;
+    if let Err(error) = notebook.append(record) {
+        rescue::keep_and_say(record);
+        return Err(error.into());
+    }
+    match global.format {
+        Format::Json => print_lines(&[record]),
+        _ => print_document(global, &bench::document(&[record])),
+    }
+}
+
+/// A line for each tenth of the measurements: nobody reads more.
+fn teller(global: &Global) -> impl FnMut(usize, usize) {
+    let quiet = global.quiet;
+    move |done, all| {
+        if !quiet && done * 10 / all != (done - 1) * 10 / all {
+            crate::say!("{done} of {all} measurements");
+        }
+    }
 }
 
 /// Where a profile has ceilings already: what is different now.
