@@ -1,7 +1,7 @@
 //! That AddressSanitizer sees what kernels on the host do wrong, through the fibers and the shared memory that imitate a GPU's:
 //! a program of deliberately wrong kernels. The crate's own kernels run under it with ZBENCH_HOST_CUDA_FLAGS: see .ci/run.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use zbench_kernels::cuda::sources::HEADERS;
 
