@@ -62,9 +62,9 @@ pub struct Arguments<'a> {
     pub sizes: &'a [usize],
 }
 
-/// Bytes of scratch with which products of a vendor's library are at their best: cuBLAS's own advice for Hopper. All GPUs
-/// have as much, so that a plan need not know which it is for.
-pub const PRODUCT_WORKSPACE: usize = 32 << 20;
+/// Bytes of scratch with which products of a vendor's library are at their best: cuBLAS's own advice for Hopper, and what it takes
+/// to begin at a multiple of 256 bytes. All GPUs have as much, so that a plan need not know which it is for.
+pub const PRODUCT_WORKSPACE: usize = (32 << 20) + 256;
 /// Part of a tensor of three dimensions that one copy of Hopper's brings into shared memory, innermost dimension first. What
 /// lies outside of the tensor arrives as zeros. Rows of a part are 128 bytes, whose chunks of 16 change places as the tensor
 /// cores want them: `CU_TENSOR_MAP_SWIZZLE_128B`, no interleaving, element strides of 1.

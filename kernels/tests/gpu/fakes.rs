@@ -28,10 +28,16 @@ static COMPILED: LazyLock<[PathBuf; 5]> = LazyLock::new(|| {
 static OLD_DRIVER: LazyLock<PathBuf> =
     LazyLock::new(|| compile(SOURCES[0].0, &format!("#define OLD_DRIVER\n{}", SOURCES[0].1)));
 
+/// A folder beside this program, which ci/gpu-check takes to machines that have none of Cargo's.
+pub fn beside(name: &str) -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    program.parent().unwrap_or(Path::new(".")).join(name)
+}
+
 fn compile(name: &str, text: &str) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fakes");
+    let folder = beside("fakes");
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join(format!("{name}-{:016x}", hasher.finish()));
     if !path.exists() {

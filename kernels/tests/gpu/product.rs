@@ -142,22 +142,62 @@ fn a_choice_is_made_once_for_each_shape_and_alignment() {
     let asked = || fakes.number(LIBRARY, "fake_asked");
     let preferences = || fakes.text(LIBRARY, "fake_preferences");
     case.run(&gemm(4, 4, 4), 0).unwrap();
-    // 32 MiB of scratch, sums put together in f32, and all operands at multiples of 256 bytes.
-    assert_eq!((asked(), preferences().as_str()), (1, "33554432 2 256 256 256 256"));
+    // 32 MiB of scratch, sums put together in f32, and all operands at multiples of 16 bytes.
+    assert_eq!((asked(), preferences().as_str()), (1, "33554432 2 16 16 16 16"));
     case.run(&Gemm { alpha: 3.0, ..gemm(4, 4, 4) }, 0).unwrap();
     assert_eq!(asked(), 1, "a factor makes no difference");
-    case.run(&gemm(4, 4, 4), 16).unwrap();
-    assert_eq!((asked(), preferences().as_str()), (2, "33554432 2 16 16 16 16"));
+    for shift in [16, 64, 128] {
+        case.run(&gemm(4, 4, 4), shift).unwrap();
+        assert_eq!(asked(), 1, "nor does what whole words begin at: {shift}");
+    }
+    case.run(&gemm(4, 4, 4), 8).unwrap();
+    assert_eq!((asked(), preferences().as_str()), (2, "33554432 2 8 8 8 8"));
     case.run(&Gemm { trans_a: true, ..gemm(4, 4, 4) }, 0).unwrap();
     assert_eq!(asked(), 3);
     let small = Case { workspace_bytes: 1 << 20, ..Case::new(case.gpu.clone()) };
     small.run(&gemm(4, 4, 4), 0).unwrap();
-    assert_eq!((asked(), preferences().as_str()), (4, "1048576 2 256 256 256 256"));
+    assert_eq!((asked(), preferences().as_str()), (4, "1048320 2 16 16 16 16"));
     let products = case.gpu.products();
     assert_eq!(products.len(), 4);
     let first = &products[0];
     assert_eq!((first.algorithm, first.tile, first.split, first.candidates), (100, 1001, 1002, 1));
     assert_eq!(first.time, None, "nothing is timed where nobody asks for it");
+}
+
+/// Arenas place buffers at multiples of 64 bytes, and cuBLASLt refuses scratch that is at no multiple of 256.
+#[test]
+fn scratch_may_begin_anywhere() {
+    let fakes = Fakes::all();
+    let case = Case::new(fakes.gpu());
+    let room = case.workspace_bytes + 192;
+    let base = case.gpu.allocate(room + 256).unwrap();
+    let asked = || fakes.number(LIBRARY, "fake_asked");
+    for shift in [0, 64, 128, 192] {
+        // What lies before the scratch and behind it is somebody else's.
+        let (before, behind) = (vec![7u8; shift + 64], vec![7u8; 256]);
+        let workspace = base + 64 + shift as u64;
+        // SAFETY: memory just made, of more bytes.
+        unsafe {
+            case.queue.upload(&before, base).unwrap();
+            case.queue.upload(&behind[shift..], workspace + case.workspace_bytes as u64).unwrap();
+        }
+        case.queue.synchronize().unwrap();
+        let shifted = Case { workspace, queue: case.gpu.queue().unwrap(), gpu: case.gpu.clone(), ..case };
+        assert!(shifted.run(&gemm(4, 4, 4), 0) == Some(expected(&gemm(4, 4, 4))), "{shift}");
+        assert_eq!(asked(), 1, "where the scratch lies makes no difference");
+        let (mut left, mut right) = (vec![0u8; before.len()], vec![0u8; behind.len() - shift]);
+        // SAFETY: as above.
+        unsafe {
+            case.queue.download(base, &mut left).unwrap();
+            case.queue.download(workspace + case.workspace_bytes as u64, &mut right).unwrap();
+        }
+        assert!(
+            left == before && right.iter().all(|byte| *byte == 7),
+            "{shift}: bytes beside the scratch have changed"
+        );
+    }
+    // SAFETY: made above.
+    unsafe { case.gpu.free(base, room + 256) };
 }
 
 #[test]

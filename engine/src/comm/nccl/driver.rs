@@ -323,7 +323,7 @@ impl Memory {
         self.address
     }
 
-    /// Copies host bytes to its beginning. Panics when they are more than it has.
+    /// Copies host bytes to its beginning; they have arrived when this returns. Panics when they are more than it has.
     ///
     /// # Errors
     /// What the driver says.
@@ -332,7 +332,12 @@ impl Memory {
         self.device.enter()?;
         // SAFETY: as many bytes are there on both sides.
         let code = unsafe { (self.device.driver.table.copy_in)(self.address, bytes.as_ptr().cast(), bytes.len()) };
-        self.device.driver.check("cuMemcpyHtoD", code)
+        self.device.driver.check("cuMemcpyHtoD", code)?;
+        // The call returns when the bytes have been taken, which may be before they have arrived; and streams that do not wait for
+        // the default one, as all of ours, would begin before that.
+        // SAFETY: null is the default stream of the context that was just entered.
+        let code = unsafe { (self.device.driver.table.stream_synchronize)(std::ptr::null_mut()) };
+        self.device.driver.check("cuStreamSynchronize", code)
     }
 
     /// Copies from its beginning to host bytes. Panics when they are more than it has.

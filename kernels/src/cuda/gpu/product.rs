@@ -16,6 +16,15 @@ use std::time::Duration;
 const CANDIDATES: usize = 8;
 /// Products of each that are timed, after one that is not.
 const ROUNDS: u32 = 3;
+/// The library wants its scratch at multiples of so many bytes; arenas place buffers at multiples of fewer.
+const SCRATCH_ALIGNMENT: usize = 256;
+
+/// The scratch for the library out of what is given. How much that is does not depend on where it lies, and so neither does what is
+/// chosen.
+fn aligned(at: Address, bytes: usize) -> (Address, usize) {
+    let whole = bytes.saturating_sub(SCRATCH_ALIGNMENT - 1) / SCRATCH_ALIGNMENT * SCRATCH_ALIGNMENT;
+    (at.next_multiple_of(SCRATCH_ALIGNMENT as Address), whole)
+}
 
 /// How products of one shape are done.
 #[derive(Debug, Clone, PartialEq)]
@@ -100,8 +109,8 @@ impl Products {
         if op.m == 0 || op.n == 0 || op.k == 0 {
             return Ok(false);
         }
-        let operands =
-            Operands { a, b, c, d: c, workspace, workspace_bytes: workspace_bytes.min(gpu.product_workspace()) };
+        let (workspace, workspace_bytes) = aligned(workspace, workspace_bytes.min(gpu.product_workspace()));
+        let operands = Operands { a, b, c, d: c, workspace, workspace_bytes };
         let key = Key {
             sizes: [op.m, op.n, op.k],
             transposed: [op.trans_a, op.trans_b],

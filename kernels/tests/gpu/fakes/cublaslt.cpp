@@ -136,7 +136,9 @@ int cublasLtMatmul(void *, Product *product, const float *alpha, const char *a, 
     uint64_t which = algorithm->data[0] - 100;
     Work work{*product, *la, *lb, *lc, *ld, a, b, c, d, *alpha, *beta};
     if (which == 2) return NOT_SUPPORTED;
-    if (!fits(work) || (which << 20) > bytes || (which && !workspace)) return INVALID_VALUE;
+    if (!fits(work) || (which << 20) > bytes || (which && !workspace) || uint64_t(workspace) % 256) return INVALID_VALUE;
+    // All of the scratch is the library's to write to.
+    if (bytes) memset(workspace, 0xff, bytes);
     const double cost[] = {5, 3, 1, 2};
     return enqueue(stream, cost[which], multiply, new Work(work)) ? EXECUTION_FAILED : 0;
 }
