@@ -1,3 +1,4 @@
+use crate::GRANULE_BYTES;
 use crate::cuda::machine::Machine;
 use crate::ledger::{Category, Ledger, footprint};
 use crate::region::{ArenaError, Region};
@@ -67,11 +68,12 @@ impl Arena {
     }
 
     /// As [`Arena::host`] in the memory of a machine that runs CUDA: one allocation of so many bytes, of which no more than the
-    /// capacity are in use at a time.
+    /// capacity are in use at a time. Of a capacity that is less than half of them it takes twice, as room for fragmentation.
     ///
     /// # Errors
     /// The machine has no such memory left.
     pub fn on(machine: Arc<dyn Machine>, capacity: Option<u64>, bytes: u64) -> Result<Arena, ArenaError> {
+        let bytes = capacity.map_or(bytes, |capacity| bytes.min(capacity.saturating_mul(2).max(GRANULE_BYTES)));
         let region = Region::on(machine, bytes)?;
         Ok(Arena::of(region, capacity.unwrap_or(bytes), capacity.is_some()))
     }
@@ -106,7 +108,7 @@ impl Arena {
         drop(state);
         // SAFETY: `place` returned an offset with room for `bytes` inside the region.
         let ptr = unsafe { self.0.region.base().add(offset as usize) };
-        if cfg!(debug_assertions) && self.0.region.is_on_host() {
+        if cfg!(debug_assertions) && self.0.region.is_writable() {
             // All bits set is a NaN in every float type, so reading what was never written shows.
             // SAFETY: the bytes are ours alone: `place` took them off the free list.
             unsafe { ptr.as_ptr().write_bytes(0xff, bytes as usize) };

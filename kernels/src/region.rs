@@ -114,6 +114,11 @@ impl Region {
         self.machine.is_none()
     }
 
+    /// Whether the host may write it at any time: its own, or that of a machine that has nothing left to do when a call returns.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.machine.as_ref().is_none_or(|machine| machine.reaches_host())
+    }
+
     fn map(bytes: u64, file: Option<OwnedFd>) -> std::io::Result<Region> {
         let length = usize::try_from(bytes).map_err(|_| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
         let kind = if file.is_some() { libc::MAP_SHARED } else { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS };

@@ -50,6 +50,22 @@ fn every_form_computes_what_the_processor_computes() {
     }
 }
 
+/// Memory is full of NaN when it is handed out, where work is done as soon as it is asked for.
+#[test]
+fn what_was_never_written_is_never_read() {
+    let formed = forms().into_iter().map(|form| (form.0.to_string(), cuda(formed(odd(), form))));
+    let sharded =
+        strategies(2).into_iter().map(|(strategy, shard)| (strategy, shard, cuda(on(odd(), strategy, 2, shard))));
+    let sharded = sharded.map(|(strategy, shard, cell)| (format!("{} by {shard}", strategy.name()), cell));
+    for (what, cell) in formed.chain(sharded) {
+        let (late, prompt) = (run(&cell), promptly(|| run(&cell)));
+        let losses = |ran: &Ran| ran.steps.iter().map(|step| (step.loss, step.grad_norm)).collect::<Vec<_>>();
+        assert!(prompt.steps.iter().all(|step| step.loss.is_finite()), "{what}: {:?}", losses(&prompt));
+        assert_eq!(losses(&late), losses(&prompt), "{what}");
+        assert!(late.weights == prompt.weights, "{what}: the weights differ");
+    }
+}
+
 #[test]
 fn experts_compute_what_the_processor_computes() {
     for (name, mut cell) in expert_cells(odd()) {

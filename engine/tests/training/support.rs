@@ -116,9 +116,24 @@ pub fn on(mut cell: Cell, strategy: Strategy, ranks: usize, shard: usize) -> Cel
 /// CUDA on the processor, in queues that do their work as late as they may; or a GPU.
 static MACHINE: LazyLock<Arc<dyn Machine>> = LazyLock::new(|| device::machine(|host| host.as_planned().late()));
 
+/// The same with queues that have done their work when a call returns: memory that is handed out is then full of NaN.
+static PROMPT: LazyLock<Arc<dyn Machine>> = LazyLock::new(|| device::machine(|host| host.as_planned()));
+
+thread_local! {
+    static IS_PROMPT: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// `work`, in which CUDA does what it is asked for at once.
+pub fn promptly<T>(work: impl FnOnce() -> T) -> T {
+    IS_PROMPT.set(true);
+    let result = work();
+    IS_PROMPT.set(false);
+    result
+}
+
 /// The only machine that runs CUDA.
 pub fn machine(_: usize) -> Result<Arc<dyn Machine>, String> {
-    Ok(MACHINE.clone())
+    Ok(if IS_PROMPT.get() { PROMPT.clone() } else { MACHINE.clone() })
 }
 
 pub fn cpus(cell: &Cell) -> Vec<Arc<dyn Kernels>> {

@@ -1,9 +1,11 @@
 //! Finding a shared library at run time, and saying where it was looked for.
 
 use libloading::Library;
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use zbench_kernels::cuda::gpu;
 
 /// Where to look. The engine reads no environment: the command line passes its variables to [`Search::new`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,8 +45,15 @@ impl Search {
             return vec![file.clone()];
         }
         let folders = self.folders.iter().filter(|folder| !folder.as_os_str().is_empty());
-        let folders: Vec<PathBuf> =
-            folders.flat_map(|folder| [folder.join("nvidia/nccl/lib"), folder.clone()]).collect();
+        let below = |folder: &PathBuf| {
+            // An environment of Python's has the packages further down.
+            let mut all = vec![folder.join("nvidia/nccl/lib"), folder.clone()];
+            all.extend(gpu::Search::inside(folder).into_iter().filter(|path| path.ends_with("nvidia/nccl/lib")));
+            all
+        };
+        let mut folders: Vec<PathBuf> = folders.flat_map(below).collect();
+        let mut seen = HashSet::new();
+        folders.retain(|folder| seen.insert(folder.clone()));
         let inside = folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
         inside.chain(names.iter().map(PathBuf::from)).collect()
     }
@@ -92,5 +101,11 @@ mod tests {
         let explicit = Search::new(|name| Some(if name == "ZBENCH_NCCL_LIB" { "/z/b.so" } else { "/x" }.into()));
         assert_eq!(explicit.places(&["a"]), [PathBuf::from("/z/b.so")], "a file that is asked for is the only one");
         assert_eq!(Search::new(|_| Some("".into())), Search::default(), "an empty variable is none");
+        // An environment of Python's.
+        let environment = tempfile::tempdir().unwrap();
+        let packages = environment.path().join("lib/python3.11/site-packages/nvidia/nccl/lib");
+        std::fs::create_dir_all(&packages).unwrap();
+        let search = Search { explicit: None, folders: vec![environment.path().to_owned()] };
+        assert_eq!(search.places(&["a"])[2..], [packages.join("a"), PathBuf::from("a")]);
     }
 }

@@ -148,7 +148,7 @@ impl Search {
     }
 
     /// The folders below `root` that may hold libraries, in their order.
-    fn inside(root: &Path) -> Vec<PathBuf> {
+    pub fn inside(root: &Path) -> Vec<PathBuf> {
         let packages = |root: PathBuf| below(&root.join("nvidia"), "").into_iter().map(|package| package.join("lib"));
         let pythons = below(&root.join("lib"), "python3").into_iter();
         let mut folders: Vec<PathBuf> = packages(root.to_owned()).collect();
