@@ -61,7 +61,7 @@ pub fn capture(root: &Root, process: &Process) -> Map<String, Value> {
         .iter()
         .filter(|(name, _)| ["ZBENCH_CUDA_LIBS", "LD_LIBRARY_PATH"].contains(&name.as_str()))
         .flat_map(|(_, value)| value.split(':').filter(|folder| !folder.is_empty()).map(str::to_string))
-        .flat_map(|folder| [format!("{folder}/nvidia/nccl/lib"), folder])
+        .flat_map(|folder| devices::below(root, &folder))
         .collect();
     let mut state = cpu::clocks(root);
     if let Some(bytes) = root.text("proc/meminfo").and_then(|text| root::kib_line(&text, "SwapTotal")) {

@@ -85,7 +85,11 @@ pub struct Ceiling {
 /// What a record of these suites is about, in few words.
 pub fn label(record: &Record) -> Option<String> {
     let number = |path: &str| count(record, path).to_string();
-    let threads = units::plural(count(record, "hardware.threads_per_rank") as usize, "thread", "threads");
+    let threads = match computing(record).as_str() {
+        "1" => "1 thread".to_string(),
+        "GPU" => "GPU".to_string(),
+        many => format!("{many} threads"),
+    };
     Some(match suite(record)? {
         "gemm" => {
             let [shape, layout, dtype] = ["shape", "layout", "dtype"].map(|key| text(record, &format!("gemm.{key}")));

@@ -170,6 +170,13 @@ fn on_gpus(args: &AllreduceArgs, on: On) -> Result<(), String> {
                 .into(),
         );
     }
+    if on == On::Device && args.expect.is_some() {
+        return Err(
+            "--expect: ranks of --backend device share one GPU, and published figures are of links between GPUs; use \
+                    --backend nccl"
+                .into(),
+        );
+    }
     if args.save.is_some() && devices::on_host() {
         let on_host = devices::ON_HOST;
         return Err(format!(

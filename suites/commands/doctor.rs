@@ -8,6 +8,7 @@ use crate::runner::plan::gib;
 use crate::runner::{machine, sampling};
 use anyhow::Result;
 use std::path::Path;
+use zbench_kernels::cuda::gpu::Absent;
 use zbench_reports::document::{Column, Document, Entry, Table, Tone};
 
 struct Finding {
@@ -102,6 +103,7 @@ fn findings(notebook: &Path) -> Vec<Finding> {
         .iter()
         .filter_map(|name| std::env::var(name).ok())
         .flat_map(|list| list.split(':').filter(|folder| !folder.is_empty()).map(str::to_string).collect::<Vec<_>>())
+        .flat_map(|folder| devices::below(&Root::system(), &folder))
         .collect();
     for (library, advice) in libraries {
         let found = devices::find_library(&Root::system(), &named, library);
@@ -114,22 +116,33 @@ fn findings(notebook: &Path) -> Vec<Finding> {
     findings
 }
 
+/// Why a library was not taken: what the user named, or what was found and is none, and nothing of where the system looks.
+fn why_absent(absent: &Absent) -> String {
+    let Absent::NotFound { tried, .. } = absent else { return absent.to_string() };
+    let named = tried.iter().filter(|attempt| attempt.place.components().count() > 1);
+    let reasons: Vec<String> = named.map(ToString::to_string).collect();
+    if reasons.is_empty() { "no".into() } else { format!("no: {}", reasons.join("; ")) }
+}
+
 /// The parts that a cell on a GPU needs, as they were loaded.
 fn cuda() -> Vec<Finding> {
-    use zbench_kernels::cuda::gpu::dotted;
+    use zbench_kernels::cuda::gpu::{Nvml, Search, dotted};
     let probe = crate::devices::probe();
-    let row = |what, found: Option<String>, advice| Finding {
+    let row = |what, found: Result<String, String>, advice| Finding {
         what,
-        is_there: found.is_some(),
-        found: found.unwrap_or_else(|| "no".into()),
+        is_there: found.is_ok(),
+        found: found.unwrap_or_else(|why| why),
         advice,
     };
-    let driver = probe.driver.as_ref().ok();
+    let driver = probe.driver.as_ref().map_err(why_absent);
     let driver = driver.map(|driver| format!("CUDA {}, {}", dotted(driver.version()), driver.path().display()));
-    let nvrtc = probe.nvrtc.as_ref().ok();
+    let nvrtc = probe.nvrtc.as_ref().map_err(why_absent);
     let nvrtc = nvrtc.map(|nvrtc| format!("{}, {}", dotted(nvrtc.version()), nvrtc.path().display()));
-    let cublaslt = probe.cublaslt.as_ref().ok();
+    let cublaslt = probe.cublaslt.as_ref().map_err(why_absent);
     let cublaslt = cublaslt.map(|library| format!("{}, {}", library.dotted(), library.path().display()));
+    let nvtx = probe.nvtx.as_ref().map_err(why_absent).map(|nvtx| nvtx.path().display().to_string());
+    let nvml = Nvml::load(&Search::new(|name| std::env::var_os(name)));
+    let nvml = nvml.as_ref().map_err(why_absent).map(|nvml| nvml.path().display().to_string());
     let mut rows = vec![
         row("CUDA driver", driver, "no GPU can be used; install NVIDIA's driver for your distribution"),
         row(
@@ -142,9 +155,15 @@ fn cuda() -> Vec<Finding> {
             cublaslt,
             "without it products on GPUs are our own, and slower; pip install nvidia-cublas, as above",
         ),
+        row("NVML", nvml, "clocks, power and energy of GPUs; it comes with the driver"),
+        row("NVTX", nvtx, "names of spans for profilers, which nothing else needs; pip install nvidia-nvtx, as above"),
     ];
+    if crate::devices::on_host() {
+        let found = format!("{}=1: cells for GPUs run on this processor", crate::devices::ON_HOST);
+        rows.push(row("CUDA on the host", Ok(found), ""));
+    }
     match &probe.devices {
-        Ok(devices) => rows.extend(devices.iter().map(|device| row("GPU", Some(device.to_string()), ""))),
+        Ok(devices) => rows.extend(devices.iter().map(|device| row("GPU", Ok(device.to_string()), ""))),
         Err(absent) if probe.driver.is_ok() => rows.push(Finding {
             what: "GPU",
             found: absent.to_string(),

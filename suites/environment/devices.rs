@@ -33,6 +33,20 @@ pub fn driver(root: &Root) -> Option<String> {
     line.split_whitespace().find(is_version).map(str::to_string)
 }
 
+/// The folders in and below a named one that may hold libraries: as pip lays out its packages, in an environment of Python's too.
+pub fn below(root: &Root, folder: &str) -> Vec<String> {
+    let in_folder = |at: &str| -> Vec<String> {
+        let packages = root.names(&format!("{at}/nvidia"));
+        packages.into_iter().map(|package| format!("{at}/nvidia/{package}/lib")).collect()
+    };
+    let mut all = in_folder(folder);
+    all.extend([folder.to_string(), format!("{folder}/lib64"), format!("{folder}/lib")]);
+    for python in root.names(&format!("{folder}/lib")).into_iter().filter(|name| name.starts_with("python3")) {
+        all.extend(in_folder(&format!("{folder}/lib/{python}/site-packages")));
+    }
+    all
+}
+
 /// A library by the beginning of its file's name: its folder and the names found there, longest first, as that says most
 /// about the version. `named` are folders to look into first.
 pub fn find_library(root: &Root, named: &[String], name: &str) -> Option<(String, String)> {

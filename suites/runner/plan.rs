@@ -222,16 +222,9 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
     let total = estimate.memory.total_peak();
     let record = |status, reason, source| Decision::Record { status, reason, source };
     if cell.hardware.device == DeviceKind::Cuda {
-        return on_device(resolved, total, footprint);
+        return on_device(resolved, estimate, footprint);
     }
-    let state: u64 =
-        [Category::Parameters, Category::Gradients, Category::Optimizer].map(|c| estimate.peak(c)).iter().sum();
-    if let Some(capacity) = cell.memory.capacity.filter(|capacity| state > *capacity) {
-        let reason = format!(
-            "weights, gradients and optimizer state alone take {} of a rank, memory.capacity is {}",
-            gib(state),
-            gib(capacity)
-        );
+    if let Some(reason) = state_above_capacity(cell, estimate) {
         return record(Status::OutOfMemory, reason, Source::Plan);
     }
     let here = ranks_here(cell);
@@ -252,8 +245,21 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
     }
 }
 
+/// Why no run can be within the capacity: what never leaves memory is above it.
+fn state_above_capacity(cell: &Cell, estimate: &Estimate) -> Option<String> {
+    let state: u64 =
+        [Category::Parameters, Category::Gradients, Category::Optimizer].map(|c| estimate.peak(c)).iter().sum();
+    let capacity = cell.memory.capacity.filter(|capacity| state > *capacity)?;
+    Some(format!(
+        "weights, gradients and optimizer state alone take {} of a rank, memory.capacity is {}",
+        gib(state),
+        gib(capacity)
+    ))
+}
+
 /// Whether a cell for CUDA runs here: on how many GPUs, and whether their memory holds it.
-fn on_device(resolved: &Resolved, total: u64, footprint: &Footprint) -> Decision {
+fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) -> Decision {
+    let total = estimate.memory.total_peak();
     let Resolved { cell, profile, .. } = resolved;
     let (ranks, backend) = (cell.parallel.ranks, cell.parallel.backend);
     let skip = |why: String| {
@@ -291,6 +297,14 @@ fn on_device(resolved: &Resolved, total: u64, footprint: &Footprint) -> Decision
             ));
         }
     };
+    if cell.link.is_some() {
+        return skip(
+            "links cannot be emulated there: a call returns before a GPU has done it; leave [link] out".into(),
+        );
+    }
+    if let Some(reason) = state_above_capacity(cell, estimate) {
+        return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
+    }
     let memory = match devices::machine(0) {
         Ok(machine) => machine.facts().memory_bytes,
         Err(reason) => return skip(reason),

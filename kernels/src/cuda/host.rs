@@ -96,7 +96,8 @@ impl Host {
         for made in compiled {
             let (source, path) = made.map(|(i, path)| (sources[i], path))?;
             // SAFETY: a library made of our own source, whose initializers do nothing.
-            let library = unsafe { Library::new(&path) }.map_err(|e| error("loading", format!("{e:?}")))?;
+            let library =
+                unsafe { Library::new(&path) }.map_err(|e| error("loading", format!("{}: {e}", source.name)))?;
             for kernel in source.kernels() {
                 // SAFETY: EXPORT defines this function with this type.
                 let entry = unsafe { library.get::<Entry>(format!("zb_{kernel}")) };
@@ -106,7 +107,7 @@ impl Host {
             libraries.push(library);
         }
         let facts = Facts {
-            name: "host".into(),
+            name: "cuda on the host".into(),
             capability: (8, 0),
             multiprocessors: 4,
             shared_bytes: 227 << 10,
@@ -139,13 +140,34 @@ fn compile(source: &Source, cache: &Path, compiler: &str, flags: &[OsString]) ->
     let mut hasher = DefaultHasher::new();
     (source.text, HEADERS, compiler, flags, FLAGS).hash(&mut hasher);
     let path = cache.join(format!("{}-{:016x}.so", source.name, hasher.finish()));
-    if path.exists() {
+    if is_intact(&path) {
         return Ok(path);
     }
     let failed = |e: std::io::Error| error("compiling", format!("{}: {e}", source.name));
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let dir = cache.join(format!("{}-{}-{number}", source.name, std::process::id()));
     std::fs::create_dir_all(&dir).map_err(failed)?;
+    let made = make(source, &dir, compiler, flags).and_then(|made| std::fs::rename(&made, &path).map_err(failed));
+    // What is left is of no use; a folder that stays harms nobody.
+    let _ = std::fs::remove_dir_all(&dir);
+    made.map(|()| path)
+}
+
+/// Whether a library is as it was made: loading a damaged one may end the process. Its last bytes are a sum of those before.
+fn is_intact(path: &Path) -> bool {
+    let Ok(bytes) = std::fs::read(path) else { return false };
+    bytes.split_last_chunk().is_some_and(|(code, sum)| summed(code) == *sum)
+}
+
+fn summed(bytes: &[u8]) -> [u8; 8] {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish().to_le_bytes()
+}
+
+/// Compiles in a folder of its own.
+fn make(source: &Source, dir: &Path, compiler: &str, flags: &[OsString]) -> Result<PathBuf> {
+    let failed = |e: std::io::Error| error("compiling", format!("{}: {e}", source.name));
     for (name, text) in HEADERS {
         std::fs::write(dir.join(name), text).map_err(failed)?;
     }
@@ -161,10 +183,11 @@ fn compile(source: &Source, cache: &Path, compiler: &str, flags: &[OsString]) ->
     if !output.status.success() {
         return Err(error("compiling", format!("{}:\n{}", source.name, String::from_utf8_lossy(&output.stderr))));
     }
-    std::fs::rename(&made, &path).map_err(failed)?;
-    // What is left is of no use; a folder that stays harms nobody.
-    let _ = std::fs::remove_dir_all(&dir);
-    Ok(path)
+    // The loader reads what the header states, and not what stands behind it.
+    let sum = summed(&std::fs::read(&made).map_err(failed)?);
+    let append = |mut file: std::fs::File| std::io::Write::write_all(&mut file, &sum);
+    std::fs::OpenOptions::new().append(true).open(&made).and_then(append).map_err(failed)?;
+    Ok(made)
 }
 
 /// From so many bytes on memory comes from the system itself: pages that nobody touches are never made.

@@ -62,6 +62,10 @@ impl Search {
     pub(super) fn open(&self, names: &[&str]) -> Result<(Library, PathBuf), Vec<Attempt>> {
         let mut tried = Vec::new();
         for place in self.places(names) {
+            if let Err(reason) = gpu::whole(&place) {
+                tried.push(Attempt { reason, place });
+                continue;
+            }
             // SAFETY: opening a library runs its initializers; these are the names of NVIDIA's, or what the user asked for.
             match unsafe { Library::new(&place) } {
                 Ok(library) => return Ok((library, place)),

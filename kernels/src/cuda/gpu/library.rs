@@ -7,7 +7,9 @@
 use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, OsString, c_char};
 use std::fmt;
+use std::fs::File;
 use std::mem::ManuallyDrop;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// A library that a GPU's machine uses.
@@ -101,7 +103,7 @@ pub enum Absent {
         tried: Vec<Attempt>,
     },
     /// What was found is not it, or not all of it.
-    #[error("{} has no function {symbol}, so it is no {library} that zbench can use: {reason}", path.display())]
+    #[error("{} has no function {symbol}, so it is not {library} that zbench can use: {reason}", path.display())]
     MissingSymbol {
         /// Which library it should be.
         library: Library,
@@ -239,9 +241,45 @@ fn companions(library: Library, folder: &Path) -> Result<(), String> {
 
 /// Opens a library for good: NVIDIA's have threads of their own, and are never closed.
 fn open(path: &Path) -> Result<ManuallyDrop<Handle>, String> {
+    whole(path)?;
     // SAFETY: opening a library runs its initializers; these are the names of NVIDIA's, or what the user asked for.
     let handle = unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
     handle.map(ManuallyDrop::new).map_err(|error| words(&error))
+}
+
+/// Whether a file has all that its header says: the system's loader maps what is not there, and the process dies of it.
+///
+/// # Errors
+/// It was cut off. What is no file, or no library, is left to the loader.
+pub fn whole(path: &Path) -> Result<(), String> {
+    let Ok(file) = File::open(path) else { return Ok(()) };
+    let Ok(about) = file.metadata() else { return Ok(()) };
+    match stated_end(&file).filter(|end| about.is_file() && *end > about.len()) {
+        None => Ok(()),
+        Some(end) => Err(format!(
+            "the file has {} bytes of the {end} that its header states: it was cut off; copy or install it again",
+            about.len()
+        )),
+    }
+}
+
+/// Where the last segment of a 64-bit little-endian ELF file ends, or its table of them; nothing for another file.
+fn stated_end(file: &File) -> Option<u64> {
+    let mut head = [0u8; 64];
+    file.read_exact_at(&mut head, 0).ok()?;
+    if head[..6] != *b"\x7fELF\x02\x01" {
+        return None;
+    }
+    let long = |bytes: &[u8], at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    let short = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+    let (table, size, count) = (long(&head, 0x20)?, usize::from(short(0x36)), usize::from(short(0x38)));
+    let mut segments = vec![0u8; size * count];
+    let after = table.saturating_add(segments.len() as u64);
+    if file.read_exact_at(&mut segments, table).is_err() {
+        return Some(after);
+    }
+    let end = |segment: &[u8]| Some(long(segment, 0x08)?.saturating_add(long(segment, 0x20)?));
+    segments.chunks(size.max(1)).filter_map(end).chain([after]).max()
 }
 
 /// The loader's own words: the error's source has them.
@@ -342,6 +380,24 @@ pub(super) unsafe fn string(text: *const c_char) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_that_was_cut_off_is_not_opened() {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("libcut.so");
+        for length in [0, 3, 63, own.len()] {
+            std::fs::write(&path, &own[..length]).unwrap();
+            assert_eq!(whole(&path), Ok(()), "{length} bytes are for the loader to judge");
+        }
+        for length in [64, 100, 5000, own.len() / 2] {
+            std::fs::write(&path, &own[..length]).unwrap();
+            let reason = whole(&path).unwrap_err();
+            assert!(reason.contains("cut off") && reason.contains(&length.to_string()), "{reason}");
+            assert_eq!(open(&path).err(), Some(reason));
+        }
+        assert_eq!((whole(Path::new("libc.so.6")), whole(folder.path())), (Ok(()), Ok(())));
+    }
 
     #[test]
     fn variables_become_folders_in_order() {

@@ -25,7 +25,7 @@ pub use cache::{Obtained, obtain};
 pub use cublaslt::CublasLt;
 pub use driver::{Driver, DriverError};
 pub use events::Event;
-pub use library::{Absent, Attempt, Library, Search};
+pub use library::{Absent, Attempt, Library, Search, whole};
 pub use memory::{MemoryInfo, Pinned};
 pub use modules::Built;
 pub use nvml::{Nvml, Reading, Throttle, Watched};
