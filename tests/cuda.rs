@@ -131,3 +131,84 @@ fn backends_and_devices_that_do_not_fit_say_what_would() {
         assert!(stderr(&output).contains("hardware.device = \"cuda\""), "{}", stderr(&output));
     }
 }
+
+#[test]
+fn what_no_gpu_can_do_is_said_before_anything_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = root().join("tests/configs/cuda-tiny.toml");
+    let outcome = |set: &[&str]| {
+        let mut command = on_host(&folder.path().join("nb"));
+        command.arg("grid").arg(&config).args(["--format", "json", "--only", "parallel.strategy=ddp"]);
+        for term in set {
+            command.args(["--set", term]);
+        }
+        records(&command.output().unwrap())[0]["outcome"].clone()
+    };
+    let link = outcome(&["parallel.ranks_per_node=1", "link.node.bandwidth=1MB/s"]);
+    assert_eq!(link["status"], "skipped");
+    assert!(link["reason"].as_str().unwrap().contains("links cannot be emulated there"), "{link}");
+    let capacity = outcome(&["memory.capacity=100KiB"]);
+    assert_eq!((&capacity["status"], &capacity["source"]), (&"out_of_memory".into(), &"plan".into()), "{capacity}");
+    let expect = ["allreduce", "--backend", "device", "--expect", "h200"];
+    let output = on_host(folder.path()).args(expect).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("--expect: ranks of --backend device share one GPU"), "{}", stderr(&output));
+}
+
+#[test]
+fn kernels_that_were_damaged_are_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let ask = |cache: Option<&Path>| {
+        let mut command = on_host(folder.path());
+        if let Some(cache) = cache {
+            command.env("ZBENCH_CACHE", cache);
+        }
+        let gemm = ["gemm", "--device", "cuda", "--shape", "16x16x16", "--format", "json", "--fresh"];
+        let output = command.args(gemm).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    };
+    ask(None);
+    let copy = folder.path().join("cache");
+    std::fs::create_dir_all(copy.join("kernels")).unwrap();
+    let mut libraries = Vec::new();
+    for file in std::fs::read_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache/kernels")).unwrap() {
+        let from = file.unwrap().path();
+        if from.extension().is_some_and(|extension| extension == "so") {
+            let to = copy.join("kernels").join(from.file_name().unwrap());
+            libraries.push((std::fs::copy(&from, &to).unwrap(), to));
+        }
+    }
+    // The smallest take the least time to make.
+    libraries.sort();
+    let whole = |path: &Path| std::fs::read(path).unwrap();
+    let (cut, garbage) = (&libraries[0].1, &libraries[1].1);
+    std::fs::write(cut, &whole(cut)[..libraries[0].0 as usize / 2]).unwrap();
+    std::fs::write(garbage, "garbage").unwrap();
+    ask(Some(&copy));
+    assert!(whole(cut).len() as u64 > libraries[0].0 / 2 && whole(garbage).len() > 7, "they were made again");
+    let left = std::fs::read_dir(copy.join("kernels")).unwrap().count();
+    assert_eq!(left, libraries.len(), "nothing else is left");
+}
+
+#[test]
+fn doctor_says_why_a_library_is_not_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |name: &str, bytes: &[u8], row: &str| {
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+        let mut command = zbench(folder.path());
+        let output = command.args(["doctor", "--format", "json"]).env("ZBENCH_CUDA_LIBS", folder.path()).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let found = records(&output).into_iter().find(|found| found["what"] == row).unwrap();
+        assert_eq!(found["ok"], false);
+        found["found"].as_str().unwrap().to_string()
+    };
+    let own = std::fs::read(env!("CARGO_BIN_EXE_zbench")).unwrap();
+    let cut = said("libcuda.so.1", &own[..5000], "CUDA driver");
+    assert!(cut.contains("has 5000 bytes") && cut.contains("cut off"), "{cut}");
+    let garbage = said("libnvrtc.so.13", b"garbage", "NVRTC");
+    assert!(garbage.contains("libnvrtc.so.13: file too short"), "{garbage}");
+    let other =
+        said("libnvidia-ml.so.1", &std::fs::read("/lib/x86_64-linux-gnu/libm.so.6").unwrap_or_default(), "NVML");
+    assert!(other.contains("nvmlInit_v2") || other.contains("file too short"), "{other}");
+}
