@@ -80,7 +80,7 @@ fn ranks_that_share_a_gpu_have_its_number_its_bus_and_its_memory() {
     for device in &outcome.told.devices {
         assert_eq!(
             (device.device, device.device_hex.as_str(), device.device_info.as_str()),
-            (3, "0000:19:00.0", "host")
+            (3, "0000:19:00.0", "cuda on the host")
         );
     }
     let settings = &outcome.told.settings;
