@@ -125,7 +125,7 @@ impl Device {
     /// For a reader.
     pub fn label(&self) -> String {
         match (self.device.as_str(), self.threads_per_rank) {
-            ("cuda", _) => "on a GPU".into(),
+            ("cuda", _) => "GPU".into(),
             (_, 1) => "1 thread".into(),
             (_, threads) => format!("{threads} threads"),
         }

@@ -107,17 +107,28 @@ pub fn product_flops(machine: Arc<dyn Machine>, dtype: DType, side: usize) -> Re
         }
         let mut best = f64::INFINITY;
         for call in 0..PEAK_CALLS.0 + PEAK_CALLS.1 {
-            let begin = kernels.mark()?;
-            kernels.gemm(&op, a.view(), b.view(), c.view_mut(), scratch.view_mut())?;
-            let end = kernels.mark()?;
-            kernels.synchronize()?;
-            if let (Some(begin), Some(end), true) = (begin, end, call >= PEAK_CALLS.0) {
-                best = best.min(end.since(&*begin)?.as_secs_f64());
+            let mut product = || kernels.gemm(&op, a.view(), b.view(), c.view_mut(), scratch.view_mut());
+            let seconds = seconds_of(&kernels, &mut product)?;
+            if call >= PEAK_CALLS.0 {
+                best = best.min(seconds);
             }
         }
         Ok(2.0 * (side as f64).powi(3) / best)
     };
     timed().map_err(|error| error.to_string())
+}
+
+/// Seconds that a device takes for this work, by its own clock.
+///
+/// # Errors
+/// The work's own, or the device has no clock.
+pub fn seconds_of(kernels: &Cuda, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<f64, KernelError> {
+    let none = || KernelError::Invalid { op: "mark", reason: "the device has no clock".into() };
+    let begin = kernels.mark()?.ok_or_else(none)?;
+    work()?;
+    let end = kernels.mark()?.ok_or_else(none)?;
+    kernels.synchronize()?;
+    Ok(end.since(&*begin)?.as_secs_f64())
 }
 
 /// The profile of a machine with GPUs that the driver calls so.

@@ -85,11 +85,7 @@ pub struct Ceiling {
 /// What a record of these suites is about, in few words.
 pub fn label(record: &Record) -> Option<String> {
     let number = |path: &str| count(record, path).to_string();
-    let threads = match computing(record).as_str() {
-        "1" => "1 thread".to_string(),
-        "GPU" => "GPU".to_string(),
-        many => format!("{many} threads"),
-    };
+    let threads = computing_words(record);
     Some(match suite(record)? {
         "gemm" => {
             let [shape, layout, dtype] = ["shape", "layout", "dtype"].map(|key| text(record, &format!("gemm.{key}")));
@@ -236,6 +232,15 @@ fn computing(record: &Record) -> String {
     match text(record, "hardware.device").as_str() {
         "cuda" => "GPU".into(),
         _ => count(record, "hardware.threads_per_rank").to_string(),
+    }
+}
+
+/// The same in words.
+fn computing_words(record: &Record) -> String {
+    match computing(record).as_str() {
+        "1" => "1 thread".into(),
+        "GPU" => "GPU".into(),
+        many => format!("{many} threads"),
     }
 }
 

@@ -122,18 +122,7 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allreduce::args::AllreduceArgs;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: AllreduceArgs,
-    }
-
-    fn plan(words: &[&str]) -> Plan {
-        Plan::new(&Line::parse_from([&["allreduce"], words].concat()).args, |_| None).unwrap()
-    }
+    use crate::allreduce::tests::plan;
 
     fn gpu(memory_bytes: u64) -> Place {
         let gpu = Some(Gpu { number: 0, bus: "0000:19:00.0".into() });
@@ -143,16 +132,16 @@ mod tests {
     #[test]
     fn a_rank_takes_of_a_gpu_what_it_needs_and_no_more_than_its_share() {
         let large = gpu(64 << 30);
-        assert_eq!(large.arena_bytes(&plan(&["-e", "1G"]), 2), (2 << 30) + ROOM);
-        assert_eq!(large.arena_bytes(&plan(&["-e", "1K"]), 2), (100 << 20) + ROOM, "regions beyond the cache");
-        assert_eq!(large.arena_bytes(&plan(&["-e", "1K", "--buffers", "hot"]), 2), 2048 + ROOM);
-        assert_eq!(large.arena_bytes(&plan(&["-e", "64G"]), 2), 32 << 30);
+        assert_eq!(large.arena_bytes(&plan("-e 1G"), 2), (2 << 30) + ROOM);
+        assert_eq!(large.arena_bytes(&plan("-e 1K"), 2), (100 << 20) + ROOM, "regions beyond the cache");
+        assert_eq!(large.arena_bytes(&plan("-e 1K --buffers hot"), 2), 2048 + ROOM);
+        assert_eq!(large.arena_bytes(&plan("-e 64G"), 2), 32 << 30);
     }
 
     /// What `holds` allows has room in what `arena_bytes` takes.
     #[test]
     fn the_largest_size_fits_the_arena() {
-        for words in [&["-e", "64G"][..], &["-e", "64G", "--algorithm", "q8", "--ranks-per-node", "1"]] {
+        for words in ["-e 64G", "-e 64G --algorithm q8 --ranks-per-node 1"] {
             let (place, plan) = (gpu(64 << 30), plan(words));
             for sharers in [1, 3] {
                 let buffers = if plan.is_composed() { 5 } else { 2 };

@@ -4,7 +4,7 @@ use super::plan::Plan;
 use super::setup;
 use crate::devices;
 use crate::runner::machine;
-use crate::runner::record::of_processor;
+use crate::runner::record::emulated_device;
 use serde_json::{Value, json};
 use zbench_reports::collectives::{Device, Pairs, Row, Run, Section, Side, document::SUITE};
 use zbench_reports::record::{Outcome, Rank, Record, Status, label_flags};
@@ -101,7 +101,7 @@ fn on_gpus(record: &mut Record, run: &Run) {
     }
     if devices::on_host() {
         record.environment.insert("kernels".into(), first.device_info.clone().into());
-        of_processor(record);
+        emulated_device(record);
     }
 }
 

@@ -21,7 +21,7 @@ struct Line {
     args: AllreduceArgs,
 }
 
-fn plan(words: &str) -> Plan {
+pub(super) fn plan(words: &str) -> Plan {
     planned(words, |_| None)
 }
 

@@ -4,7 +4,7 @@
 use super::clock::{Limits, Stopped};
 use super::resolve::BenchCell;
 use super::{BenchError, Question, record};
-use crate::runner::record::of_processor;
+use crate::runner::record::emulated_device;
 use crate::runner::{Header, Summary, Trials, rescue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -212,7 +212,7 @@ impl Run<'_> {
         }
         record::seen(record, &sampled);
         if question.is_on_cuda() && crate::devices::on_host() {
-            of_processor(record);
+            emulated_device(record);
         }
         Some(())
     }

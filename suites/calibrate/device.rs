@@ -7,7 +7,7 @@ pub mod profile;
 
 use super::rounds::Values;
 use crate::bench::clock::{Limits, Stopped};
-use crate::devices::product_flops;
+use crate::devices::{product_flops, seconds_of};
 use std::sync::Arc;
 use std::time::Instant;
 use zbench_estimate::job::Number;
@@ -203,7 +203,7 @@ impl Buffers {
                 kernels.copy(from.view(), to.view_mut())?;
             }
             let mut asked = 0.0;
-            let by_device = between(kernels, &mut || {
+            let by_device = seconds_of(kernels, &mut || {
                 let begin = Instant::now();
                 for _ in 0..LAUNCHES {
                     kernels.fill(small.view_mut(), 1.5)?;
@@ -237,20 +237,10 @@ fn bytes(len: usize) -> f64 {
 fn fastest(kernels: &Cuda, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<f64, KernelError> {
     let mut best = f64::INFINITY;
     for pass in 0..=PASSES {
-        let seconds = between(kernels, work)?;
+        let seconds = seconds_of(kernels, work)?;
         if pass > 0 {
             best = best.min(seconds);
         }
     }
     Ok(best)
-}
-
-/// Seconds of the device between a mark before this work and one behind it.
-fn between(kernels: &Cuda, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<f64, KernelError> {
-    let none = || KernelError::Invalid { op: "mark", reason: "the device has no clock".into() };
-    let begin = kernels.mark()?.ok_or_else(none)?;
-    work()?;
-    let end = kernels.mark()?.ok_or_else(none)?;
-    kernels.synchronize()?;
-    Ok(end.since(&*begin)?.as_secs_f64())
 }

@@ -192,19 +192,31 @@ fn record(wanted: &Wanted, folder: &Path, arguments: &CalibrateArgs, ceilings: &
             let unit = if name.starts_with("matrix") { "flops" } else { "gb_s" };
             let metric = format!("threads_{}_{}_{unit}", of.threads, name.replace('.', "_"));
             let scale = if unit == "flops" { 1.0 } else { 1e-9 };
-            match rate {
-                Some(rate) => record.state(&metric, rate.median * scale),
-                None => {
-                    let why = ceilings.unstated.iter().find(|(other, _)| *other == name).map(|(_, why)| why.clone());
-                    record.leave_unstated(&metric, why.unwrap_or_default());
-                }
-            }
+            state(&mut record, &metric, scale, rate, &name, &ceilings.unstated);
         }
     }
     if let Ok(value) = serde_json::to_value(ceilings) {
         record.extra.insert("ceilings".into(), value);
     }
     record
+}
+
+/// A rate's median as a metric, or why there is none.
+fn state(
+    record: &mut Record,
+    metric: &str,
+    scale: f64,
+    rate: Option<&Rate>,
+    name: &str,
+    unstated: &[(String, String)],
+) {
+    match rate {
+        Some(rate) => record.state(metric, rate.median * scale),
+        None => {
+            let why = unstated.iter().find(|(other, _)| other == name).map(|(_, why)| why.clone());
+            record.leave_unstated(metric, why.unwrap_or_default());
+        }
+    }
 }
 
 /// A record of this cell without its numbers.

@@ -3,11 +3,12 @@
 use super::{print_document, print_lines};
 use crate::cli::{Format, Global, exit};
 use crate::environment::root::kib_line;
-use crate::environment::{Root, container, cpu, devices};
+use crate::environment::{Root, container, cpu};
 use crate::runner::plan::gib;
 use crate::runner::{machine, sampling};
 use anyhow::Result;
 use std::path::Path;
+use zbench_engine::comm::nccl::{self, Api, NcclError};
 use zbench_kernels::cuda::gpu::Absent;
 use zbench_reports::document::{Column, Document, Entry, Table, Tone};
 
@@ -95,24 +96,6 @@ fn findings(notebook: &Path) -> Vec<Finding> {
     ));
     findings.push(finding("backend mpi in this build", yes(cfg!(feature = "mpi")), crate::launch::HOW_TO_HAVE_MPI));
     findings.extend(cuda());
-    let libraries = [(
-        "libnccl.so",
-        "pip install nvidia-nccl-cu13, or install NVIDIA's package libnccl2; for parallel.backend = \"nccl\"",
-    )];
-    let named: Vec<String> = ["ZBENCH_CUDA_LIBS", "LD_LIBRARY_PATH"]
-        .iter()
-        .filter_map(|name| std::env::var(name).ok())
-        .flat_map(|list| list.split(':').filter(|folder| !folder.is_empty()).map(str::to_string).collect::<Vec<_>>())
-        .flat_map(|folder| devices::below(&Root::system(), &folder))
-        .collect();
-    for (library, advice) in libraries {
-        let found = devices::find_library(&Root::system(), &named, library);
-        findings.push(finding(
-            library,
-            found.map(|(folder, file)| format!("/{}/{file}", folder.trim_matches('/'))),
-            advice,
-        ));
-    }
     findings
 }
 
@@ -122,6 +105,13 @@ fn why_absent(absent: &Absent) -> String {
     let named = tried.iter().filter(|attempt| attempt.place.components().count() > 1);
     let reasons: Vec<String> = named.map(ToString::to_string).collect();
     if reasons.is_empty() { "no".into() } else { format!("no: {}", reasons.join("; ")) }
+}
+
+/// The same of NCCL, which is tried by every name in every folder.
+fn why_no_nccl(error: &NcclError) -> String {
+    let NcclError::NotFound { tried } = error else { return error.to_string() };
+    let found: Vec<String> = tried.iter().filter(|attempt| attempt.place.is_file()).map(ToString::to_string).collect();
+    if found.is_empty() { "no".into() } else { format!("no: {}", found.join("; ")) }
 }
 
 /// The parts that a cell on a GPU needs, as they were loaded.
@@ -143,6 +133,8 @@ fn cuda() -> Vec<Finding> {
     let nvtx = probe.nvtx.as_ref().map_err(why_absent).map(|nvtx| nvtx.path().display().to_string());
     let nvml = Nvml::load(&Search::new(|name| std::env::var_os(name)));
     let nvml = nvml.as_ref().map_err(why_absent).map(|nvml| nvml.path().display().to_string());
+    let nccl = Api::load(&nccl::Search::new(|name| std::env::var_os(name)));
+    let nccl = nccl.map(|api| format!("{}, {}", nccl::dotted(api.version()), api.path().display()));
     let mut rows = vec![
         row("CUDA driver", driver, "no GPU can be used; install NVIDIA's driver for your distribution"),
         row(
@@ -154,6 +146,11 @@ fn cuda() -> Vec<Finding> {
             "cuBLASLt",
             cublaslt,
             "without it products on GPUs are our own, and slower; pip install nvidia-cublas, as above",
+        ),
+        row(
+            "NCCL",
+            nccl.map_err(|error| why_no_nccl(&error)),
+            "for parallel.backend = \"nccl\"; pip install nvidia-nccl-cu13, as above, or install NVIDIA's package libnccl2",
         ),
         row("NVML", nvml, "clocks, power and energy of GPUs; it comes with the driver"),
         row("NVTX", nvtx, "names of spans for profilers, which nothing else needs; pip install nvidia-nvtx, as above"),

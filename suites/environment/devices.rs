@@ -4,6 +4,7 @@
 use super::root::{Root, line_of};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use zbench_kernels::cuda::gpu::Search;
 
 /// Folders where loaders look.
 const USUAL: [&str; 6] = [
@@ -35,16 +36,9 @@ pub fn driver(root: &Root) -> Option<String> {
 
 /// The folders in and below a named one that may hold libraries: as pip lays out its packages, in an environment of Python's too.
 pub fn below(root: &Root, folder: &str) -> Vec<String> {
-    let in_folder = |at: &str| -> Vec<String> {
-        let packages = root.names(&format!("{at}/nvidia"));
-        packages.into_iter().map(|package| format!("{at}/nvidia/{package}/lib")).collect()
-    };
-    let mut all = in_folder(folder);
-    all.extend([folder.to_string(), format!("{folder}/lib64"), format!("{folder}/lib")]);
-    for python in root.names(&format!("{folder}/lib")).into_iter().filter(|name| name.starts_with("python3")) {
-        all.extend(in_folder(&format!("{folder}/lib/{python}/site-packages")));
-    }
-    all
+    let found = Search::inside(&root.path(folder)).into_iter();
+    let top = root.path("");
+    found.filter_map(|path| Some(path.strip_prefix(&top).ok()?.to_str()?.to_string())).collect()
 }
 
 /// A library by the beginning of its file's name: its folder and the names found there, longest first, as that says most

@@ -415,7 +415,7 @@ fn of_gpu(
     }
     record.extra.insert("gpu".into(), serde_json::to_value(gpu).unwrap_or_default());
     if devices::on_host() {
-        return of_processor(record);
+        return emulated_device(record);
     }
     if let Some(measured) = measured {
         record.extra.insert("peak_flops_per_second".into(), measured.into());
@@ -428,7 +428,7 @@ fn of_gpu(
 }
 
 /// That the kernels for a GPU ran on the processor: the numbers they computed count, and their speed does not.
-pub fn of_processor(record: &mut Record) {
+pub fn emulated_device(record: &mut Record) {
     record.validity.push("emulated_device".into());
     record.notes.push(format!(
         "{} is set: the kernels for GPUs ran on the processor, whose speed says nothing of a GPU's.",

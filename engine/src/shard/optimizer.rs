@@ -207,13 +207,13 @@ impl Optimizer {
         let mesh = state.mesh();
         let world = mesh.world();
         let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
-        let (units, tray) = (self.units.len(), &mut self.tray);
+        let units = self.units.len();
         let parts = || (0..units).filter_map(own_part);
         let words = words(state);
         let width = words + parts().count();
         let mut send = desk.arena.alloc(Category::Communication, DType::F64, width)?;
         // One wait for all that a device has to tell.
-        let Tray { asked, known, own, all } = tray;
+        let Tray { asked, known, own, all } = &mut self.tray;
         asked.clone_from(&losses.sums);
         for part in parts() {
             asked.push(desk.kernels.sum_squares_later(part)?);

@@ -20,11 +20,7 @@ pub(super) fn share_over_size(all: &[Trials]) -> Option<Figure> {
         let (Some(x), Some(y), Some(_)) = (sizes.0.filter(|x| *x > 0.0), sizes.1, ceiling(record).gflops) else {
             continue;
         };
-        let threads = match super::computing(record).as_str() {
-            "1" => "1 thread".to_string(),
-            "GPU" => "GPU".to_string(),
-            many => format!("{many} threads"),
-        };
+        let threads = super::computing_words(record);
         let name = format!("{} {}, {threads}", text(record, "gemm.dtype"), text(record, "gemm.layout"));
         let label = format!("{} {name}", text(record, "gemm.shape"));
         if records.len() == MOST_DOTS {

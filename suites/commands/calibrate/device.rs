@@ -1,7 +1,7 @@
 //! `calibrate --device cuda`: measures a GPU, prints and records whatever came out, and writes a profile only where rounds
 //! agreed and there is a data sheet to have a share of.
 
-use super::{LIMIT, empty, keep, teller};
+use super::{LIMIT, empty, keep, state, teller};
 use crate::allreduce::profile::default_path;
 use crate::bench::clock::Limits;
 use crate::bench::record::{seen, watched};
@@ -15,7 +15,7 @@ use crate::devices;
 use crate::environment::devices::driver;
 use crate::environment::root::Root;
 use crate::runner::machine;
-use crate::runner::record::of_processor;
+use crate::runner::record::emulated_device;
 use anyhow::{Result, bail};
 use serde_json::json;
 use std::path::PathBuf;
@@ -67,7 +67,7 @@ pub(super) fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8
     let mut record = record(&wanted, &ceilings);
     seen(&mut record, &sampled);
     if devices::on_host() {
-        of_processor(&mut record);
+        emulated_device(&mut record);
     }
     keep(global, &notebook, &mut record, &reasons.iter().collect::<Vec<_>>())?;
     reasons.iter().for_each(|reason| crate::say!("too noisy: {reason}"));
@@ -156,13 +156,7 @@ fn record(wanted: &Wanted, ceilings: &DeviceCeilings) -> Record {
     }));
     for of in &ceilings.rates {
         let (metric, scale) = of.metric();
-        match &of.rate {
-            Some(rate) => record.state(&metric, rate.median * scale),
-            None => {
-                let why = ceilings.unstated.iter().find(|(other, _)| *other == of.name).map(|(_, why)| why.clone());
-                record.leave_unstated(&metric, why.unwrap_or_default());
-            }
-        }
+        state(&mut record, &metric, scale, of.rate.as_ref(), &of.name, &ceilings.unstated);
     }
     if let Ok(value) = serde_json::to_value(ceilings) {
         record.extra.insert("device_ceilings".into(), value);

@@ -1,7 +1,6 @@
 //! Finding a shared library at run time, and saying where it was looked for.
 
 use libloading::Library;
-use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -46,14 +45,13 @@ impl Search {
         }
         let folders = self.folders.iter().filter(|folder| !folder.as_os_str().is_empty());
         let below = |folder: &PathBuf| {
+            let packaged = folder.join("nvidia/nccl/lib");
             // An environment of Python's has the packages further down.
-            let mut all = vec![folder.join("nvidia/nccl/lib"), folder.clone()];
-            all.extend(gpu::Search::inside(folder).into_iter().filter(|path| path.ends_with("nvidia/nccl/lib")));
-            all
+            let further = gpu::Search::inside(folder).into_iter();
+            let further = further.filter(|path| path.ends_with("nvidia/nccl/lib") && *path != packaged);
+            [packaged.clone(), folder.clone()].into_iter().chain(further.collect::<Vec<_>>())
         };
-        let mut folders: Vec<PathBuf> = folders.flat_map(below).collect();
-        let mut seen = HashSet::new();
-        folders.retain(|folder| seen.insert(folder.clone()));
+        let folders: Vec<PathBuf> = folders.flat_map(below).collect();
         let inside = folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
         inside.chain(names.iter().map(PathBuf::from)).collect()
     }

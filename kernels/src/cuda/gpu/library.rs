@@ -254,7 +254,7 @@ fn open(path: &Path) -> Result<ManuallyDrop<Handle>, String> {
 pub fn whole(path: &Path) -> Result<(), String> {
     let Ok(file) = File::open(path) else { return Ok(()) };
     let Ok(about) = file.metadata() else { return Ok(()) };
-    match stated_end(&file).filter(|end| about.is_file() && *end > about.len()) {
+    match stated_end(&file, about.len()).filter(|end| about.is_file() && *end > about.len()) {
         None => Ok(()),
         Some(end) => Err(format!(
             "the file has {} bytes of the {end} that its header states: it was cut off; copy or install it again",
@@ -264,7 +264,7 @@ pub fn whole(path: &Path) -> Result<(), String> {
 }
 
 /// Where the last segment of a 64-bit little-endian ELF file ends, or its table of them; nothing for another file.
-fn stated_end(file: &File) -> Option<u64> {
+fn stated_end(file: &File, length: u64) -> Option<u64> {
     let mut head = [0u8; 64];
     file.read_exact_at(&mut head, 0).ok()?;
     if head[..6] != *b"\x7fELF\x02\x01" {
@@ -273,11 +273,12 @@ fn stated_end(file: &File) -> Option<u64> {
     let long = |bytes: &[u8], at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     let short = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
     let (table, size, count) = (long(&head, 0x20)?, usize::from(short(0x36)), usize::from(short(0x38)));
-    let mut segments = vec![0u8; size * count];
-    let after = table.saturating_add(segments.len() as u64);
-    if file.read_exact_at(&mut segments, table).is_err() {
+    let after = table.saturating_add((size * count) as u64);
+    if after > length {
         return Some(after);
     }
+    let mut segments = vec![0u8; size * count];
+    file.read_exact_at(&mut segments, table).ok()?;
     let end = |segment: &[u8]| Some(long(segment, 0x08)?.saturating_add(long(segment, 0x20)?));
     segments.chunks(size.max(1)).filter_map(end).chain([after]).max()
 }
@@ -393,7 +394,7 @@ mod tests {
         }
         // What lies behind the segments, as tables for debuggers, the loader does not map.
         std::fs::write(&path, &own).unwrap();
-        let end = stated_end(&File::open(&path).unwrap()).unwrap() as usize;
+        let end = stated_end(&File::open(&path).unwrap(), own.len() as u64).unwrap() as usize;
         for length in [64, 100, 5000, end - 1] {
             std::fs::write(&path, &own[..length]).unwrap();
             let reason = whole(&path).unwrap_err();
