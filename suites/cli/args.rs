@@ -1,0 +1,239 @@
+//! What each command is given.
+
+use super::duration;
+use clap::Args;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// `zbench list`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Ids or their beginnings, or key=value filters: a key of the configuration, name, key, status, trial, tag, commit,
+    /// since (7d, 12h, 2026-11-21) or valid (yes, no)
+    #[arg(value_name = "ID|FILTER")]
+    pub what: Vec<String>,
+    /// Order: started, name, key, status, trial, or a metric
+    #[arg(long, default_value = "started", value_name = "WHAT")]
+    pub sort: String,
+    /// Only the last of them, in that order
+    #[arg(long, value_name = "N")]
+    pub last: Option<usize>,
+}
+
+/// `zbench tag`.
+#[derive(Args, Debug)]
+pub struct TagArgs {
+    /// Id of the record, or its beginning
+    pub id: String,
+    /// Words without blanks, commas and equals signs
+    #[arg(required = true, value_name = "TAG")]
+    pub tags: Vec<String>,
+    /// Take them away
+    #[arg(long)]
+    pub remove: bool,
+}
+
+/// `zbench export`.
+#[derive(Args, Debug)]
+pub struct ExportArgs {
+    /// The file, which must not exist
+    #[arg(long, required = true, value_name = "FILE")]
+    pub bundle: PathBuf,
+    /// Leave names and addresses of hosts as they are
+    #[arg(long)]
+    pub keep_hosts: bool,
+    /// What to export, in the terms of `list`; everything unless given
+    #[arg(value_name = "ID|FILTER")]
+    pub what: Vec<String>,
+}
+
+/// `zbench import`.
+#[derive(Args, Debug)]
+pub struct ImportArgs {
+    /// The file
+    #[arg(long, required = true, value_name = "FILE")]
+    pub bundle: PathBuf,
+}
+
+/// `zbench compare`.
+#[derive(Args, Clone, Debug)]
+pub struct CompareArgs {
+    /// What is compared with: a record's id or a cell's key (or their beginnings), key=value[,key=value] (a key of the
+    /// configuration, name, status, trial or commit), a notebook's folder, or FOLDER:one of the former
+    pub a: String,
+    /// What is compared
+    pub b: String,
+    /// Use trials with validity flags too
+    #[arg(long)]
+    pub include_flagged: bool,
+    /// Keep the steps of warm-up that are found among the timed ones
+    #[arg(long)]
+    pub all_steps: bool,
+}
+
+/// How a file becomes cells.
+#[derive(Args, Clone, Debug)]
+pub struct Cells {
+    /// Configuration
+    pub file: PathBuf,
+    /// Change a key; a bare word is a string. Narrows an axis to this value
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Only cells with these values: key=value terms joined by commas; values of one key are alternatives
+    #[arg(long, value_name = "EXPR")]
+    pub only: Option<String>,
+}
+
+/// `zbench grid`.
+#[derive(Args)]
+pub struct GridArgs {
+    /// The cells.
+    #[command(flatten)]
+    pub cells: Cells,
+    /// Trials of each cell, round robin over the cells
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub trials: u32,
+    /// Time limit of a trial
+    #[arg(long, value_parser = duration, default_value = "10min", value_name = "TIME")]
+    pub timeout: Duration,
+    /// Measure everything again, whatever the notebook holds
+    #[arg(long)]
+    pub fresh: bool,
+    /// Count records of another machine, build profile or commit as done
+    #[arg(long, conflicts_with = "fresh")]
+    pub any_environment: bool,
+    /// Refuse a grid of more cells
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    pub max_cells: usize,
+    /// Print the estimate of every cell and run nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Run a scaled-down, labelled stand-in of each cell whose hardware is absent
+    #[arg(long)]
+    pub proxy: bool,
+}
+
+/// `zbench run`.
+#[derive(Args)]
+pub struct RunArgs {
+    /// The cell.
+    #[command(flatten)]
+    pub cells: Cells,
+    /// Time limit; a run has none unless it is given
+    #[arg(long, value_parser = duration, default_value = "87600h", hide_default_value = true, value_name = "TIME")]
+    pub timeout: Duration,
+    /// A line for every N-th step, the first and the last
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub log_every: u64,
+}
+
+/// `zbench plan`.
+#[derive(Args)]
+pub struct PlanArgs {
+    /// Configuration; not needed with --validate
+    #[arg(required_unless_present = "validate")]
+    pub file: Option<PathBuf>,
+    /// Change a key; a bare word is a string. Narrows an axis to this value
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Only cells with these values: key=value terms joined by commas; values of one key are alternatives
+    #[arg(long, value_name = "EXPR")]
+    pub only: Option<String>,
+    /// Refuse a grid of more cells
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    pub max_cells: usize,
+    /// Plan the scaled-down stand-ins
+    #[arg(long)]
+    pub proxy: bool,
+    /// Look for the fastest way to train this model on these ranks: strategy, tensor, pipeline, context, expert,
+    /// micro-batch, accumulation, checkpointing and offload, under the memory limit
+    #[arg(long, conflicts_with_all = ["proxy", "explain", "what_if"])]
+    pub search: bool,
+    /// Print every sum term by term, with the field's rules of thumb beside it
+    #[arg(long)]
+    pub explain: bool,
+    /// Price again on a changed machine: a key of its profile, as network.rate=800Gb/s or hbm.bandwidth=4.8TB/s
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub what_if: Vec<String>,
+    /// Print what DeepSpeed's ZeRO-2 and ZeRO-3 estimators print, by the current formula or the older documented one
+    #[arg(long, value_name = "FORMULA", num_args = 0..=1, default_missing_value = "current", value_parser = ["current", "documented"])]
+    pub deepspeed_estimator: Option<String>,
+    /// Predict the published results in the CSV files of a folder, and say how far off that is
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["file", "search", "explain", "what_if", "proxy"])]
+    pub validate: Option<PathBuf>,
+}
+
+/// `zbench report`.
+#[derive(Args)]
+pub struct ReportArgs {
+    /// Ids or their beginnings, or key=value filters (a key of the configuration, name, key or status)
+    #[arg(value_name = "ID|FILTER")]
+    pub what: Vec<String>,
+    /// Write to a file instead, whole or not at all; its ending (html, md, csv, json, txt) is the form where --format is absent
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Write each plot into this folder as SVG
+    #[arg(long, value_name = "DIR")]
+    pub figures: Option<PathBuf>,
+    /// Write each plot as PNG, too
+    #[arg(long, requires = "figures")]
+    pub png: bool,
+}
+
+/// `zbench gate`.
+#[derive(Args)]
+pub struct GateArgs {
+    /// Rules: what is watched, how far it may move, how long it may take (docs/gate.md)
+    pub rules: PathBuf,
+    /// Compare with this: a baseline file, a file of records, or a notebook. With --update: the file to write
+    #[arg(long, value_name = "FILE|NOTEBOOK", conflicts_with_all = ["against", "candidate_set"])]
+    pub baseline: Option<PathBuf>,
+    /// Compare with this program: another zbench, run in turn with this one
+    #[arg(long, value_name = "PROGRAM", conflicts_with = "candidate_set")]
+    pub against: Option<PathBuf>,
+    /// Compare the rules' configuration with itself after this change
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub candidate_set: Vec<String>,
+    /// Judge these records instead of measuring: a file or a notebook
+    #[arg(long, value_name = "FILE|NOTEBOOK", requires = "baseline")]
+    pub candidate: Option<PathBuf>,
+    /// Also fail on these verdicts
+    #[arg(long, value_name = "VERDICT", value_delimiter = ',', value_parser = ["regression", "improvement", "inconclusive", "not_measured"])]
+    pub fail_on: Vec<String>,
+    /// In place of the rules' time budget
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    pub time_budget: Option<Duration>,
+    /// Decides which side goes first; printed, so that it can be repeated
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Write JUnit XML
+    #[arg(long, value_name = "FILE")]
+    pub junit: Option<PathBuf>,
+    /// Write Markdown, as for a comment on a pull request
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Print GitHub's ::error, ::warning and ::notice lines on standard error; done anyway where GITHUB_ACTIONS=true
+    #[arg(long)]
+    pub annotations: bool,
+    /// Keep the raw samples here instead of in the notebook's folder gate
+    #[arg(long, value_name = "FILE")]
+    pub samples: Option<PathBuf>,
+    /// Measure a baseline and write it to the file of --baseline; with --candidate make it of records
+    #[arg(long, requires = "baseline", conflicts_with_all = ["junit", "markdown", "annotations", "self_test"])]
+    pub update: bool,
+    /// Measure pairs of the same program, and replay gates on them: how often does it err?
+    #[arg(long, conflicts_with_all = ["baseline", "against", "candidate_set"])]
+    pub self_test: bool,
+    /// Replay this pool instead of measuring one
+    #[arg(long, value_name = "FILE", requires = "self_test")]
+    pub pool: Option<PathBuf>,
+    /// Folder for the self-test's pool.jsonl and result.json
+    #[arg(long, value_name = "DIR", requires = "self_test")]
+    pub into: Option<PathBuf>,
+    /// Pairs of the self-test, in place of the rules'
+    #[arg(long, value_name = "N", requires = "self_test", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub pairs: Option<u32>,
+    /// Comparisons that the self-test replays, in place of the rules'
+    #[arg(long, value_name = "N", requires = "self_test", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub runs: Option<u32>,
+}
