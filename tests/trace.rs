@@ -38,7 +38,7 @@ fn traced(folder: &Path, arguments: &[&str]) -> (Output, Value) {
     (output, read(&trace))
 }
 
-fn read(path: &Path) -> Value {
+pub fn read(path: &Path) -> Value {
     let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -82,7 +82,7 @@ fn lane(event: &Value) -> (u64, u64) {
 
 /// What Chrome's trace event format and Perfetto's reader of it ask for: fields and their types by kind of event, slices of
 /// a lane that lie in one another or apart, arrows with both ends and each in a slice, and names for what there is.
-fn check(trace: &Value) {
+pub fn check(trace: &Value) {
     let mut slices: BTreeMap<(u64, u64), Vec<(i64, i64)>> = BTreeMap::new();
     let (mut processes, mut threads) = (BTreeSet::new(), BTreeSet::new());
     let mut arrows: BTreeMap<u64, Vec<&Value>> = BTreeMap::new();
@@ -171,7 +171,7 @@ fn sums(slices: &[&Value]) -> BTreeMap<String, f64> {
 }
 
 /// Its spans, collectives and memory are those of the record, within 1 %.
-fn compare(trace: &Value, record: &Value) {
+pub fn compare(trace: &Value, record: &Value) {
     let steps = record["steps"].as_array().unwrap().iter().filter(|step| step["timed"] == true).count() as f64;
     let ranks = ranks(trace);
     assert_eq!(ranks.len() as u64, record.pointer("/cell/parallel/ranks").unwrap().as_u64().unwrap());
