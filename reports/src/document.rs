@@ -49,6 +49,8 @@ pub struct Table {
     pub columns: Vec<Column>,
     /// The rows.
     pub rows: Vec<Vec<Entry>>,
+    /// It goes into what others say shortly: where it is long a terminal names it and does not print it.
+    pub is_detail: bool,
 }
 
 /// A column of a table.
@@ -177,12 +179,18 @@ impl Entry {
 impl Table {
     /// A table without rows.
     pub fn new(name: impl Into<String>, columns: Vec<Column>) -> Self {
-        Self { name: name.into(), caption: String::new(), columns, rows: Vec::new() }
+        Self { name: name.into(), caption: String::new(), columns, rows: Vec::new(), is_detail: false }
     }
 
     /// The same table with a caption.
     pub fn caption(mut self, caption: impl Into<String>) -> Self {
         self.caption = caption.into();
+        self
+    }
+
+    /// The same table as one of details.
+    pub fn detail(mut self) -> Self {
+        self.is_detail = true;
         self
     }
 

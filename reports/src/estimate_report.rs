@@ -145,9 +145,12 @@ pub fn estimates(rows: &[EstimateRow]) -> Document {
     }
     limits::of_estimates(&mut document, rows);
     document.paragraph(summary(rows));
+    if let Some(answer) = step::answer(rows) {
+        document.paragraph(answer);
+    }
     document.table(cells(rows));
     step::speed(&mut document, rows);
-    let reasons: Vec<String> = rows
+    let mut reasons: Vec<String> = rows
         .iter()
         .filter(|row| !row.reason.is_empty() || !row.advice.is_empty())
         .map(|row| {
@@ -160,6 +163,11 @@ pub fn estimates(rows: &[EstimateRow]) -> Document {
         .collect();
     if !reasons.is_empty() {
         document.heading("Reasons and advice");
+        let more = reasons.len().saturating_sub(MOST_REASONS);
+        reasons.truncate(MOST_REASONS);
+        if more > 0 {
+            reasons.push(format!("and of {more} more, in --format csv and json"));
+        }
         document.list(reasons);
     }
     if let Some(table) = memory(rows) {
@@ -169,6 +177,9 @@ pub fn estimates(rows: &[EstimateRow]) -> Document {
     step::traffic(&mut document, rows);
     document
 }
+
+/// So many cells' reasons are written out.
+const MOST_REASONS: usize = 12;
 
 fn summary(rows: &[EstimateRow]) -> String {
     let count = |fits: Option<bool>| rows.iter().filter(|row| row.fits == fits).count();
@@ -265,7 +276,8 @@ fn memory(rows: &[EstimateRow]) -> Option<Table> {
     columns.extend(hosted.then(|| Column::numbers("host, per node", "bytes")));
     columns.extend(stored.then(|| Column::numbers("disk, per node", "bytes")));
     let mut table = Table::new("predicted memory", columns)
-        .caption("Of the largest rank at the moment of its peak; of a pipeline that of the stage which takes most.");
+        .caption("Of the largest rank at the moment of its peak; of a pipeline that of the stage which takes most.")
+        .detail();
     for row in rows.iter().filter(|row| !row.memory.is_empty()) {
         let mut entries = vec![Entry::words(row.marked_label())];
         let bytes = if row.at_peak.is_empty() { &row.memory } else { &row.at_peak };

@@ -32,7 +32,50 @@ pub(super) fn speed(document: &mut Document, rows: &[EstimateRow]) {
     }
 }
 
+/// Which cell is the fastest of those that fit, which are next to it, and what memory keeps from being so; nothing where there is
+/// no choice.
+pub(super) fn answer(rows: &[EstimateRow]) -> Option<String> {
+    let speed = |row: &EstimateRow| row.tokens_per_second.unwrap_or(0.0);
+    let mut timed: Vec<&EstimateRow> = rows.iter().filter(|row| row.step_ms.is_some()).collect();
+    timed.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
+    let (fitting, not): (Vec<&EstimateRow>, Vec<&EstimateRow>) =
+        timed.into_iter().partition(|row| row.fits != Some(false));
+    let [best, behind @ ..] = &fitting[..] else { return None };
+    if rows.len() < 2 {
+        return None;
+    }
+    let memory = |row: &EstimateRow| row.total_bytes.map(|bytes| units::memory(bytes as f64));
+    let of = |row: &EstimateRow| memory(row).map_or(String::new(), |memory| format!(", {memory} a rank"));
+    let mfu = best.mfu.map_or(String::new(), |mfu| format!(", MFU {}", units::percent(mfu)));
+    let mut text = format!(
+        "Predicted to be the fastest that fits: {}, {} a step, {} tokens/s{mfu}{}.",
+        best.marked_label(),
+        units::duration(best.step_ms? / 1e3),
+        units::quantity(speed(best)),
+        of(best)
+    );
+    let slower = |row: &&EstimateRow| {
+        let share = 1.0 - speed(row) / speed(best);
+        format!("{} ({} slower{})", row.marked_label(), units::percent(share), of(row))
+    };
+    let next: Vec<String> = behind.iter().take(3).map(slower).collect();
+    if !next.is_empty() {
+        text += &format!(" Behind it: {}.", units::list(&next));
+    }
+    if let Some(out) = not.first().filter(|row| speed(row) > speed(best)) {
+        text += &format!(
+            " With more memory {} would be {} faster{}.",
+            out.marked_label(),
+            units::percent(speed(out) / speed(best) - 1.0),
+            of(out)
+        );
+    }
+    Some(text)
+}
+
 fn steps(rows: &[&EstimateRow]) -> Table {
+    // What is the same in every row is said once.
+    let same = rows.len() > 1 && rows.iter().all(|row| row.time_source == rows[0].time_source);
     let columns = vec![
         Column::words("cell"),
         Column::numbers("step", "ms"),
@@ -41,10 +84,11 @@ fn steps(rows: &[&EstimateRow]) -> Table {
         Column::numbers("TFLOP/s per rank", "TFLOP/s"),
         Column::numbers("MFU", "fraction"),
         Column::numbers("HFU", "fraction"),
-        Column::words("by"),
+        if same { Column::words("by").for_machines() } else { Column::words("by") },
     ];
+    let by = if same { format!(" Every time is {}.", rows[0].time_source) } else { String::new() };
     let mut table = Table::new("predicted steps", columns)
-        .caption("MFU and HFU of the device's dense peak; model FLOPs with the causal half of attention.");
+        .caption(format!("MFU and HFU of the device's dense peak; model FLOPs with the causal half of attention.{by}"));
     // What does not fit is struck out: nobody will see that speed.
     let best = rows.iter().filter(|row| row.fits != Some(false)).filter_map(|row| row.tokens_per_second);
     let best = best.fold(0.0, f64::max);
@@ -91,7 +135,8 @@ fn spans(rows: &[&EstimateRow]) -> Option<Table> {
     let mut columns = vec![Column::words("cell")];
     columns.extend(names.iter().map(|name| Column::numbers(name.replace('_', " "), "ms")));
     let mut table = Table::new("predicted spans", columns)
-        .caption("Where a step's time goes; exposed communication is what computing does not hide. The spans add up to the step.");
+        .caption("Where a step's time goes; exposed communication is what computing does not hide. The spans add up to the step.")
+        .detail();
     for row in rows {
         let mut entries = vec![Entry::words(row.marked_label())];
         entries.extend(names.iter().map(|name| {
@@ -143,8 +188,9 @@ pub(super) fn traffic(document: &mut Document, rows: &[EstimateRow]) {
         Column::numbers("payload", "bytes"),
         Column::numbers("on the wire", "bytes"),
     ];
-    let mut table =
-        Table::new("predicted traffic", columns).caption("Per step, of the largest rank, by mesh axis and collective.");
+    let mut table = Table::new("predicted traffic", columns)
+        .caption("Per step, of the largest rank, by mesh axis and collective.")
+        .detail();
     for row in rows {
         for entry in &row.traffic {
             table.row(vec![

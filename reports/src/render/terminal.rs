@@ -6,6 +6,9 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, ColumnConstraint, Conte
 use super::{one_line, several_lines, spark};
 use crate::document::{Align, Block, Document, Entry, Table, Tone};
 
+/// A table of details with more rows than this is not for a terminal.
+const MOST_DETAILS: usize = 40;
+
 /// What the terminal can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
@@ -29,6 +32,14 @@ pub fn render(document: &Document, terminal: Terminal) -> String {
                 let items: Vec<String> = items.iter().map(|item| wrapped(&one_line(item), "-", terminal)).collect();
                 items.join("\n")
             }
+            Block::Table(table) if table.is_detail && table.rows.len() > MOST_DETAILS => wrapped(
+                &format!(
+                    "{} rows: --format markdown, csv or html has them; so has this for fewer cells.",
+                    table.rows.len()
+                ),
+                "",
+                terminal,
+            ),
             Block::Table(table) => render_table(table, terminal),
             Block::Code(text) => {
                 several_lines(text).lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")

@@ -47,6 +47,43 @@ fn estimates_say_what_fits_and_what_would() {
     assert!(text(&estimates(&[])).contains("no cells"));
 }
 
+/// Rows with a time: 10 s of a million tokens, `slower` times as long.
+fn timed(label: &str, total: u64, slower: f64) -> EstimateRow {
+    EstimateRow {
+        step_ms: Some(1e4 * slower),
+        tokens_per_second: Some(1e5 / slower),
+        mfu: Some(0.5 / slower),
+        time_source: "simulated".into(),
+        ..row(label, total * GIB, 80 * GIB)
+    }
+}
+
+#[test]
+fn estimates_answer_which_is_the_fastest_that_fits() {
+    let rows = [timed("a", 60, 1.1), timed("b", 150, 0.8), timed("c", 70, 1.0), timed("d", 20, 1.25)];
+    let said = text(&estimates(&rows));
+    let wanted = "Predicted to be the fastest that fits: c, 10.0 s a step, 100,000 tokens/s, MFU 50.0 %, 70.0 GiB a rank. Behind it: a \
+                  (9.1 % slower, 60.0 GiB a rank) and d (20.0 % slower, 20.0 GiB a rank). With more memory b would be 25.0 % faster, 150 GiB a rank.";
+    assert!(said.contains(wanted), "{said}");
+    assert!(said.contains("Every time is simulated.") && !said.contains("| by |"), "{said}");
+    // One cell is no choice; where nothing fits nothing is the fastest.
+    assert!(!text(&estimates(&rows[..1])).contains("fastest that fits"));
+    assert!(!text(&estimates(&[timed("b", 150, 0.8), timed("e", 151, 1.0)])).contains("fastest that fits"));
+}
+
+#[test]
+fn a_terminal_has_no_pages_of_details_and_files_have_all_of_them() {
+    use zbench_reports::render::terminal;
+    let rows: Vec<EstimateRow> = (0..50).map(|i| timed(&format!("cell{i}"), 60 + i, 1.0 + i as f64 / 100.0)).collect();
+    let document = estimates(&rows);
+    let shown = terminal::render(&document, terminal::Terminal { width: 160, color: false });
+    assert!(shown.contains("50 rows: --format markdown, csv or html has them"), "{shown}");
+    assert!(shown.contains("cell49"), "the cells themselves are there");
+    let all = text(&document);
+    let memory = all.split("Predicted memory by category").nth(1).unwrap();
+    assert!((0..50).all(|i| memory.contains(&format!("| cell{i} |"))), "{memory}");
+}
+
 #[test]
 fn estimates_are_read_back_from_json() {
     let row = row("fsdp", 70 * GIB, 80 * GIB);
