@@ -1,6 +1,7 @@
 //! What people type, and the exit code they get.
 
 mod args;
+pub mod look;
 
 use crate::allreduce::args::AllreduceArgs;
 use crate::bench::args::{AttentionArgs, GemmArgs};
@@ -48,9 +49,9 @@ pub struct Cli {
     /// Options of every command.
     #[command(flatten)]
     pub global: Global,
-    /// What to do.
+    /// What to do; without it zbench says what could be done here.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: Option<Command>,
 }
 
 /// Options of every command.
@@ -71,7 +72,7 @@ pub struct Global {
     /// More on standard error: a line for each step
     #[arg(short, long, global = true)]
     pub verbose: bool,
-    /// Colour of tables
+    /// Colour of tables, help and errors
     #[arg(long, global = true, value_enum, default_value = "auto")]
     pub color: ColorWhen,
 }
@@ -92,10 +93,10 @@ pub enum Format {
     Html,
 }
 
-/// When tables have colour.
+/// When what is printed has colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ColorWhen {
-    /// On a terminal, unless NO_COLOR is set
+    /// On a terminal, unless NO_COLOR is set or TERM is dumb
     Auto,
     /// Always
     Always,
@@ -249,6 +250,7 @@ Nothing is taken of a file that is cut off, changed or of a newer version. What 
   zbench report --format html > report.html           the same page of everything
   zbench report parallel.strategy=zero3 --format csv  records of one strategy, and the data of the plots
   zbench report 3f2a 77c0                             two records
+  zbench report --open                                the page in a browser
   zbench report --figures plots --png                 each plot as plots/NAME.svg and plots/NAME.png
   zbench report -o report.md --figures plots          Markdown that shows the plots
 
@@ -290,6 +292,24 @@ with --fail-on improvement), 3 inconclusive, 4 not measured, 5 a trial failed, 1
         #[arg(long)]
         keys: bool,
     },
+    /// Completions of commands and options for a shell, on standard output
+    #[command(after_help = "Examples:
+  zbench completions bash > ~/.local/share/bash-completion/completions/zbench
+  zbench completions zsh > \"${fpath[1]}/_zbench\"
+  zbench completions fish > ~/.config/fish/completions/zbench.fish")]
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Manual pages, one for each command, into a folder
+    #[command(after_help = "Examples:
+  zbench man ~/.local/share/man/man1                  then: man zbench-grid")]
+    Man {
+        /// The folder, which is made where it is not there
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
     /// A cell's own process
     #[command(name = "__cell", hide = true)]
     Cell,
@@ -314,8 +334,15 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| "is too long; write at most some years".to_string())
 }
 
-fn parse() -> Result<Cli, clap::Error> {
-    let matches = Cli::command().try_get_matches()?;
+fn parse(color: ColorWhen) -> Result<Cli, clap::Error> {
+    let choice = match color {
+        ColorWhen::Auto => clap::ColorChoice::Auto,
+        ColorWhen::Always => clap::ColorChoice::Always,
+        ColorWhen::Never => clap::ColorChoice::Never,
+    };
+    // Lines longer than that are hard to read, however wide the terminal.
+    let width = look::Stream::Out.width().min(120);
+    let matches = Cli::command().color(choice).term_width(width.into()).try_get_matches()?;
     // A global option may stand behind the command.
     let innermost = std::iter::successors(Some(&matches), |matches| matches.subcommand().map(|(_, inner)| inner));
     let given = innermost.into_iter().any(|level| level.value_source("format") == Some(ValueSource::CommandLine));
@@ -333,7 +360,9 @@ pub fn main() -> ExitCode {
         crate::say!("error: the process that started this one is gone");
         return ExitCode::from(exit::USAGE);
     }
-    let cli = match parse() {
+    let color = look::color_of(std::env::args_os().skip(1));
+    look::remember(color);
+    let cli = match parse(color) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no errors; clap's own code for a usage error is 2, which is taken.

@@ -416,9 +416,22 @@ fn usage_errors_are_exit_1_and_help_is_0() {
     {
         assert_eq!(run(folder.path(), arguments).status.code(), Some(1), "{arguments:?}");
     }
-    for command in
-        ["grid", "run", "plan", "list", "show", "note", "tag", "export", "import", "report", "repro", "doctor"]
-    {
+    for command in [
+        "grid",
+        "run",
+        "plan",
+        "list",
+        "show",
+        "note",
+        "tag",
+        "export",
+        "import",
+        "report",
+        "repro",
+        "doctor",
+        "completions",
+        "man",
+    ] {
         let output = run(folder.path(), &[command, "--help"]);
         assert_eq!(output.status.code(), Some(0));
         assert!(stdout(&output).contains("Examples:"), "{command}");

@@ -25,6 +25,7 @@ mod launch;
 mod launch_detect;
 mod link;
 mod loading;
+mod manners;
 mod netns;
 mod notebook;
 mod old_records;
