@@ -80,7 +80,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Doctor { keys: true } => print(&crate::config::keys::document()).map(|()| exit::SUCCESS),
         Command::Doctor { keys: false } => doctor::doctor(global),
         Command::Completions { shell } => generate::completions(*shell),
-        Command::Man { folder } => generate::man(folder),
+        Command::Man { folder } => generate::man(global, folder),
         Command::Cell => Ok(crate::runner::cell::main()),
         Command::Rank => Ok(crate::runner::rank::main()),
         Command::Follow { command } => Err(crate::launch::become_follower(command).into()),

@@ -138,6 +138,7 @@ exit "$code"
         let mut command = Command::new("bash");
         command.arg(root().join("ci/slurm/grid.sbatch")).env("PATH", &path).env("IMAGE", image).env("GRID", &grid);
         command.env("SLURM_SUBMIT_DIR", folder.path()).env("SLURM_NTASKS", "2").env("SLURM_JOB_ID", "4711");
+        command.env("TRIALS", "1").env("LARGEST", "64K");
         command.output().unwrap()
     };
     let output = script("");
@@ -145,8 +146,8 @@ exit "$code"
     let notebook = std::fs::read_to_string(folder.path().join("notebook/records.jsonl")).unwrap();
     let suites = |suite: &str| notebook.lines().filter(|line| line.contains(&format!("\"suite\":\"{suite}\""))).count();
     assert_eq!(suites("collectives"), 3, "{}", stderr(&output));
-    assert_eq!(notebook.matches("\"backend\":\"tcp\"").count(), notebook.lines().count(), "everything went over tcp");
-    assert!(notebook.lines().count() >= 3 + 4, "four cells of TINY: {}", stderr(&output));
+    assert!(notebook.lines().all(|line| line.contains("\"backend\":\"tcp\"")), "everything went over tcp");
+    assert_eq!(notebook.lines().count(), 3 + 4, "four cells of TINY: {}", stderr(&output));
     assert!(folder.path().join("notebook/report-4711.html").is_file());
     let output = script("no.sif");
     assert_eq!(output.status.code(), Some(1));
@@ -255,7 +256,7 @@ fn command_lines_are_what_zbench_takes() {
             check(format!("{} --help", command.get_name()), line);
         }
     }
-    assert!(seen > 300, "{seen} lines were found");
+    assert!(seen > 200, "{seen} lines were found");
     assert!(faults.is_empty(), "{} command lines are wrong:\n{}", faults.len(), faults.join("\n"));
 }
 

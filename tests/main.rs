@@ -36,6 +36,7 @@ mod plan;
 mod planner;
 mod portable;
 mod precision;
+mod release;
 mod report;
 mod search;
 mod support;

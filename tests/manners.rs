@@ -162,6 +162,30 @@ fn a_report_opens_itself() {
     }
 }
 
+/// What doctor says of launchers is what a launch would decide.
+#[test]
+fn doctor_tells_the_launcher() {
+    let folder = tempfile::tempdir().unwrap();
+    let launcher = |variables: &[(&str, &str)]| {
+        let mut command = zbench(folder.path());
+        command.args(["doctor", "--format", "json"]);
+        for name in ["RANK", "WORLD_SIZE", "SLURM_PROCID", "MASTER_ADDR"] {
+            command.env_remove(name);
+        }
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let rows: Vec<serde_json::Value> =
+            stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        rows.into_iter().find(|row| row["what"] == "launcher of this process").unwrap()
+    };
+    let none = launcher(&[]);
+    assert!(none["ok"] == true && none["found"].as_str().unwrap().contains("starts its ranks itself"), "{none}");
+    let ranks = launcher(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "node1")]);
+    assert!(ranks["ok"] == true && ranks["found"].as_str().unwrap().contains("torchrun: rank 1 of 2"), "{ranks}");
+    let half = launcher(&[("RANK", "1")]);
+    assert!(half["ok"] == false && half["found"].as_str().unwrap().contains("WORLD_SIZE is not"), "{half}");
+}
+
 /// What bash offers behind a line, by the script that it would read.
 fn offered(script: &Path, words: &[&str]) -> Vec<String> {
     let line = r#"source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
@@ -204,8 +228,8 @@ fn completions_complete() {
     assert!(offered(&bash, &["zbench", "__"]).iter().all(|word| !word.contains("cell")), "hidden commands stay hidden");
 }
 
-/// Pages as man shows them: no complaint of groff's, nothing wider than the page but examples. `ZBENCH_REQUIRE_MAN=1` makes the
-/// absence of man fail.
+/// Pages as man shows them: no complaint of groff's, nothing wider than the page but examples. `ZBENCH_REQUIRE_MAN=1` and
+/// `ZBENCH_REQUIRE_MANDOC=1` make their absence fail.
 #[test]
 fn manual_pages_are_sound() {
     let folder = tempfile::tempdir().unwrap();
@@ -232,7 +256,10 @@ fn manual_pages_are_sound() {
         assert!(text.contains("SYNOPSIS") && text.contains("OPTIONS"), "{}: {text}", page.display());
         match Command::new("mandoc").args(["-Tlint", "-Werror"]).arg(&page).output() {
             Ok(lint) => assert!(lint.status.success(), "{}: {}", page.display(), stdout(&lint)),
-            Err(_) => eprintln!("manual pages: NOT LINTED by mandoc; apt-get install mandoc"),
+            Err(error) => {
+                assert!(std::env::var_os("ZBENCH_REQUIRE_MANDOC").is_none(), "mandoc: {error}");
+                eprintln!("manual pages: NOT LINTED by mandoc ({error}); apt-get install mandoc");
+            }
         }
     }
     let blocked = folder.path().join("file");

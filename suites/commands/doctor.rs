@@ -56,12 +56,15 @@ pub fn doctor(global: &Global) -> Result<u8> {
     }
     let mut document = Document::new("What this machine has");
     for (name, findings) in groups {
-        let columns = [name, "found", "what to do"].map(Column::words);
-        let mut table = Table::new(name, columns.to_vec());
+        let has_advice = findings.iter().any(|finding| !finding.is_there);
+        let columns = [name, "found", "what to do"].into_iter().take(if has_advice { 3 } else { 2 });
+        let mut table = Table::new(name, columns.map(Column::words).collect());
         for finding in findings {
             let tone = if finding.is_there { Tone::Plain } else { Tone::Warning };
-            let advice = if finding.is_there { String::new() } else { finding.advice };
-            table.row(vec![Entry::words(finding.what), Entry::words(finding.found).toned(tone), Entry::words(advice)]);
+            let what = finding.what.strip_prefix(runs::HERE).unwrap_or(&finding.what);
+            let mut row = vec![Entry::words(what), Entry::words(finding.found).toned(tone)];
+            row.extend(has_advice.then(|| Entry::words(if finding.is_there { String::new() } else { finding.advice })));
+            table.row(row);
         }
         document.table(table);
     }

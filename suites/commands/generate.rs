@@ -1,7 +1,7 @@
 //! `completions` and `man`: made from the definitions that --help is made of, so that they cannot say anything else.
 
 use super::print_bytes;
-use crate::cli::{Cli, exit};
+use crate::cli::{Cli, Global, exit};
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap_complete::Shell;
@@ -17,12 +17,15 @@ pub fn completions(shell: Shell) -> Result<u8> {
 }
 
 /// `zbench man DIR`: zbench.1 and a page for each command.
-pub fn man(folder: &Path) -> Result<u8> {
+pub fn man(global: &Global, folder: &Path) -> Result<u8> {
     std::fs::create_dir_all(folder).with_context(|| format!("the folder {} cannot be made", folder.display()))?;
     let pages = pages()?;
     for (name, page) in &pages {
         let path = folder.join(name);
         super::report::write_whole(&path, page.as_bytes())?;
+    }
+    if global.quiet {
+        return Ok(exit::SUCCESS);
     }
     crate::say!(
         "wrote {} pages into {}; read one with: man -l {}/zbench.1",
@@ -68,10 +71,10 @@ fn pages() -> Result<Vec<(String, String)>> {
 fn page(command: clap::Command, name: &str) -> Result<String> {
     let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let is_whole = name == "zbench";
-    let version = format!("zbench {}", env!("CARGO_PKG_VERSION"));
-    let man = Man::new(command.display_name(name)).title(name.to_uppercase()).source(version).manual("zbench");
-    let mut text = Vec::new();
-    man.render_title(&mut text)?;
+    let man = Man::new(command.display_name(name));
+    // Written here: clap_mangen leaves an empty date out, and what follows it takes its place. A date would make each build another.
+    let title = format!(".TH {} 1 \"\" \"zbench {}\" \"zbench\"\n", name.to_uppercase(), env!("CARGO_PKG_VERSION"));
+    let mut text = title.into_bytes();
     man.render_name_section(&mut text)?;
     man.render_synopsis_section(&mut text)?;
     man.render_description_section(&mut text)?;

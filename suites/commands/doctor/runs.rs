@@ -13,11 +13,16 @@ use zbench_engine::plan::Planner;
 const CELL: &str = "[model]\nfamily = \"llama\"\nhidden_size = 32\nintermediate_size = 64\nnum_hidden_layers = 1\nnum_attention_heads = 2
 vocab_size = 64\nmax_position_embeddings = 64\n[train]\nseq_len = 16\nsteps = 1\n[parallel]\nranks = 2\n[hardware]\nthreads_per_rank = 1\n";
 
+/// What these rows begin with where they stand among others.
+pub(super) const HERE: &str = "runs here: ";
+
 /// A row for each strategy, backend, device and suite.
 pub(super) fn findings() -> Vec<Finding> {
     let mut rows = Vec::new();
     for &strategy in choices("parallel.strategy") {
-        rows.push(row(format!("strategy {strategy}"), runs(&[("parallel.strategy", strategy)])));
+        // A node of two, which those ask for that keep copies inside nodes.
+        let settings = [("parallel.strategy", strategy), ("parallel.ranks_per_node", "2")];
+        rows.push(row(format!("strategy {strategy}"), runs(&settings), PRICED));
     }
     for &backend in choices("parallel.backend") {
         let is_for_gpus = ["device", "nccl"].contains(&backend);
@@ -27,11 +32,12 @@ pub(super) fn findings() -> Vec<Finding> {
             "mpi" if !crate::commands::open::is_program("mpirun") => Err("mpirun is not in PATH".into()),
             _ => runs(&[("parallel.backend", backend), ("hardware.device", device)]),
         };
-        rows.push(row(format!("backend {backend}"), found));
+        rows.push(row(format!("backend {backend}"), found, PRICED));
     }
     rows.push(row(
         "device cuda".into(),
         runs(&[("hardware.device", "cuda"), ("parallel.ranks", "1"), ("parallel.backend", "device")]),
+        PRICED,
     ));
     for &suite in choices("suite") {
         let command = match suite {
@@ -42,21 +48,18 @@ pub(super) fn findings() -> Vec<Finding> {
             "checkpoint" => Ok("yes: zbench checkpoint"),
             _ => Err("not in this version".to_string()),
         };
-        rows.push(row(format!("suite {suite}"), command.map(str::to_string)));
+        rows.push(row(format!("suite {suite}"), command.map(str::to_string), "no command measures it yet"));
     }
     rows
 }
 
-/// A reason here is its own advice.
-fn row(what: String, found: Result<String, String>) -> Finding {
-    let is_there = found.is_ok();
-    let found = found.unwrap_or_else(|why| format!("no: {why}"));
-    Finding {
-        what: format!("runs here: {what}"),
-        advice: if is_there { String::new() } else { "zbench plan prices it all the same".into() },
-        found,
-        is_there,
-    }
+/// What to do about most of what does not run.
+const PRICED: &str = "`zbench plan` prices it all the same";
+
+fn row(what: String, found: Result<String, String>, advice: &str) -> Finding {
+    let found =
+        found.map_err(|why| format!("no: {}", why.replace(" (zbench doctor says why)", ", as the rows of CUDA say")));
+    Finding::result(&format!("{HERE}{what}"), found, advice)
 }
 
 fn choices(name: &str) -> &'static [&'static str] {
@@ -100,8 +103,8 @@ mod tests {
             assert!(row.is_there || machine::cores() < 2, "{strategy}: {}", row.found);
         }
         let priced = found("strategy zero++");
-        assert!(!priced.is_there && priced.found.contains("zero++"), "{}", priced.found);
+        assert!(!priced.is_there && priced.found.contains("priced"), "{}", priced.found);
         assert!(found("suite train").is_there && !found("suite io").is_there);
-        assert!(rows.iter().all(|row| row.is_there == row.advice.is_empty()));
+        assert!(rows.iter().all(|row| !row.advice.is_empty()));
     }
 }

@@ -47,7 +47,9 @@ fn what_is_hidden_is_nowhere() {
         clap_complete::generate(shell, &mut visible(), "zbench", &mut text);
         let text = String::from_utf8(text).unwrap();
         for hidden in ["__cell", "__rank", "__checkpoint", "__follow"] {
-            assert!(!text.contains(hidden), "{shell}: {hidden}");
+            // zbench__checkpoint is the function of a command that is shown.
+            let mut places = text.match_indices(hidden).map(|(place, _)| text[..place].chars().next_back());
+            assert!(places.all(|before| before.is_some_and(char::is_alphanumeric)), "{shell}: {hidden}");
         }
         for command in shown() {
             assert!(text.contains(command.get_name()), "{shell}: {}", command.get_name());
