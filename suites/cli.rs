@@ -276,7 +276,7 @@ Exit codes: 0 compared, 1 a selector that is nothing or several things, 4 no two
   zbench gate ci/gate.toml --candidate-set memory.checkpointing=full  two configurations of this program
   zbench gate ci/gate.toml --update --baseline ci/baseline.json       measure a baseline and write it
   zbench gate ci/gate.toml --baseline ci/baseline.json --junit gate.xml --markdown gate.md
-  zbench gate rules.toml --baseline old-notebook --candidate notebook records as they are, nothing is measured
+  zbench gate rules.toml --baseline old-notebook --candidate notebook  records as they are, nothing is measured
   zbench gate ci/gate.toml --self-test --into ci/gate-self-test       how often the gate errs on this machine
   zbench gate ci/gate.toml --self-test --pool ci/gate-self-test/pool.jsonl
 
