@@ -178,7 +178,8 @@ fn fault(line: &str) -> Option<String> {
     let line = line.trim();
     let line = line.split("  ").next().unwrap_or(line).split(", ").next().unwrap_or(line);
     let words = words(line);
-    let start = words.iter().position(|word| word == "zbench" || word.ends_with("/zbench") && !word.starts_with('/'))?;
+    let start =
+        words.iter().position(|word| word == "zbench" || word.ends_with("/zbench") && !word.starts_with('/'))?;
     let ends = |word: &str| {
         ["#", "-->", "&&", "||", "|", ";", "\\", "…", "…`"].contains(&word)
             || word.starts_with(['>', '[', '<'])

@@ -66,18 +66,17 @@ impl Life {
         Some(format!("[{}] {place}/{}  {}", clock(now), self.all, self.words(now)))
     }
 
-    /// The trial under way, how far it is, and how long all of them may take yet.
+    /// How far the trial under way is, how long all of them may take yet, and which it is: last, since a terminal cuts the end off.
     pub fn words(&self, now: Duration) -> String {
         let Some(under_way) = &self.under_way else { return String::new() };
-        let mut words = under_way.label.clone();
-        match under_way.newest {
-            Some((step, loss)) => words += &format!("  step {step}/{}  loss {loss:.4}", under_way.steps),
-            None => words += "  before its first step",
-        }
+        let mut words = match under_way.newest {
+            Some((step, loss)) => format!("step {step}/{}  loss {loss:.4}", under_way.steps),
+            None => "before its first step".into(),
+        };
         if let Some(left) = self.left(now) {
             words += &format!("  eta {}", units::duration(left));
         }
-        words
+        format!("{words}  {}", under_way.label)
     }
 
     /// Seconds to the end of all trials, if those that are left take as long as those that were done here.
@@ -119,13 +118,16 @@ mod tests {
         life.spoke(at(100));
         life.begin(at(100), "ddp trial 1".into(), 40, 4, 12);
         assert_eq!(life.tick(at(129)), None);
-        assert_eq!(life.tick(at(130)).as_deref(), Some("[00:02:10] 5/12  ddp trial 1  before its first step"));
+        assert_eq!(life.tick(at(130)).as_deref(), Some("[00:02:10] 5/12  before its first step  ddp trial 1"));
         assert_eq!(life.tick(at(131)), None, "one was just said");
         life.step(10, 3.25);
         assert_eq!(life.tick(at(159)), None);
         // No step before the tenth was seen: this run began there.
         let said = life.tick(at(160)).unwrap();
-        assert!(said.starts_with("[00:02:40] 5/12  ddp trial 1  step 10/40  loss 3.2500  eta "), "{said}");
+        assert!(
+            said.starts_with("[00:02:40] 5/12  step 10/40  loss 3.2500  eta ") && said.ends_with("  ddp trial 1"),
+            "{said}"
+        );
         life.spoke(at(185));
         assert_eq!(life.tick(at(200)), None, "a cell's own line counts");
         life.end();
@@ -147,7 +149,7 @@ mod tests {
         // A run that goes on at step 3 of 4 has two steps in all.
         life.step(3, 1.0);
         assert_eq!(life.left(at(40)), Some(30.0 * 2.5 / 1.5));
-        assert!(life.words(at(40)).contains("b  step 3/4  loss 1.0000  eta 50"), "{}", life.words(at(40)));
+        assert!(life.words(at(40)).starts_with("step 3/4  loss 1.0000  eta 50"), "{}", life.words(at(40)));
     }
 
     #[test]
