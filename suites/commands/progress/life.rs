@@ -1,8 +1,8 @@
 //! What is under way, in one line, now and then: where standard error is a file (a CI's log, nohup, SLURM's output), and nothing
 //! else has been said for a while. It knows no clock: who asks tells the time since the beginning.
 
+use super::trainer;
 use std::time::Duration;
-use zbench_reports::units;
 
 /// Time between two lines.
 pub const BETWEEN: Duration = Duration::from_secs(30);
@@ -74,7 +74,7 @@ impl Life {
             None => "before its first step".into(),
         };
         if let Some(left) = self.left(now) {
-            words += &format!("  eta {}", units::duration(left));
+            words += &format!("  eta {}", trainer::clock(left));
         }
         format!("{words}  {}", under_way.label)
     }
@@ -149,7 +149,7 @@ mod tests {
         // A run that goes on at step 3 of 4 has two steps in all.
         life.step(3, 1.0);
         assert_eq!(life.left(at(40)), Some(30.0 * 2.5 / 1.5));
-        assert!(life.words(at(40)).starts_with("step 3/4  loss 1.0000  eta 50"), "{}", life.words(at(40)));
+        assert!(life.words(at(40)).starts_with("step 3/4  loss 1.0000  eta 50s"), "{}", life.words(at(40)));
     }
 
     #[test]
