@@ -72,6 +72,13 @@ pub struct Global {
     /// More on standard error: a line for each step
     #[arg(short, long, global = true)]
     pub verbose: bool,
+    /// Write a timeline of what every rank does, for Perfetto (ui.perfetto.dev) or chrome://tracing: run, grid, repro; of
+    /// plan, what is predicted
+    #[arg(long, global = true, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Steps of each trial that --trace holds, from the first
+    #[arg(long, global = true, value_name = "N", default_value_t = 50, requires = "trace", value_parser = clap::value_parser!(u64).range(1..))]
+    pub trace_steps: u64,
     /// Colour of tables, help and errors
     #[arg(long, global = true, value_enum, default_value = "auto")]
     pub color: ColorWhen,

@@ -30,7 +30,8 @@ use crate::proxy;
 use crate::runner::folders::Folders;
 use crate::runner::plan::{Decision, Planned};
 use crate::runner::{self, Header, machine};
-use anyhow::{Result, bail};
+use crate::trace::Timelines;
+use anyhow::{Context as _, Result, bail};
 use std::collections::BTreeSet;
 use std::io::Write;
 use zbench_engine::config::DeviceKind;
@@ -45,9 +46,13 @@ pub use train::code;
 pub fn run(cli: &Cli) -> Result<u8> {
     let global = &cli.global;
     let Some(command) = &cli.command else { return start::start(global) };
+    refuse_trace(global, command)?;
     match command {
         Command::Grid(arguments) => {
             session::with(global, arguments.timeout, |session| match bench::of_grid(&arguments.cells)? {
+                Some(_) if global.trace.is_some() => {
+                    bail!("--trace writes the timeline of steps that train, and this file's suite trains nothing")
+                }
                 Some(document) => bench::grid(global, arguments, &document),
                 None => train::grid(global, session, arguments),
             })
@@ -85,6 +90,23 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Rank => Ok(crate::runner::rank::main()),
         Command::Follow { command } => Err(crate::launch::become_follower(command).into()),
     }
+}
+
+/// The file of `--trace`, where one was asked for.
+fn timelines(global: &Global) -> Result<Option<Timelines>> {
+    let Some(path) = &global.trace else { return Ok(None) };
+    let made = Timelines::create(path, global.trace_steps, &command_line());
+    Ok(Some(made.with_context(|| format!("--trace: the file {} cannot be made", path.display()))?))
+}
+
+/// `--trace` stands for what trains; elsewhere it would be passed over in silence.
+fn refuse_trace(global: &Global, command: &Command) -> Result<()> {
+    let traces = matches!(command, Command::Grid(_) | Command::Run(_) | Command::Repro { .. })
+        || matches!(command, Command::Plan(plan) if plan.validate.is_none() && !plan.search);
+    if global.trace.is_some() && !traces {
+        bail!("--trace writes the timeline of steps that train: it belongs to run, grid, repro and plan");
+    }
+    Ok(())
 }
 
 /// The notebook, which must be there: asking a folder that does not exist makes none.

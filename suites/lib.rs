@@ -27,3 +27,4 @@ pub mod plan;
 pub mod png;
 pub mod proxy;
 pub mod runner;
+pub mod trace;

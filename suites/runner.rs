@@ -19,6 +19,7 @@ pub mod record;
 pub mod rescue;
 pub mod sampling;
 pub mod time;
+mod traced;
 mod turns;
 pub mod validity;
 
@@ -30,8 +31,10 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
+use traced::Traced;
 use turns::{Turn, Turns};
 use zbench_engine::config::Cell;
+use zbench_engine::trace::StepTrace;
 use zbench_reports::record::{Outcome, Record, Source, Status, Step, label_flags};
 use zbench_reports::{Notebook, StoreError};
 
@@ -46,6 +49,8 @@ pub struct Execution {
     pub end: Option<End>,
     /// Nothing can run after it.
     pub last: bool,
+    /// What tracing took, where it was traced.
+    pub traced: Traced,
 }
 
 impl Execution {
@@ -62,6 +67,10 @@ impl Execution {
                 if !matches!(between, Between::Peak(_)) {
                     self.between.push(between.clone());
                 }
+            }
+            Event::Traced(traced) => {
+                self.traced.add(traced);
+                tell(Told::Traced(traced));
             }
             Event::Hears | Event::End(_) | Event::Rank(_) => {}
         }
@@ -142,6 +151,8 @@ pub trait Observe {
     fn step(&mut self, _step: &Step) {}
     /// Something has happened between steps.
     fn between(&mut self, _between: &Between) {}
+    /// What a rank did in a step of it.
+    fn traced(&mut self, _traced: &StepTrace) {}
     /// The user wants to stop; it goes on to the end of its step, for a checkpoint.
     fn stopping(&mut self) {}
     /// Its record is on disk.
@@ -294,6 +305,7 @@ impl Runner<'_> {
                         observe.step(step);
                     }
                     Told::Between(between) => observe.between(between),
+                    Told::Traced(traced) => observe.traced(traced),
                     Told::Stopping => observe.stopping(),
                 });
                 let sampled = sampler.finish();
@@ -306,6 +318,7 @@ impl Runner<'_> {
                     record.outcome = Outcome::ended(failure.status, failure.reason.clone(), failure.source);
                 }
                 record::measured(&mut record, execution.steps, &end, cell, estimate, &host);
+                execution.traced.note(&mut record);
                 between::add(&mut record, execution.between);
                 validity::add(&mut record, &sampled);
                 record.extra.insert("seeds".into(), serde_json::json!({ "train": cell.train.seed }));

@@ -299,6 +299,25 @@ fn torchrun_makes_one_record_with_the_losses_of_threads() {
 }
 
 #[test]
+fn a_launch_is_traced_by_rank_0() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = cell(folder.path());
+    let port = zbench::launch::free_port().unwrap();
+    let trace = folder.path().join("trace.json");
+    let start = |rank| {
+        let mut command = command(folder.path(), &file, &["parallel.strategy=zero3", "parallel.backend=tcp"]);
+        torchrun(&mut command, rank, 4, port);
+        // As torchrun does, every process is given the same.
+        command.arg("--trace").arg(&trace).spawn().unwrap()
+    };
+    let children: Vec<Child> = (0..4).map(start).collect();
+    let outputs: Vec<Output> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    let trace = crate::trace::read(&trace);
+    crate::trace::check(&trace);
+    crate::trace::compare(&trace, &record_of(&outputs[0]));
+}
+
+#[test]
 fn a_launched_process_that_dies_ends_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let file = cell(folder.path());
@@ -400,9 +419,13 @@ fn a_launch_is_stopped_from_any_of_its_processes() {
 fn mpi_cells_need_the_feature() {
     let folder = tempfile::tempdir().unwrap();
     let file = cell(folder.path());
-    let output = command(folder.path(), &file, &["parallel.backend=mpi"]).output().unwrap();
+    let trace = folder.path().join("trace.json");
+    let output = command(folder.path(), &file, &["parallel.backend=mpi"]).arg("--trace").arg(&trace).output().unwrap();
     let record = record_of(&output);
     if cfg!(feature = "mpi") {
+        let trace = crate::trace::read(&trace);
+        crate::trace::check(&trace);
+        crate::trace::compare(&trace, &record);
         assert_eq!(text(&record, "/outcome/status"), "measured", "{}", text(&record, "/outcome/reason"));
         let threads = run(folder.path(), &file, &[]);
         // MPI sums in an order of its own: 1e-5 is the tolerance of f32 among orders of sums (runner/parity.rs).

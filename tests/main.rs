@@ -41,4 +41,5 @@ mod report;
 mod search;
 mod support;
 mod survival;
+mod trace;
 mod trainer;

@@ -239,7 +239,7 @@ fn a_result_counts_although_its_process_hangs() {
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     let timeout = std::time::Duration::from_secs(20);
-    let mut children = Children { program, stop: Default::default(), timeout, peak_seconds: 0.0 };
+    let mut children = Children { program, stop: Default::default(), timeout, peak_seconds: 0.0, trace_steps: 0 };
     let cell = planned(TINY).remove(0).cell().unwrap().clone();
     let end = children.execute(&cell, &mut |_| ()).end.expect("a result");
     assert!(end.failure.is_none(), "{:?}", end.failure);

@@ -6,6 +6,7 @@ use crate::layers::StepError;
 use crate::outcome::{Evaluated, Happening, Saved, Step};
 use crate::rank::Rank;
 use crate::save::{SaveError, SaveOptions, try_folder};
+use crate::trace::{Tracer, Tracing};
 use crate::train::Report;
 use crate::training_state::{Saver, StateError};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +18,27 @@ pub struct Control<'a> {
     pub stop: &'a AtomicBool,
     /// Is told, by rank 0, of every step and of what happens between them.
     pub tell: &'a (dyn Fn(&Happening) + Sync),
+    /// What is to be traced; every rank tells of that.
+    pub trace: Option<Tracing>,
 }
 
 /// All steps of a run, and what is written behind them.
 pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
+    rank.tracer = control.trace.map(|tracing| Tracer::new(tracing, &rank.arena));
+    let result = all(rank, control);
+    // Of a step that has failed, what it did until then.
+    trace(rank, control);
+    result
+}
+
+/// Tells what has been traced and not been told.
+fn trace(rank: &mut Rank<'_>, control: Control<'_>) {
+    if let Some(tracer) = &mut rank.tracer {
+        tracer.tell(|traced| (control.tell)(&Happening::Traced(Box::new(traced))));
+    }
+}
+
+fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
     let Cell { model, lora, train, watch, .. } = rank.inputs.cell;
     let speaks = rank.number() == 0;
     if speaks {
@@ -39,6 +57,7 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
     // What the run goes on from has done those that were due.
     if rank.resumed.is_none() && due(0) {
         let evaluated = evaluate(rank, &voice)?;
+        trace(rank, control);
         saver.iter_mut().for_each(|saver| saver.evaluated(evaluated));
     }
     let mut stopped = false;
@@ -46,10 +65,13 @@ pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepErro
         rank.wants_stop = control.stop.load(Ordering::Relaxed);
         let mut after = |rank: &mut Rank<'_>, step: &Step| {
             voice.step(rank, step);
+            trace(rank, control);
             if let Some(worse) = guard.see(step) {
                 return Err(StepError::Worse(worse));
             }
-            if due(rank.steps) { evaluate(rank, &voice) } else { Ok(None) }
+            let evaluated = if due(rank.steps) { evaluate(rank, &voice)? } else { None };
+            trace(rank, control);
+            Ok(evaluated)
         };
         let saved = match &mut saver {
             Some(saver) => match saver.step_then(rank, &mut after) {

@@ -6,9 +6,10 @@ use crate::config::Evaluation;
 use crate::layers::prepacked::Prepacked;
 use crate::layers::{Piece, Sketch, StepError};
 use crate::meter::Meter;
-use crate::outcome::Evaluated;
+use crate::outcome::{Evaluated, Span};
 use crate::plan::{Action, Looks};
 use crate::rank::Rank;
+use crate::trace::{StepTrace, What};
 use std::time::Instant;
 use zbench_kernels::{Buffer, Category, DType, Kernels, View, ViewMut};
 
@@ -27,10 +28,16 @@ impl Rank<'_> {
         // The weights have changed since a step has made forms of them.
         self.prepacked.iter_mut().for_each(Prepacked::forget);
         self.flow.evaluates = true;
-        let sums = self.look(evaluation);
+        let mut meter = Meter::recorded(self.kernels.clone(), self.recording(self.steps.max(1)));
+        let sums = self.look(evaluation, &mut meter);
         self.flow.evaluates = false;
         self.unload();
-        let (loss, tokens) = self.agree(&sums?)?;
+        meter.enter(Span::ExposedAgree);
+        let agreed = sums.and_then(|sums| self.agree(&sums));
+        let (ns, recording) = meter.broken();
+        let of = StepTrace { ns, broken: agreed.is_err(), ..self.account(What::Evaluation, self.steps) };
+        self.traced(recording, of);
+        let (loss, tokens) = agreed?;
         self.comms.restore(counted);
         if tokens == 0 {
             let reason = "no token of the held-out sequences has a loss; raise train.eval_share or train.eval_batches";
@@ -43,17 +50,15 @@ impl Rank<'_> {
     }
 
     /// Of each micro-batch the sum of its tokens' losses, and how many have one.
-    fn look(&mut self, evaluation: Evaluation) -> Result<Vec<f64>> {
+    fn look(&mut self, evaluation: Evaluation, meter: &mut Meter) -> Result<Vec<f64>> {
         let Looks { first, next, end } = &self.inputs.plan.looks;
-        // Nothing is booked: an evaluation has no spans.
-        let mut meter = Meter::start(self.kernels.clone());
         let mut sums = Vec::with_capacity(2 * evaluation.batches);
         let mut known = Vec::new();
         for micro in 0..evaluation.batches {
             self.flow.losses.clear();
             for action in if micro == 0 { first } else { next } {
                 let load = matches!(action, Action::Load { .. });
-                self.act(if load { Action::Load { micro } } else { *action }, &mut meter)?;
+                self.act(if load { Action::Load { micro } } else { *action }, meter)?;
             }
             known.resize(self.flow.losses.sums.len(), 0.0);
             self.kernels.known(&self.flow.losses.sums, &mut known)?;
@@ -61,7 +66,7 @@ impl Rank<'_> {
             sums.extend([loss, with_loss(&*self.kernels, self.flow.targets.as_ref())? as f64]);
         }
         for action in end {
-            self.act(*action, &mut meter)?;
+            self.act(*action, meter)?;
         }
         Ok(sums)
     }

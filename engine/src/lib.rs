@@ -28,5 +28,6 @@ pub mod save;
 pub mod schedule;
 pub mod shard;
 pub mod strategy;
+pub mod trace;
 pub mod train;
 pub mod training_state;

@@ -1,10 +1,15 @@
 //! A stopwatch that books every moment of a step under one span, so that spans add up to the step.
 
 use crate::outcome::Span;
+use crate::plan::Action;
+use crate::trace::{Entry, Recording};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zbench_kernels::cuda::machine::Mark;
 use zbench_kernels::{KernelError, Kernels};
+
+/// Nanoseconds of a step, and by span in the order of [`Span::ALL`]; they add up to it.
+pub type Booked = (u64, [u64; 10]);
 
 /// The stopwatch of a rank.
 ///
@@ -18,42 +23,107 @@ pub struct Meter {
     ns: [u64; 10],
     /// On a device: which span begins, and where.
     marks: Vec<(Span, Arc<dyn Mark>)>,
+    /// Where the step is traced.
+    recording: Option<Recording>,
+    /// The action that the span began in.
+    action: Option<Action>,
     failed: Option<KernelError>,
 }
 
 impl Meter {
-    /// Starts a step of these kernels.
+    /// Starts a step of these kernels, of which nothing more than the sums is kept.
     pub fn start(kernels: Arc<dyn Kernels>) -> Meter {
+        Meter::recorded(kernels, None)
+    }
+
+    /// Starts a step, and writes down every stretch of it where that is wanted.
+    pub(crate) fn recorded(kernels: Arc<dyn Kernels>, mut recording: Option<Recording>) -> Meter {
         let now = Instant::now();
         let marks = Vec::with_capacity(if kernels.is_host() { 0 } else { 256 });
-        let mut meter =
-            Meter { kernels, started: now, since: now, span: Span::Other, ns: [0; 10], marks, failed: None };
+        if let Some(recording) = &mut recording {
+            recording.began = now;
+        }
+        let mut meter = Meter {
+            kernels,
+            started: now,
+            since: now,
+            span: Span::Other,
+            ns: [0; 10],
+            marks,
+            recording,
+            action: None,
+            failed: None,
+        };
         meter.enter(Span::Other);
         meter
+    }
+
+    /// What follows belongs to this action, from the next span on. It matters to traces alone.
+    pub(crate) fn during(&mut self, action: Option<Action>) {
+        if let Some(recording) = &mut self.recording {
+            recording.action = action;
+        }
     }
 
     /// What follows is `span`.
     pub fn enter(&mut self, span: Span) {
         self.kernels.show(Some(span.name()));
         match self.kernels.mark() {
-            Ok(Some(mark)) => self.marks.push((span, mark)),
+            Ok(Some(mark)) => {
+                self.marks.push((span, mark));
+                if self.recording.is_some() {
+                    self.close(Instant::now(), span);
+                }
+            }
             Ok(None) => {
                 let now = Instant::now();
                 self.ns[self.span as usize] += now.duration_since(self.since).as_nanos() as u64;
+                if self.recording.is_some() {
+                    self.close(now, span);
+                }
                 (self.since, self.span) = (now, span);
             }
             Err(error) => self.failed = Some(error),
         }
     }
 
+    /// Writes down the span that ends now, as the host sees it.
+    fn close(&mut self, now: Instant, next: Span) {
+        let Some(recording) = &mut self.recording else { return };
+        let time = now.duration_since(self.since);
+        recording.entries.push(Entry { from: self.since, time, span: self.span, action: self.action });
+        self.action = recording.action;
+        // On a device nothing else keeps them.
+        (self.since, self.span) = (now, next);
+    }
+
     /// Ends the step, when a device has ended it too: nanoseconds in all and by span; the spans add up exactly.
     ///
     /// # Errors
     /// The device failed, or found something wrong.
-    pub fn stop(mut self) -> Result<(u64, [u64; 10]), KernelError> {
+    pub fn stop(mut self) -> Result<Booked, KernelError> {
+        self.end()
+    }
+
+    /// As [`Meter::stop`], and what was written down, if anything was.
+    pub(crate) fn stop_recorded(mut self) -> (Result<Booked, KernelError>, Option<Recording>) {
+        let ended = self.end();
+        (ended, self.recording)
+    }
+
+    /// What was written down until a step failed, and how long that took. A device is not waited for.
+    pub(crate) fn broken(mut self) -> (u64, Option<Recording>) {
+        let now = Instant::now();
+        if self.recording.is_some() {
+            self.close(now, Span::Other);
+        }
+        (now.duration_since(self.started).as_nanos() as u64, self.recording)
+    }
+
+    fn end(&mut self) -> Result<Booked, KernelError> {
         self.enter(Span::Other);
         self.kernels.show(None);
-        if let Some(error) = self.failed {
+        if let Some(error) = self.failed.take() {
             return Err(error);
         }
         if self.marks.is_empty() {
@@ -61,13 +131,73 @@ impl Meter {
         }
         self.kernels.synchronize()?;
         let all = self.started.elapsed().as_nanos() as u64;
+        let mut times = Vec::with_capacity(self.marks.len());
         for pair in self.marks.windows(2) {
             let [(span, begin), (_, end)] = pair else { continue };
-            self.ns[*span as usize] += end.since(&**begin)?.as_nanos() as u64;
+            let time = end.since(&**begin)?;
+            self.ns[*span as usize] += time.as_nanos() as u64;
+            times.push(time);
         }
         // Until the first work came to the device, and from the last one's end to the host's noticing.
         let booked: u64 = self.ns.iter().sum();
-        self.ns[Span::Other as usize] += all.saturating_sub(booked);
+        let rest = all.saturating_sub(booked);
+        self.ns[Span::Other as usize] += rest;
+        self.by_the_device(&times, Duration::from_nanos(rest));
         Ok((all.max(booked), self.ns))
+    }
+
+    /// What the host has written down is when things were asked for; when they were done follows from the times between marks.
+    fn by_the_device(&mut self, times: &[Duration], rest: Duration) {
+        let Some(recording) = &mut self.recording else { return };
+        recording.asked = std::mem::take(&mut recording.entries);
+        let mut from = recording.began;
+        // The first was closed before any mark; each of the others lies behind the mark of its own.
+        for (asked, time) in recording.asked.iter().skip(1).zip(times) {
+            recording.entries.push(Entry { from, time: *time, ..*asked });
+            from += *time;
+        }
+        recording.entries.push(Entry { from, time: rest, span: Span::Other, action: None });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::{StepTrace, Tracer, Tracing, What, Zero};
+    use zbench_kernels::{Arena, Cpu};
+
+    #[test]
+    fn what_is_written_down_adds_up_to_what_is_booked() {
+        let kernels: Arc<dyn Kernels> = Arc::new(Cpu::new(1));
+        let arena = Arena::host(None).unwrap();
+        let tracing = Tracing { zero: Zero::now(), steps: 1 };
+        let mut tracer = Tracer::new(tracing, &arena);
+        assert!(tracer.record(2, &arena).is_none(), "a step behind the last that is wanted");
+        let mut meter = Meter::recorded(kernels, tracer.record(1, &arena));
+        let spans = [Span::Data, Span::Forward, Span::Backward, Span::Forward, Span::Optimizer];
+        for (unit, span) in spans.into_iter().enumerate() {
+            meter.during(Some(Action::Forward { unit }));
+            meter.enter(span);
+            // Work of a length that is not nothing.
+            std::hint::black_box((0..10_000u64).fold(1u64, |sum, i| sum.wrapping_mul(31).wrapping_add(i)));
+        }
+        let (ended, recording) = meter.stop_recorded();
+        let (ns, by_span) = ended.unwrap();
+        tracer.keep(StepTrace { ns, ..StepTrace::empty(0, What::Step, 1) }, recording.unwrap(), &[]);
+        let mut told = None;
+        tracer.tell(|traced| told = Some(traced));
+        let told = told.unwrap();
+        assert_eq!(told.segments.iter().map(|segment| segment.ns).sum::<u64>(), ns);
+        for span in Span::ALL {
+            let of_span = told.segments.iter().filter(|segment| segment.span == span).map(|segment| segment.ns);
+            assert_eq!(of_span.sum::<u64>(), by_span[span as usize], "{}", span.name());
+        }
+        let mut from = told.from;
+        for segment in &told.segments {
+            assert_eq!(segment.from, from, "without gaps");
+            from += segment.ns;
+        }
+        let actions: Vec<_> = told.segments.iter().filter_map(|segment| segment.action).collect();
+        assert_eq!(actions, (0..5).map(|unit| Action::Forward { unit }).collect::<Vec<_>>());
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::comm::link::LinkUse;
 use crate::data::{Counts, Found};
+use crate::trace::StepTrace;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use zbench_kernels::{Category, Ledger, OutOfMemory};
@@ -46,7 +47,8 @@ mod maybe_infinite {
 }
 
 /// The parts of a step's time; they add up to the step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Span {
     /// Layers forward, the head's loss included.
     Forward,
@@ -125,7 +127,7 @@ pub struct Traffic {
     pub link: LinkUse,
 }
 
-/// What a run tells of while it trains; rank 0 speaks.
+/// What a run tells of while it trains; rank 0 speaks, and of traces each rank.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Happening {
     /// A step has ended.
@@ -138,6 +140,8 @@ pub enum Happening {
     Saved(Saved),
     /// The arena of rank 0 has held so many bytes at its most: more than when this was said last.
     Peak(u64),
+    /// What a rank did in a step, where that is traced.
+    Traced(Box<StepTrace>),
 }
 
 /// What a run has done so far, as its checkpoints keep it: the run that goes on from one tells of it again.

@@ -14,6 +14,7 @@ use crate::outcome::{Loaded, Probe, RankReport, Resumed, Span, Step};
 use crate::plan::{Action, Plan};
 use crate::schedule::learning_rate;
 use crate::shard::{Comms, Desk, Gradients, Losses, Optimizer, Params, Said, State};
+use crate::trace::{Recording, StepTrace, Tracer, What};
 use crate::training_state::{Position, Resumable};
 use crate::{checkpoint::Checkpoint, rope};
 use batch::Standing;
@@ -85,6 +86,8 @@ pub struct Rank<'a> {
     step_ms: Vec<f64>,
     spans_ns: [u64; 10],
     loaded: Option<Loaded>,
+    /// Where steps are traced.
+    pub(crate) tracer: Option<Tracer>,
 }
 
 /// Fills what trains from the checkpoint that the run goes on from, if it does.
@@ -212,6 +215,7 @@ impl<'a> Rank<'a> {
             step_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
             spans_ns: [0; 10],
             loaded: inputs.checkpoint.map(|_| loaded),
+            tracer: None,
         })
     }
 
@@ -226,10 +230,20 @@ impl<'a> Rank<'a> {
         if self.steps == self.timed_from {
             self.comms.reset();
         }
-        let mut meter = Meter::start(self.kernels.clone());
-        self.gradients(&mut meter)?;
-        let update = self.update(&mut meter)?;
-        let (ns, spans) = meter.stop()?;
+        let number = self.steps + 1;
+        let mut meter = Meter::recorded(self.kernels.clone(), self.recording(number));
+        let done = self.gradients(&mut meter).and_then(|()| self.update(&mut meter));
+        let update = match done {
+            Ok(update) => update,
+            Err(error) => {
+                let (ns, recording) = meter.broken();
+                self.traced(recording, StepTrace { ns, timed, broken: true, ..self.account(What::Step, number) });
+                return Err(error);
+            }
+        };
+        let (ended, recording) = meter.stop_recorded();
+        let (ns, spans) = ended?;
+        self.traced(recording, StepTrace { ns, timed, ..self.account(What::Step, number) });
         let ms = ns as f64 / 1e6;
         if timed {
             self.step_ms.push(ms);
@@ -251,6 +265,27 @@ impl<'a> Rank<'a> {
         })
     }
 
+    /// Something to write a step down in, where steps are traced and this one is to be.
+    pub(crate) fn recording(&mut self, step: u64) -> Option<Recording> {
+        let recording = self.tracer.as_ref().and_then(|tracer| tracer.record(step, &self.arena));
+        if self.tracer.is_some() {
+            self.comms.watch(recording.is_some());
+        }
+        recording
+    }
+
+    /// What a trace says before anything was written down.
+    pub(crate) fn account(&self, what: What, step: u64) -> StepTrace {
+        StepTrace::empty(self.number, what, step)
+    }
+
+    /// Keeps what was written down, until it is told.
+    pub(crate) fn traced(&mut self, recording: Option<Recording>, of: StepTrace) {
+        if let (Some(tracer), Some(recording)) = (&mut self.tracer, recording) {
+            tracer.keep(of, recording, &self.comms.seen());
+        }
+    }
+
     /// Forward, backward and reductions of all micro-batches of the next step.
     pub fn gradients(&mut self, meter: &mut Meter) -> Result<()> {
         let plan = self.inputs.plan;
@@ -270,6 +305,7 @@ impl<'a> Rank<'a> {
     pub fn update(&mut self, meter: &mut Meter) -> Result<Updated> {
         let Inputs { cell, plan, .. } = *self.inputs;
         let step = self.steps + 1;
+        meter.during(Some(Action::Update));
         meter.enter(Span::Offload);
         self.recall()?;
         meter.enter(Span::ExposedAgree);
@@ -294,6 +330,7 @@ impl<'a> Rank<'a> {
             self.optimizer.update(cell, &plan.layout, &self.state, desk, params, gradients, lr, count, &clip)?;
             self.updates = count;
         }
+        meter.during(None);
         meter.enter(Span::Other);
         self.steps = step;
         self.samples += (cell.parallel.ranks * cell.train.accumulation * cell.train.micro_batch) as u64;
@@ -333,6 +370,7 @@ impl<'a> Rank<'a> {
     pub(crate) fn act(&mut self, action: Action, meter: &mut Meter) -> Result<()> {
         let Inputs { plan, .. } = *self.inputs;
         let desk = Desk { kernels: &*self.kernels, arena: &self.arena, comms: &self.comms };
+        meter.during(Some(action));
         match action {
             Action::Load { micro } => {
                 meter.enter(Span::Data);
@@ -376,6 +414,7 @@ impl<'a> Rank<'a> {
             }
             Action::Update => {}
         }
+        meter.during(None);
         meter.enter(Span::Other);
         Ok(())
     }

@@ -6,6 +6,7 @@ use crate::{DType, View, ViewMut};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// A request that the arena's capacity does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,6 +51,19 @@ struct State {
     /// The end of the highest buffer ever placed.
     high_water: u64,
     ledger: Ledger,
+    /// Where somebody watches: what has changed since.
+    changes: Option<Vec<Change>>,
+}
+
+/// From this moment on an arena had so many bytes of a category in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The moment.
+    pub at: Instant,
+    /// Of what.
+    pub category: Category,
+    /// Bytes.
+    pub live: u64,
 }
 
 /// Free runs that an arena has room for from the beginning; a step has some tens.
@@ -89,7 +103,7 @@ impl Arena {
     fn of(region: Region, capacity: u64, bounded: bool) -> Arena {
         let mut free = Vec::with_capacity(RUNS);
         free.push((0, region.bytes()));
-        let state = Mutex::new(State { free, high_water: 0, ledger: Ledger::default() });
+        let state = Mutex::new(State { free, high_water: 0, ledger: Ledger::default(), changes: None });
         Arena(Arc::new(Inner { region: Arc::new(region), capacity, bounded, state }))
     }
 
@@ -105,6 +119,7 @@ impl Arena {
             return Err(OutOfMemory { category, requested: bytes, live, capacity, by_category });
         };
         state.ledger.add(category, bytes);
+        state.note(category);
         drop(state);
         // SAFETY: `place` returned an offset with room for `bytes` inside the region.
         let ptr = unsafe { self.0.region.base().add(offset as usize) };
@@ -119,6 +134,20 @@ impl Arena {
     /// What is and was in use.
     pub fn ledger(&self) -> Ledger {
         self.state().ledger.clone()
+    }
+
+    /// From now on every change is written down, beginning with what is in use.
+    pub fn watch(&self) {
+        let at = Instant::now();
+        let mut state = self.state();
+        let mut changes = Vec::with_capacity(2048);
+        changes.extend(Category::ALL.map(|category| Change { at, category, live: state.ledger.live(category) }));
+        state.changes = Some(changes);
+    }
+
+    /// What was written down; nothing is from now on.
+    pub fn watched(&self) -> Vec<Change> {
+        self.state().changes.take().unwrap_or_default()
     }
 
     /// Bytes of address space ever used: live bytes at their peak, and what fragmentation added.
@@ -157,6 +186,12 @@ impl State {
         }
         self.high_water = self.high_water.max(offset + bytes);
         Some(offset)
+    }
+
+    fn note(&mut self, category: Category) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(Change { at: Instant::now(), category, live: self.ledger.live(category) });
+        }
     }
 
     fn give_back(&mut self, offset: u64, bytes: u64) {
@@ -246,6 +281,7 @@ impl Drop for Buffer {
         let mut state = self.arena.state();
         state.give_back(self.offset, self.bytes);
         state.ledger.sub(self.category, self.bytes);
+        state.note(self.category);
     }
 }
 
@@ -291,6 +327,26 @@ mod tests {
             assert!(error.to_string().contains("activations") && error.to_string().contains("gradients 768"));
             arena.alloc(Category::Activations, DType::F32, 64).unwrap();
         }
+    }
+
+    #[test]
+    fn who_watches_sees_every_change_and_others_leave_no_trace() {
+        let arena = Arena::host(Some(1 << 20)).unwrap();
+        let before = arena.alloc(Category::Parameters, DType::F32, 16).unwrap();
+        assert!(arena.watched().is_empty());
+        arena.watch();
+        let within = arena.alloc(Category::Workspace, DType::F32, 32).unwrap();
+        drop(before);
+        let changes = arena.watched();
+        drop(within);
+        assert!(arena.watched().is_empty());
+        let (first, then) = changes.split_at(6);
+        let at_first: Vec<(Category, u64)> = first.iter().map(|change| (change.category, change.live)).collect();
+        let live = |category| if category == Category::Parameters { 64 } else { 0 };
+        assert_eq!(at_first, Category::ALL.map(|category| (category, live(category))).to_vec());
+        let then: Vec<(Category, u64)> = then.iter().map(|change| (change.category, change.live)).collect();
+        assert_eq!(then, [(Category::Workspace, 128), (Category::Parameters, 0)]);
+        assert!(changes.windows(2).all(|pair| pair[0].at <= pair[1].at));
     }
 
     #[test]

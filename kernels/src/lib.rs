@@ -40,7 +40,7 @@ mod stochastic;
 mod stopwatch;
 mod view;
 
-pub use arena::{Arena, Buffer, OutOfMemory};
+pub use arena::{Arena, Buffer, Change, OutOfMemory};
 pub use cpu::Cpu;
 pub use cuda::Cuda;
 pub use documents::DocumentKernels;

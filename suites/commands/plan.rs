@@ -26,6 +26,10 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     }
     let mut expanded = expand(&cells, arguments.max_cells)?;
     let as_stated = planned(&mut expanded, arguments.proxy)?;
+    if let Some(mut trace) = super::timelines(global)? {
+        trace.predicted(&as_stated);
+        trace.complaint().iter().for_each(|complaint| crate::say!("warning: {complaint}"));
+    }
     if let Some(formula) = &arguments.deepspeed_estimator {
         let formula = if formula == "documented" { Formula::Documented } else { Formula::Current };
         return summed(global, &as_stated, &|resolved, _| explain::deepspeed(resolved, formula));

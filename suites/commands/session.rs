@@ -4,6 +4,7 @@ use crate::cli::{Global, exit};
 use crate::launch::{self, LaunchError, Line, Options, World};
 use crate::runner::launched::{Leader, follow};
 use crate::runner::plan::{Decision, Planned};
+use crate::trace::Timelines;
 use anyhow::Result;
 use std::time::Duration;
 use zbench_engine::config::{Backend, STALL};
@@ -15,6 +16,8 @@ pub struct Session {
     pub leader: Option<Leader>,
     /// That launch.
     pub world: Option<World>,
+    /// Where what ranks do is to be traced.
+    pub trace: Option<Timelines>,
 }
 
 /// Runs `command` where it is to run: here, or on rank 0 of a launch, whose other processes do what it says.
@@ -27,7 +30,7 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
     }
     // A launch of one is a run as any other.
     let Some(world) = world.filter(|world| world.size > 1) else {
-        return command(&mut Session { leader: None, world: None });
+        return Session { leader: None, world: None, trace: None }.carry_out(command);
     };
     if world.rank == 0 && !global.quiet {
         crate::say!("{}", world.describe());
@@ -45,8 +48,8 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
     if world.rank > 0 {
         return Ok(follow(&line, &*super::train::stop_flag()?));
     }
-    let mut session = Session { leader: Some(Leader::new(world.clone(), line)), world: Some(world) };
-    let result = command(&mut session);
+    let mut session = Session { leader: Some(Leader::new(world.clone(), line)), world: Some(world), trace: None };
+    let result = session.carry_out(command);
     if let Some(leader) = session.leader {
         leader.finish(*result.as_ref().unwrap_or(&exit::USAGE));
     }
@@ -54,6 +57,22 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
 }
 
 impl Session {
+    fn carry_out(&mut self, command: impl FnOnce(&mut Session) -> Result<u8>) -> Result<u8> {
+        let result = command(self);
+        if let Some(complaint) = self.trace.as_mut().and_then(Timelines::complaint) {
+            crate::say!("warning: {complaint}; what was measured is in the notebook");
+        }
+        result
+    }
+
+    /// Where what ranks do is traced, if that is wanted. The file is made by the first who asks, before anything runs.
+    pub fn timelines(&mut self, global: &Global) -> Result<Option<&mut Timelines>> {
+        if self.trace.is_none() {
+            self.trace = super::timelines(global)?;
+        }
+        Ok(self.trace.as_mut())
+    }
+
     /// Marks the cells that cannot run in this launch, or in this build.
     pub fn judge(&self, cells: &mut [Planned]) {
         for planned in cells {

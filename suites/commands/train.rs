@@ -11,7 +11,8 @@ use crate::runner::child::Children;
 use crate::runner::folders::Folders;
 use crate::runner::launched::Launched;
 use crate::runner::plan::{Decision, Planned};
-use crate::runner::{Execute, Header, Runner, Summary, Trials, time};
+use crate::runner::{Execute, Header, Observe, Runner, Summary, Trials, time};
+use crate::trace::Both;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -38,6 +39,9 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     say_batches(global, &cells);
     say_adapters(&cells);
     if arguments.dry_run {
+        if let Some(trace) = session.timelines(global)? {
+            trace.predicted(&cells);
+        }
         return estimates(global, &cells);
     }
     let mut limits = expanded.limits.take();
@@ -199,12 +203,21 @@ pub fn carry_out(
     let stop = stop_flag()?;
     let program = std::env::current_exe().context("the path of zbench itself is needed to start cells")?;
     let peak_seconds = PEAK_SECONDS;
+    let trace_steps = session.timelines(global)?.map_or(0, |trace| trace.steps());
     let mut execute: Box<dyn Execute + '_> = match &mut session.leader {
-        None => Box::new(Children { program, stop, timeout, peak_seconds }),
-        Some(leader) => Box::new(Launched { leader, program, stop, timeout, peak_seconds }),
+        None => Box::new(Children { program, stop, timeout, peak_seconds, trace_steps }),
+        Some(leader) => Box::new(Launched { leader, program, stop, timeout, peak_seconds, trace_steps }),
     };
     let mut progress = Progress::new(global, log_every);
-    let mut runner = Runner { notebook: &notebook, execute: &mut *execute, observe: &mut progress, header };
+    let mut both;
+    let observe: &mut dyn Observe = match &mut session.trace {
+        Some(trace) => {
+            both = Both(&mut progress, trace);
+            &mut both
+        }
+        None => &mut progress,
+    };
+    let mut runner = Runner { notebook: &notebook, execute: &mut *execute, observe, header };
     let result = runner.run(cells, trials);
     progress.clear();
     let summary = result?;

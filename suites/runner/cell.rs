@@ -74,7 +74,8 @@ fn threads(job: &Job) -> End {
     let before = peak();
     let busy = machine::Busy::start();
     let tell = |happening: &Happening| say(&protocol::event(happening));
-    let result = train_on(cell, &plan, &crate::devices::machine, Control { stop: stop_order(), tell: &tell });
+    let control = Control { stop: stop_order(), tell: &tell, trace: protocol::tracing(job.trace_steps) };
+    let result = train_on(cell, &plan, &crate::devices::machine, control);
     let busy = busy.and_then(machine::Busy::seconds);
     let mut end = match result {
         Ok(run) => End {

@@ -25,6 +25,8 @@ pub struct Children {
     pub timeout: Duration,
     /// Seconds of each measurement of the peak.
     pub peak_seconds: f64,
+    /// So many steps of each cell are traced.
+    pub trace_steps: u64,
 }
 
 /// How often the time limit and the wish to stop are looked at.
@@ -85,7 +87,8 @@ enum Heard {
 
 impl Children {
     fn start(&self, cell: &Cell) -> std::io::Result<Child> {
-        let job = Job { cell: cell.clone(), cores: machine::cores(), peak_seconds: self.peak_seconds };
+        let Children { peak_seconds, trace_steps, .. } = *self;
+        let job = Job { cell: cell.clone(), cores: machine::cores(), peak_seconds, trace_steps };
         let job = serde_json::to_vec(&job)?;
         // A group of its own, so that Ctrl-C reaches this process alone, which then decides.
         let mut child = Command::new(&self.program)

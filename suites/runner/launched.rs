@@ -3,7 +3,7 @@
 
 use super::merge::{dead, merge};
 use super::processes::{Processes, grace};
-use super::protocol::{End, RankFailure, RankJob, RankSaid, Told};
+use super::protocol::{End, Event, RankFailure, RankJob, RankSaid, Told};
 use super::{Execute, Execution};
 use crate::launch::{Io, Line, Silence, Start, World, free_port, fresh_token};
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware::Seat;
+use zbench_engine::trace::StepTrace;
 use zbench_engine::train::Standing;
 use zbench_reports::record::{Source, Status};
 
@@ -47,6 +48,8 @@ pub enum Order {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
+    /// What the rank of a cell did in a step.
+    Traced(u64, Box<StepTrace>),
     /// How the rank of a cell ended.
     Said(u64, Box<RankSaid>),
     /// The user wants to stop.
@@ -76,6 +79,8 @@ pub struct Launched<'a> {
     pub timeout: Duration,
     /// Seconds of each measurement of the peak.
     pub peak_seconds: f64,
+    /// So many steps of each cell are traced.
+    pub trace_steps: u64,
 }
 
 impl Leader {
@@ -129,7 +134,7 @@ impl Execute for Launched<'_> {
             if own.all_said() {
                 said.extend(own.take_said());
             }
-            if let Err(lost) = self.hear(&mut said, &mut stop) {
+            if let Err(lost) = self.hear(&mut said, &mut stop, &mut |event| heard.take(event, tell)) {
                 own.end();
                 said.extend(own.take_said());
                 self.leader.lost = Some(lost.clone());
@@ -196,6 +201,7 @@ impl Launched<'_> {
                 meeting: Some(meeting.clone()),
                 peak_threads: if first { ranks_here.saturating_mul(cell.hardware.threads_per_rank) } else { 0 },
                 peak_seconds: self.peak_seconds,
+                trace_steps: self.trace_steps,
             }
         };
         let jobs: Vec<RankJob> = (0..size).map(job).collect();
@@ -206,14 +212,22 @@ impl Launched<'_> {
     }
 
     /// Takes in what the others have said.
-    fn hear(&mut self, said: &mut BTreeMap<usize, RankSaid>, stop: &mut Option<Stop>) -> Result<(), String> {
+    fn hear(
+        &mut self,
+        said: &mut BTreeMap<usize, RankSaid>,
+        stop: &mut Option<Stop>,
+        on_event: &mut dyn FnMut(&Event),
+    ) -> Result<(), String> {
         loop {
             match self.leader.line.hear(Duration::ZERO) {
                 Ok((rank, Answer::Said(number, what))) if number == self.leader.number => {
                     said.insert(rank, *what);
                 }
-                // The end of an earlier cell that was given up.
-                Ok((_, Answer::Said(..))) => {}
+                Ok((_, Answer::Traced(number, traced))) if number == self.leader.number => {
+                    on_event(&Event::Traced(traced));
+                }
+                // Of an earlier cell that was given up.
+                Ok((_, Answer::Said(..) | Answer::Traced(..))) => {}
                 Ok((_, Answer::Stopped)) => self.stop.store(true, Ordering::Relaxed),
                 Err(Silence::Yet) => return Ok(()),
                 Err(Silence::Lost(_, reason)) => {
@@ -300,7 +314,12 @@ pub fn follow(line: &Line, stop: &AtomicBool) -> u8 {
             }
         }
         if let Some((number, processes)) = &mut under_way {
-            processes.listen(Duration::ZERO, &mut |_| ());
+            // Steps are told by rank 0.
+            processes.listen(Duration::ZERO, &mut |event| {
+                if let Event::Traced(traced) = event {
+                    line.say(&Answer::Traced(*number, traced.clone()));
+                }
+            });
             if processes.all_said() {
                 for said in processes.take_said().into_values() {
                     line.say(&Answer::Said(*number, Box::new(said)));

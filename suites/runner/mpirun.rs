@@ -19,6 +19,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use zbench_engine::comm::{Communicator, Meeting, Rendezvous};
 use zbench_engine::hardware::{self, Seat};
+use zbench_engine::trace::StepTrace;
 use zbench_engine::train::Standing;
 use zbench_reports::record::{Source, Status};
 
@@ -47,6 +48,15 @@ enum Word {
     /// Stop after the step under way.
     Halt,
     Bye,
+}
+
+/// What the ranks say on it.
+#[derive(Serialize, Deserialize)]
+enum Reply {
+    /// What a rank did in a step. Lines of standard output would be cut where mpirun passes on those of several ranks.
+    Traced(Box<StepTrace>),
+    /// How it ended.
+    Said(Box<RankSaid>),
 }
 
 /// Whose mpirun it is: they differ in what they must be told.
@@ -92,8 +102,15 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
         let peak_threads = if first { here.saturating_mul(cell.hardware.threads_per_rank) } else { 0 };
         let index = hosts[..rank].iter().filter(|host| **host == hosts[rank]).count();
         let seat = Seat { index, ranks: here, process: true };
-        let job =
-            RankJob { cell: cell.clone(), rank, seat, meeting: None, peak_threads, peak_seconds: job.peak_seconds };
+        let job = RankJob {
+            cell: cell.clone(),
+            rank,
+            seat,
+            meeting: None,
+            peak_threads,
+            peak_seconds: job.peak_seconds,
+            trace_steps: job.trace_steps,
+        };
         line.say(&Word::Job(Box::new(job)));
     }
     let mut steps = Vec::new();
@@ -135,7 +152,8 @@ fn listen(
         }
         let mut lost = None;
         match line.hear(TICK) {
-            Ok((rank, what)) => drop(said.insert(rank - 1, what)),
+            Ok((_, Reply::Traced(traced))) => on_event(Event::Traced(traced)),
+            Ok((rank, Reply::Said(what))) => drop(said.insert(rank - 1, *what)),
             Err(Silence::Yet) => {}
             // The line's rank 0 is this process.
             Err(Silence::Lost(rank, _)) => lost = Some(rank.and_then(|rank| rank.checked_sub(1))),
@@ -367,12 +385,17 @@ fn serve() -> Result<(), String> {
     // Standard output is one stream for all ranks; rank 0 alone speaks there.
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let ear = scope.spawn(|| listen_to_orders(line, &is_done));
-        let said = rank::run(&job, Some(comm), &|event| rank::say(event));
+        let (sender, traces) = channel();
+        let ear = scope.spawn(|| listen_to_orders(line, traces, &is_done));
+        let said = rank::run(&job, Some(comm), &|event| match event {
+            // Whoever listens goes on until this is done.
+            Event::Traced(traced) => drop(sender.send(traced.clone())),
+            event => rank::say(event),
+        });
         is_done.store(true, Ordering::Relaxed);
         // The line comes back with nothing on it lost, as a thread that listens has no reason to panic.
         let (line, mut is_over) = ear.join().map_err(|_| "the thread that listens to orders has ended")?;
-        line.say(&said);
+        line.say(&Reply::Said(Box::new(said)));
         while !is_over {
             let heard = line.hear::<Word>(Duration::from_secs(1));
             is_over = matches!(heard, Ok((_, Word::Bye)) | Err(Silence::Lost(..)));
@@ -381,16 +404,22 @@ fn serve() -> Result<(), String> {
     })
 }
 
-/// Hears an order to stop while the rank trains. Gives the line back, and whether nobody is there any more.
-fn listen_to_orders(line: Line, is_done: &AtomicBool) -> (Line, bool) {
-    while !is_done.load(Ordering::Relaxed) {
+/// Hears an order to stop while the rank trains, and passes on what it traces. Gives the line back, and whether nobody is there
+/// any more.
+fn listen_to_orders(line: Line, traces: Receiver<Box<StepTrace>>, is_done: &AtomicBool) -> (Line, bool) {
+    loop {
+        // Asked before what is left is passed on: nothing comes after it.
+        let is_done = is_done.load(Ordering::Relaxed);
+        traces.try_iter().for_each(|traced| line.say(&Reply::Traced(traced)));
+        if is_done {
+            return (line, false);
+        }
         match line.hear::<Word>(10 * TICK) {
             Ok((_, Word::Halt)) => stop_order().store(true, Ordering::Relaxed),
             Ok((_, Word::Bye)) | Err(Silence::Lost(..)) => return (line, true),
             Ok((_, Word::Job(_))) | Err(Silence::Yet) => {}
         }
     }
-    (line, false)
 }
 
 fn connect(world: &World, job: &RankJob) -> Result<Box<dyn Communicator>, String> {

@@ -68,6 +68,7 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
         meeting: Some((start.host.clone(), start.port, start.token.clone())),
         peak_threads: if rank == 0 { threads } else { 0 },
         peak_seconds: job.peak_seconds,
+        trace_steps: job.trace_steps,
     };
     let mut processes = match Processes::start(&start, rank_job) {
         Ok(processes) => processes,
@@ -133,13 +134,13 @@ impl Processes {
         })
     }
 
-    /// Takes in what the ranks say, and who has died; returns after `wait` at the latest if nothing comes. Is told of steps and
-    /// of what happens between them.
+    /// Takes in what the ranks say, and who has died; returns after `wait` at the latest if nothing comes. Is told of steps,
+    /// of what happens between them and in them.
     pub fn listen(&mut self, wait: Duration, on_event: &mut dyn FnMut(&Event)) {
         let mut next = self.events.recv_timeout(wait);
         loop {
             match next {
-                Ok((_, Some(event @ (Event::Step(_) | Event::Between(_))))) => on_event(&event),
+                Ok((_, Some(event @ (Event::Step(_) | Event::Between(_) | Event::Traced(_))))) => on_event(&event),
                 Ok((rank, Some(Event::Hears))) => self.hears.push(rank),
                 Ok((rank, Some(Event::Rank(said)))) => drop(self.said.insert(rank, *said)),
                 Ok((_, Some(Event::End(_)))) => {}

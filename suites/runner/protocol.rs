@@ -9,6 +9,7 @@ use zbench_engine::config::Cell;
 use zbench_engine::data::Found;
 use zbench_engine::hardware::Seat;
 use zbench_engine::outcome::{self, Evaluated, Happening, Saved};
+use zbench_engine::trace::{StepTrace, Tracing, Zero};
 use zbench_engine::train::Standing;
 use zbench_kernels::{Category, Ledger};
 use zbench_reports::record::{Extra, Source, Status, Step};
@@ -22,6 +23,14 @@ pub struct Job {
     pub cores: usize,
     /// Seconds of each measurement of the peak, before and after training.
     pub peak_seconds: f64,
+    /// Steps to be traced.
+    #[serde(default)]
+    pub trace_steps: u64,
+}
+
+/// What a process traces that was told so.
+pub fn tracing(steps: u64) -> Option<Tracing> {
+    (steps > 0).then(|| Tracing { zero: Zero::now(), steps })
 }
 
 /// One line of what it says.
@@ -34,6 +43,8 @@ pub enum Event {
     Step(Step),
     /// Something between steps.
     Between(Between),
+    /// What a rank did in a step; each of them says it.
+    Traced(Box<StepTrace>),
     /// Training has ended; nothing follows.
     End(Box<End>),
     /// A rank's process has ended its part; nothing follows.
@@ -83,6 +94,8 @@ pub enum Told<'a> {
     Step(&'a Step),
     /// Something between steps.
     Between(&'a Between),
+    /// What a rank did in a step.
+    Traced(&'a StepTrace),
     /// The user wants to stop, and the cell was told to, after its step and with a checkpoint.
     Stopping,
 }
@@ -99,6 +112,7 @@ pub fn event(happening: &Happening) -> Event {
         }
         Happening::Saved(saved) => Event::Between(Between::Saved(saved)),
         Happening::Peak(bytes) => Event::Between(Between::Peak(bytes)),
+        Happening::Traced(traced) => Event::Traced(traced),
     }
 }
 
@@ -117,6 +131,9 @@ pub struct RankJob {
     pub peak_threads: usize,
     /// Seconds of each measurement of the peak, before and after training.
     pub peak_seconds: f64,
+    /// Steps to be traced.
+    #[serde(default)]
+    pub trace_steps: u64,
 }
 
 /// How a rank ended, and what it measured.

@@ -119,7 +119,8 @@ fn train(
     let busy = Busy::start();
     let tell = |happening: &Happening| say(&protocol::event(happening));
     let account = arena.clone();
-    let control = Control { stop: super::cell::stop_order(), tell: &tell };
+    let trace = protocol::tracing(job.trace_steps);
+    let control = Control { stop: super::cell::stop_order(), tell: &tell, trace };
     let probe = |moment: Moment| watch.tell(moment);
     let ended = train_rank_probed(cell, &plan, comm, kernels, arena, control, Some(&probe));
     said.busy = busy.and_then(Busy::seconds);

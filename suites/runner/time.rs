@@ -14,8 +14,8 @@ use std::sync::LazyLock;
 use toml::{Table, Value};
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::outcome::{Flops, Span};
-use zbench_engine::plan::Planner;
-use zbench_engine::plan::clock::{Clock, Machine, NoTime, StepTime};
+use zbench_engine::plan::clock::{Clock, Machine, NoTime, StepTime, Stretch};
+use zbench_engine::plan::{ActionStated, Planner};
 use zbench_engine::shard::Collective;
 use zbench_kernels::DType;
 use zbench_reports::collectives::{Fit, Segment};
@@ -56,10 +56,22 @@ impl EstimateTime {
 /// # Errors
 /// Why there is none, in words.
 pub fn of(planner: &Planner, resolved: &Resolved) -> Result<EstimateTime, String> {
+    with_profile(resolved, |profile| profile.time(planner, &resolved.cell))
+}
+
+/// The same stretch by stretch.
+///
+/// # Errors
+/// Why there is none, in words.
+pub fn timeline(planner: &Planner, resolved: &Resolved) -> Result<Vec<Stretch>, String> {
+    with_profile(resolved, |profile| profile.timeline(planner, &resolved.cell))
+}
+
+fn with_profile<T>(resolved: &Resolved, of: impl Fn(&TimeProfile) -> Result<T, String>) -> Result<T, String> {
     static HERE: LazyLock<Result<TimeProfile, String>> = LazyLock::new(TimeProfile::of_this_machine);
     match &resolved.profile {
-        Some(profile) => TimeProfile::read(&default_path(&profile.name))?.time(planner, &resolved.cell),
-        None => HERE.as_ref().map_err(String::clone)?.time(planner, &resolved.cell),
+        Some(profile) => of(&TimeProfile::read(&default_path(&profile.name))?),
+        None => of(HERE.as_ref().map_err(String::clone)?),
     }
 }
 
@@ -145,6 +157,27 @@ impl TimeProfile {
     /// # Errors
     /// What of it was not measured, in words.
     pub fn time(&self, planner: &Planner, cell: &Cell) -> Result<EstimateTime, String> {
+        let (_, note) = self.operations(cell)?;
+        let time = self.clocked(planner, cell, |clock, actions| clock.time(actions))?;
+        let plan = planner.plan(cell).map_err(|error| error.to_string())?;
+        Ok(self.estimate(&time, plan.estimate.flops.tokens, note))
+    }
+
+    /// The same stretch by stretch.
+    ///
+    /// # Errors
+    /// As [`TimeProfile::time`].
+    pub fn timeline(&self, planner: &Planner, cell: &Cell) -> Result<Vec<Stretch>, String> {
+        self.clocked(planner, cell, |clock, actions| clock.timeline(actions))
+    }
+
+    /// What a clock makes of a cell's actions.
+    fn clocked<T>(
+        &self,
+        planner: &Planner,
+        cell: &Cell,
+        make: impl FnOnce(&Clock<'_>, &mut dyn Iterator<Item = ActionStated>) -> Result<T, NoTime>,
+    ) -> Result<T, String> {
         if cell.hardware.device != DeviceKind::Cpu {
             return Err("times are predicted for cells on the CPU alone, by what was measured on one".into());
         }
@@ -152,7 +185,7 @@ impl TimeProfile {
             return Err("times over emulated links are not predicted".into());
         }
         let (kernels, plan) = (planner.kernels_here(cell), planner.plan(cell).map_err(|error| error.to_string())?);
-        let (operations, note) = self.operations(cell)?;
+        let (operations, _) = self.operations(cell)?;
         let threads = cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank);
         let fits = Fits { profile: self, cell };
         let corrections = self.corrections.as_ref().map_or([1.0; 10], Corrections::factors);
@@ -164,13 +197,12 @@ impl TimeProfile {
             reduce: cell.precision.reduce,
             corrections,
         };
-        let time = clock.time(plan.stated_actions(cell, &*kernels, 0)).map_err(|reason| match reason {
+        make(&clock, &mut plan.stated_actions(cell, &*kernels, 0)).map_err(|reason| match reason {
             NoTime::Operation(unknown) => {
                 format!("{unknown} in {}; run `zbench calibrate` of this version of zbench", self.name)
             }
             NoTime::Collective(unknown) => unknown,
-        })?;
-        Ok(self.estimate(&time, plan.estimate.flops.tokens, note))
+        })
     }
 
     fn estimate(&self, time: &StepTime, tokens: u64, note: String) -> EstimateTime {

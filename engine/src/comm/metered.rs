@@ -3,6 +3,7 @@
 use super::link::LinkUse;
 use super::{Call, Communicator, Kind, Request, Result, Ticket};
 use crate::outcome::Traffic;
+use crate::trace::Seen;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ struct Account {
     totals: Vec<(&'static str, Total)>,
     /// Started collectives: number, since when, and the time spent in `start`.
     open: Vec<(u64, Instant, Duration)>,
+    /// Where collectives are traced: those that have ended.
+    seen: Option<Vec<Seen>>,
 }
 
 /// An account, as it was.
@@ -92,6 +95,22 @@ impl Metered {
         rows
     }
 
+    /// From now on every collective is written down, or none.
+    pub(crate) fn watch(&self, wanted: bool) {
+        self.account.borrow_mut().seen = wanted.then(|| Vec::with_capacity(64));
+    }
+
+    /// What was written down since.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.account.borrow_mut().seen.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn note(&self, seen: impl FnOnce() -> Seen) {
+        if let Some(all) = &mut self.account.borrow_mut().seen {
+            all.push(seen());
+        }
+    }
+
     fn link(&self) -> LinkUse {
         self.inner.link_use().unwrap_or_default()
     }
@@ -138,6 +157,9 @@ impl Communicator for Metered {
         let time = begin.elapsed();
         let (wire_bytes, link) = (self.inner.wire_bytes() - wire, self.link().less(link));
         self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed: time, link });
+        let (axis, ranks, until) = (self.axis, self.inner.size(), begin + time);
+        let moments = (begin, begin, begin, until);
+        self.note(|| Seen { axis, kind, ranks, payload_bytes, wire_bytes, moments, is_started: false });
         Ok(())
     }
 
@@ -161,6 +183,9 @@ impl Communicator for Metered {
         let (kind, payload_bytes) = (call.kind.name(), call.payload_bytes(self.size()));
         let (time, exposed) = (since.elapsed(), start + begin.elapsed());
         self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed, link });
+        let (axis, ranks) = (self.axis, self.inner.size());
+        let moments = (since, since + start, begin, since + time);
+        self.note(|| Seen { axis, kind, ranks, payload_bytes, wire_bytes, moments, is_started: true });
         Ok(request)
     }
 

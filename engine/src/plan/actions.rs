@@ -2,9 +2,11 @@
 
 use crate::config::{Checkpointing, Kept};
 use crate::strategy::Reshard;
+use serde::{Deserialize, Serialize};
 
 /// One thing a rank does. Units are numbers in [`crate::model::Layout::units`]; `micro` counts micro-batches from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Action {
     /// Fetch the micro-batch's tokens.
     Load {

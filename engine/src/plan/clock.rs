@@ -73,6 +73,17 @@ pub struct StepTime {
     pub spans_ms: [f64; 10],
 }
 
+/// A stretch of a predicted step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stretch {
+    /// In which action; none for what is in none.
+    pub action: Option<Action>,
+    /// Booked as.
+    pub span: Span,
+    /// Milliseconds.
+    pub ms: f64,
+}
+
 impl StepTime {
     /// The step: the sum of its spans.
     pub fn step_ms(&self) -> f64 {
@@ -104,14 +115,46 @@ impl Clock<'_> {
     /// The first operation or collective that was not measured.
     pub fn time(&self, actions: impl IntoIterator<Item = impl Borrow<ActionStated>>) -> Result<StepTime, NoTime> {
         let mut seconds = [0.0; 10];
+        self.walk(actions, &mut |_, span, time| seconds[span as usize] += time)?;
+        let mut time = StepTime { spans_ms: seconds.map(|seconds| seconds * 1e3) };
+        time.spans_ms.iter_mut().zip(self.corrections).for_each(|(ms, factor)| *ms *= factor);
+        Ok(time)
+    }
+
+    /// The same one after the other: what a rank does when, as far as the clock knows. Stretches of an action under one span
+    /// are one.
+    ///
+    /// # Errors
+    /// As [`Clock::time`].
+    pub fn timeline(
+        &self,
+        actions: impl IntoIterator<Item = impl Borrow<ActionStated>>,
+    ) -> Result<Vec<Stretch>, NoTime> {
+        let mut line: Vec<Stretch> = Vec::new();
+        self.walk(actions, &mut |action, span, seconds| {
+            let ms = seconds * 1e3 * self.corrections[span as usize];
+            match line.last_mut() {
+                Some(last) if last.action == action && last.span == span => last.ms += ms,
+                _ => line.push(Stretch { action, span, ms }),
+            }
+        })?;
+        Ok(line)
+    }
+
+    /// Tells the seconds of everything that a step consists of, in its order, before corrections.
+    fn walk(
+        &self,
+        actions: impl IntoIterator<Item = impl Borrow<ActionStated>>,
+        tell: &mut dyn FnMut(Option<Action>, Span, f64),
+    ) -> Result<(), NoTime> {
         // Blocks and micro-batches repeat each other: most operations were seen before.
         let mut known: HashMap<(String, Vec<u64>), f64> = HashMap::new();
-        seconds[Span::Other as usize] += self.crowd * self.overheads.step;
+        tell(None, Span::Other, self.crowd * self.overheads.step);
         for stated in actions {
             let stated = stated.borrow();
-            let place = span(stated.action);
+            let (action, place) = (Some(stated.action), span(stated.action));
             if place == Span::Data {
-                seconds[place as usize] += self.crowd * self.overheads.load;
+                tell(action, place, self.crowd * self.overheads.load);
             }
             for operation in &stated.operations {
                 let agrees = stated.action == Action::Update && operation.term == NORM;
@@ -122,7 +165,7 @@ impl Clock<'_> {
                     Some(time) => *time,
                     None => *known.entry(key).or_insert(self.curves.seconds(&operation.op)?),
                 };
-                seconds[place as usize] += self.crowd * (time + self.overheads.operation);
+                tell(action, place, self.crowd * (time + self.overheads.operation));
             }
             for call in &stated.collectives {
                 let place = if stated.action == Action::Update { Span::ExposedAgree } else { place };
@@ -132,12 +175,10 @@ impl Clock<'_> {
                     "all_reduce" => self.overheads.all_reduce,
                     _ => self.overheads.call,
                 };
-                seconds[place as usize] += time + waits;
+                tell(action, place, time + waits);
             }
         }
-        let mut time = StepTime { spans_ms: seconds.map(|seconds| seconds * 1e3) };
-        time.spans_ms.iter_mut().zip(self.corrections).for_each(|(ms, factor)| *ms *= factor);
-        Ok(time)
+        Ok(())
     }
 }
 

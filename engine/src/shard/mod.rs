@@ -17,6 +17,7 @@ use crate::mesh::{Mesh, Place, Split};
 use crate::model::{Layout, Part, Unit};
 use crate::plan;
 use crate::strategy::Sharding;
+use crate::trace::Seen;
 use std::ops::Range;
 use zbench_kernels::{Arena, Category, DType, Kernels};
 
@@ -147,6 +148,16 @@ impl Comms {
     /// What has been counted since is forgotten.
     pub(crate) fn restore(&self, totals: Vec<Totals>) {
         self.all().zip(totals).for_each(|(comm, totals)| comm.restore(totals));
+    }
+
+    /// From now on every collective is written down, or none.
+    pub(crate) fn watch(&self, wanted: bool) {
+        self.all().for_each(|comm| comm.watch(wanted));
+    }
+
+    /// What was written down.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.all().flat_map(Metered::seen).collect()
     }
 
     /// Everything is counted anew.

@@ -20,3 +20,4 @@ mod recording;
 mod repeats;
 mod resume;
 mod support;
+mod trace;

@@ -90,6 +90,25 @@ fn every_cell_of_the_quickstart_has_a_time_that_adds_up() {
 }
 
 #[test]
+fn a_timeline_is_the_same_time_action_by_action() {
+    let cells = cells();
+    let profile = profile(&cells, "");
+    for cell in &cells {
+        let time = profile.time(&Planner::default(), cell).unwrap();
+        let line = profile.timeline(&Planner::default(), cell).unwrap();
+        for (span, ms) in &time.spans {
+            let sum: f64 = line.iter().filter(|stretch| stretch.span.name() == *span).map(|stretch| stretch.ms).sum();
+            assert!((sum - ms).abs() < 1e-9, "{span}: {sum} and {ms}");
+        }
+        let mut actions: Vec<_> = line.iter().filter_map(|stretch| stretch.action).collect();
+        actions.dedup();
+        let plan = Plan::new(cell, &Cpu::new(1)).unwrap();
+        let mut planned = plan.actions.iter();
+        assert!(actions.iter().all(|action| planned.any(|other| other == action)), "in the plan's order");
+    }
+}
+
+#[test]
 fn what_was_not_measured_is_named_with_what_to_do() {
     let cells = cells();
     let fsdp = cells.iter().find(|cell| cell.parallel.strategy == zbench_engine::config::Strategy::Fsdp).unwrap();

@@ -1,0 +1,284 @@
+//! What a rank did and when, for those who want to see a step as a timeline: the segments that the stopwatch books, the
+//! collectives under way beside them, and the memory in use.
+
+use crate::outcome::Span;
+use crate::plan::Action;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use zbench_kernels::{Arena, Category, Change, DType};
+
+/// A moment that the system's clock and the one that only goes forward are both read at; all ranks of a process share it.
+#[derive(Clone, Copy, Debug)]
+pub struct Zero {
+    instant: Instant,
+    epoch_ns: u64,
+}
+
+impl Zero {
+    /// This moment.
+    pub fn now() -> Zero {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Zero { instant: Instant::now(), epoch_ns: nanoseconds(since) }
+    }
+
+    /// Nanoseconds since 1970 at a later moment.
+    fn at(&self, instant: Instant) -> u64 {
+        self.epoch_ns + nanoseconds(instant.saturating_duration_since(self.instant))
+    }
+}
+
+/// What is to be traced.
+#[derive(Clone, Copy, Debug)]
+pub struct Tracing {
+    /// Where times begin.
+    pub zero: Zero,
+    /// So many steps of the run, from its first, and the evaluations among them.
+    pub steps: u64,
+}
+
+/// A rank's account of a step, or of an evaluation. Times are nanoseconds, moments since 1970.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepTrace {
+    /// Whose.
+    pub rank: usize,
+    /// What was done.
+    pub what: What,
+    /// The number of the step; of an evaluation, of the step before it.
+    pub step: u64,
+    /// Whether it counts for timings.
+    pub timed: bool,
+    /// When it began.
+    pub from: u64,
+    /// How long it took.
+    pub ns: u64,
+    /// What was done, one after the other. Of a step they add up to it, exactly; on a device by the device's own clock.
+    pub segments: Vec<Segment>,
+    /// On a device: when the host asked for it.
+    pub asked: Vec<Segment>,
+    /// Collectives, by the host's clock.
+    pub flights: Vec<Flight>,
+    /// Bytes in use by category, where they change: moment, place in [`Category::ALL`], bytes. On a device as the host asks.
+    pub memory: Vec<(u64, usize, u64)>,
+    /// About what it took to write this down, within `ns`.
+    pub cost_ns: u64,
+    /// What it took to tell of the one before, between the two.
+    pub told_ns: u64,
+    /// It failed before its end.
+    pub broken: bool,
+}
+
+impl StepTrace {
+    pub(crate) fn empty(rank: usize, what: What, step: u64) -> StepTrace {
+        StepTrace {
+            rank,
+            what,
+            step,
+            timed: false,
+            from: 0,
+            ns: 0,
+            segments: Vec::new(),
+            asked: Vec::new(),
+            flights: Vec::new(),
+            memory: Vec::new(),
+            cost_ns: 0,
+            told_ns: 0,
+            broken: false,
+        }
+    }
+}
+
+/// What a trace is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// A step of training.
+    Step,
+    /// The loss on held-out sequences.
+    Evaluation,
+}
+
+/// A stretch of time under one span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// From when.
+    pub from: u64,
+    /// How long.
+    pub ns: u64,
+    /// Booked as.
+    pub span: Span,
+    /// In which action of the plan; none between them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub action: Option<Action>,
+}
+
+/// A collective. One that was only called, not started and waited for, begins and is awaited at once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flight {
+    /// Mesh axis.
+    pub axis: Cow<'static, str>,
+    /// `all_gather`, `reduce_scatter`, …
+    pub kind: Cow<'static, str>,
+    /// Ranks that take part.
+    pub ranks: usize,
+    /// As `communication` in records counts it.
+    pub payload_bytes: u64,
+    /// Likewise.
+    pub wire_bytes: u64,
+    /// When it was asked for.
+    pub from: u64,
+    /// When that returned.
+    pub begun: u64,
+    /// When its result was wanted.
+    pub awaited: u64,
+    /// When it was there.
+    pub until: u64,
+    /// Whether the rank did something else in between.
+    pub is_started: bool,
+}
+
+/// A collective as the meter saw it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub axis: &'static str,
+    pub kind: &'static str,
+    pub ranks: usize,
+    pub payload_bytes: u64,
+    pub wire_bytes: u64,
+    /// Asked for, that returned, awaited, there.
+    pub moments: (Instant, Instant, Instant, Instant),
+    pub is_started: bool,
+}
+
+impl Seen {
+    fn flight(&self, zero: &Zero) -> Flight {
+        let (from, begun, awaited, until) = self.moments;
+        Flight {
+            axis: self.axis.into(),
+            kind: self.kind.into(),
+            ranks: self.ranks,
+            payload_bytes: self.payload_bytes,
+            wire_bytes: self.wire_bytes,
+            from: zero.at(from),
+            begun: zero.at(begun),
+            awaited: zero.at(awaited),
+            until: zero.at(until),
+            is_started: self.is_started,
+        }
+    }
+}
+
+/// The tracing of a rank: what is wanted, and what has not been told yet.
+#[derive(Debug)]
+pub(crate) struct Tracer {
+    tracing: Tracing,
+    entry: Duration,
+    told: Duration,
+    ready: Option<StepTrace>,
+}
+
+impl Tracer {
+    pub(crate) fn new(tracing: Tracing, arena: &Arena) -> Tracer {
+        Tracer { tracing, entry: entry_takes(arena), told: Duration::ZERO, ready: None }
+    }
+
+    /// Something to write down the step of this number in, if it is to be traced.
+    pub(crate) fn record(&self, step: u64, arena: &Arena) -> Option<Recording> {
+        (step <= self.tracing.steps).then(|| Recording::new(arena.clone()))
+    }
+
+    /// What was written down, when what it is of has ended or failed.
+    pub(crate) fn keep(&mut self, of: StepTrace, recording: Recording, seen: &[Seen]) {
+        let zero = self.tracing.zero;
+        let changes = recording.arena.watched();
+        let entries = recording.entries.len() + recording.asked.len() + changes.len() + seen.len();
+        let live = |change: &Change| (zero.at(change.at), change.category as usize, change.live);
+        let segment = |entry: &Entry| Segment {
+            from: zero.at(entry.from),
+            ns: nanoseconds(entry.time),
+            span: entry.span,
+            action: entry.action,
+        };
+        self.ready = Some(StepTrace {
+            from: zero.at(recording.began),
+            segments: lasting(&recording.entries).map(segment).collect(),
+            asked: lasting(&recording.asked).map(segment).collect(),
+            flights: seen.iter().map(|seen| seen.flight(&zero)).collect(),
+            memory: changes.iter().map(live).collect(),
+            cost_ns: nanoseconds(self.entry.saturating_mul(entries as u32)),
+            told_ns: nanoseconds(std::mem::take(&mut self.told)),
+            ..of
+        });
+    }
+
+    /// Tells what is ready, and minds what that takes.
+    pub(crate) fn tell(&mut self, tell: impl FnOnce(StepTrace)) {
+        if let Some(ready) = self.ready.take() {
+            let begin = Instant::now();
+            tell(ready);
+            self.told += begin.elapsed();
+        }
+    }
+}
+
+/// A stretch of time, while it is written down.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub from: Instant,
+    pub time: Duration,
+    pub span: Span,
+    pub action: Option<Action>,
+}
+
+fn lasting(entries: &[Entry]) -> impl Iterator<Item = &Entry> {
+    entries.iter().filter(|entry| !entry.time.is_zero())
+}
+
+/// What is written down of a step while it runs.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    arena: Arena,
+    /// Begin of the step.
+    pub began: Instant,
+    /// What the rank is at; [`crate::meter::Meter`] keeps it.
+    pub action: Option<Action>,
+    /// By the device's clock where there is one, else by the host's.
+    pub entries: Vec<Entry>,
+    /// By the host's clock, where there is another.
+    pub asked: Vec<Entry>,
+}
+
+impl Recording {
+    fn new(arena: Arena) -> Recording {
+        arena.watch();
+        Recording { arena, began: Instant::now(), action: None, entries: Vec::with_capacity(512), asked: Vec::new() }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        self.arena.watched();
+    }
+}
+
+/// What it takes to write down one thing, by measurement: memory that is asked for and given back, of which each is one.
+fn entry_takes(arena: &Arena) -> Duration {
+    const PAIRS: u32 = 512;
+    let time = || {
+        let begin = Instant::now();
+        for _ in 0..PAIRS {
+            // An arena that has no room for nothing has none for a step either, which says so.
+            drop(std::hint::black_box(arena.alloc(Category::Workspace, DType::U32, 0)));
+        }
+        begin.elapsed()
+    };
+    let unwatched = time();
+    arena.watch();
+    let watched = time();
+    arena.watched();
+    watched.saturating_sub(unwatched) / (2 * PAIRS)
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
