@@ -1,6 +1,7 @@
 //! What people type, and the exit code they get.
 
 mod args;
+pub mod look;
 
 use crate::allreduce::args::AllreduceArgs;
 use crate::bench::args::{AttentionArgs, GemmArgs};
@@ -48,9 +49,9 @@ pub struct Cli {
     /// Options of every command.
     #[command(flatten)]
     pub global: Global,
-    /// What to do.
+    /// What to do; without it zbench says what could be done here.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: Option<Command>,
 }
 
 /// Options of every command.
@@ -78,7 +79,7 @@ pub struct Global {
     /// Steps of each trial that --trace holds, from the first
     #[arg(long, global = true, value_name = "N", default_value_t = 50, requires = "trace", value_parser = clap::value_parser!(u64).range(1..))]
     pub trace_steps: u64,
-    /// Colour of tables
+    /// Colour of tables, help and errors
     #[arg(long, global = true, value_enum, default_value = "auto")]
     pub color: ColorWhen,
 }
@@ -99,10 +100,10 @@ pub enum Format {
     Html,
 }
 
-/// When tables have colour.
+/// When what is printed has colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ColorWhen {
-    /// On a terminal, unless NO_COLOR is set
+    /// On a terminal, unless NO_COLOR is set or TERM is dumb
     Auto,
     /// Always
     Always,
@@ -256,6 +257,7 @@ Nothing is taken of a file that is cut off, changed or of a newer version. What 
   zbench report --format html > report.html           the same page of everything
   zbench report parallel.strategy=zero3 --format csv  records of one strategy, and the data of the plots
   zbench report 3f2a 77c0                             two records
+  zbench report --open                                the page in a browser
   zbench report --figures plots --png                 each plot as plots/NAME.svg and plots/NAME.png
   zbench report -o report.md --figures plots          Markdown that shows the plots
 
@@ -281,7 +283,7 @@ Exit codes: 0 compared, 1 a selector that is nothing or several things, 4 no two
   zbench gate ci/gate.toml --candidate-set memory.checkpointing=full  two configurations of this program
   zbench gate ci/gate.toml --update --baseline ci/baseline.json       measure a baseline and write it
   zbench gate ci/gate.toml --baseline ci/baseline.json --junit gate.xml --markdown gate.md
-  zbench gate rules.toml --baseline old-notebook --candidate notebook records as they are, nothing is measured
+  zbench gate rules.toml --baseline old-notebook --candidate notebook  records as they are, nothing is measured
   zbench gate ci/gate.toml --self-test --into ci/gate-self-test       how often the gate errs on this machine
   zbench gate ci/gate.toml --self-test --pool ci/gate-self-test/pool.jsonl
 
@@ -296,6 +298,24 @@ with --fail-on improvement), 3 inconclusive, 4 not measured, 5 a trial failed, 1
         /// Print the table of configuration keys instead, as Markdown
         #[arg(long)]
         keys: bool,
+    },
+    /// Completions of commands and options for a shell, on standard output
+    #[command(after_help = "Examples:
+  zbench completions bash > ~/.local/share/bash-completion/completions/zbench
+  zbench completions zsh > \"${fpath[1]}/_zbench\"
+  zbench completions fish > ~/.config/fish/completions/zbench.fish")]
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Manual pages, one for each command, into a folder
+    #[command(after_help = "Examples:
+  zbench man ~/.local/share/man/man1                  then: man zbench-grid")]
+    Man {
+        /// The folder, which is made where it is not there
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
     },
     /// A cell's own process
     #[command(name = "__cell", hide = true)]
@@ -321,8 +341,15 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| "is too long; write at most some years".to_string())
 }
 
-fn parse() -> Result<Cli, clap::Error> {
-    let matches = Cli::command().try_get_matches()?;
+fn parse(color: ColorWhen) -> Result<Cli, clap::Error> {
+    let choice = match color {
+        ColorWhen::Auto => clap::ColorChoice::Auto,
+        ColorWhen::Always => clap::ColorChoice::Always,
+        ColorWhen::Never => clap::ColorChoice::Never,
+    };
+    // Lines longer than that are hard to read, however wide the terminal.
+    let width = look::Stream::Out.width().min(120);
+    let matches = Cli::command().color(choice).term_width(width.into()).try_get_matches()?;
     // A global option may stand behind the command.
     let innermost = std::iter::successors(Some(&matches), |matches| matches.subcommand().map(|(_, inner)| inner));
     let given = innermost.into_iter().any(|level| level.value_source("format") == Some(ValueSource::CommandLine));
@@ -340,7 +367,9 @@ pub fn main() -> ExitCode {
         crate::say!("error: the process that started this one is gone");
         return ExitCode::from(exit::USAGE);
     }
-    let cli = match parse() {
+    let color = look::color_of(std::env::args_os().skip(1));
+    look::remember(color);
+    let cli = match parse(color) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no errors; clap's own code for a usage error is 2, which is taken.

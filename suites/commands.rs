@@ -8,16 +8,20 @@ mod compare;
 mod doctor;
 mod filter;
 mod gate;
+mod generate;
 mod notebook;
+mod open;
 mod plan;
 mod progress;
 mod report;
 mod repro;
 mod select;
 mod session;
+mod start;
 mod train;
 
-use crate::cli::{Cells, Cli, ColorWhen, Command, Format, Global, exit};
+use crate::cli::look::Stream;
+use crate::cli::{Cells, Cli, Command, Format, Global, exit};
 use crate::config::files::Files;
 use crate::config::{ConfigError, Context, Document, Problem};
 use crate::grid::{self, GridCell};
@@ -29,7 +33,7 @@ use crate::runner::{self, Header, machine};
 use crate::trace::Timelines;
 use anyhow::{Context as _, Result, bail};
 use std::collections::BTreeSet;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use zbench_engine::config::DeviceKind;
 use zbench_engine::plan::Planner;
 use zbench_reports::Notebook;
@@ -41,8 +45,9 @@ pub use train::code;
 /// Runs a command; its exit code.
 pub fn run(cli: &Cli) -> Result<u8> {
     let global = &cli.global;
-    refuse_trace(global, &cli.command)?;
-    match &cli.command {
+    let Some(command) = &cli.command else { return start::start(global) };
+    refuse_trace(global, command)?;
+    match command {
         Command::Grid(arguments) => {
             session::with(global, arguments.timeout, |session| match bench::of_grid(&arguments.cells)? {
                 Some(_) if global.trace.is_some() => {
@@ -79,6 +84,8 @@ pub fn run(cli: &Cli) -> Result<u8> {
         }
         Command::Doctor { keys: true } => print(&crate::config::keys::document()).map(|()| exit::SUCCESS),
         Command::Doctor { keys: false } => doctor::doctor(global),
+        Command::Completions { shell } => generate::completions(*shell),
+        Command::Man { folder } => generate::man(global, folder),
         Command::Cell => Ok(crate::runner::cell::main()),
         Command::Rank => Ok(crate::runner::rank::main()),
         Command::Follow { command } => Err(crate::launch::become_follower(command).into()),
@@ -151,16 +158,7 @@ fn print_lines(values: &[impl serde::Serialize]) -> Result<()> {
 }
 
 fn the_terminal(global: &Global) -> terminal::Terminal {
-    let is_terminal = std::io::stdout().is_terminal();
-    let color = match global.color {
-        ColorWhen::Always => true,
-        ColorWhen::Never => false,
-        ColorWhen::Auto => is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
-    };
-    let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|width| *width > 0);
-    let size =
-        || rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col).filter(|width| *width > 0);
-    terminal::Terminal { width: columns.or_else(size).unwrap_or(120), color }
+    terminal::Terminal { width: Stream::Out.width(), color: Stream::Out.color(global.color) }
 }
 
 /// What a file stands for.

@@ -6,7 +6,7 @@
 #[macro_export]
 macro_rules! say {
     ($($text:tt)*) => {{
-        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{}\n", format_args!($($text)*)));
+        $crate::cli::look::say(format!($($text)*));
     }};
 }
 

@@ -416,9 +416,22 @@ fn usage_errors_are_exit_1_and_help_is_0() {
     {
         assert_eq!(run(folder.path(), arguments).status.code(), Some(1), "{arguments:?}");
     }
-    for command in
-        ["grid", "run", "plan", "list", "show", "note", "tag", "export", "import", "report", "repro", "doctor"]
-    {
+    for command in [
+        "grid",
+        "run",
+        "plan",
+        "list",
+        "show",
+        "note",
+        "tag",
+        "export",
+        "import",
+        "report",
+        "repro",
+        "doctor",
+        "completions",
+        "man",
+    ] {
         let output = run(folder.path(), &[command, "--help"]);
         assert_eq!(output.status.code(), Some(0));
         assert!(stdout(&output).contains("Examples:"), "{command}");
@@ -436,6 +449,19 @@ fn usage_errors_are_exit_1_and_help_is_0() {
         "swap",
         "container",
         "hypervisor",
+        "notebook can be written",
+        "open files (ulimit -n)",
+        "locked memory (ulimit -l)",
+        "/dev/shm",
+        "launcher of this process",
+        "network interfaces that are up",
+        "profile: ceilings of this machine",
+        "browser for report --open",
+        "NCCL",
+        "NVML",
+        "runs here: strategy zero3",
+        "runs here: backend nccl",
+        "runs here: suite checkpoint",
     ] {
         let row = rows.iter().find(|row| row["what"] == what).unwrap_or_else(|| panic!("{what}"));
         assert!(row["ok"] == true || !row["advice"].as_str().unwrap().is_empty(), "{row}: what is wrong has advice");

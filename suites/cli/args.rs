@@ -178,6 +178,9 @@ pub struct ReportArgs {
     /// Write each plot as PNG, too
     #[arg(long, requires = "figures")]
     pub png: bool,
+    /// Show it in a browser: the file of -o, or a page in the folder for temporary files
+    #[arg(long)]
+    pub open: bool,
 }
 
 /// `zbench gate`.

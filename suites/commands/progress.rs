@@ -1,25 +1,72 @@
-//! How far it is, on standard error: a bar on a terminal, a line for each finished cell elsewhere; lines of steps for a run.
+//! How far it is, on standard error: a bar on a terminal; elsewhere a line for each finished cell, and one now and then while a cell
+//! takes long; lines of steps for a run. Nothing but whole lines is written where there is no terminal.
 
+mod life;
 mod trainer;
 
 use crate::cli::Global;
+use crate::cli::look::Stream;
 use crate::runner::Observe;
 use crate::runner::plan::{Planned, gib};
 use crate::runner::protocol::Between;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::{IsTerminal, Write};
+use life::Life;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use trainer::Trainer;
 use zbench_reports::record::{Record, Status, Step};
 
 /// Tells on standard error.
 pub struct Progress {
-    bar: Option<ProgressBar>,
-    quiet: bool,
+    told: Told,
+    /// Wakes now and then, while a cell says nothing. Its end is that of the channel.
+    watch: Option<(Sender<()>, JoinHandle<()>)>,
     /// Makes the lines of steps, where there are some.
     trainer: Option<Trainer>,
     label: String,
-    total_steps: usize,
     waits: bool,
+}
+
+/// What the watching thread shares.
+#[derive(Clone)]
+struct Told {
+    bar: Option<ProgressBar>,
+    quiet: bool,
+    life: Arc<Mutex<Life>>,
+    began: Instant,
+}
+
+/// How often it is looked whether there is something to say.
+const LOOK: Duration = Duration::from_secs(1);
+
+impl Told {
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn line(&self, text: &str) {
+        // Held while it is written, so that the watching thread does not speak at the same time.
+        let mut life = self.life();
+        life.spoke(self.began.elapsed());
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            // Nobody who reads it may be left; the run goes on.
+            None if !self.quiet => crate::say!("{text}"),
+            None => {}
+        }
+    }
+
+    /// Time has passed.
+    fn tick(&self) {
+        let mut life = self.life();
+        let now = self.began.elapsed();
+        match &self.bar {
+            Some(bar) => bar.set_message(life.words(now)),
+            None => life.tick(now).into_iter().for_each(|line| crate::say!("{line}")),
+        }
+    }
 }
 
 impl Progress {
@@ -27,7 +74,7 @@ impl Progress {
     pub fn new(global: &Global, log_every: Option<u64>) -> Progress {
         let every = log_every.or(global.verbose.then_some(1)).filter(|_| !global.quiet);
         let trainer = every.map(Trainer::new);
-        let bar = (!global.quiet && trainer.is_none() && std::io::stderr().is_terminal()).then(|| {
+        let bar = (!global.quiet && trainer.is_none() && Stream::Err.is_live()).then(|| {
             let bar = ProgressBar::new(0);
             // The template is a constant that a test of this module parses.
             if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
@@ -35,23 +82,43 @@ impl Progress {
             }
             bar
         });
-        Progress { bar, quiet: global.quiet, trainer, label: String::new(), total_steps: 0, waits: false }
+        let told = Told { bar, quiet: global.quiet, life: Arc::default(), began: Instant::now() };
+        let watch = (!global.quiet).then(|| watch(told.clone())).flatten();
+        Progress { told, watch, trainer, label: String::new(), waits: false }
     }
 
-    /// Before something else is printed.
-    pub fn clear(&self) {
-        if let Some(bar) = &self.bar {
+    /// Before something else is printed: nothing is said from here on.
+    pub fn clear(&mut self) {
+        if let Some((end, thread)) = self.watch.take() {
+            drop(end);
+            // It does not panic; if it did, there is nothing to be done about it here.
+            let _ = thread.join();
+        }
+        if let Some(bar) = &self.told.bar {
             bar.finish_and_clear();
         }
     }
 
     fn line(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.println(text),
-            // Nobody who reads it may be left; the run goes on.
-            None if !self.quiet => drop(writeln!(std::io::stderr(), "{text}")),
-            None => {}
+        self.told.line(text);
+    }
+}
+
+/// Looks at it every second until the other end of the channel is gone; nothing where no thread can be had.
+fn watch(told: Told) -> Option<(Sender<()>, JoinHandle<()>)> {
+    let (end, ended) = mpsc::channel();
+    let looks = move || {
+        while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            told.tick();
         }
+    };
+    let thread = std::thread::Builder::new().name("progress".into()).spawn(looks).ok()?;
+    Some((end, thread))
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
     }
 }
 
@@ -73,11 +140,12 @@ impl Observe for Progress {
 
     fn begin(&mut self, planned: &Planned, trial: u32, done: usize, all: usize) {
         self.label = format!("{} trial {trial}", name(planned));
-        self.total_steps = planned.cell().map_or(0, |cell| cell.train.steps + cell.train.untimed_steps);
-        if let Some(bar) = &self.bar {
+        let steps = planned.cell().map_or(0, |cell| cell.train.steps + cell.train.untimed_steps);
+        self.told.life().begin(self.told.began.elapsed(), self.label.clone(), steps as u64, done, all);
+        if let Some(bar) = &self.told.bar {
             bar.set_length(all as u64);
             bar.set_position(done as u64);
-            bar.set_message(self.label.clone());
+            bar.set_message(self.told.life().words(self.told.began.elapsed()));
         }
         if let Some(header) = self.trainer.as_mut().and_then(|trainer| trainer.begin(planned)) {
             self.line(&header);
@@ -85,8 +153,9 @@ impl Observe for Progress {
     }
 
     fn step(&mut self, step: &Step) {
-        if let Some(bar) = &self.bar {
-            bar.set_message(format!("{} step {}/{} loss {:.4}", self.label, step.step, self.total_steps, step.loss));
+        self.told.life().step(step.step, step.loss);
+        if let Some(bar) = &self.told.bar {
+            bar.set_message(self.told.life().words(self.told.began.elapsed()));
         }
         if let Some(line) = self.trainer.as_mut().and_then(|trainer| trainer.step(step)) {
             self.line(&line);
@@ -112,6 +181,7 @@ impl Observe for Progress {
         };
         let (held, learned) = self.trainer.as_mut().map_or((None, None), |trainer| trainer.end(record));
         held.into_iter().for_each(|line| self.line(&line));
+        self.told.life().end();
         self.line(&format!("{}  {}  {what}", &record.id, self.label));
         learned.into_iter().for_each(|line| self.line(&line));
     }

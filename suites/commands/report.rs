@@ -1,6 +1,6 @@
 //! `report`: the comparison of records, as text, as a page, and its plots as files.
 
-use super::{document_text, existing, filter, notebook, print};
+use super::{document_text, existing, filter, notebook, open, print};
 use crate::cli::{Format, Global, ReportArgs, exit};
 use crate::png::Painter;
 use anyhow::{Context, Result, bail};
@@ -36,12 +36,16 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
         }
         _ => document_text(&Global { format, ..global.clone() }, &document),
     };
-    match &arguments.output {
+    let output = arguments.output.clone().or_else(|| arguments.open.then(|| open::temporary(ending(format))));
+    match &output {
         Some(path) => {
             write_whole(path, text.as_bytes())?;
             crate::say!("wrote {}", path.display());
         }
         None => print(&text)?,
+    }
+    if let (Some(path), true) = (&output, arguments.open) {
+        open::open(path);
     }
     Ok(exit::SUCCESS)
 }
@@ -60,9 +64,23 @@ fn lines(records: &[Record]) -> Result<String> {
     Ok(text)
 }
 
+/// The ending that says a form.
+const fn ending(format: Format) -> &'static str {
+    match format {
+        Format::Html => "html",
+        Format::Markdown => "md",
+        Format::Csv => "csv",
+        Format::Json => "json",
+        Format::Table => "txt",
+    }
+}
+
 /// The form asked for, or else that of the file's ending.
 fn format(global: &Global, arguments: &ReportArgs) -> Result<Format> {
-    let Some(path) = arguments.output.as_ref().filter(|_| !global.format_given) else { return Ok(global.format) };
+    let Some(path) = arguments.output.as_ref().filter(|_| !global.format_given) else {
+        let is_page = arguments.open && !global.format_given;
+        return Ok(if is_page { Format::Html } else { global.format });
+    };
     let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase()).unwrap_or_default();
     Ok(match ending.as_str() {
         "html" | "htm" => Format::Html,

@@ -98,7 +98,7 @@ fn collectives(global: &Global, session: &Session, notebook: &Notebook, record: 
     }
     let words = words(&record.command).ok_or_else(|| refused("its command cannot be taken apart"))?;
     let parsed = Cli::try_parse_from(words).map_err(|_| refused("this version does not know its command"))?;
-    let Command::Allreduce(mut arguments) = parsed.command else { return Err(refused("its command is another")) };
+    let Some(Command::Allreduce(mut arguments)) = parsed.command else { return Err(refused("its command is another")) };
     let wanted =
         Wanted::new(&arguments, None, true).map_err(|why| refused(&format!("cannot be repeated here: {why}")))?;
     if !matches!(wanted.way, Way::Threads) {

@@ -1,10 +1,11 @@
 //! Where a gate's report goes: standard output, files, GitHub.
 
+use crate::cli::look::Stream;
 use crate::cli::{Format, GateArgs, Global};
 use crate::commands::{print, print_document};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use zbench_reports::gate::{Report, annotations, document, junit};
@@ -53,7 +54,7 @@ const BETWEEN: Duration = Duration::from_secs(10);
 
 impl Progress {
     pub fn new(global: &Global) -> Progress {
-        let bar = (!global.quiet && std::io::stderr().is_terminal()).then(|| {
+        let bar = (!global.quiet && Stream::Err.is_live()).then(|| {
             let bar = ProgressBar::new_spinner();
             if let Ok(style) = ProgressStyle::with_template("[{elapsed_precise}] {wide_msg}") {
                 bar.set_style(style);

@@ -192,7 +192,7 @@ fn rate(bytes: u64, ms: f64) -> String {
 }
 
 /// A length of time as one reads it off a clock: `12s`, `3m05s`, `2h10m`, `3d04h`.
-fn clock(seconds: f64) -> String {
+pub(super) fn clock(seconds: f64) -> String {
     let all = seconds.round().clamp(0.0, 1e9) as u64;
     let (days, hours, minutes, seconds) = (all / 86_400, all / 3_600 % 24, all / 60 % 60, all % 60);
     match (days, hours, minutes) {
