@@ -40,14 +40,6 @@ fn map(draft: &mut Draft, options: &Options) {
     training::schedule(draft);
     training::rest(draft);
     activations(draft, tensor);
-    if draft.made.iter().any(|made| made.key.starts_with("parallel.shard")) && draft.setting("parallel.ranks").is_none()
-    {
-        draft.derived(
-            "parallel.ranks",
-            whole(groups.max(1)),
-            "the smallest number that the shard group needs; the file does not state it: --ranks N",
-        );
-    }
 }
 
 fn word(text: &str) -> Toml {
@@ -264,5 +256,4 @@ fn activations(draft: &mut Draft, tensor: u64) {
                 .into(),
         );
     }
-    debug_assert!(draft.rows.iter().all(|row| row.verdict != Verdict::Used || !row.reason.is_empty()));
 }

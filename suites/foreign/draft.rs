@@ -235,7 +235,7 @@ impl Draft {
     pub fn used(&mut self, path: &str, settings: &[(&str, Toml)], reason: impl Into<String>) {
         let reason = reason.into();
         for (key, value) in settings {
-            self.set(key, value.clone(), path, path_comment(path));
+            self.set(key, value.clone(), path, path.to_string());
         }
         if let Some(at) = self.settle(path, Verdict::Used, reason) {
             self.rows[at].becomes = settings.iter().map(|(key, value)| (key.to_string(), shown(value))).collect();
@@ -393,18 +393,16 @@ pub fn shown(value: &Toml) -> String {
     }
 }
 
-fn path_comment(path: &str) -> String {
-    path.to_string()
-}
-
 fn is_auto(node: &Node) -> bool {
     node.text() == Some("auto")
 }
 
 /// Equal as these formats take it: 5e8 is 500000000.
 pub fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
-    match (a.as_f64(), b.as_f64()) {
-        (Some(a), Some(b)) => a == b,
+    match (a.as_i64().zip(b.as_i64()), a.as_f64().zip(b.as_f64())) {
+        // Whole numbers near 2^63 are one as floats.
+        (Some((a, b)), _) => a == b,
+        (None, Some((a, b))) => a == b,
         _ => a == b,
     }
 }

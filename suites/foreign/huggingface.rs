@@ -33,8 +33,8 @@ pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, Con
         Ok(settings) => rows(&mut draft, root, &model, settings),
         Err(message) => draft.problem(None, "model_type", message),
     }
-    if let Some(options) = options.ranks.map(|ranks| super::draft::whole(ranks)) {
-        draft.flagged("parallel.ranks", options, "--ranks");
+    if let Some(ranks) = options.ranks {
+        draft.flagged("parallel.ranks", super::draft::whole(ranks), "--ranks");
     }
     let mut options = options.clone();
     options.set.retain(|set| set.split('=').next().is_none_or(|key| key.trim() != "model.dropout"));

@@ -256,7 +256,8 @@ fn what_is_imported_runs_and_its_record_is_exported() {
         ("precision.scaling.dynamic.hysteresis", "3"),
     ];
     for (key, value) in settings {
-        assert_eq!(at(&record["cell"], key).map(Value::to_string).as_deref(), Some(value), "{key}");
+        let wanted: Value = serde_json::from_str(value).unwrap();
+        assert_eq!(at(&record["cell"], key), Some(&wanted), "{key}");
     }
     let id = record["id"].as_str().unwrap();
     for what in [&["best"][..], &["best", "parallel.strategy=zero2"], &[&id[..8]]] {

@@ -128,9 +128,9 @@ pub fn optimizer(draft: &mut Draft) {
         }
         return;
     };
-    let is = |known: &&str| known.eq_ignore_ascii_case(&name);
+    let is = |known: &str| known.eq_ignore_ascii_case(&name);
     let adam = ADAMS.iter().find(|known| is(known));
-    if adam.is_none() && !OTHERS.iter().any(|known| is(&known)) {
+    if adam.is_none() && !OTHERS.iter().any(|known| is(known)) {
         let all: Vec<&str> = ADAMS.iter().chain(&OTHERS).copied().collect();
         let near = hint(&name, &all);
         if !near.is_empty() {

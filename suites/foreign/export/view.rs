@@ -19,29 +19,22 @@ impl View {
     pub fn new(cell: &Value) -> View {
         let mut settings = Vec::new();
         flatten(cell, "", &mut settings);
-        let text = |key: &str| {
-            settings
-                .iter()
-                .find(|(name, _)| name == key)
-                .and_then(|(_, value)| value.as_str())
-                .unwrap_or_default()
-                .to_string()
+        let is = |settings: &[(String, Value)], key: &str, wanted: &[Value]| {
+            settings.iter().any(|(name, value)| name == key && wanted.contains(value))
         };
-        let (is_zeropp, is_hybrid) =
-            (text("parallel.strategy") == "zero++", text("parallel.strategy").starts_with("hsdp"));
-        if !is_hybrid {
-            settings.retain(|(key, _)| key != "parallel.shard");
-        }
-        for (key, _) in &mut settings {
-            // The record's name of hpZ's group; the configuration has one key for both.
-            if key == "parallel.parked" && is_zeropp {
-                *key = "parallel.shard".into();
-            }
-        }
-        settings.retain(|(key, value)| key != "parallel.parked" && !value.is_null());
-        // Without adapters their keys say nothing.
-        if text("lora.method") != "ia3" && settings.iter().any(|(key, value)| key == "lora.rank" && value == 0) {
-            settings.retain(|(key, _)| !key.starts_with("lora."));
+        let is_zeropp = is(&settings, "parallel.strategy", &["zero++".into()]);
+        let is_hybrid = is(&settings, "parallel.strategy", &["hsdp".into(), "hsdp-full-optimizer".into()]);
+        let has_adapters = !is(&settings, "lora.rank", &[0.into()]) || is(&settings, "lora.method", &["ia3".into()]);
+        // What a cell has filled in and its strategy does not read says nothing, nor do adapters' keys without adapters.
+        settings.retain(|(key, value)| {
+            let is_idle = (key == "parallel.shard" && !is_hybrid)
+                || (key == "parallel.parked" && !is_zeropp)
+                || (key.starts_with("lora.") && !has_adapters);
+            !is_idle && !value.is_null()
+        });
+        // The record's name of hpZ's group; the configuration has one key for both.
+        if let Some((key, _)) = settings.iter_mut().find(|(key, _)| key == "parallel.parked") {
+            *key = "parallel.shard".into();
         }
         View { rows: vec![None; settings.len()], settings, notes: Vec::new() }
     }
