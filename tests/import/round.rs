@@ -260,20 +260,46 @@ fn what_is_imported_runs_and_its_record_is_exported() {
         assert_eq!(at(&record["cell"], key), Some(&wanted), "{key}");
     }
     let id = record["id"].as_str().unwrap();
-    for what in [&["best"][..], &["best", "parallel.strategy=zero2"], &[&id[..8]]] {
-        let exported = run(&notebook, &[&["export"][..], what, &["--to", "deepspeed"]].concat());
-        assert_eq!(exported.status.code(), Some(0), "{what:?}: {}", stderr(&exported));
-        let file: Value = serde_json::from_str(&stdout(&exported)).unwrap();
-        assert_eq!(file["zero_optimization"]["stage"], 2);
-        assert_eq!(file["train_batch_size"], 32);
-        assert!(stderr(&exported).contains("parallel.strategy"), "the table is on standard error");
-    }
-    let none = run(&notebook, &["export", "best", "parallel.strategy=ddp", "--to", "deepspeed"]);
-    assert_eq!(none.status.code(), Some(4), "{}", stderr(&none));
+    let exported = run(&notebook, &["export", &id[..8], "--to", "deepspeed"]);
+    assert_eq!(exported.status.code(), Some(0), "{}", stderr(&exported));
+    let file: Value = serde_json::from_str(&stdout(&exported)).unwrap();
+    assert_eq!((&file["zero_optimization"]["stage"], &file["train_batch_size"]), (&Value::from(2), &Value::from(32)));
+    assert!(stderr(&exported).contains("parallel.strategy"), "the table is on standard error");
+    the_best_is_fast_valid_and_right(folder.path(), &record);
     let both = run(&notebook, &["export", "best", "--to", "deepspeed", "--bundle", "x.jsonl"]);
     assert_eq!(both.status.code(), Some(1), "{}", stderr(&both));
     let unnamed = run(&notebook, &["export", "--to", "deepspeed"]);
     assert_eq!(unnamed.status.code(), Some(1), "{}", stderr(&unnamed));
+}
+
+/// Four records made of one: the fastest is flagged, the next trained otherwise, the third is slower and right.
+fn the_best_is_fast_valid_and_right(folder: &Path, record: &Value) {
+    let notebook = folder.join("four");
+    std::fs::create_dir(&notebook).unwrap();
+    let mut lines = String::new();
+    for (at, (speed, flags, verdict)) in
+        [(400.0, "throttled", "identical"), (300.0, "", "failed"), (200.0, "", "identical"), (100.0, "", "none")]
+            .into_iter()
+            .enumerate()
+    {
+        let mut one = record.clone();
+        one["id"] = format!("{at}{}", &record["id"].as_str().unwrap()[1..]).into();
+        one["trial"] = (at + 1).into();
+        one["metrics"]["tokens_per_second"] = speed.into();
+        one["validity"] = if flags.is_empty() { serde_json::json!([]) } else { serde_json::json!([flags]) };
+        one["parity"]["verdict"] = verdict.into();
+        one["cell"]["train"]["seed"] = (at + 7).into();
+        lines += &format!("{one}\n");
+    }
+    std::fs::write(notebook.join("records.jsonl"), lines).unwrap();
+    for what in [&["best"][..], &["best", "parallel.strategy=zero2"]] {
+        let exported = run(&notebook, &[&["export"][..], what, &["--to", "deepspeed"]].concat());
+        assert_eq!(exported.status.code(), Some(0), "{what:?}: {}", stderr(&exported));
+        let file: Value = serde_json::from_str(&stdout(&exported)).unwrap();
+        assert_eq!(file["seed"], 9, "the third");
+    }
+    let none = run(&notebook, &["export", "best", "parallel.strategy=ddp", "--to", "deepspeed"]);
+    assert_eq!(none.status.code(), Some(4), "{}", stderr(&none));
 }
 
 #[test]
