@@ -111,6 +111,10 @@ fn ranks(draft: &mut Draft, options: &Options) -> u64 {
     let stated = draft.count("num_processes");
     let machines = draft.count("num_machines").unwrap_or(1);
     let ranks = options.ranks.or(stated).unwrap_or(machines);
+    // Hybrid sharding looks for it below.
+    if let Some(per_node) = options.ranks_per_node {
+        draft.flagged("parallel.ranks_per_node", whole(per_node), "--ranks-per-node");
+    }
     match (options.ranks, stated) {
         (Some(_), _) => {
             draft.flagged("parallel.ranks", whole(ranks), "--ranks");

@@ -308,6 +308,16 @@ fn every_mapped_key_becomes_what_the_table_says() {
     check(ACCELERATE);
 }
 
+#[test]
+fn the_flag_for_nodes_is_the_shard_group_of_hybrid_sharding() {
+    let text =
+        nested(&pairs("distributed_type=\"FSDP\" num_processes=8 fsdp_config.fsdp_sharding_strategy=\"HYBRID_SHARD\""));
+    let by_nodes = zbench::foreign::Options { ranks_per_node: Some(2), ..options(&[]) };
+    for (options, shard) in [(by_nodes, 2), (options(&[]), 8)] {
+        assert_eq!(draft(&text, &options).setting_count("parallel.shard"), Some(shard));
+    }
+}
+
 /// A value that a key may hold and that is not its default.
 fn other_than_default(spec: &Spec) -> Value {
     let default: Value = serde_json::from_str(spec.default).unwrap_or(Value::Null);
