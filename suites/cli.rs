@@ -226,19 +226,28 @@ left as it was (or there is no data sheet of this GPU to have shares of), 4 ther
   zbench tag 3f2a paper --remove
   zbench list tag=paper")]
     Tag(TagArgs),
-    /// Records and their remarks as one file for another machine
+    /// Records as one file for another machine, or a cell as a configuration of DeepSpeed, accelerate or torchtitan
     #[command(after_help = "Examples:
   zbench export --bundle all.jsonl                    the whole notebook
   zbench export --bundle paper.jsonl tag=paper        some of it: the terms of `list`, or ids
   zbench export --bundle here.jsonl --keep-hosts      with the names of hosts
+  zbench export best --to deepspeed -o ds_config.json the fastest valid record of the notebook
+  zbench export best name=quickstart --to accelerate  … of one entry; the file to stdout, the table of settings to stderr
+  zbench export 3f2a --to torchtitan                  one record
+  zbench export run.toml --set parallel.strategy=zero3 --to deepspeed
 
-Secrets are always left out; names and addresses of hosts become hashes.")]
+Bundles leave out secrets; names and addresses of hosts become hashes. docs/import.md has the mapping of settings.")]
     Export(ExportArgs),
-    /// Take in the records of a bundle
+    /// A DeepSpeed JSON, an accelerate YAML or a config.json as a zbench configuration; or the records of a bundle
     #[command(after_help = "Examples:
+  zbench import ds_config.json --model llama3.1-8b --ranks 8 -o run.toml
+  zbench import fsdp.yaml --model ./my-model          the configuration to stdout, the table of keys to stderr
+  zbench import my-model/config.json                  [model] of a Hugging Face model
+  zbench import ds_config.json --set train.steps=20 --format json
   zbench import --bundle paper.jsonl --notebook theirs
 
-Nothing is taken of a file that is cut off, changed or of a newer version. What the notebook holds already stays as it is.")]
+Every key of the file is in the table: used, default, ignored or no equivalent, and why. What is unknown, deprecated or of a wrong
+type is an error. Nothing is taken of a bundle that is cut off, changed or of a newer version. docs/import.md has the rest.")]
     Import(ImportArgs),
     /// Run a cell again from its record alone, and compare
     #[command(after_help = "Examples:

@@ -6,6 +6,7 @@ mod bundle;
 mod calibrate;
 mod compare;
 mod doctor;
+mod exchange;
 mod filter;
 mod gate;
 mod generate;
@@ -71,8 +72,8 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Show { id } => notebook::show(global, id),
         Command::Note { id, text } => notebook::note(global, id, text),
         Command::Tag(arguments) => notebook::tag(global, arguments),
-        Command::Export(arguments) => bundle::export(global, arguments),
-        Command::Import(arguments) => bundle::import(global, arguments),
+        Command::Export(arguments) => exchange::export(global, arguments),
+        Command::Import(arguments) => exchange::import(global, arguments),
         Command::Report(arguments) => report::report(global, arguments),
         Command::Repro { id, timeout } => {
             session::with(global, *timeout, |session| repro::repro(global, session, id, *timeout))

@@ -342,6 +342,10 @@ pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
     for path in cell.model.weights.iter_mut().chain(&mut cell.lora.path) {
         by_content(path);
     }
+    if let Some(priced) = &mut cell.priced {
+        // Where a disk is does not make it another.
+        priced.offload_path = None;
+    }
     if let Some(saving) = &mut cell.checkpoint {
         // Where a run is kept does not make it another.
         (saving.dir, saving.resume) = std::default::Default::default();

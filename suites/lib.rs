@@ -19,6 +19,7 @@ pub mod commands;
 pub mod config;
 pub mod devices;
 pub mod environment;
+pub mod foreign;
 pub mod gate;
 pub mod grid;
 pub mod launch;

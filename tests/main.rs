@@ -23,6 +23,7 @@ mod environment;
 mod gate;
 mod grid;
 mod hardware;
+mod import;
 mod launch;
 mod launch_detect;
 mod link;

@@ -12,6 +12,7 @@ mod reader;
 mod validate;
 mod write;
 
+pub use family::{ConfigKeys, config_keys, family_names};
 pub use foreign::{model_from_hf, model_from_hf_without_dropout};
 pub use presets::{preset, preset_names};
 pub use validate::{MAX_LAYERS, validate};

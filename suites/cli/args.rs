@@ -35,24 +35,76 @@ pub struct TagArgs {
 
 /// `zbench export`.
 #[derive(Args, Debug)]
+#[command(group = clap::ArgGroup::new("kind").required(true).args(["bundle", "to"]))]
 pub struct ExportArgs {
-    /// The file, which must not exist
-    #[arg(long, required = true, value_name = "FILE")]
-    pub bundle: PathBuf,
-    /// Leave names and addresses of hosts as they are
-    #[arg(long)]
+    /// Write records into this bundle, which must not exist
+    #[arg(long, value_name = "FILE")]
+    pub bundle: Option<PathBuf>,
+    /// Write one cell as a configuration of this program
+    #[arg(long, value_enum, value_name = "PROGRAM")]
+    pub to: Option<Program>,
+    /// With --to: write to this file instead, whole or not at all
+    #[arg(short, long, value_name = "FILE", requires = "to")]
+    pub output: Option<PathBuf>,
+    /// With -o: write over a file that exists
+    #[arg(long, requires = "output")]
+    pub force: bool,
+    /// With --to and a configuration: change a key; a bare word is a string. Narrows an axis to this value
+    #[arg(long, value_name = "KEY=VALUE", requires = "to")]
+    pub set: Vec<String>,
+    /// With --to and a configuration: only the cell with these values
+    #[arg(long, value_name = "EXPR", requires = "to")]
+    pub only: Option<String>,
+    /// With --bundle: leave names and addresses of hosts as they are
+    #[arg(long, requires = "bundle")]
     pub keep_hosts: bool,
-    /// What to export, in the terms of `list`; everything unless given
-    #[arg(value_name = "ID|FILTER")]
+    /// With --bundle: what to export, in the terms of `list`; everything unless given. With --to: a record's id, a
+    /// configuration, or `best` and terms of `list`
+    #[arg(value_name = "WHAT", required_if_eq_any([("to", "deepspeed"), ("to", "accelerate"), ("to", "torchtitan")]))]
     pub what: Vec<String>,
+}
+
+/// Whose configurations are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Program {
+    /// DeepSpeed's JSON
+    Deepspeed,
+    /// accelerate's YAML
+    Accelerate,
+    /// torchtitan's TOML, of its release 0.2.2
+    Torchtitan,
 }
 
 /// `zbench import`.
 #[derive(Args, Debug)]
+#[command(group = clap::ArgGroup::new("kind").required(true).args(["bundle", "file", "keys"]))]
 pub struct ImportArgs {
-    /// The file
-    #[arg(long, required = true, value_name = "FILE")]
-    pub bundle: PathBuf,
+    /// A DeepSpeed JSON, an accelerate YAML or a Hugging Face config.json, told apart by their keys
+    pub file: Option<PathBuf>,
+    /// Take in the records of this bundle
+    #[arg(long, value_name = "FILE")]
+    pub bundle: Option<PathBuf>,
+    /// Print the table of foreign keys instead, as Markdown
+    #[arg(long)]
+    pub keys: bool,
+    /// Write the configuration to this file, whole or not at all, and the table to standard output
+    #[arg(short, long, value_name = "OUT.toml", requires = "file")]
+    pub output: Option<PathBuf>,
+    /// With -o: write over a file that exists
+    #[arg(long, requires = "output")]
+    pub force: bool,
+    /// The model, which most of these files do not state: a preset, or a folder with config.json
+    #[arg(long, value_name = "PRESET|DIR", requires = "file")]
+    pub model: Option<String>,
+    /// Ranks in all
+    #[arg(long, value_name = "N", requires = "file", value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
+    pub ranks: Option<u64>,
+    /// Ranks of a node
+    #[arg(long, value_name = "N", requires = "file", value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
+    pub ranks_per_node: Option<u64>,
+    /// State a key of zbench beside the file's; a bare word is a string
+    #[arg(long, value_name = "KEY=VALUE", requires = "file")]
+    pub set: Vec<String>,
 }
 
 /// `zbench compare`.

@@ -1,18 +1,19 @@
 //! `export --bundle` and `import --bundle`: records in one file, from notebook to notebook.
 
 use super::{existing, filter};
-use crate::cli::{ExportArgs, Global, ImportArgs, exit};
+use crate::cli::{ExportArgs, Global, exit};
 use crate::runner::machine;
 use anyhow::{Context, Result, anyhow};
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Write};
-use zbench_reports::bundle::{self, Redaction};
+use std::path::Path;
+use zbench_reports::bundle::Redaction;
 use zbench_reports::units::plural;
 use zbench_reports::{Notebook, Remark};
 
 /// `zbench export --bundle FILE [ID|FILTER]`.
-pub fn export(global: &Global, arguments: &ExportArgs) -> Result<u8> {
+pub fn export(global: &Global, arguments: &ExportArgs, bundle: &Path) -> Result<u8> {
     let notebook = existing(global)?;
     let contents = notebook.read()?;
     for warning in contents.warnings() {
@@ -29,14 +30,15 @@ pub fn export(global: &Global, arguments: &ExportArgs) -> Result<u8> {
     let remarks: Vec<Remark> = contents.remarks.iter().filter(about).cloned().collect();
     let redaction =
         if arguments.keep_hosts { Redaction::of_secrets() } else { Redaction::of_hosts(&machine::host_name()) };
-    let bytes = bundle::write(&records, &remarks, &redaction, env!("CARGO_PKG_VERSION"), &now.to_string())?;
-    let path = arguments.bundle.display();
-    let mut file = OpenOptions::new().write(true).create_new(true).open(&arguments.bundle).with_context(|| {
+    let bytes =
+        zbench_reports::bundle::write(&records, &remarks, &redaction, env!("CARGO_PKG_VERSION"), &now.to_string())?;
+    let path = bundle.display();
+    let mut file = OpenOptions::new().write(true).create_new(true).open(bundle).with_context(|| {
         format!("the bundle {path} cannot be made; name a file that does not exist, in a folder that you may write to")
     })?;
     if let Err(error) = file.write_all(&bytes).and_then(|()| file.sync_all()) {
         // Half a bundle is of no use, and would be in the way of the next try.
-        let _ = std::fs::remove_file(&arguments.bundle);
+        let _ = std::fs::remove_file(bundle);
         return Err(anyhow!("the bundle {path} cannot be written: {error}"));
     }
     let without = redaction.names().join(" and ");
@@ -49,10 +51,11 @@ pub fn export(global: &Global, arguments: &ExportArgs) -> Result<u8> {
 }
 
 /// `zbench import --bundle FILE`.
-pub fn import(global: &Global, arguments: &ImportArgs) -> Result<u8> {
-    let path = arguments.bundle.display();
-    let file = File::open(&arguments.bundle).with_context(|| format!("the bundle {path} cannot be opened"))?;
-    let bundle = bundle::read(BufReader::new(file)).with_context(|| format!("nothing was taken of {path}"))?;
+pub fn import(global: &Global, bundle: &Path) -> Result<u8> {
+    let path = bundle.display();
+    let file = File::open(bundle).with_context(|| format!("the bundle {path} cannot be opened"))?;
+    let bundle =
+        zbench_reports::bundle::read(BufReader::new(file)).with_context(|| format!("nothing was taken of {path}"))?;
     let notebook = Notebook::open(&global.notebook)?;
     let merged = notebook.merge(&bundle.records, &bundle.remarks)?;
     crate::say!(

@@ -356,7 +356,12 @@ const REST: &[Key] = &[
          tokens at a time. The last two are priced and not run.",
     ),
     key("memory.loss_chunk", SIZE, Is("1024"), "Tokens at a time of memory.loss = \"chunked\"."),
-    key("memory.offload_path", Path, From("absent"), "Folder of disk offload, which this version has not."),
+    key(
+        "memory.offload_path",
+        Path,
+        From("absent"),
+        "Folder of what is offloaded to disk, which is priced and not run; no price depends on it.",
+    ),
     key(
         "memory.capacity",
         Bytes,

@@ -220,9 +220,6 @@ fn unsupported(values: &Values) -> Result<(), Refusal> {
         let message = "has no effect when suite is \"train\"; leave it out, or write suite = \"checkpoint\"";
         return Err(values.refuse(key, &["suite"], message));
     }
-    if values.given("memory.offload_path").is_some() {
-        return refuse("memory.offload_path", "leave the key out");
-    }
     Ok(())
 }
 

@@ -37,6 +37,9 @@ pub struct Priced {
     pub offload_parameters: Home,
     /// Where what forward keeps lives.
     pub offload_activations: Home,
+    /// The folder of what lives on a disk; no price depends on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_path: Option<String>,
     /// Whether the inputs that checkpointing keeps are split over `tensor` (ZeRO-R).
     pub partition_activations: bool,
     /// Ranks that share each expert's matrices.
@@ -65,6 +68,7 @@ impl Default for Priced {
             offload_optimizer: Home::Device,
             offload_parameters: Home::Device,
             offload_activations: Home::Device,
+            offload_path: None,
             partition_activations: false,
             expert_tensor: 1,
             loss: PricedLoss::Fused,

@@ -363,6 +363,25 @@ pub(super) fn family(model_type: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.model_type == model_type)
 }
 
+/// What a family reads of its config.json.
+pub struct ConfigKeys {
+    /// Their keys and ours: sizes and numbers.
+    pub keys: &'static [(&'static str, &'static str)],
+    /// Keys that must have the value that the engine computes with, or be absent.
+    pub fixed: Vec<&'static str>,
+}
+
+/// What the family of this `model_type` reads; `None` where there is none.
+pub fn config_keys(model_type: &str) -> Option<ConfigKeys> {
+    let family = family(model_type)?;
+    Some(ConfigKeys { keys: family.keys, fixed: family.restricted.iter().map(|only| only.key).collect() })
+}
+
+/// The `model_type` of every family.
+pub fn family_names() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().map(|family| family.model_type)
+}
+
 /// The names, for messages.
 pub(super) fn names() -> String {
     let quoted: Vec<String> = FAMILIES.iter().map(|family| format!("{:?}", family.model_type)).collect();

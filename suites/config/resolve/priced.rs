@@ -42,6 +42,7 @@ pub(super) fn priced(values: &Values, ranks: usize, strategy: Strategy, of: &Mod
         offload_optimizer: home("memory.offload_optimizer"),
         offload_parameters: home("memory.offload_parameters"),
         offload_activations: home("memory.offload_activations"),
+        offload_path: values.given_text("memory.offload_path"),
         partition_activations: values.value("memory.partition_activations").as_bool() == Some(true),
         expert_tensor: values.count("parallel.expert_tensor"),
         loss: match values.text("memory.loss").as_str() {
@@ -52,6 +53,7 @@ pub(super) fn priced(values: &Values, ranks: usize, strategy: Strategy, of: &Mod
         model: model(values)?,
     };
     check(values, &priced, ranks, strategy)?;
+    path_without_disk(values, &priced)?;
     divides(values, &priced, of)?;
     Ok(Some(priced).filter(|priced| priced.first_key().is_some()))
 }
@@ -101,6 +103,17 @@ fn model(values: &Values) -> Result<Option<PricedModel>, Refusal> {
             None => Ok(None),
         },
     }
+}
+
+/// A folder for what lives on a disk, where nothing does.
+fn path_without_disk(values: &Values, priced: &Priced) -> Result<(), Refusal> {
+    let homes = [priced.offload_optimizer, priced.offload_parameters, priced.offload_activations];
+    if priced.offload_path.is_none() || homes.contains(&Home::Disk) {
+        return Ok(());
+    }
+    let message =
+        "is a folder for what lives on a disk, and nothing does; leave it out, or write \"disk\" for what is to";
+    Err(values.refuse("memory.offload_path", &["memory.offload_optimizer", "memory.offload_parameters"], message))
 }
 
 /// What does not go together.

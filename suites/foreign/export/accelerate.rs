@@ -1,0 +1,323 @@
+//! A cell as accelerate's YAML: FSDP version 1, whose words say each way of splitting; DDP; or DeepSpeed for ZeRO 1 and 2.
+
+use super::CannotExport;
+use super::view::View;
+use serde_json::{Value, json};
+
+/// The lines of a file, one level deep.
+struct Lines {
+    top: Vec<(&'static str, Value)>,
+    section: Option<(&'static str, Vec<(&'static str, Value)>)>,
+}
+
+impl Lines {
+    fn top(&mut self, key: &'static str, value: Value) -> (&'static str, Value) {
+        self.top.push((key, value.clone()));
+        (key, value)
+    }
+
+    fn inner(&mut self, key: &'static str, value: Value) -> (&'static str, Value) {
+        if let Some((_, lines)) = &mut self.section {
+            lines.push((key, value.clone()));
+        }
+        (key, value)
+    }
+
+    fn text(&self, name: &str) -> String {
+        let name: String = name.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let mut text = format!("# Made by `zbench export` from {name}\n");
+        for (key, value) in &self.top {
+            text += &format!("{key}: {}\n", scalar(value));
+        }
+        if let Some((section, lines)) = &self.section {
+            text += &format!("{section}:\n");
+            for (key, value) in lines {
+                text += &format!("  {key}: {}\n", scalar(value));
+            }
+        }
+        text
+    }
+}
+
+/// A value as YAML. Words that every reader takes as text stand bare, the rest as JSON, which YAML holds.
+fn scalar(value: &Value) -> String {
+    let is_plain = |text: &str| {
+        let word = text.to_lowercase();
+        !["no", "yes", "on", "off", "true", "false", "null", "y", "n", ""].contains(&word.as_str())
+            && text.starts_with(|c: char| c.is_ascii_alphabetic())
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    match value.as_str() {
+        Some(text) if is_plain(text) => text.to_string(),
+        _ => value.to_string(),
+    }
+}
+
+/// The text of the file.
+///
+/// # Errors
+/// ZeRO++ is in DeepSpeed's own file alone.
+pub fn write(view: &mut View, name: &str) -> Result<String, CannotExport> {
+    let strategy = view.text("parallel.strategy").to_string();
+    let mut lines = Lines { top: Vec::new(), section: None };
+    let kind = match strategy.as_str() {
+        "zero++" => {
+            return Err(CannotExport("accelerate's file has no keys for ZeRO++; write --to deepspeed, and name that file in deepspeed_config_file".into()));
+        }
+        "ddp" => "MULTI_GPU",
+        "zero1" | "zero2" => "DEEPSPEED",
+        _ => "FSDP",
+    };
+    lines.top("compute_environment", json!("LOCAL_MACHINE"));
+    lines.top("distributed_type", json!(kind));
+    precision(view, &mut lines, kind);
+    machines(view, &mut lines);
+    match kind {
+        "FSDP" => fsdp(view, &mut lines, &strategy),
+        "DEEPSPEED" => deepspeed(view, &mut lines, &strategy),
+        _ => {
+            view.used("parallel.strategy", &[("distributed_type", json!(kind))], "Every rank has everything.");
+            view.default("parallel.prefetch", "Nothing is gathered ahead where weights are whole.");
+        }
+    }
+    for key in ["parallel.tensor", "parallel.context", "parallel.pipeline", "parallel.expert", "parallel.sequence"] {
+        if view.degree(key) > 1 {
+            view.without(key, &[], "The training script builds the mesh (parallelism_config is for FSDP 2).");
+        }
+    }
+    for key in ["parallel.gather_wire", "parallel.reduce_wire"] {
+        view.without(key, &[], "accelerate compresses no collectives.");
+    }
+    Ok(lines.text(name))
+}
+
+fn machines(view: &mut View, lines: &mut Lines) {
+    let ranks = view.degree("parallel.ranks");
+    let per_node = view.count("parallel.ranks_per_node").filter(|per_node| *per_node > 0).unwrap_or(ranks);
+    // HYBRID_SHARD's groups are machines.
+    let per_node =
+        if view.text("parallel.strategy").starts_with("hsdp") { view.degree("parallel.shard") } else { per_node };
+    let machines = ranks.div_ceil(per_node).max(1);
+    let processes = lines.top("num_processes", json!(ranks));
+    let nodes = lines.top("num_machines", json!(machines));
+    lines.top("machine_rank", json!(0));
+    view.used("parallel.ranks", &[processes], "Processes of all machines together.");
+    view.used("parallel.ranks_per_node", &[nodes], "num_processes / num_machines are the ranks of a node.");
+}
+
+/// One word says it all.
+fn precision(view: &mut View, lines: &mut Lines, kind: &str) {
+    let compute = view.text("precision.compute").to_string();
+    let parameters = view.text("precision.parameters").to_string();
+    let master = view.text("precision.master").to_string();
+    let is_pure = parameters == compute && compute != "f32" && (master.is_empty() || master == "none");
+    let word = match compute.as_str() {
+        _ if is_pure => "no",
+        "bf16" => "bf16",
+        "f16" => "fp16",
+        _ => "no",
+    };
+    let key = lines.top("mixed_precision", json!(word));
+    let of_kind = match kind {
+        "FSDP" => "FSDP's policy: compute and what travels in it, f32 weights as the only copy.",
+        "DEEPSPEED" => "DeepSpeed's casts, with f32 master weights.",
+        _ => "Autocast, with f32 weights.",
+    };
+    let reason = if is_pure {
+        "Without mixed precision all has the type that the script loads the model in (torch_dtype)."
+    } else {
+        of_kind
+    };
+    view.used("precision.compute", &[key], reason);
+    let kept = if kind == "DEEPSPEED" { compute.as_str() } else { "f32" };
+    let travels = if kind == "MULTI_GPU" { "f32" } else { compute.as_str() };
+    let theirs = [("parameters", kept), ("gradients", kept), ("reduce", travels), ("optimizer", "f32")];
+    for (name, theirs) in theirs {
+        let key = format!("precision.{name}");
+        match view.text(&key) == theirs || (is_pure && view.text(&key) == compute) || word == "no" && !is_pure {
+            true => view.default(&key, "It follows from mixed_precision there."),
+            false => view.without(&key, &[], &format!("There it is {theirs}, which follows from mixed_precision.")),
+        }
+    }
+    let has_copy = !master.is_empty() && master != "none";
+    match (has_copy, kind, is_pure) {
+        (true, "DEEPSPEED", _) => view.default("precision.master", "DeepSpeed keeps one."),
+        (true, _, _) => view.without("precision.master", &[], "f32 weights are the only copy there."),
+        (false, ..) => view.default("precision.master", "There is none there either."),
+    }
+    scaler(view, &compute, kind);
+}
+
+fn scaler(view: &mut View, compute: &str, kind: &str) {
+    if compute != "f16" {
+        return;
+    }
+    // PyTorch's scaler; DeepSpeed's has zbench's defaults.
+    let (window, hysteresis) = if kind == "DEEPSPEED" { (1000.0, 2.0) } else { (2000.0, 1.0) };
+    let theirs = [
+        ("loss_scale", 0.0),
+        ("initial_scale_power", 16.0),
+        ("loss_scale_window", window),
+        ("hysteresis", hysteresis),
+        ("min_loss_scale", 1.0),
+    ];
+    for (name, theirs) in theirs {
+        let key = format!("precision.{name}");
+        match view.number(&key) {
+            Some(ours) if ours == theirs => view.default(&key, "The loss scaler there does so."),
+            Some(_) => view.without(
+                &key,
+                &[],
+                "The file has no key for the loss scaler; the training script may have (GradScalerKwargs).",
+            ),
+            None => {}
+        }
+    }
+}
+
+fn fsdp(view: &mut View, lines: &mut Lines, strategy: &str) {
+    lines.section = Some(("fsdp_config", Vec::new()));
+    lines.inner("fsdp_version", json!(1));
+    let word = match strategy {
+        "fsdp-grad-op" => "SHARD_GRAD_OP",
+        "hsdp" | "hsdp-full-optimizer" => "HYBRID_SHARD",
+        _ => "FULL_SHARD",
+    };
+    let key = lines.inner("fsdp_sharding_strategy", json!(word));
+    match strategy {
+        "hsdp-full-optimizer" => {
+            view.without(
+                "parallel.strategy",
+                &[key],
+                "HYBRID_SHARD is the nearest: it splits the optimizer's state inside a machine alone.",
+            );
+        }
+        _ => view.used("parallel.strategy", &[key], "The same state is split."),
+    }
+    view.used(
+        "parallel.shard",
+        &[("num_machines", json!(view.degree("parallel.ranks") / view.degree("parallel.shard")))],
+        "A machine is a shard group.",
+    );
+    lines.inner("fsdp_auto_wrap_policy", json!("TRANSFORMER_BASED_WRAP"));
+    match layer(view.text("model.family")) {
+        Some(class) => {
+            let key = lines.inner("fsdp_transformer_layer_cls_to_wrap", json!(class));
+            view.used("model.family", &[key], "A unit is a block; the training script makes the model.");
+        }
+        None => view
+            .notes
+            .push("the family's block has no class in transformers; state fsdp_transformer_layer_cls_to_wrap".into()),
+    }
+    let ahead = view.count("parallel.prefetch").unwrap_or(1);
+    let prefetch = lines.inner("fsdp_backward_prefetch", json!(if ahead > 0 { "BACKWARD_PRE" } else { "NO_PREFETCH" }));
+    let forward = lines.inner("fsdp_forward_prefetch", json!(ahead > 0));
+    match ahead {
+        0 | 1 => view.used("parallel.prefetch", &[prefetch, forward], "One unit ahead, or none."),
+        _ => view.without("parallel.prefetch", &[prefetch, forward], "FSDP gathers one unit ahead at most."),
+    }
+    offload(view, lines);
+    activations(view, lines);
+    if let Some(key) = match view.text("checkpoint.layout") {
+        "full" => Some(lines.inner("fsdp_state_dict_type", json!("FULL_STATE_DICT"))),
+        "sharded" => Some(lines.inner("fsdp_state_dict_type", json!("SHARDED_STATE_DICT"))),
+        _ => None,
+    } {
+        view.used("checkpoint.layout", &[key], "What the files of a checkpoint hold.");
+    }
+    if let Some(flag) = match view.text("model.loading") {
+        "broadcast" => Some(true),
+        "everywhere" => Some(false),
+        _ => None,
+    } {
+        let key = lines.inner("fsdp_cpu_ram_efficient_loading", json!(flag));
+        if flag {
+            lines.inner("fsdp_sync_module_states", json!(true));
+        }
+        view.used("model.loading", &[key], "Whether one rank reads the weights and hands them out.");
+    }
+    lines.inner("fsdp_use_orig_params", json!(true));
+}
+
+fn offload(view: &mut View, lines: &mut Lines) {
+    let (weights, state) =
+        (view.text("memory.offload_parameters").to_string(), view.text("memory.offload_optimizer").to_string());
+    let is_off = |home: &str| matches!(home, "host" | "disk");
+    if !is_off(&weights) && !is_off(&state) {
+        lines.inner("fsdp_offload_params", json!(false));
+        return;
+    }
+    let key = lines.inner("fsdp_offload_params", json!(true));
+    for (name, home) in [("memory.offload_parameters", &weights), ("memory.offload_optimizer", &state)] {
+        match (home.as_str(), weights == state) {
+            ("host", true) => {
+                view.used(name, std::slice::from_ref(&key), "FSDP offloads weights and optimizer together.")
+            }
+            _ => view.without(
+                name,
+                std::slice::from_ref(&key),
+                "FSDP offloads weights and optimizer together, to the host's memory; that is the nearest.",
+            ),
+        }
+    }
+}
+
+fn activations(view: &mut View, lines: &mut Lines) {
+    let policy = view.value("memory.checkpointing").and_then(Value::as_str).unwrap_or("some").to_string();
+    let key = lines.inner("fsdp_activation_checkpointing", json!(policy != "none"));
+    match policy.as_str() {
+        "none" => view.default("memory.checkpointing", "Off unless asked for."),
+        "full" => view.used("memory.checkpointing", &[key], "Every block is computed again for backward."),
+        _ => view.without(
+            "memory.checkpointing",
+            &[key],
+            "FSDP's switch computes every block again; that is the nearest.",
+        ),
+    }
+}
+
+fn deepspeed(view: &mut View, lines: &mut Lines, strategy: &str) {
+    lines.section = Some(("deepspeed_config", Vec::new()));
+    let stage = lines.inner("zero_stage", json!(if strategy == "zero1" { 1 } else { 2 }));
+    view.used("parallel.strategy", &[stage], "FSDP splits weights too, so DeepSpeed does it.");
+    view.default("parallel.prefetch", "Nothing is gathered ahead where weights are whole.");
+    let steps = lines.inner("gradient_accumulation_steps", json!(view.degree("train.accumulation")));
+    view.used("train.accumulation", &[steps], "Micro-batches of a step.");
+    if let Some(norm) = view.number("train.clip_norm") {
+        let key = lines.inner("gradient_clipping", json!(norm));
+        view.used("train.clip_norm", &[key], "The largest global norm.");
+    }
+    let home = match view.text("memory.offload_optimizer") {
+        "host" => "cpu",
+        "disk" => "nvme",
+        _ => "none",
+    };
+    let device = lines.inner("offload_optimizer_device", json!(home));
+    view.used("memory.offload_optimizer", &[device], "Where the optimizer's state lives.");
+    let folder = view.text("memory.offload_path").to_string();
+    if home == "nvme" && !folder.is_empty() {
+        let key = lines.inner("offload_optimizer_nvme_path", json!(folder));
+        view.used("memory.offload_path", &[key], "The folder of what is on the disk.");
+    }
+    lines.inner("offload_param_device", json!("none"));
+    lines.inner("zero3_init_flag", json!(false));
+}
+
+/// The class of a family's block in transformers.
+fn layer(family: &str) -> Option<&'static str> {
+    Some(match family {
+        "llama" => "LlamaDecoderLayer",
+        "mistral" => "MistralDecoderLayer",
+        "mixtral" => "MixtralDecoderLayer",
+        "qwen2" => "Qwen2DecoderLayer",
+        "qwen3" => "Qwen3DecoderLayer",
+        "qwen3_moe" => "Qwen3MoeDecoderLayer",
+        "gemma" => "GemmaDecoderLayer",
+        "gpt2" => "GPT2Block",
+        "falcon" => "FalconDecoderLayer",
+        "bloom" => "BloomBlock",
+        "mpt" => "MptBlock",
+        "t5" => "T5Block",
+        _ => return None,
+    })
+}

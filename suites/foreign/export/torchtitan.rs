@@ -1,0 +1,382 @@
+//! A cell as torchtitan's TOML, in the form of its release 0.2.2; newer ones are configured in Python.
+
+use super::view::View;
+use serde_json::{Value, json};
+
+/// Sections with their keys, in order.
+struct Sections(Vec<(&'static str, Vec<(&'static str, Value)>)>);
+
+impl Sections {
+    /// Adds a key; gives it with its section in front, for the rows.
+    fn put(&mut self, section: &'static str, key: &'static str, value: Value) -> (String, Value) {
+        let at = match self.0.iter().position(|(name, _)| *name == section) {
+            Some(at) => at,
+            None => {
+                self.0.push((section, Vec::new()));
+                self.0.len() - 1
+            }
+        };
+        self.0[at].1.push((key, value.clone()));
+        (format!("{section}.{key}"), value)
+    }
+
+    fn text(&self, name: &str) -> String {
+        let name: String = name.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let mut text = format!("# Made by `zbench export` from {name}, for torchtitan 0.2.2.\n");
+        for (section, keys) in &self.0 {
+            text += &format!("\n[{section}]\n");
+            for (key, value) in keys {
+                // Values are numbers, words and flags, which TOML writes as JSON does but for texts, which toml quotes.
+                let value = value
+                    .as_str()
+                    .map_or_else(|| value.to_string(), |text| toml::Value::String(text.into()).to_string());
+                text += &format!("{key} = {value}\n");
+            }
+        }
+        text
+    }
+}
+
+/// A setting becomes keys.
+fn used(view: &mut View, key: &str, becomes: &[(String, Value)], reason: &str) {
+    let becomes: Vec<(&str, Value)> = becomes.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+    view.used(key, &becomes, reason);
+}
+
+/// The nearest there is.
+fn nearest(view: &mut View, key: &str, becomes: &[(String, Value)], reason: &str) {
+    let becomes: Vec<(&str, Value)> = becomes.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+    view.without(key, &becomes, reason);
+}
+
+/// The text of the file.
+pub fn write(view: &mut View, name: &str) -> String {
+    let mut file = Sections(Vec::new());
+    file.put("job", "description", json!(name));
+    model(view, &mut file);
+    optimizer(view, &mut file);
+    schedule(view, &mut file);
+    training(view, &mut file);
+    parallelism(view, &mut file);
+    activations(view, &mut file);
+    checkpoint(view, &mut file);
+    if let Some(seed) = view.count("train.seed") {
+        let key = file.put("debug", "seed", json!(seed));
+        used(view, "train.seed", &[key], "Seed of initialisation.");
+    }
+    file.text(name)
+}
+
+/// torchtitan's flavors: name, flavor, width, blocks, heads, heads of keys, MLP.
+const FLAVORS: [(&str, &str, [u64; 5]); 11] = [
+    ("llama3", "8B", [4096, 32, 32, 8, 14336]),
+    ("llama3", "70B", [8192, 80, 64, 8, 28672]),
+    ("llama3", "405B", [16384, 126, 128, 8, 53248]),
+    ("qwen3", "0.6B", [1024, 28, 16, 8, 3072]),
+    ("qwen3", "1.7B", [2048, 28, 16, 8, 6144]),
+    ("qwen3", "4B", [2560, 36, 32, 8, 9728]),
+    ("qwen3", "8B", [4096, 36, 32, 8, 12288]),
+    ("qwen3", "14B", [5120, 40, 40, 8, 17408]),
+    ("qwen3", "32B", [5120, 64, 64, 8, 25600]),
+    ("qwen3_moe", "30B-A3B", [2048, 48, 32, 4, 6144]),
+    ("qwen3_moe", "235B-A22B", [4096, 94, 64, 4, 12288]),
+];
+const SIZES: [&str; 5] =
+    ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size"];
+
+fn model(view: &mut View, file: &mut Sections) {
+    let family = view.text("model.family").to_string();
+    let sizes = SIZES.map(|name| view.count(&format!("model.{name}")).unwrap_or(0));
+    let found = FLAVORS.iter().find(|(name, _, theirs)| {
+        let of_family = if family == "llama" { "llama3" } else { family.as_str() };
+        *name == of_family && *theirs == sizes
+    });
+    match found {
+        Some((name, flavor, _)) => {
+            // Experts are flavors of the same name there.
+            let name = file.put("model", "name", json!(name.trim_end_matches("_moe")));
+            let flavor = file.put("model", "flavor", json!(flavor));
+            used(view, "model.family", std::slice::from_ref(&name), "torchtitan's name of it.");
+            for size in SIZES {
+                used(
+                    view,
+                    &format!("model.{size}"),
+                    std::slice::from_ref(&flavor),
+                    "A flavor has all sizes; the vocabulary is the tokenizer's.",
+                );
+            }
+        }
+        None => {
+            let known: Vec<String> =
+                FLAVORS.iter().map(|(name, flavor, _)| format!("{} {flavor}", name.trim_end_matches("_moe"))).collect();
+            view.without("model.family", &[], "No flavor of torchtitan 0.2.2 has these sizes.");
+            view.notes.push(format!(
+                "no flavor of torchtitan has this model's sizes, so [model] has no name and flavor, and its debugmodel would train; there are {}, \
+                 and a new one is a line in its models/*/__init__.py",
+                known.join(", ")
+            ));
+        }
+    }
+    file.put("model", "hf_assets_path", json!("./assets/hf"));
+    view.notes.push(
+        "model.hf_assets_path and training.dataset are for you to change: zbench's cell does not have them".into(),
+    );
+}
+
+fn optimizer(view: &mut View, file: &mut Sections) {
+    let name = file.put("optimizer", "name", json!("AdamW"));
+    used(view, "train.optimizer", &[name], "The same update.");
+    for (key, theirs) in [("train.lr", "lr"), ("train.eps", "eps"), ("train.weight_decay", "weight_decay")] {
+        if let Some(value) = view.number(key) {
+            let made = file.put("optimizer", theirs, json!(value));
+            used(view, key, &[made], "The same.");
+        }
+    }
+    let beta =
+        |view: &View, at: usize| view.value("train.betas").and_then(|betas| betas.get(at)).and_then(Value::as_f64);
+    if let (Some(first), Some(second)) = (beta(view, 0), beta(view, 1)) {
+        let made = [file.put("optimizer", "beta1", json!(first)), file.put("optimizer", "beta2", json!(second))];
+        used(view, "train.betas", &made, "Decay of both moments.");
+    }
+}
+
+fn schedule(view: &mut View, file: &mut Sections) {
+    let warmup = file.put("lr_scheduler", "warmup_steps", json!(view.count("train.lr_warmup_steps").unwrap_or(0)));
+    used(view, "train.lr_warmup_steps", &[warmup], "Both count steps from 1.");
+    let course = view.text("train.lr_schedule").to_string();
+    if course != "linear" && course != "cosine" {
+        let made = file.put("lr_scheduler", "decay_ratio", json!(0.0));
+        return used(view, "train.lr_schedule", &[made], "No share of the steps decays.");
+    }
+    let made = file.put("lr_scheduler", "decay_type", json!(course));
+    used(
+        view,
+        "train.lr_schedule",
+        &[made],
+        "The same course, one step later: torchtitan's last step is not at the end of it.",
+    );
+    let (lr, least) = (view.number("train.lr").unwrap_or(0.0), view.number("train.lr_min").unwrap_or(0.0));
+    let made = file.put("lr_scheduler", "min_lr_factor", json!(if lr > 0.0 { least / lr } else { 0.0 }));
+    used(view, "train.lr_min", &[made], "torchtitan states it as a share of the rate.");
+}
+
+/// A norm that no gradient has: torchtitan always clips.
+const NEVER: f64 = 1e9;
+
+fn training(view: &mut View, file: &mut Sections) {
+    let micro = view.degree("train.micro_batch");
+    let all = micro.saturating_mul(view.degree("train.accumulation")).saturating_mul(view.data_ranks());
+    let local = file.put("training", "local_batch_size", json!(micro));
+    used(view, "train.micro_batch", &[local], "Sequences of a rank at a time.");
+    let global = file.put("training", "global_batch_size", json!(all));
+    used(view, "train.accumulation", &[global], "What is above local_batch_size x ranks is accumulated.");
+    let length = file.put("training", "seq_len", json!(view.degree("train.seq_len")));
+    used(view, "train.seq_len", &[length], "The same.");
+    let norm = view.number("train.clip_norm").unwrap_or(0.0);
+    let made = file.put("training", "max_norm", json!(if norm > 0.0 { norm } else { NEVER }));
+    used(
+        view,
+        "train.clip_norm",
+        &[made],
+        if norm > 0.0 { "The same." } else { "torchtitan always clips; no gradient has this norm." },
+    );
+    let steps = view.count("train.steps").unwrap_or(0) + view.count("train.untimed_steps").unwrap_or(0);
+    let made = file.put("training", "steps", json!(steps));
+    used(view, "train.steps", std::slice::from_ref(&made), "All steps, untimed ones too.");
+    used(view, "train.untimed_steps", &[made], "They are steps like the others there.");
+    precision(view, file);
+    let homes = [view.text("memory.offload_parameters"), view.text("memory.offload_optimizer")].map(str::to_string);
+    if homes.iter().any(|home| home == "host" || home == "disk") {
+        let made = file.put("training", "enable_cpu_offload", json!(true));
+        for key in ["memory.offload_parameters", "memory.offload_optimizer"] {
+            match homes.iter().all(|home| home == "host") {
+                true => used(view, key, std::slice::from_ref(&made), "Weights, gradients and optimizer go together."),
+                false => nearest(
+                    view,
+                    key,
+                    std::slice::from_ref(&made),
+                    "Weights, gradients and optimizer go together, to the host's memory; that is the nearest.",
+                ),
+            }
+        }
+    }
+}
+
+fn precision(view: &mut View, file: &mut Sections) {
+    let name = |dtype: &str| if dtype == "bf16" { "bfloat16" } else { "float32" };
+    let [parameters, compute, master] =
+        ["parameters", "compute", "master"].map(|key| view.text(&format!("precision.{key}")).to_string());
+    // f32 weights are the only copy; a master copy here is what those are.
+    let kept = if master == "f32" { "f32" } else { parameters.as_str() };
+    let dtype = file.put("training", "dtype", json!(name(kept)));
+    let param = file.put("training", "mixed_precision_param", json!(name(&compute)));
+    let reduce = file.put("training", "mixed_precision_reduce", json!("float32"));
+    if compute == "f16" || parameters == "f16" {
+        nearest(view, "precision.compute", &[param], "torchtitan has no f16, and no loss scale.");
+        nearest(view, "precision.parameters", &[dtype], "torchtitan has no f16.");
+    } else {
+        used(view, "precision.compute", &[param], "What is gathered and computed with.");
+        match master == "f32" && parameters != "f32" {
+            true => nearest(
+                view,
+                "precision.parameters",
+                &[dtype],
+                "FSDP keeps f32 weights as the only copy, where this has them beside weights in few bits.",
+            ),
+            false => used(view, "precision.parameters", &[dtype], "What the model is made in."),
+        }
+    }
+    match view.text("precision.reduce") {
+        "f32" => used(view, "precision.reduce", &[reduce], "The same."),
+        _ => nearest(view, "precision.reduce", &[reduce], "torchtitan reduces in f32 alone."),
+    }
+    for key in ["precision.gradients", "precision.optimizer"] {
+        match view.text(key) == kept {
+            true => view.default(key, "It has the type of the weights."),
+            false => view.without(key, &[], "It has the type of the weights."),
+        }
+    }
+    match master.as_str() {
+        "" | "none" => view.default("precision.master", "There is none."),
+        _ => view.without("precision.master", &[], "f32 weights are the only copy."),
+    }
+}
+
+fn parallelism(view: &mut View, file: &mut Sections) {
+    let strategy = view.text("parallel.strategy").to_string();
+    let ranks = view.data_ranks();
+    let shard = match strategy.as_str() {
+        "ddp" => 1,
+        "hsdp" | "hsdp-full-optimizer" => view.degree("parallel.shard"),
+        _ => ranks,
+    };
+    let made = [
+        file.put("parallelism", "data_parallel_replicate_degree", json!(ranks / shard.max(1))),
+        file.put("parallelism", "data_parallel_shard_degree", json!(shard)),
+    ];
+    let again = match strategy.as_str() {
+        "fsdp-grad-op" | "zero1" | "zero2" => "never",
+        _ => "always",
+    };
+    let reshard = file.put("parallelism", "fsdp_reshard_after_forward", json!(again));
+    let all = [made[0].clone(), made[1].clone(), reshard];
+    let why = match strategy.as_str() {
+        "zero1" | "zero2" => Some(
+            "torchtitan always splits weights: FSDP that keeps them from forward to backward is the nearest, with as much traffic as stage 2.",
+        ),
+        "hsdp-full-optimizer" => Some("HSDP is the nearest: it splits the optimizer's state inside a group alone."),
+        "zero++" => Some("FSDP is the nearest: torchtitan compresses no collectives and keeps no second copy."),
+        _ => None,
+    };
+    match why {
+        Some(why) => nearest(view, "parallel.strategy", &all, why),
+        None => used(view, "parallel.strategy", &all, "The same state is split."),
+    }
+    let [replicate, group] = made;
+    used(
+        view,
+        "parallel.ranks",
+        &[replicate, group.clone()],
+        "The launcher states the ranks; the degrees are right for these.",
+    );
+    match strategy.starts_with("hsdp") {
+        true => used(view, "parallel.shard", &[group], "Ranks of a shard group."),
+        false => view.without("parallel.shard", &[], "There is no second copy."),
+    }
+    for (key, theirs) in [
+        ("parallel.tensor", "tensor_parallel_degree"),
+        ("parallel.pipeline", "pipeline_parallel_degree"),
+        ("parallel.context", "context_parallel_degree"),
+        ("parallel.expert", "expert_parallel_degree"),
+        ("parallel.expert_tensor", "expert_tensor_parallel_degree"),
+    ] {
+        let made = file.put("parallelism", theirs, json!(view.degree(key)));
+        used(view, key, &[made], "The same degree.");
+    }
+    if view.degree("parallel.pipeline") > 1 {
+        let is_interleaved = view.degree("parallel.virtual_stages") > 1;
+        let name = match (view.text("parallel.pipeline_schedule"), is_interleaved) {
+            ("gpipe", _) => "GPipe",
+            (_, true) => "Interleaved1F1B",
+            _ => "1F1B",
+        };
+        let made = file.put("parallelism", "pipeline_parallel_schedule", json!(name));
+        used(view, "parallel.pipeline_schedule", std::slice::from_ref(&made), "The same order.");
+        used(view, "parallel.virtual_stages", &[made], "More than one stage on a rank is interleaved.");
+    }
+    if view.degree("parallel.sequence") > 1 {
+        view.default(
+            "parallel.sequence",
+            "torchtitan's tensor parallelism always splits sequences between the matrices.",
+        );
+    }
+    match view.count("parallel.prefetch") {
+        Some(1) => view.default("parallel.prefetch", "FSDP 2 gathers one unit ahead."),
+        _ => view.without("parallel.prefetch", &[], "FSDP 2 gathers one unit ahead."),
+    }
+    for key in ["parallel.gather_wire", "parallel.reduce_wire"] {
+        view.without(key, &[], "torchtitan compresses no collectives.");
+    }
+}
+
+fn activations(view: &mut View, file: &mut Sections) {
+    const KEY: &str = "memory.checkpointing";
+    let policy = view.value(KEY).cloned().unwrap_or(Value::Null);
+    let every = policy.get("every").and_then(Value::as_u64);
+    let mode = match (policy.as_str(), every) {
+        (Some("none"), _) => "none",
+        (Some("full"), _) => "full",
+        _ => "selective",
+    };
+    let made = file.put("activation_checkpoint", "mode", json!(mode));
+    match (mode, policy.as_str()) {
+        ("selective", Some("selective")) => {
+            let option = file.put("activation_checkpoint", "selective_ac_option", json!("op"));
+            nearest(view, KEY, &[made, option], "Both keep matrix products, but not the same ones.");
+        }
+        ("selective", _) => {
+            let option =
+                file.put("activation_checkpoint", "selective_ac_option", json!(every.unwrap_or(2).to_string()));
+            nearest(
+                view,
+                KEY,
+                &[made, option],
+                "torchtitan computes every k-th block again, where this keeps the input of every k-th.",
+            );
+        }
+        _ => used(view, KEY, &[made], "The same."),
+    }
+}
+
+fn checkpoint(view: &mut View, file: &mut Sections) {
+    let dir = view.text("checkpoint.dir").to_string();
+    let enable = file.put("checkpoint", "enable", json!(!dir.is_empty()));
+    if dir.is_empty() {
+        return;
+    }
+    let folder = file.put("checkpoint", "folder", json!(dir));
+    used(view, "checkpoint.dir", &[enable, folder], "It is below job.dump_folder there.");
+    let every = view.count("checkpoint.every").filter(|every| *every > 0);
+    let steps = view.count("train.steps").unwrap_or(0) + view.count("train.untimed_steps").unwrap_or(0);
+    let made = file.put("checkpoint", "interval", json!(every.unwrap_or(steps)));
+    used(view, "checkpoint.every", &[made], "Steps from one to the next.");
+    // One is the fewest that torchtitan keeps beside the one that it writes.
+    let keep = view.count("checkpoint.keep").unwrap_or(0);
+    let made = file.put("checkpoint", "keep_latest_k", json!(if keep == 1 { 2 } else { keep }));
+    used(view, "checkpoint.keep", &[made], "0 is all, there too; 1 is not allowed.");
+    let made =
+        file.put("checkpoint", "async_mode", json!(if view.flag("checkpoint.async") { "async" } else { "disabled" }));
+    used(view, "checkpoint.async", &[made], "Whether training goes on meanwhile.");
+    match view.text("checkpoint.layout") {
+        "full" => {
+            let made = file.put("checkpoint", "last_save_in_hf", json!(true));
+            nearest(
+                view,
+                "checkpoint.layout",
+                &[made],
+                "torchtitan's checkpoints are sharded; the last one may be Hugging Face's.",
+            );
+        }
+        _ => view.default("checkpoint.layout", "torchtitan's checkpoints are sharded."),
+    }
+}

@@ -1,0 +1,245 @@
+//! JSON (RFC 8259) with the place of every key and value, which serde_json does not keep. Stricter where files of people
+//! go wrong in silence: a key twice, NaN and Infinity, numbers without end and nesting without end are errors.
+
+use super::node::{Key, Node, Value};
+use crate::config::Place;
+
+/// Deeper than any configuration; far from the end of the stack.
+const MOST_DEPTH: usize = 64;
+
+/// What is wrong, and where.
+#[derive(Debug, PartialEq)]
+pub struct Wrong {
+    /// Where.
+    pub place: Place,
+    /// The key, when it is about one.
+    pub key: String,
+    /// What is wrong and what would be right.
+    pub message: String,
+}
+
+/// Reads a text.
+///
+/// # Errors
+/// It is no JSON, or holds what these files cannot mean.
+pub fn parse(text: &str) -> Result<Node, Wrong> {
+    let mut reader = Reader { text, at: 0, line: 1, start: 0 };
+    reader.space();
+    let node = reader.node(0)?;
+    reader.space();
+    match reader.peek() {
+        None => Ok(node),
+        Some(_) => Err(reader.wrong("the file goes on after its closing bracket; write one value")),
+    }
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    at: usize,
+    line: usize,
+    /// Where the line begins.
+    start: usize,
+}
+
+impl Reader<'_> {
+    fn rest(&self) -> &str {
+        &self.text[self.at..]
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.rest().chars().next()
+    }
+
+    fn place(&self) -> Place {
+        Place { line: self.line, column: self.text[self.start..self.at].chars().count() + 1 }
+    }
+
+    fn wrong(&self, message: impl Into<String>) -> Wrong {
+        Wrong { place: self.place(), key: String::new(), message: message.into() }
+    }
+
+    /// What stands here, for a message.
+    fn here(&self) -> String {
+        match self.peek() {
+            None => "the end of the file".into(),
+            Some(c) => format!("`{}`", c.escape_debug()),
+        }
+    }
+
+    fn step(&mut self, c: char) {
+        self.at += c.len_utf8();
+        if c == '\n' {
+            (self.line, self.start) = (self.line + 1, self.at);
+        }
+    }
+
+    fn space(&mut self) {
+        while let Some(c @ (' ' | '\t' | '\r' | '\n')) = self.peek() {
+            self.step(c);
+        }
+    }
+
+    fn take(&mut self, wanted: char) -> bool {
+        let found = self.peek() == Some(wanted);
+        if found {
+            self.step(wanted);
+        }
+        found
+    }
+
+    fn node(&mut self, depth: usize) -> Result<Node, Wrong> {
+        if depth > MOST_DEPTH {
+            return Err(self.wrong(format!("nested deeper than {MOST_DEPTH}; no configuration is")));
+        }
+        let place = self.place();
+        let value = match self.peek() {
+            Some('{') => self.object(depth)?,
+            Some('[') => self.list(depth)?,
+            Some('"') => Value::Text(self.string()?),
+            Some('-' | '0'..='9') => self.number()?,
+            Some('/' | '#') => return Err(self.wrong("JSON has no comments; take it out")),
+            Some('\'') => return Err(self.wrong("JSON has its texts in double quotes; write \"…\"")),
+            _ => self.word()?,
+        };
+        Ok(Node { value, place })
+    }
+
+    fn word(&mut self) -> Result<Value, Wrong> {
+        let word: String = self.rest().chars().take_while(|c| c.is_alphanumeric() || *c == '_').take(40).collect();
+        let value = match word.as_str() {
+            "true" => Value::Bool(true),
+            "false" => Value::Bool(false),
+            "null" => Value::Null,
+            "True" | "False" | "None" => {
+                let right = if word == "None" { "null".to_string() } else { word.to_lowercase() };
+                return Err(self.wrong(format!("{word} is Python's; write {right}")));
+            }
+            "NaN" | "Infinity" | "inf" | "nan" => {
+                return Err(self.wrong(format!("{word} is no number of a configuration; write a finite one")));
+            }
+            "" => return Err(self.wrong(format!("{} where a value belongs; write one", self.here()))),
+            _ => return Err(self.wrong(format!("`{word}` is no JSON; write a text in double quotes, or a number"))),
+        };
+        self.at += word.len();
+        Ok(value)
+    }
+
+    fn number(&mut self) -> Result<Value, Wrong> {
+        let place = self.place();
+        let wrong = |message: String| Wrong { place, key: String::new(), message };
+        let text: String =
+            self.rest().chars().take_while(|c| c.is_ascii_alphanumeric() || "+-._".contains(*c)).collect();
+        let digits = text.strip_prefix('-').unwrap_or(&text);
+        let leading_zero = digits.len() > 1 && digits.starts_with('0') && digits.as_bytes()[1].is_ascii_digit();
+        let shown: String = text.chars().take(40).collect();
+        if digits == "Infinity" {
+            return Err(wrong(format!("{shown} is no number of a configuration; write a finite one")));
+        }
+        // What Rust reads and JSON does not: a leading zero, `1.`, `.5`.
+        let odd = leading_zero || digits.ends_with('.') || digits.contains(".e") || digits.contains(".E");
+        let number = text.parse::<f64>().ok().filter(|_| !odd && digits.starts_with(|c: char| c.is_ascii_digit()));
+        let Some(number) = number else {
+            return Err(wrong(format!("`{shown}` is no number; write one as 1e9 or 0.5")));
+        };
+        if !number.is_finite() {
+            return Err(wrong(format!("{shown} is too large; write a finite number")));
+        }
+        self.at += text.len();
+        Ok(text.parse::<i64>().map_or(Value::Float(number), Value::Int))
+    }
+
+    fn list(&mut self, depth: usize) -> Result<Value, Wrong> {
+        let mut items = Vec::new();
+        self.take('[');
+        self.space();
+        if self.take(']') {
+            return Ok(Value::List(items));
+        }
+        loop {
+            self.space();
+            items.push(self.node(depth + 1)?);
+            self.space();
+            if self.take(']') {
+                return Ok(Value::List(items));
+            }
+            self.comma(']')?;
+        }
+    }
+
+    fn object(&mut self, depth: usize) -> Result<Value, Wrong> {
+        let mut entries: Vec<(Key, Node)> = Vec::new();
+        self.take('{');
+        self.space();
+        if self.take('}') {
+            return Ok(Value::Table(entries));
+        }
+        loop {
+            self.space();
+            let place = self.place();
+            if self.peek() != Some('"') {
+                return Err(self.wrong(format!("{} where a key in double quotes belongs", self.here())));
+            }
+            let name = self.string()?;
+            self.space();
+            if !self.take(':') {
+                return Err(self.wrong(format!("{} where a colon belongs behind \"{name}\"", self.here())));
+            }
+            self.space();
+            let value = self.node(depth + 1).map_err(|wrong| under(&name, wrong))?;
+            if let Some((first, _)) = entries.iter().find(|(key, _)| key.name == name) {
+                let message = format!("is given twice, first in line {}; keep one of them", first.place.line);
+                return Err(Wrong { place, key: name, message });
+            }
+            entries.push((Key { name, place }, value));
+            self.space();
+            if self.take('}') {
+                return Ok(Value::Table(entries));
+            }
+            self.comma('}')?;
+        }
+    }
+
+    /// A comma with a value behind it.
+    fn comma(&mut self, close: char) -> Result<(), Wrong> {
+        if !self.take(',') {
+            return Err(self.wrong(format!("{} where a comma or `{close}` belongs", self.here())));
+        }
+        self.space();
+        match self.peek() == Some(close) {
+            true => Err(self.wrong(format!("a comma in front of `{close}`; take it out"))),
+            false => Ok(()),
+        }
+    }
+
+    fn string(&mut self) -> Result<String, Wrong> {
+        let from = self.at;
+        self.take('"');
+        loop {
+            match self.peek() {
+                None => return Err(self.wrong("the file ends inside a text; close it with a double quote")),
+                Some('"') => break,
+                Some('\n') => return Err(self.wrong("a text goes over the end of its line; close it, or write \\n")),
+                Some('\\') => {
+                    self.step('\\');
+                    if let Some(escaped) = self.peek() {
+                        self.step(escaped);
+                    }
+                }
+                Some(c) => self.step(c),
+            }
+        }
+        self.take('"');
+        // Escapes are serde_json's work.
+        serde_json::from_str(&self.text[from..self.at]).map_err(|_| {
+            self.wrong(
+                "a text with an escape that JSON does not have, or a control character; write \\\\ for a backslash",
+            )
+        })
+    }
+}
+
+/// The error of a value with its key in front.
+fn under(name: &str, wrong: Wrong) -> Wrong {
+    let key = if wrong.key.is_empty() { name.to_string() } else { format!("{name}.{}", wrong.key) };
+    Wrong { key, ..wrong }
+}

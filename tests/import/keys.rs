@@ -1,0 +1,438 @@
+//! Every key of both formats: what it becomes, and that none passes without a word.
+
+use super::{draft, options, row};
+use crate::support::{root, run, stdout};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+use zbench::foreign::keys::{Fate, Kind, Spec, flat};
+use zbench::foreign::{Draft, Verdict, accelerate, deepspeed};
+
+/// `a.b=1 c="x"`: nested JSON.
+fn nested(pairs: &[(&str, Value)]) -> String {
+    fn put(into: &mut Map<String, Value>, path: &str, value: Value) {
+        match path.split_once('.') {
+            None => drop(into.insert(path.into(), value)),
+            Some((first, rest)) => {
+                let inner = into.entry(first).or_insert_with(|| json!({}));
+                put(inner.as_object_mut().expect("a table"), rest, value);
+            }
+        }
+    }
+    let mut all = Map::new();
+    for (path, value) in pairs {
+        put(&mut all, path, value.clone());
+    }
+    Value::Object(all).to_string()
+}
+
+fn pairs(text: &str) -> Vec<(&str, Value)> {
+    text.split(' ')
+        .filter(|term| !term.is_empty())
+        .map(|term| {
+            let (key, value) = term.split_once('=').expect("key=value");
+            (key, serde_json::from_str(value).unwrap_or_else(|error| panic!("{term}: {error}")))
+        })
+        .collect()
+}
+
+/// Key and value; other keys of the file; verdict; the setting that comes of it.
+type Case = (&'static str, &'static str, &'static str, Verdict, &'static str);
+
+use Verdict::{Default as D, Ignored as I, NoEquivalent as N, Used as U};
+
+const STAGE3: &str = "zero_optimization.stage=3";
+const FP16: &str = "fp16.enabled=true";
+const DECAY: &str = "optimizer.type=\"AdamW\" optimizer.params.lr=0.01 scheduler.type=\"WarmupDecayLR\" scheduler.params.total_num_steps=50";
+const COSINE: &str = "optimizer.type=\"AdamW\" optimizer.params.lr=0.01 scheduler.type=\"WarmupCosineLR\" scheduler.params.total_num_steps=50";
+
+/// Every key of DeepSpeed that may become a setting.
+const DEEPSPEED: &[Case] = &[
+    ("train_batch_size", "24", "train_micro_batch_size_per_gpu=3 gradient_accumulation_steps=2", U, "parallel.ranks=4"),
+    ("train_batch_size", "\"auto\"", "", D, ""),
+    ("train_micro_batch_size_per_gpu", "3", "", U, "train.micro_batch=3"),
+    ("gradient_accumulation_steps", "5", "", U, "train.accumulation=5"),
+    ("zero_optimization.stage", "0", "", U, "parallel.strategy=\"ddp\""),
+    ("zero_optimization.stage", "1", "", U, "parallel.strategy=\"zero1\""),
+    ("zero_optimization.stage", "2", "", U, "parallel.strategy=\"zero2\""),
+    ("zero_optimization.stage", "3", "", U, "parallel.strategy=\"zero3\""),
+    ("zero_optimization.stage", "3", "zero_optimization.zero_hpz_partition_size=4", U, "parallel.strategy=\"zero++\""),
+    ("zero_optimization.stage", "3", "zero_optimization.mics_shard_size=4", U, "parallel.strategy=\"hsdp\""),
+    ("zero_optimization.zero_hpz_partition_size", "4", STAGE3, U, "parallel.shard=4"),
+    ("zero_optimization.zero_hpz_partition_size", "4", "zero_optimization.stage=2", I, ""),
+    ("zero_optimization.zero_hpz_partition_size", "1", STAGE3, D, ""),
+    ("zero_optimization.zero_quantized_weights", "true", STAGE3, U, "parallel.gather_wire=\"int8\""),
+    ("zero_optimization.zero_quantized_weights", "true", "zero_optimization.stage=1", I, ""),
+    ("zero_optimization.zero_quantized_weights", "false", STAGE3, D, ""),
+    ("zero_optimization.zero_quantized_gradients", "true", STAGE3, U, "parallel.reduce_wire=\"int4\""),
+    (
+        "zero_optimization.zero_quantized_gradients",
+        "false",
+        "zero_optimization.stage=3 zero_optimization.zero_hpz_partition_size=2",
+        U,
+        "parallel.reduce_wire=\"native\"",
+    ),
+    ("zero_optimization.mics_shard_size", "4", STAGE3, U, "parallel.shard=4"),
+    ("zero_optimization.mics_shard_size", "-1", STAGE3, D, ""),
+    ("zero_optimization.mics_shard_size", "4", "zero_optimization.stage=2", I, ""),
+    (
+        "zero_optimization.offload_optimizer.device",
+        "\"cpu\"",
+        "zero_optimization.stage=2",
+        U,
+        "memory.offload_optimizer=\"host\"",
+    ),
+    ("zero_optimization.offload_optimizer.device", "\"none\"", STAGE3, D, ""),
+    (
+        "zero_optimization.offload_optimizer.nvme_path",
+        "\"/n\"",
+        "zero_optimization.stage=3 zero_optimization.offload_optimizer.device=\"nvme\"",
+        U,
+        "memory.offload_path=\"/n\"",
+    ),
+    ("zero_optimization.offload_param.device", "\"cpu\"", STAGE3, U, "memory.offload_parameters=\"host\""),
+    (
+        "zero_optimization.offload_param.nvme_path",
+        "\"/n\"",
+        "zero_optimization.stage=3 zero_optimization.offload_param.device=\"nvme\"",
+        U,
+        "memory.offload_path=\"/n\"",
+    ),
+    (
+        "zero_optimization.offload_param.nvme_path",
+        "\"/n\"",
+        "zero_optimization.stage=3 zero_optimization.offload_param.device=\"cpu\"",
+        I,
+        "",
+    ),
+    ("optimizer.type", "\"Adam\"", "", U, "train.optimizer=\"adamw\""),
+    ("optimizer.type", "\"Lamb\"", "", N, "train.optimizer=\"adamw\""),
+    ("optimizer.params.lr", "0.002", "optimizer.type=\"AdamW\"", U, "train.lr=0.002"),
+    (
+        "optimizer.params.lr",
+        "0.002",
+        "optimizer.type=\"AdamW\" scheduler.type=\"WarmupLR\" scheduler.params.warmup_max_lr=0.1",
+        I,
+        "",
+    ),
+    ("optimizer.params.betas", "[0.8,0.9]", "optimizer.type=\"AdamW\"", U, "train.betas=[0.8, 0.9]"),
+    ("optimizer.params.eps", "0.01", "optimizer.type=\"AdamW\"", U, "train.eps=0.01"),
+    ("optimizer.params.weight_decay", "0.3", "optimizer.type=\"AdamW\"", U, "train.weight_decay=0.3"),
+    ("optimizer.params.weight_decay", "\"auto\"", "optimizer.type=\"AdamW\"", D, ""),
+    ("optimizer.params.adam_w_mode", "false", "optimizer.type=\"Adam\" optimizer.params.weight_decay=0.3", N, ""),
+    ("optimizer.params.adam_w_mode", "false", "optimizer.type=\"Adam\" optimizer.params.weight_decay=0.0", D, ""),
+    ("optimizer.params.adam_w_mode", "true", "optimizer.type=\"Adam\"", D, ""),
+    ("scheduler.type", "\"WarmupLR\"", "", U, "train.lr_schedule=\"constant\""),
+    ("scheduler.type", "\"WarmupDecayLR\"", "scheduler.params.total_num_steps=50", U, "train.lr_schedule=\"linear\""),
+    ("scheduler.type", "\"WarmupCosineLR\"", "scheduler.params.total_num_steps=50", U, "train.lr_schedule=\"cosine\""),
+    ("scheduler.type", "\"OneCycle\"", "", N, "train.lr_schedule=\"constant\""),
+    ("scheduler.params.warmup_min_lr", "0", DECAY, D, ""),
+    ("scheduler.params.warmup_min_lr", "0.1", DECAY, N, ""),
+    ("scheduler.params.warmup_min_ratio", "0.1", COSINE, N, ""),
+    ("scheduler.params.warmup_max_lr", "0.02", DECAY, U, "train.lr=0.02"),
+    ("scheduler.params.warmup_num_steps", "7", DECAY, U, "train.lr_warmup_steps=7"),
+    ("scheduler.params.warmup_type", "\"linear\"", DECAY, U, ""),
+    ("scheduler.params.warmup_type", "\"log\"", DECAY, N, ""),
+    ("scheduler.params.total_num_steps", "80", "scheduler.type=\"WarmupDecayLR\"", U, "train.steps=78"),
+    ("scheduler.params.total_num_steps", "80", "scheduler.type=\"WarmupLR\"", I, ""),
+    ("scheduler.params.cos_min_ratio", "0.5", COSINE, U, "train.lr_min=0.005"),
+    ("scheduler.params.cos_min_ratio", "0.5", DECAY, I, ""),
+    ("fp16.enabled", "true", "", U, "precision.preset=\"f16-mixed\""),
+    ("fp16.enabled", "true", "", U, "precision.gradients=\"f16\""),
+    ("fp16.enabled", "false", "", D, ""),
+    ("fp16.enabled", "\"auto\"", "", D, ""),
+    ("fp16.loss_scale", "128", FP16, U, "precision.loss_scale=128.0"),
+    ("fp16.loss_scale", "128", "fp16.enabled=false", I, ""),
+    ("fp16.initial_scale_power", "9", FP16, U, "precision.initial_scale_power=9"),
+    ("fp16.initial_scale_power", "9", "fp16.enabled=\"auto\"", U, "precision.initial_scale_power=9"),
+    ("fp16.loss_scale_window", "9", FP16, U, "precision.loss_scale_window=9"),
+    ("fp16.hysteresis", "9", FP16, U, "precision.hysteresis=9"),
+    ("fp16.consecutive_hysteresis", "true", FP16, U, "precision.consecutive_hysteresis=true"),
+    ("fp16.min_loss_scale", "4", FP16, U, "precision.min_loss_scale=4.0"),
+    ("fp16.fp16_master_weights_and_grads", "true", FP16, U, "precision.master=\"f16\""),
+    ("fp16.fp16_master_weights_and_grads", "true", "", I, ""),
+    ("bf16.enabled", "true", "", U, "precision.preset=\"deepspeed\""),
+    ("bf16.bf16_master_weights_and_grads", "true", "bf16.enabled=true", U, "precision.master=\"bf16\""),
+    (
+        "bf16.bf16_optimizer_states",
+        "true",
+        "bf16.enabled=true bf16.bf16_master_weights_and_grads=true",
+        U,
+        "precision.optimizer=\"bf16\"",
+    ),
+    ("torch_autocast.enabled", "true", "", U, "precision.compute=\"bf16\""),
+    ("torch_autocast.dtype", "\"float16\"", "torch_autocast.enabled=true", U, "precision.compute=\"f16\""),
+    ("torch_autocast.dtype", "\"float16\"", "", I, ""),
+    ("amp.enabled", "true", "", N, ""),
+    ("amp.enabled", "false", "", D, ""),
+    ("data_types.grad_accum_dtype", "\"fp32\"", "bf16.enabled=true", U, "precision.gradients=\"f32\""),
+    ("communication_data_type", "\"fp32\"", "bf16.enabled=true", U, "precision.reduce=\"f32\""),
+    ("communication_data_type", "\"bfp16\"", "", U, "precision.reduce=\"bf16\""),
+    ("gradient_clipping", "0.7", "", U, "train.clip_norm=0.7"),
+    ("seed", "7", "", U, "train.seed=7"),
+    ("activation_checkpointing.partition_activations", "true", "", U, "memory.checkpointing=\"full\""),
+    (
+        "activation_checkpointing.partition_activations",
+        "true",
+        "tensor_parallel.autotp_size=2",
+        U,
+        "memory.partition_activations=true",
+    ),
+    ("activation_checkpointing.partition_activations", "false", "", D, ""),
+    ("activation_checkpointing.cpu_checkpointing", "true", "", U, "memory.offload_activations=\"host\""),
+    ("tensor_parallel.autotp_size", "2", "", U, "parallel.tensor=2"),
+    ("tensor_parallel.autotp_size", "0", "", D, ""),
+    ("expert_parallel.enabled", "true", "expert_parallel.autoep_size=2", U, ""),
+    ("expert_parallel.enabled", "true", "", N, ""),
+    ("expert_parallel.autoep_size", "2", "expert_parallel.enabled=true", U, "parallel.expert=2"),
+    ("expert_parallel.autoep_size", "2", "", I, ""),
+    ("expert_parallel.expert_tensor_parallel_size", "2", "expert_parallel.enabled=true", U, "parallel.expert_tensor=2"),
+];
+
+const FSDP: &str = "distributed_type=\"FSDP\" num_processes=8";
+const FSDP2: &str = "distributed_type=\"FSDP\" num_processes=8 fsdp_config.fsdp_version=2";
+const STAGED: &str = "distributed_type=\"DEEPSPEED\" num_processes=8 deepspeed_config.zero_stage=3";
+
+/// Every key of accelerate that may become a setting.
+const ACCELERATE: &[Case] = &[
+    ("compute_environment", "\"LOCAL_MACHINE\"", FSDP, D, ""),
+    ("distributed_type", "\"FSDP\"", "num_processes=8", U, ""),
+    ("distributed_type", "\"MULTI_GPU\"", "num_processes=8", U, "parallel.strategy=\"ddp\""),
+    ("distributed_type", "\"NO\"", "", U, "parallel.strategy=\"ddp\""),
+    ("mixed_precision", "\"no\"", FSDP, U, "precision.preset=\"f32\""),
+    ("mixed_precision", "\"bf16\"", FSDP, U, "precision.preset=\"fsdp-mixed\""),
+    ("mixed_precision", "\"fp16\"", FSDP, U, "precision.loss_scale_window=2000"),
+    ("mixed_precision", "\"fp16\"", FSDP, U, "precision.compute=\"f16\""),
+    ("mixed_precision", "\"fp8\"", FSDP, N, "precision.preset=\"fsdp-mixed\""),
+    ("mixed_precision", "\"bf16\"", "distributed_type=\"MULTI_GPU\" num_processes=2", U, "precision.compute=\"bf16\""),
+    ("mixed_precision", "\"bf16\"", STAGED, U, "precision.preset=\"deepspeed\""),
+    ("num_processes", "6", "distributed_type=\"FSDP\"", U, "parallel.ranks=6"),
+    ("num_machines", "2", FSDP, U, "parallel.ranks_per_node=4"),
+    ("num_machines", "1", FSDP, D, ""),
+    ("fsdp_config.fsdp_version", "2", FSDP, U, ""),
+    ("fsdp_config.fsdp_sharding_strategy", "\"FULL_SHARD\"", FSDP, U, "parallel.strategy=\"fsdp\""),
+    ("fsdp_config.fsdp_sharding_strategy", "1", FSDP, U, "parallel.strategy=\"fsdp\""),
+    ("fsdp_config.fsdp_sharding_strategy", "\"SHARD_GRAD_OP\"", FSDP, U, "parallel.strategy=\"fsdp-grad-op\""),
+    ("fsdp_config.fsdp_sharding_strategy", "\"NO_SHARD\"", FSDP, U, "parallel.strategy=\"ddp\""),
+    (
+        "fsdp_config.fsdp_sharding_strategy",
+        "\"HYBRID_SHARD\"",
+        "distributed_type=\"FSDP\" num_processes=8 num_machines=2",
+        U,
+        "parallel.shard=4",
+    ),
+    ("fsdp_config.fsdp_sharding_strategy", "\"HYBRID_SHARD_ZERO2\"", FSDP, N, "parallel.strategy=\"hsdp\""),
+    ("fsdp_config.fsdp_sharding_strategy", "\"FULL_SHARD\"", FSDP2, I, ""),
+    ("fsdp_config.sharding_strategy", "\"FULL_SHARD\"", FSDP, U, "parallel.strategy=\"fsdp\""),
+    ("fsdp_config.fsdp_reshard_after_forward", "true", FSDP2, U, "parallel.strategy=\"fsdp\""),
+    ("fsdp_config.fsdp_reshard_after_forward", "false", FSDP2, U, "parallel.strategy=\"fsdp-grad-op\""),
+    ("fsdp_config.fsdp_reshard_after_forward", "false", FSDP, I, ""),
+    ("fsdp_config.fsdp_auto_wrap_policy", "\"TRANSFORMER_BASED_WRAP\"", FSDP, D, ""),
+    ("fsdp_config.fsdp_auto_wrap_policy", "\"SIZE_BASED_WRAP\"", FSDP, N, ""),
+    ("fsdp_config.fsdp_auto_wrap_policy", "\"NO_WRAP\"", FSDP, N, ""),
+    ("fsdp_config.fsdp_transformer_layer_cls_to_wrap", "\"LlamaDecoderLayer\"", FSDP, D, ""),
+    ("fsdp_config.fsdp_backward_prefetch", "\"BACKWARD_PRE\"", FSDP, U, "parallel.prefetch=1"),
+    ("fsdp_config.fsdp_backward_prefetch", "\"NO_PREFETCH\"", FSDP, U, "parallel.prefetch=0"),
+    ("fsdp_config.fsdp_backward_prefetch", "\"BACKWARD_POST\"", FSDP, N, ""),
+    ("fsdp_config.fsdp_backward_prefetch", "\"BACKWARD_PRE\"", FSDP2, I, ""),
+    (
+        "fsdp_config.fsdp_forward_prefetch",
+        "true",
+        "distributed_type=\"FSDP\" num_processes=8 fsdp_config.fsdp_backward_prefetch=\"BACKWARD_PRE\"",
+        U,
+        "parallel.prefetch=1",
+    ),
+    ("fsdp_config.fsdp_forward_prefetch", "true", FSDP, N, ""),
+    ("fsdp_config.fsdp_forward_prefetch", "false", FSDP, D, ""),
+    ("fsdp_config.fsdp_offload_params", "true", FSDP, U, "memory.offload_parameters=\"host\""),
+    ("fsdp_config.fsdp_offload_params", "true", FSDP, U, "memory.offload_optimizer=\"host\""),
+    ("fsdp_config.fsdp_offload_params", "false", FSDP, D, ""),
+    ("fsdp_config.fsdp_state_dict_type", "\"SHARDED_STATE_DICT\"", FSDP, I, ""),
+    ("fsdp_config.fsdp_state_dict_type", "\"LOCAL_STATE_DICT\"", FSDP, N, ""),
+    ("fsdp_config.fsdp_cpu_ram_efficient_loading", "true", FSDP, I, ""),
+    ("fsdp_config.fsdp_activation_checkpointing", "true", FSDP, U, "memory.checkpointing=\"full\""),
+    ("fsdp_config.fsdp_activation_checkpointing", "false", FSDP, D, ""),
+    (
+        "deepspeed_config.zero_stage",
+        "3",
+        "distributed_type=\"DEEPSPEED\" num_processes=8",
+        U,
+        "parallel.strategy=\"zero3\"",
+    ),
+    ("deepspeed_config.zero_stage", "3", FSDP, I, ""),
+    ("deepspeed_config.offload_optimizer_device", "\"cpu\"", STAGED, U, "memory.offload_optimizer=\"host\""),
+    ("deepspeed_config.offload_param_device", "\"cpu\"", STAGED, U, "memory.offload_parameters=\"host\""),
+    (
+        "deepspeed_config.offload_optimizer_nvme_path",
+        "\"/n\"",
+        "distributed_type=\"DEEPSPEED\" num_processes=8 deepspeed_config.offload_optimizer_device=\"nvme\"",
+        U,
+        "memory.offload_path=\"/n\"",
+    ),
+    ("deepspeed_config.offload_param_nvme_path", "\"/n\"", STAGED, I, ""),
+    ("deepspeed_config.gradient_accumulation_steps", "4", STAGED, U, "train.accumulation=4"),
+    ("deepspeed_config.gradient_clipping", "0.5", STAGED, U, "train.clip_norm=0.5"),
+    ("parallelism_config.parallelism_config_dp_replicate_size", "2", FSDP2, U, "parallel.shard=4"),
+    (
+        "parallelism_config.parallelism_config_dp_shard_size",
+        "4",
+        "distributed_type=\"FSDP\" num_processes=8 fsdp_config.fsdp_version=2 parallelism_config.parallelism_config_dp_replicate_size=2",
+        U,
+        "parallel.shard=4",
+    ),
+    ("parallelism_config.parallelism_config_tp_size", "2", FSDP2, U, "parallel.tensor=2"),
+    ("parallelism_config.parallelism_config_cp_size", "2", FSDP2, U, "parallel.context=2"),
+];
+
+fn check(cases: &[Case]) {
+    for (key, value, others, verdict, setting) in cases {
+        let mut all = pairs(others);
+        all.push((key, serde_json::from_str(value).unwrap()));
+        let draft = draft(&nested(&all), &options(&[]));
+        let full = key.replace("fsdp_config.sharding", "fsdp_config.fsdp_sharding");
+        let row = row(&draft, &full);
+        assert_eq!(row.verdict, *verdict, "{key} = {value} beside {others:?}: {}", row.reason);
+        assert!(row.reason.ends_with('.') && row.reason.len() > 8, "{key}: no sentence: {:?}", row.reason);
+        if !setting.is_empty() {
+            let (ours, wanted) = setting.split_once('=').unwrap();
+            let made = draft.made.iter().find(|made| made.key == ours).unwrap_or_else(|| panic!("{key}: no {ours}"));
+            assert_eq!(made.value.to_string(), wanted, "{key} = {value}");
+            let names: Vec<&str> = row.becomes.iter().map(|(key, _)| key.as_str()).collect();
+            assert!(names.contains(&ours) || *key == "train_batch_size", "{key}: the row has {names:?}");
+        }
+    }
+}
+
+#[test]
+fn every_mapped_key_becomes_what_the_table_says() {
+    check(DEEPSPEED);
+    check(ACCELERATE);
+}
+
+#[test]
+fn the_flag_for_nodes_is_the_shard_group_of_hybrid_sharding() {
+    let text =
+        nested(&pairs("distributed_type=\"FSDP\" num_processes=8 fsdp_config.fsdp_sharding_strategy=\"HYBRID_SHARD\""));
+    let by_nodes = zbench::foreign::Options { ranks_per_node: Some(2), ..options(&[]) };
+    for (options, shard) in [(by_nodes, 2), (options(&[]), 8)] {
+        assert_eq!(draft(&text, &options).setting_count("parallel.shard"), Some(shard));
+    }
+}
+
+/// A value that a key may hold and that is not its default.
+fn other_than_default(spec: &Spec) -> Value {
+    let default: Value = serde_json::from_str(spec.default).unwrap_or(Value::Null);
+    match spec.kind {
+        Kind::Bool => json!(default != json!(true)),
+        Kind::Whole(least) => json!(default.as_i64().unwrap_or(0).max(least).saturating_sub(2).max(least.max(3))),
+        Kind::Number(least) => json!(least.max(0.0) + 0.25),
+        Kind::Pair => json!([0.25, 0.5]),
+        Kind::Text => json!("some words"),
+        Kind::Word(words) => json!(words.iter().find(|word| json!(word) != default)),
+        Kind::List => json!(["one"]),
+        Kind::Table => json!({ "enabled": true }),
+        Kind::Any => json!("some words"),
+    }
+}
+
+/// Of keys that no code maps: their own default is one, anything else has the verdict of the table.
+#[test]
+fn every_other_key_has_its_verdict_and_reason() {
+    for (specs, others) in [(deepspeed::keys::TOP, ""), (accelerate::keys::TOP, FSDP)] {
+        let mut count = 0;
+        for (path, spec) in flat(specs) {
+            let wanted = match spec.fate {
+                Fate::Ignored(_) => Verdict::Ignored,
+                Fate::Without(_) => Verdict::NoEquivalent,
+                _ => continue,
+            };
+            // What needs a partner to be read has one.
+            let partner = match path.split('.').next() {
+                Some("optimizer") => "optimizer.type=\"AdamW\"",
+                Some("scheduler") => "scheduler.type=\"WarmupLR\"",
+                _ => others,
+            };
+            let others = if path.starts_with("deepspeed_config") { STAGED } else { partner };
+            let of = |value: Value| -> Draft {
+                let mut all = pairs(others);
+                all.push((&path, value));
+                draft(&nested(&all), &options(&[]))
+            };
+            let draft = of(other_than_default(spec));
+            let found = row(&draft, &path);
+            assert_eq!(found.verdict, wanted, "{path} = {}", found.value);
+            assert!(found.reason.ends_with('.'), "{path}: {}", found.reason);
+            if let Ok(default) = serde_json::from_str::<Value>(spec.default) {
+                let draft = of(default);
+                assert_eq!(row(&draft, &path).verdict, Verdict::Default, "{path} at its default");
+            }
+            count += 1;
+        }
+        assert!(count > 20, "{count} keys");
+    }
+}
+
+/// The keys of conventions.md, sections 4 and 5, all of them.
+const OF_CONVENTIONS_4: &str = "stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce allgather_partitions \
+    allgather_bucket_size overlap_comm load_from_fp32_weights elastic_checkpoint sub_group_size round_robin_gradients ignore_unused_parameters \
+    legacy_stage1 stage3_max_live_parameters stage3_max_reuse_distance stage3_prefetch_bucket_size stage3_param_persistence_threshold \
+    stage3_model_persistence_threshold stage3_gather_16bit_weights_on_model_save stage3_module_granularity_threshold \
+    stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential memory_efficient_linear pipeline_loading_checkpoint override_module_apply \
+    log_trace_cache_warnings enable_sanity_checks offload_param.device offload_param.nvme_path offload_param.buffer_count offload_param.buffer_size \
+    offload_param.max_in_cpu offload_param.pin_memory offload_optimizer.device offload_optimizer.nvme_path offload_optimizer.buffer_count \
+    offload_optimizer.pin_memory offload_optimizer.pipeline_read offload_optimizer.pipeline_write offload_optimizer.fast_init offload_optimizer.ratio \
+    offload_optimizer.super_offload offload_optimizer.cpuadam_cores_perc zenflow cpu_offload cpu_offload_param cpu_offload_use_pin_memory \
+    zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients zeropp_loco_param.err_beta \
+    zeropp_loco_param.reset_T mics_shard_size mics_hierarchical_params_gather leaf_module save_muon_momentum_buffer_in_memory";
+const OF_CONVENTIONS_4_TOP: &str = "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps optimizer.type optimizer.params.lr \
+    scheduler.type scheduler.params.warmup_num_steps fp16.enabled fp16.auto_cast fp16.loss_scale fp16.initial_scale_power fp16.loss_scale_window \
+    fp16.hysteresis fp16.consecutive_hysteresis fp16.min_loss_scale fp16.fp16_master_weights_and_grads bf16.enabled \
+    bf16.bf16_master_weights_and_grads bf16.bf16_optimizer_states torch_autocast.enabled amp.enabled gradient_clipping communication_data_type \
+    prescale_gradients gradient_predivide_factor sparse_gradients data_types.grad_accum_dtype activation_checkpointing.partition_activations \
+    activation_checkpointing.cpu_checkpointing activation_checkpointing.contiguous_memory_optimization activation_checkpointing.number_checkpoints \
+    activation_checkpointing.synchronize_checkpoint_boundary activation_checkpointing.profile aio.block_size aio.queue_depth aio.thread_count \
+    aio.single_submit aio.overlap_events tensor_parallel.autotp_size expert_parallel.autoep_size flops_profiler.enabled flops_profiler.profile_step \
+    flops_profiler.module_depth flops_profiler.top_modules flops_profiler.detailed flops_profiler.output_file comms_logger.enabled comms_logger.verbose \
+    comms_logger.prof_all comms_logger.debug comms_logger.prof_ops checkpoint.tag_validation checkpoint.load_universal \
+    checkpoint.use_node_local_storage checkpoint.parallel_write wall_clock_breakdown memory_breakdown steps_per_print dump_state autotuning compile \
+    elasticity tensorboard wandb csv_monitor comet zero_allow_untested_optimizer zero_force_ds_cpu_optimizer seed";
+const OF_CONVENTIONS_5: &str = "distributed_type mixed_precision num_processes num_machines machine_rank main_process_ip main_process_port rdzv_backend \
+    fsdp_config.fsdp_version fsdp_config.fsdp_sharding_strategy fsdp_config.fsdp_reshard_after_forward fsdp_config.fsdp_auto_wrap_policy \
+    fsdp_config.fsdp_transformer_layer_cls_to_wrap fsdp_config.fsdp_min_num_params fsdp_config.fsdp_backward_prefetch fsdp_config.fsdp_forward_prefetch \
+    fsdp_config.fsdp_offload_params fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_use_orig_params \
+    fsdp_config.fsdp_cpu_ram_efficient_loading fsdp_config.fsdp_activation_checkpointing fsdp_config.fsdp_ignored_modules";
+
+#[test]
+fn the_tables_have_every_key_of_the_conventions_and_the_cases_every_mapped_one() {
+    let names = |specs| -> BTreeSet<String> { flat(specs).into_iter().map(|(name, _)| name).collect() };
+    let (theirs, of_accelerate) = (names(deepspeed::keys::TOP), names(accelerate::keys::TOP));
+    for key in OF_CONVENTIONS_4.split_whitespace() {
+        assert!(theirs.contains(&format!("zero_optimization.{key}")), "{key}");
+    }
+    OF_CONVENTIONS_4_TOP.split_whitespace().for_each(|key| assert!(theirs.contains(key), "{key}"));
+    OF_CONVENTIONS_5.split_whitespace().for_each(|key| assert!(of_accelerate.contains(key), "{key}"));
+    for (specs, cases) in [(deepspeed::keys::TOP, DEEPSPEED), (accelerate::keys::TOP, ACCELERATE)] {
+        for (path, spec) in flat(specs) {
+            let is_mapped = matches!(spec.fate, Fate::Becomes(_)) && path != "deepspeed_config.deepspeed_config_file";
+            assert!(!is_mapped || cases.iter().any(|(key, ..)| *key == path), "no case for {path}");
+        }
+    }
+}
+
+#[test]
+fn deprecated_keys_name_what_replaced_them() {
+    for (path, spec) in flat(deepspeed::keys::TOP).into_iter().chain(flat(accelerate::keys::TOP)) {
+        let Fate::Gone(instead) = spec.fate else { continue };
+        let mut all = if path == "fp16" { pairs(FSDP) } else { Vec::new() };
+        all.push((&path, json!(true)));
+        let error = zbench::foreign::parse("file", nested(&all).as_bytes(), &options(&[])).unwrap_err().to_string();
+        assert!(error.contains(&path) && error.contains("deprecated") && error.contains(instead), "{error}");
+    }
+}
+
+#[test]
+fn the_page_of_keys_is_true() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = stdout(&run(folder.path(), &["import", "--keys"]));
+    let written = super::text_of(&root().join("docs/import-keys.md"));
+    assert!(page == written, "docs/import-keys.md is old; write it anew: zbench import --keys > docs/import-keys.md");
+}
