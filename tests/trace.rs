@@ -350,7 +350,7 @@ fn what_is_stopped_leaves_a_file_that_opens() {
     let trace = folder.path().join("trace.json");
     let mut command = zbench(&folder.path().join("nb"));
     without_launcher(&mut command);
-    command.arg("run").arg(&file).arg("--trace").arg(&trace).args(["--trace-steps", "1000000"]);
+    command.arg("run").arg(&file).arg("--trace").arg(&trace).args(["--trace-steps", "256"]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let begin = Instant::now();
     while std::fs::metadata(&trace).map_or(0, |file| file.len()) < 100_000 {

@@ -26,15 +26,15 @@ pub struct Control<'a> {
 pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
     rank.tracer = control.trace.map(|tracing| Tracer::new(tracing, &rank.arena));
     let result = all(rank, control);
-    // Of a step that has failed, what it did until then.
-    trace(rank, control);
+    // Of a step that has failed, too, what it did until then.
+    trace(rank, control, true);
     result
 }
 
-/// Tells what has been traced and not been told.
-fn trace(rank: &mut Rank<'_>, control: Control<'_>) {
+/// Tells what has been traced and not been told, if it is time to.
+fn trace(rank: &mut Rank<'_>, control: Control<'_>, is_end: bool) {
     if let Some(tracer) = &mut rank.tracer {
-        tracer.tell(|traced| (control.tell)(&Happening::Traced(Box::new(traced))));
+        tracer.tell(is_end, |traced| (control.tell)(&Happening::Traced(Box::new(traced))));
     }
 }
 
@@ -57,7 +57,7 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
     // What the run goes on from has done those that were due.
     if rank.resumed.is_none() && due(0) {
         let evaluated = evaluate(rank, &voice)?;
-        trace(rank, control);
+        trace(rank, control, false);
         saver.iter_mut().for_each(|saver| saver.evaluated(evaluated));
     }
     let mut stopped = false;
@@ -65,12 +65,12 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
         rank.wants_stop = control.stop.load(Ordering::Relaxed);
         let mut after = |rank: &mut Rank<'_>, step: &Step| {
             voice.step(rank, step);
-            trace(rank, control);
+            trace(rank, control, false);
             if let Some(worse) = guard.see(step) {
                 return Err(StepError::Worse(worse));
             }
             let evaluated = if due(rank.steps) { evaluate(rank, &voice)? } else { None };
-            trace(rank, control);
+            trace(rank, control, false);
             Ok(evaluated)
         };
         let saved = match &mut saver {

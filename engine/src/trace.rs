@@ -62,8 +62,6 @@ pub struct StepTrace {
     pub memory: Vec<(u64, usize, u64)>,
     /// About what it took to write this down, within `ns`.
     pub cost_ns: u64,
-    /// What it took to tell of the one before, between the two.
-    pub told_ns: u64,
     /// It failed before its end.
     pub broken: bool,
 }
@@ -82,7 +80,6 @@ impl StepTrace {
             flights: Vec::new(),
             memory: Vec::new(),
             cost_ns: 0,
-            told_ns: 0,
             broken: false,
         }
     }
@@ -173,13 +170,18 @@ impl Seen {
 pub(crate) struct Tracer {
     tracing: Tracing,
     entry: Duration,
-    told: Duration,
-    ready: Option<StepTrace>,
+    ready: Vec<StepTrace>,
+    told: Instant,
 }
+
+/// Whoever is told works on the cores that the next steps want, so that ranks tell seldom: after so long …
+const PATIENCE: Duration = Duration::from_secs(10);
+/// … or of so many steps.
+const MOST: usize = 256;
 
 impl Tracer {
     pub(crate) fn new(tracing: Tracing, arena: &Arena) -> Tracer {
-        Tracer { tracing, entry: entry_takes(arena), told: Duration::ZERO, ready: None }
+        Tracer { tracing, entry: entry_takes(arena), ready: Vec::new(), told: Instant::now() }
     }
 
     /// Something to write down the step of this number in, if it is to be traced.
@@ -199,24 +201,22 @@ impl Tracer {
             span: entry.span,
             action: entry.action,
         };
-        self.ready = Some(StepTrace {
+        self.ready.push(StepTrace {
             from: zero.at(recording.began),
             segments: lasting(&recording.entries).map(segment).collect(),
             asked: lasting(&recording.asked).map(segment).collect(),
             flights: seen.iter().map(|seen| seen.flight(&zero)).collect(),
             memory: changes.iter().map(live).collect(),
             cost_ns: nanoseconds(self.entry.saturating_mul(entries as u32)),
-            told_ns: nanoseconds(std::mem::take(&mut self.told)),
             ..of
         });
     }
 
-    /// Tells what is ready, and minds what that takes.
-    pub(crate) fn tell(&mut self, tell: impl FnOnce(StepTrace)) {
-        if let Some(ready) = self.ready.take() {
-            let begin = Instant::now();
-            tell(ready);
-            self.told += begin.elapsed();
+    /// Tells what is ready, if it is time to, or it is the end.
+    pub(crate) fn tell(&mut self, is_end: bool, tell: impl Fn(StepTrace)) {
+        if is_end || self.ready.len() >= MOST || self.told.elapsed() >= PATIENCE {
+            self.ready.drain(..).for_each(tell);
+            self.told = Instant::now();
         }
     }
 }

@@ -107,6 +107,10 @@ fn searched(global: &Global, cells: &Cells, max_cells: usize) -> Result<u8> {
         seen.push(question);
         found.push(search::search(&planner, resolved, &cell.label)?);
     }
+    if let ([one], true) = (&mut found[..], expanded.cells.len() > 1) {
+        // What the cells differ in is searched over: the first one's values would name nothing.
+        one.label.clear();
+    }
     match global.format {
         Format::Json => print_lines(&found)?,
         _ => {

@@ -11,7 +11,6 @@ pub struct Traced {
     steps: u64,
     step_ns: u64,
     cost_ns: u64,
-    told_ns: u64,
 }
 
 impl Traced {
@@ -22,7 +21,6 @@ impl Traced {
             self.step_ns += traced.ns;
         }
         self.cost_ns += traced.cost_ns;
-        self.told_ns += traced.told_ns;
     }
 
     /// States it, where anything was traced.
@@ -31,16 +29,16 @@ impl Traced {
             return;
         }
         let steps = self.steps as f64;
-        let (cost, told) = (self.cost_ns as f64 / 1e6 / steps, self.told_ns as f64 / 1e6 / steps);
+        let cost = self.cost_ns as f64 / 1e6 / steps;
         let share = self.cost_ns as f64 / self.step_ns as f64;
         let of = self.steps / self.ranks.max(1) as u64;
         let trace = serde_json::json!({
-            "steps": of, "recording_ms_per_step": cost, "recording_share": share, "telling_ms_per_step": told,
+            "steps": of, "recording_ms_per_step": cost, "recording_share": share,
         });
         record.extra.insert("trace".into(), trace);
         record.notes.push(format!(
-            "Traced: {of} steps. Writing down what was done took about {cost:.3} ms of a step ({:.2} %), and telling of it \
-             {told:.2} ms between two steps; compare speeds with runs that are traced as well.",
+            "Traced: {of} steps. Writing down what was done took about {cost:.3} ms of a step ({:.2} %), reckoned from what an \
+             entry takes; compare speeds with runs that are traced as well.",
             share * 100.0
         ));
     }

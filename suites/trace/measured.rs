@@ -76,7 +76,6 @@ impl Trial {
         };
         let args = json!({
             "step": traced.step, "timed": traced.timed, "broken": traced.broken, "recording_ns": traced.cost_ns,
-            "telling_ns": traced.told_ns,
         });
         let category = match traced.what {
             What::Step => "step",
