@@ -67,8 +67,9 @@ impl Timelines {
         self.file.keep();
     }
 
-    /// What could not be written, once.
+    /// Brings everything to the disk; what could not be written, once.
     pub fn complaint(&mut self) -> Option<String> {
+        self.file.keep();
         self.file.complaint()
     }
 
@@ -104,7 +105,7 @@ impl Observe for Timelines {
         if let Some(trial) = &mut self.under_way {
             let events = trial.events(traced, &mut self.arrows);
             self.file.add(&events);
-            self.file.keep();
+            self.file.keep_soon();
         }
     }
 

@@ -216,7 +216,11 @@ fn completions_complete() {
         // Its own shell reads it, where it is installed; bash is everywhere.
         match Command::new(check).arg("-n").arg(&path).output() {
             Ok(read) => assert!(read.status.success(), "{shell}: {}", stderr(&read)),
-            Err(error) => assert!(check != "bash", "{error}"),
+            Err(error) => {
+                let required = std::env::var_os("ZBENCH_REQUIRE_SHELLS").is_some() && !check.is_empty();
+                assert!(check != "bash" && !required, "{check}: {error}");
+                eprintln!("{shell}: its completions are NOT READ by it, since it is missing");
+            }
         }
     }
     let bash = folder.path().join("zbench.bash");

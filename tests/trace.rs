@@ -240,7 +240,7 @@ fn a_trace_of_four_ranks_of_zero3_is_their_record() {
         assert!(notes.iter().any(|note| note.as_str().unwrap().starts_with("Traced: 5 steps")), "{notes:?}");
         // Gathers are started ahead and waited for where they are used.
         let arrows = events(&trace).iter().filter(|event| event["ph"] == "s").count();
-        let started = events(&trace).iter().filter(|event| event["cat"] == "collective" && event["ph"] == "s").count();
+        let started = events(&trace).iter().filter(|event| event["args"]["is_started"] == true).count();
         assert!(arrows > 0 && arrows == started, "{backend}");
         let summary = &trace["otherData"]["cells"][0];
         assert_eq!((&summary["record"], &summary["status"]), (&record["id"], &"measured".into()));
@@ -363,4 +363,108 @@ fn what_is_stopped_leaves_a_file_that_opens() {
     let trace = read(&trace);
     check(&trace);
     assert!(ranks(&trace).len() == 4);
+}
+
+/// A profile of this machine in which every operation of these cells has a time, and every collective.
+fn profile(folder: &Path, text: &str) {
+    use zbench::calibrate::operations::Operations;
+    use zbench::calibrate::probes::Seats;
+    use zbench_engine::plan::clock::Overheads;
+    use zbench_engine::plan::curves::{Class, Curves, Point};
+    let mut points = BTreeMap::new();
+    for cell in crate::support::cells(text).unwrap() {
+        let cell = cell.resolved.unwrap().cell;
+        let kernels = zbench_kernels::Cpu::new(1);
+        let plan = zbench_engine::plan::Plan::new(&cell, &kernels).unwrap();
+        for stated in plan.stated(&cell, &kernels, 0) {
+            let class = Class::of(&stated.op);
+            points.insert(class.name, vec![1.0; class.sizes.len()]);
+        }
+    }
+    let mut curves = Curves::default();
+    points.into_iter().for_each(|(name, sizes)| curves.add(&name, Point { sizes, seconds: 1e-11 }));
+    let overheads = Overheads { operation: 1e-6, load: 2e-6, step: 3e-6, call: 4e-6, all_reduce: 4e-6 };
+    let seats = Seats { ranks: 4, threads: 1, crowded: true };
+    let operations = [Operations { seats, curves, overheads, spread: 0.0 }];
+    let host = std::process::Command::new("hostname").output().unwrap();
+    let path = folder.join("machines").join(format!("{}.toml", String::from_utf8_lossy(&host.stdout).trim()));
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let fits: String = ["all_reduce", "all_gather", "reduce_scatter"]
+        .map(|kind| {
+            format!(
+                "[collectives.local.ranks-4.{kind}]\nfits = [{{ of = \"x\", type = \"float\", redop = \"sum\", factor = 1.0, in_place = true, \
+                 segments = [{{ from_bytes = 8, to_bytes = 1024, latency_us = 50.0, points = 4, median_error = 0.0, worst_error = 0.0 }}] }}]\n"
+            )
+        })
+        .concat();
+    std::fs::write(&path, format!("device = \"cpu\"\n{fits}")).unwrap();
+    zbench::calibrate::times::save(&path, &operations, "today", 2).unwrap();
+}
+
+#[test]
+fn the_prediction_stands_beside_the_measurement() {
+    let folder = tempfile::tempdir().unwrap();
+    profile(folder.path(), ZERO3);
+    let file = write(folder.path(), ZERO3);
+    let trace = folder.path().join("trace.json");
+    let mut command = zbench(&folder.path().join("nb"));
+    without_launcher(&mut command);
+    command.current_dir(folder.path()).arg("run").arg(&file).args(["--format", "json", "--trace"]).arg(&trace);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let (record, trace) = (record(&output), read(&trace));
+    check(&trace);
+    compare(&trace, &record);
+    let named = |event: &&Value| event["name"] == "process_name" && text(event, "/args/name").ends_with("· predicted");
+    let pid = events(&trace).iter().find(named).unwrap()["pid"].as_u64().unwrap();
+    let of = |category: &str| -> Vec<&Value> {
+        events(&trace).iter().filter(|e| e["ph"] == "X" && e["pid"] == pid && e["cat"] == category).collect()
+    };
+    let steps = of("predicted");
+    assert!(!steps.is_empty() && steps.len() <= 5);
+    let predicted = number(&record, "/estimate/step_ms");
+    for step in &steps {
+        assert!((ns(step, "dur") as f64 / 1e6 / predicted - 1.0).abs() < 1e-3, "{step} and {predicted}");
+        assert_eq!(step["args"]["order_is_predicted"], true);
+    }
+    // Every predicted step begins where a measured one of rank 0 does.
+    let rank_0 = ranks(&trace)[&0];
+    let begins: Vec<i64> = events(&trace)
+        .iter()
+        .filter(|event| event["pid"] == rank_0 && event["cat"] == "step")
+        .map(|step| ns(step, "ts"))
+        .collect();
+    assert!(steps.iter().all(|step| begins.contains(&ns(step, "ts"))));
+    let spans = sums(&of("span"));
+    for (span, ms) in record["estimate"]["time"].as_object().unwrap() {
+        let traced = spans.get(span).copied().unwrap_or(0.0) / steps.len() as f64;
+        // Each slice is rounded to an eighth of a microsecond, and what is shorter is left out.
+        assert!((traced - ms.as_f64().unwrap()).abs() < 0.02 * predicted, "{span}: {traced} and {ms}");
+    }
+    let names: BTreeSet<&str> = of("action").iter().map(|action| text(action, "/name")).collect();
+    assert!(names.contains("forward layers.1") && names.contains("update"), "{names:?}");
+    let counters = events(&trace).iter().filter(|event| event["ph"] == "C" && event["pid"] == pid).count();
+    assert_eq!(counters, 6);
+}
+
+#[test]
+fn a_run_that_goes_on_is_traced_from_where_it_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), ZERO3);
+    let dir = format!("checkpoint.dir={}", folder.path().join("saved").display());
+    let arguments =
+        |steps| ["run", file.to_str().unwrap(), "--set", &dir, "--set", steps, "--trace-steps", "2"].map(String::from);
+    for (steps, first) in [("train.steps=4", 1), ("train.steps=8", 6)] {
+        let arguments = arguments(steps);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let (output, trace) = traced(folder.path(), &arguments);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        check(&trace);
+        let steps: BTreeSet<u64> = events(&trace)
+            .iter()
+            .filter(|event| event["cat"] == "step")
+            .map(|step| step["args"]["step"].as_u64().unwrap())
+            .collect();
+        assert_eq!(steps, BTreeSet::from([first, first + 1]));
+    }
 }

@@ -171,7 +171,7 @@ mod tests {
         let kernels: Arc<dyn Kernels> = Arc::new(Cpu::new(1));
         let arena = Arena::host(None).unwrap();
         let tracing = Tracing { zero: Zero::now(), steps: 1 };
-        let mut tracer = Tracer::new(tracing, &arena);
+        let mut tracer = Tracer::new(tracing, &arena, 0);
         assert!(tracer.record(2, &arena).is_none(), "a step behind the last that is wanted");
         let mut meter = Meter::recorded(kernels, tracer.record(1, &arena));
         let spans = [Span::Data, Span::Forward, Span::Backward, Span::Forward, Span::Optimizer];

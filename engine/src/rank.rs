@@ -14,7 +14,7 @@ use crate::outcome::{Loaded, Probe, RankReport, Resumed, Span, Step};
 use crate::plan::{Action, Plan};
 use crate::schedule::learning_rate;
 use crate::shard::{Comms, Desk, Gradients, Losses, Optimizer, Params, Said, State};
-use crate::trace::{Recording, StepTrace, Tracer, What};
+use crate::trace::{StepTrace, Tracer, What};
 use crate::training_state::{Position, Resumable};
 use crate::{checkpoint::Checkpoint, rope};
 use batch::Standing;
@@ -242,8 +242,10 @@ impl<'a> Rank<'a> {
             }
         };
         let (ended, recording) = meter.stop_recorded();
+        let ns = ended.as_ref().map_or(0, |(ns, _)| *ns);
+        let broken = ended.is_err();
+        self.traced(recording, StepTrace { ns, timed, broken, ..self.account(What::Step, number) });
         let (ns, spans) = ended?;
-        self.traced(recording, StepTrace { ns, timed, ..self.account(What::Step, number) });
         let ms = ns as f64 / 1e6;
         if timed {
             self.step_ms.push(ms);
@@ -263,27 +265,6 @@ impl<'a> Rank<'a> {
             loss_scale: update.loss_scale,
             skipped: update.skipped,
         })
-    }
-
-    /// Something to write a step down in, where steps are traced and this one is to be.
-    pub(crate) fn recording(&mut self, step: u64) -> Option<Recording> {
-        let recording = self.tracer.as_ref().and_then(|tracer| tracer.record(step, &self.arena));
-        if self.tracer.is_some() {
-            self.comms.watch(recording.is_some());
-        }
-        recording
-    }
-
-    /// What a trace says before anything was written down.
-    pub(crate) fn account(&self, what: What, step: u64) -> StepTrace {
-        StepTrace::empty(self.number, what, step)
-    }
-
-    /// Keeps what was written down, until it is told.
-    pub(crate) fn traced(&mut self, recording: Option<Recording>, of: StepTrace) {
-        if let (Some(tracer), Some(recording)) = (&mut self.tracer, recording) {
-            tracer.keep(of, recording, &self.comms.seen());
-        }
     }
 
     /// Forward, backward and reductions of all micro-batches of the next step.

@@ -3,6 +3,7 @@
 
 use crate::outcome::Span;
 use crate::plan::Action;
+use crate::rank::Rank;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -33,7 +34,7 @@ impl Zero {
 pub struct Tracing {
     /// Where times begin.
     pub zero: Zero,
-    /// So many steps of the run, from its first, and the evaluations among them.
+    /// So many steps of the run, from the first that it does itself, and the evaluations among them.
     pub steps: u64,
 }
 
@@ -169,24 +170,32 @@ impl Seen {
 #[derive(Debug)]
 pub(crate) struct Tracer {
     tracing: Tracing,
+    /// The last step that is traced.
+    last: u64,
     entry: Duration,
     ready: Vec<StepTrace>,
-    told: Instant,
+    /// Entries of those.
+    held: usize,
 }
 
-/// Whoever is told works on the cores that the next steps want, so that ranks tell seldom: after so long …
-const PATIENCE: Duration = Duration::from_secs(10);
-/// … or of so many steps.
+/// Whoever is told works on the cores that the next steps want, and a rank that tells comes late to the next one. So ranks tell
+/// seldom, and after the same steps: after so many,
 const MOST: usize = 256;
+/// when they hold so many entries,
+const MOST_ENTRIES: usize = 200_000;
+/// or behind a step that took so long that telling is nothing beside it.
+const LONG_NS: u64 = 1_000_000_000;
 
 impl Tracer {
-    pub(crate) fn new(tracing: Tracing, arena: &Arena) -> Tracer {
-        Tracer { tracing, entry: entry_takes(arena), ready: Vec::new(), told: Instant::now() }
+    /// `done`: steps that lie behind the run already, as it goes on from a checkpoint.
+    pub(crate) fn new(tracing: Tracing, arena: &Arena, done: u64) -> Tracer {
+        let last = done.saturating_add(tracing.steps);
+        Tracer { tracing, last, entry: entry_takes(arena), ready: Vec::new(), held: 0 }
     }
 
     /// Something to write down the step of this number in, if it is to be traced.
     pub(crate) fn record(&self, step: u64, arena: &Arena) -> Option<Recording> {
-        (step <= self.tracing.steps).then(|| Recording::new(arena.clone()))
+        (step <= self.last).then(|| Recording::new(arena.clone()))
     }
 
     /// What was written down, when what it is of has ended or failed.
@@ -201,6 +210,7 @@ impl Tracer {
             span: entry.span,
             action: entry.action,
         };
+        self.held += entries;
         self.ready.push(StepTrace {
             from: zero.at(recording.began),
             segments: lasting(&recording.entries).map(segment).collect(),
@@ -214,9 +224,33 @@ impl Tracer {
 
     /// Tells what is ready, if it is time to, or it is the end.
     pub(crate) fn tell(&mut self, is_end: bool, tell: impl Fn(StepTrace)) {
-        if is_end || self.ready.len() >= MOST || self.told.elapsed() >= PATIENCE {
+        let is_long = self.ready.last().is_some_and(|last| last.ns >= LONG_NS);
+        if is_end || is_long || self.ready.len() >= MOST || self.held >= MOST_ENTRIES {
             self.ready.drain(..).for_each(tell);
-            self.told = Instant::now();
+            self.held = 0;
+        }
+    }
+}
+
+impl Rank<'_> {
+    /// Something to write a step down in, where steps are traced and this one is to be.
+    pub(crate) fn recording(&mut self, step: u64) -> Option<Recording> {
+        let recording = self.tracer.as_ref().and_then(|tracer| tracer.record(step, &self.arena));
+        if self.tracer.is_some() {
+            self.comms.watch(recording.is_some());
+        }
+        recording
+    }
+
+    /// What a trace says before anything was written down.
+    pub(crate) fn account(&self, what: What, step: u64) -> StepTrace {
+        StepTrace::empty(self.number(), what, step)
+    }
+
+    /// Keeps what was written down, until it is told.
+    pub(crate) fn traced(&mut self, recording: Option<Recording>, of: StepTrace) {
+        if let (Some(tracer), Some(recording)) = (&mut self.tracer, recording) {
+            tracer.keep(of, recording, &self.comms.seen());
         }
     }
 }

@@ -392,7 +392,7 @@ fn serve() -> Result<(), String> {
             Event::Traced(traced) => drop(sender.send(traced.clone())),
             event => rank::say(event),
         });
-        is_done.store(true, Ordering::Relaxed);
+        is_done.store(true, Ordering::Release);
         // The line comes back with nothing on it lost, as a thread that listens has no reason to panic.
         let (line, mut is_over) = ear.join().map_err(|_| "the thread that listens to orders has ended")?;
         line.say(&Reply::Said(Box::new(said)));
@@ -409,7 +409,7 @@ fn serve() -> Result<(), String> {
 fn listen_to_orders(line: Line, traces: Receiver<Box<StepTrace>>, is_done: &AtomicBool) -> (Line, bool) {
     loop {
         // Asked before what is left is passed on: nothing comes after it.
-        let is_done = is_done.load(Ordering::Relaxed);
+        let is_done = is_done.load(Ordering::Acquire);
         traces.try_iter().for_each(|traced| line.say(&Reply::Traced(traced)));
         if is_done {
             return (line, false);

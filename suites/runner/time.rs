@@ -157,9 +157,9 @@ impl TimeProfile {
     /// # Errors
     /// What of it was not measured, in words.
     pub fn time(&self, planner: &Planner, cell: &Cell) -> Result<EstimateTime, String> {
-        let (_, note) = self.operations(cell)?;
         let time = self.clocked(planner, cell, |clock, actions| clock.time(actions))?;
         let plan = planner.plan(cell).map_err(|error| error.to_string())?;
+        let (_, note) = self.operations(cell)?;
         Ok(self.estimate(&time, plan.estimate.flops.tokens, note))
     }
 

@@ -19,8 +19,8 @@ impl Traced {
             self.ranks = self.ranks.max(traced.rank + 1);
             self.steps += 1;
             self.step_ns += traced.ns;
+            self.cost_ns += traced.cost_ns;
         }
-        self.cost_ns += traced.cost_ns;
     }
 
     /// States it, where anything was traced.

@@ -4,8 +4,9 @@
 use super::lanes::now_ns;
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// A trace on the disk.
 #[derive(Debug)]
@@ -24,7 +25,14 @@ pub struct TraceFile {
     notes: Vec<Value>,
     /// Why nothing is written any more.
     failed: Option<String>,
+    /// When it was last brought to the disk.
+    kept: Instant,
 }
+
+/// So much is written at once, …
+const ENOUGH: usize = 1 << 20;
+/// … or less after so long.
+const SOON: Duration = Duration::from_secs(1);
 
 const HEAD: &[u8] = b"{\"traceEvents\":[\n";
 
@@ -32,8 +40,9 @@ impl TraceFile {
     /// Makes the file, or empties the one that is there.
     ///
     /// # Errors
-    /// It cannot be made or written.
+    /// It cannot be made or written, or holds something else than a trace.
     pub fn create(path: &Path, command: &str) -> std::io::Result<TraceFile> {
+        refuse_others(path)?;
         let mut file = File::create(path)?;
         file.write_all(HEAD)?;
         let mut trace = TraceFile {
@@ -46,6 +55,7 @@ impl TraceFile {
             waiting: Vec::new(),
             notes: Vec::new(),
             failed: None,
+            kept: Instant::now(),
         };
         trace.write()?;
         Ok(trace)
@@ -87,8 +97,16 @@ impl TraceFile {
         self.notes.push(note);
     }
 
+    /// As [`TraceFile::keep`], once enough has come together.
+    pub fn keep_soon(&mut self) {
+        if self.waiting.len() >= ENOUGH || self.kept.elapsed() >= SOON {
+            self.keep();
+        }
+    }
+
     /// Brings what was added to the disk.
     pub fn keep(&mut self) {
+        self.kept = Instant::now();
         if self.failed.is_some() {
             self.waiting.clear();
             return;
@@ -123,6 +141,19 @@ impl TraceFile {
         self.end += events;
         // What closed the file before may have been longer, with nothing new in between.
         self.file.set_len(self.end + tail.len() as u64)
+    }
+}
+
+/// A trace may be written over; a configuration that was named by mistake is not.
+fn refuse_others(path: &Path) -> std::io::Result<()> {
+    let Ok(there) = std::fs::metadata(path) else { return Ok(()) };
+    if !there.is_file() || there.len() == 0 {
+        return Ok(());
+    }
+    let mut head = vec![0; HEAD.len()];
+    match File::open(path)?.read_exact(&mut head) {
+        Ok(()) if head == HEAD => Ok(()),
+        _ => Err(std::io::Error::other("it is there and is no trace; name another, or remove it")),
     }
 }
 
@@ -161,14 +192,32 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_without_room_is_said_once_and_ends_nothing() {
-        let Ok(mut trace) = TraceFile::create(Path::new("/dev/full"), "") else {
-            // As it should be: what closes the file found no room.
-            return;
-        };
+    fn a_file_that_takes_no_more_is_said_once_and_ends_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        let mut trace = TraceFile::create(&path, "").unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        trace.file = File::open(&path).unwrap();
         trace.add(&[json!({ "ph": "i" })]);
         trace.keep();
         assert!(trace.complaint().unwrap().contains("cut off"));
         assert_eq!(trace.complaint(), None);
+        trace.add(&[json!({ "ph": "i" })]);
+        trace.keep();
+        assert!(trace.waiting.is_empty(), "nothing is kept for a file that takes no more");
+        assert_eq!(std::fs::read(&path).unwrap(), whole);
+    }
+
+    #[test]
+    fn a_trace_is_written_over_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        TraceFile::create(&path, "").unwrap();
+        TraceFile::create(&path, "").unwrap();
+        std::fs::write(&path, "[train]\nsteps = 3 # a configuration of some length\n").unwrap();
+        assert!(TraceFile::create(&path, "").unwrap_err().to_string().contains("no trace"));
+        assert!(std::fs::read_to_string(&path).unwrap().starts_with("[train]"));
+        std::fs::write(&path, "{}").unwrap();
+        assert!(TraceFile::create(&path, "").is_err());
     }
 }

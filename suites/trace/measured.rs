@@ -13,6 +13,9 @@ use zbench_engine::trace::{Flight, Segment, StepTrace, What};
 use zbench_kernels::Category;
 use zbench_reports::record::Record;
 
+/// Lanes that an axis may have.
+const PER_AXIS: u64 = 1000;
+
 /// The lanes of an axis: as many as collectives were ever under way together.
 struct Lanes {
     /// Which axis it is, in order of first use.
@@ -81,10 +84,13 @@ impl Trial {
             What::Step => "step",
             What::Evaluation => "evaluation",
         };
-        events.push(lanes::slice(pid, COMPUTE, category, &title, traced.from, traced.ns, args));
-        self.stretches(&mut events, pid, COMPUTE, &traced.segments);
+        // Evaluations of a device, and steps that failed there, are by the host's clock alone.
+        let by_host = self.is_device && traced.asked.is_empty();
+        let lane = if by_host { HOST } else { COMPUTE };
+        events.push(lanes::slice(pid, lane, category, &title, traced.from, traced.ns, args));
+        self.stretches(&mut events, pid, lane, &traced.segments);
         self.stretches(&mut events, pid, HOST, &traced.asked);
-        let host = if traced.asked.is_empty() { COMPUTE } else { HOST };
+        let host = if self.is_device { HOST } else { COMPUTE };
         for flight in &traced.flights {
             self.flight(&mut events, traced.rank, host, flight, arrows);
         }
@@ -134,7 +140,7 @@ impl Trial {
             until.push(0);
         }
         until[lane] = flight.until;
-        let tid = COLLECTIVES + 100 * *axis + lane as u64;
+        let tid = COLLECTIVES + PER_AXIS * *axis + lane as u64;
         if free.is_none() {
             let more = if lane == 0 { String::new() } else { format!(" {}", lane + 1) };
             events.push(lanes::thread(pid, tid, &format!("collectives {}{more}", flight.axis)));
@@ -142,7 +148,7 @@ impl Trial {
         let args = json!({
             "axis": flight.axis, "ranks": flight.ranks, "payload_bytes": flight.payload_bytes,
             "wire_bytes": flight.wire_bytes, "start_us": (flight.begun - flight.from) as f64 / 1e3,
-            "wait_us": (flight.until - flight.awaited) as f64 / 1e3,
+            "wait_us": (flight.until - flight.awaited) as f64 / 1e3, "is_started": flight.is_started,
         });
         let lasts = flight.until - flight.from;
         events.push(lanes::slice(pid, tid, "collective", &flight.kind, flight.from, lasts, args));

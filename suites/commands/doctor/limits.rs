@@ -77,6 +77,7 @@ pub(super) fn places(notebook: &Path) -> Vec<Finding> {
     let temporary = std::env::temp_dir();
     let may_write = |path: &Path| rustix::fs::access(path, Access::WRITE_OK).is_ok();
     let written = match &room {
+        Some((existing, _)) if !existing.is_dir() => Err(format!("no: {} is no folder", existing.display())),
         Some((existing, _)) if may_write(existing) => {
             Ok(if notebook.is_dir() { "yes" } else { "yes, it will be made" })
         }
