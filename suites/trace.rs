@@ -60,6 +60,8 @@ impl Timelines {
                     self.file.add(&[lanes::thread(base + PREDICTED, lanes::COMPUTE, "a rank")]);
                     let names = Names::of(planned);
                     self.file.add(&line.events(base + PREDICTED, self.file.begins(), 1, &names));
+                    let ms = line.step_ns() as f64 / 1e6;
+                    self.file.note(json!({ "cell": name, "predicted_step_ms": ms, "predicted_from": line.source() }));
                 }
                 Err(reason) => self.file.note(json!({ "cell": name, "not_predicted": reason })),
             }
@@ -69,8 +71,13 @@ impl Timelines {
 
     /// Brings everything to the disk; what could not be written, once.
     pub fn complaint(&mut self) -> Option<String> {
+        if let Some(trial) = self.under_way.take() {
+            self.file.note(trial.unfinished());
+        }
         self.file.keep();
-        self.file.complaint()
+        let nothing =
+            || "--trace: nothing was run or predicted, so that there is no timeline; the file is as it was".to_string();
+        self.file.complaint().or_else(|| self.file.is_empty().then(nothing))
     }
 
     fn next(&mut self) -> u64 {

@@ -293,11 +293,11 @@ fn a_grid_has_every_trial_in_one_file_and_only_so_many_steps() {
     assert!(names[0].contains("ddp") && names[0].ends_with("trial 1") && names[3].ends_with("trial 2"), "{names:?}");
     // This folder has no profile of this machine, and that is said.
     assert!(cells.iter().all(|cell| text(cell, "/not_predicted").contains("calibrate")));
-    // What is there is not run again, and has no timeline.
-    let (output, trace) = traced(folder.path(), &arguments);
+    // What is there is not run again, and its timeline stays.
+    let (output, again) = traced(folder.path(), &arguments);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    check(&trace);
-    assert!(events(&trace).is_empty());
+    assert!(stderr(&output).contains("there is no timeline"), "{}", stderr(&output));
+    assert_eq!(again, trace);
 }
 
 #[test]
@@ -362,7 +362,8 @@ fn what_is_stopped_leaves_a_file_that_opens() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
     let trace = read(&trace);
     check(&trace);
-    assert!(ranks(&trace).len() == 4);
+    assert!(!ranks(&trace).is_empty());
+    assert_eq!(trace["otherData"]["cells"][0]["status"], "stopped");
 }
 
 /// A profile of this machine in which every operation of these cells has a time, and every collective.

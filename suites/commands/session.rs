@@ -60,7 +60,7 @@ impl Session {
     fn carry_out(&mut self, command: impl FnOnce(&mut Session) -> Result<u8>) -> Result<u8> {
         let result = command(self);
         if let Some(complaint) = self.trace.as_mut().and_then(Timelines::complaint) {
-            crate::say!("warning: {complaint}; what was measured is in the notebook");
+            crate::say!("warning: {complaint}");
         }
         result
     }

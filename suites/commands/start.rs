@@ -78,8 +78,10 @@ fn held(folder: &Path, records: &[Record], last: &Record) -> String {
     let cells: std::collections::BTreeSet<&str> = records.iter().map(|record| record.key.as_str()).collect();
     let name = if last.name.is_empty() { String::new() } else { format!(" of {}", last.name) };
     let by = if last.command.is_empty() { String::new() } else { format!(",\nmade by `{}`", last.command) };
+    let is_grid = last.command.split_whitespace().nth(1) == Some("grid");
+    let goes_on = if is_grid { " The same command runs what is not there yet." } else { "" };
     format!(
-        "{} holds {} of {}. The newest is {}{name}: {}, {}{by}. The same command goes on where it stopped.",
+        "{} holds {} of {}. The newest is {}{name}: {}, {}{by}.{goes_on}",
         folder.display(),
         plural(records.len(), "record", "records"),
         plural(cells.len(), "cell", "cells"),

@@ -27,6 +27,8 @@ pub struct TraceFile {
     failed: Option<String>,
     /// When it was last brought to the disk.
     kept: Instant,
+    /// What was there before is gone.
+    is_begun: bool,
 }
 
 /// So much is written at once, …
@@ -37,14 +39,14 @@ const SOON: Duration = Duration::from_secs(1);
 const HEAD: &[u8] = b"{\"traceEvents\":[\n";
 
 impl TraceFile {
-    /// Makes the file, or empties the one that is there.
+    /// Makes the file. A trace that is there stays as it is until there is something to write.
     ///
     /// # Errors
     /// It cannot be made or written, or holds something else than a trace.
     pub fn create(path: &Path, command: &str) -> std::io::Result<TraceFile> {
         refuse_others(path)?;
-        let mut file = File::create(path)?;
-        file.write_all(HEAD)?;
+        let file = File::options().write(true).create(true).truncate(false).open(path)?;
+        let is_new = file.metadata()?.len() == 0;
         let mut trace = TraceFile {
             file,
             path: path.to_path_buf(),
@@ -56,8 +58,11 @@ impl TraceFile {
             notes: Vec::new(),
             failed: None,
             kept: Instant::now(),
+            is_begun: false,
         };
-        trace.write()?;
+        if is_new {
+            trace.write()?;
+        }
         Ok(trace)
     }
 
@@ -111,8 +116,14 @@ impl TraceFile {
             self.waiting.clear();
             return;
         }
+        if self.waiting.is_empty() && self.notes.is_empty() {
+            return;
+        }
         if let Err(error) = self.write() {
-            self.failed = Some(format!("the trace {} is cut off: {error}", self.path.display()));
+            self.failed = Some(format!(
+                "the trace {} is cut off: {error}; what was measured is in the notebook",
+                self.path.display()
+            ));
             self.waiting.clear();
             // What was there before is whole again if so much can be written.
             let _ = self.file.set_len(self.end).and_then(|()| self.write());
@@ -125,7 +136,18 @@ impl TraceFile {
         (!failed.is_empty()).then(|| std::mem::take(failed))
     }
 
+    /// Whether there was nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.is_empty
+    }
+
     fn write(&mut self) -> std::io::Result<()> {
+        if !self.is_begun {
+            self.file.set_len(0)?;
+            self.file.seek(SeekFrom::Start(0))?;
+            self.file.write_all(HEAD)?;
+            self.is_begun = true;
+        }
         let beside = json!({
             "zbench": env!("CARGO_PKG_VERSION"),
             "command": self.command,
@@ -147,7 +169,10 @@ impl TraceFile {
 /// A trace may be written over; a configuration that was named by mistake is not.
 fn refuse_others(path: &Path) -> std::io::Result<()> {
     let Ok(there) = std::fs::metadata(path) else { return Ok(()) };
-    if !there.is_file() || there.len() == 0 {
+    if !there.is_file() {
+        return Err(std::io::Error::other("it is no file; name one"));
+    }
+    if there.len() == 0 {
         return Ok(());
     }
     let mut head = vec![0; HEAD.len()];
@@ -212,8 +237,18 @@ mod tests {
     fn a_trace_is_written_over_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trace.json");
-        TraceFile::create(&path, "").unwrap();
-        TraceFile::create(&path, "").unwrap();
+        let mut first = TraceFile::create(&path, "first").unwrap();
+        first.add(&[json!({ "ph": "i" })]);
+        first.keep();
+        let whole = std::fs::read(&path).unwrap();
+        let mut second = TraceFile::create(&path, "second").unwrap();
+        second.keep();
+        assert_eq!(std::fs::read(&path).unwrap(), whole, "what has nothing to say takes nothing away");
+        second.add(&[json!({ "ph": "i" }), json!({ "ph": "i" })]);
+        second.keep();
+        let read = serde_json::from_slice::<Value>(&std::fs::read(&path).unwrap()).unwrap();
+        assert!(read["traceEvents"].as_array().unwrap().len() == 2 && read["otherData"]["command"] == "second");
+        assert!(TraceFile::create(folder.path(), "").unwrap_err().to_string().contains("no file"));
         std::fs::write(&path, "[train]\nsteps = 3 # a configuration of some length\n").unwrap();
         assert!(TraceFile::create(&path, "").unwrap_err().to_string().contains("no trace"));
         assert!(std::fs::read_to_string(&path).unwrap().starts_with("[train]"));

@@ -101,7 +101,7 @@ impl Trial {
             events.push(json!({ "ph": "C", "name": counter, "pid": pid, "at": at, "args": { "bytes": bytes } }));
         }
         if traced.rank == 0 && traced.what == What::Step {
-            self.steps += 1;
+            self.steps += u64::from(!traced.broken);
             events.extend(self.beside(traced));
         }
         events
@@ -196,6 +196,11 @@ impl Trial {
             })
         };
         self.ranks.keys().map(label).collect()
+    }
+
+    /// What stands beside the events of a trial that has no record: it was stopped.
+    pub fn unfinished(&self) -> Value {
+        json!({ "cell": self.label, "record": null, "status": "stopped", "traced_steps": self.steps })
     }
 
     /// What stands beside the events of this trial.
