@@ -32,6 +32,8 @@ pub struct Timelines {
     under_way: Option<measured::Trial>,
     /// An arrow's number.
     arrows: u64,
+    /// Why the last cell without a prediction has none.
+    why: Option<String>,
 }
 
 impl Timelines {
@@ -41,7 +43,7 @@ impl Timelines {
     /// The file cannot be made.
     pub fn create(path: &Path, steps: u64, command: &str) -> std::io::Result<Timelines> {
         let file = TraceFile::create(path, command)?;
-        Ok(Timelines { file, steps, begun: 0, under_way: None, arrows: 0 })
+        Ok(Timelines { file, steps, begun: 0, under_way: None, arrows: 0, why: None })
     }
 
     /// Steps of each trial that are to be traced.
@@ -63,7 +65,10 @@ impl Timelines {
                     let ms = line.step_ns() as f64 / 1e6;
                     self.file.note(json!({ "cell": name, "predicted_step_ms": ms, "predicted_from": line.source() }));
                 }
-                Err(reason) => self.file.note(json!({ "cell": name, "not_predicted": reason })),
+                Err(reason) => {
+                    self.file.note(json!({ "cell": name, "not_predicted": reason }));
+                    self.why = Some(reason);
+                }
             }
         }
         self.file.keep();

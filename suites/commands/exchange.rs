@@ -32,12 +32,18 @@ fn configuration(global: &Global, arguments: &ImportArgs, file: &Path) -> Result
     let place = arguments.output.as_deref().unwrap_or(Path::new("imported.toml"));
     let options = Options {
         model: arguments.model.clone(),
-        ranks: arguments.ranks,
+        ranks: arguments.ranks.or_else(|| set(arguments, "parallel.ranks")),
         ranks_per_node: arguments.ranks_per_node,
         set: arguments.set.clone(),
         folder: place.parent().unwrap_or(Path::new("")).to_path_buf(),
     };
-    let draft = foreign::read(file, &options)?;
+    let mut draft = foreign::read(file, &options)?;
+    if !arguments.set.is_empty() {
+        draft.notes.push(format!(
+            "--set {} has the last word: what is said of these keys here and in the table is what the file says",
+            arguments.set.join(", --set ")
+        ));
+    }
     let written = toml::written(&draft, place, machine::cores())?;
     if let Some(output) = &arguments.output {
         write_whole(output, written.text.as_bytes())?;
@@ -68,15 +74,21 @@ fn configuration(global: &Global, arguments: &ImportArgs, file: &Path) -> Result
     Ok(exit::SUCCESS)
 }
 
+/// What `--set` states of a key that counts ranks.
+fn set(arguments: &ImportArgs, key: &str) -> Option<u64> {
+    let value = |term: &String| term.split_once('=').filter(|(name, _)| name.trim() == key)?.1.trim().parse().ok();
+    arguments.set.iter().rev().find_map(value)
+}
+
 /// Whether zbench runs it, and what to type next.
 fn verdict(written: &Written, output: Option<&Path>) -> String {
     let file = output.map_or("FILE.toml".to_string(), |path| path.display().to_string());
     let wrote = output.map(|path| format!("wrote {}; ", path.display())).unwrap_or_default();
     if written.runs {
-        return format!("{wrote}zbench can run this: zbench run {file}");
+        return format!("{wrote}it runs here: zbench run {file}");
     }
     let reasons = written.reasons.join("; ");
-    format!("{wrote}zbench can price this and not run it, because {reasons}\nnext: zbench plan {file}")
+    format!("{wrote}it can be priced and not run, because {reasons}\nnext: zbench plan {file}")
 }
 
 /// A file that somebody may want is not written over.
