@@ -376,6 +376,10 @@ fn a_mesh_is_what_its_sizes_leave_of_the_ranks() {
         let made = draft(&mesh(ranks, sizes), &options(&[]));
         assert_eq!(made.setting("parallel.strategy").and_then(|value| value.as_str()), Some(strategy), "{sizes}");
         assert_eq!(made.setting_count("parallel.shard"), shard, "{sizes}");
+        // A setting names a key that the file has.
+        for setting in made.made.iter().filter(|setting| !setting.from.is_empty()) {
+            assert!(made.rows.iter().any(|row| row.key == setting.from), "{sizes}: {setting:?}");
+        }
     }
 }
 

@@ -45,16 +45,15 @@ pub fn second(draft: &mut Draft, ranks: u64) -> &'static str {
         None => draft.derived("parallel.strategy", word(strategy), "version 2 splits everything unless told"),
     }
     let settings = [("parallel.strategy", word(strategy)), ("parallel.shard", whole(shard))];
-    match strategy {
-        "hsdp" => {
-            draft.used(REPLICAS, &settings, "Groups that are replicas of each other.");
-            draft.used(SHARD, &settings[1..], "Ranks of a shard group.");
-        }
-        "ddp" => {
-            draft.used(REPLICAS, &settings[..1], reason);
-            draft.used(SHARD, &settings[..1], reason);
-        }
-        _ => {}
+    let (settings, reasons) = match strategy {
+        "hsdp" => (&settings[..], ["Groups that are replicas of each other.", "Ranks of a shard group."]),
+        "ddp" => (&settings[..1], [reason; 2]),
+        _ => return strategy,
+    };
+    draft.used(REPLICAS, settings, reasons[0]);
+    // A size that follows from the others is not said to stand in the file.
+    if draft.has(SHARD) {
+        draft.used(SHARD, &settings[settings.len() - 1..], reasons[1]);
     }
     strategy
 }
