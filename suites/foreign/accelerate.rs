@@ -1,6 +1,8 @@
 //! accelerate's YAML: distributed_type FSDP, plain data parallelism, and DEEPSPEED where its keys stand in the file.
 
 pub mod keys;
+mod mesh;
+mod staged;
 
 use super::Format;
 use super::draft::{Draft, Options, whole};
@@ -35,11 +37,12 @@ fn prefixed(root: &Node, draft: &mut Draft) -> Node {
     let Some((_, inner)) = entries.iter_mut().find(|(key, _)| key.name == "fsdp_config") else { return root };
     let Value::Table(inner) = &mut inner.value else { return root };
     let has = |inner: &[(Key, Node)], name: &str| inner.iter().any(|(key, _)| key.name == name);
+    let known = super::keys::flat(keys::TOP);
     for at in 0..inner.len() {
         let key = &inner[at].0;
         let full = format!("{PREFIX}{}", key.name);
         if key.name.starts_with(PREFIX)
-            || !super::keys::flat(keys::TOP).iter().any(|(name, _)| *name == format!("fsdp_config.{full}"))
+            || !known.iter().any(|(name, _)| name.strip_prefix("fsdp_config.") == Some(full.as_str()))
         {
             continue;
         }
@@ -75,7 +78,7 @@ fn map(draft: &mut Draft, options: &Options) {
     let ranks = ranks(draft, options);
     match kind {
         "FSDP" => fsdp(draft, ranks),
-        "DEEPSPEED" => deepspeed(draft),
+        "DEEPSPEED" => staged::deepspeed(draft),
         "XLA" | "TPU" | "MEGATRON_LM" => {
             let message = format!(
                 "is {kind}, which zbench does not read; write FSDP, MULTI_GPU or DEEPSPEED, or state parallel.tensor and parallel.pipeline in a zbench file"
@@ -148,7 +151,7 @@ fn fsdp(draft: &mut Draft, ranks: u64) {
         return draft.refuse(&at("version"), format!("{version} is no version of FSDP; write 1 or 2"));
     }
     let strategy = match version {
-        2 => second(draft, ranks),
+        2 => mesh::second(draft, ranks),
         _ => first(draft, ranks),
     };
     draft.used("distributed_type", &[], "How weights are split is in fsdp_config.");
@@ -158,7 +161,7 @@ fn fsdp(draft: &mut Draft, ranks: u64) {
     if draft.setting("parallel.strategy").is_none() {
         draft.derived("parallel.strategy", word(strategy), "FSDP splits everything unless told");
     }
-    degrees(draft);
+    mesh::degrees(draft, version);
     wrapping(draft);
     prefetch(draft, version);
     switches(draft);
@@ -198,70 +201,6 @@ fn first(draft: &mut Draft, ranks: u64) -> &'static str {
         draft.derived("parallel.strategy", word(strategy), "follows from fsdp_reshard_after_forward");
     }
     strategy
-}
-
-/// Version 2: a flag, and the mesh of parallelism_config.
-fn second(draft: &mut Draft, ranks: u64) -> &'static str {
-    let path = "fsdp_config.fsdp_reshard_after_forward";
-    let replicas = draft.count("parallelism_config.parallelism_config_dp_replicate_size").unwrap_or(1);
-    let flag = draft.flag(path);
-    if draft.has(path) && flag.is_none() {
-        draft.refuse(
-            path,
-            "is no flag, which version 2 reads; write true or false (version 1 has fsdp_sharding_strategy)",
-        );
-    }
-    draft.ignored("fsdp_config.fsdp_sharding_strategy", "Version 2 reads fsdp_reshard_after_forward.");
-    let strategy = match (replicas, flag) {
-        (2.., _) => "hsdp",
-        (_, Some(false)) => "fsdp-grad-op",
-        _ => "fsdp",
-    };
-    let reason = match strategy {
-        "hsdp" => "Weights are split inside a group and replicated over groups.",
-        "fsdp-grad-op" => "Gathered weights are kept from forward to backward.",
-        _ => "Weights are given back after forward, and gathered again.",
-    };
-    let settings = [("parallel.strategy", word(strategy))];
-    match flag {
-        Some(false) if strategy == "hsdp" => {
-            draft.nearest(
-                path,
-                &settings,
-                "Hybrid sharding gathers weights again for backward in zbench, where this keeps them.",
-            );
-        }
-        Some(_) => draft.used(path, &settings, reason),
-        None => draft.derived("parallel.strategy", word(strategy), "version 2 splits everything unless told"),
-    }
-    if replicas > 1 {
-        let stated = draft.count("parallelism_config.parallelism_config_dp_shard_size");
-        let shard = stated.unwrap_or_else(|| (ranks / replicas).max(1));
-        let settings = [("parallel.strategy", word("hsdp")), ("parallel.shard", whole(shard))];
-        draft.used(
-            "parallelism_config.parallelism_config_dp_replicate_size",
-            &settings,
-            "Groups that are replicas of each other.",
-        );
-        draft.used("parallelism_config.parallelism_config_dp_shard_size", &settings[1..], "Ranks of a shard group.");
-    }
-    strategy
-}
-
-/// Other axes of the mesh.
-fn degrees(draft: &mut Draft) {
-    let at = |name: &str| format!("parallelism_config.parallelism_config_{name}");
-    for (name, key, what) in [
-        ("tp_size", "parallel.tensor", "Ranks that share each matrix."),
-        ("cp_size", "parallel.context", "Ranks that share each sequence."),
-    ] {
-        match draft.count(&at(name)) {
-            Some(size) if size > 1 => draft.used(&at(name), &[(key, whole(size))], what),
-            _ => draft.default(&at(name), "1 splits nothing."),
-        }
-    }
-    draft.default(&at("dp_replicate_size"), "1 is no replication.");
-    draft.default(&at("dp_shard_size"), "All ranks that nothing else takes share the weights.");
 }
 
 /// What is gathered together.
@@ -376,70 +315,6 @@ fn loading(draft: &mut Draft) {
         &[("model.loading", word(way))],
         "Whether one rank reads the weights and hands them out, or each reads all.",
     );
-}
-
-/// accelerate's own keys for DeepSpeed. The rest is in a file that they name, or in nothing.
-fn deepspeed(draft: &mut Draft) {
-    let at = |name: &str| format!("deepspeed_config.{name}");
-    if let Some(file) = draft.text(&at("deepspeed_config_file")).map(str::to_string) {
-        let shown = file.escape_debug().to_string();
-        return draft.refuse(
-            &at("deepspeed_config_file"),
-            format!("has the settings in a file of its own; import that: zbench import {shown} --ranks N"),
-        );
-    }
-    let stage = draft.count(&at("zero_stage")).unwrap_or(2);
-    let strategy = match stage {
-        0 => "ddp",
-        1 => "zero1",
-        2 => "zero2",
-        3 => "zero3",
-        _ => return draft.refuse(&at("zero_stage"), format!("{stage} is no stage of ZeRO; write 0, 1, 2 or 3")),
-    };
-    draft.used("distributed_type", &[], "The stage is in deepspeed_config.");
-    match draft.has(&at("zero_stage")) {
-        true => draft.used(
-            &at("zero_stage"),
-            &[("parallel.strategy", word(strategy))],
-            "The stages have the same names here.",
-        ),
-        false => draft.derived("parallel.strategy", word(strategy), "zero_stage is absent, and accelerate takes 2"),
-    }
-    for (name, key, least) in [("optimizer", "memory.offload_optimizer", 1), ("param", "memory.offload_parameters", 3)]
-    {
-        let (device, folder) = (at(&format!("offload_{name}_device")), at(&format!("offload_{name}_nvme_path")));
-        let home = match draft.word(&device) {
-            Some("cpu") => "host",
-            Some("nvme") => "disk",
-            _ => "none",
-        };
-        match home {
-            "none" => draft.default(&device, "Nothing is offloaded."),
-            _ if stage < least => {
-                draft.refuse(
-                    &device,
-                    format!("needs stage {least} or above, and zero_stage is {stage}; write none, or another stage"),
-                );
-            }
-            _ => draft.used(&device, &[(key, word(home))], "cpu is the host's memory, nvme a disk."),
-        }
-        match draft.text(&folder).map(str::to_string) {
-            Some(path) if home == "disk" => {
-                draft.used(&folder, &[("memory.offload_path", word(&path))], "The folder of what is on the disk.")
-            }
-            _ => draft.ignored(&folder, "Nothing of it is on a disk."),
-        }
-    }
-    if let Some(steps) = draft.count(&at("gradient_accumulation_steps")) {
-        draft.used(
-            &at("gradient_accumulation_steps"),
-            &[("train.accumulation", whole(steps))],
-            "Micro-batches of a step.",
-        );
-    }
-    if let Some(norm) = draft.number(&at("gradient_clipping")) {
-        draft.used(&at("gradient_clipping"), &[("train.clip_norm", Toml::Float(norm))], "The largest global norm.");
-    }
 }
 
 /// What accelerate makes of one word: autocast for plain data parallelism, FSDP's own policy, DeepSpeed's casts.

@@ -32,7 +32,13 @@ pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, Con
 
 fn map(draft: &mut Draft, options: &Options) {
     let groups = zero(draft);
-    offload(draft);
+    let section = |name: &str| Section {
+        device: format!("zero_optimization.{name}.device"),
+        folder: format!("zero_optimization.{name}.nvme_path"),
+        no_folder: "",
+    };
+    let stage = draft.count("zero_optimization.stage").unwrap_or(0);
+    offload(draft, stage, [section("offload_optimizer"), section("offload_param")]);
     let (tensor, expert) = degrees(draft);
     training::batch(draft, options, tensor, groups.max(expert));
     precision::precision(draft);
@@ -138,39 +144,47 @@ fn wires(draft: &mut Draft, given: [Option<bool>; 2], is_third: bool, is_zeropp:
     }
 }
 
-/// Where state lives.
-fn offload(draft: &mut Draft) {
-    let stage = draft.count("zero_optimization.stage").unwrap_or(0);
+/// The keys of what may be offloaded.
+pub struct Section {
+    /// Where it lives.
+    pub device: String,
+    /// The folder, where that is a disk.
+    pub folder: String,
+    /// What stands for no folder.
+    pub no_folder: &'static str,
+}
+
+/// Where state lives: the optimizer's, and the weights. accelerate's file has the same keys under other names.
+pub fn offload(draft: &mut Draft, stage: u64, sections: [Section; 2]) {
     let mut paths: Vec<(String, String)> = Vec::new();
-    for (section, key, least) in
-        [("offload_optimizer", "memory.offload_optimizer", 1), ("offload_param", "memory.offload_parameters", 3)]
-    {
-        let at = |name: &str| format!("zero_optimization.{section}.{name}");
-        let home = match draft.word(&at("device")) {
+    let ours = [("memory.offload_optimizer", 1), ("memory.offload_parameters", 3)];
+    for (Section { device, folder, no_folder }, (key, least)) in sections.into_iter().zip(ours) {
+        let home = match draft.word(&device) {
             Some("cpu") => "host",
             Some("nvme") => "disk",
             _ => "none",
         };
         if home == "none" {
-            draft.default(&at("device"), "Nothing is offloaded.");
+            draft.default(&device, "Nothing is offloaded.");
         } else if stage < least {
             let message =
                 format!("needs stage {least} or above, and stage is {stage}; write \"none\", or another stage");
-            draft.refuse(&at("device"), message);
+            draft.refuse(&device, message);
         } else {
             let reason = match home {
                 "host" => "DeepSpeed's cpu is the host's memory.",
                 _ => "DeepSpeed's nvme is a disk.",
             };
-            draft.used(&at("device"), &[(key, word(home))], reason);
+            draft.used(&device, &[(key, word(home))], reason);
         }
-        match draft.text(&at("nvme_path")).map(str::to_string) {
-            Some(path) if home == "disk" => paths.push((at("nvme_path"), path)),
-            Some(_) => draft.ignored(&at("nvme_path"), "Nothing of this section is on a disk."),
+        match draft.text(&folder).map(str::to_string).filter(|path| !path.is_empty() && path != no_folder) {
+            Some(path) if home == "disk" => paths.push((folder, path)),
+            Some(_) => draft.ignored(&folder, "Nothing of this section is on a disk."),
             None if home == "disk" => {
-                draft.refuse(&at("device"), "is \"nvme\" without nvme_path; write the folder beside it")
+                let name = folder.rsplit('.').next().unwrap_or_default();
+                draft.refuse(&device, format!("is \"nvme\" without {name}; write the folder beside it"));
             }
-            None => {}
+            None => draft.default(&folder, "It names no folder, and nothing of this section is on a disk."),
         }
     }
     let Some((first, folder)) = paths.first().cloned() else { return };
@@ -179,7 +193,7 @@ fn offload(draft: &mut Draft) {
         if *other == folder {
             draft.used(path, &[("memory.offload_path", word(other))], "The folder of what is on the disk.");
         } else {
-            draft.without(path, "There is one folder for all that is on the disk: that of offload_optimizer stands.");
+            draft.without(path, "There is one folder for all that is on the disk: the optimizer's stands.");
         }
     }
 }

@@ -51,7 +51,12 @@ pub struct Draft {
     pub notes: Vec<String>,
     found: Vec<Found>,
     problems: Vec<Problem>,
+    /// Problems beyond those that are told.
+    untold: usize,
 }
+
+/// Problems that are told of one file. Who has more has another kind of file, and reads none of them.
+const MOST_PROBLEMS: usize = 50;
 
 #[derive(Debug)]
 struct Found {
@@ -71,6 +76,7 @@ impl Draft {
             notes: Vec::new(),
             found: Vec::new(),
             problems: Vec::new(),
+            untold: 0,
         }
     }
 
@@ -86,7 +92,8 @@ impl Draft {
                 self.problem(Some(key.place), &path, format!("is deprecated; {instead}"));
                 continue;
             }
-            let may_be_auto = is_auto(node) && !matches!(spec.fate, Fate::Holds(_)) && self.format == Format::DeepSpeed;
+            let has_auto = self.format == Format::DeepSpeed || super::accelerate::keys::AUTO.contains(&path.as_str());
+            let may_be_auto = is_auto(node) && !matches!(spec.fate, Fate::Holds(_)) && has_auto;
             if !may_be_auto && let Err(message) = spec.kind.check(node) {
                 self.problem(Some(node.place), &path, message);
                 continue;
@@ -101,6 +108,11 @@ impl Draft {
     }
 
     fn unknown(&mut self, specs: &[Spec], path: &str, name: &str, place: Place) {
+        // What is not told needs no nearest spelling.
+        if self.problems.len() >= MOST_PROBLEMS {
+            self.untold += 1;
+            return;
+        }
         let shown: String = path.chars().take(80).collect();
         let near = keys::nearest(name, specs.iter().map(|spec| spec.key));
         let elsewhere = || {
@@ -304,6 +316,10 @@ impl Draft {
 
     /// What is wrong, and where.
     pub fn problem(&mut self, place: Option<Place>, key: &str, message: String) {
+        if self.problems.len() >= MOST_PROBLEMS {
+            self.untold += 1;
+            return;
+        }
         self.problems.push(Problem { source: self.source.clone(), place, key: key.into(), message });
     }
 
@@ -314,6 +330,10 @@ impl Draft {
 
     /// Applies `--ranks-per-node`, `--model` and `--set`, and gives the draft, or everything that is wrong with the file.
     pub fn finish(mut self, options: &Options) -> Result<Draft, ConfigError> {
+        if self.untold > 0 {
+            let message = format!("and {} more", self.untold);
+            self.problems.push(Problem { source: self.source.clone(), place: None, key: String::new(), message });
+        }
         for at in 0..self.rows.len() {
             // Every key that code maps is settled by it; this keeps a forgotten one from passing in silence.
             if !self.found[at].is_settled {

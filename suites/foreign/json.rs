@@ -3,6 +3,7 @@
 
 use super::node::{Key, Node, Value};
 use crate::config::Place;
+use std::collections::HashMap;
 
 /// Deeper than any configuration; far from the end of the stack.
 const MOST_DEPTH: usize = 64;
@@ -23,7 +24,7 @@ pub struct Wrong {
 /// # Errors
 /// It is no JSON, or holds what these files cannot mean.
 pub fn parse(text: &str) -> Result<Node, Wrong> {
-    let mut reader = Reader { text, at: 0, line: 1, start: 0 };
+    let mut reader = Reader { text, at: 0, line: 1, column: 1 };
     reader.space();
     let node = reader.node(0)?;
     reader.space();
@@ -37,8 +38,8 @@ struct Reader<'a> {
     text: &'a str,
     at: usize,
     line: usize,
-    /// Where the line begins.
-    start: usize,
+    /// Counted in characters from 1, and kept as the reader goes: a minified file is one long line.
+    column: usize,
 }
 
 impl Reader<'_> {
@@ -51,7 +52,7 @@ impl Reader<'_> {
     }
 
     fn place(&self) -> Place {
-        Place { line: self.line, column: self.text[self.start..self.at].chars().count() + 1 }
+        Place { line: self.line, column: self.column }
     }
 
     fn wrong(&self, message: impl Into<String>) -> Wrong {
@@ -68,9 +69,13 @@ impl Reader<'_> {
 
     fn step(&mut self, c: char) {
         self.at += c.len_utf8();
-        if c == '\n' {
-            (self.line, self.start) = (self.line + 1, self.at);
-        }
+        (self.line, self.column) = if c == '\n' { (self.line + 1, 1) } else { (self.line, self.column + 1) };
+    }
+
+    /// Over a word or a number, which have no line's end.
+    fn skip(&mut self, word: &str) {
+        self.at += word.len();
+        self.column += word.chars().count();
     }
 
     fn space(&mut self) {
@@ -120,7 +125,7 @@ impl Reader<'_> {
             "" => return Err(self.wrong(format!("{} where a value belongs; write one", self.here()))),
             _ => return Err(self.wrong(format!("`{word}` is no JSON; write a text in double quotes, or a number"))),
         };
-        self.at += word.len();
+        self.skip(&word);
         Ok(value)
     }
 
@@ -144,7 +149,7 @@ impl Reader<'_> {
         if !number.is_finite() {
             return Err(wrong(format!("{shown} is too large; write a finite number")));
         }
-        self.at += text.len();
+        self.skip(&text);
         Ok(text.parse::<i64>().map_or(Value::Float(number), Value::Int))
     }
 
@@ -168,6 +173,7 @@ impl Reader<'_> {
 
     fn object(&mut self, depth: usize) -> Result<Value, Wrong> {
         let mut entries: Vec<(Key, Node)> = Vec::new();
+        let mut lines: HashMap<String, usize> = HashMap::new();
         self.take('{');
         self.space();
         if self.take('}') {
@@ -186,8 +192,8 @@ impl Reader<'_> {
             }
             self.space();
             let value = self.node(depth + 1).map_err(|wrong| under(&name, wrong))?;
-            if let Some((first, _)) = entries.iter().find(|(key, _)| key.name == name) {
-                let message = format!("is given twice, first in line {}; keep one of them", first.place.line);
+            if let Some(first) = lines.insert(name.clone(), place.line) {
+                let message = format!("is given twice, first in line {first}; keep one of them");
                 return Err(Wrong { place, key: name, message });
             }
             entries.push((Key { name, place }, value));

@@ -38,6 +38,8 @@ pub enum Kind {
     Whole(i64),
     /// A number from this on.
     Number(f64),
+    /// A number from this on, or the word none.
+    NumberOrNone(f64),
     /// Two numbers.
     Pair,
     /// Text.
@@ -60,6 +62,7 @@ impl fmt::Display for Kind {
             Kind::Whole(least) => write!(f, "a whole number from {least}"),
             Kind::Number(least) if *least == f64::MIN => f.write_str("a number"),
             Kind::Number(least) => write!(f, "a number from {least}"),
+            Kind::NumberOrNone(least) => write!(f, "a number from {least}, or \"none\""),
             Kind::Pair => f.write_str("two numbers, as [0.9, 0.999]"),
             Kind::Text => f.write_str("a text"),
             Kind::Word(words) => {
@@ -85,7 +88,8 @@ impl Kind {
                 Some(whole) => Err(format!("{whole} is too small; write {self}")),
                 None => wrong(),
             },
-            (Kind::Number(least), _) => match node.number() {
+            (Kind::NumberOrNone(_), Value::Text(text)) if text.eq_ignore_ascii_case("none") => Ok(()),
+            (Kind::Number(least) | Kind::NumberOrNone(least), _) => match node.number() {
                 Some(number) if number >= *least => Ok(()),
                 Some(number) => Err(format!("{number} is too small; write {self}")),
                 None => wrong(),

@@ -228,6 +228,21 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         "distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_offload_params: true\n",
         &["fsdp_config.fsdp_offload_params", "memory.offload_parameters", "zero3"],
     ),
+    (
+        "yaml_nvme_without_path",
+        "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n  offload_param_device: nvme\n  offload_param_nvme_path: none\n",
+        &["deepspeed_config.offload_param_device", "without offload_param_nvme_path", "write the folder"],
+    ),
+    (
+        "yaml_clipping_word",
+        "distributed_type: DEEPSPEED\ndeepspeed_config:\n  gradient_clipping: much\n",
+        &[":3:22", "deepspeed_config.gradient_clipping", "a number from 0, or \"none\""],
+    ),
+    (
+        "yaml_stage_auto",
+        "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: auto\n",
+        &["deepspeed_config.zero_stage", "write a whole number"],
+    ),
     ("axolotl", "base_model: some/model\nadapter: qlora\n", &["axolotl", "fsdp_config"]),
     ("hf_family", "{\"model_type\": \"whisper\"}", &["model_type", "\"llama\"", "\"mixtral\""]),
     ("hf_no_family", "{\"architectures\": [\"LlamaForCausalLM\"]}", &["model_type", "is missing"]),
@@ -288,6 +303,29 @@ fn files_that_are_none() {
     ];
     for (file, fragments) in cases {
         refused(folder.path(), &file, fragments);
+    }
+}
+
+/// A minified file is one line: columns count characters, also behind values of every kind, and problems have an end.
+#[test]
+fn a_minified_file_has_true_columns_and_fifty_problems() {
+    let mut text = String::from("{\"optimizer\":{\"type\":\"Ädam\"}");
+    for (at, value) in
+        ["1.5e3", "true", "null", "\"ü€\"", "[1,\"ß\"]", "{\"ö\":-2}"].iter().cycle().take(120).enumerate()
+    {
+        text += &format!(",\"wholly_strange_{at}\":{value}");
+    }
+    text.push('}');
+    let error = zbench::foreign::parse("file", text.as_bytes(), &super::options(&[])).unwrap_err();
+    // Fifty of the 120 strange keys; the last line counts the others.
+    assert_eq!(error.0.len(), 51);
+    let last = error.0.last().unwrap();
+    assert_eq!(last.to_string(), "file: and 70 more");
+    for (at, problem) in error.0[..50].iter().enumerate() {
+        let key = format!("\"wholly_strange_{at}\"");
+        let column = text[..text.find(&key).unwrap()].chars().count() + 1;
+        let place = problem.place.unwrap();
+        assert_eq!((place.line, place.column), (1, column), "{problem}");
     }
 }
 

@@ -270,7 +270,12 @@ const ACCELERATE: &[Case] = &[
     ),
     ("deepspeed_config.offload_param_nvme_path", "\"/n\"", STAGED, I, ""),
     ("deepspeed_config.gradient_accumulation_steps", "4", STAGED, U, "train.accumulation=4"),
+    ("deepspeed_config.offload_param_nvme_path", "\"none\"", STAGED, D, ""),
+    ("deepspeed_config.gradient_accumulation_steps", "\"auto\"", STAGED, D, ""),
     ("deepspeed_config.gradient_clipping", "0.5", STAGED, U, "train.clip_norm=0.5"),
+    ("deepspeed_config.gradient_clipping", "0.0", STAGED, U, "train.clip_norm=1.0"),
+    ("deepspeed_config.gradient_clipping", "\"none\"", STAGED, U, "train.clip_norm=1.0"),
+    ("deepspeed_config.gradient_clipping", "\"auto\"", STAGED, D, ""),
     ("parallelism_config.parallelism_config_dp_replicate_size", "2", FSDP2, U, "parallel.shard=4"),
     (
         "parallelism_config.parallelism_config_dp_shard_size",
@@ -279,6 +284,9 @@ const ACCELERATE: &[Case] = &[
         U,
         "parallel.shard=4",
     ),
+    ("parallelism_config.parallelism_config_dp_shard_size", "8", FSDP2, D, ""),
+    ("parallelism_config.parallelism_config_dp_shard_size", "1", FSDP2, D, ""),
+    ("parallelism_config.parallelism_config_dp_replicate_size", "8", FSDP2, U, "parallel.strategy=\"ddp\""),
     ("parallelism_config.parallelism_config_tp_size", "2", FSDP2, U, "parallel.tensor=2"),
     ("parallelism_config.parallelism_config_cp_size", "2", FSDP2, U, "parallel.context=2"),
 ];
@@ -318,13 +326,100 @@ fn the_flag_for_nodes_is_the_shard_group_of_hybrid_sharding() {
     }
 }
 
+/// What is written in deepspeed_config and what DeepSpeed makes of it.
+#[test]
+fn deepspeed_clips_at_one_where_accelerate_names_no_norm() {
+    for (clipping, norm) in [("", 1.0), ("\"auto\"", 1.0), ("\"none\"", 1.0), ("0.0", 1.0), ("0.25", 0.25)] {
+        let mut all = pairs(STAGED);
+        if !clipping.is_empty() {
+            all.push(("deepspeed_config.gradient_clipping", serde_json::from_str(clipping).unwrap()));
+        }
+        let made = draft(&nested(&all), &options(&[]));
+        assert_eq!(made.setting("train.clip_norm").and_then(|value| value.as_float()), Some(norm), "{clipping:?}");
+    }
+}
+
+#[test]
+fn of_two_folders_the_optimizers_stands_and_the_other_is_told() {
+    let path = |name: &str| format!("deepspeed_config.offload_{name}");
+    let of = |weights: &str| {
+        let keys = ["optimizer_device", "optimizer_nvme_path", "param_device", "param_nvme_path"].map(path);
+        let mut all = pairs(STAGED);
+        all.extend(keys.iter().map(String::as_str).zip(["nvme", "/a", "nvme", weights].map(Value::from)));
+        draft(&nested(&all), &options(&[]))
+    };
+    for (weights, verdict) in [("/a", U), ("/b", N)] {
+        let made = of(weights);
+        assert_eq!(made.setting("memory.offload_path").and_then(|path| path.as_str()), Some("/a"));
+        assert_eq!(row(&made, &path("optimizer_nvme_path")).verdict, U);
+        assert_eq!(row(&made, &path("param_nvme_path")).verdict, verdict, "{weights}");
+    }
+}
+
+/// The sizes of a mesh, ranks, and the strategy and shard group of it.
+#[test]
+fn a_mesh_is_what_its_sizes_leave_of_the_ranks() {
+    let cases = [
+        (16, "dp_replicate=2 dp_shard=8", "hsdp", Some(8)),
+        (16, "dp_replicate=4 dp_shard=4", "hsdp", Some(4)),
+        (16, "dp_replicate=2", "hsdp", Some(8)),
+        // Tensor and context ranks are in no shard group.
+        (16, "dp_replicate=2 tp=2", "hsdp", Some(4)),
+        (16, "dp_replicate=2 tp=2 cp=2", "hsdp", Some(2)),
+        (16, "dp_replicate=2 dp_shard=4 tp=2", "hsdp", Some(4)),
+        (16, "dp_shard=4 cp=4", "fsdp", None),
+        (16, "dp_shard=16", "fsdp", None),
+        (16, "", "fsdp", None),
+        (16, "dp_replicate=16 dp_shard=1", "ddp", None),
+    ];
+    for (ranks, sizes, strategy, shard) in cases {
+        let made = draft(&mesh(ranks, sizes), &options(&[]));
+        assert_eq!(made.setting("parallel.strategy").and_then(|value| value.as_str()), Some(strategy), "{sizes}");
+        assert_eq!(made.setting_count("parallel.shard"), shard, "{sizes}");
+        // A setting names a key that the file has.
+        for setting in made.made.iter().filter(|setting| !setting.from.is_empty()) {
+            assert!(made.rows.iter().any(|row| row.key == setting.from), "{sizes}: {setting:?}");
+        }
+    }
+}
+
+fn mesh(ranks: u64, sizes: &str) -> String {
+    let at = |name: &str| format!("parallelism_config.parallelism_config_{name}_size");
+    let sizes: Vec<(String, Value)> = pairs(sizes).into_iter().map(|(name, size)| (at(name), size)).collect();
+    let mut all = pairs("distributed_type=\"FSDP\" fsdp_config.fsdp_version=2");
+    all.push(("num_processes", ranks.into()));
+    all.extend(sizes.iter().map(|(name, size)| (name.as_str(), size.clone())));
+    nested(&all)
+}
+
+#[test]
+fn a_mesh_that_does_not_make_up_the_ranks_is_refused() {
+    let cases = [
+        (16, "dp_replicate=2 dp_shard=4", "dp_shard_size", "are 8 ranks, and num_processes is 16"),
+        (16, "dp_replicate=1 dp_shard=4", "dp_shard_size", "are 4 ranks"),
+        (16, "dp_shard=1 tp=2", "dp_shard_size", "are 2 ranks"),
+        (16, "dp_replicate=3", "dp_replicate_size", "does not divide num_processes = 16"),
+        (16, "dp_replicate=2 tp=16", "dp_replicate_size", "does not divide"),
+        (16, "cp=5", "cp_size", "does not divide"),
+        (16, "dp_replicate=9000000000000000000 dp_shard=9000000000000000000", "dp_shard_size", "num_processes is 16"),
+    ];
+    for (ranks, sizes, key, message) in cases {
+        let text = mesh(ranks, sizes);
+        let error = zbench::foreign::parse("file", text.as_bytes(), &options(&[])).unwrap_err().to_string();
+        assert!(error.contains(&format!("parallelism_config_{key}")) && error.contains(message), "{sizes}: {error}");
+    }
+    let first = mesh(16, "dp_replicate=2").replace("\"fsdp_version\":2", "\"fsdp_version\":1");
+    let error = zbench::foreign::parse("file", first.as_bytes(), &options(&[])).unwrap_err().to_string();
+    assert!(error.contains("dp_replicate_size") && error.contains("fsdp_version: 2"), "{error}");
+}
+
 /// A value that a key may hold and that is not its default.
 fn other_than_default(spec: &Spec) -> Value {
     let default: Value = serde_json::from_str(spec.default).unwrap_or(Value::Null);
     match spec.kind {
         Kind::Bool => json!(default != json!(true)),
         Kind::Whole(least) => json!(default.as_i64().unwrap_or(0).max(least).saturating_sub(2).max(least.max(3))),
-        Kind::Number(least) => json!(least.max(0.0) + 0.25),
+        Kind::Number(least) | Kind::NumberOrNone(least) => json!(least.max(0.0) + 0.25),
         Kind::Pair => json!([0.25, 0.5]),
         Kind::Text => json!("some words"),
         Kind::Word(words) => json!(words.iter().find(|word| json!(word) != default)),

@@ -3,6 +3,7 @@
 use super::{draft, fixture, options, row, text_of};
 use crate::support::{run, stderr, stdout};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::Path;
 use zbench::config::files::Files;
 use zbench::config::{Context, Document};
@@ -79,6 +80,103 @@ fn a_full_stage_3_file_round_trips() {
         assert!(is_gone || !name.starts_with("stage3_") || file.contains(name), "{key} is not in the file");
     }
     round("stage3_full.json", &[MODEL, LENGTH], Target::DeepSpeed, 15);
+}
+
+/// docs/import.md, "Export": zbench has nothing that these keys could come back of.
+const LOST: [&str; 9] = [
+    "stage3_allgather_sequential",
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_model_persistence_threshold",
+    "stage3_module_granularity_threshold",
+    "stage3_param_persistence_threshold",
+    "stage3_prefetch_bucket_size",
+    "stage3_use_all_reduce_for_fetch_params",
+];
+
+#[test]
+fn keys_of_stage_3_that_do_not_come_back_are_these() {
+    let file: Value = serde_json::from_str(&text_of(&fixture("stage3_full.json"))).unwrap();
+    let imported = draft(&file.to_string(), &options(&[MODEL, LENGTH]));
+    let exported = export(&cell(&imported), "here", Target::DeepSpeed).unwrap();
+    let back: Value = serde_json::from_str(&exported.text).unwrap();
+    let keys = file["zero_optimization"].as_object().unwrap().keys();
+    let lost: BTreeSet<&str> = keys
+        .filter(|key| key.starts_with("stage3_") && back["zero_optimization"].get(key).is_none())
+        .map(String::as_str)
+        .collect();
+    assert_eq!(lost, BTreeSet::from(LOST));
+    let page = text_of(&crate::support::root().join("docs/import.md"));
+    for key in LOST {
+        // What is lost was said to be so when the file was read.
+        let verdict = row(&imported, &format!("zero_optimization.{key}")).verdict;
+        assert!(!matches!(verdict, Verdict::Used), "{key}: {verdict:?}");
+        assert!(page.contains(&format!("`{key}`")), "docs/import.md does not name {key}");
+    }
+}
+
+fn accelerate(strategy: &str, rest: &str) -> (Exported, Value) {
+    let exported = export(&cell_of(&config(strategy, rest)), "here", Target::Accelerate).unwrap();
+    let file = serde_saphyr::from_str(&exported.text).unwrap();
+    (exported, file)
+}
+
+fn verdict_of(exported: &Exported, key: &str) -> Verdict {
+    exported.rows.iter().find(|row| row.key == key).unwrap_or_else(|| panic!("no row {key}")).verdict
+}
+
+/// A machine is a shard group or it is not; there are never machines that the cell does not have.
+#[test]
+fn shard_groups_that_are_no_machines_are_a_mesh() {
+    let sizes = |file: &Value| {
+        let of = |name: &str| file["parallelism_config"][format!("parallelism_config_{name}_size")].as_u64();
+        ["dp_replicate", "dp_shard", "tp"].map(of)
+    };
+    let cases = [
+        ("ranks = 16\nranks_per_node = 8\nshard = 4", 2, [Some(4), Some(4), Some(1)]),
+        ("ranks = 16\nranks_per_node = 4\nshard = 8", 4, [Some(2), Some(8), Some(1)]),
+        ("ranks = 16\nranks_per_node = 8\nshard = 2\ntensor = 2", 2, [Some(4), Some(2), Some(2)]),
+        ("ranks = 16\nranks_per_node = 8\nshard = 8", 2, [None; 3]),
+    ];
+    for (parallel, machines, mesh) in cases {
+        let (exported, file) = accelerate("hsdp", parallel);
+        assert_eq!(file["num_machines"], machines, "{parallel}");
+        assert_eq!(sizes(&file), mesh, "{parallel}");
+        assert_eq!(file["fsdp_config"]["fsdp_version"], if mesh[0].is_some() { 2 } else { 1 }, "{parallel}");
+        assert_eq!(verdict_of(&exported, "parallel.shard"), Verdict::Used);
+        let again = cell(&draft(&exported.text, &options(&[MODEL, "train.seq_len=32"])));
+        let cell = cell_of(&config("hsdp", parallel));
+        for key in ["strategy", "ranks", "ranks_per_node", "shard", "tensor"] {
+            assert_eq!(again["parallel"][key], cell["parallel"][key], "{parallel}: {key}");
+        }
+    }
+}
+
+#[test]
+fn a_norm_of_0_is_lost_on_the_way_through_accelerate_and_that_is_said() {
+    for (norm, verdict) in [("0.0", Verdict::NoEquivalent), ("0.5", Verdict::Used)] {
+        let text = config("zero2", "ranks = 8").replace("micro_batch", &format!("clip_norm = {norm}\nmicro_batch"));
+        let exported = export(&cell_of(&text), "here", Target::Accelerate).unwrap();
+        assert_eq!(verdict_of(&exported, "train.clip_norm"), verdict, "{norm}");
+        assert_eq!(exported.text.contains("gradient_clipping"), verdict == Verdict::Used, "{}", exported.text);
+        assert_eq!(exported.notes.iter().any(|note| note.contains("clips at 1.0")), verdict != Verdict::Used);
+    }
+}
+
+#[test]
+fn types_that_mixed_precision_does_not_have_are_no_default() {
+    let cases = [
+        ("preset = \"f32\"", "no", Verdict::Default),
+        ("preset = \"f32\"\nreduce = \"bf16\"", "no", Verdict::NoEquivalent),
+        ("preset = \"fsdp-mixed\"", "bf16", Verdict::Default),
+        ("preset = \"fsdp-mixed\"\nreduce = \"f32\"", "bf16", Verdict::NoEquivalent),
+    ];
+    for (precision, word, verdict) in cases {
+        let (exported, file) = accelerate("fsdp", &format!("ranks = 8\n[precision]\n{precision}\n"));
+        assert_eq!(file["mixed_precision"], word, "{precision}");
+        assert_eq!(verdict_of(&exported, "precision.reduce"), verdict, "{precision}");
+    }
 }
 
 #[test]

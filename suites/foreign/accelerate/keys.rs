@@ -9,6 +9,9 @@ const DEEPSPEED: &str = "It concerns DeepSpeed's launcher.";
 /// Sharding strategies, in PyTorch's order.
 pub const STRATEGIES: &[&str] = &["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"];
 
+/// Keys of deepspeed_config whose value may be left to the training script.
+pub const AUTO: &[&str] = &["deepspeed_config.gradient_accumulation_steps", "deepspeed_config.gradient_clipping"];
+
 /// What stands at the top.
 pub const TOP: &[Spec] = &[
     becomes(
@@ -147,7 +150,12 @@ const DEEPSPEED_CONFIG: &[Spec] = &[
     becomes("offload_optimizer_nvme_path", Text, "", "memory.offload_path"),
     becomes("offload_param_nvme_path", Text, "", "memory.offload_path"),
     becomes("gradient_accumulation_steps", Whole(1), "1", "train.accumulation"),
-    becomes("gradient_clipping", Number(0.0), "", "train.clip_norm"),
+    becomes(
+        "gradient_clipping",
+        NumberOrNone(0.0),
+        "",
+        "train.clip_norm; absent, none and 0: 1.0, at which DeepSpeed then clips",
+    ),
     ignored("zero3_init_flag", Bool, "false", "zbench makes every rank's part where it lies."),
     ignored(
         "zero3_save_16bit_model",
@@ -164,7 +172,12 @@ const DEEPSPEED_CONFIG: &[Spec] = &[
 
 const PARALLELISM: &[Spec] = &[
     becomes("parallelism_config_dp_replicate_size", Whole(1), "1", "parallel.strategy = \"hsdp\" above 1"),
-    becomes("parallelism_config_dp_shard_size", Whole(1), "1", "parallel.shard, where weights are replicated too"),
+    becomes(
+        "parallelism_config_dp_shard_size",
+        Whole(1),
+        "1",
+        "parallel.shard, where weights are replicated too; absent: what replicas, tp and cp leave of the ranks",
+    ),
     becomes("parallelism_config_tp_size", Whole(1), "1", "parallel.tensor"),
     becomes("parallelism_config_cp_size", Whole(1), "1", "parallel.context"),
     without("parallelism_config_cp_backend", Any, "\"torch\"", "Context parallelism is priced as a ring."),

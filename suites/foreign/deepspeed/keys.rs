@@ -84,6 +84,7 @@ pub const TOP: &[Spec] = &[
     ignored("steps_per_print", Whole(1), "", LOGS),
     ignored("wall_clock_breakdown", Bool, "false", "Every record of zbench has the time of each span."),
     ignored("memory_breakdown", Bool, "false", "Every record of zbench has memory by category."),
+    ignored("disable_python_gc", Bool, "false", "It is about Python's collector of garbage; zbench has no Python."),
     ignored("dump_state", Bool, "false", LOGS),
     ignored("log_level", Text, "", LOGS),
     ignored("tensorboard", Table, "", LOGS),

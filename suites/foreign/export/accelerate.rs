@@ -1,4 +1,5 @@
-//! A cell as accelerate's YAML: FSDP version 1, whose words say each way of splitting; DDP; or DeepSpeed for ZeRO 1 and 2.
+//! A cell as accelerate's YAML: FSDP version 1, whose words say each way of splitting; version 2 where shard groups are no
+//! machines, which its mesh alone says; DDP; or DeepSpeed for ZeRO 1 and 2.
 
 use super::CannotExport;
 use super::view::View;
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 /// The lines of a file, one level deep.
 struct Lines {
     top: Vec<(&'static str, Value)>,
-    section: Option<(&'static str, Vec<(&'static str, Value)>)>,
+    sections: Vec<(&'static str, Vec<(&'static str, Value)>)>,
 }
 
 impl Lines {
@@ -16,8 +17,13 @@ impl Lines {
         (key, value)
     }
 
+    /// Begins a section, to which `inner` then adds.
+    fn section(&mut self, name: &'static str) {
+        self.sections.push((name, Vec::new()));
+    }
+
     fn inner(&mut self, key: &'static str, value: Value) -> (&'static str, Value) {
-        if let Some((_, lines)) = &mut self.section {
+        if let Some((_, lines)) = self.sections.last_mut() {
             lines.push((key, value.clone()));
         }
         (key, value)
@@ -29,7 +35,7 @@ impl Lines {
         for (key, value) in &self.top {
             text += &format!("{key}: {}\n", scalar(value));
         }
-        if let Some((section, lines)) = &self.section {
+        for (section, lines) in &self.sections {
             text += &format!("{section}:\n");
             for (key, value) in lines {
                 text += &format!("  {key}: {}\n", scalar(value));
@@ -59,7 +65,7 @@ fn scalar(value: &Value) -> String {
 /// ZeRO++ is in DeepSpeed's own file alone.
 pub fn write(view: &mut View, name: &str) -> Result<String, CannotExport> {
     let strategy = view.text("parallel.strategy").to_string();
-    let mut lines = Lines { top: Vec::new(), section: None };
+    let mut lines = Lines { top: Vec::new(), sections: Vec::new() };
     let kind = match strategy.as_str() {
         "zero++" => {
             return Err(CannotExport("accelerate's file has no keys for ZeRO++; write --to deepspeed, and name that file in deepspeed_config_file".into()));
@@ -80,8 +86,9 @@ pub fn write(view: &mut View, name: &str) -> Result<String, CannotExport> {
             view.default("parallel.prefetch", "Nothing is gathered ahead where weights are whole.");
         }
     }
+    // A mesh has said some of these already.
     for key in ["parallel.tensor", "parallel.context", "parallel.pipeline", "parallel.expert", "parallel.sequence"] {
-        if view.degree(key) > 1 {
+        if view.degree(key) > 1 && !view.is_settled(key) {
             view.without(key, &[], "The training script builds the mesh (parallelism_config is for FSDP 2).");
         }
     }
@@ -91,13 +98,15 @@ pub fn write(view: &mut View, name: &str) -> Result<String, CannotExport> {
     Ok(lines.text(name))
 }
 
+/// Ranks of a machine; all of them where the cell has one machine.
+fn per_node(view: &View) -> u64 {
+    let ranks = view.degree("parallel.ranks");
+    view.count("parallel.ranks_per_node").filter(|per_node| *per_node > 0).unwrap_or(ranks)
+}
+
 fn machines(view: &mut View, lines: &mut Lines) {
     let ranks = view.degree("parallel.ranks");
-    let per_node = view.count("parallel.ranks_per_node").filter(|per_node| *per_node > 0).unwrap_or(ranks);
-    // HYBRID_SHARD's groups are machines.
-    let per_node =
-        if view.text("parallel.strategy").starts_with("hsdp") { view.degree("parallel.shard") } else { per_node };
-    let machines = ranks.div_ceil(per_node).max(1);
+    let machines = ranks.div_ceil(per_node(view)).max(1);
     let processes = lines.top("num_processes", json!(ranks));
     let nodes = lines.top("num_machines", json!(machines));
     lines.top("machine_rank", json!(0));
@@ -129,12 +138,21 @@ fn precision(view: &mut View, lines: &mut Lines, kind: &str) {
         of_kind
     };
     view.used("precision.compute", &[key], reason);
-    let kept = if kind == "DEEPSPEED" { compute.as_str() } else { "f32" };
-    let travels = if kind == "MULTI_GPU" { "f32" } else { compute.as_str() };
-    let theirs = [("parameters", kept), ("gradients", kept), ("reduce", travels), ("optimizer", "f32")];
-    for (name, theirs) in theirs {
+    // What the word makes of the types; without one a pure cell has the type of its weights everywhere.
+    let of_word = match word {
+        "bf16" => "bf16",
+        "fp16" => "f16",
+        _ => "f32",
+    };
+    let theirs = match kind {
+        _ if is_pure => [compute.as_str(); 4],
+        "DEEPSPEED" => [of_word, of_word, of_word, "f32"],
+        "MULTI_GPU" => ["f32"; 4],
+        _ => ["f32", "f32", of_word, "f32"],
+    };
+    for (name, theirs) in ["parameters", "gradients", "reduce", "optimizer"].into_iter().zip(theirs) {
         let key = format!("precision.{name}");
-        match view.text(&key) == theirs || (is_pure && view.text(&key) == compute) || word == "no" && !is_pure {
+        match view.text(&key) == theirs {
             true => view.default(&key, "It follows from mixed_precision there."),
             false => view.without(&key, &[], &format!("There it is {theirs}, which follows from mixed_precision.")),
         }
@@ -176,29 +194,34 @@ fn scaler(view: &mut View, compute: &str, kind: &str) {
 }
 
 fn fsdp(view: &mut View, lines: &mut Lines, strategy: &str) {
-    lines.section = Some(("fsdp_config", Vec::new()));
-    lines.inner("fsdp_version", json!(1));
+    // HYBRID_SHARD's groups are machines; other groups need the mesh of version 2.
+    let is_hybrid = strategy.starts_with("hsdp");
+    let has_mesh = is_hybrid && view.degree("parallel.shard") != per_node(view);
+    lines.section("fsdp_config");
+    lines.inner("fsdp_version", json!(if has_mesh { 2 } else { 1 }));
     let word = match strategy {
         "fsdp-grad-op" => "SHARD_GRAD_OP",
         "hsdp" | "hsdp-full-optimizer" => "HYBRID_SHARD",
         _ => "FULL_SHARD",
     };
-    let key = lines.inner("fsdp_sharding_strategy", json!(word));
+    let key = match has_mesh {
+        true => lines.inner("fsdp_reshard_after_forward", json!(true)),
+        false => lines.inner("fsdp_sharding_strategy", json!(word)),
+    };
     match strategy {
         "hsdp-full-optimizer" => {
             view.without(
                 "parallel.strategy",
                 &[key],
-                "HYBRID_SHARD is the nearest: it splits the optimizer's state inside a machine alone.",
+                "Hybrid sharding is the nearest: it splits the optimizer's state inside a shard group alone.",
             );
         }
         _ => view.used("parallel.strategy", &[key], "The same state is split."),
     }
-    view.used(
-        "parallel.shard",
-        &[("num_machines", json!(view.degree("parallel.ranks") / view.degree("parallel.shard")))],
-        "A machine is a shard group.",
-    );
+    if is_hybrid && !has_mesh {
+        let machines = view.degree("parallel.ranks").div_ceil(per_node(view));
+        view.used("parallel.shard", &[("num_machines", json!(machines))], "A machine is a shard group.");
+    }
     lines.inner("fsdp_auto_wrap_policy", json!("TRANSFORMER_BASED_WRAP"));
     match layer(view.text("model.family")) {
         Some(class) => {
@@ -209,13 +232,7 @@ fn fsdp(view: &mut View, lines: &mut Lines, strategy: &str) {
             .notes
             .push("the family's block has no class in transformers; state fsdp_transformer_layer_cls_to_wrap".into()),
     }
-    let ahead = view.count("parallel.prefetch").unwrap_or(1);
-    let prefetch = lines.inner("fsdp_backward_prefetch", json!(if ahead > 0 { "BACKWARD_PRE" } else { "NO_PREFETCH" }));
-    let forward = lines.inner("fsdp_forward_prefetch", json!(ahead > 0));
-    match ahead {
-        0 | 1 => view.used("parallel.prefetch", &[prefetch, forward], "One unit ahead, or none."),
-        _ => view.without("parallel.prefetch", &[prefetch, forward], "FSDP gathers one unit ahead at most."),
-    }
+    prefetch(view, lines, has_mesh);
     offload(view, lines);
     activations(view, lines);
     if let Some(key) = match view.text("checkpoint.layout") {
@@ -231,12 +248,56 @@ fn fsdp(view: &mut View, lines: &mut Lines, strategy: &str) {
         _ => None,
     } {
         let key = lines.inner("fsdp_cpu_ram_efficient_loading", json!(flag));
-        if flag {
+        if flag && !has_mesh {
             lines.inner("fsdp_sync_module_states", json!(true));
         }
         view.used("model.loading", &[key], "Whether one rank reads the weights and hands them out.");
     }
-    lines.inner("fsdp_use_orig_params", json!(true));
+    match has_mesh {
+        true => mesh(view, lines),
+        false => drop(lines.inner("fsdp_use_orig_params", json!(true))),
+    }
+}
+
+/// Version 2's mesh, whose sizes have the ranks as their product.
+fn mesh(view: &mut View, lines: &mut Lines) {
+    let [shard, tensor, context] =
+        ["parallel.shard", "parallel.tensor", "parallel.context"].map(|key| view.degree(key));
+    let taken = shard.saturating_mul(tensor).saturating_mul(context);
+    lines.section("parallelism_config");
+    let replicas = lines
+        .inner("parallelism_config_dp_replicate_size", json!((view.degree("parallel.ranks") / taken.max(1)).max(1)));
+    let group = lines.inner("parallelism_config_dp_shard_size", json!(shard));
+    view.used("parallel.shard", &[replicas, group], "Groups that are no machines, which version 2 has.");
+    for (name, key, size, reason) in [
+        ("parallelism_config_tp_size", "parallel.tensor", tensor, "Ranks that share each matrix."),
+        ("parallelism_config_cp_size", "parallel.context", context, "Ranks that share each sequence."),
+    ] {
+        let line = lines.inner(name, json!(size));
+        if size > 1 {
+            view.used(key, &[line], reason);
+        }
+    }
+    if view.degree("parallel.pipeline") > 1 {
+        view.without("parallel.pipeline", &[], "accelerate has no stages; their ranks are replicas there.");
+    }
+}
+
+/// What is gathered ahead. Version 2 has no such setting.
+fn prefetch(view: &mut View, lines: &mut Lines, is_second: bool) {
+    let ahead = view.count("parallel.prefetch").unwrap_or(1);
+    if is_second {
+        return match ahead {
+            1 => view.default("parallel.prefetch", "FSDP 2 gathers one unit ahead."),
+            _ => view.without("parallel.prefetch", &[], "FSDP 2 gathers one unit ahead, and has no setting for it."),
+        };
+    }
+    let backward = lines.inner("fsdp_backward_prefetch", json!(if ahead > 0 { "BACKWARD_PRE" } else { "NO_PREFETCH" }));
+    let forward = lines.inner("fsdp_forward_prefetch", json!(ahead > 0));
+    match ahead {
+        0 | 1 => view.used("parallel.prefetch", &[backward, forward], "One unit ahead, or none."),
+        _ => view.without("parallel.prefetch", &[backward, forward], "FSDP gathers one unit ahead at most."),
+    }
 }
 
 fn offload(view: &mut View, lines: &mut Lines) {
@@ -277,15 +338,26 @@ fn activations(view: &mut View, lines: &mut Lines) {
 }
 
 fn deepspeed(view: &mut View, lines: &mut Lines, strategy: &str) {
-    lines.section = Some(("deepspeed_config", Vec::new()));
+    lines.section("deepspeed_config");
     let stage = lines.inner("zero_stage", json!(if strategy == "zero1" { 1 } else { 2 }));
     view.used("parallel.strategy", &[stage], "FSDP splits weights too, so DeepSpeed does it.");
     view.default("parallel.prefetch", "Nothing is gathered ahead where weights are whole.");
     let steps = lines.inner("gradient_accumulation_steps", json!(view.degree("train.accumulation")));
     view.used("train.accumulation", &[steps], "Micro-batches of a step.");
-    if let Some(norm) = view.number("train.clip_norm") {
-        let key = lines.inner("gradient_clipping", json!(norm));
-        view.used("train.clip_norm", &[key], "The largest global norm.");
+    match view.number("train.clip_norm") {
+        Some(norm) if norm > 0.0 => {
+            let key = lines.inner("gradient_clipping", json!(norm));
+            view.used("train.clip_norm", &[key], "The largest global norm.");
+        }
+        // A 0 written down would be left out by accelerate.
+        _ => {
+            view.without("train.clip_norm", &[], "accelerate leaves 0 out, and DeepSpeed then clips at 1.0.");
+            view.notes.push(
+                "the file cannot say that nothing is clipped: DeepSpeed clips at 1.0 where accelerate names no norm; write --to deepspeed, \
+                 and name that file in deepspeed_config_file"
+                    .into(),
+            );
+        }
     }
     let home = match view.text("memory.offload_optimizer") {
         "host" => "cpu",

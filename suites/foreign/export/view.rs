@@ -80,6 +80,11 @@ impl View {
         (self.degree("parallel.ranks") / replica.max(1)).max(1)
     }
 
+    /// Whether it was said already what becomes of a key.
+    pub fn is_settled(&self, key: &str) -> bool {
+        self.at(key).is_some_and(|at| self.rows[at].is_some())
+    }
+
     fn settle(&mut self, key: &str, verdict: Verdict, becomes: &[(&str, Value)], reason: &str) {
         let Some(at) = self.at(key) else { return };
         let (name, value) = self.settings[at].clone();
