@@ -161,7 +161,7 @@ fn text(bytes: &[u8]) -> Result<&str, String> {
 
 /// JSON where it begins like it, else YAML.
 fn tree(source: &str, text: &str) -> Result<Node, ConfigError> {
-    let first = text.trim_start().chars().next();
+    let first = json::first(text);
     let is_toml = || ::toml::from_str::<::toml::Table>(text).is_ok_and(|table| !table.is_empty());
     let read = if matches!(first, Some('{' | '"')) || (first == Some('[') && !is_toml()) {
         json::parse(text)

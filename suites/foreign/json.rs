@@ -5,6 +5,16 @@ use super::node::{Key, Node, Value};
 use crate::config::Place;
 use std::collections::HashMap;
 
+/// What a text begins with behind blanks and comments.
+pub fn first(text: &str) -> Option<char> {
+    let mut rest = text.trim_start();
+    while rest.starts_with('#') || rest.starts_with("//") || rest.starts_with("/*") {
+        let end = if rest.starts_with("/*") { rest.find("*/").map(|end| end + 2) } else { rest.find('\n') };
+        rest = rest[end.unwrap_or(rest.len())..].trim_start();
+    }
+    rest.chars().next()
+}
+
 /// Deeper than any configuration; far from the end of the stack.
 const MOST_DEPTH: usize = 64;
 
@@ -78,9 +88,23 @@ impl Reader<'_> {
         self.column += word.chars().count();
     }
 
+    /// Over blanks, and over the comments of Hjson, by which DeepSpeed reads its files.
     fn space(&mut self) {
-        while let Some(c @ (' ' | '\t' | '\r' | '\n')) = self.peek() {
-            self.step(c);
+        loop {
+            while let Some(c @ (' ' | '\t' | '\r' | '\n')) = self.peek() {
+                self.step(c);
+            }
+            let rest = self.rest();
+            let comment = if rest.starts_with('#') || rest.starts_with("//") {
+                rest.find('\n').unwrap_or(rest.len())
+            } else if rest.starts_with("/*") {
+                // One without an end reaches to that of the file, and what is missing behind it is told.
+                rest.find("*/").map_or(rest.len(), |end| end + 2)
+            } else {
+                return;
+            };
+            let comment = rest[..comment].to_string();
+            comment.chars().for_each(|c| self.step(c));
         }
     }
 
@@ -102,7 +126,6 @@ impl Reader<'_> {
             Some('[') => self.list(depth)?,
             Some('"') => Value::Text(self.string()?),
             Some('-' | '0'..='9') => self.number()?,
-            Some('/' | '#') => return Err(self.wrong("JSON has no comments; take it out")),
             Some('\'') => return Err(self.wrong("JSON has its texts in double quotes; write \"…\"")),
             _ => self.word()?,
         };

@@ -19,7 +19,7 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
     ("toml", "[train]\nsteps = 3\n", &["is TOML", "zbench run"]),
     ("cut_off", "{\"train_batch_size\": 8", &[":1:23", "end of the file", "comma or `}`"]),
     ("comma_at_the_end", "{\"train_batch_size\": 8,\n}", &[":2:1", "comma in front of `}`", "take it out"]),
-    ("comment", "{\n  // eight\n  \"train_batch_size\": 8}", &[":2:3", "in double quotes"]),
+    ("comment_without_end", "{\n  /* eight\n  \"train_batch_size\": 8}", &[":3:25", "end of the file"]),
     ("single_quotes", "{'train_batch_size': 8}", &[":1:2", "double quotes"]),
     ("python_true", "{\"fp16\": {\"enabled\": True}}", &["fp16.enabled", "Python's", "write true"]),
     ("python_none", "{\"seed\": None}", &["seed", "write null"]),
@@ -327,6 +327,21 @@ fn a_minified_file_has_true_columns_and_fifty_problems() {
         let place = problem.place.unwrap();
         assert_eq!((place.line, place.column), (1, column), "{problem}");
     }
+}
+
+/// DeepSpeed reads Hjson, whose comments people write.
+#[test]
+fn comments_are_no_obstacle() {
+    let plain = "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 2}}";
+    let told = "// of mine\n# of yours\n{ /* eight\n sequences */ \"train_batch_size\": 8, // a step\n \"zero_optimization\": # ZeRO\n {\"stage\": 2}} # end";
+    let read = |text: &str| zbench::foreign::parse("file", text.as_bytes(), &super::options(&[])).unwrap();
+    let settings =
+        |text: &str| format!("{:?}", read(text).rows.iter().map(|row| (&row.key, &row.value)).collect::<Vec<_>>());
+    assert_eq!(settings(told), settings(plain));
+    let wrong = "{\n // one\n \"seed\": // two\n true}";
+    let error = zbench::foreign::parse("file", wrong.as_bytes(), &super::options(&[])).unwrap_err();
+    let place = error.0[0].place.unwrap();
+    assert_eq!((error.0[0].key.as_str(), place.line), ("seed", 4), "comments move no place");
 }
 
 #[test]

@@ -411,8 +411,7 @@ fn what_cannot_run_is_a_plan_and_says_so() {
     );
     assert_eq!(made.status.code(), Some(0), "{}", stderr(&made));
     let said = stderr(&made);
-    for fragment in ["it can be priced and not run", "memory.offload_optimizer", &format!("zbench plan {out}")]
-    {
+    for fragment in ["it can be priced and not run", "memory.offload_optimizer", &format!("zbench plan {out}")] {
         assert!(said.contains(fragment), "no {fragment:?} in {said}");
     }
     let plan = run(folder.path(), &["plan", out, "--format", "json"]);
