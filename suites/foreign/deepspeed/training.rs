@@ -286,7 +286,7 @@ fn decay(draft: &mut Draft, name: &str) {
             let reason = "The course ends with the last step here, and untimed steps count.";
             draft.used(&at("total_num_steps"), &settings, reason);
             if total > 100 {
-                draft.notes.push(format!("train.steps is the whole course, {total} steps with the untimed; --set train.steps=20 measures a short one, whose decay is as short"));
+                draft.notes.push(format!("train.steps is the whole course, {total} steps with the untimed; --set train.steps=20 measures a short one, whose decay is as short; state train.lr_warmup_steps with it, or it is all warm-up"));
             }
         }
         None if draft.is_auto(&at("total_num_steps")) => {}

@@ -422,8 +422,14 @@ fn activations(writer: &mut Writer<'_>) {
             .default("memory.checkpointing", "Nothing is computed again unless the model's code asks for it."),
         Some("full") => {
             let reason = "The section says how; the model's code says that (gradient_checkpointing_enable, or deepspeed.checkpointing).";
-            let section = (&*at("partition_activations"), json!(writer.view.flag("memory.partition_activations")));
-            writer.used("memory.checkpointing", &[section], reason);
+            let is_split = writer.view.flag("memory.partition_activations");
+            let section = (&*at("partition_activations"), json!(is_split));
+            // What is split is kept as inputs of blocks, so that the file tells it; else nothing in it does.
+            if is_split {
+                writer.used("memory.checkpointing", &[section], reason);
+            } else {
+                writer.nearest("memory.checkpointing", &[section], reason);
+            }
         }
         _ => writer.view.without("memory.checkpointing", &[], "The model's code says what is computed again."),
     }
