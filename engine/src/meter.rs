@@ -97,16 +97,9 @@ impl Meter {
         (self.since, self.span) = (now, next);
     }
 
-    /// Ends the step, when a device has ended it too: nanoseconds in all and by span; the spans add up exactly.
-    ///
-    /// # Errors
-    /// The device failed, or found something wrong.
-    pub fn stop(mut self) -> Result<Booked, KernelError> {
-        self.end()
-    }
-
-    /// As [`Meter::stop`], and what was written down, if anything was.
-    pub(crate) fn stop_recorded(mut self) -> (Result<Booked, KernelError>, Option<Recording>) {
+    /// Ends the step, when a device has ended it too: nanoseconds in all and by span, or what the device found wrong; and what was
+    /// written down, if anything was.
+    pub(crate) fn stop(mut self) -> (Result<Booked, KernelError>, Option<Recording>) {
         let ended = self.end();
         (ended, self.recording)
     }
@@ -181,7 +174,7 @@ mod tests {
             // Work of a length that is not nothing.
             std::hint::black_box((0..10_000u64).fold(1u64, |sum, i| sum.wrapping_mul(31).wrapping_add(i)));
         }
-        let (ended, recording) = meter.stop_recorded();
+        let (ended, recording) = meter.stop();
         let (ns, by_span) = ended.unwrap();
         tracer.keep(StepTrace { ns, ..StepTrace::empty(0, What::Step, 1) }, recording.unwrap(), &[]);
         let told = std::cell::RefCell::new(Vec::new());

@@ -241,7 +241,7 @@ impl<'a> Rank<'a> {
                 return Err(error);
             }
         };
-        let (ended, recording) = meter.stop_recorded();
+        let (ended, recording) = meter.stop();
         let ns = ended.as_ref().map_or(0, |(ns, _)| *ns);
         let broken = ended.is_err();
         self.traced(recording, StepTrace { ns, timed, broken, ..self.account(What::Step, number) });

@@ -157,10 +157,8 @@ impl TimeProfile {
     /// # Errors
     /// What of it was not measured, in words.
     pub fn time(&self, planner: &Planner, cell: &Cell) -> Result<EstimateTime, String> {
-        let time = self.clocked(planner, cell, |clock, actions| clock.time(actions))?;
-        let plan = planner.plan(cell).map_err(|error| error.to_string())?;
-        let (_, note) = self.operations(cell)?;
-        Ok(self.estimate(&time, plan.estimate.flops.tokens, note))
+        let (time, tokens, note) = self.clocked(planner, cell, |clock, actions| clock.time(actions))?;
+        Ok(self.estimate(&time, tokens, note))
     }
 
     /// The same stretch by stretch.
@@ -168,16 +166,16 @@ impl TimeProfile {
     /// # Errors
     /// As [`TimeProfile::time`].
     pub fn timeline(&self, planner: &Planner, cell: &Cell) -> Result<Vec<Stretch>, String> {
-        self.clocked(planner, cell, |clock, actions| clock.timeline(actions))
+        self.clocked(planner, cell, |clock, actions| clock.timeline(actions)).map(|(line, ..)| line)
     }
 
-    /// What a clock makes of a cell's actions.
+    /// What a clock makes of a cell's actions, the tokens of a step, and in what the times differ from the cell's own.
     fn clocked<T>(
         &self,
         planner: &Planner,
         cell: &Cell,
         make: impl FnOnce(&Clock<'_>, &mut dyn Iterator<Item = ActionStated>) -> Result<T, NoTime>,
-    ) -> Result<T, String> {
+    ) -> Result<(T, u64, String), String> {
         if cell.hardware.device != DeviceKind::Cpu {
             return Err("times are predicted for cells on the CPU alone, by what was measured on one".into());
         }
@@ -185,7 +183,7 @@ impl TimeProfile {
             return Err("times over emulated links are not predicted".into());
         }
         let (kernels, plan) = (planner.kernels_here(cell), planner.plan(cell).map_err(|error| error.to_string())?);
-        let (operations, _) = self.operations(cell)?;
+        let (operations, note) = self.operations(cell)?;
         let threads = cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank);
         let fits = Fits { profile: self, cell };
         let corrections = self.corrections.as_ref().map_or([1.0; 10], Corrections::factors);
@@ -197,12 +195,13 @@ impl TimeProfile {
             reduce: cell.precision.reduce,
             corrections,
         };
-        make(&clock, &mut plan.stated_actions(cell, &*kernels, 0)).map_err(|reason| match reason {
+        let made = make(&clock, &mut plan.stated_actions(cell, &*kernels, 0)).map_err(|reason| match reason {
             NoTime::Operation(unknown) => {
                 format!("{unknown} in {}; run `zbench calibrate` of this version of zbench", self.name)
             }
             NoTime::Collective(unknown) => unknown,
-        })
+        })?;
+        Ok((made, plan.estimate.flops.tokens, note))
     }
 
     fn estimate(&self, time: &StepTime, tokens: u64, note: String) -> EstimateTime {
