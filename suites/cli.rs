@@ -350,15 +350,10 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| "is too long; write at most some years".to_string())
 }
 
-fn parse(color: ColorWhen) -> Result<Cli, clap::Error> {
-    let choice = match color {
-        ColorWhen::Auto => clap::ColorChoice::Auto,
-        ColorWhen::Always => clap::ColorChoice::Always,
-        ColorWhen::Never => clap::ColorChoice::Never,
-    };
+fn parse() -> Result<Cli, clap::Error> {
     // Lines longer than that are hard to read, however wide the terminal.
     let width = look::Stream::Out.width().min(120);
-    let matches = Cli::command().color(choice).term_width(width.into()).try_get_matches()?;
+    let matches = Cli::command().term_width(width.into()).try_get_matches()?;
     // A global option may stand behind the command.
     let innermost = std::iter::successors(Some(&matches), |matches| matches.subcommand().map(|(_, inner)| inner));
     let given = innermost.into_iter().any(|level| level.value_source("format") == Some(ValueSource::CommandLine));
@@ -378,13 +373,13 @@ pub fn main() -> ExitCode {
     }
     let color = look::color_of(std::env::args_os().skip(1));
     look::remember(color);
-    let cli = match parse(color) {
+    let cli = match parse() {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no errors; clap's own code for a usage error is 2, which is taken.
-            let code = if error.use_stderr() { exit::USAGE } else { exit::SUCCESS };
-            let _ = error.print();
-            return ExitCode::from(code);
+            let is_error = error.use_stderr();
+            look::print_clap(&error, if is_error { look::Stream::Err } else { look::Stream::Out }, color);
+            return ExitCode::from(if is_error { exit::USAGE } else { exit::SUCCESS });
         }
     };
     match commands::run(&cli) {

@@ -13,7 +13,7 @@ fn on_terminal(folder: &Path, columns: u16, variables: &[(&str, &str)], line: &s
     let mut command = Command::new("script");
     let line = format!("stty cols {columns} && {line}");
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).current_dir(folder);
-    for unwanted in ["COLUMNS", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
+    for unwanted in ["CI", "COLUMNS", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
         command.env_remove(unwanted);
     }
     command.env("TERM", "xterm-256color").env("ZB", PROGRAM).envs(variables.iter().copied());
@@ -55,7 +55,7 @@ fn colour_is_for_terminals_that_want_it() {
     for line in ["$ZB doctor", "$ZB --help", "$ZB grid none.toml", "$ZB grdi"] {
         let coloured = on_terminal(folder.path(), 100, &[], line);
         assert!(coloured.contains("\x1b["), "{line}: {coloured}");
-        for variables in [&[("NO_COLOR", "1")][..], &[("TERM", "dumb")]] {
+        for variables in [&[("NO_COLOR", "1")][..], &[("TERM", "dumb")], &[("TERM", "dumb"), ("CI", "true")]] {
             let plain = on_terminal(folder.path(), 100, variables, line);
             assert!(!plain.contains('\x1b') && plain.len() > 40, "{line} {variables:?}: {plain}");
         }

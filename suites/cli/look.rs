@@ -105,6 +105,18 @@ pub fn say(text: String) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
+/// Help, version or a usage error, coloured by the rules of all other output: clap's own let a terminal of `TERM=dumb` have colour
+/// where `CI` is set.
+pub fn print_clap(error: &clap::Error, stream: Stream, when: ColorWhen) {
+    let text = error.render();
+    let text = if stream.color(when) { text.ansi().to_string() } else { text.to_string() };
+    // A reader that has gone away, as `| head` does, is no reason to say more.
+    let _ = match stream {
+        Stream::Out => std::io::stdout().write_all(text.as_bytes()),
+        Stream::Err => std::io::stderr().write_all(text.as_bytes()),
+    };
+}
+
 fn accented(text: &str) -> String {
     for (word, code) in [("error:", "31"), ("warning:", "33")] {
         if let Some(rest) = text.strip_prefix(word) {
