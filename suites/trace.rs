@@ -55,7 +55,7 @@ impl Timelines {
     pub fn predicted(&mut self, cells: &[Planned]) {
         for planned in cells {
             let base = self.next();
-            let name = format!("{} · predicted", name(planned));
+            let name = format!("predicted · {}", name(planned));
             match predicted::of(planned) {
                 Ok(line) => {
                     self.file.add(&lanes::process(base + PREDICTED, &name, base));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-fn browser() -> Option<PathBuf> {
+pub fn browser() -> Option<PathBuf> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let named = std::env::var_os("ZBENCH_BROWSER").map(PathBuf::from);
     let candidates = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
@@ -18,11 +18,10 @@ fn browser() -> Option<PathBuf> {
     named.into_iter().chain(found).find(|path| path.is_file())
 }
 
-/// Runs the browser on a file; what it wrote to standard output and error. Only this process is ended if it takes too long.
-fn open(browser: &Path, folder: &Path, page: &Path, options: &[&str]) -> (String, String) {
-    let profile = tempfile::tempdir_in(folder).unwrap();
-    let (out, err) = (folder.join("out.txt"), folder.join("err.txt"));
-    let mut child = Command::new(browser)
+/// The browser without a window, a profile of its own.
+pub fn headless(browser: &Path, profile: &Path) -> Command {
+    let mut command = Command::new(browser);
+    command
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"])
         .args([
             "--disable-background-networking",
@@ -30,11 +29,19 @@ fn open(browser: &Path, folder: &Path, page: &Path, options: &[&str]) -> (String
             "--disable-sync",
             "--disable-dev-shm-usage",
         ])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .stdin(Stdio::null());
+    command
+}
+
+/// Runs the browser on a file; what it wrote to standard output and error. Only this process is ended if it takes too long.
+fn open(browser: &Path, folder: &Path, page: &Path, options: &[&str]) -> (String, String) {
+    let profile = tempfile::tempdir_in(folder).unwrap();
+    let (out, err) = (folder.join("out.txt"), folder.join("err.txt"));
+    let mut child = headless(browser, profile.path())
         .args(["--enable-logging=stderr", "--v=0", "--virtual-time-budget=10000"])
-        .arg(format!("--user-data-dir={}", profile.path().display()))
         .args(options)
         .arg(format!("file://{}", page.display()))
-        .stdin(Stdio::null())
         .stdout(std::fs::File::create(&out).unwrap())
         .stderr(std::fs::File::create(&err).unwrap())
         .spawn()

@@ -33,6 +33,7 @@ mod netns;
 mod notebook;
 mod old_records;
 mod peers;
+mod perfetto;
 mod plan;
 mod planner;
 mod portable;

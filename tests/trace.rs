@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const ZERO3: &str = r#"
+pub const ZERO3: &str = r#"
 name = "traced"
 [model]
 family = "llama"
@@ -44,7 +44,7 @@ pub fn read(path: &Path) -> Value {
 }
 
 /// The tests may themselves run under some launcher.
-fn without_launcher(command: &mut Command) {
+pub fn without_launcher(command: &mut Command) {
     for (name, _) in std::env::vars() {
         let launchers = ["RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI", "MV2_", "TORCHELASTIC"];
         if launchers.iter().any(|launcher| name.starts_with(launcher)) {
@@ -141,8 +141,10 @@ pub fn check(trace: &Value) {
 /// The number of the process of each rank, and of the prediction's.
 fn ranks(trace: &Value) -> BTreeMap<usize, u64> {
     let named = events(trace).iter().filter(|event| event["name"] == "process_name");
-    let rank =
-        |event: &Value| Some((text(event, "/args/name").rsplit_once("rank ")?.1.parse().ok()?, event["pid"].as_u64()?));
+    let rank = |event: &Value| {
+        let (rank, _) = text(event, "/args/name").strip_prefix("rank ")?.split_once(" · ")?;
+        Some((rank.parse().ok()?, event["pid"].as_u64()?))
+    };
     named.filter_map(rank).collect()
 }
 
@@ -367,7 +369,7 @@ fn what_is_stopped_leaves_a_file_that_opens() {
 }
 
 /// A profile of this machine in which every operation of these cells has a time, and every collective.
-fn profile(folder: &Path, text: &str) {
+pub fn profile(folder: &Path, text: &str) {
     use zbench::calibrate::operations::Operations;
     use zbench::calibrate::probes::Seats;
     use zbench_engine::plan::clock::Overheads;
@@ -416,7 +418,8 @@ fn the_prediction_stands_beside_the_measurement() {
     let (record, trace) = (record(&output), read(&trace));
     check(&trace);
     compare(&trace, &record);
-    let named = |event: &&Value| event["name"] == "process_name" && text(event, "/args/name").ends_with("· predicted");
+    let named =
+        |event: &&Value| event["name"] == "process_name" && text(event, "/args/name").starts_with("predicted · ");
     let pid = events(&trace).iter().find(named).unwrap()["pid"].as_u64().unwrap();
     let of = |category: &str| -> Vec<&Value> {
         events(&trace).iter().filter(|e| e["ph"] == "X" && e["pid"] == pid && e["cat"] == category).collect()

@@ -66,7 +66,7 @@ impl Trial {
         let mut events = Vec::new();
         if let Entry::Vacant(rank) = self.ranks.entry(traced.rank) {
             rank.insert(BTreeMap::new());
-            events.extend(lanes::process(pid, &format!("{} · rank {}", self.label, traced.rank), pid));
+            events.extend(lanes::process(pid, &format!("rank {} · {}", traced.rank, self.label), pid));
             let compute = if self.is_device { "device queue" } else { "compute" };
             events.push(lanes::thread(pid, COMPUTE, compute));
             if self.is_device {
@@ -167,7 +167,7 @@ impl Trial {
         let Ok(predicted) = &self.predicted else { return Vec::new() };
         let mut events = Vec::new();
         if self.predicted_until.is_none() {
-            events.extend(lanes::process(pid, &format!("{} · predicted", self.label), pid));
+            events.extend(lanes::process(pid, &format!("predicted · {}", self.label), pid));
             events.push(lanes::thread(pid, COMPUTE, "a rank"));
             events.extend(predicted.memory(pid, traced.from));
         }
