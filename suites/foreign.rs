@@ -124,12 +124,16 @@ fn file(path: &Path) -> Result<Vec<u8>, String> {
 /// As [`read`].
 pub fn parse(source: &str, bytes: &[u8], options: &Options) -> Result<Draft, ConfigError> {
     let about = |message: &str| ConfigError::about(source, message);
-    let root = tree(source, text(bytes).map_err(|message| about(&message))?)?;
+    let (root, departure) = tree(source, text(bytes).map_err(|message| about(&message))?)?;
     let Some(entries) = root.table() else {
         return Err(about(&format!("holds {} and no keys: {WANTED}", root.what())));
     };
     let names: Vec<&str> = entries.iter().map(|(key, _)| key.name.as_str()).collect();
-    match recognise(&names) {
+    let format = recognise(&names);
+    if let (Some(Format::Accelerate | Format::HuggingFace), Some(wrong)) = (format, departure) {
+        return Err(not_json(source, wrong));
+    }
+    match format {
         Some(Format::DeepSpeed) => deepspeed::import(source, &root, options),
         Some(Format::Accelerate) => accelerate::import(source, &root, options),
         Some(Format::HuggingFace) => huggingface::import(source, &root, options),
@@ -159,8 +163,8 @@ fn text(bytes: &[u8]) -> Result<&str, String> {
     Ok(text)
 }
 
-/// JSON where it begins like it, else YAML.
-fn tree(source: &str, text: &str) -> Result<Node, ConfigError> {
+/// JSON where it begins like it, else YAML. The second is where JSON is Hjson.
+fn tree(source: &str, text: &str) -> Result<(Node, Option<json::Wrong>), ConfigError> {
     let first = json::first(text);
     let is_toml = || ::toml::from_str::<::toml::Table>(text).is_ok_and(|table| !table.is_empty());
     let read = if matches!(first, Some('{' | '"')) || (first == Some('[') && !is_toml()) {
@@ -170,20 +174,25 @@ fn tree(source: &str, text: &str) -> Result<Node, ConfigError> {
             "is TOML, which `zbench plan` and `zbench run` read as it is; `import` is for files of other programs";
         return Err(ConfigError::about(source, message));
     } else {
-        yaml::parse(text)
+        yaml::parse(text).map(|node| (node, None))
     };
-    read.map_err(|wrong| {
-        let message = if wrong.key.is_empty() && first == Some('{') {
-            format!("not JSON: {}", wrong.message)
-        } else {
-            wrong.message
-        };
-        ConfigError(vec![Problem { source: source.into(), place: Some(wrong.place), key: wrong.key, message }])
-    })
+    read.map_err(|wrong| if first == Some('{') { not_json(source, wrong) } else { problem(source, wrong) })
+}
+
+fn not_json(source: &str, wrong: json::Wrong) -> ConfigError {
+    let message = if wrong.key.is_empty() { format!("not JSON: {}", wrong.message) } else { wrong.message };
+    problem(source, json::Wrong { message, ..wrong })
+}
+
+fn problem(source: &str, wrong: json::Wrong) -> ConfigError {
+    let json::Wrong { place, key, message } = wrong;
+    ConfigError(vec![Problem { source: source.into(), place: Some(place), key, message }])
 }
 
 /// By keys, not by the name of the file. Where no key is one, the nearest spelling decides, so that the error is about the key.
 fn recognise(names: &[&str]) -> Option<Format> {
+    // No configuration has more keys at its top, and spellings are dear.
+    let names = &names[..names.len().min(1000)];
     let has = |wanted: &[&str]| names.iter().any(|name| wanted.contains(name));
     if has(&["distributed_type", "fsdp_config", "compute_environment", "deepspeed_config"]) {
         return Some(Format::Accelerate);
@@ -192,7 +201,7 @@ fn recognise(names: &[&str]) -> Option<Format> {
         return Some(Format::HuggingFace);
     }
     let deepspeed = || deepspeed::keys::TOP.iter().map(|spec| spec.key);
-    let is_near = |name: &&str, key: &str| name.len() > 4 && strsim::osa_distance(name, key) <= 2;
+    let is_near = |name: &&str, key: &str| (5..64).contains(&name.len()) && strsim::osa_distance(name, key) <= 2;
     let any = |is: &dyn Fn(&&str, &str) -> bool| names.iter().any(|name| deepspeed().any(|key| is(name, key)));
     if any(&|name, key| *name == key) || any(&is_near) {
         return Some(Format::DeepSpeed);

@@ -152,7 +152,10 @@ impl Draft {
                 );
                 (Verdict::Default, reason, true)
             }
-            Fate::Ignored(why) | Fate::Without(why) if states_default || is_auto(node) => {
+            Fate::Ignored(why) | Fate::Without(why) if is_auto(node) => {
+                (Verdict::Default, format!("\"auto\" is filled in by the training script there. {why}"), true)
+            }
+            Fate::Ignored(why) | Fate::Without(why) if states_default => {
                 (Verdict::Default, format!("It states its own default. {why}"), true)
             }
             Fate::Ignored(why) => (Verdict::Ignored, why.to_string(), true),

@@ -21,11 +21,8 @@ pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, Con
         return draft.finish(options);
     }
     let json = root.json().to_string();
-    // What is trained without the dropout that the file states has to say so, as in a zbench file.
-    let is_without =
-        options.set.iter().any(|set| set.split('=').next().is_some_and(|key| key.trim() == "model.dropout"));
-    let read = if is_without { hf::model_from_hf_without_dropout } else { hf::model_from_hf };
-    let model = match read(&json, source) {
+    // Dropout that the file states has a row of its own, which says that it is not there.
+    let model = match hf::model_from_hf_without_dropout(&json, source) {
         Ok(model) => model,
         Err(error) => return Err(refusal(source, root, &error)),
     };
@@ -36,9 +33,7 @@ pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, Con
     if let Some(ranks) = options.ranks {
         draft.flagged("parallel.ranks", super::draft::whole(ranks), "--ranks");
     }
-    let mut options = options.clone();
-    options.set.retain(|set| set.split('=').next().is_none_or(|key| key.trim() != "model.dropout"));
-    draft.finish(&options)
+    draft.finish(options)
 }
 
 /// The engine's error with the place of the key that it names.
@@ -132,6 +127,10 @@ fn rows(draft: &mut Draft, root: &Node, model: &Model, settings: Vec<(&'static s
         let made = ours.and_then(|ours| settings.iter().find(|(key, _)| key.strip_prefix("model.") == Some(ours)));
         let is_fixed = known.as_ref().is_some_and(|known| known.fixed.contains(&name));
         let (verdict, becomes, reason) = match (ours, made) {
+            _ if has_dropout(name, &node.json()) => {
+                let reason = "zbench drops nothing out but in adapters: sizes and speed are near, losses differ.";
+                (Verdict::NoEquivalent, Vec::new(), reason.to_string())
+            }
             (_, Some((ours, value))) => (
                 Verdict::Used,
                 vec![(ours.to_string(), value.to_string())],
@@ -154,6 +153,14 @@ fn rows(draft: &mut Draft, root: &Node, model: &Model, settings: Vec<(&'static s
     draft.notes.push(
         "a config.json says nothing of training: strategy, batch, precision and the rest have zbench's defaults".into(),
     );
+}
+
+/// Keys of dropout that causal language models read; `summary_first_dropout` and `classifier_dropout` are of other heads.
+fn has_dropout(name: &str, value: &serde_json::Value) -> bool {
+    const KEYS: [&str; 7] =
+        ["attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "emb_pdrop", "attn_config"];
+    let value = if name == "attn_config" { value.get("attn_pdrop") } else { Some(value) };
+    KEYS.contains(&name) && value.is_some_and(|value| !value.is_null() && value.as_f64() != Some(0.0))
 }
 
 fn ignored(name: &str) -> &'static str {

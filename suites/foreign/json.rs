@@ -1,5 +1,7 @@
-//! JSON (RFC 8259) with the place of every key and value, which serde_json does not keep. Stricter where files of people
-//! go wrong in silence: a key twice, NaN and Infinity, numbers without end and nesting without end are errors.
+//! JSON (RFC 8259) with the place of every key and value, which serde_json does not keep, and of Hjson, by which DeepSpeed reads
+//! its files, what cannot be misread: comments, commas that are missing at the end of a line or stand before a bracket, keys
+//! without quotes, single quotes. Stricter where files of people go wrong in silence: a key twice, NaN and Infinity, texts
+//! without quotes, numbers without end and nesting without end are errors.
 
 use super::node::{Key, Node, Value};
 use crate::config::Place;
@@ -29,17 +31,17 @@ pub struct Wrong {
     pub message: String,
 }
 
-/// Reads a text.
+/// Reads a text; beside it the first place where it is Hjson and no JSON, which programs other than DeepSpeed refuse.
 ///
 /// # Errors
-/// It is no JSON, or holds what these files cannot mean.
-pub fn parse(text: &str) -> Result<Node, Wrong> {
-    let mut reader = Reader { text, at: 0, line: 1, column: 1 };
+/// It is neither, or holds what these files cannot mean.
+pub fn parse(text: &str) -> Result<(Node, Option<Wrong>), Wrong> {
+    let mut reader = Reader { text, at: 0, line: 1, column: 1, departure: None };
     reader.space();
     let node = reader.node(0)?;
     reader.space();
     match reader.peek() {
-        None => Ok(node),
+        None => Ok((node, reader.departure)),
         Some(_) => Err(reader.wrong("the file goes on after its closing bracket; write one value")),
     }
 }
@@ -50,6 +52,8 @@ struct Reader<'a> {
     line: usize,
     /// Counted in characters from 1, and kept as the reader goes: a minified file is one long line.
     column: usize,
+    /// Where it left JSON for Hjson.
+    departure: Option<Wrong>,
 }
 
 impl Reader<'_> {
@@ -67,6 +71,13 @@ impl Reader<'_> {
 
     fn wrong(&self, message: impl Into<String>) -> Wrong {
         Wrong { place: self.place(), key: String::new(), message: message.into() }
+    }
+
+    /// Hjson from here on.
+    fn depart(&mut self, message: &str) {
+        if self.departure.is_none() {
+            self.departure = Some(self.wrong(message));
+        }
     }
 
     /// What stands here, for a message.
@@ -88,7 +99,7 @@ impl Reader<'_> {
         self.column += word.chars().count();
     }
 
-    /// Over blanks, and over the comments of Hjson, by which DeepSpeed reads its files.
+    /// Over blanks and comments.
     fn space(&mut self) {
         loop {
             while let Some(c @ (' ' | '\t' | '\r' | '\n')) = self.peek() {
@@ -104,6 +115,7 @@ impl Reader<'_> {
                 return;
             };
             let comment = rest[..comment].to_string();
+            self.depart("JSON has no comments; take it out");
             comment.chars().for_each(|c| self.step(c));
         }
     }
@@ -124,9 +136,8 @@ impl Reader<'_> {
         let value = match self.peek() {
             Some('{') => self.object(depth)?,
             Some('[') => self.list(depth)?,
-            Some('"') => Value::Text(self.string()?),
+            Some('"' | '\'') => Value::Text(self.string()?),
             Some('-' | '0'..='9') => self.number()?,
-            Some('\'') => return Err(self.wrong("JSON has its texts in double quotes; write \"…\"")),
             _ => self.word()?,
         };
         Ok(Node { value, place })
@@ -184,13 +195,10 @@ impl Reader<'_> {
             return Ok(Value::List(items));
         }
         loop {
-            self.space();
             items.push(self.node(depth + 1)?);
-            self.space();
-            if self.take(']') {
+            if self.ends(']')? {
                 return Ok(Value::List(items));
             }
-            self.comma(']')?;
         }
     }
 
@@ -203,12 +211,8 @@ impl Reader<'_> {
             return Ok(Value::Table(entries));
         }
         loop {
-            self.space();
             let place = self.place();
-            if self.peek() != Some('"') {
-                return Err(self.wrong(format!("{} where a key in double quotes belongs", self.here())));
-            }
-            let name = self.string()?;
+            let name = self.key()?;
             self.space();
             if !self.take(':') {
                 return Err(self.wrong(format!("{} where a colon belongs behind \"{name}\"", self.here())));
@@ -220,33 +224,66 @@ impl Reader<'_> {
                 return Err(Wrong { place, key: name, message });
             }
             entries.push((Key { name, place }, value));
-            self.space();
-            if self.take('}') {
+            if self.ends('}')? {
                 return Ok(Value::Table(entries));
             }
-            self.comma('}')?;
         }
     }
 
-    /// A comma with a value behind it.
-    fn comma(&mut self, close: char) -> Result<(), Wrong> {
+    /// A key in quotes or, in Hjson, without.
+    fn key(&mut self) -> Result<String, Wrong> {
+        if let Some('"' | '\'') = self.peek() {
+            return self.string();
+        }
+        let is_end = |c: char| c.is_whitespace() || c.is_control() || ",:[]{}\"'#/".contains(c);
+        let name: String = self.rest().chars().take_while(|c| !is_end(*c)).collect();
+        if name.is_empty() {
+            return Err(self.wrong(format!("{} where a key in double quotes belongs", self.here())));
+        }
+        self.depart("JSON has its keys in double quotes; write them");
+        self.skip(&name);
+        Ok(name)
+    }
+
+    /// Behind a value: whether the list or table ends here, or goes on behind a comma or, in Hjson, behind the end of the line.
+    fn ends(&mut self, close: char) -> Result<bool, Wrong> {
+        let line = self.line;
+        self.space();
+        if self.take(close) {
+            return Ok(true);
+        }
         if !self.take(',') {
-            return Err(self.wrong(format!("{} where a comma or `{close}` belongs", self.here())));
+            let is_open = self.line == line || matches!(self.peek(), None | Some(':' | ']' | '}'));
+            let message = format!("{} where a comma or `{close}` belongs", self.here());
+            if is_open {
+                return Err(self.wrong(message));
+            }
+            self.depart(&message);
+            return Ok(false);
         }
         self.space();
-        match self.peek() == Some(close) {
-            true => Err(self.wrong(format!("a comma in front of `{close}`; take it out"))),
-            false => Ok(()),
+        if self.peek() == Some(close) {
+            self.depart(&format!("a comma in front of `{close}`; take it out"));
         }
+        Ok(self.take(close))
     }
 
     fn string(&mut self) -> Result<String, Wrong> {
         let from = self.at;
-        self.take('"');
+        let quote = self.peek().unwrap_or('"');
+        if quote == '\'' {
+            self.depart("JSON has its texts in double quotes; write \"…\"");
+            if self.rest().starts_with("'''") {
+                return Err(self.wrong("a text of several lines, which no key wants; write \"…\""));
+            }
+        }
+        self.take(quote);
         loop {
             match self.peek() {
-                None => return Err(self.wrong("the file ends inside a text; close it with a double quote")),
-                Some('"') => break,
+                None => {
+                    return Err(self.wrong(format!("the file ends inside a text; close it with {}", named(quote))));
+                }
+                Some(c) if c == quote => break,
                 Some('\n') => return Err(self.wrong("a text goes over the end of its line; close it, or write \\n")),
                 Some('\\') => {
                     self.step('\\');
@@ -257,14 +294,23 @@ impl Reader<'_> {
                 Some(c) => self.step(c),
             }
         }
-        self.take('"');
-        // Escapes are serde_json's work.
-        serde_json::from_str(&self.text[from..self.at]).map_err(|_| {
+        let inner = &self.text[from + 1..self.at];
+        // Escapes are serde_json's work, which knows double quotes.
+        let text = match quote {
+            '\'' => format!("\"{}\"", inner.replace("\\'", "'").replace('"', "\\\"")),
+            _ => format!("\"{inner}\""),
+        };
+        self.take(quote);
+        serde_json::from_str(&text).map_err(|_| {
             self.wrong(
                 "a text with an escape that JSON does not have, or a control character; write \\\\ for a backslash",
             )
         })
     }
+}
+
+fn named(quote: char) -> &'static str {
+    if quote == '"' { "a double quote" } else { "a single quote" }
 }
 
 /// The error of a value with its key in front.

@@ -18,9 +18,16 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
     ("nothing_known_yaml", "colour: red\n", &["no configuration that zbench reads"]),
     ("toml", "[train]\nsteps = 3\n", &["is TOML", "zbench run"]),
     ("cut_off", "{\"train_batch_size\": 8", &[":1:23", "end of the file", "comma or `}`"]),
-    ("comma_at_the_end", "{\"train_batch_size\": 8,\n}", &[":2:1", "comma in front of `}`", "take it out"]),
+    ("comma_at_the_end", "{\"model_type\": \"llama\",\n}", &[":2:1", "comma in front of `}`", "take it out"]),
+    ("no_comma", "{\"train_batch_size\": 8 \"seed\": 1}", &[":1:24", "where a comma or `}` belongs"]),
+    ("no_comma_in_json", "{\"model_type\": \"llama\"\n\"hidden_size\": 64}", &[":2:1", "where a comma or `}` belongs"]),
+    ("comment_in_json", "{ // of mine\n\"model_type\": \"llama\"}", &[":1:3", "no comments"]),
+    ("two_commas", "{\"train_batch_size\": 8,, \"seed\": 1}", &[":1:24", "where a key"]),
+    ("bare_text", "{zero_optimization: {stage: two}}", &["zero_optimization.stage", "double quotes"]),
+    ("several_lines", "{\"optimizer\": {\"type\": '''AdamW'''}}", &["optimizer.type", "several lines"]),
     ("comment_without_end", "{\n  /* eight\n  \"train_batch_size\": 8}", &[":3:25", "end of the file"]),
-    ("single_quotes", "{'train_batch_size': 8}", &[":1:2", "double quotes"]),
+    ("single_quotes", "{'model_type': 'llama'}", &[":1:2", "double quotes"]),
+    ("single_quote_open", "{'train_batch_size: 8}", &["ends inside a text", "single quote"]),
     ("python_true", "{\"fp16\": {\"enabled\": True}}", &["fp16.enabled", "Python's", "write true"]),
     ("python_none", "{\"seed\": None}", &["seed", "write null"]),
     ("nan", "{\"gradient_clipping\": NaN}", &["gradient_clipping", "finite"]),
@@ -152,6 +159,21 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         &["bf16_optimizer_states", "bf16_master_weights_and_grads"],
     ),
     (
+        "master_alone",
+        "{\"zero_optimization\": {\"stage\": 2}, \"fp16\": {\"enabled\": true, \"fp16_master_weights_and_grads\": true}}",
+        &["fp16.fp16_master_weights_and_grads", "offload_optimizer"],
+    ),
+    (
+        "master_of_bf16_alone",
+        "{\"zero_optimization\": {\"stage\": 2}, \"bf16\": {\"enabled\": true, \"bf16_master_weights_and_grads\": true}}",
+        &["bf16.bf16_master_weights_and_grads", "offload_optimizer", "bf16_optimizer_states"],
+    ),
+    (
+        "master_without_zero",
+        "{\"bf16\": {\"enabled\": true, \"bf16_master_weights_and_grads\": true, \"bf16_optimizer_states\": true}}",
+        &["bf16.bf16_master_weights_and_grads", "zero_optimization.stage"],
+    ),
+    (
         "hpz_and_mics",
         "{\"zero_optimization\": {\"stage\": 3, \"mics_shard_size\": 4, \"zero_hpz_partition_size\": 4}}",
         &["mics_shard_size", "keep one"],
@@ -252,7 +274,6 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         "{\"model_type\": \"llama\", \"hidden_size\": 30, \"num_attention_heads\": 4}",
         &["num_attention_heads", "does not divide"],
     ),
-    ("hf_dropout", "{\"model_type\": \"gpt2\", \"attn_pdrop\": 0.1}", &["attn_pdrop", "model.dropout = 0.0"]),
     ("hf_bias", "{\"model_type\": \"llama\", \"attention_bias\": true}", &["biases", "model.path"]),
     ("hf_quantised", "{\"model_type\": \"llama\", \"quantization_config\": {\"bits\": 4}}", &["quantization_config"]),
 ];
@@ -329,15 +350,25 @@ fn a_minified_file_has_true_columns_and_fifty_problems() {
     }
 }
 
-/// DeepSpeed reads Hjson, whose comments people write.
+/// DeepSpeed reads Hjson, and people write its comments, commas and quotes.
 #[test]
-fn comments_are_no_obstacle() {
+fn hjson_is_read_as_deepspeed_reads_it() {
     let plain = "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 2}}";
     let told = "// of mine\n# of yours\n{ /* eight\n sequences */ \"train_batch_size\": 8, // a step\n \"zero_optimization\": # ZeRO\n {\"stage\": 2}} # end";
     let read = |text: &str| zbench::foreign::parse("file", text.as_bytes(), &super::options(&[])).unwrap();
     let settings =
         |text: &str| format!("{:?}", read(text).rows.iter().map(|row| (&row.key, &row.value)).collect::<Vec<_>>());
     assert_eq!(settings(told), settings(plain));
+    for told in [
+        "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 2,},\n}",
+        "{\"train_batch_size\": 8\n\"zero_optimization\": {\"stage\": 2\n}\n}",
+        "{train_batch_size: 8, zero_optimization: {stage: 2}}",
+        "{'train_batch_size': 8, 'zero_\\u006fptimization': {stage: 2}}",
+    ] {
+        assert_eq!(settings(told), settings(plain), "{told}");
+    }
+    let quoted = read("{'optimizer': {'type': 'AdamW', params: {betas: [0.9, 0.95,], lr: 1e-3,}}}");
+    assert!(quoted.rows.iter().any(|row| row.value == serde_json::json!([0.9, 0.95])), "{:?}", quoted.rows);
     let wrong = "{\n // one\n \"seed\": // two\n true}";
     let error = zbench::foreign::parse("file", wrong.as_bytes(), &super::options(&[])).unwrap_err();
     let place = error.0[0].place.unwrap();

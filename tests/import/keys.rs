@@ -42,6 +42,9 @@ use Verdict::{Default as D, Ignored as I, NoEquivalent as N, Used as U};
 
 const STAGE3: &str = "zero_optimization.stage=3";
 const FP16: &str = "fp16.enabled=true";
+const FP16_OFFLOADED: &str =
+    "fp16.enabled=true zero_optimization.stage=2 zero_optimization.offload_optimizer.device=\"cpu\"";
+const BF16_STATES: &str = "zero_optimization.stage=2 bf16.enabled=true bf16.bf16_optimizer_states=true";
 const DECAY: &str = "optimizer.type=\"AdamW\" optimizer.params.lr=0.01 scheduler.type=\"WarmupDecayLR\" scheduler.params.total_num_steps=50";
 const COSINE: &str = "optimizer.type=\"AdamW\" optimizer.params.lr=0.01 scheduler.type=\"WarmupCosineLR\" scheduler.params.total_num_steps=50";
 
@@ -148,14 +151,14 @@ const DEEPSPEED: &[Case] = &[
     ("fp16.hysteresis", "9", FP16, U, "precision.hysteresis=9"),
     ("fp16.consecutive_hysteresis", "true", FP16, U, "precision.consecutive_hysteresis=true"),
     ("fp16.min_loss_scale", "4", FP16, U, "precision.min_loss_scale=4.0"),
-    ("fp16.fp16_master_weights_and_grads", "true", FP16, U, "precision.master=\"f16\""),
+    ("fp16.fp16_master_weights_and_grads", "true", FP16_OFFLOADED, U, "precision.master=\"f16\""),
     ("fp16.fp16_master_weights_and_grads", "true", "", I, ""),
     ("bf16.enabled", "true", "", U, "precision.preset=\"deepspeed\""),
-    ("bf16.bf16_master_weights_and_grads", "true", "bf16.enabled=true", U, "precision.master=\"bf16\""),
+    ("bf16.bf16_master_weights_and_grads", "true", BF16_STATES, U, "precision.master=\"bf16\""),
     (
         "bf16.bf16_optimizer_states",
         "true",
-        "bf16.enabled=true bf16.bf16_master_weights_and_grads=true",
+        "zero_optimization.stage=2 bf16.enabled=true bf16.bf16_master_weights_and_grads=true",
         U,
         "precision.optimizer=\"bf16\"",
     ),

@@ -300,6 +300,26 @@ fn a_hugging_face_config_becomes_its_model() {
     }
 }
 
+/// GPT-2 as transformers publishes it trains with dropout, which zbench has in adapters alone.
+#[test]
+fn dropout_of_a_model_is_told_and_not_refused() {
+    let gpt2 = r#"{"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 64, "vocab_size": 256, "attn_pdrop": 0.1,
+        "embd_pdrop": 0.1, "resid_pdrop": 0.0, "summary_first_dropout": 0.1, "activation_function": "gelu_new"}"#;
+    let made = draft(gpt2, &options(&["train.seq_len=16"]));
+    let without = zbench_engine::hf::model_from_hf_without_dropout(gpt2, "here").unwrap();
+    assert_eq!(cell(&made)["model"], serde_json::to_value(&without).unwrap());
+    for (key, verdict) in [
+        ("attn_pdrop", Verdict::NoEquivalent),
+        ("embd_pdrop", Verdict::NoEquivalent),
+        ("resid_pdrop", Verdict::Default),
+        ("summary_first_dropout", Verdict::Ignored),
+    ] {
+        assert_eq!(row(&made, key).verdict, verdict, "{key}");
+    }
+    let mpt = r#"{"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 256, "attn_config": {"attn_pdrop": 0.2, "alibi": true}}"#;
+    assert_eq!(row(&draft(mpt, &options(&["train.seq_len=16"])), "attn_config").verdict, Verdict::NoEquivalent);
+}
+
 #[test]
 fn what_is_imported_runs_and_its_record_is_exported() {
     let folder = tempfile::tempdir().unwrap();

@@ -233,6 +233,7 @@ const OPTIMIZER: &[Spec] = &[
 
 const FUSED: &str = "It chooses among implementations of one update.";
 const ONE_BIT: &str = "It belongs to an optimizer that zbench does not have.";
+const UPDATE: &str = "It changes the update, and zbench's AdamW has no such thing.";
 
 const OPTIMIZER_PARAMS: &[Spec] = &[
     becomes("lr", Number(0.0), "0.001", "train.lr"),
@@ -243,11 +244,22 @@ const OPTIMIZER_PARAMS: &[Spec] = &[
     ignored("torch_adam", Bool, "false", FUSED),
     ignored("fused", Bool, "", FUSED),
     ignored("set_grad_none", Bool, "true", FUSED),
+    ignored("foreach", Bool, "", FUSED),
+    ignored("capturable", Bool, "false", FUSED),
+    ignored("differentiable", Bool, "false", FUSED),
+    without("maximize", Bool, "false", UPDATE),
+    without("decoupled_weight_decay", Bool, "", UPDATE),
     without("bias_correction", Bool, "true", "zbench's AdamW always corrects the bias."),
     without("amsgrad", Bool, "false", "zbench's AdamW has no maximum of moments."),
     without("fp32_optimizer_states", Bool, "true", "precision.optimizer states the moments' type; set it there."),
     gone("max_grad_norm", "write gradient_clipping at the top instead"),
     without("momentum", Number(0.0), "", ONE_BIT),
+    without("dampening", Number(0.0), "", ONE_BIT),
+    without("nesterov", Bool, "", ONE_BIT),
+    without("alpha", Number(0.0), "", ONE_BIT),
+    without("centered", Bool, "", ONE_BIT),
+    without("lr_decay", Number(0.0), "", ONE_BIT),
+    without("initial_accumulator_value", Number(0.0), "", ONE_BIT),
     without("max_coeff", Number(0.0), "", ONE_BIT),
     without("min_coeff", Number(0.0), "", ONE_BIT),
     without("freeze_step", FIRST, "", ONE_BIT),

@@ -143,7 +143,10 @@ fn masters(draft: &mut Draft, mode: Mode) {
     ];
     for (path, key, dtype, wanted, reason) in flags {
         match draft.flag(path) {
-            Some(true) if mode == wanted => draft.used(path, &[(key, word(dtype))], reason),
+            Some(true) if mode == wanted => {
+                draft.used(path, &[(key, word(dtype))], reason);
+                is_possible(draft, path);
+            }
             Some(true) => draft.ignored(path, "Its section is off."),
             _ => draft.default(path, "The copy is f32."),
         }
@@ -155,6 +158,24 @@ fn masters(draft: &mut Draft, mode: Mode) {
             "bf16.bf16_optimizer_states",
             "needs bf16_master_weights_and_grads, as DeepSpeed does; write that, too",
         );
+    }
+}
+
+/// DeepSpeed keeps such a copy only where ZeRO does, and on the device only beside moments that are bf16, too
+/// (deepspeed/runtime/base_optimizer.py, _configure_master_weights).
+fn is_possible(draft: &mut Draft, path: &str) {
+    if draft.count("zero_optimization.stage").unwrap_or(0) == 0 {
+        return draft.refuse(path, "is for ZeRO alone, as in DeepSpeed; write zero_optimization.stage 1, 2 or 3");
+    }
+    let is_offloaded =
+        matches!(draft.word("zero_optimization.offload_optimizer.device"), Some(device) if device != "none");
+    let is_bf16 = path.starts_with("bf16.");
+    if !is_offloaded && !(is_bf16 && draft.flag("bf16.bf16_optimizer_states") == Some(true)) {
+        let instead = if is_bf16 { ", or bf16_optimizer_states" } else { "" };
+        let message = format!(
+            "needs an offloaded optimizer, as DeepSpeed does; write zero_optimization.offload_optimizer {{ \"device\": \"cpu\" }}{instead}"
+        );
+        draft.refuse(path, message);
     }
 }
 

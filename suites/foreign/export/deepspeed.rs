@@ -270,9 +270,17 @@ fn precision(writer: &mut Writer<'_>) {
 
 fn masters(writer: &mut Writer<'_>, base: &str, master: &str, optimizer: &str) {
     let section = if base == "f16" { "fp16" } else { "bf16" };
+    let is_staged = writer.view.text("parallel.strategy") != "ddp";
+    let is_offloaded = matches!(writer.view.text("memory.offload_optimizer"), "host" | "disk");
+    // DeepSpeed has no copy in few bits but these (deepspeed/runtime/base_optimizer.py, _configure_master_weights).
+    let has_low = is_staged && (is_offloaded || (base, optimizer) == ("bf16", "bf16"));
     match (base, master) {
         ("f32", _) => writer.view.default("precision.master", "f32 weights are their own master."),
         (_, "f32") => writer.view.default("precision.master", "f32 unless told otherwise."),
+        _ if !has_low => {
+            let reason = "DeepSpeed keeps an f32 copy unless ZeRO's optimizer is offloaded, or bf16 throughout.";
+            writer.nearest("precision.master", &[], reason);
+        }
         (base, master) if base == master => {
             let key = format!("{section}.{section}_master_weights_and_grads");
             writer.used("precision.master", &[(&key, json!(true))], "The copy has the type of the weights.");
@@ -288,7 +296,7 @@ fn masters(writer: &mut Writer<'_>, base: &str, master: &str, optimizer: &str) {
     }
     match (base, optimizer) {
         (_, "f32" | "") => writer.view.default("precision.optimizer", "f32 unless told otherwise."),
-        ("bf16", "bf16") => {
+        ("bf16", "bf16") if has_low && master != "f32" => {
             writer.used(
                 "precision.optimizer",
                 &[("bf16.bf16_optimizer_states", json!(true))],
