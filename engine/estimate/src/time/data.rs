@@ -11,8 +11,10 @@ struct Move {
     queue: queue::Unit,
     gather_bytes: f64,
     reduce_bytes: f64,
-    gather_group: Group,
-    reduce_group: Group,
+    /// Of gathers in forward, and of scattered gradients.
+    group: Group,
+    /// Of gathers in backward: smaller where a second copy waits for it.
+    again: Group,
 }
 
 /// Units of a kind that are put on the queues one by one.
@@ -69,15 +71,23 @@ impl Plan<'_> {
         }
         self.span(SpanKind::Exposed(Axis::Data), exposed);
         let times = if each { micros } else { 1.0 };
+        let replicas = self.context.layout.replicas.ranks;
         for m in &moves {
             let count = m.queue.count as f64;
-            let gathers =
-                f64::from(u8::from(m.queue.gather_forward > 0.0)) + f64::from(u8::from(m.queue.gather_backward > 0.0));
-            let gathers = if staged { gathers.min(1.0) } else { gathers };
-            let often = if sharded && each { micros } else { 1.0 };
-            self.row(Axis::Data, Collective::AllGather, often * count * gathers, m.gather_bytes, m.gather_group.ranks);
+            let often = count * if sharded && each { micros } else { 1.0 };
+            if m.queue.gather_forward > 0.0 {
+                self.row(Axis::Data, Collective::AllGather, often, m.gather_bytes, m.group.ranks);
+            }
+            // Stages keep what they gathered from the first micro-batch to the last.
+            if m.queue.gather_backward > 0.0 && !(staged && m.queue.gather_forward > 0.0) {
+                self.row(Axis::Data, Collective::AllGather, often, m.gather_bytes, m.again.ranks);
+            }
             let kind = if sharding.optimizer > 1 || each { Collective::ReduceScatter } else { Collective::AllReduce };
-            self.row(Axis::Data, kind, times * count, m.reduce_bytes, m.reduce_group.ranks);
+            self.row(Axis::Data, kind, times * count, m.reduce_bytes, m.group.ranks);
+            if sharded {
+                let share = m.reduce_bytes / m.group.ranks.max(1) as f64;
+                self.row(Axis::Data, Collective::AllReduce, times * count, share, replicas);
+            }
         }
     }
 
@@ -161,8 +171,8 @@ impl Plan<'_> {
                 },
                 gather_bytes: (unit.dense + unit.sparse) * moved * of,
                 reduce_bytes: dense + sparse,
-                gather_group: group,
-                reduce_group: group,
+                group,
+                again: if sharding.parked > 1 { layout.parked } else { group },
             });
         }
         list

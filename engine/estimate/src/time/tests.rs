@@ -122,6 +122,31 @@ fn traffic_is_that_of_the_books() {
     near(sent(3), 3.0, 0.01);
 }
 
+/// hpZ gathers for backward within the group of the second copy; HSDP sums up among replicas what was scattered within a group.
+#[test]
+fn groups_of_the_data_axis_have_their_own_traffic() {
+    let rows = |change: &dyn Fn(&mut Sharding)| {
+        let mut job = Job { sharding: Sharding::zero(3, 8), ..job() };
+        job.batch.accumulation = 1;
+        change(&mut job.sharding);
+        let bytes = job.model.parameters() as f64 * 2.0;
+        let of = |kind: Collective, traffic: &[Traffic]| {
+            traffic.iter().filter(|row| row.kind == kind).map(|row| row.wire / bytes).sum::<f64>()
+        };
+        let traffic = time(&job, &a100()).traffic;
+        [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce].map(|kind| of(kind, &traffic))
+    };
+    let close = |have: [f64; 3], want: [f64; 3]| {
+        have.iter().zip(want).for_each(|(have, want)| near(have + 1.0, want + 1.0, 0.01))
+    };
+    close(rows(&|_| {}), [2.0 * 7.0 / 8.0, 7.0 / 8.0, 0.0]);
+    close(rows(&|sharding| sharding.parked = 2), [7.0 / 8.0 + 1.0 / 2.0, 7.0 / 8.0, 0.0]);
+    let hybrid = rows(&|sharding| {
+        (sharding.parameters, sharding.gradients, sharding.optimizer) = (4, 4, 4);
+    });
+    close(hybrid, [2.0 * 3.0 / 4.0, 3.0 / 4.0, 2.0 / 2.0 / 4.0]);
+}
+
 #[test]
 fn a_pipelines_bubble_is_p_less_one_over_m_and_chunks_divide_it() {
     let mut job = job();
