@@ -10,7 +10,7 @@ mod slurm;
 mod spawn;
 
 pub use connect::{Choice, HOW_TO_HAVE_MPI, Options, connect, meet};
-pub use detect::{Source, World, detect, inherited};
+pub use detect::{Source, World, consulted, detect, inherited};
 pub use line::{Line, Silence};
 pub use slurm::{expand_nodes, expand_tasks};
 pub(crate) use spawn::fresh_token;

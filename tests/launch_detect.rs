@@ -33,6 +33,22 @@ const SRUN: &str = "SLURM_PROCID=9 SLURM_NTASKS=20 SLURM_LOCALID=1 SLURM_NODEID=
 const OMPI: &str = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 \
                     OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=99";
 
+/// What doctor and `zbench allreduce` print: what detection asked for, and no secret.
+#[test]
+fn variables_that_decide_are_told() {
+    let told = |variables: &str| {
+        let variables = lookup(variables);
+        let env = |name: &str| variables.get(name).cloned();
+        let told = zbench::launch::consulted(&env);
+        told.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+    };
+    let ranks = told("WORLD_SIZE=2 HOME=/root RANK=1 ZBENCH_TOKEN=secret MASTER_ADDR=a SLURM_JOB_ID=4");
+    assert_eq!(ranks, "RANK=1 WORLD_SIZE=2 MASTER_ADDR=a");
+    assert_eq!(told("RANK=1 HOME=/root"), "RANK=1", "of a decision that fails, too");
+    assert!(told(SRUN).contains("SLURM_PROCID=9") && told(SRUN).contains("SLURM_STEP_NODELIST=gpu[07-08],big1"));
+    assert_eq!(told("HOME=/root"), "");
+}
+
 #[test]
 fn each_launcher_is_read() {
     let world = found(TORCHRUN);

@@ -174,23 +174,12 @@ fn code_of(error: &BenchError) -> u8 {
 
 /// Variables that have a say in the run. Not all, as nccl-tests has it: an environment may hold secrets.
 fn environment() -> Vec<String> {
-    const BEGIN: [&str; 5] = ["NCCL_", "OMPI_COMM_WORLD_", "PMI_", "MV2_COMM_WORLD_", "SLURM_STEP_"];
-    const NAMES: [&str; 9] = [
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "SLURM_PROCID",
-        "SLURM_NTASKS",
-        "SLURM_NNODES",
-    ];
-    let has_say = |name: &str| NAMES.contains(&name) || BEGIN.iter().any(|begin| name.starts_with(begin));
+    let mut all = crate::launch::consulted(&|name| std::env::var(name).ok());
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
     };
-    let mut all: Vec<(String, String)> = std::env::vars_os().map(text).filter(|(name, _)| has_say(name)).collect();
+    let has_say = |name: &str| name.starts_with("NCCL_") || name == "CUDA_VISIBLE_DEVICES";
+    all.extend(std::env::vars_os().map(text).filter(|(name, _)| has_say(name)));
     all.sort();
     all.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
 }

@@ -1,6 +1,7 @@
 //! What the environment says of this process: which rank of how many it is, and where the ranks meet.
 
 use super::{LaunchError, slurm};
+use std::cell::RefCell;
 
 /// Who started this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +87,8 @@ impl World {
 /// Looks a variable up.
 pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
+/// What ranks on several hosts tell each other to be let in.
+const TOKEN: &str = "ZBENCH_TOKEN";
 /// torchrun's port when none is said.
 const TORCH_PORT: u16 = 29500;
 /// SLURM's numbers from here on are no steps of tasks but the allocation's own shells.
@@ -126,6 +129,22 @@ pub fn detect(env: Env<'_>) -> Result<Option<World>, LaunchError> {
         }
     }
     world(env, first, notes).map(Some)
+}
+
+/// The variables that are set and that [`detect`] reads, whatever it decides; what only the ranks may know is left out.
+pub fn consulted(env: Env<'_>) -> Vec<(String, String)> {
+    let read = RefCell::new(Vec::<(String, String)>::new());
+    let recording = |name: &str| {
+        let value = env(name)?;
+        let mut read = read.borrow_mut();
+        if name != TOKEN && !read.iter().any(|(known, _)| known == name) {
+            read.push((name.to_string(), value.clone()));
+        }
+        Some(value)
+    };
+    // What it decides is told elsewhere.
+    let _ = detect(&recording);
+    read.into_inner()
 }
 
 /// Variables of a launcher that started no ranks here, in words: what a process inherits from an interactive allocation.
@@ -294,7 +313,7 @@ fn world(env: Env<'_>, seen: Seen, mut notes: Vec<String>) -> Result<World, Laun
     let stated_host = env("MASTER_ADDR").map(|host| host.trim().to_string()).filter(|host| !host.is_empty());
     let alone = local_size == Some(size);
     let host = stated_host.or(seen.host).or_else(|| alone.then(|| "127.0.0.1".to_string()));
-    let secret = env("ZBENCH_TOKEN").unwrap_or_default();
+    let secret = env(TOKEN).unwrap_or_default();
     let token = match source {
         Source::Ours => secret,
         _ => {

@@ -5,28 +5,6 @@ use crate::commands::open;
 use crate::environment::Root;
 use crate::launch;
 
-/// Variables by which launchers tell a process its place.
-const VARIABLES: [&str; 18] = [
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "PMI_RANK",
-    "PMI_SIZE",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_RANK",
-    "MV2_COMM_WORLD_SIZE",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "SLURM_PROCID",
-    "SLURM_NTASKS",
-    "SLURM_STEP_NODELIST",
-    "CUDA_VISIBLE_DEVICES",
-];
-
 /// Who started this process, by what it would decide; launchers that could.
 pub(super) fn launchers(env: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
     let decision = match launch::detect(env) {
@@ -34,8 +12,10 @@ pub(super) fn launchers(env: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
         Ok(None) => Ok(launch::inherited(env).unwrap_or_else(|| "none: zbench starts its ranks itself".into())),
         Err(error) => Err(error.to_string()),
     };
-    let seen: Vec<String> = VARIABLES.iter().filter_map(|name| Some(format!("{name}={}", env(name)?))).collect();
-    let seen = if seen.is_empty() { "none".to_string() } else { seen.join(" ") };
+    let devices = env("CUDA_VISIBLE_DEVICES").map(|devices| ("CUDA_VISIBLE_DEVICES".to_string(), devices));
+    let set = launch::consulted(env).into_iter().chain(devices);
+    let set: Vec<String> = set.map(|(name, value)| format!("{name}={value}")).collect();
+    let set = if set.is_empty() { "none".to_string() } else { set.join(" ") };
     let there: Vec<&str> =
         ["srun", "sbatch", "torchrun", "mpirun"].into_iter().filter(|name| open::is_program(name)).collect();
     let there = if there.is_empty() { "none".to_string() } else { there.join(", ") };
@@ -45,7 +25,7 @@ pub(super) fn launchers(env: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
             decision,
             "unset the variables of the launcher that did not start it",
         ),
-        Finding::judged("launcher's variables", Some(seen), true, ""),
+        Finding::judged("launcher's variables", Some(set), true, ""),
         Finding::judged("launchers in PATH", Some(there), true, ""),
     ]
 }
