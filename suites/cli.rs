@@ -235,6 +235,7 @@ left as it was (or there is no data sheet of this GPU to have shares of), 4 ther
   zbench export best name=quickstart --to accelerate  … of one entry; the file to stdout, the table of settings to stderr
   zbench export 3f2a --to torchtitan                  one record
   zbench export run.toml --set parallel.strategy=zero3 --to deepspeed
+  zbench export best --to deepspeed --base mine.json  mine.json with the cell's settings: what zbench does not speak of stays
 
 Bundles leave out secrets; names and addresses of hosts become hashes. docs/import.md has the mapping of settings.")]
     Export(ExportArgs),

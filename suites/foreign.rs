@@ -106,7 +106,10 @@ pub fn read(path: &Path, options: &Options) -> Result<Draft, ConfigError> {
 }
 
 /// The bytes of a file, which must be one and not too long.
-fn file(path: &Path) -> Result<Vec<u8>, String> {
+///
+/// # Errors
+/// What it is instead, in words.
+pub fn file(path: &Path) -> Result<Vec<u8>, String> {
     const INSTEAD: &str = "name a DeepSpeed JSON, an accelerate YAML or a config.json";
     let about = std::fs::metadata(path).map_err(|error| format!("cannot be read: {error}; {INSTEAD}"))?;
     if about.is_dir() {
@@ -197,7 +200,8 @@ fn recognise(names: &[&str]) -> Option<Format> {
     if has(&["distributed_type", "fsdp_config", "compute_environment", "deepspeed_config"]) {
         return Some(Format::Accelerate);
     }
-    if has(&["model_type", "architectures"]) {
+    let is_old_gpt2 = ["n_embd", "n_layer", "n_head"].iter().all(|key| has(&[key]));
+    if has(&["model_type", "architectures"]) || is_old_gpt2 {
         return Some(Format::HuggingFace);
     }
     let deepspeed = || deepspeed::keys::TOP.iter().map(|spec| spec.key);

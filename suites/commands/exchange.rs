@@ -3,7 +3,8 @@
 use super::report::write_whole;
 use super::{Expanded, bundle, document_text, existing, expand, filter, notebook, print, print_lines};
 use crate::cli::{Cells, ExportArgs, Format, Global, ImportArgs, Program, exit};
-use crate::foreign::export::{self as out, Target};
+use crate::config::ConfigError;
+use crate::foreign::export::{self as out, Base, Target};
 use crate::foreign::table::{self, Sides};
 use crate::foreign::toml::{self, Written};
 use crate::foreign::{self, Options};
@@ -121,8 +122,13 @@ fn cell(global: &Global, arguments: &ExportArgs, program: Program) -> Result<u8>
         Program::Accelerate => Target::Accelerate,
         Program::Torchtitan => Target::Torchtitan,
     };
-    let exported =
+    let mut exported =
         out::export(&cell, &name, target).with_context(|| format!("{name} cannot be written for {}", target.name()))?;
+    if let Some(path) = &arguments.base {
+        let source = path.display().to_string();
+        let bytes = foreign::file(path).map_err(|message| ConfigError::about(&source, message))?;
+        exported = out::onto(exported, &name, target, &Base { source: &source, bytes: &bytes })?;
+    }
     match &arguments.output {
         Some(path) => write_whole(path, exported.text.as_bytes())?,
         None => print(&exported.text)?,

@@ -40,8 +40,9 @@ fn map(draft: &mut Draft, options: &Options) {
     let stage = draft.count("zero_optimization.stage").unwrap_or(0);
     offload(draft, stage, [section("offload_optimizer"), section("offload_param")]);
     let (tensor, expert) = degrees(draft);
-    training::batch(draft, options, tensor, groups.max(expert));
-    precision::precision(draft);
+    let sequence = sequence(draft);
+    training::batch(draft, options, tensor.saturating_mul(sequence), groups.max(expert));
+    precision::precision(draft, options);
     training::optimizer(draft);
     training::schedule(draft);
     training::rest(draft);
@@ -114,8 +115,15 @@ fn zero(draft: &mut Draft) -> u64 {
         _ => draft.default(&at("mics_shard_size"), "-1 is no MiCS."),
     }
     wires(draft, [weights, gradients], is_third, strategy == "zero++");
+    match draft.flag(&at("overlap_comm")) {
+        Some(overlaps) if overlaps != is_third => draft.without(&at("overlap_comm"), OVERLAP),
+        _ => draft.default(&at("overlap_comm"), format!("It is on in stage 3 and off below anyway. {OVERLAP}")),
+    }
     groups
 }
+
+const OVERLAP: &str =
+    "Whether transfers overlap compute follows from backend and device here; a record states what was exposed.";
 
 /// qwZ and qgZ. Under zero++ the wires are compressed unless the file says otherwise, so there they are always written.
 fn wires(draft: &mut Draft, given: [Option<bool>; 2], is_third: bool, is_zeropp: bool) {
@@ -164,7 +172,16 @@ pub fn offload(draft: &mut Draft, stage: u64, sections: [Section; 2]) {
             Some("nvme") => "disk",
             _ => "none",
         };
-        if home == "none" {
+        let home = match stage < least && key == "memory.offload_parameters" {
+            true => "none",
+            false => home,
+        };
+        if home == "none" && draft.word(&device).is_some_and(|device| device != "none") {
+            draft.ignored(
+                &device,
+                "Weights are split, and so offloaded, in stage 3 alone: below it nothing reads this key.",
+            );
+        } else if home == "none" {
             draft.default(&device, "Nothing is offloaded.");
         } else if stage < least {
             let message =
@@ -196,6 +213,20 @@ pub fn offload(draft: &mut Draft, stage: u64, sections: [Section; 2]) {
             draft.without(path, "There is one folder for all that is on the disk: the optimizer's stands.");
         }
     }
+}
+
+/// Ranks that share each sequence.
+fn sequence(draft: &mut Draft) -> u64 {
+    let path = "sequence_parallel_size";
+    let size = draft.count(path).unwrap_or(1).max(1);
+    if size > 1 {
+        let reason =
+            "The nearest: ranks that share each sequence here pass keys and values on, and do not exchange heads.";
+        draft.nearest(path, &[("parallel.context", whole(size))], reason);
+    } else {
+        draft.default(path, "1 is no sequence parallelism.");
+    }
+    size
 }
 
 /// Tensor and expert parallelism: their degrees.

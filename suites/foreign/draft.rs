@@ -55,6 +55,8 @@ pub struct Draft {
     untold: usize,
 }
 
+/// What DeepSpeed's fields of stage 3 are called by, or not: their models take fields by name and by alias.
+const STAGE_3: &str = "stage3_";
 /// Problems that are told of one file. Who has more has another kind of file, and reads none of them.
 const MOST_PROBLEMS: usize = 50;
 
@@ -84,8 +86,16 @@ impl Draft {
     pub fn walk(&mut self, specs: &'static [Spec], table: &Node, prefix: &str) {
         for (key, node) in table.table().unwrap_or_default() {
             let path = if prefix.is_empty() { key.name.clone() } else { format!("{prefix}.{}", key.name) };
-            let Some(spec) = specs.iter().find(|spec| spec.key == key.name) else {
-                self.unknown(specs, &path, &key.name, key.place);
+            let is_field =
+                |spec: &&Spec| prefix == "zero_optimization" && spec.key.strip_prefix(STAGE_3) == Some(&key.name);
+            let found = specs.iter().find(|spec| spec.key == key.name).or_else(|| specs.iter().find(is_field));
+            let Some(spec) = found else {
+                // DeepSpeed looks up what it knows at the top, and people put their remarks beside it.
+                if self.format == Format::DeepSpeed && prefix.is_empty() && key.name.starts_with('_') {
+                    self.remark(&key.name, key.place, node);
+                } else {
+                    self.unknown(specs, &path, &key.name, key.place);
+                }
                 continue;
             };
             if let Fate::Gone(instead) = spec.fate {
@@ -115,16 +125,18 @@ impl Draft {
         }
         let shown: String = path.chars().take(80).collect();
         let near = keys::nearest(name, specs.iter().map(|spec| spec.key));
-        let elsewhere = || {
-            let all = keys::flat(self.top());
-            all.into_iter().find(|(full, _)| full.rsplit('.').next() == Some(name)).map(|(full, _)| full)
-        };
-        let message = match (near, elsewhere()) {
-            (_, Some(full)) => format!("unknown key here; did you mean {full}?"),
+        let message = match (near, keys::elsewhere(self.top(), name)) {
+            (_, Some(full)) => format!("unknown key here; take it out, or write it as {full} if that is meant"),
             (Some(near), None) => format!("unknown key; did you mean {near}?"),
             _ => "unknown key; take it out (docs/import-keys.md lists all keys)".to_string(),
         };
         self.problem(Some(place), &shown, message);
+    }
+
+    fn remark(&mut self, name: &str, place: Place, node: &Node) {
+        let reason = "It is no key of DeepSpeed's, which reads what it knows: a remark.".to_string();
+        let (key, value) = (name.to_string(), node.json());
+        self.row(Row { key, value, verdict: Verdict::Ignored, becomes: Vec::new(), reason, place: Some(place) });
     }
 
     fn top(&self) -> &'static [Spec] {
@@ -146,17 +158,15 @@ impl Draft {
         let is_absent = matches!(node.value, Value::Null) || node.table().is_some_and(<[_]>::is_empty);
         let (verdict, reason, is_settled) = match spec.fate {
             _ if is_absent => (Verdict::Default, "It is empty, which is the same as leaving it out.".to_string(), true),
-            Fate::Becomes(what) if is_auto(node) => {
-                let reason = format!(
-                    "\"auto\" is filled in by the training script there; here zbench's default stands ({what})."
-                );
-                (Verdict::Default, reason, true)
-            }
-            Fate::Ignored(why) | Fate::Without(why) if is_auto(node) => {
-                (Verdict::Default, format!("\"auto\" is filled in by the training script there. {why}"), true)
+            Fate::Becomes(_) if is_auto(node) => {
+                let reason = "\"auto\" is filled in by the training script there; here zbench's default stands.";
+                (Verdict::Default, reason.to_string(), true)
             }
             Fate::Ignored(why) | Fate::Without(why) if states_default => {
                 (Verdict::Default, format!("It states its own default. {why}"), true)
+            }
+            Fate::Without(why) if is_auto(node) => {
+                (Verdict::NoEquivalent, format!("\"auto\" is filled in by the training script there. {why}"), true)
             }
             Fate::Ignored(why) => (Verdict::Ignored, why.to_string(), true),
             Fate::Without(why) => (Verdict::NoEquivalent, why.to_string(), true),

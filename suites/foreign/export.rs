@@ -1,6 +1,7 @@
 //! A cell as a configuration of another program: what its settings became there, and which have no place.
 
 mod accelerate;
+mod base;
 mod deepspeed;
 mod torchtitan;
 mod view;
@@ -8,6 +9,8 @@ mod view;
 use super::Row;
 use serde_json::Value;
 use view::View;
+
+pub use base::{Base, onto};
 
 /// Whose configurations are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

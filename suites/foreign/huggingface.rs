@@ -125,18 +125,22 @@ fn rows(draft: &mut Draft, root: &Node, model: &Model, settings: Vec<(&'static s
         let of_reader = READ.iter().find(|(theirs, _)| *theirs == name);
         let ours = of_table.or(of_reader).map(|(_, ours)| *ours);
         let made = ours.and_then(|ours| settings.iter().find(|(key, _)| key.strip_prefix("model.") == Some(ours)));
+        // One table holds two of our keys.
+        let theta = settings.iter().find(|(key, _)| {
+            *key == "model.rope_theta" && name == "rope_parameters" && node.get("rope_theta").is_some()
+        });
         let is_fixed = known.as_ref().is_some_and(|known| known.fixed.contains(&name));
         let (verdict, becomes, reason) = match (ours, made) {
             _ if has_dropout(name, &node.json()) => {
                 let reason = "zbench drops nothing out but in adapters: sizes and speed are near, losses differ.";
                 (Verdict::NoEquivalent, Vec::new(), reason.to_string())
             }
-            (_, Some((ours, value))) => (
+            (_, made) if made.or(theta).is_some() => (
                 Verdict::Used,
-                vec![(ours.to_string(), value.to_string())],
+                made.into_iter().chain(theta).map(|(ours, value)| (ours.to_string(), value.to_string())).collect(),
                 "A key of [model] by another name or the same.".to_string(),
             ),
-            (Some(_), None) => {
+            (Some(_), _) => {
                 (Verdict::Default, Vec::new(), format!("It is what the family {:?} has anyway.", model.family))
             }
             (None, _) if is_fixed => (Verdict::Default, Vec::new(), "zbench computes just that.".to_string()),

@@ -175,6 +175,16 @@ pub const fn holds(key: &'static str, keys: &'static [Spec]) -> Spec {
     Spec { key, kind: Kind::Table, default: "", fate: Fate::Holds(keys) }
 }
 
+/// Where else a key of this name stands, be it a section.
+pub fn elsewhere(specs: &'static [Spec], name: &str) -> Option<String> {
+    let under = |spec: &'static Spec| match spec.fate {
+        Fate::Holds(inner) => elsewhere(inner, name).map(|below| format!("{}.{below}", spec.key)),
+        _ => None,
+    };
+    let is_there = specs.iter().any(|spec| spec.key == name && !matches!(spec.fate, Fate::Gone(_)));
+    is_there.then(|| name.to_string()).or_else(|| specs.iter().find_map(under))
+}
+
 /// All keys of a table and those below it, with those that they stand under in front.
 pub fn flat(specs: &'static [Spec]) -> Vec<(String, &'static Spec)> {
     let mut all = Vec::new();

@@ -16,6 +16,8 @@ pub fn parse(text: &str) -> Result<Node, Wrong> {
         // Behind the first line the parser shows the file, which the reader has.
         let whole = error.to_string();
         let message = whole.lines().find(|line| !line.trim().is_empty()).unwrap_or("unreadable").trim().to_string();
+        // Advice to programmers stands behind a comma.
+        let message = message.split(", set ").next().unwrap_or_default().to_string();
         let place = error.location().map_or(Place { line: 1, column: 1 }, place);
         Wrong { place, key: String::new(), message: format!("not YAML: {message}; write `key: value` lines") }
     })?;

@@ -53,12 +53,12 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
     (
         "key_in_wrong_section",
         "{\"fp16\": {\"enabled\": true, \"gradient_clipping\": 1.0}}",
-        &["fp16.gradient_clipping", "did you mean gradient_clipping?"],
+        &["fp16.gradient_clipping", "or write it as gradient_clipping"],
     ),
     (
         "stage_without_section",
         "{\"train_batch_size\": 8, \"stage\": 2}",
-        &["stage", "did you mean zero_optimization.stage?"],
+        &["stage", "or write it as zero_optimization.stage"],
     ),
     (
         "unknown",
@@ -110,7 +110,11 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         "{\"scheduler\": {\"params\": {\"warmup_num_steps\": 3}}}",
         &["scheduler.params.warmup_num_steps", "scheduler.type"],
     ),
-    ("no_total", "{\"scheduler\": {\"type\": \"WarmupDecayLR\"}}", &["scheduler.type", "total_num_steps", "write it"]),
+    (
+        "no_total",
+        "{\"scheduler\": {\"type\": \"WarmupDecayLR\"}}",
+        &["scheduler.type", "total_num_steps", "write a number"],
+    ),
     ("both_halves", "{\"fp16\": {\"enabled\": true}, \"bf16\": {\"enabled\": true}}", &["bf16.enabled", "keep one"]),
     (
         "product",
@@ -142,11 +146,6 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         "max_grad_norm",
         "{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"max_grad_norm\": 1}}}",
         &["max_grad_norm", "deprecated", "gradient_clipping"],
-    ),
-    (
-        "param_below_three",
-        "{\"zero_optimization\": {\"stage\": 2, \"offload_param\": {\"device\": \"cpu\"}}}",
-        &["offload_param.device", "needs stage 3"],
     ),
     (
         "nvme_without_path",

@@ -41,6 +41,7 @@ type Case = (&'static str, &'static str, &'static str, Verdict, &'static str);
 use Verdict::{Default as D, Ignored as I, NoEquivalent as N, Used as U};
 
 const STAGE3: &str = "zero_optimization.stage=3";
+const LINEAR: &str = "scheduler.params.warmup_type=\"linear\" scheduler.params.total_num_steps=50";
 const FP16: &str = "fp16.enabled=true";
 const FP16_OFFLOADED: &str =
     "fp16.enabled=true zero_optimization.stage=2 zero_optimization.offload_optimizer.device=\"cpu\"";
@@ -124,9 +125,27 @@ const DEEPSPEED: &[Case] = &[
     ("optimizer.params.adam_w_mode", "false", "optimizer.type=\"Adam\" optimizer.params.weight_decay=0.3", N, ""),
     ("optimizer.params.adam_w_mode", "false", "optimizer.type=\"Adam\" optimizer.params.weight_decay=0.0", D, ""),
     ("optimizer.params.adam_w_mode", "true", "optimizer.type=\"Adam\"", D, ""),
-    ("scheduler.type", "\"WarmupLR\"", "", U, "train.lr_schedule=\"constant\""),
-    ("scheduler.type", "\"WarmupDecayLR\"", "scheduler.params.total_num_steps=50", U, "train.lr_schedule=\"linear\""),
-    ("scheduler.type", "\"WarmupCosineLR\"", "scheduler.params.total_num_steps=50", U, "train.lr_schedule=\"cosine\""),
+    ("optimizer.params.adam_w_mode", "false", "optimizer.type=\"AdamW\" optimizer.params.weight_decay=0.3", I, ""),
+    ("optimizer.params.torch_adam", "true", "optimizer.type=\"AdamW\"", I, ""),
+    ("optimizer.params.torch_adam", "true", "optimizer.type=\"Adam\" optimizer.params.adam_w_mode=false", I, ""),
+    ("optimizer.params.torch_adam", "false", "optimizer.type=\"AdamW\"", D, ""),
+    ("zero_optimization.overlap_comm", "true", STAGE3, D, ""),
+    ("zero_optimization.overlap_comm", "false", STAGE3, N, ""),
+    ("zero_optimization.overlap_comm", "true", "zero_optimization.stage=2", N, ""),
+    ("zero_optimization.overlap_comm", "false", "zero_optimization.stage=2", D, ""),
+    // A field of DeepSpeed's model goes by its own name, too.
+    ("zero_optimization.max_live_parameters", "5", STAGE3, N, ""),
+    ("zero_optimization.prefetch_bucket_size", "\"auto\"", STAGE3, N, ""),
+    ("zero_optimization.offload_param.device", "\"cpu\"", "zero_optimization.stage=2", I, ""),
+    ("sequence_parallel_size", "2", "", N, "parallel.context=2"),
+    ("sequence_parallel_size", "1", "", D, ""),
+    ("_comment", "\"of mine\"", "zero_optimization.stage=2", I, ""),
+    ("scheduler.type", "\"WarmupLR\"", LINEAR, U, "train.lr_schedule=\"constant\""),
+    ("scheduler.type", "\"WarmupLR\"", "scheduler.params.warmup_type=\"auto\"", U, "train.lr_schedule=\"constant\""),
+    ("scheduler.type", "\"WarmupLR\"", "scheduler.params.warmup_type=\"log\"", N, "train.lr_schedule=\"constant\""),
+    ("scheduler.type", "\"WarmupLR\"", "", N, "train.lr_schedule=\"constant\""),
+    ("scheduler.type", "\"WarmupDecayLR\"", LINEAR, U, "train.lr_schedule=\"linear\""),
+    ("scheduler.type", "\"WarmupCosineLR\"", LINEAR, U, "train.lr_schedule=\"cosine\""),
     ("scheduler.type", "\"OneCycle\"", "", N, "train.lr_schedule=\"constant\""),
     ("scheduler.params.warmup_min_lr", "0", DECAY, D, ""),
     ("scheduler.params.warmup_min_lr", "0.1", DECAY, N, ""),
@@ -146,7 +165,7 @@ const DEEPSPEED: &[Case] = &[
     ("fp16.loss_scale", "128", FP16, U, "precision.loss_scale=128.0"),
     ("fp16.loss_scale", "128", "fp16.enabled=false", I, ""),
     ("fp16.initial_scale_power", "9", FP16, U, "precision.initial_scale_power=9"),
-    ("fp16.initial_scale_power", "9", "fp16.enabled=\"auto\"", U, "precision.initial_scale_power=9"),
+    ("fp16.initial_scale_power", "9", "fp16.enabled=\"auto\"", I, ""),
     ("fp16.loss_scale_window", "9", FP16, U, "precision.loss_scale_window=9"),
     ("fp16.hysteresis", "9", FP16, U, "precision.hysteresis=9"),
     ("fp16.consecutive_hysteresis", "true", FP16, U, "precision.consecutive_hysteresis=true"),
@@ -263,6 +282,14 @@ const ACCELERATE: &[Case] = &[
     ),
     ("deepspeed_config.zero_stage", "3", FSDP, I, ""),
     ("deepspeed_config.offload_optimizer_device", "\"cpu\"", STAGED, U, "memory.offload_optimizer=\"host\""),
+    ("fsdp_config.fsdp_backward_prefetch_policy", "\"BACKWARD_PRE\"", FSDP, I, ""),
+    (
+        "deepspeed_config.offload_param_device",
+        "\"cpu\"",
+        "distributed_type=\"DEEPSPEED\" deepspeed_config.zero_stage=2",
+        I,
+        "",
+    ),
     ("deepspeed_config.offload_param_device", "\"cpu\"", STAGED, U, "memory.offload_parameters=\"host\""),
     (
         "deepspeed_config.offload_optimizer_nvme_path",
@@ -293,6 +320,22 @@ const ACCELERATE: &[Case] = &[
     ("parallelism_config.parallelism_config_tp_size", "2", FSDP2, U, "parallel.tensor=2"),
     ("parallelism_config.parallelism_config_cp_size", "2", FSDP2, U, "parallel.context=2"),
 ];
+
+/// engine.py, _configure_basic_optimizer: which class it is says what is so where the file is silent.
+#[test]
+fn a_silent_file_decays_as_its_optimizer_does() {
+    for (params, kind, decay) in [
+        ("{}", "AdamW", 0.0),
+        ("{\"torch_adam\": true}", "AdamW", 0.01),
+        ("{\"torch_adam\": true}", "Adam", 0.01),
+        ("{\"torch_adam\": true, \"adam_w_mode\": false}", "Adam", 0.0),
+        ("{\"torch_adam\": true, \"adam_w_mode\": false}", "AdamW", 0.01),
+    ] {
+        let file = format!("{{\"optimizer\": {{\"type\": \"{kind}\", \"params\": {params}}}}}");
+        let draft = draft(&file, &options(&[]));
+        assert_eq!(draft.setting("train.weight_decay").and_then(toml::Value::as_float), Some(decay), "{file}");
+    }
+}
 
 fn check(cases: &[Case]) {
     for (key, value, others, verdict, setting) in cases {

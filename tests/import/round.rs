@@ -3,11 +3,11 @@
 use super::{draft, fixture, options, row, text_of};
 use crate::support::{run, stderr, stdout};
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 use zbench::config::files::Files;
 use zbench::config::{Context, Document};
-use zbench::foreign::export::{Exported, Target, export};
+use zbench::foreign::export::{Base, Exported, Target, export, onto};
 use zbench::foreign::{Draft, Options, Verdict, toml};
 use zbench::grid;
 
@@ -82,37 +82,98 @@ fn a_full_stage_3_file_round_trips() {
     round("stage3_full.json", &[MODEL, LENGTH], Target::DeepSpeed, 15);
 }
 
-/// docs/import.md, "Export": zbench has nothing that these keys could come back of.
-const LOST: [&str; 9] = [
-    "stage3_allgather_sequential",
-    "stage3_gather_16bit_weights_on_model_save",
-    "stage3_max_live_parameters",
-    "stage3_max_reuse_distance",
-    "stage3_model_persistence_threshold",
-    "stage3_module_granularity_threshold",
-    "stage3_param_persistence_threshold",
-    "stage3_prefetch_bucket_size",
-    "stage3_use_all_reduce_for_fetch_params",
-];
+fn leaves(value: &Value, prefix: &str, into: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(table) if !table.is_empty() => {
+            for (name, inner) in table {
+                leaves(inner, format!("{prefix}.{name}").trim_start_matches('.'), into);
+            }
+        }
+        _ => drop(into.insert(prefix.to_string(), value.clone())),
+    }
+}
+
+fn keys_of(target: Target, text: &str) -> BTreeMap<String, Value> {
+    let value: Value = match target {
+        Target::Accelerate => serde_saphyr::from_str(text).unwrap(),
+        _ => serde_json::from_str(text).unwrap(),
+    };
+    let mut keys = BTreeMap::new();
+    leaves(&value, "", &mut keys);
+    keys
+}
+
+/// Onto the file that the cell came of: the very keys and values of that file, and nothing that makes another cell.
+#[test]
+fn onto_its_own_file_every_key_comes_back() {
+    for (name, target) in [
+        ("stage2_fp16.json", Target::DeepSpeed),
+        ("stage3_offload.json", Target::DeepSpeed),
+        ("stage3_full.json", Target::DeepSpeed),
+        ("fsdp_full_shard.yaml", Target::Accelerate),
+    ] {
+        let text = text_of(&fixture(name));
+        let cell = cell(&draft(&text, &options(&[MODEL, LENGTH])));
+        let exported = export(&cell, name, target).unwrap();
+        let base = Base { source: name, bytes: text.as_bytes() };
+        let made = onto(exported, name, target, &base).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let back = keys_of(target, &made.text);
+        for (key, value) in keys_of(target, &text) {
+            let found = back.get(&key);
+            assert!(
+                found.is_some_and(|found| same(found, &value)),
+                "{name}: {key} is {value} and came back as {found:?}"
+            );
+        }
+        let again = draft(&made.text, &options(&[MODEL, LENGTH]));
+        assert_eq!(self::cell(&again), cell, "{name}");
+    }
+}
 
 #[test]
-fn keys_of_stage_3_that_do_not_come_back_are_these() {
-    let file: Value = serde_json::from_str(&text_of(&fixture("stage3_full.json"))).unwrap();
-    let imported = draft(&file.to_string(), &options(&[MODEL, LENGTH]));
-    let exported = export(&cell(&imported), "here", Target::DeepSpeed).unwrap();
-    let back: Value = serde_json::from_str(&exported.text).unwrap();
-    let keys = file["zero_optimization"].as_object().unwrap().keys();
-    let lost: BTreeSet<&str> = keys
-        .filter(|key| key.starts_with("stage3_") && back["zero_optimization"].get(key).is_none())
-        .map(String::as_str)
-        .collect();
-    assert_eq!(lost, BTreeSet::from(LOST));
-    let page = text_of(&crate::support::root().join("docs/import.md"));
-    for key in LOST {
-        // What is lost was said to be so when the file was read.
-        let verdict = row(&imported, &format!("zero_optimization.{key}")).verdict;
-        assert!(!matches!(verdict, Verdict::Used), "{key}: {verdict:?}");
-        assert!(page.contains(&format!("`{key}`")), "docs/import.md does not name {key}");
+fn onto_a_file_of_another_cell_the_cell_has_the_last_word() {
+    let file = r#"{"train_batch_size": "auto", "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1e8, "overlap_comm": true,
+        "offload_param": {"device": "cpu", "pin_memory": false, "buffer_count": 9}}, "steps_per_print": 7, "fp16": {"enabled": "auto"},
+        "optimizer": {"type": "Lamb", "params": {"lr": 0.5, "max_coeff": 0.3}}}"#;
+    let cell = cell_of(&config("zero2", "ranks = 4\n[precision]\npreset = \"deepspeed\"\n"));
+    let put = |target, file: &str| {
+        let exported = export(&cell, "here", target).unwrap();
+        onto(exported, "here", target, &Base { source: "base.json", bytes: file.as_bytes() })
+    };
+    let made = put(Target::DeepSpeed, file).unwrap();
+    let back = keys_of(Target::DeepSpeed, &made.text);
+    for (key, value) in [
+        ("train_batch_size", serde_json::json!(8)),
+        ("zero_optimization.stage", serde_json::json!(2)),
+        ("zero_optimization.stage3_max_live_parameters", serde_json::json!(1e8)),
+        ("steps_per_print", serde_json::json!(7)),
+        ("bf16.enabled", serde_json::json!(true)),
+        // What zbench has the nearest of alone, and the cell has just that.
+        ("optimizer.type", serde_json::json!("Lamb")),
+        ("optimizer.params.max_coeff", serde_json::json!(0.3)),
+    ] {
+        assert!(back.get(key).is_some_and(|found| same(found, &value)), "{key}: {:?}", back.get(key));
+    }
+    assert!(!made.text.contains("offload_param"), "{}", made.text);
+    let note = made.notes.last().unwrap();
+    assert!(
+        note.contains("gone: ") && note.contains("offload_param.device") && !note.contains("steps_per_print"),
+        "{note}"
+    );
+    assert!(
+        made.text.find("train_batch_size") < made.text.find("steps_per_print"),
+        "in the order of the file: {}",
+        made.text
+    );
+
+    for (target, file, fragments) in [
+        (Target::DeepSpeed, "distributed_type: FSDP\n", ["is no DeepSpeed", "accelerate"]),
+        (Target::Accelerate, file, ["is no accelerate", "DeepSpeed"]),
+        (Target::Torchtitan, file, ["torchtitan", "--base"]),
+        (Target::DeepSpeed, "{\"zero_optimization\": {\"stage\": 9}}", ["zero_optimization.stage", "base.json"]),
+    ] {
+        let said = put(target, file).unwrap_err().to_string();
+        assert!(fragments.iter().all(|fragment| said.contains(fragment)), "{said}");
     }
 }
 

@@ -51,7 +51,9 @@ fn known_family(config: &Map<String, Value>, file: &str) -> Result<&'static Fami
         Some(Value::String(name)) => family(name).ok_or_else(|| format!("{name:?}")),
         Some(other) => Err(other.to_string()),
         None => {
-            return Err(HfError::field(file, "model_type", "is missing; if the model is a Llama, state \"llama\""));
+            let guess = if config.contains_key("n_embd") { ("GPT-2", "gpt2") } else { ("Llama", "llama") };
+            let message = format!("is missing; if the model is a {}, state \"{}\"", guess.0, guess.1);
+            return Err(HfError::field(file, "model_type", message));
         }
     };
     named.map_err(|given| {

@@ -117,6 +117,12 @@ const FSDP: &[Spec] = &[
         "\"NO_PREFETCH\"",
         "parallel.prefetch: 1, 0; BACKWARD_POST has no equivalent",
     ),
+    ignored(
+        "fsdp_backward_prefetch_policy",
+        Text,
+        "",
+        "accelerate reads fsdp_backward_prefetch and no longer this old name of it: nothing is gathered ahead there.",
+    ),
     becomes("fsdp_forward_prefetch", Bool, "false", "parallel.prefetch, which is for both directions"),
     becomes("fsdp_offload_params", Bool, "false", "memory.offload_parameters and memory.offload_optimizer = \"host\""),
     becomes(

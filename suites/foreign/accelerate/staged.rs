@@ -10,9 +10,12 @@ pub fn deepspeed(draft: &mut Draft) {
     let at = |name: &str| format!("deepspeed_config.{name}");
     if let Some(file) = draft.text(&at("deepspeed_config_file")).map(str::to_string) {
         let shown = file.escape_debug().to_string();
+        let ranks = draft.count("num_processes").map_or("N".to_string(), |ranks| ranks.to_string());
         return draft.refuse(
             &at("deepspeed_config_file"),
-            format!("has the settings in a file of its own; import that: zbench import {shown} --ranks N"),
+            format!(
+                "has the settings in a file of its own; import that: zbench import {shown} --ranks {ranks} (accelerate looks for it where it is started)"
+            ),
         );
     }
     let stage = draft.count(&at("zero_stage")).unwrap_or(2);

@@ -57,6 +57,7 @@ pub const TOP: &[Spec] = &[
         "\"fp32\"",
         "zbench's sequence parallelism has no wire type of its own.",
     ),
+    becomes("sequence_parallel_size", Whole(1), "1", "parallel.context, the nearest"),
     without("prescale_gradients", Bool, "false", "zbench adds gradients up in f32 and divides once, in the update."),
     without(
         "gradient_predivide_factor",
@@ -133,11 +134,11 @@ const ZERO: &[Spec] = &[
     without("use_multi_rank_bucket_allreduce", Bool, "true", BUCKETS),
     without("allgather_partitions", Bool, "true", "zbench gathers, and never broadcasts part by part."),
     without("allgather_bucket_size", FIRST, "500000000", BUCKETS),
-    without(
+    becomes(
         "overlap_comm",
         Bool,
         "",
-        "Whether transfers overlap compute follows from backend and device here; a record states what was exposed.",
+        "nothing: true in stage 3 and false below are the default, others have no equivalent",
     ),
     ignored(
         "load_from_fp32_weights",

@@ -1,6 +1,6 @@
 //! Types: fp16, bf16, torch_autocast, amp, data_types and communication_data_type.
 
-use super::super::draft::{Draft, whole};
+use super::super::draft::{Draft, Options, whole};
 use super::word;
 use toml::Value as Toml;
 
@@ -15,7 +15,7 @@ enum Mode {
 
 /// The [precision] of a file. DeepSpeed casts the module when it starts, keeps f32 master weights, and accumulates and reduces
 /// gradients in the type of the weights unless data_types or communication_data_type say otherwise.
-pub fn precision(draft: &mut Draft) {
+pub fn precision(draft: &mut Draft, options: &Options) {
     let mode = mode(draft);
     let base = match mode {
         Mode::F32 => "f32",
@@ -25,7 +25,7 @@ pub fn precision(draft: &mut Draft) {
     };
     gradients(draft, mode, base);
     masters(draft, mode);
-    loss_scale(draft, mode);
+    loss_scale(draft, mode, options);
 }
 
 fn mode(draft: &mut Draft) -> Mode {
@@ -83,9 +83,12 @@ fn mode(draft: &mut Draft) -> Mode {
         ["fp16", "bf16"].into_iter().filter(|section| draft.is_auto(&format!("{section}.enabled"))).collect();
     if !auto.is_empty() {
         draft.notes.push(format!(
-            "{}.enabled is \"auto\", so the file does not say what it trains in, and zbench trains in f32: --set \
+            "{} \"auto\", so the file does not say what it trains in, and zbench trains in f32: --set \
              precision.preset=deepspeed is DeepSpeed's bf16, --set precision.preset=f16-mixed nearly its fp16",
-            auto.join(".enabled and ")
+            match &auto[..] {
+                [one] => format!("{one}.enabled is"),
+                _ => "fp16.enabled and bf16.enabled are".to_string(),
+            }
         ));
     }
     Mode::F32
@@ -179,8 +182,8 @@ fn is_possible(draft: &mut Draft, path: &str) {
     }
 }
 
-/// The scale's keys have the same names and rules here. Where it is left open whether f16 is on they are taken, and read when it is.
-fn loss_scale(draft: &mut Draft, mode: Mode) {
+/// The scale's keys have the same names and rules here. Where it is left open whether f16 is on, a flag may say that it is.
+fn loss_scale(draft: &mut Draft, mode: Mode, options: &Options) {
     const PLAIN: [(&str, &str); 4] = [
         ("initial_scale_power", "The first dynamic scale is 2 to this."),
         ("loss_scale_window", "Steps without overflow after which the scale doubles."),
@@ -188,9 +191,19 @@ fn loss_scale(draft: &mut Draft, mode: Mode) {
         ("min_loss_scale", "The scale falls no lower."),
     ];
     let path = |name: &str| format!("fp16.{name}");
-    if mode != Mode::F16 && !draft.is_auto("fp16.enabled") {
+    let is_open = draft.is_auto("fp16.enabled");
+    let is_f16 = |set: &String| {
+        let (key, value) = set.split_once('=').unwrap_or_default();
+        matches!(key.trim(), "precision.preset" | "precision.compute") && value.trim().starts_with("f16")
+    };
+    let is_flagged = options.set.iter().any(is_f16);
+    if mode != Mode::F16 && !(is_open && is_flagged) {
+        let reason = match is_open {
+            true => "It is left open whether fp16 is on; beside --set precision.preset=f16-mixed it is read.",
+            false => "fp16 is off, and other types need no scale.",
+        };
         for name in ["loss_scale", "consecutive_hysteresis"].into_iter().chain(PLAIN.map(|(name, _)| name)) {
-            draft.ignored(&path(name), "fp16 is off, and other types need no scale.");
+            draft.ignored(&path(name), reason);
         }
         return;
     }

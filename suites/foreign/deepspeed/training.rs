@@ -137,10 +137,18 @@ pub fn optimizer(draft: &mut Draft) {
             return draft.refuse(TYPE, format!("\"{}\" is no optimizer of DeepSpeed{near}", name.escape_debug()));
         }
     }
-    let decay = draft.number(&at("weight_decay"));
-    let decoupled = draft.flag(&at("adam_w_mode")) != Some(false) || decay == Some(0.0);
+    let is_adamw = is("AdamW");
+    let is_torch = draft.flag(&at("torch_adam")) == Some(true);
+    // torch's AdamW decays by 0.01 where the file is silent, its Adam and DeepSpeed's own optimizers by nothing.
+    let silent = match is_torch && (is_adamw || draft.flag(&at("adam_w_mode")) != Some(false)) {
+        true => ("PyTorch's AdamW", 0.01),
+        false => ("DeepSpeed's Adam", 0.0),
+    };
+    let has_no_decay = draft.number(&at("weight_decay")).unwrap_or(silent.1) == 0.0;
+    let decoupled = is_adamw || draft.flag(&at("adam_w_mode")) != Some(false) || has_no_decay;
     let adamw = ("train.optimizer", word("adamw"));
     match adam {
+        Some(_) if is_adamw => draft.used(TYPE, &[adamw], "The same update."),
         Some(_) if decoupled => {
             draft.used(TYPE, &[adamw], "DeepSpeed's Adam decays as AdamW does unless adam_w_mode is false.")
         }
@@ -156,11 +164,12 @@ pub fn optimizer(draft: &mut Draft) {
         }
     }
     match draft.flag(&at("adam_w_mode")) {
+        Some(false) if is_adamw => draft.ignored(&at("adam_w_mode"), "DeepSpeed reads it for type Adam alone."),
         Some(false) if decoupled => draft.default(&at("adam_w_mode"), "Without decay both modes are one."),
         Some(false) => draft.without(&at("adam_w_mode"), "Decay that is added to the gradient has no likeness here."),
         _ => draft.default(&at("adam_w_mode"), "zbench's decay is decoupled, too."),
     }
-    params(draft, adam.is_some());
+    params(draft, adam.is_some(), silent);
 }
 
 fn first_below(draft: &Draft, prefix: &str) -> String {
@@ -168,18 +177,14 @@ fn first_below(draft: &Draft, prefix: &str) -> String {
     draft.rows.iter().map(|row| row.key.as_str()).find(below).unwrap_or(prefix).to_string()
 }
 
-fn params(draft: &mut Draft, is_adam: bool) {
+fn params(draft: &mut Draft, is_adam: bool, (of, decay): (&str, f64)) {
     let at = |name: &str| format!("optimizer.params.{name}");
     // What DeepSpeed's Adam does where the file is silent differs from what zbench does.
-    for (name, key, silent) in [("lr", "train.lr", 1e-3), ("weight_decay", "train.weight_decay", 0.0)] {
+    for (name, key, silent) in [("lr", "train.lr", 1e-3), ("weight_decay", "train.weight_decay", decay)] {
         match draft.number(&at(name)) {
             Some(value) => draft.used(&at(name), &[(key, Toml::Float(value))], format!("The same meaning as {key}.")),
             None if is_adam && !draft.is_auto(&at(name)) => {
-                draft.derived(
-                    key,
-                    Toml::Float(silent),
-                    format!("{} is absent, and DeepSpeed's Adam takes {silent}", at(name)),
-                );
+                draft.derived(key, Toml::Float(silent), format!("{} is absent, and {of} takes {silent}", at(name)));
             }
             None => {}
         }
@@ -228,7 +233,14 @@ pub fn schedule(draft: &mut Draft) {
             return;
         }
     };
-    draft.used(TYPE, &[("train.lr_schedule", word(course))], "The same course: linear warm-up, then this.");
+    let kind = at("warmup_type");
+    if draft.word(&kind) == Some("linear") || draft.is_auto(&kind) {
+        draft.used(TYPE, &[("train.lr_schedule", word(course))], "The same course: linear warm-up, then this.");
+    } else {
+        let reason = "The same course but for warm-up, which is along a logarithm there and linear here; both end at the same rate after \
+                      the same steps.";
+        draft.nearest(TYPE, &[("train.lr_schedule", word(course))], reason);
+    }
     warmup(draft, name);
     decay(draft, name);
     if name != "WarmupCosineLR" {
@@ -292,7 +304,7 @@ fn decay(draft: &mut Draft, name: &str) {
         None if draft.is_auto(&at("total_num_steps")) => {}
         None => draft.refuse(
             "scheduler.type",
-            format!("is {name} without params.total_num_steps, which it needs; write it, or \"WarmupLR\""),
+            format!("is {name}, and params.total_num_steps is absent or null, which it needs; write a number, or \"WarmupLR\""),
         ),
     }
     if name == "WarmupCosineLR" {

@@ -3,7 +3,7 @@
 
 use super::CannotExport;
 use super::view::View;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// The lines of a file, one level deep.
 struct Lines {
@@ -29,19 +29,34 @@ impl Lines {
         (key, value)
     }
 
-    fn text(&self, name: &str) -> String {
-        let name: String = name.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        let mut text = format!("# Made by `zbench export` from {name}\n");
-        for (key, value) in &self.top {
-            text += &format!("{key}: {}\n", scalar(value));
-        }
-        for (section, lines) in &self.sections {
-            text += &format!("{section}:\n");
-            for (key, value) in lines {
-                text += &format!("  {key}: {}\n", scalar(value));
+    fn file(self) -> Map<String, Value> {
+        let table =
+            |lines: Vec<(&str, Value)>| lines.into_iter().map(|(key, value)| (key.to_string(), value)).collect();
+        let mut file: Map<String, Value> = table(self.top);
+        let sections = self.sections.into_iter();
+        file.extend(sections.map(|(section, lines)| (section.to_string(), Value::Object(table(lines)))));
+        file
+    }
+}
+
+/// The keys as a file; `name` is said in it.
+pub(super) fn text(file: &Map<String, Value>, name: &str) -> String {
+    let name: String = name.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let mut text = format!("# Made by `zbench export` from {name}\n");
+    lines(file, "", &mut text);
+    text
+}
+
+/// A line for each key, those of a table under it.
+fn lines(table: &Map<String, Value>, indent: &str, text: &mut String) {
+    for (key, value) in table {
+        match value {
+            Value::Object(inner) if !inner.is_empty() => {
+                *text += &format!("{indent}{key}:\n");
+                lines(inner, &format!("{indent}  "), text);
             }
+            _ => *text += &format!("{indent}{key}: {}\n", scalar(value)),
         }
-        text
     }
 }
 
@@ -95,7 +110,7 @@ pub fn write(view: &mut View, name: &str) -> Result<String, CannotExport> {
     for key in ["parallel.gather_wire", "parallel.reduce_wire"] {
         view.without(key, &[], "accelerate compresses no collectives.");
     }
-    Ok(lines.text(name))
+    Ok(text(&lines.file(), name))
 }
 
 /// Ranks of a machine; all of them where the cell has one machine.

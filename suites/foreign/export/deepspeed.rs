@@ -4,7 +4,7 @@ use super::view::View;
 use serde_json::{Map, Value, json};
 
 /// Puts a value under a key with points.
-fn put(into: &mut Map<String, Value>, path: &str, value: Value) {
+pub(super) fn put(into: &mut Map<String, Value>, path: &str, value: Value) {
     match path.split_once('.') {
         None => drop(into.insert(path.into(), value)),
         Some((first, rest)) => {
@@ -54,8 +54,12 @@ pub fn write(view: &mut View) -> String {
     optimizer(&mut writer);
     schedule(&mut writer);
     activations(&mut writer);
-    let text = serde_json::to_string_pretty(&Value::Object(writer.file)).unwrap_or_default();
-    text + "\n"
+    text(&writer.file)
+}
+
+/// The keys as a file.
+pub(super) fn text(file: &Map<String, Value>) -> String {
+    serde_json::to_string_pretty(file).unwrap_or_default() + "\n"
 }
 
 fn batch(writer: &mut Writer<'_>) {
@@ -192,7 +196,12 @@ fn degrees(writer: &mut Writer<'_>) {
             "AutoEP.",
         );
     }
-    for key in ["parallel.pipeline", "parallel.virtual_stages", "parallel.context", "parallel.sequence"] {
+    let sequence = writer.view.degree("parallel.context");
+    if sequence > 1 {
+        let reason = "The nearest: its ranks exchange heads, and do not pass keys and values on.";
+        writer.nearest("parallel.context", &[("sequence_parallel_size", json!(sequence))], reason);
+    }
+    for key in ["parallel.pipeline", "parallel.virtual_stages", "parallel.sequence"] {
         if writer.view.degree(key) > 1 {
             writer.nearest(
                 key,
