@@ -122,13 +122,15 @@ fn cell(global: &Global, arguments: &ExportArgs, program: Program) -> Result<u8>
         Program::Accelerate => Target::Accelerate,
         Program::Torchtitan => Target::Torchtitan,
     };
-    let mut exported =
-        out::export(&cell, &name, target).with_context(|| format!("{name} cannot be written for {}", target.name()))?;
-    if let Some(path) = &arguments.base {
-        let source = path.display().to_string();
-        let bytes = foreign::file(path).map_err(|message| ConfigError::about(&source, message))?;
-        exported = out::onto(exported, &name, target, &Base { source: &source, bytes: &bytes })?;
-    }
+    let exported = match &arguments.base {
+        Some(path) => {
+            let source = path.display().to_string();
+            let bytes = foreign::file(path).map_err(|message| ConfigError::about(&source, message))?;
+            out::onto(&cell, &name, target, &Base { source: &source, bytes: &bytes })
+        }
+        None => out::export(&cell, &name, target),
+    };
+    let exported = exported.with_context(|| format!("{name} cannot be written for {}", target.name()))?;
     match &arguments.output {
         Some(path) => write_whole(path, exported.text.as_bytes())?,
         None => print(&exported.text)?,

@@ -7,6 +7,7 @@ mod torchtitan;
 mod view;
 
 use super::Row;
+use crate::config::ConfigError;
 use serde_json::Value;
 use view::View;
 
@@ -45,26 +46,37 @@ pub struct Exported {
     pub notes: Vec<String>,
 }
 
-/// A cell that cannot be written for a program at all.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{0}")]
-pub struct CannotExport(String);
+/// Why nothing was written.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// A cell that cannot be written for a program at all.
+    #[error("{0}")]
+    Cannot(String),
+    /// The file that it was to be put onto.
+    #[error(transparent)]
+    Base(#[from] ConfigError),
+}
 
 /// Writes a cell, as records have it; `name` is said in the file.
 ///
 /// # Errors
 /// The cell has no training in it, or a strategy of which the program has not even the like.
-pub fn export(cell: &Value, name: &str, target: Target) -> Result<Exported, CannotExport> {
+pub fn export(cell: &Value, name: &str, target: Target) -> Result<Exported, ExportError> {
+    write(cell, name, target, false)
+}
+
+/// `by_deepspeed`: accelerate's file leaves all that is split to DeepSpeed.
+fn write(cell: &Value, name: &str, target: Target, by_deepspeed: bool) -> Result<Exported, ExportError> {
     let mut view = View::new(cell);
     if view.text("parallel.strategy").is_empty() || view.count("train.micro_batch").is_none() {
-        return Err(CannotExport(
+        return Err(ExportError::Cannot(
             "it is no training cell, and has no strategy and batch; name a record or a configuration of suite train"
                 .into(),
         ));
     }
     let text = match target {
         Target::DeepSpeed => deepspeed::write(&mut view),
-        Target::Accelerate => accelerate::write(&mut view, name)?,
+        Target::Accelerate => accelerate::write(&mut view, name, by_deepspeed)?,
         Target::Torchtitan => torchtitan::write(&mut view, name),
     };
     Ok(view.finish(text, target.name()))

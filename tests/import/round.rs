@@ -114,9 +114,8 @@ fn onto_its_own_file_every_key_comes_back() {
     ] {
         let text = text_of(&fixture(name));
         let cell = cell(&draft(&text, &options(&[MODEL, LENGTH])));
-        let exported = export(&cell, name, target).unwrap();
         let base = Base { source: name, bytes: text.as_bytes() };
-        let made = onto(exported, name, target, &base).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let made = onto(&cell, name, target, &base).unwrap_or_else(|error| panic!("{name}: {error}"));
         let back = keys_of(target, &made.text);
         for (key, value) in keys_of(target, &text) {
             let found = back.get(&key);
@@ -136,10 +135,7 @@ fn onto_a_file_of_another_cell_the_cell_has_the_last_word() {
         "offload_param": {"device": "cpu", "pin_memory": false, "buffer_count": 9}}, "steps_per_print": 7, "fp16": {"enabled": "auto"},
         "optimizer": {"type": "Lamb", "params": {"lr": 0.5, "max_coeff": 0.3}}}"#;
     let cell = cell_of(&config("zero2", "ranks = 4\n[precision]\npreset = \"deepspeed\"\n"));
-    let put = |target, file: &str| {
-        let exported = export(&cell, "here", target).unwrap();
-        onto(exported, "here", target, &Base { source: "base.json", bytes: file.as_bytes() })
-    };
+    let put = |target, file: &str| onto(&cell, "here", target, &Base { source: "base.json", bytes: file.as_bytes() });
     let made = put(Target::DeepSpeed, file).unwrap();
     let back = keys_of(Target::DeepSpeed, &made.text);
     for (key, value) in [

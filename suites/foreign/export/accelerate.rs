@@ -1,7 +1,7 @@
 //! A cell as accelerate's YAML: FSDP version 1, whose words say each way of splitting; version 2 where shard groups are no
 //! machines, which its mesh alone says; DDP; or DeepSpeed for ZeRO 1 and 2.
 
-use super::CannotExport;
+use super::ExportError;
 use super::view::View;
 use serde_json::{Map, Value, json};
 
@@ -78,13 +78,14 @@ fn scalar(value: &Value) -> String {
 ///
 /// # Errors
 /// ZeRO++ is in DeepSpeed's own file alone.
-pub fn write(view: &mut View, name: &str) -> Result<String, CannotExport> {
+pub fn write(view: &mut View, name: &str, by_deepspeed: bool) -> Result<String, ExportError> {
     let strategy = view.text("parallel.strategy").to_string();
     let mut lines = Lines { top: Vec::new(), sections: Vec::new() };
     let kind = match strategy.as_str() {
         "zero++" => {
-            return Err(CannotExport("accelerate's file has no keys for ZeRO++; write --to deepspeed, and name that file in deepspeed_config_file".into()));
+            return Err(ExportError::Cannot("accelerate's file has no keys for ZeRO++; write --to deepspeed, and name that file in deepspeed_config_file".into()));
         }
+        "ddp" | "zero3" | "fsdp" if by_deepspeed => "DEEPSPEED",
         "ddp" => "MULTI_GPU",
         "zero1" | "zero2" => "DEEPSPEED",
         _ => "FSDP",
@@ -209,9 +210,10 @@ fn scaler(view: &mut View, compute: &str, kind: &str) {
 }
 
 fn fsdp(view: &mut View, lines: &mut Lines, strategy: &str) {
-    // HYBRID_SHARD's groups are machines; other groups need the mesh of version 2.
+    // HYBRID_SHARD's groups are machines; other groups, and ranks that share more than weights, need the mesh of version 2.
     let is_hybrid = strategy.starts_with("hsdp");
-    let has_mesh = is_hybrid && view.degree("parallel.shard") != per_node(view);
+    let has_groups = is_hybrid && view.degree("parallel.shard") != per_node(view);
+    let has_mesh = has_groups || ["parallel.tensor", "parallel.context"].iter().any(|key| view.degree(key) > 1);
     lines.section("fsdp_config");
     lines.inner("fsdp_version", json!(if has_mesh { 2 } else { 1 }));
     let word = match strategy {
@@ -220,7 +222,7 @@ fn fsdp(view: &mut View, lines: &mut Lines, strategy: &str) {
         _ => "FULL_SHARD",
     };
     let key = match has_mesh {
-        true => lines.inner("fsdp_reshard_after_forward", json!(true)),
+        true => lines.inner("fsdp_reshard_after_forward", json!(strategy != "fsdp-grad-op")),
         false => lines.inner("fsdp_sharding_strategy", json!(word)),
     };
     match strategy {
@@ -276,8 +278,9 @@ fn fsdp(view: &mut View, lines: &mut Lines, strategy: &str) {
 
 /// Version 2's mesh, whose sizes have the ranks as their product.
 fn mesh(view: &mut View, lines: &mut Lines) {
-    let [shard, tensor, context] =
-        ["parallel.shard", "parallel.tensor", "parallel.context"].map(|key| view.degree(key));
+    let [tensor, context] = ["parallel.tensor", "parallel.context"].map(|key| view.degree(key));
+    let is_hybrid = view.value("parallel.shard").is_some();
+    let shard = if is_hybrid { view.degree("parallel.shard") } else { view.data_ranks() };
     let taken = shard.saturating_mul(tensor).saturating_mul(context);
     lines.section("parallelism_config");
     let replicas = lines
@@ -354,9 +357,18 @@ fn activations(view: &mut View, lines: &mut Lines) {
 
 fn deepspeed(view: &mut View, lines: &mut Lines, strategy: &str) {
     lines.section("deepspeed_config");
-    let stage = lines.inner("zero_stage", json!(if strategy == "zero1" { 1 } else { 2 }));
-    view.used("parallel.strategy", &[stage], "FSDP splits weights too, so DeepSpeed does it.");
-    view.default("parallel.prefetch", "Nothing is gathered ahead where weights are whole.");
+    let stage = match strategy {
+        "ddp" => 0,
+        "zero1" => 1,
+        "zero2" => 2,
+        _ => 3,
+    };
+    let key = lines.inner("zero_stage", json!(stage));
+    view.used("parallel.strategy", &[key], "The same state is split.");
+    match stage {
+        3 => view.without("parallel.prefetch", &[], "DeepSpeed counts elements, and accelerate has no key for them."),
+        _ => view.default("parallel.prefetch", "Nothing is gathered ahead where weights are whole."),
+    }
     let steps = lines.inner("gradient_accumulation_steps", json!(view.degree("train.accumulation")));
     view.used("train.accumulation", &[steps], "Micro-batches of a step.");
     match view.number("train.clip_norm") {
@@ -374,20 +386,25 @@ fn deepspeed(view: &mut View, lines: &mut Lines, strategy: &str) {
             );
         }
     }
-    let home = match view.text("memory.offload_optimizer") {
-        "host" => "cpu",
-        "disk" => "nvme",
-        _ => "none",
-    };
-    let device = lines.inner("offload_optimizer_device", json!(home));
-    view.used("memory.offload_optimizer", &[device], "Where the optimizer's state lives.");
     let folder = view.text("memory.offload_path").to_string();
-    if home == "nvme" && !folder.is_empty() {
-        let key = lines.inner("offload_optimizer_nvme_path", json!(folder));
-        view.used("memory.offload_path", &[key], "The folder of what is on the disk.");
+    for (setting, name) in [("memory.offload_optimizer", "optimizer"), ("memory.offload_parameters", "param")] {
+        let (device, path) = match name {
+            "optimizer" => ("offload_optimizer_device", "offload_optimizer_nvme_path"),
+            _ => ("offload_param_device", "offload_param_nvme_path"),
+        };
+        let home = match view.text(setting) {
+            "host" => "cpu",
+            "disk" => "nvme",
+            _ => "none",
+        };
+        let device = lines.inner(device, json!(home));
+        view.used(setting, &[device], "Where this state lives.");
+        if home == "nvme" && !folder.is_empty() {
+            let key = lines.inner(path, json!(folder));
+            view.used("memory.offload_path", &[key], "The folder of what is on the disk.");
+        }
     }
-    lines.inner("offload_param_device", json!("none"));
-    lines.inner("zero3_init_flag", json!(false));
+    lines.inner("zero3_init_flag", json!(stage == 3));
 }
 
 /// The class of a family's block in transformers.

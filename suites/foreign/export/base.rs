@@ -1,6 +1,6 @@
 //! A cell onto the file that it came of: what zbench speaks of is the cell's, and the rest stays as it was.
 
-use super::{Exported, Target, accelerate, deepspeed};
+use super::{ExportError, Exported, Target, accelerate, deepspeed};
 use crate::config::ConfigError;
 use crate::config::keys as ours;
 use crate::foreign::draft::{Made, same};
@@ -16,12 +16,12 @@ pub struct Base<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Puts what was exported of a cell onto the file. What is then written was read back as the same cell.
+/// Writes a cell as [`super::export`] does, onto the file. What is then written was read back as the same cell.
 ///
 /// # Errors
-/// The file is none that the program reads, is refused by `import`, or has keys that contradict the cell.
-pub fn onto(exported: Exported, name: &str, target: Target, base: &Base<'_>) -> Result<Exported, ConfigError> {
-    let about = |message: String| ConfigError::about(base.source, message);
+/// The cell cannot be exported. The file is none that the program reads, is refused by `import`, or has keys that contradict the cell.
+pub fn onto(cell: &Value, name: &str, target: Target, base: &Base<'_>) -> Result<Exported, ExportError> {
+    let about = |message: String| ExportError::Base(ConfigError::about(base.source, message));
     let wanted = match target {
         Target::DeepSpeed => Format::DeepSpeed,
         Target::Accelerate => Format::Accelerate,
@@ -32,6 +32,8 @@ pub fn onto(exported: Exported, name: &str, target: Target, base: &Base<'_>) -> 
         let (found, wanted) = (file.format.name(), wanted.name());
         return Err(about(format!("is no {wanted}: it is a {found}; name one, or leave --base out")));
     }
+    let by_deepspeed = file.rows.iter().any(|row| row.key == "distributed_type" && row.value == "DEEPSPEED");
+    let exported = super::write(cell, name, target, by_deepspeed)?;
     let title = format!("{name} onto {}", base.source);
     let text = |keys: &Map<String, Value>| match target {
         Target::Accelerate => accelerate::text(keys, &title),
