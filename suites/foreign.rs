@@ -20,6 +20,7 @@ pub use draft::{Draft, Options};
 
 use crate::config::{ConfigError, Place, Problem};
 use node::Node;
+use std::io::Read;
 use std::path::Path;
 
 /// What became of a key.
@@ -118,7 +119,14 @@ pub fn file(path: &Path) -> Result<Vec<u8>, String> {
     if about.len() > MOST_BYTES {
         return Err(format!("has {} bytes, and a configuration has some thousands; {INSTEAD}", about.len()));
     }
-    std::fs::read(path).map_err(|error| format!("cannot be read: {error}; {INSTEAD}"))
+    let mut bytes = Vec::new();
+    let opened = std::fs::File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes));
+    opened.map_err(|error| format!("cannot be read: {error}; {INSTEAD}"))?;
+    // A device has no length until it is read.
+    match bytes.len() as u64 > MOST_BYTES {
+        true => Err(format!("has more than {MOST_BYTES} bytes, and a configuration has some thousands; {INSTEAD}")),
+        false => Ok(bytes),
+    }
 }
 
 /// Reads the bytes of a file; `source` names it in errors.
@@ -127,7 +135,7 @@ pub fn file(path: &Path) -> Result<Vec<u8>, String> {
 /// As [`read`].
 pub fn parse(source: &str, bytes: &[u8], options: &Options) -> Result<Draft, ConfigError> {
     let about = |message: &str| ConfigError::about(source, message);
-    let (root, departure) = tree(source, text(bytes).map_err(|message| about(&message))?)?;
+    let (root, departure) = tree(source, utf8(bytes).map_err(|message| about(&message))?)?;
     let Some(entries) = root.table() else {
         return Err(about(&format!("holds {} and no keys: {WANTED}", root.what())));
     };
@@ -149,7 +157,10 @@ pub fn parse(source: &str, bytes: &[u8], options: &Options) -> Result<Draft, Con
 }
 
 /// The text of a file.
-fn text(bytes: &[u8]) -> Result<&str, String> {
+///
+/// # Errors
+/// What it is instead, in words.
+fn utf8(bytes: &[u8]) -> Result<&str, String> {
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
         return Err("is UTF-16; save it as UTF-8".into());
     }

@@ -3,6 +3,7 @@
 mod broken;
 mod fuzz;
 mod keys;
+mod onto;
 mod round;
 
 use crate::support::root;

@@ -12,7 +12,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -29,7 +29,7 @@ window.addEventListener("load", async () => {
         rows.push(columns.map(column => { const value = row.get(column); return typeof value === "bigint" ? Number(value) : value; }));
       answer[name] = rows;
     }
-    for (let tries = 0; tries < 100 && !document.body.innerText.includes("rank 3"); tries++) await new Promise(resolve => setTimeout(resolve, 100));
+    for (let tries = 0; tries < 600 && !["rank 0", "rank 3", "predicted"].every(words => document.body.innerText.includes(words)); tries++) await new Promise(resolve => setTimeout(resolve, 100));
     answer.page = document.body.innerText;
   } catch (error) { answer.error = String(error); }
   await fetch("/answer", { method: "POST", body: JSON.stringify(answer) });
@@ -120,17 +120,29 @@ fn ask(browser: &Path, page: PathBuf, folder: &Path, trace: PathBuf) -> Value {
         }
     });
     let own = tempfile::tempdir_in(folder).unwrap();
+    let log = folder.join("browser.log");
     let mut child = browser::headless(browser, own.path())
         .args(["--remote-debugging-port=0", "--window-size=1600,1200"])
         .arg(format!("http://{address}/"))
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(std::fs::File::create(&log).unwrap())
         .spawn()
         .unwrap();
-    let answer = answer.recv_timeout(PATIENCE);
-    child.kill().unwrap();
+    let begun = Instant::now();
+    let answer = loop {
+        match answer.recv_timeout(Duration::from_millis(200)) {
+            Ok(answer) => break Some(answer),
+            Err(_) if begun.elapsed() > PATIENCE || child.try_wait().unwrap().is_some() => break None,
+            Err(_) => {}
+        }
+    };
+    // It may have ended by itself.
+    let _ = child.kill();
     child.wait().unwrap();
-    let answer = answer.unwrap_or_else(|_| panic!("Perfetto said nothing within {PATIENCE:?}"));
+    let answer = answer.unwrap_or_else(|| {
+        let said = std::fs::read(&log).unwrap();
+        panic!("Perfetto said nothing in {:?}: {}", begun.elapsed(), String::from_utf8_lossy(&said))
+    });
     serde_json::from_str(&answer).unwrap()
 }
 

@@ -55,8 +55,8 @@ pub struct ExportArgs {
     /// With --to and a configuration: only the cell with these values
     #[arg(long, value_name = "EXPR", requires = "to")]
     pub only: Option<String>,
-    /// With --to deepspeed or accelerate: the file that the cell came of. Keys that zbench does not speak of stay in it as
-    /// they are, the others have the cell's values; comments are lost
+    /// With --to deepspeed or accelerate: the file that the cell came of. Keys by which it would be
+    /// another cell get the cell's values, all others stay as they are; comments are lost
     #[arg(long, value_name = "FILE", requires = "to")]
     pub base: Option<PathBuf>,
     /// With --bundle: leave names and addresses of hosts as they are

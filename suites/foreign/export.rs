@@ -62,11 +62,21 @@ pub enum ExportError {
 /// # Errors
 /// The cell has no training in it, or a strategy of which the program has not even the like.
 pub fn export(cell: &Value, name: &str, target: Target) -> Result<Exported, ExportError> {
-    write(cell, name, target, false)
+    write(cell, name, target, Like::Any)
 }
 
-/// `by_deepspeed`: accelerate's file leaves all that is split to DeepSpeed.
-fn write(cell: &Value, name: &str, target: Target, by_deepspeed: bool) -> Result<Exported, ExportError> {
+/// How accelerate's file is to say it, where there are several ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Like {
+    /// The plainest.
+    Any,
+    /// All that is split is left to DeepSpeed.
+    DeepSpeed,
+    /// By the keys of FSDP's version 2.
+    Fsdp2,
+}
+
+fn write(cell: &Value, name: &str, target: Target, like: Like) -> Result<Exported, ExportError> {
     let mut view = View::new(cell);
     if view.text("parallel.strategy").is_empty() || view.count("train.micro_batch").is_none() {
         return Err(ExportError::Cannot(
@@ -76,7 +86,7 @@ fn write(cell: &Value, name: &str, target: Target, by_deepspeed: bool) -> Result
     }
     let text = match target {
         Target::DeepSpeed => deepspeed::write(&mut view),
-        Target::Accelerate => accelerate::write(&mut view, name, by_deepspeed)?,
+        Target::Accelerate => accelerate::write(&mut view, name, like)?,
         Target::Torchtitan => torchtitan::write(&mut view, name),
     };
     Ok(view.finish(text, target.name()))

@@ -297,7 +297,7 @@ impl Reader<'_> {
         let inner = &self.text[from + 1..self.at];
         // Escapes are serde_json's work, which knows double quotes.
         let text = match quote {
-            '\'' => format!("\"{}\"", inner.replace("\\'", "'").replace('"', "\\\"")),
+            '\'' => format!("\"{}\"", requoted(inner)),
             _ => format!("\"{inner}\""),
         };
         self.take(quote);
@@ -307,6 +307,21 @@ impl Reader<'_> {
             )
         })
     }
+}
+
+/// What stood in single quotes for double ones.
+fn requoted(inner: &str) -> String {
+    let mut text = String::new();
+    let mut chars = inner.chars();
+    while let Some(c) = chars.next() {
+        match (c, if c == '\\' { chars.next() } else { None }) {
+            ('\\', Some('\'')) => text.push('\''),
+            ('\\', Some(escaped)) => text.extend(['\\', escaped]),
+            ('"', _) => text.push_str("\\\""),
+            _ => text.push(c),
+        }
+    }
+    text
 }
 
 fn named(quote: char) -> &'static str {

@@ -42,6 +42,18 @@ pub fn written(draft: &Draft, path: &Path, cores: usize) -> Result<Written, Conf
     Ok(Written { runs: reasons.is_empty(), text, reasons })
 }
 
+/// The cell of a draft, as records have it.
+///
+/// # Errors
+/// As [`written`].
+pub fn cell(draft: &Draft) -> Result<serde_json::Value, ConfigError> {
+    let cells = Document::parse(Path::new("file.toml"), &text(draft), &[])
+        .and_then(|document| grid::expand(&document, &[], 1, &Context::new("".into(), 1), &mut Files::default()))
+        .map_err(|error| refused(draft, error))?;
+    let cell = cells.first().and_then(|cell| cell.resolved.as_ref().ok());
+    cell.map(|resolved| grid::plain(&resolved.cell)).ok_or_else(|| ConfigError::about(&draft.source, "makes no cell"))
+}
+
 /// zbench's errors about the keys that were imported, with the keys that they came of.
 fn refused(draft: &Draft, error: ConfigError) -> ConfigError {
     let told = |problem: Problem| {

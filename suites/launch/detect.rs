@@ -142,8 +142,15 @@ pub fn consulted(env: Env<'_>) -> Vec<(String, String)> {
         }
         Some(value)
     };
-    // What it decides is told elsewhere.
+    // What it decides is told elsewhere. It ends at the first contradiction, which is when one wants to see the rest.
     let _ = detect(&recording);
+    for variables in [&TORCHRUN, &HYDRA, &OPEN_MPI, &MVAPICH] {
+        let _ = seen(&recording, variables);
+    }
+    let _ = slurm(&recording);
+    for source in [Source::Torchrun, Source::Slurm, Source::OpenMpi, Source::Hydra, Source::Mvapich] {
+        let _ = job(&recording, source);
+    }
     read.into_inner()
 }
 

@@ -158,6 +158,21 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         &["bf16_optimizer_states", "bf16_master_weights_and_grads"],
     ),
     (
+        "one_bit_with_zero",
+        "{\"zero_optimization\": {\"stage\": 1}, \"optimizer\": {\"type\": \"OneBitAdam\"}}",
+        &["optimizer.type", "ZeRO", "stage 0"],
+    ),
+    (
+        "amp_with_zero",
+        "{\"zero_optimization\": {\"stage\": 1}, \"amp\": {\"enabled\": true}}",
+        &["amp.enabled", "stage 0"],
+    ),
+    (
+        "sequence_beside_ranks",
+        "{\"train_batch_size\": 8, \"train_micro_batch_size_per_gpu\": 3, \"sequence_parallel_size\": 2}",
+        &["train_batch_size", "not a multiple"],
+    ),
+    (
         "master_alone",
         "{\"zero_optimization\": {\"stage\": 2}, \"fp16\": {\"enabled\": true, \"fp16_master_weights_and_grads\": true}}",
         &["fp16.fp16_master_weights_and_grads", "offload_optimizer"],

@@ -3,21 +3,20 @@
 use super::{draft, fixture, options, row, text_of};
 use crate::support::{run, stderr, stdout};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::path::Path;
 use zbench::config::files::Files;
 use zbench::config::{Context, Document};
-use zbench::foreign::export::{Base, Exported, Target, export, onto};
+use zbench::foreign::export::{Exported, Target, export};
 use zbench::foreign::{Draft, Options, Verdict, toml};
 use zbench::grid;
 
 /// The cell of a draft, by way of its TOML.
-fn cell(draft: &Draft) -> Value {
+pub fn cell(draft: &Draft) -> Value {
     let written = toml::written(draft, Path::new("out.toml"), 2).unwrap_or_else(|error| panic!("{error}"));
     cell_of(&written.text)
 }
 
-fn cell_of(text: &str) -> Value {
+pub fn cell_of(text: &str) -> Value {
     let document = Document::parse(Path::new("out.toml"), text, &[]).unwrap_or_else(|error| panic!("{error}: {text}"));
     let cells = grid::expand(&document, &[], 1, &Context::new("".into(), 2), &mut Files::default()).unwrap();
     grid::plain(&cells[0].resolved.as_ref().expect("resolves").cell)
@@ -27,7 +26,7 @@ fn at<'v>(value: &'v Value, path: &str) -> Option<&'v Value> {
     path.split('.').try_fold(value, |value, name| value.get(name))
 }
 
-fn same(a: &Value, b: &Value) -> bool {
+pub fn same(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a == b,
         _ => a == b,
@@ -58,8 +57,8 @@ fn round(name: &str, set: &[&str], target: Target, least: usize) {
     assert_eq!(cell(&again), cell(&imported), "{name}");
 }
 
-const MODEL: &str = "model.preset=llama-tiny";
-const LENGTH: &str = "train.seq_len=64";
+pub const MODEL: &str = "model.preset=llama-tiny";
+pub const LENGTH: &str = "train.seq_len=64";
 
 #[test]
 fn stage_2_with_loss_scaling_and_decay_round_trips() {
@@ -80,97 +79,6 @@ fn a_full_stage_3_file_round_trips() {
         assert!(is_gone || !name.starts_with("stage3_") || file.contains(name), "{key} is not in the file");
     }
     round("stage3_full.json", &[MODEL, LENGTH], Target::DeepSpeed, 15);
-}
-
-fn leaves(value: &Value, prefix: &str, into: &mut BTreeMap<String, Value>) {
-    match value {
-        Value::Object(table) if !table.is_empty() => {
-            for (name, inner) in table {
-                leaves(inner, format!("{prefix}.{name}").trim_start_matches('.'), into);
-            }
-        }
-        _ => drop(into.insert(prefix.to_string(), value.clone())),
-    }
-}
-
-fn keys_of(target: Target, text: &str) -> BTreeMap<String, Value> {
-    let value: Value = match target {
-        Target::Accelerate => serde_saphyr::from_str(text).unwrap(),
-        _ => serde_json::from_str(text).unwrap(),
-    };
-    let mut keys = BTreeMap::new();
-    leaves(&value, "", &mut keys);
-    keys
-}
-
-/// Onto the file that the cell came of: the very keys and values of that file, and nothing that makes another cell.
-#[test]
-fn onto_its_own_file_every_key_comes_back() {
-    for (name, target) in [
-        ("stage2_fp16.json", Target::DeepSpeed),
-        ("stage3_offload.json", Target::DeepSpeed),
-        ("stage3_full.json", Target::DeepSpeed),
-        ("fsdp_full_shard.yaml", Target::Accelerate),
-    ] {
-        let text = text_of(&fixture(name));
-        let cell = cell(&draft(&text, &options(&[MODEL, LENGTH])));
-        let base = Base { source: name, bytes: text.as_bytes() };
-        let made = onto(&cell, name, target, &base).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let back = keys_of(target, &made.text);
-        for (key, value) in keys_of(target, &text) {
-            let found = back.get(&key);
-            assert!(
-                found.is_some_and(|found| same(found, &value)),
-                "{name}: {key} is {value} and came back as {found:?}"
-            );
-        }
-        let again = draft(&made.text, &options(&[MODEL, LENGTH]));
-        assert_eq!(self::cell(&again), cell, "{name}");
-    }
-}
-
-#[test]
-fn onto_a_file_of_another_cell_the_cell_has_the_last_word() {
-    let file = r#"{"train_batch_size": "auto", "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1e8, "overlap_comm": true,
-        "offload_param": {"device": "cpu", "pin_memory": false, "buffer_count": 9}}, "steps_per_print": 7, "fp16": {"enabled": "auto"},
-        "optimizer": {"type": "Lamb", "params": {"lr": 0.5, "max_coeff": 0.3}}}"#;
-    let cell = cell_of(&config("zero2", "ranks = 4\n[precision]\npreset = \"deepspeed\"\n"));
-    let put = |target, file: &str| onto(&cell, "here", target, &Base { source: "base.json", bytes: file.as_bytes() });
-    let made = put(Target::DeepSpeed, file).unwrap();
-    let back = keys_of(Target::DeepSpeed, &made.text);
-    for (key, value) in [
-        ("train_batch_size", serde_json::json!(8)),
-        ("zero_optimization.stage", serde_json::json!(2)),
-        ("zero_optimization.stage3_max_live_parameters", serde_json::json!(1e8)),
-        ("steps_per_print", serde_json::json!(7)),
-        ("bf16.enabled", serde_json::json!(true)),
-        // What zbench has the nearest of alone, and the cell has just that.
-        ("optimizer.type", serde_json::json!("Lamb")),
-        ("optimizer.params.max_coeff", serde_json::json!(0.3)),
-    ] {
-        assert!(back.get(key).is_some_and(|found| same(found, &value)), "{key}: {:?}", back.get(key));
-    }
-    assert!(!made.text.contains("offload_param"), "{}", made.text);
-    let note = made.notes.last().unwrap();
-    assert!(
-        note.contains("gone: ") && note.contains("offload_param.device") && !note.contains("steps_per_print"),
-        "{note}"
-    );
-    assert!(
-        made.text.find("train_batch_size") < made.text.find("steps_per_print"),
-        "in the order of the file: {}",
-        made.text
-    );
-
-    for (target, file, fragments) in [
-        (Target::DeepSpeed, "distributed_type: FSDP\n", ["is no DeepSpeed", "accelerate"]),
-        (Target::Accelerate, file, ["is no accelerate", "DeepSpeed"]),
-        (Target::Torchtitan, file, ["torchtitan", "--base"]),
-        (Target::DeepSpeed, "{\"zero_optimization\": {\"stage\": 9}}", ["zero_optimization.stage", "base.json"]),
-    ] {
-        let said = put(target, file).unwrap_err().to_string();
-        assert!(fragments.iter().all(|fragment| said.contains(fragment)), "{said}");
-    }
 }
 
 fn accelerate(strategy: &str, rest: &str) -> (Exported, Value) {
@@ -242,7 +150,7 @@ fn a_full_shard_file_of_accelerate_round_trips() {
 }
 
 /// A configuration without grid of these strategy and settings.
-fn config(strategy: &str, rest: &str) -> String {
+pub fn config(strategy: &str, rest: &str) -> String {
     format!(
         "[model]\npreset = \"llama-tiny\"\n[train]\nseq_len = 32\nmicro_batch = 2\n[parallel]\nstrategy = \"{strategy}\"\n{rest}"
     )

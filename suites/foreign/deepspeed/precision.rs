@@ -38,7 +38,12 @@ fn mode(draft: &mut Draft) -> Mode {
         let other = if fp16 { "fp16" } else { "bf16" };
         draft.refuse("torch_autocast.enabled", format!("is true, and {other}.enabled too; keep one of them"));
     }
-    if on(draft, "amp") {
+    if on(draft, "amp") && draft.count("zero_optimization.stage").unwrap_or(0) > 0 {
+        draft.refuse(
+            "amp.enabled",
+            "is true, which does not work with ZeRO in DeepSpeed; write fp16 or bf16, or stage 0",
+        );
+    } else if on(draft, "amp") {
         draft.without("amp.enabled", "Apex has no likeness here; fp16 trains alike: --set precision.preset=f16-mixed.");
     } else {
         draft.default("amp.enabled", "It is off.");
@@ -173,7 +178,8 @@ fn is_possible(draft: &mut Draft, path: &str) {
     let is_offloaded =
         matches!(draft.word("zero_optimization.offload_optimizer.device"), Some(device) if device != "none");
     let is_bf16 = path.starts_with("bf16.");
-    if !is_offloaded && !(is_bf16 && draft.flag("bf16.bf16_optimizer_states") == Some(true)) {
+    let has_low_moments = is_bf16 && draft.flag("bf16.bf16_optimizer_states") == Some(true);
+    if !(is_offloaded || has_low_moments) {
         let instead = if is_bf16 { ", or bf16_optimizer_states" } else { "" };
         let message = format!(
             "needs an offloaded optimizer, as DeepSpeed does; write zero_optimization.offload_optimizer {{ \"device\": \"cpu\" }}{instead}"
@@ -194,7 +200,8 @@ fn loss_scale(draft: &mut Draft, mode: Mode, options: &Options) {
     let is_open = draft.is_auto("fp16.enabled");
     let is_f16 = |set: &String| {
         let (key, value) = set.split_once('=').unwrap_or_default();
-        matches!(key.trim(), "precision.preset" | "precision.compute") && value.trim().starts_with("f16")
+        matches!(key.trim(), "precision.preset" | "precision.compute")
+            && value.trim().trim_matches(['"', '\'']).starts_with("f16")
     };
     let is_flagged = options.set.iter().any(is_f16);
     if mode != Mode::F16 && !(is_open && is_flagged) {

@@ -15,7 +15,11 @@ pub fn batch(draft: &mut Draft, options: &Options, tensor: u64, groups: u64) {
     let (batch, micro, steps) = (draft.count(BATCH), draft.count(MICRO), draft.count(STEPS));
     if let Some(ranks) = options.ranks.filter(|ranks| !ranks.is_multiple_of(tensor)) {
         let message = format!("{tensor} does not divide --ranks {ranks}; write a multiple of it");
-        return draft.refuse("tensor_parallel.autotp_size", message);
+        let key = match draft.count("sequence_parallel_size").unwrap_or(1) {
+            0 | 1 => "tensor_parallel.autotp_size",
+            _ => "sequence_parallel_size",
+        };
+        return draft.refuse(key, message);
     }
     let stated = options.ranks.map(|ranks| ranks / tensor);
     let per_rank = micro.unwrap_or(1).saturating_mul(steps.unwrap_or(1));
@@ -55,7 +59,10 @@ pub fn batch(draft: &mut Draft, options: &Options, tensor: u64, groups: u64) {
     match (options.ranks, implied) {
         (Some(_), _) => draft.flagged("parallel.ranks", ranks, "--ranks"),
         (None, Some(_)) => {
-            let comment = format!("{BATCH} / ({MICRO} x {STEPS}){}", if tensor > 1 { " x autotp_size" } else { "" });
+            let comment = format!(
+                "{BATCH} / ({MICRO} x {STEPS}){}",
+                if tensor > 1 { " x autotp_size x sequence_parallel_size" } else { "" }
+            );
             draft.derived("parallel.ranks", ranks, comment);
         }
         (None, None) => {
@@ -145,6 +152,10 @@ pub fn optimizer(draft: &mut Draft) {
         false => ("DeepSpeed's Adam", 0.0),
     };
     let has_no_decay = draft.number(&at("weight_decay")).unwrap_or(silent.1) == 0.0;
+    const ONE_BIT: [&str; 3] = ["OneBitAdam", "ZeroOneAdam", "OneBitLamb"];
+    if ONE_BIT.iter().any(|known| is(known)) && draft.count("zero_optimization.stage").unwrap_or(0) > 0 {
+        return draft.refuse(TYPE, format!("{name} does not work with ZeRO in DeepSpeed; write \"AdamW\", or stage 0"));
+    }
     let decoupled = is_adamw || draft.flag(&at("adam_w_mode")) != Some(false) || has_no_decay;
     let adamw = ("train.optimizer", word("adamw"));
     match adam {

@@ -1,8 +1,8 @@
 //! A cell as accelerate's YAML: FSDP version 1, whose words say each way of splitting; version 2 where shard groups are no
 //! machines, which its mesh alone says; DDP; or DeepSpeed for ZeRO 1 and 2.
 
-use super::ExportError;
 use super::view::View;
+use super::{ExportError, Like};
 use serde_json::{Map, Value, json};
 
 /// The lines of a file, one level deep.
@@ -68,8 +68,17 @@ fn scalar(value: &Value) -> String {
             && text.starts_with(|c: char| c.is_ascii_alphabetic())
             && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
     };
-    match value.as_str() {
-        Some(text) if is_plain(text) => text.to_string(),
+    match value {
+        Value::String(text) if is_plain(text) => text.clone(),
+        // YAML 1.1 takes a power for a number where there is a point in front of it and a sign in it.
+        Value::Number(number) => match number.to_string().split_once('e') {
+            Some((digits, power)) => {
+                let point = if digits.contains('.') { "" } else { ".0" };
+                let sign = if power.starts_with(['-', '+']) { "" } else { "+" };
+                format!("{digits}{point}e{sign}{power}")
+            }
+            None => number.to_string(),
+        },
         _ => value.to_string(),
     }
 }
@@ -78,14 +87,14 @@ fn scalar(value: &Value) -> String {
 ///
 /// # Errors
 /// ZeRO++ is in DeepSpeed's own file alone.
-pub fn write(view: &mut View, name: &str, by_deepspeed: bool) -> Result<String, ExportError> {
+pub fn write(view: &mut View, name: &str, like: Like) -> Result<String, ExportError> {
     let strategy = view.text("parallel.strategy").to_string();
     let mut lines = Lines { top: Vec::new(), sections: Vec::new() };
     let kind = match strategy.as_str() {
         "zero++" => {
             return Err(ExportError::Cannot("accelerate's file has no keys for ZeRO++; write --to deepspeed, and name that file in deepspeed_config_file".into()));
         }
-        "ddp" | "zero3" | "fsdp" if by_deepspeed => "DEEPSPEED",
+        "ddp" | "zero3" | "fsdp" if like == Like::DeepSpeed => "DEEPSPEED",
         "ddp" => "MULTI_GPU",
         "zero1" | "zero2" => "DEEPSPEED",
         _ => "FSDP",
@@ -95,7 +104,7 @@ pub fn write(view: &mut View, name: &str, by_deepspeed: bool) -> Result<String, 
     precision(view, &mut lines, kind);
     machines(view, &mut lines);
     match kind {
-        "FSDP" => fsdp(view, &mut lines, &strategy),
+        "FSDP" => fsdp(view, &mut lines, &strategy, like),
         "DEEPSPEED" => deepspeed(view, &mut lines, &strategy),
         _ => {
             view.used("parallel.strategy", &[("distributed_type", json!(kind))], "Every rank has everything.");
@@ -209,11 +218,13 @@ fn scaler(view: &mut View, compute: &str, kind: &str) {
     }
 }
 
-fn fsdp(view: &mut View, lines: &mut Lines, strategy: &str) {
+fn fsdp(view: &mut View, lines: &mut Lines, strategy: &str, like: Like) {
     // HYBRID_SHARD's groups are machines; other groups, and ranks that share more than weights, need the mesh of version 2.
     let is_hybrid = strategy.starts_with("hsdp");
     let has_groups = is_hybrid && view.degree("parallel.shard") != per_node(view);
-    let has_mesh = has_groups || ["parallel.tensor", "parallel.context"].iter().any(|key| view.degree(key) > 1);
+    let is_second = like == Like::Fsdp2 && !is_hybrid;
+    let has_mesh =
+        is_second || has_groups || ["parallel.tensor", "parallel.context"].iter().any(|key| view.degree(key) > 1);
     lines.section("fsdp_config");
     lines.inner("fsdp_version", json!(if has_mesh { 2 } else { 1 }));
     let word = match strategy {

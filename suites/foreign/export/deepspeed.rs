@@ -4,7 +4,7 @@ use super::view::View;
 use serde_json::{Map, Value, json};
 
 /// Puts a value under a key with points.
-pub(super) fn put(into: &mut Map<String, Value>, path: &str, value: Value) {
+fn put(into: &mut Map<String, Value>, path: &str, value: Value) {
     match path.split_once('.') {
         None => drop(into.insert(path.into(), value)),
         Some((first, rest)) => {

@@ -4,7 +4,7 @@ use super::plan::{Plan, busy};
 use super::queue::{self, Waited};
 use super::{Axis, SpanKind};
 use crate::collective::{Collective, Group, seconds};
-use crate::job::{Peft, Place};
+use crate::job::{Peft, Place, Stack};
 
 /// A unit's collectives along the data axes.
 struct Move {
@@ -15,6 +15,13 @@ struct Move {
     group: Group,
     /// Of gathers in backward: smaller where a second copy waits for it.
     again: Group,
+    /// Bytes that replicas of a shard group sum up, of weights that are no experts.
+    shared_bytes: f64,
+}
+
+/// Replicas sum gradients up when a step's are complete, as MiCS and this project's engine do; FSDP does so behind every backward.
+const fn sums_once(stack: Stack) -> bool {
+    !matches!(stack, Stack::Fsdp1 | Stack::Fsdp1Compiled | Stack::Fsdp2 | Stack::Fsdp2Compiled)
 }
 
 /// Units of a kind that are put on the queues one by one.
@@ -72,6 +79,7 @@ impl Plan<'_> {
         self.span(SpanKind::Exposed(Axis::Data), exposed);
         let times = if each { micros } else { 1.0 };
         let replicas = self.context.layout.replicas.ranks;
+        let sums = if sums_once(self.context.job.stack) { 1.0 } else { times };
         for m in &moves {
             let count = m.queue.count as f64;
             let often = count * if sharded && each { micros } else { 1.0 };
@@ -85,8 +93,7 @@ impl Plan<'_> {
             let kind = if sharding.optimizer > 1 || each { Collective::ReduceScatter } else { Collective::AllReduce };
             self.row(Axis::Data, kind, times * count, m.reduce_bytes, m.group.ranks);
             if sharded {
-                let share = m.reduce_bytes / m.group.ranks.max(1) as f64;
-                self.row(Axis::Data, Collective::AllReduce, times * count, share, replicas);
+                self.row(Axis::Data, Collective::AllReduce, sums * count, m.shared_bytes, replicas);
             }
         }
     }
@@ -152,7 +159,10 @@ impl Plan<'_> {
             let what = if scattered { Collective::ReduceScatter } else { Collective::AllReduce };
             let mut reduce = price(what, dense, sparse, group);
             if sharded && layout.replicas.ranks > 1 {
-                reduce += scale * seconds(Collective::AllReduce, dense / group.ranks as f64, layout.replicas, machine);
+                // Once in a step is a part of each micro-batch's.
+                let part = if sums_once(job.stack) { 1.0 / job.batch.accumulation.max(1) as f64 } else { 1.0 };
+                let share = dense / group.ranks as f64;
+                reduce += part * scale * seconds(Collective::AllReduce, share, layout.replicas, machine);
             }
             let gathers = sharded || sharding.optimizer > 1;
             let (forward, backward) = (unit.forward, unit.backward);
@@ -172,6 +182,7 @@ impl Plan<'_> {
                 gather_bytes: (unit.dense + unit.sparse) * moved * of,
                 reduce_bytes: dense + sparse,
                 group,
+                shared_bytes: dense / group.ranks as f64,
                 again: if sharding.parked > 1 { layout.parked } else { group },
             });
         }

@@ -145,6 +145,18 @@ fn groups_of_the_data_axis_have_their_own_traffic() {
         (sharding.parameters, sharding.gradients, sharding.optimizer) = (4, 4, 4);
     });
     close(hybrid, [2.0 * 3.0 / 4.0, 3.0 / 4.0, 2.0 / 2.0 / 4.0]);
+    // Of four micro-batches FSDP sums each up, the engine and MiCS all of them at once.
+    for (stack, times) in [(Stack::Fsdp2, 4.0), (Stack::Zbench, 1.0), (Stack::Deepspeed, 1.0)] {
+        let mut job = Job { sharding: Sharding::zero(3, 4), stack, ..job() };
+        job.batch.accumulation = 4;
+        let rows = time(&job, &a100()).traffic;
+        let sent = |kind: Collective| rows.iter().filter(|row| row.kind == kind).map(|row| row.wire).sum::<f64>();
+        near(
+            sent(Collective::AllReduce) / sent(Collective::ReduceScatter),
+            times / 4.0 * (1.0 / 4.0) / (3.0 / 4.0),
+            0.01,
+        );
+    }
 }
 
 #[test]
