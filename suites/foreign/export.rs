@@ -3,6 +3,7 @@
 mod accelerate;
 mod base;
 mod deepspeed;
+mod paths;
 mod torchtitan;
 mod view;
 

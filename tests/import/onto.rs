@@ -4,6 +4,7 @@ use super::round::{LENGTH, MODEL, cell, cell_of, config, same};
 use super::{draft, fixture, options, text_of};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use zbench::foreign::Verdict;
 use zbench::foreign::export::{Base, Target, onto};
 
 fn leaves(value: &Value, prefix: &str, into: &mut BTreeMap<String, Value>) {
@@ -198,6 +199,72 @@ fn onto_a_file_no_more_is_changed_than_the_cell_needs() {
                 ("deepspeed_config.zero3_init_flag", set(false.into())),
             ],
         ),
+        // A scheduler takes the parameters of its own type alone.
+        (
+            "course.json",
+            r#"{"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto",
+                "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}}, "steps_per_print": 5}"#,
+            &["train.lr_schedule=cosine", "train.lr_warmup_steps=3", "train.lr=0.5", "train.steps=18"],
+            &[
+                ("optimizer.params.lr", set(0.5.into())),
+                ("scheduler.type", set("WarmupCosineLR".into())),
+                ("scheduler.params.warmup_min_lr", None),
+                ("scheduler.params.warmup_max_lr", None),
+                ("scheduler.params.warmup_min_ratio", set(0.0.into())),
+                ("scheduler.params.cos_min_ratio", set(0.0.into())),
+                ("scheduler.params.warmup_num_steps", set(3.into())),
+                ("scheduler.params.warmup_type", set("linear".into())),
+                ("scheduler.params.total_num_steps", set(20.into())),
+            ],
+        ),
+        (
+            "lamb.json",
+            r#"{"optimizer": {"type": "Lamb", "params": {"lr": 0.5, "max_coeff": 0.3}}, "seed": 3}"#,
+            &["train.eps=0.25", "train.weight_decay=0.5"],
+            &[
+                ("optimizer.type", set("AdamW".into())),
+                ("optimizer.params.max_coeff", None),
+                ("optimizer.params.betas", set(serde_json::json!([0.9, 0.999]))),
+                ("optimizer.params.eps", set(0.25.into())),
+                ("optimizer.params.weight_decay", set(0.5.into())),
+            ],
+        ),
+        // What overlaps stays as it is.
+        (
+            "overlap.json",
+            r#"{"zero_optimization": {"stage": 3, "overlap_comm": true}, "seed": 3}"#,
+            &["parallel.strategy=zero2"],
+            &[("zero_optimization.stage", set(2.into()))],
+        ),
+        (
+            "mesh.yaml",
+            "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_backward_prefetch: \
+             BACKWARD_PRE\n  fsdp_forward_prefetch: true\n  fsdp_transformer_layer_cls_to_wrap: MyLayer\n",
+            &["parallel.tensor=2"],
+            &[
+                ("fsdp_config.fsdp_sharding_strategy", None),
+                ("fsdp_config.fsdp_backward_prefetch", None),
+                ("fsdp_config.fsdp_forward_prefetch", None),
+                ("fsdp_config.fsdp_version", set(2.into())),
+                ("fsdp_config.fsdp_reshard_after_forward", set(true.into())),
+                ("parallelism_config.parallelism_config_tp_size", set(2.into())),
+                ("parallelism_config.parallelism_config_cp_size", set(1.into())),
+                ("parallelism_config.parallelism_config_dp_shard_size", set(4.into())),
+                ("parallelism_config.parallelism_config_dp_replicate_size", set(1.into())),
+            ],
+        ),
+        (
+            "short.yaml",
+            "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  sharding_strategy: FULL_SHARD\n  backward_prefetch: BACKWARD_PRE\n",
+            &["parallel.strategy=fsdp-grad-op"],
+            &[("fsdp_config.sharding_strategy", set("SHARD_GRAD_OP".into()))],
+        ),
+        (
+            "odd.yaml",
+            "distributed_type: MULTI_GPU\nnum_processes: 1\nmegatron_lm_config:\n  \"a: b\": 1\n  \"#x\": 2\n  \"\": 3\n  \"12\": 4\n",
+            &[],
+            &[],
+        ),
         (
             "accelerate.json",
             r#"{"distributed_type": "FSDP", "num_processes": 4, "mixed_precision": "bf16", "fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD"}}"#,
@@ -227,6 +294,14 @@ fn onto_a_file_no_more_is_changed_than_the_cell_needs() {
         assert_eq!(made.rows.is_empty(), imported == cell, "{name}: rows of what was changed: {:?}", made.rows);
         assert!(!made.text.contains(": 1e-7"), "a number to YAML 1.1, too: {}", made.text);
     }
+    // What such a file has no key for is told.
+    let file = r#"{"zero_optimization": {"stage": 2}, "gradient_clipping": 0.5}"#;
+    let base = Base { source: "base.json", bytes: file.as_bytes() };
+    let selective = cell_of(&config("zero2", "ranks = 4\n[memory]\ncheckpointing = \"selective\""));
+    let made = onto(&selective, "here", Target::DeepSpeed, &base).unwrap();
+    let row = made.rows.iter().find(|row| row.key == "memory.checkpointing");
+    assert!(row.is_some_and(|row| row.verdict == Verdict::NoEquivalent), "{:?}", made.rows);
+
     let said = onto(
         &cell_of(&config("zero3", "ranks = 4")),
         "here",

@@ -52,10 +52,11 @@ fn lines(table: &Map<String, Value>, indent: &str, text: &mut String) {
     for (key, value) in table {
         match value {
             Value::Object(inner) if !inner.is_empty() => {
+                let key = scalar(&Value::from(key.as_str()));
                 *text += &format!("{indent}{key}:\n");
                 lines(inner, &format!("{indent}  "), text);
             }
-            _ => *text += &format!("{indent}{key}: {}\n", scalar(value)),
+            _ => *text += &format!("{indent}{}: {}\n", scalar(&Value::from(key.as_str())), scalar(value)),
         }
     }
 }

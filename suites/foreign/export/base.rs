@@ -3,11 +3,11 @@
 //! The file and what becomes of it are read by `import` again and again, and compared with the cell setting by setting, until
 //! every setting that the program's files can state is the cell's.
 
+use super::paths::{at, flatten, pointed, put, take};
 use super::view::View;
 use super::{ExportError, Exported, Like, Target, accelerate, deepspeed};
 use crate::config::ConfigError;
 use crate::foreign::draft::same;
-use crate::foreign::node::Node;
 use crate::foreign::{Draft, Format, Options, Row, Verdict, json, parse, toml, tree, utf8};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,6 +61,7 @@ pub fn onto(cell: &Value, name: &str, target: Target, base: &Base<'_>) -> Result
     let Value::Object(new) = new.json() else { return Err(about("is put beneath nothing".into())) };
     let mut merge = Merge::new(cell, &exported, new, before.clone(), &file);
     let mut draft = file;
+    merge.tell_unsaid(&draft)?;
     for _ in 0..ROUNDS {
         if !merge.step(&draft)? {
             break;
@@ -73,6 +74,7 @@ pub fn onto(cell: &Value, name: &str, target: Target, base: &Base<'_>) -> Result
             }
         };
     }
+    let draft = read(&merge.keys).map_err(|error| about(format!("cannot hold this cell: {}", unplaced(&error))))?;
     let left = merge.left(&draft)?;
     if !left.is_empty() {
         let left = left.into_iter().collect::<Vec<_>>().join(", ");
@@ -104,6 +106,10 @@ struct Merge {
     rows: Vec<Row>,
     new: Map<String, Value>,
     keys: Map<String, Value>,
+    /// What `import` reads of the export without the file, where it takes that.
+    alone: Option<Draft>,
+    /// Settings that differ from the file's and that such files have no keys for.
+    unsaid: Vec<Row>,
     /// What had no equivalent in the file before.
     known: BTreeSet<String>,
     /// Batches are numbers in it, which ranks must fit.
@@ -124,6 +130,8 @@ impl Merge {
         let known = file.rows.iter().filter(|row| row.verdict == Verdict::NoEquivalent);
         Merge {
             wants: View::new(cell),
+            alone: parse("the export", exported.text.as_bytes(), &Options::default()).ok(),
+            unsaid: Vec::new(),
             rows: exported.rows.clone(),
             known: known.map(|row| row.key.clone()).collect(),
             counts: keys.get("train_batch_size").is_some_and(Value::is_number) || keys.contains_key("num_processes"),
@@ -140,7 +148,7 @@ impl Merge {
         // Nothing said of an offload is none; FSDP's whole sharding and ZeRO's stage 3 are one.
         let said = |view: &View, key: &str| match (key, view.value(key)) {
             ("parallel.strategy", Some(strategy)) if strategy == "zero3" => Some("fsdp".into()),
-            (_, Some(value)) if value == "none" => None,
+            (_, Some(value)) if value == "none" || value == "device" => None,
             (_, value) => value.cloned(),
         };
         let is_other = |key: &str| match (said(&has, key), said(&self.wants, key)) {
@@ -157,19 +165,39 @@ impl Merge {
         Ok(all.into_iter().filter(is_open).filter(|key| is_other(key)).map(str::to_string).collect())
     }
 
-    /// Those of them that must not be left: what the export says without a loss.
-    fn left(&self, draft: &Draft) -> Result<BTreeSet<String>, ConfigError> {
-        let is_said = |key: &String| self.rows.iter().any(|row| row.key == *key && row.verdict == Verdict::Used);
-        Ok(self.differ(draft)?.into_iter().filter(is_said).collect())
+    /// Settings that are not the file's and have no keys in such files: the table says so, and the file cannot.
+    fn tell_unsaid(&mut self, draft: &Draft) -> Result<(), ConfigError> {
+        let has = View::new(&toml::cell(draft)?);
+        let is_other = |key: &str| match (has.value(key), self.wants.value(key)) {
+            (Some(a), Some(b)) => !same(a, b),
+            (None, Some(b)) => *b != "none" && *b != "device",
+            _ => false,
+        };
+        // The model and the data are never in such files.
+        let is_scripts =
+            |key: &str| ["model.", "data.", "lora.", "train.seq_len"].iter().any(|section| key.starts_with(section));
+        let is_unsaid = |row: &&Row| row.verdict == Verdict::NoEquivalent && row.becomes.is_empty();
+        let rows = self.rows.iter().filter(is_unsaid);
+        self.unsaid = rows.filter(|row| !is_scripts(&row.key) && is_other(&row.key)).cloned().collect();
+        Ok(())
     }
 
-    /// Settings that go together: a file states them by the same keys.
+    /// Those of them that must not be left: what a file of the export alone says so that `import` reads it.
+    fn left(&self, draft: &Draft) -> Result<BTreeSet<String>, ConfigError> {
+        let plain = self.alone.as_ref().map(|draft| self.differ(draft)).transpose()?.unwrap_or_default();
+        Ok(self.differ(draft)?.into_iter().filter(|key| !plain.contains(key)).collect())
+    }
+
+    /// Settings that go with this one: a file states them by the same keys. A rate stands alone, a course needs its rate.
     fn group<'k>(&self, key: &'k str) -> Vec<&'k str> {
         const GROUPS: [&[&str]; 3] = [
             &["parallel.ranks", "train.micro_batch", "train.accumulation"],
             &["parallel.strategy", "parallel.shard"],
-            &["train.lr_schedule", "train.lr_warmup_steps", "train.lr_min"],
+            &["train.lr_schedule", "train.lr_warmup_steps", "train.lr_min", "train.lr"],
         ];
+        if key == "train.lr" {
+            return vec![key];
+        }
         let batch = usize::from(!self.counts);
         GROUPS[batch..].iter().find(|group| group.contains(&key)).map_or(vec![key], |group| group.to_vec())
     }
@@ -180,22 +208,20 @@ impl Merge {
         for key in self.differ(draft)? {
             let times = self.seen.get(&key).copied().unwrap_or(0);
             if times < 2 {
-                work.extend(self.group(&key).into_iter().map(|key| (key.to_string(), times > 0)));
+                work.extend(self.group(&key).into_iter().map(str::to_string));
                 self.seen.insert(key, times + 1);
             }
         }
-        let is_precision = work.iter().any(|(key, _)| key.starts_with("precision."));
-        let is_meant =
-            |key: &str| work.iter().any(|(of, _)| of == key) || (is_precision && key.starts_with("precision."));
-        let again: BTreeSet<&str> = work.iter().filter(|(_, again)| *again).map(|(key, _)| key.as_str()).collect();
+        let is_precision = work.iter().any(|key: &String| key.starts_with("precision."));
+        let is_meant = |key: &str| work.contains(key) || (is_precision && key.starts_with("precision."));
         let mut edits = Vec::new();
         for row in &draft.rows {
-            let makes = |key: &str| row.becomes.iter().any(|(made, _)| made == key);
-            let is_stale = row.becomes.iter().any(|(key, _)| is_meant(key)) && at(&self.new, &row.key).is_none();
-            let is_stubborn = again.iter().any(|key| makes(key));
+            let is_stale = row.becomes.iter().any(|(key, _)| is_meant(key));
             // What it changes there has no likeness here, and did not stand in the file.
-            let is_lost = row.verdict == Verdict::NoEquivalent && !self.known.contains(&row.key);
-            if is_stale || is_stubborn || is_lost {
+            let is_lost = row.key.starts_with("optimizer.")
+                && row.verdict == Verdict::NoEquivalent
+                && !self.known.contains(&row.key);
+            if is_stale || is_lost {
                 edits.push((row.key.clone(), at(&self.new, &row.key).cloned()));
             }
         }
@@ -214,7 +240,21 @@ impl Merge {
         if is_meant("parallel.strategy") {
             self.change_kind();
         }
+        let of_mesh = ["parallel.strategy", "parallel.shard", "parallel.tensor", "parallel.context", "parallel.ranks"];
+        if of_mesh.iter().any(|key| is_meant(key)) {
+            self.change_version();
+            self.state_mesh();
+        }
+        // A scheduler takes the parameters of its type alone, as does another optimizer.
+        if is_meant("train.lr_schedule") && at(&self.new, "scheduler.type") != at(&self.keys, "scheduler.type") {
+            self.take_over("scheduler");
+        }
+        let stands_in = |row: &Row| row.key == "optimizer.type" && row.verdict == Verdict::NoEquivalent;
+        if ["train.betas", "train.eps"].iter().any(|key| is_meant(key)) && draft.rows.iter().any(stands_in) {
+            self.take_over("optimizer");
+        }
         for (path, value) in edits {
+            let path = self.own(&path);
             match value {
                 Some(value) => put(&mut self.keys, &path, value),
                 None => take(&mut self.keys, &path),
@@ -224,15 +264,73 @@ impl Merge {
         Ok(self.keys != before)
     }
 
+    /// The section as the export has it.
+    fn take_over(&mut self, section: &str) {
+        match self.new.get(section).cloned() {
+            Some(table) => drop(self.keys.insert(section.into(), table)),
+            None => drop(self.keys.shift_remove(section)),
+        }
+    }
+
+    /// Keys of FSDP's other version: the mesh is in the second alone.
+    fn change_version(&mut self) {
+        const VERSION: &str = "fsdp_config.fsdp_version";
+        let version = |keys: &Map<String, Value>| at(keys, VERSION).and_then(Value::as_u64).unwrap_or(1);
+        if !self.new.contains_key("fsdp_config") || version(&self.new) == version(&self.keys) {
+            return;
+        }
+        let of_versions = [
+            "version",
+            "sharding_strategy",
+            "reshard_after_forward",
+            "backward_prefetch",
+            "forward_prefetch",
+            "use_orig_params",
+            "sync_module_states",
+        ];
+        for name in of_versions.map(|name| format!("fsdp_config.fsdp_{name}")) {
+            let own = self.own(&name);
+            match at(&self.new, &name).cloned() {
+                Some(value) => put(&mut self.keys, &own, value),
+                None => take(&mut self.keys, &own),
+            }
+        }
+        self.state_ranks();
+    }
+
+    /// The sizes of a mesh make up the ranks, so that all of them are stated.
+    fn state_mesh(&mut self) {
+        let Some(Value::Object(sizes)) = self.new.get("parallelism_config").cloned() else { return };
+        let is_mesh = |(name, size): (&String, &Value)| !name.ends_with("dp_shard_size") && size.as_u64() > Some(1);
+        if self.keys.contains_key("parallelism_config") || sizes.iter().any(is_mesh) {
+            sizes.into_iter().for_each(|(name, size)| put(&mut self.keys, &format!("parallelism_config.{name}"), size));
+        }
+    }
+
+    /// With several processes their number must be there.
+    fn state_ranks(&mut self) {
+        if let Some(ranks) = self.new.get("num_processes").filter(|_| !self.keys.contains_key("num_processes")) {
+            self.keys.insert("num_processes".into(), ranks.clone());
+        }
+    }
+
+    /// The key as the file has it: some leave the prefix of fsdp_config's keys out.
+    fn own(&self, path: &str) -> String {
+        let short = path.strip_prefix("fsdp_config.fsdp_").map(|name| format!("fsdp_config.{name}"));
+        short.filter(|short| at(&self.keys, short).is_some()).unwrap_or_else(|| path.to_string())
+    }
+
     /// A file of accelerate for another program beneath it has that one's section, and no longer the other's.
     fn change_kind(&mut self) {
         const KIND: &str = "distributed_type";
         let Some(kind) = self.new.get(KIND).filter(|kind| self.keys.get(KIND) != Some(kind)).cloned() else { return };
         self.keys.insert(KIND.into(), kind);
+        self.state_ranks();
         for section in ["fsdp_config", "deepspeed_config", "parallelism_config"] {
-            match self.new.get(section) {
-                Some(table) => drop(self.keys.insert(section.into(), table.clone())),
-                None => drop(self.keys.shift_remove(section)),
+            let is_empty = |table: &Value| table.as_object().is_none_or(Map::is_empty);
+            match (self.new.contains_key(section), self.keys.get(section).is_none_or(is_empty)) {
+                (true, true) | (false, false) => self.take_over(section),
+                _ => {}
             }
         }
     }
@@ -255,7 +353,10 @@ impl Merge {
             match at(&self.new, section).cloned() {
                 Some(Value::Object(table)) => {
                     for (name, value) in table.into_iter().filter(|(_, value)| !value.is_object()) {
-                        put(&mut self.keys, &format!("{section}.{name}"), value);
+                        let path = format!("{section}.{name}");
+                        if at(&self.keys, &self.own(&path)).is_none() {
+                            put(&mut self.keys, &path, value);
+                        }
                     }
                 }
                 _ => take(&mut self.keys, section),
@@ -267,68 +368,19 @@ impl Merge {
     fn rows(&self, exported: Exported) -> (Vec<Row>, Vec<String>) {
         let is_written = |row: &Row| {
             row.becomes.iter().all(|(path, _)| {
-                self.place(path).is_some_and(|(path, value)| at(&self.keys, &path).is_some_and(|now| same(now, &value)))
+                self.place(path)
+                    .is_some_and(|(path, value)| at(&self.keys, &self.own(&path)).is_some_and(|now| same(now, &value)))
             })
         };
         let is_changed = |row: &Row| self.seen.contains_key(&row.key) && is_written(row);
-        let rows = self.rows.iter().filter(|row| is_changed(row)).cloned().collect();
-        let is_of_file = |note: &String| note.contains("nvme_path is") || note.contains("state fsdp_transformer");
-        let notes = exported.notes.into_iter().filter(|note| !self.seen.is_empty() && !is_of_file(note));
-        (rows, notes.collect())
-    }
-}
-
-fn pointed(node: &Node) -> Option<String> {
-    let inside = |node: &Node| pointed(node);
-    node.table()?
-        .iter()
-        .find_map(|(key, node)| if key.name.contains('.') { Some(key.name.clone()) } else { inside(node) })
-}
-
-fn at<'v>(keys: &'v Map<String, Value>, path: &str) -> Option<&'v Value> {
-    let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
-    let value = keys.get(first)?;
-    rest.map_or(Some(value), |rest| rest.split('.').try_fold(value, |value, name| value.get(name)))
-}
-
-/// Puts a value under a key with points; a section that is null begins to be one.
-fn put(keys: &mut Map<String, Value>, path: &str, value: Value) {
-    let Some((first, rest)) = path.split_once('.') else {
-        keys.insert(path.into(), value);
-        return;
-    };
-    let inner = keys.entry(first).or_insert(Value::Null);
-    if !inner.is_object() {
-        *inner = Value::Object(Map::new());
-    }
-    if let Value::Object(inner) = inner {
-        put(inner, rest, value);
-    }
-}
-
-/// Takes a key out, and a table that is empty without it.
-fn take(keys: &mut Map<String, Value>, path: &str) {
-    match path.split_once('.') {
-        None => drop(keys.shift_remove(path)),
-        Some((first, rest)) => {
-            if let Some(Value::Object(inner)) = keys.get_mut(first) {
-                take(inner, rest);
-                if inner.is_empty() {
-                    keys.shift_remove(first);
-                }
-            }
-        }
-    }
-}
-
-/// Every key with points and what stands there.
-fn flatten<'v>(keys: &'v Map<String, Value>, prefix: &str, into: &mut BTreeMap<String, &'v Value>) {
-    for (name, value) in keys {
-        let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
-        match value {
-            Value::Object(inner) if !inner.is_empty() => flatten(inner, &path, into),
-            _ => drop(into.insert(path, value)),
-        }
+        let rows = self.rows.iter().filter(|row| is_changed(row)).chain(&self.unsaid).cloned().collect();
+        let mut values = BTreeMap::new();
+        flatten(&self.keys, "", &mut values);
+        let has_placeholder = values.values().any(|value| **value == "/local_nvme");
+        let is_of_file = |note: &String| {
+            (note.contains("nvme_path is") && !has_placeholder) || note.contains("state fsdp_transformer")
+        };
+        (rows, exported.notes.into_iter().filter(|note| !is_of_file(note)).collect())
     }
 }
 

@@ -111,7 +111,7 @@ fn strategy(writer: &mut Writer<'_>) {
             writer.used(
                 "parallel.shard",
                 &[("zero_optimization.mics_shard_size", json!(shard))],
-                "MiCS's shard group.",
+                "MiCS's shard group (DeepSpeed before 0.19.8).",
             );
         }
         "hsdp-full-optimizer" => {
@@ -119,7 +119,7 @@ fn strategy(writer: &mut Writer<'_>) {
             writer.used(
                 "parallel.shard",
                 &[("zero_optimization.mics_shard_size", json!(shard))],
-                "MiCS's shard group.",
+                "MiCS's shard group (DeepSpeed before 0.19.8).",
             );
         }
         _ => writer.nearest(
