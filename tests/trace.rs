@@ -3,11 +3,11 @@
 use crate::support::{TINY, root, stderr, stdout, write, zbench};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-pub const ZERO3: &str = r#"
+const ZERO3: &str = r#"
 name = "traced"
 [model]
 family = "llama"
@@ -44,7 +44,7 @@ pub fn read(path: &Path) -> Value {
 }
 
 /// The tests may themselves run under some launcher.
-pub fn without_launcher(command: &mut Command) {
+fn without_launcher(command: &mut Command) {
     for (name, _) in std::env::vars() {
         let launchers = ["RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI", "MV2_", "TORCHELASTIC"];
         if launchers.iter().any(|launcher| name.starts_with(launcher)) {
@@ -369,7 +369,7 @@ fn what_is_stopped_leaves_a_file_that_opens() {
 }
 
 /// A profile of this machine in which every operation of these cells has a time, and every collective.
-pub fn profile(folder: &Path, text: &str) {
+fn profile(folder: &Path, text: &str) {
     use zbench::calibrate::operations::Operations;
     use zbench::calibrate::probes::Seats;
     use zbench_engine::plan::clock::Overheads;
@@ -404,17 +404,23 @@ pub fn profile(folder: &Path, text: &str) {
     zbench::calibrate::times::save(&path, &operations, "today", 2).unwrap();
 }
 
+/// A run of zero3 with its prediction: what it said as JSON, and the file of its trace.
+pub fn predicted(folder: &Path) -> (Output, PathBuf) {
+    profile(folder, ZERO3);
+    let file = write(folder, ZERO3);
+    let trace = folder.join("trace.json");
+    let mut command = zbench(&folder.join("nb"));
+    without_launcher(&mut command);
+    command.current_dir(folder).arg("run").arg(&file).args(["--format", "json", "--trace"]).arg(&trace);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    (output, trace)
+}
+
 #[test]
 fn the_prediction_stands_beside_the_measurement() {
     let folder = tempfile::tempdir().unwrap();
-    profile(folder.path(), ZERO3);
-    let file = write(folder.path(), ZERO3);
-    let trace = folder.path().join("trace.json");
-    let mut command = zbench(&folder.path().join("nb"));
-    without_launcher(&mut command);
-    command.current_dir(folder.path()).arg("run").arg(&file).args(["--format", "json", "--trace"]).arg(&trace);
-    let output = command.output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let (output, trace) = predicted(folder.path());
     let (record, trace) = (record(&output), read(&trace));
     check(&trace);
     compare(&trace, &record);

@@ -142,43 +142,42 @@ impl Merge {
         }
     }
 
-    /// Settings of the file that are not the cell's, of those that such files state.
-    fn differ(&self, draft: &Draft) -> Result<BTreeSet<String>, ConfigError> {
-        let has = View::new(&toml::cell(draft)?);
+    /// Whether a setting of what a file makes is not the cell's.
+    fn is_other(&self, has: &View, key: &str) -> bool {
         // Nothing said of an offload is none; FSDP's whole sharding and ZeRO's stage 3 are one.
         let said = |view: &View, key: &str| match (key, view.value(key)) {
             ("parallel.strategy", Some(strategy)) if strategy == "zero3" => Some("fsdp".into()),
             (_, Some(value)) if value == "none" || value == "device" => None,
             (_, value) => value.cloned(),
         };
-        let is_other = |key: &str| match (said(&has, key), said(&self.wants, key)) {
+        match (said(has, key), said(&self.wants, key)) {
             (Some(a), Some(b)) => !same(&a, &b),
             (None, None) => false,
             // A disk has a folder even where the cell does not say which.
             _ => key != "memory.offload_path",
-        };
+        }
+    }
+
+    /// Settings of the file that are not the cell's, of those that such files state.
+    fn differ(&self, draft: &Draft) -> Result<BTreeSet<String>, ConfigError> {
+        let has = View::new(&toml::cell(draft)?);
         let stated = self.rows.iter().filter(|row| row.verdict != Verdict::Ignored);
         let stated = stated.filter(|row| !row.becomes.is_empty() || row.verdict == Verdict::Default);
         let made = draft.rows.iter().flat_map(|row| &row.becomes).map(|(key, _)| key.as_str());
         let all: BTreeSet<&str> = stated.map(|row| row.key.as_str()).chain(made).collect();
         let is_open = |key: &&str| (*key != "parallel.ranks" || self.counts) && !key.starts_with("model.");
-        Ok(all.into_iter().filter(is_open).filter(|key| is_other(key)).map(str::to_string).collect())
+        Ok(all.into_iter().filter(is_open).filter(|key| self.is_other(&has, key)).map(str::to_string).collect())
     }
 
     /// Settings that are not the file's and have no keys in such files: the table says so, and the file cannot.
     fn tell_unsaid(&mut self, draft: &Draft) -> Result<(), ConfigError> {
         let has = View::new(&toml::cell(draft)?);
-        let is_other = |key: &str| match (has.value(key), self.wants.value(key)) {
-            (Some(a), Some(b)) => !same(a, b),
-            (None, Some(b)) => *b != "none" && *b != "device",
-            _ => false,
-        };
         // The model and the data are never in such files.
         let is_scripts =
             |key: &str| ["model.", "data.", "lora.", "train.seq_len"].iter().any(|section| key.starts_with(section));
         let is_unsaid = |row: &&Row| row.verdict == Verdict::NoEquivalent && row.becomes.is_empty();
         let rows = self.rows.iter().filter(is_unsaid);
-        self.unsaid = rows.filter(|row| !is_scripts(&row.key) && is_other(&row.key)).cloned().collect();
+        self.unsaid = rows.filter(|row| !is_scripts(&row.key) && self.is_other(&has, &row.key)).cloned().collect();
         Ok(())
     }
 

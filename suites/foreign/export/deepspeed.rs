@@ -1,20 +1,8 @@
 //! A cell as DeepSpeed's JSON.
 
+use super::paths::put;
 use super::view::View;
 use serde_json::{Map, Value, json};
-
-/// Puts a value under a key with points.
-fn put(into: &mut Map<String, Value>, path: &str, value: Value) {
-    match path.split_once('.') {
-        None => drop(into.insert(path.into(), value)),
-        Some((first, rest)) => {
-            let inner = into.entry(first).or_insert_with(|| Value::Object(Map::new()));
-            if let Value::Object(inner) = inner {
-                put(inner, rest, value);
-            }
-        }
-    }
-}
 
 /// Settings of a cell on their way into the file.
 struct Writer<'v> {

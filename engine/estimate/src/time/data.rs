@@ -19,7 +19,8 @@ struct Move {
     shared_bytes: f64,
 }
 
-/// Replicas sum gradients up when a step's are complete, as MiCS and this project's engine do; FSDP does so behind every backward.
+/// Replicas sum gradients up when a step's are complete, as this project's engine does and MiCS (DeepSpeed, runtime/zero/mics.py,
+/// allreduce_mics_shard_grads: at the boundary of accumulation); FSDP does so behind every backward unless it is told not to.
 const fn sums_once(stack: Stack) -> bool {
     !matches!(stack, Stack::Fsdp1 | Stack::Fsdp1Compiled | Stack::Fsdp2 | Stack::Fsdp2Compiled)
 }
