@@ -55,6 +55,7 @@ pub fn run(
     let found = prober.confirm(&mut matrix, &hosts, &mut pairs)?;
     pairs.gb_s =
         matrix.iter().map(|line| line.iter().map(|rate| rate.is_finite().then_some(*rate)).collect()).collect();
+    pairs.kinds = found.kinds;
     pairs.bad_ranks = found.ranks;
     pairs.bad_links = found.links.into_iter().map(|(a, b)| [a, b]).collect();
     if plan.bisect {

@@ -8,7 +8,7 @@ pub mod table;
 pub mod v3;
 
 pub use iterations::Iterations;
-pub use pairs::{Pairs, Suspect};
+pub use pairs::{PairKind, Pairs, Suspect};
 
 use serde::{Deserialize, Serialize};
 

@@ -16,6 +16,9 @@ pub struct Pairs {
     pub gb_s: Vec<Vec<Option<f64>>>,
     /// What makes an outlier, in words.
     pub rule: String,
+    /// The rates of each kind of pair (on one host, between hosts) with the thresholds; older records have none.
+    #[serde(default)]
+    pub kinds: Vec<PairKind>,
     /// Pairs that were measured again before anything was said of them.
     pub suspects: Vec<Suspect>,
     /// How often a suspect was measured again.
@@ -26,6 +29,47 @@ pub struct Pairs {
     pub bad_links: Vec<[usize; 2]>,
     /// What halving found, step by step; empty where it was not asked for.
     pub halves: Vec<String>,
+}
+
+/// The rates of pairs of one kind, and what decides which of them stand out.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PairKind {
+    /// Whether both ranks are on one host.
+    pub same_host: bool,
+    /// Pairs of this kind.
+    pub pairs: usize,
+    /// The slowest pair.
+    pub lowest_gb_s: f64,
+    /// The median pair.
+    pub median_gb_s: f64,
+    /// The fastest pair.
+    pub highest_gb_s: f64,
+    /// A rank stands out whose best pair is below this; absent where there are fewer than three ranks to compare.
+    pub rank_threshold_gb_s: Option<f64>,
+    /// A link stands out that is below this; absent where there are fewer than three links to compare.
+    pub link_threshold_gb_s: Option<f64>,
+}
+
+impl PairKind {
+    /// `pairs on one host: 1.64 to 5.85 GB/s, median 3.55; a link stands out below 0.9, a rank whose best pair is below 2.1`.
+    fn words(&self) -> String {
+        let gb_s = |rate: f64| units::number(rate);
+        let mut text = format!(
+            "{} {}: {} to {} GB/s, median {}",
+            units::plural(self.pairs, "pair", "pairs"),
+            if self.same_host { "on one host" } else { "between hosts" },
+            gb_s(self.lowest_gb_s),
+            gb_s(self.highest_gb_s),
+            gb_s(self.median_gb_s)
+        );
+        if let Some(rate) = self.link_threshold_gb_s {
+            text += &format!("; a link stands out below {} GB/s", gb_s(rate));
+        }
+        if let Some(rate) = self.rank_threshold_gb_s {
+            text += &format!("; a rank stands out if its best pair is below {} GB/s", gb_s(rate));
+        }
+        text
+    }
 }
 
 /// A pair that stood out at first.
@@ -51,25 +95,63 @@ impl Pairs {
         format!("rank {rank} on {}", self.hosts.get(rank).map_or("an unknown host", String::as_str))
     }
 
-    /// What to make of it, a sentence for each finding.
+    fn rate(&self, a: usize, b: usize) -> Option<f64> {
+        self.gb_s.get(a)?.get(b).copied().flatten()
+    }
+
+    fn kind(&self, a: usize, b: usize) -> Option<&PairKind> {
+        let same_host = self.hosts.get(a)? == self.hosts.get(b)?;
+        self.kinds.iter().find(|kind| kind.same_host == same_host)
+    }
+
+    /// `: 1.2 GB/s, the median of such pairs is 3.9, the threshold 2.1` of a link or of a rank's best pair that is below its
+    /// threshold; nothing of what halving found.
+    fn beyond(&self, pair: Option<(usize, usize)>, threshold: fn(&PairKind) -> Option<f64>) -> String {
+        let words = || {
+            let (a, b) = pair?;
+            let (rate, kind) = (self.rate(a, b)?, self.kind(a, b)?);
+            let limit = threshold(kind).filter(|limit| rate < *limit)?;
+            let [rate, median, limit] = [rate, kind.median_gb_s, limit].map(units::number);
+            Some(format!("{rate} GB/s, the median of such pairs is {median}, the threshold {limit}"))
+        };
+        words().unwrap_or_default()
+    }
+
+    /// The pair of a rank that is fastest, measured by the median of its kind.
+    fn best(&self, rank: usize) -> Option<(usize, usize)> {
+        let share = |other: &usize| {
+            let median = self.kind(rank, *other).map_or(1.0, |kind| kind.median_gb_s);
+            self.rate(rank, *other).map_or(f64::NEG_INFINITY, |rate| rate / median)
+        };
+        let others = (0..self.gb_s.len()).filter(|other| *other != rank);
+        others.max_by(|a, b| share(a).total_cmp(&share(b))).map(|other| (rank, other))
+    }
+
+    /// What to make of it, a sentence for each finding: what stands out and by how much, then the rates and thresholds.
     pub fn findings(&self) -> Vec<String> {
         let mut findings = Vec::new();
         for rank in &self.bad_ranks {
-            findings.push(format!("{} is slow with every other rank", self.place(*rank)));
+            let best = match self.beyond(self.best(*rank), |kind| kind.rank_threshold_gb_s) {
+                words if words.is_empty() => words,
+                words => format!(" (its best pair: {words})"),
+            };
+            findings.push(format!("{} is slow with every other rank{best}", self.place(*rank)));
         }
         for [a, b] in &self.bad_links {
-            findings.push(format!(
-                "the link between {} and {} is slow, neither is with others",
-                self.place(*a),
-                self.place(*b)
-            ));
+            let rate = match self.beyond(Some((*a, *b)), |kind| kind.link_threshold_gb_s) {
+                words if words.is_empty() => words,
+                words => format!(" ({words})"),
+            };
+            let (a, b) = (self.place(*a), self.place(*b));
+            findings.push(format!("the link between {a} and {b} is slow, neither is with others{rate}"));
         }
         if findings.is_empty() {
             findings.push(match self.gb_s.len() {
                 0..=2 => "a single pair has nothing to be compared with".into(),
-                _ => "no rank and no link stands out".into(),
+                _ => "no rank and no link is below its threshold".into(),
             });
         }
+        findings.extend(self.kinds.iter().map(PairKind::words));
         findings
     }
 
@@ -141,5 +223,61 @@ impl Pairs {
         }
         document.table(table);
         document.list([self.halves.clone(), self.findings()].concat());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Four ranks on one host whose pairs have from 1.64 to 5.85 GB/s.
+    fn pairs() -> Pairs {
+        let mut gb_s = vec![vec![None; 4]; 4];
+        let ranks = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)];
+        for ((a, b), rate) in ranks.into_iter().zip([1.64, 5.85, 2.2, 4.9, 3.1, 4.0]) {
+            (gb_s[a][b], gb_s[b][a]) = (Some(rate), Some(rate));
+        }
+        let kind = PairKind {
+            same_host: true,
+            pairs: 6,
+            lowest_gb_s: 1.64,
+            median_gb_s: 3.55,
+            highest_gb_s: 5.85,
+            rank_threshold_gb_s: Some(2.9),
+            link_threshold_gb_s: Some(1.1),
+        };
+        Pairs { hosts: vec!["node".into(); 4], gb_s, kinds: vec![kind], ..Pairs::default() }
+    }
+
+    #[test]
+    fn the_verdict_states_the_median_and_the_thresholds() {
+        assert_eq!(
+            pairs().findings(),
+            [
+                "no rank and no link is below its threshold",
+                "6 pairs on one host: 1.64 to 5.85 GB/s, median 3.55; a link stands out below 1.1 GB/s; a rank stands out if \
+                 its best pair is below 2.9 GB/s"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_beyond_a_threshold_is_said_with_it() {
+        let mut found = Pairs { bad_ranks: vec![3], bad_links: vec![[0, 1]], ..pairs() };
+        found.kinds[0].link_threshold_gb_s = Some(1.7);
+        found.kinds[0].rank_threshold_gb_s = Some(4.5);
+        let said = found.findings();
+        assert_eq!(
+            said[0],
+            "rank 3 on node is slow with every other rank (its best pair: 4 GB/s, the median of such pairs is 3.55, the \
+             threshold 4.5)"
+        );
+        assert!(said[1].ends_with("(1.64 GB/s, the median of such pairs is 3.55, the threshold 1.7)"), "{}", said[1]);
+        assert!(said[2].starts_with("6 pairs on one host"), "{said:?}");
+        // What halving alone found is below no threshold, and a record of an older version has none.
+        found.kinds[0].rank_threshold_gb_s = Some(2.9);
+        assert_eq!(found.findings()[0], "rank 3 on node is slow with every other rank");
+        found.kinds.clear();
+        assert_eq!(found.findings().len(), 2);
     }
 }
