@@ -173,9 +173,10 @@ fn doctor_tells_the_launcher() {
             command.env_remove(name);
         }
         let output = command.envs(variables.iter().copied()).output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let rows: Vec<serde_json::Value> =
             stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let is_fine = rows.last().unwrap()["ok"] == true;
+        assert_eq!(output.status.code(), Some(if is_fine { 0 } else { 4 }), "{}", stderr(&output));
         rows.into_iter().find(|row| row["what"] == "launcher of this process").unwrap()
     };
     let none = launcher(&[]);
@@ -184,6 +185,40 @@ fn doctor_tells_the_launcher() {
     assert!(ranks["ok"] == true && ranks["found"].as_str().unwrap().contains("torchrun: rank 1 of 2"), "{ranks}");
     let half = launcher(&[("RANK", "1")]);
     assert!(half["ok"] == false && half["found"].as_str().unwrap().contains("WORLD_SIZE is not"), "{half}");
+    assert_eq!(half["needed"], true, "no command starts with such variables");
+}
+
+/// The summary, the exit code and the rows say the same: what is needed and missing is exit 4, and no row that is fine has advice.
+#[test]
+fn doctor_sums_up_and_fails_where_something_needed_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let doctor = |notebook: &Path| {
+        let mut command = zbench(notebook);
+        command.args(["doctor", "--format", "json"]);
+        for name in ["RANK", "WORLD_SIZE", "SLURM_PROCID", "MASTER_ADDR"] {
+            command.env_remove(name);
+        }
+        let output = command.output().unwrap();
+        let rows: Vec<serde_json::Value> =
+            stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        for row in &rows {
+            assert_eq!(row["ok"] == true, row["advice"] == "", "advice stands where something is wrong: {row}");
+            assert!(row["host"].as_str().is_some_and(|host| !host.is_empty()), "{row}");
+        }
+        (output.status.code(), rows.last().unwrap().clone(), rows)
+    };
+    let (code, summary, rows) = doctor(folder.path());
+    assert_eq!((code, &summary["what"], &summary["ok"]), (Some(0), &"summary".into(), &true.into()), "{summary}");
+    let locked = rows.iter().find(|row| row["what"] == "locked memory (ulimit -l)").unwrap();
+    let judged = ["unlimited", "no RDMA device"].iter().any(|word| locked["found"].as_str().unwrap().contains(word));
+    assert!(judged || locked["ok"] == false, "a limit is said to be enough, or not: {locked}");
+    // A notebook cannot be made below a file.
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let (code, summary, _) = doctor(&file.join("notebook"));
+    assert_eq!((code, &summary["ok"]), (Some(4), &false.into()), "{summary}");
+    let found = summary["found"].as_str().unwrap();
+    assert!(found.starts_with("Needed and not in order: notebook can be written."), "{found}");
 }
 
 /// What bash offers behind a line, by the script that it would read.

@@ -19,16 +19,17 @@ fn why_no_nccl(error: &NcclError) -> String {
     if found.is_empty() { "no".into() } else { format!("no: {}", found.join("; ")) }
 }
 
+/// Whether the driver shows a GPU.
+pub(super) fn has_gpus() -> bool {
+    !crate::devices::on_host() && crate::devices::probe().devices.as_ref().is_ok_and(|devices| !devices.is_empty())
+}
+
 /// The parts that a cell on a GPU needs, as they were loaded.
 pub(super) fn findings() -> Vec<Finding> {
     use zbench_kernels::cuda::gpu::{Nvml, Search, dotted};
     let probe = crate::devices::probe();
-    let row = |what: &str, found: Result<String, String>, advice: &str| Finding {
-        what: what.into(),
-        is_there: found.is_ok(),
-        found: found.unwrap_or_else(|why| why),
-        advice: advice.into(),
-    };
+    let row = Finding::result;
+    let gpus = probe.devices.as_ref().map_or(0, Vec::len);
     let driver = probe.driver.as_ref().map_err(why_absent);
     let driver = driver.map(|driver| format!("CUDA {}, {}", dotted(driver.version()), driver.path().display()));
     let nvrtc = probe.nvrtc.as_ref().map_err(why_absent);
@@ -46,7 +47,8 @@ pub(super) fn findings() -> Vec<Finding> {
             "NVRTC",
             nvrtc,
             "compiles the kernels of GPUs; pip install nvidia-cuda-nvrtc, and name the folder in ZBENCH_CUDA_LIBS",
-        ),
+        )
+        .needed(gpus > 0),
         row(
             "cuBLASLt",
             cublaslt,
@@ -56,7 +58,8 @@ pub(super) fn findings() -> Vec<Finding> {
             "NCCL",
             nccl.map_err(|error| why_no_nccl(&error)),
             "for parallel.backend = \"nccl\"; pip install nvidia-nccl-cu13, as above, or install NVIDIA's package libnccl2",
-        ),
+        )
+        .needed(gpus > 1),
         row("NVML", nvml, "clocks, power and energy of GPUs; it comes with the driver"),
         row("NVTX", nvtx, "names of spans for profilers, which nothing else needs; pip install nvidia-nvtx, as above"),
     ];
@@ -66,12 +69,9 @@ pub(super) fn findings() -> Vec<Finding> {
     }
     match &probe.devices {
         Ok(devices) => rows.extend(devices.iter().map(|device| row("GPU", Ok(device.to_string()), ""))),
-        Err(absent) if probe.driver.is_ok() => rows.push(Finding {
-            what: "GPU".into(),
-            found: absent.to_string(),
-            is_there: false,
-            advice: "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES".into(),
-        }),
+        Err(absent) if probe.driver.is_ok() => {
+            rows.push(row("GPU", Err(absent.to_string()), "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES"));
+        }
         Err(_) => {}
     }
     rows

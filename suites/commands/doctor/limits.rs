@@ -13,7 +13,7 @@ const FEW_FILES: u64 = 1024;
 const LITTLE_ROOM: u64 = 1 << 30;
 
 /// Limits of the process and of its control group.
-pub(super) fn findings(root: &Root) -> Vec<Finding> {
+pub(super) fn findings(root: &Root, has_gpus: bool) -> Vec<Finding> {
     let limit = |resource| getrlimit(resource).current;
     let words = |limit: Option<u64>, of: &dyn Fn(u64) -> String| Some(limit.map_or("unlimited".into(), of));
     let count = |number: u64| number.to_string();
@@ -36,13 +36,7 @@ pub(super) fn findings(root: &Root) -> Vec<Finding> {
             is_enough(threads, 4 * crate::runner::machine::cores() as u64 + 256),
             "ranks are threads or processes with threads: ulimit -u unlimited",
         ),
-        Finding::judged(
-            "locked memory (ulimit -l)",
-            words(locked, &gib),
-            locked.is_none() || !has_rdma,
-            "this machine has RDMA devices, and NCCL and MPI lock the memory that these read: ulimit -l unlimited, in a \
-             container --ulimit memlock=-1",
-        ),
+        locked_memory(locked, has_rdma, has_gpus),
         Finding::judged(
             "address space (ulimit -v)",
             words(address, &gib),
@@ -57,6 +51,22 @@ pub(super) fn findings(root: &Root) -> Vec<Finding> {
         ),
         shared_memory(root),
     ]
+}
+
+/// Locked memory: RDMA devices read memory that NCCL and MPI have locked, and NCCL locks what GPUs copy from. Nothing else does.
+fn locked_memory(limit: Option<u64>, has_rdma: bool, has_gpus: bool) -> Finding {
+    let words = limit.map_or("unlimited".to_string(), gib);
+    let (what, advice) = ("locked memory (ulimit -l)", "ulimit -l unlimited, in a container --ulimit memlock=-1");
+    let locks = match (has_rdma, has_gpus) {
+        _ if limit.is_none() => return Finding::judged(what, Some(words), true, ""),
+        (true, _) => "this machine has RDMA devices, and NCCL and MPI lock the memory that these read",
+        (false, true) => "this machine has GPUs, and NCCL locks the memory that they copy from",
+        (false, false) => {
+            let words = format!("{words}; enough, as there is no RDMA device and no GPU");
+            return Finding::judged(what, Some(words), true, "");
+        }
+    };
+    Finding::judged(what, Some(words), false, &format!("{locks}: {advice}"))
 }
 
 /// NCCL's ranks on one host meet in /dev/shm; zbench's own need none of it.
@@ -95,13 +105,15 @@ pub(super) fn places(notebook: &Path) -> Vec<Finding> {
             "notebook can be written",
             written.map(str::to_string),
             "name another folder with --notebook DIR",
-        ),
+        )
+        .needed(true),
         Finding::judged(
             "folder for temporary files",
             Some(temporary.display().to_string()),
             may_write(&temporary),
             "it is not there or may not be written: name another in TMPDIR",
-        ),
+        )
+        .needed(true),
     ]
 }
 
@@ -111,4 +123,21 @@ fn place(notebook: &Path) -> Option<(std::path::PathBuf, u64)> {
     let existing = absolute.ancestors().find(|path| path.exists())?;
     let stat = rustix::fs::statvfs(existing).ok()?;
     Some((existing.to_path_buf(), stat.f_bavail.checked_mul(stat.f_frsize)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locked_memory_is_judged_by_who_would_lock_it() {
+        let row = |limit, rdma, gpus| locked_memory(limit, rdma, gpus);
+        for (rdma, gpus, who) in [(true, false, "RDMA"), (true, true, "RDMA"), (false, true, "GPUs")] {
+            let few = row(Some(8 << 20), rdma, gpus);
+            assert!(!few.is_there && few.found == "8.00 MiB" && few.advice().contains(who), "{few:?}");
+            assert!(row(None, rdma, gpus).is_there);
+        }
+        let nobody = row(Some(8 << 20), false, false);
+        assert!(nobody.is_there && nobody.found.contains("no RDMA device and no GPU"), "{nobody:?}");
+    }
 }

@@ -30,14 +30,12 @@ pub(super) fn findings() -> Vec<Finding> {
         finding("products of bf16 run by", simd.last().map(|name| (*name).into()), ""),
         finding("memory", memory("MemTotal"), "/proc/meminfo cannot be read"),
         finding("memory available", memory("MemAvailable"), "/proc/meminfo cannot be read"),
-        Finding {
-            what: "transparent huge pages".into(),
-            is_there: huge.as_deref().is_some_and(|word| word != "never"),
-            found: huge.unwrap_or_else(|| "not stated".into()),
-            advice:
-                "large arenas are faster with them: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root"
-                    .into(),
-        },
+        Finding::judged(
+            "transparent huge pages",
+            huge.clone(),
+            huge.as_deref().is_some_and(|word| word != "never"),
+            "large arenas are faster with them: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root",
+        ),
     ]
 }
 

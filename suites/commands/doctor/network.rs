@@ -24,7 +24,8 @@ pub(super) fn launchers(env: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
             "launcher of this process",
             decision,
             "unset the variables of the launcher that did not start it",
-        ),
+        )
+        .needed(true),
         Finding::judged("launcher's variables", Some(set), true, ""),
         Finding::judged("launchers in PATH", Some(there), true, ""),
     ]

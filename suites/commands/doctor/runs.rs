@@ -32,7 +32,9 @@ pub(super) fn findings() -> Vec<Finding> {
             "mpi" if !crate::commands::open::is_program("mpirun") => Err("mpirun is not in PATH".into()),
             _ => runs(&[("parallel.backend", backend), ("hardware.device", device)]),
         };
-        rows.push(row(format!("backend {backend}"), found, PRICED));
+        // Two ranks of one thread want two cores; of a machine with one nothing is missing for that.
+        let is_needed = backend == "local" && machine::cores() > 1;
+        rows.push(row(format!("backend {backend}"), found, PRICED).needed(is_needed));
     }
     rows.push(row(
         "device cuda".into(),
