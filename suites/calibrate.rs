@@ -11,6 +11,7 @@ pub mod judge;
 pub mod operations;
 pub mod probes;
 pub mod profile;
+pub mod quiet;
 mod replay;
 mod rounds;
 pub mod times;

@@ -1,4 +1,5 @@
-//! `calibrate`: measures, prints and records whatever came out, and writes the profile only where the machine was quiet.
+//! `calibrate`: looks whether the machine is quiet, measures, prints and records whatever came out, and writes the profile only
+//! where the machine was quiet throughout.
 
 mod device;
 
@@ -13,7 +14,7 @@ use crate::calibrate::disk::Disk;
 use crate::calibrate::operations::{self, OperationsError};
 use crate::calibrate::probes::{self, Probe, Seats};
 use crate::calibrate::profile::{self, About};
-use crate::calibrate::{Wanted, judge, measure, times};
+use crate::calibrate::{Wanted, judge, measure, quiet, times};
 use crate::cli::{Format, Global, exit};
 use crate::runner::time::TimeProfile;
 use crate::runner::{Header, machine, rescue};
@@ -62,6 +63,19 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
         crate::say!("the disk is not measured: {why}");
     }
     let limits = Limits { stop: &stop, deadline: Instant::now() + LIMIT };
+    let stopped = || {
+        crate::say!("stopped; nothing is kept of unfinished rounds");
+        Ok(exit::INTERRUPTED)
+    };
+    // What would be refused at the end anyway. Without a profile to write there is nothing to refuse.
+    if !arguments.no_save {
+        let Ok(busy) = quiet::why_not(&limits) else { return stopped() };
+        if let Some(reason) = busy {
+            crate::say!("nothing was measured: {reason}");
+            crate::say!("end other programs and try again, or measure without writing a profile: --no-save");
+            return Ok(exit::INCONCLUSIVE);
+        }
+    }
     let mut told = teller(global);
     let seatings = if arguments.no_operations { Vec::new() } else { seatings(&wanted, arguments)? };
     let rounds = arguments.operation_rounds.unwrap_or(OPERATION_ROUNDS) as usize;
@@ -69,10 +83,6 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
         let ceilings = measure(&wanted, &disk, &limits, &mut told).ok()?;
         Some((ceilings, operations::measure(&seatings, rounds, machine::cores(), &limits, &mut told)))
     });
-    let stopped = || {
-        crate::say!("stopped; nothing is kept of unfinished rounds");
-        Ok(exit::INTERRUPTED)
-    };
     let Some((ceilings, operations)) = measured else { return stopped() };
     let operations = match operations {
         Ok(operations) => operations,
