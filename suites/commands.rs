@@ -24,7 +24,7 @@ mod train;
 use crate::cli::look::Stream;
 use crate::cli::{Cells, Cli, Command, Format, Global, exit};
 use crate::config::files::Files;
-use crate::config::{ConfigError, Context, Document, Problem};
+use crate::config::{Axis, ConfigError, Context, Document, Problem};
 use crate::grid::{self, GridCell};
 use crate::limits::Limits;
 use crate::proxy;
@@ -165,6 +165,8 @@ fn the_terminal(global: &Global) -> terminal::Terminal {
 /// What a file stands for.
 struct Expanded {
     document: Document,
+    /// The terms of `--only`.
+    only: Vec<Axis>,
     cells: Vec<GridCell>,
     files: Files,
     context: Context,
@@ -183,7 +185,7 @@ fn expand_with(arguments: &Cells, max_cells: usize, what_if: Vec<(String, toml::
     let context = Context::new(document.folder().to_path_buf(), machine::cores()).with_what_if(what_if);
     let mut files = Files::default();
     let cells = grid::expand_to_search(&document, &only, max_cells, &context, &mut files)?;
-    Ok(Expanded { document, cells, files, context, limits: None })
+    Ok(Expanded { document, only, cells, files, context, limits: None })
 }
 
 impl Expanded {

@@ -3,6 +3,7 @@
 
 use crate::config::files::Files;
 use crate::config::keys::{self, Default};
+use crate::config::kind::shown;
 use crate::config::{
     Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Search, Setting, Settings, document, resolve,
 };
@@ -224,6 +225,67 @@ pub fn parse_only(text: &str) -> Result<Vec<Axis>, ConfigError> {
         return refuse("has no term; write key=value terms joined by commas".into());
     }
     Ok(axes)
+}
+
+/// So many values of an axis are listed.
+const LISTED: usize = 12;
+
+/// Why no cell is left, with the values that there are: of the terms of `--only` that ask for none of them, else of all axes.
+pub fn none_left(document: &Document, only: &[Axis]) -> String {
+    let varied = || document.axes.iter().chain(document.includes.iter().flatten());
+    // What cells have of a key: the values of the grid, else the one of the file, else the default.
+    let there = |key: &str| -> Vec<toml::Value> {
+        // Includes that do not state the key have it from the file, as all cells do of a key that is no axis.
+        let is_axis = document.axes.iter().any(|axis| axis.key == key);
+        let of_file = || document.base.get(key).map(|set| set.value.clone()).or_else(|| keys::default_of(key).cloned());
+        let mut values: Vec<toml::Value> = if is_axis { Vec::new() } else { of_file().into_iter().collect() };
+        let of_grid =
+            varied().filter(|axis| axis.key == key).flat_map(|axis| &axis.values).map(|set| set.value.clone());
+        for value in of_grid {
+            if !values.contains(&value) {
+                values.push(value);
+            }
+        }
+        values
+    };
+    let list = |key: &str, values: &[toml::Value]| {
+        let mut words: Vec<String> = values.iter().take(LISTED).map(shown).collect();
+        if values.len() > LISTED {
+            words.push(format!("and {} more", values.len() - LISTED));
+        }
+        if words.is_empty() { format!("{key} is stated nowhere") } else { format!("{key} = {}", words.join(", ")) }
+    };
+    let same = |wanted: &Setting, value: &toml::Value| json(&wanted.value) == json(value);
+    let absent =
+        |axis: &&Axis| !there(axis.key).iter().any(|value| axis.values.iter().any(|wanted| same(wanted, value)));
+    let asked: Vec<String> = only
+        .iter()
+        .filter(absent)
+        .map(|axis| {
+            let wanted: Vec<String> = axis.values.iter().map(|set| shown(&set.value)).collect();
+            format!(
+                "--only asks for {} = {}, and cells have {}",
+                axis.key,
+                wanted.join(" or "),
+                list(axis.key, &there(axis.key))
+            )
+        })
+        .collect();
+    if !asked.is_empty() {
+        return format!("no cell is left: {}", asked.join("; "));
+    }
+    let mut names: Vec<&str> = Vec::new();
+    for axis in varied().filter(|axis| only.is_empty() || only.iter().any(|term| term.key == axis.key)) {
+        if !names.contains(&axis.key) {
+            names.push(axis.key);
+        }
+    }
+    let why = match only.is_empty() {
+        true => "[[grid.exclude]] leaves out every combination",
+        false => "no combination has all that --only asks for and is not left out by [[grid.exclude]]",
+    };
+    let values: Vec<String> = names.iter().map(|key| list(key, &there(key))).collect();
+    format!("no cell is left: {why} of {}", values.join("; "))
 }
 
 /// Whether the cell has one of the axis' values: as resolved, else as written, else by default.

@@ -174,7 +174,8 @@ fn run_wants_one_cell_that_can_be() {
     assert_eq!(records(&notebook)[0]["cell"]["lora"]["rank"], 0, "the cell of the product, not the include's");
     let none = run(folder.path(), &["run", path.to_str().unwrap(), "--only", "lora.rank=3"]);
     assert_eq!(none.status.code(), Some(1));
-    assert!(stderr(&none).contains("no cell is left"), "{}", stderr(&none));
+    let said = stderr(&none);
+    assert!(said.contains("no cell is left") && said.contains("cells have lora.rank = 0, 2"), "{said}");
     let one = ["--set", "parallel.strategy=hsdp", "--set", "parallel.ranks=3", "--set", "memory.checkpointing=none"];
     let none = run(folder.path(), &[&["run", path.to_str().unwrap()], &one[..]].concat());
     assert_eq!(none.status.code(), Some(1), "{}", stderr(&none));

@@ -234,6 +234,21 @@ fn model_keys_override_a_preset_and_a_folder() {
 }
 
 #[test]
+fn names_of_presets_and_machines_that_are_nearly_right_are_suggested() {
+    for (text, near) in [
+        ("[model]\npreset = \"llama-7b\"", "there is no preset \"llama-7b\"; did you mean \"llama2-7b\"?"),
+        ("[model]\npreset = \"qwen-0.5b\"", "did you mean \"qwen2-0.5b\"?"),
+        ("[hardware]\nprofile = \"h1000\"", "there is no machine \"h1000\" (did you mean h100-sxm?)"),
+        ("[hardware]\nprofile = \"H200\"", "(did you mean h200?)"),
+    ] {
+        let error = cells(text).unwrap_err().to_string();
+        assert!(error.contains(near), "{text}: {error}");
+    }
+    let far = cells("[model]\npreset = \"my-own-model\"").unwrap_err().to_string();
+    assert!(far.contains("there is no preset \"my-own-model\"; there are") && !far.contains("mean"), "{far}");
+}
+
+#[test]
 fn several_problems_are_told_at_once() {
     let error = parse("[train]\nsteps = 0\nseq_length = 3\n[parallel]\nranks = \"four\"\n").unwrap_err();
     assert_eq!(error.0.len(), 3, "{error}");

@@ -52,6 +52,33 @@ fn equal_cells_are_one() {
     assert_eq!(labels(&same).len(), 4);
 }
 
+/// Where no cell is left the values that there are stand in the message: of what was asked for, else of the axes.
+#[test]
+fn no_cell_left_names_the_values_that_there_are() {
+    let why = |text: &str, only: &str| {
+        let document = parse(text).unwrap();
+        let axes = if only.is_empty() { Vec::new() } else { zbench::grid::parse_only(only).unwrap() };
+        assert_eq!(cells_of(&document, only).unwrap().len(), 0, "{only}");
+        zbench::grid::none_left(&document, &axes)
+    };
+    assert_eq!(
+        why(GRID, "parallel.strategy=zero2,train.accumulation=4"),
+        "no cell is left: --only asks for parallel.strategy = \"zero2\", and cells have parallel.strategy = \"zero3\", \"ddp\""
+    );
+    let of_file = why(GRID, "parallel.ranks=8,parallel.ranks=16");
+    assert!(of_file.contains("parallel.ranks = 8 or 16, and cells have parallel.ranks = 4"), "{of_file}");
+    let of_default = why(GRID, "memory.checkpointing=full");
+    assert!(of_default.ends_with("and cells have memory.checkpointing = \"none\""), "{of_default}");
+    let excluded = format!("{GRID}[[grid.exclude]]\n\"train.accumulation\" = 4\n\"parallel.strategy\" = \"ddp\"\n");
+    let both = why(&excluded, "train.accumulation=4,parallel.strategy=ddp");
+    assert!(
+        both.contains("is not left out by [[grid.exclude]] of train.accumulation = 4, 1; parallel.strategy"),
+        "{both}"
+    );
+    let all = why(&format!("{GRID}[[grid.exclude]]\n\"memory.checkpointing\" = \"none\"\n"), "");
+    assert!(all.contains("[[grid.exclude]] leaves out every combination of train.accumulation = 4, 1;"), "{all}");
+}
+
 #[test]
 fn only_matches_any_key_and_alternatives() {
     let document = parse(GRID).unwrap();

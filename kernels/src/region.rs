@@ -7,14 +7,14 @@ use std::sync::Arc;
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
     /// The operating system gave no address space.
-    #[error(
-        "could not reserve {bytes} bytes of address space for a rank's arena: {source}; a limit on virtual memory (ulimit -v) may be set"
-    )]
+    #[error("could not reserve {bytes} bytes of address space for a rank's arena: {source}; {cause}")]
     Reserve {
         /// Bytes asked for.
         bytes: u64,
         /// What the system said.
         source: std::io::Error,
+        /// What this process has reserved, what it may, and what to do.
+        cause: String,
     },
     /// The operating system made no file in memory that processes could share.
     #[error(
@@ -81,13 +81,13 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Memory of this process alone.
     pub(crate) fn reserve(bytes: u64) -> Result<Region, ArenaError> {
-        Region::map(bytes, None).map_err(|source| ArenaError::Reserve { bytes, source })
+        Region::map(bytes, None).map_err(|source| ArenaError::Reserve { bytes, source, cause: cause(bytes) })
     }
 
     /// Memory that other processes can map by its [`fd`](Region::fd).
     pub(crate) fn shared(bytes: u64) -> Result<Region, ArenaError> {
         let file = memory_file(bytes).map_err(|source| ArenaError::Share { bytes, source })?;
-        Region::map(bytes, Some(file)).map_err(|source| ArenaError::Reserve { bytes, source })
+        Region::map(bytes, Some(file)).map_err(|source| ArenaError::Reserve { bytes, source, cause: cause(bytes) })
     }
 
     /// Maps the first `bytes` of a peer's shared memory for reading and writing. Who writes what, and when, is up to the
@@ -203,6 +203,43 @@ fn place(length: usize) -> std::io::Result<*mut libc::c_void> {
             libc::munmap(start.byte_add(end), room - end);
         }
         Ok(place)
+    }
+}
+
+/// What a process can address on x86-64 and aarch64: 47 bits.
+const ADDRESSES: u64 = 1 << 47;
+
+/// Why there is no more address space: what this process has of it, and what it may have.
+fn cause(bytes: u64) -> String {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: getrlimit writes the two numbers of the struct that it is given.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0;
+    let limit = (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur);
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = pages.split_whitespace().next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    // SAFETY: sysconf reads a number.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    words_of(bytes, pages.saturating_mul(page), limit)
+}
+
+/// The same in words, from what is reserved and the limit of `ulimit -v`, if there is one.
+fn words_of(bytes: u64, reserved: u64, limit: Option<u64>) -> String {
+    let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64);
+    let has = format!("this process has {} of address space", gib(reserved));
+    match limit {
+        Some(limit) if reserved.saturating_add(bytes) > limit => {
+            format!("{has}, and `ulimit -v` allows it {}; raise that limit (ulimit -v unlimited)", gib(limit))
+        }
+        // What is left lies in pieces: half is enough to know what is short.
+        _ if reserved.saturating_add(bytes) > ADDRESSES / 2 => format!(
+            "{has} of the {} that there are, and every rank in it takes as much again; start fewer ranks in one process, or ranks \
+             as processes",
+            gib(ADDRESSES)
+        ),
+        _ => format!(
+            "{has}, which neither `ulimit -v` nor the processor limits; see vm.overcommit_memory (2 counts what is reserved as \
+             memory) and vm.max_map_count"
+        ),
     }
 }
 
@@ -333,5 +370,24 @@ mod tests {
         assert!(std::fs::File::from(copy(&region)).set_len(4096).is_err());
         assert!(matches!(Region::shared(u64::MAX), Err(ArenaError::Share { .. })));
         assert!(Region::reserve(4096).unwrap().fd().is_none());
+    }
+
+    #[test]
+    fn the_cause_of_missing_address_space_is_what_is_short() {
+        let (gib, tib) = (1u64 << 30, 1u64 << 40);
+        let by_limit = words_of(4 * gib, 3 * gib, Some(6 * gib));
+        assert!(by_limit.contains("has 3.0 GiB") && by_limit.contains("`ulimit -v` allows it 6.0 GiB"), "{by_limit}");
+        let by_addresses = words_of(12 * gib, 128 * tib - gib, None);
+        assert!(
+            by_addresses.contains("131072.0 GiB that there are") && by_addresses.contains("fewer ranks"),
+            "{by_addresses}"
+        );
+        assert!(!by_addresses.contains("ulimit"), "{by_addresses}");
+        // A limit that is far away is not blamed.
+        assert_eq!(words_of(12 * gib, 128 * tib - gib, Some(1 << 60)), by_addresses);
+        assert!(words_of(gib, gib, None).contains("vm.overcommit_memory"));
+        // What the system really refuses: more than any processor addresses.
+        let refused = Region::reserve(1 << 62).unwrap_err().to_string();
+        assert!(refused.contains("that there are, and every rank"), "{refused}");
     }
 }

@@ -208,7 +208,10 @@ mod tests {
         assert!(found.links.is_empty() && below < 1.64 && kind.rank_threshold_gb_s.unwrap() < 4.0, "{kind:?}");
         let hosts: Vec<String> = (0..6).map(|rank| format!("node{}", rank / 3)).collect();
         let slow = outliers(&noisy(6, |a, b| if a / 3 == b / 3 { 1.0 } else { 0.1 }), &hosts);
-        assert_eq!(slow.kinds.iter().map(|kind| (kind.same_host, kind.pairs)).collect::<Vec<_>>(), [(true, 6), (false, 9)]);
+        assert_eq!(
+            slow.kinds.iter().map(|kind| (kind.same_host, kind.pairs)).collect::<Vec<_>>(),
+            [(true, 6), (false, 9)]
+        );
         assert!(slow.kinds[1].link_threshold_gb_s.unwrap() < 1.0 && slow.kinds[0].link_threshold_gb_s.unwrap() > 5.0);
     }
 }

@@ -4,6 +4,7 @@ use super::args::{AllreduceArgs, BufferUse};
 use super::collective::Collective;
 use super::data::{DTYPES, OPS};
 use super::split::Split;
+use crate::config::kind::hint;
 use zbench_engine::comm::compose::Algorithm;
 use zbench_kernels::{DType, QuantFormat, ReduceOp};
 
@@ -236,7 +237,7 @@ fn collectives(names: &str) -> Result<(Vec<Collective>, bool), String> {
             None if name == "pairs" => pairs = true,
             None => {
                 let all: Vec<&str> = Collective::ALL.iter().map(|c| c.name()).chain(["pairs", "all"]).collect();
-                return Err(format!("--collective `{name}`: there are {}", all.join(", ")));
+                return Err(format!("--collective `{name}`{}: there are {}", hint(name, &all), all.join(", ")));
             }
         }
     }
@@ -325,7 +326,9 @@ mod tests {
             (&["-r", "-2"], "-r -2"),
             (&["-o", "mulsum"], "this version has sum, prod, max, min, avg"),
             (&["-d", "uint8"], "this version has int8"),
-            (&["--collective", "allreduce"], "there are all_reduce"),
+            (&["--collective", "allreduce"], "did you mean \"all_reduce\"?: there are all_reduce"),
+            (&["--collective", "all-reduce"], "did you mean \"all_reduce\"?"),
+            (&["--collective", "xyz"], "`xyz`: there are all_reduce"),
             (&["-n", "0"], "0"),
         ] {
             let error = plan(words).unwrap_err();

@@ -354,8 +354,12 @@ fn boxed(ranks: Vec<Shared>) -> impl Iterator<Item = Box<dyn Communicator>> {
 /// All ranks are threads.
 fn threads(wanted: &Wanted, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, BenchError> {
     let (ranks, timeout) = (wanted.ranks, wanted.timeout);
+    let arena = |rank: usize| {
+        let of = |error| BenchError::Impossible(format!("rank {rank} of {ranks} threads of one process: {error}"));
+        Arena::host(None).map_err(of)
+    };
     let seat = |rank: usize| match wanted.on {
-        On::Host => Ok(Seat::here(wanted, Arena::host(None)?)),
+        On::Host => Ok(Seat::here(wanted, arena(rank)?)),
         On::Device => gpus::seat(plan, 0, ranks),
         On::Nccl => gpus::seat(plan, rank, 1),
     };

@@ -1,6 +1,7 @@
 //! Flags as a configuration: the same keys, checks and resolution as a file's.
 
 use super::args::{AttentionArgs, Common, GemmArgs};
+use crate::config::kind::hint;
 use crate::config::{Axis, ConfigError, Document, Problem, Setting, document, keys};
 use std::path::Path;
 use toml::Value;
@@ -169,7 +170,11 @@ pub(crate) fn model_key(model: &str) -> Result<&'static str, ConfigError> {
         return Ok("model.path");
     }
     let names: Vec<&str> = hf::preset_names().collect();
-    let message = format!("\"{model}\" is no folder with config.json and no preset; there are {}", names.join(", "));
+    let message = format!(
+        "\"{model}\" is no folder with config.json and no preset{}; there are {}",
+        hint(model, &names),
+        names.join(", ")
+    );
     Err(ConfigError::about("--model", message))
 }
 

@@ -93,7 +93,8 @@ mod tests {
             let path = folder.path().join(format!("proc/{process}"));
             std::fs::create_dir_all(&path).unwrap();
             let (user, system) = (ticks / 2, ticks - ticks / 2);
-            let stat = format!("{process} ({name}) R 1 1 1 0 -1 4194304 100 0 0 0 {user} {system} 0 0 20 0 1 0 5 1 1\n");
+            let stat =
+                format!("{process} ({name}) R 1 1 1 0 -1 4194304 100 0 0 0 {user} {system} 0 0 20 0 1 0 5 1 1\n");
             std::fs::write(path.join("stat"), stat).unwrap();
         }
         Root::at(folder.path())

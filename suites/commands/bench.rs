@@ -146,7 +146,7 @@ fn run(global: &Global, document: &Document, wanted: &Wanted) -> Result<u8> {
     })?;
     remarks.iter().for_each(|remark| crate::say!("note: {remark}"));
     if cells.is_empty() {
-        crate::say!("no cell is left: --only or [[grid.exclude]] leave out all of them");
+        crate::say!("{}", grid::none_left(document, &only));
         return Ok(if wanted.dry_run { exit::SUCCESS } else { exit::NOT_MEASURED });
     }
     if wanted.dry_run {

@@ -75,9 +75,7 @@ pub fn doctor(global: &Global) -> Result<u8> {
     let (summary, code) = summary(groups.iter().flat_map(|(_, findings)| findings));
     if global.format == Format::Json {
         let host = crate::runner::machine::host_name();
-        let object = |what: &str, found: &str, ok: bool, needed: bool, advice: &str| {
-            serde_json::json!({ "host": host, "what": what, "found": found, "ok": ok, "needed": needed, "advice": advice })
-        };
+        let object = |what: &str, found: &str, ok: bool, needed: bool, advice: &str| serde_json::json!({ "host": host, "what": what, "found": found, "ok": ok, "needed": needed, "advice": advice });
         let rows = groups.iter().flat_map(|(_, findings)| findings);
         let mut objects: Vec<_> =
             rows.map(|f| object(&f.what, &f.found, f.is_there, f.is_needed, f.advice())).collect();

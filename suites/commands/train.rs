@@ -33,7 +33,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     let mut cells = planned(&mut expanded, arguments.proxy)?;
     session.judge(&mut cells);
     if cells.is_empty() {
-        crate::say!("no cell is left: --only or [[grid.exclude]] leave out all of them");
+        crate::say!("{}", grid::none_left(&expanded.document, &expanded.only));
         return Ok(if arguments.dry_run { exit::SUCCESS } else { exit::NOT_MEASURED });
     }
     say_batches(global, &cells);
@@ -79,7 +79,11 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
     expanded.refuse_search("runs several cells and `run` runs one; use `grid`")?;
     if expanded.cells.len() != 1 {
         let file = expanded.document.path.display().to_string();
-        return Err(ConfigError::about(file, not_one(&expanded.cells)).into());
+        let why = match expanded.cells.is_empty() {
+            true => grid::none_left(&expanded.document, &expanded.only),
+            false => not_one(&expanded.cells),
+        };
+        return Err(ConfigError::about(file, why).into());
     }
     refuse_all(&expanded)?;
     let mut cells = planned(&mut expanded, false)?;
@@ -141,9 +145,6 @@ fn say_batches(global: &Global, cells: &[Planned]) {
 /// Why `run` does not run: the cells there are, in terms that narrow to one of them.
 fn not_one(cells: &[GridCell]) -> String {
     const SHOWN: usize = 8;
-    if cells.is_empty() {
-        return "no cell is left: --only or [[grid.exclude]] leave out all of them".into();
-    }
     // Cells may differ in nothing but a list, which --only does not take; the label then tells them apart.
     let line = |(terms, cell): (String, &GridCell)| match terms.as_str() {
         "" => format!("\n  {}", cell.label),

@@ -6,6 +6,7 @@ use std::fmt;
 use toml::Value;
 use zbench_engine::config::Kept;
 use zbench_engine::peft::KNOWN_TARGETS;
+use zbench_estimate::profile::nearest;
 
 /// What a key may hold.
 #[derive(Clone, Copy, Debug)]
@@ -116,19 +117,17 @@ fn words(list: &[&str]) -> String {
     list.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(", ")
 }
 
-fn nearest<'a>(given: &str, list: &[&'a str]) -> Option<&'a str> {
-    let near = list.iter().map(|word| (strsim::osa_distance(&given.to_lowercase(), word), *word));
-    near.min_by_key(|(distance, _)| *distance)
-        .filter(|(distance, _)| *distance <= 2.max(given.len() / 3))
-        .map(|(_, w)| w)
+/// `; did you mean "…"?`, where one of the words is near.
+pub fn hint(given: &str, list: &[&str]) -> String {
+    let near = nearest(given, list.iter().copied());
+    near.map(|word| format!("; did you mean \"{word}\"?")).unwrap_or_default()
 }
 
 fn choice(given: &str, list: &[&str]) -> Result<(), String> {
     if list.contains(&given) {
         return Ok(());
     }
-    let hint = nearest(given, list).map(|word| format!("; did you mean \"{word}\"?")).unwrap_or_default();
-    Err(format!("\"{given}\" is none of {}{hint}", words(list)))
+    Err(format!("\"{given}\" is none of {}{}", words(list), hint(given, list)))
 }
 
 /// The number in an integer or float.

@@ -3,6 +3,7 @@
 use super::draft::{Draft, Options};
 use super::node::Node;
 use super::{Format, Row, Verdict};
+use crate::config::kind::hint;
 use crate::config::{ConfigError, Problem, keys as ours};
 use std::path::Path;
 use toml::Value as Toml;
@@ -204,7 +205,8 @@ pub fn model(draft: &mut Draft, given: &str, folder: &Path) -> Result<(), Config
     let text = std::fs::read_to_string(&file).map_err(|error| {
         let names: Vec<&str> = hf::preset_names().collect();
         about(format!(
-            "there is no such preset, and {} cannot be read: {error}; name a folder with config.json, or one of {}",
+            "there is no such preset{}, and {} cannot be read: {error}; name a folder with config.json, or one of {}",
+            hint(given, &names),
             file.display(),
             names.join(", ")
         ))

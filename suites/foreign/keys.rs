@@ -1,7 +1,9 @@
 //! What a foreign format's keys are, as data: name, what it may hold, what it is when absent, and what becomes of it here.
 
 use super::node::{Node, Value};
+pub use crate::config::kind::hint;
 use std::fmt;
+pub use zbench_estimate::profile::nearest;
 
 /// One key.
 pub struct Spec {
@@ -136,18 +138,6 @@ pub fn word(words: &[&'static str], node: &Node) -> Option<&'static str> {
         }
         _ => None,
     }
-}
-
-/// `; did you mean "…"?`, where something is near.
-pub fn hint(given: &str, known: &[&str]) -> String {
-    nearest(given, known.iter().copied()).map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_default()
-}
-
-/// The nearest spelling.
-pub fn nearest<'k>(given: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
-    let distance = |key: &str| strsim::osa_distance(&given.to_lowercase(), &key.to_lowercase());
-    let (near, key) = known.map(|key| (distance(key), key)).min_by_key(|(distance, _)| *distance)?;
-    (near <= 2.max(given.len() / 3)).then_some(key)
 }
 
 /// A key that becomes settings.

@@ -50,7 +50,7 @@ pub fn of_configuration(file: &Path, set: &[String], only: Option<&str>) -> Resu
     let context = Context::new(document.folder().to_path_buf(), machine::cores());
     let cells = grid::expand(&document, &axes, MOST_CELLS, &context, &mut Files::default())?;
     if cells.is_empty() {
-        return Err(ConfigError::about(source, "no cell is left: only or [[grid.exclude]] leave out all of them"));
+        return Err(ConfigError::about(source, grid::none_left(&document, &axes)));
     }
     if cells.iter().any(|cell| cell.resolved.as_ref().is_ok_and(|resolved| resolved.cell.checkpoint.is_some())) {
         let message = "states checkpoint.dir: pairs of runs would go on from each other's checkpoints there, and a gate compares \

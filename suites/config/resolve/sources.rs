@@ -2,7 +2,7 @@
 
 use super::{Context, Refusal, Values, priced};
 use crate::config::keys;
-use crate::config::kind::number;
+use crate::config::kind::{hint, number};
 use crate::config::units;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -118,7 +118,7 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
                 values.refuse(
                     "model.preset",
                     &[],
-                    format!("there is no preset \"{name}\"; there are {}", names.join(", ")),
+                    format!("there is no preset \"{name}\"{}; there are {}", hint(&name, &names), names.join(", ")),
                 )
             })?;
             base = toml::from_str(text).map_err(|error| values.refuse("model.preset", &[], error.to_string()))?;

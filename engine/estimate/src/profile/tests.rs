@@ -187,6 +187,12 @@ fn an_unknown_machine_is_an_error_that_lists_what_there_is() {
     assert!(matches!(&error, ProfileError::Unknown { nearest, .. } if nearest == "h100-sxm"));
     let text = error.to_string();
     assert!(names().all(|name| text.contains(name)), "{text}");
+    for (asked, expected) in
+        [("h1000", "h100-sxm"), ("h100", "h100-sxm"), ("H200", "h200"), ("a100-80", "a100-80gb"), ("xyz", "")]
+    {
+        let Err(ProfileError::Unknown { nearest, .. }) = machine(asked) else { panic!("{asked} is no machine") };
+        assert_eq!(nearest, expected, "{asked}");
+    }
     for name in ["", "Gaudi2", "A100", "../a100-80gb", "h100"] {
         assert!(machine(name).is_err() && builtin(name).is_none(), "{name}");
     }
