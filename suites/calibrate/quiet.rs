@@ -108,8 +108,8 @@ mod tests {
         let busy = busiest(&before, &after, 9);
         assert_eq!(busy, [(7, "python3 (a) b".to_string(), 201), (30, "cc1".to_string(), 40)]);
         let said = reason(Some(0.6), 2.0, &busy).unwrap();
-        assert!(said.contains("60 % of the cores") && said.contains("limit 5.0 %"), "{said}");
-        assert!(said.contains("python3 (a) b (process 7, 101 % of a core) and cc1 (process 30, 20.0 %"), "{said}");
+        assert!(said.contains("60.0 % of the cores") && said.contains("limit 5.0 %"), "{said}");
+        assert!(said.contains("python3 (a) b (process 7, 100.5 % of a core) and cc1 (process 30, 20.0 %"), "{said}");
     }
 
     #[test]
