@@ -115,6 +115,42 @@ fn a_newer_name_comes_first_and_builtins_before_the_compiler() {
     }
 }
 
+/// What NVRTC 13 compiles, a driver of CUDA 12 does not load.
+#[test]
+fn the_driver_s_version_chooses_the_libraries() {
+    let fakes = Fakes::all();
+    for (from, name) in [("libnvrtc.so.13", "libnvrtc.so.12"), ("libcublasLt.so.13", "libcublasLt.so.12")] {
+        std::fs::copy(fakes.folder.join(from), fakes.folder.join(name)).unwrap();
+    }
+    fakes.tell("libnvrtc.so.12", "fake_major", 12);
+    let taken = |version| {
+        fakes.set("version", version);
+        let probe = fakes.probe();
+        let name = |path: &std::path::Path| path.file_name().unwrap().to_str().unwrap().to_string();
+        (probe.nvrtc.map(|nvrtc| name(nvrtc.path())), probe.cublaslt.map(|library| name(library.path())))
+    };
+    let names = |nvrtc: &str, cublaslt: &str| (Ok(nvrtc.to_string()), Ok(cublaslt.to_string()));
+    assert_eq!(taken(12040), names("libnvrtc.so.12", "libcublasLt.so.12"));
+    for version in [13000, 13020, 14000] {
+        assert_eq!(taken(version), names("libnvrtc.so.13", "libcublasLt.so.13"), "{version}");
+    }
+    // A name without a version is judged by what the library says of itself.
+    std::fs::rename(fakes.folder.join("libnvrtc.so.12"), fakes.folder.join("libnvrtc.so")).unwrap();
+    assert_eq!(taken(12040).0, Ok("libnvrtc.so".into()));
+    // With nothing for this driver the words say what to install.
+    std::fs::remove_file(fakes.folder.join("libnvrtc.so")).unwrap();
+    std::fs::remove_file(fakes.folder.join("libcublasLt.so.12")).unwrap();
+    if system().nvrtc.is_ok() || system().cublaslt.is_ok() {
+        return println!("the system's own libraries stand in");
+    }
+    let (nvrtc, cublaslt) = taken(12040);
+    for (absent, package) in [(nvrtc, "nvidia-cuda-nvrtc-cu12"), (cublaslt, "nvidia-cublas-cu12")] {
+        let said = absent.unwrap_err().to_string();
+        assert!(said.contains("is of CUDA 13, and the driver is of CUDA 12.4") && said.contains(package), "{said}");
+    }
+    assert!(Gpu::open(&fakes.probe(), 0, Options::default()).unwrap_err().to_string().contains("-cu12"));
+}
+
 #[test]
 fn devices_that_cannot_be_taken_are_refused() {
     let fakes = Fakes::all();

@@ -1,6 +1,6 @@
 //! cuBLASLt's functions.
 
-use super::library::{Absent, Library, Returned, Search, string, table};
+use super::library::{Absent, Found, Library, Returned, Search, string, table};
 use cudarc::cublaslt::sys::*;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -70,11 +70,23 @@ impl CublasLt {
     /// # Errors
     /// [`Absent`] says what was tried, or what is missing.
     pub fn load(search: &Search) -> Result<CublasLt, Absent> {
-        let found = search.open(Library::CublasLt)?;
-        let table = Table::resolve(&found)?;
+        CublasLt::load_for(search, None)
+    }
+
+    /// As [`CublasLt::load`], one that works with a driver of this version of CUDA.
+    ///
+    /// # Errors
+    /// As [`CublasLt::load`]; or all there is is too new for the driver.
+    pub fn load_for(search: &Search, driver: Option<i32>) -> Result<CublasLt, Absent> {
+        let major = |found: &Found| CublasLt::of(found).ok().map(|library| (library.version / 10_000) as i32);
+        CublasLt::of(&search.open_for(Library::CublasLt, driver, major)?)
+    }
+
+    fn of(found: &Found) -> Result<CublasLt, Absent> {
+        let table = Table::resolve(found)?;
         // SAFETY: a function without arguments.
         let version = unsafe { (table.version)() };
-        Ok(CublasLt { table, path: found.path, version })
+        Ok(CublasLt { table, path: found.path.clone(), version })
     }
 
     /// 130100 is 13.1.0.

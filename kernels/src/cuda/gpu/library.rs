@@ -40,6 +40,19 @@ impl Library {
         }
     }
 
+    /// The major version of CUDA that a file is of, by its name; nothing where the name does not say.
+    fn major_of(path: &Path) -> Option<i32> {
+        path.file_name()?.to_str()?.rsplit_once(".so.")?.1.split('.').next()?.parse().ok()
+    }
+
+    /// What to install for a driver of an older version of CUDA.
+    fn package(self) -> &'static str {
+        match self {
+            Library::Nvrtc => "nvidia-cuda-nvrtc",
+            _ => "nvidia-cublas",
+        }
+    }
+
     /// What to do where it is missing.
     fn help(self) -> &'static str {
         match self {
@@ -160,23 +173,58 @@ impl Search {
         folders
     }
 
+    /// As [`Search::open`], of a library of the toolkit for a driver of this version of CUDA: one of a newer major version makes what
+    /// such a driver does not load. `version_of` tells the version of a library that was found, where its name does not.
+    pub(super) fn open_for(
+        &self,
+        library: Library,
+        driver: Option<i32>,
+        version_of: impl Fn(&Found) -> Option<i32>,
+    ) -> Result<Found, Absent> {
+        let Some(driver) = driver else { return self.open(library) };
+        let major = driver / 1000;
+        let newer =
+            |found: &Found| Library::major_of(&found.path).or_else(|| version_of(found)).filter(|of| *of > major);
+        // A name that states its version first: the others may be links to anything.
+        let of = |name: &&&str| Library::major_of(Path::new(name));
+        let names = library.names().iter();
+        let stated: Vec<&str> = names.clone().filter(|name| of(name).is_some_and(|of| of <= major)).copied().collect();
+        let unstated: Vec<&str> = names.filter(|name| of(name).is_none()).copied().collect();
+        let found = self.open_named(library, &stated).or_else(|_| self.open_named(library, &unstated));
+        let found = found.or_else(|_| self.open(library))?;
+        let Some(of) = newer(&found) else { return Ok(found) };
+        let path = &found.path;
+        let reason = format!(
+            "{} is of CUDA {of}, and the driver is of CUDA {}, which does not load what it makes; install that of CUDA {major} (`pip \
+             install {}-cu{major}`), or a newer driver",
+            path.display(),
+            super::dotted(driver),
+            library.package()
+        );
+        Err(Absent::Failed { library, reason })
+    }
+
     /// Opens the first that opens; else says what was tried.
     pub(super) fn open(&self, library: Library) -> Result<Found, Absent> {
+        self.open_named(library, library.names())
+    }
+
+    fn open_named(&self, library: Library, names: &[&str]) -> Result<Found, Absent> {
         let mut tried = Vec::new();
         let usual = USUAL.iter().map(PathBuf::from).filter(|folder| folder.is_dir());
         for root in &self.folders {
-            if let Some(found) = open_below(library, root, &mut tried) {
+            if let Some(found) = open_below(library, names, root, &mut tried) {
                 return Ok(found);
             }
         }
-        for name in library.names() {
+        for name in names {
             match open(Path::new(name)) {
                 Ok(handle) => return Ok(Found { library, handle, path: PathBuf::from(name) }),
                 Err(reason) => tried.push(Attempt { place: name.into(), reason }),
             }
         }
         for root in usual {
-            if let Some(found) = open_below(library, &root, &mut tried) {
+            if let Some(found) = open_below(library, names, &root, &mut tried) {
                 return Ok(found);
             }
         }
@@ -196,8 +244,7 @@ fn below(parent: &Path, prefix: &str) -> Vec<PathBuf> {
     found
 }
 
-fn open_below(library: Library, root: &Path, tried: &mut Vec<Attempt>) -> Option<Found> {
-    let names = library.names();
+fn open_below(library: Library, names: &[&str], root: &Path, tried: &mut Vec<Attempt>) -> Option<Found> {
     let mut files = 0;
     let folders = Search::inside(root);
     for folder in &folders {

@@ -1,6 +1,6 @@
 //! Compiling kernels at run time, to code for one architecture.
 
-use super::library::{Absent, Library, Returned, Search, string, table};
+use super::library::{Absent, Found, Library, Returned, Search, string, table};
 use super::usage::Usage;
 use crate::cuda::sources::{HEADERS, Source};
 use cudarc::nvrtc::sys::*;
@@ -146,9 +146,21 @@ impl Nvrtc {
     /// # Errors
     /// [`Absent`] says what was tried, or what is missing.
     pub fn load(search: &Search) -> Result<Nvrtc, Absent> {
-        let found = search.open(Library::Nvrtc)?;
-        let table = Table::resolve(&found)?;
-        let mut nvrtc = Nvrtc { table, path: found.path, version: 0 };
+        Nvrtc::load_for(search, None)
+    }
+
+    /// As [`Nvrtc::load`], one whose code a driver of this version of CUDA loads.
+    ///
+    /// # Errors
+    /// As [`Nvrtc::load`]; or all there is is too new for the driver.
+    pub fn load_for(search: &Search, driver: Option<i32>) -> Result<Nvrtc, Absent> {
+        let major = |found: &Found| Nvrtc::of(found).ok().map(|nvrtc| nvrtc.version / 1000);
+        Nvrtc::of(&search.open_for(Library::Nvrtc, driver, major)?)
+    }
+
+    fn of(found: &Found) -> Result<Nvrtc, Absent> {
+        let table = Table::resolve(found)?;
+        let mut nvrtc = Nvrtc { table, path: found.path.clone(), version: 0 };
         let (mut major, mut minor) = (0, 0);
         // SAFETY: live outputs.
         let code = unsafe { (nvrtc.table.version)(&mut major, &mut minor) };

@@ -54,10 +54,11 @@ impl Probe {
             }
             Ok(devices)
         });
+        let version = driver.as_ref().ok().map(|driver| driver.version());
         Probe {
             driver,
-            nvrtc: Nvrtc::load(search).map(Arc::new),
-            cublaslt: CublasLt::load(search).map(Arc::new),
+            nvrtc: Nvrtc::load_for(search, version).map(Arc::new),
+            cublaslt: CublasLt::load_for(search, version).map(Arc::new),
             nvtx: Ranges::load(search).map(Arc::new),
             devices,
         }

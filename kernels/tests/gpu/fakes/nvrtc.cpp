@@ -7,15 +7,16 @@
 
 namespace {
 struct Program { std::string text, code, log; bool prelude = false; };
-std::atomic<int> compiles{0}, running{0}, most{0}, minor{0};
+std::atomic<int> compiles{0}, running{0}, most{0}, major{13}, minor{0};
 } // namespace
 
 extern "C" {
 int fake_compiles() { return compiles; }
 int fake_most_at_once() { return most; }
+void fake_major(int value) { major = value; }
 void fake_minor(int value) { minor = value; }
 
-int nvrtcVersion(int *major_version, int *minor_version) { *major_version = 13; *minor_version = minor; return 0; }
+int nvrtcVersion(int *major_version, int *minor_version) { *major_version = major; *minor_version = minor; return 0; }
 const char *nvrtcGetErrorString(int code) { return code == 6 ? "NVRTC_ERROR_COMPILATION" : nullptr; }
 int nvrtcCreateProgram(void **program, const char *text, const char *, int headers, const char *const *texts,
                        const char *const *names) {
