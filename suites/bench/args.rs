@@ -71,7 +71,7 @@ pub struct AttentionArgs {
     /// What is timed: forward, backward, both [default: both]
     #[arg(long, value_name = "PASS", conflicts_with = "file")]
     pub pass: Option<String>,
-    /// flash, naive, both [default: both]
+    /// flash, naive, both, flash-hopper (beside flash, on Hopper GPUs) [default: both]
     #[arg(long, value_name = "NAME", conflicts_with = "file")]
     pub kernel: Option<String>,
     /// What both suites have.

@@ -36,7 +36,7 @@ pub struct Shape {
     pub dtype: DType,
     /// `forward`, `backward`, `both`.
     pub pass: String,
-    /// `flash`, `naive`, `both`.
+    /// `flash`, `naive`, `both`, `flash-hopper`.
     pub kernel: String,
 }
 
@@ -85,6 +85,7 @@ impl Shape {
         match self.kernel.as_str() {
             "flash" => &[Kernel::Flash],
             "naive" => &[Kernel::Naive],
+            "flash-hopper" => &[Kernel::Flash, Kernel::FlashHopper],
             _ => &[Kernel::Flash, Kernel::Naive],
         }
     }
@@ -104,7 +105,7 @@ impl Shape {
     fn saved(&self, kernel: Kernel) -> Option<u64> {
         let [q, _, rows, all] = self.sizes()?;
         let (dtype, len) = match kernel {
-            Kernel::Flash => (DType::F32, rows),
+            Kernel::Flash | Kernel::FlashHopper => (DType::F32, rows),
             Kernel::Naive => (self.dtype, all),
         };
         footprint(self.dtype, q)?.checked_add(footprint(dtype, len)?)
@@ -146,6 +147,8 @@ impl AttentionCell {
 enum Kernel {
     Flash,
     Naive,
+    /// Forward by the kernel for Hopper's own instructions, backward as flash.
+    FlashHopper,
 }
 
 impl Kernel {
@@ -153,19 +156,20 @@ impl Kernel {
         match self {
             Kernel::Flash => "flash",
             Kernel::Naive => "naive",
+            Kernel::FlashHopper => "flash-hopper",
         }
     }
 
     fn forward(self, op: Attention) -> Op {
         match self {
-            Kernel::Flash => Op::Attention(op),
+            Kernel::Flash | Kernel::FlashHopper => Op::Attention(op),
             Kernel::Naive => Op::NaiveAttention(op),
         }
     }
 
     fn backward(self, op: Attention) -> Op {
         match self {
-            Kernel::Flash => Op::AttentionBackward(op),
+            Kernel::Flash | Kernel::FlashHopper => Op::AttentionBackward(op),
             Kernel::Naive => Op::NaiveAttentionBackward(op),
         }
     }
@@ -197,12 +201,18 @@ pub fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<Answer, Benc
     let kernels = record::kernels(&cell.hardware)?;
     let kernels = &*kernels;
     let op = shape.op();
+    let hopper = match shape.kernels().contains(&Kernel::FlashHopper) {
+        true => Some(record::hopper_kernels(&cell.hardware, &op)?),
+        false => None,
+    };
     record::fits_now(kernels, cell.needs().unwrap_or(u64::MAX))?;
     // Of a device a third for operands, a third for a kernel, a third for results.
     let arena = kernels.arena(None, 3)?;
     let [q, kv, ..] = shape.sizes().unwrap_or_default();
     let buffer = |len, seed| random(&arena, kernels, Category::Workspace, shape.dtype, len, seed);
     let operands = Operands { q: buffer(q, 1)?, k: buffer(kv, 2)?, v: buffer(kv, 3)?, dout: buffer(q, 4)? };
+    // Other kernels have a queue of their own, which does not wait for this one.
+    kernels.synchronize()?;
     let mut timings = Vec::new();
     let (results, ceiling) = ceiling::beside(&cell.hardware, shape.dtype, || -> Result<_, BenchError> {
         let mut results = Vec::new();
@@ -215,7 +225,8 @@ pub fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<Answer, Benc
                 left_out(shape, *kernel, &mut timings, why);
                 continue;
             }
-            match one(cell, *kernel, kernels, &operands, limits, &mut timings) {
+            let on = hopper.as_deref().filter(|_| *kernel == Kernel::FlashHopper).unwrap_or(kernels);
+            match one(cell, *kernel, on, &operands, limits, &mut timings) {
                 Ok(result) => results.push(result),
                 Err(BenchError::Memory(error)) => left_out(shape, *kernel, &mut timings, error.to_string()),
                 Err(error @ BenchError::Busy { .. }) => left_out(shape, *kernel, &mut timings, error.to_string()),
@@ -236,8 +247,29 @@ pub fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<Answer, Benc
     let [q, k, v, dout] = [brought(kernels, q)?, brought(kernels, k)?, brought(kernels, v)?, brought(kernels, dout)?];
     let operands = Operands { q, k, v, dout };
     let wrong = check(op, &operands, &results, &mut timings, limits)?;
-    let notes = vec!["The same buffers in every call.".to_string()];
+    let mut notes = vec!["The same buffers in every call.".to_string()];
+    if hopper.is_some() {
+        let words = parity(&timings, wrong.as_deref());
+        crate::say!("{words}");
+        notes.push(words);
+    }
     Ok(Answer { timings, ceiling, notes, wrong, ..Answer::default() })
+}
+
+/// What the comparison of Hopper's kernel with flash and with f64 gave, in words: nobody is to trust its speed before.
+fn parity(timings: &[Timing], wrong: Option<&str>) -> String {
+    let forward = timings.iter().find(|timing| timing.kernel == Kernel::FlashHopper.name() && timing.pass == "forward");
+    match (wrong, forward) {
+        (Some(wrong), _) => format!("The check of flash-hopper beside flash failed: {wrong}."),
+        (None, Some(forward)) if forward.checked > 0 => format!(
+            "flash-hopper's output was compared with f64 and with flash's in {} numbers: the largest difference is {:.2} of what is \
+             allowed. Backward is flash's.",
+            forward.checked, forward.worst
+        ),
+        (None, _) => {
+            "flash-hopper's forward was not compared with flash's: time it with --pass forward or both.".into()
+        }
+    }
 }
 
 /// Rows without times for a kernel that does not fit.
@@ -267,7 +299,7 @@ fn one(
     let results = kernels.arena(None, 3)?;
     let mut out = own.alloc(Category::Activations, dtype, q_len)?;
     let mut statistics = match kernel {
-        Kernel::Flash => own.alloc(Category::Activations, DType::F32, rows)?,
+        Kernel::Flash | Kernel::FlashHopper => own.alloc(Category::Activations, DType::F32, rows)?,
         Kernel::Naive => own.alloc(Category::Activations, dtype, all)?,
     };
     let saved_bytes = Some(own.ledger().live(Category::Activations));
@@ -285,7 +317,9 @@ fn one(
     let mut call = || -> Result<(), BenchError> {
         let (out, kept, scratch) = (out.view_mut(), statistics.view_mut(), scratch.view_mut());
         match kernel {
-            Kernel::Flash => kernels.attention(&op, q.view(), k.view(), v.view(), out, kept, scratch)?,
+            Kernel::Flash | Kernel::FlashHopper => {
+                kernels.attention(&op, q.view(), k.view(), v.view(), out, kept, scratch)?
+            }
             Kernel::Naive => kernels.naive_attention(&op, q.view(), k.view(), v.view(), out, kept, scratch)?,
         }
         Ok(())
@@ -311,7 +345,9 @@ fn one(
         let [dq, dk, dv] = gradients.each_mut().map(|buffer| buffer.view_mut());
         let ([q, k, v, dout], scratch) = ([q.view(), k.view(), v.view(), dout.view()], scratch.view_mut());
         match kernel {
-            Kernel::Flash => kernels.attention_backward(&op, q, k, v, out_view, kept, dout, dq, dk, dv, scratch)?,
+            Kernel::Flash | Kernel::FlashHopper => {
+                kernels.attention_backward(&op, q, k, v, out_view, kept, dout, dq, dk, dv, scratch)?
+            }
             Kernel::Naive => kernels.naive_attention_backward(&op, q, k, v, kept, dout, dq, dk, dv, scratch)?,
         }
         Ok(())
@@ -347,10 +383,10 @@ fn check(
         }
         // Both are within the tolerance of f64, so within twice it of each other.
         if let Some(first) = results.first().filter(|first| first.kernel != result.kernel) {
-            forward.add(sample.beside(0, &result.out, &first.out, tolerance));
+            forward.add(sample.beside(result.kernel, 0, &result.out, &first.out, tolerance));
             if let (Some(own), Some(other)) = (&result.gradients, &first.gradients) {
                 for (place, (own, other)) in (1..).zip(own.iter().zip(other)) {
-                    backward.add(sample.beside(place, own, other, tolerance));
+                    backward.add(sample.beside(result.kernel, place, own, other, tolerance));
                 }
             }
         }
@@ -429,13 +465,13 @@ impl Sample {
     }
 
     /// Two kernels' results in rows spread over the tensor.
-    fn beside(&self, place: usize, own: &Buffer, other: &Buffer, tolerance: Tolerance) -> Checked {
+    fn beside(&self, kernel: Kernel, place: usize, own: &Buffer, other: &Buffer, tolerance: Tolerance) -> Checked {
         let chosen = places(own.len() / self.head_dim, ROWS, 17);
         let row = |buffer: &Buffer, row: usize| floats(buffer.slice(row * self.head_dim..(row + 1) * self.head_dim));
         let all = |buffer: &Buffer| -> Vec<f64> { chosen.iter().flat_map(|place| row(buffer, *place)).collect() };
         let values = all(other);
         let want = Sums { sizes: vec![self.largest[place]; values.len()], values };
-        let name = format!("naive's {} beside flash's", NAMES[place]);
+        let name = format!("{}'s {} beside flash's", kernel.name(), NAMES[place]);
         oracle::compare(&name, &all(own), &want, tolerance.twice())
     }
 }

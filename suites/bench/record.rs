@@ -9,7 +9,7 @@ use crate::runner::validity::{BUSY_SHARE, LEAST_SECONDS, Sampled};
 use crate::runner::{Header, machine};
 use serde_json::Value;
 use std::sync::Arc;
-use zbench_kernels::{Cpu, Cuda, KernelError, Kernels};
+use zbench_kernels::{Attention, Cpu, Cuda, KernelError, Kernels};
 use zbench_reports::bench::Timing;
 use zbench_reports::record::{Outcome, Record, Status};
 use zbench_reports::stats;
@@ -41,6 +41,25 @@ pub(super) fn kernels(hardware: &Device) -> Result<Arc<dyn Kernels>, BenchError>
         given if given == wanted => Ok(Arc::new(cpu)),
         given => Err(BenchError::Threads { wanted, given }),
     }
+}
+
+/// Kernels on the first GPU that take attention's forward for Hopper's own instructions, which do this operation there.
+pub(super) fn hopper_kernels(hardware: &Device, op: &Attention) -> Result<Arc<dyn Kernels>, BenchError> {
+    let refused =
+        |why: String| BenchError::Device(format!("--kernel flash-hopper: {why}; leave it out for the other kernels"));
+    if hardware.device != "cuda" {
+        return Err(refused("it is for GPUs (--device cuda)".into()));
+    }
+    if devices::on_host() {
+        return Err(refused(format!(
+            "it runs on a GPU alone, and {}=1 puts kernels on the processor",
+            devices::ON_HOST
+        )));
+    }
+    let machine = devices::machine(0).map_err(BenchError::Device)?;
+    let kernels = Cuda::new(machine).map_err(KernelError::from)?.prefer_hopper_attention(true);
+    kernels.hopper_kernel(op).map_err(refused)?;
+    Ok(Arc::new(kernels))
 }
 
 /// Times as records have them.

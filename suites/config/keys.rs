@@ -519,9 +519,10 @@ const REST: &[Key] = &[
     key("attention.pass", Choice(&["forward", "backward", "both"]), Is("\"both\""), "What is timed, each by itself."),
     key(
         "attention.kernel",
-        Choice(&["flash", "naive", "both"]),
+        Choice(&["flash", "naive", "both", "flash-hopper"]),
         Is("\"both\""),
-        "Which kernels; both are compared with each other too.",
+        "Which kernels; both are compared with each other too. flash-hopper: the forward for Hopper's own instructions beside flash and \
+         compared with it (GPUs of compute capability 9.0, bf16, heads of 64 or 128; docs/cuda.md).",
     ),
     key(
         "bench.seconds",

@@ -52,11 +52,30 @@ fn part(op: &Attention, address: Address, heads: usize, rows: usize) -> TensorBo
 impl Cuda {
     /// Hopper's kernel, if it is wanted and does this operation.
     pub(super) fn hopper(&self, op: &Attention, starts: Address, addresses: &[Address]) -> Option<&'static str> {
+        let suits = self.hopper_attention && starts == 0 && addresses.iter().all(|address| address % 16 == 0);
+        self.hopper_kernel(op).ok().filter(|_| suits)
+    }
+
+    /// The name of Hopper's kernel for the forward of this operation, without documents and with operands at multiples of 16 bytes.
+    ///
+    /// # Errors
+    /// Why there is none: the machine, or the operation.
+    pub fn hopper_kernel(&self, op: &Attention) -> std::result::Result<&'static str, String> {
         let facts = self.machine.facts();
-        let has =
-            self.hopper_attention && facts.capability == (9, 0) && shared(op) + 128 <= facts.shared_bytes as usize;
-        let suits = has && starts == 0 && addresses.iter().all(|address| address % 16 == 0);
-        kernel(op).filter(|_| suits)
+        if facts.capability != (9, 0) {
+            let (major, minor) = facts.capability;
+            return Err(format!("it is for GPUs of compute capability 9.0, and {} has {major}.{minor}", facts.name));
+        }
+        if shared(op) + 128 > facts.shared_bytes as usize {
+            return Err(format!(
+                "it takes {} bytes of shared memory, and a block has {}",
+                shared(op),
+                facts.shared_bytes
+            ));
+        }
+        kernel(op).ok_or_else(|| {
+            "it does bf16 with heads of 64 or 128 elements, a positive scale, no ALiBi and no window shorter than the sequence".into()
+        })
     }
 
     /// Starts it, of operands at multiples of 16 bytes: q, k, v.
