@@ -95,6 +95,14 @@ pub trait Machine: Send + Sync {
     /// For records: `cuda sm_90a`.
     fn name(&self) -> String;
 
+    /// Bytes of its memory that can be asked for now. [`Facts::memory_bytes`] is of the moment when it was taken.
+    ///
+    /// # Errors
+    /// The machine has failed.
+    fn free_bytes(&self) -> Result<u64> {
+        Ok(self.facts().memory_bytes)
+    }
+
     /// Tells a profiler what this thread asks for from here on; no name where that ends.
     fn show(&self, _name: Option<&str>) {}
 

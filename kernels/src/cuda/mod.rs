@@ -106,7 +106,16 @@ impl Kernels for Cuda {
     }
 
     fn arena(&self, capacity: Option<u64>, sharers: usize) -> Result<Arena, ArenaError> {
-        Arena::on(self.machine.clone(), capacity, self.machine.facts().memory_bytes / sharers.max(1) as u64)
+        // What connections have taken since the machine was opened is not there any more. Ranks that share it divide what was free
+        // before the first of them took its part.
+        let bytes = match sharers {
+            0 | 1 => self.machine.free_bytes().map_err(|error| ArenaError::Device {
+                bytes: self.machine.facts().memory_bytes,
+                reason: error.to_string(),
+            })?,
+            _ => self.machine.facts().memory_bytes / sharers as u64,
+        };
+        Arena::on(self.machine.clone(), capacity, bytes)
     }
 
     fn is_host(&self) -> bool {

@@ -135,6 +135,35 @@ fn what_the_library_does_not_multiply_is_left_alone() {
     assert!(case.gpu.products().iter().all(|chosen| chosen.op.m == 2), "what is not done is not listed");
 }
 
+/// No product silently becomes our own: which, and why, is told. Sums of nothing are nobody's.
+#[test]
+fn what_falls_back_to_our_own_kernels_is_told() {
+    let fakes = Fakes::all();
+    let case = Case::new(fakes.gpu());
+    case.run(&gemm(4, 4, 4), 0).unwrap();
+    // SAFETY: nothing is touched.
+    assert!(!unsafe { case.queue.product(&gemm(0, 2, 2), 0, 0, 0, 0, 0) }.unwrap());
+    assert_eq!(case.gpu.take_fallbacks(), []);
+    for (n, status, words) in [(3, 15, "not supported"), (5, 7, "invalid value")] {
+        fakes.tell(LIBRARY, "fake_unsupported", status);
+        for _ in 0..2 {
+            assert!(case.run(&gemm(3, n, 3), 0).is_none());
+        }
+        let [fallback] = &case.gpu.take_fallbacks()[..] else { panic!("one product, twice") };
+        assert_eq!(fallback.op, gemm(3, n, 3));
+        // Decided once, and told again whoever asks next.
+        case.run(&gemm(3, n, 3), 0);
+        assert_eq!(case.gpu.take_fallbacks(), std::slice::from_ref(fallback));
+        assert!(fallback.why.contains(words) && fallback.why.contains(&format!("status {status}")), "{}", fallback.why);
+    }
+    let op = Gemm { b: DType::Bf16, ..gemm(9, 9, 9) };
+    // SAFETY: nothing is touched.
+    assert!(!unsafe { case.queue.product(&op, 0, 0, 0, 0, 0) }.unwrap());
+    let told = case.gpu.take_fallbacks();
+    assert!(told.len() == 1 && told[0].op == op && told[0].why.contains("f32 by bf16 into f32"), "{told:?}");
+    assert_eq!(case.gpu.products().len(), 1);
+}
+
 #[test]
 fn a_choice_is_made_once_for_each_shape_and_alignment() {
     let fakes = Fakes::all();
@@ -251,4 +280,5 @@ fn scratch_is_the_same_for_all_machines() {
     let queue = gpu.queue().unwrap();
     // SAFETY: nothing is touched.
     assert!(!unsafe { queue.product(&gemm(2, 2, 2), 0, 0, 0, 0, 0) }.unwrap());
+    assert_eq!(gpu.take_fallbacks()[0].why, "there is no cuBLASLt");
 }

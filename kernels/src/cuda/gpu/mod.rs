@@ -32,12 +32,13 @@ pub use nvml::{Nvml, Reading, Throttle, Watched};
 pub use nvrtc::{CompileError, Compiled, Nvrtc, Target, TooOld, options};
 pub use nvtx::Ranges;
 pub use probe::{Device, Probe};
-pub use product::Chosen;
+pub use product::{Chosen, Fallback};
 pub use queue::Stream;
 pub use usage::Usage;
 
 use super::machine::{Address, Facts, Machine, MachineError, PRODUCT_WORKSPACE, Queue, Result, TensorBox, TensorMap};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent};
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -86,6 +87,8 @@ struct Inner {
     /// Events for marks that are not in use.
     events: Mutex<Vec<CUevent>>,
     products: Option<product::Products>,
+    /// Products that our own kernels did instead.
+    fallbacks: Mutex<HashMap<product::FallbackKey, Fallback>>,
     ranges: Option<Arc<Ranges>>,
 }
 
@@ -148,6 +151,7 @@ impl Gpu {
             modules: modules::Modules::default(),
             events: Mutex::default(),
             products: None,
+            fallbacks: Mutex::default(),
             ranges: probe.nvtx.as_ref().ok().cloned(),
         };
         let memory = inner.memory_info()?;
@@ -185,6 +189,15 @@ impl Gpu {
     /// How products are done, of every shape that came so far: for records, since it is part of what is measured.
     pub fn products(&self) -> Vec<Chosen> {
         self.0.products.as_ref().map_or(Vec::new(), product::Products::chosen)
+    }
+
+    /// The products that our own kernels did and not cuBLASLt since this was asked last, with the reasons: for records, which must not
+    /// pass them for the library's.
+    pub fn take_fallbacks(&self) -> Vec<Fallback> {
+        let taken = std::mem::take(&mut *self.0.fallbacks.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut all: Vec<Fallback> = taken.into_values().collect();
+        all.sort_by_key(|Fallback { op, .. }| (op.m, op.n, op.k, op.trans_a, op.trans_b));
+        all
     }
 
     /// A queue, with more than [`Queue`] has.
@@ -240,6 +253,10 @@ impl Machine for Gpu {
 
     fn name(&self) -> String {
         self.0.name.clone()
+    }
+
+    fn free_bytes(&self) -> Result<u64> {
+        Ok(self.memory_info()?.free_bytes.saturating_sub(self.0.options.reserve_bytes))
     }
 
     fn show(&self, name: Option<&str>) {

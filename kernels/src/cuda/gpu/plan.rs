@@ -22,6 +22,9 @@ pub(super) struct Key {
     pub workspace_bytes: usize,
 }
 
+/// What the library proposes, or why it proposes nothing.
+pub(super) type Proposed = std::result::Result<Vec<cublasLtMatmulHeuristicResult_t>, String>;
+
 /// The library's descriptions of a product's operands, and how it is done.
 pub(super) struct Plan {
     library: Arc<CublasLt>,
@@ -99,14 +102,9 @@ impl Products {
         Ok(plan)
     }
 
-    /// Algorithms that the library proposes, the best first by its own judgement; none where it cannot do the product.
-    pub(super) fn proposed(
-        &self,
-        gpu: &Gpu,
-        plan: &Plan,
-        key: &Key,
-        most: usize,
-    ) -> Result<Vec<cublasLtMatmulHeuristicResult_t>> {
+    /// Algorithms that the library proposes, the best first by its own judgement, at least one; why there is none where it cannot do the
+    /// product.
+    pub(super) fn proposed(&self, gpu: &Gpu, plan: &Plan, key: &Key, most: usize) -> Result<Proposed> {
         use cublasLtMatmulPreferenceAttributes_t::*;
         let table = &self.library.table;
         let mut preference = std::ptr::null_mut();
@@ -146,13 +144,16 @@ impl Products {
         unsafe { (table.preference_destroy)(preference) };
         limited?;
         if [NOT_SUPPORTED, INVALID_VALUE].contains(&code) {
-            return Ok(Vec::new());
+            let words = self.library.failure(code).unwrap_or_default();
+            let name = if code == NOT_SUPPORTED { "not supported" } else { "invalid value" };
+            return Ok(Err(format!("cuBLASLt refuses it: {name}, {words}")));
         }
         self.check(gpu, "cublasLtMatmulAlgoGetHeuristic", code)?;
         results.truncate(count.max(0) as usize);
         // SAFETY: the library has written so many, and zeros are valid too.
         let results = results.into_iter().map(|result| unsafe { result.assume_init() });
-        Ok(results.filter(|result| result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS).collect())
+        let usable: Vec<_> = results.filter(|result| result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS).collect();
+        Ok(if usable.is_empty() { Err("cuBLASLt proposes no algorithm".into()) } else { Ok(usable) })
     }
 
     /// A number of a plan's algorithm; 0 where the library does not say.

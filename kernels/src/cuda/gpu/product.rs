@@ -49,11 +49,34 @@ pub struct Chosen {
     pub time: Option<Duration>,
 }
 
+type Planned = std::result::Result<Arc<Plan>, String>;
+
+/// A product that a kernel of our own did where the vendor's library was wanted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fallback {
+    /// The product.
+    pub op: Gemm,
+    /// Why not the library.
+    pub why: String,
+}
+
+/// What tells one fallback from another.
+pub(super) type FallbackKey = ([usize; 3], [bool; 3], [DType; 3]);
+
+impl Inner {
+    /// Notes that a kernel of our own does this product. Called for each of them, so that a reason is only asked for once.
+    pub(super) fn fell_back(&self, op: &Gemm, why: impl FnOnce() -> String) {
+        let key = ([op.m, op.n, op.k], [op.trans_a, op.trans_b, op.accumulate], [op.a, op.b, op.c]);
+        let mut all = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry(key).or_insert_with(|| Fallback { op: *op, why: why() });
+    }
+}
+
 pub(super) struct Products {
     pub(super) library: Arc<CublasLt>,
     pub(super) handle: cublasLtHandle_t,
-    /// No plan where the library has none.
-    plans: Mutex<HashMap<Key, Option<Arc<Plan>>>>,
+    /// Why there is no plan where the library has none.
+    plans: Mutex<HashMap<Key, Planned>>,
 }
 
 /// Where the operands of a product and its scratch lie.
@@ -84,7 +107,7 @@ impl Products {
 
     pub(super) fn chosen(&self) -> Vec<Chosen> {
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<Chosen> = plans.values().flatten().map(|plan| plan.chosen.clone()).collect();
+        let mut all: Vec<Chosen> = plans.values().flatten().map(|plan: &Arc<Plan>| plan.chosen.clone()).collect();
         all.sort_by_key(|chosen| (chosen.op.m, chosen.op.n, chosen.op.k, chosen.op.trans_a, chosen.op.trans_b));
         all
     }
@@ -102,11 +125,12 @@ impl Products {
         [a, b, c]: [Address; 3],
         (workspace, workspace_bytes): (Address, usize),
     ) -> Result<bool> {
-        if data_type(op.a).is_none() || op.a != op.b || (op.c != op.a && op.c != DType::F32) {
-            return Ok(false);
-        }
         // Sums of nothing are left to our own kernels.
         if op.m == 0 || op.n == 0 || op.k == 0 {
+            return Ok(false);
+        }
+        if data_type(op.a).is_none() || op.a != op.b || (op.c != op.a && op.c != DType::F32) {
+            gpu.0.fell_back(op, || format!("cuBLASLt is not asked to multiply {} by {} into {}", op.a, op.b, op.c));
             return Ok(false);
         }
         let (workspace, workspace_bytes) = aligned(workspace, workspace_bytes.min(gpu.product_workspace()));
@@ -132,14 +156,20 @@ impl Products {
                 }
             }
         };
-        let Some(plan) = plan else { return Ok(false) };
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(why) => {
+                gpu.0.fell_back(op, || why);
+                return Ok(false);
+            }
+        };
         // SAFETY: the caller's promise.
         let code = unsafe { self.run(&plan, op, operands, stream) };
         self.check(gpu, "cublasLtMatmul", code)?;
         Ok(true)
     }
 
-    /// How products like this are done.
+    /// How products like this are done; why the library has no way.
     ///
     /// # Safety
     /// As for `product`.
@@ -150,11 +180,14 @@ impl Products {
         op: &Gemm,
         key: &Key,
         operands: Operands,
-    ) -> Result<Option<Plan>> {
+    ) -> Result<std::result::Result<Plan, String>> {
         let mut plan = self.described(gpu, op, key.alignment)?;
         let proposed = self.proposed(gpu, &plan, key, if gpu.0.options.tune { CANDIDATES } else { 1 })?;
-        let Some(first) = proposed.first() else { return Ok(None) };
-        let mut best = (*first, None);
+        let proposed = match proposed {
+            Ok(proposed) => proposed,
+            Err(why) => return Ok(Err(why)),
+        };
+        let mut best = (proposed[0], None);
         if proposed.len() > 1 {
             // SAFETY: the caller's promise.
             best = unsafe { self.fastest(gpu, &mut plan, op, operands, &proposed, stream)? };
@@ -171,7 +204,7 @@ impl Products {
             time,
             ..plan.chosen.clone()
         };
-        Ok(Some(plan))
+        Ok(Ok(plan))
     }
 
     /// The fastest of the proposals, on these very operands, and its time.

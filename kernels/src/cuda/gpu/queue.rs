@@ -142,7 +142,12 @@ impl Queue for Stream {
         workspace: Address,
         workspace_bytes: usize,
     ) -> Result<bool> {
-        let Some(products) = &self.gpu.0.products else { return Ok(false) };
+        let Some(products) = &self.gpu.0.products else {
+            if op.m > 0 && op.n > 0 && op.k > 0 {
+                self.gpu.0.fell_back(op, || "there is no cuBLASLt".into());
+            }
+            return Ok(false);
+        };
         self.gpu.0.enter()?;
         // SAFETY: the caller's promise, and a stream of this device's.
         unsafe { products.product(&self.gpu, self.handle.cast(), op, [a, b, c], (workspace, workspace_bytes)) }

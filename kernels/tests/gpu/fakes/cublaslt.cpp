@@ -117,7 +117,7 @@ int cublasLtMatmulAlgoGetHeuristic(void *, Product *, Layout *, Layout *, Layout
     preferences = std::to_string(preference->workspace) + " " + std::to_string(preference->schemes);
     for (uint32_t bytes : preference->alignment) preferences += " " + std::to_string(bytes);
     *count = 0;
-    if (unsupported) return NOT_SUPPORTED;
+    if (unsupported) return unsupported == INVALID_VALUE ? INVALID_VALUE : NOT_SUPPORTED;
     for (uint64_t i = 0; i < 4 && *count < most; i++) {
         size_t workspace = i << 20;
         if (workspace <= preference->workspace) results[(*count)++] = Result{{{i + 100}}, workspace, 0, 1, {}};
