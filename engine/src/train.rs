@@ -283,14 +283,19 @@ fn one_rank<T>(
     Ended { result, ledger: account.ledger() }
 }
 
+/// How a rank splits the world into its groups, in this order: color, key and name of each.
+pub fn groups(mesh: Mesh, rank: usize) -> Vec<(usize, usize, &'static str)> {
+    let place = mesh.place(rank);
+    let both = [(place.outer, place.inner, INNER), (place.inner, place.outer, OUTER)];
+    both.into_iter().filter(|_| mesh.hybrid).collect()
+}
+
 /// The groups of a rank. A collective call in a hybrid mesh.
 fn comms(world: Box<dyn Communicator>, mesh: Mesh) -> Result<Comms, CommError> {
-    if !mesh.hybrid {
-        return Ok(Comms { inner: Metered::new(DATA, world), hybrid: None });
-    }
-    let place = mesh.place(world.rank());
-    let inner = world.split(place.outer, place.inner, INNER)?;
-    let outer = world.split(place.inner, place.outer, OUTER)?;
+    let groups = groups(mesh, world.rank());
+    let [inner, outer] = &groups[..] else { return Ok(Comms { inner: Metered::new(DATA, world), hybrid: None }) };
+    let [inner, outer] = [inner, outer].map(|(color, key, name)| world.split(*color, *key, name));
+    let (inner, outer) = (inner?, outer?);
     let hybrid = Hybrid { outer: Metered::new(OUTER, outer), data: Metered::new(DATA, world) };
     Ok(Comms { inner: Metered::new(INNER, inner), hybrid: Some(hybrid) })
 }

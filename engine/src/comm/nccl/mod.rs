@@ -34,14 +34,19 @@ use handle::Handle;
 use issue::Issue;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use zbench_kernels::ViewMut;
+use zbench_kernels::{DType, ReduceOp, ViewMut};
 
 /// How long the end of a group may take before it is aborted.
 const FAREWELL: Duration = Duration::from_secs(2);
 
+/// Bytes of the collectives that connect a group: NCCL chooses its ways by size, and connects each at its first use.
+const WARMING: [usize; 2] = [1 << 10, 16 << 20];
+
 /// One rank of a group of GPUs.
 pub struct Nccl {
     group: Arc<Group>,
+    /// Groups that were split off ahead of time, by color and key.
+    prepared: Mutex<Vec<(usize, usize, Nccl)>>,
 }
 
 /// What a rank shares with its tickets. NCCL is called under the lock of `desk` only.
@@ -155,7 +160,66 @@ impl Nccl {
         token.write(&[0; 4]).map_err(|error| invalid(operation, error))?;
         let desk = Mutex::new(Desk { calls: 0, wire: 0, open: Vec::new(), failed: None });
         let group = Group { name: name.to_owned(), rank, size, stall, handle, stream, token, desk };
-        Ok(Nccl { group: Arc::new(group) })
+        Ok(Nccl { group: Arc::new(group), prepared: Mutex::default() })
+    }
+
+    /// Connects this group, and those that will be split off by these colors and keys, which all ranks state in the same order.
+    /// NCCL takes gigabytes of the device's memory when it connects: whoever takes what is free does so afterwards.
+    ///
+    /// # Errors
+    /// What NCCL or the driver says, as where there is no room.
+    pub fn prepare(&self, groups: &[(usize, usize, &str)]) -> Result<()> {
+        self.connect()?;
+        for (color, key, name) in groups {
+            let child = self.split_off(*color, *key, name)?;
+            child.connect()?;
+            self.prepared.lock().unwrap_or_else(PoisonError::into_inner).push((*color, *key, child));
+        }
+        Ok(())
+    }
+
+    /// A group of those ranks that state the same color, in the order of their keys. All ranks call it.
+    fn split_off(&self, color: usize, key: usize, name: &str) -> Result<Nccl> {
+        let mut desk = self.group.desk();
+        if let Some(error) = &desk.failed {
+            return Err(error.clone());
+        }
+        let (sequence, device) = (desk.calls, self.group.stream.device());
+        desk.calls += 1;
+        device.enter().map_err(|error| invalid("split", error))?;
+        let child = match self.group.handle.split(color, key) {
+            Ok(child) => child,
+            Err(error @ NcclError::TooLarge { .. }) => return Err(invalid("split", error)),
+            Err(error) => return Err(self.group.fail(&mut desk, "split", sequence, &error)),
+        };
+        match Nccl::settle(name, child, Some(&self.group.handle), device, self.group.stall) {
+            Ok(child) => Ok(child),
+            Err(error) => Err(self.group.fail(&mut desk, "split", sequence, &error)),
+        }
+    }
+
+    /// One collective of each kind that training has, small and large, on memory that is given back.
+    fn connect(&self) -> Result<()> {
+        let size = self.group.size;
+        for bytes in WARMING {
+            let len = (bytes / 4).next_multiple_of(size);
+            let memory = Memory::new(self.stream().device(), len * 4).map_err(|error| invalid("nccl", error))?;
+            let at = std::ptr::NonNull::new(memory.address() as *mut u8).ok_or_else(|| invalid("nccl", "no memory"))?;
+            let kinds = [
+                Kind::AllReduce { op: ReduceOp::Sum },
+                Kind::AllGather,
+                Kind::ReduceScatter { op: ReduceOp::Sum, accumulate: false },
+                Kind::Broadcast { root: 0 },
+            ];
+            for kind in kinds {
+                // SAFETY: device memory of so many elements, which only the device looks at, until the call is done.
+                let view = unsafe { ViewMut::from_raw(at, DType::F32, len) };
+                self.call(Call::in_place(kind, view))?;
+            }
+        }
+        let mut desk = self.group.desk();
+        (desk.calls, desk.wire) = (0, 0);
+        Ok(())
     }
 
     /// The stream that carries this group's calls.
@@ -382,22 +446,12 @@ impl Communicator for Nccl {
     }
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
-        let mut desk = self.group.desk();
-        if let Some(error) = &desk.failed {
-            return Err(error.clone());
+        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = prepared.iter().position(|(of, at, _)| (*of, *at) == (color, key)) {
+            return Ok(Box::new(prepared.remove(at).2));
         }
-        let (sequence, device) = (desk.calls, self.group.stream.device());
-        desk.calls += 1;
-        device.enter().map_err(|error| invalid("split", error))?;
-        let child = match self.group.handle.split(color, key) {
-            Ok(child) => child,
-            Err(error @ NcclError::TooLarge { .. }) => return Err(invalid("split", error)),
-            Err(error) => return Err(self.group.fail(&mut desk, "split", sequence, &error)),
-        };
-        match Nccl::settle(name, child, Some(&self.group.handle), device, self.group.stall) {
-            Ok(child) => Ok(Box::new(child)),
-            Err(error) => Err(self.group.fail(&mut desk, "split", sequence, &error)),
-        }
+        drop(prepared);
+        Ok(Box::new(self.split_off(color, key, name)?))
     }
 
     /// Ends this rank's part; the others see it as an error of NCCL or as a stall, since NCCL carries no reasons.
@@ -414,7 +468,7 @@ impl Communicator for Nccl {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zbench_kernels::{ReduceOp, View};
+    use zbench_kernels::View;
 
     #[test]
     fn what_nccl_cannot_do_is_refused_with_what_to_do() {
