@@ -26,6 +26,7 @@ use crate::cli::{Cells, Cli, Command, Format, Global, exit};
 use crate::config::files::Files;
 use crate::config::{Axis, ConfigError, Context, Document, Problem};
 use crate::grid::{self, GridCell};
+use crate::launch::Hosts;
 use crate::limits::Limits;
 use crate::proxy;
 use crate::runner::folders::Folders;
@@ -174,15 +175,15 @@ struct Expanded {
     limits: Option<Limits>,
 }
 
-fn expand(arguments: &Cells, max_cells: usize) -> Result<Expanded> {
-    expand_with(arguments, max_cells, Vec::new())
+fn expand(arguments: &Cells, max_cells: usize, launched: Option<Hosts>) -> Result<Expanded> {
+    expand_with(arguments, max_cells, |context| context.launched(launched))
 }
 
 /// The same on a changed machine.
-fn expand_with(arguments: &Cells, max_cells: usize, what_if: Vec<(String, toml::Value)>) -> Result<Expanded> {
+fn expand_with(arguments: &Cells, max_cells: usize, change: impl FnOnce(Context) -> Context) -> Result<Expanded> {
     let document = Document::read(&arguments.file, &arguments.set)?;
     let only = arguments.only.as_deref().map(grid::parse_only).transpose()?.unwrap_or_default();
-    let context = Context::new(document.folder().to_path_buf(), machine::cores()).with_what_if(what_if);
+    let context = change(Context::new(document.folder().to_path_buf(), machine::cores()));
     let mut files = Files::default();
     let cells = grid::expand_to_search(&document, &only, max_cells, &context, &mut files)?;
     Ok(Expanded { document, only, cells, files, context, limits: None })
@@ -229,6 +230,8 @@ fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
             && let Ok(resolved) = &mut cell.resolved
         {
             resolved.cell = proxy::scaled(&resolved.cell, machine::cores());
+            let ranks = resolved.cell.parallel.ranks;
+            resolved.cell.parallel.backend = expanded.context.backend(DeviceKind::Cpu, ranks);
             resolved.profile = None;
             let key = grid::cell_key(&resolved.cell, &mut expanded.files);
             of = Some(std::mem::replace(&mut cell.key, key));

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use zbench_estimate::job::Number;
-use zbench_kernels::cuda::gpu::{Gpu, Nvml, Options, Probe, Reading, Search, Watched};
+use zbench_kernels::cuda::gpu::{Fallback, Gpu, Nvml, Options, Probe, Reading, Search, Watched};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::cuda::machine::Machine;
 use zbench_kernels::{Arena, Category, Cuda, DType, Gemm, KernelError, Kernels, Normal, Op};
@@ -36,6 +36,14 @@ static OPEN: Mutex<Vec<(usize, Arc<Gpu>)>> = Mutex::new(Vec::new());
 pub fn gpu(number: usize) -> Option<Arc<Gpu>> {
     let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     open.iter().find(|(known, _)| *known == number).map(|(_, gpu)| gpu.clone())
+}
+
+/// A product that the vendor's library did not do, in words.
+pub fn fallback(fallback: &Fallback) -> String {
+    let Fallback { op, why } = fallback;
+    let turned = |turned: bool| if turned { "T" } else { "N" };
+    let (a, b) = (turned(op.trans_a), turned(op.trans_b));
+    format!("{}x{}x{} {a}{b}, {} by {} into {}: {why}", op.m, op.n, op.k, op.a, op.b, op.c)
 }
 
 /// Dense floating-point operations a second of a GPU at a type, as its vendor's data sheet has them.
@@ -188,6 +196,34 @@ pub fn count() -> Result<usize, String> {
     }
 }
 
+/// The GPU of the rank with this number among those of its host. Launchers show each process all GPUs of the host, of which a
+/// rank takes the one of its own number, or one each (`srun --gpus-per-task=1`), which is number 0 for every process.
+pub fn of_rank(local_rank: usize) -> usize {
+    of_shown(local_rank, count().ok())
+}
+
+fn of_shown(local_rank: usize, shown: Option<usize>) -> usize {
+    if shown == Some(1) { 0 } else { local_rank }
+}
+
+/// Whether so many ranks of this host find a GPU each, where a process is shown `shown` of them; else what to do. Processes of a
+/// launcher may be shown one each: that these are different ones shows when the ranks meet.
+///
+/// # Errors
+/// There are too few.
+pub fn enough(ranks: usize, shown: usize, launched: bool) -> Result<(), String> {
+    let plural = if shown == 1 { "GPU" } else { "GPUs" };
+    match (ranks <= shown, launched) {
+        (true, _) => Ok(()),
+        (false, true) if shown == 1 => Ok(()),
+        (false, true) => Err(format!(
+            "this host has {ranks} ranks, and each process is shown {shown} {plural}; show each process one of its own (srun \
+             --gpus-per-task=1) or all of the host's (srun --gpus-per-node={ranks})"
+        )),
+        (false, false) => Err(format!("this machine has {shown}")),
+    }
+}
+
 /// Whether CUDA kernels are to run on the processor.
 pub fn on_host() -> bool {
     std::env::var_os(ON_HOST).is_some_and(|value| value == "1")
@@ -234,6 +270,16 @@ mod tests {
         for other in ["NVIDIA GB200", "NVIDIA H200 NVL", "NVIDIA GeForce RTX 4090 D"] {
             assert_eq!(profile_of(other), None, "{other} is another card");
         }
+    }
+
+    #[test]
+    fn a_process_that_is_shown_one_gpu_takes_that_one() {
+        let taken = |shown| [0, 1, 7].map(|local_rank| of_shown(local_rank, shown));
+        assert_eq!((taken(Some(1)), taken(Some(8)), taken(None)), ([0, 0, 0], [0, 1, 7], [0, 1, 7]));
+        assert_eq!((enough(8, 8, false), enough(8, 1, true), enough(1, 1, false)), (Ok(()), Ok(()), Ok(())));
+        assert_eq!(enough(2, 1, false).unwrap_err(), "this machine has 1");
+        let some = enough(4, 2, true).unwrap_err();
+        assert!(some.contains("shown 2 GPUs") && some.contains("--gpus-per-task=1"), "{some}");
     }
 
     #[test]

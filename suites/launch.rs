@@ -9,7 +9,7 @@ mod line;
 mod slurm;
 mod spawn;
 
-pub use connect::{Choice, HOW_TO_HAVE_MPI, Options, connect, meet};
+pub use connect::{Choice, HOW_TO_HAVE_MPI, Hosts, Options, connect, connect_gpus, meet};
 pub use detect::{Source, World, consulted, detect, inherited};
 pub use line::{Line, Silence};
 pub use slurm::{expand_nodes, expand_tasks};

@@ -320,7 +320,7 @@ impl Runner<'_> {
                 record::measured(&mut record, execution.steps, &end, cell, estimate, &host);
                 execution.traced.note(&mut record);
                 between::add(&mut record, execution.between);
-                validity::add(&mut record, &sampled);
+                validity::add(&mut record, &sampled, &end);
                 record.extra.insert("seeds".into(), serde_json::json!({ "train": cell.train.seed }));
                 compare(&mut record, cell, cells, known, references);
             }

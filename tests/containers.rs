@@ -146,7 +146,7 @@ exit "$code"
     let notebook = std::fs::read_to_string(folder.path().join("notebook/records.jsonl")).unwrap();
     let suites = |suite: &str| notebook.lines().filter(|line| line.contains(&format!("\"suite\":\"{suite}\""))).count();
     assert_eq!(suites("collectives"), 3, "{}", stderr(&output));
-    assert!(notebook.lines().all(|line| line.contains("\"backend\":\"tcp\"")), "everything went over tcp");
+    assert!(notebook.lines().all(|line| line.contains("\"backend\":\"shm\"")), "one host, and no backend was named");
     assert_eq!(notebook.lines().count(), 3 + 4, "four cells of TINY: {}", stderr(&output));
     assert!(folder.path().join("notebook/report-4711.html").is_file());
     let output = script("no.sif");

@@ -1,9 +1,11 @@
 //! Forced instructions and pinned threads through the real program: every launcher obeys them, records state them, and what
 //! this machine lacks is skipped.
 
-use crate::support::{TINY, cells, run, stderr, stdout, write};
+use crate::support::{TINY, cells, cells_of, root, run, stderr, stdout, write};
 use serde_json::Value;
 use std::path::Path;
+use zbench::config::Document;
+use zbench_engine::config::Backend;
 use zbench_kernels::{Cpu, INSTRUCTIONS, Kernels, affinity, peak};
 
 /// TINY's first cell with these settings, on so many ranks; its record.
@@ -74,4 +76,25 @@ fn pinned_ranks_train_to_the_same_losses_and_too_few_cores_skip_the_cell() {
     let (status, reason) = status(&crowded);
     assert_eq!(status, "skipped");
     assert!(reason.contains(&format!("need {} cores", cores + 1)) && reason.contains("hardware.pin"), "{reason}");
+}
+
+/// The flagship's cells are for the machine that their profile names.
+#[test]
+fn cells_of_several_gpus_are_moved_by_nccl() {
+    for (name, count) in [("llama70b", 8), ("qlora70b", 18)] {
+        let path = root().join(format!("configs/{name}.toml"));
+        let document = Document::read(&path, &[]).unwrap();
+        let cells = cells_of(&document, "").unwrap();
+        assert_eq!(cells.len(), count, "{name}");
+        for cell in cells {
+            let parallel = &cell.resolved.as_ref().unwrap().cell.parallel;
+            let expected = if parallel.ranks == 1 { Backend::Local } else { Backend::Nccl };
+            assert_eq!(parallel.backend, expected, "{name}: {}", cell.label);
+        }
+    }
+    // What is on the processor stays as it was, and with it the keys of cells.
+    let unstated = cells(TINY).unwrap();
+    let stated = cells(&TINY.replace("ranks = 2", "ranks = 2\nbackend = \"local\"")).unwrap();
+    let keys = |cells: &[zbench::grid::GridCell]| cells.iter().map(|cell| cell.key.clone()).collect::<Vec<_>>();
+    assert_eq!(keys(&unstated), keys(&stated));
 }

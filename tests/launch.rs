@@ -298,6 +298,38 @@ fn torchrun_makes_one_record_with_the_losses_of_threads() {
     }
 }
 
+/// Who starts the processes decides what moves their bytes: nobody has to name a backend.
+#[test]
+fn a_grid_under_any_launcher_names_no_backend() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = cell(folder.path());
+    let threads = run(folder.path(), &file, &[]);
+    assert_eq!(text(&threads, "/cell/parallel/backend"), "local");
+    for launcher in ["torchrun", "srun", "mpirun"] {
+        let port = zbench::launch::free_port().unwrap().to_string();
+        let start = |rank: usize| {
+            let mut command = command(folder.path(), &file, &[]);
+            let (rank, here) = (rank.to_string(), "4".to_string());
+            let names = match launcher {
+                "srun" => ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"],
+                "mpirun" => ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+                _ => ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
+            };
+            command.envs(names.into_iter().zip([&rank, &here, &rank, &here]));
+            if launcher == "srun" {
+                command.env("SLURM_STEP_ID", "0").env("SLURM_JOB_ID", &port);
+            }
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port).spawn().unwrap()
+        };
+        let children: Vec<Child> = (0..4).map(start).collect();
+        let outputs: Vec<Output> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+        let record = record_of(&outputs[0]);
+        assert_eq!(text(&record, "/outcome/status"), "measured", "{launcher}: {}", text(&record, "/outcome/reason"));
+        assert_eq!(text(&record, "/cell/parallel/backend"), "shm", "{launcher}: all on one host");
+        assert_eq!(course(&record), course(&threads), "{launcher}");
+    }
+}
+
 #[test]
 fn a_launch_is_traced_by_rank_0() {
     let folder = tempfile::tempdir().unwrap();
@@ -347,7 +379,7 @@ fn cells_that_do_not_fit_the_launch_say_so() {
     let file = cell(folder.path());
     for (set, words) in [
         (&["parallel.backend=shm"][..], &["parallel.ranks = 4", "torchrun started 2 processes"][..]),
-        (&["parallel.ranks=2"], &["\"local\"", "torchrun started 2"]),
+        (&["parallel.ranks=2", "parallel.backend=local"], &["\"local\"", "leave it out", "torchrun started 2"]),
     ] {
         let outputs: Vec<Output> =
             launch(folder.path(), &file, 2, set).into_iter().map(|child| child.wait_with_output().unwrap()).collect();

@@ -30,6 +30,7 @@ mod link;
 mod loading;
 mod manners;
 mod netns;
+mod nodes;
 mod notebook;
 mod old_records;
 mod peers;

@@ -3,7 +3,7 @@
 use crate::config::Cell;
 use crate::guard::Guard;
 use crate::layers::StepError;
-use crate::outcome::{Evaluated, Happening, Saved, Step};
+use crate::outcome::{Evaluated, Happening, Moment, Saved, Step};
 use crate::rank::Rank;
 use crate::save::{SaveError, SaveOptions, try_folder};
 use crate::trace::{Tracer, Tracing};
@@ -64,6 +64,9 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
     while rank.steps < last && !stopped {
         rank.wants_stop = control.stop.load(Ordering::Relaxed);
         let mut after = |rank: &mut Rank<'_>, step: &Step| {
+            if let Some(probe) = rank.inputs.probe {
+                probe(Moment::StepEnds { timed: step.timed });
+            }
             voice.step(rank, step);
             trace(rank, control, false);
             if let Some(worse) = guard.see(step) {

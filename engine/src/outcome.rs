@@ -223,13 +223,18 @@ pub struct Loaded {
     pub ms: f64,
 }
 
-/// What a rank that loads weights says to whoever measures its process.
+/// What a rank says to whoever measures its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// Its memory is allocated, no weight is read.
     LoadingBegins,
     /// All of its weights are in place, and what it held beside them is freed.
     LoadingEnds,
+    /// A step has ended, on every rank.
+    StepEnds {
+        /// Whether it counts.
+        timed: bool,
+    },
 }
 
 /// Who is told of it.

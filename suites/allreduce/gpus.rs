@@ -43,7 +43,7 @@ pub fn ready(wanted: &Wanted) -> Result<Option<u32>, String> {
         Way::Member(world, _) => world.local_size.unwrap_or(world.local_rank.unwrap_or(world.rank) + 1),
         Way::Threads | Way::Start => wanted.ranks,
     };
-    enough(needed, found).map_err(said)?;
+    enough(needed, found, matches!(wanted.way, Way::Member(..))).map_err(said)?;
     if wanted.on == On::Device {
         return Ok(None);
     }
@@ -66,16 +66,16 @@ fn count() -> Result<usize, String> {
     Ok(devices.len())
 }
 
-fn enough(needed: usize, found: usize) -> Result<(), String> {
+fn enough(needed: usize, found: usize, launched: bool) -> Result<(), String> {
     let plural = |count: usize| if count == 1 { "GPU" } else { "GPUs" };
-    match needed <= found {
-        true => Ok(()),
-        false => Err(format!(
+    devices::enough(needed, found, launched).map_err(|why| match launched {
+        true => why,
+        false => format!(
             "{needed} ranks of this host need a GPU each, and it shows {found} {}; give --ranks {found}, or --backend device, whose \
              ranks share one",
             plural(found)
-        )),
-    }
+        ),
+    })
 }
 
 fn library() -> Result<Arc<Api>, zbench_engine::comm::nccl::NcclError> {
@@ -150,11 +150,12 @@ mod tests {
 
     #[test]
     fn a_gpu_for_each_rank_or_a_word_of_what_to_do() {
-        assert_eq!(enough(1, 1), Ok(()));
-        assert_eq!(enough(4, 8), Ok(()));
-        let said = enough(8, 1).unwrap_err();
+        assert_eq!(enough(1, 1, false), Ok(()));
+        assert_eq!(enough(4, 8, false), Ok(()));
+        assert_eq!(enough(4, 1, true), Ok(()), "one for each process");
+        let said = enough(8, 1, false).unwrap_err();
         assert!(said.contains("8 ranks") && said.contains("it shows 1 GPU;"), "{said}");
         assert!(said.contains("--ranks 1") && said.contains("--backend device"), "{said}");
-        assert!(enough(3, 2).unwrap_err().contains("it shows 2 GPUs;"));
+        assert!(enough(3, 2, false).unwrap_err().contains("it shows 2 GPUs;"));
     }
 }

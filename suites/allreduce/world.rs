@@ -313,7 +313,7 @@ fn member(
     watch: &dyn Watch,
 ) -> Result<Finish, BenchError> {
     let seat = match (wanted.on, choice) {
-        (On::Nccl, _) => gpus::seat(plan, world.local_rank.unwrap_or(world.rank), 1)?,
+        (On::Nccl, _) => gpus::seat(plan, devices::of_rank(world.local_rank.unwrap_or(world.rank)), 1)?,
         (_, Choice::Mpi) => Seat::here(wanted, Arena::host(None)?),
         _ => Seat::here(wanted, Arena::shared(None)?),
     };

@@ -4,7 +4,7 @@
 use super::clock::{Limits, Stopped};
 use super::resolve::BenchCell;
 use super::{BenchError, Question, record};
-use crate::runner::record::emulated_device;
+use crate::runner::record::{emulated_device, fallbacks};
 use crate::runner::{Header, Summary, Trials, rescue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -211,6 +211,13 @@ impl Run<'_> {
             Err(error) => record.outcome = Outcome::ended(status, error.to_string(), source),
         }
         record::seen(record, &sampled);
+        if let (true, Some(gpu)) = (question.is_on_cuda(), crate::devices::gpu(0)) {
+            let all: Vec<String> = gpu.take_fallbacks().iter().map(crate::devices::fallback).collect();
+            if !all.is_empty() {
+                record.extra.insert("gpu".into(), serde_json::json!({ "fallbacks": all }));
+            }
+            fallbacks(record, &all);
+        }
         if question.is_on_cuda() && crate::devices::on_host() {
             emulated_device(record);
         }

@@ -55,7 +55,7 @@ pub(crate) fn cell(values: &Values, context: &Context) -> Result<CheckpointCell,
     let mut cell = resolved.cell;
     if cell.parallel.backend != Backend::Local {
         let message = format!(
-            "\"{}\" is not in this version of suite checkpoint, whose ranks are threads; write \"local\", or leave it out",
+            "\"{}\" is not in this version of suite checkpoint, whose ranks are threads on the processor; write \"local\"",
             cell.parallel.backend.name()
         );
         return Err(values.refuse("parallel.backend", &[], message));

@@ -208,7 +208,7 @@ fn best(records: &[Record]) -> Option<&Record> {
 
 fn of_file(arguments: &ExportArgs, file: &Path) -> Result<(String, Value)> {
     let cells = Cells { file: file.to_path_buf(), set: arguments.set.clone(), only: arguments.only.clone() };
-    let expanded: Expanded = expand(&cells, usize::MAX)?;
+    let expanded: Expanded = expand(&cells, usize::MAX, None)?;
     expanded.refuse_search("makes several cells, and one is exported")?;
     let [cell] = &expanded.cells[..] else {
         bail!(

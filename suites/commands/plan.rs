@@ -24,7 +24,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     if arguments.search {
         return searched(global, &cells, arguments.max_cells);
     }
-    let mut expanded = expand(&cells, arguments.max_cells)?;
+    let mut expanded = expand(&cells, arguments.max_cells, None)?;
     let as_stated = planned(&mut expanded, arguments.proxy)?;
     if let Some(mut trace) = super::timelines(global)? {
         trace.predicted(&as_stated);
@@ -41,7 +41,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
         return estimates(global, &as_stated);
     }
     let changes = arguments.what_if.iter().map(|text| change(text)).collect::<Result<Vec<_>>>()?;
-    let mut expanded = expand_with(&cells, arguments.max_cells, changes)?;
+    let mut expanded = expand_with(&cells, arguments.max_cells, |context| context.with_what_if(changes))?;
     let changed = planned(&mut expanded, arguments.proxy)?;
     what_if(global, &as_stated, &changed, &arguments.what_if)
 }
@@ -92,7 +92,7 @@ fn what_if(global: &Global, before: &[Planned], after: &[Planned], changes: &[St
 }
 
 fn searched(global: &Global, cells: &Cells, max_cells: usize) -> Result<u8> {
-    let expanded = expand(cells, max_cells)?;
+    let expanded = expand(cells, max_cells, None)?;
     expanded
         .refuse_search("looks for the largest value that fits, and --search for the fastest way to split the work")?;
     let (planner, mut found) = (Planner::default(), Vec::new());

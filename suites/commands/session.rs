@@ -1,7 +1,7 @@
 //! Whether this process is alone or one of a launch, for the commands that train.
 
 use crate::cli::{Global, exit};
-use crate::launch::{self, LaunchError, Line, Options, World};
+use crate::launch::{self, Hosts, LaunchError, Line, Options, World};
 use crate::runner::launched::{Leader, follow};
 use crate::runner::plan::{Decision, Planned};
 use crate::trace::Timelines;
@@ -16,6 +16,8 @@ pub struct Session {
     pub leader: Option<Leader>,
     /// That launch.
     pub world: Option<World>,
+    /// Where its processes are.
+    pub hosts: Option<Hosts>,
     /// Where what ranks do is to be traced.
     pub trace: Option<Timelines>,
 }
@@ -30,14 +32,14 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
     }
     // A launch of one is a run as any other.
     let Some(world) = world.filter(|world| world.size > 1) else {
-        return Session { leader: None, world: None, trace: None }.carry_out(command);
+        return Session { leader: None, world: None, hosts: None, trace: None }.carry_out(command);
     };
     if world.rank == 0 && !global.quiet {
         crate::say!("{}", world.describe());
     }
     let options = Options { timeout: timeout.min(STALL), stall: STALL, quiet: true };
-    let line = match launch::meet(&world, &options) {
-        Ok(met) => Line::open(met),
+    let (hosts, line) = match launch::meet(&world, &options) {
+        Ok(met) => (Hosts::of(&met), Line::open(met)),
         // It was started well, and somebody failed it.
         Err(error @ LaunchError::Rendezvous(_)) => {
             crate::say!("error: rank {}: {error}", world.rank);
@@ -48,7 +50,8 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
     if world.rank > 0 {
         return Ok(follow(&line, &*super::train::stop_flag()?));
     }
-    let mut session = Session { leader: Some(Leader::new(world.clone(), line)), world: Some(world), trace: None };
+    let leader = Some(Leader::new(world.clone(), line));
+    let mut session = Session { leader, world: Some(world), hosts: Some(hosts), trace: None };
     let result = session.carry_out(command);
     if let Some(leader) = session.leader {
         leader.finish(*result.as_ref().unwrap_or(&exit::USAGE));
@@ -93,12 +96,12 @@ impl Session {
         let reason = match backend {
             Backend::Local | Backend::Device => format!(
                 "parallel.backend = \"{}\" runs all ranks as threads of one process, and {source} started {size} \
-                 processes; write \"shm\" or \"tcp\" (\"nccl\" for GPUs), or start zbench by itself",
+                 processes; leave it out (then it is \"shm\" or \"tcp\", \"nccl\" for GPUs), or start zbench by itself",
                 backend.name()
             ),
             Backend::Mpi => format!(
                 "parallel.backend = \"mpi\" has a mpirun of its own for each cell, and {source} started {size} processes; \
-                 start zbench by itself, or write \"tcp\""
+                 start zbench by itself, or leave parallel.backend out"
             ),
             Backend::Shm | Backend::Tcp | Backend::Nccl if ranks != size => {
                 format!("parallel.ranks = {ranks}, and {source} started {size} processes; make them equal")

@@ -29,7 +29,7 @@ pub const PEAK_SECONDS: f64 = 0.1;
 
 /// `zbench grid FILE`.
 pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Result<u8> {
-    let mut expanded = expand(&arguments.cells, arguments.max_cells)?;
+    let mut expanded = expand(&arguments.cells, arguments.max_cells, session.hosts)?;
     let mut cells = planned(&mut expanded, arguments.proxy)?;
     session.judge(&mut cells);
     if cells.is_empty() {
@@ -75,7 +75,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
 
 /// `zbench run FILE`.
 pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Result<u8> {
-    let mut expanded = expand(&arguments.cells, usize::MAX)?;
+    let mut expanded = expand(&arguments.cells, usize::MAX, session.hosts)?;
     expanded.refuse_search("runs several cells and `run` runs one; use `grid`")?;
     if expanded.cells.len() != 1 {
         let file = expanded.document.path.display().to_string();

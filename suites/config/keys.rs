@@ -240,7 +240,7 @@ const REST: &[Key] = &[
     key(
         "parallel.backend",
         Choice(&["local", "shm", "tcp", "device", "mpi", "nccl"]),
-        Is("\"local\""),
+        From("\"nccl\" on cuda with several ranks; under a launcher \"shm\" on one host, else \"tcp\"; else \"local\""),
         "How collectives travel: local: ranks are threads of one process; shm: processes of one host that share memory; \
          tcp: processes of any hosts; mpi: processes of mpirun (a build with the feature); device: threads of one process that \
          share a GPU; nccl: processes with a GPU each.",

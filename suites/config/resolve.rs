@@ -5,6 +5,7 @@ use super::document::{Place, Settings};
 use super::keys;
 use super::kind::number;
 use super::units;
+use crate::launch::Hosts;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -36,12 +37,32 @@ pub struct Context {
     models: Arc<Mutex<Vec<sources::ReadModel>>>,
     /// Changes of the machine, as `--what-if` states them.
     what_if: Vec<(String, Value)>,
+    /// Where the processes of a launch are, if this one is part of a launch.
+    launched: Option<Hosts>,
 }
 
 impl Context {
     /// A folder and the cores there are.
     pub fn new(folder: PathBuf, cores: usize) -> Context {
-        Context { folder, cores, profiles: Arc::default(), models: Arc::default(), what_if: Vec::new() }
+        Context { folder, cores, profiles: Arc::default(), models: Arc::default(), what_if: Vec::new(), launched: None }
+    }
+
+    /// The same as part of a launch whose processes are on these hosts; nothing where zbench was started by itself.
+    #[must_use]
+    pub fn launched(self, launched: Option<Hosts>) -> Context {
+        Context { launched, ..self }
+    }
+
+    /// `parallel.backend` of a configuration that does not state it. It depends on the configuration and the launch alone, not on
+    /// the GPUs of this machine: the same file is the same cell everywhere.
+    pub fn backend(&self, device: DeviceKind, ranks: usize) -> Backend {
+        match (device, self.launched) {
+            (DeviceKind::Cuda, None) if ranks == 1 => Backend::Local,
+            (DeviceKind::Cuda, _) => Backend::Nccl,
+            (DeviceKind::Cpu, None) => Backend::Local,
+            (DeviceKind::Cpu, Some(hosts)) if hosts.share_memory() => Backend::Shm,
+            (DeviceKind::Cpu, Some(_)) => Backend::Tcp,
+        }
     }
 
     /// The same with a changed machine.
@@ -83,7 +104,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
     unsupported(&values)?;
     let profile = profile(&values, context)?;
     let model = known_model(&values, context)?;
-    let parallel = parallel(&values)?;
+    let mut parallel = parallel(&values)?;
     let priced = priced::priced(&values, parallel.ranks, parallel.strategy, &model)?;
     let replicas = parallel.ranks / priced.as_ref().map_or(1, Priced::ranks_per_replica);
     let train = train(&values, replicas)?;
@@ -93,6 +114,9 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         Some(device) if device == "cuda" => DeviceKind::Cuda,
         _ => DeviceKind::Cpu,
     };
+    if values.given("parallel.backend").is_none() {
+        parallel.backend = context.backend(device, parallel.ranks);
+    }
     if device == DeviceKind::Cpu && matches!(parallel.backend, Backend::Device | Backend::Nccl) {
         let message = format!(
             "{} moves what lies in the memory of GPUs; write hardware.device = \"cuda\", or \"local\", \"shm\", \"tcp\" or \"mpi\"",

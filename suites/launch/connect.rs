@@ -1,6 +1,7 @@
 //! From a place in a launch to a communicator: meet the others, see that it is they, choose what moves the bytes.
 
 use super::{LaunchError, World};
+use crate::devices;
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{self, Communicator, Meeting, Rendezvous, TcpOptions};
@@ -19,6 +20,27 @@ pub enum Choice {
     Mpi,
     /// NCCL, between GPUs.
     Nccl,
+}
+
+/// Where the processes of a launch are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    /// All on one host, where they see each other's memory.
+    One,
+    /// On several.
+    Several,
+}
+
+impl Hosts {
+    /// Of processes that have met.
+    pub fn of(met: &Rendezvous) -> Hosts {
+        if met.one_host() { Hosts::One } else { Hosts::Several }
+    }
+
+    /// Whether shared memory moves the bytes between them where nothing else was asked for; else sockets do.
+    pub fn share_memory(self) -> bool {
+        self == Hosts::One
+    }
 }
 
 /// How long ranks wait, and what they say.
@@ -48,16 +70,45 @@ pub fn connect(
         (mpi(kernels, options)?, String::new())
     } else {
         let mut met = meet(world, options)?;
-        let shared = choice == Choice::Shm || choice == Choice::Auto && met.one_host();
+        let shared = choice == Choice::Shm || choice == Choice::Auto && Hosts::of(&met).share_memory();
         let hosts = met.hosts().iter().collect::<std::collections::BTreeSet<_>>().len();
         let where_to = format!(" on {hosts} host{}", if hosts == 1 { "" } else { "s" });
         let comm = match (choice, shared) {
-            (Choice::Nccl, _) => nccl(world, met, kernels, arena, options)?,
+            (Choice::Nccl, _) => {
+                let comm = nccl(world, met, kernels.clone(), &[], options)?;
+                Box::new(comm::Carried::new(comm, kernels, arena.clone()))
+            }
             (_, true) => shm(&mut met, kernels, arena, options)?,
             (_, false) => tcp(met, kernels, options)?,
         };
         (comm, where_to)
     };
+    settled(world, options, comm, &where_to)
+}
+
+/// As [`connect`] over NCCL, for buffers of the GPU alone and before its memory is taken: this group and those that will be split
+/// off it (colors, keys and names) are connected when it returns, and have what they need.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_gpus(
+    world: &World,
+    kernels: Arc<dyn Kernels>,
+    groups: &[(usize, usize, &str)],
+    options: &Options,
+) -> Result<Box<dyn Communicator>, LaunchError> {
+    let met = meet(world, options)?;
+    let comm = nccl(world, met, kernels, groups, options)?;
+    settled(world, options, comm, "")
+}
+
+/// Whether the group is the launcher's; rank 0 says what was formed.
+fn settled(
+    world: &World,
+    options: &Options,
+    comm: Box<dyn Communicator>,
+    where_to: &str,
+) -> Result<Box<dyn Communicator>, LaunchError> {
     let formed = (comm.rank(), comm.size());
     if formed != (world.rank, world.size) {
         return Err(LaunchError::Formed {
@@ -113,13 +164,17 @@ fn tcp(met: Rendezvous, kernels: Arc<dyn Kernels>, options: &Options) -> Result<
 /// NCCL between processes that have met over sockets, on the GPU of the rank's kernels. Its library is loaded here.
 fn nccl(
     world: &World,
-    met: Rendezvous,
+    mut met: Rendezvous,
     kernels: Arc<dyn Kernels>,
-    arena: &Arena,
+    groups: &[(usize, usize, &str)],
     options: &Options,
 ) -> Result<Box<dyn Communicator>, LaunchError> {
     use zbench_engine::comm::nccl::{Api, Device, Driver, Ordered, Search, nccl_over};
     let failed = |reason: String| LaunchError::Comm(comm::CommError::Invalid { operation: "nccl", reason });
+    let number = devices::of_rank(world.local_rank.unwrap_or(world.rank));
+    let own = devices::gpu(number).map(|gpu| gpu.about().uuid.clone()).unwrap_or_default();
+    let all = met.exchange(own.as_bytes())?;
+    different_gpus(met.hosts(), &all).map_err(failed)?;
     let base = comm::tcp(
         met,
         Arc::new(zbench_kernels::Cpu::new(1)),
@@ -127,11 +182,27 @@ fn nccl(
     )?;
     let api = Api::load(&Search::new(|name| std::env::var_os(name))).map_err(|error| failed(error.to_string()))?;
     let driver = Driver::load().map_err(|error| failed(error.to_string()))?;
-    let device =
-        Device::new(driver, world.local_rank.unwrap_or(world.rank)).map_err(|error| failed(error.to_string()))?;
+    let device = Device::new(driver, number).map_err(|error| failed(error.to_string()))?;
     let comm = nccl_over(&base, &api, &device, options.stall)?;
-    let ordered = Box::new(Ordered::new(comm, kernels.clone()));
-    Ok(Box::new(comm::Carried::new(ordered, kernels, arena.clone())))
+    comm.prepare(groups)?;
+    Ok(Box::new(Ordered::new(comm, kernels)))
+}
+
+/// Whether each rank has a GPU of its own, by the ids that all ranks have told. Where a launcher shows each process one GPU
+/// nothing else tells that it is not the same one.
+fn different_gpus(hosts: &[String], ids: &[Vec<u8>]) -> Result<(), String> {
+    for (rank, id) in ids.iter().enumerate().filter(|(_, id)| !id.is_empty()) {
+        let host = hosts.get(rank).map(String::as_str).unwrap_or_default();
+        let same = |other: &usize| ids[*other] == *id && hosts.get(*other).map(String::as_str) == Some(host);
+        if let Some(other) = (0..rank).find(same) {
+            return Err(format!(
+                "ranks {other} and {rank} are both on {} of {host}, and NCCL needs a GPU for each; show each process a GPU of its \
+                 own (srun --gpus-per-task=1) or all of the host's, or let the ranks share one with parallel.backend = \"device\"",
+                String::from_utf8_lossy(id)
+            ));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(feature = "mpi")]
@@ -147,3 +218,18 @@ fn mpi(_: Arc<dyn Kernels>, _: &Options) -> Result<Box<dyn Communicator>, Launch
 /// What to do without the feature.
 pub const HOW_TO_HAVE_MPI: &str =
     "build zbench with cargo build --release --features mpi, which needs an MPI library and its mpicc";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_ranks_of_one_gpu_are_named() {
+        let ids = |ids: &[&str]| ids.iter().map(|id| id.as_bytes().to_vec()).collect::<Vec<_>>();
+        let hosts = ["a", "a", "b", "b"].map(String::from);
+        assert_eq!(different_gpus(&hosts, &ids(&["GPU-1", "GPU-2", "GPU-3", "GPU-4"])), Ok(()));
+        assert_eq!(different_gpus(&hosts, &ids(&["", "", "", ""])), Ok(()), "kernels that are on no GPU");
+        let said = different_gpus(&hosts, &ids(&["GPU-1", "GPU-2", "GPU-3", "GPU-3"])).unwrap_err();
+        assert!(said.contains("ranks 2 and 3 are both on GPU-3 of b") && said.contains("--gpus-per-task=1"), "{said}");
+    }
+}

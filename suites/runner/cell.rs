@@ -47,8 +47,8 @@ pub fn main() -> u8 {
         Backend::Shm | Backend::Tcp | Backend::Nccl => processes::run(&job, &say),
         Backend::Mpi => mpirun::run(&job, &say),
     };
-    if job.cell.hardware.device == DeviceKind::Cuda {
-        end.gpu = Some(gpu(&job.cell));
+    if job.cell.hardware.device == DeviceKind::Cuda && end.gpu.is_none() {
+        end.gpu = Some(gpu(&job.cell, 0));
     }
     say(&Event::End(Box::new(end)));
     0
@@ -95,11 +95,11 @@ fn threads(job: &Job) -> End {
     end
 }
 
-/// What is known of the GPU that a cell ran on.
-pub fn gpu(cell: &Cell) -> GpuSaid {
-    let sheet = devices::data_sheet_flops(0, cell.precision.compute);
-    let machine = devices::machine(0).ok();
-    let opened = devices::gpu(0);
+/// What is known of the GPU with this number, on which a cell ran.
+pub fn gpu(cell: &Cell, number: usize) -> GpuSaid {
+    let sheet = devices::data_sheet_flops(number, cell.precision.compute);
+    let machine = devices::machine(number).ok();
+    let opened = devices::gpu(number);
     let memory = opened.as_ref().and_then(|gpu| gpu.memory_info().ok());
     GpuSaid {
         name: machine.map(|machine| machine.facts().name.clone()).unwrap_or_default(),
@@ -107,8 +107,11 @@ pub fn gpu(cell: &Cell) -> GpuSaid {
         why_no_data_sheet: sheet.err().unwrap_or_default(),
         used_bytes: memory.map(|memory| memory.used_bytes()),
         products: opened
+            .as_ref()
             .map(|gpu| gpu.products().iter().map(|chosen| format!("{chosen:?}")).collect())
             .unwrap_or_default(),
+        fallbacks: opened.map(|gpu| gpu.take_fallbacks().iter().map(devices::fallback).collect()).unwrap_or_default(),
+        timed_joules: None,
     }
 }
 

@@ -49,6 +49,7 @@ impl Watch {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match moment {
             Moment::LoadingBegins => seen.begun = begin(),
+            Moment::StepEnds { .. } => {}
             Moment::LoadingEnds => seen.resident = seen.begun.take().and_then(Begun::end),
         }
     }

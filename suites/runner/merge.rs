@@ -1,7 +1,7 @@
 //! From what each rank's process said to the end of the cell, as if its ranks had been threads of one process.
 
 use super::machine;
-use super::protocol::{BusySeconds, End, Ended, RankFailure, RankSaid};
+use super::protocol::{BusySeconds, End, Ended, GpuSaid, RankFailure, RankSaid};
 use zbench_engine::train::{cause_of, slowest};
 use zbench_reports::record::Step;
 
@@ -12,12 +12,16 @@ pub fn merge(said: Vec<RankSaid>, mut steps: Vec<Step>) -> End {
     steps.iter_mut().filter(|step| step.timed).zip(&slowest).for_each(|(step, ms)| step.ms = step.ms.max(*ms));
     let sum = |of: fn(&RankSaid) -> Option<u64>| said.iter().map(of).sum::<Option<u64>>();
     let measured = || said.iter().filter(|rank| !rank.peak_flops.is_empty());
+    let gpus: Vec<&GpuSaid> = said.iter().filter_map(|rank| rank.end.gpu.as_ref()).collect();
+    // Every rank measures its own GPU, and what counts is a GPU's; the cores are those of all hosts.
+    let parts = if gpus.is_empty() { 1 } else { gpus.len() } as f64;
+    let peaks = peaks(measured().map(|rank| &rank.peak_flops[..]));
     End {
-        gpu: None,
+        gpu: GpuSaid::of_all(&gpus),
         failure,
         steps,
         kernels: said.first().map(|rank| rank.kernels.clone()).unwrap_or_default(),
-        peak_flops: peaks(measured().map(|rank| &rank.peak_flops[..])),
+        peak_flops: peaks.into_iter().map(|peak| peak.map(|peak| peak / parts)).collect(),
         peak_threads: measured().map(|rank| rank.peak_threads).sum(),
         peak_rss_bytes: sum(|rank| rank.rss_bytes),
         swap_bytes: sum(|rank| rank.swap_bytes),
@@ -27,7 +31,7 @@ pub fn merge(said: Vec<RankSaid>, mut steps: Vec<Step>) -> End {
     }
 }
 
-/// The sum over hosts, before and after; absent where a host could not measure.
+/// The sum over those that measured, before and after; absent where one of them could not.
 fn peaks<'a>(hosts: impl Iterator<Item = &'a [Option<f64>]>) -> Vec<Option<f64>> {
     let mut sums: Vec<Option<f64>> = Vec::new();
     for host in hosts {
@@ -132,6 +136,31 @@ mod tests {
         (world[1].rss_bytes, world[2].peak_flops[1]) = (None, None);
         let end = merge(world, Vec::new());
         assert_eq!((end.peak_rss_bytes, end.peak_flops), (None, vec![Some(20.0), None]), "no sum of what is not known");
+    }
+
+    #[test]
+    fn facts_of_the_gpus_of_all_ranks_are_kept() {
+        let mut world = world();
+        for (number, rank) in world.iter_mut().enumerate() {
+            rank.peak_flops = vec![Some(600.0 + 100.0 * number as f64), Some(700.0)];
+            rank.end.gpu = Some(GpuSaid {
+                name: "H100".into(),
+                data_sheet_flops: Some(989.0),
+                used_bytes: Some(number as u64),
+                products: vec!["a".into(), format!("b{}", number % 2)],
+                timed_joules: Some(100.0),
+                ..GpuSaid::default()
+            });
+        }
+        let end = merge(world.clone(), Vec::new());
+        assert_eq!(end.peak_flops, vec![Some(750.0), Some(700.0)], "of one GPU, not of all");
+        let gpu = end.gpu.unwrap();
+        assert_eq!((gpu.name.as_str(), gpu.data_sheet_flops, gpu.timed_joules), ("H100", Some(989.0), Some(400.0)));
+        assert_eq!((gpu.used_bytes, gpu.products.join(" ").as_str()), (Some(3), "a b0 b1"));
+        world[2].end.gpu.as_mut().unwrap().timed_joules = None;
+        world[3].end.gpu.as_mut().unwrap().name = "H200".into();
+        let gpu = merge(world, Vec::new()).gpu.unwrap();
+        assert_eq!((gpu.timed_joules, gpu.name.as_str()), (None, "H100 and H200"), "no sum of what is not known");
     }
 
     #[test]

@@ -283,17 +283,22 @@ fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) ->
     let sharers = match backend {
         Backend::Device => ranks,
         Backend::Local if ranks == 1 => 1,
-        Backend::Nccl if ranks_here(cell) <= found => 1,
-        Backend::Nccl => return skip(format!("this machine has {found}")),
+        Backend::Nccl => match devices::enough(ranks_here(cell), found, is_launched()) {
+            Ok(()) => 1,
+            Err(why) if found == 1 && ranks > 1 => {
+                return skip(format!("{why}; ranks share one with parallel.backend = \"device\""));
+            }
+            Err(why) => return skip(why),
+        },
         Backend::Local => {
             return skip(
-                "parallel.backend = \"local\" puts one rank on a GPU; write \"device\" (ranks share one GPU) or \"nccl\"".into(),
+                "parallel.backend = \"local\" puts one rank on a GPU; leave it out for \"nccl\", or write \"device\" (ranks share one GPU)".into(),
             );
         }
         Backend::Shm | Backend::Tcp | Backend::Mpi => {
             let name = backend.name();
             return skip(format!(
-                "parallel.backend = \"{name}\" moves what lies on hosts; write \"device\" or \"nccl\""
+                "parallel.backend = \"{name}\" moves what lies on hosts; leave it out for \"nccl\", or write \"device\" (ranks share one GPU)"
             ));
         }
     };
@@ -369,10 +374,19 @@ pub fn gpus_here(cell: &Cell) -> usize {
     }
 }
 
+/// The launch that this process is part of.
+fn launch() -> Option<launch::World> {
+    launch::detect(&|name| std::env::var(name).ok()).ok().flatten()
+}
+
+/// Whether a launcher has started several processes, of which this is one.
+fn is_launched() -> bool {
+    launch().is_some_and(|world| world.size > 1)
+}
+
 /// Ranks of a cell that share this machine's memory, as far as it is known before they have met.
 fn ranks_here(cell: &Cell) -> usize {
-    let launched =
-        || launch::detect(&|name| std::env::var(name).ok()).ok().flatten().and_then(|world| world.local_size);
+    let launched = || launch().and_then(|world| world.local_size);
     match cell.parallel.backend {
         Backend::Local | Backend::Shm | Backend::Device => cell.parallel.ranks,
         Backend::Tcp | Backend::Nccl => launched().unwrap_or(cell.parallel.ranks).min(cell.parallel.ranks),

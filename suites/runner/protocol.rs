@@ -3,6 +3,7 @@
 
 use super::loading::Resident;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::Cell;
@@ -229,6 +230,35 @@ pub struct GpuSaid {
     pub used_bytes: Option<u64>,
     /// The algorithms that the vendor's library computed products with.
     pub products: Vec<String>,
+    /// Products that zbench's own kernels computed where the vendor's library was wanted, each with the reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fallbacks: Vec<String>,
+    /// Energy between the end of the last untimed and of the last timed step, where the rank's process read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timed_joules: Option<f64>,
+}
+
+impl GpuSaid {
+    /// Of the GPUs of all ranks: the mean rate of their data sheets, the most memory, the sum of their energy. A number that one of
+    /// them does not know is not known of all.
+    pub fn of_all(all: &[&GpuSaid]) -> Option<GpuSaid> {
+        let first = all.first()?;
+        let sum = |of: fn(&GpuSaid) -> Option<f64>| all.iter().map(|gpu| of(gpu)).sum::<Option<f64>>();
+        let distinct = |texts: Vec<&String>| {
+            let texts: BTreeSet<&String> = texts.into_iter().collect();
+            texts.into_iter().cloned().collect::<Vec<String>>()
+        };
+        let why = all.iter().map(|gpu| &gpu.why_no_data_sheet).find(|why| !why.is_empty());
+        Some(GpuSaid {
+            name: distinct(all.iter().map(|gpu| &gpu.name).collect()).join(" and "),
+            data_sheet_flops: sum(|gpu| gpu.data_sheet_flops).map(|sum| sum / all.len() as f64),
+            why_no_data_sheet: why.unwrap_or(&first.why_no_data_sheet).clone(),
+            used_bytes: all.iter().filter_map(|gpu| gpu.used_bytes).max(),
+            products: distinct(all.iter().flat_map(|gpu| &gpu.products).collect()),
+            fallbacks: distinct(all.iter().flat_map(|gpu| &gpu.fallbacks).collect()),
+            timed_joules: sum(|gpu| gpu.timed_joules),
+        })
+    }
 }
 
 impl End {

@@ -2,18 +2,19 @@
 
 use super::loading::Watch;
 use super::machine::{self, Busy};
-use super::protocol::{self, Event, RankEnd, RankFailure, RankJob, RankSaid};
+use super::protocol::{self, Event, GpuSaid, RankEnd, RankFailure, RankJob, RankSaid};
+use crate::devices;
 use crate::launch::{self, Choice, Options, Source as Launcher, World};
 use std::io::{Read, Write};
-use std::sync::Arc;
-use zbench_engine::comm::{CommError, Communicator};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use zbench_engine::comm::{Carried, CommError, Communicator};
 use zbench_engine::config::{Backend, DeviceKind};
 use zbench_engine::course::Control;
 use zbench_engine::hardware;
 use zbench_engine::layers::StepError;
 use zbench_engine::outcome::{Cause, Happening, Moment};
 use zbench_engine::plan::Plan;
-use zbench_engine::train::{Ended, RankError, Report, Standing, train_rank_probed};
+use zbench_engine::train::{Ended, RankError, Report, Standing, groups, train_rank_probed};
 use zbench_kernels::{Arena, Kernels, peak};
 use zbench_reports::record::{Source, Status};
 
@@ -59,7 +60,16 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Ev
     let host = machine::host_name();
     let mut said = RankSaid { host: host.clone(), ..RankSaid::default() };
     let watch = Watch::default();
-    match train(job, comm, say, &watch, &mut said) {
+    let on_gpu = job.cell.hardware.device == DeviceKind::Cuda && !devices::on_host();
+    let number = devices::of_rank(job.seat.index);
+    let energy = Mutex::new(Energy::default());
+    let probe = |moment: Moment| {
+        watch.tell(moment);
+        if let (Moment::StepEnds { timed }, true) = (moment, on_gpu) {
+            lock(&energy).step(timed, number);
+        }
+    };
+    match train(job, comm, say, (&watch, &probe), &mut said) {
         Ok(ended) => {
             let (end, failure) = match ended.result {
                 Ok((report, kernels)) => {
@@ -80,6 +90,9 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Ev
             });
         }
     }
+    if job.cell.hardware.device == DeviceKind::Cuda {
+        said.end.gpu = Some(GpuSaid { timed_joules: lock(&energy).joules(), ..super::cell::gpu(&job.cell, number) });
+    }
     if let Some(seen) = watch.resident() {
         said.end.loading = said.end.loading.take().map(|loading| loading.of_process(seen));
     }
@@ -89,44 +102,80 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Ev
     said
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a GPU had used, in millijoules, when the last untimed and the last timed step had ended.
+#[derive(Default)]
+struct Energy {
+    from: Option<u64>,
+    to: Option<u64>,
+}
+
+impl Energy {
+    fn step(&mut self, timed: bool, gpu: usize) {
+        let now = devices::reading(gpu).and_then(|reading| reading.energy_mj.ok());
+        *(if timed { &mut self.to } else { &mut self.from }) = now;
+    }
+
+    fn joules(&self) -> Option<f64> {
+        Some(self.to?.saturating_sub(self.from?) as f64 / 1e3)
+    }
+}
+
 /// The measurements around the training of a rank, and its end.
 fn train(
     job: &RankJob,
     comm: Option<Box<dyn Communicator>>,
     say: &(dyn Fn(&Event) + Sync),
-    watch: &Watch,
+    (watch, probe): (&Watch, &(dyn Fn(Moment) + Sync)),
     said: &mut RankSaid,
 ) -> Result<Ended<Report>, String> {
     let cell = &job.cell;
-    let kernels: Arc<dyn Kernels> =
-        hardware::kernels(cell, job.seat, &crate::devices::machine).map_err(|error| error.to_string())?;
+    let kernels: Arc<dyn Kernels> = hardware::kernels(cell, job.seat, &|seat| devices::machine(devices::of_rank(seat)))
+        .map_err(|error| error.to_string())?;
     let plan = Plan::new(cell, &*kernels).map_err(|error| error.to_string())?;
-    let shared = cell.parallel.backend == Backend::Shm;
-    let arena = if shared { Arena::shared(cell.memory.capacity) } else { kernels.arena(cell.memory.capacity, 1) };
-    let arena = arena.map_err(|error| error.to_string())?;
     let measure = || match cell.hardware.device {
-        DeviceKind::Cuda => crate::devices::measured_flops(job.seat.index, cell.precision.compute).ok(),
+        DeviceKind::Cuda => devices::measured_flops(devices::of_rank(job.seat.index), cell.precision.compute).ok(),
         DeviceKind::Cpu => peak::measure(job.peak_threads, cell.precision.compute, job.peak_seconds),
     };
-    if job.peak_threads > 0 {
+    // Each rank measures its own GPU, the first one of a host its cores.
+    let measures = job.peak_threads > 0 || cell.hardware.device == DeviceKind::Cuda;
+    if measures {
         // Before the ranks meet, so that the cores are this rank's alone.
         (said.peak_flops, said.peak_threads) = (vec![measure()], job.peak_threads);
     }
-    let comm = match comm {
-        Some(comm) => comm,
-        None => connect(job, kernels.clone(), &arena)?,
+    let capacity = cell.memory.capacity;
+    let shared = cell.parallel.backend == Backend::Shm;
+    let (comm, arena) = match comm {
+        Some(comm) => (comm, kernels.arena(capacity, 1).map_err(|error| error.to_string())?),
+        // NCCL takes memory of the device when it connects; what is free after that is the arena's.
+        None if cell.parallel.backend == Backend::Nccl => {
+            let groups = groups(plan.mesh, job.rank);
+            let (world, options) = meeting(job)?;
+            let comm =
+                launch::connect_gpus(&world, kernels.clone(), &groups, &options).map_err(|error| error.to_string())?;
+            let arena = kernels.arena(capacity, 1).map_err(|error| error.to_string())?;
+            let comm: Box<dyn Communicator> = Box::new(Carried::new(comm, kernels.clone(), arena.clone()));
+            (comm, arena)
+        }
+        None => {
+            let arena = if shared { Arena::shared(capacity) } else { kernels.arena(capacity, 1) };
+            let arena = arena.map_err(|error| error.to_string())?;
+            (connect(job, kernels.clone(), &arena)?, arena)
+        }
     };
     let busy = Busy::start();
     let tell = |happening: &Happening| say(&protocol::event(happening));
     let account = arena.clone();
     let trace = protocol::tracing(job.trace_steps);
     let control = Control { stop: super::cell::stop_order(), tell: &tell, trace };
-    let probe = |moment: Moment| watch.tell(moment);
-    let ended = train_rank_probed(cell, &plan, comm, kernels, arena, control, Some(&probe));
+    let ended = train_rank_probed(cell, &plan, comm, kernels, arena, control, Some(probe));
     said.busy = busy.and_then(Busy::seconds);
     let earlier = watch.resident().map_or(0, |seen| seen.earlier);
     said.rss_bytes = resident(shared.then(|| account.high_water()), earlier);
-    if job.peak_threads > 0 {
+    if measures {
         said.peak_flops.push(measure());
     }
     Ok(ended)
@@ -134,14 +183,20 @@ fn train(
 
 /// Meets the other ranks where the job says.
 fn connect(job: &RankJob, kernels: Arc<dyn Kernels>, arena: &Arena) -> Result<Box<dyn Communicator>, String> {
-    let parallel = &job.cell.parallel;
-    let choice = match parallel.backend {
+    let choice = match job.cell.parallel.backend {
         Backend::Shm => Choice::Shm,
         Backend::Tcp => Choice::Tcp,
         Backend::Mpi => Choice::Mpi,
         Backend::Nccl => Choice::Nccl,
         Backend::Local | Backend::Device => return Err("ranks of this backend are threads, not processes".into()),
     };
+    let (world, options) = meeting(job)?;
+    launch::connect(&world, choice, kernels, arena, &options).map_err(|error| error.to_string())
+}
+
+/// Who the ranks are and where they meet, and how long they wait.
+fn meeting(job: &RankJob) -> Result<(World, Options), String> {
+    let parallel = &job.cell.parallel;
     let (host, port, token) = job.meeting.clone().ok_or("the job says no place to meet")?;
     let world = World {
         rank: job.rank,
@@ -154,8 +209,7 @@ fn connect(job: &RankJob, kernels: Arc<dyn Kernels>, arena: &Arena) -> Result<Bo
         source: Launcher::Ours,
         notes: Vec::new(),
     };
-    let options = Options { timeout: parallel.stall, stall: parallel.stall, quiet: true };
-    launch::connect(&world, choice, kernels, arena, &options).map_err(|error| error.to_string())
+    Ok((world, Options { timeout: parallel.stall, stall: parallel.stall, quiet: true }))
 }
 
 /// The most this process had resident. In a world of shared memory other ranks' pages count here too as soon as this process

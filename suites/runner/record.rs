@@ -414,6 +414,7 @@ fn of_gpu(
         }
     }
     record.extra.insert("gpu".into(), serde_json::to_value(gpu).unwrap_or_default());
+    fallbacks(record, &gpu.fallbacks);
     if devices::on_host() {
         return emulated_device(record);
     }
@@ -424,6 +425,16 @@ fn of_gpu(
         "mfu, mfu_palm and hfu are shares of the dense rate in the data sheet of {}; mfu_of_measured_peak of the best of ten \
          products of 8192 x 8192 random numbers beside the cell.",
         gpu.name
+    ));
+}
+
+/// That products were not the vendor's library's: they are slower, and their speed is not that of the machine.
+pub fn fallbacks(record: &mut Record, fallbacks: &[String]) {
+    let Some(first) = fallbacks.first() else { return };
+    record.validity.push(record::label_flags::PRODUCT_FALLBACK.into());
+    let count = units::plural(fallbacks.len(), "shape", "shapes");
+    record.notes.push(format!(
+        "Products of {count} were computed by zbench's own kernels and not by cuBLASLt; {first}. All of them are in gpu.fallbacks."
     ));
 }
 

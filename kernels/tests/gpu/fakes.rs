@@ -2,66 +2,14 @@
 
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_longlong, c_void};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use zbench_kernels::cuda::gpu::{Gpu, Options, Probe, Search};
 
-/// The libraries: what they are called, and their sources.
-const SOURCES: [(&str, &str); 5] = [
-    ("libcuda.so.1", include_str!("fakes/driver.cpp")),
-    ("libnvrtc.so.13", include_str!("fakes/nvrtc.cpp")),
-    ("libcublasLt.so.13", include_str!("fakes/cublaslt.cpp")),
-    ("libnvidia-ml.so.1", include_str!("fakes/nvml.cpp")),
-    ("libnvtx3interop.so.1", include_str!("fakes/nvtx.cpp")),
-];
+mod libraries;
 
-/// Their files, compiled once.
-static COMPILED: LazyLock<[PathBuf; 5]> = LazyLock::new(|| {
-    let threads = SOURCES.map(|(name, text)| std::thread::spawn(move || compile(name, text)));
-    threads.map(|thread| thread.join().unwrap())
-});
-
-/// A driver of a time before CUDA 12.
-static OLD_DRIVER: LazyLock<PathBuf> =
-    LazyLock::new(|| compile(SOURCES[0].0, &format!("#define OLD_DRIVER\n{}", SOURCES[0].1)));
-
-/// A folder beside this program, which ci/gpu-check takes to machines that have none of Cargo's.
-pub fn beside(name: &str) -> PathBuf {
-    let program = std::env::current_exe().unwrap();
-    program.parent().unwrap_or(Path::new(".")).join(name)
-}
-
-fn compile(name: &str, text: &str) -> PathBuf {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    let folder = beside("fakes");
-    std::fs::create_dir_all(&folder).unwrap();
-    let path = folder.join(format!("{name}-{:016x}", hasher.finish()));
-    if !path.exists() {
-        let aside = path.with_extension(std::process::id().to_string());
-        std::fs::write(aside.with_extension("cpp"), text).unwrap();
-        let mut command = Command::new("c++");
-        // Without names that are one for all copies.
-        command.args([
-            "-std=c++17",
-            "-O1",
-            "-g",
-            "-shared",
-            "-fPIC",
-            "-fno-gnu-unique",
-            "-Wall",
-            "-Werror",
-            "-pthread",
-        ]);
-        let output = command.arg(aside.with_extension("cpp")).arg("-o").arg(&aside).output().unwrap();
-        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
-        std::fs::rename(&aside, &path).unwrap();
-    }
-    path
-}
+pub use libraries::beside;
+use libraries::{COMPILED, OLD_DRIVER, SOURCES};
 
 /// A folder of libraries.
 pub struct Fakes {

@@ -2,6 +2,7 @@
 // whoever touches memory too early, or forgets to wait, gets wrong results. It is strict where the real one is: contexts have
 // to be current, and copies to the host's memory have to be to pinned memory.
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -25,9 +26,21 @@ struct Event { std::shared_ptr<Marker> marker; Stream *stream = nullptr; bool ti
 struct Function { std::string name; int most_threads; int dynamic = 48 << 10; };
 struct Module { std::map<std::string, Function *> functions; };
 
+// What processes that no test calls into are told: FAKE_CUDA_DEVICES of the host, of which CUDA_VISIBLE_DEVICES are shown, and the
+// time of a kernel, FAKE_KERNEL_MS. Where that is set kernels that are not imitated leave zeros: memory is made of them.
+long long told(const char *name, long long otherwise) { const char *text = getenv(name); return text ? atoll(text) : otherwise; }
+const double kernel_milliseconds = getenv("FAKE_KERNEL_MS") ? atof(getenv("FAKE_KERNEL_MS")) : 0;
+std::vector<int> shown() {
+    std::vector<int> all;
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    for (int i = 0; !list && i < told("FAKE_CUDA_DEVICES", 1); i++) all.push_back(i);
+    for (; list && *list; list += strspn(list, ",")) all.push_back(strtol(list, const_cast<char **>(&list), 10));
+    return all;
+}
+
 std::recursive_mutex lock;
-std::map<std::string, long long> settings = {
-    {"version", 13000}, {"devices", 1}, {"major", 9}, {"minor", 0}, {"memory", 80LL << 30}, {"used", 1LL << 30}};
+std::map<std::string, long long> settings = {{"version", told("FAKE_CUDA_VERSION", 13000)}, {"devices", shown().size()}, {"major", 9},
+    {"minor", 0}, {"memory", 80LL << 30}, {"used", 1LL << 30}};
 std::map<std::string, int> failing;
 std::map<u64, size_t> device_memory, host_memory;
 std::set<void *> streams, events, modules;
@@ -134,12 +147,13 @@ int cuGetErrorString(int code, const char **text) {
 int cuDeviceGetCount(int *count) { ENTER_ANYHOW(); *count = settings["devices"]; return OK; }
 int cuDeviceGet(int *device, int ordinal) {
     ENTER_ANYHOW();
-    *device = ordinal + 10;
+    auto all = shown();
+    *device = (size_t(ordinal) < all.size() ? all[ordinal] : ordinal) + 10;
     return ordinal < settings["devices"] ? OK : INVALID_DEVICE;
 }
 int cuDeviceGetName(char *name, int bytes, int device) {
     ENTER_ANYHOW();
-    strncpy(name, device == 10 ? "Fake H100" : "Another", bytes);
+    strncpy(name, device == 10 || getenv("FAKE_CUDA_DEVICES") ? "Fake H100" : "Another", bytes);
     return OK;
 }
 int cuDeviceGetAttribute(int *value, int attribute, int) {
@@ -187,7 +201,19 @@ int cuStreamDestroy_v2(void *stream) {
     streams.erase(stream);
     return OK;
 }
-int cuStreamSynchronize(void *stream) { ENTER(); finish(static_cast<Stream *>(stream)); return sticky; }
+int cuStreamSynchronize(void *stream) {
+    ENTER();
+    if (stream) finish(static_cast<Stream *>(stream)); // the default one never has work
+    return sticky;
+}
+// One piece of work is done between two questions.
+int cuStreamQuery(void *stream) {
+    ENTER();
+    auto *asked = static_cast<Stream *>(stream);
+    if (asked->work.empty()) return OK;
+    step(asked);
+    return NOT_READY;
+}
 int cuStreamWaitEvent(void *stream, void *event, unsigned) {
     ENTER();
     auto *other = static_cast<Event *>(event);
@@ -250,7 +276,7 @@ int cuMemAlloc_v2(u64 *at, size_t bytes) {
     // Pages that nobody touches take nothing: a device has more memory than the machine that imitates it.
     void *made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (made == MAP_FAILED) return OUT_OF_MEMORY;
-    memset(made, 0xa5, bytes < (64 << 20) ? bytes : 64 << 20);
+    if (!kernel_milliseconds) memset(made, 0xa5, bytes < (64 << 20) ? bytes : 64 << 20);
     device_memory[*at = address(made)] = bytes;
     return OK;
 }
@@ -286,6 +312,19 @@ int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t bytes, void *stream) {
 int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t bytes, void *stream) {
     ENTER();
     return copy(__func__, static_cast<Stream *>(stream), to, from, bytes, false, false);
+}
+// Copies of the default stream, which other streams do not wait for: what these have not done is not there.
+int cuMemcpyHtoD_v2(u64 to, const void *from, size_t bytes) {
+    ENTER();
+    if (!inside(device_memory, to, bytes)) return INVALID_VALUE;
+    memcpy(reinterpret_cast<void *>(to), from, bytes);
+    return OK;
+}
+int cuMemcpyDtoH_v2(void *to, u64 from, size_t bytes) {
+    ENTER();
+    if (!inside(device_memory, from, bytes)) return INVALID_VALUE;
+    memcpy(to, reinterpret_cast<void *>(from), bytes);
+    return OK;
 }
 int cuMemsetD8Async(u64 to, unsigned char value, size_t bytes, void *stream) {
     ENTER();
@@ -352,6 +391,8 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     char line[256];
     snprintf(line, sizeof line, "%s %u,%u,%u x %u, %u\n", kernel->name.c_str(), x, y, z, threads, shared);
     log_text += line;
+    if (const char *path = getenv("FAKE_CUDA_LOG"))
+        if (FILE *file = fopen(path, "a")) { fputs(line, file); fclose(file); }
     if (kernel->name.compare(0, 12, "flash_hopper") == 0) {
         // Its first three parameters are maps: where each one's tensor begins, and the rows of a part.
         for (int i = 0; i < 3; i++) {
@@ -361,17 +402,26 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
             log_text += line;
         }
     }
-    if (kernel->name != "fill") return OK;
-    // The one kernel that is imitated, for f32: fill(Run dst, u64 len, float value).
+    if (kernel->name != "fill") {
+        if (kernel_milliseconds) push(static_cast<Stream *>(stream), kernel_milliseconds, [] {});
+        return OK;
+    }
+    // The one kernel that is imitated, for f32 and for zeros of any type: fill(Run dst, u64 len, float value).
     struct Run { u64 at; uint32_t type, reserved; };
     auto run = *static_cast<Run *>(parameters[0]);
     auto length = *static_cast<u64 *>(parameters[1]);
     auto value = *static_cast<float *>(parameters[2]);
     push(static_cast<Stream *>(stream), 1, [=] {
+        const size_t widths[] = {8, 4, 2, 2, 4, 4, 1};
+        bool known = run.type == 1 || (run.type < 7 && value == 0);
+        size_t bytes = known ? length * widths[run.type] : 0;
         // Kernels reach pinned memory too.
-        bool reached = inside(device_memory, run.at, length * 4) || inside(host_memory, run.at, length * 4);
-        if (!reached || run.type != 1) { sticky = ILLEGAL_ADDRESS; return; }
-        for (u64 i = 0; i < length; i++) reinterpret_cast<float *>(run.at)[i] = value;
+        if (!known || !(inside(device_memory, run.at, bytes) || inside(host_memory, run.at, bytes))) {
+            sticky = ILLEGAL_ADDRESS;
+            return;
+        }
+        if (value == 0) memset(reinterpret_cast<void *>(run.at), 0, bytes);
+        else for (u64 i = 0; i < length; i++) reinterpret_cast<float *>(run.at)[i] = value;
     });
     return OK;
 }

@@ -1,6 +1,7 @@
 // An NVML that is none, for tests.
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 extern "C" {
@@ -22,7 +23,13 @@ int nvmlDeviceGetClockInfo(void *, unsigned kind, unsigned *mhz) { *mhz = kind =
 int nvmlDeviceGetTemperature(void *, unsigned sensor, unsigned *celsius) { *celsius = 41; return sensor ? 2 : 0; }
 int nvmlDeviceGetPowerUsage(void *, unsigned *milliwatts) { *milliwatts = 512345; return 0; }
 int nvmlDeviceGetEnforcedPowerLimit(void *, unsigned *) { return 3; }
-int nvmlDeviceGetTotalEnergyConsumption(void *, unsigned long long *millijoules) { *millijoules = 1ull << 40; return 0; }
+int nvmlDeviceGetTotalEnergyConsumption(void *, unsigned long long *millijoules) { 
+    // Grows with every look, by what is told to processes that no test calls into.
+    static unsigned long long used = 1ull << 40;
+    *millijoules = used;
+    if (const char *step = getenv("FAKE_NVML_MILLIJOULES")) used += strtoull(step, nullptr, 10);
+    return 0;
+}
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *, unsigned long long *bits) { *bits = 4; return 0; }
 struct Memory { unsigned version; unsigned long long total, reserved, free, used; };
 int nvmlDeviceGetMemoryInfo_v2(void *, Memory *memory) {
