@@ -56,7 +56,7 @@ fn started<'a>(cell: &'a Cell, kernels: &'a dyn Kernels, plan: &'a Plan, rank: u
         plan,
         state,
         s: sketch,
-        tally: Tally::default(),
+        tally: Tally::new(cell),
         held: Vec::new(),
         slots: (0..units).map(|_| Vec::new()).collect(),
         wires: (0..units).map(|_| Vec::new()).collect(),

@@ -1,4 +1,5 @@
 use crate::comm::ONE_ROUND_BYTES;
+use crate::config::{Backend, Cell, DeviceKind};
 use crate::outcome::Traffic;
 
 /// One collective of a step, as it is stated.
@@ -22,9 +23,19 @@ pub struct Tally {
     rows: Vec<Traffic>,
     /// Every call, in order.
     calls: Vec<Collective>,
+    /// All-reduces up to this size take one round.
+    one_round_bytes: u64,
 }
 
 impl Tally {
+    /// An empty one for a cell: only ranks whose buffers lie on hosts and that are not left to a library reduce small buffers
+    /// in one round.
+    pub fn new(cell: &Cell) -> Tally {
+        let own = matches!(cell.parallel.backend, Backend::Local | Backend::Shm | Backend::Tcp);
+        let on_host = cell.hardware.device == DeviceKind::Cpu;
+        Tally { one_round_bytes: if own && on_host { ONE_ROUND_BYTES as u64 } else { 0 }, ..Tally::default() }
+    }
+
     /// `recv` of `bytes` gathered from `ranks`.
     pub fn all_gather(&mut self, axis: &'static str, ranks: usize, bytes: u64) {
         self.call(axis, "all_gather", ranks, bytes, 1);
@@ -38,7 +49,7 @@ impl Tally {
     /// A buffer of `bytes` reduced over `ranks`: scattered, then gathered; a small one in one round.
     pub fn all_reduce(&mut self, axis: &'static str, ranks: usize, bytes: u64) {
         self.call(axis, "all_reduce", ranks, bytes, 2);
-        if bytes <= ONE_ROUND_BYTES as u64
+        if bytes <= self.one_round_bytes
             && let Some(row) = self.rows.iter_mut().find(|row| row.axis == axis && row.kind == "all_reduce")
         {
             // Every rank reads every other's buffer, rather than passing parts twice.

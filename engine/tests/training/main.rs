@@ -20,4 +20,5 @@ mod recording;
 mod repeats;
 mod resume;
 mod support;
+mod tcp;
 mod trace;

@@ -3,7 +3,8 @@
 //!
 //! | kind | how |
 //! | --- | --- |
-//! | all_reduce, reduce | up to 64 KiB from all: everything to everybody (the root); else each rank combines one part, chunk by chunk, and passes it on |
+//! | all_reduce | up to [`super::ONE_ROUND_BYTES`], and up to 64 KiB between two ranks: everything to everybody; else each rank combines one part, chunk by chunk, and passes it on |
+//! | reduce | up to 64 KiB from all: everything to the root; else as all_reduce |
 //! | reduce_scatter, all_gather, all_to_all, gather, scatter | straight from buffer to buffer |
 //! | broadcast | up to 64 KiB a binomial tree, beyond a chain of chunks |
 //!

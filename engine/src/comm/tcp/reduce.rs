@@ -3,7 +3,7 @@
 
 use super::exchange::{CHUNK_BYTES, Exchange};
 use super::raw::Raw;
-use crate::comm::{ReduceOp, Result};
+use crate::comm::{ONE_ROUND_BYTES, ReduceOp, Result};
 use std::ops::Range;
 use zbench_kernels::{Kernels, View};
 
@@ -11,7 +11,8 @@ use zbench_kernels::{Kernels, View};
 const WINDOW: usize = 4;
 /// Parts of an all-reduce begin at multiples of this many elements.
 const PART_ELEMENTS: usize = 16;
-/// Up to so many bytes from all ranks together, each sends the whole buffer to each: one round instead of two.
+/// Up to so many bytes from all ranks together, a buffer goes whole to the root, or to the other one of two ranks: one round
+/// instead of two.
 const WHOLE_BYTES: usize = 64 << 10;
 
 /// Who gets the result of a part.
@@ -72,9 +73,10 @@ impl Job<'_> {
 
 /// Combines and delivers.
 pub(super) fn direct(exchange: &mut Exchange<'_>, job: &Job<'_>) -> Result<()> {
-    let all = job.send.bytes() * (exchange.size() - 1);
+    let (size, bytes) = (exchange.size(), job.send.bytes());
+    let all = bytes * (size - 1);
     match job.deliver {
-        Deliver::All if all <= WHOLE_BYTES => whole(exchange, job),
+        Deliver::All if bytes <= ONE_ROUND_BYTES || size == 2 && all <= WHOLE_BYTES => whole(exchange, job),
         Deliver::Root(root) if all <= WHOLE_BYTES => to_root(exchange, job, root),
         _ => pipeline(exchange, job),
     }

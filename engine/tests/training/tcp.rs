@@ -1,0 +1,88 @@
+//! Training over TCP on loopback: what is measured on the wire is what was planned, and the steps are those of threads.
+
+use crate::accounting::small;
+use crate::support::*;
+use std::net::TcpListener;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use zbench_engine::comm::{Communicator, Meeting, Rendezvous, TcpOptions, tcp};
+use zbench_engine::config::*;
+use zbench_engine::course::Control;
+use zbench_engine::outcome::{Happening, RankReport, Traffic};
+use zbench_engine::plan::Plan;
+use zbench_engine::train::{collect, train, train_rank};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// All ranks' reports, and the bits of the losses that rank 0 tells.
+fn measured(cell: &Cell, plan: &Plan) -> (Vec<RankReport>, Vec<u64>) {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let (host, port) = ("127.0.0.1".to_owned(), free.local_addr().unwrap().port());
+    drop(free);
+    let token = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let meeting = Meeting { rank: 0, size: cell.parallel.ranks, host, port, token, timeout: PATIENCE };
+    let (kernels, losses, stop) = (cpus(cell), Mutex::new(Vec::new()), AtomicBool::new(false));
+    let ended = std::thread::scope(|scope| {
+        let ranks: Vec<_> = kernels
+            .iter()
+            .enumerate()
+            .map(|(rank, kernels)| {
+                let (meeting, losses, stop) = (Meeting { rank, ..meeting.clone() }, &losses, &stop);
+                scope.spawn(move || {
+                    let met = Rendezvous::join(&meeting).unwrap();
+                    let options = TcpOptions { stall: PATIENCE, ..TcpOptions::default() };
+                    let comm: Box<dyn Communicator> = Box::new(tcp(met, kernels.clone(), options).unwrap());
+                    let tell = |happening: &Happening| {
+                        if let (0, Happening::Step(step)) = (rank, happening) {
+                            losses.lock().unwrap().push(step.loss.to_bits());
+                        }
+                    };
+                    let arena = kernels.arena(None, 1).unwrap();
+                    train_rank(cell, plan, comm, kernels.clone(), arena, Control { stop, tell: &tell, trace: None })
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+    });
+    let reports = collect(ended).unwrap_or_else(|failure| panic!("{}", failure.cause));
+    (reports.into_iter().map(|(report, _)| report).collect(), losses.into_inner().unwrap())
+}
+
+/// Units on both sides of the largest all-reduce in one round: 6 and 10 KB, and 6 and 18 KB, with sums of 16 bits half of it.
+fn cells(strategy: Strategy, ranks: usize, shard: usize) -> Vec<Cell> {
+    let mut narrow = on(small(), strategy, ranks, shard);
+    (narrow.model.intermediate_size, narrow.parallel.backend) = (10, Backend::Tcp);
+    let mut wide = on(small(), strategy, ranks, shard);
+    (wide.parallel.backend, wide.train.accumulation) = (Backend::Tcp, 2);
+    let mut mixed = wide.clone();
+    mixed.precision =
+        Precision { reduce: zbench_kernels::DType::Bf16, ..Precision::mixed(zbench_kernels::DType::Bf16) };
+    vec![narrow, wide, mixed]
+}
+
+#[test]
+fn what_is_planned_is_measured_over_tcp_for_every_strategy_and_rank_count() {
+    for (ranks, shard) in [(2, 1), (2, 2), (3, 3), (4, 2), (6, 2), (6, 3), (8, 2), (8, 4)] {
+        for strategy in Strategy::ALL {
+            // The shard group is all ranks without a hybrid.
+            let hybrid = strategy.is_hybrid();
+            for (index, cell) in cells(strategy, ranks, if hybrid { shard } else { ranks }).iter().enumerate() {
+                let what = format!("{} on {ranks} by {shard}, cell {index}", strategy.name());
+                let plan = plan(cell);
+                let (reports, losses) = measured(cell, &plan);
+                let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
+                let stated: Vec<_> = plan.estimate.traffic.iter().map(plain).collect();
+                assert!(stated.iter().any(|row| row.4 > 0.0), "{what}");
+                for report in &reports {
+                    let moved: Vec<_> = report.traffic.iter().map(plain).collect();
+                    assert_eq!(stated, moved, "{what}: rank {}", report.rank);
+                }
+                let threads = train(cell, &plan, &|_| {}).unwrap_or_else(|failure| panic!("{}", failure.cause));
+                let bits: Vec<_> = threads.steps.iter().map(|step| step.loss.to_bits()).collect();
+                assert_eq!(losses, bits, "{what}: losses beside those of threads");
+            }
+        }
+    }
+}
