@@ -1,5 +1,6 @@
 //! The comparison of a grid's cells: an answer in words, then the tables behind it.
 
+mod bits;
 mod cells;
 pub(crate) mod labels;
 mod loading;

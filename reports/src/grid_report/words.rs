@@ -210,6 +210,9 @@ pub fn parity(grid: &Grid) -> String {
         verb(compared, "its", "their"),
         units::list(&parts)
     );
+    if let Some(sentences) = super::bits::expected(grid) {
+        text += &format!(" {sentences}");
+    }
     let unchecked = count(Verdict::None);
     if unchecked > 0 {
         text += &format!(" {} not compared with anything.", verb_cells(unchecked));

@@ -1,5 +1,6 @@
 mod answers;
 pub mod any;
+mod bits;
 mod bundle;
 mod compare;
 mod comparison;
