@@ -155,6 +155,11 @@ impl Entry {
         }
     }
 
+    /// A measured number, or null under the word that it is planned only.
+    pub fn measured(value: Option<f64>, is_planned: bool, text: impl Fn(f64) -> String) -> Self {
+        if is_planned { Self { text: "planned".into(), ..Self::nothing() } } else { Self::maybe(value, text) }
+    }
+
     /// Bytes of memory shown in powers of 1024, or nothing.
     pub fn memory(bytes: Option<u64>) -> Self {
         bytes.map_or_else(Self::nothing, |bytes| Self::whole(bytes, crate::units::memory(bytes as f64)))

@@ -283,7 +283,7 @@ fn communication(record: &Record) -> Table {
             Entry::words(&entry.kind),
             Entry::maybe(Some(entry.calls), units::quantity),
             Entry::maybe(Some(entry.payload_bytes), units::traffic),
-            Entry::maybe(Some(entry.wire_bytes), units::traffic),
+            Entry::measured(Some(entry.wire_bytes), record.wire_is_planned(), units::traffic),
             Entry::maybe(entry.predicted_wire_bytes, units::traffic),
             Entry::maybe(Some(entry.ms), ms),
             Entry::maybe(Some(entry.exposed_ms), ms),

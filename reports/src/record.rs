@@ -10,6 +10,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub(crate) use self::parts::null_is_nan;
 pub use self::parts::{Bytes, Category, Communication, Flops, LedgerTerm, Memory, Parity, Rank, Step, Verdict};
 use crate::named::{Named, Numbers};
 
@@ -160,8 +161,17 @@ impl Record {
         self.steps.iter().filter(|step| step.timed && step.ms.is_finite() && step.ms > 0.0)
     }
 
-    /// Bytes on the wire in one step, of the largest rank.
+    /// Whether bytes on the wire are planned and not measured: MPI and NCCL do not tell what they move. Records that earlier
+    /// versions wrote have a number there that was worked out.
+    pub fn wire_is_planned(&self) -> bool {
+        self.setting("parallel.backend").and_then(Value::as_str).is_some_and(wire_is_planned)
+    }
+
+    /// Bytes on the wire in one step, of the largest rank, as they were counted where they moved; NaN where nothing counts them.
     pub fn wire_bytes(&self) -> f64 {
+        if self.wire_is_planned() {
+            return f64::NAN;
+        }
         self.communication.iter().map(|entry| entry.wire_bytes).sum()
     }
 
@@ -170,6 +180,14 @@ impl Record {
         self.communication.iter().map(|entry| entry.predicted_wire_bytes).sum()
     }
 }
+
+/// Whether a backend leaves moving to a library that does not tell its bytes.
+pub fn wire_is_planned(backend: &str) -> bool {
+    matches!(backend, "mpi" | "nccl")
+}
+
+/// What stands as `source` beside numbers that were planned, where others are measured.
+pub const PLANNED: &str = "planned";
 
 /// How a trial ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -269,6 +269,10 @@ impl Rank<'_> {
             }
         }
         let [out_of_place, in_place] = sides;
+        if zbench_reports::record::wire_is_planned(self.group.backend()) {
+            // The library does not tell what it moved.
+            (wire_bytes_rank, wire_bytes_link) = (f64::NAN, f64::NAN);
+        }
         let bytes = shape.bytes(job.dtype);
         Ok(Row {
             size: bytes,

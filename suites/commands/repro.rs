@@ -220,7 +220,10 @@ fn compare(before: &Record, after: &Record) -> (Document, bool) {
     row("peak bytes of a rank", peak(before), peak(after));
     let calls = |record: &Record| {
         let calls: f64 = record.communication.iter().map(|entry| entry.calls).sum();
-        format!("{} bytes in {calls} calls", record.wire_bytes())
+        match record.wire_is_planned() {
+            true => format!("{calls} calls, whose bytes are planned and not measured"),
+            false => format!("{} bytes in {calls} calls", record.wire_bytes()),
+        }
     };
     row("wire bytes of a step", calls(before), calls(after));
     document.table(table);

@@ -43,6 +43,7 @@ pub fn predicted(record: &mut Record, planned: &Planned) {
         formula: String::new(),
         extra: Default::default(),
     };
+    record.flops.conventions.insert("source".into(), record::PLANNED.into());
     record.flops.ledger = flops.ledger.iter().map(term).collect();
     for (name, count) in [("trainable_parameters", estimate.trainable_parameters), ("parameters", estimate.parameters)]
     {
@@ -68,7 +69,7 @@ pub fn measured(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, e
     record.steps = steps;
     memory(record, end);
     record.ranks = end.ranks.iter().map(|rank| rank_of(rank, host)).collect();
-    record.communication = communication(&end.ranks, &estimate.traffic);
+    record.communication = communication(&end.ranks, &estimate.traffic, cell.parallel.backend);
     time(record, end);
     metrics(record, end, cell, estimate);
     if !end.kernels.is_empty() {
@@ -116,7 +117,13 @@ fn rank_of(rank: &RankEnd, host: &str) -> Rank {
 }
 
 /// Bytes of the largest rank, times of the slowest, by axis and kind.
-fn communication(ranks: &[RankEnd], predicted: &[zbench_engine::outcome::Traffic]) -> Vec<Communication> {
+/// What a library moves it does not tell: only the plan's bytes are stated.
+fn communication(
+    ranks: &[RankEnd],
+    predicted: &[zbench_engine::outcome::Traffic],
+    backend: Backend,
+) -> Vec<Communication> {
+    let planned = record::wire_is_planned(backend.name());
     let steps = ranks.iter().map(|rank| rank.step_ms.len()).max().unwrap_or(0);
     let mut all: Vec<TrafficEnd> = Vec::new();
     for traffic in ranks.iter().flat_map(|rank| &rank.traffic) {
@@ -138,6 +145,9 @@ fn communication(ranks: &[RankEnd], predicted: &[zbench_engine::outcome::Traffic
             let bandwidth = bandwidth(traffic);
             let mut extra = record::Extra::new();
             extra.insert("ranks".into(), traffic.ranks.into());
+            if planned {
+                extra.insert("source".into(), record::PLANNED.into());
+            }
             if traffic.link.calls > 0 {
                 let per_step = traffic.link.crossing_bytes as f64 / steps.max(1) as f64;
                 extra.insert("crossing_bytes".into(), per_step.into());
@@ -149,7 +159,7 @@ fn communication(ranks: &[RankEnd], predicted: &[zbench_engine::outcome::Traffic
                 kind: traffic.kind.clone(),
                 calls: traffic.calls,
                 payload_bytes: traffic.payload_bytes,
-                wire_bytes: traffic.wire_bytes,
+                wire_bytes: if planned { f64::NAN } else { traffic.wire_bytes },
                 predicted_wire_bytes: expected.map(|traffic| traffic.wire_bytes),
                 ms: traffic.ms,
                 exposed_ms: traffic.exposed_ms,
@@ -506,5 +516,34 @@ fn flags(record: &mut Record, end: &End) {
             after / 1e9,
             PEAK_DRIFT * 100.0
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_library_are_planned_and_those_of_others_measured() {
+        let (kind, wire_bytes, ranks) = ("all_reduce", 100.0, 2);
+        let traffic =
+            vec![TrafficEnd { axis: "data".into(), kind: kind.into(), wire_bytes, ranks, ..Default::default() }];
+        let end = RankEnd { traffic, ..RankEnd::default() };
+        let plan =
+            zbench_engine::outcome::Traffic { axis: "data", kind, wire_bytes: 120.0, ranks, ..Default::default() };
+        for (backend, measured) in [
+            (Backend::Mpi, None),
+            (Backend::Nccl, None),
+            (Backend::Local, Some(100.0)),
+            (Backend::Shm, Some(100.0)),
+            (Backend::Tcp, Some(100.0)),
+            (Backend::Device, Some(100.0)),
+        ] {
+            let rows = communication(std::slice::from_ref(&end), std::slice::from_ref(&plan), backend);
+            let row = serde_json::to_value(&rows[0]).unwrap();
+            assert_eq!(row["wire_bytes"].as_f64(), measured, "{row}");
+            assert_eq!(row["predicted_wire_bytes"].as_f64(), Some(120.0), "{row}");
+            assert_eq!(row.get("source").and_then(|source| source.as_str()), measured.is_none().then_some("planned"));
+        }
     }
 }

@@ -86,8 +86,9 @@ fn entries(section: &Section, row: &Row) -> Vec<Entry> {
     for side in [&row.out_of_place, &row.in_place] {
         entries.extend(half(side.as_ref()));
     }
-    entries.push(Entry::maybe(Some(row.wire_bytes_rank), units::traffic));
-    entries.push(Entry::maybe(Some(row.wire_bytes_link), units::traffic));
+    for bytes in [row.wire_bytes_rank, row.wire_bytes_link] {
+        entries.push(Entry::measured(Some(bytes), bytes.is_nan(), units::traffic));
+    }
     entries.push(Entry::words(row.algorithm.clone()));
     entries
 }

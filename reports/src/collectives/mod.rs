@@ -10,6 +10,7 @@ pub mod v3;
 pub use iterations::Iterations;
 pub use pairs::{PairKind, Pairs, Suspect};
 
+use crate::record::null_is_nan;
 use serde::{Deserialize, Serialize};
 
 /// A run of the test: the ranks that took part, how it was measured, and what came out.
@@ -152,9 +153,11 @@ pub struct Row {
     pub in_place: Option<Side>,
     /// The algorithm that carried it.
     pub algorithm: String,
-    /// Bytes that one call put on the wire: the rank with most.
+    /// Bytes that one call put on the wire: the rank with most. NaN where a library moves them and does not tell.
+    #[serde(deserialize_with = "null_is_nan")]
     pub wire_bytes_rank: f64,
     /// The same, mean of all ordered pairs of ranks.
+    #[serde(deserialize_with = "null_is_nan")]
     pub wire_bytes_link: f64,
     /// Timed iterations.
     pub iterations: u32,

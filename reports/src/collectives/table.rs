@@ -159,6 +159,11 @@ pub fn footer(run: &Run, section: &Section) -> String {
     text
 }
 
+/// Bytes that were counted, or the word that they are planned only.
+fn told(bytes: f64) -> String {
+    if bytes.is_nan() { "planned".into() } else { format!("{bytes:.0}") }
+}
+
 /// What nccl-tests does not have: bytes on the wire, the algorithm of each size, percentiles. Every line is a comment.
 pub fn details(section: &Section) -> String {
     let mut text = String::new();
@@ -186,8 +191,8 @@ pub fn details(section: &Section) -> String {
             row.size,
             row.dtype,
             row.redop,
-            format!("{:.0}", row.wire_bytes_rank),
-            format!("{:.0}", row.wire_bytes_link),
+            told(row.wire_bytes_rank),
+            told(row.wire_bytes_link),
             row.algorithm
         );
         if has_iterations {

@@ -107,6 +107,7 @@ fn result(run: &Run, section: &Section, row: &Row) -> Value {
             "algorithm": row.algorithm,
             "wire_bytes_per_rank": row.wire_bytes_rank,
             "wire_bytes_per_link": row.wire_bytes_link,
+            "wire_source": if row.wire_bytes_rank.is_nan() { "planned" } else { "measured" },
             "first_wrong": row.sides().find_map(|side| side.first_wrong.as_ref()),
         }),
     );

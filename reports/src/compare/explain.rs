@@ -186,9 +186,15 @@ fn communication(a: &[&Record], b: &[&Record]) -> Vec<CommunicationChange> {
         let has_changed = |value: fn(&Communication) -> f64| {
             change("", &finite(entries_a, value), &finite(entries_b, value)).is_some_and(|change| change.is_shown())
         };
-        let (calls, wire_bytes) = (counts(|entry| entry.calls), counts(|entry| entry.wire_bytes));
+        let (calls, mut wire_bytes) = (counts(|entry| entry.calls), counts(|entry| entry.wire_bytes));
+        for (bytes, records) in wire_bytes.iter_mut().zip([a, b]) {
+            // What is planned is not compared with what was measured.
+            if records.iter().any(|record| record.wire_is_planned()) {
+                *bytes = f64::NAN;
+            }
+        }
         if calls[0] != calls[1]
-            || wire_bytes[0] != wire_bytes[1]
+            || (wire_bytes[0] - wire_bytes[1]).abs() > 0.0
             || has_changed(|entry| entry.ms)
             || has_changed(|entry| entry.exposed_ms)
         {

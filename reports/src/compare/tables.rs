@@ -209,7 +209,7 @@ pub fn communication(pair: &Pair) -> Option<Table> {
         let ms = |ms: Option<f64>| Entry::maybe(ms, |ms| format!("{} ms", units::number(ms)));
         let mut row = vec![Entry::words(format!("{} on {}", entry.kind, entry.axis))];
         row.extend(entry.calls.map(|calls| Entry::maybe(Some(calls), units::quantity)));
-        row.extend(entry.wire_bytes.map(|bytes| Entry::maybe(Some(bytes), units::traffic)));
+        row.extend(entry.wire_bytes.map(|bytes| Entry::measured(Some(bytes), bytes.is_nan(), units::traffic)));
         row.extend(entry.ms.into_iter().chain(entry.exposed_ms).map(ms));
         row.push(Entry::words(&pair.pair));
         table.row(row);

@@ -206,7 +206,7 @@ pub fn explanation(pair: &Pair) -> Vec<String> {
                 parts.push(format!("{} to {} calls", units::quantity(calls_a), units::quantity(calls_b)));
             }
             let [wire_a, wire_b] = entry.wire_bytes;
-            if wire_a != wire_b {
+            if wire_a != wire_b && (wire_a - wire_b).is_finite() {
                 parts.push(format!("{} to {} on the wire", units::traffic(wire_a), units::traffic(wire_b)));
             }
             if let [Some(ms_a), Some(ms_b)] = entry.ms {

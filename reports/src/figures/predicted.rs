@@ -46,7 +46,8 @@ pub fn predicted_memory(grid: &Grid) -> Option<Figure> {
 /// Bytes on the wire by collective.
 pub fn predicted_wire(grid: &Grid) -> Option<Figure> {
     let of_cell = |cell| {
-        let entries = cell_record(cell).communication.iter();
+        let record = cell_record(cell);
+        let entries = record.communication.iter().filter(|_| !record.wire_is_planned());
         entries.filter_map(move |entry| pair(cell, &entry.kind, entry.predicted_wire_bytes?, entry.wire_bytes))
     };
     let pairs: Vec<Pair> = grid.measured().flat_map(of_cell).collect();

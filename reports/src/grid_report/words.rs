@@ -237,6 +237,7 @@ fn larger(largest: Option<f64>, value: f64) -> Option<f64> {
 pub fn plan(grid: &Grid) -> Vec<String> {
     let mut memory = Agreement::default();
     let mut wire = Agreement::default();
+    let mut planned = 0;
     for cell in grid.measured() {
         let categories = Category::ALL.into_iter().filter_map(|category| {
             Some((cell.category_prediction(category)? as f64, cell.category_peak(category)? as f64))
@@ -249,10 +250,18 @@ pub fn plan(grid: &Grid) -> Vec<String> {
         let record = cell.record();
         let parts =
             record.communication.iter().filter_map(|entry| Some((entry.predicted_wire_bytes?, entry.wire_bytes)));
-        wire.add(cell, &parts.collect::<Vec<_>>());
+        if record.wire_is_planned() {
+            planned += usize::from(!record.communication.is_empty());
+        } else {
+            wire.add(cell, &parts.collect::<Vec<_>>());
+        }
     }
+    let untold = (planned > 0).then(|| {
+        let cells = units::plural(planned, "cell", "cells");
+        format!("Bytes on the wire of {cells} are planned and not measured: MPI and NCCL do not tell what they move.")
+    });
     let sentences = [memory.sentence("peak memory", units::memory), wire.sentence("bytes on the wire", units::traffic)];
-    sentences.into_iter().flatten().collect()
+    sentences.into_iter().flatten().chain(untold).collect()
 }
 
 #[derive(Default)]

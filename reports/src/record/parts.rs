@@ -185,7 +185,8 @@ pub struct Communication {
     /// Bytes the collective is about: the whole buffer, twice the buffer for all-reduce.
     #[serde(default, deserialize_with = "null_is_nan", serialize_with = "whole_as_integer")]
     pub payload_bytes: f64,
-    /// Bytes this rank really read from or wrote to its peers.
+    /// Bytes this rank really read from or wrote to its peers; NaN, with `source: planned` beside it, where the backend does not
+    /// tell them.
     #[serde(default, deserialize_with = "null_is_nan", serialize_with = "whole_as_integer")]
     pub wire_bytes: f64,
     /// What the plan says `wire_bytes` will be.
@@ -208,7 +209,8 @@ pub struct Communication {
     pub extra: Extra,
 }
 
-/// Floating-point operations of a step.
+/// Floating-point operations of a step: counted in the plan's operations, which tests hold against those that are issued. No
+/// hardware counted them, so that `source` is `planned`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Flops {
     /// The terms of the default convention.
@@ -298,7 +300,7 @@ fn nan() -> f64 {
     f64::NAN
 }
 
-fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+pub(crate) fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 

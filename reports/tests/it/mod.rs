@@ -22,4 +22,5 @@ mod simulation;
 mod stats;
 mod steady;
 mod store;
+mod wire;
 pub mod xml;
