@@ -13,9 +13,12 @@ use crate::config::units;
 pub use args::*;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use std::borrow::Cow;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use zbench_reports::render::printable;
 
 /// Exit codes, as docs/contract.md states them.
 pub mod exit {
@@ -351,10 +354,21 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| "is too long; write at most some years".to_string())
 }
 
+/// The command line. An error repeats words of it: its words are shown, they do not act.
 fn parse() -> Result<Cli, clap::Error> {
+    parse_from(std::env::args_os()).map_err(|error| {
+        let shown = |word: OsString| match printable(&word.to_string_lossy()) {
+            Cow::Borrowed(_) => word,
+            Cow::Owned(shown) => shown.into(),
+        };
+        parse_from(std::env::args_os().map(shown)).err().unwrap_or(error)
+    })
+}
+
+fn parse_from(words: impl Iterator<Item = OsString>) -> Result<Cli, clap::Error> {
     // Lines longer than that are hard to read, however wide the terminal.
     let width = look::Stream::Out.width().min(120);
-    let matches = Cli::command().term_width(width.into()).try_get_matches()?;
+    let matches = Cli::command().term_width(width.into()).try_get_matches_from(words)?;
     // A global option may stand behind the command.
     let innermost = std::iter::successors(Some(&matches), |matches| matches.subcommand().map(|(_, inner)| inner));
     let given = innermost.into_iter().any(|level| level.value_source("format") == Some(ValueSource::CommandLine));
@@ -374,6 +388,7 @@ pub fn main() -> ExitCode {
     }
     let color = look::color_of(std::env::args_os().skip(1));
     look::remember(color);
+    look::say_panics();
     let cli = match parse() {
         Ok(cli) => cli,
         Err(error) => {

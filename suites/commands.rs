@@ -40,7 +40,7 @@ use zbench_engine::config::DeviceKind;
 use zbench_engine::plan::Planner;
 use zbench_reports::Notebook;
 use zbench_reports::document;
-use zbench_reports::render::{csv, html, json, markdown, terminal};
+use zbench_reports::render::{csv, html, json, markdown, printable, terminal};
 
 pub use train::code;
 
@@ -156,7 +156,17 @@ fn print_lines(values: &[impl serde::Serialize]) -> Result<()> {
         serde_json::to_writer(&mut text, value)?;
         text.push(b'\n');
     }
-    print_bytes(&text)
+    print_json(&String::from_utf8(text)?)
+}
+
+/// JSON, in which nothing acts on a terminal.
+fn print_json(text: &str) -> Result<()> {
+    print(&json::escaped(text))
+}
+
+/// The text of a file that was asked for on standard output: as it is, but for a terminal, on which nothing in it acts.
+fn print_file(text: &str) -> Result<()> {
+    if Stream::Out.is_terminal() { print(&printable(text)) } else { print(text) }
 }
 
 fn the_terminal(global: &Global) -> terminal::Terminal {

@@ -20,6 +20,7 @@ mod documents;
 mod durability;
 mod engine;
 mod environment;
+mod escapes;
 mod gate;
 mod grid;
 mod hardware;

@@ -7,6 +7,8 @@ pub mod markdown;
 mod spark;
 pub mod terminal;
 
+use std::borrow::Cow;
+
 /// Text on one line: line ends and tabs become spaces, and other control characters (escape sequences that a record may
 /// hold, marks that turn the direction of writing) are shown by their number, so that no text can act on a terminal.
 fn one_line(text: &str) -> String {
@@ -25,12 +27,36 @@ fn visible(text: &str, keep_lines: bool) -> String {
             '\n' if keep_lines => clean.push('\n'),
             '\t' if keep_lines => clean.push_str("    "),
             '\n' | '\r' | '\t' => clean.push(' '),
-            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => clean.extend(symbol.escape_unicode()),
-            symbol if symbol.is_control() => clean.extend(symbol.escape_unicode()),
+            symbol if acts(symbol) => clean.extend(symbol.escape_unicode()),
             symbol => clean.push(symbol),
         }
     }
     clean
+}
+
+/// Whether a character acts on a terminal: control characters, and marks that turn the direction of writing.
+fn acts(symbol: char) -> bool {
+    symbol.is_control()
+        || matches!(symbol, '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Text for any reader that may be a terminal: line ends and tabs stay, everything else that acts on a terminal is shown by its
+/// number, as `\u{1b}`.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let text = if text.contains("\r\n") { Cow::from(text.replace("\r\n", "\n")) } else { Cow::from(text) };
+    let acts = |symbol: char| !matches!(symbol, '\n' | '\t') && acts(symbol);
+    if !text.contains(acts) {
+        return text;
+    }
+    let mut clean = String::with_capacity(text.len());
+    for symbol in text.chars() {
+        if acts(symbol) {
+            clean.extend(symbol.escape_unicode());
+        } else {
+            clean.push(symbol);
+        }
+    }
+    clean.into()
 }
 
 /// One line of text for HTML, XML and the values of their attributes: nothing in it is markup.

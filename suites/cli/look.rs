@@ -4,6 +4,7 @@
 use super::ColorWhen;
 use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
+use zbench_reports::render::printable;
 
 /// Looks a variable of the environment up.
 pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -96,20 +97,38 @@ pub fn remember(when: ColorWhen) {
     let _ = ASKED.set(when);
 }
 
-/// Says a line on standard error, the word that says how bad it is in colour, as clap's own errors have it.
+/// Says a line on standard error, the word that says how bad it is in colour, as clap's own errors have it. What is said may hold
+/// names and values from files and variables: nothing in it acts on the terminal.
 pub fn say(text: String) {
     let asked = ASKED.get().copied().unwrap_or(ColorWhen::Auto);
-    let mut line = if Stream::Err.color(asked) { accented(&text) } else { text };
+    let text = printable(&text);
+    say_rendered(if Stream::Err.color(asked) { accented(&text) } else { text.into_owned() });
+}
+
+/// Says a document that was rendered for a terminal, whose colour is its own.
+pub fn say_rendered(mut line: String) {
     line.push('\n');
     // One write, so that the lines of several ranks stay whole. A stderr that is closed or full is no reason to end.
     let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// A panic's message may hold anything: it is said as all else. The backtrace follows where `RUST_BACKTRACE` asks for one.
+pub fn say_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        say(format!("thread '{}' {panic}", thread.name().unwrap_or("<unnamed>")));
+        let trace = std::backtrace::Backtrace::capture();
+        if trace.status() == std::backtrace::BacktraceStatus::Captured {
+            say(trace.to_string());
+        }
+    }));
 }
 
 /// Help, version or a usage error, coloured by the rules of all other output: clap's own let a terminal of `TERM=dumb` have colour
 /// where `CI` is set.
 pub fn print_clap(error: &clap::Error, stream: Stream, when: ColorWhen) {
     let text = error.render();
-    let text = if stream.color(when) { text.ansi().to_string() } else { text.to_string() };
+    let text = if stream.color(when) { text.ansi().to_string() } else { printable(&text.to_string()).into_owned() };
     // A reader that has gone away, as `| head` does, is no reason to say more.
     let _ = match stream {
         Stream::Out => std::io::stdout().write_all(text.as_bytes()),

@@ -1,7 +1,7 @@
 //! `zbench allreduce`: runs the interconnect test, prints rows as they come, and keeps them whatever happens.
 
 use super::train::stop_flag;
-use super::{command_line, print, print_document};
+use super::{command_line, print, print_document, print_json};
 use crate::allreduce::args::AllreduceArgs;
 use crate::allreduce::plan::Plan;
 use crate::allreduce::record::{self, End};
@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zbench_engine::comm::CommError;
 use zbench_reports::collectives::{Device, Pairs, Row, Run, Section, Settings, document, table, v3};
+use zbench_reports::render::printable;
 use zbench_reports::{Notebook, Record};
 
 /// `zbench allreduce`.
@@ -83,7 +84,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
     match global.format {
         _ if !shows => {}
         Format::Table => {}
-        Format::Json => print(&format!("{}\n", v3::document(&run)))?,
+        Format::Json => print_json(&format!("{}\n", v3::document(&run)))?,
         _ => print_document(global, &document::document(&run))?,
     }
     if let Some(path) = &arguments.nccl.output_file {
@@ -220,7 +221,7 @@ impl Screen<'_> {
         }
         if self.prints
             && state.trouble.is_none()
-            && let Err(error) = print(text)
+            && let Err(error) = print(&printable(text))
         {
             state.trouble = Some(error);
         }

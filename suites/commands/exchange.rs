@@ -1,7 +1,8 @@
 //! `import` and `export`: configurations of other programs; with `--bundle` records, which `bundle` does.
 
 use super::report::write_whole;
-use super::{Expanded, bundle, document_text, existing, expand, filter, notebook, print, print_lines};
+use super::{Expanded, bundle, document_text, existing, expand, filter, notebook, print, print_file, print_lines};
+use crate::cli::look;
 use crate::cli::{Cells, ExportArgs, Format, Global, ImportArgs, Program, exit};
 use crate::config::ConfigError;
 use crate::foreign::export::{self as out, Base, Target};
@@ -14,6 +15,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::path::Path;
 use zbench_reports::record::Record;
+use zbench_reports::render::json::escaped;
 
 /// `zbench import FILE` and `zbench import --bundle FILE`.
 pub fn import(global: &Global, arguments: &ImportArgs) -> Result<u8> {
@@ -66,8 +68,10 @@ fn configuration(global: &Global, arguments: &ImportArgs, file: &Path) -> Result
         match &arguments.output {
             Some(_) => print(&document_text(global, &document))?,
             None => {
-                says(document_text(global, &document).trim_end());
-                print(&written.text)?;
+                if !global.quiet {
+                    look::say_rendered(document_text(global, &document).trim_end().to_string());
+                }
+                print_file(&written.text)?;
             }
         }
     }
@@ -133,11 +137,11 @@ fn cell(global: &Global, arguments: &ExportArgs, program: Program) -> Result<u8>
     let exported = exported.with_context(|| format!("{name} cannot be written for {}", target.name()))?;
     match &arguments.output {
         Some(path) => write_whole(path, exported.text.as_bytes())?,
-        None => print(&exported.text)?,
+        None => print_file(&exported.text)?,
     }
     let table = if global.format == Format::Json {
         let lines: Vec<String> = exported.rows.iter().map(|row| table::line(row).to_string()).collect();
-        lines.join("\n") + "\n"
+        escaped(&(lines.join("\n") + "\n"))
     } else {
         let sides = Sides { title: format!("{name} for {}", target.name()), from: "zbench", to: target.name() };
         document_text(global, &table::document(&sides, &exported.rows, &exported.notes))
@@ -147,7 +151,7 @@ fn cell(global: &Global, arguments: &ExportArgs, program: Program) -> Result<u8>
             print(&table)?;
             crate::say!("wrote {}", path.display());
         }
-        None if !global.quiet => crate::say!("{}", table.trim_end()),
+        None if !global.quiet => look::say_rendered(table.trim_end().to_string()),
         None => {}
     }
     Ok(exit::SUCCESS)

@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use trainer::Trainer;
 use zbench_reports::record::{Record, Status, Step};
+use zbench_reports::render::printable;
 
 /// Tells on standard error.
 pub struct Progress {
@@ -51,7 +52,7 @@ impl Told {
         let mut life = self.life();
         life.spoke(self.began.elapsed());
         match &self.bar {
-            Some(bar) => bar.println(text),
+            Some(bar) => bar.println(printable(text)),
             // Nobody who reads it may be left; the run goes on.
             None if !self.quiet => crate::say!("{text}"),
             None => {}
@@ -63,7 +64,7 @@ impl Told {
         let mut life = self.life();
         let now = self.began.elapsed();
         match &self.bar {
-            Some(bar) => bar.set_message(life.words(now)),
+            Some(bar) => bar.set_message(shown(life.words(now))),
             None => life.tick(now).into_iter().for_each(|line| crate::say!("{line}")),
         }
     }
@@ -122,6 +123,11 @@ impl Drop for Progress {
     }
 }
 
+/// Labels hold values of files: nothing in them acts on the terminal.
+fn shown(words: String) -> String {
+    printable(&words).into_owned()
+}
+
 const TEMPLATE: &str = "[{elapsed_precise}] {bar:24} {pos}/{len} {wide_msg}";
 
 impl Observe for Progress {
@@ -145,7 +151,7 @@ impl Observe for Progress {
         if let Some(bar) = &self.told.bar {
             bar.set_length(all as u64);
             bar.set_position(done as u64);
-            bar.set_message(self.told.life().words(self.told.began.elapsed()));
+            bar.set_message(shown(self.told.life().words(self.told.began.elapsed())));
         }
         if let Some(header) = self.trainer.as_mut().and_then(|trainer| trainer.begin(planned)) {
             self.line(&header);
@@ -155,7 +161,7 @@ impl Observe for Progress {
     fn step(&mut self, step: &Step) {
         self.told.life().step(step.step, step.loss);
         if let Some(bar) = &self.told.bar {
-            bar.set_message(self.told.life().words(self.told.began.elapsed()));
+            bar.set_message(shown(self.told.life().words(self.told.began.elapsed())));
         }
         if let Some(line) = self.trainer.as_mut().and_then(|trainer| trainer.step(step)) {
             self.line(&line);

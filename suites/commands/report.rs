@@ -1,6 +1,6 @@
 //! `report`: the comparison of records, as text, as a page, and its plots as files.
 
-use super::{document_text, existing, filter, notebook, open, print};
+use super::{document_text, existing, filter, notebook, open, print, print_json};
 use crate::cli::{Format, Global, ReportArgs, exit};
 use crate::png::Painter;
 use anyhow::{Context, Result, bail};
@@ -42,6 +42,7 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
             write_whole(path, text.as_bytes())?;
             crate::say!("wrote {}", path.display());
         }
+        None if format == Format::Json => print_json(&text)?,
         None => print(&text)?,
     }
     if let (Some(path), true) = (&output, arguments.open) {

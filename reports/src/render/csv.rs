@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::printable;
 use crate::document::{Block, Document, Table};
 
 /// All tables and the data of all plots, in order, an empty line between two. The first column of each holds the table's name, so that one of them is easily
@@ -19,7 +20,8 @@ pub fn render(document: &Document) -> String {
     tables.join("\n")
 }
 
-/// One table: a header, then the rows. Absent values are empty.
+/// One table: a header, then the rows. Absent values are empty. Names may come from anywhere: what acts on a terminal is shown by
+/// its number.
 pub fn render_table(table: &Table) -> String {
     let mut writer = csv::Writer::from_writer(Vec::new());
     let header = std::iter::once("table".to_string()).chain(table.columns.iter().map(|column| column.full_title()));
@@ -32,9 +34,10 @@ pub fn render_table(table: &Table) -> String {
         std::iter::once(table.name.clone()).chain(fields).collect::<Vec<String>>()
     });
     // Writing to memory cannot fail, and all rows have the width of the header.
-    writer.write_record(header).expect("a header in memory");
+    let plain = |field: String| printable(&field).into_owned();
+    writer.write_record(header.map(plain)).expect("a header in memory");
     for row in rows {
-        writer.write_record(row).expect("a row in memory");
+        writer.write_record(row.into_iter().map(plain)).expect("a row in memory");
     }
     let bytes = writer.into_inner().expect("the writer's memory");
     String::from_utf8(bytes).expect("CSV made of text is text")

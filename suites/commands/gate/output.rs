@@ -2,14 +2,14 @@
 
 use crate::cli::look::Stream;
 use crate::cli::{Format, GateArgs, Global};
-use crate::commands::{print, print_document};
+use crate::commands::{print_document, print_json};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use zbench_reports::gate::{Report, annotations, document, junit};
-use zbench_reports::render::markdown;
+use zbench_reports::render::{markdown, printable};
 
 /// Prints it and writes the files that were asked for. Files first: a reader who closes standard output keeps them.
 pub fn write(global: &Global, arguments: &GateArgs, report: &Report) -> Result<()> {
@@ -30,10 +30,10 @@ pub fn write(global: &Global, arguments: &GateArgs, report: &Report) -> Result<(
     }
     if arguments.annotations || on_github {
         // Standard error: standard output may be for machines, and GitHub reads both.
-        let _ = write!(std::io::stderr(), "{}", annotations::annotations(report));
+        let _ = write!(std::io::stderr(), "{}", printable(&annotations::annotations(report)));
     }
     match global.format {
-        Format::Json => print(&document::json_lines(report)?),
+        Format::Json => print_json(&document::json_lines(report)?),
         _ => print_document(global, &document::document(report)),
     }
 }
@@ -67,7 +67,7 @@ impl Progress {
     pub fn tell(&self, words: &str) {
         match &self.bar {
             Some(bar) => {
-                bar.set_message(words.to_string());
+                bar.set_message(printable(words).into_owned());
                 bar.tick();
             }
             None if self.quiet || self.last.get().is_some_and(|last| last.elapsed() < BETWEEN) => {}

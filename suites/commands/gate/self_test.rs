@@ -2,7 +2,7 @@
 
 use super::{Job, output};
 use crate::cli::{Format, exit};
-use crate::commands::{command_line, print, print_document};
+use crate::commands::{command_line, print_document, print_json};
 use crate::gate::baseline;
 use crate::gate::pool::{self, Header, Pool};
 use anyhow::{Context, Result, bail};
@@ -36,7 +36,7 @@ pub fn self_test(job: &mut Job) -> Result<u8> {
         crate::say!("the result is in {}", file.display());
     }
     match job.global.format {
-        Format::Json => print(&format!("{}\n", serde_json::to_string(&result)?))?,
+        Format::Json => print_json(&format!("{}\n", serde_json::to_string(&result)?))?,
         _ => print_document(job.global, &result.document())?,
     }
     Ok(match (stopped, result.is_kept()) {

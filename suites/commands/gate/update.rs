@@ -2,7 +2,7 @@
 
 use super::{Job, output};
 use crate::cli::exit;
-use crate::commands::{print, print_document};
+use crate::commands::{print_document, print_json};
 use crate::gate::baseline::{self, Stored};
 use crate::gate::cells::Target;
 use anyhow::{Context, Result, bail};
@@ -146,7 +146,7 @@ fn show(job: &mut Job, old: Option<&Stored>, new: &Baseline) -> Result<()> {
     let report =
         job.report(reports, old.words.clone(), "the new baseline".into(), "the old baseline beside the new one");
     match job.global.format {
-        crate::cli::Format::Json => print(&document::json_lines(&report)?),
+        crate::cli::Format::Json => print_json(&document::json_lines(&report)?),
         _ => print_document(job.global, &document::document(&report)),
     }
 }

@@ -142,7 +142,12 @@ impl World {
 
     /// Ends all processes of the run.
     pub(super) fn abort(&self, words: &str) -> ! {
-        eprintln!("{words}");
+        // Names in it are from files: what acts on a terminal is shown by its number.
+        let shown = |symbol: char| {
+            let acts = symbol.is_control() && symbol != '\n' || ('\u{202a}'..='\u{202e}').contains(&symbol);
+            if acts { symbol.escape_unicode().to_string() } else { symbol.to_string() }
+        };
+        eprintln!("{}", words.chars().map(shown).collect::<String>());
         // A launcher that hears of the abort first (MPICH's does) throws away what it has not forwarded yet.
         std::thread::sleep(std::time::Duration::from_millis(200));
         // SAFETY: MPI is up. It may be called from a thread that MPI does not expect, in a process that ends here.
