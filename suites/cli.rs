@@ -354,6 +354,12 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| "is too long; write at most some years".to_string())
 }
 
+/// Cells that a grid may have.
+pub(crate) fn max_cells(text: &str) -> Result<usize, String> {
+    let most = crate::grid::MOST_CELLS_EVER;
+    text.parse().ok().filter(|cells| *cells <= most).ok_or_else(|| format!("write a whole number up to {most}"))
+}
+
 /// The command line. An error repeats words of it: its words are shown, they do not act.
 fn parse() -> Result<Cli, clap::Error> {
     parse_from(std::env::args_os()).map_err(|error| {

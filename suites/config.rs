@@ -5,6 +5,7 @@ pub mod document;
 pub mod files;
 pub mod keys;
 pub mod kind;
+pub mod places;
 pub mod resolve;
 pub mod units;
 

@@ -26,6 +26,8 @@ pub struct GridCell {
 
 /// More combinations than this is a typing error, unless `--max-cells` says otherwise.
 pub const MOST_CELLS: usize = 10_000;
+/// More are expanded for nobody: a cell takes kilobytes until it is planned.
+pub const MOST_CELLS_EVER: usize = 100_000;
 
 /// Expands a document. Only cells that have all the values of `only` are kept.
 ///
@@ -134,11 +136,9 @@ fn combined(document: &Document, most: usize) -> Result<Combinations, ConfigErro
     let include_sizes = document.includes.iter().map(|axes| size(axes)).fold(0usize, usize::saturating_add);
     let in_product = if document.has_product { size(&document.axes) } else { 0 };
     let size = in_product.saturating_add(include_sizes);
-    if size > most.max(MOST_CELLS) {
-        let message = format!(
-            "the grid has {size} combinations; shorten an axis (at most {} are expanded)",
-            most.max(MOST_CELLS)
-        );
+    let most = most.clamp(MOST_CELLS, MOST_CELLS_EVER);
+    if size > most {
+        let message = format!("the grid has {size} combinations; shorten an axis (at most {most} are expanded)");
         return Err(ConfigError::about(source, message));
     }
     let mut all = Vec::new();

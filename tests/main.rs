@@ -5,6 +5,7 @@ mod allreduce_device;
 mod allreduce_processes;
 mod bench;
 mod book;
+mod bounded;
 mod browser;
 mod calibrate;
 mod checkpoint;

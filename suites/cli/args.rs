@@ -1,6 +1,6 @@
 //! What each command is given.
 
-use super::duration;
+use super::{duration, max_cells};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -159,7 +159,7 @@ pub struct GridArgs {
     #[arg(long, conflicts_with = "fresh")]
     pub any_environment: bool,
     /// Refuse a grid of more cells
-    #[arg(long, default_value_t = 1000, value_name = "N")]
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = max_cells)]
     pub max_cells: usize,
     /// Print the estimate of every cell and run nothing
     #[arg(long)]
@@ -196,7 +196,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "EXPR")]
     pub only: Option<String>,
     /// Refuse a grid of more cells
-    #[arg(long, default_value_t = 1000, value_name = "N")]
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = max_cells)]
     pub max_cells: usize,
     /// Plan the scaled-down stand-ins
     #[arg(long)]

@@ -212,7 +212,7 @@ fn best(records: &[Record]) -> Option<&Record> {
 
 fn of_file(arguments: &ExportArgs, file: &Path) -> Result<(String, Value)> {
     let cells = Cells { file: file.to_path_buf(), set: arguments.set.clone(), only: arguments.only.clone() };
-    let expanded: Expanded = expand(&cells, usize::MAX, None)?;
+    let expanded: Expanded = expand(&cells, grid::MOST_CELLS, None)?;
     expanded.refuse_search("makes several cells, and one is exported")?;
     let [cell] = &expanded.cells[..] else {
         bail!(

@@ -75,7 +75,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
 
 /// `zbench run FILE`.
 pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Result<u8> {
-    let mut expanded = expand(&arguments.cells, usize::MAX, session.hosts)?;
+    let mut expanded = expand(&arguments.cells, grid::MOST_CELLS, session.hosts)?;
     expanded.refuse_search("runs several cells and `run` runs one; use `grid`")?;
     if expanded.cells.len() != 1 {
         let file = expanded.document.path.display().to_string();

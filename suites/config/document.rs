@@ -7,6 +7,7 @@ pub use search::Search;
 
 use super::keys::{self, Key};
 use super::kind::Kind;
+use super::places::Places;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -121,7 +122,8 @@ impl Document {
     /// Parses a file's text; `path` names it in errors and is where relative paths start.
     pub fn parse(path: &Path, text: &str, set: &[String]) -> Result<Document, ConfigError> {
         let source = path.display().to_string();
-        let mut reader = Reader { source, text, problems: Vec::new(), parts: Default::default() };
+        let mut reader =
+            Reader { source, places: Places::of(text), problems: Vec::new(), more: 0, parts: Default::default() };
         let document = Document {
             path: path.into(),
             base: Settings::new(),
@@ -141,6 +143,10 @@ impl Document {
         };
         reader.overrides(&mut document, set);
         document.search = reader.finish_search(&document);
+        if reader.more > 0 {
+            let message = format!("{} more problems are left out; mend these first", reader.more);
+            reader.problems.push(Problem { source: reader.source.clone(), place: None, key: String::new(), message });
+        }
         if reader.problems.is_empty() { Ok(document) } else { Err(ConfigError(reader.problems)) }
     }
 
@@ -189,25 +195,36 @@ fn plain(value: &DeValue<'_>) -> Result<Value, String> {
 /// Collects what is wrong instead of stopping at the first.
 struct Reader<'a> {
     source: String,
-    text: &'a str,
+    places: Places<'a>,
     problems: Vec<Problem>,
+    /// Problems beyond the most that are told.
+    more: usize,
     /// What was written of a search.
     parts: search::Parts,
 }
+
+/// Problems of one file that are told.
+const MOST_PROBLEMS: usize = 100;
 
 /// A known key and what was written for it.
 type Found<'v, 'i> = (&'static Key, Place, &'v Spanned<DeValue<'i>>);
 
 impl Reader<'_> {
     fn problem(&mut self, place: Option<Place>, key: &str, message: String) {
+        if self.is_full() {
+            self.more += 1;
+            return;
+        }
         self.problems.push(Problem { source: self.source.clone(), place, key: key.into(), message });
     }
 
     fn place(&self, offset: usize) -> Place {
-        // A span never ends beyond the text it was made from; get() keeps even that from mattering.
-        let before = self.text.get(..offset).unwrap_or(self.text);
-        let start = before.rfind('\n').map_or(0, |at| at + 1);
-        Place { line: before.matches('\n').count() + 1, column: before[start..].chars().count() + 1 }
+        self.places.at(offset)
+    }
+
+    /// Nobody reads more problems than this, and nothing is looked up for them.
+    fn is_full(&self) -> bool {
+        self.problems.len() >= MOST_PROBLEMS
     }
 
     fn document(&mut self, mut document: Document, table: &DeTable<'_>) -> Document {
@@ -265,7 +282,10 @@ impl Reader<'_> {
 
     /// `words` are what may stand here beside keys.
     fn unknown(&mut self, place: Place, path: &str, is_table: bool, words: &[&str]) {
-        let word = words.iter().find(|word| strsim::osa_distance(path, word) <= 2);
+        if self.is_full() {
+            return self.problem(Some(place), path, String::new());
+        }
+        let word = words.iter().find(|word| path.len() <= word.len() + 2 && strsim::osa_distance(path, word) <= 2);
         let hint = match (is_table, keys::nearest_section(path), word, keys::nearest(path)) {
             (true, Some(section), ..) => format!("unknown section; did you mean [{section}]?"),
             (_, _, Some(word), _) => format!("unknown key; did you mean {word}?"),

@@ -1,5 +1,6 @@
 //! The rules' file: TOML in which every key is known, with place and nearest name for one that is not.
 
+use crate::config::places::Places;
 use crate::config::{ConfigError, Place, Problem, units};
 use std::path::{Path, PathBuf};
 use toml::Spanned;
@@ -64,7 +65,7 @@ impl RulesFile {
     /// # Errors
     /// As [`RulesFile::read`].
     pub fn parse(path: &Path, text: &str) -> Result<RulesFile, ConfigError> {
-        let mut reader = Reader { source: path.display().to_string(), text, problems: Vec::new() };
+        let mut reader = Reader { source: path.display().to_string(), places: Places::of(text), problems: Vec::new() };
         let mut file = RulesFile {
             path: path.into(),
             config: None,
@@ -90,7 +91,7 @@ type Found<'v, 'i> = (String, Place, &'v Spanned<DeValue<'i>>);
 
 struct Reader<'a> {
     source: String,
-    text: &'a str,
+    places: Places<'a>,
     problems: Vec<Problem>,
 }
 
@@ -100,9 +101,7 @@ impl Reader<'_> {
     }
 
     fn place(&self, offset: usize) -> Place {
-        let before = self.text.get(..offset).unwrap_or(self.text);
-        let start = before.rfind('\n').map_or(0, |at| at + 1);
-        Place { line: before.matches('\n').count() + 1, column: before[start..].chars().count() + 1 }
+        self.places.at(offset)
     }
 
     /// The entries of a table in the order of the file; unknown ones become problems.

@@ -79,8 +79,7 @@ impl Head {
         let (n, hidden) = (s.batch.tokens(), self.hidden);
         let [y, statistics] = self.norm.forward_stated(s, n);
         let dy = s.activation(n * hidden);
-        for start in (0..n).step_by(self.chunk(s.kernels(), n)) {
-            let rows = self.chunk(s.kernels(), n).min(n - start);
+        self.chunks_stated(s, |s, rows| {
             let logits = s.statistic(rows * self.vocab);
             prepacked::product_stated(s, "lm_head", &self.matrix, self.logits(rows, s.compute));
             let losses = s.statistic(rows);
@@ -93,7 +92,7 @@ impl Head {
                 s.op("lm_head", Op::Gemm(exec::product_weight(rows, self.vocab, hidden, s.compute, s.gradients)));
             }
             s.free(logits);
-        }
+        });
         s.free(y);
         let dx = self.norm.backward_alone_stated(s, n);
         s.free_all([x, statistics, dy]);
@@ -134,16 +133,25 @@ impl Head {
         let n = s.batch.tokens();
         let [y, statistics] = self.norm.forward_stated(s, n);
         s.free_all([x, statistics]);
-        for start in (0..n).step_by(self.chunk(s.kernels(), n)) {
-            let rows = self.chunk(s.kernels(), n).min(n - start);
+        self.chunks_stated(s, |s, rows| {
             let logits = s.statistic(rows * self.vocab);
             prepacked::product_stated(s, "lm_head", &self.matrix, self.logits(rows, s.compute));
             let losses = s.statistic(rows);
             s.op("loss", Op::CrossEntropy(self.cross_entropy(rows, 1.0, s.compute)));
             s.op("loss", exec::sum(rows, s.compute.accumulator()));
             s.free_all([losses, logits]);
-        }
+        });
         s.free(y);
+    }
+
+    /// States what is done with each chunk of tokens; chunks of the same length are alike.
+    fn chunks_stated(&self, s: &mut Sketch<'_>, mut state: impl FnMut(&mut Sketch<'_>, usize)) {
+        let n = s.batch.tokens();
+        let chunk = self.chunk(s.kernels(), n);
+        s.times(n / chunk, |s| state(s, chunk));
+        if !n.is_multiple_of(chunk) {
+            state(s, n % chunk);
+        }
     }
 
     /// Tokens whose logits exist at a time: one at least.

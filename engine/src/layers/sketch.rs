@@ -184,9 +184,27 @@ impl<'a> Sketch<'a> {
     /// Does what an equal run of statements did. Operations that are listed are not among it.
     pub fn repeat(&mut self, effect: &Effect) {
         self.ledger.swing(&effect.memory);
+        self.count_again(effect, 1);
+    }
+
+    /// States the same so many times, in which every buffer is freed that is asked for: a first time, which may make a form of
+    /// weights that the others find, and a second one that stands for the rest, unless operations are listed.
+    pub fn times(&mut self, times: usize, mut state: impl FnMut(&mut Self)) {
+        if self.ops.is_some() || times < 3 {
+            (0..times).for_each(|_| state(self));
+            return;
+        }
+        state(self);
+        let before = self.ledger.live_total();
+        let ((), effect) = self.noted(state);
+        debug_assert_eq!(self.ledger.live_total(), before, "what is in use would grow with every time");
+        self.count_again(&effect, times as u128 - 2);
+    }
+
+    fn count_again(&mut self, effect: &Effect, times: u128) {
         for (term, model, executed) in &effect.flops {
             let sum = &mut self.flops[*term].1;
-            *sum = (sum.0 + model, sum.1 + executed);
+            *sum = (sum.0 + model * times, sum.1 + executed * times);
         }
     }
 }

@@ -1,16 +1,19 @@
 //! Kernels that note what they are asked for.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use zbench_kernels::*;
 
 pub struct Recording {
     inner: Cpu,
     log: Mutex<Vec<Op>>,
+    /// How often it was asked for the scratch of an operation: once for each that a plan states.
+    pub asked: AtomicUsize,
 }
 
 impl Recording {
     pub fn new(inner: Cpu) -> Recording {
-        Recording { inner, log: Mutex::default() }
+        Recording { inner, log: Mutex::default(), asked: AtomicUsize::new(0) }
     }
 
     pub fn clear(&self) {
@@ -58,6 +61,7 @@ impl Kernels for Recording {
     }
 
     fn workspace(&self, op: &Op) -> usize {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         self.inner.workspace(op)
     }
 

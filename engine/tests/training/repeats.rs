@@ -1,11 +1,14 @@
 //! A plan states one block of each kind and repeats what it did for the others: the same as stating them all.
 
 use crate::accounting::{policies, small};
+use crate::recording::Recording;
 use crate::support::*;
+use std::sync::atomic::Ordering;
 use zbench_engine::config::*;
 use zbench_engine::hardware;
 use zbench_engine::model::{self, Layout, Part};
 use zbench_engine::plan::Plan;
+use zbench_kernels::Cpu;
 
 /// Cells of every form, with adapters of every kind, with experts in all blocks and in some.
 fn cells() -> Vec<(String, Cell)> {
@@ -48,6 +51,27 @@ fn blocks_repeated_are_blocks_stated() {
                 assert_eq!(plan.estimate, plan.estimate_block_by_block(&cell, &*kernels), "{what}");
             }
         }
+    }
+}
+
+/// The head works in chunks of tokens: a plan states two of those that are alike, however many there are.
+#[test]
+fn a_batch_of_any_size_is_planned_in_the_same_number_of_statements() {
+    let planned = |micro_batch: usize, listed: bool| {
+        let mut cell = small();
+        cell.train.micro_batch = micro_batch;
+        let kernels = Recording::new(Cpu::new(1));
+        let plan = Plan::new(&cell, &kernels).unwrap();
+        let asked = kernels.asked.load(Ordering::Relaxed);
+        if listed {
+            assert_eq!(plan.estimate, plan.estimate_block_by_block(&cell, &kernels), "micro_batch {micro_batch}");
+        }
+        asked
+    };
+    // A chunk is 2^23 / 61 tokens, so these are 12, 12, 99 and 203,008 whole chunks and a rest.
+    let few = planned(1 << 17, true);
+    for (micro_batch, listed) in [((1 << 17) + 1, true), (1 << 20, true), (1 << 31, false)] {
+        assert_eq!(planned(micro_batch, listed), few, "micro_batch {micro_batch}");
     }
 }
 

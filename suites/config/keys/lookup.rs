@@ -31,11 +31,17 @@ pub fn is_section(name: &str) -> bool {
     KEYS.iter().any(|key| key.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
 }
 
+/// Longer names are near to no key, and to look takes as long as they are.
+const LONGEST: usize = 100;
+
 /// The key whose spelling is nearest, if any is near: the same last part in another section, or few letters apart.
 pub fn nearest(name: &str) -> Option<&'static str> {
     let last = |name: &'static str| name.rsplit('.').next().unwrap_or(name);
     if let Some(key) = KEYS.iter().find(|key| last(key.name) == name.rsplit('.').next().unwrap_or(name)) {
         return Some(key.name);
+    }
+    if name.len() > LONGEST {
+        return None;
     }
     let whole = KEYS.iter().map(|key| (strsim::osa_distance(name, key.name), key.name));
     let parts =
@@ -46,6 +52,9 @@ pub fn nearest(name: &str) -> Option<&'static str> {
 
 /// The section whose spelling is nearest.
 pub fn nearest_section(name: &str) -> Option<&'static str> {
+    if name.len() > LONGEST {
+        return None;
+    }
     let sections = KEYS.iter().filter_map(|key| key.name.split_once('.').map(|(section, _)| section)).chain(["grid"]);
     let (distance, section) = sections.map(|s| (strsim::osa_distance(name, s), s)).min_by_key(|(d, _)| *d)?;
     (distance <= 2).then_some(section)
