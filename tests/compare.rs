@@ -89,7 +89,7 @@ fn commits_records_cells_and_notebooks_are_compared() {
     assert!(text.contains("| parallel.strategy | ddp | zero3 |") && text.contains("B is 33 % slower"), "{text}");
     assert!(said(&["key-ddp", "key-z", "--format", "csv"]).contains("metrics,tokens/s,"));
     let text = said(&["addp1", "bddp1"]);
-    assert!(text.contains("too few trials to say (1 and 1)"), "{text}");
+    assert!(text.contains("too few trials to say (1 and 1;"), "{text}");
     // Notebooks, and one narrowed.
     let other = folder.path().join("other");
     notebook(&other, &history()[6..]);
@@ -112,10 +112,10 @@ fn selectors_that_are_nothing_or_several_things_say_so() {
         (
             "zzz",
             &[
-                "`zzz` is nothing",
-                "record's id (none of 13",
-                "cell's key (nor of 2 cells)",
-                "notebook's folder",
+                "`zzz` matches nothing",
+                "an id of the 13 records",
+                "a key of the 2 cells",
+                "not the folder of a notebook",
                 "name=TITLE",
             ][..],
         ),
@@ -144,7 +144,7 @@ fn selectors_that_are_nothing_or_several_things_say_so() {
     notebook(&folder.path().join("addp"), &history());
     let output = zbench(&book).current_dir(&folder).args(["compare", "addp", "commit=bbbb"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("addp1 begins so too; write ./addp"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("also the beginning of addp1; write ./addp"), "{}", stderr(&output));
     let output = zbench(&book).current_dir(&folder).args(["compare", "./addp", "commit=bbbb"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let nowhere = folder.path().join("nowhere");

@@ -192,7 +192,15 @@ fn summary(rows: &[EstimateRow]) -> String {
         parts.push(format!("{not} {} not fit", if not == 1 { "does" } else { "do" }));
     }
     if unknown > 0 {
-        parts.push(format!("for {unknown} it is not known, as no capacity is stated or nothing is predicted"));
+        let of_unknown = || rows.iter().filter(|row| row.fits.is_none());
+        let states_none = of_unknown().all(|row| row.capacity_bytes.is_none());
+        let predicts_none = of_unknown().all(|row| row.total_bytes.is_none());
+        let why = match (predicts_none, states_none) {
+            (true, _) => "no memory is predicted",
+            (false, true) => "no memory capacity is stated",
+            (false, false) => "no memory capacity is stated or no memory is predicted",
+        };
+        parts.push(format!("{unknown} cannot be judged because {why}"));
     }
     let mut text =
         format!("Of {}, {}. Nothing was run.", units::plural(rows.len(), "cell", "cells"), units::list(&parts));

@@ -109,6 +109,11 @@ pub fn plural(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
+/// `both cells`, `all 3 cells`: the whole of several.
+pub fn all(count: usize, many: &str) -> String {
+    if count == 2 { format!("both {many}") } else { format!("all {count} {many}") }
+}
+
 /// `a`, `a and b`, `a, b and c`.
 pub fn list(items: &[String]) -> String {
     match items {

@@ -151,7 +151,9 @@ impl Books {
         let others = self.read.get(&self.default).filter(|_| !is_path(selector));
         let (ids, keys) = others.map_or_else(Default::default, |records| beginnings(records, selector));
         if let Some(other) = ids.first().or(keys.first()) {
-            bail!("`{selector}` is a notebook's folder, and {other} begins so too; write ./{selector} for the folder");
+            bail!(
+                "`{selector}` is the folder of a notebook and also the beginning of {other}; write ./{selector} for the folder"
+            );
         }
         if records.is_empty() {
             bail!("the notebook {selector} holds no records");
@@ -194,11 +196,11 @@ fn chosen<'a>(records: &'a [Record], folder: &Path, text: &str) -> Result<Vec<&'
         ([id], []) => Ok(records.iter().filter(|record| record.id == *id).collect()),
         ([], [key]) => Ok(records.iter().filter(|record| record.key == *key).collect()),
         ([], []) => bail!(
-            "`{text}` is nothing: tried as a notebook's folder (none with {RECORDS}), as a record's id (none of {} in {} begins \
-             so) and as a cell's key (nor of {}); `zbench list` shows ids and keys; a grid is name=TITLE, a commit commit=HASH",
-            records.len(),
-            folder.display(),
-            count_of_keys(records)
+            "`{text}` matches nothing: it is not the folder of a notebook (one with {RECORDS}), and neither an id of the {} nor a \
+             key of the {} in {} begins with it. `zbench list` shows ids and keys; name=TITLE selects a grid, commit=HASH a commit",
+            plural(records.len(), "record"),
+            count_of_keys(records),
+            folder.display()
         ),
         (ids, keys) => {
             let mut things = Vec::new();

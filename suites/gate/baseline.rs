@@ -114,7 +114,7 @@ pub fn unfit(trials: &[Trial], least: usize) -> Option<String> {
     let flags = trials.iter().flat_map(|trial| &trial.flags).next();
     (clean < least).then(|| {
         let why = flags.map_or(String::new(), |flag| format!(" (the others have flags, as {flag})"));
-        format!("{clean} of {} trials count{why}, and {least} are the least", trials.len())
+        format!("{clean} of {} trials count{why}, and at least {least} are needed", trials.len())
     })
 }
 

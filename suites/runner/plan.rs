@@ -265,10 +265,10 @@ fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) ->
     let skip = |why: String| {
         let machine = profile.as_ref().map(|profile| format!(" ({})", profile.name)).unwrap_or_default();
         let fits = match cell.memory.capacity {
-            Some(capacity) if footprint.fits(capacity) => {
-                format!("; it would fit there: {} of {} a rank", gib(footprint.total), gib(capacity))
+            Some(capacity) => {
+                let would = if footprint.fits(capacity) { "would" } else { "would not" };
+                format!("; it {would} fit there: a rank needs {} and has {}", gib(footprint.total), gib(capacity))
             }
-            Some(capacity) => format!("; it would not fit there: {} of {} a rank", gib(footprint.total), gib(capacity)),
             None => String::new(),
         };
         let devices = if backend == Backend::Device { 1 } else { ranks };

@@ -53,6 +53,7 @@ pub fn losses(grid: &Grid) -> Option<Figure> {
 fn caption(grid: &Grid, (cells, curves): (usize, usize), shown: usize, thinned: usize) -> String {
     let mut text = match (cells, curves) {
         (1, _) => "The losses of the one measured cell.".to_string(),
+        (2, 1) => "Both cells have the same losses, to the bit: one curve.".to_string(),
         (cells, 1) => format!("All {cells} cells have the same losses, to the bit: one curve."),
         (cells, curves) => format!(
             "{cells} cells give {curves} different curves; cells whose losses are equal to the bit share one. Cells that differ in batch, data or trained \

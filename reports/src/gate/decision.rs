@@ -6,7 +6,7 @@ use super::ranks::{self, Shift};
 use super::rules::{Bound, Rule};
 use super::trial::Trial;
 use super::verdict::Verdict;
-use crate::stats;
+use crate::{stats, units};
 
 /// Trials of both sides. In pairs, trial i of the one was measured beside trial i of the other; otherwise the baseline is
 /// what it is and the other was measured now.
@@ -72,7 +72,8 @@ impl Samples {
             let why = if base.is_empty() {
                 missing()
             } else {
-                format!("the baseline has {} usable trials, and {LEAST_BASELINE} are the least", base.len())
+                let trials = units::plural(base.len(), "usable trial", "usable trials");
+                format!("the baseline has {trials}, and at least {LEAST_BASELINE} are needed")
             };
             return Look::nothing(now.len(), why);
         }

@@ -95,8 +95,11 @@ fn conclusion(judged: &Judged, first: Verdict, last: Verdict, look: &Look) -> (V
     match first {
         Verdict::NotMeasured if !look.why_not.is_empty() => (first, look.why_not.clone()),
         Verdict::NotMeasured => {
-            let what = if judged.samples.iter().any(|samples| samples.paired) { "pairs" } else { "trials" };
-            (first, format!("{} {what} count, and {} are the least", look.used, rules.min_pairs))
+            let valid = match judged.samples.iter().any(|samples| samples.paired) {
+                true => units::plural(look.used, "valid pair", "valid pairs"),
+                false => units::plural(look.used, "valid trial", "valid trials"),
+            };
+            (first, format!("there are {valid}, and at least {} are needed", rules.min_pairs))
         }
         _ if is_change && last != first => {
             let words = format!("{} in the first set and {} in the rerun", first.words(), last.words());
@@ -119,16 +122,16 @@ fn conclusion(judged: &Judged, first: Verdict, last: Verdict, look: &Look) -> (V
 fn reruns(sets: usize) -> String {
     match sets {
         1 => String::new(),
-        sets => format!(", and so in {}", units::plural(sets - 1, "rerun", "reruns")),
+        sets => format!(", confirmed by {}", units::plural(sets - 1, "rerun", "reruns")),
     }
 }
 
-/// `4.8 % slower`, by what it costs.
+/// `4.8 % worse`, by what it costs.
 fn speed(look: &Look) -> String {
     let Some(shift) = look.shift else { return "nothing".into() };
     let share = units::percent(shift.mid.abs().exp_m1());
     match shift.mid {
-        mid if mid > 0.0 => format!("costs {share} more"),
+        mid if mid > 0.0 => format!("{share} worse"),
         _ => format!("{share} better"),
     }
 }

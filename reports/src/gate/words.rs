@@ -31,7 +31,7 @@ fn capital(text: &str) -> String {
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// `tokens_per_second: regression: costs 5.1 % more, and so in 1 rerun; ratio 0.951 [0.948, 0.956], band 0.976 to 1.025`.
+/// `tokens_per_second: regression: 5.1 % worse, confirmed by 1 rerun; ratio 0.951 [0.948, 0.956], band 0.976 to 1.025`.
 pub fn sentence(row: &Row) -> String {
     let mut parts = vec![format!("{}: {}", row.metric, row.verdict.words())];
     if !row.words.is_empty() {
@@ -44,7 +44,7 @@ pub fn sentence(row: &Row) -> String {
         parts.push(format!(", band {}", limits(&band)));
     }
     if row.class == Class::Noisy && row.used > 0 {
-        parts.push(format!(", {} samples", row.used));
+        parts.push(format!(", {}", units::plural(row.used, "sample", "samples")));
     }
     parts.concat()
 }
@@ -54,7 +54,12 @@ pub fn details(report: &Report, row: &Row) -> Vec<String> {
     let mut lines = vec![sentence(row)];
     for (place, set) in row.sets.iter().enumerate() {
         let ratio = set.ratio.map_or("no ratio".to_string(), |ratio| interval(&ratio));
-        lines.push(format!("set {}: {} from {} samples, ratio {ratio}", place + 1, set.verdict.words(), set.used));
+        lines.push(format!(
+            "set {}: {} from {}, ratio {ratio}",
+            place + 1,
+            set.verdict.words(),
+            units::plural(set.used, "sample", "samples")
+        ));
     }
     if let Some(floor) = row.noise_floor {
         lines.push(format!("noise floor: the baseline against itself strays by {}", units::percent(floor)));
@@ -95,7 +100,8 @@ pub fn samples(cell: &CellReport) -> String {
     let out: Vec<String> =
         cell.left_out.iter().map(|LeftOut { side, why, count }| format!("{count} of the {side} ({why})")).collect();
     let out = if out.is_empty() { "none left out".into() } else { format!("left out: {}", units::list(&out)) };
-    format!("{} trials of the baseline and {} of the candidate; {out}", cell.baseline_trials, cell.candidate_trials)
+    let trials = units::plural(cell.baseline_trials, "trial", "trials");
+    format!("{trials} of the baseline and {} of the candidate; {out}", cell.candidate_trials)
 }
 
 /// What is true of the whole gate, by name.

@@ -290,7 +290,8 @@ impl Agreement {
             (0, _) => None,
             (1, 0) => Some(format!("Plan and measurement: {what} equal to the byte in the one cell that states both.")),
             (_, 0) => {
-                Some(format!("Plan and measurement: {what} equal to the byte in all {all} cells that state both."))
+                let cells = units::all(all, "cells");
+                Some(format!("Plan and measurement: {what} equal to the byte in {cells} that state both."))
             }
             (_, different) => Some(format!(
                 "Plan and measurement: {what} differ in {different} of {all} cells that state both, by up to {} ({}).",
@@ -319,7 +320,7 @@ pub fn caveats(grid: &Grid) -> Vec<String> {
         let what = match (proxies, all) {
             (_, 1) => "the one cell is a scaled-down stand-in".to_string(),
             (1, _) => format!("1 of {all} cells is a scaled-down stand-in"),
-            (some, _) if some == all => format!("all {all} cells are scaled-down stand-ins"),
+            (some, _) if some == all => format!("{} are scaled-down stand-ins", units::all(all, "cells")),
             (some, _) => format!("{some} of {all} cells are scaled-down stand-ins"),
         };
         items.push(format!("PROXY: {what} of the target, marked [proxy]; speeds and sizes are not the target's."));

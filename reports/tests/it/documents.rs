@@ -38,7 +38,14 @@ fn estimates_say_what_fits_and_what_would() {
     rows[1].advice = "parallel.strategy = \"fsdp\" (70 GiB)".into();
     rows.push(EstimateRow { label: "unknown".into(), proxy: true, ..EstimateRow::default() });
     let said = text(&estimates(&rows));
-    assert!(said.contains("Of 3 cells, 1 fits, 1 does not fit and for 1 it is not known"), "{said}");
+    assert!(
+        said.contains("Of 3 cells, 1 fits, 1 does not fit and 1 cannot be judged because no memory is predicted"),
+        "{said}"
+    );
+    let unlimited = [1, 2].map(|gib| EstimateRow { capacity_bytes: None, fits: None, ..row("ddp", gib * GIB, 0) });
+    let said_of_them = text(&estimates(&unlimited));
+    let why = "Of 2 cells, 2 cannot be judged because no memory capacity is stated. Nothing was run.";
+    assert!(said_of_them.contains(why), "{said_of_them}");
     assert!(said.contains("Nothing was run. PROXY: 1 scaled-down stand-in is marked"), "{said}");
     assert!(said.contains("no, 70.0 GiB too much") && said.contains("yes, 10.0 GiB to spare"), "{said}");
     assert!(said.contains("takes 90 GiB. Cheapest change: parallel.strategy"), "{said}");

@@ -112,7 +112,7 @@ fn too_few_pairs_or_none_are_not_measured() {
     let report = live(&mut quiet(8), &rules);
     let row = &report.rows[0];
     assert_eq!((row.verdict, row.used), (Verdict::NotMeasured, 3), "{row:?}");
-    assert!(row.words.contains("10 are the least"), "{}", row.words);
+    assert!(row.words.contains("at least 10 are needed"), "{}", row.words);
     // The metric is absent from every trial, and its reason is told.
     let mut machine = quiet(9);
     let rules = Rules { metrics: vec![rule("all_reduce_busbw_gb_s")], ..super::fake::rules() };
