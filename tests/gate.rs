@@ -458,3 +458,55 @@ fn ctrl_c_keeps_and_prints_what_was_measured() {
     assert_eq!(whole["interrupted"], true);
     assert!(lines() >= 4);
 }
+
+/// However a gate is aborted, nothing of it stays in the folder for temporary files and no process of it is left.
+#[test]
+fn an_aborted_gate_leaves_no_temporary_files() {
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::{Duration, Instant};
+    let until = |what: &str, done: &mut dyn FnMut() -> bool| {
+        let begun = Instant::now();
+        while !done() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{what}: waited a minute");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let sent: [&[Signal]; 5] =
+        [&[Signal::INT], &[Signal::TERM], &[Signal::HUP], &[Signal::INT, Signal::INT], &[Signal::HUP, Signal::TERM]];
+    for signals in sent {
+        let bench = Bench::new();
+        let cell = write(bench.folder.path(), crate::support::TINY);
+        let name = cell.file_name().unwrap().to_str().unwrap().to_string();
+        let rules = bench.rules(&format!(
+            "config = \"{name}\"\nonly = \"parallel.strategy=ddp,memory.checkpointing=none\"\n[metrics.tokens_per_second]\n"
+        ));
+        // A program that does not end when it is asked to: a second signal comes while the gate waits for it.
+        let (program, id, temporary) = (bench.path("stubborn"), bench.path("id"), bench.path("tmp"));
+        let trap = if signals.len() > 1 { "trap '' TERM\n" } else { "" };
+        let script = format!("#!/bin/sh\n{trap}echo $$ > {}.new && mv {0}.new {0}\nexec sleep 600\n", id.display());
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::create_dir(&temporary).unwrap();
+        let left = || temporary.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+        let mut command = zbench(&bench.path("nb"));
+        command.env("TMPDIR", &temporary).arg("gate").arg(&rules).arg("--against").arg(&program);
+        let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+        until("the first trial", &mut || id.exists());
+        assert_eq!(left().len(), 1, "the trial's notebook is in the folder for temporary files");
+        for (place, signal) in signals.iter().enumerate() {
+            if place > 0 {
+                std::thread::sleep(Duration::from_millis(500));
+            }
+            kill_process(Pid::from_raw(child.id() as i32).unwrap(), *signal).unwrap();
+        }
+        let code = child.wait().unwrap().code();
+        assert_eq!(left(), Vec::<std::ffi::OsString>::new(), "{signals:?}, exit code {code:?}");
+        assert_eq!(code, Some(130), "{signals:?}");
+        let started: i32 = std::fs::read_to_string(&id).unwrap().trim().parse().unwrap();
+        let stat = || std::fs::read_to_string(format!("/proc/{started}/stat")).unwrap_or_default();
+        until("the end of the program", &mut || {
+            stat().rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z'))
+        });
+    }
+}

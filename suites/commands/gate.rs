@@ -6,12 +6,12 @@ mod self_test;
 mod update;
 
 use super::session::Session;
-use super::train::stop_flag;
 use crate::cli::{GateArgs, Global, exit};
 use crate::config::ConfigError;
 use crate::gate::cells::{self, Target, absolute};
-use crate::gate::measure::{Arm, Programs};
+use crate::gate::measure::{Arm, Programs, Running};
 use crate::gate::rules::RulesFile;
+use crate::gate::scratch::{Scratch, stop_flag};
 use crate::runner::machine;
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
@@ -49,7 +49,8 @@ struct Job<'a> {
     seed: u64,
     stop: Arc<AtomicBool>,
     program: PathBuf,
-    scratch: tempdir::Scratch,
+    scratch: Scratch,
+    running: Running,
     environment: Map<String, Value>,
     started: jiff::Timestamp,
     begun: Instant,
@@ -70,15 +71,17 @@ impl<'a> Job<'a> {
         }
         let started = jiff::Timestamp::now();
         let seed = arguments.seed.unwrap_or_else(|| started.as_microsecond().unsigned_abs() % 1_000_000);
+        let (scratch, running) = (Scratch::new()?, Running::default());
         Ok(Job {
             global,
             arguments,
             file,
             rules,
             seed,
-            stop: stop_flag()?,
+            stop: stop_flag(&scratch, &running)?,
             program: std::env::current_exe().context("the path of zbench itself is needed to start trials")?,
-            scratch: tempdir::Scratch::new()?,
+            scratch,
+            running,
             environment: machine::environment(),
             started,
             begun: Instant::now(),
@@ -116,7 +119,8 @@ impl<'a> Job<'a> {
         Programs {
             baseline,
             candidate,
-            scratch: &self.scratch.0,
+            scratch: self.scratch.path(),
+            running: self.running.clone(),
             timeout: self.timeout(),
             stop: self.stop.clone(),
             tell,
@@ -195,31 +199,6 @@ impl<'a> Job<'a> {
             environment: self.environment.clone(),
             command: super::command_line(),
             started: self.started.to_string(),
-        }
-    }
-}
-
-/// A folder that goes when it is no longer needed.
-mod tempdir {
-    use anyhow::{Context, Result};
-
-    /// The folder.
-    pub struct Scratch(pub std::path::PathBuf);
-
-    impl Scratch {
-        /// Makes one among the system's.
-        pub fn new() -> Result<Scratch> {
-            let stamp = jiff::Timestamp::now().as_nanosecond();
-            let path = std::env::temp_dir().join(format!("zbench-gate-{}-{stamp}", std::process::id()));
-            std::fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
-            Ok(Scratch(path))
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            // What cannot be deleted is the system's to clear away.
-            let _ = std::fs::remove_dir_all(&self.0);
         }
     }
 }

@@ -8,10 +8,10 @@ use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zbench_reports::gate::{Bench, Side, Trial};
 use zbench_reports::record::{Record, Status};
@@ -42,6 +42,74 @@ enum Heard {
     Stopped,
 }
 
+/// The program that runs now, shared with whoever may have to end it.
+#[derive(Clone, Default)]
+pub struct Running(Arc<Mutex<Option<Child>>>);
+
+impl Running {
+    fn held(&self) -> MutexGuard<'_, Option<Child>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a program, and takes its output.
+    fn start(&self, arm: &Arm, notebook: &Path) -> std::io::Result<(Option<ChildStdout>, Option<ChildStderr>)> {
+        let mut held = self.held();
+        let mut child = start(arm, notebook)?;
+        let output = (child.stdout.take(), child.stderr.take());
+        *held = Some(child);
+        Ok(output)
+    }
+
+    /// How it ended, if it has.
+    fn ended(&self) -> Option<std::io::Result<ExitStatus>> {
+        let mut held = self.held();
+        let ended = match held.as_mut()?.try_wait() {
+            Ok(None) => return None,
+            Ok(Some(status)) => Ok(status),
+            Err(error) => Err(error),
+        };
+        *held = None;
+        Some(ended)
+    }
+
+    /// Waits for its end.
+    fn wait(&self) -> std::io::Result<ExitStatus> {
+        loop {
+            if let Some(ended) = self.ended() {
+                return ended;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Asks it to end, and ends it if it does not. It ends the processes that it started.
+    fn end(&self) {
+        let pid = self.held().as_ref().and_then(|child| Pid::from_raw(i32::try_from(child.id()).ok()?));
+        if let Some(pid) = pid {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let asked = Instant::now();
+        while asked.elapsed() < GRACE {
+            if self.ended().is_some() {
+                return;
+            }
+            std::thread::sleep(TICK);
+        }
+        drop(self.kill());
+    }
+
+    /// Ends it at once. No program is started as long as what is returned is held.
+    pub(super) fn kill(&self) -> MutexGuard<'_, Option<Child>> {
+        let mut held = self.held();
+        if let Some(mut child) = held.take() {
+            // Fails only where it has ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        held
+    }
+}
+
 /// Measures both sides, and keeps every trial in a file as soon as it has ended.
 pub struct Programs<'a> {
     /// The side that is compared with.
@@ -50,6 +118,8 @@ pub struct Programs<'a> {
     pub candidate: Arm,
     /// Folder in which each trial has a notebook for its time.
     pub scratch: &'a Path,
+    /// The program of the trial under way.
+    pub running: Running,
     /// A trial may take this long.
     pub timeout: Duration,
     /// Set when the user wants to stop.
@@ -97,13 +167,12 @@ impl Programs<'_> {
     }
 
     fn run(&self, arm: &Arm, notebook: &Path) -> Heard {
-        let mut child = match start(arm, notebook) {
-            Ok(child) => child,
+        let (stdout, stderr) = match self.running.start(arm, notebook) {
+            Ok(output) => output,
             Err(error) => return Heard::Nothing(format!("{} cannot be started: {error}", arm.program.display())),
         };
-        let tail = child.stderr.take().map(tail_of);
+        let tail = stderr.map(tail_of);
         let (sender, said) = channel();
-        let stdout = child.stdout.take();
         std::thread::spawn(move || {
             let mut text = String::new();
             let _ = stdout.map(|mut stdout| stdout.read_to_string(&mut text));
@@ -118,11 +187,11 @@ impl Programs<'_> {
             }
             let stopped = self.stop.load(Ordering::Relaxed);
             if stopped || begun.elapsed() > self.timeout + MARGIN {
-                end(&mut child);
+                self.running.end();
                 return if stopped { Heard::Stopped } else { Heard::TooLate };
             }
         };
-        let status = child.wait();
+        let status = self.running.wait();
         let tail = tail.and_then(|tail| tail.join().ok()).unwrap_or_default();
         let record = text.lines().filter_map(|line| serde_json::from_str::<Record>(line).ok()).next_back();
         match record {
@@ -160,22 +229,6 @@ fn start(arm: &Arm, notebook: &Path) -> std::io::Result<Child> {
         .stderr(Stdio::piped())
         .process_group(0)
         .spawn()
-}
-
-/// Asks a program to end, and ends it if it does not. It ends the processes that it started.
-fn end(child: &mut Child) {
-    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        let _ = kill_process(pid, Signal::TERM);
-    }
-    let asked = Instant::now();
-    while asked.elapsed() < GRACE {
-        if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
-            return;
-        }
-        std::thread::sleep(TICK);
-    }
-    let _ = child.kill();
-    let _ = child.wait();
 }
 
 impl Bench for Programs<'_> {

@@ -7,3 +7,4 @@ pub mod measure;
 pub mod pool;
 pub mod refuse;
 pub mod rules;
+pub mod scratch;

@@ -1,0 +1,62 @@
+//! What a gate must not leave behind, however it is aborted: its folder for temporary files, and the program it runs.
+
+use super::measure::Running;
+use crate::cli::exit;
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The folder. It goes with this value.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    /// Makes one among the system's.
+    ///
+    /// # Errors
+    /// The folder for temporary files cannot be written.
+    pub fn new() -> Result<Scratch> {
+        let stamp = jiff::Timestamp::now().as_nanosecond();
+        let path = std::env::temp_dir().join(format!("zbench-gate-{}-{stamp}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+        Ok(Scratch(path))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What cannot be deleted is the system's to clear away.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The flag that the first SIGINT, SIGTERM or SIGHUP sets: the gate then ends and cleans up by itself. A second signal ends it
+/// at once, after the program that runs and the folder are gone.
+///
+/// # Errors
+/// Signals cannot be listened to.
+pub fn stop_flag(scratch: &Scratch, running: &Running) -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signals cannot be listened to")?;
+    let (asked, folder, running) = (stop.clone(), scratch.path().to_path_buf(), running.clone());
+    let listen = move || {
+        for _ in signals.forever() {
+            if !asked.swap(true, Ordering::Relaxed) {
+                continue;
+            }
+            // Held to the end, so that no other program is started.
+            let _held = running.kill();
+            let _ = std::fs::remove_dir_all(&folder);
+            std::process::exit(i32::from(exit::INTERRUPTED));
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(listen).context("no thread for signals can be started")?;
+    Ok(stop)
+}
