@@ -183,6 +183,8 @@ pub struct Header {
     pub environment: Map<String, Value>,
     /// Records of another machine, profile or build count as done too.
     pub any_environment: bool,
+    /// Flagged trials are not repeated.
+    pub no_repeats: bool,
     /// Where training checkpoints go.
     pub folders: Folders,
 }
@@ -222,7 +224,7 @@ impl Runner<'_> {
     /// The notebook cannot be read or written; what was appended before stays.
     pub fn run(&mut self, cells: &[Planned], trials: Trials) -> Result<Summary, StoreError> {
         let here = (!self.header.any_environment).then(|| self.header.environment.clone());
-        let mut turns = Turns::new(self.notebook, cells, trials, here)?;
+        let mut turns = Turns::new(self.notebook, cells, trials, here, !self.header.no_repeats)?;
         if matches!(trials, Trials::UpTo(_)) {
             turns.set_aside.iter().for_each(|(reason, count)| self.observe.set_aside(*count, reason));
         }
@@ -380,9 +382,7 @@ pub(crate) fn written(settings: &Settings) -> Value {
 
 /// The trials of a cell that are wanted. What does not run needs one record.
 fn wanted(cell: &Planned, trials: Trials, known: &[Record]) -> Vec<u32> {
-    // That a value does not fit is shown once.
-    let is_next = cell.search.as_deref().is_some_and(|search| search.role == zbench_reports::limits::Role::Next);
-    let runs = cell.decision == Decision::Run && !is_next;
+    let runs = cell.decision == Decision::Run && !is_next(cell);
     match trials {
         Trials::UpTo(count) | Trials::Fresh(count) => (1..=if runs { count } else { 1 }).collect(),
         Trials::OneMore => {
@@ -390,6 +390,11 @@ fn wanted(cell: &Planned, trials: Trials, known: &[Record]) -> Vec<u32> {
             vec![last.unwrap_or(0).saturating_add(1)]
         }
     }
+}
+
+/// Whether it stands for the value after the largest of a search: that this does not fit is shown once.
+pub(crate) fn is_next(cell: &Planned) -> bool {
+    cell.search.as_deref().is_some_and(|search| search.role == zbench_reports::limits::Role::Next)
 }
 
 /// All cells' first trial, then the second, and so on; in each round references first, as others are compared with them.

@@ -34,7 +34,7 @@ fn is_emulated(record: &Value) -> bool {
 fn a_grid_of_ranks_that_share_a_device_computes_what_the_processor_does() {
     let folder = tempfile::tempdir().unwrap();
     let config = root().join("tests/configs/cuda-tiny.toml");
-    let common = ["--trials", "1", "--format", "json"];
+    let common = ["--trials", "1", "--no-repeats", "--format", "json"];
     let device = on_host(&folder.path().join("device")).arg("grid").arg(&config).args(common).output().unwrap();
     let cpu = ["--set", "hardware.device=cpu", "--set", "parallel.backend=local"];
     let cpu = zbench(&folder.path().join("cpu")).arg("grid").arg(&config).args(common).args(cpu).output().unwrap();

@@ -291,7 +291,7 @@ fn two_grids_of_the_program_measure_each_trial_once() {
     let notebook = folder.path().join("nb");
     let start = || {
         let mut command = zbench(&notebook);
-        command.args(["grid", path.to_str().unwrap(), "--trials", "2", "--format", "json"]);
+        command.args(["grid", path.to_str().unwrap(), "--trials", "2", "--no-repeats", "--format", "json"]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let processes = [start(), start()];
@@ -377,7 +377,7 @@ fn grid_without_room(notebook: &Path, config: &Path, temporary: &Path) -> std::p
         .arg(notebook)
         .arg("grid")
         .arg(config)
-        .args(["--trials", "1"])
+        .args(["--trials", "1", "--no-repeats"])
         .env("TMPDIR", temporary)
         .output()
         .unwrap()

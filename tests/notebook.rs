@@ -23,6 +23,8 @@ struct Fake {
     ends: BTreeMap<&'static str, Status>,
     /// Stops before this many executions are done.
     stop_after: Option<usize>,
+    /// How many of a strategy's next trials find the machine busy.
+    busy: BTreeMap<&'static str, usize>,
 }
 
 fn name(cell: &Cell) -> String {
@@ -51,9 +53,13 @@ impl Execute for Fake {
         steps.iter().for_each(|step| tell(Told::Step(step)));
         let failure =
             self.ends.get(strategy).map(|status| Ended { status: *status, reason: "because".into(), source: None });
+        let others_share = self.busy.get_mut(strategy).filter(|left| **left > 0).map(|left| {
+            *left -= 1;
+            0.9
+        });
         Execution {
             steps,
-            end: Some(End { failure, peak_flops: vec![Some(1e9), Some(1e9)], ..End::default() }),
+            end: Some(End { failure, others_share, peak_flops: vec![Some(1e9), Some(1e9)], ..End::default() }),
             ..Execution::default()
         }
     }
@@ -110,6 +116,53 @@ fn an_interrupted_grid_goes_on_without_repeating() {
     let summary = run(folder.path(), &mut Fake::default(), TINY, Trials::UpTo(3));
     let trials: Vec<u32> = summary.records.iter().map(|record| record.trial).collect();
     assert_eq!(trials, [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3]);
+}
+
+/// Trials of zero3 by number, and whether they are flagged.
+fn zero3(summary: &Summary) -> Vec<(u32, bool)> {
+    let of = |record: &&zbench_reports::Record| record.setting("parallel.strategy").is_some_and(|name| name == "zero3");
+    summary.records.iter().filter(of).map(|record| (record.trial, !record.validity.is_empty())).collect()
+}
+
+#[test]
+fn flagged_trials_are_repeated_until_as_many_are_valid_as_were_asked_for() {
+    let text = TINY.replace("[\"none\", \"full\"]", "[\"none\"]");
+    let folder = tempfile::tempdir().unwrap();
+    let mut fake = Fake { busy: BTreeMap::from([("zero3", 2)]), ..Fake::default() };
+    let summary = run(folder.path(), &mut fake, &text, Trials::UpTo(3));
+    // Three of ddp, and of zero3 two flagged and three valid ones; the repeats come last.
+    assert_eq!(fake.ran.len(), 8);
+    assert_eq!(fake.ran[6..], ["zero3 None", "zero3 None"]);
+    assert_eq!(zero3(&summary), [(1, true), (2, true), (3, false), (4, false), (5, false)]);
+    // The same command finds nothing to do, and shows the same records.
+    let mut again = Fake::default();
+    let summary = run(folder.path(), &mut again, &text, Trials::UpTo(3));
+    assert_eq!((again.ran.len(), summary.appended, summary.records.len()), (0, 0, 8));
+
+    // Bounded: on a machine that is always busy, twice as many trials as were asked for, once and for all.
+    let folder = tempfile::tempdir().unwrap();
+    let mut fake = Fake { busy: BTreeMap::from([("zero3", usize::MAX)]), ..Fake::default() };
+    let summary = run(folder.path(), &mut fake, &text, Trials::UpTo(2));
+    assert_eq!(zero3(&summary), [(1, true), (2, true), (3, true), (4, true)]);
+    let mut again = Fake { busy: BTreeMap::from([("zero3", usize::MAX)]), ..Fake::default() };
+    assert_eq!(run(folder.path(), &mut again, &text, Trials::UpTo(2)).appended, 0);
+    // More trials are asked for: two more, and as many repeats as there are flagged ones.
+    let mut more = Fake::default();
+    let summary = run(folder.path(), &mut more, &text, Trials::UpTo(4));
+    assert_eq!(zero3(&summary).iter().filter(|(_, flagged)| !flagged).count(), 4);
+    assert_eq!(zero3(&summary).len(), 8);
+
+    // `--fresh` repeats its own flagged trials; `run` measures once, whatever comes of it.
+    let mut fake = Fake { busy: BTreeMap::from([("zero3", 1)]), ..Fake::default() };
+    assert_eq!(zero3(&run(folder.path(), &mut fake, &text, Trials::Fresh(1))), [(1, true), (2, false)]);
+    let mut fake = Fake { busy: BTreeMap::from([("zero3", 1)]), ..Fake::default() };
+    assert_eq!(zero3(&run(folder.path(), &mut fake, &text, Trials::OneMore)).len(), 1);
+
+    // What another trial would show again is not repeated: losses that are not those of the first.
+    let folder = tempfile::tempdir().unwrap();
+    run(folder.path(), &mut Fake::default(), &text, Trials::UpTo(1));
+    let mut other = Fake { off: BTreeMap::from([("zero3", 0.5)]), ..Fake::default() };
+    assert_eq!(zero3(&run(folder.path(), &mut other, &text, Trials::UpTo(2))), [(1, false), (2, true)]);
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn the_precision_table_states_bytes_and_loss_differences() {
     let folder = tempfile::tempdir().unwrap();
     let notebook = folder.path().join("nb");
     let mut grid = zbench(&notebook);
-    grid.arg("grid").arg(root().join("configs/precision-table.toml"));
+    grid.arg("grid").arg(root().join("configs/precision-table.toml")).arg("--no-repeats");
     let output = grid.args(["--trials", "1", "--set", "train.steps=6"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let output = zbench(&notebook).args(["report", "--format", "json"]).output().unwrap();

@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::environment::{self, Aspect};
 use crate::record::Record;
 use crate::units;
-use cells::{Cell, excluding_flags};
+use cells::Cell;
 use pairing::Found;
 
 pub use explain::{BytesChange, CommunicationChange, Explanation, FlopsChange, SpanChange};
@@ -245,8 +245,8 @@ fn pair(a: &Side, b: &Side, found: &Found, options: Options) -> Pair {
 fn notes(found: &Found, metrics: &[Metric]) -> Vec<String> {
     let mut notes = Vec::new();
     let flags = |cell: &Cell| -> Vec<String> {
-        let flagged = cell.used.iter().filter(|record| excluding_flags(record).next().is_some());
-        let mut flags: Vec<String> = flagged.flat_map(|record| excluding_flags(record).map(str::to_string)).collect();
+        let flagged = cell.used.iter().filter(|record| record.excluding_flags().next().is_some());
+        let mut flags: Vec<String> = flagged.flat_map(|record| record.excluding_flags().map(str::to_string)).collect();
         flags.sort_unstable();
         flags.dedup();
         flags
@@ -265,7 +265,7 @@ fn notes(found: &Found, metrics: &[Metric]) -> Vec<String> {
     }
     if metrics.iter().any(|metric| metric.verdict == Verdict::TooFewTrials) {
         notes.push(
-            "With one trial on a side an interval holds the noise between steps only, not what differs from run to run."
+            "With one trial on a side nothing says how runs differ: values stand side by side without an interval."
                 .into(),
         );
     }

@@ -101,7 +101,7 @@ fn not_measured(document: &mut Document, grid: &Grid) {
     document.heading("Not measured, and why");
     match tables::unmeasured(grid) {
         Some(table) => document.table(table),
-        None => document.paragraph("Every cell was measured; none was skipped."),
+        None => document.paragraph("Every cell of these records was measured; none was skipped."),
     }
     let parts = [
         ("Not ranked: loss parity failed", tables::failed_parity(grid)),
@@ -317,5 +317,5 @@ fn made_by(document: &mut Document, grid: &Grid, records: &[&Record]) {
 }
 
 pub(crate) use crate::environment::flatten;
-pub(crate) use cells::{Cell, Grid, rate};
+pub(crate) use cells::{Cell, Grid};
 pub(crate) use labels::{STRATEGY, first_letters, telling_length};

@@ -151,6 +151,11 @@ impl Record {
         self.outcome.status == Status::Measured
     }
 
+    /// Validity flags that keep it out of rankings and comparisons; those that only label are not among them.
+    pub fn excluding_flags(&self) -> impl Iterator<Item = &str> {
+        self.validity.iter().map(String::as_str).filter(|flag| !label_flags::ALL.contains(flag))
+    }
+
     /// The value at a dotted path of the resolved configuration, as `parallel.strategy`.
     pub fn setting(&self, path: &str) -> Option<&Value> {
         path.split('.').try_fold(&self.cell, |value, part| value.get(part))

@@ -1,11 +1,11 @@
-//! Medians, spread, bootstrap intervals, ratios and ties.
+//! Medians, spread, intervals, ratios and ties.
 
 mod random;
+mod rate;
 mod ratio;
 mod student;
 
-use random::SplitMix64;
-
+pub use rate::rate;
 pub use ratio::{Ratio, ratio};
 pub use student::{difference, interval_of_mean, student_t};
 
@@ -78,65 +78,22 @@ pub struct Interval {
 }
 
 impl Interval {
+    /// Whether both limits are numbers. Those of a single trial are not: nothing is known of how trials differ.
+    pub fn is_bounded(&self) -> bool {
+        self.low.is_finite() && self.high.is_finite()
+    }
+
     /// Whether the two have a value in common; touching counts.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.low <= other.high && other.low <= self.high
     }
 }
 
-/// How many resamples an interval is made from.
-pub const RESAMPLES: usize = 2000;
-/// The share of resamples that lie inside an interval, percent.
-pub const CONFIDENCE: f64 = 95.0;
+/// How many resamples the interval of a ratio is made from.
+const RESAMPLES: usize = 2000;
 const SEED: u64 = 0x7a62_656e_6368;
-
-/// The median over trials of a statistic of a trial's steps, with its bootstrap percentile interval ([`CONFIDENCE`]).
-///
-/// Two levels, because steps of one run resemble each other more than steps of two runs: each resample draws as many
-/// trials as there are, with replacement, then in each of them as many steps as it has, with replacement, and takes the
-/// median of `of_trial` over them. The seed is fixed, so the same records give the same interval.
-///
-/// A percentile interval of three trials is close to their range and would cover about 75 % of the time, so up to nine
-/// trials Student's interval of their mean is taken in as well. With one trial the interval holds the noise between
-/// steps only, and with one step it has no width. Reports say so. Empty trials and those whose statistic is not finite are left out; `None` if none
-/// is left.
-pub fn bootstrap<T: Clone>(trials: &[Vec<T>], of_trial: impl Fn(&[T]) -> f64) -> Option<Interval> {
-    let trials: Vec<&Vec<T>> = trials.iter().filter(|steps| !steps.is_empty() && of_trial(steps).is_finite()).collect();
-    let values: Vec<f64> = trials.iter().map(|steps| of_trial(steps)).collect();
-    let mid = median(&values)?;
-
-    let mut random = SplitMix64(SEED);
-    let mut medians = Vec::with_capacity(RESAMPLES);
-    let mut drawn = Vec::new();
-    let mut of_drawn = Vec::with_capacity(trials.len());
-    for _ in 0..RESAMPLES {
-        of_drawn.clear();
-        for _ in 0..trials.len() {
-            let steps = trials[random.below(trials.len())];
-            drawn.clear();
-            drawn.extend((0..steps.len()).map(|_| steps[random.below(steps.len())].clone()));
-            of_drawn.push(of_trial(&drawn));
-        }
-        medians.extend(median(&of_drawn).filter(|value| value.is_finite()));
-    }
-    medians.sort_by(f64::total_cmp);
-    let tail = (100.0 - CONFIDENCE) / 2.0;
-    let low = percentile_of_sorted(&medians, tail).unwrap_or(mid).min(mid);
-    let high = percentile_of_sorted(&medians, 100.0 - tail).unwrap_or(mid).max(mid);
-    let (low, high) = widened_for_few(&values, low, high);
-    Some(Interval { low, mid, high })
-}
-
-/// From this many trials on the bootstrap stands alone.
+/// From this many trials on the bootstrap of a ratio stands alone.
 pub(crate) const ENOUGH: usize = 10;
-
-/// Takes in Student's interval of the mean where there are two to nine trials. A bound of numbers that are never negative
-/// is not either.
-fn widened_for_few(values: &[f64], low: f64, high: f64) -> (f64, f64) {
-    let Some(student) = interval_of_mean(values).filter(|_| values.len() < ENOUGH) else { return (low, high) };
-    let least = if values.iter().all(|value| *value >= 0.0) { 0.0 } else { f64::NEG_INFINITY };
-    (low.min(student.low.max(least)), high.max(student.high))
-}
 
 /// Where a cell stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -146,7 +146,7 @@ pub struct GridArgs {
     /// The cells.
     #[command(flatten)]
     pub cells: Cells,
-    /// Trials of each cell, round robin over the cells
+    /// Valid trials of each cell, round robin over the cells; flagged ones are repeated, up to twice as many trials
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub trials: u32,
     /// Time limit of a trial
@@ -155,6 +155,9 @@ pub struct GridArgs {
     /// Measure everything again, whatever the notebook holds
     #[arg(long)]
     pub fresh: bool,
+    /// Do not repeat flagged trials: --trials trials of each cell, valid or not
+    #[arg(long)]
+    pub no_repeats: bool,
     /// Count records of another machine, build profile or commit as done
     #[arg(long, conflicts_with = "fresh")]
     pub any_environment: bool,
@@ -237,6 +240,9 @@ pub struct ReportArgs {
     /// Show it in a browser: the file of -o, or a page in the folder for temporary files
     #[arg(long)]
     pub open: bool,
+    /// Report skipped records of hardware on which nothing was measured, too; without it they are left out beside measured ones
+    #[arg(long)]
+    pub other_hardware: bool,
 }
 
 /// `zbench gate`.

@@ -238,6 +238,7 @@ fn empty(cell: Value) -> Record {
         command: command_line(),
         environment: machine::environment(),
         any_environment: false,
+        no_repeats: false,
         folders: Default::default(),
     };
     blank(&header, &key, cell, 1, Outcome::measured())

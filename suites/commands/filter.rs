@@ -4,7 +4,7 @@ use super::select;
 use anyhow::{Result, bail};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
-use zbench_reports::record::{Record, label_flags};
+use zbench_reports::record::Record;
 use zbench_reports::{Contents, Notebook};
 
 /// The records of a notebook that `what` stands for, in the order of the notebook. Terms: those of [`select::select`], and
@@ -73,7 +73,7 @@ impl Term {
 
 /// Measured, and without a flag that keeps it out of the ranking.
 pub fn is_valid(record: &Record) -> bool {
-    record.is_measured() && record.validity.iter().all(|flag| label_flags::ALL.contains(&flag.as_str()))
+    record.is_measured() && record.excluding_flags().next().is_none()
 }
 
 /// `7d`, `12h`, `30min`, `2w`: that long ago; a date, which begins at midnight here; or a moment as records state it.

@@ -181,7 +181,9 @@ impl Observe for Progress {
     fn end(&mut self, record: &Record) {
         let number = |metric: &str| record.metrics.number(metric);
         let what = match (record.outcome.status, number("tokens_per_second"), number("peak_memory_bytes")) {
-            (Status::Measured, Some(rate), Some(peak)) => format!("{rate:.0} tokens/s, {} a rank", gib(peak as u64)),
+            (Status::Measured, Some(rate), Some(peak)) => {
+                format!("{rate:.0} tokens/s, {} a rank{}", gib(peak as u64), flagged(record))
+            }
             (Status::Measured, ..) => "measured".into(),
             (status, ..) => format!("{}: {}", status.words(), record.outcome.reason),
         };
@@ -191,6 +193,12 @@ impl Observe for Progress {
         self.line(&format!("{}  {}  {what}", &record.id, self.label));
         learned.into_iter().for_each(|line| self.line(&line));
     }
+}
+
+/// Why a measured trial does not count, if so.
+fn flagged(record: &Record) -> String {
+    let flags: Vec<&str> = record.excluding_flags().collect();
+    if flags.is_empty() { String::new() } else { format!("; not valid: {}", flags.join(", ")) }
 }
 
 fn name(planned: &Planned) -> String {

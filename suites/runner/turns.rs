@@ -5,7 +5,7 @@
 //! end without a record.
 
 use super::plan::{Decision, Planned};
-use super::{Trials, parity, schedule, wanted};
+use super::{Trials, is_next, parity, schedule, validity, wanted};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use zbench_reports::environment::why_not_the_same;
@@ -35,15 +35,21 @@ pub(super) struct Turns<'a> {
     pending: Vec<(usize, u32)>,
     /// Trials that a record settles.
     done: HashSet<(usize, u32)>,
+    /// Whether flagged trials are repeated.
+    repeats: bool,
+    /// Trials whose newest record is flagged for what the machine did, so that another is wanted.
+    flagged: HashSet<(usize, u32)>,
     /// Cells that get no further trials in this run.
     over: BTreeSet<usize>,
     /// The largest number of a trial of each cell, whoever made it.
     largest: HashMap<usize, u32>,
     /// Records that count, oldest first.
     pub(super) counted: Vec<Record>,
-    /// Trials of each cell that were asked for.
+    /// Trials of each cell that were asked for, and those that repeat flagged ones.
     pub(super) wanted: Vec<Vec<u32>>,
-    /// How many trials were asked for.
+    /// How many trials of each cell were asked for.
+    asked: Vec<usize>,
+    /// How many trials are wanted in all.
     pub(super) all: usize,
     /// Why records that are there do not count, and how many.
     pub(super) set_aside: BTreeMap<String, usize>,
@@ -54,12 +60,14 @@ pub(super) struct Turns<'a> {
 }
 
 impl<'a> Turns<'a> {
-    /// Reads the notebook. `here` is the environment that records must have been made in.
+    /// Reads the notebook. `here` is the environment that records must have been made in; `repeats`: flagged trials are
+    /// repeated.
     pub(super) fn new(
         notebook: &'a Notebook,
         cells: &'a [Planned],
         trials: Trials,
         here: Option<Map<String, Value>>,
+        repeats: bool,
     ) -> Result<Self, StoreError> {
         let mut tail = notebook.tail();
         let known = tail.news()?;
@@ -73,8 +81,11 @@ impl<'a> Turns<'a> {
             here,
             index_of: cells.iter().enumerate().map(|(index, cell)| (cell.grid.key.as_str(), index)).collect(),
             all: pending.len(),
+            asked: wanted.iter().map(Vec::len).collect(),
             pending,
             done: HashSet::new(),
+            repeats,
+            flagged: HashSet::new(),
             over: BTreeSet::new(),
             largest: HashMap::new(),
             counted: Vec::new(),
@@ -136,6 +147,7 @@ impl<'a> Turns<'a> {
         }
         self.done.insert((index, record.trial));
         self.note_trial(&record);
+        self.repeat_flagged(index, &record);
         self.counted.push(record);
     }
 
@@ -189,12 +201,39 @@ impl<'a> Turns<'a> {
     }
 
     fn count(&mut self, record: Record) {
-        if let Some(&index) = self.index_of.get(record.key.as_str())
-            && is_final(&record, &self.cells[index])
-        {
-            self.done.insert((index, record.trial));
+        if let Some(&index) = self.index_of.get(record.key.as_str()) {
+            if is_final(&record, &self.cells[index]) {
+                self.done.insert((index, record.trial));
+            }
+            self.repeat_flagged(index, &record);
         }
         self.counted.push(record);
+    }
+
+    /// For each wanted trial whose newest record is flagged one more is wanted, until as many are valid as were asked for, and
+    /// at most twice as many trials as were asked for.
+    fn repeat_flagged(&mut self, index: usize, newest: &Record) {
+        match validity::is_worth_repeating(newest) {
+            true => self.flagged.insert((index, newest.trial)),
+            false => self.flagged.remove(&(index, newest.trial)),
+        };
+        // What is asked for once shows that it does not fit, or is one more by the user's wish.
+        let cell = &self.cells[index];
+        if !self.repeats || self.trials == Trials::OneMore || cell.decision != Decision::Run || is_next(cell) {
+            return;
+        }
+        let asked = self.asked[index];
+        while self.wanted[index].len() < 2 * asked {
+            let flagged = self.wanted[index].iter().filter(|trial| self.flagged.contains(&(index, **trial))).count();
+            if self.wanted[index].len() >= asked + flagged {
+                return;
+            }
+            // Trials are numbered from 1, without gaps.
+            let trial = self.wanted[index].len() as u32 + 1;
+            self.wanted[index].push(trial);
+            self.pending.push((index, trial));
+            self.all += 1;
+        }
     }
 
     fn note_trial(&mut self, record: &Record) {

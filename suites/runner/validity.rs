@@ -192,6 +192,15 @@ impl Sampled {
     }
 }
 
+/// Flags of what another trial would show again.
+const LASTING: [&str; 2] = ["emulated_device", "not_reproducible"];
+
+/// Whether a trial was measured and does not count because of what the machine did meanwhile, so that another may count.
+pub fn is_worth_repeating(record: &Record) -> bool {
+    let mut flags = record.excluding_flags().peekable();
+    record.is_measured() && flags.peek().is_some() && flags.all(|flag| !LASTING.contains(&flag))
+}
+
 /// What was sampled, into the record: the numbers, the flags with their sentences, and the energy of a token.
 pub fn add(record: &mut Record, sampled: &Sampled, end: &End) {
     if let Ok(value) = serde_json::to_value(sampled) {

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{LeftOut, Options};
 use crate::grid_report::labels;
-use crate::record::{Record, label_flags};
+use crate::record::Record;
 
 /// All trials of one configuration on one side.
 #[derive(Debug)]
@@ -36,16 +36,11 @@ impl<'a> Cell<'a> {
     }
 }
 
-/// Flags that keep a record out.
-pub fn excluding_flags(record: &Record) -> impl Iterator<Item = &str> {
-    record.validity.iter().map(String::as_str).filter(|flag| !label_flags::ALL.contains(flag))
-}
-
 fn why_left_out(record: &Record, options: Options) -> Option<String> {
     if !record.is_measured() {
         return Some(record.outcome.status.words().to_string());
     }
-    let flags: Vec<&str> = excluding_flags(record).collect();
+    let flags: Vec<&str> = record.excluding_flags().collect();
     (!options.include_flagged && !flags.is_empty()).then(|| format!("flagged {}", flags.join(", ")))
 }
 

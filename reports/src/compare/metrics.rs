@@ -54,7 +54,7 @@ pub struct Metric {
     pub low: Option<f64>,
     /// Upper limit.
     pub high: Option<f64>,
-    /// What the interval holds: `trials_and_steps`, `trials`, `steps`, or `counted` where all trials agree and none is needed.
+    /// What the interval holds: `trials_and_steps`, `trials`, or `counted` where all trials agree and none is needed.
     pub interval: Option<&'static str>,
     /// What may be said.
     pub verdict: Verdict,
@@ -260,10 +260,12 @@ fn judged(
         return metric;
     };
     (metric.a, metric.b) = (Some(found.a), Some(found.b));
-    (metric.ratio, metric.low, metric.high) = (Some(found.ratio.mid), Some(found.ratio.low), Some(found.ratio.high));
-    metric.interval = Some(if found.is_of_steps_only() { "steps" } else { holds });
+    metric.ratio = Some(found.ratio.mid);
+    if !found.has_too_few_trials() {
+        (metric.low, metric.high, metric.interval) = (Some(found.ratio.low), Some(found.ratio.high), Some(holds));
+    }
     let above = found.ratio.low > 1.0;
-    metric.verdict = if found.is_of_steps_only() {
+    metric.verdict = if found.has_too_few_trials() {
         Verdict::TooFewTrials
     } else if !above && found.ratio.high >= 1.0 {
         Verdict::NoDifference

@@ -75,12 +75,9 @@ pub fn metric(metric: &Metric, trials: (usize, usize)) -> String {
     }
     let limits = metric.low.zip(metric.high);
     match (metric.verdict, limits) {
-        (Verdict::TooFewTrials, Some((low, high))) => format!(
-            "too few trials to say ({} and {}): the noise between steps alone gives {}",
-            trials.0,
-            trials.1,
-            changes(low, high)
-        ),
+        (Verdict::TooFewTrials, _) => {
+            format!("too few trials to say ({} and {}; two on each side are needed)", trials.0, trials.1)
+        }
         (Verdict::NoDifference, Some((low, high))) => {
             let far = (high - 1.0).max(1.0 - low);
             let caution = match far {
@@ -312,8 +309,9 @@ pub fn summary(comparison: &Comparison) -> Vec<String> {
     for (name, what) in
         [("tokens_per_second", "Speed"), ("peak_memory_bytes", "Peak memory"), ("wire_bytes", "Bytes on the wire")]
     {
-        let ratios: Vec<f64> =
-            comparison.pairs.iter().filter_map(|pair| pair.metric(name)?.ratio).filter(|ratio| *ratio > 0.0).collect();
+        let compared = comparison.pairs.iter().filter_map(|pair| pair.metric(name));
+        let compared = compared.filter(|metric| metric.verdict != Verdict::TooFewTrials);
+        let ratios: Vec<f64> = compared.filter_map(|metric| metric.ratio).filter(|ratio| *ratio > 0.0).collect();
         let (Some(least), Some(most)) =
             (ratios.iter().copied().reduce(f64::min), ratios.iter().copied().reduce(f64::max))
         else {

@@ -4,7 +4,6 @@ use super::{figure, id, named};
 use crate::document::{Column, Entry, Table};
 use crate::grid_report::{Cell, Grid};
 use crate::plot::{Axis, Cloud, Dot, Figure, MOST_LINES, Plot, Scatter, Unit, drawable};
-use crate::record::Verdict;
 use crate::units;
 
 /// So many points are drawn; the best of both are always among them.
@@ -17,13 +16,13 @@ struct Point<'g, 'a> {
     bytes: f64,
 }
 
-/// The measured cells that do the same kind of work: full fine-tunes, or where there are none, adapter runs.
+/// The ranked cells that do the same kind of work: full fine-tunes, or where there are none, adapter runs.
 fn points<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Point<'g, 'a>> {
     let point = |cell: &'g Cell<'a>| {
         let (speed, bytes) = (drawable(cell.speed?.mid)?, cell.peak_bytes()? as f64);
-        (cell.verdict != Verdict::Failed && bytes > 0.0).then_some(Point { cell, speed, bytes })
+        (bytes > 0.0).then_some(Point { cell, speed, bytes })
     };
-    let all: Vec<Point> = grid.measured().filter_map(point).collect();
+    let all: Vec<Point> = grid.ranked().filter_map(point).collect();
     let has_full = all.iter().any(|point| !point.cell.has_adapter());
     all.into_iter().filter(|point| !(has_full && point.cell.has_adapter())).collect()
 }
@@ -53,7 +52,7 @@ fn beaten_by<'p, 'g, 'a>(points: &'p [Point<'g, 'a>], front: &[usize], point: &P
 
 fn left_out(grid: &Grid, points: &[Point]) -> String {
     let adapters =
-        grid.measured().filter(|cell| cell.has_adapter() && !points.iter().any(|p| p.cell.key == cell.key)).count();
+        grid.ranked().filter(|cell| cell.has_adapter() && !points.iter().any(|p| p.cell.key == cell.key)).count();
     match (adapters, points.first().is_some_and(|point| point.cell.has_adapter())) {
         (0, _) | (_, true) => String::new(),
         (count, false) => {

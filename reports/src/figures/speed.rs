@@ -1,7 +1,7 @@
 //! How fast cells are: tokens per second, model FLOPs utilisation, and how step times are spread.
 
 use super::{chosen, figure, id, named, tone};
-use crate::grid_report::{Cell, Grid, rate};
+use crate::grid_report::{Cell, Grid};
 use crate::plot::{Axis, Figure, IntervalRow, Intervals, Plot, SpreadRow, Spreads, Unit, drawable};
 use crate::stats::{self, Interval};
 use crate::units;
@@ -10,11 +10,13 @@ use crate::units;
 const VALUES: usize = 640;
 
 fn row(cell: &Cell, value: Interval) -> Option<IntervalRow> {
+    // One trial has no limits: its mark has no line.
+    let (low, high) = if value.is_bounded() { (value.low, value.high) } else { (value.mid, value.mid) };
     Some(IntervalRow {
         label: cell.label.clone(),
-        low: drawable(value.low)?,
+        low: drawable(low)?,
         mid: drawable(value.mid)?,
-        high: drawable(value.high)?,
+        high: drawable(high)?,
         tone: tone(cell),
         record: id(cell),
     })
@@ -23,7 +25,7 @@ fn row(cell: &Cell, value: Interval) -> Option<IntervalRow> {
 /// What intervals mean, and what hollow and crossed-out marks do.
 fn how_to_read(rows: &[IntervalRow]) -> String {
     use crate::document::Tone;
-    let mut text = " Lines are 95 % bootstrap intervals over trials and steps.".to_string();
+    let mut text = " Lines are 95 % intervals over trials; one trial has none.".to_string();
     if rows.iter().any(|row| row.tone == Tone::Warning) {
         text += " Hollow: not ranked, for the reason in the table.";
     }
@@ -114,7 +116,7 @@ fn utilisation(cell: &Cell) -> Option<Interval> {
             })
         })
         .collect();
-    rate(trials)
+    stats::rate(&trials)
 }
 
 /// How the times of timed steps are spread.

@@ -10,6 +10,9 @@ use crate::record::{Category, Communication, Record, Status, Verdict, label_flag
 use crate::stats::{self, Interval, Place};
 use crate::units;
 
+/// Why a cell of one valid trial has no rank.
+const ONE_TRIAL: &str = "one valid trial only: how trials differ is unknown";
+
 /// All trials of one configuration.
 #[derive(Debug)]
 pub struct Cell<'a> {
@@ -21,7 +24,7 @@ pub struct Cell<'a> {
     pub trials: Vec<&'a Record>,
     /// The trials whose numbers are used: measured and, if there are such, without validity flags.
     pub used: Vec<&'a Record>,
-    /// Tokens per second of all ranks: median over trials with its interval.
+    /// Tokens per second of all ranks: median over trials with its interval, which one trial leaves without an upper limit.
     pub speed: Option<Interval>,
     /// The worst verdict of the used trials.
     pub verdict: Verdict,
@@ -58,7 +61,7 @@ impl<'a> Grid<'a> {
             }
             trials[place].push(record);
         }
-        let mut cells = cells_of(trials);
+        let mut cells: Vec<Cell> = trials.into_iter().map(Cell::new).collect();
 
         let ranked: Vec<usize> = (0..cells.len()).filter(|&cell| cells[cell].unranked.is_none()).collect();
         let speeds: Vec<Interval> = ranked.iter().filter_map(|&cell| cells[cell].speed).collect();
@@ -124,10 +127,10 @@ impl<'a> Grid<'a> {
         cell.used.iter().find_map(of_record).map(|&place| &self.cells[place])
     }
 
-    /// The median speed as a multiple of the reference's.
+    /// The median speed as a multiple of the reference's; `None` where either is not ranked.
     pub fn speed_ratio(&self, cell: &Cell) -> Option<f64> {
-        let reference = self.reference(cell)?.speed?.mid;
-        (reference > 0.0).then_some(cell.speed?.mid / reference)
+        let ranked = |cell: &Cell| Some(cell.place.and(cell.speed)?.mid);
+        Some(ranked(cell)? / ranked(self.reference(cell)?)?)
     }
 }
 
@@ -135,7 +138,7 @@ impl<'a> Cell<'a> {
     fn new(trials: Vec<&'a Record>) -> Self {
         let measured: Vec<&Record> = trials.iter().copied().filter(|record| record.is_measured()).collect();
         let clean: Vec<&Record> =
-            measured.iter().copied().filter(|record| excluding_flags(record).next().is_none()).collect();
+            measured.iter().copied().filter(|record| record.excluding_flags().next().is_none()).collect();
         let has_clean = !clean.is_empty();
         let used = if has_clean { clean } else { measured };
         let speed = speed(&used);
@@ -147,19 +150,24 @@ impl<'a> Cell<'a> {
         } else if verdict == Verdict::Failed {
             Some("loss parity failed".to_string())
         } else if !has_clean {
-            let mut flags: Vec<&str> = used.iter().flat_map(|record| excluding_flags(record)).collect();
+            let mut flags: Vec<&str> = used.iter().flat_map(|record| record.excluding_flags()).collect();
             flags.sort_unstable();
             flags.dedup();
             Some(flags.join(", "))
         } else if speed.is_none() {
             Some("no timed steps with tokens".to_string())
-        } else if observations(&used) < 2 {
-            Some("one timed step only: its spread is unknown".to_string())
+        } else if speed.is_some_and(|speed| !speed.is_bounded()) {
+            Some(ONE_TRIAL.to_string())
         } else {
             None
         };
         let key = trials[0].key.as_str();
         Self { key, label: String::new(), trials, used, speed, verdict, place: None, unranked }
+    }
+
+    /// Tokens per second with an interval: where two trials or more say how trials differ.
+    pub fn interval(&self) -> Option<Interval> {
+        self.speed.filter(Interval::is_bounded)
     }
 
     /// The record that stands for the cell: its last used trial, or else its last.
@@ -186,8 +194,8 @@ impl<'a> Cell<'a> {
     /// Measured trials whose numbers are not used, for their validity flags.
     pub fn set_aside(&self) -> impl Iterator<Item = &'a Record> {
         // Where one trial without flags is used, all those are, and none with a flag.
-        let uses_clean = self.used.first().is_some_and(|used| excluding_flags(used).next().is_none());
-        let is_flagged = |record: &&Record| record.is_measured() && excluding_flags(record).next().is_some();
+        let uses_clean = self.used.first().is_some_and(|used| used.excluding_flags().next().is_none());
+        let is_flagged = |record: &&Record| record.is_measured() && record.excluding_flags().next().is_some();
         self.trials.iter().copied().filter(move |record| uses_clean && is_flagged(record))
     }
 
@@ -271,48 +279,7 @@ impl<'a> Cell<'a> {
     }
 }
 
-/// A cell for each list of trials, in their order. Intervals are what takes time, and each is of one cell alone: all cores
-/// take part.
-fn cells_of<'a>(trials: Vec<Vec<&'a Record>>) -> Vec<Cell<'a>> {
-    const WORTH_THREADS: usize = 64;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if trials.len() < WORTH_THREADS || cores == 1 {
-        return trials.into_iter().map(Cell::new).collect();
-    }
-    let share = trials.len().div_ceil(cores);
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = trials
-            .chunks(share)
-            .map(|part| scope.spawn(move || part.iter().cloned().map(Cell::new).collect::<Vec<Cell>>()))
-            .collect();
-        let finished = workers.into_iter().map(|worker| worker.join());
-        // A panic in a worker is one of this function.
-        finished.flat_map(|cells| cells.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    })
-}
-
-/// From so many trials on, steps are not drawn one by one: trials differ by the noise of their steps, too, and many trials
-/// show all of it.
-const MANY_TRIALS: usize = 200;
-
-/// The median over trials of work over time, with its interval; each trial is the work and time of its steps.
-pub fn rate(mut trials: Vec<Vec<(f64, f64)>>) -> Option<Interval> {
-    let sum = |steps: &[(f64, f64)]| steps.iter().fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
-    if trials.len() >= MANY_TRIALS {
-        trials.iter_mut().filter(|steps| !steps.is_empty()).for_each(|steps| *steps = vec![sum(steps)]);
-    }
-    stats::bootstrap(&trials, |steps| {
-        let (work, time) = sum(steps);
-        work / time
-    })
-}
-
-/// Numbers that a speed rests on: timed steps, or trials whose records hold none.
-fn observations(used: &[&Record]) -> usize {
-    used.iter().map(|record| record.timed_steps().count().max(1)).sum()
-}
-
-/// Tokens per second: the tokens of the timed steps over their time, with two-level bootstrap. A record without steps
+/// Tokens per second: the tokens of the timed steps over their time ([`stats::rate`]). A record without steps
 /// counts as one step of the rate that its metric states.
 fn speed(used: &[&Record]) -> Option<Interval> {
     let trials: Vec<Vec<(f64, f64)>> = used
@@ -325,7 +292,7 @@ fn speed(used: &[&Record]) -> Option<Interval> {
             }
         })
         .collect();
-    rate(trials).filter(|speed| speed.mid > 0.0)
+    stats::rate(&trials)
 }
 
 fn severity(verdict: Verdict) -> u8 {
@@ -336,11 +303,6 @@ fn severity(verdict: Verdict) -> u8 {
         Verdict::None => 3,
         Verdict::Failed => 4,
     }
-}
-
-/// Flags that keep a record out of the ranking.
-pub fn excluding_flags(record: &Record) -> impl Iterator<Item = &str> {
-    record.validity.iter().map(String::as_str).filter(|flag| !label_flags::ALL.contains(flag))
 }
 
 /// Whether a record is a scaled-down stand-in: by its cell, by a key beside it, by a flag or by a note that begins so.

@@ -2,14 +2,15 @@
 
 use serde_json::Value;
 
-use super::cells::{Cell, Grid, excluding_flags};
+use super::cells::{Cell, Grid};
 use crate::batch::{self, Batch};
+use crate::record::Verdict;
 use crate::stats::{self, Interval};
 use crate::units;
 
 /// So many cells are named in a sentence; of more, the count is given.
 const NAMED: usize = 4;
-/// Below so many trials, Student's interval is what an interval is mostly made of.
+/// Below so many trials a reader is told that intervals are wide because trials are few.
 const ENOUGH_TRIALS: usize = 8;
 
 /// Which cells are fastest, and which cannot be told from them: full fine-tunes and adapter runs apart where there are
@@ -60,13 +61,12 @@ fn fastest_of(grid: &Grid, cells: &[&Cell], one: &str, many: &str) -> String {
         2 => "their 95 % intervals overlap".to_string(),
         _ => format!("the 95 % interval of each overlaps that of {}, which has the highest median", best.label),
     };
-    let all = first.len() == cells.len();
-    format!(
-        "{}{}{} {many} are tied for first: {names}; {how}, so the data do not say which is faster.",
-        if all { "All " } else { "" },
-        first.len(),
-        if all { String::new() } else { format!(" of {}", cells.len()) },
-    )
+    let who = match (first.len(), cells.len()) {
+        (2, 2) => format!("Both {many}"),
+        (some, all) if some == all => format!("All {all} {many}"),
+        (some, all) => format!("{some} of {all} {many}"),
+    };
+    format!("{who} are tied for first: {names}; {how}, so the data do not say which is faster.")
 }
 
 /// `a; b; c`, and of many the first and a count.
@@ -89,12 +89,15 @@ fn against_reference(grid: &Grid, cell: &Cell) -> String {
 /// How many trials the numbers rest on, how many were set aside and why.
 pub fn trials(grid: &Grid) -> Option<String> {
     let set_aside: Vec<_> = grid.measured().flat_map(Cell::set_aside).collect();
-    let ranked = grid.ranked().count();
-    let lone = grid.ranked().filter(|cell| cell.used.len() == 1).count();
+    let is_lone = |cell: &&Cell| match cell.used[..] {
+        [record] => cell.verdict != Verdict::Failed && record.excluding_flags().next().is_none(),
+        _ => false,
+    };
+    let lone = grid.measured().filter(is_lone).count();
     let mut sentences = Vec::new();
     if !set_aside.is_empty() {
         let mut flags: Vec<(&str, usize)> = Vec::new();
-        for flag in set_aside.iter().flat_map(|record| excluding_flags(record)) {
+        for flag in set_aside.iter().flat_map(|record| record.excluding_flags()) {
             match flags.iter_mut().find(|(other, _)| *other == flag) {
                 Some((_, count)) => *count += 1,
                 None => flags.push((flag, 1)),
@@ -112,11 +115,11 @@ pub fn trials(grid: &Grid) -> Option<String> {
             units::list(&reasons)
         ));
     }
-    let is_flagged = |cell: &&Cell| cell.used.iter().all(|record| excluding_flags(record).next().is_some());
+    let is_flagged = |cell: &&Cell| cell.used.iter().all(|record| record.excluding_flags().next().is_some());
     let flagged: Vec<&Cell> = grid.measured().filter(is_flagged).collect();
     if !flagged.is_empty() {
         let mut flags: Vec<&str> =
-            flagged.iter().flat_map(|cell| &cell.used).flat_map(|record| excluding_flags(record)).collect();
+            flagged.iter().flat_map(|cell| &cell.used).flat_map(|record| record.excluding_flags()).collect();
         flags.sort_unstable();
         flags.dedup();
         sentences.push(format!(
@@ -130,15 +133,14 @@ pub fn trials(grid: &Grid) -> Option<String> {
         ));
     }
     if lone > 0 {
-        let valid = if set_aside.is_empty() { "" } else { "valid " };
-        let (whose, have) = match (lone, ranked) {
-            (1, 1) => ("The ranked cell".to_string(), "has"),
-            (some, all) if some == all => (format!("All {all} ranked cells"), "have"),
-            (1, all) => (format!("1 of {all} ranked cells"), "has"),
-            (some, all) => (format!("{some} of {all} ranked cells"), "have"),
+        let (subject, is) = match (lone, grid.measured().count()) {
+            (1, 1) => ("The measured cell has".to_string(), "is"),
+            (1, all) => (format!("1 of {all} measured cells has"), "is"),
+            (some, all) => (format!("{some} of {all} measured cells have"), "are"),
         };
         sentences.push(format!(
-            "{whose} {have} one {valid}trial: the interval then holds the noise between steps, not that between runs."
+            "{subject} only one valid trial and {is} not ranked: how runs differ is seen from two trials on. \
+             `zbench grid` measures what is missing (--trials 2 or more)."
         ));
     }
     (!sentences.is_empty()).then(|| sentences.join(" "))
@@ -178,10 +180,9 @@ pub fn intervals(grid: &Grid) -> String {
     {
         let trials =
             if fewest == most { units::plural(most, "trial", "trials") } else { format!("{fewest} to {most} trials") };
-        text += &match most {
-            1 => " An interval from one trial holds the noise between its steps only.".to_string(),
-            _ => format!(" With {trials} an interval is at least Student's of their mean: wide, as few trials are."),
-        };
+        text += &format!(
+            " The intervals are wide because there are few trials: {trials} for each cell, and Student's t is large for few."
+        );
     }
     text
 }
@@ -278,7 +279,7 @@ pub fn different_work(grid: &Grid) -> Option<String> {
             differ(&step)
         ));
     }
-    (!sentences.is_empty()).then(|| sentences.join(" ") + " Ranks compare tokens per second all the same.")
+    (!sentences.is_empty()).then(|| sentences.join(" ") + " The ranks still compare tokens per second.")
 }
 
 /// A warning when losses are those of different trainings.

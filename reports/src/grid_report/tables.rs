@@ -1,6 +1,6 @@
 //! The tables of a comparison.
 
-use super::cells::{Cell, Grid, excluding_flags};
+use super::cells::{Cell, Grid};
 use super::words;
 use crate::document::{Column, Entry, Table, Tone};
 use crate::record::{Category, Record, Status, Verdict};
@@ -50,7 +50,7 @@ pub fn speed(grid: &Grid) -> Table {
     }
     columns.extend(grid.axes.telling.iter().map(|axis| Column::words(&axis.path).for_machines()));
     let mut table = Table::new("cells", columns).caption(
-        "Tokens per second of all ranks together, with the 95 % bootstrap interval over trials and steps; MFU by the \
+        "Tokens per second of all ranks together, with the 95 % interval over trials (docs/statistics.md); MFU by the \
          record's default convention (model FLOPs: exact matrix products, the causal half of attention, no recomputation; docs/flops.md); \
          peak memory and bytes on the wire of the largest rank (MiB = 2^20, MB = 10^6 bytes); exposed communication per step; last \
          loss in nats. The record is the one that stands for the cell; all of them are listed at the end.",
@@ -83,17 +83,17 @@ fn speed_row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
     };
     let rank = cell.place.map_or_else(Entry::nothing, |place| Entry::words(place.label()));
     let ms = |ms: f64| format!("{} ms", units::number(ms));
-    let speed = |value: fn(crate::stats::Interval) -> f64| Entry::maybe(cell.speed.map(value), units::number);
-    let interval = cell.speed.map_or_else(Entry::nothing, |speed| {
+    let limit = |value: fn(crate::stats::Interval) -> f64| Entry::maybe(cell.interval().map(value), units::number);
+    let interval = cell.interval().map_or_else(Entry::nothing, |speed| {
         Entry::words(format!("{}–{}", units::number(speed.low), units::number(speed.high)))
     });
     vec![
         Entry::words(&cell.label),
         rank.toned(tone),
-        speed(|speed| speed.mid).toned(tone),
+        Entry::maybe(cell.speed.map(|speed| speed.mid), units::number).toned(tone),
         interval,
-        speed(|speed| speed.low),
-        speed(|speed| speed.high),
+        limit(|speed| speed.low),
+        limit(|speed| speed.high),
         Entry::maybe(grid.speed_ratio(cell), |ratio| format!("{ratio:.2}")),
         beside_plan(cell.predicted_peak_bytes(), cell.peak_bytes()),
         Entry::memory(cell.predicted_peak_bytes()),
@@ -328,7 +328,7 @@ pub fn flagged(grid: &Grid) -> Option<Table> {
     for cell in grid.measured() {
         let mut groups: Vec<(Vec<&str>, Vec<&Record>)> = Vec::new();
         for record in cell.trials.iter().copied().filter(|record| record.is_measured()) {
-            let flags: Vec<&str> = excluding_flags(record).collect();
+            let flags: Vec<&str> = record.excluding_flags().collect();
             match groups.iter_mut().find(|(other, _)| *other == flags) {
                 _ if flags.is_empty() => {}
                 Some((_, records)) => records.push(record),

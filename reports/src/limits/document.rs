@@ -6,6 +6,7 @@ use crate::document::{Column, Document, Entry, Table, Tone};
 use crate::estimate_report::EstimateRow;
 use crate::grid_report::Grid;
 use crate::record::{Record, Status};
+use crate::stats::Interval;
 use crate::units;
 
 /// So many searches are told one by one in words; the table has all.
@@ -107,7 +108,7 @@ fn evidence(rows: &[Row]) -> String {
 fn of(some: usize, all: usize) -> String {
     match (some, all) {
         (1, 1) => "the one search".into(),
-        (some, all) if some == all => format!("all {all} searches"),
+        (some, all) if some == all => units::all(all, "searches"),
         (some, all) => format!("{some} of {} searches", all),
     }
 }
@@ -132,7 +133,9 @@ fn against(name: &str, row: &Row, rows: &[Row]) -> Option<String> {
         number(base)
     );
     let speed = match (row.speed, reference.speed) {
-        (Some(own), Some(other)) if other.mid > 0.0 => {
+        // One trial is compared with nothing.
+        (Some(own), Some(other)) if !own.is_bounded() || !other.is_bounded() => String::new(),
+        (Some(own), Some(other)) => {
             let overlap = if own.overlaps(&other) { "; their 95 % intervals overlap" } else { "" };
             format!(" and trains {} times the tokens per second at it{overlap}", units::number(own.mid / other.mid))
         }
@@ -268,12 +271,12 @@ fn entries(row: &Row, rows: &[Row], [has_measured, predicts, compares]: [bool; 3
     if compares {
         let of = |row: &Row| row.search.value.map(|value| value as f64);
         list.push(times(of(row), reference.and_then(of)));
-        // Measured against measured, else predicted against predicted.
-        let base = reference.map(|other| (other.speed.map(|speed| speed.mid), other.predicted_speed));
-        list.push(match (speed, base) {
-            (Some(own), Some((Some(other), _))) => times(Some(own), Some(other)),
-            (None, Some((_, other))) => times(row.predicted_speed, other),
-            _ => Entry::nothing(),
+        // Measured against measured, else predicted against predicted. One trial is compared with nothing.
+        let of_trials = |row: &Row| row.speed.filter(Interval::is_bounded).map(|speed| speed.mid);
+        list.push(match (row.speed, reference) {
+            (Some(_), other) => times(of_trials(row), other.and_then(of_trials)),
+            (None, Some(other)) => times(row.predicted_speed, other.predicted_speed),
+            (None, None) => Entry::nothing(),
         });
     }
     let found = match (row.search.of, value) {

@@ -12,16 +12,16 @@ pub struct Ratio {
     pub a: f64,
     /// Median over B's trials.
     pub b: f64,
-    /// `b / a` with its 95 % interval.
+    /// `b / a` with its 95 % interval; from 0 and without an upper limit where a side has one trial.
     pub ratio: Interval,
     /// How many trials of A and of B it rests on.
     pub trials: (usize, usize),
 }
 
 impl Ratio {
-    /// Whether one of the sides has one trial only: then the interval holds the noise between steps, and not what differs
-    /// from one run to the next, and nothing may be claimed from it.
-    pub fn is_of_steps_only(&self) -> bool {
+    /// Whether one of the sides has one trial only: nothing is known of how trials differ, so there is no interval and
+    /// nothing may be claimed.
+    pub fn has_too_few_trials(&self) -> bool {
         self.trials.0.min(self.trials.1) < 2
     }
 }
@@ -32,8 +32,9 @@ const INNER: usize = 250;
 /// The ratio of the medians over trials, B to A, of a statistic of a trial's steps, with its 95 % interval: two-level
 /// bootstrap of the logarithm, and for fewer than ten trials on a side Welch's interval of the mean logarithms taken in.
 ///
-/// The two levels are those of [`super::bootstrap`]. Of each trial's steps 250 resamples are drawn first; then each of
-/// 2000 resamples draws, for either side, as many trials as there are and one resample of the steps of each.
+/// Two levels, because steps of one run resemble each other more than steps of two runs. Of each trial's steps 250 resamples
+/// are drawn first; then each of 2000 resamples draws, for either side, as many trials as there are and one resample of the
+/// steps of each.
 ///
 /// The result does not depend on the order of the trials, and exchanging A and B inverts it: half of the resamples are
 /// drawn with the two streams of random numbers exchanged. Trials whose statistic is not finite and above 0 are
@@ -41,6 +42,13 @@ const INNER: usize = 250;
 pub fn ratio<T: Clone + PartialOrd>(a: &[Vec<T>], b: &[Vec<T>], of_trial: impl Fn(&[T]) -> f64) -> Option<Ratio> {
     let (a, b) = (Side::new(a, &of_trial), Side::new(b, &of_trial));
     let (mid_a, mid_b) = (a.median()?, b.median()?);
+    let trials = (a.values.len(), b.values.len());
+    // Where a ratio is beyond what numbers hold, the largest or smallest number stands for it.
+    let mid = (mid_b / mid_a).clamp(f64::MIN_POSITIVE, f64::MAX);
+    if trials.0.min(trials.1) < 2 {
+        let ratio = Interval { low: 0.0, mid, high: f64::INFINITY };
+        return Some(Ratio { a: mid_a, b: mid_b, ratio, trials });
+    }
     let mut ratios = Vec::with_capacity(RESAMPLES);
     for (stream_a, stream_b) in [(1, 2), (2, 1)] {
         let (mut random_a, mut random_b) = (stream(stream_a), stream(stream_b));
@@ -55,10 +63,7 @@ pub fn ratio<T: Clone + PartialOrd>(a: &[Vec<T>], b: &[Vec<T>], of_trial: impl F
     let (_, low, rest) = ratios.select_nth_unstable_by(cut, f64::total_cmp);
     let low = *low;
     let (_, high, _) = rest.select_nth_unstable_by(RESAMPLES - 2 - 2 * cut, f64::total_cmp);
-    // Where a ratio is beyond what numbers hold, the largest or smallest number stands for it.
-    let mid = (mid_b / mid_a).clamp(f64::MIN_POSITIVE, f64::MAX);
     let (mut low, mut high) = (low.min(mid), high.min(f64::MAX).max(mid));
-    let trials = (a.values.len(), b.values.len());
     if trials.0.min(trials.1) < ENOUGH {
         let logs = |side: &Side| side.values.iter().map(|value| value.ln()).collect::<Vec<f64>>();
         if let Some(welch) = difference(&logs(&a), &logs(&b)) {
@@ -91,8 +96,8 @@ impl Side {
         let by_steps = |a: &Vec<T>, b: &Vec<T>| a.partial_cmp(b).unwrap_or(Ordering::Equal);
         trials.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| by_steps(a.1, b.1)));
         // What trials state holds the noise of their steps once already; to add it whole would count it twice. Over many
-        // trials the bootstrap of trials alone has its variance short by a part in their number, and of a single
-        // trial by all of it: deviations shrunk so make up for that part.
+        // trials the bootstrap of trials alone has its variance short by a part in their number: deviations shrunk so
+        // make up for that part.
         let shrink = 1.0 / (trials.len() as f64).sqrt();
         let count = if trials.iter().any(|(_, steps)| steps.len() > 1) { INNER } else { 1 };
         let mut resampled = Vec::with_capacity(trials.len() * count);

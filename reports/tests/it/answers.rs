@@ -145,8 +145,14 @@ fn a_name_that_two_keys_share_is_given_in_full() {
 
 #[test]
 fn full_fine_tunes_and_adapter_runs_are_answered_for_apart() {
-    let mut records: Vec<Record> = [0, 1, 3, 4].iter().map(|&spec| grid::trial(&grid::specs()[spec], 1)).collect();
-    with_lora(&mut records, &[0, 0, 8, 8]);
+    let cells = [0, 1, 3, 4, 0, 1, 3, 4];
+    let mut records: Vec<Record> = Vec::new();
+    for (place, &spec) in cells.iter().enumerate() {
+        let mut specs = grid::specs();
+        specs[spec].ms[1] = specs[spec].ms[0];
+        records.push(grid::trial(&specs[spec], 1 + place as u32 / 4));
+    }
+    with_lora(&mut records, &[0, 0, 8, 8, 0, 0, 8, 8]);
     let said = answer_of(&comparison(&records, None));
     assert!(said.contains("ddp, checkpointing=none is the fastest of 2 full fine-tunes: 20,480 tokens/s"), "{said}");
     assert!(said.contains("zero3, checkpointing=none is the fastest of 2 adapter runs: 17,067"), "{said}");
@@ -185,14 +191,15 @@ fn trials_set_aside_are_counted_with_their_reason() {
     assert!(
         said.contains(
             "The numbers rest on 19 of 21 measured trials; 2 were set aside: other processes used the cores \
-             (busy_machine) in 2 trials. 1 of 6 ranked cells has one valid trial: "
+             (busy_machine) in 2 trials. 1 of 7 measured cells has only one valid trial and is not ranked: "
         ),
         "{said}"
     );
     let lone: Vec<Record> = grid::specs()[..2].iter().map(|spec| grid::trial(spec, 1)).collect();
     let said = answer_of(&comparison(&lone, None));
-    assert!(said.contains("All 2 ranked cells have one trial: "), "{said}");
-    assert!(!answer_of(&comparison(&grid::records(), None)).contains("one trial"), "three trials each");
+    assert!(said.contains("2 of 2 measured cells have only one valid trial and are not ranked: "), "{said}");
+    assert!(said.contains("No cell is ranked"), "{said}");
+    assert!(!answer_of(&comparison(&grid::records(), None)).contains("one valid trial"), "three trials each");
 }
 
 #[test]
@@ -218,8 +225,8 @@ fn rows_follow_the_medians_and_wide_intervals_are_named() {
     let mut specs = grid::specs();
     specs.truncate(3);
     specs[0].ms = [100.0, 100.1, 100.2];
-    specs[1].ms = [100.5, 101.0, 101.5];
-    specs[2].ms = [101.5, 102.0, 102.5];
+    specs[1].ms = [101.4, 101.9, 102.4];
+    specs[2].ms = [102.6, 103.0, 103.4];
     let records: Vec<Record> = specs.iter().flat_map(|spec| (1..=3).map(|number| grid::trial(spec, number))).collect();
     let document = comparison(&records, None);
     assert_eq!(column(&document, "cells", "rank"), ["1=", "1=", "3"]);

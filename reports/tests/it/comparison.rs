@@ -61,6 +61,17 @@ fn ties_are_said_in_words_and_in_ranks() {
 }
 
 #[test]
+fn two_of_two_are_both() {
+    let specs = grid::specs();
+    let records: Vec<Record> =
+        [2, 5].iter().flat_map(|&at| (1..=3).map(move |n| (at, n))).map(|(at, n)| grid::trial(&specs[at], n)).collect();
+    let said = text(&comparison(&records, None));
+    assert!(said.contains("Both ranked cells are tied for first: "), "{said}");
+    assert!(said.contains("equal to the byte in both cells that state both."), "{said}");
+    assert!(!said.to_lowercase().contains("all 2 "), "{said}");
+}
+
+#[test]
 fn a_single_winner_is_named_with_the_next() {
     let mut specs = grid::specs();
     specs[2].ms = [60.0, 61.0, 62.0];
@@ -192,8 +203,11 @@ fn little_or_nothing_is_reported_as_such() {
     assert!(text(&comparison(&[], Some("why?"))).contains("There are no records to compare."));
     let lone = [grid::trial(&grid::specs()[0], 1)];
     let said = text(&comparison(&lone, None));
+    assert!(said.contains("No cell is ranked") && said.contains("one valid trial"), "{said}");
+    let both = [1, 2].map(|number| grid::trial(&grid::specs()[0], number));
+    let said = text(&comparison(&both, None));
     assert!(
-        said.contains("One cell is ranked, so there is nothing to compare it with: ddp at 20,480 tokens/s."),
+        said.contains("One cell is ranked, so there is nothing to compare it with: ddp at 20,279 tokens/s."),
         "{said}"
     );
     let none = [grid::ended("zero1", Status::Skipped, Source::Host, "no GPU")];

@@ -39,6 +39,12 @@ fn cell(search: &Search) -> serde_json::Value {
 }
 
 /// A measured trial of 100 tokens a millisecond and sequence of the micro-batch.
+/// Another trial of it.
+fn second(search: &Search, rate: f64) -> Record {
+    let first = measured(search, rate);
+    Record { id: format!("{}-2", first.id), trial: 2, ..first }
+}
+
 fn measured(search: &Search, rate: f64) -> Record {
     let key = format!("{}-{:?}-key-of-the-cell", search.combination, search.value);
     let mut record = Record::new(format!("{key}-measured-trial"), key, "limit", Outcome::measured());
@@ -91,12 +97,19 @@ fn the_limits_are_told_with_what_they_are_worth() {
         measured(&zero2, 14_000.0),
         refused(&next_of(&ddp), Source::Arena),
         refused(&next_of(&zero2), Source::Arena),
+        second(&ddp, 10_000.0),
+        second(&zero2, 14_000.0),
     ];
+    // One trial of each is compared with nothing.
+    let (document, text) = words(&records[..4]);
+    assert!(text.contains("zero2 fits 3.20 times the micro_batch of ddp (16 against 5)."), "{text}");
+    assert!(!text.contains("times the tokens per second"), "{text}");
+    assert_eq!(column(&document, "largest micro_batch", "× ddp: tokens/s"), ["-", "-"]);
     let (document, text) = words(&records);
     for part in [
         "## Largest micro_batch",
         "The largest micro_batch that fits the 64.0 MiB of a rank: ddp 5; zero2 16. The next value was run and was out of \
-         memory in all 2 searches.",
+         memory in both searches.",
         "zero2 fits 3.20 times the micro_batch of ddp (16 against 5) and trains 1.40 times the tokens per second at it.",
         "but train.micro_batch, which the search found",
         "the global batch grows",
@@ -111,11 +124,11 @@ fn the_limits_are_told_with_what_they_are_worth() {
     assert_eq!(column(&document, name, "× ddp: tokens/s"), ["1.00", "1.40"]);
     assert_eq!(column(&document, name, "global batch"), ["20", "64"]);
     // Those that were to be refused are no cells of the grid.
-    assert!(text.contains("Every cell was measured; none was skipped."), "{text}");
+    assert!(text.contains("Every cell of these records was measured; none was skipped."), "{text}");
     assert_eq!(table(&document, "cells").unwrap().rows.len(), 2);
     // Where the limit is not there they are.
-    let (_, alone) = words(&records[2..]);
-    assert!(alone.contains("out of memory") && !alone.contains("Every cell was measured"), "{alone}");
+    let (_, alone) = words(&records[2..4]);
+    assert!(alone.contains("out of memory") && !alone.contains("Every cell of these records was measured"), "{alone}");
     assert!(csv::render(&document).contains("largest micro_batch"));
     assert!(html::render(&document).contains("Largest micro_batch"));
 }
@@ -217,7 +230,7 @@ fn what_no_configuration_has_is_said_once() {
     };
     let text = |rows: &[EstimateRow]| markdown::render(&estimates(rows)).replace('\\', "");
     let both = text(&[stop("ddp"), stop("zero2")]);
-    assert!(both.contains("In all 2 searches: micro_batch = 65 was not tried: too long."), "{both}");
+    assert!(both.contains("In both searches: micro_batch = 65 was not tried: too long."), "{both}");
     assert!(!both.contains("times the micro_batch"), "{both}");
     let ddp = EstimateRow { search: Some(search("ddp", "none", 16, Some(17))), ..EstimateRow::default() };
     let one = text(&[ddp, stop("zero2")]);

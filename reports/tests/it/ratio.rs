@@ -65,9 +65,13 @@ fn ratios_by_hand() {
     let found = ratio(&one(&[5.0, 5.0]), &one(&[10.0, 10.0, 10.0]), average).unwrap();
     assert_eq!(found.ratio, Interval { low: found.ratio.mid, mid: found.ratio.mid, high: found.ratio.mid });
     assert!(near(found.ratio.mid, 2.0));
-    // One trial of one step each: a number without an interval, and it is said to be of steps only.
-    let found = ratio(&one(&[4.0]), &one(&[5.0]), average).unwrap();
-    assert!(found.is_of_steps_only() && near(found.ratio.low, 1.25) && near(found.ratio.high, 1.25), "{found:?}");
+    // One trial on a side, of however many steps: a number without limits.
+    for (a, b) in
+        [(one(&[4.0]), one(&[5.0])), (vec![vec![3.0, 5.0]], one(&[5.0, 5.0])), (one(&[4.0, 4.0]), vec![vec![5.0; 9]])]
+    {
+        let found = ratio(&a, &b, average).unwrap();
+        assert!(found.has_too_few_trials() && !found.ratio.is_bounded() && near(found.ratio.mid, 1.25), "{found:?}");
+    }
     // What has no logarithm is left out.
     assert_eq!(ratio(&one(&[0.0, 4.0, f64::NAN, -1.0]), &one(&[5.0]), average).unwrap().trials, (1, 1));
     assert_eq!(ratio(&one(&[0.0]), &one(&[5.0]), average), None);
@@ -91,15 +95,22 @@ proptest! {
         // A change of unit on both sides changes nothing.
         let unit = |side: &[Vec<f64>]| -> Vec<Vec<f64>> { side.iter().map(|steps| steps.iter().map(|step| 1024.0 * step).collect()).collect() };
         let scaled = ratio(&unit(&a), &unit(&b), average).unwrap().ratio;
-        prop_assert!((scaled.low / found.low - 1.0).abs() < 1e-9 && (scaled.high / found.high - 1.0).abs() < 1e-9);
+        prop_assert!((scaled.mid / found.mid - 1.0).abs() < 1e-9);
+        prop_assert_eq!(scaled.is_bounded(), a.len() > 1);
+        if a.len() > 1 {
+            prop_assert!((scaled.low / found.low - 1.0).abs() < 1e-9 && (scaled.high / found.high - 1.0).abs() < 1e-9);
+        }
     }
 
     #[test]
     fn exchanging_the_sides_inverts_the_ratio(a in side(), b in side()) {
         let (there, back) = (ratio(&a, &b, average).unwrap(), ratio(&b, &a, average).unwrap());
         prop_assert!((there.ratio.mid * back.ratio.mid - 1.0).abs() < 1e-12);
-        prop_assert!((there.ratio.low * back.ratio.high - 1.0).abs() < 1e-9, "{there:?} {back:?}");
-        prop_assert!((there.ratio.high * back.ratio.low - 1.0).abs() < 1e-9, "{there:?} {back:?}");
+        prop_assert_eq!(there.ratio.is_bounded(), a.len().min(b.len()) > 1);
+        if there.ratio.is_bounded() {
+            prop_assert!((there.ratio.low * back.ratio.high - 1.0).abs() < 1e-9, "{there:?} {back:?}");
+            prop_assert!((there.ratio.high * back.ratio.low - 1.0).abs() < 1e-9, "{there:?} {back:?}");
+        }
         prop_assert_eq!((there.a, there.b, there.trials), (back.b, back.a, (back.trials.1, back.trials.0)));
     }
 
@@ -116,7 +127,8 @@ proptest! {
     fn any_numbers_have_a_ratio_or_none(a in vec(vec(number(), 0..5), 0..5), b in vec(vec(number(), 0..5), 0..5)) {
         if let Some(found) = ratio(&a, &b, average) {
             let Interval { low, mid, high } = found.ratio;
-            prop_assert!(low.is_finite() && mid.is_finite() && high.is_finite() && low >= 0.0, "{found:?}");
+            prop_assert!(low.is_finite() && mid.is_finite() && low >= 0.0, "{found:?}");
+            prop_assert_eq!(high.is_finite(), !found.has_too_few_trials(), "{:?}", found);
             prop_assert!(low <= mid && mid <= high, "{found:?}");
         }
         let flat = |side: &[Vec<f64>]| side.concat();

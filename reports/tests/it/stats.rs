@@ -40,8 +40,9 @@ fn normal(counter: &mut u64) -> f64 {
     (0..12).map(|_| uniform(counter)).sum::<f64>() - 6.0
 }
 
-fn average(steps: &[f64]) -> f64 {
-    steps.iter().sum::<f64>() / steps.len() as f64
+/// Trials of steps that take so many seconds each, for one unit of work.
+fn seconds(trials: &[Vec<f64>]) -> Vec<Vec<(f64, f64)>> {
+    trials.iter().map(|steps| steps.iter().map(|second| (1.0, *second)).collect()).collect()
 }
 
 fn coverage(trials: usize, experiments: usize) -> f64 {
@@ -53,20 +54,19 @@ fn coverage(trials: usize, experiments: usize) -> f64 {
                 (0..6).map(|_| of_trial + normal(&mut counter)).collect()
             })
             .collect();
-        let interval = bootstrap(&data, average).unwrap();
-        interval.low <= 100.0 && 100.0 <= interval.high
+        let interval = rate(&seconds(&data)).unwrap();
+        interval.low <= 0.01 && 0.01 <= interval.high
     });
     covered.count() as f64 / experiments as f64
 }
 
-/// The true median is 100. With 15 trials the interval should hold it in about 95 of 100 experiments; the bounds leave
-/// room for 120 experiments (standard error 2 %) and for what the percentile bootstrap is known to miss.
+/// The true median is 1 in 100 s. The interval should hold it in about 95 of 100 experiments; the bounds leave room for 120
+/// experiments (standard error 2 %) and for more coverage than is promised.
 #[test]
 fn intervals_cover_the_truth_as_often_as_they_say() {
     let many = coverage(15, 120);
     assert!((0.88..=1.0).contains(&many), "{many}");
-    // Three trials: Student's interval covers 95 % of the time (standard error 1.5 % for 200 experiments), and taking the
-    // percentile interval in only adds to it.
+    // Three trials: standard error 1.5 % for 200 experiments.
     let three = coverage(3, 200);
     assert!((0.92..=1.0).contains(&three), "{three}");
 }
@@ -78,18 +78,22 @@ fn intervals_shrink_with_more_trials_and_repeat_exactly() {
         (0..trials).map(|_| (0..5).map(|_| 50.0 + normal(&mut counter)).collect()).collect()
     };
     let (few, many) = (data(4), data(64));
-    let (wide, narrow) = (bootstrap(&few, average).unwrap(), bootstrap(&many, average).unwrap());
+    let (wide, narrow) = (rate(&seconds(&few)).unwrap(), rate(&seconds(&many)).unwrap());
     assert!(narrow.high - narrow.low < wide.high - wide.low);
-    assert_eq!(bootstrap(&few, average).unwrap(), wide);
+    assert_eq!(rate(&seconds(&few)).unwrap(), wide);
 }
 
 #[test]
 fn degenerate_data_give_degenerate_intervals() {
-    assert_eq!(bootstrap::<f64>(&[], average), None);
-    assert_eq!(bootstrap(&[vec![], vec![f64::NAN]], average), None);
-    assert_eq!(bootstrap(&[vec![3.0]], average), Some(Interval { low: 3.0, mid: 3.0, high: 3.0 }));
-    let constant = bootstrap(&[vec![0.1; 5], vec![0.1; 5]], |steps| steps[0]).unwrap();
-    assert_eq!((constant.low, constant.high), (0.1, 0.1));
+    assert_eq!(rate(&[]), None);
+    // Nothing, no number, no work and no time are no rates.
+    assert_eq!(rate(&[vec![], vec![(1.0, f64::NAN)], vec![(0.0, 1.0)], vec![(1.0, 0.0)]]), None);
+    // One trial has no upper limit, however many steps it has.
+    let alone = rate(&seconds(&[vec![0.5; 9]])).unwrap();
+    assert_eq!(alone, Interval { low: 0.0, mid: 2.0, high: f64::INFINITY });
+    assert!(!alone.is_bounded());
+    let constant = rate(&seconds(&[vec![0.5; 4], vec![0.5; 4]])).unwrap();
+    assert_eq!(constant, Interval { low: 2.0, mid: 2.0, high: 2.0 });
 }
 
 fn interval(low: f64, mid: f64, high: f64) -> Interval {
@@ -143,25 +147,30 @@ proptest! {
     }
 
     #[test]
-    fn intervals_hold_their_middle_and_stay_within_the_data(
-        trials in proptest::collection::vec(proptest::collection::vec(-1e6..1e6f64, 1..6), 1..14)
+    fn intervals_hold_their_middle_and_follow_the_unit(
+        trials in proptest::collection::vec(proptest::collection::vec(1e-3..1e6f64, 1..6), 1..14), turn in 0usize..14
     ) {
-        let interval = bootstrap(&trials, average).unwrap();
-        prop_assert!(interval.low <= interval.mid && interval.mid <= interval.high);
-        // Student's interval of few trials may leave the data; that of one or of many may not.
-        if (2..=9).contains(&trials.len()) {
-            return Ok(());
+        let interval = rate(&seconds(&trials)).unwrap();
+        prop_assert!(0.0 <= interval.low && interval.low <= interval.mid && interval.mid <= interval.high);
+        prop_assert_eq!(interval.is_bounded(), trials.len() > 1);
+        // The middle is the median of the rates, and lies within the data.
+        let rates: Vec<f64> = trials.iter().map(|steps| steps.len() as f64 / steps.iter().sum::<f64>()).collect();
+        prop_assert!((interval.mid / median(&rates).unwrap() - 1.0).abs() < 1e-12);
+        // Another unit of time, and another order of trials.
+        let mut other: Vec<Vec<f64>> = trials.iter().map(|steps| steps.iter().map(|step| step / 1024.0).collect()).collect();
+        let count = other.len();
+        other.rotate_left(turn % count);
+        let other = rate(&seconds(&other)).unwrap();
+        for (a, b) in [(interval.low, other.low), (interval.mid, other.mid), (interval.high, other.high)] {
+            prop_assert!(a * 1024.0 == b || (a * 1024.0 - b).abs() <= 1e-9 * b.max(interval.mid * 1024.0), "{} {}", a, b);
         }
-        let all: Vec<f64> = trials.concat();
-        let (least, most) = (percentile(&all, 0.0).unwrap(), percentile(&all, 100.0).unwrap());
-        // An average of equal numbers may be off by rounding.
-        prop_assert!(interval.low >= least - 1e-6 && interval.high <= most + 1e-6);
     }
 
     #[test]
     fn any_numbers_are_summarised_without_panic(values in proptest::collection::vec(any::<f64>(), 0..8), percent in any::<f64>()) {
         let finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
         let _ = (percentile(&finite, if percent.is_nan() { 50.0 } else { percent }), coefficient_of_variation(&finite));
-        let _ = bootstrap(std::slice::from_ref(&values), average);
+        let steps: Vec<(f64, f64)> = values.iter().zip(values.iter().rev()).map(|(a, b)| (*a, *b)).collect();
+        let _ = rate(&[steps.clone(), steps]);
     }
 }
