@@ -275,16 +275,20 @@ fn header(document: &Document) -> Header {
         command: command_line(),
         environment: machine::environment(),
         any_environment: false,
+        no_repeats: false,
         folders: Folders::default(),
     }
 }
 
 /// The command as it was typed, the program by its name.
 fn command_line() -> String {
-    let quoted = |word: String| {
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,+:@%".contains(c);
-        if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
-    };
-    let arguments = std::env::args_os().skip(1).map(|word| quoted(word.to_string_lossy().into_owned()));
+    let arguments = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
     std::iter::once("zbench".to_string()).chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,+:@%".contains(c);
+    let is_plain = !word.is_empty() && word.chars().all(plain);
+    if is_plain { word.to_string() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }

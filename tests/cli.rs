@@ -28,7 +28,9 @@ fn slow() -> String {
 }
 
 fn start(notebook: &Path, arguments: &[&str]) -> Child {
-    zbench(notebook).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    let command = &mut zbench(notebook);
+    // As many trials as are asked for, however busy the machine is.
+    command.args(arguments).arg("--no-repeats").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
@@ -159,13 +161,15 @@ fn run_wants_one_cell_that_can_be() {
     let path = write(folder.path(), TINY);
     let several = run(folder.path(), &["run", path.to_str().unwrap()]);
     assert_eq!(several.status.code(), Some(1));
-    assert!(stderr(&several).contains("stands for 4 cells"));
+    assert!(
+        stderr(&several).contains("the file has 4 cells, and `run` runs one; add the option that selects one of them")
+    );
     let with_include = format!("{TINY}[[grid.include]]\n\"lora.rank\" = 2\n");
     let path = write(folder.path(), &with_include);
     let narrow = ["--set", "parallel.strategy=zero3", "--set", "memory.checkpointing=none"];
     let two = run(folder.path(), &[&["run", path.to_str().unwrap()], &narrow[..]].concat());
     assert_eq!(two.status.code(), Some(1));
-    for fragment in ["stands for 2 cells", "--only lora.rank=0", "--only lora.rank=2"] {
+    for fragment in ["the file has 2 cells", "--only lora.rank=0", "--only lora.rank=2"] {
         assert!(stderr(&two).contains(fragment), "{fragment}: {}", stderr(&two));
     }
     let notebook = folder.path().join("nb");
@@ -314,6 +318,18 @@ fn ctrl_c_loses_nothing_and_resume_goes_on() {
     assert!(children_of(grid.id()).is_empty());
     let before: Vec<String> = records(folder.path()).iter().map(|record| text(record, "/id")).collect();
     assert!((1..4).contains(&before.len()), "{}", before.len());
+    // Standard output says so first, then how to go on, and has no report that would read as one of the whole grid.
+    let mut shown = String::new();
+    grid.stdout.take().unwrap().read_to_string(&mut shown).unwrap();
+    let lines: Vec<&str> = shown.lines().collect();
+    assert_eq!(lines.len(), 3, "{shown}");
+    assert_eq!(lines[0], format!("interrupted: {} of 4 cells measured", before.len()));
+    let command = lines[1].strip_prefix("To go on, run the same command again: zbench --notebook").expect(lines[1]);
+    assert!(command.contains(" grid ") && command.ends_with(" --trials 1 --no-repeats"), "{shown}");
+    assert!(lines[2].ends_with(" report"), "{shown}");
+    // `zbench report`, which it names, has a report of what there is.
+    let asked = run(folder.path(), &["report"]);
+    assert!(asked.status.success() && stdout(&asked).contains("tokens/s"), "{}", stdout(&asked));
     resume(folder.path(), &arguments, &before);
 }
 

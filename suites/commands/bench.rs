@@ -155,7 +155,11 @@ fn run(global: &Global, document: &Document, wanted: &Wanted) -> Result<u8> {
     let header = Header { any_environment: wanted.any_environment, ..header(document) };
     let question = header.question.clone();
     let summary = carry_out(global, &cells, wanted.trials, header, wanted.timeout)?;
-    show(global, &summary.records, &question)?;
+    if summary.interrupted && global.format != Format::Json {
+        train::print_interrupted(global, cells.iter().map(|cell| cell.key.as_str()), &summary)?;
+    } else {
+        show(global, &summary.records, &question)?;
+    }
     Ok(train::code(&summary))
 }
 
@@ -270,6 +274,7 @@ pub fn repro(global: &Global, record: &Record, timeout: Duration) -> Result<u8> 
         command: command_line(),
         environment: machine::environment(),
         any_environment: false,
+        no_repeats: false,
         folders: Default::default(),
     };
     let summary = carry_out(global, &[again], Trials::OneMore, header, timeout)?;

@@ -2,7 +2,7 @@
 
 use super::progress::Progress;
 use super::session::Session;
-use super::{Expanded, expand, header, planned, print_document, print_lines};
+use super::{Expanded, command_line, expand, header, planned, print, print_document, print_lines, quoted};
 use crate::cli::{Format, Global, GridArgs, RunArgs, exit};
 use crate::config::{ConfigError, Document};
 use crate::grid::{self, GridCell};
@@ -11,9 +11,10 @@ use crate::runner::child::Children;
 use crate::runner::folders::Folders;
 use crate::runner::launched::Launched;
 use crate::runner::plan::{Decision, Planned};
-use crate::runner::{Execute, Header, Observe, Runner, Summary, Trials, time};
+use crate::runner::{self, Execute, Header, Observe, Runner, Summary, Trials, time};
 use crate::trace::Both;
 use anyhow::{Context, Result};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -56,6 +57,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         header.name = format!("{} (proxy)", header.name);
     }
     header.any_environment = arguments.any_environment;
+    header.no_repeats = arguments.no_repeats;
     header.folders = Folders::Trial { fresh: arguments.fresh };
     let question = header.question.clone();
     let mut run =
@@ -64,13 +66,37 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         Some(limits) => limits::carry_out(limits, &cells, &mut run)?,
         None => run(&cells)?,
     };
-    let shown = if global.format == Format::Json {
-        print_lines(&summary.records)
+    if global.format == Format::Json {
+        print_lines(&summary.records)?;
+    } else if summary.interrupted {
+        let of_grid = cells.iter().filter(|cell| !runner::is_next(cell));
+        print_interrupted(global, of_grid.map(|cell| cell.grid.key.as_str()), &summary)?;
     } else {
-        print_document(global, &grid_report::comparison(&summary.records, Some(question.as_str())))
-    };
-    shown?;
+        print_document(global, &grid_report::comparison(&summary.records, Some(question.as_str())))?;
+    }
     Ok(code(&summary))
+}
+
+/// What a stopped grid says in place of its report: a report of some cells reads as one of all.
+pub(super) fn print_interrupted<'k>(
+    global: &Global,
+    keys: impl Iterator<Item = &'k str>,
+    summary: &Summary,
+) -> Result<()> {
+    let measured: HashSet<&str> =
+        summary.records.iter().filter(|record| record.is_measured()).map(|record| record.key.as_str()).collect();
+    let (mut count, mut all) = (0, 0);
+    for key in keys {
+        all += 1;
+        count += usize::from(measured.contains(key));
+    }
+    print(&format!(
+        "interrupted: {count} of {} measured\nTo go on, run the same command again: {}\nTo see what is measured so far: zbench \
+         --notebook {} report\n",
+        zbench_reports::units::plural(all, "cell", "cells"),
+        command_line(),
+        quoted(&global.notebook.to_string_lossy())
+    ))
 }
 
 /// `zbench run FILE`.
@@ -156,7 +182,7 @@ fn not_one(cells: &[GridCell]) -> String {
     }
     let count = cells.len();
     format!(
-        "stands for {count} cells and `run` runs one; add what leaves one of these, or use `grid`:{}",
+        "the file has {count} cells, and `run` runs one; add the option that selects one of them, or run all with `grid`:{}",
         lines.concat()
     )
 }
