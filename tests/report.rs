@@ -111,3 +111,45 @@ fn a_file_is_written_whole_or_not_at_all() {
     let left: Vec<_> = folder.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".r.html")), "{left:?}");
 }
+
+/// A mistaken `--set hardware.device=cuda` on a machine without a GPU: its skips do not relabel what was measured.
+#[test]
+fn skips_of_other_hardware_enter_a_report_only_if_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let notebook = notebook(folder.path());
+    let before = stdout(&run(&notebook, &["report", "--format", "markdown"]));
+    let file = folder.path().join("tiny.toml");
+    // CUDA_VISIBLE_DEVICES empty: no GPU, also on a machine that has some.
+    let mistaken = support::zbench(&notebook)
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .args(["grid", file.to_str().unwrap(), "-q", "--set", "hardware.device=cuda"])
+        .output()
+        .unwrap();
+    assert_eq!(mistaken.status.code(), Some(4), "{}", stderr(&mistaken));
+
+    let output = run(&notebook, &["report", "--format", "markdown"]);
+    let said = "4 skipped records of other hardware (hardware.device = \"cuda\") are left out";
+    assert!(stderr(&output).contains(said) && stderr(&output).contains("--other-hardware"), "{}", stderr(&output));
+    let shown = stdout(&output);
+    assert!(shown.contains(said), "the report says so, too: {shown}");
+    assert!(
+        !shown.contains("device=") && shown.contains("Every cell of these records was measured; none was skipped."),
+        "{shown}"
+    );
+    let without = |text: &str| text.lines().filter(|line| !line.contains("left out")).collect::<Vec<_>>().join("\n");
+    assert_eq!(without(&shown).replace("\n\n\n", "\n\n"), without(&before).replace("\n\n\n", "\n\n"));
+
+    // Asked for by the flag, by a filter that leaves nothing measured, and by their ids.
+    let all = stdout(&run(&notebook, &["report", "--format", "markdown", "--other-hardware"]));
+    assert!(all.contains("4 of 8 cells were not measured: 4 skipped") && all.contains("device=cuda"), "{all}");
+    let records = std::fs::read_to_string(notebook.join("records.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(records.lines().last().unwrap()).unwrap();
+    let first: serde_json::Value = serde_json::from_str(records.lines().next().unwrap()).unwrap();
+    let (id, other) = (last["id"].as_str().unwrap(), first["id"].as_str().unwrap());
+    for (asked, skipped) in [(&["status=skipped"][..], 4), (&["hardware.device=cuda"], 4), (&[id, other], 1)] {
+        let output = run(&notebook, &[&["report", "--format", "json"], asked].concat());
+        let lines = stdout(&output);
+        let count = lines.lines().filter(|line| line.contains("\"status\":\"skipped\"")).count();
+        assert_eq!(count, skipped, "{asked:?}: {}", stderr(&output));
+    }
+}

@@ -5,25 +5,33 @@ use crate::cli::{Format, Global, ReportArgs, exit};
 use crate::png::Painter;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use zbench_reports::document::Block;
 use zbench_reports::plot::svg::{self, Theme};
+use zbench_reports::record::Status;
 use zbench_reports::render::markdown;
-use zbench_reports::{Document, Record, grid_report};
+use zbench_reports::{Document, Record, grid_report, units};
 
 /// `zbench report [IDS|FILTER]`.
 pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
     let format = format(global, arguments)?;
     let notebook = existing(global)?;
     let contents = notebook::contents(&notebook)?;
-    let chosen = filter::choose(&notebook, &contents, &arguments.what, jiff::Timestamp::now())?;
+    let mut chosen = filter::choose(&notebook, &contents, &arguments.what, jiff::Timestamp::now())?;
+    // Who names records by their ids wants those.
+    let names_ids = arguments.what.iter().any(|word| !word.contains('='));
+    let left_out = if arguments.other_hardware || names_ids { None } else { leave_out_other_hardware(&mut chosen) };
+    if let Some(words) = &left_out {
+        crate::say!("{words}");
+    }
     if chosen.is_empty() {
         crate::say!("no record is left to report on; `zbench list` shows what there is");
         return Ok(exit::NOT_MEASURED);
     }
     let needs_document = format != Format::Json || arguments.figures.is_some();
-    let document = if needs_document { comparison(&chosen) } else { Document::default() };
+    let document = if needs_document { comparison(&chosen, left_out) } else { Document::default() };
     let pictures = match &arguments.figures {
         Some(folder) => draw(&document, folder, arguments.png)?,
         None => BTreeMap::new(),
@@ -51,9 +59,46 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-fn comparison(records: &[Record]) -> Document {
+fn comparison(records: &[Record], left_out: Option<String>) -> Document {
     let question = records.iter().find_map(|record| record.extra.get("question").and_then(Value::as_str));
-    grid_report::comparison(records, question)
+    let mut document = grid_report::comparison(records, question);
+    // Below the question, which is the first block.
+    let place = document.blocks.len().min(1);
+    document.blocks.splice(place..place, left_out.map(Block::Paragraph));
+    document
+}
+
+/// Takes out skipped records of a device on which nothing here was measured, so that a mistaken run does not relabel every
+/// cell; what to say of it, if there were some.
+fn leave_out_other_hardware(records: &mut Vec<Record>) -> Option<String> {
+    const DEVICE: &str = "hardware.device";
+    let mut measured: Vec<Value> = records
+        .iter()
+        .filter(|record| record.is_measured())
+        .filter_map(|record| record.setting(DEVICE).cloned())
+        .collect();
+    measured.dedup();
+    if measured.is_empty() {
+        return None;
+    }
+    let (mut count, mut devices) = (0, BTreeSet::new());
+    records.retain(|record| {
+        // A combination that is no cell may state no device.
+        let device =
+            record.setting(DEVICE).filter(|device| record.outcome.status == Status::Skipped && !device.is_null());
+        let Some(other) = device.filter(|device| !measured.contains(device)) else { return true };
+        count += 1;
+        devices.insert(other.to_string());
+        false
+    });
+    let (noun, are) = if count == 1 { ("record", "is") } else { ("records", "are") };
+    let devices: Vec<String> = devices.into_iter().collect();
+    (count > 0).then(|| {
+        format!(
+            "{count} skipped {noun} of other hardware ({DEVICE} = {}) {are} left out; --other-hardware reports them, too.",
+            units::list(&devices)
+        )
+    })
 }
 
 fn lines(records: &[Record]) -> Result<String> {
