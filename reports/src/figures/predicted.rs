@@ -91,6 +91,7 @@ fn against_plan(
     let equal = pairs.iter().filter(|pair| pair.predicted == pair.measured).count();
     let worst = pairs.iter().max_by(|a, b| a.error().abs().total_cmp(&b.error().abs()))?;
     let mut caption = match all - equal {
+        0 if all == 2 => format!("Both {what} are equal to the plan's, to the byte."),
         0 => format!("All {all} {what} are equal to the plan's, to the byte."),
         _ => format!(
             "{equal} of {all} {what} are equal to the plan's. Farthest off: {} of {}, {} against the plan.",
