@@ -13,10 +13,10 @@ pub use connect::{Choice, HOW_TO_HAVE_MPI, Hosts, Options, connect, connect_gpus
 pub use detect::{Source, World, consulted, detect, inherited};
 pub use line::{Line, Silence};
 pub use slurm::{expand_nodes, expand_tasks};
-pub(crate) use spawn::fresh_token;
 pub use spawn::{
     Exit, Io, RankExit, Ranks, Start, Streams, become_follower, follow_parent, free_port, signal_name, spawn,
 };
+pub(crate) use spawn::fresh_token;
 
 /// Why a launch cannot be.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +52,14 @@ pub enum LaunchError {
         first: String,
         /// What the second says.
         second: String,
+    },
+    /// A file with the secret of a launch that others can read, or that cannot be read.
+    #[error("ZBENCH_TOKEN_FILE={path}: {reason}")]
+    TokenFile {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
     },
     /// A node list that cannot be read.
     #[error("{text}: {reason}")]

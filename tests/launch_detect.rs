@@ -181,3 +181,58 @@ fn halves_and_nonsense_are_refused_by_name() {
         }
     }
 }
+
+#[test]
+fn a_secret_comes_from_a_variable_or_a_file_that_nobody_else_can_read() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    let mode = |mode: u32| std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+    let with = |file: &std::path::Path| try_detect(&format!("{TORCHRUN} ZBENCH_TOKEN_FILE={}", file.display()));
+    let why = |file: &std::path::Path| with(file).map(|world| panic!("{world:?}")).unwrap_err().to_string();
+    let public = found(TORCHRUN);
+    assert!(!public.secret && found(&format!("{TORCHRUN} ZBENCH_TOKEN=")).token == public.token);
+    let stated = found(&format!("{TORCHRUN} ZBENCH_TOKEN=a-secret"));
+    assert!(stated.secret && stated.token != public.token);
+
+    std::fs::write(&path, "a-secret\n").unwrap();
+    for good in [0o600, 0o400] {
+        mode(good);
+        let world = with(&path).unwrap().unwrap();
+        assert_eq!((world.token, world.secret), (stated.token.clone(), true), "{good:o}");
+    }
+    for bad in [0o640, 0o604, 0o622, 0o700] {
+        mode(bad);
+        let said = why(&path);
+        assert!(said.contains(&format!("its mode is {bad:04o}")) && said.contains("chmod 600"), "{said}");
+    }
+    mode(0o600);
+    let both = refused(&format!("{TORCHRUN} ZBENCH_TOKEN=x ZBENCH_TOKEN_FILE={}", path.display()));
+    assert!(both.contains("ZBENCH_TOKEN is set too"), "{both}");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
+        assert!(why(&path).contains("belongs to user 12345"), "{}", why(&path));
+        std::os::unix::fs::chown(&path, Some(0), None).unwrap();
+    }
+    std::fs::write(&path, " \n").unwrap();
+    assert!(why(&path).contains("it is empty"), "{}", why(&path));
+    std::fs::write(&path, "x".repeat(5000)).unwrap();
+    assert!(why(&path).contains("more than 4096 bytes"), "{}", why(&path));
+    let fifo = folder.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").args(["-m", "600"]).arg(&fifo).status().unwrap().success());
+    assert!(why(&fifo).contains("no regular file"), "{}", why(&fifo));
+    assert!(why(&folder.path().join("absent")).contains("cannot be read"), "{}", why(&folder.path().join("absent")));
+}
+
+#[test]
+fn a_token_that_others_can_know_is_warned_of_beyond_the_loopback() {
+    let torchrun = |host: &str, more: &str| found(&format!("{} {more}", TORCHRUN.replace("node1", host))).warning();
+    for host in ["10.0.0.7", "192.0.2.1", "::", "no-such-host.invalid"] {
+        let warning = torchrun(host, "").unwrap_or_else(|| panic!("{host}"));
+        assert!(warning.contains(host) && warning.contains("ZBENCH_TOKEN_FILE"), "{warning}");
+        assert_eq!(torchrun(host, "ZBENCH_TOKEN=secret"), None, "{host}");
+    }
+    for host in ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost"] {
+        assert_eq!(torchrun(host, ""), None, "{host}");
+    }
+}

@@ -129,6 +129,9 @@ fn settled(
 /// Nobody says where to meet, or somebody does not come.
 pub fn meet(world: &World, options: &Options) -> Result<Rendezvous, LaunchError> {
     let (host, port) = world.meeting()?;
+    if let (0, Some(warning)) = (world.rank, world.warning()) {
+        crate::say!("warning: {warning}");
+    }
     let World { rank, size, token, .. } = world;
     let meeting = Meeting {
         rank: *rank,
@@ -139,8 +142,9 @@ pub fn meet(world: &World, options: &Options) -> Result<Rendezvous, LaunchError>
         timeout: options.timeout,
     };
     let met = Rendezvous::join(&meeting)?;
+    let what = if *rank == 0 { "refused at the meeting".into() } else { format!("rank {rank}, at the meeting") };
     for refused in met.refused() {
-        crate::say!("refused at the meeting: {refused}");
+        crate::say!("{what}: {refused}");
     }
     Ok(met)
 }

@@ -51,6 +51,9 @@ pub struct World {
     pub port: u16,
     /// What the ranks of one launch know and others should not.
     pub token: String,
+    /// Whether others cannot know it. Where nobody has given a secret, the token follows from what the launcher says of the
+    /// job, which every user of the host may see.
+    pub secret: bool,
     /// Who started them.
     pub source: Source,
     /// What else was noticed, for the line of the decision.
@@ -74,6 +77,23 @@ impl World {
         format!("launched by {}: rank {rank} of {size}{local}{meeting}{notes}", self.source.name())
     }
 
+    /// What is to be said where others on the network can know the token.
+    pub fn warning(&self) -> Option<String> {
+        use std::net::{IpAddr, ToSocketAddrs};
+        let host = self.host.as_deref()?;
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        let mut addresses =
+            (bare, self.port).to_socket_addrs().into_iter().flatten().map(|address| address.ip()).peekable();
+        let local = addresses.peek().is_some() && addresses.all(|address: IpAddr| address.is_loopback());
+        (!self.secret && self.size > 1 && !local).then(|| {
+            format!(
+                "the ranks meet at {host}, which is no loopback address, and know each other by what {} says of the job, which \
+                 others can find out; give all of them a secret with ZBENCH_TOKEN_FILE or ZBENCH_TOKEN (docs/launch.md)",
+                self.source.name()
+            )
+        })
+    }
+
     /// Where the ranks meet.
     ///
     /// # Errors
@@ -89,6 +109,10 @@ pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// What ranks on several hosts tell each other to be let in.
 const TOKEN: &str = "ZBENCH_TOKEN";
+/// Or a file that holds it, which its owner alone may read.
+const TOKEN_FILE: &str = "ZBENCH_TOKEN_FILE";
+/// More than this is no token.
+const MOST_TOKEN_BYTES: u64 = 4096;
 /// torchrun's port when none is said.
 const TORCH_PORT: u16 = 29500;
 /// SLURM's numbers from here on are no steps of tasks but the allocation's own shells.
@@ -320,14 +344,60 @@ fn world(env: Env<'_>, seen: Seen, mut notes: Vec<String>) -> Result<World, Laun
     let stated_host = env("MASTER_ADDR").map(|host| host.trim().to_string()).filter(|host| !host.is_empty());
     let alone = local_size == Some(size);
     let host = stated_host.or(seen.host).or_else(|| alone.then(|| "127.0.0.1".to_string()));
-    let secret = env(TOKEN).unwrap_or_default();
+    let given = secret(env)?;
+    let secret = given.is_some();
+    let given = given.unwrap_or_default();
     let token = match source {
-        Source::Ours => secret,
+        Source::Ours => given,
         _ => {
-            blake3::hash(format!("zbench\n{}\n{job}\n{size}\n{secret}", source.name()).as_bytes()).to_hex()[..32].into()
+            blake3::hash(format!("zbench\n{}\n{job}\n{size}\n{given}", source.name()).as_bytes()).to_hex()[..32].into()
         }
     };
-    Ok(World { rank, size, local_rank, local_size, host, port, token, source, notes })
+    Ok(World { rank, size, local_rank, local_size, host, port, token, secret, source, notes })
+}
+
+/// The secret that the user or zbench itself has given to all ranks.
+fn secret(env: Env<'_>) -> Result<Option<String>, LaunchError> {
+    let given = |name: &str| env(name).filter(|value| !value.is_empty());
+    match (given(TOKEN), given(TOKEN_FILE)) {
+        (Some(_), Some(path)) => {
+            Err(LaunchError::TokenFile { path, reason: "ZBENCH_TOKEN is set too; unset one".into() })
+        }
+        (token, None) => Ok(token),
+        (None, Some(path)) => match token_of(std::path::Path::new(&path)) {
+            Ok(token) => Ok(Some(token)),
+            Err(reason) => Err(LaunchError::TokenFile { path, reason }),
+        },
+    }
+}
+
+/// The secret in a file. What is checked is the open file, so that nobody can exchange it in between.
+fn token_of(path: &std::path::Path) -> Result<String, String> {
+    use rustix::fs::{FileType, Mode, OFlags};
+    use std::io::Read;
+    let words = |error: std::io::Error| format!("it cannot be read: {error}");
+    // Without waiting, should it be a fifo.
+    let open = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty());
+    let file = open.map_err(|error| words(error.into()))?;
+    let stat = rustix::fs::fstat(&file).map_err(|error| words(error.into()))?;
+    let (owner, own) = (stat.st_uid, rustix::process::geteuid().as_raw());
+    let mode = stat.st_mode & 0o7777;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err("it is no regular file".into());
+    }
+    if owner != own {
+        return Err(format!("it belongs to user {owner}, and this is user {own}; who owns it can change it"));
+    }
+    if mode & !0o600 != 0 {
+        return Err(format!("its mode is {mode:04o}, and its owner alone should read it; chmod 600"));
+    }
+    let mut text = String::new();
+    std::fs::File::from(file).take(MOST_TOKEN_BYTES + 1).read_to_string(&mut text).map_err(words)?;
+    match text.trim() {
+        _ if text.len() as u64 > MOST_TOKEN_BYTES => Err(format!("it has more than {MOST_TOKEN_BYTES} bytes")),
+        "" => Err("it is empty; fill it with: openssl rand -hex 32".into()),
+        token => Ok(token.to_string()),
+    }
 }
 
 /// What all ranks of one launch know of it and the next launch does not share, as far as the launcher says.

@@ -15,6 +15,7 @@ const BEAT: Duration = Duration::from_millis(200);
 pub struct Line {
     rank: usize,
     hosts: Vec<String>,
+    secret: String,
     /// Dropped first when the line is closed.
     to: Option<Sender<Vec<u8>>>,
     from: Receiver<Heard>,
@@ -38,11 +39,18 @@ pub enum Silence {
 impl Line {
     /// Opens the line over ranks that have met.
     pub fn open(met: Rendezvous) -> Line {
-        let (rank, hosts) = (met.rank(), met.hosts().to_vec());
+        let (rank, hosts, secret) = (met.rank(), met.hosts().to_vec(), met.secret("line"));
         let (to, outbox) = channel();
         let (inbox, from) = channel();
         let beats = std::thread::spawn(move || beat(met, &outbox, &inbox));
-        Line { rank, hosts, to: Some(to), from, beats: Some(beats) }
+        Line { rank, hosts, secret, to: Some(to), from, beats: Some(beats) }
+    }
+
+    /// A secret that all on the line have without saying it, another for each number: the token of a cell's own meeting.
+    pub fn secret(&self, number: u64) -> String {
+        let secret = format!("{}\n{number}", self.secret);
+        blake3::Hash::from_bytes(blake3::derive_key("zbench launch: token of a cell", secret.as_bytes())).to_hex()[..32]
+            .into()
     }
 
     /// This process's rank.
@@ -173,6 +181,8 @@ mod tests {
     #[test]
     fn rank_0_speaks_to_all_and_hears_all() {
         let mut lines = lines(3);
+        assert_eq!((lines[0].secret(1), lines[0].secret(1).len()), (lines[2].secret(1), 32));
+        assert_ne!(lines[0].secret(1), lines[0].secret(2));
         // Longer than what an exchange takes.
         let long = "é".repeat(MAX_BLOB_BYTES);
         lines[0].say(&long);

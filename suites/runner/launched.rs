@@ -5,7 +5,7 @@ use super::merge::{dead, merge};
 use super::processes::{Processes, grace};
 use super::protocol::{End, Event, RankFailure, RankJob, RankSaid, Told};
 use super::{Execute, Execution};
-use crate::launch::{Io, Line, Silence, Start, World, free_port, fresh_token};
+use crate::launch::{Io, Line, Silence, Start, World, free_port};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -186,7 +186,8 @@ impl Launched<'_> {
         let size = cell.parallel.ranks;
         let words = |error: crate::launch::LaunchError| error.to_string();
         let (host, _) = self.leader.world.meeting().map_err(words)?;
-        let meeting = (host.to_string(), free_port().map_err(words)?, fresh_token().map_err(words)?);
+        // Without the token, which the others have already and nobody else should hear.
+        let meeting = (host.to_string(), free_port().map_err(words)?, String::new());
         let hosts = self.leader.line.hosts();
         let job = |rank: usize| {
             // The first rank of each host measures its peak.
@@ -205,8 +206,8 @@ impl Launched<'_> {
             }
         };
         let jobs: Vec<RankJob> = (0..size).map(job).collect();
-        let own = start_one(&self.program, &jobs, 0)?;
         self.leader.number += 1;
+        let own = start_one(&self.program, &jobs, 0, self.leader.line.secret(self.leader.number))?;
         self.leader.line.say(&Order::Run { number: self.leader.number, jobs });
         Ok((size, own))
     }
@@ -265,9 +266,10 @@ impl Launched<'_> {
 }
 
 /// Starts the process of one rank, whose job is among `jobs`.
-fn start_one(program: &std::path::Path, jobs: &[RankJob], rank: usize) -> Result<Processes, String> {
-    let job = jobs.get(rank).ok_or_else(|| format!("there is no job for rank {rank}"))?;
-    let (host, port, token) = job.meeting.clone().ok_or("the job says no place to meet")?;
+fn start_one(program: &std::path::Path, jobs: &[RankJob], rank: usize, token: String) -> Result<Processes, String> {
+    let mut job = jobs.get(rank).cloned().ok_or_else(|| format!("there is no job for rank {rank}"))?;
+    let (host, port, _) = job.meeting.take().ok_or("the job says no place to meet")?;
+    job.meeting = Some((host.clone(), port, token.clone()));
     let start = Start {
         program: program.to_path_buf(),
         arguments: vec!["__rank".into()],
@@ -294,7 +296,7 @@ pub fn follow(line: &Line, stop: &AtomicBool) -> u8 {
         match line.hear(TICK) {
             Ok((_, Order::Run { number, jobs })) => {
                 let program = std::env::current_exe().map_err(|error| format!("zbench's own path: {error}"));
-                match program.and_then(|program| start_one(&program, &jobs, rank)) {
+                match program.and_then(|program| start_one(&program, &jobs, rank, line.secret(number))) {
                     Ok(processes) => under_way = Some((number, processes)),
                     Err(reason) => line.say(&Answer::Said(number, Box::new(not_started(rank, reason)))),
                 }

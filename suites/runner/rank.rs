@@ -206,6 +206,7 @@ fn meeting(job: &RankJob) -> Result<(World, Options), String> {
         host: Some(host),
         port,
         token,
+        secret: true,
         source: Launcher::Ours,
         notes: Vec::new(),
     };

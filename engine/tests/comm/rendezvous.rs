@@ -10,9 +10,10 @@ use zbench_engine::comm::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 /// Longer than anything here takes on a loaded machine; only tests of time-outs wait for their own.
 const PATIENCE: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_secs(1);
-/// The first words on a connection: magic and version, and then a rank's hello. What tests change lies at these bytes.
-const GREETING: usize = 12;
-const HELLO: usize = 282;
+/// The first words on a connection: magic, version and challenge, and then a rank's hello. What tests change lies at these
+/// bytes.
+const GREETING: usize = 44;
+const HELLO: usize = 88;
 const VERSION_AT: usize = 8;
 const RANK_AT: usize = 16;
 
@@ -166,8 +167,7 @@ fn strangers_are_refused_and_hold_up_nobody() {
         says(&|words| *words = b"GET / HTTP/1.1\r\n\r\n".to_vec()),
         says(&|words| words.truncate(9)),
         says(&|words| words[VERSION_AT] ^= 0x40),
-        says(&|words| words[RANK_AT] = 7),
-        says(&|words| words[RANK_AT] = 0),
+        says(&|words| words[RANK_AT] = 2),
         says(&|words| words[40] ^= 1),
     ];
     connect(meeting.port).write_all(&[0xff; 100_000]).ok(); // and closes
@@ -190,30 +190,158 @@ fn strangers_are_refused_and_hold_up_nobody() {
     others.into_iter().for_each(|rank| assert!(rank.join().unwrap().is_ok()));
     assert!(begin.elapsed() < PATIENCE / 2, "held up for {:?}", begin.elapsed());
     let notes = met.refused().join("\n");
-    for wanted in ["does not speak", "GET / HTTP", "version", "no rank 7", "rank 0 is here already", "wrong token"] {
+    for wanted in ["does not speak", "GET / HTTP", "version", "wrong token"] {
         assert!(notes.contains(wanted), "{wanted}: {notes}");
     }
 }
 
+/// All that somebody says until it is silent for a while, or has gone.
+fn heard(stream: &mut TcpStream) -> Vec<u8> {
+    stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let (mut all, mut block) = (Vec::new(), [0; 4096]);
+    while let Ok(count @ 1..) = stream.read(&mut block) {
+        all.extend_from_slice(&block[..count]);
+    }
+    all
+}
+
+/// A rank calls a process that listens in rank 0's place and passes on what the real rank 0 says, then gives what it has
+/// heard to rank 0: on the connection whose challenge it passed on, on another, and with the ranks' sides exchanged.
 #[test]
-fn a_rank_twice_is_refused_unless_the_first_is_gone() {
-    let meeting = meeting(3, PATIENCE);
-    let hello = overheard(&meeting, 1);
+fn a_squatter_learns_nothing_that_it_can_use_and_is_named() {
+    let meeting = meeting(2, PATIENCE);
     let first = join(&meeting, 0);
-    // A rank 1 that comes and dies, then one that stays, then one too many.
-    let mut dead = connect(meeting.port);
-    dead.write_all(&hello).unwrap();
-    dead.read_exact(&mut [0; GREETING + 1]).unwrap();
-    drop(dead);
-    sleep(Duration::from_millis(50));
-    let stays = join(&meeting, 1);
-    sleep(Duration::from_millis(500));
-    let error = join(&meeting, 1).join().unwrap().unwrap_err();
-    assert!(matches!(&error, RendezvousError::Refused { rank: 1, .. }), "{error}");
-    assert!(error.to_string().contains("two processes have the same rank"), "{error}");
-    join(&meeting, 2).join().unwrap().unwrap();
-    stays.join().unwrap().unwrap();
-    assert_eq!(first.join().unwrap().unwrap().refused().len(), 1);
+    let ear = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = ear.local_addr().unwrap().port();
+    let misled = join(&Meeting { port, timeout: 3 * SHORT, ..meeting.clone() }, 1);
+
+    let (mut victim, _) = ear.accept().unwrap();
+    let mut spliced = connect(meeting.port);
+    victim.write_all(&heard(&mut spliced)).unwrap();
+    let hello = heard(&mut victim);
+    assert!(!hello.is_empty(), "the rank speaks to it");
+    let token = meeting.token.as_bytes();
+    assert!(!hello.windows(token.len()).any(|bytes| bytes == token), "the token is on the wire");
+    let mut replayed = connect(meeting.port);
+    let challenge = heard(&mut replayed);
+    for stream in [&mut spliced, &mut replayed] {
+        stream.write_all(&hello).unwrap();
+        let said = heard(stream);
+        assert!(said.starts_with(b"zbAn") && said[4] == 1, "rank 0 takes it for {:?}", &said[..said.len().min(5)]);
+    }
+    let mut reflected = connect(meeting.port);
+    let own = heard(&mut reflected);
+    reflected.write_all(&own).unwrap();
+    reflected.write_all(&challenge).unwrap();
+    assert!(heard(&mut reflected).get(4).is_none_or(|kind| *kind == 1));
+    // And gives the rank the same in answer, which it should not believe either.
+    victim.write_all(&[&b"zbAn\0\0\0\0"[..], &hello, &[0; 300]].concat()).unwrap();
+    drop((victim, ear, spliced, replayed, reflected));
+    let error = misled.join().unwrap().unwrap_err().to_string();
+    assert!(error.contains(&format!("127.0.0.1:{port}: ")) && error.contains("does not prove"), "{error}");
+
+    join(&meeting, 1).join().unwrap().unwrap();
+    let met = first.join().unwrap().unwrap();
+    assert_eq!(met.refused().iter().filter(|note| note.contains("wrong token")).count(), 3, "{:?}", met.refused());
+}
+
+/// Listens at a port in rank 0's place, greets as the real one does, and then does `what`.
+fn squatter(what: fn(&mut TcpStream)) -> (u16, JoinHandle<()>) {
+    let real = meeting(2, PATIENCE);
+    let host = join(&real, 0);
+    let greeting = heard(&mut connect(real.port));
+    join(&real, 1).join().unwrap().unwrap();
+    host.join().unwrap().unwrap();
+    let ear = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = ear.local_addr().unwrap().port();
+    let keeper = spawn(move || {
+        let mut open = Vec::new();
+        ear.set_nonblocking(true).unwrap();
+        let begin = Instant::now();
+        while begin.elapsed() < PATIENCE / 3 {
+            if let Ok((mut stream, _)) = ear.accept() {
+                // A rank that has gone again is no reason to end.
+                let _ = stream.write_all(&greeting);
+                what(&mut stream);
+                open.push(stream);
+            }
+            sleep(Duration::from_millis(5));
+        }
+    });
+    (port, keeper)
+}
+
+#[test]
+fn a_squatter_ends_no_launch_and_is_named() {
+    // One that never answers, and one that says what rank 0 says to a rank that is not wanted.
+    let refuses = |stream: &mut TcpStream| {
+        let mut words = [0; 300];
+        words[..12].copy_from_slice(b"zbAn\x02\0\x04\0\0\0\0\0");
+        words[12..16].copy_from_slice(b"away");
+        let _ = stream.write_all(&words);
+    };
+    for what in [|_: &mut TcpStream| (), refuses] {
+        let (port, keeper) = squatter(what);
+        let meeting = Meeting { port, ..meeting(2, PATIENCE) };
+        let begin = Instant::now();
+        let [first, other] = [0, 1].map(|rank| join(&meeting, rank)).map(|rank| rank.join().unwrap());
+        assert!(first.is_ok(), "{first:?}");
+        let named = other.unwrap().refused().join("\n");
+        assert!(begin.elapsed() < PATIENCE / 2, "held up for {:?}", begin.elapsed());
+        assert!(named.contains(&format!("127.0.0.1:{port}: ")) && named.contains("does not prove"), "{named}");
+        keeper.join().unwrap();
+    }
+}
+
+#[test]
+fn a_flood_of_strangers_ends_no_launch() {
+    let meeting = meeting(4, PATIENCE);
+    let first = join(&meeting, 0);
+    let port = meeting.port;
+    // One that leaves at once, many that are silent, and some that come and go all the time.
+    drop(connect(port));
+    let silent: Vec<TcpStream> = (0..300).map(|_| connect(port)).collect();
+    let until = Instant::now() + 4 * SHORT;
+    let restless = || {
+        spawn(move || {
+            while Instant::now() < until {
+                drop(TcpStream::connect(("127.0.0.1", port)));
+            }
+        })
+    };
+    let restless: Vec<_> = (0..4).map(|_| restless()).collect();
+    sleep(Duration::from_millis(200));
+    let others: Vec<_> = (1..4).map(|rank| join(&meeting, rank)).collect();
+    others.into_iter().for_each(|rank| drop(rank.join().unwrap().unwrap()));
+    let met = first.join().unwrap().unwrap();
+    restless.into_iter().for_each(|thread| thread.join().unwrap());
+    assert!(!met.refused().is_empty() && met.refused().len() <= 101, "{}", met.refused().len());
+    drop(silent);
+}
+
+/// A process of another version is named as such, on both sides.
+#[test]
+fn another_version_is_named() {
+    let ear = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = ear.local_addr().unwrap().port();
+    let misled = join(&Meeting { port, ..meeting(2, SHORT) }, 1);
+    let (mut stream, _) = ear.accept().unwrap();
+    stream.write_all(b"zbench\r\n\x01\0\0\0").unwrap();
+    assert!(heard(&mut stream).is_empty(), "nothing is said to it");
+    drop((stream, ear));
+    let error = misled.join().unwrap().unwrap_err().to_string();
+    assert!(error.contains("speaks version 0x1") && error.contains("this is version 0x2"), "{error}");
+
+    let meeting = meeting(2, PATIENCE);
+    let first = join(&meeting, 0);
+    let mut old = connect(meeting.port);
+    let greeting = heard(&mut old);
+    assert_eq!(greeting[..12], *b"zbench\r\n\x02\0\0\0", "the older one reads this, and says which version it is");
+    old.write_all(&[&b"zbench\r\n\x01\0\0\0"[..], &[0; 270]].concat()).unwrap();
+    drop(heard(&mut old));
+    join(&meeting, 1).join().unwrap().unwrap();
+    let notes = first.join().unwrap().unwrap().refused().join("\n");
+    assert!(notes.contains("speaks version 0x1 of zbench's protocol"), "{notes}");
 }
 
 #[test]

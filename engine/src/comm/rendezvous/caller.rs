@@ -1,6 +1,9 @@
-//! The calling side: finds the one that accepts, and tells it who we are.
+//! The calling side: finds the one that accepts, and proves who we are.
 
-use super::hello::{ANSWER_BYTES, Answer, GREETING_BYTES, Hello, Token, known};
+use super::hello::{
+    ANSWER_BYTES, Answer, CHALLENGE_BYTES, Hello, Proof, Token, UNPROVEN, VERSION_KNOWN, begins, challenged, known,
+    nonce,
+};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -8,7 +11,10 @@ use std::time::{Duration, Instant};
 /// How long one connection attempt may take: longer than a lost packet is repeated, shorter than any run's timeout.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
 /// How long who accepts may take to speak. Something else that listens there may never do.
-const ANSWER_TIME: Duration = Duration::from_secs(2);
+const GREETING_TIME: Duration = Duration::from_secs(2);
+/// How long it may take to answer our hello: rank 0 does at once, and a process that holds us here must not hold us for the
+/// whole timeout. A rank that is cut off so calls again.
+pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(5);
 
 /// Why a call did not end in a connection.
 #[derive(Debug)]
@@ -19,14 +25,22 @@ pub(crate) enum Missed {
     Silent(String),
     /// Somebody else is there.
     Stranger(String),
+    /// Somebody is there who speaks as we do, in another version or without knowing the token.
+    Impostor(String),
     /// One of us says that we may not come in.
     Denied(String),
     /// One of us says that the world has this size.
     Size(u32),
 }
 
-/// Calls `address` once.
-pub(crate) fn call(address: SocketAddr, hello: Hello, token: &Token, deadline: Instant) -> Result<TcpStream, Missed> {
+/// Calls `address` once, which both sides know as `at`.
+pub(crate) fn call(
+    address: SocketAddr,
+    hello: Hello,
+    token: &Token,
+    at: &str,
+    deadline: Instant,
+) -> Result<(TcpStream, Proof), Missed> {
     let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     let mut stream = TcpStream::connect_timeout(&address, left().min(CONNECT_TIME)).map_err(|error| {
         let text = error.to_string();
@@ -36,22 +50,31 @@ pub(crate) fn call(address: SocketAddr, hello: Hello, token: &Token, deadline: I
     if stream.local_addr().is_ok_and(|own| own == address) {
         return Err(Missed::Refused("nobody listens there".into()));
     }
-    let until = Instant::now() + left().min(ANSWER_TIME);
-    let mut greeting = [0; GREETING_BYTES];
-    read_until(&mut stream, &mut greeting, until)
-        .map_err(|error| Missed::Stranger(format!("something accepts and says nothing of zbench ({error})")))?;
-    known(&greeting).map_err(Missed::Stranger)?;
+    let until = Instant::now() + left().min(GREETING_TIME);
+    let mut greeting = [0; CHALLENGE_BYTES];
+    let (version, challenge) = greeting.split_at_mut(VERSION_KNOWN);
+    let mute = |error: io::Error| Missed::Stranger(format!("something accepts and says nothing of zbench ({error})"));
+    read_until(&mut stream, version, until).map_err(mute)?;
+    let stranger = if begins(version) { Missed::Impostor } else { Missed::Stranger };
+    known(version).map_err(stranger)?;
+    read_until(&mut stream, challenge, until).map_err(mute)?;
+    let door = challenged(&greeting).map_err(Missed::Stranger)?;
     let lost = |error: io::Error| Missed::Refused(format!("it closed the connection ({error})"));
+    let own = nonce().map_err(|error| Missed::Refused(format!("/dev/urandom cannot be read ({error})")))?;
+    let (words, proof) = hello.encode(token, at, &door, &own);
     stream.set_nodelay(true).map_err(lost)?;
-    stream.write_all(&hello.encode(token)).map_err(lost)?;
+    stream.write_all(&words).map_err(lost)?;
     let mut bytes = [0; ANSWER_BYTES];
-    read_until(&mut stream, &mut bytes, Instant::now() + left()).map_err(lost)?;
-    match Answer::decode(&bytes, token).map_err(Missed::Stranger)? {
+    let until = Instant::now() + left().min(ANSWER_TIME);
+    read_until(&mut stream, &mut bytes, until).map_err(|error| match error.kind() {
+        ErrorKind::TimedOut => Missed::Impostor(format!("{UNPROVEN}; it gave no answer ({error})")),
+        _ => lost(error),
+    })?;
+    match Answer::decode(&bytes, token, &proof).map_err(Missed::Impostor)? {
         Answer::Welcome => {
             stream.set_read_timeout(None).map_err(lost)?;
-            Ok(stream)
+            Ok((stream, proof))
         }
-        Answer::Stranger(reason) => Err(Missed::Stranger(format!("it refused this rank: {reason}"))),
         Answer::Refused(reason) => Err(Missed::Denied(reason)),
         Answer::Size(size) => Err(Missed::Size(size)),
     }

@@ -1,14 +1,19 @@
 //! The accepting side: lets in who knows the token, and keeps everybody else from holding up the others.
 
-use super::hello::{Answer, HELLO_BYTES, Hello, Token, begins, excerpt, greeting};
+use super::hello::{Answer, HELLO_BYTES, Hello, Nonce, Proof, Token, begins, challenge, excerpt, nonce, rebuff};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// How long a connection may take to say who it is.
 const HELLO_TIME: Duration = Duration::from_secs(5);
-/// Connections that have not said who they are; beyond these the oldest is closed.
+/// Connections that have not said who they are; beyond these the oldest is closed once it has had its chance, and what else
+/// comes waits in the system's own row.
 const MAX_PENDING: usize = 256;
+/// The chance: a rank's answer to the challenge takes one way there and back, and a loaded host.
+const CHANCE: Duration = Duration::from_millis(250);
+/// Connections taken at a time, so that whoever makes many does not keep us from reading the others.
+const AT_ONCE: usize = 64;
 /// Refusals that are written down; more are only counted.
 const MAX_NOTES: usize = 100;
 
@@ -17,6 +22,10 @@ pub(crate) struct Door {
     listeners: Vec<TcpListener>,
     pending: Vec<Pending>,
     token: Token,
+    /// What callers know this place as.
+    at: String,
+    /// Of which every challenge is made, and how many there were.
+    challenges: (Token, u64),
     refusals: Refusals,
 }
 
@@ -24,6 +33,7 @@ struct Pending {
     stream: TcpStream,
     from: SocketAddr,
     since: Instant,
+    nonce: Nonce,
     got: usize,
     bytes: [u8; HELLO_BYTES],
 }
@@ -33,6 +43,7 @@ pub(crate) struct Visitor {
     pub stream: TcpStream,
     pub from: SocketAddr,
     pub hello: Hello,
+    pub proof: Proof,
 }
 
 /// Who was refused and why.
@@ -60,10 +71,11 @@ impl Refusals {
 }
 
 impl Door {
-    /// Listens at all of the addresses.
-    pub(crate) fn new(listeners: Vec<TcpListener>, token: Token) -> io::Result<Door> {
+    /// Listens at all of the addresses, which callers know as `at`.
+    pub(crate) fn new(listeners: Vec<TcpListener>, token: Token, at: String) -> io::Result<Door> {
         listeners.iter().try_for_each(|listener| listener.set_nonblocking(true))?;
-        Ok(Door { listeners, pending: Vec::new(), token, refusals: Refusals::default() })
+        let challenges = (token.derive("zbench challenges", &nonce()?), 0);
+        Ok(Door { listeners, pending: Vec::new(), token, at, challenges, refusals: Refusals::default() })
     }
 
     pub(crate) fn into_refusals(self) -> Vec<String> {
@@ -81,12 +93,15 @@ impl Door {
                     let reason = format!("said only {} bytes in {} s", caller.got, HELLO_TIME.as_secs());
                     self.refusals.note(caller.from, &reason);
                 }
-                Ok(true) => match Hello::decode(&caller.bytes, &self.token) {
-                    Ok(hello) => visitors.push(Visitor { stream: caller.stream, from: caller.from, hello }),
+                Ok(true) => match Hello::decode(&caller.bytes, &self.token, &self.at, &caller.nonce) {
+                    Ok((hello, proof)) => {
+                        visitors.push(Visitor { stream: caller.stream, from: caller.from, hello, proof });
+                    }
                     Err(reason) => {
                         let said = excerpt(&caller.bytes);
                         self.refusals.note(caller.from, &format!("{reason}; it began with \"{said}\""));
-                        let _ = answer(&mut caller.stream, &Answer::Stranger(reason), &self.token);
+                        // Answers fit into any socket's buffer, so that this never waits.
+                        let _ = caller.stream.write_all(&rebuff(&reason));
                     }
                 },
                 Err(error) => {
@@ -101,34 +116,45 @@ impl Door {
     /// Closes a visitor's connection with the reason.
     pub(crate) fn refuse(&mut self, mut visitor: Visitor, reason: Answer) {
         let text = match &reason {
-            Answer::Refused(text) | Answer::Stranger(text) => text.clone(),
+            Answer::Refused(text) => text.clone(),
             Answer::Size(size) => format!("its world has {} ranks, this one {size}", visitor.hello.size),
             Answer::Welcome => "welcome".into(),
         };
         self.refusals.note(visitor.from, &format!("rank {}: {text}", visitor.hello.rank));
-        let _ = answer(&mut visitor.stream, &reason, &self.token);
+        let _ = visitor.stream.write_all(&reason.encode(&self.token, &visitor.proof));
     }
 
     /// Lets a visitor in. The stream blocks from now on.
-    pub(crate) fn welcome(&mut self, mut visitor: Visitor) -> io::Result<TcpStream> {
+    pub(crate) fn welcome(&mut self, mut visitor: Visitor) -> io::Result<(TcpStream, Proof)> {
         visitor.stream.set_nonblocking(false)?;
-        answer(&mut visitor.stream, &Answer::Welcome, &self.token)?;
-        Ok(visitor.stream)
+        visitor.stream.write_all(&Answer::Welcome.encode(&self.token, &visitor.proof))?;
+        Ok((visitor.stream, visitor.proof))
     }
 
     fn accept(&mut self) {
         for listener in &self.listeners {
-            // Errors here are about one connection that is gone again, or about too many open files, which may pass.
-            while let Ok((mut stream, from)) = listener.accept() {
-                let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
-                if ready.and_then(|()| stream.write_all(&greeting())).is_err() {
-                    continue;
-                }
+            for _ in 0..AT_ONCE {
                 if self.pending.len() == MAX_PENDING {
+                    if self.pending[0].since.elapsed() < CHANCE {
+                        return;
+                    }
                     let oldest = self.pending.remove(0);
                     self.refusals.note(oldest.from, "made room for newer connections before it said who it is");
                 }
-                self.pending.push(Pending { stream, from, since: Instant::now(), got: 0, bytes: [0; HELLO_BYTES] });
+                let (mut stream, from) = match listener.accept() {
+                    Ok(accepted) => accepted,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    // About one connection that is gone again, or about too many open files, which may pass.
+                    Err(_) => continue,
+                };
+                let (seed, count) = &mut self.challenges;
+                *count += 1;
+                let nonce = *seed.code(&[&count.to_le_bytes()]).as_bytes();
+                let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+                if ready.and_then(|()| stream.write_all(&challenge(&nonce))).is_ok() {
+                    let (since, bytes) = (Instant::now(), [0; HELLO_BYTES]);
+                    self.pending.push(Pending { stream, from, since, nonce, got: 0, bytes });
+                }
             }
         }
     }
@@ -153,9 +179,4 @@ impl Pending {
         }
         Ok(true)
     }
-}
-
-/// Answers fit into any socket's buffer, so that this never waits.
-fn answer(stream: &mut TcpStream, answer: &Answer, token: &Token) -> io::Result<()> {
-    stream.write_all(&answer.encode(token))
 }

@@ -2,7 +2,8 @@
 
 use super::caller::{Missed, call};
 use super::door::{Door, Visitor};
-use super::hello::{Answer, Hello, Purpose, Token, place};
+use super::hello::{Answer, Hello, Proof, Purpose, Token, place};
+use super::wire::{End, Wire};
 use super::{MORE_PORTS, Meeting, RendezvousError, dismiss};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -12,17 +13,31 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(1);
 const CALLS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
-/// Lines, this host's address, and who was refused.
-type Formed = (Vec<TcpStream>, IpAddr, Vec<String>);
+/// Lines, this host's address, and who else was there.
+type Formed = (Vec<Wire>, IpAddr, Vec<String>);
+
+/// What both sides know the meeting's place as. Addresses may be translated between the two, ports are not: rank 0 listens
+/// where the others call.
+fn known_as(port: u16) -> String {
+    format!("port {port}")
+}
 
 /// Rank 0's side: returns when all others are here.
 pub(super) fn gather(meeting: &Meeting, token: &Token) -> Result<Formed, RendezvousError> {
     let deadline = Instant::now() + meeting.timeout;
     let (listeners, address, elsewhere) = listen(meeting, deadline)?;
     let failed = |error: io::Error| RendezvousError::Listen { address: address.clone(), reason: error.to_string() };
-    let mut door = Door::new(listeners, token.clone()).map_err(failed)?;
-    let mut lines: Vec<Option<TcpStream>> = (1..meeting.size).map(|_| None).collect();
-    while lines.iter().any(Option::is_none) {
+    let port = listeners[0].local_addr().map_err(failed)?.port();
+    let mut door = Door::new(listeners, token.clone(), known_as(port)).map_err(failed)?;
+    let mut lines: Vec<Option<Wire>> = (1..meeting.size).map(|_| None).collect();
+    loop {
+        if lines.iter().all(Option::is_some) {
+            // Who has left again has not arrived.
+            lines.iter_mut().filter(|line| line.as_ref().is_some_and(closed)).for_each(|line| *line = None);
+            if lines.iter().all(Option::is_some) {
+                break;
+            }
+        }
         if Instant::now() >= deadline {
             let missing = (1..meeting.size).filter(|rank| lines[rank - 1].is_none()).collect();
             let error = RendezvousError::Missing {
@@ -36,15 +51,15 @@ pub(super) fn gather(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
             return Err(error);
         }
         for visitor in door.visitors() {
-            if let Err(error) = admit(meeting.size, visitor, &mut door, &mut lines) {
+            if let Err(error) = admit(meeting.size, visitor, token, &mut door, &mut lines) {
                 dismiss(lines.iter_mut().flatten(), &error.to_string());
                 return Err(error);
             }
         }
         std::thread::sleep(LOOK);
     }
-    let lines: Vec<TcpStream> = lines.into_iter().flatten().collect();
-    let local = lines[0].local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip());
+    let lines: Vec<Wire> = lines.into_iter().flatten().collect();
+    let local = lines[0].stream().local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip());
     Ok((lines, local, door.into_refusals()))
 }
 
@@ -52,8 +67,9 @@ pub(super) fn gather(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
 fn admit(
     size: usize,
     visitor: Visitor,
+    token: &Token,
     door: &mut Door,
-    lines: &mut [Option<TcpStream>],
+    lines: &mut [Option<Wire>],
 ) -> Result<(), RendezvousError> {
     let Hello { purpose, rank, size: theirs, .. } = visitor.hello;
     let (rank, theirs) = (rank as usize, theirs as usize);
@@ -80,12 +96,13 @@ fn admit(
         return Ok(());
     }
     // Who goes while it is let in counts as not arrived.
-    lines[rank - 1] = door.welcome(visitor).ok();
+    lines[rank - 1] = door.welcome(visitor).ok().map(|(stream, proof)| Wire::new(stream, End::Door, token, &proof));
     Ok(())
 }
 
 /// Whether the other side has closed the connection.
-fn closed(line: &TcpStream) -> bool {
+fn closed(line: &Wire) -> bool {
+    let line = line.stream();
     let peeked = line.set_nonblocking(true).and_then(|()| line.peek(&mut [0]));
     let open = line.set_nonblocking(false).is_ok();
     !open || peeked.map_or_else(|error| error.kind() != ErrorKind::WouldBlock, |count| count == 0)
@@ -156,14 +173,18 @@ pub(super) fn arrive(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
     let hello = Hello { purpose: Purpose::Meeting, lane: 0, rank: rank as u32, size: size as u32 };
     let mut last = String::new();
     let mut pause = CALLS.0;
+    // Who spoke as rank 0 does and was not, once for each port.
+    let mut impostors: Vec<(u16, String)> = Vec::new();
     loop {
+        let mut silent = 0;
         for port in ports(port) {
             let missed = call_host(host, port, hello, token, deadline);
             let address = format!("{host}:{port}");
             match missed {
-                Ok(line) => {
-                    let local = line.local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip());
-                    return Ok((vec![line], local, Vec::new()));
+                Ok((stream, proof)) => {
+                    let local = stream.local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip());
+                    let notes = impostors.into_iter().map(|(_, note)| note).collect();
+                    return Ok((vec![Wire::new(stream, End::Caller, token, &proof)], local, notes));
                 }
                 Err(Missed::Denied(reason)) => return Err(RendezvousError::Refused { rank, address, reason }),
                 Err(Missed::Size(theirs)) => {
@@ -173,14 +194,26 @@ pub(super) fn arrive(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
                 Err(Missed::Refused(reason)) if port == meeting.port => last = format!("{address}: {reason}"),
                 Err(Missed::Refused(_)) => {}
                 Err(Missed::Stranger(reason)) => last = format!("{address}: {reason}"),
+                Err(Missed::Impostor(reason)) => {
+                    last = format!("{address}: {reason}");
+                    if impostors.iter().all(|(known, _)| *known != port) {
+                        impostors.push((port, last.clone()));
+                    }
+                }
                 Err(Missed::Silent(reason)) => {
                     last = format!("{address}: {reason}");
-                    break; // nor would the ports above answer
+                    silent += 1;
+                    if silent == 2 {
+                        break; // the host is silent, not one process on it
+                    }
                 }
             }
         }
         if Instant::now() + pause >= deadline {
             let address = format!("{host}:{port}");
+            let before =
+                impostors.iter().filter(|(_, note)| *note != last).map(|(_, note)| format!("; before: {note}"));
+            let last = format!("{last}{}", before.collect::<String>());
             return Err(RendezvousError::Unreachable { rank, address, seconds: timeout.as_secs(), last });
         }
         std::thread::sleep(pause);
@@ -189,13 +222,20 @@ pub(super) fn arrive(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
 }
 
 /// Calls all addresses that a host's name stands for.
-fn call_host(host: &str, port: u16, hello: Hello, token: &Token, deadline: Instant) -> Result<TcpStream, Missed> {
+fn call_host(
+    host: &str,
+    port: u16,
+    hello: Hello,
+    token: &Token,
+    deadline: Instant,
+) -> Result<(TcpStream, Proof), Missed> {
     let mut missed = Missed::Refused("the name has no address".into());
     for address in resolve(host, port).map_err(Missed::Refused)? {
-        match call(address, hello, token, deadline) {
+        match call(address, hello, token, &known_as(port), deadline) {
             Err(Missed::Refused(reason)) => missed = Missed::Refused(reason),
             Err(Missed::Silent(reason)) => missed = Missed::Silent(reason),
             Err(Missed::Stranger(reason)) => missed = Missed::Stranger(reason),
+            Err(Missed::Impostor(reason)) => missed = Missed::Impostor(reason),
             decided => return decided,
         }
     }

@@ -1,21 +1,25 @@
 //! How the processes of a run find each other: all call rank 0, which tells each who the others are.
 //!
-//! Nothing but a connection that speaks our protocol and knows the run's token counts. Everybody else is refused, noted
-//! ([`Rendezvous::refused`]) and holds up nobody. The token keeps runs apart that share hosts and ports; it travels in the
-//! clear, so it is no defence against somebody who can read the network.
+//! Nothing but a connection that speaks our protocol and proves that it knows the run's token counts. Everybody else is
+//! refused, noted ([`Rendezvous::refused`]) and holds up nobody. Both sides prove it ([`hello`]), and the token does not
+//! travel: who listens at the port, or reads the network, learns nothing that lets it in. What is exchanged afterwards is
+//! authenticated message by message; it is not encrypted.
 
 pub(crate) mod caller;
 pub(crate) mod door;
 mod forming;
 pub(crate) mod hello;
+#[cfg(test)]
+mod tests;
+mod wire;
 
-use caller::read_until;
 use forming::{arrive, gather};
-use hello::{TOKEN_BYTES, Token, printable};
+use hello::{Nonce, TOKEN_BYTES, Token, nonce, printable};
 use std::fmt::Write as _;
-use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
+use wire::{Kind, Wire};
 
 /// Most that one rank may give to an exchange.
 pub const MAX_BLOB_BYTES: usize = 1 << 20;
@@ -141,9 +145,10 @@ pub struct Rendezvous {
     rank: usize,
     size: usize,
     timeout: Duration,
+    /// Of this meeting alone, for what follows from it.
     token: Token,
     /// Rank 0's connections to ranks 1.., or the others' one to rank 0.
-    lines: Vec<TcpStream>,
+    lines: Vec<Wire>,
     /// The address of this host that faces the others.
     local: IpAddr,
     people: People,
@@ -173,6 +178,9 @@ impl Rendezvous {
         if size > 1 && meeting.port == 0 {
             return Err(invalid("a port is needed, since the other ranks could not know which one the system chose"));
         }
+        if size > 1 {
+            reach_loopback(&meeting.host).map_err(|reason| invalid(&reason))?;
+        }
         let alone = (Vec::new(), IpAddr::V4(Ipv4Addr::LOCALHOST), Vec::new());
         let (lines, local, refused) = match (size, rank) {
             (1, _) => alone,
@@ -181,11 +189,14 @@ impl Rendezvous {
         };
         for line in &lines {
             // A rank that reads nothing must not hold up an exchange for ever.
-            let _ = line.set_write_timeout(Some(timeout.max(Duration::from_millis(1))));
+            let _ = line.stream().set_write_timeout(Some(timeout.max(Duration::from_millis(1))));
         }
         let people = People::default();
+        let fresh = nonce().map_err(|error| invalid(&format!("/dev/urandom cannot be read ({error})")))?;
         let mut met = Rendezvous { rank, size, timeout, token, lines, local, people, refused };
-        let cards = met.exchange(card().as_bytes())?;
+        let cards = met.exchange(card(&fresh).as_bytes())?;
+        // Every rank's card has a random part, so no two meetings with one token have the same keys.
+        met.token = met.token.derive("zbench world", &pack(&cards));
         met.people = People::read(&cards);
         Ok(met)
     }
@@ -215,7 +226,8 @@ impl Rendezvous {
         self.people.one_host
     }
 
-    /// Who came to rank 0's port and was not let in, and why. Empty on other ranks.
+    /// On rank 0, who came to its port and was not let in, and why. On the others, who was at the meeting's ports and spoke as
+    /// rank 0 does without knowing the token.
     pub fn refused(&self) -> &[String] {
         &self.refused
     }
@@ -227,6 +239,12 @@ impl Rendezvous {
 
     pub(crate) fn token(&self) -> &Token {
         &self.token
+    }
+
+    /// A secret of the ranks that have met, which they have without sending it: the same on all, another for each name and
+    /// in each meeting.
+    pub fn secret(&self, name: &str) -> String {
+        self.token.derive("zbench secret", name.as_bytes()).to_hex()
     }
 
     /// How long a rank waits for the others.
@@ -253,8 +271,8 @@ impl Rendezvous {
         let deadline = Instant::now() + self.timeout;
         let mut blobs = vec![own.to_vec()];
         for rank in 1..self.size {
-            let line = &mut self.lines[rank - 1];
-            match read_blob(line, MAX_BLOB_BYTES, deadline) {
+            let heard = self.lines[rank - 1].read(MAX_BLOB_BYTES, deadline);
+            match heard.and_then(|(kind, blob)| if kind == Kind::Blob { Ok(blob) } else { Err(unclear()) }) {
                 Ok(blob) => blobs.push(blob),
                 Err(error) => {
                     let host = self.people.hosts.get(rank).cloned().unwrap_or_else(|| peer(&self.lines[rank - 1]));
@@ -264,11 +282,9 @@ impl Rendezvous {
                 }
             }
         }
-        let mut all = Vec::new();
-        blobs.iter().for_each(|blob| append(&mut all, blob));
+        let all = pack(&blobs);
         for rank in 1..self.size {
-            let sent = self.lines[rank - 1].write_all(&[0]).and_then(|()| write_blob(&mut self.lines[rank - 1], &all));
-            if let Err(error) = sent {
+            if let Err(error) = self.lines[rank - 1].write(Kind::Blob, &all) {
                 let lost = RendezvousError::Lost { rank, host: peer(&self.lines[rank - 1]), reason: error.to_string() };
                 dismiss(&mut self.lines, &lost.to_string());
                 return Err(lost);
@@ -284,17 +300,19 @@ impl Rendezvous {
         let host = peer(line);
         let lost = |error: io::Error| RendezvousError::Lost { rank: 0, host: host.clone(), reason: error.to_string() };
         // Where rank 0 has ended the run, its reason can still be read after a failed write.
-        let sent = write_blob(line, own);
-        let mut status = [0];
-        read_until(line, &mut status, deadline).map_err(|error| lost(sent.err().unwrap_or(error)))?;
-        let most = size * (MAX_BLOB_BYTES + 4);
-        let all = read_blob(line, most, deadline).map_err(lost)?;
-        if status != [0] {
+        let sent = line.write(Kind::Blob, own);
+        let heard = line.read(size * (MAX_BLOB_BYTES + 4), deadline);
+        let (kind, all) = heard.map_err(|error| lost(sent.err().unwrap_or(error)))?;
+        if kind == Kind::Dismissal {
             return Err(RendezvousError::Ended { reason: printable(&all) });
         }
         let blobs = split(&all).filter(|blobs| blobs.len() == size);
-        blobs.ok_or_else(|| lost(io::Error::new(io::ErrorKind::InvalidData, "its list of ranks is no list")))
+        blobs.ok_or_else(|| lost(unclear()))
     }
+}
+
+fn unclear() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it said what no rank says")
 }
 
 impl std::fmt::Debug for Token {
@@ -303,43 +321,45 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// Tells all that are here why nothing comes of it. Who is gone already does not hear it.
-fn dismiss<'a>(lines: impl IntoIterator<Item = &'a mut TcpStream>, reason: &str) {
-    for line in lines {
-        let _ = line.set_write_timeout(Some(Duration::from_secs(1)));
-        let _ = line.write_all(&[1]).and_then(|()| write_blob(line, reason.as_bytes()));
+/// Where ranks meet at an address of their own host's loopback: whether the host reaches it, as it does not where that
+/// interface is down. Nobody would come, and all would wait.
+fn reach_loopback(host: &str) -> Result<(), String> {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let ip = if bare == "localhost" { Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)) } else { bare.parse::<IpAddr>() };
+    let Some(ip) = ip.ok().filter(IpAddr::is_loopback) else { return Ok(()) };
+    let reached = TcpListener::bind((ip, 0))
+        .and_then(|listener| TcpStream::connect_timeout(&listener.local_addr()?, Duration::from_secs(1)).map(drop));
+    use io::ErrorKind::{AddrNotAvailable, HostUnreachable, NetworkUnreachable};
+    match reached {
+        // Other errors may pass, and the meeting tells of them.
+        Err(error) if matches!(error.kind(), AddrNotAvailable | HostUnreachable | NetworkUnreachable) => Err(format!(
+            "this host does not reach its own address {ip} ({error}); its loopback interface may be down, which \
+             `ip link set lo up` mends"
+        )),
+        _ => Ok(()),
     }
 }
 
-fn peer(line: &TcpStream) -> String {
-    line.peer_addr().map_or_else(|_| "an unknown host".into(), |address| address.ip().to_string())
+/// Tells all that are here why nothing comes of it.
+fn dismiss<'a>(lines: impl IntoIterator<Item = &'a mut Wire>, reason: &str) {
+    lines.into_iter().for_each(|line| line.dismiss(reason));
 }
 
-fn append(all: &mut Vec<u8>, blob: &[u8]) {
-    all.extend_from_slice(&(blob.len() as u32).to_le_bytes());
-    all.extend_from_slice(blob);
+fn peer(line: &Wire) -> String {
+    line.stream().peer_addr().map_or_else(|_| "an unknown host".into(), |address| address.ip().to_string())
 }
 
-fn write_blob(line: &mut TcpStream, blob: &[u8]) -> io::Result<()> {
-    let mut bytes = Vec::with_capacity(4 + blob.len());
-    append(&mut bytes, blob);
-    line.write_all(&bytes)
-}
-
-fn read_blob(line: &mut TcpStream, most: usize, deadline: Instant) -> io::Result<Vec<u8>> {
-    let mut len = [0; 4];
-    read_until(line, &mut len, deadline)?;
-    let len = u32::from_le_bytes(len) as usize;
-    if len > most {
-        let reason = format!("it announced {len} bytes, and {most} are the most");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+/// Blobs behind each other, each after its length.
+fn pack(blobs: &[Vec<u8>]) -> Vec<u8> {
+    let mut all = Vec::new();
+    for blob in blobs {
+        all.extend_from_slice(&(blob.len() as u32).to_le_bytes());
+        all.extend_from_slice(blob);
     }
-    let mut blob = vec![0; len];
-    read_until(line, &mut blob, deadline)?;
-    Ok(blob)
+    all
 }
 
-/// The blobs that `append` has put together.
+/// The blobs that [`pack`] has put together.
 fn split(mut all: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut blobs = Vec::new();
     while !all.is_empty() {
@@ -351,8 +371,8 @@ fn split(mut all: &[u8]) -> Option<Vec<Vec<u8>>> {
     Some(blobs)
 }
 
-/// What a rank says of itself: host name, process, and the views that must be shared to share memory.
-fn card() -> String {
+/// What a rank says of itself: host name, process, the views that must be shared to share memory, and something random.
+fn card(fresh: &Nonce) -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let space = |name: &str| {
         std::fs::read_link(format!("/proc/self/ns/{name}"))
@@ -365,6 +385,7 @@ fn card() -> String {
     if !boot.is_empty() {
         let _ = write!(card, "{boot} {} {}", space("pid"), space("net"));
     }
+    let _ = write!(card, "\n{}", blake3::Hash::from_bytes(*fresh).to_hex());
     card
 }
 

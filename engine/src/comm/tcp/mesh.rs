@@ -157,7 +157,8 @@ pub(super) fn connections(
         address: addresses[rank].to_string(),
         reason: error.to_string(),
     };
-    let mut door = Door::new(vec![listener], meeting.token().clone()).map_err(listening)?;
+    let at = addresses[rank].to_string();
+    let mut door = Door::new(vec![listener], meeting.token().clone(), at).map_err(listening)?;
     loop {
         let absent = |other: &usize| streams[*other].iter().any(Option::is_none);
         let missing: Vec<usize> = (0..size).filter(absent).collect();
@@ -175,7 +176,7 @@ pub(super) fn connections(
             let fits =
                 purpose == Purpose::Data && theirs as usize == size && other > rank && other < size && lane < count;
             if fits {
-                streams[other][lane] = door.welcome(visitor).ok();
+                streams[other][lane] = door.welcome(visitor).ok().map(|(stream, _)| stream);
             } else {
                 door.refuse(visitor, Answer::Refused(format!("rank {rank} expects no such connection")));
             }
@@ -199,9 +200,15 @@ fn reach(
     deadline: Instant,
 ) -> Result<TcpStream, RendezvousError> {
     loop {
-        let last = match call(address, hello, meeting.token(), deadline) {
-            Ok(stream) => return Ok(stream),
-            Err(Missed::Refused(last) | Missed::Silent(last) | Missed::Stranger(last) | Missed::Denied(last)) => last,
+        let last = match call(address, hello, meeting.token(), &address.to_string(), deadline) {
+            Ok((stream, _)) => return Ok(stream),
+            Err(
+                Missed::Refused(last)
+                | Missed::Silent(last)
+                | Missed::Stranger(last)
+                | Missed::Impostor(last)
+                | Missed::Denied(last),
+            ) => last,
             Err(Missed::Size(size)) => format!("it belongs to a world of {size} ranks"),
         };
         if Instant::now() >= deadline {

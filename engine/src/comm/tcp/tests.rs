@@ -129,5 +129,5 @@ fn strangers_at_the_ports_for_data_are_refused() {
     let mut heard = Vec::new();
     strangers[9].set_read_timeout(Some(PATIENCE)).unwrap();
     let _ = strangers[9].read_to_end(&mut heard);
-    assert!(heard.len() <= 12, "a stranger gets the greeting and nothing else");
+    assert!(heard.len() <= 44, "a stranger gets the greeting, a challenge and nothing else");
 }
