@@ -28,6 +28,7 @@ mod hardware;
 mod import;
 mod launch;
 mod launch_detect;
+mod limits;
 mod link;
 mod loading;
 mod manners;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use zbench_kernels::cuda::blueprint::Blueprint;
 use zbench_kernels::cuda::machine::Machine;
-use zbench_kernels::{Cpu, Cuda, KernelError, Kernels, Setup, SetupError, affinity};
+use zbench_kernels::{Cpu, Cuda, KernelError, Kernels, MOST_THREADS, Setup, SetupError, affinity};
 
 /// Gives a machine that runs CUDA by its number, 0 for the first GPU; the reason where there is none. The engine looks for no
 /// libraries: whoever calls it has.
@@ -47,11 +47,22 @@ pub enum HardwareError {
     /// Instructions that this CPU lacks, or a core that the system does not give.
     #[error("hardware: {0}")]
     Setup(#[from] SetupError),
+    /// More threads than are started.
+    #[error(
+        "hardware.threads_per_rank = {threads}: {ranks} ranks of so many threads on this machine; from 1 to {MOST_THREADS} \
+         threads of all ranks together are started, so lower hardware.threads_per_rank or parallel.ranks"
+    )]
+    Threads {
+        /// Ranks on this machine.
+        ranks: usize,
+        /// Threads of each.
+        threads: usize,
+    },
     /// Fewer cores than threads that want one each.
     #[error(
         "hardware.pin = \"cores\": {ranks} ranks of {threads} threads on this machine need {needed} cores, and zbench may use {cores}; \
          lower hardware.threads_per_rank or parallel.ranks, or set hardware.pin = \"none\"",
-        needed = .ranks * .threads
+        needed = .ranks.saturating_mul(*.threads)
     )]
     Cores {
         /// Ranks on this machine.
@@ -71,7 +82,7 @@ pub fn planner(cell: &Cell) -> Result<Arc<dyn Kernels>, HardwareError> {
     if cell.hardware.device == DeviceKind::Cuda {
         return on(Arc::new(Blueprint::h100()));
     }
-    Ok(Arc::new(Cpu::with(&setup(&cell.hardware, Seat::ALONE, None))?))
+    Ok(Arc::new(Cpu::with(&setup(&cell.hardware, Seat::ALONE, None)?)?))
 }
 
 /// Kernels on a machine that runs CUDA.
@@ -90,24 +101,32 @@ pub fn kernels(cell: &Cell, seat: Seat, machines: Machines<'_>) -> Result<Arc<dy
         return on(machines(number).map_err(HardwareError::Device)?);
     }
     let cores = cores(&cell.hardware, seat, &affinity::available())?;
-    Ok(Arc::new(Cpu::with(&setup(&cell.hardware, seat, cores))?))
+    Ok(Arc::new(Cpu::with(&setup(&cell.hardware, seat, cores)?)?))
 }
 
-/// Whether `ranks` ranks of a cell find a core for each thread on this machine, where they ask for one.
+/// Whether `ranks` ranks of a cell may have their threads on this machine, and a core for each where they ask for one.
 ///
 /// # Errors
-/// They do not.
+/// They may not.
 pub fn enough_cores(cell: &Cell, ranks: usize) -> Result<(), HardwareError> {
+    few_enough(ranks, cell.hardware.threads_per_rank)?;
     if cell.hardware.pin == Pin::None {
         return Ok(());
     }
     cores(&cell.hardware, Seat { index: 0, ranks, process: false }, &affinity::available()).map(|_| ())
 }
 
-fn setup(hardware: &Hardware, seat: Seat, cores: Option<Vec<usize>>) -> Setup {
+fn setup(hardware: &Hardware, seat: Seat, cores: Option<Vec<usize>>) -> Result<Setup, HardwareError> {
     let threads = hardware.threads_per_rank;
+    few_enough(seat.ranks, threads)?;
     let beside = seat.ranks.saturating_sub(1).saturating_mul(threads);
-    Setup { threads, instructions: hardware.instructions.clone(), cores, beside }
+    Ok(Setup { threads, instructions: hardware.instructions.clone(), cores, beside })
+}
+
+/// Asked of every cell, also one that comes from a record and not from a configuration, whose keys have limits of their own.
+fn few_enough(ranks: usize, threads: usize) -> Result<(), HardwareError> {
+    let few = threads > 0 && ranks.checked_mul(threads).is_some_and(|all| all <= MOST_THREADS);
+    if few { Ok(()) } else { Err(HardwareError::Threads { ranks, threads }) }
 }
 
 /// The cores of a rank's threads among those that may be used: the ranks of a host take them in order.
@@ -158,9 +177,20 @@ mod tests {
     #[test]
     fn neighbours_are_the_other_ranks_threads() {
         let seat = Seat { index: 1, ranks: 3, process: true };
-        assert_eq!(
-            (setup(&Hardware::cpu(2), seat, None).beside, setup(&Hardware::cpu(2), Seat::ALONE, None).beside),
-            (4, 0)
-        );
+        let beside = |seat| setup(&Hardware::cpu(2), seat, None).unwrap().beside;
+        assert_eq!((beside(seat), beside(Seat::ALONE)), (4, 0));
+    }
+
+    #[test]
+    fn more_threads_than_a_process_can_have_are_refused_before_one_is_started() {
+        let refused = |ranks, threads| {
+            let seat = Seat { index: 0, ranks, process: false };
+            setup(&Hardware::cpu(threads), seat, None).err().map(|error| error.to_string())
+        };
+        assert_eq!((refused(1, 1), refused(2, 4096), refused(8, 1024)), (None, None, None));
+        for (ranks, threads) in [(8, 4096), (1, usize::MAX), (usize::MAX, 2), (1, 0)] {
+            let error = refused(ranks, threads).unwrap();
+            assert!(error.contains(&format!("hardware.threads_per_rank = {threads}: {ranks} ranks")), "{error}");
+        }
     }
 }

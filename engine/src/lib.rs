@@ -28,6 +28,7 @@ pub mod save;
 pub mod schedule;
 pub mod shard;
 pub mod strategy;
+pub mod threads;
 pub mod trace;
 pub mod train;
 pub mod training_state;

@@ -131,7 +131,11 @@ pub fn with_ranks<T: Send>(
             .map(|thread| match thread.map(|t| t.join()) {
                 Ok(Ok(ended)) => ended,
                 Ok(Err(_)) => Ended::broken("panicked outside its step"),
-                Err(error) => Ended::broken(&format!("could not start a thread: {error}")),
+                // Its place in the group went with it, so that the others do not wait for it.
+                Err(error) => {
+                    let error = crate::threads::not_started(error);
+                    Ended::broken(&format!("its thread could not be started: {error}"))
+                }
             })
             .collect()
     });

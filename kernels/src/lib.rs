@@ -54,6 +54,7 @@ pub use op::{
     Swiglu, alibi_slope,
 };
 pub use packed::{DOUBLE_BLOCK, DYNAMIC, DoubleScales, Fields, NF4, NF4_BLOCK, Packed, Packing, Unpack};
+pub use pool::MOST_THREADS;
 pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use reference::Reference;
 pub use region::{ArenaError, Region};

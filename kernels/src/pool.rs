@@ -26,6 +26,11 @@ const AT_EASE: Patience = Patience { spin: Duration::from_micros(100), pauses: 0
 /// Waiting where threads outnumber cores: whoever spins takes the core from one that works.
 const CROWDED: Patience = Patience { spin: Duration::from_micros(2), pauses: 4 };
 
+/// Most threads of a pool, and of all pools of a process that know of each other. A thread takes about four of a process's
+/// mappings, of which Linux gives 65,530; where a thread that has started gets none for its signals' stack, the standard
+/// library ends the process.
+pub const MOST_THREADS: usize = 8192;
+
 /// What all threads are to call, phase by phase; the pool keeps it only while [`Pool::phases`] waits.
 #[derive(Clone, Copy)]
 struct Task {
@@ -112,7 +117,7 @@ impl Pool {
         let patience = if threads.saturating_add(beside) <= there { AT_EASE } else { CROWDED };
         let core = |index: usize| cores.and_then(|cores| cores.get(index)).copied();
         let mut starting = Vec::new();
-        for index in 1..threads {
+        for index in 1..threads.min(MOST_THREADS) {
             match Starting::spawn(index, core(index)) {
                 Ok(worker) => starting.push(worker),
                 Err(_) => break,

@@ -184,11 +184,19 @@ fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> V
         return items.iter().map(of).collect();
     }
     let of = &of;
+    in_parts(items, share, |part| part.iter().map(of).collect())
+}
+
+/// What `of` makes of parts of so many items, in order, each part on a thread; those for which the system starts none, here.
+pub(crate) fn in_parts<T: Sync, R: Send>(items: &[T], share: usize, of: impl Fn(&[T]) -> Vec<R> + Sync) -> Vec<R> {
+    let of = &of;
     std::thread::scope(|scope| {
-        let parts: Vec<_> =
-            items.chunks(share).map(|part| scope.spawn(move || part.iter().map(of).collect::<Vec<R>>())).collect();
-        let whole = |part: std::thread::ScopedJoinHandle<Vec<R>>| {
-            part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let start = |part| (part, std::thread::Builder::new().spawn_scoped(scope, move || of(part)));
+        let parts: Vec<_> = items.chunks(share).map(start).collect();
+        let whole = |(part, thread): (_, std::io::Result<std::thread::ScopedJoinHandle<Vec<R>>>)| match thread {
+            // A panic in a worker is one of this function.
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(_) => of(part),
         };
         parts.into_iter().flat_map(whole).collect()
     })

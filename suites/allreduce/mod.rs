@@ -51,6 +51,14 @@ pub enum BenchError {
     /// A GPU could not be had, or not what ranks need there.
     #[error("{0}")]
     Gpu(String),
+    /// The system starts no more threads.
+    #[error("the thread of rank {rank} cannot be started: {error}")]
+    Thread {
+        /// Whose.
+        rank: usize,
+        /// What it said, and what to do.
+        error: std::io::Error,
+    },
     /// A rank broke an assumption of its own.
     #[error("rank {rank} panicked: {text}")]
     Panic {

@@ -17,7 +17,8 @@ use std::time::Duration;
 use zbench_engine::comm::compose::{Algorithm, Composed};
 use zbench_engine::comm::link::{self, LinkSpec};
 use zbench_engine::comm::{CommError, Communicator, Shared, group};
-use zbench_kernels::{Arena, Cpu, Kernels};
+use zbench_engine::threads;
+use zbench_kernels::{Arena, Cpu, Kernels, MOST_THREADS};
 
 /// Ranks where nobody says how many.
 const RANKS: usize = 2;
@@ -117,6 +118,12 @@ impl Wanted {
         };
         if threads == 0 {
             return Err("--threads 0: a rank needs a thread".into());
+        }
+        if here.saturating_mul(threads) > MOST_THREADS {
+            return Err(format!(
+                "--threads {threads}: {here} ranks on this machine would have more than {MOST_THREADS} threads together; lower \
+                 it or --ranks"
+            ));
         }
         let link = link(args)?;
         let composed = composed(args)?;
@@ -248,7 +255,7 @@ fn composed(args: &AllreduceArgs) -> Result<Option<(Algorithm, usize)>, String> 
 pub fn test(wanted: &Wanted, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, BenchError> {
     match &wanted.way {
         Way::Member(world, choice) => member(wanted, world, *choice, plan, watch).map(|finish| vec![finish]),
-        Way::Threads | Way::Start => threads(wanted, plan, watch),
+        Way::Threads | Way::Start => by_threads(wanted, plan, watch),
     }
 }
 
@@ -352,7 +359,7 @@ fn boxed(ranks: Vec<Shared>) -> impl Iterator<Item = Box<dyn Communicator>> {
 }
 
 /// All ranks are threads.
-fn threads(wanted: &Wanted, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, BenchError> {
+fn by_threads(wanted: &Wanted, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, BenchError> {
     let (ranks, timeout) = (wanted.ranks, wanted.timeout);
     let arena = |rank: usize| {
         let of = |error| BenchError::Impossible(format!("rank {rank} of {ranks} threads of one process: {error}"));
@@ -389,11 +396,13 @@ fn threads(wanted: &Wanted, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish
     let results = std::thread::scope(|scope| {
         let start = |(rank, (joining, seat))| {
             let work = &work;
-            scope.spawn(move || work(rank, joining, seat))
+            let started = threads::start_scoped(scope, &format!("rank {rank}"), move || work(rank, joining, seat));
+            started.map_err(|error| BenchError::Thread { rank, error })
         };
         let threads: Vec<_> = joining.into_iter().zip(&seats).enumerate().map(start).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Finish, BenchError>>| {
-            thread.join().unwrap_or_else(|_| Err(BenchError::Impossible("a rank panicked".into())))
+        // A rank that has no thread has left the group, so that the others do not wait for it.
+        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, Result<Finish, BenchError>>, BenchError>| {
+            thread?.join().unwrap_or_else(|_| Err(BenchError::Impossible("a rank panicked".into())))
         };
         threads.into_iter().map(join).collect()
     });

@@ -6,6 +6,7 @@ use std::time::Instant;
 use zbench_engine::comm::{CommError, Communicator, group};
 use zbench_engine::config::Cell;
 use zbench_engine::shard::Collective;
+use zbench_engine::threads;
 use zbench_engine::train::kernels;
 use zbench_kernels::{Kernels, View, ViewMut};
 
@@ -20,9 +21,17 @@ pub fn seconds(cell: &Cell, calls: &[Collective]) -> Result<f64, String> {
     let kernels = kernels(cell, &crate::devices::machine).map_err(|error| error.to_string())?;
     let members = group("replay", kernels.clone(), cell.parallel.stall).map_err(|error| error.to_string())?;
     let ran: Vec<Result<Vec<f64>, String>> = std::thread::scope(|scope| {
-        let one = |(member, kernels): (_, Arc<dyn Kernels>)| scope.spawn(move || rank(&member, &*kernels, calls));
+        let one = |(member, kernels): (_, Arc<dyn Kernels>)| {
+            threads::start_scoped(scope, "rank", move || rank(&member, &*kernels, calls))
+        };
         let threads: Vec<_> = members.into_iter().zip(kernels).map(one).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a rank panicked".into()))).collect()
+        // A rank that has no thread has left the group, so that the others do not wait for it.
+        let ended = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, Result<Vec<f64>, String>>>| match thread
+        {
+            Ok(thread) => thread.join().unwrap_or_else(|_| Err("a rank panicked".into())),
+            Err(error) => Err(format!("a rank's thread cannot be started: {error}")),
+        };
+        threads.into_iter().map(ended).collect()
     });
     let times: Vec<Vec<f64>> = ran.into_iter().collect::<Result<_, _>>()?;
     // A round lasts as long as its slowest rank takes.

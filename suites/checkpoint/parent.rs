@@ -15,6 +15,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
+use zbench_engine::threads::{self, not_started};
 use zbench_reports::record::{Source, Status};
 
 /// How often the time limit and the wish to stop are looked at.
@@ -31,17 +32,24 @@ pub fn ask(cell: &CheckpointCell, limits: &Limits<'_>, folder: &Path) -> Result<
     let scratch = Scratch::new(dir.unwrap_or(folder)).map_err(broken)?;
     let oom_kills = machine::oom_kills();
     let job = Job { cell: cell.plain(), folder: scratch.path().to_path_buf(), cores: machine::cores() };
-    let cannot = |error: std::io::Error| broken(format!("the trial's process cannot be started: {error}"));
+    let cannot = |error| broken(format!("the trial's process cannot be started: {}", not_started(error)));
     let mut child = start(&job).map_err(cannot)?;
-    let tail = child.stderr.take().map(tail_of);
-    let lines = lines_of(&mut child);
+    let heard = tail_of(child.stderr.take()).and_then(|tail| Ok((tail, lines_of(&mut child)?)));
+    let (tail, lines) = match heard {
+        Ok(heard) => heard,
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(broken(format!("what the trial says cannot be heard: {error}")).into());
+        }
+    };
     let heard = listen(&lines, limits);
     // Killing fails only when it has ended already. It has ended before its folder is removed.
     if heard.is_err() {
         let _ = child.kill();
     }
     let status = child.wait().map_err(|error| broken(format!("the trial's process was lost: {error}")))?;
-    let tail = tail.and_then(|tail| tail.join().ok()).unwrap_or_default();
+    let tail = tail.join().unwrap_or_default();
     let said = heard?.and_then(|line| serde_json::from_str(&line).ok());
     match said {
         Some(Said::Measured(measured)) => Ok(super::resolve::answer(cell, *measured)),
@@ -72,18 +80,18 @@ fn start(job: &Job) -> std::io::Result<Child> {
     Ok(child)
 }
 
-fn lines_of(child: &mut Child) -> Receiver<String> {
+fn lines_of(child: &mut Child) -> std::io::Result<Receiver<String>> {
     let (sender, receiver) = channel();
     let stdout = child.stdout.take();
-    std::thread::spawn(move || {
+    threads::start("trial's lines", move || {
         let Some(stdout) = stdout else { return };
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             if sender.send(line).is_err() {
                 return;
             }
         }
-    });
-    receiver
+    })?;
+    Ok(receiver)
 }
 
 /// Its line; nothing where it ended without one.

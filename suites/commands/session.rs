@@ -38,10 +38,11 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
         crate::say!("{}", world.describe());
     }
     let options = Options { timeout: timeout.min(STALL), stall: STALL, quiet: true };
-    let (hosts, line) = match launch::meet(&world, &options) {
-        Ok(met) => (Hosts::of(&met), Line::open(met)),
+    let opened = launch::meet(&world, &options).and_then(|met| Ok((Hosts::of(&met), Line::open(met)?)));
+    let (hosts, line) = match opened {
+        Ok(opened) => opened,
         // It was started well, and somebody failed it.
-        Err(error @ LaunchError::Rendezvous(_)) => {
+        Err(error @ (LaunchError::Rendezvous(_) | LaunchError::System { .. })) => {
             crate::say!("error: rank {}: {error}", world.rank);
             return Ok(exit::FAILED);
         }

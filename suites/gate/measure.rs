@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use zbench_engine::threads;
 use zbench_reports::gate::{Bench, Side, Trial};
 use zbench_reports::record::{Record, Status};
 
@@ -169,15 +170,25 @@ impl Programs<'_> {
     fn run(&self, arm: &Arm, notebook: &Path) -> Heard {
         let (stdout, stderr) = match self.running.start(arm, notebook) {
             Ok(output) => output,
-            Err(error) => return Heard::Nothing(format!("{} cannot be started: {error}", arm.program.display())),
+            Err(error) => {
+                let error = threads::not_started(error);
+                return Heard::Nothing(format!("{} cannot be started: {error}", arm.program.display()));
+            }
         };
-        let tail = stderr.map(tail_of);
         let (sender, said) = channel();
-        std::thread::spawn(move || {
+        let read = move || {
             let mut text = String::new();
             let _ = stdout.map(|mut stdout| stdout.read_to_string(&mut text));
             let _ = sender.send(text);
-        });
+        };
+        let tail = tail_of(stderr).and_then(|tail| threads::start("record", read).map(|_| tail));
+        let tail = match tail {
+            Ok(tail) => tail,
+            Err(error) => {
+                self.running.end();
+                return Heard::Nothing(format!("what {} says cannot be heard: {error}", arm.program.display()));
+            }
+        };
         let begun = Instant::now();
         let text = loop {
             match said.recv_timeout(TICK) {
@@ -192,7 +203,7 @@ impl Programs<'_> {
             }
         };
         let status = self.running.wait();
-        let tail = tail.and_then(|tail| tail.join().ok()).unwrap_or_default();
+        let tail = tail.join().unwrap_or_default();
         let record = text.lines().filter_map(|line| serde_json::from_str::<Record>(line).ok()).next_back();
         match record {
             Some(record) => Heard::Record(Box::new(record)),

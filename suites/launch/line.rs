@@ -2,11 +2,13 @@
 //! others say something to rank 0, and whoever goes away is missed. It beats: an exchange at a time, empty when nobody has
 //! anything to say.
 
+use super::LaunchError;
 use serde::{Serialize, de::DeserializeOwned};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use zbench_engine::comm::{MAX_BLOB_BYTES, Rendezvous, RendezvousError};
+use zbench_engine::threads;
 
 /// Between two beats while nobody has anything to say.
 const BEAT: Duration = Duration::from_millis(200);
@@ -38,12 +40,16 @@ pub enum Silence {
 
 impl Line {
     /// Opens the line over ranks that have met.
-    pub fn open(met: Rendezvous) -> Line {
+    ///
+    /// # Errors
+    /// The system starts no more threads.
+    pub fn open(met: Rendezvous) -> Result<Line, LaunchError> {
         let (rank, hosts, secret) = (met.rank(), met.hosts().to_vec(), met.secret("line"));
         let (to, outbox) = channel();
         let (inbox, from) = channel();
-        let beats = std::thread::spawn(move || beat(met, &outbox, &inbox));
-        Line { rank, hosts, secret, to: Some(to), from, beats: Some(beats) }
+        let beats = threads::start("line", move || beat(met, &outbox, &inbox));
+        let beats = beats.map_err(LaunchError::system("the line between the processes cannot be opened"))?;
+        Ok(Line { rank, hosts, secret, to: Some(to), from, beats: Some(beats) })
     }
 
     /// A secret that all on the line have without saying it, another for each number: the token of a cell's own meeting.
@@ -163,7 +169,7 @@ mod tests {
             std::thread::spawn(move || {
                 let timeout = Duration::from_secs(20);
                 let meeting = Meeting { rank, size, host: "127.0.0.1".into(), port, token: "line".into(), timeout };
-                Line::open(Rendezvous::join(&meeting).unwrap())
+                Line::open(Rendezvous::join(&meeting).unwrap()).unwrap()
             })
         };
         let joining: Vec<_> = (0..size).map(join).collect();

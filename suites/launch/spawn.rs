@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use zbench_engine::threads::not_started;
 
 /// How often the processes are looked at.
 const TICK: Duration = Duration::from_millis(20);
@@ -88,6 +89,13 @@ pub(crate) fn fresh_token() -> Result<String, LaunchError> {
 pub fn follow_parent() -> bool {
     let parent = std::env::var("ZBENCH_PARENT").ok().and_then(|parent| parent.parse().ok());
     parent.is_none_or(die_with)
+}
+
+/// Whether whoever started this process wants it to ignore a signal, as nohup does SIGHUP.
+pub(crate) fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & (1 << (signal - 1)) != 0)
 }
 
 /// Becomes another program, which is asked to end when the process ZBENCH_FOLLOW, its parent, does: the wish outlives the
@@ -186,7 +194,9 @@ pub fn signal_name(signal: i32) -> String {
         (7, "SIGBUS"),
         (8, "SIGFPE"),
         (9, "SIGKILL"),
+        (10, "SIGUSR1"),
         (11, "SIGSEGV"),
+        (12, "SIGUSR2"),
         (13, "SIGPIPE"),
         (14, "SIGALRM"),
         (15, "SIGTERM"),
@@ -206,7 +216,7 @@ pub fn spawn(start: &Start) -> Result<Ranks, LaunchError> {
     let mut ranks = Ranks { running: Vec::with_capacity(start.ranks.len()) };
     for rank in start.ranks.clone() {
         let what = format!("the process of rank {rank} cannot be started");
-        let child = command(start, rank).spawn().map_err(LaunchError::system(what))?;
+        let child = command(start, rank).spawn().map_err(not_started).map_err(LaunchError::system(what))?;
         ranks.running.push(Running { rank, child, exit: None, sent: None });
     }
     Ok(ranks)
@@ -224,6 +234,7 @@ fn command(start: &Start, rank: usize) -> Command {
         .env("MASTER_ADDR", &start.host)
         .env("MASTER_PORT", start.port.to_string())
         .env("ZBENCH_TOKEN", &start.token)
+        .env_remove("ZBENCH_TOKEN_FILE")
         .env("ZBENCH_LAUNCHED", "1")
         .env("ZBENCH_PARENT", std::process::id().to_string())
         .stdin(if start.io == Io::Piped { Stdio::piped() } else { Stdio::null() })

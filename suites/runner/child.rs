@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
+use zbench_engine::threads::{self, not_started};
 use zbench_reports::record::{Source, Status};
 
 /// Starts `zbench __cell` for each cell.
@@ -46,11 +47,18 @@ impl Execute for Children {
         let mut child = match self.start(cell) {
             Ok(child) => child,
             Err(error) => {
-                return Execution::failed(format!("the cell's process cannot be started: {error}"));
+                return Execution::failed(format!("the cell's process cannot be started: {}", not_started(error)));
             }
         };
-        let tail = child.stderr.take().map(tail_of);
-        let events = events_of(child.stdout.take());
+        let heard = tail_of(child.stderr.take()).and_then(|tail| Ok((tail, events_of(child.stdout.take())?)));
+        let (tail, events) = match heard {
+            Ok(heard) => heard,
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Execution::failed(format!("what the cell says cannot be heard: {error}"));
+            }
+        };
         let mut said = Execution::default();
         let heard = self.listen(cell, &child, &events, &mut said, tell);
         if !matches!(heard, Heard::Silence) {
@@ -59,7 +67,7 @@ impl Execute for Children {
             let _ = child.kill();
         }
         let status = child.wait();
-        let tail = tail.and_then(|tail| tail.join().ok()).unwrap_or_default();
+        let tail = tail.join().unwrap_or_default();
         match (heard, status) {
             (Heard::StopAsked, _) => said,
             (Heard::TimedOut, _) => said.timed_out(self.timeout),
@@ -153,9 +161,9 @@ fn order_stop(child: &Child) {
 }
 
 /// Reads lines of events on a thread; a line that is none is passed over.
-fn events_of(stdout: Option<impl Read + Send + 'static>) -> Receiver<Event> {
+fn events_of(stdout: Option<impl Read + Send + 'static>) -> std::io::Result<Receiver<Event>> {
     let (sender, receiver) = channel();
-    std::thread::spawn(move || {
+    threads::start("events", move || {
         let Some(stdout) = stdout else { return };
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             if let Ok(event) = serde_json::from_str(&line)
@@ -164,8 +172,8 @@ fn events_of(stdout: Option<impl Read + Send + 'static>) -> Receiver<Event> {
                 return;
             }
         }
-    });
-    receiver
+    })?;
+    Ok(receiver)
 }
 
 /// What a process that said nothing more died of.

@@ -19,6 +19,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use zbench_engine::comm::{Communicator, Meeting, Rendezvous};
 use zbench_engine::hardware::{self, Seat};
+use zbench_engine::threads::{self, not_started};
 use zbench_engine::trace::StepTrace;
 use zbench_engine::train::Standing;
 use zbench_reports::record::{Source, Status};
@@ -30,7 +31,8 @@ const POLITE: Duration = Duration::from_secs(3);
 const PLACE: &str = "ZBENCH_LINE";
 const TOKEN: &str = "ZBENCH_LINE_TOKEN";
 /// What a mpirun must not take for its ranks'.
-const NOT_FOR_RANKS: [&str; 8] = [
+const NOT_FOR_RANKS: [&str; 9] = [
+    "ZBENCH_TOKEN_FILE",
     "ZBENCH_LAUNCHED",
     "ZBENCH_PARENT",
     "RANK",
@@ -84,13 +86,14 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
     let meeting = Meeting { rank: 0, size: size + 1, host, port, token, timeout: stall };
     let (sender, met) = channel();
     // On a thread, so that a mpirun that starts nothing is not waited for.
-    std::thread::spawn(move || {
+    let join = move || {
         // Nobody listens any more when mpirun has ended meanwhile.
         let _ = sender.send(Rendezvous::join(&meeting).map_err(|error| error.to_string()));
-    });
+    };
+    threads::start("meeting", join).map_err(|error| format!("the ranks cannot be met: {error}"))?;
     let line = loop {
         match met.recv_timeout(TICK) {
-            Ok(met) => break Line::open(met?),
+            Ok(met) => break Line::open(met?).map_err(words)?,
             Err(_) if mpirun.has_ended() => return Err(mpirun.last_words("did not start the ranks")),
             Err(_) => {}
         }
@@ -231,10 +234,13 @@ impl Mpirun {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
-        let mut child = child.map_err(|error| format!("mpirun cannot be started: {error}"))?;
+        let child = child.map_err(|error| format!("mpirun cannot be started: {}", not_started(error)))?;
         let (sender, events) = channel();
-        if let Some(stdout) = child.stdout.take() {
-            std::thread::spawn(move || {
+        // Ended when it is dropped, should it not be heard.
+        let mut mpirun = Mpirun { child, events, tail: None };
+        let deaf = |error: std::io::Error| format!("what mpirun says cannot be heard: {error}");
+        if let Some(stdout) = mpirun.child.stdout.take() {
+            let listen = move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                     if let Ok(event @ (Event::Step(_) | Event::Between(_))) = serde_json::from_str(&line)
                         && sender.send(event).is_err()
@@ -242,10 +248,11 @@ impl Mpirun {
                         return;
                     }
                 }
-            });
+            };
+            threads::start("mpirun's events", listen).map_err(deaf)?;
         }
-        let tail = child.stderr.take().map(tail_of);
-        Ok(Mpirun { child, events, tail })
+        mpirun.tail = Some(tail_of(mpirun.child.stderr.take()).map_err(deaf)?);
+        Ok(mpirun)
     }
 
     fn has_ended(&mut self) -> bool {
@@ -370,7 +377,7 @@ fn serve() -> Result<(), String> {
     let (host, port) = split.ok_or_else(|| format!("{PLACE}={place} is no host:port"))?;
     let timeout = zbench_engine::config::STALL;
     let meeting = Meeting { rank: world.rank + 1, size: world.size + 1, host, port, token, timeout };
-    let line = Line::open(Rendezvous::join(&meeting).map_err(|error| error.to_string())?);
+    let line = Line::open(Rendezvous::join(&meeting).map_err(|error| error.to_string())?).map_err(words)?;
     let job = loop {
         match line.hear(Duration::from_secs(1)) {
             Ok((_, Word::Job(job))) if job.rank == world.rank => break job,
@@ -386,7 +393,8 @@ fn serve() -> Result<(), String> {
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (sender, traces) = channel();
-        let ear = scope.spawn(|| listen_to_orders(line, traces, &is_done));
+        let ear = threads::start_scoped(scope, "orders", || listen_to_orders(line, traces, &is_done))
+            .map_err(|error| format!("orders cannot be heard: {error}"))?;
         let said = rank::run(&job, Some(comm), &|event| match event {
             // Whoever listens goes on until this is done.
             Event::Traced(traced) => drop(sender.send(traced.clone())),

@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware::Seat;
+use zbench_engine::threads;
 use zbench_engine::train::Standing;
 use zbench_reports::record::{Source, Status};
 
@@ -117,8 +118,9 @@ impl Processes {
             // A process that dies before it has read its job shows in its exit status.
             let _ = streams.stdin.write_all(&text);
             drop(streams.stdin);
-            listen_to(rank, streams.stdout, sender.clone());
-            tails.insert(rank, tail_of(streams.stderr));
+            let deaf = || LaunchError::system(format!("what rank {rank} says cannot be heard"));
+            listen_to(rank, streams.stdout, sender.clone()).map_err(deaf())?;
+            tails.insert(rank, tail_of(Some(streams.stderr)).map_err(deaf())?);
         }
         Ok(Processes {
             ranks,
@@ -247,8 +249,12 @@ impl Processes {
 }
 
 /// Reads a process's lines of events on a thread; a line that is none is passed over. Nothing at the end.
-fn listen_to(rank: usize, stdout: impl Read + Send + 'static, sender: Sender<(usize, Option<Event>)>) {
-    std::thread::spawn(move || {
+fn listen_to(
+    rank: usize,
+    stdout: impl Read + Send + 'static,
+    sender: Sender<(usize, Option<Event>)>,
+) -> std::io::Result<()> {
+    let listen = move || {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             if let Ok(event) = serde_json::from_str(&line)
                 && sender.send((rank, Some(event))).is_err()
@@ -257,12 +263,17 @@ fn listen_to(rank: usize, stdout: impl Read + Send + 'static, sender: Sender<(us
             }
         }
         let _ = sender.send((rank, None));
-    });
+    };
+    threads::start("rank's events", listen).map(drop)
 }
 
 /// Reads to the end on a thread, keeping the last of it.
-pub fn tail_of(mut stderr: impl Read + Send + 'static) -> JoinHandle<String> {
-    std::thread::spawn(move || {
+///
+/// # Errors
+/// The system starts no more threads.
+pub fn tail_of(stderr: Option<impl Read + Send + 'static>) -> std::io::Result<JoinHandle<String>> {
+    threads::start("last words", move || {
+        let Some(mut stderr) = stderr else { return String::new() };
         let mut kept = Vec::new();
         let mut block = [0u8; 4096];
         while let Ok(count @ 1..) = stderr.read(&mut block) {

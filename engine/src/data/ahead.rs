@@ -95,7 +95,7 @@ impl Ahead {
             let _ending = Ending(&to);
             read(&reads, &to, rows, stride);
         });
-        let thread = thread.map_err(|source| DataError::Thread { source })?;
+        let thread = thread.map_err(|source| DataError::Thread { source: crate::threads::not_started(source) })?;
         Ok(Ahead { source: source.clone(), shared, rows, stride, starts, thread: Some(thread) })
     }
 

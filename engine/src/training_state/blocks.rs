@@ -160,7 +160,7 @@ impl BlockWriter {
             file.set_len(bytes)?;
             file.sync_all()
         };
-        let disk = std::thread::Builder::new().name("checkpoint disk".into()).spawn(write).map_err(failed)?;
+        let disk = crate::threads::start("checkpoint disk", write).map_err(failed)?;
         Ok(BlockWriter {
             path: path.into(),
             share,
@@ -329,7 +329,7 @@ impl BlockFile {
         // The ends of both channels go with this closure, so that the thread ends when it does.
         std::thread::scope(move |scope| {
             let (mut read, mut first) = (0, 0);
-            scope.spawn(move || fetch(&runs));
+            crate::threads::start_scoped(scope, "checkpoint fetch", move || fetch(&runs)).map_err(failed)?;
             while let Ok(result) = full.recv() {
                 let (at, mut buffer, len) = result.map_err(failed)?;
                 self.check(at, &buffer.bytes()[..len])?;

@@ -304,7 +304,7 @@ pub(super) fn spawn<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<JoinHandle<Result<T>>> {
     let failed = |error| StateError::Step(StepError::Input(format!("a thread could not be started: {error}")));
-    std::thread::Builder::new().name("checkpoint".into()).spawn(work).map_err(failed)
+    crate::threads::start("checkpoint", work).map_err(failed)
 }
 
 /// Returns when all ranks have come; not counted as traffic of training.

@@ -8,6 +8,7 @@ use crate::philox;
 use crate::round::Float32;
 use crate::{DType, Result, View, ViewMut};
 use half::{bf16, f16};
+use std::sync::{Mutex, PoisonError};
 
 const THREADS: u32 = 256;
 /// Elements that a block takes at a time: eight for each thread.
@@ -166,11 +167,14 @@ fn draw(op: &Normal, start: usize, bytes: &mut [u8]) {
             _ => draw_as::<f32>(op, first, bytes),
         }
     };
-    let mut parts = bytes.chunks_mut(part * size).enumerate();
-    let own = parts.next();
+    let others = (len.div_ceil(part).max(1) - 1).min(cores);
+    let parts = Mutex::new(bytes.chunks_mut(part * size).enumerate());
+    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || std::iter::from_fn(next).for_each(|(number, bytes)| run(number, bytes));
     std::thread::scope(|scope| {
-        parts.for_each(|(number, bytes)| drop(scope.spawn(move || run(number, bytes))));
-        own.into_iter().for_each(|(number, bytes)| run(number, bytes));
+        // Where the system starts no more threads, those that are there do the work.
+        (0..others).for_each(|_| drop(std::thread::Builder::new().spawn_scoped(scope, work)));
+        work();
     });
 }
 

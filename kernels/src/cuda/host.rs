@@ -85,11 +85,14 @@ impl Host {
                 let made = |i: usize| compile(sources[i], cache, compiler, flags).map(|path| (i, path));
                 std::iter::from_fn(take).map(made).collect::<Vec<_>>()
             };
-            let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+            // This thread is one of them; where the system starts no more, those that are there do the work.
+            let start = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+            let threads: Vec<_> = (1..workers).filter_map(start).collect();
+            let own = work();
             let ended = |thread: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
                 thread.join().unwrap_or_else(|_| vec![Err(error("compiling", "its thread panicked"))])
             };
-            threads.into_iter().flat_map(ended).collect()
+            threads.into_iter().flat_map(ended).chain(own).collect()
         });
         drop(compiling);
         let (mut entries, mut libraries) = (HashMap::new(), Vec::new());

@@ -91,14 +91,16 @@ impl Inner {
         let obtained: Vec<_> = std::thread::scope(|scope| {
             let work = |source: &&'static Source| {
                 let source = *source;
-                scope.spawn(move || {
+                let compile = move || {
                     let start = Instant::now();
                     let obtained = obtain(&self.nvrtc, self.options.cache.as_deref(), source, &self.target);
                     (obtained, start.elapsed())
-                })
+                };
+                // Where the system starts no more threads, this one does it.
+                std::thread::Builder::new().spawn_scoped(scope, compile).map_err(|_| compile())
             };
             let threads: Vec<_> = sources.iter().map(work).collect();
-            threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+            threads.into_iter().map(|thread| thread.map_or_else(Ok, std::thread::ScopedJoinHandle::join)).collect()
         });
         for (source, obtained) in sources.iter().zip(obtained) {
             let call = || format!("compiling {}.cu", source.name);
