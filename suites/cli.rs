@@ -34,7 +34,7 @@ pub mod exit {
     pub const NOT_MEASURED: u8 = 4;
     /// At least one cell failed, timed out or diverged.
     pub const FAILED: u8 = 5;
-    /// Stopped by Ctrl-C.
+    /// Stopped by Ctrl-C, or another signal that means the same.
     pub const INTERRUPTED: u8 = 130;
 }
 
@@ -410,11 +410,23 @@ pub fn main() -> ExitCode {
         Err(error) => {
             match error.downcast_ref::<ConfigError>() {
                 Some(config) => config.0.iter().for_each(|problem| crate::say!("error: {problem}")),
-                None => crate::say!("error: {error:#}"),
+                None => crate::say!("error: {}", in_words(&error)),
             }
             ExitCode::from(exit::USAGE)
         }
     }
+}
+
+/// An error with its causes, without those that an error before them has in its own words already.
+pub(crate) fn in_words(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text = text + colon + &cause;
+        }
+    }
+    text
 }
 
 /// The reader of our output has had enough, as `| head` has.

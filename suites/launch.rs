@@ -16,7 +16,7 @@ pub use slurm::{expand_nodes, expand_tasks};
 pub use spawn::{
     Exit, Io, RankExit, Ranks, Start, Streams, become_follower, follow_parent, free_port, signal_name, spawn,
 };
-pub(crate) use spawn::fresh_token;
+pub(crate) use spawn::{fresh_token, is_ignored};
 
 /// Why a launch cannot be.
 #[derive(Debug, thiserror::Error)]

@@ -297,3 +297,19 @@ fn an_interrupted_test_keeps_its_rows() {
     assert_eq!((all.len(), all[0]["section"]["rows"].as_array().unwrap().len()), (1, rows));
     assert!(all[0]["outcome"]["reason"].as_str().unwrap().contains("Ctrl-C"));
 }
+
+/// As docs/notebook.md promises. Root may write into any folder, so that what may not be written is no file here.
+#[test]
+fn a_notebook_that_may_not_be_written_is_refused_before_anything_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("records.jsonl")).unwrap();
+    for backend in ["local", "tcp"] {
+        let arguments = ["allreduce", "--backend", backend, "-b", "8", "-e", "8", "-n", "1"];
+        let output = crate::support::run(folder.path(), &arguments);
+        assert_eq!(output.status.code(), Some(1), "{backend}");
+        assert_eq!(crate::support::stdout(&output), "", "{backend}: nothing was measured");
+        let said = crate::support::stderr(&output);
+        assert!(said.contains("nothing was run") && said.contains("--notebook DIR"), "{backend}: {said}");
+        assert!(!said.contains("rank"), "{backend}: said once, and by no rank: {said}");
+    }
+}

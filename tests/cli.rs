@@ -498,3 +498,17 @@ fn a_cell_that_cannot_be_read_ends() {
         assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
     }
 }
+
+#[test]
+fn an_error_says_its_cause_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), TINY);
+    // A notebook where there is a file: refused by the notebook, whose words have the system's in them.
+    for command in [&["grid", file.to_str().unwrap()][..], &["allreduce", "-b", "8", "-e", "8", "-n", "1"]] {
+        let output = run(&file, command);
+        assert_eq!(output.status.code(), Some(1));
+        let said = stderr(&output);
+        assert_eq!(said.matches("File exists (os error 17)").count(), 1, "{said}");
+        assert!(said.contains("--notebook DIR"), "{said}");
+    }
+}

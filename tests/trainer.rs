@@ -292,3 +292,49 @@ fn an_early_order_is_followed_and_a_second_one_ends_at_once() {
     assert_eq!(code, Some(130), "{said}");
     assert_gone(&started);
 }
+
+/// A lost terminal and the warnings of batch systems save as Ctrl-C does, also where they come twice and to every process.
+#[test]
+fn a_lost_terminal_and_warnings_of_a_batch_system_save() {
+    for signal in [Signal::HUP, Signal::USR1, Signal::USR2] {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = format!("[checkpoint]\ndir = {:?}\n", folder.path().join("kept").to_str().unwrap());
+        let path = file(folder.path(), 100_000, "", &keys);
+        let mut run = Running::start(folder.path(), &[&["run", path.to_str().unwrap()], &ONLY[..]].concat());
+        run.wait_for("step    2/");
+        for pid in group_of(run.child.id()) {
+            // One that has ended meanwhile does not hear it.
+            let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), signal);
+        }
+        run.interrupt(signal);
+        run.interrupt(signal);
+        let (code, said) = run.end();
+        assert_eq!(code, Some(130), "{signal:?}: {said}");
+        assert!(said.contains("its checkpoint is") && said.contains("goes on from here"), "{signal:?}: {said}");
+        assert!(records(folder.path()).is_empty(), "{signal:?}");
+    }
+}
+
+/// nohup has a process ignore the signal of a lost terminal, and so it stays.
+#[test]
+fn what_nohup_has_started_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), 100_000, "", "");
+    let program = zbench(folder.path());
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(program.get_program()).args(program.get_args());
+    shell.arg("run").arg(&path).args(ONLY).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = shell.spawn().unwrap();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut run = Running { child, stderr, said: String::new() };
+    run.wait_for("step    2/");
+    let ranks = group_of(run.child.id());
+    for pid in ranks.iter().chain([&run.child.id()]) {
+        kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::HUP).unwrap();
+    }
+    run.wait_for("step    9/");
+    run.interrupt(Signal::INT);
+    let (code, said) = run.end();
+    assert_eq!(code, Some(130), "{said}");
+    assert!(!said.contains("stops after this step"), "{said}");
+}

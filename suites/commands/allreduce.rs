@@ -46,14 +46,18 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
         }
     };
     let stop = stop_flag()?;
+    if matches!(&wanted.way, Way::Member(world, _) if world.rank > 0) {
+        return follow(&wanted, &plan, &stop);
+    }
+    let notebook = Notebook::open(&global.notebook)?;
+    // Before any rank starts or is met.
+    notebook.check_writable()?;
     match &wanted.way {
         Way::Start => return start(arguments, &wanted, &stop),
-        Way::Member(world, _) if world.rank > 0 => return follow(&wanted, &plan, &stop),
         // Where this process started the ranks, it has said so before.
         Way::Member(world, _) if world.source == launch::Source::Ours => {}
         Way::Member(..) | Way::Threads => say_ignored(arguments),
     }
-    let notebook = Notebook::open(&global.notebook)?;
     let run = Run {
         version: env!("CARGO_PKG_VERSION").into(),
         args: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),

@@ -3,7 +3,7 @@
 use super::measure::Running;
 use crate::cli::exit;
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,14 +37,16 @@ impl Drop for Scratch {
     }
 }
 
-/// The flag that the first SIGINT, SIGTERM or SIGHUP sets: the gate then ends and cleans up by itself. A second signal ends it
+/// The flag that the first SIGINT, SIGTERM, SIGHUP (unless ignored, as under nohup), SIGUSR1 or SIGUSR2 sets: the gate then ends and cleans up by itself. A second signal ends it
 /// at once, after the program that runs and the folder are gone.
 ///
 /// # Errors
 /// Signals cannot be listened to.
 pub fn stop_flag(scratch: &Scratch, running: &Running) -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signals cannot be listened to")?;
+    let others = [SIGHUP, SIGUSR1, SIGUSR2].into_iter().filter(|signal| !crate::launch::is_ignored(*signal));
+    let all = [SIGINT, SIGTERM].into_iter().chain(others);
+    let mut signals = Signals::new(all).context("signals cannot be listened to")?;
     let (asked, folder, running) = (stop.clone(), scratch.path().to_path_buf(), running.clone());
     let listen = move || {
         for _ in signals.forever() {

@@ -20,13 +20,19 @@ use zbench_reports::record::{Source, Status};
 /// Exit status of a process that could not even begin.
 pub(super) const BROKEN: u8 = 70;
 
-/// Set when the process was told, by SIGUSR1, to end its run after the step under way.
+/// Set when the process was told, by SIGUSR1, to end its run after the step under way. Batch systems send their warnings, and
+/// a terminal that is lost its own, to all processes of a job: these mean the same.
 pub(super) fn stop_order() -> &'static AtomicBool {
     static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     STOP.get_or_init(|| {
         let stop = Arc::new(AtomicBool::new(false));
         // Without a handler the order ends the process, as it would have ended before there were such orders.
         let _ = signal_hook::flag::register(signal_hook::consts::SIGUSR1, stop.clone());
+        for signal in [signal_hook::consts::SIGHUP, signal_hook::consts::SIGUSR2] {
+            if !crate::launch::is_ignored(signal) {
+                let _ = signal_hook::flag::register(signal, stop.clone());
+            }
+        }
         stop
     })
 }

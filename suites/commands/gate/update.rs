@@ -21,7 +21,7 @@ pub fn update(job: &mut Job) -> Result<u8> {
     }
     let old = path.exists().then(|| baseline::read(path, "baseline")).transpose();
     let old = old.unwrap_or_else(|error| {
-        crate::say!("warning: the baseline there is cannot be compared with: {error:#}");
+        crate::say!("warning: the baseline there is cannot be compared with: {}", crate::cli::in_words(&error));
         None
     });
     let cells = match &arguments.candidate {
