@@ -1,8 +1,9 @@
 //! The GPUs that cells run on, opened once.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use zbench_estimate::job::Number;
+use zbench_kernels::cuda::folder::{self, NotPrivate};
 use zbench_kernels::cuda::gpu::{Fallback, Gpu, Nvml, Options, Probe, Reading, Search, Watched};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::cuda::machine::Machine;
@@ -23,7 +24,8 @@ pub fn machine(number: usize) -> Result<Arc<dyn Machine>, String> {
     if let Some((_, gpu)) = open.iter().find(|(known, _)| *known == number) {
         return Ok(gpu.clone());
     }
-    let options = Options { cache: Some(cache()), ..Options::default() };
+    let cache = folder::private(&cache()).map_err(|why| say_not_kept(&why)).ok();
+    let options = Options { cache, ..Options::default() };
     let gpu = Arc::new(Gpu::open(probe(), number, options).map_err(|error| error.to_string())?);
     open.push((number, gpu.clone()));
     Ok(gpu)
@@ -233,19 +235,34 @@ pub fn on_host() -> bool {
 fn host() -> Result<Arc<dyn Machine>, String> {
     static HOST: OnceLock<Result<Arc<Host>, String>> = OnceLock::new();
     let open = || {
-        Host::new(&cache(), "c++", &[], Order::Forward)
+        let cache = cache();
+        if let Err(why) = folder::private(&cache) {
+            say_not_kept(&why);
+        }
+        Host::new(&cache, "c++", &[], Order::Forward)
             .map(|host| Arc::new(host.as_planned()))
             .map_err(|error| error.to_string())
     };
     HOST.get_or_init(open).clone().map(|host| host as Arc<dyn Machine>)
 }
 
-/// Where compiled kernels are kept: ZBENCH_CACHE, else the user's cache folder, else the system's folder for passing files.
+/// Where compiled kernels are kept: ZBENCH_CACHE, else the user's cache folder, else a folder of the user's own among the
+/// temporary files. Those who load from it ask [`folder::private`] whether others can write to it.
 pub(crate) fn cache() -> PathBuf {
     let given = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = || given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache"))).map(|own| own.join("zbench"));
-    let folder = given("ZBENCH_CACHE").or_else(home).unwrap_or_else(|| std::env::temp_dir().join("zbench-cache"));
-    folder.join(Path::new("kernels"))
+    let temporary = || std::env::temp_dir().join(format!("zbench-cache-{}", folder::user()));
+    given("ZBENCH_CACHE").or_else(home).unwrap_or_else(temporary).join("kernels")
+}
+
+/// Says once why kernels are compiled at every start.
+fn say_not_kept(why: &NotPrivate) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        crate::say!(
+            "warning: {why}; they are compiled at every start. Set ZBENCH_CACHE to a folder that only you can write to"
+        );
+    });
 }
 
 #[cfg(test)]

@@ -3,6 +3,9 @@
 use crate::support::{root, stderr, stdout, write, zbench};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -219,4 +222,62 @@ fn doctor_says_why_a_library_is_not_taken() {
     let other =
         said("libnvidia-ml.so.1", &std::fs::read("/lib/x86_64-linux-gnu/libm.so.6").unwrap_or_default(), "NVML");
     assert!(other.contains("nvmlInit_v2") || other.contains("file too short"), "{other}");
+}
+
+#[test]
+fn nothing_is_loaded_from_a_folder_that_others_write_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let gemm = ["gemm", "--device", "cuda", "--shape", "16x16x16", "--format", "json", "--fresh"];
+    let good = on_host(folder.path()).args(gemm).output().unwrap();
+    assert_eq!(good.status.code(), Some(0), "{}", stderr(&good));
+    assert!(!stderr(&good).contains("ZBENCH_CACHE"), "{}", stderr(&good));
+    // A library that says when it is loaded, with the sum that a cache's files end in.
+    let (marker, planted) = (folder.path().join("loaded"), folder.path().join("planted.so"));
+    let code = format!(
+        "#include <fcntl.h>\n__attribute__((constructor)) static void f() {{ creat({:?}, 0600); }}\n",
+        marker.to_str().unwrap()
+    );
+    std::fs::write(folder.path().join("planted.c"), code).unwrap();
+    let mut compile = Command::new("c++");
+    compile.args(["-x", "c++", "-shared", "-fPIC", "-o"]).arg(&planted).arg(folder.path().join("planted.c"));
+    assert!(compile.status().unwrap().success());
+    let mut bytes = std::fs::read(&planted).unwrap();
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    bytes.extend(hasher.finish().to_le_bytes());
+    // A compiler that only refuses: what is not loaded would have to be compiled.
+    let (bin, temporary) = (folder.path().join("bin"), folder.path().join("tmp"));
+    std::fs::create_dir(&bin).unwrap();
+    std::fs::write(bin.join("c++"), "#!/bin/sh\necho asked to compile >&2\nexit 1\n").unwrap();
+    std::fs::set_permissions(bin.join("c++"), Permissions::from_mode(0o755)).unwrap();
+    let user = std::fs::metadata(folder.path()).unwrap().uid();
+    let caches = ["zbench-cache".to_string(), format!("zbench-cache-{user}")].map(|name| temporary.join(name));
+    let names = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache/kernels");
+    let names: Vec<_> = std::fs::read_dir(names).unwrap().map(|file| file.unwrap().file_name()).collect();
+    let ask = |home: Option<&Path>| {
+        let mut command = on_host(folder.path());
+        for name in ["ZBENCH_CACHE", "XDG_CACHE_HOME", "HOME"] {
+            command.env_remove(name);
+        }
+        if let Some(home) = home {
+            command.env("HOME", home);
+        }
+        command.env("PATH", &bin).env("TMPDIR", &temporary).args(gemm);
+        stderr(&command.output().unwrap())
+    };
+    let home = folder.path().join("home");
+    let of_home = home.join(".cache/zbench");
+    let is_bad = |said: &str| said.contains("others may write to") && said.contains("Set ZBENCH_CACHE");
+    for (cache, home) in [(&caches[0], None), (&caches[1], None), (&of_home, Some(&*home))] {
+        let kernels = cache.join("kernels");
+        std::fs::create_dir_all(&kernels).unwrap();
+        for name in names.iter().filter(|name| name.to_string_lossy().ends_with(".so")) {
+            std::fs::write(kernels.join(name), &bytes).unwrap();
+        }
+        std::fs::set_permissions(cache, Permissions::from_mode(0o777)).unwrap();
+        let said = ask(home);
+        assert!(!marker.exists(), "a library of {} was loaded: {said}", cache.display());
+        assert!(said.contains("asked to compile"), "{said}");
+        assert!(is_bad(&said) || *cache == caches[0], "{said}");
+    }
 }

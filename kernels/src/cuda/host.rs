@@ -1,5 +1,6 @@
 //! The kernels on the processor: their sources compiled as C++ behind the prelude's other half. Slow, and strict: for checks.
 
+use super::folder;
 use super::late::Late;
 use super::machine::{
     Address, Arguments, Facts, Launch, Machine, MachineError, Mark, PRODUCT_WORKSPACE, Queue, Result,
@@ -62,12 +63,29 @@ struct Inner {
     _libraries: Vec<Library>,
 }
 
+/// Where libraries lie while they are loaded.
+struct Kept {
+    folder: PathBuf,
+    /// No longer than that: it goes when this does.
+    passing: bool,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if self.passing {
+            // A folder that stays harms nobody.
+            let _ = std::fs::remove_dir_all(&self.folder);
+        }
+    }
+}
+
 fn error(call: &str, reason: impl Into<String>) -> MachineError {
     MachineError { machine: "cuda on the host".into(), call: call.into(), reason: reason.into(), out_of_memory: false }
 }
 
 impl Host {
-    /// Compiles what is not in `cache` yet, with the C++ compiler of this name (`c++` will do) and flags of the user's.
+    /// Compiles what is not in `cache` yet, with the C++ compiler of this name (`c++` will do) and flags of the user's. Where
+    /// others can write to `cache` ([`folder::private`]), nothing is loaded from it and everything is compiled.
     ///
     /// # Errors
     /// There is no compiler, or it refuses a source: its words.
@@ -75,14 +93,20 @@ impl Host {
         // Machines that are made at the same time do not compile the same.
         static COMPILING: Mutex<()> = Mutex::new(());
         let compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
-        std::fs::create_dir_all(cache).map_err(|e| error("making the cache", format!("{}: {e}", cache.display())))?;
+        let cache = match folder::private(cache) {
+            Ok(folder) => Kept { folder, passing: false },
+            Err(_) => {
+                let folder = folder::temporary().map_err(|error| self::error("making a folder", error.to_string()))?;
+                Kept { folder, passing: true }
+            }
+        };
         let sources: Vec<&Source> = SOURCES.iter().filter(|source| !source.hopper).collect();
         // As many at a time as there are cores: a compiler takes half a GB.
         let (next, workers) = (AtomicUsize::new(0), std::thread::available_parallelism().map_or(2, usize::from));
         let compiled: Vec<Result<(usize, PathBuf)>> = std::thread::scope(|scope| {
             let work = || {
                 let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < sources.len());
-                let made = |i: usize| compile(sources[i], cache, compiler, flags).map(|path| (i, path));
+                let made = |i: usize| compile(sources[i], &cache.folder, compiler, flags).map(|path| (i, path));
                 std::iter::from_fn(take).map(made).collect::<Vec<_>>()
             };
             // This thread is one of them; where the system starts no more, those that are there do the work.
@@ -158,7 +182,7 @@ fn compile(source: &Source, cache: &Path, compiler: &str, flags: &[OsString]) ->
 
 /// Whether a library is as it was made: loading a damaged one may end the process. Its last bytes are a sum of those before.
 fn is_intact(path: &Path) -> bool {
-    let Ok(bytes) = std::fs::read(path) else { return false };
+    let Ok(bytes) = folder::read(path) else { return false };
     bytes.split_last_chunk().is_some_and(|(code, sum)| summed(code) == *sum)
 }
 

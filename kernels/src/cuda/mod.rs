@@ -9,6 +9,7 @@ mod elementwise;
 mod embedding;
 mod experts;
 mod flash;
+pub mod folder;
 mod gemm;
 pub mod gpu;
 mod grouped;

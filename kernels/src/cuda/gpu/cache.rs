@@ -3,6 +3,7 @@
 //! A file is named after all that went into it, and carries a checksum: what is cut short or damaged is compiled again.
 
 use super::nvrtc::{CompileError, Compiled, Nvrtc, Target, headers, options};
+use crate::cuda::folder;
 use crate::cuda::sources::Source;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +24,8 @@ pub struct Obtained {
     pub not_kept: Option<String>,
 }
 
-/// A source compiled for an architecture: from `folder`, if there is one and it holds it, else made and kept there.
+/// A source compiled for an architecture: from `folder`, if there is one and it holds it, else made and kept there. Where
+/// others can write to `folder`, it is neither read nor written.
 ///
 /// # Errors
 /// The compiler refuses the source.
@@ -33,7 +35,13 @@ pub fn obtain(
     source: &Source,
     target: &Target,
 ) -> Result<Obtained, CompileError> {
-    let path = folder.map(|folder| file(folder, nvrtc.version(), source, target));
+    let path = match folder.map(folder::private).transpose() {
+        Ok(folder) => folder.map(|folder| file(&folder, nvrtc.version(), source, target)),
+        Err(why) => {
+            let compiled = nvrtc.compile(source, target)?;
+            return Ok(Obtained { compiled, cached: false, not_kept: Some(why.to_string()) });
+        }
+    };
     if let Some(compiled) = path.as_deref().and_then(read) {
         return Ok(Obtained { compiled, cached: true, not_kept: None });
     }
@@ -59,7 +67,7 @@ fn file(folder: &Path, version: i32, source: &Source, target: &Target) -> PathBu
 
 /// What a file holds, if it is whole.
 fn read(path: &Path) -> Option<Compiled> {
-    let bytes = std::fs::read(path).ok()?;
+    let bytes = folder::read(path).ok()?;
     let (head, body) = bytes.split_at_checked(HEAD)?;
     let log_bytes = u64::from_le_bytes(head[40..].try_into().ok()?);
     if &head[..8] != MAGIC || head[8..40] != checksum(log_bytes, body) {
