@@ -2,7 +2,8 @@
 
 use crate::support::{TINY, root, run, stderr, stdout, write};
 use serde_json::Value;
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 fn records(notebook: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(notebook.join("records.jsonl")).unwrap_or_default();
@@ -259,5 +260,70 @@ fn a_new_record_states_where_it_comes_from() {
     );
     for (name, value) in record["environment"].as_object().unwrap() {
         assert!(zbench_reports::environment::known_aspect(name).is_some() && !value.is_null(), "{name}");
+    }
+}
+
+/// Every file below a folder with its bytes, and every folder.
+fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => {
+                found.extend(tree(&path));
+                found.insert(path, Vec::new());
+            }
+            false => drop(found.insert(path.clone(), std::fs::read(&path).unwrap())),
+        }
+    }
+    found
+}
+
+#[test]
+fn a_repetition_writes_nothing_where_the_record_wrote() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = TINY.split("[grid]").next().unwrap();
+    // All keys of a configuration that name what is written.
+    let with = [
+        (
+            "full",
+            "[model]\n",
+            "[model]\nsave = \"out/model\"\n",
+            "[checkpoint]\ndir = \"out/checkpoints\"\nevery = 1\n",
+        ),
+        ("lora", "", "", "[lora]\nrank = 2\nsave = \"out/adapters\"\nmerge = \"out/merged\"\n"),
+    ];
+    for (name, place, put, more) in with {
+        let folder = folder.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        let path = write(&folder, &format!("{}{more}", base.replacen(place, put, usize::from(!place.is_empty()))));
+        let (here, there) = (folder.join("here"), folder.join("there"));
+        said(&here, &["run", path.to_str().unwrap()]);
+        let bundle = folder.join("all.jsonl");
+        said(&here, &["export", "--bundle", bundle.to_str().unwrap()]);
+        said(&there, &["import", "--bundle", bundle.to_str().unwrap()]);
+        let (out, id) = (folder.join("out"), records(&here)[0]["id"].as_str().unwrap().to_string());
+        let written = tree(&out);
+        assert!(written.keys().any(|path| path.to_str().unwrap().ends_with(".safetensors")), "{written:?}");
+        // A file of the user's own has the place of one that was written.
+        for path in written.keys().filter(|path| path.is_file()) {
+            std::fs::write(path, "the user's own").unwrap();
+        }
+        let (before, kept) = (tree(&out), folder.join("kept"));
+        for notebook in [&here, &there] {
+            let output = run(notebook, &["repro", &id]);
+            assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+            assert!(stdout(&output).contains("Losses, norms, bytes and calls are the same"), "{}", stdout(&output));
+            assert!(tree(&out) == before, "{name}: repro wrote into {}", out.display());
+        }
+        // Nor is a folder that is gone made again.
+        std::fs::rename(&out, &kept).unwrap();
+        let output = run(&there, &["repro", &id]);
+        assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+        assert!(!out.exists(), "{name}: repro made {}", out.display());
+        for notebook in [&here, &there] {
+            let left: Vec<_> = std::fs::read_dir(notebook).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            assert_eq!(left, ["records.jsonl"], "the temporary folder is gone");
+        }
     }
 }

@@ -15,6 +15,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zbench_engine::config::Cell;
 use zbench_engine::plan::Planner;
@@ -64,8 +66,8 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
     if let Decision::Record { reason, .. } = &planned.decision {
         bail!("the record {} cannot be run here: {reason}", record.id);
     }
-    let passing = std::path::absolute(global.notebook.join(format!("repro-{}", std::process::id())))?;
-    let header = Header { folders: Folders::Passing(passing), ..header_of(&record) };
+    let temporary = Temporary::new(&std::path::absolute(&global.notebook)?)?;
+    let header = Header { folders: Folders::Passing(temporary.0.clone()), ..header_of(&record) };
     let summary = carry_out(global, session, &[planned], Trials::OneMore, header, timeout, Some(1))?;
     let [again] = &summary.records[..] else { return Ok(code(&summary)) };
     let (document, same) = compare(&record, again);
@@ -77,6 +79,32 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
         exit::SUCCESS if !same => exit::FAILED,
         code => code,
     })
+}
+
+/// A new folder, removed when dropped: what the record's cell writes goes there, wherever the record says it went.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(notebook: &Path) -> Result<Temporary> {
+        for number in 0u32.. {
+            let path = notebook.join(format!("repro-{}-{number}", std::process::id()));
+            match std::fs::create_dir(&path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                made => {
+                    made.with_context(|| format!("the temporary folder {} cannot be made", path.display()))?;
+                    return Ok(Temporary(path));
+                }
+            }
+        }
+        bail!("{} holds too many folders repro-…; delete those that no process uses", notebook.display())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // The trial has removed it already; this is for a trial that was stopped. What cannot be removed harms nobody.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 fn cell_names_no_file(cell: &Cell) -> bool {

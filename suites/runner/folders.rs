@@ -1,4 +1,4 @@
-//! Whose folder the training checkpoints of a trial go into.
+//! Whose folders a trial writes into: its training checkpoints, and the model and adapters of its end.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -17,7 +17,8 @@ pub enum Folders {
         /// Whatever was there before does not count.
         fresh: bool,
     },
-    /// A passing one: a repetition leaves nothing and goes on from nothing.
+    /// Temporary ones in this folder, for everything that the cell writes: a repetition leaves nothing, touches nothing that
+    /// was written before, and goes on from nothing.
     Passing(PathBuf),
 }
 
@@ -25,6 +26,14 @@ impl Folders {
     /// The cell as a trial of it runs.
     pub fn placed<'a>(&self, cell: &'a Cell, key: &str, trial: u32) -> Cow<'a, Cell> {
         let mut placed = Cow::Borrowed(cell);
+        if let Folders::Passing(dir) = self {
+            let cell = placed.to_mut();
+            let writes =
+                [(&mut cell.model.save, "model"), (&mut cell.lora.save, "adapters"), (&mut cell.lora.merge, "merged")];
+            for (path, name) in writes {
+                *path = path.take().map(|_| dir.join(name));
+            }
+        }
         let Some(saving) = &cell.checkpoint else { return placed };
         let (dir, resume) = match self {
             Folders::Cell => return placed,
@@ -39,7 +48,7 @@ impl Folders {
                 };
                 (dir, resume)
             }
-            Folders::Passing(dir) => (dir.clone(), Resume::Never),
+            Folders::Passing(dir) => (dir.join("checkpoints"), Resume::Never),
         };
         if let Some(saving) = &mut placed.to_mut().checkpoint {
             (saving.dir, saving.resume) = (dir, resume);
