@@ -240,7 +240,7 @@ left as it was (or there is no data sheet of this GPU to have shares of), 4 ther
   zbench export run.toml --set parallel.strategy=zero3 --to deepspeed
   zbench export best --to deepspeed --base mine.json  mine.json with the cell's settings: what zbench does not speak of stays
 
-Bundles leave out secrets; names and addresses of hosts become hashes. docs/import.md has the mapping of settings.")]
+From bundles known patterns of secrets are removed; names and addresses of hosts become hashes. docs/import.md has the mapping of settings.")]
     Export(ExportArgs),
     /// A DeepSpeed JSON, an accelerate YAML or a config.json as a zbench configuration; or the records of a bundle
     #[command(after_help = "Examples:

@@ -1,8 +1,12 @@
 //! What must not leave a machine inside a record: secrets, and the names and addresses of hosts.
 //!
-//! Everything here errs on the side of leaving out too much: a value that only looks like a secret is lost, and nobody
-//! is hurt; the other way round somebody may be.
+//! Secrets are known by their looks: what follows none of the known patterns stays. Everything here errs on the side of
+//! leaving out too much: a value that only looks like a secret is lost, and nobody is hurt; the other way round somebody
+//! may be. Numbers of tokens, names of tokenizers and the like are no secrets.
 
+mod secrets;
+
+pub use self::secrets::{is_secret_field, without_secrets};
 use std::net::IpAddr;
 
 /// Stands where something was taken out.
@@ -10,25 +14,6 @@ pub const REDACTED: &str = "<redacted>";
 
 /// Parts of names of variables whose values are secret.
 const SECRET: [&str; 8] = ["KEY", "TOKEN", "SECRET", "PASS", "CRED", "AUTH", "COOKIE", "PRIVATE"];
-/// Whole words of a flag's or setting's name; `data.tokenizer` is none.
-const SECRET_WORDS: [&str; 13] = [
-    "KEY",
-    "APIKEY",
-    "TOKEN",
-    "SECRET",
-    "PASS",
-    "PASSWORD",
-    "PASSWD",
-    "PASSPHRASE",
-    "CRED",
-    "CREDS",
-    "CREDENTIAL",
-    "CREDENTIALS",
-    "AUTH",
-];
-/// How well-known services begin their tokens.
-const TOKENS: [&str; 11] =
-    ["ghp_", "gho_", "ghs_", "github_pat_", "glpat-", "hf_", "sk-", "xoxb-", "xoxp-", "AKIA", "eyJhbGciOi"];
 
 /// A host's name as records state it: 8 hex digits that say whether two are the same, and no more.
 pub fn host_hash(name: &str) -> String {
@@ -37,74 +22,14 @@ pub fn host_hash(name: &str) -> String {
 
 /// Whether a variable of this name holds a secret.
 pub fn is_secret_name(name: &str) -> bool {
-    let name = name.to_ascii_uppercase();
+    // TOKENIZERS_PARALLELISM is a switch.
+    let name = name.to_ascii_uppercase().replace("TOKENIZER", "");
     SECRET.iter().any(|part| name.contains(part))
 }
 
 /// Whether a value is a secret by its looks: an address with a password in it, or a token of a well-known service.
 pub fn is_secret_value(value: &str) -> bool {
     without_secrets(value) != value
-}
-
-/// A text without passwords in addresses, tokens of well-known services, and values given to secret names
-/// (`--token=…`, `--password …`, `API_KEY=…`).
-pub fn without_secrets(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut value_follows = false;
-    for piece in text.split_inclusive(char::is_whitespace) {
-        let word = piece.trim_end_matches(char::is_whitespace);
-        let space = &piece[word.len()..];
-        if word.is_empty() {
-            out.push_str(piece);
-            continue;
-        }
-        match word.split_once('=') {
-            _ if value_follows => out.push_str(REDACTED),
-            Some((name, value)) if is_secret_word(name) && !value.is_empty() => {
-                out.push_str(name);
-                out.push('=');
-                out.push_str(REDACTED);
-            }
-            _ => out.push_str(&without_tokens(&without_credentials(word))),
-        }
-        value_follows = word.starts_with('-') && !word.contains('=') && is_secret_word(word);
-        out.push_str(space);
-    }
-    out
-}
-
-fn is_secret_word(name: &str) -> bool {
-    name.split(|c: char| !c.is_ascii_alphanumeric())
-        .any(|part| SECRET_WORDS.contains(&part.to_ascii_uppercase().as_str()))
-}
-
-/// `scheme://user:password@host` without what stands before the `@`.
-fn without_credentials(word: &str) -> String {
-    let mut out = String::new();
-    let mut rest = word;
-    while let Some(start) = rest.find("://") {
-        let (before, after) = rest.split_at(start + 3);
-        out.push_str(before);
-        let authority = after.find(['/', '?', '#', '"', '\'', ',']).unwrap_or(after.len());
-        match after[..authority].rfind('@') {
-            Some(at) => {
-                out.push_str(REDACTED);
-                rest = &after[at..];
-            }
-            None => rest = after,
-        }
-    }
-    out.push_str(rest);
-    out
-}
-
-fn without_tokens(word: &str) -> String {
-    let is_part = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    map_words(word, is_part, |token| {
-        // Eight characters after the beginning: `sk-1` is no token.
-        let is_token = TOKENS.iter().any(|begin| token.starts_with(begin) && token.len() >= begin.len() + 8);
-        is_token.then(|| REDACTED.to_string())
-    })
 }
 
 /// A text in which the given names of hosts, and every address, stand as their hashes. Loopback addresses are nobody's

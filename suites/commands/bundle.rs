@@ -41,11 +41,11 @@ pub fn export(global: &Global, arguments: &ExportArgs, bundle: &Path) -> Result<
         let _ = std::fs::remove_file(bundle);
         return Err(anyhow!("the bundle {path} cannot be written: {error}"));
     }
-    let without = redaction.names().join(" and ");
     crate::say!(
-        "wrote {} and {} into {path}, without {without}",
+        "wrote {} and {} into {path}; {}",
         plural(records.len(), "record", "records"),
-        plural(remarks.len(), "remark", "remarks")
+        plural(remarks.len(), "remark", "remarks"),
+        redaction.words()
     );
     Ok(exit::SUCCESS)
 }

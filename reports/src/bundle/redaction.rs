@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::record::Record;
 use crate::redact;
 
-/// What is taken out. Secrets always are.
+/// What is taken out. Known patterns of secrets always are.
 #[derive(Debug, Clone, Default)]
 pub struct Redaction {
     /// Names of hosts stay.
@@ -15,12 +15,12 @@ pub struct Redaction {
 }
 
 impl Redaction {
-    /// Secrets are left out, and hosts hashed; `own` is this host's name.
+    /// Known patterns of secrets are removed, and hosts hashed; `own` is this host's name.
     pub fn of_hosts(own: &str) -> Redaction {
         Redaction { keep_hosts: false, hosts: vec![own.to_string()] }
     }
 
-    /// Secrets are left out.
+    /// Known patterns of secrets are removed.
     pub fn of_secrets() -> Redaction {
         Redaction { keep_hosts: true, hosts: Vec::new() }
     }
@@ -37,6 +37,14 @@ impl Redaction {
         known
     }
 
+    /// What was done, in words for people.
+    pub fn words(&self) -> &'static str {
+        match self.keep_hosts {
+            true => "known patterns of secrets removed, names of hosts kept",
+            false => "known patterns of secrets removed, names of hosts hashed",
+        }
+    }
+
     /// What a manifest says.
     pub fn names(&self) -> Vec<String> {
         let names = if self.keep_hosts { &["secrets"][..] } else { &["secrets", "hosts"] };
@@ -50,15 +58,16 @@ impl Redaction {
         let Some(map) = record.as_object_mut() else { return record };
         for (key, value) in map.iter_mut() {
             let hosts = WITH_HOSTS.contains(&key.as_str()) || ["section", "settings", "pairs"].contains(&key.as_str());
-            each_text(value, &|text| self.text(text, hosts));
+            each_text(key, value, &|text| self.text(text, hosts));
         }
         record
     }
 
     /// A remark's JSON.
     pub fn remark(&self, mut remark: Value) -> Value {
-        if let Some(text) = remark.get_mut("text") {
-            each_text(text, &|text| self.text(text, true));
+        let Some(map) = remark.as_object_mut() else { return remark };
+        for (key, value) in map.iter_mut() {
+            each_text(key, value, &|text| self.text(text, key == "text"));
         }
         remark
     }
@@ -74,11 +83,19 @@ fn is_hash(host: &str) -> bool {
     host.is_empty() || host.len() == 8 && host.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-fn each_text(value: &mut Value, change: &impl Fn(&str) -> String) {
+/// Changes every text in the value of a field, those of secret fields wholly, and the names of fields.
+fn each_text(name: &str, value: &mut Value, change: &impl Fn(&str) -> String) {
     match value {
+        Value::String(text) if redact::is_secret_field(name, text) => *text = redact::REDACTED.into(),
         Value::String(text) => *text = change(text),
-        Value::Array(list) => list.iter_mut().for_each(|value| each_text(value, change)),
-        Value::Object(map) => map.values_mut().for_each(|value| each_text(value, change)),
+        Value::Array(list) => list.iter_mut().for_each(|value| each_text(name, value, change)),
+        Value::Object(map) => {
+            let changed = |(name, mut value): (String, Value)| {
+                each_text(&name, &mut value, change);
+                (redact::without_secrets(&name), value)
+            };
+            *map = std::mem::take(map).into_iter().map(changed).collect();
+        }
         _ => {}
     }
 }

@@ -9,6 +9,7 @@ use zbench_reports::redact::host_hash;
 use zbench_reports::{Record, Remark};
 
 use super::any;
+use super::redact::{BEGINNINGS, FORMS};
 
 fn record(id: &str) -> Record {
     let mut record = Record::new(id, "key", "name", Outcome::measured());
@@ -197,6 +198,82 @@ proptest! {
         if let Ok(bundle) = taken(&bytes) {
             prop_assert_eq!(bundle.records, [record("one"), record("two")]);
             prop_assert_eq!(bundle.remarks, [remark("one")]);
+        }
+    }
+}
+
+/// A record with a text in every kind of field, and where each stands.
+fn texts(text: &str) -> Vec<(&'static str, Record)> {
+    let places = [
+        "name",
+        "question",
+        "command",
+        "notes",
+        "reason",
+        "cell",
+        "deep",
+        "list",
+        "environment",
+        "variable",
+        "field",
+        "unstated",
+        "extra",
+    ];
+    let planted = |place: &&'static str| {
+        let mut one = record("one");
+        one.environment.insert("cpu".into(), "plain".into());
+        match *place {
+            "name" => one.name = text.into(),
+            "question" => drop(one.extra.insert("question".into(), text.into())),
+            "command" => one.command = text.into(),
+            "notes" => one.notes.extend(["before".into(), text.into()]),
+            "reason" => one.outcome = Outcome::ended(zbench_reports::record::Status::Failed, text, None),
+            "cell" => one.cell = json!({"model": text}),
+            "deep" => one.cell = json!({"a": [{"b": {"c": [1, text]}}]}),
+            "list" => one.validity.push(text.into()),
+            "environment" => drop(one.environment.insert("host".into(), text.into())),
+            "variable" => drop(one.environment.insert("variables".into(), json!({"NCCL_X": text}))),
+            "field" => one.cell = json!({"settings": {text: 1}}),
+            "unstated" => drop(one.unstated.insert("x", text.into())),
+            _ => drop(one.extra.insert("more".into(), json!({"said": [text]}))),
+        }
+        (*place, one)
+    };
+    places.iter().map(planted).collect()
+}
+
+#[test]
+fn secret_fields_lose_their_values() {
+    let mut one = record("one");
+    one.environment.insert("variables".into(), json!({"MY_API_KEY": "abc", "TOKENIZERS_PARALLELISM": "false"}));
+    one.cell = json!({"client_secret": ["a", "b"], "password": "x", "key": "0123456789abcdef", "eos_token": "</s>", "lr": "1e-3"});
+    let out = taken(&written(&[one.clone()], &[])).unwrap().records.remove(0);
+    assert_eq!(out.environment["variables"], json!({"MY_API_KEY": "<redacted>", "TOKENIZERS_PARALLELISM": "false"}));
+    assert_eq!(
+        out.cell,
+        json!({"client_secret": ["<redacted>", "<redacted>"], "password": "<redacted>", "key": "0123456789abcdef", "eos_token": "</s>", "lr": "1e-3"})
+    );
+    assert_eq!((out.id, out.key), (one.id, one.key));
+}
+
+proptest! {
+    #[test]
+    fn a_planted_secret_is_in_no_field(
+        secret in "[A-Za-z][0-9][A-Za-z0-9!%*+.^~_-]{6,20}[A-Za-z0-9]",
+        form in 0..FORMS.len(),
+        body in "[A-Z0-9]{15}[0-9][A-Z0-9]{4,20}",
+        begin in 0..BEGINNINGS.len(),
+    ) {
+        let cases = [(FORMS[form].replace("{}", &secret), &secret), (format!("{}{body}", BEGINNINGS[begin]), &body)];
+        for (text, secret) in cases {
+            for (place, one) in texts(&text) {
+                for redaction in [Redaction::of_secrets(), Redaction::of_hosts("own7")] {
+                    let said = Remark::new("one", &text, "t");
+                    let bytes = write(std::slice::from_ref(&one), &[said], &redaction, "0", "t").unwrap();
+                    let bundle = String::from_utf8(bytes).unwrap();
+                    prop_assert!(!bundle.contains(secret.as_str()), "{}: {:?} is in {}", place, text, bundle);
+                }
+            }
         }
     }
 }

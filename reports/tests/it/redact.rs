@@ -26,6 +26,207 @@ fn secrets_go_and_words_stay() {
     assert!(!is_secret_name("NCCL_DEBUG"));
 }
 
+/// Where a secret can stand, as `{}`; whatever it is.
+pub const FORMS: [&str; 62] = [
+    "Authorization: Bearer {}",
+    "authorization: bearer {}",
+    "curl -H 'Authorization: Bearer {}' https://x.example/y",
+    "curl -H \"Authorization: token {}\" https://x.example/y",
+    "-H 'Proxy-Authorization: Basic {}'",
+    "headers={'Authorization': 'Bearer {}'}",
+    "{\"Authorization\": \"Bearer {}\", \"x\": 1}",
+    "Cookie: session={}; theme=dark",
+    "X-Api-Key: {}",
+    "curl --header 'X-Auth-Token: {}'",
+    "password: {}",
+    "password:{}",
+    "Password = {}",
+    "the passphrase: {} and more",
+    "token:{}",
+    "token: {}",
+    "token={}",
+    "token = \"{}\"",
+    "token='{}'",
+    "access_token={}&x=1",
+    "accessToken: \"{}\"",
+    "refreshToken=>'{}'",
+    "{\"api_key\":\"{}\"}",
+    "{\"api_key\": \"{}\", \"lr\": 0.1}",
+    "{'password': '{}'}",
+    "{\"a\": [{\"client_secret\": \"{}\"}]}",
+    "api_key: '{}'",
+    "apiKey: {}",
+    "api-key={}",
+    "  secret: |\n    {}\n  lr: 1",
+    "  password:\n    {}\n",
+    "secret_key = '{}' # mine",
+    "private_key={}",
+    "AWS_SECRET_ACCESS_KEY={} zbench grid",
+    "export HF_TOKEN={}; zbench run x.toml",
+    "env WANDB_API_KEY={} zbench run",
+    "PGPASSWORD='{}' psql",
+    "sshpass --password={} ssh x",
+    "MY_KEY={}",
+    "DB_PASS={}",
+    "db_pwd: {}",
+    "os.environ[\"HF_TOKEN\"] = \"{}\"",
+    "set HF_TOKEN=\"{}\"",
+    "--token {}",
+    "--token={}",
+    "--token \"{}\"",
+    "--api-key '{}' --lr 1",
+    "--password {} next",
+    "zbench run x --set 'a.secret={}'",
+    "curl -u me:{} https://x.example",
+    "curl -u 'me:{}' https://x.example",
+    "curl -ume:{} https://x.example",
+    "curl --user me:{} https://x.example",
+    "curl --user=\"me:{}\"",
+    "wget --proxy-user me:{}",
+    "machine x.example login me password {}",
+    "postgres://me:{}@db/x",
+    "see https://{}@x.example/y",
+    "git clone https://oauth2:{}@gitlab.example/x.git",
+    "scp me:{}@node:/x .",
+    "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----",
+    "k=-----BEGIN OPENSSH PRIVATE KEY-----\\n{}\\n-----END OPENSSH PRIVATE KEY-----\\n",
+];
+
+/// How tokens begin that are known wherever they stand.
+pub const BEGINNINGS: [&str; 30] = [
+    "ghp_",
+    "gho_",
+    "ghu_",
+    "ghs_",
+    "ghr_",
+    "github_pat_",
+    "glpat-",
+    "glrt-",
+    "hf_",
+    "sk-",
+    "sk-proj-",
+    "sk-ant-api03-",
+    "sk_live_",
+    "xoxa-",
+    "xoxb-",
+    "xoxp-",
+    "xoxr-",
+    "xoxs-",
+    "xoxe-",
+    "xapp-",
+    "AIza",
+    "AKIA",
+    "ASIA",
+    "npm_",
+    "nvapi-",
+    "dckr_pat_",
+    "pypi-AgE",
+    "gsk_",
+    "ya29.",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIi",
+];
+
+#[test]
+fn known_patterns_go_wherever_they_stand() {
+    for form in FORMS {
+        let text = form.replace("{}", "hunter2Xyz9");
+        let said = without_secrets(&text);
+        assert!(!said.contains("hunter2Xyz9") && said.contains(REDACTED), "{text:?} became {said:?}");
+        assert_eq!(without_secrets(&said), said, "of {text:?}");
+        // The same inside of JSON, and of JSON in that.
+        let json = serde_json::to_string(&text).unwrap();
+        for text in [json.clone(), serde_json::to_string(&json).unwrap()] {
+            let said = without_secrets(&text);
+            assert!(!said.contains("hunter2Xyz9"), "{text} became {said}");
+        }
+    }
+    for begin in BEGINNINGS {
+        let token = format!("{begin}ABCDEFGH0123456789ABCDEFGH");
+        for text in [
+            token.clone(),
+            format!("use {token}, now"),
+            format!("x={token}"),
+            format!("\\n{token}\\n"),
+            format!("({token})"),
+        ] {
+            let said = without_secrets(&text);
+            assert!(!said.contains("0123456789ABC") && said.contains(REDACTED), "{text} became {said}");
+        }
+    }
+    let jwt =
+        "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U";
+    assert_eq!(without_secrets(&format!("got {jwt}.")), "got <redacted>.");
+    // What stands around them stays.
+    for (text, expected) in [
+        ("curl -H 'Authorization: Bearer abc' https://x/y", "curl -H 'Authorization: <redacted>' https://x/y"),
+        ("{\"api_key\":\"X\",\"lr\":0.1}", "{\"api_key\":\"<redacted>\",\"lr\":0.1}"),
+        ("curl -u me:pw https://x", "curl -u <redacted> https://x"),
+        ("token: \"a b\" and lr: 1", "token: \"<redacted>\" and lr: 1"),
+        ("--password 'it'\"'\"'s me' --lr 1", "--password <redacted> --lr 1"),
+        ("Bearer of news", "Bearer of news"),
+        ("use Bearer abcdefgh12345 now", "use Bearer <redacted> now"),
+        ("use Basic bWU6aHVudGVyMg== now", "use Basic <redacted> now"),
+        (
+            "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
+            "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
+        ),
+    ] {
+        assert_eq!(without_secrets(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn words_of_training_are_no_secrets() {
+    for text in [
+        "tokens: 512",
+        "tokens=1024 tokens_per_second=1234.5",
+        "token_ids: [1, 2, 3]",
+        "token_ids = tensor([5])",
+        "tokenizer: /data/tokenizer.json",
+        "data.tokenizer=\"llama/tokenizer.model\"",
+        "tokenizer = \"gpt2\"",
+        "--max-tokens 5",
+        "--max-tokens=5 --tokens 16k",
+        "max_token: 8",
+        "token: 512",
+        "bytes per token: about three",
+        "loss of the next token: 2.31",
+        "TOKENIZERS_PARALLELISM=false",
+        "eos_token: </s>, bos_token=<s>, pad_token: \"<pad>\"",
+        "{\"eos_token\": \"<|endoftext|>\", \"unk_token\": \"<unk>\"}",
+        "joules_per_token: 0.002",
+        "--set model.num_key_value_heads=8",
+        "num_key_value_heads: 8, key_value: both",
+        "query, key, value: 3 products",
+        "key: projection of the attention",
+        "q_proj.weight k_proj.weight",
+        "--set train.lr=1e-3 parallel.strategy=zero3",
+        "forward pass: 3 ms, backward pass: slow",
+        "pass=forward",
+        "--pass backward",
+        "author: somebody",
+        "authors = [\"a\"]",
+        "sort_key=loss cache_key: abc",
+        "risk-averse mask-rcnn disk-bound-001 task-12345678",
+        "hf_transfer hf_datasets_cache sk-learn scikit-learn",
+        "ASIA AKIA AIza eyJ",
+        "docker run --user 1000:1000 nvcr.io/nvidia/pytorch:24.05-py3@sha256:0123456789abcdef",
+        "git@github.com:org/repo.git",
+        "http://host:8080/a@b https://x.example/?a=1#b",
+        "rank 0: 3 of 4, at 12:30:05 -u",
+        "srun -u zbench grid x.toml",
+        "kind: user:group -u me",
+        "deepspeed --num_gpus 8 train.py --master_addr node --master_port 29500",
+        "the secret of its speed is the cache; passing tokens around",
+        "don't say 'it's done'",
+    ] {
+        assert_eq!(without_secrets(text), text);
+    }
+    for name in ["TOKENIZERS_PARALLELISM", "ZBENCH_TOKENIZER"] {
+        assert!(!is_secret_name(name), "{name}");
+    }
+}
+
 #[test]
 fn hosts_become_hashes_and_versions_stay() {
     let names = vec!["node7".to_string()];
@@ -61,6 +262,30 @@ fn variables() {
 }
 
 proptest! {
+    #[test]
+    fn a_planted_secret_never_stays(
+        secret in "[A-Za-z][0-9][A-Za-z0-9!%*+.^~_-]{6,20}[A-Za-z0-9]",
+        form in 0..FORMS.len(),
+        around in (super::any::text(), super::any::text()),
+    ) {
+        // Words before it that open a quote and do not close it say that what follows is in quotes.
+        let before: String = around.0.chars().filter(|c| !"\"'`\\".contains(*c)).collect();
+        let text = format!("{before} {} {}", FORMS[form].replace("{}", &secret), around.1);
+        let said = without_secrets(&text);
+        prop_assert!(!said.contains(&secret), "{:?} became {:?}", text, said);
+    }
+
+    #[test]
+    fn a_planted_token_never_stays(
+        body in "[A-Z0-9]{15}[0-9][A-Z0-9]{4,20}",
+        begin in 0..BEGINNINGS.len(),
+        around in (super::any::text(), super::any::text()),
+    ) {
+        let text = format!("{} {}{body} {}", around.0, BEGINNINGS[begin], around.1);
+        let said = without_secrets(&text);
+        prop_assert!(!said.contains(&body), "{:?} became {:?}", text, said);
+    }
+
     #[test]
     fn any_text_is_redacted_once(text in super::any::text(), host in "[a-z]{3,8}") {
         let names = vec![host.clone()];

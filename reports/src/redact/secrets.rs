@@ -1,0 +1,539 @@
+//! Secrets in text, by their looks: private keys, tokens of well-known services, values of secret names, credentials of
+//! addresses and commands.
+
+mod quotes;
+
+use self::quotes::{Open, QUOTES, closing, span};
+use super::REDACTED;
+
+/// How the tokens of well-known services begin, and how many characters follow at least.
+const TOKENS: [(&str, usize); 37] = [
+    ("ghp_", 8),
+    ("gho_", 8),
+    ("ghu_", 8),
+    ("ghs_", 8),
+    ("ghr_", 8),
+    ("github_pat_", 8),
+    ("glpat-", 8),
+    ("gldt-", 8),
+    ("glrt-", 8),
+    ("glptt-", 8),
+    ("glcbt-", 8),
+    ("hf_", 8),
+    ("sk-", 8),
+    ("sk_live_", 8),
+    ("sk_test_", 8),
+    ("rk_live_", 8),
+    ("gsk_", 8),
+    ("xai-", 8),
+    ("nvapi-", 8),
+    ("npm_", 8),
+    ("pypi-", 16),
+    ("dckr_pat_", 8),
+    ("dop_v1_", 8),
+    ("hvs.", 16),
+    ("r8_", 16),
+    ("lin_api_", 8),
+    ("ya29.", 8),
+    ("SG.", 16),
+    ("xoxa-", 8),
+    ("xoxb-", 8),
+    ("xoxe-", 8),
+    ("xoxp-", 8),
+    ("xoxr-", 8),
+    ("xoxs-", 8),
+    ("xapp-", 8),
+    ("AIza", 16),
+    ("eyJ", 15),
+];
+/// Beginnings of AWS's access keys; 16 capitals and digits follow.
+const AWS: [&str; 4] = ["AKIA", "ASIA", "ABIA", "ACCA"];
+
+/// Words of a name whose value is a secret, whatever it looks like.
+const ALWAYS: [&str; 15] = [
+    "PASSWORD",
+    "PASSWD",
+    "PASSPHRASE",
+    "PSWD",
+    "PW",
+    "SECRET",
+    "SECRETS",
+    "CRED",
+    "CREDS",
+    "CREDENTIAL",
+    "CREDENTIALS",
+    "AUTH",
+    "OAUTH",
+    "APIKEY",
+    "AUTHTOKEN",
+];
+/// Ends of words that are written together, as `PGPASSWORD`.
+const ENDS: [&str; 5] = ["PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "APIKEY"];
+/// Names of headers: all of the line behind them is secret.
+const HEADERS: [&str; 3] = ["AUTHORIZATION", "COOKIE", "COOKIES"];
+/// Words that make a key a secret one.
+const KEYS: [&str; 20] = [
+    "API",
+    "ACCESS",
+    "SECRET",
+    "PRIVATE",
+    "SSH",
+    "SIGNING",
+    "ENCRYPTION",
+    "AUTH",
+    "LICENSE",
+    "ACCOUNT",
+    "SERVICE",
+    "DEPLOY",
+    "MASTER",
+    "AWS",
+    "SHARED",
+    "SUBSCRIPTION",
+    "HMAC",
+    "TLS",
+    "SSL",
+    "STORAGE",
+];
+/// Words beside `TOKEN`, `KEY` and `PASS` in names that are of data, models and measurements.
+const ORDINARY: [&str; 71] = [
+    "EOS",
+    "BOS",
+    "PAD",
+    "UNK",
+    "SEP",
+    "CLS",
+    "MASK",
+    "IMAGE",
+    "AUDIO",
+    "VIDEO",
+    "SPECIAL",
+    "MAX",
+    "MIN",
+    "NUM",
+    "N",
+    "PER",
+    "ID",
+    "IDS",
+    "TYPE",
+    "TYPES",
+    "COUNT",
+    "LENGTH",
+    "EMBEDDING",
+    "EMBEDDINGS",
+    "LOSS",
+    "RATE",
+    "LIMIT",
+    "BUDGET",
+    "DROP",
+    "CACHE",
+    "LEVEL",
+    "BATCH",
+    "BEGIN",
+    "END",
+    "START",
+    "STOP",
+    "FIRST",
+    "LAST",
+    "NEXT",
+    "NEW",
+    "PREV",
+    "PREVIOUS",
+    "MULTI",
+    "SINGLE",
+    "TEXT",
+    "LABEL",
+    "SORT",
+    "GROUP",
+    "PRIMARY",
+    "FOREIGN",
+    "PUBLIC",
+    "QUERY",
+    "VALUE",
+    "VALUES",
+    "HEAD",
+    "HEADS",
+    "PROJ",
+    "CELL",
+    "SORTED",
+    "STATE",
+    "DICT",
+    "COLUMN",
+    "METRIC",
+    "FORWARD",
+    "BACKWARD",
+    "SECOND",
+    "OPTIMIZER",
+    "COMPILER",
+    "GRAD",
+    "WARMUP",
+    "ROUTING",
+];
+/// What stands before `token` where no secret follows: `bytes per token: 4 of f32`.
+const BEFORE: [&str; 9] = ["per", "each", "next", "last", "first", "one", "every", "this", "a"];
+/// Words that are values of settings, and no secrets.
+const PLAIN: [&str; 13] =
+    ["true", "false", "null", "none", "yes", "no", "on", "off", "forward", "backward", "both", "all", "value"];
+
+/// What a name says of its value.
+#[derive(Clone, Copy, PartialEq)]
+enum Name {
+    /// Nothing.
+    Plain,
+    /// Every value is secret.
+    Secret,
+    /// And so is the rest of the line.
+    Header,
+    /// A secret, unless it is a number or a word like `true`.
+    Likely,
+    /// A secret behind `=` or as a flag; behind `:` only if it looks like one.
+    Unclear,
+}
+
+/// A text without what looks like a secret.
+pub fn without_secrets(text: &str) -> String {
+    let mut text = without_private_keys(text);
+    // What was taken out may have stood between a name and its value. A text gets shorter or is stable soon.
+    for _ in 0..8 {
+        let next = without_tokens(&without_addresses(&without_values(&text)));
+        if next == text {
+            break;
+        }
+        text = next;
+    }
+    text
+}
+
+/// Whether a field or variable of this name has a secret as its value.
+pub fn is_secret_field(name: &str, value: &str) -> bool {
+    match kind(name, "") {
+        Name::Secret | Name::Header => !value.is_empty(),
+        Name::Likely => is_likely(value),
+        // `key` is a field of every record.
+        Name::Unclear | Name::Plain => false,
+    }
+}
+
+/// The words of a name: `data.apiKey` is `DATA`, `API`, `KEY`.
+fn words(name: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut before = ' ';
+    for c in name.chars() {
+        let is_new = !c.is_ascii_alphanumeric() || c.is_ascii_uppercase() && before.is_ascii_lowercase();
+        if is_new && words.last().is_some_and(|word| !word.is_empty()) {
+            words.push(String::new());
+        }
+        if let (true, Some(word)) = (c.is_ascii_alphanumeric(), words.last_mut()) {
+            word.push(c.to_ascii_uppercase());
+        }
+        before = c;
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+/// What a name says of its value; `before` is the word that stands before it.
+fn kind(name: &str, before: &str) -> Name {
+    // The whole name decides: most words of a text are none of these.
+    const PARTS: [&str; 9] = ["pass", "token", "key", "secret", "cred", "auth", "cookie", "pw", "sig"];
+    let lower = name.to_ascii_lowercase();
+    if name.len() > 200 || !PARTS.iter().any(|part| lower.contains(part)) && !lower.contains("pswd") {
+        return Name::Plain;
+    }
+    let words = words(name);
+    let has = |list: &[&str]| words.iter().any(|word| list.contains(&word.as_str()));
+    let last = words.last().map_or("", String::as_str);
+    if HEADERS.contains(&last) {
+        return Name::Header;
+    }
+    let joined = |word: &String| ENDS.iter().any(|end| word.ends_with(end));
+    if has(&ALWAYS) || words.iter().any(joined) || words.len() > 1 && has(&["PWD"]) {
+        return Name::Secret;
+    }
+    if has(&["KEY"]) && has(&KEYS) {
+        return Name::Secret;
+    }
+    let ordinary = has(&ORDINARY);
+    if words.iter().any(|word| word.ends_with("TOKEN")) && !ordinary && !BEFORE.contains(&before) {
+        return Name::Likely;
+    }
+    if ["KEY", "PASS"].contains(&last) && !ordinary && !BEFORE.contains(&before) {
+        return if words.len() > 1 { Name::Likely } else { Name::Unclear };
+    }
+    if ["SIG", "SIGNATURE"].contains(&last) { Name::Unclear } else { Name::Plain }
+}
+
+/// A value of a name that is likely to be secret, and may be of a count or a switch.
+fn is_likely(value: &str) -> bool {
+    let value = value.trim_end_matches([',', ';', '.', ')', ']', '}']);
+    let plain = PLAIN.contains(&value.to_ascii_lowercase().as_str());
+    !value.is_empty() && !plain && !is_number(value)
+}
+
+/// `512`, `1e-3`, `16k`, `2.5ms`: of 12 characters at most, as a longer one may be a secret of digits.
+fn is_number(value: &str) -> bool {
+    const UNITS: [&str; 14] = ["", "k", "K", "M", "B", "G", "T", "%", "ms", "us", "s", "x", "KiB", "MiB"];
+    let end = value.rfind(|c: char| c.is_ascii_digit()).map_or(0, |end| end + 1);
+    let (number, unit) = value.split_at(end);
+    let is_part = |c: char| c.is_ascii_digit() || "+-._,/eE".contains(c);
+    !number.is_empty() && value.len() <= 12 && number.chars().all(is_part) && UNITS.contains(&unit)
+}
+
+/// Letters and digits mixed, or long and of no language.
+fn looks_random(value: &str) -> bool {
+    let (digits, letters) =
+        (value.bytes().filter(u8::is_ascii_digit).count(), value.bytes().filter(u8::is_ascii_alphabetic).count());
+    value.len() >= 12 && digits >= 2 && letters >= 2 && !value.contains(['/', '=']) || value.len() >= 32
+}
+
+/// Without blocks `-----BEGIN … PRIVATE KEY-----`; one without an end goes to the text's.
+fn without_private_keys(text: &str) -> String {
+    const BEGIN: &str = "-----BEGIN ";
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find(BEGIN) {
+        let (before, block) = rest.split_at(start);
+        out.push_str(before);
+        let title = &block[BEGIN.len()..];
+        let title = &title[..title.find("-----").unwrap_or(title.len())];
+        if !title.contains("PRIVATE KEY") {
+            out.push_str(BEGIN);
+            rest = &block[BEGIN.len()..];
+            continue;
+        }
+        out.push_str(REDACTED);
+        let end = format!("-----END {title}-----");
+        rest = block.find(&end).map_or("", |at| &block[at + end.len()..]);
+    }
+    out.push_str(rest);
+    out
+}
+
+fn is_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "_-.".contains(c)
+}
+
+/// Without the values of secret names: `--token X`, `API_KEY=X`, `{"password": "X"}`, `Authorization: Bearer X`,
+/// `-u user:X`, `Bearer X`.
+fn without_values(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let (mut at, mut open, mut before) = (0, Open::default(), "");
+    let is_netrc = text.contains("machine ") && text.contains("login ");
+    while let Some(first) = text[at..].chars().next() {
+        if !is_name(first) {
+            open.pass(text, at, first);
+            out.push(first);
+            at += first.len_utf8();
+            continue;
+        }
+        let end = text[at..].find(|c| !is_name(c)).map_or(text.len(), |length| at + length);
+        let name = &text[at..end];
+        out.push_str(name);
+        at = end;
+        if let Some((start, end)) = secret_behind(text, end, (name, before), is_netrc, &open) {
+            out.push_str(&text[at..start]);
+            out.push_str(REDACTED);
+            text[at..end].char_indices().for_each(|(place, c)| open.pass(text, at + place, c));
+            at = end;
+        }
+        before = name;
+    }
+    out
+}
+
+/// Where the secret stands that a name tells of; the name, behind the word before it, ends at `end`.
+fn secret_behind(
+    text: &str,
+    end: usize,
+    (name, before): (&str, &str),
+    is_netrc: bool,
+    open: &Open,
+) -> Option<(usize, usize)> {
+    let spaces = |at: usize| at + text[at..].len() - text[at..].trim_start_matches([' ', '\t']).len();
+    let is_flag = name.starts_with('-');
+    let lower = name.trim_start_matches('-').to_ascii_lowercase();
+    let value = |at: usize| span(text, at, false, open);
+    if is_flag && ["u", "user", "proxy-user"].contains(&lower.as_str()) {
+        let at = if text[end..].starts_with('=') { end + 1 } else { spaces(end) };
+        return value(at).filter(|(start, stop)| at > end && is_login(&text[*start..*stop]));
+    }
+    // `-uuser:password`.
+    if let Some(user) = name.strip_prefix("-u").filter(|user| !user.is_empty() && text[end..].starts_with(':')) {
+        let stop = value(end + 1)?.1;
+        return is_login(&format!("{user}:{}", &text[end + 1..stop])).then_some((end + 1, stop));
+    }
+    if ["bearer", "basic"].contains(&lower.as_str()) {
+        let at = spaces(end);
+        let is_token = |said: &str| match lower.as_str() {
+            "bearer" => said.len() >= 8 && said.bytes().any(|b| b.is_ascii_digit() || b.is_ascii_uppercase()),
+            _ => decoded(said).is_some_and(|pair| is_login(&pair)),
+        };
+        return value(at).filter(|(start, stop)| at > end && is_token(&text[*start..*stop]));
+    }
+    let kind = kind(name, &before.to_ascii_lowercase());
+    if kind == Name::Plain {
+        return None;
+    }
+    let closed = end + closing(&text[end..]);
+    let at = spaces(closed);
+    let Some(sign) = ["=>", ":=", "==", "=", ":"].into_iter().find(|sign| text[at..].starts_with(sign)) else {
+        // The value of a flag is the next word; netrc has no signs at all.
+        let is_netrc = is_netrc && lower == "password";
+        return value(at).filter(|(start, stop)| {
+            at > end && (is_flag && kind != Name::Header && is_secret(kind, &text[*start..*stop]) || is_netrc)
+        });
+    };
+    let mut start = at + sign.len();
+    // `SECRET= z` has no value; `secret = z` has, and so has `secret: z`.
+    if sign != "=" || at > end {
+        start = spaces(start);
+    }
+    if sign == ":" {
+        start = indented(text, start).unwrap_or(start);
+    }
+    let mut open = open.clone();
+    text[end..start].char_indices().for_each(|(place, c)| open.pass(text, end + place, c));
+    let (start, stop) = span(text, start, kind == Name::Header, &open)?;
+    let said = &text[start..stop];
+    let is_one = if kind == Name::Unclear && sign == ":" { looks_random(said) } else { is_secret(kind, said) };
+    is_one.then_some((start, stop))
+}
+
+fn is_secret(kind: Name, value: &str) -> bool {
+    matches!(kind, Name::Secret | Name::Header) || is_likely(value)
+}
+
+/// `user:password`; two numbers are ids of a user and a group, as those that `$(id -u)` prints, and `scheme://` is an address.
+fn is_login(text: &str) -> bool {
+    let is_id = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()) || text.starts_with("$(id");
+    text.split_once(':').is_some_and(|(user, word)| {
+        let is_plain = word.starts_with("//") || is_id(user) && is_id(word);
+        !user.is_empty() && !word.is_empty() && !is_plain
+    })
+}
+
+/// Where YAML's value begins that stands below its name. In JSON's strings a line ends in `\n`.
+fn indented(text: &str, at: usize) -> Option<usize> {
+    let rest = text[at..].trim_start_matches(['|', '>', '-', '+']).trim_start_matches([' ', '\t']);
+    let mut lines = rest;
+    loop {
+        let next = lines.trim_start_matches(['\n', '\r']);
+        let escaped = next.trim_start_matches('\\');
+        let is_end = escaped.len() < next.len() && escaped.starts_with(['n', 'r']);
+        if next.len() == lines.len() && !is_end {
+            break;
+        }
+        lines = if is_end { &escaped[1..] } else { next };
+    }
+    let value = lines.trim_start_matches([' ', '\t']);
+    (lines.len() < rest.len() && value.len() < lines.len()).then(|| text.len() - value.len())
+}
+
+/// Base64 as text, if it is that.
+fn decoded(text: &str) -> Option<String> {
+    let (mut bytes, mut bits, mut held) = (Vec::new(), 0u32, 0u32);
+    for byte in text.trim_end_matches('=').bytes() {
+        let six = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'+' | b'-' => 62,
+            b'/' | b'_' => 63,
+            _ => return None,
+        };
+        (held, bits) = ((held << 6 | u32::from(six)) & 0xffff, bits + 6);
+        if bits >= 8 {
+            bits -= 8;
+            bytes.push((held >> bits) as u8);
+        }
+    }
+    String::from_utf8(bytes).ok().filter(|text| !text.is_empty() && text.chars().all(|c| !c.is_control()))
+}
+
+/// Without what stands before the `@` of `scheme://user:password@host`, and without the password of `user:password@host`.
+fn without_addresses(text: &str) -> String {
+    let words = text.split_inclusive(|c: char| c.is_whitespace() || QUOTES.contains(&c));
+    words.map(|word| if word.contains('@') { without_credentials(word) } else { word.to_string() }).collect()
+}
+
+fn without_credentials(word: &str) -> String {
+    let mut out = String::new();
+    let mut rest = word;
+    if !word.contains("://") {
+        let digest = |host: &str| host.starts_with("sha256:") || !host.starts_with(|c: char| c.is_ascii_alphanumeric());
+        let login = word.rsplit_once('@').filter(|(_, host)| !digest(host));
+        let found = login.and_then(|(login, host)| Some((login.split_once(':')?, host)));
+        return match found {
+            Some(((user, password), host)) if !user.is_empty() && !password.is_empty() && !user.contains('/') => {
+                format!("{user}:{REDACTED}@{host}")
+            }
+            _ => word.to_string(),
+        };
+    }
+    while let Some(start) = rest.find("://") {
+        let (before, after) = rest.split_at(start + 3);
+        out.push_str(before);
+        let authority = &after[..after.find(['/', '?', '#']).unwrap_or(after.len())];
+        // A password may hold a slash that should have been escaped; a port is a number.
+        let is_cut = authority.split_once(':').is_some_and(|(_, port)| !port.bytes().all(|b| b.is_ascii_digit()));
+        let next = after.find("://").unwrap_or(after.len());
+        let until = if is_cut && !authority.contains('@') { &after[..next] } else { authority };
+        match until.rfind('@') {
+            Some(at) => {
+                out.push_str(REDACTED);
+                rest = &after[at..];
+            }
+            None => rest = after,
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Without tokens of well-known services.
+fn without_tokens(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut at = 0;
+    while let Some(c) = text[at..].chars().next() {
+        match token(text, at) {
+            Some(end) => {
+                out.push_str(REDACTED);
+                at = end;
+            }
+            None => {
+                out.push(c);
+                at += c.len_utf8();
+            }
+        }
+    }
+    out
+}
+
+/// The end of a token that begins at a place.
+fn token(text: &str, at: usize) -> Option<usize> {
+    let rest = &text[at..];
+    let length = |from: usize, more: &str| {
+        let is_body = |c: char| c.is_ascii_alphanumeric() || more.contains(c);
+        rest[from..].find(|c| !is_body(c)).unwrap_or(rest.len() - from)
+    };
+    let bytes = text.as_bytes();
+    // Behind a letter or digit it is the middle of a word, unless that is of an escape: \nghp_…, %20ghp_….
+    let is_escape = at >= 2 && bytes[at - 2] == b'\\' || at >= 3 && bytes[at - 3] == b'%';
+    let is_start = at == 0 || !bytes[at - 1].is_ascii_alphanumeric() || is_escape;
+    if let Some(begin) = AWS.iter().find(|begin| rest.starts_with(**begin)) {
+        let body = &rest[begin.len()..begin.len() + length(begin.len(), "")];
+        let is_one = body.len() >= 16 && body.bytes().take(16).all(|b| b.is_ascii_uppercase() || b.is_ascii_digit());
+        return is_one.then_some(at + begin.len() + body.len());
+    }
+    let (begin, least) = TOKENS.iter().find(|(begin, _)| rest.starts_with(begin))?;
+    // Some beginnings are those of words, too: hf_transfer, sk-learn.
+    let is_word = ["hf_", "sk-", "npm_", "xai-", "SG.", "pypi-", "r8_", "hvs.", "gsk_"].contains(begin);
+    let body = &rest[begin.len()..begin.len() + length(begin.len(), if *begin == "hf_" { "" } else { "_-." })];
+    let has_digit = body.bytes().any(|byte| byte.is_ascii_digit());
+    let plain = body.len() - body.bytes().filter(|byte| !byte.is_ascii_alphanumeric()).count();
+    let is_one = body.len() >= *least
+        && (!is_word || has_digit && plain >= 8 || body.len() >= 30)
+        && (is_start || !is_word && body.len() >= 16 && has_digit);
+    // A sentence's end is not the token's.
+    let body = body.trim_end_matches('.');
+    is_one.then_some(at + begin.len() + body.len())
+}
