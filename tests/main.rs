@@ -25,6 +25,7 @@ mod escapes;
 mod gate;
 mod grid;
 mod hardware;
+mod hostile;
 mod import;
 mod launch;
 mod launch_detect;

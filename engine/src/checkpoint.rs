@@ -16,11 +16,12 @@ pub use safetensors::Dtype as StoredType;
 pub(crate) use write::header_bytes;
 pub use write::write_safetensors;
 
+use crate::files;
 use crate::peft::WEIGHTS;
 use header::{Entry, Opened};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 /// A result of this module.
 pub type Result<T> = std::result::Result<T, CheckpointError>;
@@ -200,14 +201,13 @@ impl TensorInfo {
 /// Tensor name to file name; the file names are plain ones, so that an index cannot reach outside its folder.
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
     let bad = |reason: String| CheckpointError::Index { file: path.into(), reason };
-    let bytes = std::fs::read(path).map_err(|source| CheckpointError::io("read", path, source))?;
+    let bytes = files::read(path).map_err(|source| CheckpointError::io("read", path, source))?;
     let index: Index = serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
     if index.weight_map.is_empty() {
         return Err(bad("its weight_map is empty".into()));
     }
     for (tensor, file) in &index.weight_map {
-        let mut parts = Path::new(file).components();
-        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+        if !files::is_plain_name(file) {
             return Err(bad(format!("weight_map puts {tensor} in {file:?}, which is not the plain name of a file")));
         }
     }

@@ -10,6 +10,7 @@ pub mod course;
 pub mod data;
 mod evaluate;
 mod export;
+pub mod files;
 mod guard;
 pub mod hardware;
 pub mod hf;

@@ -92,7 +92,7 @@ impl Rank<'_> {
         files.finish()?;
         let model = &self.inputs.cell.model;
         // Without a source there is nothing to hand on.
-        let source = model.weights.as_ref().and_then(|dir| std::fs::read_to_string(dir.join("config.json")).ok());
+        let source = model.weights.as_ref().and_then(|dir| crate::files::text(&dir.join("config.json")).ok());
         let text = hf::config_json(model, options.dtype, source.as_deref());
         put(&dir.join("config.json"), text.as_bytes())
     }

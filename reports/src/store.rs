@@ -58,7 +58,7 @@ impl Notebook {
     /// Reads everything. An absent file is an empty notebook.
     pub fn read(&self) -> Result<Contents, StoreError> {
         let path = self.path();
-        let file = match File::open(&path) {
+        let file = match regular(&path).and_then(|()| File::open(&path)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Contents::default()),
             Err(source) => return Err(StoreError::Read { path, source }),
@@ -107,7 +107,8 @@ impl Notebook {
 
     /// Makes sure that records can be added, before anything is measured for them.
     pub fn check_writable(&self) -> Result<(), StoreError> {
-        let opened = OpenOptions::new().append(true).create(true).open(self.path());
+        let open = || OpenOptions::new().append(true).create(true).open(self.path());
+        let opened = regular_or_absent(&self.path()).and_then(|()| open());
         opened.map(drop).map_err(|source| StoreError::ReadOnly { path: self.directory.clone(), source })
     }
 
@@ -120,11 +121,9 @@ impl Notebook {
     fn append_lines<T>(&self, lines: impl FnOnce(&File) -> Result<(Vec<u8>, T), StoreError>) -> Result<T, StoreError> {
         let path = self.path();
         let is_new = !path.exists();
-        let file = OpenOptions::new()
-            .read(true)
-            .append(true)
-            .create(true)
-            .open(&path)
+        let open = || OpenOptions::new().read(true).append(true).create(true).open(&path);
+        let file = regular_or_absent(&path)
+            .and_then(|()| open())
             .map_err(|source| append_error(&path, source, String::new()))?;
         let lock = lock(&file, File::lock).map_err(|source| append_error(&path, source, String::new()))?;
         let start = self.set_torn_line_aside(&file).map_err(|source| append_error(&path, source, String::new()))?;
@@ -163,12 +162,26 @@ impl Notebook {
             return Ok(length + 1);
         }
         torn.push(b'\n');
-        let mut aside = OpenOptions::new().append(true).create(true).open(self.directory.join(TORN))?;
+        let path = self.directory.join(TORN);
+        regular_or_absent(&path)?;
+        let mut aside = OpenOptions::new().append(true).create(true).open(path)?;
         aside.write_all(&torn)?;
         aside.sync_data()?;
         file.set_len(whole)?;
         Ok(whole)
     }
+}
+
+/// Refuses what is not a regular file, asked before opening: opening a pipe would wait for whoever is at its other end.
+fn regular(path: &Path) -> io::Result<()> {
+    match fs::metadata(path)?.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")),
+    }
+}
+
+fn regular_or_absent(path: &Path) -> io::Result<()> {
+    regular(path).or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
 /// serde_json escapes line ends inside strings, so a record is always one line.

@@ -60,7 +60,7 @@ fn text(ceilings: &Ceilings, about: &About) -> String {
 /// # Errors
 /// It cannot be read, or is not written as [`save`] writes it.
 pub fn read(path: &Path) -> Result<Option<Ceilings>, ProfileError> {
-    let text = match std::fs::read_to_string(path) {
+    let text = match zbench_engine::files::text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(ProfileError::File { path: path.into(), what: "read", source }),

@@ -80,7 +80,8 @@ fn remove_abandoned(folder: &Path) {
         if !is_ours || age.is_none_or(|age| age < YOUNG) {
             continue;
         }
-        let is_free = File::open(entry.path().join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok());
+        let lock = entry.path().join(LOCK);
+        let is_free = lock.is_file() && File::open(lock).is_ok_and(|lock| lock.try_lock().is_ok());
         if is_free && let Err(error) = std::fs::remove_dir_all(entry.path()) {
             crate::say!("warning: {} cannot be removed: {error}; it can be deleted", entry.path().display());
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use zbench_engine::checkpoint::Checkpoint;
 use zbench_engine::config::{Cell, Data, Resume};
 use zbench_engine::data::Source;
+use zbench_engine::files::regular;
 use zbench_engine::model::Layout;
 use zbench_engine::training_state::position_in;
 
@@ -96,9 +97,11 @@ fn content(path: &Path) -> std::io::Result<String> {
         let weights = |path: &PathBuf| path.extension().is_some_and(|ext| ext == "safetensors" || ext == "json");
         for file in files.iter().filter(|path| weights(path)) {
             hasher.update(file.file_name().unwrap_or_default().as_encoded_bytes());
+            regular(file)?;
             hasher.update_reader(std::fs::File::open(file)?)?;
         }
     } else {
+        regular(path)?;
         hasher.update_reader(std::fs::File::open(path)?)?;
     }
     Ok(hasher.finalize().to_hex()[..16].to_string())

@@ -202,7 +202,7 @@ pub fn model(draft: &mut Draft, given: &str, folder: &Path) -> Result<(), Config
     let about = |message: String| ConfigError::about(format!("--model {given}"), message);
     let path = Path::new(given);
     let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-    let text = std::fs::read_to_string(&file).map_err(|error| {
+    let text = zbench_engine::files::named_text(&file).map_err(|error| {
         let names: Vec<&str> = hf::preset_names().collect();
         about(format!(
             "there is no such preset{}, and {} cannot be read: {error}; name a folder with config.json, or one of {}",

@@ -13,18 +13,15 @@ pub fn keep(record: &Record, folder: &Path) -> Result<PathBuf, String> {
         bundle::write(std::slice::from_ref(record), &[], &Redaction::of_secrets(), env!("CARGO_PKG_VERSION"), &now)
             .map_err(|error| error.to_string())?;
     let path = folder.join(format!("zbench-rescued-{}.jsonl", record.id));
-    let written = OpenOptions::new().write(true).create_new(true).open(&path).and_then(|mut file| {
-        file.write_all(&bytes)?;
-        file.sync_all()
-    });
-    match written {
-        Ok(()) => Ok(path),
-        Err(_) => {
-            // Half a file would only be found and believed in.
-            let _ = std::fs::remove_file(&path);
-            Err(String::from_utf8_lossy(&bytes).into_owned())
-        }
+    let lost = || String::from_utf8_lossy(&bytes).into_owned();
+    // What has this name already is somebody else's, and stays.
+    let mut file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(|_| lost())?;
+    if file.write_all(&bytes).and_then(|()| file.sync_all()).is_err() {
+        // Half a file would only be found and believed in.
+        let _ = std::fs::remove_file(&path);
+        return Err(lost());
     }
+    Ok(path)
 }
 
 /// Keeps it in the folder for temporary files, or on standard error, and says so.
@@ -40,5 +37,25 @@ pub fn keep_and_say(record: &Record) {
             record.id,
             text.trim_end()
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zbench_reports::record::Outcome;
+
+    #[test]
+    fn what_has_the_name_already_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let record = Record::new("abc", "key", "name", Outcome::measured());
+        let path = folder.path().join("zbench-rescued-abc.jsonl");
+        std::fs::write(&path, "somebody else's").unwrap();
+        let text = keep(&record, folder.path()).unwrap_err();
+        assert!(text.contains("zbench_bundle"), "the record is handed back: {text}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "somebody else's");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(keep(&record, folder.path()).unwrap(), path);
+        assert!(std::fs::read_to_string(&path).unwrap().contains("zbench_bundle"));
     }
 }

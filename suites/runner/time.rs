@@ -113,7 +113,7 @@ impl TimeProfile {
     /// It is not there, is broken or has no times.
     pub fn read(path: &Path) -> Result<TimeProfile, String> {
         let shown = path.display();
-        let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+        let text = zbench_engine::files::text(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 format!("this machine has no profile ({shown}); run `zbench calibrate` and `zbench allreduce --save`")
             }

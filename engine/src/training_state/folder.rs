@@ -76,6 +76,9 @@ impl Folder {
         let failed = |source| StateError::io("write", dir, source);
         std::fs::create_dir_all(dir).map_err(failed)?;
         let path = dir.join(LOCK);
+        if path.exists() {
+            crate::files::regular(&path).map_err(|source| StateError::io("write", &path, source))?;
+        }
         let lock = File::create(&path).map_err(|source| StateError::io("write", &path, source))?;
         match lock.try_lock() {
             Ok(()) => {}

@@ -243,7 +243,7 @@ pub(super) fn start(
 fn texts(rank: &Rank<'_>, model: &[Outline]) -> Vec<(&'static str, String)> {
     let of = &rank.inputs.cell.model;
     // Without a source there is nothing to hand on.
-    let source = of.weights.as_ref().and_then(|dir| std::fs::read_to_string(dir.join("config.json")).ok());
+    let source = of.weights.as_ref().and_then(|dir| crate::files::text(&dir.join("config.json")).ok());
     let mut texts = vec![("config.json", hf::config_json(of, rank.state.precision.parameters, source.as_deref()))];
     if model.len() > 1 {
         let names = model.iter().flat_map(|file| file.tensors.iter().map(|(name, _)| (name.clone(), json!(file.name))));

@@ -2,6 +2,7 @@
 
 use super::error::{Result, StateError};
 use crate::config::{Cell, SaveLayout};
+use crate::files::is_plain_name;
 use crate::loss_scale::ScalerState;
 use crate::model::{Layout, Part};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -233,7 +234,12 @@ fn enclosed(sum: u32, text: &str) -> String {
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
     const MOST_BYTES: u64 = 4 << 30;
     let failed = |source| StateError::io("read", path, source);
-    let bytes = std::fs::metadata(path).map_err(failed)?.len();
+    // Asked before opening: opening a pipe would wait for its writer.
+    let found = std::fs::metadata(path).map_err(failed)?;
+    if !found.is_file() {
+        return Err(StateError::damaged(path, "it is not a regular file"));
+    }
+    let bytes = found.len();
     if bytes > MOST_BYTES {
         return Err(StateError::damaged(path, format!("it has {bytes} bytes")));
     }
@@ -280,5 +286,17 @@ pub(super) fn read_index(dir: &Path) -> Result<Index> {
             format!("{steps} steps, {updates} updates and {samples} sequences cannot be"),
         ));
     }
+    let names = index.ranks.iter().chain(&index.history).map(|(name, _)| name.as_str());
+    plain_names(&path, names)?;
     Ok(index)
+}
+
+/// Refuses names that lead out of the checkpoint's folder.
+pub(super) fn plain_names<'a>(path: &Path, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
+    match names.find(|name| !is_plain_name(name)) {
+        Some(name) => {
+            Err(StateError::damaged(path, format!("it names {name:?}, which is not the plain name of a file")))
+        }
+        None => Ok(()),
+    }
 }

@@ -4,7 +4,7 @@
 use super::blocks::{BlockFile, Written};
 use super::error::{Result, StateError};
 use super::folder::newest;
-use super::index::{Identity, Index, Piece, Position, RankFiles, Role, read_index, read_json};
+use super::index::{Identity, Index, Piece, Position, RankFiles, Role, plain_names, read_index, read_json};
 use crate::config::{Cell, Resume, SaveLayout};
 use crate::layers::StepError;
 use crate::mesh::within;
@@ -53,7 +53,9 @@ impl Resumable {
         let mut absent: Vec<String> = names.filter(|name| !dir.join(name).is_file()).cloned().collect();
         let mut ranks = Vec::new();
         for (name, sum) in index.ranks.iter().filter(|(name, _)| !absent.contains(name)) {
-            ranks.push(checked::<RankFiles>(dir, name, *sum)?);
+            let rank = checked::<RankFiles>(dir, name, *sum)?;
+            plain_names(&dir.join(name), rank.files.iter().map(|file| file.name.as_str()))?;
+            ranks.push(rank);
         }
         let files = ranks.iter().flat_map(|rank| &rank.files).map(|file| &file.name);
         let missing: Vec<String> = files.filter(|name| !dir.join(name).is_file()).cloned().collect();

@@ -351,6 +351,68 @@ fn no_damage_is_accepted_and_none_panics() {
     }
 }
 
+/// Changes what a file of a checkpoint says, with a checksum that is right. Returns it.
+fn forged(path: &Path, change: impl FnOnce(&mut serde_json::Value)) -> u32 {
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut value = serde_json::from_str(text.lines().nth(1).unwrap()).unwrap();
+    change(&mut value);
+    let of = value.to_string();
+    let sum = crc32fast::hash(of.as_bytes());
+    std::fs::write(path, format!("{{\"crc32\": {sum}, \"of\":\n{of}\n}}\n")).unwrap();
+    sum
+}
+
+#[test]
+fn names_of_files_stay_in_the_checkpoints_folder() {
+    for layout in [SaveLayout::Sharded, SaveLayout::Full] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut cell = saved(on(six_steps(), Strategy::Zero3, 2, 1), Saving { layout, ..saving(dir.path()) });
+        course(&cell);
+        cell.train.steps = 8;
+        let last = step_dir(dir.path(), 6);
+        // What the names lead to is whole, and would be read.
+        let outside = dir.path().join("outside");
+        std::fs::create_dir(&outside).unwrap();
+        for path in files(&last) {
+            std::fs::copy(&path, outside.join(path.file_name().unwrap())).unwrap();
+        }
+        let all: Vec<(PathBuf, Vec<u8>)> =
+            files(&last).into_iter().map(|p| (p.clone(), std::fs::read(p).unwrap())).collect();
+        let (index, rank) = (last.join("index.json"), last.join("rank-00000.json"));
+        let elsewhere = |name: &serde_json::Value| {
+            let name = name.as_str().unwrap();
+            let absolute = outside.join(name).display().to_string();
+            [
+                format!("../outside/{name}"),
+                absolute,
+                format!("{name}/"),
+                format!("./{name}"),
+                "..".into(),
+                String::new(),
+                "a\0b".into(),
+            ]
+        };
+        for which in 0..7 {
+            let to = |name: &mut serde_json::Value| *name = elsewhere(name)[which].clone().into();
+            for what in ["rank", "history", "file"] {
+                match what {
+                    "rank" => drop(forged(&index, |of| to(&mut of["ranks"][0][0]))),
+                    "history" => drop(forged(&index, |of| to(&mut of["history"][0]))),
+                    _ => {
+                        let sum = forged(&rank, |of| to(&mut of["files"][0]["name"]));
+                        forged(&index, |of| of["ranks"][0][1] = sum.into());
+                    }
+                }
+                let reason = try_course(&cell, None).err();
+                all.iter().for_each(|(path, bytes)| std::fs::write(path, bytes).unwrap());
+                let reason = reason.unwrap_or_else(|| panic!("{what}: name {which} was read outside of its folder"));
+                assert!(reason.contains("which is not the plain name of a file"), "{what} {which}: {reason}");
+            }
+        }
+        assert!(try_course(&cell, None).is_ok(), "as it was it is still good");
+    }
+}
+
 #[test]
 fn the_base_of_adapters_must_be_the_same() {
     let dir = tempfile::tempdir().unwrap();

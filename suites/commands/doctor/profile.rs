@@ -10,7 +10,7 @@ const OLD_DAYS: i64 = 90;
 
 /// What it holds.
 pub(super) fn findings(path: &Path, cpu: Option<&str>, now: jiff::Timestamp) -> Vec<Finding> {
-    let table = match std::fs::read_to_string(path) {
+    let table = match zbench_engine::files::text(path) {
         Ok(text) => text.parse::<Table>().map_err(|_| format!("{} is no TOML", path.display())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             Err(format!("no: {} is not there", path.display()))

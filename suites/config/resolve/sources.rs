@@ -27,7 +27,7 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
     }
     // A file beside the configuration stands before what is compiled in.
     let path = context.folder.join("machines").join(format!("{name}.toml"));
-    let mut read = match std::fs::read_to_string(&path) {
+    let mut read = match zbench_engine::files::text(&path) {
         Ok(text) => {
             MachineProfile::read(&name, &text).map_err(|error| refuse(format!("{}: {error}", path.display())))?
         }
@@ -126,7 +126,7 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
         (None, Some(path)) => {
             let folder = absolute(&context.folder.join(path));
             let file = folder.join("config.json");
-            let json = std::fs::read_to_string(&file).map_err(|error| {
+            let json = zbench_engine::files::text(&file).map_err(|error| {
                 let message = format!(
                     "{} cannot be read: {error}; name a folder with config.json, or make a model with fresh weights \
                      (docs/loading.md)",

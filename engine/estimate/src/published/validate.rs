@@ -87,7 +87,8 @@ pub fn folder(path: &Path) -> Result<Vec<(Kind, Vec<Outcome>)>, FolderError> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(path).map_err(|error| read(path, error))? {
         let file = entry.map_err(|error| read(path, error))?.path();
-        if file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv")) {
+        // A pipe would be waited for.
+        if file.is_file() && file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv")) {
             files.push(file);
         }
     }

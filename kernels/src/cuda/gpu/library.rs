@@ -299,6 +299,10 @@ fn open(path: &Path) -> Result<ManuallyDrop<Handle>, String> {
 /// # Errors
 /// It was cut off. What is no file, or no library, is left to the loader.
 pub fn whole(path: &Path) -> Result<(), String> {
+    // Opening a pipe would wait for its writer.
+    if !path.is_file() {
+        return Ok(());
+    }
     let Ok(file) = File::open(path) else { return Ok(()) };
     let Ok(about) = file.metadata() else { return Ok(()) };
     match stated_end(&file, about.len()).filter(|end| about.is_file() && *end > about.len()) {
