@@ -176,5 +176,7 @@ impl Files<'_> {
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<(), SaveError> {
-    std::fs::write(path, bytes).map_err(|source| SaveError::Io { path: path.into(), source })
+    // A pipe that lies there would be waited for.
+    let is_free = if path.exists() { crate::files::regular(path) } else { Ok(()) };
+    is_free.and_then(|()| std::fs::write(path, bytes)).map_err(|source| SaveError::Io { path: path.into(), source })
 }
