@@ -181,7 +181,7 @@ mod tests {
         private(&folder).unwrap();
         for bits in [0o777, 0o1777, 0o770, 0o702] {
             set_mode(&folder, bits);
-            assert!(why(&folder).starts_with("others may write to it"), "{bits:o}: {}", why(&folder));
+            assert!(why(&folder).contains("others may write to"), "{bits:o}: {}", why(&folder));
         }
         set_mode(&folder, 0o700);
         // Whoever may write above it may put another folder in its place.
