@@ -395,14 +395,12 @@ fn names_of_files_stay_in_the_checkpoints_folder() {
         for which in 0..7 {
             let to = |name: &mut serde_json::Value| *name = elsewhere(name)[which].clone().into();
             for what in ["rank", "history", "file"] {
-                match what {
-                    "rank" => drop(forged(&index, |of| to(&mut of["ranks"][0][0]))),
-                    "history" => drop(forged(&index, |of| to(&mut of["history"][0]))),
-                    _ => {
-                        let sum = forged(&rank, |of| to(&mut of["files"][0]["name"]));
-                        forged(&index, |of| of["ranks"][0][1] = sum.into());
-                    }
-                }
+                let sum = if what == "file" { Some(forged(&rank, |of| to(&mut of["files"][0]["name"]))) } else { None };
+                forged(&index, |of| match (what, sum) {
+                    ("rank", _) => to(&mut of["ranks"][0][0]),
+                    ("history", _) => to(&mut of["history"][0]),
+                    (_, sum) => of["ranks"][0][1] = sum.into(),
+                });
                 let reason = try_course(&cell, None).err();
                 all.iter().for_each(|(path, bytes)| std::fs::write(path, bytes).unwrap());
                 let reason = reason.unwrap_or_else(|| panic!("{what}: name {which} was read outside of its folder"));

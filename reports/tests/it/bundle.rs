@@ -234,7 +234,7 @@ fn texts(text: &str) -> Vec<(&'static str, Record)> {
             "environment" => drop(one.environment.insert("host".into(), text.into())),
             "variable" => drop(one.environment.insert("variables".into(), json!({"NCCL_X": text}))),
             "field" => one.cell = json!({"settings": {text: 1}}),
-            "unstated" => drop(one.unstated.insert("x", text.into())),
+            "unstated" => one.unstated.insert("x", text.into()),
             _ => drop(one.extra.insert("more".into(), json!({"said": [text]}))),
         }
         (*place, one)
