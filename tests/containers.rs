@@ -173,7 +173,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 /// Why a command line in a text is none of zbench's; nothing where it is, or where the text is no command line.
-fn fault(line: &str) -> Option<String> {
+pub fn fault(line: &str) -> Option<String> {
     // Columns: what stands far to the right says what the command does. So does what follows a comma.
     let line = line.trim();
     let line = line.split("  ").next().unwrap_or(line).split(", ").next().unwrap_or(line);

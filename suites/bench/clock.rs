@@ -84,12 +84,18 @@ pub fn time<E: From<Stopped> + From<KernelError>>(
     let (begin, mut seconds) = (Instant::now(), Vec::new());
     while seconds.len() < MOST_SAMPLES {
         limits.check()?;
-        let start = Instant::now();
+        let (start, first) = (Instant::now(), kernels.mark()?);
         for _ in 0..calls {
             call()?;
         }
+        let last = kernels.mark()?;
         kernels.synchronize()?;
-        seconds.push(start.elapsed().as_secs_f64() / calls as f64);
+        // By the device's own clock where it has one: what the host takes to ask and to wait is not the kernel's time.
+        let took = match (first, last) {
+            (Some(first), Some(last)) => last.since(&*first).map_err(KernelError::from)?,
+            _ => start.elapsed(),
+        };
+        seconds.push(took.as_secs_f64() / calls as f64);
         let enough = u64::try_from(seconds.len()).is_ok_and(|count| count >= method.iterations);
         if enough && begin.elapsed().as_secs_f64() >= method.seconds {
             break;
@@ -108,7 +114,9 @@ fn calls_of(one: Duration, sample: Duration) -> u64 {
 mod tests {
     use super::*;
     use crate::bench::BenchError;
-    use zbench_kernels::Cpu;
+    use std::sync::Arc;
+    use zbench_kernels::cuda::host::{Host, Order};
+    use zbench_kernels::{Cpu, Cuda};
 
     fn limits(stop: &AtomicBool, seconds: u64) -> Limits<'_> {
         Limits { stop, deadline: Instant::now() + Duration::from_secs(seconds) }
@@ -130,6 +138,20 @@ mod tests {
             [1, 50_000, 50_001, 10_000_000].map(|ns| calls_of(Duration::from_nanos(ns), SAMPLE)),
             [4096, 1, 1, 1]
         );
+    }
+
+    /// The clock of this device stands still, so whoever reads the host's would tell more than nothing.
+    #[test]
+    fn a_device_is_timed_by_its_own_clock() {
+        let folder = tempfile::tempdir().unwrap();
+        let host = Host::new(folder.path(), "c++", &[], Order::Forward).unwrap();
+        let kernels = Cuda::new(Arc::new(host.late())).unwrap();
+        let (stop, method) = (AtomicBool::new(false), Method { seconds: 0.0, iterations: 5, warmup: 0.0 });
+        let samples = time::<BenchError>(&method, &limits(&stop, 60), &kernels, &mut || {
+            std::thread::sleep(Duration::from_millis(3));
+            Ok(())
+        });
+        assert_eq!(samples.unwrap(), Samples { seconds: vec![0.0; 5], calls: 1 });
     }
 
     #[test]
