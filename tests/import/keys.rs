@@ -512,8 +512,8 @@ fn every_other_key_has_its_verdict_and_reason() {
     }
 }
 
-/// The keys of conventions.md, sections 4 and 5, all of them.
-const OF_CONVENTIONS_4: &str = "stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce allgather_partitions \
+/// The keys that DeepSpeed's runtime/zero/config.py and its configuration page have, and those of accelerate's FSDP files.
+const OF_DEEPSPEED: &str = "stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce allgather_partitions \
     allgather_bucket_size overlap_comm load_from_fp32_weights elastic_checkpoint sub_group_size round_robin_gradients ignore_unused_parameters \
     legacy_stage1 stage3_max_live_parameters stage3_max_reuse_distance stage3_prefetch_bucket_size stage3_param_persistence_threshold \
     stage3_model_persistence_threshold stage3_gather_16bit_weights_on_model_save stage3_module_granularity_threshold \
@@ -524,7 +524,7 @@ const OF_CONVENTIONS_4: &str = "stage contiguous_gradients reduce_scatter reduce
     offload_optimizer.super_offload offload_optimizer.cpuadam_cores_perc zenflow cpu_offload cpu_offload_param cpu_offload_use_pin_memory \
     zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients zeropp_loco_param.err_beta \
     zeropp_loco_param.reset_T mics_shard_size mics_hierarchical_params_gather leaf_module save_muon_momentum_buffer_in_memory";
-const OF_CONVENTIONS_4_TOP: &str = "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps optimizer.type optimizer.params.lr \
+const OF_DEEPSPEED_TOP: &str = "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps optimizer.type optimizer.params.lr \
     scheduler.type scheduler.params.warmup_num_steps fp16.enabled fp16.auto_cast fp16.loss_scale fp16.initial_scale_power fp16.loss_scale_window \
     fp16.hysteresis fp16.consecutive_hysteresis fp16.min_loss_scale fp16.fp16_master_weights_and_grads bf16.enabled \
     bf16.bf16_master_weights_and_grads bf16.bf16_optimizer_states torch_autocast.enabled amp.enabled gradient_clipping communication_data_type \
@@ -536,7 +536,7 @@ const OF_CONVENTIONS_4_TOP: &str = "train_batch_size train_micro_batch_size_per_
     comms_logger.prof_all comms_logger.debug comms_logger.prof_ops checkpoint.tag_validation checkpoint.load_universal \
     checkpoint.use_node_local_storage checkpoint.parallel_write wall_clock_breakdown memory_breakdown steps_per_print dump_state autotuning compile \
     elasticity tensorboard wandb csv_monitor comet zero_allow_untested_optimizer zero_force_ds_cpu_optimizer seed";
-const OF_CONVENTIONS_5: &str = "distributed_type mixed_precision num_processes num_machines machine_rank main_process_ip main_process_port rdzv_backend \
+const OF_ACCELERATE: &str = "distributed_type mixed_precision num_processes num_machines machine_rank main_process_ip main_process_port rdzv_backend \
     fsdp_config.fsdp_version fsdp_config.fsdp_sharding_strategy fsdp_config.fsdp_reshard_after_forward fsdp_config.fsdp_auto_wrap_policy \
     fsdp_config.fsdp_transformer_layer_cls_to_wrap fsdp_config.fsdp_min_num_params fsdp_config.fsdp_backward_prefetch fsdp_config.fsdp_forward_prefetch \
     fsdp_config.fsdp_offload_params fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_use_orig_params \
@@ -546,11 +546,11 @@ const OF_CONVENTIONS_5: &str = "distributed_type mixed_precision num_processes n
 fn the_tables_have_every_key_of_the_conventions_and_the_cases_every_mapped_one() {
     let names = |specs| -> BTreeSet<String> { flat(specs).into_iter().map(|(name, _)| name).collect() };
     let (theirs, of_accelerate) = (names(deepspeed::keys::TOP), names(accelerate::keys::TOP));
-    for key in OF_CONVENTIONS_4.split_whitespace() {
+    for key in OF_DEEPSPEED.split_whitespace() {
         assert!(theirs.contains(&format!("zero_optimization.{key}")), "{key}");
     }
-    OF_CONVENTIONS_4_TOP.split_whitespace().for_each(|key| assert!(theirs.contains(key), "{key}"));
-    OF_CONVENTIONS_5.split_whitespace().for_each(|key| assert!(of_accelerate.contains(key), "{key}"));
+    OF_DEEPSPEED_TOP.split_whitespace().for_each(|key| assert!(theirs.contains(key), "{key}"));
+    OF_ACCELERATE.split_whitespace().for_each(|key| assert!(of_accelerate.contains(key), "{key}"));
     for (specs, cases) in [(deepspeed::keys::TOP, DEEPSPEED), (accelerate::keys::TOP, ACCELERATE)] {
         for (path, spec) in flat(specs) {
             let is_mapped = matches!(spec.fate, Fate::Becomes(_)) && path != "deepspeed_config.deepspeed_config_file";

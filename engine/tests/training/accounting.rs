@@ -439,8 +439,9 @@ fn try_run_steps(cell: &Cell) -> Result<(), zbench_engine::outcome::Failure> {
     with_ranks(cell, &plan, cpus(cell), |rank| (0..2).try_for_each(|_| rank.step().map(|_| ()))).map(|_| ())
 }
 
-/// conventions.md 3: GFLOP per token of Llama-3-8B by Megatron-LM's and PaLM's convention, and of its frozen base with
-/// adapters (4 P_mat and attention; ours adds the adapters' own products, here of rank 1 on one layer kind: below 0.1 %).
+/// GFLOP per token of Llama-3-8B by Megatron-LM's (`num_floating_point_operations`) and PaLM's (appendix B) convention, and of
+/// its frozen base with adapters (4 P_mat and attention; ours adds the adapters' own products, here of rank 1 on one layer
+/// kind: below 0.1 %).
 #[test]
 fn flops_are_the_published_ones_for_llama_3_8b() {
     let preset: zbench_engine::hf::PartialModel =

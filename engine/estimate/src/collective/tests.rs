@@ -52,7 +52,7 @@ fn more_bytes_never_take_less_time_and_no_wire_is_beaten() {
     }
 }
 
-/// published/README.md: the hierarchical all-reduce puts busbw x (m - 1) / (n - 1) on each rank's share of the cards.
+/// With m nodes and n ranks the hierarchical all-reduce puts busbw x (m - 1) / (n - 1) on each rank's share of the cards.
 #[test]
 fn between_nodes_the_cards_are_the_limit() {
     let machine = profile::machine("h100-sxm").expect("h100");

@@ -81,7 +81,7 @@ pub fn habits(job: &Job) -> Habits {
     };
     match job.stack {
         Stack::MegatronCore | Stack::MegatronLm => core,
-        // DeepSpeed: buckets of 5e8 elements for reduction, its overlap and gathers (conventions.md 4); ZeRO-1 and 2 make
+        // DeepSpeed: buckets of 5e8 elements for reduction, its overlap and gathers (runtime/zero/config.py); ZeRO-1 and 2 make
         // gradients of the own share again in f32 for the update (runtime/zero/stage_1_and_2.py). Its pipeline keeps a
         // stage's input and output per micro-batch (runtime/pipe/engine.py); that this comes to three tensors, and a
         // context of 2 GiB, was fitted on bigscience_a100's fit half.

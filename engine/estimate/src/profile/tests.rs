@@ -1,8 +1,8 @@
 use super::*;
 use crate::job::Number;
 
-/// conventions.md section 9 and, for what it does not list, the vendors' data sheets: dense bf16, or f16 where the
-/// device has no bf16, in TFLOP/s.
+/// ml-engineering's table of accelerators (compute/accelerator) and, for what it does not list, the vendors' data sheets:
+/// dense bf16, or f16 where the device has no bf16, in TFLOP/s.
 const HIGHEST: [(&str, f64); 33] = [
     ("a100-40gb", 312.0),
     ("a100-80gb", 312.0),

@@ -107,7 +107,7 @@ fn model_flops_are_six_per_parameter_and_half_of_attentions_square() {
     near(time.hardware_flops - time.model_flops, again, 1e-9);
 }
 
-/// Elements per parameter and rank: 2 with whole weights, 3 where they are split (published/README.md).
+/// Elements per parameter and rank: 2 with whole weights, 3 where they are split (Rajbhandari et al. 2020, ZeRO, section 7).
 #[test]
 fn traffic_is_that_of_the_books() {
     let parameters = job().model.parameters() as f64;
