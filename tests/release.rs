@@ -39,7 +39,11 @@ fn the_archive_is_whole_and_the_same_twice() {
     ] {
         assert!(listed.lines().any(|line| line == format!("{name}/{file}")), "{file} is missing:\n{listed}");
     }
+    let names: Vec<&str> = listed.lines().collect();
+    assert!(names.is_sorted(), "in an order that no disk decides:\n{listed}");
     let unpacked = folder.path().join(&name);
+    let size = |path: &Path| std::fs::metadata(path).unwrap().len();
+    assert!(size(&unpacked.join("zbench")) < size(Path::new(program)), "the program is stripped");
     let licences = std::fs::read_to_string(unpacked.join("THIRD-PARTY-LICENCES.txt")).unwrap();
     assert!(licences.contains("\nclap 4.") && licences.contains("\nserde 1.") && !licences.contains("\nproptest "));
     // Stripped, it still runs, and knows its example.
