@@ -1,8 +1,9 @@
 //! `plan --validate DIR`: published results beside what is predicted for them.
 
 use std::path::Path;
+use zbench_estimate::published::score::Fits;
 use zbench_estimate::published::{self, validate::Kind};
-use zbench_reports::estimate_report::{Family, PublishedRow, Unexpressed, Validation};
+use zbench_reports::estimate_report::{Family, FitsOrNot, PublishedRow, Unexpressed, Validation};
 
 /// Predicts every row of the CSV files of a folder.
 ///
@@ -22,6 +23,12 @@ pub fn validate(folder: &Path) -> Result<Validation, published::validate::Folder
         reason: outcome.reason.clone(),
     };
     let mut validation = Validation { folder: folder.display().to_string(), ..Validation::default() };
+    let every: Vec<&published::score::Outcome> = found.iter().flat_map(|(_, outcomes)| outcomes).collect();
+    let kinds = found.iter().map(|(kind, outcomes)| (kind.name(), Fits::of(outcomes)));
+    for (kind, of) in kinds.chain([("all", Fits::of(every))]).filter(|(_, of)| of.runs() > 0) {
+        let Fits { fitted, false_alarms, found, missed } = of;
+        validation.fits.push(FitsOrNot { kind: kind.into(), fitted, false_alarms, found, missed });
+    }
     for (kind, outcomes) in &found {
         validation.rows.extend(outcomes.iter().map(row));
         families(&mut validation.families, *kind, outcomes);
@@ -53,10 +60,6 @@ fn families(list: &mut Vec<Family>, kind: Kind, outcomes: &[published::score::Ou
 }
 
 fn shares(list: &mut Vec<(String, usize, usize)>, kind: Kind, outcomes: &[published::score::Outcome]) {
-    let (right, of) = published::score::fits_right(outcomes);
-    if of > 0 {
-        list.push((format!("{}: fits or not", kind.name()), right, of));
-    }
     let (right, of) = published::validate::directions_right(outcomes);
     if kind == Kind::Throughput && of > 0 {
         list.push((format!("{}: which of two is faster", kind.name()), right, of));

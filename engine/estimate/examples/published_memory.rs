@@ -47,7 +47,10 @@ fn main() {
         }
         let stated =
             outcomes.iter().filter(|o| o.published.is_none() || o.bound.contains("OOM") || o.quantity == "fits");
-        let (right, all) = score::fits_right(stated);
+        let (right, all) = {
+            let fits = score::Fits::of(stated);
+            (fits.right(), fits.runs())
+        };
         println!("of those that state OOM or fits: {right} of {all} right");
     }
 }

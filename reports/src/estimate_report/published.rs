@@ -68,6 +68,21 @@ pub struct Unexpressed {
     pub example: String,
 }
 
+/// Runs that fitted and runs that were out of memory, by what is predicted of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FitsOrNot {
+    /// Of which rows.
+    pub kind: String,
+    /// Fitted, and predicted to.
+    pub fitted: usize,
+    /// Fitted, and predicted to be out of memory.
+    pub false_alarms: usize,
+    /// Were out of memory, and predicted to be.
+    pub found: usize,
+    /// Were out of memory, and predicted to fit.
+    pub missed: usize,
+}
+
 /// What validation found.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
@@ -77,7 +92,9 @@ pub struct Validation {
     pub rows: Vec<PublishedRow>,
     /// Errors by family.
     pub families: Vec<Family>,
-    /// Statements beside errors: directions, fits; name, right, of.
+    /// What is predicted of runs that fitted and of runs that did not.
+    pub fits: Vec<FitsOrNot>,
+    /// Statements beside errors: directions; name, right, of.
     pub shares: Vec<(String, usize, usize)>,
     /// What could not be expressed.
     pub unexpressed: Vec<Unexpressed>,
@@ -104,6 +121,10 @@ pub fn validation(found: &Validation) -> Document {
             format!("{name}: {right} of {of} right ({})", units::percent(*right as f64 / (*of).max(1) as f64))
         };
         document.list(found.shares.iter().map(share).collect());
+    }
+    if !found.fits.is_empty() {
+        document.heading("Fits or out of memory");
+        document.table(fits(&found.fits));
     }
     worst(&mut document, &found.rows);
     if !found.unexpressed.is_empty() {
@@ -143,6 +164,43 @@ fn families(families: &[Family]) -> Table {
             whole(family.scored),
             Entry::maybe(family.median, units::percent),
             Entry::maybe(family.p90, units::percent),
+        ]);
+    }
+    table
+}
+
+/// Whether runs fit, as a decision: most published runs fitted, so whoever always says "fits" is right of nearly all of them and
+/// finds no run that was out of memory.
+fn fits(list: &[FitsOrNot]) -> Table {
+    let columns = vec![
+        Column::words("kind"),
+        Column::numbers("runs", "runs"),
+        Column::numbers("right", "fraction"),
+        Column::numbers("right by always saying fits", "fraction"),
+        Column::numbers("out of memory", "runs"),
+        Column::numbers("found", "runs"),
+        Column::numbers("recall", "fraction"),
+        Column::numbers("false alarms", "runs"),
+        Column::numbers("precision", "fraction"),
+    ];
+    let mut table = Table::new("fits", columns).caption(
+        "Runs that are known to have fitted or to have been out of memory. Recall: of those out of memory, how many are predicted \
+         to be; precision: of those predicted to be out of memory, how many were.",
+    );
+    for of in list {
+        let whole = |count: usize| Entry::whole(count as u64, count.to_string());
+        let share = |part: usize, of: usize| Entry::maybe((of > 0).then(|| part as f64 / of as f64), units::percent);
+        let runs = of.fitted + of.false_alarms + of.found + of.missed;
+        table.row(vec![
+            Entry::words(&of.kind),
+            whole(runs),
+            share(of.fitted + of.found, runs),
+            share(of.fitted + of.false_alarms, runs),
+            whole(of.found + of.missed),
+            whole(of.found),
+            share(of.found, of.found + of.missed),
+            whole(of.false_alarms),
+            share(of.found, of.found + of.false_alarms),
         ]);
     }
     table

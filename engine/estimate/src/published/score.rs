@@ -150,10 +150,131 @@ impl Half {
     }
 }
 
-/// The share of rows stating that a run fitted or did not for which the prediction says the same; with how many there are.
-pub fn fits_right<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> (usize, usize) {
-    let stated: Vec<(bool, bool)> = outcomes.into_iter().filter_map(|outcome| outcome.fits).collect();
-    (stated.iter().filter(|(was, is)| was == is).count(), stated.len())
+/// What is predicted of runs that fitted and of runs that were out of memory. As most published runs fitted, the share that is
+/// right says little by itself: [`Fits::always_right`] is that of whoever says of every run that it fits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fits {
+    /// Fitted, and predicted to.
+    pub fitted: usize,
+    /// Fitted, and predicted to be out of memory.
+    pub false_alarms: usize,
+    /// Were out of memory, and predicted to be.
+    pub found: usize,
+    /// Were out of memory, and predicted to fit.
+    pub missed: usize,
+}
+
+impl Fits {
+    /// Of the outcomes that state it.
+    pub fn of<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> Fits {
+        let mut all = Fits::default();
+        for (did_fit, is_to) in outcomes.into_iter().filter_map(|outcome| outcome.fits) {
+            *match (did_fit, is_to) {
+                (true, true) => &mut all.fitted,
+                (true, false) => &mut all.false_alarms,
+                (false, false) => &mut all.found,
+                (false, true) => &mut all.missed,
+            } += 1;
+        }
+        all
+    }
+
+    /// Runs.
+    pub fn runs(&self) -> usize {
+        self.fitted + self.false_alarms + self.found + self.missed
+    }
+
+    /// Those predicted right.
+    pub fn right(&self) -> usize {
+        self.fitted + self.found
+    }
+
+    /// Those that a prediction of "fits" for every run has right.
+    pub fn always_right(&self) -> usize {
+        self.fitted + self.false_alarms
+    }
+
+    /// Share of the runs that were out of memory that are predicted to be.
+    pub fn recall(&self) -> Option<f64> {
+        share(self.found, self.found + self.missed)
+    }
+
+    /// Share of the runs predicted to be out of memory that were.
+    pub fn precision(&self) -> Option<f64> {
+        share(self.found, self.found + self.false_alarms)
+    }
+}
+
+fn share(part: usize, of: usize) -> Option<f64> {
+    (of > 0).then(|| part as f64 / of as f64)
+}
+
+/// Ratios of published to predicted values by family, as logarithms of speeds or sizes.
+#[derive(Clone, Debug, Default)]
+pub struct Residuals(BTreeMap<String, Vec<f64>>);
+
+impl Residuals {
+    /// Of the scored outcomes; a time of a step is one over a speed.
+    pub fn of<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> Residuals {
+        let mut families: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for outcome in outcomes.into_iter().filter(|outcome| outcome.scored) {
+            let (Some(published), Some(predicted)) = (outcome.published, outcome.predicted) else { continue };
+            let log = (published / predicted).ln();
+            let log = if outcome.quantity == "step_time_s" { -log } else { log };
+            if log.is_finite() {
+                families.entry(outcome.family.clone()).or_default().push(log);
+            }
+        }
+        Residuals(families)
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.0.values().map(Vec::len).sum()
+    }
+
+    /// Families.
+    pub fn families(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The factors between which this share of the rows lies, as much left out below as above; each family counts once.
+    pub fn band(&self, share: f64) -> Option<(f64, f64)> {
+        let mut weighted: Vec<(f64, f64)> =
+            self.0.values().flat_map(|logs| logs.iter().map(|log| (*log, 1.0 / logs.len() as f64))).collect();
+        weighted.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let edge = |share: f64| {
+            let (mut below, wanted) = (0.0, share * self.families() as f64);
+            let reaches = |(_, weight): &&(f64, f64)| {
+                below += weight;
+                below >= wanted - 1e-9
+            };
+            weighted.iter().find(reaches).or(weighted.last()).map(|(log, _)| log.exp())
+        };
+        edge((1.0 - share) / 2.0).zip(edge((1.0 + share) / 2.0))
+    }
+
+    /// Share of the rows between two factors, each family counted once.
+    pub fn held(&self, low: f64, high: f64) -> f64 {
+        let of = |logs: &Vec<f64>| held(logs, low, high);
+        self.0.values().map(of).sum::<f64>() / self.families().max(1) as f64
+    }
+
+    /// Mean share of a family's rows in the band of all others; none where there is one family.
+    pub fn left_out(&self, share: f64) -> Option<f64> {
+        let mut sum = 0.0;
+        for (family, logs) in &self.0 {
+            let others = self.0.iter().filter(|(other, _)| *other != family).map(|(k, v)| (k.clone(), v.clone()));
+            let (low, high) = Residuals(others.collect()).band(share)?;
+            sum += held(logs, low, high);
+        }
+        (self.families() > 0).then(|| sum / self.families() as f64)
+    }
+}
+
+fn held(logs: &[f64], low: f64, high: f64) -> f64 {
+    let within = |log: &&f64| (low * (1.0 - 1e-9)..=high * (1.0 + 1e-9)).contains(&log.exp());
+    logs.iter().filter(within).count() as f64 / logs.len().max(1) as f64
 }
 
 /// A report: per family, halves, worst rows, what is not expressed.
@@ -179,8 +300,17 @@ pub fn report(outcomes: &[Outcome], worst: usize) -> String {
     for (name, half) in [("fit half", Half::Fit), ("test half", Half::Test), ("all", Half::All)] {
         line(&mut text, name, score(outcomes.iter().filter(|outcome| half.holds(outcome))));
     }
-    let (right, stated) = fits_right(outcomes);
-    let _ = writeln!(text, "fits or not: {right} of {stated} right");
+    let fits = Fits::of(outcomes);
+    let _ = writeln!(
+        text,
+        "fits or not: {} of {} right, {} by saying \"fits\" of all; of {} out of memory {} found, {} false alarms",
+        fits.right(),
+        fits.runs(),
+        fits.always_right(),
+        fits.found + fits.missed,
+        fits.found,
+        fits.false_alarms
+    );
     let mut far: Vec<&Outcome> =
         outcomes.iter().filter(|outcome| outcome.scored && outcome.error().is_some()).collect();
     far.sort_by(|a, b| b.error().unwrap_or(0.0).abs().total_cmp(&a.error().unwrap_or(0.0).abs()));
