@@ -78,7 +78,7 @@ fn planning(c: &mut Criterion) {
     let mut group = c.benchmark_group("plan");
     group.sample_size(10);
     group.bench_function("search", |b| {
-        b.iter(|| black_box(search(&Planner::default(), resolved, "").expect("a machine and a capacity")));
+        b.iter(|| black_box(search(&Planner::default(), resolved, "", 0.05).expect("a machine and a capacity")));
     });
     group.finish();
 }

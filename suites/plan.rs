@@ -9,4 +9,4 @@ pub mod validate;
 #[cfg(test)]
 mod tests;
 
-pub use job::{job, job_of_memory};
+pub use job::{job, no_such_pair, software};

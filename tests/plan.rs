@@ -156,6 +156,91 @@ fn one_account_holds_cells_that_run_and_cells_that_are_priced() {
     assert_eq!(named["memory_source"], "priced");
 }
 
+/// Memory and time of a row are of one program, which the row names: what is stated, else zbench's own engine.
+#[test]
+fn a_row_is_of_one_program() {
+    for (settings, program) in [
+        (&[][..], "zbench"),
+        (&["parallel.tensor=8", "parallel.sequence=8"], "zbench"),
+        (&["hardware.software=fsdp2"], "fsdp2"),
+        (&["hardware.software=megatron-core", "parallel.pipeline=4"], "megatron-core"),
+    ] {
+        let row = large(settings);
+        assert_eq!(row["software"], program, "{settings:?}");
+        let by = row["time_source"].as_str().unwrap();
+        assert!(by.ends_with(&format!("as driven by {program}")), "{settings:?}: {by}");
+        // The same settings with the program stated change neither of the two.
+        let stated = large(&[settings, &[&format!("hardware.software={program}")]].concat());
+        for name in ["total_bytes", "step_ms"] {
+            assert_eq!(row[name], stated[name], "{settings:?}: {name}");
+        }
+    }
+}
+
+/// What a program does not have is refused, or skipped by a grid, with what it has; a search does not recommend it.
+#[test]
+fn pairs_of_software_and_strategy_that_do_not_exist_are_not_predicted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), LARGE);
+    for (software, strategy, said) in [
+        ("fsdp2", "zero2", "the nearest is \"fsdp-grad-op\", which FSDP calls SHARD_GRAD_OP"),
+        ("fsdp1-compiled", "zero1", "SHARD_GRAD_OP"),
+        ("deepspeed", "fsdp-grad-op", "the nearest is \"zero2\""),
+        ("torch", "fsdp", "it has \"ddp\", \"zero1\""),
+    ] {
+        let (one, two) = (format!("hardware.software={software}"), format!("parallel.strategy={strategy}"));
+        let output = run(folder.path(), &["plan", path.to_str().unwrap(), "--set", &one, "--set", &two]);
+        assert_eq!(output.status.code(), Some(1), "{software} {strategy}: {}", stdout(&output));
+        let text = stderr(&output);
+        assert!(text.contains("parallel.strategy") && text.contains(said), "{software} {strategy}: {text}");
+    }
+    let grid = "[grid]\n\"parallel.strategy\" = [\"zero2\", \"fsdp-grad-op\"]\n";
+    let text = LARGE.replace("strategy = \"fsdp\"\n", "").replace("[hardware]", "[hardware]\nsoftware = \"fsdp2\"");
+    let path = file(folder.path(), &format!("{text}{grid}"));
+    let rows = plan(&[path.to_str().unwrap()]);
+    assert_eq!((&rows[0]["status"], &rows[0]["step_ms"]), (&"skipped".into(), &Value::Null), "{}", rows[0]);
+    assert!(rows[0]["reason"].as_str().unwrap().contains("SHARD_GRAD_OP") && rows[0]["total_bytes"].is_null());
+    assert!(number(&rows[1], "step_ms") > 0.0);
+    let path = file(folder.path(), &LARGE.replace("[hardware]", "[hardware]\nsoftware = \"fsdp2\""));
+    for one in plan(&[path.to_str().unwrap(), "--search"]).remove(0)["best"].as_array().unwrap() {
+        let strategy = one["settings"]["parallel.strategy"].as_str().unwrap();
+        assert!(["ddp", "fsdp", "fsdp-grad-op", "hsdp"].contains(&strategy), "{strategy}");
+    }
+}
+
+/// A band beside each figure that is not exact, with its source; the engine's plan has none, as it is held to the byte.
+#[test]
+fn figures_have_a_band_with_its_source() {
+    use zbench_estimate::band::{MEMORY, SPEED};
+    let row = large(&["hardware.software=fsdp2"]);
+    let band = |name: &str| -> Vec<f64> {
+        row[name]
+            .as_array()
+            .unwrap_or_else(|| panic!("{name} of {row}"))
+            .iter()
+            .map(|end| end.as_f64().unwrap())
+            .collect()
+    };
+    let (step, speed, bytes) =
+        (number(&row, "step_ms"), number(&row, "tokens_per_second"), number(&row, "total_bytes"));
+    let near = |found: Vec<f64>, low: f64, high: f64| {
+        assert!(close(found[0], low, 1e-6) && close(found[1], high, 1e-6), "{found:?} {low} {high}");
+    };
+    near(band("step_ms_band"), step / SPEED.high, step / SPEED.low);
+    near(band("tokens_per_second_band"), speed * SPEED.low, speed * SPEED.high);
+    near(band("total_bytes_band"), bytes * MEMORY.low, bytes * MEMORY.high);
+    let source = row["band_source"].as_str().unwrap();
+    assert!(source.contains("published results") && source.contains("each family counted once"), "{source}");
+    assert!(!source.contains("zbench's own engine"), "{source}");
+    let own = large(&[]);
+    assert!(own["total_bytes_band"].is_null() && !own["step_ms_band"].is_null(), "{own}");
+    assert!(own["band_source"].as_str().unwrap().ends_with("no published result is of zbench's own engine"), "{own}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), LARGE);
+    let text = stdout(&run(folder.path(), &["plan", path.to_str().unwrap(), "--set", "hardware.software=fsdp2"]));
+    assert!(text.contains("80 % band") && text.contains("412 published results"), "{text}");
+}
+
 #[test]
 fn experts_that_are_unbalanced_make_no_more_of_the_models_work() {
     let of = |imbalance: &str| {
@@ -233,6 +318,58 @@ fn a_search_finds_cells_that_plan_prices_the_same() {
         .map(|one| (number(one, "tokens_per_second"), number(one, "memory_bytes")))
         .collect();
     assert!(pareto.windows(2).all(|pair| pair[0].0 >= pair[1].0 && pair[0].1 > pair[1].1), "{pareto:?}");
+}
+
+/// A recommendation leaves headroom: 5 % where nothing else is asked for.
+#[test]
+fn a_search_leaves_headroom() {
+    let folder = tempfile::tempdir().unwrap();
+    // So that the fastest ways need nearly all of the memory.
+    let path = file(folder.path(), &LARGE.replace("global_batch = 64", "global_batch = 512"));
+    let search = |more: &[&str]| plan(&[&[path.to_str().unwrap(), "--search"], more].concat()).remove(0);
+    let most = |found: &Value| {
+        let all = ["best", "pareto"].into_iter().flat_map(|name| found[name].as_array().unwrap().clone());
+        all.map(|one| number(&one, "memory_bytes")).fold(0.0, f64::max)
+    };
+    let (usual, none, half) = (search(&[]), search(&["--headroom", "0%"]), search(&["--headroom", "50 %"]));
+    let capacity = number(&usual, "capacity_bytes");
+    assert!((number(&usual, "headroom"), number(&half, "headroom")) == (0.05, 0.5));
+    assert!(close(number(&usual, "limit_bytes"), 0.95 * capacity, 1e-9));
+    assert!(most(&usual) <= 0.95 * capacity && most(&half) <= 0.5 * capacity, "{} {}", most(&usual), most(&half));
+    assert!(most(&none) <= capacity && number(&none, "fitting") > number(&usual, "fitting"));
+    let text = stdout(&run(folder.path(), &["plan", path.to_str().unwrap(), "--search"]));
+    assert!(text.contains("less 5.0 % of headroom") && text.contains("80 % bands:"), "{text}");
+    for bad in ["5", "100%", "-1%", "nan%", "much"] {
+        let output = run(folder.path(), &["plan", path.to_str().unwrap(), "--search", &format!("--headroom={bad}")]);
+        assert_eq!(output.status.code(), Some(1), "{bad}");
+        assert!(stderr(&output).contains("as 5%"), "{bad}: {}", stderr(&output));
+    }
+}
+
+/// A number alone is no rate, size or time: 100 was once taken as 100 bytes per second.
+#[test]
+fn changes_of_the_machine_need_units() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), LARGE);
+    let path = path.to_str().unwrap();
+    for (change, example) in [
+        ("network.rate=100", "\"100 Gbit/s\" or \"12.5 GB/s\""),
+        ("network.rate=\"100\"", "12.5 GB/s"),
+        ("hbm.bandwidth=3.35e12", "12.5 GB/s"),
+        ("node.link.latency=3", "5 us"),
+        ("compute.bf16.peak=312e12", "312 TFLOP/s"),
+        ("memory=80", "80 GiB"),
+        ("node.host_memory=1_000", "80 GiB"),
+    ] {
+        let output = run(folder.path(), &["plan", path, "--what-if", change]);
+        assert_eq!(output.status.code(), Some(1), "{change}: {}", stdout(&output));
+        let (text, key) = (stderr(&output), change.split('=').next().unwrap());
+        assert!(text.contains(&format!("{key} = ")) && text.contains(example), "{change}: {text}");
+    }
+    // With units, in the ways that the message names; counts and shares have none.
+    let step = |change: &str| number(&plan(&[path, "--what-if", change])[0], "step_ms");
+    assert!(close(step("network.rate=100 Gbit/s"), step("network.rate=12.5 GB/s"), 1e-12));
+    assert!(step("network.nics=1") > 0.0 && step("network.reached=0.5") > 0.0);
 }
 
 #[test]
@@ -332,6 +469,22 @@ fn published_rows_come_back_one_by_one_in_the_contracts_form() {
             assert!(!row["reason"].as_str().unwrap().is_empty(), "{row}: why it is not predicted or not scored");
         }
     }
+}
+
+/// Fits or not stands beside what saying "fits" of every run would give, with recall and precision.
+#[test]
+fn validation_states_recall_of_out_of_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let published = root().join("tests/published");
+    let text = stdout(&run(folder.path(), &["plan", "--validate", published.to_str().unwrap(), "--format", "csv"]));
+    let at = text.find("right by always saying fits").unwrap_or_else(|| panic!("no table of fits in {text}"));
+    let all =
+        text[at..].lines().find(|line| line.starts_with("fits,all,")).unwrap_or_else(|| panic!("{}", &text[at..]));
+    let cells: Vec<f64> = all.split(',').skip(2).map(|cell| cell.parse().unwrap()).collect();
+    let [runs, right, always, misfits, found, recall, alarms, precision] = cells[..] else { panic!("{all}") };
+    assert!(runs > 500.0 && misfits > found && found > 0.0, "{all}");
+    assert!(close(recall, found / misfits, 1e-9) && close(precision, found / (found + alarms), 1e-9), "{all}");
+    assert!(close(always, 1.0 - misfits / runs, 1e-9) && right < always, "{all}");
 }
 
 #[test]

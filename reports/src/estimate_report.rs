@@ -6,7 +6,7 @@ mod search;
 mod step;
 
 pub use explain::{Sum, Term, explain};
-pub use published::{Family, PublishedRow, Unexpressed, Validation, validation};
+pub use published::{Family, FitsOrNot, PublishedRow, Unexpressed, Validation, validation};
 pub use search::{Candidate, Searched, searched};
 pub use step::what_if;
 
@@ -102,6 +102,21 @@ pub struct EstimateRow {
     /// `plan`: what the engine will allocate, to the byte; `priced`: what the estimator says.
     #[serde(default)]
     pub memory_source: String,
+    /// The program of which memory and time are predicted, as `hardware.software` names it.
+    #[serde(default)]
+    pub software: String,
+    /// Ends of the band around `total_bytes`; `None` where it is known to the byte, or nothing is known of its error.
+    #[serde(default)]
+    pub total_bytes_band: Option<[u64; 2]>,
+    /// The same around `step_ms`.
+    #[serde(default)]
+    pub step_ms_band: Option<[f64; 2]>,
+    /// The same around `tokens_per_second`.
+    #[serde(default)]
+    pub tokens_per_second_band: Option<[f64; 2]>,
+    /// Where the bands come from and what they hold; else empty.
+    #[serde(default)]
+    pub band_source: String,
     /// What a search of the grid says of the cell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub search: Option<Search>,
@@ -127,6 +142,18 @@ impl EstimateRow {
     fn host_excess(&self) -> u64 {
         let of = |host: u64| Some(host.saturating_sub(self.host_capacity_bytes?));
         self.host_bytes.and_then(of).unwrap_or(0)
+    }
+
+    /// `70 to 85 GiB`: the band around the predicted peak.
+    pub fn memory_band(&self) -> Option<String> {
+        let [low, high] = self.total_bytes_band?.map(|bytes| units::memory(bytes as f64));
+        Some(format!("{low} to {high}"))
+    }
+
+    /// `3.2 s to 4.9 s`: the band around the predicted step.
+    pub fn step_band(&self) -> Option<String> {
+        let [low, high] = self.step_ms_band?.map(|ms| units::duration(ms / 1e3));
+        Some(format!("{low} to {high}"))
     }
 
     /// The label with the mark of a stand-in.
@@ -178,6 +205,21 @@ pub fn estimates(rows: &[EstimateRow]) -> Document {
     document
 }
 
+/// Where bands come from, as a sentence behind a caption; nothing where there is no band. Cells whose memory is known to the byte
+/// name one band less than others: the longest text has all.
+pub(crate) fn of_bands<'r>(rows: impl Iterator<Item = &'r EstimateRow>) -> String {
+    match rows.map(|row| row.band_source.as_str()).max_by_key(|source| source.len()) {
+        None | Some("") => String::new(),
+        Some(source) => format!(" {source}."),
+    }
+}
+
+/// The column of a band; for machines alone where no row has one.
+pub(crate) fn band_column(title: &str, has_bands: bool) -> Column {
+    let column = Column::words(title);
+    if has_bands { column } else { column.for_machines() }
+}
+
 /// So many cells' reasons are written out.
 const MOST_REASONS: usize = 12;
 
@@ -219,6 +261,7 @@ fn cells(rows: &[EstimateRow]) -> Table {
         Column::words("cell"),
         Column::words("status"),
         Column::numbers("predicted peak", "bytes"),
+        band_column("80 % band", rows.iter().any(|row| row.total_bytes_band.is_some())),
         Column::numbers("capacity", "bytes"),
         Column::words("fits"),
         Column::numbers("wire per step", "bytes"),
@@ -227,9 +270,10 @@ fn cells(rows: &[EstimateRow]) -> Table {
         Column::words("reason").for_machines(),
         Column::words("cheapest change").for_machines(),
     ];
-    let mut table = Table::new("estimates", columns).caption(
-        "Per rank, of the largest; model FLOPs of all ranks together, exact matrix products with the causal half of attention.",
-    );
+    let mut table = Table::new("estimates", columns).caption(format!(
+        "Per rank, of the largest; model FLOPs of all ranks together, exact matrix products with the causal half of attention.{}",
+        of_bands(rows.iter())
+    ));
     let length = telling_length(rows.iter().map(|row| row.key.as_str()));
     for row in rows {
         let tone = if row.fits == Some(false) { Tone::Warning } else { Tone::Plain };
@@ -250,6 +294,7 @@ fn cells(rows: &[EstimateRow]) -> Table {
             Entry::words(row.marked_label()),
             Entry::words(&row.status),
             Entry::memory(row.total_bytes),
+            Entry::words(row.memory_band().unwrap_or_default()),
             Entry::memory(row.capacity_bytes),
             Entry::words(fits).toned(tone),
             Entry::maybe(row.wire_bytes, units::traffic),

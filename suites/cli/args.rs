@@ -208,10 +208,14 @@ pub struct PlanArgs {
     /// micro-batch, accumulation, checkpointing and offload, under the memory limit
     #[arg(long, conflicts_with_all = ["proxy", "explain", "what_if"])]
     pub search: bool,
+    /// With --search: share of a rank's memory that a recommendation leaves free [default: 5%]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, requires = "search")]
+    pub headroom: Option<f64>,
     /// Print every sum term by term, with the field's rules of thumb beside it
     #[arg(long)]
     pub explain: bool,
-    /// Price again on a changed machine: a key of its profile, as network.rate=800Gb/s or hbm.bandwidth=4.8TB/s
+    /// Price again on a changed machine: a key of its profile and its value with the unit, as network.rate=800Gb/s or
+    /// hbm.bandwidth=4.8TB/s
     #[arg(long, value_name = "KEY=VALUE")]
     pub what_if: Vec<String>,
     /// Print what DeepSpeed's ZeRO-2 and ZeRO-3 estimators print, by the current formula or the older documented one
@@ -301,4 +305,11 @@ pub struct GateArgs {
     /// Comparisons that the self-test replays, in place of the rules'
     #[arg(long, value_name = "N", requires = "self_test", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub runs: Option<u32>,
+}
+
+/// A share of something, written as `5%`.
+fn percent(text: &str) -> Result<f64, String> {
+    let share = text.trim().strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
+    let share = share.filter(|share| (0.0..100.0).contains(share)).map(|share| share / 100.0);
+    share.ok_or_else(|| format!("`{text}` is no share from 0% to below 100%; write it with its sign, as 5%"))
 }

@@ -22,7 +22,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     let Some(file) = arguments.file.clone() else { bail!("name a configuration") };
     let cells = Cells { file, set: arguments.set.clone(), only: arguments.only.clone() };
     if arguments.search {
-        return searched(global, &cells, arguments.max_cells);
+        return searched(global, &cells, arguments.max_cells, arguments.headroom.unwrap_or(search::HEADROOM));
     }
     let mut expanded = expand(&cells, arguments.max_cells, None)?;
     let as_stated = planned(&mut expanded, arguments.proxy)?;
@@ -91,7 +91,7 @@ fn what_if(global: &Global, before: &[Planned], after: &[Planned], changes: &[St
     Ok(exit::SUCCESS)
 }
 
-fn searched(global: &Global, cells: &Cells, max_cells: usize) -> Result<u8> {
+fn searched(global: &Global, cells: &Cells, max_cells: usize, headroom: f64) -> Result<u8> {
     let expanded = expand(cells, max_cells, None)?;
     expanded
         .refuse_search("looks for the largest value that fits, and --search for the fastest way to split the work")?;
@@ -105,7 +105,7 @@ fn searched(global: &Global, cells: &Cells, max_cells: usize) -> Result<u8> {
             continue;
         }
         seen.push(question);
-        found.push(search::search(&planner, resolved, &cell.label)?);
+        found.push(search::search(&planner, resolved, &cell.label, headroom)?);
     }
     if let ([one], true) = (&mut found[..], expanded.cells.len() > 1) {
         // What the cells differ in is searched over: the first one's values would name nothing.

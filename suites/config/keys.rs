@@ -449,9 +449,9 @@ const REST: &[Key] = &[
     key(
         "hardware.software",
         Choice(&SOFTWARE),
-        From("megatron-core where tensor, pipeline, context or expert exceeds 1, else fsdp2-compiled"),
-        "Whose speed is predicted for a device of a profile: a generation of training software (docs/estimator.md). Where it \
-         is stated its habits are in the predicted memory, too, which is else the engine's.",
+        Is("\"zbench\""),
+        "Whose memory and speed are predicted for a device of a profile: zbench's own engine, or a generation of other training \
+         software, which has only the strategies that it has (docs/estimator.md).",
     ),
     key(
         "hardware.threads_per_rank",

@@ -124,6 +124,11 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         );
         return Err(values.refuse("parallel.backend", &["hardware.device"], message));
     }
+    let software = values.given_text("hardware.software");
+    let clash = |name: &String| crate::plan::no_such_pair(name, parallel.strategy);
+    if let Some(why) = software.as_ref().filter(|_| device == DeviceKind::Cuda).and_then(clash) {
+        return Err(values.refuse("parallel.strategy", &["hardware.software"], why));
+    }
     if device == DeviceKind::Cpu && parallel.ranks > MOST_RANKS {
         let message = format!("{} ranks on one processor; write {MOST_RANKS} or fewer", parallel.ranks);
         return Err(values.refuse("parallel.ranks", &["hardware.device"], message));
@@ -148,7 +153,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
             threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads),
             instructions: Some(values.text("hardware.instructions")).filter(|name| name != "auto"),
             pin: if values.text("hardware.pin") == "cores" { Pin::Cores } else { Pin::None },
-            software: values.given_text("hardware.software"),
+            software,
             profile: profile.as_ref().filter(|_| device == DeviceKind::Cuda).map(|profile| profile.name.clone()),
         },
         model,

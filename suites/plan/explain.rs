@@ -6,6 +6,7 @@ use crate::config::Resolved;
 use crate::runner::plan::gib;
 use zbench_engine::outcome::Estimate;
 use zbench_engine::plan::Planner;
+use zbench_estimate::band;
 use zbench_estimate::deepspeed::{self, Formula, Line, Offloaded};
 use zbench_estimate::job::{Job, Kind};
 use zbench_estimate::memory::memory;
@@ -105,10 +106,11 @@ fn priced(job: &Job) -> Sum {
         total: total(&terms, units::memory),
         terms,
         source: format!(
-            "Tensors {}, with what the allocator holds {}, on the device {}.",
+            "Tensors {}, with what the allocator holds {}, on the device {}. {}.",
             gib(memory.allocated() as u64),
             gib(memory.reserved() as u64),
-            gib(memory.device() as u64)
+            gib(memory.device() as u64),
+            band::MEMORY.source()
         ),
     }
 }
@@ -122,7 +124,10 @@ fn time(timing: &forecast::Timing) -> Sum {
         unit: "ms".into(),
         total: total(&terms, duration),
         terms,
-        source: format!("{}.", timing.source),
+        source: match timing.band {
+            Some(band) => format!("{}; {}.", timing.source, band.source()),
+            None => format!("{}.", timing.source),
+        },
     }
 }
 

@@ -1,13 +1,14 @@
 //! What a cell takes: memory from the engine's plan where the engine runs such a cell, to the byte, and from the estimator
 //! where it does not; time on the machine that its profile describes.
 
-use super::job::{job, job_of_memory};
+use super::job::{job, software};
 use crate::config::Resolved;
 use std::borrow::Cow;
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::outcome::Estimate;
 use zbench_engine::plan::Planner;
-use zbench_estimate::job::{Degrees, Job, Place};
+use zbench_estimate::band::{self, Band};
+use zbench_estimate::job::{Degrees, Job, Place, Stack};
 use zbench_estimate::machine::Machine;
 use zbench_estimate::memory::{self, CATEGORIES};
 use zbench_estimate::time::{self, Time};
@@ -34,6 +35,8 @@ pub struct Footprint {
     pub host_capacity: Option<u64>,
     /// `plan` or `priced`.
     pub source: &'static str,
+    /// How far such figures were off; nothing where the engine's plan has it to the byte.
+    pub band: Option<Band>,
 }
 
 impl Footprint {
@@ -54,6 +57,7 @@ impl Footprint {
             disk: 0,
             host_capacity: None,
             source: "plan",
+            band: None,
         }
     }
 
@@ -79,6 +83,7 @@ impl Footprint {
             disk: (memory.disk * ranks_per_node as f64) as u64,
             host_capacity: None,
             source: "priced",
+            band: Some(band::MEMORY),
         }
     }
 }
@@ -102,6 +107,8 @@ pub struct Timing {
     pub source: String,
     /// Error to be expected, as a share, where records say one.
     pub error: Option<f64>,
+    /// How far speeds that were predicted like this one were off, where published results say it.
+    pub band: Option<Band>,
 }
 
 /// The machine of a cell with the nodes that the cell states.
@@ -128,7 +135,7 @@ pub fn footprint(resolved: &Resolved, estimate: Option<&Estimate>) -> Footprint 
     let others = of_other_software(&resolved.cell);
     let footprint = match estimate.filter(|_| !others) {
         Some(estimate) => Footprint::of_plan(estimate),
-        None => Footprint::priced(&job_of_memory(&resolved.cell), ranks_per_node(resolved)),
+        None => Footprint::priced(&job(&resolved.cell), ranks_per_node(resolved)),
     };
     let host_capacity = machine.map(|machine| machine.host_memory).filter(|bytes| *bytes > 0);
     Footprint { host_capacity, ..footprint }
@@ -136,8 +143,7 @@ pub fn footprint(resolved: &Resolved, estimate: Option<&Estimate>) -> Footprint 
 
 /// Whether a cell is for a device and names software other than zbench.
 fn of_other_software(cell: &Cell) -> bool {
-    let ours = [None, Some("zbench")].contains(&cell.hardware.software.as_deref());
-    cell.hardware.device == DeviceKind::Cuda && !ours
+    cell.hardware.device == DeviceKind::Cuda && software(cell) != Stack::Zbench
 }
 
 /// The time of a cell on the device of its profile, and its traffic.
@@ -235,7 +241,18 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
         peak: machine.device.compute.get(&job.precision.products).map(|rate| rate.peak),
         source: format!("simulated: {} as driven by {}", machine.name, job.stack.name()),
         error: None,
+        band: Some(band::SPEED),
     }
+}
+
+/// Where the bands of a cell come from, and what is not in them.
+pub fn of_bands(cell: &Cell, footprint: Option<&Footprint>, timing: Option<&Timing>) -> String {
+    let bands = [footprint.and_then(|of| of.band), timing.and_then(|of| of.band)];
+    let mut words: Vec<String> = bands.into_iter().flatten().map(|band| band.source()).collect();
+    if !words.is_empty() && software(cell) == Stack::Zbench {
+        words.push("no published result is of zbench's own engine".into());
+    }
+    words.join("; ")
 }
 
 fn ranks(degrees: &Degrees) -> usize {

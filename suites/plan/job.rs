@@ -33,23 +33,49 @@ pub fn job(cell: &Cell) -> Job {
             cell::PricedLoss::Logits => Loss::Logits,
             cell::PricedLoss::Chunked(tokens) => Loss::Chunked(tokens),
         },
-        stack: stack(cell, &degrees),
+        stack: software(cell),
         degrees,
     }
 }
 
-/// The same as memory counts it: what the software that the cell names keeps; of cells that name none what the engine
-/// would, so that cells which it runs and cells which are priced alone stand in one account.
-pub fn job_of_memory(cell: &Cell) -> Job {
-    let named = cell.hardware.software.as_deref().and_then(Stack::named);
-    Job { stack: named.unwrap_or(Stack::Zbench), ..job(cell) }
+/// The software that a cell is priced as, in memory and in time alike: what the cell names, else zbench's own engine, also for
+/// what it does not run yet.
+pub fn software(cell: &Cell) -> Stack {
+    cell.hardware.software.as_deref().and_then(Stack::named).unwrap_or(Stack::Zbench)
 }
 
-/// The software whose speed is priced: what the cell names, else what trains such cells today.
-fn stack(cell: &Cell, degrees: &Degrees) -> Stack {
-    let named = cell.hardware.software.as_deref().and_then(Stack::named);
-    let split = degrees.tensor * degrees.pipeline * degrees.context * degrees.expert > 1;
-    named.unwrap_or(if split { Stack::MegatronCore } else { Stack::Fsdp2Compiled })
+/// Whether a software has a strategy under any name. PyTorch: DDP and `replicate` are `ddp`, ZeroRedundancyOptimizer is `zero1`,
+/// FULL_SHARD is `fsdp`, SHARD_GRAD_OP (weights stay gathered until backward is over) is `fsdp-grad-op`, HYBRID_SHARD is `hsdp`.
+/// DeepSpeed: stages 0 to 3, MiCS and hpZ. Megatron-Core: the distributed optimizer and Megatron-FSDP, which splits the
+/// optimizer, gradients too, or weights too.
+fn has(stack: Stack, strategy: Strategy) -> bool {
+    use Strategy::{Ddp, Fsdp, FsdpGradOp, Hsdp, Zero1, Zero3};
+    match stack {
+        Stack::Zbench => true,
+        Stack::MegatronLm | Stack::Torch | Stack::TorchCompiled => matches!(strategy, Ddp | Zero1),
+        Stack::MegatronCore | Stack::MegatronDeepspeed | Stack::Deepspeed => strategy != FsdpGradOp,
+        Stack::Fsdp1 | Stack::Fsdp1Compiled | Stack::Fsdp2 | Stack::Fsdp2Compiled => {
+            matches!(strategy, Ddp | Zero3 | Fsdp | FsdpGradOp | Hsdp)
+        }
+    }
+}
+
+/// Why the software that a cell names has nothing to do with its strategy, and what it has instead.
+pub fn no_such_pair(software: &str, strategy: Strategy) -> Option<String> {
+    let stack = Stack::named(software).filter(|stack| !has(*stack, strategy))?;
+    let all = Strategy::ALL.into_iter().filter(|other| has(stack, *other)).map(|other| format!("\"{}\"", other.name()));
+    let near = match (strategy, has(stack, Strategy::FsdpGradOp), has(stack, Strategy::Zero2)) {
+        (Strategy::Zero1 | Strategy::Zero2, true, _) => {
+            "; the nearest is \"fsdp-grad-op\", which FSDP calls SHARD_GRAD_OP"
+        }
+        (Strategy::FsdpGradOp, _, true) => "; the nearest is \"zero2\"",
+        _ => "",
+    };
+    Some(format!(
+        "\"{}\" is nothing that hardware.software = \"{software}\" has: it has {}{near}",
+        strategy.name(),
+        all.collect::<Vec<_>>().join(", ")
+    ))
 }
 
 fn place(home: Home) -> Place {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 use zbench_engine::config::{Cell, Checkpointing, Home, PipelineSchedule, Priced, Strategy};
 use zbench_engine::plan::Planner;
+use zbench_estimate::band::Band;
 use zbench_reports::Named;
 use zbench_reports::estimate_report::{Candidate, Searched};
 use zbench_reports::units;
@@ -40,6 +41,7 @@ struct Way {
 struct Outcome {
     settings: Named<String>,
     bytes: u64,
+    band: Option<Band>,
     timing: Timing,
 }
 
@@ -69,11 +71,16 @@ pub fn question(resolved: &Resolved) -> Cell {
     cell
 }
 
-/// Searches around a cell: its model, ranks, sequence length and global batch stay.
+/// Share of a rank's memory that a recommendation leaves free where nothing else is asked for: predictions are off by a few
+/// percent, and a run that is out of memory costs more than the last of its speed.
+pub const HEADROOM: f64 = 0.05;
+
+/// Searches around a cell: its model, ranks, sequence length and global batch stay. What is recommended leaves the share
+/// `headroom` of a rank's memory free.
 ///
 /// # Errors
 /// There is no machine or no limit to search under.
-pub fn search(planner: &Planner, resolved: &Resolved, label: &str) -> Result<Searched, SearchError> {
+pub fn search(planner: &Planner, resolved: &Resolved, label: &str, headroom: f64) -> Result<Searched, SearchError> {
     let begun = Instant::now();
     // One software for all ways: else two programs would be compared where two ways of splitting are asked about.
     let mut resolved = resolved.clone();
@@ -81,9 +88,12 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str) -> Result<Sea
     let resolved = &resolved;
     forecast::timing(planner, resolved, None).map_err(SearchError::Machine)?;
     let capacity = resolved.cell.memory.capacity.ok_or(SearchError::Capacity)?;
+    let limit = (capacity as f64 * (1.0 - headroom)) as u64;
     let mut found = Searched {
         label: label.to_string(),
         capacity_bytes: capacity,
+        headroom,
+        limit_bytes: limit,
         ranks: resolved.cell.parallel.ranks as u64,
         ..Searched::default()
     };
@@ -97,8 +107,8 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str) -> Result<Sea
         let estimate = if ours { plan::estimate(planner, &one.cell).ok() } else { None };
         let footprint = forecast::footprint(&one, estimate.as_ref());
         let bytes = footprint.total;
-        if !footprint.fits(capacity) {
-            if bytes <= capacity {
+        if !footprint.fits(limit) {
+            if bytes <= limit {
                 *impossible.entry("what is offloaded is more than the host's memory").or_default() += 1;
             } else if nearest.as_ref().is_none_or(|(least, _)| bytes < *least) {
                 nearest = Some((bytes, way));
@@ -106,7 +116,10 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str) -> Result<Sea
             continue;
         }
         let Ok((timing, _)) = forecast::timing(planner, &one, estimate.as_ref()) else { continue };
-        fitting.push(Outcome { settings: way.settings, bytes, timing });
+        if found.band_source.is_empty() {
+            found.band_source = forecast::of_bands(&one.cell, Some(&footprint), Some(&timing));
+        }
+        fitting.push(Outcome { settings: way.settings, bytes, band: footprint.band, timing });
     }
     found.fitting = fitting.len() as u64;
     found.impossible = impossible.into_iter().map(|(reason, count)| (reason.to_string(), count)).collect();
@@ -118,7 +131,7 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str) -> Result<Sea
     if let (true, Some((bytes, way))) = (fitting.is_empty(), nearest) {
         let one = Resolved { cell: way.cell, profile: resolved.profile.clone() };
         let timing = forecast::timing(planner, &one, None).map(|(timing, _)| timing).unwrap_or_default();
-        found.nearest = Some(candidate(&Outcome { settings: way.settings, bytes, timing }));
+        found.nearest = Some(candidate(&Outcome { settings: way.settings, bytes, band: None, timing }));
     }
     found.seconds = begun.elapsed().as_secs_f64();
     Ok(found)
@@ -196,6 +209,9 @@ fn splits(cell: &Cell, degrees: &Priced, data: usize, per_replica: usize, per_no
             }
         }
     }
+    // Nor is one recommended that the software has not.
+    let software = cell.hardware.software.as_deref().unwrap_or(SOFTWARE);
+    strategies.retain(|strategy| super::no_such_pair(software, *strategy).is_none());
     let layers = cell.model.num_hidden_layers / degrees.pipeline;
     let adapters = cell.lora.on();
     for strategy in strategies {
@@ -295,6 +311,8 @@ fn candidate(one: &Outcome) -> Candidate {
         mfu: one.timing.model_flops_per_rank / seconds / peak,
         memory_bytes: one.bytes,
         time: one.timing.spans.clone(),
+        tokens_per_second_band: one.timing.band.map(|band| band.around(one.timing.tokens_per_second)),
+        memory_bytes_band: one.band.map(|band| band.around(one.bytes as f64).map(|bytes| bytes.round() as u64)),
     }
 }
 

@@ -116,6 +116,12 @@ impl Planned {
             disk_bytes: bytes(|footprint| footprint.disk),
             host_capacity_bytes: footprint.filter(|of| of.host > 0).and_then(|footprint| footprint.host_capacity),
             memory_source: footprint.map(|footprint| footprint.source.to_string()).unwrap_or_default(),
+            software: self.cell().map(|cell| crate::plan::software(cell).name().to_string()).unwrap_or_default(),
+            total_bytes_band: footprint
+                .and_then(|of| Some(of.band?.around(of.total as f64).map(|bytes| bytes.round() as u64))),
+            step_ms_band: timing.and_then(|timing| Some(timing.band?.around_time(timing.step_ms))),
+            tokens_per_second_band: timing.and_then(|timing| Some(timing.band?.around(timing.tokens_per_second))),
+            band_source: self.cell().map(|cell| forecast::of_bands(cell, footprint, timing)).unwrap_or_default(),
             search: self.search.as_deref().cloned(),
         }
     }
@@ -479,6 +485,11 @@ fn low_gradients(cell: &mut Cell) -> bool {
 /// ranks beside as few changes as do.
 pub fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: u64) -> Option<String> {
     let fitting = |cell: Cell| {
+        // No advice to do what the software that is named has not.
+        let software = cell.hardware.software.as_deref();
+        if software.is_some_and(|name| crate::plan::no_such_pair(name, cell.parallel.strategy).is_some()) {
+            return None;
+        }
         let changed = Resolved { cell, profile: resolved.profile.clone() };
         let estimate = match &changed.cell.priced {
             Some(_) => None,

@@ -1,5 +1,6 @@
 //! What a training run takes on a machine nobody has at hand: memory, traffic and time.
 
+pub mod band;
 pub mod collective;
 pub mod deepspeed;
 pub mod job;

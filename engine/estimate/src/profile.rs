@@ -191,7 +191,7 @@ impl Profile {
     }
 
     /// The same machine with other figures, by their places in the file: `network.rate`, `hbm.bandwidth`,
-    /// `compute.bf16.peak`, `memory`.
+    /// `compute.bf16.peak`, `memory`. What has a unit must be written with it, as a number alone is rarely meant in bytes per second.
     ///
     /// # Errors
     /// What is wrong with the changed profile, by key.
@@ -200,6 +200,9 @@ impl Profile {
         for (place, value) in changes {
             let (mut at, parts) = (&mut over, place.split('.').collect::<Vec<_>>());
             let Some((last, tables)) = parts.split_last() else { continue };
+            if let Some(wanted) = unit_of(last).filter(|_| is_plain(value)) {
+                return Err(value_error(&self.name, place, value, wanted));
+            }
             for part in tables {
                 let next = at.entry((*part).to_string()).or_insert_with(|| Value::Table(Table::new()));
                 at = match next {
@@ -324,6 +327,28 @@ fn merge(under: &mut Table, over: Table, name: &str) {
                 under.insert(key, value);
             }
         }
+    }
+}
+
+/// What a figure of this name must be where it is written with its unit; nothing where it has none.
+fn unit_of(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "rate" | "bandwidth" | "host_bandwidth" | "disk_read" | "disk_write" => {
+            "a rate with its unit, as \"100 Gbit/s\" or \"12.5 GB/s\""
+        }
+        "latency" | "launch" => "a time with its unit, as \"5 us\"",
+        "peak" => "a rate with its unit, as \"312 TFLOP/s\"",
+        "memory" | "size" | "host_memory" => "a size with its unit, as \"80 GiB\"",
+        _ => return None,
+    })
+}
+
+/// Whether a value is a number without a unit.
+fn is_plain(value: &Value) -> bool {
+    match value {
+        Value::Integer(_) | Value::Float(_) => true,
+        Value::String(text) => text.trim().replace('_', "").parse::<f64>().is_ok(),
+        _ => false,
     }
 }
 

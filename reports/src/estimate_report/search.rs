@@ -20,6 +20,12 @@ pub struct Candidate {
     pub memory_bytes: u64,
     /// Milliseconds of the step by span.
     pub time: Named<f64>,
+    /// Ends of the band around `tokens_per_second`.
+    #[serde(default)]
+    pub tokens_per_second_band: Option<[f64; 2]>,
+    /// Ends of the band around `memory_bytes`; `None` where it is known to the byte.
+    #[serde(default)]
+    pub memory_bytes_band: Option<[u64; 2]>,
 }
 
 /// What a search found.
@@ -27,8 +33,12 @@ pub struct Candidate {
 pub struct Searched {
     /// The cell that was varied.
     pub label: String,
-    /// The memory that a rank may use.
+    /// The memory that a rank has.
     pub capacity_bytes: u64,
+    /// Share of it that is left free.
+    pub headroom: f64,
+    /// What is left: nothing that takes more is recommended.
+    pub limit_bytes: u64,
     /// Ranks.
     pub ranks: u64,
     /// Combinations that were priced.
@@ -47,6 +57,8 @@ pub struct Searched {
     pub nearest: Option<Candidate>,
     /// Seconds that the search took.
     pub seconds: f64,
+    /// Where the bands come from and what they hold.
+    pub band_source: String,
 }
 
 /// The document of a search.
@@ -54,12 +66,14 @@ pub fn searched(found: &Searched) -> Document {
     let of = if found.label.is_empty() { String::new() } else { format!(": {}", found.label) };
     let mut document = Document::new(format!("Search{of}"));
     document.paragraph(format!(
-        "{} combinations priced on {} in {}; {} fit into {} a rank.",
+        "{} combinations priced on {} in {}; {} fit into {} a rank: {} less {} of headroom (--headroom).",
         units::count(found.priced),
         units::plural(found.ranks as usize, "rank", "ranks"),
         units::duration(found.seconds),
         units::count(found.fitting),
-        units::memory(found.capacity_bytes as f64)
+        units::memory(found.limit_bytes as f64),
+        units::memory(found.capacity_bytes as f64),
+        units::percent(found.headroom)
     ));
     let Some(best) = found.best.first() else {
         document.paragraph("Nothing fits.");
@@ -67,7 +81,7 @@ pub fn searched(found: &Searched) -> Document {
             document.paragraph(format!(
                 "The nearest miss takes {}, {} too much:",
                 units::memory(nearest.memory_bytes as f64),
-                units::memory(nearest.memory_bytes.saturating_sub(found.capacity_bytes) as f64)
+                units::memory(nearest.memory_bytes.saturating_sub(found.limit_bytes) as f64)
             ));
             document.code(settings(nearest));
         }
@@ -81,6 +95,13 @@ pub fn searched(found: &Searched) -> Document {
         units::memory(best.memory_bytes as f64)
     ));
     document.code(settings(best));
+    if !found.band_source.is_empty() {
+        let range = |[low, high]: [f64; 2], of: fn(f64) -> String| format!("{} to {}", of(low), of(high));
+        let bytes = best.memory_bytes_band.map(|band| range(band.map(|bytes| bytes as f64), units::memory));
+        let speed = best.tokens_per_second_band.map(|band| format!("{} tokens/s", range(band, units::quantity)));
+        let ends: Vec<String> = speed.into_iter().chain(bytes.map(|bytes| format!("{bytes} of memory"))).collect();
+        document.paragraph(format!("80 % bands: {} ({}).", ends.join(", "), found.band_source));
+    }
     if !found.runner_up.is_empty() {
         document.paragraph(found.runner_up.clone());
     }

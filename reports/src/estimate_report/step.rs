@@ -1,6 +1,6 @@
 //! Predicted steps: how long, of what they consist, what travels.
 
-use super::EstimateRow;
+use super::{EstimateRow, band_column};
 use crate::document::{Column, Document, Entry, Table, Tone};
 use crate::plot::{Axis, Figure, Panel, Plot, Unit, Waterfalls};
 use crate::units;
@@ -79,6 +79,7 @@ fn steps(rows: &[&EstimateRow]) -> Table {
     let columns = vec![
         Column::words("cell"),
         Column::numbers("step", "ms"),
+        band_column("80 % band of the step", rows.iter().any(|row| row.step_ms_band.is_some())),
         Column::numbers("tokens/s", "tokens/s"),
         Column::numbers("tokens/s per rank", "tokens/s"),
         Column::numbers("TFLOP/s per rank", "TFLOP/s"),
@@ -105,6 +106,7 @@ fn steps(rows: &[&EstimateRow]) -> Table {
         table.row(vec![
             Entry::words(row.marked_label()),
             Entry::maybe(row.step_ms, step).toned(tone),
+            Entry::words(row.step_band().unwrap_or_default()).toned(tone),
             Entry::maybe(row.tokens_per_second, units::quantity).toned(tone),
             Entry::maybe(row.tokens_per_second_per_rank, units::quantity).toned(tone),
             Entry::maybe(row.tflops_per_rank, units::number).toned(tone),

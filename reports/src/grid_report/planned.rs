@@ -4,7 +4,7 @@ use super::cells::{Cell, Grid};
 use super::labels::{Axis, STRATEGY};
 use super::words::named;
 use crate::document::{Column, Document, Entry, Table, Tone};
-use crate::estimate_report::EstimateRow;
+use crate::estimate_report::{EstimateRow, band_column, of_bands};
 use crate::record::{Category, Status};
 use crate::units;
 
@@ -316,6 +316,7 @@ fn table(grid: &Grid, plans: &[Plan]) -> Table {
         Column::words("cell"),
         Column::words("fits"),
         Column::numbers("plan", "bytes"),
+        band_column("80 % band", plans.iter().any(|plan| plan.estimate.total_bytes_band.is_some())),
         Column::numbers("capacity", "bytes"),
         Column::numbers("of capacity", "fraction"),
         Column::words("spare or too much"),
@@ -323,7 +324,10 @@ fn table(grid: &Grid, plans: &[Plan]) -> Table {
         Column::words("record"),
         Column::words("cheapest change").for_machines(),
     ];
-    let mut table = Table::new("plan", columns).caption("Planned peak of the largest rank against what it may use.");
+    let mut table = Table::new("plan", columns).caption(format!(
+        "Planned peak of the largest rank against what it may use.{}",
+        of_bands(plans.iter().map(|plan| &plan.estimate))
+    ));
     for plan in plans {
         let (fits, tone) = match (plan.fits(), plan.share() > BARELY) {
             (true, false) => ("yes", Tone::Good),
@@ -338,6 +342,7 @@ fn table(grid: &Grid, plans: &[Plan]) -> Table {
             Entry::words(&plan.cell.label),
             Entry::words(fits).toned(tone),
             Entry::memory(Some(plan.total)),
+            Entry::words(plan.estimate.memory_band().unwrap_or_default()),
             Entry::memory(Some(plan.capacity)),
             Entry::number(plan.share(), units::percent(plan.share())),
             Entry::words(room),
@@ -358,6 +363,7 @@ fn speeds(plans: &[Plan]) -> Option<Table> {
     let columns = vec![
         Column::words("cell"),
         Column::numbers("predicted step", "ms"),
+        band_column("80 % band of the step", timed.iter().any(|plan| plan.estimate.step_ms_band.is_some())),
         Column::numbers("tokens/s", "tokens/s"),
         Column::numbers("tokens/s per rank", "tokens/s"),
         Column::numbers("MFU", "fraction"),
@@ -377,6 +383,7 @@ fn speeds(plans: &[Plan]) -> Option<Table> {
         table.row(vec![
             Entry::words(&plan.cell.label),
             Entry::maybe(estimate.step_ms, |ms| units::duration(ms / 1e3)).toned(tone),
+            Entry::words(estimate.step_band().unwrap_or_default()).toned(tone),
             Entry::maybe(estimate.tokens_per_second, units::quantity).toned(tone),
             Entry::maybe(estimate.tokens_per_second_per_rank, units::quantity).toned(tone),
             Entry::maybe(estimate.mfu, units::percent).toned(tone),
