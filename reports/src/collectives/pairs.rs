@@ -255,8 +255,8 @@ mod tests {
             pairs().findings(),
             [
                 "no rank and no link is below its threshold",
-                "6 pairs on one host: 1.64 to 5.85 GB/s, median 3.55; a link stands out below 1.1 GB/s; a rank stands out if \
-                 its best pair is below 2.9 GB/s"
+                "6 pairs on one host: 1.64 to 5.85 GB/s, median 3.55; a link stands out below 1.10 GB/s; a rank stands out if \
+                 its best pair is below 2.90 GB/s"
             ]
         );
     }
@@ -269,10 +269,10 @@ mod tests {
         let said = found.findings();
         assert_eq!(
             said[0],
-            "rank 3 on node is slow with every other rank (its best pair: 4 GB/s, the median of such pairs is 3.55, the \
-             threshold 4.5)"
+            "rank 3 on node is slow with every other rank (its best pair: 4.00 GB/s, the median of such pairs is 3.55, the \
+             threshold 4.50)"
         );
-        assert!(said[1].ends_with("(1.64 GB/s, the median of such pairs is 3.55, the threshold 1.7)"), "{}", said[1]);
+        assert!(said[1].ends_with("(1.64 GB/s, the median of such pairs is 3.55, the threshold 1.70)"), "{}", said[1]);
         assert!(said[2].starts_with("6 pairs on one host"), "{said:?}");
         // What halving alone found is below no threshold, and a record of an older version has none.
         found.kinds[0].rank_threshold_gb_s = Some(2.9);
