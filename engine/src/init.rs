@@ -1,4 +1,4 @@
-//! The first weights. A rank fills the part it owns and nothing else: drawn from (seed, tensor, element), or read from a
+//! The first weights. A rank fills the part it owns and nothing else: drawn from (seed, the tensor's name, element), or read from a
 //! checkpoint, so that the result depends neither on the strategy nor on the number of ranks, nor on who reads the files.
 
 mod account;
@@ -244,7 +244,7 @@ pub(crate) fn draw(
         Init::Constant(value) => kernels.fill(dst, value),
         Init::Normal(std) => {
             let (len, dtype) = (dst.len(), dst.dtype());
-            let seed = seed ^ tensor.stream.rotate_left(40);
+            let seed = seed ^ tensor.stream();
             kernels.normal(&Normal { len, std, seed, first: range.start as u64, dtype }, dst)
         }
         Init::NormsOf(_) => kernels.fill(dst, 0.0),

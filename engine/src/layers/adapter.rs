@@ -67,7 +67,7 @@ impl<const N: usize> AdapterSpec<N> {
 
     fn dropout_op(&self, batch: &Batch, dtype: DType) -> Dropout {
         let first = batch.first_sample.wrapping_mul(batch.seq as u64).wrapping_mul(self.input as u64);
-        let seed = batch.seed ^ self.stream.rotate_left(32);
+        let seed = batch.seed ^ self.stream;
         Dropout { len: batch.tokens() * self.input, p: self.dropout, seed, first, dtype }
     }
 

@@ -8,11 +8,10 @@ use crate::config::{self, Base, Linear, Mlp, Model, Order, Positions};
 use crate::layers::{Block, Dims, Embedding, Experts, Head, LinearSpec, Norm};
 use zbench_kernels::{Act, Packed, Packing};
 
-/// Appends tensors in the order of the model; a tensor's number is its stream of random numbers.
+/// Appends tensors in the order of the model.
 pub(super) struct Builder<'a> {
     cell: Basis<'a>,
     names: &'static Names,
-    stream: u64,
 }
 
 /// One linear layer of a block.
@@ -26,7 +25,7 @@ struct Projection {
 
 impl<'a> Builder<'a> {
     pub fn new(cell: Basis<'a>) -> Builder<'a> {
-        Builder { cell, names: Names::of(cell.model), stream: 0 }
+        Builder { cell, names: Names::of(cell.model) }
     }
 
     /// The part of everything that an adapter run does not train.
@@ -34,43 +33,33 @@ impl<'a> Builder<'a> {
         if self.cell.lora.on() { Part::Frozen } else { Part::Trainable }
     }
 
-    fn push(&mut self, unit: &mut Unit, part: Part, name: String, shape: &[usize], init: Init) -> Place {
-        self.stream += 1;
-        unit.push(part, name, shape, init, self.stream)
-    }
-
     /// How the blocks' matrices are kept, where they do not train and that is in few bits.
     fn packing(&self) -> Option<Packing> {
         self.cell.lora.base.filter(|_| self.base() == Part::Frozen).and_then(Base::packing)
     }
 
-    fn push_packed(&mut self, unit: &mut Unit, packed: Packed, name: String, init: Init) -> Place {
-        self.stream += 1;
-        unit.push_packed(packed, name, init, self.stream)
-    }
-
-    fn norm(&mut self, unit: &mut Unit, name: &str, cols: usize) -> Norm {
+    fn norm(&self, unit: &mut Unit, name: &str, cols: usize) -> Norm {
         let (part, form) = (self.base(), self.cell.model.form);
         let name_of = |end: &str| format!("{name}.{end}");
-        let weight = self.push(unit, part, name_of("weight"), &[cols], Init::Constant(1.0));
+        let weight = unit.push(part, name_of("weight"), &[cols], Init::Constant(1.0));
         if form.norm_less_one {
             let rows = Rows { start: 0, run: cols, stride: cols };
             let stored = Stored { name: name_of("weight"), shape: vec![cols], rows, turned: false, less: 1.0 };
             unit.store_last(Some(stored));
         }
-        let bias = form.norm_bias.then(|| self.push(unit, part, name_of("bias"), &[cols], Init::Constant(0.0)));
+        let bias = form.norm_bias.then(|| unit.push(part, name_of("bias"), &[cols], Init::Constant(0.0)));
         Norm { kind: form.norm, weight, bias, cols, eps: self.cell.model.rms_norm_eps }
     }
 
-    pub fn embedding(&mut self) -> (Unit, Embedding) {
+    pub fn embedding(&self) -> (Unit, Embedding) {
         let (model, names) = (self.cell.model, self.names);
         let (vocab, hidden) = (model.vocab_size, model.hidden_size);
         let mut unit = Unit::new("embed_tokens");
         let (part, init) = (self.base(), Init::Normal(model.initializer_range));
-        let table = self.push(&mut unit, part, format!("{}.weight", names.embedding), &[vocab, hidden], init);
+        let table = unit.push(part, format!("{}.weight", names.embedding), &[vocab, hidden], init);
         let positions = (model.form.positions == Positions::Learned).then(|| {
             let shape = [model.max_position_embeddings, hidden];
-            self.push(&mut unit, part, format!("{}.weight", names.positions), &shape, init)
+            unit.push(part, format!("{}.weight", names.positions), &shape, init)
         });
         let norm = model.form.embedding_norm.then(|| self.norm(&mut unit, names.embedding_norm, hidden));
         let scale = model.form.embedding_scale.then(|| (hidden as f64).sqrt());
@@ -78,7 +67,7 @@ impl<'a> Builder<'a> {
         (unit, Embedding { table, vocab, padding, hidden, positions, norm, scale })
     }
 
-    pub fn block(&mut self, index: usize) -> (Unit, Block) {
+    pub fn block(&self, index: usize) -> (Unit, Block) {
         let (model, names): (&Model, _) = (self.cell.model, self.names);
         let form = model.form;
         let mut unit = Unit::new(format!("layers.{index}"));
@@ -93,14 +82,14 @@ impl<'a> Builder<'a> {
             false => std,
         };
         let attention_norm = self.norm(&mut unit, &format!("{prefix}.{}", names.attention_norm), hidden);
-        let mut linear = |b: &mut Self, which, out, input, bias, std| {
+        let mut linear = |b: &Self, which, out, input, bias, std| {
             b.linear(&mut unit, &prefix, Projection { which, out, input, bias, std })
         };
         let q = linear(self, Linear::QProj, queries, hidden, form.qkv_bias, std);
         let k = linear(self, Linear::KProj, keys, hidden, form.qkv_bias, std);
         let v = linear(self, Linear::VProj, keys, hidden, form.qkv_bias, std);
         let qkv_adapter = self.qkv_adapter(&mut unit, &prefix, [queries, keys, keys], hidden);
-        let mut linear = |b: &mut Self, which, out, input, bias, std| {
+        let mut linear = |b: &Self, which, out, input, bias, std| {
             b.linear(&mut unit, &prefix, Projection { which, out, input, bias, std })
         };
         let o = linear(self, Linear::OProj, hidden, queries, form.output_bias, narrow);
@@ -157,7 +146,7 @@ impl<'a> Builder<'a> {
     /// A router, and the stacks of gate, up and down projections. Experts follow each other, so that a run of them is one
     /// view: what expert parallelism would split.
     fn experts(
-        &mut self,
+        &self,
         unit: &mut Unit,
         prefix: &str,
         spec: &config::Experts,
@@ -176,13 +165,13 @@ impl<'a> Builder<'a> {
             magnitude: None,
             name,
         };
-        let weight = self.push(unit, part, format!("{prefix}.{}.weight", names.router), &[count, hidden], init);
+        let weight = unit.push(part, format!("{prefix}.{}.weight", names.router), &[count, hidden], init);
         let router = plain(weight, count, hidden, "router");
         let mut stack = |which: &str, out, input, name| {
             let mut weight: Option<Place> = None;
             for number in 0..count {
                 let tensor = format!("{prefix}.{}.{number}.{which}.weight", names.experts);
-                let one = self.push(unit, part, tensor, &[out, input], init);
+                let one = unit.push(part, tensor, &[out, input], init);
                 weight = Some(weight.map_or(one, |first| Place { len: first.len + one.len, ..first }));
             }
             plain(weight.expect("a block with experts has one at least"), out, input, name)
@@ -194,7 +183,7 @@ impl<'a> Builder<'a> {
         (Some(gate), up, down, Some(Experts { router, count, top, normalised, rounded: names.rounded_weights }))
     }
 
-    fn linear(&mut self, unit: &mut Unit, prefix: &str, projection: Projection) -> LinearSpec {
+    fn linear(&self, unit: &mut Unit, prefix: &str, projection: Projection) -> LinearSpec {
         let Projection { which, out, input, bias, std } = projection;
         let (names, part) = (self.names, self.base());
         let (module, fusion) = self.module(which);
@@ -204,12 +193,12 @@ impl<'a> Builder<'a> {
         let (title, init) = (format!("{name}.weight"), Init::Normal(std));
         let packed = self.packing().map(|packing| Packed { packing, rows: out, cols: input });
         let weight = match packed {
-            Some(packed) => self.push_packed(unit, packed, title, init),
-            None => self.push(unit, part, title, &[out, input], init),
+            Some(packed) => unit.push_packed(packed, title, init),
+            None => unit.push(part, title, &[out, input], init),
         };
         unit.store_last(stored_matrix(&stored, [out, input], fusion, names.turned));
         let bias = bias.then(|| {
-            let place = self.push(unit, part, format!("{name}.bias"), &[out], Init::Constant(0.0));
+            let place = unit.push(part, format!("{name}.bias"), &[out], Init::Constant(0.0));
             unit.store_last(stored_bias(&stored, fusion));
             place
         });
@@ -232,7 +221,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    pub fn head(&mut self, embedding: &Embedding) -> (Unit, Head) {
+    pub fn head(&self, embedding: &Embedding) -> (Unit, Head) {
         let (model, names) = (self.cell.model, self.names);
         let mut unit = Unit::new("head");
         let (vocab, hidden) = (model.vocab_size, model.hidden_size);
@@ -242,7 +231,7 @@ impl<'a> Builder<'a> {
         let part = self.base();
         let matrix = match tied {
             true => embedding.table,
-            false => self.push(&mut unit, part, format!("{}.weight", names.head), &[vocab, hidden], init),
+            false => unit.push(part, format!("{}.weight", names.head), &[vocab, hidden], init),
         };
         (unit, Head { norm, matrix, tied, vocab, hidden })
     }

@@ -6,7 +6,7 @@ mod stored;
 mod unit;
 
 pub use stored::{Rows, Run, Stored};
-pub use unit::{Flat, Grads, Init, Part, Place, Tensor, Unit, Weights, is_adapter};
+pub use unit::{Flat, Grads, Init, Part, Place, Tensor, Unit, Weights, is_adapter, stream_of};
 
 use crate::config::{AttentionKind, Base, Cell, Linear, Lora, Mlp, Model};
 use crate::layers::{Block, Embedding, Head};
@@ -63,7 +63,7 @@ impl Layout {
 
     /// The layout on a basis.
     pub fn on(basis: Basis<'_>) -> Layout {
-        let mut builder = Builder::new(basis);
+        let builder = Builder::new(basis);
         let embedding = builder.embedding();
         let blocks: Vec<_> = (0..basis.model.num_hidden_layers).map(|i| builder.block(i)).collect();
         let (head_unit, head) = builder.head(&embedding.1);
@@ -144,7 +144,7 @@ fn like(blocks: &[Block]) -> Vec<usize> {
 
 /// Elements of a cell's tensors of a kind, as [`Layout::parameters`] has them, without laying every block out.
 pub fn parameters(cell: &Cell, part: Part) -> u64 {
-    let mut builder = Builder::new(Basis::of(cell, 1));
+    let builder = Builder::new(Basis::of(cell, 1));
     let of = |unit: &Unit| unit.tensors_of(part).map(|tensor| tensor.elements() as u64).sum::<u64>();
     let (embedding, first) = builder.embedding();
     let (sparse, dense): (Vec<usize>, Vec<usize>) =

@@ -103,16 +103,7 @@ mod tests {
         let stored = Stored { name: "fused".into(), shape: stored_shape.into(), rows, turned, less: 0.0 };
         let place = Place { part: Part::Trainable, start: 0, len: shape.iter().product() };
         let (name, init) = ("t".to_string(), Init::Constant(0.0));
-        Tensor {
-            name,
-            shape: shape.into(),
-            place,
-            init,
-            stream: 1,
-            in_checkpoint: true,
-            stored: Some(stored),
-            packed: None,
-        }
+        Tensor { name, shape: shape.into(), place, init, in_checkpoint: true, stored: Some(stored), packed: None }
     }
 
     /// Every range's runs are the elements one by one.

@@ -65,8 +65,6 @@ pub struct Tensor {
     pub place: Place,
     /// How it starts without a checkpoint.
     pub init: Init,
-    /// Number of the tensor in the whole model: its stream of random numbers.
-    pub stream: u64,
     /// Whether a checkpoint holds it (adapters start fresh).
     pub in_checkpoint: bool,
     /// How a checkpoint holds it, where that is not as it lies here.
@@ -80,7 +78,20 @@ pub fn is_adapter(name: &str) -> bool {
     name.contains(".lora_") || name.ends_with(".ia3_l")
 }
 
+/// The stream of random numbers of what has this name in a model: the first eight bytes of the name's BLAKE3 hash, little
+/// endian. It depends on nothing else in the model, so a cell with adapters or with a base in few bits draws the same base
+/// as the full cell.
+pub fn stream_of(name: &str) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = *blake3::hash(name.as_bytes()).as_bytes();
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}
+
 impl Tensor {
+    /// Its stream of random numbers.
+    pub fn stream(&self) -> u64 {
+        stream_of(&self.name)
+    }
+
     /// Elements, however many its place takes for them.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
@@ -124,19 +135,19 @@ impl Unit {
     }
 
     /// Appends a tensor to one of the flats and says where it lies.
-    pub fn push(&mut self, part: Part, name: String, shape: &[usize], init: Init, stream: u64) -> Place {
+    pub fn push(&mut self, part: Part, name: String, shape: &[usize], init: Init) -> Place {
         let place = self.take(part, shape.iter().product());
         let in_checkpoint = !is_adapter(&name);
         let (shape, stored, packed) = (shape.to_vec(), None, None);
-        self.tensors.push(Tensor { name, shape, place, init, stream, in_checkpoint, stored, packed });
+        self.tensors.push(Tensor { name, shape, place, init, in_checkpoint, stored, packed });
         place
     }
 
     /// Appends a matrix in few bits and says where its record lies.
-    pub fn push_packed(&mut self, packed: Packed, name: String, init: Init, stream: u64) -> Place {
+    pub fn push_packed(&mut self, packed: Packed, name: String, init: Init) -> Place {
         let place = self.take(Part::Quantised, packed.fields().bytes);
         let (shape, packed) = (vec![packed.rows, packed.cols], Some(packed));
-        self.tensors.push(Tensor { name, shape, place, init, stream, in_checkpoint: true, stored: None, packed });
+        self.tensors.push(Tensor { name, shape, place, init, in_checkpoint: true, stored: None, packed });
         place
     }
 
@@ -261,9 +272,9 @@ mod tests {
     fn decay_runs_cover_a_range_once() {
         let mut unit = Unit::new("u");
         for (i, shape) in [&[3usize, 4][..], &[5], &[7], &[2, 2]].iter().enumerate() {
-            unit.push(Part::Trainable, format!("t{i}"), shape, Init::Constant(0.0), i as u64);
+            unit.push(Part::Trainable, format!("t{i}"), shape, Init::Constant(0.0));
         }
-        unit.push(Part::Frozen, "f".into(), &[9, 9], Init::Constant(0.0), 9);
+        unit.push(Part::Frozen, "f".into(), &[9, 9], Init::Constant(0.0));
         unit.pad(1, 16);
         assert_eq!((unit.trainable.padded, unit.frozen.padded), (32, 96));
         let runs = |range| unit.decay_runs(range).collect::<Vec<_>>();

@@ -22,7 +22,7 @@ pub fn save_fresh(
     options: SaveOptions,
 ) -> Result<(), SaveError> {
     std::fs::create_dir_all(dir).map_err(|source| SaveError::Io { path: dir.into(), source })?;
-    // No adapters, and no rank to pad for: tensors and their streams of random numbers are those of any run.
+    // No adapters, and no rank to pad for: a tensor's random numbers follow from its name alone, so they are those of any run.
     let lora = Lora { rank: 0, ..Lora::default() };
     let layout = Layout::on(Basis { model, lora: &lora, attention: AttentionKind::Flash, granule: 1, ranks: 1 });
     let mut files = Files { dir, options, held: Vec::new(), bytes: 0, parts: Vec::new(), failed: None };

@@ -8,6 +8,7 @@ mod evaluation;
 mod failures;
 mod families;
 mod identity;
+mod initialization;
 mod kinds;
 mod layers;
 mod link;

@@ -102,7 +102,7 @@ fn what_ranks_hold_is_what_the_reference_packs() {
 }
 
 /// What each stored tensor of `floats` comes back as, its parts packed one by one.
-fn expected(layout: &zbench_engine::model::Layout, floats: &Tensors) -> Tensors {
+pub fn expected(layout: &zbench_engine::model::Layout, floats: &Tensors) -> Tensors {
     let mut expected: Tensors = Vec::new();
     for tensor in layout.units.iter().flat_map(|unit| unit.tensors_of(Part::Quantised)) {
         let (name, matrix) = (tensor.stored_name(), tensor.packed.unwrap());

@@ -4,7 +4,7 @@ use super::Builder;
 use crate::config::{Linear, Method};
 use crate::layers::{AdapterSpec, Factors, Magnitude};
 use crate::model::names::{Fusion, stored_part};
-use crate::model::{Init, Part, Place, Unit};
+use crate::model::{Init, Part, Place, Unit, stream_of};
 
 /// PEFT starts B at zero, so that a fresh adapter changes nothing.
 const ZERO: Init = Init::Constant(0.0);
@@ -17,7 +17,7 @@ impl Builder<'_> {
 
     /// The low-rank adapter of a layer that has a tensor of its own, and DoRA's magnitudes.
     pub(super) fn adapter(
-        &mut self,
+        &self,
         unit: &mut Unit,
         module: &str,
         which: Linear,
@@ -29,18 +29,18 @@ impl Builder<'_> {
             return (None, None);
         }
         let a = self.reducing(unit, module, input);
-        let b = self.push(unit, Part::Trainable, format!("{module}.lora_B.weight"), &[out, self.cell.lora.rank], ZERO);
-        let adapter = self.low_rank(a, [(b, out)], input);
+        let b = unit.push(Part::Trainable, format!("{module}.lora_B.weight"), &[out, self.cell.lora.rank], ZERO);
+        let adapter = self.low_rank(module, a, [(b, out)], input);
         let magnitude = self.cell.lora.use_dora.then(|| {
             let name = format!("{module}.lora_magnitude_vector");
-            Magnitude { m: self.push(unit, Part::Trainable, name, &[out], Init::NormsOf(weight)) }
+            Magnitude { m: unit.push(Part::Trainable, name, &[out], Init::NormsOf(weight)) }
         });
         (Some(adapter), magnitude)
     }
 
     /// The low-rank adapter of the tensor that holds queries, keys and values.
     pub(super) fn qkv_adapter(
-        &mut self,
+        &self,
         unit: &mut Unit,
         prefix: &str,
         outs: [usize; 3],
@@ -55,31 +55,33 @@ impl Builder<'_> {
         let a = self.reducing(unit, &module, input);
         let mut expanding = |part: Linear, fusion: Fusion, out: usize| {
             let name = format!("{module}.{}.lora_B.weight", part.name());
-            let b = self.push(unit, Part::Trainable, name, &[out, rank], ZERO);
+            let b = unit.push(Part::Trainable, name, &[out, rank], ZERO);
             unit.store_last(Some(stored_part(format!("{module}.lora_B.weight"), fusion, rank)));
             (b, out)
         };
         let b = [expanding(parts[0], q, outs[0]), expanding(parts[1], k, outs[1]), expanding(parts[2], v, outs[2])];
-        Some(self.low_rank(a, b, input))
+        Some(self.low_rank(&module, a, b, input))
     }
 
     /// A. PEFT draws it with Kaiming's uniform bound for sqrt(5), whose deviation is sqrt(1/(3 input)).
-    fn reducing(&mut self, unit: &mut Unit, module: &str, input: usize) -> Place {
+    fn reducing(&self, unit: &mut Unit, module: &str, input: usize) -> Place {
         let spread = Init::Normal((1.0 / (3.0 * input as f64)).sqrt());
         let name = format!("{module}.lora_A.weight");
-        self.push(unit, Part::Trainable, name, &[self.cell.lora.rank, input], spread)
+        unit.push(Part::Trainable, name, &[self.cell.lora.rank, input], spread)
     }
 
-    fn low_rank<const N: usize>(&self, a: Place, b: [(Place, usize); N], input: usize) -> AdapterSpec<N> {
+    fn low_rank<const N: usize>(&self, module: &str, a: Place, b: [(Place, usize); N], input: usize) -> AdapterSpec<N> {
         let lora = self.cell.lora;
         let (scale, dropout) = (lora.scale() as f32, lora.dropout);
-        AdapterSpec { a, b, input, rank: lora.rank, scale, dropout, stream: self.stream }
+        // The name of PEFT's module, which has no tensor.
+        let stream = stream_of(&format!("{module}.lora_dropout"));
+        AdapterSpec { a, b, input, rank: lora.rank, scale, dropout, stream }
     }
 
     /// IA3's factors of a layer. The parts of a fused tensor have their own where they are on the output, and share those
     /// on the input.
     pub(super) fn factors(
-        &mut self,
+        &self,
         unit: &mut Unit,
         module: &str,
         which: Linear,
@@ -98,7 +100,7 @@ impl Builder<'_> {
             _ if feedforward => (name.clone(), [1, input]),
             _ => (name.clone(), [out, 1]),
         };
-        let l = self.push(unit, Part::Trainable, own, &shape, Init::Constant(1.0));
+        let l = unit.push(Part::Trainable, own, &shape, Init::Constant(1.0));
         if let (Some(fusion), false) = (fusion, feedforward) {
             unit.store_last(Some(stored_part(name, fusion, 1)));
         }
