@@ -54,6 +54,12 @@ pub enum ArenaError {
         /// Bytes there are.
         given: u64,
     },
+    /// A peer's memory could become smaller at any time: touching what then lies behind its end would kill the process.
+    #[error("a peer's memory of {bytes} bytes is not sealed against shrinking; both sides must run the same version")]
+    Unsealed {
+        /// Bytes announced.
+        bytes: u64,
+    },
 }
 
 /// Reserved address space, or a device's memory. It is returned to the system when the last arena, buffer or guard that uses it is gone.
@@ -93,6 +99,9 @@ impl Region {
     /// Maps the first `bytes` of a peer's shared memory for reading and writing. Who writes what, and when, is up to the
     /// two sides: nothing here orders their accesses.
     pub fn open(file: OwnedFd, bytes: u64) -> Result<Region, ArenaError> {
+        if !is_sealed(&file) {
+            return Err(ArenaError::Unsealed { bytes });
+        }
         let given = length(&file).map_err(|source| ArenaError::Open { bytes, source })?;
         if given < bytes {
             return Err(ArenaError::Short { wanted: bytes, given });
@@ -243,8 +252,8 @@ fn words_of(bytes: u64, reserved: u64, limit: Option<u64>) -> String {
     }
 }
 
-/// A file of `bytes` zeros that lies in memory alone and that nobody can shorten: touching a mapping behind the end of
-/// its file kills a process.
+/// A file of `bytes` zeros that lies in memory alone. Nobody can shorten it: touching a mapping behind the end of its file
+/// kills a process. Nobody can make it longer either, nor forbid the peers to write by another seal.
 fn memory_file(bytes: u64) -> std::io::Result<OwnedFd> {
     let check = |result: libc::c_int| if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(result) };
     let length = libc::off_t::try_from(bytes).map_err(|_| std::io::Error::from_raw_os_error(libc::EFBIG))?;
@@ -255,9 +264,17 @@ fn memory_file(bytes: u64) -> std::io::Result<OwnedFd> {
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: a call on a descriptor of ours.
     check(unsafe { libc::ftruncate(fd, length) })?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     // SAFETY: as above.
-    check(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) })?;
+    check(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) })?;
     Ok(file)
+}
+
+/// Whether nobody can shorten a file. Only memory files have seals.
+fn is_sealed(file: &OwnedFd) -> bool {
+    // SAFETY: a call on an open descriptor.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
 }
 
 /// Bytes of an open file.
@@ -366,8 +383,27 @@ mod tests {
         let path = format!("/proc/self/fd/{}", region.fd().unwrap().as_raw_fd());
         let read_only = std::fs::File::open(path).unwrap().into();
         assert!(matches!(Region::open(read_only, 8192).unwrap_err(), ArenaError::Open { .. }));
-        // What is announced stays: nobody can cut the file off under a mapping.
-        assert!(std::fs::File::from(copy(&region)).set_len(4096).is_err());
+        // What is announced stays: nobody can cut the file off under a mapping, or stop a peer from writing.
+        let file = std::fs::File::from(copy(&region));
+        for bytes in [0, 4096, 8191, 8193] {
+            assert!(file.set_len(bytes).is_err(), "the file was given {bytes} bytes");
+        }
+        file.set_len(8192).unwrap();
+        // SAFETY: a call on a descriptor of ours.
+        let refused = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) };
+        assert_eq!((refused, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EPERM)));
+        // A file that can be cut off is not mapped: a memory file without seals, and one on a disk.
+        // SAFETY: the name is a string that ends in a zero, and the descriptor is new.
+        let unsealed =
+            unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_ALLOW_SEALING)) };
+        let path = std::env::temp_dir().join(format!("zbench-unsealed-{}", std::process::id()));
+        let on_disk = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap().into();
+        std::fs::remove_file(path).unwrap();
+        for file in [unsealed, on_disk] {
+            let file = std::fs::File::from(file);
+            file.set_len(8192).unwrap();
+            assert!(matches!(Region::open(file.into(), 8192).unwrap_err(), ArenaError::Unsealed { bytes: 8192 }));
+        }
         assert!(matches!(Region::shared(u64::MAX), Err(ArenaError::Share { .. })));
         assert!(Region::reserve(4096).unwrap().fd().is_none());
     }

@@ -81,23 +81,47 @@ fn padded(bytes: usize) -> u64 {
 }
 
 impl Control {
-    /// Takes zeroed memory, or memory that another rank of the same world has taken.
-    pub(crate) fn new(region: Arc<Region>, ranks: usize) -> Arc<Control> {
-        assert!(region.bytes() >= CONTROL_BYTES, "the control memory is smaller than its layout");
-        Arc::new(Control { region, ranks })
+    /// Takes zeroed memory, or memory that another rank of the same world has taken. It must have room for the layout and
+    /// the seats of all ranks.
+    pub(crate) fn new(region: Arc<Region>, ranks: usize) -> Result<Arc<Control>> {
+        let seats = (ranks as u64).saturating_mul(size_of::<Seat>() as u64);
+        if region.bytes() < CONTROL_BYTES || Control::seats_at().saturating_add(seats) > CONTROL_BYTES {
+            let reason = format!(
+                "{} bytes are too few for {ranks} ranks to meet in; all ranks must run the same version, and use fewer ranks",
+                region.bytes()
+            );
+            return Err(CommError::Invalid { operation: "split", reason });
+        }
+        Ok(Arc::new(Control { region, ranks }))
     }
 
+    /// `count` values from `at` on; an error where they do not lie in the memory. Offsets come from memory that all ranks
+    /// write, so they are checked in every build.
+    ///
     /// # Safety
-    /// A `T` that is valid as it lies there, zeroed memory included, must begin at `at`, and `count` of them fit.
-    unsafe fn slice<T>(&self, at: u64, count: usize) -> &[T] {
-        debug_assert!(at + (count * size_of::<T>()) as u64 <= CONTROL_BYTES);
-        // SAFETY: as the caller says; the mapping lives as long as self.
-        unsafe { std::slice::from_raw_parts(self.region.base().add(at as usize).cast().as_ptr(), count) }
+    /// Values of `T` lie there, zeroed memory included, and all that change are atomic.
+    unsafe fn slice<T>(&self, at: u64, count: usize) -> Result<&[T]> {
+        let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
+        self.check(at, bytes, align_of::<T>() as u64)?;
+        // SAFETY: inside the mapping and aligned (checked above), and of this type, as the caller says; the mapping lives as
+        // long as self.
+        Ok(unsafe { std::slice::from_raw_parts(self.region.base().add(at as usize).cast().as_ptr(), count) })
+    }
+
+    /// That `bytes` from `at` on lie in the memory, aligned.
+    fn check(&self, at: u64, bytes: u64, align: u64) -> Result<()> {
+        if at.checked_add(bytes).is_some_and(|end| end <= CONTROL_BYTES) && at.is_multiple_of(align) {
+            return Ok(());
+        }
+        let reason = format!(
+            "{bytes} bytes at {at:#x} do not lie in the {CONTROL_BYTES} bytes in which the ranks meet; another rank has damaged them"
+        );
+        Err(CommError::Invalid { operation: "shared memory", reason })
     }
 
     fn header(&self) -> &Header {
         // SAFETY: the header begins the mapping; zero is a valid value of all its fields.
-        unsafe { &self.slice(0, 1)[0] }
+        unsafe { &self.slice(0, 1).expect("the header fits")[0] }
     }
 
     fn cause_at() -> u64 {
@@ -110,14 +134,15 @@ impl Control {
 
     pub(crate) fn hall(&self) -> Hall<'_> {
         // SAFETY: the seats follow the cause; zero is a valid seat.
-        let seats: &[Seat] = unsafe { self.slice(Control::seats_at(), self.ranks) };
+        let seats: &[Seat] =
+            unsafe { self.slice(Control::seats_at(), self.ranks) }.expect("`new` has checked that they fit");
         Hall { seats, ended: &self.header().ended }
     }
 
     /// Takes zeroed bytes for good. A world makes few groups, so nothing is given back before its end.
     fn take(&self, bytes: u64) -> Result<u64> {
         let first = Control::seats_at() + padded(self.ranks * size_of::<Seat>());
-        let at = first + self.header().used.fetch_add(bytes, Ordering::Relaxed);
+        let at = first.saturating_add(self.header().used.fetch_add(bytes, Ordering::Relaxed));
         if at.saturating_add(bytes) <= CONTROL_BYTES {
             return Ok(at);
         }
@@ -159,7 +184,7 @@ impl Control {
         }
         let bytes = (self.header().cause_bytes.load(Ordering::Relaxed) as usize).min(CAUSE_BYTES);
         // SAFETY: written before the world was announced ended, and never again.
-        let text = unsafe { self.slice::<u8>(Control::cause_at(), bytes) };
+        let text = unsafe { self.slice::<u8>(Control::cause_at(), bytes) }.ok()?;
         Some(String::from_utf8_lossy(text).into_owned())
     }
 }
@@ -169,7 +194,8 @@ impl Board {
     pub(crate) fn make(control: &Arc<Control>, name: &str, roots: &[usize]) -> Result<Board> {
         let size = roots.len();
         let blank = Board { control: control.clone(), at: 0, size };
-        let at = control.take(blank.eager_at(DEPTH * size) + 128)?;
+        let at = control.take(blank.bytes())?;
+        control.check(at, blank.bytes(), align_of::<Head>() as u64)?;
         let board = Board { at, ..blank };
         let name = &name.as_bytes()[..name.floor_char_boundary(NAME_BYTES)];
         let head = board.control.region.base();
@@ -185,15 +211,28 @@ impl Board {
     }
 
     /// The first group of a world, which `make` has placed before any other.
-    pub(crate) fn first(control: &Arc<Control>) -> Board {
+    pub(crate) fn first(control: &Arc<Control>) -> Result<Board> {
         Board::at(control, Control::seats_at() + padded(control.ranks * size_of::<Seat>()))
     }
 
-    /// A board that another rank has made.
-    pub(crate) fn at(control: &Arc<Control>, at: u64) -> Board {
-        // SAFETY: a head was written there before its offset was told.
-        let size = unsafe { control.slice::<Head>(at, 1)[0].size } as usize;
-        Board { control: control.clone(), at, size }
+    /// A board that another rank has made. All of it lies in the memory, so that nothing that follows from its offset and
+    /// size lies elsewhere.
+    pub(crate) fn at(control: &Arc<Control>, at: u64) -> Result<Board> {
+        // SAFETY: a head was written there before its offset was told, and any bytes are one.
+        let size = unsafe { control.slice::<Head>(at, 1)?[0].size };
+        let size = usize::try_from(size).ok().filter(|size| (1..=control.ranks).contains(size)).ok_or_else(|| {
+            let reason =
+                format!("the group at {at:#x} has {size} of {} ranks; another rank has damaged it", control.ranks);
+            CommError::Invalid { operation: "shared memory", reason }
+        })?;
+        let board = Board { control: control.clone(), at, size };
+        control.check(at, board.bytes(), align_of::<Head>() as u64)?;
+        Ok(board)
+    }
+
+    /// Bytes of all of it.
+    fn bytes(&self) -> u64 {
+        self.eager_at(DEPTH * self.size) + 128
     }
 
     /// What finds it again in this world.
@@ -207,14 +246,15 @@ impl Board {
 
     pub(crate) fn name(&self) -> String {
         // SAFETY: a head lies there, and is not written any more.
-        let head = unsafe { &self.control.slice::<Head>(self.at, 1)[0] };
+        let Ok([head]) = (unsafe { self.control.slice::<Head>(self.at, 1) }) else { return String::new() };
         String::from_utf8_lossy(&head.name[..(head.name_bytes as usize).min(NAME_BYTES)]).into_owned()
     }
 
     /// The members' numbers in the world, then whether they have left.
     fn numbers(&self) -> &[AtomicU32] {
         // SAFETY: the array follows the head.
-        unsafe { self.control.slice(self.at + padded(size_of::<Head>()), 2 * self.size) }
+        let numbers = unsafe { self.control.slice(self.at + padded(size_of::<Head>()), 2 * self.size) };
+        numbers.expect("`make` and `at` have checked that all of the board fits")
     }
 
     /// A member's number in the world.
@@ -247,11 +287,11 @@ impl Board {
     pub(crate) fn line(&self, party: Party) -> Result<Line<'_, Posted>> {
         let Party::Pair { from, to } = party else {
             // SAFETY: the slots lie there; zero is a valid slot, of a call before the first.
-            let slots = unsafe { self.control.slice(self.at + self.slots_at(), DEPTH * self.size) };
+            let slots = unsafe { self.control.slice(self.at + self.slots_at(), DEPTH * self.size) }?;
             return Ok(Line::new(slots, self.size));
         };
         // SAFETY: the table of pairs lies there, size times size offsets.
-        let pairs: &[AtomicU64] = unsafe { self.control.slice(self.at + self.pairs_at(), self.size * self.size) };
+        let pairs: &[AtomicU64] = unsafe { self.control.slice(self.at + self.pairs_at(), self.size * self.size) }?;
         let known = &pairs[from * self.size + to];
         let mut at = known.load(Ordering::Acquire);
         if at == 0 {
@@ -262,14 +302,18 @@ impl Board {
                 .map_or_else(|there| there, |_| made);
         }
         // SAFETY: slots of a pair were taken at this offset, and are zero or in use as such.
-        Ok(Line::new(unsafe { self.control.slice(at, 2 * PAIR_DEPTH) }, 2))
+        Ok(Line::new(unsafe { self.control.slice(at, 2 * PAIR_DEPTH) }?, 2))
     }
 
-    /// Where a member's eager bytes for a call of the whole group lie.
-    pub(crate) fn eager(&self, sequence: u64, rank: usize) -> NonNull<u8> {
+    /// Where a member's eager bytes for a call of the whole group lie, `bytes` of them.
+    pub(crate) fn eager(&self, sequence: u64, rank: usize, bytes: usize) -> Result<NonNull<u8>> {
+        if rank >= self.size || bytes > EAGER_BYTES {
+            let reason = format!("rank {rank} of {} has no {bytes} bytes beside its post", self.size);
+            return Err(CommError::Invalid { operation: "shared memory", reason });
+        }
         let slot = (sequence % DEPTH as u64) as usize * self.size + rank;
-        // SAFETY: `make` took room for the eager bytes of every slot.
-        unsafe { self.control.region.base().add((self.at + self.eager_at(slot)) as usize) }
+        // SAFETY: all of the board lies in the mapping (`make`, `at`), and the slot is one of its own.
+        Ok(unsafe { self.control.region.base().add((self.at + self.eager_at(slot)) as usize) })
     }
 
     pub(crate) fn control(&self) -> &Arc<Control> {
@@ -284,5 +328,63 @@ impl Board {
             let away = move |place: &usize| !line.has(*place, sequence, stage);
             (0..line.members()).filter(away).map(move |place| party.member(place))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use zbench_kernels::Arena;
+
+    fn world(ranks: usize) -> (Arc<Control>, Board) {
+        let control = Control::new(Arena::host(Some(CONTROL_BYTES)).unwrap().region(), ranks).unwrap();
+        let board = Board::make(&control, "world", &(0..ranks).collect::<Vec<_>>()).unwrap();
+        (control, board)
+    }
+
+    fn assert_refused<T>(result: Result<T>, what: &str) {
+        let error = result.err().unwrap_or_else(|| panic!("{what} was taken"));
+        assert!(matches!(error, CommError::Invalid { .. }), "{what}: {error}");
+    }
+
+    #[test]
+    fn offsets_that_lie_nowhere_are_errors() {
+        let (control, board) = world(3);
+        assert_eq!(Board::at(&control, board.offset()).unwrap().size(), 3);
+        for at in [CONTROL_BYTES, CONTROL_BYTES - 128, CONTROL_BYTES - 8, u64::MAX, u64::MAX - 127, board.offset() + 8]
+        {
+            assert_refused(Board::at(&control, at), &format!("a board at {at:#x}"));
+        }
+        // The table of pairs is memory that every rank writes.
+        let pair = Party::Pair { from: 0, to: 2 };
+        assert_eq!(board.line(pair).unwrap().members(), 2);
+        for wild in [CONTROL_BYTES, CONTROL_BYTES - 256, u64::MAX - 255, 12 * 128 + 4] {
+            // SAFETY: the table of pairs lies there.
+            let pairs: &[AtomicU64] = unsafe { control.slice(board.at + board.pairs_at(), 9) }.unwrap();
+            pairs[2].store(wild, Ordering::Relaxed);
+            assert_refused(board.line(pair), &format!("the slots of a pair at {wild:#x}"));
+        }
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_errors() {
+        let (control, board) = world(3);
+        for size in [0, 4, u64::from(u32::MAX), u64::MAX] {
+            // SAFETY: the head lies there, and nobody else uses this memory.
+            unsafe { control.region.base().add(board.at as usize).cast::<Head>().as_mut().size = size };
+            assert_refused(Board::at(&control, board.offset()), &format!("a board of {size} ranks"));
+        }
+        assert!(board.eager(5, 2, EAGER_BYTES).is_ok());
+        assert_refused(board.eager(5, 3, 8), "the eager bytes of a rank that is not there");
+        assert_refused(board.eager(5, 2, EAGER_BYTES + 1), "more eager bytes than there are");
+        control.header().used.store(u64::MAX - 100, Ordering::Relaxed);
+        assert_refused(Board::make(&control, "another", &[0, 1]), "a board behind the end");
+        let file = memfd_create("small", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&file, 4096).unwrap();
+        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        assert_refused(Control::new(Arc::new(Region::open(file, 4096).unwrap()), 2), "a mapping of 4096 bytes");
+        let region = Arena::host(Some(CONTROL_BYTES)).unwrap().region();
+        assert_refused(Control::new(region, usize::MAX), "as many seats as there are numbers");
     }
 }

@@ -26,7 +26,7 @@ pub fn group(name: &str, kernels: Vec<Arc<dyn Kernels>>, stall: Duration) -> Res
     let size = kernels.len();
     let none = |reason: String| CommError::Invalid { operation: "local", reason };
     let control =
-        Control::new(Arena::host(Some(CONTROL_BYTES)).map_err(|error| none(error.to_string()))?.region(), size);
+        Control::new(Arena::host(Some(CONTROL_BYTES)).map_err(|error| none(error.to_string()))?.region(), size)?;
     let ranks: Vec<usize> = (0..size).collect();
     // The first board of a new world always has room: a world of more ranks than fit has no threads to run them.
     let board = Board::make(&control, name, &ranks)

@@ -62,7 +62,7 @@ impl Chair {
     }
 
     fn root_group(&self) -> String {
-        Board::first(self.board.control()).name()
+        Board::first(self.board.control()).map_or_else(|_| "world".into(), |board| board.name())
     }
 
     fn end(&self, error: &CommError) {
@@ -162,8 +162,8 @@ impl Shared {
         let mut bounce = None;
         let (send_spot, recv_spot) = match eager {
             Some(given) => {
-                let to = self.board().eager(sequence, self.rank);
-                // SAFETY: the slot is vacant, so nobody reads its eager bytes, and `given` is at most their number.
+                let to = self.board().eager(sequence, self.rank, given)?;
+                // SAFETY: the slot is vacant, so nobody reads its eager bytes, and `given` is at most their number (checked).
                 unsafe { std::ptr::copy_nonoverlapping(send.ptr.as_ptr(), to.as_ptr(), given) };
                 (by_address(send), by_address(recv))
             }
@@ -364,8 +364,9 @@ impl Shared {
         for rank in 0..line.members() {
             // SAFETY: all have posted (`go_on`), and this rank has not left.
             let post = unsafe { line.posted(sequence, rank) };
-            let send =
-                Raw { ptr: board.eager(sequence, rank), len: post.send.len, dtype: post.send.dtype, on_host: true };
+            let bytes = post.send.len.saturating_mul(post.send.dtype.size());
+            let ptr = board.eager(sequence, rank, bytes)?;
+            let send = Raw { ptr, len: post.send.len, dtype: post.send.dtype, on_host: true };
             // Its own result goes to an address of this process; others' are none of its business.
             let recv = if rank == self.rank { Space::own(post.recv) } else { Raw::none() };
             desk.seen.push(Seen { send, recv });
@@ -460,7 +461,7 @@ impl Shared {
         }
         let at = note.load(std::sync::atomic::Ordering::Acquire);
         let place = ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default();
-        desk.formed = Some((Board::at(self.board().control(), at), place));
+        desk.formed = Some((Board::at(self.board().control(), at)?, place));
         Ok(())
     }
 }

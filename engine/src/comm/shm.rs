@@ -62,7 +62,7 @@ pub fn shm(
     let mut own = vec![arena.region(), stand_ins.region()];
     if rank == 0 {
         let control = Arena::shared(Some(CONTROL_BYTES)).map_err(memory)?.region();
-        Board::make(&Control::new(control.clone(), size), "world", &(0..size).collect::<Vec<_>>())?;
+        Board::make(&Control::new(control.clone(), size)?, "world", &(0..size).collect::<Vec<_>>())?;
         own.push(control);
     }
     let unshared = || invalid("the rank's arena is not shared memory; make it with Arena::shared".into());
@@ -78,9 +78,9 @@ pub fn shm(
     if let Some(other) = all.iter().position(|said| !said.is_empty()) {
         return Err(invalid(format!("rank {other}: {}", String::from_utf8_lossy(&all[other]))));
     }
-    let control = Control::new(control, size);
+    let control = Control::new(control, size)?;
     let space = Arc::new(Space::Processes(Processes { own: rank, regions, stand_ins, lives }));
-    Shared::new(Board::first(&control), rank, space, kernels, patience(size), stall)
+    Shared::new(Board::first(&control)?, rank, space, kernels, patience(size), stall)
 }
 
 type Joined = (Vec<Vec<Arc<Region>>>, Vec<(OwnedFd, String)>, Arc<Region>);

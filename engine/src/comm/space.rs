@@ -196,7 +196,9 @@ impl Processes {
         }
         let (index, offset) = ((spot.at >> OFFSET_BITS) as usize, spot.at & ((1 << OFFSET_BITS) - 1));
         let bytes = spot.len.checked_mul(spot.dtype.size()).and_then(|bytes| (bytes as u64).checked_add(offset));
-        let region = self.regions[rank].get(index).filter(|region| bytes.is_some_and(|end| end <= region.bytes()));
+        let aligned = offset.is_multiple_of(spot.dtype.size() as u64);
+        let inside = |region: &&Arc<Region>| aligned && bytes.is_some_and(|end| end <= region.bytes());
+        let region = self.regions[rank].get(index).filter(inside);
         let outside = || CommError::Invalid {
             operation: "a post",
             reason: format!("rank {rank} says that its buffer lies at {:#x}, which is in none of its regions", spot.at),

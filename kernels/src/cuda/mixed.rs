@@ -20,13 +20,13 @@ impl Staged {
     }
 
     fn view(&self, len: usize) -> View<'_> {
-        debug_assert!(len * self.dtype.size() <= self.words.len() * 8);
-        // SAFETY: the words hold `len` elements or more, aligned for every type.
+        assert!(len * self.dtype.size() <= self.words.len() * 8, "{len} elements of {} words", self.words.len());
+        // SAFETY: the words hold `len` elements or more (checked), aligned for every type.
         unsafe { View::from_raw(std::ptr::NonNull::from(&self.words[..]).cast(), self.dtype, len) }
     }
 
     fn view_mut(&mut self, len: usize) -> ViewMut<'_> {
-        debug_assert!(len * self.dtype.size() <= self.words.len() * 8);
+        assert!(len * self.dtype.size() <= self.words.len() * 8, "{len} elements of {} words", self.words.len());
         // SAFETY: as above, lent for writing.
         unsafe { ViewMut::from_raw(std::ptr::NonNull::from(&mut self.words[..]).cast(), self.dtype, len) }
     }

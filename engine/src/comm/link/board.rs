@@ -5,7 +5,9 @@
 //! takes well under a microsecond.
 
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
+use rustix::fs::{
+    MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create, open,
+};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -86,8 +88,12 @@ impl Drop for Board {
 impl Board {
     /// A new board with `links` links. The file must stay open until the other ranks have opened it.
     pub fn create(links: usize, token: u64) -> Result<(Board, OwnedFd), BoardError> {
-        let file = memfd_create("zbench link", MemfdFlags::CLOEXEC).map_err(system("memfd_create"))?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("zbench link", flags).map_err(system("memfd_create"))?;
         ftruncate(&file, 8 * words(links) as u64).map_err(system("the size of the link's memory"))?;
+        // Whoever touches a mapping behind the end of its file is killed.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        fcntl_add_seals(&file, seals).map_err(system("sealing the link's memory"))?;
         let board = Board::map(file.as_fd(), links)?;
         board.word(0).store(token, Ordering::Release);
         Ok((board, file))
@@ -97,7 +103,10 @@ impl Board {
     pub fn open(pid: u32, fd: u32, links: usize, token: u64) -> Result<Board, BoardError> {
         let path = format!("/proc/{pid}/fd/{fd}");
         let file = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(system(&path))?;
-        // A mapping beyond the file's end could not be touched.
+        // A mapping beyond the file's end could not be touched, now or later.
+        if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
+            return Err(BoardError::Stranger { pid });
+        }
         let size = rustix::fs::fstat(&file).map_err(system(&path))?.st_size;
         if size != 8 * words(links) as i64 {
             return Err(BoardError::Stranger { pid });
@@ -325,6 +334,22 @@ mod tests {
         assert!(matches!(Board::open(pid, fd, 2, 8), Err(BoardError::Stranger { .. })), "another run's token");
         assert!(matches!(Board::open(pid, fd, 3, 7), Err(BoardError::Stranger { .. })), "another size");
         assert!(matches!(Board::open(pid, u32::MAX, 2, 7), Err(BoardError::System { .. })));
+    }
+
+    #[test]
+    fn nobody_can_cut_the_memory_off_under_a_mapping() {
+        let (board, file) = Board::create(2, 7).unwrap();
+        let (pid, fd) = (std::process::id(), file.as_raw_fd() as u32);
+        for bytes in [0, 4096, 8 * words(2) as u64 + 1] {
+            assert_eq!(ftruncate(&file, bytes), Err(rustix::io::Errno::PERM), "{bytes} bytes");
+        }
+        board.arrive(key(0), 1, 10, &[Claim { link: 1, ns: 5 }], 0).unwrap();
+        assert!(Board::open(pid, fd, 2, 7).is_ok());
+        // A file of the right length that may be cut off later is not mapped.
+        let unsealed = memfd_create("unsealed", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&unsealed, 8 * words(2) as u64).unwrap();
+        let fd = unsealed.as_raw_fd() as u32;
+        assert!(matches!(Board::open(pid, fd, 2, 0), Err(BoardError::Stranger { .. })));
     }
 
     #[test]
