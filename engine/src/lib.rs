@@ -21,6 +21,7 @@ pub mod mesh;
 pub mod meter;
 pub mod model;
 pub mod outcome;
+pub mod parity;
 pub mod peft;
 pub mod plan;
 pub mod rank;

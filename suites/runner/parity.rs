@@ -6,19 +6,8 @@ use crate::grid::{canonical, plain};
 use serde_json::Value;
 use std::collections::HashMap;
 use zbench_engine::config::{Cell, Precision, Strategy};
-use zbench_kernels::DType;
+use zbench_engine::parity::{Point, compare as compare_points};
 use zbench_reports::record::{Parity, Record, Step, Verdict};
-
-/// Largest relative difference of a step's loss, by the type that rounds most. f32: sums in another order over accumulated
-/// micro-batches. The short types: a rounding of their mantissa may fall differently in a step and grow over few.
-pub const TOLERANCE: &[(DType, f64)] =
-    &[(DType::F64, 1e-9), (DType::F32, 1e-5), (DType::F16, 5e-3), (DType::Bf16, 2e-2)];
-
-/// The tolerance of a precision: that of the type which rounds most among compute, accumulated and travelling gradients.
-pub fn tolerance(precision: &Precision) -> f64 {
-    let of = |dtype| TOLERANCE.iter().find(|(known, _)| *known == dtype).map_or(0.0, |(_, tolerance)| *tolerance);
-    [precision.compute, precision.gradients, precision.reduce].into_iter().map(of).fold(0.0, f64::max)
-}
 
 /// What cells must share to be comparable: everything but strategy, shard, prefetch, backend, checkpointing, attention
 /// kernel, capacity, emulated nodes and threads.
@@ -81,23 +70,42 @@ pub fn compare(record: &Record, reference: Option<&Record>, precision: &Precisio
     if reference.key == record.key {
         return Parity { verdict: Verdict::Reference, ..parity };
     }
-    let tolerance = tolerance(precision);
-    parity.extra.insert("tolerance".into(), tolerance.into());
-    let Some(difference) = difference(&record.steps, &reference.steps, |step| step.loss) else {
+    let Some(compared) = compare_points(precision, &points(&record.steps), &points(&reference.steps)) else {
         parity
             .extra
             .insert("reason".into(), "the losses cannot be compared: other steps, or a loss that is not finite".into());
         return Parity { verdict: Verdict::Failed, ..parity };
     };
-    let norms = self::difference(&record.steps, &reference.steps, norm);
-    parity.max_loss_difference = Some(difference);
-    parity.extra.insert("max_grad_norm_difference".into(), norms.into());
-    parity.verdict = match difference {
-        0.0 if norms == Some(0.0) => Verdict::Identical,
-        d if d <= tolerance => Verdict::WithinTolerance,
-        _ => Verdict::Failed,
+    let [tolerance, norm_tolerance] = compared.allowed;
+    parity.max_loss_difference = Some(compared.loss);
+    parity.extra.insert("tolerance".into(), tolerance.into());
+    parity.extra.insert("grad_norm_tolerance".into(), norm_tolerance.into());
+    parity.extra.insert("max_grad_norm_difference".into(), compared.norm.into());
+    parity.verdict = match compared.outside {
+        Some(outside) => {
+            parity.extra.insert("reason".into(), outside.into());
+            Verdict::Failed
+        }
+        None if is_identical(&record.steps, &reference.steps) => Verdict::Identical,
+        None => Verdict::WithinTolerance,
     };
     parity
+}
+
+fn points(steps: &[Step]) -> Vec<Point> {
+    let point = |step: &Step| Point {
+        step: step.step,
+        loss: step.loss,
+        norm: step.grad_norm,
+        lr: step.lr,
+        skipped: step.is_skipped(),
+    };
+    steps.iter().map(point).collect()
+}
+
+/// Whether all losses and gradient norms are equal to the bit.
+fn is_identical(a: &[Step], b: &[Step]) -> bool {
+    difference(a, b, |step| step.loss) == Some(0.0) && difference(a, b, norm) == Some(0.0)
 }
 
 /// The gradient norm; nothing for a step that was skipped because it had none.

@@ -14,6 +14,7 @@ mod layers;
 mod link;
 mod loading;
 mod parity;
+mod parity_bounds;
 mod precision;
 mod prepack;
 mod quantised;

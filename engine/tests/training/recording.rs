@@ -1,4 +1,4 @@
-//! Kernels that note what they are asked for.
+//! Kernels that note what they are asked for, and kernels that do something else than what they are asked for.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,11 +9,35 @@ pub struct Recording {
     log: Mutex<Vec<Op>>,
     /// How often it was asked for the scratch of an operation: once for each that a plan states.
     pub asked: AtomicUsize,
+    fault: Option<Fault>,
+}
+
+/// A mistake that an implementation of training may have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fault {
+    /// Of each sum over ranks, one element in this many (the first ones) is rank 0's alone: a tensor that is not reduced.
+    NotReduced(usize),
+    /// Sums over ranks are this many times as large: a mean over the wrong number.
+    Sum(f64),
+    /// The gradient of the loss is this many times as large.
+    Loss(f64),
+    /// The learning rate is.
+    Rate(f64),
+    /// Adam's moments are taken for those of a later step: no correction of their bias.
+    NoCorrection,
+    /// Every second update is lost.
+    LostUpdate,
+    /// Layers read weights of the step before in every second step; only where there are master weights.
+    Stale,
 }
 
 impl Recording {
     pub fn new(inner: Cpu) -> Recording {
-        Recording { inner, log: Mutex::default(), asked: AtomicUsize::new(0) }
+        Recording { inner, log: Mutex::default(), asked: AtomicUsize::new(0), fault: None }
+    }
+
+    pub fn with(inner: Cpu, fault: Fault) -> Recording {
+        Recording { fault: Some(fault), ..Recording::new(inner) }
     }
 
     pub fn clear(&self) {
@@ -93,11 +117,44 @@ impl Kernels for Recording {
         fn swiglu_backward(op: &Swiglu, gate: View<'_>, up: View<'_>, dact: View<'_>, dgate: ViewMut<'_>, dup: ViewMut<'_>) as SwigluBackward;
         fn embedding(op: &Embedding, ids: View<'_>, table: View<'_>, out: ViewMut<'_>) as Embedding;
         fn embedding_backward(op: &Embedding, ids: View<'_>, dy: View<'_>, dtable: ViewMut<'_>) as EmbeddingBackward;
-        fn cross_entropy(op: &CrossEntropy, logits: ViewMut<'_>, targets: View<'_>, losses: ViewMut<'_>) as CrossEntropy;
-        fn adamw(op: &AdamW, p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>, copy: Option<ViewMut<'_>>) as AdamW;
         fn dropout(op: &Dropout, x: View<'_>, y: ViewMut<'_>) as Dropout;
         fn normal(op: &Normal, dst: ViewMut<'_>) as Normal;
         fn unpack(op: &Unpack, record: View<'_>, dst: ViewMut<'_>) as Unpack;
+    }
+
+    fn cross_entropy(
+        &self,
+        op: &CrossEntropy,
+        logits: ViewMut<'_>,
+        targets: View<'_>,
+        losses: ViewMut<'_>,
+    ) -> Result<()> {
+        self.note(Op::CrossEntropy(*op));
+        let Some(Fault::Loss(factor)) = self.fault else {
+            return self.inner.cross_entropy(op, logits, targets, losses);
+        };
+        self.inner.cross_entropy(&CrossEntropy { scale: op.scale * factor, ..*op }, logits, targets, losses)
+    }
+
+    fn adamw(
+        &self,
+        op: &AdamW,
+        p: ViewMut<'_>,
+        m: ViewMut<'_>,
+        v: ViewMut<'_>,
+        g: View<'_>,
+        mut copy: Option<ViewMut<'_>>,
+    ) -> Result<()> {
+        self.note(Op::AdamW(*op));
+        let mut op = *op;
+        match self.fault {
+            Some(Fault::Rate(factor)) => op.lr *= factor,
+            Some(Fault::NoCorrection) => op.step += 100_000,
+            Some(Fault::LostUpdate) if op.step.is_multiple_of(2) => return Ok(()),
+            Some(Fault::Stale) if op.step % 2 == 1 => (copy, op.copy) = (None, None),
+            _ => {}
+        }
+        self.inner.adamw(&op, p, m, v, g, copy)
     }
 
     fn fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
@@ -136,8 +193,21 @@ impl Kernels for Recording {
     }
 
     /// Only communicators call it, on their own account.
-    fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
-        self.inner.reduce(op, sources, accumulate, dst)
+    fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, mut dst: ViewMut<'_>) -> Result<()> {
+        match self.fault {
+            Some(Fault::NotReduced(of)) if dst.dtype() != DType::F64 => {
+                let cut = dst.len() / of;
+                self.inner.reduce(op, &[sources[0].slice(0..cut)], accumulate, dst.slice_mut(0..cut))?;
+                let rest: Vec<_> = sources.iter().map(|source| source.slice(cut..dst.len())).collect();
+                let end = dst.len();
+                self.inner.reduce(op, &rest, accumulate, dst.slice_mut(cut..end))
+            }
+            Some(Fault::Sum(factor)) if dst.dtype() != DType::F64 => {
+                self.inner.reduce(op, sources, accumulate, dst.reborrow())?;
+                self.inner.scale(factor, dst)
+            }
+            _ => self.inner.reduce(op, sources, accumulate, dst),
+        }
     }
     fn quantize(&self, op: &Quantize, src: View<'_>, values: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()> {
         self.inner.quantize(op, src, values, scales)
