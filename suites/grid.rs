@@ -28,6 +28,8 @@ pub struct GridCell {
 pub const MOST_CELLS: usize = 10_000;
 /// More are expanded for nobody: a cell takes kilobytes until it is planned.
 pub const MOST_CELLS_EVER: usize = 100_000;
+/// Combinations times excludes: every one is compared with every other.
+const MOST_COMPARISONS: usize = 10_000_000;
 
 /// Expands a document. Only cells that have all the values of `only` are kept.
 ///
@@ -139,6 +141,13 @@ fn combined(document: &Document, most: usize) -> Result<Combinations, ConfigErro
     let most = most.clamp(MOST_CELLS, MOST_CELLS_EVER);
     if size > most {
         let message = format!("the grid has {size} combinations; shorten an axis (at most {most} are expanded)");
+        return Err(ConfigError::about(source, message));
+    }
+    if size.saturating_mul(document.excludes.len()) > MOST_COMPARISONS {
+        let excludes = document.excludes.len();
+        let message = format!(
+            "{size} combinations and {excludes} [[grid.exclude]] are too many to compare; shorten an axis or join excludes"
+        );
         return Err(ConfigError::about(source, message));
     }
     let mut all = Vec::new();

@@ -9,4 +9,4 @@ pub mod validate;
 #[cfg(test)]
 mod tests;
 
-pub use job::{job, no_such_pair, software};
+pub use job::{job, no_such_pair, no_zero_plus_plus, software};

@@ -419,7 +419,9 @@ fn compare(record: &mut Record, cell: &Cell, cells: &[Planned], known: &[Record]
             known.iter().rev().find(|other| other.key == *key && other.is_measured())
         };
         let of_notebook = || {
-            let fits = |other: &&Record| other.steps.len() == record.steps.len();
+            // Another build may draw other weights or sum in another order: its losses are no reference.
+            let commit = |of: &Record| of.environment.get("commit").cloned();
+            let fits = |other: &&Record| other.steps.len() == record.steps.len() && commit(other) == commit(record);
             references.iter().rev().filter(|(of, _)| *of == class).map(|(_, other)| other).find(fits)
         };
         let of_command = own.or_else(of_command);

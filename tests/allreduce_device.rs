@@ -122,7 +122,8 @@ fn what_cannot_run_here_is_refused_before_anything_starts() {
     rank.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "9");
     let output = rank.output().unwrap();
     assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
-    assert!(stderr(&output).contains("2 ranks of this host"), "{}", stderr(&output));
+    // A launcher may show each process a GPU of its own, so two ranks and one GPU in sight are no reason; kernels on the processor are.
+    assert!(stderr(&output).contains("NCCL needs a GPU"), "{}", stderr(&output));
     assert!(records(folder.path()).is_empty());
 }
 

@@ -50,6 +50,16 @@ fn no_number_of_cells_asks_for_more_than_the_most() {
 }
 
 #[test]
+fn excludes_are_counted_before_they_are_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let values: Vec<String> = (0..10_000).map(|value| value.to_string()).collect();
+    let excludes = "[[grid.exclude]]\n\"train.seed\" = 1\n".repeat(10_000);
+    let file = write(folder.path(), &format!("[grid]\n\"train.seed\" = [{}]\n{excludes}", values.join(", ")));
+    let said = refused(&["plan", file.to_str().unwrap()]);
+    assert!(said.contains("10000 combinations and 10000 [[grid.exclude]] are too many to compare"), "{said}");
+}
+
+#[test]
 fn long_files_are_read_in_time_in_proportion() {
     let folder = tempfile::tempdir().unwrap();
     let values: Vec<String> = (0..300_000).map(|value| value.to_string()).collect();

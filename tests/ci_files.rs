@@ -94,7 +94,7 @@ fn ci_run(missing: &str) -> (std::process::Output, usize, String) {
         stand_in("c++", &format!("echo \"{asan}\"\n"));
     }
     // pip makes every file that the script asks for, but those of the package that cannot be had.
-    let python = r#"[ "$1" = -c ] && exit 0
+    let python = r#"[ "$1" = -c ] || [ "$3" = --version ] && exit 0
 echo "pip $*" >>"$LOG"
 for package; do :; done
 [ "$package" = "MISSING" ] && exit 1

@@ -33,7 +33,7 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
 /// zbench as a user of its own, whom the system gives so many processes and threads together. Root has no such limit.
 fn with_threads(most: usize, folder: &Path, arguments: &[&str]) -> Output {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let user = (200_000 + std::process::id() % 100_000 * 100 + NEXT.fetch_add(1, Ordering::Relaxed)).to_string();
+    let user = (20_000 + std::process::id() % 400 * 100 + NEXT.fetch_add(1, Ordering::Relaxed)).to_string();
     let notebook = folder.join(format!("nb{user}"));
     let mut command = Command::new("prlimit");
     command.arg(format!("--nproc={most}:{most}")).args([
@@ -115,6 +115,10 @@ fn allreduce_without_threads_for_its_ranks_fails_and_says_what_to_do() {
         let said = stderr(&output);
         assert!(said.contains("the thread of rank") && said.contains("ulimit -u"), "{said}");
     }
+    let arguments = ["allreduce", "--backend", "shm", "--ranks", "3", "-b", "1K", "-e", "1K", "-T", "20s"];
+    let output = with_threads(2, folder.path(), &arguments);
+    assert_no_panic("processes", &output);
+    assert_eq!(output.status.code(), Some(5), "{}", stderr(&output));
     let output = support::run(folder.path(), &["allreduce", "--threads", "99999999"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("--threads 99999999"), "{}", stderr(&output));
@@ -145,11 +149,22 @@ fn more_threads_than_a_process_can_have_are_refused() {
         assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
         assert!(stderr(&output).contains(&format!("hardware.threads_per_rank = {most}")), "{}", stderr(&output));
     }
+    let mut deep = record.clone();
+    deep["cell"]["model"]["num_hidden_layers"] = (1_u64 << 40).into();
+    std::fs::write(&path, format!("{deep}\n")).unwrap();
+    let output = support::run(&notebook, &["repro", record["id"].as_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("model.num_hidden_layers"), "{}", stderr(&output));
 }
 
 #[test]
 fn ranks_that_cannot_reach_their_own_host_fail_at_once() {
     if !is_root("ranks_that_cannot_reach_their_own_host_fail_at_once") {
+        return;
+    }
+    if !Command::new("unshare").args(["--net", "true"]).output().is_ok_and(|output| output.status.success()) {
+        assert!(std::env::var_os("ZBENCH_REQUIRE_NETNS").is_none(), "unshare --net is refused");
+        eprintln!("SKIPPED limits::ranks_that_cannot_reach_their_own_host_fail_at_once: unshare --net is refused");
         return;
     }
     let (folder, file) = folder();

@@ -271,6 +271,18 @@ fn a_reference_that_this_command_lacks_is_looked_up_in_the_notebook() {
         assert_eq!(record.parity.extra["reference_from"], "notebook");
         assert!(record.notes.iter().any(|note| note.contains(&newest.id)), "{:?}", record.notes);
     }
+    // Another build may draw other weights: its losses are no reference.
+    let path = folder.path().join("records.jsonl");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut records: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for record in &mut records {
+        record["environment"]["commit"] = "another".into();
+    }
+    let text: String = records.iter().map(|record| format!("{record}\n")).collect();
+    std::fs::write(&path, text).unwrap();
+    let other = run(folder.path(), &mut Fake::default(), &zero3, Trials::Fresh(1)).records.pop().unwrap();
+    assert_eq!((other.parity.verdict, other.parity.reference), (Verdict::None, None));
+    run_ddp();
     // Another number of steps is another class.
     let other = run(folder.path(), &mut Fake::default(), &with("[\"zero3\"]", "steps = 3\n"), Trials::OneMore);
     assert_eq!(other.records[0].parity.verdict, Verdict::None);

@@ -187,6 +187,7 @@ fn pairs_of_software_and_strategy_that_do_not_exist_are_not_predicted() {
         ("fsdp1-compiled", "zero1", "SHARD_GRAD_OP"),
         ("deepspeed", "fsdp-grad-op", "the nearest is \"zero2\""),
         ("torch", "fsdp", "it has \"ddp\", \"zero1\""),
+        ("megatron-core", "zero++", "\"zero++\" is DeepSpeed's"),
     ] {
         let (one, two) = (format!("hardware.software={software}"), format!("parallel.strategy={strategy}"));
         let output = run(folder.path(), &["plan", path.to_str().unwrap(), "--set", &one, "--set", &two]);

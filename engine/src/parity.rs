@@ -114,7 +114,8 @@ fn allowed(precision: &Precision, rates: f64) -> [f64; 2] {
         let Bounds { loss: [first, each, most], norm: [norm, each_norm] } = bounds(dtype);
         [(first + each * rates).min(most), norm + each_norm * rates]
     };
-    let types = [precision.compute, precision.gradients, precision.reduce].map(of);
+    let types =
+        [precision.compute, precision.gradients, precision.reduce, precision.parameters, precision.optimizer].map(of);
     types.into_iter().fold([0.0, 0.0], |[a, b], [loss, norm]| [a.max(loss), b.max(norm)])
 }
 

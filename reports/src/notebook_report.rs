@@ -317,7 +317,7 @@ fn flops(record: &Record) -> Table {
     let columns =
         vec![Column::words("convention or term"), Column::numbers("operations", "FLOP"), Column::words("formula")];
     let mut table = Table::new("flops", columns);
-    for (name, value) in &record.flops.conventions {
+    for (name, value) in record.flops.conventions.iter().filter(|(name, _)| *name != "source") {
         let entry = value.as_f64().map_or_else(|| Entry::json(value), |value| Entry::maybe(Some(value), units::flops));
         table.row(vec![Entry::words(name), entry, Entry::words("")]);
     }

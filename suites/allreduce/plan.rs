@@ -237,7 +237,7 @@ fn collectives(names: &str) -> Result<(Vec<Collective>, bool), String> {
             None if name == "pairs" => pairs = true,
             None => {
                 let all: Vec<&str> = Collective::ALL.iter().map(|c| c.name()).chain(["pairs", "all"]).collect();
-                return Err(format!("--collective `{name}`{}: there are {}", hint(name, &all), all.join(", ")));
+                return Err(format!("--collective `{name}` is none of {}{}", all.join(", "), hint(name, &all)));
             }
         }
     }
@@ -326,9 +326,9 @@ mod tests {
             (&["-r", "-2"], "-r -2"),
             (&["-o", "mulsum"], "this version has sum, prod, max, min, avg"),
             (&["-d", "uint8"], "this version has int8"),
-            (&["--collective", "allreduce"], "did you mean \"all_reduce\"?: there are all_reduce"),
+            (&["--collective", "allreduce"], "is none of all_reduce,"),
             (&["--collective", "all-reduce"], "did you mean \"all_reduce\"?"),
-            (&["--collective", "xyz"], "`xyz`: there are all_reduce"),
+            (&["--collective", "xyz"], "`xyz` is none of all_reduce,"),
             (&["-n", "0"], "0"),
         ] {
             let error = plan(words).unwrap_err();

@@ -131,7 +131,13 @@ fn say_ignored(arguments: &AllreduceArgs) {
 /// Ranks as processes of their own: rank 0 of them prints, records and decides the exit code.
 fn start(arguments: &AllreduceArgs, wanted: &Wanted, stop: &AtomicBool) -> Result<u8> {
     say_ignored(arguments);
-    let (code, died) = world::start(wanted, stop)?;
+    let (code, died) = match world::start(wanted, stop) {
+        Ok(ended) => ended,
+        Err(error) => {
+            crate::say!("error: {error}");
+            return Ok(exit::FAILED);
+        }
+    };
     if stop.load(Ordering::Relaxed) {
         return Ok(exit::INTERRUPTED);
     }

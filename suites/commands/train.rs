@@ -2,7 +2,7 @@
 
 use super::progress::Progress;
 use super::session::Session;
-use super::{Expanded, command_line, expand, header, planned, print, print_document, print_lines, quoted};
+use super::{Expanded, command_line, expand, header, planned, print, print_document, print_lines, printable, quoted};
 use crate::cli::{Format, Global, GridArgs, RunArgs, exit};
 use crate::config::{ConfigError, Document};
 use crate::grid::{self, GridCell};
@@ -90,13 +90,13 @@ pub(super) fn print_interrupted<'k>(
         all += 1;
         count += usize::from(measured.contains(key));
     }
-    print(&format!(
+    print(&printable(&format!(
         "interrupted: {count} of {} measured\nTo go on, run the same command again: {}\nTo see what is measured so far: zbench \
          --notebook {} report\n",
         zbench_reports::units::plural(all, "cell", "cells"),
         command_line(),
         quoted(&global.notebook.to_string_lossy())
-    ))
+    )))
 }
 
 /// `zbench run FILE`.

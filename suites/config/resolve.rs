@@ -125,7 +125,11 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         return Err(values.refuse("parallel.backend", &["hardware.device"], message));
     }
     let software = values.given_text("hardware.software");
-    let clash = |name: &String| crate::plan::no_such_pair(name, parallel.strategy);
+    let compressed = values.given_text("parallel.strategy").as_deref() == Some("zero++");
+    let clash = |name: &String| match compressed {
+        true => crate::plan::no_zero_plus_plus(name),
+        false => crate::plan::no_such_pair(name, parallel.strategy),
+    };
     if let Some(why) = software.as_ref().filter(|_| device == DeviceKind::Cuda).and_then(clash) {
         return Err(values.refuse("parallel.strategy", &["hardware.software"], why));
     }

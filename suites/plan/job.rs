@@ -60,6 +60,12 @@ fn has(stack: Stack, strategy: Strategy) -> bool {
     }
 }
 
+/// Why the software that a cell names cannot be priced under ZeRO++, which is DeepSpeed's.
+pub fn no_zero_plus_plus(software: &str) -> Option<String> {
+    let lacks = Stack::named(software).is_some_and(|stack| !matches!(stack, Stack::Zbench | Stack::Deepspeed));
+    lacks.then(|| format!("\"zero++\" is DeepSpeed's, and hardware.software = \"{software}\" does not have it"))
+}
+
 /// Why the software that a cell names has nothing to do with its strategy, and what it has instead.
 pub fn no_such_pair(software: &str, strategy: Strategy) -> Option<String> {
     let stack = Stack::named(software).filter(|stack| !has(*stack, strategy))?;

@@ -193,7 +193,7 @@ impl Sampled {
 }
 
 /// Flags of what another trial would show again.
-const LASTING: [&str; 2] = ["emulated_device", "not_reproducible"];
+const LASTING: [&str; 3] = ["cpu_quota", "emulated_device", "not_reproducible"];
 
 /// Whether a trial was measured and does not count because of what the machine did meanwhile, so that another may count.
 pub fn is_worth_repeating(record: &Record) -> bool {

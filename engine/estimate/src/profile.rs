@@ -356,6 +356,10 @@ fn is_plain(value: &Value) -> bool {
 /// never more than half. A known name also counts by its parts before a dash, as `h100` of `h100-sxm`, since what follows a
 /// dash is what people leave out.
 pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    // No name is that long, and the distance takes as many steps as both have letters.
+    if word.len() > 100 {
+        return None;
+    }
     let word = word.to_lowercase();
     let distance = |known: &str| {
         let known = known.to_lowercase();

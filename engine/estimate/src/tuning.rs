@@ -164,6 +164,8 @@ pub struct Drive {
     pub triton: bool,
     /// Whether the communication queue keeps ahead of compute with a whole unit; else `deepspeed_exposed` is paid.
     pub prefetch: bool,
+    /// Whether collectives of the data axis run beside compute at all.
+    pub overlaps: bool,
 }
 
 impl Drive {
@@ -182,9 +184,17 @@ impl Drive {
             copies: Copies::None,
             triton: false,
             prefetch: true,
+            overlaps: true,
         };
         match stack {
-            Stack::Zbench => Drive { fusion: Fusion::Fused, fused_accumulation: true, optimizer_passes: 1.0, ..eager },
+            // Its collectives are waited for where they start (docs/cuda.md, docs/ddp.md).
+            Stack::Zbench => Drive {
+                fusion: Fusion::Fused,
+                fused_accumulation: true,
+                optimizer_passes: 1.0,
+                overlaps: false,
+                ..eager
+            },
             Stack::MegatronLm => Drive {
                 fusion: Fusion::Fused,
                 overlap_reduce: false,

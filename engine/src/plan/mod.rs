@@ -201,6 +201,11 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
             return fail(key, "is 0; at least 1 is needed".into());
         }
     }
+    // Before anything goes over the layers.
+    let units = model.num_hidden_layers.saturating_add(2);
+    if units > MOST_UNITS {
+        return fail("model.num_hidden_layers", format!("is above the {MOST_UNITS} units that are planned"));
+    }
     if let Some(experts) = &model.experts {
         let (top, count) = (experts.num_experts_per_tok, experts.num_experts);
         if top == 0 || top > count || experts.moe_intermediate_size == 0 {
@@ -298,10 +303,6 @@ fn check(cell: &Cell) -> Result<(), PlanError> {
     let block = model.hidden_size.checked_mul(widest.max(model.hidden_size)).and_then(|e| e.checked_mul(64));
     let block = block.and_then(|b| b.checked_mul(matrices));
     let all = block.and_then(|b| b.checked_mul(model.num_hidden_layers.saturating_add(2)));
-    let units = model.num_hidden_layers.saturating_add(2);
-    if units > MOST_UNITS {
-        return fail("model.num_hidden_layers", format!("is above the {MOST_UNITS} units that are planned"));
-    }
     if units.saturating_mul(train.accumulation) > MOST_COMPUTES {
         let (given, most) = (train.accumulation, MOST_COMPUTES / units);
         let reason = format!("{given} is above the {most} micro-batches that are planned for so many layers");

@@ -45,6 +45,7 @@ fn precisions() -> Vec<(&'static str, Precision)> {
         ("bf16, stochastic", Precision { rounding: WeightRounding::Stochastic, ..Precision::all(b) }),
         ("fsdp-mixed", Precision { compute: b, reduce: b, ..Precision::F32 }),
         ("deepspeed", Precision { optimizer: f32, master: Some(f32), ..Precision::all(b) }),
+        ("bf16 weights, f32 compute", Precision { parameters: b, optimizer: b, ..Precision::F32 }),
         ("f16-mixed", Precision { scaling, ..Precision::mixed(DType::F16) }),
     ]
 }
@@ -137,6 +138,10 @@ fn wrong_implementations_are_outside() {
                 continue; // Without master weights there is no copy that could be stale.
             }
             for (number, setting) in SETTINGS.into_iter().enumerate() {
+                // At this rate the losses of low precision are too far apart to tell (docs/mixed-precision.md).
+                if fault == Rate(2.0) && setting.2 >= 1e-2 {
+                    continue;
+                }
                 let cell = on(set(odd(), precision, setting, 7100 + number as u64, 8), Strategy::Ddp, setting.1, 1);
                 let found = compared(&cell, Some(fault), &steps_of(&cell, None));
                 assert!(found.outside.is_some(), "{fault:?} in {name}, {setting:?}: {found:?}");

@@ -124,9 +124,11 @@ fn walk(whole: &Path) -> Result<PathBuf, String> {
 }
 
 /// Whether a folder above may belong to this user: it is our own, or the system's. In a user namespace, as Apptainer
-/// makes them, root has the number of whoever owns `/`.
+/// makes them, root has the number of whoever owns `/`, unless that is the number of all users that the namespace does not know.
 fn is_trusted(owner: u32) -> bool {
-    owner == user() || owner == 0 || std::fs::metadata("/").is_ok_and(|root| root.uid() == owner)
+    let unknown = std::fs::read_to_string("/proc/sys/fs/overflowuid").ok().and_then(|uid| uid.trim().parse().ok());
+    let is_root = |owner| std::fs::metadata("/").is_ok_and(|root| root.uid() == owner);
+    owner == user() || owner == 0 || owner != unknown.unwrap_or(65534) && is_root(owner)
 }
 
 #[cfg(test)]

@@ -260,8 +260,8 @@ fn judged(
         return metric;
     };
     (metric.a, metric.b) = (Some(found.a), Some(found.b));
-    metric.ratio = Some(found.ratio.mid);
     if !found.has_too_few_trials() {
+        metric.ratio = Some(found.ratio.mid);
         (metric.low, metric.high, metric.interval) = (Some(found.ratio.low), Some(found.ratio.high), Some(holds));
     }
     let above = found.ratio.low > 1.0;

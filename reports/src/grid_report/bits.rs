@@ -53,6 +53,7 @@ pub(super) fn expected(grid: &Grid) -> Option<String> {
     match (bound, &broken[..]) {
         (0, _) => {}
         (1, []) => sentences.push("The cell that has to agree to the bit does.".to_string()),
+        (2, []) => sentences.push("Both cells that have to agree to the bit do.".to_string()),
         (_, []) => sentences.push(format!("All {bound} cells that have to agree to the bit do.")),
         (_, broken) => sentences.push(format!(
             "Of {} that {} to agree to the bit, {} not ({}): an error of the program or of the machine.",
@@ -65,11 +66,12 @@ pub(super) fn expected(grid: &Grid) -> Option<String> {
     if !free.is_empty() {
         let chance = match by_chance {
             0 => String::new(),
-            1 => "; 1 does so all the same".to_string(),
-            count => format!("; {count} do so all the same"),
+            1 => "; 1 of them agrees".to_string(),
+            count => format!("; {count} of them agree"),
         };
+        let their = if free.len() == 1 { "its" } else { "their" };
         sentences.push(format!(
-            "Of {} that is not asked, where sums have another order or fewer bits than f32 ({}){chance}.",
+            "{} need not agree to the bit, because {their} sums have another order or fewer bits than f32 ({}){chance}.",
             units::plural(free.len(), "cell", "cells"),
             named(&free)
         ));

@@ -36,8 +36,8 @@ fn an_hsdp_cell_of_six_ranks_is_named_as_one_that_need_not_agree() {
         cell("hsdp", 6, 1, Verdict::WithinTolerance),
     ];
     let said = said(&records);
-    assert!(said.contains("All 2 cells that have to agree to the bit do."), "{said}");
-    assert!(said.contains("Of 1 cell that is not asked") && said.contains("(hsdp)"), "{said}");
+    assert!(said.contains("Both cells that have to agree to the bit do."), "{said}");
+    assert!(said.contains("1 cell need not agree to the bit, because its sums") && said.contains("(hsdp)"), "{said}");
 }
 
 #[test]
@@ -68,7 +68,11 @@ fn accumulation_rounding_kernels_and_libraries_free_a_cell() {
     ];
     for change in changes {
         let said = with(change);
-        assert!(said.contains("Of 1 cell that is not asked") && said.contains("; 1 does so all the same"), "{said}");
+        assert!(
+            said.contains("1 cell needs not agree to the bit, because its sums")
+                && said.contains("; 1 does so all the same"),
+            "{said}"
+        );
     }
     let several = [
         cell("ddp", 4, 2, Verdict::Reference),

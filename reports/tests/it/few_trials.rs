@@ -83,15 +83,17 @@ proptest! {
     fn fewer_trials_of_the_same_spread_are_less_certain(
         few in vec(-1.0..1.0f64, 2..10), more in vec(-1.0..1.0f64, 1..10), spread in 0.001..0.2f64,
     ) {
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         let deviation = |values: &[f64]| {
-            let mean = values.iter().sum::<f64>() / values.len() as f64;
+            let mean = mean(values);
             (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (values.len() - 1) as f64).sqrt()
         };
         let more = [&few[..], &more[..]].concat();
         prop_assume!(deviation(&few) > 1e-3 && deviation(&more) > 1e-3);
-        // Steps of 2048 tokens: rates of 20,480 tokens/s and deviations of the share that is asked for.
+        // Steps of 2048 tokens: rates of 20,480 tokens/s and deviations of the share that is asked for. None of at most 18
+        // values is further than 17/sqrt(18) deviations from their mean, so no rate is negative.
         let half_of = |values: &[f64]| {
-            let rate = |value: &f64| 20_480.0 * (1.0 + spread / 4.0 * value / deviation(values));
+            let rate = |value: &f64| 20_480.0 * (1.0 + spread / 4.0 * (value - mean(values)) / deviation(values));
             let times: Vec<Vec<f64>> = values.iter().map(|value| vec![2048.0 / rate(value) * 1e3]).collect();
             half(&comparison(&cell(0, &times), None)).unwrap()
         };

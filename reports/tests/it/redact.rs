@@ -296,3 +296,21 @@ proptest! {
         prop_assert!(!without.split_whitespace().any(|word| word == host), "{}", without);
     }
 }
+
+/// The quote that closes has fewer backslashes than the one that opens, and a letter of two bytes follows.
+#[test]
+fn quotes_that_do_not_match_end_no_run() {
+    let kept = without_secrets("password: \\\"abc\"\u{e9} tail");
+    assert!(!kept.contains("abc"), "{kept}");
+}
+
+proptest! {
+    /// Names of secrets, quotes, backslashes and letters of several bytes in any order are no reason to panic.
+    #[test]
+    fn no_text_ends_the_redaction(parts in prop::collection::vec(0..14_usize, 0..24)) {
+        const PARTS: [&str; 14] =
+            ["password: ", "token=", "\"", "'", "`", "\\", "\\\\", "\u{e9}", "\u{1f511}", " ", "abc", "Authorization: ", "]", "\n"];
+        let text: String = parts.iter().map(|part| PARTS[*part]).collect();
+        without_secrets(&text);
+    }
+}

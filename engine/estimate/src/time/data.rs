@@ -55,6 +55,7 @@ impl Plan<'_> {
         };
         let mut exposed = 0.0;
         let mut settle = |(waited, total): (Waited, f64), overlapped: bool, times: f64| {
+            let overlapped = overlapped && c.drive.overlaps;
             let alone = if overlapped { waited.exposed } else { total };
             let mut beside = if overlapped { waited.hidden } else { 0.0 };
             let mut stands = alone;

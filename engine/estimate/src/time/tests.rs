@@ -89,6 +89,20 @@ fn spans_add_up_to_the_step() {
     }
 }
 
+/// zbench's collectives are waited for where they start; Megatron-Core's run beside compute where there is enough of it.
+#[test]
+fn what_does_not_overlap_is_exposed_whole() {
+    let of = |stack| {
+        let job = Job { stack, sharding: Sharding::zero(3, 8), ..job() };
+        time(&job, &a100()).span(SpanKind::Exposed(Axis::Data))
+    };
+    // Two gathers in each of eight micro-batches; 7/8 of the half-precision weights cross the link of each GPU at 300 GB/s.
+    let parameters = 12.0 * 32.0 * 4096.0 * 4096.0 + 51200.0 * 4096.0;
+    let least = 8.0 * 2.0 * 2.0 * parameters * 7.0 / 8.0 / 300e9;
+    assert!(of(Stack::Zbench) > least, "{} of at least {least}", of(Stack::Zbench));
+    assert!(of(Stack::MegatronCore) < 0.5 * of(Stack::Zbench));
+}
+
 fn time_world(job: &Job) -> usize {
     let d = job.degrees;
     d.data * d.tensor * d.pipeline * d.context

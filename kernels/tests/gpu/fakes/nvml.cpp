@@ -23,7 +23,7 @@ int nvmlDeviceGetClockInfo(void *, unsigned kind, unsigned *mhz) { *mhz = kind =
 int nvmlDeviceGetTemperature(void *, unsigned sensor, unsigned *celsius) { *celsius = 41; return sensor ? 2 : 0; }
 int nvmlDeviceGetPowerUsage(void *, unsigned *milliwatts) { *milliwatts = 512345; return 0; }
 int nvmlDeviceGetEnforcedPowerLimit(void *, unsigned *) { return 3; }
-int nvmlDeviceGetTotalEnergyConsumption(void *, unsigned long long *millijoules) { 
+int nvmlDeviceGetTotalEnergyConsumption(void *, unsigned long long *millijoules) {
     // Grows with every look, by what is told to processes that no test calls into.
     static unsigned long long used = 1ull << 40;
     *millijoules = used;

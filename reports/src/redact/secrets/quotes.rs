@@ -59,7 +59,9 @@ pub(super) fn span(text: &str, at: usize, whole_line: bool, open: &Open) -> Opti
     if quote > 0 && !open.ends(text, at + quote - 1) {
         let inner = at + quote;
         let end = closing_quote(text, inner, quote - 1).unwrap_or(text.len());
-        let behind = (end + quote).min(text.len());
+        // The quote that closes may have fewer backslashes before it than the one that opens.
+        let slashes = text[end..].len() - text[end..].trim_start_matches('\\').len();
+        let behind = (end + slashes + 1).min(text.len());
         // Words may be put together from several: 'it'"'"'s'.
         let next = text[behind..].chars().next();
         let goes_on =
