@@ -97,7 +97,7 @@ fn nothing_is_claimed_that_the_trials_do_not_show() {
     let comparison = compared(cell("ddp", [100.0; 3]), cell("ddp", [50.0; 3]).drain(..1).collect());
     let speed = metric(&comparison, "tokens_per_second");
     assert_eq!((speed.verdict, speed.interval), (Verdict::TooFewTrials, None));
-    assert_eq!((speed.ratio.map(f64::round), speed.low, speed.high), (Some(2.0), None, None));
+    assert_eq!((speed.ratio, speed.low, speed.high), (None, None, None));
     assert!(speed.words.starts_with("too few trials to say (3 and 1;"), "{}", speed.words);
     assert!(text(&comparison).contains("With one trial on a side nothing says how runs differ"));
     // What is counted needs no second trial.
