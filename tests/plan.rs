@@ -367,6 +367,12 @@ fn changes_of_the_machine_need_units() {
         let (text, key) = (stderr(&output), change.split('=').next().unwrap());
         assert!(text.contains(&format!("{key} = ")) && text.contains(example), "{change}: {text}");
     }
+    let without = file(folder.path(), "[model]\npreset = \"llama-tiny\"\n");
+    let output = run(folder.path(), &["plan", without.to_str().unwrap(), "--what-if", "network.rate=100"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    assert!(stderr(&output).contains("no cell states one; add --set hardware.profile=NAME"), "{}", stderr(&output));
+    let path = &file(folder.path(), LARGE);
+    let path = path.to_str().unwrap();
     // With units, in the ways that the message names; counts and shares have none.
     let step = |change: &str| number(&plan(&[path, "--what-if", change])[0], "step_ms");
     assert!(close(step("network.rate=100 Gbit/s"), step("network.rate=12.5 GB/s"), 1e-12));

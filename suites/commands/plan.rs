@@ -41,6 +41,10 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
         return estimates(global, &as_stated);
     }
     let changes = arguments.what_if.iter().map(|text| change(text)).collect::<Result<Vec<_>>>()?;
+    let has_profile = |cell: &Planned| cell.grid.resolved.as_ref().is_ok_and(|resolved| resolved.profile.is_some());
+    if !as_stated.iter().any(has_profile) {
+        bail!("--what-if changes a machine's profile, and no cell states one; add --set hardware.profile=NAME");
+    }
     let mut expanded = expand_with(&cells, arguments.max_cells, |context| context.with_what_if(changes))?;
     let changed = planned(&mut expanded, arguments.proxy)?;
     what_if(global, &as_stated, &changed, &arguments.what_if)
