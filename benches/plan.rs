@@ -6,12 +6,12 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::path::Path;
-use zbench::config::files::Files;
-use zbench::config::{Context, Document};
-use zbench::grid::{self, GridCell};
-use zbench::plan::search::search;
-use zbench::runner::plan;
 use zbench_engine::plan::Planner;
+use zbench_suites::config::files::Files;
+use zbench_suites::config::{Context, Document};
+use zbench_suites::grid::{self, GridCell};
+use zbench_suites::plan::search::search;
+use zbench_suites::runner::plan;
 
 const GRID: &str = r#"
 [model]

@@ -10,6 +10,7 @@ use crate::checkpoint::args::CheckpointArgs;
 use crate::commands;
 use crate::config::ConfigError;
 use crate::config::units;
+use crate::environment::{self, BuildInfo};
 pub use args::*;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -384,7 +385,8 @@ fn parse_from(words: impl Iterator<Item = OsString>) -> Result<Cli, clap::Error>
 }
 
 /// Parses the arguments, runs the command, and says in an exit code how it went.
-pub fn main() -> ExitCode {
+pub fn main(build: BuildInfo) -> ExitCode {
+    environment::set_build(build);
     // A file that may not grow is then an error of the write, which is told, and not the end of the process.
     let grown = std::sync::Arc::<std::sync::atomic::AtomicBool>::default();
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, grown);

@@ -26,6 +26,8 @@ pub struct Process {
     pub variables: Vec<(String, String)>,
     /// Hash of the program's file.
     pub binary: Option<String>,
+    /// What the program was built from.
+    pub build: BuildInfo,
 }
 
 /// This process's environment, read once: a thread that is bound to a core later sees fewer cores.
@@ -40,6 +42,7 @@ pub fn of_this_process() -> Map<String, Value> {
             simd: zbench_kernels::peak::describe(),
             variables: std::env::vars_os().map(text).collect(),
             binary: binary_hash(std::path::Path::new("/proc/self/exe")),
+            build: BUILD.get().copied().unwrap_or_default(),
         };
         capture(&Root::system(), &process)
     };
@@ -91,9 +94,9 @@ pub fn capture(root: &Root, process: &Process) -> Map<String, Value> {
         ("libraries", Value::Object(devices::libraries(root, &named))),
         ("host", json!(host_hash(&host))),
         ("zbench", json!(env!("CARGO_PKG_VERSION"))),
-        ("commit", json!(option_env!("ZBENCH_COMMIT"))),
+        ("commit", json!(process.build.commit)),
         ("features", json!(features())),
-        ("rustc", json!(option_env!("ZBENCH_RUSTC"))),
+        ("rustc", json!(process.build.rustc)),
         ("profile", json!(if cfg!(debug_assertions) { "debug" } else { "release" })),
         ("binary", json!(process.binary)),
         ("variables", Value::Object(variables::recorded(process.variables.iter().cloned(), &host))),
@@ -108,9 +111,28 @@ pub fn capture(root: &Root, process: &Process) -> Map<String, Value> {
     entries.into_iter().filter(|(_, value)| is_stated(value)).map(|(name, value)| (name.to_string(), value)).collect()
 }
 
+/// What the program was built from. The program's own crate states it, so that a new commit compiles no other.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BuildInfo {
+    /// The commit, with a mark where the tree differed from it; none without git.
+    pub commit: Option<&'static str>,
+    /// What `rustc --version` said.
+    pub rustc: Option<&'static str>,
+}
+
+static BUILD: OnceLock<BuildInfo> = OnceLock::new();
+
+/// States what this program was built from; the first statement counts.
+pub fn set_build(build: BuildInfo) {
+    let _ = BUILD.set(build);
+}
+
 /// Features that this program was built with.
 fn features() -> Vec<&'static str> {
-    if cfg!(feature = "mpi") { vec!["mpi"] } else { Vec::new() }
+    [("mpi", cfg!(feature = "mpi")), ("png", cfg!(feature = "png"))]
+        .into_iter()
+        .filter_map(|(name, is_on)| is_on.then_some(name))
+        .collect()
 }
 
 /// This host's name.

@@ -1,5 +1,8 @@
 //! The `zbench` program.
 
-fn main() -> std::process::ExitCode {
-    zbench::cli::main()
+use std::process::ExitCode;
+use zbench_suites::environment::BuildInfo;
+
+fn main() -> ExitCode {
+    zbench_suites::cli::main(BuildInfo { commit: option_env!("ZBENCH_COMMIT"), rustc: option_env!("ZBENCH_RUSTC") })
 }

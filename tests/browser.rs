@@ -1,8 +1,8 @@
-//! The page in a real browser: Chromium, headless, in light, in dark and as wide as a phone. Where there is no Chromium the
-//! test says NOT TESTED; with ZBENCH_REQUIRE_BROWSER=1 it fails.
+//! The page in a real browser: Chromium, headless, in light, in dark and as wide as a phone. Part of the full run alone
+//! (ZBENCH_TESTS=full), which fails where there is no Chromium.
 
-use crate::support::{self, TINY};
-use resvg::tiny_skia::Pixmap;
+use crate::scope;
+use crate::support::{self, TINY, pixels};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -139,26 +139,20 @@ fn look(browser: &Path, folder: &Path, page: &Path, dark: bool) {
     let (_, log) = open(browser, folder, page, &options);
     let complaints: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
     assert!(complaints.is_empty(), "{complaints:?}");
-    let picture = Pixmap::decode_png(&std::fs::read(&picture).unwrap()).unwrap();
-    let colors: BTreeSet<(u8, u8, u8)> = picture.pixels().iter().map(|p| (p.red(), p.green(), p.blue())).collect();
+    let (_, pixels) = pixels(&picture);
+    let colors: BTreeSet<[u8; 3]> = pixels.iter().copied().collect();
     assert!(colors.len() > 100, "{} colours: a blank sheet", colors.len());
-    let paper = picture.pixels()[0];
-    let is_dark = u32::from(paper.red()) + u32::from(paper.green()) + u32::from(paper.blue()) < 200;
+    let paper = pixels[0];
+    let is_dark = paper.iter().map(|value| u32::from(*value)).sum::<u32>() < 200;
     assert_eq!(is_dark, dark, "paper is {paper:?}");
 }
 
 #[test]
 fn the_page_is_what_it_should_be_in_a_browser() {
-    let Some(browser) = browser() else {
-        eprintln!(
-            "browser: NOT TESTED, since Chromium is missing; apt-get install chromium, or name one with ZBENCH_BROWSER"
-        );
-        assert!(
-            std::env::var_os("ZBENCH_REQUIRE_BROWSER").is_none(),
-            "ZBENCH_REQUIRE_BROWSER is set and there is none"
-        );
+    if scope::cases("browser::the_page_is_what_it_should_be_in_a_browser", 0, 1) == 0 {
         return;
-    };
+    }
+    let browser = browser().expect("Chromium is missing: apt-get install chromium, or name one with ZBENCH_BROWSER");
     let folder = tempfile::tempdir().unwrap();
     let notebook = folder.path().join("notebook");
     // More strategies than TINY has, and one cell that is out of memory.

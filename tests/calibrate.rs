@@ -221,7 +221,7 @@ fn a_gpu_is_measured_and_a_processor_in_its_place_saves_nothing() {
 
 #[test]
 fn without_a_gpu_the_reason_is_told_and_nothing_kept() {
-    if zbench::devices::count().is_ok() {
+    if zbench_suites::devices::count().is_ok() {
         println!("NOT RUN: this machine has a GPU");
         return;
     }
@@ -272,8 +272,8 @@ const LARGE: &str = "[model]\npreset = \"llama2-7b\"\n[train]\nseq_len = 2048\nm
 
 #[test]
 fn predictions_follow_what_was_saved() {
-    use zbench::calibrate::device::profile::Target;
     use zbench_reports::bench::{DeviceCeilings, DeviceRate, Rate};
+    use zbench_suites::calibrate::device::profile::Target;
     let folder = tempfile::tempdir().unwrap();
     let builtin = zbench_estimate::profile::machine("h100-sxm").unwrap();
     let bf16 = builtin.device.compute[&zbench_estimate::job::Number::Bf16];

@@ -3,6 +3,7 @@
 //!
 //! Where many trials are needed their cells only pretend: a second run of this test binary is the process that is killed.
 
+use crate::scope;
 use crate::support::{TINY, cells, run, stderr, stdout, write, zbench};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,13 +13,13 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use zbench::runner::plan::{Planned, plan};
-use zbench::runner::protocol::{End, Told};
-use zbench::runner::{Execute, Execution, Header, Observe, Runner, Trials, rescue};
 use zbench_engine::config::Cell;
 use zbench_engine::plan::Planner;
 use zbench_reports::record::{Outcome, Record, Step};
 use zbench_reports::{Notebook, bundle};
+use zbench_suites::runner::plan::{Planned, plan};
+use zbench_suites::runner::protocol::{End, Told};
+use zbench_suites::runner::{Execute, Execution, Header, Observe, Runner, Trials, rescue};
 
 /// Folder of the notebook, number of trials, milliseconds of a trial: what a child of these tests is told.
 const CHILD: &str = "ZBENCH_TEST_GRID";
@@ -130,13 +131,13 @@ fn next(seed: &mut u64) -> u64 {
 
 #[test]
 fn a_grid_killed_a_hundred_times_loses_and_repeats_nothing() {
-    const KILLS: usize = 100;
+    let kills = scope::cases("durability::a_grid_killed_a_hundred_times_loses_and_repeats_nothing", 15, 100) as usize;
     let folder = tempfile::tempdir().unwrap();
     let notebook = Notebook::open(folder.path().join("nb")).unwrap();
     let mut seed = 20260101;
     let mut on_disk: Vec<String> = Vec::new();
     let (mut torn, mut during) = (0, 0);
-    for kill in 0..KILLS {
+    for kill in 0..kills {
         let (mut child, mut said) = start(notebook.directory(), 100_000, 2);
         let mut lines = Vec::new();
         // In the first trial or a later one, and there anywhere from its start over its append into the next.
@@ -160,7 +161,7 @@ fn a_grid_killed_a_hundred_times_loses_and_repeats_nothing() {
         assert!(contents.records.iter().all(|record| record.steps.len() == 20), "every record is whole");
         on_disk = ids;
     }
-    assert!(during > KILLS / 2, "most were killed after a record, {during} of {KILLS}");
+    assert!(during > kills / 2, "most were killed after a record, {during} of {kills}");
     let largest = notebook.records().unwrap().iter().map(|record| record.trial).max().unwrap();
     let trials = largest + 2;
     let (mut child, mut said) = start(notebook.directory(), trials, 0);

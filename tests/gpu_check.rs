@@ -88,7 +88,7 @@ impl Tree {
     /// One whose pack is there.
     fn packed() -> Tree {
         let tree = Tree::new();
-        for name in ["zbench", "kernels", "gpu", "training", "comm", "comm_nccl"] {
+        for name in ["zbench", "kernels", "engine"] {
             program(&tree.at("target/gpu-pack").join(name), PROGRAM);
         }
         std::fs::write(tree.at("target/gpu-pack/commit"), "abc\n").unwrap();
@@ -239,7 +239,7 @@ fn parts_that_hang_are_cut_and_the_call_ends_in_time() {
     let begun = Instant::now();
     // A hundredth of the time: everything has 5.6 s.
     let mut command = tree.command(&["run"]);
-    command.env("IMITATED", "zbench=hang kernels=hang training=hang").env("ZBENCH_GPU_CHECK_SCALE", "0.01");
+    command.env("IMITATED", "zbench=hang kernels=hang engine=hang").env("ZBENCH_GPU_CHECK_SCALE", "0.01");
     let output = command.output().unwrap();
     let took = begun.elapsed();
     assert!(took >= Duration::from_millis(5600) && took < Duration::from_secs(60), "{took:?}");
@@ -384,7 +384,7 @@ fn what_is_too_large_is_left_out_by_name() {
     let tree = Tree::packed();
     // Forty megabytes that no compression makes smaller, of a test's output and of records.
     let notebook = tree.at("target/gpu-check/abc-Imitated_GPU_1/notebook/large.bin");
-    let output = tree.run("training=large");
+    let output = tree.run("engine=large");
     assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
     let (facts, results) = tree.back();
     let log = std::fs::read(results.join("training.log")).unwrap();
@@ -433,7 +433,7 @@ fn a_pack_is_what_the_other_machine_runs_and_stays_below_its_limit() {
     std::fs::remove_file(tree.at("calls")).unwrap();
     let ran = tree.run("");
     assert_eq!(ran.status.code(), Some(0), "{}{}", stdout(&ran), stderr(&ran));
-    assert!(tree.calls().iter().any(|call| call.starts_with("comm_nccl ")), "{:?}", tree.calls());
+    assert!(tree.calls().iter().any(|call| call.starts_with("engine comm_nccl::")), "{:?}", tree.calls());
     // Its programs are random numbers for the most part: no archive of them is below a megabyte.
     let output = pack(&tree, Some(1 << 20));
     assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
@@ -466,9 +466,12 @@ fn every_part_is_a_command_line_that_its_program_takes() {
         let mut words = line[at + 5..].split(' ');
         let sources = if words.next() == Some("kernels") { &kernels } else { &engine };
         for filter in words.filter(|word| !word.starts_with("--")) {
-            let (module, test) = filter.split_once("::").unwrap_or((filter, ""));
-            assert!(sources.contains(&format!("mod {module}")), "{name}: no module {module}");
-            assert!(test.is_empty() || sources.contains(&format!("fn {test}")), "{name}: no test {test}");
+            let (modules, last) = filter.rsplit_once("::").unwrap_or(("", filter));
+            for module in modules.split("::").filter(|module| !module.is_empty()) {
+                assert!(sources.contains(&format!("mod {module};")), "{name}: no module {module}");
+            }
+            let is_there = |kind: &str| sources.contains(&format!("{kind} {last}"));
+            assert!(last.is_empty() || is_there("mod") || is_there("fn"), "{name}: no module or test {last}");
         }
     }
     // What PyTorch is compared in is what zbench trains.

@@ -8,7 +8,7 @@ mod round;
 
 use crate::support::root;
 use std::path::{Path, PathBuf};
-use zbench::foreign::{self, Draft, Options, Row};
+use zbench_suites::foreign::{self, Draft, Options, Row};
 
 fn options(set: &[&str]) -> Options {
     Options { set: set.iter().map(|set| set.to_string()).collect(), ..Options::default() }

@@ -47,6 +47,7 @@ mod precision;
 mod references;
 mod release;
 mod report;
+mod scope;
 mod search;
 mod support;
 mod survival;

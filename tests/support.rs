@@ -1,10 +1,11 @@
 //! What the tests share: the program, and cells that train in a moment.
 
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use zbench::config::files::Files;
-use zbench::config::{ConfigError, Context, Document};
-use zbench::grid::{self, GridCell};
+use zbench_suites::config::files::Files;
+use zbench_suites::config::{ConfigError, Context, Document};
+use zbench_suites::grid::{self, GridCell};
 
 /// A grid of four cells of a model so small that a trial takes a moment.
 pub const TINY: &str = r#"
@@ -78,4 +79,15 @@ pub fn cells_of(document: &Document, only: &str) -> Result<Vec<GridCell>, Config
 /// The repository's own folder.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A PNG file's width and its pixels, as red, green and blue.
+pub fn pixels(path: &Path) -> (u32, Vec<[u8; 3]>) {
+    let file = BufReader::new(std::fs::File::open(path).expect("the picture is there"));
+    let mut reader = png::Decoder::new(file).read_info().expect("a PNG");
+    let mut bytes = vec![0; reader.output_buffer_size().expect("a picture that fits into memory")];
+    let info = reader.next_frame(&mut bytes).expect("a whole picture");
+    let samples = info.color_type.samples();
+    assert!(samples >= 3 && info.bit_depth == png::BitDepth::Eight, "{info:?}");
+    (info.width, bytes[..info.buffer_size()].chunks_exact(samples).map(|p| [p[0], p[1], p[2]]).collect())
 }

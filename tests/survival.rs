@@ -1,6 +1,7 @@
 //! Training state survives: a run that is killed at any moment goes on as if it had not been; a full disk, a folder that may
 //! not be written and damaged files are told and harm nothing that was there.
 
+use crate::scope;
 use crate::support::{run, stderr, stdout, zbench};
 use serde_json::Value;
 use std::os::unix::process::ExitStatusExt;
@@ -76,7 +77,7 @@ fn steps_in(dir: &Path) -> Vec<String> {
 /// Killed 50 times at moments of any phase: while it starts, computes, writes and names its checkpoints.
 #[test]
 fn a_run_killed_fifty_times_has_the_curve_of_one_that_never_was() {
-    const KILLS: u32 = 50;
+    let most = scope::cases("survival::a_run_killed_fifty_times_has_the_curve_of_one_that_never_was", 10, 50);
     let folder = tempfile::tempdir().unwrap();
     let whole = config(folder.path(), 160, "dir = \"whole\"\nevery = 2");
     let whole = record_of(&run(&folder.path().join("a"), &["run", whole.to_str().unwrap(), "--format", "json"]));
@@ -89,7 +90,7 @@ fn a_run_killed_fifty_times_has_the_curve_of_one_that_never_was() {
         let saving = format!("dir = \"killed-{asynchronous}\"\nevery = 2\nasync = {asynchronous}");
         let file = config(folder.path(), 160, &saving);
         let notebook = folder.path().join(format!("b-{asynchronous}"));
-        while kills < KILLS / 2 && tries < 4 * KILLS {
+        while kills < most / 2 && tries < 4 * most {
             tries += 1;
             let before = steps_in(&dir);
             let mut child = zbench(&notebook)
@@ -119,7 +120,7 @@ fn a_run_killed_fifty_times_has_the_curve_of_one_that_never_was() {
                 std::fs::rename(&dir, folder.path().join(format!("done-{asynchronous}-{tries}"))).unwrap();
             }
         }
-        assert_eq!(kills, KILLS / 2, "killed {kills} times in {tries} runs");
+        assert_eq!(kills, most / 2, "killed {kills} times in {tries} runs");
         let output = run(&notebook, &["run", file.to_str().unwrap(), "--format", "json"]);
         let last = record_of(&output);
         assert_same_curve(&last, &wanted, &format!("async {asynchronous}"));

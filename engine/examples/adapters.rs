@@ -1,7 +1,7 @@
 //! Trains adapters on a model that Hugging Face's transformers wrote, on a file of tokens (u16), and writes them so that PEFT
 //! opens them, and the model with them merged so that transformers does. tests/interop/adapters.py drives it.
 //!
-//!     cargo run -p zbench-engine --example adapters -- MODEL ADAPTERS TOKENS SEQ STEPS OUT MERGED
+//!     cargo run -p zbench-engine --features examples --example adapters -- MODEL ADAPTERS TOKENS SEQ STEPS OUT MERGED
 //!
 //! ADAPTERS is a folder that PEFT wrote, or the section `lora` of a cell as JSON. Prints the loss of the step after the last
 //! one, taken with the weights that were written.

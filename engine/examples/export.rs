@@ -1,7 +1,7 @@
 //! Reads a model that Hugging Face's transformers wrote, trains it for some steps on a file of tokens, and writes it so that
 //! transformers opens it. tests/interop/families.py drives it.
 //!
-//!     cargo run --release -p zbench-engine --example export -- MODEL TOKENS u16|u32 SEQ STEPS OUT SHARD_BYTES
+//!     cargo run --release -p zbench-engine --features examples --example export -- MODEL TOKENS u16|u32 SEQ STEPS OUT SHARD_BYTES
 //!
 //! Prints the loss of the step after the last one, taken with the weights that were written.
 

@@ -1,7 +1,7 @@
 //! Writes a preset with fresh weights as transformers lays a model out: a checkpoint of any size, in the memory of one of its
 //! files. Nothing is trained.
 //!
-//!     cargo run --release -p zbench-engine --example fresh_model -- PRESET FOLDER [DTYPE [SEED [SHARD_BYTES]]]
+//!     cargo run --release -p zbench-engine --features examples --example fresh_model -- PRESET FOLDER [DTYPE [SEED [SHARD_BYTES]]]
 //!
 //! DTYPE is f32 (the default), bf16 or f16; a file ends before SHARD_BYTES (256 MiB). What a run of the preset with
 //! train.seed = SEED (0) draws is what is written, rounded to DTYPE.

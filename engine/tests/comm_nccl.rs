@@ -1,10 +1,7 @@
 //! NCCL as far as this machine goes. Without its library: the errors. With ZBENCH_NCCL_LIB or ZBENCH_CUDA_LIBS: the library's
 //! version and ids. With a GPU: the suite of all backends, one rank per GPU.
 
-#[path = "conformance/mod.rs"]
-mod conformance;
-
-use conformance::{NEAR, Options};
+use crate::conformance::{self, NEAR, Options};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,37 +1,71 @@
-//! A step asks the arena for its memory, not the heap: no block over 64 KiB is made outside it. Scratch that a library makes
-//! for itself (the packing buffers of the `gemm` crate) is told apart by the marker that every call into it carries.
+//! What a step takes from the heap. No block over 64 KiB is made outside the arena; and after two steps that warm it up, a
+//! step takes no block at all, of whatever size, on any thread of any rank. A library's own (the `gemm` crate packs into
+//! blocks of its own where we call it) is told apart by the marker of its calls.
+//!
+//! `ZBENCH_SHOW_BLOCKS=1 cargo test -p zbench-engine --test heap -- --nocapture` says where they are made.
 
 #[path = "training/support.rs"]
 #[allow(dead_code, reason = "the support serves several test binaries")]
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::backtrace::Backtrace;
+use std::cell::Cell as Flag;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use support::*;
 use zbench_engine::config::*;
 use zbench_engine::train::with_ranks;
 use zbench_kernels::{DType, scratch};
 
-/// Bytes from which a block counts.
+/// Bytes above which a block is large.
 const LARGE: usize = 64 << 10;
 
 struct Counting;
 
 static WATCHING: AtomicBool = AtomicBool::new(false);
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
+static SHOWING: AtomicBool = AtomicBool::new(false);
+/// Blocks of any size, and those that are large.
 static BLOCKS: AtomicUsize = AtomicUsize::new(0);
+static LARGE_BLOCKS: AtomicUsize = AtomicUsize::new(0);
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+/// Large blocks of libraries.
 static LIBRARY: AtomicUsize = AtomicUsize::new(0);
+/// Where blocks were made, and how many.
+static PLACES: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+
+thread_local! {
+    /// Whether this thread is writing a place down, which takes blocks too.
+    static INSIDE: Flag<bool> = const { Flag::new(false) };
+}
 
 fn note(bytes: usize) {
-    if bytes <= LARGE || !WATCHING.load(Ordering::Relaxed) {
+    if !WATCHING.load(Ordering::Relaxed) || INSIDE.try_with(Flag::get).unwrap_or(true) {
         return;
     }
     if scratch::in_library() {
-        LIBRARY.fetch_add(1, Ordering::Relaxed);
-    } else {
-        LARGEST.fetch_max(bytes, Ordering::Relaxed);
-        BLOCKS.fetch_add(1, Ordering::Relaxed);
+        LIBRARY.fetch_add(usize::from(bytes > LARGE), Ordering::Relaxed);
+        return;
     }
+    BLOCKS.fetch_add(1, Ordering::Relaxed);
+    LARGE_BLOCKS.fetch_add(usize::from(bytes > LARGE), Ordering::Relaxed);
+    LARGEST.fetch_max(bytes, Ordering::Relaxed);
+    if SHOWING.load(Ordering::Relaxed) {
+        INSIDE.set(true);
+        let trace = Backtrace::force_capture().to_string();
+        let ours = trace.lines().filter(|line| line.contains("at ") && !line.contains("/rustc/"));
+        let place: Vec<&str> = ours.filter(|line| !line.contains("tests/heap.rs")).take(5).map(str::trim).collect();
+        *PLACES.lock().unwrap_or_else(PoisonError::into_inner).entry(place.join(" < ")).or_default() += 1;
+        INSIDE.set(false);
+    }
+}
+
+/// Both counts look at the whole process: one after the other, in one test.
+#[test]
+fn a_step_takes_its_memory_from_the_arena() {
+    no_large_block_is_made_in_a_step_outside_the_arena();
+    a_step_takes_nothing_from_the_heap_after_warm_up();
 }
 
 #[allow(unsafe_code, reason = "an allocator is unsafe by its nature")]
@@ -74,13 +108,12 @@ fn wide() -> Cell {
     cell
 }
 
-#[test]
 fn no_large_block_is_made_in_a_step_outside_the_arena() {
     // The watch itself works.
     WATCHING.store(true, Ordering::SeqCst);
     drop(std::hint::black_box(vec![1u8; LARGE + 1]));
     WATCHING.store(false, Ordering::SeqCst);
-    assert_eq!((BLOCKS.swap(0, Ordering::SeqCst), LARGEST.swap(0, Ordering::SeqCst)), (1, LARGE + 1));
+    assert_eq!((LARGE_BLOCKS.swap(0, Ordering::SeqCst), LARGEST.swap(0, Ordering::SeqCst)), (1, LARGE + 1));
 
     for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::Hsdp, 4)] {
         for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
@@ -107,9 +140,9 @@ fn no_large_block_is_made_in_a_step_outside_the_arena() {
                         steps
                     })
                     .unwrap();
-                    let found = (BLOCKS.load(Ordering::SeqCst), LARGEST.load(Ordering::SeqCst));
+                    let found = (LARGE_BLOCKS.load(Ordering::SeqCst), LARGEST.load(Ordering::SeqCst));
                     let what = format!("{} {precision:?} {threads} threads {attention:?} {base:?}", strategy.name());
-                    assert_eq!(found, (0, 0), "{what}: blocks over 64 KiB, and the largest");
+                    assert_eq!(found.0, 0, "{what}: blocks over 64 KiB; the largest has {} bytes", found.1);
                 }
             }
         }
@@ -133,8 +166,75 @@ fn no_large_block_is_made_in_a_step_outside_the_arena() {
             steps
         })
         .unwrap();
-        let found = (BLOCKS.load(Ordering::SeqCst), LARGEST.load(Ordering::SeqCst));
-        assert_eq!(found, (0, 0), "documents: {}: blocks over 64 KiB, and the largest", strategy.name());
+        let found = (LARGE_BLOCKS.load(Ordering::SeqCst), LARGEST.load(Ordering::SeqCst));
+        assert_eq!(found.0, 0, "documents: {}: blocks over 64 KiB; the largest has {} bytes", strategy.name(), found.1);
     }
     assert!(LIBRARY.load(Ordering::SeqCst) > 0, "the gemm crate packs somewhere; its marker was never seen");
+}
+
+/// Steps that are watched, one by one.
+const WATCHED: usize = 5;
+
+/// Blocks that all ranks together take in each of the watched steps, after two.
+fn blocks(cell: &Cell) -> [usize; WATCHED] {
+    let plan = plan(cell);
+    let barrier = std::sync::Barrier::new(cell.parallel.ranks);
+    let counts = Mutex::new([0; WATCHED]);
+    with_ranks(cell, &plan, cpus(cell), |rank| {
+        (0..2).try_for_each(|_| rank.step().map(drop))?;
+        for step in 0..WATCHED {
+            if barrier.wait().is_leader() {
+                BLOCKS.store(0, Ordering::SeqCst);
+                WATCHING.store(true, Ordering::SeqCst);
+            }
+            barrier.wait();
+            let done = rank.step().map(drop);
+            barrier.wait();
+            WATCHING.store(false, Ordering::SeqCst);
+            counts.lock().unwrap_or_else(PoisonError::into_inner)[step] = BLOCKS.load(Ordering::SeqCst);
+            done?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    counts.into_inner().unwrap()
+}
+
+fn a_step_takes_nothing_from_the_heap_after_warm_up() {
+    // The watch itself works.
+    BLOCKS.store(0, Ordering::SeqCst);
+    WATCHING.store(true, Ordering::SeqCst);
+    drop(std::hint::black_box(vec![1u8; 3]));
+    WATCHING.store(false, Ordering::SeqCst);
+    assert_eq!(BLOCKS.load(Ordering::SeqCst), 1);
+
+    SHOWING.store(std::env::var_os("ZBENCH_SHOW_BLOCKS").is_some(), Ordering::SeqCst);
+    let strategies = [(Strategy::Ddp, 1), (Strategy::Ddp, 2), (Strategy::Zero1, 2), (Strategy::Fsdp, 2)];
+    let mut found = Vec::new();
+    for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
+        for (threads, (strategy, ranks)) in [1, 2].into_iter().flat_map(|t| strategies.map(|s| (t, s))) {
+            let mut cell = on(synthetic(), strategy, ranks, ranks);
+            cell.precision = precision;
+            cell.hardware.threads_per_rank = threads;
+            cell.train.clip_norm = 1.0;
+            let blocks = blocks(&cell);
+            let what = format!("{} x {ranks}, {threads} threads, {:?}", strategy.name(), precision.compute);
+            if blocks != [0; WATCHED] {
+                found.push(format!("{what}: {blocks:?} blocks in successive steps"));
+            }
+        }
+    }
+    // Documents, packed and read ahead by a thread of each rank.
+    let dir = tempfile::tempdir().unwrap();
+    for ranks in [1, 2] {
+        let mut cell = on(synthetic(), Strategy::Ddp, ranks, ranks);
+        (cell.data, cell.read_ahead) = (documents(dir.path(), 40), 2);
+        let blocks = blocks(&cell);
+        if blocks != [0; WATCHED] {
+            found.push(format!("documents x {ranks}: {blocks:?} blocks in successive steps"));
+        }
+    }
+    let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    places.iter().for_each(|(place, count)| println!("{count:6} {place}"));
+    assert!(found.is_empty(), "{found:#?}");
 }

@@ -1,7 +1,7 @@
 //! What it costs to start an operation on several threads: time of the smallest one that two threads share, back to back
 //! (nobody sleeps in between) and after a pause (everybody does).
 //!
-//! `cargo run --release -p zbench-kernels --example dispatch -- [threads] [pause in microseconds]`
+//! `cargo run --release -p zbench-kernels --features examples --example dispatch -- [threads] [pause in microseconds]`
 
 use std::time::{Duration, Instant};
 use zbench_kernels::{Cpu, Kernels, ViewMut};

@@ -1,6 +1,6 @@
 //! What the first touch of an arena's memory costs, private and shared, with huge pages and without: time and page faults.
 //!
-//! `cargo run --release -p zbench-kernels --example first_touch -- [MiB]`
+//! `cargo run --release -p zbench-kernels --features examples --example first_touch -- [MiB]`
 
 // Two calls of the system that no safe library of this crate has.
 #![allow(unsafe_code)]

@@ -238,7 +238,7 @@ pub struct ReportArgs {
     /// Write each plot into this folder as SVG
     #[arg(long, value_name = "DIR")]
     pub figures: Option<PathBuf>,
-    /// Write each plot as PNG, too
+    /// Write each plot as PNG, too; needs a zbench that was built with --features png
     #[arg(long, requires = "figures")]
     pub png: bool,
     /// Show it in a browser: the file of -o, or a page in the folder for temporary files

@@ -143,9 +143,9 @@ fn format(global: &Global, arguments: &ReportArgs) -> Result<Format> {
 
 /// Writes every plot; the SVG files by the plots' names.
 fn draw(document: &Document, folder: &Path, png: bool) -> Result<BTreeMap<String, PathBuf>> {
+    let painter = if png { Some(Painter::new()?) } else { None };
     std::fs::create_dir_all(folder)
         .with_context(|| format!("the folder {} for plots cannot be made", folder.display()))?;
-    let painter = if png { Some(Painter::new()?) } else { None };
     let mut written = BTreeMap::new();
     for figure in document.figures() {
         let path = folder.join(format!("{}.svg", figure.name));

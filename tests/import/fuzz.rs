@@ -3,8 +3,8 @@
 use super::{fixture, options};
 use proptest::prelude::*;
 use std::path::Path;
-use zbench::config::Document;
-use zbench::foreign::{self, toml};
+use zbench_suites::config::Document;
+use zbench_suites::foreign::{self, toml};
 
 fn survives(bytes: &[u8]) {
     match foreign::parse("file", bytes, &options(&[])) {

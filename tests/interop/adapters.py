@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Opens with PEFT the adapters that zbench writes, and with transformers the models it merges them into.
 
-    cargo build -p zbench-engine --example adapters
+    cargo build -p zbench-engine --features examples --example adapters
     VENV/bin/python tests/interop/adapters.py target/debug/examples/adapters   (VENV as in tests/fixtures/make.py)
 
 Folders that PEFT wrote (tests/fixtures/*/start) go through zbench unchanged: PEFT must give the logits of the folder it wrote

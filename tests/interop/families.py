@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Opens with transformers what zbench writes, for every family of tests/fixtures.
 
-    cargo build -p zbench-engine --example export
+    cargo build -p zbench-engine --features examples --example export
     VENV/bin/python tests/interop/families.py target/debug/examples/export     (VENV as in tests/fixtures/make.py)
 
 For each fixture zbench reads the model, writes it in one file and in several, and transformers must give the logits of the

@@ -1,5 +1,5 @@
 //! Every prediction of a published row, as it was when it was last looked at: a change of the estimator shows which rows it
-//! moves. `ZBENCH_BLESS=1 cargo test -p zbench-estimate --test expectations` stores them anew; what a change does to the
+//! moves. `ZBENCH_BLESS=1 cargo test -p zbench-estimate expectations` stores them anew; what a change does to the
 //! errors stands in tests/published_*.rs.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! What the protocol synchronises with. The race test (tests/comm_loom.rs) compiles the protocol over loom's types instead.
+//! What the protocol synchronises with. The race test (tests/loom/comm.rs) compiles the protocol over loom's types instead.
 
 use rustix::thread::futex;
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

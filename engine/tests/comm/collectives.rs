@@ -1,7 +1,7 @@
 //! Results bit for bit, and bytes exactly.
 
-use crate::harness::{BACKENDS, Backend, PATIENCE, SIZES, run, values};
-use crate::tree::{Sample, rounded, tree_sum};
+use crate::comm::harness::{BACKENDS, Backend, PATIENCE, SIZES, run, values};
+use crate::comm::tree::{Sample, rounded, tree_sum};
 use half::{bf16, f16};
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Composed collectives beside the flat ones: the same bits where the order of sums is the same, errors below bounds that
 //! follow from the blocks' scales, and the bytes that they are for.
 
-use crate::harness::{Backend, SIZES, run, values};
-use crate::tree::Sample;
+use crate::comm::harness::{Backend, SIZES, run, values};
+use crate::comm::tree::Sample;
 use half::bf16;
 use std::sync::Arc;
 use zbench_engine::comm::compose::{
@@ -261,8 +261,8 @@ fn composed(comm: Box<dyn Communicator>, algorithm: Algorithm, per_node: usize) 
 fn through_the_wrapper_as_through_the_functions() {
     let (size, per_node) = (4, 2);
     let through = |algorithm: Algorithm| {
-        let moods = [crate::tree::Mood::Well; 4];
-        let results = crate::harness::attempt(Backend::Local, &moods, crate::harness::PATIENCE, |comm| {
+        let moods = [crate::comm::tree::Mood::Well; 4];
+        let results = crate::comm::harness::attempt(Backend::Local, &moods, crate::comm::harness::PATIENCE, |comm| {
             composed(comm, algorithm, per_node)
         });
         results.into_iter().map(|result| result.unwrap()).collect::<Vec<_>>()

@@ -1,11 +1,9 @@
 //! The suite over threads that share a device, whose queues do their work as late as they may: what reads before it was
 //! written, or is written over before it was read, shows.
 
-#[path = "../device/mod.rs"]
-mod device;
-
-use crate::conformance_local::conformance::{self, EXACT};
-use crate::harness::PATIENCE;
+use crate::comm::harness::PATIENCE;
+use crate::conformance::{self, EXACT};
+use crate::device;
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Carried, Communicator, Metered, group};

@@ -1,10 +1,7 @@
 //! The suite of all backends over threads, bare and metered, over what processes have, and over the communicator that moves nothing.
 
-#[path = "../conformance/mod.rs"]
-pub mod conformance;
-
-use crate::harness::{BACKENDS, Backend, PATIENCE, rank_of};
-use conformance::{EXACT, SHAPES};
+use crate::comm::harness::{BACKENDS, Backend, PATIENCE, rank_of};
+use crate::conformance::{self, EXACT, SHAPES};
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Communicator, Metered, Null, group};

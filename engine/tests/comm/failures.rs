@@ -1,7 +1,7 @@
 //! How a group ends: every rank hears of it, and of the first cause.
 
-use crate::harness::{BACKENDS, Backend, PATIENCE, attempt, run, values};
-use crate::tree::Mood;
+use crate::comm::harness::{BACKENDS, Backend, PATIENCE, attempt, run, values};
+use crate::comm::tree::Mood;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use zbench_engine::comm::{CommError, Communicator, Null, Request};

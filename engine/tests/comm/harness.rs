@@ -1,6 +1,6 @@
 //! Ranks on threads, and the numbers they exchange.
 
-use crate::tree::{Mood, Sample, Tree};
+use crate::comm::tree::{Mood, Sample, Tree};
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Communicator, Metered, Shared, group, shm};

@@ -1,7 +1,7 @@
 //! Several collectives under way, in the order they were started and in others.
 
-use crate::harness::{BACKENDS, Backend, PATIENCE, SIZES, attempt, run, values};
-use crate::tree::{Mood, tree_sum};
+use crate::comm::harness::{BACKENDS, Backend, PATIENCE, SIZES, attempt, run, values};
+use crate::comm::tree::{Mood, tree_sum};
 use std::time::Duration;
 use zbench_engine::comm::{CommError, Communicator, Request, Ticket};
 use zbench_kernels::{Arena, Buffer, Category, DType, Element, ViewMut};

@@ -3,10 +3,10 @@
 //! Times are held from below strictly (never faster than stated, on any try) and from above by 5 % on the best of several
 //! tries, at sizes whose real transfer is far below the price.
 
-use crate::conformance_local::conformance::{self, EXACT};
-use crate::harness::{Backend, PATIENCE, attempt, values};
-use crate::in_flight::filled;
-use crate::tree::Mood;
+use crate::comm::harness::{Backend, PATIENCE, attempt, values};
+use crate::comm::in_flight::filled;
+use crate::comm::tree::Mood;
+use crate::conformance::{self, EXACT};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zbench_engine::comm::link::{LinkSpec, Linked, wrap};
@@ -322,7 +322,7 @@ fn results_and_wire_bytes_are_those_without_a_link() {
             let bits: Vec<Vec<u32>> = got.iter().map(|values| values.iter().map(|x| x.to_bits()).collect()).collect();
             (bits, comm.wire_bytes() + outer.wire_bytes() - before)
         };
-        let bare = crate::harness::run(Backend::Local, size, all);
+        let bare = crate::comm::harness::run(Backend::Local, size, all);
         assert!(bare.iter().all(|(_, wire)| *wire > 0));
         for ranks_per_node in (1..=size).filter(|per_node| size % per_node == 0) {
             assert_eq!(linked(size, spec(1e9, 1e-5, ranks_per_node), all), bare, "{size} by {ranks_per_node}");

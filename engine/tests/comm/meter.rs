@@ -1,7 +1,7 @@
 //! What the meter writes down.
 
-use crate::harness::PATIENCE;
-use crate::tree::Tree;
+use crate::comm::harness::PATIENCE;
+use crate::comm::tree::Tree;
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Communicator, Metered, Request, group};

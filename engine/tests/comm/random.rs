@@ -1,6 +1,6 @@
 //! Random programs of collectives: every rank runs the same list, and each result is what the rules say.
 
-use crate::harness::{Backend, run};
+use crate::comm::harness::{Backend, run};
 use proptest::prelude::*;
 use zbench_engine::comm::{Communicator, Request, Ticket};
 use zbench_kernels::{Arena, View, ViewMut};
@@ -121,7 +121,7 @@ fn execute(comm: &dyn Communicator, arena: &Arena, program: &[Line]) {
             }
             Line::Barrier => comm.barrier().unwrap(),
             Line::Start(len, kind) => {
-                let filled = |len| crate::in_flight::filled(arena, &give(at, rank, len));
+                let filled = |len| crate::comm::in_flight::filled(arena, &give(at, rank, len));
                 let request = match kind {
                     0 => Request::AllReduce { buffer: filled(len) },
                     1 => Request::ReduceScatter { send: filled(len * size), recv: filled(len), accumulate: false },

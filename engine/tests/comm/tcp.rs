@@ -1,6 +1,6 @@
 //! Ranks that are connected by TCP: threads here, each with its own meeting and connections.
 
-use crate::rendezvous::{join, meeting};
+use crate::comm::rendezvous::{join, meeting};
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Algorithm, CommError, Communicator, Metered, Request, Tcp, TcpOptions, tcp};

@@ -1,7 +1,7 @@
 //! The suite of all backends over TCP, by each algorithm.
 
-use crate::conformance_local::conformance::{self, EXACT, NEAR, Options};
-use crate::tcp::{attempt, cpu, patient, run};
+use crate::comm::tcp::{attempt, cpu, patient, run};
+use crate::conformance::{self, EXACT, NEAR, Options};
 use std::time::Duration;
 use zbench_engine::comm::{Algorithm, Communicator, Metered, Tcp, TcpOptions};
 

@@ -1,8 +1,8 @@
 //! How a world of processes ends: every rank hears of it, and of the first cause.
 
-use crate::rendezvous::{join, meeting};
-use crate::tcp::{PATIENCE, attempt, cpu, patient};
-use crate::tree::{Mood, Tree};
+use crate::comm::rendezvous::{join, meeting};
+use crate::comm::tcp::{PATIENCE, attempt, cpu, patient};
+use crate::comm::tree::{Mood, Tree};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

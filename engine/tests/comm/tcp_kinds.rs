@@ -1,7 +1,7 @@
 //! What the suite of all backends leaves out: buffers of more than a mebibyte by each algorithm, sums and products that have to
 //! be exact in every order, and how the algorithms differ.
 
-use crate::tcp::{patient, run};
+use crate::comm::tcp::{patient, run};
 use half::bf16;
 use zbench_engine::comm::{Algorithm, Call, Communicator, Kind, ReduceOp, Tcp, TcpOptions};
 use zbench_kernels::{Cpu, Element, Kernels, View, ViewMut};
@@ -24,7 +24,7 @@ values! {
 
 /// Numbers of very different size and both signs, so that another order of sums gives other bits.
 fn wild<T: Value>(seed: usize, len: usize) -> Vec<T> {
-    crate::harness::values::<f64>(seed, len).into_iter().map(T::of).collect()
+    crate::comm::harness::values::<f64>(seed, len).into_iter().map(T::of).collect()
 }
 
 /// Numbers whose sums and products are exact in every type, whatever their order.

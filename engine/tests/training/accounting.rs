@@ -1,7 +1,7 @@
 //! What the plan says a run will take against what it took: bytes by category, bytes on the wire, calls, operations.
 
-use crate::recording::Recording;
-use crate::support::*;
+use crate::training::recording::Recording;
+use crate::training::support::*;
 use std::sync::Arc;
 use zbench_engine::config::*;
 use zbench_engine::outcome::{RankReport, Traffic};

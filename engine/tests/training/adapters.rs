@@ -2,8 +2,8 @@
 //! own: what is written reads back to the bit, and a model with adapters merged computes what the two computed apart.
 //! The tolerances are parity.rs's.
 
-use crate::families::*;
-use crate::support::*;
+use crate::training::families::*;
+use crate::training::support::*;
 use std::path::Path;
 use zbench_engine::checkpoint::Checkpoint;
 use zbench_engine::config::*;

@@ -1,9 +1,9 @@
 //! The engine on CUDA: its kernels run on the processor here, in queues that do their work as late as they may, so that an
 //! order which is left to chance shows as other numbers.
 
-use crate::accounting::{assert_as_planned, small};
-use crate::identity::{assert_same, odd, strategies};
-use crate::support::*;
+use crate::training::accounting::{assert_as_planned, small};
+use crate::training::identity::{assert_same, odd, strategies};
+use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_kernels::DType;
 

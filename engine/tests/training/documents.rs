@@ -1,9 +1,9 @@
 //! Training on documents: a packed batch is its documents run alone, the loss is the mean over the tokens of the global
 //! batch that have one, and none of it depends on strategy, rank count or who reads the batch.
 
-use crate::accounting::{assert_as_planned, assert_stated, policies, small};
-use crate::identity::{assert_close, assert_same, odd, strategies};
-use crate::support::*;
+use crate::training::accounting::{assert_as_planned, assert_stated, policies, small};
+use crate::training::identity::{assert_close, assert_same, odd, strategies};
+use crate::training::support::*;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use zbench_engine::config::*;

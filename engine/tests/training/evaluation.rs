@@ -1,9 +1,9 @@
 //! Evaluations: the same loss whatever the strategy, no trace in training, no byte that is not planned. And the end of a run
 //! that gets worse.
 
-use crate::accounting::{policies, small};
-use crate::identity::{odd, strategies};
-use crate::support::*;
+use crate::training::accounting::{policies, small};
+use crate::training::identity::{odd, strategies};
+use crate::training::support::*;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use zbench_engine::config::*;

@@ -1,6 +1,6 @@
 //! What ends a run ends it on all ranks, with the cause and not its echo.
 
-use crate::support::*;
+use crate::training::support::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zbench_engine::config::*;

@@ -2,7 +2,7 @@
 //! head sizes apart from the hidden size, one key and value head, clipping under a schedule, a sharded bf16 checkpoint,
 //! adapters. tests/fixtures/make.py made the references and says what each holds. The tolerances are parity.rs's.
 
-use crate::support::*;
+use crate::training::support::*;
 use std::path::{Path, PathBuf};
 use zbench_engine::checkpoint::Checkpoint;
 use zbench_engine::config::*;

@@ -1,6 +1,6 @@
 //! Numbers that must not depend on the strategy: bit for bit where the order of sums is the same, 1e-5 where it is not.
 
-use crate::support::*;
+use crate::training::support::*;
 use zbench_engine::config::*;
 
 /// Three blocks of sizes that divide nothing; clipping is active.

@@ -1,9 +1,9 @@
 //! Fresh weights depend on the seed and on a tensor's name, and on nothing beside the tensor: a cell with adapters, or with
 //! a base in few bits, starts from the base that the full cell beside it starts from.
 
-use crate::identity::odd;
-use crate::quantised::expected;
-use crate::support::*;
+use crate::training::identity::odd;
+use crate::training::quantised::expected;
+use crate::training::support::*;
 use std::collections::HashMap;
 use zbench_engine::checkpoint::write_safetensors;
 use zbench_engine::config::*;

@@ -4,8 +4,8 @@
 //! says nothing and is left out. With a window of one token the same is true of queries and keys altogether, and of a router
 //! whose one expert gets all the weight.
 
-use crate::families::*;
-use crate::support::*;
+use crate::training::families::*;
+use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_engine::hf;
 use zbench_engine::layers::StepError;

@@ -4,7 +4,7 @@
 //! 1e-5 have a truncation error near 1e-10 and a rounding error near 1e-11 here; 1e-6 of the gradient's norm leaves room for
 //! both and for nothing else.
 
-use crate::support::*;
+use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_engine::layers::{Batch, Exec, Saved};
 use zbench_engine::model::{Grads, Layout, Part, Weights};

@@ -1,6 +1,6 @@
 //! Training over emulated links: the same run to the bit and to the byte, and the right bytes on the links.
 
-use crate::support::*;
+use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_engine::outcome::{RankReport, Traffic};
 use zbench_engine::train::with_ranks;

@@ -1,7 +1,7 @@
 //! Who reads the weights: the three ways give the same bits, hold what they say, and fail with the same words.
 
-use crate::families::{Oracle, shared_out};
-use crate::support::*;
+use crate::training::families::{Oracle, shared_out};
+use crate::training::support::*;
 use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;

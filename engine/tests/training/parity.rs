@@ -3,7 +3,7 @@
 //! f32 run that sums in another order differs by rounding only, about 1e-6 of a tensor's norm per step's gradient; Adam's
 //! division by a root amplifies that where gradients are near zero, hence 1e-3 of the norm after 20 steps.
 
-use crate::support::*;
+use crate::training::support::*;
 use zbench_engine::checkpoint::Checkpoint;
 use zbench_engine::config::*;
 

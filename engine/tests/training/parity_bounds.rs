@@ -1,9 +1,9 @@
 //! The bounds of `parity`: correct cells stay inside, plausible mistakes do not. The survey that the bounds were taken from
 //! is here too; docs/mixed-precision.md has its numbers.
 
-use crate::identity::{odd, strategies};
-use crate::recording::{Fault, Recording};
-use crate::support::*;
+use crate::training::identity::{odd, strategies};
+use crate::training::recording::{Fault, Recording};
+use crate::training::support::*;
 use std::sync::Arc;
 use zbench_engine::config::*;
 use zbench_engine::outcome::Step;
@@ -155,7 +155,7 @@ fn wrong_implementations_are_outside() {
 /// Prints, for each model and precision, the largest differences before the first update and after it, and how many times
 /// as large the bounds are at the least.
 #[test]
-#[ignore = "the survey behind docs/mixed-precision.md, 10 minutes: cargo test -p zbench-engine --test training survey -- --ignored --nocapture"]
+#[ignore = "the survey behind docs/mixed-precision.md, 10 minutes: cargo test -p zbench-engine --test engine survey -- --ignored --nocapture"]
 fn survey() {
     let models = models();
     let cells = models.iter().flat_map(|model| precisions().into_iter().map(move |precision| (model, precision)));

@@ -12,9 +12,9 @@
 //! All steps of a run see the same batch, so that the loss falls by more than three of the widest bands: a run that does not
 //! learn would not stay in any.
 
-use crate::families::Oracle;
-use crate::recording::Recording;
-use crate::support::*;
+use crate::training::families::Oracle;
+use crate::training::recording::Recording;
+use crate::training::support::*;
 use std::path::Path;
 use std::sync::Arc;
 use zbench_engine::config::*;

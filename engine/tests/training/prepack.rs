@@ -1,8 +1,8 @@
 //! Weights kept in the form that products read: the same bits, as planned to the byte and to the operation.
 
-use crate::accounting::{assert_as_planned, assert_stated, small};
-use crate::identity::{assert_same, odd};
-use crate::support::*;
+use crate::training::accounting::{assert_as_planned, assert_stated, small};
+use crate::training::identity::{assert_same, odd};
+use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_engine::plan::Plan;
 use zbench_kernels::{Category, Cpu, DType};

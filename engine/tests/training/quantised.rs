@@ -4,10 +4,10 @@
 mod bytes;
 mod vectors;
 
-use crate::accounting::small;
-use crate::families::{Oracle, shared_out, single};
-use crate::identity::{assert_same, odd, strategies};
-use crate::support::*;
+use crate::training::accounting::small;
+use crate::training::families::{Oracle, shared_out, single};
+use crate::training::identity::{assert_same, odd, strategies};
+use crate::training::support::*;
 use vectors::{as_i8, pack, same_bits};
 use zbench_engine::config::*;
 use zbench_engine::model::Part;
@@ -51,7 +51,10 @@ fn the_references_notice_another_base() {
         let mut cell = oracle.cell();
         (cell.lora.base, cell.train.steps) = (None, 1);
         let (plain, wanted) = (run(&cell).steps[0].loss, oracle.numbers("loss")[0]);
-        assert!((plain - wanted).abs() > 2.0 * crate::families::LOSS * wanted, "{name}: {plain} and {wanted}");
+        assert!(
+            (plain - wanted).abs() > 2.0 * crate::training::families::LOSS * wanted,
+            "{name}: {plain} and {wanted}"
+        );
     }
 }
 

@@ -1,8 +1,8 @@
 //! A plan states one block of each kind and repeats what it did for the others: the same as stating them all.
 
-use crate::accounting::{policies, small};
-use crate::recording::Recording;
-use crate::support::*;
+use crate::training::accounting::{policies, small};
+use crate::training::recording::Recording;
+use crate::training::support::*;
 use std::sync::atomic::Ordering;
 use zbench_engine::config::*;
 use zbench_engine::hardware;

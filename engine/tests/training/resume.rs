@@ -1,7 +1,7 @@
 //! Training checkpoints: what goes on from one is the run that never stopped, under any strategy; what is damaged is found.
 
-use crate::identity::{odd, strategies};
-use crate::support::*;
+use crate::training::identity::{odd, strategies};
+use crate::training::support::*;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,7 @@
 //! Training over TCP on loopback: what is measured on the wire is what was planned, and the steps are those of threads.
 
-use crate::accounting::small;
-use crate::support::*;
+use crate::training::accounting::small;
+use crate::training::support::*;
 use std::net::TcpListener;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! A trace says what the report says: times, collectives, memory. And who traces trains as who does not.
 
-use crate::accounting::small;
-use crate::support::*;
+use crate::training::accounting::small;
+use crate::training::support::*;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;

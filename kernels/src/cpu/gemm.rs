@@ -93,16 +93,20 @@ pub(super) unsafe fn multiply(
     c_row: usize,
 ) {
     let stride = |s: usize| s as isize;
+    // The micro-kernel wants the elements of a column of its output next to each other. C has its rows like that, so the
+    // output is its transpose, and Cᵀ = Bᵀ Aᵀ. A C of one column is its own.
+    let (m, n, a, b, c_column) =
+        if c_row > 1 { (n, m, b.transposed(), a.transposed(), c_row) } else { (m, n, a, b, 1) };
     library(|| {
         // SAFETY: the caller vouches for the shapes; strides of matrices in memory fit an isize.
         unsafe {
-            gemm::gemm(
+            gemm_f32::gemm::f32::get_gemm_fn()(
                 m,
                 n,
                 k,
                 c,
+                stride(c_column),
                 1,
-                stride(c_row),
                 accumulate,
                 a.ptr,
                 stride(a.col),
@@ -115,7 +119,7 @@ pub(super) unsafe fn multiply(
                 false,
                 false,
                 false,
-                gemm::Parallelism::None,
+                gemm_common::Parallelism::None,
             )
         }
     });

@@ -1,4 +1,4 @@
-//! What the team's protocol synchronises with. The race test (engine/tests/pool_loom.rs) compiles the protocol over
+//! What the team's protocol synchronises with. The race test (engine/tests/loom/pool.rs) compiles the protocol over
 //! loom's types instead.
 
 pub(crate) use std::sync::atomic::{AtomicU32, Ordering, fence};

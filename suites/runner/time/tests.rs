@@ -9,7 +9,7 @@ use zbench_engine::plan::curves::{Class, Curves, Point};
 use zbench_kernels::Cpu;
 
 fn quickstart() -> Vec<GridCell> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs")).to_path_buf();
     let document = Document::read(&root.join("quickstart.toml"), &[]).unwrap();
     let context = Context::new(root, 2);
     grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default()).unwrap()

@@ -1,8 +1,8 @@
 //! Bytes and operations: plans against measurements and against the formulas of docs/qlora.md.
 
 use super::{BASES, adapters};
-use crate::accounting::{assert_as_planned, assert_stated, measure, policies, small};
-use crate::support::*;
+use crate::training::accounting::{assert_as_planned, assert_stated, measure, policies, small};
+use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_engine::model::Part;
 use zbench_kernels::*;

@@ -1,7 +1,7 @@
 //! What bitsandbytes makes of given tensors: tests/fixtures/nf4/make.py.
 
-use crate::families::single;
-use crate::support::*;
+use crate::training::families::single;
+use crate::training::support::*;
 use zbench_kernels::*;
 
 struct Vectors(Tensors);

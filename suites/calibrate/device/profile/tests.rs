@@ -98,7 +98,7 @@ fn what_stands_in_a_file_stays() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mine.toml");
     let whole =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/configs/machines/h100-sxm.toml")).unwrap();
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/machines/h100-sxm.toml")).unwrap();
     let mine = "# mine\ndevice = \"cuda\" # yes\nmemory = \"70GiB\"\n\n# fits\n[collectives.nccl.ranks-8.all_reduce]\nfits = []\n";
     for (text, keeps) in [
         (

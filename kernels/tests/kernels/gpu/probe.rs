@@ -1,6 +1,6 @@
 //! What is found, and what is said of what is not.
 
-use crate::fakes::Fakes;
+use crate::gpu::fakes::Fakes;
 use zbench_kernels::cuda::gpu::{Absent, Driver, Gpu, Library, Nvrtc, Options, Probe, Search};
 
 #[test]

@@ -1,6 +1,6 @@
 //! Memory, streams, kernels and marks.
 
-use crate::fakes::{Fakes, beside};
+use crate::gpu::fakes::{Fakes, beside};
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Products by a library whose matrices lie by columns.
 
-use crate::fakes::Fakes;
+use crate::gpu::fakes::Fakes;
 use std::time::Duration;
 use zbench_kernels::cuda::gpu::{Gpu, Options};
 use zbench_kernels::cuda::machine::{Machine, PRODUCT_WORKSPACE, Queue};

@@ -1,6 +1,6 @@
 //! Parts of tensors as Hopper's copies want them described.
 
-use crate::fakes::Fakes;
+use crate::gpu::fakes::Fakes;
 use std::sync::Arc;
 use zbench_kernels::cuda::machine::{Machine, TensorBox};
 use zbench_kernels::{Attention, Category, Cuda, DType, Kernels, Op};

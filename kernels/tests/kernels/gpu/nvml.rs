@@ -1,6 +1,6 @@
 //! Readings of a device.
 
-use crate::fakes::Fakes;
+use crate::gpu::fakes::Fakes;
 use zbench_kernels::cuda::gpu::{Absent, Library, Nvml, Search, Throttle};
 
 #[test]

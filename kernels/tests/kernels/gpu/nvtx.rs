@@ -1,6 +1,6 @@
 //! Ranges that a profiler shows.
 
-use crate::fakes::Fakes;
+use crate::gpu::fakes::Fakes;
 use std::sync::Arc;
 use zbench_kernels::{Cuda, Kernels};
 

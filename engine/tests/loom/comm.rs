@@ -3,10 +3,7 @@
 //! rank that waits for ever, which loom reports too.
 //!
 //! The protocol's own source is compiled here over loom's types, so that no build flag is needed:
-//! `cargo test -p zbench-engine --test comm_loom`.
-
-// Memory shared without a lock is what is tested.
-#![allow(unsafe_code)]
+//! `cargo test -p zbench-engine --test loom comm`.
 
 /// loom's types in place of those in `comm/sync.rs`.
 mod sync {
@@ -30,7 +27,7 @@ mod sync {
 }
 // What only the real world asks of it.
 #[allow(dead_code)]
-#[path = "../src/comm/protocol.rs"]
+#[path = "../../src/comm/protocol.rs"]
 mod protocol;
 
 use loom::cell::UnsafeCell;

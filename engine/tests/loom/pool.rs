@@ -3,10 +3,7 @@
 //! wake-up shows as a deadlock, which loom reports.
 //!
 //! The protocol's own source is compiled here over loom's types, so that no build flag is needed:
-//! `cargo test -p zbench-engine --test pool_loom`.
-
-// Memory shared without a lock is what is tested.
-#![allow(unsafe_code)]
+//! `cargo test -p zbench-engine --test loom pool`.
 
 /// loom's types in place of those in `kernels/src/pool/sync.rs`.
 mod sync {
@@ -40,7 +37,7 @@ mod sync {
         BED.1.notify_all();
     }
 }
-#[path = "../../kernels/src/pool/team.rs"]
+#[path = "../../../kernels/src/pool/team.rs"]
 mod team;
 
 use loom::cell::UnsafeCell;

@@ -1,0 +1,7 @@
+//! Protocols under loom: every interleaving of small groups, within a bound on preemptions.
+
+// Memory shared without a lock is what is tested.
+#![allow(unsafe_code)]
+
+mod comm;
+mod pool;
