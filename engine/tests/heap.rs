@@ -4,6 +4,8 @@
 //!
 //! `ZBENCH_SHOW_BLOCKS=1 cargo test -p zbench-engine --test heap -- --nocapture` says where they are made.
 
+#[path = "device/mod.rs"]
+mod device;
 #[path = "training/support.rs"]
 #[allow(dead_code, reason = "the support serves several test binaries")]
 mod support;

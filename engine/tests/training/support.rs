@@ -1,8 +1,6 @@
 //! Cells small enough to try every strategy on.
 
-#[path = "../device/mod.rs"]
-mod device;
-
+use crate::device;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use zbench_engine::config::*;
