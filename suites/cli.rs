@@ -48,7 +48,7 @@ Exit codes: 0 success, 1 usage or configuration, 4 nothing was measured, 5 a cel
 
 /// A lab notebook for LLM training: one engine, every sharding strategy, measured and predicted.
 #[derive(Parser)]
-#[command(version, after_help = EXAMPLES, max_term_width = 120)]
+#[command(name = "zbench", version, after_help = EXAMPLES, max_term_width = 120)]
 pub struct Cli {
     /// Options of every command.
     #[command(flatten)]

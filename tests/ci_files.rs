@@ -125,7 +125,10 @@ done
         .env("ZBENCH_TESTS", scope);
     let output = command.output().unwrap();
     let said = std::fs::read_to_string(&log).unwrap_or_default();
-    let tries = said.lines().filter(|line| line.starts_with("apt-get update") || line.ends_with(missing)).count();
+    let tries = said
+        .lines()
+        .filter(|line| line.starts_with("apt-get update") || line.starts_with("pip ") && line.ends_with(missing))
+        .count();
     let environment = std::fs::read_to_string(log.with_extension("env")).unwrap_or_default();
     (output, tries, said + &environment)
 }

@@ -1,5 +1,4 @@
-//! How much of the slow suites runs: a short form by default, everything where ZBENCH_TESTS=full. The test crates share
-//! this file.
+//! How much of the slow suites runs: a short form by default, everything where ZBENCH_TESTS=full.
 
 use std::io::Write;
 
@@ -18,6 +17,8 @@ pub fn cases(test: &str, short: u32, full: u32) -> u32 {
     if is_full() || short >= full {
         return full;
     }
-    let _ = writeln!(std::io::stderr(), "{} of {full} cases of {test} are left to ZBENCH_TESTS=full", full - short);
+    // In one piece, on a line of its own: other tests write, too.
+    let line = format!("\n{} of {full} cases of {test} are left to ZBENCH_TESTS=full\n", full - short);
+    let _ = std::io::stderr().write_all(line.as_bytes());
     short
 }

@@ -211,7 +211,7 @@ mod tests {
     /// Whatever this machine's file systems say: a rate above nothing, or a reason; and no file stays.
     #[test]
     fn a_disk_has_a_rate_or_a_reason() {
-        let here = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let here = tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).unwrap();
         match Disk::open(here.path(), 3 << 20) {
             Ok(disk) => {
                 for threads in [1, 2, 5] {

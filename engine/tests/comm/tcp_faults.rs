@@ -243,7 +243,7 @@ impl Other {
     fn start(meeting: &Meeting, stall: Duration) -> Other {
         let port = meeting.port.to_string();
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "tcp_faults::the_other_process", "--ignored", "--nocapture"])
+            .args(["--exact", "comm::tcp_faults::the_other_process", "--ignored", "--nocapture"])
             .env("ZBENCH_TEST_PORT", port)
             .env("ZBENCH_TEST_TOKEN", &meeting.token)
             .env("ZBENCH_TEST_SIZE", meeting.size.to_string())
