@@ -272,7 +272,7 @@ type is an error. Nothing is taken of a bundle that is cut off, changed or of a 
   zbench report parallel.strategy=zero3 --format csv  records of one strategy, and the data of the plots
   zbench report 3f2a 77c0                             two records
   zbench report --open                                the page in a browser
-  zbench report --figures plots --png                 each plot as plots/NAME.svg and plots/NAME.png
+  zbench report --figures plots --png                 each plot as SVG, and as PNG (built with --features png)
   zbench report -o report.md --figures plots          Markdown that shows the plots
 
 The page loads nothing and runs nothing; it follows the reader's light or dark theme and can be printed. docs/reports.md says

@@ -1,6 +1,7 @@
 //! Cells on several GPUs of one host and of two, under launchers: with libraries that imitate the driver, NVRTC, NVML and NCCL,
 //! whose kernels compute nothing and take the time they are told. A host is a name of its own (a UTS namespace).
 
+use crate::scope;
 use crate::support::{self, stderr, stdout};
 use serde_json::Value;
 use std::io::Write;
@@ -202,6 +203,9 @@ fn number(record: &Value, path: &str) -> f64 {
 
 #[test]
 fn a_grid_over_the_gpus_of_a_host_names_no_backend() {
+    if scope::cases("nodes::a_grid_over_the_gpus_of_a_host_names_no_backend", 0, 1) == 0 {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let file = support::write(
         folder.path(),
@@ -265,6 +269,9 @@ fn launchers_show_each_process_all_gpus_or_one_of_its_own() {
 #[test]
 fn a_launch_over_two_hosts_keeps_the_facts_of_all_gpus() {
     if !has_hosts("a_launch_over_two_hosts_keeps_the_facts_of_all_gpus") {
+        return;
+    }
+    if scope::cases("nodes::a_launch_over_two_hosts_keeps_the_facts_of_all_gpus", 0, 1) == 0 {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -10,4 +10,6 @@ mod device;
 mod documents;
 mod hf;
 mod peft;
+#[path = "../../tests/scope.rs"]
+mod scope;
 mod training;

@@ -3,7 +3,7 @@
 
 use crate::comm::harness::PATIENCE;
 use crate::conformance::{self, EXACT};
-use crate::device;
+use crate::{device, scope};
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Carried, Communicator, Metered, group};
@@ -35,7 +35,8 @@ fn run(late: bool, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communica
 
 #[test]
 fn ranks_on_a_device_conform() {
-    for size in [1, 2, 3, 4] {
+    let sizes = scope::cases("comm::conformance_device::ranks_on_a_device_conform (sizes)", 2, 4) as usize;
+    for &size in &[2, 3, 1, 4][..sizes] {
         for late in [false, true] {
             run(late, size, PATIENCE, |comm| conformance::all(&*comm, &EXACT));
         }

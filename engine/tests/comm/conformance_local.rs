@@ -2,6 +2,7 @@
 
 use crate::comm::harness::{BACKENDS, Backend, PATIENCE, rank_of};
 use crate::conformance::{self, EXACT, SHAPES};
+use crate::scope;
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Communicator, Metered, Null, group};
@@ -51,7 +52,9 @@ fn four_ranks_conform() {
 
 #[test]
 fn eight_ranks_conform() {
-    conforms(8);
+    if scope::cases("comm::conformance_local::eight_ranks_conform", 0, 1) == 1 {
+        conforms(8);
+    }
 }
 
 #[test]

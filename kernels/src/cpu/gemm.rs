@@ -1,4 +1,4 @@
-//! Matrix products. The `gemm` crate multiplies f32; we split C over threads and convert other types block by block,
+//! Matrix products. The `gemm-f32` crate multiplies f32; we split C over threads and convert other types block by block,
 //! except bf16 and f32, which have kernels of their own ([`super::matmul`]).
 
 use super::Cpu;
@@ -94,7 +94,7 @@ pub(super) unsafe fn multiply(
 ) {
     let stride = |s: usize| s as isize;
     // The micro-kernel wants the elements of a column of its output next to each other. C has its rows like that, so the
-    // output is its transpose, and Cᵀ = Bᵀ Aᵀ. A C of one column is its own.
+    // output is its transpose, and Cᵀ = Bᵀ Aᵀ. A C of one column stays as it is.
     let (m, n, a, b, c_column) =
         if c_row > 1 { (n, m, b.transposed(), a.transposed(), c_row) } else { (m, n, a, b, 1) };
     library(|| {
