@@ -28,4 +28,7 @@ pub mod plan;
 pub mod png;
 pub mod proxy;
 pub mod runner;
+#[cfg(test)]
+#[path = "../tests/scope.rs"]
+mod scope;
 pub mod trace;

@@ -91,7 +91,7 @@ fn width_follows_the_terminal() {
 fn progress_is_a_bar_on_a_terminal_and_lines_elsewhere() {
     let folder = tempfile::tempdir().unwrap();
     let file = write(folder.path(), TINY);
-    let grid = |notebook: &str| format!("$ZB grid {} --trials 1 --notebook {notebook}", file.display());
+    let grid = |notebook: &str| format!("$ZB grid {} --trials 1 --no-repeats --notebook {notebook}", file.display());
     let live = on_terminal(folder.path(), 100, &[], &format!("{} >out.txt", grid("a")));
     assert!(live.contains("/4") && live.contains('\x1b') && live.contains("tokens/s"), "{live}");
     let dumb = on_terminal(folder.path(), 100, &[("TERM", "dumb")], &format!("{} >out.txt", grid("b")));

@@ -96,6 +96,9 @@ fn wrong_length(comm: &dyn Communicator) {
     heard(comm.rank());
 }
 
+/// The name of a run, its ranks and what has to come out of it.
+type Run = (&'static str, usize, Wanted);
+
 /// What has to come out of a run.
 enum Wanted {
     /// All is well.
@@ -115,34 +118,40 @@ fn launch() -> ExitCode {
         return ExitCode::FAILURE;
     };
     let open_mpi = String::from_utf8_lossy(&version.stdout).contains("Open");
-    let mut runs: Vec<(&str, usize, Wanted)> = Vec::new();
-    runs.extend([1, 2, 3, 4, 8].map(|size| ("conforms", size, Wanted::Success)));
-    runs.extend([2, 3].map(|size| ("pieces", size, Wanted::Success)));
-    runs.push(("metered", 2, Wanted::Success));
-    runs.push(("aborts", 3, Wanted::Failure("rank 1 of 3 of world")));
-    runs.push(("aborts", 3, Wanted::Failure("the disk is full")));
-    runs.push(("panics", 3, Wanted::Failure("ends the run: panicked")));
-    runs.push(("stalls", 3, Wanted::Heard(|_| true)));
-    runs.push(("leaves", 3, Wanted::Heard(|rank| rank != 1)));
-    runs.push(("refuses", 3, Wanted::Heard(|_| true)));
-    let mut failed = 0;
-    for (run, size, wanted) in runs {
+    let mut alone: Vec<Run> = Vec::new();
+    alone.extend([1, 2, 3, 4, 8].map(|size| ("conforms", size, Wanted::Success)));
+    alone.extend([2, 3].map(|size| ("pieces", size, Wanted::Success)));
+    alone.push(("metered", 2, Wanted::Success));
+    alone.push(("aborts", 3, Wanted::Failure("rank 1 of 3 of world")));
+    alone.push(("aborts", 3, Wanted::Failure("the disk is full")));
+    alone.push(("panics", 3, Wanted::Failure("ends the run: panicked")));
+    // Their ranks sleep most of the time, so they run side by side.
+    let together: [Run; 3] = [
+        ("stalls", 3, Wanted::Heard(|_| true)),
+        ("leaves", 3, Wanted::Heard(|rank| rank != 1)),
+        ("refuses", 3, Wanted::Heard(|_| true)),
+    ];
+    let good = |run: &Run| {
+        let (name, size, wanted) = run;
         let begin = Instant::now();
         let mut command = Command::new(&launcher);
         if open_mpi {
             command.args(["--allow-run-as-root", "--oversubscribe"]);
         }
         let own = std::env::current_exe().expect("a program knows its file");
-        let result = outcome(command.args(["-n", &size.to_string()]).arg(own).args([RANK, run]), size, &wanted);
-        match result {
-            Ok(()) => println!("{run} with {size} ranks: ok, {:.1} s", begin.elapsed().as_secs_f64()),
-            Err(reason) => {
-                failed += 1;
-                println!("{run} with {size} ranks: FAILED: {reason}");
-            }
+        let result = outcome(command.args(["-n", &size.to_string()]).arg(own).args([RANK, name]), *size, wanted);
+        match &result {
+            Ok(()) => println!("{name} with {size} ranks: ok, {:.1} s", begin.elapsed().as_secs_f64()),
+            Err(reason) => println!("{name} with {size} ranks: FAILED: {reason}"),
         }
-    }
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        result.is_ok()
+    };
+    let mut passed = alone.iter().filter(|run| good(run)).count();
+    passed += std::thread::scope(|scope| {
+        let runs: Vec<_> = together.iter().map(|run| scope.spawn(|| good(run))).collect();
+        runs.into_iter().map(|run| run.join().unwrap_or(false)).filter(|good| *good).count()
+    });
+    if passed == alone.len() + together.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Runs to the end, or for [`LIMIT`]; an error says what was not as wanted, with all that was printed.
