@@ -58,9 +58,10 @@ fn ci_run(missing: &str, scope: &str) -> (std::process::Output, usize, String) {
     put(tree.join(".ci/run"), &std::fs::read_to_string(root().join(".ci/run")).unwrap());
     put(tree.join("ci/book"), "#!/bin/sh\necho ci/book >>\"$LOG\"\n");
     // What a system has in any case.
-    for tool in
-        ["bash", "sh", "env", "dirname", "xargs", "wc", "awk", "sed", "realpath", "tail", "tee", "mkdir", "touch"]
-    {
+    for tool in [
+        "bash", "sh", "env", "dirname", "xargs", "wc", "awk", "sed", "realpath", "tail", "tee", "mkdir", "touch",
+        "nproc",
+    ] {
         let found =
             std::env::split_paths(&std::env::var_os("PATH").unwrap()).map(|at| at.join(tool)).find(|at| at.is_file());
         std::os::unix::fs::symlink(found.unwrap_or_else(|| panic!("no {tool}")), bin.join(tool)).unwrap();
