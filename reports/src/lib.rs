@@ -1,7 +1,7 @@
 //! What was measured, and what can be said about it.
 //!
 //! [`record`] is one trial of one cell, [`store`] the append-only notebook that holds records on disk, [`stats`] the
-//! medians, intervals and ties, [`plot`] a drawing without a format, [`document`] a text of words, tables and drawings,
+//! medians, intervals and ties of trials, [`evidence`] what turns of cells say, [`plot`] a drawing without a format, [`document`] a text of words, tables and drawings,
 //! [`render`] the formats, and [`grid_report`],
 //! [`estimate_report`] and [`notebook_report`] the documents made from records. Everything except the store is a pure function of its
 //! arguments: nothing here measures, prints or knows how a record came about.
@@ -14,6 +14,7 @@ pub mod compare;
 pub mod document;
 pub mod environment;
 pub mod estimate_report;
+pub mod evidence;
 mod figures;
 pub mod gate;
 pub mod grid_report;

@@ -7,6 +7,7 @@ mod student;
 
 pub use rate::rate;
 pub use ratio::{Ratio, ratio};
+pub(crate) use student::student_t_above;
 pub use student::{difference, interval_of_mean, student_t};
 
 /// Mean; `None` of nothing.

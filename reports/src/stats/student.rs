@@ -8,9 +8,12 @@ pub fn student_t(degrees: f64) -> f64 {
     if degrees.is_nan() || degrees <= 0.0 {
         return if degrees.is_nan() { f64::NAN } else { f64::INFINITY };
     }
-    if degrees > 1e7 {
-        return NORMAL;
-    }
+    if degrees > 1e7 { NORMAL } else { student_t_above(degrees, TAIL) }
+}
+
+/// The t that Student's distribution exceeds with probability `tail` (above 0, at most a half), for degrees of freedom
+/// above 0, whole or not.
+pub(crate) fn student_t_above(degrees: f64, tail: f64) -> f64 {
     // The tail falls with t: halve until two neighbours are left. t of a tenth of a degree is about 1e12.
     let (mut low, mut high) = (0.0f64, 1e15f64);
     for _ in 0..200 {
@@ -19,7 +22,7 @@ pub fn student_t(degrees: f64) -> f64 {
         if middle <= low || middle >= high {
             break;
         }
-        if upper_tail(middle, degrees) > TAIL {
+        if upper_tail(middle, degrees) > tail {
             low = middle;
         } else {
             high = middle;
