@@ -10,6 +10,7 @@ mod exchange;
 mod filter;
 mod gate;
 mod generate;
+mod measure;
 mod notebook;
 mod open;
 mod plan;
@@ -79,6 +80,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Repro { id, timeout } => {
             session::with(global, *timeout, |session| repro::repro(global, session, id, *timeout))
         }
+        Command::Compare(arguments) if arguments.measure => measure::measure(global, arguments),
         Command::Compare(arguments) => compare::compare(global, arguments),
         Command::Gate(arguments) => {
             let timeout = std::time::Duration::from_secs(60);
@@ -276,6 +278,7 @@ fn header(document: &Document) -> Header {
         environment: machine::environment(),
         any_environment: false,
         no_repeats: false,
+        why_not_turns: None,
         folders: Folders::default(),
     }
 }

@@ -32,3 +32,4 @@ pub mod runner;
 #[path = "../tests/scope.rs"]
 mod scope;
 pub mod trace;
+pub mod turns;

@@ -2,6 +2,7 @@
 //! already is not repeated. How a cell is executed is behind [`Execute`], so that scheduling is tested without training.
 
 mod between;
+pub mod by_turns;
 pub mod cell;
 pub mod child;
 pub mod folders;
@@ -55,7 +56,7 @@ pub struct Execution {
 
 impl Execution {
     /// Takes in what a cell says of its course, and passes it on.
-    fn take(&mut self, event: &Event, tell: &mut dyn FnMut(Told<'_>)) {
+    pub(crate) fn take(&mut self, event: &Event, tell: &mut dyn FnMut(Told<'_>)) {
         match event {
             Event::Step(step) => {
                 tell(Told::Step(step));
@@ -77,20 +78,27 @@ impl Execution {
     }
 
     /// With the end that the cell said; without, where it was stopped before its own.
-    fn with(mut self, mut end: End) -> Execution {
+    fn with(mut self, end: End) -> Execution {
+        let is_whole = !end.stopped || end.failure.is_some();
+        self.close(end);
+        self.end = self.end.filter(|_| is_whole);
+        self
+    }
+
+    /// Takes in the end, of a run that was stopped too.
+    pub(crate) fn close(&mut self, mut end: End) {
         let said = std::mem::take(&mut end.steps);
         if !said.is_empty() {
             self.steps = said;
         }
-        self.end = (!end.stopped || end.failure.is_some()).then_some(end);
-        self
+        self.end = Some(end);
     }
 
-    fn ended(self, failure: Ended) -> Execution {
+    pub(crate) fn ended(self, failure: Ended) -> Execution {
         self.with(End { failure: Some(failure), ..End::default() })
     }
 
-    fn timed_out(self, limit: Duration) -> Execution {
+    pub(crate) fn timed_out(self, limit: Duration) -> Execution {
         let reason = format!(
             "took longer than the time limit of {} s, after {} steps; raise --timeout, or lower train.steps",
             limit.as_secs_f64(),
@@ -99,7 +107,7 @@ impl Execution {
         self.ended(Ended { status: Status::TimedOut, reason, source: Some(Source::Host) })
     }
 
-    fn failed(reason: String) -> Execution {
+    pub(crate) fn failed(reason: String) -> Execution {
         Execution::default().ended(Ended { status: Status::Failed, reason, source: None })
     }
 
@@ -153,6 +161,8 @@ pub trait Observe {
     fn between(&mut self, _between: &Between) {}
     /// What a rank did in a step of it.
     fn traced(&mut self, _traced: &StepTrace) {}
+    /// Cells take turns: how far the experiment is, in words and as a share.
+    fn turns(&mut self, _words: &str, _share: f64) {}
     /// The user wants to stop; it goes on to the end of its step, for a checkpoint.
     fn stopping(&mut self) {}
     /// Its record is on disk.
@@ -185,6 +195,8 @@ pub struct Header {
     pub any_environment: bool,
     /// Flagged trials are not repeated.
     pub no_repeats: bool,
+    /// Why cells were measured by trials and not by turns, where that was not the user's wish.
+    pub why_not_turns: Option<String>,
     /// Where training checkpoints go.
     pub folders: Folders,
 }
@@ -315,15 +327,10 @@ impl Runner<'_> {
                 let stopped = execution.stopped(&placed);
                 let end = execution.end.ok_or(stopped)?;
                 last = execution.last;
-                let host = record.environment.get("host").and_then(Value::as_str).unwrap_or_default().to_string();
-                if let Some(failure) = &end.failure {
-                    record.outcome = Outcome::ended(failure.status, failure.reason.clone(), failure.source);
-                }
-                record::measured(&mut record, execution.steps, &end, cell, estimate, &host);
+                fill(&mut record, execution.steps, &end, cell, estimate);
                 execution.traced.note(&mut record);
                 between::add(&mut record, execution.between);
                 validity::add(&mut record, &sampled, &end);
-                record.extra.insert("seeds".into(), serde_json::json!({ "train": cell.train.seed }));
                 compare(&mut record, cell, cells, known, references);
             }
             // Run is only decided for a cell that has a plan.
@@ -333,9 +340,16 @@ impl Runner<'_> {
     }
 
     fn blank(&self, planned: &Planned, trial: u32, started: jiff::Timestamp) -> Record {
+        self.header.blank(planned, trial, started)
+    }
+}
+
+impl Header {
+    /// A record of this run with nothing measured yet.
+    fn blank(&self, planned: &Planned, trial: u32, started: jiff::Timestamp) -> Record {
         let unique = format!("{} {trial} {started} {}", planned.grid.key, std::process::id());
         let id = blake3::hash(unique.as_bytes()).to_hex()[..12].to_string();
-        let mut record = Record::new(id, &planned.grid.key, &self.header.name, Outcome::measured());
+        let mut record = Record::new(id, &planned.grid.key, &self.name, Outcome::measured());
         record.trial = trial;
         record.cell = match planned.cell() {
             Some(cell) => crate::grid::plain(cell),
@@ -344,11 +358,14 @@ impl Runner<'_> {
         if let Some(policy) = crate::config::policy(&planned.grid.settings) {
             record.extra.insert("precision_policy".into(), policy.into());
         }
-        record.environment = self.header.environment.clone();
-        record.command = self.header.command.clone();
+        record.environment = self.environment.clone();
+        record.command = self.command.clone();
         record.started = started.to_string();
-        if !self.header.question.is_empty() {
-            record.extra.insert("question".into(), self.header.question.clone().into());
+        if !self.question.is_empty() {
+            record.extra.insert("question".into(), self.question.clone().into());
+        }
+        if let Some(why) = &self.why_not_turns {
+            record.extra.insert("turns".into(), serde_json::json!({ "why_not": why }));
         }
         if !planned.advice.is_empty() {
             record.notes.push(format!("Cheapest change that makes it fit: {}.", planned.advice));
@@ -360,6 +377,16 @@ impl Runner<'_> {
         }
         record
     }
+}
+
+/// What a cell measured, or how it ended.
+fn fill(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, estimate: &zbench_engine::outcome::Estimate) {
+    let host = record.environment.get("host").and_then(Value::as_str).unwrap_or_default().to_string();
+    if let Some(failure) = &end.failure {
+        record.outcome = Outcome::ended(failure.status, failure.reason.clone(), failure.source);
+    }
+    record::measured(record, steps, end, cell, estimate, &host);
+    record.extra.insert("seeds".into(), serde_json::json!({ "train": cell.train.seed }));
 }
 
 /// What was written for a combination that is no cell, as nested data.

@@ -20,6 +20,28 @@ pub struct Control<'a> {
     pub tell: &'a (dyn Fn(&Happening) + Sync),
     /// What is to be traced; every rank tells of that.
     pub trace: Option<Tracing>,
+    /// Says when steps may begin, where runs take turns. Such a run trains on behind its last step, for timings alone.
+    pub pace: Option<&'a dyn Pace>,
+}
+
+/// Says when a rank may begin a step, so that runs that share a machine can take turns. A rank waits outside of collectives,
+/// and outside of what is timed.
+pub trait Pace: Sync {
+    /// Every rank calls this before each step. Returns when it may begin, or false when the run is to end before that step; all
+    /// ranks of a run get the same answer.
+    fn may_begin(&self, rank: usize) -> bool;
+    /// A step of this rank has ended.
+    fn ended(&self, rank: usize, step: &Step);
+}
+
+impl Control<'_> {
+    fn may_begin(&self, rank: &Rank<'_>) -> bool {
+        self.pace.is_none_or(|pace| pace.may_begin(rank.number()))
+    }
+
+    fn ended(&self, rank: &Rank<'_>, step: &Step) {
+        self.pace.iter().for_each(|pace| pace.ended(rank.number(), step));
+    }
 }
 
 /// All steps of a run, and what is written behind them.
@@ -62,12 +84,17 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
     }
     let mut stopped = false;
     while rank.steps < last && !stopped {
+        if !control.may_begin(rank) {
+            stopped = true;
+            break;
+        }
         rank.wants_stop = control.stop.load(Ordering::Relaxed);
         let mut after = |rank: &mut Rank<'_>, step: &Step| {
             if let Some(probe) = rank.inputs.probe {
                 probe(Moment::StepEnds { timed: step.timed });
             }
             voice.step(rank, step);
+            control.ended(rank, step);
             trace(rank, control, false);
             if let Some(worse) = guard.see(step) {
                 return Err(StepError::Worse(worse));
@@ -103,6 +130,11 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
     report.stopped = stopped;
     if !stopped {
         write_results(rank)?;
+        // What was trained is written, and what the run has to report is known: these steps are for their times alone.
+        while control.pace.is_some() && control.may_begin(rank) {
+            let step = rank.step()?;
+            control.ended(rank, &step);
+        }
     }
     Ok((report, rank.kernels.name()))
 }

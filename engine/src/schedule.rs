@@ -3,13 +3,13 @@
 use crate::config::{Schedule, Train};
 
 /// Learning rate of step `step` (1 for the first). It rises linearly to `lr` over the warm-up (`lr * step / warmup`), then
-/// follows the schedule, which reaches `lr_min` at the last step.
+/// follows the schedule, which reaches `lr_min` at the last step and stays there.
 pub fn learning_rate(train: &Train, step: u64) -> f64 {
     let (warmup, last) = (train.lr_warmup_steps as u64, (train.untimed_steps + train.steps) as u64);
     if step <= warmup {
         return train.lr * step as f64 / warmup as f64;
     }
-    let done = (step - warmup) as f64 / (last.saturating_sub(warmup)).max(1) as f64;
+    let done = ((step - warmup) as f64 / (last.saturating_sub(warmup)).max(1) as f64).min(1.0);
     let left = match train.lr_schedule {
         Schedule::Constant => return train.lr,
         Schedule::Linear => 1.0 - done,
@@ -53,5 +53,8 @@ mod tests {
         assert!((learning_rate(&train(Schedule::Linear), 6) - 0.55).abs() < 1e-12);
         assert!((learning_rate(&train(Schedule::Cosine), 6) - 0.55).abs() < 1e-12);
         assert!((learning_rate(&train(Schedule::Cosine), 10) - 0.1).abs() < 1e-12);
+        for schedule in [Schedule::Linear, Schedule::Cosine] {
+            assert_eq!(learning_rate(&train(schedule), 25), learning_rate(&train(schedule), 10));
+        }
     }
 }

@@ -29,7 +29,7 @@ pub fn train(cell: &Cell, plan: &Plan, on_step: &(dyn Fn(&Step) + Sync)) -> Resu
             on_step(step);
         }
     };
-    train_with(cell, plan, Control { stop: &AtomicBool::new(false), tell: &tell, trace: None })
+    train_with(cell, plan, Control { stop: &AtomicBool::new(false), tell: &tell, trace: None, pace: None })
 }
 
 /// Runs a cell on all ranks, which are threads, as `control` says.

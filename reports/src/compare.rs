@@ -7,6 +7,7 @@
 mod cells;
 pub mod document;
 mod explain;
+pub mod measured;
 mod metrics;
 mod pairing;
 mod tables;

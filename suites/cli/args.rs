@@ -118,7 +118,47 @@ pub struct CompareArgs {
     /// configuration, name, status, trial or commit), a notebook's folder, or FOLDER:one of the former
     pub a: String,
     /// What is compared
-    pub b: String,
+    #[arg(required_unless_present = "measure")]
+    pub b: Option<String>,
+    /// Measure by turns: A and B are configurations of one cell each. B may be left out beside --set-b, --binary or --command
+    #[arg(long)]
+    pub measure: bool,
+    /// With --measure: change a key of both; a bare word is a string
+    #[arg(long, value_name = "KEY=VALUE", requires = "measure")]
+    pub set: Vec<String>,
+    /// With --measure: change a key of A
+    #[arg(long, value_name = "KEY=VALUE", requires = "measure")]
+    pub set_a: Vec<String>,
+    /// With --measure: change a key of B
+    #[arg(long, value_name = "KEY=VALUE", requires = "measure")]
+    pub set_b: Vec<String>,
+    /// With --measure: A is trained by this program, another zbench, and B by this one
+    #[arg(long, value_name = "PROGRAM", requires = "measure", conflicts_with = "foreign")]
+    pub binary: Option<PathBuf>,
+    /// With --measure: B is this command, which prints a line that begins with "step" at the end of every step
+    #[arg(long = "command", value_name = "COMMAND", requires = "measure", conflicts_with = "b")]
+    pub foreign: Option<String>,
+    /// With --command: tokens of one of its steps; those of A's unless given
+    #[arg(long, value_name = "N", requires = "foreign", value_parser = clap::value_parser!(u64).range(1..))]
+    pub tokens: Option<u64>,
+    /// With --measure: wall time at most, starts included; it ends earlier when it is decided
+    #[arg(long, value_parser = duration, default_value = "60s", value_name = "TIME", requires = "measure")]
+    pub budget: Duration,
+    /// With --measure: differences below this are called equal
+    #[arg(long, value_parser = percent, default_value = "5%", value_name = "PERCENT", requires = "measure")]
+    pub decide: f64,
+    /// With --measure: steps at the beginning of each turn that do not count
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "measure")]
+    pub discard: usize,
+    /// With --measure: decides the order of turns; printed, so that it can be repeated
+    #[arg(long, value_name = "N", requires = "measure")]
+    pub seed: Option<u64>,
+    /// With --measure: keep every turn in this file, a JSON object a line
+    #[arg(long, value_name = "FILE", requires = "measure")]
+    pub turns: Option<PathBuf>,
+    /// With --measure: time limit of one turn
+    #[arg(long, value_parser = duration, default_value = "10min", value_name = "TIME", requires = "measure")]
+    pub timeout: Duration,
     /// Use trials with validity flags too
     #[arg(long)]
     pub include_flagged: bool,
@@ -146,10 +186,20 @@ pub struct GridArgs {
     /// The cells.
     #[command(flatten)]
     pub cells: Cells,
-    /// Valid trials of each cell, round robin over the cells; flagged ones are repeated, up to twice as many trials
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub trials: u32,
-    /// Time limit of a trial
+    /// Wall time for all cells, starts included; it ends earlier when all is decided [default: 2min]
+    #[arg(long, value_parser = duration, value_name = "TIME", conflicts_with = "trials")]
+    pub budget: Option<Duration>,
+    /// Differences of speed below this are called equal
+    #[arg(long, value_parser = percent, default_value = "5%", value_name = "PERCENT")]
+    pub decide: f64,
+    /// Decides the order of turns; every record has it
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// In place of turns: so many valid trials of each cell, round robin; flagged ones are repeated, up to twice as many trials.
+    /// 3 where cells cannot take turns
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub trials: Option<u32>,
+    /// Time limit of a trial, and of a turn
     #[arg(long, value_parser = duration, default_value = "10min", value_name = "TIME")]
     pub timeout: Duration,
     /// Measure everything again, whatever the notebook holds

@@ -123,7 +123,10 @@ pub fn grid(global: &Global, arguments: &GridArgs, document: &Document) -> Resul
     }
     let wanted = Wanted {
         only: arguments.cells.only.clone(),
-        trials: if arguments.fresh { Trials::Fresh(arguments.trials) } else { Trials::UpTo(arguments.trials) },
+        trials: match arguments.trials.unwrap_or(train::TRIALS) {
+            trials if arguments.fresh => Trials::Fresh(trials),
+            trials => Trials::UpTo(trials),
+        },
         any_environment: arguments.any_environment,
         timeout: arguments.timeout,
         max_cells: arguments.max_cells,
@@ -275,6 +278,7 @@ pub fn repro(global: &Global, record: &Record, timeout: Duration) -> Result<u8> 
         environment: machine::environment(),
         any_environment: false,
         no_repeats: false,
+        why_not_turns: None,
         folders: Default::default(),
     };
     let summary = carry_out(global, &[again], Trials::OneMore, header, timeout)?;

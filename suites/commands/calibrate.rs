@@ -239,6 +239,7 @@ fn empty(cell: Value) -> Record {
         environment: machine::environment(),
         any_environment: false,
         no_repeats: false,
+        why_not_turns: None,
         folders: Default::default(),
     };
     blank(&header, &key, cell, 1, Outcome::measured())

@@ -3,16 +3,17 @@
 use super::select::Books;
 use super::{print_document, print_lines};
 use crate::cli::{CompareArgs, Format, Global, exit};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde_json::Value;
 use zbench_reports::compare::{self, Options, document};
 
 /// Compares two selections and prints what there is to say.
 pub fn compare(global: &Global, arguments: &CompareArgs) -> Result<u8> {
+    let Some(b) = &arguments.b else { bail!("compare needs a B") };
     let mut books = Books::new(&global.notebook);
     books.read(&arguments.a)?;
-    books.read(&arguments.b)?;
-    let (a, b) = (books.side(&arguments.a)?, books.side(&arguments.b)?);
+    books.read(b)?;
+    let (a, b) = (books.side(&arguments.a)?, books.side(b)?);
     let options = Options { include_flagged: arguments.include_flagged, all_steps: arguments.all_steps };
     let comparison = compare::compare(&a, &b, options);
     match global.format {

@@ -28,6 +28,7 @@ pub struct Progress {
     trainer: Option<Trainer>,
     label: String,
     waits: bool,
+    turns_said: Option<Instant>,
 }
 
 /// What the watching thread shares.
@@ -85,7 +86,7 @@ impl Progress {
         });
         let told = Told { bar, quiet: global.quiet, life: Arc::default(), began: Instant::now() };
         let watch = (!global.quiet).then(|| watch(told.clone())).flatten();
-        Progress { told, watch, trainer, label: String::new(), waits: false }
+        Progress { told, watch, trainer, label: String::new(), waits: false, turns_said: None }
     }
 
     /// Before something else is printed: nothing is said from here on.
@@ -126,6 +127,14 @@ impl Drop for Progress {
 /// Labels hold values of files: nothing in them acts on the terminal.
 fn shown(words: String) -> String {
     printable(&words).into_owned()
+}
+
+/// Where there is no terminal, a line about turns so often.
+const TURNS_LINE: Duration = Duration::from_secs(10);
+const TURNS_TEMPLATE: &str = "[{elapsed_precise}] {bar:24} {percent}% {wide_msg}";
+
+fn turns_style() -> ProgressStyle {
+    ProgressStyle::with_template(TURNS_TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 const TEMPLATE: &str = "[{elapsed_precise}] {bar:24} {pos}/{len} {wide_msg}";
@@ -174,6 +183,19 @@ impl Observe for Progress {
         }
     }
 
+    fn turns(&mut self, words: &str, share: f64) {
+        const PARTS: f64 = 1000.0;
+        if let Some(bar) = &self.told.bar {
+            bar.set_style(turns_style());
+            bar.set_length(PARTS as u64);
+            bar.set_position((share * PARTS) as u64);
+            bar.set_message(shown(words.to_string()));
+        } else if self.turns_said.is_none_or(|said| said.elapsed() >= TURNS_LINE) {
+            self.turns_said = Some(Instant::now());
+            self.line(words);
+        }
+    }
+
     fn stopping(&mut self) {
         self.line("stops after this step, with a checkpoint; Ctrl-C again ends it at once, without");
     }
@@ -210,5 +232,6 @@ mod tests {
     #[test]
     fn the_template_parses() {
         assert!(indicatif::ProgressStyle::with_template(super::TEMPLATE).is_ok());
+        assert!(indicatif::ProgressStyle::with_template(super::TURNS_TEMPLATE).is_ok());
     }
 }

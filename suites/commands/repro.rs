@@ -1,7 +1,7 @@
 //! `zbench repro ID`: a record's cell again, from the record alone.
 
 use super::session::Session;
-use super::train::{carry_out, code, header_of};
+use super::train::{How, carry_out, code, header_of};
 use super::{existing, print_document, print_lines};
 use crate::allreduce::world::{Wanted, Way};
 use crate::cli::{Cli, Command, Format, Global, exit};
@@ -68,7 +68,7 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
     }
     let temporary = Temporary::new(&std::path::absolute(&global.notebook)?)?;
     let header = Header { folders: Folders::Passing(temporary.0.clone()), ..header_of(&record) };
-    let summary = carry_out(global, session, &[planned], Trials::OneMore, header, timeout, Some(1))?;
+    let summary = carry_out(global, session, &[planned], How::Trials(Trials::OneMore), header, timeout, Some(1))?;
     let [again] = &summary.records[..] else { return Ok(code(&summary)) };
     let (document, same) = compare(&record, again);
     match global.format {

@@ -7,6 +7,7 @@ use crate::cli::{Format, Global, GridArgs, RunArgs, exit};
 use crate::config::{ConfigError, Document};
 use crate::grid::{self, GridCell};
 use crate::limits;
+use crate::runner::by_turns::ByTurns;
 use crate::runner::child::Children;
 use crate::runner::folders::Folders;
 use crate::runner::launched::Launched;
@@ -27,6 +28,10 @@ use zbench_reports::{Notebook, estimate_report, grid_report};
 
 /// Seconds of each measurement of the peak: long enough for the clock to settle, short beside a cell.
 pub const PEAK_SECONDS: f64 = 0.1;
+/// Trials of a cell where cells cannot take turns.
+pub(super) const TRIALS: u32 = 3;
+/// Wall time of a grid by turns.
+const BUDGET: Duration = Duration::from_secs(120);
 
 /// `zbench grid FILE`.
 pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Result<u8> {
@@ -51,7 +56,12 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         session.judge(&mut next);
         cells.extend(next);
     }
-    let trials = if arguments.fresh { Trials::Fresh(arguments.trials) } else { Trials::UpTo(arguments.trials) };
+    let how = match (arguments.trials, &limits) {
+        (None, None) => by_turns(session, &cells, arguments)?,
+        _ => Err(String::new()),
+    };
+    let count = arguments.trials.unwrap_or(TRIALS);
+    let trials = if arguments.fresh { Trials::Fresh(count) } else { Trials::UpTo(count) };
     let mut header = header(&expanded.document);
     if arguments.proxy {
         header.name = format!("{} (proxy)", header.name);
@@ -60,8 +70,11 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     header.no_repeats = arguments.no_repeats;
     header.folders = Folders::Trial { fresh: arguments.fresh };
     let question = header.question.clone();
-    let mut run =
-        |cells: &[Planned]| carry_out(global, session, cells, trials, header.clone(), arguments.timeout, None);
+    header.why_not_turns = how.as_ref().err().cloned().filter(|why| !why.is_empty());
+    let mut run = |cells: &[Planned]| {
+        let how = how.as_ref().map_or(How::Trials(trials), How::Turns);
+        carry_out(global, session, cells, how, header.clone(), arguments.timeout, None)
+    };
     let summary = match &mut limits {
         Some(limits) => limits::carry_out(limits, &cells, &mut run)?,
         None => run(&cells)?,
@@ -75,6 +88,41 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         print_document(global, &grid_report::comparison(&summary.records, Some(question.as_str())))?;
     }
     Ok(code(&summary))
+}
+
+/// How cells are measured.
+#[derive(Clone, Copy)]
+pub enum How<'a> {
+    /// One after another.
+    Trials(Trials),
+    /// All of them resident.
+    Turns(&'a ByTurns),
+}
+
+/// How the cells take turns, or why they cannot.
+fn by_turns(
+    session: &Session,
+    cells: &[Planned],
+    arguments: &GridArgs,
+) -> Result<std::result::Result<ByTurns, String>> {
+    if session.leader.is_some() {
+        return Ok(Err("ranks that a launcher started are there for one cell after another".into()));
+    }
+    if session.trace.is_some() {
+        return Ok(Err("a timeline is written of one cell after another".into()));
+    }
+    if let Some(why) = crate::runner::by_turns::why_not(cells) {
+        return Ok(Err(why));
+    }
+    Ok(Ok(ByTurns {
+        program: std::env::current_exe().context("the path of zbench itself is needed to start cells")?,
+        budget: arguments.budget.unwrap_or(BUDGET),
+        equal: arguments.decide,
+        seed: arguments.seed.unwrap_or_else(|| jiff::Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000),
+        timeout: arguments.timeout,
+        stop: stop_flag()?,
+        fresh: arguments.fresh,
+    }))
 }
 
 /// What a stopped grid says in place of its report: a report of some cells reads as one of all.
@@ -122,8 +170,15 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
     say_batches(global, &cells);
     say_adapters(&cells);
     let header = header(&expanded.document);
-    let summary =
-        carry_out(global, session, &cells, Trials::OneMore, header, arguments.timeout, Some(arguments.log_every))?;
+    let summary = carry_out(
+        global,
+        session,
+        &cells,
+        How::Trials(Trials::OneMore),
+        header,
+        arguments.timeout,
+        Some(arguments.log_every),
+    )?;
     match global.format {
         Format::Json => print_lines(&summary.records)?,
         _ => {
@@ -188,7 +243,7 @@ fn not_one(cells: &[GridCell]) -> String {
 }
 
 /// A combination that cannot be is an error where only one was asked for.
-fn refuse_all(expanded: &Expanded) -> Result<()> {
+pub(super) fn refuse_all(expanded: &Expanded) -> Result<()> {
     if let [cell] = &expanded.cells[..]
         && let Err(refusal) = &cell.resolved
     {
@@ -218,7 +273,7 @@ pub fn carry_out(
     global: &Global,
     session: &mut Session,
     cells: &[Planned],
-    trials: Trials,
+    how: How<'_>,
     header: Header,
     timeout: Duration,
     log_every: Option<u64>,
@@ -227,7 +282,10 @@ pub fn carry_out(
     for warning in notebook.read()?.warnings() {
         crate::say!("warning: {warning}");
     }
-    let stop = stop_flag()?;
+    let stop = match how {
+        How::Turns(how) => how.stop.clone(),
+        How::Trials(_) => stop_flag()?,
+    };
     let program = std::env::current_exe().context("the path of zbench itself is needed to start cells")?;
     let peak_seconds = PEAK_SECONDS;
     let trace_steps = session.timelines(global)?.map_or(0, |trace| trace.steps());
@@ -245,7 +303,10 @@ pub fn carry_out(
         None => &mut progress,
     };
     let mut runner = Runner { notebook: &notebook, execute: &mut *execute, observe, header };
-    let result = runner.run(cells, trials);
+    let result = match how {
+        How::Trials(trials) => runner.run(cells, trials).map_err(anyhow::Error::from),
+        How::Turns(how) => runner.take_turns(cells, how).map_err(anyhow::Error::from),
+    };
     progress.clear();
     let summary = result?;
     if summary.interrupted {

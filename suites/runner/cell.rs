@@ -6,10 +6,11 @@ use super::processes;
 use super::protocol::{self, End, Ended, Event, GpuSaid, Job, RankEnd};
 use super::rank::{read_job, say};
 use crate::devices;
+use crate::turns::token::Token;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use zbench_engine::config::{Backend, Cell, DeviceKind};
-use zbench_engine::course::Control;
+use zbench_engine::course::{Control, Pace};
 use zbench_engine::hardware;
 use zbench_engine::outcome::{Cause, Failure, Happening};
 use zbench_engine::plan::Plan;
@@ -80,7 +81,9 @@ fn threads(job: &Job) -> End {
     let before = peak();
     let busy = machine::Busy::start();
     let tell = |happening: &Happening| say(&protocol::event(happening));
-    let control = Control { stop: stop_order(), tell: &tell, trace: protocol::tracing(job.trace_steps) };
+    let token = job.turns.as_ref().map(|name| Token::new(name, cell.parallel.ranks));
+    let pace = token.as_ref().map(|token| token as &dyn Pace);
+    let control = Control { stop: stop_order(), tell: &tell, trace: protocol::tracing(job.trace_steps), pace };
     let result = train_on(cell, &plan, &crate::devices::machine, control);
     let busy = busy.and_then(machine::Busy::seconds);
     let mut end = match result {
@@ -95,7 +98,9 @@ fn threads(job: &Job) -> End {
     };
     end.peak_flops = vec![before, peak()];
     end.peak_threads = threads;
-    end.others_share = busy.and_then(|busy| busy.others_share(busy.own));
+    // Those that take turns with this one are no strangers.
+    let alone = busy.filter(|_| job.turns.is_none());
+    end.others_share = alone.and_then(|busy| busy.others_share(busy.own));
     end.peak_rss_bytes = machine::status_bytes("VmHWM");
     end.swap_bytes = machine::status_bytes("VmSwap");
     end

@@ -7,6 +7,7 @@ use super::{Execute, Execution, machine};
 use crate::launch::signal_name;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -81,6 +82,28 @@ impl Execute for Children {
     }
 }
 
+/// Starts a cell's process and tells it its job. It ends with the thread that called this.
+///
+/// # Errors
+/// The system starts no process.
+pub fn start_cell(program: &Path, job: &Job) -> std::io::Result<Child> {
+    let job = serde_json::to_vec(job)?;
+    // A group of its own, so that Ctrl-C reaches this process alone, which then decides.
+    let mut child = Command::new(program)
+        .arg("__cell")
+        .env("ZBENCH_PARENT", std::process::id().to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A child that dies before it has read its job shows in its exit status.
+        let _ = stdin.write_all(&job);
+    }
+    Ok(child)
+}
+
 /// What ended the listening.
 enum Heard {
     /// The cell said its result.
@@ -96,22 +119,8 @@ enum Heard {
 impl Children {
     fn start(&self, cell: &Cell) -> std::io::Result<Child> {
         let Children { peak_seconds, trace_steps, .. } = *self;
-        let job = Job { cell: cell.clone(), cores: machine::cores(), peak_seconds, trace_steps };
-        let job = serde_json::to_vec(&job)?;
-        // A group of its own, so that Ctrl-C reaches this process alone, which then decides.
-        let mut child = Command::new(&self.program)
-            .arg("__cell")
-            .env("ZBENCH_PARENT", std::process::id().to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // A child that dies before it has read its job shows in its exit status.
-            let _ = stdin.write_all(&job);
-        }
-        Ok(child)
+        let job = Job { cell: cell.clone(), cores: machine::cores(), peak_seconds, trace_steps, turns: None };
+        start_cell(&self.program, &job)
     }
 
     fn listen(

@@ -203,6 +203,7 @@ impl Launched<'_> {
                 peak_threads: if first { ranks_here.saturating_mul(cell.hardware.threads_per_rank) } else { 0 },
                 peak_seconds: self.peak_seconds,
                 trace_steps: self.trace_steps,
+                turns: None,
             }
         };
         let jobs: Vec<RankJob> = (0..size).map(job).collect();

@@ -3,7 +3,7 @@
 
 use super::cell::stop_order;
 use super::merge::merge;
-use super::processes::{grace, tail_of};
+use super::processes::{CALM_TICK, grace, tail_of};
 use super::protocol::{End, Ended, Event, Job, RankFailure, RankJob, RankSaid};
 use super::rank;
 use crate::launch::{
@@ -113,6 +113,7 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
             peak_threads,
             peak_seconds: job.peak_seconds,
             trace_steps: job.trace_steps,
+            turns: job.turns.clone(),
         };
         line.say(&Word::Job(Box::new(job)));
     }
@@ -123,7 +124,8 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
             steps.push(step);
         }
     };
-    let said = listen(&line, &mut mpirun, hosts, grace(cell), &mut on_event);
+    let tick = if job.turns.is_some() { CALM_TICK } else { TICK };
+    let said = listen(&line, &mut mpirun, hosts, (tick, grace(cell)), &mut on_event);
     line.say(&Word::Bye);
     // They come through mpirun, which may be slower than the line.
     mpirun.rest().into_iter().for_each(on_event);
@@ -142,7 +144,7 @@ fn listen(
     line: &Line,
     mpirun: &mut Mpirun,
     hosts: &[String],
-    grace: Duration,
+    (tick, grace): (Duration, Duration),
     on_event: &mut dyn FnMut(Event),
 ) -> BTreeMap<usize, RankSaid> {
     let mut said = BTreeMap::new();
@@ -154,7 +156,7 @@ fn listen(
             line.say(&Word::Halt);
         }
         let mut lost = None;
-        match line.hear(TICK) {
+        match line.hear(tick) {
             Ok((_, Reply::Traced(traced))) => on_event(Event::Traced(traced)),
             Ok((rank, Reply::Said(what))) => drop(said.insert(rank - 1, *what)),
             Err(Silence::Yet) => {}

@@ -20,6 +20,8 @@ use zbench_reports::record::{Source, Status};
 
 /// How often who has ended is looked at.
 const TICK: Duration = Duration::from_millis(20);
+/// The same while its ranks wait for turns: a cell that waits should use no CPU.
+pub(super) const CALM_TICK: Duration = Duration::from_millis(500);
 /// How long ranks have to notice that one of them has ended, at most.
 const MOST_GRACE: Duration = Duration::from_secs(10);
 /// What is kept of a process's standard error.
@@ -70,18 +72,20 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
         peak_threads: if rank == 0 { threads } else { 0 },
         peak_seconds: job.peak_seconds,
         trace_steps: job.trace_steps,
+        turns: job.turns.clone(),
     };
     let mut processes = match Processes::start(&start, rank_job) {
         Ok(processes) => processes,
         Err(error) => return failed(error),
     };
+    let tick = if job.turns.is_some() { CALM_TICK } else { TICK };
     let mut steps = Vec::new();
     let mut deadline = None;
     while !processes.all_said() {
         if super::cell::stop_order().load(Ordering::Relaxed) {
             processes.order_stop();
         }
-        processes.listen(TICK, &mut |event| {
+        processes.listen(tick, &mut |event| {
             say(event);
             if let Event::Step(step) = event {
                 steps.push(step.clone());

@@ -27,6 +27,9 @@ pub struct Job {
     /// Steps to be traced.
     #[serde(default)]
     pub trace_steps: u64,
+    /// Where its ranks wait for their turns, if it takes turns with others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turns: Option<String>,
 }
 
 /// What a process traces that was told so.
@@ -135,6 +138,9 @@ pub struct RankJob {
     /// Steps to be traced.
     #[serde(default)]
     pub trace_steps: u64,
+    /// Where its ranks wait for their turns, if it takes turns with others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turns: Option<String>,
 }
 
 /// How a rank ended, and what it measured.

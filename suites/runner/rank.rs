@@ -5,11 +5,12 @@ use super::machine::{self, Busy};
 use super::protocol::{self, Event, GpuSaid, RankEnd, RankFailure, RankJob, RankSaid};
 use crate::devices;
 use crate::launch::{self, Choice, Options, Source as Launcher, World};
+use crate::turns::token::Token;
 use std::io::{Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zbench_engine::comm::{Carried, CommError, Communicator};
 use zbench_engine::config::{Backend, DeviceKind};
-use zbench_engine::course::Control;
+use zbench_engine::course::{Control, Pace};
 use zbench_engine::hardware;
 use zbench_engine::layers::StepError;
 use zbench_engine::outcome::{Cause, Happening, Moment};
@@ -170,9 +171,11 @@ fn train(
     let tell = |happening: &Happening| say(&protocol::event(happening));
     let account = arena.clone();
     let trace = protocol::tracing(job.trace_steps);
-    let control = Control { stop: super::cell::stop_order(), tell: &tell, trace };
+    let token = job.turns.as_ref().map(|name| Token::new(name, cell.parallel.ranks));
+    let pace = token.as_ref().map(|token| token as &dyn Pace);
+    let control = Control { stop: super::cell::stop_order(), tell: &tell, trace, pace };
     let ended = train_rank_probed(cell, &plan, comm, kernels, arena, control, Some(probe));
-    said.busy = busy.and_then(Busy::seconds);
+    said.busy = busy.filter(|_| job.turns.is_none()).and_then(Busy::seconds);
     let earlier = watch.resident().map_or(0, |seen| seen.earlier);
     said.rss_bytes = resident(shared.then(|| account.high_water()), earlier);
     if measures {

@@ -27,7 +27,8 @@ fn try_course(cell: &Cell) -> (Result<Run, Failure>, Vec<Evaluated>) {
             evaluations.lock().unwrap().push(*evaluated);
         }
     };
-    let run = train_with(cell, &plan(cell), Control { stop: &AtomicBool::new(false), tell: &tell, trace: None });
+    let run =
+        train_with(cell, &plan(cell), Control { stop: &AtomicBool::new(false), tell: &tell, trace: None, pace: None });
     (run, evaluations.into_inner().unwrap())
 }
 

@@ -209,7 +209,7 @@ fn shrinking(loading: Loading) -> Vec<String> {
                 let (cell, plan, cut, stop) = (&cell, &plan, &cut, &stop);
                 scope.spawn(move || {
                     let comm: Box<dyn Communicator> = Box::new(comm);
-                    let control = Control { stop, tell: &|_| {}, trace: None };
+                    let control = Control { stop, tell: &|_| {}, trace: None, pace: None };
                     train_rank_probed(cell, plan, comm, kernels, arena, control, Some(cut))
                 })
             })

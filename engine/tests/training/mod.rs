@@ -13,6 +13,7 @@ mod kinds;
 mod layers;
 mod link;
 mod loading;
+mod pace;
 mod parity;
 mod parity_bounds;
 mod precision;

@@ -33,7 +33,7 @@ fn try_course(cell: &Cell, stop: Option<u64>) -> Result<Course, String> {
     };
     let plan = plan(cell);
     let ran = with_ranks(cell, &plan, cpus(cell), |rank| {
-        let (report, _) = course::run(rank, Control { stop: &flag, tell: &tell, trace: None })?;
+        let (report, _) = course::run(rank, Control { stop: &flag, tell: &tell, trace: None, pace: None })?;
         let digest = rank.digest().map_err(|error| zbench_engine::layers::StepError::Input(error.to_string()))?;
         Ok((report.stopped, digest))
     });
@@ -436,7 +436,7 @@ fn a_run_that_goes_on_reads_of_the_model_what_does_not_train() {
             course(&cell);
             cell.train.steps = 3;
             let (plan, flag) = (plan(&cell), AtomicBool::new(false));
-            let control = Control { stop: &flag, tell: &|_| {}, trace: None };
+            let control = Control { stop: &flag, tell: &|_| {}, trace: None, pace: None };
             let ran = with_ranks(&cell, &plan, cpus(&cell), |rank| course::run(rank, control)).unwrap();
             let read: u64 = ran.iter().map(|(report, _)| report.loaded.unwrap().read_bytes).sum();
             assert_eq!(read > 0, rank > 0, "{} with adapters of rank {rank}: {read} bytes", loading.name());
@@ -466,7 +466,7 @@ fn bytes_and_calls_of_a_step_are_those_of_the_plan_with_checkpoints_too() {
         let plan = plan(&cell);
         let flag = AtomicBool::new(false);
         let reports = with_ranks(&cell, &plan, cpus(&cell), |rank| {
-            course::run(rank, Control { stop: &flag, tell: &|_| {}, trace: None })
+            course::run(rank, Control { stop: &flag, tell: &|_| {}, trace: None, pace: None })
         });
         for (report, _) in reports.unwrap() {
             assert_eq!(report.ledger.total_peak(), plan.estimate.memory.total_peak(), "{}", strategy.name());

@@ -40,7 +40,14 @@ fn measured(cell: &Cell, plan: &Plan) -> (Vec<RankReport>, Vec<u64>) {
                         }
                     };
                     let arena = kernels.arena(None, 1).unwrap();
-                    train_rank(cell, plan, comm, kernels.clone(), arena, Control { stop, tell: &tell, trace: None })
+                    train_rank(
+                        cell,
+                        plan,
+                        comm,
+                        kernels.clone(),
+                        arena,
+                        Control { stop, tell: &tell, trace: None, pace: None },
+                    )
                 })
             })
             .collect();

@@ -20,7 +20,7 @@ fn traced(cell: &Cell, steps: u64) -> (Result<Run, Failure>, Vec<StepTrace>) {
         }
     };
     let trace = (steps > 0).then(|| Tracing { zero: Zero::now(), steps });
-    let control = Control { stop: &AtomicBool::new(false), tell: &tell, trace };
+    let control = Control { stop: &AtomicBool::new(false), tell: &tell, trace, pace: None };
     let run = train_on(cell, &plan(cell), &machine, control);
     (run, traces.into_inner().unwrap())
 }

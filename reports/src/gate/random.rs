@@ -29,6 +29,13 @@ impl Random {
         ((u128::from(self.bits()) * count as u128) >> 64) as usize
     }
 
+    /// Puts them in an order of which all are equally likely (Fisher and Yates).
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for end in (1..items.len()).rev() {
+            items.swap(end, self.below(end + 1));
+        }
+    }
+
     /// A number in 0..1.
     pub fn uniform(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64

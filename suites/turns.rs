@@ -1,0 +1,325 @@
+//! Experiments in which cells take turns: all are resident processes, one runs a few steps while the others sleep, in an order drawn
+//! anew for every round. What is compared are neighbours in time, so that a machine whose speed wanders does not decide.
+//! docs/statistics.md has the design, reports/src/evidence what is concluded.
+
+pub mod load;
+pub mod resident;
+pub mod token;
+
+use crate::runner::Execution;
+use load::{Load, Shares};
+use resident::{Extra, Program, Residents};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use token::StepTime;
+use zbench_reports::gate::random::Random;
+
+/// Others may use this share of the cores; a block of rounds under more is discarded whole.
+pub const MOST_OTHERS: f64 = 0.05;
+/// Blocks of rounds, over which foreign load is measured, last at least so long: the system counts in hundredths of a second.
+const BLOCK_SECONDS: f64 = 0.8;
+/// A turn has as many steps as fill this time, and at least one.
+const TURN_MS: f64 = 60.0;
+/// How long a process has to end after its turn.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// One that takes turns.
+#[derive(Clone, Debug)]
+pub struct Player {
+    /// What runs.
+    pub program: Program,
+    /// Steps that are not timed, which it runs before the first round.
+    pub warmup: usize,
+    /// Steps that the run has by its configuration: the first generation runs all of them, however short it is.
+    pub steps: usize,
+}
+
+/// How an experiment is done.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Wall time of everything, starts included.
+    pub budget: Duration,
+    /// So many times all processes are started anew.
+    pub generations: u32,
+    /// Decides every order.
+    pub seed: u64,
+    /// Steps at the beginning of each turn that count for nothing.
+    pub discard: usize,
+    /// Limit of one turn.
+    pub timeout: Duration,
+}
+
+/// A turn that was taken.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Taken {
+    /// Whose, by place among the players.
+    pub player: usize,
+    /// Generation of processes, from 1.
+    pub generation: u32,
+    /// Round, from 1 over the whole experiment.
+    pub round: u32,
+    /// Place in the round, from 1.
+    pub order: u32,
+    /// Seconds since the experiment began.
+    pub at: f64,
+    /// Its steps; the first `discarded` count for nothing.
+    pub steps: Vec<StepTime>,
+    /// See `steps`.
+    pub discarded: usize,
+    /// What others used of the machine in the block of the round.
+    pub load: Shares,
+    /// Others used too much: the round is discarded.
+    pub counted: bool,
+}
+
+impl Taken {
+    /// Seconds per token of what counts.
+    pub fn seconds_per_token(&self) -> f64 {
+        let counts = self.steps.get(self.discarded..).unwrap_or_default();
+        let (ms, tokens) = counts.iter().fold((0.0, 0), |(ms, tokens), step| (ms + step.ms, tokens + step.tokens));
+        ms / 1e3 / tokens as f64
+    }
+}
+
+/// Who is told of an experiment and steers it.
+pub trait Conduct {
+    /// A generation's processes are being started: so many of all.
+    fn starting(&mut self, _generation: u32, _done: usize, _all: usize) {}
+    /// A block of whole rounds has ended; who still takes part, or nobody when all is decided.
+    fn rounds(&mut self, turns: &[Taken]) -> Vec<bool>;
+    /// A generation has ended, and how if it was the last by that, with what each player said; of those that did not take part
+    /// nothing.
+    fn ended(&mut self, _generation: u32, _ending: Option<Ending>, _said: Vec<Option<Execution>>) {}
+}
+
+/// How an experiment ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// There was no more to decide.
+    Decided,
+    /// The time was over.
+    Budget,
+    /// The user wanted to stop.
+    Interrupted,
+    /// Fewer than two players were left.
+    Alone,
+}
+
+/// An experiment that cannot be done.
+#[derive(Clone, Debug, thiserror::Error, PartialEq)]
+pub enum TurnsError {
+    /// Not one round fits.
+    #[error(
+        "the budget of {budget:.0} s is too small: starting the cells took {start:.1} s and one round takes {round:.1} s; use --budget {advice:.0}s or more"
+    )]
+    TooShort {
+        /// Seconds that were to be had.
+        budget: f64,
+        /// Seconds that starting took.
+        start: f64,
+        /// Seconds of a round.
+        round: f64,
+        /// Seconds that would do.
+        advice: f64,
+    },
+}
+
+/// Cells that take turns.
+pub struct Experiment<'a> {
+    /// This program, which trains cells.
+    pub program: PathBuf,
+    /// Who takes turns.
+    pub players: &'a [Player],
+    /// How.
+    pub settings: Settings,
+    /// Set when the user wants to stop.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// A generation under way.
+struct Stage {
+    residents: Residents,
+    /// Number of each player among the residents.
+    places: Vec<Option<usize>>,
+    /// Steps of a turn of each player.
+    steps: Vec<usize>,
+    /// Steps that each has run.
+    done: Vec<usize>,
+}
+
+impl Experiment<'_> {
+    /// Does it.
+    ///
+    /// # Errors
+    /// The budget is too small for one round.
+    pub fn run(&self, conduct: &mut dyn Conduct) -> Result<Ending, TurnsError> {
+        let begin = Instant::now();
+        let mut random = Random::new(self.settings.seed);
+        let mut active = vec![true; self.players.len()];
+        let mut round = 0;
+        let generations = self.settings.generations.max(1);
+        for generation in 1..=generations {
+            let until = begin + self.settings.budget.mul_f64(f64::from(generation) / f64::from(generations));
+            if generation > 1 && Instant::now() >= begin + self.settings.budget {
+                return Ok(Ending::Budget);
+            }
+            let started = Instant::now();
+            let mut stage = self.start(generation, &active, &mut random, conduct);
+            let warm = Instant::now();
+            let mut ending = self.warm_up(&mut stage, &mut active, &mut random);
+            let start = (warm - started).as_secs_f64();
+            let first = warm.elapsed().as_secs_f64();
+            if generation == 1 && ending.is_none() && begin.elapsed() + warm.elapsed() > self.settings.budget {
+                let budget = self.settings.budget.as_secs_f64();
+                let advice = (f64::from(generations) * (start + 20.0 * first)).ceil();
+                self.close(stage, generation, Some(Ending::Budget), conduct);
+                return Err(TurnsError::TooShort { budget, start, round: first, advice });
+            }
+            let mut load = Load::begin();
+            let mut block = Vec::new();
+            while ending.is_none() {
+                let mut order: Vec<usize> = (0..active.len()).filter(|player| active[*player]).collect();
+                if order.len() < 2 {
+                    ending = Some(Ending::Alone);
+                    break;
+                }
+                random.shuffle(&mut order);
+                round += 1;
+                let whole = self.round(&mut stage, &order, (generation, round, begin), &mut active, &mut ending);
+                block.extend(whole);
+                let is_over = ending.is_some() || Instant::now() >= until;
+                if is_over || load.seconds() >= BLOCK_SECONDS {
+                    let shares = load.look();
+                    let wanted = deliver(&mut block, shares, conduct);
+                    if let Some(wanted) = wanted {
+                        active.iter_mut().zip(&wanted).for_each(|(active, wanted)| *active &= wanted);
+                        if ending.is_none() && !wanted.contains(&true) {
+                            ending = Some(Ending::Decided);
+                        }
+                    }
+                }
+                if is_over {
+                    break;
+                }
+            }
+            self.close(stage, generation, ending, conduct);
+            if let Some(ending) = ending {
+                return Ok(ending);
+            }
+        }
+        Ok(Ending::Budget)
+    }
+
+    /// Starts all that are active, in random order, and as many at a time as there are cores.
+    fn start(&self, generation: u32, active: &[bool], random: &mut Random, conduct: &mut dyn Conduct) -> Stage {
+        let mut order: Vec<usize> = (0..active.len()).filter(|player| active[*player]).collect();
+        random.shuffle(&mut order);
+        let mut residents = Residents::new(self.program.clone(), self.stop.clone(), self.settings.timeout);
+        let mut places = vec![None; active.len()];
+        let at_once = crate::runner::machine::cores();
+        for (done, player) in order.iter().enumerate() {
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            conduct.starting(generation, done, order.len());
+            places[*player] = Some(residents.start(&self.players[*player].program, Extra::default()));
+            if let Some(earlier) = (done + 1).checked_sub(at_once) {
+                residents.ready(earlier);
+            }
+        }
+        conduct.starting(generation, order.len(), order.len());
+        Stage { residents, places, steps: vec![1; active.len()], done: vec![0; active.len()] }
+    }
+
+    /// Steps that are not timed, and one turn that tells how many steps a turn should have.
+    fn warm_up(&self, stage: &mut Stage, active: &mut [bool], random: &mut Random) -> Option<Ending> {
+        let mut order: Vec<usize> = (0..active.len()).filter(|player| active[*player]).collect();
+        random.shuffle(&mut order);
+        for player in order {
+            let Some(place) = stage.places[player] else { continue };
+            let warmup = self.players[player].warmup.max(1) + 1;
+            stage.residents.ready(place);
+            match stage.residents.turn(place, warmup) {
+                resident::Turn::Done(steps) => {
+                    stage.done[player] += steps.len();
+                    let last = steps.last().map_or(TURN_MS, |step| step.ms);
+                    stage.steps[player] = self.settings.discard + (TURN_MS / last).ceil().clamp(1.0, 1000.0) as usize;
+                }
+                resident::Turn::Ended => active[player] = false,
+                resident::Turn::Stopped => return Some(Ending::Interrupted),
+            }
+        }
+        None
+    }
+
+    /// One round. Where a player ends or the user stops in it, the round does not count.
+    fn round(
+        &self,
+        stage: &mut Stage,
+        order: &[usize],
+        (generation, round, begin): (u32, u32, Instant),
+        active: &mut [bool],
+        ending: &mut Option<Ending>,
+    ) -> Vec<Taken> {
+        let mut turns = Vec::with_capacity(order.len());
+        for (place, player) in order.iter().copied().enumerate() {
+            let at = begin.elapsed().as_secs_f64();
+            let turn = match stage.places[player] {
+                Some(number) => stage.residents.turn(number, stage.steps[player]),
+                None => resident::Turn::Ended,
+            };
+            if let resident::Turn::Done(steps) = &turn {
+                stage.done[player] += steps.len();
+            }
+            match turn {
+                resident::Turn::Done(steps) => turns.push(Taken {
+                    player,
+                    generation,
+                    round,
+                    order: place as u32 + 1,
+                    at,
+                    steps,
+                    discarded: self.settings.discard,
+                    load: Shares::default(),
+                    counted: true,
+                }),
+                resident::Turn::Ended => active[player] = false,
+                resident::Turn::Stopped => {
+                    *ending = Some(Ending::Interrupted);
+                    return Vec::new();
+                }
+            }
+        }
+        turns
+    }
+
+    /// Ends all processes. Those of the first generation come to the end of their configuration before, so that their losses can be
+    /// compared.
+    fn close(&self, mut stage: Stage, generation: u32, ending: Option<Ending>, conduct: &mut dyn Conduct) {
+        for (player, place) in stage.places.iter().enumerate() {
+            let missing = self.players[player].steps.saturating_sub(stage.done[player]);
+            let is_whole = missing == 0 || generation > 1 || ending == Some(Ending::Interrupted);
+            if let Some(place) = place.filter(|_| !is_whole) {
+                stage.residents.turn(place, missing);
+            }
+        }
+        let Stage { residents, places, .. } = stage;
+        let mut said: Vec<Option<Execution>> = residents.end(GRACE).into_iter().map(Some).collect();
+        let of_player = |place: &Option<usize>| place.and_then(|place| said.get_mut(place)?.take());
+        conduct.ended(generation, ending, places.iter().map(of_player).collect());
+    }
+}
+
+/// Tells of a block of rounds, with what others used of the machine meanwhile.
+fn deliver(block: &mut Vec<Taken>, shares: Option<Shares>, conduct: &mut dyn Conduct) -> Option<Vec<bool>> {
+    if block.is_empty() {
+        return None;
+    }
+    let load = shares.unwrap_or_default();
+    let counted = load.others <= MOST_OTHERS && load.stolen <= MOST_OTHERS;
+    block.iter_mut().for_each(|turn| (turn.load, turn.counted) = (load, counted));
+    Some(conduct.rounds(&std::mem::take(block)))
+}
