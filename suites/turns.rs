@@ -75,6 +75,12 @@ pub struct Taken {
 }
 
 impl Taken {
+    /// Seconds per step of what counts.
+    pub fn seconds_per_step(&self) -> f64 {
+        let counts = self.steps.get(self.discarded..).unwrap_or_default();
+        counts.iter().map(|step| step.ms).sum::<f64>() / 1e3 / counts.len() as f64
+    }
+
     /// Seconds per token of what counts.
     pub fn seconds_per_token(&self) -> f64 {
         let counts = self.steps.get(self.discarded..).unwrap_or_default();

@@ -147,6 +147,9 @@ pub struct CompareArgs {
     /// With --measure: differences below this are called equal
     #[arg(long, value_parser = percent, default_value = "5%", value_name = "PERCENT", requires = "measure")]
     pub decide: f64,
+    /// With --measure: what the time is compared of, a token or a step
+    #[arg(long, value_enum, value_name = "UNIT", default_value = "token", requires = "measure")]
+    pub per: Per,
     /// With --measure: steps at the beginning of each turn that do not count
     #[arg(long, value_name = "N", default_value_t = 0, requires = "measure")]
     pub discard: usize,
@@ -165,6 +168,15 @@ pub struct CompareArgs {
     /// Keep the steps of warm-up that are found among the timed ones
     #[arg(long)]
     pub all_steps: bool,
+}
+
+/// What times are compared of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Per {
+    /// A token of the global batch
+    Token,
+    /// A step, whatever it trains on
+    Step,
 }
 
 /// How a file becomes cells.

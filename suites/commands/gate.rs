@@ -127,6 +127,9 @@ impl<'a> Job<'a> {
             samples,
             key: key.into(),
             begun: self.begun,
+            tokens: [0; 2],
+            takes_turns: false,
+            seed: self.seed,
         }
     }
 

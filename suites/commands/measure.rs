@@ -1,12 +1,12 @@
 //! `zbench compare --measure`: two that take turns until it is known which is faster.
 
 use super::{command_line, expand, planned, print_document, print_json};
-use crate::cli::{Cells, CompareArgs, Format, Global, exit};
+use crate::cli::{Cells, CompareArgs, Format, Global, Per, exit};
 use crate::config::ConfigError;
 use crate::grid;
 use crate::runner::Execution;
 use crate::runner::plan::{Decision, Planned};
-use crate::turns::resident::{Foreign, Program};
+use crate::turns::resident::{ENDLESS, Foreign, Program};
 use crate::turns::{Conduct, Ending, Experiment, Player, Settings, Taken};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
@@ -20,9 +20,6 @@ use zbench_reports::evidence::{Comparison, Pair, Rules, Verdict};
 const GENERATION_SECONDS: f64 = 6.0;
 /// Generations at least, and at most: processes of one program differ, and only starting anew shows by how much.
 const GENERATIONS: (f64, f64) = (2.0, 8.0);
-/// Steps of a program that is compared by its lines, which has to go on until it is stopped.
-const ENDLESS: &str = "train.steps=1000000";
-
 /// Measures A and B by turns.
 pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
     let sides = Sides::new(arguments)?;
@@ -51,6 +48,10 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
     let rules = Rules { equal: (1.0 + arguments.decide).ln(), ..Rules::default() };
     let mut two = Two {
         pair: Pair::new(rules),
+        time: match arguments.per {
+            Per::Token => Taken::seconds_per_token,
+            Per::Step => Taken::seconds_per_step,
+        },
         generations: 0,
         discarded: 0,
         rounds: 0,
@@ -194,6 +195,8 @@ fn one_cell(file: &std::path::Path, set: &[String]) -> Result<Planned> {
 /// Two cells, and what their turns say.
 struct Two {
     pair: Pair,
+    /// What is compared.
+    time: fn(&Taken) -> f64,
     generations: u32,
     rounds: usize,
     discarded: usize,
@@ -239,7 +242,7 @@ impl Conduct for Two {
                 self.discarded += 1;
                 continue;
             }
-            self.pair.push(a.generation, b.seconds_per_token().ln() - a.seconds_per_token().ln());
+            self.pair.push(a.generation, (self.time)(b).ln() - (self.time)(a).ln());
         }
         self.tell();
         vec![self.pair.verdict() == Verdict::Undecided; 2]

@@ -29,6 +29,11 @@ pub struct Target {
 }
 
 impl Target {
+    /// Whether two of this cell can be resident at once: not on a GPU, whose memory one may fill.
+    pub fn takes_turns(&self) -> bool {
+        self.seed.is_none() && self.cell.pointer("/hardware/device").is_none_or(|device| device == "cpu")
+    }
+
     /// This cell on a program.
     pub fn arm(&self, program: &Path, timeout: Duration) -> Arm {
         let mut arguments = self.arguments.clone();

@@ -97,7 +97,7 @@ fn process(pid: u32) -> Option<Process> {
 }
 
 /// A process and all that it and those that it started have started.
-fn descendants(root: u32) -> BTreeSet<u32> {
+pub fn descendants(root: u32) -> BTreeSet<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -112,10 +112,4 @@ fn descendants(root: u32) -> BTreeSet<u32> {
         }
     }
     all
-}
-
-/// CPU seconds of these processes and all that they have started.
-pub fn cpu_seconds(pids: &[u32]) -> f64 {
-    let all: BTreeSet<u32> = pids.iter().flat_map(|pid| descendants(*pid)).collect();
-    all.iter().filter_map(|pid| Some(process(*pid)?.ticks)).sum::<f64>() / TICKS
 }

@@ -1,12 +1,14 @@
 //! Players of an experiment: processes that stay and run only in their turns. A cell of this program waits on its line
 //! ([`super::token`]); any other program is stopped and continued by signals, and its lines of steps are the clock.
 
+use super::load::descendants;
 use super::token::{Desk, Heard, StepTime, answer};
 use crate::runner::child::{died, start_cell};
 use crate::runner::processes::tail_of;
 use crate::runner::protocol::{Event, Job, Told};
 use crate::runner::{Execution, machine};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
@@ -23,6 +25,9 @@ use zbench_engine::threads::{self, not_started};
 
 /// How often the wish to stop and time limits are looked at.
 const TICK: Duration = Duration::from_millis(50);
+
+/// Steps of a zbench that takes turns as a foreign program, which has to go on until it is ended.
+pub const ENDLESS: &str = "train.steps=1000000";
 
 /// What takes turns.
 #[derive(Clone, Debug)]
@@ -83,6 +88,8 @@ struct Resident {
     said: Execution,
     /// Lines of another program.
     lines: Vec<Instant>,
+    /// Processes of another program, its own and those that it started.
+    tree: BTreeSet<u32>,
     oom_kills: u64,
     over: bool,
 }
@@ -126,6 +133,7 @@ impl Residents {
             ranks,
             said: Execution::default(),
             lines: Vec::new(),
+            tree: BTreeSet::new(),
             oom_kills: machine::oom_kills(),
             over: false,
         });
@@ -210,11 +218,6 @@ impl Residents {
         self.all[number].over
     }
 
-    /// Processes of the players and of their ranks.
-    pub fn pids(&self) -> Vec<u32> {
-        self.all.iter().filter_map(|resident| resident.child.as_ref()).map(Child::id).collect()
-    }
-
     /// Waits until it can take a turn: all ranks of a cell wait, another program has printed its first line.
     pub fn ready(&mut self, number: usize) -> Turn {
         let is_foreign = self.all[number].foreign.is_some();
@@ -224,6 +227,8 @@ impl Residents {
         };
         let turn = self.until(number, &ready);
         if is_foreign {
+            let child = self.all[number].child.as_ref().map(Child::id);
+            self.all[number].tree = child.map(descendants).unwrap_or_default();
             self.signal(number, Signal::STOP);
         }
         turn
@@ -332,16 +337,23 @@ impl Residents {
         };
     }
 
+    /// To all processes of a player: those that it started may be in process groups of their own.
     fn signal(&self, number: usize, signal: Signal) {
-        let group = self.all[number].child.as_ref().and_then(|child| Pid::from_raw(child.id() as i32));
-        if let Some(group) = group {
+        for pid in self.all[number].tree.iter().filter_map(|pid| Pid::from_raw(*pid as i32)) {
             // Fails only when it has ended.
-            let _ = kill_process_group(group, signal);
+            let _ = kill_process(pid, signal);
         }
     }
 
     fn kill(&mut self, number: usize) {
-        self.signal(number, Signal::KILL);
+        let resident = &mut self.all[number];
+        // Ranks end with the process that started them; a stopped process of another program does not.
+        if resident.foreign.is_some()
+            && let Some(child) = &resident.child
+        {
+            resident.tree = descendants(child.id());
+            self.signal(number, Signal::KILL);
+        }
         let resident = &mut self.all[number];
         if let Some(mut child) = resident.child.take() {
             let _ = child.kill();

@@ -232,7 +232,7 @@ fn judged(shift: Shift, floor: Option<f64>, widened: f64, used: usize, slower: f
 }
 
 /// The rule: a verdict needs the whole interval on one side of the band's edges, or between them.
-fn side_of(shift: &Shift, slower: f64, faster: f64) -> Option<Verdict> {
+pub(super) fn side_of(shift: &Shift, slower: f64, faster: f64) -> Option<Verdict> {
     let (upper, lower) = (slower.ln_1p(), -faster.ln_1p());
     if shift.low > upper {
         Some(Verdict::Regression)

@@ -2,14 +2,17 @@
 //! what is a regression or an improvement. What measures is behind [`Bench`], so that it runs on stored samples and in
 //! simulations as it runs on the machine.
 
-use super::decision::{Look, Samples, at_the_end};
+use super::decision::{Look, Samples, at_the_end, side_of};
 use super::random::Random;
+use super::ranks::Shift;
 use super::report::{CellReport, Class, Row};
 use super::rows::{self, Judged};
-use super::rules::{Bound, Rules};
+use super::rules::{Bound, Rule, Rules};
 use super::trial::Trial;
 use super::verdict::Verdict;
+use crate::evidence::Comparison;
 use crate::record::Status;
+use crate::units;
 
 /// Which side a trial is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,10 +33,54 @@ impl Side {
     }
 }
 
+/// What turns of both sides say of their speed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Turns {
+    /// The candidate against the baseline.
+    pub comparison: Comparison,
+    /// Rounds in which the candidate was slower.
+    pub slower: usize,
+    /// Rounds that were discarded, as other processes used the cores.
+    pub discarded: usize,
+    /// Median speed of the baseline, in tokens per second.
+    pub baseline: f64,
+    /// The user stopped it.
+    pub stopped: bool,
+}
+
+impl Turns {
+    /// As a look at a metric of speed.
+    fn look(&self, rule: &Rule) -> Option<Look> {
+        let Bound::Band { slower, faster } = rule.bound else { return None };
+        let Comparison { ratio, low, high, rounds, .. } = self.comparison;
+        let mut look =
+            Look { verdict: None, shift: None, floor: None, widened: 0.0, used: rounds, why_not: String::new() };
+        match (ratio, low, high) {
+            (Some(ratio), Some(low), Some(high)) => {
+                // A cost is the time, so that the limits change places.
+                let shift = Shift { low: -high.ln(), mid: -ratio.ln(), high: -low.ln() };
+                look.verdict = side_of(&shift, slower, faster);
+                look.shift = Some(shift);
+            }
+            _ => look.why_not = format!("there are {}, which bound nothing", units::plural(rounds, "round", "rounds")),
+        }
+        Some(look)
+    }
+}
+
 /// Something that measures, and its clock.
 pub trait Bench {
     /// A trial; nothing when the user asked to stop.
     fn trial(&mut self, side: Side) -> Option<Trial>;
+    /// Whether both sides can be resident and take turns, so that their speed is compared in pairs of neighbouring turns.
+    fn takes_turns(&self) -> bool {
+        false
+    }
+    /// Turns of both sides until `is_decided` or for so many seconds; a false difference is claimed with chance `alpha` at most.
+    /// Nothing when none could be taken.
+    fn turns(&mut self, _alpha: f64, _seconds: f64, _is_decided: &dyn Fn(&Comparison) -> bool) -> Option<Turns> {
+        None
+    }
     /// Seconds since some moment.
     fn seconds(&mut self) -> f64;
     /// How far it is.
@@ -92,16 +139,16 @@ struct Set {
 /// Judges one cell by measuring.
 pub fn judge(question: &Question, bench: &mut dyn Bench) -> CellReport {
     let start = bench.seconds();
-    let mut run = Run {
-        question,
-        bench,
-        end: start + question.seconds,
-        random: Random::new(question.seed),
-        baseline_first: false,
-        lost: Vec::new(),
-    };
+    let mut run =
+        Run { question, bench, end: start + question.seconds, random: Random::new(question.seed), lost: Vec::new() };
     let rules = question.rules;
-    let noisy: Vec<bool> = rules.metrics.iter().map(|rule| matches!(rule.bound, Bound::Band { .. })).collect();
+    let mut noisy: Vec<bool> = rules.metrics.iter().map(|rule| matches!(rule.bound, Bound::Band { .. })).collect();
+    // Speed is compared by turns where both sides can take them; trials say the rest.
+    let is_speed = |rule: &Rule| rule.metric.name == SPEED && matches!(rule.bound, Bound::Band { .. });
+    let by_turns = (run.bench.takes_turns() && question.opponent == Opponent::Live)
+        .then(|| rules.metrics.iter().position(is_speed))
+        .flatten();
+    by_turns.into_iter().for_each(|place| noisy[place] = false);
     let first_end = start + question.seconds / (1 + rules.confirm) as f64;
     let mut sets = vec![run.set(&noisy, first_end, 1)];
     let is_change = |set: &Set, place: usize| {
@@ -119,10 +166,15 @@ pub fn judge(question: &Question, bench: &mut dyn Bench) -> CellReport {
         let end = now + (run.end - now) / (rules.confirm - rerun) as f64;
         sets.push(run.set(&again, end, rerun + 2));
     }
+    let ran = sets.iter().all(|set| set.end == End::Done);
+    let turns = by_turns.filter(|_| ran).and_then(|place| run.turns(place));
     let seconds = run.bench.seconds() - start;
     let lost = run.lost;
-    conclude(question, sets, rules.confirm, lost, seconds)
+    conclude(question, sets, turns, rules.confirm, lost, seconds)
 }
+
+/// The metric that turns measure.
+const SPEED: &str = "tokens_per_second";
 
 /// Whether a later set says of a metric what the first said.
 fn agrees(first: &Set, later: &Set, place: usize) -> bool {
@@ -133,7 +185,7 @@ fn agrees(first: &Set, later: &Set, place: usize) -> bool {
 /// Judges one cell from records of both sides: one look, nothing to repeat.
 pub fn judge_records(question: &Question, candidate: Vec<Trial>) -> CellReport {
     let Opponent::Stored(base) = &question.opponent else {
-        return conclude(question, Vec::new(), 0, Vec::new(), 0.0);
+        return conclude(question, Vec::new(), None, 0, Vec::new(), 0.0);
     };
     let rules = question.rules;
     let samples = Samples { base: base.clone(), now: candidate, paired: false };
@@ -145,7 +197,7 @@ pub fn judge_records(question: &Question, candidate: Vec<Trial>) -> CellReport {
         _ => End::Done,
     };
     let alpha = (1.0 - rules.confidence) / question.noisy_rows.max(1) as f64;
-    let look = |rule: &super::Rule| {
+    let look = |rule: &Rule| {
         let Bound::Band { slower, .. } = rule.bound else { return None };
         let look = samples.look(rule, rules.figure, alpha);
         let too_few = look.used < LEAST_RECORDS || look.shift.is_none();
@@ -154,7 +206,7 @@ pub fn judge_records(question: &Question, candidate: Vec<Trial>) -> CellReport {
         Some((verdict, look))
     };
     let looks = rules.metrics.iter().map(look).collect();
-    conclude(question, vec![Set { samples, looks, end }], 0, Vec::new(), 0.0)
+    conclude(question, vec![Set { samples, looks, end }], None, 0, Vec::new(), 0.0)
 }
 
 /// Records of a candidate that are too few to say how it varies.
@@ -173,7 +225,6 @@ struct Run<'a, 'b> {
     bench: &'b mut dyn Bench,
     end: f64,
     random: Random,
-    baseline_first: bool,
     lost: Vec<(Side, Trial)>,
 }
 
@@ -217,14 +268,33 @@ impl Run<'_, '_> {
         set
     }
 
-    /// One pair, in an order that chance decides and the next pair turns round, so that a steady drift cancels; or one
-    /// trial of the candidate.
+    /// Turns until the speed has its verdict, for what is left of the time.
+    fn turns(&mut self, place: usize) -> Option<(usize, Verdict, Look, Turns)> {
+        let rules = self.question.rules;
+        let rule = &rules.metrics[place];
+        let Bound::Band { slower, .. } = rule.bound else { return None };
+        let alpha = (1.0 - rules.confidence) / self.question.noisy_rows.max(1) as f64;
+        let seconds = self.end - self.bench.seconds();
+        let verdict_of = |comparison: &Comparison| {
+            let turns = Turns { comparison: *comparison, slower: 0, discarded: 0, baseline: 0.0, stopped: false };
+            turns.look(rule).and_then(|look| look.verdict)
+        };
+        let turns = self.bench.turns(alpha, seconds, &|comparison| verdict_of(comparison).is_some())?;
+        let look = turns.look(rule)?;
+        let verdict = match look.verdict {
+            Some(verdict) => verdict,
+            None if look.shift.is_none() => Verdict::NotMeasured,
+            None if turns.stopped => Verdict::Inconclusive,
+            None => last_word(rules, &look, slower),
+        };
+        Some((place, verdict, look, turns))
+    }
+
+    /// One pair, in an order that a coin decides; or one trial of the candidate.
     fn measure(&mut self, samples: &mut Samples) -> End {
         let mut order = vec![Side::Candidate];
         if samples.paired {
-            let is_even = samples.now.len().is_multiple_of(2);
-            self.baseline_first = if is_even { self.random.coin() } else { !self.baseline_first };
-            order.insert(usize::from(!self.baseline_first), Side::Baseline);
+            order.insert(usize::from(self.random.coin()), Side::Baseline);
         }
         let (mut base, mut now) = (None, None);
         for side in order {
@@ -286,9 +356,16 @@ fn look_at(rules: &Rules, set: &mut Set, wanted: &[bool], alpha: f64, is_last: b
 }
 
 /// Rows from all sets.
-fn conclude(question: &Question, sets: Vec<Set>, due: usize, lost: Vec<(Side, Trial)>, seconds: f64) -> CellReport {
+fn conclude(
+    question: &Question,
+    sets: Vec<Set>,
+    turns: Option<(usize, Verdict, Look, Turns)>,
+    due: usize,
+    lost: Vec<(Side, Trial)>,
+    seconds: f64,
+) -> CellReport {
     let (cell, key) = (&question.cell, &question.key);
-    let interrupted = sets.iter().any(|set| set.end == End::Stopped);
+    let interrupted = sets.iter().any(|set| set.end == End::Stopped) || turns.iter().any(|(.., turns)| turns.stopped);
     let ends = sets.iter().find_map(|set| match &set.end {
         End::Unmeasured(base, now) => {
             // The baseline of records fits when any of them does.
@@ -308,8 +385,15 @@ fn conclude(question: &Question, sets: Vec<Set>, due: usize, lost: Vec<(Side, Tr
         fitness.as_ref().is_some_and(|(class, verdict, _)| *class == Class::Fit && *verdict != Verdict::Pass);
     if !is_change {
         for (place, rule) in question.rules.metrics.iter().enumerate() {
-            let looks: Vec<&(Verdict, Look)> = sets.iter().filter_map(|set| set.looks[place].as_ref()).collect();
             let samples: Vec<&Samples> = sets.iter().map(|set| &set.samples).collect();
+            if let Some((_, verdict, look, turns)) = turns.as_ref().filter(|(of, ..)| *of == place) {
+                let looked = (*verdict, look.clone());
+                let looks = vec![&looked];
+                let judged = Judged { cell, key, rule, rules: question.rules, looks, samples, due: 0, interrupted };
+                rows.push(rows::of_turns(&judged, turns));
+                continue;
+            }
+            let looks: Vec<&(Verdict, Look)> = sets.iter().filter_map(|set| set.looks[place].as_ref()).collect();
             rows.push(rows::row(&Judged { cell, key, rule, rules: question.rules, looks, samples, due, interrupted }));
         }
     }

@@ -2,7 +2,7 @@
 
 use super::decision::{Look, Samples};
 use super::metric::Kind;
-use super::procedure::Side;
+use super::procedure::{Side, Turns};
 use super::report::{Class, LeftOut, Ratio, Row, SetRow};
 use super::rules::{Rule, Rules};
 use super::trial::Trial;
@@ -33,6 +33,29 @@ pub(super) fn row(judged: &Judged) -> Row {
         Kind::Noisy => noisy(judged, blank),
         Kind::Exact | Kind::Losses => exact(judged, blank),
     }
+}
+
+/// The row of a metric of speed that was compared by turns. Its candidate is the baseline times the ratio, since the ratio is that
+/// of neighbouring turns and not of two medians.
+pub(super) fn of_turns(judged: &Judged, turns: &Turns) -> Row {
+    let mut row = row(judged);
+    let Turns { comparison, slower, discarded, baseline, .. } = turns;
+    row.baseline = Some(*baseline).filter(|rate| rate.is_finite());
+    row.candidate = row.baseline.zip(comparison.ratio).map(|(rate, ratio)| rate * ratio);
+    let lost = match discarded {
+        0 => String::new(),
+        count => format!(
+            "; {} more discarded, since other processes used the cores",
+            units::plural(*count, "round", "rounds")
+        ),
+    };
+    row.words = format!(
+        "{}; the candidate was slower in {slower} of {}, {} of processes{lost}",
+        row.words,
+        units::plural(comparison.rounds, "round", "rounds"),
+        units::plural(comparison.generations, "generation", "generations"),
+    );
+    row
 }
 
 fn exact(judged: &Judged, blank: Row) -> Row {

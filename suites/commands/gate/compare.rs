@@ -91,6 +91,7 @@ impl Job<'_> {
         let count = cells.len();
         for (place, (target, base, now)) in cells.into_iter().enumerate() {
             let mut programs = self.programs(base, now, &target.key, Some(&mut samples), &tell);
+            programs.takes_turns = target.takes_turns();
             // A first trial of each side, which does not count: it warms what both share, and shows whether they are
             // about the same thing.
             let mut first = Vec::new();
