@@ -53,3 +53,4 @@ mod support;
 mod survival;
 mod trace;
 mod trainer;
+mod turns;

@@ -156,6 +156,9 @@ pub struct CompareArgs {
     /// With --measure: decides the order of turns; printed, so that it can be repeated
     #[arg(long, value_name = "N", requires = "measure")]
     pub seed: Option<u64>,
+    /// With --measure: count rounds in which other processes used the cores; they are discarded otherwise, as load hides differences
+    #[arg(long, requires = "measure")]
+    pub allow_load: bool,
     /// With --measure: keep every turn in this file, a JSON object a line
     #[arg(long, value_name = "FILE", requires = "measure")]
     pub turns: Option<PathBuf>,
@@ -207,6 +210,9 @@ pub struct GridArgs {
     /// Decides the order of turns; every record has it
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+    /// Count rounds in which other processes used the cores; they are discarded otherwise, as load hides differences
+    #[arg(long, conflicts_with = "trials")]
+    pub allow_load: bool,
     /// In place of turns: so many valid trials of each cell, round robin; flagged ones are repeated, up to twice as many trials.
     /// 3 where cells cannot take turns
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -334,6 +340,9 @@ pub struct GateArgs {
     /// In place of the rules' time budget
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub time_budget: Option<Duration>,
+    /// Count rounds in which other processes used the cores; they are discarded otherwise, as load hides differences
+    #[arg(long)]
+    pub allow_load: bool,
     /// Decides which side goes first; printed, so that it can be repeated
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,

@@ -130,6 +130,7 @@ impl<'a> Job<'a> {
             tokens: [0; 2],
             takes_turns: false,
             seed: self.seed,
+            allow_load: self.arguments.allow_load,
         }
     }
 

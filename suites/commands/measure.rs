@@ -35,6 +35,7 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
         // Where one side is stopped within a step, its first step of a turn is no whole one; the other side loses its first too.
         discard: arguments.discard.max(usize::from(is_mixed)),
         timeout: arguments.timeout,
+        allow_load: arguments.allow_load,
     };
     let experiment = Experiment {
         program: std::env::current_exe().context("the path of zbench itself is needed to start cells")?,

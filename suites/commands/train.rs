@@ -120,6 +120,7 @@ fn by_turns(
         equal: arguments.decide,
         seed: arguments.seed.unwrap_or_else(|| jiff::Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000),
         timeout: arguments.timeout,
+        allow_load: arguments.allow_load,
         stop: stop_flag()?,
         fresh: arguments.fresh,
     }))

@@ -144,6 +144,8 @@ pub struct Programs<'a> {
     pub takes_turns: bool,
     /// Decides the order of turns.
     pub seed: u64,
+    /// Rounds count however much other processes use the cores.
+    pub allow_load: bool,
 }
 
 impl Programs<'_> {
@@ -335,6 +337,7 @@ impl Bench for Programs<'_> {
                 seed: self.seed,
                 discard: 0,
                 timeout: self.timeout,
+                allow_load: self.allow_load,
             },
             stop: self.stop.clone(),
         };

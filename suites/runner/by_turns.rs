@@ -42,6 +42,8 @@ pub struct ByTurns {
     pub seed: u64,
     /// Limit of one turn.
     pub timeout: Duration,
+    /// Rounds count however much other processes use the cores.
+    pub allow_load: bool,
     /// Set when the user wants to stop.
     pub stop: Arc<AtomicBool>,
     /// Whatever the notebook holds, a new experiment begins.
@@ -215,6 +217,7 @@ impl Runner<'_> {
                 seed: how.seed.wrapping_add(number as u64),
                 discard: 0,
                 timeout: how.timeout,
+                allow_load: how.allow_load,
             };
             conduct.budget = settings.budget;
             let run = Experiment { program: how.program.clone(), players: &players, settings, stop: how.stop.clone() };

@@ -75,6 +75,9 @@ impl Measured {
     }
 
     fn next(&self) -> Option<String> {
+        if self.discarded > self.comparison.rounds {
+            return Some("Other processes used the cores: wait until the machine is quiet, or count all rounds with --allow-load.".into());
+        }
         let is_open = self.comparison.verdict == Verdict::Undecided;
         is_open.then(|| {
             format!("To decide more: --budget {:.0}s, or a larger difference with --decide.", self.budget * 4.0)

@@ -1,0 +1,220 @@
+//! Cells that take turns: comparisons and grids measured by them, what they leave behind, and what goes wrong.
+
+use crate::support::{TINY, run, stderr, stdout, write, zbench};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// One cell.
+const CELL: &str = r#"
+[model]
+family = "llama"
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 2
+num_attention_heads = 2
+vocab_size = 64
+max_position_embeddings = 64
+[train]
+seq_len = 16
+steps = 2
+untimed_steps = 1
+[parallel]
+ranks = 2
+"#;
+
+fn compared(output: &Output) -> Value {
+    serde_json::from_str(&stdout(output))
+        .unwrap_or_else(|error| panic!("{error}: {}{}", stdout(output), stderr(output)))
+}
+
+fn records(notebook: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(notebook.join("records.jsonl")).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn two_cells_are_compared_by_turns_over_every_transport() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), CELL);
+    let file = file.to_str().unwrap();
+    // Twice the layers are far more work, so that no noise turns it round.
+    for backend in ["local", "shm", "tcp"] {
+        let set = format!("parallel.backend={backend}");
+        let arguments =
+            ["--format", "json", "compare", "--measure", file, "--set", &set, "--set-b", "model.num_hidden_layers=8"];
+        let output =
+            run(folder.path(), &[&arguments[..], &["--allow-load", "--budget", "20s", "--seed", "3"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{backend}: {}", stderr(&output));
+        let said = compared(&output);
+        assert_eq!(said["verdict"], "slower", "{backend}: {said}");
+        let number = |key: &str| said[key].as_f64().unwrap_or_else(|| panic!("{key}: {said}"));
+        assert!(number("low") < number("ratio") && number("ratio") < number("high") && number("high") < 1.0, "{said}");
+        assert!(number("seconds") < 20.0 && number("rounds") >= 5.0, "{said}");
+        assert_eq!(said["seed"], 3);
+        assert_eq!(said["ended"], "decided");
+    }
+}
+
+#[test]
+fn every_turn_is_kept_and_the_order_is_that_of_the_seed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), CELL);
+    let turns = folder.path().join("turns.jsonl");
+    let mut orders = Vec::new();
+    for seed in ["5", "5", "6"] {
+        let arguments = ["compare", "--measure", file.to_str().unwrap(), "--set-b", "train.seed=7", "--decide", "0.1%"];
+        let more = ["--allow-load", "--budget", "3s", "--seed", seed, "--turns", turns.to_str().unwrap()];
+        let output = run(folder.path(), &[&arguments[..], &more].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert!(stdout(&output).lines().count() <= 40, "{}", stdout(&output));
+        let text = std::fs::read_to_string(&turns).unwrap();
+        let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(rows.len() >= 20, "{}", rows.len());
+        assert!(rows.iter().any(|row| row["generation"] == 2), "processes are started anew");
+        for pair in rows.chunks_exact(2) {
+            assert_eq!(pair[0]["round"], pair[1]["round"]);
+            assert_ne!(pair[0]["player"], pair[1]["player"]);
+            assert_eq!((&pair[0]["order"], &pair[1]["order"]), (&Value::from(1), &Value::from(2)));
+        }
+        for row in &rows {
+            let ms = row["ms"].as_array().unwrap();
+            assert!(!ms.is_empty() && ms.iter().all(|ms| ms.as_f64().unwrap() > 0.0), "{row}");
+            assert_eq!(row["tokens"].as_u64().unwrap(), 32 * ms.len() as u64, "two ranks, 16 tokens a step");
+        }
+        // The first generation's order; how many rounds fit depends on the machine.
+        let first = rows.iter().filter(|row| row["generation"] == 1).step_by(2).take(8);
+        orders.push(first.map(|row| row["player"].as_u64().unwrap()).collect::<Vec<u64>>());
+    }
+    assert_eq!(orders[0], orders[1]);
+    assert_ne!(orders[0], orders[2]);
+}
+
+#[test]
+fn any_program_that_prints_its_steps_takes_turns() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), CELL);
+    let file = file.to_str().unwrap();
+    // It works between its lines, in a process of its own as launchers have it.
+    let command = "sh -c 'while :; do i=0; while [ $i -lt 40000 ]; do i=$((i+1)); done; echo step; done'";
+    let arguments = ["--format", "json", "compare", "--measure", file, "--command", command, "--tokens", "32"];
+    let output = run(folder.path(), &[&arguments[..], &["--allow-load", "--budget", "12s"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let said = compared(&output);
+    assert_eq!(said["verdict"], "slower", "{said}");
+    // The same program as another one: its public command, stopped and continued.
+    let own = env!("CARGO_BIN_EXE_zbench");
+    let arguments =
+        ["--format", "json", "compare", "--measure", file, "--binary", own, "--set-b", "model.num_hidden_layers=8"];
+    let output = run(folder.path(), &[&arguments[..], &["--allow-load", "--budget", "20s"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(compared(&output)["verdict"], "slower", "{}", stdout(&output));
+}
+
+#[test]
+fn what_cannot_be_compared_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), CELL);
+    let file = file.to_str().unwrap();
+    let grid = folder.path().join("grid.toml");
+    std::fs::write(&grid, TINY).unwrap();
+    let grid = grid.to_str().unwrap();
+    let ends = "sh -c 'echo step; echo step; exit 3'";
+    for (arguments, code, words) in [
+        (&["--measure", file][..], 1, "needs a B"),
+        (&["--measure", file, grid], 1, "it has 4 cells"),
+        (&["--measure", file, "--set-b", "model.layers=3"], 1, "unknown key"),
+        (&["--measure", file, "--set-b", "train.seed=2", "--budget", "1ms"], 1, "the budget of 0.001 s is too small"),
+        (&["--measure", file, "--command", ends, "--budget", "5s"], 5, "exit status 3"),
+        (&["--measure", file, "--command", "/no/such/program", "--budget", "5s"], 5, "exit status 127"),
+    ] {
+        let output = run(folder.path(), &[&["compare"], arguments].concat());
+        let said = format!("{}{}", stdout(&output), stderr(&output));
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(words), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn a_grid_by_turns_leaves_a_record_of_every_process_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let notebook = folder.path().join("nb");
+    let file = write(folder.path(), TINY);
+    let grid = |budget: &str| {
+        let arguments =
+            ["grid", file.to_str().unwrap(), "--budget", budget, "--seed", "1", "--allow-load", "--decide", "0.01%"];
+        let output = zbench(&notebook).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        output
+    };
+    grid("6s");
+    let first = records(&notebook);
+    // Four cells and the twin of the reference, three generations.
+    assert_eq!(first.len(), 15, "{first:?}");
+    let experiment = &first[0]["turns"]["experiment"];
+    assert!(experiment.is_string());
+    for record in &first {
+        assert_eq!(record["outcome"]["status"], "measured", "{}", record["outcome"]);
+        assert_eq!(&record["turns"]["experiment"], experiment);
+        assert_eq!(record["turns"]["generation"], record["trial"]);
+        assert!(!record["turns"]["rows"].as_array().unwrap().is_empty());
+        // What was trained is what a trial trains.
+        assert_eq!(record["steps"].as_array().unwrap().len(), 3);
+        assert_eq!(record["memory"]["total"]["predicted_bytes"], record["memory"]["total"]["peak_bytes"]);
+    }
+    assert_eq!(first.iter().filter(|record| record["turns"]["twin"] == true).count(), 3);
+    let losses = |record: &Value| {
+        record["steps"].as_array().unwrap().iter().map(|step| step["loss"].as_f64().unwrap()).collect::<Vec<f64>>()
+    };
+    assert!(first.iter().all(|record| losses(record) == losses(&first[0])), "all strategies train the same");
+    assert!(first.iter().any(|record| record["parity"]["verdict"] == "identical"));
+    // The same command again measures nothing; a trial of the old way is beside it.
+    grid("6s");
+    assert_eq!(records(&notebook).len(), 15);
+    let output = run(&notebook, &["grid", file.to_str().unwrap(), "--trials", "1", "--fresh"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(records(&notebook).len(), 19);
+}
+
+#[test]
+fn ctrl_c_keeps_the_turns_and_a_dead_cell_is_its_own_outcome() {
+    let folder = tempfile::tempdir().unwrap();
+    let notebook = folder.path().join("nb");
+    let file = write(folder.path(), TINY);
+    let mut grid = zbench(&notebook)
+        .args(["grid", file.to_str().unwrap(), "--budget", "60s", "--decide", "0.01%"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    let mut stderr = grid.stderr.take().unwrap();
+    let begin = Instant::now();
+    // Rounds are being measured as soon as one is told of.
+    let mut byte = [0];
+    while !said.contains(", round ") {
+        assert!(begin.elapsed() < Duration::from_secs(50), "{said}");
+        assert_eq!(stderr.read(&mut byte).unwrap(), 1, "{said}");
+        said.push(char::from(byte[0]));
+    }
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", grid.id())).unwrap();
+    let cells: Vec<i32> = children.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+    assert_eq!(cells.len(), 5, "four cells and a twin are resident");
+    kill_process(Pid::from_raw(cells[2]).unwrap(), Signal::KILL).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    kill_process(Pid::from_raw(grid.id() as i32).unwrap(), Signal::INT).unwrap();
+    assert_eq!(grid.wait().unwrap().code(), Some(130));
+    let all = records(&notebook);
+    assert_eq!(all.len(), 5, "{all:?}");
+    let failed: Vec<&Value> = all.iter().filter(|record| record["outcome"]["status"] == "failed").collect();
+    assert_eq!(failed.len(), 1);
+    assert!(failed[0]["outcome"]["reason"].as_str().unwrap().contains("signal 9"), "{}", failed[0]["outcome"]);
+    for record in &all {
+        assert!(!record["turns"]["rows"].as_array().unwrap().is_empty(), "its turns are kept: {record}");
+        assert_eq!(record["turns"]["stopped"], "interrupted");
+    }
+}
