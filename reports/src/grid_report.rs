@@ -9,8 +9,12 @@ mod packing;
 mod planned;
 mod precision;
 mod ranking;
+mod screen;
 mod tables;
+mod turns;
 mod words;
+
+pub use screen::screen;
 
 use std::collections::HashMap;
 
@@ -36,7 +40,7 @@ pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
     let (links, others): (Vec<&Record>, Vec<&Record>) =
         records.iter().partition(|record| collectives::is_of_suite(record));
     let (kernels, cells): (Vec<&Record>, Vec<&Record>) =
-        others.into_iter().partition(|record| bench::suite(record).is_some());
+        others.into_iter().filter(|record| !turns::is_twin(record)).partition(|record| bench::suite(record).is_some());
     let apart: Vec<&Record> = links.iter().chain(&kernels).copied().collect();
     if apart.is_empty() {
         return of_cells(&cells, question);

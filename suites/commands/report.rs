@@ -31,7 +31,11 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
         return Ok(exit::NOT_MEASURED);
     }
     let needs_document = format != Format::Json || arguments.figures.is_some();
-    let document = if needs_document { comparison(&chosen, left_out) } else { Document::default() };
+    let document = if needs_document {
+        comparison(&chosen, left_out, format == Format::Table && !arguments.full && arguments.output.is_none())
+    } else {
+        Document::default()
+    };
     let pictures = match &arguments.figures {
         Some(folder) => draw(&document, folder, arguments.png)?,
         None => BTreeMap::new(),
@@ -59,8 +63,12 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-fn comparison(records: &[Record], left_out: Option<String>) -> Document {
+/// In a terminal one screen, unless everything was asked for.
+fn comparison(records: &[Record], left_out: Option<String>, is_short: bool) -> Document {
     let question = records.iter().find_map(|record| record.extra.get("question").and_then(Value::as_str));
+    if let Some(screen) = is_short.then(|| grid_report::screen(records, question)).flatten() {
+        return screen;
+    }
     let mut document = grid_report::comparison(records, question);
     // Below the question, which is the first block.
     let place = document.blocks.len().min(1);

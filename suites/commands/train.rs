@@ -24,7 +24,7 @@ use zbench_reports::batch::{self, Batch};
 use zbench_reports::estimate_report::EstimateRow;
 use zbench_reports::limits::KEY as SEARCH;
 use zbench_reports::record::{Outcome, Record, Source, Status};
-use zbench_reports::{Notebook, estimate_report, grid_report};
+use zbench_reports::{Document as Text, Notebook, estimate_report, grid_report};
 
 /// Seconds of each measurement of the peak: long enough for the clock to settle, short beside a cell.
 pub const PEAK_SECONDS: f64 = 0.1;
@@ -85,7 +85,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         let of_grid = cells.iter().filter(|cell| !runner::is_next(cell));
         print_interrupted(global, of_grid.map(|cell| cell.grid.key.as_str()), &summary)?;
     } else {
-        print_document(global, &grid_report::comparison(&summary.records, Some(question.as_str())))?;
+        print_document(global, &compared(global, &summary.records, Some(question.as_str()), arguments.full))?;
     }
     Ok(code(&summary))
 }
@@ -124,6 +124,13 @@ fn by_turns(
         stop: stop_flag()?,
         fresh: arguments.fresh,
     }))
+}
+
+/// The report of a grid: in a terminal one screen, everything elsewhere or where it was asked for.
+pub(super) fn compared(global: &Global, records: &[Record], question: Option<&str>, full: bool) -> Text {
+    let is_short = global.format == Format::Table && !full;
+    let screen = is_short.then(|| grid_report::screen(records, question)).flatten();
+    screen.unwrap_or_else(|| grid_report::comparison(records, question))
 }
 
 /// What a stopped grid says in place of its report: a report of some cells reads as one of all.

@@ -142,7 +142,10 @@ impl<'a> Cell<'a> {
         let has_clean = !clean.is_empty();
         let used = if has_clean { clean } else { measured };
         let speed = speed(&used);
-        let verdict = used.iter().map(|record| record.parity.verdict).max_by_key(|&verdict| severity(verdict));
+        // Losses of a process that took few turns may not be compared; another one's are.
+        let verdicts = used.iter().map(|record| record.parity.verdict);
+        let compared = verdicts.filter(|verdict| *verdict != Verdict::None);
+        let verdict = compared.max_by_key(|&verdict| severity(verdict));
         let verdict = verdict.unwrap_or_default();
 
         let unranked = if used.is_empty() {
@@ -285,6 +288,11 @@ fn speed(used: &[&Record]) -> Option<Interval> {
     let trials: Vec<Vec<(f64, f64)>> = used
         .iter()
         .map(|record| {
+            let turns: Vec<(f64, f64)> =
+                super::turns::counted(record).into_iter().map(|(tokens, ms)| (tokens * 1e3, ms)).collect();
+            if !turns.is_empty() {
+                return turns;
+            }
             let steps: Vec<(f64, f64)> = record.timed_steps().map(|step| (step.tokens as f64 * 1e3, step.ms)).collect();
             match record.metrics.number("tokens_per_second") {
                 Some(rate) if steps.is_empty() => vec![(rate, 1.0)],

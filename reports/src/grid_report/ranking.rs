@@ -304,7 +304,7 @@ pub fn shared_cores(grid: &Grid) -> Option<String> {
 }
 
 /// Ranks of the fullest host, threads of each and cores, where there are too few cores.
-fn crowding(cell: &Cell) -> Option<(u64, u64, u64)> {
+pub fn crowding(cell: &Cell) -> Option<(u64, u64, u64)> {
     let record = cell.record();
     if record.setting("hardware.device").is_some_and(|device| device != "cpu") {
         return None;

@@ -97,7 +97,7 @@ pub fn effects(grid: &Grid) -> Vec<String> {
 const MOST_VALUES: usize = 20;
 
 /// Numbers by size; a value that means "off" before all others, the rest as they came.
-fn sort_values(values: &mut [&str]) {
+pub fn sort_values(values: &mut [&str]) {
     let is_off = |value: &str| matches!(value, "none" | "unset" | "false" | "off");
     values.sort_by(|a, b| match (a.parse::<f64>(), b.parse::<f64>()) {
         (Ok(a), Ok(b)) => a.total_cmp(&b),
@@ -137,7 +137,7 @@ fn effect(grid: &Grid, axis: &Axis, base: &str, other: &str) -> Option<String> {
 }
 
 /// Measured cells without a parity failure that have these two values of an axis and agree in all other telling ones.
-fn pairs<'g, 'a>(grid: &'g Grid<'a>, axis: &Axis, base: &str, other: &str) -> Vec<(&'g Cell<'a>, &'g Cell<'a>)> {
+pub fn pairs<'g, 'a>(grid: &'g Grid<'a>, axis: &Axis, base: &str, other: &str) -> Vec<(&'g Cell<'a>, &'g Cell<'a>)> {
     let usable = |place: &usize| !grid.cells[*place].used.is_empty() && grid.cells[*place].verdict != Verdict::Failed;
     let of = |value: &str| -> Vec<usize> {
         (0..grid.cells.len()).filter(|&place| axis.values[place] == value).filter(usable).collect()
