@@ -70,6 +70,9 @@ pub struct Global {
     /// Whether the form was asked for.
     #[arg(skip)]
     pub format_given: bool,
+    /// Print everything: what is longer than a screen ends with how to see the rest
+    #[arg(long, global = true)]
+    pub full: bool,
     /// No progress on standard error
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,

@@ -41,6 +41,7 @@ use zbench_engine::config::DeviceKind;
 use zbench_engine::plan::Planner;
 use zbench_reports::Notebook;
 use zbench_reports::document;
+use zbench_reports::document::cut::{LINES, cut};
 use zbench_reports::render::{csv, html, json, markdown, printable, terminal};
 
 pub use train::code;
@@ -139,6 +140,14 @@ fn print_bytes(text: &[u8]) -> Result<()> {
 /// A document in the form that was asked for.
 fn print_document(global: &Global, document: &document::Document) -> Result<()> {
     print(&document_text(global, document))
+}
+
+/// A document that answers: on a terminal one screen of it, unless everything was asked for.
+fn print_screen(global: &Global, document: &document::Document) -> Result<()> {
+    if global.format != Format::Table || global.full {
+        return print_document(global, document);
+    }
+    print_document(global, &cut(document, LINES, "MORE    the same command with --full has the rest"))
 }
 
 fn document_text(global: &Global, document: &document::Document) -> String {

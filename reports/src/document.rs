@@ -1,5 +1,7 @@
 //! A text without a format: what reports are made of and renderers turn into terminal, Markdown, CSV, JSON, HTML.
 
+pub mod cut;
+
 use serde::Serialize;
 use serde_json::Value;
 

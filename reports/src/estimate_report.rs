@@ -2,11 +2,13 @@
 
 mod explain;
 mod published;
+mod screen;
 mod search;
 mod step;
 
 pub use explain::{Sum, Term, explain};
 pub use published::{Family, FitsOrNot, PublishedRow, Unexpressed, Validation, validation};
+pub use screen::screen;
 pub use search::{Candidate, Searched, searched};
 pub use step::what_if;
 

@@ -232,9 +232,6 @@ pub struct GridArgs {
     /// Refuse a grid of more cells
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = max_cells)]
     pub max_cells: usize,
-    /// Print everything, and not the screen that answers
-    #[arg(long)]
-    pub full: bool,
     /// Print the estimate of every cell and run nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -315,9 +312,6 @@ pub struct ReportArgs {
     /// Show it in a browser: the file of -o, or a page in the folder for temporary files
     #[arg(long)]
     pub open: bool,
-    /// Print everything, and not the screen that answers
-    #[arg(long)]
-    pub full: bool,
     /// Report skipped records of hardware on which nothing was measured, too; without it they are left out beside measured ones
     #[arg(long)]
     pub other_hardware: bool,

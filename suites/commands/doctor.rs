@@ -7,7 +7,7 @@ mod network;
 mod profile;
 mod runs;
 
-use super::{open, print_document, print_lines};
+use super::{open, print_document, print_lines, print_screen};
 use crate::cli::{Format, Global, exit};
 use crate::environment::Root;
 use anyhow::Result;
@@ -69,6 +69,30 @@ fn summary<'f>(findings: impl Iterator<Item = &'f Finding>) -> (String, u8) {
     }
 }
 
+/// What is missing or hinders, what is needed first.
+fn to_do(groups: &[(&'static str, Vec<Finding>)]) -> Table {
+    let columns = ["what", "found", "what to do"].map(Column::words).to_vec();
+    let mut table = Table::new("to do", columns)
+        .caption("What is missing or hinders; --full shows everything that was looked for:");
+    for needed in [true, false] {
+        let findings = groups.iter().flat_map(|(_, findings)| findings);
+        for finding in findings.filter(|finding| !finding.is_there && finding.is_needed == needed) {
+            let what = finding.what.strip_prefix(runs::HERE).unwrap_or(&finding.what);
+            let mark = if needed { "needed: " } else { "" };
+            let short = |text: &str| text.chars().take(MOST_LETTERS).collect::<String>();
+            table.row(vec![
+                Entry::words(what),
+                Entry::words(short(&finding.found)).toned(Tone::Warning),
+                Entry::words(short(&format!("{mark}{}", finding.advice()))),
+            ]);
+        }
+    }
+    table
+}
+
+/// Letters of an entry on the short list.
+const MOST_LETTERS: usize = 100;
+
 /// Looks, and prints what it finds.
 pub fn doctor(global: &Global) -> Result<u8> {
     let groups = groups(global);
@@ -87,6 +111,10 @@ pub fn doctor(global: &Global) -> Result<u8> {
     }
     let mut document = Document::new("What this machine has");
     document.paragraph(summary);
+    if global.format == Format::Table && !global.full {
+        document.table(to_do(&groups));
+        return print_screen(global, &document).map(|()| code);
+    }
     for (name, findings) in groups {
         let has_advice = findings.iter().any(|finding| !finding.is_there);
         let columns = [name, "found", "what to do"].into_iter().take(if has_advice { 3 } else { 2 });

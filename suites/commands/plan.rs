@@ -1,7 +1,7 @@
 //! `plan`: what cells take, without running them.
 
 use super::train::estimates;
-use super::{expand, expand_with, planned, print_document, print_lines};
+use super::{expand, expand_with, planned, print_document, print_lines, print_screen};
 use crate::cli::{Cells, Format, Global, PlanArgs, exit};
 use crate::config::{Resolved, document};
 use crate::plan::{explain, search, validate};
@@ -77,7 +77,7 @@ fn summed(global: &Global, cells: &[Planned], of: &dyn Fn(&Resolved, &Planned) -
         Format::Json => print_lines(&lines)?,
         _ => {
             for line in &lines {
-                print_document(global, &estimate_report::explain(line.label, &line.sums))?;
+                print_screen(global, &estimate_report::explain(line.label, &line.sums))?;
             }
         }
     }
@@ -90,7 +90,7 @@ fn what_if(global: &Global, before: &[Planned], after: &[Planned], changes: &[St
     let (before, after) = (rows(before), rows(after));
     match global.format {
         Format::Json => print_lines(&after)?,
-        _ => print_document(global, &estimate_report::what_if(&before, &after, changes))?,
+        _ => print_screen(global, &estimate_report::what_if(&before, &after, changes))?,
     }
     Ok(exit::SUCCESS)
 }
@@ -119,7 +119,7 @@ fn searched(global: &Global, cells: &Cells, max_cells: usize, headroom: f64) -> 
         Format::Json => print_lines(&found)?,
         _ => {
             for one in &found {
-                print_document(global, &estimate_report::searched(one))?;
+                print_screen(global, &estimate_report::searched(one))?;
             }
         }
     }

@@ -32,7 +32,7 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
     }
     let needs_document = format != Format::Json || arguments.figures.is_some();
     let document = if needs_document {
-        comparison(&chosen, left_out, format == Format::Table && !arguments.full && arguments.output.is_none())
+        comparison(&chosen, left_out, format == Format::Table && !global.full && arguments.output.is_none())
     } else {
         Document::default()
     };

@@ -2,7 +2,10 @@
 
 use super::progress::Progress;
 use super::session::Session;
-use super::{Expanded, command_line, expand, header, planned, print, print_document, print_lines, printable, quoted};
+use super::{
+    Expanded, command_line, expand, header, planned, print, print_document, print_lines, print_screen, printable,
+    quoted,
+};
 use crate::cli::{Format, Global, GridArgs, RunArgs, exit};
 use crate::config::{ConfigError, Document};
 use crate::grid::{self, GridCell};
@@ -21,6 +24,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use zbench_engine::config::Cell;
 use zbench_reports::batch::{self, Batch};
+use zbench_reports::document::cut::LINES;
 use zbench_reports::estimate_report::EstimateRow;
 use zbench_reports::limits::KEY as SEARCH;
 use zbench_reports::record::{Outcome, Record, Source, Status};
@@ -84,8 +88,10 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     } else if summary.interrupted {
         let of_grid = cells.iter().filter(|cell| !runner::is_next(cell));
         print_interrupted(global, of_grid.map(|cell| cell.grid.key.as_str()), &summary)?;
+    } else if is_short(global) && summary.records.iter().all(|record| record.outcome.status == Status::Skipped) {
+        print_document(global, &none_here(&cells, arguments))?;
     } else {
-        print_document(global, &compared(global, &summary.records, Some(question.as_str()), arguments.full))?;
+        print_document(global, &compared(global, &summary.records, Some(question.as_str())))?;
     }
     Ok(code(&summary))
 }
@@ -126,10 +132,29 @@ fn by_turns(
     }))
 }
 
+fn is_short(global: &Global) -> bool {
+    global.format == Format::Table && !global.full
+}
+
+/// Lines of what is said where nothing can run.
+const NONE_LINES: usize = 25;
+
+/// What the cells would take where they can run, and what to do here.
+fn none_here(cells: &[Planned], arguments: &GridArgs) -> Text {
+    let rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
+    let file = quoted(&arguments.cells.file.to_string_lossy());
+    let next = [
+        format!(
+            "HERE    nothing of it can run: `zbench grid {file} --proxy` runs scaled-down stand-ins of these cells"
+        ),
+        format!("PLAN    `zbench plan {file}` has all of this, `--search` looks for a faster way to split the work"),
+    ];
+    estimate_report::screen(&rows, NONE_LINES, &next)
+}
+
 /// The report of a grid: in a terminal one screen, everything elsewhere or where it was asked for.
-pub(super) fn compared(global: &Global, records: &[Record], question: Option<&str>, full: bool) -> Text {
-    let is_short = global.format == Format::Table && !full;
-    let screen = is_short.then(|| grid_report::screen(records, question)).flatten();
+pub(super) fn compared(global: &Global, records: &[Record], question: Option<&str>) -> Text {
+    let screen = is_short(global).then(|| grid_report::screen(records, question)).flatten();
     screen.unwrap_or_else(|| grid_report::comparison(records, question))
 }
 
@@ -191,7 +216,7 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
         Format::Json => print_lines(&summary.records)?,
         _ => {
             for record in &summary.records {
-                print_document(global, &zbench_reports::notebook_report::show(record, &[]))?;
+                print_screen(global, &zbench_reports::notebook_report::show(record, &[]))?;
             }
         }
     }
@@ -271,6 +296,11 @@ pub(super) fn estimates(global: &Global, cells: &[Planned]) -> Result<u8> {
     }
     match global.format {
         Format::Json => print_lines(&rows)?,
+        Format::Table if !global.full && !rows.is_empty() => {
+            let next =
+                ["MORE    the same command with --full has memory by category, spans of time and traffic".to_string()];
+            print_document(global, &estimate_report::screen(&rows, LINES, &next))?
+        }
         _ => print_document(global, &estimate_report::estimates(&rows))?,
     }
     Ok(exit::SUCCESS)

@@ -4,15 +4,13 @@ use super::cells::{Cell, Grid, unmeasured_counts};
 use super::labels::{Axis, STRATEGY};
 use super::turns::{self, Experiment};
 use super::{ranking, words};
+use crate::document::cut::{LINES, cut, height};
 use crate::document::{Column, Document, Entry, Table};
 use crate::evidence::{Claims, Comparison, Rules, Verdict, effect, frontier};
 use crate::record::{self, Record};
-use crate::render::terminal::{Terminal, render};
 use crate::units;
 
-/// A screen.
-const LINES: usize = 40;
-const WIDTH: u16 = 120;
+const MORE: &str = "MORE    `zbench report --full` has everything, `zbench report -o report.html` plots";
 /// Rows of the table at least, however long the rest is.
 const LEAST_ROWS: usize = 3;
 
@@ -31,9 +29,10 @@ pub fn screen(records: &[Record], question: Option<&str>) -> Option<Document> {
     let groups = groups(&grid, &all);
     let most = grid.cells.len().max(LEAST_ROWS);
     let build = |rows: usize| document(&grid, &groups, records, question, rows);
-    let fits = |rows: &usize| render(&build(*rows), Terminal { width: WIDTH, color: false }).lines().count() <= LINES;
+    let fits = |rows: &usize| height(&build(*rows)) <= LINES;
     let rows = (LEAST_ROWS..=most.min(LINES)).rev().find(fits).unwrap_or(LEAST_ROWS);
-    Some(build(rows))
+    // What no table can give way for, however many things stand out.
+    Some(cut(&build(rows), LINES, MORE))
 }
 
 /// Cells that are compared with each other: those that train the same share of a model, and for which there are as many cores.
@@ -85,7 +84,7 @@ fn document(grid: &Grid, groups: &[Group], records: &[Record], question: Option<
     notes.extend(exceptions(grid));
     notes.extend(open(groups));
     notes.extend(spent(groups, records));
-    notes.push("MORE    `zbench report --full` has everything, `zbench report -o report.html` plots".to_string());
+    notes.push(MORE.to_string());
     document.list(notes);
     document
 }

@@ -2,7 +2,7 @@
 
 use crate::cli::look::Stream;
 use crate::cli::{Format, GateArgs, Global};
-use crate::commands::{print_document, print_json};
+use crate::commands::{print_json, print_screen};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::Write;
@@ -34,7 +34,7 @@ pub fn write(global: &Global, arguments: &GateArgs, report: &Report) -> Result<(
     }
     match global.format {
         Format::Json => print_json(&document::json_lines(report)?),
-        _ => print_document(global, &document::document(report)),
+        _ => print_screen(global, &document::document(report)),
     }
 }
 

@@ -1,0 +1,63 @@
+//! A document on one screen: documents begin with their answer, so what is cut is the end.
+
+use super::{Block, Document};
+use crate::render::terminal::{Terminal, render};
+
+/// Lines of a screen.
+pub const LINES: usize = 40;
+/// Columns of a screen.
+pub const WIDTH: u16 = 120;
+
+/// The beginning of a document, in so many lines of a screen at most, ending with `more` where something was cut. Lists and tables
+/// are cut between their items and rows; nothing is cut within a paragraph.
+pub fn cut(document: &Document, lines: usize, more: &str) -> Document {
+    let fits = |document: &Document, lines: usize| height(document) <= lines;
+    if fits(document, lines) {
+        return document.clone();
+    }
+    // The last line, and a blank one before it.
+    let room = lines.saturating_sub(2);
+    let mut kept = Document::new(document.title.clone());
+    for block in &document.blocks {
+        kept.blocks.push(block.clone());
+        if fits(&kept, room) {
+            continue;
+        }
+        kept.blocks.pop();
+        let items = match block {
+            Block::List(items) => items.len(),
+            Block::Table(table) => table.rows.len(),
+            _ => 0,
+        };
+        let part = |count: usize| match block.clone() {
+            Block::List(mut items) => {
+                items.truncate(count);
+                Block::List(items)
+            }
+            Block::Table(mut table) => {
+                table.rows.truncate(count);
+                table.caption = [&table.caption[..], &format!("The first {count} of {items}:")].join(" ").trim().into();
+                Block::Table(table)
+            }
+            other => other,
+        };
+        for count in (1..items).rev() {
+            kept.blocks.push(part(count));
+            if fits(&kept, room) {
+                break;
+            }
+            kept.blocks.pop();
+        }
+        break;
+    }
+    while matches!(kept.blocks.last(), Some(Block::Heading { .. })) {
+        kept.blocks.pop();
+    }
+    kept.paragraph(more);
+    kept
+}
+
+/// Lines of a document on a screen.
+pub fn height(document: &Document) -> usize {
+    render(document, Terminal { width: WIDTH, color: false }).lines().count()
+}
