@@ -290,6 +290,10 @@ how to read each plot.")]
   zbench compare before after                         two notebooks: folders that hold records.jsonl
   zbench compare before:name=quickstart after:name=quickstart --format markdown
   zbench compare 3f2a 77c0 --format json              an object for each pair
+  zbench compare --measure a.toml b.toml              two cells by turns, until it is known which is faster
+  zbench compare --measure a.toml --set-b parallel.strategy=zero3 --budget 2min
+  zbench compare --measure a.toml --binary ../old/zbench              the same cell of two programs
+  zbench compare --measure a.toml --command 'python train.py' --tokens 8192   a cell and any command that prints its steps
 
 The ratio is B/A with a 95 % interval over trials and steps. docs/compare.md says how it is read.
 Exit codes: 0 compared, 1 a selector that is nothing or several things, 4 no two cells could be compared.")]

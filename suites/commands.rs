@@ -144,10 +144,15 @@ fn print_document(global: &Global, document: &document::Document) -> Result<()> 
 
 /// A document that answers: on a terminal one screen of it, unless everything was asked for.
 fn print_screen(global: &Global, document: &document::Document) -> Result<()> {
+    print_screen_of(global, document, LINES)
+}
+
+/// The same on so many lines.
+fn print_screen_of(global: &Global, document: &document::Document, lines: usize) -> Result<()> {
     if global.format != Format::Table || global.full {
         return print_document(global, document);
     }
-    print_document(global, &cut(document, LINES, "MORE    the same command with --full has the rest"))
+    print_document(global, &cut(document, lines, "MORE    the same command with --full has the rest"))
 }
 
 fn document_text(global: &Global, document: &document::Document) -> String {

@@ -121,7 +121,7 @@ pub enum Ending {
 pub enum TurnsError {
     /// Not one round fits.
     #[error(
-        "the budget of {budget:.0} s is too small: starting the cells took {start:.1} s and one round takes {round:.1} s; use --budget {advice:.0}s or more"
+        "the budget of {budget:.3} s is too small: starting the cells took {start:.2} s and one round takes {round:.2} s; use --budget {advice:.0}s or more"
     )]
     TooShort {
         /// Seconds that were to be had.

@@ -204,5 +204,8 @@ fn real_records_are_explained() {
         assert!(kinds.contains(&"all_gather") && kinds.contains(&"reduce_scatter"), "{kinds:?}");
         assert!(!explanation["memory"].as_array().unwrap().is_empty());
     }
-    assert!(stdout(&run(&book, &["compare", sides[0], sides[1], "--include-flagged"])).contains("What explains it"));
+    assert!(
+        stdout(&run(&book, &["compare", sides[0], sides[1], "--include-flagged", "--full"]))
+            .contains("What explains it")
+    );
 }

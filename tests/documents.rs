@@ -77,7 +77,7 @@ fn records_count_padding_and_targets_apart_and_the_comparison_says_what_packing_
         let cut = record["notes"].to_string().contains("cut into pieces");
         assert_eq!(cut, packing != "stream", "{}", record["notes"]);
     }
-    let report = stdout(&run(&folder.path().join("nb"), &["report"]));
+    let report = stdout(&run(&folder.path().join("nb"), &["report", "--full"]));
     for part in ["Packing", "against padded", "padded", "tokens with a loss"] {
         assert!(report.contains(part), "no {part:?} in {report}");
     }

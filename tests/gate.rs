@@ -206,7 +206,7 @@ fn every_document_is_written() {
     let b = notebook(bench.folder.path(), "b", &records(11.0, |_| {}));
     let mut command = zbench(&bench.path("nb"));
     command.env("GITHUB_ACTIONS", "true").env("GITHUB_STEP_SUMMARY", &summary);
-    command.arg("gate").arg(&rules).arg("--baseline").arg(&a).arg("--candidate").arg(&b);
+    command.arg("gate").arg(&rules).arg("--full").arg("--baseline").arg(&a).arg("--candidate").arg(&b);
     let output = command.arg("--junit").arg(&xml).arg("--markdown").arg(&md).output().unwrap();
     assert_eq!(code(&output), 2, "{}", stderr(&output));
     let xml = std::fs::read_to_string(xml).unwrap();
@@ -286,13 +286,18 @@ fn two_programs_and_two_configurations_really_run() {
     let output = run(&bench.path("nb"), &["gate", rules, "--against", program, "--format", "json", "-q"]);
     assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
     let (found, whole) = rows(&output);
-    assert!(found.len() == 3 && found.iter().all(|row| row["verdict"] == "pass" && row["used"] == 2), "{found:?}");
+    assert!(
+        found.len() == 3 && found.iter().all(|row| row["verdict"] == "pass" && row["used"].as_u64() >= Some(2)),
+        "{found:?}"
+    );
     assert!(found[0]["baseline"].as_f64().unwrap() > 0.0);
-    assert_eq!(whole["cells"][0]["baseline_trials"], 2);
+    // Where the machine is busy, more pairs are measured until two count.
+    let pairs = whole["cells"][0]["baseline_trials"].as_u64().unwrap() as usize;
+    assert!(pairs >= 2, "{pairs}");
     // Raw samples are kept in the notebook's folder; the notebook has no record of the gate.
     let folder: Vec<_> = std::fs::read_dir(bench.path("nb").join("gate")).unwrap().collect();
     let samples = std::fs::read_to_string(folder[0].as_ref().unwrap().path()).unwrap();
-    assert_eq!(samples.lines().count(), 6, "a first trial of each side, and two pairs");
+    assert_eq!(samples.lines().count(), 2 + 2 * pairs, "a first trial of each side, and the pairs");
     // Checkpointing saves memory and changes no loss.
     let set = ["--candidate-set", "memory.checkpointing=full"];
     let output = run(&bench.path("nb"), &[&["gate", rules], &set[..], &["--format", "json", "-q"]].concat());

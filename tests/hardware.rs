@@ -81,7 +81,7 @@ fn pinned_ranks_train_to_the_same_losses_and_too_few_cores_skip_the_cell() {
 /// The flagship's cells are for the machine that their profile names.
 #[test]
 fn cells_of_several_gpus_are_moved_by_nccl() {
-    for (name, count) in [("llama70b", 8), ("qlora70b", 18)] {
+    for (name, count) in [("llama70b", 20), ("qlora70b", 18)] {
         let path = root().join(format!("configs/{name}.toml"));
         let document = Document::read(&path, &[]).unwrap();
         let cells = cells_of(&document, "").unwrap();

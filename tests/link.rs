@@ -80,7 +80,7 @@ fn linked_cells_are_labelled_and_compared_with_their_like() {
         rows.iter().filter(|row| row["axis"] == axis).filter_map(|row| row["crossing_bytes"].as_f64()).sum()
     };
     assert!(crossing("outer") > 0.0 && crossing("inner") == 0.0, "{rows:?}");
-    let report = support::run(folder.path(), &["report"]);
+    let report = support::run(folder.path(), &["report", "--full"]);
     let said = support::stdout(&report);
     assert!(said.contains("EMULATED LINK: 2 of 4 cells") && said.contains("100 MB/s and 10.0 us each way"), "{said}");
     assert!(said.contains("bandwidth=100 MB/s"), "{said}");

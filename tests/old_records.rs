@@ -67,7 +67,7 @@ fn a_newer_schema_is_refused_by_line_and_kept() {
     assert_eq!(output.status.code(), Some(0));
     assert!(!stdout(&output).contains("feedfeedfeed"));
     let said = stderr(&output);
-    assert!(said.contains("line 1") && said.contains("schema 99") && said.contains("reads up to 1"), "{said}");
+    assert!(said.contains("line 1") && said.contains("schema 99") && said.contains("reads up to 2"), "{said}");
     for command in ["show", "repro", "note"] {
         let arguments = if command == "note" { vec![command, "feedfeed", "x"] } else { vec![command, "feedfeed"] };
         let output = run(folder.path(), &arguments);

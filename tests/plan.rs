@@ -238,7 +238,8 @@ fn figures_have_a_band_with_its_source() {
     assert!(own["band_source"].as_str().unwrap().ends_with("no published result is of zbench's own engine"), "{own}");
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), LARGE);
-    let text = stdout(&run(folder.path(), &["plan", path.to_str().unwrap(), "--set", "hardware.software=fsdp2"]));
+    let text =
+        stdout(&run(folder.path(), &["plan", path.to_str().unwrap(), "--full", "--set", "hardware.software=fsdp2"]));
     assert!(text.contains("80 % band") && text.contains("412 published results"), "{text}");
 }
 

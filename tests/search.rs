@@ -320,7 +320,7 @@ fn a_device_is_searched_by_its_price() {
     let set = ["plan", path.to_str().unwrap(), "--set", "hardware.device=cuda", "--set", "hardware.software=zbench"];
     let cuda = MODEL.replace("threads_per_rank = 1", "device = \"cuda\"");
     let file = write(folder.path(), &format!("{cuda}[grid]\nsearch = \"micro_batch\"\n"));
-    let said = stdout(&run(folder.path(), &["plan", file.to_str().unwrap()]));
+    let said = stdout(&run(folder.path(), &["plan", file.to_str().unwrap(), "--full"]));
     assert!(said.contains("nothing says how much memory a rank has"), "{said}");
     assert_eq!(run(folder.path(), &set).status.code(), Some(0));
 }

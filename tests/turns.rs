@@ -64,16 +64,18 @@ fn every_turn_is_kept_and_the_order_is_that_of_the_seed() {
     let folder = tempfile::tempdir().unwrap();
     let file = write(folder.path(), CELL);
     let turns = folder.path().join("turns.jsonl");
+    // Rounds of a generation on however busy a machine.
+    const LEAST: usize = 3;
     let mut orders = Vec::new();
     for seed in ["5", "5", "6"] {
         let arguments = ["compare", "--measure", file.to_str().unwrap(), "--set-b", "train.seed=7", "--decide", "0.1%"];
-        let more = ["--allow-load", "--budget", "3s", "--seed", seed, "--turns", turns.to_str().unwrap()];
+        let more = ["--allow-load", "--budget", "6s", "--seed", seed, "--turns", turns.to_str().unwrap()];
         let output = run(folder.path(), &[&arguments[..], &more].concat());
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         assert!(stdout(&output).lines().count() <= 40, "{}", stdout(&output));
         let text = std::fs::read_to_string(&turns).unwrap();
         let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert!(rows.len() >= 20, "{}", rows.len());
+        assert!(rows.len() >= 8, "{}", rows.len());
         assert!(rows.iter().any(|row| row["generation"] == 2), "processes are started anew");
         for pair in rows.chunks_exact(2) {
             assert_eq!(pair[0]["round"], pair[1]["round"]);
@@ -86,7 +88,7 @@ fn every_turn_is_kept_and_the_order_is_that_of_the_seed() {
             assert_eq!(row["tokens"].as_u64().unwrap(), 32 * ms.len() as u64, "two ranks, 16 tokens a step");
         }
         // The first generation's order; how many rounds fit depends on the machine.
-        let first = rows.iter().filter(|row| row["generation"] == 1).step_by(2).take(8);
+        let first = rows.iter().filter(|row| row["generation"] == 1).step_by(2).take(LEAST);
         orders.push(first.map(|row| row["player"].as_u64().unwrap()).collect::<Vec<u64>>());
     }
     assert_eq!(orders[0], orders[1]);
@@ -127,7 +129,11 @@ fn what_cannot_be_compared_is_told() {
         (&["--measure", file][..], 1, "needs a B"),
         (&["--measure", file, grid], 1, "it has 4 cells"),
         (&["--measure", file, "--set-b", "model.layers=3"], 1, "unknown key"),
-        (&["--measure", file, "--set-b", "train.seed=2", "--budget", "1ms"], 1, "the budget of 0.001 s is too small"),
+        (
+            &["--measure", file, "--set-b", "train.seed=2", "--budget", "1ms"],
+            1,
+            "is too small: starting the cells took",
+        ),
         (&["--measure", file, "--command", ends, "--budget", "5s"], 5, "exit status 3"),
         (&["--measure", file, "--command", "/no/such/program", "--budget", "5s"], 5, "exit status 127"),
     ] {

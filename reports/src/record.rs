@@ -15,7 +15,7 @@ pub use self::parts::{Bytes, Category, Communication, Flops, LedgerTerm, Memory,
 use crate::named::{Named, Numbers};
 
 /// Version of the record's schema that this crate writes, and the newest that it reads.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// Keys that this version does not know; kept through a round trip.
 pub type Extra = Map<String, Value>;

@@ -1,3 +1,5 @@
 //! Tests of the crate's public face: one binary, a module per topic.
 
 mod it;
+#[path = "../../tests/scope.rs"]
+mod scope;

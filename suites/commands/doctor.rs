@@ -79,7 +79,12 @@ fn to_do(groups: &[(&'static str, Vec<Finding>)]) -> Table {
         for finding in findings.filter(|finding| !finding.is_there && finding.is_needed == needed) {
             let what = finding.what.strip_prefix(runs::HERE).unwrap_or(&finding.what);
             let mark = if needed { "needed: " } else { "" };
-            let short = |text: &str| text.chars().take(MOST_LETTERS).collect::<String>();
+            let short = |text: &str| match text.char_indices().nth(MOST_LETTERS) {
+                Some((end, _)) => {
+                    format!("{} …", text[..end].rsplit_once(' ').map_or(&text[..end], |(words, _)| words))
+                }
+                None => text.to_string(),
+            };
             table.row(vec![
                 Entry::words(what),
                 Entry::words(short(&finding.found)).toned(Tone::Warning),

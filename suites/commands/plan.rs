@@ -1,7 +1,7 @@
 //! `plan`: what cells take, without running them.
 
 use super::train::estimates;
-use super::{expand, expand_with, planned, print_document, print_lines, print_screen};
+use super::{expand, expand_with, planned, print_document, print_lines, print_screen, print_screen_of};
 use crate::cli::{Cells, Format, Global, PlanArgs, exit};
 use crate::config::{Resolved, document};
 use crate::plan::{explain, search, validate};
@@ -11,6 +11,7 @@ use std::path::Path;
 use toml::Value;
 use zbench_engine::plan::Planner;
 use zbench_estimate::deepspeed::Formula;
+use zbench_reports::document::cut::LINES;
 use zbench_reports::estimate_report::{self, EstimateRow, Sum};
 
 /// `zbench plan`.
@@ -95,6 +96,9 @@ fn what_if(global: &Global, before: &[Planned], after: &[Planned], changes: &[St
     Ok(exit::SUCCESS)
 }
 
+/// Searches of one screen.
+const MOST_SEARCHES: usize = 2;
+
 fn searched(global: &Global, cells: &Cells, max_cells: usize, headroom: f64) -> Result<u8> {
     let expanded = expand(cells, max_cells, None)?;
     expanded
@@ -118,8 +122,14 @@ fn searched(global: &Global, cells: &Cells, max_cells: usize, headroom: f64) -> 
     match global.format {
         Format::Json => print_lines(&found)?,
         _ => {
-            for one in &found {
-                print_screen(global, &estimate_report::searched(one))?;
+            // All searches share the screen.
+            let lines = if global.full { usize::MAX } else { LINES / found.len().max(1) };
+            let shown = if global.full { found.len() } else { found.len().min(MOST_SEARCHES) };
+            for one in &found[..shown] {
+                print_screen_of(global, &estimate_report::searched(one), lines.max(LINES / MOST_SEARCHES))?;
+            }
+            if shown < found.len() {
+                crate::say!("{} more searches: --full prints all", found.len() - shown);
             }
         }
     }

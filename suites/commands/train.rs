@@ -296,6 +296,10 @@ pub(super) fn estimates(global: &Global, cells: &[Planned]) -> Result<u8> {
     }
     match global.format {
         Format::Json => print_lines(&rows)?,
+        // What a search of the grid found stands above its cells.
+        Format::Table if rows.iter().any(|row| row.search.is_some()) => {
+            print_screen(global, &estimate_report::estimates(&rows))?
+        }
         Format::Table if !global.full && !rows.is_empty() => {
             let next =
                 ["MORE    the same command with --full has memory by category, spans of time and traffic".to_string()];

@@ -12,6 +12,7 @@ const MOST_GROUPS: usize = 8;
 
 /// The document, in so many lines of a screen at most; `next` is what to do then.
 pub fn screen(rows: &[EstimateRow], lines: usize, next: &[String]) -> Document {
+    let rows = &shortened(rows)[..];
     let mut order: Vec<&EstimateRow> = rows.iter().filter(|row| row.fits != Some(false)).collect();
     let speed = |row: &EstimateRow| row.tokens_per_second.unwrap_or(f64::NEG_INFINITY);
     let bytes = |row: &EstimateRow| row.total_bytes.unwrap_or(u64::MAX);
@@ -21,6 +22,32 @@ pub fn screen(rows: &[EstimateRow], lines: usize, next: &[String]) -> Document {
     let fits = |count: &usize| height(&build(*count)) <= lines;
     let count = (LEAST_ROWS..=order.len().min(lines)).rev().find(fits).unwrap_or(LEAST_ROWS);
     build(count)
+}
+
+/// Rows whose labels leave out what nearly all cells have, and what only says again what another key says.
+fn shortened(rows: &[EstimateRow]) -> Vec<EstimateRow> {
+    const NEARLY_ALL: f64 = 0.8;
+    let parts: Vec<Vec<&str>> = rows.iter().map(|row| row.label.split(' ').collect()).collect();
+    let having = |part: &str| -> Vec<usize> { (0..rows.len()).filter(|row| parts[*row].contains(&part)).collect() };
+    let mut kept: Vec<(&str, Vec<usize>)> = Vec::new();
+    for part in parts.iter().flatten().copied() {
+        if kept.iter().any(|(other, _)| *other == part) {
+            continue;
+        }
+        let own = having(part);
+        let is_usual = own.len() as f64 >= NEARLY_ALL * rows.len() as f64 && rows.len() > 1;
+        if !is_usual && !kept.iter().any(|(_, others)| *others == own) {
+            kept.push((part, own));
+        }
+    }
+    let is_kept = |part: &&&str| kept.iter().any(|(other, _)| *other == **part);
+    let short = |(row, parts): (&EstimateRow, &Vec<&str>)| {
+        let label = parts.iter().filter(is_kept).map(|part| part.strip_prefix("strategy=").unwrap_or(part));
+        let label = label.collect::<Vec<&str>>().join(" ");
+        let label = if label.is_empty() { row.label.clone() } else { label };
+        EstimateRow { label: if label.is_empty() { "the cell".into() } else { label }, ..row.clone() }
+    };
+    rows.iter().zip(&parts).map(short).collect()
 }
 
 fn document(
@@ -108,7 +135,12 @@ fn misfits(rows: &[EstimateRow]) -> Vec<String> {
             (1, all) => format!("1 of {all} cells needs"),
             (own, all) => format!("{own} of {all} cells need"),
         };
-        let advice = own.iter().map(|row| row.advice.as_str()).find(|advice| !advice.is_empty());
+        // One way out is enough.
+        let advice = own
+            .iter()
+            .filter(|_| Some(name) == names.first())
+            .map(|row| row.advice.as_str())
+            .find(|advice| !advice.is_empty());
         let advice = advice.map_or(String::new(), |advice| format!(". Cheapest change of one: {advice}"));
         format!("DOES NOT FIT {name}: {what} {range} of {capacity}{advice}")
     };
@@ -123,9 +155,11 @@ fn misfits(rows: &[EstimateRow]) -> Vec<String> {
 fn reasons(rows: &[EstimateRow]) -> Vec<String> {
     let mut reasons: Vec<(&str, usize)> = Vec::new();
     for row in rows.iter().filter(|row| row.fits != Some(false) && !row.reason.is_empty()) {
-        match reasons.iter_mut().find(|(reason, _)| *reason == row.reason) {
+        // What follows is of the one cell.
+        let own = row.reason.split(';').next().unwrap_or_default();
+        match reasons.iter_mut().find(|(reason, _)| *reason == own) {
             Some((_, count)) => *count += 1,
-            None => reasons.push((&row.reason, 1)),
+            None => reasons.push((own, 1)),
         }
     }
     let line = |(reason, count): &(&str, usize)| {

@@ -187,7 +187,7 @@ fn lines_of_a_newer_schema_are_listed_and_kept() {
     assert_eq!(contents.records.len(), 1);
     let lines: Vec<usize> = contents.unreadable.iter().map(|unreadable| unreadable.line).collect();
     assert_eq!(lines, [2, 3, 4, 6, 7]);
-    assert!(contents.unreadable[0].reason.contains("newer zbench (schema 2"), "{:?}", contents.unreadable[0]);
+    assert!(contents.unreadable[0].reason.contains("newer zbench (schema 3"), "{:?}", contents.unreadable[0]);
     assert!(contents.unreadable[2].reason.contains("states no schema"));
     notebook.append(&record("three")).unwrap();
     assert_eq!(ids(&notebook), ["one", "three"]);

@@ -1,0 +1,3 @@
+mod machine;
+mod rates;
+mod values;

@@ -1,0 +1,87 @@
+//! How often the procedure errs and how soon it decides, as docs/statistics.md says, by simulation.
+
+use super::machine::{Machine, STEP, USUAL, Weather};
+use crate::scope;
+use zbench_reports::evidence::{Pair, Rules, Verdict};
+
+/// What a start of processes takes, in seconds for each cell.
+const START: f64 = 0.5;
+
+/// One comparison of two cells, B slower than A by `difference`, asked after every eighth round.
+#[derive(Debug, Clone, Copy, Default)]
+struct Course {
+    /// Seconds after which "slower", "faster" and "equal" were first said.
+    slower: Option<f64>,
+    faster: Option<f64>,
+    equal: Option<f64>,
+}
+
+fn compare(seed: u64, weather: Weather, difference: f64, budget: f64, generations: u32, rules: Rules) -> Course {
+    let mut machine = Machine::new(seed, weather);
+    let mut pair = Pair::new(rules);
+    let mut course = Course::default();
+    for generation in 0..generations {
+        machine.wait(2.0 * START);
+        let (a, b) = (machine.start(), machine.start() + difference);
+        let end = budget * f64::from(generation + 1) / f64::from(generations);
+        while machine.seconds + 2.0 * STEP <= end {
+            let b_first = machine.chance.coin();
+            let first = machine.step(if b_first { b } else { a });
+            let second = machine.step(if b_first { a } else { b });
+            pair.push(generation, if b_first { first - second } else { second - first });
+            if pair.rounds() % 8 == 0 {
+                let said = match pair.verdict() {
+                    Verdict::Slower => &mut course.slower,
+                    Verdict::Faster => &mut course.faster,
+                    Verdict::Equal => &mut course.equal,
+                    Verdict::Undecided => continue,
+                };
+                said.get_or_insert(machine.seconds);
+            }
+        }
+    }
+    course
+}
+
+/// How often, in percent, B is called slower, faster and equal.
+fn rates(runs: usize, weather: Weather, difference: f64, generations: u32) -> (f64, f64, f64) {
+    let courses: Vec<Course> = (0..runs as u64)
+        .map(|seed| compare(7 + 1_000_003 * seed, weather, difference, 60.0, generations, Rules::default()))
+        .collect();
+    let share = |of: fn(&Course) -> Option<f64>| {
+        courses.iter().filter(|course| of(course).is_some()).count() as f64 / runs as f64 * 100.0
+    };
+    (share(|course| course.slower), share(|course| course.faster), share(|course| course.equal))
+}
+
+/// Three standard errors of a share of 2 %, in percent.
+fn margin(runs: usize) -> f64 {
+    3.0 * (0.02 * 0.98 / runs as f64).sqrt() * 100.0
+}
+
+/// At most 2 % of pairs of the same program are told apart, whatever their processes differ by (up to the 1 % that the rules
+/// assume) and in how many generations.
+#[test]
+fn the_same_program_is_seldom_told_apart_from_itself() {
+    let runs = scope::cases("pairs of the same program", 200, 2000) as usize;
+    for (instance, generations) in [(0.0, 2), (0.005, 3), (0.01, 3), (0.01, 6)] {
+        let (slower, faster, _) = rates(runs, Weather { instance, ..USUAL }, 0.0, generations);
+        let either = slower + faster;
+        assert!(
+            either <= 2.0 + margin(runs),
+            "instances of {instance}, {generations} generations: {either} % of {runs}"
+        );
+    }
+}
+
+/// 5 % is found within a minute in nine of ten comparisons where processes differ by up to half a percent, and never the wrong way
+/// round more often than chance allows.
+#[test]
+fn five_percent_are_found_within_a_minute() {
+    let runs = scope::cases("pairs that differ by 5 %", 100, 1000) as usize;
+    for generations in [3, 6] {
+        let (slower, faster, equal) = rates(runs, Weather { instance: 0.005, ..USUAL }, 0.05, generations);
+        assert!(slower >= 90.0, "{generations} generations: found in {slower} %");
+        assert!(faster <= margin(runs) && equal <= 2.0 + margin(runs), "{faster} % faster, {equal} % equal");
+    }
+}
