@@ -150,7 +150,7 @@ fn a_bundle_that_is_not_whole_changes_nothing() {
     let mut changed = whole.clone();
     let place = whole.len() / 2;
     changed[place] ^= 1;
-    let newer = String::from_utf8(whole.clone()).unwrap().replacen("\"schema\":2", "\"schema\":99", 1).into_bytes();
+    let newer = String::from_utf8(whole.clone()).unwrap().replacen("\"schema\":1", "\"schema\":99", 1).into_bytes();
     for (bytes, words) in [
         (whole[..whole.len() - 100].to_vec(), "cut off"),
         (changed, "hash"),

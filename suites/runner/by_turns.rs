@@ -150,7 +150,7 @@ impl Runner<'_> {
             turns_of(record).is_some_and(|turns| turns["experiment"].as_str().is_some_and(|id| id.starts_with(&name)))
                 && here.as_ref().is_none_or(|here| why_not_the_same(&record.environment, here).is_none())
         };
-        let newest = known.iter().filter(is_ours).next_back().filter(|_| !how.fresh);
+        let newest = known.iter().rfind(is_ours).filter(|_| !how.fresh);
         let experiment = match newest.and_then(|record| turns_of(record)?["experiment"].as_str()) {
             Some(experiment) => experiment.to_string(),
             None => format!("{name}-{}", jiff::Timestamp::now().as_millisecond()),

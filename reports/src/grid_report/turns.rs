@@ -134,11 +134,9 @@ impl Experiment {
             self.evidence.round(&of_cells);
         }
         self.generations = generations.len();
-        let ends = |low: f64, high: f64| (low.is_finite() && high.is_finite()).then_some((low, high));
-        self.wander = ends(
-            speeds.iter().copied().fold(f64::INFINITY, f64::min),
-            speeds.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-        );
+        let slowest = speeds.iter().copied().fold(f64::INFINITY, f64::min);
+        let fastest = speeds.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        self.wander = (slowest.is_finite() && fastest.is_finite()).then_some((slowest, fastest));
         self.twin = Some(twin.comparison()).filter(|twin| twin.rounds > 0);
         if let Some(twin) = &self.twin {
             self.evidence.set_least(least_difference(&Rules::default(), twin));

@@ -29,7 +29,7 @@ fn compare(seed: u64, weather: Weather, difference: f64, budget: f64, generation
             let first = machine.step(if b_first { b } else { a });
             let second = machine.step(if b_first { a } else { b });
             pair.push(generation, if b_first { first - second } else { second - first });
-            if pair.rounds() % 8 == 0 {
+            if pair.rounds().is_multiple_of(8) {
                 let said = match pair.verdict() {
                     Verdict::Slower => &mut course.slower,
                     Verdict::Faster => &mut course.faster,
