@@ -75,7 +75,8 @@ fn document(grid: &Grid, groups: &[Group], records: &[Record], question: Option<
     answer[0] = format!("ANSWER  {}", answer[0]);
     document.list(answer);
     document.table(table(grid, groups, rows));
-    let mut notes = Vec::new();
+    // Stand-ins and emulated links are named first: numbers of theirs are not the target's.
+    let mut notes = words::caveats(grid);
     notes.extend(machine(groups));
     notes.extend(effects(grid, groups));
     notes.extend(frontiers(grid, groups));
@@ -117,11 +118,11 @@ fn group_answer(grid: &Grid, group: &Group, several: bool) -> String {
             label(order[0])
         ),
         (None, may) => format!(
-            "{of}the fastest is one of {} of {count} cells: {}. The other {} are shown to be slower. {surely}.",
+            "{of}the fastest is one of {} of {count} cells: {}. {} shown to be slower. {surely}.",
             may.len(),
             words::named(&may.iter().take(3).map(|cell| label(*cell)).collect::<Vec<_>>())
                 + if may.len() > 3 { " …" } else { "" },
-            count - may.len()
+            if count - may.len() == 1 { "The other is".into() } else { format!("The other {} are", count - may.len()) }
         ),
     }
 }
@@ -320,6 +321,10 @@ fn effects(grid: &Grid, groups: &[Group]) -> Vec<String> {
     for axis in &grid.axes.telling {
         let mut values = axis.distinct();
         words::sort_values(&mut values);
+        if axis.path == STRATEGY {
+            // The others are its refinements.
+            values.sort_by_key(|value| *value != "ddp");
+        }
         let Some((base, others)) = values.split_first() else { continue };
         let of_value = |other: &&str| {
             let pairs: Vec<Comparison> = words::pairs(grid, axis, base, other)
