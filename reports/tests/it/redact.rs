@@ -272,7 +272,8 @@ proptest! {
         let before: String = around.0.chars().filter(|c| !"\"'`\\".contains(*c)).collect();
         // `a token: x` speaks of tokens and has none, by design.
         let speaks = ["per", "each", "next", "last", "first", "one", "every", "this", "a"];
-        prop_assume!(!before.split_whitespace().next_back().is_some_and(|word| speaks.contains(&word.to_lowercase().as_str())));
+        let last = before.split(|c: char| !c.is_alphanumeric()).rfind(|word| !word.is_empty());
+        prop_assume!(!last.is_some_and(|word| speaks.contains(&word.to_lowercase().as_str())));
         let text = format!("{before} {} {}", FORMS[form].replace("{}", &secret), around.1);
         let said = without_secrets(&text);
         prop_assert!(!said.contains(&secret), "{:?} became {:?}", text, said);

@@ -8,9 +8,10 @@ use zbench_engine::plan::clock::Overheads;
 use zbench_engine::plan::curves::{Class, Curves, Point};
 use zbench_kernels::Cpu;
 
+/// The quickstart's cells on four ranks: more than the two cores of these tests.
 fn quickstart() -> Vec<GridCell> {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs")).to_path_buf();
-    let document = Document::read(&root.join("quickstart.toml"), &[]).unwrap();
+    let document = Document::read(&root.join("quickstart.toml"), &["parallel.ranks=4".to_string()]).unwrap();
     let context = Context::new(root, 2);
     grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default()).unwrap()
 }
