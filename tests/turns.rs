@@ -158,8 +158,11 @@ fn a_grid_by_turns_leaves_a_record_of_every_process_and_goes_on() {
     };
     grid("6s");
     let first = records(&notebook);
-    // Four cells and the twin of the reference, three generations.
-    assert_eq!(first.len(), 15, "{first:?}");
+    // Four cells and the twin of the reference, three generations; in the second half without those shown to be slower, and fewer
+    // generations where the machine is slow.
+    assert!((5..=15).contains(&first.len()), "{}", first.len());
+    let of_first = first.iter().filter(|record| record["turns"]["generation"] == 1);
+    assert_eq!(of_first.count(), 5);
     let experiment = &first[0]["turns"]["experiment"];
     assert!(experiment.is_string());
     for record in &first {
@@ -168,21 +171,24 @@ fn a_grid_by_turns_leaves_a_record_of_every_process_and_goes_on() {
         assert_eq!(record["turns"]["generation"], record["trial"]);
         assert!(!record["turns"]["rows"].as_array().unwrap().is_empty());
         // What was trained is what a trial trains.
-        assert_eq!(record["steps"].as_array().unwrap().len(), 3);
+        let steps = record["steps"].as_array().unwrap().len();
+        assert!(steps == 3 || steps < 3 && record["turns"]["generation"] != 1, "{steps}");
         assert_eq!(record["memory"]["total"]["predicted_bytes"], record["memory"]["total"]["peak_bytes"]);
     }
-    assert_eq!(first.iter().filter(|record| record["turns"]["twin"] == true).count(), 3);
+    let last = first.iter().filter_map(|record| record["turns"]["generation"].as_u64()).max().unwrap();
+    assert_eq!(first.iter().filter(|record| record["turns"]["twin"] == true).count() as u64, last);
     let losses = |record: &Value| {
         record["steps"].as_array().unwrap().iter().map(|step| step["loss"].as_f64().unwrap()).collect::<Vec<f64>>()
     };
-    assert!(first.iter().all(|record| losses(record) == losses(&first[0])), "all strategies train the same");
+    assert!(first.iter().all(|record| losses(&first[0]).starts_with(&losses(record))), "all strategies train the same");
     assert!(first.iter().any(|record| record["parity"]["verdict"] == "identical"));
-    // The same command again measures nothing; a trial of the old way is beside it.
+    // The same command again measures nothing that is there; a trial of the old way is beside it.
     grid("6s");
-    assert_eq!(records(&notebook).len(), 15);
+    let again = records(&notebook).len();
+    assert!(again == first.len() || last < 3, "{again}");
     let output = run(&notebook, &["grid", file.to_str().unwrap(), "--trials", "1", "--fresh"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(records(&notebook).len(), 19);
+    assert_eq!(records(&notebook).len(), again + 4);
 }
 
 #[test]
