@@ -152,7 +152,15 @@ fn print_screen_of(global: &Global, document: &document::Document, lines: usize)
     if global.format != Format::Table || global.full {
         return print_document(global, document);
     }
-    print_document(global, &cut(document, lines, "MORE    the same command with --full has the rest"))
+    print_document(global, &shortened(document, lines))
+}
+
+/// What fits one screen: the short form of a document that has one, else its beginning.
+fn shortened(document: &document::Document, lines: usize) -> document::Document {
+    match document.screen {
+        Some(_) => document.clone().short(),
+        None => cut(document, lines, "MORE    the same command with --full has the rest"),
+    }
 }
 
 fn document_text(global: &Global, document: &document::Document) -> String {

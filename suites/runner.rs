@@ -365,7 +365,8 @@ impl Header {
             record.extra.insert("question".into(), self.question.clone().into());
         }
         if let Some(why) = &self.why_not_turns {
-            record.extra.insert("turns".into(), serde_json::json!({ "why_not": why }));
+            let why_not = Some(why.clone());
+            record.turns = Some(zbench_reports::record::Turns { why_not, ..Default::default() });
         }
         if !planned.advice.is_empty() {
             record.notes.push(format!("Cheapest change that makes it fit: {}.", planned.advice));

@@ -112,8 +112,8 @@ fn records_are_listed_shown_reported_and_repeated() {
     for (command, told) in [
         ("list", "16x16x16 nt f32"),
         ("list suite=attention --format csv", "1 x 24 tokens, 2/2 heads of 8"),
-        ("report", "Matrix products"),
-        ("report", "Attention"),
+        ("report --full", "Matrix products"),
+        ("report --full", "Attention"),
         ("report --format csv", "128"),
         ("report --format markdown", "| m |"),
         ("report suite=gemm --format html", "<svg"),
@@ -138,7 +138,7 @@ fn records_are_listed_shown_reported_and_repeated() {
     let tiny = crate::support::write(folder.path(), crate::support::TINY);
     let grid = run(folder.path(), &["grid", tiny.to_str().unwrap(), "--trials", "1", "-q"]);
     assert_eq!(grid.status.code(), Some(0), "{}", stderr(&grid));
-    let text = succeeds(folder.path(), "report");
+    let text = succeeds(folder.path(), "report --full");
     assert!(text.contains("does it work?") && text.contains("Matrix products"), "{text}");
 }
 

@@ -70,6 +70,7 @@ const PROBE: &str = r#"<script>
 const frame = document.querySelector("iframe");
 frame.addEventListener("load", () => {
   const page = frame.contentDocument, view = frame.contentWindow, seen = document.body.dataset;
+  page.querySelectorAll("details").forEach(part => part.open = true);
   const drawn = element => { const box = element.getBoundingClientRect(); return box.width > 0 && box.height > 0; };
   seen.width = view.innerWidth;
   seen.needs = page.documentElement.scrollWidth;

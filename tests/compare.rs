@@ -65,6 +65,9 @@ fn commits_records_cells_and_notebooks_are_compared() {
     };
     // Two commits: each cell with itself.
     let text = said(&["commit=aaaa", "commit=bbbb"]);
+    assert!(text.starts_with("ANSWER") && text.lines().count() <= 40, "{text}");
+    assert!(text.contains("Of 2 pairs, B is faster in 2"), "{text}");
+    let text = said(&["commit=aaaa", "commit=bbbb", "--full"]);
     assert!(text.contains("Of 2 pairs, B is faster in 2"), "{text}");
     assert!(
         text.find("Environment").unwrap() < text.find("Answer").unwrap() && text.contains("bbbb33334444"),

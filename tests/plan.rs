@@ -455,7 +455,7 @@ fn what_is_priced_is_skipped_by_a_grid_and_refused_by_run() {
     assert_eq!(record["cell"]["parallel"]["tensor"], 8);
     assert!(number(&record["estimate"], "step_ms") > 0.0);
     assert!(number(&record["memory"]["parameters"], "predicted_bytes") > 0.0);
-    let report = run(&notebook, &["report"]);
+    let report = run(&notebook, &["report", "--full"]);
     assert!(stdout(&report).contains("predicted"), "{}", stdout(&report));
     let alone = run(&notebook, &["run", path]);
     assert_eq!(alone.status.code(), Some(1));

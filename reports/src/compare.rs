@@ -10,6 +10,7 @@ mod explain;
 pub mod measured;
 mod metrics;
 mod pairing;
+mod screen;
 mod tables;
 mod trials;
 mod words;
@@ -21,6 +22,7 @@ use serde_json::Value;
 
 use crate::environment::{self, Aspect};
 use crate::record::Record;
+use crate::turned::Turned;
 use crate::units;
 use cells::Cell;
 use pairing::Found;
@@ -28,6 +30,7 @@ use pairing::Found;
 pub use explain::{BytesChange, CommunicationChange, Explanation, FlopsChange, SpanChange};
 pub use metrics::{Better, Losses, Metric, Verdict};
 pub use pairing::{PairedBy, Unpaired};
+pub use screen::short;
 pub use trials::WarmUp;
 
 /// One side of a comparison.
@@ -163,7 +166,9 @@ impl Pair {
 pub fn compare(a: &Side, b: &Side, options: Options) -> Comparison {
     let (cells_a, cells_b) = (cells::gather(&a.records, options), cells::gather(&b.records, options));
     let pairing = pairing::pair(&cells_a, &cells_b);
-    let pairs = on_all_cores(&pairing.pairs, |found| pair(a, b, found, options));
+    let all = [used(&cells_a), used(&cells_b)].concat();
+    let turned = Turned::new(&all, |_| true, |_| 0);
+    let pairs = on_all_cores(&pairing.pairs, |found| pair(a, b, found, options, turned.as_ref()));
     let ids: HashSet<&str> = a.records.iter().map(|record| record.id.as_str()).collect();
     Comparison {
         a: summary(a, &cells_a),
@@ -220,7 +225,7 @@ fn summary(side: &Side, cells: &[Cell]) -> Summary {
     }
 }
 
-fn pair(a: &Side, b: &Side, found: &Found, options: Options) -> Pair {
+fn pair(a: &Side, b: &Side, found: &Found, options: Options, turned: Option<&Turned>) -> Pair {
     let side = |side: &Side, cell: &Cell| PairSide {
         selector: side.selector.clone(),
         key: cell.key.to_string(),
@@ -230,7 +235,10 @@ fn pair(a: &Side, b: &Side, found: &Found, options: Options) -> Pair {
     };
     let (trials_a, trials_b) = (trials::of(&found.a.used, options), trials::of(&found.b.used, options));
     let losses = metrics::losses(&found.a.used, &found.b.used);
-    let metrics = metrics::all(&trials_a, &trials_b, &losses);
+    let mut metrics = metrics::all(&trials_a, &trials_b, &losses);
+    if let Some(turned) = turned.filter(|_| found.a.key != found.b.key) {
+        metrics::by_turns(&mut metrics, turned, found.a.key, found.b.key);
+    }
     let discards = trials_a.iter().chain(&trials_b).any(|trial| trial.discarded() > 0);
     Pair {
         kind: "pair",

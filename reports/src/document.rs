@@ -6,13 +6,17 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::plot::Figure;
+use crate::screen::Screen;
 
 /// A titled sequence of blocks.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Document {
     /// What it is about.
     pub title: String,
-    /// Its parts, in order.
+    /// Its short form, which stands first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub screen: Option<Screen>,
+    /// Its parts, in order; behind a screen the details.
     pub blocks: Vec<Block>,
 }
 
@@ -216,7 +220,7 @@ impl Table {
 impl Document {
     /// An empty document.
     pub fn new(title: impl Into<String>) -> Self {
-        Self { title: title.into(), blocks: Vec::new() }
+        Self { title: title.into(), screen: None, blocks: Vec::new() }
     }
 
     /// Adds a heading of the first level.
@@ -251,12 +255,21 @@ impl Document {
         self.blocks.extend(figure.map(Block::Figure));
     }
 
+    /// The short form alone; all of it where there is none.
+    pub fn short(mut self) -> Self {
+        if self.screen.is_some() {
+            self.blocks.clear();
+        }
+        self
+    }
+
     /// The plots, in order.
     pub fn figures(&self) -> impl Iterator<Item = &Figure> {
-        self.blocks.iter().filter_map(|block| match block {
+        let first = self.screen.iter().filter_map(|screen| screen.figure.as_ref());
+        first.chain(self.blocks.iter().filter_map(|block| match block {
             Block::Figure(figure) => Some(figure),
             _ => None,
-        })
+        }))
     }
 
     /// The tables, in order.

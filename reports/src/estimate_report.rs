@@ -10,6 +10,7 @@ pub use explain::{Sum, Term, explain};
 pub use published::{Family, FitsOrNot, PublishedRow, Unexpressed, Validation, validation};
 pub use screen::screen;
 pub use search::{Candidate, Searched, searched};
+pub(crate) use step::answer as fastest;
 pub use step::what_if;
 
 use serde::{Deserialize, Serialize};

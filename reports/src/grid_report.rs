@@ -11,10 +11,7 @@ mod precision;
 mod ranking;
 mod screen;
 mod tables;
-mod turns;
 mod words;
-
-pub use screen::screen;
 
 use std::collections::HashMap;
 
@@ -40,15 +37,15 @@ pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
     let (links, others): (Vec<&Record>, Vec<&Record>) =
         records.iter().partition(|record| collectives::is_of_suite(record));
     let (kernels, cells): (Vec<&Record>, Vec<&Record>) =
-        others.into_iter().filter(|record| !turns::is_twin(record)).partition(|record| bench::suite(record).is_some());
+        others.into_iter().partition(|record| bench::suite(record).is_some());
     let apart: Vec<&Record> = links.iter().chain(&kernels).copied().collect();
     if apart.is_empty() {
-        return of_cells(&cells, question);
+        return of_cells(&cells, question, "");
     }
     let title = if links.is_empty() { bench::title(&kernels) } else { "Interconnect" };
     let mut document = match cells.is_empty() {
         true => Document::new(title),
-        false => of_cells(&cells, question),
+        false => of_cells(&cells, question, &also(links.len(), kernels.len())),
     };
     if cells.is_empty() {
         asked(&mut document, question);
@@ -64,6 +61,17 @@ pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
     document
 }
 
+/// What records of other suites are told of on the screen.
+fn also(links: usize, kernels: usize) -> String {
+    let count = |count: usize, what: &str| match count {
+        0 => None,
+        count => Some(format!("{} of {what}", units::plural(count, "record", "records"))),
+    };
+    let parts: Vec<String> =
+        [count(links, "the interconnect"), count(kernels, "kernels")].into_iter().flatten().collect();
+    if parts.is_empty() { String::new() } else { format!("{}: zbench report --full.", units::list(&parts)) }
+}
+
 fn asked(document: &mut Document, question: Option<&str>) {
     match question.map(str::trim).filter(|question| !question.is_empty()) {
         Some(question) => document.paragraph(format!("Question: {question}")),
@@ -71,7 +79,7 @@ fn asked(document: &mut Document, question: Option<&str>) {
     }
 }
 
-fn of_cells(records: &[&Record], question: Option<&str>) -> Document {
+fn of_cells(records: &[&Record], question: Option<&str>, also: &str) -> Document {
     let title = records.iter().map(|record| record.name.as_str()).find(|name| !name.is_empty()).unwrap_or("comparison");
     let mut document = Document::new(title);
     asked(&mut document, question);
@@ -84,7 +92,8 @@ fn of_cells(records: &[&Record], question: Option<&str>) -> Document {
         records.iter().partition(|record| apart.contains(record.id.as_str()));
     let records = &records[..];
     let grid = Grid::new(records);
-    limits::add(&mut document, &[records, &next].concat(), &grid);
+    let limits = limits::add(&mut document, &[records, &next].concat(), &grid);
+    document.screen = Some(screen::screen(&grid, records, also, &limits));
     answer(&mut document, &grid);
     document.heading("Machine");
     machine::words(&mut document, records);
@@ -157,7 +166,11 @@ fn strategies_and_fastest(document: &mut Document, grid: &Grid) {
     if compares_strategies {
         costs(document);
     }
-    for text in ranking::fastest(grid) {
+    let fastest = match &grid.turned {
+        Some(turned) => screen::answer_by_turns(grid, turned),
+        None => ranking::fastest(grid),
+    };
+    for text in fastest {
         document.paragraph(text);
     }
     if !compares_strategies {
@@ -176,12 +189,17 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
     let speed = tables::speed(grid);
     if !speed.rows.is_empty() {
         document.heading("Cells");
-        document.figure(figures::tokens_per_second(grid));
-        document.table(speed);
-        document.paragraph(ranking::intervals(grid));
-        document.list(ranking::wide(grid));
-        let used: Vec<&Record> = grid.measured().flat_map(|cell| cell.used.iter().copied()).collect();
-        steady::warning(&used).into_iter().for_each(|text| document.paragraph(text));
+        if let Some(turned) = &grid.turned {
+            document.table(speed);
+            document.paragraph(ranking::of_turns(turned));
+        } else {
+            document.figure(figures::tokens_per_second(grid));
+            document.table(speed);
+            document.paragraph(ranking::intervals(grid));
+            document.list(ranking::wide(grid));
+            let used: Vec<&Record> = grid.measured().flat_map(|cell| cell.used.iter().copied()).collect();
+            steady::warning(&used).into_iter().for_each(|text| document.paragraph(text));
+        }
         document.figure(figures::mfu(grid));
     }
     if !grid.axes.following.is_empty() {
@@ -189,8 +207,11 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         document
             .paragraph(format!("Keys that differ too, and follow from those in the labels: {}.", units::list(&paths)));
     }
+    // By turns the one plot of the screen shows it.
+    let by_trials = grid.turned.is_none();
+    let (pareto, dominated) = if by_trials { (figures::pareto(grid), figures::dominated(grid)) } else { (None, None) };
     let parts = [
-        ("Speed against memory", figures::pareto(grid), None, figures::dominated(grid)),
+        ("Speed against memory", pareto, None, dominated),
         ("Memory", figures::memory(grid), None, tables::memory(grid)),
         ("Time of a step", figures::time(grid), figures::waterfall(grid), tables::time(grid)),
         ("Step times", figures::spread(grid), None, None),
@@ -323,3 +344,4 @@ fn made_by(document: &mut Document, grid: &Grid, records: &[&Record]) {
 pub(crate) use crate::environment::flatten;
 pub(crate) use cells::{Cell, Grid};
 pub(crate) use labels::{STRATEGY, first_letters, telling_length};
+pub(crate) use ranking::flag_words;

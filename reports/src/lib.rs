@@ -25,12 +25,15 @@ pub mod plot;
 pub mod record;
 pub mod redact;
 pub mod render;
+pub mod screen;
 pub mod stats;
 pub mod steady;
 pub mod store;
+mod turned;
 pub mod units;
 
 pub use document::Document;
 pub use named::{Named, Numbers};
 pub use record::{Record, Remark, SCHEMA};
+pub use screen::Screen;
 pub use store::{Contents, Notebook, StoreError};

@@ -1,5 +1,7 @@
 //! What is in the notebook: the list of records, and one record in full.
 
+mod screen;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bench;
@@ -94,6 +96,11 @@ pub fn list_with(records: &[Record], remarks: &[Remark], of: Option<usize>) -> D
 
 fn joined(tags: &BTreeSet<&str>) -> String {
     tags.iter().copied().collect::<Vec<_>>().join(", ")
+}
+
+/// One run: a screen, and behind it everything that its record holds.
+pub fn run(record: &Record) -> Document {
+    Document { screen: Some(screen::of(record)), ..show(record, &[]) }
 }
 
 /// Everything that a record holds, and the remarks made on it.

@@ -1,9 +1,10 @@
-//! The record: everything that is known about one trial of one cell. Names are those of docs/contract.md.
+//! The record: everything that is known about one trial of one cell, or about one generation of a cell that took turns. Names are those of docs/contract.md.
 //!
 //! Reading is forgiving where that is safe: absent parts are empty, unknown keys are kept in `extra` and written back.
 //! Numbers that are not finite are null in JSON and come back as NaN (in steps and communication) or `None` (in maps).
 
 mod parts;
+mod turns;
 
 use std::fmt;
 
@@ -12,6 +13,7 @@ use serde_json::{Map, Value};
 
 pub(crate) use self::parts::null_is_nan;
 pub use self::parts::{Bytes, Category, Communication, Flops, LedgerTerm, Memory, Parity, Rank, Step, Verdict};
+pub use self::turns::{TurnRow, Turns};
 use crate::named::{Named, Numbers};
 
 /// Version of the record's schema that this crate writes, and the newest that it reads.
@@ -20,7 +22,7 @@ pub const SCHEMA: u32 = 2;
 /// Keys that this version does not know; kept through a round trip.
 pub type Extra = Map<String, Value>;
 
-/// One trial of one cell.
+/// One trial of one cell, or one generation of its processes where cells took turns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Version of the schema, see [`SCHEMA`].
@@ -85,6 +87,9 @@ pub struct Record {
     /// Remarks of the runner for the reader.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// The turns that the cell took, or why it took none; absent in records of schema 1 and of single runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turns: Option<Turns>,
     /// Unknown keys.
     #[serde(flatten)]
     pub extra: Extra,
@@ -128,6 +133,7 @@ impl Record {
             estimate: Value::Null,
             validity: Vec::new(),
             notes: Vec::new(),
+            turns: None,
             extra: Extra::new(),
         }
     }
@@ -149,6 +155,16 @@ impl Record {
     /// Whether the cell ran to its end.
     pub fn is_measured(&self) -> bool {
         self.outcome.status == Status::Measured
+    }
+
+    /// The turns that can be compared with those of other cells: of a measured record, if it took some.
+    pub fn taken_turns(&self) -> Option<&Turns> {
+        self.turns.as_ref().filter(|turns| self.is_measured() && !turns.rows.is_empty())
+    }
+
+    /// Whether it is of the second set of processes of a reference: its numbers are compared with the reference alone.
+    pub fn is_twin(&self) -> bool {
+        self.turns.as_ref().is_some_and(|turns| turns.twin)
     }
 
     /// Validity flags that keep it out of rankings and comparisons; those that only label are not among them.

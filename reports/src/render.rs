@@ -4,8 +4,11 @@ pub mod csv;
 pub mod html;
 pub mod json;
 pub mod markdown;
+pub(crate) mod screen;
 mod spark;
 pub mod terminal;
+
+pub(crate) use spark::bars;
 
 use std::borrow::Cow;
 

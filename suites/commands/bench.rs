@@ -173,7 +173,7 @@ fn show(global: &Global, records: &[Record], question: &str) -> Result<()> {
     let all: Vec<&Record> = records.iter().collect();
     let mut document = bench::document(&all);
     if !question.is_empty() {
-        let said = Text { blocks: Vec::new(), title: document.title.clone() };
+        let said = Text::new(document.title.clone());
         let rest = std::mem::replace(&mut document, said);
         document.paragraph(format!("Question: {question}"));
         document.blocks.extend(rest.blocks);

@@ -1,7 +1,7 @@
 //! `zbench compare A B`.
 
 use super::select::Books;
-use super::{print_document, print_lines, print_screen};
+use super::{print_document, print_lines};
 use crate::cli::{CompareArgs, Format, Global, exit};
 use anyhow::{Result, bail};
 use serde_json::Value;
@@ -23,8 +23,9 @@ pub fn compare(global: &Global, arguments: &CompareArgs) -> Result<u8> {
             print_lines(&pairs.chain(unpaired).collect::<Result<Vec<Value>, _>>()?)?;
         }
         // Where machines read, nothing is left out for its length.
+        Format::Table if !global.full => print_document(global, &compare::short(&comparison))?,
         Format::Csv => print_document(global, &document::document(&comparison, usize::MAX))?,
-        _ => print_screen(global, &document::document(&comparison, document::PAIRS_IN_FULL))?,
+        _ => print_document(global, &document::document(&comparison, document::PAIRS_IN_FULL))?,
     }
     if comparison.pairs.is_empty() {
         crate::say!("no two cells could be compared; the reasons are above");

@@ -1,6 +1,6 @@
 //! `report`: the comparison of records, as text, as a page, and its plots as files.
 
-use super::{document_text, existing, filter, notebook, open, print, print_json};
+use super::{document_text, existing, filter, notebook, open, print, print_json, shortened};
 use crate::cli::{Format, Global, ReportArgs, exit};
 use crate::png::Painter;
 use anyhow::{Context, Result, bail};
@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use zbench_reports::document::Block;
+use zbench_reports::document::cut::LINES;
 use zbench_reports::plot::svg::{self, Theme};
 use zbench_reports::record::Status;
 use zbench_reports::render::markdown;
@@ -31,11 +32,7 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
         return Ok(exit::NOT_MEASURED);
     }
     let needs_document = format != Format::Json || arguments.figures.is_some();
-    let document = if needs_document {
-        comparison(&chosen, left_out, format == Format::Table && !global.full && arguments.output.is_none())
-    } else {
-        Document::default()
-    };
+    let document = if needs_document { comparison(&chosen, left_out) } else { Document::default() };
     let pictures = match &arguments.figures {
         Some(folder) => draw(&document, folder, arguments.png)?,
         None => BTreeMap::new(),
@@ -45,6 +42,10 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
         Format::Markdown if !pictures.is_empty() => {
             let beside = arguments.output.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
             markdown::render_linked(&document, &|figure| Some(link(beside, pictures.get(&figure.name)?)))
+        }
+        // In a terminal one screen, unless everything was asked for.
+        Format::Table if !global.full && arguments.output.is_none() => {
+            document_text(global, &shortened(&document, LINES))
         }
         _ => document_text(&Global { format, ..global.clone() }, &document),
     };
@@ -63,12 +64,8 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-/// In a terminal one screen, unless everything was asked for.
-fn comparison(records: &[Record], left_out: Option<String>, is_short: bool) -> Document {
+fn comparison(records: &[Record], left_out: Option<String>) -> Document {
     let question = records.iter().find_map(|record| record.extra.get("question").and_then(Value::as_str));
-    if let Some(screen) = is_short.then(|| grid_report::screen(records, question)).flatten() {
-        return screen;
-    }
     let mut document = grid_report::comparison(records, question);
     // Below the question, which is the first block.
     let place = document.blocks.len().min(1);

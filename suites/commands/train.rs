@@ -28,7 +28,7 @@ use zbench_reports::document::cut::LINES;
 use zbench_reports::estimate_report::EstimateRow;
 use zbench_reports::limits::KEY as SEARCH;
 use zbench_reports::record::{Outcome, Record, Source, Status};
-use zbench_reports::{Document as Text, Notebook, estimate_report, grid_report};
+use zbench_reports::{Document as Text, Notebook, estimate_report, grid_report, notebook_report};
 
 /// Seconds of each measurement of the peak: long enough for the clock to settle, short beside a cell.
 pub const PEAK_SECONDS: f64 = 0.1;
@@ -91,7 +91,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     } else if is_short(global) && summary.records.iter().all(|record| record.outcome.status == Status::Skipped) {
         print_document(global, &none_here(&cells, arguments))?;
     } else {
-        print_document(global, &compared(global, &summary.records, Some(question.as_str())))?;
+        print_screen(global, &grid_report::comparison(&summary.records, Some(question.as_str())))?;
     }
     Ok(code(&summary))
 }
@@ -152,12 +152,6 @@ fn none_here(cells: &[Planned], arguments: &GridArgs) -> Text {
     estimate_report::screen(&rows, NONE_LINES, &next)
 }
 
-/// The report of a grid: in a terminal one screen, everything elsewhere or where it was asked for.
-pub(super) fn compared(global: &Global, records: &[Record], question: Option<&str>) -> Text {
-    let screen = is_short(global).then(|| grid_report::screen(records, question)).flatten();
-    screen.unwrap_or_else(|| grid_report::comparison(records, question))
-}
-
 /// What a stopped grid says in place of its report: a report of some cells reads as one of all.
 pub(super) fn print_interrupted<'k>(
     global: &Global,
@@ -216,7 +210,7 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
         Format::Json => print_lines(&summary.records)?,
         _ => {
             for record in &summary.records {
-                print_screen(global, &zbench_reports::notebook_report::show(record, &[]))?;
+                print_screen(global, &notebook_report::run(record))?;
             }
         }
     }

@@ -5,7 +5,6 @@ use super::protocol::{End, Ended};
 use super::{Execution, Runner, Summary, machine, parity, record, rescue};
 use crate::turns::resident::Program;
 use crate::turns::{Conduct, Ending, Experiment, Player, Settings, Taken, TurnsError};
-use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use zbench_kernels::{DType, peak};
 use zbench_reports::StoreError;
 use zbench_reports::environment::why_not_the_same;
 use zbench_reports::evidence::{Grid, Pair, Rules, Turn, least_difference};
-use zbench_reports::record::{Record, Status};
+use zbench_reports::record::{Extra, Record, Status, TurnRow, Turns};
 
 /// Seconds of a generation, unless the budget is small.
 const GENERATION_SECONDS: f64 = 40.0;
@@ -147,16 +146,15 @@ impl Runner<'_> {
         let skipped = self.record_skipped(cells, &known)?;
         let here = (!self.header.any_environment).then(|| self.header.environment.clone());
         let is_ours = |record: &&Record| {
-            turns_of(record).is_some_and(|turns| turns["experiment"].as_str().is_some_and(|id| id.starts_with(&name)))
+            turns_of(record).is_some_and(|turns| turns.experiment.starts_with(&name))
                 && here.as_ref().is_none_or(|here| why_not_the_same(&record.environment, here).is_none())
         };
         let newest = known.iter().rfind(is_ours).filter(|_| !how.fresh);
-        let experiment = match newest.and_then(|record| turns_of(record)?["experiment"].as_str()) {
-            Some(experiment) => experiment.to_string(),
+        let experiment = match newest.and_then(turns_of) {
+            Some(turns) => turns.experiment.clone(),
             None => format!("{name}-{}", jiff::Timestamp::now().as_millisecond()),
         };
-        let of_experiment =
-            |record: &&Record| turns_of(record).is_some_and(|turns| turns["experiment"] == experiment.as_str());
+        let of_experiment = |record: &&Record| turns_of(record).is_some_and(|turns| turns.experiment == experiment);
         let earlier: Vec<Record> = known.iter().filter(is_ours).filter(of_experiment).cloned().collect();
         let summary = self.go_on(cells, reference, how, experiment, earlier)?;
         Ok(Summary { records: in_order(cells, [skipped, summary.records].concat()), ..summary })
@@ -198,12 +196,12 @@ impl Runner<'_> {
         let mut records = earlier;
         let mut summary = Summary::default();
         for (number, batch) in batches.iter().enumerate() {
-            let of_batch = |record: &&Record| turns_of(record).is_some_and(|turns| turns["batch"] == number);
+            let of_batch = |record: &&Record| turns_of(record).is_some_and(|turns| turns.batch as usize == number);
             let done = records.iter().filter(of_batch);
-            let is_decided =
-                done.clone().any(|record| turns_of(record).is_some_and(|turns| turns["stopped"] == "decided"));
-            let before =
-                done.clone().filter_map(|record| turns_of(record)?["generation"].as_u64()).max().unwrap_or(0) as u32;
+            let is_decided = done
+                .clone()
+                .any(|record| turns_of(record).is_some_and(|turns| turns.stopped.as_deref() == Some("decided")));
+            let before = done.clone().filter_map(|record| Some(turns_of(record)?.generation)).max().unwrap_or(0);
             if is_decided || before >= generations {
                 continue;
             }
@@ -250,8 +248,8 @@ fn in_order(cells: &[Planned], mut records: Vec<Record>) -> Vec<Record> {
 }
 
 /// What a record says of its turns.
-fn turns_of(record: &Record) -> Option<&Value> {
-    record.extra.get("turns")
+fn turns_of(record: &Record) -> Option<&Turns> {
+    record.turns.as_ref()
 }
 
 /// Steers the turns of a grid's cells, and keeps what they leave behind.
@@ -269,11 +267,13 @@ struct OfGrid<'a, 'r> {
     evidence: Grid,
     twin: Pair,
     budget: Duration,
+    /// Differences below the first are called equal; the second is the wall time of everything, seconds.
+    stated: (f64, f64),
     began: Instant,
     started: jiff::Timestamp,
     /// When the generation under way began.
     generation_at: f64,
-    rows: Vec<Vec<Value>>,
+    rows: Vec<Vec<TurnRow>>,
     peaks: HashMap<(usize, DType), Vec<Option<f64>>>,
     records: Vec<Record>,
     /// Records of earlier commands and of this one, with which losses are compared.
@@ -307,6 +307,7 @@ impl<'a, 'r> OfGrid<'a, 'r> {
             evidence: Grid::new(batch.len(), rules),
             twin: Pair::new(rules),
             budget: how.budget,
+            stated: (how.equal, how.budget.as_secs_f64()),
             began: Instant::now(),
             started: jiff::Timestamp::now(),
             generation_at: 0.0,
@@ -326,24 +327,21 @@ impl<'a, 'r> OfGrid<'a, 'r> {
     fn take_in(&mut self, earlier: &[Record]) {
         let mut rounds: BTreeMap<u32, Vec<Turn>> = BTreeMap::new();
         for record in earlier {
-            let Some(turns) = turns_of(record).filter(|turns| turns["batch"] == self.batch) else { continue };
-            let is_twin = turns["twin"] == true;
+            let Some(turns) = turns_of(record).filter(|turns| turns.batch as usize == self.batch) else { continue };
             let of_player = |player: &usize| self.cells[*player].grid.key == record.key;
-            let place = match is_twin {
+            let place = match turns.twin {
                 true => Some(self.players.len() - 1),
                 false => self.players.iter().position(of_player),
             };
-            let (Some(cell), Some(rows)) = (place, turns["rows"].as_array()) else { continue };
-            for row in rows {
-                let number = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
-                let ms: f64 = row["ms"].as_array().into_iter().flatten().filter_map(Value::as_f64).sum();
+            let Some(cell) = place else { continue };
+            for row in &turns.rows {
                 let turn = Turn {
                     cell,
-                    generation: turns["generation"].as_u64().unwrap_or(0) as u32,
-                    round: number("round") as u32,
-                    order: number("order") as u32,
-                    seconds_per_token: ms / 1e3 / number("tokens"),
-                    counted: row["counted"] != false,
+                    generation: turns.generation,
+                    round: row.round,
+                    order: row.order,
+                    seconds_per_token: row.seconds_per_token(),
+                    counted: row.counted,
                 };
                 rounds.entry(turn.round).or_default().push(turn);
             }
@@ -418,13 +416,19 @@ impl<'a, 'r> OfGrid<'a, 'r> {
         end.peak_flops = self.peaks.get(&peak_of(cell)).cloned().unwrap_or_default();
         super::fill(&mut record, steps, &end, cell, estimate);
         super::between::add(&mut record, between);
-        record.extra.insert(
-            "turns".into(),
-            json!({
-                "experiment": self.experiment, "seed": self.seed, "generation": generation, "batch": self.batch,
-                "twin": is_twin, "reference": player == 0, "stopped": self.ending, "rows": rows,
-            }),
-        );
+        record.turns = Some(Turns {
+            experiment: self.experiment.to_string(),
+            batch: self.batch as u32,
+            seed: self.seed,
+            generation,
+            twin: is_twin,
+            reference: player == 0,
+            stopped: Some(self.ending.to_string()),
+            equal: Some(self.stated.0),
+            budget: Some(self.stated.1),
+            rows,
+            ..Turns::default()
+        });
         if record.steps.len() == cell.train.untimed_steps + cell.train.steps {
             super::compare(&mut record, cell, self.cells, &self.whole, &[]);
             self.whole.push(record.clone());
@@ -468,14 +472,17 @@ impl Conduct for OfGrid<'_, '_> {
     fn rounds(&mut self, turns: &[Taken]) -> Vec<bool> {
         for turn in turns {
             let steps = turn.steps.get(turn.discarded..).unwrap_or_default();
-            self.rows[turn.player].push(json!({
-                "round": self.rounds_before + turn.round, "order": turn.order,
-                "at": (1e3 * (turn.at - self.generation_at)).round() / 1e3,
-                "tokens": steps.iter().map(|step| step.tokens).sum::<u64>(),
-                "ms": steps.iter().map(|step| step.ms).collect::<Vec<f64>>(),
-                "others": (1e4 * turn.load.others).round() / 1e4, "stolen": (1e4 * turn.load.stolen).round() / 1e4,
-                "counted": turn.counted,
-            }));
+            self.rows[turn.player].push(TurnRow {
+                round: self.rounds_before + turn.round,
+                order: turn.order,
+                at: (1e3 * (turn.at - self.generation_at)).round() / 1e3,
+                tokens: steps.iter().map(|step| step.tokens).sum(),
+                ms: steps.iter().map(|step| step.ms).collect(),
+                others: (1e4 * turn.load.others).round() / 1e4,
+                stolen: (1e4 * turn.load.stolen).round() / 1e4,
+                counted: turn.counted,
+                extra: Extra::new(),
+            });
         }
         for round in turns.chunk_by(|a, b| a.round == b.round) {
             let of_taken = |turn: &Taken| Turn {

@@ -56,6 +56,7 @@ pub(super) fn share_over_size(all: &[Trials]) -> Option<Figure> {
         y: Axis::linear("share of the ceiling", Unit::Fraction),
         clouds,
         diagonal: false,
+        close: false,
         front: Vec::new(),
     });
     Some(Figure { name: "products".into(), title: "Share of the ceiling over size".into(), caption, plot, records })

@@ -40,6 +40,9 @@ fn why_left_out(record: &Record, options: Options) -> Option<String> {
     if !record.is_measured() {
         return Some(record.outcome.status.words().to_string());
     }
+    if record.is_twin() {
+        return Some("of the reference's second set of processes".to_string());
+    }
     let flags: Vec<&str> = record.excluding_flags().collect();
     (!options.include_flagged && !flags.is_empty()).then(|| format!("flagged {}", flags.join(", ")))
 }

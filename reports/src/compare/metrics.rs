@@ -4,8 +4,10 @@ use serde::Serialize;
 
 use super::trials::{Trial, rate};
 use super::words;
+use crate::evidence;
 use crate::record::{Record, Verdict as ParityVerdict};
 use crate::stats;
+use crate::turned::Turned;
 
 /// Which way a metric is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -27,6 +29,10 @@ pub enum Verdict {
     BWorse,
     /// The interval holds 1.
     NoDifference,
+    /// By turns: the two differ by less than the share that was asked for.
+    Equal,
+    /// By turns: the data do not say.
+    Undecided,
     /// Counted, and the same in every trial of both.
     Same,
     /// One trial on a side: nothing is claimed.
@@ -50,11 +56,12 @@ pub struct Metric {
     pub b: Option<f64>,
     /// B / A.
     pub ratio: Option<f64>,
-    /// Lower limit of the 95 % interval of the ratio.
+    /// Lower limit of the 95 % interval of the ratio, of turns of the 98 % interval.
     pub low: Option<f64>,
     /// Upper limit.
     pub high: Option<f64>,
-    /// What the interval holds: `trials_and_steps`, `trials`, or `counted` where all trials agree and none is needed.
+    /// What the interval holds: `trials_and_steps`, `trials`, `turns` (98 %, over common rounds), or `counted` where all trials agree
+    /// and none is needed.
     pub interval: Option<&'static str>,
     /// What may be said.
     pub verdict: Verdict,
@@ -162,6 +169,23 @@ pub fn all(a: &[Trial], b: &[Trial], losses: &Losses) -> Vec<Metric> {
     metrics.retain(|metric| metric.a.is_some() || metric.b.is_some());
     metrics.extend(of_the_suite(a, b));
     metrics
+}
+
+/// Puts what turns in common rounds say of the speed in place of what trials do.
+pub fn by_turns(metrics: &mut [Metric], turned: &Turned, a: &str, b: &str) {
+    let metric = metrics.iter_mut().find(|metric| metric.name == SPEED.name);
+    let pair = turned.pair(a, b).filter(|pair| pair.rounds > 0);
+    let (Some(metric), Some(pair)) = (metric.filter(|metric| metric.reason.is_none()), pair) else { return };
+    (metric.a, metric.b) = (turned.speed(a).or(metric.a), turned.speed(b).or(metric.b));
+    metric.ratio = pair.ratio;
+    (metric.low, metric.high, metric.interval) = (pair.low, pair.high, Some("turns"));
+    metric.verdict = match pair.verdict {
+        evidence::Verdict::Faster => Verdict::BBetter,
+        evidence::Verdict::Slower => Verdict::BWorse,
+        evidence::Verdict::Equal => Verdict::Equal,
+        evidence::Verdict::Undecided => Verdict::Undecided,
+    };
+    metric.words = words::by_turns(metric, &pair, turned.equal());
 }
 
 /// Bandwidths and latencies that records of the interconnect test state beside.

@@ -77,7 +77,9 @@ pub fn pairs(comparison: &Comparison) -> Table {
             speed.map_or_else(Entry::nothing, interval),
             number(speed.and_then(|speed| speed.low)),
             number(speed.and_then(|speed| speed.high)),
-            speed.map_or_else(Entry::nothing, |speed| Entry::words(short(speed.verdict)).toned(tone(speed.verdict))),
+            speed.map_or_else(Entry::nothing, |speed| {
+                Entry::words(words::short(speed.verdict)).toned(tone(speed.verdict))
+            }),
             of("peak_memory_bytes"),
             of("wire_bytes"),
             Entry::words(format!("{} and {}", pair.a.records.len(), pair.b.records.len())),
@@ -88,17 +90,6 @@ pub fn pairs(comparison: &Comparison) -> Table {
         ]);
     }
     table
-}
-
-fn short(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::BBetter => "faster",
-        Verdict::BWorse => "slower",
-        Verdict::NoDifference => "no difference shown",
-        Verdict::Same => "same",
-        Verdict::TooFewTrials => "too few trials",
-        Verdict::NotComparable => "not compared",
-    }
 }
 
 /// The metrics of a pair.

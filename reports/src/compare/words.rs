@@ -3,6 +3,7 @@
 use super::explain::{Explanation, SpanChange, UNEXPLAINED};
 use super::metrics::{Better, Losses, Metric, Verdict};
 use super::{Comparison, Pair};
+use crate::evidence;
 use crate::record::Verdict as ParityVerdict;
 use crate::units;
 
@@ -90,6 +91,36 @@ pub fn metric(metric: &Metric, trials: (usize, usize)) -> String {
         }
         (Verdict::Same, _) => "the same in every trial".into(),
         _ => difference(metric, limits),
+    }
+}
+
+/// The speed by turns in words.
+pub fn by_turns(metric: &Metric, pair: &evidence::Comparison, equal: f64) -> String {
+    let rounds = units::plural(pair.rounds, "round", "rounds");
+    let limits = metric.low.zip(metric.high);
+    let ratio = match (metric.ratio, limits) {
+        (Some(ratio), Some((low, high))) => format!(": {} ({})", units::change(ratio - 1.0), changes(low, high)),
+        (Some(ratio), None) => format!(": {}, and no limits yet", units::change(ratio - 1.0)),
+        _ => String::new(),
+    };
+    match metric.verdict {
+        Verdict::Equal => format!("A and B are equally fast within {} %{ratio}, over {rounds}", percent(equal, 0)),
+        Verdict::Undecided => format!("undecided which is faster{ratio}, over {rounds}"),
+        _ => format!("{}, over {rounds}", difference(metric, limits)),
+    }
+}
+
+/// What a verdict is called in a table.
+pub fn short(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::BBetter => "faster",
+        Verdict::BWorse => "slower",
+        Verdict::Equal => "equal",
+        Verdict::Undecided => "undecided",
+        Verdict::NoDifference => "no difference shown",
+        Verdict::Same => "same",
+        Verdict::TooFewTrials => "too few trials",
+        Verdict::NotComparable => "not compared",
     }
 }
 
@@ -289,6 +320,8 @@ pub fn summary(comparison: &Comparison) -> Vec<String> {
     let (faster, slower) = (count(Verdict::BBetter), count(Verdict::BWorse));
     let mut parts = vec![format!("B is faster in {faster} and slower in {slower}")];
     for (verdict, words) in [
+        (Verdict::Equal, "they are equal in"),
+        (Verdict::Undecided, "it is undecided in"),
         (Verdict::NoDifference, "no difference is shown in"),
         (Verdict::TooFewTrials, "there are too few trials to say in"),
         (Verdict::NotComparable, "speed is not compared in"),
@@ -298,7 +331,9 @@ pub fn summary(comparison: &Comparison) -> Vec<String> {
         }
     }
     items.push(format!("Of {} pairs, {}.", comparison.pairs.len(), parts.join("; ")));
-    let judged = speeds.len() - count(Verdict::TooFewTrials) - count(Verdict::NotComparable);
+    let by_trials = || speeds.iter().filter(|metric| metric.interval != Some("turns"));
+    let unjudged = |metric: &&&&Metric| matches!(metric.verdict, Verdict::TooFewTrials | Verdict::NotComparable);
+    let judged = by_trials().filter(|metric| !unjudged(&metric)).count();
     if judged > 1 {
         items.push(format!(
             "Each interval is one of 95 %: were A and B equal in all, about {:.1} of {judged} would be called different by \

@@ -34,7 +34,7 @@ pub(super) fn speed(document: &mut Document, rows: &[EstimateRow]) {
 
 /// Which cell is the fastest of those that fit, which are next to it, and what memory keeps from being so; nothing where there is
 /// no choice.
-pub(super) fn answer(rows: &[EstimateRow]) -> Option<String> {
+pub(crate) fn answer(rows: &[EstimateRow]) -> Option<String> {
     let speed = |row: &EstimateRow| row.tokens_per_second.unwrap_or(0.0);
     let mut timed: Vec<&EstimateRow> = rows.iter().filter(|row| row.step_ms.is_some()).collect();
     timed.sort_by(|a, b| speed(b).total_cmp(&speed(a)));

@@ -125,6 +125,7 @@ pub fn pareto(grid: &Grid) -> Option<Figure> {
         y: Axis::linear("tokens per second, all ranks", Unit::TokensPerSecond),
         clouds,
         diagonal: false,
+        close: false,
         front: corners,
     });
     let cells: Vec<&Cell> = points.iter().map(|point| point.cell).collect();

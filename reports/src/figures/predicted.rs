@@ -150,6 +150,7 @@ fn against_plan(
         y: Axis::logarithmic(y, unit),
         clouds,
         diagonal: true,
+        close: false,
         front: Vec::new(),
     });
     Some(figure(name, title, caption, plot, &cells))

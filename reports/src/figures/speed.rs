@@ -51,7 +51,7 @@ pub fn tokens_per_second(grid: &Grid) -> Option<Figure> {
             let who = match fastest.len() {
                 0 => "No cell is ranked".to_string(),
                 1 => format!("Fastest: {}", fastest[0]),
-                _ => format!("Tied for first: {}", named(&fastest)),
+                _ => format!("May be the fastest: {}", named(&fastest)),
             };
             format!("{who}; medians of {count} cells go from {} to {} tokens/s.", least(&rows), most(&rows))
         }
@@ -104,6 +104,10 @@ pub fn mfu(grid: &Grid) -> Option<Figure> {
 
 /// A trial states its mean; with its step times that is the work of a step, and the interval follows as that of speed does.
 fn utilisation(cell: &Cell) -> Option<Interval> {
+    if cell.used.iter().any(|record| record.taken_turns().is_some()) {
+        // Generations are not trials of their own: the machine was as fast as it was in each.
+        return cell.metric("mfu").map(|mid| Interval { low: 0.0, mid, high: f64::INFINITY });
+    }
     let trials: Vec<Vec<(f64, f64)>> = cell
         .used
         .iter()

@@ -5,13 +5,17 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::labels::{self, Axes};
+use crate::evidence;
 use crate::limits;
 use crate::record::{Category, Communication, Record, Status, Verdict, label_flags};
 use crate::stats::{self, Interval, Place};
+use crate::turned::Turned;
 use crate::units;
 
 /// Why a cell of one valid trial has no rank.
 const ONE_TRIAL: &str = "one valid trial only: how trials differ is unknown";
+/// Why a cell of trials has no rank among cells that took turns.
+const NO_TURNS: &str = "measured by trials, and not by turns as others";
 
 /// All trials of one configuration.
 #[derive(Debug)]
@@ -20,11 +24,16 @@ pub struct Cell<'a> {
     pub key: &'a str,
     /// Name made from the keys in which the cells differ.
     pub label: String,
-    /// Every trial.
+    /// The same without what is switched off, for sentences.
+    pub short: String,
+    /// Every trial, or every generation of one that took turns.
     pub trials: Vec<&'a Record>,
+    /// Records of a second set of processes, with which the reference alone is compared.
+    pub twins: Vec<&'a Record>,
     /// The trials whose numbers are used: measured and, if there are such, without validity flags.
     pub used: Vec<&'a Record>,
-    /// Tokens per second of all ranks: median over trials with its interval, which one trial leaves without an upper limit.
+    /// Tokens per second of all ranks: median over trials with its interval, which one trial leaves without an upper limit. Of a
+    /// cell that took turns the median over them, without limits: those of its ratio to others say how sure it is.
     pub speed: Option<Interval>,
     /// The worst verdict of the used trials.
     pub verdict: Verdict,
@@ -41,6 +50,8 @@ pub struct Grid<'a> {
     pub cells: Vec<Cell<'a>>,
     /// The axes; their values are in the order of `cells`.
     pub axes: Axes,
+    /// What the turns say, where cells took some.
+    pub turned: Option<Turned<'a>>,
     /// Keys whose values a search has found, where they tell no cells apart.
     pub searched: Vec<String>,
     /// Places of cells, by their key and by the id of each of their records.
@@ -62,15 +73,11 @@ impl<'a> Grid<'a> {
             trials[place].push(record);
         }
         let mut cells: Vec<Cell> = trials.into_iter().map(Cell::new).collect();
-
-        let ranked: Vec<usize> = (0..cells.len()).filter(|&cell| cells[cell].unranked.is_none()).collect();
-        let speeds: Vec<Interval> = ranked.iter().filter_map(|&cell| cells[cell].speed).collect();
-        for (&cell, place) in ranked.iter().zip(stats::places(&speeds)) {
-            cells[cell].place = Some(place);
+        let turned = turned(records, &cells);
+        match &turned {
+            Some(turned) => rank_by_turns(&mut cells, turned),
+            None => rank_by_trials(&mut cells),
         }
-        // By median and not by rank: a cell of a wide interval may share the rank of cells far above it.
-        let median = |cell: &Cell| cell.place.and(cell.speed).map_or(f64::NEG_INFINITY, |speed| speed.mid);
-        cells.sort_by(|a, b| median(b).total_cmp(&median(a)));
 
         let settings: Vec<&Value> = cells.iter().map(|cell| &cell.trials[0].cell).collect();
         let mut searched = limits::keys(records);
@@ -81,20 +88,22 @@ impl<'a> Grid<'a> {
             "" => cell.trials[0].name.as_str(),
             strategy => strategy,
         });
-        for (cell, label) in cells.iter_mut().zip(labels::labels(&axes, &settings, &keys, fallback)) {
-            cell.label = label + cell.marks();
+        let labels = labels::labels(&axes, &settings, &keys, fallback);
+        for ((cell, short), label) in cells.iter_mut().zip(labels::short(&axes, &labels)).zip(&labels) {
+            cell.label = format!("{label}{}", cell.marks());
+            cell.short = short;
         }
         let id_length = labels::telling_length(records.iter().map(|record| record.id.as_str()));
         let key_length = labels::telling_length(keys.iter().copied());
         let mut index: HashMap<&str, usize> = HashMap::new();
         for (place, cell) in cells.iter().enumerate() {
-            for trial in &cell.trials {
+            for trial in cell.trials.iter().chain(&cell.twins) {
                 index.entry(&trial.id).or_insert(place);
             }
         }
         // A key says more than an id: it wins where both are equal.
         index.extend(cells.iter().enumerate().map(|(place, cell)| (cell.key, place)));
-        Self { cells, axes, searched, index, id_length, key_length }
+        Self { cells, axes, turned, searched, index, id_length, key_length }
     }
 
     /// Enough of a record's id to tell it from the others here.
@@ -127,26 +136,141 @@ impl<'a> Grid<'a> {
         cell.used.iter().find_map(of_record).map(|&place| &self.cells[place])
     }
 
-    /// The median speed as a multiple of the reference's; `None` where either is not ranked.
+    /// The speed as a multiple of the reference's; `None` where either is not ranked.
     pub fn speed_ratio(&self, cell: &Cell) -> Option<f64> {
-        let ranked = |cell: &Cell| Some(cell.place.and(cell.speed)?.mid);
-        Some(ranked(cell)? / ranked(self.reference(cell)?)?)
+        let reference = if self.turned.is_some() { self.base() } else { self.reference(cell) };
+        self.ratio(reference?, cell)
     }
+
+    /// The speed of b as a multiple of that of a: over common rounds, or of medians over trials. `None` where either is not
+    /// ranked.
+    pub fn ratio(&self, a: &Cell, b: &Cell) -> Option<f64> {
+        let (speed_a, speed_b) = (a.place.and(a.speed)?.mid, b.place.and(b.speed)?.mid);
+        match &self.turned {
+            Some(_) if a.key == b.key => Some(1.0),
+            Some(turned) if turned.reference == a.key => turned.against_reference(b.key)?.ratio,
+            Some(turned) => turned.pair(a.key, b.key)?.ratio,
+            None => Some(speed_b / speed_a),
+        }
+    }
+
+    /// What is shown of b against a: by turns, or by whether the intervals of trials overlap.
+    pub fn verdict(&self, a: &Cell, b: &Cell) -> evidence::Verdict {
+        use evidence::Verdict::{Faster, Slower, Undecided};
+        if let Some(turned) = &self.turned {
+            return turned.verdict(a.key, b.key);
+        }
+        match (a.place.and(a.interval()), b.place.and(b.interval())) {
+            (Some(of_a), Some(of_b)) if of_b.low > of_a.high => Faster,
+            (Some(of_a), Some(of_b)) if of_b.high < of_a.low => Slower,
+            _ => Undecided,
+        }
+    }
+
+    /// The one cell that all are compared with: the reference of the turns, or else the one that most losses were compared with.
+    pub fn base(&self) -> Option<&Cell<'a>> {
+        if let Some(turned) = &self.turned {
+            return self.index.get(turned.reference).map(|&place| &self.cells[place]);
+        }
+        let mut uses: Vec<usize> = vec![0; self.cells.len()];
+        for cell in self.ranked() {
+            let reference = self.reference(cell).and_then(|reference| self.index.get(reference.key));
+            reference.into_iter().for_each(|&place| uses[place] += 1);
+        }
+        let most = (0..uses.len()).rev().max_by_key(|&place| uses[place]).filter(|&place| uses[place] > 0);
+        most.map(|place| &self.cells[place]).filter(|cell| cell.place.is_some())
+    }
+}
+
+/// Which cells are ranked with each other: those that do the same kind of work, and have a core for each thread or have not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// Adapters are trained beside frozen weights.
+    pub has_adapter: bool,
+    /// A host has more threads of ranks than cores.
+    pub is_crowded: bool,
+}
+
+/// The kinds that there are, that of most cells first; those with a core for each thread before the others.
+pub fn groups<'c, 'a: 'c>(cells: impl Iterator<Item = &'c Cell<'a>>) -> Vec<Kind> {
+    let mut kinds: Vec<(Kind, usize)> = Vec::new();
+    for kind in cells.map(Cell::kind) {
+        match kinds.iter_mut().find(|(other, _)| *other == kind) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((kind, 1)),
+        }
+    }
+    kinds.sort_by_key(|(kind, count)| (kind.is_crowded, kind.has_adapter, std::cmp::Reverse(*count)));
+    kinds.into_iter().map(|(kind, _)| kind).collect()
+}
+
+/// The turns of the cells that may be ranked.
+fn turned<'a>(records: &[&'a Record], cells: &[Cell]) -> Option<Turned<'a>> {
+    let failed: Vec<&str> = cells.iter().filter(|cell| cell.verdict == Verdict::Failed).map(|cell| cell.key).collect();
+    let counts = |record: &Record| record.excluding_flags().next().is_none() && !failed.contains(&record.key.as_str());
+    let groups = groups(cells.iter().filter(|cell| !cell.used.is_empty()));
+    let group = |key: &str| {
+        let cell = cells.iter().find(|cell| cell.key == key);
+        cell.and_then(|cell| groups.iter().position(|kind| *kind == cell.kind())).unwrap_or(groups.len())
+    };
+    Turned::new(records, counts, group)
+}
+
+/// Ranks from what turns show, the fastest first; then the cells without.
+fn rank_by_turns(cells: &mut [Cell], turned: &Turned) {
+    for cell in cells.iter_mut() {
+        match turned.rank(cell.key).filter(|_| cell.verdict != Verdict::Failed) {
+            Some((best, worst)) => {
+                cell.place = Some(Place { rank: best, tied: best < worst });
+                let mid = turned.speed(cell.key).unwrap_or(f64::NAN);
+                cell.speed = Some(Interval { low: 0.0, mid, high: f64::INFINITY });
+                cell.unranked = None;
+            }
+            None if cell.unranked.is_none() => {
+                let has_turns = cell.used.iter().any(|record| record.taken_turns().is_some());
+                let why = if has_turns { "no turn that counts" } else { NO_TURNS };
+                cell.unranked = Some(why.to_string());
+            }
+            None => {}
+        }
+    }
+    let order: HashMap<&str, usize> = turned.in_order().enumerate().map(|(place, key)| (key, place)).collect();
+    let place = |cell: &Cell| cell.place.and_then(|_| order.get(cell.key).copied()).unwrap_or(usize::MAX);
+    cells.sort_by_key(place);
+}
+
+fn rank_by_trials(cells: &mut [Cell]) {
+    let ranked: Vec<usize> = (0..cells.len()).filter(|&cell| cells[cell].unranked.is_none()).collect();
+    let speeds: Vec<Interval> = ranked.iter().filter_map(|&cell| cells[cell].speed).collect();
+    for (&cell, place) in ranked.iter().zip(stats::places(&speeds)) {
+        cells[cell].place = Some(place);
+    }
+    // By median and not by rank: a cell of a wide interval may share the rank of cells far above it.
+    let median = |cell: &Cell| cell.place.and(cell.speed).map_or(f64::NEG_INFINITY, |speed| speed.mid);
+    cells.sort_by(|a, b| median(b).total_cmp(&median(a)));
 }
 
 impl<'a> Cell<'a> {
     fn new(trials: Vec<&'a Record>) -> Self {
+        let key = trials[0].key.as_str();
+        let (twins, own): (Vec<&Record>, Vec<&Record>) = trials.iter().partition(|record| record.is_twin());
+        // A cell of which the second set alone is left stands for itself.
+        let (twins, trials) = if own.is_empty() { (Vec::new(), twins) } else { (twins, own) };
         let measured: Vec<&Record> = trials.iter().copied().filter(|record| record.is_measured()).collect();
+        // Trials beside turns are of another experiment, and say less.
+        let turned: Vec<&Record> = measured.iter().copied().filter(|record| record.taken_turns().is_some()).collect();
+        let measured = if turned.is_empty() { measured } else { turned };
         let clean: Vec<&Record> =
             measured.iter().copied().filter(|record| record.excluding_flags().next().is_none()).collect();
         let has_clean = !clean.is_empty();
         let used = if has_clean { clean } else { measured };
         let speed = speed(&used);
-        // Losses of a process that took few turns may not be compared; another one's are.
-        let verdicts = used.iter().map(|record| record.parity.verdict);
-        let compared = verdicts.filter(|verdict| *verdict != Verdict::None);
-        let verdict = compared.max_by_key(|&verdict| severity(verdict));
-        let verdict = verdict.unwrap_or_default();
+        // A generation that was stopped before its last step has no losses to compare; the others have.
+        let verdicts = || used.iter().map(|record| record.parity.verdict);
+        let is_of_turns = used.iter().any(|record| record.taken_turns().is_some());
+        let skips_none = is_of_turns && verdicts().any(|verdict| verdict != Verdict::None);
+        let compared = verdicts().filter(|&verdict| !(skips_none && verdict == Verdict::None));
+        let verdict = compared.max_by_key(|&verdict| severity(verdict)).unwrap_or_default();
 
         let unranked = if used.is_empty() {
             Some(trials.last().map_or("not measured", |record| record.outcome.status.words()).to_string())
@@ -164,8 +288,18 @@ impl<'a> Cell<'a> {
         } else {
             None
         };
-        let key = trials[0].key.as_str();
-        Self { key, label: String::new(), trials, used, speed, verdict, place: None, unranked }
+        Self {
+            key,
+            label: String::new(),
+            short: String::new(),
+            trials,
+            twins,
+            used,
+            speed,
+            verdict,
+            place: None,
+            unranked,
+        }
     }
 
     /// Tokens per second with an interval: where two trials or more say how trials differ.
@@ -186,6 +320,11 @@ impl<'a> Cell<'a> {
     /// Whether it trains adapters beside frozen weights.
     pub fn has_adapter(&self) -> bool {
         labels::has_adapter(&self.record().cell)
+    }
+
+    /// Which cells it is ranked with.
+    pub fn kind(&self) -> Kind {
+        Kind { has_adapter: self.has_adapter(), is_crowded: super::ranking::crowding(self).is_some() }
     }
 
     /// The share of the parameters that train.
@@ -288,11 +427,6 @@ fn speed(used: &[&Record]) -> Option<Interval> {
     let trials: Vec<Vec<(f64, f64)>> = used
         .iter()
         .map(|record| {
-            let turns: Vec<(f64, f64)> =
-                super::turns::counted(record).into_iter().map(|(tokens, ms)| (tokens * 1e3, ms)).collect();
-            if !turns.is_empty() {
-                return turns;
-            }
             let steps: Vec<(f64, f64)> = record.timed_steps().map(|step| (step.tokens as f64 * 1e3, step.ms)).collect();
             match record.metrics.number("tokens_per_second") {
                 Some(rate) if steps.is_empty() => vec![(rate, 1.0)],

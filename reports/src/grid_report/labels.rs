@@ -205,6 +205,21 @@ pub fn labels(axes: &Axes, cells: &[&Value], keys: &[&str], fallback: &str) -> V
     labels
 }
 
+/// The labels without the parts that say that something is off, where they stay apart.
+pub fn short(axes: &Axes, labels: &[String]) -> Vec<String> {
+    let is_off = |part: &str| {
+        let value = axes.telling.iter().find_map(|axis| part.strip_prefix(axis.name.as_str())?.strip_prefix('='));
+        value.is_some_and(|value| matches!(value, "none" | "false" | "off" | UNSET))
+    };
+    let short = |label: &String| {
+        let parts: Vec<&str> = label.split(", ").filter(|part| !is_off(part)).collect();
+        if parts.is_empty() { label.clone() } else { parts.join(", ") }
+    };
+    let names: Vec<String> = labels.iter().map(short).collect();
+    let uses = counted(&names);
+    names.iter().zip(labels).map(|(name, label)| if uses[name.as_str()] > 1 { label } else { name }.clone()).collect()
+}
+
 fn counted(labels: &[String]) -> HashMap<String, usize> {
     let mut uses: HashMap<String, usize> = HashMap::new();
     for label in labels {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::document::{Column, Document, Entry, Table};
-use crate::environment::flatten;
+use crate::environment::{Aspect, aspect, flatten};
 use crate::record::Record;
 use crate::units;
 
@@ -45,10 +45,34 @@ pub fn words(document: &mut Document, records: &[&Record]) {
     if !parts.is_empty() {
         document.paragraph(format!("{}. The whole environment stands below.", parts.join(", ")));
     }
-    let differing = differing(&flat);
+    let differing = differing_paths(&flat);
     if !differing.is_empty() {
         document.paragraph(format!("The records do not agree in: {}.", units::list(&differing)));
     }
+}
+
+/// The machine in few words, and whether records disagree on what matters for time.
+pub fn short(records: &[&Record]) -> String {
+    let flat = environments(records);
+    let Some(first) = flat.iter().find(|environment| !environment.is_empty()) else { return String::new() };
+    let value = |path: &&str| first.iter().find(|(other, _)| other == path).map(|(_, value)| value);
+    let part = |(paths, say): &Part| paths.iter().filter_map(value).find_map(say);
+    let parts: Vec<String> = PARTS[..4].iter().filter_map(part).collect();
+    let mut text = if parts.is_empty() { String::new() } else { format!("{}.", parts.join(", ")) };
+    let mut differing: Vec<&str> = Vec::new();
+    let all = differing_paths(&flat);
+    for path in &all {
+        let first = path.split('.').next().unwrap_or(path);
+        if aspect(path) != Aspect::State && !differing.contains(&first) {
+            differing.push(first);
+        }
+    }
+    if !differing.is_empty() {
+        let names: Vec<String> = differing.iter().take(4).map(|name| name.to_string()).collect();
+        let more = if differing.len() > names.len() { ", …" } else { "" };
+        text += &format!(" The records differ in {}{more}.", names.join(", "));
+    }
+    text.trim().to_string()
 }
 
 /// The environment of the first record.
@@ -82,7 +106,7 @@ fn environments(records: &[&Record]) -> Vec<Vec<(String, Value)>> {
 }
 
 /// A key on which all agree occurs once for each environment, always with the first value.
-fn differing(flat: &[Vec<(String, Value)>]) -> Vec<String> {
+fn differing_paths(flat: &[Vec<(String, Value)>]) -> Vec<String> {
     let mut agreeing: BTreeMap<&str, (&Value, usize)> = BTreeMap::new();
     for (path, value) in flat.iter().flatten() {
         let (first, count) = agreeing.entry(path).or_insert((value, 0));

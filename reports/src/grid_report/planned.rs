@@ -15,30 +15,34 @@ const MOST_MISFITS: usize = 200;
 const MODEL_STATE: [Category; 3] = [Category::Parameters, Category::Gradients, Category::Optimizer];
 
 /// The plan of one cell that did not run, per rank.
-struct Plan<'g, 'a> {
-    cell: &'g Cell<'a>,
+pub struct Plan<'g, 'a> {
+    /// The cell.
+    pub cell: &'g Cell<'a>,
     /// Its place among the grid's cells.
     place: usize,
     /// Predicted peak over all categories, bytes.
-    total: u64,
+    pub total: u64,
     /// What a rank may use, bytes; not zero.
-    capacity: u64,
+    pub capacity: u64,
     /// The cheapest change that makes it fit; may be empty.
     advice: String,
     /// What is predicted of it.
-    estimate: EstimateRow,
+    pub estimate: EstimateRow,
 }
 
 impl Plan<'_, '_> {
-    fn fits(&self) -> bool {
+    /// Whether it fits.
+    pub fn fits(&self) -> bool {
         self.total <= self.capacity
     }
 
-    fn share(&self) -> f64 {
+    /// The share of the capacity that it needs.
+    pub fn share(&self) -> f64 {
         self.total as f64 / self.capacity as f64
     }
 
-    fn excess(&self) -> u64 {
+    /// Bytes that are too much.
+    pub fn excess(&self) -> u64 {
         self.total.saturating_sub(self.capacity)
     }
 
@@ -72,7 +76,7 @@ impl Plan<'_, '_> {
 }
 
 /// The cells that were not run for want of hardware or memory and whose plan and capacity are known.
-fn plans<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Plan<'g, 'a>> {
+pub fn plans<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Plan<'g, 'a>> {
     let plan = |(place, cell): (usize, &'g Cell<'a>)| {
         let record = cell.record();
         let did_not_run = matches!(record.outcome.status, Status::Skipped | Status::OutOfMemory);

@@ -6,6 +6,7 @@ use super::cells::{Cell, Grid};
 use crate::batch::{self, Batch};
 use crate::record::Verdict;
 use crate::stats::{self, Interval};
+use crate::turned::Turned;
 use crate::units;
 
 /// So many cells are named in a sentence; of more, the count is given.
@@ -66,7 +67,7 @@ fn fastest_of(grid: &Grid, cells: &[&Cell], one: &str, many: &str) -> String {
         (some, all) if some == all => format!("All {all} {many}"),
         (some, all) => format!("{some} of {all} {many}"),
     };
-    format!("{who} are tied for first: {names}; {how}, so the data do not say which is faster.")
+    format!("{who} may be the fastest: {names}; {how}, so the data do not say which is faster.")
 }
 
 /// `a; b; c`, and of many the first and a count.
@@ -90,6 +91,7 @@ fn against_reference(grid: &Grid, cell: &Cell) -> String {
 pub fn trials(grid: &Grid) -> Option<String> {
     let set_aside: Vec<_> = grid.measured().flat_map(Cell::set_aside).collect();
     let is_lone = |cell: &&Cell| match cell.used[..] {
+        _ if grid.turned.is_some() => false,
         [record] => cell.verdict != Verdict::Failed && record.excluding_flags().next().is_none(),
         _ => false,
     };
@@ -162,6 +164,18 @@ pub fn flag_words(flag: &str) -> String {
         "unsteady_peak" => "the peak of the cores moved (unsteady_peak)".to_string(),
         other => other.to_string(),
     }
+}
+
+/// How to read ranks, letters and intervals of cells that took turns.
+pub fn of_turns(turned: &Turned) -> String {
+    format!(
+        "Rows are in the order of the speed against the reference. It is compared within rounds, so that the machine's own course \
+         cancels; the 98 % interval holds at whatever moment the measurement ended. A rank is the range of places that a cell \
+         may have; cells that share a letter are not shown to differ, which does not make them equal: cells are called equal \
+         where a difference of {} or more is excluded. Tokens per second are medians over turns, and say less: cells had \
+         their turns at different moments (docs/statistics.md).",
+        units::percent(turned.equal()).replace(".0 %", " %")
+    )
 }
 
 /// How to read ranks and intervals.
@@ -254,8 +268,14 @@ fn better(a: stats::Place, b: stats::Place) -> stats::Place {
     if b.rank < a.rank { b } else { a }
 }
 
-/// A warning when ranks compare different work.
-pub fn different_work(grid: &Grid) -> Option<String> {
+/// Keys that differ between cells and change the work of a token.
+pub fn differing_work(grid: &Grid) -> Vec<String> {
+    let (token, step) = work(grid);
+    [token, step].concat()
+}
+
+/// Keys that change the work of a token, and those that change the work of a step.
+fn work(grid: &Grid) -> (Vec<String>, Vec<String>) {
     let is_of = |path: &str, parts: &[&str]| {
         parts.iter().any(|part| path == *part || (part.ends_with('.') && path.starts_with(part)))
     };
@@ -263,12 +283,14 @@ pub fn different_work(grid: &Grid) -> Option<String> {
         let paths = grid.axes.telling.iter().map(|axis| axis.path.clone());
         paths.filter(|path| is_of(path, parts)).collect()
     };
+    (paths(&["model", "model.", "lora", "lora.", "train.seq_len"]), paths(&["train.accumulation", "train.micro_batch"]))
+}
+
+/// A warning when ranks compare different work.
+pub fn different_work(grid: &Grid) -> Option<String> {
     let differ =
         |paths: &[String]| format!("{} {}", units::list(paths), if paths.len() == 1 { "differs" } else { "differ" });
-    let (token, step) = (
-        paths(&["model", "model.", "lora", "lora.", "train.seq_len"]),
-        paths(&["train.accumulation", "train.micro_batch"]),
-    );
+    let (token, step) = work(grid);
     let mut sentences = Vec::new();
     if !token.is_empty() {
         sentences.push(format!("{} between cells: a token does not cost the same work everywhere.", differ(&token)));
@@ -287,12 +309,19 @@ pub fn batches(grid: &Grid) -> Option<String> {
     batch::advice(&grid.measured().filter_map(|cell| Batch::of(cell.record())).collect::<Vec<_>>())
 }
 
-/// Said once where the ranks of a host have more threads than it has cores.
-pub fn shared_cores(grid: &Grid) -> Option<String> {
+/// Where the ranks of a host have more threads than it has cores: ranks, threads of each and cores of the fullest, and in how many
+/// cells that is so.
+pub fn crowded(grid: &Grid) -> Option<(u64, u64, u64, usize)> {
     let sharing: Vec<(u64, u64, u64)> = grid.measured().filter_map(crowding).collect();
     let (ranks, threads, cores) = *sharing.iter().max_by_key(|(ranks, threads, _)| ranks.saturating_mul(*threads))?;
+    Some((ranks, threads, cores, sharing.len()))
+}
+
+/// The same in words.
+pub fn shared_cores(grid: &Grid) -> Option<String> {
+    let (ranks, threads, cores, some) = crowded(grid)?;
     let count = |number: u64, one: &str| format!("{number} {one}{}", if number == 1 { "" } else { "s" });
-    let (all, some) = (grid.measured().count(), sharing.len());
+    let all = grid.measured().count();
     let where_ = if some == all { String::new() } else { format!(" in {some} of {all} measured cells") };
     Some(format!(
         "Ranks share cores{where_} (up to {} of {} on {}): while a rank waits for a core the others wait for it, and that time \

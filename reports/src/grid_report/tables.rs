@@ -1,7 +1,7 @@
 //! The tables of a comparison.
 
 use super::cells::{Cell, Grid};
-use super::words;
+use super::{screen, words};
 use crate::document::{Column, Entry, Table, Tone};
 use crate::record::{Category, Record, Status, Verdict};
 use crate::units;
@@ -17,6 +17,12 @@ pub fn speed(grid: &Grid) -> Table {
         Column::numbers("low", "tokens/s").for_machines(),
         Column::numbers("high", "tokens/s").for_machines(),
         Column::numbers("× reference", ""),
+        Column::words("98 % interval of it"),
+        Column::numbers("× low", "").for_machines(),
+        Column::numbers("× high", "").for_machines(),
+        Column::words("against the reference").for_machines(),
+        Column::words("tie"),
+        Column::numbers("rounds", "").for_machines(),
         Column::numbers("peak memory", "bytes"),
         Column::numbers("peak memory, plan", "bytes").for_machines(),
         Column::numbers("wire per step", "bytes"),
@@ -37,6 +43,15 @@ pub fn speed(grid: &Grid) -> Table {
         Column::words("key").for_machines(),
         Column::words("strategy").for_machines(),
     ];
+    // Trials have an interval of the speed, turns one of the ratio.
+    let by_turns = grid.turned.is_some();
+    let is_of_the_other = |column: &Column| match by_turns {
+        true => ["95 % interval", "low", "high"].contains(&column.title.as_str()),
+        false => OF_TURNS.contains(&column.title.as_str()),
+    };
+    let kept: Vec<bool> = columns.iter().map(|column| !is_of_the_other(column)).collect();
+    let mut places = kept.iter();
+    columns.retain(|_| places.next() == Some(&true));
     if grid.cells.iter().all(|cell| !is_shown(cell) || cell.unranked.is_none())
         && let Some(reason) = columns.iter_mut().find(|column| column.title == "not ranked for")
     {
@@ -49,17 +64,23 @@ pub fn speed(grid: &Grid) -> Table {
         columns.push(Column::numbers("trainable", "fraction"));
     }
     columns.extend(grid.axes.telling.iter().map(|axis| Column::words(&axis.path).for_machines()));
+    let speeds = match by_turns {
+        true => "the median over turns, and the ratio to the reference over common rounds with its 98 % interval",
+        false => "with the 95 % interval over trials",
+    };
     let mut table = Table::new("cells", columns).caption(
-        "Tokens per second of all ranks together, with the 95 % interval over trials (docs/statistics.md); MFU by the \
+        format!("Tokens per second of all ranks together, {speeds} (docs/statistics.md); MFU by the \
          record's default convention (model FLOPs: exact matrix products, the causal half of attention, no recomputation; docs/flops.md); \
          peak memory and bytes on the wire of the largest rank (MiB = 2^20, MB = 10^6 bytes); exposed communication per step; last \
-         loss in nats. The record is the one that stands for the cell; all of them are listed at the end.",
+         loss in nats. The record is the one that stands for the cell; all of them are listed at the end."),
     );
     for (place, cell) in grid.cells.iter().enumerate() {
         if !is_shown(cell) {
             continue;
         }
+        let mut places = kept.iter();
         let mut row = speed_row(grid, cell);
+        row.retain(|_| places.next() == Some(&true));
         if shares_differ {
             row.push(Entry::maybe(cell.trainable_share(), |share| format!("{} %", units::number(share * 100.0))));
         }
@@ -68,6 +89,9 @@ pub fn speed(grid: &Grid) -> Table {
     }
     table
 }
+
+/// Columns of cells that took turns.
+const OF_TURNS: [&str; 6] = ["98 % interval of it", "× low", "× high", "against the reference", "tie", "rounds"];
 
 fn is_shown(cell: &Cell) -> bool {
     !cell.used.is_empty() && cell.verdict != Verdict::Failed
@@ -81,7 +105,13 @@ fn speed_row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
         (false, Some(_)) => Tone::Warning,
         (false, None) => Tone::Plain,
     };
-    let rank = cell.place.map_or_else(Entry::nothing, |place| Entry::words(place.label()));
+    let rank = cell.place.map_or_else(Entry::nothing, |_| Entry::words(screen::rank(grid, cell)));
+    let turned = grid.turned.as_ref().filter(|_| cell.place.is_some());
+    let pair = turned.and_then(|turned| turned.against_reference(cell.key)).filter(|pair| pair.rounds > 0);
+    let limits = pair.and_then(|pair| pair.low.zip(pair.high));
+    let multiple = |value: f64| format!("{value:.3}");
+    let verdict = grid.base().filter(|_| pair.is_some()).map(|base| grid.verdict(base, cell));
+    let verdict = verdict.and_then(|verdict| serde_json::to_value(verdict).ok());
     let ms = |ms: f64| format!("{} ms", units::number(ms));
     let limit = |value: fn(crate::stats::Interval) -> f64| Entry::maybe(cell.interval().map(value), units::number);
     let interval = cell.interval().map_or_else(Entry::nothing, |speed| {
@@ -95,6 +125,12 @@ fn speed_row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
         limit(|speed| speed.low),
         limit(|speed| speed.high),
         Entry::maybe(grid.speed_ratio(cell), |ratio| format!("{ratio:.2}")),
+        limits.map_or_else(Entry::nothing, |(low, high)| Entry::words(format!("{low:.2}–{high:.2}"))),
+        Entry::maybe(limits.map(|limits| limits.0), multiple),
+        Entry::maybe(limits.map(|limits| limits.1), multiple),
+        verdict.map_or_else(Entry::nothing, |verdict| Entry::json(&verdict)),
+        turned.map_or_else(Entry::nothing, |turned| Entry::words(turned.tie(cell.key))),
+        pair.map_or_else(Entry::nothing, |pair| Entry::whole(pair.rounds as u64, pair.rounds.to_string())),
         beside_plan(cell.predicted_peak_bytes(), cell.peak_bytes()),
         Entry::memory(cell.predicted_peak_bytes()),
         Entry::measured(cell.wire_bytes(), record.wire_is_planned(), units::traffic),
@@ -361,7 +397,7 @@ pub fn repeat(grid: &Grid) -> Table {
     ];
     let mut table = Table::new("repeat", columns);
     for cell in &grid.cells {
-        let ids: Vec<&str> = cell.trials.iter().map(|record| record.id.as_str()).collect();
+        let ids: Vec<&str> = cell.trials.iter().chain(&cell.twins).map(|record| record.id.as_str()).collect();
         let short_ids: Vec<&str> = ids.iter().map(|id| grid.short_id(id)).collect();
         let record = cell.record();
         table.row(vec![

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::cells::{self, Cell, Grid};
 use super::labels::{Axis, STRATEGY};
+use crate::evidence;
 use crate::record::{Category, Verdict};
 use crate::units;
 
@@ -54,19 +55,19 @@ fn strategy(grid: &Grid, axis: Option<&Axis>, name: &str) -> Option<String> {
     let mut pairs = axis.filter(|_| name != "ddp").map(|axis| pairs(grid, axis, "ddp", name)).unwrap_or_default();
     let keys: HashSet<&str> = cells.iter().map(|cell| cell.key).collect();
     pairs.retain(|(_, other)| keys.contains(other.key));
-    let against_ddp = |value: &dyn Fn(&Cell) -> Option<f64>| {
-        let ratio = |(ddp, other): &(&Cell, &Cell)| Some(value(other)? / value(ddp).filter(|&base| base > 0.0)?);
-        let ratios = range(pairs.iter().filter_map(ratio), |ratio| format!("{ratio:.2}"));
+    let against_ddp = |ratio: &dyn Fn(&Cell, &Cell) -> Option<f64>| {
+        let ratios = range(pairs.iter().filter_map(|(ddp, other)| ratio(ddp, other)), |ratio| format!("{ratio:.2}"));
         ratios.map_or(String::new(), |ratios| format!(" ({ratios} × ddp)"))
     };
     let speed = |cell: &Cell| cell.place.and(cell.speed).map(|speed| speed.mid);
     let peak = |cell: &Cell| cell.peak_bytes().map(|bytes| bytes as f64);
     let mut parts = Vec::new();
     if let Some(speeds) = range(cells.iter().filter_map(|cell| speed(cell)), units::number) {
-        parts.push(format!("{speeds} tokens/s{}", against_ddp(&speed)));
+        parts.push(format!("{speeds} tokens/s{}", against_ddp(&|ddp, other| grid.ratio(ddp, other))));
     }
     if let Some(peaks) = range(cells.iter().filter_map(|cell| peak(cell)), units::memory) {
-        parts.push(format!("peak memory {peaks}{}", against_ddp(&peak)));
+        let ratio = |ddp: &Cell, other: &Cell| Some(peak(other)? / peak(ddp).filter(|&base| base > 0.0)?);
+        parts.push(format!("peak memory {peaks}{}", against_ddp(&ratio)));
     }
     if let Some(wire) = range(cells.iter().filter_map(|cell| cell.wire_bytes()), units::traffic) {
         parts.push(format!("{wire} on the wire"));
@@ -112,8 +113,8 @@ fn effect(grid: &Grid, axis: &Axis, base: &str, other: &str) -> Option<String> {
         units::change,
     );
     let fast: Vec<_> = pairs.iter().filter(|(a, b)| a.place.is_some() && b.place.is_some()).collect();
-    let speeds: Vec<_> = fast.iter().filter_map(|(a, b)| Some((a.speed?, b.speed?))).collect();
-    let speed = range(speeds.iter().filter_map(|(a, b)| relative(a.mid, b.mid)), units::change);
+    let ratios = fast.iter().filter_map(|(a, b)| grid.ratio(a, b));
+    let speed = range(ratios.map(|ratio| ratio - 1.0), units::change);
     let mut parts = Vec::new();
     parts.extend(memory.map(|memory| format!("peak memory {memory}")));
     parts.extend(speed.map(|speed| format!("tokens/s {speed}")));
@@ -124,8 +125,16 @@ fn effect(grid: &Grid, axis: &Axis, base: &str, other: &str) -> Option<String> {
     let equal = format!("all else equal{}", but_found(grid));
     let mut text =
         format!("{} = {other} instead of {base}: {} ({count} of cells, {equal}).", axis.path, parts.join(", "));
-    let overlapping = speeds.iter().filter(|(a, b)| a.overlaps(b)).count();
-    text += &match (overlapping, speeds.len()) {
+    let is_open = |(a, b): &&&(&Cell, &Cell)| grid.verdict(a, b) == evidence::Verdict::Undecided;
+    let open = fast.iter().filter(is_open).count();
+    if grid.turned.is_some() {
+        return Some(if open == 0 {
+            text
+        } else {
+            format!("{text} {open} of {} pairs are undecided by themselves.", fast.len())
+        });
+    }
+    text += &match (open, fast.len()) {
         (0, _) => String::new(),
         (1, 1) => " The speed intervals of the pair overlap: no difference in speed is shown.".to_string(),
         (same, all) if same == all => {

@@ -12,9 +12,9 @@ use crate::units;
 /// So many searches are told one by one in words; the table has all.
 const TOLD: usize = 24;
 
-/// Adds what the searches of these records found; nothing where there are none. `grid` has their cells.
-pub(crate) fn add(document: &mut Document, records: &[&Record], grid: &Grid) {
-    sections(document, &rows(records, grid), Some(grid));
+/// Adds what the searches of these records found, and returns it in short; nothing where there are none. `grid` has their cells.
+pub(crate) fn add(document: &mut Document, records: &[&Record], grid: &Grid) -> String {
+    sections(document, &rows(records, grid), Some(grid)).join(" ")
 }
 
 /// Adds what the searches of these estimates found; nothing where there are none.
@@ -23,7 +23,8 @@ pub fn of_estimates(document: &mut Document, estimates: &[EstimateRow]) {
 }
 
 /// One for each searched key.
-fn sections(document: &mut Document, rows: &[Row], grid: Option<&Grid>) {
+fn sections(document: &mut Document, rows: &[Row], grid: Option<&Grid>) -> Vec<String> {
+    let mut summaries = Vec::new();
     let mut keys: Vec<&str> = Vec::new();
     for row in rows {
         if !keys.contains(&row.search.key.as_str()) {
@@ -34,6 +35,7 @@ fn sections(document: &mut Document, rows: &[Row], grid: Option<&Grid>) {
         let rows: Vec<Row> = rows.iter().filter(|row| row.search.key == key).cloned().collect();
         let Some(name) = rows.first().map(|row| row.search.name().to_string()) else { continue };
         document.heading(format!("Largest {name}"));
+        summaries.push(summary(&name, &rows));
         document.paragraph(summary(&name, &rows));
         let told: Vec<String> = rows.iter().filter_map(|row| against(&name, row, &rows)).take(TOLD).collect();
         if !told.is_empty() {
@@ -45,6 +47,7 @@ fn sections(document: &mut Document, rows: &[Row], grid: Option<&Grid>) {
         }
         document.table(table(&name, &rows, grid));
     }
+    summaries
 }
 
 fn number(value: u64) -> String {

@@ -223,6 +223,8 @@ pub struct Scatter {
     pub clouds: Vec<Cloud>,
     /// Whether the line of equal numbers is drawn.
     pub diagonal: bool,
+    /// Whether the axes hold the points closely: intervals that reach much farther are cut at the edge.
+    pub close: bool,
     /// Corners of a line drawn through the best points, x ascending; may be empty.
     pub front: Vec<(f64, f64)>,
 }

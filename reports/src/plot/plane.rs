@@ -106,7 +106,7 @@ fn first_ids(ids: &[String]) -> String {
 pub fn scatter(canvas: &mut Canvas, plot: &Scatter) {
     let mut names: Vec<String> = plot.clouds.iter().map(|cloud| cloud.label.clone()).collect();
     let clouds = names.len();
-    names.extend((!plot.front.is_empty()).then(|| "best of both".to_string()));
+    names.extend((!plot.front.is_empty()).then(|| if plot.close { "frontier" } else { "best of both" }.to_string()));
     names.extend(plot.diagonal.then(|| "as predicted".to_string()));
     let top = canvas.legend(4.0, &names, |canvas, place, x, y| match place {
         place if place < clouds => canvas.mark(x, y, place, &format!("f{}", place % 10)),
@@ -121,7 +121,15 @@ pub fn scatter(canvas: &mut Canvas, plot: &Scatter) {
         xs.extend(ys.clone());
         ys = xs.clone();
     }
-    let plane = plane(canvas, (&plot.x, &plot.y), (xs, ys), (Range::Around, Range::Around), top);
+    if plot.close {
+        // Half of the points' own range beside them is enough for intervals.
+        let (low, high) =
+            dots().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), dot| (low.min(dot.y), high.max(dot.y)));
+        let room = ((high - low) / 2.0).max(0.05 * high.abs());
+        ys.iter_mut().for_each(|y| *y = y.clamp(low - room, high + room));
+    }
+    let range = if plot.close { Range::Close } else { Range::Around };
+    let plane = plane(canvas, (&plot.x, &plot.y), (xs, ys), (range, range), top);
     if plot.diagonal {
         canvas.line((plane.left, plane.bottom), (plane.right, plane.top), "a d");
     }

@@ -296,7 +296,7 @@ impl Verdict {
     }
 }
 
-fn nan() -> f64 {
+pub(crate) fn nan() -> f64 {
     f64::NAN
 }
 

@@ -5,17 +5,18 @@ use serde_json::Value;
 use super::printable;
 use crate::document::{Block, Document, Table};
 
-/// All tables and the data of all plots, in order, an empty line between two. The first column of each holds the table's name, so that one of them is easily
-/// picked out; a title holds the unit. Words outside of tables are left out.
+/// All tables and the data of all plots, in order, an empty line between two. The first column of each holds the table's name, so
+/// that one of them is easily picked out; a title holds the unit. Words outside of tables are left out, and so is the cut table of a
+/// screen: the tables behind it have all of it.
 pub fn render(document: &Document) -> String {
-    let tables: Vec<String> = document
-        .blocks
-        .iter()
-        .filter_map(|block| match block {
+    let first = document.screen.as_ref().and_then(|screen| screen.figure.as_ref());
+    let tables = first.map(|figure| render_table(&figure.data())).into_iter();
+    let tables: Vec<String> = tables
+        .chain(document.blocks.iter().filter_map(|block| match block {
             Block::Table(table) => Some(render_table(table)),
             Block::Figure(figure) => Some(render_table(&figure.data())),
             _ => None,
-        })
+        }))
         .collect();
     tables.join("\n")
 }

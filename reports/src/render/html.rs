@@ -8,6 +8,7 @@ use crate::document::{Align, Block, Column, Document, Entry, Table, Tone};
 use crate::figures::made_from;
 use crate::plot::Figure;
 use crate::plot::svg::{Layout, SHAPES, Theme, inline, style};
+use crate::screen::{Part, Screen};
 
 const PAGE: &str = include_str!("html/page.css");
 
@@ -19,7 +20,7 @@ const HEADINGS: usize = 3;
 
 /// The whole page.
 pub fn render(document: &Document) -> String {
-    let has_figures = document.blocks.iter().any(|block| matches!(block, Block::Figure(_)));
+    let has_figures = document.figures().next().is_some();
     let title = if document.title.trim().is_empty() { "zbench" } else { &document.title };
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
@@ -33,21 +34,85 @@ pub fn render(document: &Document) -> String {
         let _ = writeln!(page, "{SHAPES}{light}\n@media screen and (prefers-color-scheme:dark){{{dark}}}");
     }
     let _ = write!(page, "</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n", xml(title));
-    let mut headings = 0;
-    let mut has_contents = false;
-    for block in &document.blocks {
-        if matches!(block, Block::Heading { level: 0..=1, .. }) {
-            headings += 1;
-            // After what stands before the answer, so that the question is read first.
-            if headings == 1 {
-                contents(&mut page, document);
-                has_contents = true;
-            }
+    match &document.screen {
+        Some(screen) => {
+            let first = document.blocks.iter().position(is_heading).unwrap_or(document.blocks.len());
+            let (before, parts) = document.blocks.split_at(first);
+            before.iter().for_each(|block| render_block(&mut page, block, 0, false));
+            render_screen(&mut page, screen);
+            folded(&mut page, parts);
         }
-        render_block(&mut page, block, headings, has_contents);
+        None => open(&mut page, document),
     }
     page.push_str("</main>\n</body>\n</html>\n");
     page
+}
+
+/// Everything in the order of the document.
+fn open(page: &mut String, document: &Document) {
+    let mut headings = 0;
+    let mut has_contents = false;
+    for block in &document.blocks {
+        if is_heading(block) {
+            headings += 1;
+            // After what stands before the answer, so that the question is read first.
+            if headings == 1 {
+                contents(page, document);
+                has_contents = true;
+            }
+        }
+        render_block(page, block, headings, has_contents);
+    }
+}
+
+/// The answer: words behind their labels, the plot before the first table.
+fn render_screen(page: &mut String, screen: &Screen) {
+    let mut figure = screen.figure.as_ref();
+    let mut after_table = false;
+    let mut is_list = false;
+    let mut set_list = |page: &mut String, wanted: bool| {
+        if is_list != wanted {
+            page.push_str(if wanted { "<dl>\n" } else { "</dl>\n" });
+            is_list = wanted;
+        }
+    };
+    for part in &screen.parts {
+        match part {
+            Part::Said { label, text, .. } if label.is_empty() && after_table => {
+                let _ = writeln!(page, "<p class=\"note\">{}</p>", xml(text));
+            }
+            Part::Said { label, text, .. } => {
+                set_list(page, true);
+                let _ = writeln!(page, "<dt>{}</dt><dd>{}</dd>", xml(label), xml(text));
+            }
+            Part::Table(table) => {
+                set_list(page, false);
+                figure.take().into_iter().for_each(|figure| render_figure(page, figure));
+                render_table(page, table);
+            }
+        }
+        after_table = matches!(part, Part::Table(_));
+    }
+    set_list(page, false);
+    figure.into_iter().for_each(|figure| render_figure(page, figure));
+}
+
+fn is_heading(block: &Block) -> bool {
+    matches!(block, Block::Heading { level: 0..=1, .. })
+}
+
+/// What stands behind the answer: a part for each heading, which opens when it is asked for. The first block is a heading.
+fn folded(page: &mut String, blocks: &[Block]) {
+    let mut rest = blocks;
+    let mut number = 0;
+    while let [Block::Heading { text, .. }, behind @ ..] = rest {
+        number += 1;
+        let end = behind.iter().position(is_heading).unwrap_or(behind.len());
+        let _ = writeln!(page, "<details id=\"part-{number}\"><summary>{}</summary>", xml(text));
+        behind[..end].iter().for_each(|block| render_block(page, block, number, true));
+        page.push_str("</details>\n");
+        rest = &behind[end..];
+    }
 }
 
 fn contents(page: &mut String, document: &Document) {

@@ -4,6 +4,7 @@ use super::{one_line, several_lines};
 use crate::document::{Align, Block, Document, Table, Tone};
 use crate::figures::made_from;
 use crate::plot::Figure;
+use crate::screen::Part;
 
 /// The whole document; ends with a line end. Plots are their words.
 pub fn render(document: &Document) -> String {
@@ -15,6 +16,16 @@ pub fn render_linked(document: &Document, picture: &dyn Fn(&Figure) -> Option<St
     let mut parts = Vec::new();
     if !document.title.is_empty() {
         parts.push(format!("# {}", escape(&document.title)));
+    }
+    for part in document.screen.iter().flat_map(|screen| &screen.parts) {
+        parts.push(match part {
+            Part::Said { label, text, .. } if label.is_empty() => escape(text),
+            Part::Said { label, text, .. } => format!("**{}** {}", escape(label), escape(text)),
+            Part::Table(table) => render_table(table),
+        });
+    }
+    if let Some(figure) = document.screen.as_ref().and_then(|screen| screen.figure.as_ref()) {
+        parts.push(render_figure(figure, picture(figure)));
     }
     for block in &document.blocks {
         parts.push(match block {

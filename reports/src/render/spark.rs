@@ -23,7 +23,7 @@ pub fn curves(plot: &Plot) -> Vec<String> {
 }
 
 /// The mean of each stretch of equal length, as the height of a bar.
-fn bars(values: &[f64]) -> String {
+pub fn bars(values: &[f64]) -> String {
     let count = values.len().min(LETTERS);
     let part = |place: usize| &values[place * values.len() / count..(place + 1) * values.len() / count];
     let means: Vec<f64> = (0..count).map(|place| part(place).iter().sum::<f64>() / part(place).len() as f64).collect();

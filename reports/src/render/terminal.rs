@@ -3,7 +3,7 @@
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement};
 
-use super::{one_line, several_lines, spark};
+use super::{one_line, screen, several_lines, spark};
 use crate::document::{Align, Block, Document, Entry, Table, Tone};
 
 /// A table of details with more rows than this is not for a terminal.
@@ -21,7 +21,9 @@ pub struct Terminal {
 /// The whole document; ends with a line end.
 pub fn render(document: &Document, terminal: Terminal) -> String {
     let mut parts = Vec::new();
-    if !document.title.is_empty() {
+    if let Some(screen) = &document.screen {
+        parts.push(screen::lines(screen, terminal.width, terminal.color).join("\n"));
+    } else if !document.title.is_empty() {
         parts.push(bold(&wrapped(&one_line(&document.title), "", terminal), terminal));
     }
     for block in &document.blocks {
@@ -96,7 +98,7 @@ const LONGEST_WORDS: u16 = 40;
 /// Two of padding and one line.
 const AROUND: u32 = 3;
 
-fn measure(texts: impl Iterator<Item = String>) -> u16 {
+pub(super) fn measure(texts: impl Iterator<Item = String>) -> u16 {
     let mut table = comfy_table::Table::new();
     table.add_rows(texts.map(|text| vec![text]));
     table.column_max_content_widths().first().copied().unwrap_or(0)

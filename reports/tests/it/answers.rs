@@ -54,7 +54,7 @@ fn plans() -> Vec<Record> {
 fn answer_of(document: &Document) -> String {
     let is_heading = |block: &&Block| matches!(block, Block::Heading { text, .. } if text != "Answer");
     let end = document.blocks.iter().position(|block| is_heading(&block)).unwrap();
-    markdown::render(&Document { title: String::new(), blocks: document.blocks[..end].to_vec() })
+    markdown::render(&Document { blocks: document.blocks[..end].to_vec(), ..Document::default() })
 }
 
 #[test]

@@ -42,6 +42,40 @@ pub fn json_value() -> impl Strategy<Value = Value> {
     })
 }
 
+/// Turns with any numbers, of few experiments, so that records come to share rounds.
+fn turns() -> impl Strategy<Value = Turns> {
+    let row = (0..5u32, any::<u32>(), number(), 0..3000u64, vec(number(), 0..3), any::<bool>()).prop_map(
+        |(round, order, at, tokens, ms, counted)| TurnRow {
+            round,
+            order,
+            at,
+            tokens,
+            ms,
+            others: 0.0,
+            stolen: 0.0,
+            counted,
+            extra: Map::new(),
+        },
+    );
+    let names = ("[xy]", 0..2u32, any::<u64>(), 0..3u32, proptest::option::of(text()), proptest::option::of(text()));
+    (names, any::<(bool, bool)>(), vec(row, 0..6), proptest::option::of(number())).prop_map(
+        |((experiment, batch, seed, generation, stopped, why_not), (twin, reference), rows, equal)| Turns {
+            experiment,
+            batch,
+            seed,
+            generation,
+            twin,
+            reference,
+            stopped,
+            equal: equal.filter(|share| share.is_finite()),
+            budget: None,
+            rows,
+            why_not,
+            extra: Map::new(),
+        },
+    )
+}
+
 /// Keys that no version knows.
 pub fn extra() -> impl Strategy<Value = Map<String, Value>> {
     vec(("future_[a-z]{1,6}", json_value()), 0..3).prop_map(|pairs| pairs.into_iter().collect())
@@ -148,9 +182,9 @@ pub fn record() -> impl Strategy<Value = Record> {
     let plain = (json_value(), extra(), json_value(), extra());
     let tables = (numbers(), vec((text(), text()), 0..3), numbers());
     let parts = (vec(step(), 0..5), memory(), vec(communication(), 0..3), parity());
-    let rest = (outcome(), vec(text(), 0..3), vec(text(), 0..3), finite());
+    let rest = (outcome(), vec(text(), 0..3), vec(text(), 0..3), finite(), proptest::option::of(turns()));
     (names, plain, tables, parts, rest).prop_map(
-        |((id, key, name, trial, command, started), plain, tables, parts, (outcome, validity, notes, flops))| {
+        |((id, key, name, trial, command, started), plain, tables, parts, (outcome, validity, notes, flops, turns))| {
             let mut record = Record::new(id, key, name, outcome);
             record.trial = trial;
             record.command = command;
@@ -161,6 +195,7 @@ pub fn record() -> impl Strategy<Value = Record> {
             record.time = tables.2;
             (record.steps, record.memory, record.communication, record.parity) = parts;
             record.validity = validity;
+            record.turns = turns;
             record.notes = notes;
             record.flops.set("exact_causal", flops);
             record.flops.ledger.push(LedgerTerm {

@@ -40,8 +40,11 @@ fn is_self_contained(content: &xml::Content) -> Result<(), String> {
 fn the_page_opens_with_question_answer_machine_and_what_is_missing() {
     let (_, content) = page(&grid::records());
     is_self_contained(&content).unwrap();
-    let headings = content.texts_in("h2");
-    assert_eq!(headings[..4], ["Answer", "Machine", "Not measured, and why", "Not ranked: loss parity failed"]);
+    let words = content.texts_in("dt");
+    assert_eq!(words[..3], ["ANSWER", "CAUTION", "MACHINE"]);
+    let folded = content.texts_in("summary");
+    assert_eq!(folded[..4], ["Answer", "Machine", "Not measured, and why", "Not ranked: loss parity failed"]);
+    assert_eq!(content.count("details"), folded.len());
     assert_eq!(content.texts_in("h1"), ["synthetic"]);
     let lead: Vec<&xml::Element> = content.elements.iter().filter(|e| e.attribute("class") == Some("lead")).collect();
     assert_eq!(lead.len(), 1, "the question alone stands before the answer");

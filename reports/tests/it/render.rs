@@ -42,7 +42,7 @@ fn document() -> impl Strategy<Value = Document> {
         table().prop_map(Block::Table),
         text().prop_map(Block::Code),
     ];
-    (text(), vec(block, 0..5)).prop_map(|(title, blocks)| Document { title, blocks })
+    (text(), vec(block, 0..5)).prop_map(|(title, blocks)| Document { title, screen: None, blocks })
 }
 
 /// Pipes that are not escaped, fences left out: as many as a row's columns and one more.
@@ -94,7 +94,7 @@ proptest! {
         table.caption.clear();
         let shown = table.shown().count();
         let rows = table.rows.len();
-        let document = Document { title: String::new(), blocks: vec![Block::Table(table)] };
+        let document = Document { blocks: vec![Block::Table(table)], ..Document::default() };
         let rendered = markdown::render(&document);
         let lines: Vec<&str> = rendered.lines().collect();
         prop_assert_eq!(lines.len(), rows + 2);

@@ -1,0 +1,175 @@
+//! A comparison on one screen: the answer, what differs, the numbers, what explains them.
+
+use super::metrics::Metric;
+use super::{Comparison, Difference, Pair, Summary, words};
+use crate::document::{Column, Document, Entry, Table};
+use crate::screen::{Screen, fitting};
+use crate::units;
+
+/// Rows of the table at most, and in any case.
+const ROWS: (usize, usize) = (24, 3);
+/// So many differences are told.
+const DIFFERENCES: usize = 5;
+
+/// The short form of a comparison.
+pub fn short(comparison: &Comparison) -> Document {
+    let mut document = Document::new(format!("{} against {}", comparison.b.selector, comparison.a.selector));
+    document.screen = Some(fitting(ROWS.0, ROWS.1, |rows| compose(comparison, rows)));
+    document
+}
+
+fn compose(comparison: &Comparison, rows: usize) -> Screen {
+    let mut screen = Screen::default();
+    let several = || words::summary(comparison).join(" ");
+    let answer = match &comparison.pairs[..] {
+        [] => "No two cells can be compared; the reasons are below.".to_string(),
+        [only] => words::answer(only).join(" "),
+        _ => several(),
+    };
+    screen.said("ANSWER", answer, 7);
+    screen.said("A", side(&comparison.a), 2);
+    screen.said("B", side(&comparison.b), 2);
+    let hardware = comparison.environment.iter().any(|difference| difference.aspect == "hardware");
+    let warning = if hardware { "The hardware differs, so that times compare machines. " } else { "" };
+    screen.said("DIFFERENT", format!("{warning}{}", differing(comparison)), 3);
+    match &comparison.pairs[..] {
+        [] => {}
+        [only] => screen.table(metrics(only)),
+        pairs => {
+            let (table, more) = table(pairs, rows);
+            screen.table(table);
+            screen.said("", more, 1);
+        }
+    }
+    if let [only] = &comparison.pairs[..] {
+        screen.said("EXPLAINED", words::explanation(only).join(" "), 6);
+        screen.said("NOTES", only.notes.join(" "), 3);
+    }
+    screen.said("NOT COMPARED", unpaired(comparison), 3);
+    screen.said("MORE", "the same command with --full has every table; --format json an object for each pair.", 1);
+    screen
+}
+
+fn side(side: &Summary) -> String {
+    let left_out = match side.left_out.len() {
+        0 => String::new(),
+        count => {
+            let mut reasons: Vec<&str> = side.left_out.iter().map(|one| one.reason.as_str()).collect();
+            reasons.sort_unstable();
+            reasons.dedup();
+            let more = if reasons.len() > 2 { ", …" } else { "" };
+            reasons.truncate(2);
+            format!("; {count} left out ({}{more})", reasons.join(", "))
+        }
+    };
+    format!(
+        "{}: {} of {}, {} used{left_out}.",
+        side.selector,
+        units::plural(side.records, "record", "records"),
+        units::plural(side.cells, "cell", "cells"),
+        units::plural(side.used, "trial", "trials"),
+    )
+}
+
+/// Settings that differ in every pair, then places.
+fn differing(comparison: &Comparison) -> String {
+    let value = |value: &serde_json::Value| Entry::json(value).text;
+    let told =
+        |difference: &Difference| format!("{} {} to {}", difference.path, value(&difference.a), value(&difference.b));
+    let stable = comparison.environment.iter().filter(|difference| difference.aspect != "state");
+    let all: Vec<&Difference> = comparison.configuration.iter().chain(stable).collect();
+    let own = comparison.pairs.iter().any(|pair| pair.configuration.len() > comparison.configuration.len());
+    let mut items: Vec<String> = all.iter().take(DIFFERENCES).map(|difference| told(difference)).collect();
+    if all.len() > items.len() {
+        items.push(format!("and {} more", all.len() - items.len()));
+    }
+    if own {
+        items.push("each pair has differences of its own".to_string());
+    }
+    match items.is_empty() {
+        true if comparison.pairs.is_empty() => String::new(),
+        true => "nothing: the same settings in the same environment.".to_string(),
+        false => format!("{}.", items.join("; ")),
+    }
+}
+
+fn ratio(metric: &Metric) -> Entry {
+    let limits = match (metric.low.zip(metric.high), metric.interval) {
+        (Some((low, high)), _) if high < 100.0 => format!(" ({low:.3}-{high:.3})"),
+        (Some(_), _) => " (unbounded)".to_string(),
+        (None, Some("counted")) => " exactly".to_string(),
+        _ => String::new(),
+    };
+    Entry::maybe(metric.ratio, |ratio| format!("{ratio:.3}{limits}"))
+}
+
+fn metrics(pair: &Pair) -> Table {
+    let columns =
+        vec![Column::words("metric"), Column::numbers("A", ""), Column::numbers("B", ""), Column::numbers("B/A", "")];
+    let mut table = Table::new("answer", columns);
+    for metric in pair.metrics.iter().take(10) {
+        let value = |value: Option<f64>| Entry::maybe(value, |value| words::value(metric, value));
+        table.row(vec![Entry::words(words::title(&metric.name)), value(metric.a), value(metric.b), ratio(metric)]);
+    }
+    table
+}
+
+/// The pairs, the largest change of speed first.
+fn table(pairs: &[Pair], rows: usize) -> (Table, String) {
+    let columns = vec![
+        Column::words("pair"),
+        Column::numbers("A tokens/s", "tokens/s"),
+        Column::numbers("B tokens/s", "tokens/s"),
+        Column::numbers("B/A", ""),
+        Column::words("verdict"),
+        Column::numbers("memory B/A", ""),
+        Column::numbers("wire B/A", ""),
+    ];
+    let mut table = Table::new("answer", columns);
+    let change = |pair: &Pair| {
+        let ratio = pair.metric("tokens_per_second").and_then(|speed| speed.ratio);
+        ratio.filter(|ratio| *ratio > 0.0).map_or(0.0, |ratio| ratio.ln().abs())
+    };
+    let mut order: Vec<&Pair> = pairs.iter().collect();
+    order.sort_by(|a, b| change(b).total_cmp(&change(a)));
+    for pair in order.iter().take(rows) {
+        let speed = pair.metric("tokens_per_second");
+        let of = |name: &str| {
+            let ratio = pair.metric(name).and_then(|metric| metric.ratio);
+            Entry::maybe(ratio, |ratio| format!("{ratio:.3}"))
+        };
+        table.row(vec![
+            Entry::words(&pair.pair),
+            Entry::maybe(speed.and_then(|speed| speed.a), units::number),
+            Entry::maybe(speed.and_then(|speed| speed.b), units::number),
+            speed.map_or_else(Entry::nothing, ratio),
+            speed.map_or_else(Entry::nothing, |speed| Entry::words(words::short(speed.verdict))),
+            of("peak_memory_bytes"),
+            of("wire_bytes"),
+        ]);
+    }
+    let more = match pairs.len() - table.rows.len() {
+        0 => String::new(),
+        count => format!("{count} more, whose speeds differ less; --full has all {}.", pairs.len()),
+    };
+    (table, more)
+}
+
+fn unpaired(comparison: &Comparison) -> String {
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for cell in &comparison.unpaired {
+        match reasons.iter_mut().find(|(other, _)| *other == cell.reason) {
+            Some((_, cells)) => cells.push(&cell.label),
+            None => reasons.push((&cell.reason, vec![&cell.label])),
+        }
+    }
+    let told = |(reason, cells): &(&str, Vec<&str>)| {
+        let more = if cells.len() > 1 { format!("; and {} more", cells.len() - 1) } else { String::new() };
+        format!("{} ({}{more}): {reason}.", units::plural(cells.len(), "cell", "cells"), cells[0])
+    };
+    let mut items: Vec<String> = reasons.iter().take(2).map(told).collect();
+    if reasons.len() > 2 {
+        items.push(format!("{} other reasons.", reasons.len() - 2));
+    }
+    items.join(" ")
+}

@@ -1,0 +1,174 @@
+//! Who is fastest and how sure that is, in two or three sentences.
+
+use super::super::cells::{Cell, Grid, Kind, groups};
+use super::signed;
+use crate::evidence::Verdict;
+use crate::stats::{self, Interval};
+use crate::turned::Turned;
+use crate::units;
+
+/// So many cells are named; of more, the count is given.
+const NAMED: usize = 3;
+
+/// The answer for cells of which at least one was measured.
+pub fn sentences(grid: &Grid) -> String {
+    match &grid.turned {
+        Some(turned) => by_turns(grid, turned).join(" "),
+        None => by_trials(grid).join(" "),
+    }
+}
+
+/// The ranked cells by what they are ranked with, and what they are called where there are several kinds.
+pub fn kinds<'g, 'a>(grid: &'g Grid<'a>) -> Vec<(Vec<&'g Cell<'a>>, &'static str)> {
+    let kinds = groups(grid.ranked());
+    let work_differs = kinds.iter().any(|kind| kind.has_adapter != kinds[0].has_adapter);
+    let crowding_differs = kinds.iter().any(|kind| kind.is_crowded != kinds[0].is_crowded);
+    let name = |kind: &Kind| match (work_differs, kind.has_adapter, crowding_differs && kind.is_crowded) {
+        (false, _, false) => "cell",
+        (false, _, true) => "cell with more ranks than cores",
+        (true, false, false) => "full fine-tune",
+        (true, false, true) => "full fine-tune with more ranks than cores",
+        (true, true, false) => "adapter run",
+        (true, true, true) => "adapter run with more ranks than cores",
+    };
+    let of = |kind: &Kind| (grid.ranked().filter(|cell| cell.kind() == *kind).collect(), name(kind));
+    kinds.iter().map(of).collect()
+}
+
+/// What several of a kind are called.
+pub fn plural(kind: &str) -> String {
+    match kind.split_once(" with ") {
+        Some((one, rest)) => format!("{one}s with {rest}"),
+        None => format!("{kind}s"),
+    }
+}
+
+fn named<'c>(cells: impl Iterator<Item = &'c str>) -> String {
+    let names: Vec<&str> = cells.collect();
+    match names.len().saturating_sub(NAMED) {
+        0 | 1 => names.join("; "),
+        more => format!("{}; and {more} more", names[..NAMED].join("; ")),
+    }
+}
+
+/// The answer of turns.
+pub fn by_turns(grid: &Grid, turned: &Turned) -> Vec<String> {
+    let kinds = kinds(grid);
+    if kinds.is_empty() {
+        return vec!["No cell is ranked; what is left out is listed below.".to_string()];
+    }
+    let mut sentences: Vec<String> =
+        kinds.iter().map(|(cells, kind)| fastest_by_turns(grid, turned, cells, kind)).collect();
+    let pairs = turned.pairs();
+    if pairs > 1 {
+        let decided = pairs - turned.open_pairs().len().min(pairs);
+        let tiers = match turned.tiers() {
+            1 => String::new(),
+            count => format!("{count} tiers; "),
+        };
+        sentences.push(format!(
+            "{tiers}{decided} of {pairs} pairs decided; of the claims here at most {} are expected to be false.",
+            units::percent(turned.false_share()).replace(".0 %", " %")
+        ));
+    }
+    sentences
+}
+
+/// Of cells in the order of their speed, at least one.
+fn fastest_by_turns(grid: &Grid, turned: &Turned, cells: &[&Cell], kind: &str) -> String {
+    let best = cells[0];
+    let [_, next, ..] = cells else {
+        return format!("One {kind} took turns, so there is nothing to compare it with: {}.", best.short);
+    };
+    let is_beaten = |cell: &&&Cell| cells.iter().any(|other| turned.verdict(cell.key, other.key) == Verdict::Faster);
+    let first: Vec<&&Cell> = cells.iter().filter(|cell| !is_beaten(cell)).collect();
+    let of_kind = if kind == "cell" { String::new() } else { format!(" {kind}") };
+    let kinds = plural(kind);
+    if let [only] = &first[..] {
+        let against = match turned.pair(next.key, only.key) {
+            Some(pair) => pair.ratio.map(|ratio| (ratio, pair.low.zip(pair.high))),
+            None => None,
+        };
+        let ahead = against.map_or(String::new(), |(ratio, limits)| {
+            let limits = limits.map_or(String::new(), |(low, high)| format!(" ({} to {})", plain(low), plain(high)));
+            format!(": {} %{limits} faster than the next, {}", plain(ratio), next.short)
+        });
+        return format!("{} is the fastest{of_kind}{ahead}{}.", only.short, beside(grid, only, next));
+    }
+    let all_equal = first
+        .iter()
+        .enumerate()
+        .all(|(place, a)| first[place + 1..].iter().all(|b| turned.verdict(a.key, b.key) == Verdict::Equal));
+    let names = named(first.iter().map(|cell| cell.short.as_str()));
+    if all_equal {
+        return format!(
+            "{} {kinds} are the fastest and equal within {}: {names}.",
+            first.len(),
+            units::percent(turned.equal()).replace(".0 %", " %")
+        );
+    }
+    match first.len() == cells.len() && cells.len() > 2 {
+        true => format!("Undecided which{of_kind} is the fastest: each of {} may be.", cells.len()),
+        false => {
+            format!("Undecided which{of_kind} is the fastest: {} of {} may be: {names}.", first.len(), cells.len())
+        }
+    }
+}
+
+/// `5`, of a ratio that is known to be above 1.
+fn plain(ratio: f64) -> String {
+    signed(ratio).trim_start_matches('+').to_string()
+}
+
+/// The fastest against the reference, unless that was said.
+fn beside(grid: &Grid, cell: &Cell, next: &Cell) -> String {
+    let Some(base) = grid.base().filter(|base| base.key != cell.key && base.key != next.key) else {
+        return String::new();
+    };
+    grid.ratio(base, cell).map_or(String::new(), |ratio| format!("; {ratio:.2} times the reference {}", base.short))
+}
+
+fn by_trials(grid: &Grid) -> Vec<String> {
+    let kinds = kinds(grid);
+    if kinds.is_empty() {
+        let lone = grid.measured().filter(|cell| cell.used.len() == 1).count();
+        return vec![match (lone, grid.measured().count()) {
+            (1, 1) => "One trial says nothing of how runs differ, so its cell has no rank.".to_string(),
+            (some, all) if some == all => "No cell is ranked: each has only one valid trial.".to_string(),
+            _ => "No cell is ranked; what is left out is listed below.".to_string(),
+        }];
+    }
+    kinds.iter().map(|(cells, kind)| fastest_by_trials(grid, cells, kind)).collect()
+}
+
+fn fastest_by_trials(grid: &Grid, cells: &[&Cell], kind: &str) -> String {
+    let rate = |cell: &Cell| cell.speed.map_or(String::new(), |speed| format!("{} tokens/s", units::number(speed.mid)));
+    let best = cells[0];
+    let [_, next, ..] = cells else {
+        return format!(
+            "One {kind} is ranked, so there is nothing to compare it with: {} at {}.",
+            best.short,
+            rate(best)
+        );
+    };
+    let speeds: Vec<Interval> = cells.iter().filter_map(|cell| cell.speed).collect();
+    let first = stats::places(&speeds).iter().filter(|place| place.rank == 1).count();
+    if first == 1 {
+        return format!(
+            "{} is the fastest of {} {kind}s: {}{}; the next is {} at {}.",
+            best.short,
+            cells.len(),
+            rate(best),
+            beside(grid, best, next),
+            next.short,
+            rate(next)
+        );
+    }
+    format!(
+        "Undecided which {kind} is the fastest: the 95 % intervals of {first} of {} overlap that of {}, which has the highest \
+         median, {}.",
+        cells.len(),
+        best.short,
+        rate(best)
+    )
+}

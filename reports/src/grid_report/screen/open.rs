@@ -1,0 +1,104 @@
+//! What is not decided, and what a larger budget would buy.
+
+use super::super::cells::{Cell, Grid};
+use super::time;
+use crate::turned::Turned;
+use crate::units;
+
+/// So many open pairs are looked at closely: their limits take time.
+const LOOKED_AT: usize = 60;
+/// Differences below this are not promised.
+const WORTH: f64 = 0.03;
+/// A budget that is more times as large is not proposed.
+const MOST_TIMES: f64 = 20.0;
+
+/// The sentence; empty where nothing is open.
+pub fn sentence(grid: &Grid) -> String {
+    match &grid.turned {
+        Some(turned) => by_turns(turned),
+        None => by_trials(grid),
+    }
+}
+
+fn by_turns(turned: &Turned) -> String {
+    let open = turned.open_pairs();
+    if open.is_empty() {
+        return String::new();
+    }
+    let stride = open.len().div_ceil(LOOKED_AT);
+    // Of each pair: how far apart it seems, and how many times as much would decide it. Limits narrow as the root of the time.
+    let looked_at = open.iter().step_by(stride).filter_map(|(a, b)| {
+        let pair = turned.pair(a, b)?;
+        let apart = pair.ratio?.ln().abs();
+        let half = pair.low.zip(pair.high).map_or(f64::INFINITY, |(low, high)| (high / low).ln() / 2.0);
+        let room = apart - pair.least;
+        Some((apart, if room > 0.0 { (half / room).powi(2).max(1.0) } else { f64::INFINITY }))
+    });
+    let pairs: Vec<(f64, f64)> = looked_at.collect();
+    let count = units::plural(open.len(), "pair", "pairs");
+    if pairs.is_empty() {
+        return format!("{count} never took turns in one round.");
+    }
+    let mut text = count;
+    let mut apart: Vec<f64> = pairs.iter().map(|(apart, _)| *apart).collect();
+    apart.sort_by(f64::total_cmp);
+    let most = apart[(apart.len() - 1) * 3 / 4].exp() - 1.0;
+    text += &match open.len() {
+        1 => format!(", about {} apart", share(most)),
+        _ => format!(", mostly closer than {}", share(most)),
+    };
+    let mut times: Vec<f64> =
+        pairs.iter().filter(|(apart, _)| *apart >= WORTH.ln_1p()).map(|(_, times)| *times).collect();
+    times.sort_by(f64::total_cmp);
+    let spent = turned.course.budget.unwrap_or(turned.course.seconds).max(1.0);
+    text += &match times.get(times.len() / 2) {
+        None => format!("; none seems to differ by {} or more.", share(WORTH)),
+        Some(half) if *half <= MOST_TIMES => {
+            let which =
+                if times.len() == 1 { "it".to_string() } else { format!("half of those above {}", share(WORTH)) };
+            format!(": the same command with --budget {} should decide {which}.", budget(spent * half.max(1.5)))
+        }
+        Some(_) => format!("; more than {MOST_TIMES} times the {} spent would be needed for most.", time(spent)),
+    };
+    text
+}
+
+/// `3 %`, with a digit more below ten percent where there is one.
+fn share(value: f64) -> String {
+    let percent = value * 100.0;
+    if percent < 9.95 && (percent - percent.round()).abs() > 0.05 {
+        format!("{percent:.1} %")
+    } else {
+        format!("{percent:.0} %")
+    }
+}
+
+/// A round number of seconds or minutes, not below.
+fn budget(seconds: f64) -> String {
+    match seconds {
+        short if short <= 120.0 => format!("{:.0}s", (short / 10.0).ceil() * 10.0),
+        long => format!("{:.0}m", (long / 60.0).ceil()),
+    }
+}
+
+fn by_trials(grid: &Grid) -> String {
+    let cells: Vec<&Cell> = grid.ranked().collect();
+    let overlaps = |a: &Cell, b: &Cell| match (a.interval(), b.interval()) {
+        (Some(a), Some(b)) => a.overlaps(&b),
+        _ => false,
+    };
+    let mut open = 0;
+    for (place, a) in cells.iter().enumerate() {
+        open += cells[place + 1..].iter().filter(|b| overlaps(a, b)).count();
+    }
+    let why_not =
+        grid.measured().flat_map(|cell| &cell.used).find_map(|record| record.turns.as_ref()?.why_not.as_deref());
+    let next = match why_not {
+        Some(why) => format!("These cells did not take turns: {}.", why.trim_end_matches('.')),
+        None => "Cells that take turns are decided much sooner: zbench grid FILE without --trials.".to_string(),
+    };
+    match (open, cells.len() * cells.len().saturating_sub(1) / 2) {
+        (0, _) => String::new(),
+        (open, all) => format!("the 95 % intervals of {open} of {all} pairs overlap. {next}"),
+    }
+}

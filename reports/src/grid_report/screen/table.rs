@@ -1,0 +1,143 @@
+//! The table of a screen: the best, the frontier and the reference.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use super::super::cells::{Cell, Grid};
+use super::answer;
+use super::frontier::{self, Cost};
+use crate::document::{Column, Entry, Table, Tone};
+use crate::record::Verdict;
+use crate::units;
+
+/// So many rows at most, and what to say of the others.
+pub fn of_cells(grid: &Grid, rows: usize) -> (Table, String) {
+    let by_turns = grid.turned.is_some();
+    let mut columns = vec![Column::words("rank")];
+    if by_turns {
+        columns.push(Column::words("tie"));
+    }
+    columns.extend([
+        Column::words("cell"),
+        Column::numbers(if by_turns { "x reference (98 %)" } else { "x reference" }, ""),
+        Column::numbers(if by_turns { "tokens/s" } else { "tokens/s (95 %)" }, "tokens/s"),
+        Column::numbers("peak/rank", "bytes"),
+        Column::numbers("wire/step", "bytes"),
+        Column::numbers("loss", "nats"),
+    ]);
+    let mut table = Table::new("answer", columns);
+    let shown: Vec<&Cell> = grid.measured().filter(|cell| cell.verdict != Verdict::Failed).collect();
+    let chosen = chosen(grid, &shown, rows);
+    let kinds = if by_turns { answer::kinds(grid) } else { Vec::new() };
+    let mut before = None;
+    for cell in shown.iter().filter(|cell| chosen.contains(cell.key)) {
+        // Cells of another kind are ranked among themselves.
+        let kind = kinds.iter().position(|(cells, _)| cells.iter().any(|other| other.key == cell.key));
+        if let Some(kind) = kind.filter(|kind| before.is_some_and(|before| before != *kind)) {
+            let words = [
+                Entry::words(""),
+                Entry::words(""),
+                Entry::words(format!("{}, among themselves:", answer::plural(kinds[kind].1))),
+            ];
+            table.row(
+                words.into_iter().chain((0..5).map(|_| Entry { text: String::new(), ..Entry::nothing() })).collect(),
+            );
+        }
+        before = kind.or(before);
+        table.row(row(grid, cell));
+    }
+    let more = shown.len() - chosen.len();
+    let more = match more {
+        0 => String::new(),
+        count => format!("{count} more between and below; zbench report --full has all {}.", shown.len()),
+    };
+    (table, more)
+}
+
+/// The reference, the frontier of memory, and then the fastest.
+fn chosen<'c>(grid: &'c Grid, shown: &[&'c Cell], rows: usize) -> HashSet<&'c str> {
+    let mut chosen: HashSet<&str> = HashSet::new();
+    let front = frontier::front(grid, Cost::Memory);
+    let first = shown.first().map(|cell| cell.key);
+    let heads = answer::kinds(grid).into_iter().filter_map(|(cells, _)| cells.first().map(|cell| cell.key));
+    let wanted = first.into_iter().chain(heads).chain(grid.base().map(|cell| cell.key));
+    let wanted = wanted.chain(front.into_iter().map(|cell| cell.key)).chain(shown.iter().map(|cell| cell.key));
+    for key in wanted {
+        if chosen.len() >= rows {
+            break;
+        }
+        chosen.insert(key);
+    }
+    chosen
+}
+
+fn row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
+    let is_base = grid.base().is_some_and(|base| base.key == cell.key);
+    let tone = match cell.place {
+        Some(place) if place.rank == 1 && !place.tied => Tone::Good,
+        None => Tone::Warning,
+        _ => Tone::Plain,
+    };
+    let mut entries = vec![Entry::words(rank(grid, cell)).toned(tone)];
+    let mut ratio = match is_base {
+        true => Entry::words("reference"),
+        false => Entry::maybe(grid.base().and_then(|base| grid.ratio(base, cell)), |ratio| format!("{ratio:.2}")),
+    };
+    let number = |value: f64| units::number(value);
+    let mut speed = Entry::maybe(cell.speed.map(|speed| speed.mid), number);
+    match &grid.turned {
+        Some(turned) => {
+            entries.push(Entry::words(if cell.place.is_some() { turned.tie(cell.key) } else { String::new() }));
+            let limits = turned.against_reference(cell.key).and_then(|pair| pair.low.zip(pair.high));
+            if let Some((low, high)) = limits.filter(|_| !is_base && cell.place.is_some()) {
+                ratio.text += &format!(" ({}-{})", multiple(low), multiple(high));
+            }
+        }
+        None => {
+            if let Some(limits) = cell.interval() {
+                speed.text += &format!(" ({}-{})", number(limits.low), number(limits.high));
+            }
+        }
+    }
+    entries.push(Entry::words(&cell.short));
+    entries.extend([
+        ratio,
+        speed,
+        Entry::memory(cell.peak_bytes()),
+        Entry::measured(cell.wire_bytes(), cell.record().wire_is_planned(), units::traffic),
+        Entry::maybe(loss(cell), |loss| format!("{loss:.4}")),
+    ]);
+    entries
+}
+
+/// A limit of a ratio in few letters.
+fn multiple(ratio: f64) -> String {
+    if ratio < 10.0 { format!("{ratio:.2}") } else { units::number(ratio) }
+}
+
+/// `1`, `2-6`; of trials with the mark of those that share it.
+pub fn rank(grid: &Grid, cell: &Cell) -> String {
+    let by_turns = grid.turned.as_ref().and_then(|turned| turned.rank(cell.key));
+    match (by_turns, cell.place) {
+        (Some((best, worst)), Some(_)) if best == worst => best.to_string(),
+        (Some((best, worst)), Some(_)) => format!("{best}-{worst}"),
+        (None, Some(place)) => place.label(),
+        _ => units::NOTHING.to_string(),
+    }
+}
+
+/// The loss at the last step that the configuration has; turns train on behind it.
+fn loss(cell: &Cell) -> Option<f64> {
+    let record = cell.record();
+    let number = |path: &str| record.setting(path).and_then(Value::as_u64);
+    let last = number("train.steps").map(|steps| steps + number("train.untimed_steps").unwrap_or(0));
+    let at = |last: u64| {
+        let mut steps = cell.used.iter().flat_map(|record| &record.steps);
+        steps.find(|step| step.step == last).map(|step| step.loss)
+    };
+    match record.taken_turns() {
+        Some(_) => last.and_then(at),
+        None => cell.metric("loss_last"),
+    }
+}

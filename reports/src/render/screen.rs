@@ -1,0 +1,220 @@
+//! Screens as lines of text: words behind labels, wrapped with an indent, and tables without frames.
+
+use super::one_line;
+use super::terminal::measure;
+use crate::document::{Align, Entry, Table, Tone};
+use crate::screen::{Part, Screen};
+
+/// Where texts begin; a longer label is followed by one space.
+const INDENT: usize = 9;
+/// Between two columns.
+const GAP: usize = 2;
+/// A column that is cut keeps so many letters.
+const SHORTEST: usize = 16;
+
+/// The lines of a screen for so many columns; labels are bold and entries coloured where that is possible.
+pub fn lines(screen: &Screen, width: u16, color: bool) -> Vec<String> {
+    let width = usize::from(width).max(2 * INDENT);
+    let mut lines = Vec::new();
+    for part in &screen.parts {
+        match part {
+            Part::Said { label, text, most_lines } => lines.extend(said(label, text, *most_lines, width, color)),
+            Part::Table(table) => lines.extend(table_lines(table, width, color)),
+        }
+    }
+    lines
+}
+
+/// The columns that a text takes.
+fn columns(text: &str) -> usize {
+    if text.is_ascii() { text.len() } else { measure(std::iter::once(text.to_string())).into() }
+}
+
+/// The beginning of a text, with a sign that the rest is cut.
+fn cut(text: &str, room: usize) -> String {
+    if columns(text) <= room {
+        return text.to_string();
+    }
+    let mut kept = fitting_part(text, room.saturating_sub(1)).trim_end().to_string();
+    kept.push('…');
+    kept
+}
+
+/// As much of the beginning as fits.
+fn fitting_part(text: &str, room: usize) -> &str {
+    let mut used = 0;
+    for (place, symbol) in text.char_indices() {
+        used += if symbol.is_ascii() { 1 } else { columns(symbol.encode_utf8(&mut [0; 4])) };
+        if used > room {
+            return &text[..place];
+        }
+    }
+    text
+}
+
+fn said(label: &str, text: &str, most_lines: usize, width: usize, color: bool) -> Vec<String> {
+    let label = one_line(label);
+    let first = if label.is_empty() { INDENT } else { (columns(&label) + 1).max(INDENT) };
+    let mut rows = wrapped(&one_line(text), width.saturating_sub(first).max(INDENT), width - INDENT);
+    if rows.len() > most_lines.max(1) {
+        const MORE: &str = " … (--full has all)";
+        rows.truncate(most_lines.max(1));
+        let room = if rows.len() == 1 { width.saturating_sub(first) } else { width - INDENT };
+        if let Some(last) = rows.last_mut() {
+            let kept = fitting_part(last, room.saturating_sub(columns(MORE)));
+            // Not within a word.
+            let kept = if kept.len() < last.len() { kept.rfind(' ').map_or(kept, |end| &kept[..end]) } else { kept };
+            *last = format!("{}{MORE}", kept.trim_end_matches([' ', ',', ';', ':']));
+        }
+    }
+    let mut lines = Vec::with_capacity(rows.len());
+    for (place, row) in rows.into_iter().enumerate() {
+        let row = row.trim_end();
+        lines.push(match place {
+            0 => {
+                let pad = " ".repeat(first - columns(&label));
+                format!("{}{pad}{row}", style(&label, if label.is_empty() { "" } else { "1" }, color))
+            }
+            _ => format!("{}{row}", " ".repeat(INDENT)),
+        });
+    }
+    lines
+}
+
+/// Words in lines; one that is longer than a line is broken.
+fn wrapped(text: &str, first: usize, others: usize) -> Vec<String> {
+    let mut rows = vec![String::new()];
+    let mut used = 0;
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let mut word = word;
+        loop {
+            let room = if rows.len() == 1 { first } else { others };
+            let gap = usize::from(used > 0);
+            let Some(row) = rows.last_mut() else { break };
+            let length = columns(word);
+            if used + gap + length <= room {
+                row.push_str(if gap == 1 { " " } else { "" });
+                row.push_str(word);
+                used += gap + length;
+                break;
+            }
+            if used == 0 {
+                let part = fitting_part(word, room);
+                // A letter wider than the line stands alone.
+                let end = if part.is_empty() { word.chars().next().map_or(0, char::len_utf8) } else { part.len() };
+                row.push_str(&word[..end]);
+                word = &word[end..];
+                if word.is_empty() {
+                    used = room;
+                    break;
+                }
+            }
+            rows.push(String::new());
+            used = 0;
+        }
+    }
+    rows
+}
+
+/// The header and the rows. Where they are too wide the first column of long words is cut, then columns from the right are left out.
+fn table_lines(table: &Table, width: usize, color: bool) -> Vec<String> {
+    let mut shown: Vec<usize> = table.shown().collect();
+    let text = |entry: &Entry| one_line(&entry.text);
+    let widest = |place: usize| {
+        let entries = table.rows.iter().map(|row| columns(&text(&row[place])));
+        entries.chain([columns(&one_line(&table.columns[place].title))]).max().unwrap_or(0)
+    };
+    let mut widths: Vec<usize> = shown.iter().map(|&place| widest(place)).collect();
+    let total = |widths: &[usize]| 1 + widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
+    let is_words = |place: usize| table.columns[place].align == Align::Left;
+    loop {
+        let surplus = total(&widths).saturating_sub(width);
+        if surplus == 0 || shown.len() == 1 {
+            break;
+        }
+        let longest = (0..shown.len()).filter(|&at| is_words(shown[at])).max_by_key(|&at| widths[at]);
+        match longest.filter(|&at| widths[at] > SHORTEST) {
+            Some(at) if widths[at] - SHORTEST >= surplus => widths[at] -= surplus,
+            // Room is made by the last column, so that numbers are never cut.
+            _ => {
+                shown.pop();
+                widths.pop();
+            }
+        }
+    }
+    let line = |cells: Vec<(String, &str)>| {
+        let mut line = String::from(" ");
+        for (at, (cell, escape)) in cells.iter().enumerate() {
+            let room = widths[at].min(width.saturating_sub(1));
+            let cell = cut(cell, room);
+            let pad = " ".repeat(room.saturating_sub(columns(&cell)));
+            let gap = if at == 0 { "" } else { "  " };
+            let cell = style(&cell, escape, color);
+            match is_words(shown[at]) {
+                true => line += &format!("{gap}{cell}{pad}"),
+                false => line += &format!("{gap}{pad}{cell}"),
+            }
+        }
+        line.trim_end().to_string()
+    };
+    let mut lines = vec![line(shown.iter().map(|&place| (one_line(&table.columns[place].title), "1")).collect())];
+    for row in &table.rows {
+        lines.push(line(shown.iter().map(|&place| (text(&row[place]), escape(row[place].tone))).collect()));
+    }
+    lines
+}
+
+fn escape(tone: Tone) -> &'static str {
+    match tone {
+        Tone::Plain => "",
+        Tone::Good => "32",
+        Tone::Warning => "33",
+        Tone::Struck => "9",
+    }
+}
+
+fn style(text: &str, escape: &str, color: bool) -> String {
+    if color && !escape.is_empty() { format!("\u{1b}[{escape}m{text}\u{1b}[0m") } else { text.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document::Column;
+
+    #[test]
+    fn words_are_wrapped_behind_their_label_and_cut_where_they_take_too_many_lines() {
+        let mut screen = Screen::default();
+        screen.said("ANSWER", "one two three four five six seven", 9);
+        assert_eq!(lines(&screen, 24, false), ["ANSWER   one two three", "         four five six", "         seven"]);
+        screen.parts.clear();
+        screen.said("SAME MODEL", "one two three four five six seven eight nine ten eleven twelve", 2);
+        let cut = lines(&screen, 40, false);
+        assert_eq!(cut, ["SAME MODEL one two three four five six", "         seven eight … (--full has all)"]);
+        screen.parts.clear();
+        screen.said("", "abcdefghijklmnopqrstuvwxyz", 9);
+        assert_eq!(lines(&screen, 20, false), ["         abcdefghijk", "         lmnopqrstuv", "         wxyz"]);
+        screen.parts.clear();
+        screen.said("A", "漢字漢字漢字漢字漢字漢字", 9);
+        assert!(lines(&screen, 20, false).iter().all(|line| columns(line) <= 20));
+    }
+
+    #[test]
+    fn a_table_that_is_too_wide_loses_letters_first_and_then_columns() {
+        let mut table =
+            Table::new("t", vec![Column::numbers("n", ""), Column::words("cell"), Column::numbers("speed", "")]);
+        table.row(vec![
+            Entry::whole(1, "1"),
+            Entry::words("a name of thirty letters, about"),
+            Entry::whole(7, "7,000"),
+        ]);
+        let mut screen = Screen::default();
+        screen.table(table);
+        assert_eq!(
+            lines(&screen, 60, false),
+            [" n  cell                             speed", " 1  a name of thirty letters, about  7,000"]
+        );
+        assert_eq!(lines(&screen, 30, false), [" n  cell                 speed", " 1  a name of thirty l…  7,000"]);
+        assert!(lines(&screen, 20, false).iter().all(|line| columns(line) <= 20));
+    }
+}

@@ -1,0 +1,95 @@
+//! What fits one screen: the answer first, then what it rests on, each part behind a word that says what it is.
+
+use serde::Serialize;
+
+use crate::document::Table;
+use crate::plot::Figure;
+
+/// So many lines a screen has at most, at [`WIDTH`] columns.
+pub const MOST_LINES: usize = 40;
+/// The width for which screens are made; on a narrower terminal they take more lines.
+pub const WIDTH: u16 = 120;
+
+/// The short form of a document.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Screen {
+    /// Its parts, in order.
+    pub parts: Vec<Part>,
+    /// The one plot that a page shows beside it; a terminal does not draw it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub figure: Option<Figure>,
+}
+
+/// A part of a screen.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Part {
+    /// A word in capitals and what there is to say.
+    Said {
+        /// The word; empty where the text goes on from the part before.
+        label: String,
+        /// Running text.
+        text: String,
+        /// So many lines it takes at most where people read; the rest is cut.
+        most_lines: usize,
+    },
+    /// Columns and rows, without a frame.
+    Table(Table),
+}
+
+impl Screen {
+    /// Adds words, unless they are empty. They take so many lines at most.
+    pub fn said(&mut self, label: &str, text: impl Into<String>, most_lines: usize) {
+        let text = text.into();
+        if !text.trim().is_empty() {
+            self.parts.push(Part::Said { label: label.into(), text, most_lines });
+        }
+    }
+
+    /// Adds a table, unless it has no rows.
+    pub fn table(&mut self, table: Table) {
+        if !table.rows.is_empty() {
+            self.parts.push(Part::Table(table));
+        }
+    }
+
+    /// Takes a line from the words that have most; false where none has two.
+    fn cut_longest(&mut self) -> bool {
+        let lines = |part: &Part| {
+            let alone = Screen { parts: vec![part.clone()], figure: None };
+            if matches!(part, Part::Said { .. }) { alone.lines() } else { 0 }
+        };
+        let counts: Vec<usize> = self.parts.iter().map(lines).collect();
+        // Of equal ones the last: the answer stands first.
+        let Some((place, &count)) = counts.iter().enumerate().max_by_key(|(_, count)| **count) else { return false };
+        match &mut self.parts[place] {
+            Part::Said { most_lines, .. } if count > 1 => *most_lines = count - 1,
+            _ => return false,
+        }
+        true
+    }
+
+    /// How many lines it takes at [`WIDTH`] columns.
+    pub fn lines(&self) -> usize {
+        crate::render::screen::lines(self, WIDTH, false).len()
+    }
+}
+
+/// The largest screen of at most [`MOST_LINES`] lines that `compose` makes of so many rows, from `most` down to `least`. Where
+/// that is not enough, the longest words are cut.
+pub fn fitting(most: usize, least: usize, compose: impl Fn(usize) -> Screen) -> Screen {
+    let mut rows = most.max(least);
+    let mut screen = compose(rows);
+    loop {
+        let surplus = screen.lines().saturating_sub(MOST_LINES);
+        if surplus == 0 {
+            return screen;
+        }
+        if rows > least {
+            rows = rows.saturating_sub(surplus).max(least);
+            screen = compose(rows);
+        } else if !screen.cut_longest() {
+            return screen;
+        }
+    }
+}

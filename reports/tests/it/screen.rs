@@ -1,0 +1,240 @@
+//! What `grid`, `report`, `run` and `compare` print unless asked for more: at most 40 lines of 120 columns, the answer first.
+
+use proptest::prelude::*;
+use zbench_reports::Record;
+use zbench_reports::compare::{self, Options, Side, compare};
+use zbench_reports::document::Document;
+use zbench_reports::grid_report::comparison;
+use zbench_reports::notebook_report::run as run_document;
+use zbench_reports::record::*;
+use zbench_reports::render::terminal;
+use zbench_reports::screen::MOST_LINES;
+
+use super::comparison::expect;
+use super::turns::{How, cell, ended, records, trials};
+use super::{any, grid};
+
+const FEW: How = How { cells: 2, generations: 3, rounds: 20, noise: 0.03 };
+const USUAL: How = How { cells: 31, generations: 3, rounds: 8, noise: 0.05 };
+const MANY: How = How { cells: 200, generations: 2, rounds: 3, noise: 0.05 };
+
+pub fn short(document: Document) -> String {
+    terminal::render(&document.short(), terminal::Terminal { width: 120, color: false })
+}
+
+/// The screen of these records, which is checked for what holds of every screen.
+fn screen(records: &[Record]) -> String {
+    let text = short(comparison(records, Some("Which is fastest?")));
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() <= MOST_LINES, "{} lines:\n{text}", lines.len());
+    assert!(lines.iter().all(|line| line.chars().count() <= 120), "{text}");
+    assert!(text.starts_with("ANSWER"), "{text}");
+    assert!(!text.contains("tied"), "{text}");
+    text
+}
+
+/// The text of a part, its lines joined.
+fn part(screen: &str, label: &str) -> String {
+    let mut lines = screen.lines().skip_while(|line| !line.starts_with(label));
+    let first = lines.next().unwrap_or_else(|| panic!("no {label} in\n{screen}"));
+    let rest = lines.take_while(|line| line.starts_with("         "));
+    std::iter::once(first).chain(rest).map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+/// Every outcome that a cell can have, of some of these cells.
+fn with_outcomes(mut records: Vec<Record>, from: usize) -> Vec<Record> {
+    let gone = from..from + 40;
+    let number = |record: &Record| record.key[..3].parse::<usize>().unwrap();
+    records.retain(|record| !gone.contains(&number(record)));
+    for cell in gone {
+        let (status, source, reason) = match cell % 5 {
+            0 => (Status::OutOfMemory, Some(Source::Plan), format!("ddp needs {cell} GiB of 16 GiB")),
+            1 => (Status::Skipped, Some(Source::Host), "needs 8 GPUs, this machine has none".to_string()),
+            2 => (Status::Failed, None, format!("rank {cell} stalled {}", "in a long story ".repeat(30))),
+            3 => (Status::TimedOut, Some(Source::Host), format!("took longer than the time limit of {cell} s")),
+            _ => (Status::Diverged, None, "the loss of step 3 is not finite".to_string()),
+        };
+        records.push(ended(cell, status, source, &reason));
+    }
+    for record in records.iter_mut().filter(|record| record.is_measured()) {
+        match record.key[..3].parse::<usize>().unwrap() {
+            5 => (record.parity.verdict, record.parity.max_loss_difference) = (Verdict::Failed, Some(0.25)),
+            6 => record.validity.push("throttled".into()),
+            _ => {}
+        }
+    }
+    records
+}
+
+#[test]
+fn grids_of_any_size_fit_by_trials_and_by_turns() {
+    for how in [FEW, USUAL, MANY] {
+        screen(&records(how));
+        screen(&trials(how.cells));
+        let last = how.cells;
+        for measured in [records(how), trials(how.cells)] {
+            let text = screen(&with_outcomes(measured, last));
+            for label in ["OUT OF MEMORY", "FAILED", "SKIPPED"] {
+                assert!(text.contains(label), "{label} in\n{text}");
+            }
+        }
+        let none: Vec<Record> =
+            (0..how.cells).map(|at| ended(at, Status::Skipped, Some(Source::Host), "needs 8 GPUs")).collect();
+        let text = screen(&none);
+        assert!(part(&text, "ANSWER").contains("Nothing was measured"), "{text}");
+        assert!(text.lines().count() <= 25, "{text}");
+    }
+}
+
+#[test]
+fn the_screen_of_turns_is_as_expected() {
+    expect("screen-turns.txt", &screen(&with_outcomes(records(USUAL), 25)));
+    expect("screen-trials.txt", &screen(&grid::records()));
+}
+
+#[test]
+fn the_fastest_by_turns_is_named_with_its_lead_and_the_limits_hold_the_truth() {
+    let text = screen(&records(FEW));
+    let answer = part(&text, "ANSWER");
+    // zero1 takes 8 % longer than ddp.
+    assert!(answer.contains("ddp is the fastest: ") && answer.contains("faster than the next, zero1"), "{answer}");
+    assert!(text.contains("reference") && text.contains(" 0.9"), "{text}");
+    assert!(
+        part(&text, "SPENT").contains("52 rounds, 8 more left out, since others used the cores, 3 generations"),
+        "{text}"
+    );
+    assert!(part(&text, "SPENT").contains("seed 7"), "{text}");
+}
+
+#[test]
+fn too_few_turns_decide_nothing_and_are_not_called_equal() {
+    let text = screen(&records(How { rounds: 2, generations: 1, ..FEW }));
+    let answer = part(&text, "ANSWER");
+    assert!(answer.contains("Undecided which is the fastest: 2 of 2 may be"), "{answer}");
+    assert!(!text.contains("equal within"), "{text}");
+    assert!(part(&text, "OPEN").contains("1 pair"), "{text}");
+}
+
+#[test]
+fn cells_of_one_speed_are_called_equal_where_the_turns_show_it() {
+    let mut records = records(How { rounds: 60, noise: 0.02, ..FEW });
+    for row in records
+        .iter_mut()
+        .filter(|record| record.key.starts_with("001"))
+        .flat_map(|record| &mut record.turns.as_mut().unwrap().rows)
+    {
+        row.ms[0] /= super::turns::true_ms(1) / super::turns::true_ms(0);
+    }
+    let answer = part(&screen(&records), "ANSWER");
+    assert!(answer.contains("2 cells are the fastest and equal within 5 %: "), "{answer}");
+}
+
+#[test]
+fn trials_beside_turns_and_the_twin_have_no_rank() {
+    let mut all = records(FEW);
+    all.extend((1..=3).map(|trial| cell(9, trial)));
+    let text = screen(&all);
+    assert!(part(&text, "NOT RANKED").contains("measured by trials, and not by turns"), "{text}");
+    assert!(part(&text, "MACHINE").contains("The reference against its twin: "), "{text}");
+    assert!(!text.contains("twin1"), "{text}");
+    let document = comparison(&all, None);
+    let listed = super::comparison::column(&document, "repeat", "records").join(" ");
+    assert!(listed.contains("twin1"), "every record can be repeated: {listed}");
+}
+
+#[test]
+fn an_interrupted_experiment_says_so() {
+    let mut records = records(USUAL);
+    records.retain(|record| record.trial == 1);
+    records.iter_mut().for_each(|record| record.turns.as_mut().unwrap().stopped = Some("interrupted".into()));
+    let text = screen(&records);
+    assert!(part(&text, "SPENT").contains("It was interrupted"), "{text}");
+}
+
+#[test]
+fn turns_of_a_flagged_record_do_not_count() {
+    let mut records = records(FEW);
+    records
+        .iter_mut()
+        .filter(|record| record.key.starts_with("001"))
+        .for_each(|record| record.validity.push("swapped".into()));
+    let text = screen(&records);
+    assert!(part(&text, "ANSWER").contains("One cell took turns"), "{text}");
+    assert!(part(&text, "FLAGGED").contains("the machine was swapping (swapped) in 3"), "{text}");
+}
+
+#[test]
+fn the_whole_document_has_every_cell_of_turns_with_its_limits() {
+    let document = comparison(&records(USUAL), None);
+    let ranks = super::comparison::column(&document, "cells", "rank");
+    assert_eq!(ranks.len(), 31);
+    let limits = super::comparison::column(&document, "cells", "98 % interval of it");
+    assert!(limits.iter().filter(|text| text.contains('–')).count() >= 29, "{limits:?}");
+    assert!(document.figures().next().is_some_and(|figure| figure.name == "answer"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever the records hold: no panic, and it fits.
+    #[test]
+    fn any_records_fit(records in proptest::collection::vec(any::record(), 0..8)) {
+        let text = short(comparison(&records, None));
+        prop_assert!(text.lines().count() <= MOST_LINES, "{}", text);
+    }
+}
+
+#[test]
+fn a_run_fits_whatever_became_of_it() {
+    let mut run = cell(3, 1);
+    run.notes = (0..40).map(|number| format!("A remark of some length, number {number}.")).collect();
+    for axis in 0..30 {
+        run.communication.push(Communication { axis: format!("axis-{axis}"), ..run.communication[0].clone() });
+    }
+    let text = short(run_document(&run));
+    assert!(
+        text.starts_with("ANSWER   synthetic: ") && text.contains("tokens/s") && text.contains("zbench show 0031"),
+        "{text}"
+    );
+    expect("screen-run.txt", &short(run_document(&cell(3, 1))));
+    let ended = short(run_document(&ended(3, Status::Failed, None, "rank 1 stalled")));
+    assert!(ended.starts_with("ANSWER   synthetic failed: rank 1 stalled"), "{ended}");
+    for text in [text, ended] {
+        assert!(text.lines().count() <= MOST_LINES && text.lines().all(|line| line.chars().count() <= 120), "{text}");
+    }
+}
+
+#[test]
+fn two_selections_fit_by_trials_and_by_turns() {
+    let of = |records: &[Record], strategy: &str| -> Vec<Record> {
+        records.iter().filter(|record| record.cell["parallel"]["strategy"] == strategy).cloned().collect()
+    };
+    for cells in [FEW.cells, USUAL.cells, MANY.cells] {
+        for records in [records(How { cells, ..USUAL }), trials(cells)] {
+            let (a, b) = (of(&records, "ddp"), of(&records, "zero1"));
+            let side = |records: &'static str, of: &[Record]| (records, of.to_vec());
+            let (a, b) = (side("parallel.strategy=ddp", &a), side("parallel.strategy=zero1", &b));
+            let sides = [&a, &b].map(|(name, of)| Side { selector: name.to_string(), records: of.iter().collect() });
+            let comparison = compare(&sides[0], &sides[1], Options::default());
+            let text = short(compare::short(&comparison));
+            assert!(
+                text.lines().count() <= MOST_LINES && text.lines().all(|line| line.chars().count() <= 120),
+                "{text}"
+            );
+            assert!(text.starts_with("ANSWER"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn cells_that_took_turns_are_compared_by_them() {
+    let records = records(FEW);
+    let of = |key: &str| -> Vec<&Record> { records.iter().filter(|record| record.key.starts_with(key)).collect() };
+    let side = |selector: &str, records| Side { selector: selector.into(), records };
+    let comparison = compare(&side("ddp", of("000")), &side("zero1", of("001")), Options::default());
+    let speed = comparison.pairs[0].metric("tokens_per_second").unwrap();
+    assert_eq!((speed.interval, speed.verdict), (Some("turns"), compare::Verdict::BWorse));
+    assert!(speed.low.unwrap() < 1.0 / 1.08 && speed.high.unwrap() > 1.0 / 1.08, "{speed:?}");
+    assert!(speed.words.contains(" slower (") && speed.words.ends_with(" rounds"), "{}", speed.words);
+    assert_eq!(comparison.a.used, 3, "the twin is left out");
+}
