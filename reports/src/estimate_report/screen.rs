@@ -17,11 +17,12 @@ pub fn screen(rows: &[EstimateRow], lines: usize, next: &[String]) -> Document {
     let speed = |row: &EstimateRow| row.tokens_per_second.unwrap_or(f64::NEG_INFINITY);
     let bytes = |row: &EstimateRow| row.total_bytes.unwrap_or(u64::MAX);
     order.sort_by(|a, b| speed(b).total_cmp(&speed(a)).then(bytes(a).cmp(&bytes(b))));
-    let groups = misfits(rows);
-    let build = |count: usize| document(rows, &order, &groups, count, next);
-    let fits = |count: &usize| height(&build(*count)) <= lines;
-    let count = (LEAST_ROWS..=order.len().min(lines)).rev().find(fits).unwrap_or(LEAST_ROWS);
-    build(count)
+    let build = |groups: usize, count: usize| document(rows, &order, &misfits(rows, groups), count, next);
+    let fits = |groups: usize, count: usize| height(&build(groups, count)) <= lines;
+    // Groups are left out only where the least rows of the table do not fit with them.
+    let groups = (1..=MOST_GROUPS).rev().find(|groups| fits(*groups, LEAST_ROWS)).unwrap_or(1);
+    let count = (LEAST_ROWS..=order.len().min(lines)).rev().find(|count| fits(groups, *count)).unwrap_or(LEAST_ROWS);
+    build(groups, count)
 }
 
 /// Rows whose labels leave out what nearly all cells have, and what only says again what another key says.
@@ -109,8 +110,8 @@ fn table(order: &[&EstimateRow], count: usize) -> Table {
     table
 }
 
-/// Cells that do not fit, grouped by the first word of their labels, which is their strategy.
-fn misfits(rows: &[EstimateRow]) -> Vec<String> {
+/// Cells that do not fit, grouped by the first word of their labels, which is their strategy; so many groups at most.
+fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
     let first = |row: &EstimateRow| row.label.split([' ', ',']).next().unwrap_or_default().to_string();
     let misfits: Vec<&EstimateRow> = rows.iter().filter(|row| row.fits == Some(false)).collect();
     let mut names: Vec<String> = Vec::new();
@@ -144,9 +145,9 @@ fn misfits(rows: &[EstimateRow]) -> Vec<String> {
         let advice = advice.map_or(String::new(), |advice| format!(". Cheapest change of one: {advice}"));
         format!("DOES NOT FIT {name}: {what} {range} of {capacity}{advice}")
     };
-    let mut groups: Vec<String> = names.iter().take(MOST_GROUPS).map(group).collect();
-    if names.len() > MOST_GROUPS {
-        groups.push(format!("DOES NOT FIT: cells of {} more strategies", names.len() - MOST_GROUPS));
+    let mut groups: Vec<String> = names.iter().take(most).map(group).collect();
+    if names.len() > most {
+        groups.push(format!("DOES NOT FIT: {} more", units::plural(names.len() - most, "strategy", "strategies")));
     }
     groups
 }

@@ -327,6 +327,8 @@ fn without_values(text: &str) -> String {
         }
         let end = text[at..].find(|c| !is_name(c)).map_or(text.len(), |length| at + length);
         let name = &text[at..end];
+        // A name that is a piece of a word of another script is not the word `a`.
+        let is_word = !text[..at].ends_with(char::is_alphanumeric) && !text[end..].starts_with(char::is_alphanumeric);
         out.push_str(name);
         at = end;
         if let Some((start, end)) = secret_behind(text, end, (name, before), is_netrc, &open) {
@@ -335,7 +337,7 @@ fn without_values(text: &str) -> String {
             text[at..end].char_indices().for_each(|(place, c)| open.pass(text, at + place, c));
             at = end;
         }
-        before = name;
+        before = if is_word { name } else { "" };
     }
     out
 }
