@@ -106,7 +106,9 @@ fn all_collectives_types_and_reductions_run_and_are_right() {
     let all = records(folder.path());
     assert_eq!(all.len(), 9);
     assert!(all.iter().all(|record| record["outcome"]["status"] == "measured"));
-    for command in [&["list"][..], &["report"], &["report", "--format", "csv"], &["report", "collective=broadcast"]] {
+    for command in
+        [&["list"][..], &["report", "--full"], &["report", "--format", "csv"], &["report", "collective=broadcast"]]
+    {
         let output = run(folder.path(), command);
         assert_eq!(output.status.code(), Some(0), "{command:?}: {}", stderr(&output));
         assert!(stdout(&output).contains("broadcast"), "{command:?}: {}", stdout(&output));
