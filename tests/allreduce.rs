@@ -113,6 +113,8 @@ fn all_collectives_types_and_reductions_run_and_are_right() {
         assert_eq!(output.status.code(), Some(0), "{command:?}: {}", stderr(&output));
         assert!(stdout(&output).contains("broadcast"), "{command:?}: {}", stdout(&output));
     }
+    let short = stdout(&run(folder.path(), &["report"]));
+    assert!(short.lines().count() <= 40 && short.contains("--full has the rest"), "{short}");
     let id = all[0]["id"].as_str().unwrap();
     assert_eq!(run(folder.path(), &["show", id]).status.code(), Some(0));
     let again = run(folder.path(), &["repro", id]);

@@ -53,15 +53,16 @@ impl Screen {
         }
     }
 
-    /// Takes a line from the words that have most; false where none has two.
+    /// Takes a line from the words that have most, and from the answer, which stands first, only where no others have two;
+    /// false where none has two.
     fn cut_longest(&mut self) -> bool {
         let lines = |part: &Part| {
             let alone = Screen { parts: vec![part.clone()], figure: None };
             if matches!(part, Part::Said { .. }) { alone.lines() } else { 0 }
         };
         let counts: Vec<usize> = self.parts.iter().map(lines).collect();
-        // Of equal ones the last: the answer stands first.
-        let Some((place, &count)) = counts.iter().enumerate().max_by_key(|(_, count)| **count) else { return false };
+        let order = |(place, count): &(usize, &usize)| (**count > 1 && *place > 0, **count, *place);
+        let Some((place, &count)) = counts.iter().enumerate().max_by_key(order) else { return false };
         match &mut self.parts[place] {
             Part::Said { most_lines, .. } if count > 1 => *most_lines = count - 1,
             _ => return false,

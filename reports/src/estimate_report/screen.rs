@@ -12,14 +12,15 @@ const MOST_GROUPS: usize = 8;
 
 /// The document, in so many lines of a screen at most; `next` is what to do then.
 pub fn screen(rows: &[EstimateRow], lines: usize, next: &[String]) -> Document {
+    let misfits = |most: usize| misfits(rows, most);
     let rows = &shortened(rows)[..];
     let mut order: Vec<&EstimateRow> = rows.iter().filter(|row| row.fits != Some(false)).collect();
     let speed = |row: &EstimateRow| row.tokens_per_second.unwrap_or(f64::NEG_INFINITY);
     let bytes = |row: &EstimateRow| row.total_bytes.unwrap_or(u64::MAX);
     order.sort_by(|a, b| speed(b).total_cmp(&speed(a)).then(bytes(a).cmp(&bytes(b))));
-    let build = |groups: usize, count: usize| document(rows, &order, &misfits(rows, groups), count, next);
+    let build = |groups: usize, count: usize| document(rows, &order, &misfits(groups), count, next);
     let fits = |groups: usize, count: usize| height(&build(groups, count)) <= lines;
-    // Groups are left out only where the least rows of the table do not fit with them.
+    // The table keeps its least rows; groups are left out where both do not fit.
     let groups = (1..=MOST_GROUPS).rev().find(|groups| fits(*groups, LEAST_ROWS)).unwrap_or(1);
     let count = (LEAST_ROWS..=order.len().min(lines)).rev().find(|count| fits(groups, *count)).unwrap_or(LEAST_ROWS);
     build(groups, count)
@@ -110,19 +111,22 @@ fn table(order: &[&EstimateRow], count: usize) -> Table {
     table
 }
 
-/// Cells that do not fit, grouped by the first word of their labels, which is their strategy; so many groups at most.
+/// Cells that do not fit, a line for each strategy: `most` of them, and the count of those left out. Where the labels name no
+/// strategy, all cells have the same one.
 fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
-    let first = |row: &EstimateRow| row.label.split([' ', ',']).next().unwrap_or_default().to_string();
+    let strategy = |row: &EstimateRow| {
+        row.label.split(' ').find_map(|part| part.strip_prefix("strategy=")).unwrap_or_default().to_string()
+    };
     let misfits: Vec<&EstimateRow> = rows.iter().filter(|row| row.fits == Some(false)).collect();
     let mut names: Vec<String> = Vec::new();
     for row in &misfits {
-        if !names.contains(&first(row)) {
-            names.push(first(row));
+        if !names.contains(&strategy(row)) {
+            names.push(strategy(row));
         }
     }
     let group = |name: &String| {
-        let own: Vec<&EstimateRow> = misfits.iter().copied().filter(|row| first(row) == *name).collect();
-        let of_strategy = rows.iter().filter(|row| first(row) == *name).count();
+        let own: Vec<&EstimateRow> = misfits.iter().copied().filter(|row| strategy(row) == *name).collect();
+        let of_strategy = rows.iter().filter(|row| strategy(row) == *name).count();
         let needs: Vec<u64> = own.iter().filter_map(|row| row.total_bytes).collect();
         let (low, high) = (needs.iter().min().copied().unwrap_or(0), needs.iter().max().copied().unwrap_or(0));
         let capacity = own.iter().find_map(|row| row.capacity_bytes).map_or("-".into(), |c| units::memory(c as f64));
@@ -143,11 +147,13 @@ fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
             .map(|row| row.advice.as_str())
             .find(|advice| !advice.is_empty());
         let advice = advice.map_or(String::new(), |advice| format!(". Cheapest change of one: {advice}"));
-        format!("DOES NOT FIT {name}: {what} {range} of {capacity}{advice}")
+        let label = format!("DOES NOT FIT {name}");
+        format!("{}: {what} {range} of {capacity}{advice}", label.trim_end())
     };
     let mut groups: Vec<String> = names.iter().take(most).map(group).collect();
     if names.len() > most {
-        groups.push(format!("DOES NOT FIT: {} more", units::plural(names.len() - most, "strategy", "strategies")));
+        let left = units::plural(names.len() - most, "other strategy", "other strategies");
+        groups.push(format!("DOES NOT FIT: cells of {left}"));
     }
     groups
 }

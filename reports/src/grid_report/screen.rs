@@ -33,7 +33,7 @@ pub fn screen(grid: &Grid, records: &[&Record], apart: &str, limits: &str) -> Sc
     let (open, spent, machine) = (open::sentence(grid), spent(grid), machine(grid, records));
     let compose = |rows: usize| {
         let mut screen = Screen::default();
-        screen.said("ANSWER", &answer, 5);
+        screen.said("ANSWER", &answer, 7);
         screen.said("LIMITS", limits, 3);
         screen.said("CAUTION", &caution, 3);
         screen.said("MACHINE", &machine, 3);

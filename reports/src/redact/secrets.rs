@@ -327,7 +327,7 @@ fn without_values(text: &str) -> String {
         }
         let end = text[at..].find(|c| !is_name(c)).map_or(text.len(), |length| at + length);
         let name = &text[at..end];
-        // A name that is a piece of a word of another script is not the word `a`.
+        // Letters at the end of a word in another script are not the word `a`.
         let is_word = !text[..at].ends_with(char::is_alphanumeric) && !text[end..].starts_with(char::is_alphanumeric);
         out.push_str(name);
         at = end;

@@ -62,9 +62,8 @@ fn said(label: &str, text: &str, most_lines: usize, width: usize, color: bool) -
         let room = if rows.len() == 1 { width.saturating_sub(first) } else { width - INDENT };
         if let Some(last) = rows.last_mut() {
             let kept = fitting_part(last, room.saturating_sub(columns(MORE)));
-            // Not within a word.
-            let kept = if kept.len() < last.len() { kept.rfind(' ').map_or(kept, |end| &kept[..end]) } else { kept };
-            *last = format!("{}{MORE}", kept.trim_end_matches([' ', ',', ';', ':']));
+            let is_whole = kept.len() == last.trim_end().len();
+            *last = format!("{}{MORE}", whole_words(kept, is_whole).trim_end_matches([' ', ',', ';', ':']));
         }
     }
     let mut lines = Vec::with_capacity(rows.len());
@@ -79,6 +78,17 @@ fn said(label: &str, text: &str, most_lines: usize, width: usize, color: bool) -
         });
     }
     lines
+}
+
+/// The text up to the last sentence or item that ends in it, or up to its last word where that would leave out over half of
+/// it. `ends_at_word` says that its last word is not cut.
+fn whole_words(text: &str, ends_at_word: bool) -> &str {
+    let ends = [text.rfind(". ").map(|at| at + 1), text.rfind("; "), Some(text.len()).filter(|_| text.ends_with('.'))];
+    match ends.into_iter().flatten().max() {
+        Some(end) if 2 * end >= text.len() => &text[..end],
+        _ if ends_at_word => text,
+        _ => text.rfind(' ').map_or(text, |end| &text[..end]),
+    }
 }
 
 /// Words in lines; one that is longer than a line is broken.
@@ -191,6 +201,9 @@ mod tests {
         screen.said("SAME MODEL", "one two three four five six seven eight nine ten eleven twelve", 2);
         let cut = lines(&screen, 40, false);
         assert_eq!(cut, ["SAME MODEL one two three four five six", "         seven eight … (--full has all)"]);
+        screen.parts.clear();
+        screen.said("A", "one two three. four five six seven eight. nine", 1);
+        assert_eq!(lines(&screen, 48, false), ["A        one two three. … (--full has all)"]);
         screen.parts.clear();
         screen.said("", "abcdefghijklmnopqrstuvwxyz", 9);
         assert_eq!(lines(&screen, 20, false), ["         abcdefghijk", "         lmnopqrstuv", "         wxyz"]);

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use zbench_reports::document::Document;
-use zbench_reports::estimate_report::{EstimateRow, estimates};
+use zbench_reports::estimate_report::{EstimateRow, estimates, screen};
 use zbench_reports::notebook_report::{list, show};
 use zbench_reports::record::*;
 use zbench_reports::render::markdown;
@@ -29,6 +29,36 @@ fn row(label: &str, total: u64, capacity: u64) -> EstimateRow {
 
 fn text(document: &Document) -> String {
     markdown::render(document)
+}
+
+#[test]
+fn the_screen_of_estimates_keeps_to_its_lines_and_counts_what_it_leaves_out() {
+    let next = vec!["PLAN    what to do next ".repeat(12)];
+    for strategies in [1, 2, 6, 9, 40] {
+        for cells in [strategies, 200] {
+            let label = |at: usize| format!("strategy=s{} accumulation={at}", at % strategies);
+            let mut rows: Vec<EstimateRow> = (0..cells).map(|at| row(&label(at), 150 * GIB, 80 * GIB)).collect();
+            rows.extend((0..30).map(|at| row(&format!("strategy=fits{at}"), 70 * GIB, 80 * GIB)));
+            for lines in [25, 40] {
+                let said = super::screen::short(screen(&rows, lines, &next));
+                assert!(said.lines().count() <= lines, "{lines}:\n{said}");
+                assert!(said.contains("fits0") && said.contains("PLAN"), "{said}");
+                let named = (0..strategies).filter(|at| said.contains(&format!("DOES NOT FIT s{at}:"))).count();
+                let left = strategies - named;
+                let counted = said.contains(&format!("DOES NOT FIT: cells of {left} other strateg"));
+                assert!(named > 0 && (left == 0) != counted, "{left} left out:\n{said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn cells_of_one_strategy_that_do_not_fit_are_one_group() {
+    let rows: Vec<EstimateRow> =
+        (1..=9).map(|at| row(&format!("accumulation={at}"), (80 + at) * GIB, 80 * GIB)).collect();
+    let said = super::screen::short(screen(&rows, 25, &[]));
+    assert!(said.contains("DOES NOT FIT: all 9 cells need 81.0 GiB to 89.0 GiB of 80.0 GiB"), "{said}");
+    assert_eq!(said.matches("DOES NOT FIT").count(), 1, "{said}");
 }
 
 #[test]

@@ -15,8 +15,9 @@ fn secrets_go_and_words_stay() {
         ("a,https://tok@h,ftp://h/p@q", "a,https://<redacted>@h,ftp://h/p@q"),
         ("use hf_abcdefgh12 now", "use <redacted> now"),
         ("sk-1 AKIAx", "sk-1 AKIAx"),
-        // The end of a word of another script is not the word `a`, behind which a token is no secret.
+        // `a token: x` has no secret, but letters at the end of a word in another script are not the word `a`.
         ("\u{bae}a token:A0-^Aa%00", "\u{bae}a token:<redacted>"),
+        ("a\u{bae} token:A0-^Aa%00", "a\u{bae} token:<redacted>"),
         ("ghp_0123456789abcdef\ttab\n", "<redacted>\ttab\n"),
         ("", ""),
     ] {

@@ -93,6 +93,15 @@ fn the_screen_of_turns_is_as_expected() {
 }
 
 #[test]
+fn the_answer_is_whole_where_other_words_can_be_cut() {
+    for measured in [records(USUAL), with_outcomes(records(USUAL), 25), with_outcomes(records(MANY), 160)] {
+        let text = screen(&measured);
+        let answer = part(&text, "ANSWER");
+        assert!(answer.contains("pairs decided") && answer.ends_with("to be false."), "{text}");
+    }
+}
+
+#[test]
 fn the_fastest_by_turns_is_named_with_its_lead_and_the_limits_hold_the_truth() {
     let text = screen(&records(FEW));
     let answer = part(&text, "ANSWER");
