@@ -301,6 +301,8 @@ fn header(document: &Document) -> Header {
         any_environment: false,
         no_repeats: false,
         why_not_turns: None,
+        seed: 0,
+        budget: None,
         folders: Folders::default(),
     }
 }

@@ -1,5 +1,5 @@
-//! Runs the cells of a grid: trials go round robin, every record is appended as its trial ends, what the notebook holds
-//! already is not repeated. How a cell is executed is behind [`Execute`], so that scheduling is tested without training.
+//! Runs the cells of a grid by trials: one trial of every cell in each round, and every record is appended as its trial ends. What
+//! the notebook already holds is not repeated. How a cell is executed is behind [`Execute`], so that scheduling is tested without training.
 
 mod between;
 pub mod by_turns;
@@ -31,11 +31,12 @@ use protocol::{Between, End, Ended, Event, Told};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use traced::Traced;
 use turns::{Turn, Turns};
 use zbench_engine::config::Cell;
 use zbench_engine::trace::StepTrace;
+use zbench_reports::gate::random::Random;
 use zbench_reports::record::{Outcome, Record, Source, Status, Step, label_flags};
 use zbench_reports::{Notebook, StoreError};
 
@@ -195,8 +196,12 @@ pub struct Header {
     pub any_environment: bool,
     /// Flagged trials are not repeated.
     pub no_repeats: bool,
-    /// Why cells were measured by trials and not by turns, where that was not the user's wish.
+    /// Why cells are measured by trials and not by turns, where that is not the user's wish. Their order is then random.
     pub why_not_turns: Option<String>,
+    /// Seed of the order of trials, where that is random.
+    pub seed: u64,
+    /// No trial of a cell that has a record begins after this time. Absent: there is no limit.
+    pub budget: Option<Duration>,
     /// Where training checkpoints go.
     pub folders: Folders,
 }
@@ -211,6 +216,8 @@ pub struct Summary {
     pub records: Vec<Record>,
     /// How many of them are new.
     pub appended: usize,
+    /// Wanted trials that the budget left no time for.
+    pub left_out: usize,
     /// Whether it was stopped before its end.
     pub interrupted: bool,
     /// The trial that was under way then, if one was.
@@ -236,13 +243,18 @@ impl Runner<'_> {
     /// The notebook cannot be read or written; what was appended before stays.
     pub fn run(&mut self, cells: &[Planned], trials: Trials) -> Result<Summary, StoreError> {
         let here = (!self.header.any_environment).then(|| self.header.environment.clone());
-        let mut turns = Turns::new(self.notebook, cells, trials, here, !self.header.no_repeats)?;
+        let seed = self.header.why_not_turns.as_ref().map(|_| self.header.seed);
+        let mut turns = Turns::new(self.notebook, cells, trials, here, !self.header.no_repeats, seed)?;
+        let began = Instant::now();
         if matches!(trials, Trials::UpTo(_)) {
             turns.set_aside.iter().for_each(|(reason, count)| self.observe.set_aside(*count, reason));
         }
         let mut summary = Summary::default();
         let mut is_checked = false;
         loop {
+            if self.header.budget.is_some_and(|budget| began.elapsed() >= budget) {
+                summary.left_out += turns.leave_out_further_trials();
+            }
             let (index, trial, claim) = match turns.next()? {
                 Turn::Over => break,
                 Turn::Run { index, trial, claim } => (index, trial, claim),
@@ -366,7 +378,7 @@ impl Header {
         }
         if let Some(why) = &self.why_not_turns {
             let why_not = Some(why.clone());
-            record.turns = Some(zbench_reports::record::Turns { why_not, ..Default::default() });
+            record.turns = Some(zbench_reports::record::Turns { why_not, seed: self.seed, ..Default::default() });
         }
         if !planned.advice.is_empty() {
             record.notes.push(format!("Cheapest change that makes it fit: {}.", planned.advice));
@@ -425,14 +437,26 @@ pub(crate) fn is_next(cell: &Planned) -> bool {
     cell.search.as_deref().is_some_and(|search| search.role == zbench_reports::limits::Role::Next)
 }
 
-/// All cells' first trial, then the second, and so on; in each round references first, as others are compared with them.
-fn schedule(cells: &[Planned], wanted: &[Vec<u32>]) -> Vec<(usize, u32)> {
+/// Rounds of trials, each with one trial of every cell. References come first, because the losses of other cells are compared with
+/// theirs. With a seed, the order is random in every round, and references come first in the first round only.
+fn schedule(cells: &[Planned], wanted: &[Vec<u32>], seed: Option<u64>) -> Vec<(usize, u32)> {
     let rounds = wanted.iter().map(Vec::len).max().unwrap_or(0);
-    let (references, others): (Vec<usize>, Vec<usize>) =
-        (0..cells.len()).partition(|index| cells[*index].cell().is_some_and(parity::is_reference));
-    let order: Vec<usize> = references.into_iter().chain(others).collect();
-    let round = |round: usize| order.iter().filter_map(move |i| wanted[*i].get(round).map(|trial| (*i, *trial)));
-    (0..rounds).flat_map(round).collect()
+    let is_reference = |index: &usize| cells[*index].cell().is_some_and(parity::is_reference);
+    let mut order: Vec<usize> = (0..cells.len()).collect();
+    // The sort is stable.
+    order.sort_by_key(|index| !is_reference(index));
+    let mut random = seed.map(Random::new);
+    let mut schedule = Vec::new();
+    for round in 0..rounds {
+        if let Some(random) = &mut random {
+            random.shuffle(&mut order);
+            if round == 0 {
+                order.sort_by_key(|index| !is_reference(index));
+            }
+        }
+        schedule.extend(order.iter().filter_map(|index| Some((*index, *wanted[*index].get(round)?))));
+    }
+    schedule
 }
 
 /// Fills in parity with the reference of the cell's class, and checks that equal trials have equal losses. The reference

@@ -179,7 +179,7 @@ fn corrections_are_made_on_request_and_only_of_records() {
 /// The program with the kernels of GPUs on the processor, compiled once for all tests.
 fn on_host(notebook: &Path) -> std::process::Command {
     let mut command = crate::support::zbench(notebook);
-    command.env("ZBENCH_CUDA_ON_HOST", "1").env("ZBENCH_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
+    command.env("ZBENCH_CUDA_ON_HOST", "1").env("ZBENCH_CACHE", crate::support::cache());
     command
 }
 

@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 /// The program with CUDA's kernels on the processor, compiled once for all tests.
 fn on_host(notebook: &Path) -> Command {
     let mut command = zbench(notebook);
-    command.env("ZBENCH_CUDA_ON_HOST", "1").env("ZBENCH_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
+    command.env("ZBENCH_CUDA_ON_HOST", "1").env("ZBENCH_CACHE", crate::support::cache());
     command
 }
 
@@ -176,7 +176,7 @@ fn kernels_that_were_damaged_are_made_again() {
     std::fs::create_dir_all(copy.join("kernels")).unwrap();
     // The last of each source: the folder may have those of earlier versions.
     let mut last = BTreeMap::new();
-    for file in std::fs::read_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache/kernels")).unwrap() {
+    for file in std::fs::read_dir(crate::support::cache().join("kernels")).unwrap() {
         let from = file.unwrap().path();
         let name = from.file_name().unwrap().to_str().unwrap().to_string();
         let Some((source, _)) = name.strip_suffix(".so").and_then(|name| name.rsplit_once('-')) else { continue };
@@ -252,7 +252,7 @@ fn nothing_is_loaded_from_a_folder_that_others_write_to() {
     std::fs::set_permissions(bin.join("c++"), Permissions::from_mode(0o755)).unwrap();
     let user = std::fs::metadata(folder.path()).unwrap().uid();
     let caches = ["zbench-cache".to_string(), format!("zbench-cache-{user}")].map(|name| temporary.join(name));
-    let names = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache/kernels");
+    let names = crate::support::cache().join("kernels");
     let names: Vec<_> = std::fs::read_dir(names).unwrap().map(|file| file.unwrap().file_name()).collect();
     let ask = |home: Option<&Path>| {
         let mut command = on_host(folder.path());

@@ -239,11 +239,13 @@ fn launchers_show_each_process_all_gpus_or_one_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let file = support::write(folder.path(), &format!("{CELL}[parallel]\nranks = 2\nstall = \"60s\"\n"));
     let run = ["grid", file.to_str().unwrap(), "--trials", "1", "--fresh"];
-    for (launcher, shown) in [
+    let launchers = [
         (Launcher::Srun, Shown::OneEach(2)),
         (Launcher::Mpirun, Shown::All(2)),
         (Launcher::Torchrun, Shown::OneEach(2)),
-    ] {
+    ];
+    let test = "nodes::launchers_show_each_process_all_gpus_or_one_of_its_own (launchers)";
+    for (launcher, shown) in launchers.into_iter().take(scope::cases(test, 2, 3) as usize) {
         let launch = Launch { hosts: 1, each: 2, launcher, shown, variables: &none };
         let outputs = launch.run(folder.path(), &run);
         assert_eq!(measured(&outputs[0])["cell"]["parallel"]["backend"], "nccl", "{launcher:?}");

@@ -3,6 +3,7 @@
 use crate::support::{TINY, cells};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 use zbench_engine::config::{Cell, Strategy};
 use zbench_engine::plan::Planner;
 use zbench_reports::Notebook;
@@ -10,7 +11,7 @@ use zbench_reports::record::{Source, Status, Step, Verdict};
 use zbench_suites::runner::child::Children;
 use zbench_suites::runner::plan::{Decision, Planned, plan};
 use zbench_suites::runner::protocol::{End, Ended, Event, Told};
-use zbench_suites::runner::{Execute, Execution, Observe, Runner, Summary, Trials};
+use zbench_suites::runner::{Execute, Execution, Header, Observe, Runner, Summary, Trials};
 
 /// Executes without training: losses and ends by strategy.
 #[derive(Default)]
@@ -96,6 +97,52 @@ fn trials_go_round_robin_and_references_first() {
     assert_eq!(order[0], ("zero3".into(), 1));
     assert_eq!(order[1], ("zero3".into(), 2));
     assert_eq!(order[7], ("ddp".into(), 2));
+}
+
+fn run_with(folder: &Path, header: Header, trials: Trials) -> (Summary, Vec<String>) {
+    let notebook = Notebook::open(folder).unwrap();
+    let mut fake = Fake::default();
+    let mut runner = Runner { notebook: &notebook, execute: &mut fake, observe: &mut Silent, header };
+    let summary = runner.run(&planned(TINY), trials).unwrap();
+    (summary, fake.ran)
+}
+
+#[test]
+fn where_cells_cannot_take_turns_the_order_of_trials_is_random() {
+    let order = |seed: u64| {
+        let folder = tempfile::tempdir().unwrap();
+        let header = Header { why_not_turns: Some("one GPU".into()), seed, ..Header::default() };
+        let (summary, ran) = run_with(folder.path(), header, Trials::UpTo(20));
+        assert!(summary.records.iter().all(|record| record.turns.as_ref().is_some_and(|turns| turns.seed == seed)));
+        ran
+    };
+    let ran = order(1);
+    assert_eq!(ran, order(1));
+    assert_ne!(ran, order(2));
+    let rounds: Vec<&[String]> = ran.chunks(4).collect();
+    assert_eq!(rounds.len(), 20);
+    // The losses of other cells are compared with those of ddp.
+    assert!(rounds[0][..2].iter().all(|cell| cell.starts_with("ddp")), "{:?}", rounds[0]);
+    let sorted = |round: &[String]| {
+        let mut round = round.to_vec();
+        round.sort();
+        round
+    };
+    assert!(rounds.iter().all(|round| sorted(round) == sorted(rounds[0])), "each round has every cell once");
+    // Of 19 random rounds all begin with the same cell once in 4^18 seeds.
+    assert!(rounds[2..].iter().any(|round| round[0] != rounds[1][0]));
+}
+
+#[test]
+fn trials_end_with_the_budget_and_every_cell_has_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let header = || Header { budget: Some(Duration::ZERO), ..Header::default() };
+    let (summary, ran) = run_with(folder.path(), header(), Trials::UpTo(3));
+    assert_eq!((ran.len(), summary.appended, summary.left_out, summary.interrupted), (4, 4, 8, false));
+    // The same command with more time measures what is left.
+    let header = Header { budget: Some(Duration::from_secs(600)), ..Header::default() };
+    let (summary, ran) = run_with(folder.path(), header, Trials::UpTo(3));
+    assert_eq!((ran.len(), summary.records.len(), summary.left_out), (8, 12, 0));
 }
 
 #[test]

@@ -39,6 +39,12 @@ pub fn zbench(notebook: &Path) -> Command {
     command
 }
 
+/// Where the program finds CUDA's kernels compiled for the processor. All test programs of the workspace share its folder `kernels`.
+pub fn cache() -> PathBuf {
+    let own = std::env::current_exe().expect("a test program has a path");
+    own.with_file_name("cache")
+}
+
 /// Runs it with these arguments. A grid measures as many trials as it is asked for, however busy the machine is.
 pub fn run(notebook: &Path, arguments: &[&str]) -> Output {
     let once = arguments.contains(&"grid").then_some("--no-repeats");

@@ -226,8 +226,9 @@ fn plain(ranks: usize, plan: &Plan) -> Outcome {
 /// Every collective, type and reduction at sizes with empty, odd and even parts: right data on both sides.
 #[test]
 fn all_collectives_of_all_types_are_right() {
-    // Four ranks take as long as one, two and three together.
-    for ranks in 1..=scope::cases("collectives of all types (numbers of ranks)", 3, 4) as usize {
+    // Three ranks have parts of different lengths.
+    let sizes = scope::cases("collectives of all types (numbers of ranks)", 1, 4) as usize;
+    for ranks in [3, 2, 1, 4].into_iter().take(sizes) {
         let plan = plan("--collective all -d all -o all -r -1 -b 0 -e 1034 -i 517 -n 2 -w 0 -u 3 --buffers rotate");
         let outcome = plain(ranks, &plan);
         assert!(outcome.results.iter().all(std::result::Result::is_ok), "{ranks} ranks: {:?}", outcome.results);

@@ -201,20 +201,21 @@ pub struct GridArgs {
     /// The cells.
     #[command(flatten)]
     pub cells: Cells,
-    /// Wall time for all cells, starts included; it ends earlier when all is decided [default: 2min]
+    /// Wall time for all cells, starts included; it ends earlier when all is decided [default: 2min]. Where cells cannot take turns:
+    /// every cell has one trial, and no further trial begins after this time [default there: no limit]
     #[arg(long, value_parser = duration, value_name = "TIME", conflicts_with = "trials")]
     pub budget: Option<Duration>,
     /// Differences of speed below this are called equal
     #[arg(long, value_parser = percent, default_value = "5%", value_name = "PERCENT")]
     pub decide: f64,
-    /// Decides the order of turns; every record has it
+    /// Seed of the random order of turns, or of trials where cells cannot take turns; every record has it
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Count rounds in which other processes used the cores; they are discarded otherwise, as load hides differences
     #[arg(long, conflicts_with = "trials")]
     pub allow_load: bool,
-    /// In place of turns: so many valid trials of each cell, round robin; flagged ones are repeated, up to twice as many trials.
-    /// 3 where cells cannot take turns
+    /// Measure by N separate trials of each cell, round robin, instead of by turns. Flagged trials are repeated, up to 2 N trials of a
+    /// cell. Where cells cannot take turns, 3 trials in random order are the default
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub trials: Option<u32>,
     /// Time limit of a trial, and of a turn

@@ -273,13 +273,9 @@ pub fn repro(global: &Global, record: &Record, timeout: Duration) -> Result<u8> 
     let again = BenchCell { key, label, cell, question: Ok(question) };
     let header = Header {
         name: record.name.clone(),
-        question: String::new(),
         command: command_line(),
         environment: machine::environment(),
-        any_environment: false,
-        no_repeats: false,
-        why_not_turns: None,
-        folders: Default::default(),
+        ..Header::default()
     };
     let summary = carry_out(global, &[again], Trials::OneMore, header, timeout)?;
     if global.format == Format::Json {

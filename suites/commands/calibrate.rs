@@ -234,13 +234,9 @@ fn empty(cell: Value) -> Record {
     let key = blake3::hash(crate::grid::canonical(&cell).as_bytes()).to_hex()[..16].to_string();
     let header = Header {
         name: "calibrate".into(),
-        question: String::new(),
         command: command_line(),
         environment: machine::environment(),
-        any_environment: false,
-        no_repeats: false,
-        why_not_turns: None,
-        folders: Default::default(),
+        ..Header::default()
     };
     blank(&header, &key, cell, 1, Outcome::measured())
 }

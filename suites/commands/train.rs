@@ -60,8 +60,10 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         session.judge(&mut next);
         cells.extend(next);
     }
+    let from_clock = || jiff::Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000;
+    let seed = arguments.seed.unwrap_or_else(from_clock);
     let how = match (arguments.trials, &limits) {
-        (None, None) => by_turns(session, &cells, arguments)?,
+        (None, None) => by_turns(session, &cells, arguments, seed)?,
         _ => Err(String::new()),
     };
     let count = arguments.trials.unwrap_or(TRIALS);
@@ -75,6 +77,8 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     header.folders = Folders::Trial { fresh: arguments.fresh };
     let question = header.question.clone();
     header.why_not_turns = how.as_ref().err().cloned().filter(|why| !why.is_empty());
+    header.seed = seed;
+    header.budget = arguments.budget;
     let mut run = |cells: &[Planned]| {
         let how = how.as_ref().map_or(How::Trials(trials), How::Turns);
         carry_out(global, session, cells, how, header.clone(), arguments.timeout, None)
@@ -83,6 +87,10 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         Some(limits) => limits::carry_out(limits, &cells, &mut run)?,
         None => run(&cells)?,
     };
+    if summary.left_out > 0 {
+        let trials = zbench_reports::units::plural(summary.left_out, "trial", "trials");
+        crate::say!("the budget left no time for {trials}; the same command with a larger --budget measures them");
+    }
     if global.format == Format::Json {
         print_lines(&summary.records)?;
     } else if summary.interrupted {
@@ -110,6 +118,7 @@ fn by_turns(
     session: &Session,
     cells: &[Planned],
     arguments: &GridArgs,
+    seed: u64,
 ) -> Result<std::result::Result<ByTurns, String>> {
     if session.leader.is_some() {
         return Ok(Err("ranks that a launcher started are there for one cell after another".into()));
@@ -124,7 +133,7 @@ fn by_turns(
         program: std::env::current_exe().context("the path of zbench itself is needed to start cells")?,
         budget: arguments.budget.unwrap_or(BUDGET),
         equal: arguments.decide,
-        seed: arguments.seed.unwrap_or_else(|| jiff::Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000),
+        seed,
         timeout: arguments.timeout,
         allow_load: arguments.allow_load,
         stop: stop_flag()?,

@@ -60,19 +60,20 @@ pub(super) struct Turns<'a> {
 }
 
 impl<'a> Turns<'a> {
-    /// Reads the notebook. `here` is the environment that records must have been made in; `repeats`: flagged trials are
-    /// repeated.
+    /// Reads the notebook. `here` is the environment that records must have been made in. `repeats`: flagged trials are
+    /// repeated. `seed`: the order of trials is random.
     pub(super) fn new(
         notebook: &'a Notebook,
         cells: &'a [Planned],
         trials: Trials,
         here: Option<Map<String, Value>>,
         repeats: bool,
+        seed: Option<u64>,
     ) -> Result<Self, StoreError> {
         let mut tail = notebook.tail();
         let known = tail.news()?;
         let wanted: Vec<Vec<u32>> = cells.iter().map(|cell| wanted(cell, trials, &known)).collect();
-        let pending = schedule(cells, &wanted);
+        let pending = schedule(cells, &wanted, seed);
         let mut turns = Turns {
             notebook,
             cells,
@@ -114,6 +115,17 @@ impl<'a> Turns<'a> {
     /// Trials that are no more to be done.
     pub(super) fn done(&self) -> usize {
         self.all - self.pending.len()
+    }
+
+    /// Drops the trials of cells that have a record, and returns how many.
+    pub(super) fn leave_out_further_trials(&mut self) -> usize {
+        let before = self.pending.len();
+        let (cells, counted) = (self.cells, &self.counted);
+        let has_record = |index: usize| counted.iter().any(|record| record.key == cells[index].grid.key);
+        self.pending.retain(|(index, _)| !has_record(*index));
+        let left_out = before - self.pending.len();
+        self.all -= left_out;
+        left_out
     }
 
     /// The next trial that is neither done nor somebody else's.

@@ -2,6 +2,7 @@
 
 use crate::comm::tcp::{attempt, cpu, patient, run};
 use crate::conformance::{self, EXACT, NEAR, Options};
+use crate::scope;
 use std::time::Duration;
 use zbench_engine::comm::{Algorithm, Communicator, Metered, Tcp, TcpOptions};
 
@@ -36,12 +37,15 @@ fn four_ranks_conform_with_checksums_over_one_socket() {
 
 #[test]
 fn eight_ranks_conform() {
-    conforms(8);
+    if scope::cases("comm::tcp_conformance::eight_ranks_conform", 0, 1) == 1 {
+        conforms(8);
+    }
 }
 
 #[test]
 fn rings_conform() {
-    for size in [2, 3, 4] {
+    let sizes = scope::cases("comm::tcp_conformance::rings_conform (sizes)", 2, 3) as usize;
+    for &size in &[2, 3, 4][..sizes] {
         let options = TcpOptions { algorithm: Some(Algorithm::Ring), ..patient() };
         run(size, &options, |comm| conformance::all(comm, &OTHER));
     }
@@ -49,7 +53,9 @@ fn rings_conform() {
 
 #[test]
 fn halving_and_doubling_conform() {
-    for size in [3, 4, 7] {
+    // Seven ranks have a remainder beside four.
+    let sizes = scope::cases("comm::tcp_conformance::halving_and_doubling_conform (sizes)", 2, 3) as usize;
+    for &size in &[7, 4, 3][..sizes] {
         let options = TcpOptions { algorithm: Some(Algorithm::Recursive), ..patient() };
         run(size, &options, |comm| conformance::all(comm, &OTHER));
     }
@@ -60,7 +66,8 @@ fn worlds_end_as_the_suite_says() {
     let stall = Duration::from_millis(600);
     let short = TcpOptions { stall, ..TcpOptions::default() };
     let well = |results: Vec<std::thread::Result<()>>| results.into_iter().for_each(|rank| rank.unwrap());
-    for size in [2, 3, 8] {
+    let sizes = scope::cases("comm::tcp_conformance::worlds_end_as_the_suite_says (sizes)", 2, 3) as usize;
+    for &size in &[2, 3, 8][..sizes] {
         well(attempt(size, &patient(), cpu, |comm| conformance::leaves(Box::new(comm), 1)));
         well(attempt(size, &patient(), cpu, |comm| conformance::aborts(&comm, 1)));
         well(attempt(size, &patient(), cpu, |comm| conformance::mismatches(&comm)));

@@ -8,7 +8,7 @@ use zbench_kernels::cuda::gpu::{Gpu, Options, Probe, Search};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::cuda::machine::Machine;
 
-/// Compiled kernels are kept beside the test program.
+/// Compiled kernels are kept beside the test program. All test programs of the workspace share `cache/kernels`, so that C++ is compiled once.
 fn cache(name: &str) -> PathBuf {
     let program = std::env::current_exe().unwrap();
     program.parent().unwrap_or(Path::new(".")).join(name)
@@ -16,7 +16,7 @@ fn cache(name: &str) -> PathBuf {
 
 /// The processor.
 static HOST: LazyLock<Host> = LazyLock::new(|| {
-    Host::new(&cache("cuda-on-the-host"), "c++", &[], Order::Forward).unwrap_or_else(|error| panic!("{error}"))
+    Host::new(&cache("cache/kernels"), "c++", &[], Order::Forward).unwrap_or_else(|error| panic!("{error}"))
 });
 
 /// The GPU that is asked for; a test fails where it is and there is none.

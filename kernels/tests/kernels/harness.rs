@@ -26,9 +26,11 @@ pub static CUDAS: LazyLock<[Cuda; 2]> =
 pub fn host(order: Order) -> Host {
     let flags = std::env::var("ZBENCH_HOST_CUDA_FLAGS").unwrap_or_default();
     let flags: Vec<_> = flags.split_whitespace().map(Into::into).collect();
-    // Beside the test's own program: tests inside the crate have no folder of Cargo's.
+    // Beside the test's own program: tests inside the crate have no folder of Cargo's. All test programs of the workspace share it,
+    // so that C++ is compiled once; what is compiled with other flags lies apart.
     let own = std::env::current_exe().unwrap();
-    let cache = own.parent().unwrap_or(Path::new(".")).join("cuda-on-the-host");
+    let folder = if flags.is_empty() { "cache/kernels" } else { "cache-with-flags" };
+    let cache = own.parent().unwrap_or(Path::new(".")).join(folder);
     Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"))
 }
 

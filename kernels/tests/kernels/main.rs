@@ -22,5 +22,7 @@ mod packed;
 mod quantize;
 mod reduce;
 mod rows;
+#[path = "../../../tests/scope.rs"]
+mod scope;
 mod shared;
 mod stochastic;

@@ -127,7 +127,7 @@ fn assert_alike(case: &str, got: &[f64], want: &[f64], within: f64) {
 }
 
 fn check(kinds: Kinds, dtype: DType, within: f64) {
-    let cache = std::env::current_exe().unwrap().with_file_name("cuda-on-the-host");
+    let cache = std::env::current_exe().unwrap().with_file_name("cache/kernels");
     let cuda = Cuda::new(Arc::new(Host::new(&cache, "c++", &[], Order::Forward).unwrap())).unwrap();
     let (seq, heads, kv_heads, head_dim) = (150, 2, 1, 64);
     let op = Attention { batch: 1, seq, heads, kv_heads, head_dim, scale: 0.125, window: Some(90), alibi: true, dtype };

@@ -326,7 +326,7 @@ fn marks_order_queues_and_tell_times() {
     let foreign = other.queue().unwrap().mark().unwrap();
     assert!(first.follow(&*foreign).unwrap_err().reason.contains("another machine's"));
     assert!(last.since(&*foreign).is_err() && foreign.since(&*last).is_err());
-    let cache = beside("cuda-on-the-host");
+    let cache = beside("cache/kernels");
     let host = Host::new(&cache, "c++", &[], Order::Forward).unwrap().mark().unwrap();
     assert!(first.follow(&*host).is_err() && last.since(&*host).is_err());
     // SAFETY: made above.
