@@ -3,6 +3,7 @@
 use super::{EstimateRow, band_column};
 use crate::document::{Column, Document, Entry, Table, Tone};
 use crate::plot::{Axis, Figure, Panel, Plot, Unit, Waterfalls};
+use crate::screen::{Room, Screen, fitting};
 use crate::units;
 
 /// So many waterfalls are drawn.
@@ -209,15 +210,36 @@ pub(super) fn traffic(document: &mut Document, rows: &[EstimateRow]) {
     document.table(table);
 }
 
-/// The same cells on a machine and on a changed one.
-pub fn what_if(before: &[EstimateRow], after: &[EstimateRow], changes: &[String]) -> Document {
+/// Rows of the screen's table at most, and at least.
+const ROWS: (usize, usize) = (30, 4);
+
+/// The same cells on a machine and on a changed one: a screen for this room, and behind it all cells.
+pub fn what_if(before: &[EstimateRow], after: &[EstimateRow], changes: &[String], room: Room) -> Document {
     let mut document = Document::new("What if");
-    document.paragraph(format!("The machine with {}. Nothing was run.", changes.join(", ")));
+    let table = changed(before, after);
+    let said = format!("The machine with {}. Nothing was run.", changes.join(", "));
+    let count = table.rows.len();
+    let compose = |rows: usize| {
+        let mut screen = Screen::default();
+        screen.said("WHAT IF", &said, 2);
+        screen.table(Table { rows: table.rows.iter().take(rows).cloned().collect(), ..table.clone() });
+        if rows < count {
+            screen.said("", format!("{} more of {count}; --full shows all.", count - rows), 1);
+        }
+        screen
+    };
+    document.screen = Some(fitting(room, count.min(ROWS.0), count.min(ROWS.1), compose));
+    document.heading("Every cell");
+    document.table(table);
+    document
+}
+
+fn changed(before: &[EstimateRow], after: &[EstimateRow]) -> Table {
     let columns = vec![
         Column::words("cell"),
+        Column::numbers("change of speed", "fraction"),
         Column::numbers("step as it is", "ms"),
         Column::numbers("step then", "ms"),
-        Column::numbers("change of speed", "fraction"),
         Column::numbers("tokens/s then", "tokens/s"),
         Column::numbers("MFU then", "fraction"),
         Column::words("fits"),
@@ -236,17 +258,16 @@ pub fn what_if(before: &[EstimateRow], after: &[EstimateRow], changes: &[String]
         };
         table.row(vec![
             Entry::words(new.marked_label()),
+            Entry::maybe(faster, units::change),
             Entry::maybe(old.step_ms, ms),
             Entry::maybe(new.step_ms, ms),
-            Entry::maybe(faster, units::change),
             Entry::maybe(new.tokens_per_second, units::quantity),
             Entry::maybe(new.mfu, units::percent),
             Entry::words(fits),
             Entry::words(largest_difference(old, new)),
         ]);
     }
-    document.table(table);
-    document
+    table
 }
 
 /// The span that changes most.

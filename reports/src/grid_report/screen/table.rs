@@ -14,7 +14,7 @@ use crate::units;
 /// So many rows at most, and what to say of the others.
 pub fn of_cells(grid: &Grid, rows: usize) -> (Table, String) {
     let by_turns = grid.turned.is_some();
-    let mut columns = vec![Column::words("rank")];
+    let mut columns = vec![Column::words("place")];
     if by_turns {
         columns.push(Column::words("tie"));
     }
