@@ -2,7 +2,7 @@
 //! slowest), less what is excluded, then the includes.
 
 use crate::config::files::Files;
-use crate::config::keys::{self, Default};
+use crate::config::keys::{self, Default, Key};
 use crate::config::kind::{Kind, shown};
 use crate::config::{
     Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Search, Setting, Settings, document, resolve,
@@ -229,7 +229,10 @@ pub fn parse_only(text: &str, document: &Document) -> Result<Vec<Axis>, ConfigEr
     let refuse = |message: String| ConfigError::about(format!("--only {text}"), message);
     for term in label::read(text) {
         let (key, value) = match term {
-            Term::Pair(name, value) => (key_of(name, document).map_err(refuse)?, document::bare(value)),
+            Term::Pair(name, value) => {
+                let value = document::bare(value);
+                (key_of(name, &value, document).map_err(refuse)?, value)
+            }
             Term::Word(word) if is_strategy(word) => (label::STRATEGY, word.into()),
             Term::Word(word) if word.len() >= SHORTEST_KEY && word.chars().all(|c| c.is_ascii_hexdigit()) => {
                 (CELL_KEY, word.into())
@@ -257,24 +260,27 @@ fn is_strategy(word: &str) -> bool {
     matches!(keys::find(label::STRATEGY).map(|key| &key.kind), Some(Kind::Choice(names)) if names.contains(&word))
 }
 
-/// The key of this name, or the only one that ends in it; of several the one that the document varies.
-fn key_of(name: &str, document: &Document) -> Result<&'static str, String> {
+/// The key of this name, or the only one that ends in it; of several the one that the document varies, or that takes the value.
+fn key_of(name: &str, value: &toml::Value, document: &Document) -> Result<&'static str, String> {
     if name == CELL_KEY {
         return Ok(CELL_KEY);
     }
     if let Some(key) = keys::find(name) {
         return Ok(key.name);
     }
-    let all: Vec<&'static str> =
-        keys::KEYS.iter().map(|key| key.name).filter(|key| !name.is_empty() && label::is_key(key, name)).collect();
-    let varied: Vec<&'static str> = varying(document).into_iter().filter(|key| all.contains(key)).collect();
-    match (&all[..], &varied[..]) {
-        (_, [one]) | ([one], _) => Ok(one),
-        ([], _) => {
+    let all: Vec<&Key> =
+        keys::KEYS.iter().copied().filter(|key| !name.is_empty() && label::is_key(key.name, name)).collect();
+    let varying = varying(document);
+    let names = |keys: Vec<&Key>| keys.into_iter().map(|key| key.name).collect::<Vec<&'static str>>();
+    let varied = names(all.iter().copied().filter(|key| varying.contains(&key.name)).collect());
+    let taking = names(all.iter().copied().filter(|key| key.kind.check(value).is_ok()).collect());
+    match (&names(all)[..], &varied[..], &taking[..]) {
+        ([one], ..) | (_, [one], _) | (_, _, [one]) => Ok(one),
+        ([], ..) => {
             let hint = keys::nearest(name).map(|key| format!("; did you mean {key}?")).unwrap_or_default();
             Err(format!("unknown key {name}{hint}"))
         }
-        (several, _) => Err(format!("{name} may be {}; write one of them in full", several.join(" or "))),
+        (several, ..) => Err(format!("{name} may be {}; write one of them in full", several.join(" or "))),
     }
 }
 

@@ -28,6 +28,7 @@ mod grid;
 mod hardware;
 mod hostile;
 mod import;
+mod labels;
 mod launch;
 mod launch_detect;
 mod limits;

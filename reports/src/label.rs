@@ -142,16 +142,41 @@ pub fn is_value(path: &str, value: &Value, typed: &str) -> bool {
     numbers.is_some_and(|(a, b)| a == b) || is_same(plain(value)) || is_same(self::value(path, value))
 }
 
-/// Labels without the terms that all of them have, so that a table says once what is the same in every row. The first term of a
-/// label that would be empty stays.
-pub fn without_common(labels: &[&str]) -> Vec<String> {
+/// Labels for a table: without the terms that all of them have, those that only say again what another term says, and, where labels
+/// stay apart without them, lists and what is off.
+pub fn shortened(labels: &[&str]) -> Vec<String> {
     let terms: Vec<Vec<&str>> = labels.iter().map(|label| split(label)).collect();
-    let is_common = |term: &str| terms.len() > 1 && terms.iter().all(|others| others.contains(&term));
-    let kept = |(terms, label): (&Vec<&str>, &&str)| {
-        let short = of_terms(terms.iter().filter(|term| !is_common(term)));
-        if short.is_empty() { terms.first().map_or_else(|| label.to_string(), |first| first.to_string()) } else { short }
+    let mut kept: Vec<(&str, Vec<usize>)> = Vec::new();
+    for term in terms.iter().flatten().copied() {
+        if kept.iter().any(|(other, _)| *other == term) {
+            continue;
+        }
+        let own: Vec<usize> = (0..terms.len()).filter(|row| terms[*row].contains(&term)).collect();
+        let is_common = own.len() == terms.len() && terms.len() > 1;
+        if !is_common && !kept.iter().any(|(_, others)| *others == own) {
+            kept.push((term, own));
+        }
+    }
+    let is_kept = |term: &str| kept.iter().any(|(other, _)| *other == term);
+    let says = |term: &str, what: &dyn Fn(&str) -> bool| term.split_once('=').is_some_and(|(_, value)| what(value));
+    let is_list = |term: &str| says(term, &|value| value.starts_with(['[', '{']));
+    let is_off = |term: &str| says(term, &is_off);
+    let by = |keep: &dyn Fn(&str) -> bool| -> Vec<String> {
+        terms.iter().map(|terms| of_terms(terms.iter().filter(|term| keep(term)))).collect()
     };
-    terms.iter().zip(labels).map(kept).collect()
+    let ways = [
+        by(&|term| is_kept(term) && !is_list(term) && !is_off(term)),
+        by(&|term| is_kept(term) && !is_list(term)),
+        by(&is_kept),
+    ];
+    let is_unique = |way: &[String], row: usize| {
+        !way[row].is_empty() && way.iter().enumerate().all(|(other, label)| other == row || *label != way[row])
+    };
+    let short = |(row, label): (usize, &&str)| {
+        let way = ways.iter().find(|way| is_unique(way, row));
+        way.map_or_else(|| label.to_string(), |way| way[row].clone())
+    };
+    labels.iter().enumerate().map(short).collect()
 }
 
 #[cfg(test)]
@@ -195,10 +220,18 @@ mod tests {
     }
 
     #[test]
-    fn what_all_labels_have_is_left_out() {
+    fn labels_of_a_table_leave_out_what_tells_nothing_apart() {
         let labels = ["ddp, checkpointing=none, accumulation=1", "zero3, checkpointing=none, accumulation=1"];
-        assert_eq!(without_common(&labels), ["ddp", "zero3"]);
-        assert_eq!(without_common(&labels[..1]), labels[..1]);
-        assert_eq!(without_common(&["ddp, a=1", "ddp, a=1"]), ["ddp", "ddp"]);
+        assert_eq!(shortened(&labels), ["ddp", "zero3"]);
+        assert_eq!(shortened(&labels[..1]), ["ddp, accumulation=1"]);
+        assert_eq!(shortened(&["ddp, a=1", "ddp, a=1"]), ["ddp, a=1", "ddp, a=1"]);
+        let labels = [
+            "ddp, checkpointing=none",
+            "ddp, checkpointing=full",
+            "ddp, checkpointing=full, lora.rank=8, lora.targets=[\"q\"]",
+            "ddp, checkpointing=full, lora.rank=4, lora.targets=[\"q\"]",
+        ];
+        let short = ["ddp, checkpointing=none", "checkpointing=full", "checkpointing=full, lora.rank=8", "checkpointing=full, lora.rank=4"];
+        assert_eq!(shortened(&labels), short);
     }
 }

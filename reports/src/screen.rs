@@ -120,7 +120,8 @@ pub fn fitting(room: Room, most: usize, least: usize, compose: impl Fn(usize) ->
             return screen;
         }
         if rows > least {
-            rows = rows.saturating_sub(surplus).max(least);
+            // Fewer rows may be narrower, too, so that fewer of them wrap: no more than half of the surplus at once.
+            rows = rows.saturating_sub(surplus.div_ceil(2)).max(least);
             screen = compose(rows);
         } else if !screen.cut_longest(room.width) {
             return screen;

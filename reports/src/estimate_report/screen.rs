@@ -52,30 +52,13 @@ pub fn screen(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> Scre
     screen
 }
 
-/// Rows whose labels leave out what all cells have, and what only says again what another key says.
+/// Rows with labels as short as a table needs them.
 fn shortened(rows: &[EstimateRow]) -> Vec<EstimateRow> {
-    let parts: Vec<Vec<&str>> = rows.iter().map(|row| label::split(&row.label)).collect();
-    let having = |part: &str| -> Vec<usize> { (0..rows.len()).filter(|row| parts[*row].contains(&part)).collect() };
-    let mut kept: Vec<(&str, Vec<usize>)> = Vec::new();
-    for part in parts.iter().flatten().copied() {
-        if kept.iter().any(|(other, _)| *other == part) {
-            continue;
-        }
-        let own = having(part);
-        let is_common = own.len() == rows.len() && rows.len() > 1;
-        if !is_common && !kept.iter().any(|(_, others)| *others == own) {
-            kept.push((part, own));
-        }
-    }
-    let is_kept = |part: &&&str| kept.iter().any(|(other, _)| *other == **part);
-    let short = |parts: &Vec<&str>| label::of_terms(parts.iter().filter(is_kept));
-    let labels: Vec<String> = parts.iter().map(short).collect();
-    let shorter = |(row, label): (&EstimateRow, &String)| {
-        let is_unique = labels.iter().filter(|other| *other == label).count() == 1;
-        let label = if label.is_empty() || !is_unique { row.label.clone() } else { label.clone() };
+    let labels: Vec<&str> = rows.iter().map(|row| row.label.as_str()).collect();
+    let short = |(row, label): (&EstimateRow, String)| {
         EstimateRow { label: if label.is_empty() { "the cell".into() } else { label }, ..row.clone() }
     };
-    rows.iter().zip(&labels).map(shorter).collect()
+    rows.iter().zip(label::shortened(&labels)).map(short).collect()
 }
 
 /// What is known of no row has no column; what matters least is last, as a narrow terminal leaves it out first.

@@ -2,6 +2,7 @@
 
 use super::{EstimateRow, band_column};
 use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::label;
 use crate::plot::{Axis, Figure, Panel, Plot, Unit, Waterfalls};
 use crate::screen::{Room, Screen, fitting};
 use crate::units;
@@ -246,7 +247,9 @@ fn changed(before: &[EstimateRow], after: &[EstimateRow]) -> Table {
         Column::words("largest difference"),
     ];
     let mut table = Table::new("what if", columns);
-    for (old, new) in before.iter().zip(after) {
+    let labels: Vec<String> = after.iter().map(EstimateRow::marked_label).collect();
+    let labels = label::shortened(&labels.iter().map(String::as_str).collect::<Vec<_>>());
+    for ((old, new), label) in before.iter().zip(after).zip(labels) {
         let faster = old.step_ms.zip(new.step_ms).map(|(old, new)| old / new - 1.0);
         let ms = |ms: f64| units::duration(ms / 1e3);
         let fits = match (old.fits, new.fits) {
@@ -257,7 +260,7 @@ fn changed(before: &[EstimateRow], after: &[EstimateRow]) -> Table {
             _ => "not known",
         };
         table.row(vec![
-            Entry::words(new.marked_label()),
+            Entry::words(label),
             Entry::maybe(faster, units::change),
             Entry::maybe(old.step_ms, ms),
             Entry::maybe(new.step_ms, ms),

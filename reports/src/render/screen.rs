@@ -218,13 +218,13 @@ mod tests {
 
     #[test]
     fn a_table_that_is_too_wide_loses_columns_first_and_then_wraps_names() {
-        let columns = vec![
+        let titles = vec![
             Column::numbers("n", ""),
             Column::words("cell"),
             Column::numbers("speed", ""),
             Column::numbers("loss", ""),
         ];
-        let mut table = Table::new("t", columns);
+        let mut table = Table::new("t", titles);
         table.row(vec![
             Entry::whole(1, "1"),
             Entry::words("a name of thirty letters, about"),
