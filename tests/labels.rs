@@ -70,7 +70,12 @@ fn labels(text: &str) -> BTreeSet<String> {
         true => line.starts_with('│'),
         false => line.starts_with(' ') && !line.starts_with("         "),
     };
-    lines[1..].iter().filter(is_row).filter_map(|line| split(line).get(place).cloned()).collect()
+    lines[1..]
+        .iter()
+        .filter(is_row)
+        .filter_map(|line| split(line).get(place).cloned())
+        .filter(|label| !label.starts_with(':'))
+        .collect()
 }
 
 #[test]
@@ -99,7 +104,11 @@ fn a_label_that_is_printed_anywhere_is_accepted_everywhere() {
         let checkpointing = if label.contains("checkpointing=full") { "full" } else { "none" };
         assert_eq!(cell["memory"]["checkpointing"], checkpointing, "{label}");
         assert_eq!(label.contains("lora.rank=4"), cell["lora"]["rank"] == 4, "{label}");
-        assert_eq!((&record["trial"], record["id"].as_str()), (&json!(2), record["id"].as_str()), "the newest: {label}");
+        assert_eq!(
+            (&record["trial"], record["id"].as_str()),
+            (&json!(2), record["id"].as_str()),
+            "the newest: {label}"
+        );
         let id = record["id"].as_str().unwrap();
         assert!(said(book, &["list", label]).contains(&id[..8]), "{label}");
         assert!(said(book, &["report", label]).starts_with("ANSWER"), "{label}");
@@ -132,7 +141,8 @@ fn what_stands_for_several_cells_lists_them_and_short_keys_are_enough() {
         }
     };
     // Both values of accumulation are left, and neither is off.
-    let listed = ["`zero3` stands for 8 cells", "\"zero3, accumulation=1\"", "\"zero3, checkpointing=full, accumulation=4"];
+    let listed =
+        ["`zero3` stands for 8 cells", "\"zero3, accumulation=1\"", "\"zero3, accumulation=4, checkpointing=full"];
     refused(&["show", "zero3"], &listed);
     refused(&["note", "accumulation=4", "x"], &["stands for 8 cells", "\"ddp"]);
     refused(&["tag", "ddp, accumulation=3", "x"], &["no record of", "accumulation=3; there are: 1, 4"]);
@@ -149,7 +159,8 @@ fn what_stands_for_several_cells_lists_them_and_short_keys_are_enough() {
         assert_eq!(count(&["plan", file, "--only", terms, "--format", "json"]), cells, "{terms}");
         assert_eq!(count(&["list", terms, "--format", "json"]), 2 * cells, "{terms}");
     }
-    let key = said(book, &["plan", file, "--only", "ddp, rank=4, accumulation=1, checkpointing=full", "--format", "json"]);
+    let key =
+        said(book, &["plan", file, "--only", "ddp, rank=4, accumulation=1, checkpointing=full", "--format", "json"]);
     let key: Value = serde_json::from_str(key.trim()).unwrap();
     let key = &key["key"].as_str().unwrap()[..10];
     assert_eq!(count(&["plan", file, "--only", key, "--format", "json"]), 1);

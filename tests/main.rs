@@ -49,6 +49,7 @@ mod references;
 mod release;
 mod report;
 mod scope;
+mod screens;
 mod search;
 mod support;
 mod survival;

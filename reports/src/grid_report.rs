@@ -349,6 +349,6 @@ fn made_by(document: &mut Document, grid: &Grid, records: &[&Record]) {
 
 pub(crate) use crate::environment::flatten;
 pub(crate) use cells::{Cell, Grid};
-pub use labels::{each_setting, labels_of, plainest};
 pub(crate) use labels::{STRATEGY, first_letters, telling_length};
+pub use labels::{each_setting, labels_of, plainest};
 pub(crate) use ranking::flag_words;

@@ -145,6 +145,9 @@ pub fn is_value(path: &str, value: &Value, typed: &str) -> bool {
 /// Labels for a table: without the terms that all of them have, those that only say again what another term says, and, where labels
 /// stay apart without them, lists and what is off.
 pub fn shortened(labels: &[&str]) -> Vec<String> {
+    if let [only] = labels {
+        return vec![only.to_string()];
+    }
     let terms: Vec<Vec<&str>> = labels.iter().map(|label| split(label)).collect();
     let mut kept: Vec<(&str, Vec<usize>)> = Vec::new();
     for term in terms.iter().flatten().copied() {
@@ -152,7 +155,7 @@ pub fn shortened(labels: &[&str]) -> Vec<String> {
             continue;
         }
         let own: Vec<usize> = (0..terms.len()).filter(|row| terms[*row].contains(&term)).collect();
-        let is_common = own.len() == terms.len() && terms.len() > 1;
+        let is_common = own.len() == terms.len();
         if !is_common && !kept.iter().any(|(_, others)| *others == own) {
             kept.push((term, own));
         }
@@ -192,11 +195,8 @@ mod tests {
             term("memory.checkpointing", "checkpointing", "{\"every\":2}"),
         ]);
         assert_eq!(label, "zero3, betas=[0.9,0.95], checkpointing={\"every\":2}");
-        let read_back = [
-            Term::Word("zero3"),
-            Term::Pair("betas", "[0.9,0.95]"),
-            Term::Pair("checkpointing", "{\"every\":2}"),
-        ];
+        let read_back =
+            [Term::Word("zero3"), Term::Pair("betas", "[0.9,0.95]"), Term::Pair("checkpointing", "{\"every\":2}")];
         assert_eq!(read(&label), read_back);
         assert_eq!(read(&format!("{label} [proxy]")), read_back);
         assert_eq!(read("ddp (3f2a77c0)"), [Term::Word("ddp"), Term::Word("3f2a77c0")]);
@@ -223,7 +223,7 @@ mod tests {
     fn labels_of_a_table_leave_out_what_tells_nothing_apart() {
         let labels = ["ddp, checkpointing=none, accumulation=1", "zero3, checkpointing=none, accumulation=1"];
         assert_eq!(shortened(&labels), ["ddp", "zero3"]);
-        assert_eq!(shortened(&labels[..1]), ["ddp, accumulation=1"]);
+        assert_eq!(shortened(&labels[..1]), labels[..1]);
         assert_eq!(shortened(&["ddp, a=1", "ddp, a=1"]), ["ddp, a=1", "ddp, a=1"]);
         let labels = [
             "ddp, checkpointing=none",
@@ -231,7 +231,12 @@ mod tests {
             "ddp, checkpointing=full, lora.rank=8, lora.targets=[\"q\"]",
             "ddp, checkpointing=full, lora.rank=4, lora.targets=[\"q\"]",
         ];
-        let short = ["ddp, checkpointing=none", "checkpointing=full", "checkpointing=full, lora.rank=8", "checkpointing=full, lora.rank=4"];
+        let short = [
+            "ddp, checkpointing=none",
+            "checkpointing=full",
+            "checkpointing=full, lora.rank=8",
+            "checkpointing=full, lora.rank=4",
+        ];
         assert_eq!(shortened(&labels), short);
     }
 }

@@ -45,9 +45,7 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
             markdown::render_linked(&document, &|figure| Some(link(beside, pictures.get(&figure.name)?)))
         }
         // In a terminal one screen, unless everything was asked for.
-        Format::Table if !global.full && arguments.output.is_none() => {
-            document_text(global, &shortened(&document))
-        }
+        Format::Table if !global.full && arguments.output.is_none() => document_text(global, &shortened(&document)),
         _ => document_text(&Global { format, ..global.clone() }, &document),
     };
     let output = arguments.output.clone().or_else(|| arguments.open.then(|| open::temporary(ending(format))));

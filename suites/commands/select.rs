@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use zbench_reports::compare::Side;
 use zbench_reports::label::{self, Term};
 use zbench_reports::record::Record;
-use zbench_reports::{Notebook, bench, grid_report};
 use zbench_reports::store::RECORDS;
+use zbench_reports::{Notebook, bench, grid_report};
 
 /// The records that `what` stands for: words of `key=value` terms alone narrow, each of them; others (ids, keys of cells, strategies,
 /// labels) name records, all of which are taken. Nothing stands for all.
@@ -69,7 +69,7 @@ pub fn one(notebook: &Notebook, text: &str) -> Result<Vec<Record>> {
         [only] => *only,
         several => match grid_report::plainest(several, &is_named) {
             Some(plain) => plain,
-            None => bail!("{}", candidates(text, several)),
+            None => bail!("{}", candidates(text, records, several)),
         },
     };
     // The second set of a reference's processes is no cell of its own.
@@ -82,14 +82,17 @@ pub fn one(notebook: &Notebook, text: &str) -> Result<Vec<Record>> {
 /// So many cells of an ambiguous word are listed.
 const LISTED: usize = 8;
 
-fn candidates(text: &str, cells: &[&Record]) -> String {
+/// The cells by their labels among all records, so that each is accepted.
+fn candidates(text: &str, records: &[Record], cells: &[&Record]) -> String {
     let names_differ = cells.iter().any(|cell| cell.name != cells[0].name);
-    let labels = grid_report::labels_of(cells);
-    let line = |(cell, label): (&&Record, &String)| match names_differ {
-        true => format!("\n  \"{label}, name={}\"", cell.name),
-        false => format!("\n  \"{label}\""),
+    let all: Vec<&Record> = records.iter().collect();
+    let labels: HashMap<&str, String> =
+        all.iter().map(|record| record.key.as_str()).zip(grid_report::labels_of(&all)).collect();
+    let line = |cell: &&Record| match names_differ {
+        true => format!("\n  \"{}, name={}\"", labels[cell.key.as_str()], cell.name),
+        false => format!("\n  \"{}\"", labels[cell.key.as_str()]),
     };
-    let mut lines: Vec<String> = cells.iter().zip(&labels).take(LISTED).map(line).collect();
+    let mut lines: Vec<String> = cells.iter().take(LISTED).map(line).collect();
     if cells.len() > LISTED {
         lines.push(format!("\n  and {} more", cells.len() - LISTED));
     }
@@ -222,7 +225,11 @@ fn has(record: &Record, path: &str, term: Term) -> bool {
         })
     };
     holds
-        || record.estimate.get("label").and_then(Value::as_str).is_some_and(|text| !OWN.contains(&path) && is_written(text))
+        || record
+            .estimate
+            .get("label")
+            .and_then(Value::as_str)
+            .is_some_and(|text| !OWN.contains(&path) && is_written(text))
 }
 
 fn value_of(record: &Record, key: &str) -> Option<String> {

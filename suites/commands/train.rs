@@ -145,7 +145,10 @@ fn none_here(cells: &[Planned], arguments: &GridArgs) -> Text {
     let rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
     let file = quoted(&arguments.cells.file.to_string_lossy());
     let next = [
-        ("HERE", format!("nothing of it can run: zbench grid {file} --proxy runs scaled-down stand-ins of these cells.")),
+        (
+            "HERE",
+            format!("nothing of it can run: zbench grid {file} --proxy runs scaled-down stand-ins of these cells."),
+        ),
         ("PLAN", format!("zbench plan {file} has all of this, --search looks for a faster way to split the work.")),
     ];
     estimate_report::estimates(&rows, Room { lines: NONE_LINES, ..Room::wide(Stream::Out.width()) }, &next)
@@ -293,8 +296,12 @@ pub(super) fn estimates(global: &Global, cells: &[Planned], file: &Path) -> Resu
             let runs = cells.iter().any(|cell| matches!(cell.decision, Decision::Run));
             let file = quoted(&file.to_string_lossy());
             let next = match runs {
-                true => format!("zbench grid {file} measures them; zbench plan {file} --full has memory by category, spans of time and traffic."),
-                false => format!("zbench plan {file} --search looks for a faster way to split the work; --full has memory by category, spans of time and traffic."),
+                true => format!(
+                    "zbench grid {file} measures them; zbench plan {file} --full has memory by category, spans of time and traffic."
+                ),
+                false => format!(
+                    "zbench plan {file} --search looks for a faster way to split the work; --full has memory by category, spans of time and traffic."
+                ),
             };
             print_screen(global, &estimate_report::estimates(&rows, room(global), &[("NEXT", next)]))?
         }

@@ -7,6 +7,11 @@ use crate::units;
 /// Peaks and speeds closer than this are one bar or one mark.
 const ALIKE: f64 = 0.01;
 
+/// Peaks of so many times the capacity are told and not drawn as bars.
+const FAR: f64 = 2.0;
+/// Peaks that differ by more than this factor are drawn on a logarithmic axis.
+const WIDE: f64 = 8.0;
+
 /// Those for which enough is known.
 pub fn all(rows: &[EstimateRow]) -> Vec<Figure> {
     [memory(rows), speed(rows)].into_iter().flatten().collect()
@@ -56,7 +61,10 @@ fn memory(rows: &[EstimateRow]) -> Option<Figure> {
         return None;
     }
     known.sort_by(|a, b| bytes(a).total_cmp(&bytes(b)));
-    let groups = grouped(&known, same_memory);
+    // Those far beyond would leave the others no room.
+    let is_far = |row: &&EstimateRow| row.capacity_bytes.is_some_and(|limit| bytes(row) > FAR * limit as f64);
+    let (far, drawn): (Vec<&EstimateRow>, Vec<&EstimateRow>) = known.into_iter().partition(is_far);
+    let groups = grouped(&drawn, same_memory);
     let parts = |row: &EstimateRow| if row.at_peak.is_empty() { row.memory.clone() } else { row.at_peak.clone() };
     let mut series: Vec<String> = Vec::new();
     for group in &groups {
@@ -81,17 +89,28 @@ fn memory(rows: &[EstimateRow]) -> Option<Figure> {
     };
     let shown = groups.len().min(MOST_ROWS);
     let fit = rows.iter().filter(|row| row.fits == Some(true)).count();
-    let mut caption = "Predicted peak of the largest rank by category, the smallest first; cells whose peaks differ by less than \
+    let mut caption =
+        "Predicted peak of the largest rank by category, the smallest first; cells whose peaks differ by less than \
                        1 % are one bar."
-        .to_string();
+            .to_string();
     let capacities: Vec<u64> = rows.iter().filter_map(|row| row.capacity_bytes).collect();
     caption += &match capacities.iter().min().zip(capacities.iter().max()) {
         None => " No capacity is stated.".to_string(),
         Some((low, high)) if low == high => {
-            format!(" The black line is the capacity of a rank, {}: {fit} of {} fit.", units::memory(*low as f64), units::plural(rows.len(), "cell", "cells"))
+            format!(
+                " The black line is the capacity of a rank, {}: {fit} of {} fit.",
+                units::memory(*low as f64),
+                units::plural(rows.len(), "cell", "cells")
+            )
         }
         Some(_) => format!(" Black lines are the capacity of a rank: {fit} of {} fit.", rows.len()),
     };
+    if let (Some(first), Some(last)) = (far.first(), far.last()) {
+        let most = units::memory(bytes(last));
+        let range = if far.len() == 1 { most } else { format!("{} to {most}", units::memory(bytes(first))) };
+        let cells = units::plural(far.len(), "cell that needs", "cells that need");
+        caption += &format!(" Not drawn: {cells} {range}.");
+    }
     if shown < groups.len() {
         caption += &format!(" The first {shown} of {} bars.", groups.len());
     }
@@ -124,12 +143,12 @@ fn speed(rows: &[EstimateRow]) -> Option<Figure> {
     known.sort_by(|a, b| tokens(b).total_cmp(&tokens(a)).then(bytes(a).total_cmp(&bytes(b))));
     let groups = grouped(&known, |a, b| same_memory(a, b) && near(tokens(a), tokens(b)) && a.fits == b.fits);
     // Smaller than all that are faster and fit.
-    let mut least = f64::INFINITY;
+    let mut smallest = f64::INFINITY;
     let on_front: Vec<bool> = groups
         .iter()
         .map(|group| {
-            let is_best = group.first.fits != Some(false) && bytes(group.first) < least;
-            least = if is_best { bytes(group.first) } else { least };
+            let is_best = group.first.fits != Some(false) && bytes(group.first) < smallest;
+            smallest = if is_best { bytes(group.first) } else { smallest };
             is_best
         })
         .collect();
@@ -159,6 +178,10 @@ fn speed(rows: &[EstimateRow]) -> Option<Figure> {
     front.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
     let mut capacities: Vec<u64> = rows.iter().filter_map(|row| row.capacity_bytes).collect();
     capacities.dedup();
+    let title = "memory of the largest rank";
+    let peaks = || known.iter().map(|row| bytes(row));
+    let least = peaks().fold(f64::INFINITY, f64::min);
+    let is_wide = least > 0.0 && peaks().fold(0.0, f64::max) > WIDE * least;
     let limit = if let [one] = capacities[..] { Some(one as f64) } else { None };
     let mut caption = "Predicted tokens per second of all ranks over the predicted peak of the largest rank. Of what fits, nothing is \
                        both faster and smaller than the cells on the frontier."
@@ -174,7 +197,7 @@ fn speed(rows: &[EstimateRow]) -> Option<Figure> {
         title: "Speed against memory".into(),
         caption,
         plot: Plot::Scatter(Scatter {
-            x: Axis::linear("memory of the largest rank", Unit::Memory),
+            x: if is_wide { Axis::logarithmic(title, Unit::Memory) } else { Axis::linear(title, Unit::Memory) },
             y: Axis::linear("tokens per second", Unit::TokensPerSecond),
             clouds: clouds.into_iter().filter(|cloud| !cloud.dots.is_empty()).collect(),
             diagonal: false,

@@ -55,8 +55,9 @@ pub fn screen(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> Scre
 /// Rows with labels as short as a table needs them.
 fn shortened(rows: &[EstimateRow]) -> Vec<EstimateRow> {
     let labels: Vec<&str> = rows.iter().map(|row| row.label.as_str()).collect();
-    let short = |(row, label): (&EstimateRow, String)| {
-        EstimateRow { label: if label.is_empty() { "the cell".into() } else { label }, ..row.clone() }
+    let short = |(row, label): (&EstimateRow, String)| EstimateRow {
+        label: if label.is_empty() { "the cell".into() } else { label },
+        ..row.clone()
     };
     rows.iter().zip(label::shortened(&labels)).map(short).collect()
 }
@@ -132,7 +133,10 @@ fn counted<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<(&'t str, usize)> {
 fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
     // The strategy stands first in a label and is the only term without a key.
     let strategy = |row: &EstimateRow| {
-        label::split(&row.label).first().filter(|term| !term.contains('=')).map_or(String::new(), |term| term.to_string())
+        label::split(&row.label)
+            .first()
+            .filter(|term| !term.contains('='))
+            .map_or(String::new(), |term| term.to_string())
     };
     let misfits: Vec<&EstimateRow> = rows.iter().filter(|row| row.fits == Some(false)).collect();
     let mut names: Vec<String> = Vec::new();

@@ -132,7 +132,11 @@ fn screen(found: &Searched, room: Room, next: &[(&str, String)]) -> Screen {
         screen.table(table("screen", &rows[..count.min(rows.len())], found.limit_bytes));
         let more = (found.fitting as usize).saturating_sub(count.min(rows.len()));
         if more > 0 {
-            screen.said("", format!("{} more fit; the table has the fastest and the smallest.", units::count(more as u64)), 1);
+            screen.said(
+                "",
+                format!("{} more fit; the table has the fastest and the smallest.", units::count(more as u64)),
+                1,
+            );
         }
         screen.said("LEFT OUT", left_out(found).join("; "), 2);
         screen.said("BANDS", &found.band_source, 2);

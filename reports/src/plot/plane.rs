@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
+use super::rows::of_record;
 use super::scale::{Range, Scale, brief, spoken};
 use super::svg::{Anchor, Canvas, breadth, shortened};
-use super::rows::of_record;
-use super::{Axis, Dot, Lines, Scatter};
+use super::{Axis, Dot, Lines, Scatter, drawable};
 
 /// Two axes with their grid.
 struct Plane {
@@ -110,7 +110,7 @@ pub fn scatter(canvas: &mut Canvas, plot: &Scatter) {
     names.extend((!plot.front.is_empty()).then(|| if plot.close { "frontier" } else { "best of both" }.to_string()));
     names.extend(plot.diagonal.then(|| "as predicted".to_string()));
     let most = plot.clouds.iter().flat_map(|cloud| &cloud.dots).map(|dot| dot.x).fold(0.0, f64::max);
-    let limit = plot.limit.filter(|limit| super::is_near(*limit, most));
+    let limit = plot.limit.filter(|limit| super::is_near(*limit, most) && drawable(*limit).is_some());
     names.extend(limit.map(|_| "capacity".to_string()));
     let limit_place = limit.map(|_| names.len() - 1);
     let top = canvas.legend(4.0, &names, |canvas, place, x, y| match place {

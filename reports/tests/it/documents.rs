@@ -113,7 +113,10 @@ fn the_one_table_of_estimates_names_every_cell_apart() {
         let document = estimate_report::estimates(&rows, Room::wide(width), &[("NEXT", "zbench grid x.toml".into())]);
         let said = super::screen::short_at(document, width);
         assert!(said.contains(" zero1, micro_batch=0 ") && !said.contains("bf16-mixed"), "{said}");
-        assert!(said.contains(" more of 200 that fit or may") && said.contains("NEXT     zbench grid x.toml"), "{said}");
+        assert!(
+            said.contains(" more of 200 that fit or may") && said.contains("NEXT     zbench grid x.toml"),
+            "{said}"
+        );
         let change = ["network.rate=800Gb/s".to_string()];
         let said = super::screen::short_at(what_if(&rows, &rows, &change, Room::wide(width)), width);
         assert!(said.starts_with("WHAT IF  The machine with network.rate=800Gb/s."), "{said}");
@@ -147,12 +150,16 @@ fn the_page_of_estimates_answers_first() {
     let names: Vec<&str> = document.figures().map(|figure| figure.name.as_str()).collect();
     assert_eq!(names[..2], ["plan-memory", "plan-speed"]);
     let page = html::render(&document);
-    let places: Vec<usize> = ["<dt>ANSWER", "figure-plan-memory", "figure-plan-speed", "aria-label=\"screen\"", "<details"]
-        .iter()
-        .map(|part| page.find(part).unwrap_or_else(|| panic!("{part}")))
-        .collect();
+    let places: Vec<usize> =
+        ["<dt>ANSWER", "figure-plan-memory", "figure-plan-speed", "aria-label=\"screen\"", "<details"]
+            .iter()
+            .map(|part| page.find(part).unwrap_or_else(|| panic!("{part}")))
+            .collect();
     assert!(places.is_sorted(), "{places:?}");
-    assert!(page.contains("d and 1 like it") && page.contains(">capacity<"), "equal cells are one, and the limit is drawn");
+    assert!(
+        page.contains("d and 1 like it") && page.contains(">capacity<"),
+        "equal cells are one, and the limit is drawn"
+    );
     assert!(page.matches("<details").count() >= 2 && page.contains("Reasons and advice"));
 }
 

@@ -1,12 +1,12 @@
 //! The largest value of a search, from records: what is said where the next was refused, ran, or was not to be.
 
 use serde_json::json;
-use zbench_reports::screen::Room;
 use zbench_reports::estimate_report::{EstimateRow, estimates};
 use zbench_reports::grid_report::comparison;
 use zbench_reports::limits::{Next, Of, Role, Search};
 use zbench_reports::record::*;
 use zbench_reports::render::{csv, html, markdown};
+use zbench_reports::screen::Room;
 use zbench_reports::{Document, Record};
 
 use super::comparison::{column, table};
