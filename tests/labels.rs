@@ -74,7 +74,7 @@ fn labels(text: &str) -> BTreeSet<String> {
         .iter()
         .filter(is_row)
         .filter_map(|line| split(line).get(place).cloned())
-        .filter(|label| !label.starts_with(':'))
+        .filter(|label| !label.starts_with(':') && label != "cell")
         .collect()
 }
 

@@ -13,7 +13,14 @@ fn screens(arguments: &[&str]) -> [String; 2] {
         assert!(text.lines().count() <= 40, "{arguments:?} at {width}: {} lines:\n{text}", text.lines().count());
         assert!(text.lines().all(|line| line.chars().count() <= width), "{arguments:?} at {width}:\n{text}");
         // One table, of which no row is split and no two are alike.
-        let rows: Vec<&str> = text.lines().filter(|line| line.starts_with(' ') && !line.starts_with("  ")).collect();
+        let mut rows: Vec<String> = Vec::new();
+        for line in text.lines().filter(|line| line.starts_with(' ') && !line.starts_with("  ")) {
+            // A name that is wrapped goes on in a line of its own.
+            match rows.last_mut().filter(|_| !line.trim().contains("  ")) {
+                Some(row) => row.push_str(line),
+                None => rows.push(line.to_string()),
+            }
+        }
         let mut unique = rows.clone();
         unique.sort_unstable();
         unique.dedup();

@@ -81,6 +81,8 @@ pub fn split(label: &str) -> Vec<&str> {
     for (place, symbol) in label.char_indices() {
         match symbol {
             '"' => is_quoted = !is_quoted,
+            // A value that was cut ends here, whatever was open in it.
+            '…' => (depth, is_quoted) = (0, false),
             '[' | '{' if !is_quoted => depth += 1,
             ']' | '}' if !is_quoted => depth = depth.saturating_sub(1),
             ',' if !is_quoted && depth == 0 => {
@@ -199,6 +201,8 @@ mod tests {
             [Term::Word("zero3"), Term::Pair("betas", "[0.9,0.95]"), Term::Pair("checkpointing", "{\"every\":2}")];
         assert_eq!(read(&label), read_back);
         assert_eq!(read(&format!("{label} [proxy]")), read_back);
+        let cut = "zero3, lora.targets=[\"q_proj\",\"k_p…, lora.base=nf4";
+        assert_eq!(split(cut), ["zero3", "lora.targets=[\"q_proj\",\"k_p…", "lora.base=nf4"]);
         assert_eq!(read("ddp (3f2a77c0)"), [Term::Word("ddp"), Term::Word("3f2a77c0")]);
         assert_eq!(read("ddp , lr = 1e-3,"), [Term::Word("ddp"), Term::Pair("lr", "1e-3")]);
     }

@@ -11,6 +11,8 @@ use crate::screen::{Part, Screen};
 const INDENT: usize = 9;
 /// Between two columns.
 const GAP: usize = 2;
+/// So many columns behind the names stay before names are wrapped.
+const KEPT: usize = 4;
 /// A column that wraps keeps so many letters.
 const SHORTEST: usize = 16;
 
@@ -118,8 +120,8 @@ fn wrapped(text: &str, first: usize, others: usize) -> Vec<String> {
     rows
 }
 
-/// The header and the rows. Where they are too wide, columns from the right are left out, but for the longest of words and what is
-/// before and right behind it; then its words are wrapped, as rows whose names are cut look alike.
+/// The header and the rows. Where they are too wide, columns from the right are left out, down to [`KEPT`] behind the longest of
+/// words; then its words are wrapped, as rows whose names are cut look alike; then more columns are left out.
 fn table_lines(table: &Table, width: usize, color: bool) -> Vec<String> {
     let mut shown: Vec<usize> = table.shown().collect();
     let text = |entry: &Entry| one_line(&entry.text);
@@ -131,13 +133,14 @@ fn table_lines(table: &Table, width: usize, color: bool) -> Vec<String> {
     let total = |widths: &[usize]| 1 + widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
     let is_words = |place: usize| table.columns[place].align == Align::Left;
     let longest = (0..shown.len()).filter(|&at| is_words(shown[at])).max_by_key(|&at| (widths[at], Reverse(at)));
+    // As long as another column can be left out instead, a name is not wrapped into less than a third of the line.
+    let least = |behind: usize| if behind > 2 { (width / 3).max(SHORTEST) } else { SHORTEST };
     loop {
         let surplus = total(&widths).saturating_sub(width);
-        let is_last = |at: usize| shown.len() <= at + 2;
         match longest {
             _ if surplus == 0 || shown.len() == 1 => break,
-            Some(at) if is_last(at) && widths[at] > SHORTEST => {
-                widths[at] -= surplus.min(widths[at] - SHORTEST);
+            Some(at) if shown.len() <= at + 1 + KEPT && widths[at] > least(shown.len() - at) => {
+                widths[at] -= surplus.min(widths[at] - least(shown.len() - at));
             }
             _ => {
                 shown.pop();
