@@ -70,12 +70,19 @@ fn labels(text: &str) -> BTreeSet<String> {
         true => line.starts_with('│'),
         false => line.starts_with(' ') && !line.starts_with("         "),
     };
-    lines[1..]
-        .iter()
-        .filter(is_row)
-        .filter_map(|line| split(line).get(place).cloned())
-        .filter(|label| !label.starts_with(':') && label != "cell")
-        .collect()
+    let mut labels: Vec<String> = Vec::new();
+    for line in lines[1..].iter().filter(is_row) {
+        let entries = split(line);
+        let Some(label) = entries.get(place).filter(|label| !label.starts_with(':') && *label != "cell") else {
+            continue;
+        };
+        match labels.last_mut().filter(|_| entries[0].is_empty()) {
+            // Words of a framed table go on below.
+            Some(last) => *last = format!("{last} {label}").trim().to_string(),
+            None => labels.push(label.clone()),
+        }
+    }
+    labels.into_iter().collect()
 }
 
 #[test]

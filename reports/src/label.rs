@@ -236,7 +236,7 @@ mod tests {
             "ddp, checkpointing=full, lora.rank=4, lora.targets=[\"q\"]",
         ];
         let short = [
-            "ddp, checkpointing=none",
+            "checkpointing=none",
             "checkpointing=full",
             "checkpointing=full, lora.rank=8",
             "checkpointing=full, lora.rank=4",

@@ -249,8 +249,14 @@ fn changed(before: &[EstimateRow], after: &[EstimateRow]) -> Table {
     let mut table = Table::new("what if", columns);
     let labels: Vec<String> = after.iter().map(EstimateRow::marked_label).collect();
     let labels = label::shortened(&labels.iter().map(String::as_str).collect::<Vec<_>>());
-    for ((old, new), label) in before.iter().zip(after).zip(labels) {
-        let faster = old.step_ms.zip(new.step_ms).map(|(old, new)| old / new - 1.0);
+    let faster = |old: &EstimateRow, new: &EstimateRow| old.step_ms.zip(new.step_ms).map(|(old, new)| old / new - 1.0);
+    let mut cells: Vec<(&EstimateRow, &EstimateRow, String)> =
+        before.iter().zip(after).zip(labels).map(|((old, new), label)| (old, new, label)).collect();
+    // The largest change first.
+    let change = |(old, new, _): &(&EstimateRow, &EstimateRow, String)| faster(old, new).map_or(-1.0, f64::abs);
+    cells.sort_by(|a, b| change(b).total_cmp(&change(a)));
+    for (old, new, label) in cells {
+        let faster = faster(old, new);
         let ms = |ms: f64| units::duration(ms / 1e3);
         let fits = match (old.fits, new.fits) {
             (Some(true), Some(false)) => "no longer",

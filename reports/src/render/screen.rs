@@ -12,7 +12,7 @@ const INDENT: usize = 9;
 /// Between two columns.
 const GAP: usize = 2;
 /// So many columns behind the names stay before names are wrapped.
-const KEPT: usize = 4;
+const KEPT: usize = 3;
 /// A column that wraps keeps so many letters.
 const SHORTEST: usize = 16;
 
@@ -145,6 +145,7 @@ fn table_lines(table: &Table, width: usize, color: bool) -> Vec<String> {
             _ => {
                 shown.pop();
                 widths.pop();
+                longest.filter(|&at| at < shown.len()).into_iter().for_each(|at| widths[at] = widest(shown[at]));
             }
         }
     }
@@ -242,7 +243,11 @@ mod tests {
         );
         assert_eq!(
             lines(&screen, 45, false),
-            [" n  cell                             speed", " 1  a name of thirty letters, about  7,000"]
+            [
+                " n  cell                          speed  loss",
+                " 1  a name of thirty letters,     7,000  1.25",
+                "    about"
+            ]
         );
         assert_eq!(
             lines(&screen, 32, false),
