@@ -40,7 +40,7 @@ pub mod exit {
 }
 
 const EXAMPLES: &str = "Examples:
-  zbench grid configs/quickstart.toml                 train every cell, three trials each, and compare them
+  zbench grid configs/quickstart.toml                 train every cell; cells take turns for two minutes
   zbench grid configs/quickstart.toml --dry-run       what each cell will take, without running it
   zbench report -o report.html                        everything in the notebook, with plots, as one file
 
@@ -207,14 +207,16 @@ left as it was (or there is no data sheet of this GPU to have shares of), 4 ther
   zbench list status=failed --last 5
   zbench list parallel.strategy=zero3,valid=yes since=7d
   zbench list tag=paper --sort tokens_per_second
+  zbench list \"zero3, accumulation=4\"               a label, as reports and plans show it
   zbench list commit=6336a92 --format csv")]
     List(ListArgs),
     /// Everything that a record holds
     #[command(after_help = "Examples:
   zbench show 3f2a                                    the beginning of an id is enough
+  zbench show \"zero3, accumulation=4\"               the newest record of a cell, by its label
   zbench show 3f2a --format json                      the record itself")]
     Show {
-        /// Id of the record, or its beginning
+        /// Id of the record or its beginning, or a cell's label: then its newest record
         id: String,
     },
     /// A remark on a record
@@ -222,7 +224,7 @@ left as it was (or there is no data sheet of this GPU to have shares of), 4 ther
   zbench note 3f2a \"the machine was on battery\"
   zbench show 3f2a                                    shows it again")]
     Note {
-        /// Id of the record, or its beginning
+        /// Id of the record or its beginning, or a cell's label: then all of its records
         id: String,
         /// What to say
         text: String,
@@ -261,7 +263,7 @@ type is an error. Nothing is taken of a bundle that is cut off, changed or of a 
     #[command(after_help = "Examples:
   zbench repro 3f2a                                   losses, bytes and calls must be the same; speed is shown beside")]
     Repro {
-        /// Id of the record, or its beginning
+        /// Id of the record or its beginning, or a cell's label: then its newest record
         id: String,
         /// Time limit of the trial
         #[arg(long, value_parser = duration, default_value = "10min", value_name = "TIME")]

@@ -41,8 +41,9 @@ use zbench_engine::config::DeviceKind;
 use zbench_engine::plan::Planner;
 use zbench_reports::Notebook;
 use zbench_reports::document;
-use zbench_reports::document::cut::{LINES, cut};
+use zbench_reports::document::cut::cut;
 use zbench_reports::render::{csv, html, json, markdown, printable, terminal};
+use zbench_reports::screen::Room;
 
 pub use train::code;
 
@@ -144,22 +145,25 @@ fn print_document(global: &Global, document: &document::Document) -> Result<()> 
 
 /// A document that answers: on a terminal one screen of it, unless everything was asked for.
 fn print_screen(global: &Global, document: &document::Document) -> Result<()> {
-    print_screen_of(global, document, LINES)
-}
-
-/// The same on so many lines.
-fn print_screen_of(global: &Global, document: &document::Document, lines: usize) -> Result<()> {
     if global.format != Format::Table || global.full {
         return print_document(global, document);
     }
-    print_document(global, &shortened(document, lines))
+    print_document(global, &shortened(document))
+}
+
+/// What there is room for on the terminal; where nothing is printed for one, a screen of usual width.
+fn room(global: &Global) -> Room {
+    match global.format {
+        Format::Table => Room::wide(Stream::Out.width()),
+        _ => Room::SCREEN,
+    }
 }
 
 /// What fits one screen: the short form of a document that has one, else its beginning.
-fn shortened(document: &document::Document, lines: usize) -> document::Document {
+fn shortened(document: &document::Document) -> document::Document {
     match document.screen {
         Some(_) => document.clone().short(),
-        None => cut(document, lines, "MORE    the same command with --full has the rest"),
+        None => cut(document, Room::wide(Stream::Out.width()), "MORE     the same command with --full has the rest"),
     }
 }
 
@@ -216,7 +220,7 @@ fn expand(arguments: &Cells, max_cells: usize, launched: Option<Hosts>) -> Resul
 /// The same on a changed machine.
 fn expand_with(arguments: &Cells, max_cells: usize, change: impl FnOnce(Context) -> Context) -> Result<Expanded> {
     let document = Document::read(&arguments.file, &arguments.set)?;
-    let only = arguments.only.as_deref().map(grid::parse_only).transpose()?.unwrap_or_default();
+    let only = arguments.only.as_deref().map(|only| grid::parse_only(only, &document)).transpose()?.unwrap_or_default();
     let context = change(Context::new(document.folder().to_path_buf(), machine::cores()));
     let mut files = Files::default();
     let cells = grid::expand_to_search(&document, &only, max_cells, &context, &mut files)?;

@@ -2,14 +2,15 @@
 //! slowest), less what is excluded, then the includes.
 
 use crate::config::files::Files;
-use crate::config::keys::{self, Default};
-use crate::config::kind::shown;
+use crate::config::keys::{self, Default, Key};
+use crate::config::kind::{Kind, shown};
 use crate::config::{
     Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Search, Setting, Settings, document, resolve,
 };
 use serde_json::Value;
 use std::collections::BTreeSet;
 use zbench_engine::config::{Cell, Data};
+use zbench_reports::label::{self, Term};
 
 /// One cell of a grid, or the reason why it cannot be.
 #[derive(Clone, Debug)]
@@ -79,8 +80,7 @@ pub fn expand_to_search(
             settings.insert(search.key, searched(search, search.multiple));
         }
         let resolved = resolve(&settings, context).and_then(|resolved| check_files(resolved, files, &settings));
-        let filtered = !(only.is_empty() && document.excludes.is_empty());
-        let cell_json = resolved.as_ref().ok().filter(|_| filtered).map(|resolved| plain(&resolved.cell));
+        let cell_json = resolved.as_ref().ok().map(|resolved| plain(&resolved.cell));
         let has = |axes: &[Axis]| axes.iter().all(|axis| has_one_of(axis, &settings, cell_json.as_ref()));
         let excluded = index < in_product && document.excludes.iter().any(|exclude| has(exclude));
         if excluded || !has(only) {
@@ -102,8 +102,8 @@ pub fn expand_to_search(
             Ok(resolved) => cell_key(&resolved.cell, files),
             Err(_) => settings_key(&settings),
         };
-        if seen.insert(key.clone()) {
-            let label = label(&varying, &settings);
+        if has_key(only, &key) && seen.insert(key.clone()) {
+            let label = label(&varying, &settings, cell_json.as_ref());
             cells.push(GridCell { key, label, resolved, settings });
         }
     }
@@ -157,13 +157,18 @@ fn combined(document: &Document, most: usize) -> Result<Combinations, ConfigErro
     for include in &document.includes {
         all.extend(product(&document.base, include));
     }
+    Ok(Combinations { all, in_product, varying: varying(document) })
+}
+
+/// The keys that are an axis somewhere in the document.
+fn varying(document: &Document) -> Vec<&'static str> {
     let mut varying: Vec<&'static str> = Vec::new();
     for axis in document.axes.iter().chain(document.includes.iter().flatten()) {
         if !varying.contains(&axis.key) {
             varying.push(axis.key);
         }
     }
-    Ok(Combinations { all, in_product, varying })
+    varying
 }
 
 /// The settings of every combination that `only` and the excludes leave, as they are written, with their labels: for
@@ -179,7 +184,7 @@ pub fn combinations(document: &Document, only: &[Axis], most: usize) -> Result<V
         let excluded = *index < in_product && document.excludes.iter().any(|exclude| has(exclude, settings));
         !excluded && has(only, settings)
     };
-    let named = |(_, settings): (usize, Settings)| (label(&varying, &settings), settings);
+    let named = |(_, settings): (usize, Settings)| (label(&varying, &settings, None), settings);
     Ok(all.into_iter().enumerate().filter(is_left).map(named).collect())
 }
 
@@ -212,28 +217,78 @@ pub(crate) fn check_files(resolved: Resolved, files: &mut Files, settings: &Sett
     }
 }
 
-/// Terms of `--only`: `key=value`, joined by commas; several values of one key are alternatives.
-pub fn parse_only(text: &str) -> Result<Vec<Axis>, ConfigError> {
+/// Stands for the key of a cell among the terms of `--only`.
+const CELL_KEY: &str = "key";
+/// Fewer letters of a cell's key are no beginning of it.
+const SHORTEST_KEY: usize = 4;
+
+/// Terms of `--only`, joined by commas as in a label: `key=value`, where the last part of a key will do if no other key of the
+/// grid ends in the same, a strategy alone, or the beginning of a cell's key. Several values of one key are alternatives.
+pub fn parse_only(text: &str, document: &Document) -> Result<Vec<Axis>, ConfigError> {
     let mut axes: Vec<Axis> = Vec::new();
-    let refuse = |message: String| Err(ConfigError::about(format!("--only {text}"), message));
-    for term in text.split(',').filter(|term| !term.trim().is_empty()) {
-        let Some((name, value)) = term.split_once('=') else {
-            return refuse(format!("\"{term}\" has no value; write key=value terms joined by commas"));
+    let refuse = |message: String| ConfigError::about(format!("--only {text}"), message);
+    for term in label::read(text) {
+        let (key, value) = match term {
+            Term::Pair(name, value) => {
+                let value = document::bare(value);
+                (key_of(name, &value, document).map_err(refuse)?, value)
+            }
+            Term::Word(word) if is_strategy(word) => (label::STRATEGY, word.into()),
+            Term::Word(word) if word.len() >= SHORTEST_KEY && word.chars().all(|c| c.is_ascii_hexdigit()) => {
+                (CELL_KEY, word.into())
+            }
+            Term::Word(word) => {
+                return Err(refuse(format!(
+                    "\"{word}\" has no value, and is no strategy and no beginning of a cell's key; write terms joined by commas, as \
+                     zero3, checkpointing=full"
+                )));
+            }
         };
-        let Some(key) = keys::find(name.trim()) else {
-            let hint = keys::nearest(name.trim()).map(|key| format!("; did you mean {key}?")).unwrap_or_default();
-            return refuse(format!("unknown key {}{hint}", name.trim()));
-        };
-        let value = Setting { value: document::bare(value.trim()), place: None, from_grid: false };
-        match axes.iter_mut().find(|axis| axis.key == key.name) {
+        let value = Setting { value, place: None, from_grid: false };
+        match axes.iter_mut().find(|axis| axis.key == key) {
             Some(axis) => axis.values.push(value),
-            None => axes.push(Axis { key: key.name, values: vec![value] }),
+            None => axes.push(Axis { key, values: vec![value] }),
         }
     }
     if axes.is_empty() {
-        return refuse("has no term; write key=value terms joined by commas".into());
+        return Err(refuse("has no term; write terms joined by commas, as zero3, checkpointing=full".into()));
     }
     Ok(axes)
+}
+
+fn is_strategy(word: &str) -> bool {
+    matches!(keys::find(label::STRATEGY).map(|key| &key.kind), Some(Kind::Choice(names)) if names.contains(&word))
+}
+
+/// The key of this name, or the only one that ends in it; of several the one that the document varies, or that takes the value.
+fn key_of(name: &str, value: &toml::Value, document: &Document) -> Result<&'static str, String> {
+    if name == CELL_KEY {
+        return Ok(CELL_KEY);
+    }
+    if let Some(key) = keys::find(name) {
+        return Ok(key.name);
+    }
+    let all: Vec<&Key> =
+        keys::KEYS.iter().copied().filter(|key| !name.is_empty() && label::is_key(key.name, name)).collect();
+    let varying = varying(document);
+    let names = |keys: Vec<&Key>| keys.into_iter().map(|key| key.name).collect::<Vec<&'static str>>();
+    let varied = names(all.iter().copied().filter(|key| varying.contains(&key.name)).collect());
+    let taking = names(all.iter().copied().filter(|key| key.kind.check(value).is_ok()).collect());
+    match (&names(all)[..], &varied[..], &taking[..]) {
+        ([one], ..) | (_, [one], _) | (_, _, [one]) => Ok(one),
+        ([], ..) => {
+            let hint = keys::nearest(name).map(|key| format!("; did you mean {key}?")).unwrap_or_default();
+            Err(format!("unknown key {name}{hint}"))
+        }
+        (several, ..) => Err(format!("{name} may be {}; write one of them in full", several.join(" or "))),
+    }
+}
+
+/// Whether a cell's key is one of those that `--only` asks for.
+fn has_key(only: &[Axis], key: &str) -> bool {
+    let asked = only.iter().find(|axis| axis.key == CELL_KEY);
+    let begins = |wanted: &Setting| wanted.value.as_str().is_some_and(|wanted| key.starts_with(wanted));
+    asked.is_none_or(|axis| axis.values.iter().any(begins))
 }
 
 /// So many values of an axis are listed.
@@ -299,6 +354,10 @@ pub fn none_left(document: &Document, only: &[Axis]) -> String {
 
 /// Whether the cell has one of the axis' values: as resolved, else as written, else by default.
 fn has_one_of(axis: &Axis, settings: &Settings, cell: Option<&Value>) -> bool {
+    if axis.key == CELL_KEY {
+        // The key is made of what is left here.
+        return true;
+    }
     let resolved = cell.and_then(|cell| axis.key.split('.').try_fold(cell, |value, part| value.get(part)).cloned());
     let written = settings.get(axis.key).map(|setting| json(&setting.value));
     let default = || match keys::find(axis.key).map(|key| &key.default) {
@@ -306,8 +365,10 @@ fn has_one_of(axis: &Axis, settings: &Settings, cell: Option<&Value>) -> bool {
         _ => None,
     };
     let Some(value) = resolved.or_else(|| written.clone()).or_else(default) else { return false };
-    let same = |wanted: &Value, value: &Value| match (wanted.as_f64(), value.as_f64()) {
-        (Some(a), Some(b)) => a == b,
+    let same = |wanted: &Value, value: &Value| match (wanted, wanted.as_f64(), value.as_f64()) {
+        (_, Some(a), Some(b)) => a == b,
+        // As labels show it.
+        (Value::String(text), ..) => label::is_value(axis.key, value, text),
         _ => wanted == value,
     };
     axis.values.iter().any(|wanted| {
@@ -345,17 +406,27 @@ pub fn plain(cell: &Cell) -> Value {
     value
 }
 
-/// What varies, as `strategy=zero3 checkpointing=full`; a key of an include that this cell does not state is left out.
-fn label(varying: &[&'static str], settings: &Settings) -> String {
-    let value = |key: &str| {
-        settings.get(key).map(|setting| match &setting.value {
-            toml::Value::String(text) => text.clone(),
-            other => other.to_string(),
-        })
+/// Sections of suites that train nothing.
+const OTHER_SUITES: [&str; 3] = ["attention.", "checkpoint.", "gemm."];
+
+/// What varies, as `zero3, checkpointing=full`; a key of an include that this cell does not state is left out. Values are those of
+/// the resolved cell where it has the key, so that a record of it has the same label.
+fn label(varying: &[&'static str], settings: &Settings, cell: Option<&Value>) -> String {
+    let is_of_others = |key: &str| OTHER_SUITES.iter().any(|section| key.starts_with(section));
+    let is_shared = |key: &str| {
+        let ends_alike = |other: &str| other != key && label::last_part(other) == label::last_part(key);
+        varying.iter().any(|other| ends_alike(other))
+            || keys::KEYS.iter().any(|other| ends_alike(other.name) && is_of_others(other.name) == is_of_others(key))
     };
-    let pair =
-        |key: &&'static str| value(key).map(|value| format!("{}={value}", key.rsplit('.').next().unwrap_or(key)));
-    varying.iter().filter_map(pair).collect::<Vec<_>>().join(" ")
+    let term = |key: &&'static str| {
+        let written = &settings.get(key)?.value;
+        let resolved = cell.and_then(|cell| cell.pointer(&format!("/{}", key.replace('.', "/"))));
+        let value = resolved.filter(|value| !value.is_null()).cloned().unwrap_or_else(|| json(written));
+        Some(label::term(key, label::name(key, is_shared(key)), &label::value(key, &value)))
+    };
+    let (first, others): (Vec<&'static str>, Vec<&'static str>) =
+        varying.iter().partition(|key| **key == label::STRATEGY);
+    label::of_terms(first.iter().chain(&others).filter_map(term))
 }
 
 /// What tells cells apart, a text for each cell in words that `--only` takes: every key with a plain value that is not the

@@ -365,7 +365,8 @@ proptest! {
     fn no_argument_panics(text in "\\PC{0,40}", key in prop::sample::select(zbench_suites::config::keys::KEYS.iter().map(|k| k.name).collect::<Vec<_>>())) {
         let path = std::path::Path::new("test.toml");
         let _ = zbench_suites::config::Document::parse(path, "", &[format!("{key}={text}"), text.clone()]);
-        let _ = zbench_suites::grid::parse_only(&text);
+        let document = crate::support::parse(crate::support::TINY).unwrap();
+        let _ = zbench_suites::grid::parse_only(&text, &document);
         let _ = zbench_suites::config::units::bytes(&text);
         let _ = zbench_suites::config::units::bandwidth(&text);
         let _ = zbench_suites::config::units::seconds(&text);

@@ -340,7 +340,7 @@ fn a_search_leaves_headroom() {
     assert!(most(&usual) <= 0.95 * capacity && most(&half) <= 0.5 * capacity, "{} {}", most(&usual), most(&half));
     assert!(most(&none) <= capacity && number(&none, "fitting") > number(&usual, "fitting"));
     let text = stdout(&run(folder.path(), &["plan", path.to_str().unwrap(), "--search"]));
-    assert!(text.contains("less 5.0 % of headroom") && text.contains("80 % bands:"), "{text}");
+    assert!(text.contains("less 5.0 % of headroom") && text.contains("BANDS    80 % band"), "{text}");
     for bad in ["5", "100%", "-1%", "nan%", "much"] {
         let output = run(folder.path(), &["plan", path.to_str().unwrap(), "--search", &format!("--headroom={bad}")]);
         assert_eq!(output.status.code(), Some(1), "{bad}");

@@ -77,7 +77,7 @@ pub fn cells(text: &str) -> Result<Vec<GridCell>, ConfigError> {
 
 /// The cells of a document that have these values.
 pub fn cells_of(document: &Document, only: &str) -> Result<Vec<GridCell>, ConfigError> {
-    let only = if only.is_empty() { Vec::new() } else { grid::parse_only(only)? };
+    let only = if only.is_empty() { Vec::new() } else { grid::parse_only(only, document)? };
     let context = Context::new(PathBuf::new(), 2);
     grid::expand(document, &only, 1000, &context, &mut Files::default())
 }

@@ -265,7 +265,7 @@ impl Document {
 
     /// The plots, in order.
     pub fn figures(&self) -> impl Iterator<Item = &Figure> {
-        let first = self.screen.iter().filter_map(|screen| screen.figure.as_ref());
+        let first = self.screen.iter().flat_map(|screen| &screen.figures);
         first.chain(self.blocks.iter().filter_map(|block| match block {
             Block::Figure(figure) => Some(figure),
             _ => None,

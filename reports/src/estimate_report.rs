@@ -1,6 +1,7 @@
 //! Estimates of cells that have not run: what `grid --dry-run` and `plan` print.
 
 mod explain;
+mod figures;
 mod published;
 mod screen;
 mod search;
@@ -8,17 +9,17 @@ mod step;
 
 pub use explain::{Sum, Term, explain};
 pub use published::{Family, FitsOrNot, PublishedRow, Unexpressed, Validation, validation};
-pub use screen::screen;
 pub use search::{Candidate, Searched, searched};
 pub(crate) use step::answer as fastest;
 pub use step::what_if;
 
 use serde::{Deserialize, Serialize};
 
-use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::document::{Block, Column, Document, Entry, Table, Tone};
 use crate::grid_report::{first_letters, telling_length};
 use crate::limits::{self, Search};
 use crate::named::Named;
+use crate::screen::Room;
 use crate::units;
 
 /// The estimate of one cell, per rank and step.
@@ -166,17 +167,21 @@ impl EstimateRow {
     }
 }
 
-/// The estimates of a grid: whether each cell fits and why, then memory by category.
-pub fn estimates(rows: &[EstimateRow]) -> Document {
+/// The estimates of a grid: a screen for this room, which ends with `next` (words in capitals and what to do then); behind it whether
+/// each cell fits and why, its time, memory by category and traffic. What a search of the grid found stands above its cells.
+pub fn estimates(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> Document {
     let mut document = Document::new("Estimates");
     if rows.is_empty() {
         document.paragraph("There are no cells to estimate.");
         return document;
     }
     limits::of_estimates(&mut document, rows);
-    document.paragraph(summary(rows));
-    if let Some(answer) = step::answer(rows) {
-        document.paragraph(answer);
+    if rows.iter().any(|row| row.search.is_some()) {
+        document.paragraph(summary(rows));
+        document.blocks.extend(step::answer(rows).map(Block::Paragraph));
+    } else {
+        document.screen = Some(screen::screen(rows, room, next));
+        document.heading("Every cell");
     }
     document.table(cells(rows));
     step::speed(&mut document, rows);

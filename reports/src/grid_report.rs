@@ -21,6 +21,7 @@ use crate::document::{Block, Document};
 use crate::figures;
 use crate::limits;
 use crate::record::Record;
+use crate::screen::Room;
 use crate::{steady, units};
 
 /// Compares the cells of these records. `question` is what the grid was to find out.
@@ -34,18 +35,23 @@ use crate::{steady, units};
 /// largest of a search does not fit are told with that search ([`crate::limits`]) and are no cells.
 /// Records of the interconnect test and of the kernels are no cells: they have sections of their own.
 pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
+    comparison_in(records, question, Room::SCREEN)
+}
+
+/// The same with a screen for this room.
+pub fn comparison_in(records: &[Record], question: Option<&str>, room: Room) -> Document {
     let (links, others): (Vec<&Record>, Vec<&Record>) =
         records.iter().partition(|record| collectives::is_of_suite(record));
     let (kernels, cells): (Vec<&Record>, Vec<&Record>) =
         others.into_iter().partition(|record| bench::suite(record).is_some());
     let apart: Vec<&Record> = links.iter().chain(&kernels).copied().collect();
     if apart.is_empty() {
-        return of_cells(&cells, question, "");
+        return of_cells(&cells, question, "", room);
     }
     let title = if links.is_empty() { bench::title(&kernels) } else { "Interconnect" };
     let mut document = match cells.is_empty() {
         true => Document::new(title),
-        false => of_cells(&cells, question, &also(links.len(), kernels.len())),
+        false => of_cells(&cells, question, &also(links.len(), kernels.len()), room),
     };
     if cells.is_empty() {
         asked(&mut document, question);
@@ -79,7 +85,7 @@ fn asked(document: &mut Document, question: Option<&str>) {
     }
 }
 
-fn of_cells(records: &[&Record], question: Option<&str>, also: &str) -> Document {
+fn of_cells(records: &[&Record], question: Option<&str>, also: &str, room: Room) -> Document {
     let title = records.iter().map(|record| record.name.as_str()).find(|name| !name.is_empty()).unwrap_or("comparison");
     let mut document = Document::new(title);
     asked(&mut document, question);
@@ -93,7 +99,7 @@ fn of_cells(records: &[&Record], question: Option<&str>, also: &str) -> Document
     let records = &records[..];
     let grid = Grid::new(records);
     let limits = limits::add(&mut document, &[records, &next].concat(), &grid);
-    document.screen = Some(screen::screen(&grid, records, also, &limits));
+    document.screen = Some(screen::screen(&grid, records, also, &limits, room));
     answer(&mut document, &grid);
     document.heading("Machine");
     machine::words(&mut document, records);
@@ -344,4 +350,5 @@ fn made_by(document: &mut Document, grid: &Grid, records: &[&Record]) {
 pub(crate) use crate::environment::flatten;
 pub(crate) use cells::{Cell, Grid};
 pub(crate) use labels::{STRATEGY, first_letters, telling_length};
+pub use labels::{each_setting, labels_of, plainest};
 pub(crate) use ranking::flag_words;

@@ -18,6 +18,7 @@ pub mod evidence;
 mod figures;
 pub mod gate;
 pub mod grid_report;
+pub mod label;
 pub mod limits;
 pub mod named;
 pub mod notebook_report;

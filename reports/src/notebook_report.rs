@@ -4,10 +4,10 @@ mod screen;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::bench;
 use crate::document::{Column, Document, Entry, Table, Tone};
-use crate::grid_report::{first_letters, flatten, telling_length};
+use crate::grid_report::{first_letters, flatten, labels_of, telling_length};
 use crate::record::{Category, Record, Remark};
+use crate::screen::Room;
 use crate::stats;
 use crate::store::Contents;
 use crate::units;
@@ -42,15 +42,13 @@ pub fn list_with(records: &[Record], remarks: &[Remark], of: Option<usize>) -> D
         .iter()
         .filter(|remark| !remark.is_tagging())
         .for_each(|remark| *said.entry(&remark.note_for).or_default() += 1);
-    // Kernels have shapes where training has strategies: a column where there are such records.
-    let has_kernels = records.iter().any(|record| bench::label(record).is_some());
-    let shape = Column::words("of");
+    let labels = labels_of(&records.iter().collect::<Vec<_>>());
     let columns = vec![
         Column::words("record"),
         Column::words("started"),
         Column::words("name"),
-        if has_kernels { shape } else { shape.for_machines() },
-        Column::words("strategy"),
+        Column::words("cell"),
+        Column::words("strategy").for_machines(),
         Column::numbers("ranks", ""),
         Column::words("key"),
         Column::numbers("trial", ""),
@@ -66,14 +64,14 @@ pub fn list_with(records: &[Record], remarks: &[Remark], of: Option<usize>) -> D
     let mut table = Table::new("records", columns);
     let id_length = telling_length(records.iter().map(|record| record.id.as_str()));
     let key_length = telling_length(records.iter().map(|record| record.key.as_str()));
-    for record in records {
+    for (record, label) in records.iter().zip(&labels) {
         let setting = |path: &str| record.setting(path).map_or_else(Entry::nothing, Entry::json);
         let tone = if record.is_measured() { Tone::Plain } else { Tone::Warning };
         table.row(vec![
             Entry { text: first_letters(&record.id, id_length).to_string(), ..Entry::words(&record.id) },
             Entry::words(&record.started),
             Entry::words(&record.name),
-            bench::label(record).map_or_else(Entry::nothing, Entry::words),
+            Entry::words(label),
             setting("parallel.strategy"),
             setting("parallel.ranks"),
             Entry { text: first_letters(&record.key, key_length).to_string(), ..Entry::words(&record.key) },
@@ -98,9 +96,9 @@ fn joined(tags: &BTreeSet<&str>) -> String {
     tags.iter().copied().collect::<Vec<_>>().join(", ")
 }
 
-/// One run: a screen, and behind it everything that its record holds.
-pub fn run(record: &Record) -> Document {
-    Document { screen: Some(screen::of(record)), ..show(record, &[]) }
+/// One run: a screen for this room, and behind it everything that its record holds.
+pub fn run(record: &Record, room: Room) -> Document {
+    Document { screen: Some(screen::of(record, room)), ..show(record, &[]) }
 }
 
 /// Everything that a record holds, and the remarks made on it.

@@ -5,19 +5,38 @@ use serde::Serialize;
 use crate::document::Table;
 use crate::plot::Figure;
 
-/// So many lines a screen has at most, at [`WIDTH`] columns.
+/// So many lines a screen has at most.
 pub const MOST_LINES: usize = 40;
-/// The width for which screens are made; on a narrower terminal they take more lines.
+/// The width of a screen where none is stated.
 pub const WIDTH: u16 = 120;
+
+/// What there is room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Columns.
+    pub width: u16,
+    /// Lines.
+    pub lines: usize,
+}
+
+impl Room {
+    /// A screen of usual width.
+    pub const SCREEN: Room = Room { width: WIDTH, lines: MOST_LINES };
+
+    /// A screen of so many columns.
+    pub fn wide(width: u16) -> Self {
+        Self { width, ..Self::SCREEN }
+    }
+}
 
 /// The short form of a document.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Screen {
     /// Its parts, in order.
     pub parts: Vec<Part>,
-    /// The one plot that a page shows beside it; a terminal does not draw it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub figure: Option<Figure>,
+    /// The plots that a page shows beside it; a terminal does not draw them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub figures: Vec<Figure>,
 }
 
 /// A part of a screen.
@@ -55,10 +74,10 @@ impl Screen {
 
     /// Takes a line from the words that have most, and from the answer, which stands first, only where no others have two;
     /// false where none has two.
-    fn cut_longest(&mut self) -> bool {
+    fn cut_longest(&mut self, width: u16) -> bool {
         let lines = |part: &Part| {
-            let alone = Screen { parts: vec![part.clone()], figure: None };
-            if matches!(part, Part::Said { .. }) { alone.lines() } else { 0 }
+            let alone = Screen { parts: vec![part.clone()], figures: Vec::new() };
+            if matches!(part, Part::Said { .. }) { alone.lines(width) } else { 0 }
         };
         let counts: Vec<usize> = self.parts.iter().map(lines).collect();
         let order = |(place, count): &(usize, &usize)| (**count > 1 && *place > 0, **count, *place);
@@ -70,26 +89,41 @@ impl Screen {
         true
     }
 
-    /// How many lines it takes at [`WIDTH`] columns.
-    pub fn lines(&self) -> usize {
-        crate::render::screen::lines(self, WIDTH, false).len()
+    /// On a narrow terminal words take more lines, and may.
+    fn widen_limits(&mut self, width: u16) {
+        for part in &mut self.parts {
+            if let Part::Said { most_lines, .. } = part {
+                *most_lines = (*most_lines * usize::from(WIDTH)).div_ceil(usize::from(width.clamp(1, WIDTH)));
+            }
+        }
+    }
+
+    /// How many lines it takes at so many columns.
+    pub fn lines(&self, width: u16) -> usize {
+        crate::render::screen::lines(self, width, false).len()
     }
 }
 
-/// The largest screen of at most [`MOST_LINES`] lines that `compose` makes of so many rows, from `most` down to `least`. Where
-/// that is not enough, the longest words are cut.
-pub fn fitting(most: usize, least: usize, compose: impl Fn(usize) -> Screen) -> Screen {
+/// The largest screen for this room that `compose` makes of so many rows, from `most` down to `least`. Where that is not enough,
+/// the longest words are cut.
+pub fn fitting(room: Room, most: usize, least: usize, compose: impl Fn(usize) -> Screen) -> Screen {
+    let compose = |rows| {
+        let mut screen = compose(rows);
+        screen.widen_limits(room.width);
+        screen
+    };
     let mut rows = most.max(least);
     let mut screen = compose(rows);
     loop {
-        let surplus = screen.lines().saturating_sub(MOST_LINES);
+        let surplus = screen.lines(room.width).saturating_sub(room.lines);
         if surplus == 0 {
             return screen;
         }
         if rows > least {
-            rows = rows.saturating_sub(surplus).max(least);
+            // Fewer rows may be narrower, too, so that fewer of them wrap: no more than half of the surplus at once.
+            rows = rows.saturating_sub(surplus.div_ceil(2)).max(least);
             screen = compose(rows);
-        } else if !screen.cut_longest() {
+        } else if !screen.cut_longest(room.width) {
             return screen;
         }
     }

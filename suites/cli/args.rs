@@ -114,8 +114,8 @@ pub struct ImportArgs {
 /// `zbench compare`.
 #[derive(Args, Clone, Debug)]
 pub struct CompareArgs {
-    /// What is compared with: a record's id or a cell's key (or their beginnings), key=value[,key=value] (a key of the
-    /// configuration, name, status, trial or commit), a notebook's folder, or FOLDER:one of the former
+    /// What is compared with: a record's id or a cell's key (or their beginnings), a cell's label, key=value[,key=value] (a key of
+    /// the configuration, name, status, trial or commit), a notebook's folder, or FOLDER:one of the former
     pub a: String,
     /// What is compared
     #[arg(required_unless_present = "measure")]
@@ -190,7 +190,8 @@ pub struct Cells {
     /// Change a key; a bare word is a string. Narrows an axis to this value
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Only cells with these values: key=value terms joined by commas; values of one key are alternatives
+    /// Only these cells: a label, as zero3, checkpointing=full; its terms are key=value, a strategy, or the beginning of a cell's key.
+    /// Values of one key are alternatives
     #[arg(long, value_name = "EXPR")]
     pub only: Option<String>,
 }
@@ -264,7 +265,8 @@ pub struct PlanArgs {
     /// Change a key; a bare word is a string. Narrows an axis to this value
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Only cells with these values: key=value terms joined by commas; values of one key are alternatives
+    /// Only these cells: a label, as zero3, checkpointing=full; its terms are key=value, a strategy, or the beginning of a cell's key.
+    /// Values of one key are alternatives
     #[arg(long, value_name = "EXPR")]
     pub only: Option<String>,
     /// Refuse a grid of more cells
@@ -298,8 +300,8 @@ pub struct PlanArgs {
 /// `zbench report`.
 #[derive(Args)]
 pub struct ReportArgs {
-    /// Ids or their beginnings, or key=value filters (a key of the configuration, name, key or status)
-    #[arg(value_name = "ID|FILTER")]
+    /// Ids or their beginnings, labels of cells, or key=value filters (a key of the configuration, name, key or status)
+    #[arg(value_name = "ID|LABEL|FILTER")]
     pub what: Vec<String>,
     /// Write to a file instead, whole or not at all; its ending (html, md, csv, json, txt) is the form where --format is absent
     #[arg(short, long, value_name = "FILE")]

@@ -142,7 +142,7 @@ fn run(global: &Global, document: &Document, wanted: &Wanted) -> Result<u8> {
         let source = world.source.name();
         bail!("{source} started {} processes, which would be in each other's way; start zbench by itself", world.size);
     }
-    let only = wanted.only.as_deref().map(grid::parse_only).transpose()?.unwrap_or_default();
+    let only = wanted.only.as_deref().map(|only| grid::parse_only(only, document)).transpose()?.unwrap_or_default();
     let context = Context::new(document.folder().to_path_buf(), machine::cores());
     let Expanded { cells, remarks } = resolve::expand(document, &only, wanted.max_cells, &context, &|key| {
         wanted.set.as_ref().map_or("--set".into(), |set| flags::flag_of(key, set))

@@ -1,7 +1,7 @@
 //! `zbench compare A B`.
 
 use super::select::Books;
-use super::{print_document, print_lines};
+use super::{print_document, print_lines, room};
 use crate::cli::{CompareArgs, Format, Global, exit};
 use anyhow::{Result, bail};
 use serde_json::Value;
@@ -23,7 +23,7 @@ pub fn compare(global: &Global, arguments: &CompareArgs) -> Result<u8> {
             print_lines(&pairs.chain(unpaired).collect::<Result<Vec<Value>, _>>()?)?;
         }
         // Where machines read, nothing is left out for its length.
-        Format::Table if !global.full => print_document(global, &compare::short(&comparison))?,
+        Format::Table if !global.full => print_document(global, &compare::short(&comparison, room(global)))?,
         Format::Csv => print_document(global, &document::document(&comparison, usize::MAX))?,
         _ => print_document(global, &document::document(&comparison, document::PAIRS_IN_FULL))?,
     }

@@ -7,11 +7,12 @@ mod network;
 mod profile;
 mod runs;
 
-use super::{open, print_document, print_lines, print_screen};
+use super::{open, print_document, print_lines, print_screen, room};
 use crate::cli::{Format, Global, exit};
 use crate::environment::Root;
 use anyhow::Result;
 use zbench_reports::document::{Column, Document, Entry, Table, Tone};
+use zbench_reports::screen::{Screen, fitting};
 
 /// A row: what was looked for, what is there, whether that is good, and what to do where it is not.
 #[derive(Debug)]
@@ -69,34 +70,21 @@ fn summary<'f>(findings: impl Iterator<Item = &'f Finding>) -> (String, u8) {
     }
 }
 
-/// What is missing or hinders, what is needed first.
-fn to_do(groups: &[(&'static str, Vec<Finding>)]) -> Table {
-    let columns = ["what", "found", "what to do"].map(Column::words).to_vec();
-    let mut table = Table::new("to do", columns)
-        .caption("What is missing or hinders; --full shows everything that was looked for:");
+/// The summary, and what is missing or hinders, what is needed first.
+fn screen(summary: &str, groups: &[(&'static str, Vec<Finding>)]) -> Screen {
+    let mut screen = Screen::default();
+    screen.said("ANSWER", summary, 3);
     for needed in [true, false] {
         let findings = groups.iter().flat_map(|(_, findings)| findings);
         for finding in findings.filter(|finding| !finding.is_there && finding.is_needed == needed) {
             let what = finding.what.strip_prefix(runs::HERE).unwrap_or(&finding.what);
-            let mark = if needed { "needed: " } else { "" };
-            let short = |text: &str| match text.char_indices().nth(MOST_LETTERS) {
-                Some((end, _)) => {
-                    format!("{} …", text[..end].rsplit_once(' ').map_or(&text[..end], |(words, _)| words))
-                }
-                None => text.to_string(),
-            };
-            table.row(vec![
-                Entry::words(what),
-                Entry::words(short(&finding.found)).toned(Tone::Warning),
-                Entry::words(short(&format!("{mark}{}", finding.advice()))),
-            ]);
+            let label = if needed { "NEEDED" } else { "OPTIONAL" };
+            screen.said(label, format!("{what}: {}. {}.", finding.found.trim_end_matches('.'), finding.advice()), 2);
         }
     }
-    table
+    screen.said("MORE", "zbench doctor --full shows everything that was looked for.", 1);
+    screen
 }
-
-/// Letters of an entry on the short list.
-const MOST_LETTERS: usize = 100;
 
 /// Looks, and prints what it finds.
 pub fn doctor(global: &Global) -> Result<u8> {
@@ -115,11 +103,11 @@ pub fn doctor(global: &Global) -> Result<u8> {
         return Ok(code);
     }
     let mut document = Document::new("What this machine has");
-    document.paragraph(summary);
     if global.format == Format::Table && !global.full {
-        document.table(to_do(&groups));
+        document.screen = Some(fitting(room(global), 0, 0, |_| screen(&summary, &groups)));
         return print_screen(global, &document).map(|()| code);
     }
+    document.paragraph(summary);
     for (name, findings) in groups {
         let has_advice = findings.iter().any(|finding| !finding.is_there);
         let columns = [name, "found", "what to do"].into_iter().take(if has_advice { 3 } else { 2 });

@@ -4,6 +4,7 @@ use super::select;
 use anyhow::{Result, bail};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
+use zbench_reports::label;
 use zbench_reports::record::Record;
 use zbench_reports::{Contents, Notebook};
 
@@ -17,14 +18,14 @@ pub fn choose(notebook: &Notebook, contents: &Contents, what: &[String], now: Ti
     let mut own = Vec::new();
     for word in what {
         let mut others = Vec::new();
-        for term in word.split(',') {
+        for term in label::split(word) {
             match term.split_once('=').map(|(key, value)| Term::of(key.trim(), value.trim(), now)) {
                 Some(Some(term)) => own.push(term?),
                 _ => others.push(term),
             }
         }
         if !others.is_empty() {
-            rest.push(others.join(","));
+            rest.push(label::of_terms(others));
         }
     }
     let tags = contents.tags();

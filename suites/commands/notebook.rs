@@ -1,6 +1,6 @@
 //! `list`, `show`, `note` and `tag`: what the notebook holds.
 
-use super::{existing, filter, print_document, print_lines};
+use super::{existing, filter, print_document, print_lines, select};
 use crate::cli::{Format, Global, ListArgs, TagArgs, exit};
 use anyhow::{Result, bail};
 use zbench_reports::record::Record;
@@ -63,7 +63,7 @@ fn sort(records: &mut [Record], by: &str) -> Result<()> {
     Ok(())
 }
 
-/// `zbench tag ID TAG`.
+/// `zbench tag ID TAG`; of a cell on all of its records.
 pub fn tag(global: &Global, arguments: &TagArgs) -> Result<u8> {
     const MOST: usize = 64;
     let is_tag = |tag: &String| {
@@ -78,21 +78,35 @@ pub fn tag(global: &Global, arguments: &TagArgs) -> Result<u8> {
         );
     }
     let notebook = existing(global)?;
-    let record = notebook.find(&arguments.id)?;
+    let records = select::one(&notebook, &arguments.id)?;
     let (added, removed) =
         if arguments.remove { (&[][..], &arguments.tags[..]) } else { (&arguments.tags[..], &[][..]) };
-    notebook.note(&Remark::tagging(&record.id, added, removed, jiff::Timestamp::now().to_string()))?;
+    for record in &records {
+        notebook.note(&Remark::tagging(&record.id, added, removed, jiff::Timestamp::now().to_string()))?;
+    }
     let contents = notebook.read()?;
     let tags = contents.tags();
-    let words = tags.get(record.id.as_str()).map(|tags| tags.iter().copied().collect::<Vec<_>>().join(", "));
-    crate::say!("tags of {}: {}", record.id, words.as_deref().unwrap_or("none"));
+    for record in &records {
+        let words = tags.get(record.id.as_str()).map(|tags| tags.iter().copied().collect::<Vec<_>>().join(", "));
+        crate::say!("tags of {}: {}", record.id, words.as_deref().unwrap_or("none"));
+    }
     Ok(exit::SUCCESS)
 }
 
-/// `zbench show ID`.
+/// So many other records of a cell are named.
+const OTHERS: usize = 8;
+
+/// `zbench show ID`; of a cell the newest record.
 pub fn show(global: &Global, id: &str) -> Result<u8> {
     let notebook = existing(global)?;
-    let record = notebook.find(id)?;
+    let mut records = select::one(&notebook, id)?;
+    let Some(record) = records.pop() else { bail!("`{id}` stands for no record") };
+    if !records.is_empty() {
+        let others: Vec<&str> = records.iter().rev().map(|record| record.id.as_str()).collect();
+        let more = if others.len() > OTHERS { ", …" } else { "" };
+        let others = &others[..others.len().min(OTHERS)];
+        crate::say!("the newest record of the cell; the others are {}{more}", others.join(", "));
+    }
     match global.format {
         Format::Json => {
             // The notebook keeps remarks beside the record; here they stand in it.
@@ -110,14 +124,15 @@ pub fn show(global: &Global, id: &str) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-/// `zbench note ID TEXT`.
+/// `zbench note ID TEXT`; of a cell on all of its records.
 pub fn note(global: &Global, id: &str, text: &str) -> Result<u8> {
     if text.trim().is_empty() {
         bail!("the note is empty; write what there is to say in quotes");
     }
     let notebook = existing(global)?;
-    let record = notebook.find(id)?;
-    notebook.note(&Remark::new(&record.id, text, jiff::Timestamp::now().to_string()))?;
-    crate::say!("noted on {}", record.id);
+    for record in select::one(&notebook, id)? {
+        notebook.note(&Remark::new(&record.id, text, jiff::Timestamp::now().to_string()))?;
+        crate::say!("noted on {}", record.id);
+    }
     Ok(exit::SUCCESS)
 }

@@ -1,7 +1,7 @@
 //! `plan`: what cells take, without running them.
 
 use super::train::estimates;
-use super::{expand, expand_with, planned, print_document, print_lines, print_screen, print_screen_of};
+use super::{expand, expand_with, planned, print_document, print_lines, print_screen, quoted, room};
 use crate::cli::{Cells, Format, Global, PlanArgs, exit};
 use crate::config::{Resolved, document};
 use crate::plan::{explain, search, validate};
@@ -11,8 +11,8 @@ use std::path::Path;
 use toml::Value;
 use zbench_engine::plan::Planner;
 use zbench_estimate::deepspeed::Formula;
-use zbench_reports::document::cut::LINES;
 use zbench_reports::estimate_report::{self, EstimateRow, Sum};
+use zbench_reports::screen::Room;
 
 /// `zbench plan`.
 pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
@@ -39,7 +39,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
         return summed(global, &as_stated, &|resolved, planned| explain::sums(resolved, planned.estimate.as_ref()));
     }
     if arguments.what_if.is_empty() {
-        return estimates(global, &as_stated);
+        return estimates(global, &as_stated, &cells.file);
     }
     let changes = arguments.what_if.iter().map(|text| change(text)).collect::<Result<Vec<_>>>()?;
     let has_profile = |cell: &Planned| cell.grid.resolved.as_ref().is_ok_and(|resolved| resolved.profile.is_some());
@@ -91,7 +91,7 @@ fn what_if(global: &Global, before: &[Planned], after: &[Planned], changes: &[St
     let (before, after) = (rows(before), rows(after));
     match global.format {
         Format::Json => print_lines(&after)?,
-        _ => print_screen(global, &estimate_report::what_if(&before, &after, changes))?,
+        _ => print_screen(global, &estimate_report::what_if(&before, &after, changes, room(global)))?,
     }
     Ok(exit::SUCCESS)
 }
@@ -113,27 +113,37 @@ fn searched(global: &Global, cells: &Cells, max_cells: usize, headroom: f64) -> 
             continue;
         }
         seen.push(question);
-        found.push(search::search(&planner, resolved, &cell.label, headroom)?);
+        let one = search::search(&planner, resolved, &cell.label, headroom)?;
+        let next = one.best.first().map(|best| taken(&cells.file, search::changes(resolved, best)));
+        found.push((one, next));
     }
-    if let ([one], true) = (&mut found[..], expanded.cells.len() > 1) {
+    if let ([(one, _)], true) = (&mut found[..], expanded.cells.len() > 1) {
         // What the cells differ in is searched over: the first one's values would name nothing.
         one.label.clear();
     }
-    match global.format {
-        Format::Json => print_lines(&found)?,
-        _ => {
-            // All searches share the screen.
-            let lines = if global.full { usize::MAX } else { LINES / found.len().max(1) };
-            let shown = if global.full { found.len() } else { found.len().min(MOST_SEARCHES) };
-            for one in &found[..shown] {
-                print_screen_of(global, &estimate_report::searched(one), lines.max(LINES / MOST_SEARCHES))?;
-            }
-            if shown < found.len() {
-                crate::say!("{} more searches: --full prints all", found.len() - shown);
-            }
-        }
+    if global.format == Format::Json {
+        print_lines(&found.iter().map(|(one, _)| one).collect::<Vec<_>>())?;
+        return Ok(exit::SUCCESS);
+    }
+    // All searches share the screen.
+    let is_short = global.format == Format::Table && !global.full;
+    let shown = if is_short { found.len().min(MOST_SEARCHES) } else { found.len() };
+    let room = room(global);
+    let room = Room { lines: room.lines / shown.max(1), ..room };
+    for (one, next) in &found[..shown] {
+        let next: Vec<(&str, String)> = next.iter().map(|next| ("NEXT", next.clone())).collect();
+        print_screen(global, &estimate_report::searched(one, room, &next))?;
+    }
+    if shown < found.len() {
+        crate::say!("{} more searches: --full prints all", found.len() - shown);
     }
     Ok(exit::SUCCESS)
+}
+
+/// How the answer of a search is planned by itself: what differs from the file.
+fn taken(file: &Path, changes: Vec<(&str, &str)>) -> String {
+    let set = changes.into_iter().map(|(key, value)| format!(" --set {}", quoted(&format!("{key}={value}"))));
+    format!("zbench plan {}{}; --full has all settings.", quoted(&file.to_string_lossy()), set.collect::<String>())
 }
 
 fn validated(global: &Global, folder: &Path) -> Result<u8> {

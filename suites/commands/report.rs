@@ -1,6 +1,6 @@
 //! `report`: the comparison of records, as text, as a page, and its plots as files.
 
-use super::{document_text, existing, filter, notebook, open, print, print_json, shortened};
+use super::{document_text, existing, filter, notebook, open, print, print_json, room, shortened};
 use crate::cli::{Format, Global, ReportArgs, exit};
 use crate::png::Painter;
 use anyhow::{Context, Result, bail};
@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use zbench_reports::document::Block;
-use zbench_reports::document::cut::LINES;
 use zbench_reports::plot::svg::{self, Theme};
 use zbench_reports::record::Status;
 use zbench_reports::render::markdown;
+use zbench_reports::screen::Room;
 use zbench_reports::{Document, Record, grid_report, units};
 
 /// `zbench report [IDS|FILTER]`.
@@ -32,7 +32,8 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
         return Ok(exit::NOT_MEASURED);
     }
     let needs_document = format != Format::Json || arguments.figures.is_some();
-    let document = if needs_document { comparison(&chosen, left_out) } else { Document::default() };
+    let room = room(&Global { format, ..global.clone() });
+    let document = if needs_document { comparison(&chosen, left_out, room) } else { Document::default() };
     let pictures = match &arguments.figures {
         Some(folder) => draw(&document, folder, arguments.png)?,
         None => BTreeMap::new(),
@@ -44,9 +45,7 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
             markdown::render_linked(&document, &|figure| Some(link(beside, pictures.get(&figure.name)?)))
         }
         // In a terminal one screen, unless everything was asked for.
-        Format::Table if !global.full && arguments.output.is_none() => {
-            document_text(global, &shortened(&document, LINES))
-        }
+        Format::Table if !global.full && arguments.output.is_none() => document_text(global, &shortened(&document)),
         _ => document_text(&Global { format, ..global.clone() }, &document),
     };
     let output = arguments.output.clone().or_else(|| arguments.open.then(|| open::temporary(ending(format))));
@@ -64,9 +63,9 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-fn comparison(records: &[Record], left_out: Option<String>) -> Document {
+fn comparison(records: &[Record], left_out: Option<String>, room: Room) -> Document {
     let question = records.iter().find_map(|record| record.extra.get("question").and_then(Value::as_str));
-    let mut document = grid_report::comparison(records, question);
+    let mut document = grid_report::comparison_in(records, question, room);
     // Below the question, which is the first block.
     let place = document.blocks.len().min(1);
     document.blocks.splice(place..place, left_out.map(Block::Paragraph));

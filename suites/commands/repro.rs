@@ -2,7 +2,7 @@
 
 use super::session::Session;
 use super::train::{How, carry_out, code, header_of};
-use super::{existing, print_document, print_lines};
+use super::{existing, print_document, print_lines, select};
 use crate::allreduce::world::{Wanted, Way};
 use crate::cli::{Cli, Command, Format, Global, exit};
 use crate::config::files::Files;
@@ -30,7 +30,7 @@ use zbench_reports::units;
 /// Runs it and compares: losses, norms, bytes and calls must be the same; speed is shown beside.
 pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration) -> Result<u8> {
     let notebook = existing(global)?;
-    let record = notebook.find(id)?;
+    let Some(record) = select::one(&notebook, id)?.pop() else { bail!("`{id}` stands for no record") };
     if is_of_suite(&record) {
         return collectives(global, session, &notebook, &record);
     }

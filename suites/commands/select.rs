@@ -2,45 +2,234 @@
 
 use anyhow::{Result, bail};
 use serde_json::Value;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use zbench_reports::Notebook;
 use zbench_reports::compare::Side;
+use zbench_reports::label::{self, Term};
 use zbench_reports::record::Record;
 use zbench_reports::store::RECORDS;
+use zbench_reports::{Notebook, bench, grid_report};
 
-/// The records that `what` stands for: ids or their beginnings, and `key=value` filters (terms joined by commas, all of
-/// which must hold). Nothing stands for all.
+/// The records that `what` stands for: words of `key=value` terms alone narrow, each of them; others (ids, keys of cells, strategies,
+/// labels) name records, all of which are taken. Nothing stands for all.
 ///
 /// # Errors
-/// An id that no record has, or several have.
+/// A word that names nothing, or an id that several records have.
 pub fn select(notebook: &Notebook, mut records: Vec<Record>, what: &[String]) -> Result<Vec<Record>> {
-    let (filters, ids): (Vec<&String>, Vec<&String>) = what.iter().partition(|word| word.contains('='));
+    let is_filter = |word: &&String| label::read(word).iter().all(|term| matches!(term, Term::Pair(..)));
+    let (filters, names): (Vec<&String>, Vec<&String>) =
+        what.iter().partition(|word| is_filter(word) && !is_label(&records, word));
+    let mut wanted: HashSet<String> = HashSet::new();
+    for name in &names {
+        let found = named(&records, name)?;
+        wanted.extend(found.iter().map(|record| record.id.clone()));
+        if found.is_empty() {
+            // What other terms have left out is there all the same.
+            wanted.extend(one(notebook, name)?.into_iter().map(|record| record.id));
+        }
+    }
     for filter in filters {
-        let terms = terms(filter);
-        records.retain(|record| terms.iter().all(|(key, value)| has(record, key, value)));
+        let held: HashSet<String> =
+            holding(&records, &label::read(filter))?.iter().map(|record| record.id.clone()).collect();
+        records.retain(|record| held.contains(&record.id));
     }
-    if !ids.is_empty() {
-        let found: Vec<Record> = ids.iter().map(|id| notebook.find(id)).collect::<Result<_, _>>()?;
-        records.retain(|record| found.iter().any(|wanted| wanted.id == record.id));
-    }
+    records.retain(|record| names.is_empty() || wanted.contains(&record.id));
     Ok(records)
 }
 
-fn terms(filter: &str) -> Vec<(&str, &str)> {
-    let pairs = filter.split(',').filter_map(|term| term.split_once('='));
-    pairs.map(|(key, value)| (key.trim(), value.trim())).collect()
+/// The record, or the records of the one cell, that a word stands for, the newest last.
+///
+/// # Errors
+/// It stands for nothing, or for several cells, which are listed.
+pub fn one(notebook: &Notebook, text: &str) -> Result<Vec<Record>> {
+    let text = text.trim();
+    let contents = notebook.read()?;
+    let records = &contents.records[..];
+    if is_id(records, text) {
+        return Ok(vec![notebook.find(text)?]);
+    }
+    let terms = label::read(text);
+    let found = named(records, text)?;
+    let mut cells: Vec<&Record> = Vec::new();
+    for &record in &found {
+        if !cells.iter().any(|cell| cell.key == record.key) {
+            cells.push(record);
+        }
+    }
+    let is_named = |path: &str| {
+        terms.iter().any(|term| match term {
+            Term::Pair(key, _) => label::is_key(path, key),
+            Term::Word(_) => path == label::STRATEGY,
+        })
+    };
+    let chosen = match &cells[..] {
+        [] if matches!(terms[..], [Term::Word(_)]) => return Ok(vec![notebook.find(text)?]),
+        [] => bail!("{}", why_none(records, notebook.directory(), text, &terms)),
+        [only] => *only,
+        several => match grid_report::plainest(several, &is_named) {
+            Some(plain) => plain,
+            None => bail!("{}", candidates(text, records, several)),
+        },
+    };
+    // The second set of a reference's processes is no cell of its own.
+    let own = |twin: bool| found.iter().filter(move |record| record.key == chosen.key && record.is_twin() == twin);
+    let mut records: Vec<Record> = own(true).chain(own(false)).map(|record| (*record).clone()).collect();
+    records.sort_by(|a, b| (!a.is_twin(), &a.started).cmp(&(!b.is_twin(), &b.started)));
+    Ok(records)
 }
 
-/// Whether a record has a value: of its own, or of its configuration. A commit may be given by its beginning, or in full
-/// where the record has its beginning.
-fn has(record: &Record, key: &str, wanted: &str) -> bool {
-    let Some(value) = value_of(record, key) else { return false };
-    match key {
-        "commit" => !wanted.is_empty() && (value.starts_with(wanted) || wanted.starts_with(&value)),
-        _ => value == wanted,
+/// So many cells of an ambiguous word are listed.
+const LISTED: usize = 8;
+
+/// The cells by their labels among all records, so that each is accepted.
+fn candidates(text: &str, records: &[Record], cells: &[&Record]) -> String {
+    let names_differ = cells.iter().any(|cell| cell.name != cells[0].name);
+    let all: Vec<&Record> = records.iter().collect();
+    let labels: HashMap<&str, String> =
+        all.iter().map(|record| record.key.as_str()).zip(grid_report::labels_of(&all)).collect();
+    let line = |cell: &&Record| match names_differ {
+        true => format!("\n  \"{}, name={}\"", labels[cell.key.as_str()], cell.name),
+        false => format!("\n  \"{}\"", labels[cell.key.as_str()]),
+    };
+    let mut lines: Vec<String> = cells.iter().take(LISTED).map(line).collect();
+    if cells.len() > LISTED {
+        lines.push(format!("\n  and {} more", cells.len() - LISTED));
     }
+    format!("`{text}` stands for {} cells; name one of them, or a record's id:{}", cells.len(), lines.concat())
+}
+
+/// Whether a word is the beginning of an id, and nothing else that comes before one.
+fn is_id(records: &[Record], text: &str) -> bool {
+    !is_label(records, text) && records.iter().any(|record| record.id.starts_with(text)) && !is_strategy(records, text)
+}
+
+fn is_strategy(records: &[Record], text: &str) -> bool {
+    records.iter().any(|record| record.setting(label::STRATEGY).is_some_and(|strategy| strategy == text))
+}
+
+/// Whether a text is, as a whole, the label of a record of kernels or a record's name.
+fn is_label(records: &[Record], text: &str) -> bool {
+    records.iter().any(|record| has_label(record, text))
+}
+
+fn has_label(record: &Record, text: &str) -> bool {
+    !text.is_empty() && (record.name == text || bench::label(record).is_some_and(|label| label == text))
+}
+
+/// The records that a label, a filter, a strategy, a name, or the beginning of an id or a key stands for; none where there are
+/// none.
+fn named<'a>(records: &'a [Record], text: &str) -> Result<Vec<&'a Record>> {
+    let text = text.trim();
+    if is_label(records, text) {
+        return Ok(records.iter().filter(|record| has_label(record, text)).collect());
+    }
+    match label::read(text)[..] {
+        [Term::Word(word)] if !is_strategy(records, word) => begun(records, word),
+        ref terms => holding(records, terms),
+    }
+}
+
+/// The record or the cell whose id or key begins so.
+fn begun<'a>(records: &'a [Record], text: &str) -> Result<Vec<&'a Record>> {
+    let (ids, keys) = beginnings(records, text);
+    let few = |names: &[&str]| {
+        let shown = names.iter().take(4).copied().collect::<Vec<_>>().join(", ");
+        if names.len() > 4 { format!("{shown}, …") } else { shown }
+    };
+    match (&ids[..], &keys[..]) {
+        ([id], []) => Ok(records.iter().filter(|record| record.id == *id).collect()),
+        ([], [key]) => Ok(records.iter().filter(|record| record.key == *key).collect()),
+        ([], []) => Ok(Vec::new()),
+        (ids, keys) => {
+            let mut things = Vec::new();
+            if !ids.is_empty() {
+                things.push(format!("{} ({})", plural(ids.len(), "record"), few(ids)));
+            }
+            if !keys.is_empty() {
+                things.push(format!("{} ({})", plural(keys.len(), "cell"), few(keys)));
+            }
+            bail!("`{text}` stands for {}; give more letters", things.join(" and for "))
+        }
+    }
+}
+
+/// The records of which all terms hold; several terms of one key are alternatives.
+fn holding<'a>(records: &'a [Record], terms: &[Term]) -> Result<Vec<&'a Record>> {
+    let paths = terms.iter().map(|term| path_of(records, *term)).collect::<Result<Vec<String>>>()?;
+    let holds = |record: &Record| {
+        paths.iter().all(|path| {
+            let mut of_key = terms.iter().zip(&paths).filter(|(_, other)| *other == path);
+            of_key.any(|(term, path)| has(record, path, *term))
+        })
+    };
+    Ok(records.iter().filter(|record| holds(record)).collect())
+}
+
+/// Stands for words that are no strategies: names, ids and keys.
+const NAMES: &str = "";
+
+/// What a term is about: a record's own key, or the whole name of the configuration's key.
+fn path_of(records: &[Record], term: Term) -> Result<String> {
+    let (typed, value) = match term {
+        Term::Word(word) if is_strategy(records, word) => return Ok(label::STRATEGY.into()),
+        Term::Word(_) => return Ok(NAMES.into()),
+        Term::Pair(typed, value) => (typed, value),
+    };
+    if OWN.contains(&typed) || records.iter().any(|record| record.setting(typed).is_some()) {
+        return Ok(typed.into());
+    }
+    let mut paths: BTreeMap<String, bool> = BTreeMap::new();
+    for record in records {
+        grid_report::each_setting(&record.cell, &mut |path, held| {
+            if label::is_key(path, typed) {
+                *paths.entry(path.to_string()).or_default() |= label::is_value(path, held, value);
+            }
+        });
+    }
+    let with_value: Vec<&String> = paths.iter().filter(|(_, holds)| **holds).map(|(path, _)| path).collect();
+    match &with_value[..] {
+        [] => Ok(paths.keys().next().cloned().unwrap_or_else(|| typed.into())),
+        [path] => Ok(path.to_string()),
+        several => {
+            let several: Vec<&str> = several.iter().map(|path| path.as_str()).collect();
+            bail!("`{typed}` may be {}; write one of them in full", several.join(" or "))
+        }
+    }
+}
+
+/// Keys of a record itself.
+const OWN: [&str; 6] = ["id", "name", "key", "status", "trial", "commit"];
+
+/// Whether a term holds of a record. A commit may be given by its beginning, or in full where the record has its beginning. What the
+/// grid called the cell counts as well: not every key that is written is a key of the resolved cell.
+fn has(record: &Record, path: &str, term: Term) -> bool {
+    let (typed, wanted) = match term {
+        Term::Word(word) if path == NAMES => {
+            return record.id.starts_with(word) || record.key.starts_with(word) || has_label(record, word);
+        }
+        Term::Word(word) => (path, word),
+        Term::Pair(typed, wanted) => (typed, wanted),
+    };
+    let holds = match (path, value_of(record, path)) {
+        ("commit", Some(value)) => !wanted.is_empty() && (value.starts_with(wanted) || wanted.starts_with(&value)),
+        (path, Some(value)) if OWN.contains(&path) => value == wanted,
+        (path, _) => label::is_value(path, record.setting(path).unwrap_or(&Value::Null), wanted),
+    };
+    let is_written = |text: &str| {
+        label::read(text).iter().any(|term| match term {
+            Term::Pair(key, value) => {
+                (*key == typed || label::is_key(typed, key)) && label::is_value(typed, &Value::from(*value), wanted)
+            }
+            Term::Word(_) => false,
+        })
+    };
+    holds
+        || record
+            .estimate
+            .get("label")
+            .and_then(Value::as_str)
+            .is_some_and(|text| !OWN.contains(&path) && is_written(text))
 }
 
 fn value_of(record: &Record, key: &str) -> Option<String> {
@@ -182,37 +371,34 @@ fn beginnings<'a>(records: &'a [Record], prefix: &str) -> (Vec<&'a str>, Vec<&'a
     (collect(|record| &record.id), collect(|record| &record.key))
 }
 
-/// What a filter, an id or a key stands for in a notebook.
+/// What a selector stands for in a notebook.
 fn chosen<'a>(records: &'a [Record], folder: &Path, text: &str) -> Result<Vec<&'a Record>> {
-    if text.contains('=') {
-        return filtered(records, folder, text);
-    }
-    let (ids, keys) = beginnings(records, text);
-    let few = |names: &[&str]| {
-        let shown = names.iter().take(4).copied().collect::<Vec<_>>().join(", ");
-        if names.len() > 4 { format!("{shown}, …") } else { shown }
-    };
-    match (&ids[..], &keys[..]) {
-        ([id], []) => Ok(records.iter().filter(|record| record.id == *id).collect()),
-        ([], [key]) => Ok(records.iter().filter(|record| record.key == *key).collect()),
-        ([], []) => bail!(
-            "`{text}` matches nothing: it is not the folder of a notebook (one with {RECORDS}), and neither an id of the {} nor a \
-             key of the {} in {} begins with it. `zbench list` shows ids and keys; name=TITLE selects a grid, commit=HASH a commit",
-            plural(records.len(), "record"),
-            count_of_keys(records),
-            folder.display()
-        ),
-        (ids, keys) => {
-            let mut things = Vec::new();
-            if !ids.is_empty() {
-                things.push(format!("{} ({})", plural(ids.len(), "record"), few(ids)));
-            }
-            if !keys.is_empty() {
-                things.push(format!("{} ({})", plural(keys.len(), "cell"), few(keys)));
-            }
-            bail!("`{text}` stands for {}; give more letters", things.join(" and for "))
+    let terms = label::read(text);
+    let found = named(records, text)?;
+    if found.is_empty() {
+        match terms[..] {
+            [Term::Word(_)] => bail!(
+                "`{text}` matches nothing: it is not the folder of a notebook (one with {RECORDS}), no label, and neither an id of the \
+                 {} nor a key of the {} in {} begins with it. `zbench list` shows ids, keys and labels; name=TITLE selects a grid, \
+                 commit=HASH a commit",
+                plural(records.len(), "record"),
+                count_of_keys(records),
+                folder.display()
+            ),
+            _ => bail!("{}", why_none(records, folder, text, &terms)),
         }
     }
+    let mut commits: Vec<String> = found.iter().filter_map(|record| value_of(record, "commit")).collect();
+    commits.sort_unstable();
+    commits.dedup();
+    let wanted = terms.iter().find_map(|term| match term {
+        Term::Pair("commit", wanted) => Some(wanted),
+        _ => None,
+    });
+    if let (Some(wanted), true) = (wanted, commits.len() > 1) {
+        bail!("commit={wanted} stands for {} commits ({}); give more letters", commits.len(), commits.join(", "));
+    }
+    Ok(found)
 }
 
 fn plural(count: usize, one: &str) -> String {
@@ -224,34 +410,21 @@ fn count_of_keys(records: &[Record]) -> String {
     plural(keys.len(), "cell")
 }
 
-fn filtered<'a>(records: &'a [Record], folder: &Path, filter: &str) -> Result<Vec<&'a Record>> {
-    if let Some(term) = filter.split(',').find(|term| term.split_once('=').is_none_or(|(key, _)| key.trim().is_empty()))
-    {
-        bail!("`{term}` in `{filter}` is no key=value; a filter is terms joined by commas, all of which must hold");
-    }
-    let terms = terms(filter);
-    let found: Vec<&Record> =
-        records.iter().filter(|record| terms.iter().all(|(key, value)| has(record, key, value))).collect();
-    if found.is_empty() {
-        bail!("{}", why_none(records, folder, filter, &terms));
-    }
-    let mut commits: Vec<String> = found.iter().filter_map(|record| value_of(record, "commit")).collect();
-    commits.sort_unstable();
-    commits.dedup();
-    if let (Some((_, wanted)), true) = (terms.iter().find(|(key, _)| *key == "commit"), commits.len() > 1) {
-        bail!("commit={wanted} stands for {} commits ({}); give more letters", commits.len(), commits.join(", "));
-    }
-    Ok(found)
-}
-
 /// The first term that no record has, and what the records have instead.
-fn why_none(records: &[Record], folder: &Path, filter: &str, terms: &[(&str, &str)]) -> String {
+fn why_none(records: &[Record], folder: &Path, text: &str, terms: &[Term]) -> String {
     let folder = folder.display();
-    for (key, value) in terms {
-        if records.iter().any(|record| has(record, key, value)) {
+    for term in terms {
+        let Ok(path) = path_of(records, *term) else { continue };
+        if records.iter().any(|record| has(record, &path, *term)) {
             continue;
         }
-        let mut values: Vec<String> = records.iter().filter_map(|record| value_of(record, key)).collect();
+        let Term::Pair(key, value) = term else {
+            let Term::Word(word) = term else { continue };
+            return format!(
+                "no record of {folder} has `{word}` of `{text}`: it is no key=value, and no strategy, name, id or key of a record"
+            );
+        };
+        let mut values: Vec<String> = records.iter().filter_map(|record| value_of(record, &path)).collect();
         values.sort_unstable();
         values.dedup();
         let more = if values.len() > 8 { ", …" } else { "" };
@@ -264,5 +437,5 @@ fn why_none(records: &[Record], folder: &Path, filter: &str, terms: &[(&str, &st
             false => format!("no record of {folder} has {key}={value}; there are: {}{more}", values.join(", ")),
         };
     }
-    format!("no record of {folder} has all of {filter}; each term alone has some")
+    format!("no record of {folder} has all of {text}; each term alone has some")
 }

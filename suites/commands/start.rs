@@ -8,8 +8,8 @@ use zbench_reports::units::plural;
 use zbench_reports::{Notebook, Record};
 
 const ABOUT: &str =
-    "zbench: a lab notebook for LLM training. It trains every cell of a grid of sharding strategies, measures and
-predicts each, and says what the grid shows.";
+    "zbench is a lab notebook for LLM training. It trains every cell of a grid of configurations, compares their speed,
+memory and traffic, and predicts what cells take on machines that you do not have.";
 
 /// Says it on standard error: nothing was asked, so a script that meant something gets an exit code and no output.
 pub fn start(global: &Global) -> Result<u8> {
@@ -43,7 +43,7 @@ fn text(folder: &Path, records: &[Record], quickstart: Option<&Path>) -> String 
             vec![
                 ("zbench doctor".to_string(), "what this machine has, and what runs here"),
                 (format!("{} --dry-run", grid(file)), "what every cell will take"),
-                (grid(file), "train them, three trials each, and compare (about a minute)"),
+                (grid(file), "train them and compare: cells take turns for two minutes"),
                 (format!("zbench report --open{at}"), "the comparison with plots, in a browser"),
             ],
         ),
@@ -106,6 +106,21 @@ mod tests {
     fn an_empty_place_is_told_to_begin() {
         let with = text(Path::new("notebook"), &[], Some(Path::new("configs/quickstart.toml")));
         let order = ["zbench doctor", "--dry-run", "zbench grid configs/quickstart.toml  ", "report --open", "--help"];
+        // Every place states the budget that a grid has.
+        assert_eq!(crate::commands::train::BUDGET.as_secs(), 120);
+        assert!(include_str!("../../README.md").lines().count() <= 120);
+        let file = |name: &str| std::fs::read_to_string(format!("{}/../{name}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let help = <crate::cli::Cli as clap::CommandFactory>::command().render_long_help().to_string();
+        for (place, text) in [
+            ("start", with.clone()),
+            ("--help", help),
+            ("README.md", file("README.md")),
+            ("docs/tutorial.md", file("docs/tutorial.md")),
+            ("configs/quickstart.toml", file("configs/quickstart.toml")),
+        ] {
+            assert!(text.contains("two minutes"), "{place} states another time than the budget");
+            assert!(!text.contains("about a minute") && !text.contains("three trials each"), "{place}");
+        }
         let places: Vec<usize> =
             order.iter().map(|word| with.find(word).unwrap_or_else(|| panic!("{word}: {with}"))).collect();
         assert!(places.is_sorted(), "{with}");

@@ -3,9 +3,9 @@
 use super::progress::Progress;
 use super::session::Session;
 use super::{
-    Expanded, command_line, expand, header, planned, print, print_document, print_lines, print_screen, printable,
-    quoted,
+    Expanded, command_line, expand, header, planned, print, print_lines, print_screen, printable, quoted, room,
 };
+use crate::cli::look::Stream;
 use crate::cli::{Format, Global, GridArgs, RunArgs, exit};
 use crate::config::{ConfigError, Document};
 use crate::grid::{self, GridCell};
@@ -19,23 +19,24 @@ use crate::runner::{self, Execute, Header, Observe, Runner, Summary, Trials, tim
 use crate::trace::Both;
 use anyhow::{Context, Result};
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use zbench_engine::config::Cell;
 use zbench_reports::batch::{self, Batch};
-use zbench_reports::document::cut::LINES;
 use zbench_reports::estimate_report::EstimateRow;
 use zbench_reports::limits::KEY as SEARCH;
 use zbench_reports::record::{Outcome, Record, Source, Status};
+use zbench_reports::screen::Room;
 use zbench_reports::{Document as Text, Notebook, estimate_report, grid_report, notebook_report};
 
 /// Seconds of each measurement of the peak: long enough for the clock to settle, short beside a cell.
 pub const PEAK_SECONDS: f64 = 0.1;
 /// Trials of a cell where cells cannot take turns.
 pub(super) const TRIALS: u32 = 3;
-/// Wall time of a grid by turns.
-const BUDGET: Duration = Duration::from_secs(120);
+/// Wall time of a grid by turns. README.md, the tutorial, the quickstart, the start screen and --help state it.
+pub(super) const BUDGET: Duration = Duration::from_secs(120);
 
 /// `zbench grid FILE`.
 pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Result<u8> {
@@ -52,7 +53,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         if let Some(trace) = session.timelines(global)? {
             trace.predicted(&cells);
         }
-        return estimates(global, &cells);
+        return estimates(global, &cells, &arguments.cells.file);
     }
     let mut limits = expanded.limits.take();
     if let Some(limits) = &mut limits {
@@ -97,9 +98,9 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         let of_grid = cells.iter().filter(|cell| !runner::is_next(cell));
         print_interrupted(global, of_grid.map(|cell| cell.grid.key.as_str()), &summary)?;
     } else if is_short(global) && summary.records.iter().all(|record| record.outcome.status == Status::Skipped) {
-        print_document(global, &none_here(&cells, arguments))?;
+        print_screen(global, &none_here(&cells, arguments))?;
     } else {
-        print_screen(global, &grid_report::comparison(&summary.records, Some(question.as_str())))?;
+        print_screen(global, &grid_report::comparison_in(&summary.records, Some(question.as_str()), room(global)))?;
     }
     Ok(code(&summary))
 }
@@ -153,12 +154,13 @@ fn none_here(cells: &[Planned], arguments: &GridArgs) -> Text {
     let rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
     let file = quoted(&arguments.cells.file.to_string_lossy());
     let next = [
-        format!(
-            "HERE    nothing of it can run: `zbench grid {file} --proxy` runs scaled-down stand-ins of these cells"
+        (
+            "HERE",
+            format!("nothing of it can run: zbench grid {file} --proxy runs scaled-down stand-ins of these cells."),
         ),
-        format!("PLAN    `zbench plan {file}` has all of this, `--search` looks for a faster way to split the work"),
+        ("PLAN", format!("zbench plan {file} has all of this, --search looks for a faster way to split the work.")),
     ];
-    estimate_report::screen(&rows, NONE_LINES, &next)
+    estimate_report::estimates(&rows, Room { lines: NONE_LINES, ..Room::wide(Stream::Out.width()) }, &next)
 }
 
 /// What a stopped grid says in place of its report: a report of some cells reads as one of all.
@@ -219,7 +221,7 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
         Format::Json => print_lines(&summary.records)?,
         _ => {
             for record in &summary.records {
-                print_screen(global, &notebook_report::run(record))?;
+                print_screen(global, &notebook_report::run(record, room(global)))?;
             }
         }
     }
@@ -289,7 +291,7 @@ pub(super) fn refuse_all(expanded: &Expanded) -> Result<()> {
 }
 
 /// The estimates of cells.
-pub(super) fn estimates(global: &Global, cells: &[Planned]) -> Result<u8> {
+pub(super) fn estimates(global: &Global, cells: &[Planned], file: &Path) -> Result<u8> {
     let mut rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
     // To plan makes no notebook.
     let there =
@@ -299,16 +301,19 @@ pub(super) fn estimates(global: &Global, cells: &[Planned]) -> Result<u8> {
     }
     match global.format {
         Format::Json => print_lines(&rows)?,
-        // What a search of the grid found stands above its cells.
-        Format::Table if rows.iter().any(|row| row.search.is_some()) => {
-            print_screen(global, &estimate_report::estimates(&rows))?
+        _ => {
+            let runs = cells.iter().any(|cell| matches!(cell.decision, Decision::Run));
+            let file = quoted(&file.to_string_lossy());
+            let next = match runs {
+                true => format!(
+                    "zbench grid {file} measures them; zbench plan {file} --full has memory by category, spans of time and traffic."
+                ),
+                false => format!(
+                    "zbench plan {file} --search looks for a faster way to split the work; --full has memory by category, spans of time and traffic."
+                ),
+            };
+            print_screen(global, &estimate_report::estimates(&rows, room(global), &[("NEXT", next)]))?
         }
-        Format::Table if !global.full && !rows.is_empty() => {
-            let next =
-                ["MORE    the same command with --full has memory by category, spans of time and traffic".to_string()];
-            print_document(global, &estimate_report::screen(&rows, LINES, &next))?
-        }
-        _ => print_document(global, &estimate_report::estimates(&rows))?,
     }
     Ok(exit::SUCCESS)
 }

@@ -51,7 +51,7 @@ impl Target {
 pub fn of_configuration(file: &Path, set: &[String], only: Option<&str>) -> Result<Vec<Target>, ConfigError> {
     let document = Document::read(file, set)?;
     let source = document.path.display().to_string();
-    let axes = only.map(grid::parse_only).transpose()?.unwrap_or_default();
+    let axes = only.map(|only| grid::parse_only(only, &document)).transpose()?.unwrap_or_default();
     let context = Context::new(document.folder().to_path_buf(), machine::cores());
     let cells = grid::expand(&document, &axes, MOST_CELLS, &context, &mut Files::default())?;
     if cells.is_empty() {

@@ -1,7 +1,8 @@
 //! `plan --search`: every way to split a cell's work over its ranks, priced, for the best speed under the memory limit.
 
 use super::forecast::{self, Timing};
-use crate::config::Resolved;
+use crate::config::{Resolved, keys};
+use crate::grid;
 use crate::runner::plan;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -10,6 +11,7 @@ use zbench_engine::plan::Planner;
 use zbench_estimate::band::Band;
 use zbench_reports::Named;
 use zbench_reports::estimate_report::{Candidate, Searched};
+use zbench_reports::label;
 use zbench_reports::units;
 
 /// More combinations than this are not listed.
@@ -135,6 +137,17 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, headroom: f64
     }
     found.seconds = begun.elapsed().as_secs_f64();
     Ok(found)
+}
+
+/// The settings of a candidate that the cell does not have already, nor any cell by default.
+pub fn changes<'c>(resolved: &Resolved, candidate: &'c Candidate) -> Vec<(&'c str, &'c str)> {
+    let cell = grid::plain(&resolved.cell);
+    let is_new = |(key, value): &(&str, &String)| {
+        let stated = cell.pointer(&format!("/{}", key.replace('.', "/"))).filter(|value| !value.is_null()).cloned();
+        let default = || keys::default_of(key).and_then(|value| serde_json::to_value(value).ok());
+        !stated.or_else(default).is_some_and(|stated| label::is_value(key, &stated, value))
+    };
+    candidate.settings.iter().filter(is_new).map(|(key, value)| (key, value.as_str())).collect()
 }
 
 /// Divisors of a number, ascending, up to a limit.

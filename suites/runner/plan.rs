@@ -71,6 +71,14 @@ impl Planned {
         Some(self.footprint.as_ref()?.fits(self.capacity()?))
     }
 
+    /// What the cell is called; one of a file without a grid by its strategy.
+    fn label(&self) -> String {
+        match (self.grid.label.as_str(), self.cell()) {
+            ("", Some(cell)) => cell.parallel.strategy.name().to_string(),
+            (label, _) => label.to_string(),
+        }
+    }
+
     /// The row of the document of estimates.
     pub fn row(&self) -> EstimateRow {
         let (status, reason) = match &self.decision {
@@ -85,7 +93,7 @@ impl Planned {
         let priced_flops = || timing.map(|timing| timing.model_flops_per_rank * ranks);
         let bytes = |of: fn(&Footprint) -> u64| footprint.map(of).filter(|bytes| *bytes > 0);
         EstimateRow {
-            label: self.grid.label.clone(),
+            label: self.label(),
             key: self.grid.key.clone(),
             status,
             reason,

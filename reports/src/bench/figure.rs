@@ -58,6 +58,7 @@ pub(super) fn share_over_size(all: &[Trials]) -> Option<Figure> {
         diagonal: false,
         close: false,
         front: Vec::new(),
+        limit: None,
     });
     Some(Figure { name: "products".into(), title: "Share of the ceiling over size".into(), caption, plot, records })
 }

@@ -69,14 +69,8 @@ pub fn gather<'a>(records: &[&'a Record], options: Options) -> Vec<Cell<'a>> {
 }
 
 fn label(cells: &mut [Cell]) {
-    let settings: Vec<&Value> = cells.iter().map(|cell| cell.settings()).collect();
-    let keys: Vec<&str> = cells.iter().map(|cell| cell.key).collect();
-    let axes = labels::axes(&settings);
-    let fallback = cells.first().map_or("", |cell| {
-        let strategy = cell.trials[0].setting(labels::STRATEGY).and_then(Value::as_str);
-        strategy.unwrap_or(cell.trials[0].name.as_str())
-    });
-    let labels = labels::labels(&axes, &settings, &keys, fallback);
+    let records: Vec<&Record> = cells.iter().map(|cell| cell.trials[0]).collect();
+    let (_, labels) = labels::of_cells(&records);
     for (cell, label) in cells.iter_mut().zip(labels) {
         cell.label = label;
     }

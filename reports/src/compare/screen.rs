@@ -3,7 +3,7 @@
 use super::metrics::Metric;
 use super::{Comparison, Difference, Pair, Summary, words};
 use crate::document::{Column, Document, Entry, Table};
-use crate::screen::{Screen, fitting};
+use crate::screen::{Room, Screen, fitting};
 use crate::units;
 
 /// Rows of the table at most, and in any case.
@@ -11,10 +11,10 @@ const ROWS: (usize, usize) = (24, 3);
 /// So many differences are told.
 const DIFFERENCES: usize = 5;
 
-/// The short form of a comparison.
-pub fn short(comparison: &Comparison) -> Document {
+/// The short form of a comparison, for this room.
+pub fn short(comparison: &Comparison, room: Room) -> Document {
     let mut document = Document::new(format!("{} against {}", comparison.b.selector, comparison.a.selector));
-    document.screen = Some(fitting(ROWS.0, ROWS.1, |rows| compose(comparison, rows)));
+    document.screen = Some(fitting(room, ROWS.0, ROWS.1, |rows| compose(comparison, rows)));
     document
 }
 

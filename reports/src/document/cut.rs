@@ -2,25 +2,21 @@
 
 use super::{Block, Document};
 use crate::render::terminal::{Terminal, render};
+use crate::screen::Room;
 
-/// Lines of a screen.
-pub const LINES: usize = 40;
-/// Columns of a screen.
-pub const WIDTH: u16 = 120;
-
-/// The beginning of a document, in so many lines of a screen at most, ending with `more` where something was cut. Lists and tables
+/// The beginning of a document, as much as there is room for, ending with `more` where something was cut. Lists and tables
 /// are cut between their items and rows; nothing is cut within a paragraph.
-pub fn cut(document: &Document, lines: usize, more: &str) -> Document {
-    let fits = |document: &Document, lines: usize| height(document) <= lines;
-    if fits(document, lines) {
+pub fn cut(document: &Document, room: Room, more: &str) -> Document {
+    let fits = |document: &Document, lines: usize| height(document, room.width) <= lines;
+    if fits(document, room.lines) {
         return document.clone();
     }
     // The last line, and a blank one before it.
-    let room = lines.saturating_sub(2);
+    let most = room.lines.saturating_sub(2);
     let mut kept = Document::new(document.title.clone());
     for block in &document.blocks {
         kept.blocks.push(block.clone());
-        if fits(&kept, room) {
+        if fits(&kept, most) {
             continue;
         }
         kept.blocks.pop();
@@ -43,7 +39,7 @@ pub fn cut(document: &Document, lines: usize, more: &str) -> Document {
         };
         for count in (1..items).rev() {
             kept.blocks.push(part(count));
-            if fits(&kept, room) {
+            if fits(&kept, most) {
                 break;
             }
             kept.blocks.pop();
@@ -57,7 +53,7 @@ pub fn cut(document: &Document, lines: usize, more: &str) -> Document {
     kept
 }
 
-/// Lines of a document on a screen.
-pub fn height(document: &Document) -> usize {
-    render(document, Terminal { width: WIDTH, color: false }).lines().count()
+/// Lines of a document at so many columns.
+pub fn height(document: &Document, width: u16) -> usize {
+    render(document, Terminal { width, color: false }).lines().count()
 }

@@ -1,94 +1,84 @@
 //! Estimates on one screen: what fits, the fastest, one table by speed, and why the rest does not fit.
 
-use super::{EstimateRow, band_column, step, summary};
-use crate::document::cut::height;
-use crate::document::{Column, Document, Entry, Table, Tone};
+use super::{EstimateRow, figures, step, summary};
+use crate::document::{Column, Entry, Table, Tone};
+use crate::label;
+use crate::screen::{Room, Screen, fitting};
 use crate::units;
 
-/// Rows of the table at least.
-const LEAST_ROWS: usize = 2;
+/// Rows of the table at most, and at least.
+const ROWS: (usize, usize) = (24, 4);
 /// Groups of cells that do not fit.
 const MOST_GROUPS: usize = 8;
+/// Reasons why cells have no speed, or are not run here.
+const MOST_REASONS: usize = 3;
 
-/// The document, in so many lines of a screen at most; `next` is what to do then.
-pub fn screen(rows: &[EstimateRow], lines: usize, next: &[String]) -> Document {
-    let misfits = |most: usize| misfits(rows, most);
-    let rows = &shortened(rows)[..];
-    let mut order: Vec<&EstimateRow> = rows.iter().filter(|row| row.fits != Some(false)).collect();
+/// The screen for this room; `next` are words in capitals and what to do then.
+pub fn screen(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> Screen {
+    let groups = misfits(rows, MOST_GROUPS);
+    let (slow, here) = (without_speed(rows), reasons(rows));
+    let short = &shortened(rows)[..];
+    let mut order: Vec<&EstimateRow> = short.iter().filter(|row| row.fits != Some(false)).collect();
     let speed = |row: &EstimateRow| row.tokens_per_second.unwrap_or(f64::NEG_INFINITY);
     let bytes = |row: &EstimateRow| row.total_bytes.unwrap_or(u64::MAX);
     order.sort_by(|a, b| speed(b).total_cmp(&speed(a)).then(bytes(a).cmp(&bytes(b))));
-    let build = |groups: usize, count: usize| document(rows, &order, &misfits(groups), count, next);
-    let fits = |groups: usize, count: usize| height(&build(groups, count)) <= lines;
-    // The table keeps its least rows; groups are left out where both do not fit.
-    let groups = (1..=MOST_GROUPS).rev().find(|groups| fits(*groups, LEAST_ROWS)).unwrap_or(1);
-    let count = (LEAST_ROWS..=order.len().min(lines)).rev().find(|count| fits(groups, *count)).unwrap_or(LEAST_ROWS);
-    build(groups, count)
-}
-
-/// Rows whose labels leave out what nearly all cells have, and what only says again what another key says.
-fn shortened(rows: &[EstimateRow]) -> Vec<EstimateRow> {
-    const NEARLY_ALL: f64 = 0.8;
-    let parts: Vec<Vec<&str>> = rows.iter().map(|row| row.label.split(' ').collect()).collect();
-    let having = |part: &str| -> Vec<usize> { (0..rows.len()).filter(|row| parts[*row].contains(&part)).collect() };
-    let mut kept: Vec<(&str, Vec<usize>)> = Vec::new();
-    for part in parts.iter().flatten().copied() {
-        if kept.iter().any(|(other, _)| *other == part) {
-            continue;
+    let answer: Vec<String> = [Some(summary(rows)), step::answer(short)].into_iter().flatten().collect();
+    let answer = answer.join(" ");
+    let compose = |count: usize| {
+        let mut screen = Screen::default();
+        screen.said("ANSWER", &answer, 6);
+        for reason in &slow {
+            screen.said("NO SPEED", reason, 2);
         }
-        let own = having(part);
-        let is_usual = own.len() as f64 >= NEARLY_ALL * rows.len() as f64 && rows.len() > 1;
-        if !is_usual && !kept.iter().any(|(_, others)| *others == own) {
-            kept.push((part, own));
+        screen.table(table(&order, count));
+        let more = order.len().saturating_sub(count);
+        if more > 0 {
+            let by = if slow.is_empty() { "by speed" } else { "by memory" };
+            screen.said("", format!("{more} more of {} that fit or may, {by}; --full shows all.", order.len()), 1);
         }
-    }
-    let is_kept = |part: &&&str| kept.iter().any(|(other, _)| *other == **part);
-    let short = |(row, parts): (&EstimateRow, &Vec<&str>)| {
-        let label = parts.iter().filter(is_kept).map(|part| part.strip_prefix("strategy=").unwrap_or(part));
-        let label = label.collect::<Vec<&str>>().join(" ");
-        let label = if label.is_empty() { row.label.clone() } else { label };
-        EstimateRow { label: if label.is_empty() { "the cell".into() } else { label }, ..row.clone() }
+        for group in &groups {
+            screen.said("DOES NOT FIT", group, 2);
+        }
+        for reason in &here {
+            screen.said("NOT HERE", reason, 2);
+        }
+        for (label, text) in next {
+            screen.said(label, text, 2);
+        }
+        screen
     };
-    rows.iter().zip(&parts).map(short).collect()
+    let mut screen = fitting(room, order.len().min(ROWS.0), order.len().min(ROWS.1), compose);
+    screen.figures = figures::all(short);
+    screen
 }
 
-fn document(
-    rows: &[EstimateRow],
-    order: &[&EstimateRow],
-    groups: &[String],
-    count: usize,
-    next: &[String],
-) -> Document {
-    let mut document = Document::new(summary(rows));
-    if let Some(answer) = step::answer(rows) {
-        document.paragraph(answer);
-    }
-    if !order.is_empty() {
-        document.table(table(order, count));
-    }
-    let mut notes = groups.to_vec();
-    notes.extend(reasons(rows));
-    notes.extend(next.iter().cloned());
-    document.list(notes);
-    document
+/// Rows with labels as short as a table needs them.
+fn shortened(rows: &[EstimateRow]) -> Vec<EstimateRow> {
+    let labels: Vec<&str> = rows.iter().map(|row| row.label.as_str()).collect();
+    let short = |(row, label): (&EstimateRow, String)| EstimateRow {
+        label: if label.is_empty() { "the cell".into() } else { label },
+        ..row.clone()
+    };
+    rows.iter().zip(label::shortened(&labels)).map(short).collect()
 }
 
+/// What is known of no row has no column; what matters least is last, as a narrow terminal leaves it out first.
 fn table(order: &[&EstimateRow], count: usize) -> Table {
-    let has_band = order.iter().any(|row| row.step_ms_band.is_some());
-    let columns = vec![
-        Column::words("cell"),
-        Column::words("fits"),
-        Column::numbers("peak", "bytes"),
-        Column::numbers("step", "ms"),
-        band_column("80 % band", has_band),
-        Column::numbers("tokens/s", "tokens/s"),
-        Column::numbers("MFU", "fraction"),
-    ];
-    let mut table = Table::new("screen", columns);
-    if order.len() > count {
-        table.caption =
-            format!("The first {count} of {} cells that fit or may, by speed; --full shows all:", order.len());
+    let has = |known: &dyn Fn(&EstimateRow) -> bool| order.iter().any(|row| known(row));
+    let has_limit = has(&|row| row.fits.is_some());
+    let has_speed = has(&|row| row.step_ms.is_some());
+    let has_band = has(&|row| row.step_ms_band.is_some());
+    let has_wire = !has_speed && has(&|row| row.wire_bytes.is_some_and(|bytes| bytes > 0.0));
+    let mut columns = vec![Column::words("cell")];
+    columns.extend(has_limit.then(|| Column::words("fits")));
+    columns.push(Column::numbers("peak", "bytes"));
+    if has_speed {
+        let (step, speed) = (Column::numbers("step", "ms"), Column::numbers("tokens/s", "tokens/s"));
+        columns.extend([step, speed, Column::numbers("MFU", "fraction")]);
     }
+    columns.extend(has_wire.then(|| Column::numbers("wire/step", "bytes")));
+    columns.extend(has_band.then(|| Column::words("80 % band of the step")));
+    let mut table = Table::new("screen", columns);
     for (place, row) in order.iter().take(count).enumerate() {
         let tone = if place == 0 && row.tokens_per_second.is_some() { Tone::Good } else { Tone::Plain };
         let fits = match (row.fits, row.total_bytes, row.capacity_bytes) {
@@ -98,24 +88,55 @@ fn table(order: &[&EstimateRow], count: usize) -> Table {
             (Some(true), ..) => "yes".to_string(),
             _ => "no limit known".to_string(),
         };
-        table.row(vec![
-            Entry::words(row.marked_label()),
-            Entry::words(fits),
-            Entry::memory(row.total_bytes),
-            Entry::maybe(row.step_ms, |ms| units::duration(ms / 1e3)),
-            Entry::words(row.step_band().unwrap_or_default()),
-            Entry::maybe(row.tokens_per_second, units::quantity).toned(tone),
-            Entry::maybe(row.mfu, units::percent),
-        ]);
+        let mut entries = vec![Entry::words(row.marked_label())];
+        entries.extend(has_limit.then(|| Entry::words(fits)));
+        entries.push(Entry::memory(row.total_bytes));
+        if has_speed {
+            entries.extend([
+                Entry::maybe(row.step_ms, |ms| units::duration(ms / 1e3)),
+                Entry::maybe(row.tokens_per_second, units::quantity).toned(tone),
+                Entry::maybe(row.mfu, units::percent),
+            ]);
+        }
+        entries.extend(has_wire.then(|| Entry::maybe(row.wire_bytes, units::traffic)));
+        entries.extend(has_band.then(|| Entry::words(row.step_band().unwrap_or_default())));
+        table.row(entries);
     }
     table
+}
+
+/// Why cells have no predicted speed, each reason once.
+fn without_speed(rows: &[EstimateRow]) -> Vec<String> {
+    let untimed = rows.iter().filter(|row| row.step_ms.is_none() && row.total_bytes.is_some());
+    let of_all = |count: usize| if count == rows.len() { String::new() } else { format!("{count} cells: ") };
+    counted(untimed.map(|row| row.time_source.as_str()))
+        .into_iter()
+        .map(|(reason, count)| format!("{}{}.", of_all(count), reason.trim_end_matches('.')))
+        .collect()
+}
+
+/// Texts that are not empty with how often they occur, the first ones.
+fn counted<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<(&'t str, usize)> {
+    let mut counted: Vec<(&str, usize)> = Vec::new();
+    for text in texts.filter(|text| !text.is_empty()) {
+        match counted.iter_mut().find(|(other, _)| *other == text) {
+            Some((_, count)) => *count += 1,
+            None => counted.push((text, 1)),
+        }
+    }
+    counted.truncate(MOST_REASONS);
+    counted
 }
 
 /// Cells that do not fit, a line for each strategy: `most` of them, and the count of those left out. Where the labels name no
 /// strategy, all cells have the same one.
 fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
+    // The strategy stands first in a label and is the only term without a key.
     let strategy = |row: &EstimateRow| {
-        row.label.split(' ').find_map(|part| part.strip_prefix("strategy=")).unwrap_or_default().to_string()
+        label::split(&row.label)
+            .first()
+            .filter(|term| !term.contains('='))
+            .map_or(String::new(), |term| term.to_string())
     };
     let misfits: Vec<&EstimateRow> = rows.iter().filter(|row| row.fits == Some(false)).collect();
     let mut names: Vec<String> = Vec::new();
@@ -134,11 +155,12 @@ fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
             true => units::memory(low as f64),
             false => format!("{} to {}", units::memory(low as f64), units::memory(high as f64)),
         };
+        let name_and = if name.is_empty() { String::new() } else { format!("{name} ") };
         let what = match (own.len(), of_strategy) {
-            (1, 1) => "the only cell needs".to_string(),
-            (own, all) if own == all => format!("all {all} cells need"),
-            (1, all) => format!("1 of {all} cells needs"),
-            (own, all) => format!("{own} of {all} cells need"),
+            (1, 1) => format!("the only {name_and}cell needs"),
+            (own, all) if own == all => format!("all {all} {name_and}cells need"),
+            (1, all) => format!("1 of {all} {name_and}cells needs"),
+            (own, all) => format!("{own} of {all} {name_and}cells need"),
         };
         // One way out is enough.
         let advice = own
@@ -146,31 +168,22 @@ fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
             .filter(|_| Some(name) == names.first())
             .map(|row| row.advice.as_str())
             .find(|advice| !advice.is_empty());
-        let advice = advice.map_or(String::new(), |advice| format!(". Cheapest change of one: {advice}"));
-        let label = format!("DOES NOT FIT {name}");
-        format!("{}: {what} {range} of {capacity}{advice}", label.trim_end())
+        let advice = advice.map_or(".".into(), |advice| format!(". Cheapest change of one: {advice}"));
+        format!("{what} {range} of {capacity}{advice}")
     };
     let mut groups: Vec<String> = names.iter().take(most).map(group).collect();
     if names.len() > most {
         let left = units::plural(names.len() - most, "other strategy", "other strategies");
-        groups.push(format!("DOES NOT FIT: cells of {left}"));
+        groups.push(format!("cells of {left}."));
     }
     groups
 }
 
 /// Why cells that would fit are not run here, each reason once.
 fn reasons(rows: &[EstimateRow]) -> Vec<String> {
-    let mut reasons: Vec<(&str, usize)> = Vec::new();
-    for row in rows.iter().filter(|row| row.fits != Some(false) && !row.reason.is_empty()) {
-        // What follows is of the one cell.
-        let own = row.reason.split(';').next().unwrap_or_default();
-        match reasons.iter_mut().find(|(reason, _)| *reason == own) {
-            Some((_, count)) => *count += 1,
-            None => reasons.push((own, 1)),
-        }
-    }
-    let line = |(reason, count): &(&str, usize)| {
-        format!("NOT HERE {}: {}", units::plural(*count, "cell", "cells"), reason.chars().take(220).collect::<String>())
-    };
-    reasons.iter().take(3).map(line).collect()
+    let skipped = rows.iter().filter(|row| row.fits != Some(false));
+    // What follows is of the one cell.
+    let own = skipped.map(|row| row.reason.split(';').next().unwrap_or_default());
+    let line = |(reason, count): (&str, usize)| format!("{}: {reason}", units::plural(count, "cell", "cells"));
+    counted(own).into_iter().map(line).collect()
 }

@@ -1,7 +1,10 @@
 //! What a search over configurations found: `plan --search`.
 
+use super::band_column;
 use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::label;
 use crate::named::Named;
+use crate::screen::{Room, Screen, fitting};
 use crate::units;
 use serde::{Deserialize, Serialize};
 
@@ -61,12 +64,38 @@ pub struct Searched {
     pub band_source: String,
 }
 
-/// The document of a search.
-pub fn searched(found: &Searched) -> Document {
+/// The document of a search: a screen for this room, and everything behind it. `next` are words in capitals and what to do then.
+pub fn searched(found: &Searched, room: Room, next: &[(&str, String)]) -> Document {
     let of = if found.label.is_empty() { String::new() } else { format!(": {}", found.label) };
     let mut document = Document::new(format!("Search{of}"));
-    document.paragraph(format!(
-        "{} combinations priced on {} in {}; {} fit into {} a rank: {} less {} of headroom (--headroom).",
+    document.screen = Some(screen(found, room, next));
+    let answers = found.best.first().map(|best| ("All settings of the fastest", best));
+    let answers = answers.or(found.nearest.as_ref().map(|nearest| ("All settings of the nearest miss", nearest)));
+    if let Some((title, candidate)) = answers {
+        document.heading(title);
+        document.code(settings(candidate));
+    }
+    if !found.best.is_empty() {
+        document.heading("The fastest that fit");
+        document.table(table("fastest", &found.best.iter().collect::<Vec<_>>(), found.limit_bytes));
+        document.heading("Pareto set of speed and memory");
+        document.paragraph("None of them is beaten in both by another that fits.");
+        document.table(table("pareto", &found.pareto.iter().collect::<Vec<_>>(), found.limit_bytes));
+    }
+    if found.impossible.iter().next().is_some() {
+        document.heading("Left out");
+        document.list(left_out(found));
+    }
+    document
+}
+
+/// Rows of the table at most, and at least.
+const ROWS: (usize, usize) = (16, 3);
+
+fn screen(found: &Searched, room: Room, next: &[(&str, String)]) -> Screen {
+    let of = if found.label.is_empty() { String::new() } else { format!(" for {}", found.label) };
+    let priced = format!(
+        "{} combinations priced{of} on {} in {}; {} fit into {} a rank: {} less {} of headroom (--headroom).",
         units::count(found.priced),
         units::plural(found.ranks as usize, "rank", "ranks"),
         units::duration(found.seconds),
@@ -74,48 +103,54 @@ pub fn searched(found: &Searched) -> Document {
         units::memory(found.limit_bytes as f64),
         units::memory(found.capacity_bytes as f64),
         units::percent(found.headroom)
-    ));
-    let Some(best) = found.best.first() else {
-        document.paragraph("Nothing fits.");
-        if let Some(nearest) = &found.nearest {
-            document.paragraph(format!(
-                "The nearest miss takes {}, {} too much:",
-                units::memory(nearest.memory_bytes as f64),
-                units::memory(nearest.memory_bytes.saturating_sub(found.limit_bytes) as f64)
-            ));
-            document.code(settings(nearest));
-        }
-        return document;
+    );
+    // The fastest, and those that are smaller than all that are faster.
+    let mut rows: Vec<&Candidate> = found.best.iter().collect();
+    rows.extend(found.pareto.iter().filter(|one| !found.best.iter().any(|best| best.settings == one.settings)));
+    rows.sort_by(|a, b| b.tokens_per_second.total_cmp(&a.tokens_per_second));
+    let answer = match (rows.first(), &found.nearest) {
+        (Some(best), _) => format!(
+            "The fastest: {}, {} tokens/s, a step of {}, MFU {}, {} of memory. {priced}",
+            labels(&rows)[0],
+            units::quantity(best.tokens_per_second),
+            units::duration(best.step_ms / 1e3),
+            units::percent(best.mfu),
+            units::memory(best.memory_bytes as f64)
+        ),
+        (None, Some(nearest)) => format!(
+            "Nothing fits. The nearest miss takes {}, {} too much: {}. {priced}",
+            units::memory(nearest.memory_bytes as f64),
+            units::memory(nearest.memory_bytes.saturating_sub(found.limit_bytes) as f64),
+            labels(&[nearest])[0]
+        ),
+        (None, None) => format!("Nothing fits. {priced}"),
     };
-    document.paragraph(format!(
-        "The fastest: {} tokens/s, a step of {}, MFU {}, {} of memory:",
-        units::quantity(best.tokens_per_second),
-        units::duration(best.step_ms / 1e3),
-        units::percent(best.mfu),
-        units::memory(best.memory_bytes as f64)
-    ));
-    document.code(settings(best));
-    if !found.band_source.is_empty() {
-        let range = |[low, high]: [f64; 2], of: fn(f64) -> String| format!("{} to {}", of(low), of(high));
-        let bytes = best.memory_bytes_band.map(|band| range(band.map(|bytes| bytes as f64), units::memory));
-        let speed = best.tokens_per_second_band.map(|band| format!("{} tokens/s", range(band, units::quantity)));
-        let ends: Vec<String> = speed.into_iter().chain(bytes.map(|bytes| format!("{bytes} of memory"))).collect();
-        document.paragraph(format!("80 % bands: {} ({}).", ends.join(", "), found.band_source));
-    }
-    if !found.runner_up.is_empty() {
-        document.paragraph(found.runner_up.clone());
-    }
-    document.heading("The fastest that fit");
-    document.table(table("fastest", &found.best));
-    document.heading("Pareto set of speed and memory");
-    document.paragraph("None of them is beaten in both by another that fits.");
-    document.table(table("pareto", &found.pareto));
-    if found.impossible.iter().next().is_some() {
-        document.heading("Left out");
-        let line = |(reason, count): (&str, &u64)| format!("{reason}: {}", units::count(*count));
-        document.list(found.impossible.iter().map(line).collect());
-    }
-    document
+    let compose = |count: usize| {
+        let mut screen = Screen::default();
+        screen.said("ANSWER", &answer, 5);
+        screen.said("RUNNER-UP", &found.runner_up, 3);
+        screen.table(table("screen", &rows[..count.min(rows.len())], found.limit_bytes));
+        let more = (found.fitting as usize).saturating_sub(count.min(rows.len()));
+        if more > 0 {
+            screen.said(
+                "",
+                format!("{} more fit; the table has the fastest and the smallest.", units::count(more as u64)),
+                1,
+            );
+        }
+        screen.said("LEFT OUT", left_out(found).join("; "), 2);
+        screen.said("BANDS", &found.band_source, 2);
+        for (label, text) in next {
+            screen.said(label, text, 3);
+        }
+        screen
+    };
+    fitting(room, rows.len().min(ROWS.0), rows.len().min(ROWS.1), compose)
+}
+
+fn left_out(found: &Searched) -> Vec<String> {
+    let line = |(reason, count): (&str, &u64)| format!("{}: {reason}", units::count(*count));
+    found.impossible.iter().map(line).collect()
 }
 
 /// As they are typed.
@@ -124,31 +159,54 @@ fn settings(candidate: &Candidate) -> String {
     candidate.settings.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-fn table(name: &str, candidates: &[Candidate]) -> Table {
-    // What all of them share stands above already, where the first one is spelled out.
-    let keys = candidates.first().map(|c| c.settings.names().collect::<Vec<_>>()).unwrap_or_default();
-    let differs = |key: &&str| candidates.windows(2).any(|pair| pair[0].settings.get(key) != pair[1].settings.get(key));
-    let keys: Vec<&str> = keys.into_iter().filter(differs).collect();
-    let mut columns: Vec<Column> =
-        keys.iter().map(|key| Column::words(key.rsplit('.').next().unwrap_or(key))).collect();
-    columns.extend([
-        Column::numbers("tokens/s", "tokens/s"),
+/// The labels of candidates: what differs between them, but for what is off or one where they stay apart without it.
+fn labels(candidates: &[&Candidate]) -> Vec<String> {
+    let keys: Vec<&str> = candidates.first().map(|first| first.settings.names().collect()).unwrap_or_default();
+    let value = |candidate: &Candidate, key: &str| candidate.settings.get(key).cloned().unwrap_or_default();
+    let differs = |key: &str| candidates.windows(2).any(|pair| value(pair[0], key) != value(pair[1], key));
+    let of = |candidate: &Candidate, all: bool| {
+        let is_told = |key: &&&str| {
+            let value = value(candidate, key);
+            let says = value != "1" && !label::is_off(&value);
+            **key == label::STRATEGY || if all { differs(key) } else { says && (differs(key) || candidates.len() == 1) }
+        };
+        let term = |key: &&str| label::term(key, label::name(key, false), &value(candidate, key));
+        label::of_terms(keys.iter().filter(is_told).map(term))
+    };
+    let short: Vec<String> = candidates.iter().map(|candidate| of(candidate, false)).collect();
+    let is_unique = |label: &String| short.iter().filter(|other| *other == label).count() == 1;
+    let longer = |(candidate, label): (&&Candidate, &String)| match is_unique(label) {
+        true => label.clone(),
+        false => of(candidate, true),
+    };
+    candidates.iter().zip(&short).map(longer).collect()
+}
+
+fn table(name: &str, candidates: &[&Candidate], limit: u64) -> Table {
+    let has_band = candidates.iter().any(|candidate| candidate.tokens_per_second_band.is_some());
+    let columns = vec![
+        Column::words("cell"),
+        Column::words("fits"),
+        Column::numbers("peak", "bytes"),
         Column::numbers("step", "ms"),
+        Column::numbers("tokens/s", "tokens/s"),
         Column::numbers("MFU", "fraction"),
-        Column::numbers("memory", "bytes"),
-    ]);
+        band_column("80 % band of tokens/s", has_band),
+    ];
     let mut table = Table::new(name, columns);
-    for (place, candidate) in candidates.iter().enumerate() {
+    for (place, (candidate, label)) in candidates.iter().zip(labels(candidates)).enumerate() {
         let tone = if place == 0 { Tone::Good } else { Tone::Plain };
-        let mut entries: Vec<Entry> =
-            keys.iter().map(|key| Entry::words(candidate.settings.get(key).cloned().unwrap_or_default())).collect();
-        entries.extend([
-            Entry::number(candidate.tokens_per_second, units::quantity(candidate.tokens_per_second)).toned(tone),
-            Entry::number(candidate.step_ms, units::duration(candidate.step_ms / 1e3)),
-            Entry::number(candidate.mfu, units::percent(candidate.mfu)),
+        let band = candidate.tokens_per_second_band;
+        let band = band.map(|[low, high]| format!("{} to {}", units::quantity(low), units::quantity(high)));
+        table.row(vec![
+            Entry::words(label),
+            Entry::words(format!("{} free", units::memory(limit.saturating_sub(candidate.memory_bytes) as f64))),
             Entry::memory(Some(candidate.memory_bytes)),
+            Entry::number(candidate.step_ms, units::duration(candidate.step_ms / 1e3)),
+            Entry::number(candidate.tokens_per_second, units::quantity(candidate.tokens_per_second)).toned(tone),
+            Entry::number(candidate.mfu, units::percent(candidate.mfu)),
+            Entry::words(band.unwrap_or_default()),
         ]);
-        table.row(entries);
     }
     table
 }

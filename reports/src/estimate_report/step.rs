@@ -2,7 +2,9 @@
 
 use super::{EstimateRow, band_column};
 use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::label;
 use crate::plot::{Axis, Figure, Panel, Plot, Unit, Waterfalls};
+use crate::screen::{Room, Screen, fitting};
 use crate::units;
 
 /// So many waterfalls are drawn.
@@ -209,23 +211,52 @@ pub(super) fn traffic(document: &mut Document, rows: &[EstimateRow]) {
     document.table(table);
 }
 
-/// The same cells on a machine and on a changed one.
-pub fn what_if(before: &[EstimateRow], after: &[EstimateRow], changes: &[String]) -> Document {
+/// Rows of the screen's table at most, and at least.
+const ROWS: (usize, usize) = (30, 4);
+
+/// The same cells on a machine and on a changed one: a screen for this room, and behind it all cells.
+pub fn what_if(before: &[EstimateRow], after: &[EstimateRow], changes: &[String], room: Room) -> Document {
     let mut document = Document::new("What if");
-    document.paragraph(format!("The machine with {}. Nothing was run.", changes.join(", ")));
+    let table = changed(before, after);
+    let said = format!("The machine with {}. Nothing was run.", changes.join(", "));
+    let count = table.rows.len();
+    let compose = |rows: usize| {
+        let mut screen = Screen::default();
+        screen.said("WHAT IF", &said, 2);
+        screen.table(Table { rows: table.rows.iter().take(rows).cloned().collect(), ..table.clone() });
+        if rows < count {
+            screen.said("", format!("{} more of {count}; --full shows all.", count - rows), 1);
+        }
+        screen
+    };
+    document.screen = Some(fitting(room, count.min(ROWS.0), count.min(ROWS.1), compose));
+    document.heading("Every cell");
+    document.table(table);
+    document
+}
+
+fn changed(before: &[EstimateRow], after: &[EstimateRow]) -> Table {
     let columns = vec![
         Column::words("cell"),
+        Column::numbers("change of speed", "fraction"),
         Column::numbers("step as it is", "ms"),
         Column::numbers("step then", "ms"),
-        Column::numbers("change of speed", "fraction"),
         Column::numbers("tokens/s then", "tokens/s"),
         Column::numbers("MFU then", "fraction"),
         Column::words("fits"),
         Column::words("largest difference"),
     ];
     let mut table = Table::new("what if", columns);
-    for (old, new) in before.iter().zip(after) {
-        let faster = old.step_ms.zip(new.step_ms).map(|(old, new)| old / new - 1.0);
+    let labels: Vec<String> = after.iter().map(EstimateRow::marked_label).collect();
+    let labels = label::shortened(&labels.iter().map(String::as_str).collect::<Vec<_>>());
+    let faster = |old: &EstimateRow, new: &EstimateRow| old.step_ms.zip(new.step_ms).map(|(old, new)| old / new - 1.0);
+    let mut cells: Vec<(&EstimateRow, &EstimateRow, String)> =
+        before.iter().zip(after).zip(labels).map(|((old, new), label)| (old, new, label)).collect();
+    // The largest change first.
+    let change = |(old, new, _): &(&EstimateRow, &EstimateRow, String)| faster(old, new).map_or(-1.0, f64::abs);
+    cells.sort_by(|a, b| change(b).total_cmp(&change(a)));
+    for (old, new, label) in cells {
+        let faster = faster(old, new);
         let ms = |ms: f64| units::duration(ms / 1e3);
         let fits = match (old.fits, new.fits) {
             (Some(true), Some(false)) => "no longer",
@@ -235,18 +266,17 @@ pub fn what_if(before: &[EstimateRow], after: &[EstimateRow], changes: &[String]
             _ => "not known",
         };
         table.row(vec![
-            Entry::words(new.marked_label()),
+            Entry::words(label),
+            Entry::maybe(faster, units::change),
             Entry::maybe(old.step_ms, ms),
             Entry::maybe(new.step_ms, ms),
-            Entry::maybe(faster, units::change),
             Entry::maybe(new.tokens_per_second, units::quantity),
             Entry::maybe(new.mfu, units::percent),
             Entry::words(fits),
             Entry::words(largest_difference(old, new)),
         ]);
     }
-    document.table(table);
-    document
+    table
 }
 
 /// The span that changes most.

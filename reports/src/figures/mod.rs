@@ -25,7 +25,7 @@ use crate::record::Verdict;
 use crate::units;
 
 /// So many names stand in a sentence; of more, the count is given.
-const NAMED: usize = 4;
+const NAMED: usize = 3;
 
 /// A figure of these cells: the ids of all their used records, or of their last one where nothing ran.
 fn figure(name: &str, title: &str, caption: String, plot: Plot, cells: &[&Cell]) -> Figure {

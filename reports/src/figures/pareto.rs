@@ -127,6 +127,7 @@ pub fn pareto(grid: &Grid) -> Option<Figure> {
         diagonal: false,
         close: false,
         front: corners,
+        limit: None,
     });
     let cells: Vec<&Cell> = points.iter().map(|point| point.cell).collect();
     Some(figure("pareto", "Speed against memory", caption, plot, &cells))

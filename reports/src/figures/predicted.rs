@@ -152,6 +152,7 @@ fn against_plan(
         diagonal: true,
         close: false,
         front: Vec::new(),
+        limit: None,
     });
     Some(figure(name, title, caption, plot, &cells))
 }

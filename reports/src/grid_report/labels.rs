@@ -4,14 +4,11 @@ use std::collections::{BTreeSet, HashMap};
 
 use serde_json::Value;
 
-use crate::units;
+use crate::bench;
+pub use crate::label::STRATEGY;
+use crate::label::{self, UNSET};
+use crate::record::Record;
 
-/// The key that stands first in a label, and without its name.
-pub const STRATEGY: &str = "parallel.strategy";
-const UNSET: &str = "unset";
-/// Sections whose keys are named in full: `lora.rank` is not a rank of the mesh, `data.path` not any path.
-const NAMED_IN_FULL: [&str; 2] = ["lora.", "data."];
-const LONGEST_VALUE: usize = 40;
 const SHORTEST_ID: usize = 8;
 
 /// A configuration key whose value differs between cells.
@@ -85,10 +82,6 @@ pub fn axes_but(cells: &[&Value], found_keys: &[String]) -> Axes {
     axes
 }
 
-fn last_part(path: &str) -> &str {
-    path.rsplit('.').next().unwrap_or(path)
-}
-
 /// An axis is called by the last part of its path where no other key of any cell ends in the same.
 fn name(axes: &mut [Axis], cells: &[&Value]) {
     let mut paths = BTreeSet::new();
@@ -98,25 +91,30 @@ fn name(axes: &mut [Axis], cells: &[&Value]) {
     paths.extend(axes.iter().map(|axis| axis.path.clone()));
     let mut uses: HashMap<&str, usize> = HashMap::new();
     for path in &paths {
-        *uses.entry(last_part(path)).or_default() += 1;
+        *uses.entry(label::last_part(path)).or_default() += 1;
     }
     for axis in axes {
-        let short = last_part(&axis.path);
-        let misleads = uses[short] > 1 || NAMED_IN_FULL.iter().any(|section| axis.path.starts_with(section));
-        axis.name = if misleads { axis.path.clone() } else { short.to_string() };
+        axis.name = label::name(&axis.path, uses[label::last_part(&axis.path)] > 1).to_string();
     }
 }
 
 fn leaves(path: &str, value: &Value, paths: &mut BTreeSet<String>) {
-    match value {
-        Value::Object(table) => {
-            for (key, value) in table {
-                leaves(&joined(path, key), value, paths);
-            }
-        }
-        _ => {
+    visit(path, value, &mut |path, value| {
+        if !value.is_object() {
             paths.insert(path.to_string());
         }
+    });
+}
+
+/// Calls `see` for every key of a configuration with its whole name and its value, tables included.
+pub fn each_setting(cell: &Value, see: &mut dyn FnMut(&str, &Value)) {
+    visit("", cell, see);
+}
+
+fn visit(path: &str, value: &Value, see: &mut dyn FnMut(&str, &Value)) {
+    see(path, value);
+    for (key, value) in value.as_object().into_iter().flatten() {
+        visit(&joined(path, key), value, see);
     }
 }
 
@@ -144,24 +142,8 @@ fn differing(path: &str, values: &[Option<&Value>], found: &mut Vec<Axis>) {
         }
         return;
     }
-    let values = values.iter().map(|value| text(path, value.unwrap_or(&Value::Null))).collect();
+    let values = values.iter().map(|value| label::value(path, value.unwrap_or(&Value::Null))).collect();
     found.push(Axis { path: path.to_string(), name: String::new(), values });
-}
-
-fn text(path: &str, value: &Value) -> String {
-    let text = match value {
-        Value::Null => UNSET.to_string(),
-        Value::Number(number) if path.ends_with(".bandwidth") => {
-            number.as_f64().map(|bytes| units::traffic(bytes) + "/s").unwrap_or_default()
-        }
-        Value::Number(number) if path.ends_with(".latency") => number.as_f64().map(units::duration).unwrap_or_default(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    if text.chars().count() <= LONGEST_VALUE {
-        return text;
-    }
-    text.chars().take(LONGEST_VALUE - 1).chain(['…']).collect()
 }
 
 /// Whether a configuration trains adapters (LoRA, or IA3, which has no rank) beside frozen weights.
@@ -177,13 +159,9 @@ pub fn labels(axes: &Axes, cells: &[&Value], keys: &[&str], fallback: &str) -> V
     let says_nothing = |axis: &Axis, cell: usize| {
         axis.values[cell] == UNSET || (axis.path.starts_with("lora.") && !has_adapter(cells[cell]))
     };
-    let part = |axis: &Axis, cell: usize| match axis.path == STRATEGY {
-        true => axis.values[cell].clone(),
-        false => format!("{}={}", axis.name, axis.values[cell]),
-    };
     let label = |cell: usize, keep: &dyn Fn(&Axis) -> bool| {
-        let parts: Vec<String> = axes.telling.iter().filter(|axis| keep(axis)).map(|axis| part(axis, cell)).collect();
-        parts.join(", ")
+        let kept = axes.telling.iter().filter(|axis| keep(axis));
+        label::of_terms(kept.map(|axis| label::term(&axis.path, &axis.name, &axis.values[cell])))
     };
     let mut labels: Vec<String> = (0..keys.len()).map(|cell| label(cell, &|axis| !says_nothing(axis, cell))).collect();
     let uses = counted(&labels);
@@ -205,15 +183,67 @@ pub fn labels(axes: &Axes, cells: &[&Value], keys: &[&str], fallback: &str) -> V
     labels
 }
 
+/// The labels of these cells, one record of each: by the keys in which they differ. A cell that differs in nothing is named by its
+/// strategy, or its title where it has none.
+pub fn of_cells(cells: &[&Record]) -> (Axes, Vec<String>) {
+    let settings: Vec<&Value> = cells.iter().map(|cell| &cell.cell).collect();
+    let keys: Vec<&str> = cells.iter().map(|cell| cell.key.as_str()).collect();
+    let axes = axes(&settings);
+    let fallback = cells.first().map_or("", |cell| {
+        let strategy = cell.setting(STRATEGY).and_then(Value::as_str);
+        strategy.unwrap_or(cell.name.as_str())
+    });
+    let labels = labels(&axes, &settings, &keys, fallback);
+    (axes, labels)
+}
+
+/// The label of each record among those of the same title, without what is off, as reports show it; of kernels what they are of.
+pub fn labels_of(records: &[&Record]) -> Vec<String> {
+    let mut labels: Vec<String> = records.iter().map(|record| bench::label(record).unwrap_or_default()).collect();
+    let mut names: Vec<&str> = records.iter().map(|record| record.name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    for name in names {
+        let own: Vec<usize> =
+            (0..records.len()).filter(|&at| records[at].name == name && labels[at].is_empty()).collect();
+        let mut cells: Vec<&Record> = Vec::new();
+        let mut index: HashMap<&str, usize> = HashMap::new();
+        for &at in &own {
+            index.entry(&records[at].key).or_insert_with(|| {
+                cells.push(records[at]);
+                cells.len() - 1
+            });
+        }
+        let (axes, whole) = of_cells(&cells);
+        let short = short(&axes, &whole);
+        own.iter().for_each(|&at| labels[at] = short[index[records[at].key.as_str()]].clone());
+    }
+    labels
+}
+
+/// Of these cells the only one in which everything is off that tells them apart, but for the keys that `is_named` knows: the one
+/// that a label without what is off stands for.
+pub fn plainest<'r>(cells: &[&'r Record], is_named: &dyn Fn(&str) -> bool) -> Option<&'r Record> {
+    let settings: Vec<&Value> = cells.iter().map(|cell| &cell.cell).collect();
+    let axes = axes(&settings);
+    let is_off = |axis: &Axis, cell: usize| {
+        let has_none = axis.path.starts_with("lora.") && !has_adapter(settings[cell]);
+        is_named(&axis.path) || has_none || label::is_off(&axis.values[cell])
+    };
+    let mut plain = (0..cells.len()).filter(|&cell| axes.telling.iter().all(|axis| is_off(axis, cell)));
+    let first = plain.next()?;
+    plain.next().is_none().then_some(cells[first])
+}
+
 /// The labels without the parts that say that something is off, where they stay apart.
 pub fn short(axes: &Axes, labels: &[String]) -> Vec<String> {
     let is_off = |part: &str| {
         let value = axes.telling.iter().find_map(|axis| part.strip_prefix(axis.name.as_str())?.strip_prefix('='));
-        value.is_some_and(|value| matches!(value, "none" | "false" | "off" | UNSET))
+        value.is_some_and(label::is_off)
     };
     let short = |label: &String| {
-        let parts: Vec<&str> = label.split(", ").filter(|part| !is_off(part)).collect();
-        if parts.is_empty() { label.clone() } else { parts.join(", ") }
+        let short = label::of_terms(label::split(label).into_iter().filter(|part| !is_off(part)));
+        if short.is_empty() { label.clone() } else { short }
     };
     let names: Vec<String> = labels.iter().map(short).collect();
     let uses = counted(&names);

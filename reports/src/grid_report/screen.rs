@@ -14,7 +14,7 @@ use super::cells::{Cell, Grid};
 use super::labels::{Axis, STRATEGY};
 use super::{machine, ranking, words};
 use crate::record::{Record, Verdict};
-use crate::screen::{Screen, fitting};
+use crate::screen::{Room, Screen, fitting};
 use crate::units;
 
 /// Rows of the table at most, where there is room.
@@ -22,9 +22,8 @@ const MOST_ROWS: usize = 24;
 /// Rows of the table in any case.
 const LEAST_ROWS: usize = 4;
 
-/// The screen of these cells. `apart` says what else the records hold; `limits` what searches found.
-pub fn screen(grid: &Grid, records: &[&Record], apart: &str, limits: &str) -> Screen {
-    let mut figure = frontier::figure(grid);
+/// The screen of these cells for this room. `apart` says what else the records hold; `limits` what searches found.
+pub fn screen(grid: &Grid, records: &[&Record], apart: &str, limits: &str, room: Room) -> Screen {
     let is_measured = grid.measured().next().is_some();
     let answer = if is_measured { answer::sentences(grid) } else { planned::answer(grid) };
     let caution = caution(grid);
@@ -70,8 +69,8 @@ pub fn screen(grid: &Grid, records: &[&Record], apart: &str, limits: &str) -> Sc
         );
         screen
     };
-    let mut screen = fitting(MOST_ROWS.min(grid.cells.len()), LEAST_ROWS, compose);
-    screen.figure = figure.take();
+    let mut screen = fitting(room, MOST_ROWS.min(grid.cells.len()), LEAST_ROWS, compose);
+    screen.figures.extend(frontier::figure(grid));
     screen
 }
 

@@ -11,7 +11,7 @@ use crate::units;
 pub fn speed(grid: &Grid) -> Table {
     let mut columns = vec![
         Column::words("cell"),
-        Column::words("rank"),
+        Column::words("place"),
         Column::numbers("tokens/s", "tokens/s"),
         Column::words("95 % interval"),
         Column::numbers("low", "tokens/s").for_machines(),

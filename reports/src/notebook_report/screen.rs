@@ -5,12 +5,12 @@ use crate::collectives;
 use crate::document::{Column, Entry, Table};
 use crate::grid_report::flag_words;
 use crate::record::{Category, Record, Verdict};
-use crate::screen::{Screen, fitting};
+use crate::screen::{Room, Screen, fitting};
 use crate::{stats, steady, units};
 
 /// What a run says: how fast, how much memory, where its time went.
-pub fn of(record: &Record) -> Screen {
-    fitting(0, 0, |_| compose(record))
+pub fn of(record: &Record, room: Room) -> Screen {
+    fitting(room, 0, 0, |_| compose(record))
 }
 
 fn compose(record: &Record) -> Screen {

@@ -227,6 +227,9 @@ pub struct Scatter {
     pub close: bool,
     /// Corners of a line drawn through the best points, x ascending; may be empty.
     pub front: Vec<(f64, f64)>,
+    /// A capacity across: drawn as a line unless it is far from all points.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<f64>,
 }
 
 /// Points of one kind.

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use super::rows::of_record;
 use super::scale::{Range, Scale, brief, spoken};
 use super::svg::{Anchor, Canvas, breadth, shortened};
-use super::{Axis, Dot, Lines, Scatter};
+use super::{Axis, Dot, Lines, Scatter, drawable};
 
 /// Two axes with their grid.
 struct Plane {
@@ -108,12 +109,17 @@ pub fn scatter(canvas: &mut Canvas, plot: &Scatter) {
     let clouds = names.len();
     names.extend((!plot.front.is_empty()).then(|| if plot.close { "frontier" } else { "best of both" }.to_string()));
     names.extend(plot.diagonal.then(|| "as predicted".to_string()));
+    let most = plot.clouds.iter().flat_map(|cloud| &cloud.dots).map(|dot| dot.x).fold(0.0, f64::max);
+    let limit = plot.limit.filter(|limit| super::is_near(*limit, most) && drawable(*limit).is_some());
+    names.extend(limit.map(|_| "capacity".to_string()));
+    let limit_place = limit.map(|_| names.len() - 1);
     let top = canvas.legend(4.0, &names, |canvas, place, x, y| match place {
         place if place < clouds => canvas.mark(x, y, place, &format!("f{}", place % 10)),
+        place if Some(place) == limit_place => canvas.line((x, y - 6.0), (x, y + 6.0), "k w"),
         _ => canvas.line((x - 8.0, y), (x + 8.0, y), "a d"),
     });
     let dots = || plot.clouds.iter().flat_map(|cloud| &cloud.dots);
-    let mut xs: Vec<f64> = dots().map(|dot| dot.x).collect();
+    let mut xs: Vec<f64> = dots().map(|dot| dot.x).chain(limit).collect();
     let mut ys: Vec<f64> =
         dots().flat_map(|dot| [Some(dot.y), dot.limits.map(|l| l.0), dot.limits.map(|l| l.1)]).flatten().collect();
     if plot.diagonal {
@@ -134,6 +140,10 @@ pub fn scatter(canvas: &mut Canvas, plot: &Scatter) {
         canvas.line((plane.left, plane.bottom), (plane.right, plane.top), "a d");
     }
     front(canvas, plot, &plane);
+    if let Some(limit) = limit {
+        let x = plane.x.place(limit);
+        canvas.line((x, plane.top), (x, plane.bottom), "k w");
+    }
     for (place, cloud) in plot.clouds.iter().enumerate() {
         for dot in &cloud.dots {
             point(canvas, plot, &plane, place, dot);
@@ -163,13 +173,13 @@ fn point(canvas: &mut Canvas, plot: &Scatter, plane: &Plane, place: usize, dot: 
         .limits
         .map_or(String::new(), |(low, high)| format!(" ({} to {})", brief(plot.y.unit, low), brief(plot.y.unit, high)));
     canvas.begin(&format!(
-        "{}: {} {}, {} {}{limits}, record {}",
+        "{}: {} {}, {} {}{limits}{}",
         dot.label,
         plot.x.title,
         spoken(plot.x.unit, dot.x),
         plot.y.title,
         spoken(plot.y.unit, dot.y),
-        dot.record
+        of_record(", record ", &dot.record)
     ));
     if let Some((low, high)) = dot.limits {
         canvas.line((x, plane.y.place(low)), (x, plane.y.place(high)), &format!("s{} c", place % 10));

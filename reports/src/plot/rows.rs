@@ -212,7 +212,8 @@ pub fn stacks(canvas: &mut Canvas, plot: &Stacks, layout: Layout) {
             .map(|(name, part)| format!("{name} {}", spoken(plot.axis.unit, *part)))
             .collect();
         let all = spoken(plot.axis.unit, row.sum());
-        canvas.begin(&format!("{}: {all}: {}; record {}", row.label, parts.join(", "), row.record));
+        let record = of_record("; record ", &row.record);
+        canvas.begin(&format!("{}: {all}: {}{record}", row.label, parts.join(", ")));
         let mut sum = 0.0;
         for (place, part) in row.parts.iter().enumerate() {
             let (from, to) = (frame.scale.place(sum), frame.scale.place(sum + part));
@@ -229,6 +230,11 @@ pub fn stacks(canvas: &mut Canvas, plot: &Stacks, layout: Layout) {
         }
         canvas.end();
     }
+}
+
+/// A record behind these words; nothing where there is none, as of what is planned.
+pub fn of_record(words: &str, record: &str) -> String {
+    if record.is_empty() { String::new() } else { format!("{words}{record}") }
 }
 
 /// Whether a limit can be drawn beside bars of that length: one far beyond would leave them no room.

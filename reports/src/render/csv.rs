@@ -9,8 +9,8 @@ use crate::document::{Block, Document, Table};
 /// that one of them is easily picked out; a title holds the unit. Words outside of tables are left out, and so is the cut table of a
 /// screen: the tables behind it have all of it.
 pub fn render(document: &Document) -> String {
-    let first = document.screen.as_ref().and_then(|screen| screen.figure.as_ref());
-    let tables = first.map(|figure| render_table(&figure.data())).into_iter();
+    let first = document.screen.iter().flat_map(|screen| &screen.figures);
+    let tables = first.map(|figure| render_table(&figure.data()));
     let tables: Vec<String> = tables
         .chain(document.blocks.iter().filter_map(|block| match block {
             Block::Table(table) => Some(render_table(table)),

@@ -65,9 +65,9 @@ fn open(page: &mut String, document: &Document) {
     }
 }
 
-/// The answer: words behind their labels, the plot before the first table.
+/// The answer: words behind their labels, the plots before the first table.
 fn render_screen(page: &mut String, screen: &Screen) {
-    let mut figure = screen.figure.as_ref();
+    let mut figures = screen.figures.iter();
     let mut after_table = false;
     let mut is_list = false;
     let mut set_list = |page: &mut String, wanted: bool| {
@@ -87,14 +87,14 @@ fn render_screen(page: &mut String, screen: &Screen) {
             }
             Part::Table(table) => {
                 set_list(page, false);
-                figure.take().into_iter().for_each(|figure| render_figure(page, figure));
+                figures.by_ref().for_each(|figure| render_figure(page, figure));
                 render_table(page, table);
             }
         }
         after_table = matches!(part, Part::Table(_));
     }
     set_list(page, false);
-    figure.into_iter().for_each(|figure| render_figure(page, figure));
+    figures.for_each(|figure| render_figure(page, figure));
 }
 
 fn is_heading(block: &Block) -> bool {

@@ -24,7 +24,7 @@ pub fn render_linked(document: &Document, picture: &dyn Fn(&Figure) -> Option<St
             Part::Table(table) => render_table(table),
         });
     }
-    if let Some(figure) = document.screen.as_ref().and_then(|screen| screen.figure.as_ref()) {
+    for figure in document.screen.iter().flat_map(|screen| &screen.figures) {
         parts.push(render_figure(figure, picture(figure)));
     }
     for block in &document.blocks {

@@ -1,5 +1,7 @@
 //! Screens as lines of text: words behind labels, wrapped with an indent, and tables without frames.
 
+use std::cmp::Reverse;
+
 use super::one_line;
 use super::terminal::measure;
 use crate::document::{Align, Entry, Table, Tone};
@@ -9,7 +11,9 @@ use crate::screen::{Part, Screen};
 const INDENT: usize = 9;
 /// Between two columns.
 const GAP: usize = 2;
-/// A column that is cut keeps so many letters.
+/// So many columns behind the names stay before names are wrapped.
+const KEPT: usize = 3;
+/// A column that wraps keeps so many letters.
 const SHORTEST: usize = 16;
 
 /// The lines of a screen for so many columns; labels are bold and entries coloured where that is possible.
@@ -28,16 +32,6 @@ pub fn lines(screen: &Screen, width: u16, color: bool) -> Vec<String> {
 /// The columns that a text takes.
 fn columns(text: &str) -> usize {
     if text.is_ascii() { text.len() } else { measure(std::iter::once(text.to_string())).into() }
-}
-
-/// The beginning of a text, with a sign that the rest is cut.
-fn cut(text: &str, room: usize) -> String {
-    if columns(text) <= room {
-        return text.to_string();
-    }
-    let mut kept = fitting_part(text, room.saturating_sub(1)).trim_end().to_string();
-    kept.push('…');
-    kept
 }
 
 /// As much of the beginning as fits.
@@ -126,7 +120,8 @@ fn wrapped(text: &str, first: usize, others: usize) -> Vec<String> {
     rows
 }
 
-/// The header and the rows. Where they are too wide the first column of long words is cut, then columns from the right are left out.
+/// The header and the rows. Where they are too wide, columns from the right are left out, down to [`KEPT`] behind the longest of
+/// words; then its words are wrapped, as rows whose names are cut look alike; then more columns are left out.
 fn table_lines(table: &Table, width: usize, color: bool) -> Vec<String> {
     let mut shown: Vec<usize> = table.shown().collect();
     let text = |entry: &Entry| one_line(&entry.text);
@@ -137,29 +132,30 @@ fn table_lines(table: &Table, width: usize, color: bool) -> Vec<String> {
     let mut widths: Vec<usize> = shown.iter().map(|&place| widest(place)).collect();
     let total = |widths: &[usize]| 1 + widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
     let is_words = |place: usize| table.columns[place].align == Align::Left;
+    let longest = (0..shown.len()).filter(|&at| is_words(shown[at])).max_by_key(|&at| (widths[at], Reverse(at)));
+    // As long as another column can be left out instead, a name is not wrapped into less than a third of the line.
+    let least = |behind: usize| if behind > 2 { (width / 3).max(SHORTEST) } else { SHORTEST };
     loop {
         let surplus = total(&widths).saturating_sub(width);
-        if surplus == 0 || shown.len() == 1 {
-            break;
-        }
-        let longest = (0..shown.len()).filter(|&at| is_words(shown[at])).max_by_key(|&at| widths[at]);
-        match longest.filter(|&at| widths[at] > SHORTEST) {
-            Some(at) if widths[at] - SHORTEST >= surplus => widths[at] -= surplus,
-            // Room is made by the last column, so that numbers are never cut.
+        match longest {
+            _ if surplus == 0 || shown.len() == 1 => break,
+            Some(at) if shown.len() <= at + 1 + KEPT && widths[at] > least(shown.len() - at) => {
+                widths[at] -= surplus.min(widths[at] - least(shown.len() - at));
+            }
             _ => {
                 shown.pop();
                 widths.pop();
+                longest.filter(|&at| at < shown.len()).into_iter().for_each(|at| widths[at] = widest(shown[at]));
             }
         }
     }
-    let line = |cells: Vec<(String, &str)>| {
+    let room = |at: usize| widths[at].min(width.saturating_sub(1));
+    let line = |cells: &[(String, &'static str)]| {
         let mut line = String::from(" ");
         for (at, (cell, escape)) in cells.iter().enumerate() {
-            let room = widths[at].min(width.saturating_sub(1));
-            let cell = cut(cell, room);
-            let pad = " ".repeat(room.saturating_sub(columns(&cell)));
+            let pad = " ".repeat(room(at).saturating_sub(columns(cell)));
             let gap = if at == 0 { "" } else { "  " };
-            let cell = style(&cell, escape, color);
+            let cell = style(cell, escape, color);
             match is_words(shown[at]) {
                 true => line += &format!("{gap}{cell}{pad}"),
                 false => line += &format!("{gap}{pad}{cell}"),
@@ -167,9 +163,21 @@ fn table_lines(table: &Table, width: usize, color: bool) -> Vec<String> {
         }
         line.trim_end().to_string()
     };
-    let mut lines = vec![line(shown.iter().map(|&place| (one_line(&table.columns[place].title), "1")).collect())];
-    for row in &table.rows {
-        lines.push(line(shown.iter().map(|&place| (text(&row[place]), escape(row[place].tone))).collect()));
+    // A row takes as many lines as the entry that wraps most.
+    let row = |cells: Vec<(String, &'static str)>, lines: &mut Vec<String>| {
+        let wrapped: Vec<Vec<String>> =
+            cells.iter().enumerate().map(|(at, (cell, _))| wrapped(cell, room(at).max(1), room(at).max(1))).collect();
+        for part in 0..wrapped.iter().map(Vec::len).max().unwrap_or(0) {
+            let of_part = |(cells, (_, escape)): (&Vec<String>, &(String, &'static str))| {
+                (cells.get(part).cloned().unwrap_or_default(), *escape)
+            };
+            lines.push(line(&wrapped.iter().zip(&cells).map(of_part).collect::<Vec<_>>()));
+        }
+    };
+    let mut lines = Vec::new();
+    row(shown.iter().map(|&place| (one_line(&table.columns[place].title), "1")).collect(), &mut lines);
+    for entries in &table.rows {
+        row(shown.iter().map(|&place| (text(&entries[place]), escape(entries[place].tone))).collect(), &mut lines);
     }
     lines
 }
@@ -213,21 +221,38 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_too_wide_loses_letters_first_and_then_columns() {
-        let mut table =
-            Table::new("t", vec![Column::numbers("n", ""), Column::words("cell"), Column::numbers("speed", "")]);
+    fn a_table_that_is_too_wide_loses_columns_first_and_then_wraps_names() {
+        let titles = vec![
+            Column::numbers("n", ""),
+            Column::words("cell"),
+            Column::numbers("speed", ""),
+            Column::numbers("loss", ""),
+        ];
+        let mut table = Table::new("t", titles);
         table.row(vec![
             Entry::whole(1, "1"),
             Entry::words("a name of thirty letters, about"),
             Entry::whole(7, "7,000"),
+            Entry::whole(1, "1.25"),
         ]);
         let mut screen = Screen::default();
         screen.table(table);
         assert_eq!(
             lines(&screen, 60, false),
-            [" n  cell                             speed", " 1  a name of thirty letters, about  7,000"]
+            [" n  cell                             speed  loss", " 1  a name of thirty letters, about  7,000  1.25"]
         );
-        assert_eq!(lines(&screen, 30, false), [" n  cell                 speed", " 1  a name of thirty l…  7,000"]);
+        assert_eq!(
+            lines(&screen, 45, false),
+            [
+                " n  cell                          speed  loss",
+                " 1  a name of thirty letters,     7,000  1.25",
+                "    about"
+            ]
+        );
+        assert_eq!(
+            lines(&screen, 32, false),
+            [" n  cell                   speed", " 1  a name of thirty       7,000", "    letters, about"]
+        );
         assert!(lines(&screen, 20, false).iter().all(|line| columns(line) <= 20));
     }
 }

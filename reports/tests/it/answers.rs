@@ -214,7 +214,7 @@ fn rows_follow_the_medians_and_wide_intervals_are_named() {
     specs[3].ms = [110.4, 112.0, 113.0];
     let records: Vec<Record> = specs.iter().flat_map(|spec| (1..=3).map(|number| grid::trial(spec, number))).collect();
     let document = comparison(&records, None);
-    assert_eq!(column(&document, "cells", "rank"), ["1=", "3=", "3=", "1="]);
+    assert_eq!(column(&document, "cells", "place"), ["1=", "3=", "3=", "1="]);
     assert!(column(&document, "cells", "cell")[3].starts_with("ddp, accumulation=4"));
     let said = text(&document);
     assert!(said.contains("Rows are in the order of the medians."), "{said}");
@@ -229,7 +229,7 @@ fn rows_follow_the_medians_and_wide_intervals_are_named() {
     specs[2].ms = [102.6, 103.0, 103.4];
     let records: Vec<Record> = specs.iter().flat_map(|spec| (1..=3).map(|number| grid::trial(spec, number))).collect();
     let document = comparison(&records, None);
-    assert_eq!(column(&document, "cells", "rank"), ["1=", "1=", "3"]);
+    assert_eq!(column(&document, "cells", "place"), ["1=", "1=", "3"]);
     let said = text(&document);
     assert!(said.contains("in a better rank, so that this order is not shown either: accumulation=4"), "{said}");
     assert!(said.contains("(rank 3, into 1=)"), "{said}");
@@ -298,7 +298,7 @@ fn the_essentials_stand_together_on_a_terminal_of_120_columns() {
     let shown = terminal::render(&document, terminal::Terminal { width: 120, color: false });
     let from = shown.find("Cells\n").unwrap();
     let head: String = shown[from..].split('╞').next().unwrap().to_string();
-    let words = ["cell", "rank", "tokens/s", "95 % interval", "reference", "memory", "wire", "loss parity"];
+    let words = ["cell", "place", "tokens/s", "95 % interval", "reference", "memory", "wire", "loss parity"];
     assert!(words.iter().all(|word| head.contains(word)), "{head}");
     assert!(shown.lines().all(|line| line.chars().count() <= 120), "{shown}");
 }

@@ -52,7 +52,7 @@ fn the_whole_report_is_as_expected() {
 fn ties_are_said_in_words_and_in_ranks() {
     let document = comparison(&grid::records(), None);
     let labels = column(&document, "cells", "cell");
-    let ranks = column(&document, "cells", "rank");
+    let ranks = column(&document, "cells", "place");
     assert_eq!(labels[0], "ddp, accumulation=4, checkpointing=none");
     assert_eq!(labels[1], "zero3, accumulation=4, checkpointing=none");
     assert_eq!(ranks, ["1=", "1=", "3", "4=", "4=", "6"]);
@@ -151,7 +151,7 @@ fn validity_flags_keep_a_trial_or_a_cell_out() {
     let document = comparison(&records, None);
     let place =
         column(&document, "cells", "cell").iter().position(|label| label.starts_with("ddp, accumulation=4")).unwrap();
-    assert_eq!(column(&document, "cells", "rank")[place], "-");
+    assert_eq!(column(&document, "cells", "place")[place], "-");
     assert_eq!(column(&document, "cells", "not ranked for")[place], "throttled");
     let said = text(&document);
     assert!(said.contains("1 of 7 measured cells has no valid trial and cannot be ranked: the processor was slowed for heat (throttled)."), "{said}");
@@ -173,7 +173,7 @@ fn stand_ins_and_emulated_links_are_marked_everywhere() {
             assert!(label.ends_with("[proxy, emulated link]"), "{name}: {label}");
         }
     }
-    assert_eq!(column(&document, "cells", "rank")[0], "1=", "the flag is a label and no reason to leave a cell out");
+    assert_eq!(column(&document, "cells", "place")[0], "1=", "the flag is a label and no reason to leave a cell out");
     let said = text(&document);
     assert!(said.contains("PROXY: all 9 cells are scaled-down stand-ins"), "{said}");
     assert!(said.contains("EMULATED LINK: 9 of 9 cells ran over"), "{said}");

@@ -2,10 +2,11 @@
 
 use proptest::prelude::*;
 use zbench_reports::document::Document;
-use zbench_reports::estimate_report::{EstimateRow, estimates, screen};
+use zbench_reports::estimate_report::{self, Candidate, EstimateRow, Searched, searched, what_if};
 use zbench_reports::notebook_report::{list, show};
 use zbench_reports::record::*;
-use zbench_reports::render::markdown;
+use zbench_reports::render::{html, markdown};
+use zbench_reports::screen::Room;
 use zbench_reports::{Named, Remark};
 
 use super::{any, grid};
@@ -27,25 +28,30 @@ fn row(label: &str, total: u64, capacity: u64) -> EstimateRow {
     }
 }
 
+fn estimates(rows: &[EstimateRow]) -> Document {
+    estimate_report::estimates(rows, Room::SCREEN, &[])
+}
+
 fn text(document: &Document) -> String {
     markdown::render(document)
 }
 
 #[test]
 fn the_screen_of_estimates_keeps_to_its_lines_and_counts_what_it_leaves_out() {
-    let next = vec!["PLAN    what to do next ".repeat(12)];
+    let next = [("PLAN", "what to do next ".repeat(12))];
     for strategies in [1, 2, 6, 9, 40] {
         for cells in [strategies, 200] {
-            let label = |at: usize| format!("strategy=s{} accumulation={at}", at % strategies);
+            let label = |at: usize| format!("s{}, accumulation={at}", at % strategies);
             let mut rows: Vec<EstimateRow> = (0..cells).map(|at| row(&label(at), 150 * GIB, 80 * GIB)).collect();
-            rows.extend((0..30).map(|at| row(&format!("strategy=fits{at}"), 70 * GIB, 80 * GIB)));
-            for lines in [25, 40] {
-                let said = super::screen::short(screen(&rows, lines, &next));
+            rows.extend((0..30).map(|at| row(&format!("fits{at}"), 70 * GIB, 80 * GIB)));
+            for (lines, width) in [(25, 120), (40, 120), (40, 80), (25, 80)] {
+                let document = estimate_report::estimates(&rows, Room { lines, width }, &next);
+                let said = super::screen::short_at(document, width);
                 assert!(said.lines().count() <= lines, "{lines}:\n{said}");
                 assert!(said.contains("fits0") && said.contains("PLAN"), "{said}");
-                let named = (0..strategies).filter(|at| said.contains(&format!("DOES NOT FIT s{at}:"))).count();
+                let named = (0..strategies).filter(|at| said.contains(&format!(" s{at} cell"))).count();
                 let left = strategies - named;
-                let counted = said.contains(&format!("DOES NOT FIT: cells of {left} other strateg"));
+                let counted = said.contains(&format!("DOES NOT FIT cells of {left} other strateg"));
                 assert!(named > 0 && (left == 0) != counted, "{left} left out:\n{said}");
             }
         }
@@ -56,8 +62,8 @@ fn the_screen_of_estimates_keeps_to_its_lines_and_counts_what_it_leaves_out() {
 fn cells_of_one_strategy_that_do_not_fit_are_one_group() {
     let rows: Vec<EstimateRow> =
         (1..=9).map(|at| row(&format!("accumulation={at}"), (80 + at) * GIB, 80 * GIB)).collect();
-    let said = super::screen::short(screen(&rows, 25, &[]));
-    assert!(said.contains("DOES NOT FIT: all 9 cells need 81.0 GiB to 89.0 GiB of 80.0 GiB"), "{said}");
+    let said = super::screen::short(estimates(&rows));
+    assert!(said.contains("DOES NOT FIT all 9 cells need 81.0 GiB to 89.0 GiB of 80.0 GiB"), "{said}");
     assert_eq!(said.matches("DOES NOT FIT").count(), 1, "{said}");
 }
 
@@ -93,6 +99,117 @@ fn timed(label: &str, total: u64, slower: f64) -> EstimateRow {
         time_source: "simulated".into(),
         ..row(label, total * GIB, 80 * GIB)
     }
+}
+
+/// What is the same in all labels is left out, and what tells two cells apart never is, at any width.
+#[test]
+fn the_one_table_of_estimates_names_every_cell_apart() {
+    let label = |at: usize| {
+        let every = ["zero1", "zero2", "zero3", "fsdp", "hsdp"][at % 5];
+        format!("{every}, preset=bf16-mixed, checkpointing=selective, micro_batch={}, offload_optimizer=none", at / 5)
+    };
+    let rows: Vec<EstimateRow> = (0..200).map(|at| timed(&label(at), 40, 1.0 + at as f64 / 100.0)).collect();
+    for width in [80, 120] {
+        let document = estimate_report::estimates(&rows, Room::wide(width), &[("NEXT", "zbench grid x.toml".into())]);
+        let said = super::screen::short_at(document, width);
+        assert!(said.contains(" zero1, micro_batch=0 ") && !said.contains("bf16-mixed"), "{said}");
+        assert!(
+            said.contains(" more of 200 that fit or may") && said.contains("NEXT     zbench grid x.toml"),
+            "{said}"
+        );
+        let change = ["network.rate=800Gb/s".to_string()];
+        let said = super::screen::short_at(what_if(&rows, &rows, &change, Room::wide(width)), width);
+        assert!(said.starts_with("WHAT IF  The machine with network.rate=800Gb/s."), "{said}");
+    }
+}
+
+/// Cells without a limit and without a speed have no columns of either, and one line says why.
+#[test]
+fn estimates_without_a_speed_say_why_once() {
+    let of = |at: u64| EstimateRow {
+        capacity_bytes: None,
+        fits: None,
+        time_source: "this machine has no profile; run `zbench calibrate`".into(),
+        ..row(&format!("ddp, accumulation={at}"), at * GIB, 0)
+    };
+    let said = super::screen::short(estimates(&[3, 1, 2].map(of)));
+    assert_eq!(said.matches("zbench calibrate").count(), 1, "{said}");
+    let lines: Vec<&str> = said.lines().skip_while(|line| !line.starts_with(" cell")).collect();
+    assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), ["cell", "peak", "wire/step"], "{said}");
+    assert!(lines[1].contains("accumulation=1  1.00 GiB") && !said.contains("no limit known"), "{said}");
+}
+
+/// The page of estimates answers first, then has two plots and one table; the rest is folded away.
+#[test]
+fn the_page_of_estimates_answers_first() {
+    let mut rows = vec![timed("a", 60, 1.1), timed("b", 150, 0.8), timed("c", 70, 1.0), timed("d", 20, 1.25)];
+    // Alike in memory and in speed.
+    rows.push(timed("e", 20, 1.25));
+    rows[0].advice = "half of it".into();
+    let document = estimates(&rows);
+    let names: Vec<&str> = document.figures().map(|figure| figure.name.as_str()).collect();
+    assert_eq!(names[..2], ["plan-memory", "plan-speed"]);
+    let page = html::render(&document);
+    let places: Vec<usize> =
+        ["<dt>ANSWER", "figure-plan-memory", "figure-plan-speed", "aria-label=\"screen\"", "<details"]
+            .iter()
+            .map(|part| page.find(part).unwrap_or_else(|| panic!("{part}")))
+            .collect();
+    assert!(places.is_sorted(), "{places:?}");
+    assert!(
+        page.contains("d and 1 like it") && page.contains(">capacity<"),
+        "equal cells are one, and the limit is drawn"
+    );
+    assert!(page.matches("<details").count() >= 2 && page.contains("Reasons and advice"));
+}
+
+/// One table, a short line to go on with, and nothing of three hundred letters.
+#[test]
+fn a_search_answers_in_one_table() {
+    let candidate = |tensor: u64, micro: u64, speed: f64, gib: u64| Candidate {
+        settings: [
+            ("hardware.software", "megatron-core".to_string()),
+            ("parallel.strategy", if micro > 2 { "zero1" } else { "fsdp" }.to_string()),
+            ("parallel.tensor", tensor.to_string()),
+            ("parallel.pipeline", "1".to_string()),
+            ("train.micro_batch", micro.to_string()),
+            ("memory.checkpointing", if micro > 1 { "full" } else { "none" }.to_string()),
+        ]
+        .into_iter()
+        .collect(),
+        step_ms: 1e6 / speed,
+        tokens_per_second: speed,
+        mfu: speed / 1e5,
+        memory_bytes: gib * GIB,
+        tokens_per_second_band: Some([0.8 * speed, 1.2 * speed]),
+        ..Candidate::default()
+    };
+    let best: Vec<Candidate> =
+        (0..10).map(|at| candidate(1 << (at % 3), 1 + at, 5e4 - 1e3 * at as f64, 70 - at)).collect();
+    let found = Searched {
+        capacity_bytes: 80 * GIB,
+        limit_bytes: 76 * GIB,
+        headroom: 0.05,
+        ranks: 64,
+        priced: 3_000,
+        fitting: 900,
+        impossible: [("pipeline does not divide the blocks".to_string(), 7)].into_iter().collect(),
+        pareto: vec![best[0].clone(), candidate(8, 1, 1e4, 20)],
+        best,
+        runner_up: "The runner-up is slower.".into(),
+        ..Searched::default()
+    };
+    let next = [("NEXT", "zbench plan x.toml --set parallel.tensor=2".to_string())];
+    for width in [80, 120] {
+        let document = searched(&found, Room::wide(width), &next);
+        let said = super::screen::short_at(document, width);
+        assert!(said.starts_with("ANSWER   The fastest: fsdp"), "{said}");
+        assert_eq!(said.lines().filter(|line| line.starts_with(" cell")).count(), 1, "{said}");
+        assert!(said.contains("889 more fit") && said.contains("7: pipeline does not divide"), "{said}");
+        assert!(said.contains("zbench plan x.toml --set") && !said.contains("--set hardware.software"), "{said}");
+    }
+    let all = text(&searched(&found, Room::SCREEN, &next));
+    assert!(all.contains("--set hardware.software=megatron-core --set parallel.strategy=fsdp"), "{all}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn half(document: &Document) -> Option<f64> {
 }
 
 fn is_ranked(document: &Document) -> bool {
-    column(document, "cells", "rank")[0] != "-"
+    column(document, "cells", "place")[0] != "-"
 }
 
 fn without(trials: &[Vec<f64>], place: usize) -> Vec<Vec<f64>> {
@@ -119,7 +119,7 @@ fn one_valid_trial_is_neither_ranked_nor_compared() {
     let said = text(&document);
     let labels = column(&document, "cells", "cell");
     let lone = labels.iter().position(|label| label == "ddp, checkpointing=none").unwrap();
-    assert_eq!(column(&document, "cells", "rank")[lone], "-");
+    assert_eq!(column(&document, "cells", "place")[lone], "-");
     for title in ["95 % interval", "low", "high"] {
         assert_eq!(column(&document, "cells", title)[lone], "-", "{title}");
     }

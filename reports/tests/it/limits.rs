@@ -6,6 +6,7 @@ use zbench_reports::grid_report::comparison;
 use zbench_reports::limits::{Next, Of, Role, Search};
 use zbench_reports::record::*;
 use zbench_reports::render::{csv, html, markdown};
+use zbench_reports::screen::Room;
 use zbench_reports::{Document, Record};
 
 use super::comparison::{column, table};
@@ -203,7 +204,7 @@ fn estimates_have_the_table_too() {
     };
     let stopped = Search { next: Some(refused), ..search("zero3", "none", 64, None) };
     let rows = [row(none, 1.0), row(search("zero2", "none", 8, Some(9)), 2_000.0), row(stopped, 3_000.0)];
-    let document = estimates(&rows);
+    let document = estimates(&rows, Room::SCREEN, &[]);
     let text = markdown::render(&document).replace('\\', "");
     for part in [
         "ddp none; zero2 8; zero3 64.",
@@ -228,7 +229,7 @@ fn what_no_configuration_has_is_said_once() {
         let search = Search { next: Some(next), ..search(strategy, "none", 64, None) };
         EstimateRow { search: Some(search), ..EstimateRow::default() }
     };
-    let text = |rows: &[EstimateRow]| markdown::render(&estimates(rows)).replace('\\', "");
+    let text = |rows: &[EstimateRow]| markdown::render(&estimates(rows, Room::SCREEN, &[])).replace('\\', "");
     let both = text(&[stop("ddp"), stop("zero2")]);
     assert!(both.contains("In both searches: micro_batch = 65 was not tried: too long."), "{both}");
     assert!(!both.contains("times the micro_batch"), "{both}");

@@ -300,6 +300,6 @@ fn csv_has_the_data_of_every_plot() {
     let json: serde_json::Value = serde_json::from_str(&zbench_reports::render::json::render(&document)).unwrap();
     let figures = json["blocks"].as_array().unwrap().iter().filter(|block| block["kind"] == "figure");
     assert_eq!(figures.count() + 1, document.figures().count(), "one stands on the screen");
-    assert!(json["screen"]["figure"].is_object());
+    assert!(json["screen"]["figures"][0].is_object());
     assert!(document.blocks.iter().any(|block| matches!(block, Block::Figure(_))));
 }

@@ -4,11 +4,11 @@ use proptest::prelude::*;
 use zbench_reports::Record;
 use zbench_reports::compare::{self, Options, Side, compare};
 use zbench_reports::document::Document;
-use zbench_reports::grid_report::comparison;
-use zbench_reports::notebook_report::run as run_document;
+use zbench_reports::grid_report::{comparison, comparison_in};
+use zbench_reports::notebook_report::run;
 use zbench_reports::record::*;
 use zbench_reports::render::terminal;
-use zbench_reports::screen::MOST_LINES;
+use zbench_reports::screen::{MOST_LINES, Part, Room};
 
 use super::comparison::expect;
 use super::turns::{How, cell, ended, records, trials};
@@ -22,15 +22,43 @@ pub fn short(document: Document) -> String {
     terminal::render(&document.short(), terminal::Terminal { width: 120, color: false })
 }
 
-/// The screen of these records, which is checked for what holds of every screen.
-fn screen(records: &[Record]) -> String {
-    let text = short(comparison(records, Some("Which is fastest?")));
-    let lines: Vec<&str> = text.lines().collect();
-    assert!(lines.len() <= MOST_LINES, "{} lines:\n{text}", lines.len());
-    assert!(lines.iter().all(|line| line.chars().count() <= 120), "{text}");
-    assert!(text.starts_with("ANSWER"), "{text}");
-    assert!(!text.contains("tied"), "{text}");
+/// The short form on a terminal of so many columns, which is checked for what holds of every screen: its lines and columns, and that
+/// no two rows of a table have one name, nor lose a letter of it.
+pub fn short_at(document: Document, width: u16) -> String {
+    let document = document.short();
+    let text = terminal::render(&document, terminal::Terminal { width, color: false });
+    assert!(text.lines().count() <= MOST_LINES, "{} lines:\n{text}", text.lines().count());
+    assert!(text.lines().all(|line| line.chars().count() <= usize::from(width)), "{text}");
+    let tables = document.screen.iter().flat_map(|screen| &screen.parts).filter_map(|part| match part {
+        Part::Table(table) => Some(table),
+        Part::Said { .. } => None,
+    });
+    for table in tables {
+        let Some(at) = table.columns.iter().position(|column| column.title == "cell") else { continue };
+        let mut names: Vec<&str> = table.rows.iter().map(|row| row[at].text.as_str()).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count, "{text}");
+        // They may be wrapped, and lose nothing by it.
+        let is_whole = |name: &&str| name.split_whitespace().all(|word| text.contains(word));
+        assert!(names.iter().all(is_whole), "{text}");
+    }
     text
+}
+
+fn run_document(record: &Record) -> Document {
+    run(record, Room::SCREEN)
+}
+
+/// The screen of these records, which is checked on a narrow terminal, too.
+fn screen(records: &[Record]) -> String {
+    let of = |width| short_at(comparison_in(records, Some("Which is fastest?"), Room::wide(width)), width);
+    let [_, usual] = [of(80), of(120)].map(|text| {
+        assert!(text.starts_with("ANSWER") && !text.contains("tied"), "{text}");
+        text
+    });
+    usual
 }
 
 /// The text of a part, its lines joined.
@@ -175,7 +203,7 @@ fn turns_of_a_flagged_record_do_not_count() {
 #[test]
 fn the_whole_document_has_every_cell_of_turns_with_its_limits() {
     let document = comparison(&records(USUAL), None);
-    let ranks = super::comparison::column(&document, "cells", "rank");
+    let ranks = super::comparison::column(&document, "cells", "place");
     assert_eq!(ranks.len(), 31);
     let limits = super::comparison::column(&document, "cells", "98 % interval of it");
     assert!(limits.iter().filter(|text| text.contains('–')).count() >= 29, "{limits:?}");
@@ -225,7 +253,8 @@ fn two_selections_fit_by_trials_and_by_turns() {
             let (a, b) = (side("parallel.strategy=ddp", &a), side("parallel.strategy=zero1", &b));
             let sides = [&a, &b].map(|(name, of)| Side { selector: name.to_string(), records: of.iter().collect() });
             let comparison = compare(&sides[0], &sides[1], Options::default());
-            let text = short(compare::short(&comparison));
+            short_at(compare::short(&comparison, Room::wide(80)), 80);
+            let text = short(compare::short(&comparison, Room::SCREEN));
             assert!(
                 text.lines().count() <= MOST_LINES && text.lines().all(|line| line.chars().count() <= 120),
                 "{text}"

@@ -227,6 +227,7 @@ pub fn figure(grid: &Grid) -> Option<Figure> {
         diagonal: false,
         close: true,
         front: corners,
+        limit: None,
     });
     let records = points.iter().flat_map(|point| point.cell.used.iter().map(|record| record.id.clone())).collect();
     Some(Figure {

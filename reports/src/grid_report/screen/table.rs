@@ -14,15 +14,16 @@ use crate::units;
 /// So many rows at most, and what to say of the others.
 pub fn of_cells(grid: &Grid, rows: usize) -> (Table, String) {
     let by_turns = grid.turned.is_some();
-    let mut columns = vec![Column::words("rank")];
+    let mut columns = vec![Column::words("place")];
     if by_turns {
         columns.push(Column::words("tie"));
     }
+    // What matters least is last: a narrow terminal leaves it out first.
     columns.extend([
         Column::words("cell"),
         Column::numbers(if by_turns { "x reference (98 %)" } else { "x reference" }, ""),
-        Column::numbers(if by_turns { "tokens/s" } else { "tokens/s (95 %)" }, "tokens/s"),
         Column::numbers("peak/rank", "bytes"),
+        Column::numbers(if by_turns { "tokens/s" } else { "tokens/s (95 %)" }, "tokens/s"),
         Column::numbers("wire/step", "bytes"),
         Column::numbers("loss", "nats"),
     ]);
@@ -103,8 +104,8 @@ fn row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
     entries.push(Entry::words(&cell.short));
     entries.extend([
         ratio,
-        speed,
         Entry::memory(cell.peak_bytes()),
+        speed,
         Entry::measured(cell.wire_bytes(), cell.record().wire_is_planned(), units::traffic),
         Entry::maybe(loss(cell), |loss| format!("{loss:.4}")),
     ]);

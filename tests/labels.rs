@@ -1,0 +1,177 @@
+//! A label that is printed anywhere is accepted everywhere: by `--only`, list, show, compare, note, tag and report.
+
+use crate::support::{TINY, cells, run, stderr, stdout, write, zbench};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
+use zbench_reports::record::{Outcome, Step};
+use zbench_reports::{Notebook, Record};
+
+/// Keys of every kind: without a name, one whose last part several keys share, one that records do not have, one in bytes.
+const GRID: &str = r#"
+"train.accumulation" = [1, 4]
+"lora.rank" = [0, 4]
+"precision.preset" = ["f32", "bf16-mixed"]
+"memory.capacity" = ["1GiB", "2GiB"]
+"#;
+
+/// A notebook with two records of every cell, as a grid leaves it.
+fn notebook(folder: &Path, text: &str) {
+    let notebook = Notebook::open(folder).unwrap();
+    for trial in 1..=2u32 {
+        for (place, cell) in cells(text).unwrap().into_iter().enumerate() {
+            let resolved = cell.resolved.expect("every combination can be");
+            let id = format!("{trial}{place:03x}{}", &cell.key[..8]);
+            let mut record = Record::new(id, &cell.key, "tiny", Outcome::measured());
+            record.trial = trial;
+            record.started = format!("2026-11-2{trial}T10:00:00Z");
+            record.cell = zbench_suites::grid::plain(&resolved.cell);
+            record.estimate = json!({ "label": cell.label });
+            let tokens = 64.0 * resolved.cell.train.accumulation as f64;
+            for step in 1..=6u64 {
+                record.steps.push(Step {
+                    step,
+                    timed: true,
+                    loss: 5.0,
+                    grad_norm: 1.0,
+                    lr: 1e-3,
+                    ms: tokens * (1.0 + place as f64 / 10.0) * (1.0 + 0.001 * (step + u64::from(trial)) as f64),
+                    tokens: tokens as u64,
+                    extra: Default::default(),
+                });
+            }
+            record.metrics.set("tokens_per_second", 900.0 - place as f64);
+            notebook.append(&record).unwrap();
+        }
+    }
+}
+
+fn said(folder: &Path, arguments: &[&str]) -> String {
+    let output = zbench(folder).args(arguments).env("COLUMNS", "400").output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
+    stdout(&output)
+}
+
+/// The labels of the column `cell`, with or without frames around.
+fn labels(text: &str) -> BTreeSet<String> {
+    let has_cell = |line: &&str| line.split("  ").any(|word| word.trim_matches([' ', '│', '┆']) == "cell");
+    let framed = |line: &&str| line.starts_with('│') && line.contains(" cell ");
+    let lines: Vec<&str> = text.lines().skip_while(|line| !has_cell(line) && !framed(line)).collect();
+    let head = *lines.first().unwrap_or_else(|| panic!("no table of cells: {text}"));
+    let split = |line: &str| -> Vec<String> {
+        let parts: Vec<&str> = match head.starts_with('│') {
+            true => line.trim_matches('│').split('┆').collect(),
+            false => line.split("  ").filter(|part| !part.trim().is_empty()).collect(),
+        };
+        parts.into_iter().map(|part| part.trim().to_string()).collect()
+    };
+    let place = split(head).iter().position(|title| title == "cell").unwrap();
+    let is_row = |line: &&&str| match head.starts_with('│') {
+        true => line.starts_with('│'),
+        false => line.starts_with(' ') && !line.starts_with("         "),
+    };
+    let mut labels: Vec<String> = Vec::new();
+    for line in lines[1..].iter().filter(is_row) {
+        let entries = split(line);
+        let Some(label) = entries.get(place).filter(|label| !label.starts_with(':') && *label != "cell") else {
+            continue;
+        };
+        match labels.last_mut().filter(|_| entries[0].is_empty()) {
+            // Words of a framed table go on below.
+            Some(last) => *last = format!("{last} {label}").trim().to_string(),
+            None => labels.push(label.clone()),
+        }
+    }
+    labels.into_iter().collect()
+}
+
+#[test]
+fn a_label_that_is_printed_anywhere_is_accepted_everywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = format!("{TINY}{GRID}");
+    let file = write(folder.path(), &text);
+    let file = file.to_str().unwrap();
+    let book = &folder.path().join("nb");
+    notebook(book, &text);
+    let printed = [
+        labels(&said(book, &["report"])),
+        labels(&said(book, &["plan", file])),
+        labels(&said(book, &["plan", file, "--full", "--format", "markdown"]).replace(['|'], "  ")),
+        labels(&said(book, &["list"])),
+    ];
+    assert!(printed.iter().all(|labels| labels.len() >= 8), "{printed:?}");
+    assert!(printed[1].iter().any(|label| label.contains("precision.preset=")), "{printed:?}");
+    // Some of each: every command is a process.
+    for label in printed.iter().flat_map(|labels| labels.iter().step_by(labels.len() / 4)) {
+        let label = label.as_str();
+        let record: Value = serde_json::from_str(&said(book, &["show", label, "--format", "json"])).unwrap();
+        // What the label names is so, and what it leaves out is off.
+        let cell = &record["cell"];
+        assert!(label.starts_with(cell["parallel"]["strategy"].as_str().unwrap()), "{label}: {record}");
+        let checkpointing = if label.contains("checkpointing=full") { "full" } else { "none" };
+        assert_eq!(cell["memory"]["checkpointing"], checkpointing, "{label}");
+        assert_eq!(label.contains("lora.rank=4"), cell["lora"]["rank"] == 4, "{label}");
+        assert_eq!(
+            (&record["trial"], record["id"].as_str()),
+            (&json!(2), record["id"].as_str()),
+            "the newest: {label}"
+        );
+        let id = record["id"].as_str().unwrap();
+        assert!(said(book, &["list", label]).contains(&id[..8]), "{label}");
+        assert!(said(book, &["report", label]).starts_with("ANSWER"), "{label}");
+        assert!(said(book, &["compare", label, id]).starts_with("ANSWER"), "{label}");
+        said(book, &["note", label, "said by its label"]);
+        said(book, &["tag", label, "named"]);
+        let planned = said(book, &["plan", file, "--only", label, "--format", "json"]);
+        let keys: Vec<Value> =
+            planned.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["key"].clone()).collect();
+        assert!(keys.contains(&record["key"]), "{label}: {planned}");
+        let shown: Value = serde_json::from_str(&said(book, &["show", id, "--format", "json"])).unwrap();
+        assert_eq!(shown["remarks"][0]["text"], "said by its label");
+    }
+    // A note on a cell is on all of its records.
+    assert!(said(book, &["list", "tag=named"]).lines().count() > 16);
+}
+
+#[test]
+fn what_stands_for_several_cells_lists_them_and_short_keys_are_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = format!("{TINY}\"train.accumulation\" = [1, 4]\n\"lora.rank\" = [0, 4]\n");
+    let file = write(folder.path(), &text);
+    let book = &folder.path().join("nb");
+    notebook(book, &text);
+    let refused = |arguments: &[&str], fragments: &[&str]| {
+        let output = run(book, arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", stdout(&output));
+        for fragment in fragments {
+            assert!(stderr(&output).contains(fragment), "{fragment}: {}", stderr(&output));
+        }
+    };
+    // Both values of accumulation are left, and neither is off.
+    let listed =
+        ["`zero3` stands for 8 cells", "\"zero3, accumulation=1\"", "\"zero3, accumulation=4, checkpointing=full"];
+    refused(&["show", "zero3"], &listed);
+    refused(&["note", "accumulation=4", "x"], &["stands for 8 cells", "\"ddp"]);
+    refused(&["tag", "ddp, accumulation=3", "x"], &["no record of", "accumulation=3; there are: 1, 4"]);
+    refused(&["show", "dpd, accumulation=4"], &["has `dpd`"]);
+    let count = |arguments: &[&str]| said(book, arguments).lines().count();
+    let file = file.to_str().unwrap();
+    for (terms, cells) in [
+        ("zero3", 8),
+        ("zero3, ddp", 16),
+        ("rank=4", 8),
+        ("ddp, rank=4, accumulation=1", 2),
+        ("ddp, memory.checkpointing=full, accumulation=1, accumulation=4, rank=0", 2),
+    ] {
+        assert_eq!(count(&["plan", file, "--only", terms, "--format", "json"]), cells, "{terms}");
+        assert_eq!(count(&["list", terms, "--format", "json"]), 2 * cells, "{terms}");
+    }
+    let key =
+        said(book, &["plan", file, "--only", "ddp, rank=4, accumulation=1, checkpointing=full", "--format", "json"]);
+    let key: Value = serde_json::from_str(key.trim()).unwrap();
+    let key = &key["key"].as_str().unwrap()[..10];
+    assert_eq!(count(&["plan", file, "--only", key, "--format", "json"]), 1);
+    assert_eq!(count(&["list", key, "--format", "json"]), 2);
+    refused(&["plan", file, "--only", "path=x"], &["path may be", "data.path", "lora.path", "in full"]);
+    refused(&["plan", file, "--only", "zero4"], &["zero4", "no strategy"]);
+}
