@@ -2,10 +2,11 @@
 
 use super::decision::{Look, Samples};
 use super::metric::Kind;
-use super::procedure::{Side, Turns};
-use super::report::{Class, LeftOut, Ratio, Row, SetRow};
+use super::procedure::Side;
+use super::report::{Class, LeftOut, OfTurns, Ratio, Row, SetRow};
 use super::rules::{Rule, Rules};
 use super::trial::Trial;
+use super::turns::Turns;
 use super::verdict::Verdict;
 use crate::record::Status;
 use crate::{stats, units};
@@ -55,6 +56,8 @@ pub(super) fn of_turns(judged: &Judged, turns: &Turns) -> Row {
         units::plural(comparison.rounds, "round", "rounds"),
         units::plural(comparison.generations, "generation", "generations"),
     );
+    let (rounds, generations) = (comparison.rounds, comparison.generations);
+    row.turns = Some(OfTurns { rounds, generations, slower: *slower, discarded: *discarded });
     row
 }
 
