@@ -119,7 +119,13 @@ impl Pool {
 ///
 /// # Errors
 /// The file cannot be written, a trial did not run to its end, a side ended in its turn, or the time is too short for one round.
-pub fn measure_turns(file: &mut impl Write, programs: &mut Programs, rules: &Rules, arm: &str, seconds: f64) -> Result<bool> {
+pub fn measure_turns(
+    file: &mut impl Write,
+    programs: &mut Programs,
+    rules: &Rules,
+    arm: &str,
+    seconds: f64,
+) -> Result<bool> {
     let mut trials = Vec::new();
     for side in [Side::Baseline, Side::Candidate] {
         let Some((trial, _)) = programs.measure(side) else { return Ok(false) };

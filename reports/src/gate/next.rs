@@ -54,7 +54,10 @@ fn inconclusive(report: &Report, row: &Row) -> String {
     let half = (mid.ln() - low.ln()).max(high.ln() - mid.ln());
     let times = (half / room).powi(2).max(1.25);
     if times <= MOST_TIMES {
-        return format!("{left}; its width shrinks with the square root of time, so that {} should decide it", budget(times));
+        return format!(
+            "{left}; its width shrinks with the square root of time, so that {} should decide it",
+            budget(times)
+        );
     }
     format!(
         "{left}; the ratio is so near the edge of the band that time will not decide it: change slower or faster of \

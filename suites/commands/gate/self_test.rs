@@ -122,7 +122,8 @@ fn result(job: &Job, path: &Path, pool: &Pool, runs: usize) -> Option<SelfTest> 
     }
     if let Some(slow) = &slow
         && let Some(factor) = slow.true_factor(rules)
-        && let Some(rate) = replay(rules, slow, &Replay { what: "a slower cell", factor: 1.0, is_aa: false, runs, seed })
+        && let Some(rate) =
+            replay(rules, slow, &Replay { what: "a slower cell", factor: 1.0, is_aa: false, runs, seed })
     {
         rates.push(Rates { factor: factor.mid, measured: true, ..rate });
     }

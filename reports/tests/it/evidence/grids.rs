@@ -36,7 +36,8 @@ fn claims_of(seed: u64, weather: Weather, slow: &[f64]) -> Claims {
                 let order = place as u32;
                 turns.push(Turn { cell: *player, generation, round, order, seconds_per_token, counted: true });
             }
-            let time = |cell: usize| turns.iter().find(|turn| turn.cell == cell).map(|turn| turn.seconds_per_token.ln());
+            let time =
+                |cell: usize| turns.iter().find(|turn| turn.cell == cell).map(|turn| turn.seconds_per_token.ln());
             if let (Some(reference), Some(other)) = (time(0), time(cells)) {
                 twin.push(generation, other - reference);
             }

@@ -62,7 +62,10 @@ fn an_open_interval_says_which_budget_would_decide_it() {
 #[test]
 fn each_other_verdict_has_its_step() {
     let regression = with(speed(Verdict::Regression, 0.93, 0.95, 0.96));
-    assert_eq!(next(&regression, "`zbench compare a b` tells why"), "tokens_per_second: `zbench compare a b` tells why");
+    assert_eq!(
+        next(&regression, "`zbench compare a b` tells why"),
+        "tokens_per_second: `zbench compare a b` tells why"
+    );
     let few = with(|cell| {
         cell.rows[0].verdict = Verdict::NotMeasured;
         cell.rows[0].words = "there are 3 valid pairs, and at least 10 are needed".into();

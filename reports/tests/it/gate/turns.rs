@@ -94,7 +94,8 @@ fn limits_are_those_of_the_gates_that_a_pool_holds() {
         assert!(rates.alarms.high > 0.1, "{} from 40 generations", rates.alarms.high);
     }
     let minutes = many.mean_seconds / 60.0;
-    let decided = 1.0 - many.verdicts.iter().filter(|rate| rate.what == "inconclusive").map(|rate| rate.share).sum::<f64>();
+    let decided =
+        1.0 - many.verdicts.iter().filter(|rate| rate.what == "inconclusive").map(|rate| rate.share).sum::<f64>();
     assert!((many.decided_per_minute - decided / minutes).abs() < 1e-9);
     assert!((many.wrong_per_minute - many.alarms.share / minutes).abs() < 1e-9);
 }
