@@ -2,7 +2,7 @@
 //! own: whatever a program is, both sides are run alike.
 
 use crate::runner::processes::tail_of;
-use crate::turns::Ending;
+use crate::turns::{Ending, TurnsError};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::ffi::OsString;
@@ -260,7 +260,7 @@ impl Bench for Programs<'_> {
         self.takes_turns
     }
 
-    fn turns(&mut self, alpha: f64, seconds: f64, is_decided: &dyn Fn(&Score) -> bool) -> Option<Turns> {
+    fn turns(&mut self, alpha: f64, seconds: f64, is_decided: &dyn Fn(&Score) -> bool) -> Result<Turns, String> {
         let mut score = Score::new(alpha);
         let mut samples = self.samples.take();
         let ending = self.take_turns(seconds, generations(seconds), &mut |rounds| {
@@ -281,11 +281,16 @@ impl Bench for Programs<'_> {
         });
         self.samples = samples;
         match ending {
-            Ok(ending) => Some(score.turns(ending == Ending::Interrupted)),
-            Err(error) => {
-                (self.tell)(&error.to_string());
-                None
-            }
+            Ok(Ending::Alone) => Err(format!(
+                "a side ended by itself in its turns, after {} rounds; run the cell alone for longer to see why",
+                score.comparison().rounds
+            )),
+            Ok(ending) => Ok(score.turns(ending == Ending::Interrupted)),
+            Err(TurnsError::TooShort { budget, start, round, advice }) => Err(format!(
+                "no round fits into the {budget:.1} s that the turns had: starting both sides took {start:.1} s and a round takes \
+                 {round:.1} s; give it {:.0} s more with --time-budget",
+                (advice - budget).max(1.0)
+            )),
         }
     }
 

@@ -73,8 +73,8 @@ impl Conduct for Listener<'_> {
                     generation: base.generation,
                     counted: base.counted,
                     baseline_first: base.order < now.order,
-                    baseline_seconds_per_token: baseline,
-                    candidate_seconds_per_token: candidate,
+                    baseline_seconds_per_token: short(baseline),
+                    candidate_seconds_per_token: short(candidate),
                     others: (1e4 * base.load.others).round() / 1e4,
                     seconds: (1e4 * (ended - self.ended)).round() / 1e4,
                     looked: false,
@@ -87,4 +87,9 @@ impl Conduct for Listener<'_> {
         }
         vec![(self.hear)(&rounds); 2]
     }
+}
+
+/// Digits that a clock has.
+fn short(value: f64) -> f64 {
+    format!("{value:.6e}").parse().unwrap_or(value)
 }

@@ -80,7 +80,7 @@ fn not_measured(report: &Report, row: &Row) -> String {
     if row.used > 0 || row.turns.is_some() {
         return format!("{why}: `--time-budget {}` would give more", time(2.0 * report.time_budget_seconds));
     }
-    format!("{why}: measure both sides again, or leave the metric out of {} if its cell has none", report.rules)
+    format!("{why}; leave the metric out of {} if the cell cannot have it, else measure again", report.rules)
 }
 
 /// As `--time-budget` takes it, rounded up to what people would write.

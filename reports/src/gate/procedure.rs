@@ -40,9 +40,12 @@ pub trait Bench {
         false
     }
     /// Turns of both sides until `is_decided` or for so many seconds; a false difference is claimed with probability `alpha` at
-    /// most. Nothing when none could be taken.
-    fn turns(&mut self, _alpha: f64, _seconds: f64, _is_decided: &dyn Fn(&Score) -> bool) -> Option<Turns> {
-        None
+    /// most.
+    ///
+    /// # Errors
+    /// Why none could be taken, or none that count.
+    fn turns(&mut self, _alpha: f64, _seconds: f64, _is_decided: &dyn Fn(&Score) -> bool) -> Result<Turns, String> {
+        Err("its sides take no turns".into())
     }
     /// Seconds since some moment.
     fn seconds(&mut self) -> f64;
@@ -138,7 +141,7 @@ pub fn judge(question: &Question, bench: &mut dyn Bench) -> CellReport {
         sets.push(run.set(&again, end, rerun + 2));
     }
     let ran = sets.iter().all(|set| set.end == End::Done);
-    let turns = by_turns.filter(|_| ran).and_then(|place| run.turns(place, start + question.seconds));
+    let turns = by_turns.filter(|_| ran).map(|place| (place, run.turns(place, start + question.seconds)));
     let seconds = run.bench.seconds() - start;
     let lost = run.lost;
     conclude(question, sets, turns, rules.confirm, lost, seconds)
@@ -258,21 +261,20 @@ impl Run<'_, '_> {
     }
 
     /// Turns until the speed has its verdict, at most until `end`.
-    fn turns(&mut self, place: usize, end: f64) -> Option<(usize, Verdict, Look, Turns)> {
+    fn turns(&mut self, place: usize, end: f64) -> Result<(Verdict, Look, Turns), String> {
         let rules = self.question.rules;
         let rule = &rules.metrics[place];
-        let Bound::Band { slower, .. } = rule.bound else { return None };
         let alpha = (1.0 - rules.confidence) / self.question.noisy_rows.max(1) as f64;
         let seconds = end - self.bench.seconds();
         let turns = self.bench.turns(alpha, seconds, &|score| score.is_decided(rule))?;
-        let look = turns::look(&turns.comparison, rule)?;
+        let (look, slower) = turns::look(&turns.comparison, rule).ok_or("its rule has no band")?;
         let verdict = match look.verdict {
             Some(verdict) => verdict,
             None if look.shift.is_none() => Verdict::NotMeasured,
             None if turns.stopped => Verdict::Inconclusive,
             None => last_word(rules, &look, slower),
         };
-        Some((place, verdict, look, turns))
+        Ok((verdict, look, turns))
     }
 
     /// One pair, in an order that a coin decides; or one trial of the candidate.
@@ -344,13 +346,14 @@ fn look_at(rules: &Rules, set: &mut Set, wanted: &[bool], alpha: f64, is_last: b
 fn conclude(
     question: &Question,
     sets: Vec<Set>,
-    turns: Option<(usize, Verdict, Look, Turns)>,
+    turns: Option<(usize, Result<(Verdict, Look, Turns), String>)>,
     due: usize,
     lost: Vec<(Side, Trial)>,
     seconds: f64,
 ) -> CellReport {
     let (cell, key) = (&question.cell, &question.key);
-    let interrupted = sets.iter().any(|set| set.end == End::Stopped) || turns.iter().any(|(.., turns)| turns.stopped);
+    let interrupted = sets.iter().any(|set| set.end == End::Stopped)
+        || turns.iter().any(|(_, taken)| taken.as_ref().is_ok_and(|(.., turns)| turns.stopped));
     let ends = sets.iter().find_map(|set| match &set.end {
         End::Unmeasured(base, now) => {
             // The baseline of records fits when any of them does.
@@ -371,11 +374,11 @@ fn conclude(
     if !is_change {
         for (place, rule) in question.rules.metrics.iter().enumerate() {
             let samples: Vec<&Samples> = sets.iter().map(|set| &set.samples).collect();
-            if let Some((_, verdict, look, turns)) = turns.as_ref().filter(|(of, ..)| *of == place) {
-                let looked = (*verdict, look.clone());
-                let looks = vec![&looked];
+            if let Some((_, taken)) = turns.as_ref().filter(|(of, _)| *of == place) {
+                let looked = taken.as_ref().ok().map(|(verdict, look, _)| (*verdict, look.clone()));
+                let looks = looked.iter().collect();
                 let judged = Judged { cell, key, rule, rules: question.rules, looks, samples, due: 0, interrupted };
-                rows.push(rows::of_turns(&judged, turns));
+                rows.push(rows::of_turns(&judged, taken.as_ref().map(|(.., turns)| turns)));
                 continue;
             }
             let looks: Vec<&(Verdict, Look)> = sets.iter().filter_map(|set| set.looks[place].as_ref()).collect();

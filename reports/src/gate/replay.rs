@@ -325,8 +325,8 @@ impl Bench for Stored<'_> {
         matches!(self.measured, Measured::Turns { .. })
     }
 
-    fn turns(&mut self, alpha: f64, seconds: f64, is_decided: &dyn Fn(&Score) -> bool) -> Option<Turns> {
-        let Measured::Turns { generations, .. } = self.measured else { return None };
+    fn turns(&mut self, alpha: f64, seconds: f64, is_decided: &dyn Fn(&Score) -> bool) -> Result<Turns, String> {
+        let Measured::Turns { generations, .. } = self.measured else { return Err("the pool is one of trials".into()) };
         let end = self.clock + seconds;
         let mut score = Score::new(alpha);
         for (number, place) in self.order.iter().enumerate() {
@@ -334,7 +334,7 @@ impl Bench for Stored<'_> {
             for stored in &generations[*place] {
                 // The gate on the machine begins no round after its end; here none is taken that ended after it.
                 if self.clock + stored.seconds > end {
-                    return Some(score.turns(false));
+                    return Ok(score.turns(false));
                 }
                 self.clock += stored.seconds;
                 self.pairs += 1;
@@ -346,12 +346,12 @@ impl Bench for Stored<'_> {
                 round.candidate_seconds_per_token *= self.factor;
                 score.push(&round);
                 if round.looked && is_decided(&score) {
-                    return Some(score.turns(false));
+                    return Ok(score.turns(false));
                 }
             }
         }
         self.is_exhausted = true;
-        Some(score.turns(false))
+        Ok(score.turns(false))
     }
 
     fn seconds(&mut self) -> f64 {

@@ -127,8 +127,15 @@ impl SelfTest {
         let all = same.independent.floor().max(1.0) as usize;
         let (_, most) = super::ranks::binomial_limits(0, all, 0.95);
         let unit = if self.form == TURNS { "generations of processes" } else { "pairs" };
+        let wrapped: usize = self.rates.iter().map(|rates| rates.wrapped).sum();
+        let wrapped = match (wrapped, self.form == TURNS) {
+            (0, _) => String::new(),
+            (count, true) => format!(" {count} replays came to the end of the pool and ended there, undecided or not."),
+            (count, false) => format!(" {count} replays came to the end of the pool and went on at its beginning."),
+        };
         format!(
-            "Replays share the {unit} of one pool. It holds {} of the same program that have nothing in common, so that no alarm at all              bounds the rate of false alarms by {}, however many replays there are. The limits below are those of so many gates.",
+            "Replays share the {unit} of one pool. It holds {} of the same program that have nothing in common, so that no alarm at all \
+             bounds the rate of false alarms by {}, however many replays there are. The limits below are those of so many gates.{wrapped}",
             units::plural(all, "gate", "gates"),
             units::percent(most)
         )

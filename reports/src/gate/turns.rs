@@ -86,7 +86,7 @@ impl Score {
         if !(is_above(upper) || is_below(lower) || is_above(lower) && is_below(upper)) {
             return false;
         }
-        look(&self.comparison(), rule).is_some_and(|look| look.verdict.is_some())
+        look(&self.comparison(), rule).is_some_and(|(look, _)| look.verdict.is_some())
     }
 
     /// What they came to. `stopped` says that the user stopped it.
@@ -116,8 +116,8 @@ pub struct Turns {
     pub stopped: bool,
 }
 
-/// A comparison by turns as a look at a metric of speed; none where the metric has no band.
-pub(super) fn look(comparison: &Comparison, rule: &Rule) -> Option<Look> {
+/// A comparison by turns as a look at a metric of speed, and how much slower its band lets it be; none where it has no band.
+pub(super) fn look(comparison: &Comparison, rule: &Rule) -> Option<(Look, f64)> {
     let Bound::Band { slower, faster } = rule.bound else { return None };
     let Comparison { ratio, low, high, rounds, .. } = *comparison;
     let mut look = Look { verdict: None, shift: None, floor: None, widened: 0.0, used: rounds, why_not: String::new() };
@@ -130,7 +130,7 @@ pub(super) fn look(comparison: &Comparison, rule: &Rule) -> Option<Look> {
         }
         _ => look.why_not = format!("there are {}, which bound nothing", units::plural(rounds, "round", "rounds")),
     }
-    Some(look)
+    Some((look, slower))
 }
 
 /// Whether a rule is about the speed that turns measure.

@@ -84,7 +84,7 @@ fn a_pool_of_turns_is_replayed_as_a_gate_decides() {
 #[test]
 fn limits_are_those_of_the_gates_that_a_pool_holds() {
     let measured = pool(23, 40, 1.0);
-    let (few, many) = (replayed(&measured, 1.0, true, 100), replayed(&measured, 1.0, true, 400));
+    let (few, many) = (replayed(&measured, 1.0, true, 50), replayed(&measured, 1.0, true, 200));
     for rates in [&few, &many] {
         // A gate takes two generations at least.
         assert!(rates.independent <= 20.0 && rates.independent >= 40.0 / 30.0, "{}", rates.independent);
@@ -139,7 +139,7 @@ impl Bench for Resident {
         true
     }
 
-    fn turns(&mut self, alpha: f64, seconds: f64, is_decided: &dyn Fn(&Score) -> bool) -> Option<Turns> {
+    fn turns(&mut self, alpha: f64, seconds: f64, is_decided: &dyn Fn(&Score) -> bool) -> Result<Turns, String> {
         self.asked = Some(seconds);
         let mut score = Score::new(alpha);
         for round in self.rounds.iter().flatten() {
@@ -149,7 +149,10 @@ impl Bench for Resident {
                 break;
             }
         }
-        Some(score.turns(false))
+        if score.comparison().rounds == 0 {
+            return Err("no round fits".into());
+        }
+        Ok(score.turns(false))
     }
 
     fn seconds(&mut self) -> f64 {
@@ -191,6 +194,18 @@ fn trials_leave_time_for_turns() {
     // Nothing noisy but the speed: the turns have all the time that two pairs of trials leave.
     let (_, bench) = by_turns(&super::fake::rules(), Machine::new(3, Noise::Normal, 0.005), 1.0);
     assert_eq!(bench.asked, Some(super::fake::rules().time_budget - 4.0 * 0.5));
+}
+
+/// Where no turns could be taken the row says why, and is no pass.
+#[test]
+fn turns_that_cannot_be_taken_are_not_measured() {
+    let trials = Machine::new(4, Noise::Normal, 0.005);
+    let mut bench = Resident { trials, rounds: Vec::new(), asked: None };
+    let rules = super::fake::rules();
+    let report = judge(&question(&rules, Opponent::Live, 1), &mut bench);
+    let row = &report.rows[0];
+    assert_eq!((row.verdict, row.words.as_str(), row.baseline), (Verdict::NotMeasured, "no round fits", None));
+    assert!(report.rows[1..].iter().all(|row| row.verdict == Verdict::Pass));
 }
 
 #[test]
