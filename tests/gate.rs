@@ -52,20 +52,20 @@ fn notebook(folder: &Path, name: &str, records: &[Value]) -> PathBuf {
     path
 }
 
-struct Bench {
-    folder: tempfile::TempDir,
+pub struct Bench {
+    pub folder: tempfile::TempDir,
 }
 
 impl Bench {
-    fn new() -> Bench {
+    pub fn new() -> Bench {
         Bench { folder: tempfile::tempdir().unwrap() }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn rules(&self, text: &str) -> PathBuf {
+    pub fn rules(&self, text: &str) -> PathBuf {
         let path = self.path("rules.toml");
         std::fs::write(&path, text).unwrap();
         path
@@ -83,7 +83,7 @@ impl Bench {
     }
 }
 
-fn code(output: &Output) -> i32 {
+pub fn code(output: &Output) -> i32 {
     output.status.code().unwrap_or(-1)
 }
 
@@ -217,7 +217,7 @@ fn every_document_is_written() {
     assert_eq!(std::fs::read_to_string(summary).unwrap(), format!("before\n{md}\n"));
     let errors = stderr(&output);
     assert!(errors.contains("::error title=gate%3A tokens_per_second::"), "{errors}");
-    for words in ["notebook ", "records", "--candidate", "Repeat it"] {
+    for words in ["notebook ", "records", "--candidate", "Repeat it", "NEXT    tokens_per_second: `zbench compare "] {
         assert!(stdout(&output).contains(words), "{words}: {}", stdout(&output));
     }
     // CSV and JSON are whole.
@@ -294,6 +294,9 @@ fn two_programs_and_two_configurations_really_run() {
     // Where the machine is busy, more pairs are measured until two count.
     let pairs = whole["cells"][0]["baseline_trials"].as_u64().unwrap() as usize;
     assert!(pairs >= 2, "{pairs}");
+    // The row of each metric says how it was measured, and the whole what to do next: nothing.
+    assert_eq!(whole["how"], "pairs of trials of both programs in one job, in random order");
+    assert_eq!(whole.get("next"), None);
     // Raw samples are kept in the notebook's folder; the notebook has no record of the gate.
     let folder: Vec<_> = std::fs::read_dir(bench.path("nb").join("gate")).unwrap().collect();
     let samples = std::fs::read_to_string(folder[0].as_ref().unwrap().path()).unwrap();
@@ -306,10 +309,15 @@ fn two_programs_and_two_configurations_really_run() {
     assert_eq!(verdicts[0], "improvement");
     assert_eq!(verdicts[2], "pass");
     // A capacity that it cannot have: out of memory is a class of its own.
+    let explained = |whole: &Value| whole["next"].as_str().unwrap_or_default().to_string();
     let set = ["--candidate-set", "memory.capacity=20KiB"];
     let output = run(&bench.path("nb"), &[&["gate", rules], &set[..], &["--format", "json", "-q"]].concat());
     assert_eq!(code(&output), 2, "{}{}", stdout(&output), stderr(&output));
     assert_eq!((&rows(&output).0[0]["class"], &rows(&output).0[0]["verdict"]), (&json!("fit"), &json!("regression")));
+    let next = explained(&rows(&output).1);
+    for words in ["--set memory.capacity=20KiB --notebook after", "zbench compare before after", "raw samples are in"] {
+        assert!(next.contains(words), "{words} is not in {next}");
+    }
     // A change that changes nothing.
     let output = run(&bench.path("nb"), &["gate", rules, "--candidate-set", "train.steps=2"]);
     assert!(code(&output) == 1 && stderr(&output).contains("changes nothing"), "{}", stderr(&output));
@@ -381,51 +389,6 @@ fn a_baseline_is_written_whole_compared_with_and_refused_when_it_does_not_fit() 
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("out of memory"), "{}", stderr(&output));
     assert_eq!(std::fs::read_to_string(file).unwrap(), text);
-}
-
-#[test]
-fn a_self_test_measures_a_pool_and_replays_it() {
-    let bench = Bench::new();
-    let cell = write(bench.folder.path(), crate::support::TINY);
-    let name = cell.file_name().unwrap().to_str().unwrap().to_string();
-    let rules = bench.rules(&format!(
-        "config = \"{name}\"\nonly = \"parallel.strategy=ddp,memory.checkpointing=none\"\n[metrics.tokens_per_second]\n\
-         [self_test]\npairs = 4\nslow_pairs = 2\nslow_set = [\"train.micro_batch=2\"]\n"
-    ));
-    let into = bench.path("into");
-    let arguments =
-        ["gate", rules.to_str().unwrap(), "--self-test", "--into", into.to_str().unwrap(), "--runs", "3", "-q"];
-    let output = run(&bench.path("nb"), &arguments);
-    // Four pairs are too few for most verdicts, but a lucky machine may make them agree: what it says and how it exits go
-    // together.
-    let kept = !stdout(&output).contains("NOT every promise was kept");
-    assert_eq!(code(&output), if kept { 0 } else { 3 }, "{}{}", stdout(&output), stderr(&output));
-    assert!(stdout(&output).to_lowercase().contains("every promise was kept"), "{}", stdout(&output));
-    let pool = std::fs::read_to_string(into.join("pool.jsonl")).unwrap();
-    assert_eq!(pool.lines().count(), 1 + 4 + 2);
-    let result: Value = serde_json::from_str(&std::fs::read_to_string(into.join("result.json")).unwrap()).unwrap();
-    assert_eq!((&result["pairs"], &result["slow_pairs"]), (&json!(4), &json!(2)));
-    assert_eq!(result["rates"].as_array().unwrap().len(), 5);
-    // The stored pool again, as JSON: the same rates.
-    let pool = into.join("pool.jsonl");
-    let again = [
-        "gate",
-        rules.to_str().unwrap(),
-        "--self-test",
-        "--pool",
-        pool.to_str().unwrap(),
-        "--runs",
-        "3",
-        "--format",
-        "json",
-    ];
-    let output = run(&bench.path("nb"), &again);
-    let replayed: Value = serde_json::from_str(&stdout(&output)).unwrap();
-    assert_eq!(replayed["rates"], result["rates"]);
-    // A pool that is none.
-    std::fs::write(&pool, "{}\n").unwrap();
-    let output = run(&bench.path("nb"), &again);
-    assert!(code(&output) == 1 && stderr(&output).contains("is no pool"), "{}", stderr(&output));
 }
 
 #[test]

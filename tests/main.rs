@@ -23,6 +23,7 @@ mod engine;
 mod environment;
 mod escapes;
 mod gate;
+mod gate_self_test;
 mod gpu_check;
 mod grid;
 mod hardware;

@@ -364,7 +364,7 @@ pub struct GateArgs {
     /// Measure a baseline and write it to the file of --baseline; with --candidate make it of records
     #[arg(long, requires = "baseline", conflicts_with_all = ["junit", "markdown", "annotations", "self_test"])]
     pub update: bool,
-    /// Measure pairs of the same program, and replay gates on them: how often does it err?
+    /// Measure the same program against itself, as the gate measures, and replay gates on that: how often does it err?
     #[arg(long, conflicts_with_all = ["baseline", "against", "candidate_set"])]
     pub self_test: bool,
     /// Replay this pool instead of measuring one
@@ -373,7 +373,10 @@ pub struct GateArgs {
     /// Folder for the self-test's pool.jsonl and result.json
     #[arg(long, value_name = "DIR", requires = "self_test")]
     pub into: Option<PathBuf>,
-    /// Pairs of the self-test, in place of the rules'
+    /// Minutes that the self-test takes turns, in place of the rules'
+    #[arg(long, value_name = "M", requires = "self_test", value_parser = minutes, conflicts_with_all = ["pairs", "pool"])]
+    pub minutes: Option<f64>,
+    /// Let the self-test measure so many pairs of trials instead, as for cells that cannot take turns
     #[arg(long, value_name = "N", requires = "self_test", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub pairs: Option<u32>,
     /// Comparisons that the self-test replays, in place of the rules'
@@ -382,6 +385,11 @@ pub struct GateArgs {
 }
 
 /// A share of something, written as `5%`.
+fn minutes(text: &str) -> Result<f64, String> {
+    let minutes = text.trim().parse::<f64>().ok().filter(|minutes| *minutes > 0.0 && *minutes <= 10_000.0);
+    minutes.ok_or_else(|| "write a number of minutes, as 12".to_string())
+}
+
 fn percent(text: &str) -> Result<f64, String> {
     let share = text.trim().strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
     let share = share.filter(|share| (0.0..100.0).contains(share)).map(|share| share / 100.0);

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
+use zbench_reports::gate::next;
 use zbench_reports::gate::report::figure_words;
 use zbench_reports::gate::{CellReport, GATE_SCHEMA, Opponent, Question, Report, Rules, Verdict, verdict};
 
@@ -167,6 +168,14 @@ impl<'a> Job<'a> {
         std::iter::once(config).chain(self.file.set.iter().cloned()).collect::<Vec<_>>().join(" ")
     }
 
+    /// What `run` is told to run the rules' configuration.
+    fn config_arguments(&self) -> String {
+        let config = self.file.config.as_ref().map_or(String::new(), |config| config.display().to_string());
+        let sets = self.file.set.iter().flat_map(|set| ["--set".to_string(), set.clone()]);
+        let only = self.file.only.iter().flat_map(|only| ["--only".to_string(), only.clone()]);
+        std::iter::once(config).chain(sets).chain(only).collect::<Vec<_>>().join(" ")
+    }
+
     /// The question about one cell; what is left of the budget is shared by the cells that are left.
     fn question(&self, target: &Target, opponent: Opponent, place: usize, count: usize) -> Question<'_> {
         let left = (self.rules.time_budget - self.begun.elapsed().as_secs_f64()).max(0.0);
@@ -181,9 +190,16 @@ impl<'a> Job<'a> {
         }
     }
 
-    fn report(&mut self, cells: Vec<CellReport>, baseline: String, candidate: String, how: &str) -> Report {
+    /// The report; `explain` says how a regression is explained.
+    fn report(
+        &mut self,
+        cells: Vec<CellReport>,
+        (baseline, candidate): (String, String),
+        how: &str,
+        explain: &str,
+    ) -> Report {
         let verdicts: Vec<Verdict> = cells.iter().flat_map(|cell| cell.rows.iter().map(|row| row.verdict)).collect();
-        Report {
+        let mut report = Report {
             schema: GATE_SCHEMA,
             rules: self.file.path.display().to_string(),
             baseline,
@@ -201,8 +217,11 @@ impl<'a> Job<'a> {
             cells,
             notes: std::mem::take(&mut self.notes),
             environment: self.environment.clone(),
+            next: String::new(),
             command: super::command_line(),
             started: self.started.to_string(),
-        }
+        };
+        report.next = next::next(&report, explain);
+        report
     }
 }

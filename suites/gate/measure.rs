@@ -2,8 +2,7 @@
 //! own: whatever a program is, both sides are run alike.
 
 use crate::runner::processes::tail_of;
-use crate::turns::resident::{ENDLESS, Foreign, Program};
-use crate::turns::{Conduct, Ending, Experiment, Player, Settings, Taken};
+use crate::turns::{Ending, TurnsError};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::ffi::OsString;
@@ -16,11 +15,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zbench_engine::threads;
-use zbench_reports::evidence::{self, Comparison, Pair};
-use zbench_reports::gate::procedure::Turns;
+use zbench_reports::gate::turns::{Score, Turns, generations};
 use zbench_reports::gate::{Bench, Side, Trial};
 use zbench_reports::record::{Record, Status};
-use zbench_reports::stats;
 
 /// How one side is run.
 #[derive(Clone, Debug, PartialEq)]
@@ -258,113 +255,43 @@ fn start(arm: &Arm, notebook: &Path) -> std::io::Result<Child> {
         .spawn()
 }
 
-/// Seconds of a generation of processes, and how many there are at least and at most.
-const GENERATION_SECONDS: f64 = 10.0;
-const GENERATIONS: (f64, f64) = (2.0, 12.0);
-
-impl Programs<'_> {
-    /// A side as it takes turns: by its public command, whatever version it is, stopped and continued.
-    fn player(&self, arm: &Arm, side: usize) -> Player {
-        let notebook = self.scratch.join(format!("turns-{side}"));
-        let mut command = vec![arm.program.clone().into_os_string()];
-        // A line for every step, on standard error, is what tells the time.
-        command.extend(arm.arguments.iter().filter(|argument| *argument != "--quiet").cloned());
-        command.extend(["--log-every", "1", "--set", ENDLESS, "--notebook"].map(OsString::from));
-        command.push(notebook.into_os_string());
-        let foreign = Foreign { command, tokens: self.tokens[side], word: "step".into() };
-        Player { program: Program::Command(foreign), warmup: 1, steps: 0 }
-    }
-}
-
-/// Turns of both sides.
-struct Duel<'a> {
-    pair: Pair,
-    is_decided: &'a dyn Fn(&Comparison) -> bool,
-    tell: &'a dyn Fn(&str),
-    rates: Vec<f64>,
-    slower: usize,
-    discarded: usize,
-    samples: Option<&'a mut std::fs::File>,
-    key: &'a str,
-}
-
-impl Conduct for Duel<'_> {
-    fn rounds(&mut self, turns: &[Taken]) -> Vec<bool> {
-        for round in turns.chunk_by(|a, b| a.round == b.round) {
-            let of = |player: usize| round.iter().find(|turn| turn.player == player);
-            let (Some(base), Some(now)) = (of(0), of(1)) else { continue };
-            if let Some(file) = &mut self.samples {
-                let line = json!({
-                    "key": self.key, "round": base.round, "generation": base.generation, "counted": base.counted,
-                    "baseline_first": base.order < now.order, "baseline_seconds_per_token": base.seconds_per_token(),
-                    "candidate_seconds_per_token": now.seconds_per_token(), "others": base.load.others,
-                });
-                // The verdict does not need them.
-                let _ = writeln!(file, "{line}");
-            }
-            if !base.counted {
-                self.discarded += 1;
-                continue;
-            }
-            let difference = now.seconds_per_token().ln() - base.seconds_per_token().ln();
-            self.slower += usize::from(difference > 0.0);
-            self.rates.push(1.0 / base.seconds_per_token());
-            self.pair.push(base.generation, difference);
-        }
-        let comparison = self.pair.comparison();
-        if let (Some(ratio), Some(low), Some(high)) = (comparison.ratio, comparison.low, comparison.high) {
-            let rounds = comparison.rounds;
-            (self.tell)(&format!("round {rounds}: candidate/baseline {ratio:.3} ({low:.3} to {high:.3})"));
-        }
-        vec![!(self.is_decided)(&comparison); 2]
-    }
-}
-
 impl Bench for Programs<'_> {
     fn takes_turns(&self) -> bool {
         self.takes_turns
     }
 
-    fn turns(&mut self, alpha: f64, seconds: f64, is_decided: &dyn Fn(&Comparison) -> bool) -> Option<Turns> {
-        let players = [self.player(&self.baseline, 0), self.player(&self.candidate, 1)];
-        let budget = Duration::try_from_secs_f64(seconds).ok()?;
-        let experiment = Experiment {
-            program: self.candidate.program.clone(),
-            players: &players,
-            settings: Settings {
-                budget,
-                generations: (seconds / GENERATION_SECONDS).clamp(GENERATIONS.0, GENERATIONS.1) as u32,
-                seed: self.seed,
-                discard: 0,
-                timeout: self.timeout,
-                allow_load: self.allow_load,
-            },
-            stop: self.stop.clone(),
-        };
-        let mut duel = Duel {
-            pair: Pair::new(evidence::Rules { alpha, ..evidence::Rules::default() }),
-            is_decided,
-            tell: self.tell,
-            rates: Vec::new(),
-            slower: 0,
-            discarded: 0,
-            samples: self.samples.as_deref_mut(),
-            key: &self.key,
-        };
-        let ending = match experiment.run(&mut duel) {
-            Ok(ending) => ending,
-            Err(error) => {
-                (self.tell)(&error.to_string());
-                return None;
+    fn turns(&mut self, alpha: f64, seconds: f64, is_decided: &dyn Fn(&Score) -> bool) -> Result<Turns, String> {
+        let mut score = Score::new(alpha);
+        let mut samples = self.samples.take();
+        let ending = self.take_turns(seconds, generations(seconds), &mut |rounds| {
+            for round in rounds {
+                if let (Some(file), Ok(mut line)) = (&mut samples, serde_json::to_value(round)) {
+                    line["key"] = self.key.as_str().into();
+                    // The verdict does not need them.
+                    let _ = writeln!(file, "{line}");
+                }
+                score.push(round);
             }
-        };
-        Some(Turns {
-            comparison: duel.pair.comparison(),
-            slower: duel.slower,
-            discarded: duel.discarded,
-            baseline: stats::median(&duel.rates).unwrap_or(f64::NAN),
-            stopped: ending == Ending::Interrupted,
-        })
+            let comparison = score.comparison();
+            if let (Some(ratio), Some(low), Some(high)) = (comparison.ratio, comparison.low, comparison.high) {
+                let rounds = comparison.rounds;
+                (self.tell)(&format!("round {rounds}: candidate/baseline {ratio:.3} ({low:.3} to {high:.3})"));
+            }
+            !is_decided(&score)
+        });
+        self.samples = samples;
+        match ending {
+            Ok(Ending::Alone) => Err(format!(
+                "a side ended by itself in its turns, after {} rounds; run the cell alone for longer to see why",
+                score.comparison().rounds
+            )),
+            Ok(ending) => Ok(score.turns(ending == Ending::Interrupted)),
+            Err(TurnsError::TooShort { budget, start, round, advice }) => Err(format!(
+                "no round fits into the {budget:.1} s that the turns had: starting both sides took {start:.1} s and a round takes \
+                 {round:.1} s; give it {:.0} s more with --time-budget",
+                (advice - budget).max(1.0)
+            )),
+        }
     }
 
     fn trial(&mut self, side: Side) -> Option<Trial> {

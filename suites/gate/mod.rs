@@ -8,3 +8,4 @@ pub mod pool;
 pub mod refuse;
 pub mod rules;
 pub mod scratch;
+pub mod turns;

@@ -1,19 +1,26 @@
-//! The stored pool of a self-test: a header, then a pair on each line.
+//! The stored pool of a self-test: a header, then a round of turns or a pair of trials on each line.
 
 use super::measure::Programs;
+use crate::turns::Ending;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use zbench_reports::gate::random::Random;
-use zbench_reports::gate::replay::PoolPair;
-use zbench_reports::gate::{GATE_SCHEMA, Rules, Side, Trial, trial};
+use zbench_reports::gate::replay::{Measured, PoolPair};
+use zbench_reports::gate::turns::{Round, generations};
+use zbench_reports::gate::{Rules, Side, Trial, trial};
+
+/// Version of a pool of pairs of trials.
+pub const OF_TRIALS: u32 = 1;
+/// Version of a pool of turns.
+pub const OF_TURNS: u32 = 2;
 
 /// What a pool is of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// Version of this file.
+    /// Version of this file, which says what its lines are.
     pub gate_pool: u32,
     /// Key of the cell.
     pub key: String,
@@ -31,19 +38,49 @@ pub struct Header {
     pub environment: Map<String, Value>,
 }
 
+/// A line of a pool of turns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Line {
+    /// A trial of each side, which a gate measures before its turns.
+    Trials { arm: String, trials: Box<[Trial; 2]> },
+    /// A round.
+    Round {
+        arm: String,
+        #[serde(flatten)]
+        round: Round,
+    },
+}
+
 /// A pool that was read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pool {
     /// What it is of.
     pub header: Header,
-    /// The pairs, in the order measured.
-    pub pairs: Vec<PoolPair>,
+    /// Pairs of trials, in the order measured.
+    pairs: Vec<PoolPair>,
+    /// The lines of a pool of turns.
+    lines: Vec<Line>,
 }
 
 impl Pool {
-    /// The pairs of one arm.
-    pub fn arm(&self, arm: &str) -> Vec<PoolPair> {
-        self.pairs.iter().filter(|pair| pair.arm == arm).cloned().collect()
+    /// What was measured of one arm; nothing where there is no pair of it.
+    pub fn arm(&self, name: &str) -> Option<Measured> {
+        if self.header.gate_pool == OF_TRIALS {
+            let pairs: Vec<PoolPair> = self.pairs.iter().filter(|pair| pair.arm == name).cloned().collect();
+            return (!pairs.is_empty()).then_some(Measured::Trials(pairs));
+        }
+        let (mut first, mut rounds) = (None, Vec::new());
+        for line in &self.lines {
+            match line {
+                Line::Trials { arm, trials } if arm == name => first = Some(trials.clone()),
+                Line::Round { arm, round } if arm == name => rounds.push(*round),
+                _ => {}
+            }
+        }
+        let generations: Vec<Vec<Round>> =
+            rounds.chunk_by(|a, b| a.generation == b.generation).map(<[Round]>::to_vec).collect();
+        Some(Measured::Turns { trials: first.filter(|_| !generations.is_empty())?, generations })
     }
 
     /// Reads a pool. A last line that was cut off is left out.
@@ -57,21 +94,66 @@ impl Pool {
         let first = lines.next().transpose()?.unwrap_or_default();
         let header: Header = serde_json::from_str(&first)
             .with_context(|| format!("{name} is no pool; zbench gate RULES --self-test measures one"))?;
-        if header.gate_pool != GATE_SCHEMA {
-            bail!("{name}: its schema is {} and this zbench reads {GATE_SCHEMA}; measure it anew", header.gate_pool);
+        let version = header.gate_pool;
+        if ![OF_TRIALS, OF_TURNS].contains(&version) {
+            bail!("{name}: its schema is {version} and this zbench reads {OF_TRIALS} and {OF_TURNS}; measure it anew");
         }
-        let mut pairs = Vec::new();
+        let mut pool = Pool { header, pairs: Vec::new(), lines: Vec::new() };
         let mut broken = None;
         for (number, line) in lines.enumerate() {
             if let Some((number, error)) = broken {
                 bail!("{name}, line {number}: {error}");
             }
-            match serde_json::from_str(&line?) {
-                Ok(pair) => pairs.push(pair),
-                Err(error) => broken = Some((number + 2, error)),
+            let line = line?;
+            let read = match version {
+                OF_TRIALS => serde_json::from_str(&line).map(|pair| pool.pairs.push(pair)),
+                _ => serde_json::from_str(&line).map(|line| pool.lines.push(line)),
+            };
+            broken = read.err().map(|error| (number + 2, error));
+        }
+        Ok(pool)
+    }
+}
+
+/// Measures turns of an arm into a file for so many seconds, in generations as long as a gate's; false when it was stopped.
+///
+/// # Errors
+/// The file cannot be written, a trial did not run to its end, a side ended in its turn, or the time is too short for one round.
+pub fn measure_turns(
+    file: &mut impl Write,
+    programs: &mut Programs,
+    rules: &Rules,
+    arm: &str,
+    seconds: f64,
+) -> Result<bool> {
+    let mut trials = Vec::new();
+    for side in [Side::Baseline, Side::Candidate] {
+        let Some((trial, _)) = programs.measure(side) else { return Ok(false) };
+        trials.push(measured(trial, rules)?);
+    }
+    let Ok(trials) = <Box<[Trial; 2]>>::try_from(trials) else { return Ok(false) };
+    writeln!(file, "{}", serde_json::to_string(&Line::Trials { arm: arm.into(), trials })?)?;
+    let generation = rules.time_budget / f64::from(generations(rules.time_budget));
+    let count = (seconds / generation).round().max(1.0) as u32;
+    let mut written = Ok(());
+    let mut spent = 0.0;
+    let ending = programs.take_turns(seconds, count, &mut |rounds| {
+        for round in rounds {
+            spent += round.seconds;
+            let line = serde_json::to_string(&Line::Round { arm: arm.into(), round: *round });
+            written = line.map_err(std::io::Error::from).and_then(|line| writeln!(file, "{line}"));
+            if written.is_err() {
+                return false;
             }
         }
-        Ok(Pool { header, pairs })
+        (programs.tell)(&format!("{arm}: {spent:.0} of {seconds:.0} s"));
+        true
+    })?;
+    written?;
+    match ending {
+        Ending::Interrupted => Ok(false),
+        Ending::Alone => bail!("a side of the arm {arm} ended in its turn; run the cell by itself to see why"),
+        Ending::Decided | Ending::Budget => Ok(true),
     }
 }
 
@@ -85,21 +167,15 @@ pub fn measure(
     rules: &Rules,
     arm: &str,
     pairs: usize,
-    seed: u64,
 ) -> Result<usize> {
-    let mut random = Random::new(seed);
-    let mut a_first = false;
+    let mut random = Random::new(programs.seed);
     for done in 0..pairs {
-        // As in a gate: chance decides, and the next pair is the other way round.
-        a_first = if done % 2 == 0 { random.coin() } else { !a_first };
+        let a_first = random.coin();
         let order = if a_first { [Side::Baseline, Side::Candidate] } else { [Side::Candidate, Side::Baseline] };
         let (mut a, mut b) = (None, None);
         for side in order {
             let Some((trial, _)) = programs.measure(side) else { return Ok(done) };
-            if !trial.is_measured() {
-                bail!("a trial ended as {}: {}", trial.status.words(), trial.reason);
-            }
-            *(if side == Side::Baseline { &mut a } else { &mut b }) = Some(lean(trial, rules));
+            *(if side == Side::Baseline { &mut a } else { &mut b }) = Some(measured(trial, rules)?);
         }
         if let (Some(a), Some(b)) = (a, b) {
             writeln!(file, "{}", serde_json::to_string(&PoolPair { arm: arm.into(), a_first, a, b })?)?;
@@ -109,12 +185,15 @@ pub fn measure(
     Ok(pairs)
 }
 
-/// What a replay reads: the steps and the metrics of the rules.
-fn lean(mut trial: Trial, rules: &Rules) -> Trial {
+/// What a replay reads of a trial that ran to its end: the steps and the metrics of the rules.
+fn measured(mut trial: Trial, rules: &Rules) -> Result<Trial> {
+    if !trial.is_measured() {
+        bail!("a trial ended as {}: {}", trial.status.words(), trial.reason);
+    }
     trial::compact(std::slice::from_mut(&mut trial));
     trial.losses.clear();
     trial.unstated = Default::default();
     let wanted = |name: &str| rules.metrics.iter().any(|rule| rule.metric.name == name);
     trial.values = trial.values.iter().filter(|(name, _)| wanted(name)).map(|(name, value)| (name, *value)).collect();
-    trial
+    Ok(trial)
 }

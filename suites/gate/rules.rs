@@ -29,13 +29,15 @@ pub struct RulesFile {
 /// What a self-test measures and replays.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SelfTest {
-    /// Pairs of the same program.
+    /// Minutes of turns, of the same program and of the slower side together.
+    pub minutes: f64,
+    /// Pairs of trials of the same program, where no turns are taken.
     pub pairs: usize,
     /// Comparisons to replay.
     pub runs: usize,
     /// What makes the second side really slower, as `--set`; empty for nothing.
     pub slow_set: Vec<String>,
-    /// Pairs of that.
+    /// Pairs of trials of that.
     pub slow_pairs: usize,
 }
 
@@ -43,7 +45,7 @@ pub struct SelfTest {
 const TOP: &[&str] = &["config", "set", "only", "decide", "policy", "metrics", "self_test"];
 const DECIDE: &[&str] = &["time_budget", "trial_timeout", "min_pairs", "max_pairs", "confidence", "confirm", "figure"];
 const POLICY: &[&str] = &["fail_on"];
-const SELF_TEST: &[&str] = &["pairs", "runs", "slow_set", "slow_pairs"];
+const SELF_TEST: &[&str] = &["minutes", "pairs", "runs", "slow_set", "slow_pairs"];
 
 impl RulesFile {
     /// Reads and checks a file.
@@ -73,7 +75,7 @@ impl RulesFile {
             only: None,
             rules: Rules::default(),
             trial_timeout: 60.0,
-            self_test: SelfTest { pairs: 600, runs: 200, slow_set: Vec::new(), slow_pairs: 200 },
+            self_test: SelfTest { minutes: 12.0, pairs: 600, runs: 200, slow_set: Vec::new(), slow_pairs: 200 },
         };
         match DeTable::parse(text) {
             Ok(table) => reader.file(&mut file, table.get_ref()),
@@ -233,6 +235,10 @@ impl Reader<'_> {
         for (word, place, value) in self.entries(table, "self_test", SELF_TEST) {
             let key = format!("self_test.{word}");
             match word.as_str() {
+                "minutes" => match number(value.get_ref()).filter(|minutes| *minutes > 0.0 && *minutes <= 10_000.0) {
+                    Some(minutes) => file.self_test.minutes = minutes,
+                    None => self.problem(Some(place), &key, "write a number of minutes, as 12".into()),
+                },
                 "pairs" => self.count(&key, place, value, 1..=100_000, &mut file.self_test.pairs),
                 "runs" => self.count(&key, place, value, 1..=100_000, &mut file.self_test.runs),
                 "slow_pairs" => self.count(&key, place, value, 0..=100_000, &mut file.self_test.slow_pairs),

@@ -53,6 +53,18 @@ impl Pair {
         self.rounds.len()
     }
 
+    /// Whether the rounds show that the differences lie above a limit, with the evidence that a claim needs: the lower limit by
+    /// rounds is then at least this. It takes less time than to find that limit.
+    pub fn is_above(&self, limit: f64) -> bool {
+        above(Method::Signs, &self.rounds, limit) >= self.rules.needed().ln()
+    }
+
+    /// The same below a limit.
+    pub fn is_below(&self, limit: f64) -> bool {
+        let mirrored: Vec<Scored> = self.rounds.iter().map(|round| round.mirrored()).collect();
+        above(Method::Signs, &mirrored, -limit) >= self.rules.needed().ln()
+    }
+
     /// B against A, as far as the rounds so far say.
     pub fn comparison(&self) -> Comparison {
         Evidence { rules: &self.rules, method: Method::Signs, rounds: &self.rounds, generations: &self.generations }

@@ -3,18 +3,34 @@
 use super::report::{CellReport, Report, Row};
 use super::verdict::Verdict;
 use super::words;
-use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::document::{Block, Column, Document, Entry, Table, Tone, cut};
 use crate::units;
 
 /// The whole of it.
 pub fn document(report: &Report) -> Document {
     let mut document = Document::new(format!("Gate: {}", report.verdict.words()));
     document.paragraph(words::answer(report));
+    let next = (!report.next.is_empty()).then(|| Block::Paragraph(format!("NEXT    {}", report.next)));
+    let answer = document.blocks.len();
+    let mut next_is_open = next.is_some();
     for cell in &report.cells {
         document.heading(format!("{} ({})", cell.cell, cell.key));
         document.table(rows(report, cell));
+        if next_is_open {
+            // Behind the table of a gate of one cell; where that is not on the first screen, before it.
+            next_is_open = false;
+            let place = document.blocks.len();
+            document.blocks.extend(next.clone());
+            if report.cells.len() > 1 || cut::height(&document) + 2 > cut::LINES {
+                let next = document.blocks.remove(place);
+                document.blocks.insert(answer, next);
+            }
+        }
         document.paragraph(format!("{}. It took {} s.", words::samples(cell), units::number(cell.seconds)));
         document.list(floors(cell));
+    }
+    if next_is_open {
+        document.blocks.extend(next);
     }
     if !report.notes.is_empty() {
         document.heading("Notes");
@@ -66,12 +82,17 @@ fn rows(report: &Report, cell: &CellReport) -> Table {
     for row in &cell.rows {
         let value = |value: Option<f64>| Entry::maybe(value, |value| words::value(row, value));
         let ratio = row.ratio.as_ref();
+        // The figures of turns are a pair: neither is a speed by itself.
+        let paired = |value: f64| match row.turns {
+            Some(_) => format!("{} (paired)", words::value(row, value)),
+            None => words::value(row, value),
+        };
         table.row(vec![
             Entry::words(&row.metric),
             Entry { value: row.verdict.name().into(), ..Entry::words(row.verdict.words()) }
                 .toned(tone(report, row.verdict)),
             value(row.baseline),
-            value(row.candidate),
+            Entry::maybe(row.candidate, paired),
             ratio.map_or_else(Entry::nothing, |ratio| Entry::number(ratio.mid, words::interval(ratio))),
             Entry::maybe(ratio.and_then(|ratio| ratio.low), |low| low.to_string()),
             Entry::maybe(ratio.and_then(|ratio| ratio.high), |high| high.to_string()),
@@ -81,7 +102,13 @@ fn rows(report: &Report, cell: &CellReport) -> Table {
             Entry::words(&row.words),
         ]);
     }
-    table.caption("Ratio: candidate to baseline, with its interval.")
+    let caption = "Ratio: candidate to baseline, with its interval.";
+    match cell.rows.iter().any(|row| row.turns.is_some()) {
+        true => table.caption(format!(
+            "{caption} Paired: the baseline is the median of its turns, and the candidate that times the ratio of neighbouring turns."
+        )),
+        false => table.caption(caption),
+    }
 }
 
 /// How far the machine itself strays, where that could be told.

@@ -7,6 +7,7 @@ pub mod decision;
 pub mod document;
 pub mod junit;
 pub mod metric;
+pub mod next;
 pub mod procedure;
 pub mod random;
 pub mod ranks;
@@ -16,6 +17,7 @@ mod rows;
 pub mod rules;
 pub mod self_test;
 pub mod trial;
+pub mod turns;
 pub mod verdict;
 pub mod words;
 

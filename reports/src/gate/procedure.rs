@@ -2,17 +2,15 @@
 //! what is a regression or an improvement. What measures is behind [`Bench`], so that it runs on stored samples and in
 //! simulations as it runs on the machine.
 
-use super::decision::{Look, Samples, at_the_end, side_of};
+use super::decision::{Look, Samples, at_the_end};
 use super::random::Random;
-use super::ranks::Shift;
 use super::report::{CellReport, Class, Row};
 use super::rows::{self, Judged};
 use super::rules::{Bound, Rule, Rules};
 use super::trial::Trial;
+use super::turns::{self, Score, Turns};
 use super::verdict::Verdict;
-use crate::evidence::Comparison;
 use crate::record::Status;
-use crate::units;
 
 /// Which side a trial is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,41 +31,6 @@ impl Side {
     }
 }
 
-/// What turns of both sides say of their speed.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Turns {
-    /// The candidate against the baseline.
-    pub comparison: Comparison,
-    /// Rounds in which the candidate was slower.
-    pub slower: usize,
-    /// Rounds that were discarded, as other processes used the cores.
-    pub discarded: usize,
-    /// Median speed of the baseline, in tokens per second.
-    pub baseline: f64,
-    /// The user stopped it.
-    pub stopped: bool,
-}
-
-impl Turns {
-    /// As a look at a metric of speed.
-    fn look(&self, rule: &Rule) -> Option<Look> {
-        let Bound::Band { slower, faster } = rule.bound else { return None };
-        let Comparison { ratio, low, high, rounds, .. } = self.comparison;
-        let mut look =
-            Look { verdict: None, shift: None, floor: None, widened: 0.0, used: rounds, why_not: String::new() };
-        match (ratio, low, high) {
-            (Some(ratio), Some(low), Some(high)) => {
-                // A cost is the time, so that the limits change places.
-                let shift = Shift { low: -high.ln(), mid: -ratio.ln(), high: -low.ln() };
-                look.verdict = side_of(&shift, slower, faster);
-                look.shift = Some(shift);
-            }
-            _ => look.why_not = format!("there are {}, which bound nothing", units::plural(rounds, "round", "rounds")),
-        }
-        Some(look)
-    }
-}
-
 /// Something that measures, and its clock.
 pub trait Bench {
     /// A trial; nothing when the user asked to stop.
@@ -76,10 +39,13 @@ pub trait Bench {
     fn takes_turns(&self) -> bool {
         false
     }
-    /// Turns of both sides until `is_decided` or for so many seconds; a false difference is claimed with chance `alpha` at most.
-    /// Nothing when none could be taken.
-    fn turns(&mut self, _alpha: f64, _seconds: f64, _is_decided: &dyn Fn(&Comparison) -> bool) -> Option<Turns> {
-        None
+    /// Turns of both sides until `is_decided` or for so many seconds; a false difference is claimed with probability `alpha` at
+    /// most.
+    ///
+    /// # Errors
+    /// Why none could be taken, or none that count.
+    fn turns(&mut self, _alpha: f64, _seconds: f64, _is_decided: &dyn Fn(&Score) -> bool) -> Result<Turns, String> {
+        Err("its sides take no turns".into())
     }
     /// Seconds since some moment.
     fn seconds(&mut self) -> f64;
@@ -136,29 +102,37 @@ struct Set {
     end: End,
 }
 
+impl Set {
+    /// Whether it says of a metric that it changed, which further sets have to confirm.
+    fn is_change(&self, place: usize) -> bool {
+        self.looks[place].as_ref().is_some_and(|(v, _)| matches!(v, Verdict::Regression | Verdict::Improvement))
+    }
+
+    /// Whether nothing has been said yet of one of the wanted metrics.
+    fn is_open(&self, wanted: &[bool]) -> bool {
+        wanted.iter().zip(&self.looks).any(|(wanted, look)| *wanted && look.is_none())
+    }
+}
+
 /// Judges one cell by measuring.
 pub fn judge(question: &Question, bench: &mut dyn Bench) -> CellReport {
     let start = bench.seconds();
-    let mut run =
-        Run { question, bench, end: start + question.seconds, random: Random::new(question.seed), lost: Vec::new() };
     let rules = question.rules;
     let mut noisy: Vec<bool> = rules.metrics.iter().map(|rule| matches!(rule.bound, Bound::Band { .. })).collect();
     // Speed is compared by turns where both sides can take them; trials say the rest.
-    let is_speed = |rule: &Rule| rule.metric.name == SPEED && matches!(rule.bound, Bound::Band { .. });
-    let by_turns = (run.bench.takes_turns() && question.opponent == Opponent::Live)
-        .then(|| rules.metrics.iter().position(is_speed))
+    let by_turns = (bench.takes_turns() && question.opponent == Opponent::Live)
+        .then(|| rules.metrics.iter().position(turns::is_speed))
         .flatten();
     by_turns.into_iter().for_each(|place| noisy[place] = false);
-    let first_end = start + question.seconds / (1 + rules.confirm) as f64;
-    let mut sets = vec![run.set(&noisy, first_end, 1)];
-    let is_change = |set: &Set, place: usize| {
-        set.looks[place].as_ref().is_some_and(|(v, _)| matches!(v, Verdict::Regression | Verdict::Improvement))
-    };
+    // Where noisy metrics are left to trials, half of the time is theirs and the other half that of the turns.
+    let of_trials = question.seconds / if by_turns.is_some() && noisy.contains(&true) { 2.0 } else { 1.0 };
+    let mut run = Run { question, bench, end: start + of_trials, random: Random::new(question.seed), lost: Vec::new() };
+    let mut sets = vec![run.set(&noisy, start + of_trials / (1 + rules.confirm) as f64, 1)];
     for rerun in 0..rules.confirm {
         let last = &sets[sets.len() - 1];
         let first = &sets[0];
         let again: Vec<bool> =
-            (0..noisy.len()).map(|i| noisy[i] && is_change(first, i) && agrees(first, last, i)).collect();
+            (0..noisy.len()).map(|i| noisy[i] && first.is_change(i) && agrees(first, last, i)).collect();
         if last.end != End::Done || !again.contains(&true) {
             break;
         }
@@ -167,14 +141,11 @@ pub fn judge(question: &Question, bench: &mut dyn Bench) -> CellReport {
         sets.push(run.set(&again, end, rerun + 2));
     }
     let ran = sets.iter().all(|set| set.end == End::Done);
-    let turns = by_turns.filter(|_| ran).and_then(|place| run.turns(place));
+    let turns = by_turns.filter(|_| ran).map(|place| (place, run.turns(place, start + question.seconds)));
     let seconds = run.bench.seconds() - start;
     let lost = run.lost;
     conclude(question, sets, turns, rules.confirm, lost, seconds)
 }
-
-/// The metric that turns measure.
-const SPEED: &str = "tokens_per_second";
 
 /// Whether a later set says of a metric what the first said.
 fn agrees(first: &Set, later: &Set, place: usize) -> bool {
@@ -229,7 +200,8 @@ struct Run<'a, 'b> {
 }
 
 impl Run<'_, '_> {
-    /// Measures until the wanted metrics have their verdicts, or until `end`.
+    /// Measures until the wanted metrics have their verdicts, or until `end`. The first set goes on to the end of all time where
+    /// metrics are open and none changed, since there is nothing then to measure again.
     fn set(&mut self, wanted: &[bool], end: f64, number: usize) -> Set {
         let rules = self.question.rules;
         let (base, paired) = match &self.question.opponent {
@@ -247,47 +219,62 @@ impl Run<'_, '_> {
         }
         let looks = if wanted.contains(&true) { rules.looks() } else { vec![EXACT_PAIRS] };
         let alpha = rules.alpha(self.question.noisy_rows);
-        let (mut out_of_time, mut longest) = (false, 0.0f64);
+        let is_change = |set: &Set| (0..wanted.len()).any(|place| wanted[place] && set.is_change(place));
+        let (mut end, mut went_on, mut longest) = (end, false, 0.0f64);
         for (place, count) in looks.iter().enumerate() {
-            while set.end == End::Done && !out_of_time && set.samples.clean() < *count {
-                self.tell(number, &set, *count);
-                let before = self.bench.seconds();
-                set.end = self.measure(&mut set.samples);
-                let after = self.bench.seconds();
-                // The next may take as long as the longest so far.
-                longest = longest.max(after - before);
-                out_of_time = after + longest > end || set.samples.now.len() >= SPARE * rules.max_pairs.max(1);
+            let mut is_out = self.until(&mut set, *count, end, number, &mut longest);
+            if is_out && number == 1 && end < self.end && set.end == End::Done {
+                look_at(rules, &mut set, wanted, alpha, false);
+                if set.is_open(wanted) && !is_change(&set) {
+                    (end, went_on) = (self.end, true);
+                    is_out = self.until(&mut set, *count, end, number, &mut longest);
+                }
             }
-            let is_last = place + 1 == looks.len() || out_of_time || set.end != End::Done;
+            let is_last = place + 1 == looks.len() || is_out || set.end != End::Done;
             look_at(rules, &mut set, wanted, alpha, is_last);
-            let open = |(place, wanted): (usize, &bool)| *wanted && set.looks[place].is_none();
-            if is_last || !wanted.iter().enumerate().any(open) {
+            if is_last || !set.is_open(wanted) {
+                break;
+            }
+            if went_on && is_change(&set) {
+                // What time is left is for the rerun, so this look is the last for all metrics.
+                look_at(rules, &mut set, wanted, alpha, true);
                 break;
             }
         }
         set
     }
 
-    /// Turns until the speed has its verdict, for what is left of the time.
-    fn turns(&mut self, place: usize) -> Option<(usize, Verdict, Look, Turns)> {
+    /// Measures until so many pairs or trials count; true where the time or the number of trials ended before.
+    fn until(&mut self, set: &mut Set, count: usize, end: f64, number: usize, longest: &mut f64) -> bool {
+        let most = SPARE * self.question.rules.max_pairs.max(1);
+        while set.end == End::Done && set.samples.clean() < count {
+            let before = self.bench.seconds();
+            // The next may take as long as the longest so far.
+            if set.samples.now.len() >= most || *longest > 0.0 && before + *longest > end {
+                return true;
+            }
+            self.tell(number, set, count);
+            set.end = self.measure(&mut set.samples);
+            *longest = longest.max(self.bench.seconds() - before);
+        }
+        false
+    }
+
+    /// Turns until the speed has its verdict, at most until `end`.
+    fn turns(&mut self, place: usize, end: f64) -> Result<(Verdict, Look, Turns), String> {
         let rules = self.question.rules;
         let rule = &rules.metrics[place];
-        let Bound::Band { slower, .. } = rule.bound else { return None };
         let alpha = (1.0 - rules.confidence) / self.question.noisy_rows.max(1) as f64;
-        let seconds = self.end - self.bench.seconds();
-        let verdict_of = |comparison: &Comparison| {
-            let turns = Turns { comparison: *comparison, slower: 0, discarded: 0, baseline: 0.0, stopped: false };
-            turns.look(rule).and_then(|look| look.verdict)
-        };
-        let turns = self.bench.turns(alpha, seconds, &|comparison| verdict_of(comparison).is_some())?;
-        let look = turns.look(rule)?;
+        let seconds = end - self.bench.seconds();
+        let turns = self.bench.turns(alpha, seconds, &|score| score.is_decided(rule))?;
+        let (look, slower) = turns::look(&turns.comparison, rule).ok_or("its rule has no band")?;
         let verdict = match look.verdict {
             Some(verdict) => verdict,
             None if look.shift.is_none() => Verdict::NotMeasured,
             None if turns.stopped => Verdict::Inconclusive,
             None => last_word(rules, &look, slower),
         };
-        Some((place, verdict, look, turns))
+        Ok((verdict, look, turns))
     }
 
     /// One pair, in an order that a coin decides; or one trial of the candidate.
@@ -359,13 +346,14 @@ fn look_at(rules: &Rules, set: &mut Set, wanted: &[bool], alpha: f64, is_last: b
 fn conclude(
     question: &Question,
     sets: Vec<Set>,
-    turns: Option<(usize, Verdict, Look, Turns)>,
+    turns: Option<(usize, Result<(Verdict, Look, Turns), String>)>,
     due: usize,
     lost: Vec<(Side, Trial)>,
     seconds: f64,
 ) -> CellReport {
     let (cell, key) = (&question.cell, &question.key);
-    let interrupted = sets.iter().any(|set| set.end == End::Stopped) || turns.iter().any(|(.., turns)| turns.stopped);
+    let interrupted = sets.iter().any(|set| set.end == End::Stopped)
+        || turns.iter().any(|(_, taken)| taken.as_ref().is_ok_and(|(.., turns)| turns.stopped));
     let ends = sets.iter().find_map(|set| match &set.end {
         End::Unmeasured(base, now) => {
             // The baseline of records fits when any of them does.
@@ -386,11 +374,11 @@ fn conclude(
     if !is_change {
         for (place, rule) in question.rules.metrics.iter().enumerate() {
             let samples: Vec<&Samples> = sets.iter().map(|set| &set.samples).collect();
-            if let Some((_, verdict, look, turns)) = turns.as_ref().filter(|(of, ..)| *of == place) {
-                let looked = (*verdict, look.clone());
-                let looks = vec![&looked];
+            if let Some((_, taken)) = turns.as_ref().filter(|(of, _)| *of == place) {
+                let looked = taken.as_ref().ok().map(|(verdict, look, _)| (*verdict, look.clone()));
+                let looks = looked.iter().collect();
                 let judged = Judged { cell, key, rule, rules: question.rules, looks, samples, due: 0, interrupted };
-                rows.push(rows::of_turns(&judged, turns));
+                rows.push(rows::of_turns(&judged, taken.as_ref().map(|(.., turns)| turns)));
                 continue;
             }
             let looks: Vec<&(Verdict, Look)> = sets.iter().filter_map(|set| set.looks[place].as_ref()).collect();

@@ -6,8 +6,9 @@ use super::procedure::{Bench, Opponent, Question, Side, judge};
 use super::random::Random;
 use super::ranks;
 use super::report::Ratio;
-use super::rules::Rules;
+use super::rules::{Rule, Rules};
 use super::trial::Trial;
+use super::turns::{Round, Score, Turns, is_speed};
 use super::verdict::{self, Verdict};
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,92 @@ pub struct PoolPair {
     pub a: Trial,
     /// The other; of the arm `slow` the slower.
     pub b: Trial,
+}
+
+/// What was measured of one arm of a pool.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Measured {
+    /// Pairs of trials, in the order measured.
+    Trials(Vec<PoolPair>),
+    /// Turns.
+    Turns {
+        /// A trial of the baseline and one of the candidate: what a gate measures before its turns takes as long as these.
+        trials: Box<[Trial; 2]>,
+        /// The rounds of each generation of processes.
+        generations: Vec<Vec<Round>>,
+    },
+}
+
+impl Measured {
+    /// Pairs, of trials or of turns.
+    pub fn pairs(&self) -> usize {
+        match self {
+            Self::Trials(pairs) => pairs.len(),
+            Self::Turns { generations, .. } => generations.iter().map(Vec::len).sum(),
+        }
+    }
+
+    /// Generations of processes that took turns.
+    pub fn generations(&self) -> usize {
+        match self {
+            Self::Trials(_) => 0,
+            Self::Turns { generations, .. } => generations.len(),
+        }
+    }
+
+    /// Pairs that do not count: with a trial that has a validity flag, or under foreign load.
+    pub fn left_out(&self) -> usize {
+        match self {
+            Self::Trials(pairs) => pairs.iter().filter(|pair| !pair.a.is_clean() || !pair.b.is_clean()).count(),
+            Self::Turns { generations, .. } => generations.iter().flatten().filter(|round| !round.counted).count(),
+        }
+    }
+
+    /// Seconds that measuring them took.
+    pub fn seconds(&self) -> f64 {
+        match self {
+            Self::Trials(pairs) => pairs.iter().map(|pair| pair.a.seconds + pair.b.seconds).sum(),
+            Self::Turns { generations, .. } => generations.iter().flatten().map(|round| round.seconds).sum(),
+        }
+    }
+
+    /// Whether they say something of a metric.
+    fn has(&self, rule: &Rule) -> bool {
+        match self {
+            Self::Trials(_) => rule.metric.kind == Kind::Noisy,
+            Self::Turns { .. } => is_speed(rule),
+        }
+    }
+
+    /// How many units there are that have nothing to do with each other: processes of one program differ for their whole life, so
+    /// of turns it is generations, and of trials it is pairs.
+    fn units(&self) -> usize {
+        match self {
+            Self::Trials(pairs) => pairs.len(),
+            Self::Turns { generations, .. } => generations.len(),
+        }
+    }
+
+    /// How many times as long the second side takes, by the first metric that they speak of, with 99 % limits.
+    pub fn true_factor(&self, rules: &Rules) -> Option<Ratio> {
+        let rule = rules.metrics.iter().find(|rule| self.has(rule))?;
+        match self {
+            Self::Trials(pairs) => {
+                let cost = |trial: &Trial| Some(rule.metric.log_cost(rule.metric.value(trial, rules.figure).ok()?));
+                let clean = pairs.iter().filter(|pair| pair.a.is_clean() && pair.b.is_clean());
+                let differences: Vec<f64> = clean.filter_map(|pair| Some(cost(&pair.b)? - cost(&pair.a)?)).collect();
+                ranks::paired(&differences, 0.01).map(|shift| Ratio::of(&shift, false))
+            }
+            Self::Turns { generations, .. } => {
+                let mut score = Score::new(0.01);
+                generations.iter().flatten().for_each(|round| score.push(round));
+                let found = score.comparison();
+                // Of speeds: the factor is that of times.
+                let turned = |value: Option<f64>| value.map(f64::recip);
+                found.ratio.map(|ratio| Ratio { low: turned(found.high), mid: ratio.recip(), high: turned(found.low) })
+            }
+        }
+    }
 }
 
 /// What many replays came to.
@@ -39,14 +126,21 @@ pub struct Rates {
     pub verdicts: Vec<Rate>,
     /// Regressions and improvements together.
     pub alarms: Rate,
-    /// Mean pairs of a comparison, reruns included.
+    /// Mean pairs of a comparison, of trials (reruns included) or of turns.
     pub mean_pairs: f64,
     /// Mean seconds of a comparison.
     pub mean_seconds: f64,
     /// The longest.
     pub most_seconds: f64,
-    /// Comparisons whose last pairs came from the pool's beginning again.
+    /// Comparisons that wanted more than the pool holds: pairs of trials came from its beginning again, of turns there were no more.
     pub wrapped: usize,
+    /// How many comparisons that have nothing in common the pool holds: its pairs of trials, or its generations of turns, by those
+    /// that a comparison took in the mean. The limits of all shares are those of so many comparisons.
+    pub independent: f64,
+    /// Verdicts other than inconclusive per minute of machine time.
+    pub decided_per_minute: f64,
+    /// Wrong verdicts per minute of machine time: false alarms where both sides are the same; otherwise all that is no regression.
+    pub wrong_per_minute: f64,
 }
 
 /// How often something happened, with 95 % limits.
@@ -58,16 +152,21 @@ pub struct Rate {
     pub count: usize,
     /// As a share.
     pub share: f64,
-    /// Lower limit of the share (Clopper and Pearson).
+    /// Lower limit of the share (Clopper and Pearson), of as many comparisons as are independent of each other.
     pub low: f64,
     /// Upper limit.
     pub high: f64,
 }
 
 impl Rate {
-    fn of(what: &str, count: usize, runs: usize) -> Self {
-        let (low, high) = ranks::binomial_limits(count, runs, 0.95);
-        Self { what: what.into(), count, share: count as f64 / runs.max(1) as f64, low, high }
+    fn of(what: &str, count: usize, runs: usize, independent: f64) -> Self {
+        let share = count as f64 / runs.max(1) as f64;
+        // Replays beyond what the pool holds add nothing; parts of a comparison are rounded to the wider side.
+        let all = (independent.floor() as usize).clamp(1, runs.max(1));
+        let hits = share * all as f64;
+        let (low, _) = ranks::binomial_limits(hits.floor() as usize, all, 0.95);
+        let (_, high) = ranks::binomial_limits(hits.ceil() as usize, all, 0.95);
+        Self { what: what.into(), count, share, low, high }
     }
 }
 
@@ -85,37 +184,37 @@ pub struct Replay<'a> {
     pub what: &'a str,
     /// The candidate's times are multiplied by it.
     pub factor: f64,
+    /// Whether the arm is one of the same program on both sides.
+    pub is_aa: bool,
     /// How many.
     pub runs: usize,
-    /// Where they begin in the pool, which trial plays which side.
+    /// Decides what they take from the pool, and which side is the candidate.
     pub seed: u64,
 }
 
-/// Replays comparisons, each over pairs that follow each other in the pool from a place that chance decides; at its end
-/// the pool begins again. In pairs of the same program chance also decides, for a whole comparison, which of the two is
-/// the candidate. Nothing where the pool is empty.
-pub fn replay(rules: &Rules, pairs: &[PoolPair], replay: &Replay) -> Option<Rates> {
-    let noisy = Rules {
-        metrics: rules.metrics.iter().copied().filter(|rule| rule.metric.kind == Kind::Noisy).collect(),
-        ..rules.clone()
-    };
-    if pairs.is_empty() || replay.runs == 0 || noisy.metrics.is_empty() {
+/// Replays comparisons. Of pairs of trials each takes those that follow each other in the pool from a random place; at its end
+/// the pool begins again. Of turns each takes whole generations in random order, none twice. In arms of the same program
+/// chance also decides, for a whole comparison, which side is the candidate. Nothing where the pool is empty.
+pub fn replay(rules: &Rules, measured: &Measured, replay: &Replay) -> Option<Rates> {
+    let rules =
+        Rules { metrics: rules.metrics.iter().copied().filter(|rule| measured.has(rule)).collect(), ..rules.clone() };
+    if measured.pairs() == 0 || replay.runs == 0 || rules.metrics.is_empty() {
         return None;
     }
     let mut random = Random::new(replay.seed);
     let mut counts = [0usize; Verdict::ALL.len()];
-    let (mut alarms, mut used, mut seconds, mut most, mut wrapped) = (0, 0usize, 0.0, 0.0f64, 0);
+    let (mut alarms, mut pairs, mut units, mut seconds, mut most, mut wrapped) = (0, 0usize, 0usize, 0.0, 0.0f64, 0);
     for _ in 0..replay.runs {
-        let start = random.below(pairs.len());
-        let swapped = random.coin() && pairs[0].arm == "aa";
-        let mut bench = Stored { pairs, at: start, swapped, factor: replay.factor, taken: [false; 2], clock: 0.0 };
+        let mut bench = Stored::new(measured, replay, &mut random);
+        // The first trial of each side does not count, and takes its time.
+        let before = bench.first_trials();
         let question = Question {
-            rules: &noisy,
+            rules: &rules,
             cell: "pool".into(),
             key: String::new(),
             opponent: Opponent::Live,
-            noisy_rows: noisy.noisy(),
-            seconds: rules.time_budget,
+            noisy_rows: rules.noisy(),
+            seconds: rules.time_budget - before,
             seed: random.bits(),
         };
         let report = judge(&question, &mut bench);
@@ -123,61 +222,136 @@ pub fn replay(rules: &Rules, pairs: &[PoolPair], replay: &Replay) -> Option<Rate
         counts[verdict as usize] += 1;
         let is_alarm = |verdict| matches!(verdict, Verdict::Regression | Verdict::Improvement);
         alarms += usize::from(report.rows.iter().any(|row| is_alarm(row.verdict)));
-        used += report.candidate_trials;
-        seconds += report.seconds;
-        most = most.max(report.seconds);
-        wrapped += usize::from(bench.at > pairs.len());
+        pairs += bench.pairs;
+        units += bench.units;
+        seconds += bench.clock;
+        most = most.max(bench.clock);
+        wrapped += usize::from(bench.is_exhausted);
     }
     let runs = replay.runs;
+    let independent = measured.units() as f64 * runs as f64 / units.max(1) as f64;
+    let minutes = seconds / 60.0;
+    let per_minute = |count: usize| if minutes > 0.0 { count as f64 / minutes } else { 0.0 };
+    let decided = runs - counts[Verdict::Inconclusive as usize] - counts[Verdict::NotMeasured as usize];
+    let wrong = if replay.is_aa && replay.factor == 1.0 { alarms } else { runs - counts[Verdict::Regression as usize] };
+    let rate = |what: &str, count: usize| Rate::of(what, count, runs, independent);
     Some(Rates {
         what: replay.what.into(),
         factor: replay.factor,
         measured: false,
         runs,
-        verdicts: Verdict::ALL
-            .iter()
-            .map(|verdict| Rate::of(verdict.name(), counts[*verdict as usize], runs))
-            .collect(),
-        alarms: Rate::of("alarms", alarms, runs),
-        mean_pairs: used as f64 / runs as f64,
+        verdicts: Verdict::ALL.iter().map(|verdict| rate(verdict.name(), counts[*verdict as usize])).collect(),
+        alarms: rate("alarms", alarms),
+        mean_pairs: pairs as f64 / runs as f64,
         mean_seconds: seconds / runs as f64,
         most_seconds: most,
         wrapped,
+        independent,
+        decided_per_minute: per_minute(decided),
+        wrong_per_minute: per_minute(wrong),
     })
-}
-
-/// How many times as long the second of all pairs takes, by the first noisy rule, with 99 % limits.
-pub fn true_factor(rules: &Rules, pairs: &[PoolPair]) -> Option<Ratio> {
-    let rule = rules.metrics.iter().find(|rule| rule.metric.kind == Kind::Noisy)?;
-    let cost = |trial: &Trial| Some(rule.metric.log_cost(rule.metric.value(trial, rules.figure).ok()?));
-    let clean = pairs.iter().filter(|pair| pair.a.is_clean() && pair.b.is_clean());
-    let differences: Vec<f64> = clean.filter_map(|pair| Some(cost(&pair.b)? - cost(&pair.a)?)).collect();
-    ranks::paired(&differences, 0.01).map(|shift| Ratio::of(&shift, false))
 }
 
 /// A bench that hands out what was measured before.
 struct Stored<'a> {
-    pairs: &'a [PoolPair],
-    at: usize,
+    measured: &'a Measured,
+    /// Where pairs of trials begin.
+    start: usize,
+    /// The order of generations.
+    order: Vec<usize>,
     swapped: bool,
     factor: f64,
     taken: [bool; 2],
     clock: f64,
+    /// Pairs handed out, of trials that are compared or of turns.
+    pairs: usize,
+    /// Pairs of trials or generations handed out.
+    units: usize,
+    is_exhausted: bool,
+}
+
+impl<'a> Stored<'a> {
+    fn new(measured: &'a Measured, replay: &Replay, random: &mut Random) -> Self {
+        let mut order: Vec<usize> = (0..measured.generations()).collect();
+        let start = random.below(measured.units());
+        random.shuffle(&mut order);
+        Self {
+            measured,
+            start,
+            order,
+            swapped: replay.is_aa && random.coin(),
+            factor: replay.factor,
+            taken: [false; 2],
+            clock: 0.0,
+            pairs: 0,
+            units: 0,
+            is_exhausted: false,
+        }
+    }
+
+    /// The seconds of the first trial of each side.
+    fn first_trials(&mut self) -> f64 {
+        self.clock += match self.measured {
+            Measured::Turns { trials, .. } => trials[0].seconds + trials[1].seconds,
+            Measured::Trials(pairs) => pairs[self.start].a.seconds + pairs[self.start].b.seconds,
+        };
+        self.clock
+    }
 }
 
 impl Bench for Stored<'_> {
     fn trial(&mut self, side: Side) -> Option<Trial> {
         let place = usize::from(side == Side::Candidate);
-        if self.taken[place] {
-            self.at += 1;
-            self.taken = [false; 2];
-        }
-        self.taken[place] = true;
-        let pair = &self.pairs[self.at % self.pairs.len()];
         let is_second = (side == Side::Candidate) != self.swapped;
-        let trial = if is_second { &pair.b } else { &pair.a };
+        let trial = match self.measured {
+            Measured::Turns { trials, .. } => &trials[usize::from(is_second)],
+            Measured::Trials(pairs) => {
+                if self.units == 0 || self.taken[place] {
+                    self.units += 1;
+                    self.pairs += 1;
+                    self.taken = [false; 2];
+                }
+                self.taken[place] = true;
+                self.is_exhausted |= self.start + self.units > pairs.len();
+                let pair = &pairs[(self.start + self.units - 1) % pairs.len()];
+                if is_second { &pair.b } else { &pair.a }
+            }
+        };
         self.clock += trial.seconds;
         Some(if side == Side::Candidate { slowed(trial, self.factor) } else { trial.clone() })
+    }
+
+    fn takes_turns(&self) -> bool {
+        matches!(self.measured, Measured::Turns { .. })
+    }
+
+    fn turns(&mut self, alpha: f64, seconds: f64, is_decided: &dyn Fn(&Score) -> bool) -> Result<Turns, String> {
+        let Measured::Turns { generations, .. } = self.measured else { return Err("the pool is one of trials".into()) };
+        let end = self.clock + seconds;
+        let mut score = Score::new(alpha);
+        for (number, place) in self.order.iter().enumerate() {
+            self.units += 1;
+            for stored in &generations[*place] {
+                // The gate on the machine begins no round after its end; here none is taken that ended after it.
+                if self.clock + stored.seconds > end {
+                    return Ok(score.turns(false));
+                }
+                self.clock += stored.seconds;
+                self.pairs += 1;
+                let mut round = Round { generation: number as u32 + 1, ..*stored };
+                if self.swapped {
+                    (round.baseline_seconds_per_token, round.candidate_seconds_per_token) =
+                        (stored.candidate_seconds_per_token, stored.baseline_seconds_per_token);
+                }
+                round.candidate_seconds_per_token *= self.factor;
+                score.push(&round);
+                if round.looked && is_decided(&score) {
+                    return Ok(score.turns(false));
+                }
+            }
+        }
+        self.is_exhausted = true;
+        Ok(score.turns(false))
     }
 
     fn seconds(&mut self) -> f64 {

@@ -88,6 +88,22 @@ pub struct Row {
     pub widened: f64,
     /// The verdict in words.
     pub words: String,
+    /// Present where the metric was compared by turns: the candidate's figure is then the baseline's times the ratio.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turns: Option<OfTurns>,
+}
+
+/// The rounds behind a row that was compared by turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfTurns {
+    /// Rounds that counted.
+    pub rounds: usize,
+    /// Generations of processes that they are of.
+    pub generations: usize,
+    /// Rounds in which the candidate was slower.
+    pub slower: usize,
+    /// Rounds that were discarded, since other processes used the cores.
+    pub discarded: usize,
 }
 
 /// How many trials did not count, and why.
@@ -157,6 +173,9 @@ pub struct Report {
     pub notes: Vec<String>,
     /// Machine and program of the candidate.
     pub environment: Map<String, Value>,
+    /// What to do next, by the verdict; empty where there is nothing to do.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub next: String,
     /// Repeats it.
     pub command: String,
     /// When it began, RFC 3339.
@@ -224,6 +243,7 @@ impl Row {
             noise_floor: None,
             widened: 0.0,
             words: String::new(),
+            turns: None,
         }
     }
 }

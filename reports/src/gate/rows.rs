@@ -2,10 +2,11 @@
 
 use super::decision::{Look, Samples};
 use super::metric::Kind;
-use super::procedure::{Side, Turns};
-use super::report::{Class, LeftOut, Ratio, Row, SetRow};
+use super::procedure::Side;
+use super::report::{Class, LeftOut, OfTurns, Ratio, Row, SetRow};
 use super::rules::{Rule, Rules};
 use super::trial::Trial;
+use super::turns::Turns;
 use super::verdict::Verdict;
 use crate::record::Status;
 use crate::{stats, units};
@@ -36,9 +37,14 @@ pub(super) fn row(judged: &Judged) -> Row {
 }
 
 /// The row of a metric of speed that was compared by turns. Its candidate is the baseline times the ratio, since the ratio is that
-/// of neighbouring turns and not of two medians.
-pub(super) fn of_turns(judged: &Judged, turns: &Turns) -> Row {
+/// of neighbouring turns and not of two medians. Where none were taken it says why.
+pub(super) fn of_turns(judged: &Judged, turns: Result<&Turns, &String>) -> Row {
     let mut row = row(judged);
+    let turns = match turns {
+        Ok(turns) => turns,
+        // The figures of the trials beside are no comparison.
+        Err(why) => return Row { words: why.clone(), baseline: None, candidate: None, ..row },
+    };
     let Turns { comparison, slower, discarded, baseline, .. } = turns;
     row.baseline = Some(*baseline).filter(|rate| rate.is_finite());
     row.candidate = row.baseline.zip(comparison.ratio).map(|(rate, ratio)| rate * ratio);
@@ -55,6 +61,8 @@ pub(super) fn of_turns(judged: &Judged, turns: &Turns) -> Row {
         units::plural(comparison.rounds, "round", "rounds"),
         units::plural(comparison.generations, "generation", "generations"),
     );
+    let (rounds, generations) = (comparison.rounds, comparison.generations);
+    row.turns = Some(OfTurns { rounds, generations, slower: *slower, discarded: *discarded });
     row
 }
 

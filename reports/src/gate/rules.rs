@@ -94,9 +94,12 @@ impl Rules {
     }
 
     /// The share of the error budget that one look at one metric may spend: equal parts, which hold whatever the looks
-    /// have to do with each other. `rows` are the noisy metrics of all cells.
+    /// have to do with each other. Beside those of [`Rules::looks`] there is one at the end of the time that the first set has
+    /// where reruns follow; the end of the budget takes the place of a look that would have come later. `rows` are the noisy metrics of
+    /// all cells.
     pub fn alpha(&self, rows: usize) -> f64 {
-        (1.0 - self.confidence) / (self.looks().len() * rows.max(1)) as f64
+        let looks = self.looks().len() + usize::from(self.confirm > 0);
+        (1.0 - self.confidence) / (looks * rows.max(1)) as f64
     }
 
     /// How many of the metrics are noisy.

@@ -7,6 +7,11 @@ use crate::units;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+/// The form of a pool of turns.
+pub const TURNS: &str = "turns";
+/// The form of a pool of trials.
+pub const TRIALS: &str = "trials";
+
 /// What the gate does on samples whose truth is known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SelfTest {
@@ -22,10 +27,18 @@ pub struct SelfTest {
     pub settings: String,
     /// The pool's file.
     pub pool: String,
-    /// Pairs of the same program.
+    /// What the pool holds: `turns` or `trials`.
+    pub form: String,
+    /// Pairs of the same program, of turns or of trials.
     pub pairs: usize,
-    /// Of them, those in which a trial had a validity flag.
+    /// Of them, those that do not count: under foreign load, or with a trial that has a validity flag.
     pub flagged: usize,
+    /// Generations of processes that the pairs of turns are of; 0 of trials.
+    pub generations: usize,
+    /// Machine time of the pool in seconds, both arms.
+    pub machine_seconds: f64,
+    /// Noisy metrics of the rules of which the pool says nothing.
+    pub untested: Vec<String>,
     /// The middle of the ratio of the same program to itself, by the whole pool, with 99 % limits.
     pub same: Option<Ratio>,
     /// What made the other arm slower, and pairs of it.
@@ -56,13 +69,20 @@ impl SelfTest {
     pub fn document(&self) -> Document {
         let mut document = Document::new("Self-test of the gate");
         let kept = if self.is_kept() { "Every promise was kept." } else { "NOT every promise was kept." };
+        let generations = match self.generations {
+            0 => String::new(),
+            count => format!(" in {} of processes", units::plural(count, "generation", "generations")),
+        };
         document.paragraph(format!(
-            "{kept} {} of {} on this cell: {} ({}).",
+            "{kept} {} of {}{generations}, {} on this cell: {} ({}). Machine time of the pool: {} minutes.",
             units::plural(self.pairs, "pair", "pairs"),
+            self.form,
             self.pool,
             self.cell,
-            self.key
+            self.key,
+            units::number(self.machine_seconds / 60.0)
         ));
+        document.paragraph(self.independence());
         document.table(self.table());
         let line = |p: &Promise| {
             let kept = if p.kept { "kept" } else { "NOT kept" };
@@ -73,7 +93,7 @@ impl SelfTest {
         document.heading("What was replayed");
         let mut items = vec![
             format!("settings: {}", self.settings),
-            format!("pairs with a validity flag: {} of {}", self.flagged, self.pairs),
+            format!("pairs that do not count: {} of {}", self.flagged, self.pairs),
             format!("measured: {} by {}", self.measured, self.pool_command),
         ];
         if let Some(same) = &self.same {
@@ -90,13 +110,35 @@ impl SelfTest {
             ));
         }
         document.list(items);
-        document.paragraph(
-            "Comparisons are drawn from one pool and overlap, so the limits, which take them as independent, are somewhat \
-             too narrow. A comparison that reaches the end of the pool goes on at its beginning.",
-        );
+        if !self.untested.is_empty() {
+            document.paragraph(format!(
+                "Not tested: {}, which the gate compares by trials; `--pairs N` measures a pool of them.",
+                units::list(&self.untested)
+            ));
+        }
         document.paragraph("Repeat it:");
         document.code(&self.command);
         document
+    }
+
+    /// How much the pool can show.
+    fn independence(&self) -> String {
+        let Some(same) = self.rates.first() else { return String::new() };
+        let all = same.independent.floor().max(1.0) as usize;
+        let (_, most) = super::ranks::binomial_limits(0, all, 0.95);
+        let unit = if self.form == TURNS { "generations of processes" } else { "pairs" };
+        let wrapped: usize = self.rates.iter().map(|rates| rates.wrapped).sum();
+        let wrapped = match (wrapped, self.form == TURNS) {
+            (0, _) => String::new(),
+            (count, true) => format!(" {count} replays came to the end of the pool and ended there, undecided or not."),
+            (count, false) => format!(" {count} replays came to the end of the pool and went on at its beginning."),
+        };
+        format!(
+            "Replays share the {unit} of one pool. It holds {} of the same program that have nothing in common, so that no alarm at all \
+             bounds the rate of false alarms by {}, however many replays there are. The limits below are those of so many gates.{wrapped}",
+            units::plural(all, "gate", "gates"),
+            units::percent(most)
+        )
     }
 
     fn table(&self) -> Table {
@@ -113,7 +155,15 @@ impl SelfTest {
         // Failures do not occur in samples.
         let shown: Vec<String> = names.into_iter().filter(|name| name != "failed").collect();
         columns.extend(shown.iter().map(|name| Column::numbers(name.replace('_', " "), "share")));
-        for (title, unit) in [("alarms", "share"), ("pairs", "mean"), ("time", "s"), ("longest", "s")] {
+        for (title, unit) in [
+            ("alarms", "share"),
+            ("pairs", "mean"),
+            ("time", "s"),
+            ("longest", "s"),
+            ("independent", "gates"),
+            ("decided", "1/min"),
+            ("wrong", "1/min"),
+        ] {
             columns.push(Column::numbers(title, unit));
         }
         let mut table = Table::new("self_test", columns);
@@ -134,9 +184,15 @@ impl SelfTest {
             row.push(Entry::number(rates.mean_pairs, units::number(rates.mean_pairs)));
             row.push(Entry::number(rates.mean_seconds, units::number(rates.mean_seconds)));
             row.push(Entry::number(rates.most_seconds, units::number(rates.most_seconds)));
+            row.push(Entry::number(rates.independent, format!("{:.1}", rates.independent)));
+            row.push(Entry::number(rates.decided_per_minute, format!("{:.2}", rates.decided_per_minute)));
+            row.push(Entry::number(rates.wrong_per_minute, format!("{:.2}", rates.wrong_per_minute)));
             table.row(row);
         }
-        table.caption("Shares with 95 % limits (Clopper and Pearson).")
+        table.caption(
+            "Shares of replays, with the 95 % limits (Clopper and Pearson) of as many gates as are independent. Per minute of machine \
+             time: decided is all but inconclusive; wrong is alarms where both sides are the same, else all that is no regression.",
+        )
     }
 }
 

@@ -6,7 +6,7 @@ mod compare;
 mod comparison;
 mod documents;
 mod environment;
-mod evidence;
+pub mod evidence;
 mod few_trials;
 mod gate;
 pub mod grid;

@@ -7,8 +7,9 @@ use crate::gate::cells::{self, Target, absolute};
 use crate::gate::measure::Arm;
 use crate::gate::refuse::{same_configuration, same_key, same_machine};
 use anyhow::{Context, Result, bail};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use zbench_reports::gate::baseline::BaselineCell;
+use zbench_reports::gate::next;
 use zbench_reports::gate::procedure::{judge, judge_records};
 use zbench_reports::gate::report::Class;
 use zbench_reports::gate::{CellReport, Opponent, Report, Row, Side, Verdict};
@@ -45,11 +46,21 @@ impl Job<'_> {
         let other = absolute(other);
         let pairs: Vec<_> =
             targets.iter().map(|target| (target, self.arm(target, &other), self.arm(target, &self.program))).collect();
-        let cells = self.live(pairs, true)?;
+        let (cells, samples) = self.live(pairs, true)?;
         let hash = |path: &Path| baseline::hash(path).map_or(String::new(), |hash| format!(" (blake3 {hash})"));
         let baseline = format!("{}{}", other.display(), hash(&other));
         let candidate = format!("{}{}", self.program.display(), hash(&self.program));
-        Ok(self.report(cells, baseline, candidate, "pairs of trials of both programs in one job, the order by chance"))
+        let how = next::how(&cells, "programs");
+        let run = |program: &Path, notebook: &str| {
+            format!("`{} run {} --notebook {notebook}`", program.display(), self.config_arguments())
+        };
+        let explain = format!(
+            "{} and {}, then `zbench compare before after` shows which part of a step it is; the raw samples are in {}",
+            run(&other, "before"),
+            run(&self.program, "after"),
+            samples.display()
+        );
+        Ok(self.report(cells, (baseline, candidate), &how, &explain))
     }
 
     /// One program, two configurations.
@@ -69,20 +80,23 @@ impl Job<'_> {
         let program = self.program.clone();
         let pairs =
             base.iter().zip(&now).map(|(base, now)| (now, self.arm(base, &program), self.arm(now, &program))).collect();
-        let cells = self.live(pairs, false)?;
+        let (cells, samples) = self.live(pairs, false)?;
         let keys = |targets: &[Target]| targets.iter().map(|t| t.key.as_str()).collect::<Vec<_>>().join(", ");
         let baseline = format!("{} ({})", self.config_words(), keys(&base));
         let candidate = format!("the same with {} ({})", set.join(" "), keys(&now));
-        Ok(self.report(
-            cells,
-            baseline,
-            candidate,
-            "pairs of trials of both configurations in one job, the order by chance",
-        ))
+        let how = next::how(&cells, "configurations");
+        let sets: String = set.iter().map(|set| format!(" --set {set}")).collect();
+        let explain = format!(
+            "`zbench run {0} --notebook before` and `zbench run {0}{sets} --notebook after`, then `zbench compare before after` shows \
+             which part of a step it is; the raw samples are in {1}",
+            self.config_arguments(),
+            samples.display()
+        );
+        Ok(self.report(cells, (baseline, candidate), &how, &explain))
     }
 
-    /// Pairs of live trials, cell by cell.
-    fn live(&mut self, cells: Vec<(&Target, Arm, Arm)>, same_cell: bool) -> Result<Vec<CellReport>> {
+    /// Measures both sides, cell by cell; the reports, and the file of raw samples.
+    fn live(&mut self, cells: Vec<(&Target, Arm, Arm)>, same_cell: bool) -> Result<(Vec<CellReport>, PathBuf)> {
         let (mut samples, path) = self.samples()?;
         let progress = output::Progress::new(self.global);
         let tell = |words: &str| progress.tell(words);
@@ -115,7 +129,7 @@ impl Job<'_> {
         progress.clear();
         self.notes.extend(notes);
         self.notes.push(format!("The raw samples are in {}.", path.display()));
-        Ok(reports)
+        Ok((reports, path))
     }
 
     /// Trials that are measured now beside those of a baseline.
@@ -153,7 +167,12 @@ impl Job<'_> {
         );
         self.notes.push(format!("The raw samples are in {}.", path.display()));
         let candidate = format!("{}, measured now", self.program.display());
-        Ok(self.report(reports, stored.words.clone(), candidate, "fresh trials beside stored ones"))
+        let explain = format!(
+            "`--against PROGRAM` with the program of the baseline measures both in one job, free of what the machine did in between; \
+             the raw samples are in {}",
+            path.display()
+        );
+        Ok(self.report(reports, (stored.words.clone(), candidate), "fresh trials beside stored ones", &explain))
     }
 
     /// Records beside records: nothing is measured.
@@ -195,6 +214,10 @@ impl Job<'_> {
              two is in the ratio."
                 .into(),
         );
-        Ok(self.report(reports, stored.words.clone(), now.words.clone(), "stored trials beside stored ones"))
+        let path = |path: &Option<PathBuf>| path.as_deref().map_or(String::new(), |path| path.display().to_string());
+        let (a, b) = (path(&self.arguments.baseline), path(&self.arguments.candidate));
+        let explain = format!("`zbench compare {a} {b}` shows which part of a step it is");
+        let sides = (stored.words.clone(), now.words.clone());
+        Ok(self.report(reports, sides, "stored trials beside stored ones", &explain))
     }
 }

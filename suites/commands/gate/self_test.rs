@@ -4,14 +4,15 @@ use super::{Job, output};
 use crate::cli::{Format, exit};
 use crate::commands::{command_line, print_document, print_json};
 use crate::gate::baseline;
-use crate::gate::pool::{self, Header, Pool};
+use crate::gate::pool::{self, Header, OF_TRIALS, OF_TURNS, Pool};
 use anyhow::{Context, Result, bail};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use zbench_reports::gate::replay::{PoolPair, Rates, Replay, promises, replay, true_factor};
-use zbench_reports::gate::self_test::SelfTest;
-use zbench_reports::gate::{GATE_SCHEMA, Rules};
+use zbench_reports::gate::replay::{Measured, Rates, Replay, promises, replay};
+use zbench_reports::gate::self_test::{SelfTest, TRIALS, TURNS};
+use zbench_reports::gate::turns::is_speed;
+use zbench_reports::gate::{GATE_SCHEMA, Kind, Rules};
 
 /// Slow-downs that are put into samples.
 const INJECTED: [(&str, f64); 4] =
@@ -72,8 +73,10 @@ fn measured(job: &Job) -> Result<PathBuf> {
     std::fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
     let path = folder.join("pool.jsonl");
     let mut file = std::fs::File::create(&path).with_context(|| format!("{} cannot be written", path.display()))?;
+    // As the gate itself: speed by turns where the cell can take them. `--pairs` asks for trials.
+    let by_turns = job.arguments.pairs.is_none() && target.takes_turns() && job.rules.metrics.iter().any(is_speed);
     let header = Header {
-        gate_pool: GATE_SCHEMA,
+        gate_pool: if by_turns { OF_TURNS } else { OF_TRIALS },
         key: target.key.clone(),
         label: target.label.clone(),
         command: command_line(),
@@ -85,15 +88,24 @@ fn measured(job: &Job) -> Result<PathBuf> {
     writeln!(file, "{}", serde_json::to_string(&header)?)?;
     let progress = output::Progress::new(job.global);
     let tell = |words: &str| progress.tell(words);
-    let arm = job.arm(target, &job.program);
+    let seconds = 60.0 * job.arguments.minutes.unwrap_or(settings.minutes);
     let pairs = job.arguments.pairs.map_or(settings.pairs, |pairs| pairs as usize);
-    let mut programs = job.programs(arm.clone(), arm.clone(), &target.key, None, &tell);
-    let done = pool::measure(&mut file, &mut programs, &job.rules, "aa", pairs, job.seed)?;
-    if let (Some(slow), true) = (slow.first(), done == pairs) {
-        let mut programs = job.programs(arm, job.arm(slow, &job.program), &target.key, None, &tell);
-        // As many more as were asked for in proportion.
-        let count = settings.slow_pairs * pairs / settings.pairs.max(1);
-        pool::measure(&mut file, &mut programs, &job.rules, "slow", count, job.seed.wrapping_add(1))?;
+    // The slower cell has a third of the time, and of the pairs as many more as were asked for in proportion.
+    let slow_seconds = if slow.is_empty() { 0.0 } else { seconds / 3.0 };
+    let slow_pairs = settings.slow_pairs * pairs / settings.pairs.max(1);
+    let arm = job.arm(target, &job.program);
+    let of_aa = ("aa", arm.clone(), seconds - slow_seconds, pairs);
+    let of_slow = slow.first().map(|slow| ("slow", job.arm(slow, &job.program), slow_seconds, slow_pairs));
+    for (place, (name, candidate, seconds, pairs)) in [Some(of_aa), of_slow].into_iter().flatten().enumerate() {
+        let mut programs = job.programs(arm.clone(), candidate, &target.key, None, &tell);
+        programs.seed = job.seed.wrapping_add(place as u64);
+        let goes_on = match by_turns {
+            true => pool::measure_turns(&mut file, &mut programs, &job.rules, name, seconds)?,
+            false => pool::measure(&mut file, &mut programs, &job.rules, name, pairs)? == pairs,
+        };
+        if !goes_on {
+            break;
+        }
     }
     file.sync_all()?;
     progress.clear();
@@ -104,28 +116,42 @@ fn result(job: &Job, path: &Path, pool: &Pool, runs: usize) -> Option<SelfTest> 
     let rules = &job.rules;
     let (same, slow) = (pool.arm("aa"), pool.arm("slow"));
     let seed = job.arguments.seed.unwrap_or(1);
-    let of = |what: &str, factor: f64, pairs: &[PoolPair]| replay(rules, pairs, &Replay { what, factor, runs, seed });
-    let mut rates: Vec<Rates> = INJECTED.iter().filter_map(|(what, factor)| of(what, *factor, &same)).collect();
-    let true_slow = true_factor(rules, &slow);
-    if let (Some(factor), Some(mut measured)) = (true_slow, of("a slower cell", 1.0, &slow)) {
-        (measured.factor, measured.measured) = (factor.mid, true);
-        rates.push(measured);
+    let mut rates: Vec<Rates> = Vec::new();
+    for (what, factor) in INJECTED {
+        rates.extend(replay(rules, same.as_ref()?, &Replay { what, factor, is_aa: true, runs, seed }));
+    }
+    if let Some(slow) = &slow
+        && let Some(factor) = slow.true_factor(rules)
+        && let Some(rate) =
+            replay(rules, slow, &Replay { what: "a slower cell", factor: 1.0, is_aa: false, runs, seed })
+    {
+        rates.push(Rates { factor: factor.mid, measured: true, ..rate });
     }
     if rates.is_empty() {
         return None;
     }
+    let same = same?;
+    let is_of_turns = matches!(same, Measured::Turns { .. });
+    let noisy = rules.metrics.iter().filter(|rule| rule.metric.kind == Kind::Noisy);
     Some(SelfTest {
         gate_self_test: GATE_SCHEMA,
         cell: pool.header.label.clone(),
         key: pool.header.key.clone(),
         rules: job.file.path.display().to_string(),
-        settings: settings(rules),
+        settings: settings(rules, is_of_turns),
         pool: path.display().to_string(),
-        pairs: same.len(),
-        flagged: same.iter().filter(|pair| !pair.a.is_clean() || !pair.b.is_clean()).count(),
-        same: true_factor(rules, &same),
+        form: if is_of_turns { TURNS } else { TRIALS }.into(),
+        pairs: same.pairs(),
+        flagged: same.left_out(),
+        generations: same.generations(),
+        machine_seconds: same.seconds() + slow.as_ref().map_or(0.0, Measured::seconds),
+        untested: noisy
+            .filter(|rule| is_of_turns && !is_speed(rule))
+            .map(|rule| rule.metric.name.to_string())
+            .collect(),
+        same: same.true_factor(rules),
         slow_set: pool.header.slow_set.clone(),
-        slow_pairs: slow.len(),
+        slow_pairs: slow.as_ref().map_or(0, Measured::pairs),
         promises: promises(rules, &rates),
         rates,
         measured: pool.header.started.clone(),
@@ -135,10 +161,11 @@ fn result(job: &Job, path: &Path, pool: &Pool, runs: usize) -> Option<SelfTest> 
     })
 }
 
-fn settings(rules: &Rules) -> String {
+fn settings(rules: &Rules, is_of_turns: bool) -> String {
     let bands: Vec<String> = rules
         .metrics
         .iter()
+        .filter(|rule| !is_of_turns || is_speed(rule))
         .filter_map(|rule| {
             Some(format!(
                 "{} {}",
@@ -147,13 +174,15 @@ fn settings(rules: &Rules) -> String {
             ))
         })
         .collect();
+    let bands = bands.join(", ");
+    let (budget, confidence) = (rules.time_budget, rules.confidence);
+    if is_of_turns {
+        return format!("{bands}; turns, budget {budget} s, confidence {confidence}");
+    }
     format!(
-        "{}; {} as the speed of a trial, budget {} s, looks at {:?} pairs, confidence {}, {} to confirm",
-        bands.join(", "),
+        "{bands}; {} as the speed of a trial, budget {budget} s, looks at {:?} pairs, confidence {confidence}, {} to confirm",
         rules.figure.name(),
-        rules.time_budget,
         rules.looks(),
-        rules.confidence,
         zbench_reports::units::plural(rules.confirm, "rerun", "reruns")
     )
 }

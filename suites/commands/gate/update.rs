@@ -143,8 +143,8 @@ fn show(job: &mut Job, old: Option<&Stored>, new: &Baseline) -> Result<()> {
     for gone in old.cells.iter().filter(|cell| new.cells.iter().all(|other| other.key != cell.key)) {
         job.notes.push(format!("The cell {} ({}) is no longer in the baseline.", gone.label, gone.key));
     }
-    let report =
-        job.report(reports, old.words.clone(), "the new baseline".into(), "the old baseline beside the new one");
+    let sides = (old.words.clone(), "the new baseline".into());
+    let report = job.report(reports, sides, "the old baseline beside the new one", "");
     match job.global.format {
         crate::cli::Format::Json => print_json(&document::json_lines(&report)?),
         _ => print_document(job.global, &document::document(&report)),

@@ -1,3 +1,4 @@
-mod machine;
+mod grids;
+pub mod machine;
 mod rates;
 mod values;

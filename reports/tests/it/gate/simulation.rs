@@ -2,7 +2,7 @@
 
 use super::fake::{Machine, Noise, question, rules};
 use zbench_reports::gate::procedure::judge;
-use zbench_reports::gate::replay::{PoolPair, Replay, promises, replay, true_factor};
+use zbench_reports::gate::replay::{Measured, PoolPair, Replay, promises, replay};
 use zbench_reports::gate::{Bench, Opponent, Side, Verdict};
 
 const RUNS: usize = 400;
@@ -99,29 +99,34 @@ fn a_machine_that_is_too_noisy_is_inconclusive() {
 fn replays_of_a_pool() {
     let mut machine = Machine::new(5, Noise::HeavyTails, 0.01);
     let mut slow = Machine { factor: 1.06, ..Machine::new(6, Noise::Normal, 0.01) };
-    let pool = |machine: &mut Machine, arm: &str| -> Vec<PoolPair> {
+    let pool = |machine: &mut Machine, arm: &str| {
         let mut trial = |side| machine.trial(side).expect("a trial");
         let pair = |_| PoolPair { arm: arm.into(), a_first: true, a: trial(Side::Baseline), b: trial(Side::Candidate) };
-        (0..400).map(pair).collect()
+        Measured::Trials((0..400).map(pair).collect())
     };
     let (same, slow) = (pool(&mut machine, "aa"), pool(&mut slow, "slow"));
     let rules = rules();
-    let of = |what, factor, pairs: &[PoolPair]| {
-        replay(&rules, pairs, &Replay { what, factor, runs: 200, seed: 1 }).expect("a pool")
+    let of = |what, factor, pool: &Measured| {
+        replay(&rules, pool, &Replay { what, factor, is_aa: true, runs: 200, seed: 1 }).expect("a pool")
     };
     let rates = [of("same", 1.0, &same), of("5 %", 1.05, &same)];
     assert_eq!(rates[0].verdicts.iter().map(|rate| rate.count).sum::<usize>(), 200);
     assert!(rates[0].alarms.count <= 4 && rates[0].count(Verdict::Pass) >= 190, "{:?}", rates[0]);
     assert!(rates[1].count(Verdict::Regression) >= 190 && rates[1].count(Verdict::Pass) == 0, "{:?}", rates[1]);
     assert!(rates[1].most_seconds <= rules.time_budget);
+    // As many gates have nothing in common as 400 pairs suffice for.
+    assert!((rates[0].independent - 400.0 / rates[0].mean_pairs).abs() < 1e-9, "{:?}", rates[0]);
+    assert!(rates[0].alarms.high >= 1.0 - 0.025f64.powf(rates[0].independent.floor().recip()) - 1e-9);
     assert!(promises(&rules, &rates).iter().all(|promise| promise.kept));
-    let factor = true_factor(&rules, &slow).expect("a factor");
+    let factor = slow.true_factor(&rules).expect("a factor");
     assert!(
         factor.low.unwrap() <= 1.06 && factor.high.unwrap() >= 1.06 && (factor.mid - 1.06).abs() < 0.005,
         "{factor:?}"
     );
-    assert!(of("slower", 1.0, &slow).count(Verdict::Regression) >= 190);
+    let slower = replay(&rules, &slow, &Replay { what: "slower", factor: 1.0, is_aa: false, runs: 200, seed: 1 });
+    assert!(slower.expect("a pool").count(Verdict::Regression) >= 190);
     // The same seed, the same replays.
     assert_eq!(of("same", 1.0, &same), rates[0]);
-    assert_eq!(replay(&rules, &[], &Replay { what: "", factor: 1.0, runs: 1, seed: 1 }), None);
+    let nothing = Measured::Trials(Vec::new());
+    assert_eq!(replay(&rules, &nothing, &Replay { what: "", factor: 1.0, is_aa: true, runs: 1, seed: 1 }), None);
 }
