@@ -54,3 +54,4 @@ mod survival;
 mod trace;
 mod trainer;
 mod turns;
+mod turns_resumed;

@@ -213,6 +213,9 @@ pub struct GridArgs {
     /// Count rounds in which other processes used the cores; they are discarded otherwise, as load hides differences
     #[arg(long, conflicts_with = "trials")]
     pub allow_load: bool,
+    /// In place of the memory that the system calls available: which cells fit into it together and take turns
+    #[arg(long, hide = true, value_parser = bytes, value_name = "SIZE")]
+    pub resident_memory: Option<u64>,
     /// In place of turns: so many valid trials of each cell, round robin; flagged ones are repeated, up to twice as many trials.
     /// 3 where cells cannot take turns
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -379,6 +382,12 @@ pub struct GateArgs {
 }
 
 /// A share of something, written as `5%`.
+fn bytes(text: &str) -> Result<u64, String> {
+    crate::config::units::bytes(text)
+        .filter(|bytes| *bytes > 0)
+        .ok_or_else(|| "write a size above 0, as 512MiB".to_string())
+}
+
 fn percent(text: &str) -> Result<f64, String> {
     let share = text.trim().strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
     let share = share.filter(|share| (0.0..100.0).contains(share)).map(|share| share / 100.0);
