@@ -303,11 +303,9 @@ fn ranks_that_wait_for_their_turn_use_no_core() {
 fn what_a_command_starts_later_is_stopped_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let pid = folder.path().join("pid");
-    // As a data loader's workers are: started after the first step, and in a session of its own.
-    let script = format!(
-        "echo step; echo step; setsid sh -c 'echo $$ > {}; while :; do :; done' & while :; do sleep 0.02; echo step; done",
-        pid.display()
-    );
+    // As a data loader's workers are: started in a later turn than the first, and in a session of its own.
+    let worker = format!("setsid sh -c 'echo $$ > {}; while :; do :; done' &", pid.display());
+    let script = format!("i=0; while :; do sleep 0.02; echo step; i=$((i+1)); if [ $i = 6 ]; then {worker} fi; done");
     let mut residents = residents();
     let number = residents.start(&command(&script), Extra::default());
     assert_eq!(residents.ready(number), Turn::Done(Vec::new()));
