@@ -222,6 +222,8 @@ pub struct Summary {
     pub interrupted: bool,
     /// The trial that was under way then, if one was.
     pub stopped: Option<Stopped>,
+    /// What else there is to say of it.
+    pub said: Vec<String>,
 }
 
 /// Runs cells into a notebook.

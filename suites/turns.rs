@@ -72,7 +72,7 @@ pub struct Taken {
     pub discarded: usize,
     /// What others used of the machine in the block of the round.
     pub load: Shares,
-    /// Others used too much: the round is discarded.
+    /// Whether it counts: not in a round under which others used too much, and not in one that the user stopped.
     pub counted: bool,
 }
 
@@ -93,9 +93,13 @@ impl Taken {
 
 /// Who is told of an experiment and steers it.
 pub trait Conduct {
+    /// Who takes part in the first round: all, unless earlier turns have decided something.
+    fn first(&mut self, players: usize) -> Vec<bool> {
+        vec![true; players]
+    }
     /// A generation's processes are being started: so many of all.
     fn starting(&mut self, _generation: u32, _done: usize, _all: usize) {}
-    /// A block of whole rounds has ended; who still takes part, or nobody when all is decided.
+    /// A block of rounds has ended, the last of which may be cut short by the user; who still takes part, or nobody when all is decided.
     fn rounds(&mut self, turns: &[Taken]) -> Vec<bool>;
     /// A generation has ended, and how if it was the last by that, with what each player said; of those that did not take part
     /// nothing.
@@ -166,7 +170,7 @@ impl Experiment<'_> {
     pub fn run(&self, conduct: &mut dyn Conduct) -> Result<Ending, TurnsError> {
         let begin = Instant::now();
         let mut random = Random::new(self.settings.seed);
-        let mut active = vec![true; self.players.len()];
+        let mut active = conduct.first(self.players.len());
         let mut round = 0;
         let generations = self.settings.generations.max(1);
         for generation in 1..=generations {
@@ -196,8 +200,7 @@ impl Experiment<'_> {
                 }
                 random.shuffle(&mut order);
                 round += 1;
-                let whole = self.round(&mut stage, &order, (generation, round, begin), &mut active, &mut ending);
-                block.extend(whole);
+                block.extend(self.round(&mut stage, &order, (generation, round, begin), &mut active, &mut ending));
                 let is_over = ending.is_some() || Instant::now() >= until;
                 if is_over || load.seconds() >= BLOCK_SECONDS {
                     let shares = load.look();
@@ -263,7 +266,7 @@ impl Experiment<'_> {
         None
     }
 
-    /// One round. Where a player ends or the user stops in it, the round does not count.
+    /// One round. Where the user stops in it, the turns until then are kept and do not count: cells that had none would be left out.
     fn round(
         &self,
         stage: &mut Stage,
@@ -297,7 +300,8 @@ impl Experiment<'_> {
                 resident::Turn::Ended => active[player] = false,
                 resident::Turn::Stopped => {
                     *ending = Some(Ending::Interrupted);
-                    return Vec::new();
+                    turns.iter_mut().for_each(|turn: &mut Taken| turn.counted = false);
+                    break;
                 }
             }
         }
@@ -333,6 +337,6 @@ fn deliver(
     }
     let load = shares.unwrap_or_default();
     let counted = allow_load || load.others <= MOST_OTHERS && load.stolen <= MOST_OTHERS;
-    block.iter_mut().for_each(|turn| (turn.load, turn.counted) = (load, counted));
+    block.iter_mut().for_each(|turn| (turn.load, turn.counted) = (load, turn.counted && counted));
     Some(conduct.rounds(&std::mem::take(block)))
 }

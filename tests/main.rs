@@ -57,3 +57,4 @@ mod survival;
 mod trace;
 mod trainer;
 mod turns;
+mod turns_resumed;

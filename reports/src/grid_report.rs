@@ -1,6 +1,7 @@
 //! The comparison of a grid's cells: an answer in words, then the tables behind it.
 
 mod bits;
+mod carry_over;
 mod cells;
 pub(crate) mod labels;
 mod loading;
@@ -198,6 +199,7 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         if let Some(turned) = &grid.turned {
             document.table(speed);
             document.paragraph(ranking::of_turns(turned));
+            carry_over::sentences(grid).into_iter().for_each(|text| document.paragraph(text));
         } else {
             document.figure(figures::tokens_per_second(grid));
             document.table(speed);
@@ -348,6 +350,7 @@ fn made_by(document: &mut Document, grid: &Grid, records: &[&Record]) {
 }
 
 pub(crate) use crate::environment::flatten;
+pub use cells::Kind;
 pub(crate) use cells::{Cell, Grid};
 pub(crate) use labels::{STRATEGY, first_letters, telling_length};
 pub use labels::{each_setting, labels_of, plainest};

@@ -11,6 +11,7 @@ mod contents;
 mod error;
 mod merge;
 mod tail;
+mod unfinished;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -24,6 +25,7 @@ use self::contents::{is_json, read_lines};
 pub use self::error::StoreError;
 pub use self::merge::Merged;
 pub use self::tail::Tail;
+pub use self::unfinished::Unfinished;
 use crate::record::{Record, Remark};
 
 /// Name of the file of records inside a notebook's directory.

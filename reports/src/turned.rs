@@ -37,6 +37,10 @@ pub(crate) struct Course {
     pub rounds: usize,
     /// Rounds that were left out because others used the cores.
     pub discarded: usize,
+    /// Rounds in the middle of which the user stopped.
+    pub unfinished: usize,
+    /// Sets of cells that were resident together, each with the reference.
+    pub batches: usize,
     /// Generations of processes.
     pub generations: usize,
     /// Wall time of the generations, starts included, seconds.
@@ -45,7 +49,7 @@ pub(crate) struct Course {
     pub budget: Option<f64>,
     /// What decided the order.
     pub seeds: Vec<u64>,
-    /// Why experiments ended.
+    /// Why the newest generations of the batches ended, each reason once.
     pub stopped: Vec<String>,
     /// The speed of the machine in each round against its median, in order of size.
     pub speeds: Vec<f64>,
@@ -273,6 +277,7 @@ fn rounds(
     let mut experiments: Vec<&str> = Vec::new();
     let mut found: BTreeMap<(usize, u32, u32, u32), Vec<Taken>> = BTreeMap::new();
     let mut ends: BTreeMap<(usize, u32, u32), f64> = BTreeMap::new();
+    let mut stops: BTreeMap<(usize, u32), BTreeMap<u32, &str>> = BTreeMap::new();
     let (mut stolen, mut rows) = (0.0, 0usize);
     let mut budgets: BTreeMap<usize, f64> = BTreeMap::new();
     for record in records {
@@ -296,31 +301,41 @@ fn rounds(
             if row.stolen.is_finite() {
                 (stolen, rows) = (stolen + row.stolen, rows + 1);
             }
-            let end = Some(row.at + row.seconds()).filter(|end| end.is_finite()).unwrap_or(0.0);
-            let last = ends.entry((experiment, turns.batch, turns.generation)).or_insert(0.0);
-            *last = last.max(end);
         }
+        let last = ends.entry((experiment, turns.batch, turns.generation)).or_insert(0.0);
+        *last = last.max(turns.wall_seconds());
         if !course.seeds.contains(&turns.seed) {
             course.seeds.push(turns.seed);
         }
-        if let Some(stopped) = turns.stopped.as_ref().filter(|stopped| !course.stopped.contains(stopped)) {
-            course.stopped.push(stopped.clone());
+        if let Some(stopped) = &turns.stopped {
+            stops.entry((experiment, turns.batch)).or_default().insert(turns.generation, stopped);
         }
         budgets.extend(turns.budget.map(|budget| (experiment, budget)));
     }
     course.seconds = ends.values().sum();
     course.generations = ends.len();
+    course.batches = stops.keys().map(|(_, batch)| batch).collect::<HashSet<_>>().len();
+    // Of a batch that went on, the generations before say why an earlier command ended.
+    for stopped in stops.values().filter_map(|generations| generations.values().next_back()) {
+        if !course.stopped.iter().any(|other| other == stopped) {
+            course.stopped.push(stopped.to_string());
+        }
+    }
     course.stolen = if rows == 0 { 0.0 } else { stolen / rows as f64 };
     course.budget = (!budgets.is_empty()).then(|| budgets.values().sum());
     let mut numbers: HashMap<(usize, u32, u32), u32> = HashMap::new();
     let mut rounds = Vec::with_capacity(found.len());
-    for ((experiment, batch, generation, _), mut round) in found {
+    let mut found = found.into_iter().peekable();
+    while let Some(((experiment, batch, generation, _), mut round)) = found.next() {
+        let is_last = found.peek().is_none_or(|(next, _)| (next.0, next.1, next.2) != (experiment, batch, generation));
+        let stopped = stops.get(&(experiment, batch)).and_then(|generations| generations.get(&generation));
         let next = numbers.len() as u32;
         let number = *numbers.entry((experiment, batch, generation)).or_insert(next);
         round.iter_mut().for_each(|taken| taken.turn.generation = number);
         round.sort_by_key(|taken| taken.turn.order);
         match round.iter().any(|taken| is_usable(&taken.turn)) {
             true => course.rounds += 1,
+            false if is_last && stopped == Some(&"interrupted") => course.unfinished += 1,
             false => course.discarded += 1,
         }
         rounds.push(round);

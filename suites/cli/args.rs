@@ -215,6 +215,9 @@ pub struct GridArgs {
     /// Count rounds in which other processes used the cores; they are discarded otherwise, as load hides differences
     #[arg(long, conflicts_with = "trials")]
     pub allow_load: bool,
+    /// Instead of the memory that the system calls available: which cells fit into it together and take turns
+    #[arg(long, hide = true, value_parser = bytes, value_name = "SIZE")]
+    pub resident_memory: Option<u64>,
     /// Measure by N separate trials of each cell, round robin, instead of by turns. Flagged trials are repeated, up to 2 N trials of a
     /// cell. Where cells cannot take turns, 3 trials in random order are the default
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -385,9 +388,16 @@ pub struct GateArgs {
 }
 
 /// A share of something, written as `5%`.
+<<<<<<< HEAD
 fn minutes(text: &str) -> Result<f64, String> {
     let minutes = text.trim().parse::<f64>().ok().filter(|minutes| *minutes > 0.0 && *minutes <= 10_000.0);
     minutes.ok_or_else(|| "write a number of minutes, as 12".to_string())
+=======
+fn bytes(text: &str) -> Result<u64, String> {
+    crate::config::units::bytes(text)
+        .filter(|bytes| *bytes > 0)
+        .ok_or_else(|| "write a size above 0, as 512MiB".to_string())
+>>>>>>> h-a
 }
 
 fn percent(text: &str) -> Result<f64, String> {

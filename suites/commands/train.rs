@@ -15,7 +15,7 @@ use crate::runner::child::Children;
 use crate::runner::folders::Folders;
 use crate::runner::launched::Launched;
 use crate::runner::plan::{Decision, Planned};
-use crate::runner::{self, Execute, Header, Observe, Runner, Summary, Trials, time};
+use crate::runner::{self, Execute, Header, Observe, Runner, Summary, Trials, machine, time};
 use crate::trace::Both;
 use anyhow::{Context, Result};
 use std::collections::HashSet;
@@ -127,7 +127,8 @@ fn by_turns(
     if session.trace.is_some() {
         return Ok(Err("a timeline is written of one cell after another".into()));
     }
-    if let Some(why) = crate::runner::by_turns::why_not(cells) {
+    let available = arguments.resident_memory.or_else(|| machine::memory_bytes("MemAvailable")).unwrap_or(u64::MAX);
+    if let Some(why) = crate::runner::by_turns::why_not(cells, available) {
         return Ok(Err(why));
     }
     Ok(Ok(ByTurns {
@@ -139,6 +140,7 @@ fn by_turns(
         allow_load: arguments.allow_load,
         stop: stop_flag()?,
         fresh: arguments.fresh,
+        available,
     }))
 }
 
@@ -359,6 +361,9 @@ pub fn carry_out(
     };
     progress.clear();
     let summary = result?;
+    if !global.quiet {
+        summary.said.iter().for_each(|said| crate::say!("{said}"));
+    }
     if summary.interrupted {
         crate::say!("{}", stopped(&summary, cells, &notebook.path().display().to_string()));
     }

@@ -1,39 +1,32 @@
 //! A grid by turns: all its cells are resident and take turns, generation after generation, and every process leaves a record.
 
-use super::plan::{Decision, Planned};
-use super::protocol::{End, Ended};
-use super::{Execution, Runner, Summary, machine, parity, record, rescue};
+mod batches;
+mod conduct;
+mod past;
+
+use super::plan::{Decision, Planned, gib};
+use super::{Runner, Summary, parity};
 use crate::turns::resident::Program;
-use crate::turns::{Conduct, Ending, Experiment, Player, Settings, Taken, TurnsError};
-use std::collections::{BTreeMap, HashMap};
+use crate::turns::{Ending, Experiment, Player, Settings, TurnsError};
+use batches::{Earlier, batches, sizes};
+use conduct::{Batch, OfGrid};
+use past::Past;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zbench_engine::config::{Backend, Cell, DeviceKind};
-use zbench_kernels::{DType, peak};
 use zbench_reports::StoreError;
 use zbench_reports::environment::why_not_the_same;
-use zbench_reports::evidence::{Grid, Pair, Rules, Turn, least_difference};
-use zbench_reports::record::{Extra, Record, Status, TurnRow, Turns};
-
-/// Seconds of a generation, unless the budget is small.
-const GENERATION_SECONDS: f64 = 40.0;
-/// Generations at least and at most.
-const GENERATIONS: (u32, u32) = (3, 12);
-/// All resident cells together may take this share of the memory that is available.
-const MOST_MEMORY: f64 = 0.6;
-/// What a process takes beside the arena of its rank: program, stacks, text.
-const PROCESS_BYTES: u64 = 32 << 20;
-/// Seconds of each measurement of the peak.
-const PEAK_SECONDS: f64 = 0.1;
+use zbench_reports::record::{Record, Turns};
+use zbench_reports::units::plural;
 
 /// How a grid is measured by turns.
 #[derive(Clone, Debug)]
 pub struct ByTurns {
     /// This program.
     pub program: PathBuf,
-    /// Wall time of everything.
+    /// Wall time of the whole experiment, over all commands that go on with it.
     pub budget: Duration,
     /// Differences below this share are called equal.
     pub equal: f64,
@@ -47,6 +40,8 @@ pub struct ByTurns {
     pub stop: Arc<AtomicBool>,
     /// Whatever the notebook holds, a new experiment begins.
     pub fresh: bool,
+    /// Bytes of memory that can be had.
+    pub available: u64,
 }
 
 /// Why the experiment could not be done.
@@ -58,15 +53,18 @@ pub enum ByTurnsError {
     /// The budget is too small.
     #[error(transparent)]
     Turns(#[from] TurnsError),
+    /// A cell is too large to be resident beside the reference and its twin.
+    #[error("{0}; measure by trials: --trials N")]
+    TooLarge(String),
 }
 
 /// Why these cells cannot take turns, if they cannot.
-pub fn why_not(cells: &[Planned]) -> Option<String> {
+pub fn why_not(cells: &[Planned], available: u64) -> Option<String> {
     let running: Vec<&Cell> = running(cells).filter_map(|index| cells[index].cell()).collect();
     if running.len() < 2 {
         return Some("fewer than two cells run here, so there is nothing to compare".into());
     }
-    running.iter().find_map(|cell| match cell {
+    let reason = running.iter().find_map(|cell| match cell {
         cell if cell.hardware.device == DeviceKind::Cuda || cell.parallel.backend == Backend::Nccl => {
             Some("cells on a GPU do not share its memory".into())
         }
@@ -78,37 +76,31 @@ pub fn why_not(cells: &[Planned]) -> Option<String> {
             Some("cells that write checkpoints or weights do not train on behind their last step".into())
         }
         _ => None,
+    });
+    reason.or_else(|| in_batches(cells, reference_of(cells)?, available, Earlier::default()).err())
+}
+
+/// The batches of a grid, or why there can be none.
+fn in_batches(
+    cells: &[Planned],
+    reference: usize,
+    available: u64,
+    earlier: Earlier,
+) -> Result<Vec<Vec<usize>>, String> {
+    batches(&sizes(cells), reference, available, earlier).map_err(|(index, bytes)| {
+        format!(
+            "the reference, its twin and the cell {} take {} together while they are resident, which is more than {:.0} % of the {} of \
+             memory that are available",
+            cells[index].grid.label,
+            gib(bytes),
+            100.0 * batches::MOST_MEMORY,
+            gib(available)
+        )
     })
 }
 
 fn running(cells: &[Planned]) -> impl Iterator<Item = usize> {
     (0..cells.len()).filter(|index| cells[*index].decision == Decision::Run)
-}
-
-/// What a cell takes while it is resident.
-fn resident_bytes(planned: &Planned) -> u64 {
-    let ranks = planned.cell().map_or(1, |cell| cell.parallel.ranks as u64);
-    let peak = planned.footprint.as_ref().map_or(0, |footprint| footprint.total);
-    ranks.saturating_mul(peak).saturating_add((ranks + 1) * PROCESS_BYTES)
-}
-
-/// Cells that fit into memory together; each batch begins with the reference.
-fn batches(cells: &[Planned], reference: usize, available: u64) -> Vec<Vec<usize>> {
-    let most = (available as f64 * MOST_MEMORY) as u64;
-    // The reference and its twin are in every batch.
-    let always = 2 * resident_bytes(&cells[reference]);
-    let mut batches: Vec<(u64, Vec<usize>)> = Vec::new();
-    for index in running(cells).filter(|index| *index != reference) {
-        let bytes = resident_bytes(&cells[index]);
-        match batches.last_mut().filter(|(used, _)| used.saturating_add(bytes) <= most) {
-            Some((used, batch)) => {
-                *used += bytes;
-                batch.push(index);
-            }
-            None => batches.push((always.saturating_add(bytes), vec![reference, index])),
-        }
-    }
-    batches.into_iter().map(|(_, batch)| batch).collect()
 }
 
 /// The cell that all others are compared with, of the cells that run: the first ddp cell, or the first.
@@ -142,6 +134,7 @@ impl Runner<'_> {
             std::thread::sleep(super::LOOK_AGAIN);
         };
         self.notebook.check_writable()?;
+        let recovered = self.notebook.recover()?;
         let known = self.notebook.tail().news()?;
         let skipped = self.record_skipped(cells, &known)?;
         let here = (!self.header.any_environment).then(|| self.header.environment.clone());
@@ -156,7 +149,13 @@ impl Runner<'_> {
         };
         let of_experiment = |record: &&Record| turns_of(record).is_some_and(|turns| turns.experiment == experiment);
         let earlier: Vec<Record> = known.iter().filter(is_ours).filter(of_experiment).cloned().collect();
-        let summary = self.go_on(cells, reference, how, experiment, earlier)?;
+        let mut summary = self.go_on(cells, reference, how, experiment, earlier)?;
+        if recovered > 0 {
+            let records = plural(recovered, "record was made of turns", "records were made of turns");
+            summary
+                .said
+                .insert(0, format!("{records} that a zbench on this notebook had measured before it was killed"));
+        }
         Ok(Summary { records: in_order(cells, [skipped, summary.records].concat()), ..summary })
     }
 
@@ -190,54 +189,90 @@ impl Runner<'_> {
         experiment: String,
         earlier: Vec<Record>,
     ) -> Result<Summary, ByTurnsError> {
-        let available = machine::memory_bytes("MemAvailable").unwrap_or(u64::MAX);
-        let batches = batches(cells, reference, available);
-        let generations = ((how.budget.as_secs_f64() / GENERATION_SECONDS) as u32).clamp(GENERATIONS.0, GENERATIONS.1);
-        let mut records = earlier;
-        let mut summary = Summary::default();
+        let of_earlier = Earlier::of(&earlier, cells, reference);
+        let batches = in_batches(cells, reference, how.available, of_earlier).map_err(ByTurnsError::TooLarge)?;
+        let share = how.budget / (batches.len() as u32).max(1);
+        let mut summary = Summary { records: earlier, ..Summary::default() };
+        let (mut measured, mut all_decided) = (false, true);
         for (number, batch) in batches.iter().enumerate() {
-            let of_batch = |record: &&Record| turns_of(record).is_some_and(|turns| turns.batch as usize == number);
-            let done = records.iter().filter(of_batch);
-            let is_decided = done
-                .clone()
-                .any(|record| turns_of(record).is_some_and(|turns| turns.stopped.as_deref() == Some("decided")));
-            let before = done.clone().filter_map(|record| Some(turns_of(record)?.generation)).max().unwrap_or(0);
-            if is_decided || before >= generations {
+            let past = Past::of(&summary.records, number);
+            if past.is_decided(how.equal) {
                 continue;
             }
-            let mut conduct = OfGrid::new(self, cells, batch, how, &experiment, number, before, &records);
-            let share = f64::from(generations - before) / f64::from(generations) / batches.len() as f64;
-            let players: Vec<Player> =
-                conduct.players.iter().filter_map(|player| cells[*player].cell()).map(player_of).collect();
+            let left = share.saturating_sub(past.seconds);
+            let earlier = std::mem::take(&mut summary.records);
+            let of_batch = Batch { cells, batch, number, experiment: &experiment, share, left };
+            let mut conduct = OfGrid::new(self, of_batch, how, &past, &earlier);
+            let is_open = conduct.wanted().contains(&true);
+            all_decided &= !is_open;
+            let Some(generations) = past.generations_in(left, share, how.budget).filter(|_| is_open) else {
+                summary.records = earlier;
+                continue;
+            };
+            let players: Vec<Player> = conduct
+                .players
+                .iter()
+                .filter_map(|player| Some(player_of(cells[*player].cell()?, &earlier, &cells[*player])))
+                .collect();
             let settings = Settings {
-                budget: how.budget.mul_f64(share),
-                generations: generations - before,
-                seed: how.seed.wrapping_add(number as u64),
+                budget: left,
+                generations,
+                // Orders of its own, also where the seed is given: the coins of an experiment are tossed once each.
+                seed: how.seed.wrapping_add(number as u64).wrapping_add(u64::from(past.generations) << 32),
                 discard: 0,
                 timeout: how.timeout,
                 allow_load: how.allow_load,
             };
-            conduct.budget = settings.budget;
             let run = Experiment { program: how.program.clone(), players: &players, settings, stop: how.stop.clone() };
             let ended = run.run(&mut conduct);
             let (made, failed) = (std::mem::take(&mut conduct.records), conduct.failed.take());
+            if let Some(error) = conduct.unkept.take() {
+                summary.said.push(format!("turns were not on disk until their processes had ended: {error}"));
+            }
             summary.appended += made.len();
-            records.extend(made);
+            summary.records = [earlier, made].concat();
             if let Some(error) = failed {
                 return Err(error.into());
             }
-            if ended? == Ending::Interrupted {
-                summary.interrupted = true;
+            match ended {
+                // Of an experiment that is there already, the rest of the time is too short for more.
+                Err(TurnsError::TooShort { .. }) if past.generations > 0 => continue,
+                ended => summary.interrupted = ended? == Ending::Interrupted,
+            }
+            measured = true;
+            if summary.interrupted {
                 break;
             }
         }
-        summary.records = records;
+        if !measured {
+            summary.said.push(nothing_left(how, all_decided));
+        }
         Ok(summary)
     }
 }
 
-fn player_of(cell: &Cell) -> Player {
-    let (warmup, steps) = (cell.train.untimed_steps, cell.train.untimed_steps + cell.train.steps);
+/// Why nothing was measured, and what would measure more.
+fn nothing_left(how: &ByTurns, all_decided: bool) -> String {
+    let budget = how.budget.as_secs_f64();
+    match all_decided {
+        true => format!(
+            "nothing was measured: all that --decide {}% asks is decided by the turns in the notebook; a smaller --decide goes on, \
+             --fresh measures everything again",
+            (1e4 * how.equal).round() / 1e2
+        ),
+        false => format!(
+            "nothing was measured: the turns in the notebook have taken the --budget of {budget:.0} s; a larger one (--budget {:.0}s) goes \
+             on, --fresh measures everything again",
+            (2.0 * budget).ceil()
+        ),
+    }
+}
+
+/// A cell with all steps of its configuration, unless the notebook has a whole run of it.
+fn player_of(cell: &Cell, earlier: &[Record], planned: &Planned) -> Player {
+    let (warmup, all) = (cell.train.untimed_steps, cell.train.untimed_steps + cell.train.steps);
+    let is_whole = |record: &Record| record.key == planned.grid.key && record.steps.len() == all;
+    let steps = if earlier.iter().any(is_whole) { 0 } else { all };
     Player { program: Program::Cell(Box::new(cell.clone())), warmup, steps }
 }
 
@@ -250,275 +285,4 @@ fn in_order(cells: &[Planned], mut records: Vec<Record>) -> Vec<Record> {
 /// What a record says of its turns.
 fn turns_of(record: &Record) -> Option<&Turns> {
     record.turns.as_ref()
-}
-
-/// Steers the turns of a grid's cells, and keeps what they leave behind.
-struct OfGrid<'a, 'r> {
-    runner: &'a mut Runner<'r>,
-    cells: &'a [Planned],
-    /// Which cell each player is; the last is the twin of the first, the reference.
-    players: Vec<usize>,
-    experiment: &'a str,
-    batch: usize,
-    seed: u64,
-    /// Generations and rounds that were measured before.
-    before: u32,
-    rounds_before: u32,
-    evidence: Grid,
-    twin: Pair,
-    budget: Duration,
-    /// Differences below the first are called equal; the second is the wall time of everything, seconds.
-    stated: (f64, f64),
-    began: Instant,
-    started: jiff::Timestamp,
-    /// When the generation under way began.
-    generation_at: f64,
-    rows: Vec<Vec<TurnRow>>,
-    peaks: HashMap<(usize, DType), Vec<Option<f64>>>,
-    records: Vec<Record>,
-    /// Records of earlier commands and of this one, with which losses are compared.
-    whole: Vec<Record>,
-    failed: Option<StoreError>,
-    ending: &'static str,
-}
-
-impl<'a, 'r> OfGrid<'a, 'r> {
-    fn new(
-        runner: &'a mut Runner<'r>,
-        cells: &'a [Planned],
-        batch: &[usize],
-        how: &ByTurns,
-        experiment: &'a str,
-        number: usize,
-        before: u32,
-        earlier: &[Record],
-    ) -> OfGrid<'a, 'r> {
-        let rules = Rules { equal: (1.0 + how.equal).ln(), ..Rules::default() };
-        let mut players = batch.to_vec();
-        players.extend(batch.first());
-        let mut conduct = OfGrid {
-            runner,
-            cells,
-            experiment,
-            batch: number,
-            seed: how.seed,
-            before,
-            rounds_before: 0,
-            evidence: Grid::new(batch.len(), rules),
-            twin: Pair::new(rules),
-            budget: how.budget,
-            stated: (how.equal, how.budget.as_secs_f64()),
-            began: Instant::now(),
-            started: jiff::Timestamp::now(),
-            generation_at: 0.0,
-            rows: vec![Vec::new(); players.len()],
-            peaks: HashMap::new(),
-            records: Vec::new(),
-            whole: earlier.iter().filter(|record| record.is_measured()).cloned().collect(),
-            failed: None,
-            ending: "budget",
-            players,
-        };
-        conduct.take_in(earlier);
-        conduct
-    }
-
-    /// What an earlier command measured of this batch.
-    fn take_in(&mut self, earlier: &[Record]) {
-        let mut rounds: BTreeMap<u32, Vec<Turn>> = BTreeMap::new();
-        for record in earlier {
-            let Some(turns) = turns_of(record).filter(|turns| turns.batch as usize == self.batch) else { continue };
-            let of_player = |player: &usize| self.cells[*player].grid.key == record.key;
-            let place = match turns.twin {
-                true => Some(self.players.len() - 1),
-                false => self.players.iter().position(of_player),
-            };
-            let Some(cell) = place else { continue };
-            for row in &turns.rows {
-                let turn = Turn {
-                    cell,
-                    generation: turns.generation,
-                    round: row.round,
-                    order: row.order,
-                    seconds_per_token: row.seconds_per_token(),
-                    counted: row.counted,
-                };
-                rounds.entry(turn.round).or_default().push(turn);
-            }
-        }
-        self.rounds_before = rounds.keys().next_back().copied().unwrap_or(0);
-        rounds.values_mut().for_each(|turns| {
-            turns.sort_by_key(|turn| turn.order);
-            self.learn(turns);
-        });
-    }
-
-    /// One round.
-    fn learn(&mut self, turns: &[Turn]) {
-        let twin = self.players.len() - 1;
-        let of = |cell: usize| turns.iter().find(|turn| turn.cell == cell && turn.counted);
-        if let (Some(reference), Some(other)) = (of(0), of(twin)) {
-            self.twin.push(reference.generation, other.seconds_per_token.ln() - reference.seconds_per_token.ln());
-        }
-        let of_cells: Vec<Turn> = turns.iter().filter(|turn| turn.cell != twin).copied().collect();
-        self.evidence.round(&of_cells);
-    }
-
-    /// Who goes on.
-    fn wanted(&mut self) -> Vec<bool> {
-        let least = least_difference(&Rules::default(), &self.twin.comparison());
-        self.evidence.set_least(least);
-        let all = vec![true; self.players.len()];
-        if self.began.elapsed() < self.budget / 2 {
-            return all;
-        }
-        let open = self.evidence.undecided();
-        if open.is_empty() {
-            self.ending = "decided";
-            return vec![false; self.players.len()];
-        }
-        let first = self.evidence.active();
-        let races = |cell: usize| match first.len() {
-            0 | 1 => open.iter().any(|(a, b)| *a == cell || *b == cell),
-            _ => first.contains(&cell),
-        };
-        // The reference and its twin take part to the end.
-        let twin = self.players.len() - 1;
-        (0..self.players.len()).map(|player| player == 0 || player == twin || races(player)).collect()
-    }
-
-    fn tell(&mut self, what: &str) {
-        let pairs = self.evidence.cells() * (self.evidence.cells() - 1) / 2;
-        let decided = pairs - self.evidence.undecided().len();
-        let (spent, budget) = (self.began.elapsed().as_secs_f64(), self.budget.as_secs_f64());
-        let words = format!("{what}; {decided} of {pairs} pairs decided, {:.0} s left", (budget - spent).max(0.0));
-        self.runner.observe.turns(&words, (spent / budget).min(1.0));
-    }
-
-    /// The record of a player's process.
-    fn keep(&mut self, player: usize, generation: u32, said: Execution) {
-        let planned = &self.cells[self.players[player]];
-        let (Some(cell), Some(estimate)) = (planned.cell(), &planned.estimate) else { return };
-        let rows = std::mem::take(&mut self.rows[player]);
-        let is_twin = player + 1 == self.players.len();
-        let mut record = self.runner.header.blank(planned, generation, self.started);
-        record.id = blake3::hash(format!("{} {is_twin}", record.id).as_bytes()).to_hex()[..12].to_string();
-        record::predicted(&mut record, planned);
-        let Execution { steps, between, end, .. } = said;
-        let mut end = end.unwrap_or_else(|| {
-            let reason = "its process did not end in time when it was told to".to_string();
-            End { failure: Some(Ended { status: Status::Failed, reason, source: None }), ..End::default() }
-        });
-        if rows.is_empty() && end.failure.is_none() && end.stopped {
-            // It had no turn in this generation: there is nothing to keep.
-            return;
-        }
-        end.peak_flops = self.peaks.get(&peak_of(cell)).cloned().unwrap_or_default();
-        super::fill(&mut record, steps, &end, cell, estimate);
-        super::between::add(&mut record, between);
-        record.turns = Some(Turns {
-            experiment: self.experiment.to_string(),
-            batch: self.batch as u32,
-            seed: self.seed,
-            generation,
-            twin: is_twin,
-            reference: player == 0,
-            stopped: Some(self.ending.to_string()),
-            equal: Some(self.stated.0),
-            budget: Some(self.stated.1),
-            rows,
-            ..Turns::default()
-        });
-        if record.steps.len() == cell.train.untimed_steps + cell.train.steps {
-            super::compare(&mut record, cell, self.cells, &self.whole, &[]);
-            self.whole.push(record.clone());
-        }
-        if let Err(error) = self.runner.notebook.append(&record) {
-            rescue::keep_and_say(&record);
-            self.failed.get_or_insert(error);
-        }
-        self.records.push(record);
-    }
-
-    fn measure_peaks(&mut self) {
-        for player in &self.players {
-            if let Some(cell) = self.cells[*player].cell() {
-                self.peaks.entry(peak_of(cell)).or_default();
-            }
-        }
-        for ((threads, compute), peaks) in &mut self.peaks {
-            peaks.push(peak::measure(*threads, *compute, PEAK_SECONDS));
-        }
-    }
-}
-
-/// Threads and type of a cell's peak.
-fn peak_of(cell: &Cell) -> (usize, DType) {
-    let threads = cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank);
-    (threads.min(machine::cores()).max(1), cell.precision.compute)
-}
-
-impl Conduct for OfGrid<'_, '_> {
-    fn starting(&mut self, generation: u32, done: usize, all: usize) {
-        if done == 0 {
-            self.generation_at = self.began.elapsed().as_secs_f64();
-            self.started = jiff::Timestamp::now();
-            self.peaks.clear();
-            self.measure_peaks();
-        }
-        self.tell(&format!("generation {}: {done} of {all} cells started", self.before + generation));
-    }
-
-    fn rounds(&mut self, turns: &[Taken]) -> Vec<bool> {
-        for turn in turns {
-            let steps = turn.steps.get(turn.discarded..).unwrap_or_default();
-            self.rows[turn.player].push(TurnRow {
-                round: self.rounds_before + turn.round,
-                order: turn.order,
-                at: (1e3 * (turn.at - self.generation_at)).round() / 1e3,
-                tokens: steps.iter().map(|step| step.tokens).sum(),
-                ms: steps.iter().map(|step| step.ms).collect(),
-                others: (1e4 * turn.load.others).round() / 1e4,
-                stolen: (1e4 * turn.load.stolen).round() / 1e4,
-                counted: turn.counted,
-                extra: Extra::new(),
-            });
-        }
-        for round in turns.chunk_by(|a, b| a.round == b.round) {
-            let of_taken = |turn: &Taken| Turn {
-                cell: turn.player,
-                generation: self.before + turn.generation,
-                round: self.rounds_before + turn.round,
-                order: turn.order,
-                seconds_per_token: turn.seconds_per_token(),
-                counted: turn.counted,
-            };
-            let round: Vec<Turn> = round.iter().map(of_taken).collect();
-            self.learn(&round);
-        }
-        let wanted = self.wanted();
-        if let Some(last) = turns.last() {
-            self.tell(&format!(
-                "generation {}, round {}",
-                self.before + last.generation,
-                self.rounds_before + last.round
-            ));
-        }
-        wanted
-    }
-
-    fn ended(&mut self, generation: u32, ending: Option<Ending>, mut said: Vec<Option<Execution>>) {
-        self.measure_peaks();
-        match ending {
-            Some(Ending::Interrupted) => self.ending = "interrupted",
-            Some(Ending::Alone) => self.ending = "alone",
-            _ => {}
-        }
-        // The reference comes first: the losses of others are compared with its own.
-        for player in 0..said.len() {
-            if let Some(said) = said[player].take() {
-                self.keep(player, self.before + generation, said);
-            }
-        }
-    }
 }

@@ -34,15 +34,8 @@ impl Load {
     /// Begins to watch. Where the system shows more cores than this process may use, the work of others is not in the way, and no share is told.
     pub fn begin() -> Load {
         let mut load = Load { cores: shown_cores(), own: BTreeSet::new(), since: None };
-        load.look_for_own();
         load.since = load.sample();
         load
-    }
-
-    /// Looks anew which processes belong to this one: all that descend from it.
-    pub fn look_for_own(&mut self) {
-        self.own = descendants(std::process::id());
-        self.since = self.sample();
     }
 
     /// Seconds since the last look.
@@ -64,7 +57,9 @@ impl Load {
         Some(Shares { others: (others / all).max(0.0), stolen: (stolen / all).max(0.0) })
     }
 
-    fn sample(&self) -> Option<Sample> {
+    /// All processes that descend from this one are its own, also those that began since the last look.
+    fn sample(&mut self) -> Option<Sample> {
+        self.own = descendants(std::process::id());
         let stat = std::fs::read_to_string("/proc/stat").ok()?;
         let at = Instant::now();
         let fields: Vec<f64> =

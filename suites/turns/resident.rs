@@ -227,9 +227,7 @@ impl Residents {
         };
         let turn = self.until(number, &ready);
         if is_foreign {
-            let child = self.all[number].child.as_ref().map(Child::id);
-            self.all[number].tree = child.map(descendants).unwrap_or_default();
-            self.signal(number, Signal::STOP);
+            self.pause(number);
         }
         turn
     }
@@ -259,7 +257,7 @@ impl Residents {
         self.all[number].lines.clear();
         self.signal(number, Signal::CONT);
         let turn = self.until(number, &|resident| resident.lines.len() > steps);
-        self.signal(number, Signal::STOP);
+        self.pause(number);
         let resident = &self.all[number];
         let tokens = resident.foreign.as_ref().map_or(0, |foreign| foreign.tokens);
         match turn {
@@ -335,6 +333,23 @@ impl Residents {
             Ok(status) => said.ended(died(status, resident.oom_kills, &tail)),
             Err(error) => Execution::failed(format!("its process was lost: {error}")),
         };
+    }
+
+    /// Stops all processes of a player. What is stopped starts no more, so that it is looked again until there is nobody new.
+    fn pause(&mut self, number: usize) {
+        let Some(child) = self.pid(number) else { return };
+        loop {
+            self.signal(number, Signal::STOP);
+            let known = std::mem::replace(&mut self.all[number].tree, descendants(child));
+            if self.all[number].tree.is_subset(&known) {
+                return;
+            }
+        }
+    }
+
+    /// The process that was started, while it is there.
+    pub fn pid(&self, number: usize) -> Option<u32> {
+        self.all[number].child.as_ref().map(Child::id)
     }
 
     /// To all processes of a player: those that it started may be in process groups of their own.

@@ -10,6 +10,8 @@ use super::{Comparison, Rules, Turn, Verdict};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid {
     rules: Rules,
+    /// Of each cell: cells of one group race against each other.
+    groups: Vec<usize>,
     rounds: Vec<Round>,
     /// Of each cell: its value in each round so far that it had a counted turn in.
     history: Vec<Vec<f64>>,
@@ -41,10 +43,17 @@ const LEAST_SCALE: f64 = 0.02;
 const ENOUGH: usize = 3;
 
 impl Grid {
-    /// Cells without a turn yet.
+    /// Cells of one group, without a turn yet.
     pub fn new(cells: usize, rules: Rules) -> Self {
+        Self::of_groups(vec![0; cells], rules)
+    }
+
+    /// Cells without a turn yet, each with its group. All cells are compared; those of one group race against each other.
+    pub fn of_groups(groups: Vec<usize>, rules: Rules) -> Self {
+        let cells = groups.len();
         Self {
             rules,
+            groups,
             rounds: Vec::new(),
             history: vec![Vec::new(); cells],
             level: vec![None; cells],
@@ -184,9 +193,39 @@ impl Grid {
         Claims::new(cells, self.rules.alpha, |a, b| evidence[a * cells + b])
     }
 
-    /// The cells that are worth another turn: those not shown to be slower than another.
-    pub fn active(&self) -> Vec<usize> {
-        self.claims().may_be_fastest()
+    /// Which cells are worth another turn: of each group those not shown to be slower than another of it, and once a single one
+    /// is left, those of its pairs that are still open. None where no pair is open.
+    pub fn racing(&self) -> Vec<bool> {
+        let open = self.open();
+        if open.is_empty() {
+            return vec![false; self.cells()];
+        }
+        let claims = self.claims();
+        let ahead = |cell: usize| {
+            let beats = |other: usize| self.groups[other] == self.groups[cell] && claims.is_faster(cell, other);
+            !(0..self.cells()).any(beats)
+        };
+        let first: Vec<bool> = (0..self.cells()).map(ahead).collect();
+        let is_won =
+            |group: usize| (0..self.cells()).filter(|&cell| self.groups[cell] == group && first[cell]).count() < 2;
+        let races = |cell: usize| match is_won(self.groups[cell]) {
+            true => open.iter().any(|&(a, b)| a == cell || b == cell),
+            false => first[cell],
+        };
+        (0..self.cells()).map(races).collect()
+    }
+
+    /// How many pairs there are within groups.
+    pub fn pairs(&self) -> usize {
+        let of = |a: usize| self.groups[a + 1..].iter().filter(|&&group| group == self.groups[a]).count();
+        (0..self.cells()).map(of).sum()
+    }
+
+    /// The pairs within groups whose own verdict is still open.
+    pub fn open(&self) -> Vec<(usize, usize)> {
+        let mut open = self.undecided();
+        open.retain(|&(a, b)| self.groups[a] == self.groups[b]);
+        open
     }
 
     /// The pairs (a < b) whose own verdict is still open, those nearest to a verdict first.

@@ -191,6 +191,14 @@ pub struct Kind {
     pub is_crowded: bool,
 }
 
+impl Kind {
+    /// The kind of a record's cell on the machine of the record.
+    pub fn of(record: &Record) -> Self {
+        let is_crowded = super::ranking::crowding(record).is_some();
+        Self { has_adapter: labels::has_adapter(&record.cell), is_crowded }
+    }
+}
+
 /// The kinds that there are, that of most cells first; those with a core for each thread before the others.
 pub fn groups<'c, 'a: 'c>(cells: impl Iterator<Item = &'c Cell<'a>>) -> Vec<Kind> {
     let mut kinds: Vec<(Kind, usize)> = Vec::new();
@@ -324,7 +332,7 @@ impl<'a> Cell<'a> {
 
     /// Which cells it is ranked with.
     pub fn kind(&self) -> Kind {
-        Kind { has_adapter: self.has_adapter(), is_crowded: super::ranking::crowding(self).is_some() }
+        Kind::of(self.record())
     }
 
     /// The share of the parameters that train.

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::cells::{Cell, Grid};
 use crate::batch::{self, Batch};
-use crate::record::Verdict;
+use crate::record::{Record, Verdict};
 use crate::stats::{self, Interval};
 use crate::turned::Turned;
 use crate::units;
@@ -312,7 +312,7 @@ pub fn batches(grid: &Grid) -> Option<String> {
 /// Where the ranks of a host have more threads than it has cores: ranks, threads of each and cores of the fullest, and in how many
 /// cells that is so.
 pub fn crowded(grid: &Grid) -> Option<(u64, u64, u64, usize)> {
-    let sharing: Vec<(u64, u64, u64)> = grid.measured().filter_map(crowding).collect();
+    let sharing: Vec<(u64, u64, u64)> = grid.measured().filter_map(|cell| crowding(cell.record())).collect();
     let (ranks, threads, cores) = *sharing.iter().max_by_key(|(ranks, threads, _)| ranks.saturating_mul(*threads))?;
     Some((ranks, threads, cores, sharing.len()))
 }
@@ -333,8 +333,7 @@ pub fn shared_cores(grid: &Grid) -> Option<String> {
 }
 
 /// Ranks of the fullest host, threads of each and cores, where there are too few cores.
-pub fn crowding(cell: &Cell) -> Option<(u64, u64, u64)> {
-    let record = cell.record();
+pub fn crowding(record: &Record) -> Option<(u64, u64, u64)> {
     if record.setting("hardware.device").is_some_and(|device| device != "cpu") {
         return None;
     }

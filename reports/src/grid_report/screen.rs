@@ -245,11 +245,16 @@ fn spent(grid: &Grid) -> String {
     if course.discarded > 0 {
         parts.push(format!("{} more left out, since others used the cores", course.discarded));
     }
+    if course.unfinished > 0 {
+        parts.push(format!("{} unfinished", course.unfinished));
+    }
+    if course.batches > 1 {
+        parts.push(format!("{} batches that share the reference", course.batches));
+    }
     parts.push(units::plural(course.generations, "generation of processes", "generations of processes"));
     let seeds: Vec<String> = course.seeds.iter().take(3).map(u64::to_string).collect();
     parts.push(format!("seed {}{}", seeds.join(" "), if course.seeds.len() > 3 { " …" } else { "" }));
-    let ended: Vec<&str> = course.stopped.iter().map(|stopped| ended(stopped)).collect();
-    let ended = if ended.is_empty() { String::new() } else { format!(" {}.", ended.join(" ")) };
+    let ended: String = course.stopped.iter().map(|stopped| format!(" {}.", ended(stopped))).collect();
     format!("{}: {}.{ended}", time(course.seconds), parts.join(", "))
 }
 

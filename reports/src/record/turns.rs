@@ -35,6 +35,9 @@ pub struct Turns {
     /// Wall time that the experiment was given, starts included, seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<f64>,
+    /// Wall time of the whole generation, from the start of its processes to their end, seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
     /// The turns, in the order of time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<TurnRow>,
@@ -69,12 +72,26 @@ pub struct TurnRow {
     /// The share of the cores that the hypervisor gave to others.
     #[serde(default, deserialize_with = "null_is_nan")]
     pub stolen: f64,
-    /// False where the round is left out because of a foreign load.
+    /// How fast the machine was in the round: the median over its turns of their speed against the median of their cell in this batch
+    /// until then. It explains, and decides nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<f64>,
+    /// False where the round is left out: others used the cores, or the user stopped in the middle of it.
     #[serde(default = "yes")]
     pub counted: bool,
     /// Unknown keys.
     #[serde(flatten)]
     pub extra: Extra,
+}
+
+impl Turns {
+    /// Wall time of the generation: as it is stated, or else until the last turn had ended.
+    pub fn wall_seconds(&self) -> f64 {
+        let ends = self.rows.iter().map(|row| row.at + row.seconds()).filter(|end| end.is_finite());
+        self.seconds
+            .filter(|seconds| seconds.is_finite() && *seconds >= 0.0)
+            .unwrap_or_else(|| ends.fold(0.0, f64::max))
+    }
 }
 
 fn nulls_are_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {

@@ -53,13 +53,15 @@ fn turns() -> impl Strategy<Value = Turns> {
             ms,
             others: 0.0,
             stolen: 0.0,
+            machine: None,
             counted,
             extra: Map::new(),
         },
     );
     let names = ("[xy]", 0..2u32, any::<u64>(), 0..3u32, proptest::option::of(text()), proptest::option::of(text()));
-    (names, any::<(bool, bool)>(), vec(row, 0..6), proptest::option::of(number())).prop_map(
-        |((experiment, batch, seed, generation, stopped, why_not), (twin, reference), rows, equal)| Turns {
+    let stated = (proptest::option::of(number()), proptest::option::of(number()));
+    (names, any::<(bool, bool)>(), vec(row, 0..6), stated).prop_map(
+        |((experiment, batch, seed, generation, stopped, why_not), (twin, reference), rows, (equal, seconds))| Turns {
             experiment,
             batch,
             seed,
@@ -69,6 +71,7 @@ fn turns() -> impl Strategy<Value = Turns> {
             stopped,
             equal: equal.filter(|share| share.is_finite()),
             budget: None,
+            seconds: seconds.filter(|seconds| seconds.is_finite()),
             rows,
             why_not,
             extra: Map::new(),

@@ -95,6 +95,43 @@ fn with_outcomes(mut records: Vec<Record>, from: usize) -> Vec<Record> {
 }
 
 #[test]
+fn why_it_ended_is_said_of_the_newest_generation_of_each_batch() {
+    let stopped = |first: &str, second: &str, last: &str, batch: u32| {
+        let mut all = records(FEW);
+        for turns in all.iter_mut().filter_map(|record| record.turns.as_mut()) {
+            let word = [first, second, last][turns.generation as usize - 1];
+            turns.stopped = Some(word.into());
+            turns.batch = if turns.generation == 3 { batch } else { 0 };
+        }
+        part(&screen(&all), "SPENT")
+    };
+    let text = stopped("interrupted", "budget", "decided", 0);
+    assert!(text.ends_with(". It ended when all was decided."), "{text}");
+    assert!(!text.contains("budget") && !text.contains("interrupted"), "{text}");
+    let text = stopped("budget", "budget", "interrupted", 0);
+    assert!(text.ends_with(". It was interrupted; the same command goes on."), "{text}");
+    assert!(!text.contains("batches"), "{text}");
+    // Two batches, each with its newest: sentences of their own.
+    let text = stopped("budget", "decided", "budget", 1);
+    assert!(text.ends_with(". It ended when all was decided. The budget ended it."), "{text}");
+    assert!(text.contains("2 batches that share the reference"), "{text}");
+}
+
+#[test]
+fn a_round_that_the_user_stopped_is_not_blamed_on_others() {
+    let mut all = records(FEW);
+    for turns in all.iter_mut().filter_map(|record| record.turns.as_mut()) {
+        turns.stopped = Some("interrupted".into());
+        // The last round has the turn of one cell.
+        let cut = turns.rows.last_mut().filter(|row| row.round == 60);
+        cut.into_iter().for_each(|row| row.counted = false);
+    }
+    // Without this, rounds 7, 14 and so on are discarded: 8 of 60.
+    let text = part(&screen(&all), "SPENT");
+    assert!(text.contains("51 rounds, 8 more left out, since others used the cores, 1 unfinished"), "{text}");
+}
+
+#[test]
 fn grids_of_any_size_fit_by_trials_and_by_turns() {
     for how in [FEW, USUAL, MANY] {
         screen(&records(how));

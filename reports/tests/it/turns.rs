@@ -84,6 +84,7 @@ pub fn records(how: How) -> Vec<Record> {
                     ms: vec![ms],
                     others: 0.0,
                     stolen: 0.0,
+                    machine: None,
                     counted: round % 7 != 0,
                     extra: Extra::new(),
                 });

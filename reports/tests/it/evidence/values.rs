@@ -172,3 +172,42 @@ fn the_frontier_leaves_out_what_is_slower_and_larger() {
     assert_eq!(frontier(&points, verdict), [0, 1]);
     assert_eq!(frontier(&points, |_, _| Verdict::Undecided), [0, 1, 2], "nothing is left out for lack of data");
 }
+
+/// Turns of cells of these speeds, in rounds whose order is a rotation, with a little noise.
+fn turned(evidence: &mut Grid, speeds: &[f64], rounds: u32) {
+    let mut chance = Random::new(9);
+    for round in 0..rounds {
+        let turn = |place: usize| {
+            let cell = (place + round as usize) % speeds.len();
+            let seconds_per_token = (1.0 + 0.02 * chance.uniform()) / speeds[cell];
+            Turn { cell, generation: round / 10, round, order: place as u32, seconds_per_token, counted: true }
+        };
+        let turns: Vec<Turn> = (0..speeds.len()).map(turn).collect();
+        evidence.round(&turns);
+    }
+}
+
+#[test]
+fn cells_race_against_those_of_their_group_alone() {
+    // Cells 3 and 4 are slower than all others, and equal; they are a group of their own, as adapters are beside full fine-tunes.
+    let (speeds, groups) = ([1.0, 1.005, 0.6, 0.2, 0.2], vec![0, 0, 0, 1, 1]);
+    let rules = Rules { equal: 0.001, ..Rules::default() };
+    let mut alone = Grid::new(5, rules);
+    turned(&mut alone, &speeds, 40);
+    assert_eq!(alone.racing(), [true, true, false, false, false]);
+    assert_eq!(alone.pairs(), 10);
+    let mut apart = Grid::of_groups(groups, rules);
+    turned(&mut apart, &speeds, 40);
+    assert_eq!(apart.racing(), [true, true, false, true, true]);
+    assert_eq!(apart.pairs(), 4);
+    assert_eq!(apart.open(), [(0, 1), (3, 4)], "a pair of two groups is not waited for");
+    // Where all pairs of all groups are decided nobody races, whatever is open between groups.
+    let mut decided = Grid::of_groups(vec![0, 0, 1], rules);
+    turned(&mut decided, &[1.0, 0.5, 1.0], 40);
+    assert_eq!((decided.open(), decided.racing()), (vec![], vec![false; 3]));
+    assert_eq!(decided.undecided(), [(0, 2)]);
+    // A single cell of a group is first of it, and needs no more turns than its pairs do.
+    let mut single = Grid::of_groups(vec![0, 0, 1], rules);
+    turned(&mut single, &[1.0, 1.0, 0.5], 40);
+    assert_eq!(single.racing(), [true, true, false]);
+}
