@@ -387,19 +387,20 @@ pub struct GateArgs {
     pub runs: Option<u32>,
 }
 
-/// A share of something, written as `5%`.
-<<<<<<< HEAD
+/// A number of minutes.
 fn minutes(text: &str) -> Result<f64, String> {
     let minutes = text.trim().parse::<f64>().ok().filter(|minutes| *minutes > 0.0 && *minutes <= 10_000.0);
     minutes.ok_or_else(|| "write a number of minutes, as 12".to_string())
-=======
+}
+
+/// A size of at least one byte, written as `512MiB`.
 fn bytes(text: &str) -> Result<u64, String> {
     crate::config::units::bytes(text)
         .filter(|bytes| *bytes > 0)
         .ok_or_else(|| "write a size above 0, as 512MiB".to_string())
->>>>>>> h-a
 }
 
+/// A share of something, written as `5%`.
 fn percent(text: &str) -> Result<f64, String> {
     let share = text.trim().strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
     let share = share.filter(|share| (0.0..100.0).contains(share)).map(|share| share / 100.0);

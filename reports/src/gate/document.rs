@@ -3,34 +3,22 @@
 use super::report::{CellReport, Report, Row};
 use super::verdict::Verdict;
 use super::words;
-use crate::document::{Block, Column, Document, Entry, Table, Tone, cut};
+use crate::document::{Column, Document, Entry, Table, Tone};
 use crate::units;
 
 /// The whole of it.
 pub fn document(report: &Report) -> Document {
     let mut document = Document::new(format!("Gate: {}", report.verdict.words()));
     document.paragraph(words::answer(report));
-    let next = (!report.next.is_empty()).then(|| Block::Paragraph(format!("NEXT    {}", report.next)));
-    let answer = document.blocks.len();
-    let mut next_is_open = next.is_some();
+    // Before the tables, so that a screen that is cut has it.
+    if !report.next.is_empty() {
+        document.paragraph(format!("NEXT    {}", report.next));
+    }
     for cell in &report.cells {
         document.heading(format!("{} ({})", cell.cell, cell.key));
         document.table(rows(report, cell));
-        if next_is_open {
-            // Behind the table of a gate of one cell; where that is not on the first screen, before it.
-            next_is_open = false;
-            let place = document.blocks.len();
-            document.blocks.extend(next.clone());
-            if report.cells.len() > 1 || cut::height(&document) + 2 > cut::LINES {
-                let next = document.blocks.remove(place);
-                document.blocks.insert(answer, next);
-            }
-        }
         document.paragraph(format!("{}. It took {} s.", words::samples(cell), units::number(cell.seconds)));
         document.list(floors(cell));
-    }
-    if next_is_open {
-        document.blocks.extend(next);
     }
     if !report.notes.is_empty() {
         document.heading("Notes");

@@ -46,11 +46,12 @@ fn claims_of(seed: u64, weather: Weather, slow: &[f64]) -> Claims {
             // A grid on the machine looks after each round; fewer looks take less time here.
             if machine.seconds >= BUDGET / 2.0 && round % RACING == 0 {
                 grid.set_least(least_difference(&Rules::default(), &twin.comparison()));
-                let first = grid.active();
-                // The reference and its twin take part to the end, and all do where one cell is left.
-                active = (0..=cells)
-                    .map(|player| player == 0 || player == cells || first.len() < 2 || first.contains(&player))
-                    .collect();
+                let racing = grid.racing();
+                if !racing.contains(&true) {
+                    return grid.claims();
+                }
+                // The reference and its twin take part to the end.
+                active = (0..=cells).map(|player| player == 0 || player == cells || racing[player]).collect();
             }
         }
     }
