@@ -209,7 +209,10 @@ fn a_grid_by_turns_leaves_a_record_of_every_process_and_goes_on() {
         assert_eq!(record["outcome"]["status"], "measured", "{}", record["outcome"]);
         assert_eq!(&record["turns"]["experiment"], experiment);
         assert_eq!(record["turns"]["generation"], record["trial"]);
-        assert!(!record["turns"]["rows"].as_array().unwrap().is_empty());
+        let rows = record["turns"]["rows"].as_array().unwrap();
+        assert!(!rows.is_empty());
+        assert!(rows.iter().all(|row| row["machine"].as_f64().unwrap() > 0.0), "the machine's speed is in every row");
+        assert!(record["turns"]["seconds"].as_f64().unwrap() > rows[rows.len() - 1]["at"].as_f64().unwrap());
         // What was trained is what a trial trains.
         let steps = record["steps"].as_array().unwrap().len();
         assert!(steps == 3 || steps < 3 && record["turns"]["generation"] != 1, "{steps}");
