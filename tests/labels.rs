@@ -79,6 +79,8 @@ fn labels(text: &str) -> BTreeSet<String> {
         match labels.last_mut().filter(|_| entries[0].is_empty()) {
             // Words of a framed table go on below.
             Some(last) => *last = format!("{last} {label}").trim().to_string(),
+            // Titles of two lines begin with nothing.
+            None if label.is_empty() => {}
             None => labels.push(label.clone()),
         }
     }

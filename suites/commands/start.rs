@@ -118,6 +118,8 @@ mod tests {
             ("docs/tutorial.md", file("docs/tutorial.md")),
             ("configs/quickstart.toml", file("configs/quickstart.toml")),
         ] {
+            // Lines are wrapped.
+            let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(text.contains("two minutes"), "{place} states another time than the budget");
             assert!(!text.contains("about a minute") && !text.contains("three trials each"), "{place}");
         }
