@@ -29,10 +29,10 @@ fn lines(pool: &Path) -> Vec<Value> {
 }
 
 /// What is in the folder of a self-test; the same pool, replayed, has the same rates.
-fn result(bench: &Bench, rules: &Path, into: &Path) -> Value {
+fn result(bench: &Bench, rules: &Path, into: &Path, seed: &str) -> Value {
     let result: Value = serde_json::from_str(&std::fs::read_to_string(into.join("result.json")).unwrap()).unwrap();
     let pool = into.join("pool.jsonl");
-    let output = self_test(bench, rules, &["--pool", pool.to_str().unwrap(), "--format", "json"]);
+    let output = self_test(bench, rules, &["--pool", pool.to_str().unwrap(), "--format", "json", "--seed", seed]);
     let replayed: Value =
         serde_json::from_str(&stdout(&output)).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)));
     assert_eq!(replayed["rates"], result["rates"]);
@@ -57,7 +57,7 @@ fn pairs_of_trials_are_in_an_order_that_a_coin_decides() {
     let mut coin = Random::new(2);
     assert!(lines[1..5].iter().all(|line| line["a_first"] == coin.coin()), "{lines:?}");
     assert!(lines[1..5].iter().all(|line| line["a_first"] == true), "{lines:?}");
-    let result = result(&bench, &rules, &into);
+    let result = result(&bench, &rules, &into, "2");
     assert_eq!((&result["form"], &result["pairs"], &result["slow_pairs"]), (&json!("trials"), &json!(4), &json!(2)));
     assert_eq!(result["rates"].as_array().unwrap().len(), 5);
     // A pool that is none, and one of a version that is not known.
@@ -96,7 +96,7 @@ fn turns_are_measured_kept_and_replayed() {
         let seconds: f64 = rounds.iter().filter_map(|round| round["seconds"].as_f64()).sum();
         assert!(seconds > if arm == "aa" { 8.0 } else { 4.0 }, "{arm}: {seconds} s");
     }
-    let result = result(&bench, &rules, &into);
+    let result = result(&bench, &rules, &into, "1");
     assert_eq!(result["form"], "turns");
     assert!(result["generations"].as_u64() >= Some(1) && result["machine_seconds"].as_f64() > Some(12.0), "{result}");
     assert_eq!(result["rates"].as_array().unwrap().len(), 5);
@@ -127,7 +127,7 @@ fn ctrl_c_keeps_the_turns_measured_so_far() {
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert!(before >= 6 && count() >= before, "{before}, then {}", count());
-    let result = result(&bench, &rules, &into);
+    let result = result(&bench, &rules, &into, "1");
     assert_eq!(
         (&result["form"], &result["pairs"], &result["slow_pairs"]),
         (&json!("turns"), &json!(count() - 2), &json!(0))

@@ -191,6 +191,9 @@ fn last_word(rules: &Rules, look: &Look, slower: f64) -> Verdict {
     at_the_end(look.shift.as_ref(), slower)
 }
 
+/// What turns came to, or why none were taken.
+type Taken = Result<(Verdict, Look, Turns), String>;
+
 struct Run<'a, 'b> {
     question: &'a Question<'a>,
     bench: &'b mut dyn Bench,
@@ -261,7 +264,7 @@ impl Run<'_, '_> {
     }
 
     /// Turns until the speed has its verdict, at most until `end`.
-    fn turns(&mut self, place: usize, end: f64) -> Result<(Verdict, Look, Turns), String> {
+    fn turns(&mut self, place: usize, end: f64) -> Taken {
         let rules = self.question.rules;
         let rule = &rules.metrics[place];
         let alpha = (1.0 - rules.confidence) / self.question.noisy_rows.max(1) as f64;
@@ -346,7 +349,7 @@ fn look_at(rules: &Rules, set: &mut Set, wanted: &[bool], alpha: f64, is_last: b
 fn conclude(
     question: &Question,
     sets: Vec<Set>,
-    turns: Option<(usize, Result<(Verdict, Look, Turns), String>)>,
+    turns: Option<(usize, Taken)>,
     due: usize,
     lost: Vec<(Side, Trial)>,
     seconds: f64,
