@@ -3,6 +3,7 @@
 use crate::scope;
 use crate::support::{self, TINY, pixels, run, stderr, stdout};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A notebook of a small grid.
 fn notebook(folder: &Path) -> PathBuf {
@@ -49,6 +50,28 @@ fn the_ending_of_a_file_is_its_form() {
     let output = run(&notebook, &["report", "-o", folder.path().join("r.xyz").to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("end it in .html, .md, .csv, .json or .txt"), "{}", stderr(&output));
+}
+
+/// The command that draws the README's picture, with a notebook in place of two minutes of measuring.
+#[test]
+fn the_picture_of_the_readme_is_the_report_of_a_notebook() {
+    let folder = tempfile::tempdir().unwrap();
+    let notebook = notebook(folder.path());
+    let picture = folder.path().join("picture.svg");
+    let draw = |notebook: &Path| {
+        let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/images/make"));
+        command.arg(env!("CARGO_BIN_EXE_zbench")).arg(notebook).arg(&picture).output().unwrap()
+    };
+    let output = draw(&notebook);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let shown = stdout(&support::zbench(&notebook).env("COLUMNS", "120").arg("report").output().unwrap());
+    let svg = std::fs::read_to_string(&picture).unwrap();
+    let lines = shown.lines().filter(|line| !line.is_empty()).count();
+    assert!(lines > 5 && svg.starts_with("<svg") && svg.matches("<text ").count() == lines, "{shown}{svg}");
+    assert!(svg.contains(">ANSWER ") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    // Without a record there is no answer to draw, and the picture stays.
+    assert!(!draw(folder.path()).status.success());
+    assert_eq!(std::fs::read_to_string(&picture).unwrap(), svg);
 }
 
 #[test]
