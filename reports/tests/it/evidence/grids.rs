@@ -99,13 +99,13 @@ fn check(what: &str, grids: u64, slow: &[f64]) {
 
 #[test]
 fn twelve_equal_cells_are_seldom_told_apart() {
-    let grids = u64::from(scope::cases("grids of 12 equal cells", 20, 1000));
+    let grids = u64::from(scope::cases("grids of 12 equal cells", 8, 1000));
     check("12 equal cells", grids, &[0.0; 12]);
 }
 
 #[test]
 fn thirty_one_equal_cells_are_seldom_told_apart() {
-    let grids = u64::from(scope::cases("grids of 31 equal cells", 4, 400));
+    let grids = u64::from(scope::cases("grids of 31 equal cells", 2, 400));
     check("31 equal cells", grids, &[0.0; 31]);
 }
 
@@ -113,8 +113,8 @@ fn thirty_one_equal_cells_are_seldom_told_apart() {
 #[test]
 fn few_claims_of_a_mixed_grid_are_false() {
     let level = |cell: usize| 0.06 * (cell % 4) as f64;
-    let grids = u64::from(scope::cases("grids of 12 cells on four levels", 10, 500));
+    let grids = u64::from(scope::cases("grids of 12 cells on four levels", 4, 500));
     check("12 cells on four levels", grids, &std::array::from_fn::<f64, 12, _>(level));
-    let grids = u64::from(scope::cases("grids of 31 cells on four levels", 2, 200));
+    let grids = u64::from(scope::cases("grids of 31 cells on four levels", 1, 200));
     check("31 cells on four levels", grids, &std::array::from_fn::<f64, 31, _>(level));
 }

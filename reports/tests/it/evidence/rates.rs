@@ -74,7 +74,7 @@ fn margin(runs: usize) -> f64 {
 /// assume) and in how many generations.
 #[test]
 fn the_same_program_is_seldom_told_apart_from_itself() {
-    let runs = scope::cases("pairs of the same program", 200, 2000) as usize;
+    let runs = scope::cases("pairs of the same program", 100, 2000) as usize;
     for (instance, generations) in [(0.0, 2), (0.005, 3), (0.01, 3), (0.01, 6)] {
         let (slower, faster, _) = rates(runs, Weather { instance, ..USUAL }, 0.0, generations);
         let either = slower + faster;
