@@ -1,6 +1,6 @@
 //! The documentation as a site: every page is in its contents, and no link leads nowhere, in the sources and in what mdBook makes.
 
-use crate::support::{root, stderr, stdout};
+use crate::support::{root, stderr, stdout, zbench};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -111,6 +111,55 @@ fn links_are_seen_and_code_is_no_link() {
     let text = "a [b](c.md#d) `[x](y)`\n\n    [in](code)\n\n```\n[in](fence)\n```\n![p](q.svg)\n";
     assert_eq!(targets(text), ["c.md#d", "q.svg"]);
     assert_eq!(anchors("# One: `two`, 3\ntext\n## A b\n").into_iter().collect::<Vec<_>>(), ["a-b", "one-two-3"]);
+}
+
+/// The examples of a page: the arguments behind `$ zbench`, and the parts of the output that are quoted, between lines of `…`.
+fn examples(markdown: &str) -> Vec<(Vec<&str>, Vec<String>)> {
+    let mut found: Vec<(Vec<&str>, Vec<String>)> = Vec::new();
+    let mut is_open = false;
+    for line in markdown.lines() {
+        let indented = line.strip_prefix("    ");
+        if let Some(command) = indented.and_then(|line| line.strip_prefix("$ zbench ")) {
+            found.push((command.split_whitespace().collect(), vec![String::new()]));
+            is_open = true;
+        } else if let Some((_, parts)) = found.last_mut().filter(|_| is_open) {
+            match indented {
+                Some("…") => parts.push(String::new()),
+                Some(quoted) => *parts.last_mut().unwrap() += &format!("{quoted}\n"),
+                None => is_open = line.is_empty(),
+            }
+        }
+    }
+    found
+}
+
+/// Words with one space between them, since widths of columns depend on the rows that are shown. How long a search took is left out.
+fn words(text: &str) -> String {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let is_time = |at: usize| words.get(at + 1).is_some_and(|unit| ["us;", "ms;", "s;"].contains(unit));
+    words.iter().enumerate().map(|(at, word)| if is_time(at) { "TIME" } else { *word }).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs the examples of `plan`, which need no measurement; what they say is of the machine that the configuration names.
+#[test]
+fn plans_print_what_pages_quote() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut commands, mut parts) = (0, 0);
+    for page in ["walk-strategy.md", "walk-cluster.md", "walk-ci.md", "tutorial.md"] {
+        let text = std::fs::read_to_string(root().join("docs").join(page)).unwrap();
+        for (arguments, quoted) in examples(&text).into_iter().filter(|(arguments, _)| arguments[0] == "plan") {
+            let mut command = zbench(folder.path());
+            let output = command.args(&arguments).env("COLUMNS", "120").current_dir(root()).output().unwrap();
+            assert!(output.status.success(), "{page}: {arguments:?}: {}", stderr(&output));
+            let printed = words(&stdout(&output));
+            commands += 1;
+            for part in quoted.iter().map(|part| words(part)).filter(|part| !part.is_empty()) {
+                assert!(printed.contains(&part), "{page}: {arguments:?} does not print\n{part}\nbut\n{printed}");
+                parts += 1;
+            }
+        }
+    }
+    assert!(commands >= 5 && parts >= 10, "{commands} commands, {parts} parts");
 }
 
 /// What mdBook makes of it, where it is; `ZBENCH_REQUIRE_MDBOOK=1` makes its absence fail. Without MDBOOK or one in PATH nothing
