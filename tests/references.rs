@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Names that are nobody's mistake: what a program writes, what stands for a reader's own file, files of other projects.
-const ELSEWHERE: [&str; 20] = [
+const ELSEWHERE: [&str; 19] = [
     "cell.toml",
     "configs/machines/mine.toml",
     "configs/synthetic.toml",
     "file.toml",
-    "machines/vm.toml",
     "mine.toml",
     "models.toml",
     "network/README.md",
