@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use token::StepTime;
 use zbench_reports::gate::random::Random;
+use zbench_reports::stats;
 
 /// Others may use this share of the cores; a block of rounds under more is discarded whole.
 pub const MOST_OTHERS: f64 = 0.05;
@@ -170,7 +171,10 @@ impl Experiment<'_> {
     pub fn run(&self, conduct: &mut dyn Conduct) -> Result<Ending, TurnsError> {
         let begin = Instant::now();
         let mut random = Random::new(self.settings.seed);
-        let mut active = conduct.first(self.players.len());
+        // A player takes part while its program runs and the conduct wants it. One that is wanted again later returns, with the next
+        // generation where it has no process in this one.
+        let mut wanted = conduct.first(self.players.len());
+        let mut alive = vec![true; self.players.len()];
         let mut round = 0;
         let generations = self.settings.generations.max(1);
         for generation in 1..=generations {
@@ -179,34 +183,38 @@ impl Experiment<'_> {
                 return Ok(Ending::Budget);
             }
             let started = Instant::now();
-            let mut stage = self.start(generation, &active, &mut random, conduct);
+            let mut stage = self.start(generation, &both(&alive, &wanted), &mut random, conduct);
             let warm = Instant::now();
-            let mut ending = self.warm_up(&mut stage, &mut active, &mut random);
+            let mut ending = match self.is_stopped() {
+                true => Some(Ending::Interrupted),
+                false => self.warm_up(&mut stage, &mut alive, &mut random),
+            };
             let start = (warm - started).as_secs_f64();
             let first = warm.elapsed().as_secs_f64();
             if generation == 1 && ending.is_none() && begin.elapsed() + warm.elapsed() > self.settings.budget {
                 let budget = self.settings.budget.as_secs_f64();
                 let advice = (f64::from(generations) * (start + 20.0 * first)).ceil();
-                self.close(stage, generation, Some(Ending::Budget), conduct);
+                // Nothing was measured, so no process has to come to the end of its configuration.
+                self.close(stage, generation, Some(Ending::Interrupted), conduct);
                 return Err(TurnsError::TooShort { budget, start, round: first, advice });
             }
             let mut load = Load::begin();
             let mut block = Vec::new();
             while ending.is_none() {
-                let mut order: Vec<usize> = (0..active.len()).filter(|player| active[*player]).collect();
+                let mut order = places_of(&both(&alive, &wanted));
+                order.retain(|player| stage.places[*player].is_some());
                 if order.len() < 2 {
                     ending = Some(Ending::Alone);
                     break;
                 }
                 random.shuffle(&mut order);
                 round += 1;
-                block.extend(self.round(&mut stage, &order, (generation, round, begin), &mut active, &mut ending));
+                block.extend(self.round(&mut stage, &order, (generation, round, begin), &mut alive, &mut ending));
                 let is_over = ending.is_some() || Instant::now() >= until;
                 if is_over || load.seconds() >= BLOCK_SECONDS {
                     let shares = load.look();
-                    let wanted = deliver(&mut block, shares, self.settings.allow_load, conduct);
-                    if let Some(wanted) = wanted {
-                        active.iter_mut().zip(&wanted).for_each(|(active, wanted)| *active &= wanted);
+                    if let Some(now) = deliver(&mut block, shares, self.settings.allow_load, conduct) {
+                        wanted = now;
                         if ending.is_none() && !wanted.contains(&true) {
                             ending = Some(Ending::Decided);
                         }
@@ -217,22 +225,26 @@ impl Experiment<'_> {
                 }
             }
             self.close(stage, generation, ending, conduct);
-            if let Some(ending) = ending {
+            if let Some(ending) = ending.or(self.is_stopped().then_some(Ending::Interrupted)) {
                 return Ok(ending);
             }
         }
         Ok(Ending::Budget)
     }
 
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
     /// Starts all that are active, in random order, and as many at a time as there are cores.
     fn start(&self, generation: u32, active: &[bool], random: &mut Random, conduct: &mut dyn Conduct) -> Stage {
-        let mut order: Vec<usize> = (0..active.len()).filter(|player| active[*player]).collect();
+        let mut order = places_of(active);
         random.shuffle(&mut order);
         let mut residents = Residents::new(self.program.clone(), self.stop.clone(), self.settings.timeout);
         let mut places = vec![None; active.len()];
         let at_once = crate::runner::machine::cores();
         for (done, player) in order.iter().enumerate() {
-            if self.stop.load(Ordering::Relaxed) {
+            if self.is_stopped() {
                 break;
             }
             conduct.starting(generation, done, order.len());
@@ -245,23 +257,34 @@ impl Experiment<'_> {
         Stage { residents, places, steps: vec![1; active.len()], done: vec![0; active.len()] }
     }
 
-    /// Steps that are not timed, and one turn that tells how many steps a turn should have.
-    fn warm_up(&self, stage: &mut Stage, active: &mut [bool], random: &mut Random) -> Option<Ending> {
-        let mut order: Vec<usize> = (0..active.len()).filter(|player| active[*player]).collect();
+    /// Steps that are not timed, and one turn as long as those that follow, which tells how many steps a turn should have.
+    fn warm_up(&self, stage: &mut Stage, alive: &mut [bool], random: &mut Random) -> Option<Ending> {
+        let mut order: Vec<usize> = (0..alive.len()).filter(|player| stage.places[*player].is_some()).collect();
         random.shuffle(&mut order);
         for player in order {
             let Some(place) = stage.places[player] else { continue };
-            let warmup = self.players[player].warmup.max(1) + 1;
             stage.residents.ready(place);
-            match stage.residents.turn(place, warmup) {
-                resident::Turn::Done(steps) => {
-                    stage.done[player] += steps.len();
-                    let last = steps.last().map_or(TURN_MS, |step| step.ms);
-                    stage.steps[player] = self.settings.discard + (TURN_MS / last).ceil().clamp(1.0, 1000.0) as usize;
+            let mut count = self.players[player].warmup.max(1) + 1;
+            // The last step of the first turn may be an odd one; where steps are short, the median of a whole turn is none.
+            for is_second in [false, true] {
+                if is_second && count == 1 {
+                    break;
                 }
-                resident::Turn::Ended => active[player] = false,
-                resident::Turn::Stopped => return Some(Ending::Interrupted),
+                match stage.residents.turn(place, count) {
+                    resident::Turn::Done(steps) => {
+                        stage.done[player] += steps.len();
+                        let ms: Vec<f64> = steps.iter().skip(1).map(|step| step.ms).collect();
+                        let step = stats::median(&ms).unwrap_or(TURN_MS);
+                        count = (TURN_MS / step).ceil().clamp(1.0, 1000.0) as usize;
+                    }
+                    resident::Turn::Ended => {
+                        alive[player] = false;
+                        break;
+                    }
+                    resident::Turn::Stopped => return Some(Ending::Interrupted),
+                }
             }
+            stage.steps[player] = self.settings.discard + count;
         }
         None
     }
@@ -272,7 +295,7 @@ impl Experiment<'_> {
         stage: &mut Stage,
         order: &[usize],
         (generation, round, begin): (u32, u32, Instant),
-        active: &mut [bool],
+        alive: &mut [bool],
         ending: &mut Option<Ending>,
     ) -> Vec<Taken> {
         let mut turns = Vec::with_capacity(order.len());
@@ -297,7 +320,7 @@ impl Experiment<'_> {
                     load: Shares::default(),
                     counted: true,
                 }),
-                resident::Turn::Ended => active[player] = false,
+                resident::Turn::Ended => alive[player] = false,
                 resident::Turn::Stopped => {
                     *ending = Some(Ending::Interrupted);
                     turns.iter_mut().for_each(|turn: &mut Taken| turn.counted = false);
@@ -323,6 +346,16 @@ impl Experiment<'_> {
         let of_player = |place: &Option<usize>| place.and_then(|place| said.get_mut(place)?.take());
         conduct.ended(generation, ending, places.iter().map(of_player).collect());
     }
+}
+
+/// Where both are true.
+fn both(a: &[bool], b: &[bool]) -> Vec<bool> {
+    a.iter().zip(b).map(|(a, b)| *a && *b).collect()
+}
+
+/// The places of those that are true.
+fn places_of(all: &[bool]) -> Vec<usize> {
+    (0..all.len()).filter(|place| all[*place]).collect()
 }
 
 /// Tells of a block of rounds, with what others used of the machine meanwhile.

@@ -274,6 +274,40 @@ fn ctrl_c_keeps_the_turns_and_a_dead_cell_is_its_own_outcome() {
     }
 }
 
+#[test]
+fn a_grid_that_is_stopped_while_its_cells_start_has_measured_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let notebook = folder.path().join("nb");
+    let file = write(folder.path(), TINY);
+    let arguments = ["grid", file.to_str().unwrap(), "--budget", "8s", "--allow-load"];
+    for wait in [50, 200, 400] {
+        let mut grid = zbench(&notebook);
+        let mut grid = grid.args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(wait));
+        kill_process(Pid::from_raw(grid.id() as i32).unwrap(), Signal::INT).unwrap();
+        let begin = Instant::now();
+        assert_eq!(grid.wait().unwrap().code(), Some(130), "{wait} ms");
+        assert!(begin.elapsed() < Duration::from_secs(8), "{wait} ms: it took {:?} to end", begin.elapsed());
+    }
+    assert!(records(&notebook).iter().all(|record| record["outcome"]["status"] == "measured"));
+    let output = zbench(&notebook).args(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(records(&notebook).len() >= 5, "{}", stderr(&output));
+}
+
+#[test]
+fn a_budget_too_small_for_a_round_leaves_no_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let notebook = folder.path().join("nb");
+    let file = write(folder.path(), TINY);
+    for _ in 0..2 {
+        let output = run(&notebook, &["grid", file.to_str().unwrap(), "--budget", "1ms"]);
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(stderr(&output).contains("too small") && stderr(&output).contains("--budget"), "{}", stderr(&output));
+        assert!(records(&notebook).is_empty());
+    }
+}
+
 /// The share of one core that all ranks of a waiting cell together may use; a single rank that polls uses all of it.
 const WAITING: f64 = 0.1;
 

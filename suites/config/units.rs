@@ -13,7 +13,7 @@ const BYTES: &[(&str, f64)] = &[
 ];
 
 const SECONDS: &[(&str, f64)] =
-    &[("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0)];
+    &[("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("min", 60.0), ("h", 3600.0)];
 
 /// A number and its unit's factor; a bare number has factor 1.
 fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
@@ -72,6 +72,8 @@ mod tests {
         assert_eq!(bandwidth("100GB/s"), Some(100e9));
         assert!(seconds("20us").is_some_and(|s| (s - 20e-6).abs() < 1e-18));
         assert_eq!(seconds("2min"), Some(120.0));
+        assert_eq!(seconds("4m"), Some(240.0), "as the screen of a grid advises");
+        assert_eq!(seconds("4ms"), Some(0.004));
     }
 
     #[test]

@@ -237,7 +237,12 @@ impl Runner<'_> {
             match ended {
                 // Of an experiment that is there already, the rest of the time is too short for more.
                 Err(TurnsError::TooShort { .. }) if past.generations > 0 => continue,
-                ended => summary.interrupted = ended? == Ending::Interrupted,
+                // Each batch has its share of the budget.
+                Err(TurnsError::TooShort { start, round, advice, .. }) => {
+                    let (budget, advice) = (how.budget.as_secs_f64(), advice * batches.len() as f64);
+                    return Err(TurnsError::TooShort { budget, start, round, advice }.into());
+                }
+                Ok(ended) => summary.interrupted = ended == Ending::Interrupted,
             }
             measured = true;
             if summary.interrupted {

@@ -380,9 +380,9 @@ impl Residents {
     /// Ends all, each after its step, and returns what they had to say, by number. Who takes longer than `grace` is ended.
     pub fn end(mut self, grace: Duration) -> Vec<Execution> {
         for number in 0..self.all.len() {
-            if self.all[number].foreign.is_some() {
-                self.kill(number);
-            } else {
+            // A cell with a rank that has not come to its first step yet cannot be told to end.
+            let starts = self.all[number].ranks.iter().any(|rank| rank.line.is_none());
+            if !starts && self.all[number].foreign.is_none() {
                 // One after another: the end of a cell measures the peak.
                 self.all[number].ranks.iter_mut().filter_map(|rank| rank.line.as_mut()).for_each(|line| {
                     let _ = answer(line, 0);

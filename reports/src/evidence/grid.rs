@@ -193,8 +193,8 @@ impl Grid {
         Claims::new(cells, self.rules.alpha, |a, b| evidence[a * cells + b])
     }
 
-    /// Which cells are worth another turn: of each group those not shown to be slower than another of it, and once a single one
-    /// is left, those of its pairs that are still open. None where no pair is open.
+    /// Which cells are worth another turn: of each group those not shown to be slower than another of it. Once it is decided how these
+    /// compare with each other, the cells of the group's open pairs. None where no pair is open.
     pub fn racing(&self) -> Vec<bool> {
         let open = self.open();
         if open.is_empty() {
@@ -206,8 +206,8 @@ impl Grid {
             !(0..self.cells()).any(beats)
         };
         let first: Vec<bool> = (0..self.cells()).map(ahead).collect();
-        let is_won =
-            |group: usize| (0..self.cells()).filter(|&cell| self.groups[cell] == group && first[cell]).count() < 2;
+        // No pair of those that lead is open: one is the fastest, or they are equal.
+        let is_won = |group: usize| !open.iter().any(|&(a, b)| self.groups[a] == group && first[a] && first[b]);
         let races = |cell: usize| match is_won(self.groups[cell]) {
             true => open.iter().any(|&(a, b)| a == cell || b == cell),
             false => first[cell],

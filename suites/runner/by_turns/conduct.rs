@@ -268,11 +268,15 @@ impl<'a, 'r> OfGrid<'a, 'r> {
         let Some(mut record) = self.begun(player, generation) else { return };
         let rows = std::mem::take(&mut self.rows[player]);
         let Execution { steps, between, end, .. } = said;
+        if rows.is_empty() && end.is_none() && self.ending == "interrupted" {
+            // The user stopped it while it started.
+            return;
+        }
         let mut end = end.unwrap_or_else(|| {
             let reason = "its process did not end in time when it was told to".to_string();
             End { failure: Some(Ended { status: Status::Failed, reason, source: None }), ..End::default() }
         });
-        if rows.is_empty() && end.failure.is_none() && end.stopped {
+        if rows.is_empty() && end.failure.is_none() {
             // It had no turn in this generation: there is nothing to keep.
             return;
         }

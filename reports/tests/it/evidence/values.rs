@@ -211,3 +211,14 @@ fn cells_race_against_those_of_their_group_alone() {
     turned(&mut single, &[1.0, 1.0, 0.5], 40);
     assert_eq!(single.racing(), [true, true, false]);
 }
+
+/// Two cells that lead and are equal need no more turns: those whose pairs are open get them.
+#[test]
+fn once_the_leaders_are_equal_open_pairs_have_the_turns() {
+    let rules = Rules { equal: 0.02, ..Rules::default() };
+    let mut grid = Grid::new(4, rules);
+    // The last two differ by more than the least difference and by less than what is called equal.
+    turned(&mut grid, &[1.0, 1.0, 0.6, 0.6 * 0.985], 60);
+    assert_eq!(grid.open(), [(2, 3)]);
+    assert_eq!(grid.racing(), [false, false, true, true]);
+}
