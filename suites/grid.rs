@@ -312,12 +312,13 @@ pub fn none_left(document: &Document, only: &[Axis]) -> String {
         }
         values
     };
+    // What follows "cells have".
     let list = |key: &str, values: &[toml::Value]| {
         let mut words: Vec<String> = values.iter().take(LISTED).map(shown).collect();
         if values.len() > LISTED {
             words.push(format!("and {} more", values.len() - LISTED));
         }
-        if words.is_empty() { format!("{key} is stated nowhere") } else { format!("{key} = {}", words.join(", ")) }
+        if words.is_empty() { format!("no value of {key}") } else { format!("{key} = {}", words.join(", ")) }
     };
     let same = |wanted: &Setting, value: &toml::Value| json(&wanted.value) == json(value);
     let absent =
@@ -327,6 +328,12 @@ pub fn none_left(document: &Document, only: &[Axis]) -> String {
         .filter(absent)
         .map(|axis| {
             let wanted: Vec<String> = axis.values.iter().map(|set| shown(&set.value)).collect();
+            if axis.key == CELL_KEY {
+                return format!(
+                    "--only asks for cells whose key begins with {}, and no key does; `zbench plan FILE --format json` shows the keys",
+                    wanted.join(" or ")
+                );
+            }
             format!(
                 "--only asks for {} = {}, and cells have {}",
                 axis.key,

@@ -64,6 +64,11 @@ fn no_cell_left_names_the_values_that_there_are() {
     assert!(of_file.contains("parallel.ranks = 8 or 16, and cells have parallel.ranks = 4"), "{of_file}");
     let of_default = why(GRID, "memory.checkpointing=full");
     assert!(of_default.ends_with("and cells have memory.checkpointing = \"none\""), "{of_default}");
+    assert_eq!(
+        why(GRID, "dead"),
+        "no cell is left: --only asks for cells whose key begins with \"dead\", and no key does; `zbench plan FILE --format json` shows \
+         the keys"
+    );
     let excluded = format!("{GRID}[[grid.exclude]]\n\"train.accumulation\" = 4\n\"parallel.strategy\" = \"ddp\"\n");
     let both = why(&excluded, "train.accumulation=4,parallel.strategy=ddp");
     assert!(

@@ -177,3 +177,40 @@ fn what_stands_for_several_cells_lists_them_and_short_keys_are_enough() {
     refused(&["plan", file, "--only", "path=x"], &["path may be", "data.path", "lora.path", "in full"]);
     refused(&["plan", file, "--only", "zero4"], &["zero4", "no strategy"]);
 }
+
+#[test]
+fn a_list_is_empty_where_other_terms_leave_nothing_and_names_keys_that_nothing_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let book = &folder.path().join("nb");
+    notebook(book, TINY);
+    for empty in ["ddp,tag=paper", "tag=paper,ddp", "lora.rank=4", "status=skipped"] {
+        assert_eq!(said(book, &["list", empty, "--format", "json"]), "", "{empty}");
+    }
+    assert!(said(book, &["list", "ddp", "--format", "json"]).lines().count() == 4);
+    for (command, words, fragment) in [
+        ("list", "a=b", "has a value of `a`; a filter's keys are name"),
+        ("list", "=", "has a value of ``; a filter's keys are name"),
+        ("list", "zero4,tag=paper", "zero4"),
+        ("show", "", "the selector is empty; write the beginning of a record's id"),
+    ] {
+        let output = run(book, &[command, words]);
+        assert_eq!(output.status.code(), Some(1), "{words}: {}", stdout(&output));
+        assert!(stderr(&output).contains(fragment), "{words}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn list_and_report_say_that_turns_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let book = &folder.path().join("nb");
+    notebook(book, TINY);
+    let words = |command: &str| stderr(&run(book, &[command]));
+    assert_eq!(words("list"), "");
+    std::fs::create_dir(book.join("turns")).unwrap();
+    std::fs::write(book.join("turns/notes.txt"), "mine").unwrap();
+    assert_eq!(words("list"), "");
+    std::fs::write(book.join("turns/a.jsonl"), "").unwrap();
+    for command in ["list", "report"] {
+        assert!(words(command).contains("has 1 file of turns that are not in the records yet"), "{}", words(command));
+    }
+}

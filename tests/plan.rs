@@ -1,7 +1,7 @@
 //! `zbench plan`: prices of cells that nobody ran, term by term, on changed machines, searched, and beside what others
 //! published.
 
-use crate::support::{root, run, stderr, stdout};
+use crate::support::{TINY, root, run, stderr, stdout};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -515,4 +515,45 @@ fn odd_folders_of_rows_are_refused_or_read() {
         rows.iter().all(|row| row["predicted"].is_null() && !row["reason"].as_str().unwrap().is_empty()),
         "{rows:?}"
     );
+}
+
+#[test]
+fn a_plan_without_cells_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), TINY);
+    let path = path.to_str().unwrap();
+    for (only, fragment) in [
+        ("dead", "--only asks for cells whose key begins with \"dead\", and no key does"),
+        ("ranks=8", "--only asks for parallel.ranks = 8, and cells have parallel.ranks = 2"),
+        ("lora.rank=unset", "--only asks for lora.rank = \"unset\", and cells have"),
+    ] {
+        for search in [&[][..], &["--search"]] {
+            let output = run(folder.path(), &[&["plan", path, "--only", only], search].concat());
+            assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), ""), "{only}");
+            assert!(stderr(&output).contains(fragment), "{only}: {}", stderr(&output));
+        }
+    }
+}
+
+#[test]
+fn the_next_step_of_a_plan_keeps_the_proxy_and_is_no_grid_where_nothing_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |arguments: &[&str]| {
+        let output = run(folder.path(), &[&["plan"], arguments].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let large = root().join("configs/strategy13b.toml");
+    let only = "parallel.strategy=ddp,train.micro_batch=1,memory.checkpointing=selective";
+    let text = said(&[large.to_str().unwrap(), "--proxy", "--only", only]).replace("\n", "");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("strategy13b.toml --proxy measures them; zbench plan"), "{words}");
+    let path = file(folder.path(), TINY);
+    let path = path.to_str().unwrap();
+    let only = "ddp,checkpointing=none";
+    let json: Value = serde_json::from_str(&said(&[path, "--only", only, "--format", "json"])).unwrap();
+    assert!(said(&[path, "--only", only]).contains("zbench grid"));
+    let capacity = format!("memory.capacity={}KiB", (number(&json, "total_bytes") as u64 - 1) / 1024);
+    let text = said(&[path, "--only", only, "--set", &capacity]);
+    assert!(text.contains("--search") && !text.contains("zbench grid"), "{text}");
 }

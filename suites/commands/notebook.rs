@@ -12,7 +12,25 @@ pub fn contents(notebook: &Notebook) -> Result<Contents> {
     for warning in contents.warnings() {
         crate::say!("warning: {warning}");
     }
+    if let Some(words) = waiting(notebook) {
+        crate::say!("{words}");
+    }
     Ok(contents)
+}
+
+/// That turns are not in the records yet, if there are some: their grid still runs, or it was killed.
+fn waiting(notebook: &Notebook) -> Option<String> {
+    let folder = notebook.directory().join("turns");
+    let is_of_turns = |entry: &std::fs::DirEntry| entry.path().extension().is_some_and(|ending| ending == "jsonl");
+    let count = std::fs::read_dir(&folder).ok()?.flatten().filter(is_of_turns).count();
+    let files = zbench_reports::units::plural(count, "file", "files");
+    (count > 0).then(|| {
+        format!(
+            "{} has {files} of turns that are not in the records yet: their grid still runs, or it was killed; the next `zbench \
+             grid` into this notebook adds those of killed grids",
+            folder.display()
+        )
+    })
 }
 
 /// `zbench list [ID|FILTER]`.

@@ -4,6 +4,7 @@ use super::train::estimates;
 use super::{expand, expand_with, planned, print_document, print_lines, print_screen, quoted, room};
 use crate::cli::{Cells, Format, Global, PlanArgs, exit};
 use crate::config::{Resolved, document};
+use crate::grid;
 use crate::plan::{explain, search, validate};
 use crate::runner::plan::Planned;
 use anyhow::{Result, bail};
@@ -27,6 +28,10 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     }
     let mut expanded = expand(&cells, arguments.max_cells, None)?;
     let as_stated = planned(&mut expanded, arguments.proxy)?;
+    if as_stated.is_empty() {
+        crate::say!("{}", grid::none_left(&expanded.document, &expanded.only));
+        return Ok(exit::SUCCESS);
+    }
     if let Some(mut trace) = super::timelines(global)? {
         trace.predicted(&as_stated);
         trace.complaint().iter().for_each(|complaint| crate::say!("warning: {complaint}"));
@@ -39,7 +44,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
         return summed(global, &as_stated, &|resolved, planned| explain::sums(resolved, planned.estimate.as_ref()));
     }
     if arguments.what_if.is_empty() {
-        return estimates(global, &as_stated, &cells.file);
+        return estimates(global, &as_stated, &cells.file, arguments.proxy);
     }
     let changes = arguments.what_if.iter().map(|text| change(text)).collect::<Result<Vec<_>>>()?;
     let has_profile = |cell: &Planned| cell.grid.resolved.as_ref().is_ok_and(|resolved| resolved.profile.is_some());
@@ -103,6 +108,10 @@ fn searched(global: &Global, cells: &Cells, max_cells: usize, headroom: f64) -> 
     let expanded = expand(cells, max_cells, None)?;
     expanded
         .refuse_search("looks for the largest value that fits, and --search for the fastest way to split the work")?;
+    if expanded.cells.is_empty() {
+        crate::say!("{}", grid::none_left(&expanded.document, &expanded.only));
+        return Ok(exit::SUCCESS);
+    }
     let (planner, mut found) = (Planner::default(), Vec::new());
     let mut seen = Vec::new();
     for cell in &expanded.cells {

@@ -1,5 +1,6 @@
 //! Which records of a notebook a command is about.
 
+use crate::config::keys;
 use anyhow::{Result, bail};
 use serde_json::Value;
 use std::collections::hash_map::Entry;
@@ -20,16 +21,20 @@ pub fn select(notebook: &Notebook, mut records: Vec<Record>, what: &[String]) ->
     let is_filter = |word: &&String| label::read(word).iter().all(|term| matches!(term, Term::Pair(..)));
     let (filters, names): (Vec<&String>, Vec<&String>) =
         what.iter().partition(|word| is_filter(word) && !is_label(&records, word));
+    let all = notebook.read()?.records;
     let mut wanted: HashSet<String> = HashSet::new();
     for name in &names {
         let found = named(&records, name)?;
         wanted.extend(found.iter().map(|record| record.id.clone()));
-        if found.is_empty() {
-            // What other terms have left out is there all the same.
+        // What other terms have left out is there all the same.
+        if found.is_empty() && named(&all, name)?.is_empty() {
             wanted.extend(one(notebook, name)?.into_iter().map(|record| record.id));
         }
     }
     for filter in filters {
+        if let Some(key) = unknown_key(&all, filter) {
+            bail!("no record of {} has a value of `{key}`; {KEYS_OF_FILTERS}", notebook.directory().display());
+        }
         let held: HashSet<String> =
             holding(&records, &label::read(filter))?.iter().map(|record| record.id.clone()).collect();
         records.retain(|record| held.contains(&record.id));
@@ -44,6 +49,9 @@ pub fn select(notebook: &Notebook, mut records: Vec<Record>, what: &[String]) ->
 /// It stands for nothing, or for several cells, which are listed.
 pub fn one(notebook: &Notebook, text: &str) -> Result<Vec<Record>> {
     let text = text.trim();
+    if text.is_empty() {
+        bail!("the selector is empty; write the beginning of a record's id, or a label that `zbench list` shows");
+    }
     let contents = notebook.read()?;
     let records = &contents.records[..];
     if is_id(records, text) {
@@ -77,6 +85,31 @@ pub fn one(notebook: &Notebook, text: &str) -> Result<Vec<Record>> {
     let mut records: Vec<Record> = own(true).chain(own(false)).map(|record| (*record).clone()).collect();
     records.sort_by(|a, b| (!a.is_twin(), &a.started).cmp(&(!b.is_twin(), &b.started)));
     Ok(records)
+}
+
+/// What a filter may ask for.
+const KEYS_OF_FILTERS: &str = "a filter's keys are name, id, key, status, trial, commit, and keys of the configuration as \
+                               parallel.strategy";
+
+/// The first key of a filter that neither a record nor a configuration has. A notebook without records tells nothing.
+fn unknown_key<'t>(all: &[Record], filter: &'t str) -> Option<&'t str> {
+    let is_known = |typed: &str, value: &str| {
+        OWN.contains(&typed)
+            || !typed.is_empty() && keys::KEYS.iter().any(|key| label::is_key(key.name, typed))
+            || all.iter().any(|record| {
+                record.setting(typed).is_some() || has(record, typed, Term::Pair(typed, value)) || {
+                    let mut held = false;
+                    grid_report::each_setting(&record.cell, &mut |path, _| {
+                        held |= !typed.is_empty() && label::is_key(path, typed);
+                    });
+                    held
+                }
+            })
+    };
+    label::read(filter).into_iter().find_map(|term| match term {
+        Term::Pair(key, value) if !all.is_empty() && !is_known(key, value) => Some(key),
+        _ => None,
+    })
 }
 
 /// So many cells of an ambiguous word are listed.
@@ -430,10 +463,7 @@ fn why_none(records: &[Record], folder: &Path, text: &str, terms: &[Term]) -> St
         let more = if values.len() > 8 { ", …" } else { "" };
         values.truncate(8);
         return match values.is_empty() {
-            true => format!(
-                "no record of {folder} has a value of `{key}`; a filter's keys are name, id, key, status, trial, commit, and keys \
-                 of the configuration as parallel.strategy"
-            ),
+            true => format!("no record of {folder} has a value of `{key}`; {KEYS_OF_FILTERS}"),
             false => format!("no record of {folder} has {key}={value}; there are: {}{more}", values.join(", ")),
         };
     }

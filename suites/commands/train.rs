@@ -53,7 +53,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         if let Some(trace) = session.timelines(global)? {
             trace.predicted(&cells);
         }
-        return estimates(global, &cells, &arguments.cells.file);
+        return estimates(global, &cells, &arguments.cells.file, arguments.proxy);
     }
     let mut limits = expanded.limits.take();
     if let Some(limits) = &mut limits {
@@ -293,7 +293,7 @@ pub(super) fn refuse_all(expanded: &Expanded) -> Result<()> {
 }
 
 /// The estimates of cells.
-pub(super) fn estimates(global: &Global, cells: &[Planned], file: &Path) -> Result<u8> {
+pub(super) fn estimates(global: &Global, cells: &[Planned], file: &Path, proxy: bool) -> Result<u8> {
     let mut rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
     // To plan makes no notebook.
     let there =
@@ -304,11 +304,12 @@ pub(super) fn estimates(global: &Global, cells: &[Planned], file: &Path) -> Resu
     match global.format {
         Format::Json => print_lines(&rows)?,
         _ => {
-            let runs = cells.iter().any(|cell| matches!(cell.decision, Decision::Run));
+            let runs = |cell: &Planned| matches!(cell.decision, Decision::Run) && cell.fits() != Some(false);
             let file = quoted(&file.to_string_lossy());
-            let next = match runs {
+            let stand_ins = if proxy { " --proxy" } else { "" };
+            let next = match cells.iter().any(runs) {
                 true => format!(
-                    "zbench grid {file} measures them; zbench plan {file} --full has memory by category, spans of time and traffic."
+                    "zbench grid {file}{stand_ins} measures them; zbench plan {file}{stand_ins} --full has memory by category, spans of time and traffic."
                 ),
                 false => format!(
                     "zbench plan {file} --search looks for a faster way to split the work; --full has memory by category, spans of time and traffic."

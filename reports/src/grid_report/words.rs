@@ -332,7 +332,9 @@ pub fn caveats(grid: &Grid) -> Vec<String> {
             (some, _) if some == all => format!("{} are scaled-down stand-ins", units::all(all, "cells")),
             (some, _) => format!("{some} of {all} cells are scaled-down stand-ins"),
         };
-        items.push(format!("PROXY: {what} of the target, marked [proxy]; speeds and sizes are not the target's."));
+        // Where all are stand-ins the table does not say so of each.
+        let marked = if proxies < all { ", marked [proxy]" } else { "" };
+        items.push(format!("PROXY: {what} of the target{marked}; speeds and sizes are not the target's."));
     }
     let mut links: Vec<String> = grid.cells.iter().filter_map(|cell| cells::emulated_link(cell.record())).collect();
     if !links.is_empty() {

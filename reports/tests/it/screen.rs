@@ -190,6 +190,22 @@ fn too_few_turns_decide_nothing_and_are_not_called_equal() {
 }
 
 #[test]
+fn a_run_that_ended_as_all_was_decided_is_not_told_to_take_a_larger_budget() {
+    let open = |stopped: &str| {
+        let mut records = with_outcomes(records(USUAL), 25);
+        records.iter_mut().filter_map(|record| record.turns.as_mut()).for_each(|turns| {
+            turns.stopped = Some(stopped.into());
+        });
+        part(&screen(&records), "OPEN")
+    };
+    let text = open("decided");
+    assert!(text.contains("pairs") && !text.contains("should decide"), "{text}");
+    assert!(text.ends_with("A larger --budget measures nothing: use a smaller --decide, or --fresh."), "{text}");
+    let text = open("budget");
+    assert!(text.contains("the same command with --budget"), "{text}");
+}
+
+#[test]
 fn cells_of_one_speed_are_called_equal_where_the_turns_show_it() {
     let mut records = records(How { rounds: 60, noise: 0.02, ..FEW });
     for row in records

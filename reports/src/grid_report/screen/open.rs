@@ -50,6 +50,13 @@ fn by_turns(turned: &Turned) -> String {
     let mut times: Vec<f64> =
         pairs.iter().filter(|(apart, _)| *apart >= WORTH.ln_1p()).map(|(_, times)| *times).collect();
     times.sort_by(f64::total_cmp);
+    // A larger budget measures nothing where every experiment ended by itself.
+    let stopped = &turned.course.stopped;
+    if !stopped.is_empty() && stopped.iter().all(|stopped| stopped == "decided") {
+        text += ". The run ended as each pair alone was decided; all claims together need more. A larger --budget measures \
+                 nothing: use a smaller --decide, or --fresh.";
+        return text;
+    }
     let spent = turned.course.budget.unwrap_or(turned.course.seconds).max(1.0);
     text += &match times.get(times.len() / 2) {
         None => format!("; none seems to differ by {} or more.", share(WORTH)),
