@@ -218,7 +218,7 @@ pub(crate) fn check_files(resolved: Resolved, files: &mut Files, settings: &Sett
 }
 
 /// Stands for the key of a cell among the terms of `--only`.
-const CELL_KEY: &str = "key";
+pub const CELL_KEY: &str = "key";
 /// Fewer letters of a cell's key are no beginning of it.
 const SHORTEST_KEY: usize = 4;
 

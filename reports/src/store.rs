@@ -25,7 +25,7 @@ use self::contents::{is_json, read_lines};
 pub use self::error::StoreError;
 pub use self::merge::Merged;
 pub use self::tail::Tail;
-pub use self::unfinished::Unfinished;
+pub use self::unfinished::{Recovered, Unfinished};
 use crate::record::{Record, Remark};
 
 /// Name of the file of records inside a notebook's directory.

@@ -97,15 +97,7 @@ impl<'a> Job<'a> {
     /// The cells of the rules' configuration, some keys set to other values.
     fn targets(&self, more: &[String]) -> Result<Option<Vec<Target>>, ConfigError> {
         let Some(config) = &self.file.config else { return Ok(None) };
-        let set: Vec<String> = self.file.set.iter().chain(more).cloned().collect();
-        // What is set to another value is no longer narrowed to the old one.
-        let is_set = |term: &str| more.iter().any(|set| set.split('=').next() == term.split('=').next());
-        let only = self
-            .file
-            .only
-            .as_ref()
-            .map(|only| only.split(',').filter(|term| !is_set(term.trim())).collect::<Vec<_>>().join(","));
-        cells::of_configuration(&absolute(config), &set, only.as_deref().filter(|only| !only.is_empty())).map(Some)
+        cells::of_configuration(&absolute(config), &self.file.set, more, self.file.only.as_deref()).map(Some)
     }
 
     /// A bench for one cell.
@@ -168,12 +160,12 @@ impl<'a> Job<'a> {
         std::iter::once(config).chain(self.file.set.iter().cloned()).collect::<Vec<_>>().join(" ")
     }
 
-    /// What `run` is told to run the rules' configuration.
+    /// What `run` is told to run the rules' configuration, as a shell reads it.
     fn config_arguments(&self) -> String {
         let config = self.file.config.as_ref().map_or(String::new(), |config| config.display().to_string());
         let sets = self.file.set.iter().flat_map(|set| ["--set".to_string(), set.clone()]);
         let only = self.file.only.iter().flat_map(|only| ["--only".to_string(), only.clone()]);
-        std::iter::once(config).chain(sets).chain(only).collect::<Vec<_>>().join(" ")
+        std::iter::once(config).chain(sets).chain(only).map(|word| super::quoted(&word)).collect::<Vec<_>>().join(" ")
     }
 
     /// The question about one cell; what is left of the budget is shared by the cells that are left.

@@ -2,7 +2,7 @@
 
 use super::measure::Arm;
 use crate::config::files::Files;
-use crate::config::{ConfigError, Context, Document, Problem};
+use crate::config::{Axis, ConfigError, Context, Document, Problem};
 use crate::grid::{self, GridCell};
 use crate::runner::machine;
 use serde_json::Value;
@@ -44,14 +44,22 @@ impl Target {
     }
 }
 
-/// The cells of a configuration.
+/// The cells of a configuration with the values of `set` and then of `more`, narrowed by `only` where `more` does not say otherwise.
 ///
 /// # Errors
 /// It is wrong, stands for no cell, for one that cannot be, or for cells that no `--only` tells apart.
-pub fn of_configuration(file: &Path, set: &[String], only: Option<&str>) -> Result<Vec<Target>, ConfigError> {
+pub fn of_configuration(
+    file: &Path,
+    set: &[String],
+    more: &[String],
+    only: Option<&str>,
+) -> Result<Vec<Target>, ConfigError> {
+    let mut axes = only.map(|only| asked(file, set, only)).transpose()?.unwrap_or_default();
+    // What is set to another value is no longer narrowed to the old one.
+    axes.retain(|axis| more.iter().all(|set| set.split('=').next().map(str::trim) != Some(axis.key)));
+    let set = &[set, more].concat();
     let document = Document::read(file, set)?;
     let source = document.path.display().to_string();
-    let axes = only.map(|only| grid::parse_only(only, &document)).transpose()?.unwrap_or_default();
     let context = Context::new(document.folder().to_path_buf(), machine::cores());
     let cells = grid::expand(&document, &axes, MOST_CELLS, &context, &mut Files::default())?;
     if cells.is_empty() {
@@ -73,7 +81,7 @@ pub fn of_configuration(file: &Path, set: &[String], only: Option<&str>) -> Resu
     for (cell, terms) in cells.iter().zip(&terms) {
         match &cell.resolved {
             Ok(resolved) => {
-                let arguments = arguments(file, set, &merged(only.unwrap_or_default(), terms));
+                let arguments = arguments(file, set, &merged(&axes, terms));
                 let label = label(cell, &document);
                 let plain = grid::plain(&resolved.cell);
                 targets.push(Target { key: cell.key.clone(), label, cell: plain, arguments, seed: None });
@@ -109,17 +117,47 @@ fn arguments(file: &Path, set: &[String], only: &str) -> Vec<OsString> {
     arguments
 }
 
-/// The terms of `only`, those of one cell in place of what they narrow.
-fn merged(only: &str, terms: &str) -> String {
-    let split = |text: &str| -> Vec<(String, String)> {
-        let pairs = text.split(',').filter_map(|term| term.split_once('='));
-        pairs.map(|(key, value)| (key.trim().to_string(), value.trim().to_string())).collect()
+/// What `only` asks for. The key of a cell stands for what tells the cell apart: a program of another version, or a cell with a value
+/// set to another, has another key.
+fn asked(file: &Path, set: &[String], only: &str) -> Result<Vec<Axis>, ConfigError> {
+    let document = Document::read(file, set)?;
+    let axes = grid::parse_only(only, &document)?;
+    let Some(wanted) = axes.iter().find(|axis| axis.key == grid::CELL_KEY) else { return Ok(axes) };
+    let context = Context::new(document.folder().to_path_buf(), machine::cores());
+    let cells = grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default())?;
+    let is_wanted = |cell: &GridCell| {
+        wanted.values.iter().any(|set| set.value.as_str().is_some_and(|wanted| cell.key.starts_with(wanted)))
     };
-    let narrow = split(terms);
-    let mut all: Vec<(String, String)> = split(only);
-    all.retain(|(key, _)| narrow.iter().all(|(known, _)| known != key));
-    all.extend(narrow);
-    all.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
+    let terms = grid::differences(&cells);
+    let named: Vec<&String> =
+        cells.iter().zip(&terms).filter(|(cell, _)| is_wanted(cell)).map(|(_, terms)| terms).collect();
+    let others: Vec<Axis> = axes.iter().filter(|axis| axis.key != grid::CELL_KEY).cloned().collect();
+    match &named[..] {
+        [] => Err(ConfigError::about(document.path.display().to_string(), grid::none_left(&document, &axes))),
+        // The only cell needs no narrowing.
+        [terms] if terms.is_empty() => Ok(others),
+        [terms] => Ok(others.into_iter().chain(grid::parse_only(terms, &document)?).collect()),
+        several => {
+            let message = format!(
+                "only = \"{only}\" names {} cells by their keys; name one, or write terms as zero3, checkpointing=full",
+                several.len()
+            );
+            Err(ConfigError::about(document.path.display().to_string(), message))
+        }
+    }
+}
+
+/// The terms of `only` in words that every `--only` reads, those of one cell in place of what they narrow.
+fn merged(only: &[Axis], terms: &str) -> String {
+    let is_narrower = |key: &str| terms.split(',').any(|term| term.split('=').next() == Some(key));
+    let term = |axis: &Axis| {
+        let text = |value: &toml::Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+        let key = axis.key;
+        axis.values.iter().map(|set| format!("{key}={}", text(&set.value))).collect::<Vec<_>>()
+    };
+    let mut all: Vec<String> = only.iter().filter(|axis| !is_narrower(axis.key)).flat_map(term).collect();
+    all.extend(Some(terms.to_string()).filter(|terms| !terms.is_empty()));
+    all.join(",")
 }
 
 /// The cells of a baseline, run from their records.
@@ -145,10 +183,43 @@ pub fn absolute(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use super::of_configuration;
+    use std::path::Path;
+
+    /// The words of `--only` for each cell.
+    fn only(more: &[&str], only: &str) -> Vec<String> {
+        let file =
+            Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|folder| folder.join("configs/quickstart.toml"));
+        let file = file.into_iter().find(|file| file.exists()).unwrap();
+        let more: Vec<String> = more.iter().map(|set| set.to_string()).collect();
+        let targets = of_configuration(&file, &[], &more, Some(only)).unwrap();
+        let words = |target: &super::Target| {
+            let place = target.arguments.iter().position(|word| word == "--only");
+            place.map_or(String::new(), |place| target.arguments[place + 1].to_string_lossy().into_owned())
+        };
+        targets.iter().map(words).collect()
+    }
+
     #[test]
-    fn terms_of_a_cell_replace_what_they_narrow() {
-        assert_eq!(super::merged("a=1,a=2,b=3", "a=1"), "b=3,a=1");
-        assert_eq!(super::merged("", "a=1,c=x"), "a=1,c=x");
-        assert_eq!(super::merged("b=3", ""), "b=3");
+    fn a_cell_is_run_by_terms_that_stand_for_it_alone() {
+        let zero3 = "parallel.strategy=zero3,memory.checkpointing=full,train.accumulation=4";
+        assert_eq!(only(&[], "zero3, checkpointing=full, accumulation=4"), [zero3]);
+        let both = only(&[], "zero3, zero2, checkpointing=full, accumulation=4");
+        assert_eq!(both.len(), 2, "{both:?}");
+        assert!(both[1].contains("parallel.strategy=zero3") && !both[1].contains("zero2"), "{both:?}");
+        // What the candidate sets is not narrowed to what the baseline has.
+        let set = only(&["parallel.strategy=zero1"], "zero3, checkpointing=full, accumulation=4");
+        assert!(set.len() == 1 && !set[0].contains("zero3") && set[0].contains("memory.checkpointing=full"), "{set:?}");
+    }
+
+    #[test]
+    fn the_key_of_a_cell_stands_for_what_tells_it_apart() {
+        let file =
+            Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|folder| folder.join("configs/quickstart.toml"));
+        let file = file.into_iter().find(|file| file.exists()).unwrap();
+        let targets = of_configuration(&file, &[], &[], Some("zero3, checkpointing=full, accumulation=4")).unwrap();
+        let [words] = &only(&[], &targets[0].key)[..] else { panic!("one cell") };
+        assert!(words.contains("parallel.strategy=zero3") && !words.contains("key="), "{words}");
+        assert_eq!(of_configuration(&file, &[], &[], Some(words)).unwrap()[0].key, targets[0].key);
     }
 }

@@ -52,6 +52,32 @@ enum Line {
     },
 }
 
+impl Line {
+    /// The first time that is none.
+    fn wrong(&self) -> Option<(&'static str, f64)> {
+        match self {
+            Self::Trials { trials, .. } => wrong_trial(&[&trials[0], &trials[1]]),
+            Self::Round { round, .. } => wrong_time(&[
+                ("baseline_seconds_per_token", round.baseline_seconds_per_token),
+                ("candidate_seconds_per_token", round.candidate_seconds_per_token),
+                ("seconds", round.seconds),
+            ]),
+        }
+    }
+}
+
+fn wrong_trial(trials: &[&Trial]) -> Option<(&'static str, f64)> {
+    let times = |trial: &&Trial| {
+        let steps = trial.step_ms.iter().map(|ms| ("step_ms", *ms));
+        wrong_time(&std::iter::once(("seconds", trial.seconds)).chain(steps).collect::<Vec<_>>())
+    };
+    trials.iter().find_map(times)
+}
+
+fn wrong_time(times: &[(&'static str, f64)]) -> Option<(&'static str, f64)> {
+    times.iter().find(|(_, time)| !time.is_finite() || *time <= 0.0).copied()
+}
+
 /// A pool that was read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pool {
@@ -86,12 +112,13 @@ impl Pool {
     /// Reads a pool. A last line that was cut off is left out.
     ///
     /// # Errors
-    /// It is absent or something else.
+    /// It is absent or something else, or a time in it is none.
     pub fn read(path: &Path) -> Result<Pool> {
         let name = path.display();
         let file = std::fs::File::open(path).with_context(|| format!("the pool {name} cannot be opened"))?;
         let mut lines = BufReader::new(file).lines();
-        let first = lines.next().transpose()?.unwrap_or_default();
+        let first =
+            lines.next().transpose().with_context(|| format!("{name}, line 1, cannot be read"))?.unwrap_or_default();
         let header: Header = serde_json::from_str(&first)
             .with_context(|| format!("{name} is no pool; zbench gate RULES --self-test measures one"))?;
         let version = header.gate_pool;
@@ -104,11 +131,25 @@ impl Pool {
             if let Some((number, error)) = broken {
                 bail!("{name}, line {number}: {error}");
             }
-            let line = line?;
+            let line = line.with_context(|| format!("{name}, line {}, cannot be read", number + 2))?;
             let read = match version {
-                OF_TRIALS => serde_json::from_str(&line).map(|pair| pool.pairs.push(pair)),
-                _ => serde_json::from_str(&line).map(|line| pool.lines.push(line)),
+                OF_TRIALS => serde_json::from_str(&line).map(|pair: PoolPair| {
+                    let wrong = wrong_trial(&[&pair.a, &pair.b]);
+                    pool.pairs.push(pair);
+                    wrong
+                }),
+                _ => serde_json::from_str(&line).map(|line: Line| {
+                    let wrong = line.wrong();
+                    pool.lines.push(line);
+                    wrong
+                }),
             };
+            if let Ok(Some((field, value))) = read {
+                bail!(
+                    "{name}, line {}: {field} is {value}, and a time is more than 0; measure the pool anew, or remove that line",
+                    number + 2
+                );
+            }
             broken = read.err().map(|error| (number + 2, error));
         }
         Ok(pool)

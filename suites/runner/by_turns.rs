@@ -150,8 +150,9 @@ impl Runner<'_> {
         let of_experiment = |record: &&Record| turns_of(record).is_some_and(|turns| turns.experiment == experiment);
         let earlier: Vec<Record> = known.iter().filter(is_ours).filter(of_experiment).cloned().collect();
         let mut summary = self.go_on(cells, reference, how, experiment, earlier)?;
-        if recovered > 0 {
-            let records = plural(recovered, "record was made of turns", "records were made of turns");
+        summary.said.splice(0..0, recovered.warnings);
+        if recovered.added > 0 {
+            let records = plural(recovered.added, "record was made of turns", "records were made of turns");
             summary
                 .said
                 .insert(0, format!("{records} that a zbench on this notebook had measured before it was killed"));

@@ -381,7 +381,7 @@ pub struct Promise {
     pub seen: f64,
     /// The limit.
     pub limit: f64,
-    /// Whether it was kept.
+    /// Whether what was seen is within the limit. That does not show more than the limits of a share say.
     pub kept: bool,
 }
 

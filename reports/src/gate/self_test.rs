@@ -60,7 +60,7 @@ pub struct SelfTest {
 }
 
 impl SelfTest {
-    /// Whether every promise was kept.
+    /// Whether no promise is contradicted by the shares that were seen.
     pub fn is_kept(&self) -> bool {
         !self.promises.is_empty() && self.promises.iter().all(|promise| promise.kept)
     }
@@ -68,7 +68,7 @@ impl SelfTest {
     /// The document.
     pub fn document(&self) -> Document {
         let mut document = Document::new("Self-test of the gate");
-        let kept = if self.is_kept() { "Every promise was kept." } else { "NOT every promise was kept." };
+        let kept = if self.is_kept() { "No promise is contradicted." } else { "A promise is CONTRADICTED." };
         let generations = match self.generations {
             0 => String::new(),
             count => format!(" in {} of processes", units::plural(count, "generation", "generations")),
@@ -85,7 +85,7 @@ impl SelfTest {
         document.paragraph(self.independence());
         document.table(self.table());
         let line = |p: &Promise| {
-            let kept = if p.kept { "kept" } else { "NOT kept" };
+            let kept = if p.kept { "not contradicted" } else { "CONTRADICTED" };
             format!("{}: {} (limit {}), {kept}", p.what, units::number(p.seen), units::number(p.limit))
         };
         document.heading("What the gate promises");
@@ -135,7 +135,7 @@ impl SelfTest {
         };
         format!(
             "Replays share the {unit} of one pool. It holds {} of the same program that have nothing in common, so that no alarm at all \
-             bounds the rate of false alarms by {}, however many replays there are. The limits below are those of so many gates.{wrapped}",
+             bounds the rate of false alarms by {}, however many replays there are: a promise that is not contradicted is not shown to hold beyond that. The limits below are those of so many gates.{wrapped}",
             units::plural(all, "gate", "gates"),
             units::percent(most)
         )

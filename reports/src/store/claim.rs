@@ -13,10 +13,10 @@ use super::{Notebook, StoreError};
 /// Folder of the claims inside a notebook's directory.
 const CLAIMS: &str = "claims";
 /// How often a claim's file may vanish under our hands before that is an error: each time somebody else got on.
-const TRIES: usize = 1000;
+pub(super) const TRIES: usize = 1000;
 
 /// What the system says of a folder that goes while it is looked at.
-const GONE: [io::ErrorKind; 2] = [io::ErrorKind::NotFound, io::ErrorKind::AlreadyExists];
+pub(super) const GONE: [io::ErrorKind; 2] = [io::ErrorKind::NotFound, io::ErrorKind::AlreadyExists];
 
 /// A trial that is this process's to measure, until it is dropped.
 #[derive(Debug)]
@@ -72,12 +72,12 @@ impl Notebook {
 }
 
 /// Whether something else than a folder has the name of the claims' folder.
-fn is_blocked(folder: &Path) -> bool {
+pub(super) fn is_blocked(folder: &Path) -> bool {
     fs::symlink_metadata(folder).is_ok_and(|metadata| !metadata.is_dir())
 }
 
 /// Whether the open file is still the one of that name: its last owner may have removed it before we had the lock.
-fn is_at(file: &File, path: &Path) -> bool {
+pub(super) fn is_at(file: &File, path: &Path) -> bool {
     let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
     match (file.metadata(), fs::metadata(path)) {
         (Ok(ours), Ok(named)) => place(ours) == place(named),

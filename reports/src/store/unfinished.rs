@@ -2,6 +2,7 @@
 //!
 //! The file has a line for each record as it stands before its first turn, and a line for each block of turns, synced before the next
 //! block begins. Its owner holds a lock on it. Where the owner died, [`Notebook::recover`] makes records of what is there.
+//! A file that cannot be read in whole is kept under the name `X.damaged`.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -9,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::claim::{GONE, TRIES, is_at, is_blocked};
+use super::contents::{Line, is_json, parse_line};
 use super::{Notebook, StoreError, append_error, line_of};
 use crate::record::{Record, TurnRow};
 
@@ -29,59 +32,134 @@ struct Block {
     rows: Vec<TurnRow>,
 }
 
+/// What came of the files of dead processes.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// So many records were added.
+    pub added: usize,
+    /// A sentence for each file that could not be taken in whole; such a file is kept.
+    pub warnings: Vec<String>,
+}
+
 impl Notebook {
-    /// Begins a file for turns of these records, which have none yet.
+    /// Begins a file for turns of these records, which have none yet. It gets its name when it is locked and has the records, so that
+    /// nobody finds it without its owner.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn unfinished(&self, name: &str, records: &[Record]) -> Result<Unfinished, StoreError> {
         let folder = self.directory.join(TURNS);
-        let path = folder.join(format!("{name}.jsonl"));
-        let failed = |source| append_error(&path, source, String::new());
-        fs::create_dir_all(&folder).map_err(failed)?;
-        let file = OpenOptions::new().append(true).create_new(true).open(&path).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
-            Err(TryLockError::WouldBlock) => return Err(failed(io::ErrorKind::WouldBlock.into())),
-        }
+        let begun = folder.join(format!(".{name}.tmp"));
+        let failed = |source| append_error(&begun, source, String::new());
         let mut lines = Vec::new();
         for record in records {
             lines.extend(line_of(&record.id, record)?);
         }
-        let mut unfinished = Unfinished { file, path };
-        unfinished.write(&lines)?;
-        // The names are durable once their folders are synced; some systems cannot.
-        for folder in [&folder, &self.directory] {
-            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        for _ in 0..TRIES {
+            let opened =
+                fs::create_dir_all(&folder).and_then(|()| OpenOptions::new().append(true).create(true).open(&begun));
+            let file = match opened {
+                Ok(file) => file,
+                // The folder went with somebody's last file: after it was made, or while it was found to be there.
+                Err(error) if GONE.contains(&error.kind()) && !is_blocked(&folder) => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            match file.try_lock() {
+                Ok(()) if !is_at(&file, &begun) => continue,
+                Ok(()) => {}
+                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
+                Err(TryLockError::Error(error)) => return Err(failed(error)),
+                Err(TryLockError::WouldBlock) => return Err(failed(io::ErrorKind::WouldBlock.into())),
+            }
+            let mut unfinished = Unfinished { file, path: begun.clone() };
+            let written = unfinished.file.set_len(0).map_err(failed).and_then(|()| unfinished.write(&lines));
+            // What an owner that died has left under this name is not touched.
+            let path = free(&folder, name, ".jsonl");
+            if let Err(error) = written.and_then(|()| fs::rename(&begun, &path).map_err(failed)) {
+                remove(&begun);
+                return Err(error);
+            }
+            unfinished.path = path;
+            // The names are durable once their folders are synced; some systems cannot.
+            for folder in [&folder, &self.directory] {
+                let _ = File::open(folder).and_then(|folder| folder.sync_all());
+            }
+            return Ok(unfinished);
         }
-        Ok(unfinished)
+        Err(failed(io::Error::other("it vanishes as often as it is made")))
     }
 
-    /// Adds records of what dead processes had measured, where the notebook does not have them, and removes their files. Returns how
-    /// many were added.
+    /// Adds records of what dead processes had measured, where the notebook does not have them, and removes their files. A file with
+    /// a line that cannot be read is kept under another name. Where the system has no locks, all files stay as they are.
     ///
     /// # Errors
     /// The notebook cannot be written; the files stay.
-    pub fn recover(&self) -> Result<usize, StoreError> {
+    pub fn recover(&self) -> Result<Recovered, StoreError> {
         let folder = self.directory.join(TURNS);
-        let mut added = 0;
+        let mut recovered = Recovered::default();
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             let path = entry.path();
-            if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            let is_turns = path.extension().is_some_and(|extension| extension == "jsonl");
+            if !is_turns || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
                 continue;
             }
-            let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
-            // Somebody is measuring.
-            if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
-                continue;
+            let mut stays = |error: io::Error| {
+                let advice = "nothing of it was taken in, and it stays as it is";
+                recovered.warnings.push(format!("{} cannot be used: {error}; {advice}", path.display()));
+            };
+            let file = match OpenOptions::new().read(true).write(true).open(&path) {
+                Ok(file) => file,
+                // Its owner has just removed it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => {
+                    stays(error);
+                    continue;
+                }
+            };
+            match file.try_lock() {
+                Ok(()) if !is_at(&file, &path) => continue,
+                Ok(()) => {}
+                // Somebody is measuring.
+                Err(TryLockError::WouldBlock) => continue,
+                // Whether its owner lives cannot be told.
+                Err(TryLockError::Error(error)) => {
+                    stays(error);
+                    continue;
+                }
             }
-            let Some(records) = records_of(&file) else { continue };
-            added += self.merge(&records, &[])?.added;
-            remove(&path);
+            let (records, mut damage) = match records_of(&file) {
+                Ok(read) => read,
+                Err(error) => {
+                    stays(error);
+                    continue;
+                }
+            };
+            let merged = self.merge(&records, &[])?;
+            recovered.added += merged.added;
+            // Whether records are the same is told by other things than their turns.
+            if merged.added < records.len()
+                && let Some(id) = self.less_than(&records)?
+            {
+                damage.get_or_insert(format!("it has turns of record {id} that are not in the notebook"));
+            }
+            match damage {
+                None => remove(&path),
+                Some(reason) => recovered.warnings.push(set_aside(&path, &reason)),
+            }
         }
-        Ok(added)
+        Ok(recovered)
+    }
+
+    /// The id of a record that has fewer turns in the notebook than here.
+    fn less_than(&self, records: &[Record]) -> Result<Option<String>, StoreError> {
+        let known = self.records()?;
+        let count = |records: &[Record], id: &str| {
+            let record = records.iter().find(|record| record.id == id);
+            record.and_then(|record| record.turns.as_ref()).map_or(0, |turns| turns.rows.len())
+        };
+        let mut ids = records.iter().map(|record| &record.id);
+        Ok(ids.find(|id| count(&known, id) < count(records, id)).cloned())
     }
 }
 
@@ -115,19 +193,57 @@ fn remove(path: &Path) {
     let _ = path.parent().map(fs::remove_dir);
 }
 
-/// The records that had turns, as of processes that were interrupted. A last line that was cut off is left out.
-fn records_of(mut file: &File) -> Option<Vec<Record>> {
+/// A name in the folder that nothing has.
+fn free(folder: &Path, name: &str, ending: &str) -> PathBuf {
+    let first = folder.join(format!("{name}{ending}"));
+    let others = (2u32..).map(|number| folder.join(format!("{name}-{number}{ending}")));
+    let is_free = |path: &PathBuf| fs::symlink_metadata(path).is_err();
+    std::iter::once(first.clone()).chain(others).find(is_free).unwrap_or(first)
+}
+
+/// Keeps a file that could not be taken in whole, under a name at which nobody looks again; what a reader is told.
+fn set_aside(path: &Path, reason: &str) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let aside = free(path.parent().unwrap_or(path), &name, ".damaged");
+    let kept = match fs::rename(path, &aside) {
+        Ok(()) => format!("the file is kept as {}; repair that line and name the file {name} again", aside.display()),
+        Err(error) => format!("the file stays, since it cannot be renamed ({error})"),
+    };
+    format!(
+        "{} could not be taken in whole: {reason}; all other turns of it are in the notebook, and {kept}",
+        path.display()
+    )
+}
+
+/// The records that had turns, as of processes that were interrupted, and why the first line that could not be read was not. A last
+/// line that was cut off is left out.
+fn records_of(mut file: &File) -> io::Result<(Vec<Record>, Option<String>)> {
     let mut text = Vec::new();
-    file.read_to_end(&mut text).ok()?;
+    file.read_to_end(&mut text)?;
     let mut records: Vec<Record> = Vec::new();
-    for line in text.split(|&byte| byte == b'\n') {
-        if let Ok(Block { of, rows }) = serde_json::from_slice(line) {
-            let turns = records.iter_mut().find(|record| record.id == of).and_then(|record| record.turns.as_mut());
-            turns.into_iter().for_each(|turns| turns.rows.extend_from_slice(&rows));
-        } else if let Ok(record) = serde_json::from_slice(line) {
-            records.push(record);
+    let mut damage = None;
+    for (place, line) in text.split_inclusive(|&byte| byte == b'\n').enumerate() {
+        if let Err(reason) = take(line, &mut records)
+            && (line.ends_with(b"\n") || is_json(line))
+        {
+            damage.get_or_insert(format!("line {}: {reason}", place + 1));
         }
     }
     records.retain(|record| record.turns.as_ref().is_some_and(|turns| !turns.rows.is_empty()));
-    Some(records)
+    Ok((records, damage))
+}
+
+/// Takes in a line; else why it cannot be read.
+fn take(line: &[u8], records: &mut Vec<Record>) -> Result<(), String> {
+    if let Ok(Block { of, rows }) = serde_json::from_slice(line) {
+        let record = records.iter_mut().find(|record| record.id == of);
+        let turns = record.and_then(|record| record.turns.as_mut());
+        turns.ok_or_else(|| format!("no line before has the record {of}, of which its turns are"))?.rows.extend(rows);
+        return Ok(());
+    }
+    match parse_line(line)? {
+        Line::Record(record) => records.push(*record),
+        Line::Remark(_) => return Err("it is a remark, and neither a record nor turns".into()),
+    }
+    Ok(())
 }

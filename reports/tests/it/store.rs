@@ -6,7 +6,7 @@ use std::sync::Barrier;
 
 use proptest::prelude::*;
 use serde_json::json;
-use zbench_reports::record::Outcome;
+use zbench_reports::record::{Outcome, TurnRow};
 use zbench_reports::{Notebook, Record, Remark, SCHEMA, StoreError};
 
 use super::any;
@@ -358,4 +358,100 @@ fn errors_name_the_path_and_the_way_out() {
     fs::create_dir(notebook.path()).unwrap();
     assert!(matches!(notebook.read(), Err(StoreError::Read { .. })));
     assert!(matches!(notebook.append(&record("one")), Err(StoreError::Append { .. })));
+}
+
+/// A record that can have turns.
+fn with_turns(id: &str) -> Record {
+    Record { turns: Some(Default::default()), ..record(id) }
+}
+
+fn turn(round: u32) -> TurnRow {
+    let turn = json!({ "round": round, "order": 0, "at": 1.0, "tokens": 8, "ms": [1.0], "others": 0.0, "stolen": 0.0, "counted": true });
+    serde_json::from_value(turn).unwrap()
+}
+
+/// What a process that was killed leaves: two records with two turns each.
+fn left_by_the_dead(notebook: &Notebook, name: &str) -> std::path::PathBuf {
+    let mut file = notebook.unfinished(name, &[with_turns("a"), with_turns("b")]).unwrap();
+    for round in 1..=2 {
+        let row = turn(round);
+        file.add(["a", "b"].map(|id| (id, vec![row.clone()])).into_iter()).unwrap();
+    }
+    drop(file);
+    notebook.directory().join(format!("turns/{name}.jsonl"))
+}
+
+#[test]
+fn turns_of_the_dead_become_records_and_what_cannot_be_read_is_kept_and_named() {
+    let replaced = |text: &str, from: &str, to: &str| text.replacen(from, to, 1);
+    // What is done to the file, which records come of it, and what is said of it.
+    type Damage<'a> = (&'a dyn Fn(&str) -> String, &'a [&'a str], Option<&'a str>);
+    let newer = format!("\"schema\":{}", SCHEMA + 1);
+    let now = format!("\"schema\":{SCHEMA}");
+    let cases: [Damage; 5] = [
+        (&|text| text.to_string(), &["a", "b"], None),
+        (&|text| text[..text.len() - 5].to_string(), &["a", "b"], None),
+        (&|text| replaced(text, "{", "#"), &["b"], Some("line 1: it is not a record")),
+        (&|text| text.replace(&now, &newer), &[], Some("newer zbench")),
+        (&|text| format!("{}\n{text}", "\0".repeat(99)), &["a", "b"], Some("line 1:")),
+    ];
+    for (damage, expected, said) in cases {
+        let (_dir, notebook) = notebook();
+        let path = left_by_the_dead(&notebook, "x");
+        let text = damage(&fs::read_to_string(&path).unwrap());
+        fs::write(&path, &text).unwrap();
+        fs::write(path.with_file_name("notes.txt"), "mine").unwrap();
+        let recovered = notebook.recover().unwrap();
+        assert_eq!(
+            (recovered.added, ids(&notebook)),
+            (expected.len(), expected.iter().map(|id| id.to_string()).collect())
+        );
+        assert_eq!(recovered.warnings.len(), usize::from(said.is_some()), "{recovered:?}");
+        assert!(said.is_none_or(|said| recovered.warnings[0].contains(said)), "{recovered:?}");
+        let aside = path.with_file_name("x.jsonl.damaged");
+        assert_eq!(fs::read_to_string(&aside).ok(), said.map(|_| text), "{recovered:?}");
+        assert!(!path.exists());
+        assert_eq!(fs::read_to_string(path.with_file_name("notes.txt")).unwrap(), "mine");
+        // Once it is repaired it is taken in; here it is as it was, and nothing is there twice.
+        assert_eq!(notebook.recover().unwrap().added, 0);
+    }
+}
+
+#[test]
+fn turns_that_the_notebook_lacks_are_not_removed() {
+    let (_dir, notebook) = notebook();
+    let path = left_by_the_dead(&notebook, "x");
+    // A record of the same id with other numbers and no turns.
+    notebook.append(&with_turns("a")).unwrap();
+    let recovered = notebook.recover().unwrap();
+    assert!(recovered.added == 1 && recovered.warnings[0].contains("record a "), "{recovered:?}");
+    assert!(path.with_file_name("x.jsonl.damaged").exists());
+    // A second file of the same name does not take the place of the first.
+    let first = left_by_the_dead(&notebook, "y");
+    let text = fs::read_to_string(&first).unwrap();
+    notebook.unfinished("y", &[with_turns("c")]).unwrap();
+    assert_eq!(fs::read_to_string(&first).unwrap(), text);
+}
+
+#[test]
+fn files_of_turns_are_begun_while_others_recover() {
+    let (_dir, notebook) = notebook();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                let recovered = notebook.recover().unwrap();
+                assert!(recovered.added == 0 && recovered.warnings.is_empty(), "{recovered:?}");
+            }
+        });
+        let begin = |round: usize| -> Result<(), StoreError> {
+            let mut file = notebook.unfinished(&format!("x-{round}"), &[with_turns("a")])?;
+            file.add([("a", vec![turn(1)])].into_iter())?;
+            file.remove();
+            Ok(())
+        };
+        let all: Vec<Result<(), StoreError>> = (0..200).map(begin).collect();
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(all.iter().all(Result::is_ok), "{all:?}");
+    });
 }

@@ -85,7 +85,7 @@ impl Job<'_> {
         let baseline = format!("{} ({})", self.config_words(), keys(&base));
         let candidate = format!("the same with {} ({})", set.join(" "), keys(&now));
         let how = next::how(&cells, "configurations");
-        let sets: String = set.iter().map(|set| format!(" --set {set}")).collect();
+        let sets: String = set.iter().map(|set| format!(" --set {}", crate::commands::quoted(set))).collect();
         let explain = format!(
             "`zbench run {0} --notebook before` and `zbench run {0}{sets} --notebook after`, then `zbench compare before after` shows \
              which part of a step it is; the raw samples are in {1}",

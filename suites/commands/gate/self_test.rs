@@ -5,6 +5,7 @@ use crate::cli::{Format, exit};
 use crate::commands::{command_line, print_document, print_json};
 use crate::gate::baseline;
 use crate::gate::pool::{self, Header, OF_TRIALS, OF_TURNS, Pool};
+use crate::turns::TurnsError;
 use anyhow::{Context, Result, bail};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -20,11 +21,12 @@ const INJECTED: [(&str, f64); 4] =
 
 pub fn self_test(job: &mut Job) -> Result<u8> {
     let arguments = job.arguments;
-    let path = match &arguments.pool {
-        Some(path) => path.clone(),
-        None => measured(job)?,
-    };
+    let measured = if arguments.pool.is_none() { measured(job)? } else { None };
     let stopped = job.stop.load(Ordering::Relaxed);
+    let Some(path) = arguments.pool.clone().or(measured) else {
+        crate::say!("nothing was measured, so there is nothing to replay");
+        return Ok(if stopped { exit::INTERRUPTED } else { exit::NOT_MEASURED });
+    };
     let pool = Pool::read(&path)?;
     let runs = arguments.runs.map_or(job.file.self_test.runs, |runs| runs as usize);
     let Some(result) = result(job, &path, &pool, runs) else {
@@ -53,8 +55,8 @@ fn folder(job: &Job) -> Option<PathBuf> {
     job.arguments.into.clone().or_else(default)
 }
 
-/// Measures a pool; its file.
-fn measured(job: &Job) -> Result<PathBuf> {
+/// Measures a pool; its file, or nothing where no pair was measured. It takes the place of an earlier pool when it is done.
+fn measured(job: &Job) -> Result<Option<PathBuf>> {
     let targets = job.targets(&[])?.with_context(|| job.no_config("--self-test"))?;
     let [target] = &targets[..] else {
         bail!(
@@ -72,7 +74,7 @@ fn measured(job: &Job) -> Result<PathBuf> {
     let folder = folder(job).unwrap_or_default();
     std::fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
     let path = folder.join("pool.jsonl");
-    let mut file = std::fs::File::create(&path).with_context(|| format!("{} cannot be written", path.display()))?;
+    let (mut file, begun) = begin(&path)?;
     // As the gate itself: speed by turns where the cell can take them. `--pairs` asks for trials.
     let by_turns = job.arguments.pairs.is_none() && target.takes_turns() && job.rules.metrics.iter().any(is_speed);
     let header = Header {
@@ -96,20 +98,73 @@ fn measured(job: &Job) -> Result<PathBuf> {
     let arm = job.arm(target, &job.program);
     let of_aa = ("aa", arm.clone(), seconds - slow_seconds, pairs);
     let of_slow = slow.first().map(|slow| ("slow", job.arm(slow, &job.program), slow_seconds, slow_pairs));
-    for (place, (name, candidate, seconds, pairs)) in [Some(of_aa), of_slow].into_iter().flatten().enumerate() {
+    let mut ended = Ok(());
+    for (place, (name, candidate, of_arm, pairs)) in [Some(of_aa), of_slow].into_iter().flatten().enumerate() {
         let mut programs = job.programs(arm.clone(), candidate, &target.key, None, &tell);
         programs.seed = job.seed.wrapping_add(place as u64);
         let goes_on = match by_turns {
-            true => pool::measure_turns(&mut file, &mut programs, &job.rules, name, seconds)?,
-            false => pool::measure(&mut file, &mut programs, &job.rules, name, pairs)? == pairs,
+            true => pool::measure_turns(&mut file, &mut programs, &job.rules, name, of_arm)
+                .map_err(|error| in_minutes(error, of_arm, seconds)),
+            false => pool::measure(&mut file, &mut programs, &job.rules, name, pairs).map(|done| done == pairs),
         };
-        if !goes_on {
-            break;
+        match goes_on {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                ended = Err(error);
+                break;
+            }
         }
     }
-    file.sync_all()?;
     progress.clear();
-    Ok(path)
+    let written = file.sync_all().with_context(|| format!("{} cannot be written", begun.display()));
+    if Pool::read(&begun).is_ok_and(|pool| pool.arm("aa").is_none()) {
+        // It has no pair that could be lost.
+        let _ = std::fs::remove_file(&begun);
+        return ended.map(|()| None);
+    }
+    let keep = || format!("what was measured until then is in {}; `--pool` replays it", begun.display());
+    ended.and(written).with_context(keep)?;
+    std::fs::rename(&begun, &path)
+        .with_context(|| format!("{} cannot be named {}", begun.display(), path.display()))
+        .with_context(keep)?;
+    Ok(Some(path))
+}
+
+/// A new file beside the pool of that name, which stays as it is until the new one is done; so does what an earlier command left.
+fn begin(path: &Path) -> Result<(std::fs::File, PathBuf)> {
+    let names =
+        std::iter::once("jsonl.new".to_string()).chain((2..=MOST_BEGUN).map(|number| format!("jsonl.new-{number}")));
+    for name in names {
+        let begun = path.with_extension(name);
+        match std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&begun) {
+            Ok(file) => return Ok((file, begun)),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error).with_context(|| format!("{} cannot be written", begun.display())),
+        }
+    }
+    bail!(
+        "{}.new and {} more are there from commands that did not end; remove those that you do not need",
+        path.display(),
+        MOST_BEGUN - 1
+    )
+}
+
+/// So many pools that were not finished may lie in a folder.
+const MOST_BEGUN: usize = 100;
+
+/// Time that was too short, in what the user gives: minutes of both arms together.
+fn in_minutes(error: anyhow::Error, of_arm: f64, seconds: f64) -> anyhow::Error {
+    match error.downcast_ref::<TurnsError>() {
+        Some(TurnsError::TooShort { start, round, advice, .. }) => {
+            let minutes = (10.0 * advice * seconds / of_arm / 60.0).ceil() / 10.0;
+            anyhow::anyhow!(
+                "the {of_arm:.3} s that the turns of an arm had are too short: starting both sides took {start:.2} s and one round \
+                 takes {round:.2} s; use --minutes {minutes} or more"
+            )
+        }
+        None => error,
+    }
 }
 
 fn result(job: &Job, path: &Path, pool: &Pool, runs: usize) -> Option<SelfTest> {

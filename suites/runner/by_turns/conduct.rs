@@ -60,6 +60,8 @@ pub(super) struct OfGrid<'a, 'r> {
     unfinished: Option<(Unfinished, Vec<(usize, String)>)>,
     /// That file cannot be written.
     pub unkept: Option<StoreError>,
+    /// Whether turns of the generation under way are put on disk.
+    is_keeping: bool,
     peaks: HashMap<(usize, DType), Vec<Option<f64>>>,
     /// What this command measured.
     pub records: Vec<Record>,
@@ -98,6 +100,7 @@ impl<'a, 'r> OfGrid<'a, 'r> {
             rates: vec![Vec::new(); players.len()],
             unfinished: None,
             unkept: None,
+            is_keeping: true,
             peaks: HashMap::new(),
             records: Vec::new(),
             whole: earlier.iter().filter(|record| record.is_measured()).cloned().collect(),
@@ -328,6 +331,7 @@ impl Conduct for OfGrid<'_, '_> {
 
     fn starting(&mut self, generation: u32, done: usize, all: usize) {
         if done == 0 {
+            self.is_keeping = true;
             self.generation_at = self.began.elapsed().as_secs_f64();
             self.started = jiff::Timestamp::now();
             self.peaks.clear();
@@ -352,8 +356,12 @@ impl Conduct for OfGrid<'_, '_> {
             let machine = self.machine(round);
             rows.extend(taken.iter().map(|turn| (turn.player, self.row(turn, machine))));
         }
-        if let (Some(first), None) = (turns.first(), &self.unkept) {
-            self.unkept = self.save(self.before + first.generation, &rows).err();
+        if let Some(first) = turns.first().filter(|_| self.is_keeping)
+            && let Err(error) = self.save(self.before + first.generation, &rows)
+        {
+            // The file would lack these turns; the next generation begins another.
+            self.is_keeping = false;
+            self.unkept = Some(error);
         }
         rows.into_iter().for_each(|(player, row)| self.rows[player].push(row));
         rounds.iter().for_each(|round| self.learn(round));
