@@ -189,7 +189,10 @@ fn stand_ins_and_emulated_links_are_marked_everywhere() {
     }
     let said = text(&comparison(&records, None));
     assert!(said.contains("Ranks are over all cells"), "{said}");
-    assert!(said.contains("8 of 9 cells are scaled-down stand-ins of the target, marked [proxy]; speeds"), "{said}");
+    assert!(
+        said.contains("8 of 9 cells are scaled-down stand-ins of the target, marked \\[proxy\\]; speeds"),
+        "{said}"
+    );
 }
 
 #[test]

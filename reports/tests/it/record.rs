@@ -132,7 +132,8 @@ fn the_contract_states_the_fields_of_turns_that_trials_have() {
     let stated = row.split(['{', '}']).nth(1).unwrap();
     let mut stated: Vec<&str> = stated.split(", ").collect();
     let mut written: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
-    (stated.sort_unstable(), written.sort_unstable());
+    stated.sort_unstable();
+    written.sort_unstable();
     assert_eq!(stated, written);
     assert!(contract.contains(&format!("`turns` is {{{}}}", row.split(['{', '}']).nth(1).unwrap())));
 }
