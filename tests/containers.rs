@@ -185,6 +185,10 @@ pub fn fault(line: &str) -> Option<String> {
     let line = line.trim();
     let line = line.split("  ").next().unwrap_or(line).split(", ").next().unwrap_or(line);
     let words = words(line);
+    // What a screen says behind its heading, as `ANSWER` or `OPTIONAL`, is a sentence.
+    if words.first().is_some_and(|word| word.len() > 3 && word.chars().all(|c| c.is_ascii_uppercase())) {
+        return None;
+    }
     let start =
         words.iter().position(|word| word == "zbench" || word.ends_with("/zbench") && !word.starts_with('/'))?;
     let ends = |word: &str| {
