@@ -15,11 +15,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use zbench_engine::config::Cell;
 use zbench_engine::plan::Planner;
+use zbench_predict::planned::{Planned, plan};
 use zbench_reports::record::{Outcome, Record, Step};
 use zbench_reports::{Notebook, bundle};
-use zbench_suites::runner::plan::{Planned, plan};
-use zbench_suites::runner::protocol::{End, Told};
-use zbench_suites::runner::{Execute, Execution, Header, Observe, Runner, Trials, rescue};
+use zbench_runner::protocol::{End, Told};
+use zbench_runner::{Execute, Execution, Header, Observe, Runner, Trials, rescue};
 
 /// Folder of the notebook, number of trials, milliseconds of a trial: what a child of these tests is told.
 const CHILD: &str = "ZBENCH_TEST_GRID";

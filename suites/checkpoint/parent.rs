@@ -3,12 +3,8 @@
 use super::child::Said;
 use super::scratch::Scratch;
 use super::{CheckpointCell, Job};
-use crate::bench::clock::{Limits, Stopped};
-use crate::bench::{Answer, BenchError};
-use crate::runner::child::died;
-use crate::runner::machine;
-use crate::runner::processes::tail_of;
-use crate::runner::protocol::Ended;
+use crate::kernels::clock::{Limits, Stopped};
+use crate::kernels::{Answer, BenchError};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -16,7 +12,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 use zbench_engine::threads::{self, not_started};
+use zbench_host::machine;
 use zbench_reports::record::{Source, Status};
+use zbench_runner::child::died;
+use zbench_runner::processes::tail_of;
+use zbench_runner::protocol::Ended;
 
 /// How often the time limit and the wish to stop are looked at.
 const TICK: Duration = Duration::from_millis(50);

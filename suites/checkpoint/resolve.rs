@@ -1,17 +1,16 @@
 //! Settings with `suite = "checkpoint"` become cells, measurements become answers.
 
 use super::CheckpointCell;
-use super::way::Way;
-use crate::bench::Answer;
-use crate::config::{self, Context, Refusal, Setting, Values};
-use crate::runner::plan::{Decision, weigh};
+use crate::kernels::Answer;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use toml::Value;
+use zbench_config::way::Way;
+use zbench_config::{Context, Refusal, Setting, Values};
 use zbench_engine::config::{Backend, Resume};
 use zbench_engine::plan::Planner;
-use zbench_reports::bench::checkpoint::Measured;
-use zbench_reports::bench::checkpoint::spread;
+use zbench_predict::planned::{Decision, weigh};
+use zbench_reports::bench::checkpoint::{Measured, spread};
 use zbench_reports::stats;
 
 /// Keys of training that say something of what this suite does not do.
@@ -50,7 +49,7 @@ pub(crate) fn cell(values: &Values, context: &Context) -> Result<CheckpointCell,
     // Many steps would say nothing more of a save.
     let steps = Setting { value: Value::Integer(4), place: None, from_grid: false };
     settings.entry("train.steps").or_insert(steps);
-    let resolved = config::resolve(&settings, context)?;
+    let resolved = zbench_config::resolve(&settings, context)?;
     let decision = weigh(&Planner::default(), &resolved).decision;
     let mut cell = resolved.cell;
     if cell.parallel.backend != Backend::Local {

@@ -1,14 +1,15 @@
 //! Steers the turns of a grid's cells, and keeps what they leave behind.
 
 use super::{ByTurns, Past, turns_of};
-use crate::runner::plan::Planned;
-use crate::runner::protocol::{End, Ended};
-use crate::runner::{Execution, Runner, machine, record, rescue};
+use crate::protocol::{End, Ended};
 use crate::turns::{Conduct, Ending, Taken};
+use crate::{Execution, Runner, record, rescue};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
+use zbench_host::machine;
 use zbench_kernels::{DType, peak};
+use zbench_predict::planned::Planned;
 use zbench_reports::StoreError;
 use zbench_reports::evidence::{Grid, Pair, Rules, Turn, least_difference};
 use zbench_reports::grid_report::Kind;
@@ -257,7 +258,7 @@ impl<'a, 'r> OfGrid<'a, 'r> {
     fn unmeasured(&self, player: usize, generation: u32) -> Option<Record> {
         let mut record = self.begun(player, generation)?;
         let planned = &self.batch.cells[self.players[player]];
-        crate::runner::fill(&mut record, Vec::new(), &End::default(), planned.cell()?, planned.estimate.as_ref()?);
+        crate::fill(&mut record, Vec::new(), &End::default(), planned.cell()?, planned.estimate.as_ref()?);
         record
             .notes
             .push("zbench was killed while the cell ran: its turns are here, its losses and memory are not.".into());
@@ -284,14 +285,14 @@ impl<'a, 'r> OfGrid<'a, 'r> {
             return;
         }
         end.peak_flops = self.peaks.get(&peak_of(cell)).cloned().unwrap_or_default();
-        crate::runner::fill(&mut record, steps, &end, cell, estimate);
-        crate::runner::between::add(&mut record, between);
+        crate::fill(&mut record, steps, &end, cell, estimate);
+        crate::between::add(&mut record, between);
         if let Some(turns) = &mut record.turns {
             let seconds = Some((1e3 * seconds).round() / 1e3);
             *turns = Turns { stopped: Some(self.ending.to_string()), seconds, rows, ..std::mem::take(turns) };
         }
         if record.steps.len() == cell.train.untimed_steps + cell.train.steps {
-            crate::runner::compare(&mut record, cell, self.batch.cells, &self.whole, &[]);
+            crate::compare(&mut record, cell, self.batch.cells, &self.whole, &[]);
             self.whole.push(record.clone());
         }
         if let Err(error) = self.runner.notebook.append(&record) {
