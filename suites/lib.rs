@@ -1,6 +1,7 @@
 //! What zbench measures beside training: kernels, collectives and checkpoints alone, the calibration of a machine, the
 //! largest batch that fits, the gate against regressions, and the configurations of other frameworks.
 
+pub mod bench;
 pub mod calibrate;
 pub mod checkpoint;
 pub mod collectives;
@@ -8,6 +9,7 @@ pub mod gate;
 pub mod interop;
 pub mod kernels;
 pub mod max_batch;
+pub mod registry;
 #[cfg(test)]
 #[path = "../tests/scope.rs"]
 mod scope;

@@ -11,7 +11,7 @@ use zbench_reports::Notebook;
 use zbench_reports::record::{Source, Status, Step, Verdict};
 use zbench_runner::child::Children;
 use zbench_runner::protocol::{End, Ended, Event, Told};
-use zbench_runner::{Execute, Execution, Header, Observe, Runner, Summary, Trials};
+use zbench_runner::{Execute, Execution, Header, Observe, Runner, Summary, Train, Trials};
 
 /// Executes without training: losses and ends by strategy.
 #[derive(Default)]
@@ -75,7 +75,12 @@ fn planned(text: &str) -> Vec<Planned> {
 
 fn run(folder: &Path, fake: &mut Fake, text: &str, trials: Trials) -> Summary {
     let notebook = Notebook::open(folder).unwrap();
-    let mut runner = Runner { notebook: &notebook, execute: fake, observe: &mut Silent, header: Default::default() };
+    let mut runner = Runner {
+        notebook: &notebook,
+        suite: Train { execute: fake },
+        observe: &mut Silent,
+        header: Default::default(),
+    };
     runner.run(&planned(text), trials).unwrap()
 }
 
@@ -102,7 +107,7 @@ fn trials_go_round_robin_and_references_first() {
 fn run_with(folder: &Path, header: Header, trials: Trials) -> (Summary, Vec<String>) {
     let notebook = Notebook::open(folder).unwrap();
     let mut fake = Fake::default();
-    let mut runner = Runner { notebook: &notebook, execute: &mut fake, observe: &mut Silent, header };
+    let mut runner = Runner { notebook: &notebook, suite: Train { execute: &mut fake }, observe: &mut Silent, header };
     let summary = runner.run(&planned(TINY), trials).unwrap();
     (summary, fake.ran)
 }

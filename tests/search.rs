@@ -14,7 +14,7 @@ use zbench_reports::Notebook;
 use zbench_reports::limits::{Of, Role, Search};
 use zbench_reports::record::{Source, Status, Step};
 use zbench_runner::protocol::{End, Ended, Told};
-use zbench_runner::{Execute, Execution, Observe, Runner, Trials};
+use zbench_runner::{Execute, Execution, Observe, Runner, Train, Trials};
 use zbench_suites::max_batch::{self, Limits};
 
 const MODEL: &str = r#"
@@ -400,8 +400,12 @@ fn a_limit_that_does_not_run_is_stepped_down_and_said() {
         let notebook = Notebook::open(folder.path()).unwrap();
         let mut fake = Fake { holds, ran: Vec::new() };
         let mut run = |cells: &[Planned]| {
-            let mut runner =
-                Runner { notebook: &notebook, execute: &mut fake, observe: &mut Silent, header: Default::default() };
+            let mut runner = Runner {
+                notebook: &notebook,
+                suite: Train { execute: &mut fake },
+                observe: &mut Silent,
+                header: Default::default(),
+            };
             Ok(runner.run(cells, Trials::UpTo(1))?)
         };
         let summary = max_batch::carry_out(&mut limits, &cells, &mut run).unwrap();

@@ -6,7 +6,7 @@ pub mod edit;
 pub mod profile;
 
 use super::rounds::Values;
-use crate::kernels::clock::{Limits, Stopped};
+use crate::bench::{Limits, Stopped};
 use std::sync::Arc;
 use std::time::Instant;
 use zbench_estimate::job::Number;

@@ -15,7 +15,7 @@ mod rounds;
 
 pub use rounds::{Values, summed_up};
 
-use crate::kernels::clock::{Limits, Stopped};
+use crate::bench::{Limits, Stopped};
 use disk::Disk;
 use zbench_kernels::{DType, peak};
 use zbench_reports::bench::Ceilings;

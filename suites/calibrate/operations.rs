@@ -4,7 +4,7 @@
 
 use super::probes::Probe;
 use super::replay;
-use crate::kernels::clock::Limits;
+use crate::bench::Limits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zbench_config::profile::operations::Operations;

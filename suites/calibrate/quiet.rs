@@ -2,8 +2,8 @@
 //! that of [`judge`](super::judge), which looks again at the end.
 
 use super::judge::OTHERS_SHARE;
-use crate::kernels::clock::{Limits, Stopped};
-use crate::kernels::record::watched;
+use crate::bench::watched;
+use crate::bench::{Limits, Stopped};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use zbench_host::environment::Root;

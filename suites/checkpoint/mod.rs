@@ -11,16 +11,15 @@ pub mod resolve;
 pub mod scratch;
 mod sessions;
 
+use crate::bench::{BenchError, BenchResult, BenchSpec, Limits};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use zbench_config::grid;
 use zbench_config::way::Way;
 use zbench_engine::config::{Backend, Cell, DeviceKind};
 use zbench_engine::plan::Planner;
 use zbench_predict::planned::estimate;
-
-pub use parent::ask;
 
 /// What is measured: a training cell's checkpoints.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +41,29 @@ pub struct Job {
     pub folder: PathBuf,
     /// Cores that it may use.
     pub cores: usize,
+}
+
+impl BenchSpec for CheckpointCell {
+    fn plain(&self) -> Value {
+        CheckpointCell::plain(self)
+    }
+
+    fn label(&self) -> String {
+        CheckpointCell::label(self)
+    }
+
+    fn needs(&self) -> Option<u64> {
+        CheckpointCell::needs(self)
+    }
+
+    fn measure(&self, limits: &Limits<'_>, folder: &Path) -> Result<BenchResult, BenchError> {
+        parent::measure(self, limits, folder)
+    }
+}
+
+/// The specification that a record's cell holds.
+pub fn of_plain(cell: &Value) -> Option<Box<dyn BenchSpec>> {
+    CheckpointCell::of_plain(cell).map(|cell| -> Box<dyn BenchSpec> { Box::new(cell) })
 }
 
 impl CheckpointCell {

@@ -3,8 +3,7 @@
 use super::child::Said;
 use super::scratch::Scratch;
 use super::{CheckpointCell, Job};
-use crate::kernels::clock::{Limits, Stopped};
-use crate::kernels::{Answer, BenchError};
+use crate::bench::{BenchError, BenchResult, Limits, Stopped};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -25,7 +24,7 @@ const TICK: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// The folder cannot be written, the process ended without a result, or what it says.
-pub fn ask(cell: &CheckpointCell, limits: &Limits<'_>, folder: &Path) -> Result<Answer, BenchError> {
+pub fn measure(cell: &CheckpointCell, limits: &Limits<'_>, folder: &Path) -> Result<BenchResult, BenchError> {
     let dir =
         cell.cell.checkpoint.as_deref().map(|saving| saving.dir.as_path()).filter(|dir| !dir.as_os_str().is_empty());
     let broken = |reason: String| Ended { status: Status::Failed, reason, source: None };
@@ -52,7 +51,7 @@ pub fn ask(cell: &CheckpointCell, limits: &Limits<'_>, folder: &Path) -> Result<
     let tail = tail.join().unwrap_or_default();
     let said = heard?.and_then(|line| serde_json::from_str(&line).ok());
     match said {
-        Some(Said::Measured(measured)) => Ok(super::resolve::answer(cell, *measured)),
+        Some(Said::Measured(measured)) => Ok(super::resolve::result(cell, *measured)),
         Some(Said::Failed { reason, out_of_memory: true }) => {
             Err(Ended { status: Status::OutOfMemory, reason, source: Some(Source::Arena) }.into())
         }

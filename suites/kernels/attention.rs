@@ -1,9 +1,10 @@
 //! Attention: the cell, and both kernels' measurement.
 
-use super::clock::{self, Limits};
+use super::clock;
 use super::numbers::{brought, floats, places, random};
 use super::oracle::{self, Checked, Exact, Sums, Tolerance};
-use super::{Answer, BenchError, Device, Method, ceiling, record};
+use super::{Device, Method, ceiling, device};
+use crate::bench::{BenchError, BenchResult, BenchSpec, Limits};
 use serde::{Deserialize, Serialize};
 use zbench_host::machine;
 use zbench_kernels::{Attention, Buffer, Category, DType, Kernels, Op, View, footprint};
@@ -112,6 +113,33 @@ impl Shape {
     }
 }
 
+impl BenchSpec for AttentionCell {
+    fn plain(&self) -> serde_json::Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
+    fn label(&self) -> String {
+        AttentionCell::label(self)
+    }
+
+    fn needs(&self) -> Option<u64> {
+        AttentionCell::needs(self)
+    }
+
+    fn is_on_cuda(&self) -> bool {
+        self.hardware.device == "cuda"
+    }
+
+    fn measure(&self, limits: &Limits<'_>, _folder: &std::path::Path) -> Result<BenchResult, BenchError> {
+        measure(self, limits)
+    }
+}
+
+/// The specification that a record's cell holds.
+pub fn of_plain(cell: &serde_json::Value) -> Option<Box<dyn BenchSpec>> {
+    serde_json::from_value::<AttentionCell>(cell.clone()).ok().map(|cell| -> Box<dyn BenchSpec> { Box::new(cell) })
+}
+
 impl AttentionCell {
     /// For a reader.
     pub fn label(&self) -> String {
@@ -196,16 +224,16 @@ struct Results {
 ///
 /// # Errors
 /// As [`BenchError`] says. A kernel that does not fit where the other does is no error.
-pub fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<Answer, BenchError> {
+pub fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<BenchResult, BenchError> {
     let shape = &cell.attention;
-    let kernels = record::kernels(&cell.hardware)?;
+    let kernels = device::kernels(&cell.hardware)?;
     let kernels = &*kernels;
     let op = shape.op();
     let hopper = match shape.kernels().contains(&Kernel::FlashHopper) {
-        true => Some(record::hopper_kernels(&cell.hardware, &op)?),
+        true => Some(device::hopper_kernels(&cell.hardware, &op)?),
         false => None,
     };
-    record::fits_now(kernels, cell.needs().unwrap_or(u64::MAX))?;
+    device::fits_now(kernels, cell.needs().unwrap_or(u64::MAX))?;
     // Of a device a third for operands, a third for a kernel, a third for results.
     let arena = kernels.arena(None, 3)?;
     let [q, kv, ..] = shape.sizes().unwrap_or_default();
@@ -253,7 +281,7 @@ pub fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<Answer, Benc
         zbench_host::say!("{words}");
         notes.push(words);
     }
-    Ok(Answer { timings, ceiling, notes, wrong, ..Answer::default() })
+    Ok(BenchResult { timings, ceiling, notes, wrong, ..BenchResult::default() })
 }
 
 /// What the comparison of Hopper's kernel with flash and with f64 gave, in words: nobody is to trust its speed before.
@@ -292,7 +320,7 @@ fn one(
 ) -> Result<Results, BenchError> {
     let shape = &cell.attention;
     let (op, dtype) = (shape.op(), shape.dtype);
-    record::fits_now(kernels, shape.saved(kernel).unwrap_or(u64::MAX))?;
+    device::fits_now(kernels, shape.saved(kernel).unwrap_or(u64::MAX))?;
     let [q_len, kv_len, rows, all] = shape.sizes().unwrap_or_default();
     // An arena of its own: what it counts is this kernel's alone.
     let own = kernels.arena(None, 3)?;
@@ -326,7 +354,7 @@ fn one(
     };
     if shape.has("forward") {
         let samples = clock::time(&cell.bench, limits, kernels, &mut call)?;
-        note(record::timing(&samples, forward.flops(), None), "forward", workspace);
+        note(device::timing(&samples, forward.flops(), None), "forward", workspace);
     } else {
         call()?;
     }
@@ -353,7 +381,7 @@ fn one(
         Ok(())
     };
     let samples = clock::time(&cell.bench, limits, kernels, &mut call)?;
-    note(record::timing(&samples, backward.flops(), None), "backward", workspace);
+    note(device::timing(&samples, backward.flops(), None), "backward", workspace);
     let [dq, dk, dv] = gradients;
     let gradients = [brought(kernels, dq)?, brought(kernels, dk)?, brought(kernels, dv)?];
     Ok(Results { kernel, out: brought(kernels, out)?, gradients: Some(gradients), timings: places })

@@ -1,7 +1,7 @@
 //! Times of a call: warm-up, then samples until the time is over and there are enough of them.
 
 use super::Method;
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::bench::{Limits, Stopped};
 use std::time::{Duration, Instant};
 use zbench_kernels::{KernelError, Kernels};
 
@@ -12,39 +12,6 @@ const SAMPLE: Duration = Duration::from_micros(50);
 const MOST_CALLS: u64 = 4096;
 /// Samples at most, however short they are.
 const MOST_SAMPLES: usize = 200_000;
-
-/// What ends a measurement early.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits<'a> {
-    /// Set by Ctrl-C.
-    pub stop: &'a AtomicBool,
-    /// The time limit of a trial.
-    pub deadline: Instant,
-}
-
-/// A measurement that ended early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Stopped {
-    /// Somebody asked.
-    #[error("stopped by Ctrl-C")]
-    Asked,
-    /// The time limit.
-    #[error("took longer than its time limit; raise --timeout, or lower bench.iterations")]
-    Late,
-}
-
-impl Limits<'_> {
-    /// Whether to go on.
-    ///
-    /// # Errors
-    /// Not, and why.
-    pub fn check(&self) -> Result<(), Stopped> {
-        if self.stop.load(Ordering::Relaxed) {
-            return Err(Stopped::Asked);
-        }
-        if Instant::now() >= self.deadline { Err(Stopped::Late) } else { Ok(()) }
-    }
-}
 
 /// Times of calls.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,8 +80,9 @@ fn calls_of(one: Duration, sample: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::BenchError;
+    use crate::bench::BenchError;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use zbench_kernels::cuda::host::{Host, Order};
     use zbench_kernels::{Cpu, Cuda};
 

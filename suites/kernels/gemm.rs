@@ -1,8 +1,9 @@
 //! Matrix products: the cell, and its measurement.
 
-use super::clock::{self, Limits};
+use super::clock;
 use super::numbers::{copied, places, random};
-use super::{Answer, BenchError, Device, Method, ceiling, oracle, record};
+use super::{Device, Method, ceiling, device, oracle};
+use crate::bench::{BenchError, BenchResult, BenchSpec, Limits};
 use serde::{Deserialize, Serialize};
 use zbench_host::machine;
 use zbench_kernels::{Buffer, Category, Cpu, DType, Gemm, Kernels, Normal, Op, View, footprint};
@@ -143,6 +144,33 @@ impl Product {
     }
 }
 
+impl BenchSpec for GemmCell {
+    fn plain(&self) -> serde_json::Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
+    fn label(&self) -> String {
+        GemmCell::label(self)
+    }
+
+    fn needs(&self) -> Option<u64> {
+        GemmCell::needs(self)
+    }
+
+    fn is_on_cuda(&self) -> bool {
+        self.hardware.device == "cuda"
+    }
+
+    fn measure(&self, limits: &Limits<'_>, _folder: &std::path::Path) -> Result<BenchResult, BenchError> {
+        measure(self, limits)
+    }
+}
+
+/// The specification that a record's cell holds.
+pub fn of_plain(cell: &serde_json::Value) -> Option<Box<dyn BenchSpec>> {
+    serde_json::from_value::<GemmCell>(cell.clone()).ok().map(|cell| -> Box<dyn BenchSpec> { Box::new(cell) })
+}
+
 impl GemmCell {
     /// For a reader.
     pub fn label(&self) -> String {
@@ -190,13 +218,13 @@ struct Set {
 ///
 /// # Errors
 /// As [`BenchError`] says.
-pub fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<Answer, BenchError> {
+pub fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<BenchResult, BenchError> {
     let op = cell.gemm.op();
     let bytes = cell.gemm.bytes().unwrap_or(u64::MAX);
     let count = cell.sets(bytes);
-    let kernels = record::kernels(&cell.hardware)?;
+    let kernels = device::kernels(&cell.hardware)?;
     let kernels = &*kernels;
-    record::fits_now(kernels, bytes.saturating_mul(count))?;
+    device::fits_now(kernels, bytes.saturating_mul(count))?;
     let arena = kernels.arena(None, 1)?;
     let mut sets: Vec<Set> = Vec::new();
     // They were multiplied before, without overflow.
@@ -243,7 +271,7 @@ pub fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<Answer, BenchErro
     })?;
     let worst = checks.iter().map(|check| check.worst).fold(0.0, f64::max);
     let wrong = checks.iter().find_map(|check| check.first_wrong.clone());
-    let mut timing = record::timing(&samples, Op::Gemm(op).flops(), ceiling.gflops);
+    let mut timing = device::timing(&samples, Op::Gemm(op).flops(), ceiling.gflops);
     timing = Timing {
         kernel: "gemm".into(),
         workspace_bytes,
@@ -257,7 +285,7 @@ pub fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<Answer, BenchErro
         _ if count == 1 => vec![format!("One set of buffers, {}: no cache holds much of it.", gib(bytes))],
         _ => vec![format!("{count} sets of buffers of {} in turn.", gib(bytes))],
     };
-    Ok(Answer { timings: vec![timing], ceiling, notes, wrong, ..Answer::default() })
+    Ok(BenchResult { timings: vec![timing], ceiling, notes, wrong, ..BenchResult::default() })
 }
 
 /// One call, and a sample of its result against f64.

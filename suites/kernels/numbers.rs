@@ -1,6 +1,6 @@
 //! Elements as f64, places to look at, and random buffers.
 
-use super::BenchError;
+use crate::bench::BenchError;
 use half::{bf16, f16};
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, Normal, View, philox};
 

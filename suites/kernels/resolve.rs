@@ -1,146 +1,27 @@
-//! A configuration with `suite = "gemm"`, `"attention"` or `"checkpoint"` becomes cells.
+//! Settings with `suite = "gemm"` or `"attention"` become specifications.
 
 use super::attention::{AttentionCell, Shape};
 use super::gemm::{self, GemmCell, Product, Step};
-use super::{Device, Method, Question, model};
-use std::collections::BTreeSet;
+use super::{Device, Method, model};
+use crate::bench::{BenchSpec, Specs};
 use toml::Value;
-use zbench_config::{Axis, ConfigError, Context, Document, Problem, Refusal, Setting, Settings, Values, grid};
-use zbench_host::{devices, machine};
+use zbench_config::{Context, Refusal, Setting, Values};
 use zbench_kernels::{DType, Gemm};
-use zbench_predict::planned::gib;
-use zbench_reports::record::Source;
 
-/// What is asked, or why it cannot be.
-#[derive(Clone, Debug)]
-pub struct BenchCell {
-    /// Hash of the question; of what was written where there is none.
-    pub key: String,
-    /// For a reader.
-    pub label: String,
-    /// As plain data.
-    pub cell: serde_json::Value,
-    /// The question, or why there is none that can be asked here.
-    pub question: Result<Question, (String, Source)>,
-}
-
-/// The cells of a document, and what to say about them.
-#[derive(Clone, Debug, Default)]
-pub struct Expanded {
-    /// In the order of the file.
-    pub cells: Vec<BenchCell>,
-    /// Remarks for the reader.
-    pub remarks: Vec<String>,
-}
-
-/// The suite of a document, if it is one of these and stands outside the grid.
-pub fn suite(document: &Document) -> Option<&'static str> {
-    let name = document.base.get("suite")?.value.as_str()?;
-    ["gemm", "attention", "checkpoint"].into_iter().find(|suite| *suite == name)
-}
-
-/// Expands a document of one of these suites. `unplaced` says where a key comes from that stands in no file.
+/// The products of one combination.
 ///
 /// # Errors
-/// As [`grid::expand`]: what is wrong whatever the grid says refuses the file.
-pub fn expand(
-    document: &Document,
-    only: &[Axis],
-    most: usize,
-    context: &Context,
-    unplaced: &dyn Fn(&str) -> String,
-) -> Result<Expanded, ConfigError> {
-    let source = document.path.display().to_string();
-    let (mut expanded, mut seen, mut problems) = (Expanded::default(), BTreeSet::new(), Vec::<Problem>::new());
-    for (label, settings) in grid::combinations(document, only, most)? {
-        let questions = match questions(&settings, context) {
-            Ok((questions, remark)) => {
-                expanded.remarks.extend(remark.filter(|remark| !expanded.remarks.contains(remark)));
-                questions.into_iter().map(possible).collect()
-            }
-            Err(refusal) if refusal.from_grid => vec![refused(&settings, label, &refusal)],
-            Err(Refusal { key, message, place, .. }) => {
-                let by_set = settings.get(key.as_str()).is_some_and(|setting| setting.place.is_none());
-                let source = if by_set { unplaced(&key) } else { source.clone() };
-                let problem = Problem { source, place, key, message };
-                if !problems.contains(&problem) {
-                    problems.push(problem);
-                }
-                Vec::new()
-            }
-        };
-        expanded.cells.extend(questions.into_iter().filter(|cell| seen.insert(cell.key.clone())));
-    }
-    if !problems.is_empty() {
-        return Err(ConfigError(problems));
-    }
-    let count = expanded.cells.len();
-    if count > most {
-        let message = format!("the grid has {count} cells and --max-cells is {most}; narrow it with --only or --set");
-        return Err(ConfigError::about(source, message));
-    }
-    Ok(expanded)
-}
-
-/// A question that this machine has the memory for, or why not.
-fn possible(question: Question) -> BenchCell {
-    let memory = machine::memory_bytes("MemTotal");
-    let cuda = question.is_on_cuda();
-    let absent = cuda.then(|| devices::count().err()).flatten();
-    let memory = if cuda { devices::machine(0).ok().map(|machine| machine.facts().memory_bytes) } else { memory };
-    let why = match (question.needs(), memory) {
-        (Some(_), _) if absent.is_some() => {
-            absent.map(|why| (format!("hardware.device = \"cuda\": {why}"), Source::Host))
-        }
-        (None, _) => Some(("its buffers are more bytes than a machine addresses".to_string(), Source::Plan)),
-        (Some(needs), Some(memory)) if needs > memory => {
-            let whose = if cuda { "the GPU" } else { "this machine" };
-            let reason = format!("needs {} of memory, and {whose} has {}", gib(needs), gib(memory));
-            Some((reason, Source::Host))
-        }
-        _ => None,
-    };
-    let (key, label, cell) = (question.key(), question.label(), question.cell());
-    BenchCell { key, label, cell, question: why.map_or(Ok(question), Err) }
-}
-
-fn refused(settings: &Settings, label: String, refusal: &Refusal) -> BenchCell {
-    BenchCell {
-        key: grid::settings_key(settings),
-        label,
-        cell: zbench_runner::written(settings),
-        question: Err((refusal.to_string(), Source::Plan)),
-    }
-}
-
-/// The questions of one combination, and a remark.
-fn questions(settings: &Settings, context: &Context) -> Result<(Vec<Question>, Option<String>), Refusal> {
-    let values = Values { settings };
-    let suite = values.text("suite");
-    if suite == "checkpoint" {
-        if values.text("hardware.device") == "cuda" {
-            let message = "\"cuda\" is not in this version of suite checkpoint; write \"cpu\", or leave it out";
-            return Err(values.refuse("hardware.device", &[], message));
-        }
-        let cell = crate::checkpoint::resolve::cell(&values, context)?;
-        return Ok((vec![Question::Checkpoint(Box::new(cell))], None));
-    }
-    if suite == "attention" {
-        let without_effect = outside(&values, &["attention", "bench"]);
-        return match without_effect {
-            Some(key) => Err(no_effect(&values, key, "suite is \"attention\"")),
-            None => attention(&values, context).map(|question| (vec![question], None)),
-        };
-    }
+/// A key without effect, values that contradict each other, a model that is refused.
+pub fn gemm(values: &Values, context: &Context) -> Result<Specs, Refusal> {
     if let Some(key) = values.settings.keys().find(|key| key.starts_with("attention.")) {
-        return Err(no_effect(&values, key, "suite is \"gemm\""));
+        return Err(no_effect(values, key, "suite is \"gemm\""));
     }
     match values.given_text("gemm.shape") {
-        Some(shape) => match outside(&values, &["gemm", "bench"]) {
-            Some(key) => Err(no_effect(&values, key, "gemm.shape states the product")),
-            None => one(&values, &shape, context).map(|question| (vec![question], None)),
+        Some(shape) => match outside(values, &["gemm", "bench"]) {
+            Some(key) => Err(no_effect(values, key, "gemm.shape states the product")),
+            None => one(values, &shape, context),
         },
-        None => of_model(&values, context),
+        None => of_model(values, context),
     }
 }
 
@@ -179,7 +60,7 @@ fn dtype(name: &str) -> DType {
     [DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == name).unwrap_or(DType::F32)
 }
 
-fn one(values: &Values, shape: &str, context: &Context) -> Result<Question, Refusal> {
+fn one(values: &Values, shape: &str, context: &Context) -> Result<Specs, Refusal> {
     let [m, n, k] =
         zbench_config::kind::gemm_shape(shape).map_err(|message| values.refuse("gemm.shape", &[], message))?;
     let layout = values.text("gemm.layout");
@@ -196,7 +77,7 @@ fn one(values: &Values, shape: &str, context: &Context) -> Result<Question, Refu
         b: a,
         c: values.given_text("gemm.output").map_or(a, |name| dtype(&name)),
     };
-    Ok(Question::Gemm(GemmCell {
+    let cell = GemmCell {
         suite: "gemm".into(),
         gemm: Product::of_op(&op, &values.text("gemm.buffers")),
         hardware: device(values, context),
@@ -204,11 +85,12 @@ fn one(values: &Values, shape: &str, context: &Context) -> Result<Question, Refu
         model: String::new(),
         step: None,
         uses: Vec::new(),
-    }))
+    };
+    Ok((vec![Box::new(cell)], None))
 }
 
 /// Every product of a model's training step.
-fn of_model(values: &Values, context: &Context) -> Result<(Vec<Question>, Option<String>), Refusal> {
+fn of_model(values: &Values, context: &Context) -> Result<Specs, Refusal> {
     for key in ["gemm.layout", "gemm.output", "gemm.accumulate"] {
         if values.given(key).is_some() {
             let message = "follows from the model's layers; leave it out, or state gemm.shape";
@@ -249,8 +131,8 @@ fn of_model(values: &Values, context: &Context) -> Result<(Vec<Question>, Option
         seq_len: cell.train.seq_len,
         accumulation: cell.train.accumulation,
     };
-    let question = |(op, uses): (Gemm, Vec<gemm::Use>)| {
-        Question::Gemm(GemmCell {
+    let spec = |(op, uses): (Gemm, Vec<gemm::Use>)| -> Box<dyn BenchSpec> {
+        Box::new(GemmCell {
             suite: "gemm".into(),
             gemm: Product::of_op(&op, &values.text("gemm.buffers")),
             hardware: device(values, context),
@@ -260,7 +142,7 @@ fn of_model(values: &Values, context: &Context) -> Result<(Vec<Question>, Option
             uses,
         })
     };
-    Ok((products.all.into_iter().map(question).collect(), remark))
+    Ok((products.all.into_iter().map(spec).collect(), remark))
 }
 
 /// What the model is called: its preset, its folder or its family.
@@ -280,14 +162,21 @@ fn model_name(values: &Values) -> String {
     }
 }
 
-fn attention(values: &Values, context: &Context) -> Result<Question, Refusal> {
+/// The attention of one combination.
+///
+/// # Errors
+/// A key without effect, heads that do not divide.
+pub fn attention(values: &Values, context: &Context) -> Result<Specs, Refusal> {
+    if let Some(key) = outside(values, &["attention", "bench"]) {
+        return Err(no_effect(values, key, "suite is \"attention\""));
+    }
     let heads = values.count("attention.heads");
     let kv_heads = values.given_count("attention.kv_heads").unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
         let message = format!("{kv_heads} does not divide attention.heads = {heads}; write a divisor of it");
         return Err(values.refuse("attention.kv_heads", &["attention.heads"], message));
     }
-    Ok(Question::Attention(AttentionCell {
+    let cell = AttentionCell {
         suite: "attention".into(),
         attention: Shape {
             batch: values.count("attention.batch"),
@@ -302,5 +191,6 @@ fn attention(values: &Values, context: &Context) -> Result<Question, Refusal> {
         },
         hardware: device(values, context),
         bench: method(values),
-    }))
+    };
+    Ok((vec![Box::new(cell)], None))
 }

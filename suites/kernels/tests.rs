@@ -2,11 +2,11 @@
 
 use super::numbers::floats;
 use super::oracle::{self, Checked, Exact, Sums, Tolerance};
-use super::{Answer, record};
+use crate::bench::{BenchResult, record};
 use zbench_kernels::{Attention, Cpu, DType, Gemm, Kernels, Op, View, ViewMut, philox};
 use zbench_reports::bench::{self, Ceiling, Timing};
 use zbench_reports::document::Tone;
-use zbench_reports::record::{Outcome, Record, Status};
+use zbench_reports::record::{Record, Status};
 use zbench_runner::{Header, Summary};
 
 fn normals(len: usize, seed: u64) -> Vec<f32> {
@@ -119,7 +119,7 @@ fn answered(worst: f64, wrong: Option<&str>) -> Record {
         ..Timing::default()
     };
     let ceiling = Ceiling { gflops: Some(154.0), ..Ceiling::default() };
-    let answer = Answer {
+    let result = BenchResult {
         timings: vec![timing],
         ceiling,
         notes: Vec::new(),
@@ -128,8 +128,8 @@ fn answered(worst: f64, wrong: Option<&str>) -> Record {
         section: None,
     };
     let cell = serde_json::json!({ "suite": "gemm", "gemm": { "shape": "1x2x3" } });
-    let mut record = record::blank(&Header::default(), "key", cell, 1, Outcome::measured());
-    record::answered(&mut record, &answer);
+    let mut record = Header::default().blank("key", cell, 1, jiff::Timestamp::UNIX_EPOCH);
+    record::fill(&mut record, &result);
     record
 }
 

@@ -4,17 +4,20 @@
 //! share the work, and no trial is measured twice. What another process has claimed is waited for, as that process may
 //! end without a record.
 
-use crate::{Trials, is_next, parity, schedule, validity, wanted};
+use crate::schedule::Trials;
+use crate::suite::{Suite, SuiteCell};
+use crate::validity;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use zbench_predict::planned::{Decision, Planned};
+use zbench_predict::planned::Decision;
 use zbench_reports::environment::why_not_the_same;
+use zbench_reports::gate::random::Random;
 use zbench_reports::record::{Record, Source, Status};
 use zbench_reports::store::{Claim, Tail};
 use zbench_reports::{Notebook, StoreError};
 
 /// What is to be done.
-pub(super) enum Turn {
+pub(super) enum Next {
     /// This trial of this cell, which is ours.
     Run { index: usize, trial: u32, claim: Option<Claim> },
     /// Others have what is left.
@@ -24,9 +27,9 @@ pub(super) enum Turn {
 }
 
 /// The trials of a run, and what the notebook says of them.
-pub(super) struct Turns<'a> {
+pub(super) struct TrialQueue<'a, C> {
     notebook: &'a Notebook,
-    cells: &'a [Planned],
+    cells: &'a [C],
     trials: Trials,
     tail: Tail,
     /// The environment that records must have been made in; absent when any will do.
@@ -46,7 +49,7 @@ pub(super) struct Turns<'a> {
     /// Records that count, oldest first.
     pub(super) counted: Vec<Record>,
     /// Trials of each cell that were asked for, and those that repeat flagged ones.
-    pub(super) wanted: Vec<Vec<u32>>,
+    wanted: Vec<Vec<u32>>,
     /// How many trials of each cell were asked for.
     asked: Vec<usize>,
     /// How many trials are wanted in all.
@@ -59,12 +62,13 @@ pub(super) struct Turns<'a> {
     reference_of: Vec<Option<usize>>,
 }
 
-impl<'a> Turns<'a> {
+impl<'a, C: SuiteCell> TrialQueue<'a, C> {
     /// Reads the notebook. `here` is the environment that records must have been made in. `repeats`: flagged trials are
     /// repeated. `seed`: the order of trials is random.
-    pub(super) fn new(
+    pub(super) fn new<S: Suite<Cell = C>>(
+        suite: &S,
         notebook: &'a Notebook,
-        cells: &'a [Planned],
+        cells: &'a [C],
         trials: Trials,
         here: Option<Map<String, Value>>,
         repeats: bool,
@@ -74,13 +78,13 @@ impl<'a> Turns<'a> {
         let known = tail.news()?;
         let wanted: Vec<Vec<u32>> = cells.iter().map(|cell| wanted(cell, trials, &known)).collect();
         let pending = schedule(cells, &wanted, seed);
-        let mut turns = Turns {
+        let mut queue = TrialQueue {
             notebook,
             cells,
             trials,
             tail,
             here,
-            index_of: cells.iter().enumerate().map(|(index, cell)| (cell.grid.key.as_str(), index)).collect(),
+            index_of: cells.iter().enumerate().map(|(index, cell)| (cell.key(), index)).collect(),
             all: pending.len(),
             asked: wanted.iter().map(Vec::len).collect(),
             pending,
@@ -92,24 +96,24 @@ impl<'a> Turns<'a> {
             counted: Vec::new(),
             wanted,
             set_aside: BTreeMap::new(),
-            references: parity::references(&known),
-            reference_of: parity::references_of(cells),
+            references: suite.references(&known),
+            reference_of: suite.references_of(cells),
         };
         for record in known {
-            turns.note_trial(&record);
-            match turns.why_not(&record) {
-                None => turns.count(record),
+            queue.note_trial(&record);
+            match queue.why_not(&record) {
+                None => queue.count(record),
                 Some(reason) => {
                     let settles = |index: &usize| {
-                        turns.wanted[*index].contains(&record.trial) && is_final(&record, &cells[*index])
+                        queue.wanted[*index].contains(&record.trial) && is_final(&record, &cells[*index])
                     };
-                    if turns.index_of.get(record.key.as_str()).is_some_and(settles) {
-                        *turns.set_aside.entry(reason).or_default() += 1;
+                    if queue.index_of.get(record.key.as_str()).is_some_and(settles) {
+                        *queue.set_aside.entry(reason).or_default() += 1;
                     }
                 }
             }
         }
-        Ok(turns)
+        Ok(queue)
     }
 
     /// Trials that are no more to be done.
@@ -121,7 +125,7 @@ impl<'a> Turns<'a> {
     pub(super) fn leave_out_further_trials(&mut self) -> usize {
         let before = self.pending.len();
         let (cells, counted) = (self.cells, &self.counted);
-        let has_record = |index: usize| counted.iter().any(|record| record.key == cells[index].grid.key);
+        let has_record = |index: usize| counted.iter().any(|record| record.key == cells[index].key());
         self.pending.retain(|(index, _)| !has_record(*index));
         let left_out = before - self.pending.len();
         self.all -= left_out;
@@ -129,7 +133,7 @@ impl<'a> Turns<'a> {
     }
 
     /// The next trial that is neither done nor somebody else's.
-    pub(super) fn next(&mut self) -> Result<Turn, StoreError> {
+    pub(super) fn next(&mut self) -> Result<Next, StoreError> {
         self.catch_up()?;
         self.forget_done();
         let mut place = 0;
@@ -138,7 +142,7 @@ impl<'a> Turns<'a> {
                 match self.take(index, trial)? {
                     Taken::Ours(trial, claim) => {
                         self.pending.remove(place);
-                        return Ok(Turn::Run { index, trial, claim });
+                        return Ok(Next::Run { index, trial, claim });
                     }
                     Taken::Done => {
                         self.pending.remove(place);
@@ -149,7 +153,7 @@ impl<'a> Turns<'a> {
             }
             place += 1;
         }
-        Ok(if self.pending.is_empty() { Turn::Over } else { Turn::Wait })
+        Ok(if self.pending.is_empty() { Next::Over } else { Next::Wait })
     }
 
     /// A record of this run.
@@ -163,8 +167,19 @@ impl<'a> Turns<'a> {
         self.counted.push(record);
     }
 
+    /// The newest record of each wanted trial, in the order of cells and trials.
+    pub(super) fn into_records(self) -> Vec<Record> {
+        let mut by_trial: BTreeMap<(String, u32), Record> = BTreeMap::new();
+        for record in self.counted {
+            by_trial.insert((record.key.clone(), record.trial), record);
+        }
+        let wanted = self.cells.iter().zip(&self.wanted);
+        let pairs = wanted.flat_map(|(cell, trials)| trials.iter().map(|trial| (cell.key().to_string(), *trial)));
+        pairs.filter_map(|pair| by_trial.remove(&pair)).collect()
+    }
+
     fn take(&mut self, index: usize, trial: u32) -> Result<Taken, StoreError> {
-        let key = &self.cells[index].grid.key;
+        let key = self.cells[index].key();
         match self.trials {
             // Every one of several such runs measures everything.
             Trials::Fresh(_) => Ok(Taken::Ours(trial, None)),
@@ -202,7 +217,7 @@ impl<'a> Turns<'a> {
             }
             if let Some(&index) = self.index_of.get(record.key.as_str())
                 && !record.is_measured()
-                && self.cells[index].decision == Decision::Run
+                && *self.cells[index].decision() == Decision::Run
             {
                 // As for our own: the next run tries it again, and not this one.
                 self.over.insert(index);
@@ -231,7 +246,7 @@ impl<'a> Turns<'a> {
         };
         // What is asked for once shows that it does not fit, or is one more by the user's wish.
         let cell = &self.cells[index];
-        if !self.repeats || self.trials == Trials::OneMore || cell.decision != Decision::Run || is_next(cell) {
+        if !self.repeats || self.trials == Trials::OneMore || cell.runs_once() {
             return;
         }
         let asked = self.asked[index];
@@ -274,9 +289,9 @@ impl<'a> Turns<'a> {
     /// earlier in the schedule, so it would be ours otherwise.
     fn reference_is_under_way(&self, index: usize) -> bool {
         let Some(reference) = self.reference_of[index].filter(|reference| *reference != index) else { return false };
-        let key = &self.cells[reference].grid.key;
+        let key = self.cells[reference].key();
         self.pending.iter().any(|(other, _)| *other == reference)
-            && !self.counted.iter().any(|record| record.key == *key && record.is_measured())
+            && !self.counted.iter().any(|record| record.key == key && record.is_measured())
     }
 }
 
@@ -288,11 +303,44 @@ enum Taken {
 
 /// Whether a record settles its trial: failures and time-outs are tried again by the next run, and a cell that now runs
 /// is not settled by an earlier skip.
-fn is_final(record: &Record, cell: &Planned) -> bool {
-    match (&cell.decision, record.outcome.status) {
+fn is_final<C: SuiteCell>(record: &Record, cell: &C) -> bool {
+    match (cell.decision(), record.outcome.status) {
         (Decision::Run, Status::Measured | Status::Diverged) => true,
         (Decision::Run, Status::OutOfMemory) => record.outcome.source == Some(Source::Arena),
         (Decision::Run, _) => false,
         (Decision::Record { status, reason, .. }, found) => *status == found && *reason == record.outcome.reason,
     }
+}
+
+/// The trials of a cell that are wanted. What does not run needs one record.
+fn wanted<C: SuiteCell>(cell: &C, trials: Trials, known: &[Record]) -> Vec<u32> {
+    match trials {
+        Trials::UpTo(count) | Trials::Fresh(count) => (1..=if cell.runs_once() { 1 } else { count }).collect(),
+        Trials::OneMore => {
+            let last = known.iter().filter(|record| record.key == cell.key()).map(|record| record.trial).max();
+            vec![last.unwrap_or(0).saturating_add(1)]
+        }
+    }
+}
+
+/// Rounds of trials, each with one trial of every cell. References come first, because the losses of other cells are compared with
+/// theirs. With a seed, the order is random in every round, and references come first in the first round only.
+fn schedule<C: SuiteCell>(cells: &[C], wanted: &[Vec<u32>], seed: Option<u64>) -> Vec<(usize, u32)> {
+    let rounds = wanted.iter().map(Vec::len).max().unwrap_or(0);
+    let is_reference = |index: &usize| cells[*index].comes_first();
+    let mut order: Vec<usize> = (0..cells.len()).collect();
+    // The sort is stable.
+    order.sort_by_key(|index| !is_reference(index));
+    let mut random = seed.map(Random::new);
+    let mut schedule = Vec::new();
+    for round in 0..rounds {
+        if let Some(random) = &mut random {
+            random.shuffle(&mut order);
+            if round == 0 {
+                order.sort_by_key(|index| !is_reference(index));
+            }
+        }
+        schedule.extend(order.iter().filter_map(|index| Some((*index, *wanted[*index].get(round)?))));
+    }
+    schedule
 }

@@ -8,17 +8,18 @@ use std::path::Path;
 use std::time::Duration;
 use zbench_config::{ConfigError, Context, Document, grid};
 use zbench_host::{exit, machine};
+use zbench_predict::planned::Decision;
 use zbench_predict::planned::gib;
 use zbench_reports::bench;
 use zbench_reports::document::{Column, Document as Text, Entry, Table, Tone};
 use zbench_reports::record::Record;
 use zbench_reports::{Notebook, units};
-use zbench_runner::{Header, Summary, Trials};
+use zbench_runner::{Header, Observe, Runner, Summary, Trials};
+use zbench_suites::bench::{Bench, BenchCell};
 use zbench_suites::checkpoint::args::CheckpointArgs;
 use zbench_suites::kernels::args::{AttentionArgs, Common, GemmArgs};
-use zbench_suites::kernels::resolve::{self, BenchCell, Expanded};
-use zbench_suites::kernels::run::Run;
-use zbench_suites::kernels::{Question, flags};
+use zbench_suites::kernels::flags;
+use zbench_suites::registry::{self, Expanded};
 
 /// What is to be done with the cells.
 struct Wanted {
@@ -102,7 +103,7 @@ pub fn checkpoint(global: &Global, arguments: &CheckpointArgs) -> Result<u8> {
 /// A file's document, which must be of this suite.
 fn of_file(file: &Path, set: &[String], wanted: &str) -> Result<Document> {
     let document = Document::read(file, set)?;
-    if resolve::suite(&document) != Some(wanted) {
+    if registry::suite(&document).is_none_or(|suite| suite.name != wanted) {
         let found = document.base.get("suite").map_or("\"train\"".into(), |suite| suite.value.to_string());
         let message = format!("its suite is {found}; write suite = \"{wanted}\" at its top, or use `zbench grid`");
         return Err(ConfigError::about(file.display().to_string(), message).into());
@@ -113,7 +114,7 @@ fn of_file(file: &Path, set: &[String], wanted: &str) -> Result<Document> {
 /// The document of a grid's file if its suite is one of these.
 pub fn of_grid(cells: &Cells) -> Result<Option<Document>> {
     let document = Document::read(&cells.file, &cells.set)?;
-    Ok(resolve::suite(&document).is_some().then_some(document))
+    Ok(registry::suite(&document).is_some().then_some(document))
 }
 
 /// `zbench grid FILE` of such a file.
@@ -144,7 +145,7 @@ fn run(global: &Global, document: &Document, wanted: &Wanted) -> Result<u8> {
     }
     let only = wanted.only.as_deref().map(|only| grid::parse_only(only, document)).transpose()?.unwrap_or_default();
     let context = Context::new(document.folder().to_path_buf(), machine::cores());
-    let Expanded { cells, remarks } = resolve::expand(document, &only, wanted.max_cells, &context, &|key| {
+    let Expanded { cells, remarks } = registry::expand(document, &only, wanted.max_cells, &context, &|key| {
         wanted.set.as_ref().map_or("--set".into(), |set| flags::flag_of(key, set))
     })?;
     remarks.iter().for_each(|remark| zbench_host::say!("note: {remark}"));
@@ -192,18 +193,35 @@ fn carry_out(
     for warning in notebook.read()?.warnings() {
         zbench_host::say!("warning: {warning}");
     }
-    let stop = stop_flag()?;
-    let mut told = |record: &Record, cell: &BenchCell, done: usize, all: usize| {
-        if !global.quiet {
-            zbench_host::say!("{done}/{all} {}: {}", cell.label, in_words(record));
-        }
-    };
-    let mut run = Run { notebook: &notebook, stop: &stop, timeout, header, told: &mut told };
-    let summary = run.run(cells, trials)?;
+    let suite = Bench { stop: stop_flag()?, timeout, folder: notebook.directory().to_path_buf() };
+    let mut lines = Lines { quiet: global.quiet, label: String::new(), done: 0, all: 0 };
+    let header = Header { no_repeats: true, ..header };
+    let summary = Runner { notebook: &notebook, suite, observe: &mut lines, header }.run(cells, trials)?;
     if summary.interrupted {
         zbench_host::say!("stopped; everything measured is in {}.", notebook.path().display());
     }
     Ok(summary)
+}
+
+/// A line for each record.
+struct Lines {
+    quiet: bool,
+    label: String,
+    done: usize,
+    all: usize,
+}
+
+impl Observe<BenchCell> for Lines {
+    fn begin(&mut self, cell: &BenchCell, _trial: u32, done: usize, all: usize) {
+        self.label.clone_from(&cell.label);
+        (self.done, self.all) = (done + 1, all);
+    }
+
+    fn end(&mut self, record: &Record) {
+        if !self.quiet {
+            zbench_host::say!("{}/{} {}: {}", self.done, self.all, self.label, in_words(record));
+        }
+    }
 }
 
 /// A record in a line.
@@ -235,17 +253,14 @@ fn dry_run(global: &Global, cells: &[BenchCell]) -> Result<u8> {
         vec![Column::words("cell"), Column::words("key"), Column::numbers("needs", "bytes"), Column::words("decision")];
     let mut table = Table::new("cells", columns);
     for cell in cells {
-        let (needs, decision) = match &cell.question {
-            Ok(question) => (question.needs(), Entry::words("to be measured")),
-            Err((reason, _)) => (None, Entry::words(format!("skipped: {reason}")).toned(Tone::Warning)),
+        let (needs, decision) = match reason(cell) {
+            None => (cell.spec.as_ref().and_then(|spec| spec.needs()), Entry::words("to be measured")),
+            Some(reason) => (None, Entry::words(format!("skipped: {reason}")).toned(Tone::Warning)),
         };
         table.row(vec![Entry::words(&cell.label), Entry::words(&cell.key), Entry::memory(needs), decision]);
     }
     if global.format == Format::Json {
-        let line = |cell: &BenchCell| {
-            let reason = cell.question.as_ref().err().map(|(reason, _)| reason.clone());
-            serde_json::json!({ "key": cell.key, "label": cell.label, "cell": cell.cell, "skipped": reason })
-        };
+        let line = |cell: &BenchCell| serde_json::json!({ "key": cell.key, "label": cell.label, "cell": cell.plain, "skipped": reason(cell) });
         print_lines(&cells.iter().map(line).collect::<Vec<_>>())?;
         return Ok(exit::SUCCESS);
     }
@@ -255,29 +270,35 @@ fn dry_run(global: &Global, cells: &[BenchCell]) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-/// `zbench repro ID` of such a record: the question again; times are no more than shown beside.
+/// Why a cell does not run, if it does not.
+fn reason(cell: &BenchCell) -> Option<&str> {
+    match &cell.decision {
+        Decision::Run => None,
+        Decision::Record { reason, .. } => Some(reason),
+    }
+}
+
+/// `zbench repro ID` of such a record: the measurement again; times are no more than shown beside.
 pub fn repro(global: &Global, record: &Record, timeout: Duration) -> Result<u8> {
-    let Some(question) = Question::of_cell(&record.cell) else {
+    let Some(spec) = registry::of_plain(&record.cell) else {
         bail!(
             "the record {} holds no question that this version can ask; its command measures again: {}",
             record.id,
             record.command
         );
     };
-    let (key, label, cell) = (question.key(), question.label(), question.cell());
-    if let Some(needs) = question.needs()
+    if let Some(needs) = spec.needs()
         && machine::memory_bytes("MemTotal").is_some_and(|memory| needs > memory)
     {
         bail!("the record {} cannot be repeated here: it needs {} of memory", record.id, gib(needs));
     }
-    let again = BenchCell { key, label, cell, question: Ok(question) };
     let header = Header {
         name: record.name.clone(),
         command: command_line(),
         environment: machine::environment(),
         ..Header::default()
     };
-    let summary = carry_out(global, &[again], Trials::OneMore, header, timeout)?;
+    let summary = carry_out(global, &[BenchCell::new(spec)], Trials::OneMore, header, timeout)?;
     if global.format == Format::Json {
         print_lines(&summary.records)?;
     } else {

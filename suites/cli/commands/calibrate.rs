@@ -17,16 +17,16 @@ use zbench_host::{exit, machine};
 use zbench_predict::residuals::{self, Residuals};
 use zbench_predict::time::TimeProfile;
 use zbench_reports::bench::{self, Ceilings, Rate};
-use zbench_reports::record::{Outcome, Record};
+use zbench_reports::record::Record;
 use zbench_reports::{Notebook, units};
 use zbench_runner::{Header, rescue};
+use zbench_suites::bench::Limits;
+use zbench_suites::bench::{seen, watched};
 use zbench_suites::calibrate::args::{CalibrateArgs, DISK_SIZE, OPERATION_ROUNDS, SECONDS};
 use zbench_suites::calibrate::disk::Disk;
 use zbench_suites::calibrate::operations::{self, OperationsError};
 use zbench_suites::calibrate::probes::{self, Probe};
 use zbench_suites::calibrate::{Wanted, judge, measure, quiet};
-use zbench_suites::kernels::clock::Limits;
-use zbench_suites::kernels::record::{blank, seen, watched};
 
 /// Arrays are this many times the last cache.
 const CACHES: u64 = 4;
@@ -243,7 +243,7 @@ fn empty(cell: Value) -> Record {
         environment: machine::environment(),
         ..Header::default()
     };
-    blank(&header, &key, cell, 1, Outcome::measured())
+    header.blank(&key, cell, 1, jiff::Timestamp::now())
 }
 
 /// Marks it as noisy for these reasons, and puts it into the notebook and before whoever asked.

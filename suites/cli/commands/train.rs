@@ -29,7 +29,7 @@ use zbench_runner::child::Children;
 use zbench_runner::folders::Folders;
 use zbench_runner::launched::Launched;
 use zbench_runner::trace::Both;
-use zbench_runner::{Execute, Header, Observe, Runner, Summary, Trials};
+use zbench_runner::{Execute, Header, Observe, Runner, Summary, Train, Trials};
 use zbench_suites::max_batch;
 
 /// Seconds of each measurement of the peak: long enough for the clock to settle, short beside a cell.
@@ -358,7 +358,7 @@ pub fn carry_out(
         }
         None => &mut progress,
     };
-    let mut runner = Runner { notebook: &notebook, execute: &mut *execute, observe, header };
+    let mut runner = Runner { notebook: &notebook, suite: Train { execute: &mut *execute }, observe, header };
     let result = match how {
         How::Trials(trials) => runner.run(cells, trials).map_err(anyhow::Error::from),
         How::Turns(how) => runner.take_turns(cells, how).map_err(anyhow::Error::from),

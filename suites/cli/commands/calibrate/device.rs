@@ -19,12 +19,12 @@ use zbench_reports::bench::DeviceCeilings;
 use zbench_reports::record::Record;
 use zbench_reports::{Notebook, units};
 use zbench_runner::record::emulated_device;
+use zbench_suites::bench::Limits;
+use zbench_suites::bench::{seen, watched};
 use zbench_suites::calibrate::args::CalibrateArgs;
 use zbench_suites::calibrate::device::profile::Target;
 use zbench_suites::calibrate::device::{Wanted, measure};
 use zbench_suites::calibrate::judge;
-use zbench_suites::kernels::clock::Limits;
-use zbench_suites::kernels::record::{seen, watched};
 
 /// Rows and columns of products, on a GPU and where a processor does its work.
 const SIDE: [u32; 2] = [8192, 64];
