@@ -110,9 +110,17 @@ fn words(text: &str) -> Vec<String> {
 fn mask(text: &str, folder: &Path) -> String {
     let folder = folder.to_string_lossy();
     let repository = root().to_string_lossy();
-    text.replace(&*folder, "FOLDER")
+    let mut text = text
+        .replace(&*folder, "FOLDER")
         .replace(&*repository, "REPOSITORY")
-        .replace(concat!("zbench ", env!("CARGO_PKG_VERSION")), "zbench VERSION")
+        .replace(concat!("zbench ", env!("CARGO_PKG_VERSION")), "zbench VERSION");
+    // Durations and moments: the number after each of these words becomes 0.
+    for before in ["pass, in ", "ranks in ", "\"begins_unix_ns\":\"", "\"seconds\":"] {
+        let parts: Vec<&str> = text.split(before).collect();
+        let rest = parts[1..].iter().map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.'));
+        text = rest.fold(parts[0].to_string(), |all, part| format!("{all}{before}0{part}"));
+    }
+    text
 }
 
 /// A long text as its length, its hash (64-bit FNV-1a) and its first line.
@@ -123,6 +131,9 @@ fn summary(text: &str) -> String {
     let first: String = text.lines().next().unwrap_or("").chars().take(120).collect();
     format!("{} bytes, hash {hash:016x}, {first}\n", text.len())
 }
+
+/// Labels that are printed or not by what was measured.
+const DECIDED: [&str; 4] = ["EFFECTS", "OPEN", "NOTES", "WARNING"];
 
 /// The headings of columns, titles of sections and labels of lines of a printed table.
 fn headings(text: &str) -> String {
@@ -142,7 +153,10 @@ fn headings(text: &str) -> String {
             found.push('\n');
         } else if is_alone && !line.contains(|c: char| c.is_ascii_digit()) && line.chars().count() < 40 {
             found += &format!("{line}\n");
-        } else if label.len() > 3 && label.chars().all(|c| c.is_ascii_uppercase() || c == ' ') {
+        } else if label.len() > 3
+            && !DECIDED.contains(&label)
+            && label.chars().all(|c| c.is_ascii_uppercase() || c == ' ')
+        {
             found += &format!("{label}\n");
         }
     }
