@@ -115,9 +115,12 @@ fn mask(text: &str, folder: &Path) -> String {
         .replace(&*repository, "REPOSITORY")
         .replace(concat!("zbench ", env!("CARGO_PKG_VERSION")), "zbench VERSION");
     // Durations and moments: the number after each of these words becomes 0.
-    for before in ["pass, in ", "ranks in ", "\"begins_unix_ns\":\"", "\"seconds\":"] {
+    for before in
+        ["pass, in ", "ranks in ", "\"begins_unix_ns\":\"", "\"seconds\":", "\"started\":\"", "errors=\"35\" time=\""]
+    {
         let parts: Vec<&str> = text.split(before).collect();
-        let rest = parts[1..].iter().map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.'));
+        let rest =
+            parts[1..].iter().map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit() || ".-:TZ".contains(c)));
         text = rest.fold(parts[0].to_string(), |all, part| format!("{all}{before}0{part}"));
     }
     text
