@@ -106,7 +106,7 @@ fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// Replaces what differs between machines and commits: folders, and the version of the program.
+/// Removes what differs between machines, runs and versions.
 fn mask(text: &str, folder: &Path) -> String {
     let folder = folder.to_string_lossy();
     let repository = root().to_string_lossy();
@@ -123,7 +123,10 @@ fn mask(text: &str, folder: &Path) -> String {
             parts[1..].iter().map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit() || ".-:TZ".contains(c)));
         text = rest.fold(parts[0].to_string(), |all, part| format!("{all}{before}0{part}"));
     }
-    text
+    // A gate's documents describe this machine.
+    let is_machine =
+        |line: &&str| line.trim_start_matches("- ").starts_with("machine: ") || line.contains("name=\"machine\"");
+    text.split_inclusive('\n').filter(|line| !is_machine(line)).collect()
 }
 
 /// A long text as its length, its hash (64-bit FNV-1a) and its first line.
@@ -136,7 +139,7 @@ fn summary(text: &str) -> String {
 }
 
 /// Labels that are printed or not by what was measured.
-const DECIDED: [&str; 4] = ["EFFECTS", "OPEN", "NOTES", "WARNING"];
+const DECIDED: [&str; 5] = ["EFFECTS", "OPEN", "NOTES", "CAUTION", "MACHINE"];
 
 /// The headings of columns, titles of sections and labels of lines of a printed table.
 fn headings(text: &str) -> String {
