@@ -9,6 +9,7 @@ pub mod child;
 pub mod child_process;
 mod execution;
 pub mod folders;
+mod header;
 pub mod launched;
 pub mod loading;
 pub mod merge;
@@ -29,6 +30,8 @@ pub mod turns;
 pub mod validity;
 
 pub use execution::{Execute, Execution, Stopped};
-pub use schedule::{Header, Runner, Summary, Trials};
+pub use header::Header;
+pub use schedule::{Runner, Summary};
 pub use suite::{Observe, Suite, SuiteCell, Trial};
 pub use train::{Train, is_next, written};
+pub use trial_queue::Trials;

@@ -1,8 +1,8 @@
 //! What the runner knows of a suite: its cells, and that it measures one into a record.
 
 use crate::execution::Stopped;
+use crate::header::Header;
 use crate::protocol::Between;
-use crate::schedule::Header;
 use zbench_engine::trace::StepTrace;
 use zbench_predict::planned::{Decision, Planned};
 use zbench_reports::record::{Record, Step};

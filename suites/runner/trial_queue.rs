@@ -4,7 +4,6 @@
 //! share the work, and no trial is measured twice. What another process has claimed is waited for, as that process may
 //! end without a record.
 
-use crate::schedule::Trials;
 use crate::suite::{Suite, SuiteCell};
 use crate::validity;
 use serde_json::{Map, Value};
@@ -15,6 +14,17 @@ use zbench_reports::gate::random::Random;
 use zbench_reports::record::{Record, Source, Status};
 use zbench_reports::store::{Claim, Tail};
 use zbench_reports::{Notebook, StoreError};
+
+/// Which trials are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trials {
+    /// Trials 1 to this of every cell that the notebook does not hold yet.
+    UpTo(u32),
+    /// As before, whatever the notebook holds.
+    Fresh(u32),
+    /// One more of every cell, whatever the notebook holds.
+    OneMore,
+}
 
 /// What is to be done.
 pub(super) enum Next {
