@@ -145,18 +145,24 @@ const DECIDED: [&str; 5] = ["EFFECTS", "OPEN", "NOTES", "CAUTION", "MACHINE"];
 fn headings(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = String::new();
-    let mut is_head = false;
+    // The columns of the table whose head is being read; a heading that is wrapped goes on in the next line.
+    let mut head: Option<Vec<String>> = None;
     for (index, line) in lines.iter().enumerate() {
         let is_blank = |at: Option<usize>| at.and_then(|at| lines.get(at)).is_none_or(|line| line.trim().is_empty());
         let is_alone = is_blank(index.checked_sub(1)) && is_blank(Some(index + 1)) && !line.trim().is_empty();
         let label = line.split("  ").next().unwrap_or("");
         if line.starts_with('┌') {
-            is_head = true;
+            head = Some(Vec::new());
         } else if line.starts_with('╞') {
-            is_head = false;
-        } else if is_head {
-            found += &line.split(['│', '┆']).map(str::trim).collect::<Vec<_>>().join(" | ");
-            found.push('\n');
+            found += &format!("{}\n", head.take().unwrap_or_default().join(" | "));
+        } else if let Some(columns) = &mut head {
+            for (at, part) in line.trim_matches('│').split('┆').map(str::trim).enumerate() {
+                match columns.get_mut(at) {
+                    Some(column) if !part.is_empty() => *column = format!("{column} {part}"),
+                    Some(_) => {}
+                    None => columns.push(part.to_string()),
+                }
+            }
         } else if is_alone && !line.contains(|c: char| c.is_ascii_digit()) && line.chars().count() < 40 {
             found += &format!("{line}\n");
         } else if label.len() > 3
