@@ -7,7 +7,7 @@ pub mod keys;
 pub mod kind;
 pub mod places;
 pub mod resolve;
-pub mod units;
+pub use zbench_estimate::units;
 
 pub use document::{Axis, ConfigError, Document, Place, Problem, Search, Setting, Settings};
 pub(crate) use resolve::Values;

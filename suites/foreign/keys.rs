@@ -3,7 +3,7 @@
 use super::node::{Node, Value};
 pub use crate::config::kind::hint;
 use std::fmt;
-pub use zbench_estimate::profile::nearest;
+pub use zbench_estimate::spelling::nearest;
 
 /// One key.
 pub struct Spec {

@@ -5,6 +5,7 @@ use crate::config::{ConfigError, Place, Problem, units};
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+use zbench_estimate::spelling;
 use zbench_reports::gate::{Bound, Figure, Kind, Rule, Rules, Verdict, metric, verdict};
 
 /// What a rules' file says.
@@ -294,10 +295,9 @@ impl Reader<'_> {
 }
 
 fn hint(word: &str, known: &[&str]) -> String {
-    let near = known.iter().map(|name| (strsim::osa_distance(word, name), name)).min();
-    match near {
-        Some((distance, name)) if distance <= 2.max(word.len() / 4) => format!("did you mean {name}?"),
-        _ => format!("there are {}", known.join(", ")),
+    match spelling::nearest(word, known.iter().copied()) {
+        Some(name) => format!("did you mean {name}?"),
+        None => format!("there are {}", known.join(", ")),
     }
 }
 

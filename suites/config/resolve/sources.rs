@@ -3,7 +3,6 @@
 use super::{Context, Refusal, Values, priced};
 use crate::config::keys;
 use crate::config::kind::{hint, number};
-use crate::config::units;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use toml::Value;
@@ -46,20 +45,6 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
     let read = Arc::new(read);
     known.insert(name, read.clone());
     Ok(Some(read))
-}
-
-pub(super) fn byte_size(value: &Value) -> Option<u64> {
-    match value {
-        Value::String(text) => units::bytes(text),
-        other => number(other).and_then(|x| units::bytes(&x.to_string())),
-    }
-}
-
-pub(super) fn seconds(value: &Value) -> Option<f64> {
-    match value {
-        Value::String(text) => units::seconds(text),
-        other => number(other),
-    }
 }
 
 /// A model with the keys of [model] that it was read from.
