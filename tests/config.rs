@@ -368,7 +368,7 @@ proptest! {
         let document = crate::support::parse(crate::support::TINY).unwrap();
         let _ = zbench_config::grid::parse_only(&text, &document);
         let _ = zbench_config::units::bytes(&text);
-        let _ = zbench_config::units::bandwidth(&text);
+        let _ = zbench_config::units::rate(&text);
         let _ = zbench_config::units::seconds(&text);
     }
 

@@ -82,9 +82,8 @@ impl CalibrateArgs {
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    let wrong = || format!("`{text}` is no time above 0 and up to 60 seconds; write it as 0.2");
-    let seconds = text.parse().ok().or_else(|| units::seconds(text)).ok_or_else(wrong)?;
-    if seconds > 0.0 && seconds <= 60.0 { Ok(seconds) } else { Err(wrong()) }
+    let seconds = units::seconds(text).filter(|seconds| *seconds > 0.0 && *seconds <= 60.0);
+    seconds.ok_or_else(|| format!("`{text}` is no time above 0 and up to 60 seconds; write it as 0.2"))
 }
 
 fn bytes(text: &str) -> Result<u64, String> {

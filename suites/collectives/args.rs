@@ -220,7 +220,8 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 fn bandwidth(text: &str) -> Result<f64, String> {
-    units::bandwidth(text).ok_or_else(|| format!("`{text}` is no bandwidth; write it as 12.5GB/s or 100Gbit/s"))
+    let rate = units::rate(text).filter(|rate| *rate > 0.0);
+    rate.ok_or_else(|| format!("`{text}` is no bandwidth; write it as 12.5GB/s or 100Gbit/s"))
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

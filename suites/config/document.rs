@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::Value;
 use toml::de::{DeTable, DeValue};
+use zbench_estimate::spelling;
 
 /// Where something stands in a file, both from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -285,7 +286,7 @@ impl Reader<'_> {
         if self.is_full() {
             return self.problem(Some(place), path, String::new());
         }
-        let word = words.iter().find(|word| path.len() <= word.len() + 2 && strsim::osa_distance(path, word) <= 2);
+        let word = spelling::nearest(path, words.iter().copied());
         let hint = match (is_table, keys::nearest_section(path), word, keys::nearest(path)) {
             (true, Some(section), ..) => format!("unknown section; did you mean [{section}]?"),
             (_, _, Some(word), _) => format!("unknown key; did you mean {word}?"),

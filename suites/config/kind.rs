@@ -6,7 +6,7 @@ use std::fmt;
 use toml::Value;
 use zbench_engine::config::Kept;
 use zbench_engine::peft::KNOWN_TARGETS;
-use zbench_estimate::profile::nearest;
+use zbench_estimate::spelling::nearest;
 
 /// What a key may hold.
 #[derive(Clone, Copy, Debug)]
@@ -173,7 +173,7 @@ impl Kind {
                 units::bytes(text).filter(|bytes| *bytes > 0).map(|bytes| bytes as f64)
             }),
             Kind::Bandwidth => measure(value, "a bandwidth such as \"12.5GB/s\", from 1KB/s to 1000TB/s", |text| {
-                units::bandwidth(text).filter(|bandwidth| (1e3..=1e15).contains(bandwidth))
+                units::rate(text).filter(|bandwidth| (1e3..=1e15).contains(bandwidth))
             }),
             Kind::Latency => measure(value, "a latency such as \"20us\", at most 10s", |text| {
                 units::seconds(text).filter(|seconds| *seconds <= 10.0)
@@ -230,13 +230,19 @@ fn check_real(min: f64, max: f64, positive: bool, value: &Value) -> Result<(), S
     }
 }
 
-fn measure(value: &Value, wanted: &str, parse: impl Fn(&str) -> Option<f64>) -> Result<(), String> {
-    let found = match value {
-        Value::String(text) => parse(text),
-        Value::Integer(_) | Value::Float(_) => number(value).and_then(|x| parse(&x.to_string())),
-        _ => return Err(wrong_type(wanted, value)),
-    };
-    found.map(|_| ()).ok_or_else(|| format!("{} cannot be read; write {wanted}", shown(value)))
+fn measure(value: &Value, wanted: &str, read: impl Fn(&str) -> Option<f64>) -> Result<(), String> {
+    if !matches!(value, Value::String(_) | Value::Integer(_) | Value::Float(_)) {
+        return Err(wrong_type(wanted, value));
+    }
+    quantity(value, read).map(|_| ()).ok_or_else(|| format!("{} cannot be read; write {wanted}", shown(value)))
+}
+
+/// A quantity with a unit, or a plain number.
+pub fn quantity<T>(value: &Value, read: impl Fn(&str) -> Option<T>) -> Option<T> {
+    match value {
+        Value::String(text) => read(text),
+        other => number(other).and_then(|number| read(&number.to_string())),
+    }
 }
 
 fn check_betas(value: &Value) -> Result<(), String> {

@@ -2,7 +2,7 @@
 //! refused by name.
 
 use crate::document::{Place, Settings};
-use crate::kind::number;
+use crate::kind::{number, quantity};
 use crate::{Hosts, keys, units};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ mod sources;
 
 pub use precision::policy;
 use precision::precision;
-use sources::{byte_size, data, known_model, profile, seconds};
+use sources::{data, known_model, profile};
 
 /// What resolving depends on beside the settings.
 #[derive(Clone, Debug)]
@@ -136,7 +136,10 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         return Err(values.refuse("parallel.ranks", &["hardware.device"], message));
     }
     let threads = (context.cores / parallel.ranks).max(1);
-    let capacity = values.given("memory.capacity").and_then(byte_size).or(profile.as_ref().and_then(|p| p.memory));
+    let capacity = values
+        .given("memory.capacity")
+        .and_then(|value| quantity(value, units::bytes))
+        .or(profile.as_ref().and_then(|p| p.memory));
     let cell = Cell {
         data: data(&values, context)?,
         read_ahead: values.count("data.prefetch"),
@@ -355,15 +358,16 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
             _ => Backend::Local,
         },
         // Its kind has refused what is no time.
-        stall: seconds(&values.value("parallel.stall")).map_or(STALL, std::time::Duration::from_secs_f64),
+        stall: quantity(&values.value("parallel.stall"), units::seconds)
+            .map_or(STALL, std::time::Duration::from_secs_f64),
     })
 }
 
 /// Emulated links, which need to be told what a node is.
 fn link(values: &Values, parallel: &Parallel) -> Result<Option<Link>, Refusal> {
     let (bandwidth, latency) = ("link.node.bandwidth", "link.node.latency");
-    let of = |key: &str, read: fn(&str) -> Option<f64>| values.given(key).and_then(|value| measured(value, read));
-    let Some(bytes_per_second) = of(bandwidth, units::bandwidth) else {
+    let of = |key: &str, read: fn(&str) -> Option<f64>| values.given(key).and_then(|value| quantity(value, read));
+    let Some(bytes_per_second) = of(bandwidth, units::rate) else {
         return match values.given(latency) {
             Some(_) => Err(values.refuse(
                 bandwidth,
@@ -379,14 +383,6 @@ fn link(values: &Values, parallel: &Parallel) -> Result<Option<Link>, Refusal> {
     }
     let seconds = of(latency, units::seconds).unwrap_or(0.0);
     Ok(Some(Link { node: NodeLink { bandwidth: bytes_per_second, latency: seconds } }))
-}
-
-/// A quantity with a unit, or a plain number.
-fn measured(value: &Value, read: fn(&str) -> Option<f64>) -> Option<f64> {
-    match value {
-        Value::String(text) => read(text),
-        other => number(other).and_then(|x| read(&x.to_string())),
-    }
 }
 
 fn dtype(name: &str) -> Option<DType> {

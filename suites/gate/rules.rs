@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use zbench_config::places::Places;
-use zbench_config::{ConfigError, Place, Problem, units};
+use zbench_config::{ConfigError, Place, Problem};
+use zbench_estimate::spelling;
 use zbench_reports::gate::{Bound, Figure, Kind, Rule, Rules, Verdict, metric, verdict};
 
 /// What a rules' file says.
@@ -266,7 +267,7 @@ impl Reader<'_> {
     }
 
     fn seconds(&mut self, key: &str, place: Place, value: &Spanned<DeValue<'_>>, into: &mut f64) {
-        let text = value.get_ref().as_str().and_then(units::seconds);
+        let text = value.get_ref().as_str().and_then(zbench_config::units::seconds);
         match text.or_else(|| number(value.get_ref())).filter(|seconds| *seconds > 0.0 && *seconds <= 1e7) {
             Some(seconds) => *into = seconds,
             None => self.problem(Some(place), key, "write a time above 0, as \"2min\" or 90".into()),
@@ -294,10 +295,9 @@ impl Reader<'_> {
 }
 
 fn hint(word: &str, known: &[&str]) -> String {
-    let near = known.iter().map(|name| (strsim::osa_distance(word, name), name)).min();
-    match near {
-        Some((distance, name)) if distance <= 2.max(word.len() / 4) => format!("did you mean {name}?"),
-        _ => format!("there are {}", known.join(", ")),
+    match spelling::nearest(word, known.iter().copied()) {
+        Some(name) => format!("did you mean {name}?"),
+        None => format!("there are {}", known.join(", ")),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::node::{Node, Value};
 use std::fmt;
 pub use zbench_config::kind::hint;
-pub use zbench_estimate::profile::nearest;
+pub use zbench_estimate::spelling::nearest;
 
 /// One key.
 pub struct Spec {

@@ -11,5 +11,7 @@ pub mod published;
 pub mod roofline;
 pub mod rules;
 pub mod shape;
+pub mod spelling;
 pub mod time;
 pub mod tuning;
+pub mod units;

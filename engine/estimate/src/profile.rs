@@ -2,6 +2,7 @@
 //! configs/machines are compiled in. docs/machines.md describes every key.
 
 use crate::machine::Machine;
+use crate::spelling::nearest;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use toml::{Table, Value};
@@ -9,7 +10,6 @@ use toml::{Table, Value};
 mod read;
 #[cfg(test)]
 mod tests;
-mod units;
 
 /// What a profile says.
 #[derive(Clone, Debug, PartialEq)]
@@ -235,8 +235,7 @@ impl Profile {
                 return Err(ProfileError::Missing { profile, key, wanted: wanted.into() });
             }
         };
-        let memory =
-            reader.figure("memory", units::bytes, "a size, as \"79.15GiB\"")?.map(|bytes| bytes.round() as u64);
+        let memory = reader.figure("memory", read::bytes, "a size, as \"79.15GiB\"")?.map(|bytes| bytes as u64);
         let fast = SPEEDS.iter().any(|key| table.contains_key(*key));
         let machine = if fast { Some(read::machine(&mut reader, memory)?) } else { None };
         if let Some(source) = reader.text("memory_source", "a text")? {
@@ -350,23 +349,4 @@ fn is_plain(value: &Value) -> bool {
         Value::String(text) => text.trim().replace('_', "").parse::<f64>().is_ok(),
         _ => false,
     }
-}
-
-/// The known word that is nearest to another, if one is near: at most a third of the letters differ (two of a short word), and
-/// never more than half. A known name also counts by its parts before a dash, as `h100` of `h100-sxm`, since what follows a
-/// dash is what people leave out.
-pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // No name is that long, and the distance takes as many steps as both have letters.
-    if word.len() > 100 {
-        return None;
-    }
-    let word = word.to_lowercase();
-    let distance = |known: &str| {
-        let known = known.to_lowercase();
-        let stems = known.match_indices('-').map(|(end, _)| &known[..end]);
-        stems.chain([known.as_str()]).map(|part| strsim::osa_distance(&word, part)).min().unwrap_or(usize::MAX)
-    };
-    let (distance, known) = known.map(|known| (distance(known), known)).min_by_key(|(distance, _)| *distance)?;
-    let letters = word.chars().count();
-    (distance <= 2.max(letters / 3) && distance * 2 <= letters).then_some(known)
 }

@@ -4,6 +4,7 @@ use super::select;
 use anyhow::{Result, bail};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
+use zbench_config::units;
 use zbench_reports::label;
 use zbench_reports::record::Record;
 use zbench_reports::{Contents, Notebook};
@@ -79,11 +80,9 @@ pub fn is_valid(record: &Record) -> bool {
 
 /// `7d`, `12h`, `30min`, `2w`: that long ago; a date, which begins at midnight here; or a moment as records state it.
 fn since(text: &str, now: Timestamp) -> Result<Timestamp> {
-    const UNITS: [(&str, i64); 5] = [("min", 60), ("h", 3600), ("d", 86400), ("w", 7 * 86400), ("s", 1)];
-    let ago = UNITS.iter().find_map(|(unit, seconds)| {
-        let count: i64 = text.strip_suffix(unit)?.trim().parse().ok().filter(|count| *count >= 0)?;
-        now.checked_sub(SignedDuration::from_secs(count.checked_mul(*seconds)?)).ok()
-    });
+    // Digits alone are a date.
+    let span = units::seconds(text).filter(|_| text.ends_with(char::is_alphabetic));
+    let ago = span.and_then(|seconds| now.checked_sub(SignedDuration::try_from_secs_f64(seconds).ok()?).ok());
     if let Some(moment) = ago.or_else(|| text.parse().ok()) {
         return Ok(moment);
     }

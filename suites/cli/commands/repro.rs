@@ -125,7 +125,7 @@ fn collectives(global: &Global, session: &Session, notebook: &Notebook, record: 
     if session.world.is_some() {
         return Err(refused("is not repeated under a launcher"));
     }
-    let words = words(&record.command).ok_or_else(|| refused("its command cannot be taken apart"))?;
+    let words = shlex::split(&record.command).ok_or_else(|| refused("its command cannot be taken apart"))?;
     let parsed = Cli::try_parse_from(words).map_err(|_| refused("this version does not know its command"))?;
     let Some(Command::Allreduce(mut arguments)) = parsed.command else { return Err(refused("its command is another")) };
     let wanted =
@@ -170,34 +170,6 @@ fn collectives(global: &Global, session: &Session, notebook: &Notebook, record: 
     }
     print_document(global, &document)?;
     Ok(code)
-}
-
-/// A command line that [`super::command_line`] wrote, as words.
-fn words(line: &str) -> Option<Vec<String>> {
-    let (mut words, mut word, mut quoted, mut is_word) = (Vec::new(), String::new(), false, false);
-    let mut rest = line.chars();
-    while let Some(c) = rest.next() {
-        match c {
-            '\'' => (quoted, is_word) = (!quoted, true),
-            '\\' if !quoted => {
-                word.push(rest.next()?);
-                is_word = true;
-            }
-            c if c.is_whitespace() && !quoted => {
-                if std::mem::take(&mut is_word) {
-                    words.push(std::mem::take(&mut word));
-                }
-            }
-            c => {
-                word.push(c);
-                is_word = true;
-            }
-        }
-    }
-    if is_word {
-        words.push(word);
-    }
-    (!quoted).then_some(words)
 }
 
 /// In what the places differ: the machine first, then system and build, then the moment.
@@ -275,15 +247,15 @@ fn compare(before: &Record, after: &Record) -> (Document, bool) {
 
 #[cfg(test)]
 mod tests {
-    use super::words;
+    use super::super::quoted;
 
     #[test]
     fn command_lines_become_words_again() {
-        let of = |line: &str| words(line).map(|words| words.join("|"));
-        assert_eq!(of("zbench  --notebook nb allreduce -b 1K").unwrap(), "zbench|--notebook|nb|allreduce|-b|1K");
-        assert_eq!(of(r"a 'b c' 'd'\''e' ''").unwrap(), "a|b c|d'e|");
-        assert_eq!(of("a 'b"), None);
-        assert_eq!(of("a \\"), None);
-        assert_eq!(of("").unwrap(), "");
+        let words = ["zbench", "--set", "train.steps=20", "b c", "d'e", "", "#1", "\\", "$HOME \"x\"", "grün\n*"];
+        let line = words.map(quoted).join(" ");
+        assert_eq!(shlex::split(&line).unwrap(), words, "{line}");
+        assert!(line.starts_with("zbench --set train.steps=20 'b c' 'd'\\''e' '' '#1' "), "{line}");
+        assert_eq!(shlex::split("a 'b"), None);
+        assert_eq!(shlex::split("a \\"), None);
     }
 }

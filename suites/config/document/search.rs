@@ -6,6 +6,7 @@ use crate::keys;
 use crate::kind::Kind;
 use toml::Value;
 use toml::de::DeTable;
+use zbench_estimate::spelling;
 
 /// What `[grid]` has beside axes.
 pub(super) const WORDS: [&str; 5] = ["exclude", "include", KEY, MOST, MULTIPLE];
@@ -160,12 +161,9 @@ fn searched(value: &Value) -> Result<&'static str, String> {
     };
     let found = SEARCHED.iter().map(|(key, ..)| *key).find(|key| *key == text || last(key) == text);
     found.ok_or_else(|| {
-        let spelled =
-            |key: &'static str| [key, last(key)].into_iter().map(|name| (strsim::osa_distance(text, name), name)).min();
-        let near =
-            SEARCHED.iter().filter_map(|(key, ..)| spelled(key)).min().filter(|(far, _)| *far <= 2.max(text.len() / 4));
+        let near = spelling::nearest(text, SEARCHED.iter().flat_map(|(key, ..)| [*key, last(key)]));
         match (near, keys::find(text).or_else(|| keys::nearest(text).and_then(keys::find))) {
-            (Some((_, name)), _) => format!("\"{text}\" cannot be searched; did you mean \"{name}\"?"),
+            (Some(name), _) => format!("\"{text}\" cannot be searched; did you mean \"{name}\"?"),
             (None, Some(key)) => format!("{} cannot be searched; write {all}, or make it an axis", key.name),
             (None, None) => format!("\"{text}\" cannot be searched; write {all}"),
         }

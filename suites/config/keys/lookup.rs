@@ -5,6 +5,7 @@ use super::{KEYS, Key};
 use crate::document::bare;
 use std::collections::HashMap;
 use std::sync::OnceLock;
+use zbench_estimate::spelling;
 
 /// The table by name, with defaults as values: every cell of a grid asks for most of it.
 fn by_name() -> &'static HashMap<&'static str, (&'static Key, Option<toml::Value>)> {
@@ -31,33 +32,24 @@ pub fn is_section(name: &str) -> bool {
     KEYS.iter().any(|key| key.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
 }
 
-/// Longer names are near to no key, and to look takes as long as they are.
-const LONGEST: usize = 100;
-
 /// The key whose spelling is nearest, if any is near: the same last part in another section, or few letters apart.
 pub fn nearest(name: &str) -> Option<&'static str> {
-    let last = |name: &'static str| name.rsplit('.').next().unwrap_or(name);
-    if let Some(key) = KEYS.iter().find(|key| last(key.name) == name.rsplit('.').next().unwrap_or(name)) {
-        return Some(key.name);
+    fn last(name: &str) -> &str {
+        name.rsplit('.').next().unwrap_or(name)
     }
-    if name.len() > LONGEST {
-        return None;
-    }
-    let whole = KEYS.iter().map(|key| (strsim::osa_distance(name, key.name), key.name));
-    let parts =
-        KEYS.iter().filter(|_| !name.contains('.')).map(|key| (strsim::osa_distance(name, last(key.name)), key.name));
-    let (distance, key) = whole.chain(parts).min_by_key(|(distance, _)| *distance)?;
-    (distance <= 2.max(name.len() / 4)).then_some(key)
+    let names = || KEYS.iter().map(|key| key.name);
+    let with_last = |part: &str| names().find(|key| last(key) == part);
+    with_last(last(name)).or_else(|| {
+        let parts = names().filter(|_| !name.contains('.')).map(last);
+        let near = spelling::nearest(name, names().chain(parts))?;
+        find(near).map(|key| key.name).or_else(|| with_last(near))
+    })
 }
 
 /// The section whose spelling is nearest.
 pub fn nearest_section(name: &str) -> Option<&'static str> {
-    if name.len() > LONGEST {
-        return None;
-    }
-    let sections = KEYS.iter().filter_map(|key| key.name.split_once('.').map(|(section, _)| section)).chain(["grid"]);
-    let (distance, section) = sections.map(|s| (strsim::osa_distance(name, s), s)).min_by_key(|(d, _)| *d)?;
-    (distance <= 2).then_some(section)
+    let sections = KEYS.iter().filter_map(|key| key.name.split_once('.').map(|(section, _)| section));
+    spelling::nearest(name, sections.chain(["grid"]))
 }
 
 /// docs/configuration.md: a table for each section.

@@ -1,8 +1,8 @@
 //! The sections that name other files: machine profiles, models, data.
 
 use super::{Context, Refusal, Values, priced};
+use crate::keys;
 use crate::kind::{hint, number};
-use crate::{keys, units};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use toml::Value;
@@ -45,20 +45,6 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
     let read = Arc::new(read);
     known.insert(name, read.clone());
     Ok(Some(read))
-}
-
-pub(super) fn byte_size(value: &Value) -> Option<u64> {
-    match value {
-        Value::String(text) => units::bytes(text),
-        other => number(other).and_then(|x| units::bytes(&x.to_string())),
-    }
-}
-
-pub(super) fn seconds(value: &Value) -> Option<f64> {
-    match value {
-        Value::String(text) => units::seconds(text),
-        other => number(other),
-    }
 }
 
 /// A model with the keys of [model] that it was read from.

@@ -1,9 +1,11 @@
 //! From a profile's tables to [`Machine`]. Every figure is a plain value, or `{ value = …, source = "…" }`; without a
 //! source of its own it has that of the table it stands in.
 
-use super::{ProfileError, nearest, units};
+use super::ProfileError;
 use crate::job::Number;
 use crate::machine::{Device, Link, Machine, Rate};
+use crate::spelling::nearest;
+use crate::units;
 use std::collections::BTreeMap;
 use toml::{Table, Value};
 
@@ -152,6 +154,11 @@ impl<'a> Reader<'a> {
 }
 
 /// A number without a unit.
+/// Bytes, as a figure.
+pub(super) fn bytes(text: &str) -> Option<f64> {
+    units::bytes(text).map(|bytes| bytes as f64)
+}
+
 pub(super) fn plain(text: &str) -> Option<f64> {
     text.trim().replace('_', "").parse().ok()
 }
@@ -215,7 +222,7 @@ fn hbm(reader: &mut Reader<'_>, memory: u64) -> Result<(f64, f64), ProfileError>
     let Some(mut hbm) = reader.table("hbm")? else { return Err(missing) };
     hbm.only(&["size", "bandwidth", "reached", "source"])?;
     let wanted = "the rated size, at least as large as memory, as \"80GiB\"";
-    if let Some(size) = hbm.figure("size", units::bytes, wanted)?
+    if let Some(size) = hbm.figure("size", bytes, wanted)?
         && size < memory as f64
     {
         return Err(hbm.value_error("size", &Value::Float(size), wanted));
@@ -228,7 +235,7 @@ fn node(reader: &mut Reader<'_>, machine: &mut Machine) -> Result<(), ProfileErr
     let Some(mut node) = reader.table("node")? else { return Ok(()) };
     node.only(&["devices", "host_memory", "host_bandwidth", "disk_read", "disk_write", "link", "host_link", "source"])?;
     machine.node_devices = node.count("devices", "devices of a node, a whole number")?;
-    let size = node.figure("host_memory", units::bytes, "bytes of a node's memory, as \"2TiB\"")?;
+    let size = node.figure("host_memory", bytes, "bytes of a node's memory, as \"2TiB\"")?;
     machine.host_memory = size.unwrap_or(0.0) as u64;
     let mut rate = |key: &str| node.figure(key, units::rate, "bytes per second of a node, as \"20GB/s\"");
     machine.host_bandwidth = rate("host_bandwidth")?.unwrap_or(0.0);

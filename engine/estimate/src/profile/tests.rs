@@ -147,7 +147,7 @@ fn memory_is_below_the_rating_and_near_it() {
     for (name, text) in TEXTS {
         let table = whole(name, text, 0).unwrap();
         let size = &table["hbm"]["size"];
-        let rated = units::bytes(size.get("value").unwrap_or(size).as_str().unwrap()).unwrap();
+        let rated = read::bytes(size.get("value").unwrap_or(size).as_str().unwrap()).unwrap();
         let usable = profile(name).unwrap().memory.unwrap() as f64;
         assert!(usable < rated && usable > 0.92 * rated, "{name}: {usable} of {rated}");
     }
@@ -276,25 +276,5 @@ fn what_is_wrong_is_said_by_key() {
     for (from, to, wanted) in cases {
         let error = of(from, to).to_string();
         assert!(error.contains(wanted) && error.contains("mine"), "{to}: {error}");
-    }
-}
-
-#[test]
-fn quantities_are_read_with_their_units() {
-    assert_eq!(units::bytes("80 GB"), Some(80e9));
-    assert_eq!(units::bytes("1.5TiB"), Some(1.5 * 1099511627776.0));
-    assert_eq!(units::rate("400Gb/s"), Some(50e9));
-    assert_eq!(units::rate("400Gbit/s"), Some(50e9));
-    assert_eq!(units::rate("400 Gbps"), Some(50e9));
-    assert_eq!(units::rate("3.35TB/s"), Some(3.35e12));
-    assert_eq!(units::rate("1e9"), Some(1e9));
-    assert_eq!(units::seconds("2us"), Some(2.0 * 1e-6));
-    assert_eq!(units::flops("312TFLOP/s"), Some(312e12));
-    assert_eq!(units::flops("1.3e15"), Some(1.3e15));
-    for text in ["", "GB/s", "-1GB/s", "1GB", "fast", "1 XB/s", "∞", "1e", "e5", "1..2GB/s", "nan"] {
-        assert_eq!(units::rate(text), None, "{text}");
-    }
-    for text in ["12 GFLOP", "TFLOP/s", "3us"] {
-        assert_eq!(units::flops(text), None, "{text}");
     }
 }
