@@ -9,6 +9,7 @@ pub mod child_process;
 pub mod folders;
 pub mod launched;
 pub mod loading;
+mod logged;
 pub mod merge;
 pub mod mpirun;
 pub mod parity;
@@ -272,6 +273,7 @@ impl Runner<'_> {
         let seed = self.header.why_not_turns.as_ref().map(|_| self.header.seed);
         let mut turns = Turns::new(self.notebook, cells, trials, here, !self.header.no_repeats, seed)?;
         let began = Instant::now();
+        logged::grid_begins(&self.header, cells.len(), "trials");
         if matches!(trials, Trials::UpTo(_)) {
             turns.set_aside.iter().for_each(|(reason, count)| self.observe.set_aside(*count, reason));
         }
@@ -299,6 +301,8 @@ impl Runner<'_> {
                 is_checked = true;
             }
             let cell = &cells[index];
+            let _span = logged::trial(cell, trial);
+            logged::trial_begins();
             self.observe.begin(cell, trial, turns.done().saturating_sub(1), turns.all);
             let (record, last) = match self.trial(cell, trial, cells, &turns.counted, &turns.references) {
                 Ok(ended) => ended,
@@ -312,6 +316,7 @@ impl Runner<'_> {
                 return Err(error);
             }
             drop(claim);
+            logged::trial_ends(&record);
             self.observe.end(&record);
             summary.appended += 1;
             turns.add(index, record);
@@ -320,6 +325,7 @@ impl Runner<'_> {
             }
         }
         summary.records = newest(cells, &turns.wanted, turns.counted);
+        logged::grid_ends(&summary);
         Ok(summary)
     }
 

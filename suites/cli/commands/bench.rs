@@ -192,6 +192,7 @@ fn carry_out(
     for warning in notebook.read()?.warnings() {
         zbench_host::say!("warning: {warning}");
     }
+    super::open_log(&notebook, &header.name);
     let stop = stop_flag()?;
     let mut told = |record: &Record, cell: &BenchCell, done: usize, all: usize| {
         if !global.quiet {
