@@ -18,6 +18,7 @@ use crate::shard::{Desk, Optimizer, Params, State};
 use account::Account;
 use std::ops::Range;
 use stock::{Stock, refused};
+use tracing::info;
 use zbench_kernels::{DType, KernelError, Kernels, Normal, View, ViewMut};
 
 type Result<T, E = StepError> = std::result::Result<T, E>;
@@ -44,7 +45,12 @@ pub fn fill(
         desk.comms.data().abort(&error.to_string());
         return Err(error);
     }
-    Ok(account.close())
+    let loaded = account.close();
+    if inputs.checkpoint.is_some() {
+        let Loaded { read_bytes, received_bytes, ms, .. } = loaded;
+        info!(target: "zbench::loading", read_bytes, received_bytes, seconds = ms / 1e3, "weights are loaded");
+    }
+    Ok(loaded)
 }
 
 /// What a rank fills with.

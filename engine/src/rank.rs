@@ -20,6 +20,7 @@ use crate::{checkpoint::Checkpoint, rope};
 use batch::Standing;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing::info;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View};
 
 type Result<T> = std::result::Result<T, StepError>;
@@ -104,15 +105,9 @@ fn resume(
         .load(&inputs.plan.layout, state, desk, params, optimizer)
         .map_err(|error| StepError::Input(error.to_string()))?;
     let ms = begin.elapsed().as_secs_f64() * 1e3;
-    let history = from.history.clone();
-    Ok(Some(Resumed {
-        step: from.position().steps,
-        dir: from.dir().into(),
-        bytes,
-        ms,
-        history,
-        changed: from.changed(inputs.cell),
-    }))
+    let (step, dir, history) = (from.position().steps, from.dir(), from.history.clone());
+    info!(target: "zbench::checkpoint", step, dir = %dir.display(), bytes, seconds = ms / 1e3, "checkpoint is loaded, the run goes on from it");
+    Ok(Some(Resumed { step, dir: dir.into(), bytes, ms, history, changed: from.changed(inputs.cell) }))
 }
 
 /// What came of a step's gradients.

@@ -17,6 +17,7 @@ use crate::training_state::Resumable;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
+use tracing::info_span;
 use zbench_kernels::{Arena, Kernels, Ledger};
 
 /// What a rank that came to its end has to report: its numbers, and what computed.
@@ -122,7 +123,10 @@ pub fn with_ranks<T: Send>(
     let ended: Vec<Ended<T>> = std::thread::scope(|scope| {
         let start = |((kernels, arena), comm): ((Arc<dyn Kernels>, Arena), Box<dyn Communicator>)| {
             let builder = std::thread::Builder::new().name(format!("rank {}", comm.rank())).stack_size(8 << 20);
-            builder.spawn_scoped(scope, move || one_rank(inputs, kernels, arena, comm, mesh, work))
+            builder.spawn_scoped(scope, move || {
+                let _rank = info_span!(target: "zbench::span", "rank", rank = comm.rank()).entered();
+                one_rank(inputs, kernels, arena, comm, mesh, work)
+            })
         };
         let locals = locals.into_iter().map(|local| Box::new(local) as Box<dyn Communicator>);
         let threads: Vec<_> = kernels.into_iter().zip(arenas).zip(locals).map(start).collect();

@@ -18,6 +18,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use tracing::info;
 
 pub use self::claim::Claim;
 pub use self::contents::{Contents, Unreadable};
@@ -99,7 +100,10 @@ impl Notebook {
 
     /// Adds a record. When this returns `Ok`, the record is on disk.
     pub fn append(&self, record: &Record) -> Result<(), StoreError> {
-        self.append_line(&record.id, record)
+        self.append_line(&record.id, record)?;
+        let (Record { id, key, trial, .. }, status) = (record, record.outcome.status.words());
+        info!(target: "zbench::runner", id, key, trial, status, "record is appended");
+        Ok(())
     }
 
     /// Adds a remark.

@@ -46,6 +46,10 @@ impl SuiteCell for BenchCell {
         &self.key
     }
 
+    fn label(&self) -> &str {
+        &self.label
+    }
+
     fn plain(&self) -> Value {
         self.plain.clone()
     }

@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 use zbench_engine::threads::{self, not_started};
+use zbench_host::logging::pass_on;
 use zbench_host::machine;
 use zbench_reports::record::{Source, Status};
 use zbench_runner::child::died;
@@ -64,7 +65,7 @@ fn start(job: &Job) -> std::io::Result<Child> {
     let program = std::env::current_exe()?;
     let job = serde_json::to_vec(job)?;
     // A group of its own, so that Ctrl-C reaches this process alone, which then decides.
-    let mut child = Command::new(program)
+    let mut child = pass_on(&mut Command::new(program))
         .arg("__checkpoint")
         .env("ZBENCH_PARENT", std::process::id().to_string())
         .stdin(Stdio::piped())

@@ -32,7 +32,7 @@ use zbench_config::{Axis, ConfigError, Context, Document, Hosts, Problem};
 use zbench_engine::config::DeviceKind;
 use zbench_engine::plan::Planner;
 use zbench_host::terminal::Stream;
-use zbench_host::{exit, machine};
+use zbench_host::{exit, logging, machine};
 use zbench_predict::planned::{self, Decision, Planned};
 use zbench_predict::proxy;
 use zbench_reports::document::cut::cut;
@@ -111,6 +111,18 @@ fn refuse_trace(global: &Global, command: &Command) -> Result<()> {
         bail!("--trace writes the timeline of steps that train: it belongs to run, grid, repro and plan");
     }
     Ok(())
+}
+
+/// Opens the log file of a grid or a run. Where records cannot be written either, their error is the one to be told.
+fn open_log(notebook: &Notebook, name: &str) {
+    use std::io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    let told = [FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull];
+    if let Err(error) = logging::open(notebook.directory(), name)
+        && !told.contains(&error.kind())
+    {
+        let folder = notebook.directory().join(logging::FOLDER);
+        zbench_host::say!("warning: no log of this run: {} cannot be written ({error})", folder.display());
+    }
 }
 
 /// The notebook, which must be there: asking a folder that does not exist makes none.

@@ -15,6 +15,7 @@ use std::time::Duration;
 use zbench_config::{ConfigError, units};
 use zbench_host::environment::{self, BuildInfo};
 use zbench_host::exit;
+use zbench_host::logging::{self, Filter};
 use zbench_host::terminal::{self, ColorWhen};
 use zbench_reports::render::printable;
 use zbench_suites::calibrate::args::CalibrateArgs;
@@ -59,9 +60,9 @@ pub struct Global {
     /// No progress on standard error
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// More on standard error: a line for each step
-    #[arg(short, long, global = true)]
-    pub verbose: bool,
+    /// More on standard error: a line for each step, and the log at level info; -vv: the log at level debug
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
     /// Write a timeline of what every rank does, for Perfetto (ui.perfetto.dev) or chrome://tracing: run, grid, repro; of
     /// plan, what is predicted
     #[arg(long, global = true, value_name = "FILE")]
@@ -375,6 +376,10 @@ pub fn main(build: BuildInfo) -> ExitCode {
             return ExitCode::from(if is_error { exit::USAGE } else { exit::SUCCESS });
         }
     };
+    if let Err(reason) = start_log(&cli) {
+        zbench_host::say!("error: {reason}");
+        return ExitCode::from(exit::USAGE);
+    }
     match commands::run(&cli) {
         Ok(code) => ExitCode::from(code),
         Err(error) if is_broken_pipe(&error) => ExitCode::from(exit::SUCCESS),
@@ -386,6 +391,25 @@ pub fn main(build: BuildInfo) -> ExitCode {
             ExitCode::from(exit::USAGE)
         }
     }
+}
+
+/// Starts the log as `-v` and `ZBENCH_LOG` ask for it, and that of a grid or a run in any case.
+fn start_log(cli: &Cli) -> Result<(), String> {
+    let is_child = |command: &Command| {
+        matches!(command, Command::Cell | Command::Rank | Command::CheckpointTrial | Command::Follow { .. })
+    };
+    if cli.command.as_ref().is_some_and(is_child) {
+        logging::start_in_child();
+        return Ok(());
+    }
+    let asked = std::env::var_os(logging::FILTER).filter(|text| !text.is_empty());
+    let on_stderr = asked.is_some() || cli.global.verbose > 0;
+    let filter = match asked {
+        Some(text) => Filter::parse(&text.to_string_lossy())?,
+        None => Filter::of_verbosity(cli.global.verbose),
+    };
+    logging::start(filter, on_stderr, matches!(cli.command, Some(Command::Grid(_) | Command::Run(_))));
+    Ok(())
 }
 
 /// An error with its causes, without those that an error before them has in its own words already.

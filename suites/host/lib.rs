@@ -11,6 +11,7 @@ macro_rules! say {
 pub mod devices;
 pub mod environment;
 pub mod exit;
+pub mod logging;
 pub mod machine;
 pub mod sampling;
 pub mod terminal;

@@ -3,6 +3,7 @@
 use crate::{LaunchError, World};
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::{debug, info};
 use zbench_config::Hosts;
 use zbench_engine::comm::{self, Communicator, Meeting, Rendezvous, TcpOptions};
 use zbench_host::devices;
@@ -97,6 +98,7 @@ fn settled(
             source_name: world.source.name(),
         });
     }
+    info!(target: "zbench::launch", rank = world.rank, size = world.size, backend = comm.backend(), "ranks are connected");
     if world.rank == 0 && !options.quiet {
         zbench_host::say!("{}; {} ranks over {}{where_to}", world.describe(), world.size, comm.backend());
     }
@@ -121,7 +123,9 @@ pub fn meet(world: &World, options: &Options) -> Result<Rendezvous, LaunchError>
         token: token.clone(),
         timeout: options.timeout,
     };
+    debug!(target: "zbench::launch", rank, size, host, port, "rendezvous begins");
     let met = Rendezvous::join(&meeting)?;
+    debug!(target: "zbench::launch", rank, size, "rendezvous is complete");
     let what = if *rank == 0 { "refused at the meeting".into() } else { format!("rank {rank}, at the meeting") };
     for refused in met.refused() {
         zbench_host::say!("{what}: {refused}");

@@ -10,7 +10,9 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tracing::info;
 use zbench_engine::threads::not_started;
+use zbench_host::logging::pass_on;
 
 /// How often the processes are looked at.
 const TICK: Duration = Duration::from_millis(20);
@@ -217,6 +219,7 @@ pub fn spawn(start: &Start) -> Result<Ranks, LaunchError> {
     for rank in start.ranks.clone() {
         let what = format!("the process of rank {rank} cannot be started");
         let child = command(start, rank).spawn().map_err(not_started).map_err(LaunchError::system(what))?;
+        info!(target: "zbench::launch", rank, process = child.id(), "rank started");
         ranks.running.push(Running { rank, child, exit: None, sent: None });
     }
     Ok(ranks)
@@ -242,6 +245,7 @@ fn command(start: &Start, rank: usize) -> Command {
         .stderr(stdio())
         // A group of its own, so that Ctrl-C reaches the starting process alone, which then decides.
         .process_group(0);
+    pass_on(&mut command);
     command
 }
 
@@ -348,6 +352,7 @@ impl Running {
             (Some(signal), _) => Exit::Signal(signal),
             (None, _) => Exit::Code(status.code().unwrap_or_default()),
         });
+        info!(target: "zbench::launch", rank = self.rank, process = self.child.id(), exit = ?self.exit, "rank has ended");
     }
 
     fn ended_badly(&self) -> bool {

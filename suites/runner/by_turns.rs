@@ -7,7 +7,7 @@ mod past;
 use crate::schedule::LOOK_AGAIN;
 use crate::turns::resident::Program;
 use crate::turns::{Ending, Experiment, Player, Settings, TurnsError};
-use crate::{Runner, Summary, Train, parity};
+use crate::{Runner, Summary, Train, logged, parity};
 use batches::{Earlier, batches, sizes};
 use conduct::{Batch, OfGrid};
 use past::Past;
@@ -123,6 +123,7 @@ impl Runner<'_, Train<'_>> {
     /// The notebook cannot be read or written, or the budget is too small; what was appended before stays.
     pub fn take_turns(&mut self, cells: &[Planned], how: &ByTurns) -> Result<Summary, ByTurnsError> {
         let Some(reference) = reference_of(cells) else { return Ok(Summary::default()) };
+        logged::grid_begins(&self.header, cells.len(), "turns");
         let name = name_of(cells);
         let _claim = loop {
             if let Some(claim) = self.notebook.claim(&name, 0)? {
@@ -158,6 +159,7 @@ impl Runner<'_, Train<'_>> {
                 .said
                 .insert(0, format!("{records} that a zbench on this notebook had measured before it was killed"));
         }
+        logged::grid_ends(&summary);
         Ok(Summary { records: in_order(cells, [skipped, summary.records].concat()), ..summary })
     }
 

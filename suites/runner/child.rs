@@ -12,8 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+use tracing::debug;
 use zbench_engine::config::Cell;
 use zbench_engine::threads::{self, not_started};
+use zbench_host::logging::pass_on;
 use zbench_host::machine;
 use zbench_launch::signal_name;
 use zbench_reports::record::{Source, Status};
@@ -90,7 +92,7 @@ impl Execute for Children {
 pub fn start_cell(program: &Path, job: &Job) -> std::io::Result<Child> {
     let job = serde_json::to_vec(job)?;
     // A group of its own, so that Ctrl-C reaches this process alone, which then decides.
-    let mut child = Command::new(program)
+    let mut child = pass_on(&mut Command::new(program))
         .arg("__cell")
         .env("ZBENCH_PARENT", std::process::id().to_string())
         .stdin(Stdio::piped())
@@ -98,6 +100,7 @@ pub fn start_cell(program: &Path, job: &Job) -> std::io::Result<Child> {
         .stderr(Stdio::piped())
         .process_group(0)
         .spawn()?;
+    debug!(target: "zbench::launch", process = child.id(), "process of the cell started");
     if let Some(mut stdin) = child.stdin.take() {
         // A child that dies before it has read its job shows in its exit status.
         let _ = stdin.write_all(&job);

@@ -12,6 +12,7 @@ pub mod folders;
 mod header;
 pub mod launched;
 pub mod loading;
+mod logged;
 pub mod merge;
 pub mod mpirun;
 pub mod parity;

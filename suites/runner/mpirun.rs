@@ -14,11 +14,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
+use tracing::info;
 use zbench_engine::comm::{Communicator, Meeting, Rendezvous};
 use zbench_engine::hardware::{self, Seat};
 use zbench_engine::threads::{self, not_started};
 use zbench_engine::trace::StepTrace;
 use zbench_engine::train::Standing;
+use zbench_host::logging::{self, pass_on};
 use zbench_launch::{
     Choice, LaunchError, Line, Options, Silence, Source as Launcher, World, detect, free_port, fresh_token,
 };
@@ -223,8 +225,12 @@ impl Mpirun {
             if size > job.cores {
                 command.arg("--oversubscribe");
             }
+            for name in [logging::FILTER, logging::FILE].into_iter().filter(|name| std::env::var_os(name).is_some()) {
+                command.args(["-x", name]);
+            }
         }
         command.arg(&zbench).arg("__rank");
+        pass_on(&mut command);
         for name in NOT_FOR_RANKS {
             command.env_remove(name);
         }
@@ -237,6 +243,7 @@ impl Mpirun {
             .stderr(Stdio::piped())
             .spawn();
         let child = child.map_err(|error| format!("mpirun cannot be started: {}", not_started(error)))?;
+        info!(target: "zbench::launch", process = child.id(), ranks = size, "mpirun started");
         let (sender, events) = channel();
         // Ended when it is dropped, should it not be heard.
         let mut mpirun = Mpirun { child, events, tail: None };

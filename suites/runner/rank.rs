@@ -37,6 +37,7 @@ pub fn main() -> u8 {
 
 /// Trains one rank, over `comm` where the caller has one already, and says how it went.
 pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Event) + Sync)) -> RankSaid {
+    let _span = tracing::info_span!(target: "zbench::span", "rank", rank = job.rank).entered();
     let host = machine::host_name();
     let mut said = RankSaid { host: host.clone(), ..RankSaid::default() };
     let watch = Watch::default();

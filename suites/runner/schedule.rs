@@ -3,9 +3,9 @@
 
 use crate::execution::Stopped;
 use crate::header::Header;
-use crate::rescue;
 use crate::suite::{Observe, Suite, SuiteCell, Trial};
 use crate::trial_queue::{Next, TrialQueue, Trials};
+use crate::{logged, rescue};
 use std::time::{Duration, Instant};
 use zbench_predict::planned::Decision;
 use zbench_reports::record::{Outcome, Record, Status};
@@ -76,6 +76,7 @@ impl<S: Suite> Runner<'_, S> {
         let mut queue =
             TrialQueue::new(&self.suite, self.notebook, cells, trials, here, !self.header.no_repeats, seed)?;
         let began = Instant::now();
+        logged::grid_begins(&self.header, cells.len(), "trials");
         if matches!(trials, Trials::UpTo(_)) {
             queue.set_aside.iter().for_each(|(reason, count)| self.observe.set_aside(*count, reason));
         }
@@ -103,6 +104,8 @@ impl<S: Suite> Runner<'_, S> {
                 is_checked = true;
             }
             let cell = &cells[index];
+            let _span = logged::trial(cell, trial);
+            logged::trial_begins();
             self.observe.begin(cell, trial, queue.done().saturating_sub(1), queue.all);
             let (record, last) = match self.trial(cell, trial, cells, &queue.counted, &queue.references) {
                 Ok(ended) => ended,
@@ -116,6 +119,7 @@ impl<S: Suite> Runner<'_, S> {
                 return Err(error);
             }
             drop(claim);
+            logged::trial_ends(&record);
             self.observe.end(&record);
             summary.appended += 1;
             queue.add(index, record);
@@ -124,6 +128,7 @@ impl<S: Suite> Runner<'_, S> {
             }
         }
         summary.records = queue.into_records();
+        logged::grid_ends(&summary);
         Ok(summary)
     }
 

@@ -11,6 +11,8 @@ use zbench_reports::record::{Record, Step};
 pub trait SuiteCell {
     /// Hash of everything that its results depend on.
     fn key(&self) -> &str;
+    /// For a reader: what sets it apart.
+    fn label(&self) -> &str;
     /// As plain data: what a record says of it.
     fn plain(&self) -> serde_json::Value;
     /// Whether it runs; if not, what its record says instead.

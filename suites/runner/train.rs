@@ -23,6 +23,10 @@ impl SuiteCell for Planned {
         &self.grid.key
     }
 
+    fn label(&self) -> &str {
+        &self.grid.label
+    }
+
     fn plain(&self) -> Value {
         self.cell().map_or_else(|| written(&self.grid.settings), grid::plain)
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use tracing::debug;
 
 /// The format's own limit.
 pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -43,6 +44,7 @@ pub(super) fn open(path: &Path) -> Result<Opened> {
     let data_begin = LENGTH_BYTES + header.len() as u64;
     let tensors = parse(&header, path)?;
     let entries = place(tensors, path, data_begin, file_bytes)?;
+    debug!(target: "zbench::loading", file = %path.display(), bytes = file_bytes, tensors = entries.len(), "file is opened");
     Ok(Opened { file, entries })
 }
 

@@ -6,6 +6,7 @@ use crate::outcome::Traffic;
 use crate::trace::Seen;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
+use tracing::{Level, debug, enabled, trace};
 
 /// A communicator that keeps an account of itself, for one mesh axis.
 ///
@@ -42,6 +43,8 @@ struct Total {
 impl Metered {
     /// Meters `inner` under the name of its axis.
     pub fn new(axis: &'static str, inner: Box<dyn Communicator>) -> Metered {
+        let (rank, size, backend) = (inner.rank(), inner.size(), inner.backend());
+        debug!(target: "zbench::comm", axis, rank, size, backend, "group is formed");
         Metered { inner, axis, account: RefCell::default() }
     }
 
@@ -105,6 +108,14 @@ impl Metered {
         self.account.borrow_mut().seen.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
+    /// Tells the log of a collective that starts. Off, this is a load and a compare: benches/logging.rs.
+    fn log(&self, about: impl FnOnce() -> (Kind, u64)) {
+        if enabled!(target: "zbench::comm", Level::TRACE) {
+            let (kind, bytes) = about();
+            trace!(target: "zbench::comm", kind = kind.name(), axis = self.axis, bytes, "collective starts");
+        }
+    }
+
     fn note(&self, seen: impl FnOnce() -> Seen) {
         if let Some(all) = &mut self.account.borrow_mut().seen {
             all.push(seen());
@@ -151,6 +162,7 @@ impl Communicator for Metered {
 
     /// All of its time is exposed.
     fn call(&self, call: Call<'_>) -> Result<()> {
+        self.log(|| (call.kind, call.payload_bytes(self.size())));
         let (kind, payload_bytes) = (call.kind.name(), call.payload_bytes(self.size()));
         let (begin, wire, link) = (Instant::now(), self.inner.wire_bytes(), self.link());
         self.inner.call(call)?;
@@ -163,7 +175,11 @@ impl Communicator for Metered {
         Ok(())
     }
 
-    fn start(&self, request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: Request) -> Result<Ticket> {
+        self.log(|| {
+            let call = request.as_call();
+            (call.kind, call.payload_bytes(self.size()))
+        });
         let begin = Instant::now();
         let ticket = self.inner.start(request)?;
         self.account.borrow_mut().open.push((ticket.sequence, begin, begin.elapsed()));

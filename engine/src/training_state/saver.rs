@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tracing::{debug, info};
 
 /// The file of the steps so far.
 const HISTORY: &str = "steps.json";
@@ -201,6 +202,7 @@ impl Saver {
 
     fn start(&mut self, rank: &mut Rank<'_>) -> Result<()> {
         let begin = Instant::now();
+        debug!(target: "zbench::checkpoint", step = rank.steps, dir = %self.saving.dir.display(), "saving starts");
         let cell = rank.inputs.cell;
         let mut index = Index::new(cell, rank.position(), self.identity.clone(), self.frozen);
         index.ranks = (0..rank.state.mesh().world()).map(|rank| (file_names(rank).1, 0)).collect();
@@ -261,6 +263,8 @@ impl Saver {
         let Some(mut under_way) = self.under_way.take() else { return Ok(None) };
         let Some((dir, bytes)) = under_way.join_commit()? else { return Ok(None) };
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let seconds = under_way.begin.elapsed().as_secs_f64();
+        info!(target: "zbench::checkpoint", dir = %dir.display(), bytes, seconds, "checkpoint is saved");
         Ok(Some(Saved {
             step: under_way.index.position.steps,
             dir,

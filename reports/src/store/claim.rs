@@ -8,6 +8,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use tracing::debug;
+
 use super::{Notebook, StoreError};
 
 /// Folder of the claims inside a notebook's directory.
@@ -58,13 +60,17 @@ impl Notebook {
             match file.try_lock() {
                 Ok(()) if !is_at(&file, &path) => continue,
                 Ok(()) => {}
-                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::WouldBlock) => {
+                    debug!(target: "zbench::runner", key, trial, "claim is left to another process, which has it");
+                    return Ok(None);
+                }
                 Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
                 Err(TryLockError::Error(error)) => return Err(failed(error)),
             }
             // For people who look; the lock is what counts.
             let _ = file.set_len(0).and_then(|()| writeln!(&file, "{}", std::process::id()));
+            debug!(target: "zbench::runner", key, trial, "claim is taken");
             return Ok(Some(Claim { file, path }));
         }
         Err(failed(io::Error::other(format!("{} cannot be claimed", path.display()))))

@@ -73,7 +73,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
         notebook,
         prints: shows && global.format == Format::Table,
         // Between the two that a reader may want, so that JSON on standard output stays whole.
-        whispers: shows && global.format != Format::Table && global.verbose,
+        whispers: shows && global.format != Format::Table && global.verbose > 0,
         started: jiff::Timestamp::now(),
         command: command_line(),
         stop,

@@ -198,6 +198,7 @@ fn carry_out(
     for warning in notebook.read()?.warnings() {
         zbench_host::say!("warning: {warning}");
     }
+    super::open_log(&notebook, &header.name);
     let suite = Bench { stop: stop_flag()?, timeout, folder: notebook.directory().to_path_buf() };
     let mut lines = Lines { quiet: global.quiet, label: String::new(), done: 0, all: 0 };
     let header = Header { no_repeats: true, ..header };

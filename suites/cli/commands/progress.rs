@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use trainer::Trainer;
+use zbench_host::logging::is_on_stderr;
 use zbench_host::terminal::Stream;
 use zbench_predict::planned::{Planned, gib};
 use zbench_reports::record::{Record, Status, Step};
@@ -74,9 +75,9 @@ impl Told {
 impl Progress {
     /// `log_every`: lines of steps, as `zbench run` has them, so many steps apart.
     pub fn new(global: &Global, log_every: Option<u64>) -> Progress {
-        let every = log_every.or(global.verbose.then_some(1)).filter(|_| !global.quiet);
+        let every = log_every.or((global.verbose > 0).then_some(1)).filter(|_| !global.quiet);
         let trainer = every.map(Trainer::new);
-        let bar = (!global.quiet && trainer.is_none() && Stream::Err.is_live()).then(|| {
+        let bar = (!global.quiet && trainer.is_none() && !is_on_stderr() && Stream::Err.is_live()).then(|| {
             let bar = ProgressBar::new(0);
             // The template is a constant that a test of this module parses.
             if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {

@@ -3,6 +3,7 @@
 use crate::Global;
 use anyhow::Result;
 use std::time::Duration;
+use tracing::{debug, info};
 use zbench_config::Hosts;
 use zbench_engine::config::{Backend, STALL};
 use zbench_host::exit;
@@ -29,6 +30,10 @@ pub struct Session {
 pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Session) -> Result<u8>) -> Result<u8> {
     let env = |name: &str| std::env::var(name).ok();
     let world = zbench_launch::detect(&env)?;
+    match &world {
+        Some(world) => info!(target: "zbench::launch", "{}", world.describe()),
+        None => debug!(target: "zbench::launch", "no launcher started this process"),
+    }
     if let (None, false, Some(words)) = (&world, global.quiet, zbench_launch::inherited(&env)) {
         zbench_host::say!("{words}");
     }

@@ -338,6 +338,7 @@ pub fn carry_out(
     for warning in notebook.read()?.warnings() {
         zbench_host::say!("warning: {warning}");
     }
+    super::open_log(&notebook, &header.name);
     let stop = match how {
         How::Turns(how) => how.stop.clone(),
         How::Trials(_) => stop_flag()?,

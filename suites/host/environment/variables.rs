@@ -47,8 +47,15 @@ const NAMES: [&str; 20] = [
     "GOMAXPROCS",
 ];
 /// What one process of this program tells another; it says nothing about the machine, and differs every time.
-const OURS: [&str; 6] =
-    ["ZBENCH_PARENT", "ZBENCH_TOKEN", "ZBENCH_LAUNCHED", "ZBENCH_FOLLOW", "ZBENCH_LINE", "ZBENCH_LINE_TOKEN"];
+const OURS: [&str; 7] = [
+    "ZBENCH_PARENT",
+    "ZBENCH_TOKEN",
+    "ZBENCH_LAUNCHED",
+    "ZBENCH_FOLLOW",
+    "ZBENCH_LINE",
+    "ZBENCH_LINE_TOKEN",
+    "ZBENCH_LOG_FILE",
+];
 /// What follows from how the tests are run.
 const TESTS: &str = "ZBENCH_TEST_";
 /// A longer value is cut off.

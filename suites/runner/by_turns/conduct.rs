@@ -4,9 +4,10 @@ use super::{ByTurns, Past, turns_of};
 use crate::protocol::{End, Ended};
 use crate::train::{compare, fill};
 use crate::turns::{Conduct, Ending, Taken};
-use crate::{Execution, Runner, Train, rescue};
+use crate::{Execution, Runner, Train, logged, rescue};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
+use tracing::info;
 use zbench_engine::config::Cell;
 use zbench_host::machine;
 use zbench_kernels::{DType, peak};
@@ -295,10 +296,12 @@ impl<'a, 'r, 't> OfGrid<'a, 'r, 't> {
             compare(&mut record, cell, self.batch.cells, &self.whole, &[]);
             self.whole.push(record.clone());
         }
+        let _span = logged::trial(planned, generation);
         if let Err(error) = self.runner.notebook.append(&record) {
             rescue::keep_and_say(&record);
             self.failed.get_or_insert(error);
         }
+        logged::trial_ends(&record);
         self.records.push(record);
     }
 
@@ -335,6 +338,7 @@ impl Conduct for OfGrid<'_, '_, '_> {
             self.is_keeping = true;
             self.generation_at = self.began.elapsed().as_secs_f64();
             self.started = jiff::Timestamp::now();
+            info!(target: "zbench::runner", generation = self.before + generation, processes = all, "generation begins");
             self.peaks.clear();
             self.measure_peaks();
         }
