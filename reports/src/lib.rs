@@ -30,6 +30,8 @@ pub mod screen;
 pub mod stats;
 pub mod steady;
 pub mod store;
+pub mod table;
+mod text;
 mod turned;
 pub mod units;
 

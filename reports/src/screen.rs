@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::document::Table;
 use crate::plot::Figure;
+use crate::table::Table;
 
 /// So many lines a screen has at most.
 pub const MOST_LINES: usize = 40;

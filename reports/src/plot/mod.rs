@@ -11,7 +11,7 @@ pub mod svg;
 
 use serde::Serialize;
 
-use crate::document::Tone;
+use crate::table::Tone;
 pub(crate) use rows::is_near;
 
 /// A plot with the words that belong to it.

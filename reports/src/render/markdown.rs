@@ -1,10 +1,10 @@
 //! Markdown with pipe tables (GitHub's).
 
-use super::{one_line, several_lines};
 use crate::document::{Align, Block, Document, Table, Tone};
 use crate::figures::made_from;
 use crate::plot::Figure;
 use crate::screen::Part;
+use crate::text::{one_line, several_lines};
 
 /// The whole document; ends with a line end. Plots are their words.
 pub fn render(document: &Document) -> String {
