@@ -41,7 +41,7 @@ use zbench_engine::config::DeviceKind;
 use zbench_engine::plan::Planner;
 use zbench_reports::Notebook;
 use zbench_reports::document;
-use zbench_reports::document::cut::cut;
+use zbench_reports::render::cut::cut;
 use zbench_reports::render::{csv, html, json, markdown, printable, terminal};
 use zbench_reports::screen::Room;
 

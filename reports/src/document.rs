@@ -1,7 +1,5 @@
 //! A text without a format: what reports are made of and renderers turn into terminal, Markdown, CSV, JSON, HTML.
 
-pub mod cut;
-
 use serde::Serialize;
 
 use crate::plot::Figure;

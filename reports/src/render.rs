@@ -1,10 +1,10 @@
 //! Documents as text, one module per format.
 
 pub mod csv;
+pub mod cut;
 pub mod html;
 pub mod json;
 pub mod markdown;
-pub(crate) mod screen;
 mod spark;
 pub mod terminal;
 

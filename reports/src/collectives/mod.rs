@@ -2,6 +2,7 @@
 //! Markdown and CSV ([`document`]). Pure functions of the measured values; nothing here measures or prints.
 
 pub mod document;
+mod figure;
 mod iterations;
 mod pairs;
 pub mod table;

@@ -3,8 +3,9 @@
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement};
 
-use super::{screen, spark};
+use super::spark;
 use crate::document::{Align, Block, Document, Entry, Table, Tone};
+use crate::screen::layout;
 use crate::text::{columns, one_line, several_lines};
 
 /// A table of details with more rows than this is not for a terminal.
@@ -23,7 +24,7 @@ pub struct Terminal {
 pub fn render(document: &Document, terminal: Terminal) -> String {
     let mut parts = Vec::new();
     if let Some(screen) = &document.screen {
-        parts.push(screen::lines(screen, terminal.width, terminal.color).join("\n"));
+        parts.push(layout::lines(screen, terminal.width, terminal.color).join("\n"));
     } else if !document.title.is_empty() {
         parts.push(bold(&wrapped(&one_line(&document.title), "", terminal), terminal));
     }

@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 
-use crate::document::{Align, Entry, Table, Tone};
-use crate::screen::{Part, Screen};
+use super::{Part, Screen};
+use crate::table::{Align, Entry, Table, Tone};
 use crate::text::{columns, one_line};
 
 /// Where texts begin; a longer label is followed by one space.
@@ -192,7 +192,7 @@ fn style(text: &str, escape: &str, color: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document::Column;
+    use crate::table::Column;
 
     #[test]
     fn words_are_wrapped_behind_their_label_and_cut_where_they_take_too_many_lines() {
