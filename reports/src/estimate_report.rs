@@ -16,7 +16,7 @@ pub use step::what_if;
 use serde::{Deserialize, Serialize};
 
 use crate::document::{Block, Column, Document, Entry, Table, Tone};
-use crate::grid_report::{first_letters, telling_length};
+use crate::grid::labels::{first_letters, telling_length};
 use crate::limits::{self, Search};
 use crate::named::Named;
 use crate::screen::Room;

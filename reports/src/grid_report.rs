@@ -2,8 +2,6 @@
 
 mod bits;
 mod carry_over;
-mod cells;
-pub(crate) mod labels;
 mod loading;
 mod machine;
 mod packing;
@@ -349,9 +347,7 @@ fn made_by(document: &mut Document, grid: &Grid, records: &[&Record]) {
     }
 }
 
-pub(crate) use crate::environment::flatten;
-pub use cells::Kind;
-pub(crate) use cells::{Cell, Grid};
-pub(crate) use labels::{STRATEGY, first_letters, telling_length};
-pub use labels::{each_setting, labels_of, plainest};
+use crate::grid::Grid;
+pub use crate::grid::Kind;
+pub use crate::grid::labels::{each_setting, labels_of, plainest};
 pub(crate) use ranking::flag_words;

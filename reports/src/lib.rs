@@ -17,6 +17,7 @@ pub mod estimate_report;
 pub mod evidence;
 mod figures;
 pub mod gate;
+mod grid;
 pub mod grid_report;
 pub mod label;
 pub mod limits;

@@ -17,7 +17,7 @@ pub(crate) use speed::{mfu, spread, tokens_per_second};
 pub(crate) use time::{time, waterfall};
 
 use crate::document::Tone;
-use crate::grid_report::{Cell, Grid};
+use crate::grid::{Cell, Grid};
 use crate::plot::{Figure, MOST_ROWS, Plot};
 use crate::record::Verdict;
 

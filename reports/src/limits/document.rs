@@ -4,7 +4,7 @@ use super::row::{Row, rows, rows_of_estimates};
 use super::{Of, Search};
 use crate::document::{Column, Document, Entry, Table, Tone};
 use crate::estimate_report::EstimateRow;
-use crate::grid_report::Grid;
+use crate::grid::Grid;
 use crate::record::{Record, Status};
 use crate::stats::Interval;
 use crate::units;

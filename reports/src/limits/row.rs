@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use super::{Next, Of, Role, Search};
 use crate::estimate_report::EstimateRow;
-use crate::grid_report::{Grid, STRATEGY};
+use crate::grid::Grid;
+use crate::grid::labels::STRATEGY;
 use crate::record::{Record, Status};
 use crate::stats::Interval;
 
