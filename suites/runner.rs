@@ -436,7 +436,7 @@ fn wanted(cell: &Planned, trials: Trials, known: &[Record]) -> Vec<u32> {
 
 /// Whether it stands for the value after the largest of a search: that this does not fit is shown once.
 pub(crate) fn is_next(cell: &Planned) -> bool {
-    cell.search.as_deref().is_some_and(|search| search.role == zbench_reports::limits::Role::Next)
+    cell.search.as_deref().is_some_and(|search| search.role == zbench_reports::max_batch::Role::Next)
 }
 
 /// Rounds of trials, each with one trial of every cell. References come first, because the losses of other cells are compared with

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use zbench_engine::config::Cell;
 use zbench_engine::plan::Planner;
 use zbench_reports::Notebook;
-use zbench_reports::limits::{Of, Role, Search};
+use zbench_reports::max_batch::{Of, Role, Search};
 use zbench_reports::record::{Source, Status, Step};
 use zbench_suites::config::files::Files;
 use zbench_suites::config::{Context, Document};

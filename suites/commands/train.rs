@@ -26,7 +26,7 @@ use std::time::Duration;
 use zbench_engine::config::Cell;
 use zbench_reports::batch::{self, Batch};
 use zbench_reports::estimate_report::EstimateRow;
-use zbench_reports::limits::KEY as SEARCH;
+use zbench_reports::max_batch::KEY as SEARCH;
 use zbench_reports::record::{Outcome, Record, Source, Status};
 use zbench_reports::screen::Room;
 use zbench_reports::{Document as Text, Notebook, estimate_report, grid_report, notebook_report};

@@ -6,7 +6,7 @@ use crate::runner::Summary;
 use crate::runner::plan::{self, Planned};
 use anyhow::Result;
 use std::collections::HashMap;
-use zbench_reports::limits::{Next, Of, Role, Search};
+use zbench_reports::max_batch::{Next, Of, Role, Search};
 use zbench_reports::record::{Record, Status};
 
 /// Runs the cells of searches, the limits first, by `run`, and smaller ones as long as a limit is out of memory.

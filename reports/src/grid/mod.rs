@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use crate::evidence;
-use crate::limits;
+use crate::max_batch;
 use crate::record::{Record, Status, Verdict};
 use crate::stats::{self, Interval, Place};
 use crate::turned::Turned;
@@ -56,7 +56,7 @@ impl<'a> Grid<'a> {
         }
 
         let settings: Vec<&Value> = cells.iter().map(|cell| &cell.trials[0].cell).collect();
-        let mut searched = limits::keys(records);
+        let mut searched = max_batch::keys(records);
         let axes = labels::axes_but(&settings, &searched);
         searched.retain(|key| axes.following.iter().any(|axis| axis.path == *key));
         let keys: Vec<&str> = cells.iter().map(|cell| cell.key).collect();
