@@ -11,7 +11,7 @@ use zbench_engine::config::Cell;
 use zbench_engine::plan::Planner;
 use zbench_predict::planned::Planned;
 use zbench_reports::Notebook;
-use zbench_reports::limits::{Of, Role, Search};
+use zbench_reports::max_batch::{Of, Role, Search};
 use zbench_reports::record::{Source, Status, Step};
 use zbench_runner::protocol::{End, Ended, Told};
 use zbench_runner::{Execute, Execution, Observe, Runner, Train, Trials};

@@ -2,8 +2,6 @@
 
 mod bits;
 mod carry_over;
-mod cells;
-pub(crate) mod labels;
 mod loading;
 mod machine;
 mod packing;
@@ -20,7 +18,7 @@ use crate::bench;
 use crate::collectives::document as collectives;
 use crate::document::{Block, Document};
 use crate::figures;
-use crate::limits;
+use crate::max_batch_report;
 use crate::record::Record;
 use crate::screen::Room;
 use crate::{steady, units};
@@ -33,7 +31,7 @@ use crate::{steady, units};
 /// Trials are gathered by key; every record appears, whatever its outcome. Rows are in the order of the median tokens per
 /// second, ranks with ties as in [`crate::stats::places`]; a cell that fails loss parity or has only trials with validity
 /// flags is not ranked. Cells that did not run are answered for by their plan. Records that only show that a value next to the
-/// largest of a search does not fit are told with that search ([`crate::limits`]) and are no cells.
+/// largest of a search does not fit are told with that search ([`crate::max_batch`]) and are no cells.
 /// Records of the interconnect test and of the kernels are no cells: they have sections of their own.
 pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
     comparison_in(records, question, Room::SCREEN)
@@ -94,12 +92,12 @@ fn of_cells(records: &[&Record], question: Option<&str>, also: &str, room: Room)
         document.paragraph("There are no records to compare.");
         return document;
     }
-    let apart = limits::is_shown_apart(records);
+    let apart = max_batch_report::is_shown_apart(records);
     let (next, records): (Vec<&Record>, Vec<&Record>) =
         records.iter().partition(|record| apart.contains(record.id.as_str()));
     let records = &records[..];
     let grid = Grid::new(records);
-    let limits = limits::add(&mut document, &[records, &next].concat(), &grid);
+    let limits = max_batch_report::add(&mut document, &[records, &next].concat(), &grid);
     document.screen = Some(screen::screen(&grid, records, also, &limits, room));
     answer(&mut document, &grid);
     document.heading("Machine");
@@ -349,9 +347,7 @@ fn made_by(document: &mut Document, grid: &Grid, records: &[&Record]) {
     }
 }
 
-pub(crate) use crate::environment::flatten;
-pub use cells::Kind;
-pub(crate) use cells::{Cell, Grid};
-pub(crate) use labels::{STRATEGY, first_letters, telling_length};
-pub use labels::{each_setting, labels_of, plainest};
+use crate::grid::Grid;
+pub use crate::grid::Kind;
+pub use crate::grid::labels::{each_setting, labels_of, plainest};
 pub(crate) use ranking::flag_words;

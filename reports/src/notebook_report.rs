@@ -5,7 +5,8 @@ mod screen;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::document::{Column, Document, Entry, Table, Tone};
-use crate::grid_report::{first_letters, flatten, labels_of, telling_length};
+use crate::environment::flatten;
+use crate::grid::labels::{first_letters, labels_of, telling_length};
 use crate::record::{Category, Record, Remark};
 use crate::screen::Room;
 use crate::stats;

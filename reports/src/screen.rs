@@ -1,9 +1,11 @@
 //! What fits one screen: the answer first, then what it rests on, each part behind a word that says what it is.
 
+pub(crate) mod layout;
+
 use serde::Serialize;
 
-use crate::document::Table;
 use crate::plot::Figure;
+use crate::table::Table;
 
 /// So many lines a screen has at most.
 pub const MOST_LINES: usize = 40;
@@ -100,7 +102,7 @@ impl Screen {
 
     /// How many lines it takes at so many columns.
     pub fn lines(&self, width: u16) -> usize {
-        crate::render::screen::lines(self, width, false).len()
+        layout::lines(self, width, false).len()
     }
 }
 

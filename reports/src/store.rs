@@ -102,7 +102,7 @@ impl Notebook {
     pub fn append(&self, record: &Record) -> Result<(), StoreError> {
         self.append_line(&record.id, record)?;
         let (Record { id, key, trial, .. }, status) = (record, record.outcome.status.words());
-        info!(target: "zbench::runner", id, key, trial, status, "record is appended");
+        info!(target: "zbench::runner", id, cell = key, trial, status, "record is appended");
         Ok(())
     }
 

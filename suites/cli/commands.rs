@@ -35,7 +35,7 @@ use zbench_host::terminal::Stream;
 use zbench_host::{exit, logging, machine};
 use zbench_predict::planned::{self, Decision, Planned};
 use zbench_predict::proxy;
-use zbench_reports::document::cut::cut;
+use zbench_reports::render::cut::cut;
 use zbench_reports::render::{csv, html, json, markdown, printable, terminal};
 use zbench_reports::screen::Room;
 use zbench_reports::{Notebook, document};

@@ -19,7 +19,7 @@ use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::plan::Planner;
 use zbench_predict::planned::{self, Decision, Planned};
 use zbench_reports::Named;
-use zbench_reports::limits::{self, Next, Of, Role};
+use zbench_reports::max_batch::{self, Next, Of, Role};
 use zbench_reports::record::Status;
 
 /// The searches of a grid, one for each of its combinations.
@@ -45,7 +45,7 @@ struct Hunt {
     /// Smallest place that a run has shown not to fit, and what is said of it.
     refused: Option<(usize, Next)>,
     /// What is said of the limit.
-    said: limits::Search,
+    said: max_batch::Search,
 }
 
 /// What a plan says of one value.
@@ -97,7 +97,7 @@ impl Limits {
         let next_place = place.map(|place| place + 1).filter(|next| *next < count);
         let next = next_place.map(|next| (next, judge(self, next)));
         let candidates = candidates.unwrap_or_else(|_| Candidates::of_divisors(0, 1, 0));
-        let said = limits::Search {
+        let said = max_batch::Search {
             key: self.search.key.into(),
             value: place.map(|place| candidates.at(place) as u64),
             role: Role::Limit,
@@ -121,7 +121,7 @@ impl Limits {
             combination: self.combination(&cell.settings),
             axes: axes(&cell.settings, varying),
             fixed_batch: self.holds_batch(&cell.settings),
-            ..limits::Search::default()
+            ..max_batch::Search::default()
         };
         let (label, settings) = (cell.label.clone(), cell.settings.clone());
         let cell = match place {
@@ -249,7 +249,8 @@ impl Limits {
                 continue;
             }
             let global_batch = planned.cell().map(global_batch);
-            let said = limits::Search { value: Some(value), bytes, role: Role::Next, next: None, global_batch, ..said };
+            let said =
+                max_batch::Search { value: Some(value), bytes, role: Role::Next, next: None, global_batch, ..said };
             planned.search = Some(Box::new(said));
             planned.grid.label = format!("{} (must not fit)", planned.grid.label);
             cells.push(planned);

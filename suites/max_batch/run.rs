@@ -5,7 +5,7 @@ use super::{Hunt, Limits};
 use anyhow::Result;
 use std::collections::HashMap;
 use zbench_predict::planned::{self, Planned};
-use zbench_reports::limits::{Next, Of, Role, Search};
+use zbench_reports::max_batch::{Next, Of, Role, Search};
 use zbench_reports::record::{Record, Status};
 use zbench_runner::Summary;
 

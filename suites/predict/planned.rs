@@ -13,7 +13,7 @@ use zbench_engine::plan::Planner;
 use zbench_host::{devices, machine};
 use zbench_kernels::{Category, DType};
 use zbench_reports::estimate_report::{EstimateRow, EstimateTraffic};
-use zbench_reports::limits::Search;
+use zbench_reports::max_batch::Search;
 use zbench_reports::record::{Source, Status};
 
 /// A cell with its plan and the decision what to do with it.

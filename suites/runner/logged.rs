@@ -19,7 +19,7 @@ pub(crate) fn grid_ends(summary: &Summary) {
 /// The span of a trial: every event until it is dropped carries the cell's label, its key and the trial's number.
 pub(crate) fn trial<C: SuiteCell>(cell: &C, trial: u32) -> EnteredSpan {
     let (label, key) = (cell.label(), cell.key());
-    tracing::info_span!(target: "zbench::span", "trial", label, key, trial).entered()
+    tracing::info_span!(target: "zbench::span", "trial", label, cell = key, trial).entered()
 }
 
 /// The trial begins that the span is of.

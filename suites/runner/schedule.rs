@@ -39,7 +39,7 @@ impl Summary {
             let has_capacity = record.setting("memory.capacity").is_some_and(|capacity| !capacity.is_null());
             matches!(status, Status::Failed | Status::TimedOut | Status::Diverged)
                 // Of a search it is what was to be found out.
-                || *status == Status::OutOfMemory && !has_capacity && !record.extra.contains_key(zbench_reports::limits::KEY)
+                || *status == Status::OutOfMemory && !has_capacity && !record.extra.contains_key(zbench_reports::max_batch::KEY)
         };
         if self.interrupted {
             zbench_host::exit::INTERRUPTED

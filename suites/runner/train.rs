@@ -160,7 +160,7 @@ pub fn written(settings: &Settings) -> Value {
 
 /// Whether it stands for the value after the largest of a search: that this does not fit is shown once.
 pub fn is_next(cell: &Planned) -> bool {
-    cell.search.as_deref().is_some_and(|search| search.role == zbench_reports::limits::Role::Next)
+    cell.search.as_deref().is_some_and(|search| search.role == zbench_reports::max_batch::Role::Next)
 }
 
 /// Fills in parity with the reference of the cell's class, and checks that equal trials have equal losses. The reference

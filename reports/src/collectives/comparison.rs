@@ -187,7 +187,7 @@ fn screen(cells: &[Cell<'_>], question: &str, room: Room) -> Screen {
         2,
     );
     let newest: Vec<&Record> = cells.iter().filter_map(|cell| cell.measured().last()).collect();
-    screen.figures = crate::figures::bandwidth(&newest).into_iter().take(1).collect();
+    screen.figures = super::figure::bandwidth(&newest).into_iter().take(1).collect();
     screen
 }
 

@@ -150,7 +150,7 @@ pub fn report(document: &mut Document, records: &[&Record]) {
         return;
     }
     document.heading("Collectives");
-    for figure in crate::figures::bandwidth(records) {
+    for figure in super::figure::bandwidth(records) {
         document.figure(Some(figure));
     }
     let columns = vec![

@@ -3,6 +3,7 @@
 
 mod comparison;
 pub mod document;
+mod figure;
 mod iterations;
 mod pairs;
 pub mod table;

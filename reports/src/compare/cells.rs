@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::{LeftOut, Options};
-use crate::grid_report::labels;
+use crate::grid::labels;
 use crate::record::Record;
 
 /// All trials of one configuration on one side.

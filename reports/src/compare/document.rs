@@ -2,7 +2,7 @@
 
 use super::{Comparison, Difference, Pair, tables, words};
 use crate::document::Document;
-use crate::grid_report::labels::{first_letters, telling_length};
+use crate::grid::labels::{first_letters, telling_length};
 use crate::units;
 
 /// How many pairs are shown in full where people read; the rest have a row, and CSV and JSON have all.

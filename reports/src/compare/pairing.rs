@@ -203,8 +203,8 @@ fn signatures(cells: &[Cell], apart: &BTreeSet<String>) -> Vec<String> {
 
 /// A cell's name without the settings left aside; `None` if nothing remains of it.
 fn label_without(cell: &Cell, apart: &BTreeSet<String>) -> Option<String> {
-    let strategy = cell.trials[0].setting(crate::grid_report::labels::STRATEGY).and_then(Value::as_str);
-    let strategy_is_apart = apart.contains(crate::grid_report::labels::STRATEGY);
+    let strategy = cell.trials[0].setting(crate::grid::labels::STRATEGY).and_then(Value::as_str);
+    let strategy_is_apart = apart.contains(crate::grid::labels::STRATEGY);
     let is_kept = |part: &&str| match part.split_once('=') {
         Some((name, _)) => !apart.iter().any(|path| path == name || path.ends_with(&format!(".{name}"))),
         None => !(strategy_is_apart && strategy == Some(*part)),

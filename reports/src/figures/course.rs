@@ -1,7 +1,7 @@
 //! The course of one run: its loss step by step, and on held-out data where that was looked at.
 
 use super::loss::thin;
-use crate::plot::{Axis, Figure, Line, Lines, MOST_POINTS, Plot, Unit, drawable};
+use crate::plot::{Axis, Figure, Line, Lines, MOST_POINTS, Plot, STEP, Unit, drawable};
 use crate::record::Record;
 use crate::units;
 
@@ -53,9 +53,6 @@ pub fn course(record: &Record) -> Option<Figure> {
     let plot = Plot::Lines(Lines { x, y, lines });
     Some(Figure { name: "loss".into(), title: "Loss".into(), caption, plot, records: vec![record.id.clone()] })
 }
-
-/// The title of axes of steps.
-pub(crate) const STEP: &str = "step";
 
 fn loss(value: f64) -> String {
     format!("{value:.4}")

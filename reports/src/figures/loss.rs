@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::course::{STEP, evaluations};
+use super::course::evaluations;
 use super::figure;
-use crate::grid_report::{Cell, Grid, STRATEGY};
-use crate::plot::{Axis, Figure, Line, Lines, MOST_LINES, MOST_POINTS, Plot, Unit, drawable};
+use crate::grid::labels::STRATEGY;
+use crate::grid::{Cell, Grid};
+use crate::plot::{Axis, Figure, Line, Lines, MOST_LINES, MOST_POINTS, Plot, STEP, Unit, drawable};
 use crate::record::Verdict;
 use crate::units;
 

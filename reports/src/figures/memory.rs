@@ -1,7 +1,7 @@
 //! Where memory goes, against what there is.
 
 use super::{chosen, figure, id, range};
-use crate::grid_report::{Cell, Grid};
+use crate::grid::{Cell, Grid};
 use crate::plot::{Axis, Figure, Plot, StackRow, Stacks, Unit};
 use crate::record::Category;
 use crate::units;

@@ -1,6 +1,5 @@
 //! The plots of a report, made from records. A figure is made where the data for it are, and not otherwise.
 
-mod bandwidth;
 mod course;
 mod loss;
 mod memory;
@@ -9,8 +8,7 @@ mod predicted;
 mod speed;
 mod time;
 
-pub(crate) use bandwidth::bandwidth;
-pub(crate) use course::{STEP, course};
+pub(crate) use course::course;
 pub(crate) use loss::losses;
 pub(crate) use memory::memory;
 pub(crate) use pareto::{dominated, pareto};
@@ -19,10 +17,9 @@ pub(crate) use speed::{mfu, spread, tokens_per_second};
 pub(crate) use time::{time, waterfall};
 
 use crate::document::Tone;
-use crate::grid_report::{Cell, Grid};
+use crate::grid::{Cell, Grid};
 use crate::plot::{Figure, MOST_ROWS, Plot};
 use crate::record::Verdict;
-use crate::units;
 
 /// So many names stand in a sentence; of more, the count is given.
 const NAMED: usize = 3;
@@ -82,17 +79,4 @@ fn range(values: impl Iterator<Item = f64>, show: impl Fn(f64) -> String) -> Opt
         (low, high) if low == high => low,
         (low, high) => format!("{low} to {high}"),
     })
-}
-
-/// `of 3 records`, with their ids where they are few.
-pub(crate) fn made_from(figure: &Figure) -> String {
-    const SHOWN: usize = 8;
-    let ids = &figure.records;
-    match ids.len() {
-        0 => String::new(),
-        count if count <= SHOWN => {
-            format!("Made from {} {}.", if count == 1 { "record" } else { "records" }, ids.join(", "))
-        }
-        count => format!("Made from {}, listed under Repeating this.", units::plural(count, "record", "records")),
-    }
 }

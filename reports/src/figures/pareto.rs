@@ -2,7 +2,7 @@
 
 use super::{figure, id, named};
 use crate::document::{Column, Entry, Table};
-use crate::grid_report::{Cell, Grid};
+use crate::grid::{Cell, Grid};
 use crate::plot::{Axis, Cloud, Dot, Figure, MOST_LINES, Plot, Scatter, Unit, drawable};
 use crate::units;
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::{figure, id};
-use crate::grid_report::{Cell, Grid};
+use crate::grid::{Cell, Grid};
 use crate::plot::{Axis, Cloud, Dot, Figure, MOST_LINES, Plot, Scatter, Unit, drawable};
 use crate::record::Category;
 use crate::units;

@@ -1,7 +1,7 @@
 //! How fast cells are: tokens per second, model FLOPs utilisation, and how step times are spread.
 
 use super::{chosen, figure, id, named, tone};
-use crate::grid_report::{Cell, Grid};
+use crate::grid::{Cell, Grid};
 use crate::plot::{Axis, Figure, IntervalRow, Intervals, Plot, SpreadRow, Spreads, Unit, drawable};
 use crate::stats::{self, Interval};
 use crate::units;

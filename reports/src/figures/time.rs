@@ -1,7 +1,7 @@
 //! Where the time of a step goes.
 
 use super::{chosen, figure, id, named};
-use crate::grid_report::{Cell, Grid};
+use crate::grid::{Cell, Grid};
 use crate::plot::{Axis, Figure, Panel, Plot, StackRow, Stacks, Unit, Waterfalls, drawable};
 use crate::units;
 

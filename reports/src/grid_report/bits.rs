@@ -1,7 +1,7 @@
 //! Which cells have to have the losses of their reference to the bit: those in f32 that add the same numbers in the same order.
 
-use super::cells::{Cell, Grid};
 use super::words::named;
+use crate::grid::{Cell, Grid};
 use crate::record::{Record, Verdict};
 use crate::units;
 use serde_json::Value;

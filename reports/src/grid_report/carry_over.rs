@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::cells::Grid;
+use crate::grid::Grid;
 use crate::record::TurnRow;
 use crate::stats;
 use crate::units;

@@ -1,7 +1,7 @@
 //! What loading the weights took of host memory and time: the table of cells that load weights.
 
-use super::cells::{Cell, Grid};
 use crate::document::{Column, Entry, Table};
+use crate::grid::{Cell, Grid};
 use crate::record::Rank;
 use crate::units;
 use serde_json::Value;

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::cells::{Cell, Grid};
 use crate::document::{Column, Entry, Table};
+use crate::grid::{Cell, Grid};
 use crate::units;
 
 /// One row for each measured cell whose sequences are of documents.

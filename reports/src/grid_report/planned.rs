@@ -1,10 +1,10 @@
 //! What the plan says of cells that did not run: which fit, which do not, why, and what would make them fit.
 
-use super::cells::{Cell, Grid};
-use super::labels::{Axis, STRATEGY};
 use super::words::named;
 use crate::document::{Column, Document, Entry, Table, Tone};
 use crate::estimate_report::{EstimateRow, band_column, of_bands};
+use crate::grid::labels::{Axis, STRATEGY};
+use crate::grid::{Cell, Grid};
 use crate::record::{Category, Status};
 use crate::units;
 

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::cells::{Cell, Grid};
 use crate::document::{Column, Entry, Table, Tone};
+use crate::grid::{Cell, Grid};
 use crate::record::{Category, Record};
 use crate::units;
 

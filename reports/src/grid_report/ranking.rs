@@ -1,10 +1,9 @@
 //! Who is fastest, how sure that is, and how to read ranks, in sentences.
 
-use serde_json::Value;
-
-use super::cells::{Cell, Grid};
 use crate::batch::{self, Batch};
-use crate::record::{Record, Verdict};
+use crate::grid::cell::crowding;
+use crate::grid::{Cell, Grid};
+use crate::record::Verdict;
 use crate::stats::{self, Interval};
 use crate::turned::Turned;
 use crate::units;
@@ -330,17 +329,4 @@ pub fn shared_cores(grid: &Grid) -> Option<String> {
         count(threads, "thread"),
         count(cores, "core")
     ))
-}
-
-/// Ranks of the fullest host, threads of each and cores, where there are too few cores.
-pub fn crowding(record: &Record) -> Option<(u64, u64, u64)> {
-    if record.setting("hardware.device").is_some_and(|device| device != "cpu") {
-        return None;
-    }
-    let on_host = |host: &str| record.ranks.iter().filter(|rank| rank.host == host).count() as u64;
-    let fullest = record.ranks.iter().map(|rank| on_host(&rank.host)).max();
-    let ranks = fullest.or(record.setting("parallel.ranks").and_then(Value::as_u64))?;
-    let threads = record.setting("hardware.threads_per_rank").and_then(Value::as_u64).unwrap_or(1);
-    let cores = record.environment.get("cores").and_then(Value::as_u64).filter(|&cores| cores > 0)?;
-    (ranks.saturating_mul(threads) > cores).then_some((ranks, threads, cores))
 }

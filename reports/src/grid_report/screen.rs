@@ -10,9 +10,9 @@ mod table;
 pub use answer::by_turns as answer_by_turns;
 pub use table::rank;
 
-use super::cells::{Cell, Grid};
-use super::labels::{Axis, STRATEGY};
 use super::{machine, ranking, words};
+use crate::grid::labels::{Axis, STRATEGY};
+use crate::grid::{Cell, Grid};
 use crate::record::{Record, Verdict};
 use crate::screen::{Room, Screen, fitting};
 use crate::units;

@@ -1,8 +1,8 @@
 //! The tables of a comparison.
 
-use super::cells::{Cell, Grid};
 use super::{screen, words};
 use crate::document::{Column, Entry, Table, Tone};
+use crate::grid::{Cell, Grid};
 use crate::record::{Category, Record, Status, Verdict};
 use crate::units;
 

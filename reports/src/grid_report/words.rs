@@ -2,9 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::cells::{self, Cell, Grid};
-use super::labels::{Axis, STRATEGY};
 use crate::evidence;
+use crate::grid::labels::{Axis, STRATEGY};
+use crate::grid::{Cell, Grid, cell, unmeasured_counts};
 use crate::record::{Category, Verdict};
 use crate::units;
 
@@ -324,7 +324,7 @@ pub fn named(names: &[String]) -> String {
 pub fn caveats(grid: &Grid) -> Vec<String> {
     let mut items = Vec::new();
     let all = grid.cells.len();
-    let proxies = grid.cells.iter().filter(|cell| cells::is_proxy(cell.record())).count();
+    let proxies = grid.cells.iter().filter(|cell| cell::is_proxy(cell.record())).count();
     if proxies > 0 {
         let what = match (proxies, all) {
             (_, 1) => "the one cell is a scaled-down stand-in".to_string(),
@@ -336,7 +336,7 @@ pub fn caveats(grid: &Grid) -> Vec<String> {
         let marked = if proxies < all { ", marked [proxy]" } else { "" };
         items.push(format!("PROXY: {what} of the target{marked}; speeds and sizes are not the target's."));
     }
-    let mut links: Vec<String> = grid.cells.iter().filter_map(|cell| cells::emulated_link(cell.record())).collect();
+    let mut links: Vec<String> = grid.cells.iter().filter_map(|cell| cell::emulated_link(cell.record())).collect();
     if !links.is_empty() {
         let count = links.len();
         links.sort();
@@ -358,7 +358,7 @@ pub fn caveats(grid: &Grid) -> Vec<String> {
 
 /// How many cells were not measured, by status.
 pub fn unmeasured(grid: &Grid) -> Option<String> {
-    let counts = cells::unmeasured_counts(grid);
+    let counts = unmeasured_counts(grid);
     let total: usize = counts.iter().map(|(_, count)| count).sum();
     if total == 0 {
         return None;

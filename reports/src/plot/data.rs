@@ -1,7 +1,7 @@
 //! The numbers of a figure as a table.
 
 use super::{Figure, Intervals, Lines, Plot, Scatter, Spreads, Stacks, Unit, Waterfalls};
-use crate::document::{Column, Entry, Table};
+use crate::table::{Column, Entry, Table};
 
 impl Figure {
     /// The numbers that are drawn, one row for each mark; the table's name is that of the figure.

@@ -1,7 +1,7 @@
 //! Plots without a format: what is to be seen, its axes with units, and the records it is made from.
 //!
 //! A [`Figure`] is data. [`svg`] draws it; [`Figure::data`] is the same numbers as a table, for CSV and for whoever cannot
-//! see. Kinds are few and named by what they show of data, not by what they are about: [`crate::figures`] says that.
+//! see. Kinds are few and named by what they show of data, not by what they are about: the module `figures` says that.
 
 mod data;
 mod plane;
@@ -11,7 +11,8 @@ pub mod svg;
 
 use serde::Serialize;
 
-use crate::document::Tone;
+use crate::table::Tone;
+use crate::units;
 pub(crate) use rows::is_near;
 
 /// A plot with the words that belong to it.
@@ -27,6 +28,21 @@ pub struct Figure {
     pub plot: Plot,
     /// Ids of the records it is made from.
     pub records: Vec<String>,
+}
+
+impl Figure {
+    /// `Made from records a, b.`, with their ids where they are few.
+    pub fn made_from(&self) -> String {
+        const SHOWN: usize = 8;
+        let ids = &self.records;
+        match ids.len() {
+            0 => String::new(),
+            count if count <= SHOWN => {
+                format!("Made from {} {}.", if count == 1 { "record" } else { "records" }, ids.join(", "))
+            }
+            count => format!("Made from {}, listed under Repeating this.", units::plural(count, "record", "records")),
+        }
+    }
 }
 
 /// The kinds of plots.
@@ -288,6 +304,9 @@ pub const MOST_ROWS: usize = 32;
 pub const MOST_POINTS: usize = 400;
 /// So many curves can be told apart by colour and shape.
 pub const MOST_LINES: usize = 10;
+
+/// The title of axes of steps.
+pub(crate) const STEP: &str = "step";
 
 /// A number that can be drawn: finite, and small enough that differences and products are too. What is nearer to zero than
 /// anything that is measured is zero.

@@ -3,7 +3,7 @@
 use super::scale::{Range, Scale, brief, spoken};
 use super::svg::{Anchor, Canvas, Layout, breadth, shortened, two_lines};
 use super::{Axis, Intervals, SpreadRow, Spreads, StackRow, Stacks, Unit, Waterfalls};
-use crate::document::Tone;
+use crate::table::Tone;
 
 /// Height of the band in which a row's marks are.
 const BAND: f64 = 16.0;

@@ -7,7 +7,7 @@
 use std::fmt::Write;
 
 use super::{Figure, Plot, plane, rows};
-use crate::render::xml;
+use crate::text::xml;
 
 /// For which width of paper a figure is laid out. Letters have one size, so what is laid out for a page is unreadable on a
 /// phone, and not well filled the other way round.

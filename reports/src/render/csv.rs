@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::printable;
 use crate::document::{Block, Document, Table};
+use crate::text::printable;
 
 /// All tables and the data of all plots, in order, an empty line between two. The first column of each holds the table's name, so
 /// that one of them is easily picked out; a title holds the unit. Words outside of tables are left out, and so is the cut table of a

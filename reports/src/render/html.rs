@@ -3,12 +3,11 @@
 
 use std::fmt::Write;
 
-use super::{one_line, several_lines, xml};
 use crate::document::{Align, Block, Column, Document, Entry, Table, Tone};
-use crate::figures::made_from;
 use crate::plot::Figure;
 use crate::plot::svg::{Layout, SHAPES, Theme, inline, style};
 use crate::screen::{Part, Screen};
+use crate::text::{one_line, several_lines, xml};
 
 const PAGE: &str = include_str!("html/page.css");
 
@@ -266,6 +265,6 @@ fn render_figure(page: &mut String, figure: &Figure) {
         inline(figure, Layout::Wide),
         inline(figure, Layout::Narrow),
         xml(&figure.caption),
-        xml(&made_from(figure))
+        xml(&figure.made_from())
     );
 }

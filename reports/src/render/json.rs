@@ -13,7 +13,7 @@ pub fn render(document: &Document) -> String {
 pub fn escaped(json: &str) -> String {
     let mut clean = String::with_capacity(json.len());
     for symbol in json.chars() {
-        if symbol != '\n' && super::acts(symbol) {
+        if symbol != '\n' && crate::text::acts(symbol) {
             clean.push_str(&format!("\\u{:04x}", u32::from(symbol)));
         } else {
             clean.push(symbol);

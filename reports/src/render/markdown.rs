@@ -1,10 +1,9 @@
 //! Markdown with pipe tables (GitHub's).
 
-use super::{one_line, several_lines};
 use crate::document::{Align, Block, Document, Table, Tone};
-use crate::figures::made_from;
 use crate::plot::Figure;
 use crate::screen::Part;
+use crate::text::{one_line, several_lines};
 
 /// The whole document; ends with a line end. Plots are their words.
 pub fn render(document: &Document) -> String {
@@ -43,7 +42,7 @@ pub fn render_linked(document: &Document, picture: &dyn Fn(&Figure) -> Option<St
 }
 
 fn render_figure(figure: &Figure, picture: Option<String>) -> String {
-    let words = format!("**{}.** {} {}", escape(&figure.title), escape(&figure.caption), escape(&made_from(figure)));
+    let words = format!("**{}.** {} {}", escape(&figure.title), escape(&figure.caption), escape(&figure.made_from()));
     match picture {
         // Between angle brackets a path may hold spaces; what would end it is written by its number.
         Some(path) => {

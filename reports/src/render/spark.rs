@@ -1,6 +1,6 @@
 //! A curve as one line of text.
 
-use crate::plot::{Axis, Lines, Plot};
+use crate::plot::{Axis, Line, Lines, Plot, STEP};
 
 /// Letters of a curve at most.
 const LETTERS: usize = 60;
@@ -9,12 +9,12 @@ const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█
 /// Curves over steps, each as its name and a line of bars between its least and its greatest value; nothing for other plots.
 pub fn curves(plot: &Plot) -> Vec<String> {
     let Plot::Lines(Lines { x: Axis { title, .. }, lines, .. }) = plot else { return Vec::new() };
-    if title != crate::figures::STEP {
+    if title != STEP {
         return Vec::new();
     }
-    let long = |line: &&crate::plot::Line| line.points.len() > 1;
+    let long = |line: &&Line| line.points.len() > 1;
     let widest = lines.iter().filter(long).map(|line| line.label.chars().count()).max().unwrap_or(0);
-    let curve = |line: &crate::plot::Line| {
+    let curve = |line: &Line| {
         let values: Vec<f64> = line.points.iter().map(|point| point.1).collect();
         let ends = (values.first().copied().unwrap_or(f64::NAN), values.last().copied().unwrap_or(f64::NAN));
         format!("{:<widest$}  {:.4} {} {:.4}", line.label, ends.0, bars(&values), ends.1)

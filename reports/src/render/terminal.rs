@@ -3,8 +3,10 @@
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement};
 
-use super::{one_line, screen, several_lines, spark};
+use super::spark;
 use crate::document::{Align, Block, Document, Entry, Table, Tone};
+use crate::screen::layout;
+use crate::text::{columns, one_line, several_lines};
 
 /// A table of details with more rows than this is not for a terminal.
 const MOST_DETAILS: usize = 40;
@@ -22,7 +24,7 @@ pub struct Terminal {
 pub fn render(document: &Document, terminal: Terminal) -> String {
     let mut parts = Vec::new();
     if let Some(screen) = &document.screen {
-        parts.push(screen::lines(screen, terminal.width, terminal.color).join("\n"));
+        parts.push(layout::lines(screen, terminal.width, terminal.color).join("\n"));
     } else if !document.title.is_empty() {
         parts.push(bold(&wrapped(&one_line(&document.title), "", terminal), terminal));
     }
@@ -98,10 +100,9 @@ const LONGEST_WORDS: u16 = 40;
 /// Two of padding and one line.
 const AROUND: u32 = 3;
 
-pub(super) fn measure(texts: impl Iterator<Item = String>) -> u16 {
-    let mut table = comfy_table::Table::new();
-    table.add_rows(texts.map(|text| vec![text]));
-    table.column_max_content_widths().first().copied().unwrap_or(0)
+/// The columns of the widest text.
+fn measure(texts: impl Iterator<Item = String>) -> u16 {
+    texts.map(|text| columns(&text)).max().unwrap_or(0).try_into().unwrap_or(u16::MAX)
 }
 
 fn pieces(first: (usize, Width), rest: &[(usize, Width)], terminal: Terminal) -> Vec<Vec<(usize, Width)>> {

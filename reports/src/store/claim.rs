@@ -61,7 +61,7 @@ impl Notebook {
                 Ok(()) if !is_at(&file, &path) => continue,
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    debug!(target: "zbench::runner", key, trial, "claim is left to another process, which has it");
+                    debug!(target: "zbench::runner", cell = key, trial, "claim is left to another process, which has it");
                     return Ok(None);
                 }
                 Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -70,7 +70,7 @@ impl Notebook {
             }
             // For people who look; the lock is what counts.
             let _ = file.set_len(0).and_then(|()| writeln!(&file, "{}", std::process::id()));
-            debug!(target: "zbench::runner", key, trial, "claim is taken");
+            debug!(target: "zbench::runner", cell = key, trial, "claim is taken");
             return Ok(Some(Claim { file, path }));
         }
         Err(failed(io::Error::other(format!("{} cannot be claimed", path.display()))))

@@ -3,7 +3,7 @@
 use serde_json::json;
 use zbench_reports::estimate_report::{EstimateRow, estimates};
 use zbench_reports::grid_report::comparison;
-use zbench_reports::limits::{Next, Of, Role, Search};
+use zbench_reports::max_batch::{Next, Of, Role, Search};
 use zbench_reports::record::*;
 use zbench_reports::render::{csv, html, markdown};
 use zbench_reports::screen::Room;

@@ -1,8 +1,8 @@
 //! Who is fastest and how sure that is, in two or three sentences.
 
-use super::super::cells::{Cell, Grid, Kind, groups};
 use super::signed;
 use crate::evidence::Verdict;
+use crate::grid::{Cell, Grid, Kind, groups};
 use crate::stats::{self, Interval};
 use crate::turned::Turned;
 use crate::units;

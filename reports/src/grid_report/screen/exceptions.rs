@@ -1,7 +1,7 @@
 //! What was not measured or is not ranked, grouped by reason, a line for each group.
 
-use super::super::cells::Grid;
 use super::super::{ranking, words};
+use crate::grid::Grid;
 use crate::record::{Record, Status, Verdict};
 use crate::units;
 

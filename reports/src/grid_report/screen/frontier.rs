@@ -1,7 +1,7 @@
 //! Cells that no other beats in speed and in what it costs, and the plot of it.
 
-use super::super::cells::{Cell, Grid, groups};
 use crate::evidence::{self, Verdict};
+use crate::grid::{Cell, Grid, groups};
 use crate::plot::{Axis, Cloud, Dot, Figure, Plot, Scatter, Unit, drawable};
 use crate::units;
 

@@ -1,7 +1,7 @@
 //! What is not decided, and what a larger budget would buy.
 
-use super::super::cells::{Cell, Grid};
 use super::time;
+use crate::grid::{Cell, Grid};
 use crate::turned::Turned;
 use crate::units;
 

@@ -1,9 +1,9 @@
 //! The screen of cells of which none was measured: what fits, what it would take, and what keeps it from running here.
 
-use super::super::cells::Grid;
 use super::super::planned::{Plan, plans};
 use crate::document::{Column, Entry, Table, Tone};
 use crate::estimate_report;
+use crate::grid::Grid;
 use crate::units;
 
 /// So many rows at most: a grid that did not run is answered in fewer lines.

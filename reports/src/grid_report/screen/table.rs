@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::super::cells::{Cell, Grid};
 use super::answer;
 use super::frontier::{self, Cost};
 use crate::document::{Column, Entry, Table, Tone};
+use crate::grid::{Cell, Grid};
 use crate::record::Verdict;
 use crate::units;
 

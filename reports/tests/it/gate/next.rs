@@ -2,10 +2,10 @@
 
 use super::fake::{Machine, Noise, question, rules};
 use super::procedure::report;
-use zbench_reports::document::cut::{cut, height};
 use zbench_reports::gate::document;
 use zbench_reports::gate::next::{how, next};
 use zbench_reports::gate::procedure::judge;
+use zbench_reports::render::cut::{cut, height};
 use zbench_reports::screen::Room;
 
 use zbench_reports::gate::report::{OfTurns, Ratio};

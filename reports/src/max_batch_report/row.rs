@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Next, Of, Role, Search};
-use crate::estimate_report::EstimateRow;
-use crate::grid_report::{Grid, STRATEGY};
+use crate::estimate::EstimateRow;
+use crate::grid::Grid;
+use crate::grid::labels::STRATEGY;
+use crate::max_batch::{Next, Of, Role, Search};
 use crate::record::{Record, Status};
 use crate::stats::Interval;
 
@@ -67,7 +68,7 @@ impl Row {
 
 /// The records that only show that a next value does not fit, where the limit that they belong to is there as well: they
 /// are told with it and nowhere else.
-pub fn is_shown_apart<'r>(records: &[&'r Record]) -> HashSet<&'r str> {
+pub(crate) fn is_shown_apart<'r>(records: &[&'r Record]) -> HashSet<&'r str> {
     let searches: Vec<(&Record, Search)> =
         records.iter().filter_map(|record| Some((*record, Search::of(record)?))).collect();
     let limits: HashSet<&str> = searches

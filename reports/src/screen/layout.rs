@@ -2,10 +2,9 @@
 
 use std::cmp::Reverse;
 
-use super::one_line;
-use super::terminal::measure;
-use crate::document::{Align, Entry, Table, Tone};
-use crate::screen::{Part, Screen};
+use super::{Part, Screen};
+use crate::table::{Align, Entry, Table, Tone};
+use crate::text::{columns, one_line};
 
 /// Where texts begin; a longer label is followed by one space.
 const INDENT: usize = 9;
@@ -27,11 +26,6 @@ pub fn lines(screen: &Screen, width: u16, color: bool) -> Vec<String> {
         }
     }
     lines
-}
-
-/// The columns that a text takes.
-fn columns(text: &str) -> usize {
-    if text.is_ascii() { text.len() } else { measure(std::iter::once(text.to_string())).into() }
 }
 
 /// As much of the beginning as fits.
@@ -198,7 +192,7 @@ fn style(text: &str, escape: &str, color: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document::Column;
+    use crate::table::Column;
 
     #[test]
     fn words_are_wrapped_behind_their_label_and_cut_where_they_take_too_many_lines() {

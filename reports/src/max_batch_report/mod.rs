@@ -1,13 +1,17 @@
 //! The section of a grid that searches: the largest value of each combination, in words and as a table.
 
-use super::row::{Row, rows, rows_of_estimates};
-use super::{Of, Search};
+mod row;
+
 use crate::document::{Column, Document, Entry, Table, Tone};
-use crate::estimate_report::EstimateRow;
-use crate::grid_report::Grid;
+use crate::estimate::EstimateRow;
+use crate::grid::Grid;
+use crate::max_batch::{Of, Search};
 use crate::record::{Record, Status};
 use crate::stats::Interval;
 use crate::units;
+use row::{Row, rows, rows_of_estimates};
+
+pub(crate) use row::is_shown_apart;
 
 /// So many searches are told one by one in words; the table has all.
 const TOLD: usize = 24;

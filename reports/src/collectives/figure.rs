@@ -1,6 +1,6 @@
 //! Bus bandwidth over size, from records of the interconnect test.
 
-use crate::collectives::{Row, Section};
+use super::{Row, Section};
 use crate::plot::{Axis, Figure, Line, Lines, MOST_LINES, Plot, Unit, drawable};
 use crate::record::Record;
 use crate::units;

@@ -1,21 +1,14 @@
-//! Records gathered into cells: what is used, what is ranked, and why something is not.
-
-use std::collections::HashMap;
+//! One cell: the records of its configuration, which of them are used, and what they say.
 
 use serde_json::Value;
 
-use super::labels::{self, Axes};
-use crate::evidence;
-use crate::limits;
-use crate::record::{Category, Communication, Record, Status, Verdict, label_flags};
+use super::labels;
+use crate::record::{Category, Communication, Record, Verdict, label_flags};
 use crate::stats::{self, Interval, Place};
-use crate::turned::Turned;
 use crate::units;
 
 /// Why a cell of one valid trial has no rank.
 const ONE_TRIAL: &str = "one valid trial only: how trials differ is unknown";
-/// Why a cell of trials has no rank among cells that took turns.
-const NO_TURNS: &str = "measured by trials, and not by turns as others";
 
 /// All trials of one configuration.
 #[derive(Debug)]
@@ -43,145 +36,6 @@ pub struct Cell<'a> {
     pub unranked: Option<String>,
 }
 
-/// The cells of a report and in what they differ.
-#[derive(Debug)]
-pub struct Grid<'a> {
-    /// The ranked by their medians, the fastest first; then the unranked in the order of their records.
-    pub cells: Vec<Cell<'a>>,
-    /// The axes; their values are in the order of `cells`.
-    pub axes: Axes,
-    /// What the turns say, where cells took some.
-    pub turned: Option<Turned<'a>>,
-    /// Keys whose values a search has found, where they tell no cells apart.
-    pub searched: Vec<String>,
-    /// Places of cells, by their key and by the id of each of their records.
-    index: HashMap<&'a str, usize>,
-    id_length: usize,
-    key_length: usize,
-}
-
-impl<'a> Grid<'a> {
-    /// Gathers records by key, in the order in which keys first occur, and ranks the cells.
-    pub fn new(records: &[&'a Record]) -> Self {
-        let mut index: HashMap<&str, usize> = HashMap::new();
-        let mut trials: Vec<Vec<&Record>> = Vec::new();
-        for &record in records {
-            let place = *index.entry(&record.key).or_insert(trials.len());
-            if place == trials.len() {
-                trials.push(Vec::new());
-            }
-            trials[place].push(record);
-        }
-        let mut cells: Vec<Cell> = trials.into_iter().map(Cell::new).collect();
-        let turned = turned(records, &cells);
-        match &turned {
-            Some(turned) => rank_by_turns(&mut cells, turned),
-            None => rank_by_trials(&mut cells),
-        }
-
-        let settings: Vec<&Value> = cells.iter().map(|cell| &cell.trials[0].cell).collect();
-        let mut searched = limits::keys(records);
-        let axes = labels::axes_but(&settings, &searched);
-        searched.retain(|key| axes.following.iter().any(|axis| axis.path == *key));
-        let keys: Vec<&str> = cells.iter().map(|cell| cell.key).collect();
-        let fallback = cells.first().map_or("", |cell| match cell.strategy() {
-            "" => cell.trials[0].name.as_str(),
-            strategy => strategy,
-        });
-        let labels = labels::labels(&axes, &settings, &keys, fallback);
-        for ((cell, short), label) in cells.iter_mut().zip(labels::short(&axes, &labels)).zip(&labels) {
-            cell.label = format!("{label}{}", cell.marks());
-            cell.short = short;
-        }
-        let id_length = labels::telling_length(records.iter().map(|record| record.id.as_str()));
-        let key_length = labels::telling_length(keys.iter().copied());
-        let mut index: HashMap<&str, usize> = HashMap::new();
-        for (place, cell) in cells.iter().enumerate() {
-            for trial in cell.trials.iter().chain(&cell.twins) {
-                index.entry(&trial.id).or_insert(place);
-            }
-        }
-        // A key says more than an id: it wins where both are equal.
-        index.extend(cells.iter().enumerate().map(|(place, cell)| (cell.key, place)));
-        Self { cells, axes, turned, searched, index, id_length, key_length }
-    }
-
-    /// Enough of a record's id to tell it from the others here.
-    pub fn short_id<'i>(&self, id: &'i str) -> &'i str {
-        labels::first_letters(id, self.id_length)
-    }
-
-    /// Enough of a cell's key to tell it from the others here.
-    pub fn short_key<'i>(&self, key: &'i str) -> &'i str {
-        labels::first_letters(key, self.key_length)
-    }
-
-    /// The cells that have a rank, the best first.
-    pub fn ranked(&self) -> impl Iterator<Item = &Cell<'a>> {
-        self.cells.iter().filter(|cell| cell.place.is_some())
-    }
-
-    /// The cells with at least one measured trial.
-    pub fn measured(&self) -> impl Iterator<Item = &Cell<'a>> {
-        self.cells.iter().filter(|cell| !cell.used.is_empty())
-    }
-
-    /// The cell whose losses this one was compared with.
-    pub fn reference(&self, cell: &Cell) -> Option<&Cell<'a>> {
-        let of_record = |record: &&Record| match (&record.parity.reference, record.parity.verdict) {
-            (_, Verdict::Reference) => self.index.get(cell.key),
-            (Some(id), _) => self.index.get(id.as_str()),
-            (None, _) => None,
-        };
-        cell.used.iter().find_map(of_record).map(|&place| &self.cells[place])
-    }
-
-    /// The speed as a multiple of the reference's; `None` where either is not ranked.
-    pub fn speed_ratio(&self, cell: &Cell) -> Option<f64> {
-        let reference = if self.turned.is_some() { self.base() } else { self.reference(cell) };
-        self.ratio(reference?, cell)
-    }
-
-    /// The speed of b as a multiple of that of a: over common rounds, or of medians over trials. `None` where either is not
-    /// ranked.
-    pub fn ratio(&self, a: &Cell, b: &Cell) -> Option<f64> {
-        let (speed_a, speed_b) = (a.place.and(a.speed)?.mid, b.place.and(b.speed)?.mid);
-        match &self.turned {
-            Some(_) if a.key == b.key => Some(1.0),
-            Some(turned) if turned.reference == a.key => turned.against_reference(b.key)?.ratio,
-            Some(turned) => turned.pair(a.key, b.key)?.ratio,
-            None => Some(speed_b / speed_a),
-        }
-    }
-
-    /// What is shown of b against a: by turns, or by whether the intervals of trials overlap.
-    pub fn verdict(&self, a: &Cell, b: &Cell) -> evidence::Verdict {
-        use evidence::Verdict::{Faster, Slower, Undecided};
-        if let Some(turned) = &self.turned {
-            return turned.verdict(a.key, b.key);
-        }
-        match (a.place.and(a.interval()), b.place.and(b.interval())) {
-            (Some(of_a), Some(of_b)) if of_b.low > of_a.high => Faster,
-            (Some(of_a), Some(of_b)) if of_b.high < of_a.low => Slower,
-            _ => Undecided,
-        }
-    }
-
-    /// The one cell that all are compared with: the reference of the turns, or else the one that most losses were compared with.
-    pub fn base(&self) -> Option<&Cell<'a>> {
-        if let Some(turned) = &self.turned {
-            return self.index.get(turned.reference).map(|&place| &self.cells[place]);
-        }
-        let mut uses: Vec<usize> = vec![0; self.cells.len()];
-        for cell in self.ranked() {
-            let reference = self.reference(cell).and_then(|reference| self.index.get(reference.key));
-            reference.into_iter().for_each(|&place| uses[place] += 1);
-        }
-        let most = (0..uses.len()).rev().max_by_key(|&place| uses[place]).filter(|&place| uses[place] > 0);
-        most.map(|place| &self.cells[place]).filter(|cell| cell.place.is_some())
-    }
-}
-
 /// Which cells are ranked with each other: those that do the same kind of work, and have a core for each thread or have not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
@@ -194,7 +48,7 @@ pub struct Kind {
 impl Kind {
     /// The kind of a record's cell on the machine of the record.
     pub fn of(record: &Record) -> Self {
-        let is_crowded = super::ranking::crowding(record).is_some();
+        let is_crowded = crowding(record).is_some();
         Self { has_adapter: labels::has_adapter(&record.cell), is_crowded }
     }
 }
@@ -212,54 +66,8 @@ pub fn groups<'c, 'a: 'c>(cells: impl Iterator<Item = &'c Cell<'a>>) -> Vec<Kind
     kinds.into_iter().map(|(kind, _)| kind).collect()
 }
 
-/// The turns of the cells that may be ranked.
-fn turned<'a>(records: &[&'a Record], cells: &[Cell]) -> Option<Turned<'a>> {
-    let failed: Vec<&str> = cells.iter().filter(|cell| cell.verdict == Verdict::Failed).map(|cell| cell.key).collect();
-    let counts = |record: &Record| record.excluding_flags().next().is_none() && !failed.contains(&record.key.as_str());
-    let groups = groups(cells.iter().filter(|cell| !cell.used.is_empty()));
-    let group = |key: &str| {
-        let cell = cells.iter().find(|cell| cell.key == key);
-        cell.and_then(|cell| groups.iter().position(|kind| *kind == cell.kind())).unwrap_or(groups.len())
-    };
-    Turned::new(records, counts, group)
-}
-
-/// Ranks from what turns show, the fastest first; then the cells without.
-fn rank_by_turns(cells: &mut [Cell], turned: &Turned) {
-    for cell in cells.iter_mut() {
-        match turned.rank(cell.key).filter(|_| cell.verdict != Verdict::Failed) {
-            Some((best, worst)) => {
-                cell.place = Some(Place { rank: best, tied: best < worst });
-                let mid = turned.speed(cell.key).unwrap_or(f64::NAN);
-                cell.speed = Some(Interval { low: 0.0, mid, high: f64::INFINITY });
-                cell.unranked = None;
-            }
-            None if cell.unranked.is_none() => {
-                let has_turns = cell.used.iter().any(|record| record.taken_turns().is_some());
-                let why = if has_turns { "no turn that counts" } else { NO_TURNS };
-                cell.unranked = Some(why.to_string());
-            }
-            None => {}
-        }
-    }
-    let order: HashMap<&str, usize> = turned.in_order().enumerate().map(|(place, key)| (key, place)).collect();
-    let place = |cell: &Cell| cell.place.and_then(|_| order.get(cell.key).copied()).unwrap_or(usize::MAX);
-    cells.sort_by_key(place);
-}
-
-fn rank_by_trials(cells: &mut [Cell]) {
-    let ranked: Vec<usize> = (0..cells.len()).filter(|&cell| cells[cell].unranked.is_none()).collect();
-    let speeds: Vec<Interval> = ranked.iter().filter_map(|&cell| cells[cell].speed).collect();
-    for (&cell, place) in ranked.iter().zip(stats::places(&speeds)) {
-        cells[cell].place = Some(place);
-    }
-    // By median and not by rank: a cell of a wide interval may share the rank of cells far above it.
-    let median = |cell: &Cell| cell.place.and(cell.speed).map_or(f64::NEG_INFINITY, |speed| speed.mid);
-    cells.sort_by(|a, b| median(b).total_cmp(&median(a)));
-}
-
 impl<'a> Cell<'a> {
-    fn new(trials: Vec<&'a Record>) -> Self {
+    pub(super) fn new(trials: Vec<&'a Record>) -> Self {
         let key = trials[0].key.as_str();
         let (twins, own): (Vec<&Record>, Vec<&Record>) = trials.iter().partition(|record| record.is_twin());
         // A cell of which the second set alone is left stands for itself.
@@ -358,7 +166,7 @@ impl<'a> Cell<'a> {
     }
 
     /// What must be said wherever the cell is named.
-    fn marks(&self) -> &'static str {
+    pub(super) fn marks(&self) -> &'static str {
         match (is_proxy(self.record()), emulated_link(self.record()).is_some()) {
             (true, true) => " [proxy, emulated link]",
             (true, false) => " [proxy]",
@@ -486,15 +294,15 @@ fn is_labelled(record: &Record, flag: &str, note: &str) -> bool {
     record.validity.iter().any(|other| other == flag) || record.notes.iter().any(begins)
 }
 
-/// Statuses of trials that were not measured, with how often each occurs.
-pub fn unmeasured_counts(grid: &Grid) -> Vec<(Status, usize)> {
-    let mut counts: Vec<(Status, usize)> = Vec::new();
-    for cell in grid.cells.iter().filter(|cell| cell.used.is_empty()) {
-        let status = cell.record().outcome.status;
-        match counts.iter_mut().find(|(other, _)| *other == status) {
-            Some((_, count)) => *count += 1,
-            None => counts.push((status, 1)),
-        }
+/// Ranks of the fullest host, threads of each and cores, where there are too few cores.
+pub fn crowding(record: &Record) -> Option<(u64, u64, u64)> {
+    if record.setting("hardware.device").is_some_and(|device| device != "cpu") {
+        return None;
     }
-    counts
+    let on_host = |host: &str| record.ranks.iter().filter(|rank| rank.host == host).count() as u64;
+    let fullest = record.ranks.iter().map(|rank| on_host(&rank.host)).max();
+    let ranks = fullest.or(record.setting("parallel.ranks").and_then(Value::as_u64))?;
+    let threads = record.setting("hardware.threads_per_rank").and_then(Value::as_u64).unwrap_or(1);
+    let cores = record.environment.get("cores").and_then(Value::as_u64).filter(|&cores| cores > 0)?;
+    (ranks.saturating_mul(threads) > cores).then_some((ranks, threads, cores))
 }

@@ -1,7 +1,7 @@
 //! A document on one screen: documents begin with their answer, so what is cut is the end.
 
-use super::{Block, Document};
-use crate::render::terminal::{Terminal, render};
+use super::terminal::{Terminal, render};
+use crate::document::{Block, Document};
 use crate::screen::Room;
 
 /// The beginning of a document, as much as there is room for, ending with `more` where something was cut. Lists and tables

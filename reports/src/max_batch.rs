@@ -1,11 +1,4 @@
-//! The largest value of a key that fits: what a search of a grid found, and the table of it.
-
-mod document;
-mod row;
-
-pub(crate) use document::add;
-pub use document::of_estimates;
-pub use row::is_shown_apart;
+//! The largest value of a key that fits, as a search of a grid found it.
 
 use serde::{Deserialize, Serialize};
 

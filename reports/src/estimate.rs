@@ -1,0 +1,152 @@
+//! What is predicted of one cell before it runs: memory, time and traffic.
+
+use serde::{Deserialize, Serialize};
+
+use crate::max_batch::Search;
+use crate::named::Named;
+use crate::units;
+
+/// The estimate of one cell, per rank and step.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EstimateRow {
+    /// What the cell is, in the keys in which the grid's cells differ.
+    pub label: String,
+    /// Hash of the configuration.
+    pub key: String,
+    /// What will become of it: `planned`, `measured` (the notebook holds it), or a record's status as `skipped`.
+    pub status: String,
+    /// Why it is skipped; else empty.
+    #[serde(default)]
+    pub reason: String,
+    /// Predicted peak bytes of the largest rank by category, in the order of tables.
+    #[serde(default)]
+    pub memory: Named<u64>,
+    /// Predicted bytes of the largest rank by category at the moment of its peak; they add up to `total_bytes`.
+    #[serde(default)]
+    pub at_peak: Named<u64>,
+    /// Predicted peak over all categories; at most the sum of `memory`, as peaks need not coincide.
+    #[serde(default)]
+    pub total_bytes: Option<u64>,
+    /// The memory that a rank may use; `None` when nothing limits it.
+    #[serde(default)]
+    pub capacity_bytes: Option<u64>,
+    /// Whether it fits; `None` when that is not known.
+    #[serde(default)]
+    pub fits: Option<bool>,
+    /// The cheapest change that makes it fit, in words; else empty.
+    #[serde(default)]
+    pub advice: String,
+    /// Predicted bytes on the wire per step, of the largest rank.
+    #[serde(default)]
+    pub wire_bytes: Option<f64>,
+    /// Model FLOPs of one step over all ranks, in the default convention.
+    #[serde(default)]
+    pub model_flops: Option<f64>,
+    /// Whether it is a scaled-down stand-in of the target.
+    #[serde(default)]
+    pub proxy: bool,
+    /// Predicted time of a step, milliseconds; `None` where none is predicted.
+    #[serde(default)]
+    pub step_ms: Option<f64>,
+    /// Its parts, which add up to it, milliseconds.
+    #[serde(default)]
+    pub time: Named<f64>,
+    /// Relative error that is to be expected of `step_ms`, where records say one: 0.1 = a tenth either way.
+    #[serde(default)]
+    pub step_error: Option<f64>,
+    /// Where the time comes from, or why there is none.
+    #[serde(default)]
+    pub time_source: String,
+    /// Tokens per second of all ranks.
+    #[serde(default)]
+    pub tokens_per_second: Option<f64>,
+    /// Tokens per second of one rank.
+    #[serde(default)]
+    pub tokens_per_second_per_rank: Option<f64>,
+    /// Model FLOPs per second and rank, 10^12.
+    #[serde(default)]
+    pub tflops_per_rank: Option<f64>,
+    /// Share of the device's dense peak that model FLOPs take.
+    #[serde(default)]
+    pub mfu: Option<f64>,
+    /// The same with recomputed FLOPs.
+    #[serde(default)]
+    pub hfu: Option<f64>,
+    /// Collectives of a step by axis and kind, of the largest rank.
+    #[serde(default)]
+    pub traffic: Vec<EstimateTraffic>,
+    /// The pipeline stage whose peak `memory` is, from 0, of how many.
+    #[serde(default)]
+    pub peak_stage: Option<[u64; 2]>,
+    /// Bytes in the host's memory, per node.
+    #[serde(default)]
+    pub host_bytes: Option<u64>,
+    /// Bytes on disk, per node.
+    #[serde(default)]
+    pub disk_bytes: Option<u64>,
+    /// Bytes of host memory that a node has, where something is to lie there and its profile says.
+    #[serde(default)]
+    pub host_capacity_bytes: Option<u64>,
+    /// `plan`: what the engine will allocate, to the byte; `priced`: what the estimator says.
+    #[serde(default)]
+    pub memory_source: String,
+    /// The program of which memory and time are predicted, as `hardware.software` names it.
+    #[serde(default)]
+    pub software: String,
+    /// Ends of the band around `total_bytes`; `None` where it is known to the byte, or nothing is known of its error.
+    #[serde(default)]
+    pub total_bytes_band: Option<[u64; 2]>,
+    /// The same around `step_ms`.
+    #[serde(default)]
+    pub step_ms_band: Option<[f64; 2]>,
+    /// The same around `tokens_per_second`.
+    #[serde(default)]
+    pub tokens_per_second_band: Option<[f64; 2]>,
+    /// Where the bands come from and what they hold; else empty.
+    #[serde(default)]
+    pub band_source: String,
+    /// What a search of the grid says of the cell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub search: Option<Search>,
+}
+
+/// Collectives of one kind on one axis, per step and rank.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EstimateTraffic {
+    /// The mesh axis.
+    pub axis: String,
+    /// `all_reduce`, `all_gather`, …
+    pub kind: String,
+    /// Calls.
+    pub calls: f64,
+    /// What they are about.
+    pub payload_bytes: f64,
+    /// What the rank sends and receives.
+    pub wire_bytes: f64,
+}
+
+impl EstimateRow {
+    /// Bytes by which a node's host memory is too small.
+    pub(crate) fn host_excess(&self) -> u64 {
+        let of = |host: u64| Some(host.saturating_sub(self.host_capacity_bytes?));
+        self.host_bytes.and_then(of).unwrap_or(0)
+    }
+
+    /// `70 to 85 GiB`: the band around the predicted peak.
+    pub fn memory_band(&self) -> Option<String> {
+        let [low, high] = self.total_bytes_band?.map(|bytes| units::memory(bytes as f64));
+        Some(format!("{low} to {high}"))
+    }
+
+    /// `3.2 s to 4.9 s`: the band around the predicted step.
+    pub fn step_band(&self) -> Option<String> {
+        let [low, high] = self.step_ms_band?.map(|ms| units::duration(ms / 1e3));
+        Some(format!("{low} to {high}"))
+    }
+
+    /// The label with the mark of a stand-in.
+    pub(crate) fn marked_label(&self) -> String {
+        let mark = if self.proxy && !self.label.contains("[proxy]") { " [proxy]" } else { "" };
+        format!("{}{mark}", self.label)
+    }
+}
