@@ -18,7 +18,7 @@ use zbench_engine::plan::Planner;
 use zbench_predict::planned::{Planned, plan};
 use zbench_reports::record::{Outcome, Record, Step};
 use zbench_reports::{Notebook, bundle};
-use zbench_runner::protocol::{End, Told};
+use zbench_runner::protocol::{End, ProgressEvent};
 use zbench_runner::{Execute, Execution, Header, Observe, Runner, Train, Trials, rescue};
 
 /// Folder of the notebook, number of trials, milliseconds of a trial: what a child of these tests is told.
@@ -28,7 +28,7 @@ const CHILD: &str = "ZBENCH_TEST_GRID";
 struct Pretend(Duration);
 
 impl Execute for Pretend {
-    fn execute(&mut self, _: &Cell, tell: &mut dyn FnMut(Told<'_>)) -> Execution {
+    fn execute(&mut self, _: &Cell, tell: &mut dyn FnMut(ProgressEvent<'_>)) -> Execution {
         std::thread::sleep(self.0);
         let step = |i: u64| Step {
             step: i,
@@ -41,7 +41,7 @@ impl Execute for Pretend {
             extra: Default::default(),
         };
         let steps: Vec<Step> = (1..=20).map(step).collect();
-        steps.iter().for_each(|step| tell(Told::Step(step)));
+        steps.iter().for_each(|step| tell(ProgressEvent::Step(step)));
         Execution { steps, end: Some(End { peak_flops: vec![Some(1e9); 2], ..End::default() }), ..Execution::default() }
     }
 }
@@ -223,7 +223,7 @@ fn the_claim_of_a_dead_process_is_void() {
 fn waiting_ends_when_the_user_wants_it() {
     struct Stopped;
     impl Execute for Stopped {
-        fn execute(&mut self, _: &Cell, _: &mut dyn FnMut(Told<'_>)) -> Execution {
+        fn execute(&mut self, _: &Cell, _: &mut dyn FnMut(ProgressEvent<'_>)) -> Execution {
             panic!("there is nothing to execute")
         }
         fn is_stopped(&self) -> bool {

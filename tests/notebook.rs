@@ -10,7 +10,7 @@ use zbench_predict::planned::{Decision, Planned, plan};
 use zbench_reports::Notebook;
 use zbench_reports::record::{Source, Status, Step, Verdict};
 use zbench_runner::child::Children;
-use zbench_runner::protocol::{End, Ended, Event, Told};
+use zbench_runner::protocol::{End, Ended, Event, ProgressEvent};
 use zbench_runner::{Execute, Execution, Header, Observe, Runner, Summary, Train, Trials};
 
 /// Executes without training: losses and ends by strategy.
@@ -33,7 +33,7 @@ fn name(cell: &Cell) -> String {
 }
 
 impl Execute for Fake {
-    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(Told<'_>)) -> Execution {
+    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(ProgressEvent<'_>)) -> Execution {
         if self.stop_after == Some(self.ran.len()) {
             return Execution::default();
         }
@@ -51,7 +51,7 @@ impl Execute for Fake {
             extra: Default::default(),
         };
         let steps: Vec<Step> = (1..=3).map(step).collect();
-        steps.iter().for_each(|step| tell(Told::Step(step)));
+        steps.iter().for_each(|step| tell(ProgressEvent::Step(step)));
         let failure =
             self.ends.get(strategy).map(|status| Ended { status: *status, reason: "because".into(), source: None });
         let others_share = self.busy.get_mut(strategy).filter(|left| **left > 0).map(|left| {

@@ -13,9 +13,9 @@ use zbench_predict::planned::Planned;
 use zbench_reports::Notebook;
 use zbench_reports::max_batch::{Of, Role, Search};
 use zbench_reports::record::{Source, Status, Step};
-use zbench_runner::protocol::{End, Ended, Told};
+use zbench_runner::protocol::{End, Ended, ProgressEvent};
 use zbench_runner::{Execute, Execution, Observe, Runner, Train, Trials};
-use zbench_suites::max_batch::{self, Limits};
+use zbench_suites::max_batch::{self, MaxBatchSearch};
 
 const MODEL: &str = r#"
 name = "limit"
@@ -47,12 +47,12 @@ fn context() -> Context {
 }
 
 /// What is found by plan, cell by cell.
-fn found(text: &str) -> (Vec<Planned>, Limits) {
+fn found(text: &str) -> (Vec<Planned>, MaxBatchSearch) {
     let document = parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
     let search = document.search.expect("a search");
     let mut files = Files::default();
     let cells = grid::expand_to_search(&document, &[], 1000, &context(), &mut files).unwrap();
-    Limits::find(&document, search, cells, context(), files)
+    MaxBatchSearch::find(&document, search, cells, context(), files)
 }
 
 fn said(planned: &Planned) -> &Search {
@@ -363,7 +363,7 @@ struct Fake {
 }
 
 impl Execute for Fake {
-    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(Told<'_>)) -> Execution {
+    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(ProgressEvent<'_>)) -> Execution {
         let fits = cell.train.micro_batch <= self.holds;
         self.ran.push((cell.train.micro_batch, if fits { Status::Measured } else { Status::OutOfMemory }));
         let step = |step: u64| Step {
@@ -377,7 +377,7 @@ impl Execute for Fake {
             extra: Default::default(),
         };
         let steps: Vec<Step> = if fits { (1..=3).map(step).collect() } else { Vec::new() };
-        steps.iter().for_each(|step| tell(Told::Step(step)));
+        steps.iter().for_each(|step| tell(ProgressEvent::Step(step)));
         let reason = "the system ended the process for lack of memory".to_string();
         let failure = (!fits).then_some(Ended { status: Status::OutOfMemory, reason, source: Some(Source::Host) });
         Execution { steps, end: Some(End { failure, ..End::default() }), ..Execution::default() }

@@ -374,7 +374,7 @@ fn what_is_stopped_leaves_a_file_that_opens() {
 
 /// A profile of this machine in which every operation of these cells has a time, and every collective.
 fn profile(folder: &Path, text: &str) {
-    use zbench_config::profile::operations::{Operations, Seats};
+    use zbench_config::profile::operations::{Operations, RankLayout};
     use zbench_engine::plan::clock::Overheads;
     use zbench_engine::plan::curves::{Class, Curves, Point};
     let mut points = BTreeMap::new();
@@ -390,7 +390,7 @@ fn profile(folder: &Path, text: &str) {
     let mut curves = Curves::default();
     points.into_iter().for_each(|(name, sizes)| curves.add(&name, Point { sizes, seconds: 1e-11 }));
     let overheads = Overheads { operation: 1e-6, load: 2e-6, step: 3e-6, call: 4e-6, all_reduce: 4e-6 };
-    let seats = Seats { ranks: 4, threads: 1, crowded: true };
+    let seats = RankLayout { ranks: 4, threads: 1, crowded: true };
     let operations = [Operations { seats, curves, overheads, spread: 0.0 }];
     let host = std::process::Command::new("hostname").output().unwrap();
     let path = folder.join("machines").join(format!("{}.toml", String::from_utf8_lossy(&host.stdout).trim()));

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use zbench_reports::gate::random::Random;
 use zbench_runner::turns::load::descendants;
-use zbench_runner::turns::resident::{Extra, Foreign, Program, Residents, Turn};
-use zbench_runner::turns::{Conduct, Ending, Experiment, Player, Settings, Taken};
+use zbench_runner::turns::resident::{ExternalCommand, Extra, Program, Residents, Turn};
+use zbench_runner::turns::{Ending, Experiment, Participant, Settings, TurnPolicy, TurnSample};
 
 /// One cell.
 const CELL: &str = r#"
@@ -46,7 +46,7 @@ fn cell(backend: &str) -> Program {
 
 fn command(script: &str) -> Program {
     let command = ["sh", "-c", script].map(Into::into).to_vec();
-    Program::Command(Foreign { command, tokens: 32, word: "step".into() })
+    Program::Command(ExternalCommand { command, tokens: 32, word: "step".into() })
 }
 
 fn residents() -> Residents {
@@ -379,10 +379,10 @@ fn what_a_command_starts_later_is_stopped_with_it() {
 
 /// Keeps all turns.
 #[derive(Default)]
-struct All(Vec<Taken>);
+struct All(Vec<TurnSample>);
 
-impl Conduct for All {
-    fn rounds(&mut self, turns: &[Taken]) -> Vec<bool> {
+impl TurnPolicy for All {
+    fn rounds(&mut self, turns: &[TurnSample]) -> Vec<bool> {
         self.0.extend_from_slice(turns);
         vec![true; 2]
     }
@@ -393,7 +393,7 @@ fn a_round_that_is_stopped_in_the_middle_keeps_its_turns() {
     let quick = "while :; do echo step; sleep 0.01; done";
     // Its steps behind the warm-up take longer than anybody waits.
     let slow = "for i in 1 2 3 4 5; do echo step; sleep 0.1; done; sleep 100; echo step";
-    let players = [command(quick), command(slow)].map(|program| Player { program, warmup: 1, steps: 0 });
+    let players = [command(quick), command(slow)].map(|program| Participant { program, warmup: 1, steps: 0 });
     // The quick one is first in the first round: the third order that is drawn.
     let is_first = |seed: &u64| {
         let mut random = Random::new(*seed);

@@ -8,7 +8,7 @@ use crate::bench::Limits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zbench_config::profile::operations::Operations;
-use zbench_config::profile::operations::Seats;
+use zbench_config::profile::operations::RankLayout;
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
 use zbench_engine::layers::Stated;
@@ -33,7 +33,7 @@ pub enum OperationsError {
         /// Which.
         probe: String,
         /// With which ranks and threads.
-        seats: Seats,
+        seats: RankLayout,
         /// Why.
         reason: String,
     },
@@ -68,7 +68,7 @@ struct SplitStep {
 /// # Errors
 /// As [`OperationsError`] says.
 pub fn measure(
-    seatings: &[(Seats, Vec<Probe>)],
+    seatings: &[(RankLayout, Vec<Probe>)],
     rounds: usize,
     cores: usize,
     limits: &Limits<'_>,
@@ -149,7 +149,7 @@ fn middle(mut times: Vec<f64>) -> f64 {
     kept.iter().sum::<f64>() / kept.len() as f64
 }
 
-fn summed_up(seats: Seats, samples: &Samples) -> Operations {
+fn summed_up(seats: RankLayout, samples: &Samples) -> Operations {
     let mut curves = Curves::default();
     let mut spreads = Vec::new();
     for ((class, sizes), rounds) in &samples.operations {
@@ -170,7 +170,7 @@ fn summed_up(seats: Seats, samples: &Samples) -> Operations {
 /// operations. Both they have from the seats with a core for each thread.
 fn complete(measured: &mut [Operations]) {
     for index in 0..measured.len() {
-        let Seats { threads, crowded, .. } = measured[index].seats;
+        let RankLayout { threads, crowded, .. } = measured[index].seats;
         let fits = |other: &&Operations| other.seats.threads == threads && !other.seats.crowded;
         let Some(other) = measured.iter().find(fits).filter(|_| crowded).cloned() else { continue };
         let own = &mut measured[index];

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use zbench_config::files::Files;
-use zbench_config::profile::operations::Seats;
+use zbench_config::profile::operations::RankLayout;
 use zbench_config::{ConfigError, Context, Document, grid};
 use zbench_engine::config::Cell;
 
@@ -10,12 +10,12 @@ const FILE: &str = include_str!("probes.toml");
 
 /// The seats that are measured: for each number of threads as many ranks as have cores of their own, and for single threads
 /// twice as many.
-pub fn seatings(threads: &[usize], cores: usize) -> Vec<Seats> {
-    let mut all: Vec<Seats> = Vec::new();
+pub fn seatings(threads: &[usize], cores: usize) -> Vec<RankLayout> {
+    let mut all: Vec<RankLayout> = Vec::new();
     for &threads in threads {
-        all.push(Seats { ranks: (cores / threads.max(1)).max(1), threads, crowded: false });
+        all.push(RankLayout { ranks: (cores / threads.max(1)).max(1), threads, crowded: false });
         if threads == 1 {
-            all.push(Seats { ranks: 2 * cores, threads, crowded: true });
+            all.push(RankLayout { ranks: 2 * cores, threads, crowded: true });
         }
     }
     all
@@ -37,7 +37,7 @@ const SMALL: usize = 256;
 ///
 /// # Errors
 /// They are wrong, which tests exclude.
-pub fn probes(seats: Seats) -> Result<Vec<Probe>, ConfigError> {
+pub fn probes(seats: RankLayout) -> Result<Vec<Probe>, ConfigError> {
     let set = [format!("parallel.ranks={}", seats.ranks), format!("hardware.threads_per_rank={}", seats.threads)];
     let document = Document::parse(Path::new("probes.toml"), FILE, &set)?;
     let context = Context::new(".".into(), seats.threads.saturating_mul(seats.ranks));

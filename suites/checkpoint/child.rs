@@ -6,7 +6,7 @@ use super::{CheckpointCell, Job};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use zbench_config::way::Way;
+use zbench_config::shard_spec::ShardSpec;
 use zbench_engine::plan::Planner;
 use zbench_reports::bench::checkpoint::{Measured, Repeat};
 
@@ -88,7 +88,13 @@ fn remove(folder: &Path) -> Result<(), SessionError> {
 }
 
 /// One measurement of everything.
-fn repeat(of: &CheckpointCell, load_as: &[Way], raw: &Raw, place: &Path, cores: usize) -> Result<Repeat, SessionError> {
+fn repeat(
+    of: &CheckpointCell,
+    load_as: &[ShardSpec],
+    raw: &Raw,
+    place: &Path,
+    cores: usize,
+) -> Result<Repeat, SessionError> {
     let cell = &of.cell;
     let goes_on = cell.checkpoint.as_deref().is_some_and(|saving| saving.asynchronous);
     let before = raw.write().map_err(failed)?;
@@ -106,7 +112,7 @@ fn repeat(of: &CheckpointCell, load_as: &[Way], raw: &Raw, place: &Path, cores: 
     }
     let disk_read = raw.read().map_err(failed)?;
     let unused = place.join("unused");
-    let own = Way::of(cell);
+    let own = ShardSpec::of(cell);
     let (load, _) = sessions::load(cell, own, &newest, &unused, None, cores)?;
     let mut reshard = Vec::new();
     let mut back: Option<PathBuf> = None;

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use zbench_config::grid;
-use zbench_config::way::Way;
+use zbench_config::shard_spec::ShardSpec;
 use zbench_engine::config::{Backend, Cell, DeviceKind};
 use zbench_engine::plan::Planner;
 use zbench_predict::planned::estimate;
@@ -27,7 +27,7 @@ pub struct CheckpointCell {
     /// What trains and how it saves; its folder is empty where the notebook's is used.
     pub cell: Cell,
     /// Who loads.
-    pub load_as: Vec<Way>,
+    pub load_as: Vec<ShardSpec>,
     /// Measurements.
     pub repeats: usize,
 }
@@ -73,7 +73,7 @@ impl CheckpointCell {
         if let Some(cell) = value.as_object_mut() {
             cell.insert("suite".into(), "checkpoint".into());
             if let Some(saving) = cell.get_mut("checkpoint").and_then(Value::as_object_mut) {
-                saving.insert("load_as".into(), self.load_as.iter().map(Way::to_string).collect());
+                saving.insert("load_as".into(), self.load_as.iter().map(ShardSpec::to_string).collect());
                 saving.insert("repeats".into(), json!(self.repeats));
             }
         }
@@ -89,7 +89,7 @@ impl CheckpointCell {
         }
         let saving = cell.get_mut("checkpoint")?.as_object_mut()?;
         let texts: Vec<String> = serde_json::from_value(saving.remove("load_as")?).ok()?;
-        let load_as = texts.iter().map(|text| Way::parse(text).ok()).collect::<Option<Vec<_>>>()?;
+        let load_as = texts.iter().map(|text| ShardSpec::parse(text).ok()).collect::<Option<Vec<_>>>()?;
         let repeats = serde_json::from_value(saving.remove("repeats")?).ok().filter(|repeats| *repeats > 0)?;
         let cell: Cell = serde_json::from_value(value).ok()?;
         let is_possible = cell.checkpoint.is_some()
@@ -101,17 +101,17 @@ impl CheckpointCell {
 
     /// For a reader.
     pub fn label(&self) -> String {
-        let Some(saving) = self.cell.checkpoint.as_deref() else { return Way::of(&self.cell).to_string() };
+        let Some(saving) = self.cell.checkpoint.as_deref() else { return ShardSpec::of(&self.cell).to_string() };
         let layout = serde_json::to_value(saving.layout).unwrap_or_default();
         let how = if saving.asynchronous { "async" } else { "sync" };
-        format!("{}, {}, {how}", Way::of(&self.cell), layout.as_str().unwrap_or_default())
+        format!("{}, {}, {how}", ShardSpec::of(&self.cell), layout.as_str().unwrap_or_default())
     }
 
     /// Memory of the ranks that need most of it; absent where the engine has no plan for it.
     pub fn needs(&self) -> Option<u64> {
         let planner = Planner::default();
         let mut most = 0;
-        for way in std::iter::once(Way::of(&self.cell)).chain(self.load_as.iter().copied()) {
+        for way in std::iter::once(ShardSpec::of(&self.cell)).chain(self.load_as.iter().copied()) {
             let total = estimate(&planner, &way.apply(&self.cell, 1)).ok()?.memory.total_peak();
             most = most.max(total.checked_mul(way.ranks as u64)?);
         }

@@ -5,7 +5,7 @@ use crate::bench::{BenchResult, Specs};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use toml::Value;
-use zbench_config::way::Way;
+use zbench_config::shard_spec::ShardSpec;
 use zbench_config::{Context, Refusal, Setting, Values};
 use zbench_engine::config::{Backend, Resume};
 use zbench_engine::plan::Planner;
@@ -81,11 +81,11 @@ fn cell(values: &Values, context: &Context) -> Result<CheckpointCell, Refusal> {
             saving.dir = PathBuf::new();
         }
     }
-    let own = Way::of(&cell);
+    let own = ShardSpec::of(&cell);
     let load_as = match values.given("checkpoint.load_as").and_then(Value::as_array) {
         None => own.usual(),
         Some(list) => {
-            let ways = list.iter().filter_map(Value::as_str).map(Way::parse).collect::<Result<Vec<_>, _>>();
+            let ways = list.iter().filter_map(Value::as_str).map(ShardSpec::parse).collect::<Result<Vec<_>, _>>();
             ways.map_err(|message| values.refuse("checkpoint.load_as", &[], message))?
         }
     };

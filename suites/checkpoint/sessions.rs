@@ -4,7 +4,7 @@ use super::memory;
 use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use zbench_config::way::Way;
+use zbench_config::shard_spec::ShardSpec;
 use zbench_engine::config::{Cell, Resume, Saving};
 use zbench_engine::hardware;
 use zbench_engine::layers::StepError;
@@ -64,7 +64,7 @@ fn saving(cell: &Cell, dir: &Path, asynchronous: bool) -> Cell {
 }
 
 /// The cell, going on from that checkpoint, as that way.
-fn loading(cell: &Cell, way: Way, from: &Path, dir: &Path, cores: usize) -> Cell {
+fn loading(cell: &Cell, way: ShardSpec, from: &Path, dir: &Path, cores: usize) -> Cell {
     let mut cell = way.apply(&saving(cell, dir, false), cores);
     if let Some(saving) = &mut cell.checkpoint {
         saving.resume = Resume::From(from.into());
@@ -172,7 +172,7 @@ pub struct Again<'a> {
 /// Loads a checkpoint as another way; where `again` says so, that way writes it, too. The checkpoint written, if there is one.
 pub fn load(
     cell: &Cell,
-    way: Way,
+    way: ShardSpec,
     from: &Written<()>,
     unused: &Path,
     again: Option<Again<'_>>,

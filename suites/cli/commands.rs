@@ -42,7 +42,7 @@ use zbench_reports::{Notebook, document};
 use zbench_runner::folders::Folders;
 use zbench_runner::trace::Timelines;
 use zbench_runner::{Header, mpirun};
-use zbench_suites::max_batch::Limits;
+use zbench_suites::max_batch::MaxBatchSearch;
 
 /// Runs a command; its exit code.
 pub fn run(cli: &Cli) -> Result<u8> {
@@ -220,7 +220,7 @@ struct Expanded {
     files: Files,
     context: Context,
     /// The searches of the document, once its cells are planned.
-    limits: Option<Limits>,
+    limits: Option<MaxBatchSearch>,
 }
 
 fn expand(arguments: &Cells, max_cells: usize, launched: Option<Hosts>) -> Result<Expanded> {
@@ -254,7 +254,8 @@ fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
     }
     if let Some(search) = expanded.document.search {
         let (cells, files) = (std::mem::take(&mut expanded.cells), std::mem::take(&mut expanded.files));
-        let (planned, limits) = Limits::find(&expanded.document, search, cells, expanded.context.clone(), files);
+        let (planned, limits) =
+            MaxBatchSearch::find(&expanded.document, search, cells, expanded.context.clone(), files);
         expanded.limits = Some(limits);
         return refuse_the_impossible(&expanded.document, planned);
     }

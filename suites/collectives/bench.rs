@@ -21,13 +21,13 @@ pub struct Member<'a> {
     /// All ranks.
     pub world: &'a dyn Communicator,
     /// The same ranks, for what they tell each other beside the collectives that are measured: exact whatever those are.
-    pub talk: &'a dyn Communicator,
+    pub control: &'a dyn Communicator,
     /// What writes its buffers, and is waited for where it works by itself.
     pub kernels: &'a dyn Kernels,
     /// Where its buffers lie.
     pub arena: &'a Arena,
     /// Memory of its host, for what ranks tell each other and for data on its way to a device.
-    pub desk: &'a Arena,
+    pub host_arena: &'a Arena,
     /// What it is told of where it runs.
     pub place: &'a Place,
     /// How the world came about, in words.
@@ -41,7 +41,7 @@ pub struct Member<'a> {
 impl<'a> Member<'a> {
     /// The way to its buffers.
     pub fn memory(&self) -> Memory<'a> {
-        Memory::new(self.kernels, self.desk)
+        Memory::new(self.kernels, self.host_arena)
     }
 }
 
@@ -60,7 +60,7 @@ pub struct Finish {
 /// A collective that failed, or memory that does not suffice. What was measured before has been told to the watch.
 pub fn rank_main(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<Finish, BenchError> {
     let world = member.world;
-    let exchange = Exchange::new(member.talk, member.desk);
+    let exchange = Exchange::new(member.control, member.host_arena);
     let split = match plan.split {
         Some(split) => {
             let color = split.color(world.rank());

@@ -4,7 +4,7 @@
 use super::args::AllreduceArgs;
 use super::plan::Plan;
 use super::record::{Place, cell, key};
-use super::world::Wanted;
+use super::world::WorldSpec;
 use crate::bench::{BenchError, BenchResult, BenchSpec, Limits, Specs};
 use crate::checkpoint::scratch::Scratch;
 use clap::Parser;
@@ -83,7 +83,7 @@ pub fn specs(values: &Values, _context: &Context) -> Result<Specs, Refusal> {
     };
     let args = Line::try_parse_from(&flags).map_err(|error| refuse(error.to_string()))?.args;
     let plan = Plan::new(&args, |_| None).map_err(&refuse)?;
-    let wanted = Wanted::new(&args, None, true).map_err(&refuse)?;
+    let wanted = WorldSpec::new(&args, None, true).map_err(&refuse)?;
     let backend = args.backend.as_deref().unwrap_or("local");
     // The process that measures starts the ranks over shm and tcp; it is on this host.
     let place = Place {

@@ -5,7 +5,7 @@
 use super::BenchError;
 use super::place::Place;
 use super::plan::Plan;
-use super::world::{On, Wanted, Way};
+use super::world::{LaunchMode, MemoryKind, WorldSpec};
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::nccl::{Api, Device, Driver, Ordered, Search, nccl_over};
@@ -15,13 +15,13 @@ use zbench_kernels::cuda::machine::Machine;
 use zbench_kernels::{Arena, Cuda, KernelError, Kernels};
 
 /// What computes for a rank, where its buffers lie, and what it is told of that.
-pub struct Seat {
+pub struct RankDevice {
     /// What writes its buffers.
     pub kernels: Arc<dyn Kernels>,
     /// Where they lie.
     pub arena: Arena,
     /// Memory of its host.
-    pub desk: Arena,
+    pub host_arena: Arena,
     /// What it is told.
     pub place: Place,
 }
@@ -31,20 +31,20 @@ pub struct Seat {
 ///
 /// # Errors
 /// What is missing, and what helps.
-pub fn ready(wanted: &Wanted) -> Result<Option<u32>, String> {
-    if wanted.on == On::Host {
+pub fn ready(wanted: &WorldSpec) -> Result<Option<u32>, String> {
+    if wanted.on == MemoryKind::Host {
         return Ok(None);
     }
     let name = wanted.on.name();
     let said = |reason: String| format!("--backend {name}: {reason}");
     let found = count().map_err(said)?;
     let needed = match &wanted.way {
-        _ if wanted.on == On::Device => 1,
-        Way::Member(world, _) => world.local_size.unwrap_or(world.local_rank.unwrap_or(world.rank) + 1),
-        Way::Threads | Way::Start => wanted.ranks,
+        _ if wanted.on == MemoryKind::Device => 1,
+        LaunchMode::Member(world, _) => world.local_size.unwrap_or(world.local_rank.unwrap_or(world.rank) + 1),
+        LaunchMode::Threads | LaunchMode::Start => wanted.ranks,
     };
-    enough(needed, found, matches!(wanted.way, Way::Member(..))).map_err(said)?;
-    if wanted.on == On::Device {
+    enough(needed, found, matches!(wanted.way, LaunchMode::Member(..))).map_err(said)?;
+    if wanted.on == MemoryKind::Device {
         return Ok(None);
     }
     if devices::on_host() {
@@ -86,7 +86,7 @@ fn library() -> Result<Arc<Api>, zbench_engine::comm::nccl::NcclError> {
 ///
 /// # Errors
 /// The GPU cannot be opened, or has no room.
-pub fn seat(plan: &Plan, number: usize, sharers: usize) -> Result<Seat, BenchError> {
+pub fn seat(plan: &Plan, number: usize, sharers: usize) -> Result<RankDevice, BenchError> {
     let machine = devices::machine(number).map_err(BenchError::Gpu)?;
     seat_on(plan, machine, number, devices::gpu(number).map(|gpu| gpu.about().pci.clone()), sharers)
 }
@@ -98,11 +98,11 @@ pub fn seat_on(
     number: usize,
     bus: Option<String>,
     sharers: usize,
-) -> Result<Seat, BenchError> {
+) -> Result<RankDevice, BenchError> {
     let place = Place::on(number, &*machine, bus);
     let kernels = Arc::new(Cuda::new(machine.clone()).map_err(KernelError::from)?);
     let arena = Arena::on(machine, None, place.arena_bytes(plan, sharers as u64))?;
-    Ok(Seat { kernels, arena, desk: Arena::host(None)?, place })
+    Ok(RankDevice { kernels, arena, host_arena: Arena::host(None)?, place })
 }
 
 /// NCCL as it was loaded for the ranks of this process.
@@ -129,7 +129,7 @@ impl Nccl {
     /// What NCCL or the driver says.
     pub fn join(
         &self,
-        talk: &dyn Communicator,
+        control: &dyn Communicator,
         number: usize,
         kernels: Arc<dyn Kernels>,
         stall: Duration,
@@ -139,7 +139,7 @@ impl Nccl {
             reason: error.to_string(),
         };
         let device = Device::new(self.driver.clone(), number).map_err(failed)?;
-        let comm = nccl_over(talk, &self.api, &device, stall)?;
+        let comm = nccl_over(control, &self.api, &device, stall)?;
         Ok(Box::new(Ordered::new(comm, kernels)))
     }
 }

@@ -13,19 +13,19 @@ const BLOCK: usize = 4 << 20;
 #[derive(Clone, Copy)]
 pub struct Memory<'a> {
     kernels: &'a dyn Kernels,
-    desk: &'a Arena,
+    host_arena: &'a Arena,
     block: usize,
 }
 
 impl<'a> Memory<'a> {
     /// To buffers of these kernels; what is carried passes through `desk`, memory of the host.
-    pub fn new(kernels: &'a dyn Kernels, desk: &'a Arena) -> Memory<'a> {
-        Memory { kernels, desk, block: BLOCK }
+    pub fn new(kernels: &'a dyn Kernels, host_arena: &'a Arena) -> Memory<'a> {
+        Memory { kernels, host_arena, block: BLOCK }
     }
 
     /// Room on the host for what of so many elements is carried at a time.
     fn stage(&self, dtype: DType, len: usize) -> Result<Buffer, BenchError> {
-        Ok(self.desk.alloc(Category::Workspace, dtype, len.min(self.block))?)
+        Ok(self.host_arena.alloc(Category::Workspace, dtype, len.min(self.block))?)
     }
 
     /// The blocks of so many elements.

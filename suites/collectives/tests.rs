@@ -2,7 +2,7 @@
 
 use super::args::AllreduceArgs;
 use super::bench::{Finish, Member, rank_main};
-use super::gpus::Seat;
+use super::gpus::RankDevice;
 use super::place::{Cache, Place};
 use super::plan::Plan;
 use super::{BenchError, Watch};
@@ -165,15 +165,15 @@ fn run(ranks: usize, plan: &Plan, meddle: impl Fn(usize) -> Meddle, stop_after: 
     };
     let seat = |_| {
         let arena = Arena::host(None).unwrap();
-        Seat { kernels: Arc::new(Cpu::new(1)), desk: arena.clone(), arena, place: place.clone() }
+        RankDevice { kernels: Arc::new(Cpu::new(1)), host_arena: arena.clone(), arena, place: place.clone() }
     };
-    let seats: Vec<Seat> = (0..ranks).map(seat).collect();
+    let seats: Vec<RankDevice> = (0..ranks).map(seat).collect();
     run_on(&seats, None, plan, meddle, stop_after, stall)
 }
 
 /// The same with these seats; `talks` where ranks talk through others than the communicators that are measured.
 fn run_on(
-    seats: &[Seat],
+    seats: &[RankDevice],
     talks: Option<Vec<Shared>>,
     plan: &Plan,
     meddle: impl Fn(usize) -> Meddle,
@@ -187,19 +187,19 @@ fn run_on(
     };
     let memory = Memory { told: Mutex::default(), stop_after };
     let results = std::thread::scope(|scope| {
-        let start = |(rank, ((comm, seat), talk))| {
+        let start = |(rank, ((comm, seat), control))| {
             let (meddle, memory) = (meddle(rank), &memory);
             scope.spawn(move || {
-                let (comm, seat, talk): (Shared, &Seat, Option<Shared>) = (comm, seat, talk);
+                let (comm, seat, control): (Shared, &RankDevice, Option<Shared>) = (comm, seat, control);
                 let world =
                     Meddled { inner: Box::new(comm), kernels: seat.kernels.clone(), meddle, calls: Mutex::new(0) };
-                let talk: &dyn Communicator = talk.as_ref().map_or(&world, |talk| talk);
+                let control: &dyn Communicator = control.as_ref().map_or(&world, |control| control);
                 let member = Member {
                     world: &world,
-                    talk,
+                    control,
                     kernels: &*seat.kernels,
                     arena: &seat.arena,
-                    desk: &seat.desk,
+                    host_arena: &seat.host_arena,
                     place: &seat.place,
                     formed: "threads of a test",
                     threads: 1,
@@ -208,7 +208,7 @@ fn run_on(
                 let result = rank_main(&member, plan, memory);
                 if let Err(error) = &result {
                     world.abort(&error.to_string());
-                    talk.abort(&error.to_string());
+                    control.abort(&error.to_string());
                 }
                 result
             })

@@ -3,7 +3,7 @@
 
 use super::args::AllreduceArgs;
 use super::bench::{self, Finish, Member};
-use super::gpus::{self, Nccl, Seat};
+use super::gpus::{self, Nccl, RankDevice};
 use super::place::Place;
 use super::plan::Plan;
 use super::{BenchError, Watch};
@@ -26,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(3);
 
 /// What makes the ranks.
 #[derive(Clone, Debug)]
-pub enum Way {
+pub enum LaunchMode {
     /// All are threads of this process.
     Threads,
     /// This process is one of them.
@@ -37,7 +37,7 @@ pub enum Way {
 
 /// In what memory the ranks' buffers lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum On {
+pub enum MemoryKind {
     /// Their hosts'.
     Host,
     /// That of a GPU which they share.
@@ -46,24 +46,24 @@ pub enum On {
     Nccl,
 }
 
-impl On {
+impl MemoryKind {
     /// What `--backend` calls it.
     pub const fn name(self) -> &'static str {
         match self {
-            On::Host => "local",
-            On::Device => "device",
-            On::Nccl => "nccl",
+            MemoryKind::Host => "local",
+            MemoryKind::Device => "device",
+            MemoryKind::Nccl => "nccl",
         }
     }
 }
 
 /// What world is wanted.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct WorldSpec {
     /// What makes the ranks.
-    pub way: Way,
+    pub way: LaunchMode,
     /// In what memory their buffers lie.
-    pub on: On,
+    pub on: MemoryKind,
     /// How many ranks.
     pub ranks: usize,
     /// Ranks may be given cores of their own.
@@ -80,20 +80,20 @@ pub struct Wanted {
     pub composed: Option<(Algorithm, usize)>,
 }
 
-impl Wanted {
+impl WorldSpec {
     /// From the command line and the launcher's variables.
     ///
     /// # Errors
     /// What this build does not have, or what contradicts itself.
-    pub fn new(args: &AllreduceArgs, launched: Option<World>, quiet: bool) -> Result<Wanted, String> {
+    pub fn new(args: &AllreduceArgs, launched: Option<World>, quiet: bool) -> Result<WorldSpec, String> {
         let launched = launched.filter(|world| world.size > 1);
         let asked = ranks(args)?;
         let way = way(args, launched)?;
         let ranks = match &way {
-            Way::Member(world, _) => world.size,
+            LaunchMode::Member(world, _) => world.size,
             _ => asked.unwrap_or(RANKS),
         };
-        if let (Way::Member(world, _), Some(asked)) = (&way, asked)
+        if let (LaunchMode::Member(world, _), Some(asked)) = (&way, asked)
             && asked != ranks
         {
             let source = world.source.name();
@@ -102,18 +102,18 @@ impl Wanted {
             ));
         }
         let here = match &way {
-            Way::Member(world, _) => world.local_size.unwrap_or(world.size),
+            LaunchMode::Member(world, _) => world.local_size.unwrap_or(world.size),
             _ => ranks,
         };
         let on = match args.backend.as_deref() {
-            Some("device") => On::Device,
-            Some("nccl") => On::Nccl,
-            _ => On::Host,
+            Some("device") => MemoryKind::Device,
+            Some("nccl") => MemoryKind::Nccl,
+            _ => MemoryKind::Host,
         };
         on_gpus(args, on)?;
         let threads = match on {
-            On::Host => args.threads.unwrap_or((machine::cores() / here).max(1)),
-            On::Device | On::Nccl => 1,
+            MemoryKind::Host => args.threads.unwrap_or((machine::cores() / here).max(1)),
+            MemoryKind::Device | MemoryKind::Nccl => 1,
         };
         if threads == 0 {
             return Err("--threads 0: a rank needs a thread".into());
@@ -131,8 +131,8 @@ impl Wanted {
             return Err(format!("--ranks-per-node {}: {ranks} ranks are no whole nodes of it", nodes.unwrap_or(0)));
         }
         // NCCL's own threads keep to the cores of the thread that starts them, and would share its one.
-        let bind = !args.no_bind && on == On::Host;
-        Ok(Wanted { way, on, ranks, threads, bind, timeout: args.nccl.timeout, quiet, link, composed })
+        let bind = !args.no_bind && on == MemoryKind::Host;
+        Ok(WorldSpec { way, on, ranks, threads, bind, timeout: args.nccl.timeout, quiet, link, composed })
     }
 }
 
@@ -154,9 +154,9 @@ fn ranks(args: &AllreduceArgs) -> Result<Option<usize>, String> {
 }
 
 /// What has no meaning where buffers lie on GPUs.
-fn on_gpus(args: &AllreduceArgs, on: On) -> Result<(), String> {
+fn on_gpus(args: &AllreduceArgs, on: MemoryKind) -> Result<(), String> {
     let name = on.name();
-    if on == On::Host {
+    if on == MemoryKind::Host {
         return Ok(());
     }
     if args.threads.is_some() {
@@ -169,14 +169,14 @@ fn on_gpus(args: &AllreduceArgs, on: On) -> Result<(), String> {
         ));
     }
     let pairs = args.bisect || args.collective.as_deref().is_some_and(|all| all.split(',').any(|name| name == "pairs"));
-    if on == On::Device && pairs {
+    if on == MemoryKind::Device && pairs {
         return Err(
             "--backend device: its ranks share one GPU, so there are no links for pairs and --bisect to judge; use \
                     --backend nccl"
                 .into(),
         );
     }
-    if on == On::Device && args.expect.is_some() {
+    if on == MemoryKind::Device && args.expect.is_some() {
         return Err(
             "--expect: ranks of --backend device share one GPU, and published figures are of links between GPUs; use \
                     --backend nccl"
@@ -192,7 +192,7 @@ fn on_gpus(args: &AllreduceArgs, on: On) -> Result<(), String> {
     Ok(())
 }
 
-fn way(args: &AllreduceArgs, launched: Option<World>) -> Result<Way, String> {
+fn way(args: &AllreduceArgs, launched: Option<World>) -> Result<LaunchMode, String> {
     let backend = args.backend.as_deref();
     let choice = match backend {
         None | Some("auto" | "local" | "device") => Choice::Auto,
@@ -210,16 +210,16 @@ fn way(args: &AllreduceArgs, launched: Option<World>) -> Result<Way, String> {
             world.size,
             if name == "local" { "Leave --backend out" } else { "Use --backend nccl" }
         )),
-        (Some(world), _) => Ok(Way::Member(world, choice)),
+        (Some(world), _) => Ok(LaunchMode::Member(world, choice)),
         (None, Some("mpi")) => {
             Err("--backend mpi: start it with mpirun, as mpirun -n 4 zbench allreduce --backend mpi".into())
         }
         (None, Some(name @ ("local" | "device"))) if args.processes => {
             Err(format!("--processes and --backend {name} exclude each other"))
         }
-        (None, Some("shm" | "tcp")) => Ok(Way::Start),
-        (None, _) if args.processes => Ok(Way::Start),
-        (None, _) => Ok(Way::Threads),
+        (None, Some("shm" | "tcp")) => Ok(LaunchMode::Start),
+        (None, _) if args.processes => Ok(LaunchMode::Start),
+        (None, _) => Ok(LaunchMode::Threads),
     }
 }
 
@@ -251,50 +251,71 @@ fn composed(args: &AllreduceArgs) -> Result<Option<(Algorithm, usize)>, String> 
 ///
 /// # Errors
 /// The first cause, where ranks failed: not what the others heard of it.
-pub fn test(wanted: &Wanted, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, BenchError> {
+pub fn test(wanted: &WorldSpec, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, BenchError> {
     match &wanted.way {
-        Way::Member(world, choice) => member(wanted, world, *choice, plan, watch).map(|finish| vec![finish]),
-        Way::Threads | Way::Start => by_threads(wanted, plan, watch),
+        LaunchMode::Member(world, choice) => member(wanted, world, *choice, plan, watch).map(|finish| vec![finish]),
+        LaunchMode::Threads | LaunchMode::Start => by_threads(wanted, plan, watch),
     }
 }
 
 /// What is measured, and what ranks talk through where that is another: what they say must arrive as it is.
 struct Dressed {
     comm: Box<dyn Communicator>,
-    talk: Option<Box<dyn Communicator>>,
+    control: Option<Box<dyn Communicator>>,
 }
 
 /// Links and compositions over a communicator of the world.
 fn dressed(
     comm: Box<dyn Communicator>,
-    talk: Option<Box<dyn Communicator>>,
-    wanted: &Wanted,
-    seat: &Seat,
+    control: Option<Box<dyn Communicator>>,
+    wanted: &WorldSpec,
+    seat: &RankDevice,
 ) -> Result<Dressed, CommError> {
     let comm = link::wrap(comm, wanted.link.as_ref())?;
-    let Some((algorithm, node)) = wanted.composed else { return Ok(Dressed { comm, talk }) };
-    let talk = talk.map_or_else(|| comm.split(0, comm.rank(), "talk"), Ok)?;
+    let Some((algorithm, node)) = wanted.composed else { return Ok(Dressed { comm, control }) };
+    let control = control.map_or_else(|| comm.split(0, comm.rank(), "talk"), Ok)?;
     let comm = Box::new(Composed::new(comm, algorithm, node, seat.kernels.clone(), seat.arena.clone())?);
-    Ok(Dressed { comm, talk: Some(talk) })
+    Ok(Dressed { comm, control: Some(control) })
 }
 
-impl Seat {
+impl RankDevice {
     /// On this host's cores, with buffers in this arena.
-    fn here(wanted: &Wanted, arena: Arena) -> Seat {
-        Seat { kernels: Arc::new(Cpu::new(wanted.threads)), desk: arena.clone(), arena, place: Place::here() }
+    fn here(wanted: &WorldSpec, arena: Arena) -> RankDevice {
+        RankDevice {
+            kernels: Arc::new(Cpu::new(wanted.threads)),
+            host_arena: arena.clone(),
+            arena,
+            place: Place::here(),
+        }
     }
 
-    fn member<'a>(&'a self, dressed: &'a Dressed, formed: &'a str, local_ranks: usize, wanted: &Wanted) -> Member<'a> {
-        let Seat { kernels, arena, desk, place } = self;
+    fn member<'a>(
+        &'a self,
+        dressed: &'a Dressed,
+        formed: &'a str,
+        local_ranks: usize,
+        wanted: &WorldSpec,
+    ) -> Member<'a> {
+        let RankDevice { kernels, arena, host_arena, place } = self;
         let world = &*dressed.comm;
-        let talk = dressed.talk.as_ref().map_or(world, |talk| &**talk);
-        Member { world, talk, kernels: &**kernels, arena, desk, place, formed, threads: wanted.threads, local_ranks }
+        let control = dressed.control.as_ref().map_or(world, |control| &**control);
+        Member {
+            world,
+            control,
+            kernels: &**kernels,
+            arena,
+            host_arena,
+            place,
+            formed,
+            threads: wanted.threads,
+            local_ranks,
+        }
     }
 }
 
 /// Gives the calling thread a core of its own where there is one for every rank here, as mpirun does: two ranks on one core
 /// wait for each other. Ranks of several threads, and those of a launcher that has bound them already, stay as they are.
-fn bind(wanted: &Wanted, local_rank: usize, here: usize) -> bool {
+fn bind(wanted: &WorldSpec, local_rank: usize, here: usize) -> bool {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     let Ok(allowed) = sched_getaffinity(None) else { return false };
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
@@ -312,22 +333,22 @@ fn formed(what: &str, bound: bool) -> String {
 
 /// This process is a rank of a launch.
 fn member(
-    wanted: &Wanted,
+    wanted: &WorldSpec,
     world: &World,
     choice: Choice,
     plan: &Plan,
     watch: &dyn Watch,
 ) -> Result<Finish, BenchError> {
     let seat = match (wanted.on, choice) {
-        (On::Nccl, _) => gpus::seat(plan, devices::of_rank(world.local_rank.unwrap_or(world.rank)), 1)?,
-        (_, Choice::Mpi) => Seat::here(wanted, Arena::host(None)?),
-        _ => Seat::here(wanted, Arena::shared(None)?),
+        (MemoryKind::Nccl, _) => gpus::seat(plan, devices::of_rank(world.local_rank.unwrap_or(world.rank)), 1)?,
+        (_, Choice::Mpi) => RankDevice::here(wanted, Arena::host(None)?),
+        _ => RankDevice::here(wanted, Arena::shared(None)?),
     };
     let options = Options { timeout: wanted.timeout, stall: wanted.timeout, quiet: wanted.quiet };
     let comm = zbench_launch::connect(world, choice, seat.kernels.clone(), &seat.arena, &options)?;
     let comm = dressed(comm, None, wanted, &seat)?;
     let bound = world.local_rank.zip(world.local_size).is_some_and(|(rank, here)| bind(wanted, rank, here));
-    let gpus = if wanted.on == On::Nccl { " with a GPU" } else { "" };
+    let gpus = if wanted.on == MemoryKind::Nccl { " with a GPU" } else { "" };
     let formed = formed(&format!("a process{gpus} each, started by {}", world.source.name()), bound);
     one(&seat.member(&comm, &formed, 1, wanted), plan, watch)
 }
@@ -335,18 +356,18 @@ fn member(
 /// How a thread comes to its communicator.
 enum Joining<'a> {
     /// It is there.
-    Made { comm: Box<dyn Communicator>, talk: Option<Box<dyn Communicator>> },
+    Made { comm: Box<dyn Communicator>, control: Option<Box<dyn Communicator>> },
     /// It is made over the one of what ranks tell each other.
-    Nccl { nccl: &'a Nccl, talk: Box<dyn Communicator> },
+    Nccl { nccl: &'a Nccl, control: Box<dyn Communicator> },
 }
 
 impl Joining<'_> {
-    fn join(self, wanted: &Wanted, seat: &Seat) -> Result<Dressed, CommError> {
+    fn join(self, wanted: &WorldSpec, seat: &RankDevice) -> Result<Dressed, CommError> {
         match self {
-            Joining::Made { comm, talk } => dressed(comm, talk, wanted, seat),
-            Joining::Nccl { nccl, talk } => {
-                let comm = nccl.join(&*talk, talk.rank(), seat.kernels.clone(), wanted.timeout)?;
-                dressed(comm, Some(talk), wanted, seat)
+            Joining::Made { comm, control } => dressed(comm, control, wanted, seat),
+            Joining::Nccl { nccl, control } => {
+                let comm = nccl.join(&*control, control.rank(), seat.kernels.clone(), wanted.timeout)?;
+                dressed(comm, Some(control), wanted, seat)
             }
         }
     }
@@ -358,35 +379,39 @@ fn boxed(ranks: Vec<Shared>) -> impl Iterator<Item = Box<dyn Communicator>> {
 }
 
 /// All ranks are threads.
-fn by_threads(wanted: &Wanted, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, BenchError> {
+fn by_threads(wanted: &WorldSpec, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, BenchError> {
     let (ranks, timeout) = (wanted.ranks, wanted.timeout);
     let arena = |rank: usize| {
         let of = |error| BenchError::Impossible(format!("rank {rank} of {ranks} threads of one process: {error}"));
         Arena::host(None).map_err(of)
     };
     let seat = |rank: usize| match wanted.on {
-        On::Host => Ok(Seat::here(wanted, arena(rank)?)),
-        On::Device => gpus::seat(plan, 0, ranks),
-        On::Nccl => gpus::seat(plan, rank, 1),
+        MemoryKind::Host => Ok(RankDevice::here(wanted, arena(rank)?)),
+        MemoryKind::Device => gpus::seat(plan, 0, ranks),
+        MemoryKind::Nccl => gpus::seat(plan, rank, 1),
     };
-    let seats: Vec<Seat> = (0..ranks).map(seat).collect::<Result<Vec<_>, BenchError>>()?;
+    let seats: Vec<RankDevice> = (0..ranks).map(seat).collect::<Result<Vec<_>, BenchError>>()?;
     let kernels: Vec<Arc<dyn Kernels>> = seats.iter().map(|seat| seat.kernels.clone()).collect();
     // What ranks tell each other lies on the host; so does all that is measured there.
-    let talk = || group("talk", (0..ranks).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect(), timeout);
-    let nccl = if wanted.on == On::Nccl { Some(Nccl::load()?) } else { None };
-    let made = |(comm, talk)| Joining::Made { comm, talk };
+    let control = || group("talk", (0..ranks).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect(), timeout);
+    let nccl = if wanted.on == MemoryKind::Nccl { Some(Nccl::load()?) } else { None };
+    let made = |(comm, control)| Joining::Made { comm, control };
     let joining: Vec<Joining<'_>> = match (wanted.on, &nccl) {
-        (On::Device, _) => boxed(group("world", kernels, timeout)?).zip(boxed(talk()?).map(Some)).map(made).collect(),
-        (_, Some(nccl)) => boxed(talk()?).map(|talk| Joining::Nccl { nccl, talk }).collect(),
+        (MemoryKind::Device, _) => {
+            boxed(group("world", kernels, timeout)?).zip(boxed(control()?).map(Some)).map(made).collect()
+        }
+        (_, Some(nccl)) => boxed(control()?).map(|control| Joining::Nccl { nccl, control }).collect(),
         (_, None) => boxed(group("world", kernels, timeout)?).map(|comm| made((comm, None))).collect(),
     };
     let what = match wanted.on {
-        On::Host => "threads of one process",
-        On::Device if devices::on_host() => "threads of one process that share the processor as they would a GPU",
-        On::Device => "threads of one process that share a GPU",
-        On::Nccl => "threads of one process with a GPU each",
+        MemoryKind::Host => "threads of one process",
+        MemoryKind::Device if devices::on_host() => {
+            "threads of one process that share the processor as they would a GPU"
+        }
+        MemoryKind::Device => "threads of one process that share a GPU",
+        MemoryKind::Nccl => "threads of one process with a GPU each",
     };
-    let work = |rank: usize, joining: Joining<'_>, seat: &Seat| {
+    let work = |rank: usize, joining: Joining<'_>, seat: &RankDevice| {
         let bound = bind(wanted, rank, ranks);
         let comm = joining.join(wanted, seat)?;
         one(&seat.member(&comm, &formed(what, bound), ranks, wanted), plan, watch)
@@ -418,7 +443,7 @@ fn one(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<Finish, Be
     });
     if let Err(error) = &result {
         member.world.abort(&error.to_string());
-        member.talk.abort(&error.to_string());
+        member.control.abort(&error.to_string());
     }
     result
 }
@@ -446,7 +471,7 @@ fn cause(results: Vec<Result<Finish, BenchError>>) -> Result<Vec<Finish>, BenchE
 ///
 /// # Errors
 /// A process could not be started.
-pub fn start(wanted: &Wanted, stop: &AtomicBool) -> Result<(Option<u8>, Vec<String>), zbench_launch::LaunchError> {
+pub fn start(wanted: &WorldSpec, stop: &AtomicBool) -> Result<(Option<u8>, Vec<String>), zbench_launch::LaunchError> {
     let program = std::env::current_exe().map_err(zbench_launch::LaunchError::system("the path of zbench itself"))?;
     let arguments = std::env::args_os().skip(1).collect();
     let ranks = zbench_launch::spawn(&Start::here(program, arguments, wanted.ranks, Io::Inherit)?)?;

@@ -62,7 +62,7 @@ pub enum Kind {
     /// A list of files of documents.
     Files,
     /// A list of strategies with their ranks.
-    Ways,
+    ShardSpecs,
 }
 
 const CHECKPOINTING: &[&str] = &["none", "full", "selective", "sqrt"];
@@ -99,7 +99,7 @@ impl fmt::Display for Kind {
             Kind::Counts => f.write_str("list of whole numbers from 0"),
             Kind::Shape => f.write_str("`\"MxNxK\"`"),
             Kind::Files => f.write_str("list of tables"),
-            Kind::Ways => f.write_str("list of `\"STRATEGY:RANKS\"`"),
+            Kind::ShardSpecs => f.write_str("list of `\"STRATEGY:RANKS\"`"),
         }
     }
 }
@@ -196,9 +196,9 @@ impl Kind {
                 None => Err(wrong_type("a shape in quotes, as \"2048x2048x512\"", value)),
             },
             Kind::Files => check_files(value),
-            Kind::Ways => match value.as_array() {
+            Kind::ShardSpecs => match value.as_array() {
                 Some(list) => list.iter().try_for_each(|item| match item.as_str() {
-                    Some(text) => crate::way::Way::parse(text).map(|_| ()),
+                    Some(text) => crate::shard_spec::ShardSpec::parse(text).map(|_| ()),
                     None => Err(wrong_type("a strategy and its ranks, as \"ddp:1\"", item)),
                 }),
                 None => Err(wrong_type("a list of strategies and ranks, as [\"ddp:1\", \"hsdp:4/2\"]", value)),

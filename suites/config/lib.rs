@@ -10,9 +10,9 @@ pub mod kind;
 pub mod places;
 pub mod profile;
 pub mod resolve;
+pub mod shard_spec;
 pub mod software;
 pub mod units;
-pub mod way;
 
 pub use document::{Axis, ConfigError, Document, Place, Problem, Search, Setting, Settings};
 pub use hosts::Hosts;

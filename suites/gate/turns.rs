@@ -4,20 +4,20 @@ use super::measure::{Arm, Programs};
 use std::ffi::OsString;
 use std::time::Duration;
 use zbench_reports::gate::turns::Round;
-use zbench_runner::turns::resident::{ENDLESS, Foreign, Program};
-use zbench_runner::turns::{Conduct, Ending, Experiment, Player, Settings, Taken, TurnsError};
+use zbench_runner::turns::resident::{ENDLESS, ExternalCommand, Program};
+use zbench_runner::turns::{Ending, Experiment, Participant, Settings, TurnPolicy, TurnSample, TurnsError};
 
 impl Programs<'_> {
     /// A side as it takes turns.
-    fn player(&self, arm: &Arm, side: usize) -> Player {
+    fn player(&self, arm: &Arm, side: usize) -> Participant {
         let notebook = self.scratch.join(format!("turns-{side}"));
         let mut command = vec![arm.program.clone().into_os_string()];
         // A line for every step, on standard error, is what tells the time.
         command.extend(arm.arguments.iter().filter(|argument| *argument != "--quiet").cloned());
         command.extend(["--log-every", "1", "--set", ENDLESS, "--notebook"].map(OsString::from));
         command.push(notebook.into_os_string());
-        let foreign = Foreign { command, tokens: self.tokens[side], word: "step".into() };
-        Player { program: Program::Command(foreign), warmup: 1, steps: 0 }
+        let foreign = ExternalCommand { command, tokens: self.tokens[side], word: "step".into() };
+        Participant { program: Program::Command(foreign), warmup: 1, steps: 0 }
     }
 
     /// Takes turns for so many seconds, in so many generations of processes. `hear` is told of the rounds, a block at a time, and
@@ -57,13 +57,13 @@ struct Listener<'a> {
     hear: &'a mut dyn FnMut(&[Round]) -> bool,
 }
 
-impl Conduct for Listener<'_> {
-    fn rounds(&mut self, turns: &[Taken]) -> Vec<bool> {
+impl TurnPolicy for Listener<'_> {
+    fn rounds(&mut self, turns: &[TurnSample]) -> Vec<bool> {
         let mut rounds = Vec::new();
         for round in turns.chunk_by(|a, b| a.round == b.round) {
             let of = |player: usize| round.iter().find(|turn| turn.player == player);
             let (Some(base), Some(now)) = (of(0), of(1)) else { continue };
-            let end = |turn: &Taken| turn.at + turn.steps.iter().map(|step| step.ms).sum::<f64>() / 1e3;
+            let end = |turn: &TurnSample| turn.at + turn.steps.iter().map(|step| step.ms).sum::<f64>() / 1e3;
             let ended = end(base).max(end(now)).max(self.ended);
             let (baseline, candidate) = (base.seconds_per_token(), now.seconds_per_token());
             // Without a step or a token there is no time per token.

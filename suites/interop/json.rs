@@ -22,7 +22,7 @@ const MOST_DEPTH: usize = 64;
 
 /// What is wrong, and where.
 #[derive(Debug, PartialEq)]
-pub struct Wrong {
+pub struct ParseError {
     /// Where.
     pub place: Place,
     /// The key, when it is about one.
@@ -35,7 +35,7 @@ pub struct Wrong {
 ///
 /// # Errors
 /// It is neither, or holds what these files cannot mean.
-pub fn parse(text: &str) -> Result<(Node, Option<Wrong>), Wrong> {
+pub fn parse(text: &str) -> Result<(Node, Option<ParseError>), ParseError> {
     let mut reader = Reader { text, at: 0, line: 1, column: 1, departure: None };
     reader.space();
     let node = reader.node(0)?;
@@ -53,7 +53,7 @@ struct Reader<'a> {
     /// Counted in characters from 1, and kept as the reader goes: a minified file is one long line.
     column: usize,
     /// Where it left JSON for Hjson.
-    departure: Option<Wrong>,
+    departure: Option<ParseError>,
 }
 
 impl Reader<'_> {
@@ -69,8 +69,8 @@ impl Reader<'_> {
         Place { line: self.line, column: self.column }
     }
 
-    fn wrong(&self, message: impl Into<String>) -> Wrong {
-        Wrong { place: self.place(), key: String::new(), message: message.into() }
+    fn wrong(&self, message: impl Into<String>) -> ParseError {
+        ParseError { place: self.place(), key: String::new(), message: message.into() }
     }
 
     /// Hjson from here on.
@@ -128,7 +128,7 @@ impl Reader<'_> {
         found
     }
 
-    fn node(&mut self, depth: usize) -> Result<Node, Wrong> {
+    fn node(&mut self, depth: usize) -> Result<Node, ParseError> {
         if depth > MOST_DEPTH {
             return Err(self.wrong(format!("nested deeper than {MOST_DEPTH}; no configuration is")));
         }
@@ -143,7 +143,7 @@ impl Reader<'_> {
         Ok(Node { value, place })
     }
 
-    fn word(&mut self) -> Result<Value, Wrong> {
+    fn word(&mut self) -> Result<Value, ParseError> {
         let word: String = self.rest().chars().take_while(|c| c.is_alphanumeric() || *c == '_').take(40).collect();
         let value = match word.as_str() {
             "true" => Value::Bool(true),
@@ -163,9 +163,9 @@ impl Reader<'_> {
         Ok(value)
     }
 
-    fn number(&mut self) -> Result<Value, Wrong> {
+    fn number(&mut self) -> Result<Value, ParseError> {
         let place = self.place();
-        let wrong = |message: String| Wrong { place, key: String::new(), message };
+        let wrong = |message: String| ParseError { place, key: String::new(), message };
         let text: String =
             self.rest().chars().take_while(|c| c.is_ascii_alphanumeric() || "+-._".contains(*c)).collect();
         let digits = text.strip_prefix('-').unwrap_or(&text);
@@ -187,7 +187,7 @@ impl Reader<'_> {
         Ok(text.parse::<i64>().map_or(Value::Float(number), Value::Int))
     }
 
-    fn list(&mut self, depth: usize) -> Result<Value, Wrong> {
+    fn list(&mut self, depth: usize) -> Result<Value, ParseError> {
         let mut items = Vec::new();
         self.take('[');
         self.space();
@@ -202,7 +202,7 @@ impl Reader<'_> {
         }
     }
 
-    fn object(&mut self, depth: usize) -> Result<Value, Wrong> {
+    fn object(&mut self, depth: usize) -> Result<Value, ParseError> {
         let mut entries: Vec<(Key, Node)> = Vec::new();
         let mut lines: HashMap<String, usize> = HashMap::new();
         self.take('{');
@@ -221,7 +221,7 @@ impl Reader<'_> {
             let value = self.node(depth + 1).map_err(|wrong| under(&name, wrong))?;
             if let Some(first) = lines.insert(name.clone(), place.line) {
                 let message = format!("is given twice, first in line {first}; keep one of them");
-                return Err(Wrong { place, key: name, message });
+                return Err(ParseError { place, key: name, message });
             }
             entries.push((Key { name, place }, value));
             if self.ends('}')? {
@@ -231,7 +231,7 @@ impl Reader<'_> {
     }
 
     /// A key in quotes or, in Hjson, without.
-    fn key(&mut self) -> Result<String, Wrong> {
+    fn key(&mut self) -> Result<String, ParseError> {
         if let Some('"' | '\'') = self.peek() {
             return self.string();
         }
@@ -246,7 +246,7 @@ impl Reader<'_> {
     }
 
     /// Behind a value: whether the list or table ends here, or goes on behind a comma or, in Hjson, behind the end of the line.
-    fn ends(&mut self, close: char) -> Result<bool, Wrong> {
+    fn ends(&mut self, close: char) -> Result<bool, ParseError> {
         let line = self.line;
         self.space();
         if self.take(close) {
@@ -268,7 +268,7 @@ impl Reader<'_> {
         Ok(self.take(close))
     }
 
-    fn string(&mut self) -> Result<String, Wrong> {
+    fn string(&mut self) -> Result<String, ParseError> {
         let from = self.at;
         let quote = self.peek().unwrap_or('"');
         if quote == '\'' {
@@ -329,7 +329,7 @@ fn named(quote: char) -> &'static str {
 }
 
 /// The error of a value with its key in front.
-fn under(name: &str, wrong: Wrong) -> Wrong {
+fn under(name: &str, wrong: ParseError) -> ParseError {
     let key = if wrong.key.is_empty() { name.to_string() } else { format!("{name}.{}", wrong.key) };
-    Wrong { key, ..wrong }
+    ParseError { key, ..wrong }
 }

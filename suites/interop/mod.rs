@@ -178,7 +178,7 @@ fn utf8(bytes: &[u8]) -> Result<&str, String> {
 }
 
 /// JSON where it begins like it, else YAML. The second is where JSON is Hjson.
-fn tree(source: &str, text: &str) -> Result<(Node, Option<json::Wrong>), ConfigError> {
+fn tree(source: &str, text: &str) -> Result<(Node, Option<json::ParseError>), ConfigError> {
     let first = json::first(text);
     let is_toml = || ::toml::from_str::<::toml::Table>(text).is_ok_and(|table| !table.is_empty());
     let read = if matches!(first, Some('{' | '"')) || (first == Some('[') && !is_toml()) {
@@ -193,13 +193,13 @@ fn tree(source: &str, text: &str) -> Result<(Node, Option<json::Wrong>), ConfigE
     read.map_err(|wrong| if first == Some('{') { not_json(source, wrong) } else { problem(source, wrong) })
 }
 
-fn not_json(source: &str, wrong: json::Wrong) -> ConfigError {
+fn not_json(source: &str, wrong: json::ParseError) -> ConfigError {
     let message = if wrong.key.is_empty() { format!("not JSON: {}", wrong.message) } else { wrong.message };
-    problem(source, json::Wrong { message, ..wrong })
+    problem(source, json::ParseError { message, ..wrong })
 }
 
-fn problem(source: &str, wrong: json::Wrong) -> ConfigError {
-    let json::Wrong { place, key, message } = wrong;
+fn problem(source: &str, wrong: json::ParseError) -> ConfigError {
+    let json::ParseError { place, key, message } = wrong;
     ConfigError(vec![Problem { source: source.into(), place: Some(place), key, message }])
 }
 

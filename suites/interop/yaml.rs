@@ -1,6 +1,6 @@
 //! YAML with the place of every key and value.
 
-use super::json::Wrong;
+use super::json::ParseError;
 use super::node::{Key, Node, Value};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, Spanned};
@@ -11,7 +11,7 @@ use zbench_config::Place;
 ///
 /// # Errors
 /// It is no YAML, several documents, or a key stands twice.
-pub fn parse(text: &str) -> Result<Node, Wrong> {
+pub fn parse(text: &str) -> Result<Node, ParseError> {
     let read: Spanned<Tree> = serde_saphyr::from_str(text).map_err(|error| {
         // Behind the first line the parser shows the file, which the reader has.
         let whole = error.to_string();
@@ -19,7 +19,7 @@ pub fn parse(text: &str) -> Result<Node, Wrong> {
         // Advice to programmers stands behind a comma.
         let message = message.split(", set ").next().unwrap_or_default().to_string();
         let place = error.location().map_or(Place { line: 1, column: 1 }, place);
-        Wrong { place, key: String::new(), message: format!("not YAML: {message}; write `key: value` lines") }
+        ParseError { place, key: String::new(), message: format!("not YAML: {message}; write `key: value` lines") }
     })?;
     node(read)
 }
@@ -36,12 +36,12 @@ enum Tree {
     Table(Vec<(Spanned<String>, Spanned<Tree>)>),
 }
 
-fn node(tree: Spanned<Tree>) -> Result<Node, Wrong> {
+fn node(tree: Spanned<Tree>) -> Result<Node, ParseError> {
     let place_of = place(tree.referenced);
     let value = match tree.value {
         Tree::Plain(Value::Float(number)) if !number.is_finite() => {
             let message = format!("{number} is no number of a configuration; write a finite one");
-            return Err(Wrong { place: place_of, key: String::new(), message });
+            return Err(ParseError { place: place_of, key: String::new(), message });
         }
         Tree::Plain(value) => value,
         Tree::List(list) => Value::List(list.into_iter().map(node).collect::<Result<_, _>>()?),

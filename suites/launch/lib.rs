@@ -4,14 +4,14 @@
 use zbench_engine::comm::{CommError, RendezvousError};
 
 mod connect;
+mod control_channel;
 mod detect;
-mod line;
 mod slurm;
 mod spawn;
 
 pub use connect::{Choice, HOW_TO_HAVE_MPI, Options, connect, connect_gpus, meet};
+pub use control_channel::{ControlChannel, Silence};
 pub use detect::{Source, World, consulted, detect, inherited};
-pub use line::{Line, Silence};
 pub use slurm::{expand_nodes, expand_tasks};
 pub use spawn::{
     Exit, Io, RankExit, Ranks, Start, Streams, become_follower, follow_parent, free_port, signal_name, spawn,

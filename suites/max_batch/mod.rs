@@ -23,7 +23,7 @@ use zbench_reports::max_batch::{self, Next, Of, Role};
 use zbench_reports::record::Status;
 
 /// The searches of a grid, one for each of its combinations.
-pub struct Limits {
+pub struct MaxBatchSearch {
     search: Search,
     planner: Planner,
     context: Context,
@@ -64,7 +64,7 @@ enum Verdict {
     },
 }
 
-impl Limits {
+impl MaxBatchSearch {
     /// Finds the largest value of each of `cells`, which have the smallest, by plan; in their order.
     pub fn find(
         document: &Document,
@@ -72,8 +72,8 @@ impl Limits {
         cells: Vec<GridCell>,
         context: Context,
         files: Files,
-    ) -> (Vec<Planned>, Limits) {
-        let mut limits = Limits { search, planner: Planner::default(), context, files, hunts: Vec::new() };
+    ) -> (Vec<Planned>, MaxBatchSearch) {
+        let mut limits = MaxBatchSearch { search, planner: Planner::default(), context, files, hunts: Vec::new() };
         let mut varying: Vec<&'static str> = Vec::new();
         for axis in document.axes.iter().chain(document.includes.iter().flatten()) {
             if !varying.contains(&axis.key) {
@@ -88,7 +88,7 @@ impl Limits {
         let candidates = self.candidates(&cell);
         let mut verdicts: HashMap<usize, Verdict> = HashMap::new();
         let count = candidates.as_ref().map_or(0, Candidates::len);
-        let mut judge = |limits: &mut Limits, place: usize| {
+        let mut judge = |limits: &mut MaxBatchSearch, place: usize| {
             let value = candidates.as_ref().map_or(0, |candidates| candidates.at(place));
             verdicts.entry(place).or_insert_with(|| limits.verdict(&cell.settings, value)).clone()
         };

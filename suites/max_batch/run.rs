@@ -1,7 +1,7 @@
 //! A search by run: the limits and what comes after them are run, and where a limit does not fit in spite of its plan
 //! smaller values are run until one does.
 
-use super::{Hunt, Limits};
+use super::{Hunt, MaxBatchSearch};
 use anyhow::Result;
 use std::collections::HashMap;
 use zbench_predict::planned::{self, Planned};
@@ -14,7 +14,7 @@ use zbench_runner::Summary;
 /// # Errors
 /// Those of `run`.
 pub fn carry_out(
-    limits: &mut Limits,
+    limits: &mut MaxBatchSearch,
     cells: &[Planned],
     run: &mut dyn FnMut(&[Planned]) -> Result<Summary>,
 ) -> Result<Summary> {
@@ -40,7 +40,7 @@ pub fn carry_out(
     Ok(summary)
 }
 
-impl Limits {
+impl MaxBatchSearch {
     /// Cells between what has run and what was out of memory, one for each search whose limit did not fit.
     fn lower(&mut self, records: &[Record]) -> Vec<Planned> {
         let mut cells = Vec::new();

@@ -33,7 +33,7 @@ pub enum SearchError {
 }
 
 /// One way: the cell changed, and the settings that say how.
-struct Way {
+struct ParallelLayout {
     cell: Cell,
     settings: Named<String>,
 }
@@ -99,7 +99,7 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, headroom: f64
         ..Searched::default()
     };
     let mut impossible: BTreeMap<&'static str, u64> = BTreeMap::new();
-    let (mut fitting, mut nearest): (Vec<Outcome>, Option<(u64, Way)>) = (Vec::new(), None);
+    let (mut fitting, mut nearest): (Vec<Outcome>, Option<(u64, ParallelLayout)>) = (Vec::new(), None);
     for way in ways(resolved, &mut impossible) {
         found.priced += 1;
         let one = Resolved { cell: way.cell.clone(), profile: resolved.profile.clone() };
@@ -154,7 +154,7 @@ fn divisors(of: usize, most: usize) -> Vec<usize> {
     (1..=of.min(most)).filter(|d| of.is_multiple_of(*d)).collect()
 }
 
-fn ways(resolved: &Resolved, impossible: &mut BTreeMap<&'static str, u64>) -> Vec<Way> {
+fn ways(resolved: &Resolved, impossible: &mut BTreeMap<&'static str, u64>) -> Vec<ParallelLayout> {
     let cell = &resolved.cell;
     let base = cell.priced.as_deref().cloned().unwrap_or_default();
     let (ranks, model) = (cell.parallel.ranks, &cell.model);
@@ -208,7 +208,14 @@ fn ways(resolved: &Resolved, impossible: &mut BTreeMap<&'static str, u64>) -> Ve
 }
 
 /// Strategies, micro-batches, chunks, checkpointing and offload of one set of degrees.
-fn splits(cell: &Cell, degrees: &Priced, data: usize, per_replica: usize, per_node: usize, list: &mut Vec<Way>) {
+fn splits(
+    cell: &Cell,
+    degrees: &Priced,
+    data: usize,
+    per_replica: usize,
+    per_node: usize,
+    list: &mut Vec<ParallelLayout>,
+) {
     let shared = data * degrees.context;
     let mut strategies = vec![Strategy::Ddp];
     if shared > 1 {
@@ -267,7 +274,7 @@ fn way(
     accumulation: usize,
     checkpointing: Checkpointing,
     per_node: usize,
-) -> Way {
+) -> ParallelLayout {
     let mut cell = base.clone();
     cell.parallel.strategy = strategy;
     cell.parallel.shard = if strategy.is_hybrid() { per_node } else { cell.parallel.ranks };
@@ -298,7 +305,7 @@ fn way(
     settings.insert("memory.offload_parameters", place(priced.offload_parameters));
     cell.memory.checkpointing = checkpointing;
     cell.priced = priced.first_key().is_some().then(|| Box::new(priced));
-    Way { cell, settings }
+    ParallelLayout { cell, settings }
 }
 
 /// Those that no other beats in speed and memory both; they come sorted by speed.

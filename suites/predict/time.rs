@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use toml::{Table, Value};
 use zbench_config::Resolved;
 use zbench_config::profile::corrections::{self, Corrections};
-use zbench_config::profile::operations::{self, Operations, Seats};
+use zbench_config::profile::operations::{self, Operations, RankLayout};
 use zbench_config::profile::{default_path, fit_of_value};
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::outcome::{Flops, Span};
@@ -218,7 +218,7 @@ impl TimeProfile {
                 there.join(", ")
             ));
         };
-        let seats = Seats { ranks, threads, crowded };
+        let seats = RankLayout { ranks, threads, crowded };
         let same = nearest.seats == seats;
         let note = if same { String::new() } else { format!("; operations are those of {}", nearest.seats) };
         Ok((nearest, note))

@@ -6,7 +6,7 @@ mod past;
 
 use crate::schedule::LOOK_AGAIN;
 use crate::turns::resident::Program;
-use crate::turns::{Ending, Experiment, Player, Settings, TurnsError};
+use crate::turns::{Ending, Experiment, Participant, Settings, TurnsError};
 use crate::{Runner, Summary, Train, logged, parity};
 use batches::{Earlier, batches, sizes};
 use conduct::{Batch, OfGrid};
@@ -213,7 +213,7 @@ impl Runner<'_, Train<'_>> {
                 summary.records = earlier;
                 continue;
             };
-            let players: Vec<Player> = conduct
+            let players: Vec<Participant> = conduct
                 .players
                 .iter()
                 .filter_map(|player| Some(player_of(cells[*player].cell()?, &earlier, &cells[*player])))
@@ -278,11 +278,11 @@ fn nothing_left(how: &ByTurns, all_decided: bool) -> String {
 }
 
 /// A cell with all steps of its configuration, unless the notebook has a whole run of it.
-fn player_of(cell: &Cell, earlier: &[Record], planned: &Planned) -> Player {
+fn player_of(cell: &Cell, earlier: &[Record], planned: &Planned) -> Participant {
     let (warmup, all) = (cell.train.untimed_steps, cell.train.untimed_steps + cell.train.steps);
     let is_whole = |record: &Record| record.key == planned.grid.key && record.steps.len() == all;
     let steps = if earlier.iter().any(is_whole) { 0 } else { all };
-    Player { program: Program::Cell(Box::new(cell.clone())), warmup, steps }
+    Participant { program: Program::Cell(Box::new(cell.clone())), warmup, steps }
 }
 
 fn in_order(cells: &[Planned], mut records: Vec<Record>) -> Vec<Record> {

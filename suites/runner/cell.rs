@@ -1,7 +1,7 @@
 //! Inside a cell's process: reads the job, trains, says what was measured.
 
 use crate::child_process::{BROKEN, read_job, say, stop_order};
-use crate::protocol::{self, End, Ended, Event, GpuSaid, Job, RankEnd};
+use crate::protocol::{self, End, Ended, Event, GpuInfo, Job, RankEnd};
 use crate::turns::token::Token;
 use crate::{mpirun, processes};
 
@@ -18,7 +18,7 @@ use zbench_reports::record::{Source, Status};
 /// The whole life of a cell's process; its exit status.
 pub fn main() -> u8 {
     stop_order();
-    say(&Event::Hears);
+    say(&Event::Ready);
     let job: Job = match read_job(&mut std::io::stdin()) {
         Ok(job) => job,
         Err(reason) => {
@@ -84,12 +84,12 @@ fn threads(job: &Job) -> End {
 }
 
 /// What is known of the GPU with this number, on which a cell ran.
-pub fn gpu(cell: &Cell, number: usize) -> GpuSaid {
+pub fn gpu(cell: &Cell, number: usize) -> GpuInfo {
     let sheet = devices::data_sheet_flops(number, cell.precision.compute);
     let machine = devices::machine(number).ok();
     let opened = devices::gpu(number);
     let memory = opened.as_ref().and_then(|gpu| gpu.memory_info().ok());
-    GpuSaid {
+    GpuInfo {
         name: machine.map(|machine| machine.facts().name.clone()).unwrap_or_default(),
         data_sheet_flops: sheet.as_ref().ok().copied(),
         why_no_data_sheet: sheet.err().unwrap_or_default(),

@@ -2,7 +2,7 @@
 //! an outcome with a reason.
 
 use crate::processes::tail_of;
-use crate::protocol::{End, Ended, Event, Job, Told};
+use crate::protocol::{End, Ended, Event, Job, ProgressEvent};
 use crate::{Execute, Execution};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -43,7 +43,7 @@ impl Execute for Children {
     }
 
     // The death signal follows the thread that starts the child, so start and wait are one call of one thread.
-    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(Told<'_>)) -> Execution {
+    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(ProgressEvent<'_>)) -> Execution {
         if self.is_stopped() {
             return Execution::default();
         }
@@ -133,7 +133,7 @@ impl Children {
         child: &Child,
         events: &Receiver<Event>,
         said: &mut Execution,
-        tell: &mut dyn FnMut(Told<'_>),
+        tell: &mut dyn FnMut(ProgressEvent<'_>),
     ) -> Heard {
         let start = Instant::now();
         // A cell with checkpoints is told once, as soon as it hears that, and then waited for.
@@ -144,7 +144,7 @@ impl Children {
             }
             if self.is_stopped() && !asked {
                 asked = true;
-                tell(Told::Stopping);
+                tell(ProgressEvent::Stopping);
             }
             if asked && hears && !told {
                 told = true;
@@ -152,7 +152,7 @@ impl Children {
             }
             match events.recv_timeout(TICK) {
                 Ok(Event::End(end)) => return Heard::End(end),
-                Ok(Event::Hears) => hears = true,
+                Ok(Event::Ready) => hears = true,
                 // The cell merges what its ranks say; they do not speak here.
                 Ok(event) => said.take(&event, tell),
                 Err(RecvTimeoutError::Disconnected) => return Heard::Silence,

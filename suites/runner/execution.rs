@@ -1,6 +1,6 @@
 //! What became of one execution of a training cell, and who can execute one.
 
-use crate::protocol::{Between, End, Ended, Event, Told};
+use crate::protocol::{End, Ended, Event, LifecycleEvent, ProgressEvent};
 use crate::traced::Traced;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ pub struct Execution {
     /// Steps that ended.
     pub steps: Vec<Step>,
     /// What happened between them.
-    pub between: Vec<Between>,
+    pub between: Vec<LifecycleEvent>,
     /// How it ended; absent when it was stopped because the user asked.
     pub end: Option<End>,
     /// Nothing can run after it.
@@ -24,24 +24,24 @@ pub struct Execution {
 
 impl Execution {
     /// Takes in what a cell says of its course, and passes it on.
-    pub fn take(&mut self, event: &Event, tell: &mut dyn FnMut(Told<'_>)) {
+    pub fn take(&mut self, event: &Event, tell: &mut dyn FnMut(ProgressEvent<'_>)) {
         match event {
             Event::Step(step) => {
-                tell(Told::Step(step));
+                tell(ProgressEvent::Step(step));
                 self.steps.push(step.clone());
             }
-            Event::Between(between) => {
-                tell(Told::Between(between));
+            Event::LifecycleEvent(between) => {
+                tell(ProgressEvent::LifecycleEvent(between));
                 // It grows, and the end has the last of it.
-                if !matches!(between, Between::Peak(_)) {
+                if !matches!(between, LifecycleEvent::Peak(_)) {
                     self.between.push(between.clone());
                 }
             }
             Event::Traced(traced) => {
                 self.traced.add(traced);
-                tell(Told::Traced(traced));
+                tell(ProgressEvent::Traced(traced));
             }
-            Event::Hears | Event::End(_) | Event::Rank(_) => {}
+            Event::Ready | Event::End(_) | Event::Rank(_) => {}
         }
     }
 
@@ -85,11 +85,11 @@ impl Execution {
     /// Where it stopped, and what there is to go on from.
     pub(crate) fn stopped(&self, cell: &Cell) -> Stopped {
         let saved = self.between.iter().rev().find_map(|between| match between {
-            Between::Saved(saved) => Some(saved.dir.clone()),
+            LifecycleEvent::Saved(saved) => Some(saved.dir.clone()),
             _ => None,
         });
         let before = self.between.iter().find_map(|between| match between {
-            Between::Resumed(resumed) => Some(resumed.step),
+            LifecycleEvent::Resumed(resumed) => Some(resumed.step),
             _ => None,
         });
         let step = self.steps.last().map(|step| step.step).or(before).unwrap_or(0);
@@ -111,7 +111,7 @@ pub struct Stopped {
 /// Something that can run a cell.
 pub trait Execute {
     /// Runs it to its end, telling of each step and of what happens between them.
-    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(Told<'_>)) -> Execution;
+    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(ProgressEvent<'_>)) -> Execution;
     /// Whether the user wants to stop, asked while nothing is executed.
     fn is_stopped(&self) -> bool {
         false

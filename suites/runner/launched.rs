@@ -3,7 +3,7 @@
 
 use crate::merge::{dead, merge};
 use crate::processes::{Processes, grace};
-use crate::protocol::{End, Event, RankFailure, RankJob, RankSaid, Told};
+use crate::protocol::{End, Event, ProgressEvent, RankFailure, RankJob, RankResult};
 use crate::{Execute, Execution};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use zbench_engine::config::Cell;
 use zbench_engine::hardware::Seat;
 use zbench_engine::trace::StepTrace;
 use zbench_engine::train::Standing;
-use zbench_launch::{Io, Line, Silence, Start, World, free_port};
+use zbench_launch::{ControlChannel, Io, Silence, Start, World, free_port};
 use zbench_reports::record::{Source, Status};
 
 const TICK: Duration = Duration::from_millis(20);
@@ -51,14 +51,14 @@ pub enum Answer {
     /// What the rank of a cell did in a step.
     Traced(u64, Box<StepTrace>),
     /// How the rank of a cell ended.
-    Said(u64, Box<RankSaid>),
+    Said(u64, Box<RankResult>),
     /// The user wants to stop.
     Stopped,
 }
 
 /// Rank 0 of a launch.
 pub struct Leader {
-    line: Line,
+    line: ControlChannel,
     world: World,
     number: u64,
     /// Who has gone, after which nothing can run.
@@ -85,7 +85,7 @@ pub struct Launched<'a> {
 
 impl Leader {
     /// Rank 0 of `world`, whose ranks are on the line.
-    pub fn new(world: World, line: Line) -> Leader {
+    pub fn new(world: World, line: ControlChannel) -> Leader {
         // Until the command has come to its end.
         Leader { line, world, number: 0, lost: None, code: zbench_host::exit::FAILED }
     }
@@ -114,7 +114,7 @@ impl Execute for Launched<'_> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(Told<'_>)) -> Execution {
+    fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(ProgressEvent<'_>)) -> Execution {
         if self.is_stopped() {
             return Execution::default();
         }
@@ -126,7 +126,7 @@ impl Execute for Launched<'_> {
             Err(reason) => return Execution::failed(reason),
         };
         let mut heard = Execution::default();
-        let mut said: BTreeMap<usize, RankSaid> = BTreeMap::new();
+        let mut said: BTreeMap<usize, RankResult> = BTreeMap::new();
         let (begin, mut stop, mut deadline) = (Instant::now(), None, None);
         let mut halts = false;
         while said.len() < jobs {
@@ -149,7 +149,7 @@ impl Execute for Launched<'_> {
                 halts = true;
                 self.leader.line.say(&Order::Halt);
                 own.order_stop();
-                tell(Told::Stopping);
+                tell(ProgressEvent::Stopping);
             }
             let wanted = if asked && !halts {
                 Some(Stop::User)
@@ -216,7 +216,7 @@ impl Launched<'_> {
     /// Takes in what the others have said.
     fn hear(
         &mut self,
-        said: &mut BTreeMap<usize, RankSaid>,
+        said: &mut BTreeMap<usize, RankResult>,
         stop: &mut Option<Stop>,
         on_event: &mut dyn FnMut(&Event),
     ) -> Result<(), String> {
@@ -251,7 +251,7 @@ impl Launched<'_> {
     fn without(
         &self,
         lost: String,
-        said: BTreeMap<usize, RankSaid>,
+        said: BTreeMap<usize, RankResult>,
         mut heard: Execution,
         stop: &Option<Stop>,
     ) -> Execution {
@@ -285,7 +285,7 @@ fn start_one(program: &std::path::Path, jobs: &[RankJob], rank: usize, token: St
 }
 
 /// The life of the other ranks of a launch: they start what they are told, and say how it ended. The exit code is rank 0's.
-pub fn follow(line: &Line, stop: &AtomicBool) -> u8 {
+pub fn follow(line: &ControlChannel, stop: &AtomicBool) -> u8 {
     let rank = line.rank();
     let mut under_way: Option<(u64, Processes)> = None;
     let mut asked = false;
@@ -336,7 +336,7 @@ pub fn follow(line: &Line, stop: &AtomicBool) -> u8 {
     }
 }
 
-fn not_started(rank: usize, reason: String) -> RankSaid {
+fn not_started(rank: usize, reason: String) -> RankResult {
     let failure = RankFailure {
         standing: Standing::Found,
         status: Status::Failed,

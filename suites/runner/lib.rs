@@ -2,7 +2,6 @@
 //! ([`Runner::take_turns`]). A training cell is a process of its own ([`child`], [`cell`]); so is each of its ranks where they
 //! do not share one ([`processes`], [`mpirun`], [`launched`], [`rank`]).
 
-mod between;
 pub mod by_turns;
 pub mod cell;
 pub mod child;
@@ -11,6 +10,7 @@ mod execution;
 pub mod folders;
 mod header;
 pub mod launched;
+mod lifecycle;
 pub mod loading;
 mod logged;
 pub mod merge;

@@ -1,23 +1,23 @@
 //! From what each rank's process said to the end of the cell, as if its ranks had been threads of one process.
 
-use crate::protocol::{End, Ended, GpuSaid, RankFailure, RankSaid};
+use crate::protocol::{End, Ended, GpuInfo, RankFailure, RankResult};
 use zbench_engine::train::{cause_of, slowest};
 use zbench_host::machine::{self, BusySeconds};
 use zbench_reports::record::Step;
 
 /// The end of a cell whose ranks said this, in rank order; `steps` are those of rank 0.
-pub fn merge(said: Vec<RankSaid>, mut steps: Vec<Step>) -> End {
+pub fn merge(said: Vec<RankResult>, mut steps: Vec<Step>) -> End {
     let failure = failure(&said);
     let slowest = slowest(said.iter().map(|rank| &rank.end.step_ms[..]));
     steps.iter_mut().filter(|step| step.timed).zip(&slowest).for_each(|(step, ms)| step.ms = step.ms.max(*ms));
-    let sum = |of: fn(&RankSaid) -> Option<u64>| said.iter().map(of).sum::<Option<u64>>();
+    let sum = |of: fn(&RankResult) -> Option<u64>| said.iter().map(of).sum::<Option<u64>>();
     let measured = || said.iter().filter(|rank| !rank.peak_flops.is_empty());
-    let gpus: Vec<&GpuSaid> = said.iter().filter_map(|rank| rank.end.gpu.as_ref()).collect();
+    let gpus: Vec<&GpuInfo> = said.iter().filter_map(|rank| rank.end.gpu.as_ref()).collect();
     // Every rank measures its own GPU, and what counts is a GPU's; the cores are those of all hosts.
     let parts = if gpus.is_empty() { 1 } else { gpus.len() } as f64;
     let peaks = peaks(measured().map(|rank| &rank.peak_flops[..]));
     End {
-        gpu: GpuSaid::of_all(&gpus),
+        gpu: GpuInfo::of_all(&gpus),
         failure,
         steps,
         kernels: said.first().map(|rank| rank.kernels.clone()).unwrap_or_default(),
@@ -42,7 +42,7 @@ fn peaks<'a>(hosts: impl Iterator<Item = &'a [Option<f64>]>) -> Vec<Option<f64>>
 }
 
 /// The busiest host's share of work that was none of its ranks'.
-fn others_share(said: &[RankSaid]) -> Option<f64> {
+fn others_share(said: &[RankResult]) -> Option<f64> {
     let of_host = |host: &str| {
         let ranks: Option<Vec<BusySeconds>> = said.iter().filter(|r| r.host == host).map(|rank| rank.busy).collect();
         let ranks = ranks?;
@@ -54,19 +54,19 @@ fn others_share(said: &[RankSaid]) -> Option<f64> {
 }
 
 /// The cause, who it was about, and what the others were doing when they noticed.
-fn failure(said: &[RankSaid]) -> Option<Ended> {
+fn failure(said: &[RankResult]) -> Option<Ended> {
     let cause = cause_of(said.iter().map(|rank| rank.failure.as_ref().map(|failure| failure.standing)))?;
     let RankFailure { status, source, reason, missing, .. } = said[cause].failure.as_ref()?;
     let mut reason = reason.clone();
     for rank in missing {
-        if let Some(RankSaid { host, end, .. }) = said.get(*rank).filter(|_| *rank != cause)
+        if let Some(RankResult { host, end, .. }) = said.get(*rank).filter(|_| *rank != cause)
             && let Some(pid) = end.pid
         {
             reason.push_str(&format!("; rank {rank} is process {pid} on {host}"));
         }
     }
     // One that died cannot say in which call: those who waited for it can.
-    let waiting = |rank: &&RankSaid| rank.failure.as_ref().is_some_and(|failure| failure.missing.contains(&cause));
+    let waiting = |rank: &&RankResult| rank.failure.as_ref().is_some_and(|failure| failure.missing.contains(&cause));
     if missing.is_empty()
         && let Some(failure) = said.iter().find(waiting).and_then(|rank| rank.failure.as_ref())
     {
@@ -76,9 +76,9 @@ fn failure(said: &[RankSaid]) -> Option<Ended> {
 }
 
 /// What is said for a rank whose process ended without a word.
-pub fn dead(rank: usize, pid: u32, failure: RankFailure) -> RankSaid {
+pub fn dead(rank: usize, pid: u32, failure: RankFailure) -> RankResult {
     let host = machine::host_name();
-    let mut said = RankSaid { failure: Some(failure), ..RankSaid::default() };
+    let mut said = RankResult { failure: Some(failure), ..RankResult::default() };
     said.end.rank = rank;
     said.end.host = machine::host_hash(&host);
     said.end.pid = Some(pid);
@@ -92,9 +92,9 @@ mod tests {
     use zbench_engine::train::Standing;
     use zbench_reports::record::Status;
 
-    fn rank(number: usize, host: &str) -> RankSaid {
+    fn rank(number: usize, host: &str) -> RankResult {
         let mut said =
-            RankSaid { host: host.into(), kernels: "cpu".into(), rss_bytes: Some(100), ..RankSaid::default() };
+            RankResult { host: host.into(), kernels: "cpu".into(), rss_bytes: Some(100), ..RankResult::default() };
         (said.end.rank, said.end.pid) = (number, Some(1000 + number as u32));
         said.end.step_ms = vec![1.0 + number as f64, 9.0 - number as f64];
         said.busy = Some(BusySeconds { wall: 2.0, all: 3.0, own: 1.0, cores: 2 });
@@ -104,7 +104,7 @@ mod tests {
         said
     }
 
-    fn world() -> Vec<RankSaid> {
+    fn world() -> Vec<RankResult> {
         vec![rank(0, "a"), rank(1, "a"), rank(2, "b"), rank(3, "b")]
     }
 
@@ -143,13 +143,13 @@ mod tests {
         let mut world = world();
         for (number, rank) in world.iter_mut().enumerate() {
             rank.peak_flops = vec![Some(600.0 + 100.0 * number as f64), Some(700.0)];
-            rank.end.gpu = Some(GpuSaid {
+            rank.end.gpu = Some(GpuInfo {
                 name: "H100".into(),
                 data_sheet_flops: Some(989.0),
                 used_bytes: Some(number as u64),
                 products: vec!["a".into(), format!("b{}", number % 2)],
                 timed_joules: Some(100.0),
-                ..GpuSaid::default()
+                ..GpuInfo::default()
             });
         }
         let end = merge(world.clone(), Vec::new());

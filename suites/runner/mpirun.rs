@@ -4,7 +4,7 @@
 use crate::child_process::{BROKEN, stop_order};
 use crate::merge::merge;
 use crate::processes::{CALM_TICK, grace, tail_of};
-use crate::protocol::{End, Ended, Event, Job, RankFailure, RankJob, RankSaid};
+use crate::protocol::{End, Ended, Event, Job, RankFailure, RankJob, RankResult};
 use crate::rank;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use zbench_engine::trace::StepTrace;
 use zbench_engine::train::Standing;
 use zbench_host::logging::{self, pass_on};
 use zbench_launch::{
-    Choice, LaunchError, Line, Options, Silence, Source as Launcher, World, detect, free_port, fresh_token,
+    Choice, ControlChannel, LaunchError, Options, Silence, Source as Launcher, World, detect, free_port, fresh_token,
 };
 use zbench_reports::record::{Source, Status};
 
@@ -60,7 +60,7 @@ enum Reply {
     /// What a rank did in a step. Lines of standard output would be cut where mpirun passes on those of several ranks.
     Traced(Box<StepTrace>),
     /// How it ended.
-    Said(Box<RankSaid>),
+    Said(Box<RankResult>),
 }
 
 /// Whose mpirun it is: they differ in what they must be told.
@@ -95,7 +95,7 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
     threads::start("meeting", join).map_err(|error| format!("the ranks cannot be met: {error}"))?;
     let line = loop {
         match met.recv_timeout(TICK) {
-            Ok(met) => break Line::open(met?).map_err(words)?,
+            Ok(met) => break ControlChannel::open(met?).map_err(words)?,
             Err(_) if mpirun.has_ended() => return Err(mpirun.last_words("did not start the ranks")),
             Err(_) => {}
         }
@@ -143,12 +143,12 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
 
 /// Takes in how the ranks end, until all have said it, or have it said for them.
 fn listen(
-    line: &Line,
+    line: &ControlChannel,
     mpirun: &mut Mpirun,
     hosts: &[String],
     (tick, grace): (Duration, Duration),
     on_event: &mut dyn FnMut(Event),
-) -> BTreeMap<usize, RankSaid> {
+) -> BTreeMap<usize, RankResult> {
     let mut said = BTreeMap::new();
     let mut deadline = None;
     let mut halts = false;
@@ -166,7 +166,7 @@ fn listen(
             Err(Silence::Lost(rank, _)) => lost = Some(rank.and_then(|rank| rank.checked_sub(1))),
         }
         mpirun.events.try_iter().for_each(&mut *on_event);
-        let failed = said.values().any(|rank: &RankSaid| rank.failure.is_some());
+        let failed = said.values().any(|rank: &RankResult| rank.failure.is_some());
         if deadline.is_none() && failed {
             deadline = Some(Instant::now() + grace);
         }
@@ -187,7 +187,7 @@ fn listen(
 }
 
 /// What is said for a rank that has said nothing, as it has died or was ended with the others.
-fn silent(rank: usize, host: &str, is_cause: bool) -> RankSaid {
+fn silent(rank: usize, host: &str, is_cause: bool) -> RankResult {
     let (standing, how) = if is_cause {
         (Standing::Found, "has ended without a word")
     } else {
@@ -196,7 +196,7 @@ fn silent(rank: usize, host: &str, is_cause: bool) -> RankSaid {
     let reason = format!("rank {rank} on {host} {how}");
     let (status, source) = (Status::Failed, Some(Source::Host));
     let failure = Some(RankFailure { standing, status, source, reason, missing: Vec::new() });
-    let mut said = RankSaid { host: host.into(), failure, ..RankSaid::default() };
+    let mut said = RankResult { host: host.into(), failure, ..RankResult::default() };
     said.end.rank = rank;
     said
 }
@@ -251,7 +251,7 @@ impl Mpirun {
         if let Some(stdout) = mpirun.child.stdout.take() {
             let listen = move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    if let Ok(event @ (Event::Step(_) | Event::Between(_))) = serde_json::from_str(&line)
+                    if let Ok(event @ (Event::Step(_) | Event::LifecycleEvent(_))) = serde_json::from_str(&line)
                         && sender.send(event).is_err()
                     {
                         return;
@@ -386,7 +386,7 @@ fn serve() -> Result<(), String> {
     let (host, port) = split.ok_or_else(|| format!("{PLACE}={place} is no host:port"))?;
     let timeout = zbench_engine::config::STALL;
     let meeting = Meeting { rank: world.rank + 1, size: world.size + 1, host, port, token, timeout };
-    let line = Line::open(Rendezvous::join(&meeting).map_err(|error| error.to_string())?).map_err(words)?;
+    let line = ControlChannel::open(Rendezvous::join(&meeting).map_err(|error| error.to_string())?).map_err(words)?;
     let job = loop {
         match line.hear(Duration::from_secs(1)) {
             Ok((_, Word::Job(job))) if job.rank == world.rank => break job,
@@ -423,7 +423,11 @@ fn serve() -> Result<(), String> {
 
 /// Hears an order to stop while the rank trains, and passes on what it traces. Gives the line back, and whether nobody is there
 /// any more.
-fn listen_to_orders(line: Line, traces: Receiver<Box<StepTrace>>, is_done: &AtomicBool) -> (Line, bool) {
+fn listen_to_orders(
+    line: ControlChannel,
+    traces: Receiver<Box<StepTrace>>,
+    is_done: &AtomicBool,
+) -> (ControlChannel, bool) {
     loop {
         // Asked before what is left is passed on: nothing comes after it.
         let is_done = is_done.load(Ordering::Acquire);

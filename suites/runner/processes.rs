@@ -2,7 +2,7 @@
 //! said for him.
 
 use crate::merge::{dead, merge};
-use crate::protocol::{End, Event, Job, RankFailure, RankJob, RankSaid};
+use crate::protocol::{End, Event, Job, RankFailure, RankJob, RankResult};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -37,7 +37,7 @@ pub struct Processes {
     ranks: Ranks,
     events: Receiver<(usize, Option<Event>)>,
     tails: BTreeMap<usize, JoinHandle<String>>,
-    said: BTreeMap<usize, RankSaid>,
+    said: BTreeMap<usize, RankResult>,
     /// Ranks of which it was taken.
     taken: Vec<usize>,
     /// Ranks whose output has ended.
@@ -147,8 +147,10 @@ impl Processes {
         let mut next = self.events.recv_timeout(wait);
         loop {
             match next {
-                Ok((_, Some(event @ (Event::Step(_) | Event::Between(_) | Event::Traced(_))))) => on_event(&event),
-                Ok((rank, Some(Event::Hears))) => self.hears.push(rank),
+                Ok((_, Some(event @ (Event::Step(_) | Event::LifecycleEvent(_) | Event::Traced(_))))) => {
+                    on_event(&event)
+                }
+                Ok((rank, Some(Event::Ready))) => self.hears.push(rank),
                 Ok((rank, Some(Event::Rank(said)))) => drop(self.said.insert(rank, *said)),
                 Ok((_, Some(Event::End(_)))) => {}
                 Ok((rank, None)) => self.silent.push(rank),
@@ -246,7 +248,7 @@ impl Processes {
     }
 
     /// What has been said, by rank. Once all have, what still runs has nothing more to say and ends with this value.
-    pub fn take_said(&mut self) -> BTreeMap<usize, RankSaid> {
+    pub fn take_said(&mut self) -> BTreeMap<usize, RankResult> {
         self.taken.extend(self.said.keys());
         std::mem::take(&mut self.said)
     }

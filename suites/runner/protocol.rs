@@ -43,23 +43,23 @@ pub fn tracing(steps: u64) -> Option<Tracing> {
 #[serde(rename_all = "snake_case")]
 pub enum Event {
     /// From now on an order to stop is heard.
-    Hears,
+    Ready,
     /// A step has ended.
     Step(Step),
     /// Something between steps.
-    Between(Between),
+    LifecycleEvent(LifecycleEvent),
     /// What a rank did in a step; each of them says it.
     Traced(Box<StepTrace>),
     /// Training has ended; nothing follows.
     End(Box<End>),
     /// A rank's process has ended its part; nothing follows.
-    Rank(Box<RankSaid>),
+    Rank(Box<RankResult>),
 }
 
 /// What happened between steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Between {
+pub enum LifecycleEvent {
     /// The loss on data that is not trained on.
     Evaluated(Evaluated),
     /// It goes on from a checkpoint.
@@ -94,11 +94,11 @@ pub struct Resumed {
 
 /// What is told of a cell while it runs.
 #[derive(Clone, Copy, Debug)]
-pub enum Told<'a> {
+pub enum ProgressEvent<'a> {
     /// A step has ended.
     Step(&'a Step),
     /// Something between steps.
-    Between(&'a Between),
+    LifecycleEvent(&'a LifecycleEvent),
     /// What a rank did in a step.
     Traced(&'a StepTrace),
     /// The user wants to stop, and the cell was told to, after its step and with a checkpoint.
@@ -109,14 +109,22 @@ pub enum Told<'a> {
 pub fn event(happening: &Happening) -> Event {
     match happening.clone() {
         Happening::Step(of) => Event::Step(step(&of)),
-        Happening::Evaluated(evaluated) => Event::Between(Between::Evaluated(evaluated)),
+        Happening::Evaluated(evaluated) => Event::LifecycleEvent(LifecycleEvent::Evaluated(evaluated)),
         Happening::Resumed(outcome::Resumed { step, dir, bytes, ms, history, changed }) => {
             let steps = history.steps.iter().map(|of| Step { timed: false, ..self::step(of) }).collect();
             let evaluations = history.evaluations;
-            Event::Between(Between::Resumed(Resumed { step, dir, bytes, ms, steps, evaluations, changed }))
+            Event::LifecycleEvent(LifecycleEvent::Resumed(Resumed {
+                step,
+                dir,
+                bytes,
+                ms,
+                steps,
+                evaluations,
+                changed,
+            }))
         }
-        Happening::Saved(saved) => Event::Between(Between::Saved(saved)),
-        Happening::Peak(bytes) => Event::Between(Between::Peak(bytes)),
+        Happening::Saved(saved) => Event::LifecycleEvent(LifecycleEvent::Saved(saved)),
+        Happening::Peak(bytes) => Event::LifecycleEvent(LifecycleEvent::Peak(bytes)),
         Happening::Traced(traced) => Event::Traced(traced),
     }
 }
@@ -146,7 +154,7 @@ pub struct RankJob {
 
 /// How a rank ended, and what it measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct RankSaid {
+pub struct RankResult {
     /// The host's name.
     pub host: String,
     /// Why it ended early, if it did.
@@ -205,7 +213,7 @@ pub struct End {
     pub others_share: Option<f64>,
     /// What is known of the GPU it ran on.
     #[serde(default)]
-    pub gpu: Option<GpuSaid>,
+    pub gpu: Option<GpuInfo>,
     /// It was stopped before its last step, because that was wanted.
     #[serde(default)]
     pub stopped: bool,
@@ -213,7 +221,7 @@ pub struct End {
 
 /// What is known of a GPU when a cell has ended on it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct GpuSaid {
+pub struct GpuInfo {
     /// As its vendor calls it.
     pub name: String,
     /// Dense operations a second at the compute type, as the vendor's data sheet has them.
@@ -232,18 +240,18 @@ pub struct GpuSaid {
     pub timed_joules: Option<f64>,
 }
 
-impl GpuSaid {
+impl GpuInfo {
     /// Of the GPUs of all ranks: the mean rate of their data sheets, the most memory, the sum of their energy. A number that one of
     /// them does not know is not known of all.
-    pub fn of_all(all: &[&GpuSaid]) -> Option<GpuSaid> {
+    pub fn of_all(all: &[&GpuInfo]) -> Option<GpuInfo> {
         let first = all.first()?;
-        let sum = |of: fn(&GpuSaid) -> Option<f64>| all.iter().map(|gpu| of(gpu)).sum::<Option<f64>>();
+        let sum = |of: fn(&GpuInfo) -> Option<f64>| all.iter().map(|gpu| of(gpu)).sum::<Option<f64>>();
         let distinct = |texts: Vec<&String>| {
             let texts: BTreeSet<&String> = texts.into_iter().collect();
             texts.into_iter().cloned().collect::<Vec<String>>()
         };
         let why = all.iter().map(|gpu| &gpu.why_no_data_sheet).find(|why| !why.is_empty());
-        Some(GpuSaid {
+        Some(GpuInfo {
             name: distinct(all.iter().map(|gpu| &gpu.name).collect()).join(" and "),
             data_sheet_flops: sum(|gpu| gpu.data_sheet_flops).map(|sum| sum / all.len() as f64),
             why_no_data_sheet: why.unwrap_or(&first.why_no_data_sheet).clone(),
@@ -303,7 +311,7 @@ pub struct RankEnd {
     pub documents: Option<Found>,
     /// What is known of the GPU it ran on.
     #[serde(default)]
-    pub gpu: Option<GpuSaid>,
+    pub gpu: Option<GpuInfo>,
     /// It was stopped before its last step, because that was wanted.
     #[serde(default)]
     pub stopped: bool,

@@ -2,7 +2,7 @@
 
 use crate::child_process::{BROKEN, read_job, say, stop_order};
 use crate::loading::Watch;
-use crate::protocol::{self, Event, GpuSaid, RankEnd, RankFailure, RankJob, RankSaid};
+use crate::protocol::{self, Event, GpuInfo, RankEnd, RankFailure, RankJob, RankResult};
 use crate::turns::token::Token;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zbench_engine::comm::{Carried, CommError, Communicator};
@@ -22,7 +22,7 @@ use zbench_reports::record::{Source, Status};
 /// The whole life of a rank's process; its exit status.
 pub fn main() -> u8 {
     stop_order();
-    say(&Event::Hears);
+    say(&Event::Ready);
     let job: RankJob = match read_job(&mut std::io::stdin()) {
         Ok(job) => job,
         Err(reason) => {
@@ -36,10 +36,10 @@ pub fn main() -> u8 {
 }
 
 /// Trains one rank, over `comm` where the caller has one already, and says how it went.
-pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Event) + Sync)) -> RankSaid {
+pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Event) + Sync)) -> RankResult {
     let _span = tracing::info_span!(target: "zbench::span", "rank", rank = job.rank).entered();
     let host = machine::host_name();
-    let mut said = RankSaid { host: host.clone(), ..RankSaid::default() };
+    let mut said = RankResult { host: host.clone(), ..RankResult::default() };
     let watch = Watch::default();
     let on_gpu = job.cell.hardware.device == DeviceKind::Cuda && !devices::on_host();
     let number = devices::of_rank(job.seat.index);
@@ -72,7 +72,7 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Ev
         }
     }
     if job.cell.hardware.device == DeviceKind::Cuda {
-        said.end.gpu = Some(GpuSaid { timed_joules: lock(&energy).joules(), ..super::cell::gpu(&job.cell, number) });
+        said.end.gpu = Some(GpuInfo { timed_joules: lock(&energy).joules(), ..super::cell::gpu(&job.cell, number) });
     }
     if let Some(seen) = watch.resident() {
         said.end.loading = said.end.loading.take().map(|loading| loading.of_process(seen));
@@ -111,7 +111,7 @@ fn train(
     comm: Option<Box<dyn Communicator>>,
     say: &(dyn Fn(&Event) + Sync),
     (watch, probe): (&Watch, &(dyn Fn(Moment) + Sync)),
-    said: &mut RankSaid,
+    said: &mut RankResult,
 ) -> Result<Ended<Report>, String> {
     let cell = &job.cell;
     let kernels: Arc<dyn Kernels> = hardware::kernels(cell, job.seat, &|seat| devices::machine(devices::of_rank(seat)))

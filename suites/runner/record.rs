@@ -1,6 +1,6 @@
 //! From what was measured to a record: metrics, memory beside its prediction, communication, time, operations.
 
-use crate::protocol::{End, GpuSaid, LoadingEnd, RankEnd, TrafficEnd};
+use crate::protocol::{End, GpuInfo, LoadingEnd, RankEnd, TrafficEnd};
 use hdrhistogram::Histogram;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Backend, Cell, Data, DeviceKind};
@@ -373,7 +373,7 @@ fn utilisation(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate,
     ];
     if cell.hardware.device == DeviceKind::Cuda {
         // A launcher's processes do not say what their GPUs are.
-        let unknown = GpuSaid { why_no_data_sheet: "no rank told what its GPU is".into(), ..GpuSaid::default() };
+        let unknown = GpuInfo { why_no_data_sheet: "no rank told what its GPU is".into(), ..GpuInfo::default() };
         let gpu = end.gpu.as_ref().unwrap_or(&unknown);
         return of_gpu(record, end, gpu, cell, names, step_seconds);
     }
@@ -406,7 +406,7 @@ fn utilisation(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate,
 fn of_gpu(
     record: &mut Record,
     end: &End,
-    gpu: &GpuSaid,
+    gpu: &GpuInfo,
     cell: &Cell,
     names: [(&'static str, f64); 4],
     step_seconds: f64,

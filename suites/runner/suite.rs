@@ -2,7 +2,7 @@
 
 use crate::execution::Stopped;
 use crate::header::Header;
-use crate::protocol::Between;
+use crate::protocol::LifecycleEvent;
 use zbench_engine::trace::StepTrace;
 use zbench_predict::planned::{Decision, Planned};
 use zbench_reports::record::{Record, Step};
@@ -90,7 +90,7 @@ pub trait Observe<C = Planned> {
     /// A step of it has ended.
     fn step(&mut self, _step: &Step) {}
     /// Something has happened between steps.
-    fn between(&mut self, _between: &Between) {}
+    fn between(&mut self, _between: &LifecycleEvent) {}
     /// What a rank did in a step of it.
     fn traced(&mut self, _traced: &StepTrace) {}
     /// Cells take turns: how far the experiment is, in words and as a share.

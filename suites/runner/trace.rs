@@ -9,7 +9,7 @@ mod predicted;
 pub use file::TraceFile;
 
 use crate::Observe;
-use crate::protocol::Between;
+use crate::protocol::LifecycleEvent;
 use lanes::Names;
 use serde_json::json;
 use std::path::Path;
@@ -107,8 +107,8 @@ impl Observe for Timelines {
         self.under_way = Some(measured::Trial::new(planned, format!("{} trial {trial}", name(planned)), base));
     }
 
-    fn between(&mut self, between: &Between) {
-        if let (Some(trial), Between::Saved(saved)) = (&self.under_way, between) {
+    fn between(&mut self, between: &LifecycleEvent) {
+        if let (Some(trial), LifecycleEvent::Saved(saved)) = (&self.under_way, between) {
             self.file.add(&[trial.saved(saved)]);
         }
     }
@@ -154,7 +154,7 @@ impl Observe for Both<'_> {
         self.1.step(step);
     }
 
-    fn between(&mut self, between: &Between) {
+    fn between(&mut self, between: &LifecycleEvent) {
         self.0.between(between);
         self.1.between(between);
     }

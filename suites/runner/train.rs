@@ -1,9 +1,9 @@
 //! The suite `train`: training cells, executed in processes of their own.
 
 use crate::execution::{Execute, Stopped};
-use crate::protocol::{End, Told};
+use crate::protocol::{End, ProgressEvent};
 use crate::suite::{Observe, Suite, SuiteCell, Trial};
-use crate::{between, parity, record, validity};
+use crate::{lifecycle, parity, record, validity};
 use serde_json::{Map, Value};
 use zbench_config::{Settings, grid};
 use zbench_engine::config::Cell;
@@ -76,13 +76,13 @@ impl Suite for Train<'_> {
         let folders = &trial.header.folders;
         let placed = folders.placed(cell, &planned.grid.key, trial.number);
         let execution = self.execute.execute(&placed, &mut |told| match told {
-            Told::Step(step) => {
+            ProgressEvent::Step(step) => {
                 sampler.step(step.timed);
                 observe.step(step);
             }
-            Told::Between(between) => observe.between(between),
-            Told::Traced(traced) => observe.traced(traced),
-            Told::Stopping => observe.stopping(),
+            ProgressEvent::LifecycleEvent(between) => observe.between(between),
+            ProgressEvent::Traced(traced) => observe.traced(traced),
+            ProgressEvent::Stopping => observe.stopping(),
         });
         let sampled = sampler.finish();
         folders.clear();
@@ -90,7 +90,7 @@ impl Suite for Train<'_> {
         let end = execution.end.ok_or(stopped)?;
         fill(record, execution.steps, &end, cell, estimate);
         execution.traced.note(record);
-        between::add(record, execution.between);
+        lifecycle::add(record, execution.between);
         validity::add(record, &sampled, &end);
         compare(record, cell, trial.cells, trial.known, trial.references);
         Ok(execution.last)

@@ -150,15 +150,15 @@ impl<'a, C: SuiteCell> TrialQueue<'a, C> {
         while let Some(&(index, trial)) = self.pending.get(place) {
             if !self.reference_is_under_way(index) {
                 match self.take(index, trial)? {
-                    Taken::Ours(trial, claim) => {
+                    Claimed::Ours(trial, claim) => {
                         self.pending.remove(place);
                         return Ok(Next::Run { index, trial, claim });
                     }
-                    Taken::Done => {
+                    Claimed::Done => {
                         self.pending.remove(place);
                         continue;
                     }
-                    Taken::Others => {}
+                    Claimed::Others => {}
                 }
             }
             place += 1;
@@ -188,17 +188,17 @@ impl<'a, C: SuiteCell> TrialQueue<'a, C> {
         pairs.filter_map(|pair| by_trial.remove(&pair)).collect()
     }
 
-    fn take(&mut self, index: usize, trial: u32) -> Result<Taken, StoreError> {
+    fn take(&mut self, index: usize, trial: u32) -> Result<Claimed, StoreError> {
         let key = self.cells[index].key();
         match self.trials {
             // Every one of several such runs measures everything.
-            Trials::Fresh(_) => Ok(Taken::Ours(trial, None)),
+            Trials::Fresh(_) => Ok(Claimed::Ours(trial, None)),
             Trials::UpTo(_) => {
-                let Some(claim) = self.notebook.claim(key, trial)? else { return Ok(Taken::Others) };
+                let Some(claim) = self.notebook.claim(key, trial)? else { return Ok(Claimed::Others) };
                 // Its last owner may have made the record between our look and our claim.
                 self.catch_up()?;
                 let is_done = self.done.contains(&(index, trial)) || self.over.contains(&index);
-                Ok(if is_done { Taken::Done } else { Taken::Ours(trial, Some(claim)) })
+                Ok(if is_done { Claimed::Done } else { Claimed::Ours(trial, Some(claim)) })
             }
             Trials::OneMore => {
                 let mut trial = trial;
@@ -208,7 +208,7 @@ impl<'a, C: SuiteCell> TrialQueue<'a, C> {
                     let largest = self.largest.get(&index).copied().unwrap_or(0);
                     if claim.is_some() && trial > largest {
                         self.wanted[index] = vec![trial];
-                        return Ok(Taken::Ours(trial, claim));
+                        return Ok(Claimed::Ours(trial, claim));
                     }
                     // Others run it too, and have this number.
                     trial = trial.saturating_add(1).max(largest.saturating_add(1));
@@ -305,7 +305,7 @@ impl<'a, C: SuiteCell> TrialQueue<'a, C> {
     }
 }
 
-enum Taken {
+enum Claimed {
     Ours(u32, Option<Claim>),
     Others,
     Done,

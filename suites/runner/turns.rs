@@ -28,7 +28,7 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// One that takes turns.
 #[derive(Clone, Debug)]
-pub struct Player {
+pub struct Participant {
     /// What runs.
     pub program: Program,
     /// Steps that are not timed, which it runs before the first round.
@@ -56,7 +56,7 @@ pub struct Settings {
 
 /// A turn that was taken.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Taken {
+pub struct TurnSample {
     /// Whose, by place among the players.
     pub player: usize,
     /// Generation of processes, from 1.
@@ -77,7 +77,7 @@ pub struct Taken {
     pub counted: bool,
 }
 
-impl Taken {
+impl TurnSample {
     /// Seconds per step of what counts.
     pub fn seconds_per_step(&self) -> f64 {
         let counts = self.steps.get(self.discarded..).unwrap_or_default();
@@ -93,7 +93,7 @@ impl Taken {
 }
 
 /// Who is told of an experiment and steers it.
-pub trait Conduct {
+pub trait TurnPolicy {
     /// Who takes part in the first round: all, unless earlier turns have decided something.
     fn first(&mut self, players: usize) -> Vec<bool> {
         vec![true; players]
@@ -101,7 +101,7 @@ pub trait Conduct {
     /// A generation's processes are being started: so many of all.
     fn starting(&mut self, _generation: u32, _done: usize, _all: usize) {}
     /// A block of rounds has ended, the last of which may be cut short by the user; who still takes part, or nobody when all is decided.
-    fn rounds(&mut self, turns: &[Taken]) -> Vec<bool>;
+    fn rounds(&mut self, turns: &[TurnSample]) -> Vec<bool>;
     /// A generation has ended, and how if it was the last by that, with what each player said; of those that did not take part
     /// nothing.
     fn ended(&mut self, _generation: u32, _ending: Option<Ending>, _said: Vec<Option<Execution>>) {}
@@ -145,7 +145,7 @@ pub struct Experiment<'a> {
     /// This program, which trains cells.
     pub program: PathBuf,
     /// Who takes turns.
-    pub players: &'a [Player],
+    pub players: &'a [Participant],
     /// How.
     pub settings: Settings,
     /// Set when the user wants to stop.
@@ -168,7 +168,7 @@ impl Experiment<'_> {
     ///
     /// # Errors
     /// The budget is too small for one round.
-    pub fn run(&self, conduct: &mut dyn Conduct) -> Result<Ending, TurnsError> {
+    pub fn run(&self, conduct: &mut dyn TurnPolicy) -> Result<Ending, TurnsError> {
         let begin = Instant::now();
         let mut random = Random::new(self.settings.seed);
         // A player takes part while its program runs and the conduct wants it. One that is wanted again later returns, with the next
@@ -237,7 +237,7 @@ impl Experiment<'_> {
     }
 
     /// Starts all that are active, in random order, and as many at a time as there are cores.
-    fn start(&self, generation: u32, active: &[bool], random: &mut Random, conduct: &mut dyn Conduct) -> Stage {
+    fn start(&self, generation: u32, active: &[bool], random: &mut Random, conduct: &mut dyn TurnPolicy) -> Stage {
         let mut order = places_of(active);
         random.shuffle(&mut order);
         let mut residents = Residents::new(self.program.clone(), self.stop.clone(), self.settings.timeout);
@@ -297,7 +297,7 @@ impl Experiment<'_> {
         (generation, round, begin): (u32, u32, Instant),
         alive: &mut [bool],
         ending: &mut Option<Ending>,
-    ) -> Vec<Taken> {
+    ) -> Vec<TurnSample> {
         let mut turns = Vec::with_capacity(order.len());
         for (place, player) in order.iter().copied().enumerate() {
             let at = begin.elapsed().as_secs_f64();
@@ -309,7 +309,7 @@ impl Experiment<'_> {
                 stage.done[player] += steps.len();
             }
             match turn {
-                resident::Turn::Done(steps) => turns.push(Taken {
+                resident::Turn::Done(steps) => turns.push(TurnSample {
                     player,
                     generation,
                     round,
@@ -323,7 +323,7 @@ impl Experiment<'_> {
                 resident::Turn::Ended => alive[player] = false,
                 resident::Turn::Stopped => {
                     *ending = Some(Ending::Interrupted);
-                    turns.iter_mut().for_each(|turn: &mut Taken| turn.counted = false);
+                    turns.iter_mut().for_each(|turn: &mut TurnSample| turn.counted = false);
                     break;
                 }
             }
@@ -333,7 +333,7 @@ impl Experiment<'_> {
 
     /// Ends all processes. Those of the first generation come to the end of their configuration before, so that their losses can be
     /// compared.
-    fn close(&self, mut stage: Stage, generation: u32, ending: Option<Ending>, conduct: &mut dyn Conduct) {
+    fn close(&self, mut stage: Stage, generation: u32, ending: Option<Ending>, conduct: &mut dyn TurnPolicy) {
         for (player, place) in stage.places.iter().enumerate() {
             let missing = self.players[player].steps.saturating_sub(stage.done[player]);
             let is_whole = missing == 0 || generation > 1 || ending == Some(Ending::Interrupted);
@@ -360,10 +360,10 @@ fn places_of(all: &[bool]) -> Vec<usize> {
 
 /// Tells of a block of rounds, with what others used of the machine meanwhile.
 fn deliver(
-    block: &mut Vec<Taken>,
+    block: &mut Vec<TurnSample>,
     shares: Option<Shares>,
     allow_load: bool,
-    conduct: &mut dyn Conduct,
+    conduct: &mut dyn TurnPolicy,
 ) -> Option<Vec<bool>> {
     if block.is_empty() {
         return None;

@@ -9,7 +9,7 @@ use zbench_config::{Context, Document, grid};
 use zbench_engine::config::DeviceKind;
 use zbench_kernels::Cpu;
 
-const TWO: Seats = Seats { ranks: 2, threads: 1, crowded: false };
+const TWO: RankLayout = RankLayout { ranks: 2, threads: 1, crowded: false };
 
 /// The classes that a cell's step has, with their smallest and largest product of sizes.
 fn classes(cell: &Cell) -> BTreeSet<String> {
@@ -22,14 +22,14 @@ fn classes(cell: &Cell) -> BTreeSet<String> {
     flat.iter().map(|stated| Class::of(&stated.op).name).collect()
 }
 
-fn all_classes(seats: Seats) -> BTreeSet<String> {
+fn all_classes(seats: RankLayout) -> BTreeSet<String> {
     probes(seats).unwrap().iter().flat_map(|probe| classes(&probe.cell)).collect()
 }
 
 /// Every operation that cells of these files state, on the CPU, is timed by a probe of the same kernel, form and types.
 #[test]
 fn probes_have_every_operation_of_our_configurations() {
-    let (all, crowded) = (all_classes(TWO), all_classes(Seats { ranks: 4, threads: 1, crowded: true }));
+    let (all, crowded) = (all_classes(TWO), all_classes(RankLayout { ranks: 4, threads: 1, crowded: true }));
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs")).to_path_buf();
     let mut cells = 0;
     for file in ["quickstart.toml", "precision-table.toml", "two-nodes.toml"] {
@@ -108,7 +108,7 @@ fn probes_have_the_kernels_of_every_family() {
 
 #[test]
 fn seats_fill_the_cores_and_then_crowd_them() {
-    let seats = |ranks, threads, crowded| Seats { ranks, threads, crowded };
+    let seats = |ranks, threads, crowded| RankLayout { ranks, threads, crowded };
     assert_eq!(seatings(&[1, 2], 2), [seats(2, 1, false), seats(4, 1, true), seats(1, 2, false)]);
     assert_eq!(seatings(&[1, 16], 16), [seats(16, 1, false), seats(32, 1, true), seats(1, 16, false)]);
     assert_eq!(seatings(&[1], 1), [seats(1, 1, false), seats(2, 1, true)]);
@@ -153,7 +153,7 @@ fn crowded_seats_take_long_operations_from_the_others() {
             .for_each(|(size, seconds)| curves.add("fill f32", Point { sizes: vec![*size], seconds: *seconds }));
         Operations { seats, curves, overheads: Overheads { operation, ..Overheads::default() }, spread: 0.0 }
     };
-    let crowded = Seats { ranks: 4, threads: 1, crowded: true };
+    let crowded = RankLayout { ranks: 4, threads: 1, crowded: true };
     let mut all = [of(TWO, &[(10.0, 1.0), (100.0, 2.0)], 3.0), of(crowded, &[(10.0, 5.0), (20.0, 6.0)], 9.0)];
     complete(&mut all);
     let points: Vec<(f64, f64)> =
@@ -167,7 +167,7 @@ fn crowded_seats_take_long_operations_from_the_others() {
 fn what_is_neither_operation_nor_collective_is_waiting() {
     let mut curves = Curves::default();
     curves.add("fill f32", Point { sizes: vec![8.0], seconds: 10e-6 });
-    let seats = Seats { ranks: 4, threads: 1, crowded: true };
+    let seats = RankLayout { ranks: 4, threads: 1, crowded: true };
     let of = Operations { seats, curves, overheads: Overheads::default(), spread: 0.0 };
     let fill = zbench_kernels::Move { len: 8, sources: 0, from: DType::F32, to: DType::F32 };
     let operation = Stated { phase: zbench_engine::layers::Phase::Forward, term: "x", op: Op::Fill(fill) };

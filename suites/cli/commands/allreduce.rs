@@ -17,7 +17,7 @@ use zbench_reports::{Notebook, Record};
 use zbench_suites::collectives::args::AllreduceArgs;
 use zbench_suites::collectives::plan::Plan;
 use zbench_suites::collectives::record::{self, End};
-use zbench_suites::collectives::world::{self, Wanted, Way};
+use zbench_suites::collectives::world::{self, LaunchMode, WorldSpec};
 use zbench_suites::collectives::{BenchError, Watch, expect, fit, gpus};
 
 /// `zbench allreduce`.
@@ -37,7 +37,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
     let variable = |name: &str| std::env::var(name).ok();
     let plan = Plan::new(arguments, variable).map_err(|error| anyhow!(error))?;
     let launched = zbench_launch::detect(&|name: &str| std::env::var(name).ok())?;
-    let wanted = Wanted::new(arguments, launched, global.quiet).map_err(|error| anyhow!(error))?;
+    let wanted = WorldSpec::new(arguments, launched, global.quiet).map_err(|error| anyhow!(error))?;
     check_before_work(arguments, &plan, wanted.ranks)?;
     let nccl_version = match gpus::ready(&wanted) {
         Ok(version) => version,
@@ -47,17 +47,17 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
         }
     };
     let stop = stop_flag()?;
-    if matches!(&wanted.way, Way::Member(world, _) if world.rank > 0) {
+    if matches!(&wanted.way, LaunchMode::Member(world, _) if world.rank > 0) {
         return follow(&wanted, &plan, &stop);
     }
     let notebook = Notebook::open(&global.notebook)?;
     // Before any rank starts or is met.
     notebook.check_writable()?;
     match &wanted.way {
-        Way::Start => return start(arguments, &wanted, &stop),
+        LaunchMode::Start => return start(arguments, &wanted, &stop),
         // Where this process started the ranks, it has said so before.
-        Way::Member(world, _) if world.source == zbench_launch::Source::Ours => {}
-        Way::Member(..) | Way::Threads => say_ignored(arguments),
+        LaunchMode::Member(world, _) if world.source == zbench_launch::Source::Ours => {}
+        LaunchMode::Member(..) | LaunchMode::Threads => say_ignored(arguments),
     }
     let run = Run {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -73,7 +73,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
         notebook,
         prints: shows && global.format == Format::Table,
         // Between the two that a reader may want, so that JSON on standard output stays whole.
-        whispers: shows && global.format != Format::Table && global.verbose > 0,
+        verbose: shows && global.format != Format::Table && global.verbose > 0,
         started: jiff::Timestamp::now(),
         command: command_line(),
         stop,
@@ -130,7 +130,7 @@ fn say_ignored(arguments: &AllreduceArgs) {
 }
 
 /// Ranks as processes of their own: rank 0 of them prints, records and decides the exit code.
-fn start(arguments: &AllreduceArgs, wanted: &Wanted, stop: &AtomicBool) -> Result<u8> {
+fn start(arguments: &AllreduceArgs, wanted: &WorldSpec, stop: &AtomicBool) -> Result<u8> {
     say_ignored(arguments);
     let (code, died) = match world::start(wanted, stop) {
         Ok(ended) => ended,
@@ -150,7 +150,7 @@ fn start(arguments: &AllreduceArgs, wanted: &Wanted, stop: &AtomicBool) -> Resul
 }
 
 /// A rank other than 0 of a launch: says nothing unless it is itself at fault.
-fn follow(wanted: &Wanted, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8> {
+fn follow(wanted: &WorldSpec, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8> {
     struct Silent<'a>(&'a AtomicBool);
     impl Watch for Silent<'_> {
         fn stop(&self) -> bool {
@@ -161,7 +161,7 @@ fn follow(wanted: &Wanted, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8> {
         Ok(ranks) if ranks.iter().any(|finish| finish.interrupted) => Ok(exit::INTERRUPTED),
         Ok(_) => Ok(exit::SUCCESS),
         Err(error) => {
-            let rank = if let Way::Member(world, _) = &wanted.way { world.rank } else { 0 };
+            let rank = if let LaunchMode::Member(world, _) = &wanted.way { world.rank } else { 0 };
             // NCCL's own failures come as the end of the group by this very rank.
             let is_own = matches!(&error, BenchError::Comm(CommError::Aborted { rank: by, .. }) if *by == rank);
             if is_own || !world::is_echo(&error) {
@@ -210,7 +210,7 @@ struct Screen<'a> {
     expected: Option<expect::Machine>,
     notebook: Notebook,
     prints: bool,
-    whispers: bool,
+    verbose: bool,
     started: jiff::Timestamp,
     command: String,
     stop: Arc<AtomicBool>,
@@ -231,7 +231,7 @@ impl Screen<'_> {
     }
 
     fn say(&self, state: &mut State, text: &str) {
-        if self.whispers {
+        if self.verbose {
             zbench_host::say!("{}", text.trim_end());
         }
         if self.prints

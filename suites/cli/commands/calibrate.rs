@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use zbench_config::profile::ceilings::About;
-use zbench_config::profile::operations::Seats;
+use zbench_config::profile::operations::RankLayout;
 use zbench_config::profile::{self, corrections, default_path};
 use zbench_host::{exit, machine};
 use zbench_predict::residuals::{self, Residuals};
@@ -149,7 +149,7 @@ fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
 }
 
 /// Who times operations, and where: single threads and all cores, or the numbers of threads that were asked for.
-fn seatings(wanted: &Wanted, arguments: &CalibrateArgs) -> Result<Vec<(Seats, Vec<Probe>)>> {
+fn seatings(wanted: &Wanted, arguments: &CalibrateArgs) -> Result<Vec<(RankLayout, Vec<Probe>)>> {
     let ends = |threads: &&usize| !arguments.threads.is_empty() || **threads == 1 || **threads == machine::cores();
     let threads: Vec<usize> = wanted.threads.iter().filter(ends).copied().collect();
     let with_probes = |seats| Ok((seats, probes::probes(seats)?));

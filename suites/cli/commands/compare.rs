@@ -1,6 +1,6 @@
 //! `zbench compare A B`.
 
-use super::select::Books;
+use super::select::NotebookSet;
 use super::{print_document, print_lines, room};
 use crate::{CompareArgs, Format, Global};
 use anyhow::{Result, bail};
@@ -11,7 +11,7 @@ use zbench_reports::compare::{self, Options, document};
 /// Compares two selections and prints what there is to say.
 pub fn compare(global: &Global, arguments: &CompareArgs) -> Result<u8> {
     let Some(b) = &arguments.b else { bail!("compare needs a B") };
-    let mut books = Books::new(&global.notebook);
+    let mut books = NotebookSet::new(&global.notebook);
     books.read(&arguments.a)?;
     books.read(b)?;
     let (a, b) = (books.side(&arguments.a)?, books.side(b)?);

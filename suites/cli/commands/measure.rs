@@ -13,8 +13,8 @@ use zbench_predict::planned::{Decision, Planned};
 use zbench_reports::compare::measured::Measured;
 use zbench_reports::evidence::{Comparison, Pair, Rules, Verdict};
 use zbench_runner::Execution;
-use zbench_runner::turns::resident::{ENDLESS, Foreign, Program};
-use zbench_runner::turns::{Conduct, Ending, Experiment, Player, Settings, Taken};
+use zbench_runner::turns::resident::{ENDLESS, ExternalCommand, Program};
+use zbench_runner::turns::{Ending, Experiment, Participant, Settings, TurnPolicy, TurnSample};
 
 /// Seconds of a generation of processes at least: starting them anew costs time too.
 const GENERATION_SECONDS: f64 = 6.0;
@@ -50,8 +50,8 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
     let mut two = Two {
         pair: Pair::new(rules),
         time: match arguments.per {
-            Per::Token => Taken::seconds_per_token,
-            Per::Step => Taken::seconds_per_step,
+            Per::Token => TurnSample::seconds_per_token,
+            Per::Step => TurnSample::seconds_per_step,
         },
         generations: 0,
         discarded: 0,
@@ -124,7 +124,7 @@ impl Sides {
         let cell_a = cell_of(&a).context("the cell has no plan")?;
         let tokens = a.estimate.as_ref().map_or(0, |estimate| estimate.flops.tokens);
         if let Some(command) = &arguments.foreign {
-            let foreign = Foreign {
+            let foreign = ExternalCommand {
                 command: ["sh", "-c", command].map(Into::into).to_vec(),
                 tokens: arguments.tokens.unwrap_or(tokens),
                 word: "step".into(),
@@ -155,19 +155,19 @@ impl Sides {
         })
     }
 
-    fn players(&self) -> Vec<Player> {
+    fn players(&self) -> Vec<Participant> {
         let both = self.programs.iter().zip(self.warmups);
-        both.map(|(program, warmup)| Player { program: program.clone(), warmup, steps: 0 }).collect()
+        both.map(|(program, warmup)| Participant { program: program.clone(), warmup, steps: 0 }).collect()
     }
 }
 
 /// The public command of a zbench, whichever version it is.
-fn public(program: &std::path::Path, file: &std::path::Path, set: &[String], tokens: u64) -> Foreign {
+fn public(program: &std::path::Path, file: &std::path::Path, set: &[String], tokens: u64) -> ExternalCommand {
     let scratch = std::env::temp_dir().join(format!("zbench-compare-{}", std::process::id()));
     let mut command = vec![program.into(), "run".into(), file.into(), "--log-every".into(), "1".into()];
     command.extend(["--notebook".into(), scratch.into(), "--set".into(), ENDLESS.into()]);
     set.iter().for_each(|set| command.extend(["--set".into(), set.into()]));
-    Foreign { command, tokens, word: "step".into() }
+    ExternalCommand { command, tokens, word: "step".into() }
 }
 
 fn label(file: &std::path::Path, set: &[String]) -> String {
@@ -197,7 +197,7 @@ fn one_cell(file: &std::path::Path, set: &[String]) -> Result<Planned> {
 struct Two {
     pair: Pair,
     /// What is compared.
-    time: fn(&Taken) -> f64,
+    time: fn(&TurnSample) -> f64,
     generations: u32,
     rounds: usize,
     discarded: usize,
@@ -223,8 +223,8 @@ impl Two {
     }
 }
 
-impl Conduct for Two {
-    fn rounds(&mut self, turns: &[Taken]) -> Vec<bool> {
+impl TurnPolicy for Two {
+    fn rounds(&mut self, turns: &[TurnSample]) -> Vec<bool> {
         if let Some(file) = &mut self.samples {
             for turn in turns {
                 let line = json!({

@@ -18,11 +18,11 @@ use zbench_predict::planned::{Planned, gib};
 use zbench_reports::record::{Record, Status, Step};
 use zbench_reports::render::printable;
 use zbench_runner::Observe;
-use zbench_runner::protocol::Between;
+use zbench_runner::protocol::LifecycleEvent;
 
 /// Tells on standard error.
 pub struct Progress {
-    told: Told,
+    told: Shared,
     /// Wakes now and then, while a cell says nothing. Its end is that of the channel.
     watch: Option<(Sender<()>, JoinHandle<()>)>,
     /// Makes the lines of steps, where there are some.
@@ -34,7 +34,7 @@ pub struct Progress {
 
 /// What the watching thread shares.
 #[derive(Clone)]
-struct Told {
+struct Shared {
     bar: Option<ProgressBar>,
     quiet: bool,
     life: Arc<Mutex<Life>>,
@@ -44,7 +44,7 @@ struct Told {
 /// How often it is looked whether there is something to say.
 const LOOK: Duration = Duration::from_secs(1);
 
-impl Told {
+impl Shared {
     fn life(&self) -> MutexGuard<'_, Life> {
         self.life.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -85,7 +85,7 @@ impl Progress {
             }
             bar
         });
-        let told = Told { bar, quiet: global.quiet, life: Arc::default(), began: Instant::now() };
+        let told = Shared { bar, quiet: global.quiet, life: Arc::default(), began: Instant::now() };
         let watch = (!global.quiet).then(|| watch(told.clone())).flatten();
         Progress { told, watch, trainer, label: String::new(), waits: false, turns_said: None }
     }
@@ -108,7 +108,7 @@ impl Progress {
 }
 
 /// Looks at it every second until the other end of the channel is gone; nothing where no thread can be had.
-fn watch(told: Told) -> Option<(Sender<()>, JoinHandle<()>)> {
+fn watch(told: Shared) -> Option<(Sender<()>, JoinHandle<()>)> {
     let (end, ended) = mpsc::channel();
     let looks = move || {
         while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
@@ -178,7 +178,7 @@ impl Observe for Progress {
         }
     }
 
-    fn between(&mut self, between: &Between) {
+    fn between(&mut self, between: &LifecycleEvent) {
         if let Some(line) = self.trainer.as_mut().and_then(|trainer| trainer.between(between)) {
             self.line(&line);
         }

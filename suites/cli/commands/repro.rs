@@ -26,7 +26,7 @@ use zbench_reports::record::Record;
 use zbench_reports::units;
 use zbench_runner::folders::Folders;
 use zbench_runner::{Header, Trials, parity};
-use zbench_suites::collectives::world::{Wanted, Way};
+use zbench_suites::collectives::world::{LaunchMode, WorldSpec};
 
 /// Runs it and compares: losses, norms, bytes and calls must be the same; speed is shown beside.
 pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration) -> Result<u8> {
@@ -129,8 +129,8 @@ fn collectives(global: &Global, session: &Session, notebook: &Notebook, record: 
     let parsed = Cli::try_parse_from(words).map_err(|_| refused("this version does not know its command"))?;
     let Some(Command::Allreduce(mut arguments)) = parsed.command else { return Err(refused("its command is another")) };
     let wanted =
-        Wanted::new(&arguments, None, true).map_err(|why| refused(&format!("cannot be repeated here: {why}")))?;
-    if !matches!(wanted.way, Way::Threads) {
+        WorldSpec::new(&arguments, None, true).map_err(|why| refused(&format!("cannot be repeated here: {why}")))?;
+    if !matches!(wanted.way, LaunchMode::Threads) {
         return Err(refused("its ranks were processes, which repeat whole commands only"));
     }
     // What was asked for beside the measurement is not asked for again; of several collectives only this one.

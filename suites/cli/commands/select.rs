@@ -281,7 +281,7 @@ fn value_of(record: &Record, key: &str) -> Option<String> {
 }
 
 /// The notebooks that a command reads, each once.
-pub struct Books {
+pub struct NotebookSet {
     default: PathBuf,
     read: HashMap<PathBuf, Vec<Record>>,
 }
@@ -292,7 +292,7 @@ struct Located<'s> {
     rest: Option<&'s str>,
 }
 
-impl Books {
+impl NotebookSet {
     /// None is read yet.
     pub fn new(default: &Path) -> Self {
         Self { default: default.to_path_buf(), read: HashMap::new() }

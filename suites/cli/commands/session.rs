@@ -7,7 +7,7 @@ use tracing::{debug, info};
 use zbench_config::Hosts;
 use zbench_engine::config::{Backend, STALL};
 use zbench_host::exit;
-use zbench_launch::{LaunchError, Line, Options, World};
+use zbench_launch::{ControlChannel, LaunchError, Options, World};
 use zbench_predict::planned::{Decision, Planned};
 use zbench_reports::record::{Source, Status};
 use zbench_runner::launched::{Leader, follow};
@@ -45,7 +45,8 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
         zbench_host::say!("{}", world.describe());
     }
     let options = Options { timeout: timeout.min(STALL), stall: STALL, quiet: true };
-    let opened = zbench_launch::meet(&world, &options).and_then(|met| Ok((Hosts::of(&met), Line::open(met)?)));
+    let opened =
+        zbench_launch::meet(&world, &options).and_then(|met| Ok((Hosts::of(&met), ControlChannel::open(met)?)));
     let (hosts, line) = match opened {
         Ok(opened) => opened,
         // It was started well, and somebody failed it.

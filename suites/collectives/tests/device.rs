@@ -2,7 +2,7 @@
 
 use super::{Meddle, Outcome, plan, planned, run_on};
 use crate::collectives::data::{self, Expected, Mismatch, Pattern};
-use crate::collectives::gpus::{Seat, seat_on};
+use crate::collectives::gpus::{RankDevice, seat_on};
 use crate::collectives::memory::Memory;
 use crate::collectives::place::Cache;
 use crate::collectives::plan::Plan;
@@ -33,7 +33,7 @@ fn run(ranks: usize, late: bool, plan: &Plan, meddle: impl Fn(usize) -> Meddle) 
         (seat.place.cache, seat.place.memory_bytes) = (Cache::of_host(Some(64 << 10)), MEMORY);
         seat
     };
-    let seats: Vec<Seat> = (0..ranks).map(seat).collect();
+    let seats: Vec<RankDevice> = (0..ranks).map(seat).collect();
     let cores = (0..ranks).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect();
     let talks = group("talk", cores, STALL).unwrap();
     run_on(&seats, Some(talks), plan, meddle, usize::MAX, STALL)
@@ -99,7 +99,7 @@ fn nothing_is_left_undone_when_the_time_is_taken() {
         let own = Host::new(&zbench_host::devices::cache(), "c++", &[], Order::Forward).unwrap();
         let machine: Arc<dyn Machine> = Arc::new(own.late());
         let plan = plan(&format!("-b 1K -e 1K -n 5 -w 0 -c 0 --buffers hot {words}"));
-        let seats: Vec<Seat> = (0..2).map(|_| seat_on(&plan, machine.clone(), 0, None, 2).unwrap()).collect();
+        let seats: Vec<RankDevice> = (0..2).map(|_| seat_on(&plan, machine.clone(), 0, None, 2).unwrap()).collect();
         let talks = group("talk", (0..2).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect(), STALL).unwrap();
         let outcome = run_on(&seats, Some(talks), &plan, |_| Meddle::Nothing, usize::MAX, STALL);
         assert!(outcome.results.iter().all(Result::is_ok), "{:?}", outcome.results);
@@ -128,8 +128,8 @@ fn one_flipped_bit_on_a_device_is_found() {
 #[test]
 fn blocks_of_a_devices_memory_are_compared_as_one() {
     let kernels = Cuda::new(machine(true)).unwrap();
-    let (arena, desk) = (Arena::on(machine(true), None, 1 << 20).unwrap(), Arena::host(None).unwrap());
-    let memory = Memory::new(&kernels, &desk).of_blocks(32);
+    let (arena, host_arena) = (Arena::on(machine(true), None, 1 << 20).unwrap(), Arena::host(None).unwrap());
+    let memory = Memory::new(&kernels, &host_arena).of_blocks(32);
     let pattern = Pattern { dtype: DType::F32, op: None, ranks: 2, seed: 9 };
     let expected = |index: u64| Expected { value: pattern.input(1, index), tolerance: 0.0 };
     let mut buffer = arena.alloc(Category::Workspace, DType::F32, 116).unwrap();
@@ -157,8 +157,8 @@ fn blocks_of_a_devices_memory_are_compared_as_one() {
 #[test]
 fn regions_on_a_device_are_random_all_over() {
     let kernels = Cuda::new(machine(true)).unwrap();
-    let (arena, desk) = (Arena::on(machine(true), None, 1 << 20).unwrap(), Arena::host(None).unwrap());
-    let memory = Memory::new(&kernels, &desk).of_blocks(32);
+    let (arena, host_arena) = (Arena::on(machine(true), None, 1 << 20).unwrap(), Arena::host(None).unwrap());
+    let memory = Memory::new(&kernels, &host_arena).of_blocks(32);
     let pattern = Pattern { dtype: DType::F32, op: Some(ReduceOp::Sum), ranks: 2, seed: 9 };
     for len in [0, 1, 32, 33, 64, 100, 1000] {
         let mut buffer = arena.alloc(Category::Workspace, DType::F32, len).unwrap();

@@ -137,7 +137,7 @@ pub(super) const KEYS: &[Key] = &[
     ),
     key(
         "checkpoint.load_as",
-        Ways,
+        ShardSpecs,
         From("[\"ddp:1\"], and hsdp on as many ranks where they halve"),
         "Suite checkpoint: loads each checkpoint as these, STRATEGY:RANKS, of a hybrid STRATEGY:RANKS/SHARD.",
     ),

@@ -11,7 +11,7 @@ use zbench_engine::plan::curves::{Curves, Point};
 
 /// How many ranks compute at once, and with how many threads each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Seats {
+pub struct RankLayout {
     /// Ranks of the machine.
     pub ranks: usize,
     /// Threads of a rank.
@@ -20,7 +20,7 @@ pub struct Seats {
     pub crowded: bool,
 }
 
-impl fmt::Display for Seats {
+impl fmt::Display for RankLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let many = |count: usize| if count == 1 { "" } else { "s" };
         write!(f, "{} rank{} of {} thread{}", self.ranks, many(self.ranks), self.threads, many(self.threads))
@@ -31,7 +31,7 @@ impl fmt::Display for Seats {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Operations {
     /// With which.
-    pub seats: Seats,
+    pub seats: RankLayout,
     /// The operations.
     pub curves: Curves,
     /// What is beside them.
@@ -51,7 +51,7 @@ pub fn save(path: &Path, operations: &[Operations], measured: &str, cores: usize
     merge(path, "measured by zbench calibrate", "operations", &is_ours, &text(operations, measured, cores))
 }
 
-fn heading(Seats { ranks, threads, .. }: Seats) -> String {
+fn heading(RankLayout { ranks, threads, .. }: RankLayout) -> String {
     format!("[operations.ranks-{ranks}.threads-{threads}]")
 }
 
@@ -113,14 +113,14 @@ pub fn of_value(value: &Value) -> Result<Vec<Operations>, String> {
             let threads = threads_name.strip_prefix("threads-").and_then(|threads| threads.parse().ok());
             let threads = threads.ok_or_else(|| wrong(&place))?;
             let crowded = value.get("crowded").and_then(Value::as_bool).ok_or_else(|| wrong(&place))?;
-            all.push(one(value, Seats { ranks, threads, crowded }).ok_or_else(|| wrong(&place))?);
+            all.push(one(value, RankLayout { ranks, threads, crowded }).ok_or_else(|| wrong(&place))?);
         }
     }
     all.sort_by_key(|of| of.seats);
     Ok(all)
 }
 
-fn one(value: &Value, seats: Seats) -> Option<Operations> {
+fn one(value: &Value, seats: RankLayout) -> Option<Operations> {
     let positive = |key: &str| value.get(key).and_then(number).filter(|number| *number >= 0.0);
     let seconds = |key: &str| Some(positive(key)? * 1e-6);
     let overheads = Overheads {

@@ -3,7 +3,7 @@
 use super::{ByTurns, Past, turns_of};
 use crate::protocol::{End, Ended};
 use crate::train::{compare, fill};
-use crate::turns::{Conduct, Ending, Taken};
+use crate::turns::{Ending, TurnPolicy, TurnSample};
 use crate::{Execution, Runner, Train, logged, rescue};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -199,7 +199,7 @@ impl<'a, 'r, 't> OfGrid<'a, 'r, 't> {
         self.runner.observe.turns(&words, (spent / budget).min(1.0));
     }
 
-    fn row(&self, turn: &Taken, machine: Option<f64>) -> TurnRow {
+    fn row(&self, turn: &TurnSample, machine: Option<f64>) -> TurnRow {
         let steps = turn.steps.get(turn.discarded..).unwrap_or_default();
         TurnRow {
             round: self.rounds_before + turn.round,
@@ -287,7 +287,7 @@ impl<'a, 'r, 't> OfGrid<'a, 'r, 't> {
         }
         end.peak_flops = self.peaks.get(&peak_of(cell)).cloned().unwrap_or_default();
         fill(&mut record, steps, &end, cell, estimate);
-        crate::between::add(&mut record, between);
+        crate::lifecycle::add(&mut record, between);
         if let Some(turns) = &mut record.turns {
             let seconds = Some((1e3 * seconds).round() / 1e3);
             *turns = Turns { stopped: Some(self.ending.to_string()), seconds, rows, ..std::mem::take(turns) };
@@ -328,7 +328,7 @@ fn blank(runner: &Runner<'_, Train<'_>>, planned: &Planned) -> Record {
     runner.blank(planned, 0, jiff::Timestamp::UNIX_EPOCH)
 }
 
-impl Conduct for OfGrid<'_, '_, '_> {
+impl TurnPolicy for OfGrid<'_, '_, '_> {
     fn first(&mut self, _players: usize) -> Vec<bool> {
         self.wanted()
     }
@@ -345,8 +345,8 @@ impl Conduct for OfGrid<'_, '_, '_> {
         self.tell(&format!("generation {}: {done} of {all} cells started", self.before + generation));
     }
 
-    fn rounds(&mut self, turns: &[Taken]) -> Vec<bool> {
-        let of_taken = |turn: &Taken| Turn {
+    fn rounds(&mut self, turns: &[TurnSample]) -> Vec<bool> {
+        let of_taken = |turn: &TurnSample| Turn {
             cell: turn.player,
             generation: self.before + turn.generation,
             round: self.rounds_before + turn.round,

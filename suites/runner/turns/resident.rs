@@ -6,7 +6,7 @@ use super::token::{Desk, Heard, StepTime, answer};
 use crate::Execution;
 use crate::child::{died, start_cell};
 use crate::processes::tail_of;
-use crate::protocol::{Event, Job, Told};
+use crate::protocol::{Event, Job, ProgressEvent};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -36,12 +36,12 @@ pub enum Program {
     /// A cell, trained by this program.
     Cell(Box<Cell>),
     /// Any other: it prints a line for each step.
-    Command(Foreign),
+    Command(ExternalCommand),
 }
 
 /// A program that is not told of turns.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Foreign {
+pub struct ExternalCommand {
     /// The program and its arguments.
     pub command: Vec<OsString>,
     /// Tokens of a step.
@@ -84,7 +84,7 @@ enum Word {
 struct Resident {
     child: Option<Child>,
     tail: Option<JoinHandle<String>>,
-    foreign: Option<Foreign>,
+    foreign: Option<ExternalCommand>,
     ranks: Vec<Rank>,
     said: Execution,
     /// Lines of another program.
@@ -171,7 +171,7 @@ impl Residents {
         self.listen(number, stdout, event)
     }
 
-    fn start_command(&mut self, number: usize, foreign: &Foreign) -> std::io::Result<()> {
+    fn start_command(&mut self, number: usize, foreign: &ExternalCommand) -> std::io::Result<()> {
         let Some((program, arguments)) = foreign.command.split_first() else {
             return Err(std::io::Error::other("the command is empty"));
         };
@@ -314,7 +314,7 @@ impl Residents {
                     resident.said.close(*end);
                     resident.over = true;
                 }
-                event => resident.said.take(&event, &mut |_: Told<'_>| ()),
+                event => resident.said.take(&event, &mut |_: ProgressEvent<'_>| ()),
             },
             Word::Line(at) => resident.lines.push(at),
             Word::Silence if !resident.over => self.bury(number),

@@ -5,7 +5,7 @@ use zbench_engine::config::{Cell, Evaluation};
 use zbench_predict::planned::Planned;
 use zbench_reports::record::{Record, Status, Step};
 use zbench_reports::{stats, units};
-use zbench_runner::protocol::Between;
+use zbench_runner::protocol::LifecycleEvent;
 
 /// Steps whose median time says how long the others take.
 const RECENT: usize = 20;
@@ -87,13 +87,13 @@ impl Trainer {
     }
 
     /// Something has happened between steps; its line, if it has one.
-    pub fn between(&mut self, between: &Between) -> Option<String> {
+    pub fn between(&mut self, between: &LifecycleEvent) -> Option<String> {
         match between {
-            Between::Peak(bytes) => {
+            LifecycleEvent::Peak(bytes) => {
                 self.peak = Some(*bytes);
                 None
             }
-            Between::Evaluated(evaluated) => {
+            LifecycleEvent::Evaluated(evaluated) => {
                 self.evaluation_ms = evaluated.ms;
                 self.evaluations.push((evaluated.step, evaluated.loss));
                 Some(format!(
@@ -105,7 +105,7 @@ impl Trainer {
                     evaluated.ms
                 ))
             }
-            Between::Saved(saved) => {
+            LifecycleEvent::Saved(saved) => {
                 self.stall_ms = saved.stall_ms;
                 self.checkpoints += 1;
                 Some(format!(
@@ -119,7 +119,7 @@ impl Trainer {
                     saved.dir.display()
                 ))
             }
-            Between::Resumed(from) => {
+            LifecycleEvent::Resumed(from) => {
                 self.evaluations = from.evaluations.iter().map(|done| (done.step, done.loss)).collect();
                 Some(format!(
                     "goes on from step {}/{}  {} read in {} ({})  {}",
@@ -220,14 +220,14 @@ mod tests {
     #[test]
     fn a_line_says_where_the_run_is() {
         let mut trainer = trainer(1, 100);
-        assert_eq!(trainer.between(&Between::Peak(3 << 19)), None);
+        assert_eq!(trainer.between(&LifecycleEvent::Peak(3 << 19)), None);
         let wanted = "step    1/100  loss 3.250000  grad_norm 0.5000  lr 1.000e-3  250.0 ms  2000 tokens/s  1.50 MiB  eta 25s  \
                       (untimed)";
         assert_eq!(trainer.step(&step(1, 250.0)).unwrap(), wanted);
         let line = trainer.step(&step(100, 250.0)).unwrap();
         assert!(line.ends_with("1.50 MiB"), "nothing is left at the end: {line}");
         let evaluated = Evaluated { step: 50, loss: 2.5, tokens: 4096, ms: 12.5 };
-        let line = trainer.between(&Between::Evaluated(evaluated)).unwrap();
+        let line = trainer.between(&LifecycleEvent::Evaluated(evaluated)).unwrap();
         assert_eq!(line, "eval   50/100  loss 2.500000  over 4,096 held-out tokens  12.5 ms");
     }
 

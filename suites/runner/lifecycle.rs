@@ -1,23 +1,23 @@
 //! What happened between the steps of a run, in its record.
 
-use crate::protocol::{Between, Resumed};
+use crate::protocol::{LifecycleEvent, Resumed};
 use zbench_engine::outcome::{Evaluated, Saved};
 use zbench_reports::record::{Record, Step};
 use zbench_reports::units;
 
 /// Adds it to a record that has the steps of this run: those of the run that it went on from go before them.
-pub fn add(record: &mut Record, between: Vec<Between>) {
+pub fn add(record: &mut Record, between: Vec<LifecycleEvent>) {
     let mut evaluations: Vec<Evaluated> = Vec::new();
     let mut checkpoints: Vec<Saved> = Vec::new();
     for happened in between {
         match happened {
-            Between::Evaluated(evaluated) => evaluations.push(evaluated),
-            Between::Saved(saved) => checkpoints.push(saved),
-            Between::Resumed(from) => {
+            LifecycleEvent::Evaluated(evaluated) => evaluations.push(evaluated),
+            LifecycleEvent::Saved(saved) => checkpoints.push(saved),
+            LifecycleEvent::Resumed(from) => {
                 evaluations.splice(0..0, from.evaluations.iter().copied());
                 resumed(record, from);
             }
-            Between::Peak(_) => {}
+            LifecycleEvent::Peak(_) => {}
         }
     }
     evaluated(record, &evaluations);

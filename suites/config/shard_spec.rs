@@ -8,7 +8,7 @@ const MOST_RANKS: usize = 1024;
 
 /// A strategy, its ranks, and of a hybrid the ranks of a shard group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct ShardSpec {
     /// What is split.
     pub strategy: Strategy,
     /// Over so many ranks.
@@ -17,17 +17,17 @@ pub struct Way {
     pub shard: usize,
 }
 
-impl Way {
+impl ShardSpec {
     /// That of a cell.
-    pub fn of(cell: &Cell) -> Way {
-        Way { strategy: cell.parallel.strategy, ranks: cell.parallel.ranks, shard: cell.parallel.shard }
+    pub fn of(cell: &Cell) -> ShardSpec {
+        ShardSpec { strategy: cell.parallel.strategy, ranks: cell.parallel.ranks, shard: cell.parallel.shard }
     }
 
     /// From its text.
     ///
     /// # Errors
     /// What is wrong with it and what would be right.
-    pub fn parse(text: &str) -> Result<Way, String> {
+    pub fn parse(text: &str) -> Result<ShardSpec, String> {
         let example = "write STRATEGY:RANKS, as \"ddp:1\" or \"hsdp:4/2\"";
         let (name, counts) = text.split_once(':').ok_or_else(|| format!("\"{text}\" has no ranks; {example}"))?;
         let strategy = Strategy::ALL.into_iter().find(|strategy| strategy.name() == name.trim()).ok_or_else(|| {
@@ -60,24 +60,24 @@ impl Way {
                 ));
             }
         };
-        Ok(Way { strategy, ranks, shard })
+        Ok(ShardSpec { strategy, ranks, shard })
     }
 
     /// What a checkpoint of this way is loaded as where nothing else is said.
-    pub fn usual(self) -> Vec<Way> {
-        let half = (self.ranks >= 2 && self.ranks.is_multiple_of(2)).then_some(Way {
+    pub fn usual(self) -> Vec<ShardSpec> {
+        let half = (self.ranks >= 2 && self.ranks.is_multiple_of(2)).then_some(ShardSpec {
             strategy: Strategy::Hsdp,
             ranks: self.ranks,
             shard: self.ranks / 2,
         });
-        let one = Way { strategy: Strategy::Ddp, ranks: 1, shard: 1 };
+        let one = ShardSpec { strategy: Strategy::Ddp, ranks: 1, shard: 1 };
         [Some(one), half].into_iter().flatten().filter(|way| *way != self).collect()
     }
 
     /// The cell as this way, on this many cores.
     pub fn apply(self, cell: &Cell, cores: usize) -> Cell {
         let mut cell = cell.clone();
-        if self != Way::of(&cell) {
+        if self != ShardSpec::of(&cell) {
             cell.hardware.threads_per_rank = (cores / self.ranks).max(1);
             (cell.parallel.strategy, cell.parallel.ranks, cell.parallel.shard) =
                 (self.strategy, self.ranks, self.shard);
@@ -89,7 +89,7 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for ShardSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.strategy.name(), self.ranks)?;
         if self.strategy.is_hybrid() { write!(f, "/{}", self.shard) } else { Ok(()) }
@@ -104,9 +104,9 @@ mod tests {
     #[test]
     fn texts_are_read_and_written() {
         for text in ["ddp:1", "zero3:4", "hsdp:4/2", "hsdp-full-optimizer:6/3", "fsdp-grad-op:1024"] {
-            assert_eq!(Way::parse(text).unwrap().to_string(), text);
+            assert_eq!(ShardSpec::parse(text).unwrap().to_string(), text);
         }
-        assert_eq!(Way::parse("hsdp:4").unwrap().to_string(), "hsdp:4/2");
+        assert_eq!(ShardSpec::parse("hsdp:4").unwrap().to_string(), "hsdp:4/2");
         for (text, words) in [
             ("ddp", "has no ranks"),
             ("dpp:2", "is no strategy"),
@@ -116,14 +116,15 @@ mod tests {
             ("hsdp:4/3", "does not divide"),
             ("hsdp:3", "has no halves"),
         ] {
-            let error = Way::parse(text).unwrap_err();
+            let error = ShardSpec::parse(text).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");
         }
     }
 
     #[test]
     fn what_is_usual_is_one_rank_and_halves_and_never_itself() {
-        let usual = |text: &str| Way::parse(text).unwrap().usual().iter().map(Way::to_string).collect::<Vec<_>>();
+        let usual =
+            |text: &str| ShardSpec::parse(text).unwrap().usual().iter().map(ShardSpec::to_string).collect::<Vec<_>>();
         assert_eq!(usual("zero3:4"), ["ddp:1", "hsdp:4/2"]);
         assert_eq!(usual("zero3:3"), ["ddp:1"]);
         assert_eq!(usual("hsdp:4/2"), ["ddp:1"]);
@@ -133,8 +134,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_panics_and_what_is_read_is_written_alike(text in "[a-z0-9:/ -]{0,24}|\\PC{0,12}") {
-            if let Ok(way) = Way::parse(&text) {
-                prop_assert_eq!(Way::parse(&way.to_string()), Ok(way));
+            if let Ok(way) = ShardSpec::parse(&text) {
+                prop_assert_eq!(ShardSpec::parse(&way.to_string()), Ok(way));
                 prop_assert!(way.ranks % way.shard == 0);
             }
         }

@@ -14,7 +14,7 @@ use zbench_engine::threads;
 const BEAT: Duration = Duration::from_millis(200);
 
 /// One process's end of the line.
-pub struct Line {
+pub struct ControlChannel {
     rank: usize,
     hosts: Vec<String>,
     secret: String,
@@ -38,18 +38,18 @@ pub enum Silence {
     Lost(Option<usize>, String),
 }
 
-impl Line {
+impl ControlChannel {
     /// Opens the line over ranks that have met.
     ///
     /// # Errors
     /// The system starts no more threads.
-    pub fn open(met: Rendezvous) -> Result<Line, LaunchError> {
+    pub fn open(met: Rendezvous) -> Result<ControlChannel, LaunchError> {
         let (rank, hosts, secret) = (met.rank(), met.hosts().to_vec(), met.secret("line"));
         let (to, outbox) = channel();
         let (inbox, from) = channel();
         let beats = threads::start("line", move || beat(met, &outbox, &inbox));
         let beats = beats.map_err(LaunchError::system("the line between the processes cannot be opened"))?;
-        Ok(Line { rank, hosts, secret, to: Some(to), from, beats: Some(beats) })
+        Ok(ControlChannel { rank, hosts, secret, to: Some(to), from, beats: Some(beats) })
     }
 
     /// A secret that all on the line have without saying it, another for each number: the token of a cell's own meeting.
@@ -97,7 +97,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for ControlChannel {
     fn drop(&mut self) {
         self.to = None;
         if let (0, Some(beats)) = (self.rank, self.beats.take()) {
@@ -163,20 +163,20 @@ mod tests {
     use super::*;
     use zbench_engine::comm::Meeting;
 
-    fn lines(size: usize) -> Vec<Line> {
+    fn lines(size: usize) -> Vec<ControlChannel> {
         let port = crate::free_port().unwrap();
         let join = |rank| {
             std::thread::spawn(move || {
                 let timeout = Duration::from_secs(20);
                 let meeting = Meeting { rank, size, host: "127.0.0.1".into(), port, token: "line".into(), timeout };
-                Line::open(Rendezvous::join(&meeting).unwrap()).unwrap()
+                ControlChannel::open(Rendezvous::join(&meeting).unwrap()).unwrap()
             })
         };
         let joining: Vec<_> = (0..size).map(join).collect();
         joining.into_iter().map(|thread| thread.join().unwrap()).collect()
     }
 
-    fn hear(line: &Line) -> Result<(usize, String), String> {
+    fn hear(line: &ControlChannel) -> Result<(usize, String), String> {
         match line.hear(Duration::from_secs(20)) {
             Ok(heard) => Ok(heard),
             Err(Silence::Yet) => panic!("nothing came"),
