@@ -6,12 +6,12 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::path::Path;
+use zbench_config::files::Files;
+use zbench_config::grid::{self, GridCell};
+use zbench_config::{Context, Document};
 use zbench_engine::plan::Planner;
-use zbench_suites::config::files::Files;
-use zbench_suites::config::{Context, Document};
-use zbench_suites::grid::{self, GridCell};
-use zbench_suites::plan::search::search;
-use zbench_suites::runner::plan;
+use zbench_predict::planned;
+use zbench_predict::search::search;
 
 const GRID: &str = r#"
 [model]
@@ -61,14 +61,14 @@ fn planning(c: &mut Criterion) {
             let planner = Planner::default();
             for cell in &cells {
                 let cell = &cell.resolved.as_ref().expect("a cell").cell;
-                black_box(plan::estimate(&planner, cell).expect("an estimate"));
+                black_box(planned::estimate(&planner, cell).expect("an estimate"));
             }
         });
     });
     group.bench_function("commands", |b| {
         b.iter(|| {
             let planner = Planner::default();
-            let rows = expanded(GRID).into_iter().map(|cell| plan::plan(&planner, cell, None).row());
+            let rows = expanded(GRID).into_iter().map(|cell| planned::plan(&planner, cell, None).row());
             rows.for_each(|row| drop(black_box(serde_json::to_string(&row).expect("a row"))));
         });
     });

@@ -1,8 +1,8 @@
 //! The `zbench` program.
 
 use std::process::ExitCode;
-use zbench_suites::environment::BuildInfo;
+use zbench_host::environment::BuildInfo;
 
 fn main() -> ExitCode {
-    zbench_suites::cli::main(BuildInfo { commit: option_env!("ZBENCH_COMMIT"), rustc: option_env!("ZBENCH_RUSTC") })
+    zbench_cli::main(BuildInfo { commit: option_env!("ZBENCH_COMMIT"), rustc: option_env!("ZBENCH_RUSTC") })
 }

@@ -3,7 +3,7 @@
 use crate::support::*;
 use std::path::Path;
 use std::process::{Command, Output};
-use zbench_suites::grid::{self, MOST_CELLS_EVER};
+use zbench_config::grid::{self, MOST_CELLS_EVER};
 
 /// Runs the program with 20 s of processor time and 3 GB of address space.
 fn limited(arguments: &[&str]) -> Output {
@@ -40,8 +40,8 @@ fn every_command_counts_combinations_before_it_expands_them() {
 
 #[test]
 fn no_number_of_cells_asks_for_more_than_the_most() {
-    let document = zbench_suites::config::Document::read(&root().join("tests/bad/axis_too_long.toml"), &[]).unwrap();
-    let context = zbench_suites::config::Context::new(Path::new("").into(), 2);
+    let document = zbench_config::Document::read(&root().join("tests/bad/axis_too_long.toml"), &[]).unwrap();
+    let context = zbench_config::Context::new(Path::new("").into(), 2);
     let expanded = grid::expand(&document, &[], usize::MAX, &context, &mut Default::default());
     let error = expanded.unwrap_err().to_string();
     assert!(error.contains(&format!("at most {MOST_CELLS_EVER} are expanded")), "{error}");

@@ -221,7 +221,7 @@ fn a_gpu_is_measured_and_a_processor_in_its_place_saves_nothing() {
 
 #[test]
 fn without_a_gpu_the_reason_is_told_and_nothing_kept() {
-    if zbench_suites::devices::count().is_ok() {
+    if zbench_host::devices::count().is_ok() {
         println!("NOT RUN: this machine has a GPU");
         return;
     }

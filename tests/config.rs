@@ -130,7 +130,7 @@ fn loss_scaling_is_of_f16_alone_with_the_defaults_of_deepspeed() {
 #[test]
 fn a_cell_without_scaling_load_and_rounding_reads_as_it_did() {
     let text =
-        zbench_suites::grid::canonical(&zbench_suites::grid::plain(&only_cell("[precision]\npreset = \"bf16-mixed\"")));
+        zbench_config::grid::canonical(&zbench_config::grid::plain(&only_cell("[precision]\npreset = \"bf16-mixed\"")));
     assert!(
         text.contains(
             r#""precision":{"compute":"bf16","gradients":"f32","master":"f32","optimizer":"f32","parameters":"bf16","reduce":"f32"}"#
@@ -260,7 +260,7 @@ fn several_problems_are_told_at_once() {
 fn documentation_is_in_step() {
     let path = root().join("docs/configuration.md");
     let written = std::fs::read_to_string(&path).unwrap();
-    assert_eq!(written, zbench_suites::config::keys::document(), "run `zbench doctor --keys > docs/configuration.md`");
+    assert_eq!(written, zbench_config::keys::document(), "run `zbench doctor --keys > docs/configuration.md`");
 }
 
 #[test]
@@ -362,14 +362,14 @@ proptest! {
     }
 
     #[test]
-    fn no_argument_panics(text in "\\PC{0,40}", key in prop::sample::select(zbench_suites::config::keys::KEYS.iter().map(|k| k.name).collect::<Vec<_>>())) {
+    fn no_argument_panics(text in "\\PC{0,40}", key in prop::sample::select(zbench_config::keys::KEYS.iter().map(|k| k.name).collect::<Vec<_>>())) {
         let path = std::path::Path::new("test.toml");
-        let _ = zbench_suites::config::Document::parse(path, "", &[format!("{key}={text}"), text.clone()]);
+        let _ = zbench_config::Document::parse(path, "", &[format!("{key}={text}"), text.clone()]);
         let document = crate::support::parse(crate::support::TINY).unwrap();
-        let _ = zbench_suites::grid::parse_only(&text, &document);
-        let _ = zbench_suites::config::units::bytes(&text);
-        let _ = zbench_suites::config::units::bandwidth(&text);
-        let _ = zbench_suites::config::units::seconds(&text);
+        let _ = zbench_config::grid::parse_only(&text, &document);
+        let _ = zbench_config::units::bytes(&text);
+        let _ = zbench_config::units::bandwidth(&text);
+        let _ = zbench_config::units::seconds(&text);
     }
 
     /// Whatever numbers a model has: a cell, or an error; and a plan of it is a plan, or an error.
@@ -385,7 +385,7 @@ proptest! {
             for cell in &cells {
                 // A plan has as many parts as layers; those of a thousand say no more than those of a hundred.
                 if let Some(resolved) = cell.resolved.as_ref().ok().filter(|r| r.cell.model.num_hidden_layers <= 128) {
-                    let _ = zbench_suites::runner::plan::estimate(&Planner::default(), &resolved.cell);
+                    let _ = zbench_predict::planned::estimate(&Planner::default(), &resolved.cell);
                 }
             }
         }
@@ -401,7 +401,7 @@ fn zero_memory_is_of_16_and_18_bytes() {
     assert_eq!(cells.len(), 32);
     for cell in cells {
         let cell = cell.resolved.unwrap().cell;
-        let estimate = zbench_suites::runner::plan::estimate(&Planner::default(), &cell).unwrap();
+        let estimate = zbench_predict::planned::estimate(&Planner::default(), &cell).unwrap();
         let per_parameter = |category| estimate.peak(category) as f64 / estimate.parameters as f64;
         let [parameters, gradients, optimizer] =
             [Category::Parameters, Category::Gradients, Category::Optimizer].map(per_parameter);
@@ -430,13 +430,13 @@ fn a_base_in_nf4_fits_one_card_of_80_gb() {
     use zbench_kernels::Category;
     let text = std::fs::read_to_string(root().join("configs/qlora70b.toml")).unwrap();
     let folder = root().join("configs");
-    let document = zbench_suites::config::Document::parse(&folder.join("qlora70b.toml"), &text, &[]).unwrap();
-    let context = zbench_suites::config::Context::new(folder, 2);
-    let cells = zbench_suites::grid::expand(&document, &[], 100, &context, &mut Default::default());
+    let document = zbench_config::Document::parse(&folder.join("qlora70b.toml"), &text, &[]).unwrap();
+    let context = zbench_config::Context::new(folder, 2);
+    let cells = zbench_config::grid::expand(&document, &[], 100, &context, &mut Default::default());
     let mut fits = Vec::new();
     for cell in cells.unwrap() {
         let cell = cell.resolved.unwrap().cell;
-        let estimate = zbench_suites::runner::plan::estimate(&Planner::default(), &cell).unwrap();
+        let estimate = zbench_predict::planned::estimate(&Planner::default(), &cell).unwrap();
         let (base, strategy, ranks) = (cell.lora.base.unwrap(), cell.parallel.strategy, cell.parallel.ranks);
         // 68,451,041,280 parameters in the blocks' matrices, 525,606,912 in embedding, head and norms, each in bf16.
         let (matrices, rest, trainable) = (68_451_041_280.0, 525_606_912.0, estimate.trainable_parameters as f64);

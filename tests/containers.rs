@@ -202,9 +202,8 @@ pub fn fault(line: &str) -> Option<String> {
     if !is_command || first.starts_with("__") {
         return None;
     }
-    let parsed = zbench_suites::cli::Cli::try_parse_from(
-        std::iter::once(&"zbench".to_string()).chain(arguments.iter().copied()),
-    );
+    let parsed =
+        zbench_cli::Cli::try_parse_from(std::iter::once(&"zbench".to_string()).chain(arguments.iter().copied()));
     let error = parsed.err()?;
     // Values in capitals stand for what a reader puts there, and prose leaves out what is not its point.
     let is_wrong = match error.kind() {
@@ -264,7 +263,7 @@ fn command_lines_are_what_zbench_takes() {
             check(file.into(), line);
         }
     }
-    for command in <zbench_suites::cli::Cli as clap::CommandFactory>::command().get_subcommands() {
+    for command in <zbench_cli::Cli as clap::CommandFactory>::command().get_subcommands() {
         let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         for line in examples.lines().filter(|line| line.starts_with("  ")) {
             check(format!("{} --help", command.get_name()), line);

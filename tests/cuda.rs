@@ -90,7 +90,7 @@ fn kernels_are_asked_one_by_one() {
 
 #[test]
 fn without_a_gpu_cells_are_skipped_with_the_reason() {
-    if zbench_suites::devices::count().is_ok() {
+    if zbench_host::devices::count().is_ok() {
         println!("NOT RUN: this machine has a GPU");
         return;
     }

@@ -15,11 +15,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use zbench_engine::config::Cell;
 use zbench_engine::plan::Planner;
+use zbench_predict::planned::{Planned, plan};
 use zbench_reports::record::{Outcome, Record, Step};
 use zbench_reports::{Notebook, bundle};
-use zbench_suites::runner::plan::{Planned, plan};
-use zbench_suites::runner::protocol::{End, Told};
-use zbench_suites::runner::{Execute, Execution, Header, Observe, Runner, Trials, rescue};
+use zbench_runner::protocol::{End, Told};
+use zbench_runner::{Execute, Execution, Header, Observe, Runner, Train, Trials, rescue};
 
 /// Folder of the notebook, number of trials, milliseconds of a trial: what a child of these tests is told.
 const CHILD: &str = "ZBENCH_TEST_GRID";
@@ -80,7 +80,8 @@ fn child() {
     let mut execute = Pretend(Duration::from_millis(told["ms"].as_u64().unwrap()));
     let mut observe = Loud::default();
     let header = Header::default();
-    let mut runner = Runner { notebook: &notebook, execute: &mut execute, observe: &mut observe, header };
+    let mut runner =
+        Runner { notebook: &notebook, suite: Train { execute: &mut execute }, observe: &mut observe, header };
     let trials = Trials::UpTo(told["trials"].as_u64().unwrap() as u32);
     runner.run(&planned(TINY), trials).unwrap();
     println!("\nfinished");
@@ -233,8 +234,12 @@ fn waiting_ends_when_the_user_wants_it() {
     let notebook = Notebook::open(folder.path()).unwrap();
     let planned = planned(TINY);
     let claims: Vec<_> = planned.iter().map(|cell| notebook.claim(&cell.grid.key, 1).unwrap().unwrap()).collect();
-    let mut runner =
-        Runner { notebook: &notebook, execute: &mut Stopped, observe: &mut Loud::default(), header: Header::default() };
+    let mut runner = Runner {
+        notebook: &notebook,
+        suite: Train { execute: &mut Stopped },
+        observe: &mut Loud::default(),
+        header: Header::default(),
+    };
     let summary = runner.run(&planned, Trials::UpTo(1)).unwrap();
     assert!(summary.interrupted && summary.records.is_empty());
     drop(claims);
@@ -474,7 +479,8 @@ fn records_of_another_machine_or_build_do_not_settle_a_trial() {
         environment.extend(change.as_object().cloned().unwrap());
         let (mut execute, mut observe) = (Pretend(Duration::ZERO), Loud::default());
         let header = Header { environment, any_environment, ..Header::default() };
-        let mut runner = Runner { notebook: &notebook, execute: &mut execute, observe: &mut observe, header };
+        let mut runner =
+            Runner { notebook: &notebook, suite: Train { execute: &mut execute }, observe: &mut observe, header };
         let summary = runner.run(&planned(TINY), Trials::UpTo(1)).unwrap();
         (summary.appended, summary.records.len(), observe.set_aside)
     };

@@ -4,11 +4,11 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
+use zbench_host::environment::root::{cpu_list, line_of};
+use zbench_host::environment::{Process, Root, capture, container, cpu, devices, variables};
+use zbench_host::sampling::sampled::Sampled;
+use zbench_host::sampling::{Watch, usable_cpus};
 use zbench_reports::environment::{Aspect, known_aspect};
-use zbench_suites::environment::root::{cpu_list, line_of};
-use zbench_suites::environment::{Process, Root, capture, container, cpu, devices, variables};
-use zbench_suites::runner::sampling::{Watch, usable_cpus};
-use zbench_suites::runner::validity::Sampled;
 
 /// A machine, made of files.
 struct Machine(tempfile::TempDir);
@@ -416,12 +416,12 @@ fn usable_cores_are_those_allowed_and_there() {
 /// This very machine, whatever it is: names are known, a short watch has numbers that can be.
 #[test]
 fn the_real_machine_can_be_read() {
-    let environment = zbench_suites::environment::of_this_process();
+    let environment = zbench_host::environment::of_this_process();
     assert!(environment["cores"].as_u64().unwrap() >= 1);
     assert!(environment.keys().all(|name| known_aspect(name).is_some()));
     let binary = environment["binary"].as_str().unwrap();
-    assert_eq!(Some(binary.to_string()), zbench_suites::environment::binary_hash(&std::env::current_exe().unwrap()));
-    let sampled = zbench_suites::runner::sampling::Sampler::start(0).finish();
+    assert_eq!(Some(binary.to_string()), zbench_host::environment::binary_hash(&std::env::current_exe().unwrap()));
+    let sampled = zbench_host::sampling::Sampler::start(0).finish();
     let shares = [sampled.stolen_share, sampled.memory_stall_share];
     assert!(shares.iter().flatten().all(|share| (0.0..=100.0).contains(share)), "{sampled:?}");
     assert!(sampled.samples >= 2 && sampled.cost_ms >= 0.0);

@@ -3,8 +3,8 @@
 use crate::support::{TINY, cells, cells_of, parse};
 use proptest::prelude::*;
 use std::path::Path;
+use zbench_config::Document;
 use zbench_engine::config::Strategy as Sharding;
-use zbench_suites::config::Document;
 
 fn labels(text: &str) -> Vec<String> {
     cells(text).unwrap().into_iter().map(|cell| cell.label).collect()
@@ -52,9 +52,9 @@ fn equal_cells_are_one() {
 fn no_cell_left_names_the_values_that_there_are() {
     let why = |text: &str, only: &str| {
         let document = parse(text).unwrap();
-        let axes = if only.is_empty() { Vec::new() } else { zbench_suites::grid::parse_only(only, &document).unwrap() };
+        let axes = if only.is_empty() { Vec::new() } else { zbench_config::grid::parse_only(only, &document).unwrap() };
         assert_eq!(cells_of(&document, only).unwrap().len(), 0, "{only}");
-        zbench_suites::grid::none_left(&document, &axes)
+        zbench_config::grid::none_left(&document, &axes)
     };
     assert_eq!(
         why(GRID, "parallel.strategy=zero2,train.accumulation=4"),
@@ -110,7 +110,7 @@ fn a_grid_narrowed_to_one_cell_keeps_it_beside_the_includes() {
     let cells = cells_of(&document, "").unwrap();
     let ranks: Vec<usize> = cells.iter().map(|cell| cell.resolved.as_ref().unwrap().cell.lora.rank).collect();
     assert_eq!(ranks, [0, 4], "the product's one cell, then the include's");
-    assert_eq!(zbench_suites::grid::differences(&cells), ["lora.rank=0", "lora.rank=4"]);
+    assert_eq!(zbench_config::grid::differences(&cells), ["lora.rank=0", "lora.rank=4"]);
     assert_eq!(cells_of(&document, "lora.rank=0").unwrap().len(), 1);
     // What only had includes still has none but those, whatever is set.
     let only_includes = "[[grid.include]]\n\"train.steps\" = 3\n";
@@ -131,8 +131,8 @@ fn what_a_grid_makes_impossible_is_a_cell_with_a_reason() {
 #[test]
 fn more_cells_than_wanted_are_refused() {
     let document = parse(GRID).unwrap();
-    let context = zbench_suites::config::Context::new("".into(), 2);
-    let error = zbench_suites::grid::expand(&document, &[], 3, &context, &mut Default::default()).unwrap_err();
+    let context = zbench_config::Context::new("".into(), 2);
+    let error = zbench_config::grid::expand(&document, &[], 3, &context, &mut Default::default()).unwrap_err();
     assert!(error.to_string().contains("4 cells and --max-cells is 3"), "{error}");
 }
 
@@ -181,7 +181,7 @@ proptest! {
 fn a_cell_survives_json() {
     for cell in cells(TINY).unwrap() {
         let cell = cell.resolved.unwrap().cell;
-        let text = serde_json::to_string(&zbench_suites::grid::plain(&cell)).unwrap();
+        let text = serde_json::to_string(&zbench_config::grid::plain(&cell)).unwrap();
         assert_eq!(serde_json::from_str::<zbench_engine::config::Cell>(&text).unwrap(), cell);
     }
 }

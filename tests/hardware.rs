@@ -4,9 +4,9 @@
 use crate::support::{TINY, cells, cells_of, root, run, stderr, stdout, write};
 use serde_json::Value;
 use std::path::Path;
+use zbench_config::Document;
 use zbench_engine::config::Backend;
 use zbench_kernels::{Cpu, INSTRUCTIONS, Kernels, affinity, peak};
-use zbench_suites::config::Document;
 
 /// TINY's first cell with these settings, on so many ranks; its record.
 fn record(folder: &Path, set: &[&str]) -> Value {
@@ -95,6 +95,6 @@ fn cells_of_several_gpus_are_moved_by_nccl() {
     // What is on the processor stays as it was, and with it the keys of cells.
     let unstated = cells(TINY).unwrap();
     let stated = cells(&TINY.replace("ranks = 2", "ranks = 2\nbackend = \"local\"")).unwrap();
-    let keys = |cells: &[zbench_suites::grid::GridCell]| cells.iter().map(|cell| cell.key.clone()).collect::<Vec<_>>();
+    let keys = |cells: &[zbench_config::grid::GridCell]| cells.iter().map(|cell| cell.key.clone()).collect::<Vec<_>>();
     assert_eq!(keys(&unstated), keys(&stated));
 }

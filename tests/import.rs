@@ -8,14 +8,14 @@ mod round;
 
 use crate::support::root;
 use std::path::{Path, PathBuf};
-use zbench_suites::foreign::{self, Draft, Options, Row};
+use zbench_suites::interop::{self, Draft, Options, Row};
 
 fn options(set: &[&str]) -> Options {
     Options { set: set.iter().map(|set| set.to_string()).collect(), ..Options::default() }
 }
 
 fn draft(text: &str, options: &Options) -> Draft {
-    foreign::parse("file", text.as_bytes(), options).unwrap_or_else(|error| panic!("{text}: {error}"))
+    interop::parse("file", text.as_bytes(), options).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 fn row<'d>(draft: &'d Draft, key: &str) -> &'d Row {

@@ -25,7 +25,7 @@ fn notebook(folder: &Path, text: &str) {
             let mut record = Record::new(id, &cell.key, "tiny", Outcome::measured());
             record.trial = trial;
             record.started = format!("2026-11-2{trial}T10:00:00Z");
-            record.cell = zbench_suites::grid::plain(&resolved.cell);
+            record.cell = zbench_config::grid::plain(&resolved.cell);
             record.estimate = json!({ "label": cell.label });
             let tokens = 64.0 * resolved.cell.train.accumulation as f64;
             for step in 1..=6u64 {

@@ -260,7 +260,7 @@ fn torchrun(command: &mut Command, rank: usize, size: usize, port: u16) {
 }
 
 fn launch(folder: &Path, file: &Path, size: usize, set: &[&str]) -> Vec<Child> {
-    let port = zbench_suites::launch::free_port().unwrap();
+    let port = zbench_launch::free_port().unwrap();
     let start = |rank| {
         let mut command = command(folder, file, set);
         torchrun(&mut command, rank, size, port);
@@ -307,7 +307,7 @@ fn a_grid_under_any_launcher_names_no_backend() {
     let threads = run(folder.path(), &file, &[]);
     assert_eq!(text(&threads, "/cell/parallel/backend"), "local");
     for launcher in ["torchrun", "srun", "mpirun"] {
-        let port = zbench_suites::launch::free_port().unwrap().to_string();
+        let port = zbench_launch::free_port().unwrap().to_string();
         let start = |rank: usize| {
             let mut command = command(folder.path(), &file, &[]);
             let (rank, here) = (rank.to_string(), "4".to_string());
@@ -335,7 +335,7 @@ fn a_grid_under_any_launcher_names_no_backend() {
 fn a_launch_is_traced_by_rank_0() {
     let folder = tempfile::tempdir().unwrap();
     let file = cell(folder.path());
-    let port = zbench_suites::launch::free_port().unwrap();
+    let port = zbench_launch::free_port().unwrap();
     let trace = folder.path().join("trace.json");
     let start = |rank| {
         let mut command = command(folder.path(), &file, &["parallel.strategy=zero3", "parallel.backend=tcp"]);
@@ -407,7 +407,7 @@ fn cells_that_do_not_fit_the_launch_say_so() {
 fn a_process_that_never_comes_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = cell(folder.path());
-    let port = zbench_suites::launch::free_port().unwrap();
+    let port = zbench_launch::free_port().unwrap();
     let start = |rank| {
         let mut command = command(folder.path(), &file, &["parallel.backend=tcp", "parallel.ranks=3"]);
         torchrun(&mut command, rank, 3, port);

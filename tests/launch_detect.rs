@@ -1,7 +1,7 @@
 //! What is made of launchers' variables, as they set them.
 
 use std::collections::BTreeMap;
-use zbench_suites::launch::{LaunchError, Source, World, detect, inherited};
+use zbench_launch::{LaunchError, Source, World, detect, inherited};
 
 fn lookup(text: &str) -> BTreeMap<String, String> {
     let pair = |word: &str| {
@@ -39,7 +39,7 @@ fn variables_that_decide_are_told() {
     let told = |variables: &str| {
         let variables = lookup(variables);
         let env = |name: &str| variables.get(name).cloned();
-        let told = zbench_suites::launch::consulted(&env);
+        let told = zbench_launch::consulted(&env);
         told.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
     };
     let ranks = told("WORLD_SIZE=2 HOME=/root RANK=1 ZBENCH_TOKEN=secret MASTER_ADDR=a SLURM_JOB_ID=4");

@@ -24,6 +24,7 @@ mod environment;
 mod escapes;
 mod gate;
 mod gate_self_test;
+mod golden;
 mod gpu_check;
 mod grid;
 mod hardware;

@@ -132,7 +132,7 @@ fn alone(folder: &Path, gpus: usize) -> Command {
 impl Launch<'_> {
     /// All processes until they end, in the order of ranks.
     fn run(&self, folder: &Path, arguments: &[&str]) -> Vec<Output> {
-        let port = zbench_suites::launch::free_port().unwrap();
+        let port = zbench_launch::free_port().unwrap();
         let children: Vec<_> = (0..self.hosts * self.each)
             .map(|rank| {
                 let (host, local) = (rank / self.each, rank % self.each);

@@ -6,12 +6,12 @@ use std::path::Path;
 use std::time::Duration;
 use zbench_engine::config::{Cell, Strategy};
 use zbench_engine::plan::Planner;
+use zbench_predict::planned::{Decision, Planned, plan};
 use zbench_reports::Notebook;
 use zbench_reports::record::{Source, Status, Step, Verdict};
-use zbench_suites::runner::child::Children;
-use zbench_suites::runner::plan::{Decision, Planned, plan};
-use zbench_suites::runner::protocol::{End, Ended, Event, Told};
-use zbench_suites::runner::{Execute, Execution, Header, Observe, Runner, Summary, Trials};
+use zbench_runner::child::Children;
+use zbench_runner::protocol::{End, Ended, Event, Told};
+use zbench_runner::{Execute, Execution, Header, Observe, Runner, Summary, Train, Trials};
 
 /// Executes without training: losses and ends by strategy.
 #[derive(Default)]
@@ -75,7 +75,12 @@ fn planned(text: &str) -> Vec<Planned> {
 
 fn run(folder: &Path, fake: &mut Fake, text: &str, trials: Trials) -> Summary {
     let notebook = Notebook::open(folder).unwrap();
-    let mut runner = Runner { notebook: &notebook, execute: fake, observe: &mut Silent, header: Default::default() };
+    let mut runner = Runner {
+        notebook: &notebook,
+        suite: Train { execute: fake },
+        observe: &mut Silent,
+        header: Default::default(),
+    };
     runner.run(&planned(text), trials).unwrap()
 }
 
@@ -102,7 +107,7 @@ fn trials_go_round_robin_and_references_first() {
 fn run_with(folder: &Path, header: Header, trials: Trials) -> (Summary, Vec<String>) {
     let notebook = Notebook::open(folder).unwrap();
     let mut fake = Fake::default();
-    let mut runner = Runner { notebook: &notebook, execute: &mut fake, observe: &mut Silent, header };
+    let mut runner = Runner { notebook: &notebook, suite: Train { execute: &mut fake }, observe: &mut Silent, header };
     let summary = runner.run(&planned(TINY), trials).unwrap();
     (summary, fake.ran)
 }
@@ -382,7 +387,7 @@ fn metrics_follow_from_the_timed_steps() {
     let flops = record.flops.get("model").unwrap();
     assert!((number("mfu") - flops / 0.025 / 1e9).abs() < 1e-12 * number("mfu").abs().max(1.0));
     assert_eq!(number("mfu"), number("mfu_of_measured_peak"));
-    for metric in zbench_suites::runner::record::METRICS {
+    for metric in zbench_runner::record::METRICS {
         let stated = record.metrics.number(metric).is_some();
         assert_eq!(stated, record.unstated.get(metric).is_none(), "{metric}: a number or a reason");
     }
@@ -434,12 +439,12 @@ fn the_proxy_keeps_the_ratio_of_heads_as_far_as_it_can() {
     {
         let mut cell = cell.clone();
         (cell.model.num_attention_heads, cell.model.num_key_value_heads) = (heads, kv);
-        let small = zbench_suites::proxy::scaled(&cell, 2).model;
+        let small = zbench_predict::proxy::scaled(&cell, 2).model;
         assert_eq!((small.num_attention_heads, small.num_key_value_heads), expected, "{heads}/{kv}");
     }
     assert!(
-        zbench_suites::proxy::RULE.contains("at most 4 heads")
-            && !zbench_suites::proxy::RULE.contains("same ratios of heads")
+        zbench_predict::proxy::RULE.contains("at most 4 heads")
+            && !zbench_predict::proxy::RULE.contains("same ratios of heads")
     );
 }
 
@@ -449,12 +454,12 @@ fn the_proxy_keeps_strategies_and_ratios() {
     let document = document.replace("profile = \"a100-80gb\"", "device = \"cuda\"");
     for cell in cells(&document).unwrap() {
         let cell = cell.resolved.unwrap().cell;
-        let small = zbench_suites::proxy::scaled(&cell, 2);
+        let small = zbench_predict::proxy::scaled(&cell, 2);
         assert_eq!((small.parallel.ranks, small.parallel.ranks_per_node), (4, Some(2)));
         assert_eq!(small.parallel.strategy, cell.parallel.strategy);
         assert_eq!(small.parallel.shard, if cell.parallel.strategy == Strategy::Hsdp { 2 } else { 4 });
         assert_eq!((&small.precision, &small.memory.checkpointing), (&cell.precision, &cell.memory.checkpointing));
         assert_eq!((small.model.num_attention_heads, small.model.num_key_value_heads), (4, 1));
-        assert!(zbench_suites::runner::plan::estimate(&zbench_engine::plan::Planner::default(), &small).is_ok());
+        assert!(zbench_predict::planned::estimate(&zbench_engine::plan::Planner::default(), &small).is_ok());
     }
 }

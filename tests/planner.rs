@@ -2,13 +2,12 @@
 
 use crate::support::root;
 use std::sync::Arc;
+use zbench_config::files::Files;
+use zbench_config::{Context, Document, grid};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
 use zbench_engine::model::{self, Layout, Part};
 use zbench_engine::plan::{Plan, Planner};
-use zbench_suites::config::files::Files;
-use zbench_suites::config::{Context, Document};
-use zbench_suites::grid;
 
 fn cells(file: &str) -> Vec<Cell> {
     let document = Document::read(&root().join("configs").join(file), &[]).unwrap();

@@ -248,7 +248,7 @@ fn a_new_record_states_where_it_comes_from() {
     let record = records(&notebook).remove(0);
     assert_eq!(record["seeds"]["train"], 17);
     let binary = record["environment"]["binary"].as_str().unwrap();
-    let own = zbench_suites::environment::binary_hash(Path::new(env!("CARGO_BIN_EXE_zbench"))).unwrap();
+    let own = zbench_host::environment::binary_hash(Path::new(env!("CARGO_BIN_EXE_zbench"))).unwrap();
     assert_eq!(binary, own);
     assert!(record["sampled"]["samples"].as_u64().unwrap() >= 2, "{}", record["sampled"]);
     assert!(record["sampled"]["seconds"].as_f64().unwrap() > 0.0);

@@ -5,18 +5,17 @@ use crate::support::{parse, root, run, stderr, stdout, write};
 use proptest::prelude::*;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use zbench_config::files::Files;
+use zbench_config::{Context, Document, grid};
 use zbench_engine::config::Cell;
 use zbench_engine::plan::Planner;
+use zbench_predict::planned::Planned;
 use zbench_reports::Notebook;
 use zbench_reports::limits::{Of, Role, Search};
 use zbench_reports::record::{Source, Status, Step};
-use zbench_suites::config::files::Files;
-use zbench_suites::config::{Context, Document};
-use zbench_suites::grid;
-use zbench_suites::limits::{self, Limits};
-use zbench_suites::runner::plan::Planned;
-use zbench_suites::runner::protocol::{End, Ended, Told};
-use zbench_suites::runner::{Execute, Execution, Observe, Runner, Trials};
+use zbench_runner::protocol::{End, Ended, Told};
+use zbench_runner::{Execute, Execution, Observe, Runner, Train, Trials};
+use zbench_suites::max_batch::{self, Limits};
 
 const MODEL: &str = r#"
 name = "limit"
@@ -401,11 +400,15 @@ fn a_limit_that_does_not_run_is_stepped_down_and_said() {
         let notebook = Notebook::open(folder.path()).unwrap();
         let mut fake = Fake { holds, ran: Vec::new() };
         let mut run = |cells: &[Planned]| {
-            let mut runner =
-                Runner { notebook: &notebook, execute: &mut fake, observe: &mut Silent, header: Default::default() };
+            let mut runner = Runner {
+                notebook: &notebook,
+                suite: Train { execute: &mut fake },
+                observe: &mut Silent,
+                header: Default::default(),
+            };
             Ok(runner.run(cells, Trials::UpTo(1))?)
         };
-        let summary = limits::carry_out(&mut limits, &cells, &mut run).unwrap();
+        let summary = max_batch::carry_out(&mut limits, &cells, &mut run).unwrap();
         let largest = fake.ran.iter().filter(|(_, status)| *status == Status::Measured).map(|(value, _)| *value).max();
         assert_eq!(largest, (holds > 0).then_some(holds), "{:?}", fake.ran);
         assert!(fake.ran.len() <= 2 + planned.ilog2() as usize + 1, "{:?}", fake.ran);

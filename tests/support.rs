@@ -3,9 +3,9 @@
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use zbench_suites::config::files::Files;
-use zbench_suites::config::{ConfigError, Context, Document};
-use zbench_suites::grid::{self, GridCell};
+use zbench_config::files::Files;
+use zbench_config::grid::{self, GridCell};
+use zbench_config::{ConfigError, Context, Document};
 
 /// A grid of four cells of a model so small that a trial takes a moment.
 pub const TINY: &str = r#"

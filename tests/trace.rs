@@ -374,10 +374,9 @@ fn what_is_stopped_leaves_a_file_that_opens() {
 
 /// A profile of this machine in which every operation of these cells has a time, and every collective.
 fn profile(folder: &Path, text: &str) {
+    use zbench_config::profile::operations::{Operations, Seats};
     use zbench_engine::plan::clock::Overheads;
     use zbench_engine::plan::curves::{Class, Curves, Point};
-    use zbench_suites::calibrate::operations::Operations;
-    use zbench_suites::calibrate::probes::Seats;
     let mut points = BTreeMap::new();
     for cell in crate::support::cells(text).unwrap() {
         let cell = cell.resolved.unwrap().cell;
@@ -405,7 +404,7 @@ fn profile(folder: &Path, text: &str) {
         })
         .concat();
     std::fs::write(&path, format!("device = \"cpu\"\n{fits}")).unwrap();
-    zbench_suites::calibrate::times::save(&path, &operations, "today", 2).unwrap();
+    zbench_config::profile::operations::save(&path, &operations, "today", 2).unwrap();
 }
 
 /// A run of zero3 with its prediction: what it said as JSON, and the file of its trace.

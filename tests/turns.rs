@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use zbench_reports::gate::random::Random;
-use zbench_suites::turns::load::descendants;
-use zbench_suites::turns::resident::{Extra, Foreign, Program, Residents, Turn};
-use zbench_suites::turns::{Conduct, Ending, Experiment, Player, Settings, Taken};
+use zbench_runner::turns::load::descendants;
+use zbench_runner::turns::resident::{Extra, Foreign, Program, Residents, Turn};
+use zbench_runner::turns::{Conduct, Ending, Experiment, Player, Settings, Taken};
 
 /// One cell.
 const CELL: &str = r#"

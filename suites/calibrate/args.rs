@@ -1,8 +1,8 @@
 //! The flags of `zbench calibrate`.
 
-use crate::config::units;
 use clap::Args;
 use std::path::PathBuf;
+use zbench_config::units;
 
 /// `zbench calibrate`.
 #[derive(Args, Clone, Debug)]

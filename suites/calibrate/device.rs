@@ -6,12 +6,12 @@ pub mod edit;
 pub mod profile;
 
 use super::rounds::Values;
-use crate::bench::clock::{Limits, Stopped};
-use crate::devices::{product_flops, seconds_of};
+use crate::bench::{Limits, Stopped};
 use std::sync::Arc;
 use std::time::Instant;
 use zbench_estimate::job::Number;
 use zbench_estimate::machine;
+use zbench_host::devices::{product_flops, seconds_of};
 use zbench_kernels::cuda::machine::Machine;
 use zbench_kernels::{Arena, Buffer, Category, Cuda, DType, KernelError, Kernels, Normal, ViewMut};
 use zbench_reports::bench::{DeviceCeilings, DeviceRate};

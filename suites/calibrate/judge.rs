@@ -1,8 +1,8 @@
 //! Whether a machine was quiet enough for its numbers to be kept. The limits stand here, with their reasons, before any
 //! number is seen, and there is no way around them: a ceiling that is too low makes everything measured against it too good.
 
-use super::operations::Operations;
-use crate::runner::validity::Sampled;
+use zbench_config::profile::operations::Operations;
+use zbench_host::sampling::sampled::Sampled;
 use zbench_reports::bench::{Ceilings, DeviceCeilings};
 use zbench_reports::units;
 
@@ -97,9 +97,9 @@ pub fn why_not_device(ceilings: &DeviceCeilings, sampled: &Sampled) -> Vec<Strin
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Values, summed_up};
     use super::*;
-    use crate::runner::sampling::gpu::GpuSampled;
+    use crate::calibrate::{Values, summed_up};
+    use zbench_host::sampling::gpu::GpuSampled;
     use zbench_reports::bench::{DeviceRate, Rate};
 
     /// Five rounds of everything, all of them steady, with the last round of one rate times `factor`.

@@ -2,11 +2,13 @@
 //! stopwatch in front of the kernels. So every operation has the buffers, caches and neighbours that it has in training,
 //! and what is in no operation is what remains of the step.
 
-use super::probes::{Probe, Seats};
+use super::probes::Probe;
 use super::replay;
-use crate::bench::clock::Limits;
+use crate::bench::Limits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use zbench_config::profile::operations::Operations;
+use zbench_config::profile::operations::Seats;
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
 use zbench_engine::layers::Stated;
@@ -18,19 +20,6 @@ use zbench_engine::shard::Collective;
 use zbench_engine::train::{kernels, slowest, with_ranks};
 use zbench_kernels::{DType, Kernels, Op, Stopwatch, Timed};
 use zbench_reports::stats;
-
-/// What was measured with so many ranks of so many threads at once.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Operations {
-    /// With which.
-    pub seats: Seats,
-    /// The operations.
-    pub curves: Curves,
-    /// What is beside them.
-    pub overheads: Overheads,
-    /// Highest less lowest round over their median: the median of all points.
-    pub spread: f64,
-}
 
 /// Why operations were not measured.
 #[derive(Debug, thiserror::Error)]
@@ -207,7 +196,7 @@ struct Run {
 fn run(cell: &Cell) -> Result<Run, String> {
     let planner = hardware::planner(cell).map_err(|error| error.to_string())?;
     let plan = Plan::new(cell, &*planner).map_err(|error| error.to_string())?;
-    let inner = kernels(cell, &crate::devices::machine).map_err(|error| error.to_string())?;
+    let inner = kernels(cell, &zbench_host::devices::machine).map_err(|error| error.to_string())?;
     let watches: Vec<Arc<Stopwatch>> = inner.into_iter().map(|kernels| Arc::new(Stopwatch::new(kernels))).collect();
     let shown = watches.iter().map(|watch| watch.clone() as Arc<dyn Kernels>).collect();
     let ran = with_ranks(cell, &plan, shown, |rank| {

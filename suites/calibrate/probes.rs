@@ -1,30 +1,12 @@
 //! The training cells that `zbench calibrate` times operations in.
 
-use crate::config::{ConfigError, Context, Document, files::Files};
-use crate::grid;
-use std::fmt;
 use std::path::Path;
+use zbench_config::files::Files;
+use zbench_config::profile::operations::Seats;
+use zbench_config::{ConfigError, Context, Document, grid};
 use zbench_engine::config::Cell;
 
 const FILE: &str = include_str!("probes.toml");
-
-/// How many ranks compute at once, and with how many threads each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Seats {
-    /// Ranks of the machine.
-    pub ranks: usize,
-    /// Threads of a rank.
-    pub threads: usize,
-    /// There are more threads than cores.
-    pub crowded: bool,
-}
-
-impl fmt::Display for Seats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let many = |count: usize| if count == 1 { "" } else { "s" };
-        write!(f, "{} rank{} of {} thread{}", self.ranks, many(self.ranks), self.threads, many(self.threads))
-    }
-}
 
 /// The seats that are measured: for each number of threads as many ranks as have cores of their own, and for single threads
 /// twice as many.

@@ -2,11 +2,11 @@
 //! that of [`judge`](super::judge), which looks again at the end.
 
 use super::judge::OTHERS_SHARE;
-use crate::bench::clock::{Limits, Stopped};
-use crate::bench::record::watched;
-use crate::environment::Root;
+use crate::bench::watched;
+use crate::bench::{Limits, Stopped};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use zbench_host::environment::Root;
 use zbench_reports::units;
 
 /// How long the look takes; ticks of a hundredth of a second resolve the limit in it.

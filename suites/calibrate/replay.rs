@@ -18,7 +18,7 @@ const REPEATS: usize = 9;
 /// # Errors
 /// What failed, in words.
 pub fn seconds(cell: &Cell, calls: &[Collective]) -> Result<f64, String> {
-    let kernels = kernels(cell, &crate::devices::machine).map_err(|error| error.to_string())?;
+    let kernels = kernels(cell, &zbench_host::devices::machine).map_err(|error| error.to_string())?;
     let members = group("replay", kernels.clone(), cell.parallel.stall).map_err(|error| error.to_string())?;
     let ran: Vec<Result<Vec<f64>, String>> = std::thread::scope(|scope| {
         let one = |(member, kernels): (_, Arc<dyn Kernels>)| {

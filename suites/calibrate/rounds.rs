@@ -1,7 +1,8 @@
 //! The rounds' values, and what they come to.
 
 use std::collections::BTreeMap;
-use zbench_reports::bench::{Ceilings, DiskRates, Rate, Threads};
+use zbench_config::profile::ceilings::put;
+use zbench_reports::bench::{Ceilings, Rate, Threads};
 
 /// What each round gave, by number of threads and name, in the order of the first round.
 #[derive(Clone, Debug, Default)]
@@ -52,15 +53,4 @@ pub fn summed_up(values: &Values) -> Ceilings {
         ceilings.threads.push(of);
     }
     ceilings
-}
-
-/// A rate in its place.
-pub(super) fn put(of: &mut Threads, name: &str, rate: Option<Rate>) {
-    match name.split_once('.') {
-        Some(("matrix", dtype)) => of.matrix.push((dtype.into(), rate)),
-        Some(("memory", what)) => of.memory.push((what.into(), rate)),
-        Some(("disk", "read")) => of.disk = DiskRates { read: rate, ..std::mem::take(&mut of.disk) },
-        Some(("disk", "write")) => of.disk = DiskRates { write: rate, ..std::mem::take(&mut of.disk) },
-        _ => {}
-    }
 }

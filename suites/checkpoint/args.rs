@@ -1,9 +1,9 @@
 //! The flags of `zbench checkpoint`.
 
-use crate::cli::duration;
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
+use zbench_config::units::duration;
 
 /// `zbench checkpoint`.
 #[derive(Args, Clone, Debug)]
@@ -62,7 +62,7 @@ pub struct CheckpointArgs {
     #[arg(long, value_parser = duration, default_value = "10min", value_name = "TIME")]
     pub timeout: Duration,
     /// Refuse more cells
-    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = crate::cli::max_cells)]
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = zbench_config::grid::max_cells)]
     pub max_cells: usize,
     /// Print the cells and what memory they need, and run nothing
     #[arg(long)]

@@ -2,11 +2,11 @@
 
 use super::raw::{Raw, gb_s};
 use super::sessions::{self, Again, SessionError, Written};
-use super::way::Way;
 use super::{CheckpointCell, Job};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use zbench_config::way::Way;
 use zbench_engine::plan::Planner;
 use zbench_reports::bench::checkpoint::{Measured, Repeat};
 
@@ -30,15 +30,15 @@ pub enum Said {
 
 /// The whole life of a trial's process; its exit status.
 pub fn main() -> u8 {
-    let job: Job = match crate::runner::rank::read_job(&mut std::io::stdin()) {
+    let job: Job = match zbench_runner::child_process::read_job(&mut std::io::stdin()) {
         Ok(job) => job,
         Err(reason) => {
-            crate::say!("{reason}");
+            zbench_host::say!("{reason}");
             return BROKEN;
         }
     };
     let Some(cell) = CheckpointCell::of_plain(&job.cell) else {
-        crate::say!("the job holds no cell of suite checkpoint");
+        zbench_host::say!("the job holds no cell of suite checkpoint");
         return BROKEN;
     };
     let said = match measure(&cell, &job.folder, job.cores) {
@@ -62,7 +62,7 @@ fn failed(reason: impl ToString) -> SessionError {
 fn measure(of: &CheckpointCell, folder: &Path, cores: usize) -> Result<Measured, SessionError> {
     let CheckpointCell { cell, load_as, repeats } = of;
     let saving = cell.checkpoint.as_deref().ok_or_else(|| failed("the cell has no checkpoints; a bug"))?;
-    let estimate = crate::runner::plan::estimate(&Planner::default(), cell).map_err(failed)?;
+    let estimate = zbench_predict::planned::estimate(&Planner::default(), cell).map_err(failed)?;
     let mut measured = Measured {
         folder: folder.display().to_string(),
         parameters: estimate.trainable_parameters,

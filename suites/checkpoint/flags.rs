@@ -1,8 +1,8 @@
 //! Flags as a configuration: the same keys, checks and resolution as a file's.
 
 use super::args::CheckpointArgs;
-use crate::bench::flags::{Flags, model_key, model_value, or};
-use crate::config::{ConfigError, Document};
+use crate::kernels::flags::{Flags, model_key, model_value, or};
+use zbench_config::{ConfigError, Document};
 
 /// `zbench checkpoint` without a file.
 ///

@@ -1,7 +1,7 @@
 //! Host memory of this process around a piece of work.
 
-use crate::runner::loading::{Resident, Watch};
 use zbench_engine::outcome::Moment;
+use zbench_runner::loading::{Resident, Watch};
 
 /// Begins to look.
 pub fn begin() -> Watch {

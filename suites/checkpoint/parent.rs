@@ -3,12 +3,7 @@
 use super::child::Said;
 use super::scratch::Scratch;
 use super::{CheckpointCell, Job};
-use crate::bench::clock::{Limits, Stopped};
-use crate::bench::{Answer, BenchError};
-use crate::runner::child::died;
-use crate::runner::machine;
-use crate::runner::processes::tail_of;
-use crate::runner::protocol::Ended;
+use crate::bench::{BenchError, BenchResult, Limits, Stopped};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -16,7 +11,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 use zbench_engine::threads::{self, not_started};
+use zbench_host::machine;
 use zbench_reports::record::{Source, Status};
+use zbench_runner::child::died;
+use zbench_runner::processes::tail_of;
+use zbench_runner::protocol::Ended;
 
 /// How often the time limit and the wish to stop are looked at.
 const TICK: Duration = Duration::from_millis(50);
@@ -25,7 +24,7 @@ const TICK: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// The folder cannot be written, the process ended without a result, or what it says.
-pub fn ask(cell: &CheckpointCell, limits: &Limits<'_>, folder: &Path) -> Result<Answer, BenchError> {
+pub fn measure(cell: &CheckpointCell, limits: &Limits<'_>, folder: &Path) -> Result<BenchResult, BenchError> {
     let dir =
         cell.cell.checkpoint.as_deref().map(|saving| saving.dir.as_path()).filter(|dir| !dir.as_os_str().is_empty());
     let broken = |reason: String| Ended { status: Status::Failed, reason, source: None };
@@ -52,7 +51,7 @@ pub fn ask(cell: &CheckpointCell, limits: &Limits<'_>, folder: &Path) -> Result<
     let tail = tail.join().unwrap_or_default();
     let said = heard?.and_then(|line| serde_json::from_str(&line).ok());
     match said {
-        Some(Said::Measured(measured)) => Ok(super::resolve::answer(cell, *measured)),
+        Some(Said::Measured(measured)) => Ok(super::resolve::result(cell, *measured)),
         Some(Said::Failed { reason, out_of_memory: true }) => {
             Err(Ended { status: Status::OutOfMemory, reason, source: Some(Source::Arena) }.into())
         }

@@ -1,17 +1,16 @@
 //! Settings with `suite = "checkpoint"` become cells, measurements become answers.
 
 use super::CheckpointCell;
-use super::way::Way;
-use crate::bench::Answer;
-use crate::config::{self, Context, Refusal, Setting, Values};
-use crate::runner::plan::{Decision, weigh};
+use crate::bench::{BenchResult, Specs};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use toml::Value;
+use zbench_config::way::Way;
+use zbench_config::{Context, Refusal, Setting, Values};
 use zbench_engine::config::{Backend, Resume};
 use zbench_engine::plan::Planner;
-use zbench_reports::bench::checkpoint::Measured;
-use zbench_reports::bench::checkpoint::spread;
+use zbench_predict::planned::{Decision, weigh};
+use zbench_reports::bench::checkpoint::{Measured, spread};
 use zbench_reports::stats;
 
 /// Keys of training that say something of what this suite does not do.
@@ -30,11 +29,23 @@ const WITHOUT_EFFECT: [&str; 12] = [
     "memory.offload_path",
 ];
 
+/// The checkpoints of one combination.
+///
+/// # Errors
+/// A device that this suite does not have; as [`cell`].
+pub fn specs(values: &Values, context: &Context) -> Result<Specs, Refusal> {
+    if values.text("hardware.device") == "cuda" {
+        let message = "\"cuda\" is not in this version of suite checkpoint; write \"cpu\", or leave it out";
+        return Err(values.refuse("hardware.device", &[], message));
+    }
+    Ok((vec![Box::new(cell(values, context)?)], None))
+}
+
 /// The cell of one combination.
 ///
 /// # Errors
 /// A training cell that is refused, keys without effect, a cell that cannot be run here.
-pub(crate) fn cell(values: &Values, context: &Context) -> Result<CheckpointCell, Refusal> {
+fn cell(values: &Values, context: &Context) -> Result<CheckpointCell, Refusal> {
     let foreign = |key: &&&'static str| {
         WITHOUT_EFFECT.contains(key) || ["gemm.", "attention.", "bench."].iter().any(|section| key.starts_with(section))
     };
@@ -50,7 +61,7 @@ pub(crate) fn cell(values: &Values, context: &Context) -> Result<CheckpointCell,
     // Many steps would say nothing more of a save.
     let steps = Setting { value: Value::Integer(4), place: None, from_grid: false };
     settings.entry("train.steps").or_insert(steps);
-    let resolved = config::resolve(&settings, context)?;
+    let resolved = zbench_config::resolve(&settings, context)?;
     let decision = weigh(&Planner::default(), &resolved).decision;
     let mut cell = resolved.cell;
     if cell.parallel.backend != Backend::Local {
@@ -87,8 +98,8 @@ pub(crate) fn cell(values: &Values, context: &Context) -> Result<CheckpointCell,
 }
 
 /// What was measured, as metrics: medians, and how far the measurements of times lie apart.
-pub(super) fn answer(cell: &CheckpointCell, measured: Measured) -> Answer {
-    let mut answer = Answer::default();
+pub(super) fn result(cell: &CheckpointCell, measured: Measured) -> BenchResult {
+    let mut result = BenchResult::default();
     let mut all: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
     for (name, value) in measured.repeats.iter().flat_map(|repeat| repeat.numbers()) {
         all.entry(name).or_default().extend(value.filter(|value| value.is_finite()));
@@ -96,37 +107,37 @@ pub(super) fn answer(cell: &CheckpointCell, measured: Measured) -> Answer {
     let is_async = cell.cell.checkpoint.as_deref().is_some_and(|saving| saving.asynchronous);
     for (name, values) in &all {
         match stats::median(values) {
-            Some(median) => answer.metrics.push((name.to_string(), Ok(median))),
+            Some(median) => result.metrics.push((name.to_string(), Ok(median))),
             None if name.starts_with("async") && !is_async => {}
             None if name.starts_with("reshard") => {}
-            None if name.contains("disk") => answer.metrics.push((name.to_string(), Err(measured.no_disk.clone()))),
-            None => answer.metrics.push((name.to_string(), Err("the system does not say".into()))),
+            None if name.contains("disk") => result.metrics.push((name.to_string(), Err(measured.no_disk.clone()))),
+            None => result.metrics.push((name.to_string(), Err("the system does not say".into()))),
         }
         if let ("save_ms" | "load_ms" | "async_stall_ms", Some(spread)) = (*name, spread(values)) {
-            answer.metrics.push((name.replace("_ms", "_spread"), Ok(spread)));
+            result.metrics.push((name.replace("_ms", "_spread"), Ok(spread)));
         }
     }
     if let Some(bytes) = all.get("checkpoint_bytes").and_then(|bytes| stats::median(bytes)) {
         let per = bytes / measured.parameters.max(1) as f64;
-        answer.metrics.push(("checkpoint_bytes_per_parameter".into(), Ok(per)));
+        result.metrics.push(("checkpoint_bytes_per_parameter".into(), Ok(per)));
     }
     let unequal: Vec<&str> = measured.repeats.iter().flat_map(|repeat| repeat.unequal()).collect();
     if let Some(by) = unequal.first() {
-        answer.wrong = Some(format!(
+        result.wrong = Some(format!(
             "loaded as {by} the tensors are not those that were written ({} loads); this is a bug",
             unequal.len()
         ));
     }
     if !measured.no_disk.is_empty() {
-        answer.notes.push(format!(
+        result.notes.push(format!(
             "The disk's own rate is not known: {}. Files may have been read from memory.",
             measured.no_disk
         ));
     } else if !measured.direct {
-        answer
+        result
             .notes
             .push("checkpoint.direct is false: files go through the page cache and may be read from it.".into());
     }
-    answer.section = serde_json::to_value(&measured).ok().map(|section| ("checkpoint".into(), section));
-    answer
+    result.section = serde_json::to_value(&measured).ok().map(|section| ("checkpoint".into(), section));
+    result
 }

@@ -61,7 +61,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.path) {
-            crate::say!("warning: {} cannot be removed: {error}; it can be deleted", self.path.display());
+            zbench_host::say!("warning: {} cannot be removed: {error}; it can be deleted", self.path.display());
         }
         for above in &self.made {
             // Only while it is empty: somebody else may use it by now.
@@ -83,7 +83,7 @@ fn remove_abandoned(folder: &Path) {
         let lock = entry.path().join(LOCK);
         let is_free = lock.is_file() && File::open(lock).is_ok_and(|lock| lock.try_lock().is_ok());
         if is_free && let Err(error) = std::fs::remove_dir_all(entry.path()) {
-            crate::say!("warning: {} cannot be removed: {error}; it can be deleted", entry.path().display());
+            zbench_host::say!("warning: {} cannot be removed: {error}; it can be deleted", entry.path().display());
         }
     }
 }

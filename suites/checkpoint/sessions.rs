@@ -1,10 +1,10 @@
 //! Ranks that train, save and load. All of a measurement's ranks are threads of this process.
 
 use super::memory;
-use super::way::Way;
 use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use zbench_config::way::Way;
 use zbench_engine::config::{Cell, Resume, Saving};
 use zbench_engine::hardware;
 use zbench_engine::layers::StepError;
@@ -39,7 +39,7 @@ fn ranks<T: Send>(
     let failed = |reason: String| SessionError::Failed(format!("{what}: {reason}"));
     let planner = hardware::planner(cell).map_err(|error| failed(error.to_string()))?;
     let plan = Plan::new(cell, &*planner).map_err(|error| failed(error.to_string()))?;
-    let kernels = kernels(cell, &crate::devices::machine).map_err(|error| failed(error.to_string()))?;
+    let kernels = kernels(cell, &zbench_host::devices::machine).map_err(|error| failed(error.to_string()))?;
     with_ranks(cell, &plan, kernels, work).map_err(|Failure { cause, .. }| match cause {
         Cause::OutOfMemory { rank, error } => SessionError::Memory(error, format!("{what}, rank {rank}")),
         other => failed(other.to_string()),

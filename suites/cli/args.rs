@@ -1,9 +1,10 @@
 //! What each command is given.
 
-use super::{duration, max_cells};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
+use zbench_config::grid::max_cells;
+use zbench_config::units::duration;
 
 /// `zbench list`.
 #[derive(Args, Debug)]
@@ -395,7 +396,7 @@ fn minutes(text: &str) -> Result<f64, String> {
 
 /// A size of at least one byte, written as `512MiB`.
 fn bytes(text: &str) -> Result<u64, String> {
-    crate::config::units::bytes(text)
+    zbench_config::units::bytes(text)
         .filter(|bytes| *bytes > 0)
         .ok_or_else(|| "write a size above 0, as 512MiB".to_string())
 }

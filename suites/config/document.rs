@@ -5,9 +5,9 @@ mod search;
 
 pub use search::Search;
 
-use super::keys::{self, Key};
-use super::kind::Kind;
-use super::places::Places;
+use crate::keys::{self, Key};
+use crate::kind::Kind;
+use crate::places::Places;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@ mod training;
 
 pub use lookup::{default_of, document, find, is_section, nearest, nearest_section};
 
-use super::kind::Kind::{self, *};
+use crate::kind::Kind::{self, *};
 use std::sync::LazyLock;
 
 /// One key.

@@ -1,7 +1,7 @@
 //! What a key may hold, and the check of one value. Everything a single value can get wrong is found here, whether it
 //! stands in the file, in an axis, or in `--set`.
 
-use super::units;
+use crate::units;
 use std::fmt;
 use toml::Value;
 use zbench_engine::config::Kept;
@@ -192,13 +192,13 @@ impl Kind {
                 None => Err(wrong_type("a list of whole numbers, as [0, 1]", value)),
             },
             Kind::Shape => match value.as_str() {
-                Some(text) => crate::bench::gemm::shape(text).map(|_| ()),
+                Some(text) => crate::kind::gemm_shape(text).map(|_| ()),
                 None => Err(wrong_type("a shape in quotes, as \"2048x2048x512\"", value)),
             },
             Kind::Files => check_files(value),
             Kind::Ways => match value.as_array() {
                 Some(list) => list.iter().try_for_each(|item| match item.as_str() {
-                    Some(text) => crate::checkpoint::way::Way::parse(text).map(|_| ()),
+                    Some(text) => crate::way::Way::parse(text).map(|_| ()),
                     None => Err(wrong_type("a strategy and its ranks, as \"ddp:1\"", item)),
                 }),
                 None => Err(wrong_type("a list of strategies and ranks, as [\"ddp:1\", \"hsdp:4/2\"]", value)),
@@ -319,6 +319,25 @@ fn check_rope(value: &Value) -> Result<(), String> {
         right.map_err(|error| format!("{name}: {error}"))?;
     }
     Ok(())
+}
+
+/// `MxNxK`: three whole numbers from 1.
+pub fn gemm_shape(text: &str) -> Result<[usize; 3], String> {
+    const MOST: usize = 1 << 31;
+    let wrong = || format!("\"{text}\" is no shape; write MxNxK, as \"2048x2048x512\"");
+    let parts: Vec<&str> = text.split(['x', 'X']).map(str::trim).collect();
+    let [m, n, k] = parts[..] else { return Err(wrong()) };
+    let one = |part: &str| -> Result<usize, String> {
+        if part.is_empty() || !part.chars().all(|c| c.is_ascii_digit()) {
+            return Err(wrong());
+        }
+        match part.parse::<usize>() {
+            Ok(0) => Err(format!("\"{text}\" has a size of 0; write 1 or more")),
+            Ok(size) if size <= MOST => Ok(size),
+            _ => Err(format!("\"{text}\" has a size above {MOST}; write a smaller one")),
+        }
+    };
+    Ok([one(m)?, one(n)?, one(k)?])
 }
 
 /// Files of documents: at least one, each with a path.

@@ -1,6 +1,6 @@
 //! Line and column of places in a text, each found in the same short time however long the text or its lines are.
 
-use super::document::Place;
+use crate::document::Place;
 
 /// Bytes between two places that are known.
 const STEP: usize = 1024;

@@ -1,11 +1,9 @@
 //! A set of settings becomes a resolved cell: defaults filled in, combinations checked, what this version cannot do
 //! refused by name.
 
-use super::document::{Place, Settings};
-use super::keys;
-use super::kind::number;
-use super::units;
-use crate::launch::Hosts;
+use crate::document::{Place, Settings};
+use crate::kind::number;
+use crate::{Hosts, keys, units};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -127,8 +125,8 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
     let software = values.given_text("hardware.software");
     let compressed = values.given_text("parallel.strategy").as_deref() == Some("zero++");
     let clash = |name: &String| match compressed {
-        true => crate::plan::no_zero_plus_plus(name),
-        false => crate::plan::no_such_pair(name, parallel.strategy),
+        true => crate::software::no_zero_plus_plus(name),
+        false => crate::software::no_such_pair(name, parallel.strategy),
     };
     if let Some(why) = software.as_ref().filter(|_| device == DeviceKind::Cuda).and_then(clash) {
         return Err(values.refuse("parallel.strategy", &["hardware.software"], why));
@@ -175,12 +173,14 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
 }
 
 /// Typed access to checked settings; absent ones have the default of the table.
-pub(crate) struct Values<'a> {
-    pub(crate) settings: &'a Settings,
+pub struct Values<'a> {
+    /// What the document, the grid and `--set` state.
+    pub settings: &'a Settings,
 }
 
 impl Values<'_> {
-    pub(crate) fn given(&self, key: &str) -> Option<&Value> {
+    /// The value that is stated for a key.
+    pub fn given(&self, key: &str) -> Option<&Value> {
         self.settings.get(key).map(|setting| &setting.value)
     }
 
@@ -189,32 +189,38 @@ impl Values<'_> {
         self.given(key).or_else(|| keys::default_of(key))
     }
 
-    pub(crate) fn value(&self, key: &str) -> Value {
+    /// The value that is stated, else the default; an empty text where there is neither.
+    pub fn value(&self, key: &str) -> Value {
         self.stated(key).cloned().unwrap_or_else(|| Value::String(String::new()))
     }
 
-    pub(crate) fn given_count(&self, key: &str) -> Option<usize> {
+    /// The whole number that is stated.
+    pub fn given_count(&self, key: &str) -> Option<usize> {
         self.given(key).and_then(Value::as_integer).and_then(|n| usize::try_from(n).ok())
     }
 
     /// A whole number; its kind has refused anything else.
-    pub(crate) fn count(&self, key: &str) -> usize {
+    pub fn count(&self, key: &str) -> usize {
         self.stated(key).and_then(Value::as_integer).and_then(|n| usize::try_from(n).ok()).unwrap_or_default()
     }
 
-    pub(crate) fn real(&self, key: &str) -> f64 {
+    /// A number, or its default.
+    pub fn real(&self, key: &str) -> f64 {
         self.stated(key).and_then(number).unwrap_or_default()
     }
 
-    pub(crate) fn given_text(&self, key: &str) -> Option<String> {
+    /// The text that is stated.
+    pub fn given_text(&self, key: &str) -> Option<String> {
         self.given(key).and_then(Value::as_str).map(str::to_string)
     }
 
-    pub(crate) fn text(&self, key: &str) -> String {
+    /// A text, or its default.
+    pub fn text(&self, key: &str) -> String {
         self.stated(key).and_then(Value::as_str).unwrap_or_default().to_string()
     }
 
-    pub(crate) fn refuse(&self, key: &str, others: &[&str], message: impl Into<String>) -> Refusal {
+    /// A refusal of a key; `others` are the keys that it clashes with.
+    pub fn refuse(&self, key: &str, others: &[&str], message: impl Into<String>) -> Refusal {
         let grid = |key: &str| self.settings.get(key).is_some_and(|setting| setting.from_grid);
         // A key that the file leaves out stands where the first of those it clashes with does.
         let written = std::iter::once(&key).chain(others).find_map(|key| self.settings.get(*key));

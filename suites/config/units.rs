@@ -1,5 +1,7 @@
 //! Byte sizes, bandwidths and durations as people write them: `"80GiB"`, `"12.5GB/s"`, `"20us"`, or plain numbers.
 
+use std::time::Duration;
+
 const BYTES: &[(&str, f64)] = &[
     ("b", 1.0),
     ("kb", 1e3),
@@ -53,6 +55,16 @@ pub fn bandwidth(text: &str) -> Option<f64> {
 /// Seconds.
 pub fn seconds(text: &str) -> Option<f64> {
     scaled(text, SECONDS)
+}
+
+/// A duration of a command line option: above 0, as `90s` or `10min`.
+///
+/// # Errors
+/// What to write instead.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let seconds = seconds(text).filter(|seconds| *seconds > 0.0);
+    let seconds = seconds.ok_or_else(|| "write a time above 0, as 90s or 10min".to_string())?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| "is too long; write at most some years".to_string())
 }
 
 #[cfg(test)]

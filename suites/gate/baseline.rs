@@ -52,7 +52,7 @@ fn of_notebook(path: &Path) -> Result<Stored> {
         if warning.contains("schema") {
             bail!("{}: {warning}; the schemas differ, so nothing is compared", path.display());
         }
-        crate::say!("warning: {warning}");
+        zbench_host::say!("warning: {warning}");
     }
     Ok(of_records(&contents.records, format!("notebook {}", path.display())))
 }

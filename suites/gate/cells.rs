@@ -1,15 +1,15 @@
 //! Which cells a gate is about, and the arguments that run each of them.
 
 use super::measure::Arm;
-use crate::config::files::Files;
-use crate::config::{Axis, ConfigError, Context, Document, Problem};
-use crate::grid::{self, GridCell};
-use crate::runner::machine;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use zbench_config::files::Files;
+use zbench_config::grid::{self, GridCell};
+use zbench_config::{Axis, ConfigError, Context, Document, Problem};
+use zbench_host::machine;
 use zbench_reports::gate::baseline::BaselineCell;
 use zbench_reports::record::{Outcome, Record};
 

@@ -1,8 +1,6 @@
 //! Measures trials through the public command of a program, `run` or `repro`, each in a process and a notebook of its
 //! own: whatever a program is, both sides are run alike.
 
-use crate::runner::processes::tail_of;
-use crate::turns::{Ending, TurnsError};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::ffi::OsString;
@@ -18,6 +16,8 @@ use zbench_engine::threads;
 use zbench_reports::gate::turns::{Score, Turns, generations};
 use zbench_reports::gate::{Bench, Side, Trial};
 use zbench_reports::record::{Record, Status};
+use zbench_runner::processes::tail_of;
+use zbench_runner::turns::{Ending, TurnsError};
 
 /// How one side is run.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,6 @@
 //! The stored pool of a self-test: a header, then a round of turns or a pair of trials on each line.
 
 use super::measure::Programs;
-use crate::turns::Ending;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -11,6 +10,7 @@ use zbench_reports::gate::random::Random;
 use zbench_reports::gate::replay::{Measured, PoolPair};
 use zbench_reports::gate::turns::{Round, generations};
 use zbench_reports::gate::{Rules, Side, Trial, trial};
+use zbench_runner::turns::Ending;
 
 /// Version of a pool of pairs of trials.
 pub const OF_TRIALS: u32 = 1;

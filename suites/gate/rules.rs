@@ -1,10 +1,10 @@
 //! The rules' file: TOML in which every key is known, with place and nearest name for one that is not.
 
-use crate::config::places::Places;
-use crate::config::{ConfigError, Place, Problem, units};
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+use zbench_config::places::Places;
+use zbench_config::{ConfigError, Place, Problem, units};
 use zbench_reports::gate::{Bound, Figure, Kind, Rule, Rules, Verdict, metric, verdict};
 
 /// What a rules' file says.

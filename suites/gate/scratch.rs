@@ -1,13 +1,13 @@
 //! What a gate must not leave behind, however it is aborted: its folder for temporary files, and the program it runs.
 
 use super::measure::Running;
-use crate::cli::exit;
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use zbench_host::exit;
 
 /// The folder. It goes with this value.
 pub struct Scratch(PathBuf);
@@ -44,7 +44,7 @@ impl Drop for Scratch {
 /// Signals cannot be listened to.
 pub fn stop_flag(scratch: &Scratch, running: &Running) -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
-    let others = [SIGHUP, SIGUSR1, SIGUSR2].into_iter().filter(|signal| !crate::launch::is_ignored(*signal));
+    let others = [SIGHUP, SIGUSR1, SIGUSR2].into_iter().filter(|signal| !zbench_launch::is_ignored(*signal));
     let all = [SIGINT, SIGTERM].into_iter().chain(others);
     let mut signals = Signals::new(all).context("signals cannot be listened to")?;
     let (asked, folder, running) = (stop.clone(), scratch.path().to_path_buf(), running.clone());

@@ -1,11 +1,11 @@
 //! Turns of the two sides of a gate: both run by their public command, whatever version they are, stopped and continued.
 
 use super::measure::{Arm, Programs};
-use crate::turns::resident::{ENDLESS, Foreign, Program};
-use crate::turns::{Conduct, Ending, Experiment, Player, Settings, Taken, TurnsError};
 use std::ffi::OsString;
 use std::time::Duration;
 use zbench_reports::gate::turns::Round;
+use zbench_runner::turns::resident::{ENDLESS, Foreign, Program};
+use zbench_runner::turns::{Conduct, Ending, Experiment, Player, Settings, Taken, TurnsError};
 
 impl Programs<'_> {
     /// A side as it takes turns.

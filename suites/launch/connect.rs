@@ -1,10 +1,11 @@
 //! From a place in a launch to a communicator: meet the others, see that it is they, choose what moves the bytes.
 
-use super::{LaunchError, World};
-use crate::devices;
+use crate::{LaunchError, World};
 use std::sync::Arc;
 use std::time::Duration;
+use zbench_config::Hosts;
 use zbench_engine::comm::{self, Communicator, Meeting, Rendezvous, TcpOptions};
+use zbench_host::devices;
 use zbench_kernels::{Arena, Kernels};
 
 /// What moves the bytes between processes.
@@ -20,27 +21,6 @@ pub enum Choice {
     Mpi,
     /// NCCL, between GPUs.
     Nccl,
-}
-
-/// Where the processes of a launch are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hosts {
-    /// All on one host, where they see each other's memory.
-    One,
-    /// On several.
-    Several,
-}
-
-impl Hosts {
-    /// Of processes that have met.
-    pub fn of(met: &Rendezvous) -> Hosts {
-        if met.one_host() { Hosts::One } else { Hosts::Several }
-    }
-
-    /// Whether shared memory moves the bytes between them where nothing else was asked for; else sockets do.
-    pub fn share_memory(self) -> bool {
-        self == Hosts::One
-    }
 }
 
 /// How long ranks wait, and what they say.
@@ -118,7 +98,7 @@ fn settled(
         });
     }
     if world.rank == 0 && !options.quiet {
-        crate::say!("{}; {} ranks over {}{where_to}", world.describe(), world.size, comm.backend());
+        zbench_host::say!("{}; {} ranks over {}{where_to}", world.describe(), world.size, comm.backend());
     }
     Ok(comm)
 }
@@ -130,7 +110,7 @@ fn settled(
 pub fn meet(world: &World, options: &Options) -> Result<Rendezvous, LaunchError> {
     let (host, port) = world.meeting()?;
     if let (0, Some(warning)) = (world.rank, world.warning()) {
-        crate::say!("warning: {warning}");
+        zbench_host::say!("warning: {warning}");
     }
     let World { rank, size, token, .. } = world;
     let meeting = Meeting {
@@ -144,7 +124,7 @@ pub fn meet(world: &World, options: &Options) -> Result<Rendezvous, LaunchError>
     let met = Rendezvous::join(&meeting)?;
     let what = if *rank == 0 { "refused at the meeting".into() } else { format!("rank {rank}, at the meeting") };
     for refused in met.refused() {
-        crate::say!("{what}: {refused}");
+        zbench_host::say!("{what}: {refused}");
     }
     Ok(met)
 }

@@ -1,6 +1,6 @@
 //! What the environment says of this process: which rank of how many it is, and where the ranks meet.
 
-use super::{LaunchError, slurm};
+use crate::{LaunchError, slurm};
 use std::cell::RefCell;
 
 /// Who started this process.

@@ -2,7 +2,7 @@
 //! others say something to rank 0, and whoever goes away is missed. It beats: an exchange at a time, empty when nobody has
 //! anything to say.
 
-use super::LaunchError;
+use crate::LaunchError;
 use serde::{Serialize, de::DeserializeOwned};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
@@ -164,7 +164,7 @@ mod tests {
     use zbench_engine::comm::Meeting;
 
     fn lines(size: usize) -> Vec<Line> {
-        let port = crate::launch::free_port().unwrap();
+        let port = crate::free_port().unwrap();
         let join = |rank| {
             std::thread::spawn(move || {
                 let timeout = Duration::from_secs(20);

@@ -1,6 +1,6 @@
 //! The compact lists of SLURM: nodes in brackets, tasks of nodes with repetitions.
 
-use super::LaunchError;
+use crate::LaunchError;
 
 /// No cluster has more nodes; a list that says so is a mistake, and is not filled into memory.
 const MOST_NODES: usize = 1 << 17;

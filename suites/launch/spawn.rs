@@ -1,6 +1,6 @@
 //! Ranks as processes of our own: started together, watched together, ended together.
 
-use super::LaunchError;
+use crate::LaunchError;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsString;
 use std::io::Read;
@@ -77,7 +77,7 @@ pub fn free_port() -> Result<u16, LaunchError> {
 }
 
 /// 128 random bits, in hexadecimal.
-pub(crate) fn fresh_token() -> Result<String, LaunchError> {
+pub fn fresh_token() -> Result<String, LaunchError> {
     let mut bytes = [0u8; 16];
     let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     read.map_err(LaunchError::system("/dev/urandom cannot be read"))?;
@@ -92,7 +92,7 @@ pub fn follow_parent() -> bool {
 }
 
 /// Whether whoever started this process wants it to ignore a signal, as nohup does SIGHUP.
-pub(crate) fn is_ignored(signal: i32) -> bool {
+pub fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & (1 << (signal - 1)) != 0)

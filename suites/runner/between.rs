@@ -1,6 +1,6 @@
 //! What happened between the steps of a run, in its record.
 
-use super::protocol::{Between, Resumed};
+use crate::protocol::{Between, Resumed};
 use zbench_engine::outcome::{Evaluated, Saved};
 use zbench_reports::record::{Record, Step};
 use zbench_reports::units;

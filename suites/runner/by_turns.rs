@@ -4,10 +4,10 @@ mod batches;
 mod conduct;
 mod past;
 
-use super::plan::{Decision, Planned, gib};
-use super::{Runner, Summary, parity};
+use crate::schedule::LOOK_AGAIN;
 use crate::turns::resident::Program;
 use crate::turns::{Ending, Experiment, Player, Settings, TurnsError};
+use crate::{Runner, Summary, Train, parity};
 use batches::{Earlier, batches, sizes};
 use conduct::{Batch, OfGrid};
 use past::Past;
@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use zbench_engine::config::{Backend, Cell, DeviceKind};
+use zbench_predict::planned::{Decision, Planned, gib};
 use zbench_reports::StoreError;
 use zbench_reports::environment::why_not_the_same;
 use zbench_reports::record::{Record, Turns};
@@ -115,7 +116,7 @@ fn name_of(cells: &[Planned]) -> String {
     blake3::hash(keys.join(" ").as_bytes()).to_hex()[..12].to_string()
 }
 
-impl Runner<'_> {
+impl Runner<'_, Train<'_>> {
     /// Measures a grid by turns, going on where an earlier command on the same notebook was stopped.
     ///
     /// # Errors
@@ -131,7 +132,7 @@ impl Runner<'_> {
                 return Ok(Summary { interrupted: true, ..Summary::default() });
             }
             self.observe.wait();
-            std::thread::sleep(super::LOOK_AGAIN);
+            std::thread::sleep(LOOK_AGAIN);
         };
         self.notebook.check_writable()?;
         let recovered = self.notebook.recover()?;

@@ -1,42 +1,19 @@
 //! Inside a cell's process: reads the job, trains, says what was measured.
 
-use super::machine;
-use super::mpirun;
-use super::processes;
-use super::protocol::{self, End, Ended, Event, GpuSaid, Job, RankEnd};
-use super::rank::{read_job, say};
-use crate::devices;
+use crate::child_process::{BROKEN, read_job, say, stop_order};
+use crate::protocol::{self, End, Ended, Event, GpuSaid, Job, RankEnd};
 use crate::turns::token::Token;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
+use crate::{mpirun, processes};
+
 use zbench_engine::config::{Backend, Cell, DeviceKind};
 use zbench_engine::course::{Control, Pace};
 use zbench_engine::hardware;
 use zbench_engine::outcome::{Cause, Failure, Happening};
 use zbench_engine::plan::Plan;
 use zbench_engine::train::train_on;
+use zbench_host::{devices, machine};
 use zbench_kernels::peak;
 use zbench_reports::record::{Source, Status};
-
-/// Exit status of a process that could not even begin.
-pub(super) const BROKEN: u8 = 70;
-
-/// Set when the process was told, by SIGUSR1, to end its run after the step under way. Batch systems send their warnings, and
-/// a terminal that is lost its own, to all processes of a job: these mean the same.
-pub(super) fn stop_order() -> &'static AtomicBool {
-    static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
-    STOP.get_or_init(|| {
-        let stop = Arc::new(AtomicBool::new(false));
-        // Without a handler the order ends the process, as it would have ended before there were such orders.
-        let _ = signal_hook::flag::register(signal_hook::consts::SIGUSR1, stop.clone());
-        for signal in [signal_hook::consts::SIGHUP, signal_hook::consts::SIGUSR2] {
-            if !crate::launch::is_ignored(signal) {
-                let _ = signal_hook::flag::register(signal, stop.clone());
-            }
-        }
-        stop
-    })
-}
 
 /// The whole life of a cell's process; its exit status.
 pub fn main() -> u8 {
@@ -45,7 +22,7 @@ pub fn main() -> u8 {
     let job: Job = match read_job(&mut std::io::stdin()) {
         Ok(job) => job,
         Err(reason) => {
-            crate::say!("{reason}");
+            zbench_host::say!("{reason}");
             return BROKEN;
         }
     };
@@ -84,7 +61,7 @@ fn threads(job: &Job) -> End {
     let token = job.turns.as_ref().map(|name| Token::new(name, cell.parallel.ranks));
     let pace = token.as_ref().map(|token| token as &dyn Pace);
     let control = Control { stop: stop_order(), tell: &tell, trace: protocol::tracing(job.trace_steps), pace };
-    let result = train_on(cell, &plan, &crate::devices::machine, control);
+    let result = train_on(cell, &plan, &zbench_host::devices::machine, control);
     let busy = busy.and_then(machine::Busy::seconds);
     let mut end = match result {
         Ok(run) => End {

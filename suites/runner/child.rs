@@ -1,10 +1,9 @@
 //! Runs a cell in a process of its own, with a time limit. Whatever happens there, panic, signal, silence, comes back as
 //! an outcome with a reason.
 
-use super::processes::tail_of;
-use super::protocol::{End, Ended, Event, Job, Told};
-use super::{Execute, Execution, machine};
-use crate::launch::signal_name;
+use crate::processes::tail_of;
+use crate::protocol::{End, Ended, Event, Job, Told};
+use crate::{Execute, Execution};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -15,6 +14,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
 use zbench_engine::threads::{self, not_started};
+use zbench_host::machine;
+use zbench_launch::signal_name;
 use zbench_reports::record::{Source, Status};
 
 /// Starts `zbench __cell` for each cell.
@@ -186,7 +187,7 @@ fn events_of(stdout: Option<impl Read + Send + 'static>) -> std::io::Result<Rece
 }
 
 /// What a process that said nothing more died of.
-pub(crate) fn died(status: ExitStatus, oom_kills_before: u64, tail: &str) -> Ended {
+pub fn died(status: ExitStatus, oom_kills_before: u64, tail: &str) -> Ended {
     const KILL: i32 = 9;
     let said = if tail.is_empty() { String::new() } else { format!("; its last words: {tail}") };
     match status.signal() {

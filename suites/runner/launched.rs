@@ -1,11 +1,10 @@
 //! Cells of a launch: torchrun, srun or mpirun has started this process beside others. Rank 0 decides what runs, keeps the
 //! notebook and speaks; for each cell every one of them starts the process of its rank.
 
-use super::merge::{dead, merge};
-use super::processes::{Processes, grace};
-use super::protocol::{End, Event, RankFailure, RankJob, RankSaid, Told};
-use super::{Execute, Execution};
-use crate::launch::{Io, Line, Silence, Start, World, free_port};
+use crate::merge::{dead, merge};
+use crate::processes::{Processes, grace};
+use crate::protocol::{End, Event, RankFailure, RankJob, RankSaid, Told};
+use crate::{Execute, Execution};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,6 +15,7 @@ use zbench_engine::config::Cell;
 use zbench_engine::hardware::Seat;
 use zbench_engine::trace::StepTrace;
 use zbench_engine::train::Standing;
+use zbench_launch::{Io, Line, Silence, Start, World, free_port};
 use zbench_reports::record::{Source, Status};
 
 const TICK: Duration = Duration::from_millis(20);
@@ -87,7 +87,7 @@ impl Leader {
     /// Rank 0 of `world`, whose ranks are on the line.
     pub fn new(world: World, line: Line) -> Leader {
         // Until the command has come to its end.
-        Leader { line, world, number: 0, lost: None, code: crate::cli::exit::FAILED }
+        Leader { line, world, number: 0, lost: None, code: zbench_host::exit::FAILED }
     }
 
     /// The command has come to its end.
@@ -184,7 +184,7 @@ impl Launched<'_> {
     /// Tells all of a cell, and starts rank 0's own process.
     fn start(&mut self, cell: &Cell) -> Result<(usize, Processes), String> {
         let size = cell.parallel.ranks;
-        let words = |error: crate::launch::LaunchError| error.to_string();
+        let words = |error: zbench_launch::LaunchError| error.to_string();
         let (host, _) = self.leader.world.meeting().map_err(words)?;
         // Without the token, which the others have already and nobody else should hear.
         let meeting = (host.to_string(), free_port().map_err(words)?, String::new());
@@ -315,8 +315,8 @@ pub fn follow(line: &Line, stop: &AtomicBool) -> u8 {
             Ok((_, Order::Bye { code })) => return code,
             Err(Silence::Yet) => {}
             Err(Silence::Lost(_, reason)) => {
-                crate::say!("rank {rank}: {reason}");
-                return crate::cli::exit::FAILED;
+                zbench_host::say!("rank {rank}: {reason}");
+                return zbench_host::exit::FAILED;
             }
         }
         if let Some((number, processes)) = &mut under_way {
@@ -341,7 +341,7 @@ fn not_started(rank: usize, reason: String) -> RankSaid {
         standing: Standing::Found,
         status: Status::Failed,
         source: Some(Source::Host),
-        reason: format!("rank {rank} on {}: {reason}", super::machine::host_name()),
+        reason: format!("rank {rank} on {}: {reason}", zbench_host::machine::host_name()),
         missing: Vec::new(),
     };
     dead(rank, std::process::id(), failure)

@@ -1,12 +1,12 @@
 //! Host memory of a process while its rank loads weights, as the system sees it: what Hugging Face's scripts for FSDP print as
 //! memory before entering, consumed at the end and at its peak.
 
-use super::machine;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use zbench_engine::outcome::Moment;
+use zbench_host::machine;
 
 /// Makes VmHWM begin anew at VmRSS (proc(5)).
 const RESET: (&str, &str) = ("/proc/self/clear_refs", "5");

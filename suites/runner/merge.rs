@@ -1,8 +1,8 @@
 //! From what each rank's process said to the end of the cell, as if its ranks had been threads of one process.
 
-use super::machine;
-use super::protocol::{BusySeconds, End, Ended, GpuSaid, RankFailure, RankSaid};
+use crate::protocol::{End, Ended, GpuSaid, RankFailure, RankSaid};
 use zbench_engine::train::{cause_of, slowest};
+use zbench_host::machine::{self, BusySeconds};
 use zbench_reports::record::Step;
 
 /// The end of a cell whose ranks said this, in rank order; `steps` are those of rank 0.

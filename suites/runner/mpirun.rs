@@ -1,14 +1,11 @@
 //! Cells over MPI: mpirun starts the ranks, as MPI wants it, and cannot be asked twice in one process; so each cell has a
 //! mpirun of its own. The ranks get their job and say how it ended over a line of ours, on which this process is rank 0.
 
-use super::cell::stop_order;
-use super::merge::merge;
-use super::processes::{CALM_TICK, grace, tail_of};
-use super::protocol::{End, Ended, Event, Job, RankFailure, RankJob, RankSaid};
-use super::rank;
-use crate::launch::{
-    self, Choice, LaunchError, Line, Options, Silence, Source as Launcher, World, detect, free_port, fresh_token,
-};
+use crate::child_process::{BROKEN, stop_order};
+use crate::merge::merge;
+use crate::processes::{CALM_TICK, grace, tail_of};
+use crate::protocol::{End, Ended, Event, Job, RankFailure, RankJob, RankSaid};
+use crate::rank;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -22,6 +19,9 @@ use zbench_engine::hardware::{self, Seat};
 use zbench_engine::threads::{self, not_started};
 use zbench_engine::trace::StepTrace;
 use zbench_engine::train::Standing;
+use zbench_launch::{
+    Choice, LaunchError, Line, Options, Silence, Source as Launcher, World, detect, free_port, fresh_token,
+};
 use zbench_reports::record::{Source, Status};
 
 const TICK: Duration = Duration::from_millis(20);
@@ -347,7 +347,7 @@ fn flavour_of(version: &str) -> Result<Flavour, String> {
 
 /// This host as its ranks find it: by its name where that is known, as ranks of other hosts need it.
 fn own_address() -> String {
-    let name = super::machine::host_name();
+    let name = zbench_host::machine::host_name();
     let known = !name.is_empty() && (name.as_str(), 0).to_socket_addrs().is_ok_and(|mut all| all.next().is_some());
     if known { name } else { "127.0.0.1".into() }
 }
@@ -362,8 +362,8 @@ pub fn rank_main() -> u8 {
     match serve() {
         Ok(()) => 0,
         Err(reason) => {
-            crate::say!("{reason}");
-            super::cell::BROKEN
+            zbench_host::say!("{reason}");
+            BROKEN
         }
     }
 }
@@ -400,7 +400,7 @@ fn serve() -> Result<(), String> {
         let said = rank::run(&job, Some(comm), &|event| match event {
             // Whoever listens goes on until this is done.
             Event::Traced(traced) => drop(sender.send(traced.clone())),
-            event => rank::say(event),
+            event => crate::child_process::say(event),
         });
         is_done.store(true, Ordering::Release);
         // The line comes back with nothing on it lost, as a thread that listens has no reason to panic.
@@ -435,11 +435,11 @@ fn listen_to_orders(line: Line, traces: Receiver<Box<StepTrace>>, is_done: &Atom
 fn connect(world: &World, job: &RankJob) -> Result<Box<dyn Communicator>, String> {
     let parallel = &job.cell.parallel;
     let kernels =
-        hardware::kernels(&job.cell, job.seat, &crate::devices::machine).map_err(|error| error.to_string())?;
+        hardware::kernels(&job.cell, job.seat, &zbench_host::devices::machine).map_err(|error| error.to_string())?;
     let arena = zbench_kernels::Arena::host(Some(0)).map_err(|error| error.to_string())?;
     let options = Options { timeout: parallel.stall, stall: parallel.stall, quiet: true };
     let world = World { source: if world.size == 1 { Launcher::Ours } else { world.source }, ..world.clone() };
-    launch::connect(&world, Choice::Mpi, kernels, &arena, &options).map_err(|error| error.to_string())
+    zbench_launch::connect(&world, Choice::Mpi, kernels, &arena, &options).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

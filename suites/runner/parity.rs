@@ -1,12 +1,12 @@
 //! Loss parity: a cell's losses beside those of the grid's ddp cell that differs in nothing else but how state is split
 //! and what is kept.
 
-use super::plan::Planned;
-use crate::grid::{canonical, plain};
 use serde_json::Value;
 use std::collections::HashMap;
+use zbench_config::grid::{canonical, plain};
 use zbench_engine::config::{Cell, Precision, Strategy};
 use zbench_engine::parity::{Point, compare as compare_points};
+use zbench_predict::planned::Planned;
 use zbench_reports::record::{Parity, Record, Step, Verdict};
 
 /// What cells must share to be comparable: everything but strategy, shard, prefetch, backend, checkpointing, attention

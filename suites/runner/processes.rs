@@ -1,10 +1,8 @@
 //! Ranks of a cell as processes of this host: each is told its job and says how it ended. Who dies without a word has it
 //! said for him.
 
-use super::machine;
-use super::merge::{dead, merge};
-use super::protocol::{End, Event, Job, RankFailure, RankJob, RankSaid};
-use crate::launch::{Exit, Io, LaunchError, RankExit, Ranks, Start, signal_name, spawn};
+use crate::merge::{dead, merge};
+use crate::protocol::{End, Event, Job, RankFailure, RankJob, RankSaid};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,6 +14,8 @@ use zbench_engine::config::Cell;
 use zbench_engine::hardware::Seat;
 use zbench_engine::threads;
 use zbench_engine::train::Standing;
+use zbench_host::machine;
+use zbench_launch::{Exit, Io, LaunchError, RankExit, Ranks, Start, signal_name, spawn};
 use zbench_reports::record::{Source, Status};
 
 /// How often who has ended is looked at.
@@ -82,7 +82,7 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
     let mut steps = Vec::new();
     let mut deadline = None;
     while !processes.all_said() {
-        if super::cell::stop_order().load(Ordering::Relaxed) {
+        if super::child_process::stop_order().load(Ordering::Relaxed) {
             processes.order_stop();
         }
         processes.listen(tick, &mut |event| {

@@ -1,7 +1,7 @@
 //! What the processes of cells and ranks are told and what they say: one JSON object on their standard input, JSON lines on
 //! their standard output.
 
-use super::loading::Resident;
+use crate::loading::Resident;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use zbench_engine::hardware::Seat;
 use zbench_engine::outcome::{self, Evaluated, Happening, Saved};
 use zbench_engine::trace::{StepTrace, Tracing, Zero};
 use zbench_engine::train::Standing;
+use zbench_host::machine::BusySeconds;
 use zbench_kernels::{Category, Ledger};
 use zbench_reports::record::{Extra, Source, Status, Step};
 
@@ -164,19 +165,6 @@ pub struct RankSaid {
     pub swap_bytes: Option<u64>,
     /// The host's work while it trained, where it can be told.
     pub busy: Option<BusySeconds>,
-}
-
-/// Seconds of work on a host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct BusySeconds {
-    /// That passed.
-    pub wall: f64,
-    /// Of all processes.
-    pub all: f64,
-    /// Of the rank.
-    pub own: f64,
-    /// The host's cores.
-    pub cores: usize,
 }
 
 /// Why a rank ended early.

@@ -1,12 +1,9 @@
 //! Inside a rank's process: reads its job, meets the others, trains, says what was measured.
 
-use super::loading::Watch;
-use super::machine::{self, Busy};
-use super::protocol::{self, Event, GpuSaid, RankEnd, RankFailure, RankJob, RankSaid};
-use crate::devices;
-use crate::launch::{self, Choice, Options, Source as Launcher, World};
+use crate::child_process::{BROKEN, read_job, say, stop_order};
+use crate::loading::Watch;
+use crate::protocol::{self, Event, GpuSaid, RankEnd, RankFailure, RankJob, RankSaid};
 use crate::turns::token::Token;
-use std::io::{Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zbench_engine::comm::{Carried, CommError, Communicator};
 use zbench_engine::config::{Backend, DeviceKind};
@@ -16,44 +13,26 @@ use zbench_engine::layers::StepError;
 use zbench_engine::outcome::{Cause, Happening, Moment};
 use zbench_engine::plan::Plan;
 use zbench_engine::train::{Ended, RankError, Report, Standing, groups, train_rank_probed};
+use zbench_host::devices;
+use zbench_host::machine::{self, Busy};
 use zbench_kernels::{Arena, Kernels, peak};
+use zbench_launch::{Choice, Options, Source as Launcher, World};
 use zbench_reports::record::{Source, Status};
-
-/// A job is a configuration; more than this is none.
-const MOST_JOB_BYTES: u64 = 16 << 20;
 
 /// The whole life of a rank's process; its exit status.
 pub fn main() -> u8 {
-    if super::mpirun::is_rank() {
-        return super::mpirun::rank_main();
-    }
-    super::cell::stop_order();
+    stop_order();
     say(&Event::Hears);
     let job: RankJob = match read_job(&mut std::io::stdin()) {
         Ok(job) => job,
         Err(reason) => {
-            crate::say!("{reason}");
-            return super::cell::BROKEN;
+            zbench_host::say!("{reason}");
+            return BROKEN;
         }
     };
     let said = run(&job, None, &|event| say(event));
     say(&Event::Rank(Box::new(said)));
     0
-}
-
-/// A job from standard input.
-pub(crate) fn read_job<T: serde::de::DeserializeOwned>(from: &mut dyn Read) -> Result<T, String> {
-    let mut text = String::new();
-    from.take(MOST_JOB_BYTES).read_to_string(&mut text).map_err(|error| format!("the job cannot be read: {error}"))?;
-    serde_json::from_str(&text).map_err(|error| format!("the job cannot be read: {error}"))
-}
-
-/// A line on standard output. A parent that does not listen any more has ended; the death signal ends this process too.
-pub(super) fn say(event: &Event) {
-    if let Ok(line) = serde_json::to_string(event) {
-        let mut out = std::io::stdout().lock();
-        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-    }
 }
 
 /// Trains one rank, over `comm` where the caller has one already, and says how it went.
@@ -155,8 +134,8 @@ fn train(
         None if cell.parallel.backend == Backend::Nccl => {
             let groups = groups(plan.mesh, job.rank);
             let (world, options) = meeting(job)?;
-            let comm =
-                launch::connect_gpus(&world, kernels.clone(), &groups, &options).map_err(|error| error.to_string())?;
+            let comm = zbench_launch::connect_gpus(&world, kernels.clone(), &groups, &options)
+                .map_err(|error| error.to_string())?;
             let arena = kernels.arena(capacity, 1).map_err(|error| error.to_string())?;
             let comm: Box<dyn Communicator> = Box::new(Carried::new(comm, kernels.clone(), arena.clone()));
             (comm, arena)
@@ -173,7 +152,7 @@ fn train(
     let trace = protocol::tracing(job.trace_steps);
     let token = job.turns.as_ref().map(|name| Token::new(name, cell.parallel.ranks));
     let pace = token.as_ref().map(|token| token as &dyn Pace);
-    let control = Control { stop: super::cell::stop_order(), tell: &tell, trace, pace };
+    let control = Control { stop: super::child_process::stop_order(), tell: &tell, trace, pace };
     let ended = train_rank_probed(cell, &plan, comm, kernels, arena, control, Some(probe));
     said.busy = busy.filter(|_| job.turns.is_none()).and_then(Busy::seconds);
     let earlier = watch.resident().map_or(0, |seen| seen.earlier);
@@ -194,7 +173,7 @@ fn connect(job: &RankJob, kernels: Arc<dyn Kernels>, arena: &Arena) -> Result<Bo
         Backend::Local | Backend::Device => return Err("ranks of this backend are threads, not processes".into()),
     };
     let (world, options) = meeting(job)?;
-    launch::connect(&world, choice, kernels, arena, &options).map_err(|error| error.to_string())
+    zbench_launch::connect(&world, choice, kernels, arena, &options).map_err(|error| error.to_string())
 }
 
 /// Who the ranks are and where they meet, and how long they wait.

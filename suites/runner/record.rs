@@ -1,14 +1,14 @@
 //! From what was measured to a record: metrics, memory beside its prediction, communication, time, operations.
 
-use super::plan::Planned;
-use super::protocol::{End, GpuSaid, LoadingEnd, RankEnd, TrafficEnd};
-use super::validity::BUSY_SHARE;
-use crate::devices;
+use crate::protocol::{End, GpuSaid, LoadingEnd, RankEnd, TrafficEnd};
 use hdrhistogram::Histogram;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Backend, Cell, Data, DeviceKind};
 use zbench_engine::outcome::{Estimate, Span};
+use zbench_host::devices;
+use zbench_host::sampling::sampled::BUSY_SHARE;
 use zbench_kernels::Category;
+use zbench_predict::planned::Planned;
 use zbench_reports::record::{self, Bytes, Communication, LedgerTerm, Rank, Record, Step};
 use zbench_reports::units;
 

@@ -29,9 +29,9 @@ pub fn keep_and_say(record: &Record) {
     match keep(record, &std::env::temp_dir()) {
         Ok(path) => {
             let path = path.display();
-            crate::say!("the record {} is kept in {path}; zbench import --bundle {path} adds it", record.id);
+            zbench_host::say!("the record {} is kept in {path}; zbench import --bundle {path} adds it", record.id);
         }
-        Err(text) => crate::say!(
+        Err(text) => zbench_host::say!(
             "the record {} could not be kept in a file either; it stands here: put the next two lines into one, and add it \
              with zbench import --bundle FILE\n{}",
             record.id,

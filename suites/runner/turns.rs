@@ -1,298 +1,375 @@
-//! Which trial is next, when the notebook may already hold it and other processes may be at work on the same one.
-//!
-//! A trial is claimed before it is measured, and the notebook is read again once it is: so two commands on one notebook
-//! share the work, and no trial is measured twice. What another process has claimed is waited for, as that process may
-//! end without a record.
+//! Experiments in which cells take turns: all are resident processes, one runs a few steps while the others sleep, in an order drawn
+//! anew for every round. What is compared are neighbours in time, so that a machine whose speed wanders does not decide.
+//! docs/statistics.md has the design, reports/src/evidence what is concluded.
 
-use super::plan::{Decision, Planned};
-use super::{Trials, is_next, parity, schedule, validity, wanted};
-use serde_json::{Map, Value};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use zbench_reports::environment::why_not_the_same;
-use zbench_reports::record::{Record, Source, Status};
-use zbench_reports::store::{Claim, Tail};
-use zbench_reports::{Notebook, StoreError};
+pub mod load;
+pub mod resident;
+pub mod token;
 
-/// What is to be done.
-pub(super) enum Turn {
-    /// This trial of this cell, which is ours.
-    Run { index: usize, trial: u32, claim: Option<Claim> },
-    /// Others have what is left.
-    Wait,
-    /// Nothing.
-    Over,
+use crate::Execution;
+use load::{Load, Shares};
+use resident::{Extra, Program, Residents};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use token::StepTime;
+use zbench_reports::gate::random::Random;
+use zbench_reports::stats;
+
+/// Others may use this share of the cores; a block of rounds under more is discarded whole.
+pub const MOST_OTHERS: f64 = 0.05;
+/// Blocks of rounds, over which foreign load is measured, last at least so long: the system counts in hundredths of a second.
+const BLOCK_SECONDS: f64 = 0.8;
+/// A turn has as many steps as fill this time, and at least one.
+const TURN_MS: f64 = 60.0;
+/// How long a process has to end after its turn.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// One that takes turns.
+#[derive(Clone, Debug)]
+pub struct Player {
+    /// What runs.
+    pub program: Program,
+    /// Steps that are not timed, which it runs before the first round.
+    pub warmup: usize,
+    /// Steps that the run has by its configuration: the first generation runs all of them, however short it is.
+    pub steps: usize,
 }
 
-/// The trials of a run, and what the notebook says of them.
-pub(super) struct Turns<'a> {
-    notebook: &'a Notebook,
-    cells: &'a [Planned],
-    trials: Trials,
-    tail: Tail,
-    /// The environment that records must have been made in; absent when any will do.
-    here: Option<Map<String, Value>>,
-    index_of: HashMap<&'a str, usize>,
-    pending: Vec<(usize, u32)>,
-    /// Trials that a record settles.
-    done: HashSet<(usize, u32)>,
-    /// Whether flagged trials are repeated.
-    repeats: bool,
-    /// Trials whose newest record is flagged for what the machine did, so that another is wanted.
-    flagged: HashSet<(usize, u32)>,
-    /// Cells that get no further trials in this run.
-    over: BTreeSet<usize>,
-    /// The largest number of a trial of each cell, whoever made it.
-    largest: HashMap<usize, u32>,
-    /// Records that count, oldest first.
-    pub(super) counted: Vec<Record>,
-    /// Trials of each cell that were asked for, and those that repeat flagged ones.
-    pub(super) wanted: Vec<Vec<u32>>,
-    /// How many trials of each cell were asked for.
-    asked: Vec<usize>,
-    /// How many trials are wanted in all.
-    pub(super) all: usize,
-    /// Why records that are there do not count, and how many.
-    pub(super) set_aside: BTreeMap<String, usize>,
-    /// Measured ddp cells, whoever made them.
-    pub(super) references: Vec<(String, Record)>,
-    /// The cell with whose losses each one's are compared.
-    reference_of: Vec<Option<usize>>,
+/// How an experiment is done.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Wall time of everything, starts included.
+    pub budget: Duration,
+    /// So many times all processes are started anew.
+    pub generations: u32,
+    /// Decides every order.
+    pub seed: u64,
+    /// Steps at the beginning of each turn that count for nothing.
+    pub discard: usize,
+    /// Limit of one turn.
+    pub timeout: Duration,
+    /// Rounds count however much other processes use the cores.
+    pub allow_load: bool,
 }
 
-impl<'a> Turns<'a> {
-    /// Reads the notebook. `here` is the environment that records must have been made in. `repeats`: flagged trials are
-    /// repeated. `seed`: the order of trials is random.
-    pub(super) fn new(
-        notebook: &'a Notebook,
-        cells: &'a [Planned],
-        trials: Trials,
-        here: Option<Map<String, Value>>,
-        repeats: bool,
-        seed: Option<u64>,
-    ) -> Result<Self, StoreError> {
-        let mut tail = notebook.tail();
-        let known = tail.news()?;
-        let wanted: Vec<Vec<u32>> = cells.iter().map(|cell| wanted(cell, trials, &known)).collect();
-        let pending = schedule(cells, &wanted, seed);
-        let mut turns = Turns {
-            notebook,
-            cells,
-            trials,
-            tail,
-            here,
-            index_of: cells.iter().enumerate().map(|(index, cell)| (cell.grid.key.as_str(), index)).collect(),
-            all: pending.len(),
-            asked: wanted.iter().map(Vec::len).collect(),
-            pending,
-            done: HashSet::new(),
-            repeats,
-            flagged: HashSet::new(),
-            over: BTreeSet::new(),
-            largest: HashMap::new(),
-            counted: Vec::new(),
-            wanted,
-            set_aside: BTreeMap::new(),
-            references: parity::references(&known),
-            reference_of: parity::references_of(cells),
-        };
-        for record in known {
-            turns.note_trial(&record);
-            match turns.why_not(&record) {
-                None => turns.count(record),
-                Some(reason) => {
-                    let settles = |index: &usize| {
-                        turns.wanted[*index].contains(&record.trial) && is_final(&record, &cells[*index])
-                    };
-                    if turns.index_of.get(record.key.as_str()).is_some_and(settles) {
-                        *turns.set_aside.entry(reason).or_default() += 1;
+/// A turn that was taken.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Taken {
+    /// Whose, by place among the players.
+    pub player: usize,
+    /// Generation of processes, from 1.
+    pub generation: u32,
+    /// Round, from 1 over the whole experiment.
+    pub round: u32,
+    /// Place in the round, from 1.
+    pub order: u32,
+    /// Seconds since the experiment began.
+    pub at: f64,
+    /// Its steps; the first `discarded` count for nothing.
+    pub steps: Vec<StepTime>,
+    /// See `steps`.
+    pub discarded: usize,
+    /// What others used of the machine in the block of the round.
+    pub load: Shares,
+    /// Whether it counts: not in a round under which others used too much, and not in one that the user stopped.
+    pub counted: bool,
+}
+
+impl Taken {
+    /// Seconds per step of what counts.
+    pub fn seconds_per_step(&self) -> f64 {
+        let counts = self.steps.get(self.discarded..).unwrap_or_default();
+        counts.iter().map(|step| step.ms).sum::<f64>() / 1e3 / counts.len() as f64
+    }
+
+    /// Seconds per token of what counts.
+    pub fn seconds_per_token(&self) -> f64 {
+        let counts = self.steps.get(self.discarded..).unwrap_or_default();
+        let (ms, tokens) = counts.iter().fold((0.0, 0), |(ms, tokens), step| (ms + step.ms, tokens + step.tokens));
+        ms / 1e3 / tokens as f64
+    }
+}
+
+/// Who is told of an experiment and steers it.
+pub trait Conduct {
+    /// Who takes part in the first round: all, unless earlier turns have decided something.
+    fn first(&mut self, players: usize) -> Vec<bool> {
+        vec![true; players]
+    }
+    /// A generation's processes are being started: so many of all.
+    fn starting(&mut self, _generation: u32, _done: usize, _all: usize) {}
+    /// A block of rounds has ended, the last of which may be cut short by the user; who still takes part, or nobody when all is decided.
+    fn rounds(&mut self, turns: &[Taken]) -> Vec<bool>;
+    /// A generation has ended, and how if it was the last by that, with what each player said; of those that did not take part
+    /// nothing.
+    fn ended(&mut self, _generation: u32, _ending: Option<Ending>, _said: Vec<Option<Execution>>) {}
+}
+
+/// How an experiment ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// There was no more to decide.
+    Decided,
+    /// The time was over.
+    Budget,
+    /// The user wanted to stop.
+    Interrupted,
+    /// Fewer than two players were left.
+    Alone,
+}
+
+/// An experiment that cannot be done.
+#[derive(Clone, Debug, thiserror::Error, PartialEq)]
+pub enum TurnsError {
+    /// Not one round fits.
+    #[error(
+        "the budget of {budget:.3} s is too small: starting the cells took {start:.2} s and one round takes {round:.2} s; use --budget {advice:.0}s or more"
+    )]
+    TooShort {
+        /// Seconds that were to be had.
+        budget: f64,
+        /// Seconds that starting took.
+        start: f64,
+        /// Seconds of a round.
+        round: f64,
+        /// Seconds that would do.
+        advice: f64,
+    },
+}
+
+/// Cells that take turns.
+pub struct Experiment<'a> {
+    /// This program, which trains cells.
+    pub program: PathBuf,
+    /// Who takes turns.
+    pub players: &'a [Player],
+    /// How.
+    pub settings: Settings,
+    /// Set when the user wants to stop.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// A generation under way.
+struct Stage {
+    residents: Residents,
+    /// Number of each player among the residents.
+    places: Vec<Option<usize>>,
+    /// Steps of a turn of each player.
+    steps: Vec<usize>,
+    /// Steps that each has run.
+    done: Vec<usize>,
+}
+
+impl Experiment<'_> {
+    /// Does it.
+    ///
+    /// # Errors
+    /// The budget is too small for one round.
+    pub fn run(&self, conduct: &mut dyn Conduct) -> Result<Ending, TurnsError> {
+        let begin = Instant::now();
+        let mut random = Random::new(self.settings.seed);
+        // A player takes part while its program runs and the conduct wants it. One that is wanted again later returns, with the next
+        // generation where it has no process in this one.
+        let mut wanted = conduct.first(self.players.len());
+        let mut alive = vec![true; self.players.len()];
+        let mut round = 0;
+        let generations = self.settings.generations.max(1);
+        for generation in 1..=generations {
+            let until = begin + self.settings.budget.mul_f64(f64::from(generation) / f64::from(generations));
+            if generation > 1 && Instant::now() >= begin + self.settings.budget {
+                return Ok(Ending::Budget);
+            }
+            let started = Instant::now();
+            let mut stage = self.start(generation, &both(&alive, &wanted), &mut random, conduct);
+            let warm = Instant::now();
+            let mut ending = match self.is_stopped() {
+                true => Some(Ending::Interrupted),
+                false => self.warm_up(&mut stage, &mut alive, &mut random),
+            };
+            let start = (warm - started).as_secs_f64();
+            let first = warm.elapsed().as_secs_f64();
+            if generation == 1 && ending.is_none() && begin.elapsed() + warm.elapsed() > self.settings.budget {
+                let budget = self.settings.budget.as_secs_f64();
+                let advice = (f64::from(generations) * (start + 20.0 * first)).ceil();
+                // Nothing was measured, so no process has to come to the end of its configuration.
+                self.close(stage, generation, Some(Ending::Interrupted), conduct);
+                return Err(TurnsError::TooShort { budget, start, round: first, advice });
+            }
+            let mut load = Load::begin();
+            let mut block = Vec::new();
+            while ending.is_none() {
+                let mut order = places_of(&both(&alive, &wanted));
+                order.retain(|player| stage.places[*player].is_some());
+                if order.len() < 2 {
+                    ending = Some(Ending::Alone);
+                    break;
+                }
+                random.shuffle(&mut order);
+                round += 1;
+                block.extend(self.round(&mut stage, &order, (generation, round, begin), &mut alive, &mut ending));
+                let is_over = ending.is_some() || Instant::now() >= until;
+                if is_over || load.seconds() >= BLOCK_SECONDS {
+                    let shares = load.look();
+                    if let Some(now) = deliver(&mut block, shares, self.settings.allow_load, conduct) {
+                        wanted = now;
+                        if ending.is_none() && !wanted.contains(&true) {
+                            ending = Some(Ending::Decided);
+                        }
                     }
+                }
+                if is_over {
+                    break;
+                }
+            }
+            self.close(stage, generation, ending, conduct);
+            if let Some(ending) = ending.or(self.is_stopped().then_some(Ending::Interrupted)) {
+                return Ok(ending);
+            }
+        }
+        Ok(Ending::Budget)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Starts all that are active, in random order, and as many at a time as there are cores.
+    fn start(&self, generation: u32, active: &[bool], random: &mut Random, conduct: &mut dyn Conduct) -> Stage {
+        let mut order = places_of(active);
+        random.shuffle(&mut order);
+        let mut residents = Residents::new(self.program.clone(), self.stop.clone(), self.settings.timeout);
+        let mut places = vec![None; active.len()];
+        let at_once = zbench_host::machine::cores();
+        for (done, player) in order.iter().enumerate() {
+            if self.is_stopped() {
+                break;
+            }
+            conduct.starting(generation, done, order.len());
+            places[*player] = Some(residents.start(&self.players[*player].program, Extra::default()));
+            if let Some(earlier) = (done + 1).checked_sub(at_once) {
+                residents.ready(earlier);
+            }
+        }
+        conduct.starting(generation, order.len(), order.len());
+        Stage { residents, places, steps: vec![1; active.len()], done: vec![0; active.len()] }
+    }
+
+    /// Steps that are not timed, and one turn as long as those that follow, which tells how many steps a turn should have.
+    fn warm_up(&self, stage: &mut Stage, alive: &mut [bool], random: &mut Random) -> Option<Ending> {
+        let mut order: Vec<usize> = (0..alive.len()).filter(|player| stage.places[*player].is_some()).collect();
+        random.shuffle(&mut order);
+        for player in order {
+            let Some(place) = stage.places[player] else { continue };
+            stage.residents.ready(place);
+            let mut count = self.players[player].warmup.max(1) + 1;
+            // The last step of the first turn may be an odd one; where steps are short, the median of a whole turn is none.
+            for is_second in [false, true] {
+                if is_second && count == 1 {
+                    break;
+                }
+                match stage.residents.turn(place, count) {
+                    resident::Turn::Done(steps) => {
+                        stage.done[player] += steps.len();
+                        let ms: Vec<f64> = steps.iter().skip(1).map(|step| step.ms).collect();
+                        let step = stats::median(&ms).unwrap_or(TURN_MS);
+                        count = (TURN_MS / step).ceil().clamp(1.0, 1000.0) as usize;
+                    }
+                    resident::Turn::Ended => {
+                        alive[player] = false;
+                        break;
+                    }
+                    resident::Turn::Stopped => return Some(Ending::Interrupted),
+                }
+            }
+            stage.steps[player] = self.settings.discard + count;
+        }
+        None
+    }
+
+    /// One round. Where the user stops in it, the turns until then are kept and do not count: cells that had none would be left out.
+    fn round(
+        &self,
+        stage: &mut Stage,
+        order: &[usize],
+        (generation, round, begin): (u32, u32, Instant),
+        alive: &mut [bool],
+        ending: &mut Option<Ending>,
+    ) -> Vec<Taken> {
+        let mut turns = Vec::with_capacity(order.len());
+        for (place, player) in order.iter().copied().enumerate() {
+            let at = begin.elapsed().as_secs_f64();
+            let turn = match stage.places[player] {
+                Some(number) => stage.residents.turn(number, stage.steps[player]),
+                None => resident::Turn::Ended,
+            };
+            if let resident::Turn::Done(steps) = &turn {
+                stage.done[player] += steps.len();
+            }
+            match turn {
+                resident::Turn::Done(steps) => turns.push(Taken {
+                    player,
+                    generation,
+                    round,
+                    order: place as u32 + 1,
+                    at,
+                    steps,
+                    discarded: self.settings.discard,
+                    load: Shares::default(),
+                    counted: true,
+                }),
+                resident::Turn::Ended => alive[player] = false,
+                resident::Turn::Stopped => {
+                    *ending = Some(Ending::Interrupted);
+                    turns.iter_mut().for_each(|turn: &mut Taken| turn.counted = false);
+                    break;
                 }
             }
         }
-        Ok(turns)
+        turns
     }
 
-    /// Trials that are no more to be done.
-    pub(super) fn done(&self) -> usize {
-        self.all - self.pending.len()
-    }
-
-    /// Drops the trials of cells that have a record, and returns how many.
-    pub(super) fn leave_out_further_trials(&mut self) -> usize {
-        let before = self.pending.len();
-        let (cells, counted) = (self.cells, &self.counted);
-        let has_record = |index: usize| counted.iter().any(|record| record.key == cells[index].grid.key);
-        self.pending.retain(|(index, _)| !has_record(*index));
-        let left_out = before - self.pending.len();
-        self.all -= left_out;
-        left_out
-    }
-
-    /// The next trial that is neither done nor somebody else's.
-    pub(super) fn next(&mut self) -> Result<Turn, StoreError> {
-        self.catch_up()?;
-        self.forget_done();
-        let mut place = 0;
-        while let Some(&(index, trial)) = self.pending.get(place) {
-            if !self.reference_is_under_way(index) {
-                match self.take(index, trial)? {
-                    Taken::Ours(trial, claim) => {
-                        self.pending.remove(place);
-                        return Ok(Turn::Run { index, trial, claim });
-                    }
-                    Taken::Done => {
-                        self.pending.remove(place);
-                        continue;
-                    }
-                    Taken::Others => {}
-                }
-            }
-            place += 1;
-        }
-        Ok(if self.pending.is_empty() { Turn::Over } else { Turn::Wait })
-    }
-
-    /// A record of this run.
-    pub(super) fn add(&mut self, index: usize, record: Record) {
-        if !record.is_measured() {
-            self.over.insert(index);
-        }
-        self.done.insert((index, record.trial));
-        self.note_trial(&record);
-        self.repeat_flagged(index, &record);
-        self.counted.push(record);
-    }
-
-    fn take(&mut self, index: usize, trial: u32) -> Result<Taken, StoreError> {
-        let key = &self.cells[index].grid.key;
-        match self.trials {
-            // Every one of several such runs measures everything.
-            Trials::Fresh(_) => Ok(Taken::Ours(trial, None)),
-            Trials::UpTo(_) => {
-                let Some(claim) = self.notebook.claim(key, trial)? else { return Ok(Taken::Others) };
-                // Its last owner may have made the record between our look and our claim.
-                self.catch_up()?;
-                let is_done = self.done.contains(&(index, trial)) || self.over.contains(&index);
-                Ok(if is_done { Taken::Done } else { Taken::Ours(trial, Some(claim)) })
-            }
-            Trials::OneMore => {
-                let mut trial = trial;
-                loop {
-                    let claim = self.notebook.claim(key, trial)?;
-                    self.catch_up()?;
-                    let largest = self.largest.get(&index).copied().unwrap_or(0);
-                    if claim.is_some() && trial > largest {
-                        self.wanted[index] = vec![trial];
-                        return Ok(Taken::Ours(trial, claim));
-                    }
-                    // Others run it too, and have this number.
-                    trial = trial.saturating_add(1).max(largest.saturating_add(1));
-                }
+    /// Ends all processes. Those of the first generation come to the end of their configuration before, so that their losses can be
+    /// compared.
+    fn close(&self, mut stage: Stage, generation: u32, ending: Option<Ending>, conduct: &mut dyn Conduct) {
+        for (player, place) in stage.places.iter().enumerate() {
+            let missing = self.players[player].steps.saturating_sub(stage.done[player]);
+            let is_whole = missing == 0 || generation > 1 || ending == Some(Ending::Interrupted);
+            if let Some(place) = place.filter(|_| !is_whole) {
+                stage.residents.turn(place, missing);
             }
         }
-    }
-
-    /// Takes in what others have added.
-    fn catch_up(&mut self) -> Result<(), StoreError> {
-        for record in self.tail.news()? {
-            self.note_trial(&record);
-            let is_ours = self.counted.iter().rev().any(|known| known.id == record.id);
-            if is_ours || self.why_not(&record).is_some() {
-                continue;
-            }
-            if let Some(&index) = self.index_of.get(record.key.as_str())
-                && !record.is_measured()
-                && self.cells[index].decision == Decision::Run
-            {
-                // As for our own: the next run tries it again, and not this one.
-                self.over.insert(index);
-            }
-            self.count(record);
-        }
-        Ok(())
-    }
-
-    fn count(&mut self, record: Record) {
-        if let Some(&index) = self.index_of.get(record.key.as_str()) {
-            if is_final(&record, &self.cells[index]) {
-                self.done.insert((index, record.trial));
-            }
-            self.repeat_flagged(index, &record);
-        }
-        self.counted.push(record);
-    }
-
-    /// For each wanted trial whose newest record is flagged one more is wanted, until as many are valid as were asked for, and
-    /// at most twice as many trials as were asked for.
-    fn repeat_flagged(&mut self, index: usize, newest: &Record) {
-        match validity::is_worth_repeating(newest) {
-            true => self.flagged.insert((index, newest.trial)),
-            false => self.flagged.remove(&(index, newest.trial)),
-        };
-        // What is asked for once shows that it does not fit, or is one more by the user's wish.
-        let cell = &self.cells[index];
-        if !self.repeats || self.trials == Trials::OneMore || cell.decision != Decision::Run || is_next(cell) {
-            return;
-        }
-        let asked = self.asked[index];
-        while self.wanted[index].len() < 2 * asked {
-            let flagged = self.wanted[index].iter().filter(|trial| self.flagged.contains(&(index, **trial))).count();
-            if self.wanted[index].len() >= asked + flagged {
-                return;
-            }
-            // Trials are numbered from 1, without gaps.
-            let trial = self.wanted[index].len() as u32 + 1;
-            self.wanted[index].push(trial);
-            self.pending.push((index, trial));
-            self.all += 1;
-        }
-    }
-
-    fn note_trial(&mut self, record: &Record) {
-        if let Some(&index) = self.index_of.get(record.key.as_str()) {
-            let largest = self.largest.entry(index).or_default();
-            *largest = record.trial.max(*largest);
-        }
-    }
-
-    /// Why a record settles nothing here.
-    fn why_not(&self, record: &Record) -> Option<String> {
-        if !matches!(self.trials, Trials::UpTo(_)) {
-            return Some("every trial is measured again".into());
-        }
-        // What was not run depends on no machine that it was not run on, but on its reason, which is compared.
-        let was_run = !matches!(record.outcome.status, Status::Skipped);
-        self.here.as_ref().filter(|_| was_run).and_then(|here| why_not_the_same(&record.environment, here))
-    }
-
-    fn forget_done(&mut self) {
-        let (done, over) = (&self.done, &self.over);
-        self.pending.retain(|(index, trial)| !done.contains(&(*index, *trial)) && !over.contains(index));
-    }
-
-    /// Whether the cell that this one's losses are compared with is just being measured by another process: it comes
-    /// earlier in the schedule, so it would be ours otherwise.
-    fn reference_is_under_way(&self, index: usize) -> bool {
-        let Some(reference) = self.reference_of[index].filter(|reference| *reference != index) else { return false };
-        let key = &self.cells[reference].grid.key;
-        self.pending.iter().any(|(other, _)| *other == reference)
-            && !self.counted.iter().any(|record| record.key == *key && record.is_measured())
+        let Stage { residents, places, .. } = stage;
+        let mut said: Vec<Option<Execution>> = residents.end(GRACE).into_iter().map(Some).collect();
+        let of_player = |place: &Option<usize>| place.and_then(|place| said.get_mut(place)?.take());
+        conduct.ended(generation, ending, places.iter().map(of_player).collect());
     }
 }
 
-enum Taken {
-    Ours(u32, Option<Claim>),
-    Others,
-    Done,
+/// Where both are true.
+fn both(a: &[bool], b: &[bool]) -> Vec<bool> {
+    a.iter().zip(b).map(|(a, b)| *a && *b).collect()
 }
 
-/// Whether a record settles its trial: failures and time-outs are tried again by the next run, and a cell that now runs
-/// is not settled by an earlier skip.
-fn is_final(record: &Record, cell: &Planned) -> bool {
-    match (&cell.decision, record.outcome.status) {
-        (Decision::Run, Status::Measured | Status::Diverged) => true,
-        (Decision::Run, Status::OutOfMemory) => record.outcome.source == Some(Source::Arena),
-        (Decision::Run, _) => false,
-        (Decision::Record { status, reason, .. }, found) => *status == found && *reason == record.outcome.reason,
+/// The places of those that are true.
+fn places_of(all: &[bool]) -> Vec<usize> {
+    (0..all.len()).filter(|place| all[*place]).collect()
+}
+
+/// Tells of a block of rounds, with what others used of the machine meanwhile.
+fn deliver(
+    block: &mut Vec<Taken>,
+    shares: Option<Shares>,
+    allow_load: bool,
+    conduct: &mut dyn Conduct,
+) -> Option<Vec<bool>> {
+    if block.is_empty() {
+        return None;
     }
+    let load = shares.unwrap_or_default();
+    let counted = allow_load || load.others <= MOST_OTHERS && load.stolen <= MOST_OTHERS;
+    block.iter_mut().for_each(|turn| (turn.load, turn.counted) = (load, turn.counted && counted));
+    Some(conduct.rounds(&std::mem::take(block)))
 }

@@ -351,7 +351,7 @@ fn a_minified_file_has_true_columns_and_fifty_problems() {
         text += &format!(",\"wholly_strange_{at}\":{value}");
     }
     text.push('}');
-    let error = zbench_suites::foreign::parse("file", text.as_bytes(), &super::options(&[])).unwrap_err();
+    let error = zbench_suites::interop::parse("file", text.as_bytes(), &super::options(&[])).unwrap_err();
     // Fifty of the 120 strange keys; the last line counts the others.
     assert_eq!(error.0.len(), 51);
     let last = error.0.last().unwrap();
@@ -369,7 +369,7 @@ fn a_minified_file_has_true_columns_and_fifty_problems() {
 fn hjson_is_read_as_deepspeed_reads_it() {
     let plain = "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 2}}";
     let told = "// of mine\n# of yours\n{ /* eight\n sequences */ \"train_batch_size\": 8, // a step\n \"zero_optimization\": # ZeRO\n {\"stage\": 2}} # end";
-    let read = |text: &str| zbench_suites::foreign::parse("file", text.as_bytes(), &super::options(&[])).unwrap();
+    let read = |text: &str| zbench_suites::interop::parse("file", text.as_bytes(), &super::options(&[])).unwrap();
     let settings =
         |text: &str| format!("{:?}", read(text).rows.iter().map(|row| (&row.key, &row.value)).collect::<Vec<_>>());
     assert_eq!(settings(told), settings(plain));
@@ -384,7 +384,7 @@ fn hjson_is_read_as_deepspeed_reads_it() {
     let quoted = read("{'optimizer': {'type': 'AdamW', params: {betas: [0.9, 0.95,], lr: 1e-3,}}}");
     assert!(quoted.rows.iter().any(|row| row.value == serde_json::json!([0.9, 0.95])), "{:?}", quoted.rows);
     let wrong = "{\n // one\n \"seed\": // two\n true}";
-    let error = zbench_suites::foreign::parse("file", wrong.as_bytes(), &super::options(&[])).unwrap_err();
+    let error = zbench_suites::interop::parse("file", wrong.as_bytes(), &super::options(&[])).unwrap_err();
     let place = error.0[0].place.unwrap();
     assert_eq!((error.0[0].key.as_str(), place.line), ("seed", 4), "comments move no place");
 }
@@ -392,7 +392,7 @@ fn hjson_is_read_as_deepspeed_reads_it() {
 #[test]
 fn a_mark_of_byte_order_is_no_obstacle() {
     let bytes = b"\xef\xbb\xbf{\"zero_optimization\": {\"stage\": 2}}";
-    assert!(zbench_suites::foreign::parse("file", bytes, &super::options(&[])).is_ok());
+    assert!(zbench_suites::interop::parse("file", bytes, &super::options(&[])).is_ok());
 }
 
 #[test]

@@ -3,11 +3,11 @@
 use super::{fixture, options};
 use proptest::prelude::*;
 use std::path::Path;
-use zbench_suites::config::Document;
-use zbench_suites::foreign::{self, toml};
+use zbench_config::Document;
+use zbench_suites::interop::{self, toml};
 
 fn survives(bytes: &[u8]) {
-    match foreign::parse("file", bytes, &options(&[])) {
+    match interop::parse("file", bytes, &options(&[])) {
         Ok(draft) => {
             // Values may be out of zbench's ranges, which its reader says; the text itself is always TOML.
             let text = toml::text(&draft);
@@ -66,15 +66,15 @@ proptest! {
 
     #[test]
     fn any_number_in_any_key(
-        key in prop::sample::select(foreign::keys::flat(foreign::deepspeed::keys::TOP).into_iter().map(|(key, _)| key).collect::<Vec<_>>()),
+        key in prop::sample::select(interop::keys::flat(interop::deepspeed::keys::TOP).into_iter().map(|(key, _)| key).collect::<Vec<_>>()),
         number in prop_oneof![any::<f64>().prop_filter("finite", |x| x.is_finite()).prop_map(|x| x.to_string()), any::<i64>().prop_map(|x| x.to_string()), any::<u64>().prop_map(|x| x.to_string())],
         ranks in prop::option::of(1u64..2000),
     ) {
         let inner = key.rsplit('.').fold(number, |value, name| format!("{{\"{name}\": {value}}}"));
         let text = format!("{{\"zero_optimization\": {{\"stage\": 3}}, {}", inner.trim_start_matches('{'));
         for text in [inner, text] {
-            let options = foreign::Options { ranks, ..options(&[]) };
-            if let Ok(draft) = foreign::parse("file", text.as_bytes(), &options) {
+            let options = interop::Options { ranks, ..options(&[]) };
+            if let Ok(draft) = interop::parse("file", text.as_bytes(), &options) {
                 let _ = toml::text(&draft);
             }
         }

@@ -4,8 +4,8 @@ use super::{draft, options, row};
 use crate::support::{root, run, stdout};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
-use zbench_suites::foreign::keys::{Fate, Kind, Spec, flat};
-use zbench_suites::foreign::{Draft, Verdict, accelerate, deepspeed};
+use zbench_suites::interop::keys::{Fate, Kind, Spec, flat};
+use zbench_suites::interop::{Draft, Verdict, accelerate, deepspeed};
 
 /// `a.b=1 c="x"`: nested JSON.
 fn nested(pairs: &[(&str, Value)]) -> String {
@@ -366,7 +366,7 @@ fn every_mapped_key_becomes_what_the_table_says() {
 fn the_flag_for_nodes_is_the_shard_group_of_hybrid_sharding() {
     let text =
         nested(&pairs("distributed_type=\"FSDP\" num_processes=8 fsdp_config.fsdp_sharding_strategy=\"HYBRID_SHARD\""));
-    let by_nodes = zbench_suites::foreign::Options { ranks_per_node: Some(2), ..options(&[]) };
+    let by_nodes = zbench_suites::interop::Options { ranks_per_node: Some(2), ..options(&[]) };
     for (options, shard) in [(by_nodes, 2), (options(&[]), 8)] {
         assert_eq!(draft(&text, &options).setting_count("parallel.shard"), Some(shard));
     }
@@ -451,11 +451,11 @@ fn a_mesh_that_does_not_make_up_the_ranks_is_refused() {
     ];
     for (ranks, sizes, key, message) in cases {
         let text = mesh(ranks, sizes);
-        let error = zbench_suites::foreign::parse("file", text.as_bytes(), &options(&[])).unwrap_err().to_string();
+        let error = zbench_suites::interop::parse("file", text.as_bytes(), &options(&[])).unwrap_err().to_string();
         assert!(error.contains(&format!("parallelism_config_{key}")) && error.contains(message), "{sizes}: {error}");
     }
     let first = mesh(16, "dp_replicate=2").replace("\"fsdp_version\":2", "\"fsdp_version\":1");
-    let error = zbench_suites::foreign::parse("file", first.as_bytes(), &options(&[])).unwrap_err().to_string();
+    let error = zbench_suites::interop::parse("file", first.as_bytes(), &options(&[])).unwrap_err().to_string();
     assert!(error.contains("dp_replicate_size") && error.contains("fsdp_version: 2"), "{error}");
 }
 
@@ -566,7 +566,7 @@ fn deprecated_keys_name_what_replaced_them() {
         let mut all = if path == "fp16" { pairs(FSDP) } else { Vec::new() };
         all.push((&path, json!(true)));
         let error =
-            zbench_suites::foreign::parse("file", nested(&all).as_bytes(), &options(&[])).unwrap_err().to_string();
+            zbench_suites::interop::parse("file", nested(&all).as_bytes(), &options(&[])).unwrap_err().to_string();
         assert!(error.contains(&path) && error.contains("deprecated") && error.contains(instead), "{error}");
     }
 }

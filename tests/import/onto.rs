@@ -4,8 +4,8 @@ use super::round::{LENGTH, MODEL, cell, cell_of, config, same};
 use super::{draft, fixture, options, text_of};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use zbench_suites::foreign::Verdict;
-use zbench_suites::foreign::export::{Base, Target, onto};
+use zbench_suites::interop::Verdict;
+use zbench_suites::interop::export::{Base, Target, onto};
 
 fn leaves(value: &Value, prefix: &str, into: &mut BTreeMap<String, Value>) {
     match value {

@@ -4,11 +4,10 @@ use super::{draft, fixture, options, row, text_of};
 use crate::support::{run, stderr, stdout};
 use serde_json::Value;
 use std::path::Path;
-use zbench_suites::config::files::Files;
-use zbench_suites::config::{Context, Document};
-use zbench_suites::foreign::export::{Exported, Target, export};
-use zbench_suites::foreign::{Draft, Options, Verdict, toml};
-use zbench_suites::grid;
+use zbench_config::files::Files;
+use zbench_config::{Context, Document, grid};
+use zbench_suites::interop::export::{Exported, Target, export};
+use zbench_suites::interop::{Draft, Options, Verdict, toml};
 
 /// The cell of a draft, by way of its TOML.
 pub fn cell(draft: &Draft) -> Value {
@@ -73,9 +72,9 @@ fn stage_3_with_optimizer_offload_round_trips() {
 #[test]
 fn a_full_stage_3_file_round_trips() {
     let file = text_of(&fixture("stage3_full.json"));
-    for (key, spec) in zbench_suites::foreign::keys::flat(zbench_suites::foreign::deepspeed::keys::TOP) {
+    for (key, spec) in zbench_suites::interop::keys::flat(zbench_suites::interop::deepspeed::keys::TOP) {
         let name = key.rsplit('.').next().unwrap();
-        let is_gone = matches!(spec.fate, zbench_suites::foreign::keys::Fate::Gone(_));
+        let is_gone = matches!(spec.fate, zbench_suites::interop::keys::Fate::Gone(_));
         assert!(is_gone || !name.starts_with("stage3_") || file.contains(name), "{key} is not in the file");
     }
     round("stage3_full.json", &[MODEL, LENGTH], Target::DeepSpeed, 15);

@@ -3,9 +3,9 @@
 //! stays. docs/machines.md has the form.
 
 use super::{TYPES, edit};
-use crate::allreduce::profile::ProfileError;
 use std::path::{Path, PathBuf};
 use toml::Value;
+use zbench_config::profile::ProfileError;
 use zbench_estimate::machine::Machine;
 use zbench_estimate::profile::{self as machines, Profile};
 use zbench_reports::bench::DeviceCeilings;

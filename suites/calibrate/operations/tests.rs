@@ -1,11 +1,11 @@
-use super::super::probes::{probes, seatings};
 use super::*;
-use crate::config::{Context, Document, files::Files};
-use crate::grid;
+use crate::calibrate::probes::{probes, seatings};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
+use zbench_config::files::Files;
+use zbench_config::{Context, Document, grid};
 use zbench_engine::config::DeviceKind;
 use zbench_kernels::Cpu;
 

@@ -1,9 +1,9 @@
 //! `search`, `search_max` and `search_multiple` of `[grid]`: the key whose largest value that fits is asked for. Cells get
-//! their values in [`crate::limits`].
+//! their values in [`zbench_suites::max_batch`].
 
 use super::{Document, Place, Problem, Reader, bare, plain};
-use crate::config::keys;
-use crate::config::kind::Kind;
+use crate::keys;
+use crate::kind::Kind;
 use toml::Value;
 use toml::de::DeTable;
 

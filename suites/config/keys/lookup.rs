@@ -2,7 +2,7 @@
 
 use super::Default::{From, Is};
 use super::{KEYS, Key};
-use crate::config::document::bare;
+use crate::document::bare;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 

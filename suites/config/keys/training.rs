@@ -1,7 +1,8 @@
 //! The keys of data, training and training checkpoints.
 
 use super::Default::{From, Is};
-use super::{Key, Kind::*, NUMBER, REAL, REAL_POSITIVE, SIZE, key};
+use super::Kind::*;
+use super::{Key, NUMBER, REAL, REAL_POSITIVE, SIZE, key};
 
 /// Their part of the table.
 pub(super) const KEYS: &[Key] = &[

@@ -2,7 +2,7 @@
 
 use super::sources::absolute;
 use super::{Context, Refusal, Values};
-use crate::config::kind::number;
+use crate::kind::number;
 use serde::Serialize;
 use toml::Value;
 use zbench_engine::config::{Linear, Lora, Method, Model};

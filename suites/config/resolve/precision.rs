@@ -1,7 +1,7 @@
 //! [precision]: presets and what overrides them, loss scaling, rounding.
 
-use super::super::document::Settings;
 use super::{Refusal, Values, dtype};
+use crate::document::Settings;
 use zbench_engine::config::{DynamicScaling, LossScaling, Precision, WeightRounding};
 use zbench_kernels::DType;
 

@@ -1,9 +1,8 @@
 //! The sections that name other files: machine profiles, models, data.
 
 use super::{Context, Refusal, Values, priced};
-use crate::config::keys;
-use crate::config::kind::{hint, number};
-use crate::config::units;
+use crate::kind::{hint, number};
+use crate::{keys, units};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use toml::Value;
@@ -40,7 +39,7 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
         read = read.changed(&context.what_if).map_err(|error| refuse(format!("--what-if: {error}")))?;
     }
     if !read.ceilings.is_empty() {
-        crate::calibrate::profile::of_value(&Value::Table(read.ceilings.clone()))
+        crate::profile::ceilings::of_value(&Value::Table(read.ceilings.clone()))
             .map_err(|wrong| refuse(format!("\"{name}\": {}: {wrong}", path.display())))?;
     }
     let read = Arc::new(read);

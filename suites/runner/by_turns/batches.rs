@@ -1,6 +1,6 @@
 //! Which cells are resident together.
 
-use crate::runner::plan::{Decision, Planned};
+use zbench_predict::planned::{Decision, Planned};
 use zbench_reports::record::Record;
 
 /// All resident cells together may take this share of the memory that is available.

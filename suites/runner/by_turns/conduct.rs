@@ -1,14 +1,16 @@
 //! Steers the turns of a grid's cells, and keeps what they leave behind.
 
 use super::{ByTurns, Past, turns_of};
-use crate::runner::plan::Planned;
-use crate::runner::protocol::{End, Ended};
-use crate::runner::{Execution, Runner, machine, record, rescue};
+use crate::protocol::{End, Ended};
+use crate::train::{compare, fill};
 use crate::turns::{Conduct, Ending, Taken};
+use crate::{Execution, Runner, Train, rescue};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
+use zbench_host::machine;
 use zbench_kernels::{DType, peak};
+use zbench_predict::planned::Planned;
 use zbench_reports::StoreError;
 use zbench_reports::evidence::{Grid, Pair, Rules, Turn, least_difference};
 use zbench_reports::grid_report::Kind;
@@ -36,8 +38,8 @@ pub(super) struct Batch<'a> {
 }
 
 /// Steers the turns of a grid's cells, and keeps what they leave behind.
-pub(super) struct OfGrid<'a, 'r> {
-    runner: &'a mut Runner<'r>,
+pub(super) struct OfGrid<'a, 'r, 't> {
+    runner: &'a mut Runner<'r, Train<'t>>,
     batch: Batch<'a>,
     /// Which cell each player is; the last is the twin of the first, the reference.
     pub players: Vec<usize>,
@@ -72,14 +74,14 @@ pub(super) struct OfGrid<'a, 'r> {
     ending: &'static str,
 }
 
-impl<'a, 'r> OfGrid<'a, 'r> {
+impl<'a, 'r, 't> OfGrid<'a, 'r, 't> {
     pub fn new(
-        runner: &'a mut Runner<'r>,
+        runner: &'a mut Runner<'r, Train<'t>>,
         batch: Batch<'a>,
         how: &ByTurns,
         past: &Past,
         earlier: &[Record],
-    ) -> OfGrid<'a, 'r> {
+    ) -> OfGrid<'a, 'r, 't> {
         let rules = Rules { equal: (1.0 + how.equal).ln(), ..Rules::default() };
         let mut players = batch.batch.to_vec();
         let kinds: Vec<Kind> = players.iter().map(|player| Kind::of(&blank(runner, &batch.cells[*player]))).collect();
@@ -217,9 +219,8 @@ impl<'a, 'r> OfGrid<'a, 'r> {
         let planned = &self.batch.cells[self.players[player]];
         planned.cell()?;
         let is_twin = player + 1 == self.players.len();
-        let mut record = self.runner.header.blank(planned, generation, self.started);
+        let mut record = self.runner.blank(planned, generation, self.started);
         record.id = blake3::hash(format!("{} {is_twin}", record.id).as_bytes()).to_hex()[..12].to_string();
-        record::predicted(&mut record, planned);
         record.turns = Some(Turns {
             experiment: self.batch.experiment.to_string(),
             batch: self.batch.number as u32,
@@ -257,7 +258,7 @@ impl<'a, 'r> OfGrid<'a, 'r> {
     fn unmeasured(&self, player: usize, generation: u32) -> Option<Record> {
         let mut record = self.begun(player, generation)?;
         let planned = &self.batch.cells[self.players[player]];
-        crate::runner::fill(&mut record, Vec::new(), &End::default(), planned.cell()?, planned.estimate.as_ref()?);
+        fill(&mut record, Vec::new(), &End::default(), planned.cell()?, planned.estimate.as_ref()?);
         record
             .notes
             .push("zbench was killed while the cell ran: its turns are here, its losses and memory are not.".into());
@@ -284,14 +285,14 @@ impl<'a, 'r> OfGrid<'a, 'r> {
             return;
         }
         end.peak_flops = self.peaks.get(&peak_of(cell)).cloned().unwrap_or_default();
-        crate::runner::fill(&mut record, steps, &end, cell, estimate);
-        crate::runner::between::add(&mut record, between);
+        fill(&mut record, steps, &end, cell, estimate);
+        crate::between::add(&mut record, between);
         if let Some(turns) = &mut record.turns {
             let seconds = Some((1e3 * seconds).round() / 1e3);
             *turns = Turns { stopped: Some(self.ending.to_string()), seconds, rows, ..std::mem::take(turns) };
         }
         if record.steps.len() == cell.train.untimed_steps + cell.train.steps {
-            crate::runner::compare(&mut record, cell, self.batch.cells, &self.whole, &[]);
+            compare(&mut record, cell, self.batch.cells, &self.whole, &[]);
             self.whole.push(record.clone());
         }
         if let Err(error) = self.runner.notebook.append(&record) {
@@ -320,11 +321,11 @@ fn peak_of(cell: &Cell) -> (usize, DType) {
 }
 
 /// A record of a cell that says what it is and where it would run.
-fn blank(runner: &Runner<'_>, planned: &Planned) -> Record {
-    runner.header.blank(planned, 0, jiff::Timestamp::UNIX_EPOCH)
+fn blank(runner: &Runner<'_, Train<'_>>, planned: &Planned) -> Record {
+    runner.blank(planned, 0, jiff::Timestamp::UNIX_EPOCH)
 }
 
-impl Conduct for OfGrid<'_, '_> {
+impl Conduct for OfGrid<'_, '_, '_> {
     fn first(&mut self, _players: usize) -> Vec<bool> {
         self.wanted()
     }

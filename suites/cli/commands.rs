@@ -1,0 +1,323 @@
+//! One module for each command; what they share is here.
+
+mod allreduce;
+mod bench;
+mod bundle;
+mod calibrate;
+mod compare;
+mod doctor;
+mod exchange;
+mod filter;
+mod gate;
+mod generate;
+mod measure;
+mod notebook;
+mod open;
+mod plan;
+mod progress;
+mod report;
+mod repro;
+mod select;
+mod session;
+mod start;
+mod train;
+
+use crate::{Cells, Cli, Command, Format, Global};
+use anyhow::{Context as _, Result, bail};
+use std::collections::BTreeSet;
+use std::io::Write;
+use zbench_config::files::Files;
+use zbench_config::grid::{self, GridCell};
+use zbench_config::{Axis, ConfigError, Context, Document, Hosts, Problem};
+use zbench_engine::config::DeviceKind;
+use zbench_engine::plan::Planner;
+use zbench_host::terminal::Stream;
+use zbench_host::{exit, machine};
+use zbench_predict::planned::{self, Decision, Planned};
+use zbench_predict::proxy;
+use zbench_reports::document::cut::cut;
+use zbench_reports::render::{csv, html, json, markdown, printable, terminal};
+use zbench_reports::screen::Room;
+use zbench_reports::{Notebook, document};
+use zbench_runner::folders::Folders;
+use zbench_runner::trace::Timelines;
+use zbench_runner::{Header, mpirun};
+use zbench_suites::max_batch::Limits;
+
+/// Runs a command; its exit code.
+pub fn run(cli: &Cli) -> Result<u8> {
+    let global = &cli.global;
+    let Some(command) = &cli.command else { return start::start(global) };
+    refuse_trace(global, command)?;
+    match command {
+        Command::Grid(arguments) => {
+            session::with(global, arguments.timeout, |session| match bench::of_grid(&arguments.cells)? {
+                Some(_) if global.trace.is_some() => {
+                    bail!("--trace writes the timeline of steps that train, and this file's suite trains nothing")
+                }
+                Some(document) => bench::grid(global, arguments, &document),
+                None => train::grid(global, session, arguments),
+            })
+        }
+        Command::Run(arguments) => {
+            session::with(global, arguments.timeout, |session| train::run(global, session, arguments))
+        }
+        Command::Plan(arguments) => plan::plan(global, arguments),
+        Command::Allreduce(arguments) => allreduce::allreduce(global, arguments),
+        Command::Gemm(arguments) => bench::gemm(global, arguments),
+        Command::Attention(arguments) => bench::attention(global, arguments),
+        Command::Checkpoint(arguments) => bench::checkpoint(global, arguments),
+        Command::CheckpointTrial => Ok(zbench_suites::checkpoint::child::main()),
+        Command::Calibrate(arguments) => calibrate::calibrate(global, arguments),
+        Command::List(arguments) => notebook::list(global, arguments),
+        Command::Show { id } => notebook::show(global, id),
+        Command::Note { id, text } => notebook::note(global, id, text),
+        Command::Tag(arguments) => notebook::tag(global, arguments),
+        Command::Export(arguments) => exchange::export(global, arguments),
+        Command::Import(arguments) => exchange::import(global, arguments),
+        Command::Report(arguments) => report::report(global, arguments),
+        Command::Repro { id, timeout } => {
+            session::with(global, *timeout, |session| repro::repro(global, session, id, *timeout))
+        }
+        Command::Compare(arguments) if arguments.measure => measure::measure(global, arguments),
+        Command::Compare(arguments) => compare::compare(global, arguments),
+        Command::Gate(arguments) => {
+            let timeout = std::time::Duration::from_secs(60);
+            session::with(global, timeout, |session| gate::gate(global, session, arguments))
+        }
+        Command::Doctor { keys: true } => print(&zbench_config::keys::document()).map(|()| exit::SUCCESS),
+        Command::Doctor { keys: false } => doctor::doctor(global),
+        Command::Completions { shell } => generate::completions(*shell),
+        Command::Man { folder } => generate::man(global, folder),
+        Command::Cell => Ok(zbench_runner::cell::main()),
+        Command::Rank if mpirun::is_rank() => Ok(mpirun::rank_main()),
+        Command::Rank => Ok(zbench_runner::rank::main()),
+        Command::Follow { command } => Err(zbench_launch::become_follower(command).into()),
+    }
+}
+
+/// The file of `--trace`, where one was asked for.
+fn timelines(global: &Global) -> Result<Option<Timelines>> {
+    let Some(path) = &global.trace else { return Ok(None) };
+    let made = Timelines::create(path, global.trace_steps, &command_line());
+    Ok(Some(made.with_context(|| format!("--trace: the file {} cannot be made", path.display()))?))
+}
+
+/// `--trace` stands for what trains; elsewhere it would be passed over in silence.
+fn refuse_trace(global: &Global, command: &Command) -> Result<()> {
+    let traces = matches!(command, Command::Grid(_) | Command::Run(_) | Command::Repro { .. })
+        || matches!(command, Command::Plan(plan) if plan.validate.is_none() && !plan.search);
+    if global.trace.is_some() && !traces {
+        bail!("--trace writes the timeline of steps that train: it belongs to run, grid, repro and plan");
+    }
+    Ok(())
+}
+
+/// The notebook, which must be there: asking a folder that does not exist makes none.
+fn existing(global: &Global) -> Result<Notebook> {
+    if !global.notebook.is_dir() {
+        bail!(
+            "there is no notebook in {}; run a grid first, or name it with --notebook DIR",
+            global.notebook.display()
+        );
+    }
+    Ok(Notebook::open(&global.notebook)?)
+}
+
+/// Machine output, so that a reader who has had enough is an error and no panic.
+fn print(text: &str) -> Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+fn print_bytes(text: &[u8]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// A document in the form that was asked for.
+fn print_document(global: &Global, document: &document::Document) -> Result<()> {
+    print(&document_text(global, document))
+}
+
+/// A document that answers: on a terminal one screen of it, unless everything was asked for.
+fn print_screen(global: &Global, document: &document::Document) -> Result<()> {
+    if global.format != Format::Table || global.full {
+        return print_document(global, document);
+    }
+    print_document(global, &shortened(document))
+}
+
+/// What there is room for on the terminal; where nothing is printed for one, a screen of usual width.
+fn room(global: &Global) -> Room {
+    match global.format {
+        Format::Table => Room::wide(Stream::Out.width()),
+        _ => Room::SCREEN,
+    }
+}
+
+/// What fits one screen: the short form of a document that has one, else its beginning.
+fn shortened(document: &document::Document) -> document::Document {
+    match document.screen {
+        Some(_) => document.clone().short(),
+        None => cut(document, Room::wide(Stream::Out.width()), "MORE     the same command with --full has the rest"),
+    }
+}
+
+fn document_text(global: &Global, document: &document::Document) -> String {
+    match global.format {
+        Format::Table => terminal::render(document, the_terminal(global)),
+        Format::Markdown => markdown::render(document),
+        Format::Csv => csv::render(document),
+        Format::Json => json::render(document),
+        Format::Html => html::render(document),
+    }
+}
+
+/// Objects, one a line.
+fn print_lines(values: &[impl serde::Serialize]) -> Result<()> {
+    let mut text = Vec::new();
+    for value in values {
+        serde_json::to_writer(&mut text, value)?;
+        text.push(b'\n');
+    }
+    print_json(&String::from_utf8(text)?)
+}
+
+/// JSON, in which nothing acts on a terminal.
+fn print_json(text: &str) -> Result<()> {
+    print(&json::escaped(text))
+}
+
+/// The text of a file that was asked for on standard output: as it is, but for a terminal, on which nothing in it acts.
+fn print_file(text: &str) -> Result<()> {
+    if Stream::Out.is_terminal() { print(&printable(text)) } else { print(text) }
+}
+
+fn the_terminal(global: &Global) -> terminal::Terminal {
+    terminal::Terminal { width: Stream::Out.width(), color: Stream::Out.color(global.color) }
+}
+
+/// What a file stands for.
+struct Expanded {
+    document: Document,
+    /// The terms of `--only`.
+    only: Vec<Axis>,
+    cells: Vec<GridCell>,
+    files: Files,
+    context: Context,
+    /// The searches of the document, once its cells are planned.
+    limits: Option<Limits>,
+}
+
+fn expand(arguments: &Cells, max_cells: usize, launched: Option<Hosts>) -> Result<Expanded> {
+    expand_with(arguments, max_cells, |context| context.launched(launched))
+}
+
+/// The same on a changed machine.
+fn expand_with(arguments: &Cells, max_cells: usize, change: impl FnOnce(Context) -> Context) -> Result<Expanded> {
+    let document = Document::read(&arguments.file, &arguments.set)?;
+    let only = arguments.only.as_deref().map(|only| grid::parse_only(only, &document)).transpose()?.unwrap_or_default();
+    let context = change(Context::new(document.folder().to_path_buf(), machine::cores()));
+    let mut files = Files::default();
+    let cells = grid::expand_to_search(&document, &only, max_cells, &context, &mut files)?;
+    Ok(Expanded { document, only, cells, files, context, limits: None })
+}
+
+impl Expanded {
+    /// Where a command cannot search: why, and what to write instead.
+    fn refuse_search(&self, why: &str) -> Result<()> {
+        let Some(search) = &self.document.search else { return Ok(()) };
+        let (source, key) = (self.document.path.display().to_string(), "grid.search".to_string());
+        let message = format!("{why}; state one value instead: --set {}=N", search.key);
+        Err(ConfigError(vec![Problem { source, place: search.place, key, message }]).into())
+    }
+}
+
+/// Plans every cell, or its stand-in; of a search the cells with the largest value that fits.
+fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
+    if stand_ins {
+        expanded.refuse_search("asks what fits the memory of a machine, and --proxy runs stand-ins on this one")?;
+    }
+    if let Some(search) = expanded.document.search {
+        let (cells, files) = (std::mem::take(&mut expanded.cells), std::mem::take(&mut expanded.files));
+        let (planned, limits) = Limits::find(&expanded.document, search, cells, expanded.context.clone(), files);
+        expanded.limits = Some(limits);
+        return refuse_the_impossible(&expanded.document, planned);
+    }
+    let cells = std::mem::take(&mut expanded.cells);
+    let planner = Planner::default();
+    if !stand_ins {
+        let planned: Vec<Planned> = cells.into_iter().map(|cell| planned::plan(&planner, cell, None)).collect();
+        return refuse_the_impossible(&expanded.document, planned);
+    }
+    let absent = |cell: &GridCell| cell.resolved.as_ref().is_ok_and(|r| r.cell.hardware.device != DeviceKind::Cpu);
+    if !cells.iter().any(absent) {
+        let file = expanded.document.path.display().to_string();
+        let message = "--proxy stands in for absent hardware, and no cell of this grid needs any; leave --proxy out";
+        return Err(ConfigError::about(file, message).into());
+    }
+    let mut seen = BTreeSet::new();
+    let mut planned = Vec::new();
+    for mut cell in cells {
+        let mut of = None;
+        if absent(&cell)
+            && let Ok(resolved) = &mut cell.resolved
+        {
+            resolved.cell = proxy::scaled(&resolved.cell, machine::cores());
+            let ranks = resolved.cell.parallel.ranks;
+            resolved.cell.parallel.backend = expanded.context.backend(DeviceKind::Cpu, ranks);
+            resolved.profile = None;
+            let key = grid::cell_key(&resolved.cell, &mut expanded.files);
+            of = Some(std::mem::replace(&mut cell.key, key));
+            cell.label = format!("{} [proxy]", cell.label).trim().to_string();
+        }
+        if seen.insert(cell.key.clone()) {
+            planned.push(planned::plan(&planner, cell, of));
+        }
+    }
+    Ok(planned)
+}
+
+/// What the plan refuses is a skipped cell where a grid made it, and an error of the file where no grid took part.
+fn refuse_the_impossible(document: &Document, planned: Vec<Planned>) -> Result<Vec<Planned>> {
+    for cell in &planned {
+        let from_grid = cell.grid.settings.values().any(|setting| setting.from_grid);
+        if let (None, Decision::Record { reason, .. }, false) = (&cell.footprint, &cell.decision, from_grid) {
+            return Err(ConfigError::about(document.path.display().to_string(), reason.clone()).into());
+        }
+    }
+    Ok(planned)
+}
+
+/// What all records of this command have in common.
+fn header(document: &Document) -> Header {
+    let text = |key: &str| document.base.get(key).and_then(|setting| setting.value.as_str()).map(str::to_string);
+    let stem = document.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    Header {
+        name: text("name").unwrap_or(stem),
+        question: text("question").unwrap_or_default(),
+        command: command_line(),
+        environment: machine::environment(),
+        any_environment: false,
+        no_repeats: false,
+        why_not_turns: None,
+        seed: 0,
+        budget: None,
+        folders: Folders::default(),
+    }
+}
+
+/// The command as it was typed, the program by its name.
+fn command_line() -> String {
+    let arguments = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
+    std::iter::once("zbench".to_string()).chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,+:@%".contains(c);
+    let is_plain = !word.is_empty() && word.chars().all(plain);
+    if is_plain { word.to_string() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}

@@ -1,0 +1,416 @@
+//! `zbench allreduce`: runs the interconnect test, prints rows as they come, and keeps them whatever happens.
+
+use super::train::stop_flag;
+use super::{command_line, print, print_document, print_json};
+use crate::{Format, Global};
+use anyhow::{Result, anyhow};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use zbench_config::profile;
+use zbench_engine::comm::CommError;
+use zbench_host::{exit, machine};
+use zbench_launch::LaunchError;
+use zbench_reports::collectives::{Device, Pairs, Row, Run, Section, Settings, document, table, v3};
+use zbench_reports::render::printable;
+use zbench_reports::{Notebook, Record};
+use zbench_suites::collectives::args::AllreduceArgs;
+use zbench_suites::collectives::plan::Plan;
+use zbench_suites::collectives::record::{self, End};
+use zbench_suites::collectives::world::{self, Wanted, Way};
+use zbench_suites::collectives::{BenchError, Watch, expect, fit, gpus};
+
+/// `zbench allreduce`.
+pub fn allreduce(global: &Global, arguments: &AllreduceArgs) -> Result<u8> {
+    allreduce_with(global, arguments, true)
+}
+
+/// The same; without `shows` nothing but the records comes of it.
+pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -> Result<u8> {
+    // Before threads are bound to cores: a bound one sees fewer.
+    let _ = machine::environment();
+    if arguments.expect.as_deref() == Some("list") {
+        print_document(global, &expect::list(&expect::machines().map_err(|error| anyhow!(error))?))?;
+        return Ok(exit::SUCCESS);
+    }
+    let expected = arguments.expect.as_deref().map(expect::machine).transpose().map_err(|error| anyhow!(error))?;
+    let variable = |name: &str| std::env::var(name).ok();
+    let plan = Plan::new(arguments, variable).map_err(|error| anyhow!(error))?;
+    let launched = zbench_launch::detect(&|name: &str| std::env::var(name).ok())?;
+    let wanted = Wanted::new(arguments, launched, global.quiet).map_err(|error| anyhow!(error))?;
+    check_before_work(arguments, &plan, wanted.ranks)?;
+    let nccl_version = match gpus::ready(&wanted) {
+        Ok(version) => version,
+        Err(reason) => {
+            zbench_host::say!("error: {reason}");
+            return Ok(exit::NOT_MEASURED);
+        }
+    };
+    let stop = stop_flag()?;
+    if matches!(&wanted.way, Way::Member(world, _) if world.rank > 0) {
+        return follow(&wanted, &plan, &stop);
+    }
+    let notebook = Notebook::open(&global.notebook)?;
+    // Before any rank starts or is met.
+    notebook.check_writable()?;
+    match &wanted.way {
+        Way::Start => return start(arguments, &wanted, &stop),
+        // Where this process started the ranks, it has said so before.
+        Way::Member(world, _) if world.source == zbench_launch::Source::Ours => {}
+        Way::Member(..) | Way::Threads => say_ignored(arguments),
+    }
+    let run = Run {
+        version: env!("CARGO_PKG_VERSION").into(),
+        args: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
+        env: environment(),
+        start_time: now(),
+        nccl_version,
+        ..Run::default()
+    };
+    let screen = Screen {
+        plan: &plan,
+        expected,
+        notebook,
+        prints: shows && global.format == Format::Table,
+        // Between the two that a reader may want, so that JSON on standard output stays whole.
+        whispers: shows && global.format != Format::Table && global.verbose,
+        started: jiff::Timestamp::now().to_string(),
+        command: command_line(),
+        stop,
+        state: Mutex::new(State { run, open: false, trouble: None }),
+    };
+    let result = world::test(&wanted, &plan, &screen);
+    let mut state = screen.close(&result);
+    if let Some(trouble) = state.trouble.take() {
+        return Err(trouble);
+    }
+    let mut run = state.run;
+    run.end_time = now();
+    match global.format {
+        _ if !shows => {}
+        Format::Table => {}
+        Format::Json => print_json(&format!("{}\n", v3::document(&run)))?,
+        _ => print_document(global, &document::document(&run))?,
+    }
+    if let Some(path) = &arguments.nccl.output_file {
+        let path = write_beside(path, &format!("{}\n", v3::document(&run)))?;
+        zbench_host::say!("wrote {}", path.display());
+    }
+    if let Some(path) = &arguments.save {
+        save(path, &run)?;
+    }
+    Ok(code(&run, &plan, &result))
+}
+
+/// What would only fail when all has been measured.
+fn check_before_work(arguments: &AllreduceArgs, plan: &Plan, ranks: usize) -> Result<()> {
+    if let Some(root) = plan.root.filter(|root| *root >= ranks) {
+        return Err(anyhow!(
+            "-r {root} is not one of the {ranks} ranks; write 0 to {}, or -1 for every one in turn",
+            ranks - 1
+        ));
+    }
+    let folder = arguments.nccl.output_file.as_deref().and_then(std::path::Path::parent);
+    match folder.filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        Some(folder) => Err(anyhow!("-J: there is no folder {}; make it first", folder.display())),
+        None => Ok(()),
+    }
+}
+
+/// Flags of nccl-tests that do nothing here.
+fn say_ignored(arguments: &AllreduceArgs) {
+    let backend = arguments.backend.as_deref().unwrap_or("local");
+    for (flag, what) in arguments.nccl.ignored() {
+        zbench_host::say!("{flag} ({what}) has no meaning for backend {backend}; ignored");
+    }
+    if std::env::var_os("NCCL_TESTS_DEVICE").is_some() {
+        let advice = if matches!(backend, "nccl" | "device") { " (CUDA_VISIBLE_DEVICES chooses GPUs)" } else { "" };
+        zbench_host::say!("NCCL_TESTS_DEVICE (first GPU) has no meaning for backend {backend}; ignored{advice}");
+    }
+}
+
+/// Ranks as processes of their own: rank 0 of them prints, records and decides the exit code.
+fn start(arguments: &AllreduceArgs, wanted: &Wanted, stop: &AtomicBool) -> Result<u8> {
+    say_ignored(arguments);
+    let (code, died) = match world::start(wanted, stop) {
+        Ok(ended) => ended,
+        Err(error) => {
+            zbench_host::say!("error: {error}");
+            return Ok(exit::FAILED);
+        }
+    };
+    if stop.load(Ordering::Relaxed) {
+        return Ok(exit::INTERRUPTED);
+    }
+    died.iter().for_each(|what| zbench_host::say!("error: {what}"));
+    Ok(match code {
+        Some(exit::SUCCESS) | None if !died.is_empty() => exit::FAILED,
+        code => code.unwrap_or(exit::FAILED),
+    })
+}
+
+/// A rank other than 0 of a launch: says nothing unless it is itself at fault.
+fn follow(wanted: &Wanted, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8> {
+    struct Silent<'a>(&'a AtomicBool);
+    impl Watch for Silent<'_> {
+        fn stop(&self) -> bool {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+    match world::test(wanted, plan, &Silent(stop)) {
+        Ok(ranks) if ranks.iter().any(|finish| finish.interrupted) => Ok(exit::INTERRUPTED),
+        Ok(_) => Ok(exit::SUCCESS),
+        Err(error) => {
+            let rank = if let Way::Member(world, _) = &wanted.way { world.rank } else { 0 };
+            // NCCL's own failures come as the end of the group by this very rank.
+            let is_own = matches!(&error, BenchError::Comm(CommError::Aborted { rank: by, .. }) if *by == rank);
+            if is_own || !world::is_echo(&error) {
+                zbench_host::say!(
+                    "error: rank {rank} on {} (pid {}): {error}",
+                    machine::host_name(),
+                    std::process::id()
+                );
+            }
+            Ok(code_of(&error))
+        }
+    }
+}
+
+/// What cannot be asked for is a matter of usage; everything else has failed.
+fn code_of(error: &BenchError) -> u8 {
+    match error {
+        BenchError::Impossible(_) => exit::USAGE,
+        BenchError::Launch(LaunchError::Rendezvous(_) | LaunchError::Comm(_) | LaunchError::Formed { .. }) => {
+            exit::FAILED
+        }
+        BenchError::Launch(_) => exit::USAGE,
+        _ => exit::FAILED,
+    }
+}
+
+/// Variables that have a say in the run. Not all, as nccl-tests has it: an environment may hold secrets.
+fn environment() -> Vec<String> {
+    let mut all = zbench_launch::consulted(&|name| std::env::var(name).ok());
+    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
+    };
+    let has_say = |name: &str| name.starts_with("NCCL_") || name == "CUDA_VISIBLE_DEVICES";
+    all.extend(std::env::vars_os().map(text).filter(|(name, _)| has_say(name)));
+    all.sort();
+    all.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
+}
+
+fn now() -> String {
+    jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string()
+}
+
+/// What rank 0 hands its results to.
+struct Screen<'a> {
+    plan: &'a Plan,
+    expected: Option<expect::Machine>,
+    notebook: Notebook,
+    prints: bool,
+    whispers: bool,
+    started: String,
+    command: String,
+    stop: Arc<AtomicBool>,
+    state: Mutex<State>,
+}
+
+struct State {
+    run: Run,
+    /// Whether the last section is still growing.
+    open: bool,
+    /// Standard output or the notebook failed: the run ends.
+    trouble: Option<anyhow::Error>,
+}
+
+impl Screen<'_> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn say(&self, state: &mut State, text: &str) {
+        if self.whispers {
+            zbench_host::say!("{}", text.trim_end());
+        }
+        if self.prints
+            && state.trouble.is_none()
+            && let Err(error) = print(&printable(text))
+        {
+            state.trouble = Some(error);
+        }
+    }
+
+    /// Ends the open section: conclusions, footer, record.
+    fn finish_section(&self, state: &mut State, end: &End) {
+        if !std::mem::take(&mut state.open) {
+            return;
+        }
+        let Some(mut section) = state.run.sections.pop() else { return };
+        section.fits = fit::of_section(&section, state.run.settings.group_ranks);
+        if let Some(machine) = &self.expected {
+            section.notes.extend(expect::compare(machine, &section, &state.run.settings));
+        }
+        let mut text = table::footer(&state.run, &section);
+        text.push_str(&table::details(&section));
+        text.push_str(&table::fits(&section));
+        section.notes.iter().for_each(|note| text.push_str(&format!("# Note: {note}\n")));
+        text.push_str("#\n");
+        self.say(state, &text);
+        if section.out_of_bounds() > 0 {
+            let wrong = record::first_wrong(&section);
+            zbench_host::say!("error: wrong data: {wrong}");
+            state.run.errors.push(wrong);
+        }
+        let record = record::of_section(&state.run, &section, self.plan, end, &self.started, &self.command);
+        self.append(state, record);
+        state.run.sections.push(section);
+    }
+
+    /// A record that fails to be written ends the run: nobody wants to measure for nothing.
+    fn append(&self, state: &mut State, record: Record) {
+        let recorded = self.notebook.records().map(|known| {
+            let trials = known.iter().filter(|other| other.key == record.key).count();
+            Record { trial: trials as u32 + 1, ..record }
+        });
+        let appended = recorded.and_then(|record| {
+            self.notebook.append(&record).inspect_err(|_| zbench_runner::rescue::keep_and_say(&record))
+        });
+        if let Err(error) = appended {
+            state.trouble.get_or_insert(error.into());
+        }
+    }
+
+    /// The end of the run, by success or failure.
+    fn close(self, result: &Result<Vec<zbench_suites::collectives::bench::Finish>, BenchError>) -> State {
+        let mut state = self.state();
+        if let Err(error) = result {
+            let message = told(error, &state.run.devices);
+            state.run.errors.push(message.clone());
+            self.finish_section(&mut state, &End::Failed(message.clone()));
+            self.say(&mut state, &format!("# error: {message}\n"));
+            zbench_host::say!("error: {message}");
+        }
+        drop(state);
+        self.state.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The error with the hosts of the ranks that it names.
+fn told(error: &BenchError, devices: &[Device]) -> String {
+    let ranks = match error {
+        BenchError::Comm(CommError::Aborted { rank, .. } | CommError::Mismatch { rank, .. }) => vec![*rank],
+        BenchError::Comm(CommError::Stalled { missing, .. }) => missing.clone(),
+        _ => Vec::new(),
+    };
+    let place = |rank: &usize| devices.get(*rank).map(|d| format!("rank {rank} is on {} (pid {})", d.hostname, d.pid));
+    let places: Vec<String> = ranks.iter().filter_map(place).collect();
+    if places.is_empty() { error.to_string() } else { format!("{error}; {}", places.join(", ")) }
+}
+
+impl Watch for Screen<'_> {
+    fn stop(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.state().trouble.is_some()
+    }
+
+    fn begin(&self, settings: &Settings, devices: &[Device]) {
+        let mut state = self.state();
+        state.run.settings = settings.clone();
+        state.run.devices = devices.to_vec();
+    }
+
+    fn section(&self, collective: &str) {
+        let mut state = self.state();
+        let section = Section { collective: collective.into(), ..Section::default() };
+        let text = table::header(&state.run, collective);
+        state.run.sections.push(section);
+        state.open = true;
+        self.say(&mut state, &text);
+    }
+
+    fn row(&self, row: Row) {
+        let mut state = self.state();
+        let text = table::row(&state.run, &row);
+        if let Some(section) = state.run.sections.last_mut() {
+            section.rows.push(row);
+        }
+        self.say(&mut state, &text);
+    }
+
+    fn note(&self, note: String) {
+        if let Some(section) = self.state().run.sections.last_mut()
+            && !section.notes.contains(&note)
+        {
+            section.notes.push(note);
+        }
+    }
+
+    fn end_section(&self, stopped: bool) {
+        let end = if stopped { End::Interrupted } else { End::Whole };
+        self.finish_section(&mut self.state(), &end);
+    }
+
+    fn pairs(&self, pairs: Pairs) {
+        let mut state = self.state();
+        if state.run.sections.is_empty() {
+            let text = table::preamble(&state.run, "pairs");
+            self.say(&mut state, &text);
+        }
+        self.say(&mut state, &pairs.text());
+        let record = record::of_pairs(&state.run, &pairs, self.plan, &self.started, &self.command);
+        self.append(&mut state, record);
+        state.run.pairs = Some(pairs);
+    }
+}
+
+/// Writes a file that must not exist; a number is added to the name until none of it does.
+fn write_beside(path: &Path, text: &str) -> Result<PathBuf> {
+    use std::io::Write;
+    let numbered = |number: usize| PathBuf::from(format!("{}.{number}", path.display()));
+    for candidate in std::iter::once(path.to_path_buf()).chain((0..1000).map(numbered)) {
+        match std::fs::OpenOptions::new().write(true).create_new(true).open(&candidate) {
+            Ok(mut file) => {
+                file.write_all(text.as_bytes())?;
+                return Ok(candidate);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(anyhow!("-J {}: {error}", candidate.display())),
+        }
+    }
+    Err(anyhow!("-J {}: it and a thousand numbered names of it exist", path.display()))
+}
+
+fn save(path: &Path, run: &Run) -> Result<()> {
+    let path = if path.as_os_str().is_empty() { profile::default_path(&machine::host_name()) } else { path.into() };
+    match profile::save(&path, &run.settings, &run.sections, &run.start_time)? {
+        0 => zbench_host::say!("nothing to save: a fit needs four sizes or more of a collective"),
+        count => zbench_host::say!("saved the fits of {count} collective(s) into {}", path.display()),
+    }
+    Ok(())
+}
+
+/// The exit code of what a run left behind.
+fn code(run: &Run, plan: &Plan, result: &Result<Vec<zbench_suites::collectives::bench::Finish>, BenchError>) -> u8 {
+    let too_slow = |section: &Section| match (plan.min_bandwidth, section.average_busbw()) {
+        (Some(expected), Some(average)) => average < expected * v3::ACCEPTED,
+        _ => false,
+    };
+    for section in run.sections.iter().filter(|section| too_slow(section)) {
+        let (average, expected) = (section.average_busbw().unwrap_or(0.0), plan.min_bandwidth.unwrap_or(0.0));
+        let share = v3::ACCEPTED;
+        zbench_host::say!(
+            "error: an average busbw of {average:.3} GB/s is below {share} x NCCL_TESTS_MIN_BW={expected} GB/s"
+        );
+    }
+    let has_sides = run.sections.iter().flat_map(|section| &section.rows).any(|row| row.sides().next().is_some());
+    match result {
+        Err(error) => code_of(error),
+        Ok(_) if run.out_of_bounds() > 0 => exit::FAILED,
+        Ok(ranks) if ranks.iter().any(|finish| finish.interrupted) => exit::INTERRUPTED,
+        Ok(_) if !has_sides && run.pairs.is_none() => exit::NOT_MEASURED,
+        Ok(_) if run.sections.iter().any(too_slow) => exit::REGRESSION,
+        Ok(_) if plan.bisect && run.pairs.as_ref().is_some_and(|pairs| !pairs.is_clean()) => exit::REGRESSION,
+        Ok(_) => exit::SUCCESS,
+    }
+}

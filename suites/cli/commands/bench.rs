@@ -1,0 +1,341 @@
+//! `gemm`, `attention`, `checkpoint`, and `grid` of files with one of these suites.
+
+use super::train::{self, stop_flag};
+use super::{command_line, header, print_document, print_lines};
+use crate::{Cells, Format, Global, GridArgs};
+use anyhow::{Result, bail};
+use std::path::Path;
+use std::time::Duration;
+use zbench_config::{ConfigError, Context, Document, grid};
+use zbench_host::{exit, machine};
+use zbench_predict::planned::Decision;
+use zbench_predict::planned::gib;
+use zbench_reports::bench;
+use zbench_reports::document::{Column, Document as Text, Entry, Table, Tone};
+use zbench_reports::record::Record;
+use zbench_reports::{Notebook, units};
+use zbench_runner::{Header, Observe, Runner, Summary, Trials};
+use zbench_suites::bench::{Bench, BenchCell};
+use zbench_suites::checkpoint::args::CheckpointArgs;
+use zbench_suites::kernels::args::{AttentionArgs, Common, GemmArgs};
+use zbench_suites::kernels::flags;
+use zbench_suites::registry::{self, Expanded};
+
+/// What is to be done with the cells.
+struct Wanted {
+    only: Option<String>,
+    trials: Trials,
+    any_environment: bool,
+    timeout: Duration,
+    max_cells: usize,
+    dry_run: bool,
+    /// `--set`, where flags made the document.
+    set: Option<Vec<String>>,
+}
+
+impl Wanted {
+    fn of(common: &Common, is_file: bool) -> Wanted {
+        let trials = match (is_file, common.fresh, common.trials) {
+            (true, true, count) => Trials::Fresh(count.unwrap_or(3)),
+            (true, false, count) => Trials::UpTo(count.unwrap_or(3)),
+            (false, _, None) => Trials::OneMore,
+            (false, true, Some(count)) => Trials::Fresh(count),
+            (false, false, Some(count)) => Trials::UpTo(count),
+        };
+        Wanted {
+            only: common.only.clone(),
+            trials,
+            any_environment: common.any_environment,
+            timeout: common.timeout,
+            max_cells: common.max_cells,
+            dry_run: common.dry_run,
+            set: (!is_file).then(|| common.set.clone()),
+        }
+    }
+}
+
+/// `zbench gemm`.
+pub fn gemm(global: &Global, arguments: &GemmArgs) -> Result<u8> {
+    let common = &arguments.common;
+    let document = match &arguments.file {
+        Some(file) => of_file(file, &common.set, "gemm")?,
+        None => flags::gemm(arguments)?,
+    };
+    run(global, &document, &Wanted::of(common, arguments.file.is_some()))
+}
+
+/// `zbench attention`.
+pub fn attention(global: &Global, arguments: &AttentionArgs) -> Result<u8> {
+    let common = &arguments.common;
+    let document = match &arguments.file {
+        Some(file) => of_file(file, &common.set, "attention")?,
+        None => flags::attention(arguments)?,
+    };
+    run(global, &document, &Wanted::of(common, arguments.file.is_some()))
+}
+
+/// `zbench checkpoint`.
+pub fn checkpoint(global: &Global, arguments: &CheckpointArgs) -> Result<u8> {
+    let document = match &arguments.file {
+        Some(file) => of_file(file, &arguments.set, "checkpoint")?,
+        None => zbench_suites::checkpoint::flags::checkpoint(arguments)?,
+    };
+    let is_file = arguments.file.is_some();
+    // A trial measures several times: one is enough where nothing else is said.
+    let trials = match (arguments.fresh, arguments.trials) {
+        (true, count) => Trials::Fresh(count.unwrap_or(1)),
+        (false, Some(count)) => Trials::UpTo(count),
+        (false, None) if is_file => Trials::UpTo(1),
+        (false, None) => Trials::OneMore,
+    };
+    let wanted = Wanted {
+        only: arguments.only.clone(),
+        trials,
+        any_environment: arguments.any_environment,
+        timeout: arguments.timeout,
+        max_cells: arguments.max_cells,
+        dry_run: arguments.dry_run,
+        set: (!is_file).then(|| arguments.set.clone()),
+    };
+    run(global, &document, &wanted)
+}
+
+/// A file's document, which must be of this suite.
+fn of_file(file: &Path, set: &[String], wanted: &str) -> Result<Document> {
+    let document = Document::read(file, set)?;
+    if registry::suite(&document).is_none_or(|suite| suite.name != wanted) {
+        let found = document.base.get("suite").map_or("\"train\"".into(), |suite| suite.value.to_string());
+        let message = format!("its suite is {found}; write suite = \"{wanted}\" at its top, or use `zbench grid`");
+        return Err(ConfigError::about(file.display().to_string(), message).into());
+    }
+    Ok(document)
+}
+
+/// The document of a grid's file if its suite is one of these.
+pub fn of_grid(cells: &Cells) -> Result<Option<Document>> {
+    let document = Document::read(&cells.file, &cells.set)?;
+    Ok(registry::suite(&document).is_some().then_some(document))
+}
+
+/// `zbench grid FILE` of such a file.
+pub fn grid(global: &Global, arguments: &GridArgs, document: &Document) -> Result<u8> {
+    if arguments.proxy {
+        bail!("--proxy stands in for absent hardware in suite train; leave it out");
+    }
+    let wanted = Wanted {
+        only: arguments.cells.only.clone(),
+        trials: match arguments.trials.unwrap_or(train::TRIALS) {
+            trials if arguments.fresh => Trials::Fresh(trials),
+            trials => Trials::UpTo(trials),
+        },
+        any_environment: arguments.any_environment,
+        timeout: arguments.timeout,
+        max_cells: arguments.max_cells,
+        dry_run: arguments.dry_run,
+        set: None,
+    };
+    run(global, document, &wanted)
+}
+
+fn run(global: &Global, document: &Document, wanted: &Wanted) -> Result<u8> {
+    let world = zbench_launch::detect(&|name: &str| std::env::var(name).ok())?;
+    if let Some(world) = world.filter(|world| world.size > 1) {
+        let source = world.source.name();
+        bail!("{source} started {} processes, which would be in each other's way; start zbench by itself", world.size);
+    }
+    let only = wanted.only.as_deref().map(|only| grid::parse_only(only, document)).transpose()?.unwrap_or_default();
+    let context = Context::new(document.folder().to_path_buf(), machine::cores());
+    let Expanded { cells, remarks } = registry::expand(document, &only, wanted.max_cells, &context, &|key| {
+        wanted.set.as_ref().map_or("--set".into(), |set| flags::flag_of(key, set))
+    })?;
+    remarks.iter().for_each(|remark| zbench_host::say!("note: {remark}"));
+    if cells.is_empty() {
+        zbench_host::say!("{}", grid::none_left(document, &only));
+        return Ok(if wanted.dry_run { exit::SUCCESS } else { exit::NOT_MEASURED });
+    }
+    if wanted.dry_run {
+        return dry_run(global, &cells);
+    }
+    let header = Header { any_environment: wanted.any_environment, ..header(document) };
+    let question = header.question.clone();
+    let summary = carry_out(global, &cells, wanted.trials, header, wanted.timeout)?;
+    if summary.interrupted && global.format != Format::Json {
+        train::print_interrupted(global, cells.iter().map(|cell| cell.key.as_str()), &summary)?;
+    } else {
+        show(global, &summary.records, &question)?;
+    }
+    Ok(summary.exit_code())
+}
+
+fn show(global: &Global, records: &[Record], question: &str) -> Result<()> {
+    if global.format == Format::Json {
+        return print_lines(records);
+    }
+    let all: Vec<&Record> = records.iter().collect();
+    let mut document = bench::document(&all);
+    if !question.is_empty() {
+        let said = Text::new(document.title.clone());
+        let rest = std::mem::replace(&mut document, said);
+        document.paragraph(format!("Question: {question}"));
+        document.blocks.extend(rest.blocks);
+    }
+    print_document(global, &document)
+}
+
+fn carry_out(
+    global: &Global,
+    cells: &[BenchCell],
+    trials: Trials,
+    header: Header,
+    timeout: Duration,
+) -> Result<Summary> {
+    let notebook = Notebook::open(&global.notebook)?;
+    for warning in notebook.read()?.warnings() {
+        zbench_host::say!("warning: {warning}");
+    }
+    let suite = Bench { stop: stop_flag()?, timeout, folder: notebook.directory().to_path_buf() };
+    let mut lines = Lines { quiet: global.quiet, label: String::new(), done: 0, all: 0 };
+    let header = Header { no_repeats: true, ..header };
+    let summary = Runner { notebook: &notebook, suite, observe: &mut lines, header }.run(cells, trials)?;
+    if summary.interrupted {
+        zbench_host::say!("stopped; everything measured is in {}.", notebook.path().display());
+    }
+    Ok(summary)
+}
+
+/// A line for each record.
+struct Lines {
+    quiet: bool,
+    label: String,
+    done: usize,
+    all: usize,
+}
+
+impl Observe<BenchCell> for Lines {
+    fn begin(&mut self, cell: &BenchCell, _trial: u32, done: usize, all: usize) {
+        self.label.clone_from(&cell.label);
+        (self.done, self.all) = (done + 1, all);
+    }
+
+    fn end(&mut self, record: &Record) {
+        if !self.quiet {
+            zbench_host::say!("{}/{} {}: {}", self.done, self.all, self.label, in_words(record));
+        }
+    }
+}
+
+/// A record in a line.
+fn in_words(record: &Record) -> String {
+    if !record.is_measured() {
+        return format!("{}: {}", record.outcome.status.words(), record.outcome.reason);
+    }
+    if bench::suite(record) == Some("checkpoint") {
+        return bench::checkpoint::in_words(record);
+    }
+    let one = |timing: &bench::Timing| {
+        let name = match timing.pass.as_str() {
+            "" => String::new(),
+            pass => format!("{} {pass} ", timing.kernel),
+        };
+        if timing.samples == 0 {
+            return format!("{name}{}", timing.trouble);
+        }
+        let share = timing.share.map_or(String::new(), |share| format!(", {} of the ceiling", units::percent(share)));
+        let time = units::duration(timing.median_us / 1e6);
+        format!("{name}{time}, {} GFLOP/s{share}", units::number(timing.gflops))
+    };
+    bench::timings(record).iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+/// What would be measured.
+fn dry_run(global: &Global, cells: &[BenchCell]) -> Result<u8> {
+    let columns =
+        vec![Column::words("cell"), Column::words("key"), Column::numbers("needs", "bytes"), Column::words("decision")];
+    let mut table = Table::new("cells", columns);
+    for cell in cells {
+        let (needs, decision) = match reason(cell) {
+            None => (cell.spec.as_ref().and_then(|spec| spec.needs()), Entry::words("to be measured")),
+            Some(reason) => (None, Entry::words(format!("skipped: {reason}")).toned(Tone::Warning)),
+        };
+        table.row(vec![Entry::words(&cell.label), Entry::words(&cell.key), Entry::memory(needs), decision]);
+    }
+    if global.format == Format::Json {
+        let line = |cell: &BenchCell| serde_json::json!({ "key": cell.key, "label": cell.label, "cell": cell.plain, "skipped": reason(cell) });
+        print_lines(&cells.iter().map(line).collect::<Vec<_>>())?;
+        return Ok(exit::SUCCESS);
+    }
+    let mut document = Text::new("Cells");
+    document.table(table);
+    print_document(global, &document)?;
+    Ok(exit::SUCCESS)
+}
+
+/// Why a cell does not run, if it does not.
+fn reason(cell: &BenchCell) -> Option<&str> {
+    match &cell.decision {
+        Decision::Run => None,
+        Decision::Record { reason, .. } => Some(reason),
+    }
+}
+
+/// `zbench repro ID` of such a record: the measurement again; times are no more than shown beside.
+pub fn repro(global: &Global, record: &Record, timeout: Duration) -> Result<u8> {
+    let Some(spec) = registry::of_plain(&record.cell) else {
+        bail!(
+            "the record {} holds no question that this version can ask; its command measures again: {}",
+            record.id,
+            record.command
+        );
+    };
+    if let Some(needs) = spec.needs()
+        && machine::memory_bytes("MemTotal").is_some_and(|memory| needs > memory)
+    {
+        bail!("the record {} cannot be repeated here: it needs {} of memory", record.id, gib(needs));
+    }
+    let header = Header {
+        name: record.name.clone(),
+        command: command_line(),
+        environment: machine::environment(),
+        ..Header::default()
+    };
+    let summary = carry_out(global, &[BenchCell::new(spec)], Trials::OneMore, header, timeout)?;
+    if global.format == Format::Json {
+        print_lines(&summary.records)?;
+    } else {
+        let both: Vec<&Record> = std::iter::once(record).chain(&summary.records).collect();
+        let mut document = bench::document(&both[1..]);
+        document.heading("Before and again");
+        document.table(match bench::suite(record) {
+            Some("checkpoint") => bench::checkpoint::beside(&both),
+            _ => beside(&both),
+        });
+        print_document(global, &document)?;
+    }
+    Ok(summary.exit_code())
+}
+
+/// Medians of the records, one row each.
+fn beside(records: &[&Record]) -> Table {
+    let columns = vec![
+        Column::words("record"),
+        Column::words("kernel"),
+        Column::words("pass"),
+        Column::numbers("median", "us"),
+        Column::numbers("rate", "GFLOP/s"),
+        Column::numbers("share", "fraction"),
+    ];
+    let mut table = Table::new("before and again", columns);
+    for record in records {
+        for timing in bench::timings(record).iter().filter(|timing| timing.samples > 0) {
+            table.row(vec![
+                Entry::words(&record.id),
+                Entry::words(&timing.kernel),
+                Entry::words(&timing.pass),
+                Entry::maybe(Some(timing.median_us), units::number),
+                Entry::maybe(Some(timing.gflops), units::number),
+                Entry::maybe(timing.share, units::percent),
+            ]);
+        }
+    }
+    table
+}

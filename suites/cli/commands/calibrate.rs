@@ -1,0 +1,292 @@
+//! `calibrate`: looks whether the machine is quiet, measures, prints and records whatever came out, and writes the profile only
+//! where the machine was quiet throughout.
+
+mod device;
+
+use super::train::stop_flag;
+use super::{command_line, print_document, print_lines};
+use crate::{Format, Global};
+use anyhow::{Result, bail};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use zbench_config::profile::ceilings::About;
+use zbench_config::profile::operations::Seats;
+use zbench_config::profile::{self, corrections, default_path};
+use zbench_host::{exit, machine};
+use zbench_predict::residuals::{self, Residuals};
+use zbench_predict::time::TimeProfile;
+use zbench_reports::bench::{self, Ceilings, Rate};
+use zbench_reports::record::Record;
+use zbench_reports::{Notebook, units};
+use zbench_runner::{Header, rescue};
+use zbench_suites::bench::Limits;
+use zbench_suites::bench::{seen, watched};
+use zbench_suites::calibrate::args::{CalibrateArgs, DISK_SIZE, OPERATION_ROUNDS, SECONDS};
+use zbench_suites::calibrate::disk::Disk;
+use zbench_suites::calibrate::operations::{self, OperationsError};
+use zbench_suites::calibrate::probes::{self, Probe};
+use zbench_suites::calibrate::{Wanted, judge, measure, quiet};
+
+/// Arrays are this many times the last cache.
+const CACHES: u64 = 4;
+/// And not smaller than this.
+const LEAST_ARRAY: u64 = 64 << 20;
+/// Three arrays take at most this share of the memory that is free.
+const FREE_SHARE: u64 = 4;
+/// Longer than anybody waits; Ctrl-C ends it before.
+const LIMIT: Duration = Duration::from_secs(24 * 3600);
+
+/// `zbench calibrate`.
+pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
+    if let Some(flag) = arguments.of_another_device() {
+        let right = if arguments.device == "cuda" { "cpu" } else { "cuda" };
+        bail!("{flag} says nothing of --device {}; leave it out, or measure --device {right}", arguments.device);
+    }
+    if arguments.device == "cuda" {
+        return device::calibrate(global, arguments);
+    }
+    if arguments.from_notebook {
+        return from_notebook(global, arguments);
+    }
+    let wanted = wanted(arguments)?;
+    let path = arguments.save.clone().unwrap_or_else(|| default_path(&machine::host_name()));
+    // What would only fail when all has been measured.
+    let before = profile::ceilings::read(&path)?;
+    let notebook = Notebook::open(&global.notebook)?;
+    notebook.check_writable()?;
+    let stop = stop_flag()?;
+    let folder = arguments.disk.clone().unwrap_or_else(|| global.notebook.clone());
+    let disk = match arguments.no_disk {
+        true => Err("left out with --no-disk".to_string()),
+        false => Disk::open(&folder, arguments.disk_size.unwrap_or(DISK_SIZE)),
+    };
+    if let (Err(why), false) = (&disk, arguments.no_disk) {
+        zbench_host::say!("the disk is not measured: {why}");
+    }
+    let limits = Limits { stop: &stop, deadline: Instant::now() + LIMIT };
+    let stopped = || {
+        zbench_host::say!("stopped; nothing is kept of unfinished rounds");
+        Ok(exit::INTERRUPTED)
+    };
+    // What would be refused at the end anyway. Without a profile to write there is nothing to refuse.
+    if !arguments.no_save {
+        let Ok(busy) = quiet::why_not(&limits) else { return stopped() };
+        if let Some(reason) = busy {
+            zbench_host::say!("nothing was measured: {reason}");
+            zbench_host::say!("end other programs and try again, or measure without writing a profile: --no-save");
+            return Ok(exit::INCONCLUSIVE);
+        }
+    }
+    let mut told = teller(global);
+    let seatings = if arguments.no_operations { Vec::new() } else { seatings(&wanted, arguments)? };
+    let rounds = arguments.operation_rounds.unwrap_or(OPERATION_ROUNDS) as usize;
+    let (measured, sampled) = watched(0, || {
+        let ceilings = measure(&wanted, &disk, &limits, &mut told).ok()?;
+        Some((ceilings, operations::measure(&seatings, rounds, machine::cores(), &limits, &mut told)))
+    });
+    let Some((ceilings, operations)) = measured else { return stopped() };
+    let operations = match operations {
+        Ok(operations) => operations,
+        Err(OperationsError::Stopped) => return stopped(),
+        Err(error) => return Err(error.into()),
+    };
+    let reasons = judge::why_not(&ceilings, &sampled);
+    let unsteady: Vec<String> = operations.iter().filter_map(judge::why_not_operations).collect();
+    let mut steady = operations;
+    steady.retain(|of| judge::why_not_operations(of).is_none());
+    let mut record = record(&wanted, &folder, arguments, &ceilings);
+    seen(&mut record, &sampled);
+    keep(global, &notebook, &mut record, &reasons.iter().chain(&unsteady).collect::<Vec<_>>())?;
+    say_changes(before.as_ref(), &ceilings);
+    reasons.iter().chain(&unsteady).for_each(|reason| zbench_host::say!("too noisy: {reason}"));
+    let about = About {
+        measured: record.started.clone(),
+        cpu: machine::cpu_model().unwrap_or_default(),
+        instructions: zbench_kernels::peak::describe().into_iter().map(String::from).collect(),
+    };
+    // Each by itself: that memory's ceiling moved says nothing about the middle of many calls of an operation.
+    let saves = !arguments.no_save;
+    if saves && reasons.is_empty() {
+        profile::ceilings::save(&path, &ceilings, &about)?;
+        zbench_host::say!("saved the ceilings into {}", path.display());
+    }
+    if saves && !steady.is_empty() {
+        profile::operations::save(&path, &steady, &record.started, machine::cores())?;
+        let seats: Vec<String> = steady.iter().map(|of| of.seats.to_string()).collect();
+        zbench_host::say!("saved the times of operations with {} into {}", seats.join(", "), path.display());
+    }
+    if reasons.is_empty() && unsteady.is_empty() {
+        return Ok(exit::SUCCESS);
+    }
+    let advice = "end other programs and try again, or measure more rounds";
+    zbench_host::say!("what is too noisy is left as it was in {}; {advice}", path.display());
+    Ok(exit::INCONCLUSIVE)
+}
+
+/// Residuals of this machine's records, and corrections of them into its profile.
+fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
+    let path = arguments.save.clone().unwrap_or_else(|| default_path(&machine::host_name()));
+    let profile = TimeProfile::read(&path).map_err(anyhow::Error::msg)?.uncorrected();
+    let records = Notebook::open(&global.notebook)?.records()?;
+    let residuals = Residuals::of(&records, &residuals::this_host(), &profile);
+    print_document(global, &residuals.document())?;
+    let corrections = residuals.corrections(&jiff::Timestamp::now().to_string());
+    if corrections.spans.is_empty() {
+        let few = residuals::FEWEST;
+        zbench_host::say!(
+            "nothing is corrected: no span has {few} records of this machine in {}",
+            global.notebook.display()
+        );
+        return Ok(exit::INCONCLUSIVE);
+    }
+    zbench_host::say!("{corrections}");
+    if !arguments.no_save {
+        corrections::save(&path, &corrections)?;
+        zbench_host::say!("saved into {}; remove its [corrections] to be rid of them", path.display());
+    }
+    Ok(exit::SUCCESS)
+}
+
+/// Who times operations, and where: single threads and all cores, or the numbers of threads that were asked for.
+fn seatings(wanted: &Wanted, arguments: &CalibrateArgs) -> Result<Vec<(Seats, Vec<Probe>)>> {
+    let ends = |threads: &&usize| !arguments.threads.is_empty() || **threads == 1 || **threads == machine::cores();
+    let threads: Vec<usize> = wanted.threads.iter().filter(ends).copied().collect();
+    let with_probes = |seats| Ok((seats, probes::probes(seats)?));
+    probes::seatings(&threads, machine::cores()).into_iter().map(with_probes).collect()
+}
+
+fn wanted(arguments: &CalibrateArgs) -> Result<Wanted> {
+    let cores = machine::cores();
+    let mut threads: Vec<usize> = match arguments.threads.is_empty() {
+        true => std::iter::successors(Some(1), |count| Some(count * 2)).take_while(|count| *count < cores).collect(),
+        false => arguments.threads.iter().map(|count| *count as usize).collect(),
+    };
+    if arguments.threads.is_empty() {
+        threads.push(cores);
+    }
+    threads.sort_unstable();
+    threads.dedup();
+    if let Some(many) = threads.iter().find(|count| **count > cores) {
+        bail!(
+            "--threads {many}: this process may use {cores} cores, and more threads than cores have no ceiling of their own"
+        );
+    }
+    let room = machine::memory_bytes("MemAvailable").unwrap_or(u64::MAX) / FREE_SHARE / 3;
+    let cache = machine::last_level_cache_bytes().unwrap_or(LEAST_ARRAY);
+    let bytes = arguments.memory.unwrap_or_else(|| (CACHES * cache).max(LEAST_ARRAY).min(room));
+    if arguments.memory.is_some() && bytes > room {
+        bail!(
+            "--memory {}: three such arrays are more than a quarter of the memory that is free; write {} or less",
+            units::memory(bytes as f64),
+            units::memory(room as f64)
+        );
+    }
+    Ok(Wanted {
+        threads,
+        rounds: arguments.rounds as usize,
+        seconds: arguments.seconds.unwrap_or(SECONDS),
+        memory_bytes: usize::try_from(bytes)?,
+    })
+}
+
+fn record(wanted: &Wanted, folder: &Path, arguments: &CalibrateArgs, ceilings: &Ceilings) -> Record {
+    let absolute = std::path::absolute(folder).unwrap_or_else(|_| PathBuf::from(folder));
+    let cell = json!({
+        "suite": "calibrate",
+        "threads": wanted.threads,
+        "rounds": wanted.rounds,
+        "seconds": wanted.seconds,
+        "memory_bytes": wanted.memory_bytes,
+        "disk": if arguments.no_disk { None } else { Some(absolute) },
+        "disk_bytes": if arguments.no_disk { None } else { Some(arguments.disk_size.unwrap_or(DISK_SIZE)) },
+    });
+    let mut record = empty(cell);
+    for of in &ceilings.threads {
+        for (name, rate) in of.rates() {
+            let unit = if name.starts_with("matrix") { "flops" } else { "gb_s" };
+            let metric = format!("threads_{}_{}_{unit}", of.threads, name.replace('.', "_"));
+            let scale = if unit == "flops" { 1.0 } else { 1e-9 };
+            state(&mut record, &metric, scale, rate, &name, &ceilings.unstated);
+        }
+    }
+    if let Ok(value) = serde_json::to_value(ceilings) {
+        record.extra.insert("ceilings".into(), value);
+    }
+    record
+}
+
+/// A rate's median as a metric, or why there is none.
+fn state(
+    record: &mut Record,
+    metric: &str,
+    scale: f64,
+    rate: Option<&Rate>,
+    name: &str,
+    unstated: &[(String, String)],
+) {
+    match rate {
+        Some(rate) => record.state(metric, rate.median * scale),
+        None => {
+            let why = unstated.iter().find(|(other, _)| other == name).map(|(_, why)| why.clone());
+            record.leave_unstated(metric, why.unwrap_or_default());
+        }
+    }
+}
+
+/// A record of this cell without its numbers.
+fn empty(cell: Value) -> Record {
+    let key = blake3::hash(zbench_config::grid::canonical(&cell).as_bytes()).to_hex()[..16].to_string();
+    let header = Header {
+        name: "calibrate".into(),
+        command: command_line(),
+        environment: machine::environment(),
+        ..Header::default()
+    };
+    header.blank(&key, cell, 1, jiff::Timestamp::now())
+}
+
+/// Marks it as noisy for these reasons, and puts it into the notebook and before whoever asked.
+fn keep(global: &Global, notebook: &Notebook, record: &mut Record, reasons: &[&String]) -> Result<()> {
+    if !reasons.is_empty() {
+        record.validity.push("too_noisy".into());
+        record.notes.extend(reasons.iter().map(|reason| format!("Too noisy to be kept: {reason}.")));
+    }
+    record.trial = 1 + notebook.records()?.iter().filter(|other| other.key == record.key).count() as u32;
+    if let Err(error) = notebook.append(record) {
+        rescue::keep_and_say(record);
+        return Err(error.into());
+    }
+    match global.format {
+        Format::Json => print_lines(&[record]),
+        _ => print_document(global, &bench::document(&[record])),
+    }
+}
+
+/// A line for each tenth of the measurements: nobody reads more.
+fn teller(global: &Global) -> impl FnMut(usize, usize) {
+    let quiet = global.quiet;
+    move |done, all| {
+        if !quiet && done * 10 / all != (done - 1) * 10 / all {
+            zbench_host::say!("{done} of {all} measurements");
+        }
+    }
+}
+
+/// Where a profile has ceilings already: what is different now.
+fn say_changes(before: Option<&Ceilings>, now: &Ceilings) {
+    let Some(before) = before else { return };
+    for of in &now.threads {
+        let Some(then) = before.threads.iter().find(|then| then.threads == of.threads) else { continue };
+        for (name, rate) in of.rates() {
+            let old = then.rates().into_iter().find(|(other, _)| *other == name).and_then(|(_, rate)| rate.cloned());
+            if let (Some(Rate { median, low, high, .. }), Some(old)) = (rate, old)
+                && (*high < old.low || *low > old.high)
+            {
+                let change = units::change(median / old.median - 1.0);
+                let threads = units::plural(of.threads as usize, "thread", "threads");
+                zbench_host::say!("{name} with {threads} was another in the profile: {change}");
+            }
+        }
+    }
+}

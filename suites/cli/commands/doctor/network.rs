@@ -1,0 +1,60 @@
+//! Launchers, and what ranks on several hosts meet over.
+
+use super::Finding;
+use crate::commands::open;
+use zbench_host::environment::Root;
+
+/// Who started this process, by what it would decide; launchers that could.
+pub(super) fn launchers(env: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
+    let decision = match zbench_launch::detect(env) {
+        Ok(Some(world)) => Ok(world.describe()),
+        Ok(None) => Ok(zbench_launch::inherited(env).unwrap_or_else(|| "none: zbench starts its ranks itself".into())),
+        Err(error) => Err(error.to_string()),
+    };
+    let devices = env("CUDA_VISIBLE_DEVICES").map(|devices| ("CUDA_VISIBLE_DEVICES".to_string(), devices));
+    let set = zbench_launch::consulted(env).into_iter().chain(devices);
+    let set: Vec<String> = set.map(|(name, value)| format!("{name}={value}")).collect();
+    let set = if set.is_empty() { "none".to_string() } else { set.join(" ") };
+    let there: Vec<&str> =
+        ["srun", "sbatch", "torchrun", "mpirun"].into_iter().filter(|name| open::is_program(name)).collect();
+    let there = if there.is_empty() { "none".to_string() } else { there.join(", ") };
+    vec![
+        Finding::result(
+            "launcher of this process",
+            decision,
+            "unset the variables of the launcher that did not start it",
+        )
+        .needed(true),
+        Finding::judged("launcher's variables", Some(set), true, ""),
+        Finding::judged("launchers in PATH", Some(there), true, ""),
+    ]
+}
+
+/// Devices that are up, with kind and speed; those that only NCCL and MPI use.
+pub(super) fn devices(root: &Root) -> Vec<Finding> {
+    let folder = "sys/class/net";
+    let up = |name: &String| {
+        let text = |file: &str| root.text(&format!("{folder}/{name}/{file}"));
+        // Virtual devices do not know whether they are up.
+        let is_up = text("operstate").is_some_and(|state| state == "up" || state == "unknown") && name != "lo";
+        let speed = text("speed").and_then(|speed| speed.parse::<i64>().ok()).filter(|speed| *speed > 0);
+        let words = speed.map_or(name.clone(), |speed| format!("{name} ({speed} Mb/s)"));
+        is_up.then_some(words)
+    };
+    let names = root.names(folder);
+    let interfaces: Vec<String> = names.iter().filter_map(up).collect();
+    let rdma = root.names("sys/class/infiniband");
+    vec![
+        Finding::there(
+            "loopback",
+            names.iter().any(|name| name == "lo").then(|| "yes".to_string()),
+            "ranks as processes meet at 127.0.0.1: ip link set lo up, as root",
+        ),
+        Finding::there(
+            "network interfaces that are up",
+            (!interfaces.is_empty()).then(|| interfaces.join(", ")),
+            "parallel.backend = \"tcp\" works inside this host only",
+        ),
+        Finding::judged("RDMA devices", Some(if rdma.is_empty() { "none".into() } else { rdma.join(", ") }), true, ""),
+    ]
+}

@@ -1,0 +1,155 @@
+//! `gate --update`: a baseline file with its provenance, from fresh trials or from records.
+
+use super::{Job, output};
+use crate::commands::{print_document, print_json};
+use anyhow::{Context, Result, bail};
+use zbench_host::exit;
+use zbench_reports::gate::baseline::{Baseline, BaselineCell, Provenance};
+use zbench_reports::gate::procedure::judge_records;
+use zbench_reports::gate::{GATE_SCHEMA, Opponent, Side, Trial, document};
+use zbench_suites::gate::baseline::{self, Stored};
+use zbench_suites::gate::cells::Target;
+
+/// Trials of each cell: as many as a gate's first looks have, so that the baseline is not the weaker side.
+const TRIALS: usize = 24;
+
+pub fn update(job: &mut Job) -> Result<u8> {
+    let arguments = job.arguments;
+    let path = arguments.baseline.as_ref().context("--update writes a baseline file; name it with --baseline FILE")?;
+    if path.is_dir() {
+        bail!("--baseline {}: a notebook is written by run and grid; name a file", path.display());
+    }
+    let old = path.exists().then(|| baseline::read(path, "baseline")).transpose();
+    let old = old.unwrap_or_else(|error| {
+        zbench_host::say!("warning: the baseline there is cannot be compared with: {}", crate::in_words(&error));
+        None
+    });
+    let cells = match &arguments.candidate {
+        Some(records) => of_records(job, &baseline::read(records, "candidate")?)?,
+        None => match measured(job)? {
+            Some(cells) => cells,
+            None => {
+                zbench_host::say!("stopped; {} is as it was", path.display());
+                return Ok(exit::INTERRUPTED);
+            }
+        },
+    };
+    // A baseline of records alone judges records: fewer trials than a gate measures are enough there.
+    let least = if arguments.candidate.is_some() { 3 } else { job.rules.min_pairs };
+    for cell in &cells {
+        if let Some(why) = baseline::unfit(&cell.trials, least) {
+            bail!("{} is as it was: the cell {} makes no baseline: {why}", path.display(), cell.label);
+        }
+    }
+    let new = Baseline { gate_baseline: GATE_SCHEMA, provenance: provenance(job), cells };
+    show(job, old.as_ref(), &new)?;
+    baseline::write(path, &new.text()?)?;
+    let trials: usize = new.cells.iter().map(|cell| cell.trials.len()).sum();
+    zbench_host::say!(
+        "{} has {trials} trials of {} now",
+        path.display(),
+        zbench_reports::units::plural(new.cells.len(), "cell", "cells")
+    );
+    Ok(exit::SUCCESS)
+}
+
+fn provenance(job: &Job) -> Provenance {
+    let commit = job.environment.get("commit").and_then(|commit| commit.as_str()).map(str::to_string);
+    let hash = baseline::hash(&job.file.path).map_or(String::new(), |hash| format!(" (blake3 {hash})"));
+    Provenance {
+        written: job.started.to_string(),
+        command: crate::commands::command_line(),
+        commit,
+        program: baseline::hash(&job.program),
+        rules: format!("{}{hash}", job.file.path.display()),
+        extra: Default::default(),
+    }
+}
+
+/// The cells that the rules are about, out of records.
+fn of_records(job: &Job, stored: &Stored) -> Result<Vec<BaselineCell>> {
+    let Some(targets) = job.targets(&[])? else { return Ok(stored.cells.clone()) };
+    targets
+        .iter()
+        .map(|target| zbench_suites::gate::refuse::same_key(stored, &target.key, &target.cell).cloned())
+        .collect()
+}
+
+/// Fresh trials; nothing when it was stopped.
+fn measured(job: &Job) -> Result<Option<Vec<BaselineCell>>> {
+    let targets = job.targets(&[])?.with_context(|| job.no_config("--update"))?;
+    let progress = output::Progress::new(job.global);
+    let tell = |words: &str| progress.tell(words);
+    let budget = job.rules.time_budget / targets.len() as f64;
+    let mut cells = Vec::new();
+    for target in &targets {
+        let arm = job.arm(target, &job.program);
+        let mut programs = job.programs(arm.clone(), arm, &target.key, None, &tell);
+        let Some(trials) = trials_of(target, &mut programs, budget, job.rules.min_pairs, &tell) else {
+            return Ok(None);
+        };
+        cells.push(BaselineCell {
+            key: target.key.clone(),
+            label: target.label.clone(),
+            cell: target.cell.clone(),
+            environment: job.environment.clone(),
+            trials,
+        });
+    }
+    progress.clear();
+    Ok(Some(cells))
+}
+
+/// Trials of one cell after a first that does not count, within the budget, and the least that a gate needs in any case.
+fn trials_of(
+    target: &Target,
+    programs: &mut zbench_suites::gate::measure::Programs,
+    budget: f64,
+    least: usize,
+    tell: &dyn Fn(&str),
+) -> Option<Vec<Trial>> {
+    let begun = std::time::Instant::now();
+    let mut trials: Vec<Trial> = Vec::new();
+    programs.measure(Side::Candidate)?;
+    while trials.len() < least || trials.len() < TRIALS && begun.elapsed().as_secs_f64() < budget {
+        tell(&format!("{}: trial {} for the baseline", target.label, trials.len() + 1));
+        let (trial, _) = programs.measure(Side::Candidate)?;
+        let is_measured = trial.is_measured();
+        trials.push(trial);
+        if !is_measured {
+            break;
+        }
+    }
+    Some(trials)
+}
+
+/// The new trials beside those of the file there was.
+fn show(job: &mut Job, old: Option<&Stored>, new: &Baseline) -> Result<()> {
+    let Some(old) = old else { return Ok(()) };
+    let mut reports = Vec::new();
+    for cell in &new.cells {
+        let Some(before) = old.cell(&cell.key) else {
+            job.notes.push(format!("The cell {} ({}) is new in the baseline.", cell.label, cell.key));
+            continue;
+        };
+        let target = Target {
+            key: cell.key.clone(),
+            label: cell.label.clone(),
+            cell: cell.cell.clone(),
+            arguments: Vec::new(),
+            seed: None,
+        };
+        let question = job.question(&target, Opponent::Stored(before.trials.clone()), 0, new.cells.len());
+        let report = judge_records(&question, cell.trials.clone());
+        reports.push(report);
+    }
+    for gone in old.cells.iter().filter(|cell| new.cells.iter().all(|other| other.key != cell.key)) {
+        job.notes.push(format!("The cell {} ({}) is no longer in the baseline.", gone.label, gone.key));
+    }
+    let sides = (old.words.clone(), "the new baseline".into());
+    let report = job.report(reports, sides, "the old baseline beside the new one", "");
+    match job.global.format {
+        crate::Format::Json => print_json(&document::json_lines(&report)?),
+        _ => print_document(job.global, &document::document(&report)),
+    }
+}

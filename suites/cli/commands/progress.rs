@@ -1,0 +1,237 @@
+//! How far it is, on standard error: a bar on a terminal; elsewhere a line for each finished cell, and one now and then while a cell
+//! takes long; lines of steps for a run. Nothing but whole lines is written where there is no terminal.
+
+mod life;
+mod trainer;
+
+use crate::Global;
+use indicatif::{ProgressBar, ProgressStyle};
+use life::Life;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use trainer::Trainer;
+use zbench_host::terminal::Stream;
+use zbench_predict::planned::{Planned, gib};
+use zbench_reports::record::{Record, Status, Step};
+use zbench_reports::render::printable;
+use zbench_runner::Observe;
+use zbench_runner::protocol::Between;
+
+/// Tells on standard error.
+pub struct Progress {
+    told: Told,
+    /// Wakes now and then, while a cell says nothing. Its end is that of the channel.
+    watch: Option<(Sender<()>, JoinHandle<()>)>,
+    /// Makes the lines of steps, where there are some.
+    trainer: Option<Trainer>,
+    label: String,
+    waits: bool,
+    turns_said: Option<Instant>,
+}
+
+/// What the watching thread shares.
+#[derive(Clone)]
+struct Told {
+    bar: Option<ProgressBar>,
+    quiet: bool,
+    life: Arc<Mutex<Life>>,
+    began: Instant,
+}
+
+/// How often it is looked whether there is something to say.
+const LOOK: Duration = Duration::from_secs(1);
+
+impl Told {
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn line(&self, text: &str) {
+        // Held while it is written, so that the watching thread does not speak at the same time.
+        let mut life = self.life();
+        life.spoke(self.began.elapsed());
+        match &self.bar {
+            Some(bar) => bar.println(printable(text)),
+            // Nobody who reads it may be left; the run goes on.
+            None if !self.quiet => zbench_host::say!("{text}"),
+            None => {}
+        }
+    }
+
+    /// Time has passed.
+    fn tick(&self) {
+        let mut life = self.life();
+        let now = self.began.elapsed();
+        match &self.bar {
+            Some(bar) => bar.set_message(shown(life.words(now))),
+            None => life.tick(now).into_iter().for_each(|line| zbench_host::say!("{line}")),
+        }
+    }
+}
+
+impl Progress {
+    /// `log_every`: lines of steps, as `zbench run` has them, so many steps apart.
+    pub fn new(global: &Global, log_every: Option<u64>) -> Progress {
+        let every = log_every.or(global.verbose.then_some(1)).filter(|_| !global.quiet);
+        let trainer = every.map(Trainer::new);
+        let bar = (!global.quiet && trainer.is_none() && Stream::Err.is_live()).then(|| {
+            let bar = ProgressBar::new(0);
+            // The template is a constant that a test of this module parses.
+            if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
+                bar.set_style(style);
+            }
+            bar
+        });
+        let told = Told { bar, quiet: global.quiet, life: Arc::default(), began: Instant::now() };
+        let watch = (!global.quiet).then(|| watch(told.clone())).flatten();
+        Progress { told, watch, trainer, label: String::new(), waits: false, turns_said: None }
+    }
+
+    /// Before something else is printed: nothing is said from here on.
+    pub fn clear(&mut self) {
+        if let Some((end, thread)) = self.watch.take() {
+            drop(end);
+            // It does not panic; if it did, there is nothing to be done about it here.
+            let _ = thread.join();
+        }
+        if let Some(bar) = &self.told.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn line(&self, text: &str) {
+        self.told.line(text);
+    }
+}
+
+/// Looks at it every second until the other end of the channel is gone; nothing where no thread can be had.
+fn watch(told: Told) -> Option<(Sender<()>, JoinHandle<()>)> {
+    let (end, ended) = mpsc::channel();
+    let looks = move || {
+        while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            told.tick();
+        }
+    };
+    let thread = std::thread::Builder::new().name("progress".into()).spawn(looks).ok()?;
+    Some((end, thread))
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Labels hold values of files: nothing in them acts on the terminal.
+fn shown(words: String) -> String {
+    printable(&words).into_owned()
+}
+
+/// Where there is no terminal, a line about turns so often.
+const TURNS_LINE: Duration = Duration::from_secs(10);
+const TURNS_TEMPLATE: &str = "[{elapsed_precise}] {bar:24} {percent}% {wide_msg}";
+
+fn turns_style() -> ProgressStyle {
+    ProgressStyle::with_template(TURNS_TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+const TEMPLATE: &str = "[{elapsed_precise}] {bar:24} {pos}/{len} {wide_msg}";
+
+impl Observe for Progress {
+    fn set_aside(&mut self, count: usize, reason: &str) {
+        let records = zbench_reports::units::plural(count, "record of these trials is", "records of these trials are");
+        self.line(&format!(
+            "{records} of {reason}: not counted, the trials are measured here; --any-environment counts them"
+        ));
+    }
+
+    fn wait(&mut self) {
+        if !std::mem::replace(&mut self.waits, true) {
+            self.line("another zbench on this notebook is measuring what is left; waiting for it");
+        }
+    }
+
+    fn begin(&mut self, planned: &Planned, trial: u32, done: usize, all: usize) {
+        self.label = format!("{} trial {trial}", name(planned));
+        let steps = planned.cell().map_or(0, |cell| cell.train.steps + cell.train.untimed_steps);
+        self.told.life().begin(self.told.began.elapsed(), self.label.clone(), steps as u64, done, all);
+        if let Some(bar) = &self.told.bar {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+            bar.set_message(shown(self.told.life().words(self.told.began.elapsed())));
+        }
+        if let Some(header) = self.trainer.as_mut().and_then(|trainer| trainer.begin(planned)) {
+            self.line(&header);
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        self.told.life().step(step.step, step.loss);
+        if let Some(bar) = &self.told.bar {
+            bar.set_message(shown(self.told.life().words(self.told.began.elapsed())));
+        }
+        if let Some(line) = self.trainer.as_mut().and_then(|trainer| trainer.step(step)) {
+            self.line(&line);
+        }
+    }
+
+    fn between(&mut self, between: &Between) {
+        if let Some(line) = self.trainer.as_mut().and_then(|trainer| trainer.between(between)) {
+            self.line(&line);
+        }
+    }
+
+    fn turns(&mut self, words: &str, share: f64) {
+        const PARTS: f64 = 1000.0;
+        if let Some(bar) = &self.told.bar {
+            bar.set_style(turns_style());
+            bar.set_length(PARTS as u64);
+            bar.set_position((share * PARTS) as u64);
+            bar.set_message(shown(words.to_string()));
+        } else if self.turns_said.is_none_or(|said| said.elapsed() >= TURNS_LINE) {
+            self.turns_said = Some(Instant::now());
+            self.line(words);
+        }
+    }
+
+    fn stopping(&mut self) {
+        self.line("stops after this step, with a checkpoint; Ctrl-C again ends it at once, without");
+    }
+
+    fn end(&mut self, record: &Record) {
+        let number = |metric: &str| record.metrics.number(metric);
+        let what = match (record.outcome.status, number("tokens_per_second"), number("peak_memory_bytes")) {
+            (Status::Measured, Some(rate), Some(peak)) => {
+                format!("{rate:.0} tokens/s, {} a rank{}", gib(peak as u64), flagged(record))
+            }
+            (Status::Measured, ..) => "measured".into(),
+            (status, ..) => format!("{}: {}", status.words(), record.outcome.reason),
+        };
+        let (held, learned) = self.trainer.as_mut().map_or((None, None), |trainer| trainer.end(record));
+        held.into_iter().for_each(|line| self.line(&line));
+        self.told.life().end();
+        self.line(&format!("{}  {}  {what}", &record.id, self.label));
+        learned.into_iter().for_each(|line| self.line(&line));
+    }
+}
+
+/// Why a measured trial does not count, if so.
+fn flagged(record: &Record) -> String {
+    let flags: Vec<&str> = record.excluding_flags().collect();
+    if flags.is_empty() { String::new() } else { format!("; not valid: {}", flags.join(", ")) }
+}
+
+fn name(planned: &Planned) -> String {
+    if planned.grid.label.is_empty() { planned.grid.key.clone() } else { planned.grid.label.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_template_parses() {
+        assert!(indicatif::ProgressStyle::with_template(super::TEMPLATE).is_ok());
+        assert!(indicatif::ProgressStyle::with_template(super::TURNS_TEMPLATE).is_ok());
+    }
+}

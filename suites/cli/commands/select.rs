@@ -1,0 +1,471 @@
+//! Which records of a notebook a command is about.
+
+use anyhow::{Result, bail};
+use serde_json::Value;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use zbench_config::keys;
+use zbench_reports::compare::Side;
+use zbench_reports::label::{self, Term};
+use zbench_reports::record::Record;
+use zbench_reports::store::RECORDS;
+use zbench_reports::{Notebook, bench, grid_report};
+
+/// The records that `what` stands for: words of `key=value` terms alone narrow, each of them; others (ids, keys of cells, strategies,
+/// labels) name records, all of which are taken. Nothing stands for all.
+///
+/// # Errors
+/// A word that names nothing, or an id that several records have.
+pub fn select(notebook: &Notebook, mut records: Vec<Record>, what: &[String]) -> Result<Vec<Record>> {
+    let is_filter = |word: &&String| label::read(word).iter().all(|term| matches!(term, Term::Pair(..)));
+    let (filters, names): (Vec<&String>, Vec<&String>) =
+        what.iter().partition(|word| is_filter(word) && !is_label(&records, word));
+    let all = notebook.read()?.records;
+    let mut wanted: HashSet<String> = HashSet::new();
+    for name in &names {
+        let found = named(&records, name)?;
+        wanted.extend(found.iter().map(|record| record.id.clone()));
+        // What other terms have left out is there all the same.
+        if found.is_empty() && named(&all, name)?.is_empty() {
+            wanted.extend(one(notebook, name)?.into_iter().map(|record| record.id));
+        }
+    }
+    for filter in filters {
+        if let Some(key) = unknown_key(&all, filter) {
+            bail!("no record of {} has a value of `{key}`; {KEYS_OF_FILTERS}", notebook.directory().display());
+        }
+        let held: HashSet<String> =
+            holding(&records, &label::read(filter))?.iter().map(|record| record.id.clone()).collect();
+        records.retain(|record| held.contains(&record.id));
+    }
+    records.retain(|record| names.is_empty() || wanted.contains(&record.id));
+    Ok(records)
+}
+
+/// The record, or the records of the one cell, that a word stands for, the newest last.
+///
+/// # Errors
+/// It stands for nothing, or for several cells, which are listed.
+pub fn one(notebook: &Notebook, text: &str) -> Result<Vec<Record>> {
+    let text = text.trim();
+    if text.is_empty() {
+        bail!("the selector is empty; write the beginning of a record's id, or a label that `zbench list` shows");
+    }
+    let contents = notebook.read()?;
+    let records = &contents.records[..];
+    if is_id(records, text) {
+        return Ok(vec![notebook.find(text)?]);
+    }
+    let terms = label::read(text);
+    let found = named(records, text)?;
+    let mut cells: Vec<&Record> = Vec::new();
+    for &record in &found {
+        if !cells.iter().any(|cell| cell.key == record.key) {
+            cells.push(record);
+        }
+    }
+    let is_named = |path: &str| {
+        terms.iter().any(|term| match term {
+            Term::Pair(key, _) => label::is_key(path, key),
+            Term::Word(_) => path == label::STRATEGY,
+        })
+    };
+    let chosen = match &cells[..] {
+        [] if matches!(terms[..], [Term::Word(_)]) => return Ok(vec![notebook.find(text)?]),
+        [] => bail!("{}", why_none(records, notebook.directory(), text, &terms)),
+        [only] => *only,
+        several => match grid_report::plainest(several, &is_named) {
+            Some(plain) => plain,
+            None => bail!("{}", candidates(text, records, several)),
+        },
+    };
+    // The second set of a reference's processes is no cell of its own.
+    let own = |twin: bool| found.iter().filter(move |record| record.key == chosen.key && record.is_twin() == twin);
+    let mut records: Vec<Record> = own(true).chain(own(false)).map(|record| (*record).clone()).collect();
+    records.sort_by(|a, b| (!a.is_twin(), &a.started).cmp(&(!b.is_twin(), &b.started)));
+    Ok(records)
+}
+
+/// What a filter may ask for.
+const KEYS_OF_FILTERS: &str = "a filter's keys are name, id, key, status, trial, commit, and keys of the configuration as \
+                               parallel.strategy";
+
+/// The first key of a filter that neither a record nor a configuration has. A notebook without records tells nothing.
+fn unknown_key<'t>(all: &[Record], filter: &'t str) -> Option<&'t str> {
+    let is_known = |typed: &str, value: &str| {
+        OWN.contains(&typed)
+            || !typed.is_empty() && keys::KEYS.iter().any(|key| label::is_key(key.name, typed))
+            || all.iter().any(|record| {
+                record.setting(typed).is_some() || has(record, typed, Term::Pair(typed, value)) || {
+                    let mut held = false;
+                    grid_report::each_setting(&record.cell, &mut |path, _| {
+                        held |= !typed.is_empty() && label::is_key(path, typed);
+                    });
+                    held
+                }
+            })
+    };
+    label::read(filter).into_iter().find_map(|term| match term {
+        Term::Pair(key, value) if !all.is_empty() && !is_known(key, value) => Some(key),
+        _ => None,
+    })
+}
+
+/// So many cells of an ambiguous word are listed.
+const LISTED: usize = 8;
+
+/// The cells by their labels among all records, so that each is accepted.
+fn candidates(text: &str, records: &[Record], cells: &[&Record]) -> String {
+    let names_differ = cells.iter().any(|cell| cell.name != cells[0].name);
+    let all: Vec<&Record> = records.iter().collect();
+    let labels: HashMap<&str, String> =
+        all.iter().map(|record| record.key.as_str()).zip(grid_report::labels_of(&all)).collect();
+    let line = |cell: &&Record| match names_differ {
+        true => format!("\n  \"{}, name={}\"", labels[cell.key.as_str()], cell.name),
+        false => format!("\n  \"{}\"", labels[cell.key.as_str()]),
+    };
+    let mut lines: Vec<String> = cells.iter().take(LISTED).map(line).collect();
+    if cells.len() > LISTED {
+        lines.push(format!("\n  and {} more", cells.len() - LISTED));
+    }
+    format!("`{text}` stands for {} cells; name one of them, or a record's id:{}", cells.len(), lines.concat())
+}
+
+/// Whether a word is the beginning of an id, and nothing else that comes before one.
+fn is_id(records: &[Record], text: &str) -> bool {
+    !is_label(records, text) && records.iter().any(|record| record.id.starts_with(text)) && !is_strategy(records, text)
+}
+
+fn is_strategy(records: &[Record], text: &str) -> bool {
+    records.iter().any(|record| record.setting(label::STRATEGY).is_some_and(|strategy| strategy == text))
+}
+
+/// Whether a text is, as a whole, the label of a record of kernels or a record's name.
+fn is_label(records: &[Record], text: &str) -> bool {
+    records.iter().any(|record| has_label(record, text))
+}
+
+fn has_label(record: &Record, text: &str) -> bool {
+    !text.is_empty() && (record.name == text || bench::label(record).is_some_and(|label| label == text))
+}
+
+/// The records that a label, a filter, a strategy, a name, or the beginning of an id or a key stands for; none where there are
+/// none.
+fn named<'a>(records: &'a [Record], text: &str) -> Result<Vec<&'a Record>> {
+    let text = text.trim();
+    if is_label(records, text) {
+        return Ok(records.iter().filter(|record| has_label(record, text)).collect());
+    }
+    match label::read(text)[..] {
+        [Term::Word(word)] if !is_strategy(records, word) => begun(records, word),
+        ref terms => holding(records, terms),
+    }
+}
+
+/// The record or the cell whose id or key begins so.
+fn begun<'a>(records: &'a [Record], text: &str) -> Result<Vec<&'a Record>> {
+    let (ids, keys) = beginnings(records, text);
+    let few = |names: &[&str]| {
+        let shown = names.iter().take(4).copied().collect::<Vec<_>>().join(", ");
+        if names.len() > 4 { format!("{shown}, …") } else { shown }
+    };
+    match (&ids[..], &keys[..]) {
+        ([id], []) => Ok(records.iter().filter(|record| record.id == *id).collect()),
+        ([], [key]) => Ok(records.iter().filter(|record| record.key == *key).collect()),
+        ([], []) => Ok(Vec::new()),
+        (ids, keys) => {
+            let mut things = Vec::new();
+            if !ids.is_empty() {
+                things.push(format!("{} ({})", plural(ids.len(), "record"), few(ids)));
+            }
+            if !keys.is_empty() {
+                things.push(format!("{} ({})", plural(keys.len(), "cell"), few(keys)));
+            }
+            bail!("`{text}` stands for {}; give more letters", things.join(" and for "))
+        }
+    }
+}
+
+/// The records of which all terms hold; several terms of one key are alternatives.
+fn holding<'a>(records: &'a [Record], terms: &[Term]) -> Result<Vec<&'a Record>> {
+    let paths = terms.iter().map(|term| path_of(records, *term)).collect::<Result<Vec<String>>>()?;
+    let holds = |record: &Record| {
+        paths.iter().all(|path| {
+            let mut of_key = terms.iter().zip(&paths).filter(|(_, other)| *other == path);
+            of_key.any(|(term, path)| has(record, path, *term))
+        })
+    };
+    Ok(records.iter().filter(|record| holds(record)).collect())
+}
+
+/// Stands for words that are no strategies: names, ids and keys.
+const NAMES: &str = "";
+
+/// What a term is about: a record's own key, or the whole name of the configuration's key.
+fn path_of(records: &[Record], term: Term) -> Result<String> {
+    let (typed, value) = match term {
+        Term::Word(word) if is_strategy(records, word) => return Ok(label::STRATEGY.into()),
+        Term::Word(_) => return Ok(NAMES.into()),
+        Term::Pair(typed, value) => (typed, value),
+    };
+    if OWN.contains(&typed) || records.iter().any(|record| record.setting(typed).is_some()) {
+        return Ok(typed.into());
+    }
+    let mut paths: BTreeMap<String, bool> = BTreeMap::new();
+    for record in records {
+        grid_report::each_setting(&record.cell, &mut |path, held| {
+            if label::is_key(path, typed) {
+                *paths.entry(path.to_string()).or_default() |= label::is_value(path, held, value);
+            }
+        });
+    }
+    let with_value: Vec<&String> = paths.iter().filter(|(_, holds)| **holds).map(|(path, _)| path).collect();
+    match &with_value[..] {
+        [] => Ok(paths.keys().next().cloned().unwrap_or_else(|| typed.into())),
+        [path] => Ok(path.to_string()),
+        several => {
+            let several: Vec<&str> = several.iter().map(|path| path.as_str()).collect();
+            bail!("`{typed}` may be {}; write one of them in full", several.join(" or "))
+        }
+    }
+}
+
+/// Keys of a record itself.
+const OWN: [&str; 6] = ["id", "name", "key", "status", "trial", "commit"];
+
+/// Whether a term holds of a record. A commit may be given by its beginning, or in full where the record has its beginning. What the
+/// grid called the cell counts as well: not every key that is written is a key of the resolved cell.
+fn has(record: &Record, path: &str, term: Term) -> bool {
+    let (typed, wanted) = match term {
+        Term::Word(word) if path == NAMES => {
+            return record.id.starts_with(word) || record.key.starts_with(word) || has_label(record, word);
+        }
+        Term::Word(word) => (path, word),
+        Term::Pair(typed, wanted) => (typed, wanted),
+    };
+    let holds = match (path, value_of(record, path)) {
+        ("commit", Some(value)) => !wanted.is_empty() && (value.starts_with(wanted) || wanted.starts_with(&value)),
+        (path, Some(value)) if OWN.contains(&path) => value == wanted,
+        (path, _) => label::is_value(path, record.setting(path).unwrap_or(&Value::Null), wanted),
+    };
+    let is_written = |text: &str| {
+        label::read(text).iter().any(|term| match term {
+            Term::Pair(key, value) => {
+                (*key == typed || label::is_key(typed, key)) && label::is_value(typed, &Value::from(*value), wanted)
+            }
+            Term::Word(_) => false,
+        })
+    };
+    holds
+        || record
+            .estimate
+            .get("label")
+            .and_then(Value::as_str)
+            .is_some_and(|text| !OWN.contains(&path) && is_written(text))
+}
+
+fn value_of(record: &Record, key: &str) -> Option<String> {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+    match key {
+        "id" => Some(record.id.clone()),
+        "name" => Some(record.name.clone()),
+        "key" => Some(record.key.clone()),
+        "status" => Some(record.outcome.status.name().to_string()),
+        "trial" => Some(record.trial.to_string()),
+        "commit" => {
+            record.environment.get("commit").and_then(Value::as_str).filter(|c| !c.is_empty()).map(str::to_string)
+        }
+        _ => record.setting(key).map(text),
+    }
+}
+
+/// The notebooks that a command reads, each once.
+pub struct Books {
+    default: PathBuf,
+    read: HashMap<PathBuf, Vec<Record>>,
+}
+
+/// A selector taken apart: the notebook, and what of it; `None` is all.
+struct Located<'s> {
+    folder: PathBuf,
+    rest: Option<&'s str>,
+}
+
+impl Books {
+    /// None is read yet.
+    pub fn new(default: &Path) -> Self {
+        Self { default: default.to_path_buf(), read: HashMap::new() }
+    }
+
+    /// Reads the notebook that a selector is about, unless that has been done.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be read.
+    pub fn read(&mut self, selector: &str) -> Result<()> {
+        let Located { folder, rest } = self.locate(selector)?;
+        // A word alone may be a folder and an id.
+        if rest.is_none() && !is_path(selector) && is_notebook(&self.default) {
+            self.read_folder(self.default.clone())?;
+        }
+        self.read_folder(folder)
+    }
+
+    fn read_folder(&mut self, folder: PathBuf) -> Result<()> {
+        if let Entry::Vacant(place) = self.read.entry(folder) {
+            let contents = Notebook::open(place.key())?.read()?;
+            for warning in contents.warnings() {
+                zbench_host::say!("warning: {}: {warning}", place.key().display());
+            }
+            place.insert(contents.records);
+        }
+        Ok(())
+    }
+
+    /// The records that a selector stands for: a notebook's folder, `FOLDER:selector`, a filter, a record, a cell. Its
+    /// notebook has been [`read`](Self::read).
+    ///
+    /// # Errors
+    /// A selector that stands for nothing, or for several things; says as what it was tried.
+    pub fn side(&self, selector: &str) -> Result<Side<'_>> {
+        let Located { folder, rest } = self.locate(selector)?;
+        let records = self.read.get(&folder).map_or(&[][..], |records| records);
+        let chosen = match rest {
+            Some(rest) => chosen(records, &folder, rest)?,
+            None => self.whole(records, selector.trim())?,
+        };
+        Ok(Side { selector: selector.trim().into(), records: chosen })
+    }
+
+    fn locate<'s>(&self, selector: &'s str) -> Result<Located<'s>> {
+        let selector = selector.trim();
+        if selector.is_empty() {
+            bail!("a selector is empty; name a record, a cell, a filter as name=TITLE, or a notebook's folder");
+        }
+        let as_folder = Path::new(selector);
+        if is_notebook(as_folder) {
+            return Ok(Located { folder: as_folder.into(), rest: None });
+        }
+        // The longest folder first: a colon may be part of its name.
+        let cut = selector.rmatch_indices(':').find(|(place, _)| is_notebook(Path::new(&selector[..*place])));
+        if let Some((place, _)) = cut {
+            let rest = selector[place + 1..].trim();
+            if rest.is_empty() {
+                bail!("`{selector}` ends with a colon; write a filter behind it, or leave it out");
+            }
+            return Ok(Located { folder: selector[..place].into(), rest: Some(rest) });
+        }
+        if as_folder.is_dir() && is_path(selector) {
+            bail!("{selector} is a folder without {RECORDS}, so it is no notebook");
+        }
+        if !self.default.is_dir() {
+            bail!(
+                "`{selector}` is no notebook's folder, and there is no notebook in {} that could hold it; name one with \
+                 --notebook DIR, or write DIR:{selector}",
+                self.default.display()
+            );
+        }
+        Ok(Located { folder: self.default.clone(), rest: Some(selector) })
+    }
+
+    /// All of a notebook.
+    fn whole<'a>(&'a self, records: &'a [Record], selector: &str) -> Result<Vec<&'a Record>> {
+        let others = self.read.get(&self.default).filter(|_| !is_path(selector));
+        let (ids, keys) = others.map_or_else(Default::default, |records| beginnings(records, selector));
+        if let Some(other) = ids.first().or(keys.first()) {
+            bail!(
+                "`{selector}` is the folder of a notebook and also the beginning of {other}; write ./{selector} for the folder"
+            );
+        }
+        if records.is_empty() {
+            bail!("the notebook {selector} holds no records");
+        }
+        Ok(records.iter().collect())
+    }
+}
+
+fn is_path(selector: &str) -> bool {
+    selector.contains(['/', '.'])
+}
+
+fn is_notebook(folder: &Path) -> bool {
+    folder.join(RECORDS).is_file()
+}
+
+/// Ids and keys that begin so, each once and in order.
+fn beginnings<'a>(records: &'a [Record], prefix: &str) -> (Vec<&'a str>, Vec<&'a str>) {
+    let collect = |of: fn(&Record) -> &str| {
+        let mut found: Vec<&str> = records.iter().map(of).filter(|name| name.starts_with(prefix)).collect();
+        found.sort_unstable();
+        found.dedup();
+        // A whole name wins over longer ones.
+        if found.contains(&prefix) { vec![found[0]] } else { found }
+    };
+    (collect(|record| &record.id), collect(|record| &record.key))
+}
+
+/// What a selector stands for in a notebook.
+fn chosen<'a>(records: &'a [Record], folder: &Path, text: &str) -> Result<Vec<&'a Record>> {
+    let terms = label::read(text);
+    let found = named(records, text)?;
+    if found.is_empty() {
+        match terms[..] {
+            [Term::Word(_)] => bail!(
+                "`{text}` matches nothing: it is not the folder of a notebook (one with {RECORDS}), no label, and neither an id of the \
+                 {} nor a key of the {} in {} begins with it. `zbench list` shows ids, keys and labels; name=TITLE selects a grid, \
+                 commit=HASH a commit",
+                plural(records.len(), "record"),
+                count_of_keys(records),
+                folder.display()
+            ),
+            _ => bail!("{}", why_none(records, folder, text, &terms)),
+        }
+    }
+    let mut commits: Vec<String> = found.iter().filter_map(|record| value_of(record, "commit")).collect();
+    commits.sort_unstable();
+    commits.dedup();
+    let wanted = terms.iter().find_map(|term| match term {
+        Term::Pair("commit", wanted) => Some(wanted),
+        _ => None,
+    });
+    if let (Some(wanted), true) = (wanted, commits.len() > 1) {
+        bail!("commit={wanted} stands for {} commits ({}); give more letters", commits.len(), commits.join(", "));
+    }
+    Ok(found)
+}
+
+fn plural(count: usize, one: &str) -> String {
+    zbench_reports::units::plural(count, one, &format!("{one}s"))
+}
+
+fn count_of_keys(records: &[Record]) -> String {
+    let keys: std::collections::HashSet<&str> = records.iter().map(|record| record.key.as_str()).collect();
+    plural(keys.len(), "cell")
+}
+
+/// The first term that no record has, and what the records have instead.
+fn why_none(records: &[Record], folder: &Path, text: &str, terms: &[Term]) -> String {
+    let folder = folder.display();
+    for term in terms {
+        let Ok(path) = path_of(records, *term) else { continue };
+        if records.iter().any(|record| has(record, &path, *term)) {
+            continue;
+        }
+        let Term::Pair(key, value) = term else {
+            let Term::Word(word) = term else { continue };
+            return format!(
+                "no record of {folder} has `{word}` of `{text}`: it is no key=value, and no strategy, name, id or key of a record"
+            );
+        };
+        let mut values: Vec<String> = records.iter().filter_map(|record| value_of(record, &path)).collect();
+        values.sort_unstable();
+        values.dedup();
+        let more = if values.len() > 8 { ", …" } else { "" };
+        values.truncate(8);
+        return match values.is_empty() {
+            true => format!("no record of {folder} has a value of `{key}`; {KEYS_OF_FILTERS}"),
+            false => format!("no record of {folder} has {key}={value}; there are: {}{more}", values.join(", ")),
+        };
+    }
+    format!("no record of {folder} has all of {text}; each term alone has some")
+}

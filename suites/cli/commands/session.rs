@@ -1,0 +1,117 @@
+//! Whether this process is alone or one of a launch, for the commands that train.
+
+use crate::Global;
+use anyhow::Result;
+use std::time::Duration;
+use zbench_config::Hosts;
+use zbench_engine::config::{Backend, STALL};
+use zbench_host::exit;
+use zbench_launch::{LaunchError, Line, Options, World};
+use zbench_predict::planned::{Decision, Planned};
+use zbench_reports::record::{Source, Status};
+use zbench_runner::launched::{Leader, follow};
+use zbench_runner::trace::Timelines;
+
+/// How a command runs its cells.
+pub struct Session {
+    /// Rank 0 of a launch of several processes.
+    pub leader: Option<Leader>,
+    /// That launch.
+    pub world: Option<World>,
+    /// Where its processes are.
+    pub hosts: Option<Hosts>,
+    /// Where what ranks do is to be traced.
+    pub trace: Option<Timelines>,
+}
+
+/// Runs `command` where it is to run: here, or on rank 0 of a launch, whose other processes do what it says.
+/// A process that does not come within `timeout` ends it.
+pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Session) -> Result<u8>) -> Result<u8> {
+    let env = |name: &str| std::env::var(name).ok();
+    let world = zbench_launch::detect(&env)?;
+    if let (None, false, Some(words)) = (&world, global.quiet, zbench_launch::inherited(&env)) {
+        zbench_host::say!("{words}");
+    }
+    // A launch of one is a run as any other.
+    let Some(world) = world.filter(|world| world.size > 1) else {
+        return Session { leader: None, world: None, hosts: None, trace: None }.carry_out(command);
+    };
+    if world.rank == 0 && !global.quiet {
+        zbench_host::say!("{}", world.describe());
+    }
+    let options = Options { timeout: timeout.min(STALL), stall: STALL, quiet: true };
+    let opened = zbench_launch::meet(&world, &options).and_then(|met| Ok((Hosts::of(&met), Line::open(met)?)));
+    let (hosts, line) = match opened {
+        Ok(opened) => opened,
+        // It was started well, and somebody failed it.
+        Err(error @ (LaunchError::Rendezvous(_) | LaunchError::System { .. })) => {
+            zbench_host::say!("error: rank {}: {error}", world.rank);
+            return Ok(exit::FAILED);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if world.rank > 0 {
+        return Ok(follow(&line, &*super::train::stop_flag()?));
+    }
+    let leader = Some(Leader::new(world.clone(), line));
+    let mut session = Session { leader, world: Some(world), hosts: Some(hosts), trace: None };
+    let result = session.carry_out(command);
+    if let Some(leader) = session.leader {
+        leader.finish(*result.as_ref().unwrap_or(&exit::USAGE));
+    }
+    result
+}
+
+impl Session {
+    fn carry_out(&mut self, command: impl FnOnce(&mut Session) -> Result<u8>) -> Result<u8> {
+        let result = command(self);
+        if let Some(complaint) = self.trace.as_mut().and_then(Timelines::complaint) {
+            zbench_host::say!("warning: {complaint}");
+        }
+        result
+    }
+
+    /// Where what ranks do is traced, if that is wanted. The file is made by the first who asks, before anything runs.
+    pub fn timelines(&mut self, global: &Global) -> Result<Option<&mut Timelines>> {
+        if self.trace.is_none() {
+            self.trace = super::timelines(global)?;
+        }
+        Ok(self.trace.as_mut())
+    }
+
+    /// Marks the cells that cannot run in this launch, or in this build.
+    pub fn judge(&self, cells: &mut [Planned]) {
+        for planned in cells {
+            let reason = planned.cell().and_then(|cell| self.why_not(cell.parallel.backend, cell.parallel.ranks));
+            if let (Decision::Run, Some((reason, source))) = (&planned.decision, reason) {
+                planned.decision = Decision::Record { status: Status::Skipped, reason, source };
+            }
+        }
+    }
+
+    fn why_not(&self, backend: Backend, ranks: usize) -> Option<(String, Source)> {
+        let Some(world) = &self.world else {
+            let absent = backend == Backend::Mpi && !cfg!(feature = "mpi");
+            let reason =
+                || format!("parallel.backend = \"mpi\" is not in this build; {}", zbench_launch::HOW_TO_HAVE_MPI);
+            return absent.then(|| (reason(), Source::Host));
+        };
+        let (source, size) = (world.source.name(), world.size);
+        let reason = match backend {
+            Backend::Local | Backend::Device => format!(
+                "parallel.backend = \"{}\" runs all ranks as threads of one process, and {source} started {size} \
+                 processes; leave it out (then it is \"shm\" or \"tcp\", \"nccl\" for GPUs), or start zbench by itself",
+                backend.name()
+            ),
+            Backend::Mpi => format!(
+                "parallel.backend = \"mpi\" has a mpirun of its own for each cell, and {source} started {size} processes; \
+                 start zbench by itself, or leave parallel.backend out"
+            ),
+            Backend::Shm | Backend::Tcp | Backend::Nccl if ranks != size => {
+                format!("parallel.ranks = {ranks}, and {source} started {size} processes; make them equal")
+            }
+            Backend::Shm | Backend::Tcp | Backend::Nccl => return None,
+        };
+        Some((reason, Source::Plan))
+    }
+}

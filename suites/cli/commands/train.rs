@@ -1,0 +1,437 @@
+//! `grid` and `run`.
+
+use super::progress::Progress;
+use super::session::Session;
+use super::{
+    Expanded, command_line, expand, header, planned, print, print_lines, print_screen, printable, quoted, room,
+};
+use crate::{Format, Global, GridArgs, RunArgs};
+use anyhow::{Context, Result};
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+use zbench_config::grid::{self, GridCell};
+use zbench_config::{ConfigError, Document};
+use zbench_engine::config::Cell;
+use zbench_host::terminal::Stream;
+use zbench_host::{exit, machine};
+use zbench_predict::planned::{Decision, Planned};
+use zbench_predict::residuals;
+use zbench_reports::batch::{self, Batch};
+use zbench_reports::estimate_report::EstimateRow;
+use zbench_reports::record::{Record, Source, Status};
+use zbench_reports::screen::Room;
+use zbench_reports::{Document as Text, Notebook, estimate_report, grid_report, notebook_report};
+use zbench_runner::by_turns::ByTurns;
+use zbench_runner::child::Children;
+use zbench_runner::folders::Folders;
+use zbench_runner::launched::Launched;
+use zbench_runner::trace::Both;
+use zbench_runner::{Execute, Header, Observe, Runner, Summary, Train, Trials};
+use zbench_suites::max_batch;
+
+/// Seconds of each measurement of the peak: long enough for the clock to settle, short beside a cell.
+pub const PEAK_SECONDS: f64 = 0.1;
+/// Trials of a cell where cells cannot take turns.
+pub(super) const TRIALS: u32 = 3;
+/// Wall time of a grid by turns. README.md, the tutorial, the quickstart, the start screen and --help state it.
+pub(super) const BUDGET: Duration = Duration::from_secs(120);
+
+/// `zbench grid FILE`.
+pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Result<u8> {
+    let mut expanded = expand(&arguments.cells, arguments.max_cells, session.hosts)?;
+    let mut cells = planned(&mut expanded, arguments.proxy)?;
+    session.judge(&mut cells);
+    if cells.is_empty() {
+        zbench_host::say!("{}", grid::none_left(&expanded.document, &expanded.only));
+        return Ok(if arguments.dry_run { exit::SUCCESS } else { exit::NOT_MEASURED });
+    }
+    say_batches(global, &cells);
+    say_adapters(&cells);
+    if arguments.dry_run {
+        if let Some(trace) = session.timelines(global)? {
+            trace.predicted(&cells);
+        }
+        return estimates(global, &cells, &arguments.cells.file, arguments.proxy);
+    }
+    let mut limits = expanded.limits.take();
+    if let Some(limits) = &mut limits {
+        let mut next = limits.next(&cells);
+        session.judge(&mut next);
+        cells.extend(next);
+    }
+    let from_clock = || jiff::Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000;
+    let seed = arguments.seed.unwrap_or_else(from_clock);
+    let how = match (arguments.trials, &limits) {
+        (None, None) => by_turns(session, &cells, arguments, seed)?,
+        _ => Err(String::new()),
+    };
+    let count = arguments.trials.unwrap_or(TRIALS);
+    let trials = if arguments.fresh { Trials::Fresh(count) } else { Trials::UpTo(count) };
+    let mut header = header(&expanded.document);
+    if arguments.proxy {
+        header.name = format!("{} (proxy)", header.name);
+    }
+    header.any_environment = arguments.any_environment;
+    header.no_repeats = arguments.no_repeats;
+    header.folders = Folders::Trial { fresh: arguments.fresh };
+    let question = header.question.clone();
+    header.why_not_turns = how.as_ref().err().cloned().filter(|why| !why.is_empty());
+    header.seed = seed;
+    header.budget = arguments.budget;
+    let mut run = |cells: &[Planned]| {
+        let how = how.as_ref().map_or(How::Trials(trials), How::Turns);
+        carry_out(global, session, cells, how, header.clone(), arguments.timeout, None)
+    };
+    let summary = match &mut limits {
+        Some(limits) => max_batch::carry_out(limits, &cells, &mut run)?,
+        None => run(&cells)?,
+    };
+    if summary.left_out > 0 {
+        let trials = zbench_reports::units::plural(summary.left_out, "trial", "trials");
+        zbench_host::say!(
+            "the budget left no time for {trials}; the same command with a larger --budget measures them"
+        );
+    }
+    if global.format == Format::Json {
+        print_lines(&summary.records)?;
+    } else if summary.interrupted {
+        let of_grid = cells.iter().filter(|cell| !zbench_runner::is_next(cell));
+        print_interrupted(global, of_grid.map(|cell| cell.grid.key.as_str()), &summary)?;
+    } else if is_short(global) && summary.records.iter().all(|record| record.outcome.status == Status::Skipped) {
+        print_screen(global, &none_here(&cells, arguments))?;
+    } else {
+        print_screen(global, &grid_report::comparison_in(&summary.records, Some(question.as_str()), room(global)))?;
+    }
+    Ok(summary.exit_code())
+}
+
+/// How cells are measured.
+#[derive(Clone, Copy)]
+pub enum How<'a> {
+    /// One after another.
+    Trials(Trials),
+    /// All of them resident.
+    Turns(&'a ByTurns),
+}
+
+/// How the cells take turns, or why they cannot.
+fn by_turns(
+    session: &Session,
+    cells: &[Planned],
+    arguments: &GridArgs,
+    seed: u64,
+) -> Result<std::result::Result<ByTurns, String>> {
+    if session.leader.is_some() {
+        return Ok(Err("ranks that a launcher started are there for one cell after another".into()));
+    }
+    if session.trace.is_some() {
+        return Ok(Err("a timeline is written of one cell after another".into()));
+    }
+    let available = arguments.resident_memory.or_else(|| machine::memory_bytes("MemAvailable")).unwrap_or(u64::MAX);
+    if let Some(why) = zbench_runner::by_turns::why_not(cells, available) {
+        return Ok(Err(why));
+    }
+    Ok(Ok(ByTurns {
+        program: std::env::current_exe().context("the path of zbench itself is needed to start cells")?,
+        budget: arguments.budget.unwrap_or(BUDGET),
+        equal: arguments.decide,
+        seed,
+        timeout: arguments.timeout,
+        allow_load: arguments.allow_load,
+        stop: stop_flag()?,
+        fresh: arguments.fresh,
+        available,
+    }))
+}
+
+fn is_short(global: &Global) -> bool {
+    global.format == Format::Table && !global.full
+}
+
+/// Lines of what is said where nothing can run.
+const NONE_LINES: usize = 25;
+
+/// What the cells would take where they can run, and what to do here.
+fn none_here(cells: &[Planned], arguments: &GridArgs) -> Text {
+    let rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
+    let file = quoted(&arguments.cells.file.to_string_lossy());
+    let next = [
+        (
+            "HERE",
+            format!("nothing of it can run: zbench grid {file} --proxy runs scaled-down stand-ins of these cells."),
+        ),
+        ("PLAN", format!("zbench plan {file} has all of this, --search looks for a faster way to split the work.")),
+    ];
+    estimate_report::estimates(&rows, Room { lines: NONE_LINES, ..Room::wide(Stream::Out.width()) }, &next)
+}
+
+/// What a stopped grid says in place of its report: a report of some cells reads as one of all.
+pub(super) fn print_interrupted<'k>(
+    global: &Global,
+    keys: impl Iterator<Item = &'k str>,
+    summary: &Summary,
+) -> Result<()> {
+    let measured: HashSet<&str> =
+        summary.records.iter().filter(|record| record.is_measured()).map(|record| record.key.as_str()).collect();
+    let (mut count, mut all) = (0, 0);
+    for key in keys {
+        all += 1;
+        count += usize::from(measured.contains(key));
+    }
+    print(&printable(&format!(
+        "interrupted: {count} of {} measured\nTo go on, run the same command again: {}\nTo see what is measured so far: zbench \
+         --notebook {} report\n",
+        zbench_reports::units::plural(all, "cell", "cells"),
+        command_line(),
+        quoted(&global.notebook.to_string_lossy())
+    )))
+}
+
+/// `zbench run FILE`.
+pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Result<u8> {
+    let mut expanded = expand(&arguments.cells, grid::MOST_CELLS, session.hosts)?;
+    expanded.refuse_search("runs several cells and `run` runs one; use `grid`")?;
+    if expanded.cells.len() != 1 {
+        let file = expanded.document.path.display().to_string();
+        let why = match expanded.cells.is_empty() {
+            true => grid::none_left(&expanded.document, &expanded.only),
+            false => not_one(&expanded.cells),
+        };
+        return Err(ConfigError::about(file, why).into());
+    }
+    refuse_all(&expanded)?;
+    let mut cells = planned(&mut expanded, false)?;
+    session.judge(&mut cells);
+    // One went in.
+    let [cell] = &cells[..] else { return Ok(exit::NOT_MEASURED) };
+    if let Decision::Record { status: Status::Skipped, reason, source: Source::Plan } = &cell.decision {
+        return Err(ConfigError::about(expanded.document.path.display().to_string(), reason.clone()).into());
+    }
+    say_batches(global, &cells);
+    say_adapters(&cells);
+    let header = header(&expanded.document);
+    let summary = carry_out(
+        global,
+        session,
+        &cells,
+        How::Trials(Trials::OneMore),
+        header,
+        arguments.timeout,
+        Some(arguments.log_every),
+    )?;
+    match global.format {
+        Format::Json => print_lines(&summary.records)?,
+        _ => {
+            for record in &summary.records {
+                print_screen(global, &notebook_report::run(record, room(global)))?;
+            }
+        }
+    }
+    Ok(summary.exit_code())
+}
+
+/// A warning where keys of adapters are stated and no cell has adapters.
+fn say_adapters(cells: &[Planned]) {
+    let stated = cells.iter().flat_map(|cell| cell.grid.settings.keys()).find(|key| {
+        let switch = ["lora.rank", "lora.method"].contains(*key);
+        key.starts_with("lora.") && !switch
+    });
+    let none = cells.iter().filter_map(Planned::cell).all(|cell| !cell.lora.on());
+    if let (Some(key), true) = (stated, none) {
+        zbench_host::say!(
+            "warning: {key} is stated and has no effect: there are no adapters, so everything trains; state lora.rank, or \
+             lora.method = \"ia3\""
+        );
+    }
+}
+
+/// The effective batch, and a warning where it changes under one learning rate.
+fn say_batches(global: &Global, cells: &[Planned]) {
+    let of = |cell: &Cell| Batch {
+        ranks: cell.parallel.ranks as u64,
+        micro_batch: cell.train.micro_batch as u64,
+        accumulation: cell.train.accumulation as u64,
+        seq_len: cell.train.seq_len as u64,
+        lr: cell.train.lr,
+    };
+    let batches: Vec<Batch> = cells.iter().filter_map(Planned::cell).map(of).collect();
+    if let Some(text) = batch::effective(&batches).filter(|_| !global.quiet) {
+        zbench_host::say!("{text}");
+    }
+    if let Some(text) = batch::advice(&batches) {
+        zbench_host::say!("warning: {text}");
+    }
+}
+
+/// Why `run` does not run: the cells there are, in terms that narrow to one of them.
+fn not_one(cells: &[GridCell]) -> String {
+    const SHOWN: usize = 8;
+    // Cells may differ in nothing but a list, which --only does not take; the label then tells them apart.
+    let line = |(terms, cell): (String, &GridCell)| match terms.as_str() {
+        "" => format!("\n  {}", cell.label),
+        terms => format!("\n  --only {terms}"),
+    };
+    let mut lines: Vec<String> = grid::differences(cells).into_iter().zip(cells).take(SHOWN).map(line).collect();
+    if cells.len() > SHOWN {
+        lines.push(format!("\n  and {} more", cells.len() - SHOWN));
+    }
+    let count = cells.len();
+    format!(
+        "the file has {count} cells, and `run` runs one; add the option that selects one of them, or run all with `grid`:{}",
+        lines.concat()
+    )
+}
+
+/// A combination that cannot be is an error where only one was asked for.
+pub(super) fn refuse_all(expanded: &Expanded) -> Result<()> {
+    if let [cell] = &expanded.cells[..]
+        && let Err(refusal) = &cell.resolved
+    {
+        return Err(ConfigError::about(expanded.document.path.display().to_string(), refusal.to_string()).into());
+    }
+    Ok(())
+}
+
+/// The estimates of cells.
+pub(super) fn estimates(global: &Global, cells: &[Planned], file: &Path, proxy: bool) -> Result<u8> {
+    let mut rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
+    // To plan makes no notebook.
+    let there =
+        global.notebook.is_dir().then(|| Notebook::open(&global.notebook).and_then(|notebook| notebook.records()));
+    if let Some(Ok(records)) = there {
+        residuals::with_errors(&mut rows, &records);
+    }
+    match global.format {
+        Format::Json => print_lines(&rows)?,
+        _ => {
+            let runs = |cell: &Planned| matches!(cell.decision, Decision::Run) && cell.fits() != Some(false);
+            let file = quoted(&file.to_string_lossy());
+            let stand_ins = if proxy { " --proxy" } else { "" };
+            let next = match cells.iter().any(runs) {
+                true => format!(
+                    "zbench grid {file}{stand_ins} measures them; zbench plan {file}{stand_ins} --full has memory by category, spans of time and traffic."
+                ),
+                false => format!(
+                    "zbench plan {file} --search looks for a faster way to split the work; --full has memory by category, spans of time and traffic."
+                ),
+            };
+            print_screen(global, &estimate_report::estimates(&rows, room(global), &[("NEXT", next)]))?
+        }
+    }
+    Ok(exit::SUCCESS)
+}
+
+/// Runs cells in child processes, with progress, until done or stopped. `log_every`: lines of steps, so many steps apart.
+pub fn carry_out(
+    global: &Global,
+    session: &mut Session,
+    cells: &[Planned],
+    how: How<'_>,
+    header: Header,
+    timeout: Duration,
+    log_every: Option<u64>,
+) -> Result<Summary> {
+    let notebook = Notebook::open(&global.notebook)?;
+    for warning in notebook.read()?.warnings() {
+        zbench_host::say!("warning: {warning}");
+    }
+    let stop = match how {
+        How::Turns(how) => how.stop.clone(),
+        How::Trials(_) => stop_flag()?,
+    };
+    let program = std::env::current_exe().context("the path of zbench itself is needed to start cells")?;
+    let peak_seconds = PEAK_SECONDS;
+    let trace_steps = session.timelines(global)?.map_or(0, |trace| trace.steps());
+    let mut execute: Box<dyn Execute + '_> = match &mut session.leader {
+        None => Box::new(Children { program, stop, timeout, peak_seconds, trace_steps }),
+        Some(leader) => Box::new(Launched { leader, program, stop, timeout, peak_seconds, trace_steps }),
+    };
+    let mut progress = Progress::new(global, log_every);
+    let mut both;
+    let observe: &mut dyn Observe = match &mut session.trace {
+        Some(trace) => {
+            both = Both(&mut progress, trace);
+            &mut both
+        }
+        None => &mut progress,
+    };
+    let mut runner = Runner { notebook: &notebook, suite: Train { execute: &mut *execute }, observe, header };
+    let result = match how {
+        How::Trials(trials) => runner.run(cells, trials).map_err(anyhow::Error::from),
+        How::Turns(how) => runner.take_turns(cells, how).map_err(anyhow::Error::from),
+    };
+    progress.clear();
+    let summary = result?;
+    if !global.quiet {
+        summary.said.iter().for_each(|said| zbench_host::say!("{said}"));
+    }
+    if summary.interrupted {
+        zbench_host::say!("{}", stopped(&summary, cells, &notebook.path().display().to_string()));
+    }
+    Ok(summary)
+}
+
+/// Where it was stopped, and how to go on.
+fn stopped(summary: &Summary, cells: &[Planned], notebook: &str) -> String {
+    use zbench_engine::config::Resume;
+    let all = format!("everything measured is in {notebook}");
+    let Some(under_way) = summary.stopped.as_ref().filter(|stopped| stopped.saved.is_some() || stopped.step > 0) else {
+        return format!("stopped; {all}. The same command goes on from here.");
+    };
+    let at = format!("stopped after step {} of {}", under_way.step, under_way.of);
+    let Some(dir) = &under_way.saved else {
+        return match cells {
+            [_] => format!(
+                "{at}; {all}. This run is not: without checkpoints it begins anew. State checkpoint.dir, and the same command \
+                 goes on from here."
+            ),
+            _ => format!("{at} of a trial, which begins anew; {all}. The same command goes on from here."),
+        };
+    };
+    let resumes = |cell: &Planned| {
+        let saving = cell.cell().and_then(|cell| cell.checkpoint.as_ref());
+        saving.is_some_and(|saving| saving.resume == Resume::Auto)
+    };
+    let dir = dir.display();
+    match cells.iter().all(resumes) {
+        true => format!("{at}; its checkpoint is {dir}, {all}. The same command goes on from here."),
+        false => format!(
+            "{at}; its checkpoint is {dir}, {all}. With --set checkpoint.resume={dir} the command goes on from it."
+        ),
+    }
+}
+
+/// Set by Ctrl-C, a termination, a lost terminal (SIGHUP) and the warnings of batch systems (SIGUSR1, SIGUSR2). The second
+/// Ctrl-C or termination ends the process at once; the others, which may come several times and before a termination, do not.
+pub fn stop_flag() -> Result<Arc<AtomicBool>> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+    let stop = Arc::new(AtomicBool::new(false));
+    let armed = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the shutdown is armed by what the second line sets.
+        signal_hook::flag::register_conditional_shutdown(signal, i32::from(exit::INTERRUPTED), armed.clone())?;
+        signal_hook::flag::register(signal, armed.clone())?;
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    for signal in [SIGHUP, SIGUSR1, SIGUSR2].into_iter().filter(|signal| !zbench_launch::is_ignored(*signal)) {
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    Ok(stop)
+}
+
+/// For `repro`: the document is not at hand, the record is.
+pub fn header_of(record: &Record) -> Header {
+    let document = Document {
+        path: format!("{}.toml", record.name).into(),
+        base: Default::default(),
+        axes: Vec::new(),
+        excludes: Vec::new(),
+        includes: Vec::new(),
+        has_product: true,
+        search: None,
+    };
+    Header { name: record.name.clone(), ..header(&document) }
+}

@@ -1,0 +1,19 @@
+//! From the TOML that people write to resolved cells: [`document`] parses and checks each value, [`resolve`] makes a
+//! [`Cell`](zbench_engine::config::Cell) of a set of values, [`keys`] is the table of what there is.
+
+pub mod document;
+pub mod files;
+pub mod grid;
+mod hosts;
+pub mod keys;
+pub mod kind;
+pub mod places;
+pub mod profile;
+pub mod resolve;
+pub mod software;
+pub mod units;
+pub mod way;
+
+pub use document::{Axis, ConfigError, Document, Place, Problem, Search, Setting, Settings};
+pub use hosts::Hosts;
+pub use resolve::{Context, Refusal, Resolved, Values, policy, resolve};

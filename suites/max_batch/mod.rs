@@ -1,0 +1,298 @@
+//! `search` of `[grid]`: the largest micro-batch or sequence that fits, of every combination of the grid. By plan first: a
+//! plan takes a fraction of a millisecond. Then by run: the cell with that value is an ordinary cell of the grid, and so is
+//! the one with the next value, whose arena must refuse it.
+//!
+//! Not to be confused with [`zbench_predict::search`], which looks for ways to split the work of one cell.
+
+mod candidates;
+mod run;
+
+pub use candidates::{Candidates, largest};
+pub use run::carry_out;
+
+use std::collections::HashMap;
+use toml::Value;
+use zbench_config::files::Files;
+use zbench_config::grid::{self, GridCell};
+use zbench_config::{Context, Document, Refusal, Search, Settings, resolve};
+use zbench_engine::config::{Cell, DeviceKind};
+use zbench_engine::plan::Planner;
+use zbench_predict::planned::{self, Decision, Planned};
+use zbench_reports::Named;
+use zbench_reports::limits::{self, Next, Of, Role};
+use zbench_reports::record::Status;
+
+/// The searches of a grid, one for each of its combinations.
+pub struct Limits {
+    search: Search,
+    planner: Planner,
+    context: Context,
+    files: Files,
+    hunts: Vec<Hunt>,
+}
+
+/// The search of one combination.
+struct Hunt {
+    /// Key of the cell that has the largest value as far as it is known.
+    key: String,
+    label: String,
+    settings: Settings,
+    candidates: Candidates,
+    /// The place of that value; nothing where none fits.
+    place: Option<usize>,
+    /// Largest place that a run has shown to fit.
+    ran: Option<usize>,
+    /// Smallest place that a run has shown not to fit, and what is said of it.
+    refused: Option<(usize, Next)>,
+    /// What is said of the limit.
+    said: limits::Search,
+}
+
+/// What a plan says of one value.
+#[derive(Clone, Debug)]
+enum Verdict {
+    Fits {
+        bytes: Option<u64>,
+    },
+    TooLarge {
+        bytes: Option<u64>,
+        reason: String,
+    },
+    /// It is no configuration, or none that can be judged.
+    Refused {
+        reason: String,
+    },
+}
+
+impl Limits {
+    /// Finds the largest value of each of `cells`, which have the smallest, by plan; in their order.
+    pub fn find(
+        document: &Document,
+        search: Search,
+        cells: Vec<GridCell>,
+        context: Context,
+        files: Files,
+    ) -> (Vec<Planned>, Limits) {
+        let mut limits = Limits { search, planner: Planner::default(), context, files, hunts: Vec::new() };
+        let mut varying: Vec<&'static str> = Vec::new();
+        for axis in document.axes.iter().chain(document.includes.iter().flatten()) {
+            if !varying.contains(&axis.key) {
+                varying.push(axis.key);
+            }
+        }
+        let found = cells.into_iter().map(|cell| limits.hunt(cell, &varying)).collect();
+        (found, limits)
+    }
+
+    fn hunt(&mut self, cell: GridCell, varying: &[&'static str]) -> Planned {
+        let candidates = self.candidates(&cell);
+        let mut verdicts: HashMap<usize, Verdict> = HashMap::new();
+        let count = candidates.as_ref().map_or(0, Candidates::len);
+        let mut judge = |limits: &mut Limits, place: usize| {
+            let value = candidates.as_ref().map_or(0, |candidates| candidates.at(place));
+            verdicts.entry(place).or_insert_with(|| limits.verdict(&cell.settings, value)).clone()
+        };
+        let place = largest(count, &mut |place| matches!(judge(self, place), Verdict::Fits { .. }));
+        let here = (count > 0).then(|| judge(self, place.unwrap_or(0)));
+        let next_place = place.map(|place| place + 1).filter(|next| *next < count);
+        let next = next_place.map(|next| (next, judge(self, next)));
+        let candidates = candidates.unwrap_or_else(|_| Candidates::of_divisors(0, 1, 0));
+        let said = limits::Search {
+            key: self.search.key.into(),
+            value: place.map(|place| candidates.at(place) as u64),
+            role: Role::Limit,
+            of: Of::Plan,
+            bytes: here.as_ref().and_then(Verdict::bytes),
+            reason: if place.is_none() {
+                here.as_ref().map(Verdict::reason).unwrap_or_default()
+            } else {
+                String::new()
+            },
+            next: next.map(|(next, verdict)| Next {
+                value: candidates.at(next) as u64,
+                bytes: verdict.bytes(),
+                // What is no configuration is not tried.
+                outcome: verdict.is_refused().then(|| Status::Skipped.name().to_string()),
+                reason: if verdict.is_refused() { verdict.reason() } else { String::new() },
+            }),
+            smallest: self.search.multiple as u64,
+            most: candidates.last().unwrap_or(self.search.most) as u64,
+            multiple: self.search.multiple as u64,
+            combination: self.combination(&cell.settings),
+            axes: axes(&cell.settings, varying),
+            fixed_batch: self.holds_batch(&cell.settings),
+            ..limits::Search::default()
+        };
+        let (label, settings) = (cell.label.clone(), cell.settings.clone());
+        let cell = match place {
+            Some(place) => self.at(&cell.settings, &cell.label, candidates.at(place)),
+            None => cell,
+        };
+        let mut hunt =
+            Hunt { key: cell.key.clone(), label, settings, candidates, place, ran: None, refused: None, said };
+        let planned = self.planned(&mut hunt, cell);
+        self.hunts.push(hunt);
+        planned
+    }
+
+    /// The plan of the limit, with what is said of it.
+    fn planned(&self, hunt: &mut Hunt, cell: GridCell) -> Planned {
+        hunt.key.clone_from(&cell.key);
+        let mut planned = planned::plan(&self.planner, cell, None);
+        hunt.said.capacity = planned.capacity();
+        hunt.said.global_batch = planned.cell().map(global_batch);
+        // What the search found wrong says more than that the cell does not run here.
+        if let Decision::Record { reason, .. } = &planned.decision
+            && hunt.said.value.is_none()
+            && hunt.said.reason.is_empty()
+        {
+            hunt.said.reason.clone_from(reason);
+        }
+        planned.search = Some(Box::new(hunt.said.clone()));
+        planned
+    }
+
+    /// The values to try. Where the configuration states the global batch they are what divides a rank's share of it: the
+    /// rest is no configuration.
+    fn candidates(&mut self, cell: &GridCell) -> Result<Candidates, Refusal> {
+        let Search { most, multiple, .. } = self.search;
+        if !self.holds_batch(&cell.settings) {
+            return Ok(Candidates::of_multiples(multiple, most));
+        }
+        let one = self.settings_at(&cell.settings, 1);
+        let resolved = resolve(&one, &self.context)?;
+        Ok(Candidates::of_divisors(resolved.cell.train.accumulation, multiple, most))
+    }
+
+    fn holds_batch(&self, settings: &Settings) -> bool {
+        self.search.key == "train.micro_batch" && settings.contains_key("train.global_batch")
+    }
+
+    fn settings_at(&self, settings: &Settings, value: usize) -> Settings {
+        let mut settings = settings.clone();
+        settings.insert(self.search.key, grid::searched(&self.search, value));
+        settings
+    }
+
+    /// The ordinary cell with that value.
+    fn at(&mut self, settings: &Settings, label: &str, value: usize) -> GridCell {
+        let settings = self.settings_at(settings, value);
+        let resolved = resolve(&settings, &self.context)
+            .and_then(|resolved| grid::check_files(resolved, &mut self.files, &settings));
+        let key = match &resolved {
+            Ok(resolved) => grid::cell_key(&resolved.cell, &mut self.files),
+            Err(_) => grid::settings_key(&settings),
+        };
+        let label = format!("{label} {}={value}", self.search.name()).trim().to_string();
+        GridCell { key, label, resolved, settings }
+    }
+
+    fn verdict(&mut self, settings: &Settings, value: usize) -> Verdict {
+        let settings = self.settings_at(settings, value);
+        let resolved = resolve(&settings, &self.context)
+            .and_then(|resolved| grid::check_files(resolved, &mut self.files, &settings));
+        let resolved = match resolved {
+            Ok(resolved) => resolved,
+            Err(refusal) => return Verdict::Refused { reason: refusal.to_string() },
+        };
+        let weight = planned::weigh(&self.planner, &resolved);
+        let bytes = weight.footprint.as_ref().map(|footprint| footprint.total);
+        match (weight.decision, resolved.cell.memory.capacity, &weight.footprint) {
+            (Decision::Record { status: Status::OutOfMemory, reason, .. }, ..) => Verdict::TooLarge { bytes, reason },
+            (_, Some(capacity), Some(footprint)) if footprint.fits(capacity) => Verdict::Fits { bytes },
+            (_, Some(capacity), Some(footprint)) => {
+                let reason = match footprint.total > capacity {
+                    true => {
+                        format!(
+                            "takes {} of a rank, which has {}",
+                            planned::gib(footprint.total),
+                            planned::gib(capacity)
+                        )
+                    }
+                    false => format!("takes {} of a node's host memory", planned::gib(footprint.host)),
+                };
+                Verdict::TooLarge { bytes, reason }
+            }
+            (Decision::Run, ..) => Verdict::Fits { bytes },
+            (Decision::Record { .. }, None, Some(_)) if resolved.cell.hardware.device == DeviceKind::Cuda => {
+                let reason = "nothing says how much memory a rank has; state memory.capacity or hardware.profile";
+                Verdict::Refused { reason: reason.into() }
+            }
+            (Decision::Record { reason, .. }, ..) => Verdict::Refused { reason },
+        }
+    }
+
+    /// What is the same for all cells of one search.
+    fn combination(&self, settings: &Settings) -> String {
+        let mut settings = settings.clone();
+        settings.remove(self.search.key);
+        grid::settings_key(&settings)
+    }
+
+    /// For each limit that runs here and has a stated capacity, the cell with the next value: its arena is to refuse it.
+    pub fn next(&mut self, limits: &[Planned]) -> Vec<Planned> {
+        let mut cells = Vec::new();
+        for (place, limit) in limits.iter().enumerate().take(self.hunts.len()) {
+            let (Decision::Run, Some(capacity), Some(cell)) = (&limit.decision, limit.capacity(), limit.cell()) else {
+                continue;
+            };
+            let hunt = &self.hunts[place];
+            let next = hunt.said.next.as_ref().filter(|next| next.outcome.is_none() && hunt.place.is_some());
+            // Up to its capacity every rank takes memory before it is refused more.
+            let Some(next) = next.filter(|_| planned::host_holds(cell, capacity)) else { continue };
+            let (said, value) = (hunt.said.clone(), next.value);
+            let (settings, label) = (hunt.settings.clone(), hunt.label.clone());
+            let bytes = next.bytes;
+            let cell = self.at(&settings, &label, value as usize);
+            let mut planned = planned::without_advice(&self.planner, cell, None);
+            if planned.decision != Decision::Run || limits.iter().any(|other| other.grid.key == planned.grid.key) {
+                continue;
+            }
+            let global_batch = planned.cell().map(global_batch);
+            let said = limits::Search { value: Some(value), bytes, role: Role::Next, next: None, global_batch, ..said };
+            planned.search = Some(Box::new(said));
+            planned.grid.label = format!("{} (must not fit)", planned.grid.label);
+            cells.push(planned);
+        }
+        cells
+    }
+}
+
+impl Verdict {
+    fn bytes(&self) -> Option<u64> {
+        match self {
+            Verdict::Fits { bytes } | Verdict::TooLarge { bytes, .. } => *bytes,
+            Verdict::Refused { .. } => None,
+        }
+    }
+
+    fn reason(&self) -> String {
+        match self {
+            Verdict::Fits { .. } => String::new(),
+            Verdict::TooLarge { reason, .. } | Verdict::Refused { reason } => reason.clone(),
+        }
+    }
+
+    fn is_refused(&self) -> bool {
+        matches!(self, Verdict::Refused { .. })
+    }
+}
+
+/// Sequences of a step over all ranks.
+fn global_batch(cell: &Cell) -> u64 {
+    let per_replica = cell.priced.as_ref().map_or(1, |priced| priced.ranks_per_replica()).max(1);
+    let factors = [cell.parallel.ranks / per_replica, cell.train.micro_batch, cell.train.accumulation];
+    factors.into_iter().fold(1u64, |product, factor| product.saturating_mul(factor as u64))
+}
+
+/// What tells a combination from the others, as text.
+fn axes(settings: &Settings, varying: &[&'static str]) -> Named<String> {
+    let text = |key: &&'static str| {
+        let value = match &settings.get(key)?.value {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        Some((*key, value))
+    };
+    varying.iter().filter_map(text).collect()
+}

@@ -1,0 +1,130 @@
+//! A search by run: the limits and what comes after them are run, and where a limit does not fit in spite of its plan
+//! smaller values are run until one does.
+
+use super::{Hunt, Limits};
+use anyhow::Result;
+use std::collections::HashMap;
+use zbench_predict::planned::{self, Planned};
+use zbench_reports::limits::{Next, Of, Role, Search};
+use zbench_reports::record::{Record, Status};
+use zbench_runner::Summary;
+
+/// Runs the cells of searches, the limits first, by `run`, and smaller ones as long as a limit is out of memory.
+///
+/// # Errors
+/// Those of `run`.
+pub fn carry_out(
+    limits: &mut Limits,
+    cells: &[Planned],
+    run: &mut dyn FnMut(&[Planned]) -> Result<Summary>,
+) -> Result<Summary> {
+    let mut summary = run(cells)?;
+    let mut said: HashMap<String, Search> = HashMap::new();
+    let mut remember = |cells: &[Planned]| {
+        let of = |cell: &Planned| Some((cell.grid.key.clone(), cell.search.as_deref()?.clone()));
+        said.extend(cells.iter().filter_map(of));
+    };
+    remember(cells);
+    while !summary.interrupted {
+        let lower = limits.lower(&summary.records);
+        if lower.is_empty() {
+            break;
+        }
+        remember(&lower);
+        let more = run(&lower)?;
+        summary.records.extend(more.records);
+        summary.appended += more.appended;
+        summary.interrupted = more.interrupted;
+    }
+    complete(&mut summary.records, &said);
+    Ok(summary)
+}
+
+impl Limits {
+    /// Cells between what has run and what was out of memory, one for each search whose limit did not fit.
+    fn lower(&mut self, records: &[Record]) -> Vec<Planned> {
+        let mut cells = Vec::new();
+        for index in 0..self.hunts.len() {
+            let Some((place, next)) = self.hunts[index].step(records) else { continue };
+            let (settings, label) = (self.hunts[index].settings.clone(), self.hunts[index].label.clone());
+            let value = self.hunts[index].candidates.at(place);
+            let cell = self.at(&settings, &label, value);
+            let weight = cell.resolved.as_ref().ok().map(|resolved| planned::weigh(&self.planner, resolved));
+            let hunt = &mut self.hunts[index];
+            hunt.place = Some(place);
+            hunt.said.value = Some(value as u64);
+            hunt.said.of = Of::Run;
+            hunt.said.bytes = weight.and_then(|weight| Some(weight.footprint?.total));
+            hunt.said.next = Some(next);
+            // Taken out and put back, as its plan asks the others' planner.
+            let mut hunt = std::mem::replace(&mut self.hunts[index], Hunt::nothing());
+            cells.push(self.planned(&mut hunt, cell));
+            self.hunts[index] = hunt;
+        }
+        cells
+    }
+}
+
+impl Hunt {
+    fn nothing() -> Hunt {
+        Hunt {
+            key: String::new(),
+            label: String::new(),
+            settings: Default::default(),
+            candidates: super::Candidates::List(Vec::new()),
+            place: None,
+            ran: None,
+            refused: None,
+            said: Search::default(),
+        }
+    }
+
+    /// The next place to run, and the value above it that did not fit; nothing when the largest is known.
+    fn step(&mut self, records: &[Record]) -> Option<(usize, Next)> {
+        let place = self.place?;
+        let record = records.iter().rev().find(|record| record.key == self.key)?;
+        match record.outcome.status {
+            Status::Measured => self.ran = Some(place),
+            Status::OutOfMemory => {
+                let next = Next {
+                    value: self.candidates.at(place) as u64,
+                    bytes: self.said.bytes,
+                    outcome: Some(Status::OutOfMemory.name().into()),
+                    reason: record.outcome.reason.clone(),
+                };
+                self.refused = Some((place, next));
+            }
+            // Nothing is known of memory then.
+            _ => return None,
+        }
+        let (above, next) = self.refused.clone()?;
+        let below = self.ran.map_or(0, |ran| ran + 1);
+        (below < above).then(|| (below + (above - below) / 2, next))
+    }
+}
+
+/// What a search says into records that were made before it, and what became of the next value into its limit.
+fn complete(records: &mut [Record], said: &HashMap<String, Search>) {
+    for record in records.iter_mut() {
+        if let (None, Some(search)) = (Search::of(record), said.get(&record.key)) {
+            search.put(record);
+        }
+    }
+    let next: HashMap<String, (String, String)> = records
+        .iter()
+        .filter_map(|record| Some((Search::of(record)?, record)))
+        .filter(|(search, _)| search.role == Role::Next)
+        .map(|(search, record)| {
+            (search.combination, (record.outcome.status.name().to_string(), record.outcome.reason.clone()))
+        })
+        .collect();
+    for record in records.iter_mut() {
+        let Some(mut search) = Search::of(record).filter(|search| search.role == Role::Limit) else { continue };
+        if let (Some(next), Some((outcome, reason))) = (&mut search.next, next.get(&search.combination))
+            && next.outcome.is_none()
+        {
+            (next.outcome, next.reason) = (Some(outcome.clone()), reason.clone());
+            search.put(record);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What a cell takes: memory from the engine's plan where the engine runs such a cell, to the byte, and from the estimator
+//! where it does not; time on the machine that its profile describes.
+
+use crate::Timing;
+use crate::job::{job, software};
+use std::borrow::Cow;
+use zbench_config::Resolved;
+use zbench_engine::config::{Cell, DeviceKind};
+use zbench_engine::outcome::Estimate;
+use zbench_engine::plan::Planner;
+use zbench_estimate::band::{self, Band};
+use zbench_estimate::job::{Degrees, Job, Place, Stack};
+use zbench_estimate::machine::Machine;
+use zbench_estimate::memory::{self, CATEGORIES};
+use zbench_estimate::time::{self, Time};
+use zbench_kernels::Category;
+use zbench_reports::Named;
+use zbench_reports::estimate_report::EstimateTraffic;
+
+/// Memory of the largest rank.
+#[derive(Clone, Debug)]
+pub struct Footprint {
+    /// Peak bytes by category; they need not coincide.
+    pub peaks: Named<u64>,
+    /// Bytes by category at the moment of the peak; they add up to `total`.
+    pub at_peak: Named<u64>,
+    /// Peak bytes over all categories.
+    pub total: u64,
+    /// The stage of the peak, from 0, of how many.
+    pub stage: Option<[u64; 2]>,
+    /// Bytes of host memory per node.
+    pub host: u64,
+    /// Bytes on disk per node.
+    pub disk: u64,
+    /// Bytes of host memory that a node has, where its profile says.
+    pub host_capacity: Option<u64>,
+    /// `plan` or `priced`.
+    pub source: &'static str,
+    /// How far such figures were off; nothing where the engine's plan has it to the byte.
+    pub band: Option<Band>,
+}
+
+impl Footprint {
+    /// Whether it fits into a rank's memory, and what lies outside into the host's as far as that is known.
+    pub fn fits(&self, capacity: u64) -> bool {
+        self.total <= capacity && self.host_capacity.is_none_or(|host| self.host <= host)
+    }
+
+    /// As the engine's plan has it.
+    pub fn of_plan(estimate: &Estimate) -> Footprint {
+        let named = |bytes: &dyn Fn(Category) -> u64| Category::ALL.iter().map(|c| (c.name(), bytes(*c))).collect();
+        Footprint {
+            peaks: named(&|category| estimate.peak(category)),
+            at_peak: named(&|category| estimate.memory.at_peak(category)),
+            total: estimate.memory.total_peak(),
+            stage: None,
+            host: 0,
+            disk: 0,
+            host_capacity: None,
+            source: "plan",
+            band: None,
+        }
+    }
+
+    /// As the estimator has it.
+    pub fn priced(job: &Job, ranks_per_node: usize) -> Footprint {
+        let memory = memory::memory(job);
+        let stage = memory.worst();
+        // What the allocator keeps in pieces and the software's context are nobody's tensors: workspace.
+        let held = (memory.needs() - stage.peak()).max(0.0);
+        let bytes = |category: &memory::Category| {
+            let more = if *category == memory::Category::Workspace { held } else { 0.0 };
+            (stage.by(*category) + more).max(0.0).round() as u64
+        };
+        let at_peak: Named<u64> =
+            CATEGORIES.iter().zip(Category::ALL).map(|(ours, name)| (name.name(), bytes(ours))).collect();
+        let total = at_peak.iter().map(|(_, bytes)| *bytes).sum();
+        Footprint {
+            peaks: at_peak.clone(),
+            at_peak,
+            total,
+            stage: (job.degrees.pipeline > 1).then_some([stage.index as u64, job.degrees.pipeline as u64]),
+            host: (memory.host * ranks_per_node as f64) as u64,
+            disk: (memory.disk * ranks_per_node as f64) as u64,
+            host_capacity: None,
+            source: "priced",
+            band: Some(band::MEMORY),
+        }
+    }
+}
+
+/// The machine of a cell with the nodes that the cell states.
+fn machine<'m>(resolved: &'m Resolved, machine: &'m Machine) -> Cow<'m, Machine> {
+    match resolved.cell.parallel.ranks_per_node {
+        Some(devices) if devices != machine.node_devices => {
+            // The NICs of a node are those of its devices.
+            Cow::Owned(Machine { node_devices: devices, ..machine.clone() })
+        }
+        _ => Cow::Borrowed(machine),
+    }
+}
+
+/// Ranks of a node as far as a cell or its machine says.
+pub fn ranks_per_node(resolved: &Resolved) -> usize {
+    let of_machine = || Some(resolved.profile.as_ref()?.machine.as_ref()?.node_devices);
+    resolved.cell.parallel.ranks_per_node.or_else(of_machine).unwrap_or(resolved.cell.parallel.ranks).max(1)
+}
+
+/// The memory of a cell: the engine's plan, which is given where there is one, else the estimator's; and the estimator's
+/// for a device on which other software is named.
+pub fn footprint(resolved: &Resolved, estimate: Option<&Estimate>) -> Footprint {
+    let machine = resolved.profile.as_ref().and_then(|profile| profile.machine.as_ref());
+    let others = of_other_software(&resolved.cell);
+    let footprint = match estimate.filter(|_| !others) {
+        Some(estimate) => Footprint::of_plan(estimate),
+        None => Footprint::priced(&job(&resolved.cell), ranks_per_node(resolved)),
+    };
+    let host_capacity = machine.map(|machine| machine.host_memory).filter(|bytes| *bytes > 0);
+    Footprint { host_capacity, ..footprint }
+}
+
+/// Whether a cell is for a device and names software other than zbench.
+fn of_other_software(cell: &Cell) -> bool {
+    cell.hardware.device == DeviceKind::Cuda && software(cell) != Stack::Zbench
+}
+
+/// The time of a cell on the device of its profile, and its traffic.
+///
+/// # Errors
+/// Why there is none, in words.
+pub fn timing(
+    planner: &Planner,
+    resolved: &Resolved,
+    estimate: Option<&Estimate>,
+) -> Result<(Timing, Vec<EstimateTraffic>), String> {
+    let cell = &resolved.cell;
+    if cell.hardware.device != DeviceKind::Cuda {
+        let only = || "on the CPU times are predicted for cells that the engine runs alone".to_string();
+        let estimate = estimate.ok_or_else(only)?;
+        return Ok((crate::time::of(planner, resolved)?.timing(cell, &estimate.flops), Vec::new()));
+    }
+    let Some(profile) = &resolved.profile else {
+        return Err("no machine is named; state hardware.profile, for example \"h100-sxm\" (docs/machines.md)".into());
+    };
+    let rates = profile.machine().map_err(|error| error.to_string())?;
+    let (job, machine) = (job(cell), machine(resolved, rates));
+    if matches!(job.model.kind, zbench_estimate::job::Kind::Count { .. }) {
+        return Err(
+            "a count of parameters says what a step holds and not how long it takes; state the model's shape".into()
+        );
+    }
+    let rated = machine.device.compute.contains_key(&job.precision.products);
+    let products = job.precision.products.name();
+    if !rated {
+        return Err(format!("the profile {} has no rate of {products} (compute.{products})", profile.name));
+    }
+    if rates.node_devices < machine.node_devices && ranks(&job.degrees) > rates.node_devices {
+        return Err(format!(
+            "parallel.ranks_per_node = {} is more than the {} devices that a node of {} joins; write that, or name a profile \
+             of such nodes",
+            machine.node_devices, rates.node_devices, profile.name
+        ));
+    }
+    let disk = [job.offload.optimizer, job.offload.parameters, job.offload.activations].contains(&Place::Disk);
+    if disk && (machine.disk_read <= 0.0 || machine.disk_write <= 0.0) {
+        return Err(format!(
+            "the profile {} states no NVMe (node.disk_read, node.disk_write: docs/machines.md)",
+            profile.name
+        ));
+    }
+    let ranks = ranks(&job.degrees);
+    for (link, needed, place) in [
+        (&machine.intra, ranks > 1 && machine.node_devices > 1, "between the devices of a node (node.link)"),
+        (&machine.inter, ranks > machine.node_devices, "between nodes (network)"),
+    ] {
+        if needed && link.bandwidth <= 0.0 {
+            return Err(format!("the profile {} has no link {place}, and {ranks} ranks need one", profile.name));
+        }
+    }
+    let time = time::time(&job, &machine);
+    let traffic = traffic(&time);
+    Ok((of_time(&job, &machine, &time, estimate), traffic))
+}
+
+/// Collectives of one kind on one axis together, in the order in which they first come.
+fn traffic(time: &Time) -> Vec<EstimateTraffic> {
+    let mut list: Vec<EstimateTraffic> = Vec::new();
+    for of in &time.traffic {
+        let (axis, kind) = (of.axis.name(), of.kind.name());
+        let place = list.iter().position(|entry| entry.axis == axis && entry.kind == kind);
+        let place = place.unwrap_or_else(|| {
+            list.push(EstimateTraffic { axis: axis.into(), kind: kind.into(), ..EstimateTraffic::default() });
+            list.len() - 1
+        });
+        list[place].calls += of.calls;
+        list[place].payload_bytes += of.payload;
+        list[place].wire_bytes += of.wire;
+    }
+    list
+}
+
+fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate>) -> Timing {
+    let ranks = ranks(&job.degrees) as f64;
+    // The engine's ledger counts every product of its own plan; the estimator's is the same sum from the shape.
+    let model = estimate.map_or(time.model_flops, |estimate| estimate.flops.model);
+    let hardware = estimate.map_or(time.hardware_flops, |estimate| estimate.flops.hardware);
+    let mut spans = Named::new();
+    for span in &time.spans {
+        let name = span.kind.name().replace(' ', "_");
+        let before = spans.get(&name).copied().unwrap_or(0.0);
+        spans.insert(name, before + 1e3 * span.seconds);
+    }
+    Timing {
+        step_ms: 1e3 * time.step,
+        spans,
+        tokens_per_second: time.tokens_per_second_per_device * ranks,
+        model_flops_per_rank: model / ranks,
+        hardware_flops_per_rank: hardware / ranks,
+        peak: machine.device.compute.get(&job.precision.products).map(|rate| rate.peak),
+        source: format!("simulated: {} as driven by {}", machine.name, job.stack.name()),
+        error: None,
+        band: Some(band::SPEED),
+    }
+}
+
+/// Where the bands of a cell come from, and what is not in them.
+pub fn of_bands(cell: &Cell, footprint: Option<&Footprint>, timing: Option<&Timing>) -> String {
+    let bands = [footprint.and_then(|of| of.band), timing.and_then(|of| of.band)];
+    let mut words: Vec<String> = bands.into_iter().flatten().map(|band| band.source()).collect();
+    if !words.is_empty() && software(cell) == Stack::Zbench {
+        words.push("no published result is of zbench's own engine".into());
+    }
+    words.join("; ")
+}
+
+fn ranks(degrees: &Degrees) -> usize {
+    degrees.data * degrees.tensor * degrees.pipeline * degrees.context
+}

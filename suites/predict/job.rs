@@ -1,0 +1,218 @@
+//! A cell as the estimator sees it.
+
+use zbench_engine::config as cell;
+use zbench_engine::config::{
+    Cell, Checkpointing, Home, Kept, Mlp, NormKind, PipelineSchedule, Positions, Priced, Strategy,
+};
+use zbench_engine::model::{self, Part};
+use zbench_estimate::job::*;
+use zbench_kernels::DType;
+
+/// The job of a cell. Cells that the engine runs and cells that are priced alone go the same way.
+pub fn job(cell: &Cell) -> Job {
+    let priced = cell.priced.as_deref().cloned().unwrap_or_default();
+    let degrees = degrees(cell, &priced);
+    Job {
+        model: shape(cell, &priced),
+        batch: Batch { seq: cell.train.seq_len, micro: cell.train.micro_batch, accumulation: cell.train.accumulation },
+        sharding: sharding(cell, &priced, degrees.data * degrees.context),
+        precision: precision(cell),
+        recompute: recompute(cell, priced.partition_activations),
+        attention: match cell.memory.attention {
+            cell::AttentionKind::Flash => Attention::Flash(2),
+            cell::AttentionKind::Naive => Attention::Naive,
+        },
+        offload: Offload {
+            optimizer: place(priced.offload_optimizer),
+            parameters: place(priced.offload_parameters),
+            activations: place(priced.offload_activations),
+        },
+        peft: peft(cell),
+        loss: match priced.loss {
+            cell::PricedLoss::Fused => Loss::Fused,
+            cell::PricedLoss::Logits => Loss::Logits,
+            cell::PricedLoss::Chunked(tokens) => Loss::Chunked(tokens),
+        },
+        stack: software(cell),
+        degrees,
+    }
+}
+
+/// The software that a cell is priced as, in memory and in time alike: what the cell names, else zbench's own engine, also for
+/// what it does not run yet.
+pub fn software(cell: &Cell) -> Stack {
+    cell.hardware.software.as_deref().and_then(Stack::named).unwrap_or(Stack::Zbench)
+}
+
+fn place(home: Home) -> Place {
+    match home {
+        Home::Device => Place::Device,
+        Home::Host => Place::Host,
+        Home::Disk => Place::Disk,
+    }
+}
+
+fn shape(cell: &Cell, priced: &Priced) -> Shape {
+    let (model, form) = (&cell.model, &cell.model.form);
+    let gated = matches!(form.mlp, Mlp::Swiglu | Mlp::GegluTanh);
+    let experts = model.experts.as_ref().filter(|_| model.sparse_blocks() > 0).map(|experts| Experts {
+        count: experts.num_experts,
+        top: experts.num_experts_per_tok,
+        ffn: experts.moe_intermediate_size,
+        shared_ffn: 0,
+        dense_layers: model.num_hidden_layers - model.sparse_blocks(),
+        imbalance: priced.expert_imbalance,
+    });
+    let mut shape = Shape {
+        kind: Kind::Decoder,
+        layers: model.num_hidden_layers,
+        hidden: model.hidden_size,
+        heads: model.num_attention_heads,
+        kv_heads: model.num_key_value_heads,
+        head_dim: model.head_dim,
+        ffn: model.intermediate_size,
+        vocab: model.vocab_size,
+        gated,
+        bias: form.mlp_bias,
+        tied: model.tie_word_embeddings,
+        positions: if form.positions == Positions::Learned { model.max_position_embeddings } else { 0 },
+        norm_bias: form.norm == NormKind::Layer && form.norm_bias,
+        causal: true,
+        window: model.sliding_window.unwrap_or(0),
+        dropout: false,
+        experts,
+        latent: None,
+        ahead: 0,
+        stated_parameters: 0,
+    };
+    match &priced.model {
+        Some(cell::PricedModel::EncoderDecoder { num_decoder_layers, decoder_seq_len, gated }) => {
+            shape.kind = Kind::EncoderDecoder { decoder_layers: *num_decoder_layers, decoder_seq: *decoder_seq_len };
+            (shape.gated, shape.bias) = (*gated, false);
+        }
+        Some(cell::PricedModel::Count { parameters, largest_layer }) => {
+            shape.kind = Kind::Count { largest_layer: *largest_layer };
+            shape.stated_parameters = *parameters;
+        }
+        None => {}
+    }
+    shape
+}
+
+fn model_has_experts(cell: &Cell) -> bool {
+    cell.model.sparse_blocks() > 0
+}
+
+fn degrees(cell: &Cell, priced: &Priced) -> Degrees {
+    Degrees {
+        data: (cell.parallel.ranks / priced.ranks_per_replica().max(1)).max(1),
+        tensor: priced.tensor,
+        sequence: priced.sequence > 1,
+        pipeline: priced.pipeline,
+        chunks: priced.virtual_stages,
+        schedule: match priced.pipeline_schedule {
+            PipelineSchedule::OneFOneB => Order::OneFOneB,
+            PipelineSchedule::GPipe => Order::GPipe,
+        },
+        context: priced.context,
+        expert: priced.expert,
+        expert_tensor: if model_has_experts(cell) { priced.expert_tensor } else { priced.tensor },
+        first_stage: 0,
+        last_stage: 0,
+    }
+}
+
+/// Groups of the data and context axes, over which state is split as one.
+fn sharding(cell: &Cell, priced: &Priced, data: usize) -> Sharding {
+    let shard = if cell.parallel.strategy.is_hybrid() { cell.parallel.shard.min(data) } else { data };
+    let prefetch = cell.parallel.prefetch;
+    let base = match cell.parallel.strategy {
+        Strategy::Ddp => Sharding::whole(),
+        Strategy::Zero1 => Sharding::zero(1, data),
+        Strategy::Zero2 => Sharding::zero(2, data),
+        Strategy::Zero3 | Strategy::Fsdp => Sharding::zero(3, data),
+        Strategy::FsdpGradOp => Sharding { reshard_after_forward: false, ..Sharding::zero(3, data) },
+        Strategy::Hsdp => Sharding::zero(3, shard),
+        Strategy::HsdpFullOptimizer => Sharding { optimizer: data, ..Sharding::zero(3, shard) },
+    };
+    let bytes = |wire: Option<cell::Wire>| match wire {
+        None => 0.0,
+        Some(cell::Wire::Bf16) => 2.0,
+        Some(cell::Wire::Int8) => 1.0,
+        Some(cell::Wire::Int4) => 0.5,
+    };
+    Sharding {
+        prefetch,
+        parked: priced.parked,
+        gather_bytes: bytes(priced.gather_wire),
+        reduce_bytes: bytes(priced.reduce_wire),
+        ..base
+    }
+}
+
+fn number(dtype: DType) -> Number {
+    match dtype {
+        DType::Bf16 => Number::Bf16,
+        DType::F16 => Number::F16,
+        _ => Number::F32,
+    }
+}
+
+fn precision(cell: &Cell) -> Precision {
+    let p = &cell.precision;
+    Precision {
+        weights: number(p.parameters),
+        compute: number(p.compute),
+        products: number(p.compute),
+        gradients: p.gradients.size() as f64,
+        reduce: p.reduce.size() as f64,
+        master: p.master.map_or(0, DType::size) as f64,
+        moments: 2.0 * p.optimizer.size() as f64,
+    }
+}
+
+fn recompute(cell: &Cell, partitioned: bool) -> Recompute {
+    let blocks = cell.model.num_hidden_layers;
+    let full = |every: usize| Recompute::Full { every: every.max(1), partitioned };
+    match &cell.memory.checkpointing {
+        Checkpointing::None => Recompute::None,
+        Checkpointing::Full => full(1),
+        Checkpointing::Every(every) => full(*every),
+        Checkpointing::Sqrt => full((blocks as f64).sqrt().ceil() as usize),
+        // What costs no matrix product: the norms and the activation.
+        Checkpointing::Selective => Recompute::Modules(vec!["layernorm".into(), "mlp_act".into()]),
+        Checkpointing::Keep(kept) => {
+            let has = |tensor: Kept| kept.contains(&tensor);
+            if has(Kept::Attention) && has(Kept::GateUp) {
+                Recompute::Modules(vec!["layernorm".into(), "mlp_act".into()])
+            } else if has(Kept::Attention) && has(Kept::Qkv) {
+                Recompute::Modules(vec!["mlp".into()])
+            } else if has(Kept::GateUp) {
+                Recompute::Core
+            } else {
+                full(1)
+            }
+        }
+    }
+}
+
+/// Adapters with the exact number of their parameters, which the engine's layout knows.
+fn peft(cell: &Cell) -> Peft {
+    if !cell.lora.on() || cell.priced.as_ref().is_some_and(|priced| priced.model.is_some()) {
+        return Peft::None;
+    }
+    let base = match cell.lora.base {
+        Some(cell::Base::Nf4 | cell::Base::Nf4Single) => Number::Nf4,
+        Some(cell::Base::Int8) => Number::Int8,
+        Some(cell::Base::F32) => Number::F32,
+        Some(cell::Base::F16) => Number::F16,
+        Some(cell::Base::Bf16) => Number::Bf16,
+        None => number(cell.precision.parameters),
+    };
+    Peft::Adapters {
+        trainable: model::parameters(cell, Part::Trainable),
+        rank: cell.lora.rank,
+        base,
+        weight_bytes: cell.precision.parameters.size() as f64,
+    }
+}

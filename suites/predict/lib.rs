@@ -1,0 +1,18 @@
+//! What a cell takes on its machine, without running it.
+
+pub mod explain;
+pub mod forecast;
+mod job;
+pub mod planned;
+pub mod proxy;
+pub mod residuals;
+pub mod search;
+pub mod time;
+mod timing;
+pub mod validate;
+
+#[cfg(test)]
+mod tests;
+
+pub use job::{job, software};
+pub use timing::Timing;

@@ -1,0 +1,568 @@
+//! Before a cell runs: its plan, whether it can run here, and what would make it fit.
+
+use crate::Timing;
+use crate::forecast::{self, Footprint};
+use std::path::Path;
+use std::sync::OnceLock;
+use zbench_config::Resolved;
+use zbench_config::grid::GridCell;
+use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Home, Loading, Strategy};
+use zbench_engine::hardware;
+use zbench_engine::outcome::Estimate;
+use zbench_engine::plan::Planner;
+use zbench_host::{devices, machine};
+use zbench_kernels::{Category, DType};
+use zbench_reports::estimate_report::{EstimateRow, EstimateTraffic};
+use zbench_reports::limits::Search;
+use zbench_reports::record::{Source, Status};
+
+/// A cell with its plan and the decision what to do with it.
+pub struct Planned {
+    /// The cell as the grid has it.
+    pub grid: GridCell,
+    /// What the engine's plan says, when it runs such cells.
+    pub estimate: Option<Estimate>,
+    /// What a rank takes; by the estimator where the engine does not run such cells.
+    pub footprint: Option<Footprint>,
+    /// How long a step takes, or why that is not predicted.
+    pub timing: Result<Timing, String>,
+    /// What travels in a step.
+    pub traffic: Vec<EstimateTraffic>,
+    /// What to do.
+    pub decision: Decision,
+    /// The cheapest change that would make it fit; empty when it fits or when nothing known does.
+    pub advice: String,
+    /// The cell that this one stands in for, under `--proxy`.
+    pub proxy_of: Option<String>,
+    /// What a search of the grid says of it.
+    pub search: Option<Box<Search>>,
+}
+
+/// What to do with a cell.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// Run it.
+    Run,
+    /// Record this without running it.
+    Record {
+        /// skipped or out_of_memory.
+        status: Status,
+        /// Why.
+        reason: String,
+        /// Who says so.
+        source: Source,
+    },
+}
+
+impl Planned {
+    /// The configuration, when the combination is one.
+    pub fn cell(&self) -> Option<&Cell> {
+        self.grid.resolved.as_ref().ok().map(|resolved| &resolved.cell)
+    }
+
+    /// What a rank may use, when that is stated.
+    pub fn capacity(&self) -> Option<u64> {
+        self.cell()?.memory.capacity
+    }
+
+    /// Whether a rank's predicted peak is within its capacity.
+    pub fn fits(&self) -> Option<bool> {
+        Some(self.footprint.as_ref()?.fits(self.capacity()?))
+    }
+
+    /// What the cell is called; one of a file without a grid by its strategy.
+    fn label(&self) -> String {
+        match (self.grid.label.as_str(), self.cell()) {
+            ("", Some(cell)) => cell.parallel.strategy.name().to_string(),
+            (label, _) => label.to_string(),
+        }
+    }
+
+    /// The row of the document of estimates.
+    pub fn row(&self) -> EstimateRow {
+        let (status, reason) = match &self.decision {
+            Decision::Run => ("planned".to_string(), String::new()),
+            Decision::Record { status, reason, .. } => (status.name().to_string(), reason.clone()),
+        };
+        let (timing, footprint) = (self.timing.as_ref().ok(), self.footprint.as_ref());
+        let ranks = self.cell().map_or(1, |cell| cell.parallel.ranks).max(1) as f64;
+        let rate = |flops: f64, ms: f64| flops / (ms / 1e3);
+        let utilised = |flops: fn(&Timing) -> f64| timing.and_then(|t| Some(rate(flops(t), t.step_ms) / t.peak?));
+        let wire: f64 = self.traffic.iter().map(|traffic| traffic.wire_bytes).sum();
+        let priced_flops = || timing.map(|timing| timing.model_flops_per_rank * ranks);
+        let bytes = |of: fn(&Footprint) -> u64| footprint.map(of).filter(|bytes| *bytes > 0);
+        EstimateRow {
+            label: self.label(),
+            key: self.grid.key.clone(),
+            status,
+            reason,
+            memory: footprint.map(|footprint| footprint.peaks.clone()).unwrap_or_default(),
+            at_peak: footprint.map(|footprint| footprint.at_peak.clone()).unwrap_or_default(),
+            total_bytes: footprint.map(|footprint| footprint.total),
+            capacity_bytes: self.capacity(),
+            fits: self.fits(),
+            advice: self.advice.clone(),
+            wire_bytes: (self.estimate.is_some() || timing.is_some()).then_some(wire),
+            model_flops: self.estimate.as_ref().map(|estimate| estimate.flops.model).or_else(priced_flops),
+            proxy: self.proxy_of.is_some(),
+            step_ms: timing.map(|timing| timing.step_ms),
+            time: timing.map(|timing| timing.spans.clone()).unwrap_or_default(),
+            step_error: timing.and_then(|timing| timing.error),
+            time_source: match &self.timing {
+                Ok(timing) => timing.source.clone(),
+                Err(reason) => reason.clone(),
+            },
+            tokens_per_second: timing.map(|timing| timing.tokens_per_second),
+            tokens_per_second_per_rank: timing.map(|timing| timing.tokens_per_second / ranks),
+            tflops_per_rank: timing.map(|t| rate(t.model_flops_per_rank, t.step_ms) / 1e12),
+            mfu: utilised(|timing| timing.model_flops_per_rank),
+            hfu: utilised(|timing| timing.hardware_flops_per_rank),
+            traffic: self.traffic.clone(),
+            peak_stage: footprint.and_then(|footprint| footprint.stage),
+            host_bytes: bytes(|footprint| footprint.host),
+            disk_bytes: bytes(|footprint| footprint.disk),
+            host_capacity_bytes: footprint.filter(|of| of.host > 0).and_then(|footprint| footprint.host_capacity),
+            memory_source: footprint.map(|footprint| footprint.source.to_string()).unwrap_or_default(),
+            software: self.cell().map(|cell| crate::software(cell).name().to_string()).unwrap_or_default(),
+            total_bytes_band: footprint
+                .and_then(|of| Some(of.band?.around(of.total as f64).map(|bytes| bytes.round() as u64))),
+            step_ms_band: timing.and_then(|timing| Some(timing.band?.around_time(timing.step_ms))),
+            tokens_per_second_band: timing.and_then(|timing| Some(timing.band?.around(timing.tokens_per_second))),
+            band_source: self.cell().map(|cell| forecast::of_bands(cell, footprint, timing)).unwrap_or_default(),
+            search: self.search.as_deref().cloned(),
+        }
+    }
+}
+
+fn traffic(estimate: &Estimate) -> Vec<EstimateTraffic> {
+    let entry = |t: &zbench_engine::outcome::Traffic| EstimateTraffic {
+        axis: t.axis.into(),
+        kind: t.kind.into(),
+        calls: t.calls,
+        payload_bytes: t.payload_bytes,
+        wire_bytes: t.wire_bytes,
+    };
+    estimate.traffic.iter().map(entry).collect()
+}
+
+/// Plans a cell for this machine.
+pub fn plan(planner: &Planner, grid: GridCell, proxy_of: Option<String>) -> Planned {
+    let mut planned = without_advice(planner, grid, proxy_of);
+    if planned.fits() == Some(false)
+        && let (Some(capacity), Ok(resolved)) = (planned.capacity(), &planned.grid.resolved)
+    {
+        planned.advice = cheapest_change(planner, resolved, capacity)
+            .unwrap_or_else(|| "none of the changes tried (up to 64 times the ranks) makes it fit".into());
+    }
+    planned
+}
+
+/// The same without looking for what would make it fit, which is most of the work where it does not.
+pub fn without_advice(planner: &Planner, grid: GridCell, proxy_of: Option<String>) -> Planned {
+    let mut planned = Planned {
+        estimate: None,
+        footprint: None,
+        timing: Err(String::new()),
+        traffic: Vec::new(),
+        decision: Decision::Run,
+        advice: String::new(),
+        proxy_of,
+        search: None,
+        grid,
+    };
+    let Ok(resolved) = planned.grid.resolved.clone() else {
+        let refusal = planned.grid.resolved.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        planned.decision = skipped(refusal, Source::Plan);
+        return planned;
+    };
+    let Weight { estimate, footprint, decision } = weigh(planner, &resolved);
+    (planned.estimate, planned.footprint, planned.decision) = (estimate, footprint, decision);
+    if planned.footprint.is_none() {
+        return planned;
+    }
+    planned.traffic = planned.estimate.as_ref().map(traffic).unwrap_or_default();
+    planned.timing = match forecast::timing(planner, &resolved, planned.estimate.as_ref()) {
+        Ok((timing, traffic)) => {
+            if planned.estimate.is_none() {
+                planned.traffic = traffic;
+            }
+            Ok(timing)
+        }
+        Err(reason) => Err(reason),
+    };
+    planned
+}
+
+/// What a cell takes, and what follows from it.
+pub struct Weight {
+    /// What the engine plans, where it runs such cells.
+    pub estimate: Option<Estimate>,
+    /// Bytes of a rank.
+    pub footprint: Option<Footprint>,
+    /// Whether it runs here.
+    pub decision: Decision,
+}
+
+/// Plans a cell's memory alone.
+pub fn weigh(planner: &Planner, resolved: &Resolved) -> Weight {
+    match estimate(planner, &resolved.cell) {
+        Ok(estimate) => {
+            let footprint = forecast::footprint(resolved, Some(&estimate));
+            let decision = decide(planner, resolved, &estimate, &footprint);
+            Weight { estimate: Some(estimate), footprint: Some(footprint), decision }
+        }
+        Err(reason) => {
+            let footprint = resolved.cell.priced.is_some().then(|| forecast::footprint(resolved, None));
+            Weight { estimate: None, footprint, decision: skipped(reason, Source::Plan) }
+        }
+    }
+}
+
+fn skipped(reason: String, source: Source) -> Decision {
+    Decision::Record { status: Status::Skipped, reason, source }
+}
+
+/// The estimate of a cell, from the plan that a run would carry out.
+pub fn estimate(planner: &Planner, cell: &Cell) -> Result<Estimate, String> {
+    Ok(planner.plan(cell).map_err(|error| error.to_string())?.estimate)
+}
+
+/// What this machine has; asked once, as a grid has thousands of cells.
+fn host_memory() -> Option<u64> {
+    static MEMORY: OnceLock<Option<u64>> = OnceLock::new();
+    *MEMORY.get_or_init(|| machine::memory_bytes("MemTotal"))
+}
+
+fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) -> Decision {
+    let cell = &resolved.cell;
+    let total = estimate.memory.total_peak();
+    let record = |status, reason, source| Decision::Record { status, reason, source };
+    if cell.hardware.device == DeviceKind::Cuda {
+        return on_device(resolved, estimate, footprint);
+    }
+    if let Some(reason) = state_above_capacity(cell, estimate) {
+        return record(Status::OutOfMemory, reason, Source::Plan);
+    }
+    let here = ranks_here(cell);
+    if let Err(error) = planner.kernels(cell).and_then(|_| hardware::enough_cores(cell, here)) {
+        return record(Status::Skipped, error.to_string(), Source::Host);
+    }
+    let all = total.saturating_mul(here as u64);
+    match host_memory() {
+        Some(memory) if all > memory && cell.memory.capacity.is_none_or(|capacity| total <= capacity) => {
+            let reason = format!("{here} ranks take {} together, this machine has {}", gib(all), gib(memory));
+            record(Status::OutOfMemory, reason, Source::Plan)
+        }
+        Some(memory) => match too_large_to_load(cell, estimate, here as u64, memory) {
+            Some(reason) => record(Status::OutOfMemory, reason, Source::Plan),
+            None => Decision::Run,
+        },
+        None => Decision::Run,
+    }
+}
+
+/// Why no run can be within the capacity: what never leaves memory is above it.
+fn state_above_capacity(cell: &Cell, estimate: &Estimate) -> Option<String> {
+    let state: u64 =
+        [Category::Parameters, Category::Gradients, Category::Optimizer].map(|c| estimate.peak(c)).iter().sum();
+    let capacity = cell.memory.capacity.filter(|capacity| state > *capacity)?;
+    Some(format!(
+        "weights, gradients and optimizer state alone take {} of a rank, memory.capacity is {}",
+        gib(state),
+        gib(capacity)
+    ))
+}
+
+/// Whether a cell for CUDA runs here: on how many GPUs, and whether their memory holds it.
+fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) -> Decision {
+    let total = estimate.memory.total_peak();
+    let Resolved { cell, profile, .. } = resolved;
+    let (ranks, backend) = (cell.parallel.ranks, cell.parallel.backend);
+    let skip = |why: String| {
+        let machine = profile.as_ref().map(|profile| format!(" ({})", profile.name)).unwrap_or_default();
+        let fits = match cell.memory.capacity {
+            Some(capacity) => {
+                let would = if footprint.fits(capacity) { "would" } else { "would not" };
+                format!("; it {would} fit there: a rank needs {} and has {}", gib(footprint.total), gib(capacity))
+            }
+            None => String::new(),
+        };
+        let devices = if backend == Backend::Device { 1 } else { ranks };
+        let plural = if devices == 1 { "" } else { "s" };
+        let reason = format!("needs {devices} CUDA device{plural}{machine}, and {why}{fits}");
+        Decision::Record { status: Status::Skipped, reason, source: Source::Host }
+    };
+    let found = match devices::count() {
+        Ok(found) => found,
+        Err(reason) => return skip(reason),
+    };
+    let sharers = match backend {
+        Backend::Device => ranks,
+        Backend::Local if ranks == 1 => 1,
+        Backend::Nccl => match devices::enough(ranks_here(cell), found, is_launched()) {
+            Ok(()) => 1,
+            Err(why) if found == 1 && ranks > 1 => {
+                return skip(format!("{why}; ranks share one with parallel.backend = \"device\""));
+            }
+            Err(why) => return skip(why),
+        },
+        Backend::Local => {
+            return skip(
+                "parallel.backend = \"local\" puts one rank on a GPU; leave it out for \"nccl\", or write \"device\" (ranks share one GPU)".into(),
+            );
+        }
+        Backend::Shm | Backend::Tcp | Backend::Mpi => {
+            let name = backend.name();
+            return skip(format!(
+                "parallel.backend = \"{name}\" moves what lies on hosts; leave it out for \"nccl\", or write \"device\" (ranks share one GPU)"
+            ));
+        }
+    };
+    if cell.link.is_some() {
+        return skip(
+            "links cannot be emulated there: a call returns before a GPU has done it; leave [link] out".into(),
+        );
+    }
+    if let Some(reason) = state_above_capacity(cell, estimate) {
+        return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
+    }
+    let memory = match devices::machine(0) {
+        Ok(machine) => machine.facts().memory_bytes,
+        Err(reason) => return skip(reason),
+    };
+    let all = total.saturating_mul(sharers as u64);
+    if all > memory && cell.memory.capacity.is_none_or(|capacity| total <= capacity) {
+        let reason = format!("{sharers} ranks take {} of a GPU, which has {} free", gib(all), gib(memory));
+        return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
+    }
+    Decision::Run
+}
+
+/// Whether this machine has the memory for ranks of so many bytes each.
+pub fn host_holds(cell: &Cell, bytes: u64) -> bool {
+    let all = bytes.saturating_mul(ranks_here(cell) as u64);
+    host_memory().is_none_or(|memory| all <= memory)
+}
+
+/// Why this machine cannot hold what ranks read into its memory before they take their parts of it.
+fn too_large_to_load(cell: &Cell, estimate: &Estimate, here: u64, memory: u64) -> Option<String> {
+    if cell.model.loading == Loading::Sliced {
+        return None;
+    }
+    let stored = stored_bytes(cell.model.weights.as_deref()?)?;
+    let state = [Category::Parameters, Category::Optimizer].map(|category| estimate.peak(category)).iter().sum::<u64>();
+    too_large(cell.model.loading, stored, state, here, memory)
+}
+
+/// The same of a checkpoint's bytes and those of a rank's state.
+fn too_large(loading: Loading, stored: u64, state: u64, here: u64, memory: u64) -> Option<String> {
+    let readers = match loading {
+        Loading::Sliced => return None,
+        Loading::Broadcast => 1,
+        Loading::Everywhere => here,
+    };
+    let (read, held) = (stored.saturating_mul(readers), state.saturating_mul(here));
+    (read.saturating_add(held) > memory).then(|| {
+        format!(
+            "model.loading = \"{}\" reads {} into this machine's memory, beside {} of weights and optimizer state of its ranks; \
+             it has {}: set model.loading = \"sliced\"",
+            loading.name(),
+            gib(read),
+            gib(held),
+            gib(memory)
+        )
+    })
+}
+
+/// Bytes of a folder's files of weights; absent where it cannot be read, of which the run will tell.
+fn stored_bytes(dir: &Path) -> Option<u64> {
+    let files = std::fs::read_dir(dir).ok()?.filter_map(Result::ok);
+    let weights = files.filter(|file| file.path().extension().is_some_and(|end| end == "safetensors"));
+    Some(weights.filter_map(|file| Some(file.metadata().ok()?.len())).sum())
+}
+
+/// GPUs of this machine that a cell runs on.
+pub fn gpus_here(cell: &Cell) -> usize {
+    match cell.parallel.backend {
+        _ if cell.hardware.device != DeviceKind::Cuda || devices::on_host() => 0,
+        Backend::Nccl => ranks_here(cell),
+        _ => 1,
+    }
+}
+
+/// The launch that this process is part of.
+fn launch() -> Option<zbench_launch::World> {
+    zbench_launch::detect(&|name| std::env::var(name).ok()).ok().flatten()
+}
+
+/// Whether a launcher has started several processes, of which this is one.
+fn is_launched() -> bool {
+    launch().is_some_and(|world| world.size > 1)
+}
+
+/// Ranks of a cell that share this machine's memory, as far as it is known before they have met.
+fn ranks_here(cell: &Cell) -> usize {
+    let launched = || launch().and_then(|world| world.local_size);
+    match cell.parallel.backend {
+        Backend::Local | Backend::Shm | Backend::Device => cell.parallel.ranks,
+        Backend::Tcp | Backend::Nccl => launched().unwrap_or(cell.parallel.ranks).min(cell.parallel.ranks),
+        // mpirun knows the hosts; what one rank takes this machine must have in any case.
+        Backend::Mpi => 1,
+    }
+}
+
+/// Bytes for a reader.
+pub fn gib(bytes: u64) -> String {
+    let bytes = bytes as f64;
+    match bytes {
+        b if b >= 1073741824.0 => format!("{:.2} GiB", b / 1073741824.0),
+        b if b >= 1048576.0 => format!("{:.2} MiB", b / 1048576.0),
+        b if b >= 1024.0 => format!("{:.1} KiB", b / 1024.0),
+        b => format!("{b} B"),
+    }
+}
+
+/// One thing that can be changed, and how it is written.
+struct Change {
+    text: &'static str,
+    apply: fn(&mut Cell) -> bool,
+}
+
+/// From what costs least (time, then numerics, then machines). Each says false where it changes nothing.
+const CHANGES: &[Change] = &[
+    Change {
+        text: "memory.checkpointing = \"selective\"",
+        apply: |cell| set_checkpointing(cell, Checkpointing::Selective),
+    },
+    Change { text: "memory.checkpointing = \"full\"", apply: |cell| set_checkpointing(cell, Checkpointing::Full) },
+    Change { text: "half train.micro_batch and twice train.accumulation", apply: halve_micro_batch },
+    Change { text: "parallel.strategy = \"fsdp\"", apply: full_shard },
+    Change { text: "precision.gradients = \"bf16\"", apply: low_gradients },
+    Change { text: "memory.offload_optimizer = \"host\"", apply: offload_optimizer },
+];
+
+/// On a device with a host beside it, where optimizer state is a part of its own.
+fn offload_optimizer(cell: &mut Cell) -> bool {
+    let mut priced = cell.priced.as_deref().cloned().unwrap_or_default();
+    let can = cell.hardware.device == DeviceKind::Cuda
+        && !cell.lora.on()
+        && cell.parallel.strategy != Strategy::Ddp
+        && priced.offload_optimizer == Home::Device;
+    if can {
+        priced.offload_optimizer = Home::Host;
+        cell.priced = Some(Box::new(priced));
+    }
+    can
+}
+
+fn set_checkpointing(cell: &mut Cell, to: Checkpointing) -> bool {
+    let keeps_more = match cell.memory.checkpointing {
+        Checkpointing::None => true,
+        Checkpointing::Keep(_) => to == Checkpointing::Full,
+        _ => false,
+    };
+    if keeps_more {
+        cell.memory.checkpointing = to;
+    }
+    keeps_more
+}
+
+fn halve_micro_batch(cell: &mut Cell) -> bool {
+    let even = cell.train.micro_batch.is_multiple_of(2);
+    if even {
+        cell.train.micro_batch /= 2;
+        cell.train.accumulation *= 2;
+    }
+    even
+}
+
+fn full_shard(cell: &mut Cell) -> bool {
+    let partial = !matches!(cell.parallel.strategy, Strategy::Fsdp | Strategy::Zero3);
+    cell.parallel.strategy = Strategy::Fsdp;
+    cell.parallel.shard = cell.parallel.ranks;
+    partial
+}
+
+fn low_gradients(cell: &mut Cell) -> bool {
+    let wide = cell.precision.gradients == DType::F32 && cell.precision.compute != DType::F32;
+    if wide {
+        cell.precision.gradients = DType::Bf16;
+    }
+    wide
+}
+
+/// The cheapest change that makes a cell fit, found by planning: one change, then several together, then more
+/// ranks beside as few changes as do.
+pub fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: u64) -> Option<String> {
+    let fitting = |cell: Cell| {
+        // No advice to do what the software that is named has not.
+        let software = cell.hardware.software.as_deref();
+        if software.is_some_and(|name| zbench_config::software::no_such_pair(name, cell.parallel.strategy).is_some()) {
+            return None;
+        }
+        let changed = Resolved { cell, profile: resolved.profile.clone() };
+        let estimate = match &changed.cell.priced {
+            Some(_) => None,
+            None => Some(estimate(planner, &changed.cell).ok()?),
+        };
+        let footprint = forecast::footprint(&changed, estimate.as_ref());
+        footprint.fits(capacity).then_some(footprint.total)
+    };
+    let say = |what: &str, bytes: u64| format!("{what} (predicted {} of {})", gib(bytes), gib(capacity));
+    let attempt = |changes: &[&Change], times: usize| -> Option<String> {
+        let mut changed = resolved.cell.clone();
+        if !changes.iter().all(|change| (change.apply)(&mut changed)) {
+            return None;
+        }
+        let mut words: Vec<String> = changes.iter().map(|change| change.text.to_string()).collect();
+        if times > 1 {
+            let whole_group = changed.parallel.shard == changed.parallel.ranks;
+            changed.parallel.ranks = changed.parallel.ranks.checked_mul(times)?;
+            if whole_group {
+                changed.parallel.shard = changed.parallel.ranks;
+            }
+            words.push(format!("parallel.ranks = {}", changed.parallel.ranks));
+        }
+        let bytes = fitting(changed)?;
+        Some(say(&words.join(" and "), bytes))
+    };
+    // Every set of changes, few changes first, cheap ones first among as many.
+    let mut sets: Vec<Vec<&Change>> = (1usize..1 << CHANGES.len())
+        .map(|bits| CHANGES.iter().enumerate().filter(|(i, _)| bits >> i & 1 == 1).map(|(_, change)| change).collect())
+        .collect();
+    sets.sort_by_key(Vec::len);
+    if let Some(found) = sets.iter().find_map(|set| attempt(set, 1)) {
+        return Some(found);
+    }
+    let with_more = std::iter::once(Vec::new()).chain(sets).collect::<Vec<_>>();
+    [2, 4, 8, 16, 32, 64].into_iter().find_map(|times| with_more.iter().find_map(|set| attempt(set, times)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The post's figures: 70 billion weights of 4 bytes, 8 ranks to a node of 1 TB.
+    #[test]
+    fn what_a_node_cannot_hold_while_it_loads_is_known() {
+        let (stored, state, memory) = (280_000_000_000, 1_000_000_000, 1_000_000_000_000);
+        let of = |loading, memory| too_large(loading, stored, state, 8, memory);
+        let refusal = of(Loading::Everywhere, memory).unwrap();
+        assert!(refusal.contains("everywhere") && refusal.contains("2086.16 GiB"), "{refusal}");
+        assert!(refusal.ends_with("set model.loading = \"sliced\""), "{refusal}");
+        assert_eq!([of(Loading::Broadcast, memory), of(Loading::Sliced, 1)], [None, None]);
+        assert_eq!(of(Loading::Broadcast, stored + 8 * state), None, "to the byte");
+        assert!(of(Loading::Broadcast, stored + 8 * state - 1).is_some());
+    }
+
+    /// Files of weights count, and nothing else in their folder.
+    #[test]
+    fn the_bytes_of_a_folder_are_those_of_its_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, bytes) in [("a.safetensors", 100), ("b.safetensors", 20), ("config.json", 7)] {
+            std::fs::write(folder.path().join(name), vec![0u8; bytes]).unwrap();
+        }
+        assert_eq!(stored_bytes(folder.path()), Some(120));
+        assert_eq!(stored_bytes(&folder.path().join("absent")), None);
+    }
+}

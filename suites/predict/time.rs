@@ -1,0 +1,292 @@
+//! The predicted time of a cell on this machine, from its profile: operations as `zbench calibrate` timed them, collectives
+//! as `zbench allreduce --save` did. Without both there is none, and a reason.
+
+use crate::Timing;
+use std::path::Path;
+use std::sync::LazyLock;
+use toml::{Table, Value};
+use zbench_config::Resolved;
+use zbench_config::profile::corrections::{self, Corrections};
+use zbench_config::profile::operations::{self, Operations, Seats};
+use zbench_config::profile::{default_path, fit_of_value};
+use zbench_engine::config::{Cell, DeviceKind};
+use zbench_engine::outcome::{Flops, Span};
+use zbench_engine::plan::clock::{Clock, Machine, NoTime, StepTime, Stretch};
+use zbench_engine::plan::{ActionStated, Planner};
+use zbench_engine::shard::Collective;
+use zbench_host::machine;
+use zbench_kernels::DType;
+use zbench_reports::collectives::{Fit, Segment};
+
+/// The predicted time of a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EstimateTime {
+    /// Milliseconds of a step: the sum of the spans.
+    pub step_ms: f64,
+    /// Milliseconds by span, as records name them.
+    pub spans: Vec<(&'static str, f64)>,
+    /// Tokens of the global batch over that time.
+    pub tokens_per_second: f64,
+    /// What it rests on, and what of it is not quite the cell's.
+    pub source: String,
+}
+
+impl EstimateTime {
+    /// As plans have it.
+    pub fn timing(self, cell: &Cell, flops: &Flops) -> Timing {
+        let ranks = cell.parallel.ranks.max(1) as f64;
+        Timing {
+            step_ms: self.step_ms,
+            spans: self.spans.into_iter().collect(),
+            tokens_per_second: self.tokens_per_second,
+            model_flops_per_rank: flops.model / ranks,
+            hardware_flops_per_rank: flops.hardware / ranks,
+            source: self.source,
+            ..Timing::default()
+        }
+    }
+}
+
+/// The time of a cell on the machine of its profile, by default on this one, whose profile is read once.
+///
+/// # Errors
+/// Why there is none, in words.
+pub fn of(planner: &Planner, resolved: &Resolved) -> Result<EstimateTime, String> {
+    with_profile(resolved, |profile| profile.time(planner, &resolved.cell))
+}
+
+/// The same stretch by stretch.
+///
+/// # Errors
+/// Why there is none, in words.
+pub fn timeline(planner: &Planner, resolved: &Resolved) -> Result<Vec<Stretch>, String> {
+    with_profile(resolved, |profile| profile.timeline(planner, &resolved.cell))
+}
+
+fn with_profile<T>(resolved: &Resolved, of: impl Fn(&TimeProfile) -> Result<T, String>) -> Result<T, String> {
+    static HERE: LazyLock<Result<TimeProfile, String>> = LazyLock::new(TimeProfile::of_this_machine);
+    match &resolved.profile {
+        Some(profile) => of(&TimeProfile::read(&default_path(&profile.name))?),
+        None => of(HERE.as_ref().map_err(String::clone)?),
+    }
+}
+
+/// A profile, as far as time is made of it.
+#[derive(Debug, Default)]
+pub struct TimeProfile {
+    name: String,
+    cores: usize,
+    operations: Vec<Operations>,
+    /// `collectives`, as `zbench allreduce --save` writes it.
+    fits: Table,
+    corrections: Option<Corrections>,
+}
+
+impl TimeProfile {
+    /// The profile of this machine.
+    ///
+    /// # Errors
+    /// Why there is none, in words.
+    pub fn of_this_machine() -> Result<TimeProfile, String> {
+        TimeProfile::read(&default_path(&machine::host_name()))
+    }
+
+    /// A profile.
+    ///
+    /// # Errors
+    /// It is not there, is broken or has no times.
+    pub fn read(path: &Path) -> Result<TimeProfile, String> {
+        let shown = path.display();
+        let text = zbench_engine::files::text(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                format!("this machine has no profile ({shown}); run `zbench calibrate` and `zbench allreduce --save`")
+            }
+            _ => format!("the profile {shown} cannot be read: {error}"),
+        })?;
+        TimeProfile::parse(&text, &shown.to_string())
+    }
+
+    fn parse(text: &str, name: &str) -> Result<TimeProfile, String> {
+        let broken = |reason: String| format!("the profile {name}: {reason}");
+        let table: Table = text.parse().map_err(|error: toml::de::Error| broken(error.message().to_string()))?;
+        let operations = operations::of_text(text).map_err(broken)?;
+        if operations.is_empty() {
+            return Err(format!("the profile {name} has no times of operations; run `zbench calibrate`"));
+        }
+        let of = table.get("operations").and_then(|of| of.get("cores")).and_then(Value::as_integer);
+        let cores = of.and_then(|cores| usize::try_from(cores).ok()).filter(|cores| *cores > 0);
+        let corrections = table.get("corrections").map(corrections::of_value).transpose().map_err(broken)?;
+        Ok(TimeProfile {
+            name: name.to_string(),
+            cores: cores.ok_or_else(|| broken("operations.cores must be a number".into()))?,
+            operations,
+            fits: table.get("collectives").and_then(Value::as_table).cloned().unwrap_or_default(),
+            corrections,
+        })
+    }
+
+    /// Whether a cell has more threads than the machine has cores.
+    pub fn is_crowded(&self, cell: &Cell) -> bool {
+        cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank) > self.cores
+    }
+
+    /// The profile without its corrections.
+    #[must_use]
+    pub fn uncorrected(self) -> TimeProfile {
+        TimeProfile { corrections: None, ..self }
+    }
+
+    /// The time of a cell.
+    ///
+    /// # Errors
+    /// What of it was not measured, in words.
+    pub fn time(&self, planner: &Planner, cell: &Cell) -> Result<EstimateTime, String> {
+        let (time, tokens, note) = self.clocked(planner, cell, |clock, actions| clock.time(actions))?;
+        Ok(self.estimate(&time, tokens, note))
+    }
+
+    /// The same stretch by stretch.
+    ///
+    /// # Errors
+    /// As [`TimeProfile::time`].
+    pub fn timeline(&self, planner: &Planner, cell: &Cell) -> Result<Vec<Stretch>, String> {
+        self.clocked(planner, cell, |clock, actions| clock.timeline(actions)).map(|(line, ..)| line)
+    }
+
+    /// What a clock makes of a cell's actions, the tokens of a step, and in what the times differ from the cell's own.
+    fn clocked<T>(
+        &self,
+        planner: &Planner,
+        cell: &Cell,
+        make: impl FnOnce(&Clock<'_>, &mut dyn Iterator<Item = ActionStated>) -> Result<T, NoTime>,
+    ) -> Result<(T, u64, String), String> {
+        if cell.hardware.device != DeviceKind::Cpu {
+            return Err("times are predicted for cells on the CPU alone, by what was measured on one".into());
+        }
+        if cell.link.is_some() {
+            return Err("times over emulated links are not predicted".into());
+        }
+        let (kernels, plan) = (planner.kernels_here(cell), planner.plan(cell).map_err(|error| error.to_string())?);
+        let (operations, note) = self.operations(cell)?;
+        let threads = cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank);
+        let fits = Fits { profile: self, cell };
+        let corrections = self.corrections.as_ref().map_or([1.0; 10], Corrections::factors);
+        let clock = Clock {
+            curves: &operations.curves,
+            overheads: operations.overheads,
+            machine: &fits,
+            crowd: (threads as f64 / self.cores as f64).max(1.0),
+            reduce: cell.precision.reduce,
+            corrections,
+        };
+        let made = make(&clock, &mut plan.stated_actions(cell, &*kernels, 0)).map_err(|reason| match reason {
+            NoTime::Operation(unknown) => {
+                format!("{unknown} in {}; run `zbench calibrate` of this version of zbench", self.name)
+            }
+            NoTime::Collective(unknown) => unknown,
+        })?;
+        Ok((made, plan.estimate.flops.tokens, note))
+    }
+
+    fn estimate(&self, time: &StepTime, tokens: u64, note: String) -> EstimateTime {
+        let step_ms = time.step_ms();
+        let mut source = format!("operations and collectives measured on this machine ({})", self.name);
+        source.push_str(&note);
+        if let Some(corrections) = &self.corrections {
+            source.push_str(&format!("; {corrections}"));
+        }
+        EstimateTime {
+            step_ms,
+            spans: Span::ALL.iter().map(|span| span.name()).zip(time.spans_ms).collect(),
+            tokens_per_second: if step_ms > 0.0 { tokens as f64 / step_ms * 1e3 } else { 0.0 },
+            source,
+        }
+    }
+
+    /// The times that were measured most like the cell's ranks run, and in what they differ.
+    fn operations(&self, cell: &Cell) -> Result<(&Operations, String), String> {
+        let (ranks, threads) = (cell.parallel.ranks, cell.hardware.threads_per_rank);
+        let crowded = self.is_crowded(cell);
+        let of_threads = || self.operations.iter().filter(|of| of.seats.threads == threads);
+        let apart = |of: &&Operations| (of.seats.crowded != crowded, of.seats.ranks.abs_diff(ranks));
+        let Some(nearest) = of_threads().min_by_key(apart) else {
+            let there: Vec<String> = self.operations.iter().map(|of| of.seats.to_string()).collect();
+            return Err(format!(
+                "the profile {} has times of {}, and this cell's ranks have {threads} threads each; run `zbench calibrate \
+                 --threads {threads}`",
+                self.name,
+                there.join(", ")
+            ));
+        };
+        let seats = Seats { ranks, threads, crowded };
+        let same = nearest.seats == seats;
+        let note = if same { String::new() } else { format!("; operations are those of {}", nearest.seats) };
+        Ok((nearest, note))
+    }
+}
+
+/// The fits that fit a cell.
+struct Fits<'a> {
+    profile: &'a TimeProfile,
+    cell: &'a Cell,
+}
+
+/// nccl-tests' name of a type.
+fn type_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float",
+        DType::F64 => "double",
+        DType::Bf16 => "bfloat16",
+        DType::F16 => "half",
+        _ => "int8",
+    }
+}
+
+impl Machine for Fits<'_> {
+    fn collective(&self, call: &Collective, dtype: DType) -> Result<f64, String> {
+        // One rank has nobody to wait for; its call copies nothing that a curve would not hold.
+        if call.ranks <= 1 {
+            return Ok(0.0);
+        }
+        let (backend, ranks) = (self.cell.parallel.backend.name(), call.ranks);
+        let reduces = call.kind != "all_gather";
+        let wanted = type_name(dtype);
+        let of = |table: &Table| -> Option<Vec<Fit>> {
+            let fits = table.get(backend)?.get(format!("ranks-{ranks}"))?.get(call.kind)?.get("fits")?.as_array()?;
+            let mut fits: Vec<Fit> = fits.iter().filter_map(fit_of_value).collect();
+            // What only copies takes bytes of any type; what adds is as fast as its type.
+            fits.retain(|fit| !reduces || (fit.dtype == wanted && fit.redop == "sum"));
+            Some(fits)
+        };
+        let fits = of(&self.profile.fits).unwrap_or_default();
+        let fit = fits.iter().find(|fit| fit.in_place == call.in_place).or(fits.first());
+        let Some(us) = fit.and_then(|fit| time_us(&fit.segments, call.bytes as f64)) else {
+            let of_type = if reduces { format!(" -d {wanted}") } else { String::new() };
+            return Err(format!(
+                "{} has no fit of {} among {ranks} ranks of {backend}; run `zbench allreduce --backend {backend} --ranks \
+                 {ranks} --collective {}{of_type} --save`",
+                self.profile.name, call.kind, call.kind
+            ));
+        };
+        // Groups that talk at the same time share the cores, which a group alone had to itself.
+        let threads = |ranks: usize| (ranks * self.cell.hardware.threads_per_rank) as f64 / self.profile.cores as f64;
+        let crowd = threads(self.cell.parallel.ranks).max(1.0) / threads(ranks).max(1.0);
+        Ok(us * 1e-6 * crowd)
+    }
+}
+
+/// Of the line whose range holds the size; beyond the ranges of the nearest.
+fn time_us(segments: &[Segment], bytes: f64) -> Option<f64> {
+    let apart = |segment: &&Segment| {
+        let (from, to) = (segment.from_bytes as f64, segment.to_bytes as f64);
+        // Between two ranges in the middle, in logarithms.
+        let ratio = if bytes < from { from / bytes.max(1.0) } else { bytes / to.max(1.0) };
+        if (from..=to).contains(&bytes) { 0.0 } else { ratio.ln() }
+    };
+    let nearest = segments.iter().min_by(|a, b| apart(a).total_cmp(&apart(b)))?;
+    Some(nearest.time_us(bytes)).filter(|us| us.is_finite() && *us >= 0.0)
+}
+
+#[cfg(test)]
+#[path = "time/tests.rs"]
+mod tests;

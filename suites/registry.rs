@@ -1,0 +1,127 @@
+//! The suites that grids may name beside `train`, and how a document of one becomes cells.
+
+use crate::bench::{BenchCell, BenchSpec, Specs};
+use crate::{checkpoint, kernels};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use zbench_config::{Axis, ConfigError, Context, Document, Problem, Refusal, Settings, Values, grid};
+use zbench_host::{devices, machine};
+use zbench_predict::planned::{Decision, gib};
+use zbench_reports::record::{Source, Status};
+
+/// A suite: its name in `suite = "..."`, how settings become specifications and how a record's cell does.
+pub struct Entry {
+    /// Its name.
+    pub name: &'static str,
+    resolve: fn(&Values, &Context) -> Result<Specs, Refusal>,
+    of_plain: fn(&Value) -> Option<Box<dyn BenchSpec>>,
+}
+
+/// All of them.
+pub static SUITES: [Entry; 3] = [
+    Entry { name: "gemm", resolve: kernels::resolve::gemm, of_plain: kernels::gemm::of_plain },
+    Entry { name: "attention", resolve: kernels::resolve::attention, of_plain: kernels::attention::of_plain },
+    Entry { name: "checkpoint", resolve: checkpoint::resolve::specs, of_plain: checkpoint::of_plain },
+];
+
+/// The cells of a document, and what to say about them.
+#[derive(Clone, Default)]
+pub struct Expanded {
+    /// In the order of the file.
+    pub cells: Vec<BenchCell>,
+    /// Remarks for the reader.
+    pub remarks: Vec<String>,
+}
+
+/// The suite of a document, if it is one of these and stands outside the grid.
+pub fn suite(document: &Document) -> Option<&'static Entry> {
+    let name = document.base.get("suite")?.value.as_str()?;
+    SUITES.iter().find(|suite| suite.name == name)
+}
+
+/// The specification that a record's cell holds; absent where this version does not know it, or it cannot be measured.
+pub fn of_plain(cell: &Value) -> Option<Box<dyn BenchSpec>> {
+    let name = cell.get("suite")?.as_str()?;
+    let entry = SUITES.iter().find(|suite| suite.name == name)?;
+    // A record may be edited.
+    (entry.of_plain)(cell).filter(|spec| spec.needs().is_some())
+}
+
+/// Expands a document of one of these suites. `unplaced` says where a key comes from that stands in no file.
+///
+/// # Errors
+/// As [`grid::expand`]: what is wrong whatever the grid says refuses the file.
+pub fn expand(
+    document: &Document,
+    only: &[Axis],
+    most: usize,
+    context: &Context,
+    unplaced: &dyn Fn(&str) -> String,
+) -> Result<Expanded, ConfigError> {
+    let Some(entry) = suite(document) else { return Ok(Expanded::default()) };
+    let source = document.path.display().to_string();
+    let (mut expanded, mut seen, mut problems) = (Expanded::default(), BTreeSet::new(), Vec::<Problem>::new());
+    for (label, settings) in grid::combinations(document, only, most)? {
+        let found = match (entry.resolve)(&Values { settings: &settings }, context) {
+            Ok((specs, remark)) => {
+                expanded.remarks.extend(remark.filter(|remark| !expanded.remarks.contains(remark)));
+                specs.into_iter().map(possible).collect()
+            }
+            Err(refusal) if refusal.from_grid => vec![refused(&settings, label, &refusal)],
+            Err(Refusal { key, message, place, .. }) => {
+                let by_set = settings.get(key.as_str()).is_some_and(|setting| setting.place.is_none());
+                let source = if by_set { unplaced(&key) } else { source.clone() };
+                let problem = Problem { source, place, key, message };
+                if !problems.contains(&problem) {
+                    problems.push(problem);
+                }
+                Vec::new()
+            }
+        };
+        expanded.cells.extend(found.into_iter().filter(|cell| seen.insert(cell.key.clone())));
+    }
+    if !problems.is_empty() {
+        return Err(ConfigError(problems));
+    }
+    let count = expanded.cells.len();
+    if count > most {
+        let message = format!("the grid has {count} cells and --max-cells is {most}; narrow it with --only or --set");
+        return Err(ConfigError::about(source, message));
+    }
+    Ok(expanded)
+}
+
+/// A cell that runs where this machine has the memory for it.
+fn possible(spec: Box<dyn BenchSpec>) -> BenchCell {
+    let cuda = spec.is_on_cuda();
+    let absent = cuda.then(|| devices::count().err()).flatten();
+    let memory = match cuda {
+        true => devices::machine(0).ok().map(|machine| machine.facts().memory_bytes),
+        false => machine::memory_bytes("MemTotal"),
+    };
+    let why = match (spec.needs(), memory) {
+        (Some(_), _) if absent.is_some() => {
+            absent.map(|why| (format!("hardware.device = \"cuda\": {why}"), Source::Host))
+        }
+        (None, _) => Some(("its buffers are more bytes than a machine addresses".to_string(), Source::Plan)),
+        (Some(needs), Some(memory)) if needs > memory => {
+            let whose = if cuda { "the GPU" } else { "this machine" };
+            let reason = format!("needs {} of memory, and {whose} has {}", gib(needs), gib(memory));
+            Some((reason, Source::Host))
+        }
+        _ => None,
+    };
+    let cell = BenchCell::new(spec);
+    match why {
+        Some((reason, source)) => cell.skipped(reason, source),
+        None => cell,
+    }
+}
+
+/// A combination of the grid that is no cell.
+fn refused(settings: &Settings, label: String, refusal: &Refusal) -> BenchCell {
+    let (key, plain) = (grid::settings_key(settings), zbench_runner::written(settings));
+    let (status, reason) = (Status::Skipped, refusal.to_string());
+    let decision = Decision::Record { status, reason, source: Source::Plan };
+    BenchCell { key, label, plain, decision, spec: None }
+}

@@ -1,0 +1,37 @@
+//! Runs the cells of any [`Suite`] and keeps a record of each trial: by trials ([`Runner::run`]) or, training cells, by turns
+//! ([`Runner::take_turns`]). A training cell is a process of its own ([`child`], [`cell`]); so is each of its ranks where they
+//! do not share one ([`processes`], [`mpirun`], [`launched`], [`rank`]).
+
+mod between;
+pub mod by_turns;
+pub mod cell;
+pub mod child;
+pub mod child_process;
+mod execution;
+pub mod folders;
+mod header;
+pub mod launched;
+pub mod loading;
+pub mod merge;
+pub mod mpirun;
+pub mod parity;
+pub mod processes;
+pub mod protocol;
+pub mod rank;
+pub mod record;
+pub mod rescue;
+mod schedule;
+mod suite;
+pub mod trace;
+mod traced;
+mod train;
+mod trial_queue;
+pub mod turns;
+pub mod validity;
+
+pub use execution::{Execute, Execution, Stopped};
+pub use header::Header;
+pub use schedule::{Runner, Summary};
+pub use suite::{Observe, Suite, SuiteCell, Trial};
+pub use train::{Train, is_next, written};
+pub use trial_queue::Trials;

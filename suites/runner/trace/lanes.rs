@@ -1,0 +1,73 @@
+//! Events of the form, and the names that readers see.
+
+use serde_json::{Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
+use zbench_engine::plan::Action;
+use zbench_predict::planned::Planned;
+
+/// The lane of what a rank does.
+pub const COMPUTE: u64 = 1;
+/// On a device, the lane of what its host asks for.
+pub const HOST: u64 = 2;
+/// The first lane of collectives; each axis has some, as many as are under way at a time.
+pub const COLLECTIVES: u64 = 10;
+
+/// This moment, in nanoseconds since 1970.
+pub fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A process with a name, in the order of its number.
+pub fn process(pid: u64, name: &str, sort: u64) -> [Value; 2] {
+    [
+        json!({ "ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": { "name": name } }),
+        json!({ "ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": { "sort_index": sort } }),
+    ]
+}
+
+/// A lane with a name.
+pub fn thread(pid: u64, tid: u64, name: &str) -> Value {
+    json!({ "ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": { "name": name } })
+}
+
+/// Something that took time.
+pub fn slice(pid: u64, tid: u64, category: &str, name: &str, at: u64, lasts: u64, args: Value) -> Value {
+    json!({ "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "at": at, "lasts": lasts, "args": args })
+}
+
+/// What the actions of a cell are called.
+#[derive(Clone, Copy, Debug)]
+pub struct Names {
+    blocks: usize,
+}
+
+impl Names {
+    /// Of this cell's model.
+    pub fn of(planned: &Planned) -> Names {
+        Names { blocks: planned.cell().map_or(0, |cell| cell.model.num_hidden_layers) }
+    }
+
+    fn unit(&self, unit: usize) -> String {
+        match unit {
+            0 => "embed_tokens".into(),
+            unit if unit <= self.blocks => format!("layers.{}", unit - 1),
+            _ => "lm_head".into(),
+        }
+    }
+
+    /// What is done, and with what.
+    pub fn action(&self, action: Action) -> String {
+        match action {
+            Action::Load { micro } => format!("load micro-batch {micro}"),
+            Action::Gather { unit, refresh: true, slot: false } => format!("refresh {}", self.unit(unit)),
+            Action::Gather { unit, .. } => format!("gather {}", self.unit(unit)),
+            Action::Forward { unit } => format!("forward {}", self.unit(unit)),
+            Action::Restore { unit, .. } => format!("recompute {}", self.unit(unit)),
+            Action::Backward { unit } => format!("backward {}", self.unit(unit)),
+            Action::Release { unit } => format!("release {}", self.unit(unit)),
+            Action::Reduce { unit, .. } => format!("reduce {}", self.unit(unit)),
+            Action::Update => "update".into(),
+        }
+    }
+}

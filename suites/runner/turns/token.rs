@@ -1,0 +1,184 @@
+//! The line on which a cell's ranks wait for their turn. The experiment listens at a name; every rank of a cell, thread or
+//! process, connects to it, says what its last turn took and sleeps until it is told how many steps it may run.
+//!
+//! Lines of text over a Unix socket: a rank says a JSON [`Said`], the experiment answers with a number of steps; 0, or the end of the
+//! connection, ends the run. A rank that waits is asleep in `read`, so it uses no CPU.
+
+use rustix::net::sockopt::socket_peercred;
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use zbench_engine::course::Pace;
+use zbench_engine::outcome::Step;
+use zbench_engine::threads;
+
+/// Time of a step on a rank, in milliseconds, and the tokens of the global batch.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepTime {
+    /// Milliseconds.
+    pub ms: f64,
+    /// Tokens of all ranks.
+    pub tokens: u64,
+}
+
+/// What a rank says when it begins to wait.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Said {
+    /// Which rank.
+    pub rank: usize,
+    /// The steps of the turn that has ended; none before the first.
+    pub steps: Vec<StepTime>,
+}
+
+/// The ranks' end of the line. Without an experiment at the other end a run ends before its next step.
+pub struct Token {
+    name: String,
+    seats: Vec<Mutex<Seat>>,
+}
+
+#[derive(Default)]
+struct Seat {
+    line: Option<BufReader<UnixStream>>,
+    left: u64,
+    steps: Vec<StepTime>,
+    over: bool,
+}
+
+impl Token {
+    /// For a cell of so many ranks, whose experiment listens at `name`.
+    pub fn new(name: &str, ranks: usize) -> Token {
+        Token { name: name.into(), seats: (0..ranks).map(|_| Mutex::default()).collect() }
+    }
+}
+
+impl Pace for Token {
+    fn may_begin(&self, rank: usize) -> bool {
+        let Some(seat) = self.seats.get(rank) else { return false };
+        let mut seat = seat.lock().unwrap_or_else(PoisonError::into_inner);
+        if seat.left == 0 && !seat.over {
+            seat.left = seat.wait(&self.name, rank).unwrap_or(0);
+            seat.over = seat.left == 0;
+        }
+        seat.left = seat.left.saturating_sub(1);
+        !seat.over
+    }
+
+    fn ended(&self, rank: usize, step: &Step) {
+        let Some(seat) = self.seats.get(rank) else { return };
+        let mut seat = seat.lock().unwrap_or_else(PoisonError::into_inner);
+        seat.steps.push(StepTime { ms: step.ms, tokens: step.tokens });
+    }
+}
+
+impl Seat {
+    /// Says what the turn took, and sleeps until the next.
+    fn wait(&mut self, name: &str, rank: usize) -> std::io::Result<u64> {
+        let line = match &mut self.line {
+            Some(line) => line,
+            none => {
+                let address = SocketAddr::from_abstract_name(name)?;
+                none.insert(BufReader::new(UnixStream::connect_addr(&address)?))
+            }
+        };
+        let mut text = serde_json::to_string(&Said { rank, steps: std::mem::take(&mut self.steps) })?;
+        text.push('\n');
+        line.get_mut().write_all(text.as_bytes())?;
+        text.clear();
+        line.read_line(&mut text)?;
+        Ok(text.trim().parse().unwrap_or(0))
+    }
+}
+
+/// The experiment's end of the line of one cell.
+pub struct Desk {
+    name: String,
+    listener: UnixListener,
+}
+
+impl Desk {
+    /// Listens at a name of its own.
+    ///
+    /// # Errors
+    /// The system gives no socket or no random number.
+    pub fn open() -> std::io::Result<Desk> {
+        let token = zbench_launch::fresh_token().map_err(|error| std::io::Error::other(error.to_string()))?;
+        let name = format!("zbench-turns-{token}");
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
+        Ok(Desk { name, listener })
+    }
+
+    /// What the ranks have to be told.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Takes in the ranks on a thread, as they come, until all have come or the time is over. `hear` gets each rank's line, what
+    /// the rank says, and at the end of its connection nothing.
+    ///
+    /// # Errors
+    /// The system starts no more threads.
+    pub fn listen(
+        self,
+        ranks: usize,
+        patience: Duration,
+        hear: impl Fn(Heard) + Clone + Send + 'static,
+    ) -> std::io::Result<()> {
+        threads::start("turns", move || {
+            let Desk { listener, .. } = self;
+            let until = Instant::now() + patience;
+            let own = rustix::process::getuid();
+            let mut seats = 0;
+            // Polled while the ranks start; once they are seated, nobody is awake here.
+            if listener.set_nonblocking(true).is_err() {
+                return;
+            }
+            while seats < ranks && Instant::now() < until {
+                let Ok((stream, _)) = listener.accept() else {
+                    std::thread::sleep(Duration::from_millis(2));
+                    continue;
+                };
+                // Names of such sockets are public on a host: only a process of the same user is a rank.
+                let is_ours = socket_peercred(&stream).is_ok_and(|peer| peer.uid == own);
+                if is_ours && stream.set_nonblocking(false).is_ok() && take_in(stream, hear.clone()).is_ok() {
+                    seats += 1;
+                }
+            }
+        })
+        .map(drop)
+    }
+}
+
+/// What the experiment hears from a rank.
+#[derive(Debug)]
+pub enum Heard {
+    /// The rank waits; the line to answer it comes with its first words.
+    Waits(Said, Option<UnixStream>),
+    /// Its connection has ended.
+    Left(usize),
+}
+
+/// Reads a rank's words on a thread.
+fn take_in(stream: UnixStream, hear: impl Fn(Heard) + Send + 'static) -> std::io::Result<()> {
+    let mut line = Some(stream.try_clone()?);
+    threads::start("turns of a rank", move || {
+        let mut rank = None;
+        for text in BufReader::new(stream).lines().map_while(Result::ok) {
+            let Ok(said) = serde_json::from_str::<Said>(&text) else { break };
+            rank = Some(said.rank);
+            hear(Heard::Waits(said, line.take()));
+        }
+        rank.into_iter().for_each(|rank| hear(Heard::Left(rank)));
+    })
+    .map(drop)
+}
+
+/// Lets a rank run so many steps; with 0 it ends.
+///
+/// # Errors
+/// The rank is gone.
+pub fn answer(line: &mut UnixStream, steps: u64) -> std::io::Result<()> {
+    line.write_all(format!("{steps}\n").as_bytes())
+}
