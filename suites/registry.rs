@@ -1,7 +1,7 @@
 //! The suites that grids may name beside `train`, and how a document of one becomes cells.
 
 use crate::bench::{BenchCell, BenchSpec, Specs};
-use crate::{checkpoint, kernels};
+use crate::{checkpoint, collectives, kernels};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use zbench_config::{Axis, ConfigError, Context, Document, Problem, Refusal, Settings, Values, grid};
@@ -18,10 +18,12 @@ pub struct Entry {
 }
 
 /// All of them.
-pub static SUITES: [Entry; 3] = [
+pub static SUITES: [Entry; 4] = [
     Entry { name: "gemm", resolve: kernels::resolve::gemm, of_plain: kernels::gemm::of_plain },
     Entry { name: "attention", resolve: kernels::resolve::attention, of_plain: kernels::attention::of_plain },
     Entry { name: "checkpoint", resolve: checkpoint::resolve::specs, of_plain: checkpoint::of_plain },
+    // A record of collectives is repeated by its command, which has all flags.
+    Entry { name: "collectives", resolve: collectives::cell::specs, of_plain: |_| None },
 ];
 
 /// The cells of a document, and what to say about them.

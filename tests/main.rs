@@ -13,6 +13,7 @@ mod ci_files;
 mod ci_gate;
 mod claims;
 mod cli;
+mod collectives_grid;
 mod compare;
 mod config;
 mod containers;

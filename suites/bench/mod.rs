@@ -13,6 +13,7 @@ use serde_json::Value;
 use std::path::Path;
 use zbench_kernels::{ArenaError, KernelError, OutOfMemory};
 use zbench_reports::bench::{Ceiling, Timing};
+use zbench_reports::record::Record;
 use zbench_runner::protocol::Ended;
 
 /// Why a measurement has no result.
@@ -67,6 +68,10 @@ impl From<Ended> for BenchError {
 pub trait BenchSpec: Send + Sync {
     /// As plain data: equal for equal measurements. It names its suite.
     fn plain(&self) -> Value;
+    /// The key of its records.
+    fn key(&self) -> String {
+        zbench_config::grid::plain_key(&self.plain())
+    }
     /// For a reader.
     fn label(&self) -> String;
     /// Bytes of memory at least; absent where that is more than a number holds.
@@ -94,6 +99,8 @@ pub struct BenchResult {
     pub ceiling: Ceiling,
     /// Remarks for the reader.
     pub notes: Vec<String>,
+    /// The record of the process that measured, whose results are taken over.
+    pub record: Option<Box<Record>>,
     /// What is wrong with a result.
     pub wrong: Option<String>,
     /// Numbers beside those of the timings, or why they cannot be stated.

@@ -34,6 +34,10 @@ pub fn seen(record: &mut Record, sampled: &Sampled) {
 
 /// The result, into the record.
 pub(crate) fn fill(record: &mut Record, result: &BenchResult) {
+    if let Some(other) = &result.record {
+        take_over(record, other);
+        return;
+    }
     if let Some(wrong) = &result.wrong {
         record.outcome = Outcome::ended(Status::Failed, format!("wrong result: {wrong}"), None);
     }
@@ -85,4 +89,15 @@ pub(crate) fn fill(record: &mut Record, result: &BenchResult) {
             record.extra.insert(name.into(), value);
         }
     }
+}
+
+/// What another process measured. Its command measures the same again.
+fn take_over(record: &mut Record, other: &Record) {
+    record.outcome = other.outcome.clone();
+    record.metrics = other.metrics.clone();
+    record.ranks.clone_from(&other.ranks);
+    record.command.clone_from(&other.command);
+    record.validity.extend(other.validity.iter().cloned());
+    record.notes.extend(other.notes.iter().cloned());
+    record.extra.extend(other.extra.clone());
 }

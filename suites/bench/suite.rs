@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use zbench_config::grid;
 use zbench_host::devices;
 use zbench_predict::planned::Decision;
 use zbench_reports::record::{Outcome, Record, Source, Status};
@@ -32,8 +31,7 @@ pub struct BenchCell {
 impl BenchCell {
     /// A cell that runs.
     pub fn new(spec: Box<dyn BenchSpec>) -> BenchCell {
-        let plain = spec.plain();
-        let key = blake3::hash(grid::canonical(&plain).as_bytes()).to_hex()[..16].to_string();
+        let (key, plain) = (spec.key(), spec.plain());
         BenchCell { key, label: spec.label(), plain, decision: Decision::Run, spec: Some(spec.into()) }
     }
 

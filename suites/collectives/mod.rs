@@ -6,6 +6,7 @@
 pub mod args;
 pub mod bench;
 mod buffers;
+pub mod cell;
 pub mod collective;
 pub mod data;
 mod exchange;

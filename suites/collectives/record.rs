@@ -7,6 +7,7 @@ use zbench_host::{devices, machine};
 use zbench_reports::collectives::{Device, Pairs, Row, Run, Section, Side, document::SUITE};
 use zbench_reports::record::{Outcome, Rank, Record, Status, label_flags};
 use zbench_reports::stats;
+use zbench_runner::Header;
 use zbench_runner::record::emulated_device;
 
 /// What ended a run early.
@@ -21,7 +22,14 @@ pub enum End {
 }
 
 /// The record of one section.
-pub fn of_section(run: &Run, section: &Section, plan: &Plan, end: &End, started: &str, command: &str) -> Record {
+pub fn of_section(
+    run: &Run,
+    section: &Section,
+    plan: &Plan,
+    end: &End,
+    started: jiff::Timestamp,
+    command: &str,
+) -> Record {
     let outcome = match (section.out_of_bounds(), end) {
         (0, End::Whole) => Outcome::measured(),
         (0, End::Interrupted) => {
@@ -30,7 +38,7 @@ pub fn of_section(run: &Run, section: &Section, plan: &Plan, end: &End, started:
         (0, End::Failed(reason)) => Outcome::ended(Status::Failed, reason.clone(), None),
         (_, _) => Outcome::ended(Status::Failed, first_wrong(section), None),
     };
-    let mut record = blank(run, &section.collective, cell(run, section, plan), outcome, started, command);
+    let mut record = blank(run, &section.collective, cell_of(run, section, plan), outcome, started, command);
     metrics(&mut record, section);
     record.notes.extend(section.notes.iter().cloned());
     if let Ok(value) = serde_json::to_value(section) {
@@ -40,9 +48,9 @@ pub fn of_section(run: &Run, section: &Section, plan: &Plan, end: &End, started:
 }
 
 /// The record of the bandwidth between all pairs.
-pub fn of_pairs(run: &Run, pairs: &Pairs, plan: &Plan, started: &str, command: &str) -> Record {
+pub fn of_pairs(run: &Run, pairs: &Pairs, plan: &Plan, started: jiff::Timestamp, command: &str) -> Record {
     let section = Section { collective: "pairs".into(), ..Section::default() };
-    let mut record = blank(run, "pairs", cell(run, &section, plan), Outcome::measured(), started, command);
+    let mut record = blank(run, "pairs", cell_of(run, &section, plan), Outcome::measured(), started, command);
     let upper = pairs.gb_s.iter().enumerate().flat_map(|(a, line)| line.iter().skip(a + 1).flatten().copied());
     let rates: Vec<f64> = upper.collect();
     for (name, percent) in [("pairs_least_gb_s", 0.0), ("pairs_median_gb_s", 50.0), ("pairs_largest_gb_s", 100.0)] {
@@ -60,15 +68,15 @@ pub fn of_pairs(run: &Run, pairs: &Pairs, plan: &Plan, started: &str, command: &
 }
 
 /// What all records of a run have in common.
-fn blank(run: &Run, name: &str, cell: Value, outcome: Outcome, started: &str, command: &str) -> Record {
-    let key = blake3::hash(cell.to_string().as_bytes()).to_hex()[..16].to_string();
-    let unique = format!("{key} {started} {} {name}", std::process::id());
-    let id = blake3::hash(unique.as_bytes()).to_hex()[..12].to_string();
-    let mut record = Record::new(id, key, format!("{name} over {}", run.settings.backend), outcome);
-    record.cell = cell;
-    record.environment = machine::environment();
-    record.command = command.into();
-    record.started = started.into();
+fn blank(run: &Run, name: &str, cell: Value, outcome: Outcome, started: jiff::Timestamp, command: &str) -> Record {
+    let key = key(&cell);
+    let header = Header {
+        name: format!("{name} over {}", run.settings.backend),
+        command: command.into(),
+        environment: machine::environment(),
+        ..Header::default()
+    };
+    let mut record = Record { outcome, ..header.blank(&key, cell, 1, started) };
     let rank = |device: &Device| Rank {
         rank: device.rank as u64,
         host: device.hostname.clone(),
@@ -127,42 +135,84 @@ pub fn first_wrong(section: &Section) -> String {
     }
 }
 
-/// What was asked for, as plain data: equal for equal questions.
-fn cell(run: &Run, section: &Section, plan: &Plan) -> Value {
-    let s = &run.settings;
-    let reduces = section.rows.iter().any(|row| row.redop != "none");
+/// Where a collective was or will be measured.
+pub struct Place<'a> {
+    /// What moves the bytes.
+    pub backend: &'a str,
+    /// Emulated links, in words.
+    pub link: Option<&'a str>,
+    /// All ranks.
+    pub ranks: usize,
+    /// Ranks of a group that measures by itself.
+    pub group_ranks: usize,
+    /// Hosts.
+    pub hosts: usize,
+    /// Threads of a rank's kernels.
+    pub threads_per_rank: usize,
+    /// The largest size, which memory may limit.
+    pub maximum_bytes: u64,
+    /// Whether buffers lie in the memory of GPUs.
+    pub on_gpus: bool,
+}
+
+/// What was asked for, as plain data: equal for equal measurements.
+pub fn cell(plan: &Plan, collective: &str, reduces: bool, place: &Place<'_>) -> Value {
     let ops: Vec<&str> = plan.ops.iter().map(|op| op.name()).collect();
     let types: Vec<&str> = plan.dtypes.iter().map(|dtype| super::plan::type_name(*dtype)).collect();
     let mut cell = json!({
         "suite": SUITE,
-        "collective": section.collective,
-        "backend": s.backend,
-        "algorithm": s.algorithm,
-        "link": s.link,
-        "parallel": { "ranks": s.group_ranks, "world": s.ranks, "hosts": s.hosts, "threads_per_rank": s.threads_per_rank },
+        "collective": collective,
+        "backend": place.backend,
+        "algorithm": plan.algorithm,
+        "link": place.link,
+        "parallel": {
+            "ranks": place.group_ranks, "world": place.ranks, "hosts": place.hosts, "threads_per_rank": place.threads_per_rank,
+        },
         "type": types.join(","),
         "redop": if reduces { ops.join(",") } else { "none".into() },
         "root": plan.root.map_or(json!(-1), |root| json!(root)),
-        "minimum_bytes": s.minimum_bytes,
-        "maximum_bytes": s.maximum_bytes,
-        "step_factor": s.step_factor,
-        "step_bytes": s.step_bytes,
-        "iterations": s.iterations,
-        "warmup_iterations": s.warmup_iters,
-        "aggregated_iterations": s.aggregated_iterations,
-        "check": s.validation,
-        "blocking": s.blocking,
+        "minimum_bytes": plan.min_bytes.min(place.maximum_bytes),
+        "maximum_bytes": place.maximum_bytes,
+        "step_factor": plan.step_factor,
+        "step_bytes": plan.step_bytes,
+        "iterations": plan.iters,
+        "warmup_iterations": plan.warmup,
+        "aggregated_iterations": plan.aggregate,
+        "check": plan.check,
+        "blocking": plan.blocking,
         "timing": if plan.per_iteration { "per_iteration" } else { "back_to_back" },
         "average": format!("{:?}", plan.average),
         "buffers": if plan.hot { "hot" } else { "rotate" },
-        "unalign": s.unalign,
+        "unalign": plan.unalign,
         "seed": plan.seed,
     });
     // What was asked of cores has the key that it had before there were GPUs.
-    if run.devices.iter().any(|device| device.device_hex != setup::CORES) {
+    if place.on_gpus {
         cell["hardware"] = json!({ "device": "cuda" });
     }
     cell
+}
+
+/// The key of a cell.
+pub fn key(cell: &Value) -> String {
+    zbench_config::grid::hash(&cell.to_string())
+}
+
+/// The cell of a part of a run.
+fn cell_of(run: &Run, section: &Section, plan: &Plan) -> Value {
+    let s = &run.settings;
+    let reduces = section.rows.iter().any(|row| row.redop != "none");
+    let place = Place {
+        backend: &s.backend,
+        link: s.link.as_deref(),
+        ranks: s.ranks,
+        group_ranks: s.group_ranks,
+        hosts: s.hosts,
+        threads_per_rank: s.threads_per_rank,
+        maximum_bytes: s.maximum_bytes,
+        on_gpus: run.devices.iter().any(|device| device.device_hex != setup::CORES),
+    };
+    cell(plan, &section.collective, reduces, &place)
 }
 
 /// Flat numbers: bandwidth at the largest size, latency at the smallest, in place where there is such a call.

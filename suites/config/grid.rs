@@ -474,10 +474,6 @@ fn canonical_of(mut value: Value) -> String {
     value.to_string()
 }
 
-fn short_hash(text: &str) -> String {
-    blake3::hash(text.as_bytes()).to_hex()[..16].to_string()
-}
-
 /// The key of a cell: a hash of its canonical text, in which every file stands by its content.
 pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
     let mut cell = cell.clone();
@@ -505,12 +501,22 @@ pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
         // Where a run is kept does not make it another.
         (saving.dir, saving.resume) = std::default::Default::default();
     }
-    short_hash(&canonical_of(plain(&cell)))
+    hash(&canonical_of(plain(&cell)))
 }
 
 /// A combination that resolves to no cell is known by what was written for it.
 pub fn settings_key(settings: &Settings) -> String {
     let pairs: serde_json::Map<String, Value> =
         settings.iter().map(|(key, setting)| (key.to_string(), json(&setting.value))).collect();
-    short_hash(&canonical_of(Value::Object(pairs)))
+    hash(&canonical_of(Value::Object(pairs)))
+}
+
+/// The key of a cell that is stated as plain data.
+pub fn plain_key(cell: &Value) -> String {
+    hash(&canonical(cell))
+}
+
+/// 16 hex digits of a text.
+pub fn hash(text: &str) -> String {
+    blake3::hash(text.as_bytes()).to_hex()[..16].to_string()
 }

@@ -119,14 +119,8 @@ fn answered(worst: f64, wrong: Option<&str>) -> Record {
         ..Timing::default()
     };
     let ceiling = Ceiling { gflops: Some(154.0), ..Ceiling::default() };
-    let result = BenchResult {
-        timings: vec![timing],
-        ceiling,
-        notes: Vec::new(),
-        wrong: wrong.map(String::from),
-        metrics: Vec::new(),
-        section: None,
-    };
+    let result =
+        BenchResult { timings: vec![timing], ceiling, wrong: wrong.map(String::from), ..BenchResult::default() };
     let cell = serde_json::json!({ "suite": "gemm", "gemm": { "shape": "1x2x3" } });
     let mut record = Header::default().blank("key", cell, 1, jiff::Timestamp::UNIX_EPOCH);
     record::fill(&mut record, &result);

@@ -1,12 +1,14 @@
 //! What the interconnect test measures, and its forms: nccl-tests' table ([`table`]), nccl-tests' JSON ([`v3`]),
 //! Markdown and CSV ([`document`]). Pure functions of the measured values; nothing here measures or prints.
 
+mod comparison;
 pub mod document;
 mod iterations;
 mod pairs;
 pub mod table;
 pub mod v3;
 
+pub use comparison::comparison;
 pub use iterations::Iterations;
 pub use pairs::{PairKind, Pairs, Suspect};
 

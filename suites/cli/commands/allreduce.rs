@@ -74,7 +74,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
         prints: shows && global.format == Format::Table,
         // Between the two that a reader may want, so that JSON on standard output stays whole.
         whispers: shows && global.format != Format::Table && global.verbose,
-        started: jiff::Timestamp::now().to_string(),
+        started: jiff::Timestamp::now(),
         command: command_line(),
         stop,
         state: Mutex::new(State { run, open: false, trouble: None }),
@@ -211,7 +211,7 @@ struct Screen<'a> {
     notebook: Notebook,
     prints: bool,
     whispers: bool,
-    started: String,
+    started: jiff::Timestamp,
     command: String,
     stop: Arc<AtomicBool>,
     state: Mutex<State>,
@@ -263,7 +263,7 @@ impl Screen<'_> {
             zbench_host::say!("error: wrong data: {wrong}");
             state.run.errors.push(wrong);
         }
-        let record = record::of_section(&state.run, &section, self.plan, end, &self.started, &self.command);
+        let record = record::of_section(&state.run, &section, self.plan, end, self.started, &self.command);
         self.append(state, record);
         state.run.sections.push(section);
     }
@@ -358,7 +358,7 @@ impl Watch for Screen<'_> {
             self.say(&mut state, &text);
         }
         self.say(&mut state, &pairs.text());
-        let record = record::of_pairs(&state.run, &pairs, self.plan, &self.started, &self.command);
+        let record = record::of_pairs(&state.run, &pairs, self.plan, self.started, &self.command);
         self.append(&mut state, record);
         state.run.pairs = Some(pairs);
     }

@@ -1,7 +1,7 @@
 //! `gemm`, `attention`, `checkpoint`, and `grid` of files with one of these suites.
 
 use super::train::{self, stop_flag};
-use super::{command_line, header, print_document, print_lines};
+use super::{command_line, header, print_document, print_lines, print_screen, room};
 use crate::{Cells, Format, Global, GridArgs};
 use anyhow::{Result, bail};
 use std::path::Path;
@@ -11,6 +11,8 @@ use zbench_host::{exit, machine};
 use zbench_predict::planned::Decision;
 use zbench_predict::planned::gib;
 use zbench_reports::bench;
+use zbench_reports::collectives::comparison;
+use zbench_reports::collectives::document::is_of_suite;
 use zbench_reports::document::{Column, Document as Text, Entry, Table, Tone};
 use zbench_reports::record::Record;
 use zbench_reports::{Notebook, units};
@@ -171,6 +173,9 @@ fn show(global: &Global, records: &[Record], question: &str) -> Result<()> {
     if global.format == Format::Json {
         return print_lines(records);
     }
+    if records.iter().any(is_of_suite) {
+        return print_screen(global, &comparison(records, question, room(global)));
+    }
     let all: Vec<&Record> = records.iter().collect();
     let mut document = bench::document(&all);
     if !question.is_empty() {
@@ -232,6 +237,9 @@ fn in_words(record: &Record) -> String {
     if bench::suite(record) == Some("checkpoint") {
         return bench::checkpoint::in_words(record);
     }
+    if is_of_suite(record) {
+        return collectives_in_words(record);
+    }
     let one = |timing: &bench::Timing| {
         let name = match timing.pass.as_str() {
             "" => String::new(),
@@ -245,6 +253,15 @@ fn in_words(record: &Record) -> String {
         format!("{name}{time}, {} GFLOP/s{share}", units::number(timing.gflops))
     };
     bench::timings(record).iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+fn collectives_in_words(record: &Record) -> String {
+    let number = |name: &str| record.metrics.number(name);
+    let collective = record.setting("collective").and_then(serde_json::Value::as_str).unwrap_or_default();
+    let rate = number(&format!("{collective}_busbw_gb_s")).map_or("-".into(), units::number);
+    let size = number("largest_bytes").map_or("-".into(), units::memory);
+    let latency = number("latency_us").map_or("-".into(), units::number);
+    format!("busbw {rate} GB/s at {size}, latency {latency} us")
 }
 
 /// What would be measured.

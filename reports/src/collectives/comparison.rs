@@ -1,0 +1,292 @@
+//! The report of a grid over collectives: which cell moves most, which is quickest for small messages, and by how much.
+
+use super::document;
+use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::record::Record;
+use crate::screen::{MOST_LINES, Room, Screen};
+use crate::units;
+use serde_json::Value;
+
+/// What sets cells apart, as their records have it: where it stands, and what it is called before its value.
+const PARTS: [(&str, &str); 13] = [
+    ("collective", ""),
+    ("backend", ""),
+    ("parallel.ranks", "ranks="),
+    ("parallel.hosts", "hosts="),
+    ("parallel.threads_per_rank", "threads="),
+    ("algorithm", "algorithm="),
+    ("link", "link="),
+    ("type", "type="),
+    ("redop", "redop="),
+    ("minimum_bytes", "min_bytes="),
+    ("maximum_bytes", "max_bytes="),
+    ("buffers", "buffers="),
+    ("iterations", "iterations="),
+];
+/// Lines of a screen that are not rows of its table.
+const OTHER_LINES: usize = 18;
+
+/// The trials of one cell.
+struct Cell<'a> {
+    collective: String,
+    /// What sets it apart from others of its collective.
+    label: String,
+    records: Vec<&'a Record>,
+}
+
+/// Values of trials: the median, the least and the largest.
+#[derive(Clone, Copy)]
+struct Spread {
+    median: f64,
+    low: f64,
+    high: f64,
+}
+
+impl Cell<'_> {
+    fn measured(&self) -> impl Iterator<Item = &Record> {
+        self.records.iter().copied().filter(|record| record.is_measured())
+    }
+
+    fn spread(&self, metric: &str) -> Option<Spread> {
+        let values: Vec<f64> = self.measured().filter_map(|record| record.metrics.number(metric)).collect();
+        let at = |percent| crate::stats::percentile(&values, percent);
+        Some(Spread { median: at(50.0)?, low: at(0.0)?, high: at(100.0)? })
+    }
+
+    fn busbw(&self) -> Option<Spread> {
+        self.spread(&format!("{}_busbw_gb_s", self.collective))
+    }
+}
+
+/// The report of these records, one screen for this room and everything behind it.
+pub fn comparison(records: &[Record], question: &str, room: Room) -> Document {
+    let all: Vec<&Record> = records.iter().collect();
+    let title =
+        records.iter().map(|record| record.name.as_str()).find(|name| !name.is_empty()).unwrap_or("collectives");
+    let mut document = Document::new(title);
+    if !question.is_empty() {
+        document.paragraph(format!("Question: {question}"));
+    }
+    let cells = cells(&all);
+    document.heading("Comparison");
+    document.table(table(&cells, usize::MAX));
+    document::report(&mut document, &all);
+    document.screen = Some(screen(&cells, question, room));
+    document
+}
+
+fn cells<'a>(records: &[&'a Record]) -> Vec<Cell<'a>> {
+    let mut cells: Vec<Cell<'a>> = Vec::new();
+    for record in records {
+        match cells.iter_mut().find(|cell| cell.records[0].key == record.key) {
+            Some(cell) => cell.records.push(record),
+            None => cells.push(Cell { collective: String::new(), label: String::new(), records: vec![record] }),
+        }
+    }
+    let text = |record: &Record, path: &str| match record.setting(path) {
+        None | Some(Value::Null) => String::new(),
+        // A collective without a reduction has none to differ in.
+        Some(Value::String(text)) if text == "none" => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(value) if path.ends_with("_bytes") => units::memory(value.as_f64().unwrap_or(0.0)).replace(' ', ""),
+        Some(value) => value.to_string(),
+    };
+    let values: Vec<[String; PARTS.len()]> =
+        cells.iter().map(|cell| PARTS.map(|(path, _)| text(cell.records[0], path))).collect();
+    let differs = |part: usize| {
+        let mut stated = values.iter().map(|of| &of[part]).filter(|value| !value.is_empty());
+        let first = stated.next();
+        let is_absent = |of: &[String; PARTS.len()]| of[part].is_empty();
+        stated.any(|value| Some(value) != first)
+            || PARTS[part].0 == "link" && values.iter().any(is_absent) && first.is_some()
+    };
+    let named: Vec<usize> = (1..PARTS.len()).filter(|part| *part < 2 || differs(*part)).collect();
+    for (cell, values) in cells.iter_mut().zip(&values) {
+        let parts = named.iter().filter(|part| !values[**part].is_empty());
+        let words: Vec<String> = parts.map(|part| format!("{}{}", PARTS[*part].1, values[*part])).collect();
+        cell.collective.clone_from(&values[0]);
+        cell.label = words.join(", ");
+    }
+    cells
+}
+
+/// The cells, those with most bandwidth first; so many of them at most.
+fn table(cells: &[Cell<'_>], most: usize) -> Table {
+    let columns = vec![
+        Column::words("collective"),
+        Column::words("cell"),
+        Column::numbers("trials", ""),
+        Column::numbers("busbw", "GB/s"),
+        Column::words("of trials"),
+        Column::numbers("at", "bytes"),
+        Column::numbers("latency", "us"),
+        Column::numbers("average busbw", "GB/s"),
+        Column::words("outcome"),
+    ];
+    let mut table = Table::new("comparison", columns);
+    for cell in by_bandwidth(cells).into_iter().take(most) {
+        let median = |metric: &str| cell.spread(metric).map(|spread| spread.median);
+        let busbw = cell.busbw();
+        let bad = cell.records.iter().find(|record| !record.is_measured());
+        let range = busbw.map(|of| format!("{} to {}", units::number(of.low), units::number(of.high)));
+        let outcome = bad.map_or("measured", |record| record.outcome.status.words());
+        table.row(vec![
+            Entry::words(cell.collective.clone()),
+            Entry::words(cell.label.clone()),
+            Entry::whole(cell.measured().count() as u64, cell.measured().count().to_string()),
+            Entry::maybe(busbw.map(|of| of.median), units::number),
+            range.map_or_else(Entry::nothing, Entry::words),
+            Entry::memory(median("largest_bytes").map(|bytes| bytes as u64)),
+            Entry::maybe(median("latency_us"), units::number),
+            Entry::maybe(median("average_busbw_gb_s"), units::number),
+            Entry::words(outcome).toned(if bad.is_some() { Tone::Warning } else { Tone::Plain }),
+        ]);
+    }
+    table
+}
+
+fn by_bandwidth<'a, 'r>(cells: &'a [Cell<'r>]) -> Vec<&'a Cell<'r>> {
+    let mut sorted: Vec<&Cell<'_>> = cells.iter().collect();
+    let rate = |cell: &Cell<'_>| cell.busbw().map_or(f64::NEG_INFINITY, |spread| spread.median);
+    // The sort is stable: equal cells stay in the order of the grid.
+    sorted.sort_by(|a, b| rate(b).total_cmp(&rate(a)));
+    sorted
+}
+
+fn screen(cells: &[Cell<'_>], question: &str, room: Room) -> Screen {
+    let mut screen = Screen::default();
+    screen.said("", question, 2);
+    screen.said("FASTEST", fastest(cells), 5);
+    screen.said("LATENCY", quickest(cells), 4);
+    let rows = room.lines.min(MOST_LINES).saturating_sub(OTHER_LINES).max(1);
+    let mut table = table(cells, rows);
+    let failed = |cell: &&Cell<'_>| cell.records.iter().any(|record| !record.is_measured());
+    if !cells.iter().any(|cell| failed(&cell)) {
+        table.columns.pop();
+        table.rows.iter_mut().for_each(|row| drop(row.pop()));
+    }
+    screen.table(table);
+    if cells.len() > rows {
+        screen.said(
+            "",
+            format!("and {} more; --full shows all", units::plural(cells.len() - rows, "cell", "cells")),
+            1,
+        );
+    }
+    let reasons: Vec<String> = cells.iter().filter(failed).map(reason).collect();
+    screen.said("FAILED", reasons.join("; "), 4);
+    screen.said(
+        "HOW",
+        "busbw at the largest size and latency at the smallest, in place where there is such a call, medians of the trials; \
+         busbw = algbw x nccl-tests' factor, one way, GB = 10^9 bytes.",
+        2,
+    );
+    screen.said(
+        "MORE",
+        "the same command with --full has every size and fit; --format html draws bus bandwidth over size.",
+        2,
+    );
+    let newest: Vec<&Record> = cells.iter().filter_map(|cell| cell.measured().last()).collect();
+    screen.figures = crate::figures::bandwidth(&newest).into_iter().take(1).collect();
+    screen
+}
+
+fn reason(cell: &Cell<'_>) -> String {
+    let bad = cell.records.iter().find(|record| !record.is_measured());
+    format!("{} {}: {}", cell.collective, cell.label, bad.map_or("", |record| record.outcome.reason.as_str()))
+}
+
+/// The cells by collective, in the order of the grid.
+fn by_collective<'a, 'r>(cells: &'a [Cell<'r>]) -> Vec<(&'a str, Vec<&'a Cell<'r>>)> {
+    let mut groups: Vec<(&str, Vec<&Cell<'_>>)> = Vec::new();
+    for cell in by_bandwidth(cells) {
+        match groups.iter_mut().find(|(name, _)| *name == cell.collective) {
+            Some((_, group)) => group.push(cell),
+            None => groups.push((&cell.collective, vec![cell])),
+        }
+    }
+    groups
+}
+
+/// Of each collective the cell that moves most, and which others do as far as their trials show.
+fn fastest(cells: &[Cell<'_>]) -> String {
+    let of = |(collective, sorted): (&str, Vec<&Cell<'_>>)| {
+        let (best, spread) = sorted.first().and_then(|cell| Some((cell, cell.busbw()?)))?;
+        let near = |cell: &&&Cell<'_>| cell.busbw().is_some_and(|other| other.high >= spread.low);
+        let others: Vec<&str> = sorted[1..].iter().filter(near).map(|cell| cell.label.as_str()).collect();
+        let overlap = match others.len() {
+            0 if sorted.len() == 1 => String::new(),
+            0 => ", no trial of another reaches its slowest".into(),
+            count if count > 3 => format!(", trials of {count} others overlap with its own"),
+            _ => format!(", trials of {} overlap with its own", others.join("; ")),
+        };
+        Some(format!("{collective}: {} with {} GB/s{overlap}.", best.label, units::number(spread.median)))
+    };
+    let said: Vec<String> = by_collective(cells).into_iter().filter_map(of).collect();
+    if said.is_empty() { "no cell was measured".into() } else { said.join(" ") }
+}
+
+/// Of each collective the cell that takes least time for the smallest size.
+fn quickest(cells: &[Cell<'_>]) -> String {
+    let of = |(collective, group): (&str, Vec<&Cell<'_>>)| {
+        let timed = group.into_iter().filter_map(|cell| Some((cell, cell.spread("latency_us")?)));
+        let (cell, spread) = timed.min_by(|a, b| a.1.median.total_cmp(&b.1.median))?;
+        let [median, low, high] = [spread.median, spread.low, spread.high].map(units::number);
+        Some(format!("{collective}: {} with {median} us ({low} to {high}).", cell.label))
+    };
+    by_collective(cells).into_iter().filter_map(of).collect::<Vec<String>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Outcome;
+    use serde_json::json;
+
+    fn record(key: &str, backend: &str, ranks: u64, busbw: f64, latency: f64) -> Record {
+        let mut record = Record::new(format!("{key}{busbw}"), key, "links", Outcome::measured());
+        record.cell = json!({ "suite": "collectives", "collective": "all_reduce", "backend": backend, "parallel": { "ranks": ranks } });
+        record.state("all_reduce_busbw_gb_s", busbw);
+        record.state("latency_us", latency);
+        record.state("largest_bytes", 1048576.0);
+        record.state("average_busbw_gb_s", busbw / 2.0);
+        record
+    }
+
+    fn said(screen: &Screen, word: &str) -> String {
+        let text = |part: &crate::screen::Part| match part {
+            crate::screen::Part::Said { label, text, .. } if label == word => Some(text.clone()),
+            _ => None,
+        };
+        screen.parts.iter().find_map(text).unwrap_or_default()
+    }
+
+    #[test]
+    fn the_fastest_cell_stands_first_and_overlapping_trials_are_named() {
+        let records = [
+            record("a", "local", 2, 5.0, 2.0),
+            record("b", "shm", 2, 9.0, 4.0),
+            record("b", "shm", 2, 7.0, 5.0),
+            record("c", "tcp", 2, 8.0, 30.0),
+        ];
+        let document = comparison(&records, "which?", Room::SCREEN);
+        let screen = document.screen.as_ref().unwrap();
+        assert_eq!(said(screen, "FASTEST"), "all_reduce: shm with 8.00 GB/s, trials of tcp overlap with its own.");
+        assert!(said(screen, "LATENCY").starts_with("all_reduce: local with 2"), "{}", said(screen, "LATENCY"));
+        let rows: Vec<&str> = document.tables().next().unwrap().rows.iter().map(|row| row[1].text.as_str()).collect();
+        assert_eq!(rows, ["shm", "tcp", "local"]);
+    }
+
+    #[test]
+    fn a_failed_cell_is_said_with_its_reason_and_ranks_nowhere() {
+        let mut failed = record("b", "shm", 4, 50.0, 1.0);
+        failed.outcome = Outcome::ended(crate::record::Status::Failed, "wrong data", None);
+        let screen = screen(&cells(&[&record("a", "local", 2, 5.0, 2.0), &failed]), "", Room::SCREEN);
+        assert!(
+            said(&screen, "FASTEST").starts_with("all_reduce: local, ranks=2 with 5.00"),
+            "{}",
+            said(&screen, "FASTEST")
+        );
+        assert_eq!(said(&screen, "FAILED"), "all_reduce shm, ranks=4: wrong data");
+    }
+}
