@@ -2,7 +2,7 @@
 //! 8,192): time, and bytes a second beside the rate of a triad, which is printed first. A line is named after what is to be
 //! done, so that one kernel in the place of two is compared with both.
 //!
-//! `cargo bench -p zbench-kernels --bench passes`; docs/kernels-passes.md has the results and how they were made.
+//! `cargo bench -p zbench-kernels --bench passes`; docs/cpu-kernels.md has the results and how they were made.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use zbench_kernels::*;

@@ -160,7 +160,7 @@ Exit codes: as `zbench gemm`. docs/kernels.md says how it is measured, and how o
   zbench checkpoint --load-as ddp:1,hsdp:4/2,zero3:3  who loads what was written
   zbench checkpoint configs/checkpoint.toml           a file with suite = \"checkpoint\"
 
-Exit codes: as `zbench gemm`; 5 too where what was loaded is not what was written. docs/checkpoint-suite.md has the rest.")]
+Exit codes: as `zbench gemm`; 5 too where what was loaded is not what was written. docs/training-checkpoints.md has the rest.")]
     Checkpoint(Box<CheckpointArgs>),
     /// This machine's ceilings into its profile: matrix rate per type, memory, disk, per number of threads; or those of a GPU
     #[command(after_help = "Examples:

@@ -85,7 +85,7 @@ const FIRST: &[Key] = &[
         "suite",
         Choice(&["train", "gemm", "attention", "collectives", "checkpoint", "io"]),
         Is("\"train\""),
-        "What is measured. This version has train, gemm and attention (docs/kernels.md), collectives (docs/interconnect.md) and checkpoint (docs/checkpoint-suite.md).",
+        "What is measured. This version has train, gemm and attention (docs/kernels.md), collectives (docs/interconnect.md) and checkpoint (docs/training-checkpoints.md).",
     ),
     key(
         "model.preset",
@@ -475,7 +475,7 @@ const REST: &[Key] = &[
         "link.node.bandwidth",
         Bandwidth,
         From("absent: no emulated link"),
-        "Emulated link of every node of parallel.ranks_per_node ranks, each way, shared by its ranks (docs/links.md).",
+        "Emulated link of every node of parallel.ranks_per_node ranks, each way, shared by its ranks (docs/communication.md).",
     ),
     key(
         "link.node.latency",

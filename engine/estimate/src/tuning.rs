@@ -187,7 +187,7 @@ impl Drive {
             overlaps: true,
         };
         match stack {
-            // Its collectives are waited for where they start (docs/cuda.md, docs/ddp.md).
+            // Its collectives are waited for where they start (docs/cuda.md, docs/sharding.md).
             Stack::Zbench => Drive {
                 fusion: Fusion::Fused,
                 fused_accumulation: true,

@@ -2,7 +2,7 @@
 //!
 //! Every node has one link, with both directions of its own, shared by its ranks and by all groups. A transfer begins when
 //! the last of its members has come to it; then it takes the links of its nodes, each from when it is free, and ends when
-//! the last is through, plus the latencies on its critical path (docs/links.md). Meanwhile the real transfer runs on the
+//! the last is through, plus the latencies on its critical path (docs/communication.md). Meanwhile the real transfer runs on the
 //! wrapped communicator, and no member returns before the emulated end. A call of overlap (start, compute, wait) pays from
 //! its start.
 

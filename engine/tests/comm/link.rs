@@ -111,7 +111,7 @@ fn perform(comm: &dyn Communicator, kind: Kind, len: usize) -> Vec<f32> {
 const SUM: ReduceOp = ReduceOp::Sum;
 
 /// Collectives with what they put on the fullest link, as a share of the whole buffer, and their latencies in a row: 4
-/// ranks on 2 nodes. Worked out by hand from docs/links.md.
+/// ranks on 2 nodes. Worked out by hand from docs/communication.md.
 const PRICES: [(Kind, f64, f64); 9] = [
     (Kind::AllReduce { op: SUM }, 1.5, 2.0),
     (Kind::AllGather, 0.75, 1.0),

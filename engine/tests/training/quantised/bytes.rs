@@ -1,4 +1,4 @@
-//! Bytes and operations: plans against measurements and against the formulas of docs/qlora.md.
+//! Bytes and operations: plans against measurements and against the formulas of docs/lora.md.
 
 use super::{BASES, adapters};
 use crate::training::accounting::{assert_as_planned, assert_stated, measure, policies, small};
@@ -53,7 +53,7 @@ fn plans_and_operations_hold_for_every_form_of_block_over_a_quantised_base() {
     }
 }
 
-/// Bytes of a matrix of `rows` by `cols`, from docs/qlora.md: each term at a multiple of 64.
+/// Bytes of a matrix of `rows` by `cols`, from docs/lora.md: each term at a multiple of 64.
 fn bytes_of(base: Base, rows: usize, cols: usize) -> usize {
     let up = |bytes: usize| bytes.div_ceil(64) * 64;
     let (n, blocks) = (rows * cols, (rows * cols).div_ceil(64));
