@@ -3,6 +3,7 @@
 mod allreduce;
 mod allreduce_device;
 mod allreduce_processes;
+mod arrows;
 mod bench;
 mod book;
 mod bounded;
@@ -37,6 +38,7 @@ mod launch_detect;
 mod limits;
 mod link;
 mod loading;
+mod logging;
 mod manners;
 mod netns;
 mod nodes;

@@ -7,7 +7,8 @@ pub use search::Search;
 
 use crate::keys::{self, Key};
 use crate::kind::Kind;
-use crate::places::Places;
+use crate::places::{Place, Places};
+use crate::plain::{bare, plain};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,15 +16,6 @@ use toml::Spanned;
 use toml::Value;
 use toml::de::{DeTable, DeValue};
 use zbench_estimate::spelling;
-
-/// Where something stands in a file, both from 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Line.
-    pub line: usize,
-    /// Column, in characters.
-    pub column: usize,
-}
 
 /// A value and where it was written.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,42 +147,6 @@ impl Document {
     pub fn folder(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new(""))
     }
-}
-
-/// A TOML value from an argument; what is none is a string.
-pub fn bare(text: &str) -> Value {
-    match DeValue::parse(text).ok().and_then(|value| plain(value.get_ref()).ok()) {
-        Some(Value::Datetime(_)) | None => Value::String(text.into()),
-        Some(value) => value,
-    }
-}
-
-/// A parsed value without its spans.
-fn plain(value: &DeValue<'_>) -> Result<Value, String> {
-    Ok(match value {
-        DeValue::String(text) => Value::String(text.to_string()),
-        DeValue::Integer(integer) => {
-            let digits = integer.as_str();
-            let whole = i64::from_str_radix(digits, integer.radix());
-            Value::Integer(whole.map_err(|_| format!("{digits} does not fit 64 bits; write a smaller number"))?)
-        }
-        DeValue::Float(float) => {
-            let digits = float.as_str();
-            Value::Float(digits.parse().map_err(|_| format!("{digits} is no number"))?)
-        }
-        DeValue::Boolean(value) => Value::Boolean(*value),
-        DeValue::Datetime(value) => Value::Datetime(*value),
-        DeValue::Array(list) => {
-            Value::Array(list.iter().map(|item| plain(item.get_ref())).collect::<Result<_, String>>()?)
-        }
-        DeValue::Table(table) => {
-            let mut plain_table = toml::Table::new();
-            for (name, item) in table.iter() {
-                plain_table.insert(name.get_ref().to_string(), plain(item.get_ref())?);
-            }
-            Value::Table(plain_table)
-        }
-    })
 }
 
 /// Collects what is wrong instead of stopping at the first.

@@ -4,9 +4,7 @@
 use crate::files::Files;
 use crate::keys::{self, Default, Key};
 use crate::kind::{Kind, shown};
-use crate::{
-    Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Search, Setting, Settings, document, resolve,
-};
+use crate::{Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Search, Setting, Settings, resolve};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use zbench_engine::config::{Cell, Data};
@@ -236,7 +234,7 @@ pub fn parse_only(text: &str, document: &Document) -> Result<Vec<Axis>, ConfigEr
     for term in label::read(text) {
         let (key, value) = match term {
             Term::Pair(name, value) => {
-                let value = document::bare(value);
+                let value = crate::plain::bare(value);
                 (key_of(name, &value, document).map_err(refuse)?, value)
             }
             Term::Word(word) if is_strategy(word) => (label::STRATEGY, word.into()),
@@ -374,7 +372,7 @@ fn has_one_of(axis: &Axis, settings: &Settings, cell: Option<&Value>) -> bool {
     let resolved = cell.and_then(|cell| axis.key.split('.').try_fold(cell, |value, part| value.get(part)).cloned());
     let written = settings.get(axis.key).map(|setting| json(&setting.value));
     let default = || match keys::find(axis.key).map(|key| &key.default) {
-        Some(Default::Is(text)) => Some(json(&document::bare(text))),
+        Some(Default::Is(text)) => Some(json(&crate::plain::bare(text))),
         _ => None,
     };
     let Some(value) = resolved.or_else(|| written.clone()).or_else(default) else { return false };
@@ -447,7 +445,7 @@ fn label(varying: &[&'static str], settings: &Settings, cell: Option<&Value>) ->
 pub fn differences(cells: &[GridCell]) -> Vec<String> {
     let value = |cell: &GridCell, key: &str| {
         let default = || match keys::find(key).map(|key| &key.default) {
-            Some(Default::Is(text)) => Some(document::bare(text)),
+            Some(Default::Is(text)) => Some(crate::plain::bare(text)),
             _ => None,
         };
         let value = cell.settings.get(key).map(|setting| setting.value.clone()).or_else(default)?;

@@ -8,12 +8,15 @@ mod hosts;
 pub mod keys;
 pub mod kind;
 pub mod places;
+mod plain;
 pub mod profile;
 pub mod resolve;
 pub mod shard_spec;
 pub mod software;
 pub mod units;
 
-pub use document::{Axis, ConfigError, Document, Place, Problem, Search, Setting, Settings};
+pub use document::{Axis, ConfigError, Document, Problem, Search, Setting, Settings};
 pub use hosts::Hosts;
+pub use places::Place;
+pub use plain::bare;
 pub use resolve::{Context, Refusal, Resolved, Values, policy, resolve};

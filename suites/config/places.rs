@@ -1,6 +1,13 @@
 //! Line and column of places in a text, each found in the same short time however long the text or its lines are.
 
-use crate::document::Place;
+/// Where something stands in a file, both from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Line.
+    pub line: usize,
+    /// Column, in characters.
+    pub column: usize,
+}
 
 /// Bytes between two places that are known.
 const STEP: usize = 1024;

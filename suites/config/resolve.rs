@@ -1,8 +1,9 @@
 //! A set of settings becomes a resolved cell: defaults filled in, combinations checked, what this version cannot do
 //! refused by name.
 
-use crate::document::{Place, Settings};
+use crate::document::Settings;
 use crate::kind::{number, quantity};
+use crate::places::Place;
 use crate::{Hosts, keys, units};
 use std::collections::BTreeMap;
 use std::path::PathBuf;

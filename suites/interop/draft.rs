@@ -359,7 +359,7 @@ impl Draft {
         for argument in &options.set {
             let flag = format!("--set {argument}");
             match argument.split_once('=').map(|(name, text)| (name, ours::find(name.trim()), text)) {
-                Some((_, Some(key), text)) => self.flagged(key.name, zbench_config::document::bare(text.trim()), &flag),
+                Some((_, Some(key), text)) => self.flagged(key.name, zbench_config::bare(text.trim()), &flag),
                 Some((name, None, _)) => {
                     let near = ours::nearest(name.trim()).map(|key| format!("; did you mean {key}?"));
                     let message = format!("unknown key {}{}", name.trim(), near.unwrap_or_default());

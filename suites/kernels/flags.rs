@@ -4,7 +4,7 @@ use super::args::{AttentionArgs, Common, GemmArgs};
 use std::path::Path;
 use toml::Value;
 use zbench_config::kind::hint;
-use zbench_config::{Axis, ConfigError, Document, Problem, Setting, document, keys};
+use zbench_config::{Axis, ConfigError, Document, Problem, Setting, keys};
 use zbench_engine::hf;
 
 /// What `zbench gemm` measures where nothing is said.
@@ -68,7 +68,7 @@ impl Flags {
             let text = text.as_ref().trim();
             let value = match key.kind {
                 zbench_config::kind::Kind::Shape => Value::from(text),
-                _ => document::bare(text),
+                _ => zbench_config::bare(text),
             };
             match key.kind.check(&value) {
                 Ok(()) => settings.push(Setting { value, place: None, from_grid: false }),

@@ -6,7 +6,7 @@ use crate::{Cells, Format, Global, PlanArgs};
 use anyhow::{Result, bail};
 use std::path::Path;
 use toml::Value;
-use zbench_config::{Resolved, document, grid};
+use zbench_config::{Resolved, grid};
 use zbench_engine::plan::Planner;
 use zbench_estimate::deepspeed::Formula;
 use zbench_host::exit;
@@ -60,7 +60,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
 fn change(text: &str) -> Result<(String, Value)> {
     match text.split_once('=') {
         Some((place, value)) if !place.trim().is_empty() && !value.trim().is_empty() => {
-            Ok((place.trim().to_string(), document::bare(value.trim())))
+            Ok((place.trim().to_string(), zbench_config::bare(value.trim())))
         }
         _ => bail!("--what-if {text}: write a key of the machine's profile and its value, as network.rate=800Gb/s"),
     }

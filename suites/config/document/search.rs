@@ -1,9 +1,10 @@
 //! `search`, `search_max` and `search_multiple` of `[grid]`: the key whose largest value that fits is asked for. Cells get
 //! their values in [`zbench_suites::max_batch`].
 
-use super::{Document, Place, Problem, Reader, bare, plain};
+use super::{Document, Place, Problem, Reader};
 use crate::keys;
 use crate::kind::Kind;
+use crate::plain::{bare, plain};
 use toml::Value;
 use toml::de::DeTable;
 use zbench_estimate::spelling;

@@ -2,7 +2,7 @@
 
 use super::Default::{From, Is};
 use super::{KEYS, Key};
-use crate::document::bare;
+use crate::plain::bare;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 use zbench_estimate::spelling;
