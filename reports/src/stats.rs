@@ -23,7 +23,7 @@ pub fn percentile(values: &[f64], percent: f64) -> Option<f64> {
     percentile_of_sorted(&sorted, percent)
 }
 
-fn percentile_of_sorted(sorted: &[f64], percent: f64) -> Option<f64> {
+pub(crate) fn percentile_of_sorted(sorted: &[f64], percent: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
     let place = percent.clamp(0.0, 100.0) / 100.0 * last as f64;
     let (below, above) = (place.floor() as usize, (place.ceil() as usize).min(last));

@@ -3,6 +3,7 @@
 use super::{chosen, figure, id, named, tone};
 use crate::grid::{Cell, Grid};
 use crate::plot::{Axis, Figure, IntervalRow, Intervals, Plot, SpreadRow, Spreads, Unit, drawable};
+use crate::stats::percentile_of_sorted;
 use crate::stats::{self, Interval};
 use crate::units;
 
@@ -140,7 +141,7 @@ pub fn spread(grid: &Grid) -> Option<Figure> {
         let times = times(cell);
         let Some(&[p5, p25, p50, p75, p95]) = [5.0, 25.0, 50.0, 75.0, 95.0]
             .iter()
-            .map(|percent| percentile(&times, *percent))
+            .map(|percent| percentile_of_sorted(&times, *percent))
             .collect::<Option<Vec<f64>>>()
             .as_deref()
         else {
@@ -173,15 +174,6 @@ pub fn spread(grid: &Grid) -> Option<Figure> {
     );
     let plot = Plot::Spreads(Spreads { axis: Axis::linear("time of a step", Unit::Milliseconds), rows });
     Some(figure("steps", "How step times are spread", caption, plot, &cells))
-}
-
-/// As [`stats::percentile`], of values in order.
-fn percentile(sorted: &[f64], percent: f64) -> Option<f64> {
-    let last = sorted.len().checked_sub(1)?;
-    let place = percent / 100.0 * last as f64;
-    let (below, above) = (place.floor() as usize, (place.ceil() as usize).min(last));
-    let share = place - below as f64;
-    Some(sorted[below] + (sorted[above] - sorted[below]) * share)
 }
 
 /// So many of these values, equally far apart in their order, the first and the last among them.
