@@ -496,7 +496,7 @@ fn jobs_that_cannot_be_read_are_refused() {
             assert!(stderr(&output).contains("the job cannot be read"), "{}", stderr(&output));
             assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
             // That it hears an order to stop is the first that a process says.
-            assert_eq!(stdout(&output).replace("\"hears\"\n", ""), "");
+            assert_eq!(stdout(&output).replace("\"ready\"\n", ""), "");
         }
     }
 }

@@ -71,7 +71,7 @@ pub fn comparison(records: &[Record], question: &str, room: Room) -> Document {
     document.heading("Comparison");
     document.table(table(&cells, usize::MAX));
     document::report(&mut document, &all);
-    document.screen = Some(screen(&cells, question, room));
+    document.screen = Some(screen(&cells, room));
     document
 }
 
@@ -153,9 +153,8 @@ fn by_bandwidth<'a, 'r>(cells: &'a [Cell<'r>]) -> Vec<&'a Cell<'r>> {
     sorted
 }
 
-fn screen(cells: &[Cell<'_>], question: &str, room: Room) -> Screen {
+fn screen(cells: &[Cell<'_>], room: Room) -> Screen {
     let mut screen = Screen::default();
-    screen.said("", question, 2);
     screen.said("FASTEST", fastest(cells), 5);
     screen.said("LATENCY", quickest(cells), 4);
     let rows = room.lines.min(MOST_LINES).saturating_sub(OTHER_LINES).max(1);
@@ -281,7 +280,7 @@ mod tests {
     fn a_failed_cell_is_said_with_its_reason_and_ranks_nowhere() {
         let mut failed = record("b", "shm", 4, 50.0, 1.0);
         failed.outcome = Outcome::ended(crate::record::Status::Failed, "wrong data", None);
-        let screen = screen(&cells(&[&record("a", "local", 2, 5.0, 2.0), &failed]), "", Room::SCREEN);
+        let screen = screen(&cells(&[&record("a", "local", 2, 5.0, 2.0), &failed]), Room::SCREEN);
         assert!(
             said(&screen, "FASTEST").starts_with("all_reduce: local, ranks=2 with 5.00"),
             "{}",

@@ -1,9 +1,7 @@
 //! The gate in words: the answer, a sentence for each row, and what stands behind it.
 
-use super::metric::Kind;
-use super::report::{CellReport, LeftOut, Ratio, Report, Row};
+use super::report::{CellReport, Class, LeftOut, Ratio, Report, Row};
 use super::verdict::Verdict;
-use super::{metric, report::Class};
 use crate::units;
 
 /// The answer in one sentence.
@@ -137,9 +135,4 @@ pub fn value(row: &Row, value: f64) -> String {
         "mfu" => units::percent(value),
         _ => units::number(value),
     }
-}
-
-/// Whether a row's metric is one that repeats itself.
-pub fn is_noisy(row: &Row) -> bool {
-    metric::find(&row.metric).is_some_and(|metric| metric.kind == Kind::Noisy)
 }
