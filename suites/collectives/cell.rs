@@ -134,12 +134,12 @@ fn by_keys(message: &str) -> (&'static str, String) {
     (about.unwrap_or("collectives.collective"), text)
 }
 
-/// For a reader: what is measured, and what is not as usual.
+/// For a reader: what is measured, and what the grid varies.
 fn label(values: &Values, place: &Place<'_>, collective: &str) -> String {
     let ranks = zbench_reports::units::plural(place.ranks, "rank", "ranks");
     let mut parts = vec![collective.to_string(), place.backend.to_string(), ranks];
     let usual = ["collectives.collective", "parallel.backend", "parallel.ranks", "name", "question", "suite"];
-    for (key, setting) in values.settings.iter().filter(|(key, _)| !usual.contains(*key)) {
+    for (key, setting) in values.settings.iter().filter(|(key, setting)| setting.from_grid && !usual.contains(*key)) {
         let name = key.rsplit('.').next().unwrap_or(key);
         let value = setting.value.as_str().map_or_else(|| setting.value.to_string(), str::to_string);
         parts.push(format!("{name}={value}"));
@@ -251,6 +251,10 @@ mod tests {
         assert_eq!(usual, cell("[collectives]\ncollective = \"all_reduce\"\nmin_bytes = 8\n[parallel]\nranks = 2\n"));
         assert_ne!(usual, cell("[collectives]\ncollective = \"all_gather\"\n"));
         assert_ne!(usual, cell("[parallel]\nbackend = \"shm\"\n"));
+        let composed = |node: u32| {
+            cell(&format!("[collectives]\nalgorithm = \"q8\"\n[parallel]\nranks = 4\nranks_per_node = {node}\n"))
+        };
+        assert_ne!(composed(1), composed(2), "another composition");
         assert_eq!((usual["parallel"]["ranks"].as_u64(), usual["maximum_bytes"].as_u64()), (Some(2), Some(128 << 20)));
     }
 

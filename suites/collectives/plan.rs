@@ -80,6 +80,8 @@ pub struct Plan {
     pub min_bandwidth: Option<f64>,
     /// The algorithm asked for.
     pub algorithm: String,
+    /// Ranks of a node, where collectives are composed.
+    pub ranks_per_node: Option<usize>,
     /// The largest integer of quantised values, where collectives travel quantised.
     pub levels: Option<f64>,
     /// Emulated links, in words.
@@ -175,6 +177,7 @@ impl Plan {
             split: Split::from_environment(variable)?,
             min_bandwidth,
             algorithm: args.algorithm.clone(),
+            ranks_per_node: args.ranks_per_node.filter(|_| Algorithm::find(&args.algorithm).is_some()),
             levels,
             link: args.link_bandwidth.map(|bandwidth| {
                 let latency = args.link_latency.unwrap_or(0.0) * 1e6;

@@ -186,6 +186,10 @@ pub fn cell(plan: &Plan, collective: &str, reduces: bool, place: &Place<'_>) -> 
         "unalign": plan.unalign,
         "seed": plan.seed,
     });
+    // What is not composed has the key that it had before nodes stood in cells.
+    if let Some(ranks) = plan.ranks_per_node {
+        cell["parallel"]["ranks_per_node"] = json!(ranks);
+    }
     // What was asked of cores has the key that it had before there were GPUs.
     if place.on_gpus {
         cell["hardware"] = json!({ "device": "cuda" });

@@ -2,19 +2,20 @@
 
 use super::document;
 use crate::document::{Column, Document, Entry, Table, Tone};
-use crate::record::Record;
+use crate::record::{Record, Status};
 use crate::screen::{MOST_LINES, Room, Screen};
 use crate::units;
 use serde_json::Value;
 
 /// What sets cells apart, as their records have it: where it stands, and what it is called before its value.
-const PARTS: [(&str, &str); 13] = [
+const PARTS: [(&str, &str); 14] = [
     ("collective", ""),
     ("backend", ""),
     ("parallel.ranks", "ranks="),
     ("parallel.hosts", "hosts="),
     ("parallel.threads_per_rank", "threads="),
     ("algorithm", "algorithm="),
+    ("parallel.ranks_per_node", "ranks_per_node="),
     ("link", "link="),
     ("type", "type="),
     ("redop", "redop="),
@@ -45,6 +46,11 @@ struct Spread {
 impl Cell<'_> {
     fn measured(&self) -> impl Iterator<Item = &Record> {
         self.records.iter().copied().filter(|record| record.is_measured())
+    }
+
+    /// A trial without a result.
+    fn bad(&self) -> Option<&Record> {
+        self.records.iter().copied().find(|record| !record.is_measured())
     }
 
     fn spread(&self, metric: &str) -> Option<Spread> {
@@ -83,11 +89,16 @@ fn cells<'a>(records: &[&'a Record]) -> Vec<Cell<'a>> {
             None => cells.push(Cell { collective: String::new(), label: String::new(), records: vec![record] }),
         }
     }
-    let text = |record: &Record, path: &str| match record.setting(path) {
+    // A combination that is no cell has its settings as they were written.
+    let written = |record: &Record, path: &str| {
+        let (name, section) = (path.rsplit('.').next()?, if path == "backend" { "parallel" } else { "collectives" });
+        record.setting(&format!("{section}.{name}")).cloned()
+    };
+    let text = |record: &Record, path: &str| match record.setting(path).cloned().or_else(|| written(record, path)) {
         None | Some(Value::Null) => String::new(),
         // A collective without a reduction has none to differ in.
         Some(Value::String(text)) if text == "none" => String::new(),
-        Some(Value::String(text)) => text.clone(),
+        Some(Value::String(text)) => text,
         Some(value) if path.ends_with("_bytes") => units::memory(value.as_f64().unwrap_or(0.0)).replace(' ', ""),
         Some(value) => value.to_string(),
     };
@@ -98,7 +109,9 @@ fn cells<'a>(records: &[&'a Record]) -> Vec<Cell<'a>> {
         let first = stated.next();
         let is_absent = |of: &[String; PARTS.len()]| of[part].is_empty();
         stated.any(|value| Some(value) != first)
-            || PARTS[part].0 == "link" && values.iter().any(is_absent) && first.is_some()
+            || ["link", "parallel.ranks_per_node"].contains(&PARTS[part].0)
+                && values.iter().any(is_absent)
+                && first.is_some()
     };
     let named: Vec<usize> = (1..PARTS.len()).filter(|part| *part < 2 || differs(*part)).collect();
     for (cell, values) in cells.iter_mut().zip(&values) {
@@ -127,7 +140,7 @@ fn table(cells: &[Cell<'_>], most: usize) -> Table {
     for cell in by_bandwidth(cells).into_iter().take(most) {
         let median = |metric: &str| cell.spread(metric).map(|spread| spread.median);
         let busbw = cell.busbw();
-        let bad = cell.records.iter().find(|record| !record.is_measured());
+        let bad = cell.bad();
         let range = busbw.map(|of| format!("{} to {}", units::number(of.low), units::number(of.high)));
         let outcome = bad.map_or("measured", |record| record.outcome.status.words());
         table.row(vec![
@@ -158,22 +171,18 @@ fn screen(cells: &[Cell<'_>], room: Room) -> Screen {
     screen.said("FASTEST", fastest(cells), 5);
     screen.said("LATENCY", quickest(cells), 4);
     let rows = room.lines.min(MOST_LINES).saturating_sub(OTHER_LINES).max(1);
-    let mut table = table(cells, rows);
-    let failed = |cell: &&Cell<'_>| cell.records.iter().any(|record| !record.is_measured());
-    if !cells.iter().any(|cell| failed(&cell)) {
+    let measured = cells.iter().filter(|cell| cell.busbw().is_some()).count();
+    let mut table = table(cells, rows.min(measured));
+    if cells.iter().all(|cell| cell.busbw().is_none() || cell.bad().is_none()) {
         table.columns.pop();
         table.rows.iter_mut().for_each(|row| drop(row.pop()));
     }
     screen.table(table);
-    if cells.len() > rows {
-        screen.said(
-            "",
-            format!("and {} more; --full shows all", units::plural(cells.len() - rows, "cell", "cells")),
-            1,
-        );
+    if measured > rows {
+        screen.said("", format!("and {} more; --full shows all", units::plural(measured - rows, "cell", "cells")), 1);
     }
-    let reasons: Vec<String> = cells.iter().filter(failed).map(reason).collect();
-    screen.said("FAILED", reasons.join("; "), 4);
+    screen.said("FAILED", reasons(cells, |status| status != Status::Skipped), 4);
+    screen.said("SKIPPED", reasons(cells, |status| status == Status::Skipped), 4);
     screen.said(
         "HOW",
         "busbw at the largest size and latency at the smallest, in place where there is such a call, medians of the trials; \
@@ -190,9 +199,21 @@ fn screen(cells: &[Cell<'_>], room: Room) -> Screen {
     screen
 }
 
-fn reason(cell: &Cell<'_>) -> String {
-    let bad = cell.records.iter().find(|record| !record.is_measured());
-    format!("{} {}: {}", cell.collective, cell.label, bad.map_or("", |record| record.outcome.reason.as_str()))
+/// Why cells of this status have no result: a cell by its name, several of one reason by their number.
+fn reasons(cells: &[Cell<'_>], of: impl Fn(Status) -> bool) -> String {
+    let mut groups: Vec<(&str, Vec<&Cell<'_>>)> = Vec::new();
+    for cell in cells {
+        let Some(record) = cell.bad().filter(|record| of(record.outcome.status)) else { continue };
+        match groups.iter_mut().find(|(reason, _)| *reason == record.outcome.reason) {
+            Some((_, group)) => group.push(cell),
+            None => groups.push((&record.outcome.reason, vec![cell])),
+        }
+    }
+    let said = |(reason, group): &(&str, Vec<&Cell<'_>>)| match &group[..] {
+        [cell] => format!("{} {}: {reason}", cell.collective, cell.label),
+        several => format!("{}: {reason}", units::plural(several.len(), "cell", "cells")),
+    };
+    groups.iter().map(said).collect::<Vec<_>>().join("; ")
 }
 
 /// The cells by collective, in the order of the grid.
@@ -279,7 +300,7 @@ mod tests {
     #[test]
     fn a_failed_cell_is_said_with_its_reason_and_ranks_nowhere() {
         let mut failed = record("b", "shm", 4, 50.0, 1.0);
-        failed.outcome = Outcome::ended(crate::record::Status::Failed, "wrong data", None);
+        failed.outcome = Outcome::ended(Status::Failed, "wrong data", None);
         let screen = screen(&cells(&[&record("a", "local", 2, 5.0, 2.0), &failed]), Room::SCREEN);
         assert!(
             said(&screen, "FASTEST").starts_with("all_reduce: local, ranks=2 with 5.00"),
