@@ -1,8 +1,11 @@
 //! The log: what -v, -vv and ZBENCH_LOG show, and the file that every grid and run keeps in its notebook.
 
 use crate::support::{stderr, stdout, write, zbench};
+use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+use zbench_reports::Notebook;
 
 const CELL: &str = "
     name = \"logged\"
@@ -139,4 +142,40 @@ fn a_secret_is_redacted() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let logs = place.logs().concat();
     assert!(logs.contains("grid begins") && !logs.contains("hunter2"), "{logs}");
+}
+
+/// The last that a process said on standard error is in the reason of a failure; its log is not.
+#[test]
+fn the_reason_of_a_cell_that_died_has_no_lines_of_the_log() {
+    let place = Place::new();
+    let file = write(place.folder.path(), CELL);
+    let more = ["--set", "parallel.backend=tcp", "--set", "train.steps=1000000", "--quiet"];
+    let mut run = zbench(&place.notebook());
+    run.args(["run", file.to_str().unwrap()]).args(more).env("ZBENCH_LOG", "trace");
+    let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let begin = Instant::now();
+    // The log says which process is rank 1; it dies once it trains.
+    let rank = loop {
+        let log = place.logs().concat();
+        let started = log.lines().find_map(|line| line.split_once("rank started rank=1 process="));
+        let process = started.map(|(_, process)| process.trim().to_string());
+        match process.filter(|process| log.contains(&format!("pid={process} rank{{rank=1}} collective starts"))) {
+            Some(process) => break process,
+            None if begin.elapsed() < Duration::from_secs(120) => {}
+            None => {
+                run.kill().unwrap();
+                panic!("rank 1 does not train:\n{log}");
+            }
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let pid = Pid::from_raw(rank.parse().unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    assert_eq!(run.wait().unwrap().code(), Some(5));
+    let records = Notebook::open(place.notebook()).unwrap().records().unwrap();
+    let reason = &records[0].outcome.reason;
+    assert!(reason.contains(&rank) && reason.contains("SIGKILL"), "{reason}");
+    assert!(["zbench::", "TRACE", "INFO", "pid="].iter().all(|word| !reason.contains(word)), "{reason}");
+    let log = place.logs().concat();
+    assert!(log.lines().any(|line| line.contains("trial ends") && line.contains("outcome=\"failed\"")), "how it ended");
 }

@@ -241,6 +241,15 @@ mod tests {
         );
     }
 
+    /// What is below the level of a grid's file is turned away by the facade's own check, before anything is made of it.
+    #[test]
+    fn a_log_at_level_info_turns_the_rest_off() {
+        start(Filter::of_verbosity(0), false, true);
+        assert_eq!(tracing::level_filters::LevelFilter::current(), LevelFilter::INFO);
+        assert!(tracing::enabled!(target: "zbench::runner", Level::INFO));
+        assert!(!tracing::enabled!(target: "zbench::comm", Level::TRACE));
+    }
+
     #[test]
     fn levels_follow_how_often_v_is_given() {
         let enables = |count, level| Filter::of_verbosity(count).targets.would_enable("zbench::runner", &level);

@@ -297,11 +297,13 @@ impl<'a, 'r, 't> OfGrid<'a, 'r, 't> {
             self.whole.push(record.clone());
         }
         let _span = logged::trial(planned, generation);
-        if let Err(error) = self.runner.notebook.append(&record) {
-            rescue::keep_and_say(&record);
-            self.failed.get_or_insert(error);
+        match self.runner.notebook.append(&record) {
+            Ok(()) => logged::trial_ends(&record),
+            Err(error) => {
+                rescue::keep_and_say(&record);
+                self.failed.get_or_insert(error);
+            }
         }
-        logged::trial_ends(&record);
         self.records.push(record);
     }
 
