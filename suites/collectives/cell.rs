@@ -47,8 +47,9 @@ const FLAGS: [(&str, &str); 18] = [
 const COMMON: [&str; 3] = ["name", "question", "suite"];
 /// How often the process is looked at.
 const TICK: Duration = Duration::from_millis(20);
-/// Variables of nccl-tests that would change what a cell measures.
-const NOT_INHERITED: [&str; 3] = ["NCCL_TESTS_SPLIT", "NCCL_TESTS_SPLIT_MASK", "NCCL_TESTS_MIN_BW"];
+/// Variables of nccl-tests that would change what a cell measures, and the filter of a log that would go to the standard error, whose
+/// end becomes a failure's reason.
+const NOT_INHERITED: [&str; 4] = ["NCCL_TESTS_SPLIT", "NCCL_TESTS_SPLIT_MASK", "NCCL_TESTS_MIN_BW", "ZBENCH_LOG"];
 
 /// The flags, as a command line of their own.
 #[derive(Parser)]
@@ -178,6 +179,8 @@ impl BenchSpec for CollectivesSpec {
         for name in NOT_INHERITED {
             command.env_remove(name);
         }
+        // It ends when this process does, and its ranks with it.
+        command.env("ZBENCH_PARENT", std::process::id().to_string());
         // A group of its own, so that Ctrl-C reaches this process alone, which then decides.
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().map_err(cannot)?;

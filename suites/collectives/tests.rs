@@ -366,3 +366,28 @@ fn a_slow_link_is_named_and_its_ranks_are_not() {
         assert!(line.iter().enumerate().all(|(b, rate)| rate.is_some() == (a != b)));
     }
 }
+
+/// A rank that zbench started is that rank, also where it is the only one: it would start itself again without end.
+#[test]
+fn a_rank_that_zbench_started_starts_none() {
+    use super::world::{LaunchMode, WorldSpec};
+    let world = |source| zbench_launch::World {
+        rank: 0,
+        size: 1,
+        local_rank: Some(0),
+        local_size: Some(1),
+        host: None,
+        port: 1,
+        token: "token".into(),
+        secret: true,
+        source,
+        notes: Vec::new(),
+    };
+    for backend in ["shm", "tcp"] {
+        let args = Line::parse_from(["allreduce", "--backend", backend, "--ranks", "1"]).args;
+        let way = |launched| WorldSpec::new(&args, launched, true).unwrap().way;
+        assert!(matches!(way(Some(world(zbench_launch::Source::Ours))), LaunchMode::Member(..)), "{backend}");
+        assert!(matches!(way(Some(world(zbench_launch::Source::Slurm))), LaunchMode::Start), "{backend}");
+        assert!(matches!(way(None), LaunchMode::Start), "{backend}");
+    }
+}

@@ -86,7 +86,9 @@ impl WorldSpec {
     /// # Errors
     /// What this build does not have, or what contradicts itself.
     pub fn new(args: &AllreduceArgs, launched: Option<World>, quiet: bool) -> Result<WorldSpec, String> {
-        let launched = launched.filter(|world| world.size > 1);
+        // A single process that a launcher started may start ranks itself. One that zbench started is the rank, and would start
+        // itself again without end.
+        let launched = launched.filter(|world| world.size > 1 || world.source == zbench_launch::Source::Ours);
         let asked = ranks(args)?;
         let way = way(args, launched)?;
         let ranks = match &way {
