@@ -67,7 +67,10 @@ pub fn expand(
         let found = match (entry.resolve)(&Values { settings: &settings }, context) {
             Ok((specs, remark)) => {
                 expanded.remarks.extend(remark.filter(|remark| !expanded.remarks.contains(remark)));
-                specs.into_iter().map(possible).collect()
+                let is_one = specs.len() == 1;
+                let cells = specs.into_iter().map(possible);
+                // What the grid varies, which --only takes; several of a combination are told apart by what they are.
+                cells.map(|cell| if is_one && !label.is_empty() { cell.labeled(&label) } else { cell }).collect()
             }
             Err(refusal) if refusal.from_grid => vec![refused(&settings, label, &refusal)],
             Err(Refusal { key, message, place, .. }) => {
@@ -95,16 +98,15 @@ pub fn expand(
 
 /// A cell that runs where this machine has the memory for it.
 fn possible(spec: Box<dyn BenchSpec>) -> BenchCell {
-    let cuda = spec.is_on_cuda();
-    let absent = cuda.then(|| devices::count().err()).flatten();
+    let asks = spec.asks_for_gpu();
+    let cuda = asks.is_some();
+    let absent = asks.and_then(|asks| Some(format!("{asks}: {}", devices::count().err()?)));
     let memory = match cuda {
         true => devices::machine(0).ok().map(|machine| machine.facts().memory_bytes),
         false => machine::memory_bytes("MemTotal"),
     };
     let why = match (spec.needs(), memory) {
-        (Some(_), _) if absent.is_some() => {
-            absent.map(|why| (format!("hardware.device = \"cuda\": {why}"), Source::Host))
-        }
+        (Some(_), _) if absent.is_some() => absent.map(|why| (why, Source::Host)),
         (None, _) => Some(("its buffers are more bytes than a machine addresses".to_string(), Source::Plan)),
         (Some(needs), Some(memory)) if needs > memory => {
             let whose = if cuda { "the GPU" } else { "this machine" };

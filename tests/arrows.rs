@@ -1,4 +1,4 @@
-//! No circular imports among the modules of a crate under suites/ and of reports/: `crate::` paths are read out of the sources,
+//! No circular imports among the top-level modules of a crate under suites/ and of reports/: `crate::` paths are read out of the sources,
 //! and a circle is told with the files that close it. Between crates the compiler keeps the arrows.
 
 use crate::support::root;

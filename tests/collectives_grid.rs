@@ -4,8 +4,8 @@ use crate::support::{run, stderr, stdout, write, zbench};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::process::{Output, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const GRID: &str = "
@@ -51,7 +51,9 @@ fn a_grid_over_collectives_measures_each_cell_once_and_compares() {
         assert!(busbw > 0.0 && record["metrics"]["latency_us"].as_f64().unwrap() > 0.0, "{record}");
         assert_eq!(record["section"]["rows"].as_array().unwrap().len(), 3, "1 KiB, 8 KiB, 64 KiB");
         assert_eq!(record["metrics"]["wrong_elements"].as_f64(), Some(0.0));
-        assert!(record["command"].as_str().unwrap().contains("allreduce"), "its command measures the same again");
+        let command = record["command"].as_str().unwrap();
+        assert!(command.starts_with("zbench allreduce --collective"), "it measures the same again: {command}");
+        assert!(!command.contains(notebook.to_str().unwrap()), "and names no folder that is gone: {command}");
     }
     let screen = stdout(&first);
     assert!(screen.lines().count() <= 40, "{screen}");
@@ -110,25 +112,110 @@ fn wrong_files_are_refused_with_key_and_place() {
     }
 }
 
+/// A grid whose first cell is short and whose second one never ends by itself, in the middle of the second.
+fn in_a_long_cell(folder: &Path) -> (PathBuf, Child) {
+    let text = GRID.replace("iterations = 3", "").replace("\"local\", \"shm\"", "\"shm\"").replace(
+        "\"collectives.collective\" = [\"all_reduce\", \"all_gather\"]",
+        "\"collectives.iterations\" = [3, 1000000]",
+    );
+    let (notebook, file) = (folder.join("notebook"), write(folder, &text));
+    let mut command = zbench(&notebook);
+    command.args(["grid", file.to_str().unwrap(), "--trials", "1"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = command.spawn().unwrap();
+    until("the second cell does not begin", || records(&notebook).len() == 1 && processes(&notebook) >= 3);
+    (notebook, child)
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Processes with this notebook in their arguments, or a folder inside it: the grid, its cell and the cell's ranks.
+fn processes(notebook: &Path) -> usize {
+    let named = |pid: &std::ffi::OsStr| {
+        let arguments = std::fs::read(Path::new("/proc").join(pid).join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&arguments).contains(notebook.to_str().unwrap())
+    };
+    std::fs::read_dir("/proc").unwrap().filter(|entry| named(&entry.as_ref().unwrap().file_name())).count()
+}
+
+fn scratch_folders(notebook: &Path) -> usize {
+    let entries = std::fs::read_dir(notebook).unwrap().map(Result::unwrap);
+    entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(".zbench")).count()
+}
+
 /// Ctrl-C in the middle of a cell: what is measured stays, no process and no folder does.
 #[test]
 fn ctrl_c_keeps_what_is_measured() {
     let folder = tempfile::tempdir().unwrap();
-    let text = GRID.replace("iterations = 3", "iterations = 1000000").replace("\"local\", \"shm\"", "\"shm\"");
-    let (notebook, file) = (folder.path().join("notebook"), write(folder.path(), &text));
-    let mut command = zbench(&notebook);
-    let mut child =
-        command.args(["grid", file.to_str().unwrap()]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let scratch = || {
-        let entries = std::fs::read_dir(&notebook).into_iter().flatten().filter_map(Result::ok);
-        entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(".zbench")).count()
-    };
-    let began = Instant::now();
-    while scratch() == 0 {
-        assert!(began.elapsed() < Duration::from_secs(60), "the first cell does not begin");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let (notebook, mut child) = in_a_long_cell(folder.path());
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let status = child.wait().unwrap();
-    assert_eq!((status.code(), scratch()), (Some(130), 0));
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!((records(&notebook).len(), scratch_folders(&notebook)), (1, 0));
+    until("processes are left", || processes(&notebook) == 0);
+}
+
+/// A grid that is killed takes its cell and the cell's ranks along; the next command removes the folder.
+#[test]
+fn a_killed_grid_leaves_no_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let (notebook, mut child) = in_a_long_cell(folder.path());
+    kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+    child.wait().unwrap();
+    until("processes are left", || processes(&notebook) == 0);
+    assert_eq!(records(&notebook).len(), 1);
+    // A folder of the last minute might be one that somebody is just making.
+    for entry in std::fs::read_dir(&notebook).unwrap().map(Result::unwrap) {
+        let old = std::time::SystemTime::now() - Duration::from_secs(120);
+        std::fs::File::open(entry.path()).unwrap().set_modified(old).unwrap();
+    }
+    let other = write(folder.path(), &GRID.replace("\"local\", \"shm\"", "\"local\""));
+    assert_eq!(grid(&notebook, &other, &["--trials", "1"]).status.code(), Some(0));
+    assert_eq!(scratch_folders(&notebook), 0);
+}
+
+/// What a dry run and the report call a cell, `--only`, `show` and `compare` take.
+#[test]
+fn printed_labels_are_accepted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (notebook, file) = (folder.path().join("notebook"), write(folder.path(), GRID));
+    let dry = stdout(&grid(&notebook, &file, &["--dry-run", "--format", "json"]));
+    let labels: Vec<String> = dry
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["label"].as_str().unwrap().to_string())
+        .collect();
+    assert_eq!(labels.iter().collect::<BTreeSet<_>>().len(), 4, "{labels:?}");
+    for label in &labels {
+        let one = stdout(&grid(&notebook, &file, &["--dry-run", "--format", "json", "--only", label]));
+        assert_eq!(one.lines().count(), 1, "{label}: {one}");
+    }
+    assert_eq!(grid(&notebook, &file, &["--trials", "1"]).status.code(), Some(0));
+    let report = stdout(&grid(&notebook, &file, &["--trials", "1", "--format", "csv"]));
+    let cell = |line: &str| {
+        let quoted = line.strip_prefix("comparison,\"")?;
+        Some(quoted.split('"').next()?.to_string())
+    };
+    let cells: Vec<String> = report.lines().filter_map(cell).collect();
+    assert_eq!(cells.len(), 4, "{report}");
+    for label in &cells {
+        let output = run(&notebook, &["show", label]);
+        assert_eq!(output.status.code(), Some(0), "{label}: {}", stderr(&output));
+        let one = stdout(&grid(&notebook, &file, &["--dry-run", "--format", "json", "--only", label]));
+        assert_eq!(one.lines().count(), 1, "{label}: {one}");
+    }
+}
+
+/// One rank over shared memory or sockets is a group, too, and starts no further one.
+#[test]
+fn a_single_rank_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = GRID.replace("\"parallel.ranks\" = [2]", "\"parallel.ranks\" = [1]");
+    let (notebook, file) = (folder.path().join("notebook"), write(folder.path(), &text));
+    let output = grid(&notebook, &file, &["--trials", "1", "--timeout", "60s"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!((records(&notebook).len(), processes(&notebook)), (4, 0));
 }

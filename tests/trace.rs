@@ -390,8 +390,8 @@ fn profile(folder: &Path, text: &str) {
     let mut curves = Curves::default();
     points.into_iter().for_each(|(name, sizes)| curves.add(&name, Point { sizes, seconds: 1e-11 }));
     let overheads = Overheads { operation: 1e-6, load: 2e-6, step: 3e-6, call: 4e-6, all_reduce: 4e-6 };
-    let seats = RankLayout { ranks: 4, threads: 1, crowded: true };
-    let operations = [Operations { seats, curves, overheads, spread: 0.0 }];
+    let layout = RankLayout { ranks: 4, threads: 1, crowded: true };
+    let operations = [Operations { layout, curves, overheads, spread: 0.0 }];
     let host = std::process::Command::new("hostname").output().unwrap();
     let path = folder.join("machines").join(format!("{}.toml", String::from_utf8_lossy(&host.stdout).trim()));
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -19,7 +19,7 @@ pub enum Stopped {
     #[error("stopped by Ctrl-C")]
     Asked,
     /// The time limit.
-    #[error("took longer than its time limit; raise --timeout, or lower bench.iterations")]
+    #[error("took longer than its time limit; raise --timeout, or measure less")]
     Late,
 }
 

@@ -1,12 +1,15 @@
 //! What the suites beside training have in common: a [`BenchSpec`] says what to measure, a [`BenchResult`] what came of it, and
 //! [`Bench`] is the [`Suite`](zbench_runner::Suite) of all of them.
 
+pub mod args;
 mod limits;
 pub(crate) mod record;
+mod scratch;
 mod suite;
 
 pub use limits::{Limits, Stopped};
 pub use record::{seen, watched};
+pub use scratch::Scratch;
 pub use suite::{Bench, BenchCell};
 
 use serde_json::Value;
@@ -76,9 +79,9 @@ pub trait BenchSpec: Send + Sync {
     fn label(&self) -> String;
     /// Bytes of memory at least; absent where that is more than a number holds.
     fn needs(&self) -> Option<u64>;
-    /// Whether a GPU computes.
-    fn is_on_cuda(&self) -> bool {
-        false
+    /// What of the configuration asks for a GPU, as it is written there; absent where none is needed.
+    fn asks_for_gpu(&self) -> Option<String> {
+        None
     }
     /// Measures; files that this needs are made in `folder` and removed again.
     ///

@@ -35,6 +35,11 @@ impl BenchCell {
         BenchCell { key, label: spec.label(), plain, decision: Decision::Run, spec: Some(spec.into()) }
     }
 
+    /// The same under this name.
+    pub fn labeled(self, label: &str) -> BenchCell {
+        BenchCell { label: label.into(), ..self }
+    }
+
     /// The same, which does not run for this reason.
     pub fn skipped(self, reason: String, source: Source) -> BenchCell {
         BenchCell { decision: Decision::Record { status: Status::Skipped, reason, source }, ..self }
@@ -86,7 +91,8 @@ impl Suite for Bench {
             return Ok(false);
         };
         let limits = Limits { stop: &self.stop, deadline: Instant::now() + self.timeout };
-        let on_gpu = spec.is_on_cuda() && !devices::on_host();
+        let asks_for_gpu = spec.asks_for_gpu().is_some();
+        let on_gpu = asks_for_gpu && !devices::on_host();
         // A kernel that panics fails its cell, not the others.
         let measure = || catch_unwind(AssertUnwindSafe(|| spec.measure(&limits, &self.folder)));
         let (result, sampled) = record::watched(usize::from(on_gpu), measure);
@@ -109,14 +115,14 @@ impl Suite for Bench {
             }
         }
         record::seen(record, &sampled);
-        if let (true, Some(gpu)) = (spec.is_on_cuda(), devices::gpu(0)) {
+        if let (true, Some(gpu)) = (asks_for_gpu, devices::gpu(0)) {
             let all: Vec<String> = gpu.take_fallbacks().iter().map(devices::fallback).collect();
             if !all.is_empty() {
                 record.extra.insert("gpu".into(), serde_json::json!({ "fallbacks": all }));
             }
             fallbacks(record, &all);
         }
-        if spec.is_on_cuda() && devices::on_host() {
+        if asks_for_gpu && devices::on_host() {
             emulated_device(record);
         }
         Ok(false)

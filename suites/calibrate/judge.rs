@@ -25,7 +25,7 @@ pub const OPERATION_SPREAD: f64 = 0.25;
 pub fn why_not_operations(of: &Operations) -> Option<String> {
     let noisy = of.spread.is_nan() || of.spread > OPERATION_SPREAD;
     let (spread, limit) = (units::percent(of.spread), units::percent(OPERATION_SPREAD));
-    noisy.then(|| format!("operations with {}: the rounds spread by {spread} (limit {limit})", of.seats))
+    noisy.then(|| format!("operations with {}: the rounds spread by {spread} (limit {limit})", of.layout))
 }
 
 /// Why the numbers are not to be kept; nothing where they may be.

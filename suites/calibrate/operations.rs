@@ -28,12 +28,12 @@ pub enum OperationsError {
     #[error("stopped")]
     Stopped,
     /// A probe could not run.
-    #[error("the probe \"{probe}\" with {seats} did not run: {reason}")]
+    #[error("the probe \"{probe}\" with {layout} did not run: {reason}")]
     Probe {
         /// Which.
         probe: String,
         /// With which ranks and threads.
-        seats: RankLayout,
+        layout: RankLayout,
         /// Why.
         reason: String,
     },
@@ -42,7 +42,7 @@ pub enum OperationsError {
 /// Sizes of a class, and what each round gave for them: one time per round.
 type Rounds = BTreeMap<(String, Vec<u64>), Vec<f64>>;
 
-/// The samples of one seating.
+/// The samples of one rank_layout.
 #[derive(Default)]
 struct Samples {
     operations: Rounds,
@@ -63,25 +63,25 @@ struct SplitStep {
     alone: f64,
 }
 
-/// Measures all probes in rounds, each of which goes over all of them with all seats.
+/// Measures all probes in rounds, each of which goes over all of them with all layout.
 ///
 /// # Errors
 /// As [`OperationsError`] says.
 pub fn measure(
-    seatings: &[(RankLayout, Vec<Probe>)],
+    rank_layouts: &[(RankLayout, Vec<Probe>)],
     rounds: usize,
     cores: usize,
     limits: &Limits<'_>,
     told: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<Operations>, OperationsError> {
-    let mut all: Vec<Samples> = seatings.iter().map(|_| Samples::default()).collect();
-    let runs = rounds * seatings.iter().map(|(_, probes)| probes.len()).sum::<usize>();
+    let mut all: Vec<Samples> = rank_layouts.iter().map(|_| Samples::default()).collect();
+    let runs = rounds * rank_layouts.iter().map(|(_, probes)| probes.len()).sum::<usize>();
     let mut done = 0;
     for _ in 0..rounds {
-        for ((seats, probes), samples) in seatings.iter().zip(&mut all) {
+        for ((layout, probes), samples) in rank_layouts.iter().zip(&mut all) {
             let mut round: BTreeMap<(String, Vec<u64>), Vec<f64>> = BTreeMap::new();
             for probe in probes {
-                let told_by = |reason| OperationsError::Probe { probe: probe.label.clone(), seats: *seats, reason };
+                let told_by = |reason| OperationsError::Probe { probe: probe.label.clone(), layout: *layout, reason };
                 let run = run(&probe.cell).map_err(told_by)?;
                 samples.beside.extend(run.beside);
                 samples.split.extend(run.split);
@@ -100,7 +100,7 @@ pub fn measure(
         }
     }
     let mut measured: Vec<Operations> =
-        seatings.iter().zip(&all).map(|((seats, _), samples)| summed_up(*seats, samples)).collect();
+        rank_layouts.iter().zip(&all).map(|((layout, _), samples)| summed_up(*layout, samples)).collect();
     complete(&mut measured);
     for (of, samples) in measured.iter_mut().zip(&all) {
         of.overheads.call = waiting(of, &samples.split, cores, false);
@@ -121,7 +121,7 @@ impl Machine for Free {
 /// What remains of a step, for each collective, when its operations and its collectives alone are taken away: of all-reduces
 /// from steps that have them (and whose others are known), or of the others from steps that have none.
 fn waiting(of: &Operations, split: &[SplitStep], cores: usize, all_reduces: bool) -> f64 {
-    let crowd = ((of.seats.ranks * of.seats.threads) as f64 / cores.max(1) as f64).max(1.0);
+    let crowd = ((of.layout.ranks * of.layout.threads) as f64 / cores.max(1) as f64).max(1.0);
     let one = |split: &SplitStep| {
         let (curves, overheads, reduce) = (&of.curves, of.overheads, split.reduce);
         let bare = Overheads { call: 0.0, all_reduce: 0.0, ..overheads };
@@ -149,7 +149,7 @@ fn middle(mut times: Vec<f64>) -> f64 {
     kept.iter().sum::<f64>() / kept.len() as f64
 }
 
-fn summed_up(seats: RankLayout, samples: &Samples) -> Operations {
+fn summed_up(layout: RankLayout, samples: &Samples) -> Operations {
     let mut curves = Curves::default();
     let mut spreads = Vec::new();
     for ((class, sizes), rounds) in &samples.operations {
@@ -163,15 +163,15 @@ fn summed_up(seats: RankLayout, samples: &Samples) -> Operations {
     };
     let operation = beside(|o| o.operation);
     let overheads = Overheads { operation, load: beside(|o| o.load), step: beside(|o| o.step), ..Overheads::default() };
-    Operations { seats, curves, overheads, spread: stats::median(&spreads).unwrap_or(0.0) }
+    Operations { layout, curves, overheads, spread: stats::median(&spreads).unwrap_or(0.0) }
 }
 
-/// Crowded seats measure small operations alone, since a long one is interrupted, and see their own waiting as time beside
-/// operations. Both they have from the seats with a core for each thread.
+/// Crowded layout measure small operations alone, since a long one is interrupted, and see their own waiting as time beside
+/// operations. Both they have from the layout with a core for each thread.
 fn complete(measured: &mut [Operations]) {
     for index in 0..measured.len() {
-        let RankLayout { threads, crowded, .. } = measured[index].seats;
-        let fits = |other: &&Operations| other.seats.threads == threads && !other.seats.crowded;
+        let RankLayout { threads, crowded, .. } = measured[index].layout;
+        let fits = |other: &&Operations| other.layout.threads == threads && !other.layout.crowded;
         let Some(other) = measured.iter().find(fits).filter(|_| crowded).cloned() else { continue };
         let own = &mut measured[index];
         own.overheads = other.overheads;

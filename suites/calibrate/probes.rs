@@ -8,9 +8,9 @@ use zbench_engine::config::Cell;
 
 const FILE: &str = include_str!("probes.toml");
 
-/// The seats that are measured: for each number of threads as many ranks as have cores of their own, and for single threads
+/// The layout that are measured: for each number of threads as many ranks as have cores of their own, and for single threads
 /// twice as many.
-pub fn seatings(threads: &[usize], cores: usize) -> Vec<RankLayout> {
+pub fn rank_layouts(threads: &[usize], cores: usize) -> Vec<RankLayout> {
     let mut all: Vec<RankLayout> = Vec::new();
     for &threads in threads {
         all.push(RankLayout { ranks: (cores / threads.max(1)).max(1), threads, crowded: false });
@@ -33,19 +33,19 @@ pub struct Probe {
 /// Blocks of at most this width are small: their operations are shorter than a turn on a shared core.
 const SMALL: usize = 256;
 
-/// The probes with these seats; crowded ones have the small ones alone.
+/// The probes with these layout; crowded ones have the small ones alone.
 ///
 /// # Errors
 /// They are wrong, which tests exclude.
-pub fn probes(seats: RankLayout) -> Result<Vec<Probe>, ConfigError> {
-    let set = [format!("parallel.ranks={}", seats.ranks), format!("hardware.threads_per_rank={}", seats.threads)];
+pub fn probes(layout: RankLayout) -> Result<Vec<Probe>, ConfigError> {
+    let set = [format!("parallel.ranks={}", layout.ranks), format!("hardware.threads_per_rank={}", layout.threads)];
     let document = Document::parse(Path::new("probes.toml"), FILE, &set)?;
-    let context = Context::new(".".into(), seats.threads.saturating_mul(seats.ranks));
+    let context = Context::new(".".into(), layout.threads.saturating_mul(layout.ranks));
     let cells = grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default())?;
     let mut probes = Vec::with_capacity(cells.len());
     for cell in cells {
         let resolved = cell.resolved.map_err(|refusal| ConfigError::about("probes.toml", refusal.to_string()))?;
-        if !seats.crowded || resolved.cell.model.hidden_size <= SMALL {
+        if !layout.crowded || resolved.cell.model.hidden_size <= SMALL {
             probes.push(Probe { label: cell.label, cell: resolved.cell });
         }
     }

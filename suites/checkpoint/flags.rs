@@ -28,5 +28,5 @@ pub fn checkpoint(arguments: &CheckpointArgs) -> Result<Document, ConfigError> {
         let list: Vec<String> = arguments.load_as.iter().map(|way| format!("{:?}", way.trim())).collect();
         flags.put("load-as", "checkpoint.load_as", &[format!("[{}]", list.join(", "))]);
     }
-    flags.finish(&arguments.set)
+    flags.finish(&arguments.run.set)
 }

@@ -8,7 +8,6 @@ mod memory;
 mod parent;
 mod raw;
 pub mod resolve;
-pub mod scratch;
 mod sessions;
 
 use crate::bench::{BenchError, BenchResult, BenchSpec, Limits};

@@ -1,9 +1,8 @@
 //! A trial from outside: a folder, a process of its own, a time limit. Whatever happens there, the folder goes.
 
 use super::child::Said;
-use super::scratch::Scratch;
 use super::{CheckpointCell, Job};
-use crate::bench::{BenchError, BenchResult, Limits, Stopped};
+use crate::bench::{BenchError, BenchResult, Limits, Scratch, Stopped};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -29,7 +28,7 @@ pub fn measure(cell: &CheckpointCell, limits: &Limits<'_>, folder: &Path) -> Res
     let dir =
         cell.cell.checkpoint.as_deref().map(|saving| saving.dir.as_path()).filter(|dir| !dir.as_os_str().is_empty());
     let broken = |reason: String| Ended { status: Status::Failed, reason, source: None };
-    let scratch = Scratch::new(dir.unwrap_or(folder)).map_err(broken)?;
+    let scratch = Scratch::new(dir.unwrap_or(folder), "name another with checkpoint.dir or --dir").map_err(broken)?;
     let oom_kills = machine::oom_kills();
     let job = Job { cell: cell.plain(), folder: scratch.path().to_path_buf(), cores: machine::cores() };
     let cannot = |error| broken(format!("the trial's process cannot be started: {}", not_started(error)));

@@ -8,7 +8,7 @@ use super::exchange::Exchange;
 use super::memory::Memory;
 use super::place::Place;
 use super::plan::{Average, Plan, type_name};
-use super::{BenchError, Watch, pairs, setup};
+use super::{CollectiveError, Watch, pairs, setup};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Instant;
 use zbench_engine::comm::{CommError, Communicator, Kind};
@@ -58,7 +58,7 @@ pub struct Finish {
 ///
 /// # Errors
 /// A collective that failed, or memory that does not suffice. What was measured before has been told to the watch.
-pub fn rank_main(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<Finish, BenchError> {
+pub fn rank_main(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<Finish, CollectiveError> {
     let world = member.world;
     let exchange = Exchange::new(member.control, member.host_arena);
     let split = match plan.split {
@@ -183,7 +183,7 @@ impl Rank<'_> {
     }
 
     /// All rows of a collective; whether it was stopped before the last one.
-    fn collective(&mut self, collective: Collective) -> Result<bool, BenchError> {
+    fn collective(&mut self, collective: Collective) -> Result<bool, CollectiveError> {
         let ranks = self.group.size();
         for in_place in [false, true] {
             if let Some(reason) = collective.impossible(in_place, ranks) {
@@ -193,7 +193,7 @@ impl Rank<'_> {
         let roots = match self.plan.root {
             _ if !collective.has_root() => 0..=0,
             Some(root) if root >= ranks => {
-                return Err(BenchError::Impossible(format!("-r {root} is none of the {ranks} ranks")));
+                return Err(CollectiveError::Impossible(format!("-r {root} is none of the {ranks} ranks")));
             }
             Some(root) => root..=root,
             None => 0..=ranks - 1,
@@ -223,7 +223,7 @@ impl Rank<'_> {
         op: ReduceOp,
         root: usize,
         buffers: &mut Buffers,
-    ) -> Result<bool, BenchError> {
+    ) -> Result<bool, CollectiveError> {
         let (rank, ranks, dtype) = (self.group.rank(), self.group.size(), buffers.dtype());
         let mut cycle = 0;
         loop {
@@ -245,7 +245,7 @@ impl Rank<'_> {
         }
     }
 
-    fn measure(&mut self, job: Job, buffers: &mut Buffers) -> Result<Row, BenchError> {
+    fn measure(&mut self, job: Job, buffers: &mut Buffers) -> Result<Row, CollectiveError> {
         let Job { collective, shape, .. } = job;
         let ranks = self.group.size();
         let mut sides = [None, None];
@@ -261,7 +261,7 @@ impl Rank<'_> {
                     let links = (ranks * ranks.saturating_sub(1)).max(1) as f64;
                     wire_bytes_link = wire.iter().sum::<f64>() / links;
                 }
-                Err(BenchError::Comm(CommError::Invalid { operation, reason })) => {
+                Err(CollectiveError::Comm(CommError::Invalid { operation, reason })) => {
                     let place = if in_place { "in place" } else { "out of place" };
                     self.tell(|watch| watch.note(format!("N/A: {operation} {place}: {reason}")));
                 }
@@ -291,7 +291,7 @@ impl Rank<'_> {
     }
 
     /// One side of a row, and the bytes on the wire of each rank of the world.
-    fn side(&mut self, job: Job, buffers: &mut Buffers, in_place: bool) -> Result<(Side, Vec<f64>), BenchError> {
+    fn side(&mut self, job: Job, buffers: &mut Buffers, in_place: bool) -> Result<(Side, Vec<f64>), CollectiveError> {
         let mut moved = 0;
         for _ in 0..=self.plan.warmup {
             let before = self.group.wire_bytes();
@@ -350,7 +350,7 @@ impl Rank<'_> {
     }
 
     /// Microseconds of a call, over all iterations back to back, and CPU time.
-    fn time_all(&self, job: Job, buffers: &mut Buffers, in_place: bool) -> Result<(Vec<f64>, f64), BenchError> {
+    fn time_all(&self, job: Job, buffers: &mut Buffers, in_place: bool) -> Result<(Vec<f64>, f64), CollectiveError> {
         let calls = f64::from(self.plan.iters) * f64::from(self.plan.aggregate);
         let (cpu, start) = (self.cpu_us(), Instant::now());
         let mut waited = 0.0;
@@ -369,7 +369,7 @@ impl Rank<'_> {
     }
 
     /// Microseconds of a call in each iteration, every one started by a barrier, and CPU time.
-    fn time_each(&self, job: Job, buffers: &mut Buffers, in_place: bool) -> Result<(Vec<f64>, f64), BenchError> {
+    fn time_each(&self, job: Job, buffers: &mut Buffers, in_place: bool) -> Result<(Vec<f64>, f64), CollectiveError> {
         let calls = f64::from(self.plan.aggregate);
         let (mut times, mut cpu) = (Vec::with_capacity(self.plan.iters as usize), 0.0);
         for _ in 0..self.plan.iters {
@@ -408,7 +408,7 @@ impl Rank<'_> {
         job: Job,
         buffers: &mut Buffers,
         in_place: bool,
-    ) -> Result<(Option<u64>, Option<Wrong>), BenchError> {
+    ) -> Result<(Option<u64>, Option<Wrong>), CollectiveError> {
         for round in 0..self.plan.check {
             let stream = (self.row << 8 | u64::from(round)) << 1 | u64::from(in_place);
             let own = self.check_once(job, buffers, in_place, self.plan.seed ^ stream << 20)?;
@@ -426,7 +426,13 @@ impl Rank<'_> {
         Ok(((self.plan.check > 0).then_some(0), None))
     }
 
-    fn check_once(&self, job: Job, buffers: &mut Buffers, in_place: bool, seed: u64) -> Result<Mismatch, BenchError> {
+    fn check_once(
+        &self,
+        job: Job,
+        buffers: &mut Buffers,
+        in_place: bool,
+        seed: u64,
+    ) -> Result<Mismatch, CollectiveError> {
         let (rank, shape) = (self.group.rank(), job.shape);
         let is_root = job.is_root(rank);
         let gets_all = is_root.unwrap_or(true);

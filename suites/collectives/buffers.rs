@@ -1,7 +1,7 @@
 //! The memory that calls work on. Successive iterations use successive slots of a region larger than the last-level
 //! cache, so that a cache does not flatter the result; with hot buffers all use one slot.
 
-use super::BenchError;
+use super::CollectiveError;
 use super::data::Pattern;
 use super::memory::Memory;
 use std::cell::Cell;
@@ -39,7 +39,7 @@ impl Buffers {
         rotation_bytes: u64,
         unalign: usize,
         fill: (Pattern, usize),
-    ) -> Result<Buffers, BenchError> {
+    ) -> Result<Buffers, CollectiveError> {
         let rotation = usize::try_from(rotation_bytes).unwrap_or(usize::MAX) / dtype.size();
         let len = largest.saturating_add(unalign + GUARD).max(rotation);
         let region = || arena.alloc(Category::Communication, dtype, len);

@@ -3,10 +3,10 @@
 
 use super::args::AllreduceArgs;
 use super::plan::Plan;
-use super::record::{Place, cell, key};
+use super::record::{Placement, cell, key};
 use super::world::WorldSpec;
+use crate::bench::Scratch;
 use crate::bench::{BenchError, BenchResult, BenchSpec, Limits, Specs};
-use crate::checkpoint::scratch::Scratch;
 use clap::Parser;
 use serde_json::Value;
 use std::os::unix::process::CommandExt;
@@ -17,7 +17,8 @@ use toml::Value as Toml;
 use zbench_config::{Context, Refusal, Values};
 use zbench_host::machine;
 use zbench_reports::Notebook;
-use zbench_reports::record::Status;
+use zbench_reports::record::{Record, Status};
+use zbench_reports::units::plural;
 use zbench_runner::child::died;
 use zbench_runner::processes::tail_of;
 use zbench_runner::protocol::Ended;
@@ -65,7 +66,8 @@ struct CollectivesSpec {
     plain: Value,
     label: String,
     needs: Option<u64>,
-    on_cuda: bool,
+    /// The backend, where it is one of GPUs.
+    gpus: Option<String>,
 }
 
 /// The cell of one combination.
@@ -77,6 +79,10 @@ pub fn specs(values: &Values, _context: &Context) -> Result<Specs, Refusal> {
     if let Some(key) = values.settings.keys().find(|key| !is_known(key)) {
         return Err(values.refuse(key, &["suite"], "has no effect where suite is \"collectives\"; leave it out"));
     }
+    if values.text("parallel.backend") == "mpi" {
+        let message = "mpirun starts the ranks of \"mpi\": mpirun -n 4 zbench allreduce --backend mpi; write another backend here";
+        return Err(values.refuse("parallel.backend", &[], message));
+    }
     let flags = flags(values);
     let refuse = |message: String| {
         let (key, message) = by_keys(&message);
@@ -87,7 +93,7 @@ pub fn specs(values: &Values, _context: &Context) -> Result<Specs, Refusal> {
     let wanted = WorldSpec::new(&args, None, true).map_err(&refuse)?;
     let backend = args.backend.as_deref().unwrap_or("local");
     // The process that measures starts the ranks over shm and tcp; it is on this host.
-    let place = Place {
+    let place = Placement {
         backend,
         link: plan.link.as_deref(),
         ranks: wanted.ranks,
@@ -102,9 +108,9 @@ pub fn specs(values: &Values, _context: &Context) -> Result<Specs, Refusal> {
     };
     let spec = CollectivesSpec {
         plain: cell(&plan, collective.name(), collective.has_op(), &place),
-        label: label(values, &place, collective.name()),
+        label: format!("{}, {backend}, {}", collective.name(), plural(wanted.ranks, "rank", "ranks")),
         needs: plan.min_bytes.checked_mul(2 * wanted.ranks as u64),
-        on_cuda: place.on_gpus,
+        gpus: place.on_gpus.then(|| format!("parallel.backend = \"{backend}\"")),
         flags,
     };
     Ok((vec![Box::new(spec)], None))
@@ -132,20 +138,10 @@ fn by_keys(message: &str) -> (&'static str, String) {
     let found = named.filter_map(|(flag, key)| Some((message.find(flag)?, flag, key)));
     let about = found.clone().min_by_key(|(place, ..)| *place).map(|(.., key)| key.trim());
     let text = found.fold(message.to_string(), |text, (_, flag, key)| text.replace(flag, key));
-    (about.unwrap_or("collectives.collective"), text)
-}
-
-/// For a reader: what is measured, and what the grid varies.
-fn label(values: &Values, place: &Place<'_>, collective: &str) -> String {
-    let ranks = zbench_reports::units::plural(place.ranks, "rank", "ranks");
-    let mut parts = vec![collective.to_string(), place.backend.to_string(), ranks];
-    let usual = ["collectives.collective", "parallel.backend", "parallel.ranks", "name", "question", "suite"];
-    for (key, setting) in values.settings.iter().filter(|(key, setting)| setting.from_grid && !usual.contains(*key)) {
-        let name = key.rsplit('.').next().unwrap_or(key);
-        let value = setting.value.as_str().map_or_else(|| setting.value.to_string(), str::to_string);
-        parts.push(format!("{name}={value}"));
-    }
-    parts.join(", ")
+    let about = about.unwrap_or("collectives.collective");
+    // The key stands in front of every refusal.
+    let text = text.strip_prefix(about).map_or(text.clone(), |rest| rest.trim_start_matches([':', ' ']).to_string());
+    (about, text)
 }
 
 impl BenchSpec for CollectivesSpec {
@@ -165,13 +161,13 @@ impl BenchSpec for CollectivesSpec {
         self.needs
     }
 
-    fn is_on_cuda(&self) -> bool {
-        self.on_cuda
+    fn asks_for_gpu(&self) -> Option<String> {
+        self.gpus.clone()
     }
 
     fn measure(&self, limits: &Limits<'_>, folder: &Path) -> Result<BenchResult, BenchError> {
         let broken = |reason: String| Ended { status: Status::Failed, reason, source: None };
-        let scratch = Scratch::new(folder).map_err(broken)?;
+        let scratch = Scratch::new(folder, "name another notebook with --notebook").map_err(broken)?;
         let oom_kills = machine::oom_kills();
         let cannot = |error: std::io::Error| broken(format!("zbench allreduce cannot be started: {error}"));
         let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
@@ -212,7 +208,13 @@ impl BenchSpec for CollectivesSpec {
         let status = ended?;
         let records = Notebook::open(scratch.path()).and_then(|notebook| notebook.records());
         match records.map_err(|error| broken(error.to_string()))?.pop() {
-            Some(record) => Ok(BenchResult { record: Some(Box::new(record)), ..BenchResult::default() }),
+            Some(record) => {
+                // The notebook of the process is gone; the flags measure the same again.
+                let words = ["zbench", "allreduce"].into_iter().chain(self.flags.iter().map(String::as_str));
+                let command = shlex::try_join(words).unwrap_or_default();
+                let record = Record { command, ..record };
+                Ok(BenchResult { record: Some(Box::new(record)), ..BenchResult::default() })
+            }
             None => Err(died(status, oom_kills, &tail).into()),
         }
     }
@@ -277,13 +279,13 @@ mod tests {
                 "parallel.ranks_per_node",
                 "no whole nodes",
             ),
-            ("[parallel]\nbackend = \"mpi\"\n", "parallel.backend", "mpirun"),
             ("[parallel]\nranks = 5000\n", "parallel.ranks", "from 1 to 4096"),
         ] {
             let Err(refusal) = spec(text) else { panic!("{text}") };
             assert_eq!(refusal.key, key, "{text}: {}", refusal.message);
             assert!(refusal.message.contains(words), "{text}: {}", refusal.message);
             assert!(!refusal.message.contains("--"), "{text}: {}", refusal.message);
+            assert!(!refusal.message.starts_with(key), "the key stands in front of it: {}", refusal.message);
         }
     }
 }

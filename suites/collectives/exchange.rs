@@ -1,7 +1,7 @@
 //! What ranks tell each other beside the collectives they measure: numbers and short texts, through the communicator
 //! itself, so that no other channel is needed.
 
-use super::BenchError;
+use super::CollectiveError;
 use zbench_engine::comm::Communicator;
 use zbench_kernels::{Arena, Category, DType};
 
@@ -22,7 +22,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// What every rank gives, in rank order; all give as many numbers. The bits arrive as they are.
-    pub fn numbers(&self, own: &[f64]) -> Result<Vec<Vec<f64>>, BenchError> {
+    pub fn numbers(&self, own: &[f64]) -> Result<Vec<Vec<f64>>, CollectiveError> {
         let alloc = |len| self.arena.alloc(Category::Workspace, DType::F64, len);
         let (mut send, mut recv) = (alloc(own.len())?, alloc(own.len() * self.comm.size())?);
         send.view_mut().as_slice_mut::<f64>()?.copy_from_slice(own);
@@ -32,17 +32,17 @@ impl<'a> Exchange<'a> {
     }
 
     /// One number of every rank.
-    pub fn number(&self, own: f64) -> Result<Vec<f64>, BenchError> {
+    pub fn number(&self, own: f64) -> Result<Vec<f64>, CollectiveError> {
         Ok(self.numbers(&[own])?.into_iter().flatten().collect())
     }
 
     /// Whether any rank says yes.
-    pub fn any(&self, own: bool) -> Result<bool, BenchError> {
+    pub fn any(&self, own: bool) -> Result<bool, CollectiveError> {
         Ok(self.number(f64::from(u8::from(own)))?.iter().any(|said| *said != 0.0))
     }
 
     /// A text of every rank; long ones are cut.
-    pub fn texts(&self, own: &str) -> Result<Vec<String>, BenchError> {
+    pub fn texts(&self, own: &str) -> Result<Vec<String>, CollectiveError> {
         // Six bytes are a whole number that f64 holds exactly.
         let mut bytes = own.as_bytes()[..own.len().min(TEXT_BYTES)].to_vec();
         bytes.resize(TEXT_BYTES, 0);

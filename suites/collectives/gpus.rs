@@ -2,7 +2,7 @@
 //!
 //! **Not run on a GPU so far**: the tests let the kernels run on the processor, where there is no NCCL.
 
-use super::BenchError;
+use super::CollectiveError;
 use super::place::Place;
 use super::plan::Plan;
 use super::world::{LaunchMode, MemoryKind, WorldSpec};
@@ -86,8 +86,8 @@ fn library() -> Result<Arc<Api>, zbench_engine::comm::nccl::NcclError> {
 ///
 /// # Errors
 /// The GPU cannot be opened, or has no room.
-pub fn seat(plan: &Plan, number: usize, sharers: usize) -> Result<RankDevice, BenchError> {
-    let machine = devices::machine(number).map_err(BenchError::Gpu)?;
+pub fn seat(plan: &Plan, number: usize, sharers: usize) -> Result<RankDevice, CollectiveError> {
+    let machine = devices::machine(number).map_err(CollectiveError::Gpu)?;
     seat_on(plan, machine, number, devices::gpu(number).map(|gpu| gpu.about().pci.clone()), sharers)
 }
 
@@ -98,7 +98,7 @@ pub fn seat_on(
     number: usize,
     bus: Option<String>,
     sharers: usize,
-) -> Result<RankDevice, BenchError> {
+) -> Result<RankDevice, CollectiveError> {
     let place = Place::on(number, &*machine, bus);
     let kernels = Arc::new(Cuda::new(machine.clone()).map_err(KernelError::from)?);
     let arena = Arena::on(machine, None, place.arena_bytes(plan, sharers as u64))?;
@@ -116,8 +116,8 @@ impl Nccl {
     ///
     /// # Errors
     /// It is not there.
-    pub fn load() -> Result<Nccl, BenchError> {
-        let said = |reason: String| BenchError::Gpu(format!("--backend nccl: {reason}"));
+    pub fn load() -> Result<Nccl, CollectiveError> {
+        let said = |reason: String| CollectiveError::Gpu(format!("--backend nccl: {reason}"));
         let api = library().map_err(|error| said(error.to_string()))?;
         let driver = Driver::load().map_err(|error| said(error.to_string()))?;
         Ok(Nccl { api, driver })

@@ -1,7 +1,7 @@
 //! Data in a rank's buffers, wherever they lie. What is the host's is written and looked at where it is; what is a device's is
 //! made on the host and carried there, and carried back to be looked at, in blocks.
 
-use super::BenchError;
+use super::CollectiveError;
 use super::data::{self, Expected, Mismatch, Pattern};
 use std::ops::Range;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View, ViewMut};
@@ -24,7 +24,7 @@ impl<'a> Memory<'a> {
     }
 
     /// Room on the host for what of so many elements is carried at a time.
-    fn stage(&self, dtype: DType, len: usize) -> Result<Buffer, BenchError> {
+    fn stage(&self, dtype: DType, len: usize) -> Result<Buffer, CollectiveError> {
         Ok(self.host_arena.alloc(Category::Workspace, dtype, len.min(self.block))?)
     }
 
@@ -38,8 +38,8 @@ impl<'a> Memory<'a> {
     fn carry(
         &self,
         into: &mut ViewMut<'_>,
-        mut write: impl FnMut(&mut ViewMut<'_>, usize) -> Result<(), BenchError>,
-    ) -> Result<(), BenchError> {
+        mut write: impl FnMut(&mut ViewMut<'_>, usize) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
         let mut stage = self.stage(into.dtype(), into.len())?;
         for range in self.blocks(into.len()) {
             write(&mut stage.slice_mut(0..range.len()), range.start)?;
@@ -49,7 +49,13 @@ impl<'a> Memory<'a> {
     }
 
     /// As [`data::fill`].
-    pub fn fill(&self, into: &mut ViewMut<'_>, pattern: Pattern, rank: usize, first: u64) -> Result<(), BenchError> {
+    pub fn fill(
+        &self,
+        into: &mut ViewMut<'_>,
+        pattern: Pattern,
+        rank: usize,
+        first: u64,
+    ) -> Result<(), CollectiveError> {
         if into.is_on_host() {
             return Ok(data::fill(into, pattern, rank, first)?);
         }
@@ -58,7 +64,13 @@ impl<'a> Memory<'a> {
 
     /// Random data all over a region, for calls that are timed and not checked: on a device one block of it again and again,
     /// since the host would take longer to make it all than what is to be measured.
-    pub fn strew(&self, mut into: ViewMut<'_>, pattern: Pattern, rank: usize, first: u64) -> Result<(), BenchError> {
+    pub fn strew(
+        &self,
+        mut into: ViewMut<'_>,
+        pattern: Pattern,
+        rank: usize,
+        first: u64,
+    ) -> Result<(), CollectiveError> {
         if into.is_on_host() {
             return self.fill(&mut into, pattern, rank, first);
         }
@@ -74,7 +86,7 @@ impl<'a> Memory<'a> {
     }
 
     /// As [`data::poison`].
-    pub fn poison(&self, into: &mut ViewMut<'_>) -> Result<(), BenchError> {
+    pub fn poison(&self, into: &mut ViewMut<'_>) -> Result<(), CollectiveError> {
         if into.is_on_host() {
             return Ok(data::poison(into)?);
         }
@@ -88,7 +100,7 @@ impl<'a> Memory<'a> {
         range: Range<usize>,
         guard: Range<usize>,
         expected: impl Fn(u64) -> Expected,
-    ) -> Result<Mismatch, BenchError> {
+    ) -> Result<Mismatch, CollectiveError> {
         if found.is_on_host() {
             return Ok(data::compare(found, range, guard, expected)?);
         }

@@ -32,7 +32,7 @@ use zbench_reports::collectives::{Device, Pairs, Row, Settings};
 
 /// Why a rank could not go on.
 #[derive(Debug, thiserror::Error)]
-pub enum BenchError {
+pub enum CollectiveError {
     /// A collective failed; the group is at its end.
     #[error(transparent)]
     Comm(#[from] CommError),

@@ -4,7 +4,7 @@ use super::bench::Member;
 use super::exchange::Exchange;
 use super::judge::{self, Outliers};
 use super::plan::Plan;
-use super::{BenchError, Watch};
+use super::{CollectiveError, Watch};
 use std::time::Instant;
 use zbench_engine::comm::{Call, Communicator, Kind, ReduceOp};
 use zbench_kernels::{Buffer, Category, DType, Kernels};
@@ -26,10 +26,10 @@ pub fn run(
     devices: &[Device],
     largest: u64,
     watch: &dyn Watch,
-) -> Result<bool, BenchError> {
+) -> Result<bool, CollectiveError> {
     let world = member.world;
     if world.size() < 2 {
-        return Err(BenchError::Impossible("pairs of ranks need two ranks at least; give --ranks".into()));
+        return Err(CollectiveError::Impossible("pairs of ranks need two ranks at least; give --ranks".into()));
     }
     let len = usize::try_from(largest.min(LARGEST) / 4).unwrap_or(usize::MAX).max(1);
     let buffer = || member.arena.alloc(Category::Communication, DType::F32, len);
@@ -78,7 +78,7 @@ struct Prober<'a> {
 
 impl Prober<'_> {
     /// All pairs of a round at the same time.
-    fn round(&mut self, pairs: &[(usize, usize)], matrix: &mut [Vec<f64>]) -> Result<(), BenchError> {
+    fn round(&mut self, pairs: &[(usize, usize)], matrix: &mut [Vec<f64>]) -> Result<(), CollectiveError> {
         let own = self.world.rank();
         let peer = pairs.iter().find_map(|(a, b)| match own {
             own if own == *a => Some(*b),
@@ -104,7 +104,7 @@ impl Prober<'_> {
 
     /// Seconds of the fastest call: what is slow even then is slow by itself, whatever else the machine does. The first
     /// call does not count, as it may set up what the others use.
-    fn time(&mut self, comm: &dyn Communicator, kind: Kind) -> Result<f64, BenchError> {
+    fn time(&mut self, comm: &dyn Communicator, kind: Kind) -> Result<f64, CollectiveError> {
         let mut least = f64::INFINITY;
         self.kernels.synchronize()?;
         for iteration in 0..=self.iters {
@@ -124,7 +124,7 @@ impl Prober<'_> {
         matrix: &mut [Vec<f64>],
         hosts: &[String],
         pairs: &mut Pairs,
-    ) -> Result<Outliers, BenchError> {
+    ) -> Result<Outliers, CollectiveError> {
         let first = judge::outliers(matrix, hosts);
         let n = self.world.size();
         let all = (0..n).flat_map(|a| (a + 1..n).map(move |b| (a, b)));
@@ -150,7 +150,7 @@ impl Prober<'_> {
     }
 
     /// All-reduces in halves, and halves of the slower half. Finds what only shows when more than two ranks talk.
-    fn halves(&mut self, pairs: &mut Pairs) -> Result<(), BenchError> {
+    fn halves(&mut self, pairs: &mut Pairs) -> Result<(), CollectiveError> {
         let mut suspects: Vec<usize> = (0..self.world.size()).collect();
         if suspects.len() < 4 {
             pairs.halves.push("fewer than 4 ranks have no halves of two; the pairs above say all there is".into());
@@ -179,7 +179,7 @@ impl Prober<'_> {
     }
 
     /// Two or three are left: each of them with one that is above suspicion, and with each other.
-    fn last(&mut self, suspects: &[usize], good: usize, pairs: &mut Pairs) -> Result<(), BenchError> {
+    fn last(&mut self, suspects: &[usize], good: usize, pairs: &mut Pairs) -> Result<(), CollectiveError> {
         let mut with_good = Vec::new();
         for suspect in suspects {
             let mut scratch = vec![vec![f64::NAN; self.world.size()]; self.world.size()];
@@ -209,7 +209,7 @@ impl Prober<'_> {
 
     /// How much longer an all-reduce takes among `low` than among `high`, at the same time, the sizes of the groups
     /// taken into account.
-    fn compare(&mut self, low: &[usize], high: &[usize]) -> Result<f64, BenchError> {
+    fn compare(&mut self, low: &[usize], high: &[usize]) -> Result<f64, CollectiveError> {
         let own = self.world.rank();
         let color = if low.contains(&own) {
             0

@@ -136,7 +136,7 @@ pub fn first_wrong(section: &Section) -> String {
 }
 
 /// Where a collective was or will be measured.
-pub struct Place<'a> {
+pub struct Placement<'a> {
     /// What moves the bytes.
     pub backend: &'a str,
     /// Emulated links, in words.
@@ -156,7 +156,7 @@ pub struct Place<'a> {
 }
 
 /// What was asked for, as plain data: equal for equal measurements.
-pub fn cell(plan: &Plan, collective: &str, reduces: bool, place: &Place<'_>) -> Value {
+pub fn cell(plan: &Plan, collective: &str, reduces: bool, place: &Placement<'_>) -> Value {
     let ops: Vec<&str> = plan.ops.iter().map(|op| op.name()).collect();
     let types: Vec<&str> = plan.dtypes.iter().map(|dtype| super::plan::type_name(*dtype)).collect();
     let mut cell = json!({
@@ -206,7 +206,7 @@ pub fn key(cell: &Value) -> String {
 fn cell_of(run: &Run, section: &Section, plan: &Plan) -> Value {
     let s = &run.settings;
     let reduces = section.rows.iter().any(|row| row.redop != "none");
-    let place = Place {
+    let place = Placement {
         backend: &s.backend,
         link: s.link.as_deref(),
         ranks: s.ranks,

@@ -1,6 +1,6 @@
 //! Before the first row: who is there, how large buffers may be, and what of it is told.
 
-use super::BenchError;
+use super::CollectiveError;
 use super::bench::Member;
 use super::exchange::Exchange;
 use super::plan::Plan;
@@ -11,7 +11,7 @@ use zbench_reports::collectives::{Device, Settings};
 pub const CORES: &str = "cpu";
 
 /// Who is there: a line for each rank, known to all.
-pub fn devices(member: &Member<'_>, exchange: &Exchange<'_>, color: usize) -> Result<Vec<Device>, BenchError> {
+pub fn devices(member: &Member<'_>, exchange: &Exchange<'_>, color: usize) -> Result<Vec<Device>, CollectiveError> {
     let place = member.place;
     let hosts = exchange.texts(&place.host)?;
     let infos = exchange.texts(&place.device)?;
@@ -49,7 +49,7 @@ pub fn largest(
     exchange: &Exchange<'_>,
     devices: &[Device],
     ranks: usize,
-) -> Result<u64, BenchError> {
+) -> Result<u64, CollectiveError> {
     let own = member.place.holds(plan, sharers(devices, member.world.rank()));
     let of_rank = exchange.number(own as f64)?;
     let holds = of_rank.into_iter().fold(f64::INFINITY, f64::min) as u64;

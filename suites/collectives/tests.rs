@@ -5,7 +5,7 @@ use super::bench::{Finish, Member, rank_main};
 use super::gpus::RankDevice;
 use super::place::{Cache, Place};
 use super::plan::Plan;
-use super::{BenchError, Watch};
+use super::{CollectiveError, Watch};
 use crate::scope;
 use clap::Parser;
 use std::sync::{Arc, Mutex};
@@ -146,7 +146,7 @@ impl Watch for Memory {
 
 struct Outcome {
     told: Told,
-    results: Vec<std::result::Result<Finish, BenchError>>,
+    results: Vec<std::result::Result<Finish, CollectiveError>>,
 }
 
 impl Outcome {
@@ -310,7 +310,7 @@ fn a_rank_that_gives_up_or_stalls_ends_all_and_keeps_the_rows() {
     let outcome = run(2, &plan("-b 64 -e 64 -n 2"), stalls, usize::MAX, Duration::from_millis(300));
     let error = outcome.results[0].as_ref().unwrap_err();
     match error {
-        BenchError::Comm(CommError::Stalled { missing, operation, .. }) => {
+        CollectiveError::Comm(CommError::Stalled { missing, operation, .. }) => {
             assert_eq!((&missing[..], *operation), (&[1][..], "all_reduce"));
         }
         other => panic!("{other:?}"),

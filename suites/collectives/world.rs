@@ -6,7 +6,7 @@ use super::bench::{self, Finish, Member};
 use super::gpus::{self, Nccl, RankDevice};
 use super::place::Place;
 use super::plan::Plan;
-use super::{BenchError, Watch};
+use super::{CollectiveError, Watch};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -253,7 +253,7 @@ fn composed(args: &AllreduceArgs) -> Result<Option<(Algorithm, usize)>, String> 
 ///
 /// # Errors
 /// The first cause, where ranks failed: not what the others heard of it.
-pub fn test(wanted: &WorldSpec, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, BenchError> {
+pub fn test(wanted: &WorldSpec, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, CollectiveError> {
     match &wanted.way {
         LaunchMode::Member(world, choice) => member(wanted, world, *choice, plan, watch).map(|finish| vec![finish]),
         LaunchMode::Threads | LaunchMode::Start => by_threads(wanted, plan, watch),
@@ -340,7 +340,7 @@ fn member(
     choice: Choice,
     plan: &Plan,
     watch: &dyn Watch,
-) -> Result<Finish, BenchError> {
+) -> Result<Finish, CollectiveError> {
     let seat = match (wanted.on, choice) {
         (MemoryKind::Nccl, _) => gpus::seat(plan, devices::of_rank(world.local_rank.unwrap_or(world.rank)), 1)?,
         (_, Choice::Mpi) => RankDevice::here(wanted, Arena::host(None)?),
@@ -381,10 +381,10 @@ fn boxed(ranks: Vec<Shared>) -> impl Iterator<Item = Box<dyn Communicator>> {
 }
 
 /// All ranks are threads.
-fn by_threads(wanted: &WorldSpec, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, BenchError> {
+fn by_threads(wanted: &WorldSpec, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, CollectiveError> {
     let (ranks, timeout) = (wanted.ranks, wanted.timeout);
     let arena = |rank: usize| {
-        let of = |error| BenchError::Impossible(format!("rank {rank} of {ranks} threads of one process: {error}"));
+        let of = |error| CollectiveError::Impossible(format!("rank {rank} of {ranks} threads of one process: {error}"));
         Arena::host(None).map_err(of)
     };
     let seat = |rank: usize| match wanted.on {
@@ -392,7 +392,7 @@ fn by_threads(wanted: &WorldSpec, plan: &Plan, watch: &dyn Watch) -> Result<Vec<
         MemoryKind::Device => gpus::seat(plan, 0, ranks),
         MemoryKind::Nccl => gpus::seat(plan, rank, 1),
     };
-    let seats: Vec<RankDevice> = (0..ranks).map(seat).collect::<Result<Vec<_>, BenchError>>()?;
+    let seats: Vec<RankDevice> = (0..ranks).map(seat).collect::<Result<Vec<_>, CollectiveError>>()?;
     let kernels: Vec<Arc<dyn Kernels>> = seats.iter().map(|seat| seat.kernels.clone()).collect();
     // What ranks tell each other lies on the host; so does all that is measured there.
     let control = || group("talk", (0..ranks).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect(), timeout);
@@ -423,25 +423,26 @@ fn by_threads(wanted: &WorldSpec, plan: &Plan, watch: &dyn Watch) -> Result<Vec<
         let start = |(rank, (joining, seat))| {
             let work = &work;
             let started = threads::start_scoped(scope, &format!("rank {rank}"), move || work(rank, joining, seat));
-            started.map_err(|error| BenchError::Thread { rank, error })
+            started.map_err(|error| CollectiveError::Thread { rank, error })
         };
         let threads: Vec<_> = joining.into_iter().zip(&seats).enumerate().map(start).collect();
         // A rank that has no thread has left the group, so that the others do not wait for it.
-        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, Result<Finish, BenchError>>, BenchError>| {
-            thread?.join().unwrap_or_else(|_| Err(BenchError::Impossible("a rank panicked".into())))
-        };
+        let join =
+            |thread: Result<std::thread::ScopedJoinHandle<'_, Result<Finish, CollectiveError>>, CollectiveError>| {
+                thread?.join().unwrap_or_else(|_| Err(CollectiveError::Impossible("a rank panicked".into())))
+            };
         threads.into_iter().map(join).collect()
     });
     cause(results)
 }
 
 /// One rank: whatever ends it ends the others too, which hear the reason.
-fn one(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<Finish, BenchError> {
+fn one(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<Finish, CollectiveError> {
     let work = AssertUnwindSafe(|| bench::rank_main(member, plan, watch));
     let result = std::panic::catch_unwind(work).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());
-        Err(BenchError::Panic { rank: member.world.rank(), text })
+        Err(CollectiveError::Panic { rank: member.world.rank(), text })
     });
     if let Err(error) = &result {
         member.world.abort(&error.to_string());
@@ -451,12 +452,12 @@ fn one(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<Finish, Be
 }
 
 /// Whether an error only says that another rank had one.
-pub fn is_echo(error: &BenchError) -> bool {
-    matches!(error, BenchError::Comm(CommError::Aborted { .. }))
+pub fn is_echo(error: &CollectiveError) -> bool {
+    matches!(error, CollectiveError::Comm(CommError::Aborted { .. }))
 }
 
 /// All results, or the first error that is no echo of another rank's.
-fn cause(results: Vec<Result<Finish, BenchError>>) -> Result<Vec<Finish>, BenchError> {
+fn cause(results: Vec<Result<Finish, CollectiveError>>) -> Result<Vec<Finish>, CollectiveError> {
     let (mut done, mut first, mut echo) = (Vec::new(), None, None);
     for result in results {
         match result {

@@ -126,8 +126,8 @@ impl BenchSpec for AttentionCell {
         AttentionCell::needs(self)
     }
 
-    fn is_on_cuda(&self) -> bool {
-        self.hardware.device == "cuda"
+    fn asks_for_gpu(&self) -> Option<String> {
+        (self.hardware.device == "cuda").then(|| "hardware.device = \"cuda\"".into())
     }
 
     fn measure(&self, limits: &Limits<'_>, _folder: &std::path::Path) -> Result<BenchResult, BenchError> {

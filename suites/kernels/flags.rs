@@ -128,7 +128,7 @@ pub fn gemm(arguments: &GemmArgs) -> Result<Document, ConfigError> {
     flags.put("micro-batch", "train.micro_batch", arguments.micro_batch.as_slice());
     flags.put("layout", "gemm.layout", &arguments.layout);
     // What --set says of a model's types is not contradicted by a default.
-    let precision = arguments.common.set.iter().any(|set| set.trim_start().starts_with("precision."));
+    let precision = arguments.common.run.set.iter().any(|set| set.trim_start().starts_with("precision."));
     match (&arguments.dtype[..], precision) {
         ([], true) => {}
         (given, _) => flags.put("dtype", "gemm.dtype", &or(given, &TYPES)),
@@ -139,7 +139,7 @@ pub fn gemm(arguments: &GemmArgs) -> Result<Document, ConfigError> {
     }
     flags.put("buffers", "gemm.buffers", arguments.buffers.as_slice());
     flags.common(&arguments.common);
-    flags.finish(&arguments.common.set)
+    flags.finish(&arguments.common.run.set)
 }
 
 /// `zbench attention` without a file.
@@ -158,7 +158,7 @@ pub fn attention(arguments: &AttentionArgs) -> Result<Document, ConfigError> {
     flags.put("pass", "attention.pass", arguments.pass.as_slice());
     flags.put("kernel", "attention.kernel", arguments.kernel.as_slice());
     flags.common(&arguments.common);
-    flags.finish(&arguments.common.set)
+    flags.finish(&arguments.common.run.set)
 }
 
 /// Whether `--model` is a preset or a folder.

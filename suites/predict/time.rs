@@ -207,10 +207,10 @@ impl TimeProfile {
     fn operations(&self, cell: &Cell) -> Result<(&Operations, String), String> {
         let (ranks, threads) = (cell.parallel.ranks, cell.hardware.threads_per_rank);
         let crowded = self.is_crowded(cell);
-        let of_threads = || self.operations.iter().filter(|of| of.seats.threads == threads);
-        let apart = |of: &&Operations| (of.seats.crowded != crowded, of.seats.ranks.abs_diff(ranks));
+        let of_threads = || self.operations.iter().filter(|of| of.layout.threads == threads);
+        let apart = |of: &&Operations| (of.layout.crowded != crowded, of.layout.ranks.abs_diff(ranks));
         let Some(nearest) = of_threads().min_by_key(apart) else {
-            let there: Vec<String> = self.operations.iter().map(|of| of.seats.to_string()).collect();
+            let there: Vec<String> = self.operations.iter().map(|of| of.layout.to_string()).collect();
             return Err(format!(
                 "the profile {} has times of {}, and this cell's ranks have {threads} threads each; run `zbench calibrate \
                  --threads {threads}`",
@@ -218,9 +218,9 @@ impl TimeProfile {
                 there.join(", ")
             ));
         };
-        let seats = RankLayout { ranks, threads, crowded };
-        let same = nearest.seats == seats;
-        let note = if same { String::new() } else { format!("; operations are those of {}", nearest.seats) };
+        let layout = RankLayout { ranks, threads, crowded };
+        let same = nearest.layout == layout;
+        let note = if same { String::new() } else { format!("; operations are those of {}", nearest.layout) };
         Ok((nearest, note))
     }
 }

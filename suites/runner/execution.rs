@@ -13,7 +13,7 @@ pub struct Execution {
     /// Steps that ended.
     pub steps: Vec<Step>,
     /// What happened between them.
-    pub between: Vec<LifecycleEvent>,
+    pub lifecycle: Vec<LifecycleEvent>,
     /// How it ended; absent when it was stopped because the user asked.
     pub end: Option<End>,
     /// Nothing can run after it.
@@ -30,11 +30,11 @@ impl Execution {
                 tell(ProgressEvent::Step(step));
                 self.steps.push(step.clone());
             }
-            Event::LifecycleEvent(between) => {
-                tell(ProgressEvent::LifecycleEvent(between));
+            Event::LifecycleEvent(event) => {
+                tell(ProgressEvent::LifecycleEvent(event));
                 // It grows, and the end has the last of it.
-                if !matches!(between, LifecycleEvent::Peak(_)) {
-                    self.between.push(between.clone());
+                if !matches!(event, LifecycleEvent::Peak(_)) {
+                    self.lifecycle.push(event.clone());
                 }
             }
             Event::Traced(traced) => {
@@ -84,11 +84,11 @@ impl Execution {
 
     /// Where it stopped, and what there is to go on from.
     pub(crate) fn stopped(&self, cell: &Cell) -> Stopped {
-        let saved = self.between.iter().rev().find_map(|between| match between {
+        let saved = self.lifecycle.iter().rev().find_map(|event| match event {
             LifecycleEvent::Saved(saved) => Some(saved.dir.clone()),
             _ => None,
         });
-        let before = self.between.iter().find_map(|between| match between {
+        let before = self.lifecycle.iter().find_map(|event| match event {
             LifecycleEvent::Resumed(resumed) => Some(resumed.step),
             _ => None,
         });

@@ -6,10 +6,10 @@ use zbench_reports::record::{Record, Step};
 use zbench_reports::units;
 
 /// Adds it to a record that has the steps of this run: those of the run that it went on from go before them.
-pub fn add(record: &mut Record, between: Vec<LifecycleEvent>) {
+pub fn add(record: &mut Record, events: Vec<LifecycleEvent>) {
     let mut evaluations: Vec<Evaluated> = Vec::new();
     let mut checkpoints: Vec<Saved> = Vec::new();
-    for happened in between {
+    for happened in events {
         match happened {
             LifecycleEvent::Evaluated(evaluated) => evaluations.push(evaluated),
             LifecycleEvent::Saved(saved) => checkpoints.push(saved),

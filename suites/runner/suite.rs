@@ -90,7 +90,7 @@ pub trait Observe<C = Planned> {
     /// A step of it has ended.
     fn step(&mut self, _step: &Step) {}
     /// Something has happened between steps.
-    fn between(&mut self, _between: &LifecycleEvent) {}
+    fn lifecycle(&mut self, _event: &LifecycleEvent) {}
     /// What a rank did in a step of it.
     fn traced(&mut self, _traced: &StepTrace) {}
     /// Cells take turns: how far the experiment is, in words and as a share.

@@ -107,8 +107,8 @@ impl Observe for Timelines {
         self.under_way = Some(measured::Trial::new(planned, format!("{} trial {trial}", name(planned)), base));
     }
 
-    fn between(&mut self, between: &LifecycleEvent) {
-        if let (Some(trial), LifecycleEvent::Saved(saved)) = (&self.under_way, between) {
+    fn lifecycle(&mut self, event: &LifecycleEvent) {
+        if let (Some(trial), LifecycleEvent::Saved(saved)) = (&self.under_way, event) {
             self.file.add(&[trial.saved(saved)]);
         }
     }
@@ -154,9 +154,9 @@ impl Observe for Both<'_> {
         self.1.step(step);
     }
 
-    fn between(&mut self, between: &LifecycleEvent) {
-        self.0.between(between);
-        self.1.between(between);
+    fn lifecycle(&mut self, event: &LifecycleEvent) {
+        self.0.lifecycle(event);
+        self.1.lifecycle(event);
     }
 
     fn traced(&mut self, traced: &StepTrace) {

@@ -80,7 +80,7 @@ impl Suite for Train<'_> {
                 sampler.step(step.timed);
                 observe.step(step);
             }
-            ProgressEvent::LifecycleEvent(between) => observe.between(between),
+            ProgressEvent::LifecycleEvent(event) => observe.lifecycle(event),
             ProgressEvent::Traced(traced) => observe.traced(traced),
             ProgressEvent::Stopping => observe.stopping(),
         });
@@ -90,7 +90,7 @@ impl Suite for Train<'_> {
         let end = execution.end.ok_or(stopped)?;
         fill(record, execution.steps, &end, cell, estimate);
         execution.traced.note(record);
-        lifecycle::add(record, execution.between);
+        lifecycle::add(record, execution.lifecycle);
         validity::add(record, &sampled, &end);
         compare(record, cell, trial.cells, trial.known, trial.references);
         Ok(execution.last)

@@ -2,35 +2,20 @@
 
 use super::document;
 use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::grid::labels::labels_of;
+use crate::label;
 use crate::record::{Record, Status};
 use crate::screen::{MOST_LINES, Room, Screen};
 use crate::units;
 use serde_json::Value;
 
-/// What sets cells apart, as their records have it: where it stands, and what it is called before its value.
-const PARTS: [(&str, &str); 14] = [
-    ("collective", ""),
-    ("backend", ""),
-    ("parallel.ranks", "ranks="),
-    ("parallel.hosts", "hosts="),
-    ("parallel.threads_per_rank", "threads="),
-    ("algorithm", "algorithm="),
-    ("parallel.ranks_per_node", "ranks_per_node="),
-    ("link", "link="),
-    ("type", "type="),
-    ("redop", "redop="),
-    ("minimum_bytes", "min_bytes="),
-    ("maximum_bytes", "max_bytes="),
-    ("buffers", "buffers="),
-    ("iterations", "iterations="),
-];
 /// Lines of a screen that are not rows of its table.
 const OTHER_LINES: usize = 18;
 
 /// The trials of one cell.
 struct Cell<'a> {
     collective: String,
-    /// What sets it apart from others of its collective.
+    /// As `list` shows it.
     label: String,
     records: Vec<&'a Record>,
 }
@@ -51,6 +36,12 @@ impl Cell<'_> {
     /// A trial without a result.
     fn bad(&self) -> Option<&Record> {
         self.records.iter().copied().find(|record| !record.is_measured())
+    }
+
+    /// What sets it apart from others of its collective.
+    fn name(&self) -> String {
+        let own = format!("collective={}", self.collective);
+        label::of_terms(label::split(&self.label).into_iter().filter(|term| *term != own))
     }
 
     fn spread(&self, metric: &str) -> Option<Spread> {
@@ -83,42 +74,16 @@ pub fn comparison(records: &[Record], question: &str, room: Room) -> Document {
 
 fn cells<'a>(records: &[&'a Record]) -> Vec<Cell<'a>> {
     let mut cells: Vec<Cell<'a>> = Vec::new();
-    for record in records {
+    for (record, label) in records.iter().zip(labels_of(records)) {
         match cells.iter_mut().find(|cell| cell.records[0].key == record.key) {
             Some(cell) => cell.records.push(record),
-            None => cells.push(Cell { collective: String::new(), label: String::new(), records: vec![record] }),
+            None => {
+                // A combination that is no cell has its settings as they were written.
+                let stated = record.setting("collective").or_else(|| record.setting("collectives.collective"));
+                let collective = stated.and_then(Value::as_str).unwrap_or_default().to_string();
+                cells.push(Cell { collective, label, records: vec![record] });
+            }
         }
-    }
-    // A combination that is no cell has its settings as they were written.
-    let written = |record: &Record, path: &str| {
-        let (name, section) = (path.rsplit('.').next()?, if path == "backend" { "parallel" } else { "collectives" });
-        record.setting(&format!("{section}.{name}")).cloned()
-    };
-    let text = |record: &Record, path: &str| match record.setting(path).cloned().or_else(|| written(record, path)) {
-        None | Some(Value::Null) => String::new(),
-        // A collective without a reduction has none to differ in.
-        Some(Value::String(text)) if text == "none" => String::new(),
-        Some(Value::String(text)) => text,
-        Some(value) if path.ends_with("_bytes") => units::memory(value.as_f64().unwrap_or(0.0)).replace(' ', ""),
-        Some(value) => value.to_string(),
-    };
-    let values: Vec<[String; PARTS.len()]> =
-        cells.iter().map(|cell| PARTS.map(|(path, _)| text(cell.records[0], path))).collect();
-    let differs = |part: usize| {
-        let mut stated = values.iter().map(|of| &of[part]).filter(|value| !value.is_empty());
-        let first = stated.next();
-        let is_absent = |of: &[String; PARTS.len()]| of[part].is_empty();
-        stated.any(|value| Some(value) != first)
-            || ["link", "parallel.ranks_per_node"].contains(&PARTS[part].0)
-                && values.iter().any(is_absent)
-                && first.is_some()
-    };
-    let named: Vec<usize> = (1..PARTS.len()).filter(|part| *part < 2 || differs(*part)).collect();
-    for (cell, values) in cells.iter_mut().zip(&values) {
-        let parts = named.iter().filter(|part| !values[**part].is_empty());
-        let words: Vec<String> = parts.map(|part| format!("{}{}", PARTS[*part].1, values[*part])).collect();
-        cell.collective.clone_from(&values[0]);
-        cell.label = words.join(", ");
     }
     cells
 }
@@ -126,7 +91,6 @@ fn cells<'a>(records: &[&'a Record]) -> Vec<Cell<'a>> {
 /// The cells, those with most bandwidth first; so many of them at most.
 fn table(cells: &[Cell<'_>], most: usize) -> Table {
     let columns = vec![
-        Column::words("collective"),
         Column::words("cell"),
         Column::numbers("trials", ""),
         Column::numbers("busbw", "GB/s"),
@@ -144,7 +108,6 @@ fn table(cells: &[Cell<'_>], most: usize) -> Table {
         let range = busbw.map(|of| format!("{} to {}", units::number(of.low), units::number(of.high)));
         let outcome = bad.map_or("measured", |record| record.outcome.status.words());
         table.row(vec![
-            Entry::words(cell.collective.clone()),
             Entry::words(cell.label.clone()),
             Entry::whole(cell.measured().count() as u64, cell.measured().count().to_string()),
             Entry::maybe(busbw.map(|of| of.median), units::number),
@@ -210,7 +173,7 @@ fn reasons(cells: &[Cell<'_>], of: impl Fn(Status) -> bool) -> String {
         }
     }
     let said = |(reason, group): &(&str, Vec<&Cell<'_>>)| match &group[..] {
-        [cell] => format!("{} {}: {reason}", cell.collective, cell.label),
+        [cell] => format!("{}: {reason}", cell.label),
         several => format!("{}: {reason}", units::plural(several.len(), "cell", "cells")),
     };
     groups.iter().map(said).collect::<Vec<_>>().join("; ")
@@ -233,14 +196,14 @@ fn fastest(cells: &[Cell<'_>]) -> String {
     let of = |(collective, sorted): (&str, Vec<&Cell<'_>>)| {
         let (best, spread) = sorted.first().and_then(|cell| Some((cell, cell.busbw()?)))?;
         let near = |cell: &&&Cell<'_>| cell.busbw().is_some_and(|other| other.high >= spread.low);
-        let others: Vec<&str> = sorted[1..].iter().filter(near).map(|cell| cell.label.as_str()).collect();
+        let others: Vec<String> = sorted[1..].iter().filter(near).map(|cell| cell.name()).collect();
         let overlap = match others.len() {
             0 if sorted.len() == 1 => String::new(),
             0 => ", no trial of another reaches its slowest".into(),
             count if count > 3 => format!(", trials of {count} others overlap with its own"),
             _ => format!(", trials of {} overlap with its own", others.join("; ")),
         };
-        Some(format!("{collective}: {} with {} GB/s{overlap}.", best.label, units::number(spread.median)))
+        Some(format!("{collective}: {} with {} GB/s{overlap}.", best.name(), units::number(spread.median)))
     };
     let said: Vec<String> = by_collective(cells).into_iter().filter_map(of).collect();
     if said.is_empty() { "no cell was measured".into() } else { said.join(" ") }
@@ -252,7 +215,7 @@ fn quickest(cells: &[Cell<'_>]) -> String {
         let timed = group.into_iter().filter_map(|cell| Some((cell, cell.spread("latency_us")?)));
         let (cell, spread) = timed.min_by(|a, b| a.1.median.total_cmp(&b.1.median))?;
         let [median, low, high] = [spread.median, spread.low, spread.high].map(units::number);
-        Some(format!("{collective}: {} with {median} us ({low} to {high}).", cell.label))
+        Some(format!("{collective}: {} with {median} us ({low} to {high}).", cell.name()))
     };
     by_collective(cells).into_iter().filter_map(of).collect::<Vec<String>>().join(" ")
 }
@@ -291,22 +254,25 @@ mod tests {
         ];
         let document = comparison(&records, "which?", Room::SCREEN);
         let screen = document.screen.as_ref().unwrap();
-        assert_eq!(said(screen, "FASTEST"), "all_reduce: shm with 8.00 GB/s, trials of tcp overlap with its own.");
-        assert!(said(screen, "LATENCY").starts_with("all_reduce: local with 2"), "{}", said(screen, "LATENCY"));
-        let rows: Vec<&str> = document.tables().next().unwrap().rows.iter().map(|row| row[1].text.as_str()).collect();
-        assert_eq!(rows, ["shm", "tcp", "local"]);
+        assert_eq!(
+            said(screen, "FASTEST"),
+            "all_reduce: backend=shm with 8.00 GB/s, trials of backend=tcp overlap with its own."
+        );
+        assert!(said(screen, "LATENCY").starts_with("all_reduce: backend=local with 2"), "{}", said(screen, "LATENCY"));
+        let rows: Vec<&str> = document.tables().next().unwrap().rows.iter().map(|row| row[0].text.as_str()).collect();
+        assert_eq!(rows, ["backend=shm", "backend=tcp", "backend=local"]);
     }
 
     #[test]
     fn a_failed_cell_is_said_with_its_reason_and_ranks_nowhere() {
-        let mut failed = record("b", "shm", 4, 50.0, 1.0);
+        let mut failed = record("b", "shm", 2, 50.0, 1.0);
         failed.outcome = Outcome::ended(Status::Failed, "wrong data", None);
         let screen = screen(&cells(&[&record("a", "local", 2, 5.0, 2.0), &failed]), Room::SCREEN);
         assert!(
-            said(&screen, "FASTEST").starts_with("all_reduce: local, ranks=2 with 5.00"),
+            said(&screen, "FASTEST").starts_with("all_reduce: backend=local with 5.00"),
             "{}",
             said(&screen, "FASTEST")
         );
-        assert_eq!(said(&screen, "FAILED"), "all_reduce shm, ranks=4: wrong data");
+        assert_eq!(said(&screen, "FAILED"), "backend=shm: wrong data");
     }
 }

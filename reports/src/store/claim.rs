@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use tracing::debug;
+use tracing::{debug, trace};
 
 use super::{Notebook, StoreError};
 
@@ -61,7 +61,7 @@ impl Notebook {
                 Ok(()) if !is_at(&file, &path) => continue,
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    debug!(target: "zbench::runner", cell = key, trial, "claim is left to another process, which has it");
+                    trace!(target: "zbench::runner", cell = key, trial, "claim is left to another process, which has it");
                     return Ok(None);
                 }
                 Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,

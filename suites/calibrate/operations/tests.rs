@@ -1,5 +1,5 @@
 use super::*;
-use crate::calibrate::probes::{probes, seatings};
+use crate::calibrate::probes::{probes, rank_layouts};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -22,8 +22,8 @@ fn classes(cell: &Cell) -> BTreeSet<String> {
     flat.iter().map(|stated| Class::of(&stated.op).name).collect()
 }
 
-fn all_classes(seats: RankLayout) -> BTreeSet<String> {
-    probes(seats).unwrap().iter().flat_map(|probe| classes(&probe.cell)).collect()
+fn all_classes(layout: RankLayout) -> BTreeSet<String> {
+    probes(layout).unwrap().iter().flat_map(|probe| classes(&probe.cell)).collect()
 }
 
 /// Every operation that cells of these files state, on the CPU, is timed by a probe of the same kernel, form and types.
@@ -108,11 +108,11 @@ fn probes_have_the_kernels_of_every_family() {
 
 #[test]
 fn seats_fill_the_cores_and_then_crowd_them() {
-    let seats = |ranks, threads, crowded| RankLayout { ranks, threads, crowded };
-    assert_eq!(seatings(&[1, 2], 2), [seats(2, 1, false), seats(4, 1, true), seats(1, 2, false)]);
-    assert_eq!(seatings(&[1, 16], 16), [seats(16, 1, false), seats(32, 1, true), seats(1, 16, false)]);
-    assert_eq!(seatings(&[1], 1), [seats(1, 1, false), seats(2, 1, true)]);
-    assert_eq!(seatings(&[3], 8), [seats(2, 3, false)]);
+    let layout = |ranks, threads, crowded| RankLayout { ranks, threads, crowded };
+    assert_eq!(rank_layouts(&[1, 2], 2), [layout(2, 1, false), layout(4, 1, true), layout(1, 2, false)]);
+    assert_eq!(rank_layouts(&[1, 16], 16), [layout(16, 1, false), layout(32, 1, true), layout(1, 16, false)]);
+    assert_eq!(rank_layouts(&[1], 1), [layout(1, 1, false), layout(2, 1, true)]);
+    assert_eq!(rank_layouts(&[3], 8), [layout(2, 3, false)]);
 }
 
 /// Not how long, which depends on the machine: that each operation of a probe has a time above nothing, once by size.
@@ -126,7 +126,7 @@ fn every_operation_of_a_probe_has_a_time() {
     let limits = Limits { stop: &stop, deadline: Instant::now() + Duration::from_secs(600) };
     let mut told = Vec::new();
     let measured = measure(&[(TWO, chosen)], 2, 2, &limits, &mut |done, all| told.push((done, all))).unwrap();
-    assert_eq!((told, measured.len(), measured[0].seats), (vec![(1, 2), (2, 2)], 1, TWO));
+    assert_eq!((told, measured.len(), measured[0].layout), (vec![(1, 2), (2, 2)], 1, TWO));
     let found: BTreeSet<String> = measured[0].curves.classes().map(|(name, _)| name.to_string()).collect();
     assert_eq!(found, wanted);
     let mut points = measured[0].curves.classes().flat_map(|(_, points)| points);
@@ -146,12 +146,12 @@ fn the_middle_leaves_out_what_is_odd() {
 
 #[test]
 fn crowded_seats_take_long_operations_from_the_others() {
-    let of = |seats, points: &[(f64, f64)], operation| {
+    let of = |layout, points: &[(f64, f64)], operation| {
         let mut curves = Curves::default();
         points
             .iter()
             .for_each(|(size, seconds)| curves.add("fill f32", Point { sizes: vec![*size], seconds: *seconds }));
-        Operations { seats, curves, overheads: Overheads { operation, ..Overheads::default() }, spread: 0.0 }
+        Operations { layout, curves, overheads: Overheads { operation, ..Overheads::default() }, spread: 0.0 }
     };
     let crowded = RankLayout { ranks: 4, threads: 1, crowded: true };
     let mut all = [of(TWO, &[(10.0, 1.0), (100.0, 2.0)], 3.0), of(crowded, &[(10.0, 5.0), (20.0, 6.0)], 9.0)];
@@ -167,8 +167,8 @@ fn crowded_seats_take_long_operations_from_the_others() {
 fn what_is_neither_operation_nor_collective_is_waiting() {
     let mut curves = Curves::default();
     curves.add("fill f32", Point { sizes: vec![8.0], seconds: 10e-6 });
-    let seats = RankLayout { ranks: 4, threads: 1, crowded: true };
-    let of = Operations { seats, curves, overheads: Overheads::default(), spread: 0.0 };
+    let layout = RankLayout { ranks: 4, threads: 1, crowded: true };
+    let of = Operations { layout, curves, overheads: Overheads::default(), spread: 0.0 };
     let fill = zbench_kernels::Move { len: 8, sources: 0, from: DType::F32, to: DType::F32 };
     let operation = Stated { phase: zbench_engine::layers::Phase::Forward, term: "x", op: Op::Fill(fill) };
     let call = Collective { axis: "data", kind: "all_gather", ranks: 4, bytes: 64, in_place: false };

@@ -18,7 +18,7 @@ use zbench_suites::collectives::args::AllreduceArgs;
 use zbench_suites::collectives::plan::Plan;
 use zbench_suites::collectives::record::{self, End};
 use zbench_suites::collectives::world::{self, LaunchMode, WorldSpec};
-use zbench_suites::collectives::{BenchError, Watch, expect, fit, gpus};
+use zbench_suites::collectives::{CollectiveError, Watch, expect, fit, gpus};
 
 /// `zbench allreduce`.
 pub fn allreduce(global: &Global, arguments: &AllreduceArgs) -> Result<u8> {
@@ -163,7 +163,7 @@ fn follow(wanted: &WorldSpec, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8>
         Err(error) => {
             let rank = if let LaunchMode::Member(world, _) = &wanted.way { world.rank } else { 0 };
             // NCCL's own failures come as the end of the group by this very rank.
-            let is_own = matches!(&error, BenchError::Comm(CommError::Aborted { rank: by, .. }) if *by == rank);
+            let is_own = matches!(&error, CollectiveError::Comm(CommError::Aborted { rank: by, .. }) if *by == rank);
             if is_own || !world::is_echo(&error) {
                 zbench_host::say!(
                     "error: rank {rank} on {} (pid {}): {error}",
@@ -177,13 +177,13 @@ fn follow(wanted: &WorldSpec, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8>
 }
 
 /// What cannot be asked for is a matter of usage; everything else has failed.
-fn code_of(error: &BenchError) -> u8 {
+fn code_of(error: &CollectiveError) -> u8 {
     match error {
-        BenchError::Impossible(_) => exit::USAGE,
-        BenchError::Launch(LaunchError::Rendezvous(_) | LaunchError::Comm(_) | LaunchError::Formed { .. }) => {
+        CollectiveError::Impossible(_) => exit::USAGE,
+        CollectiveError::Launch(LaunchError::Rendezvous(_) | LaunchError::Comm(_) | LaunchError::Formed { .. }) => {
             exit::FAILED
         }
-        BenchError::Launch(_) => exit::USAGE,
+        CollectiveError::Launch(_) => exit::USAGE,
         _ => exit::FAILED,
     }
 }
@@ -283,7 +283,7 @@ impl Screen<'_> {
     }
 
     /// The end of the run, by success or failure.
-    fn close(self, result: &Result<Vec<zbench_suites::collectives::bench::Finish>, BenchError>) -> State {
+    fn close(self, result: &Result<Vec<zbench_suites::collectives::bench::Finish>, CollectiveError>) -> State {
         let mut state = self.state();
         if let Err(error) = result {
             let message = told(error, &state.run.devices);
@@ -298,10 +298,10 @@ impl Screen<'_> {
 }
 
 /// The error with the hosts of the ranks that it names.
-fn told(error: &BenchError, devices: &[Device]) -> String {
+fn told(error: &CollectiveError, devices: &[Device]) -> String {
     let ranks = match error {
-        BenchError::Comm(CommError::Aborted { rank, .. } | CommError::Mismatch { rank, .. }) => vec![*rank],
-        BenchError::Comm(CommError::Stalled { missing, .. }) => missing.clone(),
+        CollectiveError::Comm(CommError::Aborted { rank, .. } | CommError::Mismatch { rank, .. }) => vec![*rank],
+        CollectiveError::Comm(CommError::Stalled { missing, .. }) => missing.clone(),
         _ => Vec::new(),
     };
     let place = |rank: &usize| devices.get(*rank).map(|d| format!("rank {rank} is on {} (pid {})", d.hostname, d.pid));
@@ -391,7 +391,11 @@ fn save(path: &Path, run: &Run) -> Result<()> {
 }
 
 /// The exit code of what a run left behind.
-fn code(run: &Run, plan: &Plan, result: &Result<Vec<zbench_suites::collectives::bench::Finish>, BenchError>) -> u8 {
+fn code(
+    run: &Run,
+    plan: &Plan,
+    result: &Result<Vec<zbench_suites::collectives::bench::Finish>, CollectiveError>,
+) -> u8 {
     let too_slow = |section: &Section| match (plan.min_bandwidth, section.average_busbw()) {
         (Some(expected), Some(average)) => average < expected * v3::ACCEPTED,
         _ => false,

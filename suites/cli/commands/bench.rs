@@ -17,10 +17,11 @@ use zbench_reports::document::{Column, Document as Text, Entry, Table, Tone};
 use zbench_reports::record::Record;
 use zbench_reports::{Notebook, units};
 use zbench_runner::{Header, Observe, Runner, Summary, Trials};
+use zbench_suites::bench::args::RunFlags;
 use zbench_suites::bench::{Bench, BenchCell};
 use zbench_suites::checkpoint::args::CheckpointArgs;
-use zbench_suites::kernels::args::{AttentionArgs, Common, GemmArgs};
-use zbench_suites::kernels::flags;
+use zbench_suites::kernels;
+use zbench_suites::kernels::args::{AttentionArgs, GemmArgs};
 use zbench_suites::registry::{self, Expanded};
 
 /// What is to be done with the cells.
@@ -36,70 +37,56 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn of(common: &Common, is_file: bool) -> Wanted {
-        let trials = match (is_file, common.fresh, common.trials) {
-            (true, true, count) => Trials::Fresh(count.unwrap_or(3)),
-            (true, false, count) => Trials::UpTo(count.unwrap_or(3)),
+    /// `usual`: trials of a file's cells where nothing else is said.
+    fn of(flags: &RunFlags, is_file: bool, usual: u32) -> Wanted {
+        let trials = match (is_file, flags.fresh, flags.trials) {
+            (true, true, count) => Trials::Fresh(count.unwrap_or(usual)),
+            (true, false, count) => Trials::UpTo(count.unwrap_or(usual)),
             (false, _, None) => Trials::OneMore,
             (false, true, Some(count)) => Trials::Fresh(count),
             (false, false, Some(count)) => Trials::UpTo(count),
         };
         Wanted {
-            only: common.only.clone(),
+            only: flags.only.clone(),
             trials,
-            any_environment: common.any_environment,
-            timeout: common.timeout,
-            max_cells: common.max_cells,
-            dry_run: common.dry_run,
-            set: (!is_file).then(|| common.set.clone()),
+            any_environment: flags.any_environment,
+            timeout: flags.timeout,
+            max_cells: flags.max_cells,
+            dry_run: flags.dry_run,
+            set: (!is_file).then(|| flags.set.clone()),
         }
     }
 }
 
 /// `zbench gemm`.
 pub fn gemm(global: &Global, arguments: &GemmArgs) -> Result<u8> {
-    let common = &arguments.common;
+    let flags = &arguments.common.run;
     let document = match &arguments.file {
-        Some(file) => of_file(file, &common.set, "gemm")?,
-        None => flags::gemm(arguments)?,
+        Some(file) => of_file(file, &flags.set, "gemm")?,
+        None => kernels::flags::gemm(arguments)?,
     };
-    run(global, &document, &Wanted::of(common, arguments.file.is_some()))
+    run(global, &document, &Wanted::of(flags, arguments.file.is_some(), train::TRIALS))
 }
 
 /// `zbench attention`.
 pub fn attention(global: &Global, arguments: &AttentionArgs) -> Result<u8> {
-    let common = &arguments.common;
+    let flags = &arguments.common.run;
     let document = match &arguments.file {
-        Some(file) => of_file(file, &common.set, "attention")?,
-        None => flags::attention(arguments)?,
+        Some(file) => of_file(file, &flags.set, "attention")?,
+        None => kernels::flags::attention(arguments)?,
     };
-    run(global, &document, &Wanted::of(common, arguments.file.is_some()))
+    run(global, &document, &Wanted::of(flags, arguments.file.is_some(), train::TRIALS))
 }
 
 /// `zbench checkpoint`.
 pub fn checkpoint(global: &Global, arguments: &CheckpointArgs) -> Result<u8> {
+    let flags = &arguments.run;
     let document = match &arguments.file {
-        Some(file) => of_file(file, &arguments.set, "checkpoint")?,
+        Some(file) => of_file(file, &flags.set, "checkpoint")?,
         None => zbench_suites::checkpoint::flags::checkpoint(arguments)?,
     };
-    let is_file = arguments.file.is_some();
-    // A trial measures several times: one is enough where nothing else is said.
-    let trials = match (arguments.fresh, arguments.trials) {
-        (true, count) => Trials::Fresh(count.unwrap_or(1)),
-        (false, Some(count)) => Trials::UpTo(count),
-        (false, None) if is_file => Trials::UpTo(1),
-        (false, None) => Trials::OneMore,
-    };
-    let wanted = Wanted {
-        only: arguments.only.clone(),
-        trials,
-        any_environment: arguments.any_environment,
-        timeout: arguments.timeout,
-        max_cells: arguments.max_cells,
-        dry_run: arguments.dry_run,
-        set: (!is_file).then(|| arguments.set.clone()),
-    };
-    run(global, &document, &wanted)
+    // A trial measures several times: one is enough.
+    run(global, &document, &Wanted::of(flags, arguments.file.is_some(), 1))
 }
 
 /// A file's document, which must be of this suite.
@@ -148,7 +135,7 @@ fn run(global: &Global, document: &Document, wanted: &Wanted) -> Result<u8> {
     let only = wanted.only.as_deref().map(|only| grid::parse_only(only, document)).transpose()?.unwrap_or_default();
     let context = Context::new(document.folder().to_path_buf(), machine::cores());
     let Expanded { cells, remarks } = registry::expand(document, &only, wanted.max_cells, &context, &|key| {
-        wanted.set.as_ref().map_or("--set".into(), |set| flags::flag_of(key, set))
+        wanted.set.as_ref().map_or("--set".into(), |set| kernels::flags::flag_of(key, set))
     })?;
     remarks.iter().for_each(|remark| zbench_host::say!("note: {remark}"));
     if cells.is_empty() {

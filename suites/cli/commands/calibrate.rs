@@ -79,11 +79,11 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
         }
     }
     let mut told = teller(global);
-    let seatings = if arguments.no_operations { Vec::new() } else { seatings(&wanted, arguments)? };
+    let rank_layouts = if arguments.no_operations { Vec::new() } else { rank_layouts(&wanted, arguments)? };
     let rounds = arguments.operation_rounds.unwrap_or(OPERATION_ROUNDS) as usize;
     let (measured, sampled) = watched(0, || {
         let ceilings = measure(&wanted, &disk, &limits, &mut told).ok()?;
-        Some((ceilings, operations::measure(&seatings, rounds, machine::cores(), &limits, &mut told)))
+        Some((ceilings, operations::measure(&rank_layouts, rounds, machine::cores(), &limits, &mut told)))
     });
     let Some((ceilings, operations)) = measured else { return stopped() };
     let operations = match operations {
@@ -113,8 +113,8 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     }
     if saves && !steady.is_empty() {
         profile::operations::save(&path, &steady, &record.started, machine::cores())?;
-        let seats: Vec<String> = steady.iter().map(|of| of.seats.to_string()).collect();
-        zbench_host::say!("saved the times of operations with {} into {}", seats.join(", "), path.display());
+        let layout: Vec<String> = steady.iter().map(|of| of.layout.to_string()).collect();
+        zbench_host::say!("saved the times of operations with {} into {}", layout.join(", "), path.display());
     }
     if reasons.is_empty() && unsteady.is_empty() {
         return Ok(exit::SUCCESS);
@@ -149,11 +149,11 @@ fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
 }
 
 /// Who times operations, and where: single threads and all cores, or the numbers of threads that were asked for.
-fn seatings(wanted: &Wanted, arguments: &CalibrateArgs) -> Result<Vec<(RankLayout, Vec<Probe>)>> {
+fn rank_layouts(wanted: &Wanted, arguments: &CalibrateArgs) -> Result<Vec<(RankLayout, Vec<Probe>)>> {
     let ends = |threads: &&usize| !arguments.threads.is_empty() || **threads == 1 || **threads == machine::cores();
     let threads: Vec<usize> = wanted.threads.iter().filter(ends).copied().collect();
-    let with_probes = |seats| Ok((seats, probes::probes(seats)?));
-    probes::seatings(&threads, machine::cores()).into_iter().map(with_probes).collect()
+    let with_probes = |layout| Ok((layout, probes::probes(layout)?));
+    probes::rank_layouts(&threads, machine::cores()).into_iter().map(with_probes).collect()
 }
 
 fn wanted(arguments: &CalibrateArgs) -> Result<Wanted> {

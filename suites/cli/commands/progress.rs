@@ -178,8 +178,8 @@ impl Observe for Progress {
         }
     }
 
-    fn between(&mut self, between: &LifecycleEvent) {
-        if let Some(line) = self.trainer.as_mut().and_then(|trainer| trainer.between(between)) {
+    fn lifecycle(&mut self, event: &LifecycleEvent) {
+        if let Some(line) = self.trainer.as_mut().and_then(|trainer| trainer.lifecycle(event)) {
             self.line(&line);
         }
     }

@@ -31,7 +31,7 @@ impl fmt::Display for RankLayout {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Operations {
     /// With which.
-    pub seats: RankLayout,
+    pub layout: RankLayout,
     /// The operations.
     pub curves: Curves,
     /// What is beside them.
@@ -46,7 +46,7 @@ pub struct Operations {
 /// # Errors
 /// As [`ProfileError`] says; the file is then as it was.
 pub fn save(path: &Path, operations: &[Operations], measured: &str, cores: usize) -> Result<(), ProfileError> {
-    let headings: Vec<String> = operations.iter().map(|of| heading(of.seats)).collect();
+    let headings: Vec<String> = operations.iter().map(|of| heading(of.layout)).collect();
     let is_ours = |heading: &str| heading == "[operations]" || headings.iter().any(|own| own == heading);
     merge(path, "measured by zbench calibrate", "operations", &is_ours, &text(operations, measured, cores))
 }
@@ -63,7 +63,7 @@ fn text(operations: &[Operations], measured: &str, cores: usize) -> String {
         quoted(env!("CARGO_PKG_VERSION"))
     );
     for of in operations {
-        let (heading, crowded) = (heading(of.seats), of.seats.crowded);
+        let (heading, crowded) = (heading(of.layout), of.layout.crowded);
         let us = |seconds: f64| seconds * 1e6;
         let Overheads { operation, load, step, call, all_reduce } = of.overheads;
         let _ = write!(
@@ -116,11 +116,11 @@ pub fn of_value(value: &Value) -> Result<Vec<Operations>, String> {
             all.push(one(value, RankLayout { ranks, threads, crowded }).ok_or_else(|| wrong(&place))?);
         }
     }
-    all.sort_by_key(|of| of.seats);
+    all.sort_by_key(|of| of.layout);
     Ok(all)
 }
 
-fn one(value: &Value, seats: RankLayout) -> Option<Operations> {
+fn one(value: &Value, layout: RankLayout) -> Option<Operations> {
     let positive = |key: &str| value.get(key).and_then(number).filter(|number| *number >= 0.0);
     let seconds = |key: &str| Some(positive(key)? * 1e-6);
     let overheads = Overheads {
@@ -139,7 +139,7 @@ fn one(value: &Value, seats: RankLayout) -> Option<Operations> {
             curves.add(class, Point { sizes: sizes.to_vec(), seconds: us * 1e-6 });
         }
     }
-    Some(Operations { seats, curves, overheads, spread: positive("spread")? })
+    Some(Operations { layout, curves, overheads, spread: positive("spread")? })
 }
 
 /// The times of a profile's text; nothing where it has none.

@@ -272,7 +272,7 @@ impl<'a, 'r, 't> OfGrid<'a, 'r, 't> {
         let (Some(cell), Some(estimate)) = (planned.cell(), &planned.estimate) else { return };
         let Some(mut record) = self.begun(player, generation) else { return };
         let rows = std::mem::take(&mut self.rows[player]);
-        let Execution { steps, between, end, .. } = said;
+        let Execution { steps, lifecycle, end, .. } = said;
         if rows.is_empty() && end.is_none() && self.ending == "interrupted" {
             // The user stopped it while it started.
             return;
@@ -287,7 +287,7 @@ impl<'a, 'r, 't> OfGrid<'a, 'r, 't> {
         }
         end.peak_flops = self.peaks.get(&peak_of(cell)).cloned().unwrap_or_default();
         fill(&mut record, steps, &end, cell, estimate);
-        crate::lifecycle::add(&mut record, between);
+        crate::lifecycle::add(&mut record, lifecycle);
         if let Some(turns) = &mut record.turns {
             let seconds = Some((1e3 * seconds).round() / 1e3);
             *turns = Turns { stopped: Some(self.ending.to_string()), seconds, rows, ..std::mem::take(turns) };

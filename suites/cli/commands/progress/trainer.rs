@@ -87,8 +87,8 @@ impl Trainer {
     }
 
     /// Something has happened between steps; its line, if it has one.
-    pub fn between(&mut self, between: &LifecycleEvent) -> Option<String> {
-        match between {
+    pub fn lifecycle(&mut self, event: &LifecycleEvent) -> Option<String> {
+        match event {
             LifecycleEvent::Peak(bytes) => {
                 self.peak = Some(*bytes);
                 None
@@ -220,14 +220,14 @@ mod tests {
     #[test]
     fn a_line_says_where_the_run_is() {
         let mut trainer = trainer(1, 100);
-        assert_eq!(trainer.between(&LifecycleEvent::Peak(3 << 19)), None);
+        assert_eq!(trainer.lifecycle(&LifecycleEvent::Peak(3 << 19)), None);
         let wanted = "step    1/100  loss 3.250000  grad_norm 0.5000  lr 1.000e-3  250.0 ms  2000 tokens/s  1.50 MiB  eta 25s  \
                       (untimed)";
         assert_eq!(trainer.step(&step(1, 250.0)).unwrap(), wanted);
         let line = trainer.step(&step(100, 250.0)).unwrap();
         assert!(line.ends_with("1.50 MiB"), "nothing is left at the end: {line}");
         let evaluated = Evaluated { step: 50, loss: 2.5, tokens: 4096, ms: 12.5 };
-        let line = trainer.between(&LifecycleEvent::Evaluated(evaluated)).unwrap();
+        let line = trainer.lifecycle(&LifecycleEvent::Evaluated(evaluated)).unwrap();
         assert_eq!(line, "eval   50/100  loss 2.500000  over 4,096 held-out tokens  12.5 ms");
     }
 

@@ -10,7 +10,7 @@ fn operations(ranks: usize, factor: f64) -> Operations {
         curves.add(class, Point { sizes: sizes.to_vec(), seconds: us * 1e-6 * factor });
     }
     let overheads = Overheads { operation: 5e-7, load: 2e-6, step: 1.25e-5, call: 7.5e-5, all_reduce: 1.5e-4 };
-    Operations { seats: RankLayout { ranks, threads: 1, crowded: ranks > 2 }, curves, overheads, spread: 0.125 }
+    Operations { layout: RankLayout { ranks, threads: 1, crowded: ranks > 2 }, curves, overheads, spread: 0.125 }
 }
 
 /// Times are written with four digits.
@@ -31,7 +31,7 @@ fn same(a: &[Operations], b: &[Operations]) -> bool {
             && near(a.overheads.all_reduce, b.overheads.all_reduce)
             && near(a.overheads.load, b.overheads.load)
             && near(a.overheads.step, b.overheads.step);
-        a.seats == b.seats && p.len() == q.len() && together && beside && (a.spread - b.spread).abs() < 1e-3
+        a.layout == b.layout && p.len() == q.len() && together && beside && (a.spread - b.spread).abs() < 1e-3
     };
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| one(a, b))
 }

@@ -24,12 +24,10 @@ impl Scratch {
     /// Makes one in `folder`, which is made if it is not there. What trials of killed programs left there is removed.
     ///
     /// # Errors
-    /// The system's, with the folder and what to do.
-    pub fn new(folder: &Path) -> Result<Scratch, String> {
-        let refused = |error: std::io::Error| {
-            let (shown, advice) = (folder.display(), "name another with checkpoint.dir or --dir");
-            format!("no checkpoints can be written in {shown}: {error}; {advice}")
-        };
+    /// The system's, with the folder and `advice`: what to do.
+    pub fn new(folder: &Path, advice: &str) -> Result<Scratch, String> {
+        let refused =
+            |error: std::io::Error| format!("nothing can be written in {}: {error}; {advice}", folder.display());
         let mut made = Vec::new();
         for above in folder.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists()) {
             made.push(above.to_path_buf());
@@ -96,7 +94,7 @@ mod tests {
     fn only_what_was_made_is_removed() {
         let here = tempfile::tempdir().unwrap();
         let deep = here.path().join("a/b");
-        let (one, two) = (Scratch::new(&deep).unwrap(), Scratch::new(&deep).unwrap());
+        let (one, two) = (Scratch::new(&deep, "advice").unwrap(), Scratch::new(&deep, "advice").unwrap());
         assert_ne!(one.path(), two.path());
         std::fs::create_dir_all(one.path().join("x/y")).unwrap();
         std::fs::write(one.path().join("x/y/file"), "1").unwrap();
@@ -106,10 +104,10 @@ mod tests {
         // The first had made both folders, and the second was still in them.
         assert!(deep.is_dir() && std::fs::read_dir(&deep).unwrap().next().is_none());
         std::fs::write(deep.join("mine"), "2").unwrap();
-        drop(Scratch::new(&deep).unwrap());
+        drop(Scratch::new(&deep, "advice").unwrap());
         assert_eq!(std::fs::read(deep.join("mine")).unwrap(), b"2");
         let other = here.path().join("c/d");
-        drop(Scratch::new(&other).unwrap());
+        drop(Scratch::new(&other, "advice").unwrap());
         assert!(!here.path().join("c").exists());
     }
 
@@ -129,7 +127,7 @@ mod tests {
         its.lock().unwrap();
         let (young, _lock) = leave("3-0");
         File::open(&young).unwrap().set_modified(std::time::SystemTime::now()).unwrap();
-        drop(Scratch::new(here.path()).unwrap());
+        drop(Scratch::new(here.path(), "advice").unwrap());
         assert!(!left.exists() && used.exists() && young.exists());
     }
 
@@ -138,7 +136,7 @@ mod tests {
         let here = tempfile::tempdir().unwrap();
         let file = here.path().join("file");
         std::fs::write(&file, "").unwrap();
-        let error = Scratch::new(&file.join("in it")).unwrap_err();
+        let error = Scratch::new(&file.join("in it"), "advice").unwrap_err();
         assert!(error.contains("file/in it") && error.contains("checkpoint.dir"), "{error}");
     }
 }
