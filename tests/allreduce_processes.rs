@@ -198,7 +198,7 @@ fn emulated_links_and_compositions_are_in_the_same_table() {
         ("--link-latency 1us --ranks-per-node 1", "needs --link-bandwidth"),
         ("--algorithm q8 --ranks-per-node 1 -d double", "travel quantised"),
         ("--algorithm tree", "there are auto"),
-        ("--ranks 4 --ranks-per-node 3 --algorithm hierarchical", "no whole nodes"),
+        ("--ranks 4 --ranks-per-node 3 --algorithm hierarchical", "does not divide 4 ranks"),
     ] {
         let output = test(folder.path(), words);
         assert_eq!(output.status.code(), Some(1), "{words}");

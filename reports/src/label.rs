@@ -16,6 +16,18 @@ const LONGEST_VALUE: usize = 40;
 /// Remarks behind a label, which are no part of it.
 const MARKS: [&str; 3] = [" [proxy]", " [emulated link]", " (must not fit)"];
 
+/// Fields of cells that have another name than the key of the configuration that sets them.
+const FIELDS: [(&str, &str); 3] = [
+    ("maximum_bytes", "collectives.max_bytes"),
+    ("minimum_bytes", "collectives.min_bytes"),
+    ("warmup_iterations", "collectives.warmup"),
+];
+
+/// The key of the configuration that sets a field of a cell.
+fn key_of(field: &str) -> &str {
+    FIELDS.iter().find(|(name, _)| *name == field).map_or(field, |(_, key)| key)
+}
+
 /// The last part of a key: `train.micro_batch` is `micro_batch`.
 pub fn last_part(path: &str) -> &str {
     path.rsplit('.').next().unwrap_or(path)
@@ -24,6 +36,7 @@ pub fn last_part(path: &str) -> &str {
 /// What a key is called in labels: its last part, or all of it where that alone misleads. `is_shared` says whether another key
 /// ends in the same.
 pub fn name(path: &str, is_shared: bool) -> &str {
+    let path = key_of(path);
     let misleads = is_shared || NAMED_IN_FULL.iter().any(|section| path.starts_with(section));
     if misleads { path } else { last_part(path) }
 }
@@ -34,6 +47,7 @@ pub fn value(path: &str, value: &Value) -> String {
     let text = match number {
         Some(bytes) if path.ends_with(".bandwidth") => units::traffic(bytes) + "/s",
         Some(seconds) if path.ends_with(".latency") => units::duration(seconds),
+        Some(bytes) if key_of(path).starts_with("collectives.") && path.ends_with("_bytes") => units::exact_bytes(bytes),
         _ => plain(value),
     };
     if text.chars().count() <= LONGEST_VALUE {
@@ -125,7 +139,8 @@ pub fn read(label: &str) -> Vec<Term<'_>> {
 
 /// Whether a key is the one that was typed: by its whole name or the last parts of it.
 pub fn is_key(path: &str, typed: &str) -> bool {
-    path.strip_suffix(typed).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    let is = |path: &str| path.strip_suffix(typed).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    is(path) || is(key_of(path))
 }
 
 /// Whether a value is the one that was typed: as it is, as labels show it, or its beginning where that ends in `…`. Blanks do not

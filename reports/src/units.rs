@@ -61,6 +61,16 @@ pub fn memory(bytes: f64) -> String {
     scaled(bytes, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
 }
 
+/// A whole number of bytes, as a configuration states it: `64KiB`, or `1000` where no power of 1024 divides it.
+pub fn exact_bytes(bytes: f64) -> String {
+    let units = [(1u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    let bytes = bytes as u64;
+    match units.iter().find(|(size, _)| bytes >= *size && bytes.is_multiple_of(*size)) {
+        Some((size, unit)) => format!("{}{unit}", bytes / size),
+        None => bytes.to_string(),
+    }
+}
+
 /// Bytes that travel, in powers of 1000: `1.50 GB`.
 pub fn traffic(bytes: f64) -> String {
     scaled(bytes, 1000.0, &["B", "kB", "MB", "GB", "TB", "PB"])

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How such folders begin.
-pub const PREFIX: &str = ".zbench-checkpoint-";
+pub const PREFIX: &str = ".zbench-scratch-";
 const LOCK: &str = "in-use";
 /// A folder without a lock that is younger may be one that somebody is just making.
 const YOUNG: Duration = Duration::from_secs(60);

@@ -277,7 +277,7 @@ mod tests {
             (
                 "[parallel]\nranks = 3\nranks_per_node = 2\n[link.node]\nbandwidth = \"1GB/s\"\n",
                 "parallel.ranks_per_node",
-                "no whole nodes",
+                "does not divide",
             ),
             ("[parallel]\nranks = 5000\n", "parallel.ranks", "from 1 to 4096"),
         ] {

@@ -376,7 +376,12 @@ fn has_one_of(axis: &Axis, settings: &Settings, cell: Option<&Value>) -> bool {
         _ => None,
     };
     let Some(value) = resolved.or_else(|| written.clone()).or_else(default) else { return false };
-    let same = |wanted: &Value, value: &Value| match (wanted, wanted.as_f64(), value.as_f64()) {
+    let kind = keys::find(axis.key).map(|key| &key.kind);
+    let number = |value: &Value| match value {
+        Value::String(text) => kind?.quantity(text),
+        other => other.as_f64(),
+    };
+    let same = |wanted: &Value, value: &Value| match (wanted, number(wanted), number(value)) {
         (_, Some(a), Some(b)) => a == b,
         // As labels show it.
         (Value::String(text), ..) => label::is_value(axis.key, value, text),

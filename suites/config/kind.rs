@@ -3,6 +3,7 @@
 
 use crate::units;
 use std::fmt;
+use std::ops::RangeInclusive;
 use toml::Value;
 use zbench_engine::config::Kept;
 use zbench_engine::peft::KNOWN_TARGETS;
@@ -151,6 +152,16 @@ fn article(kind: &str) -> String {
 }
 
 impl Kind {
+    /// The number of a quantity that is written with its unit: bytes, bytes per second or seconds. `None` for other kinds.
+    pub fn quantity(&self, text: &str) -> Option<f64> {
+        match self {
+            Kind::Bytes => units::bytes(text).map(|bytes| bytes as f64),
+            Kind::Bandwidth => units::rate(text),
+            Kind::Latency | Kind::Patience => units::seconds(text),
+            _ => None,
+        }
+    }
+
     /// Whether a value can stand here; `Err` says what is wrong with it and what would be right.
     pub fn check(&self, value: &Value) -> Result<(), String> {
         match *self {
@@ -169,18 +180,12 @@ impl Kind {
                 Some(text) => choice(text, list),
                 None => Err(wrong_type(&format!("one of {}", words(list)), value)),
             },
-            Kind::Bytes => measure(value, "a size such as \"80GiB\" or a number of bytes", |text| {
-                units::bytes(text).filter(|bytes| *bytes > 0).map(|bytes| bytes as f64)
-            }),
-            Kind::Bandwidth => measure(value, "a bandwidth such as \"12.5GB/s\", from 1KB/s to 1000TB/s", |text| {
-                units::rate(text).filter(|bandwidth| (1e3..=1e15).contains(bandwidth))
-            }),
-            Kind::Latency => measure(value, "a latency such as \"20us\", at most 10s", |text| {
-                units::seconds(text).filter(|seconds| *seconds <= 10.0)
-            }),
-            Kind::Patience => measure(value, "a time such as \"300s\", from 100ms to 1000h", |text| {
-                units::seconds(text).filter(|seconds| (0.1..=3.6e6).contains(seconds))
-            }),
+            Kind::Bytes => self.check_quantity(value, 1.0..=f64::MAX, "a size such as \"80GiB\" or a number of bytes"),
+            Kind::Bandwidth => {
+                self.check_quantity(value, 1e3..=1e15, "a bandwidth such as \"12.5GB/s\", from 1KB/s to 1000TB/s")
+            }
+            Kind::Latency => self.check_quantity(value, 0.0..=10.0, "a latency such as \"20us\", at most 10s"),
+            Kind::Patience => self.check_quantity(value, 0.1..=3.6e6, "a time such as \"300s\", from 100ms to 1000h"),
             Kind::Betas => check_betas(value),
             Kind::Checkpointing => check_checkpointing(value),
             Kind::Targets => check_targets(value),
@@ -205,6 +210,14 @@ impl Kind {
             },
         }
     }
+
+    fn check_quantity(&self, value: &Value, range: RangeInclusive<f64>, wanted: &str) -> Result<(), String> {
+        if !matches!(value, Value::String(_) | Value::Integer(_) | Value::Float(_)) {
+            return Err(wrong_type(wanted, value));
+        }
+        let found = quantity(value, |text| self.quantity(text)).filter(|number| range.contains(number));
+        found.map(|_| ()).ok_or_else(|| format!("{} cannot be read; write {wanted}", shown(value)))
+    }
 }
 
 fn check_count(min: i64, max: i64, value: &Value) -> Result<(), String> {
@@ -228,13 +241,6 @@ fn check_real(min: f64, max: f64, positive: bool, value: &Value) -> Result<(), S
     } else {
         Ok(())
     }
-}
-
-fn measure(value: &Value, wanted: &str, read: impl Fn(&str) -> Option<f64>) -> Result<(), String> {
-    if !matches!(value, Value::String(_) | Value::Integer(_) | Value::Float(_)) {
-        return Err(wrong_type(wanted, value));
-    }
-    quantity(value, read).map(|_| ()).ok_or_else(|| format!("{} cannot be read; write {wanted}", shown(value)))
 }
 
 /// A quantity with a unit, or a plain number.
