@@ -66,8 +66,7 @@ impl Aspect {
 /// (another version, where a commit is not stated). Nothing when they do. What one of the two does not state contradicts
 /// nothing: records of older versions say less about their machine.
 pub fn why_not_the_same(then: &Map<String, Value>, now: &Map<String, Value>) -> Option<String> {
-    let stated = |difference: &Difference| !difference.a.is_null() && !difference.b.is_null();
-    let all: Vec<Difference> = differences(then, now).into_iter().filter(stated).collect();
+    let all: Vec<Difference> = differences(then, now).into_iter().filter(Difference::has_both).collect();
     if let Some(hardware) = all.iter().find(|difference| difference.aspect == Aspect::Hardware) {
         return Some(format!("another machine ({})", hardware.words()));
     }
@@ -123,6 +122,11 @@ fn together(records: &[&Record]) -> Map<String, Value> {
 }
 
 impl Difference {
+    /// Whether both sides state the entry.
+    pub fn has_both(&self) -> bool {
+        !self.a.is_null() && !self.b.is_null()
+    }
+
     /// `cores: 2, then 4`.
     pub fn words(&self) -> String {
         let text = |value: &Value| match value {
