@@ -208,7 +208,7 @@ pub fn read(mut reader: impl BufRead) -> Result<Bundle, BundleError> {
     let mut ids = BTreeSet::new();
     for (place, record) in records.iter().enumerate() {
         let refused = |reason: String| BundleError::Line { line: place as u64 + 2, reason };
-        newest_schema(record.schema)?;
+        check_schema(record.schema.into())?;
         if record.id.is_empty() || record.key.is_empty() {
             return Err(refused("the record has no id or no key".into()));
         }
@@ -216,13 +216,13 @@ pub fn read(mut reader: impl BufRead) -> Result<Bundle, BundleError> {
             return Err(refused(format!("the id {} stands there twice", record.id)));
         }
     }
-    remarks.iter().try_for_each(|remark| newest_schema(remark.schema))?;
+    remarks.iter().try_for_each(|remark| check_schema(remark.schema.into()))?;
     Ok(Bundle { manifest, records, remarks })
 }
 
-fn newest_schema(found: u32) -> Result<(), BundleError> {
-    let newer = || BundleError::Newer { what: "schema", found: found.into(), known: SCHEMA.into() };
-    if found > SCHEMA { Err(newer()) } else { Ok(()) }
+fn check_schema(found: u64) -> Result<(), BundleError> {
+    let known = u64::from(SCHEMA);
+    if found > known { Err(BundleError::Newer { what: "schema", found, known }) } else { Ok(()) }
 }
 
 fn manifest(reader: &mut impl BufRead) -> Result<Manifest, BundleError> {
@@ -239,11 +239,7 @@ fn manifest(reader: &mut impl BufRead) -> Result<Manifest, BundleError> {
         }
         Some(_) => {}
     }
-    if let Some(found) = value.get("schema").and_then(serde_json::Value::as_u64)
-        && found > SCHEMA.into()
-    {
-        return Err(BundleError::Newer { what: "schema", found, known: SCHEMA.into() });
-    }
+    value.get("schema").and_then(serde_json::Value::as_u64).map_or(Ok(()), check_schema)?;
     if line.last() != Some(&b'\n') {
         return Err(not("its first line has no end".into()));
     }

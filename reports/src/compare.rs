@@ -20,7 +20,7 @@ use std::collections::HashSet;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::environment::{self, Aspect};
+use crate::environment;
 use crate::record::Record;
 use crate::turned::Turned;
 use crate::units;
@@ -160,6 +160,12 @@ impl Pair {
     pub fn metric(&self, name: &str) -> Option<&Metric> {
         self.metrics.iter().find(|metric| metric.name == name)
     }
+
+    /// How much the speed changes either way, as a logarithm; 0 where there is no ratio.
+    fn speed_change(&self) -> f64 {
+        let ratio = self.metric("tokens_per_second").and_then(|speed| speed.ratio);
+        ratio.filter(|ratio| *ratio > 0.0).map_or(0.0, |ratio| ratio.ln().abs())
+    }
 }
 
 /// Compares B with A.
@@ -291,13 +297,8 @@ fn notes(found: &Found, metrics: &[Metric]) -> Vec<String> {
 
 /// In what two sets of records' places differ, hardware first, the moment's state last.
 fn environments(a: &[&Record], b: &[&Record]) -> Vec<Difference> {
-    let words = |aspect: Aspect| match aspect {
-        Aspect::Hardware => "hardware",
-        Aspect::Software => "software",
-        Aspect::State => "state",
-    };
     let found = environment::differences_of_sets(a, b).into_iter();
-    found.map(|found| Difference { path: found.path, aspect: words(found.aspect), a: found.a, b: found.b }).collect()
+    found.map(|found| Difference { path: found.path, aspect: found.aspect.name(), a: found.a, b: found.b }).collect()
 }
 
 /// In what two cells' settings differ.
@@ -305,8 +306,7 @@ fn settings(a: &Cell, b: &Cell) -> Vec<Difference> {
     if a.settings() == b.settings() {
         return Vec::new();
     }
-    let empty = serde_json::Map::new();
-    let map = |cell: &Cell| cell.settings().as_object().cloned().unwrap_or_else(|| empty.clone());
+    let map = |cell: &Cell| cell.settings().as_object().cloned().unwrap_or_default();
     let found = environment::differences(&map(a), &map(b)).into_iter();
     found.map(|found| Difference { path: found.path, aspect: "setting", a: found.a, b: found.b }).collect()
 }

@@ -29,51 +29,21 @@ pub struct Difference {
 }
 
 /// First words of paths that describe the machine itself.
-const HARDWARE: [&str; 15] = [
-    "cpu",
-    "cores",
-    "caches",
-    "simd",
-    "memory_bytes",
-    "numa",
-    "gpu",
-    "gpus",
-    "nics",
-    "topology",
-    "architecture",
-    "accelerators",
-    "nodes",
-    "virtualisation",
-    "limits",
-];
+const HARDWARE: &str = "
+    cpu cores caches simd memory_bytes numa gpu gpus nics topology architecture accelerators nodes virtualisation
+    limits";
 /// First words of paths that describe system, libraries and build.
-const SOFTWARE: [&str; 17] = [
-    "os",
-    "kernel",
-    "host",
-    "container",
-    "microcode",
-    "mitigations",
-    "transparent_huge_pages",
-    "driver",
-    "libraries",
-    "variables",
-    "zbench",
-    "commit",
-    "features",
-    "rustc",
-    "profile",
-    "binary",
-    "kernels",
-];
+const SOFTWARE: &str = "
+    os kernel host container microcode mitigations transparent_huge_pages driver libraries variables zbench commit
+    features rustc profile binary kernels";
 /// First words of paths that describe a moment.
-const STATE: [&str; 5] = ["load_average", "state", "uptime", "temperature", "clocks"];
+const STATE: &str = "load_average state uptime temperature clocks";
 
 /// What a path of an environment is about, where this version knows it.
 pub fn known_aspect(path: &str) -> Option<Aspect> {
     let first = path.split('.').next().unwrap_or(path);
-    let of = |list: &[&str], aspect: Aspect| list.contains(&first).then_some(aspect);
-    of(&HARDWARE, Aspect::Hardware).or(of(&SOFTWARE, Aspect::Software)).or(of(&STATE, Aspect::State))
+    let of = |list: &str, aspect| list.split_whitespace().any(|word| word == first).then_some(aspect);
+    of(HARDWARE, Aspect::Hardware).or(of(SOFTWARE, Aspect::Software)).or(of(STATE, Aspect::State))
 }
 
 /// What a path of an environment is about. An unknown one is software: it is told, and does not refuse a comparison.
@@ -85,9 +55,9 @@ impl Aspect {
     /// The word in a table.
     pub fn name(self) -> &'static str {
         match self {
-            Aspect::Hardware => "hardware",
-            Aspect::Software => "software",
-            Aspect::State => "state",
+            Self::Hardware => "hardware",
+            Self::Software => "software",
+            Self::State => "state",
         }
     }
 }
@@ -96,8 +66,7 @@ impl Aspect {
 /// (another version, where a commit is not stated). Nothing when they do. What one of the two does not state contradicts
 /// nothing: records of older versions say less about their machine.
 pub fn why_not_the_same(then: &Map<String, Value>, now: &Map<String, Value>) -> Option<String> {
-    let stated = |difference: &Difference| !difference.a.is_null() && !difference.b.is_null();
-    let all: Vec<Difference> = differences(then, now).into_iter().filter(stated).collect();
+    let all: Vec<Difference> = differences(then, now).into_iter().filter(Difference::has_both).collect();
     if let Some(hardware) = all.iter().find(|difference| difference.aspect == Aspect::Hardware) {
         return Some(format!("another machine ({})", hardware.words()));
     }
@@ -153,6 +122,11 @@ fn together(records: &[&Record]) -> Map<String, Value> {
 }
 
 impl Difference {
+    /// Whether both sides state the entry.
+    pub fn has_both(&self) -> bool {
+        !self.a.is_null() && !self.b.is_null()
+    }
+
     /// `cores: 2, then 4`.
     pub fn words(&self) -> String {
         let text = |value: &Value| match value {

@@ -76,12 +76,8 @@ pub fn term(path: &str, name: &str, value: &str) -> String {
 
 /// The label that these terms make.
 pub fn of_terms<T: AsRef<str>>(terms: impl IntoIterator<Item = T>) -> String {
-    let mut label = String::new();
-    for term in terms {
-        label += if label.is_empty() { "" } else { ", " };
-        label += term.as_ref();
-    }
-    label
+    let terms: Vec<String> = terms.into_iter().map(|term| term.as_ref().to_string()).collect();
+    terms.join(", ")
 }
 
 /// The terms of a label as they are written: parts between commas, but for commas within brackets, braces and quotes. Marks behind

@@ -26,6 +26,7 @@ mod max_batch_report;
 pub mod named;
 pub mod notebook_report;
 pub mod plot;
+pub mod random;
 pub mod record;
 pub mod redact;
 pub mod render;

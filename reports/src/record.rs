@@ -1,4 +1,4 @@
-//! The record: everything that is known about one trial of one cell, or about one generation of a cell that took turns. Names are those of docs/contract.md.
+//! The record: all data about one trial of one cell, or about one generation of a cell that took turns. Names are those of docs/contract.md.
 //!
 //! Reading is forgiving where that is safe: absent parts are empty, unknown keys are kept in `extra` and written back.
 //! Numbers that are not finite are null in JSON and come back as NaN (in steps and communication) or `None` (in maps).
@@ -23,7 +23,7 @@ pub const SCHEMA: u32 = 2;
 pub type Extra = Map<String, Value>;
 
 /// One trial of one cell, or one generation of its processes where cells took turns.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Version of the schema, see [`SCHEMA`].
     pub schema: u32,
@@ -110,32 +110,7 @@ pub mod label_flags {
 impl Record {
     /// A record with these names and outcome, and nothing else yet.
     pub fn new(id: impl Into<String>, key: impl Into<String>, name: impl Into<String>, outcome: Outcome) -> Self {
-        Self {
-            schema: SCHEMA,
-            id: id.into(),
-            key: key.into(),
-            name: name.into(),
-            trial: 0,
-            cell: Value::Null,
-            environment: Map::new(),
-            command: String::new(),
-            started: String::new(),
-            outcome,
-            metrics: Numbers::new(),
-            unstated: Named::new(),
-            steps: Vec::new(),
-            memory: Memory::default(),
-            ranks: Vec::new(),
-            communication: Vec::new(),
-            time: Numbers::new(),
-            flops: Flops::default(),
-            parity: Parity::default(),
-            estimate: Value::Null,
-            validity: Vec::new(),
-            notes: Vec::new(),
-            turns: None,
-            extra: Extra::new(),
-        }
+        Self { schema: SCHEMA, id: id.into(), key: key.into(), name: name.into(), outcome, ..Self::default() }
     }
 
     /// States a metric. A number that is not finite cannot be stated: it becomes null with that as its reason.
@@ -211,7 +186,7 @@ pub fn wire_is_planned(backend: &str) -> bool {
 pub const PLANNED: &str = "planned";
 
 /// How a trial ended.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// What happened.
     pub status: Status,
@@ -236,7 +211,7 @@ impl Outcome {
 }
 
 /// The six ways a cell can end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// Ran to its end.
@@ -250,6 +225,7 @@ pub enum Status {
     /// A loss or gradient norm was not finite.
     Diverged,
     /// Anything else that kept it from ending.
+    #[default]
     Failed,
 }
 

@@ -27,11 +27,6 @@ pub fn is_secret_name(name: &str) -> bool {
     SECRET.iter().any(|part| name.contains(part))
 }
 
-/// Whether a value is a secret by its looks: an address with a password in it, or a token of a well-known service.
-pub fn is_secret_value(value: &str) -> bool {
-    without_secrets(value) != value
-}
-
 /// A text in which the given names of hosts, and every address, stand as their hashes. Loopback addresses are nobody's
 /// and stay.
 pub fn without_hosts(text: &str, names: &[String]) -> String {
@@ -64,36 +59,23 @@ fn is_address(word: &str) -> bool {
 
 /// `52:54:00:12:34:56`.
 fn is_hardware_address(word: &str) -> bool {
-    let mut parts = 0;
-    word.split([':', '-']).all(|part| {
-        parts += 1;
-        part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit())
-    }) && parts == 6
+    let is_byte = |part: &str| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
+    word.split([':', '-']).count() == 6 && word.split([':', '-']).all(is_byte)
 }
 
-/// Replaces words made of some characters where `change` has something else for them.
+/// Replaces words, which consist of characters that `is_part` accepts, where `change` has something else for them.
 fn map_words(text: &str, is_part: impl Fn(char) -> bool, change: impl Fn(&str) -> Option<String>) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while !rest.is_empty() {
-        let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
-        if end == 0 {
-            let next = rest.find(&is_part).unwrap_or(rest.len());
-            out.push_str(&rest[..next]);
-            rest = &rest[next..];
-            continue;
-        }
-        let word = &rest[..end];
-        out.push_str(change(word).as_deref().unwrap_or(word));
-        rest = &rest[end..];
-    }
-    out
+    let changed = |piece: &str| {
+        let word = piece.trim_end_matches(|c| !is_part(c));
+        change(word).map_or_else(|| piece.to_string(), |changed| changed + &piece[word.len()..])
+    };
+    text.split_inclusive(|c| !is_part(c)).map(changed).collect()
 }
 
 /// The value of a variable as records state it: secrets left out, hosts and addresses hashed. `own` is this host's name.
 pub fn variable(name: &str, value: &str, own: &str) -> String {
     const ABOUT_HOSTS: [&str; 6] = ["HOST", "ADDR", "NODELIST", "NODENAME", "_URI", "ENDPOINT"];
-    if is_secret_name(name) || is_secret_value(value) {
+    if is_secret_name(name) || without_secrets(value) != value {
         return REDACTED.to_string();
     }
     let upper = name.to_ascii_uppercase();

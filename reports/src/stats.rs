@@ -1,6 +1,5 @@
 //! Medians, spread, intervals, ratios and ties.
 
-mod random;
 mod rate;
 mod ratio;
 mod student;
@@ -8,7 +7,7 @@ mod student;
 pub use rate::rate;
 pub use ratio::{Ratio, ratio};
 pub(crate) use student::student_t_above;
-pub use student::{difference, interval_of_mean, student_t};
+pub use student::{difference, student_t};
 
 /// Mean; `None` of nothing.
 pub fn mean(values: &[f64]) -> Option<f64> {
@@ -41,7 +40,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
 }
 
 /// The median of at least one value, in whatever order they are left; NaN counts as the largest.
-fn median_in_place(values: &mut [f64]) -> f64 {
+pub(crate) fn median_in_place(values: &mut [f64]) -> f64 {
     // Three trials are the usual case, and this is the innermost loop of a comparison.
     if let [a, b, c] = *values {
         return a.min(b).max(a.max(b).min(c));
@@ -56,15 +55,18 @@ fn median_in_place(values: &mut [f64]) -> f64 {
     if before == middle { middle } else { before / 2.0 + middle / 2.0 }
 }
 
+/// Sample variance (n - 1); `None` for fewer than two values.
+fn variance(values: &[f64]) -> Option<f64> {
+    let mean = mean(values)?;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (values.len() > 1).then(|| squares / (values.len() - 1) as f64)
+}
+
 /// Coefficient of variation: sample standard deviation (n - 1) over the mean, as a fraction. `None` for fewer than two
 /// values or a mean of zero.
 pub fn coefficient_of_variation(values: &[f64]) -> Option<f64> {
-    let mean = mean(values)?;
-    if values.len() < 2 || mean == 0.0 {
-        return None;
-    }
-    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    Some((squares / (values.len() - 1) as f64).sqrt() / mean.abs())
+    let mean = mean(values).filter(|mean| *mean != 0.0)?;
+    Some(variance(values)?.sqrt() / mean.abs())
 }
 
 /// A value with the limits between which it is believed to lie; `low <= mid <= high`.

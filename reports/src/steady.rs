@@ -2,7 +2,7 @@
 //!
 //! The series of logarithms is cut into pieces of constant level by optimal segmentation: the cut that makes the sum of
 //! squared distances from the pieces' means, plus a penalty for every piece, least. Three things keep it honest. Values
-//! are first drawn in to [`REACH`] noise levels around the second half's median, so that one or two outliers cannot pay
+//! are first clamped to [`REACH`] noise levels around the second half's median, so that one or two outliers cannot pay
 //! for a piece of their own. Pieces have at least [`SHORTEST`] steps. And the penalty grows with the noise and with how
 //! much a step resembles the one before it, so that wandering is not taken for change.
 //!
@@ -71,8 +71,8 @@ pub fn steady(times: &[f64]) -> Steady {
     let logs: Vec<f64> = times.iter().map(|time| time.ln()).collect();
     let block = times.len().div_ceil(MOST_BLOCKS);
     let centre = Noise::of(&logs);
-    let drawn_in: Vec<f64> = logs.iter().map(|log| centre.drawn_in(*log)).collect();
-    let blocks: Vec<f64> = drawn_in.chunks(block).filter_map(mean).collect();
+    let clamped: Vec<f64> = logs.iter().map(|log| centre.clamp(*log)).collect();
+    let blocks: Vec<f64> = clamped.chunks(block).filter_map(mean).collect();
     let noise = if block == 1 { centre } else { Noise::of(&blocks) };
     let starts = segments(&blocks, PRICE * noise.variance());
     // Back from blocks to steps; levels are medians of the times themselves.
@@ -127,7 +127,7 @@ impl Noise {
         Self { centre, deviation: jump / (1.0 - alike).sqrt(), alike }
     }
 
-    fn drawn_in(&self, value: f64) -> f64 {
+    fn clamp(&self, value: f64) -> f64 {
         let reach = REACH * self.deviation;
         value.clamp(self.centre - reach, self.centre + reach)
     }

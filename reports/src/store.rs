@@ -61,11 +61,7 @@ impl Notebook {
     /// Reads everything. An absent file is an empty notebook.
     pub fn read(&self) -> Result<Contents, StoreError> {
         let path = self.path();
-        let file = match regular(&path).and_then(|()| File::open(&path)) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Contents::default()),
-            Err(source) => return Err(StoreError::Read { path, source }),
-        };
+        let Some(file) = open_if_there(&path)? else { return Ok(Contents::default()) };
         let _lock = lock(&file, File::lock_shared).map_err(|source| StoreError::Read { path: path.clone(), source })?;
         read_lines(BufReader::new(&file)).map_err(|source| StoreError::Read { path, source })
     }
@@ -183,6 +179,15 @@ fn regular(path: &Path) -> io::Result<()> {
     match fs::metadata(path)?.is_file() {
         true => Ok(()),
         false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")),
+    }
+}
+
+/// Opens a notebook's file for reading; nothing where it is absent.
+fn open_if_there(path: &Path) -> Result<Option<File>, StoreError> {
+    match regular(path).and_then(|()| File::open(path)) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(StoreError::Read { path: path.to_path_buf(), source }),
     }
 }
 

@@ -43,15 +43,14 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(acts) {
         return text;
     }
-    let mut clean = String::with_capacity(text.len());
-    for symbol in text.chars() {
-        if acts(symbol) {
-            clean.extend(symbol.escape_unicode());
-        } else {
-            clean.push(symbol);
-        }
-    }
-    clean.into()
+    let shown = |symbol: char| if acts(symbol) { symbol.escape_unicode().to_string() } else { symbol.to_string() };
+    text.chars().map(shown).collect::<String>().into()
+}
+
+/// The text with a capital letter at its beginning.
+pub(crate) fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// One line of text for HTML, XML and the values of their attributes: nothing in it is markup.

@@ -110,15 +110,9 @@ impl<'a> Turned<'a> {
         let mut order: Vec<usize> = (0..keys.len()).filter(|&cell| speeds[cell].is_some()).collect();
         let claims = evidence.claims();
         let groups: Vec<usize> = keys.iter().map(|key| group(key)).collect();
-        let with_turns = |cell: &usize| speeds[*cell].is_some();
-        let ranks: Vec<(usize, usize)> = (0..keys.len())
-            .map(|cell| {
-                let group = (0..keys.len()).filter(with_turns).filter(|&other| groups[other] == groups[cell]);
-                let ahead = group.clone().filter(|&other| claims.is_faster(cell, other)).count();
-                let behind = group.clone().filter(|&other| claims.is_faster(other, cell)).count();
-                (1 + ahead, group.count() - behind)
-            })
-            .collect();
+        let rank =
+            |cell: usize| claims.rank(cell, order.iter().copied().filter(|&other| groups[other] == groups[cell]));
+        let ranks: Vec<(usize, usize)> = (0..keys.len()).map(rank).collect();
         // What is shown comes before what is measured: a cell with few turns may have any ratio.
         let middle = |cell: usize| (groups[cell], ranks[cell].0 + ranks[cell].1);
         order.sort_by(|&a, &b| middle(a).cmp(&middle(b)).then(ratio(b).total_cmp(&ratio(a))));

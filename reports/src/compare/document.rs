@@ -49,12 +49,8 @@ pub fn document(comparison: &Comparison, in_full: usize) -> Document {
 
 /// The pairs with the largest change of speed, in their own order.
 fn chosen(pairs: &[Pair], count: usize) -> Vec<&Pair> {
-    let change = |pair: &Pair| {
-        let ratio = pair.metric("tokens_per_second").and_then(|speed| speed.ratio);
-        ratio.filter(|ratio| *ratio > 0.0).map_or(0.0, |ratio| ratio.ln().abs())
-    };
     let mut order: Vec<usize> = (0..pairs.len()).collect();
-    order.sort_by(|a, b| change(&pairs[*b]).total_cmp(&change(&pairs[*a])));
+    order.sort_by(|a, b| pairs[*b].speed_change().total_cmp(&pairs[*a].speed_change()));
     order.truncate(count);
     order.sort_unstable();
     order.into_iter().map(|place| &pairs[place]).collect()

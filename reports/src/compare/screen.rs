@@ -126,12 +126,8 @@ fn table(pairs: &[Pair], rows: usize) -> (Table, String) {
         Column::numbers("wire B/A", ""),
     ];
     let mut table = Table::new("answer", columns);
-    let change = |pair: &Pair| {
-        let ratio = pair.metric("tokens_per_second").and_then(|speed| speed.ratio);
-        ratio.filter(|ratio| *ratio > 0.0).map_or(0.0, |ratio| ratio.ln().abs())
-    };
     let mut order: Vec<&Pair> = pairs.iter().collect();
-    order.sort_by(|a, b| change(b).total_cmp(&change(a)));
+    order.sort_by(|a, b| b.speed_change().total_cmp(&a.speed_change()));
     for pair in order.iter().take(rows) {
         let speed = pair.metric("tokens_per_second");
         let of = |name: &str| {

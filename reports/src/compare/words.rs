@@ -5,6 +5,7 @@ use super::metrics::{Better, Losses, Metric, Verdict};
 use super::{Comparison, Pair};
 use crate::evidence;
 use crate::record::Verdict as ParityVerdict;
+use crate::text::capital;
 use crate::units;
 
 /// A metric's subject and the words for more and less of it.
@@ -197,11 +198,6 @@ pub fn answer(pair: &Pair) -> Vec<String> {
     }
     items.push(format!("{}.", capital(&losses(&pair.losses))));
     items
-}
-
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
 impl Verdict {

@@ -1,14 +1,11 @@
-//! What may be claimed of many cells together, and what follows from it.
+//! The claims that many cells together allow, and what follows from them.
 
-/// Directed claims "b is faster than a" of a grid, of which in the mean at most a share alpha is false.
+/// Directed claims "b is faster than a" about the cells of a grid. In the mean at most a share alpha of them is false.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claims {
     cells: usize,
-    threshold: f64,
     /// At `a * cells + b`: b is shown to be faster than a.
     faster: Vec<bool>,
-    /// The same at the evidence that a claim about all others of a cell needs.
-    surely: Vec<bool>,
 }
 
 impl Claims {
@@ -16,8 +13,8 @@ impl Claims {
     /// e-values, for the largest K whose K-th largest e-value is at least m / (alpha K). It holds whatever the dependence between
     /// e-values.
     ///
-    /// `evidence(a, b)` is the logarithm of the evidence that b is faster than a, at the stop (a running maximum would be
-    /// wrong); minus infinity where the claim must not be made.
+    /// `evidence(a, b)` is the logarithm of the evidence that b is faster than a when measuring stopped (a running maximum would
+    /// be wrong); minus infinity where the claim must not be made.
     pub fn new(cells: usize, alpha: f64, evidence: impl Fn(usize, usize) -> f64) -> Self {
         let mut values = vec![f64::NEG_INFINITY; cells * cells];
         let mut sorted = Vec::with_capacity(cells * cells);
@@ -35,10 +32,7 @@ impl Claims {
         let needed = |count: usize| (claims / (alpha * count as f64)).ln();
         let most = (1..=sorted.len()).rev().find(|&count| sorted[count - 1] >= needed(count));
         let threshold = most.map_or(f64::INFINITY, needed);
-        let faster = values.iter().map(|&value| value >= threshold).collect();
-        let alone = needed(1);
-        let surely = values.iter().map(|&value| value >= alone).collect();
-        Self { cells, threshold, faster, surely }
+        Self { cells, faster: values.iter().map(|&value| value >= threshold).collect() }
     }
 
     /// Whether b is shown to be faster than a.
@@ -51,37 +45,12 @@ impl Claims {
         self.is_faster(a, b) || self.is_faster(b, a)
     }
 
-    /// How many pairs are shown to differ.
-    pub fn count(&self) -> usize {
-        self.faster.iter().filter(|claim| **claim).count()
-    }
-
-    /// The logarithm of the evidence that a claim needed; infinite without claims.
-    pub fn threshold(&self) -> f64 {
-        self.threshold
-    }
-
-    /// The places each cell may have, counted from 1: at best behind all that are shown to be faster, at worst before all that
-    /// are shown to be slower.
-    pub fn ranks(&self) -> Vec<(usize, usize)> {
-        let rank = |cell: usize| {
-            let ahead = (0..self.cells).filter(|&other| self.is_faster(cell, other)).count();
-            let behind = (0..self.cells).filter(|&other| self.is_faster(other, cell)).count();
-            (1 + ahead, self.cells - behind)
-        };
-        (0..self.cells).map(rank).collect()
-    }
-
-    /// The cells that no other is shown to be faster than.
-    pub fn may_be_fastest(&self) -> Vec<usize> {
-        (0..self.cells).filter(|&cell| (0..self.cells).all(|other| !self.is_faster(cell, other))).collect()
-    }
-
-    /// The cell that is shown to be faster than every other, at the level of a single claim (evidence m / alpha), if there is
-    /// one: "X is fastest" is then false with a probability of at most alpha.
-    pub fn fastest(&self) -> Option<usize> {
-        let beats = |cell: usize, other: usize| other == cell || self.surely[other * self.cells + cell];
-        (0..self.cells).find(|&cell| self.cells > 1 && (0..self.cells).all(|other| beats(cell, other)))
+    /// The places that a cell may have among others, counted from 1: at best behind all that are shown to be faster, at worst
+    /// before all that are shown to be slower.
+    pub fn rank(&self, cell: usize, among: impl Iterator<Item = usize> + Clone) -> (usize, usize) {
+        let ahead = among.clone().filter(|&other| self.is_faster(cell, other)).count();
+        let behind = among.clone().filter(|&other| self.is_faster(other, cell)).count();
+        (1 + ahead, among.count() - behind)
     }
 
     /// Compact letters: two cells share a letter exactly when they are not shown to differ. `order` names the cells, the
@@ -121,17 +90,10 @@ impl Claims {
 
     /// Letters as text: a to z, then aa, ab and so on, separated by nothing while all are single.
     pub fn label(letters: &[usize]) -> String {
-        let name = |mut letter: usize| {
-            let mut text = Vec::new();
-            loop {
-                text.push((b'a' + (letter % 26) as u8) as char);
-                if letter < 26 {
-                    break;
-                }
-                letter = letter / 26 - 1;
-            }
-            text.iter().rev().collect::<String>()
-        };
+        fn name(letter: usize) -> String {
+            let rest = (letter / 26).checked_sub(1).map_or(String::new(), name);
+            format!("{rest}{}", (b'a' + (letter % 26) as u8) as char)
+        }
         let names: Vec<String> = letters.iter().map(|&letter| name(letter)).collect();
         names.join(if letters.iter().all(|&letter| letter < 26) { "" } else { " " })
     }

@@ -88,9 +88,7 @@ impl Grid {
             .filter(|turn| turn.cell < self.cells())
             .collect();
         turns.sort_by_key(|turn| turn.order);
-        let Some(first) = turns.first() else {
-            return;
-        };
+        let Some(first) = turns.first() else { return };
         if first.generation != self.generation {
             // Processes were started in between: the turns before are no neighbours in time.
             self.generation = first.generation;
@@ -98,12 +96,8 @@ impl Grid {
         }
         let times: Vec<f64> = turns.iter().map(|turn| turn.seconds_per_token.ln()).collect();
         let values = self.values(&turns, &times);
-        let mut residuals = Vec::new();
-        for (turn, value) in turns.iter().zip(&values) {
-            if let Some(level) = self.level[turn.cell] {
-                residuals.push(value - level);
-            }
-        }
+        let residual = |(turn, value): (&&Turn, &f64)| Some(value - self.level[turn.cell]?);
+        let residuals: Vec<f64> = turns.iter().zip(&values).filter_map(residual).collect();
         let mut scale = self.scale;
         if self.rounds.len() >= ENOUGH {
             scale = scale.max(deviation(&residuals) * std::f64::consts::SQRT_2);
@@ -132,14 +126,14 @@ impl Grid {
         if turns.iter().all(|turn| self.level[turn.cell].is_none()) {
             return times.iter().map(|time| time - middle).collect();
         }
-        let mut course = self.before.clone();
-        course.extend(turns.iter().zip(times).map(|(turn, time)| time - self.level[turn.cell].unwrap_or(0.0)));
+        let mut all = self.before.clone();
+        all.extend(turns.iter().zip(times).map(|(turn, time)| time - self.level[turn.cell].unwrap_or(0.0)));
         let before = self.before.len();
         let value = |place: usize| {
             let at = before + place;
             let from = at.saturating_sub(NEIGHBOURS);
-            let to = (at + 1 + NEIGHBOURS).min(course.len());
-            let mut neighbours: Vec<f64> = course[from..at].iter().chain(&course[at + 1..to]).copied().collect();
+            let to = (at + 1 + NEIGHBOURS).min(all.len());
+            let mut neighbours: Vec<f64> = all[from..at].iter().chain(&all[at + 1..to]).copied().collect();
             if neighbours.is_empty() { times[place] - middle } else { times[place] - median(&mut neighbours) }
         };
         (0..turns.len()).map(value).collect()

@@ -1,11 +1,11 @@
-//! What turns of cells say about which cell is faster: numbers in, verdicts out.
+//! Which cell is faster, by the turns that cells took: numbers in, verdicts out.
 //!
 //! Cells take turns on one machine. [`Pair`] compares two cells by the differences within each round, [`Grid`] any number
 //! of cells by their distance from neighbouring turns. Both can be asked after every round: the evidence consists of
 //! e-values, which stay valid however often they are looked at. docs/statistics.md has the estimand, the assumptions, the
 //! formulas and the error rates measured.
 //!
-//! All values of the logarithmic scale are differences y(B) - y(A) of y = ln(seconds per token): below 0 where B is faster.
+//! All values on the logarithmic scale are differences y(B) - y(A) of y = ln(seconds per token): below 0 where B is faster.
 
 mod claims;
 mod effect;
@@ -91,17 +91,6 @@ pub enum Verdict {
     Undecided,
 }
 
-impl Verdict {
-    /// The verdict of A against B.
-    pub fn mirrored(self) -> Self {
-        match self {
-            Self::Faster => Self::Slower,
-            Self::Slower => Self::Faster,
-            other => other,
-        }
-    }
-}
-
 /// B against A.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
@@ -130,24 +119,6 @@ pub struct Comparison {
     pub by_rounds: Option<(f64, f64)>,
     /// Limits of the ratio by how the generations of processes differ. The verdict needs both; `low` and `high` cover both.
     pub by_generations: Option<(f64, f64)>,
-}
-
-impl Comparison {
-    /// A against B: the same with every ratio inverted.
-    pub fn mirrored(&self) -> Self {
-        let turned = |limits: Option<(f64, f64)>| limits.map(|(low, high)| (1.0 / high, 1.0 / low));
-        Self {
-            verdict: self.verdict.mirrored(),
-            ratio: self.ratio.map(|ratio| 1.0 / ratio),
-            low: self.high.map(|high| 1.0 / high),
-            high: self.low.map(|low| 1.0 / low),
-            e_faster: self.e_slower,
-            e_slower: self.e_faster,
-            by_rounds: turned(self.by_rounds),
-            by_generations: turned(self.by_generations),
-            ..*self
-        }
-    }
 }
 
 /// The least difference that may be claimed once the reference was compared with its twin, a second set of processes of the

@@ -1,5 +1,7 @@
 //! Two cells.
 
+use std::collections::BTreeMap;
+
 use super::generations::{self, Part};
 use super::process::{LARGEST, Method, Scored, above, lower_limit};
 use super::robust::{deviation, hodges_lehmann};
@@ -61,24 +63,30 @@ impl Pair {
 
     /// The same below a limit.
     pub fn is_below(&self, limit: f64) -> bool {
-        let mirrored: Vec<Scored> = self.rounds.iter().map(|round| round.mirrored()).collect();
-        above(Method::Signs, &mirrored, -limit) >= self.rules.needed().ln()
+        above(Method::Signs, &mirrored(&self.rounds), -limit) >= self.rules.needed().ln()
     }
 
     /// B against A, as far as the rounds so far say.
     pub fn comparison(&self) -> Comparison {
-        Evidence { rules: &self.rules, method: Method::Signs, rounds: &self.rounds, generations: &self.generations }
-            .comparison()
+        self.evidence().comparison()
     }
 
     /// The verdict alone, which takes less time than all of [`Pair::comparison`].
     pub fn verdict(&self) -> Verdict {
+        self.evidence().verdict()
+    }
+
+    fn evidence(&self) -> Evidence<'_> {
         Evidence { rules: &self.rules, method: Method::Signs, rounds: &self.rounds, generations: &self.generations }
-            .verdict()
     }
 }
 
-/// The data of one pair of cells, from whichever design.
+/// The rounds with A and B exchanged.
+fn mirrored(rounds: &[Scored]) -> Vec<Scored> {
+    rounds.iter().map(|round| Scored { difference: -round.difference, ..*round }).collect()
+}
+
+/// The data of one pair of cells, of a [`Pair`] or of two cells of a [`super::Grid`].
 pub struct Evidence<'a> {
     pub rules: &'a Rules,
     pub method: Method,
@@ -96,13 +104,9 @@ pub struct Weights {
 }
 
 impl Evidence<'_> {
-    fn mirrored(&self) -> Vec<Scored> {
-        self.rounds.iter().map(|round| round.mirrored()).collect()
-    }
-
-    /// What the rounds say.
+    /// The evidence of the rounds.
     pub fn weights(&self) -> Weights {
-        let mirrored = self.mirrored();
+        let mirrored = mirrored(self.rounds);
         let Rules { least, equal, .. } = *self.rules;
         let not_slower = above(self.method, &mirrored, -equal);
         Weights {
@@ -112,19 +116,20 @@ impl Evidence<'_> {
         }
     }
 
-    /// The mean over generations, and its half width.
-    pub fn between(&self) -> Option<(f64, f64)> {
-        let mut names = self.generations.to_vec();
-        names.sort_unstable();
-        names.dedup();
-        let parts: Vec<Part> = names
-            .iter()
-            .map(|name| {
-                let of_it = self.generations.iter().zip(self.rounds).filter(|(generation, _)| *generation == name);
-                let differences: Vec<f64> = of_it.map(|(_, round)| round.difference).collect();
-                Part { estimate: hodges_lehmann(&differences), weight: differences.len() as f64 }
-            })
-            .collect();
+    /// The differences of each generation.
+    fn by_generation(&self) -> BTreeMap<u32, Vec<f64>> {
+        let mut differences: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+        for (generation, round) in self.generations.iter().zip(self.rounds) {
+            differences.entry(*generation).or_default().push(round.difference);
+        }
+        differences
+    }
+
+    /// The mean over generations, and the half width of its interval.
+    fn between(&self) -> Option<(f64, f64)> {
+        let part =
+            |differences: &Vec<f64>| Part { estimate: hodges_lehmann(differences), weight: differences.len() as f64 };
+        let parts: Vec<Part> = self.by_generation().values().map(part).collect();
         generations::interval(self.rules, &parts, self.rules.instance_sd * std::f64::consts::SQRT_2)
     }
 
@@ -167,7 +172,7 @@ impl Evidence<'_> {
         }
     }
 
-    /// Everything there is to say.
+    /// The whole comparison.
     pub fn comparison(&self) -> Comparison {
         let weights = self.weights();
         let between = self.between();
@@ -175,7 +180,7 @@ impl Evidence<'_> {
         let middle = (!differences.is_empty()).then(|| hodges_lehmann(&differences));
         let needed = self.rules.needed().ln();
         let low = lower_limit(self.method, self.rounds, needed);
-        let high = lower_limit(self.method, &self.mirrored(), needed).map(|limit| -limit);
+        let high = lower_limit(self.method, &mirrored(self.rounds), needed).map(|limit| -limit);
         let rounds = low.zip(high);
         let processes = between.map(|(mean, half)| (mean - half, mean + half));
         // A longer time is a lower speed: the limits change places.
@@ -185,16 +190,13 @@ impl Evidence<'_> {
             .zip(middle)
             .map(|((one, other), middle)| ratios((one.0.min(other.0).min(middle), one.1.max(other.1).max(middle))));
         let evidence = |logarithm: f64| logarithm.exp().min(1e300);
-        let mut generations = self.generations.to_vec();
-        generations.sort_unstable();
-        generations.dedup();
         Comparison {
             verdict: self.judge(&weights, between),
             ratio: middle.map(|middle| (-middle).exp()),
             low: both.map(|limits| limits.0),
             high: both.map(|limits| limits.1),
             rounds: self.rounds.len(),
-            generations: generations.len(),
+            generations: self.by_generation().len(),
             least: self.rules.least,
             e_faster: evidence(weights.faster),
             e_slower: evidence(weights.slower),

@@ -9,13 +9,6 @@ pub struct Scored {
     pub scale: f64,
 }
 
-impl Scored {
-    /// The same with A and B exchanged.
-    pub fn mirrored(self) -> Self {
-        Self { difference: -self.difference, ..self }
-    }
-}
-
 /// Differences are taken to lie within these limits (factors of e^100), so that nothing overflows.
 pub const LARGEST: f64 = 100.0;
 

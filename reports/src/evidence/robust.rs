@@ -1,19 +1,10 @@
 //! Medians that outliers hardly move. All are exact: negated values give the negated result, in any order.
 
+use crate::stats;
+
 /// The median; the values are reordered. 0 for none.
 pub fn median(values: &mut [f64]) -> f64 {
-    let half = values.len() / 2;
-    if values.is_empty() {
-        return 0.0;
-    }
-    let even = values.len().is_multiple_of(2);
-    let (below, upper, _) = values.select_nth_unstable_by(half, f64::total_cmp);
-    let upper = *upper;
-    if !even {
-        return upper;
-    }
-    let lower = below.iter().copied().max_by(f64::total_cmp).unwrap_or(upper);
-    (lower + upper) / 2.0
+    if values.is_empty() { 0.0 } else { stats::median_in_place(values) }
 }
 
 /// The median distance from the median, times 1.4826: the standard deviation, were the values normal.

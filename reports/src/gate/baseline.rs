@@ -4,6 +4,7 @@ use super::report::GATE_SCHEMA;
 use super::trial::{self, Trial};
 use crate::environment::{self, Aspect, Difference};
 use crate::record::{Record, Status};
+use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -106,40 +107,39 @@ impl Baseline {
     }
 }
 
-/// Cells out of records, in the order in which their first record was written. Skipped trials say nothing and are left out.
+/// The cells of records, in the order in which their first record was written. Skipped trials say nothing and are left out.
 pub fn cells_of(records: &[Record]) -> Vec<BaselineCell> {
-    let mut cells: Vec<BaselineCell> = Vec::new();
+    let mut cells: IndexMap<&str, BaselineCell> = IndexMap::new();
     for record in records.iter().filter(|record| record.outcome.status != Status::Skipped) {
-        let trial = Trial::of(record, 0.0);
-        match cells.iter_mut().find(|cell| cell.key == record.key) {
-            Some(cell) => cell.trials.push(trial),
-            None => cells.push(BaselineCell {
-                key: record.key.clone(),
-                label: record.name.clone(),
-                cell: record.cell.clone(),
-                environment: record.environment.clone(),
-                trials: vec![trial],
-            }),
-        }
+        let new = || BaselineCell {
+            key: record.key.clone(),
+            label: record.name.clone(),
+            cell: record.cell.clone(),
+            environment: record.environment.clone(),
+            trials: Vec::new(),
+        };
+        cells.entry(&record.key).or_insert_with(new).trials.push(Trial::of(record, 0.0));
     }
-    cells
+    cells.into_values().collect()
 }
 
-/// What forbids a comparison of two machines, and what a reader should know of them. An entry that only one side states
-/// is told and does not forbid: an older version did not look.
+/// The differences between two machines that forbid a comparison, and those that a reader should know of. An entry that only
+/// one side states does not forbid a comparison: an older version did not look.
 pub fn machines(a: &Map<String, Value>, b: &Map<String, Value>) -> (Vec<String>, Vec<String>) {
-    let differences = environment::differences(a, b);
-    let forbids = |d: &&Difference| d.aspect == Aspect::Hardware && !d.a.is_null() && !d.b.is_null();
-    let told = |d: &&Difference| d.aspect != Aspect::State && !forbids(d);
-    let words = |d: &Difference| d.words();
-    (differences.iter().filter(forbids).map(words).collect(), differences.iter().filter(told).map(words).collect())
+    let forbids = |d: &Difference| d.aspect == Aspect::Hardware && d.has_both();
+    let lasting = environment::differences(a, b).into_iter().filter(|d| d.aspect != Aspect::State);
+    let (forbidding, notable): (Vec<_>, Vec<_>) = lasting.partition(forbids);
+    (words(&forbidding), words(&notable))
 }
 
 /// In which entries two configurations differ, in words: those that both state, then those that only one does.
 pub fn configurations(a: &Value, b: &Value) -> (Vec<String>, Vec<String>) {
     let table = |value: &Value| value.as_object().cloned().unwrap_or_default();
     let (stated, alone): (Vec<_>, Vec<_>) =
-        environment::differences(&table(a), &table(b)).into_iter().partition(|d| !d.a.is_null() && !d.b.is_null());
-    let words = |list: Vec<Difference>| list.iter().map(Difference::words).collect();
-    (words(stated), words(alone))
+        environment::differences(&table(a), &table(b)).into_iter().partition(Difference::has_both);
+    (words(&stated), words(&alone))
+}
+
+fn words(differences: &[Difference]) -> Vec<String> {
+    differences.iter().map(Difference::words).collect()
 }

@@ -1,48 +1,48 @@
 //! From samples to a verdict: one look at one metric.
 
 use super::metric::Figure;
-use super::random::Random;
 use super::ranks::{self, Shift};
 use super::rules::{Bound, Rule};
 use super::trial::Trial;
 use super::verdict::Verdict;
+use crate::random::Random;
 use crate::{stats, units};
 
-/// Trials of both sides. In pairs, trial i of the one was measured beside trial i of the other; otherwise the baseline is
-/// what it is and the other was measured now.
+/// Trials of both sides. Where they are pairs, trial i of the baseline was measured beside trial i of the candidate; otherwise
+/// the baseline was measured earlier.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Samples {
-    /// Of the baseline.
+    /// Trials of the baseline.
     pub base: Vec<Trial>,
-    /// Of the candidate.
+    /// Trials of the candidate.
     pub now: Vec<Trial>,
     /// Whether they are pairs.
     pub paired: bool,
 }
 
-/// Records of a baseline that are too few to say how it varies.
+/// The least number of records that show how a side varies.
 pub const LEAST_BASELINE: usize = 3;
 
-/// What one look saw.
-#[derive(Debug, Clone, PartialEq)]
+/// The result of one look at a noisy metric.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Look {
-    /// What follows; absent when more has to be measured.
+    /// The verdict; absent while more has to be measured.
     pub verdict: Option<Verdict>,
     /// Logarithm of the ratio of costs, candidate to baseline, with its limits.
     pub shift: Option<Shift>,
-    /// How far the ratio of the baseline to itself strays on this machine, as a logarithm.
+    /// How far the ratio of the same program to itself strays from 1 on this machine, as a logarithm.
     pub floor: Option<f64>,
-    /// How much both limits were moved outwards because of it.
+    /// By how much both limits were moved outwards because of it.
     pub widened: f64,
     /// Pairs, or trials of the candidate, that counted.
     pub used: usize,
-    /// Why there is nothing to say.
+    /// Why there is no verdict.
     pub why_not: String,
 }
 
 impl Look {
     fn nothing(used: usize, why_not: impl Into<String>) -> Self {
-        Self { verdict: None, shift: None, floor: None, widened: 0.0, used, why_not: why_not.into() }
+        Self { used, why_not: why_not.into(), ..Self::default() }
     }
 }
 
@@ -135,20 +135,17 @@ impl Samples {
             Bound::Tolerance { more, less } => {
                 let (base, now) = (values(&self.base), values(&self.now));
                 let (Some(a), Some(b)) = (stats::median(&base), stats::median(&now)) else {
-                    let measured = |trial: &Trial| {
-                        if trial.is_measured() { rule.metric.value(trial, figure) } else { Err("not measured".into()) }
+                    let why_not = |trial: &Trial| {
+                        if trial.is_measured() {
+                            rule.metric.value(trial, figure).err()
+                        } else {
+                            Some("not measured".into())
+                        }
                     };
-                    let side =
+                    let (side, trials) =
                         if base.is_empty() { ("the baseline", &self.base) } else { ("the candidate", &self.now) };
-                    let why =
-                        side.1.iter().find_map(|trial| measured(trial).err()).unwrap_or_else(|| "no trial".into());
-                    return Exact {
-                        verdict: Verdict::NotMeasured,
-                        base: None,
-                        now: None,
-                        used: 0,
-                        words: format!("{}: {why}", side.0),
-                    };
+                    let why = trials.iter().find_map(why_not).unwrap_or_else(|| "no trial".into());
+                    return Exact::not_measured(format!("{side}: {why}"));
                 };
                 let verdict = match b - a {
                     difference if difference > more * a.abs() => Verdict::Regression,
@@ -160,9 +157,7 @@ impl Samples {
                     if varies(&base) || varies(&now) { "it varies between trials; medians are compared" } else { "" };
                 Exact { verdict, base: Some(a), now: Some(b), used: now.len(), words: words.into() }
             }
-            Bound::Band { .. } => {
-                Exact { verdict: Verdict::NotMeasured, base: None, now: None, used: 0, words: "it is noisy".into() }
-            }
+            Bound::Band { .. } => Exact::not_measured("it is noisy"),
         }
     }
 
@@ -172,21 +167,20 @@ impl Samples {
             trials.iter().filter(|t| t.is_measured() && !t.losses.is_empty()).map(|t| t.losses.clone()).collect()
         };
         let (base, now) = (runs(&self.base), runs(&self.now));
-        let nothing =
-            |words: &str| Exact { verdict: Verdict::NotMeasured, base: None, now: None, used: 0, words: words.into() };
         let (Some(reference), false) = (base.first(), now.is_empty()) else {
-            return nothing(if base.is_empty() { "the baseline has no losses" } else { "the candidate has no losses" });
+            let side = if base.is_empty() { "baseline" } else { "candidate" };
+            return Exact::not_measured(format!("the {side} has no losses"));
         };
+        let regression =
+            |words: String| Exact { verdict: Verdict::Regression, used: now.len(), words, ..Exact::default() };
         let mut largest = 0.0f64;
         for run in base.iter().chain(&now) {
             if run.len() != reference.len() {
-                let words = format!("{} steps, and {} in the baseline", run.len(), reference.len());
-                return Exact { verdict: Verdict::Regression, base: None, now: None, used: now.len(), words };
+                return regression(format!("{} steps, and {} in the baseline", run.len(), reference.len()));
             }
             for (step, (a, b)) in reference.iter().zip(run).enumerate() {
                 let (Some(a), Some(b)) = (a, b) else {
-                    let words = format!("the loss of step {} is not finite", step + 1);
-                    return Exact { verdict: Verdict::Regression, base: None, now: None, used: now.len(), words };
+                    return regression(format!("the loss of step {} is not finite", step + 1));
                 };
                 if a != b {
                     largest = largest.max((a - b).abs() / a.abs().max(f64::MIN_POSITIVE));
@@ -204,10 +198,10 @@ impl Samples {
     }
 }
 
-/// What is said of an exact metric.
-#[derive(Debug, Clone, PartialEq)]
+/// The result of a look at an exact metric.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Exact {
-    /// What follows.
+    /// The verdict.
     pub verdict: Verdict,
     /// The baseline's value.
     pub base: Option<f64>,
@@ -217,6 +211,12 @@ pub struct Exact {
     pub used: usize,
     /// What a reader should know beside.
     pub words: String,
+}
+
+impl Exact {
+    fn not_measured(words: impl Into<String>) -> Self {
+        Self { words: words.into(), ..Self::default() }
+    }
 }
 
 /// How far the two halves of a sample are apart.
@@ -242,14 +242,5 @@ pub(super) fn side_of(shift: &Shift, slower: f64, faster: f64) -> Option<Verdict
         Some(Verdict::Pass)
     } else {
         None
-    }
-}
-
-/// What is left to say when the budget has ended: an interval that reaches beyond the better edge alone is no regression,
-/// whatever else it is.
-pub fn at_the_end(shift: Option<&Shift>, slower: f64) -> Verdict {
-    match shift {
-        Some(shift) if shift.high <= slower.ln_1p() => Verdict::Pass,
-        _ => Verdict::Inconclusive,
     }
 }

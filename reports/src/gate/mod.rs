@@ -9,7 +9,6 @@ pub mod junit;
 pub mod metric;
 pub mod next;
 pub mod procedure;
-pub mod random;
 pub mod ranks;
 pub mod replay;
 pub mod report;
@@ -21,6 +20,7 @@ pub mod turns;
 pub mod verdict;
 pub mod words;
 
+pub use crate::random;
 pub use decision::Samples;
 pub use metric::{Figure, Kind, Metric};
 pub use procedure::{Bench, Opponent, Question, Side};

@@ -2,14 +2,14 @@
 //! what is a regression or an improvement. What measures is behind [`Bench`], so that it runs on stored samples and in
 //! simulations as it runs on the machine.
 
-use super::decision::{Look, Samples, at_the_end};
-use super::random::Random;
+use super::decision::{LEAST_BASELINE, Look, Samples};
 use super::report::{CellReport, Class, Row};
-use super::rows::{self, Judged};
+use super::rows::{self, Evidence};
 use super::rules::{Bound, Rule, Rules};
 use super::trial::Trial;
 use super::turns::{self, Score, Turns};
 use super::verdict::Verdict;
+use crate::random::Random;
 use crate::record::Status;
 
 /// Which side a trial is of.
@@ -91,11 +91,12 @@ enum End {
     Done,
     /// The user.
     Stopped,
-    /// A trial that did not run to its end, nor when it was repeated: what there is of the baseline and the candidate.
-    Unmeasured(Option<Box<Trial>>, Option<Box<Trial>>),
+    /// A trial did not run to its end, and did not when it was repeated. The trials of the baseline and of the candidate, as far
+    /// as there are any.
+    Unmeasured(Box<[Option<Trial>; 2]>),
 }
 
-/// One set of samples and what it says of each metric, by its place in the rules.
+/// One set of samples and its verdict on each metric, by the place of the metric in the rules.
 struct Set {
     samples: Samples,
     looks: Vec<Option<(Verdict, Look)>>,
@@ -103,12 +104,12 @@ struct Set {
 }
 
 impl Set {
-    /// Whether it says of a metric that it changed, which further sets have to confirm.
+    /// Whether a metric changed by this set, which further sets have to confirm.
     fn is_change(&self, place: usize) -> bool {
-        self.looks[place].as_ref().is_some_and(|(v, _)| matches!(v, Verdict::Regression | Verdict::Improvement))
+        self.looks[place].as_ref().is_some_and(|(verdict, _)| verdict.is_change())
     }
 
-    /// Whether nothing has been said yet of one of the wanted metrics.
+    /// Whether one of the wanted metrics has no verdict yet.
     fn is_open(&self, wanted: &[bool]) -> bool {
         wanted.iter().zip(&self.looks).any(|(wanted, look)| *wanted && look.is_none())
     }
@@ -119,11 +120,13 @@ pub fn judge(question: &Question, bench: &mut dyn Bench) -> CellReport {
     let start = bench.seconds();
     let rules = question.rules;
     let mut noisy: Vec<bool> = rules.metrics.iter().map(|rule| matches!(rule.bound, Bound::Band { .. })).collect();
-    // Speed is compared by turns where both sides can take them; trials say the rest.
+    // Speed is compared by turns where both sides can take them, all else by trials.
     let by_turns = (bench.takes_turns() && question.opponent == Opponent::Live)
         .then(|| rules.metrics.iter().position(turns::is_speed))
         .flatten();
-    by_turns.into_iter().for_each(|place| noisy[place] = false);
+    if let Some(place) = by_turns {
+        noisy[place] = false;
+    }
     // Where noisy metrics are left to trials, half of the time is theirs and the other half that of the turns.
     let of_trials = question.seconds / if by_turns.is_some() && noisy.contains(&true) { 2.0 } else { 1.0 };
     let mut run = Run { question, bench, end: start + of_trials, random: Random::new(question.seed), lost: Vec::new() };
@@ -147,7 +150,7 @@ pub fn judge(question: &Question, bench: &mut dyn Bench) -> CellReport {
     conclude(question, sets, turns, rules.confirm, lost, seconds)
 }
 
-/// Whether a later set says of a metric what the first said.
+/// Whether a later set has the same verdict on a metric as the first.
 fn agrees(first: &Set, later: &Set, place: usize) -> bool {
     let verdict = |set: &Set| set.looks[place].as_ref().map(|(verdict, _)| *verdict);
     verdict(first) == verdict(later)
@@ -160,39 +163,42 @@ pub fn judge_records(question: &Question, candidate: Vec<Trial>) -> CellReport {
     };
     let rules = question.rules;
     let samples = Samples { base: base.clone(), now: candidate, paired: false };
-    let best = |trials: &[Trial]| trials.iter().find(|trial| trial.is_measured()).or(trials.last()).cloned();
-    let is_measured = |trial: &Option<Trial>| trial.as_ref().is_some_and(Trial::is_measured);
-    let (before, now) = (best(&samples.base), best(&samples.now));
-    let end = match (is_measured(&before) && is_measured(&now), now) {
-        (false, Some(now)) => End::Unmeasured(before.map(Box::new), Some(Box::new(now))),
-        _ => End::Done,
+    let end = match (best(&samples.base), best(&samples.now)) {
+        (Some(before), Some(now)) if before.is_measured() && now.is_measured() => End::Done,
+        (_, None) => End::Done,
+        (before, now) => End::Unmeasured(Box::new([before.cloned(), now.cloned()])),
     };
     let alpha = (1.0 - rules.confidence) / question.noisy_rows.max(1) as f64;
     let look = |rule: &Rule| {
         let Bound::Band { slower, .. } = rule.bound else { return None };
         let look = samples.look(rule, rules.figure, alpha);
-        let too_few = look.used < LEAST_RECORDS || look.shift.is_none();
+        let too_few = look.used < LEAST_BASELINE || look.shift.is_none();
         let verdict =
-            if too_few { Verdict::NotMeasured } else { look.verdict.unwrap_or(last_word(rules, &look, slower)) };
+            if too_few { Verdict::NotMeasured } else { look.verdict.unwrap_or(last_verdict(rules, &look, slower)) };
         Some((verdict, look))
     };
     let looks = rules.metrics.iter().map(look).collect();
     conclude(question, vec![Set { samples, looks, end }], None, 0, Vec::new(), 0.0)
 }
 
-/// Records of a candidate that are too few to say how it varies.
-const LEAST_RECORDS: usize = super::decision::LEAST_BASELINE;
-
-fn last_word(rules: &Rules, look: &Look, slower: f64) -> Verdict {
-    // Who wants improvements to fail wants to know whether this is one.
-    if rules.fail_on.contains(&Verdict::Improvement) {
-        return Verdict::Inconclusive;
-    }
-    at_the_end(look.shift.as_ref(), slower)
+/// A trial that was measured, or else the last.
+fn best(trials: &[Trial]) -> Option<&Trial> {
+    trials.iter().find(|trial| trial.is_measured()).or(trials.last())
 }
 
-/// What turns came to, or why none were taken.
-type Taken = Result<(Verdict, Look, Turns), String>;
+/// The verdict when the budget has ended and the data have not decided. An interval that reaches beyond the better edge of the
+/// band alone is no regression, whatever else it is.
+fn last_verdict(rules: &Rules, look: &Look, slower: f64) -> Verdict {
+    // Who wants improvements to fail wants to know whether this is one.
+    let improvements_pass = !rules.fail_on.contains(&Verdict::Improvement);
+    match look.shift {
+        Some(shift) if improvements_pass && shift.high <= slower.ln_1p() => Verdict::Pass,
+        _ => Verdict::Inconclusive,
+    }
+}
+
+/// The result of the turns, or why none were taken.
+type TurnsResult = Result<((Verdict, Look), Turns), String>;
 
 struct Run<'a, 'b> {
     question: &'a Question<'a>,
@@ -215,8 +221,8 @@ impl Run<'_, '_> {
         let mut set = Set { samples, looks: vec![None; wanted.len()], end: End::Done };
         if !paired && !set.samples.base.iter().any(Trial::is_measured) {
             // There is nothing to compare with but whether it runs.
-            set.end = match self.settled(Side::Candidate) {
-                Some(now) => End::Unmeasured(None, Some(Box::new(now))),
+            set.end = match self.repeated_trial(Side::Candidate) {
+                now @ Some(_) => End::Unmeasured(Box::new([None, now])),
                 None => End::Stopped,
             };
         }
@@ -256,7 +262,7 @@ impl Run<'_, '_> {
             if set.samples.now.len() >= most || *longest > 0.0 && before + *longest > end {
                 return true;
             }
-            self.tell(number, set, count);
+            self.show_progress(number, set, count);
             set.end = self.measure(&mut set.samples);
             *longest = longest.max(self.bench.seconds() - before);
         }
@@ -264,7 +270,7 @@ impl Run<'_, '_> {
     }
 
     /// Turns until the speed has its verdict, at most until `end`.
-    fn turns(&mut self, place: usize, end: f64) -> Taken {
+    fn turns(&mut self, place: usize, end: f64) -> TurnsResult {
         let rules = self.question.rules;
         let rule = &rules.metrics[place];
         let alpha = (1.0 - rules.confidence) / self.question.noisy_rows.max(1) as f64;
@@ -275,12 +281,12 @@ impl Run<'_, '_> {
             Some(verdict) => verdict,
             None if look.shift.is_none() => Verdict::NotMeasured,
             None if turns.stopped => Verdict::Inconclusive,
-            None => last_word(rules, &look, slower),
+            None => last_verdict(rules, &look, slower),
         };
-        Ok((verdict, look, turns))
+        Ok(((verdict, look), turns))
     }
 
-    /// One pair, in an order that a coin decides; or one trial of the candidate.
+    /// Measures one pair, in an order that a coin decides; or one trial of the candidate.
     fn measure(&mut self, samples: &mut Samples) -> End {
         let mut order = vec![Side::Candidate];
         if samples.paired {
@@ -288,7 +294,7 @@ impl Run<'_, '_> {
         }
         let (mut base, mut now) = (None, None);
         for side in order {
-            let Some(trial) = self.settled(side) else { return End::Stopped };
+            let Some(trial) = self.repeated_trial(side) else { return End::Stopped };
             *(if side == Side::Baseline { &mut base } else { &mut now }) = Some(trial);
         }
         // Both are there now: whether it fitted before is known whichever went first.
@@ -297,11 +303,11 @@ impl Run<'_, '_> {
             samples.now.extend(now);
             return End::Done;
         }
-        End::Unmeasured(base.map(Box::new), now.map(Box::new))
+        End::Unmeasured(Box::new([base, now]))
     }
 
     /// A trial; one that was not measured is repeated as often as the rules confirm. Nothing when it was stopped.
-    fn settled(&mut self, side: Side) -> Option<Trial> {
+    fn repeated_trial(&mut self, side: Side) -> Option<Trial> {
         let mut repeats = self.question.rules.confirm;
         loop {
             let trial = self.bench.trial(side)?;
@@ -314,7 +320,7 @@ impl Run<'_, '_> {
         }
     }
 
-    fn tell(&mut self, number: usize, set: &Set, next: usize) {
+    fn show_progress(&mut self, number: usize, set: &Set, next: usize) {
         let clean = set.samples.clean();
         let what = if set.samples.paired { "pair" } else { "trial" };
         let rerun = if number > 1 { format!(", set {number} to confirm") } else { String::new() };
@@ -326,7 +332,7 @@ impl Run<'_, '_> {
 /// Pairs for rules that name nothing noisy.
 const EXACT_PAIRS: usize = 2;
 
-/// Looks at what has no verdict yet.
+/// Looks at the metrics that have no verdict yet.
 fn look_at(rules: &Rules, set: &mut Set, wanted: &[bool], alpha: f64, is_last: bool) {
     for (place, rule) in rules.metrics.iter().enumerate() {
         let Bound::Band { slower, .. } = rule.bound else { continue };
@@ -339,53 +345,54 @@ fn look_at(rules: &Rules, set: &mut Set, wanted: &[bool], alpha: f64, is_last: b
             Some(verdict) => Some(verdict),
             None if !is_last => None,
             None if set.end == End::Stopped => Some(Verdict::Inconclusive),
-            None => Some(last_word(rules, &look, slower)),
+            None => Some(last_verdict(rules, &look, slower)),
         };
         set.looks[place] = verdict.map(|verdict| (verdict, look));
     }
 }
 
-/// Rows from all sets.
+/// The report from all sets.
 fn conclude(
     question: &Question,
     sets: Vec<Set>,
-    turns: Option<(usize, Taken)>,
+    turns: Option<(usize, TurnsResult)>,
     due: usize,
     lost: Vec<(Side, Trial)>,
     seconds: f64,
 ) -> CellReport {
     let (cell, key) = (&question.cell, &question.key);
+    let is_stored = matches!(question.opponent, Opponent::Stored(_));
     let interrupted = sets.iter().any(|set| set.end == End::Stopped)
-        || turns.iter().any(|(_, taken)| taken.as_ref().is_ok_and(|(.., turns)| turns.stopped));
-    let ends = sets.iter().find_map(|set| match &set.end {
-        End::Unmeasured(base, now) => {
-            // The baseline of records fits when any of them does.
-            let known = &set.samples.base;
-            let of_records = || known.iter().find(|trial| trial.is_measured()).or(known.last());
-            Some((base.as_deref().or_else(of_records), now.as_deref()))
-        }
+        || turns.iter().any(|(_, result)| result.as_ref().is_ok_and(|(_, turns)| turns.stopped));
+    let fitness = sets.iter().find_map(|set| match &set.end {
+        // The baseline of records fits when any of them does.
+        End::Unmeasured(last) => rows::fitness(last[0].as_ref().or_else(|| best(&set.samples.base)), last[1].as_ref()),
         _ => None,
     });
-    let fitness = ends.and_then(|(base, now)| rows::fitness(base, now));
-    let mut rows: Vec<Row> = fitness
-        .iter()
-        .map(|(class, verdict, words)| Row::of_cell(cell, key, *class, *verdict, words.clone()))
-        .collect();
-    // A change of fit is told by itself: there is nothing to compare the other numbers with.
-    let is_change =
-        fitness.as_ref().is_some_and(|(class, verdict, _)| *class == Class::Fit && *verdict != Verdict::Pass);
+    let of_cell = |(class, verdict, words)| Row::of_cell(cell, key, class, verdict, words);
+    let mut rows: Vec<Row> = fitness.map(of_cell).into_iter().collect();
+    // A change of fit has a row by itself: there is nothing to compare the other numbers with.
+    let is_change = rows.iter().any(|row| row.class == Class::Fit && row.verdict != Verdict::Pass);
     if !is_change {
+        let samples: Vec<&Samples> = sets.iter().map(|set| &set.samples).collect();
         for (place, rule) in question.rules.metrics.iter().enumerate() {
-            let samples: Vec<&Samples> = sets.iter().map(|set| &set.samples).collect();
-            if let Some((_, taken)) = turns.as_ref().filter(|(of, _)| *of == place) {
-                let looked = taken.as_ref().ok().map(|(verdict, look, _)| (*verdict, look.clone()));
-                let looks = looked.iter().collect();
-                let judged = Judged { cell, key, rule, rules: question.rules, looks, samples, due: 0, interrupted };
-                rows.push(rows::of_turns(&judged, taken.as_ref().map(|(.., turns)| turns)));
-                continue;
-            }
-            let looks: Vec<&(Verdict, Look)> = sets.iter().filter_map(|set| set.looks[place].as_ref()).collect();
-            rows.push(rows::row(&Judged { cell, key, rule, rules: question.rules, looks, samples, due, interrupted }));
+            let evidence = |looks, due| Evidence {
+                cell,
+                key,
+                rule,
+                rules: question.rules,
+                looks,
+                samples: &samples,
+                due,
+                interrupted,
+            };
+            rows.push(match &turns {
+                Some((of, result)) if *of == place => {
+                    let looks = result.iter().map(|(look, _)| look).collect();
+                    rows::of_turns(&evidence(looks, 0), result.as_ref().map(|(_, turns)| turns))
+                }
+                _ => rows::row(&evidence(sets.iter().filter_map(|set| set.looks[place].as_ref()).collect(), due)),
+            });
         }
     }
     CellReport {
@@ -394,13 +401,9 @@ fn conclude(
         rows,
         left_out: rows::left_out(sets.iter().map(|set| &set.samples), &lost),
         baseline_trials: sets.iter().map(|set| set.samples.base.len()).sum::<usize>()
-            / if stored(question) { sets.len().max(1) } else { 1 },
+            / if is_stored { sets.len().max(1) } else { 1 },
         candidate_trials: sets.iter().map(|set| set.samples.now.len()).sum(),
         seconds,
         interrupted,
     }
-}
-
-fn stored(question: &Question) -> bool {
-    matches!(question.opponent, Opponent::Stored(_))
 }

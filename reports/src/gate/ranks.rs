@@ -1,13 +1,13 @@
-//! Intervals that hold whatever the shape of the noise: Wilcoxon's signed-rank and rank-sum tests turned around.
+//! Intervals that hold whatever the shape of the noise: Wilcoxon's signed-rank and rank-sum tests, inverted.
 //!
 //! A test of "the shift is d" that is valid for every distribution gives an interval: all d that it does not reject. For
 //! both tests that interval ends at two order statistics of a list (Hodges and Lehmann), so nothing is simulated. The
-//! chances are exact up to [`EXACT`] values and the normal approximation above.
+//! probabilities are exact up to [`EXACT`] values; above, they are those of the normal approximation.
 
-/// Up to this many values (of the signed-rank test), or this many of both sides together (of the rank-sum test), the chances are counted out.
+/// Up to this many values (of the signed-rank test), or this many of both sides together (of the rank-sum test), the probabilities are exact.
 pub const EXACT: usize = 100;
 
-/// A shift between two sides and the limits between which it is believed to lie. Limits are infinite where the values are
+/// A shift between two sides with its confidence limits. Limits are infinite where the values are
 /// too few for the confidence asked.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shift {
@@ -130,10 +130,14 @@ fn normal_cut(mean: f64, deviation: f64, tail: f64) -> Option<usize> {
 
 /// The value below which a standard normal number lies with this chance; by bisection, as it is asked for rarely.
 pub fn normal_quantile(chance: f64) -> f64 {
-    let (mut low, mut high) = (-40.0f64, 40.0f64);
+    bisect(-40.0, 40.0, |x| normal_chance(x) < chance)
+}
+
+/// The end of the numbers from `low` on for which `holds`, at most `high`.
+fn bisect(mut low: f64, mut high: f64, holds: impl Fn(f64) -> bool) -> f64 {
     for _ in 0..200 {
         let mid = (low + high) / 2.0;
-        if normal_chance(mid) < chance { low = mid } else { high = mid }
+        if holds(mid) { low = mid } else { high = mid }
     }
     (low + high) / 2.0
 }
@@ -160,17 +164,9 @@ fn normal_chance(x: f64) -> f64 {
 pub fn binomial_limits(hits: usize, count: usize, confidence: f64) -> (f64, f64) {
     let tail = (1.0 - confidence) / 2.0;
     // Both chances grow or fall with the share, so bisection finds where they are the tail.
-    let solve = |goes_up: &dyn Fn(f64) -> bool| {
-        let (mut low, mut high) = (0.0f64, 1.0f64);
-        for _ in 0..100 {
-            let mid = (low + high) / 2.0;
-            if goes_up(mid) { low = mid } else { high = mid }
-        }
-        (low + high) / 2.0
-    };
     let at_most = |hits: usize, share: f64| (0..=hits).map(|k| binomial_chance(k, count, share)).sum::<f64>();
-    let low = if hits == 0 { 0.0 } else { solve(&|share| 1.0 - at_most(hits - 1, share) < tail) };
-    let high = if hits >= count { 1.0 } else { solve(&|share| at_most(hits, share) > tail) };
+    let low = if hits == 0 { 0.0 } else { bisect(0.0, 1.0, |share| 1.0 - at_most(hits - 1, share) < tail) };
+    let high = if hits >= count { 1.0 } else { bisect(0.0, 1.0, |share| at_most(hits, share) > tail) };
     (low, high)
 }
 

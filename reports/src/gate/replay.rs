@@ -1,15 +1,15 @@
-//! How often the gate itself errs: its procedure on stored samples of one program against itself, as they were and with
-//! a slow-down put in.
+//! How often the gate itself errs: its procedure on stored samples of one program against itself, as measured and with a
+//! slow-down multiplied in.
 
 use super::metric::Kind;
 use super::procedure::{Bench, Opponent, Question, Side, judge};
-use super::random::Random;
 use super::ranks;
 use super::report::Ratio;
 use super::rules::{Rule, Rules};
 use super::trial::Trial;
 use super::turns::{Round, Score, Turns, is_speed};
 use super::verdict::{self, Verdict};
+use crate::random::Random;
 use serde::{Deserialize, Serialize};
 
 /// Two trials that were measured one after the other.
@@ -25,7 +25,17 @@ pub struct PoolPair {
     pub b: Trial,
 }
 
-/// What was measured of one arm of a pool.
+impl PoolPair {
+    fn is_clean(&self) -> bool {
+        self.a.is_clean() && self.b.is_clean()
+    }
+
+    fn seconds(&self) -> f64 {
+        self.a.seconds + self.b.seconds
+    }
+}
+
+/// The measurements of one arm of a pool.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Measured {
     /// Pairs of trials, in the order measured.
@@ -59,7 +69,7 @@ impl Measured {
     /// Pairs that do not count: with a trial that has a validity flag, or under foreign load.
     pub fn left_out(&self) -> usize {
         match self {
-            Self::Trials(pairs) => pairs.iter().filter(|pair| !pair.a.is_clean() || !pair.b.is_clean()).count(),
+            Self::Trials(pairs) => pairs.iter().filter(|pair| !pair.is_clean()).count(),
             Self::Turns { generations, .. } => generations.iter().flatten().filter(|round| !round.counted).count(),
         }
     }
@@ -67,12 +77,12 @@ impl Measured {
     /// Seconds that measuring them took.
     pub fn seconds(&self) -> f64 {
         match self {
-            Self::Trials(pairs) => pairs.iter().map(|pair| pair.a.seconds + pair.b.seconds).sum(),
+            Self::Trials(pairs) => pairs.iter().map(PoolPair::seconds).sum(),
             Self::Turns { generations, .. } => generations.iter().flatten().map(|round| round.seconds).sum(),
         }
     }
 
-    /// Whether they say something of a metric.
+    /// Whether they have values of a metric.
     fn has(&self, rule: &Rule) -> bool {
         match self {
             Self::Trials(_) => rule.metric.kind == Kind::Noisy,
@@ -80,8 +90,8 @@ impl Measured {
         }
     }
 
-    /// How many units there are that have nothing to do with each other: processes of one program differ for their whole life, so
-    /// of turns it is generations, and of trials it is pairs.
+    /// How many independent units there are. Processes of one program differ for their whole life, so the units of turns are
+    /// generations; those of trials are pairs.
     fn units(&self) -> usize {
         match self {
             Self::Trials(pairs) => pairs.len(),
@@ -89,13 +99,13 @@ impl Measured {
         }
     }
 
-    /// How many times as long the second side takes, by the first metric that they speak of, with 99 % limits.
+    /// How many times as long the second side takes, by the first metric that they have, with 99 % limits.
     pub fn true_factor(&self, rules: &Rules) -> Option<Ratio> {
         let rule = rules.metrics.iter().find(|rule| self.has(rule))?;
         match self {
             Self::Trials(pairs) => {
                 let cost = |trial: &Trial| Some(rule.metric.log_cost(rule.metric.value(trial, rules.figure).ok()?));
-                let clean = pairs.iter().filter(|pair| pair.a.is_clean() && pair.b.is_clean());
+                let clean = pairs.iter().filter(|pair| pair.is_clean());
                 let differences: Vec<f64> = clean.filter_map(|pair| Some(cost(&pair.b)? - cost(&pair.a)?)).collect();
                 ranks::paired(&differences, 0.01).map(|shift| Ratio::of(&shift, false))
             }
@@ -104,19 +114,23 @@ impl Measured {
                 generations.iter().flatten().for_each(|round| score.push(round));
                 let found = score.comparison();
                 // Of speeds: the factor is that of times.
-                let turned = |value: Option<f64>| value.map(f64::recip);
-                found.ratio.map(|ratio| Ratio { low: turned(found.high), mid: ratio.recip(), high: turned(found.low) })
+                let inverse = |value: Option<f64>| value.map(f64::recip);
+                found.ratio.map(|ratio| Ratio {
+                    low: inverse(found.high),
+                    mid: ratio.recip(),
+                    high: inverse(found.low),
+                })
             }
         }
     }
 }
 
-/// What many replays came to.
+/// The results of many replays.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
     /// What was replayed, in words.
     pub what: String,
-    /// How many times as long the candidate took; measured where it was not put in.
+    /// How many times as long the candidate took: the factor multiplied in, or the measured one.
     pub factor: f64,
     /// Whether the slow-down was measured, and not multiplied into samples.
     pub measured: bool,
@@ -171,7 +185,7 @@ impl Rate {
 }
 
 impl Rates {
-    /// How often this was said.
+    /// How often this was the verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.verdicts.iter().find(|rate| rate.what == verdict.name()).map_or(0, |rate| rate.count)
     }
@@ -207,21 +221,20 @@ pub fn replay(rules: &Rules, measured: &Measured, replay: &Replay) -> Option<Rat
     for _ in 0..replay.runs {
         let mut bench = Stored::new(measured, replay, &mut random);
         // The first trial of each side does not count, and takes its time.
-        let before = bench.first_trials();
+        bench.clock = bench.first_trials();
         let question = Question {
             rules: &rules,
             cell: "pool".into(),
             key: String::new(),
             opponent: Opponent::Live,
             noisy_rows: rules.noisy(),
-            seconds: rules.time_budget - before,
+            seconds: rules.time_budget - bench.clock,
             seed: random.bits(),
         };
         let report = judge(&question, &mut bench);
         let verdict = verdict::worst(report.rows.iter().map(|row| row.verdict));
         counts[verdict as usize] += 1;
-        let is_alarm = |verdict| matches!(verdict, Verdict::Regression | Verdict::Improvement);
-        alarms += usize::from(report.rows.iter().any(|row| is_alarm(row.verdict)));
+        alarms += usize::from(report.rows.iter().any(|row| row.verdict.is_change()));
         pairs += bench.pairs;
         units += bench.units;
         seconds += bench.clock;
@@ -290,12 +303,11 @@ impl<'a> Stored<'a> {
     }
 
     /// The seconds of the first trial of each side.
-    fn first_trials(&mut self) -> f64 {
-        self.clock += match self.measured {
+    fn first_trials(&self) -> f64 {
+        match self.measured {
             Measured::Turns { trials, .. } => trials[0].seconds + trials[1].seconds,
-            Measured::Trials(pairs) => pairs[self.start].a.seconds + pairs[self.start].b.seconds,
-        };
-        self.clock
+            Measured::Trials(pairs) => pairs[self.start].seconds(),
+        }
     }
 }
 
@@ -377,11 +389,11 @@ pub fn slowed(trial: &Trial, factor: f64) -> Trial {
 pub struct Promise {
     /// In words.
     pub what: String,
-    /// What was seen.
+    /// The observed value.
     pub seen: f64,
     /// The limit.
     pub limit: f64,
-    /// Whether what was seen is within the limit. That does not show more than the limits of a share say.
+    /// Whether the observed value is within the limit. That shows no more than the limits of a share do.
     pub kept: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a gate found, as data: a row for each metric of each cell, and the whole.
+//! The report of a gate as data: a row for each metric of each cell, and the whole.
 
 use super::metric::{Figure, Kind};
 use super::ranks::Shift;
@@ -18,8 +18,8 @@ pub struct Ratio {
     pub high: Option<f64>,
 }
 
-/// What a row is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The subject of a row.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// A number that varies: speed, bandwidth, resident memory.
@@ -31,6 +31,7 @@ pub enum Class {
     /// Whether the cell fits into memory.
     Fit,
     /// Whether the cell runs at all.
+    #[default]
     Run,
 }
 
@@ -44,7 +45,7 @@ impl From<Kind> for Class {
     }
 }
 
-/// One set of samples and what it said of the metric.
+/// One set of samples and its verdict on the metric.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SetRow {
     /// Its verdict by itself.
@@ -56,7 +57,7 @@ pub struct SetRow {
 }
 
 /// One metric of one cell.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The cell, in words.
     pub cell: String,
@@ -64,9 +65,9 @@ pub struct Row {
     pub key: String,
     /// Name of the metric; `fit` and `run` for what keeps a cell from being measured.
     pub metric: String,
-    /// What kind of thing it is.
+    /// The subject of the row.
     pub class: Class,
-    /// What is said.
+    /// The verdict.
     pub verdict: Verdict,
     /// Median of the baseline's trials.
     pub baseline: Option<f64>,
@@ -74,7 +75,7 @@ pub struct Row {
     pub candidate: Option<f64>,
     /// Candidate to baseline, with the interval of the set that decided.
     pub ratio: Option<Ratio>,
-    /// What the ratio may be and pass; absent for losses.
+    /// The ratios that pass; absent for losses.
     pub band: Option<Ratio>,
     /// Pairs, or trials of the candidate, that counted, in all sets.
     pub used: usize,
@@ -117,7 +118,7 @@ pub struct LeftOut {
     pub count: usize,
 }
 
-/// What was found about one cell.
+/// The result for one cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CellReport {
     /// The cell, in words.
@@ -145,9 +146,9 @@ pub struct Report {
     pub schema: u32,
     /// The rules' file.
     pub rules: String,
-    /// What stands on the baseline's side, in words.
+    /// The baseline, in words.
     pub baseline: String,
-    /// What stands on the candidate's side.
+    /// The candidate, in words.
     pub candidate: String,
     /// How they were measured, in words.
     pub how: String,
@@ -163,13 +164,13 @@ pub struct Report {
     pub time_budget_seconds: f64,
     /// Seconds that it took.
     pub seconds: f64,
-    /// Of the order of the sides; the same seed, the same order.
+    /// Decides the order of the sides: the same seed gives the same order.
     pub seed: u64,
     /// How the steps of a trial became its speed.
     pub figure: String,
     /// The cells.
     pub cells: Vec<CellReport>,
-    /// What a reader should know beside.
+    /// Further remarks for the reader.
     pub notes: Vec<String>,
     /// Machine and program of the candidate.
     pub environment: Map<String, Value>,
@@ -225,26 +226,9 @@ impl Row {
         Self { class, verdict, words: words.into(), ..Self::blank(cell, key, metric) }
     }
 
-    /// A row of which nothing is known yet.
+    /// A row without a result yet.
     pub fn blank(cell: &str, key: &str, metric: &str) -> Self {
-        Self {
-            cell: cell.into(),
-            key: key.into(),
-            metric: metric.into(),
-            class: Class::Run,
-            verdict: Verdict::NotMeasured,
-            baseline: None,
-            candidate: None,
-            ratio: None,
-            band: None,
-            used: 0,
-            reruns: 0,
-            sets: Vec::new(),
-            noise_floor: None,
-            widened: 0.0,
-            words: String::new(),
-            turns: None,
-        }
+        Self { cell: cell.into(), key: key.into(), metric: metric.into(), ..Self::default() }
     }
 }
 

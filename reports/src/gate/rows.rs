@@ -1,4 +1,4 @@
-//! From the looks of all sets to one row, with the verdict in words.
+//! One row from the looks of all sets, with the verdict in words.
 
 use super::decision::{Look, Samples};
 use super::metric::Kind;
@@ -10,36 +10,37 @@ use super::turns::Turns;
 use super::verdict::Verdict;
 use crate::record::Status;
 use crate::{stats, units};
+use indexmap::IndexMap;
 
-/// What a row is made of.
-pub(super) struct Judged<'a> {
+/// The data behind a row.
+pub(super) struct Evidence<'a> {
     pub cell: &'a str,
     pub key: &'a str,
     pub rule: &'a Rule,
     pub rules: &'a Rules,
-    /// Of the sets that looked at it, in their order.
+    /// The verdicts of the sets that looked at the metric, in their order.
     pub looks: Vec<&'a (Verdict, Look)>,
-    pub samples: Vec<&'a Samples>,
+    pub samples: &'a [&'a Samples],
     /// Reruns that a change needs before it is final.
     pub due: usize,
     pub interrupted: bool,
 }
 
 /// The row of a metric.
-pub(super) fn row(judged: &Judged) -> Row {
-    let Judged { cell, key, rule, .. } = judged;
+pub(super) fn row(evidence: &Evidence) -> Row {
+    let Evidence { cell, key, rule, .. } = evidence;
     let class = Class::from(rule.metric.kind);
     let blank = Row { class, band: Ratio::band(rule), ..Row::blank(cell, key, rule.metric.name) };
     match rule.metric.kind {
-        Kind::Noisy => noisy(judged, blank),
-        Kind::Exact | Kind::Losses => exact(judged, blank),
+        Kind::Noisy => noisy(evidence, blank),
+        Kind::Exact | Kind::Losses => exact(evidence, blank),
     }
 }
 
 /// The row of a metric of speed that was compared by turns. Its candidate is the baseline times the ratio, since the ratio is that
 /// of neighbouring turns and not of two medians. Where none were taken it says why.
-pub(super) fn of_turns(judged: &Judged, turns: Result<&Turns, &String>) -> Row {
-    let mut row = row(judged);
+pub(super) fn of_turns(evidence: &Evidence, turns: Result<&Turns, &String>) -> Row {
+    let mut row = row(evidence);
     let turns = match turns {
         Ok(turns) => turns,
         // The figures of the trials beside are no comparison.
@@ -66,17 +67,17 @@ pub(super) fn of_turns(judged: &Judged, turns: Result<&Turns, &String>) -> Row {
     row
 }
 
-fn exact(judged: &Judged, blank: Row) -> Row {
+fn exact(evidence: &Evidence, blank: Row) -> Row {
     // All sets measured the same numbers.
     let mut all = Samples::default();
-    for samples in &judged.samples {
+    for samples in evidence.samples {
         all.now.extend(samples.now.iter().cloned());
         if all.base.is_empty() || samples.paired {
             all.base.extend(samples.base.iter().cloned());
         }
     }
-    let found = all.exact(judged.rule, judged.rules.figure);
-    let ratio = found.base.zip(found.now).filter(|(base, _)| *base != 0.0 && judged.rule.metric.kind == Kind::Exact);
+    let found = all.exact(evidence.rule, evidence.rules.figure);
+    let ratio = found.base.zip(found.now).filter(|(base, _)| *base != 0.0 && evidence.rule.metric.kind == Kind::Exact);
     let of = |(base, now): (f64, f64)| Ratio { low: Some(now / base), mid: now / base, high: Some(now / base) };
     Row {
         verdict: found.verdict,
@@ -89,10 +90,10 @@ fn exact(judged: &Judged, blank: Row) -> Row {
     }
 }
 
-fn noisy(judged: &Judged, blank: Row) -> Row {
-    let Judged { rule, rules, looks, .. } = judged;
+fn noisy(evidence: &Evidence, blank: Row) -> Row {
+    let Evidence { rule, rules, looks, .. } = evidence;
     let median = |side: fn(&Samples) -> &Vec<Trial>| {
-        let trials = judged.samples.iter().flat_map(|samples| side(samples)).filter(|trial| trial.is_clean());
+        let trials = evidence.samples.iter().flat_map(|samples| side(samples)).filter(|trial| trial.is_clean());
         let values: Vec<f64> = trials.filter_map(|trial| rule.metric.value(trial, rules.figure).ok()).collect();
         stats::median(&values)
     };
@@ -105,7 +106,7 @@ fn noisy(judged: &Judged, blank: Row) -> Row {
         looks.iter().map(|(verdict, look)| SetRow { verdict: *verdict, used: look.used, ratio: ratio(look) }).collect();
     // The set that was measured to confirm was not chosen for what it says, so its ratio is the one to state.
     let (last, look) = looks[looks.len() - 1];
-    let (verdict, words) = conclusion(judged, *first, *last, look);
+    let (verdict, words) = conclusion(evidence, *first, *last, look);
     Row {
         verdict,
         ratio: ratio(look),
@@ -119,14 +120,14 @@ fn noisy(judged: &Judged, blank: Row) -> Row {
     }
 }
 
-fn conclusion(judged: &Judged, first: Verdict, last: Verdict, look: &Look) -> (Verdict, String) {
-    let rules = judged.rules;
-    let sets = judged.looks.len();
-    let is_change = matches!(first, Verdict::Regression | Verdict::Improvement);
+fn conclusion(evidence: &Evidence, first: Verdict, last: Verdict, look: &Look) -> (Verdict, String) {
+    let rules = evidence.rules;
+    let sets = evidence.looks.len();
+    let is_change = first.is_change();
     match first {
         Verdict::NotMeasured if !look.why_not.is_empty() => (first, look.why_not.clone()),
         Verdict::NotMeasured => {
-            let valid = match judged.samples.iter().any(|samples| samples.paired) {
+            let valid = match evidence.samples.iter().any(|samples| samples.paired) {
                 true => units::plural(look.used, "valid pair", "valid pairs"),
                 false => units::plural(look.used, "valid trial", "valid trials"),
             };
@@ -136,12 +137,12 @@ fn conclusion(judged: &Judged, first: Verdict, last: Verdict, look: &Look) -> (V
             let words = format!("{} in the first set and {} in the rerun", first.words(), last.words());
             (Verdict::Inconclusive, words)
         }
-        _ if is_change && sets <= judged.due => {
-            let why = if judged.interrupted { "it was stopped before" } else { "there was no time for" };
+        _ if is_change && sets <= evidence.due => {
+            let why = if evidence.interrupted { "it was stopped before" } else { "there was no time for" };
             (Verdict::Inconclusive, format!("{} in the first set, and {why} the rerun that confirms it", first.words()))
         }
         _ if is_change => (first, format!("{}{}", speed(look), reruns(sets))),
-        Verdict::Inconclusive if judged.interrupted => (first, "it was stopped before the data said which".into()),
+        Verdict::Inconclusive if evidence.interrupted => (first, "it was stopped before the data said which".into()),
         Verdict::Inconclusive => (first, format!("the budget ended before the data said which: {}", speed(look))),
         Verdict::Pass if look.verdict.is_none() => {
             (first, "no slower than the band allows; whether it is faster is open".into())
@@ -167,29 +168,26 @@ fn speed(look: &Look) -> String {
     }
 }
 
-/// What keeps a cell from being measured, as a row about the cell: nothing where both sides ran.
+/// Why a cell could not be measured, as a row about the cell; nothing where both sides ran.
 pub(super) fn fitness(base: Option<&Trial>, now: Option<&Trial>) -> Option<(Class, Verdict, String)> {
-    let status = |trial: Option<&Trial>| trial.map(|trial| trial.status);
+    use Status::{Diverged, Failed, OutOfMemory, Skipped, TimedOut};
     let reason = |trial: Option<&Trial>| trial.map_or(String::new(), |trial| trial.reason.clone());
-    let is_failure =
-        |status: Option<Status>| matches!(status, Some(Status::Failed | Status::TimedOut | Status::Diverged));
-    let told = |side: Side, trial: Option<&Trial>| {
+    let run = |verdict, side: Side, trial: Option<&Trial>| {
         let what = trial.map_or("is not there", |trial| trial.status.words());
-        format!("the {}: {what}: {}", side.name(), reason(trial))
+        Some((Class::Run, verdict, format!("the {}: {what}: {}", side.name(), reason(trial))))
     };
-    match (status(base), status(now)) {
-        (_, now_is) if is_failure(now_is) => Some((Class::Run, Verdict::Failed, told(Side::Candidate, now))),
-        (base_is, _) if is_failure(base_is) => Some((Class::Run, Verdict::Failed, told(Side::Baseline, base))),
-        (_, Some(Status::Skipped)) => Some((Class::Run, Verdict::NotMeasured, told(Side::Candidate, now))),
-        (Some(Status::Skipped), _) => Some((Class::Run, Verdict::NotMeasured, told(Side::Baseline, base))),
-        (Some(Status::OutOfMemory), Some(Status::OutOfMemory)) => {
-            Some((Class::Fit, Verdict::Pass, "out of memory on both sides".into()))
+    let fit = |verdict, words: String| Some((Class::Fit, verdict, words));
+    match (base.map(|trial| trial.status), now.map(|trial| trial.status)) {
+        (_, Some(Failed | TimedOut | Diverged)) => run(Verdict::Failed, Side::Candidate, now),
+        (Some(Failed | TimedOut | Diverged), _) => run(Verdict::Failed, Side::Baseline, base),
+        (_, Some(Skipped)) => run(Verdict::NotMeasured, Side::Candidate, now),
+        (Some(Skipped), _) => run(Verdict::NotMeasured, Side::Baseline, base),
+        (Some(OutOfMemory), Some(OutOfMemory)) => fit(Verdict::Pass, "out of memory on both sides".into()),
+        (_, Some(OutOfMemory)) => {
+            fit(Verdict::Regression, format!("it fitted, and is now out of memory: {}", reason(now)))
         }
-        (_, Some(Status::OutOfMemory)) => {
-            Some((Class::Fit, Verdict::Regression, format!("it fitted, and is now out of memory: {}", reason(now))))
-        }
-        (Some(Status::OutOfMemory), Some(Status::Measured)) => {
-            Some((Class::Fit, Verdict::Improvement, format!("it fits now, and was out of memory: {}", reason(base))))
+        (Some(OutOfMemory), Some(Status::Measured)) => {
+            fit(Verdict::Improvement, format!("it fits now, and was out of memory: {}", reason(base)))
         }
         _ => None,
     }
@@ -197,16 +195,13 @@ pub(super) fn fitness(base: Option<&Trial>, now: Option<&Trial>) -> Option<(Clas
 
 /// Trials that did not count, by side and reason.
 pub(super) fn left_out<'a>(samples: impl Iterator<Item = &'a Samples> + Clone, lost: &[(Side, Trial)]) -> Vec<LeftOut> {
-    let mut counts: Vec<LeftOut> = Vec::new();
-    let mut count = |side: Side, why: &str| match counts.iter_mut().find(|c| c.side == side.name() && c.why == why) {
-        Some(known) => known.count += 1,
-        None => counts.push(LeftOut { side: side.name().into(), why: why.into(), count: 1 }),
+    let mut counts: IndexMap<(&str, String), usize> = IndexMap::new();
+    let mut count = |side: Side, trial: &Trial| {
+        let why = if trial.is_measured() { trial.flags.join(", ") } else { trial.status.words().to_string() };
+        *counts.entry((side.name(), why)).or_default() += 1;
     };
     let mut flagged = |side: Side, trials: &[Trial]| {
-        for trial in trials.iter().filter(|trial| !trial.is_clean()) {
-            let words = if trial.is_measured() { trial.flags.join(", ") } else { trial.status.words().to_string() };
-            count(side, &words);
-        }
+        trials.iter().filter(|trial| !trial.is_clean()).for_each(|trial| count(side, trial));
     };
     for (place, samples) in samples.enumerate() {
         if samples.paired || place == 0 {
@@ -214,8 +209,6 @@ pub(super) fn left_out<'a>(samples: impl Iterator<Item = &'a Samples> + Clone, l
         }
         flagged(Side::Candidate, &samples.now);
     }
-    for (side, trial) in lost {
-        count(*side, trial.status.words());
-    }
-    counts
+    lost.iter().for_each(|(side, trial)| count(*side, trial));
+    counts.into_iter().map(|((side, why), count)| LeftOut { side: side.into(), why, count }).collect()
 }

@@ -1,8 +1,8 @@
-//! What a self-test found, as data and as a document.
+//! The result of a self-test, as data and as a document.
 
 use super::replay::{Promise, Rate, Rates};
 use super::report::Ratio;
-use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::document::{Column, Document, Entry, Table};
 use crate::units;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -12,7 +12,7 @@ pub const TURNS: &str = "turns";
 /// The form of a pool of trials.
 pub const TRIALS: &str = "trials";
 
-/// What the gate does on samples whose truth is known.
+/// How the gate judges samples whose truth is known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SelfTest {
     /// Version of this object.
@@ -45,9 +45,9 @@ pub struct SelfTest {
     pub slow_set: Vec<String>,
     /// See above.
     pub slow_pairs: usize,
-    /// What was seen.
+    /// The results of the replays.
     pub rates: Vec<Rates>,
-    /// What the gate promises.
+    /// The promises of the gate.
     pub promises: Vec<Promise>,
     /// When the pool was begun, and by which command.
     pub measured: String,
@@ -121,7 +121,7 @@ impl SelfTest {
         document
     }
 
-    /// How much the pool can show.
+    /// How many independent gates the pool holds, and what follows.
     fn independence(&self) -> String {
         let Some(same) = self.rates.first() else { return String::new() };
         let all = same.independent.floor().max(1.0) as usize;
@@ -148,24 +148,19 @@ impl SelfTest {
             Column::words("how"),
             Column::numbers("runs", ""),
         ];
-        let names = self
-            .rates
-            .first()
-            .map_or(Vec::new(), |rates| rates.verdicts.iter().map(|rate| rate.what.clone()).collect());
         // Failures do not occur in samples.
-        let shown: Vec<String> = names.into_iter().filter(|name| name != "failed").collect();
+        let verdicts = self.rates.first().into_iter().flat_map(|rates| &rates.verdicts);
+        let shown: Vec<&str> = verdicts.map(|rate| rate.what.as_str()).filter(|name| *name != "failed").collect();
         columns.extend(shown.iter().map(|name| Column::numbers(name.replace('_', " "), "share")));
-        for (title, unit) in [
-            ("alarms", "share"),
-            ("pairs", "mean"),
-            ("time", "s"),
-            ("longest", "s"),
-            ("independent", "gates"),
-            ("decided", "1/min"),
-            ("wrong", "1/min"),
-        ] {
-            columns.push(Column::numbers(title, unit));
-        }
+        columns.extend([
+            Column::numbers("alarms", "share"),
+            Column::numbers("pairs", "mean"),
+            Column::numbers("time", "s"),
+            Column::numbers("longest", "s"),
+            Column::numbers("independent", "gates"),
+            Column::numbers("decided", "1/min"),
+            Column::numbers("wrong", "1/min"),
+        ]);
         let mut table = Table::new("self_test", columns);
         for rates in &self.rates {
             let how = if rates.measured { "measured" } else { "multiplied" };
@@ -177,16 +172,20 @@ impl SelfTest {
             ];
             row.extend(
                 shown.iter().map(|name| {
-                    rates.verdicts.iter().find(|rate| rate.what == *name).map_or_else(Entry::nothing, share)
+                    rates.verdicts.iter().find(|rate| rate.what == **name).map_or_else(Entry::nothing, share)
                 }),
             );
-            row.push(share(&rates.alarms));
-            row.push(Entry::number(rates.mean_pairs, units::number(rates.mean_pairs)));
-            row.push(Entry::number(rates.mean_seconds, units::number(rates.mean_seconds)));
-            row.push(Entry::number(rates.most_seconds, units::number(rates.most_seconds)));
-            row.push(Entry::number(rates.independent, format!("{:.1}", rates.independent)));
-            row.push(Entry::number(rates.decided_per_minute, format!("{:.2}", rates.decided_per_minute)));
-            row.push(Entry::number(rates.wrong_per_minute, format!("{:.2}", rates.wrong_per_minute)));
+            let number = |value: f64| Entry::number(value, units::number(value));
+            let rounded = |value: f64, decimals: usize| Entry::number(value, format!("{value:.decimals$}"));
+            row.extend([
+                share(&rates.alarms),
+                number(rates.mean_pairs),
+                number(rates.mean_seconds),
+                number(rates.most_seconds),
+                rounded(rates.independent, 1),
+                rounded(rates.decided_per_minute, 2),
+                rounded(rates.wrong_per_minute, 2),
+            ]);
             table.row(row);
         }
         table.caption(
@@ -198,5 +197,5 @@ impl SelfTest {
 
 fn share(rate: &Rate) -> Entry {
     let text = format!("{} [{}, {}]", units::percent(rate.share), units::percent(rate.low), units::percent(rate.high));
-    Entry { tone: Tone::Plain, ..Entry::number(rate.share, text) }
+    Entry::number(rate.share, text)
 }

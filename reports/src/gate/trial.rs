@@ -1,11 +1,11 @@
-//! What a gate keeps of a record: enough for every metric, small enough to store hundreds.
+//! The part of a record that a gate keeps: enough for every metric, small enough to store hundreds.
 
 use crate::named::{Named, Numbers};
-use crate::record::{Record, Source, Status, label_flags};
+use crate::record::{Record, Source, Status};
 use serde::{Deserialize, Serialize};
 
 /// One trial of one side.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
     /// How it ended.
     pub status: Status,
@@ -50,13 +50,9 @@ impl Trial {
     pub fn of(record: &Record, seconds: f64) -> Self {
         let timed: Vec<_> = record.timed_steps().collect();
         let tokens: u64 = timed.iter().map(|step| step.tokens).sum();
-        let flags = record.validity.iter().filter(|flag| !label_flags::ALL.contains(&flag.as_str()));
-        let mut values: Numbers = Numbers::new();
-        for metric in super::metric::METRICS {
-            if let Some(value) = record.metrics.number(metric.name) {
-                values.set(metric.name, value);
-            }
-        }
+        let metrics = super::metric::METRICS.iter();
+        let mut values: Numbers =
+            metrics.filter_map(|metric| Some((metric.name, Some(record.metrics.number(metric.name)?)))).collect();
         if record.is_measured() && !record.steps.is_empty() {
             values.set("wire_bytes", record.wire_bytes());
         }
@@ -65,7 +61,7 @@ impl Trial {
             status: record.outcome.status,
             reason: record.outcome.reason.clone(),
             source: record.outcome.source,
-            flags: flags.cloned().collect(),
+            flags: record.excluding_flags().map(str::to_string).collect(),
             started: record.started.clone(),
             seconds,
             step_ms: timed.iter().map(|step| step.ms).collect(),
@@ -78,19 +74,7 @@ impl Trial {
 
     /// A trial that did not come to a record.
     pub fn ended(status: Status, reason: impl Into<String>, seconds: f64) -> Self {
-        Self {
-            status,
-            reason: reason.into(),
-            source: None,
-            flags: Vec::new(),
-            started: String::new(),
-            seconds,
-            step_ms: Vec::new(),
-            step_tokens: 0.0,
-            values: Numbers::new(),
-            unstated: Named::new(),
-            losses: Vec::new(),
-        }
+        Self { status, reason: reason.into(), seconds, ..Self::default() }
     }
 
     /// Whether it ran to its end.

@@ -1,4 +1,4 @@
-//! Turns of both sides: what is kept of a round, and what the rounds say of the speed.
+//! Turns of both sides: the record of a round, and the comparison of the speeds that follows from all rounds.
 
 use super::decision::{Look, side_of};
 use super::ranks::Shift;
@@ -89,7 +89,7 @@ impl Score {
         look(&self.comparison(), rule).is_some_and(|(look, _)| look.verdict.is_some())
     }
 
-    /// What they came to. `stopped` says that the user stopped it.
+    /// The result so far. `stopped` says that the user stopped it.
     pub fn turns(&self, stopped: bool) -> Turns {
         Turns {
             comparison: self.comparison(),
@@ -101,7 +101,7 @@ impl Score {
     }
 }
 
-/// What turns of both sides say of their speed.
+/// The comparison of the speeds of both sides by their turns.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Turns {
     /// The candidate against the baseline.
@@ -120,7 +120,7 @@ pub struct Turns {
 pub(super) fn look(comparison: &Comparison, rule: &Rule) -> Option<(Look, f64)> {
     let Bound::Band { slower, faster } = rule.bound else { return None };
     let Comparison { ratio, low, high, rounds, .. } = *comparison;
-    let mut look = Look { verdict: None, shift: None, floor: None, widened: 0.0, used: rounds, why_not: String::new() };
+    let mut look = Look { used: rounds, ..Look::default() };
     match (ratio, low, high) {
         (Some(ratio), Some(low), Some(high)) => {
             // A cost is the time, so that the limits change places.

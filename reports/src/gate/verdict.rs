@@ -1,18 +1,19 @@
-//! What a gate says, in which order it is bad, and which exit code it makes.
+//! The verdicts of a gate, from the best to the worst, and the exit code that follows from them.
 
 use serde::{Deserialize, Serialize};
 
-/// What is said of a metric, of a cell, of all of it; the worst last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// The verdict on a metric, a cell or the whole gate; the worst last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// Within its band.
     Pass,
     /// Better than its band.
     Improvement,
-    /// The time budget ended before the data said which.
+    /// The time budget ended before the data decided.
     Inconclusive,
     /// Too few samples, or no value at all. Never a pass.
+    #[default]
     NotMeasured,
     /// Worse than its band.
     Regression,
@@ -35,6 +36,11 @@ impl Verdict {
             Self::Regression => "regression",
             Self::Failed => "failed",
         }
+    }
+
+    /// Whether it says that something changed.
+    pub fn is_change(self) -> bool {
+        matches!(self, Self::Regression | Self::Improvement)
     }
 
     /// The words in a sentence.

@@ -2,6 +2,7 @@
 
 use super::report::{CellReport, Class, LeftOut, Ratio, Report, Row};
 use super::verdict::Verdict;
+use crate::text::capital;
 use crate::units;
 
 /// The answer in one sentence.
@@ -22,11 +23,6 @@ pub fn answer(report: &Report) -> String {
         units::number(report.seconds),
         report.exit_code
     )
-}
-
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// `tokens_per_second: regression: 5.1 % worse, confirmed by 1 rerun; ratio 0.951 [0.948, 0.956], band 0.976 to 1.025`.

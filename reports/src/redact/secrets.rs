@@ -6,175 +6,51 @@ mod quotes;
 use self::quotes::{Open, QUOTES, closing, span};
 use super::REDACTED;
 
-/// How the tokens of well-known services begin, and how many characters follow at least.
-const TOKENS: [(&str, usize); 37] = [
-    ("ghp_", 8),
-    ("gho_", 8),
-    ("ghu_", 8),
-    ("ghs_", 8),
-    ("ghr_", 8),
-    ("github_pat_", 8),
-    ("glpat-", 8),
-    ("gldt-", 8),
-    ("glrt-", 8),
-    ("glptt-", 8),
-    ("glcbt-", 8),
-    ("hf_", 8),
-    ("sk-", 8),
-    ("sk_live_", 8),
-    ("sk_test_", 8),
-    ("rk_live_", 8),
-    ("gsk_", 8),
-    ("xai-", 8),
-    ("nvapi-", 8),
-    ("npm_", 8),
-    ("pypi-", 16),
-    ("dckr_pat_", 8),
-    ("dop_v1_", 8),
-    ("hvs.", 16),
-    ("r8_", 16),
-    ("lin_api_", 8),
-    ("ya29.", 8),
-    ("SG.", 16),
-    ("xoxa-", 8),
-    ("xoxb-", 8),
-    ("xoxe-", 8),
-    ("xoxp-", 8),
-    ("xoxr-", 8),
-    ("xoxs-", 8),
-    ("xapp-", 8),
-    ("AIza", 16),
-    ("eyJ", 15),
+/// The least number of characters that follow, and how tokens of well-known services begin.
+const TOKENS: [(usize, &[&str]); 4] = [
+    (8, &["github_pat_", "dckr_pat_"]),
+    (
+        8,
+        &[
+            "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "glpat-", "gldt-", "glrt-", "glptt-", "glcbt-", "hf_", "sk-",
+            "sk_live_", "sk_test_", "rk_live_", "gsk_", "xai-", "nvapi-", "npm_", "dop_v1_", "lin_api_", "ya29.",
+            "xoxa-", "xoxb-", "xoxe-", "xoxp-", "xoxr-", "xoxs-", "xapp-",
+        ],
+    ),
+    (15, &["eyJ"]),
+    (16, &["pypi-", "hvs.", "r8_", "SG.", "AIza"]),
 ];
 /// Beginnings of AWS's access keys; 16 capitals and digits follow.
 const AWS: [&str; 4] = ["AKIA", "ASIA", "ABIA", "ACCA"];
 
 /// Words of a name whose value is a secret, whatever it looks like.
-const ALWAYS: [&str; 15] = [
-    "PASSWORD",
-    "PASSWD",
-    "PASSPHRASE",
-    "PSWD",
-    "PW",
-    "SECRET",
-    "SECRETS",
-    "CRED",
-    "CREDS",
-    "CREDENTIAL",
-    "CREDENTIALS",
-    "AUTH",
-    "OAUTH",
-    "APIKEY",
-    "AUTHTOKEN",
-];
+const ALWAYS: &str = "
+    PASSWORD PASSWD PASSPHRASE PSWD PW SECRET SECRETS CRED CREDS CREDENTIAL CREDENTIALS AUTH OAUTH APIKEY AUTHTOKEN";
 /// Ends of words that are written together, as `PGPASSWORD`.
-const ENDS: [&str; 5] = ["PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "APIKEY"];
+const ENDS: &str = "PASSWORD PASSWD PASSPHRASE SECRET APIKEY";
 /// Names of headers: all of the line behind them is secret.
-const HEADERS: [&str; 3] = ["AUTHORIZATION", "COOKIE", "COOKIES"];
+const HEADERS: &str = "AUTHORIZATION COOKIE COOKIES";
 /// Words that make a key a secret one.
-const KEYS: [&str; 20] = [
-    "API",
-    "ACCESS",
-    "SECRET",
-    "PRIVATE",
-    "SSH",
-    "SIGNING",
-    "ENCRYPTION",
-    "AUTH",
-    "LICENSE",
-    "ACCOUNT",
-    "SERVICE",
-    "DEPLOY",
-    "MASTER",
-    "AWS",
-    "SHARED",
-    "SUBSCRIPTION",
-    "HMAC",
-    "TLS",
-    "SSL",
-    "STORAGE",
-];
+const KEYS: &str = "
+    API ACCESS SECRET PRIVATE SSH SIGNING ENCRYPTION AUTH LICENSE ACCOUNT SERVICE DEPLOY MASTER AWS SHARED
+    SUBSCRIPTION HMAC TLS SSL STORAGE";
 /// Words beside `TOKEN`, `KEY` and `PASS` in names that are of data, models and measurements.
-const ORDINARY: [&str; 71] = [
-    "EOS",
-    "BOS",
-    "PAD",
-    "UNK",
-    "SEP",
-    "CLS",
-    "MASK",
-    "IMAGE",
-    "AUDIO",
-    "VIDEO",
-    "SPECIAL",
-    "MAX",
-    "MIN",
-    "NUM",
-    "N",
-    "PER",
-    "ID",
-    "IDS",
-    "TYPE",
-    "TYPES",
-    "COUNT",
-    "LENGTH",
-    "EMBEDDING",
-    "EMBEDDINGS",
-    "LOSS",
-    "RATE",
-    "LIMIT",
-    "BUDGET",
-    "DROP",
-    "CACHE",
-    "LEVEL",
-    "BATCH",
-    "BEGIN",
-    "END",
-    "START",
-    "STOP",
-    "FIRST",
-    "LAST",
-    "NEXT",
-    "NEW",
-    "PREV",
-    "PREVIOUS",
-    "MULTI",
-    "SINGLE",
-    "TEXT",
-    "LABEL",
-    "SORT",
-    "GROUP",
-    "PRIMARY",
-    "FOREIGN",
-    "PUBLIC",
-    "QUERY",
-    "VALUE",
-    "VALUES",
-    "HEAD",
-    "HEADS",
-    "PROJ",
-    "CELL",
-    "SORTED",
-    "STATE",
-    "DICT",
-    "COLUMN",
-    "METRIC",
-    "FORWARD",
-    "BACKWARD",
-    "SECOND",
-    "OPTIMIZER",
-    "COMPILER",
-    "GRAD",
-    "WARMUP",
-    "ROUTING",
-];
+const ORDINARY: &str = "
+    EOS BOS PAD UNK SEP CLS MASK IMAGE AUDIO VIDEO SPECIAL MAX MIN NUM N PER ID IDS TYPE TYPES COUNT LENGTH
+    EMBEDDING EMBEDDINGS LOSS RATE LIMIT BUDGET DROP CACHE LEVEL BATCH BEGIN END START STOP FIRST LAST NEXT NEW PREV
+    PREVIOUS MULTI SINGLE TEXT LABEL SORT GROUP PRIMARY FOREIGN PUBLIC QUERY VALUE VALUES HEAD HEADS PROJ CELL
+    SORTED STATE DICT COLUMN METRIC FORWARD BACKWARD SECOND OPTIMIZER COMPILER GRAD WARMUP ROUTING";
 /// What stands before `token` where no secret follows: `bytes per token: 4 of f32`.
-const BEFORE: [&str; 9] = ["per", "each", "next", "last", "first", "one", "every", "this", "a"];
+const BEFORE: &str = "per each next last first one every this a";
 /// Words that are values of settings, and no secrets.
-const PLAIN: [&str; 13] =
-    ["true", "false", "null", "none", "yes", "no", "on", "off", "forward", "backward", "both", "all", "value"];
+const PLAIN: &str = "true false null none yes no on off forward backward both all value";
 
-/// What a name says of its value.
+/// Whether a word is one of those in a list, which blanks separate.
+fn lists(list: &str, word: &str) -> bool {
+    list.split_whitespace().any(|listed| listed == word)
+}
+
+/// What a name says about its value.
 #[derive(Clone, Copy, PartialEq)]
 enum Name {
     /// Nothing.
@@ -234,29 +110,29 @@ fn words(name: &str) -> Vec<String> {
 /// What a name says of its value; `before` is the word that stands before it.
 fn kind(name: &str, before: &str) -> Name {
     // The whole name decides: most words of a text are none of these.
-    const PARTS: [&str; 9] = ["pass", "token", "key", "secret", "cred", "auth", "cookie", "pw", "sig"];
+    const PARTS: [&str; 10] = ["pass", "token", "key", "secret", "cred", "auth", "cookie", "pw", "sig", "pswd"];
     let lower = name.to_ascii_lowercase();
-    if name.len() > 200 || !PARTS.iter().any(|part| lower.contains(part)) && !lower.contains("pswd") {
+    if name.len() > 200 || !PARTS.iter().any(|part| lower.contains(part)) {
         return Name::Plain;
     }
     let words = words(name);
-    let has = |list: &[&str]| words.iter().any(|word| list.contains(&word.as_str()));
+    let has = |list: &str| words.iter().any(|word| lists(list, word));
     let last = words.last().map_or("", String::as_str);
-    if HEADERS.contains(&last) {
+    if lists(HEADERS, last) {
         return Name::Header;
     }
-    let joined = |word: &String| ENDS.iter().any(|end| word.ends_with(end));
-    if has(&ALWAYS) || words.iter().any(joined) || words.len() > 1 && has(&["PWD"]) {
+    let joined = |word: &String| ENDS.split(' ').any(|end| word.ends_with(end));
+    if has(ALWAYS) || words.iter().any(joined) || words.len() > 1 && has("PWD") {
         return Name::Secret;
     }
-    if has(&["KEY"]) && has(&KEYS) {
+    if has("KEY") && has(KEYS) {
         return Name::Secret;
     }
-    let ordinary = has(&ORDINARY);
-    if words.iter().any(|word| word.ends_with("TOKEN")) && !ordinary && !BEFORE.contains(&before) {
+    let ordinary = has(ORDINARY);
+    if words.iter().any(|word| word.ends_with("TOKEN")) && !ordinary && !lists(BEFORE, before) {
         return Name::Likely;
     }
-    if ["KEY", "PASS"].contains(&last) && !ordinary && !BEFORE.contains(&before) {
+    if ["KEY", "PASS"].contains(&last) && !ordinary && !lists(BEFORE, before) {
         return if words.len() > 1 { Name::Likely } else { Name::Unclear };
     }
     if ["SIG", "SIGNATURE"].contains(&last) { Name::Unclear } else { Name::Plain }
@@ -265,7 +141,7 @@ fn kind(name: &str, before: &str) -> Name {
 /// A value of a name that is likely to be secret, and may be of a count or a switch.
 fn is_likely(value: &str) -> bool {
     let value = value.trim_end_matches([',', ';', '.', ')', ']', '}']);
-    let plain = PLAIN.contains(&value.to_ascii_lowercase().as_str());
+    let plain = lists(PLAIN, &value.to_ascii_lowercase());
     !value.is_empty() && !plain && !is_number(value)
 }
 
@@ -280,8 +156,8 @@ fn is_number(value: &str) -> bool {
 
 /// Letters and digits mixed, or long and of no language.
 fn looks_random(value: &str) -> bool {
-    let (digits, letters) =
-        (value.bytes().filter(u8::is_ascii_digit).count(), value.bytes().filter(u8::is_ascii_alphabetic).count());
+    let digits = value.bytes().filter(u8::is_ascii_digit).count();
+    let letters = value.bytes().filter(u8::is_ascii_alphabetic).count();
     value.len() >= 12 && digits >= 2 && letters >= 2 && !value.contains(['/', '=']) || value.len() >= 32
 }
 
@@ -526,13 +402,15 @@ fn token(text: &str, at: usize) -> Option<usize> {
         let is_one = body.len() >= 16 && body.bytes().take(16).all(|b| b.is_ascii_uppercase() || b.is_ascii_digit());
         return is_one.then_some(at + begin.len() + body.len());
     }
-    let (begin, least) = TOKENS.iter().find(|(begin, _)| rest.starts_with(begin))?;
+    let (least, begin) = TOKENS
+        .iter()
+        .find_map(|(least, begins)| Some((*least, *begins.iter().find(|begin| rest.starts_with(**begin))?)))?;
     // Some beginnings are those of words, too: hf_transfer, sk-learn.
-    let is_word = ["hf_", "sk-", "npm_", "xai-", "SG.", "pypi-", "r8_", "hvs.", "gsk_"].contains(begin);
-    let body = &rest[begin.len()..begin.len() + length(begin.len(), if *begin == "hf_" { "" } else { "_-." })];
+    let is_word = ["hf_", "sk-", "npm_", "xai-", "SG.", "pypi-", "r8_", "hvs.", "gsk_"].contains(&begin);
+    let body = &rest[begin.len()..begin.len() + length(begin.len(), if begin == "hf_" { "" } else { "_-." })];
     let has_digit = body.bytes().any(|byte| byte.is_ascii_digit());
-    let plain = body.len() - body.bytes().filter(|byte| !byte.is_ascii_alphanumeric()).count();
-    let is_one = body.len() >= *least
+    let plain = body.bytes().filter(u8::is_ascii_alphanumeric).count();
+    let is_one = body.len() >= least
         && (!is_word || has_digit && plain >= 8 || body.len() >= 30)
         && (is_start || !is_word && body.len() >= 16 && has_digit);
     // A sentence's end is not the token's.

@@ -1,6 +1,6 @@
 //! How fast a cell is: the median over its trials, with an interval of what its trials differ by.
 
-use super::{Interval, mean, median, student_t};
+use super::{Interval, mean, median, student_t, variance};
 
 /// A median of three trials or more varies more than their mean, by the square root of pi / 2 where they are many and
 /// normal, and by less where they are few.
@@ -40,11 +40,4 @@ fn rate_of(steps: &[(f64, f64)]) -> Option<(f64, f64)> {
     let squares: f64 = steps.iter().map(|step| (step.0 / work - step.1 / time).powi(2)).sum();
     let of_steps = if steps.len() > 1 { rate * rate * squares * count / (count - 1.0) } else { 0.0 };
     Some((rate, of_steps))
-}
-
-/// Sample variance (n - 1); `None` for fewer than two values.
-fn variance(values: &[f64]) -> Option<f64> {
-    let mean = mean(values)?;
-    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    (values.len() > 1).then(|| squares / (values.len() - 1) as f64)
 }

@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
-use super::random::SplitMix64;
 use super::{ENOUGH, Interval, RESAMPLES, SEED, difference, median_in_place};
+use crate::random::Random;
 
 /// How B stands to A.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -76,8 +76,8 @@ pub fn ratio<T: Clone + PartialOrd>(a: &[Vec<T>], b: &[Vec<T>], of_trial: impl F
     Some(Ratio { a: mid_a, b: mid_b, ratio, trials })
 }
 
-fn stream(number: u64) -> SplitMix64 {
-    SplitMix64(SEED ^ number.wrapping_mul(0xa076_1d64_78bd_642f))
+fn stream(number: u64) -> Random {
+    Random::new(SEED ^ number.wrapping_mul(0xa076_1d64_78bd_642f))
 }
 
 /// The trials of one side: what each states, and what resamples of its steps state.
@@ -119,7 +119,7 @@ impl Side {
     }
 
     /// The median of one resample.
-    fn draw(&self, random: &mut SplitMix64, drawn: &mut Vec<f64>) -> f64 {
+    fn draw(&self, random: &mut Random, drawn: &mut Vec<f64>) -> f64 {
         drawn.clear();
         drawn.extend(self.values.iter().map(|_| self.resampled[random.below(self.resampled.len())]));
         median_in_place(drawn)

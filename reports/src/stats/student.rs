@@ -1,6 +1,6 @@
 //! Student's t, and Welch's interval of a difference.
 
-use super::{Interval, mean};
+use super::{Interval, mean, variance};
 
 /// Student's t at 97.5 % for any number of degrees of freedom above 0, whole or not: half of a 95 % interval, in standard
 /// errors. Infinite for none, NaN for NaN.
@@ -89,19 +89,9 @@ fn ln_gamma(x: f64) -> f64 {
     (x - 0.5) * x.ln() - x + 0.5 * (2.0 * std::f64::consts::PI).ln() + series - shift
 }
 
-/// Variance of the sample (n - 1) over n: the square of the mean's standard error. Needs two values.
+/// The sample variance over n: the square of the mean's standard error. Needs two values.
 fn squared_error(values: &[f64]) -> Option<f64> {
-    let mean = mean(values)?;
-    let count = values.len() as f64;
-    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    (values.len() > 1).then(|| squares / (count - 1.0) / count)
-}
-
-/// Student's 95 % interval of the mean. `None` for fewer than two values and for values that are not finite.
-pub fn interval_of_mean(values: &[f64]) -> Option<Interval> {
-    let mid = mean(values)?;
-    let half = student_t(values.len() as f64 - 1.0) * squared_error(values)?.sqrt();
-    (mid.is_finite() && half.is_finite()).then_some(Interval { low: mid - half, mid, high: mid + half })
+    Some(variance(values)? / values.len() as f64)
 }
 
 /// Welch's 95 % interval of mean(b) - mean(a), with the degrees of freedom of Satterthwaite: the two sides may vary

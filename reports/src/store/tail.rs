@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 
 use super::contents::{Line, parse_line};
-use super::{Notebook, StoreError, lock, regular};
+use super::{Notebook, StoreError, lock, open_if_there};
 use crate::record::Record;
 
 /// Reads a notebook's records as they come.
@@ -29,11 +29,7 @@ impl Tail {
     /// The file is there and cannot be read.
     pub fn news(&mut self) -> Result<Vec<Record>, StoreError> {
         let path = self.notebook.path();
-        let file = match regular(&path).and_then(|()| File::open(&path)) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(source) => return Err(StoreError::Read { path, source }),
-        };
+        let Some(file) = open_if_there(&path)? else { return Ok(Vec::new()) };
         self.read(&file).map_err(|source| StoreError::Read { path, source })
     }
 
