@@ -1,12 +1,14 @@
-//! No circular imports among the top-level modules of a crate under suites/ and of reports/: `crate::` paths are read out of the sources,
-//! and a circle is told with the files that close it. Between crates the compiler keeps the arrows.
+//! No circular imports among sibling modules, at any depth, of a crate under suites/ and of reports/. The test reads `crate::`, `super::`
+//! and `self::` paths out of the sources and names the files that close a circle. Between crates the compiler keeps the arrows.
 
 use crate::support::root;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Modules of a crate, the modules each refers to, and the files that do.
+/// Sibling modules, the siblings each refers to, and the files that do.
 type Graph = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+/// The graph of the children of each module; the crate itself is the empty path.
+type Graphs = BTreeMap<Vec<String>, Graph>;
 
 /// The folders of crates, with the folders in them that are crates of their own.
 const CRATES: [(&str, &[&str]); 8] = [
@@ -22,12 +24,13 @@ const CRATES: [(&str, &[&str]); 8] = [
 
 #[test]
 fn no_modules_import_each_other_in_a_circle() {
+    let mut found = Vec::new();
     for (folder, others) in CRATES {
-        let graph = graph(&root().join(folder), others);
-        assert!(graph.len() > 2, "{folder}: the modules are not found");
-        let circles = circles(&graph);
-        assert!(circles.is_empty(), "{folder}: {}", circles.join("\n"));
+        let graphs = graphs(&root().join(folder), others);
+        assert!(graphs[&vec![]].len() > 2, "{folder}: the modules are not found");
+        found.extend(graphs.values().flat_map(circles).map(|circle| format!("{folder}: {circle}")));
     }
+    assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
 #[test]
@@ -38,20 +41,40 @@ fn a_planted_circle_is_found_and_none_elsewhere() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     };
+    let found = || graphs(folder.path(), &[]).values().flat_map(circles).collect::<Vec<String>>();
     write("lib.rs", "pub mod a; pub mod b; pub mod c;");
     write("a.rs", "use crate::{b::{One, two::Three}, c};\n// use crate::a;\n");
     write("b/mod.rs", "fn f() -> &'static str { \"crate::a::x\" }");
-    write("b/two.rs", "pub fn g() { crate::c::h() }");
+    write("b/two.rs", "use super::three::Three;\npub fn g() { crate::c::h() }");
+    write("b/three.rs", "use super::One;\n");
     write("c.rs", "#[cfg(test)]\nmod tests { use crate::a::One; }");
-    assert_eq!(circles(&graph(folder.path(), &[])), [""; 0]);
+    assert_eq!(found(), [""; 0]);
     write("c.rs", "fn h() { crate::a::run() }");
-    let found = circles(&graph(folder.path(), &[]));
-    assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].contains("a -> b (a.rs)") && found[0].contains("c -> a (c.rs)"), "{found:?}");
+    let top = found();
+    assert_eq!(top.len(), 1, "{top:?}");
+    assert!(top[0].contains("a -> b (a.rs)") && top[0].contains("c -> a (c.rs)"), "{top:?}");
+    write("c.rs", "");
+    for back in ["use super::{One, two::{Four}};", "use crate::b::{self, two};"] {
+        write("b/three.rs", back);
+        let deep = found();
+        assert_eq!(deep, ["three -> two (b/three.rs); two -> three (b/two.rs)"]);
+    }
 }
 
-fn graph(folder: &Path, others: &[&str]) -> Graph {
-    let mut graph = Graph::new();
+/// The module path of a file: `b/mod.rs` and `b.rs` are `[b]`, `b/two.rs` is `[b, two]`, `lib.rs` is the crate.
+fn module_path(within: &Path) -> Vec<String> {
+    let mut path: Vec<String> =
+        within.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
+    let is_parent =
+        path.last().is_some_and(|last| last == "mod") || path.len() == 1 && ["lib", "main"].contains(&&*path[0]);
+    if is_parent {
+        path.pop();
+    }
+    path
+}
+
+fn graphs(folder: &Path, others: &[&str]) -> Graphs {
+    let mut files: Vec<(Vec<String>, String, String)> = Vec::new();
     let mut pending = vec![folder.to_path_buf()];
     while let Some(dir) = pending.pop() {
         for entry in std::fs::read_dir(&dir).unwrap().map(Result::unwrap) {
@@ -63,23 +86,31 @@ fn graph(folder: &Path, others: &[&str]) -> Graph {
                 }
                 continue;
             }
-            let within = path.strip_prefix(folder).unwrap().to_string_lossy().into_owned();
-            let is_test = name == "tests.rs" || within.contains("tests/");
-            if !name.ends_with(".rs") || is_test || ["lib.rs", "main.rs"].contains(&within.as_str()) {
-                continue;
-            }
-            let module = within.split('/').next().unwrap().trim_end_matches(".rs").to_string();
-            let text = code(&std::fs::read_to_string(&path).unwrap());
-            let uses = graph.entry(module.clone()).or_default();
-            for other in references(&text).into_iter().filter(|other| *other != module) {
-                uses.entry(other).or_default().insert(within.clone());
+            let within = path.strip_prefix(folder).unwrap();
+            let is_test = name == "tests.rs" || within.iter().any(|part| part == "tests");
+            if name.ends_with(".rs") && !is_test {
+                let text = code(&std::fs::read_to_string(&path).unwrap());
+                files.push((module_path(within), within.display().to_string(), text));
             }
         }
     }
-    // What is no module of the crate is an item of its root.
-    let modules: BTreeSet<String> = graph.keys().cloned().collect();
-    graph.values_mut().for_each(|uses| uses.retain(|other, _| modules.contains(other)));
-    graph
+    let mut graphs = Graphs::from([(Vec::new(), Graph::new())]);
+    for (path, ..) in &files {
+        for depth in 0..path.len() {
+            graphs.entry(path[..depth].to_vec()).or_default().entry(path[depth].clone()).or_default();
+        }
+    }
+    for (path, file, text) in &files {
+        for reference in references(text, path) {
+            let common = path.iter().zip(&reference).take_while(|(own, other)| own == other).count();
+            let (Some(own), Some(other)) = (path.get(common), reference.get(common)) else { continue };
+            // What is no module is an item of the parent.
+            if let Some(graph) = graphs.get_mut(&path[..common]).filter(|graph| graph.contains_key(other)) {
+                graph.get_mut(own).unwrap().entry(other.clone()).or_default().insert(file.clone());
+            }
+        }
+    }
+    graphs
 }
 
 /// The source without comments, texts and the modules of tests.
@@ -107,34 +138,62 @@ fn code(source: &str) -> String {
     code + rest
 }
 
-/// The first name behind every `crate::`, in braces too.
-fn references(code: &str) -> BTreeSet<String> {
-    let name = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
-    let mut found = BTreeSet::new();
-    for (at, _) in code.match_indices("crate::") {
-        let path = &code[at + "crate::".len()..];
-        let Some(list) = path.strip_prefix('{') else {
-            found.insert(name(path));
-            continue;
-        };
-        let (mut depth, mut item) = (1, String::new());
-        for c in list.chars() {
-            depth += i32::from(c == '{') - i32::from(c == '}');
-            if depth == 0 || depth == 1 && c == ',' {
-                found.insert(name(item.trim()));
-                item.clear();
-            } else {
-                item.push(c);
+/// The absolute paths of all that `code`, which stands in the module `own`, names from `crate`, `super` or `self`.
+fn references(code: &str, own: &[String]) -> Vec<Vec<String>> {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let mut found = Vec::new();
+    for start in ["crate::", "super::", "self::"] {
+        for (at, _) in code.match_indices(start) {
+            // Not the end of a longer path or name: what stands in front was read with it.
+            if code[..at].ends_with(|c: char| is_part(c) || c == ':' || c == '$') {
+                continue;
             }
-            if depth == 0 {
-                break;
+            let mut base = if start == "crate::" { Vec::new() } else { own.to_vec() };
+            let mut rest = &code[at..];
+            while let Some(after) = ["crate::", "super::", "self::"].iter().find_map(|word| rest.strip_prefix(word)) {
+                if rest.starts_with("super") {
+                    base.pop();
+                }
+                rest = after;
             }
+            expand(rest, &base, &mut found);
         }
     }
     found
 }
 
-/// Every circle once, in words. A module is on a circle if it is reached from itself.
+/// Adds the paths of a use tree, `a::{b, c::d}`, to `found`, each behind `base`. Returns what follows the tree.
+fn expand<'a>(tree: &'a str, base: &[String], found: &mut Vec<Vec<String>>) -> &'a str {
+    let mut path = base.to_vec();
+    let mut rest = tree.trim_start();
+    loop {
+        if let Some(list) = rest.strip_prefix('{') {
+            rest = list.trim_start();
+            while !rest.is_empty() && !rest.starts_with('}') {
+                let before = rest.len();
+                rest = expand(rest, &path, found).trim_start();
+                // `as name` and the comma.
+                let end = rest.find([',', '}']).unwrap_or(rest.len());
+                rest = rest[end..].trim_start_matches(',').trim_start();
+                assert!(rest.len() < before, "a use tree is not read");
+            }
+            return rest.strip_prefix('}').unwrap_or(rest);
+        }
+        let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
+        if end > 0 && &rest[..end] != "self" {
+            path.push(rest[..end].to_string());
+        }
+        rest = &rest[end..];
+        match rest.strip_prefix("::") {
+            Some(after) if end > 0 => rest = after,
+            _ => break,
+        }
+    }
+    found.push(path);
+    rest
+}
+
+/// Every circle of siblings once, in words. A module is on a circle if it is reached from itself.
 fn circles(graph: &Graph) -> Vec<String> {
     let reached = |from: &str| {
         let (mut seen, mut pending) = (BTreeSet::new(), vec![from.to_string()]);

@@ -131,7 +131,7 @@ impl WorldSpec {
         let nodes = link.map(|link| link.ranks_per_node).or(composed.map(|(_, node)| node));
         if nodes.is_some_and(|node| node == 0 || !ranks.is_multiple_of(node)) {
             let node = nodes.unwrap_or(0);
-            return Err(format!("--ranks-per-node {node}: does not divide {ranks} ranks; write a divisor of it"));
+            return Err(format!("--ranks-per-node {node} does not divide {ranks} ranks; write a divisor of it"));
         }
         // NCCL's own threads keep to the cores of the thread that starts them, and would share its one.
         let bind = !args.no_bind && on == MemoryKind::Host;

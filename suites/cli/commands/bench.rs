@@ -6,7 +6,7 @@ use crate::{Cells, Format, Global, GridArgs};
 use anyhow::{Result, bail};
 use std::path::Path;
 use std::time::Duration;
-use zbench_config::{ConfigError, Context, Document, grid};
+use zbench_config::{Axis, ConfigError, Context, Document, grid};
 use zbench_host::{exit, machine};
 use zbench_predict::planned::Decision;
 use zbench_predict::planned::gib;
@@ -132,11 +132,27 @@ fn run(global: &Global, document: &Document, wanted: &Wanted) -> Result<u8> {
         let source = world.source.name();
         bail!("{source} started {} processes, which would be in each other's way; start zbench by itself", world.size);
     }
-    let only = wanted.only.as_deref().map(|only| grid::parse_only(only, document)).transpose()?.unwrap_or_default();
     let context = Context::new(document.folder().to_path_buf(), machine::cores());
-    let Expanded { cells, remarks } = registry::expand(document, &only, wanted.max_cells, &context, &|key| {
-        wanted.set.as_ref().map_or("--set".into(), |set| kernels::flags::flag_of(key, set))
-    })?;
+    let flag = |key: &str| wanted.set.as_ref().map_or("--set".into(), |set| kernels::flags::flag_of(key, set));
+    let expand = |only: &[Axis]| registry::expand(document, only, wanted.max_cells, &context, &flag);
+    let text = wanted.only.as_deref().unwrap_or_default();
+    let parsed = wanted.only.as_deref().map(|only| grid::parse_only(only, document)).transpose();
+    let (only, Expanded { cells, remarks }) = match parsed {
+        Ok(only) => {
+            let only = only.unwrap_or_default();
+            let expanded = expand(&only)?;
+            (only, expanded)
+        }
+        // Tables label a cell by what it measures, as `64x64x64 nt f32, 2 threads`: such a label is no list of terms.
+        Err(error) => {
+            let mut expanded = expand(&[])?;
+            expanded.cells.retain(|cell| cell.spec.as_ref().is_some_and(|spec| spec.label() == text.trim()));
+            if expanded.cells.is_empty() {
+                return Err(error.into());
+            }
+            (Vec::new(), expanded)
+        }
+    };
     remarks.iter().for_each(|remark| zbench_host::say!("note: {remark}"));
     if cells.is_empty() {
         zbench_host::say!("{}", grid::none_left(document, &only));
