@@ -1,5 +1,6 @@
 //! The GPUs that cells run on, opened once.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use zbench_estimate::job::Number;
@@ -12,7 +13,7 @@ use zbench_kernels::{Arena, Category, Cuda, DType, Gemm, KernelError, Kernels, N
 /// Runs CUDA kernels on the processor instead of a GPU, compiled by the C++ compiler `c++`: slow, for checks.
 pub const ON_HOST: &str = "ZBENCH_CUDA_ON_HOST";
 
-/// A machine that runs CUDA by its number; the reason where there is none.
+/// The GPU with this number, or the processor where CUDA kernels run on it.
 ///
 /// # Errors
 /// There is no such GPU, no driver, or a library is missing.
@@ -21,41 +22,37 @@ pub fn machine(number: usize) -> Result<Arc<dyn Machine>, String> {
         return host();
     }
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, gpu)) = open.iter().find(|(known, _)| *known == number) {
+    if let Some(gpu) = open.get(&number) {
         return Ok(gpu.clone());
     }
     let cache = folder::private(&cache()).map_err(|why| say_not_kept(&why)).ok();
     let options = Options { cache, ..Options::default() };
     let gpu = Arc::new(Gpu::open(probe(), number, options).map_err(|error| error.to_string())?);
-    open.push((number, gpu.clone()));
+    open.insert(number, gpu.clone());
     Ok(gpu)
 }
 
 /// GPUs that were opened, by their numbers.
-static OPEN: Mutex<Vec<(usize, Arc<Gpu>)>> = Mutex::new(Vec::new());
+static OPEN: Mutex<BTreeMap<usize, Arc<Gpu>>> = Mutex::new(BTreeMap::new());
 
-/// A GPU that was opened: what is known of it beyond a machine's facts.
+/// A GPU that was opened before.
 pub fn gpu(number: usize) -> Option<Arc<Gpu>> {
-    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    open.iter().find(|(known, _)| *known == number).map(|(_, gpu)| gpu.clone())
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
 }
 
-/// A product that the vendor's library did not do, in words.
+/// A product that the vendor's library did not compute, in words.
 pub fn fallback(fallback: &Fallback) -> String {
     let Fallback { op, why } = fallback;
-    let turned = |turned: bool| if turned { "T" } else { "N" };
-    let (a, b) = (turned(op.trans_a), turned(op.trans_b));
+    let [a, b] = [op.trans_a, op.trans_b].map(|transposed| if transposed { "T" } else { "N" });
     format!("{}x{}x{} {a}{b}, {} by {} into {}: {why}", op.m, op.n, op.k, op.a, op.b, op.c)
 }
 
-/// Dense floating-point operations a second of a GPU at a type, as its vendor's data sheet has them.
+/// Dense floating-point operations per second of a GPU in a type, by its vendor's data sheet.
 ///
 /// # Errors
 /// There is no such GPU, or no profile of a machine with it has that rate.
 pub fn data_sheet_flops(number: usize, dtype: DType) -> Result<f64, String> {
-    if on_host() {
-        return Err("CUDA kernels ran on the processor: their speed says nothing".into());
-    }
+    refuse_on_host()?;
     let machine = machine(number)?;
     let name = &machine.facts().name;
     let profile = profile_of(name).ok_or_else(|| format!("no profile is of {name} (docs/machines.md)"))?;
@@ -71,21 +68,23 @@ pub fn data_sheet_flops(number: usize, dtype: DType) -> Result<f64, String> {
 
 /// Rows and columns of the product that a GPU's peak is measured with.
 const PEAK_SIDE: usize = 8192;
-/// Calls before it and of it; the fastest counts.
+/// Calls to warm up, and calls that are timed; the fastest of these counts.
 const PEAK_CALLS: (usize, usize) = (3, 10);
 
-/// Floating-point operations a second of a large product of random numbers at a type, as a GPU reaches it now.
+fn refuse_on_host() -> Result<(), String> {
+    if on_host() { Err("CUDA kernels ran on the processor: their speed says nothing".into()) } else { Ok(()) }
+}
+
+/// Floating-point operations per second that a GPU reaches now in a large product of random numbers of a type.
 ///
 /// # Errors
 /// There is no such GPU, or it has no room for the product.
 pub fn measured_flops(number: usize, dtype: DType) -> Result<f64, String> {
-    if on_host() {
-        return Err("CUDA kernels ran on the processor: their speed says nothing".into());
-    }
+    refuse_on_host()?;
     product_flops(machine(number)?, dtype, PEAK_SIDE)
 }
 
-/// The same of a machine and with so many rows and columns.
+/// As [`measured_flops`], for a machine and a product with `side` rows and columns.
 ///
 /// # Errors
 /// The machine has no room for it, or failed.
@@ -128,7 +127,7 @@ pub fn product_flops(machine: Arc<dyn Machine>, dtype: DType, side: usize) -> Re
     timed().map_err(|error| error.to_string())
 }
 
-/// Seconds that a device takes for this work, by its own clock.
+/// Seconds that a device takes for `work`, by its own clock.
 ///
 /// # Errors
 /// The work's own, or the device has no clock.
@@ -141,10 +140,9 @@ pub fn seconds_of(kernels: &Cuda, work: &mut dyn FnMut() -> Result<(), KernelErr
     Ok(end.since(&*begin)?.as_secs_f64())
 }
 
-/// The profile of a machine with GPUs that the driver calls so.
+/// The profile of a machine with GPUs that have this name in the driver.
 pub fn profile_of(name: &str) -> Option<&'static str> {
-    let has = |words: &[&str]| words.iter().all(|word| name.contains(word));
-    // Cards of a name's beginning that have other rates, and no profile.
+    // These names begin like others, but the cards have other rates and no profile.
     if ["GB200", "GB300", "H200 NVL", "RTX 4090 D"].iter().any(|other| name.contains(other)) {
         return None;
     }
@@ -160,10 +158,11 @@ pub fn profile_of(name: &str) -> Option<&'static str> {
         (&["V100", "32GB"], "v100-32gb"),
         (&["RTX 4090"], "rtx4090"),
     ];
-    PROFILES.iter().find(|(words, _)| has(words)).map(|(_, profile)| *profile)
+    let is_it = |words: &[&str]| words.iter().all(|word| name.contains(word));
+    PROFILES.iter().find(|(words, _)| is_it(words)).map(|(_, profile)| *profile)
 }
 
-/// How a GPU is at this moment; nothing where NVML does not know it.
+/// What NVML reads of a GPU at this moment; nothing where NVML does not know it.
 pub fn reading(number: usize) -> Option<Reading> {
     static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
     static WATCHED: OnceLock<Vec<Option<Watched<'static>>>> = OnceLock::new();
@@ -174,17 +173,16 @@ pub fn reading(number: usize) -> Option<Reading> {
     watched.get(number)?.as_ref().map(Watched::read)
 }
 
-/// What this machine has for CUDA; looked for once, where ZBENCH_CUDA_LIBS, CUDA_HOME and VIRTUAL_ENV say, and where the system
-/// does.
+/// What this machine has for CUDA. It is looked for once: in ZBENCH_CUDA_LIBS, CUDA_HOME, VIRTUAL_ENV and the system's folders.
 pub fn probe() -> &'static Probe {
     static PROBE: OnceLock<Probe> = OnceLock::new();
     PROBE.get_or_init(|| Probe::new(&Search::new(|name| std::env::var_os(name))))
 }
 
-/// How many GPUs there are; why none can be used, in a few words.
+/// How many GPUs there are.
 ///
 /// # Errors
-/// There is no driver, or it finds no device.
+/// Why none can be used, in a few words: there is no driver, or it finds no device.
 pub fn count() -> Result<usize, String> {
     if on_host() {
         return host().map(|_| 1);
@@ -198,8 +196,8 @@ pub fn count() -> Result<usize, String> {
     }
 }
 
-/// The GPU of the rank with this number among those of its host. Launchers show each process all GPUs of the host, of which a
-/// rank takes the one of its own number, or one each (`srun --gpus-per-task=1`), which is number 0 for every process.
+/// The number of the GPU that a rank uses, by its local rank. A launcher shows each process either all GPUs of the host, of which
+/// a rank uses the one of its own number, or one GPU each (`srun --gpus-per-task=1`), which is number 0 in every process.
 pub fn of_rank(local_rank: usize) -> usize {
     of_shown(local_rank, count().ok())
 }
@@ -208,22 +206,22 @@ fn of_shown(local_rank: usize, shown: Option<usize>) -> usize {
     if shown == Some(1) { 0 } else { local_rank }
 }
 
-/// Whether so many ranks of this host find a GPU each, where a process is shown `shown` of them; else what to do. Processes of a
-/// launcher may be shown one each: that these are different ones shows when the ranks meet.
+/// Whether each of `ranks` ranks of this host has a GPU, where a process is shown `shown` of them. A launcher may show each process
+/// one GPU: whether these are different ones is checked when the ranks meet.
 ///
 /// # Errors
-/// There are too few.
+/// There are too few, and what to do.
 pub fn enough(ranks: usize, shown: usize, launched: bool) -> Result<(), String> {
-    let plural = if shown == 1 { "GPU" } else { "GPUs" };
-    match (ranks <= shown, launched) {
-        (true, _) => Ok(()),
-        (false, true) if shown == 1 => Ok(()),
-        (false, true) => Err(format!(
-            "this host has {ranks} ranks, and each process is shown {shown} {plural}; show each process one of its own (srun \
-             --gpus-per-task=1) or all of the host's (srun --gpus-per-node={ranks})"
-        )),
-        (false, false) => Err(format!("this machine has {shown}")),
+    if ranks <= shown || launched && shown == 1 {
+        return Ok(());
     }
+    if !launched {
+        return Err(format!("this machine has {shown}"));
+    }
+    Err(format!(
+        "this host has {ranks} ranks, and each process is shown {shown} GPUs; show each process one of its own (srun \
+         --gpus-per-task=1) or all of the host's (srun --gpus-per-node={ranks})"
+    ))
 }
 
 /// Whether CUDA kernels are to run on the processor.
@@ -231,7 +229,7 @@ pub fn on_host() -> bool {
     std::env::var_os(ON_HOST).is_some_and(|value| value == "1")
 }
 
-/// The processor, which all ranks share as they would a GPU.
+/// The processor, which all ranks share as they would share a GPU.
 fn host() -> Result<Arc<dyn Machine>, String> {
     static HOST: OnceLock<Result<Arc<Host>, String>> = OnceLock::new();
     let open = || {
@@ -246,8 +244,8 @@ fn host() -> Result<Arc<dyn Machine>, String> {
     HOST.get_or_init(open).clone().map(|host| host as Arc<dyn Machine>)
 }
 
-/// Where compiled kernels are kept: ZBENCH_CACHE, else the user's cache folder, else a folder of the user's own among the
-/// temporary files. Those who load from it ask [`folder::private`] whether others can write to it.
+/// The folder of compiled kernels: in ZBENCH_CACHE, else in the user's cache folder, else in a folder of the user among the
+/// temporary files. Before kernels are loaded from it, [`folder::private`] checks that nobody else can write to it.
 pub fn cache() -> PathBuf {
     let given = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = || given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache"))).map(|own| own.join("zbench"));

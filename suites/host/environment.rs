@@ -1,7 +1,7 @@
 //! Where a record was made: the machine, its system, this program. Everything is read from files below a [`Root`], so
-//! that tests bring a machine of their own. What cannot be read is absent, never guessed.
+//! that tests can describe a machine of their own. What cannot be read is absent, never guessed.
 //!
-//! Names are nested maps whose first words `zbench_reports::environment` sorts into hardware, software and state.
+//! `zbench_reports::environment` sorts the outermost names into hardware, software and state.
 
 pub mod container;
 pub mod cpu;
@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use std::sync::OnceLock;
 use zbench_reports::redact::host_hash;
 
-/// What is not in files: said by the caller, so that a capture is a function of its arguments.
+/// What is not in files. The caller states it, so that [`capture`] depends on its arguments alone.
 #[derive(Clone, Debug, Default)]
 pub struct Process {
     /// Cores that this process may use.
@@ -38,7 +38,7 @@ pub fn of_this_process() -> Map<String, Value> {
             (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
         };
         let process = Process {
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            cores: crate::machine::cores(),
             simd: zbench_kernels::peak::describe(),
             variables: std::env::vars_os().map(text).collect(),
             binary: binary_hash(std::path::Path::new("/proc/self/exe")),
@@ -49,22 +49,22 @@ pub fn of_this_process() -> Map<String, Value> {
     CAPTURED.get_or_init(capture_now).clone()
 }
 
-/// The first 16 hex digits of the hash of a program's file.
+/// The first 16 hexadecimal digits of a file's blake3 hash.
 pub fn binary_hash(path: &std::path::Path) -> Option<String> {
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(std::fs::File::open(path).ok()?).ok()?;
     Some(hasher.finalize().to_hex()[..16].to_string())
 }
 
-/// The machine and the program, as records state them. The host's name stands as a hash.
+/// The machine and the program, as records state them. The host's name is recorded as a hash.
 pub fn capture(root: &Root, process: &Process) -> Map<String, Value> {
     let host = host_name(root);
-    let named: Vec<String> = process
+    let library_folders: Vec<String> = process
         .variables
         .iter()
         .filter(|(name, _)| ["ZBENCH_CUDA_LIBS", "LD_LIBRARY_PATH"].contains(&name.as_str()))
-        .flat_map(|(_, value)| value.split(':').filter(|folder| !folder.is_empty()).map(str::to_string))
-        .flat_map(|folder| devices::below(root, &folder))
+        .flat_map(|(_, value)| value.split(':').filter(|folder| !folder.is_empty()))
+        .flat_map(|folder| devices::below(root, folder))
         .collect();
     let mut state = cpu::clocks(root);
     if let Some(bytes) = root.text("proc/meminfo").and_then(|text| root::kib_line(&text, "SwapTotal")) {
@@ -91,7 +91,7 @@ pub fn capture(root: &Root, process: &Process) -> Map<String, Value> {
         ("mitigations", Value::Object(cpu::mitigations(root))),
         ("transparent_huge_pages", json!(transparent_huge_pages(root))),
         ("driver", json!(driver)),
-        ("libraries", Value::Object(devices::libraries(root, &named))),
+        ("libraries", Value::Object(devices::libraries(root, &library_folders))),
         ("host", json!(host_hash(&host))),
         ("zbench", json!(env!("CARGO_PKG_VERSION"))),
         ("commit", json!(process.build.commit)),
@@ -111,28 +111,26 @@ pub fn capture(root: &Root, process: &Process) -> Map<String, Value> {
     entries.into_iter().filter(|(_, value)| is_stated(value)).map(|(name, value)| (name.to_string(), value)).collect()
 }
 
-/// What the program was built from. The program's own crate states it, so that a new commit compiles no other.
+/// What the program was built from. The program's own crate states it, so that a new commit recompiles that crate alone.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BuildInfo {
     /// The commit, with a mark where the tree differed from it; none without git.
     pub commit: Option<&'static str>,
-    /// What `rustc --version` said.
+    /// The output of `rustc --version`.
     pub rustc: Option<&'static str>,
 }
 
 static BUILD: OnceLock<BuildInfo> = OnceLock::new();
 
-/// States what this program was built from; the first statement counts.
+/// States what this program was built from; only the first call counts.
 pub fn set_build(build: BuildInfo) {
     let _ = BUILD.set(build);
 }
 
 /// Features that this program was built with.
 fn features() -> Vec<&'static str> {
-    [("mpi", cfg!(feature = "mpi")), ("png", cfg!(feature = "png"))]
-        .into_iter()
-        .filter_map(|(name, is_on)| is_on.then_some(name))
-        .collect()
+    let all = [("mpi", cfg!(feature = "mpi")), ("png", cfg!(feature = "png"))];
+    all.into_iter().filter_map(|(name, is_on)| is_on.then_some(name)).collect()
 }
 
 /// This host's name.
@@ -140,13 +138,13 @@ pub fn host_name(root: &Root) -> String {
     root.text("proc/sys/kernel/hostname").unwrap_or_else(|| "localhost".into())
 }
 
-/// `MemTotal`, `MemAvailable`; the group's limit where there is one and it is lower.
+/// `MemTotal` or `MemAvailable`; the control group's limit where that is lower.
 pub fn memory_bytes(root: &Root, name: &str) -> Option<u64> {
     let machine = root::kib_line(&root.text("proc/meminfo")?, name)?;
     Some(container::memory_limit(root).map_or(machine, |limit| limit.min(machine)))
 }
 
-/// `[always] madvise never`, the chosen word.
+/// The chosen word of a line as `[always] madvise never`.
 pub fn transparent_huge_pages(root: &Root) -> Option<String> {
     let text = root.text("sys/kernel/mm/transparent_hugepage/enabled")?;
     Some(text.split_once('[')?.1.split_once(']')?.0.to_string())

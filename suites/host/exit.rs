@@ -2,15 +2,15 @@
 
 /// Done.
 pub const SUCCESS: u8 = 0;
-/// Usage or configuration.
+/// Wrong usage or configuration.
 pub const USAGE: u8 = 1;
-/// Worse than it may be.
+/// The gate found a regression.
 pub const REGRESSION: u8 = 2;
-/// The data do not say.
+/// The data do not decide.
 pub const INCONCLUSIVE: u8 = 3;
-/// Nothing was measured, though asked.
+/// Nothing was measured, although a measurement was asked for.
 pub const NOT_MEASURED: u8 = 4;
 /// At least one cell failed, timed out or diverged.
 pub const FAILED: u8 = 5;
-/// Stopped by Ctrl-C, or another signal that means the same.
+/// Stopped by Ctrl-C or another signal with the same meaning.
 pub const INTERRUPTED: u8 = 130;

@@ -1,6 +1,6 @@
-//! The machine that zbench runs on: its environment, devices and load, and how zbench speaks to whoever started it.
+//! The machine that zbench runs on: its environment, devices and load; and the terminal, log and exit codes of zbench.
 
-/// Writes a line on standard error. A standard error that is closed or full is no reason to end: the measurement matters more.
+/// Writes a line on standard error. Where standard error is closed or full the program goes on: the measurement matters more.
 #[macro_export]
 macro_rules! say {
     ($($text:tt)*) => {{

@@ -1,6 +1,6 @@
 //! The log: spans and events of `tracing` as lines. They go to standard error where the user asks for them, and to a file in the
-//! notebook where a grid runs. A process of a cell or a rank writes to that file alone: its standard output is a protocol, and the
-//! end of its standard error becomes a failure's reason.
+//! notebook where a grid runs. The process of a cell or a rank writes to that file alone: its standard output is a protocol, and
+//! the end of its standard error becomes a failure's reason.
 
 use crate::terminal::say_rendered;
 use std::fmt::Write as _;
@@ -28,10 +28,10 @@ pub const FOLDER: &str = "logs";
 /// The targets of events.
 const TARGETS: [&str; 6] =
     ["zbench", "zbench::runner", "zbench::launch", "zbench::comm", "zbench::loading", "zbench::checkpoint"];
-/// The target of the spans that name the trial and the rank. They are on whatever is logged.
+/// The target of the spans that name the trial and the rank. Every filter lets them through.
 const SPANS: &str = "zbench::span";
-/// What is kept until the file is open, and no more.
-const MOST_PENDING: usize = 64 << 10;
+/// At most this many bytes are kept until the file is open.
+const MAX_PENDING: usize = 64 << 10;
 
 /// Which events are logged.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl Filter {
         Filter { text: text.into(), targets: Targets::new().with_default(level) }
     }
 
-    /// What a user writes: levels, and targets with a level, between commas.
+    /// Parses levels, and targets with a level, between commas.
     ///
     /// # Errors
     /// It is something else; the message says what may be written.
@@ -64,7 +64,7 @@ impl Filter {
     }
 }
 
-/// A level, a target or both. `Targets` would take any other word for a target that has no events.
+/// Whether this is a level, a target or both. `Targets` takes any other word for a target that has no events.
 fn is_directive(text: &str) -> bool {
     let is_level = |text: &str| {
         ["off", "error", "warn", "info", "debug", "trace"].iter().any(|level| level.eq_ignore_ascii_case(text))
@@ -88,12 +88,12 @@ struct Log {
 #[derive(Debug)]
 enum LogFile {
     None,
-    /// It is opened later, where the notebook is known; these are the lines until then.
+    /// It is opened when the notebook is known; these are the lines until then.
     Pending(Vec<u8>),
     Open(PathBuf, File),
 }
 
-/// Starts the log of a command. `has_file`: [`open`] follows where it runs cells.
+/// Starts the log of a command. `has_file`: [`open`] follows if the command runs cells.
 pub fn start(filter: Filter, on_stderr: bool, has_file: bool) {
     if on_stderr || has_file {
         let file = if has_file { LogFile::Pending(Vec::new()) } else { LogFile::None };
@@ -101,7 +101,7 @@ pub fn start(filter: Filter, on_stderr: bool, has_file: bool) {
     }
 }
 
-/// Starts the log of a process of a cell or a rank, where the process that started it has one.
+/// Starts the log in the process of a cell or a rank, if the process that started it has one.
 pub fn start_in_child() {
     let Some(path) = std::env::var_os(FILE).map(PathBuf::from) else { return };
     let filter = std::env::var(FILTER).ok().and_then(|text| Filter::parse(&text).ok());
@@ -121,10 +121,10 @@ fn install(Filter { text, targets }: Filter, on_stderr: bool, file: LogFile) {
     }
 }
 
-/// Opens the log file of the command that is called `name`, in a notebook; nothing where there is one already, or none is wanted.
+/// Opens the log file of the command `name` in a notebook, unless one is open already or none is wanted.
 ///
 /// # Errors
-/// The folder or the file cannot be made. Nothing is written then.
+/// The folder or the file cannot be created. Then nothing is written.
 pub fn open(notebook: &Path, name: &str) -> io::Result<()> {
     let Some(log) = LOG.get() else { return Ok(()) };
     let mut file = log.file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -149,7 +149,7 @@ pub fn is_on_stderr() -> bool {
     LOG.get().is_some_and(|log| log.on_stderr)
 }
 
-/// Tells a process of a cell or a rank where it logs, and what.
+/// Passes the filter and the log file on to the process of a cell or a rank.
 pub fn pass_on(command: &mut Command) -> &mut Command {
     let log = LOG.get();
     let file = log.map(|log| log.file.lock().unwrap_or_else(PoisonError::into_inner));
@@ -159,20 +159,20 @@ pub fn pass_on(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Where lines go.
+/// Writes lines to standard error and to the file.
 struct Sink;
 
 impl Write for Sink {
-    /// Takes a whole line: that is how the layer writes.
+    /// Writes a whole line: the layer calls it once per line.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let Some(log) = LOG.get() else { return Ok(line.len()) };
         if log.on_stderr {
             say_rendered(String::from_utf8_lossy(line).trim_end().to_string());
         }
         match &mut *log.file.lock().unwrap_or_else(PoisonError::into_inner) {
-            LogFile::Pending(lines) if lines.len() + line.len() <= MOST_PENDING => lines.extend_from_slice(line),
+            LogFile::Pending(lines) if lines.len() + line.len() <= MAX_PENDING => lines.extend_from_slice(line),
             LogFile::None | LogFile::Pending(_) => {}
-            // One write a line, so that the lines of several processes stay whole. A full disk is no reason to end.
+            // One write per line, so that the lines of several processes stay whole. A full disk is no reason to end.
             LogFile::Open(_, file) => drop(file.write(line)),
         }
         Ok(line.len())
@@ -183,7 +183,7 @@ impl Write for Sink {
     }
 }
 
-/// An event as a line: time, level, target, process, the spans it is in, and what it says. Secrets are taken out.
+/// Formats an event as a line: time, level, target, process, its spans and its fields. Secrets are taken out.
 struct Line;
 
 impl<S, N> FormatEvent<S, N> for Line

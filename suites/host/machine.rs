@@ -1,23 +1,24 @@
 //! What this machine is and how busy it is, read from /proc. Whatever cannot be read is absent, never guessed. What a
 //! record says of it is in [`crate::environment`].
 
+use crate::environment::root::{kib_line, line_of};
 use crate::environment::{self, Root, cpu};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use std::time::Instant;
 
+pub use crate::environment::of_this_process as environment;
 pub use zbench_reports::redact::host_hash;
 
-/// Seconds of work on a host.
+/// Processor time on a host, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BusySeconds {
-    /// That passed.
+    /// Wall time meanwhile.
     pub wall: f64,
-    /// Of all processes.
+    /// Processor time of all processes.
     pub all: f64,
-    /// Of the rank.
+    /// Processor time of the rank.
     pub own: f64,
-    /// The host's cores.
+    /// Cores of the host.
     pub cores: usize,
 }
 
@@ -30,22 +31,20 @@ fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok()
 }
 
-/// `VmHWM` and its kin of this process.
+/// A value of /proc/self/status, as `VmHWM`.
 pub fn status_bytes(name: &str) -> Option<u64> {
-    environment::root::kib_line(&read("/proc/self/status")?, name)
+    kib_line(&read("/proc/self/status")?, name)
 }
 
-/// `MemTotal`, `MemAvailable`; the container's limit where there is one and it is lower.
+/// `MemTotal` or `MemAvailable`; the container's limit where that is lower.
 pub fn memory_bytes(name: &str) -> Option<u64> {
     environment::memory_bytes(&Root::system(), name)
 }
 
 /// How often the system has ended a process for lack of memory.
 pub fn oom_kills() -> u64 {
-    let count = |path: &str| -> u64 {
-        let text = read(path).unwrap_or_default();
-        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
-    };
+    let count =
+        |path: &str| -> u64 { read(path).and_then(|text| line_of(&text, "oom_kill")?.parse().ok()).unwrap_or(0) };
     count("/proc/vmstat") + count("/sys/fs/cgroup/memory.events")
 }
 
@@ -65,7 +64,8 @@ pub fn host_name() -> String {
 pub fn cpu_model() -> Option<String> {
     cpu::model(&Root::system())
 }
-/// `[always] madvise never`, the chosen word.
+
+/// The chosen mode: `always`, `madvise` or `never`.
 pub fn transparent_huge_pages() -> Option<String> {
     environment::transparent_huge_pages(&Root::system())
 }
@@ -75,12 +75,7 @@ pub fn load_average() -> Option<f64> {
     read("/proc/loadavg")?.split_whitespace().next()?.parse().ok()
 }
 
-/// The machine and the program, as records state them; as it was when this process first asked.
-pub fn environment() -> Map<String, Value> {
-    environment::of_this_process()
-}
-
-/// What other processes take while something is measured.
+/// Measures the processor time of all processes while something runs.
 pub struct Busy {
     since: Instant,
     all: f64,
@@ -89,20 +84,28 @@ pub struct Busy {
 }
 
 /// Clock ticks per second of /proc; fixed at 100 in Linux's interface to user space.
-const TICKS: f64 = 100.0;
+pub const TICKS: f64 = 100.0;
+
+/// Ticks of a core in the text of /proc/stat, `cpu` for all cores together: user, nice, system, idle, iowait, irq, softirq, steal.
+pub fn cpu_ticks(stat: &str, core: &str) -> Option<Vec<f64>> {
+    Some(line_of(stat, core)?.split_whitespace().map_while(|ticks| ticks.parse().ok()).collect())
+}
+
+/// Whether the system shows as many cores as this process may use. Where it shows more, the work of other processes may be on
+/// cores that this process does not use.
+pub fn shows_own_cores_only() -> bool {
+    let stat = read("/proc/stat").unwrap_or_default();
+    stat.lines().filter(|line| line.starts_with("cpu")).count() == cores() + 1
+}
 
 impl Busy {
-    /// Begins; absent where the system shows more cores than this process may use, as their work is not in our way.
+    /// Begins; absent where the system shows cores that this process may not use.
     pub fn start() -> Option<Busy> {
-        let shown = read("/proc/stat")?.lines().filter(|line| line.starts_with("cpu")).count().checked_sub(1)?;
-        if shown != cores() {
-            return None;
-        }
-        let (all, own) = busy_seconds()?;
-        Some(Busy { since: Instant::now(), all, own, cores: shown })
+        let (all, own) = busy_seconds().filter(|_| shows_own_cores_only())?;
+        Some(Busy { since: Instant::now(), all, own, cores: cores() })
     }
 
-    /// Seconds of work since.
+    /// Processor time since the start.
     pub fn seconds(self) -> Option<BusySeconds> {
         let wall = self.since.elapsed().as_secs_f64();
         let (all, own) = busy_seconds()?;
@@ -111,20 +114,17 @@ impl Busy {
 }
 
 impl BusySeconds {
-    /// Share of all cores that others used than those who used `own` seconds; absent for less than half a second, which
+    /// Share of all cores that processes used beside the `own` seconds of this cell; absent for less than half a second, which
     /// ticks cannot resolve.
     pub fn others_share(&self, own: f64) -> Option<f64> {
         (self.wall >= 0.5).then(|| ((self.all - own) / (self.wall * self.cores as f64)).max(0.0))
     }
 }
 
-/// Seconds that all processes have run, and this one.
+/// Processor seconds of all processes, and of this one.
 fn busy_seconds() -> Option<(f64, f64)> {
-    let stat = read("/proc/stat")?;
-    let fields: Vec<f64> = stat.lines().next()?.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
-    // user, nice, system, then idle and iowait, irq, softirq, steal.
-    let all =
-        fields.iter().enumerate().filter(|(i, _)| ![3, 4].contains(i) && *i < 8).map(|(_, ticks)| ticks).sum::<f64>();
+    let fields = cpu_ticks(&read("/proc/stat")?, "cpu")?;
+    let all: f64 = [0, 1, 2, 5, 6, 7].iter().filter_map(|i| fields.get(*i)).sum();
     let own = read("/proc/self/stat")?;
     // The name of the program may hold spaces; it ends with the last bracket.
     let own: Vec<f64> = own.rsplit_once(')')?.1.split_whitespace().filter_map(|n| n.parse().ok()).collect();

@@ -1,6 +1,6 @@
 //! What the machine does while a cell runs: clocks, heat, power, swapping, waiting. Counters are read when the cell begins
-//! and ends; what only has a momentary value is sampled ten times a second by a thread of the process that waits for the
-//! cell. [`Watch`] knows neither threads nor clocks, so that tests bring both.
+//! and ends. Momentary values are sampled ten times a second by a thread of the process that waits for the cell. [`Watch`]
+//! uses neither threads nor clocks, so that tests can do without both.
 
 mod counters;
 mod energy;
@@ -10,22 +10,23 @@ pub mod sampled;
 use crate::environment::root::{Root, cpu_list, line_of};
 use counters::{Counters, PAGE, TICKS, throttle_events};
 use energy::Energy;
-use gpu::{GpuSampled, GpuWatch};
+pub use energy::TimedEnergy;
+use gpu::GpuWatch;
 use sampled::Sampled;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Time between two samples. A sample reads some ten small files, well under a millisecond: below 1 % of one core.
-pub const PERIOD: Duration = Duration::from_millis(100);
+/// Time between two samples. A sample reads some ten small files in well under a millisecond: below 1 % of one core.
+const PERIOD: Duration = Duration::from_millis(100);
 /// At most this many cores' clocks and sensors are read in a sample: on large machines one read may interrupt a core.
-const MOST_READ: usize = 8;
-/// /proc/cpuinfo says everything about every core, and is read in every tenth sample only.
-const SLOW: u64 = 10;
+const MAX_READ: usize = 8;
+/// /proc/cpuinfo describes every core and is long, so it is read in every tenth sample only.
+const CPUINFO_PERIOD: u64 = 10;
 
-/// Time that this thread has computed.
-fn own_time() -> Duration {
+/// Processor time of this thread.
+fn thread_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.max(0) as u64, now.tv_nsec.clamp(0, 999_999_999) as u32)
 }
@@ -35,12 +36,15 @@ fn own_time() -> Duration {
 pub struct Watch {
     root: Root,
     cpus: Vec<u32>,
+    /// The counters at the beginning, and when that was.
     begin: Counters,
     began: Duration,
     energy: Energy,
-    /// Energy when the last untimed step, and the last timed step had ended.
-    timed_energy: (Option<f64>, Option<f64>),
+    /// Joules when the last untimed step and when the last timed step had ended.
+    timed_energy: [Option<f64>; 2],
+    /// Files with the temperatures of processors.
     sensors: Vec<String>,
+    /// The file with the power of the whole machine.
     meter: Option<String>,
     has_cpufreq: bool,
     shares_cores: bool,
@@ -51,13 +55,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Begins at a moment of the caller's clock; `cpus` are those that the cell may use.
+    /// Begins at the time `at` of the caller's clock; `cpus` are the cores that the cell may use.
     pub fn begin(root: Root, cpus: Vec<u32>, at: Duration) -> Watch {
         let mut watch = Watch {
             begin: Counters::read(&root, &cpus),
             began: at,
             energy: Energy::begin(&root),
-            timed_energy: (None, None),
+            timed_energy: [None; 2],
             sensors: sensors(&root),
             meter: meter(&root),
             has_cpufreq: cpus.first().is_some_and(|cpu| root.has(&clock_file(*cpu))),
@@ -73,20 +77,16 @@ impl Watch {
         watch
     }
 
-    /// One look at what only has a momentary value.
+    /// Samples the momentary values.
     pub fn sample(&mut self) {
         let root = &self.root;
-        let of_cores = || self.cpus.iter().take(MOST_READ);
-        let clock = if self.has_cpufreq {
-            of_cores().filter_map(|cpu| root.count(&clock_file(*cpu))).max().map(|khz| khz as f64 / 1000.0)
-        } else if self.samples.is_multiple_of(SLOW) {
-            clock_of_cpuinfo(&root.text("proc/cpuinfo").unwrap_or_default())
-        } else {
-            None
-        };
-        self.clocks.extend(clock);
-        let hottest = self.sensors.iter().filter_map(|file| root.number(file)).max();
-        self.temperatures.extend(hottest.map(|millidegrees| millidegrees as f64 / 1000.0));
+        if self.has_cpufreq {
+            let khz = self.cpus.iter().take(MAX_READ).filter_map(|cpu| root.count(&clock_file(*cpu))).max();
+            self.clocks.extend(khz.map(|khz| khz as f64 / 1000.0));
+        } else if self.samples.is_multiple_of(CPUINFO_PERIOD) {
+            self.clocks.extend(clock_of_cpuinfo(root));
+        }
+        self.temperatures.extend(hottest(root, &self.sensors));
         let microwatts = self.meter.as_ref().and_then(|file| root.count(file));
         self.watts.extend(microwatts.map(|microwatts| microwatts as f64 / 1e6));
         self.energy.advance(root);
@@ -95,14 +95,9 @@ impl Watch {
 
     /// A step has ended.
     pub fn step(&mut self, timed: bool) {
-        if self.energy.zones.is_empty() {
-            return;
-        }
-        self.energy.advance(&self.root);
-        if timed {
-            self.timed_energy.1 = Some(self.energy.joules);
-        } else {
-            self.timed_energy.0 = Some(self.energy.joules);
+        if !self.energy.zones.is_empty() {
+            self.energy.advance(&self.root);
+            self.timed_energy[usize::from(timed)] = Some(self.energy.joules);
         }
     }
 
@@ -133,7 +128,7 @@ impl Watch {
             power_w: spread(&self.watts),
             energy_joules: has_energy.then_some(self.energy.joules),
             timed_joules: match self.timed_energy {
-                (Some(from), Some(to)) if has_energy => Some(to - from),
+                [Some(from), Some(to)] if has_energy => Some(to - from),
                 _ => None,
             },
             why_no_energy: self.energy.why_not.clone(),
@@ -165,14 +160,20 @@ fn clock_file(cpu: u32) -> String {
     format!("sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq")
 }
 
-/// The fastest core's clock: idle ones are slow on purpose.
-fn clock_of_cpuinfo(text: &str) -> Option<f64> {
-    let mhz =
-        |line: &str| line.strip_prefix("cpu MHz")?.trim_start_matches([' ', '\t', ':']).trim().parse::<f64>().ok();
+/// The fastest core's clock, MHz: idle cores are slow on purpose.
+fn clock_of_cpuinfo(root: &Root) -> Option<f64> {
+    let text = root.text("proc/cpuinfo")?;
+    let mhz = |line: &str| line_of(line, "cpu MHz")?.parse::<f64>().ok();
     text.lines().filter_map(mhz).filter(|mhz| mhz.is_finite() && *mhz > 0.0).reduce(f64::max)
 }
 
-/// Files with the temperature of processors.
+/// The highest temperature that these sensors state, °C.
+fn hottest(root: &Root, sensors: &[String]) -> Option<f64> {
+    let millidegrees = sensors.iter().filter_map(|file| root.number(file)).max()?;
+    Some(millidegrees as f64 / 1000.0)
+}
+
+/// Files with the temperatures of processors.
 fn sensors(root: &Root) -> Vec<String> {
     const CHIPS: [&str; 5] = ["coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal"];
     let mut files = Vec::new();
@@ -191,7 +192,7 @@ fn sensors(root: &Root) -> Vec<String> {
             }
         }
     }
-    files.truncate(MOST_READ);
+    files.truncate(MAX_READ);
     files
 }
 
@@ -202,91 +203,103 @@ fn meter(root: &Root) -> Option<String> {
     Some(format!("sys/class/hwmon/{chip}/power1_average")).filter(|file| root.has(file))
 }
 
-/// Least, median and most.
+/// Minimum, median and maximum.
 fn spread(values: &[f64]) -> Option<[f64; 3]> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     Some([*sorted.first()?, sorted[sorted.len() / 2], *sorted.last()?])
 }
 
-/// The cores that this process may use; the machine's where the system does not say.
+/// The cores that this process may use; all cores of the machine where the system does not say.
 pub fn usable_cpus(root: &Root) -> Vec<u32> {
     let allowed = root.text("proc/self/status").and_then(|text| cpu_list(line_of(&text, "Cpus_allowed_list")?));
     let online = || root.text("sys/devices/system/cpu/online").as_deref().and_then(cpu_list);
     let allowed = allowed.or_else(online).unwrap_or_default();
-    // What may be used and is not there counts for nothing.
+    // The list may name cores that the machine does not have.
     let stat = root.text("proc/stat").unwrap_or_default();
     allowed.into_iter().filter(|cpu| line_of(&stat, &format!("cpu{cpu}")).is_some()).collect()
 }
 
 /// A [`Watch`] with a thread and the machine's clock.
 pub struct Sampler {
-    watch: Arc<Mutex<(Watch, Duration)>>,
-    gpus: Arc<Mutex<Vec<GpuWatch>>>,
-    stop: Option<Sender<()>>,
+    watched: Arc<Mutex<Watched>>,
+    /// Ends the thread when it is dropped.
+    stop: Sender<()>,
     thread: Option<JoinHandle<()>>,
     start: Instant,
 }
 
+#[derive(Clone)]
+struct Watched {
+    machine: Watch,
+    gpus: Vec<GpuWatch>,
+    /// Processor time that the sampling has taken so far.
+    cost: Duration,
+}
+
 impl Sampler {
-    /// Begins to watch this machine, and so many GPUs of it.
+    /// Begins to watch this machine and its first `gpus` GPUs.
     pub fn start(gpus: usize) -> Sampler {
-        let (start, cost) = (Instant::now(), own_time());
+        let (start, begin) = (Instant::now(), thread_time());
         let root = Root::system();
         let cpus = usable_cpus(&root);
-        let watch = Watch::begin(root, cpus, start.elapsed());
-        let watch = Arc::new(Mutex::new((watch, own_time().saturating_sub(cost))));
-        let gpus = Arc::new(Mutex::new(gpu::watches(gpus)));
+        let machine = Watch::begin(root, cpus, start.elapsed());
+        let cost = thread_time().saturating_sub(begin);
+        let watched = Arc::new(Mutex::new(Watched { machine, gpus: gpu::watches(gpus), cost }));
         let (stop, stopped) = channel();
-        let (shared, of_gpus) = (watch.clone(), gpus.clone());
+        let shared = watched.clone();
         let work = move || {
             while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-                let mut guard = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                let begin = own_time();
-                guard.0.sample();
-                of_gpus.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().for_each(GpuWatch::sample);
-                guard.1 += own_time().saturating_sub(begin);
+                let mut watched = lock(&shared);
+                let begin = thread_time();
+                watched.machine.sample();
+                watched.gpus.iter_mut().for_each(GpuWatch::sample);
+                watched.cost += thread_time().saturating_sub(begin);
             }
         };
         // Without a thread there are two samples, at both ends, and the record says so by their number.
         let thread = std::thread::Builder::new().name("sampler".into()).spawn(work).ok();
-        Sampler { watch, gpus, stop: Some(stop), thread, start }
+        Sampler { watched, stop, thread, start }
     }
 
     /// A step has ended.
     pub fn step(&self, timed: bool) {
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner).0.step(timed);
-        self.gpus.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().for_each(|gpu| gpu.step(timed));
+        let mut watched = lock(&self.watched);
+        watched.machine.step(timed);
+        watched.gpus.iter_mut().for_each(|gpu| gpu.step(timed));
     }
 
     /// The cell has ended.
-    pub fn finish(mut self) -> Sampled {
-        let at = self.start.elapsed();
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
+    pub fn finish(self) -> Sampled {
+        let Sampler { watched, stop, thread, start } = self;
+        let at = start.elapsed();
+        drop(stop);
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
-        let (watch, cost) = self.watch.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let begin = own_time();
-        let mut sampled = watch.end(at);
-        let gpus = std::mem::take(&mut *self.gpus.lock().unwrap_or_else(PoisonError::into_inner));
-        sampled.gpus = gpus.into_iter().map(GpuWatch::end).collect::<Vec<GpuSampled>>();
-        sampled.cost_ms = (cost + own_time().saturating_sub(begin)).as_secs_f64() * 1e3;
+        let Watched { machine, gpus, cost } = lock(&watched).clone();
+        let begin = thread_time();
+        let mut sampled = machine.end(at);
+        sampled.gpus = gpus.into_iter().map(GpuWatch::end).collect();
+        sampled.cost_ms = (cost + thread_time().saturating_sub(begin)).as_secs_f64() * 1e3;
         sampled
     }
 }
 
-/// Whether this machine shows how often it slowed its cores for heat, its temperature, its energy: for `zbench doctor`.
+fn lock(watched: &Mutex<Watched>) -> MutexGuard<'_, Watched> {
+    watched.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What this machine shows of clocks, throttling, temperature and energy, for `zbench doctor`.
 pub fn what_can_be_read(root: &Root) -> [(&'static str, Option<String>); 4] {
     let cpus = usable_cpus(root);
     let energy = Energy::begin(root);
     let clock = cpus.first().and_then(|cpu| root.count(&clock_file(*cpu))).map(|khz| khz as f64 / 1000.0);
-    let clock = clock.or_else(|| clock_of_cpuinfo(&root.text("proc/cpuinfo").unwrap_or_default()));
-    let hottest = sensors(root).iter().filter_map(|file| root.number(file)).max();
+    let clock = clock.or_else(|| clock_of_cpuinfo(root));
     [
         ("clock", clock.map(|mhz| format!("{mhz:.0} MHz"))),
         ("throttling", throttle_events(root, &cpus).map(|count| format!("{count} times since it was started"))),
-        ("temperature", hottest.map(|millidegrees| format!("{:.0} °C", millidegrees as f64 / 1000.0))),
+        ("temperature", hottest(root, &sensors(root)).map(|degrees| format!("{degrees:.0} °C"))),
         ("energy", energy.why_not.is_none().then(|| format!("{} counters", energy.zones.len()))),
     ]
 }

@@ -1,5 +1,5 @@
-//! Colour and width: what the streams can show, what the environment asks for, what was asked for here. The two streams are judged
-//! separately, since one of them is often a file.
+//! Colour and width of what is printed: by the stream, the environment and the command line. The two streams are judged separately,
+//! since one of them is often a file.
 
 use clap::ValueEnum;
 use std::io::{IsTerminal, Write};
@@ -17,10 +17,10 @@ pub enum ColorWhen {
     Never,
 }
 
-/// Looks a variable of the environment up.
+/// Looks up a variable of the environment.
 pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Where something is written.
+/// A standard stream of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -30,7 +30,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Whether a person reads it as it comes.
+    /// Whether it is a terminal.
     pub fn is_terminal(self) -> bool {
         match self {
             Stream::Out => std::io::stdout().is_terminal(),
@@ -38,7 +38,7 @@ impl Stream {
         }
     }
 
-    /// Columns, where it is a terminal that tells.
+    /// Columns, where it is a terminal that states them.
     fn columns(self) -> Option<u16> {
         let size = match self {
             Stream::Out => rustix::termios::tcgetwinsize(std::io::stdout()),
@@ -47,7 +47,7 @@ impl Stream {
         size.ok().map(|size| size.ws_col).filter(|columns| *columns > 0)
     }
 
-    /// Whether it may have colour here and now.
+    /// Whether it may have colour.
     pub fn color(self, when: ColorWhen) -> bool {
         has_color(when, &|name| std::env::var(name).ok(), self.is_terminal())
     }
@@ -57,15 +57,15 @@ impl Stream {
         width(&|name| std::env::var(name).ok(), self.columns())
     }
 
-    /// Whether a line may be written over: a terminal that says it knows how to. indicatif draws nothing on others.
+    /// Whether it is a terminal on which a line can be overwritten, by TERM. indicatif draws nothing on others.
     pub fn is_live(self) -> bool {
         self.is_terminal() && std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
     }
 }
 
-/// The rules, first one first: what was asked for; NO_COLOR (no-color.org); CLICOLOR_FORCE; TERM=dumb and CLICOLOR=0; a terminal has
-/// it and nothing else does.
-pub fn has_color(when: ColorWhen, env: Env<'_>, is_terminal: bool) -> bool {
+/// The first of these rules that applies decides: the command line; NO_COLOR (no-color.org); CLICOLOR_FORCE; TERM=dumb and
+/// CLICOLOR=0; a terminal has colour and nothing else does.
+fn has_color(when: ColorWhen, env: Env<'_>, is_terminal: bool) -> bool {
     let is_set = |name: &str| env(name).filter(|value| !value.is_empty());
     match when {
         ColorWhen::Always => true,
@@ -83,7 +83,7 @@ fn width(env: Env<'_>, terminal: Option<u16>) -> u16 {
     stated.or(terminal).unwrap_or(120)
 }
 
-/// What `--color` says on a command line that is not parsed yet: its help and its errors have colour, too.
+/// The value of `--color` on a command line that is not parsed yet: help and usage errors have colour, too.
 pub fn color_of(arguments: impl Iterator<Item = std::ffi::OsString>) -> ColorWhen {
     let mut found = ColorWhen::Auto;
     let mut arguments = arguments.filter_map(|word| word.into_string().ok()).peekable();
@@ -93,37 +93,37 @@ pub fn color_of(arguments: impl Iterator<Item = std::ffi::OsString>) -> ColorWhe
             "--color" => arguments.peek().cloned(),
             _ => word.strip_prefix("--color=").map(str::to_string),
         };
-        let value = value.and_then(|value| <ColorWhen as clap::ValueEnum>::from_str(&value, false).ok());
+        let value = value.and_then(|value| ColorWhen::from_str(&value, false).ok());
         found = value.unwrap_or(found);
     }
     found
 }
 
-/// What `--color` says, for the messages of all that has no other way to know.
+/// The value of `--color`, for messages on standard error.
 static ASKED: OnceLock<ColorWhen> = OnceLock::new();
 
-/// Once, before anything is said.
+/// Stores the value of `--color`, once, before any message.
 pub fn remember(when: ColorWhen) {
-    // The first stays: the command line does not change.
+    // The first value stays: the command line does not change.
     let _ = ASKED.set(when);
 }
 
-/// Says a line on standard error, the word that says how bad it is in colour, as clap's own errors have it. What is said may hold
-/// names and values from files and variables: nothing in it acts on the terminal.
+/// Writes a line on standard error, with `error:` and `warning:` in colour, as clap does. The text may contain names and values from
+/// files and variables: control characters are taken out.
 pub fn say(text: String) {
     let asked = ASKED.get().copied().unwrap_or(ColorWhen::Auto);
     let text = printable(&text);
     say_rendered(if Stream::Err.color(asked) { accented(&text) } else { text.into_owned() });
 }
 
-/// Says a document that was rendered for a terminal, whose colour is its own.
+/// Writes text on standard error that was rendered for a terminal, with its own colours.
 pub fn say_rendered(mut line: String) {
     line.push('\n');
     // One write, so that the lines of several ranks stay whole. A stderr that is closed or full is no reason to end.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// A panic's message may hold anything: it is said as all else. The backtrace follows where `RUST_BACKTRACE` asks for one.
+/// Prints panics with [`say`], as their messages may contain anything. The backtrace follows where `RUST_BACKTRACE` asks for it.
 pub fn say_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
@@ -135,12 +135,12 @@ pub fn say_panics() {
     }));
 }
 
-/// Help, version or a usage error, coloured by the rules of all other output: clap's own let a terminal of `TERM=dumb` have colour
-/// where `CI` is set.
+/// Prints help, version or a usage error, coloured by the same rules as all other output: clap's own rules let a terminal of
+/// `TERM=dumb` have colour where `CI` is set.
 pub fn print_clap(error: &clap::Error, stream: Stream, when: ColorWhen) {
     let text = error.render();
     let text = if stream.color(when) { text.ansi().to_string() } else { printable(&text.to_string()).into_owned() };
-    // A reader that has gone away, as `| head` does, is no reason to say more.
+    // A reader that has gone away, as `| head` does, is no error.
     let _ = match stream {
         Stream::Out => std::io::stdout().write_all(text.as_bytes()),
         Stream::Err => std::io::stderr().write_all(text.as_bytes()),

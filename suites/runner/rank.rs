@@ -15,6 +15,7 @@ use zbench_engine::plan::Plan;
 use zbench_engine::train::{Ended, RankError, Report, Standing, groups, train_rank_probed};
 use zbench_host::devices;
 use zbench_host::machine::{self, Busy};
+use zbench_host::sampling::TimedEnergy;
 use zbench_kernels::{Arena, Kernels, peak};
 use zbench_launch::{Choice, Options, Source as Launcher, World};
 use zbench_reports::record::{Source, Status};
@@ -43,11 +44,11 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Ev
     let watch = Watch::default();
     let on_gpu = job.cell.hardware.device == DeviceKind::Cuda && !devices::on_host();
     let number = devices::of_rank(job.seat.index);
-    let energy = Mutex::new(Energy::default());
+    let energy = Mutex::new(TimedEnergy::default());
     let probe = |moment: Moment| {
         watch.tell(moment);
         if let (Moment::StepEnds { timed }, true) = (moment, on_gpu) {
-            lock(&energy).step(timed, number);
+            lock(&energy).step(timed, devices::reading(number).and_then(|reading| reading.energy_mj.ok()));
         }
     };
     match train(job, comm, say, (&watch, &probe), &mut said) {
@@ -85,24 +86,6 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Ev
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What a GPU had used, in millijoules, when the last untimed and the last timed step had ended.
-#[derive(Default)]
-struct Energy {
-    from: Option<u64>,
-    to: Option<u64>,
-}
-
-impl Energy {
-    fn step(&mut self, timed: bool, gpu: usize) {
-        let now = devices::reading(gpu).and_then(|reading| reading.energy_mj.ok());
-        *(if timed { &mut self.to } else { &mut self.from }) = now;
-    }
-
-    fn joules(&self) -> Option<f64> {
-        Some(self.to?.saturating_sub(self.from?) as f64 / 1e3)
-    }
 }
 
 /// The measurements around the training of a rank, and its end.

@@ -1,4 +1,4 @@
-//! Processors: caches, sockets, cores, NUMA nodes, clocks' policy, microcode and mitigations.
+//! Processors: caches, sockets, cores, NUMA nodes, policy of the clocks, microcode and mitigations.
 
 use super::root::{Root, cpu_list, line_of};
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const CPUS: &str = "sys/devices/system/cpu";
 
-/// The processor's name. ARM has none in /proc/cpuinfo; there its part number stands for it.
+/// The processor's name. ARM has none in /proc/cpuinfo; there its part number is used.
 pub fn model(root: &Root) -> Option<String> {
     let text = root.text("proc/cpuinfo")?;
     let named = line_of(&text, "model name").filter(|name| !name.is_empty()).map(str::to_string);
@@ -26,15 +26,13 @@ pub fn caches(root: &Root) -> Map<String, Value> {
     let folder = format!("{CPUS}/cpu0/cache");
     for index in root.numbered(&folder, "index") {
         let text = |name: &str| root.text(&format!("{folder}/index{index}/{name}"));
-        let (Some(level), Some(size)) = (text("level").and_then(|l| l.parse::<u32>().ok()), text("size")) else {
-            continue;
-        };
+        let level = text("level").and_then(|level| level.parse::<u32>().ok());
+        let (Some(level), Some(bytes)) = (level, text("size").as_deref().and_then(size_of_cache)) else { continue };
         let kind = match text("type").as_deref() {
             Some("Data") => "d",
             Some("Instruction") => "i",
             _ => "",
         };
-        let Some(bytes) = size_of_cache(&size) else { continue };
         caches.insert(format!("l{level}{kind}"), json!(bytes));
         if let Some(shared) = text("shared_cpu_list").as_deref().and_then(cpu_list).filter(|_| level >= 3) {
             caches.insert(format!("l{level}_shared_by_threads"), json!(shared.len()));
@@ -52,27 +50,24 @@ pub fn size_of_cache(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// Sockets, cores and threads that are online, and NUMA nodes with their memory.
+/// Sockets, cores and threads that are online.
 pub fn topology(root: &Root) -> Map<String, Value> {
-    let online = root.text(&format!("{CPUS}/online")).as_deref().and_then(cpu_list);
     let mut topology = Map::new();
-    if let Some(online) = &online {
-        let place = |cpu: &u32| {
-            let text = |name: &str| root.number(&format!("{CPUS}/cpu{cpu}/topology/{name}"));
-            Some((text("physical_package_id")?, text("core_id")?))
-        };
-        let places: Option<BTreeSet<(i64, i64)>> = online.iter().map(place).collect();
-        if let Some(places) = places {
-            let sockets: BTreeSet<i64> = places.iter().map(|(socket, _)| *socket).collect();
-            topology.insert("sockets".into(), sockets.len().into());
-            topology.insert("cores".into(), places.len().into());
-        }
-        topology.insert("threads".into(), online.len().into());
+    let Some(online) = root.text(&format!("{CPUS}/online")).as_deref().and_then(cpu_list) else { return topology };
+    let place = |cpu: &u32| {
+        let number = |name: &str| root.number(&format!("{CPUS}/cpu{cpu}/topology/{name}"));
+        Some((number("physical_package_id")?, number("core_id")?))
+    };
+    if let Some(places) = online.iter().map(place).collect::<Option<BTreeSet<(i64, i64)>>>() {
+        let sockets: BTreeSet<i64> = places.iter().map(|(socket, _)| *socket).collect();
+        topology.insert("sockets".into(), sockets.len().into());
+        topology.insert("cores".into(), places.len().into());
     }
+    topology.insert("threads".into(), online.len().into());
     topology
 }
 
-/// CPUs and memory of each NUMA node.
+/// CPUs of each NUMA node.
 pub fn numa(root: &Root) -> Map<String, Value> {
     let mut numa = Map::new();
     let nodes = root.numbered("sys/devices/system/node", "node");
@@ -87,28 +82,19 @@ pub fn numa(root: &Root) -> Map<String, Value> {
     numa
 }
 
-/// How clocks are governed just now: words that the system gives, where it lets them be seen.
+/// The policy of the clocks at this moment, as far as the system shows it.
 pub fn clocks(root: &Root) -> Map<String, Value> {
-    let mut state = Map::new();
-    let frequency = format!("{CPUS}/cpu0/cpufreq");
-    for (name, file) in [
-        ("governor", "scaling_governor"),
-        ("driver", "scaling_driver"),
-        ("energy_preference", "energy_performance_preference"),
-    ] {
-        if let Some(word) = root.text(&format!("{frequency}/{file}")) {
-            state.insert(name.into(), word.into());
-        }
-    }
-    for (name, file) in [("least_mhz", "scaling_min_freq"), ("most_mhz", "scaling_max_freq")] {
-        if let Some(khz) = root.count(&format!("{frequency}/{file}")) {
-            state.insert(name.into(), (khz / 1000).into());
-        }
-    }
-    if let Some(turbo) = turbo(root) {
-        state.insert("turbo".into(), turbo.into());
-    }
-    state
+    let word = |file: &str| root.text(&format!("{CPUS}/cpu0/cpufreq/{file}")).map(Value::from);
+    let mhz = |file: &str| root.count(&format!("{CPUS}/cpu0/cpufreq/{file}")).map(|khz| Value::from(khz / 1000));
+    let state = [
+        ("governor", word("scaling_governor")),
+        ("driver", word("scaling_driver")),
+        ("energy_preference", word("energy_performance_preference")),
+        ("least_mhz", mhz("scaling_min_freq")),
+        ("most_mhz", mhz("scaling_max_freq")),
+        ("turbo", turbo(root).map(Value::from)),
+    ];
+    state.into_iter().filter_map(|(name, value)| Some((name.to_string(), value?))).collect()
 }
 
 /// Whether clocks may go above the rated one.
@@ -128,7 +114,7 @@ pub fn microcode(root: &Root) -> Option<String> {
     line_of(&text, "microcode").filter(|word| !word.is_empty()).map(str::to_string)
 }
 
-/// What the kernel does about each vulnerability that the processor has, up to the first semicolon.
+/// The kernel's mitigation of each vulnerability that the processor has, up to the first semicolon.
 pub fn mitigations(root: &Root) -> Map<String, Value> {
     let folder = format!("{CPUS}/vulnerabilities");
     let words = |name: &String| {

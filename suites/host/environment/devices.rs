@@ -1,13 +1,13 @@
 //! GPUs, their driver and libraries, and network devices: kinds and speeds, no addresses. No library is loaded for this:
-//! versions stand in the names of their files.
+//! the names of their files have the versions.
 
 use super::root::{Root, line_of};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use zbench_kernels::cuda::gpu::Search;
 
-/// Folders where loaders look.
-const USUAL: [&str; 6] = [
+/// Folders where the system's loader looks.
+const SYSTEM_FOLDERS: [&str; 6] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
     "usr/lib64",
@@ -16,7 +16,7 @@ const USUAL: [&str; 6] = [
     "usr/local/lib",
 ];
 
-/// Each GPU's model, as NVIDIA's driver tells.
+/// Each GPU's model, by NVIDIA's driver.
 pub fn gpus(root: &Root) -> Vec<Value> {
     const FOLDER: &str = "proc/driver/nvidia/gpus";
     let model = |name: &String| {
@@ -34,18 +34,17 @@ pub fn driver(root: &Root) -> Option<String> {
     line.split_whitespace().find(is_version).map(str::to_string)
 }
 
-/// The folders in and below a named one that may hold libraries: as pip lays out its packages, in an environment of Python's too.
+/// The folders in and below a given one that may hold libraries, also where pip installs them, in a virtual environment too.
 pub fn below(root: &Root, folder: &str) -> Vec<String> {
     let found = Search::inside(&root.path(folder)).into_iter();
     let top = root.path("");
     found.filter_map(|path| Some(path.strip_prefix(&top).ok()?.to_str()?.to_string())).collect()
 }
 
-/// A library by the beginning of its file's name: its folder and the names found there, longest first, as that says most
-/// about the version. `named` are folders to look into first.
-pub fn find_library(root: &Root, named: &[String], name: &str) -> Option<(String, String)> {
-    let folders = named.iter().map(String::as_str).chain(USUAL);
-    folders.into_iter().find_map(|folder| {
+/// A library by the beginning of its file's name: its folder and the longest name found there, as that says most about the
+/// version. `folders` are looked into before the system's.
+pub fn find_library(root: &Root, folders: &[String], name: &str) -> Option<(String, String)> {
+    folders.iter().map(String::as_str).chain(SYSTEM_FOLDERS).find_map(|folder| {
         let is_it =
             |file: &String| file.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
         let file = root.names(folder).into_iter().filter(is_it).max_by_key(String::len)?;
@@ -53,8 +52,8 @@ pub fn find_library(root: &Root, named: &[String], name: &str) -> Option<(String
     })
 }
 
-/// Versions of the libraries that a GPU needs, as far as their files say.
-pub fn libraries(root: &Root, named: &[String]) -> Map<String, Value> {
+/// Versions of the libraries that a GPU needs, by the names of their files.
+pub fn libraries(root: &Root, folders: &[String]) -> Map<String, Value> {
     const LIBRARIES: [(&str, &str); 5] = [
         ("cuda", "libcuda.so"),
         ("cudart", "libcudart.so"),
@@ -63,7 +62,7 @@ pub fn libraries(root: &Root, named: &[String]) -> Map<String, Value> {
         ("nccl", "libnccl.so"),
     ];
     let found = |(key, name): (&str, &str)| {
-        let (_, file) = find_library(root, named, name)?;
+        let (_, file) = find_library(root, folders, name)?;
         let version = file.strip_prefix(name)?.trim_start_matches('.');
         let version = if version.is_empty() { "there, its file states no version" } else { version };
         Some((key.to_string(), Value::from(version)))
@@ -71,7 +70,7 @@ pub fn libraries(root: &Root, named: &[String]) -> Map<String, Value> {
     LIBRARIES.into_iter().filter_map(found).collect()
 }
 
-/// Real network devices, as `2 x ethernet 25000 Mb/s`: those of hardware, not bridges, tunnels and loopback.
+/// Network devices of hardware, as `2 x ethernet 25000 Mb/s`; not bridges, tunnels and loopback.
 pub fn nics(root: &Root) -> Vec<Value> {
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
     for name in root.names("sys/class/net") {
@@ -91,8 +90,9 @@ pub fn nics(root: &Root) -> Vec<Value> {
         *kinds.entry(words).or_default() += 1;
     }
     for device in root.names("sys/class/infiniband") {
-        for port in root.names(&format!("sys/class/infiniband/{device}/ports")) {
-            if let Some(rate) = root.text(&format!("sys/class/infiniband/{device}/ports/{port}/rate")) {
+        let ports = format!("sys/class/infiniband/{device}/ports");
+        for port in root.names(&ports) {
+            if let Some(rate) = root.text(&format!("{ports}/{port}/rate")) {
                 *kinds.entry(format!("rdma port {rate}")).or_default() += 1;
             }
         }

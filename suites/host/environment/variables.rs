@@ -1,10 +1,11 @@
-//! Environment variables that have a say in how fast something runs, secrets left out and hosts hashed.
+//! Environment variables that influence how fast something runs, without secrets and with hosts hashed.
 
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use zbench_reports::redact;
 
-/// Beginnings of names that are recorded.
-const BEGIN: [&str; 17] = [
+/// Names with these prefixes are recorded.
+const PREFIXES: [&str; 17] = [
     "ZBENCH_",
     "NCCL_",
     "CUDA_",
@@ -23,7 +24,7 @@ const BEGIN: [&str; 17] = [
     "MALLOC_",
     "RUST_",
 ];
-/// Names that are recorded: the shape of a job, and what changes every program.
+/// Names that are recorded: the shape of a job, and what influences every program.
 const NAMES: [&str; 20] = [
     "WORLD_SIZE",
     "LOCAL_WORLD_SIZE",
@@ -46,8 +47,8 @@ const NAMES: [&str; 20] = [
     "GLIBC_TUNABLES",
     "GOMAXPROCS",
 ];
-/// What one process of this program tells another; it says nothing about the machine, and differs every time.
-const OURS: [&str; 7] = [
+/// Variables that one process of this program sets for another; they say nothing about the machine, and differ every time.
+const INTERNAL: [&str; 7] = [
     "ZBENCH_PARENT",
     "ZBENCH_TOKEN",
     "ZBENCH_LAUNCHED",
@@ -56,33 +57,25 @@ const OURS: [&str; 7] = [
     "ZBENCH_LINE_TOKEN",
     "ZBENCH_LOG_FILE",
 ];
-/// What follows from how the tests are run.
-const TESTS: &str = "ZBENCH_TEST_";
 /// A longer value is cut off.
-const MOST_CHARACTERS: usize = 300;
+const MAX_CHARACTERS: usize = 300;
 
 /// Whether a variable is recorded.
 pub fn is_recorded(name: &str) -> bool {
-    let is_ours = OURS.contains(&name) || name.starts_with(TESTS) || name.starts_with("RUST_TEST_");
-    !is_ours && (NAMES.contains(&name) || BEGIN.iter().any(|begin| name.starts_with(begin)))
+    let has = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    let is_left_out = INTERNAL.contains(&name) || has(&["ZBENCH_TEST_", "RUST_TEST_"]);
+    !is_left_out && (NAMES.contains(&name) || has(&PREFIXES))
 }
 
-/// Of these variables those that are recorded, in the order of their names. `host` is this host's name.
+/// The variables that are recorded, sorted by name. `host` is this host's name.
 pub fn recorded(variables: impl IntoIterator<Item = (String, String)>, host: &str) -> Map<String, Value> {
-    let mut chosen: Vec<(String, String)> = variables.into_iter().filter(|(name, _)| is_recorded(name)).collect();
-    chosen.sort();
-    let value = |name: &str, value: &str| {
-        let whole = redact::variable(name, value, host);
-        match whole.char_indices().nth(MOST_CHARACTERS) {
-            Some((end, _)) => format!("{}…", &whole[..end]),
-            None => whole,
+    let chosen: BTreeMap<String, String> = variables.into_iter().filter(|(name, _)| is_recorded(name)).collect();
+    let redacted = chosen.into_iter().map(|(name, value)| {
+        let mut value = redact::variable(&name, &value, host);
+        if let Some((end, _)) = value.char_indices().nth(MAX_CHARACTERS) {
+            value.replace_range(end.., "…");
         }
-    };
-    chosen
-        .into_iter()
-        .map(|(name, text)| {
-            let value = value(&name, &text);
-            (name, value.into())
-        })
-        .collect()
+        (name, value.into())
+    });
+    redacted.collect()
 }

@@ -1,10 +1,10 @@
-//! Counters of the machine that only grow: what a cell did to them is the difference between two looks.
+//! Counters of the machine that only grow: a cell's share is the difference between two readings.
 
 use crate::environment::container;
 use crate::environment::root::{Root, line_of};
+pub(super) use crate::machine::TICKS;
+use crate::machine::cpu_ticks;
 
-/// Clock ticks per second of /proc; fixed at 100 in Linux's interface to user space.
-pub(super) const TICKS: f64 = 100.0;
 /// Bytes of a page of /proc/vmstat, on the machines that this runs on.
 pub(super) const PAGE: u64 = 4096;
 
@@ -13,7 +13,7 @@ pub(super) const PAGE: u64 = 4096;
 pub(super) struct Counters {
     pub throttle_events: Option<u64>,
     pub throttle_ms: Option<u64>,
-    /// Ticks of the cores that this process may use: working (for whomever), stolen by the hypervisor.
+    /// Ticks in which the cores that this process may use worked for any process, and those that the hypervisor took.
     pub busy_ticks: Option<f64>,
     pub stolen_ticks: Option<f64>,
     /// Seconds of this process and of its children that have ended.
@@ -34,7 +34,7 @@ impl Counters {
         let pages = |name: &str| line_of(&vmstat, name)?.parse().ok();
         let stat = root.text("proc/stat").unwrap_or_default();
         let (busy_ticks, stolen_ticks) = ticks(&stat, cpus).unzip();
-        let own = own(root);
+        let (own_seconds, major_faults) = own(root).unzip();
         let quota = |line: &str| container::group_number(root, "cpu", "cpu.stat", line);
         // Version 1 of control groups counts nanoseconds, version 2 microseconds.
         let throttled_us = quota("throttled_usec").or_else(|| quota("throttled_time").map(|ns| ns / 1000));
@@ -43,8 +43,8 @@ impl Counters {
             throttle_ms: throttle_ms(root, cpus),
             busy_ticks,
             stolen_ticks,
-            own_seconds: own.map(|(seconds, _)| seconds),
-            major_faults: own.map(|(_, faults)| faults),
+            own_seconds,
+            major_faults,
             swap_in_pages: pages("pswpin"),
             swap_out_pages: pages("pswpout"),
             memory_stall_us: stall(root, "memory"),
@@ -56,15 +56,15 @@ impl Counters {
     }
 }
 
-/// How often cores and packages were slowed for heat: all cores together, and the package of which it is said most often,
-/// as its counter stands in the folder of each of its cores.
+/// How often cores and packages were slowed for heat: the sum over cores, and the maximum over packages, as a package's counter
+/// stands in the folder of each of its cores.
 pub(super) fn throttle_events(root: &Root, cpus: &[u32]) -> Option<u64> {
     let cores = throttles(root, cpus, "core_throttle_count").reduce(u64::saturating_add);
     let packages = throttles(root, cpus, "package_throttle_count").max();
     (cores.is_some() || packages.is_some()).then(|| cores.unwrap_or(0).saturating_add(packages.unwrap_or(0)))
 }
 
-/// For how many milliseconds the mean core, or its package, was slowed.
+/// How many milliseconds a core, or its package, was slowed on average.
 fn throttle_ms(root: &Root, cpus: &[u32]) -> Option<u64> {
     let sum = |what| throttles(root, cpus, what).reduce(u64::saturating_add);
     let most = sum("core_throttle_total_time_ms").max(sum("package_throttle_total_time_ms"))?;
@@ -75,13 +75,11 @@ fn throttles<'a>(root: &'a Root, cpus: &'a [u32], what: &'a str) -> impl Iterato
     cpus.iter().filter_map(move |cpu| root.count(&format!("sys/devices/system/cpu/cpu{cpu}/thermal_throttle/{what}")))
 }
 
-/// Working and stolen ticks of these cores; of a stolen tick nobody knows what it would have done.
+/// Busy and stolen ticks of these cores. A stolen tick counts as neither busy nor idle.
 fn ticks(stat: &str, cpus: &[u32]) -> Option<(f64, f64)> {
     let mut sums = None;
     for cpu in cpus {
-        let fields: Vec<f64> =
-            line_of(stat, &format!("cpu{cpu}"))?.split_whitespace().map_while(|n| n.parse().ok()).collect();
-        // user, nice, system, then idle and iowait, irq, softirq, steal.
+        let fields = cpu_ticks(stat, &format!("cpu{cpu}"))?;
         let busy: f64 = [0, 1, 2, 5, 6].iter().filter_map(|i| fields.get(*i)).sum();
         let stolen = *fields.get(7)?;
         let (all_busy, all_stolen) = sums.unwrap_or((0.0, 0.0));
@@ -90,7 +88,7 @@ fn ticks(stat: &str, cpus: &[u32]) -> Option<(f64, f64)> {
     sums
 }
 
-/// Processor seconds and major faults of this process and of its children that have ended, and theirs.
+/// Processor seconds and major faults of this process and of all its descendants that have ended.
 fn own(root: &Root) -> Option<(f64, u64)> {
     let stat = root.text("proc/self/stat")?;
     // The name of the program may hold spaces; it ends with the last bracket. Then the state, and numbers.
@@ -99,7 +97,8 @@ fn own(root: &Root) -> Option<(f64, u64)> {
     Some((sum(10..14)? as f64 / TICKS, sum(8..10)?))
 }
 
-/// Microseconds in which somebody waited for a resource: of this process's group where it says so, else of the machine.
+/// Microseconds in which some task waited for a resource: in this process's control group where that states it, else on the
+/// whole machine.
 fn stall(root: &Root, resource: &str) -> Option<u64> {
     let of_group = container::folders(root, resource)
         .iter()

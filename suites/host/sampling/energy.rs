@@ -1,8 +1,25 @@
-//! Energy by the processors' own counters (RAPL).
+//! Energy by the processors' own counters (RAPL), and the energy of the timed steps by any counter.
 
 use crate::environment::root::Root;
 
-/// Joules from counters of microjoules that begin again at 0 when they are full.
+/// Readings of a GPU's energy counter, millijoules: when the last untimed step and when the last timed step had ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TimedEnergy([Option<u64>; 2]);
+
+impl TimedEnergy {
+    /// A step has ended, and the counter stood at this value.
+    pub fn step(&mut self, timed: bool, millijoules: Option<u64>) {
+        self.0[usize::from(timed)] = millijoules;
+    }
+
+    /// Energy of the timed steps.
+    pub fn joules(&self) -> Option<f64> {
+        let [untimed, timed] = self.0;
+        Some(timed?.saturating_sub(untimed?) as f64 / 1e3)
+    }
+}
+
+/// Joules from counters of microjoules that begin again at 0 when they overflow.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Energy {
     pub zones: Vec<Zone>,
@@ -11,6 +28,7 @@ pub(super) struct Energy {
     pub why_not: Option<String>,
 }
 
+/// One counter.
 #[derive(Clone, Debug)]
 pub(super) struct Zone {
     file: String,
@@ -50,8 +68,8 @@ impl Energy {
         energy
     }
 
-    /// Adds what was used since the last look. A counter that went backwards was full in between; it cannot have been
-    /// full twice, as that takes minutes.
+    /// Adds what was used since the last call. A counter that went backwards has overflowed in between; it cannot have done so
+    /// twice, as that takes minutes.
     pub fn advance(&mut self, root: &Root) {
         for zone in &mut self.zones {
             let grown = root.count(&zone.file).and_then(|now| {

@@ -1,19 +1,20 @@
-//! What GPUs do while a cell runs on them: clocks, heat, power, energy, memory, and why they were slowed. NVML tells.
+//! What NVML says of GPUs while a cell runs on them: clocks, heat, power, energy, memory, and why they were slowed.
 
+use super::energy::TimedEnergy;
 use super::spread;
 use crate::devices;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use zbench_kernels::cuda::gpu::{Reading, Throttle};
 
-/// Of one GPU, between the beginning and the end of a cell. Absent is what it does not tell; `missing` says why.
+/// What was sampled of one GPU. A field is absent where the GPU does not state its value; `missing` says why.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GpuSampled {
     /// Its number.
     pub gpu: usize,
     /// How often it was read.
     pub samples: u64,
-    /// Clock of the multiprocessors: least, median and most of the samples.
+    /// Clock of the multiprocessors: minimum, median and maximum of the samples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sm_clock_mhz: Option<[f64; 3]>,
     /// Clock of the memory.
@@ -28,26 +29,26 @@ pub struct GpuSampled {
     /// Power that it may draw.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power_limit_w: Option<f64>,
-    /// Energy used, start and measurements of the peak included.
+    /// Energy used, including the start and the measurements of the peak.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_joules: Option<f64>,
-    /// The same between the end of the last untimed and of the last timed step.
+    /// Energy between the end of the last untimed and of the last timed step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timed_joules: Option<f64>,
-    /// Share of the samples in which it was slowed for heat or for the power supply's sake.
+    /// Share of the samples in which it was slowed for heat or by the power supply.
     pub slowed_share: f64,
     /// Share of the samples in which it was held at its power limit, as large products do.
     pub power_capped_share: f64,
     /// All reasons for lower clocks that were seen, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub throttle_reasons: Vec<String>,
-    /// Most bytes of its memory that processes used, whoever they were.
+    /// Most bytes of its memory that all processes together used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,
     /// Bytes that the driver keeps for itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved_bytes: Option<u64>,
-    /// By what is not there: why.
+    /// Why a field is absent, by the field's name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub missing: BTreeMap<&'static str, String>,
 }
@@ -57,9 +58,10 @@ pub struct GpuSampled {
 pub struct GpuWatch {
     gpu: usize,
     read: fn(usize) -> Option<Reading>,
+    /// Energy at the beginning and in the newest sample, millijoules.
     begin: Option<u64>,
-    timed: (Option<u64>, Option<u64>),
     last: Option<u64>,
+    timed: TimedEnergy,
     readings: Vec<[Option<f64>; 4]>,
     slowed: u64,
     capped: u64,
@@ -68,15 +70,15 @@ pub struct GpuWatch {
 }
 
 impl GpuWatch {
-    /// Begins with a first look; nothing where there is nothing to be read.
+    /// Begins with a first sample; nothing where NVML does not know the GPU.
     pub fn begin(gpu: usize, read: fn(usize) -> Option<Reading>) -> Option<GpuWatch> {
         let first = read(gpu)?;
         let mut watch = GpuWatch {
             gpu,
             read,
             begin: first.energy_mj.as_ref().ok().copied(),
-            timed: (None, None),
             last: None,
+            timed: TimedEnergy::default(),
             readings: Vec::new(),
             slowed: 0,
             capped: 0,
@@ -87,7 +89,7 @@ impl GpuWatch {
         Some(watch)
     }
 
-    /// One look.
+    /// Takes one sample.
     pub fn sample(&mut self) {
         if let Some(reading) = (self.read)(self.gpu) {
             self.take(&reading);
@@ -95,33 +97,21 @@ impl GpuWatch {
     }
 
     fn take(&mut self, reading: &Reading) {
-        let mut number = |name: &'static str, value: Result<f64, &String>| match value {
-            Ok(value) => Some(value),
-            Err(why) => {
-                self.found.missing.entry(name).or_insert_with(|| why.clone());
-                None
-            }
-        };
-        let whole = |value: &Result<u32, String>| value.as_ref().map(|value| f64::from(*value)).map_err(|_| ());
-        let of = |value: &'_ Result<u32, String>| {
-            whole(value).map_err(|()| value.as_ref().err().cloned().unwrap_or_default())
-        };
-        let [sm, memory] = [of(&reading.sm_mhz), of(&reading.memory_mhz)];
-        let [heat, power] = [of(&reading.celsius), of(&reading.power_mw).map(|mw| mw / 1e3)];
+        let found = &mut self.found;
+        let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
+        let mut known = |name, value: &_| known(&mut found.missing, name, value);
         self.readings.push([
-            number("sm_clock_mhz", sm.as_ref().copied()),
-            number("memory_clock_mhz", memory.as_ref().copied()),
-            number("temperature_c", heat.as_ref().copied()),
-            number("power_w", power.as_ref().copied()),
+            known("sm_clock_mhz", &reading.sm_mhz).map(f64::from),
+            known("memory_clock_mhz", &reading.memory_mhz).map(f64::from),
+            known("temperature_c", &reading.celsius).map(f64::from),
+            known("power_w", &reading.power_mw).map(watts),
         ]);
-        let energy = reading.energy_mj.as_ref().map(|mj| *mj as f64);
-        self.last = number("energy_joules", energy).map(|mj| mj as u64).or(self.last);
-        let limit = of(&reading.power_limit_mw).map(|mw| mw / 1e3);
-        self.found.power_limit_w = number("power_limit_w", limit.as_ref().copied()).or(self.found.power_limit_w);
-        let used = number("used_bytes", reading.used_bytes.as_ref().map(|bytes| *bytes as f64));
-        self.found.used_bytes = used.map(|bytes| bytes as u64).max(self.found.used_bytes);
-        let reserved = number("reserved_bytes", reading.reserved_bytes.as_ref().map(|bytes| *bytes as f64));
-        self.found.reserved_bytes = reserved.map(|bytes| bytes as u64).or(self.found.reserved_bytes);
+        found.power_limit_w = known("power_limit_w", &reading.power_limit_mw).map(watts).or(found.power_limit_w);
+        let missing = &mut found.missing;
+        self.last = self::known(missing, "energy_joules", &reading.energy_mj).or(self.last);
+        found.used_bytes = self::known(missing, "used_bytes", &reading.used_bytes).max(found.used_bytes);
+        let reserved = self::known(missing, "reserved_bytes", &reading.reserved_bytes);
+        found.reserved_bytes = reserved.or(found.reserved_bytes);
         let why = reading.throttle.as_deref().unwrap_or_default();
         let slows = |why: &Throttle| {
             matches!(
@@ -139,19 +129,13 @@ impl GpuWatch {
 
     /// A step has ended.
     pub fn step(&mut self, timed: bool) {
-        let energy = (self.read)(self.gpu).and_then(|reading| reading.energy_mj.ok());
-        if timed {
-            self.timed.1 = energy;
-        } else {
-            self.timed.0 = energy;
-        }
+        self.timed.step(timed, (self.read)(self.gpu).and_then(|reading| reading.energy_mj.ok()));
     }
 
     /// The cell has ended.
     pub fn end(mut self) -> GpuSampled {
         self.sample();
         let column = |i: usize| spread(&self.readings.iter().filter_map(|row| row[i]).collect::<Vec<_>>());
-        let joules = |from: Option<u64>, to: Option<u64>| Some(to?.saturating_sub(from?) as f64 / 1e3);
         let samples = self.readings.len() as u64;
         GpuSampled {
             gpu: self.gpu,
@@ -160,8 +144,8 @@ impl GpuWatch {
             memory_clock_mhz: column(1),
             temperature_c: column(2),
             power_w: column(3),
-            energy_joules: joules(self.begin, self.last),
-            timed_joules: joules(self.timed.0, self.timed.1),
+            energy_joules: self.last.zip(self.begin).map(|(last, begin)| last.saturating_sub(begin) as f64 / 1e3),
+            timed_joules: self.timed.joules(),
             slowed_share: self.slowed as f64 / samples.max(1) as f64,
             power_capped_share: self.capped as f64 / samples.max(1) as f64,
             throttle_reasons: self.reasons.into_iter().collect(),
@@ -170,7 +154,19 @@ impl GpuWatch {
     }
 }
 
-/// The GPUs of a cell, where NVML tells of them.
+/// A value of a reading; the reason where there is none goes into `missing`.
+fn known<T: Copy>(
+    missing: &mut BTreeMap<&'static str, String>,
+    name: &'static str,
+    value: &Result<T, String>,
+) -> Option<T> {
+    if let Err(why) = value {
+        missing.entry(name).or_insert_with(|| why.clone());
+    }
+    value.as_ref().ok().copied()
+}
+
+/// Watches the first GPUs of this machine, those that NVML knows.
 pub fn watches(gpus: usize) -> Vec<GpuWatch> {
     (0..gpus).filter_map(|gpu| GpuWatch::begin(gpu, devices::reading)).collect()
 }

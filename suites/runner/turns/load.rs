@@ -1,16 +1,14 @@
-//! How much of the machine others use while an experiment runs: what all cores worked, less what the experiment's own
-//! processes did. Foreign work on the same cores biases a comparison towards no difference, so rounds under it are discarded.
+//! How much of the machine others use while an experiment runs: the work of all cores, less that of the experiment's own
+//! processes. Foreign work on the same cores biases a comparison towards no difference, so rounds under it are discarded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
+use zbench_host::machine::{TICKS, cores, cpu_ticks, shows_own_cores_only};
 
-/// Clock ticks per second of /proc; fixed at 100 in Linux's interface to user space.
-const TICKS: f64 = 100.0;
-
-/// Watches the processes of an experiment, and all others.
+/// Compares the work of an experiment's processes with that of all processes.
 pub struct Load {
-    cores: usize,
-    own: BTreeSet<u32>,
+    /// Whether the system shows the cores of this process alone. Else the work of others need not be in the way, and no share is told.
+    is_known: bool,
     since: Option<Sample>,
 }
 
@@ -21,60 +19,53 @@ struct Sample {
     own: f64,
 }
 
-/// What others used since the last look, as shares of all cores.
+/// What others used since the last sample, as shares of all cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
     /// Other processes of this system.
     pub others: f64,
-    /// Other guests of this machine, where the system can tell.
+    /// Other guests of this machine, where the system states it.
     pub stolen: f64,
 }
 
 impl Load {
-    /// Begins to watch. Where the system shows more cores than this process may use, the work of others is not in the way, and no share is told.
+    /// Takes the first sample.
     pub fn begin() -> Load {
-        let mut load = Load { cores: shown_cores(), own: BTreeSet::new(), since: None };
-        load.since = load.sample();
-        load
+        Load { is_known: shows_own_cores_only(), since: Sample::now() }
     }
 
-    /// Seconds since the last look.
+    /// Seconds since the last sample.
     pub fn seconds(&self) -> f64 {
         self.since.as_ref().map_or(f64::INFINITY, |since| since.at.elapsed().as_secs_f64())
     }
 
-    /// What others used since the last look; nothing where it cannot be told.
+    /// Takes a sample: what others used since the last one; nothing where that is not known.
     pub fn look(&mut self) -> Option<Shares> {
-        if self.cores != zbench_host::machine::cores() {
-            return None;
-        }
-        let now = self.sample()?;
-        let before = self.since.replace(now)?;
-        let now = self.since.as_ref()?;
-        let all = (now.at - before.at).as_secs_f64() * self.cores as f64;
-        let stolen = now.stolen - before.stolen;
-        let others = all - (now.idle - before.idle) - stolen - (now.own - before.own);
-        Some(Shares { others: (others / all).max(0.0), stolen: (stolen / all).max(0.0) })
-    }
-
-    /// All processes that descend from this one are its own, also those that began since the last look.
-    fn sample(&mut self) -> Option<Sample> {
-        self.own = descendants(std::process::id());
-        let stat = std::fs::read_to_string("/proc/stat").ok()?;
-        let at = Instant::now();
-        let fields: Vec<f64> =
-            stat.lines().next()?.split_whitespace().skip(1).filter_map(|number| number.parse().ok()).collect();
-        // user, nice, system, idle, iowait, irq, softirq, steal.
-        let idle = fields.get(3)? + fields.get(4)?;
-        let stolen = fields.get(7).copied().unwrap_or(0.0);
-        let own: f64 = self.own.iter().filter_map(|pid| Some(process(*pid)?.ticks)).sum();
-        Some(Sample { at, idle: idle / TICKS, stolen: stolen / TICKS, own: own / TICKS })
+        let now = Sample::now().filter(|_| self.is_known)?;
+        let before = self.since.as_ref();
+        let shares = before.map(|before| {
+            let all = (now.at - before.at).as_secs_f64() * cores() as f64;
+            let stolen = now.stolen - before.stolen;
+            let others = all - (now.idle - before.idle) - stolen - (now.own - before.own);
+            Shares { others: (others / all).max(0.0), stolen: (stolen / all).max(0.0) }
+        });
+        self.since = Some(now);
+        shares
     }
 }
 
-fn shown_cores() -> usize {
-    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    stat.lines().filter(|line| line.starts_with("cpu")).count().saturating_sub(1)
+impl Sample {
+    /// All processes that descend from this one are its own, also those that began since the last sample.
+    fn now() -> Option<Sample> {
+        let own = descendants(std::process::id());
+        let stat = std::fs::read_to_string("/proc/stat").ok()?;
+        let at = Instant::now();
+        let fields = cpu_ticks(&stat, "cpu")?;
+        let idle = fields.get(3)? + fields.get(4)?;
+        let stolen = fields.get(7).copied().unwrap_or(0.0);
+        let own: f64 = own.iter().filter_map(|pid| Some(process(*pid)?.ticks)).sum();
+        Some(Sample { at, idle: idle / TICKS, stolen: stolen / TICKS, own: own / TICKS })
+    }
 }
 
 struct Process {
@@ -91,7 +82,7 @@ fn process(pid: u32) -> Option<Process> {
     Some(Process { parent: fields.get(1)?.parse().ok()?, ticks: [11, 12, 13, 14].into_iter().filter_map(number).sum() })
 }
 
-/// A process and all that it and those that it started have started.
+/// A process and all its descendants.
 pub fn descendants(root: u32) -> BTreeSet<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
