@@ -1,16 +1,18 @@
 //! accelerate's YAML: distributed_type FSDP, plain data parallelism, and DEEPSPEED where its keys stand in the file.
 
-pub mod keys;
 mod mesh;
 mod staged;
 
-use super::Format;
 use super::draft::{Draft, Options, whole};
 use super::node::{Key, Node, Value};
+use super::{Format, keys};
 use toml::Value as Toml;
 use zbench_config::ConfigError;
 
 const PREFIX: &str = "fsdp_";
+
+/// Keys of deepspeed_config whose value may be left to the training script.
+pub const AUTO: &[&str] = &["deepspeed_config.gradient_accumulation_steps", "deepspeed_config.gradient_clipping"];
 
 /// Every key of a file, and the settings that come of them.
 ///
@@ -19,7 +21,7 @@ const PREFIX: &str = "fsdp_";
 pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, ConfigError> {
     let mut draft = Draft::new(Format::Accelerate, source);
     let root = prefixed(root, &mut draft);
-    draft.walk(keys::TOP, &root, "");
+    draft.walk(&root, "");
     if draft.is_sound() {
         map(&mut draft, options);
     }
@@ -36,23 +38,16 @@ fn prefixed(root: &Node, draft: &mut Draft) -> Node {
     let Value::Table(entries) = &mut root.value else { return root };
     let Some((_, inner)) = entries.iter_mut().find(|(key, _)| key.name == "fsdp_config") else { return root };
     let Value::Table(inner) = &mut inner.value else { return root };
-    let has = |inner: &[(Key, Node)], name: &str| inner.iter().any(|(key, _)| key.name == name);
-    let known = super::keys::flat(keys::TOP);
     for at in 0..inner.len() {
-        let key = &inner[at].0;
-        let full = format!("{PREFIX}{}", key.name);
-        if key.name.starts_with(PREFIX)
-            || !known.iter().any(|(name, _)| name.strip_prefix("fsdp_config.") == Some(full.as_str()))
-        {
+        let Key { name, place } = inner[at].0.clone();
+        let full = format!("{PREFIX}{name}");
+        let path = format!("fsdp_config.{full}");
+        if name.starts_with(PREFIX) || keys::ACCELERATE.iter().all(|spec| spec.key != path) {
             continue;
         }
-        if has(inner, &full) {
-            let (place, name) = (key.place, key.name.clone());
-            draft.problem(
-                Some(place),
-                &format!("fsdp_config.{name}"),
-                format!("stands beside {full}, which is the same; keep one of them"),
-            );
+        if inner.iter().any(|(key, _)| key.name == full) {
+            let message = format!("stands beside {full}, which is the same; keep one of them");
+            draft.problem(Some(place), &format!("fsdp_config.{name}"), message);
             continue;
         }
         inner[at].0.name = full;
@@ -171,16 +166,15 @@ fn fsdp(draft: &mut Draft, ranks: u64) {
 fn first(draft: &mut Draft, ranks: u64) -> &'static str {
     let path = "fsdp_config.fsdp_sharding_strategy";
     let second = "fsdp_config.fsdp_reshard_after_forward";
-    let given = draft.word(path);
     match draft.flag(second) {
         Some(_) => draft.ignored(second, "Version 1 reads fsdp_sharding_strategy."),
         None => draft.ignored(second, "Version 1 reads fsdp_sharding_strategy, and this where that is absent."),
     }
     // Older files of version 1 may have the word under the other key.
-    let given = given.or_else(|| keys::STRATEGIES.iter().find(|known| draft.text(second) == Some(known)).copied());
+    let given = draft.word(path).or(draft.text(second)).unwrap_or("FULL_SHARD").to_string();
     let per_node = draft.setting_count("parallel.ranks_per_node").unwrap_or(ranks);
     let shard = ("parallel.shard", whole(per_node));
-    let (strategy, settings, reason) = match given.unwrap_or("FULL_SHARD") {
+    let (strategy, settings, reason) = match given.as_str() {
         "SHARD_GRAD_OP" => ("fsdp-grad-op", Vec::new(), "Gathered weights are kept from forward to backward."),
         "NO_SHARD" => ("ddp", Vec::new(), "Nothing is split."),
         "HYBRID_SHARD" => ("hsdp", vec![shard], "Everything is split inside a machine; machines are replicas."),
@@ -243,11 +237,8 @@ fn prefetch(draft: &mut Draft, version: u64) {
             false
         }
         None => {
-            draft.derived(
-                "parallel.prefetch",
-                whole(0),
-                "fsdp_backward_prefetch is absent, and accelerate takes NO_PREFETCH",
-            );
+            let reason = "fsdp_backward_prefetch is absent, and accelerate takes NO_PREFETCH";
+            draft.derived("parallel.prefetch", whole(0), reason);
             false
         }
     };
@@ -267,11 +258,8 @@ fn switches(draft: &mut Draft) {
     let at = |name: &str| format!("fsdp_config.{PREFIX}{name}");
     if draft.flag(&at("offload_params")) == Some(true) {
         let settings = [("memory.offload_parameters", word("host")), ("memory.offload_optimizer", word("host"))];
-        draft.used(
-            &at("offload_params"),
-            &settings,
-            "Weights and gradients live in the host's memory, and the update is done there.",
-        );
+        let reason = "Weights and gradients live in the host's memory, and the update is done there.";
+        draft.used(&at("offload_params"), &settings, reason);
     } else {
         draft.default(&at("offload_params"), "Nothing is offloaded.");
     }
@@ -279,10 +267,8 @@ fn switches(draft: &mut Draft) {
         let settings = [("memory.checkpointing", word("full"))];
         draft.used(&at("activation_checkpointing"), &settings, "Every block is computed again for backward.");
     } else {
-        draft.default(
-            &at("activation_checkpointing"),
-            "Off; where the script turns it on: --set memory.checkpointing=full.",
-        );
+        let reason = "Off; where the script turns it on: --set memory.checkpointing=full.";
+        draft.default(&at("activation_checkpointing"), reason);
     }
     state_dict(draft);
     loading(draft);
@@ -310,11 +296,8 @@ fn loading(draft: &mut Draft) {
         Some(false) => "everywhere",
         None => return,
     };
-    draft.used(
-        path,
-        &[("model.loading", word(way))],
-        "Whether one rank reads the weights and hands them out, or each reads all.",
-    );
+    let reason = "Whether one rank reads the weights and hands them out, or each reads all.";
+    draft.used(path, &[("model.loading", word(way))], reason);
 }
 
 /// What accelerate makes of one word: autocast for plain data parallelism, FSDP's own policy, DeepSpeed's casts.

@@ -1,6 +1,5 @@
 //! DeepSpeed's JSON, read as DeepSpeed's `runtime/config.py` and `runtime/zero/config.py` do.
 
-pub mod keys;
 mod precision;
 mod training;
 
@@ -23,7 +22,7 @@ pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, Con
         draft.problem(Some(node.place), "zero_optimization", message);
         return draft.finish(options);
     }
-    draft.walk(keys::TOP, root, "");
+    draft.walk(root, "");
     if draft.is_sound() {
         map(&mut draft, options);
     }
@@ -67,10 +66,8 @@ fn zero(draft: &mut Draft) -> u64 {
     }
     let is_third = stage == 3;
     if is_third && hpz > 1 && mics > 0 {
-        draft.refuse(
-            &at("mics_shard_size"),
-            "stands beside zero_hpz_partition_size, and MiCS keeps no second copy; keep one of them",
-        );
+        let reason = "stands beside zero_hpz_partition_size, and MiCS keeps no second copy; keep one of them";
+        draft.refuse(&at("mics_shard_size"), reason);
         return 1;
     }
     let strategy = match stage {
@@ -177,10 +174,8 @@ pub fn offload(draft: &mut Draft, stage: u64, sections: [Section; 2]) {
             false => home,
         };
         if home == "none" && draft.word(&device).is_some_and(|device| device != "none") {
-            draft.ignored(
-                &device,
-                "Weights are split, and so offloaded, in stage 3 alone: below it nothing reads this key.",
-            );
+            let reason = "Weights are split, and so offloaded, in stage 3 alone: below it nothing reads this key.";
+            draft.ignored(&device, reason);
         } else if home == "none" {
             draft.default(&device, "Nothing is offloaded.");
         } else if stage < least {
@@ -268,29 +263,21 @@ fn activations(draft: &mut Draft, tensor: u64) {
     let full = ("memory.checkpointing", word("full"));
     if draft.flag(&at("cpu_checkpointing")) == Some(true) {
         let settings = [("memory.offload_activations", word("host")), full.clone()];
-        draft.used(
-            &at("cpu_checkpointing"),
-            &settings,
-            "The inputs that checkpointing keeps wait in the host's memory.",
-        );
+        let reason = "The inputs that checkpointing keeps wait in the host's memory.";
+        draft.used(&at("cpu_checkpointing"), &settings, reason);
     } else {
         draft.default(&at("cpu_checkpointing"), "What is kept stays on the device.");
     }
     match draft.flag(&at("partition_activations")) {
         Some(true) if tensor > 1 => {
             let settings = [("memory.partition_activations", Toml::Boolean(true)), full];
-            draft.used(
-                &at("partition_activations"),
-                &settings,
-                "The inputs that checkpointing keeps are split over the tensor ranks.",
-            );
+            let reason = "The inputs that checkpointing keeps are split over the tensor ranks.";
+            draft.used(&at("partition_activations"), &settings, reason);
         }
         Some(true) => {
-            draft.used(
-                &at("partition_activations"),
-                &[full],
-                "It says that the model checkpoints its activations; there is one tensor rank, so nothing is split.",
-            );
+            let reason =
+                "It says that the model checkpoints its activations; there is one tensor rank, so nothing is split.";
+            draft.used(&at("partition_activations"), &[full], reason);
         }
         _ => draft.default(&at("partition_activations"), "Nothing is split."),
     }

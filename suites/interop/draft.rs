@@ -48,6 +48,7 @@ pub struct Draft {
     pub made: Vec<Made>,
     /// What a reader must know beside the rows.
     pub notes: Vec<String>,
+    specs: &'static [Spec],
     found: Vec<Found>,
     problems: Vec<Problem>,
     /// Problems beyond those that are told.
@@ -55,7 +56,7 @@ pub struct Draft {
 }
 
 /// What DeepSpeed's fields of stage 3 are called by, or not: their models take fields by name and by alias.
-const STAGE_3: &str = "stage3_";
+const STAGE_3: &str = "zero_optimization.stage3_";
 /// Problems that are told of one file. Who has more has another kind of file, and reads none of them.
 const MOST_PROBLEMS: usize = 50;
 
@@ -75,6 +76,11 @@ impl Draft {
             rows: Vec::new(),
             made: Vec::new(),
             notes: Vec::new(),
+            specs: match format {
+                Format::DeepSpeed => &keys::DEEPSPEED,
+                Format::Accelerate => &keys::ACCELERATE,
+                Format::HuggingFace => &[],
+            },
             found: Vec::new(),
             problems: Vec::new(),
             untold: 0,
@@ -82,18 +88,20 @@ impl Draft {
     }
 
     /// Takes up every key of a table; what is unknown, deprecated or of a wrong type becomes a problem.
-    pub fn walk(&mut self, specs: &'static [Spec], table: &Node, prefix: &str) {
+    pub fn walk(&mut self, table: &Node, section: &str) {
         for (key, node) in table.table().unwrap_or_default() {
-            let path = if prefix.is_empty() { key.name.clone() } else { format!("{prefix}.{}", key.name) };
-            let is_field =
-                |spec: &&Spec| prefix == "zero_optimization" && spec.key.strip_prefix(STAGE_3) == Some(&key.name);
-            let found = specs.iter().find(|spec| spec.key == key.name).or_else(|| specs.iter().find(is_field));
+            let path = if section.is_empty() { key.name.clone() } else { format!("{section}.{}", key.name) };
+            let is_field = |spec: &&Spec| {
+                section == "zero_optimization" && spec.key.strip_prefix(STAGE_3) == Some(key.name.as_str())
+            };
+            let specs = self.specs;
+            let found = specs.iter().find(|spec| spec.key == path).or_else(|| specs.iter().find(is_field));
             let Some(spec) = found else {
                 // DeepSpeed looks up what it knows at the top, and people put their remarks beside it.
-                if self.format == Format::DeepSpeed && prefix.is_empty() && key.name.starts_with('_') {
+                if self.format == Format::DeepSpeed && section.is_empty() && key.name.starts_with('_') {
                     self.remark(&key.name, key.place, node);
                 } else {
-                    self.unknown(specs, &path, &key.name, key.place);
+                    self.unknown(section, &path, &key.name, key.place);
                 }
                 continue;
             };
@@ -101,30 +109,27 @@ impl Draft {
                 self.problem(Some(key.place), &path, format!("is deprecated; {instead}"));
                 continue;
             }
-            let has_auto = self.format == Format::DeepSpeed || super::accelerate::keys::AUTO.contains(&path.as_str());
-            let may_be_auto = is_auto(node) && !matches!(spec.fate, Fate::Holds(_)) && has_auto;
-            if !may_be_auto && let Err(message) = spec.kind.check(node) {
+            let has_auto = self.format == Format::DeepSpeed || super::accelerate::AUTO.contains(&path.as_str());
+            let may_be_auto = is_auto(node) && spec.fate != Fate::Section && has_auto;
+            if !may_be_auto && let Err(message) = spec.check(node) {
                 self.problem(Some(node.place), &path, message);
-                continue;
-            }
-            match spec.fate {
-                Fate::Holds(inner) if node.table().is_some_and(|table| !table.is_empty()) => {
-                    self.walk(inner, node, &path);
-                }
-                _ => self.take(spec, &path, key.place, node),
+            } else if spec.fate == Fate::Section && node.table().is_some_and(|table| !table.is_empty()) {
+                self.walk(node, &path);
+            } else {
+                self.take(spec, &path, key.place, node);
             }
         }
     }
 
-    fn unknown(&mut self, specs: &[Spec], path: &str, name: &str, place: Place) {
+    fn unknown(&mut self, section: &str, path: &str, name: &str, place: Place) {
         // What is not told needs no nearest spelling.
         if self.problems.len() >= MOST_PROBLEMS {
             self.untold += 1;
             return;
         }
         let shown: String = path.chars().take(80).collect();
-        let near = keys::nearest(name, specs.iter().map(|spec| spec.key));
-        let message = match (near, keys::elsewhere(self.top(), name)) {
+        let beside = self.specs.iter().map(Spec::parts).filter(|(of, _)| *of == section).map(|(_, name)| name);
+        let message = match (keys::nearest(name, beside), keys::elsewhere(self.specs, name)) {
             (_, Some(full)) => format!("unknown key here; take it out, or write it as {full} if that is meant"),
             (Some(near), None) => format!("unknown key; did you mean {near}?"),
             _ => "unknown key; take it out (docs/import-keys.md lists all keys)".to_string(),
@@ -138,14 +143,6 @@ impl Draft {
         self.row(Row { key, value, verdict: Verdict::Ignored, becomes: Vec::new(), reason, place: Some(place) });
     }
 
-    fn top(&self) -> &'static [Spec] {
-        match self.format {
-            Format::DeepSpeed => super::deepspeed::keys::TOP,
-            Format::Accelerate => super::accelerate::keys::TOP,
-            Format::HuggingFace => &[],
-        }
-    }
-
     /// A row for a key. Those of a mapping get their verdict later; the table has it for the rest.
     fn take(&mut self, spec: &Spec, path: &str, place: Place, node: &Node) {
         let value = node.json();
@@ -157,7 +154,7 @@ impl Draft {
         let is_absent = matches!(node.value, Value::Null) || node.table().is_some_and(<[_]>::is_empty);
         let (verdict, reason, is_settled) = match spec.fate {
             _ if is_absent => (Verdict::Default, "It is empty, which is the same as leaving it out.".to_string(), true),
-            Fate::Becomes(_) if is_auto(node) => {
+            Fate::Becomes if is_auto(node) => {
                 let reason = "\"auto\" is filled in by the training script there; here zbench's default stands.";
                 (Verdict::Default, reason.to_string(), true)
             }
@@ -169,7 +166,7 @@ impl Draft {
             }
             Fate::Ignored(why) => (Verdict::Ignored, why.to_string(), true),
             Fate::Without(why) => (Verdict::NoEquivalent, why.to_string(), true),
-            Fate::Becomes(_) | Fate::Holds(_) | Fate::Gone(_) => (Verdict::Default, String::new(), false),
+            Fate::Becomes | Fate::Section | Fate::Gone(_) => (Verdict::Default, String::new(), false),
         };
         self.found.push(Found { node: node.clone(), kind: spec.kind, is_settled });
         self.rows.push(Row { key: path.into(), value, verdict, becomes: Vec::new(), reason, place: Some(place) });

@@ -1,16 +1,29 @@
-//! What a foreign format's keys are, as data: name, what it may hold, what it is when absent, and what becomes of it here.
+//! The keys of other programs' configurations: what each may hold, what it is when absent, and what becomes of it here.
+//! docs/import-keys.md is the table; it has the defaults of DeepSpeed's code at commit edaa7221 (August 2026) and of
+//! accelerate's at commit 16cb6eb8 (July 2026).
 
 use super::node::{Node, Value};
-use std::fmt;
+use std::sync::LazyLock;
 pub use zbench_config::kind::hint;
 pub use zbench_estimate::spelling::nearest;
 
+/// The page with a table for each format.
+pub const DOCUMENT: &str = include_str!("../../docs/import-keys.md");
+
+/// DeepSpeed's keys.
+pub static DEEPSPEED: LazyLock<Vec<Spec>> = LazyLock::new(|| read("DeepSpeed JSON"));
+/// accelerate's keys.
+pub static ACCELERATE: LazyLock<Vec<Spec>> = LazyLock::new(|| read("accelerate YAML"));
+
 /// One key.
+#[derive(Debug)]
 pub struct Spec {
-    /// Its name, without those that it stands under.
+    /// The key, with the sections that it stands under in front.
     pub key: &'static str,
     /// What it may hold.
     pub kind: Kind,
+    /// The same in words.
+    pub holds: &'static str,
     /// What it is when absent, as JSON; empty where that is nothing or depends.
     pub default: &'static str,
     /// What becomes of it.
@@ -18,17 +31,18 @@ pub struct Spec {
 }
 
 /// What becomes of a key.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fate {
-    /// Settings, which code makes. The words say which keys, for documentation.
-    Becomes(&'static str),
-    /// Nothing that is measured or predicted; why.
+    /// It is converted into settings.
+    Becomes,
+    /// It changes nothing that is measured or predicted; why.
     Ignored(&'static str),
-    /// Nothing, though it matters there; why.
+    /// It matters there and has no equivalent here; why.
     Without(&'static str),
-    /// An error: what replaced it.
+    /// It is an error: what replaced it.
     Gone(&'static str),
-    /// A table of keys.
-    Holds(&'static [Spec]),
+    /// It is a table of keys, which are listed below it.
+    Section,
 }
 
 /// What a key may hold. Null stands for absent everywhere.
@@ -56,58 +70,99 @@ pub enum Kind {
     Any,
 }
 
-impl fmt::Display for Kind {
-    /// As messages and documentation put it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Kind::Bool => f.write_str("true or false"),
-            Kind::Whole(least) => write!(f, "a whole number from {least}"),
-            Kind::Number(least) if *least == f64::MIN => f.write_str("a number"),
-            Kind::Number(least) => write!(f, "a number from {least}"),
-            Kind::NumberOrNone(least) => write!(f, "a number from {least}, or \"none\""),
-            Kind::Pair => f.write_str("two numbers, as [0.9, 0.999]"),
-            Kind::Text => f.write_str("a text"),
-            Kind::Word(words) => {
-                let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
-                f.write_str(&quoted.join(", "))
+/// The rows of one table of the page, each section in front of its first key.
+fn read(title: &str) -> Vec<Spec> {
+    let table = DOCUMENT.split("\n## ").find(|part| part.starts_with(title)).unwrap_or_default();
+    let mut specs: Vec<Spec> = Vec::new();
+    for spec in table.lines().filter_map(Spec::of_row) {
+        for (end, _) in spec.key.match_indices('.') {
+            let section = &spec.key[..end];
+            if specs.iter().all(|spec| spec.key != section) {
+                let (kind, holds) = (Kind::Table, "a table of keys");
+                specs.push(Spec { key: section, kind, holds, default: "", fate: Fate::Section });
             }
-            Kind::List => f.write_str("a list"),
-            Kind::Table => f.write_str("a table of keys"),
-            Kind::Any => f.write_str("anything"),
         }
+        specs.push(spec);
     }
+    specs
 }
 
 impl Kind {
+    fn of_words(words: &'static str) -> Option<Kind> {
+        Some(match words {
+            "true or false" => Kind::Bool,
+            "two numbers, as [0.9, 0.999]" => Kind::Pair,
+            "a text" => Kind::Text,
+            "a list" => Kind::List,
+            "a table of keys" => Kind::Table,
+            "anything" | "" => Kind::Any,
+            words if words.starts_with('"') => {
+                Kind::Word(words.split(", ").map(|word| word.trim_matches('"')).collect::<Vec<_>>().leak())
+            }
+            words => match words.strip_prefix("a whole number from ") {
+                Some(least) => Kind::Whole(least.parse().ok()?),
+                None => {
+                    let least = words.strip_prefix("a number from ")?;
+                    match least.strip_suffix(", or \"none\"") {
+                        Some(least) => Kind::NumberOrNone(least.parse().ok()?),
+                        None => Kind::Number(least.parse().ok()?),
+                    }
+                }
+            },
+        })
+    }
+}
+
+impl Spec {
+    /// A row of the page; other lines are none.
+    fn of_row(row: &'static str) -> Option<Spec> {
+        let cells: Vec<&'static str> = row.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
+        let [key, holds, default, verdict, why] = cells[..] else { return None };
+        let fate = match verdict {
+            "used" => Fate::Becomes,
+            "ignored" => Fate::Ignored(why),
+            "no equivalent" => Fate::Without(why),
+            "error: deprecated" => Fate::Gone(why),
+            _ => return None,
+        };
+        let kind = Kind::of_words(holds)?;
+        Some(Spec { key: key.trim_matches('`'), kind, holds, default: default.trim_matches('`'), fate })
+    }
+
+    /// The section that the key stands in, empty at the top, and its name there.
+    pub fn parts(&self) -> (&'static str, &'static str) {
+        self.key.rsplit_once('.').unwrap_or(("", self.key))
+    }
+
     /// Whether a value can stand here; `Err` says what is wrong and what would be right.
     pub fn check(&self, node: &Node) -> Result<(), String> {
-        let wrong = || Err(format!("is {} ({}); write {self}", node.what(), node.shown()));
-        match (self, &node.value) {
+        let holds = self.holds;
+        let wrong = || Err(format!("is {} ({}); write {holds}", node.what(), node.shown()));
+        match (self.kind, &node.value) {
             (_, Value::Null) | (Kind::Any, _) | (Kind::Table, Value::Table(_)) => Ok(()),
             (Kind::Bool, _) if truth(node).is_some() => Ok(()),
             (Kind::Whole(least), _) => match node.whole() {
-                Some(whole) if whole >= *least => Ok(()),
-                Some(whole) => Err(format!("{whole} is too small; write {self}")),
+                Some(whole) if whole >= least => Ok(()),
+                Some(whole) => Err(format!("{whole} is too small; write {holds}")),
                 None => wrong(),
             },
             (Kind::NumberOrNone(_), Value::Text(text)) if text.eq_ignore_ascii_case("none") => Ok(()),
             (Kind::Number(least) | Kind::NumberOrNone(least), _) => match node.number() {
-                Some(number) if number >= *least => Ok(()),
-                Some(number) => Err(format!("{number} is too small; write {self}")),
+                Some(number) if number >= least => Ok(()),
+                Some(number) => Err(format!("{number} is too small; write {holds}")),
                 None => wrong(),
             },
             (Kind::Pair, Value::List(list)) if list.len() == 2 && list.iter().all(|item| item.number().is_some()) => {
                 Ok(())
             }
-            (Kind::Text, Value::Text(_)) => Ok(()),
-            (Kind::Word(words), _) => match word(words, node) {
-                Some(_) => Ok(()),
-                None => match node.text() {
-                    Some(text) => Err(format!("\"{}\" is none of {self}{}", text.escape_debug(), hint(text, words))),
-                    None => wrong(),
-                },
+            (Kind::Word(words), _) => match (word(words, node), node.text()) {
+                (Some(_), _) => Ok(()),
+                (None, Some(text)) => {
+                    Err(format!("\"{}\" is none of {holds}{}", text.escape_debug(), hint(text, words)))
+                }
+                (None, None) => wrong(),
             },
-            (Kind::List, Value::List(_) | Value::Text(_)) => Ok(()),
+            (Kind::Text, Value::Text(_)) | (Kind::List, Value::List(_) | Value::Text(_)) => Ok(()),
             _ => wrong(),
         }
     }
@@ -140,80 +195,26 @@ pub fn word(words: &[&'static str], node: &Node) -> Option<&'static str> {
     }
 }
 
-/// A key that becomes settings.
-pub const fn becomes(key: &'static str, kind: Kind, default: &'static str, what: &'static str) -> Spec {
-    Spec { key, kind, default, fate: Fate::Becomes(what) }
+/// Where else a key of this name stands, be it a section; at the top rather than in a section.
+pub fn elsewhere(specs: &[Spec], name: &str) -> Option<&'static str> {
+    let is_there = |spec: &&Spec| spec.parts().1 == name && !matches!(spec.fate, Fate::Gone(_));
+    specs.iter().filter(is_there).map(|spec| spec.key).min_by_key(|key| key.contains('.'))
 }
 
-/// A key that changes nothing here.
-pub const fn ignored(key: &'static str, kind: Kind, default: &'static str, why: &'static str) -> Spec {
-    Spec { key, kind, default, fate: Fate::Ignored(why) }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// A key without equivalent.
-pub const fn without(key: &'static str, kind: Kind, default: &'static str, why: &'static str) -> Spec {
-    Spec { key, kind, default, fate: Fate::Without(why) }
-}
-
-/// A key that something replaced.
-pub const fn gone(key: &'static str, instead: &'static str) -> Spec {
-    Spec { key, kind: Kind::Any, default: "", fate: Fate::Gone(instead) }
-}
-
-/// A table of keys.
-pub const fn holds(key: &'static str, keys: &'static [Spec]) -> Spec {
-    Spec { key, kind: Kind::Table, default: "", fate: Fate::Holds(keys) }
-}
-
-/// Where else a key of this name stands, be it a section.
-pub fn elsewhere(specs: &'static [Spec], name: &str) -> Option<String> {
-    let under = |spec: &'static Spec| match spec.fate {
-        Fate::Holds(inner) => elsewhere(inner, name).map(|below| format!("{}.{below}", spec.key)),
-        _ => None,
-    };
-    let is_there = specs.iter().any(|spec| spec.key == name && !matches!(spec.fate, Fate::Gone(_)));
-    is_there.then(|| name.to_string()).or_else(|| specs.iter().find_map(under))
-}
-
-/// All keys of a table and those below it, with those that they stand under in front.
-pub fn flat(specs: &'static [Spec]) -> Vec<(String, &'static Spec)> {
-    let mut all = Vec::new();
-    for spec in specs {
-        match spec.fate {
-            Fate::Holds(inner) => {
-                all.extend(flat(inner).into_iter().map(|(name, below)| (format!("{}.{name}", spec.key), below)));
-            }
-            _ => all.push((spec.key.to_string(), spec)),
+    #[test]
+    fn every_row_of_the_page_is_a_key() {
+        let rows = DOCUMENT.lines().filter(|line| line.starts_with("| `")).count();
+        let keys: Vec<&Spec> =
+            DEEPSPEED.iter().chain(ACCELERATE.iter()).filter(|spec| spec.fate != Fate::Section).collect();
+        assert_eq!(keys.len(), rows);
+        assert!(rows > 300);
+        for spec in keys {
+            let is_default = spec.default.is_empty() || serde_json::from_str::<serde_json::Value>(spec.default).is_ok();
+            assert!(is_default, "{}: {} is no JSON", spec.key, spec.default);
         }
     }
-    all
-}
-
-/// docs/import-keys.md: a table for each format.
-pub fn document() -> String {
-    let mut text = String::from(
-        "# Keys of other programs\n\nGenerated by `zbench import --keys`; a test keeps it true. [import.md](import.md) says how the \
-         verdicts are meant. A key that is not here is an error. A key of the columns \"no equivalent\" or \"ignored\" that states \
-         its own default is reported as `default`.\n",
-    );
-    let formats: [(&str, &'static [Spec]); 2] =
-        [("DeepSpeed JSON", super::deepspeed::keys::TOP), ("accelerate YAML", super::accelerate::keys::TOP)];
-    for (title, specs) in formats {
-        text += &format!(
-            "\n## {title}\n\n| key | holds | default | verdict | becomes, or why not |\n| --- | --- | --- | --- | --- |\n"
-        );
-        for (name, spec) in flat(specs) {
-            let (verdict, what) = match spec.fate {
-                Fate::Becomes(what) => ("used", what),
-                Fate::Ignored(why) => ("ignored", why),
-                Fate::Without(why) => ("no equivalent", why),
-                Fate::Gone(instead) => ("error: deprecated", instead),
-                Fate::Holds(_) => continue,
-            };
-            let default = if spec.default.is_empty() { String::new() } else { format!("`{}`", spec.default) };
-            let kind = if matches!(spec.fate, Fate::Gone(_)) { String::new() } else { spec.kind.to_string() };
-            text += &format!("| `{name}` | {kind} | {default} | {verdict} | {what} |\n");
-        }
-    }
-    text
 }

@@ -203,6 +203,11 @@ fn problem(source: &str, wrong: json::ParseError) -> ConfigError {
     ConfigError(vec![Problem { source: source.into(), place: Some(place), key, message }])
 }
 
+/// One line of text without anything that would end a comment.
+fn one_line(text: &str) -> String {
+    text.replace(|c: char| c.is_control(), " ")
+}
+
 /// By keys, not by the name of the file. Where no key is one, the nearest spelling decides, so that the error is about the key.
 fn recognise(names: &[&str]) -> Option<Format> {
     // No configuration has more keys at its top, and spellings are dear.
@@ -215,7 +220,7 @@ fn recognise(names: &[&str]) -> Option<Format> {
     if has(&["model_type", "architectures"]) || is_old_gpt2 {
         return Some(Format::HuggingFace);
     }
-    let deepspeed = || deepspeed::keys::TOP.iter().map(|spec| spec.key);
+    let deepspeed = || keys::DEEPSPEED.iter().map(|spec| spec.key).filter(|key| !key.contains('.'));
     let is_near = |name: &&str, key: &str| (5..64).contains(&name.len()) && strsim::osa_distance(name, key) <= 2;
     let any = |is: &dyn Fn(&&str, &str) -> bool| names.iter().any(|name| deepspeed().any(|key| is(name, key)));
     if any(&|name, key| *name == key) || any(&is_near) {

@@ -1,7 +1,7 @@
 //! Settings as a configuration of zbench: written down in the order of docs/configuration.md, and read back by zbench's own reader.
 
-use super::Format;
 use super::draft::{Draft, Made, shown};
+use super::{Format, one_line};
 use std::path::Path;
 use zbench_config::files::Files;
 use zbench_config::keys::KEYS;
@@ -76,13 +76,13 @@ fn refused(draft: &Draft, error: ConfigError) -> ConfigError {
 
 /// The file: its sections and keys in the order of the documentation, with what each follows from.
 pub fn text(draft: &Draft) -> String {
-    let mut text = format!("# Made by `zbench import` from {} ({}).\n", quiet(&draft.source), draft.format.name());
+    let mut text = format!("# Made by `zbench import` from {} ({}).\n", one_line(&draft.source), draft.format.name());
     let states_model = draft.made.iter().any(|made| made.key.starts_with("model."));
     if !states_model {
         text += "# It names no model: the default llama-32m trains. `zbench import --model PRESET` states another, or [model] below.\n";
     }
     for note in &draft.notes {
-        text += &format!("# Note: {}.\n", quiet(note));
+        text += &format!("# Note: {}.\n", one_line(note));
     }
     let mut section = "";
     let plain = ["name", "question", "suite"];
@@ -102,7 +102,7 @@ pub fn text(draft: &Draft) -> String {
 }
 
 fn line(name: &str, made: &Made) -> String {
-    let comment = quiet(&made.comment);
+    let comment = one_line(&made.comment);
     let setting = format!("{name} = {}", shown(&made.value));
     match setting.chars().count() + comment.chars().count() {
         _ if comment.is_empty() => format!("{setting}\n"),
@@ -118,9 +118,4 @@ fn name(draft: &Draft) -> String {
         .filter(|stem| draft.format != Format::HuggingFace || stem != "config")
         .unwrap_or_else(|| "imported".into());
     stem.chars().filter(|c| !c.is_control()).collect()
-}
-
-/// One line of text without anything that would end a comment.
-fn quiet(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

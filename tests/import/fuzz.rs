@@ -66,7 +66,7 @@ proptest! {
 
     #[test]
     fn any_number_in_any_key(
-        key in prop::sample::select(interop::keys::flat(interop::deepspeed::keys::TOP).into_iter().map(|(key, _)| key).collect::<Vec<_>>()),
+        key in prop::sample::select(interop::keys::DEEPSPEED.iter().map(|spec| spec.key).collect::<Vec<_>>()),
         number in prop_oneof![any::<f64>().prop_filter("finite", |x| x.is_finite()).prop_map(|x| x.to_string()), any::<i64>().prop_map(|x| x.to_string()), any::<u64>().prop_map(|x| x.to_string())],
         ranks in prop::option::of(1u64..2000),
     ) {

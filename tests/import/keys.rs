@@ -4,8 +4,8 @@ use super::{draft, options, row};
 use crate::support::{root, run, stdout};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
-use zbench_suites::interop::keys::{Fate, Kind, Spec, flat};
-use zbench_suites::interop::{Draft, Verdict, accelerate, deepspeed};
+use zbench_suites::interop::keys::{self, Fate, Kind, Spec};
+use zbench_suites::interop::{Draft, Verdict};
 
 /// `a.b=1 c="x"`: nested JSON.
 fn nested(pairs: &[(&str, Value)]) -> String {
@@ -478,9 +478,10 @@ fn other_than_default(spec: &Spec) -> Value {
 /// Of keys that no code maps: their own default is one, anything else has the verdict of the table.
 #[test]
 fn every_other_key_has_its_verdict_and_reason() {
-    for (specs, others) in [(deepspeed::keys::TOP, ""), (accelerate::keys::TOP, FSDP)] {
+    for (specs, others) in [(&keys::DEEPSPEED, ""), (&keys::ACCELERATE, FSDP)] {
         let mut count = 0;
-        for (path, spec) in flat(specs) {
+        for spec in specs.iter() {
+            let path = spec.key;
             let wanted = match spec.fate {
                 Fate::Ignored(_) => Verdict::Ignored,
                 Fate::Without(_) => Verdict::NoEquivalent,
@@ -495,16 +496,16 @@ fn every_other_key_has_its_verdict_and_reason() {
             let others = if path.starts_with("deepspeed_config") { STAGED } else { partner };
             let of = |value: Value| -> Draft {
                 let mut all = pairs(others);
-                all.push((&path, value));
+                all.push((path, value));
                 draft(&nested(&all), &options(&[]))
             };
             let draft = of(other_than_default(spec));
-            let found = row(&draft, &path);
+            let found = row(&draft, path);
             assert_eq!(found.verdict, wanted, "{path} = {}", found.value);
             assert!(found.reason.ends_with('.'), "{path}: {}", found.reason);
             if let Ok(default) = serde_json::from_str::<Value>(spec.default) {
                 let draft = of(default);
-                assert_eq!(row(&draft, &path).verdict, Verdict::Default, "{path} at its default");
+                assert_eq!(row(&draft, path).verdict, Verdict::Default, "{path} at its default");
             }
             count += 1;
         }
@@ -544,30 +545,30 @@ const OF_ACCELERATE: &str = "distributed_type mixed_precision num_processes num_
 
 #[test]
 fn the_tables_have_every_key_of_the_conventions_and_the_cases_every_mapped_one() {
-    let names = |specs| -> BTreeSet<String> { flat(specs).into_iter().map(|(name, _)| name).collect() };
-    let (theirs, of_accelerate) = (names(deepspeed::keys::TOP), names(accelerate::keys::TOP));
+    let names = |specs: &'static [Spec]| -> BTreeSet<&str> { specs.iter().map(|spec| spec.key).collect() };
+    let (theirs, of_accelerate) = (names(&keys::DEEPSPEED), names(&keys::ACCELERATE));
     for key in OF_DEEPSPEED.split_whitespace() {
-        assert!(theirs.contains(&format!("zero_optimization.{key}")), "{key}");
+        assert!(theirs.contains(&*format!("zero_optimization.{key}")), "{key}");
     }
     OF_DEEPSPEED_TOP.split_whitespace().for_each(|key| assert!(theirs.contains(key), "{key}"));
     OF_ACCELERATE.split_whitespace().for_each(|key| assert!(of_accelerate.contains(key), "{key}"));
-    for (specs, cases) in [(deepspeed::keys::TOP, DEEPSPEED), (accelerate::keys::TOP, ACCELERATE)] {
-        for (path, spec) in flat(specs) {
-            let is_mapped = matches!(spec.fate, Fate::Becomes(_)) && path != "deepspeed_config.deepspeed_config_file";
-            assert!(!is_mapped || cases.iter().any(|(key, ..)| *key == path), "no case for {path}");
+    for (specs, cases) in [(&keys::DEEPSPEED, DEEPSPEED), (&keys::ACCELERATE, ACCELERATE)] {
+        for Spec { key: path, fate, .. } in specs.iter() {
+            let is_mapped = *fate == Fate::Becomes && *path != "deepspeed_config.deepspeed_config_file";
+            assert!(!is_mapped || cases.iter().any(|(key, ..)| key == path), "no case for {path}");
         }
     }
 }
 
 #[test]
 fn deprecated_keys_name_what_replaced_them() {
-    for (path, spec) in flat(deepspeed::keys::TOP).into_iter().chain(flat(accelerate::keys::TOP)) {
-        let Fate::Gone(instead) = spec.fate else { continue };
-        let mut all = if path == "fp16" { pairs(FSDP) } else { Vec::new() };
-        all.push((&path, json!(true)));
+    for Spec { key: path, fate, .. } in keys::DEEPSPEED.iter().chain(keys::ACCELERATE.iter()) {
+        let Fate::Gone(instead) = *fate else { continue };
+        let mut all = if *path == "fp16" { pairs(FSDP) } else { Vec::new() };
+        all.push((path, json!(true)));
         let error =
             zbench_suites::interop::parse("file", nested(&all).as_bytes(), &options(&[])).unwrap_err().to_string();
-        assert!(error.contains(&path) && error.contains("deprecated") && error.contains(instead), "{error}");
+        assert!(error.contains(path) && error.contains("deprecated") && error.contains(instead), "{error}");
     }
 }
 

@@ -18,7 +18,7 @@ use zbench_suites::interop::{self, Options, export as out};
 /// `zbench import FILE` and `zbench import --bundle FILE`.
 pub fn import(global: &Global, arguments: &ImportArgs) -> Result<u8> {
     if arguments.keys {
-        return print(&interop::keys::document()).map(|()| exit::SUCCESS);
+        return print(interop::keys::DOCUMENT).map(|()| exit::SUCCESS);
     }
     match (&arguments.bundle, &arguments.file) {
         (Some(path), _) => bundle::import(global, path),

@@ -13,10 +13,8 @@ pub fn second(draft: &mut Draft, ranks: u64) -> &'static str {
     let path = "fsdp_config.fsdp_reshard_after_forward";
     let flag = draft.flag(path);
     if draft.has(path) && flag.is_none() {
-        draft.refuse(
-            path,
-            "is no flag, which version 2 reads; write true or false (version 1 has fsdp_sharding_strategy)",
-        );
+        let reason = "is no flag, which version 2 reads; write true or false (version 1 has fsdp_sharding_strategy)";
+        draft.refuse(path, reason);
     }
     draft.ignored("fsdp_config.fsdp_sharding_strategy", "Version 2 reads fsdp_reshard_after_forward.");
     let Some((replicas, shard)) = groups(draft, ranks) else { return "fsdp" };
@@ -35,11 +33,8 @@ pub fn second(draft: &mut Draft, ranks: u64) -> &'static str {
     let settings = [("parallel.strategy", word(strategy))];
     match flag {
         Some(false) if strategy == "hsdp" => {
-            draft.nearest(
-                path,
-                &settings,
-                "Hybrid sharding gathers weights again for backward in zbench, where this keeps them.",
-            );
+            let reason = "Hybrid sharding gathers weights again for backward in zbench, where this keeps them.";
+            draft.nearest(path, &settings, reason);
         }
         Some(_) => draft.used(path, &settings, reason),
         None => draft.derived("parallel.strategy", word(strategy), "version 2 splits everything unless told"),

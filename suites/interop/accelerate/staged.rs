@@ -42,11 +42,8 @@ pub fn deepspeed(draft: &mut Draft) {
     };
     offload(draft, stage, [section("optimizer"), section("param")]);
     if let Some(steps) = draft.count(&at("gradient_accumulation_steps")) {
-        draft.used(
-            &at("gradient_accumulation_steps"),
-            &[("train.accumulation", whole(steps))],
-            "Micro-batches of a step.",
-        );
+        let reason = "Micro-batches of a step.";
+        draft.used(&at("gradient_accumulation_steps"), &[("train.accumulation", whole(steps))], reason);
     }
     clipping(draft, &at("gradient_clipping"));
 }
@@ -68,11 +65,8 @@ fn clipping(draft: &mut Draft, path: &str) {
         }
         None => {
             let [(key, value)] = theirs;
-            draft.derived(
-                key,
-                value,
-                "gradient_clipping is absent, and DeepSpeed clips at 1.0 (old releases did not: 0.0)",
-            );
+            let reason = "gradient_clipping is absent, and DeepSpeed clips at 1.0 (old releases did not: 0.0)";
+            draft.derived(key, value, reason);
         }
     }
 }

@@ -39,10 +39,8 @@ fn mode(draft: &mut Draft) -> Mode {
         draft.refuse("torch_autocast.enabled", format!("is true, and {other}.enabled too; keep one of them"));
     }
     if on(draft, "amp") && draft.count("zero_optimization.stage").unwrap_or(0) > 0 {
-        draft.refuse(
-            "amp.enabled",
-            "is true, which does not work with ZeRO in DeepSpeed; write fp16 or bf16, or stage 0",
-        );
+        let reason = "is true, which does not work with ZeRO in DeepSpeed; write fp16 or bf16, or stage 0";
+        draft.refuse("amp.enabled", reason);
     } else if on(draft, "amp") {
         draft.without("amp.enabled", "Apex has no likeness here; fp16 trains alike: --set precision.preset=f16-mixed.");
     } else {
@@ -75,11 +73,8 @@ fn mode(draft: &mut Draft) -> Mode {
         let reason = "Weights stay f32; what autocast computes, and its gradients on the wire, have the lower type.";
         draft.used("torch_autocast.enabled", &settings, reason);
         if draft.has("torch_autocast.dtype") {
-            draft.used(
-                "torch_autocast.dtype",
-                &[("precision.compute", word(dtype))],
-                "The type that autocast computes in.",
-            );
+            let reason = "The type that autocast computes in.";
+            draft.used("torch_autocast.dtype", &[("precision.compute", word(dtype))], reason);
         }
         return Mode::Autocast(dtype);
     }
@@ -162,10 +157,8 @@ fn masters(draft: &mut Draft, mode: Mode) {
     if draft.flag("bf16.bf16_optimizer_states") == Some(true)
         && draft.flag("bf16.bf16_master_weights_and_grads") != Some(true)
     {
-        draft.refuse(
-            "bf16.bf16_optimizer_states",
-            "needs bf16_master_weights_and_grads, as DeepSpeed does; write that, too",
-        );
+        let reason = "needs bf16_master_weights_and_grads, as DeepSpeed does; write that, too";
+        draft.refuse("bf16.bf16_optimizer_states", reason);
     }
 }
 
@@ -229,10 +222,7 @@ fn loss_scale(draft: &mut Draft, mode: Mode, options: &Options) {
     }
     if let Some(flag) = draft.flag(&path("consecutive_hysteresis")) {
         let settings = [("precision.consecutive_hysteresis", Toml::Boolean(flag))];
-        draft.used(
-            &path("consecutive_hysteresis"),
-            &settings,
-            "Whether a step without overflow starts the count anew.",
-        );
+        let reason = "Whether a step without overflow starts the count anew.";
+        draft.used(&path("consecutive_hysteresis"), &settings, reason);
     }
 }

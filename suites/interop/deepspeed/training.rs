@@ -128,10 +128,8 @@ pub fn optimizer(draft: &mut Draft) {
     let at = |name: &str| format!("optimizer.params.{name}");
     let Some(name) = draft.text(TYPE).map(str::to_string) else {
         if draft.has_below("optimizer.params") {
-            draft.refuse(
-                &first_below(draft, "optimizer.params"),
-                "has no optimizer.type beside it; write { \"type\": \"AdamW\", \"params\": … }",
-            );
+            let reason = "has no optimizer.type beside it; write { \"type\": \"AdamW\", \"params\": … }";
+            draft.refuse(&first_below(draft, "optimizer.params"), reason);
         }
         return;
     };
@@ -217,10 +215,8 @@ pub fn schedule(draft: &mut Draft) {
     const TYPE: &str = "scheduler.type";
     let Some(name) = draft.word(TYPE) else {
         if draft.has_below("scheduler.params") {
-            draft.refuse(
-                &first_below(draft, "scheduler.params"),
-                "has no scheduler.type beside it; write { \"type\": \"WarmupLR\", \"params\": … }",
-            );
+            let reason = "has no scheduler.type beside it; write { \"type\": \"WarmupLR\", \"params\": … }";
+            draft.refuse(&first_below(draft, "scheduler.params"), reason);
         }
         return;
     };

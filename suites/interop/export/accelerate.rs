@@ -3,46 +3,12 @@
 
 use super::view::View;
 use super::{ExportError, Like};
+use crate::interop::one_line;
 use serde_json::{Map, Value, json};
-
-/// The lines of a file, one level deep.
-struct Lines {
-    top: Vec<(&'static str, Value)>,
-    sections: Vec<(&'static str, Vec<(&'static str, Value)>)>,
-}
-
-impl Lines {
-    fn top(&mut self, key: &'static str, value: Value) -> (&'static str, Value) {
-        self.top.push((key, value.clone()));
-        (key, value)
-    }
-
-    /// Begins a section, to which `inner` then adds.
-    fn section(&mut self, name: &'static str) {
-        self.sections.push((name, Vec::new()));
-    }
-
-    fn inner(&mut self, key: &'static str, value: Value) -> (&'static str, Value) {
-        if let Some((_, lines)) = self.sections.last_mut() {
-            lines.push((key, value.clone()));
-        }
-        (key, value)
-    }
-
-    fn file(self) -> Map<String, Value> {
-        let table =
-            |lines: Vec<(&str, Value)>| lines.into_iter().map(|(key, value)| (key.to_string(), value)).collect();
-        let mut file: Map<String, Value> = table(self.top);
-        let sections = self.sections.into_iter();
-        file.extend(sections.map(|(section, lines)| (section.to_string(), Value::Object(table(lines)))));
-        file
-    }
-}
 
 /// The keys as a file; `name` is said in it.
 pub(super) fn text(file: &Map<String, Value>, name: &str) -> String {
-    let name: String = name.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let mut text = format!("# Made by `zbench export` from {name}\n");
+    let mut text = format!("# Made by `zbench export` from {}\n", one_line(name));
     lines(file, "", &mut text);
     text
 }
@@ -90,7 +56,7 @@ fn scalar(value: &Value) -> String {
 /// ZeRO++ is in DeepSpeed's own file alone.
 pub fn write(view: &mut View, name: &str, like: Like) -> Result<String, ExportError> {
     let strategy = view.text("parallel.strategy").to_string();
-    let mut lines = Lines { top: Vec::new(), sections: Vec::new() };
+    view.short_names = true;
     let kind = match strategy.as_str() {
         "zero++" => {
             return Err(ExportError::Cannot("accelerate's file has no keys for ZeRO++; write --to deepspeed, and name that file in deepspeed_config_file".into()));
@@ -100,13 +66,13 @@ pub fn write(view: &mut View, name: &str, like: Like) -> Result<String, ExportEr
         "zero1" | "zero2" => "DEEPSPEED",
         _ => "FSDP",
     };
-    lines.top("compute_environment", json!("LOCAL_MACHINE"));
-    lines.top("distributed_type", json!(kind));
-    precision(view, &mut lines, kind);
-    machines(view, &mut lines);
+    view.put("compute_environment", json!("LOCAL_MACHINE"));
+    view.put("distributed_type", json!(kind));
+    precision(view, kind);
+    machines(view);
     match kind {
-        "FSDP" => fsdp(view, &mut lines, &strategy, like),
-        "DEEPSPEED" => deepspeed(view, &mut lines, &strategy),
+        "FSDP" => fsdp(view, &strategy, like),
+        "DEEPSPEED" => deepspeed(view, &strategy),
         _ => {
             view.used("parallel.strategy", &[("distributed_type", json!(kind))], "Every rank has everything.");
             view.default("parallel.prefetch", "Nothing is gathered ahead where weights are whole.");
@@ -121,7 +87,7 @@ pub fn write(view: &mut View, name: &str, like: Like) -> Result<String, ExportEr
     for key in ["parallel.gather_wire", "parallel.reduce_wire"] {
         view.without(key, &[], "accelerate compresses no collectives.");
     }
-    Ok(text(&lines.file(), name))
+    Ok(text(&view.file, name))
 }
 
 /// Ranks of a machine; all of them where the cell has one machine.
@@ -130,18 +96,18 @@ fn per_node(view: &View) -> u64 {
     view.count("parallel.ranks_per_node").filter(|per_node| *per_node > 0).unwrap_or(ranks)
 }
 
-fn machines(view: &mut View, lines: &mut Lines) {
+fn machines(view: &mut View) {
     let ranks = view.degree("parallel.ranks");
     let machines = ranks.div_ceil(per_node(view)).max(1);
-    let processes = lines.top("num_processes", json!(ranks));
-    let nodes = lines.top("num_machines", json!(machines));
-    lines.top("machine_rank", json!(0));
+    let processes = view.put("num_processes", json!(ranks));
+    let nodes = view.put("num_machines", json!(machines));
+    view.put("machine_rank", json!(0));
     view.used("parallel.ranks", &[processes], "Processes of all machines together.");
     view.used("parallel.ranks_per_node", &[nodes], "num_processes / num_machines are the ranks of a node.");
 }
 
 /// One word says it all.
-fn precision(view: &mut View, lines: &mut Lines, kind: &str) {
+fn precision(view: &mut View, kind: &str) {
     let compute = view.text("precision.compute").to_string();
     let parameters = view.text("precision.parameters").to_string();
     let master = view.text("precision.master").to_string();
@@ -152,7 +118,7 @@ fn precision(view: &mut View, lines: &mut Lines, kind: &str) {
         "f16" => "fp16",
         _ => "no",
     };
-    let key = lines.top("mixed_precision", json!(word));
+    let key = view.put("mixed_precision", json!(word));
     let of_kind = match kind {
         "FSDP" => "FSDP's policy: compute and what travels in it, f32 weights as the only copy.",
         "DEEPSPEED" => "DeepSpeed's casts, with f32 master weights.",
@@ -219,31 +185,27 @@ fn scaler(view: &mut View, compute: &str, kind: &str) {
     }
 }
 
-fn fsdp(view: &mut View, lines: &mut Lines, strategy: &str, like: Like) {
+fn fsdp(view: &mut View, strategy: &str, like: Like) {
     // HYBRID_SHARD's groups are machines; other groups, and ranks that share more than weights, need the mesh of version 2.
     let is_hybrid = strategy.starts_with("hsdp");
     let has_groups = is_hybrid && view.degree("parallel.shard") != per_node(view);
     let is_second = like == Like::Fsdp2 && !is_hybrid;
     let has_mesh =
         is_second || has_groups || ["parallel.tensor", "parallel.context"].iter().any(|key| view.degree(key) > 1);
-    lines.section("fsdp_config");
-    lines.inner("fsdp_version", json!(if has_mesh { 2 } else { 1 }));
+    view.put("fsdp_config.fsdp_version", json!(if has_mesh { 2 } else { 1 }));
     let word = match strategy {
         "fsdp-grad-op" => "SHARD_GRAD_OP",
         "hsdp" | "hsdp-full-optimizer" => "HYBRID_SHARD",
         _ => "FULL_SHARD",
     };
     let key = match has_mesh {
-        true => lines.inner("fsdp_reshard_after_forward", json!(strategy != "fsdp-grad-op")),
-        false => lines.inner("fsdp_sharding_strategy", json!(word)),
+        true => view.put("fsdp_config.fsdp_reshard_after_forward", json!(strategy != "fsdp-grad-op")),
+        false => view.put("fsdp_config.fsdp_sharding_strategy", json!(word)),
     };
     match strategy {
         "hsdp-full-optimizer" => {
-            view.without(
-                "parallel.strategy",
-                &[key],
-                "Hybrid sharding is the nearest: it splits the optimizer's state inside a shard group alone.",
-            );
+            let reason = "Hybrid sharding is the nearest: it splits the optimizer's state inside a shard group alone.";
+            view.without("parallel.strategy", &[key], reason);
         }
         _ => view.used("parallel.strategy", &[key], "The same state is split."),
     }
@@ -251,22 +213,22 @@ fn fsdp(view: &mut View, lines: &mut Lines, strategy: &str, like: Like) {
         let machines = view.degree("parallel.ranks").div_ceil(per_node(view));
         view.used("parallel.shard", &[("num_machines", json!(machines))], "A machine is a shard group.");
     }
-    lines.inner("fsdp_auto_wrap_policy", json!("TRANSFORMER_BASED_WRAP"));
+    view.put("fsdp_config.fsdp_auto_wrap_policy", json!("TRANSFORMER_BASED_WRAP"));
     match layer(view.text("model.family")) {
         Some(class) => {
-            let key = lines.inner("fsdp_transformer_layer_cls_to_wrap", json!(class));
+            let key = view.put("fsdp_config.fsdp_transformer_layer_cls_to_wrap", json!(class));
             view.used("model.family", &[key], "A unit is a block; the training script makes the model.");
         }
         None => view
             .notes
             .push("the family's block has no class in transformers; state fsdp_transformer_layer_cls_to_wrap".into()),
     }
-    prefetch(view, lines, has_mesh);
-    offload(view, lines);
-    activations(view, lines);
+    prefetch(view, has_mesh);
+    offload(view);
+    activations(view);
     if let Some(key) = match view.text("checkpoint.layout") {
-        "full" => Some(lines.inner("fsdp_state_dict_type", json!("FULL_STATE_DICT"))),
-        "sharded" => Some(lines.inner("fsdp_state_dict_type", json!("SHARDED_STATE_DICT"))),
+        "full" => Some(view.put("fsdp_config.fsdp_state_dict_type", json!("FULL_STATE_DICT"))),
+        "sharded" => Some(view.put("fsdp_config.fsdp_state_dict_type", json!("SHARDED_STATE_DICT"))),
         _ => None,
     } {
         view.used("checkpoint.layout", &[key], "What the files of a checkpoint hold.");
@@ -276,34 +238,40 @@ fn fsdp(view: &mut View, lines: &mut Lines, strategy: &str, like: Like) {
         "everywhere" => Some(false),
         _ => None,
     } {
-        let key = lines.inner("fsdp_cpu_ram_efficient_loading", json!(flag));
+        let key = view.put("fsdp_config.fsdp_cpu_ram_efficient_loading", json!(flag));
         if flag && !has_mesh {
-            lines.inner("fsdp_sync_module_states", json!(true));
+            view.put("fsdp_config.fsdp_sync_module_states", json!(true));
         }
         view.used("model.loading", &[key], "Whether one rank reads the weights and hands them out.");
     }
     match has_mesh {
-        true => mesh(view, lines),
-        false => drop(lines.inner("fsdp_use_orig_params", json!(true))),
+        true => mesh(view),
+        false => drop(view.put("fsdp_config.fsdp_use_orig_params", json!(true))),
     }
 }
 
 /// Version 2's mesh, whose sizes have the ranks as their product.
-fn mesh(view: &mut View, lines: &mut Lines) {
+fn mesh(view: &mut View) {
     let [tensor, context] = ["parallel.tensor", "parallel.context"].map(|key| view.degree(key));
     let is_hybrid = view.value("parallel.shard").is_some();
     let shard = if is_hybrid { view.degree("parallel.shard") } else { view.data_ranks() };
     let taken = shard.saturating_mul(tensor).saturating_mul(context);
-    lines.section("parallelism_config");
-    let replicas = lines
-        .inner("parallelism_config_dp_replicate_size", json!((view.degree("parallel.ranks") / taken.max(1)).max(1)));
-    let group = lines.inner("parallelism_config_dp_shard_size", json!(shard));
+    let replicas = view.put(
+        "parallelism_config.parallelism_config_dp_replicate_size",
+        json!((view.degree("parallel.ranks") / taken.max(1)).max(1)),
+    );
+    let group = view.put("parallelism_config.parallelism_config_dp_shard_size", json!(shard));
     view.used("parallel.shard", &[replicas, group], "Groups that are no machines, which version 2 has.");
     for (name, key, size, reason) in [
-        ("parallelism_config_tp_size", "parallel.tensor", tensor, "Ranks that share each matrix."),
-        ("parallelism_config_cp_size", "parallel.context", context, "Ranks that share each sequence."),
+        ("parallelism_config.parallelism_config_tp_size", "parallel.tensor", tensor, "Ranks that share each matrix."),
+        (
+            "parallelism_config.parallelism_config_cp_size",
+            "parallel.context",
+            context,
+            "Ranks that share each sequence.",
+        ),
     ] {
-        let line = lines.inner(name, json!(size));
+        let line = view.put(name, json!(size));
         if size > 1 {
             view.used(key, &[line], reason);
         }
@@ -314,7 +282,7 @@ fn mesh(view: &mut View, lines: &mut Lines) {
 }
 
 /// What is gathered ahead. Version 2 has no such setting.
-fn prefetch(view: &mut View, lines: &mut Lines, is_second: bool) {
+fn prefetch(view: &mut View, is_second: bool) {
     let ahead = view.count("parallel.prefetch").unwrap_or(1);
     if is_second {
         return match ahead {
@@ -322,40 +290,39 @@ fn prefetch(view: &mut View, lines: &mut Lines, is_second: bool) {
             _ => view.without("parallel.prefetch", &[], "FSDP 2 gathers one unit ahead, and has no setting for it."),
         };
     }
-    let backward = lines.inner("fsdp_backward_prefetch", json!(if ahead > 0 { "BACKWARD_PRE" } else { "NO_PREFETCH" }));
-    let forward = lines.inner("fsdp_forward_prefetch", json!(ahead > 0));
+    let backward =
+        view.put("fsdp_config.fsdp_backward_prefetch", json!(if ahead > 0 { "BACKWARD_PRE" } else { "NO_PREFETCH" }));
+    let forward = view.put("fsdp_config.fsdp_forward_prefetch", json!(ahead > 0));
     match ahead {
         0 | 1 => view.used("parallel.prefetch", &[backward, forward], "One unit ahead, or none."),
         _ => view.without("parallel.prefetch", &[backward, forward], "FSDP gathers one unit ahead at most."),
     }
 }
 
-fn offload(view: &mut View, lines: &mut Lines) {
+fn offload(view: &mut View) {
     let (weights, state) =
         (view.text("memory.offload_parameters").to_string(), view.text("memory.offload_optimizer").to_string());
     let is_off = |home: &str| matches!(home, "host" | "disk");
     if !is_off(&weights) && !is_off(&state) {
-        lines.inner("fsdp_offload_params", json!(false));
+        view.put("fsdp_config.fsdp_offload_params", json!(false));
         return;
     }
-    let key = lines.inner("fsdp_offload_params", json!(true));
+    let key = view.put("fsdp_config.fsdp_offload_params", json!(true));
     for (name, home) in [("memory.offload_parameters", &weights), ("memory.offload_optimizer", &state)] {
         match (home.as_str(), weights == state) {
-            ("host", true) => {
-                view.used(name, std::slice::from_ref(&key), "FSDP offloads weights and optimizer together.")
-            }
+            ("host", true) => view.used(name, &[key.clone()], "FSDP offloads weights and optimizer together."),
             _ => view.without(
                 name,
-                std::slice::from_ref(&key),
+                &[key.clone()],
                 "FSDP offloads weights and optimizer together, to the host's memory; that is the nearest.",
             ),
         }
     }
 }
 
-fn activations(view: &mut View, lines: &mut Lines) {
+fn activations(view: &mut View) {
     let policy = view.value("memory.checkpointing").and_then(Value::as_str).unwrap_or("some").to_string();
-    let key = lines.inner("fsdp_activation_checkpointing", json!(policy != "none"));
+    let key = view.put("fsdp_config.fsdp_activation_checkpointing", json!(policy != "none"));
     match policy.as_str() {
         "none" => view.default("memory.checkpointing", "Off unless asked for."),
         "full" => view.used("memory.checkpointing", &[key], "Every block is computed again for backward."),
@@ -367,26 +334,28 @@ fn activations(view: &mut View, lines: &mut Lines) {
     }
 }
 
-fn deepspeed(view: &mut View, lines: &mut Lines, strategy: &str) {
-    lines.section("deepspeed_config");
+fn deepspeed(view: &mut View, strategy: &str) {
     let stage = match strategy {
         "ddp" => 0,
         "zero1" => 1,
         "zero2" => 2,
         _ => 3,
     };
-    let key = lines.inner("zero_stage", json!(stage));
+    let key = view.put("deepspeed_config.zero_stage", json!(stage));
     view.used("parallel.strategy", &[key], "The same state is split.");
     match stage {
         3 => view.without("parallel.prefetch", &[], "DeepSpeed counts elements, and accelerate has no key for them."),
         _ => view.default("parallel.prefetch", "Nothing is gathered ahead where weights are whole."),
     }
-    let steps = lines.inner("gradient_accumulation_steps", json!(view.degree("train.accumulation")));
-    view.used("train.accumulation", &[steps], "Micro-batches of a step.");
+    view.used(
+        "train.accumulation",
+        &[("deepspeed_config.gradient_accumulation_steps", json!(view.degree("train.accumulation")))],
+        "Micro-batches of a step.",
+    );
     match view.number("train.clip_norm") {
         Some(norm) if norm > 0.0 => {
-            let key = lines.inner("gradient_clipping", json!(norm));
-            view.used("train.clip_norm", &[key], "The largest global norm.");
+            let reason = "The largest global norm.";
+            view.used("train.clip_norm", &[("deepspeed_config.gradient_clipping", json!(norm))], reason);
         }
         // A 0 written down would be left out by accelerate.
         _ => {
@@ -401,22 +370,24 @@ fn deepspeed(view: &mut View, lines: &mut Lines, strategy: &str) {
     let folder = view.text("memory.offload_path").to_string();
     for (setting, name) in [("memory.offload_optimizer", "optimizer"), ("memory.offload_parameters", "param")] {
         let (device, path) = match name {
-            "optimizer" => ("offload_optimizer_device", "offload_optimizer_nvme_path"),
-            _ => ("offload_param_device", "offload_param_nvme_path"),
+            "optimizer" => {
+                ("deepspeed_config.offload_optimizer_device", "deepspeed_config.offload_optimizer_nvme_path")
+            }
+            _ => ("deepspeed_config.offload_param_device", "deepspeed_config.offload_param_nvme_path"),
         };
         let home = match view.text(setting) {
             "host" => "cpu",
             "disk" => "nvme",
             _ => "none",
         };
-        let device = lines.inner(device, json!(home));
+        let device = view.put(device, json!(home));
         view.used(setting, &[device], "Where this state lives.");
         if home == "nvme" && !folder.is_empty() {
-            let key = lines.inner(path, json!(folder));
+            let key = view.put(path, json!(folder));
             view.used("memory.offload_path", &[key], "The folder of what is on the disk.");
         }
     }
-    lines.inner("zero3_init_flag", json!(stage == 3));
+    view.put("deepspeed_config.zero3_init_flag", json!(stage == 3));
 }
 
 /// The class of a family's block in transformers.

@@ -1,70 +1,38 @@
 //! A cell as torchtitan's TOML, in the form of its release 0.2.2; newer ones are configured in Python.
 
 use super::view::View;
-use serde_json::{Value, json};
+use crate::interop::one_line;
+use serde_json::{Map, Value, json};
 
-/// Sections with their keys, in order.
-struct Sections(Vec<(&'static str, Vec<(&'static str, Value)>)>);
-
-impl Sections {
-    /// Adds a key; gives it with its section in front, for the rows.
-    fn put(&mut self, section: &'static str, key: &'static str, value: Value) -> (String, Value) {
-        let at = match self.0.iter().position(|(name, _)| *name == section) {
-            Some(at) => at,
-            None => {
-                self.0.push((section, Vec::new()));
-                self.0.len() - 1
-            }
-        };
-        self.0[at].1.push((key, value.clone()));
-        (format!("{section}.{key}"), value)
-    }
-
-    fn text(&self, name: &str) -> String {
-        let name: String = name.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        let mut text = format!("# Made by `zbench export` from {name}, for torchtitan 0.2.2.\n");
-        for (section, keys) in &self.0 {
-            text += &format!("\n[{section}]\n");
-            for (key, value) in keys {
-                // Values are numbers, words and flags, which TOML writes as JSON does but for texts, which toml quotes.
-                let value = value
-                    .as_str()
-                    .map_or_else(|| value.to_string(), |text| toml::Value::String(text.into()).to_string());
-                text += &format!("{key} = {value}\n");
-            }
+/// The keys as a file; `name` is said in it.
+fn text(file: &Map<String, Value>, name: &str) -> String {
+    let mut text = format!("# Made by `zbench export` from {}, for torchtitan 0.2.2.\n", one_line(name));
+    for (section, keys) in file {
+        text += &format!("\n[{section}]\n");
+        for (key, value) in keys.as_object().into_iter().flatten() {
+            // Values are numbers, words and flags, which TOML writes as JSON does but for texts, which toml quotes.
+            let value =
+                value.as_str().map_or_else(|| value.to_string(), |text| toml::Value::String(text.into()).to_string());
+            text += &format!("{key} = {value}\n");
         }
-        text
     }
-}
-
-/// A setting becomes keys.
-fn used(view: &mut View, key: &str, becomes: &[(String, Value)], reason: &str) {
-    let becomes: Vec<(&str, Value)> = becomes.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
-    view.used(key, &becomes, reason);
-}
-
-/// The nearest there is.
-fn nearest(view: &mut View, key: &str, becomes: &[(String, Value)], reason: &str) {
-    let becomes: Vec<(&str, Value)> = becomes.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
-    view.without(key, &becomes, reason);
+    text
 }
 
 /// The text of the file.
 pub fn write(view: &mut View, name: &str) -> String {
-    let mut file = Sections(Vec::new());
-    file.put("job", "description", json!(name));
-    model(view, &mut file);
-    optimizer(view, &mut file);
-    schedule(view, &mut file);
-    training(view, &mut file);
-    parallelism(view, &mut file);
-    activations(view, &mut file);
-    checkpoint(view, &mut file);
+    view.put("job.description", json!(name));
+    model(view);
+    optimizer(view);
+    schedule(view);
+    training(view);
+    parallelism(view);
+    activations(view);
+    checkpoint(view);
     if let Some(seed) = view.count("train.seed") {
-        let key = file.put("debug", "seed", json!(seed));
-        used(view, "train.seed", &[key], "Seed of initialisation.");
+        view.used("train.seed", &[("debug.seed", json!(seed))], "Seed of initialisation.");
     }
-    file.text(name)
+    text(&view.file, name)
 }
 
 /// torchtitan's flavors: name, flavor, width, blocks, heads, heads of keys, MLP.
@@ -84,7 +52,7 @@ const FLAVORS: [(&str, &str, [u64; 5]); 11] = [
 const SIZES: [&str; 5] =
     ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size"];
 
-fn model(view: &mut View, file: &mut Sections) {
+fn model(view: &mut View) {
     let family = view.text("model.family").to_string();
     let sizes = SIZES.map(|name| view.count(&format!("model.{name}")).unwrap_or(0));
     let found = FLAVORS.iter().find(|(name, _, theirs)| {
@@ -94,16 +62,12 @@ fn model(view: &mut View, file: &mut Sections) {
     match found {
         Some((name, flavor, _)) => {
             // Experts are flavors of the same name there.
-            let name = file.put("model", "name", json!(name.trim_end_matches("_moe")));
-            let flavor = file.put("model", "flavor", json!(flavor));
-            used(view, "model.family", std::slice::from_ref(&name), "torchtitan's name of it.");
+            let name = json!(name.trim_end_matches("_moe"));
+            view.used("model.family", &[("model.name", name)], "torchtitan's name of it.");
+            let flavor = [("model.flavor", json!(flavor))];
             for size in SIZES {
-                used(
-                    view,
-                    &format!("model.{size}"),
-                    std::slice::from_ref(&flavor),
-                    "A flavor has all sizes; the vocabulary is the tokenizer's.",
-                );
+                let reason = "A flavor has all sizes; the vocabulary is the tokenizer's.";
+                view.used(&format!("model.{size}"), &flavor, reason);
             }
         }
         None => {
@@ -117,84 +81,82 @@ fn model(view: &mut View, file: &mut Sections) {
             ));
         }
     }
-    file.put("model", "hf_assets_path", json!("./assets/hf"));
+    view.put("model.hf_assets_path", json!("./assets/hf"));
     view.notes.push(
         "model.hf_assets_path and training.dataset are for you to change: zbench's cell does not have them".into(),
     );
 }
 
-fn optimizer(view: &mut View, file: &mut Sections) {
-    let name = file.put("optimizer", "name", json!("AdamW"));
-    used(view, "train.optimizer", &[name], "The same update.");
-    for (key, theirs) in [("train.lr", "lr"), ("train.eps", "eps"), ("train.weight_decay", "weight_decay")] {
+fn optimizer(view: &mut View) {
+    view.used("train.optimizer", &[("optimizer.name", json!("AdamW"))], "The same update.");
+    for (key, theirs) in
+        [("train.lr", "optimizer.lr"), ("train.eps", "optimizer.eps"), ("train.weight_decay", "optimizer.weight_decay")]
+    {
         if let Some(value) = view.number(key) {
-            let made = file.put("optimizer", theirs, json!(value));
-            used(view, key, &[made], "The same.");
+            view.used(key, &[(theirs, json!(value))], "The same.");
         }
     }
-    let beta =
-        |view: &View, at: usize| view.value("train.betas").and_then(|betas| betas.get(at)).and_then(Value::as_f64);
+    let beta = |view: &View, at: usize| view.value("train.betas")?.get(at)?.as_f64();
     if let (Some(first), Some(second)) = (beta(view, 0), beta(view, 1)) {
-        let made = [file.put("optimizer", "beta1", json!(first)), file.put("optimizer", "beta2", json!(second))];
-        used(view, "train.betas", &made, "Decay of both moments.");
+        let betas = [("optimizer.beta1", json!(first)), ("optimizer.beta2", json!(second))];
+        view.used("train.betas", &betas, "Decay of both moments.");
     }
 }
 
-fn schedule(view: &mut View, file: &mut Sections) {
-    let warmup = file.put("lr_scheduler", "warmup_steps", json!(view.count("train.lr_warmup_steps").unwrap_or(0)));
-    used(view, "train.lr_warmup_steps", &[warmup], "Both count steps from 1.");
+fn schedule(view: &mut View) {
+    view.used(
+        "train.lr_warmup_steps",
+        &[("lr_scheduler.warmup_steps", json!(view.count("train.lr_warmup_steps").unwrap_or(0)))],
+        "Both count steps from 1.",
+    );
     let course = view.text("train.lr_schedule").to_string();
     if course != "linear" && course != "cosine" {
-        let made = file.put("lr_scheduler", "decay_ratio", json!(0.0));
-        return used(view, "train.lr_schedule", &[made], "No share of the steps decays.");
+        return view.used(
+            "train.lr_schedule",
+            &[("lr_scheduler.decay_ratio", json!(0.0))],
+            "No share of the steps decays.",
+        );
     }
-    let made = file.put("lr_scheduler", "decay_type", json!(course));
-    used(
-        view,
-        "train.lr_schedule",
-        &[made],
-        "The same course, one step later: torchtitan's last step is not at the end of it.",
-    );
+    let reason = "The same course, one step later: torchtitan's last step is not at the end of it.";
+    view.used("train.lr_schedule", &[("lr_scheduler.decay_type", json!(course))], reason);
     let (lr, least) = (view.number("train.lr").unwrap_or(0.0), view.number("train.lr_min").unwrap_or(0.0));
-    let made = file.put("lr_scheduler", "min_lr_factor", json!(if lr > 0.0 { least / lr } else { 0.0 }));
-    used(view, "train.lr_min", &[made], "torchtitan states it as a share of the rate.");
+    view.used(
+        "train.lr_min",
+        &[("lr_scheduler.min_lr_factor", json!(if lr > 0.0 { least / lr } else { 0.0 }))],
+        "torchtitan states it as a share of the rate.",
+    );
 }
 
 /// A norm that no gradient has: torchtitan always clips.
 const NEVER: f64 = 1e9;
 
-fn training(view: &mut View, file: &mut Sections) {
+fn training(view: &mut View) {
     let micro = view.degree("train.micro_batch");
     let all = micro.saturating_mul(view.degree("train.accumulation")).saturating_mul(view.data_ranks());
-    let local = file.put("training", "local_batch_size", json!(micro));
-    used(view, "train.micro_batch", &[local], "Sequences of a rank at a time.");
-    let global = file.put("training", "global_batch_size", json!(all));
-    used(view, "train.accumulation", &[global], "What is above local_batch_size x ranks is accumulated.");
-    let length = file.put("training", "seq_len", json!(view.degree("train.seq_len")));
-    used(view, "train.seq_len", &[length], "The same.");
+    view.used("train.micro_batch", &[("training.local_batch_size", json!(micro))], "Sequences of a rank at a time.");
+    let reason = "What is above local_batch_size x ranks is accumulated.";
+    view.used("train.accumulation", &[("training.global_batch_size", json!(all))], reason);
+    view.used("train.seq_len", &[("training.seq_len", json!(view.degree("train.seq_len")))], "The same.");
     let norm = view.number("train.clip_norm").unwrap_or(0.0);
-    let made = file.put("training", "max_norm", json!(if norm > 0.0 { norm } else { NEVER }));
-    used(
-        view,
+    view.used(
         "train.clip_norm",
-        &[made],
+        &[("training.max_norm", json!(if norm > 0.0 { norm } else { NEVER }))],
         if norm > 0.0 { "The same." } else { "torchtitan always clips; no gradient has this norm." },
     );
-    let steps = view.count("train.steps").unwrap_or(0) + view.count("train.untimed_steps").unwrap_or(0);
-    let made = file.put("training", "steps", json!(steps));
-    used(view, "train.steps", std::slice::from_ref(&made), "All steps, untimed ones too.");
-    used(view, "train.untimed_steps", &[made], "They are steps like the others there.");
-    precision(view, file);
+    let steps = view.steps();
+    let steps = [("training.steps", json!(steps))];
+    view.used("train.steps", &steps, "All steps, untimed ones too.");
+    view.used("train.untimed_steps", &steps, "They are steps like the others there.");
+    precision(view);
     let homes = [view.text("memory.offload_parameters"), view.text("memory.offload_optimizer")].map(str::to_string);
     if homes.iter().any(|home| home == "host" || home == "disk") {
-        let made = file.put("training", "enable_cpu_offload", json!(true));
+        let made = view.put("training.enable_cpu_offload", json!(true));
         for key in ["memory.offload_parameters", "memory.offload_optimizer"] {
             match homes.iter().all(|home| home == "host") {
-                true => used(view, key, std::slice::from_ref(&made), "Weights, gradients and optimizer go together."),
-                false => nearest(
-                    view,
+                true => view.used(key, &[made.clone()], "Weights, gradients and optimizer go together."),
+                false => view.without(
                     key,
-                    std::slice::from_ref(&made),
+                    &[made.clone()],
                     "Weights, gradients and optimizer go together, to the host's memory; that is the nearest.",
                 ),
             }
@@ -202,33 +164,32 @@ fn training(view: &mut View, file: &mut Sections) {
     }
 }
 
-fn precision(view: &mut View, file: &mut Sections) {
+fn precision(view: &mut View) {
     let name = |dtype: &str| if dtype == "bf16" { "bfloat16" } else { "float32" };
     let [parameters, compute, master] =
         ["parameters", "compute", "master"].map(|key| view.text(&format!("precision.{key}")).to_string());
     // f32 weights are the only copy; a master copy here is what those are.
     let kept = if master == "f32" { "f32" } else { parameters.as_str() };
-    let dtype = file.put("training", "dtype", json!(name(kept)));
-    let param = file.put("training", "mixed_precision_param", json!(name(&compute)));
-    let reduce = file.put("training", "mixed_precision_reduce", json!("float32"));
+    let dtype = view.put("training.dtype", json!(name(kept)));
+    let param = view.put("training.mixed_precision_param", json!(name(&compute)));
+    let reduce = view.put("training.mixed_precision_reduce", json!("float32"));
     if compute == "f16" || parameters == "f16" {
-        nearest(view, "precision.compute", &[param], "torchtitan has no f16, and no loss scale.");
-        nearest(view, "precision.parameters", &[dtype], "torchtitan has no f16.");
+        view.without("precision.compute", &[param], "torchtitan has no f16, and no loss scale.");
+        view.without("precision.parameters", &[dtype], "torchtitan has no f16.");
     } else {
-        used(view, "precision.compute", &[param], "What is gathered and computed with.");
+        view.used("precision.compute", &[param], "What is gathered and computed with.");
         match master == "f32" && parameters != "f32" {
-            true => nearest(
-                view,
+            true => view.without(
                 "precision.parameters",
                 &[dtype],
                 "FSDP keeps f32 weights as the only copy, where this has them beside weights in few bits.",
             ),
-            false => used(view, "precision.parameters", &[dtype], "What the model is made in."),
+            false => view.used("precision.parameters", &[dtype], "What the model is made in."),
         }
     }
     match view.text("precision.reduce") {
-        "f32" => used(view, "precision.reduce", &[reduce], "The same."),
-        _ => nearest(view, "precision.reduce", &[reduce], "torchtitan reduces in f32 alone."),
+        "f32" => view.used("precision.reduce", &[reduce], "The same."),
+        _ => view.without("precision.reduce", &[reduce], "torchtitan reduces in f32 alone."),
     }
     for key in ["precision.gradients", "precision.optimizer"] {
         match view.text(key) == kept {
@@ -242,7 +203,7 @@ fn precision(view: &mut View, file: &mut Sections) {
     }
 }
 
-fn parallelism(view: &mut View, file: &mut Sections) {
+fn parallelism(view: &mut View) {
     let strategy = view.text("parallel.strategy").to_string();
     let ranks = view.data_ranks();
     let shard = match strategy.as_str() {
@@ -250,16 +211,14 @@ fn parallelism(view: &mut View, file: &mut Sections) {
         "hsdp" | "hsdp-full-optimizer" => view.degree("parallel.shard"),
         _ => ranks,
     };
-    let made = [
-        file.put("parallelism", "data_parallel_replicate_degree", json!(ranks / shard.max(1))),
-        file.put("parallelism", "data_parallel_shard_degree", json!(shard)),
-    ];
+    let replicate = view.put("parallelism.data_parallel_replicate_degree", json!(ranks / shard.max(1)));
+    let group = view.put("parallelism.data_parallel_shard_degree", json!(shard));
     let again = match strategy.as_str() {
         "fsdp-grad-op" | "zero1" | "zero2" => "never",
         _ => "always",
     };
-    let reshard = file.put("parallelism", "fsdp_reshard_after_forward", json!(again));
-    let all = [made[0].clone(), made[1].clone(), reshard];
+    let reshard = view.put("parallelism.fsdp_reshard_after_forward", json!(again));
+    let all = [replicate.clone(), group.clone(), reshard];
     let why = match strategy.as_str() {
         "zero1" | "zero2" => Some(
             "torchtitan always splits weights: FSDP that keeps them from forward to backward is the nearest, with as much traffic as stage 2.",
@@ -269,29 +228,23 @@ fn parallelism(view: &mut View, file: &mut Sections) {
         _ => None,
     };
     match why {
-        Some(why) => nearest(view, "parallel.strategy", &all, why),
-        None => used(view, "parallel.strategy", &all, "The same state is split."),
+        Some(why) => view.without("parallel.strategy", &all, why),
+        None => view.used("parallel.strategy", &all, "The same state is split."),
     }
-    let [replicate, group] = made;
-    used(
-        view,
-        "parallel.ranks",
-        &[replicate, group.clone()],
-        "The launcher states the ranks; the degrees are right for these.",
-    );
+    let reason = "The launcher states the ranks; the degrees are right for these.";
+    view.used("parallel.ranks", &[replicate, group.clone()], reason);
     match strategy.starts_with("hsdp") {
-        true => used(view, "parallel.shard", &[group], "Ranks of a shard group."),
+        true => view.used("parallel.shard", &[group], "Ranks of a shard group."),
         false => view.without("parallel.shard", &[], "There is no second copy."),
     }
     for (key, theirs) in [
-        ("parallel.tensor", "tensor_parallel_degree"),
-        ("parallel.pipeline", "pipeline_parallel_degree"),
-        ("parallel.context", "context_parallel_degree"),
-        ("parallel.expert", "expert_parallel_degree"),
-        ("parallel.expert_tensor", "expert_tensor_parallel_degree"),
+        ("parallel.tensor", "parallelism.tensor_parallel_degree"),
+        ("parallel.pipeline", "parallelism.pipeline_parallel_degree"),
+        ("parallel.context", "parallelism.context_parallel_degree"),
+        ("parallel.expert", "parallelism.expert_parallel_degree"),
+        ("parallel.expert_tensor", "parallelism.expert_tensor_parallel_degree"),
     ] {
-        let made = file.put("parallelism", theirs, json!(view.degree(key)));
-        used(view, key, &[made], "The same degree.");
+        view.used(key, &[(theirs, json!(view.degree(key)))], "The same degree.");
     }
     if view.degree("parallel.pipeline") > 1 {
         let is_interleaved = view.degree("parallel.virtual_stages") > 1;
@@ -300,15 +253,13 @@ fn parallelism(view: &mut View, file: &mut Sections) {
             (_, true) => "Interleaved1F1B",
             _ => "1F1B",
         };
-        let made = file.put("parallelism", "pipeline_parallel_schedule", json!(name));
-        used(view, "parallel.pipeline_schedule", std::slice::from_ref(&made), "The same order.");
-        used(view, "parallel.virtual_stages", &[made], "More than one stage on a rank is interleaved.");
+        let schedule = [("parallelism.pipeline_parallel_schedule", json!(name))];
+        view.used("parallel.pipeline_schedule", &schedule, "The same order.");
+        view.used("parallel.virtual_stages", &schedule, "More than one stage on a rank is interleaved.");
     }
     if view.degree("parallel.sequence") > 1 {
-        view.default(
-            "parallel.sequence",
-            "torchtitan's tensor parallelism always splits sequences between the matrices.",
-        );
+        let reason = "torchtitan's tensor parallelism always splits sequences between the matrices.";
+        view.default("parallel.sequence", reason);
     }
     match view.count("parallel.prefetch") {
         Some(1) => view.default("parallel.prefetch", "FSDP 2 gathers one unit ahead."),
@@ -319,7 +270,7 @@ fn parallelism(view: &mut View, file: &mut Sections) {
     }
 }
 
-fn activations(view: &mut View, file: &mut Sections) {
+fn activations(view: &mut View) {
     const KEY: &str = "memory.checkpointing";
     let policy = view.value(KEY).cloned().unwrap_or(Value::Null);
     let every = policy.get("every").and_then(Value::as_u64);
@@ -328,54 +279,46 @@ fn activations(view: &mut View, file: &mut Sections) {
         (Some("full"), _) => "full",
         _ => "selective",
     };
-    let made = file.put("activation_checkpoint", "mode", json!(mode));
+    let made = view.put("activation_checkpoint.mode", json!(mode));
     match (mode, policy.as_str()) {
         ("selective", Some("selective")) => {
-            let option = file.put("activation_checkpoint", "selective_ac_option", json!("op"));
-            nearest(view, KEY, &[made, option], "Both keep matrix products, but not the same ones.");
+            let option = view.put("activation_checkpoint.selective_ac_option", json!("op"));
+            view.without(KEY, &[made, option], "Both keep matrix products, but not the same ones.");
         }
         ("selective", _) => {
-            let option =
-                file.put("activation_checkpoint", "selective_ac_option", json!(every.unwrap_or(2).to_string()));
-            nearest(
-                view,
-                KEY,
-                &[made, option],
-                "torchtitan computes every k-th block again, where this keeps the input of every k-th.",
-            );
+            let option = view.put("activation_checkpoint.selective_ac_option", json!(every.unwrap_or(2).to_string()));
+            let reason = "torchtitan computes every k-th block again, where this keeps the input of every k-th.";
+            view.without(KEY, &[made, option], reason);
         }
-        _ => used(view, KEY, &[made], "The same."),
+        _ => view.used(KEY, &[made], "The same."),
     }
 }
 
-fn checkpoint(view: &mut View, file: &mut Sections) {
+fn checkpoint(view: &mut View) {
     let dir = view.text("checkpoint.dir").to_string();
-    let enable = file.put("checkpoint", "enable", json!(!dir.is_empty()));
+    let enable = view.put("checkpoint.enable", json!(!dir.is_empty()));
     if dir.is_empty() {
         return;
     }
-    let folder = file.put("checkpoint", "folder", json!(dir));
-    used(view, "checkpoint.dir", &[enable, folder], "It is below job.dump_folder there.");
+    let folder = view.put("checkpoint.folder", json!(dir));
+    view.used("checkpoint.dir", &[enable, folder], "It is below job.dump_folder there.");
     let every = view.count("checkpoint.every").filter(|every| *every > 0);
-    let steps = view.count("train.steps").unwrap_or(0) + view.count("train.untimed_steps").unwrap_or(0);
-    let made = file.put("checkpoint", "interval", json!(every.unwrap_or(steps)));
-    used(view, "checkpoint.every", &[made], "Steps from one to the next.");
+    let steps = view.steps();
+    let made = view.put("checkpoint.interval", json!(every.unwrap_or(steps)));
+    view.used("checkpoint.every", &[made], "Steps from one to the next.");
     // One is the fewest that torchtitan keeps beside the one that it writes.
     let keep = view.count("checkpoint.keep").unwrap_or(0);
-    let made = file.put("checkpoint", "keep_latest_k", json!(if keep == 1 { 2 } else { keep }));
-    used(view, "checkpoint.keep", &[made], "0 is all, there too; 1 is not allowed.");
-    let made =
-        file.put("checkpoint", "async_mode", json!(if view.flag("checkpoint.async") { "async" } else { "disabled" }));
-    used(view, "checkpoint.async", &[made], "Whether training goes on meanwhile.");
+    let reason = "0 is all, there too; 1 is not allowed.";
+    view.used("checkpoint.keep", &[("checkpoint.keep_latest_k", json!(if keep == 1 { 2 } else { keep }))], reason);
+    view.used(
+        "checkpoint.async",
+        &[("checkpoint.async_mode", json!(if view.flag("checkpoint.async") { "async" } else { "disabled" }))],
+        "Whether training goes on meanwhile.",
+    );
     match view.text("checkpoint.layout") {
         "full" => {
-            let made = file.put("checkpoint", "last_save_in_hf", json!(true));
-            nearest(
-                view,
-                "checkpoint.layout",
-                &[made],
-                "torchtitan's checkpoints are sharded; the last one may be Hugging Face's.",
-            );
+            let reason = "torchtitan's checkpoints are sharded; the last one may be Hugging Face's.";
+            view.without("checkpoint.layout", &[("checkpoint.last_save_in_hf", json!(true))], reason);
         }
         _ => view.default("checkpoint.layout", "torchtitan's checkpoints are sharded."),
     }

@@ -1,15 +1,20 @@
-//! The settings of a cell as a writer sees them, and what it makes of each.
+//! A cell's settings, the file that a writer makes of them, and what becomes of each.
 
 use super::Exported;
+use super::paths;
 use crate::interop::draft::same;
 use crate::interop::{Row, Verdict};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use zbench_config::keys as ours;
 
-/// A cell's settings by their keys.
+/// A cell's settings by their keys, and the file that is made of them.
 pub struct View {
     settings: Vec<(String, Value)>,
     rows: Vec<Option<Row>>,
+    /// The file.
+    pub file: Map<String, Value>,
+    /// Whether rows name a key of the file without its section.
+    pub short_names: bool,
     /// What a reader must know beside the rows.
     pub notes: Vec<String>,
 }
@@ -36,7 +41,7 @@ impl View {
         if let Some((key, _)) = settings.iter_mut().find(|(key, _)| key == "parallel.parked") {
             *key = "parallel.shard".into();
         }
-        View { rows: vec![None; settings.len()], settings, notes: Vec::new() }
+        View { rows: vec![None; settings.len()], settings, file: Map::new(), short_names: false, notes: Vec::new() }
     }
 
     fn at(&self, key: &str) -> Option<usize> {
@@ -73,6 +78,11 @@ impl View {
         self.value(key).and_then(Value::as_bool).unwrap_or_default()
     }
 
+    /// All steps, timed or not.
+    pub fn steps(&self) -> u64 {
+        self.count("train.steps").unwrap_or(0) + self.count("train.untimed_steps").unwrap_or(0)
+    }
+
     /// Ranks among which the data are shared out.
     pub fn data_ranks(&self) -> u64 {
         let degrees = ["parallel.tensor", "parallel.pipeline", "parallel.context"].map(|key| self.degree(key));
@@ -85,26 +95,44 @@ impl View {
         self.at(key).is_some_and(|at| self.rows[at].is_some())
     }
 
-    fn settle(&mut self, key: &str, verdict: Verdict, becomes: &[(&str, Value)], reason: &str) {
+    /// Puts a value into the file under a key with points; gives both, for the row.
+    pub fn put<'p>(&mut self, path: &'p str, value: Value) -> (&'p str, Value) {
+        paths::put(&mut self.file, path, value.clone());
+        (path, value)
+    }
+
+    /// Notes what became of a setting, and leaves the file as it is.
+    pub fn settle(&mut self, key: &str, verdict: Verdict, becomes: &[(&str, Value)], reason: &str) {
         let Some(at) = self.at(key) else { return };
-        let (name, value) = self.settings[at].clone();
-        let becomes = becomes.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-        self.rows[at] = Some(Row { key: name, value, verdict, becomes, reason: reason.into(), place: None });
+        let name = |path: &str| match path.rsplit_once('.') {
+            Some((_, name)) if self.short_names => name.to_string(),
+            _ => path.to_string(),
+        };
+        let (key, value) = self.settings[at].clone();
+        let becomes = becomes.iter().map(|(path, value)| (name(path), value.to_string())).collect();
+        self.rows[at] = Some(Row { key, value, verdict, becomes, reason: reason.into(), place: None });
     }
 
-    /// It became keys of the other side.
+    fn write(&mut self, key: &str, verdict: Verdict, becomes: &[(&str, Value)], reason: &str) {
+        for (path, value) in becomes {
+            paths::put(&mut self.file, path, value.clone());
+        }
+        self.settle(key, verdict, becomes, reason);
+    }
+
+    /// It becomes these keys of the file.
     pub fn used(&mut self, key: &str, becomes: &[(&str, Value)], reason: &str) {
-        self.settle(key, Verdict::Used, becomes, reason);
+        self.write(key, Verdict::Used, becomes, reason);
     }
 
-    /// The other side does so anyway.
+    /// The other program does so anyway.
     pub fn default(&mut self, key: &str, reason: &str) {
         self.settle(key, Verdict::Default, &[], reason);
     }
 
-    /// There is nothing like it; the nearest became keys, if there are any.
+    /// There is nothing like it; the nearest becomes keys of the file, if there are any.
     pub fn without(&mut self, key: &str, becomes: &[(&str, Value)], reason: &str) {
-        self.settle(key, Verdict::NoEquivalent, becomes, reason);
+        self.write(key, Verdict::NoEquivalent, becomes, reason);
     }
 
     /// The file with a row for each setting: those that the writer did not settle have their section's reason.
