@@ -1,4 +1,4 @@
-//! The suites that grids may name beside `train`, and how a document of one becomes cells.
+//! The suites that grids may name beside `train`, and how the documents of these suites become cells.
 
 use crate::bench::{BenchCell, BenchSpec, Specs};
 use crate::{checkpoint, collectives, kernels};
@@ -9,24 +9,23 @@ use zbench_host::{devices, machine};
 use zbench_predict::planned::{Decision, gib};
 use zbench_reports::record::{Source, Status};
 
-/// A suite: its name in `suite = "..."`, how settings become specifications and how a record's cell does.
+/// A suite, with the functions that make specifications of settings and of the cells of records.
 pub struct Entry {
-    /// Its name.
+    /// Its name in `suite = "..."`.
     pub name: &'static str,
     resolve: fn(&Values, &Context) -> Result<Specs, Refusal>,
     of_plain: fn(&Value) -> Option<Box<dyn BenchSpec>>,
 }
 
-/// All of them.
-pub static SUITES: [Entry; 4] = [
+static SUITES: [Entry; 4] = [
     Entry { name: "gemm", resolve: kernels::resolve::gemm, of_plain: kernels::gemm::of_plain },
     Entry { name: "attention", resolve: kernels::resolve::attention, of_plain: kernels::attention::of_plain },
     Entry { name: "checkpoint", resolve: checkpoint::resolve::specs, of_plain: checkpoint::of_plain },
-    // A record of collectives is repeated by its command, which has all flags.
+    // `repro` repeats a record of collectives by its command, which holds all flags.
     Entry { name: "collectives", resolve: collectives::cell::specs, of_plain: |_| None },
 ];
 
-/// The cells of a document, and what to say about them.
+/// The cells of a document.
 #[derive(Clone, Default)]
 pub struct Expanded {
     /// In the order of the file.
@@ -41,18 +40,18 @@ pub fn suite(document: &Document) -> Option<&'static Entry> {
     SUITES.iter().find(|suite| suite.name == name)
 }
 
-/// The specification that a record's cell holds; absent where this version does not know it, or it cannot be measured.
+/// The specification of a record's cell; `None` if this version does not know it or cannot measure it.
 pub fn of_plain(cell: &Value) -> Option<Box<dyn BenchSpec>> {
     let name = cell.get("suite")?.as_str()?;
     let entry = SUITES.iter().find(|suite| suite.name == name)?;
-    // A record may be edited.
+    // Somebody may have edited the record.
     (entry.of_plain)(cell).filter(|spec| spec.needs().is_some())
 }
 
-/// Expands a document of one of these suites. `unplaced` says where a key comes from that stands in no file.
+/// Expands a document of one of these suites. `unplaced` names the source of a key that is in no file.
 ///
 /// # Errors
-/// As [`grid::expand`]: what is wrong whatever the grid says refuses the file.
+/// As [`grid::expand`]: a problem that does not come from the grid refuses the file.
 pub fn expand(
     document: &Document,
     only: &[Axis],
@@ -67,10 +66,12 @@ pub fn expand(
         let found = match (entry.resolve)(&Values { settings: &settings }, context) {
             Ok((specs, remark)) => {
                 expanded.remarks.extend(remark.filter(|remark| !expanded.remarks.contains(remark)));
-                let is_one = specs.len() == 1;
-                let cells = specs.into_iter().map(possible);
-                // What the grid varies, which --only takes; several of a combination are told apart by what they are.
-                cells.map(|cell| if is_one && !label.is_empty() { cell.labeled(&label) } else { cell }).collect()
+                let mut cells: Vec<BenchCell> = specs.into_iter().map(possible).collect();
+                // The label is what the grid varies, as --only takes it. Several cells of a combination keep their own labels.
+                if let ([cell], false) = (&mut cells[..], label.is_empty()) {
+                    cell.label = label;
+                }
+                cells
             }
             Err(refusal) if refusal.from_grid => vec![refused(&settings, label, &refusal)],
             Err(Refusal { key, message, place, .. }) => {
@@ -96,7 +97,7 @@ pub fn expand(
     Ok(expanded)
 }
 
-/// A cell that runs where this machine has the memory for it.
+/// A cell that is skipped if this machine lacks the memory or the GPU for it.
 fn possible(spec: Box<dyn BenchSpec>) -> BenchCell {
     let asks = spec.asks_for_gpu();
     let cuda = asks.is_some();
@@ -105,27 +106,26 @@ fn possible(spec: Box<dyn BenchSpec>) -> BenchCell {
         true => devices::machine(0).ok().map(|machine| machine.facts().memory_bytes),
         false => machine::memory_bytes("MemTotal"),
     };
-    let why = match (spec.needs(), memory) {
-        (Some(_), _) if absent.is_some() => absent.map(|why| (why, Source::Host)),
-        (None, _) => Some(("its buffers are more bytes than a machine addresses".to_string(), Source::Plan)),
-        (Some(needs), Some(memory)) if needs > memory => {
+    let skipped = match (spec.needs(), absent, memory) {
+        (Some(_), Some(absent), _) => Some((absent, Source::Host)),
+        (None, ..) => Some(("its buffers are more bytes than a machine addresses".to_string(), Source::Plan)),
+        (Some(needs), None, Some(memory)) if needs > memory => {
             let whose = if cuda { "the GPU" } else { "this machine" };
             let reason = format!("needs {} of memory, and {whose} has {}", gib(needs), gib(memory));
             Some((reason, Source::Host))
         }
         _ => None,
     };
-    let cell = BenchCell::new(spec);
-    match why {
-        Some((reason, source)) => cell.skipped(reason, source),
-        None => cell,
+    let mut cell = BenchCell::new(spec);
+    if let Some((reason, source)) = skipped {
+        cell.decision = Decision::Record { status: Status::Skipped, reason, source };
     }
+    cell
 }
 
-/// A combination of the grid that is no cell.
+/// The skipped cell of a combination that a suite refuses.
 fn refused(settings: &Settings, label: String, refusal: &Refusal) -> BenchCell {
     let (key, plain) = (grid::settings_key(settings), zbench_runner::written(settings));
-    let (status, reason) = (Status::Skipped, refusal.to_string());
-    let decision = Decision::Record { status, reason, source: Source::Plan };
+    let decision = Decision::Record { status: Status::Skipped, reason: refusal.to_string(), source: Source::Plan };
     BenchCell { key, label, plain, decision, spec: None }
 }

@@ -1,9 +1,9 @@
-//! What ends a measurement early.
+//! When a measurement ends early: on Ctrl-C, or at its time limit.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// What ends a measurement early.
+/// When a measurement ends early.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<'a> {
     /// Set by Ctrl-C.
@@ -15,23 +15,21 @@ pub struct Limits<'a> {
 /// A measurement that ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped {
-    /// Somebody asked.
+    /// Ctrl-C was pressed.
     #[error("stopped by Ctrl-C")]
-    Asked,
-    /// The time limit.
+    Interrupted,
+    /// The time limit has passed.
     #[error("took longer than its time limit; raise --timeout, or measure less")]
-    Late,
+    TimedOut,
 }
 
 impl Limits<'_> {
-    /// Whether to go on.
-    ///
     /// # Errors
-    /// Not, and why.
+    /// The measurement has to end now, and why.
     pub fn check(&self) -> Result<(), Stopped> {
         if self.stop.load(Ordering::Relaxed) {
-            return Err(Stopped::Asked);
+            return Err(Stopped::Interrupted);
         }
-        if Instant::now() >= self.deadline { Err(Stopped::Late) } else { Ok(()) }
+        if Instant::now() >= self.deadline { Err(Stopped::TimedOut) } else { Ok(()) }
     }
 }

@@ -1,5 +1,5 @@
-//! What the suites beside training have in common: a [`BenchSpec`] says what to measure, a [`BenchResult`] what came of it, and
-//! [`Bench`] is the [`Suite`](zbench_runner::Suite) of all of them.
+//! What the suites beside training have in common: a [`BenchSpec`] describes a measurement, a [`BenchResult`] holds its results,
+//! and [`Bench`] is the [`Suite`](zbench_runner::Suite) that runs all of them.
 
 pub mod args;
 mod limits;
@@ -22,41 +22,41 @@ use zbench_runner::protocol::Ended;
 /// Why a measurement has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The buffers do not fit.
+    /// The buffers do not fit in memory.
     #[error(transparent)]
     Memory(#[from] OutOfMemory),
-    /// No memory to begin with.
+    /// No arena could be made.
     #[error(transparent)]
     Arena(#[from] ArenaError),
-    /// A kernel refused.
+    /// A kernel returned an error.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Somebody stopped it, or its time is over.
+    /// It ended early.
     #[error(transparent)]
     Stopped(#[from] Stopped),
     /// There is no such GPU.
     #[error("hardware.device = \"cuda\": {0}")]
     Device(String),
-    /// Fewer threads than asked for.
+    /// The system started fewer threads than requested.
     #[error("the system gave {given} of {wanted} threads; ask for fewer")]
     Threads {
-        /// Asked for.
+        /// Threads requested.
         wanted: usize,
-        /// There are.
+        /// Threads started.
         given: usize,
     },
-    /// A kernel did not come back: a defect of ours.
+    /// A kernel panicked, which is a bug.
     #[error("the kernel panicked: {0}; this is a bug")]
     Panicked(String),
-    /// A process of its own ended otherwise.
+    /// The child process that measured ended without a result.
     #[error("{}", .0.reason)]
     Ended(Ended),
-    /// Not enough memory at this moment.
+    /// Not enough memory is free at this moment.
     #[error("takes {needed}, and {available} of memory are free now; end other programs, or ask for less")]
     Busy {
-        /// What it takes.
+        /// Memory needed.
         needed: String,
-        /// What there is.
+        /// Memory free.
         available: String,
     },
 }
@@ -67,47 +67,44 @@ impl From<Ended> for BenchError {
     }
 }
 
-/// One measurement, with everything that its result depends on.
+/// A measurement, with everything that its result depends on.
 pub trait BenchSpec: Send + Sync {
-    /// As plain data: equal for equal measurements. It names its suite.
+    /// As JSON, equal for equal measurements. It names its suite.
     fn plain(&self) -> Value;
     /// The key of its records.
     fn key(&self) -> String {
         zbench_config::grid::plain_key(&self.plain())
     }
-    /// For a reader.
+    /// A short name for a reader.
     fn label(&self) -> String;
-    /// Bytes of memory at least; absent where that is more than a number holds.
+    /// Bytes of memory needed at least; `None` if the number overflows.
     fn needs(&self) -> Option<u64>;
-    /// What of the configuration asks for a GPU, as it is written there; absent where none is needed.
+    /// The setting that asks for a GPU, as written in the configuration; `None` if no GPU is needed.
     fn asks_for_gpu(&self) -> Option<String> {
         None
     }
-    /// Measures; files that this needs are made in `folder` and removed again.
-    ///
-    /// # Errors
-    /// As [`BenchError`] says. Wrong data is a result.
+    /// Measures. Files are created in `folder` and removed afterwards. Wrong data is a result and not an error.
     fn measure(&self, limits: &Limits<'_>, folder: &Path) -> Result<BenchResult, BenchError>;
 }
 
-/// Specifications of one combination of settings, and a remark for the reader.
+/// The measurements of one combination of settings, and a remark for the reader.
 pub type Specs = (Vec<Box<dyn BenchSpec>>, Option<String>);
 
 /// What was measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BenchResult {
-    /// Of each kernel and pass.
+    /// One for each kernel and pass.
     pub timings: Vec<Timing>,
-    /// What the cores can do.
+    /// The highest rate that the device reaches.
     pub ceiling: Ceiling,
     /// Remarks for the reader.
     pub notes: Vec<String>,
-    /// The record of the process that measured, whose results are taken over.
+    /// The record of the child process that measured; its results are copied.
     pub record: Option<Box<Record>>,
-    /// What is wrong with a result.
+    /// The first wrong result, in words.
     pub wrong: Option<String>,
-    /// Numbers beside those of the timings, or why they cannot be stated.
+    /// Further numbers, or the reason why one is absent.
     pub metrics: Vec<(String, Result<f64, String>)>,
-    /// Everything behind them: a part of the record, with its name.
-    pub section: Option<(String, serde_json::Value)>,
+    /// The data behind the metrics: a section of the record, with its name.
+    pub section: Option<(String, Value)>,
 }

@@ -1,42 +1,39 @@
-//! What was measured, in its record.
+//! Writes results into records.
 
 use super::BenchResult;
 use zbench_host::sampling::Sampler;
 use zbench_host::sampling::sampled::{BUSY_SHARE, LEAST_SECONDS, Sampled};
 use zbench_reports::record::{Outcome, Record, Status};
 
-/// Watches the machine, and so many GPUs of it, during `work`; what it saw that spoils timings becomes flags of the record.
+/// Samples the machine's load, and that of `gpus` GPUs, during `work`.
 pub fn watched<T>(gpus: usize, work: impl FnOnce() -> T) -> (T, Sampled) {
     let sampler = Sampler::start(gpus);
     let result = work();
     (result, sampler.finish())
 }
 
-/// What was seen meanwhile, into the record.
+/// Adds the samples to a record, with a flag and a note for everything that makes timings unreliable.
 pub fn seen(record: &mut Record, sampled: &Sampled) {
     if let Ok(value) = serde_json::to_value(sampled) {
         record.extra.insert("sampled".into(), value);
     }
-    for (flag, words) in sampled.flags() {
-        record.validity.push(flag.into());
-        record.notes.push(words);
-    }
+    let mut flags = sampled.flags();
     let others = sampled.others_share.filter(|_| !sampled.shares_cores && sampled.seconds >= LEAST_SECONDS);
     if let Some(share) = others.filter(|share| *share > BUSY_SHARE) {
-        record.validity.push("busy_machine".into());
-        record.notes.push(format!(
-            "Other processes used {:.0} % of the cores during the run (limit {:.0} %).",
-            share * 100.0,
-            BUSY_SHARE * 100.0
-        ));
+        let (share, limit) = (share * 100.0, BUSY_SHARE * 100.0);
+        let note = format!("Other processes used {share:.0} % of the cores during the run (limit {limit:.0} %).");
+        flags.push(("busy_machine", note));
+    }
+    for (flag, note) in flags {
+        record.validity.push(flag.into());
+        record.notes.push(note);
     }
 }
 
-/// The result, into the record.
+/// Adds a result to a record.
 pub(crate) fn fill(record: &mut Record, result: &BenchResult) {
     if let Some(other) = &result.record {
-        take_over(record, other);
-        return;
+        return copy_results(record, other);
     }
     if let Some(wrong) = &result.wrong {
         record.outcome = Outcome::ended(Status::Failed, format!("wrong result: {wrong}"), None);
@@ -91,8 +88,8 @@ pub(crate) fn fill(record: &mut Record, result: &BenchResult) {
     }
 }
 
-/// What another process measured. Its command measures the same again.
-fn take_over(record: &mut Record, other: &Record) {
+/// Copies the results of another record. Its command measures the same again.
+fn copy_results(record: &mut Record, other: &Record) {
     record.outcome = other.outcome.clone();
     record.metrics = other.metrics.clone();
     record.ranks.clone_from(&other.ranks);

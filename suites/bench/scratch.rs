@@ -1,37 +1,33 @@
-//! The folder of a trial: made by us, removed by us, and nothing else.
+//! Temporary folders of trials.
 
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How such folders begin.
+/// The names of such folders begin with this.
 pub const PREFIX: &str = ".zbench-scratch-";
 const LOCK: &str = "in-use";
-/// A folder without a lock that is younger may be one that somebody is just making.
+/// A younger folder without a lock may belong to a process that is just creating it.
 const YOUNG: Duration = Duration::from_secs(60);
 
-/// A new folder; gone, with everything in it, when dropped.
+/// A temporary folder, which is removed when dropped.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
-    /// Folders above it that were not there before, the deepest first.
-    made: Vec<PathBuf>,
+    /// Parent folders that were created for it, the deepest first.
+    created: Vec<PathBuf>,
     _lock: File,
 }
 
 impl Scratch {
-    /// Makes one in `folder`, which is made if it is not there. What trials of killed programs left there is removed.
-    ///
-    /// # Errors
-    /// The system's, with the folder and `advice`: what to do.
+    /// Creates a temporary folder in `folder`, which is created if absent, and removes what killed processes left there. An error
+    /// ends with `advice`.
     pub fn new(folder: &Path, advice: &str) -> Result<Scratch, String> {
         let refused =
             |error: std::io::Error| format!("nothing can be written in {}: {error}; {advice}", folder.display());
-        let mut made = Vec::new();
-        for above in folder.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists()) {
-            made.push(above.to_path_buf());
-        }
+        let is_absent = |parent: &&Path| !parent.as_os_str().is_empty() && !parent.exists();
+        let created = folder.ancestors().take_while(is_absent).map(Path::to_path_buf).collect();
         std::fs::create_dir_all(folder).map_err(refused)?;
         remove_abandoned(folder);
         for number in 0u32.. {
@@ -43,14 +39,14 @@ impl Scratch {
             }
             let lock = File::create(path.join(LOCK)).inspect_err(|_| drop(std::fs::remove_dir(&path)));
             let lock = lock.map_err(refused)?;
-            // Where there are no locks, nobody else takes them either.
+            // A file system without locks has none for other processes either.
             let _ = lock.try_lock();
-            return Ok(Scratch { path, made, _lock: lock });
+            return Ok(Scratch { path, created, _lock: lock });
         }
         Err(refused(ErrorKind::AlreadyExists.into()))
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -61,16 +57,12 @@ impl Drop for Scratch {
         if let Err(error) = std::fs::remove_dir_all(&self.path) {
             zbench_host::say!("warning: {} cannot be removed: {error}; it can be deleted", self.path.display());
         }
-        for above in &self.made {
-            // Only while it is empty: somebody else may use it by now.
-            if std::fs::remove_dir(above).is_err() {
-                break;
-            }
-        }
+        // Only while they are empty: another process may use them by now.
+        let _ = self.created.iter().try_for_each(std::fs::remove_dir);
     }
 }
 
-/// Folders of ours whose program is gone: it had a lock on them.
+/// Removes temporary folders whose process has ended: no process holds their lock.
 fn remove_abandoned(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));

@@ -1,4 +1,4 @@
-//! The suite of all measurements beside training.
+//! The runner's suite of all measurements beside training.
 
 use super::{BenchError, BenchSpec, Limits, Stopped, record};
 use serde_json::Value;
@@ -16,15 +16,15 @@ use zbench_runner::{Observe, Suite, SuiteCell, Trial};
 /// A cell of these suites: what to measure, or why it cannot be measured here.
 #[derive(Clone)]
 pub struct BenchCell {
-    /// Hash of the specification; of what was written where there is none.
+    /// Hash of the specification, or of the settings if there is none.
     pub key: String,
-    /// For a reader.
+    /// A short name for a reader.
     pub label: String,
-    /// As plain data.
+    /// As JSON.
     pub plain: Value,
     /// Whether it runs.
     pub decision: Decision,
-    /// What to measure, where that is possible.
+    /// The measurement, if the settings describe one.
     pub spec: Option<Arc<dyn BenchSpec>>,
 }
 
@@ -33,16 +33,6 @@ impl BenchCell {
     pub fn new(spec: Box<dyn BenchSpec>) -> BenchCell {
         let (key, plain) = (spec.key(), spec.plain());
         BenchCell { key, label: spec.label(), plain, decision: Decision::Run, spec: Some(spec.into()) }
-    }
-
-    /// The same under this name.
-    pub fn labeled(self, label: &str) -> BenchCell {
-        BenchCell { label: label.into(), ..self }
-    }
-
-    /// The same, which does not run for this reason.
-    pub fn skipped(self, reason: String, source: Source) -> BenchCell {
-        BenchCell { decision: Decision::Record { status: Status::Skipped, reason, source }, ..self }
     }
 }
 
@@ -64,13 +54,13 @@ impl SuiteCell for BenchCell {
     }
 }
 
-/// Measures in this process, one cell at a time.
+/// Measures one cell at a time.
 pub struct Bench {
     /// Set by Ctrl-C.
     pub stop: Arc<AtomicBool>,
     /// Time limit of a trial.
     pub timeout: Duration,
-    /// Where a measurement may make files.
+    /// Folder for the files of measurements.
     pub folder: PathBuf,
 }
 
@@ -102,10 +92,10 @@ impl Suite for Bench {
         });
         match result {
             Ok(result) => record::fill(record, &result),
-            Err(BenchError::Stopped(Stopped::Asked)) => return Err(None),
+            Err(BenchError::Stopped(Stopped::Interrupted)) => return Err(None),
             Err(error) => {
                 let (status, source) = match &error {
-                    BenchError::Stopped(Stopped::Late) => (Status::TimedOut, Some(Source::Host)),
+                    BenchError::Stopped(Stopped::TimedOut) => (Status::TimedOut, Some(Source::Host)),
                     BenchError::Memory(_) => (Status::OutOfMemory, Some(Source::Arena)),
                     BenchError::Busy { .. } => (Status::OutOfMemory, Some(Source::Host)),
                     BenchError::Ended(ended) => (ended.status, ended.source),

@@ -134,9 +134,9 @@ mod tests {
             }
             Ok(())
         });
-        assert!(matches!(asked, Err(BenchError::Stopped(Stopped::Asked))));
+        assert!(matches!(asked, Err(BenchError::Stopped(Stopped::Interrupted))));
         let stop = AtomicBool::new(false);
         let late = time::<BenchError>(&method, &limits(&stop, 0), &Cpu::new(1), &mut || Ok(()));
-        assert!(matches!(late, Err(BenchError::Stopped(Stopped::Late))));
+        assert!(matches!(late, Err(BenchError::Stopped(Stopped::TimedOut))));
     }
 }
