@@ -19,6 +19,7 @@ mod report;
 mod repro;
 mod select;
 mod session;
+mod signals;
 mod start;
 mod train;
 

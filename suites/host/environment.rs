@@ -38,7 +38,7 @@ pub fn of_this_process() -> Map<String, Value> {
             (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
         };
         let process = Process {
-            cores: crate::machine::cores(),
+            cores: cpu::cores(),
             simd: zbench_kernels::peak::describe(),
             variables: std::env::vars_os().map(text).collect(),
             binary: binary_hash(std::path::Path::new("/proc/self/exe")),

@@ -6,6 +6,7 @@ use crate::environment::{self, Root, cpu};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
+pub use crate::environment::cpu::cores;
 pub use crate::environment::of_this_process as environment;
 pub use zbench_reports::redact::host_hash;
 
@@ -20,11 +21,6 @@ pub struct BusySeconds {
     pub own: f64,
     /// Cores of the host.
     pub cores: usize,
-}
-
-/// Cores that this process may use.
-pub fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn read(path: &str) -> Option<String> {

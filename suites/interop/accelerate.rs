@@ -11,9 +11,6 @@ use zbench_config::ConfigError;
 
 const PREFIX: &str = "fsdp_";
 
-/// Keys of deepspeed_config whose value may be left to the training script.
-pub const AUTO: &[&str] = &["deepspeed_config.gradient_accumulation_steps", "deepspeed_config.gradient_clipping"];
-
 /// Every key of a file, and the settings that come of them.
 ///
 /// # Errors

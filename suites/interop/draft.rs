@@ -109,7 +109,7 @@ impl Draft {
                 self.problem(Some(key.place), &path, format!("is deprecated; {instead}"));
                 continue;
             }
-            let has_auto = self.format == Format::DeepSpeed || super::accelerate::AUTO.contains(&path.as_str());
+            let has_auto = self.format == Format::DeepSpeed || keys::AUTO.contains(&path.as_str());
             let may_be_auto = is_auto(node) && spec.fate != Fate::Section && has_auto;
             if !may_be_auto && let Err(message) = spec.check(node) {
                 self.problem(Some(node.place), &path, message);
@@ -368,10 +368,10 @@ impl Draft {
                 }
             }
         }
-        if let Some(model) = &options.model
-            && let Err(error) = super::huggingface::model(&mut self, model, &options.folder)
-        {
-            self.problems.extend(error.0);
+        match options.model.as_deref().map(|model| super::model::named(model, &options.folder)) {
+            Some(Ok(settings)) => settings.into_iter().for_each(|(key, value)| self.flagged(key, value, "--model")),
+            Some(Err(error)) => self.problems.extend(error.0),
+            None => {}
         }
         self.drop_without(
             "checkpoint.layout",

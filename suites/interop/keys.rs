@@ -15,6 +15,9 @@ pub static DEEPSPEED: LazyLock<Vec<Spec>> = LazyLock::new(|| read("DeepSpeed JSO
 /// accelerate's keys.
 pub static ACCELERATE: LazyLock<Vec<Spec>> = LazyLock::new(|| read("accelerate YAML"));
 
+/// Keys of accelerate's deepspeed_config whose value may be left to the training script.
+pub const AUTO: &[&str] = &["deepspeed_config.gradient_accumulation_steps", "deepspeed_config.gradient_clipping"];
+
 /// One key.
 #[derive(Debug)]
 pub struct Spec {

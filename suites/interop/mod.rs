@@ -11,6 +11,7 @@ pub mod export;
 pub mod huggingface;
 pub mod json;
 pub mod keys;
+pub mod model;
 pub mod node;
 pub mod table;
 pub mod toml;

@@ -1,6 +1,6 @@
 //! `zbench allreduce`: runs the interconnect test, prints rows as they come, and keeps them whatever happens.
 
-use super::train::stop_flag;
+use super::signals::stop_flag;
 use super::{command_line, print, print_document, print_json};
 use crate::{Format, Global};
 use anyhow::{Result, anyhow};

@@ -1,6 +1,7 @@
 //! `gemm`, `attention`, `checkpoint`, and `grid` of files with one of these suites.
 
-use super::train::{self, stop_flag};
+use super::signals::stop_flag;
+use super::train;
 use super::{command_line, header, print_document, print_lines, print_screen, room};
 use crate::{Cells, Format, Global, GridArgs};
 use anyhow::{Result, bail};

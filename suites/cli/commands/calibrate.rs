@@ -3,7 +3,7 @@
 
 mod device;
 
-use super::train::stop_flag;
+use super::signals::stop_flag;
 use super::{command_line, print_document, print_lines};
 use crate::{Format, Global};
 use anyhow::{Result, bail};

@@ -41,7 +41,7 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
         program: std::env::current_exe().context("the path of zbench itself is needed to start cells")?,
         players: &players,
         settings,
-        stop: super::train::stop_flag()?,
+        stop: super::signals::stop_flag()?,
     };
     let samples = arguments.turns.as_ref().map(|path| {
         std::fs::File::create(path).with_context(|| format!("--turns: {} cannot be written", path.display()))

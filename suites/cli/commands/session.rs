@@ -57,7 +57,7 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
         Err(error) => return Err(error.into()),
     };
     if world.rank > 0 {
-        return Ok(follow(&line, &*super::train::stop_flag()?));
+        return Ok(follow(&line, &*super::signals::stop_flag()?));
     }
     let leader = Some(Leader::new(world.clone(), line));
     let mut session = Session { leader, world: Some(world), hosts: Some(hosts), trace: None };

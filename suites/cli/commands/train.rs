@@ -2,6 +2,7 @@
 
 use super::progress::Progress;
 use super::session::Session;
+use super::signals::stop_flag;
 use super::{
     Expanded, command_line, expand, header, planned, print, print_lines, print_screen, printable, quoted, room,
 };
@@ -9,8 +10,6 @@ use crate::{Format, Global, GridArgs, RunArgs};
 use anyhow::{Context, Result};
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{ConfigError, Document};
@@ -403,24 +402,6 @@ fn stopped(summary: &Summary, cells: &[Planned], notebook: &str) -> String {
             "{at}; its checkpoint is {dir}, {all}. With --set checkpoint.resume={dir} the command goes on from it."
         ),
     }
-}
-
-/// Set by Ctrl-C, a termination, a lost terminal (SIGHUP) and the warnings of batch systems (SIGUSR1, SIGUSR2). The second
-/// Ctrl-C or termination ends the process at once; the others, which may come several times and before a termination, do not.
-pub fn stop_flag() -> Result<Arc<AtomicBool>> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
-    let stop = Arc::new(AtomicBool::new(false));
-    let armed = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // In this order: the shutdown is armed by what the second line sets.
-        signal_hook::flag::register_conditional_shutdown(signal, i32::from(exit::INTERRUPTED), armed.clone())?;
-        signal_hook::flag::register(signal, armed.clone())?;
-        signal_hook::flag::register(signal, stop.clone())?;
-    }
-    for signal in [SIGHUP, SIGUSR1, SIGUSR2].into_iter().filter(|signal| !zbench_launch::is_ignored(*signal)) {
-        signal_hook::flag::register(signal, stop.clone())?;
-    }
-    Ok(stop)
 }
 
 /// For `repro`: the document is not at hand, the record is.

@@ -4,6 +4,11 @@ use super::root::{Root, cpu_list, line_of};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 const CPUS: &str = "sys/devices/system/cpu";
 
 /// The processor's name. ARM has none in /proc/cpuinfo; there its part number is used.

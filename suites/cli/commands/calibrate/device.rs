@@ -3,7 +3,7 @@
 
 use super::{LIMIT, empty, keep, state, teller};
 use crate::Global;
-use crate::commands::train::stop_flag;
+use crate::commands::signals::stop_flag;
 use anyhow::{Result, bail};
 use serde_json::json;
 use std::path::PathBuf;

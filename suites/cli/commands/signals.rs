@@ -1,0 +1,24 @@
+//! The flag that signals set, so that a command stops with everything measured kept.
+
+use anyhow::Result;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use zbench_host::exit;
+
+/// Set by Ctrl-C, a termination, a lost terminal (SIGHUP) and the warnings of batch systems (SIGUSR1, SIGUSR2). The second
+/// Ctrl-C or termination ends the process at once; the others, which may come several times and before a termination, do not.
+pub fn stop_flag() -> Result<Arc<AtomicBool>> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+    let stop = Arc::new(AtomicBool::new(false));
+    let armed = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the shutdown is armed by what the second line sets.
+        signal_hook::flag::register_conditional_shutdown(signal, i32::from(exit::INTERRUPTED), armed.clone())?;
+        signal_hook::flag::register(signal, armed.clone())?;
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    for signal in [SIGHUP, SIGUSR1, SIGUSR2].into_iter().filter(|signal| !zbench_launch::is_ignored(*signal)) {
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    Ok(stop)
+}
