@@ -577,5 +577,5 @@ fn the_page_of_keys_is_true() {
     let folder = tempfile::tempdir().unwrap();
     let page = stdout(&run(folder.path(), &["import", "--keys"]));
     let written = super::text_of(&root().join("docs/import-keys.md"));
-    assert!(page == written, "docs/import-keys.md is old; write it anew: zbench import --keys > docs/import-keys.md");
+    assert!(page == written, "import --keys prints docs/import-keys.md");
 }

@@ -307,13 +307,13 @@ fn offload(view: &mut View) {
         view.put("fsdp_config.fsdp_offload_params", json!(false));
         return;
     }
-    let key = view.put("fsdp_config.fsdp_offload_params", json!(true));
+    let becomes = [("fsdp_config.fsdp_offload_params", json!(true))];
     for (name, home) in [("memory.offload_parameters", &weights), ("memory.offload_optimizer", &state)] {
         match (home.as_str(), weights == state) {
-            ("host", true) => view.used(name, &[key.clone()], "FSDP offloads weights and optimizer together."),
+            ("host", true) => view.used(name, &becomes, "FSDP offloads weights and optimizer together."),
             _ => view.without(
                 name,
-                &[key.clone()],
+                &becomes,
                 "FSDP offloads weights and optimizer together, to the host's memory; that is the nearest.",
             ),
         }

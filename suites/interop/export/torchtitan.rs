@@ -150,13 +150,13 @@ fn training(view: &mut View) {
     precision(view);
     let homes = [view.text("memory.offload_parameters"), view.text("memory.offload_optimizer")].map(str::to_string);
     if homes.iter().any(|home| home == "host" || home == "disk") {
-        let made = view.put("training.enable_cpu_offload", json!(true));
+        let becomes = [("training.enable_cpu_offload", json!(true))];
         for key in ["memory.offload_parameters", "memory.offload_optimizer"] {
             match homes.iter().all(|home| home == "host") {
-                true => view.used(key, &[made.clone()], "Weights, gradients and optimizer go together."),
+                true => view.used(key, &becomes, "Weights, gradients and optimizer go together."),
                 false => view.without(
                     key,
-                    &[made.clone()],
+                    &becomes,
                     "Weights, gradients and optimizer go together, to the host's memory; that is the nearest.",
                 ),
             }
