@@ -1,4 +1,4 @@
-//! What the suites `gemm`, `attention`, `checkpoint` and `calibrate` keep in records, and the documents made of it.
+//! What the suites `gemm`, `attention`, `checkpoint` and `calibrate` write into records, and the documents made of it.
 
 mod attention;
 mod ceilings;
@@ -7,10 +7,12 @@ mod device;
 mod figure;
 mod gemm;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::document::{Column, Document, Entry, Tone};
+use crate::document::{Document, Entry, Tone};
+use crate::gather::{counted, grouped};
 use crate::record::Record;
 use crate::stats;
 use crate::units;
@@ -35,21 +37,21 @@ pub struct Timing {
     /// `forward`, `backward`; empty for a matrix product.
     #[serde(default)]
     pub pass: String,
-    /// Floating-point operations of a call, by the convention that the document states.
+    /// Floating-point operations of a call, by the convention stated in the document.
     pub flops: u64,
-    /// Calls of one sample.
+    /// Calls in one sample.
     pub calls_per_sample: u64,
     /// Samples.
     pub samples: u64,
     /// Microseconds of a call: the median of the samples.
     pub median_us: f64,
-    /// The fastest tenth of them ends here.
+    /// 10th percentile of the samples.
     pub p10_us: f64,
-    /// The slowest tenth begins here.
+    /// 90th percentile of the samples.
     pub p90_us: f64,
     /// 10^9 operations per second at the median.
     pub gflops: f64,
-    /// Of the ceiling; absent where the ceiling is not known.
+    /// Share of the ceiling; absent where the ceiling is not known.
     pub share: Option<f64>,
     /// Bytes kept for backward, exact from the arena.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,9 +61,9 @@ pub struct Timing {
     pub workspace_bytes: Option<u64>,
     /// Elements that were compared with f64.
     pub checked: u64,
-    /// The largest distance from it as a share of what is allowed: above 1 is wrong.
+    /// The largest distance from f64 as a share of the allowed one: above 1 is wrong.
     pub worst: f64,
-    /// Why it was not timed, or what is wrong with it; empty where all is well.
+    /// Why it was not timed, or what is wrong with it; else empty.
     #[serde(default)]
     pub trouble: String,
 }
@@ -69,20 +71,20 @@ pub struct Timing {
 /// The ceiling that was measured beside the timings: a part of a record, under `ceiling`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ceiling {
-    /// The type.
+    /// The data type.
     pub dtype: String,
-    /// 10^9 operations per second of the threads together, the larger of the two measurements; absent with a reason.
+    /// 10^9 operations per second of all threads together, the larger of the two measurements; absent with a reason.
     pub gflops: Option<f64>,
-    /// Measured before the timings.
+    /// As measured before the timings.
     pub before: Option<f64>,
-    /// Measured after them.
+    /// As measured after the timings.
     pub after: Option<f64>,
     /// Why it is not known; empty where it is.
     #[serde(default)]
     pub reason: String,
 }
 
-/// What a record of these suites is about, in few words.
+/// A short description of a record of these suites.
 pub fn label(record: &Record) -> Option<String> {
     let number = |path: &str| count(record, path).to_string();
     let threads = computing_words(record);
@@ -109,12 +111,17 @@ pub fn label(record: &Record) -> Option<String> {
 
 /// The timings of a record.
 pub fn timings(record: &Record) -> Vec<Timing> {
-    record.extra.get("timings").cloned().and_then(|value| serde_json::from_value(value).ok()).unwrap_or_default()
+    part(record, "timings").unwrap_or_default()
 }
 
 /// The ceiling of a record.
 pub fn ceiling(record: &Record) -> Ceiling {
-    record.extra.get("ceiling").cloned().and_then(|value| serde_json::from_value(value).ok()).unwrap_or_default()
+    part(record, "ceiling").unwrap_or_default()
+}
+
+/// What a record has under this key beside its own fields, if it can be read.
+fn part<T: DeserializeOwned>(record: &Record, key: &str) -> Option<T> {
+    T::deserialize(record.extra.get(key)?).ok()
 }
 
 /// A document of these suites' records alone.
@@ -124,12 +131,12 @@ pub fn document(records: &[&Record]) -> Document {
     document
 }
 
-/// What a document of these records is about.
+/// The title of a document of these records.
 pub fn title<'a>(records: &[&'a Record]) -> &'a str {
     records.iter().map(|record| record.name.as_str()).find(|name| !name.is_empty()).unwrap_or("kernels")
 }
 
-/// The sections of these suites' records; others are left alone.
+/// Adds the sections of these suites' records; other records are ignored.
 pub fn report(document: &mut Document, records: &[&Record]) {
     let of =
         |name: &str| -> Vec<&Record> { records.iter().copied().filter(|record| suite(record) == Some(name)).collect() };
@@ -163,41 +170,35 @@ struct Trials<'a> {
 }
 
 impl<'a> Trials<'a> {
-    /// Records gathered by key, in the order in which the keys first appear. What did not run is not shown beside what
-    /// later did.
+    /// Records gathered by key, in the order in which the keys first occur. Trials that did not run are not shown where another
+    /// trial of the cell did.
     fn gather(records: &[&'a Record]) -> Vec<Trials<'a>> {
         Trials::gather_by(records, |record| !timings(record).is_empty())
     }
 
     /// The same, where other records than those with timings are shown.
     fn gather_by(records: &[&'a Record], is_shown: impl Fn(&Record) -> bool) -> Vec<Trials<'a>> {
-        let mut all: Vec<Trials<'a>> = Vec::new();
-        for record in records {
-            match all.iter_mut().find(|trials| trials.records[0].key == record.key) {
-                Some(trials) => trials.records.push(record),
-                None => all.push(Trials { records: vec![record] }),
+        let trials = |(_, mut records): (_, Vec<&'a Record>)| {
+            if records.iter().any(|record| record.is_measured() && is_shown(record)) {
+                records.retain(|record| is_shown(record));
             }
-        }
-        for trials in &mut all {
-            if trials.records.iter().any(|record| record.is_measured() && is_shown(record)) {
-                trials.records.retain(|record| is_shown(record));
-            }
-        }
-        all
+            Trials { records }
+        };
+        grouped(records.iter().map(|&record| (&record.key, record))).into_iter().map(trials).collect()
     }
 
-    /// The newest.
+    /// The newest trial.
     fn last(&self) -> &'a Record {
         self.records[self.records.len() - 1]
     }
 
-    /// Whether a trial gave a wrong result: then no number of the cell counts.
+    /// Whether a trial gave a wrong result. Then no number of the cell counts.
     fn is_wrong(&self) -> bool {
         self.records.iter().any(|record| timings(record).iter().any(|timing| timing.worst > 1.0))
     }
 
-    /// Medians over the trials of the timings of this kernel and pass, and the trials that have one.
-    fn timing(&self, kernel: &str, pass: &str) -> Option<(Timing, usize)> {
+    /// The timing of this kernel and pass, medians over the trials, and the number of trials that have one.
+    fn timing(&self, kernel: &str, pass: &str) -> Option<(Timing, u64)> {
         let is_it = |timing: &Timing| timing.kernel == kernel && timing.pass == pass && timing.samples > 0;
         let found: Vec<Timing> =
             self.records.iter().filter_map(|record| timings(record).into_iter().find(is_it)).collect();
@@ -213,21 +214,16 @@ impl<'a> Trials<'a> {
             worst: found.iter().map(|timing| timing.worst).fold(0.0, f64::max),
             ..last
         };
-        Some((middle, found.len()))
+        Some((middle, found.len() as u64))
     }
 }
 
-/// A setting of the record's cell.
-fn word(record: &Record, path: &str) -> Entry {
-    record.setting(path).map_or_else(Entry::nothing, Entry::json)
-}
-
-/// A setting as a number.
+/// A setting as a number, 0 where there is none.
 fn count(record: &Record, path: &str) -> u64 {
     record.setting(path).and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// How many threads computed, or that a GPU did.
+/// The number of threads that computed, or `GPU`.
 fn computing(record: &Record) -> String {
     match text(record, "hardware.device").as_str() {
         "cuda" => "GPU".into(),
@@ -235,7 +231,7 @@ fn computing(record: &Record) -> String {
     }
 }
 
-/// The same in words.
+/// `1 thread`, `4 threads` or `GPU`.
 fn computing_words(record: &Record) -> String {
     match computing(record).as_str() {
         "1" => "1 thread".into(),
@@ -244,17 +240,22 @@ fn computing_words(record: &Record) -> String {
     }
 }
 
-/// A setting as text.
+/// A setting as text, empty where there is none.
 fn text(record: &Record, path: &str) -> String {
     record.setting(path).and_then(Value::as_str).unwrap_or_default().to_string()
 }
 
-/// How a number of this timing is to be taken.
+/// A count, with separators of thousands.
+fn quantity(count: Option<u64>) -> Entry {
+    Entry::maybe(count.map(|count| count as f64), units::quantity)
+}
+
+/// How to read a number of a timing.
 fn tone(is_wrong: bool) -> Tone {
     if is_wrong { Tone::Struck } else { Tone::Plain }
 }
 
-/// The outcome of a cell in a word, its reason where it was not measured.
+/// The outcome of a cell in a word.
 fn outcome(trials: &Trials) -> Entry {
     let record = trials.last();
     let tone = if record.is_measured() { Tone::Plain } else { Tone::Warning };
@@ -263,34 +264,24 @@ fn outcome(trials: &Trials) -> Entry {
 
 /// The largest distance from f64 as a share of what is allowed.
 fn checked(timing: &Timing) -> Entry {
-    let tone = if timing.worst > 1.0 { Tone::Warning } else { Tone::Plain };
-    let text = match timing.worst > 1.0 {
-        true => "wrong".to_string(),
-        false => units::percent(timing.worst),
-    };
-    Entry { tone, ..Entry::number(timing.worst, text) }
-}
-
-/// The column of outcomes: people see it where there is another than `measured`.
-fn outcomes(all: &[Trials]) -> Column {
-    let column = Column::words("outcome");
-    if all.iter().all(|trials| trials.last().is_measured()) { column.for_machines() } else { column }
-}
-
-/// What kept cells from being measured, each reason once with how many cells it is about.
-fn troubles(all: &[Trials]) -> Vec<String> {
-    let mut found: Vec<(String, usize)> = Vec::new();
-    for trials in all.iter().filter(|trials| !trials.last().is_measured()) {
-        let record = trials.last();
-        let reason = format!("{}: {}", record.outcome.status.words(), record.outcome.reason);
-        match found.iter_mut().find(|(other, _)| *other == reason) {
-            Some((_, count)) => *count += 1,
-            None => found.push((reason, 1)),
-        }
+    match timing.worst > 1.0 {
+        true => Entry::number(timing.worst, "wrong").toned(Tone::Warning),
+        false => Entry::number(timing.worst, units::percent(timing.worst)),
     }
-    let said = |(reason, cells): (String, usize)| match cells {
+}
+
+/// Whether all cells were measured, so that a column of outcomes says nothing to people.
+fn all_measured(all: &[Trials]) -> bool {
+    all.iter().all(|trials| trials.last().is_measured())
+}
+
+/// Why cells were not measured, each reason once with its number of cells.
+fn reasons(all: &[Trials]) -> Vec<String> {
+    let failed = all.iter().map(Trials::last).filter(|record| !record.is_measured());
+    let reasons = failed.map(|record| format!("{}: {}", record.outcome.status.words(), record.outcome.reason));
+    let text = |(reason, cells): (String, usize)| match cells {
         1 => reason,
         _ => format!("{reason} ({cells} cells)"),
     };
-    found.into_iter().map(said).collect()
+    counted(reasons).into_iter().map(text).collect()
 }

@@ -1,4 +1,4 @@
-//! A text without a format: what reports are made of and renderers turn into terminal, Markdown, CSV, JSON, HTML.
+//! Documents without a format: reports make them, renderers turn them into text for a terminal, Markdown, CSV, JSON or HTML.
 
 use serde::Serialize;
 
@@ -11,14 +11,14 @@ pub use crate::table::{Align, Column, Entry, Table, Tone};
 pub struct Document {
     /// What it is about.
     pub title: String,
-    /// Its short form, which stands first.
+    /// Its short form, which comes first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub screen: Option<Screen>,
-    /// Its parts, in order; behind a screen the details.
+    /// Its parts, in order; the details where there is a screen.
     pub blocks: Vec<Block>,
 }
 
-/// A part of a document. More kinds may come, so a renderer outside of this crate needs a default arm.
+/// A part of a document. Kinds may be added, so a renderer outside of this crate needs a default arm.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", content = "content", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -32,13 +32,13 @@ pub enum Block {
     },
     /// Running text.
     Paragraph(String),
-    /// Items of equal standing.
+    /// Items of a list.
     List(Vec<String>),
     /// Columns and rows.
     Table(Table),
-    /// Text that must be kept as it is: a command, a configuration.
+    /// Preformatted text: a command, a configuration.
     Code(String),
-    /// A plot with its words.
+    /// A plot with its title and caption.
     Figure(Figure),
 }
 
@@ -58,6 +58,11 @@ impl Document {
         self.blocks.push(Block::Paragraph(text.into()));
     }
 
+    /// Adds running text, a paragraph for each of these.
+    pub fn paragraphs(&mut self, texts: impl IntoIterator<Item = String>) {
+        self.blocks.extend(texts.into_iter().map(Block::Paragraph));
+    }
+
     /// Adds a list, unless it is empty.
     pub fn list(&mut self, items: Vec<String>) {
         if !items.is_empty() {
@@ -65,12 +70,28 @@ impl Document {
         }
     }
 
-    /// Adds a table.
-    pub fn table(&mut self, table: Table) {
-        self.blocks.push(Block::Table(table));
+    /// Adds a list under a heading, unless it is empty.
+    pub fn headed_list(&mut self, heading: &str, items: Vec<String>) {
+        if !items.is_empty() {
+            self.heading(heading);
+            self.list(items);
+        }
     }
 
-    /// Adds text that is kept as it is.
+    /// Adds a table, if there is one.
+    pub fn table(&mut self, table: impl Into<Option<Table>>) {
+        self.blocks.extend(table.into().map(Block::Table));
+    }
+
+    /// Adds a table under a heading, unless it has no rows.
+    pub fn headed_table(&mut self, heading: &str, table: impl Into<Option<Table>>) {
+        if let Some(table) = table.into().and_then(Table::non_empty) {
+            self.heading(heading);
+            self.table(table);
+        }
+    }
+
+    /// Adds preformatted text.
     pub fn code(&mut self, text: impl Into<String>) {
         self.blocks.push(Block::Code(text.into()));
     }
@@ -80,7 +101,7 @@ impl Document {
         self.blocks.extend(figure.map(Block::Figure));
     }
 
-    /// The short form alone; all of it where there is none.
+    /// The short form alone, or the whole document where there is none.
     pub fn short(mut self) -> Self {
         if self.screen.is_some() {
             self.blocks.clear();

@@ -122,7 +122,7 @@ pub fn show(record: &Record, remarks: &[Remark]) -> Document {
         document.heading("Notes");
         document.list(record.notes.clone());
     }
-    if let Some(figure) = crate::figures::course(record) {
+    if let Some(figure) = crate::figures::run_loss(record) {
         document.heading("Course of the run");
         document.figure(Some(figure));
     }

@@ -16,24 +16,24 @@ pub struct Table {
     pub columns: Vec<Column>,
     /// The rows.
     pub rows: Vec<Vec<Entry>>,
-    /// It goes into what others say shortly: where it is long a terminal names it and does not print it.
+    /// It has the details behind other tables: where it is long, a terminal prints the number of its rows only.
     pub is_detail: bool,
 }
 
 /// A column of a table.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Column {
-    /// What people read at its top.
+    /// Its heading where people read it.
     pub title: String,
     /// Unit of the entries' values for machines (`bytes`, `ms`, `fraction`); empty when they have none.
     pub unit: String,
-    /// Which side entries are set against.
+    /// How its entries are aligned.
     pub align: Align,
-    /// Left out where people read: more precise, or redundant, but good to have in CSV and JSON.
+    /// In CSV and JSON only: more precise than another column, or redundant.
     pub for_machines: bool,
 }
 
-/// Which side the entries of a column are set against.
+/// Alignment of a column's entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Align {
@@ -54,7 +54,7 @@ impl Column {
         Self { title: title.into(), unit: unit.into(), align: Align::Right, for_machines: false }
     }
 
-    /// The same column, left out where people read.
+    /// The same column, in CSV and JSON only.
     pub fn for_machines(mut self) -> Self {
         self.for_machines = true;
         self
@@ -73,27 +73,27 @@ pub struct Entry {
     pub text: String,
     /// What machines read, in the column's unit; null when there is none.
     pub value: Value,
-    /// How it is to be taken.
+    /// How to read it.
     pub tone: Tone,
 }
 
-/// How an entry is to be taken; colour where there is colour.
+/// How to read an entry; renderers show it by colour where they can.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tone {
-    /// As it is.
+    /// Nothing special.
     #[default]
     Plain,
     /// The best of its column.
     Good,
-    /// Something to look at.
+    /// Something to check.
     Warning,
-    /// A result that must not be used: struck out where that is possible.
+    /// A result that must not be used: struck through where the format can.
     Struck,
 }
 
 impl Entry {
-    /// Words; the value is the same text.
+    /// Text; the value is the same.
     pub fn words(text: impl Into<String>) -> Self {
         let text = text.into();
         Self { value: Value::from(text.clone()), text, tone: Tone::Plain }
@@ -109,6 +109,11 @@ impl Entry {
         Self { text: text.into(), value: Value::from(value), tone: Tone::Plain }
     }
 
+    /// The beginning of an id or a key for people, all of it for machines.
+    pub fn shortened(whole: &str, shown: &str) -> Self {
+        Self { text: shown.to_string(), ..Self::words(whole) }
+    }
+
     /// Nothing: a dash for people, null for machines.
     pub fn nothing() -> Self {
         Self { text: units::NOTHING.to_string(), value: Value::Null, tone: Tone::Plain }
@@ -122,7 +127,7 @@ impl Entry {
         }
     }
 
-    /// A measured number, or null under the word that it is planned only.
+    /// A measured number; `planned` and null where it is planned only.
     pub fn measured(value: Option<f64>, is_planned: bool, text: impl Fn(f64) -> String) -> Self {
         if is_planned { Self { text: "planned".into(), ..Self::nothing() } } else { Self::maybe(value, text) }
     }
@@ -148,10 +153,59 @@ impl Entry {
     }
 }
 
+impl From<String> for Entry {
+    fn from(text: String) -> Self {
+        Self::words(text)
+    }
+}
+
+impl From<&String> for Entry {
+    fn from(text: &String) -> Self {
+        Self::words(text)
+    }
+}
+
+impl From<&str> for Entry {
+    fn from(text: &str) -> Self {
+        Self::words(text)
+    }
+}
+
+/// Text as it is, the rest as JSON.
+impl From<&Value> for Entry {
+    fn from(value: &Value) -> Self {
+        Self::json(value)
+    }
+}
+
+/// A count, written without separators.
+impl From<u64> for Entry {
+    fn from(count: u64) -> Self {
+        Self::whole(count, count.to_string())
+    }
+}
+
+impl From<usize> for Entry {
+    fn from(count: usize) -> Self {
+        Self::from(count as u64)
+    }
+}
+
+impl<T: Into<Entry>> From<Option<T>> for Entry {
+    fn from(entry: Option<T>) -> Self {
+        entry.map_or_else(Self::nothing, Into::into)
+    }
+}
+
 impl Table {
     /// A table without rows.
     pub fn new(name: impl Into<String>, columns: Vec<Column>) -> Self {
-        Self { name: name.into(), caption: String::new(), columns, rows: Vec::new(), is_detail: false }
+        Self { name: name.into(), columns, ..Self::default() }
+    }
+
+    /// A table with one row for each of these, to be filled column by column.
+    pub fn of<R>(name: impl Into<String>, rows: &[R]) -> TableBuilder<'_, R> {
+        TableBuilder { table: Self { rows: vec![Vec::new(); rows.len()], ..Self::new(name, Vec::new()) }, rows }
     }
 
     /// The same table with a caption.
@@ -160,13 +214,18 @@ impl Table {
         self
     }
 
-    /// The same table as one of details.
+    /// The same table, marked as one of details.
     pub fn detail(mut self) -> Self {
         self.is_detail = true;
         self
     }
 
-    /// Adds a row; entries that are missing are empty, those too many are dropped.
+    /// The table, unless it has no rows.
+    pub fn non_empty(self) -> Option<Self> {
+        (!self.rows.is_empty()).then_some(self)
+    }
+
+    /// Adds a row; missing entries are empty, surplus ones are dropped.
     pub fn row(&mut self, mut entries: Vec<Entry>) {
         entries.resize_with(self.columns.len(), Entry::nothing);
         self.rows.push(entries);
@@ -175,5 +234,48 @@ impl Table {
     /// The places of the columns that people read.
     pub fn shown(&self) -> impl Iterator<Item = usize> {
         (0..self.columns.len()).filter(|&place| !self.columns[place].for_machines)
+    }
+}
+
+/// A table that is filled column by column, so that the title of a column and what stands in it are written in one place.
+pub struct TableBuilder<'r, R> {
+    table: Table,
+    rows: &'r [R],
+}
+
+impl<'r, R> TableBuilder<'r, R> {
+    /// Adds a column of words: what `entry` makes of each row.
+    pub fn words<E: Into<Entry>>(&mut self, title: impl Into<String>, entry: impl Fn(&'r R) -> E) -> &mut Column {
+        self.column(Column::words(title), entry)
+    }
+
+    /// Adds a column of numbers whose values have this unit.
+    pub fn numbers<E: Into<Entry>>(
+        &mut self,
+        title: impl Into<String>,
+        unit: &str,
+        entry: impl Fn(&'r R) -> E,
+    ) -> &mut Column {
+        self.column(Column::numbers(title, unit), entry)
+    }
+
+    /// Adds a column of bytes of memory.
+    pub fn memory(&mut self, title: impl Into<String>, bytes: impl Fn(&'r R) -> Option<u64>) -> &mut Column {
+        self.numbers(title, "bytes", |row| Entry::memory(bytes(row)))
+    }
+
+    /// Adds this column and returns it, so that its properties can be changed.
+    fn column<E: Into<Entry>>(&mut self, column: Column, entry: impl Fn(&'r R) -> E) -> &mut Column {
+        for (entries, row) in self.table.rows.iter_mut().zip(self.rows) {
+            entries.push(entry(row).into());
+        }
+        let place = self.table.columns.len();
+        self.table.columns.push(column);
+        &mut self.table.columns[place]
+    }
+
+    /// The finished table.
+    pub fn build(self) -> Table {
+        self.table
     }
 }

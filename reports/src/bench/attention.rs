@@ -1,11 +1,11 @@
 //! Attention: flash and naive side by side.
 
-use super::{Timing, Trials, ceiling, checked, outcome, outcomes, timings, tone, troubles, word};
-use crate::document::{Column, Document, Entry, Table, Tone};
+use super::{Timing, Trials, all_measured, ceiling, checked, outcome, quantity, reasons, timings, tone};
+use crate::document::{Document, Entry, Table, Tone};
 use crate::record::Record;
 use crate::units;
 
-/// The section of these records.
+/// Adds the section of these records.
 pub(super) fn report(document: &mut Document, records: &[&Record]) {
     if records.is_empty() {
         return;
@@ -20,7 +20,39 @@ pub(super) fn report(document: &mut Document, records: &[&Record]) {
          Both numbers of bytes are what an arena was asked for.",
     );
     document.table(kernels(&all));
-    document.list(troubles(&all));
+    document.list(reasons(&all));
+}
+
+/// A row for each timing of a cell's newest trial, with the medians over its trials and their number.
+struct Row<'a> {
+    trials: &'a Trials<'a>,
+    record: &'a Record,
+    own: Timing,
+    medians: Option<(Timing, u64)>,
+}
+
+impl<'a> Row<'a> {
+    fn of(trials: &'a Trials<'a>) -> Vec<Self> {
+        let record = trials.last();
+        let mut timings = timings(record);
+        if timings.is_empty() {
+            timings.push(Timing { trouble: record.outcome.reason.clone(), ..Timing::default() });
+        }
+        let row = |own: Timing| Row { trials, record, medians: trials.timing(&own.kernel, &own.pass), own };
+        timings.into_iter().map(row).collect()
+    }
+
+    fn timing(&self) -> Option<&Timing> {
+        self.medians.as_ref().map(|(timing, _)| timing)
+    }
+
+    fn is_wrong(&self) -> bool {
+        self.timing().is_some_and(|timing| timing.worst > 1.0)
+    }
+
+    fn number(&self, value: impl Fn(&Timing) -> f64) -> Entry {
+        Entry::maybe(self.timing().map(value), units::number).toned(tone(self.is_wrong()))
+    }
 }
 
 fn kernels(all: &[Trials]) -> Table {
@@ -28,89 +60,50 @@ fn kernels(all: &[Trials]) -> Table {
         let all = timings(trials.last());
         all.is_empty() || all.iter().any(|timing| !timing.trouble.is_empty())
     };
-    let (has_trouble, why) = (all.iter().any(is_troubled), Column::words("why not"));
-    let columns = vec![
-        Column::words("record"),
-        Column::words("key").for_machines(),
-        Column::words("of"),
-        Column::numbers("batch", "").for_machines(),
-        Column::numbers("heads", "").for_machines(),
-        Column::numbers("kv heads", "").for_machines(),
-        Column::numbers("head dim", "").for_machines(),
-        Column::numbers("tokens", "").for_machines(),
-        Column::words("window").for_machines(),
-        Column::words("type").for_machines(),
-        Column::numbers("threads", "").for_machines(),
-        Column::words("kernel"),
-        Column::words("pass"),
-        outcomes(all),
-        Column::numbers("trials", "").for_machines(),
-        Column::numbers("median", "ms"),
-        Column::numbers("p10", "ms"),
-        Column::numbers("p90", "ms"),
-        Column::numbers("rate", "GFLOP/s"),
-        Column::numbers("ceiling", "GFLOP/s"),
-        Column::numbers("share", "fraction"),
-        Column::numbers("saved", "bytes"),
-        Column::numbers("workspace", "bytes"),
-        Column::numbers("error", "fraction of the bound"),
-        Column::numbers("elements checked", "").for_machines(),
-        if has_trouble { why } else { why.for_machines() },
-    ];
-    let mut table = Table::new("attention", columns).caption(
-        "Error: the largest distance of a sampled row from f64, and from the other kernel, as a share of the bound.",
-    );
-    for trials in all {
-        let record = trials.last();
-        let list = timings(record);
-        if list.is_empty() {
-            let nothing = Timing { trouble: record.outcome.reason.clone(), ..Timing::default() };
-            table.row(row(trials, record, &nothing));
-        }
-        for own in &list {
-            table.row(row(trials, record, own));
-        }
+    let rows: Vec<Row> = all.iter().flat_map(Row::of).collect();
+    let mut table = Table::of("attention", &rows);
+    table.words("record", |row| &row.record.id);
+    table.words("key", |row| &row.record.key).for_machines = true;
+    table.words("of", |row| super::label(row.record));
+    for (title, key) in [
+        ("batch", "batch"),
+        ("heads", "heads"),
+        ("kv heads", "kv_heads"),
+        ("head dim", "head_dim"),
+        ("tokens", "seq_len"),
+    ] {
+        table.numbers(title, "", |row| row.record.setting(&format!("attention.{key}"))).for_machines = true;
     }
-    table
-}
-
-fn row(trials: &Trials, record: &Record, own: &Timing) -> Vec<Entry> {
-    let found = trials.timing(&own.kernel, &own.pass);
-    let timing = found.as_ref().map(|(timing, _)| timing);
-    let wrong = timing.is_some_and(|timing| timing.worst > 1.0);
-    let ms =
-        |of: fn(&Timing) -> f64| Entry::maybe(timing.map(|timing| of(timing) / 1e3), units::number).toned(tone(wrong));
-    let window = match super::count(record, "attention.window") {
+    let window = |record: &'_ Record| match super::count(record, "attention.window") {
         0 => Entry::words("all"),
-        _ => word(record, "attention.window"),
+        _ => record.setting("attention.window").into(),
     };
-    let why = if own.trouble.is_empty() { Tone::Plain } else { Tone::Warning };
-    vec![
-        Entry::words(&record.id),
-        Entry::words(&record.key),
-        super::label(record).map_or_else(Entry::nothing, Entry::words),
-        word(record, "attention.batch"),
-        word(record, "attention.heads"),
-        word(record, "attention.kv_heads"),
-        word(record, "attention.head_dim"),
-        word(record, "attention.seq_len"),
-        window,
-        word(record, "attention.dtype"),
-        Entry::words(super::computing(record)),
-        Entry::words(&own.kernel),
-        Entry::words(&own.pass),
-        outcome(trials),
-        Entry::maybe(found.as_ref().map(|(_, count)| *count as f64), units::quantity),
-        ms(|timing| timing.median_us),
-        ms(|timing| timing.p10_us),
-        ms(|timing| timing.p90_us),
-        Entry::maybe(timing.map(|timing| timing.gflops), units::number).toned(tone(wrong)),
-        Entry::maybe(ceiling(record).gflops, units::number),
-        Entry::maybe(timing.and_then(|timing| timing.share).filter(|_| !wrong), units::percent),
-        Entry::memory(own.saved_bytes),
-        Entry::memory(own.workspace_bytes),
-        timing.map_or_else(Entry::nothing, checked),
-        Entry::maybe(timing.map(|timing| timing.checked as f64), units::quantity),
-        Entry::words(&own.trouble).toned(why),
-    ]
+    table.words("window", |row| window(row.record)).for_machines = true;
+    table.words("type", |row| row.record.setting("attention.dtype")).for_machines = true;
+    table.numbers("threads", "", |row| super::computing(row.record)).for_machines = true;
+    table.words("kernel", |row| &row.own.kernel);
+    table.words("pass", |row| &row.own.pass);
+    table.words("outcome", |row| outcome(row.trials)).for_machines = all_measured(all);
+    let trials = |row: &Row| row.medians.as_ref().map(|(_, count)| *count);
+    table.numbers("trials", "", |row| quantity(trials(row))).for_machines = true;
+    table.numbers("median", "ms", |row| row.number(|timing| timing.median_us / 1e3));
+    table.numbers("p10", "ms", |row| row.number(|timing| timing.p10_us / 1e3));
+    table.numbers("p90", "ms", |row| row.number(|timing| timing.p90_us / 1e3));
+    table.numbers("rate", "GFLOP/s", |row| row.number(|timing| timing.gflops));
+    table.numbers("ceiling", "GFLOP/s", |row| Entry::maybe(ceiling(row.record).gflops, units::number));
+    let share = |row: &Row| row.timing().and_then(|timing| timing.share).filter(|_| !row.is_wrong());
+    table.numbers("share", "fraction", |row| Entry::maybe(share(row), units::percent));
+    table.memory("saved", |row| row.own.saved_bytes);
+    table.memory("workspace", |row| row.own.workspace_bytes);
+    table.numbers("error", "fraction of the bound", |row| row.timing().map(checked));
+    let elements = |row: &Row| row.timing().map(|timing| timing.checked);
+    table.numbers("elements checked", "", |row| quantity(elements(row))).for_machines = true;
+    let why = |row: &Row| {
+        let tone = if row.own.trouble.is_empty() { Tone::Plain } else { Tone::Warning };
+        Entry::words(&row.own.trouble).toned(tone)
+    };
+    table.words("why not", why).for_machines = !all.iter().any(is_troubled);
+    table.build().caption(
+        "Error: the largest distance of a sampled row from f64, and from the other kernel, as a share of the bound.",
+    )
 }

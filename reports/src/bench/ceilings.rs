@@ -1,13 +1,14 @@
-//! The ceilings of a machine: what `zbench calibrate` measures, keeps in records and writes into machine profiles.
+//! The ceilings of a machine, which `zbench calibrate` measures and writes into records and machine profiles.
 
 use serde::{Deserialize, Serialize};
 
-use crate::document::{Column, Document, Entry, Table, Tone};
+use super::quantity;
+use crate::document::{Document, Entry, Table, Tone};
 use crate::record::Record;
 use crate::stats;
 use crate::units;
 
-/// A rate, over the rounds in which it was measured.
+/// A rate over several rounds of measuring.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rate {
     /// Operations or bytes per second: the median of the rounds.
@@ -16,12 +17,12 @@ pub struct Rate {
     pub low: f64,
     /// The highest round.
     pub high: f64,
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: u64,
 }
 
 impl Rate {
-    /// Of the rounds' values; `None` of nothing.
+    /// From the values of the rounds; `None` without any.
     pub fn of(values: &[f64]) -> Option<Rate> {
         Some(Rate {
             median: stats::median(values)?,
@@ -31,13 +32,13 @@ impl Rate {
         })
     }
 
-    /// How far the rounds lie apart, as a share of the median.
+    /// The difference of the highest and the lowest round as a share of the median.
     pub fn spread(&self) -> f64 {
         (self.high - self.low) / self.median
     }
 }
 
-/// What a disk does with O_DIRECT.
+/// The rates of a disk with O_DIRECT.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DiskRates {
     /// Bytes per second read.
@@ -46,21 +47,21 @@ pub struct DiskRates {
     pub write: Option<Rate>,
 }
 
-/// The ceilings of some threads together.
+/// The ceilings of several threads together.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Threads {
-    /// How many.
+    /// Number of threads.
     pub threads: u64,
     /// Floating-point operations per second on registers, by type.
     pub matrix: Vec<(String, Option<Rate>)>,
-    /// Bytes per second of memory, by what is done: read, write, copy, triad.
+    /// Bytes per second of memory, by operation: read, write, copy, triad.
     pub memory: Vec<(String, Option<Rate>)>,
-    /// Of the disk.
+    /// Rates of the disk.
     pub disk: DiskRates,
 }
 
 impl Threads {
-    /// Every rate with its name, as `matrix.f32`; absent ones too.
+    /// Every rate with its name, as `matrix.f32`, also those that are absent.
     pub fn rates(&self) -> Vec<(String, Option<&Rate>)> {
         let matrix = self.matrix.iter().map(|(name, rate)| (format!("matrix.{name}"), rate.as_ref()));
         let memory = self.memory.iter().map(|(name, rate)| (format!("memory.{name}"), rate.as_ref()));
@@ -69,16 +70,16 @@ impl Threads {
     }
 }
 
-/// Everything that was measured: a part of a record, under `ceilings`.
+/// All that was measured: a part of a record, under `ceilings`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ceilings {
-    /// For each number of threads.
+    /// One for each number of threads.
     pub threads: Vec<Threads>,
     /// Why a rate is absent, by its name.
     pub unstated: Vec<(String, String)>,
 }
 
-/// The section of these records.
+/// Adds the section of these records.
 pub(super) fn report(document: &mut Document, records: &[&Record]) {
     if records.is_empty() {
         return;
@@ -90,8 +91,7 @@ pub(super) fn report(document: &mut Document, records: &[&Record]) {
          the median.",
     );
     for record in records {
-        let stored = record.extra.get("ceilings").cloned().and_then(|value| serde_json::from_value(value).ok());
-        let ceilings: Ceilings = stored.unwrap_or_default();
+        let ceilings: Ceilings = super::part(record, "ceilings").unwrap_or_default();
         let state = match record.is_measured() {
             true => String::new(),
             false => format!(" {}: {}", record.outcome.status.words(), record.outcome.reason),
@@ -104,36 +104,23 @@ pub(super) fn report(document: &mut Document, records: &[&Record]) {
 }
 
 fn table(record: &Record, ceilings: &Ceilings) -> Table {
-    let columns = vec![
-        Column::words("record").for_machines(),
-        Column::numbers("threads", ""),
-        Column::words("ceiling"),
-        Column::numbers("median", "per s"),
-        Column::numbers("lowest", "per s"),
-        Column::numbers("highest", "per s"),
-        Column::numbers("spread", "fraction"),
-        Column::numbers("rounds", "").for_machines(),
-    ];
-    let mut table = Table::new("ceilings", columns);
-    for of in &ceilings.threads {
-        for (name, rate) in of.rates() {
-            let shown = |value: f64| match name.starts_with("matrix") {
-                true => format!("{}/s", units::flops(value)),
-                false => format!("{}/s", units::traffic(value)),
-            };
-            let number = |of: fn(&Rate) -> f64| Entry::maybe(rate.map(of), shown);
-            let tone = if record.is_measured() { Tone::Plain } else { Tone::Warning };
-            table.row(vec![
-                Entry::words(&record.id),
-                Entry::whole(of.threads, of.threads.to_string()),
-                Entry::words(&name),
-                number(|rate| rate.median).toned(tone),
-                number(|rate| rate.low),
-                number(|rate| rate.high),
-                Entry::maybe(rate.map(Rate::spread), units::percent),
-                Entry::maybe(rate.map(|rate| rate.rounds as f64), units::quantity),
-            ]);
-        }
-    }
-    table
+    let tone = if record.is_measured() { Tone::Plain } else { Tone::Warning };
+    let rates = |of: &'_ Threads| -> Vec<(u64, String, Option<Rate>)> {
+        of.rates().into_iter().map(|(name, rate)| (of.threads, name, rate.cloned())).collect()
+    };
+    let rows: Vec<_> = ceilings.threads.iter().flat_map(rates).collect();
+    let number = |(_, name, rate): &(u64, String, Option<Rate>), value: fn(&Rate) -> f64| {
+        let show = if name.starts_with("matrix") { units::flops } else { units::traffic };
+        Entry::maybe(rate.as_ref().map(value), |value| format!("{}/s", show(value)))
+    };
+    let mut table = Table::of("ceilings", &rows);
+    table.words("record", |_| &record.id).for_machines = true;
+    table.numbers("threads", "", |(threads, ..)| *threads);
+    table.words("ceiling", |(_, name, _)| name);
+    table.numbers("median", "per s", |row| number(row, |rate| rate.median).toned(tone));
+    table.numbers("lowest", "per s", |row| number(row, |rate| rate.low));
+    table.numbers("highest", "per s", |row| number(row, |rate| rate.high));
+    table.numbers("spread", "fraction", |(.., rate)| Entry::maybe(rate.as_ref().map(Rate::spread), units::percent));
+    table.numbers("rounds", "", |(.., rate)| quantity(rate.as_ref().map(|rate| rate.rounds))).for_machines = true;
+    table.build()
 }

@@ -1,14 +1,15 @@
-//! Training checkpoints: what saving, loading and loading otherwise take, beside what the disk can do.
+//! Training checkpoints: what saving, loading and resharding take, beside the rates of the disk.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Trials, outcome, outcomes, troubles};
-use crate::document::{Column, Document, Entry, Table, Tone};
+use super::{Trials, all_measured, outcome, reasons};
+use crate::document::{Document, Entry, Table, Tone};
+use crate::gather::distinct;
 use crate::record::Record;
 use crate::stats;
 use crate::units;
 
-/// Everything that one trial measured: a part of a record, under `checkpoint`.
+/// All that one trial measured: a part of a record, under `checkpoint`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Where the files were.
@@ -16,9 +17,9 @@ pub struct Measured {
     /// Why the disk's own rate is not known; empty where it is.
     #[serde(default)]
     pub no_disk: String,
-    /// Files went past the page cache.
+    /// Whether files bypassed the page cache.
     pub direct: bool,
-    /// Parameters that train.
+    /// Number of parameters that train.
     pub parameters: u64,
     /// Each measurement.
     pub repeats: Vec<Repeat>,
@@ -27,52 +28,53 @@ pub struct Measured {
 /// One measurement.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Repeat {
-    /// Written and synced with O_DIRECT into files that were there, around the save.
+    /// The disk's own rate around the save: written and synced with O_DIRECT into existing files.
     pub disk_write_gb_s: Option<f64>,
-    /// Read with O_DIRECT, before the load.
+    /// The disk's own rate before the load: read with O_DIRECT.
     pub disk_read_gb_s: Option<f64>,
     /// A step of training between saves.
     pub step_ms: f64,
-    /// Training waits.
+    /// A save for which training waits.
     pub save: Save,
-    /// Training goes on.
+    /// A save during which training goes on.
     #[serde(rename = "async")]
     pub asynchronous: Option<AsyncSave>,
-    /// By the ranks and strategy that wrote.
+    /// The load by the ranks and strategy that wrote.
     pub load: Load,
-    /// By others, and at last by those that wrote from what the last others had written.
+    /// Loads by other ranks and strategies; the last one is by those that wrote, of what the last others had written.
     pub reshard: Vec<Load>,
 }
 
-/// A save while training waits.
+/// A save for which training waits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Save {
     /// Bytes of all files with tensors.
     pub bytes: u64,
-    /// From the wish until all ranks go on.
+    /// From the request until all ranks go on.
     pub ms: f64,
-    /// What the saver says of it.
+    /// The time that training lost, as the saver states it.
     pub stall_ms: f64,
-    /// Memory for copies that the saver of rank 0 states.
+    /// Memory for copies, as the saver of rank 0 states it.
     pub copied_bytes: u64,
     /// Memory of the process beyond what it had before.
     pub peak_bytes: Option<u64>,
 }
 
-/// A save while training goes on.
+/// A save during which training goes on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct AsyncSave {
-    /// From the wish until it is complete.
+    /// From the request until it is complete.
     pub ms: f64,
-    /// What the saver says that training lost.
+    /// The time that training lost, as the saver states it.
     pub stall_ms: f64,
-    /// What it lost by the clock: the time until the end of the step after which it was complete, less that of as many steps.
+    /// The time that training lost by the clock: the time until the end of the step after which the save was complete, less that of
+    /// as many steps without a save.
     pub excess_ms: f64,
-    /// So many.
+    /// The number of these steps.
     pub steps: u64,
     /// A step of this run without a save.
     pub step_ms: f64,
-    /// Memory for copies that the saver of rank 0 states.
+    /// Memory for copies, as the saver of rank 0 states it.
     pub copied_bytes: u64,
     /// Memory of the process beyond what it had before.
     pub peak_bytes: Option<u64>,
@@ -81,39 +83,36 @@ pub struct AsyncSave {
 /// A load.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Load {
-    /// By whom, as `ddp:1`.
+    /// The strategy and ranks that load, as `ddp:1`.
     pub by: String,
-    /// Of the slowest rank.
+    /// Time of the slowest rank.
     pub ms: f64,
-    /// That all ranks read together.
+    /// Bytes that all ranks read together.
     pub bytes: u64,
     /// Memory of the process beyond what the ranks keep.
     pub peak_bytes: Option<u64>,
-    /// Weights and moments are those that were written.
+    /// Whether weights and moments are those that were written.
     pub equal: bool,
 }
 
+impl Load {
+    fn gb_s(&self) -> f64 {
+        self.bytes as f64 / self.ms / 1e6
+    }
+}
+
 impl Repeat {
-    fn gb_s(bytes: u64, ms: f64) -> f64 {
-        bytes as f64 / ms / 1e6
+    /// The load by those that wrote, then the loads by others.
+    fn loads(&self) -> impl Iterator<Item = &Load> {
+        std::iter::once(&self.load).chain(&self.reshard)
     }
 
-    /// Of the save.
+    /// The rate of the save.
     pub fn save_gb_s(&self) -> f64 {
-        Repeat::gb_s(self.save.bytes, self.save.ms)
+        self.save.bytes as f64 / self.save.ms / 1e6
     }
 
-    /// Of the load by those that wrote.
-    pub fn load_gb_s(&self) -> f64 {
-        Repeat::gb_s(self.load.bytes, self.load.ms)
-    }
-
-    /// Of all loads by others.
-    pub fn reshard_ms(&self) -> Option<f64> {
-        self.reshard.iter().map(|load| load.ms).reduce(f64::max)
-    }
-
-    /// All numbers of one measurement that are one number, by the name of their metric.
+    /// The metrics of one measurement, by name.
     pub fn numbers(&self) -> Vec<(&'static str, Option<f64>)> {
         let asynchronous = |of: fn(&AsyncSave) -> f64| self.asynchronous.as_ref().map(of);
         let share = |rate: f64, of: Option<f64>| of.map(|of| rate / of);
@@ -136,34 +135,34 @@ impl Repeat {
             ("async_copied_bytes", asynchronous(|save| save.copied_bytes as f64)),
             ("async_peak_bytes", self.asynchronous.and_then(|save| bytes(save.peak_bytes))),
             ("load_ms", Some(self.load.ms)),
-            ("load_gb_s", Some(self.load_gb_s())),
-            ("load_share_of_disk", share(self.load_gb_s(), self.disk_read_gb_s)),
+            ("load_gb_s", Some(self.load.gb_s())),
+            ("load_share_of_disk", share(self.load.gb_s(), self.disk_read_gb_s)),
             ("load_bytes", Some(self.load.bytes as f64)),
             ("load_peak_bytes", bytes(self.load.peak_bytes)),
-            ("reshard_ms", self.reshard_ms()),
+            ("reshard_ms", self.reshard.iter().map(|load| load.ms).reduce(f64::max)),
         ]
     }
 
-    /// Those whose tensors were others than those written.
+    /// Who loaded other tensors than those that were written.
     pub fn unequal(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(&self.load).chain(&self.reshard).filter(|load| !load.equal).map(|load| load.by.as_str())
+        self.loads().filter(|load| !load.equal).map(|load| load.by.as_str())
     }
 }
 
 /// What a record of this suite measured.
 pub fn measured(record: &Record) -> Option<Measured> {
-    record.extra.get("checkpoint").cloned().and_then(|value| serde_json::from_value(value).ok())
+    super::part(record, "checkpoint")
 }
 
-/// What such a record is about, in few words.
+/// A short description of a record of this suite.
 pub(super) fn label(record: &Record) -> String {
     let is_async = record.setting("checkpoint.async").and_then(serde_json::Value::as_bool) == Some(true);
     let how = if is_async { "async" } else { "sync" };
-    format!("{}, {}, {how}", way(record), super::text(record, "checkpoint.layout"))
+    format!("{}, {}, {how}", writer(record), super::text(record, "checkpoint.layout"))
 }
 
-/// Who writes, as `hsdp:4/2`.
-fn way(record: &Record) -> String {
+/// The strategy and ranks that write, as `hsdp:4/2`.
+fn writer(record: &Record) -> String {
     let (strategy, ranks) = (super::text(record, "parallel.strategy"), super::count(record, "parallel.ranks"));
     match super::count(record, "parallel.shard") {
         shard if strategy.starts_with("hsdp") => format!("{strategy}:{ranks}/{shard}"),
@@ -171,7 +170,7 @@ fn way(record: &Record) -> String {
     }
 }
 
-/// A cell's measurements of all its trials.
+/// The measurements of all trials of a cell.
 struct Cell<'a> {
     trials: &'a Trials<'a>,
     repeats: Vec<Repeat>,
@@ -199,13 +198,13 @@ impl Cell<'_> {
     }
 }
 
-/// The section of these records.
+/// Adds the section of these records.
 pub(super) fn report(document: &mut Document, records: &[&Record]) {
     if records.is_empty() {
         return;
     }
-    let gathered = Trials::gather_by(records, |record| measured(record).is_some());
-    let cells: Vec<Cell> = gathered.iter().map(Cell::of).collect();
+    let trials = Trials::gather_by(records, |record| measured(record).is_some());
+    let cells: Vec<Cell> = trials.iter().map(Cell::of).collect();
     document.heading("Training checkpoints");
     document.paragraph(
         "Medians over the measurements of all trials. Share of the disk: of what the same folder's disk writes and reads with \
@@ -216,14 +215,14 @@ pub(super) fn report(document: &mut Document, records: &[&Record]) {
          with waiting takes. Loads are of the slowest rank, by those that wrote; reshard is the slowest load by others.",
     );
     document.list(answers(&cells));
-    document.table(saves(&cells, &gathered));
+    document.table(saves(&cells, &trials));
     document.table(loads(&cells));
-    document.list(troubles(&gathered));
+    document.list(reasons(&trials));
 }
 
-/// What comes out of it, in words.
+/// The results in words.
 fn answers(cells: &[Cell]) -> Vec<String> {
-    let mut said = Vec::new();
+    let mut sentences = Vec::new();
     let ranked = |name: &str| {
         let mut all: Vec<(f64, &Cell)> = cells.iter().filter_map(|cell| Some((cell.median(name)?, cell))).collect();
         all.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -245,7 +244,7 @@ fn answers(cells: &[Cell]) -> Vec<String> {
         if let Some((worst, cell)) = all.last().filter(|_| all.len() > 1) {
             text += &format!("; slowest: {} with {} GB/s{}", cell.label(), units::number(*worst), of_disk(cell));
         }
-        said.push(format!("{text}."));
+        sentences.push(format!("{text}."));
     }
     let stalls = ranked("async_stall_share");
     if let (Some((most, worst)), Some((least, best))) = (stalls.first(), stalls.last()) {
@@ -257,163 +256,110 @@ fn answers(cells: &[Cell]) -> Vec<String> {
             format!("{}: {} ({}){excess}", cell.label(), units::percent(share), ms(cell, "async_stall_ms"))
         };
         let rest = if stalls.len() > 1 { format!(", most {}", one(*most, worst)) } else { String::new() };
-        said.push(format!("Training loses of a waited-for save while it goes on: least {}{rest}.", one(*least, best)));
+        sentences
+            .push(format!("Training loses of a waited-for save while it goes on: least {}{rest}.", one(*least, best)));
     }
-    let loads = || {
-        cells
-            .iter()
-            .flat_map(|cell| &cell.repeats)
-            .flat_map(|repeat| std::iter::once(&repeat.load).chain(&repeat.reshard))
-    };
-    if loads().next().is_some() {
-        let unequal = loads().filter(|load| !load.equal).count();
-        said.push(match unequal {
-            0 => format!(
-                "All {}, by the ranks that wrote and by others, gave the tensors that were written, to the bit.",
-                units::plural(loads().count(), "load", "loads")
-            ),
-            _ => format!("{unequal} of {} loads gave other tensors than those written.", loads().count()),
-        });
+    let loads: Vec<&Load> = cells.iter().flat_map(|cell| &cell.repeats).flat_map(Repeat::loads).collect();
+    match (loads.len(), loads.iter().filter(|load| !load.equal).count()) {
+        (0, _) => {}
+        (all, 0) => sentences.push(format!(
+            "All {}, by the ranks that wrote and by others, gave the tensors that were written, to the bit.",
+            units::plural(all, "load", "loads")
+        )),
+        (all, unequal) => sentences.push(format!("{unequal} of {all} loads gave other tensors than those written.")),
     }
     let bad = cells.iter().flat_map(|cell| &cell.trials.records).filter_map(|record| measured(record));
     if let Some(reason) = bad.map(|measured| measured.no_disk).find(|reason| !reason.is_empty()) {
-        said.push(format!("The disk's own rate is not known: {reason}. Loads may come from memory."));
+        sentences.push(format!("The disk's own rate is not known: {reason}. Loads may come from memory."));
     }
-    said
+    sentences
 }
 
-/// Whether training goes on meanwhile: people see it where cells differ in it.
-fn async_column(cells: &[Cell]) -> Column {
-    let of = |cell: &Cell| cell.trials.last().setting("checkpoint.async").cloned();
-    let differs = cells.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]));
-    let column = Column::words("async");
-    if differs { column } else { column.for_machines() }
+/// Whether the column of asynchronous saves says nothing to people: all cells are alike in it.
+fn all_alike(cells: &[Cell]) -> bool {
+    distinct(cells.iter().map(|cell| cell.trials.last().setting("checkpoint.async"))).len() < 2
 }
 
-fn saves(cells: &[Cell], gathered: &[Trials]) -> Table {
-    let columns = vec![
-        Column::words("record").for_machines(),
-        Column::words("key").for_machines(),
-        Column::words("writes"),
-        Column::words("layout"),
-        async_column(cells),
-        outcomes(gathered),
-        Column::numbers("measurements", "").for_machines(),
-        Column::numbers("size", "bytes"),
-        Column::numbers("per parameter", "bytes").for_machines(),
-        Column::numbers("save", "ms"),
-        Column::numbers("spread", "fraction"),
-        Column::numbers("rate", "GB/s"),
-        Column::numbers("disk", "GB/s"),
-        Column::numbers("share of disk", "fraction"),
-        Column::numbers("peak memory", "bytes"),
-        Column::numbers("step", "ms"),
-        Column::numbers("async stall", "ms"),
-        Column::numbers("stall share", "fraction"),
-        Column::numbers("async excess", "ms"),
-        Column::numbers("excess share", "fraction"),
-        Column::numbers("async copies", "bytes").for_machines(),
-        Column::numbers("async peak", "bytes"),
-    ];
-    let mut table = Table::new("saves", columns).caption(
+fn saves(cells: &[Cell], trials: &[Trials]) -> Table {
+    let bytes = |cell: &Cell, name: &str| Entry::maybe(cell.median(name), units::memory);
+    let number = |cell: &Cell, name: &str| Entry::maybe(cell.median(name), units::number);
+    let share = |cell: &Cell, name: &str| Entry::maybe(cell.median(name), units::percent);
+    let per_parameter = |cell: &Cell| {
+        let parameters = measured(cell.trials.last())?.parameters;
+        (parameters > 0).then_some(cell.median("checkpoint_bytes")? / parameters as f64)
+    };
+    let mut table = Table::of("saves", cells);
+    table.words("record", |cell| &cell.trials.last().id).for_machines = true;
+    table.words("key", |cell| &cell.trials.last().key).for_machines = true;
+    table.words("writes", |cell| writer(cell.trials.last()));
+    table.words("layout", |cell| cell.trials.last().setting("checkpoint.layout"));
+    table.words("async", |cell| cell.trials.last().setting("checkpoint.async")).for_machines = all_alike(cells);
+    table.words("outcome", |cell| outcome(cell.trials)).for_machines = all_measured(trials);
+    table.numbers("measurements", "", |cell| cell.repeats.len()).for_machines = true;
+    table.numbers("size", "bytes", |cell| bytes(cell, "checkpoint_bytes"));
+    table.numbers("per parameter", "bytes", |cell| Entry::maybe(per_parameter(cell), units::number)).for_machines =
+        true;
+    table.numbers("save", "ms", |cell| number(cell, "save_ms"));
+    table.numbers("spread", "fraction", |cell| Entry::maybe(spread(&cell.all("save_ms")), units::percent));
+    table.numbers("rate", "GB/s", |cell| number(cell, "save_gb_s"));
+    table.numbers("disk", "GB/s", |cell| number(cell, "disk_write_gb_s"));
+    table.numbers("share of disk", "fraction", |cell| share(cell, "save_share_of_disk"));
+    table.numbers("peak memory", "bytes", |cell| bytes(cell, "save_peak_bytes"));
+    table.numbers("step", "ms", |cell| number(cell, "step_ms"));
+    table.numbers("async stall", "ms", |cell| number(cell, "async_stall_ms"));
+    table.numbers("stall share", "fraction", |cell| share(cell, "async_stall_share"));
+    table.numbers("async excess", "ms", |cell| number(cell, "async_excess_ms"));
+    table.numbers("excess share", "fraction", |cell| share(cell, "async_excess_share"));
+    table.numbers("async copies", "bytes", |cell| bytes(cell, "async_copied_bytes")).for_machines = true;
+    table.numbers("async peak", "bytes", |cell| bytes(cell, "async_peak_bytes"));
+    table.build().caption(
         "Peak: host memory of the process beyond what training had before. Spread: highest less lowest, of the median.",
-    );
-    for cell in cells {
-        let record = cell.trials.last();
-        let bytes = |name: &str| Entry::maybe(cell.median(name), units::memory);
-        let number = |name: &str| Entry::maybe(cell.median(name), units::number);
-        let share = |name: &str| Entry::maybe(cell.median(name), units::percent);
-        let parameters = measured(record).map(|measured| measured.parameters as f64).filter(|count| *count > 0.0);
-        let per = cell.median("checkpoint_bytes").zip(parameters).map(|(bytes, count)| bytes / count);
-        table.row(vec![
-            Entry::words(&record.id),
-            Entry::words(&record.key),
-            Entry::words(way(record)),
-            super::word(record, "checkpoint.layout"),
-            super::word(record, "checkpoint.async"),
-            outcome(cell.trials),
-            Entry::whole(cell.repeats.len() as u64, cell.repeats.len().to_string()),
-            bytes("checkpoint_bytes"),
-            Entry::maybe(per, units::number),
-            number("save_ms"),
-            Entry::maybe(spread(&cell.all("save_ms")), units::percent),
-            number("save_gb_s"),
-            number("disk_write_gb_s"),
-            share("save_share_of_disk"),
-            bytes("save_peak_bytes"),
-            number("step_ms"),
-            number("async_stall_ms"),
-            share("async_stall_share"),
-            number("async_excess_ms"),
-            share("async_excess_share"),
-            bytes("async_copied_bytes"),
-            bytes("async_peak_bytes"),
-        ]);
-    }
-    table
+    )
 }
+
+/// The loads of a cell by the same ranks, each with the rate of the disk beside it.
+type Loads<'a> = (&'a Cell<'a>, Vec<(&'a Load, Option<f64>)>);
 
 fn loads(cells: &[Cell]) -> Table {
-    let columns = vec![
-        Column::words("record").for_machines(),
-        Column::words("key").for_machines(),
-        Column::words("written by"),
-        Column::words("layout"),
-        async_column(cells),
-        Column::words("loaded by"),
-        Column::numbers("load", "ms"),
-        Column::numbers("spread", "fraction"),
-        Column::numbers("bytes read", "bytes"),
-        Column::numbers("rate", "GB/s"),
-        Column::numbers("disk", "GB/s"),
-        Column::numbers("share of disk", "fraction"),
-        Column::numbers("peak memory", "bytes"),
-        Column::words("equal"),
-    ];
-    let mut table = Table::new("loads", columns)
-        .caption("Bytes read: by all ranks together. Peak: host memory of the process beyond what its ranks keep.");
+    let mut rows: Vec<Loads> = Vec::new();
     for cell in cells {
-        let record = cell.trials.last();
-        let Some(first) = cell.repeats.first() else { continue };
-        let places = 1 + first.reshard.len();
-        for place in 0..places {
-            let at = |repeat: &Repeat| -> Option<Load> {
-                if place == 0 { Some(repeat.load.clone()) } else { repeat.reshard.get(place - 1).cloned() }
-            };
-            let all: Vec<Load> = cell.repeats.iter().filter_map(at).collect();
-            let Some(load) = all.first() else { continue };
-            let ms: Vec<f64> = all.iter().map(|load| load.ms).collect();
-            let rates: Vec<f64> = all.iter().map(|load| Repeat::gb_s(load.bytes, load.ms)).collect();
-            let share = |repeat: &Repeat| {
-                let load = at(repeat)?;
-                Some(Repeat::gb_s(load.bytes, load.ms) / repeat.disk_read_gb_s?)
-            };
-            let shares: Vec<f64> = cell.repeats.iter().filter_map(share).collect();
-            let peaks: Vec<f64> = all.iter().filter_map(|load| load.peak_bytes).map(|bytes| bytes as f64).collect();
-            let unequal = all.iter().any(|load| !load.equal);
-            let equal = if unequal { Entry::words("no").toned(Tone::Warning) } else { Entry::words("yes") };
-            table.row(vec![
-                Entry::words(&record.id),
-                Entry::words(&record.key),
-                Entry::words(way(record)),
-                super::word(record, "checkpoint.layout"),
-                super::word(record, "checkpoint.async"),
-                Entry::words(&load.by),
-                Entry::maybe(stats::median(&ms), units::number),
-                Entry::maybe(spread(&ms), units::percent),
-                Entry::maybe(Some(load.bytes as f64), units::memory),
-                Entry::maybe(stats::median(&rates), units::number),
-                Entry::maybe(cell.median("disk_read_gb_s"), units::number),
-                Entry::maybe(stats::median(&shares), units::percent),
-                Entry::maybe(stats::median(&peaks), units::memory),
-                equal,
-            ]);
+        for place in 0..cell.repeats.first().map_or(0, |first| first.loads().count()) {
+            let loads = cell.repeats.iter().filter_map(|of| Some((of.loads().nth(place)?, of.disk_read_gb_s)));
+            rows.push((cell, loads.collect()));
         }
     }
+    let median = |loads: &[(&Load, Option<f64>)], value: fn(&Load, Option<f64>) -> Option<f64>| {
+        stats::median(&loads.iter().filter_map(|(load, disk)| value(load, *disk)).collect::<Vec<_>>())
+    };
+    let ms = |loads: &[(&Load, Option<f64>)]| -> Vec<f64> { loads.iter().map(|(load, _)| load.ms).collect() };
+    let equal = |loads: &[(&Load, Option<f64>)]| match loads.iter().all(|(load, _)| load.equal) {
+        true => Entry::words("yes"),
+        false => Entry::words("no").toned(Tone::Warning),
+    };
+    let mut table = Table::of("loads", &rows);
+    table.words("record", |(cell, _)| &cell.trials.last().id).for_machines = true;
+    table.words("key", |(cell, _)| &cell.trials.last().key).for_machines = true;
+    table.words("written by", |(cell, _)| writer(cell.trials.last()));
+    table.words("layout", |(cell, _)| cell.trials.last().setting("checkpoint.layout"));
+    table.words("async", |(cell, _)| cell.trials.last().setting("checkpoint.async")).for_machines = all_alike(cells);
+    table.words("loaded by", |(_, loads)| &loads[0].0.by);
+    table.numbers("load", "ms", |(_, loads)| Entry::maybe(stats::median(&ms(loads)), units::number));
+    table.numbers("spread", "fraction", |(_, loads)| Entry::maybe(spread(&ms(loads)), units::percent));
+    table.numbers("bytes read", "bytes", |(_, loads)| Entry::maybe(Some(loads[0].0.bytes as f64), units::memory));
+    let rate = |loads: &[_]| median(loads, |load, _| Some(load.gb_s()));
+    table.numbers("rate", "GB/s", |(_, loads)| Entry::maybe(rate(loads), units::number));
+    table.numbers("disk", "GB/s", |(cell, _)| Entry::maybe(cell.median("disk_read_gb_s"), units::number));
+    let share = |loads: &[_]| median(loads, |load, disk| Some(load.gb_s() / disk?));
+    table.numbers("share of disk", "fraction", |(_, loads)| Entry::maybe(share(loads), units::percent));
+    let peak = |loads: &[_]| median(loads, |load, _| Some(load.peak_bytes? as f64));
+    table.numbers("peak memory", "bytes", |(_, loads)| Entry::maybe(peak(loads), units::memory));
+    table.words("equal", |(_, loads)| equal(loads));
     table
+        .build()
+        .caption("Bytes read: by all ranks together. Peak: host memory of the process beyond what its ranks keep.")
 }
 
-/// A record's metrics in a line.
+/// The main metrics of a record in one line.
 pub fn in_words(record: &Record) -> String {
     let metric = |name: &str| record.metrics.get(name).copied().flatten();
     let rate = |what: &str| {
@@ -429,21 +375,17 @@ pub fn in_words(record: &Record) -> String {
 
 /// Metrics of the records, one row each.
 pub fn beside(records: &[&Record]) -> Table {
-    let names = ["save_ms", "save_gb_s", "async_stall_ms", "load_ms", "load_gb_s", "reshard_ms"];
-    let unit = |name: &str| if name.ends_with("_ms") { "ms" } else { "GB/s" };
-    let titles = names.map(|name| {
-        Column::numbers(name.trim_end_matches("_ms").replace("_gb_s", " rate").replace('_', " "), unit(name))
-    });
-    let columns = std::iter::once(Column::words("record")).chain(titles).collect();
-    let mut table = Table::new("before and again", columns);
-    for record in records {
-        let metric = |name: &&str| Entry::maybe(record.metrics.get(name).copied().flatten(), units::number);
-        table.row(std::iter::once(Entry::words(&record.id)).chain(names.iter().map(metric)).collect());
+    let mut table = Table::of("before and again", records);
+    table.words("record", |record| &record.id);
+    for name in ["save_ms", "save_gb_s", "async_stall_ms", "load_ms", "load_gb_s", "reshard_ms"] {
+        let title = name.trim_end_matches("_ms").replace("_gb_s", " rate").replace('_', " ");
+        let metric = |record: &&Record| Entry::maybe(record.metrics.get(name).copied().flatten(), units::number);
+        table.numbers(title, if name.ends_with("_ms") { "ms" } else { "GB/s" }, metric);
     }
-    table
+    table.build()
 }
 
-/// Highest less lowest as a share of the median, of two at least.
+/// The difference of the highest and the lowest value as a share of the median; `None` of fewer than two.
 pub fn spread(values: &[f64]) -> Option<f64> {
     values.get(1)?;
     let (low, high) = (stats::percentile(values, 0.0)?, stats::percentile(values, 100.0)?);

@@ -1,9 +1,9 @@
-//! The ceilings of a GPU: what `zbench calibrate --device cuda` measures, keeps in records and writes into machine profiles.
+//! The ceilings of a GPU, which `zbench calibrate --device cuda` measures and writes into records and machine profiles.
 
 use serde::{Deserialize, Serialize};
 
-use super::Rate;
-use crate::document::{Column, Document, Entry, Table, Tone};
+use super::{Rate, quantity};
+use crate::document::{Document, Entry, Table, Tone};
 use crate::record::Record;
 use crate::units;
 
@@ -12,19 +12,19 @@ use crate::units;
 pub struct DeviceRate {
     /// `matrix.bf16`, `memory.copy`, `link.upload` and so on per second; `time.launch` and so on in seconds.
     pub name: String,
-    /// Over the rounds; absent with a reason.
+    /// The rate over the rounds; absent with a reason.
     pub rate: Option<Rate>,
-    /// What the GPU's data sheet has.
+    /// The value in the GPU's data sheet.
     pub data_sheet: Option<f64>,
 }
 
 impl DeviceRate {
-    /// Of the data sheet.
+    /// The median as a share of the data sheet's value.
     pub fn share(&self) -> Option<f64> {
         Some(self.rate.as_ref()?.median / self.data_sheet?)
     }
 
-    /// A value of it with its unit.
+    /// A value of this rate with its unit.
     pub fn in_words(&self, value: f64) -> String {
         match self.name.split_once('.') {
             Some(("matrix", _)) => format!("{}/s", units::flops(value)),
@@ -33,7 +33,7 @@ impl DeviceRate {
         }
     }
 
-    /// The metric's name in a record, and what a value is multiplied by for its unit.
+    /// The metric's name in a record, and the factor from a value to its unit.
     pub fn metric(&self) -> (String, f64) {
         let name = self.name.replace('.', "_");
         match self.name.split_once('.') {
@@ -44,10 +44,10 @@ impl DeviceRate {
     }
 }
 
-/// Everything that was measured of a GPU: a part of a record, under `device_ceilings`.
+/// All that was measured of a GPU: a part of a record, under `device_ceilings`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceCeilings {
-    /// As the driver calls it.
+    /// Its name, as the driver states it.
     pub device: String,
     /// Its number.
     pub gpu: u64,
@@ -55,7 +55,7 @@ pub struct DeviceCeilings {
     pub profile: Option<String>,
     /// Rows and columns of the products.
     pub side: u64,
-    /// The rates.
+    /// Its rates.
     pub rates: Vec<DeviceRate>,
     /// Why a rate is absent, by its name.
     pub unstated: Vec<(String, String)>,
@@ -68,12 +68,12 @@ impl DeviceCeilings {
     }
 }
 
-/// What a record has of a GPU's ceilings; nothing where it is of a processor's.
+/// The ceilings of a GPU in a record; `None` where they are those of a processor.
 pub fn device_ceilings(record: &Record) -> Option<DeviceCeilings> {
-    serde_json::from_value(record.extra.get("device_ceilings")?.clone()).ok()
+    super::part(record, "device_ceilings")
 }
 
-/// The section of these records.
+/// Adds the section of these records.
 pub(super) fn report(document: &mut Document, records: &[(&Record, DeviceCeilings)]) {
     if records.is_empty() {
         return;
@@ -86,11 +86,8 @@ pub(super) fn report(document: &mut Document, records: &[(&Record, DeviceCeiling
          highest less lowest round, as a share of the median.",
     );
     for (record, ceilings) in records {
-        let profile = match &ceilings.profile {
-            Some(profile) => format!(", data sheet as in the profile {profile}"),
-            None => String::new(),
-        };
-        let DeviceCeilings { device, gpu, side, .. } = ceilings;
+        let DeviceCeilings { device, gpu, side, profile, .. } = ceilings;
+        let profile = profile.as_ref().map_or(String::new(), |name| format!(", data sheet as in the profile {name}"));
         document.paragraph(format!(
             "Record {} of {}: GPU {gpu}, {device}{profile}, products of {side} x {side}.",
             record.id, record.started
@@ -102,35 +99,20 @@ pub(super) fn report(document: &mut Document, records: &[(&Record, DeviceCeiling
 }
 
 fn table(record: &Record, ceilings: &DeviceCeilings) -> Table {
-    let columns = vec![
-        Column::words("record").for_machines(),
-        Column::words("ceiling"),
-        Column::numbers("median", ""),
-        Column::numbers("lowest", ""),
-        Column::numbers("highest", ""),
-        Column::numbers("spread", "fraction"),
-        Column::numbers("data sheet", ""),
-        Column::numbers("share", "fraction"),
-        Column::numbers("rounds", "").for_machines(),
-    ];
-    let mut table = Table::new("ceilings of GPUs", columns);
     let tone = if record.validity.is_empty() { Tone::Plain } else { Tone::Warning };
-    for of in &ceilings.rates {
-        let number = |value: Option<f64>| Entry::maybe(value, |value| of.in_words(value));
-        let rate = of.rate.as_ref();
-        table.row(vec![
-            Entry::words(&record.id),
-            Entry::words(&of.name),
-            number(rate.map(|rate| rate.median)).toned(tone),
-            number(rate.map(|rate| rate.low)),
-            number(rate.map(|rate| rate.high)),
-            Entry::maybe(rate.map(Rate::spread), units::percent),
-            number(of.data_sheet),
-            Entry::maybe(of.share(), units::percent),
-            Entry::maybe(rate.map(|rate| rate.rounds as f64), units::quantity),
-        ]);
-    }
-    table
+    let number = |of: &DeviceRate, value: Option<f64>| Entry::maybe(value, |value| of.in_words(value));
+    let rate = |of: &DeviceRate, value: fn(&Rate) -> f64| number(of, of.rate.as_ref().map(value));
+    let mut table = Table::of("ceilings of GPUs", &ceilings.rates);
+    table.words("record", |_| &record.id).for_machines = true;
+    table.words("ceiling", |of| &of.name);
+    table.numbers("median", "", |of| rate(of, |rate| rate.median).toned(tone));
+    table.numbers("lowest", "", |of| rate(of, |rate| rate.low));
+    table.numbers("highest", "", |of| rate(of, |rate| rate.high));
+    table.numbers("spread", "fraction", |of| Entry::maybe(of.rate.as_ref().map(Rate::spread), units::percent));
+    table.numbers("data sheet", "", |of| number(of, of.data_sheet));
+    table.numbers("share", "fraction", |of| Entry::maybe(of.share(), units::percent));
+    table.numbers("rounds", "", |of| quantity(of.rate.as_ref().map(|rate| rate.rounds))).for_machines = true;
+    table.build()
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Share of the ceiling over the size of a product.
 
 use super::{Trials, ceiling, text};
-use crate::plot::{Axis, Cloud, Dot, Figure, MOST_LINES, Plot, Scatter, Unit, drawable};
+use crate::plot::{Axis, Cloud, Dot, Figure, Plot, Scatter, Unit, add_dot, drawable};
 use crate::units;
 
-/// So many points are drawn at most.
+/// Points that are drawn at most.
 const MOST_DOTS: usize = 400;
 
-/// A point for each measured product; nothing where fewer than three have a share.
+/// A point for each measured product; `None` where fewer than three have a share.
 pub(super) fn share_over_size(all: &[Trials]) -> Option<Figure> {
     let mut clouds: Vec<Cloud> = Vec::new();
     let mut records = Vec::new();
@@ -16,10 +16,9 @@ pub(super) fn share_over_size(all: &[Trials]) -> Option<Figure> {
     for trials in all.iter().filter(|trials| !trials.is_wrong()) {
         let record = trials.last();
         let Some((timing, _)) = trials.timing("gemm", "") else { continue };
-        let sizes = (drawable(timing.flops as f64 / 1e9), timing.share.and_then(drawable));
-        let (Some(x), Some(y), Some(_)) = (sizes.0.filter(|x| *x > 0.0), sizes.1, ceiling(record).gflops) else {
-            continue;
-        };
+        let x = drawable(timing.flops as f64 / 1e9).filter(|x| *x > 0.0);
+        let y = timing.share.and_then(drawable).filter(|_| ceiling(record).gflops.is_some());
+        let (Some(x), Some(y)) = (x, y) else { continue };
         let threads = super::computing_words(record);
         let name = format!("{} {}, {threads}", text(record, "gemm.dtype"), text(record, "gemm.layout"));
         let label = format!("{} {name}", text(record, "gemm.shape"));
@@ -32,14 +31,7 @@ pub(super) fn share_over_size(all: &[Trials]) -> Option<Figure> {
         if best.as_ref().is_none_or(|(share, ..)| y > *share) {
             best = Some((y, label, timing.gflops));
         }
-        let full = clouds.len() >= MOST_LINES;
-        match clouds.iter_mut().find(|cloud| cloud.label == name || (full && cloud.label == "others")) {
-            Some(cloud) => cloud.dots.push(dot),
-            None => {
-                let label = if clouds.len() + 1 == MOST_LINES { "others".to_string() } else { name };
-                clouds.push(Cloud { label, dots: vec![dot] });
-            }
-        }
+        add_dot(&mut clouds, &name, dot);
     }
     let (share, label, gflops) = best.filter(|_| records.len() >= 3)?;
     let mut caption = format!(
@@ -51,14 +43,8 @@ pub(super) fn share_over_size(all: &[Trials]) -> Option<Figure> {
     if left_out > 0 {
         caption += &format!(" {left_out} more are in the table only.");
     }
-    let plot = Plot::Scatter(Scatter {
-        x: Axis::logarithmic("operations, GFLOP", Unit::Plain),
-        y: Axis::linear("share of the ceiling", Unit::Fraction),
-        clouds,
-        diagonal: false,
-        close: false,
-        front: Vec::new(),
-        limit: None,
-    });
-    Some(Figure { name: "products".into(), title: "Share of the ceiling over size".into(), caption, plot, records })
+    let x = Axis::logarithmic("operations, GFLOP", Unit::Plain);
+    let y = Axis::linear("share of the ceiling", Unit::Fraction);
+    let plot = Plot::Scatter(Scatter::new(x, y, clouds));
+    Some(Figure::new("products", "Share of the ceiling over size", caption, plot, records))
 }

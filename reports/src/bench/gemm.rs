@@ -1,12 +1,13 @@
-//! Matrix products: a row for each, and the sum over a model's step.
+//! Matrix products: one by one, and all of a model's step together.
 
-use super::{Trials, ceiling, checked, count, outcome, outcomes, text, tone, troubles, word};
-use crate::document::{Column, Document, Entry, Table};
+use super::{Timing, Trials, all_measured, ceiling, checked, count, outcome, quantity, reasons, text, tone};
+use crate::document::{Document, Entry, Table};
+use crate::gather::grouped;
 use crate::record::Record;
 use crate::units;
 use serde_json::Value;
 
-/// The section of these records.
+/// Adds the section of these records.
 pub(super) fn report(document: &mut Document, records: &[&Record]) {
     if records.is_empty() {
         return;
@@ -28,176 +29,128 @@ pub(super) fn report(document: &mut Document, records: &[&Record]) {
         );
         document.table(table);
     }
-    document.list(troubles(&all));
+    document.list(reasons(&all));
 }
+
+/// The trials of a cell, the newest, and the medians over them with their number.
+type Row<'a> = (&'a Trials<'a>, &'a Record, Option<(Timing, u64)>);
 
 fn products(all: &[Trials]) -> Table {
     let has_uses = all.iter().any(|trials| !uses(trials.last()).is_empty());
-    let columns = vec![
-        Column::words("record"),
-        Column::words("key").for_machines(),
-        Column::numbers("m", ""),
-        Column::numbers("n", ""),
-        Column::numbers("k", ""),
-        Column::words("layout"),
-        Column::words("type"),
-        Column::words("into"),
-        Column::words("buffers").for_machines(),
-        Column::numbers("threads", ""),
-        outcomes(all),
-        Column::numbers("trials", "").for_machines(),
-        Column::numbers("median", "us"),
-        Column::numbers("p10", "us"),
-        Column::numbers("p90", "us"),
-        Column::numbers("rate", "GFLOP/s"),
-        Column::numbers("ceiling", "GFLOP/s"),
-        Column::numbers("share", "fraction"),
-        Column::numbers("error", "fraction of the bound"),
-        Column::numbers("elements checked", "").for_machines(),
-        Column::words("reason").for_machines(),
-        Column::words(if has_uses { "in a step" } else { "uses" }),
-    ];
-    let mut table = Table::new("matrix products", columns).caption(
+    let rows: Vec<Row> = all.iter().map(|trials| (trials, trials.last(), trials.timing("gemm", ""))).collect();
+    let timing = |row: &'_ Row| row.2.as_ref().map(|(timing, _)| timing.clone());
+    let number = |row: &Row, value: fn(Timing) -> f64| {
+        Entry::maybe(timing(row).map(value), units::number).toned(tone(row.0.is_wrong()))
+    };
+    let mut table = Table::of("matrix products", &rows);
+    table.words("record", |(_, record, _)| &record.id);
+    table.words("key", |(_, record, _)| &record.key).for_machines = true;
+    for side in ["m", "n", "k"] {
+        table.numbers(side, "", |(_, record, _)| record.setting(&format!("gemm.{side}")));
+    }
+    table.words("layout", |(_, record, _)| record.setting("gemm.layout"));
+    table.words("type", |(_, record, _)| record.setting("gemm.dtype"));
+    table.words("into", |(_, record, _)| match record.setting("gemm.accumulate").and_then(Value::as_bool) {
+        Some(true) => format!("{} +=", text(record, "gemm.output")),
+        _ => text(record, "gemm.output"),
+    });
+    table.words("buffers", |(_, record, _)| record.setting("bench.buffers")).for_machines = true;
+    table.numbers("threads", "", |(_, record, _)| super::computing(record));
+    table.words("outcome", |(trials, ..)| outcome(trials)).for_machines = all_measured(all);
+    table.numbers("trials", "", |(.., found)| quantity(found.as_ref().map(|(_, count)| *count))).for_machines = true;
+    table.numbers("median", "us", |row| number(row, |timing| timing.median_us));
+    table.numbers("p10", "us", |row| number(row, |timing| timing.p10_us));
+    table.numbers("p90", "us", |row| number(row, |timing| timing.p90_us));
+    table.numbers("rate", "GFLOP/s", |row| number(row, |timing| timing.gflops));
+    table.numbers("ceiling", "GFLOP/s", |(_, record, _)| Entry::maybe(ceiling(record).gflops, units::number));
+    let share = |row: &Row| timing(row).and_then(|timing| timing.share).filter(|_| !row.0.is_wrong());
+    table.numbers("share", "fraction", |row| Entry::maybe(share(row), units::percent));
+    table.numbers("error", "fraction of the bound", |row| timing(row).map(|timing| checked(&timing)));
+    let elements = |row: &Row| timing(row).map(|timing| timing.checked);
+    table.numbers("elements checked", "", |row| quantity(elements(row))).for_machines = true;
+    table.words("reason", |(_, record, _)| &record.outcome.reason).for_machines = true;
+    let title = if has_uses { "in a step" } else { "uses" };
+    table.words(title, |(_, record, _)| uses_in_words(record)).for_machines = !has_uses;
+    table.build().caption(
         "Time of a call; with several trials the median of theirs. Error: the largest distance of a sampled element from f64, as \
          a share of what rounding explains.",
-    );
-    if !has_uses {
-        // Nothing to say: a column of dashes helps nobody.
-        if let Some(last) = table.columns.last_mut() {
-            last.for_machines = true;
-        }
-    }
-    for trials in all {
-        let record = trials.last();
-        let found = trials.timing("gemm", "");
-        let timing = found.as_ref().map(|(timing, _)| timing);
-        let number = |of: fn(&super::Timing) -> f64| Entry::maybe(timing.map(of), units::number);
-        let into = match record.setting("gemm.accumulate").and_then(Value::as_bool) {
-            Some(true) => format!("{} +=", text(record, "gemm.output")),
-            _ => text(record, "gemm.output"),
-        };
-        let wrong = trials.is_wrong();
-        table.row(vec![
-            Entry::words(&record.id),
-            Entry::words(&record.key),
-            word(record, "gemm.m"),
-            word(record, "gemm.n"),
-            word(record, "gemm.k"),
-            word(record, "gemm.layout"),
-            word(record, "gemm.dtype"),
-            Entry::words(into),
-            word(record, "bench.buffers"),
-            Entry::words(super::computing(record)),
-            outcome(trials),
-            Entry::maybe(found.as_ref().map(|(_, count)| *count as f64), units::quantity),
-            number(|timing| timing.median_us).toned(tone(wrong)),
-            number(|timing| timing.p10_us).toned(tone(wrong)),
-            number(|timing| timing.p90_us).toned(tone(wrong)),
-            number(|timing| timing.gflops).toned(tone(wrong)),
-            Entry::maybe(ceiling(record).gflops, units::number),
-            Entry::maybe(timing.and_then(|timing| timing.share).filter(|_| !wrong), units::percent),
-            timing.map_or_else(Entry::nothing, checked),
-            Entry::maybe(timing.map(|timing| timing.checked as f64), units::quantity),
-            Entry::words(&record.outcome.reason),
-            Entry::words(in_words(record)),
-        ]);
-    }
-    table
+    )
 }
 
-/// Where a model's step has this product: layer, pass, how often.
+/// Where a model's step has this product: layer, pass and count.
 fn uses(record: &Record) -> Vec<(String, String, u64)> {
-    let list = record.setting("uses").and_then(Value::as_array).cloned().unwrap_or_default();
     let one = |value: &Value| {
         let word = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_string();
         (word("layer"), word("pass"), value.get("count").and_then(Value::as_u64).unwrap_or(0))
     };
-    list.iter().map(one).collect()
+    record.setting("uses").and_then(Value::as_array).into_iter().flatten().map(one).collect()
 }
 
-fn in_words(record: &Record) -> String {
+fn uses_in_words(record: &Record) -> String {
     let one = |(layer, pass, count): (String, String, u64)| format!("{count} x {layer} {pass}");
     uses(record).into_iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// For each model, type and number of threads whose products were all measured: what they take together.
-fn steps(all: &[Trials]) -> Option<Table> {
-    struct Sum<'a> {
-        question: [String; 4],
-        record: &'a Record,
-        products: usize,
-        missing: usize,
-        seconds: f64,
-        flops: f64,
-        at_ceiling: Option<f64>,
-    }
-    let mut sums: Vec<Sum> = Vec::new();
-    for trials in all {
-        let record = trials.last();
-        let count: u64 = uses(record).iter().map(|(.., count)| count).sum();
-        if count == 0 {
-            continue;
-        }
-        let question = [
-            text(record, "model"),
-            format!("{} x {}", count_of(record, "step.micro_batch"), count_of(record, "step.seq_len")),
-            text(record, "gemm.dtype"),
-            super::computing(record),
-        ];
-        let sum = match sums.iter_mut().position(|sum| sum.question == question) {
-            Some(place) => &mut sums[place],
-            None => {
-                let at_ceiling = Some(0.0);
-                sums.push(Sum { question, record, products: 0, missing: 0, seconds: 0.0, flops: 0.0, at_ceiling });
-                sums.last_mut()?
-            }
-        };
-        sum.products += 1;
-        match trials.timing("gemm", "").filter(|_| !trials.is_wrong()) {
-            None => sum.missing += 1,
-            Some((timing, _)) => {
-                let flops = timing.flops as f64 * count as f64;
-                sum.seconds += timing.median_us / 1e6 * count as f64;
-                sum.flops += flops;
-                let peak = ceiling(record).gflops;
-                sum.at_ceiling = sum.at_ceiling.zip(peak).map(|(sum, peak)| sum + flops / (peak * 1e9));
-            }
-        }
-    }
-    let columns = vec![
-        Column::words("model"),
-        Column::words("sequences x tokens"),
-        Column::words("type"),
-        Column::numbers("threads", ""),
-        Column::numbers("distinct products", ""),
-        Column::numbers("not measured", ""),
-        Column::numbers("operations", "FLOP"),
-        Column::numbers("time", "ms"),
-        Column::numbers("rate", "GFLOP/s"),
-        Column::numbers("share", "fraction"),
-        Column::words("first record").for_machines(),
-    ];
-    let mut table = Table::new("products of a step", columns);
-    for sum in &sums {
-        let is_whole = sum.missing == 0 && sum.seconds > 0.0;
-        let [model, batch, dtype, threads] = &sum.question;
-        table.row(vec![
-            Entry::words(model),
-            Entry::words(batch),
-            Entry::words(dtype),
-            Entry::words(threads),
-            Entry::whole(sum.products as u64, sum.products.to_string()),
-            Entry::whole(sum.missing as u64, sum.missing.to_string()),
-            Entry::maybe(is_whole.then_some(sum.flops), units::flops),
-            Entry::maybe(is_whole.then_some(sum.seconds * 1e3), units::number),
-            Entry::maybe(is_whole.then(|| sum.flops / sum.seconds / 1e9), units::number),
-            Entry::maybe(sum.at_ceiling.filter(|_| is_whole).map(|best| best / sum.seconds), units::percent),
-            Entry::words(&sum.record.id),
-        ]);
-    }
-    (!table.rows.is_empty()).then_some(table)
+/// The products of one step of a model, of one type and on one number of threads, together.
+struct Step {
+    products: usize,
+    missing: usize,
+    seconds: f64,
+    flops: f64,
+    /// Seconds at the ceiling; `None` where the ceiling of a product is not known.
+    at_ceiling: Option<f64>,
 }
 
-fn count_of(record: &Record, path: &str) -> String {
-    count(record, path).to_string()
+impl Step {
+    fn of(products: &[(&Trials, u64)]) -> Self {
+        let mut step = Step { products: products.len(), missing: 0, seconds: 0.0, flops: 0.0, at_ceiling: Some(0.0) };
+        for (trials, count) in products {
+            let Some((timing, _)) = trials.timing("gemm", "").filter(|_| !trials.is_wrong()) else {
+                step.missing += 1;
+                continue;
+            };
+            let flops = timing.flops as f64 * *count as f64;
+            step.seconds += timing.median_us / 1e6 * *count as f64;
+            step.flops += flops;
+            let peak = ceiling(trials.last()).gflops;
+            step.at_ceiling = step.at_ceiling.zip(peak).map(|(sum, peak)| sum + flops / (peak * 1e9));
+        }
+        step
+    }
+
+    fn is_whole(&self) -> bool {
+        self.missing == 0 && self.seconds > 0.0
+    }
+}
+
+/// For each model, batch, type and number of threads: what all matrix products of a step take together.
+fn steps(all: &[Trials]) -> Option<Table> {
+    let name = |record: &Record| {
+        let batch = format!("{} x {}", count(record, "step.micro_batch"), count(record, "step.seq_len"));
+        [text(record, "model"), batch, text(record, "gemm.dtype"), super::computing(record)]
+    };
+    let used = all.iter().filter_map(|trials| {
+        let count: u64 = uses(trials.last()).iter().map(|(.., count)| count).sum();
+        (count > 0).then(|| (name(trials.last()), (trials, count)))
+    });
+    let steps = grouped(used).into_iter();
+    let rows: Vec<([String; 4], Step, &Record)> =
+        steps.map(|(name, products)| (name, Step::of(&products), products[0].0.last())).collect();
+    let number =
+        |step: &Step, value: f64, show: fn(f64) -> String| Entry::maybe(step.is_whole().then_some(value), show);
+    let mut table = Table::of("products of a step", &rows);
+    table.words("model", |([model, ..], ..)| model);
+    table.words("sequences x tokens", |([_, batch, ..], ..)| batch);
+    table.words("type", |([.., dtype, _], ..)| dtype);
+    table.numbers("threads", "", |([.., threads], ..)| threads);
+    table.numbers("distinct products", "", |(_, step, _)| step.products);
+    table.numbers("not measured", "", |(_, step, _)| step.missing);
+    table.numbers("operations", "FLOP", |(_, step, _)| number(step, step.flops, units::flops));
+    table.numbers("time", "ms", |(_, step, _)| number(step, step.seconds * 1e3, units::number));
+    table.numbers("rate", "GFLOP/s", |(_, step, _)| number(step, step.flops / step.seconds / 1e9, units::number));
+    table.numbers("share", "fraction", |(_, step, _)| {
+        step.at_ceiling.map(|best| number(step, best / step.seconds, units::percent))
+    });
+    table.words("first record", |(.., record)| &record.id).for_machines = true;
+    table.build().non_empty()
 }

@@ -1,57 +1,45 @@
 //! Whether cells train the same model: their losses over each other.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
 
-use super::course::evaluations;
 use super::figure;
+use super::run_loss::evaluations;
+use crate::gather::{distinct, grouped};
 use crate::grid::labels::STRATEGY;
 use crate::grid::{Cell, Grid};
 use crate::plot::{Axis, Figure, Line, Lines, MOST_LINES, MOST_POINTS, Plot, STEP, Unit, drawable};
 use crate::record::Verdict;
 use crate::units;
 
-/// Cells whose losses are equal to the bit.
-struct Group<'g, 'a> {
-    cells: Vec<&'g Cell<'a>>,
-    /// Places of the cells in the grid.
-    places: Vec<usize>,
-}
+/// Cells whose losses are equal to the bit, with their places in the grid.
+type Group<'g, 'a> = Vec<(usize, &'g Cell<'a>)>;
 
-/// The losses of all measured cells, cells of equal losses as one curve.
+/// The losses of all measured cells; cells of equal losses share a curve.
 pub fn losses(grid: &Grid) -> Option<Figure> {
-    let mut groups = grouped(grid);
-    // Those that fail first, then those of most cells: what is left out is the least telling.
-    let fails = |group: &Group| group.cells.iter().any(|cell| cell.verdict == Verdict::Failed);
-    groups.sort_by_key(|group| (!fails(group), std::cmp::Reverse(group.cells.len())));
+    let mut groups = groups(grid);
+    // Those that fail first, then those of most cells: what is left out says least.
+    let fails = |group: &Group| group.iter().any(|(_, cell)| cell.verdict == Verdict::Failed);
+    groups.sort_by_key(|group| (!fails(group), Reverse(group.len())));
     let all = groups.len();
-    let cells = groups.iter().map(|group| group.cells.len()).sum::<usize>();
+    let cells = groups.iter().map(Vec::len).sum::<usize>();
     groups.truncate(MOST_LINES);
-    let mut thinned = 0;
-    let mut lines: Vec<Line> = groups
-        .iter()
-        .map(|group| {
-            let points = points(group.cells[0]);
-            thinned = thinned.max(if points.len() > MOST_POINTS { points.len() } else { 0 });
-            Line { label: label(grid, group), points: thin(points), records: ids(group) }
-        })
-        .collect();
-    tell_apart(&mut lines, &groups);
+    let longest = groups.iter().map(|group| points(group[0].1).len()).max()?;
+    let line =
+        |group: &Group| Line { label: label(grid, group), points: thin(points(group[0].1)), records: ids(group) };
+    let mut lines: Vec<Line> = groups.iter().map(line).collect();
+    add_strategies(&mut lines, &groups);
     if let [group] = &groups[..] {
-        let points = evaluations(group.cells[0].record());
-        let held_out = Line { label: "on held-out data".into(), points: thin(points), records: ids(group) };
+        let points = thin(evaluations(group[0].1.record()));
+        let held_out = Line { label: "on held-out data".into(), points, records: ids(group) };
         lines.extend((!held_out.points.is_empty()).then_some(held_out));
     }
-    let shown: Vec<&Cell> = groups.iter().flat_map(|group| group.cells.iter().copied()).collect();
-    let caption = caption(grid, (cells, all), groups.len(), thinned);
-    let plot = Plot::Lines(Lines {
-        x: Axis::linear(STEP, Unit::Plain),
-        y: Axis::linear("loss before the update", Unit::Nats),
-        lines,
-    });
-    (!groups.is_empty()).then(|| figure("losses", "Losses over each other", caption, plot, &shown))
+    let shown: Vec<&Cell> = groups.iter().flatten().map(|(_, cell)| *cell).collect();
+    let caption = caption(grid, (cells, all), groups.len(), longest);
+    let (x, y) = (Axis::linear(STEP, Unit::Plain), Axis::linear("loss before the update", Unit::Nats));
+    Some(figure("losses", "Losses over each other", caption, Plot::Lines(Lines { x, y, lines }), &shown))
 }
 
-fn caption(grid: &Grid, (cells, curves): (usize, usize), shown: usize, thinned: usize) -> String {
+fn caption(grid: &Grid, (cells, curves): (usize, usize), shown: usize, longest: usize) -> String {
     let mut text = match (cells, curves) {
         (1, _) => "The losses of the one measured cell.".to_string(),
         (2, 1) => "Both cells have the same losses, to the bit: one curve.".to_string(),
@@ -79,32 +67,21 @@ fn caption(grid: &Grid, (cells, curves): (usize, usize), shown: usize, thinned: 
     if shown < curves {
         text += &format!(" Shown are {shown} of {curves} curves: those that fail, then those of most cells.");
     }
-    if thinned > 0 {
+    if longest > MOST_POINTS {
         text += &format!(
-            " A curve of more than {MOST_POINTS} steps (here up to {thinned}) is drawn by the least and the greatest loss of {} stretches of equal length.",
+            " A curve of more than {MOST_POINTS} steps (here up to {longest}) is drawn by the least and the greatest loss of {} stretches of equal length.",
             MOST_POINTS / 2
         );
     }
     text
 }
 
-fn grouped<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Group<'g, 'a>> {
-    let mut index: HashMap<Vec<u64>, usize> = HashMap::new();
-    let mut groups: Vec<Group> = Vec::new();
-    for (place, cell) in grid.cells.iter().enumerate().filter(|(_, cell)| !cell.used.is_empty()) {
-        if points(cell).len() < 2 {
-            continue;
-        }
-        let bits = cell.record().steps.iter().flat_map(|step| [step.step, step.loss.to_bits()]).collect();
-        let next = groups.len();
-        let group = *index.entry(bits).or_insert(next);
-        if group == next {
-            groups.push(Group { cells: Vec::new(), places: Vec::new() });
-        }
-        groups[group].cells.push(cell);
-        groups[group].places.push(place);
-    }
-    groups
+fn groups<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Group<'g, 'a>> {
+    let bits = |cell: &Cell| -> Vec<u64> {
+        cell.record().steps.iter().flat_map(|step| [step.step, step.loss.to_bits()]).collect()
+    };
+    let cells = grid.cells.iter().enumerate().filter(|(_, cell)| !cell.used.is_empty() && points(cell).len() > 1);
+    grouped(cells.map(|(place, cell)| (bits(cell), (place, cell)))).into_iter().map(|(_, group)| group).collect()
 }
 
 fn points(cell: &Cell) -> Vec<(f64, f64)> {
@@ -113,43 +90,38 @@ fn points(cell: &Cell) -> Vec<(f64, f64)> {
 }
 
 fn ids(group: &Group) -> Vec<String> {
-    group.cells.iter().map(|cell| cell.record().id.clone()).collect()
+    group.iter().map(|(_, cell)| cell.record().id.clone()).collect()
 }
 
-/// What the cells of a group have in common and others have not; of one cell its name.
+/// What the cells of a group have in common and others have not; for one cell its label.
 fn label(grid: &Grid, group: &Group) -> String {
-    if let [only] = &group.cells[..] {
-        return only.label.clone();
+    let (place, first) = group[0];
+    if group.len() == 1 {
+        return first.label.clone();
     }
     let common = grid.axes.telling.iter().filter_map(|axis| {
-        let first = &axis.values[group.places[0]];
-        let same = group.places.iter().all(|&place| axis.values[place] == *first);
-        let says = same && first != "unset";
-        says.then(|| if axis.path == STRATEGY { first.clone() } else { format!("{}={first}", axis.name) })
+        let value = &axis.values[place];
+        let is_common = value != "unset" && group.iter().all(|(other, _)| axis.values[*other] == *value);
+        is_common.then(|| if axis.path == STRATEGY { value.clone() } else { format!("{}={value}", axis.name) })
     });
     let common: Vec<String> = common.collect();
     match common.is_empty() {
-        true => format!("{} and {} more", group.cells[0].label, group.cells.len() - 1),
-        false => format!("{} ({} cells)", common.join(", "), group.cells.len()),
+        true => format!("{} and {} more", first.label, group.len() - 1),
+        false => format!("{} ({} cells)", common.join(", "), group.len()),
     }
 }
 
-/// Groups that have the same in common are told apart by their strategies.
-fn tell_apart(lines: &mut [Line], groups: &[Group]) {
+/// Curves of the same label get the strategies of their cells.
+fn add_strategies(lines: &mut [Line], groups: &[Group]) {
     const NAMED: usize = 3;
-    // The count of cells, in brackets, says nothing of which they are.
+    // The number of cells, in brackets, does not say which they are.
     let plain = |label: &str| label.split(" (").next().unwrap_or_default().to_string();
     let labels: Vec<String> = lines.iter().map(|line| plain(&line.label)).collect();
     for (line, group) in lines.iter_mut().zip(groups) {
         if labels.iter().filter(|label| **label == plain(&line.label)).count() < 2 {
             continue;
         }
-        let mut names: Vec<&str> = Vec::new();
-        for cell in &group.cells {
-            if !names.contains(&cell.strategy()) {
-                names.push(cell.strategy());
-            }
-        }
+        let mut names = distinct(group.iter().map(|(_, cell)| cell.strategy()));
         let more = names.len().saturating_sub(NAMED);
         names.truncate(NAMED);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -157,7 +129,7 @@ fn tell_apart(lines: &mut [Line], groups: &[Group]) {
     }
 }
 
-/// The least and the greatest of each stretch, in their order: peaks stay.
+/// Long curves without most of their points: the least and the greatest of each stretch stay, in their order, and so do peaks.
 pub(super) fn thin(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     if points.len() <= MOST_POINTS {
         return points;

@@ -1,10 +1,12 @@
-//! Where memory goes, against what there is.
+//! Memory by category against the capacity.
 
-use super::{chosen, figure, id, range};
+use super::{chosen, figure, id};
 use crate::grid::{Cell, Grid};
+use crate::phrase::range;
 use crate::plot::{Axis, Figure, Plot, StackRow, Stacks, Unit};
 use crate::record::Category;
 use crate::units;
+use serde_json::Value;
 
 /// Memory by category at the moment the largest rank's total peaks, against its capacity; the plan where nothing ran.
 pub fn memory(grid: &Grid) -> Option<Figure> {
@@ -16,9 +18,7 @@ pub fn memory(grid: &Grid) -> Option<Figure> {
         Some(range) => format!("Measured peaks of the largest rank: {range}."),
         None => "Nothing was measured; the plan's peaks of the largest rank are shown.".to_string(),
     };
-    if let Some(words) = largest_category(&rows) {
-        caption += &words;
-    }
+    caption += &largest_category(&rows).unwrap_or_default();
     caption += &capacity(&rows);
     caption += " Measured bars are the categories at the moment their sum peaks, so they add up to the peak.";
     if has_plan {
@@ -55,13 +55,12 @@ fn row(cell: &Cell) -> Option<StackRow> {
     Some(StackRow { label: cell.label.clone(), parts, limit: capacity_of(cell), is_plan, record: id(cell) })
 }
 
-/// What a rank may use: of the configuration, or of the estimate.
+/// What a rank may use, by the configuration or else the estimate.
 fn capacity_of(cell: &Cell) -> Option<f64> {
     let record = cell.record();
-    let number =
-        |value: Option<&serde_json::Value>| value.and_then(serde_json::Value::as_u64).filter(|bytes| *bytes > 0);
-    let stated = number(record.setting("memory.capacity")).or_else(|| number(record.estimate.get("capacity_bytes")));
-    stated.map(|bytes| bytes as f64)
+    let stated = [record.setting("memory.capacity"), record.estimate.get("capacity_bytes")];
+    let bytes = stated.into_iter().flatten().filter_map(Value::as_u64).find(|bytes| *bytes > 0);
+    bytes.map(|bytes| bytes as f64)
 }
 
 fn largest_category(rows: &[StackRow]) -> Option<String> {
@@ -85,12 +84,12 @@ fn capacity(rows: &[StackRow]) -> String {
         return " No capacity is stated.".to_string();
     };
     let above = rows.iter().filter(|row| row.limit.is_some_and(|limit| row.sum() > limit)).count();
-    let over = match above {
+    let verdict = match above {
         0 => "every bar ends below its own".to_string(),
         count => format!("{} beyond", units::plural(count, "bar goes", "bars go")),
     };
     match limits.iter().any(|limit| crate::plot::is_near(*limit, largest)) {
-        true => format!(" Capacity of a rank (black line): {range}; {over}."),
+        true => format!(" Capacity of a rank (black line): {range}; {verdict}."),
         false => format!(" Capacity of a rank: {range}, far right of the drawing."),
     }
 }

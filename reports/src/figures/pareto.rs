@@ -1,12 +1,13 @@
-//! Speed against memory: which cells are beaten in both.
+//! Speed against memory: which cells are worse than another in both.
 
-use super::{figure, id, named};
-use crate::document::{Column, Entry, Table};
+use super::{NAMED, figure, id};
+use crate::document::{Entry, Table};
 use crate::grid::{Cell, Grid};
-use crate::plot::{Axis, Cloud, Dot, Figure, MOST_LINES, Plot, Scatter, Unit, drawable};
+use crate::phrase::first_names;
+use crate::plot::{Axis, Cloud, Dot, Figure, Plot, Scatter, Unit, add_dot, drawable};
 use crate::units;
 
-/// So many points are drawn; the best of both are always among them.
+/// Points that are drawn at most; the best are always among them.
 const MOST_DOTS: usize = 200;
 
 /// A cell with both numbers.
@@ -27,7 +28,7 @@ fn points<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Point<'g, 'a>> {
     all.into_iter().filter(|point| !(has_full && point.cell.has_adapter())).collect()
 }
 
-/// Which of these points no other beats: places, memory ascending. Of equal points the first.
+/// The points that no other beats: their places, memory ascending. Of equal points the first.
 fn best(points: &[Point]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..points.len()).collect();
     order.sort_by(|&a, &b| {
@@ -42,7 +43,7 @@ fn best(points: &[Point]) -> Vec<usize> {
     front
 }
 
-/// For a point that is beaten: the fastest of the best that needs no more memory.
+/// For a point that is beaten: the fastest of the best points that need no more memory.
 fn beaten_by<'p, 'g, 'a>(points: &'p [Point<'g, 'a>], front: &[usize], point: &Point) -> Option<&'p Point<'g, 'a>> {
     // Memory ascends along the front, and so does speed: the last that needs no more is the fastest such.
     let count = front.partition_point(|&place| points[place].bytes <= point.bytes);
@@ -83,15 +84,7 @@ pub fn pareto(grid: &Grid) -> Option<Figure> {
             record: id(point.cell),
         };
         let strategy = point.cell.strategy();
-        let strategy = if strategy.is_empty() { "cells" } else { strategy };
-        let full = clouds.len() >= MOST_LINES;
-        match clouds.iter_mut().find(|cloud| cloud.label == strategy || (full && cloud.label == "others")) {
-            Some(cloud) => cloud.dots.push(dot),
-            None => {
-                let label = if clouds.len() + 1 == MOST_LINES { "others" } else { strategy };
-                clouds.push(Cloud { label: label.to_string(), dots: vec![dot] });
-            }
-        }
+        add_dot(&mut clouds, if strategy.is_empty() { "cells" } else { strategy }, dot);
     }
     let corners = front.iter().map(|&place| (points[place].bytes, points[place].speed)).collect();
     let names = |place: &usize| {
@@ -106,7 +99,7 @@ pub fn pareto(grid: &Grid) -> Option<Figure> {
             1 => "One cell is beaten by no other in speed and memory together".to_string(),
             count => format!("{count} cells are beaten by no other in speed and memory together"),
         },
-        named(&names)
+        first_names(&names, NAMED)
     );
     caption += &match beaten {
         0 => String::new(),
@@ -120,60 +113,41 @@ pub fn pareto(grid: &Grid) -> Option<Figure> {
     if shown < points.len() {
         caption += &format!(" Drawn are the best and the {shown} fastest of {} cells.", points.len());
     }
-    let plot = Plot::Scatter(Scatter {
-        x: Axis::linear("peak memory of the largest rank", Unit::Memory),
-        y: Axis::linear("tokens per second, all ranks", Unit::TokensPerSecond),
-        clouds,
-        diagonal: false,
-        close: false,
-        front: corners,
-        limit: None,
-    });
+    let x = Axis::linear("peak memory of the largest rank", Unit::Memory);
+    let y = Axis::linear("tokens per second, all ranks", Unit::TokensPerSecond);
+    let plot = Plot::Scatter(Scatter { front: corners, ..Scatter::new(x, y, clouds) });
     let cells: Vec<&Cell> = points.iter().map(|point| point.cell).collect();
     Some(figure("pareto", "Speed against memory", caption, plot, &cells))
 }
 
-/// Why a cell is not among the best of both, in words.
+/// The cells that are not among the best, and which other cell beats each.
 pub fn dominated(grid: &Grid) -> Option<Table> {
     let points = points(grid);
     if points.len() < 3 {
         return None;
     }
     let front = best(&points);
-    let columns = vec![
-        Column::words("cell"),
-        Column::words("beaten by"),
-        Column::numbers("tokens/s against it", "relative"),
-        Column::numbers("memory against it", "relative"),
-        Column::words("so"),
-        Column::words("record"),
-        Column::words("beaten by record").for_machines(),
-    ];
-    let mut table = Table::new("beaten in speed and memory", columns)
-        .caption("Cells that are no faster than another that needs no more memory. Medians; where the 95 % intervals overlap the data do not say that the other is faster.");
-    for point in &points {
-        let Some(better) = beaten_by(&points, &front, point) else { continue };
-        let overlap = match (point.cell.speed, better.cell.speed) {
-            (Some(own), Some(other)) => own.overlaps(&other),
-            _ => true,
-        };
-        let more = point.bytes > better.bytes;
-        let so = match (overlap, more) {
+    let beaten: Vec<_> = points.iter().filter_map(|point| Some((point, beaten_by(&points, &front, point)?))).collect();
+    let relative = |own: f64, other: f64| Entry::maybe(Some(own / other - 1.0), units::change);
+    let mut table = Table::of("beaten in speed and memory", &beaten);
+    table.words("cell", |(point, _)| &point.cell.label);
+    table.words("beaten by", |(_, better)| &better.cell.label);
+    table.numbers("tokens/s against it", "relative", |(point, better)| relative(point.speed, better.speed));
+    table.numbers("memory against it", "relative", |(point, better)| relative(point.bytes, better.bytes));
+    table.words("so", |(point, better)| {
+        let intervals = point.cell.speed.zip(better.cell.speed);
+        let overlap = intervals.is_none_or(|(own, other)| own.overlaps(&other));
+        match (overlap, point.bytes > better.bytes) {
             (true, true) => "more memory; no difference in speed is shown",
             (true, false) => "same memory; no difference in speed is shown",
             (false, true) => "slower and more memory",
             (false, false) => "slower with the same memory",
-        };
-        let relative = |own: f64, other: f64| Entry::maybe(Some(own / other - 1.0), units::change);
-        table.row(vec![
-            Entry::words(&point.cell.label),
-            Entry::words(&better.cell.label),
-            relative(point.speed, better.speed),
-            relative(point.bytes, better.bytes),
-            Entry::words(so),
-            Entry::words(grid.short_id(&point.cell.record().id)),
-            Entry::words(&better.cell.record().id),
-        ]);
-    }
-    (!table.rows.is_empty()).then_some(table)
+        }
+    });
+    table.words("record", |(point, _)| grid.short_id(&point.cell.record().id));
+    table.words("beaten by record", |(_, better)| &better.cell.record().id).for_machines = true;
+    table
+        .build()
+        .caption("Cells that are no faster than another that needs no more memory. Medians; where the 95 % intervals overlap the data do not say that the other is faster.")
+        .non_empty()
 }

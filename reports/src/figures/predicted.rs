@@ -1,4 +1,4 @@
-//! What the plan said against what was measured.
+//! Predictions against measurements.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use crate::plot::{Axis, Cloud, Dot, Figure, MOST_LINES, Plot, Scatter, Unit, dra
 use crate::record::Category;
 use crate::units;
 
-/// So many points of one kind are drawn; those farthest from the plan first.
+/// Points of one kind at most; those farthest from the prediction first.
 const MOST_DOTS: usize = 100;
 
 /// A number that was predicted and measured.
@@ -27,16 +27,11 @@ impl Pair<'_, '_> {
 
 /// Peak memory by category.
 pub fn predicted_memory(grid: &Grid) -> Option<Figure> {
-    let of_cell = |cell| {
-        Category::ALL.into_iter().filter_map(move |category| {
-            pair(
-                cell,
-                category.name(),
-                cell.category_prediction(category)? as f64,
-                cell.category_peak(category)? as f64,
-            )
-        })
+    let of_category = |cell, category: Category| {
+        let (predicted, measured) = (Cell::category_prediction(cell, category)?, cell.category_peak(category)?);
+        pair(cell, category.name(), predicted as f64, measured as f64)
     };
+    let of_cell = |cell| Category::ALL.into_iter().filter_map(move |category| of_category(cell, category));
     let pairs: Vec<Pair> = grid.measured().flat_map(of_cell).collect();
     let axes = ("predicted peak", "measured peak", Unit::Memory);
     let what = "peaks of categories (largest rank)";
@@ -46,7 +41,7 @@ pub fn predicted_memory(grid: &Grid) -> Option<Figure> {
 /// Bytes on the wire by collective.
 pub fn predicted_wire(grid: &Grid) -> Option<Figure> {
     let of_cell = |cell| {
-        let record = cell_record(cell);
+        let record = Cell::record(cell);
         let entries = record.communication.iter().filter(|_| !record.wire_is_planned());
         entries.filter_map(move |entry| pair(cell, &entry.kind, entry.predicted_wire_bytes?, entry.wire_bytes))
     };
@@ -58,23 +53,16 @@ pub fn predicted_wire(grid: &Grid) -> Option<Figure> {
 
 /// The time of a step, where the estimate has one.
 pub fn predicted_step(grid: &Grid) -> Option<Figure> {
-    let of_cell = |cell: &'_ Cell| {
-        let predicted = cell.record().estimate.get("step_ms").and_then(serde_json::Value::as_f64)?;
-        Some((predicted, cell.metric("step_ms_p50")?))
+    let of_cell = |cell| {
+        let predicted = Cell::record(cell).estimate.get("step_ms").and_then(serde_json::Value::as_f64)?;
+        pair(cell, "step", predicted, cell.metric("step_ms_p50")?)
     };
-    let pairs: Vec<Pair> = grid
-        .measured()
-        .filter_map(|cell| of_cell(cell).and_then(|(plan, real)| pair(cell, "step", plan, real)))
-        .collect();
+    let pairs: Vec<Pair> = grid.measured().filter_map(of_cell).collect();
     let axes = ("predicted time of a step", "measured median of a step", Unit::Milliseconds);
     against_plan("step-plan", "Time of a step: predicted against measured", "step times (median)", axes, pairs)
 }
 
-fn cell_record<'a>(cell: &Cell<'a>) -> &'a crate::record::Record {
-    cell.record()
-}
-
-/// Nothing where one of the numbers cannot stand on a logarithmic axis.
+/// `None` where one of the numbers cannot be drawn on a logarithmic axis.
 fn pair<'g, 'a>(cell: &'g Cell<'a>, kind: &str, predicted: f64, measured: f64) -> Option<Pair<'g, 'a>> {
     let (predicted, measured) = (drawable(predicted)?, drawable(measured)?);
     (predicted > 0.0 && measured > 0.0).then(|| Pair { kind: kind.to_string(), cell, predicted, measured })
@@ -90,23 +78,16 @@ fn against_plan(
     let all = pairs.len();
     let equal = pairs.iter().filter(|pair| pair.predicted == pair.measured).count();
     let worst = pairs.iter().max_by(|a, b| a.error().abs().total_cmp(&b.error().abs()))?;
+    let (cell, error) = (&worst.cell.label, units::change(worst.error()));
     let mut caption = match all - equal {
+        _ if unit == Unit::Milliseconds => format!("Farthest off of {all} {what}: {cell}, {error} against the plan."),
         0 if all == 2 => format!("Both {what} are equal to the plan's, to the byte."),
         0 => format!("All {all} {what} are equal to the plan's, to the byte."),
         _ => format!(
-            "{equal} of {all} {what} are equal to the plan's. Farthest off: {} of {}, {} against the plan.",
-            worst.kind,
-            worst.cell.label,
-            units::change(worst.error())
+            "{equal} of {all} {what} are equal to the plan's. Farthest off: {} of {cell}, {error} against the plan.",
+            worst.kind
         ),
     };
-    if unit == Unit::Milliseconds {
-        caption = format!(
-            "Farthest off of {all} {what}: {}, {} against the plan.",
-            worst.cell.label,
-            units::change(worst.error())
-        );
-    }
     caption +=
         " On the dashed line both are equal; above it more was measured than predicted. Both axes are logarithmic.";
     pairs.sort_by(|a, b| b.error().abs().total_cmp(&a.error().abs()));
@@ -145,14 +126,7 @@ fn against_plan(
     if too_many {
         caption += &format!(" Drawn are up to {MOST_DOTS} of each kind, those farthest off first.");
     }
-    let plot = Plot::Scatter(Scatter {
-        x: Axis::logarithmic(x, unit),
-        y: Axis::logarithmic(y, unit),
-        clouds,
-        diagonal: true,
-        close: false,
-        front: Vec::new(),
-        limit: None,
-    });
+    let (x, y) = (Axis::logarithmic(x, unit), Axis::logarithmic(y, unit));
+    let plot = Plot::Scatter(Scatter { diagonal: true, ..Scatter::new(x, y, clouds) });
     Some(figure(name, title, caption, plot, &cells))
 }

@@ -1,17 +1,20 @@
-//! How fast cells are: tokens per second, model FLOPs utilisation, and how step times are spread.
+//! The speed of cells: tokens per second, model FLOPs utilisation, and the distribution of step times.
 
-use super::{chosen, figure, id, named, tone};
+use super::{NAMED, chosen, figure, id, tone};
+use crate::document::Tone;
+use crate::gather::extent;
 use crate::grid::{Cell, Grid};
+use crate::phrase::first_names;
 use crate::plot::{Axis, Figure, IntervalRow, Intervals, Plot, SpreadRow, Spreads, Unit, drawable};
-use crate::stats::percentile_of_sorted;
-use crate::stats::{self, Interval};
+use crate::record::Record;
+use crate::stats::{self, Interval, percentile_of_sorted};
 use crate::units;
 
-/// Single values drawn in all rows of a plot together.
+/// Single values that are drawn in all rows of a plot together.
 const VALUES: usize = 640;
 
 fn row(cell: &Cell, value: Interval) -> Option<IntervalRow> {
-    // One trial has no limits: its mark has no line.
+    // One trial has no limits, so its mark has no line.
     let (low, high) = if value.is_bounded() { (value.low, value.high) } else { (value.mid, value.mid) };
     Some(IntervalRow {
         label: cell.label.clone(),
@@ -23,9 +26,8 @@ fn row(cell: &Cell, value: Interval) -> Option<IntervalRow> {
     })
 }
 
-/// What intervals mean, and what hollow and crossed-out marks do.
+/// The meaning of intervals, and of hollow and crossed-out marks.
 fn how_to_read(rows: &[IntervalRow]) -> String {
-    use crate::document::Tone;
     let mut text = " Lines are 95 % intervals over trials; one trial has none.".to_string();
     if rows.iter().any(|row| row.tone == Tone::Warning) {
         text += " Hollow: not ranked, for the reason in the table.";
@@ -44,17 +46,16 @@ pub fn tokens_per_second(grid: &Grid) -> Option<Figure> {
     let said = match rows.len() {
         1 => format!("{}: {} tokens/s.", first.label, units::number(first.mid)),
         count => {
-            let fastest: Vec<String> = grid
-                .ranked()
-                .filter(|cell| cell.place.is_some_and(|place| place.rank == 1))
-                .map(|cell| cell.label.clone())
-                .collect();
-            let who = match fastest.len() {
-                0 => "No cell is ranked".to_string(),
-                1 => format!("Fastest: {}", fastest[0]),
-                _ => format!("May be the fastest: {}", named(&fastest)),
+            let is_first = |cell: &&Cell| cell.place.is_some_and(|place| place.rank == 1);
+            let fastest: Vec<&str> = grid.ranked().filter(is_first).map(|cell| cell.label.as_str()).collect();
+            let who = match &fastest[..] {
+                [] => "No cell is ranked".to_string(),
+                [only] => format!("Fastest: {only}"),
+                several => format!("May be the fastest: {}", first_names(several, NAMED)),
             };
-            format!("{who}; medians of {count} cells go from {} to {} tokens/s.", least(&rows), most(&rows))
+            let (low, high) = extent(rows.iter().map(|row| row.mid))?;
+            let [low, high] = [low, high].map(units::number);
+            format!("{who}; medians of {count} cells go from {low} to {high} tokens/s.")
         }
     };
     let caption =
@@ -62,14 +63,6 @@ pub fn tokens_per_second(grid: &Grid) -> Option<Figure> {
     let plot =
         Plot::Intervals(Intervals { axis: Axis::linear("tokens per second, all ranks", Unit::TokensPerSecond), rows });
     Some(figure("speed", "Tokens per second", caption, plot, &cells))
-}
-
-fn least(rows: &[IntervalRow]) -> String {
-    units::number(rows.iter().map(|row| row.mid).fold(f64::INFINITY, f64::min))
-}
-
-fn most(rows: &[IntervalRow]) -> String {
-    units::number(rows.iter().map(|row| row.mid).fold(f64::NEG_INFINITY, f64::max))
 }
 
 /// Model FLOPs utilisation by cell, with the interval that its step times give.
@@ -103,28 +96,24 @@ pub fn mfu(grid: &Grid) -> Option<Figure> {
     Some(figure("mfu", "Model FLOPs utilisation", caption, plot, &cells))
 }
 
-/// A trial states its mean; with its step times that is the work of a step, and the interval follows as that of speed does.
+/// A trial states its mean. Its step times then give the work of a step, and the interval is made as that of the speed.
 fn utilisation(cell: &Cell) -> Option<Interval> {
     if cell.used.iter().any(|record| record.taken_turns().is_some()) {
-        // Generations are not trials of their own: the machine was as fast as it was in each.
+        // Generations are not independent trials: the speed of the machine differs between them.
         return cell.metric("mfu").map(|mid| Interval { low: 0.0, mid, high: f64::INFINITY });
     }
-    let trials: Vec<Vec<(f64, f64)>> = cell
-        .used
-        .iter()
-        .filter_map(|record| {
-            let mfu = record.metrics.number("mfu")?;
-            let times: Vec<f64> = record.timed_steps().map(|step| step.ms).collect();
-            Some(match stats::mean(&times) {
-                Some(mean) => times.iter().map(|ms| (mfu * mean, *ms)).collect(),
-                None => vec![(mfu, 1.0)],
-            })
+    let trial = |record: &&Record| {
+        let mfu = record.metrics.number("mfu")?;
+        let times: Vec<f64> = record.timed_steps().map(|step| step.ms).collect();
+        Some(match stats::mean(&times) {
+            Some(mean) => times.iter().map(|ms| (mfu * mean, *ms)).collect(),
+            None => vec![(mfu, 1.0)],
         })
-        .collect();
-    stats::rate(&trials)
+    };
+    stats::rate(&cell.used.iter().filter_map(trial).collect::<Vec<_>>())
 }
 
-/// How the times of timed steps are spread.
+/// The distribution of the times of timed steps.
 pub fn spread(grid: &Grid) -> Option<Figure> {
     let times = |cell: &Cell| -> Vec<f64> {
         let all = cell.used.iter().flat_map(|record| record.timed_steps()).filter_map(|step| drawable(step.ms));
@@ -139,18 +128,14 @@ pub fn spread(grid: &Grid) -> Option<Figure> {
     let mut rows = Vec::new();
     for cell in &cells {
         let times = times(cell);
-        let Some(&[p5, p25, p50, p75, p95]) = [5.0, 25.0, 50.0, 75.0, 95.0]
-            .iter()
-            .map(|percent| percentile_of_sorted(&times, *percent))
-            .collect::<Option<Vec<f64>>>()
-            .as_deref()
-        else {
+        if times.is_empty() {
             continue;
-        };
+        }
         thinned |= times.len() > each;
         rows.push(SpreadRow {
             label: cell.label.clone(),
-            percentiles: [p5, p25, p50, p75, p95],
+            percentiles: [5.0, 25.0, 50.0, 75.0, 95.0]
+                .map(|percent| percentile_of_sorted(&times, percent).unwrap_or(f64::NAN)),
             count: times.len(),
             values: thin(&times, each),
             record: id(cell),
@@ -176,7 +161,7 @@ pub fn spread(grid: &Grid) -> Option<Figure> {
     Some(figure("steps", "How step times are spread", caption, plot, &cells))
 }
 
-/// So many of these values, equally far apart in their order, the first and the last among them.
+/// At most so many of these values, at equal distances in their order, the first and the last among them.
 fn thin(sorted: &[f64], most: usize) -> Vec<f64> {
     match sorted.len() <= most || most < 2 {
         true => sorted.to_vec(),

@@ -1,28 +1,20 @@
 //! Where the time of a step goes.
 
-use super::{chosen, figure, id, named};
+use super::{NAMED, chosen, figure, id};
+use crate::gather::distinct;
 use crate::grid::{Cell, Grid};
+use crate::phrase::first_names;
 use crate::plot::{Axis, Figure, Panel, Plot, StackRow, Stacks, Unit, Waterfalls, drawable};
 use crate::units;
 
-/// So many waterfalls are drawn.
+/// Waterfalls that are drawn at most.
 const PANELS: usize = 4;
 
 /// The spans in which some measured cell spends time, in the order of the records, and those in which none does.
 fn spans<'a>(grid: &Grid<'a>) -> (Vec<&'a str>, Vec<&'a str>) {
-    let mut names: Vec<&str> = Vec::new();
-    let mut used: Vec<&str> = Vec::new();
-    for record in grid.measured().flat_map(|cell| &cell.used) {
-        for (name, value) in record.time.iter() {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-            if value.is_some_and(|ms| ms > 0.0) && !used.contains(&name) {
-                used.push(name);
-            }
-        }
-    }
-    names.into_iter().partition(|name| used.contains(name))
+    let all = || grid.measured().flat_map(|cell| &cell.used).flat_map(|record| record.time.iter());
+    let used = distinct(all().filter(|(_, ms)| ms.is_some_and(|ms| ms > 0.0)).map(|(name, _)| name));
+    distinct(all().map(|(name, _)| name)).into_iter().partition(|name| used.contains(name))
 }
 
 fn lengths(cell: &Cell, names: &[&str]) -> Vec<f64> {
@@ -69,7 +61,7 @@ pub fn time(grid: &Grid) -> Option<Figure> {
     Some(figure("time", "Where the time of a step goes", caption, plot, &cells))
 }
 
-/// The share of the step that exposed communication takes, least and most.
+/// The share of the step that exposed communication takes: the least and the greatest.
 fn exposed(names: &[&str], rows: &[StackRow]) -> String {
     let share = |row: &StackRow| {
         let exposed: f64 =
@@ -97,7 +89,7 @@ pub fn waterfall(grid: &Grid) -> Option<Figure> {
     let (names, empty) = spans(grid);
     let has = |cell: &&Cell| lengths(cell, &names).iter().any(|ms| *ms > 0.0);
     let mut cells: Vec<&Cell> = Vec::new();
-    // Full fine-tunes speak for their strategy where there are some: an adapter run is other work.
+    // A full fine-tune represents its strategy where there is one: an adapter run is other work.
     for adapters in [false, true] {
         for cell in grid.measured().filter(has).filter(|cell| cell.has_adapter() == adapters) {
             if !cells.iter().any(|other| other.strategy() == cell.strategy()) {
@@ -130,7 +122,7 @@ pub fn waterfall(grid: &Grid) -> Option<Figure> {
     let caption = format!(
         "The longest span of {}. Each bar begins where the one above it ends, and the last is the whole step: milliseconds of the slowest rank, \
          mean over steps and trials.{}{which}",
-        named(&most),
+        first_names(&most, NAMED),
         not_spent(&empty)
     );
     let plot = Plot::Waterfalls(Waterfalls { axis: Axis::linear("since the step began", Unit::Milliseconds), panels });

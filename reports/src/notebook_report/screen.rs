@@ -86,7 +86,7 @@ fn loss(record: &Record) -> String {
     if parity.verdict != Verdict::None {
         text += &format!(", {}", parity.verdict.words());
     }
-    let caption = crate::figures::course(record).map(|figure| figure.caption).unwrap_or_default();
+    let caption = crate::figures::run_loss(record).map(|figure| figure.caption).unwrap_or_default();
     if let Some(place) = caption.find("On held-out data") {
         text += &format!(". {}", &caption[place..]);
     }

@@ -1,7 +1,7 @@
-//! Plots without a format: what is to be seen, its axes with units, and the records it is made from.
+//! Plots without a format: data, axes with units, and the records behind them.
 //!
-//! A [`Figure`] is data. [`svg`] draws it; [`Figure::data`] is the same numbers as a table, for CSV and for whoever cannot
-//! see. Kinds are few and named by what they show of data, not by what they are about: the module `figures` says that.
+//! [`svg`] draws a [`Figure`]; [`Figure::data`] has the same numbers as a table, for CSV and for readers who cannot see. The few kinds
+//! of plots are named by the form of their data; the module `figures` makes them of what is measured.
 
 mod data;
 mod plane;
@@ -15,32 +15,35 @@ use crate::table::Tone;
 use crate::units;
 pub(crate) use rows::is_near;
 
-/// A plot with the words that belong to it.
+/// A plot with its title and caption.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
     /// Short name of lower-case letters and dashes, for machines and file names: `speed`, `memory`.
     pub name: String,
     /// What it shows.
     pub title: String,
-    /// What is seen, in words, with unit and convention: whoever reads it alone knows the result.
+    /// The result in words, with units and conventions, for those who read nothing else.
     pub caption: String,
-    /// The marks.
+    /// The plot itself.
     pub plot: Plot,
     /// Ids of the records it is made from.
     pub records: Vec<String>,
 }
 
 impl Figure {
+    /// A figure of these parts.
+    pub fn new(name: &str, title: &str, caption: impl Into<String>, plot: Plot, records: Vec<String>) -> Self {
+        Self { name: name.to_string(), title: title.to_string(), caption: caption.into(), plot, records }
+    }
+
     /// `Made from records a, b.`, with their ids where they are few.
     pub fn made_from(&self) -> String {
         const SHOWN: usize = 8;
-        let ids = &self.records;
-        match ids.len() {
-            0 => String::new(),
-            count if count <= SHOWN => {
-                format!("Made from {} {}.", if count == 1 { "record" } else { "records" }, ids.join(", "))
-            }
-            count => format!("Made from {}, listed under Repeating this.", units::plural(count, "record", "records")),
+        match &self.records[..] {
+            [] => String::new(),
+            [id] => format!("Made from record {id}."),
+            ids if ids.len() <= SHOWN => format!("Made from records {}.", ids.join(", ")),
+            ids => format!("Made from {}, listed under Repeating this.", units::plural(ids.len(), "record", "records")),
         }
     }
 }
@@ -59,7 +62,7 @@ pub enum Plot {
     Lines(Lines),
     /// Points of two numbers.
     Scatter(Scatter),
-    /// How values are spread, for each row.
+    /// The distribution of values, for each row.
     Spreads(Spreads),
 }
 
@@ -143,7 +146,7 @@ pub struct IntervalRow {
     pub mid: f64,
     /// Upper end.
     pub high: f64,
-    /// How it is to be taken: good ones stand out, warnings are hollow, struck ones crossed out.
+    /// How to read it: good ones stand out, warnings are hollow, struck ones crossed out.
     pub tone: Tone,
     /// Id of a record of the cell.
     pub record: String,
@@ -156,9 +159,9 @@ pub struct Stacks {
     pub axis: Axis,
     /// Names of the parts.
     pub series: Vec<String>,
-    /// What the limit is called; empty where there is none.
+    /// The limit's name in the legend; empty where there is none.
     pub limit: String,
-    /// What a row that was not measured is called in the legend.
+    /// The name of rows that were not measured in the legend.
     pub planned: String,
     /// The rows, the first on top.
     pub rows: Vec<StackRow>,
@@ -173,14 +176,14 @@ pub struct StackRow {
     pub parts: Vec<f64>,
     /// What the sum must not exceed.
     pub limit: Option<f64>,
-    /// Not measured but planned: drawn pale.
+    /// Whether it is planned and not measured: drawn pale.
     pub is_plan: bool,
     /// Id of a record of the cell.
     pub record: String,
 }
 
 impl StackRow {
-    /// All parts together.
+    /// The sum of its parts.
     pub fn sum(&self) -> f64 {
         self.parts.iter().sum()
     }
@@ -209,9 +212,9 @@ pub struct Panel {
 /// Curves over common axes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Lines {
-    /// Across.
+    /// The horizontal axis.
     pub x: Axis,
-    /// Up.
+    /// The vertical axis.
     pub y: Axis,
     /// The curves; the first is drawn below the others.
     pub lines: Vec<Line>,
@@ -231,21 +234,28 @@ pub struct Line {
 /// Points of two numbers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scatter {
-    /// Across.
+    /// The horizontal axis.
     pub x: Axis,
-    /// Up.
+    /// The vertical axis.
     pub y: Axis,
     /// Points of one kind together.
     pub clouds: Vec<Cloud>,
     /// Whether the line of equal numbers is drawn.
     pub diagonal: bool,
-    /// Whether the axes hold the points closely: intervals that reach much farther are cut at the edge.
+    /// Whether the axes fit the points closely: intervals that reach much farther are cut at the edge.
     pub close: bool,
     /// Corners of a line drawn through the best points, x ascending; may be empty.
     pub front: Vec<(f64, f64)>,
-    /// A capacity across: drawn as a line unless it is far from all points.
+    /// A capacity on the horizontal axis: drawn as a line unless it is far from all points.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<f64>,
+}
+
+impl Scatter {
+    /// Points over these axes, without lines.
+    pub fn new(x: Axis, y: Axis, clouds: Vec<Cloud>) -> Self {
+        Self { x, y, clouds, diagonal: false, close: false, front: Vec::new(), limit: None }
+    }
 }
 
 /// Points of one kind.
@@ -257,24 +267,36 @@ pub struct Cloud {
     pub dots: Vec<Dot>,
 }
 
+/// Adds a point to the cloud of this name. Beyond [`MOST_LINES`] clouds the last one, `others`, takes all further kinds.
+pub(crate) fn add_dot(clouds: &mut Vec<Cloud>, name: &str, dot: Dot) {
+    let is_full = clouds.len() >= MOST_LINES;
+    match clouds.iter_mut().find(|cloud| cloud.label == name || (is_full && cloud.label == "others")) {
+        Some(cloud) => cloud.dots.push(dot),
+        None => {
+            let label = if clouds.len() + 1 == MOST_LINES { "others" } else { name };
+            clouds.push(Cloud { label: label.to_string(), dots: vec![dot] });
+        }
+    }
+}
+
 /// One point.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Dot {
-    /// Across.
+    /// Horizontal place.
     pub x: f64,
-    /// Up.
+    /// Vertical place.
     pub y: f64,
     /// The interval of `y`.
     pub limits: Option<(f64, f64)>,
     /// Name of the cell.
     pub label: String,
-    /// Drawn full, with its name beside it.
+    /// Whether it is emphasized, with its name beside it.
     pub stands_out: bool,
     /// Id of a record of the cell.
     pub record: String,
 }
 
-/// How values are spread, for each row.
+/// The distribution of values, for each row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Spreads {
     /// The axis of the values.
@@ -290,26 +312,26 @@ pub struct SpreadRow {
     pub label: String,
     /// Percentiles 5, 25, 50, 75 and 95.
     pub percentiles: [f64; 5],
-    /// How many values these are of.
+    /// Number of values.
     pub count: usize,
-    /// Values to be drawn one by one: all, or those that the caption says.
+    /// Values that are drawn one by one: all, or those that the caption says.
     pub values: Vec<f64>,
     /// Id of a record of the cell.
     pub record: String,
 }
 
-/// So many rows a plot has at most: more cannot be read, and a report says which ones are shown.
+/// Rows of a plot at most: more cannot be read, and a report says which ones are shown.
 pub const MOST_ROWS: usize = 32;
-/// So many points a curve has at most; of longer ones the caption says how points were chosen.
+/// Points of a curve at most; of longer ones the caption says how points were chosen.
 pub const MOST_POINTS: usize = 400;
-/// So many curves can be told apart by colour and shape.
+/// Curves of a plot at most: so many can be distinguished by colour and shape.
 pub const MOST_LINES: usize = 10;
 
 /// The title of axes of steps.
 pub(crate) const STEP: &str = "step";
 
-/// A number that can be drawn: finite, and small enough that differences and products are too. What is nearer to zero than
-/// anything that is measured is zero.
+/// The number if it can be drawn: finite, and small enough that differences and products are finite, too. Numbers closer to zero than
+/// any measured one become zero.
 pub fn drawable(value: f64) -> Option<f64> {
     let value = if value.abs() < 1e-24 { 0.0 } else { value };
     (value.is_finite() && value.abs() < 1e24).then_some(value)

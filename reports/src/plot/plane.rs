@@ -3,9 +3,10 @@
 use std::fmt::Write;
 
 use super::rows::of_record;
-use super::scale::{Range, Scale, brief, spoken};
+use super::scale::{Range, Scale, brief, with_unit};
 use super::svg::{Anchor, Canvas, breadth, shortened};
 use super::{Axis, Dot, Lines, Scatter, drawable};
+use crate::gather::extent;
 
 /// Two axes with their grid.
 struct Plane {
@@ -17,7 +18,7 @@ struct Plane {
     bottom: f64,
 }
 
-fn plane(
+fn draw_axes(
     canvas: &mut Canvas,
     axes: (&Axis, &Axis),
     values: (Vec<f64>, Vec<f64>),
@@ -42,7 +43,7 @@ fn plane(
         canvas.line((place, top), (place, bottom), "g");
         let half = breadth(text) / 2.0;
         let middle = place.min(canvas.width - half - 2.0);
-        // A text that would run into the one before is left out; its line stays.
+        // A text that would overlap the one before is left out; its line stays.
         if middle - half >= free_from {
             canvas.text(middle, bottom + 16.0, Anchor::Middle, "m", text);
             free_from = middle + half + 6.0;
@@ -56,9 +57,9 @@ fn plane(
     Plane { x, y, left, right, top, bottom }
 }
 
-/// Curves with marks where points are few.
+/// Curves; with marks if they have few points.
 pub fn lines(canvas: &mut Canvas, plot: &Lines) {
-    let names: Vec<String> = plot.lines.iter().map(|line| line.label.clone()).collect();
+    let names: Vec<&str> = plot.lines.iter().map(|line| line.label.as_str()).collect();
     let top = canvas.legend(4.0, &names, |canvas, place, x, y| {
         canvas.line((x - 8.0, y), (x + 8.0, y), &line_class(place));
         canvas.mark(x, y, place, &format!("f{}", place % 10));
@@ -67,15 +68,11 @@ pub fn lines(canvas: &mut Canvas, plot: &Lines) {
     let points = || plot.lines.iter().flat_map(|line| &line.points).filter(|point| usable(point));
     let values = (points().map(|point| point.0).collect(), points().map(|point| point.1).collect());
     let across = if plot.x.log { Range::Around } else { Range::Close };
-    let plane = plane(canvas, (&plot.x, &plot.y), values, (across, Range::Around), top);
+    let plane = draw_axes(canvas, (&plot.x, &plot.y), values, (across, Range::Around), top);
     for (place, line) in plot.lines.iter().enumerate() {
         canvas.begin(&format!("{}; records {}", line.label, first_ids(&line.records)));
-        let shown: Vec<(f64, f64)> = line
-            .points
-            .iter()
-            .filter(|point| usable(point))
-            .map(|(x, y)| (plane.x.place(*x), plane.y.place(*y)))
-            .collect();
+        let points = line.points.iter().filter(|point| usable(point));
+        let shown: Vec<(f64, f64)> = points.map(|(x, y)| (plane.x.place(*x), plane.y.place(*y))).collect();
         let mut path = String::new();
         for (number, (x, y)) in shown.iter().enumerate() {
             let _ = write!(path, "{}{x:.1} {y:.1}", if number == 0 { 'M' } else { 'L' });
@@ -90,7 +87,7 @@ pub fn lines(canvas: &mut Canvas, plot: &Lines) {
     }
 }
 
-/// The second half of the colours comes with dashes as well.
+/// The second half of the colours has dashes as well.
 fn line_class(place: usize) -> String {
     format!("l s{}{}", place % 10, if place % 10 >= 5 { " d" } else { "" })
 }
@@ -105,54 +102,52 @@ fn first_ids(ids: &[String]) -> String {
 
 /// Points of several kinds, the best joined by a stepped line, names beside those that stand out.
 pub fn scatter(canvas: &mut Canvas, plot: &Scatter) {
-    let mut names: Vec<String> = plot.clouds.iter().map(|cloud| cloud.label.clone()).collect();
+    let dots = || plot.clouds.iter().flat_map(|cloud| &cloud.dots);
+    let mut names: Vec<&str> = plot.clouds.iter().map(|cloud| cloud.label.as_str()).collect();
     let clouds = names.len();
-    names.extend((!plot.front.is_empty()).then(|| if plot.close { "frontier" } else { "best of both" }.to_string()));
-    names.extend(plot.diagonal.then(|| "as predicted".to_string()));
-    let most = plot.clouds.iter().flat_map(|cloud| &cloud.dots).map(|dot| dot.x).fold(0.0, f64::max);
+    names.extend((!plot.front.is_empty()).then_some(if plot.close { "frontier" } else { "best of both" }));
+    names.extend(plot.diagonal.then_some("as predicted"));
+    let most = dots().map(|dot| dot.x).fold(0.0, f64::max);
     let limit = plot.limit.filter(|limit| super::is_near(*limit, most) && drawable(*limit).is_some());
-    names.extend(limit.map(|_| "capacity".to_string()));
+    names.extend(limit.map(|_| "capacity"));
     let limit_place = limit.map(|_| names.len() - 1);
     let top = canvas.legend(4.0, &names, |canvas, place, x, y| match place {
         place if place < clouds => canvas.mark(x, y, place, &format!("f{}", place % 10)),
         place if Some(place) == limit_place => canvas.line((x, y - 6.0), (x, y + 6.0), "k w"),
         _ => canvas.line((x - 8.0, y), (x + 8.0, y), "a d"),
     });
-    let dots = || plot.clouds.iter().flat_map(|cloud| &cloud.dots);
     let mut xs: Vec<f64> = dots().map(|dot| dot.x).chain(limit).collect();
-    let mut ys: Vec<f64> =
-        dots().flat_map(|dot| [Some(dot.y), dot.limits.map(|l| l.0), dot.limits.map(|l| l.1)]).flatten().collect();
+    let mut ys: Vec<f64> = dots().map(|dot| dot.y).collect();
+    ys.extend(dots().filter_map(|dot| dot.limits).flat_map(|(low, high)| [low, high]));
     if plot.diagonal {
         // Both axes have one range, so that the line of equal numbers is a diagonal.
         xs.extend(ys.clone());
         ys = xs.clone();
     }
-    if plot.close {
-        // Half of the points' own range beside them is enough for intervals.
-        let (low, high) =
-            dots().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), dot| (low.min(dot.y), high.max(dot.y)));
+    if let Some((low, high)) = extent(dots().map(|dot| dot.y)).filter(|_| plot.close) {
+        // Beside the points, intervals get half of the points' own range.
         let room = ((high - low) / 2.0).max(0.05 * high.abs());
         ys.iter_mut().for_each(|y| *y = y.clamp(low - room, high + room));
     }
     let range = if plot.close { Range::Close } else { Range::Around };
-    let plane = plane(canvas, (&plot.x, &plot.y), (xs, ys), (range, range), top);
+    let plane = draw_axes(canvas, (&plot.x, &plot.y), (xs, ys), (range, range), top);
     if plot.diagonal {
         canvas.line((plane.left, plane.bottom), (plane.right, plane.top), "a d");
     }
-    front(canvas, plot, &plane);
+    draw_front(canvas, plot, &plane);
     if let Some(limit) = limit {
         let x = plane.x.place(limit);
         canvas.line((x, plane.top), (x, plane.bottom), "k w");
     }
     for (place, cloud) in plot.clouds.iter().enumerate() {
         for dot in &cloud.dots {
-            point(canvas, plot, &plane, place, dot);
+            draw_dot(canvas, plot, &plane, place, dot);
         }
     }
-    names_of(canvas, plot, &plane);
+    draw_names(canvas, plot, &plane);
 }
 
-fn front(canvas: &mut Canvas, plot: &Scatter, plane: &Plane) {
+fn draw_front(canvas: &mut Canvas, plot: &Scatter, plane: &Plane) {
     let mut path = String::new();
     for (x, y) in &plot.front {
         let (x, y) = (plane.x.place(*x), plane.y.place(*y));
@@ -167,7 +162,7 @@ fn front(canvas: &mut Canvas, plot: &Scatter, plane: &Plane) {
     }
 }
 
-fn point(canvas: &mut Canvas, plot: &Scatter, plane: &Plane, place: usize, dot: &Dot) {
+fn draw_dot(canvas: &mut Canvas, plot: &Scatter, plane: &Plane, place: usize, dot: &Dot) {
     let (x, y) = (plane.x.place(dot.x), plane.y.place(dot.y));
     let limits = dot
         .limits
@@ -176,9 +171,9 @@ fn point(canvas: &mut Canvas, plot: &Scatter, plane: &Plane, place: usize, dot: 
         "{}: {} {}, {} {}{limits}{}",
         dot.label,
         plot.x.title,
-        spoken(plot.x.unit, dot.x),
+        with_unit(plot.x.unit, dot.x),
         plot.y.title,
-        spoken(plot.y.unit, dot.y),
+        with_unit(plot.y.unit, dot.y),
         of_record(", record ", &dot.record)
     ));
     if let Some((low, high)) = dot.limits {
@@ -193,15 +188,14 @@ fn point(canvas: &mut Canvas, plot: &Scatter, plane: &Plane, place: usize, dot: 
     canvas.end();
 }
 
-/// Names beside the points that stand out, each where no other name is; one that finds no room is left out, and is in
-/// the caption.
-fn names_of(canvas: &mut Canvas, plot: &Scatter, plane: &Plane) {
-    let mut taken: Vec<(f64, f64, f64, f64)> = Vec::new();
-    for dot in plot.clouds.iter().flat_map(|cloud| &cloud.dots) {
-        let (x, y) = (plane.x.place(dot.x), plane.y.place(dot.y));
-        taken.push((x - 6.0, y - 6.0, x + 6.0, y + 6.0));
-    }
-    for dot in plot.clouds.iter().flat_map(|cloud| &cloud.dots).filter(|dot| dot.stands_out) {
+/// Names beside the points that stand out, each where no other name or point is. A name without room is left out; the caption has
+/// it.
+fn draw_names(canvas: &mut Canvas, plot: &Scatter, plane: &Plane) {
+    let dots = || plot.clouds.iter().flat_map(|cloud| &cloud.dots);
+    let around = |(x, y): (f64, f64)| (x - 6.0, y - 6.0, x + 6.0, y + 6.0);
+    let mut taken: Vec<(f64, f64, f64, f64)> =
+        dots().map(|dot| around((plane.x.place(dot.x), plane.y.place(dot.y)))).collect();
+    for dot in dots().filter(|dot| dot.stands_out) {
         let name = shortened(&dot.label, (plane.right - plane.left) * 0.6);
         let width = breadth(&name);
         let (x, y) = (plane.x.place(dot.x), plane.y.place(dot.y));

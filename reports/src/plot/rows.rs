@@ -1,40 +1,32 @@
 //! Plots with a row for each cell: intervals, stacks, spreads and waterfalls.
 
-use super::scale::{Range, Scale, brief, spoken};
+use super::scale::{Range, Scale, brief, with_unit};
 use super::svg::{Anchor, Canvas, Layout, breadth, shortened, two_lines};
-use super::{Axis, Intervals, SpreadRow, Spreads, StackRow, Stacks, Unit, Waterfalls};
+use super::{Axis, Intervals, Spreads, StackRow, Stacks, Unit, Waterfalls};
 use crate::table::Tone;
 
 /// Height of the band in which a row's marks are.
 const BAND: f64 = 16.0;
 const LINE: f64 = 14.0;
-/// Names wider than this are broken.
+/// Wider names take two lines.
 const WIDEST_NAME: f64 = 320.0;
-/// Numbers are never that wide, unless a record lies.
+/// Numbers are never wider than this, unless a record is wrong.
 const WIDEST_NUMBER: f64 = 110.0;
 
-/// Where the rows of a plot are.
-struct Frame {
-    scale: Scale,
-    /// Middle of each row's band.
-    middles: Vec<f64>,
-}
-
-/// What a frame is made for.
+/// Rows and their common axis.
 struct Rows<'p> {
     axis: &'p Axis,
     labels: Vec<&'p str>,
-    /// Numbers of each row, right of its marks, in columns.
+    /// Columns of numbers to the right of the marks, for each row.
     numbers: Vec<Vec<String>>,
-    /// What the axis must hold.
+    /// What the axis must contain.
     values: Vec<f64>,
     range: Range,
 }
 
-/// Names, numbers, axis and grid of rows below `top`.
-fn frame(canvas: &mut Canvas, rows: &Rows, layout: Layout, top: f64) -> Frame {
+/// Draws names, numbers, axis and grid of rows below `top`. Returns the scale and the middle of each row's band.
+fn draw_rows(canvas: &mut Canvas, rows: &Rows, layout: Layout, top: f64) -> (Scale, Vec<f64>) {
     let width = canvas.width;
-    let widest = |texts: &mut dyn Iterator<Item = &str>| texts.map(breadth).fold(0.0, f64::max);
     let columns = rows.numbers.iter().map(Vec::len).max().unwrap_or(0);
     let column = |place: usize| {
         let texts = rows.numbers.iter().filter_map(|numbers| numbers.get(place));
@@ -43,7 +35,7 @@ fn frame(canvas: &mut Canvas, rows: &Rows, layout: Layout, top: f64) -> Frame {
     let columns: Vec<f64> = (0..columns).map(column).collect();
     let numbers: f64 = columns.iter().sum();
     let room = match layout {
-        Layout::Wide => widest(&mut rows.labels.iter().copied()).min(WIDEST_NAME),
+        Layout::Wide => rows.labels.iter().map(|label| breadth(label)).fold(0.0, f64::max).min(WIDEST_NAME),
         Layout::Narrow => width - 12.0,
     };
     let left = if layout == Layout::Wide { room + 18.0 } else { 10.0 };
@@ -90,17 +82,17 @@ fn frame(canvas: &mut Canvas, rows: &Rows, layout: Layout, top: f64) -> Frame {
         }
     }
     canvas.height = bottom + 42.0;
-    Frame { scale, middles }
+    (scale, middles)
 }
 
 /// Lines at the ticks, their texts and the title of the axis below.
 fn grid(canvas: &mut Canvas, scale: &Scale, top: f64, bottom: f64) {
-    let ends = (scale.place(scale.low()), scale.place(scale.high()));
+    let ends = (scale.place(scale.low), scale.place(scale.high));
     for (value, text) in &scale.ticks {
         let x = scale.place(*value);
         canvas.line((x, top), (x, bottom), "g");
         let half = breadth(text) / 2.0;
-        // Texts at the ends stay inside of the drawing.
+        // Texts at the ends stay inside the drawing.
         let x = x.clamp(half + 2.0, (canvas.width - half - 2.0).max(half + 2.0));
         canvas.text(x, bottom + 16.0, Anchor::Middle, "m", text);
     }
@@ -113,20 +105,14 @@ fn grid(canvas: &mut Canvas, scale: &Scale, top: f64, bottom: f64) {
 
 /// A dot with a line from end to end of its interval.
 pub fn intervals(canvas: &mut Canvas, plot: &Intervals, layout: Layout) {
-    let has = |tone: Tone| plot.rows.iter().any(|row| row.tone == tone);
-    let mut legend = Vec::new();
-    for (tone, words) in [
+    let legend = [
         (Tone::Good, "first rank"),
         (Tone::Plain, "ranked"),
         (Tone::Warning, "not ranked"),
         (Tone::Struck, "not comparable"),
-    ] {
-        if has(tone) {
-            legend.push((tone, words.to_string()));
-        }
-    }
-    let tones: Vec<Tone> = legend.iter().map(|(tone, _)| *tone).collect();
-    let names: Vec<String> = legend.into_iter().map(|(_, words)| words).collect();
+    ];
+    let occurs = |(tone, _): &(Tone, &str)| plot.rows.iter().any(|row| row.tone == *tone);
+    let (tones, names): (Vec<Tone>, Vec<&str>) = legend.into_iter().filter(occurs).unzip();
     let top = match tones[..] {
         [] | [Tone::Plain] => 4.0,
         _ => canvas.legend(4.0, &names, |canvas, place, x, y| dot(canvas, x, y, tones[place])),
@@ -138,13 +124,13 @@ pub fn intervals(canvas: &mut Canvas, plot: &Intervals, layout: Layout) {
         values: plot.rows.iter().flat_map(|row| [row.low, row.mid, row.high]).collect(),
         range: Range::Around,
     };
-    let frame = frame(canvas, &rows, layout, top);
-    for (row, &y) in plot.rows.iter().zip(&frame.middles) {
-        let unit = plot.axis.unit;
+    let unit = plot.axis.unit;
+    let (scale, middles) = draw_rows(canvas, &rows, layout, top);
+    for (row, &y) in plot.rows.iter().zip(&middles) {
         canvas.begin(&format!(
             "{}: {} (95 % interval {} to {}), record {}",
             row.label,
-            spoken(unit, row.mid),
+            with_unit(unit, row.mid),
             brief(unit, row.low),
             brief(unit, row.high),
             row.record
@@ -154,12 +140,12 @@ pub fn intervals(canvas: &mut Canvas, plot: &Intervals, layout: Layout) {
             Tone::Plain => "s0 w",
             Tone::Warning | Tone::Struck => "s8 w",
         };
-        let (low, high) = (frame.scale.place(row.low), frame.scale.place(row.high));
+        let (low, high) = (scale.place(row.low), scale.place(row.high));
         canvas.line((low, y), (high, y), stroke);
         for end in [low, high] {
             canvas.line((end, y - 4.0), (end, y + 4.0), stroke);
         }
-        dot(canvas, frame.scale.place(row.mid), y, row.tone);
+        dot(canvas, scale.place(row.mid), y, row.tone);
         canvas.end();
     }
 }
@@ -180,12 +166,12 @@ fn dot(canvas: &mut Canvas, x: f64, y: f64, tone: Tone) {
 pub fn stacks(canvas: &mut Canvas, plot: &Stacks, layout: Layout) {
     let largest = plot.rows.iter().map(StackRow::sum).fold(0.0, f64::max);
     let limit = |row: &StackRow| row.limit.filter(|limit| is_near(*limit, largest));
-    let mut names = plot.series.clone();
+    let mut names: Vec<&str> = plot.series.iter().map(String::as_str).collect();
     let has_limit = plot.rows.iter().any(|row| limit(row).is_some());
     let has_plan = plot.rows.iter().any(|row| row.is_plan);
     let series = names.len();
-    names.extend(has_limit.then(|| plot.limit.clone()));
-    names.extend((has_plan && !plot.planned.is_empty()).then(|| plot.planned.clone()));
+    names.extend(has_limit.then_some(plot.limit.as_str()));
+    names.extend(Some(plot.planned.as_str()).filter(|planned| has_plan && !planned.is_empty()));
     let top = canvas.legend(4.0, &names, |canvas, place, x, y| {
         if place < series {
             canvas.rect(x - 6.0, y - 6.0, 12.0, 12.0, &format!("f{}", place % 10));
@@ -202,21 +188,21 @@ pub fn stacks(canvas: &mut Canvas, plot: &Stacks, layout: Layout) {
         values: plot.rows.iter().map(StackRow::sum).chain(plot.rows.iter().filter_map(limit)).collect(),
         range: Range::FromZero,
     };
-    let frame = frame(canvas, &rows, layout, top + 2.0);
-    for (row, &y) in plot.rows.iter().zip(&frame.middles) {
+    let (scale, middles) = draw_rows(canvas, &rows, layout, top + 2.0);
+    for (row, &y) in plot.rows.iter().zip(&middles) {
         let parts: Vec<String> = plot
             .series
             .iter()
             .zip(&row.parts)
             .filter(|(_, part)| **part > 0.0)
-            .map(|(name, part)| format!("{name} {}", spoken(plot.axis.unit, *part)))
+            .map(|(name, part)| format!("{name} {}", with_unit(plot.axis.unit, *part)))
             .collect();
-        let all = spoken(plot.axis.unit, row.sum());
+        let all = with_unit(plot.axis.unit, row.sum());
         let record = of_record("; record ", &row.record);
         canvas.begin(&format!("{}: {all}: {}{record}", row.label, parts.join(", ")));
         let mut sum = 0.0;
         for (place, part) in row.parts.iter().enumerate() {
-            let (from, to) = (frame.scale.place(sum), frame.scale.place(sum + part));
+            let (from, to) = (scale.place(sum), scale.place(sum + part));
             sum += part;
             // What is thinner than a tenth of a pixel cannot be seen.
             if to - from >= 0.1 {
@@ -225,14 +211,14 @@ pub fn stacks(canvas: &mut Canvas, plot: &Stacks, layout: Layout) {
             }
         }
         if let Some(limit) = limit(row) {
-            let x = frame.scale.place(limit);
+            let x = scale.place(limit);
             canvas.line((x, y - BAND / 2.0 - 2.0), (x, y + BAND / 2.0 + 2.0), "k w");
         }
         canvas.end();
     }
 }
 
-/// A record behind these words; nothing where there is none, as of what is planned.
+/// A record after these words; empty where there is none, as for planned cells.
 pub fn of_record(words: &str, record: &str) -> String {
     if record.is_empty() { String::new() } else { format!("{words}{record}") }
 }
@@ -251,47 +237,37 @@ pub fn spreads(canvas: &mut Canvas, plot: &Spreads, layout: Layout) {
         values: plot.rows.iter().flat_map(|row| row.percentiles.iter().chain(&row.values).copied()).collect(),
         range: Range::Around,
     };
-    let names = ["a step", "p25 to p75", "p5 to p95", "median"].map(String::from);
-    let top = canvas.legend(4.0, &names, |canvas, place, x, y| match place {
+    let top = canvas.legend(4.0, &["a step", "p25 to p75", "p5 to p95", "median"], |canvas, place, x, y| match place {
         0 => canvas.circle(x, y, 2.2, "f1 q"),
         1 => canvas.rect(x - 7.0, y - 6.0, 14.0, 12.0, "f0 o"),
         2 => canvas.line((x - 7.0, y), (x + 7.0, y), "s0 w"),
         _ => canvas.line((x, y - 7.0), (x, y + 7.0), "k w"),
     });
-    let frame = frame(canvas, &rows, layout, top + 2.0);
-    for (row, &y) in plot.rows.iter().zip(&frame.middles) {
-        spread(canvas, plot, row, &frame, y);
-    }
-}
-
-fn spread(canvas: &mut Canvas, plot: &Spreads, row: &SpreadRow, frame: &Frame, y: f64) {
     let unit = plot.axis.unit;
-    let told = row.percentiles.map(|value| brief(unit, value));
-    canvas.begin(&format!(
-        "{}: {} values, p5 {}, p25 {}, median {}, p75 {}, p95 {} {}, record {}",
-        row.label,
-        row.count,
-        told[0],
-        told[1],
-        told[2],
-        told[3],
-        told[4],
-        unit.name(),
-        row.record
-    ));
-    let [p5, p25, p50, p75, p95] = row.percentiles.map(|value| frame.scale.place(value));
-    canvas.line((p5, y), (p95, y), "s0 w");
-    canvas.rect(p25, y - 6.0, (p75 - p25).max(1.0), 12.0, "f0 o");
-    for (place, value) in row.values.iter().enumerate() {
-        // Fixed small shifts keep equal values apart.
-        let shift = [0.0, -3.0, 3.0, -1.5, 1.5][place % 5];
-        canvas.circle(frame.scale.place(*value), y + shift, 2.0, "f1 q");
+    let (scale, middles) = draw_rows(canvas, &rows, layout, top + 2.0);
+    for (row, &y) in plot.rows.iter().zip(&middles) {
+        let [p5, p25, p50, p75, p95] = row.percentiles.map(|value| brief(unit, value));
+        canvas.begin(&format!(
+            "{}: {} values, p5 {p5}, p25 {p25}, median {p50}, p75 {p75}, p95 {p95} {}, record {}",
+            row.label,
+            row.count,
+            unit.name(),
+            row.record
+        ));
+        let [p5, p25, p50, p75, p95] = row.percentiles.map(|value| scale.place(value));
+        canvas.line((p5, y), (p95, y), "s0 w");
+        canvas.rect(p25, y - 6.0, (p75 - p25).max(1.0), 12.0, "f0 o");
+        for (place, value) in row.values.iter().enumerate() {
+            // Fixed small shifts separate equal values.
+            let shift = [0.0, -3.0, 3.0, -1.5, 1.5][place % 5];
+            canvas.circle(scale.place(*value), y + shift, 2.0, "f1 q");
+        }
+        canvas.line((p50, y - 7.0), (p50, y + 7.0), "k w");
+        canvas.end();
     }
-    canvas.line((p50, y - 7.0), (p50, y + 7.0), "k w");
-    canvas.end();
 }
 
-/// Bars that begin where the one before ended.
+/// Bars that each begin where the one before ended.
 pub fn waterfalls(canvas: &mut Canvas, plot: &Waterfalls) {
     let sum = |spans: &[(String, f64)]| spans.iter().map(|(_, length)| length.max(0.0)).sum::<f64>();
     let mut top = 4.0;
@@ -308,7 +284,7 @@ pub fn waterfalls(canvas: &mut Canvas, plot: &Waterfalls) {
             let share = if share > 0.0 && share < 1.0 { "<1".to_string() } else { format!("{share:.0}") };
             let text = match plot.axis.unit {
                 Unit::Milliseconds => crate::units::duration(length / 1e3),
-                unit => spoken(unit, length),
+                unit => with_unit(unit, length),
             };
             vec![text, format!("{share} %")]
         };
@@ -316,20 +292,20 @@ pub fn waterfalls(canvas: &mut Canvas, plot: &Waterfalls) {
         numbers.push(number(all));
         let values = plot.panels.iter().map(|panel| sum(&panel.spans)).collect();
         let rows = Rows { axis: &plot.axis, labels, numbers, values, range: Range::FromZero };
-        // Names of spans are short: they stand left of their row on a phone, too.
-        let frame = frame(canvas, &rows, Layout::Wide, top + 4.0);
-        canvas.begin(&format!("{}: step of {}, record {}", panel.label, spoken(plot.axis.unit, all), panel.record));
-        let mut begun = 0.0;
-        for (place, ((_, length), &y)) in panel.spans.iter().zip(&frame.middles).enumerate() {
-            let (from, to) = (frame.scale.place(begun), frame.scale.place(begun + length.max(0.0)));
-            begun += length.max(0.0);
+        // Names of spans are short enough to stand left of their row even on a phone.
+        let (scale, middles) = draw_rows(canvas, &rows, Layout::Wide, top + 4.0);
+        canvas.begin(&format!("{}: step of {}, record {}", panel.label, with_unit(plot.axis.unit, all), panel.record));
+        let mut begins = 0.0;
+        for (place, ((_, length), &y)) in panel.spans.iter().zip(&middles).enumerate() {
+            let (from, to) = (scale.place(begins), scale.place(begins + length.max(0.0)));
+            begins += length.max(0.0);
             canvas.rect(from, y - 6.0, (to - from).max(1.0), 12.0, &format!("f{}", place % 10));
-            if let Some(below) = frame.middles.get(place + 1) {
+            if let Some(below) = middles.get(place + 1) {
                 canvas.line((to, y), (to, *below), "a d");
             }
         }
-        if let Some(&y) = frame.middles.last() {
-            canvas.rect(frame.scale.place(0.0), y - 6.0, frame.scale.place(all) - frame.scale.place(0.0), 12.0, "f8");
+        if let Some(&y) = middles.last() {
+            canvas.rect(scale.place(0.0), y - 6.0, scale.place(all) - scale.place(0.0), 12.0, "f8");
         }
         canvas.end();
         top = canvas.height + 8.0;

@@ -1,40 +1,41 @@
-//! From numbers to places on paper: ranges, ticks and their texts.
+//! Axes: ranges, ticks and their texts, and where on the drawing a number is.
 
 use super::{Axis, Unit};
+use crate::gather::extent;
 use crate::units;
 
-/// Maps numbers onto a stretch of paper.
+/// Maps numbers to places along an axis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scale {
-    low: f64,
-    high: f64,
+    /// The number at the lower end.
+    pub low: f64,
+    /// The number at the upper end.
+    pub high: f64,
     log: bool,
     from: f64,
     to: f64,
     /// Where ticks stand, with their texts.
     pub ticks: Vec<(f64, String)>,
-    /// What stands beside the axis: title and unit.
+    /// Title and unit, as drawn beside the axis.
     pub title: String,
 }
 
-/// How the range of an axis follows from its values.
+/// How the range of an axis is made from its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Range {
     /// Begins at zero: lengths are compared.
     FromZero,
-    /// Holds the values; begins at zero if they come near it.
+    /// Contains the values; begins at zero if they come near it.
     Around,
-    /// Holds the values closely, whatever they are.
+    /// Fits the values closely, whatever they are.
     Close,
 }
 
 impl Scale {
-    /// A scale that holds these values, with about `most` ticks, between the places `from` and `to`.
+    /// A scale that contains these values, with about `most` ticks, between the places `from` and `to`.
     pub fn new(axis: &Axis, values: impl Iterator<Item = f64>, range: Range, most: usize, from: f64, to: f64) -> Self {
         let usable = values.filter(|value| value.is_finite() && (!axis.log || *value > 0.0));
-        let (low, high) = usable.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
-        let nothing = if axis.log { (1.0, 100.0) } else { (0.0, 1.0) };
-        let (low, high) = if low <= high { (low, high) } else { nothing };
+        let (low, high) = extent(usable).unwrap_or(if axis.log { (1.0, 100.0) } else { (0.0, 1.0) });
         match axis.log {
             true => Self::logarithmic(axis, low.max(f64::MIN_POSITIVE), high.max(f64::MIN_POSITIVE), most, from, to),
             false => Self::linear(axis, low, high, range, most, from, to),
@@ -50,7 +51,7 @@ impl Scale {
             true => (low - 0.1 * low.abs(), high + 0.1 * high.abs()),
             false => (low, high),
         };
-        let (factor, suffix) = reading(axis.unit, high.abs().max(low.abs()));
+        let (factor, suffix) = display_unit(axis.unit, high.abs().max(low.abs()));
         let step = step_for(low / factor, high / factor, most);
         let (first, last) = ((low / factor / step).floor(), (high / factor / step).ceil());
         let places = (0..=((last - first).round() as usize).min(4 * most)).map(|place| first + place as f64);
@@ -60,14 +61,14 @@ impl Scale {
         Self { low, high, log: false, from, to, ticks, title: titled(&axis.title, &suffix) }
     }
 
-    /// Ticks at powers of ten, or of two where bytes are counted so; the ends are those of the values with some room.
+    /// Ticks are at powers of ten, or of two for bytes of memory; the ends are those of the values with some room.
     fn logarithmic(axis: &Axis, low: f64, high: f64, most: usize, from: f64, to: f64) -> Self {
         let base: f64 = if axis.unit == Unit::Memory { 2.0 } else { 10.0 };
         let (low, high) = (low / base.powf(0.25), high * base.powf(0.25));
         let (first, last) = (log(low, base).ceil() as i64, log(high, base).floor() as i64);
         let mut stride = ((last - first) as f64 / most.max(1) as f64).ceil().max(1.0) as i64;
         if base == 2.0 && stride > 2 {
-            // Powers of 1024 have round names; of their parts, 32 times has.
+            // Powers of 1024 have round names, and so has 32 times such a power.
             stride = if stride <= 5 { 5 } else { (stride as u64).div_ceil(10) as i64 * 10 };
         }
         let mut powers: Vec<i64> = (first..=last).filter(|power| power.rem_euclid(stride) == 0).collect();
@@ -76,19 +77,19 @@ impl Scale {
         }
         let mut values: Vec<f64> = powers.into_iter().map(|power| base.powi(power as i32)).collect();
         if values.len() < 2 {
-            // Less than one power: ticks as on a linear axis.
+            // The axis covers less than one power: ticks as on a linear axis.
             let step = step_for(low, high, most.min(5));
             values = (0..=2 * most).map(|place| ((low / step).ceil() + place as f64) * step).collect();
             values.retain(|value| (low..=high).contains(value));
         }
-        let (_, suffix) = reading(axis.unit, 1.0);
-        let own = matches!(axis.unit, Unit::Memory | Unit::Traffic);
-        let ticks = values.into_iter().map(|value| (value, text(axis.unit, value))).collect();
-        let title = if own { axis.title.clone() } else { titled(&axis.title, &suffix) };
+        let (_, suffix) = display_unit(axis.unit, 1.0);
+        let states_unit = matches!(axis.unit, Unit::Memory | Unit::Traffic);
+        let ticks = values.into_iter().map(|value| (value, tick_text(axis.unit, value))).collect();
+        let title = if states_unit { axis.title.clone() } else { titled(&axis.title, &suffix) };
         Self { low, high, log: true, from, to, ticks, title }
     }
 
-    /// Where a number is. Numbers beyond the ends are at them.
+    /// The place of a number; of one beyond the ends, the nearer end.
     pub fn place(&self, value: f64) -> f64 {
         let share = match self.log {
             true => (value.max(f64::MIN_POSITIVE) / self.low).ln() / (self.high / self.low).ln(),
@@ -96,16 +97,6 @@ impl Scale {
         };
         let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
         self.from + share * (self.to - self.from)
-    }
-
-    /// The number at the lower end.
-    pub fn low(&self) -> f64 {
-        self.low
-    }
-
-    /// The number at the upper end.
-    pub fn high(&self) -> f64 {
-        self.high
     }
 }
 
@@ -117,7 +108,7 @@ fn titled(title: &str, suffix: &str) -> String {
     if suffix.is_empty() { title.to_string() } else { format!("{title} ({suffix})") }
 }
 
-/// The least of 1, 2 and 5 times a power of ten that needs at most `most` steps.
+/// The smallest step of 1, 2 or 5 times a power of ten with which at most `most` steps are needed.
 pub fn step_for(low: f64, high: f64, most: usize) -> f64 {
     let rough = ((high - low) / most.max(1) as f64).max(f64::MIN_POSITIVE * 1e20);
     let power = 10f64.powi(rough.log10().floor() as i32);
@@ -126,7 +117,7 @@ pub fn step_for(low: f64, high: f64, most: usize) -> f64 {
     steps.into_iter().find(|step| *step >= rough * 0.999).unwrap_or(10.0 * power)
 }
 
-/// Digits after the point that tell multiples of a step apart.
+/// Digits after the point with which multiples of a step differ.
 fn decimals(step: f64) -> usize {
     (-step.log10().floor()).clamp(0.0, 12.0) as usize
 }
@@ -140,9 +131,9 @@ fn fixed(value: f64, decimals: usize) -> String {
     }
 }
 
-/// The factor by which values of a size are read, and its unit: bytes up to 20 million are read in MiB.
-fn reading(unit: Unit, largest: f64) -> (f64, String) {
-    let of = |base: f64, names: &[&str]| {
+/// The factor between values and what ticks show of them, and its unit: bytes up to 20 million are shown in MiB.
+fn display_unit(unit: Unit, largest: f64) -> (f64, String) {
+    let scaled = |base: f64, names: &[&str]| {
         let mut factor = 1.0;
         let mut place = 0;
         while largest >= base * factor && place + 1 < names.len() {
@@ -152,24 +143,19 @@ fn reading(unit: Unit, largest: f64) -> (f64, String) {
         (factor, names[place].to_string())
     };
     match unit {
-        Unit::Memory => of(1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"]),
-        Unit::Traffic => of(1000.0, &["B", "kB", "MB", "GB", "TB", "PB"]),
+        Unit::Memory => scaled(1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"]),
+        Unit::Traffic => scaled(1000.0, &["B", "kB", "MB", "GB", "TB", "PB"]),
         Unit::Fraction => (0.01, "%".to_string()),
         other => (1.0, other.name().to_string()),
     }
 }
 
-/// A number as it stands on a tick.
-fn text(unit: Unit, value: f64) -> String {
-    match unit {
-        Unit::Memory => short(&units::memory(value)),
-        Unit::Traffic => short(&units::traffic(value)),
-        Unit::Fraction => units::percent(value),
-        _ => short(&units::number(value)),
-    }
+/// A number as ticks show it.
+fn tick_text(unit: Unit, value: f64) -> String {
+    if unit == Unit::Fraction { units::percent(value) } else { without_zeros(&brief(unit, value)) }
 }
 
-/// A number as it stands in a column whose title has the unit, where the number does not hold it.
+/// A number as in a column whose title has the unit, unless the number states its own.
 pub fn brief(unit: Unit, value: f64) -> String {
     match unit {
         Unit::Memory => units::memory(value),
@@ -180,15 +166,15 @@ pub fn brief(unit: Unit, value: f64) -> String {
 }
 
 /// A number with its unit, as in a sentence.
-pub fn spoken(unit: Unit, value: f64) -> String {
+pub fn with_unit(unit: Unit, value: f64) -> String {
     match unit {
         Unit::Memory | Unit::Traffic | Unit::Fraction | Unit::Plain => brief(unit, value),
         other => format!("{} {}", brief(unit, value), other.name()),
     }
 }
 
-/// `1.00 KiB` is `1 KiB` on a tick.
-fn short(text: &str) -> String {
+/// `1.00 KiB` becomes `1 KiB`.
+fn without_zeros(text: &str) -> String {
     let (number, unit) = text.split_once(' ').unwrap_or((text, ""));
     let number = match number.contains('.') && !number.contains('e') {
         true => number.trim_end_matches('0').trim_end_matches('.'),

@@ -1,37 +1,29 @@
-//! Figures as SVG: written by hand, so that one file serves light and dark and nothing in it depends on chance
-//! (docs/decisions/0006-own-svg.md).
+//! Figures as SVG, written without a library, so that one file serves light and dark themes and the same figure always gives the same
+//! bytes (docs/decisions/0006-own-svg.md).
 //!
-//! Marks have classes and no colours. [`style`] gives the classes their colours: once in a page that holds many figures,
-//! or in each file that stands alone.
+//! Marks have classes and no colours. [`style`] gives the classes their colours: once in a page with many figures, or in each
+//! file that stands alone.
 
 use std::fmt::Write;
 
 use super::{Figure, Plot, plane, rows};
 use crate::text::xml;
 
-/// For which width of paper a figure is laid out. Letters have one size, so what is laid out for a page is unreadable on a
-/// phone, and not well filled the other way round.
+/// The width for which a figure is laid out. Letters have one size, so a figure for a page would be unreadable on a phone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// A page or a screen: names stand left of their row.
+    /// A page or a screen: names are left of their rows.
     Wide,
-    /// A phone: names stand above their row.
+    /// A phone: names are above their rows.
     Narrow,
 }
 
 impl Layout {
     /// Width of the drawing, in units of about a pixel.
-    pub fn width(self) -> f64 {
+    fn width(self) -> f64 {
         match self {
             Self::Wide => 760.0,
             Self::Narrow => 372.0,
-        }
-    }
-
-    fn class(self) -> &'static str {
-        match self {
-            Self::Wide => "fig wide",
-            Self::Narrow => "fig narrow",
         }
     }
 }
@@ -52,7 +44,7 @@ const LIGHT: [&str; 10] =
 const DARK: [&str; 10] =
     ["#4ca6e8", "#ff8c42", "#2fc99a", "#e8a0c8", "#f2b632", "#9ad4f7", "#b48ad6", "#c9a766", "#a0a0a0", "#6f6f6f"];
 
-/// The rules of all classes for a theme, for elements inside of `.fig`.
+/// The CSS rules of all classes for a theme, for elements inside `.fig`.
 pub fn style(theme: Theme) -> String {
     let (colors, paper, ink, soft, grid) = match theme {
         Theme::Light => (LIGHT, "#ffffff", "#1b1f24", "#57606a", "#d8dee4"),
@@ -68,26 +60,26 @@ pub fn style(theme: Theme) -> String {
     text
 }
 
-/// The rules that do not depend on the theme.
+/// The CSS rules that do not depend on the theme.
 pub const SHAPES: &str = ".fig text{font:12px system-ui,-apple-system,\"Segoe UI\",Roboto,\"Liberation Sans\",\"DejaVu Sans\",\
 Arial,sans-serif;font-variant-numeric:tabular-nums}.fig .b{font-weight:600}.fig .g,.fig .a,.fig .k{stroke-width:1;fill:none}\
 .fig .e{stroke-width:1}.fig .l{fill:none;stroke-width:2;stroke-linejoin:round}.fig .w{stroke-width:2}\
 .fig .d{stroke-dasharray:5 4}.fig .o{fill-opacity:.35}.fig .q{fill-opacity:.5}.fig .n{fill:none;stroke-width:2}.fig .c{stroke-width:1.5;stroke-opacity:.45}.fig .h{stroke-width:4;paint-order:stroke;stroke-linejoin:round}";
 
-/// A file that stands alone; in a browser it follows the reader's theme, elsewhere it is light.
+/// A file that stands alone. It follows the reader's theme in a browser and is light elsewhere.
 pub fn file(figure: &Figure) -> String {
-    standing(figure, &format!("@media (prefers-color-scheme:dark){{{}}}", style(Theme::Dark)))
+    file_with_style(figure, &format!("@media (prefers-color-scheme:dark){{{}}}", style(Theme::Dark)))
 }
 
 /// A file that stands alone and has one theme, for programs that draw it.
 pub fn file_in(figure: &Figure, theme: Theme) -> String {
     match theme {
-        Theme::Light => standing(figure, ""),
-        Theme::Dark => standing(figure, &style(Theme::Dark)),
+        Theme::Light => file_with_style(figure, ""),
+        Theme::Dark => file_with_style(figure, &style(Theme::Dark)),
     }
 }
 
-fn standing(figure: &Figure, more: &str) -> String {
+fn file_with_style(figure: &Figure, more: &str) -> String {
     let canvas = draw(figure, Layout::Wide);
     let (width, height) = (canvas.width, canvas.height);
     format!(
@@ -105,9 +97,9 @@ fn standing(figure: &Figure, more: &str) -> String {
 /// A part of a page that has [`style`] and [`SHAPES`].
 pub fn inline(figure: &Figure, layout: Layout) -> String {
     let canvas = draw(figure, layout);
+    let class = if layout == Layout::Wide { "fig wide" } else { "fig narrow" };
     format!(
-        "<svg class=\"{}\" viewBox=\"0 0 {:.0} {:.0}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n",
-        layout.class(),
+        "<svg class=\"{class}\" viewBox=\"0 0 {:.0} {:.0}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n",
         canvas.width,
         canvas.height,
         xml(&figure.title),
@@ -128,14 +120,14 @@ fn draw(figure: &Figure, layout: Layout) -> Canvas {
     canvas
 }
 
-/// Where marks are written down.
+/// The SVG elements that were drawn so far.
 pub(super) struct Canvas {
     pub width: f64,
     pub height: f64,
     pub body: String,
 }
 
-/// Against which side of its place a text is set.
+/// Which point of a text is at its place.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Anchor {
     Start,
@@ -154,7 +146,7 @@ impl Canvas {
         let _ = writeln!(self.body, "<text x=\"{x:.1}\" y=\"{y:.1}\"{anchor}{class}>{}</text>", xml(text));
     }
 
-    /// A text that reads upwards, its middle here.
+    /// A text that reads upwards, centred here.
     pub fn upward(&mut self, x: f64, y: f64, class: &str, text: &str) {
         let _ = writeln!(
             self.body,
@@ -185,16 +177,16 @@ impl Canvas {
         let _ = writeln!(self.body, "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius:.1}\"/>");
     }
 
-    /// The marks that follow, up to [`Self::end`], say this to whoever points at them.
-    pub fn begin(&mut self, told: &str) {
-        let _ = writeln!(self.body, "<g><title>{}</title>", xml(told));
+    /// Begins a group of marks with this tooltip; [`Self::end`] ends it.
+    pub fn begin(&mut self, tooltip: &str) {
+        let _ = writeln!(self.body, "<g><title>{}</title>", xml(tooltip));
     }
 
     pub fn end(&mut self) {
         self.body.push_str("</g>\n");
     }
 
-    /// A mark of one of several shapes, so that series are told apart without colour.
+    /// A mark of one of several shapes, so that series differ without colour.
     pub fn mark(&mut self, x: f64, y: f64, shape: usize, class: &str) {
         let r = 4.5;
         let path = match shape % 6 {
@@ -208,9 +200,9 @@ impl Canvas {
         self.path(class, &path);
     }
 
-    /// Entries side by side, in as many lines as they need; the place below them. `draw` makes the sign of an entry,
-    /// its middle given, in a space 16 wide.
-    pub fn legend(&mut self, top: f64, entries: &[String], draw: impl Fn(&mut Self, usize, f64, f64)) -> f64 {
+    /// Draws entries side by side, in as many lines as they need, and returns the place below them. `draw` draws the mark of an
+    /// entry, 16 wide, around the middle that it is given.
+    pub fn legend(&mut self, top: f64, entries: &[&str], draw: impl Fn(&mut Self, usize, f64, f64)) -> f64 {
         if entries.is_empty() {
             return top;
         }
@@ -229,7 +221,7 @@ impl Canvas {
     }
 }
 
-/// About how wide a text is at 12 units of height: fonts differ, so this is on the wide side.
+/// About how wide a text is at 12 units of height: fonts differ, so this is rather too wide.
 pub(super) fn breadth(text: &str) -> f64 {
     let of = |symbol: char| match symbol {
         'i' | 'j' | 'l' | 'I' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' => 3.8,
@@ -243,7 +235,7 @@ pub(super) fn breadth(text: &str) -> f64 {
     text.chars().map(of).sum()
 }
 
-/// The text, its end left out where it is too wide.
+/// The text, cut at the end if it is too wide.
 pub(super) fn shortened(text: &str, room: f64) -> String {
     if breadth(text) <= room {
         return text.to_string();

@@ -42,13 +42,13 @@ fn ticks_share_the_unit_of_the_largest_number() {
 #[test]
 fn a_range_begins_at_zero_where_values_come_near_it() {
     let axis = Axis::linear("x", Unit::Plain);
-    assert_eq!(scale(&axis, &[40.0, 100.0], Range::Around).low(), 0.0);
-    assert_eq!(scale(&axis, &[90.0, 100.0], Range::Around).low(), 90.0);
-    assert_eq!(scale(&axis, &[90.0, 100.0], Range::FromZero).low(), 0.0);
-    assert_eq!(scale(&axis, &[2.0, 9.0], Range::Close).low(), 2.0);
+    assert_eq!(scale(&axis, &[40.0, 100.0], Range::Around).low, 0.0);
+    assert_eq!(scale(&axis, &[90.0, 100.0], Range::Around).low, 90.0);
+    assert_eq!(scale(&axis, &[90.0, 100.0], Range::FromZero).low, 0.0);
+    assert_eq!(scale(&axis, &[2.0, 9.0], Range::Close).low, 2.0);
     // One value gets room on both sides.
     let lone = scale(&axis, &[100.0], Range::Close);
-    assert!(lone.low() < 100.0 && lone.high() > 100.0);
+    assert!(lone.low < 100.0 && lone.high > 100.0);
     assert_eq!(texts(&scale(&axis, &[], Range::Around)).len(), 6, "nothing has the range of one");
 }
 
@@ -60,7 +60,7 @@ fn logarithmic_ticks_are_powers() {
     let traffic = Axis::logarithmic("wire", Unit::Traffic);
     let scale = Scale::new(&traffic, [200.0, 6e6].into_iter(), Range::Around, 8, 0.0, 100.0);
     assert_eq!(texts(&scale), ["1 kB", "10 kB", "100 kB", "1 MB", "10 MB"]);
-    let middle = scale.place((scale.low() * scale.high()).sqrt());
+    let middle = scale.place((scale.low * scale.high).sqrt());
     assert!((middle - 50.0).abs() < 1e-9, "equal ratios are equal distances: {middle}");
     // What is not positive has no place and is at the lower end.
     assert_eq!(scale.place(0.0), 0.0);
@@ -75,14 +75,14 @@ proptest! {
         let values: Vec<f64> = values.into_iter().filter_map(zbench_reports::plot::drawable).collect();
         for range in [Range::FromZero, Range::Around, Range::Close] {
             let scale = Scale::new(&axis, values.iter().copied(), range, most, 10.0, 110.0);
-            prop_assert!(scale.low() < scale.high() && scale.low().is_finite() && scale.high().is_finite(), "{} {}", scale.low(), scale.high());
+            prop_assert!(scale.low < scale.high && scale.low.is_finite() && scale.high.is_finite(), "{} {}", scale.low, scale.high);
             prop_assert!(scale.ticks.len() <= 4 * most + 12, "{} ticks", scale.ticks.len());
             for value in &values {
                 let place = scale.place(*value);
                 prop_assert!((10.0..=110.0).contains(&place), "{place}");
                 if !log || *value > 0.0 {
-                    let slack = 1e-9 * (scale.high() - scale.low()).abs();
-                    prop_assert!(*value >= scale.low() - slack && *value <= scale.high() + slack, "{value} {} {}", scale.low(), scale.high());
+                    let slack = 1e-9 * (scale.high - scale.low).abs();
+                    prop_assert!(*value >= scale.low - slack && *value <= scale.high + slack, "{value} {} {}", scale.low, scale.high);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The course of one run: its loss step by step, and on held-out data where that was looked at.
+//! The loss of one run step by step, and on held-out data where it was evaluated.
 
 use super::loss::thin;
 use crate::plot::{Axis, Figure, Line, Lines, MOST_POINTS, Plot, STEP, Unit, drawable};
@@ -6,7 +6,7 @@ use crate::record::Record;
 use crate::units;
 
 /// The losses of a record, if it has two steps or more.
-pub fn course(record: &Record) -> Option<Figure> {
+pub fn run_loss(record: &Record) -> Option<Figure> {
     let steps: Vec<(f64, f64)> =
         record.steps.iter().filter_map(|step| Some((step.step as f64, drawable(step.loss)?))).collect();
     let (first, last) = (*steps.first()?, *steps.last()?);
@@ -51,14 +51,14 @@ pub fn course(record: &Record) -> Option<Figure> {
     }
     let (x, y) = (Axis::linear(STEP, Unit::Plain), Axis::linear("loss", Unit::Nats));
     let plot = Plot::Lines(Lines { x, y, lines });
-    Some(Figure { name: "loss".into(), title: "Loss".into(), caption, plot, records: vec![record.id.clone()] })
+    Some(Figure::new("loss", "Loss", caption, plot, vec![record.id.clone()]))
 }
 
 fn loss(value: f64) -> String {
     format!("{value:.4}")
 }
 
-/// Steps done and the loss on held-out data then. Records may hold anything under this name.
+/// The loss on held-out data after a number of steps. A record may have anything under this name.
 pub fn evaluations(record: &Record) -> Vec<(f64, f64)> {
     let all = record.extra.get("evaluations").and_then(|all| all.as_array());
     let one = |of: &serde_json::Value| Some((of.get("step")?.as_u64()? as f64, drawable(of.get("loss")?.as_f64()?)?));
@@ -91,9 +91,9 @@ mod tests {
 
     #[test]
     fn a_run_is_a_curve_and_its_evaluations_another() {
-        assert!(course(&record(&[])).is_none() && course(&record(&[1.0])).is_none());
+        assert!(run_loss(&record(&[])).is_none() && run_loss(&record(&[1.0])).is_none());
         let mut record = record(&[4.0, 2.0, 3.0, f64::NAN]);
-        let figure = course(&record).unwrap();
+        let figure = run_loss(&record).unwrap();
         assert!(
             figure.caption.starts_with("From 4.0000 in step 1 to 3.0000 in step 3, with 2.0000 in step 2 the least")
         );
@@ -103,7 +103,7 @@ mod tests {
             "evaluations".into(),
             json!([{ "step": 4, "loss": 2.5 }, { "step": 0, "loss": 4.5 }, { "step": "x" }, 3, { "step": 1, "loss": null }]),
         );
-        let figure = course(&record).unwrap();
+        let figure = run_loss(&record).unwrap();
         assert!(
             figure.caption.contains("On held-out data: 4.5000 after 0 steps, 2.5000 after 4."),
             "{}",
