@@ -61,7 +61,7 @@ fn a_planted_circle_is_found_and_none_elsewhere() {
     }
 }
 
-/// The module path of a file: `b/mod.rs` and `b.rs` are `[b]`, `b/two.rs` is `[b, two]`, `lib.rs` is the crate.
+/// The module path of a file: a `mod.rs` stands for its folder, `lib.rs` and `main.rs` for the crate.
 fn module_path(within: &Path) -> Vec<String> {
     let mut path: Vec<String> =
         within.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();

@@ -1,8 +1,8 @@
 //! Which cells have to have the losses of their reference to the bit: those in f32 that add the same numbers in the same order.
 
-use super::words::named;
 use crate::grid::{Cell, Grid};
 use crate::record::{Record, Verdict};
+use crate::text::counted_names;
 use crate::units;
 use serde_json::Value;
 
@@ -60,7 +60,7 @@ pub(super) fn expected(grid: &Grid) -> Option<String> {
             units::plural(bound, "cell", "cells"),
             if bound == 1 { "has" } else { "have" },
             if broken.len() == 1 { "1 does".to_string() } else { format!("{} do", broken.len()) },
-            named(broken)
+            counted_names(broken)
         )),
     }
     if !free.is_empty() {
@@ -73,7 +73,7 @@ pub(super) fn expected(grid: &Grid) -> Option<String> {
         sentences.push(format!(
             "{} need not agree to the bit, because {their} sums have another order or fewer bits than f32 ({}){chance}.",
             units::plural(free.len(), "cell", "cells"),
-            named(&free)
+            counted_names(&free)
         ));
     }
     (!sentences.is_empty()).then(|| sentences.join(" "))

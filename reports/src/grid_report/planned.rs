@@ -1,11 +1,11 @@
 //! What the plan says of cells that did not run: which fit, which do not, why, and what would make them fit.
 
-use super::words::named;
 use crate::document::{Column, Document, Entry, Table, Tone};
 use crate::estimate_report::{EstimateRow, band_column, of_bands};
 use crate::grid::labels::{Axis, STRATEGY};
 use crate::grid::{Cell, Grid};
 use crate::record::{Category, Status};
+use crate::text::counted_names;
 use crate::units;
 
 /// Above this share of the capacity a cell fits only barely.
@@ -156,14 +156,14 @@ fn summary(grid: &Grid, plans: &[Plan]) -> String {
             "{count} of {} {} {capacity}: {}.",
             units::plural(plans.len(), "cell", "cells"),
             if count == 1 { "fits" } else { "fit" },
-            named(&fitting.iter().map(|plan| of_capacity(plan)).collect::<Vec<_>>())
+            counted_names(&fitting.iter().map(|plan| of_capacity(plan)).collect::<Vec<_>>())
         ),
     };
     if !barely.is_empty() {
         text += &format!(
             " Only barely, above {:.0} %: {}.",
             BARELY * 100.0,
-            named(&barely.iter().map(|plan| plan.cell.label.clone()).collect::<Vec<_>>())
+            counted_names(&barely.iter().map(|plan| plan.cell.label.clone()).collect::<Vec<_>>())
         );
     }
     if grid.axes.telling.iter().any(|axis| axis.path == STRATEGY) {

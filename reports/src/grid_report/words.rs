@@ -6,6 +6,7 @@ use crate::evidence;
 use crate::grid::labels::{Axis, STRATEGY};
 use crate::grid::{Cell, Grid, cell, unmeasured_counts};
 use crate::record::{Category, Verdict};
+use crate::text::counted_names;
 use crate::units;
 
 /// What each strategy costs in speed, memory and communication, one item each; against ddp where pairs differ in nothing
@@ -210,7 +211,7 @@ pub fn parity(grid: &Grid) -> String {
             "{failed} {} and {} not ranked ({})",
             verb(failed, "fails", "fail"),
             verb(failed, "is", "are"),
-            named(&names)
+            counted_names(&names)
         ));
     }
     let mut text = format!(
@@ -305,18 +306,9 @@ impl Agreement {
             (_, different) => Some(format!(
                 "Plan and measurement: {what} differ in {different} of {all} cells that state both, by up to {} ({}).",
                 show(self.largest),
-                named(&self.different)
+                counted_names(&self.different)
             )),
         }
-    }
-}
-
-/// `a; b; c`, and of very many the first and a count: a sentence of thousands of names is no sentence.
-pub fn named(names: &[String]) -> String {
-    const NAMED: usize = 20;
-    match names.len().saturating_sub(NAMED) {
-        0 => names.join("; "),
-        more => format!("{}; and {more} more", names[..NAMED].join("; ")),
     }
 }
 

@@ -3,6 +3,7 @@
 //! [`svg`] draws a [`Figure`]; [`Figure::data`] has the same numbers as a table, for CSV and for readers who cannot see. The few kinds
 //! of plots are named by the form of their data; the module `figures` makes them of what is measured.
 
+mod canvas;
 mod data;
 mod plane;
 mod rows;

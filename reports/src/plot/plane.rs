@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
+use super::canvas::{Anchor, Canvas, breadth, shortened};
 use super::rows::of_record;
 use super::scale::{Range, Scale, brief, with_unit};
-use super::svg::{Anchor, Canvas, breadth, shortened};
 use super::{Axis, Dot, Lines, Scatter, drawable};
 use crate::gather::extent;
 

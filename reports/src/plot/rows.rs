@@ -1,7 +1,7 @@
 //! Plots with a row for each cell: intervals, stacks, spreads and waterfalls.
 
+use super::canvas::{Anchor, Canvas, Layout, breadth, shortened, two_lines};
 use super::scale::{Range, Scale, brief, with_unit};
-use super::svg::{Anchor, Canvas, Layout, breadth, shortened, two_lines};
 use super::{Axis, Intervals, Spreads, StackRow, Stacks, Unit, Waterfalls};
 use crate::table::Tone;
 
