@@ -8,6 +8,7 @@ mod cells;
 pub mod document;
 mod explain;
 pub mod measured;
+mod metric;
 mod metrics;
 mod pairing;
 mod screen;
@@ -18,9 +19,9 @@ mod words;
 use std::collections::HashSet;
 
 use serde::Serialize;
-use serde_json::Value;
 
-use crate::environment;
+use crate::document::Entry;
+use crate::environment::{self, Aspect, Difference, differences_of_sets};
 use crate::record::Record;
 use crate::turned::Turned;
 use crate::units;
@@ -28,7 +29,8 @@ use cells::Cell;
 use pairing::Found;
 
 pub use explain::{BytesChange, CommunicationChange, Explanation, FlopsChange, SpanChange};
-pub use metrics::{Better, Losses, Metric, Verdict};
+pub use metric::{Better, Metric, Verdict};
+pub use metrics::Losses;
 pub use pairing::{PairedBy, Unpaired};
 pub use screen::short;
 pub use trials::WarmUp;
@@ -96,19 +98,6 @@ pub struct LeftOut {
     pub reason: String,
 }
 
-/// A setting or a property of the environment in which two sides differ.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Difference {
-    /// Dotted path.
-    pub path: String,
-    /// `hardware`, `software`, `state` for the environment, `setting` for the configuration.
-    pub aspect: &'static str,
-    /// A's value; the list of its values where it has several; null where it has none.
-    pub a: Value,
-    /// B's value.
-    pub b: Value,
-}
-
 /// One side of a pair.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PairSide {
@@ -161,11 +150,29 @@ impl Pair {
         self.metrics.iter().find(|metric| metric.name == name)
     }
 
-    /// How much the speed changes either way, as a logarithm; 0 where there is no ratio.
+    /// The metric by which many pairs are compared: tokens per second, or the main one of the suite.
+    pub fn main_metric(&self) -> Option<&Metric> {
+        metrics::main_metric(&self.metrics)
+    }
+
+    /// How much the main metric changes either way, as a logarithm; 0 where there is no ratio.
     fn speed_change(&self) -> f64 {
-        let ratio = self.metric("tokens_per_second").and_then(|speed| speed.ratio);
+        let ratio = self.main_metric().and_then(|speed| speed.ratio);
         ratio.filter(|ratio| *ratio > 0.0).map_or(0.0, |ratio| ratio.ln().abs())
     }
+}
+
+/// The unit of the main metrics; empty where the pairs have several, or none.
+fn main_unit(pairs: &[Pair]) -> &'static str {
+    let mut units = pairs.iter().filter_map(Pair::main_metric).map(|metric| metric.unit);
+    let first = units.next().unwrap_or_default();
+    if units.all(|unit| unit == first) { first } else { "" }
+}
+
+/// A value of a main metric in a column of this unit.
+fn main_value(metric: Option<&Metric>, of: fn(&Metric) -> Option<f64>, unit: &str) -> Entry {
+    let Some(metric) = metric else { return Entry::nothing() };
+    Entry::maybe(of(metric), |value| if unit.is_empty() { metric.with_unit(value) } else { units::number(value) })
 }
 
 /// Compares B with A.
@@ -180,7 +187,7 @@ pub fn compare(a: &Side, b: &Side, options: Options) -> Comparison {
         a: summary(a, &cells_a),
         b: summary(b, &cells_b),
         options,
-        environment: environments(&used(&cells_a), &used(&cells_b)),
+        environment: differences_of_sets(&used(&cells_a), &used(&cells_b)),
         configuration: in_every_pair(&pairs),
         unpaired: pairing.unpaired,
         pairs,
@@ -252,7 +259,7 @@ fn pair(a: &Side, b: &Side, found: &Found, options: Options, turned: Option<&Tur
         paired_by: found.by,
         a: side(a, found.a),
         b: side(b, found.b),
-        environment: environments(&found.a.used, &found.b.used),
+        environment: differences_of_sets(&found.a.used, &found.b.used),
         configuration: settings(found.a, found.b),
         explanation: explain::explain(&found.a.used, &found.b.used),
         warm_up: trials::warm_up(&trials_a, "a").chain(trials::warm_up(&trials_b, "b")).collect(),
@@ -295,12 +302,6 @@ fn notes(found: &Found, metrics: &[Metric]) -> Vec<String> {
     notes
 }
 
-/// In what two sets of records' places differ, hardware first, the moment's state last.
-fn environments(a: &[&Record], b: &[&Record]) -> Vec<Difference> {
-    let found = environment::differences_of_sets(a, b).into_iter();
-    found.map(|found| Difference { path: found.path, aspect: found.aspect.name(), a: found.a, b: found.b }).collect()
-}
-
 /// In what two cells' settings differ.
 fn settings(a: &Cell, b: &Cell) -> Vec<Difference> {
     if a.settings() == b.settings() {
@@ -308,7 +309,7 @@ fn settings(a: &Cell, b: &Cell) -> Vec<Difference> {
     }
     let map = |cell: &Cell| cell.settings().as_object().cloned().unwrap_or_default();
     let found = environment::differences(&map(a), &map(b)).into_iter();
-    found.map(|found| Difference { path: found.path, aspect: "setting", a: found.a, b: found.b }).collect()
+    found.map(|found| Difference { aspect: Aspect::Setting, ..found }).collect()
 }
 
 /// The differences of the first pair that all others share.

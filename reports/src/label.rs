@@ -47,7 +47,9 @@ pub fn value(path: &str, value: &Value) -> String {
     let text = match number {
         Some(bytes) if path.ends_with(".bandwidth") => units::traffic(bytes) + "/s",
         Some(seconds) if path.ends_with(".latency") => units::duration(seconds),
-        Some(bytes) if key_of(path).starts_with("collectives.") && path.ends_with("_bytes") => units::exact_bytes(bytes),
+        Some(bytes) if key_of(path).starts_with("collectives.") && path.ends_with("_bytes") => {
+            units::exact_bytes(bytes)
+        }
         _ => plain(value),
     };
     if text.chars().count() <= LONGEST_VALUE {

@@ -1,7 +1,6 @@
 //! Where the change of a step comes from: spans of its time, what was communicated, memory, operations.
 
-use std::collections::HashMap;
-
+use indexmap::IndexMap;
 use serde::Serialize;
 
 use crate::record::{Category, Communication, Record};
@@ -168,12 +167,14 @@ pub const UNEXPLAINED: &str = "unexplained";
 
 /// Collectives by axis and kind, means over the trials.
 fn communication(a: &[&Record], b: &[&Record]) -> Vec<CommunicationChange> {
-    let mut names: Vec<(&str, &str)> = Vec::new();
-    let (of_a, of_b) = (by_name(a, &mut names), by_name(b, &mut names));
-    let none: Vec<&Communication> = Vec::new();
+    let mut entries: IndexMap<(&str, &str), [Vec<&Communication>; 2]> = IndexMap::new();
+    for (side, records) in [a, b].into_iter().enumerate() {
+        for entry in records.iter().flat_map(|record| &record.communication) {
+            entries.entry((&entry.axis, &entry.kind)).or_default()[side].push(entry);
+        }
+    }
     let mut changes = Vec::new();
-    for name in names {
-        let (entries_a, entries_b) = (of_a.get(&name).unwrap_or(&none), of_b.get(&name).unwrap_or(&none));
+    for (name, [entries_a, entries_b]) in &entries {
         let finite = |entries: &[&Communication], value: fn(&Communication) -> f64| -> Vec<f64> {
             entries.iter().map(|entry| value(entry)).filter(|value| value.is_finite()).collect()
         };
@@ -209,21 +210,6 @@ fn communication(a: &[&Record], b: &[&Record]) -> Vec<CommunicationChange> {
         }
     }
     changes
-}
-
-fn by_name<'a>(
-    records: &[&'a Record],
-    names: &mut Vec<(&'a str, &'a str)>,
-) -> HashMap<(&'a str, &'a str), Vec<&'a Communication>> {
-    let mut entries: HashMap<(&str, &str), Vec<&Communication>> = HashMap::new();
-    for entry in records.iter().flat_map(|record| &record.communication) {
-        let name = (entry.axis.as_str(), entry.kind.as_str());
-        if !names.contains(&name) {
-            names.push(name);
-        }
-        entries.entry(name).or_default().push(entry);
-    }
-    entries
 }
 
 fn memory(a: &[&Record], b: &[&Record]) -> Vec<BytesChange> {

@@ -1,75 +1,14 @@
 //! The metrics of a pair: values, the ratio with its interval, and what may be said.
 
 use serde::Serialize;
+use serde_json::Value;
 
+use super::metric::{Better, Metric, Verdict};
 use super::trials::{Trial, rate};
-use super::words;
 use crate::evidence;
 use crate::record::{Record, Verdict as ParityVerdict};
 use crate::stats;
 use crate::turned::Turned;
-
-/// Which way a metric is better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Better {
-    /// More is better.
-    Higher,
-    /// Less is better.
-    Lower,
-}
-
-/// What may be said of a metric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// B is better, and the interval leaves out 1.
-    BBetter,
-    /// B is worse, and the interval leaves out 1.
-    BWorse,
-    /// The interval holds 1.
-    NoDifference,
-    /// By turns: the two differ by less than the share that was asked for.
-    Equal,
-    /// By turns: the data do not say.
-    Undecided,
-    /// Counted, and the same in every trial of both.
-    Same,
-    /// One trial on a side: nothing is claimed.
-    TooFewTrials,
-    /// A side does not state it, or its value is no result; `reason` says which.
-    NotComparable,
-}
-
-/// One metric of a pair.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Metric {
-    /// Its name in records; `wire_bytes` is the sum over `communication`.
-    pub name: String,
-    /// Its unit.
-    pub unit: &'static str,
-    /// Which way it is better.
-    pub better: Better,
-    /// Median over A's trials.
-    pub a: Option<f64>,
-    /// Median over B's trials.
-    pub b: Option<f64>,
-    /// B / A.
-    pub ratio: Option<f64>,
-    /// Lower limit of the 95 % interval of the ratio, of turns of the 98 % interval.
-    pub low: Option<f64>,
-    /// Upper limit.
-    pub high: Option<f64>,
-    /// What the interval holds: `trials_and_steps`, `trials`, `turns` (98 %, over common rounds), or `counted` where all trials agree
-    /// and none is needed.
-    pub interval: Option<&'static str>,
-    /// What may be said.
-    pub verdict: Verdict,
-    /// The same in words.
-    pub words: String,
-    /// Why it is not comparable.
-    pub reason: Option<String>,
-}
 
 /// How the losses of a pair stand to each other.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -103,6 +42,12 @@ struct Definition {
     unit: &'static str,
     better: Better,
     source: Source,
+}
+
+impl Definition {
+    fn blank(&self) -> Metric {
+        Metric::new(self.name, self.unit, self.better)
+    }
 }
 
 const fn timed(name: &'static str, of_steps: fn(&[(f64, f64)]) -> f64) -> Definition {
@@ -185,23 +130,34 @@ pub fn by_turns(metrics: &mut [Metric], turned: &Turned, a: &str, b: &str) {
         evidence::Verdict::Equal => Verdict::Equal,
         evidence::Verdict::Undecided => Verdict::Undecided,
     };
-    metric.words = words::by_turns(metric, &pair, turned.equal());
+    metric.words = metric.by_turns_in_words(&pair, turned.equal());
 }
 
-/// Bandwidths and latencies that records of the interconnect test state beside.
+/// What records of other suites than train are compared by: rates of kernels, bandwidths and latencies of collectives, times of
+/// a checkpoint.
 fn of_the_suite(a: &[Trial], b: &[Trial]) -> Vec<Metric> {
-    let Some(first) = a.first().filter(|trial| crate::collectives::document::is_of_suite(trial.record)) else {
-        return Vec::new();
-    };
-    let kind = |name: &str| match name {
-        name if name.ends_with("_gb_s") => Some(("GB/s", Better::Higher)),
-        name if name.ends_with("_us") => Some(("us", Better::Lower)),
+    let Some(first) = a.first().map(|trial| trial.record) else { return Vec::new() };
+    let suite = first.setting("suite").and_then(Value::as_str).unwrap_or_default();
+    let kind = |name: &str| match (suite, name) {
+        ("gemm" | "attention", name) if name.ends_with("gflops") && name != "ceiling_gflops" => {
+            Some(("GFLOP/s", Better::Higher))
+        }
+        ("collectives", name) if name.ends_with("_gb_s") => Some(("GB/s", Better::Higher)),
+        ("collectives", name) if name.ends_with("_us") => Some(("us", Better::Lower)),
+        ("checkpoint", "save_ms" | "async_stall_ms" | "load_ms" | "reshard_ms") => Some(("ms", Better::Lower)),
         _ => None,
     };
-    let named = first.record.metrics.names().filter_map(|name| Some((name, kind(name)?)));
-    named
-        .map(|(name, (unit, better))| timed_metric(name, unit, better, &per_trial(a, name), &per_trial(b, name)))
-        .collect()
+    let named = first.metrics.names().filter_map(|name| Some((name, kind(name)?)));
+    named.map(|(name, (unit, better))| per_trial(Metric::new(name, unit, better), a, b)).collect()
+}
+
+/// The main metric of a pair: tokens per second, or that of its suite. In records of `attention` the flash kernel stands before the
+/// naive one, in those of `collectives` the largest size before the average of all.
+pub fn main_metric(metrics: &[Metric]) -> Option<&Metric> {
+    let is_of_suite = |metric: &&Metric| {
+        metric.name == "save_ms" || metric.name.ends_with("gflops") || metric.name.ends_with("_busbw_gb_s")
+    };
+    metrics.iter().find(|metric| metric.name == SPEED.name).or_else(|| metrics.iter().find(is_of_suite))
 }
 
 /// Tokens per second with all steps kept.
@@ -209,39 +165,44 @@ pub fn speed_of_all_steps(a: &[&Record], b: &[&Record], losses: &Losses) -> Metr
     let all = |records: &[&'_ Record]| -> Vec<Vec<(f64, f64)>> {
         records.iter().map(|record| Trial::new(record, true).steps).collect()
     };
-    let metric = from_steps(&SPEED, &all(a), &all(b), rate);
+    let metric = from_steps(SPEED.blank(), &all(a), &all(b), rate);
     guarded(metric, losses)
 }
 
 fn metric(definition: &Definition, a: &[Trial], b: &[Trial], losses: &Losses) -> Metric {
-    let Definition { name, unit, better, source } = definition;
-    let metric = match source {
+    let metric = definition.blank();
+    let metric = match &definition.source {
         Source::Steps(of_trial, statistic) => {
             let steps = |trials: &[Trial]| -> Vec<Vec<(f64, f64)>> { trials.iter().map(of_trial).collect() };
             let (steps_a, steps_b) = (steps(a), steps(b));
             // Records without steps state the number itself.
             if steps_a.iter().chain(&steps_b).all(|steps| !steps.is_empty()) {
-                from_steps(definition, &steps_a, &steps_b, statistic)
+                from_steps(metric, &steps_a, &steps_b, statistic)
             } else {
-                timed_metric(name, unit, *better, &per_trial(a, name), &per_trial(b, name))
+                per_trial(metric, a, b)
             }
         }
-        Source::PerTrial => timed_metric(name, unit, *better, &per_trial(a, name), &per_trial(b, name)),
+        Source::PerTrial => per_trial(metric, a, b),
         Source::Counted(value) => {
             let values =
                 |trials: &[Trial]| -> Vec<f64> { trials.iter().filter_map(|trial| value(trial.record)).collect() };
-            return counted(name, unit, *better, &values(a), &values(b));
+            return counted(metric, &values(a), &values(b));
         }
     };
     guarded(metric, losses)
 }
 
-fn per_trial(trials: &[Trial], name: &str) -> Vec<f64> {
-    trials.iter().filter_map(|trial| trial.record.metrics.number(name)).collect()
+/// A metric from the numbers that records state.
+fn per_trial(metric: Metric, a: &[Trial], b: &[Trial]) -> Metric {
+    let stated = |trials: &[Trial]| -> Vec<f64> {
+        trials.iter().filter_map(|trial| trial.record.metrics.number(&metric.name)).collect()
+    };
+    let (a, b) = (stated(a), stated(b));
+    timed_metric(metric, &a, &b)
 }
 
 fn from_steps(
-    definition: &Definition,
+    metric: Metric,
     a: &[Vec<(f64, f64)>],
     b: &[Vec<(f64, f64)>],
     statistic: impl Fn(&[(f64, f64)]) -> f64,
@@ -249,26 +210,18 @@ fn from_steps(
     let holds = if a.iter().chain(b).any(|steps| steps.len() > 1) { "trials_and_steps" } else { "trials" };
     let values = |side: &[Vec<(f64, f64)>]| -> Vec<f64> { side.iter().map(|steps| statistic(steps)).collect() };
     let found = stats::ratio(a, b, &statistic);
-    judged(definition.name, definition.unit, definition.better, &values(a), &values(b), found, holds)
+    judged(metric, &values(a), &values(b), found, holds)
 }
 
-fn timed_metric(name: &str, unit: &'static str, better: Better, a: &[f64], b: &[f64]) -> Metric {
+fn timed_metric(metric: Metric, a: &[f64], b: &[f64]) -> Metric {
     let one_each = |values: &[f64]| -> Vec<Vec<f64>> { values.iter().map(|value| vec![*value]).collect() };
     let found = stats::ratio(&one_each(a), &one_each(b), |value| value[0]);
-    judged(name, unit, better, a, b, found, "trials")
+    judged(metric, a, b, found, "trials")
 }
 
 /// A metric with a verdict from its interval.
-fn judged(
-    name: &str,
-    unit: &'static str,
-    better: Better,
-    a: &[f64],
-    b: &[f64],
-    found: Option<stats::Ratio>,
-    holds: &'static str,
-) -> Metric {
-    let mut metric = unjudged(name, unit, better, a, b);
+fn judged(mut metric: Metric, a: &[f64], b: &[f64], found: Option<stats::Ratio>, holds: &'static str) -> Metric {
+    (metric.a, metric.b) = (finite_median(a), finite_median(b));
     // A trial that states 0 has no logarithm; to go on without it would compare other trials than those that are shown.
     let complete = found.filter(|found| found.trials == (a.len(), b.len()));
     let Some(found) = complete else {
@@ -280,7 +233,7 @@ fn judged(
             _ if zero(a) || zero(b) => "a trial states 0, and 0 has no ratio".into(),
             _ => "a trial states no positive number".into(),
         });
-        metric.words = words::metric(&metric, (a.len(), b.len()));
+        metric.words = metric.in_words((a.len(), b.len()));
         return metric;
     };
     (metric.a, metric.b) = (Some(found.a), Some(found.b));
@@ -293,49 +246,35 @@ fn judged(
         Verdict::TooFewTrials
     } else if !above && found.ratio.high >= 1.0 {
         Verdict::NoDifference
-    } else if above == (better == Better::Higher) {
+    } else if above == (metric.better == Better::Higher) {
         Verdict::BBetter
     } else {
         Verdict::BWorse
     };
-    metric.words = words::metric(&metric, found.trials);
+    metric.words = metric.in_words(found.trials);
     metric
 }
 
 /// A counted number is exact where all trials of a side agree; where they do not, it is treated as a timed one.
-fn counted(name: &str, unit: &'static str, better: Better, a: &[f64], b: &[f64]) -> Metric {
+fn counted(mut metric: Metric, a: &[f64], b: &[f64]) -> Metric {
     let agree = |values: &[f64]| values.windows(2).all(|pair| pair[0] == pair[1]);
     let (Some(&of_a), Some(&of_b), true) = (a.first(), b.first(), agree(a) && agree(b)) else {
-        return timed_metric(name, unit, better, a, b);
+        return timed_metric(metric, a, b);
     };
-    let mut metric = unjudged(name, unit, better, a, b);
+    (metric.a, metric.b) = (finite_median(a), finite_median(b));
     metric.interval = Some("counted");
     metric.ratio = Some(of_b / of_a).filter(|ratio| ratio.is_finite() && *ratio > 0.0);
     metric.verdict = match of_b.total_cmp(&of_a) {
         std::cmp::Ordering::Equal => Verdict::Same,
-        order if (order == std::cmp::Ordering::Greater) == (better == Better::Higher) => Verdict::BBetter,
+        order if (order == std::cmp::Ordering::Greater) == (metric.better == Better::Higher) => Verdict::BBetter,
         _ => Verdict::BWorse,
     };
-    metric.words = words::metric(&metric, (a.len(), b.len()));
+    metric.words = metric.in_words((a.len(), b.len()));
     metric
 }
 
-fn unjudged(name: &str, unit: &'static str, better: Better, a: &[f64], b: &[f64]) -> Metric {
-    let median = |values: &[f64]| stats::median(values).filter(|value| value.is_finite());
-    Metric {
-        name: name.to_string(),
-        unit,
-        better,
-        a: median(a),
-        b: median(b),
-        ratio: None,
-        low: None,
-        high: None,
-        interval: None,
-        verdict: Verdict::NotComparable,
-        words: String::new(),
-        reason: None,
-    }
+fn finite_median(values: &[f64]) -> Option<f64> {
+    stats::median(values).filter(|value| value.is_finite())
 }
 
 /// The speed of a cell whose losses are not its reference's is no result.
@@ -349,7 +288,7 @@ fn guarded(mut metric: Metric, losses: &Losses) -> Metric {
     };
     metric.verdict = Verdict::NotComparable;
     metric.reason = Some(format!("{who} loss parity: how fast it is, is no result"));
-    metric.words = words::metric(&metric, (0, 0));
+    metric.words = metric.in_words((0, 0));
     metric
 }
 

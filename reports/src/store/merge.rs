@@ -47,9 +47,9 @@ impl Notebook {
                     }
                 }
             }
-            let mut said: BTreeSet<(&str, &str, &str)> = here.remarks.iter().map(identity).collect();
+            let mut known: BTreeSet<(&str, &str, &str)> = here.remarks.iter().map(identity).collect();
             for remark in remarks {
-                if said.insert(identity(remark)) {
+                if known.insert(identity(remark)) {
                     lines.extend(line_of(&remark.note_for, remark)?);
                     merged.remarks_added += 1;
                 } else {
