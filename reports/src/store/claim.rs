@@ -14,11 +14,11 @@ use super::{Notebook, StoreError};
 
 /// Folder of the claims inside a notebook's directory.
 const CLAIMS: &str = "claims";
-/// How often a claim's file may vanish under our hands before that is an error: each time somebody else got on.
-pub(super) const TRIES: usize = 1000;
+/// Attempts to lock a file that vanishes every time; each time another process made progress.
+const TRIES: usize = 1000;
 
-/// What the system says of a folder that goes while it is looked at.
-pub(super) const GONE: [io::ErrorKind; 2] = [io::ErrorKind::NotFound, io::ErrorKind::AlreadyExists];
+/// Errors of a folder that another process removes meanwhile.
+const GONE: [io::ErrorKind; 2] = [io::ErrorKind::NotFound, io::ErrorKind::AlreadyExists];
 
 /// A trial that is this process's to measure, until it is dropped.
 #[derive(Debug)]
@@ -48,37 +48,41 @@ impl Notebook {
         let is_plain = |c: &char| c.is_ascii_alphanumeric();
         let path = folder.join(format!("{}-{trial}", key.chars().filter(is_plain).take(64).collect::<String>()));
         let failed = |source: io::Error| StoreError::ReadOnly { path: self.directory.clone(), source };
-        for _ in 0..TRIES {
-            let opened = fs::create_dir_all(&folder)
-                .and_then(|()| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path));
-            let file = match opened {
-                Ok(file) => file,
-                // The folder went with somebody's last claim: after it was made, or while it was found to be there.
-                Err(error) if GONE.contains(&error.kind()) && !is_blocked(&folder) => continue,
-                Err(error) => return Err(failed(error)),
-            };
-            match file.try_lock() {
-                Ok(()) if !is_at(&file, &path) => continue,
-                Ok(()) => {}
-                Err(TryLockError::WouldBlock) => {
-                    trace!(target: "zbench::runner", cell = key, trial, "claim is left to another process, which has it");
-                    return Ok(None);
-                }
-                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
-                Err(TryLockError::Error(error)) => return Err(failed(error)),
-            }
-            // For people who look; the lock is what counts.
-            let _ = file.set_len(0).and_then(|()| writeln!(&file, "{}", std::process::id()));
-            debug!(target: "zbench::runner", cell = key, trial, "claim is taken");
-            return Ok(Some(Claim { file, path }));
-        }
-        Err(failed(io::Error::other(format!("{} cannot be claimed", path.display()))))
+        let Some(file) = open_locked(&folder, &path, OpenOptions::new().read(true).write(true)).map_err(failed)? else {
+            trace!(target: "zbench::runner", cell = key, trial, "claim is left to another process, which has it");
+            return Ok(None);
+        };
+        // For people who look; the lock is what counts.
+        let _ = file.set_len(0).and_then(|()| writeln!(&file, "{}", std::process::id()));
+        debug!(target: "zbench::runner", cell = key, trial, "claim is taken");
+        Ok(Some(Claim { file, path }))
     }
 }
 
-/// Whether something else than a folder has the name of the claims' folder.
-pub(super) fn is_blocked(folder: &Path) -> bool {
+/// Opens a file with a lock on it, and creates it and its folder where they are missing; `None` where another process holds the
+/// lock. On a file system without locks everyone gets the file.
+pub(super) fn open_locked(folder: &Path, path: &Path, options: &mut OpenOptions) -> io::Result<Option<File>> {
+    for _ in 0..TRIES {
+        let file = match fs::create_dir_all(folder).and_then(|()| options.create(true).open(path)) {
+            Ok(file) => file,
+            // Another process removed the folder with its last file: after it was made here, or while it was found to be there.
+            Err(error) if GONE.contains(&error.kind()) && !is_blocked(folder) => continue,
+            Err(error) => return Err(error),
+        };
+        match file.try_lock() {
+            Ok(()) if !is_at(&file, path) => continue,
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => return Ok(Some(file)),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Err(io::Error::other(format!("{} vanishes as often as it is made", path.display())))
+}
+
+/// Whether something that is no folder has the folder's name.
+fn is_blocked(folder: &Path) -> bool {
     fs::symlink_metadata(folder).is_ok_and(|metadata| !metadata.is_dir())
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::claim::{GONE, TRIES, is_at, is_blocked};
+use super::claim::{is_at, open_locked};
 use super::contents::{Line, is_json, parse_line};
 use super::{Notebook, StoreError, append_error, line_of};
 use crate::record::{Record, TurnRow};
@@ -55,39 +55,22 @@ impl Notebook {
         for record in records {
             lines.extend(line_of(&record.id, record)?);
         }
-        for _ in 0..TRIES {
-            let opened =
-                fs::create_dir_all(&folder).and_then(|()| OpenOptions::new().append(true).create(true).open(&begun));
-            let file = match opened {
-                Ok(file) => file,
-                // The folder went with somebody's last file: after it was made, or while it was found to be there.
-                Err(error) if GONE.contains(&error.kind()) && !is_blocked(&folder) => continue,
-                Err(error) => return Err(failed(error)),
-            };
-            match file.try_lock() {
-                Ok(()) if !is_at(&file, &begun) => continue,
-                Ok(()) => {}
-                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
-                Err(TryLockError::Error(error)) => return Err(failed(error)),
-                Err(TryLockError::WouldBlock) => return Err(failed(io::ErrorKind::WouldBlock.into())),
-            }
-            let mut unfinished = Unfinished { file, path: begun.clone() };
-            let written = unfinished.file.set_len(0).map_err(failed).and_then(|()| unfinished.write(&lines));
-            // What an owner that died has left under this name is not touched.
-            let path = free(&folder, name, ".jsonl");
-            if let Err(error) = written.and_then(|()| fs::rename(&begun, &path).map_err(failed)) {
-                remove(&begun);
-                return Err(error);
-            }
-            unfinished.path = path;
-            // The names are durable once their folders are synced; some systems cannot.
-            for folder in [&folder, &self.directory] {
-                let _ = File::open(folder).and_then(|folder| folder.sync_all());
-            }
-            return Ok(unfinished);
+        let opened = open_locked(&folder, &begun, OpenOptions::new().append(true)).map_err(failed)?;
+        let Some(file) = opened else { return Err(failed(io::ErrorKind::WouldBlock.into())) };
+        let mut unfinished = Unfinished { file, path: begun.clone() };
+        let written = unfinished.file.set_len(0).map_err(failed).and_then(|()| unfinished.write(&lines));
+        // What an owner that died has left under this name is not touched.
+        let path = free(&folder, name, ".jsonl");
+        if let Err(error) = written.and_then(|()| fs::rename(&begun, &path).map_err(failed)) {
+            remove(&begun);
+            return Err(error);
         }
-        Err(failed(io::Error::other("it vanishes as often as it is made")))
+        unfinished.path = path;
+        // The names are durable once their folders are synced; some systems cannot.
+        for folder in [&folder, &self.directory] {
+            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        }
+        Ok(unfinished)
     }
 
     /// Adds records of what dead processes had measured, where the notebook does not have them, and removes their files. A file with
