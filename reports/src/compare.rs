@@ -2,7 +2,7 @@
 //!
 //! [`compare`] is a pure function of the records of two [`Side`]s. It gathers their valid trials into cells, pairs
 //! the cells ([`pairing`]), and makes of each pair a [`Pair`]: numbers that can be written as JSON, and that
-//! [`document`] turns into words and tables. Nothing is claimed that the intervals do not carry; see docs/compare.md.
+//! [`document`] turns into words and tables. Every claim follows from an interval; see docs/compare.md.
 
 mod cells;
 pub mod document;
@@ -38,9 +38,9 @@ pub use trials::WarmUp;
 /// One side of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Side<'a> {
-    /// What stands for it, as it was typed.
+    /// Its selector, as the user typed it.
     pub selector: String,
-    /// The records it stands for.
+    /// The records that the selector selects.
     pub records: Vec<&'a Record>,
 }
 
@@ -60,11 +60,11 @@ pub struct Comparison {
     pub a: Summary,
     /// The second side.
     pub b: Summary,
-    /// How it was asked for.
+    /// The options of the comparison.
     pub options: Options,
-    /// In what the places of all used trials differ, hardware first.
+    /// Differences between the environments of all used trials, hardware first.
     pub environment: Vec<Difference>,
-    /// Settings that differ in every pair, and by the same values.
+    /// Settings that differ in every pair by the same values.
     pub configuration: Vec<Difference>,
     /// The pairs, in the order of A's cells.
     pub pairs: Vec<Pair>,
@@ -74,10 +74,10 @@ pub struct Comparison {
     pub on_both_sides: usize,
 }
 
-/// What became of a side's records.
+/// How many of a side's records are used.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    /// What stands for it.
+    /// Its selector.
     pub selector: String,
     /// How many records there are.
     pub records: usize,
@@ -85,7 +85,7 @@ pub struct Summary {
     pub cells: usize,
     /// How many trials are used.
     pub used: usize,
-    /// Those that are not, with the reason.
+    /// Trials that are not used, with the reason.
     pub left_out: Vec<LeftOut>,
 }
 
@@ -101,7 +101,7 @@ pub struct LeftOut {
 /// One side of a pair.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PairSide {
-    /// What stands for the side.
+    /// The selector of the side.
     pub selector: String,
     /// The cell's key.
     pub key: String,
@@ -109,7 +109,7 @@ pub struct PairSide {
     pub label: String,
     /// Ids of the trials that are used.
     pub records: Vec<String>,
-    /// Those that are not.
+    /// Trials that are not used.
     pub left_out: Vec<LeftOut>,
 }
 
@@ -118,29 +118,29 @@ pub struct PairSide {
 pub struct Pair {
     /// Always `pair`.
     pub kind: &'static str,
-    /// What the pair is called: in what it differs from the other pairs.
+    /// The name of the pair: the settings in which it differs from the other pairs.
     pub pair: String,
-    /// How the two were found to belong together.
+    /// How the two cells were paired.
     pub paired_by: PairedBy,
     /// The first.
     pub a: PairSide,
     /// The second.
     pub b: PairSide,
-    /// In what their places differ.
+    /// Differences of their environments.
     pub environment: Vec<Difference>,
-    /// In what their settings differ.
+    /// Differences of their settings.
     pub configuration: Vec<Difference>,
     /// The metrics.
     pub metrics: Vec<Metric>,
-    /// Their losses.
+    /// The comparison of their losses.
     pub losses: Losses,
     /// Where the change of the step comes from.
     pub explanation: Explanation,
-    /// What the trials' steps show of warm-up, and what was discarded.
+    /// Warm-up found in the steps of each trial, and the steps that were discarded.
     pub warm_up: Vec<WarmUp>,
     /// Tokens per second with all steps kept, where some were discarded.
     pub tokens_per_second_of_all_steps: Option<Metric>,
-    /// What a reader must know.
+    /// Remarks that a reader must know.
     pub notes: Vec<String>,
 }
 
@@ -195,7 +195,7 @@ pub fn compare(a: &Side, b: &Side, options: Options) -> Comparison {
     }
 }
 
-/// What `of` makes of each, in order. Thousands of intervals are worth the other cores.
+/// Calls `of` on each item, on all cores, since a comparison may have thousands of intervals. The results are in order.
 fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = items.len().div_ceil(cores).max(FEWEST_FOR_A_CORE);
@@ -206,7 +206,8 @@ fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> V
     in_parts(items, share, |part| part.iter().map(of).collect())
 }
 
-/// What `of` makes of parts of so many items, in order, each part on a thread; those for which the system starts none, here.
+/// Calls `of` on parts of so many items, each on a thread of its own; a part for which no thread starts runs here. The results are
+/// in order.
 pub(crate) fn in_parts<T: Sync, R: Send>(items: &[T], share: usize, of: impl Fn(&[T]) -> Vec<R> + Sync) -> Vec<R> {
     let of = &of;
     std::thread::scope(|scope| {
@@ -302,7 +303,7 @@ fn notes(found: &Found, metrics: &[Metric]) -> Vec<String> {
     notes
 }
 
-/// In what two cells' settings differ.
+/// Differences of two cells' settings.
 fn settings(a: &Cell, b: &Cell) -> Vec<Difference> {
     if a.settings() == b.settings() {
         return Vec::new();

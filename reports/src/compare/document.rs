@@ -1,4 +1,4 @@
-//! A comparison as a document: where it was measured, what differs, the answer in words, then the tables.
+//! A comparison as a document: environment, configuration, the answer in words, then the tables.
 
 use indexmap::IndexMap;
 

@@ -1,4 +1,4 @@
-//! Where the change of a step comes from: spans of its time, what was communicated, memory, operations.
+//! What explains the change of a step: time by span, communication, memory, operations.
 
 use indexmap::IndexMap;
 use serde::Serialize;
@@ -6,14 +6,14 @@ use serde::Serialize;
 use crate::record::{Category, Communication, Record};
 use crate::stats::{self, Interval};
 
-/// What changed between two cells, and what of the step's change it accounts for.
+/// What changed between two cells, and how much of the step's change each span accounts for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Explanation {
     /// The mean step: the mean over trials of the mean of all timed steps. `None` where a side has no timed steps.
     pub step: Option<SpanChange>,
     /// Spans, the largest change first; the last is `unexplained`, and together they are the step's change.
     pub spans: Vec<SpanChange>,
-    /// By how much B's times were multiplied because its steps have another number of tokens; `None` where they have not.
+    /// B's times were multiplied by this factor since its steps have another number of tokens; `None` if the numbers are equal.
     pub per_tokens_of_a: Option<f64>,
     /// Collectives whose calls, bytes or times changed.
     pub communication: Vec<CommunicationChange>,
@@ -162,7 +162,7 @@ fn spans(a: &[&Record], b: &[&Record], factor: f64, step: Option<&SpanChange>) -
     spans
 }
 
-/// The row of what no span accounts for.
+/// The row of the time that no span accounts for.
 pub const UNEXPLAINED: &str = "unexplained";
 
 /// Collectives by axis and kind, means over the trials.

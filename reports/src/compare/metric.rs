@@ -15,25 +15,25 @@ pub enum Better {
     Lower,
 }
 
-/// What may be said of a metric.
+/// The result of comparing B with A on a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// B is better, and the interval leaves out 1.
+    /// B is better: the interval excludes 1.
     BBetter,
-    /// B is worse, and the interval leaves out 1.
+    /// B is worse: the interval excludes 1.
     BWorse,
-    /// The interval holds 1.
+    /// The interval contains 1.
     NoDifference,
-    /// By turns: the two differ by less than the share that was asked for.
+    /// By turns: the two differ by less than the requested share.
     Equal,
-    /// By turns: the data do not say.
+    /// By turns: the data do not decide.
     Undecided,
-    /// Counted, and the same in every trial of both.
+    /// Counted, and equal in every trial of both sides.
     Same,
-    /// One trial on a side: nothing is claimed.
+    /// A side has one trial: nothing is claimed.
     TooFewTrials,
-    /// A side does not state it, or its value is no result; `reason` says which.
+    /// A side does not state it, or its value is invalid; `reason` says which.
     NotComparable,
 }
 
@@ -52,16 +52,16 @@ pub struct Metric {
     pub b: Option<f64>,
     /// B / A.
     pub ratio: Option<f64>,
-    /// Lower limit of the 95 % interval of the ratio, of turns of the 98 % interval.
+    /// Lower limit of the 95 % interval of the ratio; by turns of the 98 % interval.
     pub low: Option<f64>,
     /// Upper limit.
     pub high: Option<f64>,
-    /// What the interval holds: `trials_and_steps`, `trials`, `turns` (98 %, over common rounds), or `counted` where all trials agree
-    /// and none is needed.
+    /// What the interval covers: `trials_and_steps`, `trials`, `turns` (98 %, over common rounds), or `counted` if all trials agree and
+    /// no interval is needed.
     pub interval: Option<&'static str>,
-    /// What may be said.
+    /// The result.
     pub verdict: Verdict,
-    /// The same in words.
+    /// The result in words.
     pub words: String,
     /// Why it is not comparable.
     pub reason: Option<String>,
@@ -223,7 +223,7 @@ fn signed(fraction: f64) -> String {
     text.trim_end_matches(" %").to_string()
 }
 
-/// From this ratio on an interval is given as multiples.
+/// Intervals that reach this ratio are given as multiples.
 const MANY: f64 = 10.0;
 
 /// `-2.1 to +3.4 %`: an interval of ratios as changes.

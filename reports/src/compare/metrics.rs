@@ -1,4 +1,4 @@
-//! The metrics of a pair: values, the ratio with its interval, and what may be said.
+//! Calculates the metrics of a pair: values, ratio, interval and verdict.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -10,16 +10,16 @@ use crate::record::{Record, Verdict as ParityVerdict};
 use crate::stats;
 use crate::turned::Turned;
 
-/// How the losses of a pair stand to each other.
+/// The losses of A compared with those of B.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Losses {
     /// The worst verdict of A's trials about parity with their reference.
     pub a: ParityVerdict,
     /// The worst of B's.
     pub b: ParityVerdict,
-    /// Steps at which both state a loss.
+    /// Steps for which both sides state a loss.
     pub steps: usize,
-    /// Whether all losses are equal to the bit.
+    /// Whether all losses are bitwise equal.
     pub identical: bool,
     /// The largest difference of a step's loss, relative to A's.
     pub max_relative_difference: Option<f64>,
@@ -29,11 +29,11 @@ pub struct Losses {
 
 /// Where a metric's values come from.
 enum Source {
-    /// From each trial's steps, which are resampled: (x, ms) of each, and the statistic.
+    /// Steps of each trial, which are resampled: (work, ms) of each step, and the statistic of them.
     Steps(fn(&Trial) -> Vec<(f64, f64)>, fn(&[(f64, f64)]) -> f64),
-    /// One timed number for each trial.
+    /// One measured number of each trial.
     PerTrial,
-    /// One counted number for each trial.
+    /// One counted number of each trial.
     Counted(fn(&Record) -> Option<f64>),
 }
 
@@ -66,7 +66,7 @@ const DEFINITIONS: [Definition; 8] = [
     timed("step_ms_p50", |steps| nearest_rank(steps, 0.5)),
     timed("step_ms_p90", |steps| nearest_rank(steps, 0.9)),
     timed("step_ms_p99", |steps| nearest_rank(steps, 0.99)),
-    Definition { name: "mfu", unit: "fraction", better: Better::Higher, source: Source::Steps(utilised, utilisation) },
+    Definition { name: "mfu", unit: "fraction", better: Better::Higher, source: Source::Steps(work_of_steps, mfu) },
     Definition { name: "exposed_communication_ms", unit: "ms", better: Better::Lower, source: Source::PerTrial },
     Definition {
         name: "peak_memory_bytes",
@@ -77,7 +77,7 @@ const DEFINITIONS: [Definition; 8] = [
     Definition { name: "wire_bytes", unit: "bytes", better: Better::Lower, source: Source::Counted(wire_bytes) },
 ];
 
-/// The percentile as records state it: the least value that so many steps do not exceed.
+/// The nearest-rank percentile, which records use: the smallest value that at least this share of the steps does not exceed.
 fn nearest_rank(steps: &[(f64, f64)], share: f64) -> f64 {
     let mut ms: Vec<f64> = steps.iter().map(|step| step.1).collect();
     let place = (share * ms.len() as f64).ceil() as usize;
@@ -85,15 +85,16 @@ fn nearest_rank(steps: &[(f64, f64)], share: f64) -> f64 {
     *ms.select_nth_unstable_by(place.saturating_sub(1).min(last), f64::total_cmp).1
 }
 
-/// The utilisation that a trial states is of the mean of all its timed steps; that of some steps goes with their mean.
-fn utilised(trial: &Trial) -> Vec<(f64, f64)> {
+/// (MFU x mean ms, ms) of each step. A trial states the MFU of the mean of all its timed steps; the MFU of some steps follows from
+/// their mean.
+fn work_of_steps(trial: &Trial) -> Vec<(f64, f64)> {
     let (Some(mfu), Some(mean)) = (trial.record.metrics.number("mfu"), stats::mean(&trial.all_ms)) else {
         return Vec::new();
     };
     trial.steps.iter().map(|step| (mfu * mean, step.1)).collect()
 }
 
-fn utilisation(steps: &[(f64, f64)]) -> f64 {
+fn mfu(steps: &[(f64, f64)]) -> f64 {
     let (work, ms) = steps.iter().fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
     work / ms
 }
@@ -104,8 +105,8 @@ fn peak_memory(record: &Record) -> Option<f64> {
 }
 
 fn wire_bytes(record: &Record) -> Option<f64> {
-    let is_told = !record.communication.is_empty() || record.ranks.len() == 1;
-    Some(record.wire_bytes()).filter(|bytes| is_told && bytes.is_finite())
+    let is_stated = !record.communication.is_empty() || record.ranks.len() == 1;
+    Some(record.wire_bytes()).filter(|bytes| is_stated && bytes.is_finite())
 }
 
 /// All metrics that either side states, in the order of the table.
@@ -116,7 +117,7 @@ pub fn all(a: &[Trial], b: &[Trial], losses: &Losses) -> Vec<Metric> {
     metrics
 }
 
-/// Puts what turns in common rounds say of the speed in place of what trials do.
+/// Replaces the speed from trials with the speed from turns in common rounds.
 pub fn by_turns(metrics: &mut [Metric], turned: &Turned, a: &str, b: &str) {
     let metric = metrics.iter_mut().find(|metric| metric.name == SPEED.name);
     let pair = turned.pair(a, b).filter(|pair| pair.rounds > 0);
@@ -222,7 +223,7 @@ fn timed_metric(metric: Metric, a: &[f64], b: &[f64]) -> Metric {
 /// A metric with a verdict from its interval.
 fn judged(mut metric: Metric, a: &[f64], b: &[f64], found: Option<stats::Ratio>, holds: &'static str) -> Metric {
     (metric.a, metric.b) = (finite_median(a), finite_median(b));
-    // A trial that states 0 has no logarithm; to go on without it would compare other trials than those that are shown.
+    // A trial that states 0 has no logarithm. Without it, the ratio would be of other trials than those that are shown.
     let complete = found.filter(|found| found.trials == (a.len(), b.len()));
     let Some(found) = complete else {
         let zero = |values: &[f64]| values.contains(&0.0);
@@ -255,7 +256,7 @@ fn judged(mut metric: Metric, a: &[f64], b: &[f64], found: Option<stats::Ratio>,
     metric
 }
 
-/// A counted number is exact where all trials of a side agree; where they do not, it is treated as a timed one.
+/// A counted number is exact if all trials of each side agree; otherwise it is treated as a measured one.
 fn counted(mut metric: Metric, a: &[f64], b: &[f64]) -> Metric {
     let agree = |values: &[f64]| values.windows(2).all(|pair| pair[0] == pair[1]);
     let (Some(&of_a), Some(&of_b), true) = (a.first(), b.first(), agree(a) && agree(b)) else {
@@ -277,7 +278,7 @@ fn finite_median(values: &[f64]) -> Option<f64> {
     stats::median(values).filter(|value| value.is_finite())
 }
 
-/// The speed of a cell whose losses are not its reference's is no result.
+/// A cell that fails loss parity has no valid speed.
 fn guarded(mut metric: Metric, losses: &Losses) -> Metric {
     let failed = |verdict: ParityVerdict| verdict == ParityVerdict::Failed;
     let who = match (failed(losses.a), failed(losses.b)) {

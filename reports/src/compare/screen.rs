@@ -9,9 +9,9 @@ use crate::environment::{Aspect, Difference};
 use crate::screen::{Room, Screen, fitting};
 use crate::units;
 
-/// Rows of the table at most, and in any case.
+/// The most and the fewest rows of the table.
 const ROWS: (usize, usize) = (24, 3);
-/// So many differences are told.
+/// At most so many differences are listed.
 const DIFFERENCES: usize = 5;
 
 /// The short form of a comparison, for this room.

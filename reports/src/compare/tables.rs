@@ -9,7 +9,7 @@ use crate::document::{Column, Entry, Table, Tone};
 use crate::environment::Difference;
 use crate::units;
 
-/// Settings or environment: what, in A, in B.
+/// Differences of settings or of the environment.
 pub fn differences(name: &str, first: &str, differences: &[Difference]) -> Table {
     let columns =
         vec![Column::words(first), Column::words("kind").for_machines(), Column::words("A"), Column::words("B")];
@@ -47,7 +47,7 @@ fn interval(metric: &Metric) -> Entry {
     }
 }
 
-/// One row for each pair: what a reader of many looks for.
+/// One row for each pair, with its main metric.
 pub fn pairs(comparison: &Comparison) -> Table {
     let unit = main_unit(&comparison.pairs);
     let names: IndexSet<String> =
@@ -269,7 +269,7 @@ pub fn flops(pair: &Pair) -> Option<Table> {
     (!table.rows.is_empty()).then_some(table)
 }
 
-/// Trials in which warm-up was found, or no steady part.
+/// Trials in which warm-up or no steady part was found.
 pub fn warm_up(pair: &Pair, short_id: &dyn Fn(&str) -> String) -> Option<Table> {
     let columns = vec![
         Column::words("side"),

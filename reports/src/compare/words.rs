@@ -1,4 +1,4 @@
-//! What may be said of a pair, in sentences.
+//! A comparison in sentences.
 
 use indexmap::IndexSet;
 
@@ -10,7 +10,7 @@ use crate::record::Verdict as ParityVerdict;
 use crate::text::capital;
 use crate::units;
 
-/// How the losses stand.
+/// The comparison of the losses.
 pub fn losses(losses: &Losses) -> String {
     let between = match (&losses.reason, losses.identical, losses.max_relative_difference) {
         (Some(reason), _, _) => format!("losses not compared: {reason}"),
@@ -39,11 +39,11 @@ pub fn answer(pair: &Pair) -> Vec<String> {
     let mut items = Vec::new();
     let main = pair.main_metric();
     for metric in &pair.metrics {
-        let is_said = match metric.name.as_str() {
+        let is_shown = match metric.name.as_str() {
             "step_ms_p50" | "step_ms_p90" | "step_ms_p99" | "mfu" => false,
             _ => metric.verdict != Verdict::NotComparable || main.is_some_and(|main| main.name == metric.name),
         };
-        if !is_said {
+        if !is_shown {
             continue;
         }
         let between = match (metric.a, metric.b) {
@@ -53,7 +53,7 @@ pub fn answer(pair: &Pair) -> Vec<String> {
         let name = if metric.verdict.claims() { String::new() } else { format!("{}: ", metric.title()) };
         items.push(format!("{name}{}{between}.", metric.words));
     }
-    // The tail may move where the middle does not.
+    // The tail may change where the median does not.
     let unlike_speed = |metric: &&Metric| metric.name.starts_with("step_ms_p9") && metric.verdict.claims();
     let speed_claims = pair.metric("tokens_per_second").is_some_and(|metric| metric.verdict.claims());
     if !speed_claims {
@@ -63,9 +63,9 @@ pub fn answer(pair: &Pair) -> Vec<String> {
     items
 }
 
-/// How many spans are named in a sentence.
+/// A sentence names at most so many spans.
 const NAMED: usize = 4;
-/// A span of a smaller share of the change is not named.
+/// The smallest share of the change for which a span is named.
 const WORTH_NAMING: f64 = 0.05;
 
 /// Where the change of the step comes from, in words.
