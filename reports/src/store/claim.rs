@@ -1,7 +1,7 @@
-//! Whose turn a trial is, among several processes on one notebook.
+//! Claims on trials among several processes that use one notebook.
 //!
-//! A claim is a file below `claims/` that its owner holds a lock on. The system gives the lock back when the owner ends,
-//! however it ends: the claim of a dead process is void, and nobody has to find out whether it lives.
+//! A claim is a file below `claims/` on which its owner holds a lock. The system releases the lock when the owner ends, however it
+//! ends. So the claim of a dead process is void, and no process has to find out whether the owner lives.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -14,13 +14,13 @@ use super::{Notebook, StoreError};
 
 /// Folder of the claims inside a notebook's directory.
 const CLAIMS: &str = "claims";
-/// Attempts to lock a file that vanishes every time; each time another process made progress.
+/// So often opening a file may fail because another process removes it; that process made progress each time.
 const TRIES: usize = 1000;
 
 /// Errors of a folder that another process removes meanwhile.
 const GONE: [io::ErrorKind; 2] = [io::ErrorKind::NotFound, io::ErrorKind::AlreadyExists];
 
-/// A trial that is this process's to measure, until it is dropped.
+/// The right of this process to measure a trial, until the claim is dropped.
 #[derive(Debug)]
 pub struct Claim {
     file: File,
@@ -29,7 +29,8 @@ pub struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // First the name, then the lock: who opens the name later makes a new file. The folder goes with the last claim.
+        // The name goes first and the lock second, so that a process that opens the name later makes a new file. The folder is
+        // removed with the last claim.
         let _ = fs::remove_file(&self.path);
         let _ = self.file.unlock();
         if let Some(folder) = self.path.parent() {
@@ -39,7 +40,7 @@ impl Drop for Claim {
 }
 
 impl Notebook {
-    /// Claims a trial; nothing where another process has it. On a file system without locks everyone gets every claim.
+    /// Claims a trial; `None` where another process has it. On a file system without locks every process gets every claim.
     ///
     /// # Errors
     /// The notebook cannot be written.
@@ -52,7 +53,7 @@ impl Notebook {
             trace!(target: "zbench::runner", cell = key, trial, "claim is left to another process, which has it");
             return Ok(None);
         };
-        // For people who look; the lock is what counts.
+        // The process id is for people; only the lock counts.
         let _ = file.set_len(0).and_then(|()| writeln!(&file, "{}", std::process::id()));
         debug!(target: "zbench::runner", cell = key, trial, "claim is taken");
         Ok(Some(Claim { file, path }))
@@ -60,7 +61,7 @@ impl Notebook {
 }
 
 /// Opens a file with a lock on it, and creates it and its folder where they are missing; `None` where another process holds the
-/// lock. On a file system without locks everyone gets the file.
+/// lock. On a file system without locks every process gets the file.
 pub(super) fn open_locked(folder: &Path, path: &Path, options: &mut OpenOptions) -> io::Result<Option<File>> {
     for _ in 0..TRIES {
         let file = match fs::create_dir_all(folder).and_then(|()| options.create(true).open(path)) {
