@@ -27,12 +27,12 @@ pub(crate) struct Turned<'a> {
     /// The reference compared with its own second set of processes.
     pub twin: Option<Comparison>,
     /// How the turns were measured.
-    pub course: Measurement,
+    pub course: MeasurementSummary,
 }
 
 /// How turns were measured.
 #[derive(Debug, Default)]
-pub(crate) struct Measurement {
+pub(crate) struct MeasurementSummary {
     /// Rounds that have a counted turn.
     pub rounds: usize,
     /// Rounds that were discarded since other processes used the cores.
@@ -83,7 +83,7 @@ impl<'a> Turned<'a> {
         if keys.is_empty() {
             return None;
         }
-        let mut course = Measurement::default();
+        let mut course = MeasurementSummary::default();
         let rounds = rounds(&taken, &cells, &counts, &mut course);
         let equal = equal(&taken);
         let rules = Rules { equal: equal.ln_1p(), ..Rules::default() };
@@ -267,7 +267,7 @@ fn rounds(
     records: &[&Record],
     cells: &HashMap<&str, usize>,
     counts: &impl Fn(&Record) -> bool,
-    course: &mut Measurement,
+    course: &mut MeasurementSummary,
 ) -> Vec<Vec<Taken>> {
     let mut experiments: Vec<&str> = Vec::new();
     let mut found: BTreeMap<(usize, u32, u32, u32), Vec<Taken>> = BTreeMap::new();
@@ -374,7 +374,7 @@ fn speeds(rounds: &[Vec<Taken>], cells: usize) -> Vec<Option<f64>> {
     rates.iter().map(|rates| stats::median(rates)).collect()
 }
 
-impl Measurement {
+impl MeasurementSummary {
     /// Sets how fast the machine was: the median over the turns of a round of their speed relative to the median of their cell.
     fn set_machine_speeds(&mut self, rounds: &[Vec<Taken>], speeds: &[Option<f64>]) {
         for round in rounds {
