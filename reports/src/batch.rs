@@ -3,6 +3,7 @@
 use crate::record::Record;
 use crate::units;
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// What a step averages its gradient over, and how far it goes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,16 +102,14 @@ pub fn advice(batches: &[Batch]) -> Option<String> {
 
 /// The batches by size, each with its learning rates.
 fn sizes(batches: &[Batch]) -> Vec<(u64, Vec<f64>)> {
-    let mut sizes: Vec<(u64, Vec<f64>)> = Vec::new();
+    let mut sizes: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for batch in batches {
-        match sizes.iter_mut().find(|(sequences, _)| *sequences == batch.sequences()) {
-            Some((_, rates)) if !rates.contains(&batch.lr) => rates.push(batch.lr),
-            Some(_) => {}
-            None => sizes.push((batch.sequences(), vec![batch.lr])),
+        let rates = sizes.entry(batch.sequences()).or_default();
+        if !rates.contains(&batch.lr) {
+            rates.push(batch.lr);
         }
     }
-    sizes.sort_by_key(|(sequences, _)| *sequences);
-    sizes
+    sizes.into_iter().collect()
 }
 
 fn plural(sequences: u64) -> String {

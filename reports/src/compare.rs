@@ -2,12 +2,13 @@
 //!
 //! [`compare`] is a pure function of the records of two [`Side`]s. It gathers their valid trials into cells, pairs
 //! the cells ([`pairing`]), and makes of each pair a [`Pair`]: numbers that can be written as JSON, and that
-//! [`document`] turns into words and tables. Nothing is claimed that the intervals do not carry; see docs/compare.md.
+//! [`document`] turns into words and tables. Every claim follows from an interval; see docs/compare.md.
 
 mod cells;
 pub mod document;
 mod explain;
 pub mod measured;
+mod metric;
 mod metrics;
 mod pairing;
 mod screen;
@@ -18,9 +19,9 @@ mod words;
 use std::collections::HashSet;
 
 use serde::Serialize;
-use serde_json::Value;
 
-use crate::environment;
+use crate::document::Entry;
+use crate::environment::{self, Aspect, Difference, differences_of_sets};
 use crate::record::Record;
 use crate::turned::Turned;
 use crate::units;
@@ -28,7 +29,8 @@ use cells::Cell;
 use pairing::Found;
 
 pub use explain::{BytesChange, CommunicationChange, Explanation, FlopsChange, SpanChange};
-pub use metrics::{Better, Losses, Metric, Verdict};
+pub use metric::{Better, Metric, Verdict};
+pub use metrics::Losses;
 pub use pairing::{PairedBy, Unpaired};
 pub use screen::short;
 pub use trials::WarmUp;
@@ -36,9 +38,9 @@ pub use trials::WarmUp;
 /// One side of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Side<'a> {
-    /// What stands for it, as it was typed.
+    /// Its selector, as the user typed it.
     pub selector: String,
-    /// The records it stands for.
+    /// The records that the selector selects.
     pub records: Vec<&'a Record>,
 }
 
@@ -58,11 +60,11 @@ pub struct Comparison {
     pub a: Summary,
     /// The second side.
     pub b: Summary,
-    /// How it was asked for.
+    /// The options of the comparison.
     pub options: Options,
-    /// In what the places of all used trials differ, hardware first.
+    /// Differences between the environments of all used trials, hardware first.
     pub environment: Vec<Difference>,
-    /// Settings that differ in every pair, and by the same values.
+    /// Settings that differ in every pair by the same values.
     pub configuration: Vec<Difference>,
     /// The pairs, in the order of A's cells.
     pub pairs: Vec<Pair>,
@@ -72,10 +74,10 @@ pub struct Comparison {
     pub on_both_sides: usize,
 }
 
-/// What became of a side's records.
+/// How many of a side's records are used.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    /// What stands for it.
+    /// Its selector.
     pub selector: String,
     /// How many records there are.
     pub records: usize,
@@ -83,7 +85,7 @@ pub struct Summary {
     pub cells: usize,
     /// How many trials are used.
     pub used: usize,
-    /// Those that are not, with the reason.
+    /// Trials that are not used, with the reason.
     pub left_out: Vec<LeftOut>,
 }
 
@@ -96,23 +98,10 @@ pub struct LeftOut {
     pub reason: String,
 }
 
-/// A setting or a property of the environment in which two sides differ.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Difference {
-    /// Dotted path.
-    pub path: String,
-    /// `hardware`, `software`, `state` for the environment, `setting` for the configuration.
-    pub aspect: &'static str,
-    /// A's value; the list of its values where it has several; null where it has none.
-    pub a: Value,
-    /// B's value.
-    pub b: Value,
-}
-
 /// One side of a pair.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PairSide {
-    /// What stands for the side.
+    /// The selector of the side.
     pub selector: String,
     /// The cell's key.
     pub key: String,
@@ -120,7 +109,7 @@ pub struct PairSide {
     pub label: String,
     /// Ids of the trials that are used.
     pub records: Vec<String>,
-    /// Those that are not.
+    /// Trials that are not used.
     pub left_out: Vec<LeftOut>,
 }
 
@@ -129,29 +118,29 @@ pub struct PairSide {
 pub struct Pair {
     /// Always `pair`.
     pub kind: &'static str,
-    /// What the pair is called: in what it differs from the other pairs.
+    /// The name of the pair: the settings in which it differs from the other pairs.
     pub pair: String,
-    /// How the two were found to belong together.
+    /// How the two cells were paired.
     pub paired_by: PairedBy,
     /// The first.
     pub a: PairSide,
     /// The second.
     pub b: PairSide,
-    /// In what their places differ.
+    /// Differences of their environments.
     pub environment: Vec<Difference>,
-    /// In what their settings differ.
+    /// Differences of their settings.
     pub configuration: Vec<Difference>,
     /// The metrics.
     pub metrics: Vec<Metric>,
-    /// Their losses.
+    /// The comparison of their losses.
     pub losses: Losses,
     /// Where the change of the step comes from.
     pub explanation: Explanation,
-    /// What the trials' steps show of warm-up, and what was discarded.
+    /// Warm-up found in the steps of each trial, and the steps that were discarded.
     pub warm_up: Vec<WarmUp>,
     /// Tokens per second with all steps kept, where some were discarded.
     pub tokens_per_second_of_all_steps: Option<Metric>,
-    /// What a reader must know.
+    /// Remarks that a reader must know.
     pub notes: Vec<String>,
 }
 
@@ -161,11 +150,29 @@ impl Pair {
         self.metrics.iter().find(|metric| metric.name == name)
     }
 
-    /// How much the speed changes either way, as a logarithm; 0 where there is no ratio.
+    /// The metric by which many pairs are compared: tokens per second, or the main one of the suite.
+    pub fn main_metric(&self) -> Option<&Metric> {
+        metrics::main_metric(&self.metrics)
+    }
+
+    /// How much the main metric changes either way, as a logarithm; 0 where there is no ratio.
     fn speed_change(&self) -> f64 {
-        let ratio = self.metric("tokens_per_second").and_then(|speed| speed.ratio);
+        let ratio = self.main_metric().and_then(|speed| speed.ratio);
         ratio.filter(|ratio| *ratio > 0.0).map_or(0.0, |ratio| ratio.ln().abs())
     }
+}
+
+/// The unit of the main metrics; empty where the pairs have several, or none.
+fn main_unit(pairs: &[Pair]) -> &'static str {
+    let mut units = pairs.iter().filter_map(Pair::main_metric).map(|metric| metric.unit);
+    let first = units.next().unwrap_or_default();
+    if units.all(|unit| unit == first) { first } else { "" }
+}
+
+/// A value of a main metric in a column of this unit.
+fn main_value(metric: Option<&Metric>, of: fn(&Metric) -> Option<f64>, unit: &str) -> Entry {
+    let Some(metric) = metric else { return Entry::nothing() };
+    Entry::maybe(of(metric), |value| if unit.is_empty() { metric.with_unit(value) } else { units::number(value) })
 }
 
 /// Compares B with A.
@@ -180,7 +187,7 @@ pub fn compare(a: &Side, b: &Side, options: Options) -> Comparison {
         a: summary(a, &cells_a),
         b: summary(b, &cells_b),
         options,
-        environment: environments(&used(&cells_a), &used(&cells_b)),
+        environment: differences_of_sets(&used(&cells_a), &used(&cells_b)),
         configuration: in_every_pair(&pairs),
         unpaired: pairing.unpaired,
         pairs,
@@ -188,7 +195,7 @@ pub fn compare(a: &Side, b: &Side, options: Options) -> Comparison {
     }
 }
 
-/// What `of` makes of each, in order. Thousands of intervals are worth the other cores.
+/// Calls `of` on each item, on all cores, since a comparison may have thousands of intervals. The results are in order.
 fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = items.len().div_ceil(cores).max(FEWEST_FOR_A_CORE);
@@ -199,7 +206,8 @@ fn on_all_cores<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> V
     in_parts(items, share, |part| part.iter().map(of).collect())
 }
 
-/// What `of` makes of parts of so many items, in order, each part on a thread; those for which the system starts none, here.
+/// Calls `of` on parts of so many items, each on a thread of its own; a part for which no thread starts runs here. The results are
+/// in order.
 pub(crate) fn in_parts<T: Sync, R: Send>(items: &[T], share: usize, of: impl Fn(&[T]) -> Vec<R> + Sync) -> Vec<R> {
     let of = &of;
     std::thread::scope(|scope| {
@@ -252,7 +260,7 @@ fn pair(a: &Side, b: &Side, found: &Found, options: Options, turned: Option<&Tur
         paired_by: found.by,
         a: side(a, found.a),
         b: side(b, found.b),
-        environment: environments(&found.a.used, &found.b.used),
+        environment: differences_of_sets(&found.a.used, &found.b.used),
         configuration: settings(found.a, found.b),
         explanation: explain::explain(&found.a.used, &found.b.used),
         warm_up: trials::warm_up(&trials_a, "a").chain(trials::warm_up(&trials_b, "b")).collect(),
@@ -295,20 +303,14 @@ fn notes(found: &Found, metrics: &[Metric]) -> Vec<String> {
     notes
 }
 
-/// In what two sets of records' places differ, hardware first, the moment's state last.
-fn environments(a: &[&Record], b: &[&Record]) -> Vec<Difference> {
-    let found = environment::differences_of_sets(a, b).into_iter();
-    found.map(|found| Difference { path: found.path, aspect: found.aspect.name(), a: found.a, b: found.b }).collect()
-}
-
-/// In what two cells' settings differ.
+/// Differences of two cells' settings.
 fn settings(a: &Cell, b: &Cell) -> Vec<Difference> {
     if a.settings() == b.settings() {
         return Vec::new();
     }
     let map = |cell: &Cell| cell.settings().as_object().cloned().unwrap_or_default();
     let found = environment::differences(&map(a), &map(b)).into_iter();
-    found.map(|found| Difference { path: found.path, aspect: "setting", a: found.a, b: found.b }).collect()
+    found.map(|found| Difference { aspect: Aspect::Setting, ..found }).collect()
 }
 
 /// The differences of the first pair that all others share.

@@ -2,10 +2,13 @@
 
 use crate::record::Record;
 use crate::units;
+use indexmap::IndexMap;
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 /// What a difference between two environments means for their numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Aspect {
     /// Another machine: timings of the two say nothing about the program.
     Hardware,
@@ -13,16 +16,18 @@ pub enum Aspect {
     Software,
     /// How the machine was just then: its load, its clocks.
     State,
+    /// No part of the environment: a setting of the cell.
+    Setting,
 }
 
-/// One entry in which two environments differ.
-#[derive(Debug, Clone, PartialEq)]
+/// One entry in which two environments or two configurations differ.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     /// Dotted path of the entry.
     pub path: String,
     /// What kind of entry it is.
     pub aspect: Aspect,
-    /// The value of the first, null when it has none.
+    /// The value of the first, null when it has none; of several records the list of their values, where they differ.
     pub a: Value,
     /// The value of the second.
     pub b: Value,
@@ -58,6 +63,7 @@ impl Aspect {
             Self::Hardware => "hardware",
             Self::Software => "software",
             Self::State => "state",
+            Self::Setting => "setting",
         }
     }
 }
@@ -103,12 +109,11 @@ pub fn differences_of_sets(a: &[&Record], b: &[&Record]) -> Vec<Difference> {
 
 /// One environment for several records: where they disagree, the entry is the list of their values, written once each.
 fn together(records: &[&Record]) -> Map<String, Value> {
-    let mut values: Vec<(String, Vec<Value>)> = Vec::new();
+    let mut values: IndexMap<String, Vec<Value>> = IndexMap::new();
     for (path, value) in records.iter().flat_map(|record| flatten(&record.environment)) {
-        match values.iter_mut().find(|(known, _)| *known == path) {
-            Some((_, list)) if list.contains(&value) => {}
-            Some((_, list)) => list.push(value),
-            None => values.push((path, vec![value])),
+        let list = values.entry(path).or_default();
+        if !list.contains(&value) {
+            list.push(value);
         }
     }
     values

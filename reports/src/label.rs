@@ -5,18 +5,18 @@ use serde_json::Value;
 
 use crate::units;
 
-/// The key that stands first in a label, and without its name.
+/// The key whose value comes first in a label, without the name of the key.
 pub const STRATEGY: &str = "parallel.strategy";
 /// The value of a key that a cell does not have.
 pub const UNSET: &str = "unset";
-/// Sections whose keys are named in full: `lora.rank` is not a rank of the mesh, `data.path` not any path.
+/// Sections whose keys are named in full: `lora.rank` is not a rank of the mesh, and `data.path` is not any path.
 const NAMED_IN_FULL: [&str; 2] = ["lora.", "data."];
 /// A longer value is cut and ends in `…`.
 const LONGEST_VALUE: usize = 40;
 /// Remarks behind a label, which are no part of it.
 const MARKS: [&str; 3] = [" [proxy]", " [emulated link]", " (must not fit)"];
 
-/// Fields of cells that have another name than the key of the configuration that sets them.
+/// Fields of cells whose name differs from the configuration key that sets them.
 const FIELDS: [(&str, &str); 3] = [
     ("maximum_bytes", "collectives.max_bytes"),
     ("minimum_bytes", "collectives.min_bytes"),
@@ -33,8 +33,8 @@ pub fn last_part(path: &str) -> &str {
     path.rsplit('.').next().unwrap_or(path)
 }
 
-/// What a key is called in labels: its last part, or all of it where that alone misleads. `is_shared` says whether another key
-/// ends in the same.
+/// The name of a key in labels: its last part, or the whole key where the last part would mislead. `is_shared` says whether another
+/// key has the same last part.
 pub fn name(path: &str, is_shared: bool) -> &str {
     let path = key_of(path);
     let misleads = is_shared || NAMED_IN_FULL.iter().any(|section| path.starts_with(section));
@@ -66,7 +66,7 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// Whether a value says that something is off.
+/// Whether a value means that a feature is off.
 pub fn is_off(value: &str) -> bool {
     matches!(value, "none" | "false" | "off" | UNSET)
 }
@@ -82,8 +82,8 @@ pub fn of_terms<T: AsRef<str>>(terms: impl IntoIterator<Item = T>) -> String {
     terms.join(", ")
 }
 
-/// The terms of a label as they are written: parts between commas, but for commas within brackets, braces and quotes. Marks behind
-/// the label are left out.
+/// The terms of a label: the parts between commas. Commas within brackets, braces and quotes do not separate terms. Marks behind the
+/// label are removed.
 pub fn split(label: &str) -> Vec<&str> {
     let mut label = label.trim();
     while let Some(rest) = MARKS.iter().find_map(|mark| label.strip_suffix(mark)) {
@@ -108,7 +108,7 @@ pub fn split(label: &str) -> Vec<&str> {
     terms
 }
 
-/// A term of a label or a filter, read.
+/// A parsed term of a label or a filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Term<'t> {
     /// A key, whole or its last parts, and a value.
@@ -117,8 +117,8 @@ pub enum Term<'t> {
     Word(&'t str),
 }
 
-/// What a label or a filter says. A beginning of the cell's key in brackets, which tells cells of one label apart, is a term of
-/// its own.
+/// Parses a label or a filter. A beginning of the cell's key in brackets, which distinguishes cells with the same label, is a term
+/// of its own.
 pub fn read(label: &str) -> Vec<Term<'_>> {
     let mut terms = Vec::new();
     for text in split(label).into_iter().filter(|text| !text.is_empty()) {
@@ -135,14 +135,14 @@ pub fn read(label: &str) -> Vec<Term<'_>> {
     terms
 }
 
-/// Whether a key is the one that was typed: by its whole name or the last parts of it.
+/// Whether a key is the one that was typed, which may be the whole key or its last parts.
 pub fn is_key(path: &str, typed: &str) -> bool {
     let is = |path: &str| path.strip_suffix(typed).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
     is(path) || is(key_of(path))
 }
 
-/// Whether a value is the one that was typed: as it is, as labels show it, or its beginning where that ends in `…`. Blanks do not
-/// count, and numbers are compared as numbers.
+/// Whether a value is the one that was typed: the value itself, its form in labels, or a beginning that ends in `…`. Blanks are
+/// ignored, and numbers are compared as numbers.
 pub fn is_value(path: &str, value: &Value, typed: &str) -> bool {
     let dense = |text: &str| text.chars().filter(|symbol| !symbol.is_whitespace()).collect::<String>();
     let typed = dense(typed);
@@ -157,8 +157,8 @@ pub fn is_value(path: &str, value: &Value, typed: &str) -> bool {
     numbers.is_some_and(|(a, b)| a == b) || is_same(plain(value)) || is_same(self::value(path, value))
 }
 
-/// Labels for a table: without the terms that all of them have, those that only say again what another term says, and, where labels
-/// stay apart without them, lists and what is off.
+/// Labels for a table: without terms that all of them have, without terms that distinguish the same cells as another term, and, where
+/// labels stay different without them, without lists and features that are off.
 pub fn shortened(labels: &[&str]) -> Vec<String> {
     if let [only] = labels {
         return vec![only.to_string()];

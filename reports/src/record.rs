@@ -66,7 +66,7 @@ pub struct Record {
     /// One entry for each rank.
     #[serde(default)]
     pub ranks: Vec<Rank>,
-    /// What was communicated in one step, by mesh axis and collective.
+    /// Communication of one step, by mesh axis and collective.
     #[serde(default)]
     pub communication: Vec<Communication>,
     /// Milliseconds of the slowest rank by span; they add up to the step.
@@ -281,9 +281,9 @@ impl Source {
     }
 }
 
-/// Key of a remark with the tags that it gives its record. Older versions show the remark's text, which names them.
+/// Key of a remark with the tags that it adds to its record. Older versions show the remark's text, which names them.
 pub const ADDED: &str = "tags_added";
-/// Key of a remark with the tags that it takes away.
+/// Key of a remark with the tags that it removes.
 pub const REMOVED: &str = "tags_removed";
 
 /// A remark on a record, made later by a person.
@@ -293,7 +293,7 @@ pub struct Remark {
     pub schema: u32,
     /// Id of the record.
     pub note_for: String,
-    /// What was said.
+    /// The text.
     pub text: String,
     /// When, RFC 3339.
     #[serde(default)]
@@ -309,7 +309,7 @@ impl Remark {
         Self { schema: SCHEMA, note_for: note_for.into(), text: text.into(), when: when.into(), extra: Extra::new() }
     }
 
-    /// A remark that gives and takes tags.
+    /// A remark that adds and removes tags.
     pub fn tagging(note_for: impl Into<String>, added: &[String], removed: &[String], when: impl Into<String>) -> Self {
         let signed = |sign: char, tags: &[String]| tags.iter().map(|tag| format!("{sign}{tag}")).collect::<Vec<_>>();
         let text = format!("tags: {}", [signed('+', added), signed('-', removed)].concat().join(" "));
@@ -327,7 +327,7 @@ impl Remark {
         self.extra.get(key).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
     }
 
-    /// Whether it only gives or takes tags.
+    /// Whether it only adds or removes tags.
     pub fn is_tagging(&self) -> bool {
         [ADDED, REMOVED].iter().any(|key| self.extra.contains_key(*key))
     }

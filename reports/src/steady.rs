@@ -1,27 +1,27 @@
-//! Where a trial's steps become steady: warm-up found by change points, from the step times alone.
+//! Finds the end of warm-up in a trial's step times by change-point detection.
 //!
-//! The series of logarithms is cut into pieces of constant level by optimal segmentation: the cut that makes the sum of
-//! squared distances from the pieces' means, plus a penalty for every piece, least. Three things keep it honest. Values
-//! are first clamped to [`REACH`] noise levels around the second half's median, so that one or two outliers cannot pay
-//! for a piece of their own. Pieces have at least [`SHORTEST`] steps. And the penalty grows with the noise and with how
-//! much a step resembles the one before it, so that wandering is not taken for change.
+//! Optimal segmentation cuts the series of logarithms into segments of constant level: it minimises the sum of squared distances
+//! from the means of the segments plus a penalty for every segment. Three rules prevent false change points. Values
+//! are first clamped to [`REACH`] noise levels around the second half's median, so that one or two outliers do not become a
+//! segment of their own. Segments have at least [`SHORTEST`] steps. The penalty grows with the noise and with the autocorrelation
+//! of neighbouring steps, so that slow drift is not taken for a change.
 //!
-//! The last piece is the steady level. Warm-up ends where the first piece at that level begins. See docs/statistics.md.
+//! The last segment has the steady level. Warm-up ends where the first segment at that level begins. See docs/statistics.md.
 
 use crate::record::Record;
 use crate::stats::{mean, median};
 use crate::units;
 
-/// What a series of step times shows.
+/// Where a series of step times becomes steady.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Steady {
     /// Steady from the first step on: nothing is discarded.
     FromTheStart,
-    /// The first steps differ from the rest: so many of them are warm-up, at most half.
+    /// Warm-up takes this many steps, at most half of them; they are discarded.
     After(usize),
-    /// The level changed too late, or too often, for any part to be called steady: nothing is discarded.
+    /// The level changed too late or too often to call any part steady: nothing is discarded.
     Never,
-    /// Too few steps to tell: nothing is discarded.
+    /// Too few steps to decide: nothing is discarded.
     TooShort,
 }
 
@@ -45,25 +45,25 @@ impl Steady {
     }
 }
 
-/// A series of fewer steps is not judged.
+/// The fewest steps of a series that is judged.
 pub const FEWEST: usize = 12;
-/// The shortest piece, steps.
+/// The shortest segment, steps.
 pub const SHORTEST: usize = 3;
-/// Levels closer than this are one, as a fraction: a smaller warm-up does no harm.
+/// Levels closer than this fraction count as equal: a smaller warm-up does no harm.
 pub const RELEVANT: f64 = 0.02;
-/// Values further from the centre count as if they were this many noise levels away.
+/// Values are clamped to this many noise levels around the centre.
 const REACH: f64 = 4.0;
-/// The price of a piece, in variances of the noise; above what two outliers are worth to a piece of three, 8 x 8 / 3.
-const PRICE: f64 = 24.0;
-/// The strongest resemblance of neighbouring steps that is believed.
-const MOST_ALIKE: f64 = 0.6;
-/// A longer series is averaged into this many blocks, as the work grows with the square.
+/// The penalty of a segment, in variances of the noise. Two outliers gain a segment of three at most 8 x 8 / 3, which is less.
+const PENALTY: f64 = 24.0;
+/// The largest autocorrelation that is assumed.
+const LARGEST_AUTOCORRELATION: f64 = 0.6;
+/// A longer series is averaged into this many blocks, since the work grows with the square of the length.
 const MOST_BLOCKS: usize = 512;
-/// The share of what is kept that must be at the steady level.
-const MOSTLY: f64 = 0.75;
+/// The share of the steps after warm-up that must be at the steady level.
+const LEAST_SHARE_AT_LEVEL: f64 = 0.75;
 
-/// Finds where a series of step times (any unit) becomes steady. Times that are not finite and above 0 are a reason not to
-/// judge.
+/// Finds where a series of step times (in any unit) becomes steady. A series with a time that is not finite or not above 0 is not
+/// judged.
 pub fn steady(times: &[f64]) -> Steady {
     if times.len() < FEWEST || !times.iter().all(|time| time.is_finite() && *time > 0.0) {
         return Steady::TooShort;
@@ -74,13 +74,13 @@ pub fn steady(times: &[f64]) -> Steady {
     let clamped: Vec<f64> = logs.iter().map(|log| centre.clamp(*log)).collect();
     let blocks: Vec<f64> = clamped.chunks(block).filter_map(mean).collect();
     let noise = if block == 1 { centre } else { Noise::of(&blocks) };
-    let starts = segments(&blocks, PRICE * noise.variance());
-    // Back from blocks to steps; levels are medians of the times themselves.
+    let starts = segments(&blocks, PENALTY * noise.variance());
+    // From blocks back to steps; levels are medians of the step times themselves.
     let starts: Vec<usize> = starts.iter().map(|start| start * block).collect();
     judge(&logs, &starts, noise.variance() / block as f64)
 }
 
-/// From pieces to a verdict.
+/// The verdict from the segments.
 fn judge(logs: &[f64], starts: &[usize], variance: f64) -> Steady {
     let ends = starts.iter().skip(1).copied().chain([logs.len()]);
     let pieces: Vec<(usize, usize)> = starts.iter().copied().zip(ends).collect();
@@ -95,36 +95,36 @@ fn judge(logs: &[f64], starts: &[usize], variance: f64) -> Steady {
     let start = pieces[first].0;
     let kept = logs.len() - start;
     let at_level: usize = pieces[first..].iter().filter(|piece| is_steady(piece)).map(|(start, end)| end - start).sum();
-    if start > logs.len() / 2 || (at_level as f64) < MOSTLY * kept as f64 {
+    if start > logs.len() / 2 || (at_level as f64) < LEAST_SHARE_AT_LEVEL * kept as f64 {
         return Steady::Never;
     }
     if start == 0 { Steady::FromTheStart } else { Steady::After(start) }
 }
 
-/// The noise of a series, read from its second half, where it should be steady.
+/// The noise of a series, estimated from its second half, which should be steady.
 struct Noise {
     centre: f64,
     deviation: f64,
-    /// How much a value resembles the one before it: first-order autocorrelation.
-    alike: f64,
+    /// First-order autocorrelation.
+    autocorrelation: f64,
 }
 
-/// Step times are not believed to be steadier than this (relative).
+/// The smallest relative noise of step times that is assumed.
 const QUIETEST: f64 = 1e-3;
 
 impl Noise {
     fn of(series: &[f64]) -> Self {
         let half = &series[series.len() / 2..];
         let centre = median(half).unwrap_or(0.0);
-        // Differences of neighbours do not see a drift or a jump; 1.4826 makes a median deviation a standard deviation.
+        // Differences of neighbours are insensitive to a drift or a jump; 1.4826 scales a median deviation to a standard deviation.
         let jumps: Vec<f64> = series.windows(2).map(|pair| (pair[1] - pair[0]).abs()).collect();
         let jump = (median(&jumps).unwrap_or(0.0) * 1.4826 / std::f64::consts::SQRT_2).max(QUIETEST);
         let reach = REACH * jump;
         let residues: Vec<f64> = half.iter().map(|value| (value - centre).clamp(-reach, reach)).collect();
         let product: f64 = residues.windows(2).map(|pair| pair[0] * pair[1]).sum();
         let squares: f64 = residues.iter().map(|residue| residue * residue).sum();
-        let alike = if squares > 0.0 { (product / squares).clamp(0.0, MOST_ALIKE) } else { 0.0 };
-        Self { centre, deviation: jump / (1.0 - alike).sqrt(), alike }
+        let autocorrelation = if squares > 0.0 { (product / squares).clamp(0.0, LARGEST_AUTOCORRELATION) } else { 0.0 };
+        Self { centre, deviation: jump / (1.0 - autocorrelation).sqrt(), autocorrelation }
     }
 
     fn clamp(&self, value: f64) -> f64 {
@@ -132,14 +132,14 @@ impl Noise {
         value.clamp(self.centre - reach, self.centre + reach)
     }
 
-    /// The variance that a mean of many has, times their number: above the plain one where neighbours are alike.
+    /// The long-run variance: the variance of a mean times the number of values. It is larger where neighbours are correlated.
     fn variance(&self) -> f64 {
-        self.deviation.powi(2) * (1.0 + self.alike) / (1.0 - self.alike)
+        self.deviation.powi(2) * (1.0 + self.autocorrelation) / (1.0 - self.autocorrelation)
     }
 }
 
-/// Where the pieces of the best segmentation begin, the first at 0.
-fn segments(values: &[f64], price: f64) -> Vec<usize> {
+/// The starts of the segments of the best segmentation, the first at 0.
+fn segments(values: &[f64], penalty: f64) -> Vec<usize> {
     let count = values.len();
     let mut sums = vec![(0.0, 0.0)];
     for value in values {
@@ -150,12 +150,12 @@ fn segments(values: &[f64], price: f64) -> Vec<usize> {
         let (sum, squares) = (sums[end].0 - sums[start].0, sums[end].1 - sums[start].1);
         (squares - sum * sum / (end - start) as f64).max(0.0)
     };
-    // best[end]: the least price of cutting what lies before `end`, and where its last piece begins.
+    // best[end]: the least cost of segmenting the values before `end`, and the start of its last segment.
     let mut best = vec![(f64::INFINITY, 0); count + 1];
     best[0] = (0.0, 0);
     for end in SHORTEST..=count {
         for start in (0..=end - SHORTEST).filter(|start| *start == 0 || *start >= SHORTEST) {
-            let total = best[start].0 + cost(start, end) + price;
+            let total = best[start].0 + cost(start, end) + penalty;
             if total < best[end].0 {
                 best[end] = (total, start);
             }
@@ -171,13 +171,13 @@ fn segments(values: &[f64], price: f64) -> Vec<usize> {
     starts
 }
 
-/// The times of a record's timed steps, and what they show.
+/// Where a record's timed steps become steady.
 pub fn of_record(record: &Record) -> Steady {
     let times: Vec<f64> = record.timed_steps().map(|step| step.ms).collect();
     steady(&times)
 }
 
-/// A sentence for a report that discards nothing: in which trials warm-up seems to last into the timed steps.
+/// A warning for a report that discards nothing: in how many trials warm-up seems to last into the timed steps.
 pub fn warning(records: &[&Record]) -> Option<String> {
     let judged: Vec<Steady> = records.iter().map(|record| of_record(record)).collect();
     let longest = judged.iter().map(|steady| steady.discarded()).max().filter(|steps| *steps > 0)?;

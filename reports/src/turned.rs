@@ -1,4 +1,4 @@
-//! The turns of records, gathered into rounds and handed to the evidence.
+//! The turns of all records, gathered into rounds, and their statistical evidence.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -6,7 +6,7 @@ use crate::evidence::{Claims, Comparison, Effect, Grid, Pair, Rules, Turn, Verdi
 use crate::record::Record;
 use crate::stats;
 
-/// What the turns of some cells say. Cells are named by their keys.
+/// The results of cells that took turns. A key names each cell.
 #[derive(Debug)]
 pub(crate) struct Turned<'a> {
     cells: HashMap<&'a str, usize>,
@@ -22,50 +22,50 @@ pub(crate) struct Turned<'a> {
     letters: Vec<Vec<usize>>,
     ranks: Vec<(usize, usize)>,
     speeds: Vec<Option<f64>>,
-    /// The cell that all are compared with.
+    /// The cell that all others are compared with.
     pub reference: &'a str,
-    /// The reference against its own second set of processes.
+    /// The reference compared with its own second set of processes.
     pub twin: Option<Comparison>,
-    /// How it was measured.
-    pub course: Course,
+    /// How the turns were measured.
+    pub course: MeasurementSummary,
 }
 
 /// How turns were measured.
 #[derive(Debug, Default)]
-pub(crate) struct Course {
-    /// Rounds with a counted turn.
+pub(crate) struct MeasurementSummary {
+    /// Rounds that have a counted turn.
     pub rounds: usize,
-    /// Rounds that were left out because others used the cores.
+    /// Rounds that were discarded since other processes used the cores.
     pub discarded: usize,
-    /// Rounds in the middle of which the user stopped.
+    /// Rounds that the user interrupted.
     pub unfinished: usize,
-    /// Sets of cells that were resident together, each with the reference.
+    /// Batches: sets of cells that were resident together, each with the reference.
     pub batches: usize,
     /// Generations of processes.
     pub generations: usize,
-    /// Wall time of the generations, starts included, seconds.
+    /// Wall time of the generations including the start of their processes, seconds.
     pub seconds: f64,
-    /// Wall time that was given, where the records say it.
+    /// Budget of wall time, where the records state it.
     pub budget: Option<f64>,
-    /// What decided the order.
+    /// Seeds of the order of turns.
     pub seeds: Vec<u64>,
-    /// Why the newest generations of the batches ended, each reason once.
+    /// Why the last generation of each batch ended, each reason once.
     pub stopped: Vec<String>,
-    /// The speed of the machine in each round against its median, in order of size.
+    /// The speed of the machine in each round relative to its median, sorted.
     pub speeds: Vec<f64>,
-    /// The mean share of the cores that the hypervisor gave to others.
+    /// Mean share of the cores that the hypervisor gave to other guests.
     pub stolen: f64,
 }
 
-/// A turn and whether it is of a twin.
+/// A turn, and whether a twin took it.
 struct Taken {
     turn: Turn,
     is_twin: bool,
 }
 
 impl<'a> Turned<'a> {
-    /// The turns of measured records for which `counts` holds; those of other records are left out. Cells of one `group` are ranked
-    /// with each other. None without any.
+    /// Gathers the turns of measured records for which `counts` holds. Cells of one `group` are ranked with each other. `None` if no
+    /// record has turns that count.
     pub fn new(
         records: &[&'a Record],
         counts: impl Fn(&Record) -> bool,
@@ -83,7 +83,7 @@ impl<'a> Turned<'a> {
         if keys.is_empty() {
             return None;
         }
-        let mut course = Course::default();
+        let mut course = MeasurementSummary::default();
         let rounds = rounds(&taken, &cells, &counts, &mut course);
         let equal = equal(&taken);
         let rules = Rules { equal: equal.ln_1p(), ..Rules::default() };
@@ -98,9 +98,9 @@ impl<'a> Turned<'a> {
             evidence.round(&turns);
         }
         let speeds = speeds(&rounds, keys.len());
-        course.watch(&rounds, &speeds);
+        course.set_machine_speeds(&rounds, &speeds);
         let against_reference: Vec<Comparison> = (0..keys.len()).map(|cell| evidence.pair(reference, cell)).collect();
-        // A cell that never met the reference stands where its own speed puts it.
+        // A cell without a common round with the reference is ordered by its own speed.
         let speed = |cell: usize| speeds[cell].unwrap_or(0.0);
         let base = speed(reference).max(f64::MIN_POSITIVE);
         let ratio = |cell: usize| match cell == reference {
@@ -113,7 +113,7 @@ impl<'a> Turned<'a> {
         let rank =
             |cell: usize| claims.rank(cell, order.iter().copied().filter(|&other| groups[other] == groups[cell]));
         let ranks: Vec<(usize, usize)> = (0..keys.len()).map(rank).collect();
-        // What is shown comes before what is measured: a cell with few turns may have any ratio.
+        // Ranks come before ratios: the ratio of a cell with few turns may be far off.
         let middle = |cell: usize| (groups[cell], ranks[cell].0 + ranks[cell].1);
         order.sort_by(|&a, &b| middle(a).cmp(&middle(b)).then(ratio(b).total_cmp(&ratio(a))));
         let mut letters = vec![Vec::new(); keys.len()];
@@ -143,12 +143,12 @@ impl<'a> Turned<'a> {
         })
     }
 
-    /// Whether this cell had a turn that counts.
+    /// Whether this cell has a turn that counts.
     pub fn has(&self, key: &str) -> bool {
         self.cells.get(key).is_some_and(|&cell| self.speeds[cell].is_some())
     }
 
-    /// The cells that had, the fastest first.
+    /// The cells with turns that count, the fastest first.
     pub fn in_order(&self) -> impl Iterator<Item = &'a str> {
         self.order.iter().map(|&cell| self.keys[cell])
     }
@@ -158,17 +158,18 @@ impl<'a> Turned<'a> {
         self.speeds[*self.cells.get(key)?]
     }
 
-    /// A cell against the reference.
+    /// The comparison of a cell with the reference.
     pub fn against_reference(&self, key: &str) -> Option<&Comparison> {
         self.against_reference.get(*self.cells.get(key)?)
     }
 
-    /// Cell b against cell a, by these two alone.
+    /// The comparison of cell b with cell a, from these two alone.
     pub fn pair(&self, a: &str, b: &str) -> Option<Comparison> {
         Some(self.evidence.pair(*self.cells.get(a)?, *self.cells.get(b)?))
     }
 
-    /// Cell b against cell a: faster and slower are claimed of all pairs together, equal of the two alone.
+    /// The verdict on cell b against cell a. Faster and slower are claims among all pairs together; equal is a claim of this pair
+    /// alone.
     pub fn verdict(&self, a: &str, b: &str) -> Verdict {
         let (Some(&a), Some(&b)) = (self.cells.get(a), self.cells.get(b)) else { return Verdict::Undecided };
         if self.claims.is_faster(a, b) {
@@ -178,7 +179,7 @@ impl<'a> Turned<'a> {
         } else if a == b || self.open.contains(&(a.min(b), a.max(b))) {
             Verdict::Undecided
         } else {
-            // Decided by itself, and not claimed among all: equal, or not enough for so many claims.
+            // The pair by itself is decided and is not among the claims: it is equal, or too weak for so many claims.
             match self.evidence.pair(a, b).verdict {
                 Verdict::Equal => Verdict::Equal,
                 _ => Verdict::Undecided,
@@ -186,12 +187,12 @@ impl<'a> Turned<'a> {
         }
     }
 
-    /// The places that a cell may have in its group, from 1.
+    /// The first and the last rank that a cell may have in its group, from 1.
     pub fn rank(&self, key: &str) -> Option<(usize, usize)> {
         self.has(key).then(|| self.ranks[self.cells[key]])
     }
 
-    /// Letters that a cell shares with all cells that it is not shown to differ from; runs of them as `a-f`.
+    /// The letters of a cell (compact letter display): cells that share a letter are not shown to differ. A run of letters is `a-f`.
     pub fn tie(&self, key: &str) -> String {
         let Some(&cell) = self.cells.get(key) else { return String::new() };
         let name = |letter: usize| Claims::label(&[letter]);
@@ -201,9 +202,9 @@ impl<'a> Turned<'a> {
         }
     }
 
-    /// Stretches of the order of the first group between which every cell is shown to be faster than every one behind.
+    /// The number of tiers in the first group: every cell of a tier is shown to be faster than every cell of later tiers.
     pub fn tiers(&self) -> usize {
-        let first = self.of_groups().next().unwrap_or_default();
+        let first = self.groups_in_order().next().unwrap_or_default();
         let is_cut = |&place: &usize| {
             let (before, behind) = first.split_at(place);
             before.iter().all(|&fast| behind.iter().all(|&slow| self.claims.is_faster(slow, fast)))
@@ -211,20 +212,20 @@ impl<'a> Turned<'a> {
         1 + (1..first.len()).filter(is_cut).count()
     }
 
-    /// The order, group by group.
-    fn of_groups(&self) -> impl Iterator<Item = &[usize]> {
+    /// The cells in order, group by group.
+    fn groups_in_order(&self) -> impl Iterator<Item = &[usize]> {
         self.order.chunk_by(|&a, &b| self.groups[a] == self.groups[b])
     }
 
-    /// How many pairs there are within groups.
+    /// The number of pairs within groups.
     pub fn pairs(&self) -> usize {
-        self.of_groups().map(|group| group.len() * (group.len() - 1) / 2).sum()
+        self.groups_in_order().map(|group| group.len() * (group.len() - 1) / 2).sum()
     }
 
-    /// The pairs within groups that are still open.
+    /// The pairs within groups that are still undecided.
     pub fn open_pairs(&self) -> Vec<(&'a str, &'a str)> {
         let mut open = Vec::new();
-        for group in self.of_groups() {
+        for group in self.groups_in_order() {
             for (place, &a) in group.iter().enumerate() {
                 let names = group[place + 1..].iter().map(|&b| (self.keys[a], self.keys[b]));
                 open.extend(names.filter(|(a, b)| self.verdict(a, b) == Verdict::Undecided));
@@ -233,40 +234,40 @@ impl<'a> Turned<'a> {
         open
     }
 
-    /// The effect of a factor over matched pairs: of each second cell against its first.
+    /// The effect of a factor over matched pairs: the second cell of each pair against the first.
     pub fn effect(&self, pairs: &[(&str, &str)]) -> Option<Effect> {
         let comparisons: Vec<Comparison> = pairs.iter().filter_map(|(a, b)| self.pair(a, b)).collect();
         effect(&self.rules, &comparisons)
     }
 
-    /// The share below which cells are called equal.
+    /// Cells whose speeds differ by less than this share are called equal.
     pub fn equal(&self) -> f64 {
         self.equal
     }
 
-    /// The least share that may be claimed.
+    /// The smallest difference that may be claimed, as a share.
     pub fn least(&self) -> f64 {
         self.rules.least.exp() - 1.0
     }
 
-    /// The share of claims that is false in the mean, at most.
+    /// The largest expected share of false claims (false discovery rate).
     pub fn false_share(&self) -> f64 {
         self.rules.alpha
     }
 }
 
-/// The share below which cells are called equal: the last that records state, else 5 %.
+/// The share below which cells are called equal: the last one that a record states, or else 5 %.
 fn equal(records: &[&Record]) -> f64 {
     let stated = records.iter().rev().find_map(|record| record.turns.as_ref()?.equal);
     stated.filter(|share| share.is_finite() && *share > 0.0).unwrap_or(0.05)
 }
 
-/// The turns in rounds, in the order of time; generations of all experiments have numbers of their own.
+/// All turns by round, in order of time. Generations are numbered over all experiments.
 fn rounds(
     records: &[&Record],
     cells: &HashMap<&str, usize>,
     counts: &impl Fn(&Record) -> bool,
-    course: &mut Course,
+    course: &mut MeasurementSummary,
 ) -> Vec<Vec<Taken>> {
     let mut experiments: Vec<&str> = Vec::new();
     let mut found: BTreeMap<(usize, u32, u32, u32), Vec<Taken>> = BTreeMap::new();
@@ -309,7 +310,7 @@ fn rounds(
     course.seconds = ends.values().sum();
     course.generations = ends.len();
     course.batches = stops.keys().map(|(_, batch)| batch).collect::<HashSet<_>>().len();
-    // Of a batch that went on, the generations before say why an earlier command ended.
+    // Where a later command continued a batch, earlier generations state why an earlier command ended.
     for stopped in stops.values().filter_map(|generations| generations.values().next_back()) {
         if !course.stopped.iter().any(|other| other == stopped) {
             course.stopped.push(stopped.to_string());
@@ -341,7 +342,7 @@ fn is_usable(turn: &Turn) -> bool {
     turn.counted && turn.seconds_per_token.is_finite() && turn.seconds_per_token > 0.0
 }
 
-/// The cell that most rounds call the reference.
+/// The cell that is the reference in most rounds.
 fn reference(records: &[&Record], cells: &HashMap<&str, usize>) -> Option<usize> {
     let mut rows = vec![0usize; cells.len()];
     for record in records {
@@ -353,7 +354,7 @@ fn reference(records: &[&Record], cells: &HashMap<&str, usize>) -> Option<usize>
     (0..rows.len()).rev().max_by_key(|&cell| rows[cell]).filter(|&cell| rows[cell] > 0)
 }
 
-/// The twin against its cell in one round.
+/// Adds the comparison of the twin with its cell in one round.
 fn push_twin(pair: &mut Pair, round: &[Taken]) {
     for twin in round.iter().filter(|taken| taken.is_twin && is_usable(&taken.turn)) {
         let own =
@@ -364,7 +365,7 @@ fn push_twin(pair: &mut Pair, round: &[Taken]) {
     }
 }
 
-/// The median of each cell's tokens per second.
+/// The median tokens per second of each cell.
 fn speeds(rounds: &[Vec<Taken>], cells: usize) -> Vec<Option<f64>> {
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); cells];
     for taken in rounds.iter().flatten().filter(|taken| !taken.is_twin && is_usable(&taken.turn)) {
@@ -373,9 +374,9 @@ fn speeds(rounds: &[Vec<Taken>], cells: usize) -> Vec<Option<f64>> {
     rates.iter().map(|rates| stats::median(rates)).collect()
 }
 
-impl Course {
-    /// How fast the machine was: in each round the median of the turns' speeds, each against the median of its cell.
-    fn watch(&mut self, rounds: &[Vec<Taken>], speeds: &[Option<f64>]) {
+impl MeasurementSummary {
+    /// Sets how fast the machine was: the median over the turns of a round of their speed relative to the median of their cell.
+    fn set_machine_speeds(&mut self, rounds: &[Vec<Taken>], speeds: &[Option<f64>]) {
         for round in rounds {
             let of_turn = |taken: &Taken| Some(1.0 / taken.turn.seconds_per_token / speeds[taken.turn.cell]?);
             let ratios: Vec<f64> = round.iter().filter(|taken| is_usable(&taken.turn)).filter_map(of_turn).collect();

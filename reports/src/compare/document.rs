@@ -1,7 +1,10 @@
-//! A comparison as a document: where it was measured, what differs, the answer in words, then the tables.
+//! A comparison as a document: environment, configuration, the answer in words, then the tables.
 
-use super::{Comparison, Difference, Pair, tables, words};
+use indexmap::IndexMap;
+
+use super::{Comparison, Pair, tables, words};
 use crate::document::Document;
+use crate::environment::{Aspect, Difference};
 use crate::grid::labels::{first_letters, telling_length};
 use crate::units;
 
@@ -66,12 +69,9 @@ fn sides(document: &mut Document, comparison: &Comparison, short_id: &dyn Fn(&st
             units::plural(side.cells, "cell", "cells"),
             units::plural(side.used, "trial", "trials"),
         );
-        let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+        let mut reasons: IndexMap<&str, Vec<&str>> = IndexMap::new();
         for left_out in &side.left_out {
-            match reasons.iter_mut().find(|(reason, _)| *reason == left_out.reason) {
-                Some((_, records)) => records.push(&left_out.record),
-                None => reasons.push((&left_out.reason, vec![&left_out.record])),
-            }
+            reasons.entry(&left_out.reason).or_default().push(&left_out.record);
         }
         for (reason, records) in reasons {
             let ids: Vec<String> = records.iter().take(6).map(|id| short_id(id)).collect();
@@ -105,12 +105,12 @@ fn environment(document: &mut Document, comparison: &Comparison) {
         };
         return document.paragraph(text);
     }
-    let has = |aspect: &str| comparison.environment.iter().any(|difference| difference.aspect == aspect);
-    if has("hardware") {
+    let has = |aspect: Aspect| comparison.environment.iter().any(|difference| difference.aspect == aspect);
+    if has(Aspect::Hardware) {
         document.paragraph(
             "The hardware differs: what takes time is compared across machines, and says nothing of the program alone.",
         );
-    } else if has("software") {
+    } else if has(Aspect::Software) {
         document.paragraph("The same hardware. The software differs in:");
     } else {
         document.paragraph("The same hardware and software; the machine's state differed:");

@@ -1,20 +1,19 @@
-//! Where the change of a step comes from: spans of its time, what was communicated, memory, operations.
+//! What explains the change of a step: time by span, communication, memory, operations.
 
-use std::collections::HashMap;
-
+use indexmap::IndexMap;
 use serde::Serialize;
 
 use crate::record::{Category, Communication, Record};
 use crate::stats::{self, Interval};
 
-/// What changed between two cells, and what of the step's change it accounts for.
+/// What changed between two cells, and how much of the step's change each span accounts for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Explanation {
     /// The mean step: the mean over trials of the mean of all timed steps. `None` where a side has no timed steps.
     pub step: Option<SpanChange>,
     /// Spans, the largest change first; the last is `unexplained`, and together they are the step's change.
     pub spans: Vec<SpanChange>,
-    /// By how much B's times were multiplied because its steps have another number of tokens; `None` where they have not.
+    /// B's times were multiplied by this factor since its steps have another number of tokens; `None` if the numbers are equal.
     pub per_tokens_of_a: Option<f64>,
     /// Collectives whose calls, bytes or times changed.
     pub communication: Vec<CommunicationChange>,
@@ -163,17 +162,19 @@ fn spans(a: &[&Record], b: &[&Record], factor: f64, step: Option<&SpanChange>) -
     spans
 }
 
-/// The row of what no span accounts for.
+/// The row of the time that no span accounts for.
 pub const UNEXPLAINED: &str = "unexplained";
 
 /// Collectives by axis and kind, means over the trials.
 fn communication(a: &[&Record], b: &[&Record]) -> Vec<CommunicationChange> {
-    let mut names: Vec<(&str, &str)> = Vec::new();
-    let (of_a, of_b) = (by_name(a, &mut names), by_name(b, &mut names));
-    let none: Vec<&Communication> = Vec::new();
+    let mut entries: IndexMap<(&str, &str), [Vec<&Communication>; 2]> = IndexMap::new();
+    for (side, records) in [a, b].into_iter().enumerate() {
+        for entry in records.iter().flat_map(|record| &record.communication) {
+            entries.entry((&entry.axis, &entry.kind)).or_default()[side].push(entry);
+        }
+    }
     let mut changes = Vec::new();
-    for name in names {
-        let (entries_a, entries_b) = (of_a.get(&name).unwrap_or(&none), of_b.get(&name).unwrap_or(&none));
+    for (name, [entries_a, entries_b]) in &entries {
         let finite = |entries: &[&Communication], value: fn(&Communication) -> f64| -> Vec<f64> {
             entries.iter().map(|entry| value(entry)).filter(|value| value.is_finite()).collect()
         };
@@ -209,21 +210,6 @@ fn communication(a: &[&Record], b: &[&Record]) -> Vec<CommunicationChange> {
         }
     }
     changes
-}
-
-fn by_name<'a>(
-    records: &[&'a Record],
-    names: &mut Vec<(&'a str, &'a str)>,
-) -> HashMap<(&'a str, &'a str), Vec<&'a Communication>> {
-    let mut entries: HashMap<(&str, &str), Vec<&Communication>> = HashMap::new();
-    for entry in records.iter().flat_map(|record| &record.communication) {
-        let name = (entry.axis.as_str(), entry.kind.as_str());
-        if !names.contains(&name) {
-            names.push(name);
-        }
-        entries.entry(name).or_default().push(entry);
-    }
-    entries
 }
 
 fn memory(a: &[&Record], b: &[&Record]) -> Vec<BytesChange> {

@@ -1,86 +1,25 @@
-//! The metrics of a pair: values, the ratio with its interval, and what may be said.
+//! Calculates the metrics of a pair: values, ratio, interval and verdict.
 
 use serde::Serialize;
+use serde_json::Value;
 
+use super::metric::{Better, Metric, Verdict};
 use super::trials::{Trial, rate};
-use super::words;
 use crate::evidence;
 use crate::record::{Record, Verdict as ParityVerdict};
 use crate::stats;
 use crate::turned::Turned;
 
-/// Which way a metric is better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Better {
-    /// More is better.
-    Higher,
-    /// Less is better.
-    Lower,
-}
-
-/// What may be said of a metric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// B is better, and the interval leaves out 1.
-    BBetter,
-    /// B is worse, and the interval leaves out 1.
-    BWorse,
-    /// The interval holds 1.
-    NoDifference,
-    /// By turns: the two differ by less than the share that was asked for.
-    Equal,
-    /// By turns: the data do not say.
-    Undecided,
-    /// Counted, and the same in every trial of both.
-    Same,
-    /// One trial on a side: nothing is claimed.
-    TooFewTrials,
-    /// A side does not state it, or its value is no result; `reason` says which.
-    NotComparable,
-}
-
-/// One metric of a pair.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Metric {
-    /// Its name in records; `wire_bytes` is the sum over `communication`.
-    pub name: String,
-    /// Its unit.
-    pub unit: &'static str,
-    /// Which way it is better.
-    pub better: Better,
-    /// Median over A's trials.
-    pub a: Option<f64>,
-    /// Median over B's trials.
-    pub b: Option<f64>,
-    /// B / A.
-    pub ratio: Option<f64>,
-    /// Lower limit of the 95 % interval of the ratio, of turns of the 98 % interval.
-    pub low: Option<f64>,
-    /// Upper limit.
-    pub high: Option<f64>,
-    /// What the interval holds: `trials_and_steps`, `trials`, `turns` (98 %, over common rounds), or `counted` where all trials agree
-    /// and none is needed.
-    pub interval: Option<&'static str>,
-    /// What may be said.
-    pub verdict: Verdict,
-    /// The same in words.
-    pub words: String,
-    /// Why it is not comparable.
-    pub reason: Option<String>,
-}
-
-/// How the losses of a pair stand to each other.
+/// The losses of A compared with those of B.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Losses {
     /// The worst verdict of A's trials about parity with their reference.
     pub a: ParityVerdict,
     /// The worst of B's.
     pub b: ParityVerdict,
-    /// Steps at which both state a loss.
+    /// Steps for which both sides state a loss.
     pub steps: usize,
-    /// Whether all losses are equal to the bit.
+    /// Whether all losses are bitwise equal.
     pub identical: bool,
     /// The largest difference of a step's loss, relative to A's.
     pub max_relative_difference: Option<f64>,
@@ -90,11 +29,11 @@ pub struct Losses {
 
 /// Where a metric's values come from.
 enum Source {
-    /// From each trial's steps, which are resampled: (x, ms) of each, and the statistic.
+    /// Steps of each trial, which are resampled: (work, ms) of each step, and the statistic of them.
     Steps(fn(&Trial) -> Vec<(f64, f64)>, fn(&[(f64, f64)]) -> f64),
-    /// One timed number for each trial.
+    /// One measured number of each trial.
     PerTrial,
-    /// One counted number for each trial.
+    /// One counted number of each trial.
     Counted(fn(&Record) -> Option<f64>),
 }
 
@@ -103,6 +42,12 @@ struct Definition {
     unit: &'static str,
     better: Better,
     source: Source,
+}
+
+impl Definition {
+    fn blank(&self) -> Metric {
+        Metric::new(self.name, self.unit, self.better)
+    }
 }
 
 const fn timed(name: &'static str, of_steps: fn(&[(f64, f64)]) -> f64) -> Definition {
@@ -121,7 +66,7 @@ const DEFINITIONS: [Definition; 8] = [
     timed("step_ms_p50", |steps| nearest_rank(steps, 0.5)),
     timed("step_ms_p90", |steps| nearest_rank(steps, 0.9)),
     timed("step_ms_p99", |steps| nearest_rank(steps, 0.99)),
-    Definition { name: "mfu", unit: "fraction", better: Better::Higher, source: Source::Steps(utilised, utilisation) },
+    Definition { name: "mfu", unit: "fraction", better: Better::Higher, source: Source::Steps(work_of_steps, mfu) },
     Definition { name: "exposed_communication_ms", unit: "ms", better: Better::Lower, source: Source::PerTrial },
     Definition {
         name: "peak_memory_bytes",
@@ -132,7 +77,7 @@ const DEFINITIONS: [Definition; 8] = [
     Definition { name: "wire_bytes", unit: "bytes", better: Better::Lower, source: Source::Counted(wire_bytes) },
 ];
 
-/// The percentile as records state it: the least value that so many steps do not exceed.
+/// The nearest-rank percentile, which records use: the smallest value that at least this share of the steps does not exceed.
 fn nearest_rank(steps: &[(f64, f64)], share: f64) -> f64 {
     let mut ms: Vec<f64> = steps.iter().map(|step| step.1).collect();
     let place = (share * ms.len() as f64).ceil() as usize;
@@ -140,15 +85,16 @@ fn nearest_rank(steps: &[(f64, f64)], share: f64) -> f64 {
     *ms.select_nth_unstable_by(place.saturating_sub(1).min(last), f64::total_cmp).1
 }
 
-/// The utilisation that a trial states is of the mean of all its timed steps; that of some steps goes with their mean.
-fn utilised(trial: &Trial) -> Vec<(f64, f64)> {
+/// (MFU x mean ms, ms) of each step. A trial states the MFU of the mean of all its timed steps; the MFU of some steps follows from
+/// their mean.
+fn work_of_steps(trial: &Trial) -> Vec<(f64, f64)> {
     let (Some(mfu), Some(mean)) = (trial.record.metrics.number("mfu"), stats::mean(&trial.all_ms)) else {
         return Vec::new();
     };
     trial.steps.iter().map(|step| (mfu * mean, step.1)).collect()
 }
 
-fn utilisation(steps: &[(f64, f64)]) -> f64 {
+fn mfu(steps: &[(f64, f64)]) -> f64 {
     let (work, ms) = steps.iter().fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
     work / ms
 }
@@ -159,8 +105,8 @@ fn peak_memory(record: &Record) -> Option<f64> {
 }
 
 fn wire_bytes(record: &Record) -> Option<f64> {
-    let is_told = !record.communication.is_empty() || record.ranks.len() == 1;
-    Some(record.wire_bytes()).filter(|bytes| is_told && bytes.is_finite())
+    let is_stated = !record.communication.is_empty() || record.ranks.len() == 1;
+    Some(record.wire_bytes()).filter(|bytes| is_stated && bytes.is_finite())
 }
 
 /// All metrics that either side states, in the order of the table.
@@ -171,7 +117,7 @@ pub fn all(a: &[Trial], b: &[Trial], losses: &Losses) -> Vec<Metric> {
     metrics
 }
 
-/// Puts what turns in common rounds say of the speed in place of what trials do.
+/// Replaces the speed from trials with the speed from turns in common rounds.
 pub fn by_turns(metrics: &mut [Metric], turned: &Turned, a: &str, b: &str) {
     let metric = metrics.iter_mut().find(|metric| metric.name == SPEED.name);
     let pair = turned.pair(a, b).filter(|pair| pair.rounds > 0);
@@ -185,23 +131,34 @@ pub fn by_turns(metrics: &mut [Metric], turned: &Turned, a: &str, b: &str) {
         evidence::Verdict::Equal => Verdict::Equal,
         evidence::Verdict::Undecided => Verdict::Undecided,
     };
-    metric.words = words::by_turns(metric, &pair, turned.equal());
+    metric.words = metric.by_turns_in_words(&pair, turned.equal());
 }
 
-/// Bandwidths and latencies that records of the interconnect test state beside.
+/// What records of other suites than train are compared by: rates of kernels, bandwidths and latencies of collectives, times of
+/// a checkpoint.
 fn of_the_suite(a: &[Trial], b: &[Trial]) -> Vec<Metric> {
-    let Some(first) = a.first().filter(|trial| crate::collectives::document::is_of_suite(trial.record)) else {
-        return Vec::new();
-    };
-    let kind = |name: &str| match name {
-        name if name.ends_with("_gb_s") => Some(("GB/s", Better::Higher)),
-        name if name.ends_with("_us") => Some(("us", Better::Lower)),
+    let Some(first) = a.first().map(|trial| trial.record) else { return Vec::new() };
+    let suite = first.setting("suite").and_then(Value::as_str).unwrap_or_default();
+    let kind = |name: &str| match (suite, name) {
+        ("gemm" | "attention", name) if name.ends_with("gflops") && name != "ceiling_gflops" => {
+            Some(("GFLOP/s", Better::Higher))
+        }
+        ("collectives", name) if name.ends_with("_gb_s") => Some(("GB/s", Better::Higher)),
+        ("collectives", name) if name.ends_with("_us") => Some(("us", Better::Lower)),
+        ("checkpoint", "save_ms" | "async_stall_ms" | "load_ms" | "reshard_ms") => Some(("ms", Better::Lower)),
         _ => None,
     };
-    let named = first.record.metrics.names().filter_map(|name| Some((name, kind(name)?)));
-    named
-        .map(|(name, (unit, better))| timed_metric(name, unit, better, &per_trial(a, name), &per_trial(b, name)))
-        .collect()
+    let named = first.metrics.names().filter_map(|name| Some((name, kind(name)?)));
+    named.map(|(name, (unit, better))| per_trial(Metric::new(name, unit, better), a, b)).collect()
+}
+
+/// The main metric of a pair: tokens per second, or that of its suite. In records of `attention` the flash kernel stands before the
+/// naive one, in those of `collectives` the largest size before the average of all.
+pub fn main_metric(metrics: &[Metric]) -> Option<&Metric> {
+    let is_of_suite = |metric: &&Metric| {
+        metric.name == "save_ms" || metric.name.ends_with("gflops") || metric.name.ends_with("_busbw_gb_s")
+    };
+    metrics.iter().find(|metric| metric.name == SPEED.name).or_else(|| metrics.iter().find(is_of_suite))
 }
 
 /// Tokens per second with all steps kept.
@@ -209,39 +166,44 @@ pub fn speed_of_all_steps(a: &[&Record], b: &[&Record], losses: &Losses) -> Metr
     let all = |records: &[&'_ Record]| -> Vec<Vec<(f64, f64)>> {
         records.iter().map(|record| Trial::new(record, true).steps).collect()
     };
-    let metric = from_steps(&SPEED, &all(a), &all(b), rate);
+    let metric = from_steps(SPEED.blank(), &all(a), &all(b), rate);
     guarded(metric, losses)
 }
 
 fn metric(definition: &Definition, a: &[Trial], b: &[Trial], losses: &Losses) -> Metric {
-    let Definition { name, unit, better, source } = definition;
-    let metric = match source {
+    let metric = definition.blank();
+    let metric = match &definition.source {
         Source::Steps(of_trial, statistic) => {
             let steps = |trials: &[Trial]| -> Vec<Vec<(f64, f64)>> { trials.iter().map(of_trial).collect() };
             let (steps_a, steps_b) = (steps(a), steps(b));
             // Records without steps state the number itself.
             if steps_a.iter().chain(&steps_b).all(|steps| !steps.is_empty()) {
-                from_steps(definition, &steps_a, &steps_b, statistic)
+                from_steps(metric, &steps_a, &steps_b, statistic)
             } else {
-                timed_metric(name, unit, *better, &per_trial(a, name), &per_trial(b, name))
+                per_trial(metric, a, b)
             }
         }
-        Source::PerTrial => timed_metric(name, unit, *better, &per_trial(a, name), &per_trial(b, name)),
+        Source::PerTrial => per_trial(metric, a, b),
         Source::Counted(value) => {
             let values =
                 |trials: &[Trial]| -> Vec<f64> { trials.iter().filter_map(|trial| value(trial.record)).collect() };
-            return counted(name, unit, *better, &values(a), &values(b));
+            return counted(metric, &values(a), &values(b));
         }
     };
     guarded(metric, losses)
 }
 
-fn per_trial(trials: &[Trial], name: &str) -> Vec<f64> {
-    trials.iter().filter_map(|trial| trial.record.metrics.number(name)).collect()
+/// A metric from the numbers that records state.
+fn per_trial(metric: Metric, a: &[Trial], b: &[Trial]) -> Metric {
+    let stated = |trials: &[Trial]| -> Vec<f64> {
+        trials.iter().filter_map(|trial| trial.record.metrics.number(&metric.name)).collect()
+    };
+    let (a, b) = (stated(a), stated(b));
+    timed_metric(metric, &a, &b)
 }
 
 fn from_steps(
-    definition: &Definition,
+    metric: Metric,
     a: &[Vec<(f64, f64)>],
     b: &[Vec<(f64, f64)>],
     statistic: impl Fn(&[(f64, f64)]) -> f64,
@@ -249,27 +211,19 @@ fn from_steps(
     let holds = if a.iter().chain(b).any(|steps| steps.len() > 1) { "trials_and_steps" } else { "trials" };
     let values = |side: &[Vec<(f64, f64)>]| -> Vec<f64> { side.iter().map(|steps| statistic(steps)).collect() };
     let found = stats::ratio(a, b, &statistic);
-    judged(definition.name, definition.unit, definition.better, &values(a), &values(b), found, holds)
+    judged(metric, &values(a), &values(b), found, holds)
 }
 
-fn timed_metric(name: &str, unit: &'static str, better: Better, a: &[f64], b: &[f64]) -> Metric {
+fn timed_metric(metric: Metric, a: &[f64], b: &[f64]) -> Metric {
     let one_each = |values: &[f64]| -> Vec<Vec<f64>> { values.iter().map(|value| vec![*value]).collect() };
     let found = stats::ratio(&one_each(a), &one_each(b), |value| value[0]);
-    judged(name, unit, better, a, b, found, "trials")
+    judged(metric, a, b, found, "trials")
 }
 
 /// A metric with a verdict from its interval.
-fn judged(
-    name: &str,
-    unit: &'static str,
-    better: Better,
-    a: &[f64],
-    b: &[f64],
-    found: Option<stats::Ratio>,
-    holds: &'static str,
-) -> Metric {
-    let mut metric = unjudged(name, unit, better, a, b);
-    // A trial that states 0 has no logarithm; to go on without it would compare other trials than those that are shown.
+fn judged(mut metric: Metric, a: &[f64], b: &[f64], found: Option<stats::Ratio>, holds: &'static str) -> Metric {
+    (metric.a, metric.b) = (finite_median(a), finite_median(b));
+    // A trial that states 0 has no logarithm. Without it, the ratio would be of other trials than those that are shown.
     let complete = found.filter(|found| found.trials == (a.len(), b.len()));
     let Some(found) = complete else {
         let zero = |values: &[f64]| values.contains(&0.0);
@@ -280,7 +234,7 @@ fn judged(
             _ if zero(a) || zero(b) => "a trial states 0, and 0 has no ratio".into(),
             _ => "a trial states no positive number".into(),
         });
-        metric.words = words::metric(&metric, (a.len(), b.len()));
+        metric.words = metric.in_words((a.len(), b.len()));
         return metric;
     };
     (metric.a, metric.b) = (Some(found.a), Some(found.b));
@@ -293,52 +247,38 @@ fn judged(
         Verdict::TooFewTrials
     } else if !above && found.ratio.high >= 1.0 {
         Verdict::NoDifference
-    } else if above == (better == Better::Higher) {
+    } else if above == (metric.better == Better::Higher) {
         Verdict::BBetter
     } else {
         Verdict::BWorse
     };
-    metric.words = words::metric(&metric, found.trials);
+    metric.words = metric.in_words(found.trials);
     metric
 }
 
-/// A counted number is exact where all trials of a side agree; where they do not, it is treated as a timed one.
-fn counted(name: &str, unit: &'static str, better: Better, a: &[f64], b: &[f64]) -> Metric {
+/// A counted number is exact if all trials of each side agree; otherwise it is treated as a measured one.
+fn counted(mut metric: Metric, a: &[f64], b: &[f64]) -> Metric {
     let agree = |values: &[f64]| values.windows(2).all(|pair| pair[0] == pair[1]);
     let (Some(&of_a), Some(&of_b), true) = (a.first(), b.first(), agree(a) && agree(b)) else {
-        return timed_metric(name, unit, better, a, b);
+        return timed_metric(metric, a, b);
     };
-    let mut metric = unjudged(name, unit, better, a, b);
+    (metric.a, metric.b) = (finite_median(a), finite_median(b));
     metric.interval = Some("counted");
     metric.ratio = Some(of_b / of_a).filter(|ratio| ratio.is_finite() && *ratio > 0.0);
     metric.verdict = match of_b.total_cmp(&of_a) {
         std::cmp::Ordering::Equal => Verdict::Same,
-        order if (order == std::cmp::Ordering::Greater) == (better == Better::Higher) => Verdict::BBetter,
+        order if (order == std::cmp::Ordering::Greater) == (metric.better == Better::Higher) => Verdict::BBetter,
         _ => Verdict::BWorse,
     };
-    metric.words = words::metric(&metric, (a.len(), b.len()));
+    metric.words = metric.in_words((a.len(), b.len()));
     metric
 }
 
-fn unjudged(name: &str, unit: &'static str, better: Better, a: &[f64], b: &[f64]) -> Metric {
-    let median = |values: &[f64]| stats::median(values).filter(|value| value.is_finite());
-    Metric {
-        name: name.to_string(),
-        unit,
-        better,
-        a: median(a),
-        b: median(b),
-        ratio: None,
-        low: None,
-        high: None,
-        interval: None,
-        verdict: Verdict::NotComparable,
-        words: String::new(),
-        reason: None,
-    }
+fn finite_median(values: &[f64]) -> Option<f64> {
+    stats::median(values).filter(|value| value.is_finite())
 }
 
-/// The speed of a cell whose losses are not its reference's is no result.
+/// A cell that fails loss parity has no valid speed.
 fn guarded(mut metric: Metric, losses: &Losses) -> Metric {
     let failed = |verdict: ParityVerdict| verdict == ParityVerdict::Failed;
     let who = match (failed(losses.a), failed(losses.b)) {
@@ -349,7 +289,7 @@ fn guarded(mut metric: Metric, losses: &Losses) -> Metric {
     };
     metric.verdict = Verdict::NotComparable;
     metric.reason = Some(format!("{who} loss parity: how fast it is, is no result"));
-    metric.words = words::metric(&metric, (0, 0));
+    metric.words = metric.in_words((0, 0));
     metric
 }
 

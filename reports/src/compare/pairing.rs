@@ -121,7 +121,7 @@ fn both(a: &Cell, b: &Cell) -> String {
     if a.label == b.label { a.label.clone() } else { format!("{} / {}", a.label, b.label) }
 }
 
-/// What is said beside "its settings": those that were not looked at.
+/// The words behind "its settings": the settings that were ignored.
 fn words(apart: &BTreeSet<String>) -> String {
     let shown: Vec<String> = apart.iter().take(6).cloned().collect();
     match apart.len() {
@@ -140,7 +140,7 @@ fn too_many(a: &[&Cell], b: &[&Cell], what: &str) -> String {
 }
 
 impl<'c, 'a> Pairing<'c, 'a> {
-    /// Two cells that belong together, if both have a valid trial.
+    /// Adds two cells as a pair if both have a valid trial.
     fn add(&mut self, a: &'c Cell<'a>, b: &'c Cell<'a>, by: PairedBy, label: String) {
         let reasons = [("A", a.why_unused()), ("B", b.why_unused())];
         let reasons: Vec<String> =
@@ -161,7 +161,7 @@ impl<'c, 'a> Pairing<'c, 'a> {
     }
 }
 
-/// The settings of a cell that say something, as text.
+/// The settings of a cell that are not null, as text.
 fn flat(cell: &Cell) -> BTreeMap<String, String> {
     let settings = cell.settings().as_object().map(flatten).unwrap_or_default();
     let stated = settings.into_iter().filter(|(_, value)| !value.is_null());

@@ -1,14 +1,17 @@
 //! A comparison on one screen: the answer, what differs, the numbers, what explains them.
 
-use super::metrics::Metric;
-use super::{Comparison, Difference, Pair, Summary, words};
+use indexmap::IndexMap;
+
+use super::metric::Metric;
+use super::{Comparison, Pair, Summary, main_unit, main_value, words};
 use crate::document::{Column, Document, Entry, Table};
+use crate::environment::{Aspect, Difference};
 use crate::screen::{Room, Screen, fitting};
 use crate::units;
 
-/// Rows of the table at most, and in any case.
+/// The most and the fewest rows of the table.
 const ROWS: (usize, usize) = (24, 3);
-/// So many differences are told.
+/// At most so many differences are listed.
 const DIFFERENCES: usize = 5;
 
 /// The short form of a comparison, for this room.
@@ -29,7 +32,7 @@ fn compose(comparison: &Comparison, rows: usize) -> Screen {
     screen.said("ANSWER", answer, 7);
     screen.said("A", side(&comparison.a), 2);
     screen.said("B", side(&comparison.b), 2);
-    let hardware = comparison.environment.iter().any(|difference| difference.aspect == "hardware");
+    let hardware = comparison.environment.iter().any(|difference| difference.aspect == Aspect::Hardware);
     let warning = if hardware { "The hardware differs, so that times compare machines. " } else { "" };
     screen.said("DIFFERENT", format!("{warning}{}", differing(comparison)), 3);
     match &comparison.pairs[..] {
@@ -74,12 +77,12 @@ fn side(side: &Summary) -> String {
 /// Settings that differ in every pair, then places.
 fn differing(comparison: &Comparison) -> String {
     let value = |value: &serde_json::Value| Entry::json(value).text;
-    let told =
+    let item =
         |difference: &Difference| format!("{} {} to {}", difference.path, value(&difference.a), value(&difference.b));
-    let stable = comparison.environment.iter().filter(|difference| difference.aspect != "state");
+    let stable = comparison.environment.iter().filter(|difference| difference.aspect != Aspect::State);
     let all: Vec<&Difference> = comparison.configuration.iter().chain(stable).collect();
     let own = comparison.pairs.iter().any(|pair| pair.configuration.len() > comparison.configuration.len());
-    let mut items: Vec<String> = all.iter().take(DIFFERENCES).map(|difference| told(difference)).collect();
+    let mut items: Vec<String> = all.iter().take(DIFFERENCES).map(|difference| item(difference)).collect();
     if all.len() > items.len() {
         items.push(format!("and {} more", all.len() - items.len()));
     }
@@ -108,18 +111,19 @@ fn metrics(pair: &Pair) -> Table {
         vec![Column::words("metric"), Column::numbers("A", ""), Column::numbers("B", ""), Column::numbers("B/A", "")];
     let mut table = Table::new("answer", columns);
     for metric in pair.metrics.iter().take(10) {
-        let value = |value: Option<f64>| Entry::maybe(value, |value| words::value(metric, value));
-        table.row(vec![Entry::words(words::title(&metric.name)), value(metric.a), value(metric.b), ratio(metric)]);
+        let value = |value: Option<f64>| Entry::maybe(value, |value| metric.with_unit(value));
+        table.row(vec![Entry::words(metric.title()), value(metric.a), value(metric.b), ratio(metric)]);
     }
     table
 }
 
 /// The pairs, the largest change of speed first.
 fn table(pairs: &[Pair], rows: usize) -> (Table, String) {
+    let unit = main_unit(pairs);
     let columns = vec![
         Column::words("pair"),
-        Column::numbers("A tokens/s", "tokens/s"),
-        Column::numbers("B tokens/s", "tokens/s"),
+        Column::numbers(format!("A {unit}").trim_end(), unit),
+        Column::numbers(format!("B {unit}").trim_end(), unit),
         Column::numbers("B/A", ""),
         Column::words("verdict"),
         Column::numbers("memory B/A", ""),
@@ -129,17 +133,17 @@ fn table(pairs: &[Pair], rows: usize) -> (Table, String) {
     let mut order: Vec<&Pair> = pairs.iter().collect();
     order.sort_by(|a, b| b.speed_change().total_cmp(&a.speed_change()));
     for pair in order.iter().take(rows) {
-        let speed = pair.metric("tokens_per_second");
+        let speed = pair.main_metric();
         let of = |name: &str| {
             let ratio = pair.metric(name).and_then(|metric| metric.ratio);
             Entry::maybe(ratio, |ratio| format!("{ratio:.3}"))
         };
         table.row(vec![
             Entry::words(&pair.pair),
-            Entry::maybe(speed.and_then(|speed| speed.a), units::number),
-            Entry::maybe(speed.and_then(|speed| speed.b), units::number),
+            main_value(speed, |speed| speed.a, unit),
+            main_value(speed, |speed| speed.b, unit),
             speed.map_or_else(Entry::nothing, ratio),
-            speed.map_or_else(Entry::nothing, |speed| Entry::words(words::short(speed.verdict))),
+            speed.map_or_else(Entry::nothing, |speed| Entry::words(speed.verdict.in_table())),
             of("peak_memory_bytes"),
             of("wire_bytes"),
         ]);
@@ -152,18 +156,15 @@ fn table(pairs: &[Pair], rows: usize) -> (Table, String) {
 }
 
 fn unpaired(comparison: &Comparison) -> String {
-    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    let mut reasons: IndexMap<&str, Vec<&str>> = IndexMap::new();
     for cell in &comparison.unpaired {
-        match reasons.iter_mut().find(|(other, _)| *other == cell.reason) {
-            Some((_, cells)) => cells.push(&cell.label),
-            None => reasons.push((&cell.reason, vec![&cell.label])),
-        }
+        reasons.entry(&cell.reason).or_default().push(&cell.label);
     }
-    let told = |(reason, cells): &(&str, Vec<&str>)| {
+    let item = |(reason, cells): (&&str, &Vec<&str>)| {
         let more = if cells.len() > 1 { format!("; and {} more", cells.len() - 1) } else { String::new() };
         format!("{} ({}{more}): {reason}.", units::plural(cells.len(), "cell", "cells"), cells[0])
     };
-    let mut items: Vec<String> = reasons.iter().take(2).map(told).collect();
+    let mut items: Vec<String> = reasons.iter().take(2).map(item).collect();
     if reasons.len() > 2 {
         items.push(format!("{} other reasons.", reasons.len() - 2));
     }

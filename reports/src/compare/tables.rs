@@ -1,12 +1,15 @@
 //! The tables of a comparison. Columns for machines hold the pair and whole ids, so that CSV tables can be joined.
 
+use indexmap::IndexSet;
+
 use super::explain::{Explanation, SpanChange, UNEXPLAINED};
-use super::metrics::{Metric, Verdict};
-use super::{Comparison, Difference, Pair, words};
+use super::metric::{Metric, Verdict};
+use super::{Comparison, Pair, main_unit, main_value, words};
 use crate::document::{Column, Entry, Table, Tone};
+use crate::environment::Difference;
 use crate::units;
 
-/// Settings or environment: what, in A, in B.
+/// Differences of settings or of the environment.
 pub fn differences(name: &str, first: &str, differences: &[Difference]) -> Table {
     let columns =
         vec![Column::words(first), Column::words("kind").for_machines(), Column::words("A"), Column::words("B")];
@@ -14,7 +17,7 @@ pub fn differences(name: &str, first: &str, differences: &[Difference]) -> Table
     for difference in differences {
         table.row(vec![
             Entry::words(&difference.path),
-            Entry::words(difference.aspect),
+            Entry::words(difference.aspect.name()),
             Entry::json(&difference.a),
             Entry::json(&difference.b),
         ]);
@@ -44,12 +47,16 @@ fn interval(metric: &Metric) -> Entry {
     }
 }
 
-/// One row for each pair: what a reader of many looks for.
+/// One row for each pair, with its main metric.
 pub fn pairs(comparison: &Comparison) -> Table {
-    let columns = vec![
+    let unit = main_unit(&comparison.pairs);
+    let names: IndexSet<String> =
+        comparison.pairs.iter().filter_map(Pair::main_metric).map(|metric| metric.title().to_string()).collect();
+    let names: Vec<String> = names.into_iter().collect();
+    let mut columns = vec![
         Column::words("pair"),
-        Column::numbers("A tokens/s", "tokens/s"),
-        Column::numbers("B tokens/s", "tokens/s"),
+        Column::numbers(format!("A {unit}").trim_end(), unit),
+        Column::numbers(format!("B {unit}").trim_end(), unit),
         Column::numbers("B/A", ""),
         Column::words("95 % interval"),
         Column::numbers("low", "").for_machines(),
@@ -63,23 +70,31 @@ pub fn pairs(comparison: &Comparison) -> Table {
         Column::words("A record ids").for_machines(),
         Column::words("B record ids").for_machines(),
     ];
-    let mut table = Table::new("pairs", columns)
-        .caption("Medians over trials; the interval is of B/A of tokens/s, over trials and steps. Memory and wire of the largest rank.");
+    // Where all pairs are of train, the titles say it.
+    let has_others = names.iter().any(|name| name != "tokens/s");
+    if has_others {
+        let column = Column::words("metric");
+        columns.insert(1, if names.len() > 1 { column } else { column.for_machines() });
+    }
+    let steps = if names.iter().any(|name| name == "tokens/s") { " and steps" } else { "" };
+    let mut table = Table::new("pairs", columns).caption(format!(
+        "Medians over trials; the interval is of B/A of {}, over trials{steps}. Memory and wire of the largest rank.",
+        if names.is_empty() { "speed".to_string() } else { units::list(&names) }
+    ));
     for pair in &comparison.pairs {
-        let speed = pair.metric("tokens_per_second");
+        let speed = pair.main_metric();
         let number = |value: Option<f64>| Entry::maybe(value, units::number);
         let of = |name: &str| pair.metric(name).map_or_else(Entry::nothing, ratio);
-        table.row(vec![
+        let mut row = vec![
             Entry::words(&pair.pair),
-            number(speed.and_then(|speed| speed.a)),
-            number(speed.and_then(|speed| speed.b)),
+            main_value(speed, |speed| speed.a, unit),
+            main_value(speed, |speed| speed.b, unit),
             speed.map_or_else(Entry::nothing, ratio),
             speed.map_or_else(Entry::nothing, interval),
             number(speed.and_then(|speed| speed.low)),
             number(speed.and_then(|speed| speed.high)),
-            speed.map_or_else(Entry::nothing, |speed| {
-                Entry::words(words::short(speed.verdict)).toned(tone(speed.verdict))
-            }),
+            speed
+                .map_or_else(Entry::nothing, |speed| Entry::words(speed.verdict.in_table()).toned(tone(speed.verdict))),
             of("peak_memory_bytes"),
             of("wire_bytes"),
             Entry::words(format!("{} and {}", pair.a.records.len(), pair.b.records.len())),
@@ -87,7 +102,11 @@ pub fn pairs(comparison: &Comparison) -> Table {
             Entry::words(&pair.b.key),
             Entry::words(pair.a.records.join(" ")),
             Entry::words(pair.b.records.join(" ")),
-        ]);
+        ];
+        if has_others {
+            row.insert(1, speed.map_or_else(Entry::nothing, |speed| Entry::words(speed.title())));
+        }
+        table.row(row);
     }
     table
 }
@@ -114,10 +133,10 @@ pub fn metrics(pair: &Pair) -> Table {
     );
     for metric in &pair.metrics {
         let value =
-            |value: Option<f64>| value.map_or_else(Entry::nothing, |value| Entry::words(words::value(metric, value)));
+            |value: Option<f64>| value.map_or_else(Entry::nothing, |value| Entry::words(metric.with_unit(value)));
         let verdict = serde_json::to_value(metric.verdict).unwrap_or_default();
         table.row(vec![
-            Entry::words(words::title(&metric.name)),
+            Entry::words(metric.title()),
             value(metric.a),
             value(metric.b),
             ratio(metric),
@@ -250,7 +269,7 @@ pub fn flops(pair: &Pair) -> Option<Table> {
     (!table.rows.is_empty()).then_some(table)
 }
 
-/// Trials in which warm-up was found, or no steady part.
+/// Trials in which warm-up or no steady part was found.
 pub fn warm_up(pair: &Pair, short_id: &dyn Fn(&str) -> String) -> Option<Table> {
     let columns = vec![
         Column::words("side"),

@@ -1,4 +1,4 @@
-//! The steps of a trial that count.
+//! The timed steps of a trial, without warm-up.
 
 use serde::Serialize;
 
@@ -6,16 +6,16 @@ use super::Options;
 use crate::record::Record;
 use crate::steady::{self, Steady};
 
-/// A trial, with the timed steps that are left after warm-up.
+/// A trial with the timed steps after warm-up.
 #[derive(Debug)]
 pub struct Trial<'a> {
     /// Its record.
     pub record: &'a Record,
-    /// Tokens and milliseconds of each timed step that counts.
+    /// Tokens and milliseconds of each timed step after warm-up.
     pub steps: Vec<(f64, f64)>,
     /// Milliseconds of all timed steps, in order.
     pub all_ms: Vec<f64>,
-    /// What they show.
+    /// Where they become steady.
     pub steady: Steady,
     keeps_all: bool,
 }

@@ -1,153 +1,16 @@
-//! What may be said of a pair, in sentences.
+//! A comparison in sentences.
+
+use indexmap::IndexSet;
 
 use super::explain::{Explanation, SpanChange, UNEXPLAINED};
-use super::metrics::{Better, Losses, Metric, Verdict};
+use super::metric::{Metric, Verdict, percent};
+use super::metrics::Losses;
 use super::{Comparison, Pair};
-use crate::evidence;
 use crate::record::Verdict as ParityVerdict;
 use crate::text::capital;
 use crate::units;
 
-/// A metric's subject and the words for more and less of it.
-fn vocabulary(name: &str) -> (&'static str, &'static str, &'static str) {
-    match name {
-        "tokens_per_second" => ("B is", "faster", "slower"),
-        "step_ms_p50" => ("B's median step is", "longer", "shorter"),
-        "step_ms_p90" => ("B's p90 step is", "longer", "shorter"),
-        "step_ms_p99" => ("B's p99 step is", "longer", "shorter"),
-        "mfu" => ("B's MFU is", "higher", "lower"),
-        "exposed_communication_ms" => ("B's exposed communication is", "longer", "shorter"),
-        "peak_memory_bytes" => ("B needs", "more memory", "less memory"),
-        "wire_bytes" => ("B moves", "more bytes on the wire", "fewer bytes on the wire"),
-        _ => ("B's is", "higher", "lower"),
-    }
-}
-
-/// What a table calls a metric.
-pub fn title(name: &str) -> &str {
-    match name {
-        "tokens_per_second" => "tokens/s",
-        "step_ms_p50" => "step p50",
-        "step_ms_p90" => "step p90",
-        "step_ms_p99" => "step p99",
-        "mfu" => "MFU",
-        "exposed_communication_ms" => "exposed communication",
-        "peak_memory_bytes" => "peak memory",
-        "wire_bytes" => "wire per step",
-        other => other,
-    }
-}
-
-/// A metric's value with its unit.
-pub fn value(metric: &Metric, value: f64) -> String {
-    match metric.unit {
-        "bytes" if metric.name == "wire_bytes" => units::traffic(value),
-        "bytes" => units::memory(value),
-        "fraction" => units::percent(value),
-        unit => format!("{} {unit}", units::number(value)),
-    }
-}
-
-/// Percent without a sign, and with as many digits as the smallest of a sentence's numbers wants.
-fn percent(fraction: f64, digits: usize) -> String {
-    let percent = fraction * 100.0;
-    if percent.is_finite() { format!("{:.*}", digits, percent) } else { units::NOTHING.to_string() }
-}
-
-fn signed(fraction: f64) -> String {
-    let text = units::change(fraction);
-    text.trim_end_matches(" %").to_string()
-}
-
-/// From this ratio on an interval is given as multiples.
-const MANY: f64 = 10.0;
-
-/// `-2.1 to +3.4 %`: an interval of ratios as changes.
-pub fn changes(low: f64, high: f64) -> String {
-    if high >= MANY {
-        return format!("{} to {} times", units::number(low), units::number(high));
-    }
-    format!("{} to {} %", signed(low - 1.0), signed(high - 1.0))
-}
-
-/// The metric in words; `trials` of A and of B.
-pub fn metric(metric: &Metric, trials: (usize, usize)) -> String {
-    if let Some(reason) = &metric.reason {
-        return format!("not compared: {reason}");
-    }
-    let limits = metric.low.zip(metric.high);
-    match (metric.verdict, limits) {
-        (Verdict::TooFewTrials, _) => {
-            format!("too few trials to say ({} and {}; two on each side are needed)", trials.0, trials.1)
-        }
-        (Verdict::NoDifference, Some((low, high))) => {
-            let far = (high - 1.0).max(1.0 - low);
-            let caution = match far {
-                far if far < 0.1 => String::new(),
-                far if far < 9.0 => format!("; up to {} % is not excluded", percent(far, 0)),
-                _ => "; the trials exclude next to nothing".to_string(),
-            };
-            let nothing = if high >= MANY { "1" } else { "0" };
-            format!("no difference shown: the interval {} holds {nothing}{caution}", changes(low, high))
-        }
-        (Verdict::Same, _) => "the same in every trial".into(),
-        _ => difference(metric, limits),
-    }
-}
-
-/// The speed by turns in words.
-pub fn by_turns(metric: &Metric, pair: &evidence::Comparison, equal: f64) -> String {
-    let rounds = units::plural(pair.rounds, "round", "rounds");
-    let limits = metric.low.zip(metric.high);
-    let ratio = match (metric.ratio, limits) {
-        (Some(ratio), Some((low, high))) => format!(": {} ({})", units::change(ratio - 1.0), changes(low, high)),
-        (Some(ratio), None) => format!(": {}, and no limits yet", units::change(ratio - 1.0)),
-        _ => String::new(),
-    };
-    match metric.verdict {
-        Verdict::Equal => format!("A and B are equally fast within {} %{ratio}, over {rounds}", percent(equal, 0)),
-        Verdict::Undecided => format!("undecided which is faster{ratio}, over {rounds}"),
-        _ => format!("{}, over {rounds}", difference(metric, limits)),
-    }
-}
-
-/// What a verdict is called in a table.
-pub fn short(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::BBetter => "faster",
-        Verdict::BWorse => "slower",
-        Verdict::Equal => "equal",
-        Verdict::Undecided => "undecided",
-        Verdict::NoDifference => "no difference shown",
-        Verdict::Same => "same",
-        Verdict::TooFewTrials => "too few trials",
-        Verdict::NotComparable => "not compared",
-    }
-}
-
-/// `B is 12 % faster (8 to 16 %)`.
-fn difference(metric: &Metric, limits: Option<(f64, f64)>) -> String {
-    let (subject, more, less) = vocabulary(&metric.name);
-    let Some(ratio) = metric.ratio else {
-        let is_more = (metric.verdict == Verdict::BBetter) == (metric.better == Better::Higher);
-        return format!("{subject} {} (there is no ratio to 0)", if is_more { more } else { less });
-    };
-    let exactly = if limits.is_none() { ", exactly" } else { "" };
-    if ratio >= 2.0 {
-        let range = limits.map_or(String::new(), |(low, high)| format!(" ({low:.2} to {high:.2})"));
-        return format!("{subject} {more}: {ratio:.2} times A's{range}{exactly}");
-    }
-    let (word, change) = if ratio > 1.0 { (more, ratio - 1.0) } else { (less, 1.0 - ratio) };
-    let range = limits.map(|(low, high)| if ratio > 1.0 { (low - 1.0, high - 1.0) } else { (1.0 - high, 1.0 - low) });
-    let smallest = range.map_or(change, |(low, _)| low.abs().min(change));
-    // Small numbers have a digit more; a claim never reads 0 %.
-    let digits = if smallest < 0.000_95 { 2 } else { usize::from(smallest < 0.0995) };
-    let range = range
-        .map_or(String::new(), |(low, high)| format!(" ({} to {} %)", percent(low, digits), percent(high, digits)));
-    format!("{subject} {} % {word}{range}{exactly}", percent(change, digits))
-}
-
-/// How the losses stand.
+/// The comparison of the losses.
 pub fn losses(losses: &Losses) -> String {
     let between = match (&losses.reason, losses.identical, losses.max_relative_difference) {
         (Some(reason), _, _) => format!("losses not compared: {reason}"),
@@ -174,23 +37,23 @@ pub fn losses(losses: &Losses) -> String {
 /// The answer for one pair: speed, then what else differs.
 pub fn answer(pair: &Pair) -> Vec<String> {
     let mut items = Vec::new();
+    let main = pair.main_metric();
     for metric in &pair.metrics {
-        let is_said = match metric.name.as_str() {
-            "tokens_per_second" => true,
+        let is_shown = match metric.name.as_str() {
             "step_ms_p50" | "step_ms_p90" | "step_ms_p99" | "mfu" => false,
-            _ => !matches!(metric.verdict, Verdict::NotComparable),
+            _ => metric.verdict != Verdict::NotComparable || main.is_some_and(|main| main.name == metric.name),
         };
-        if !is_said {
+        if !is_shown {
             continue;
         }
         let between = match (metric.a, metric.b) {
-            (Some(a), Some(b)) => format!(": {} in A, {} in B", value(metric, a), value(metric, b)),
+            (Some(a), Some(b)) => format!(": {} in A, {} in B", metric.with_unit(a), metric.with_unit(b)),
             _ => String::new(),
         };
-        let name = if metric.verdict.claims() { String::new() } else { format!("{}: ", title(&metric.name)) };
+        let name = if metric.verdict.claims() { String::new() } else { format!("{}: ", metric.title()) };
         items.push(format!("{name}{}{between}.", metric.words));
     }
-    // The tail may move where the middle does not.
+    // The tail may change where the median does not.
     let unlike_speed = |metric: &&Metric| metric.name.starts_with("step_ms_p9") && metric.verdict.claims();
     let speed_claims = pair.metric("tokens_per_second").is_some_and(|metric| metric.verdict.claims());
     if !speed_claims {
@@ -200,16 +63,9 @@ pub fn answer(pair: &Pair) -> Vec<String> {
     items
 }
 
-impl Verdict {
-    /// Whether something is claimed.
-    pub fn claims(self) -> bool {
-        matches!(self, Verdict::BBetter | Verdict::BWorse)
-    }
-}
-
-/// How many spans are named in a sentence.
+/// A sentence names at most so many spans.
 const NAMED: usize = 4;
-/// A span of a smaller share of the change is not named.
+/// The smallest share of the change for which a span is named.
 const WORTH_NAMING: f64 = 0.05;
 
 /// Where the change of the step comes from, in words.
@@ -310,7 +166,7 @@ pub fn plus(value: f64) -> String {
 
 /// The answer for several pairs.
 pub fn summary(comparison: &Comparison) -> Vec<String> {
-    let speeds: Vec<&Metric> = comparison.pairs.iter().filter_map(|pair| pair.metric("tokens_per_second")).collect();
+    let speeds: Vec<&Metric> = comparison.pairs.iter().filter_map(Pair::main_metric).collect();
     let count = |verdict: Verdict| speeds.iter().filter(|metric| metric.verdict == verdict).count();
     let mut items = Vec::new();
     let (faster, slower) = (count(Verdict::BBetter), count(Verdict::BWorse));
@@ -326,6 +182,9 @@ pub fn summary(comparison: &Comparison) -> Vec<String> {
             parts.push(format!("{words} {}", count(verdict)));
         }
     }
+    if speeds.len() < comparison.pairs.len() {
+        parts.push(format!("no speed is stated in {}", comparison.pairs.len() - speeds.len()));
+    }
     items.push(format!("Of {} pairs, {}.", comparison.pairs.len(), parts.join("; ")));
     let by_trials = || speeds.iter().filter(|metric| metric.interval != Some("turns"));
     let unjudged = |metric: &&&&Metric| matches!(metric.verdict, Verdict::TooFewTrials | Verdict::NotComparable);
@@ -337,9 +196,15 @@ pub fn summary(comparison: &Comparison) -> Vec<String> {
             0.05 * judged as f64
         ));
     }
-    for (name, what) in
-        [("tokens_per_second", "Speed"), ("peak_memory_bytes", "Peak memory"), ("wire_bytes", "Bytes on the wire")]
-    {
+    let mut names: IndexSet<&str> = speeds.iter().map(|metric| metric.name.as_str()).collect();
+    names.extend(["peak_memory_bytes", "wire_bytes"]);
+    for name in names {
+        let what = match name {
+            "tokens_per_second" => "Speed",
+            "peak_memory_bytes" => "Peak memory",
+            "wire_bytes" => "Bytes on the wire",
+            other => other,
+        };
         let compared = comparison.pairs.iter().filter_map(|pair| pair.metric(name));
         let compared = compared.filter(|metric| metric.verdict != Verdict::TooFewTrials);
         let ratios: Vec<f64> = compared.filter_map(|metric| metric.ratio).filter(|ratio| *ratio > 0.0).collect();

@@ -59,7 +59,7 @@ impl Samples {
     /// A look at a noisy metric that may err with chance `alpha`.
     pub fn look(&self, rule: &Rule, figure: Figure, alpha: f64) -> Look {
         let Bound::Band { slower, faster } = rule.bound else { return Look::nothing(0, "it is not noisy") };
-        let cost = |trial: &Trial| rule.metric.value(trial, figure).map(|value| rule.metric.log_cost(value));
+        let cost = |trial: &Trial| trial.value(rule.metric, figure).map(|value| rule.metric.log_cost(value));
         let (base, now) = self.costs(&cost);
         let missing = || self.why_missing(&cost);
         if self.paired {
@@ -128,7 +128,7 @@ impl Samples {
     /// A look at an exact metric; it always has a verdict.
     pub fn exact(&self, rule: &Rule, figure: Figure) -> Exact {
         let values = |trials: &[Trial]| -> Vec<f64> {
-            trials.iter().filter(|t| t.is_measured()).filter_map(|t| rule.metric.value(t, figure).ok()).collect()
+            trials.iter().filter(|t| t.is_measured()).filter_map(|t| t.value(rule.metric, figure).ok()).collect()
         };
         match rule.bound {
             Bound::Losses(tolerance) => self.losses(tolerance),
@@ -137,7 +137,7 @@ impl Samples {
                 let (Some(a), Some(b)) = (stats::median(&base), stats::median(&now)) else {
                     let why_not = |trial: &Trial| {
                         if trial.is_measured() {
-                            rule.metric.value(trial, figure).err()
+                            trial.value(rule.metric, figure).err()
                         } else {
                             Some("not measured".into())
                         }

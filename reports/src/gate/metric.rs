@@ -1,6 +1,5 @@
 //! What a gate may watch: the metrics, how they are read from a trial, and which way is worse.
 
-use super::trial::Trial;
 use crate::stats;
 
 /// How two sides are compared on a metric.
@@ -99,20 +98,6 @@ impl Figure {
 }
 
 impl Metric {
-    /// The value in a trial, or why there is none. Tokens per second are those of the figure where the trial has steps.
-    pub fn value(&self, trial: &Trial, figure: Figure) -> Result<f64, String> {
-        let of_steps = (self.name == "tokens_per_second" && figure != Figure::Mean)
-            .then(|| figure.of(&trial.step_ms).map(|ms| trial.step_tokens / (ms / 1e3)))
-            .flatten();
-        let value = of_steps.or_else(|| trial.values.number(self.name));
-        let reason = || trial.unstated.get(self.name).cloned();
-        let value = value.ok_or_else(|| reason().unwrap_or_else(|| "the record has no such metric".into()))?;
-        if self.kind == Kind::Noisy && (value <= 0.0 || !value.is_finite()) {
-            return Err(format!("its value is {value}, of which there is no ratio"));
-        }
-        Ok(value)
-    }
-
     /// The logarithm of what it costs: of the time, or of one over the rate. A difference of 0.01 is about 1 %.
     pub fn log_cost(&self, value: f64) -> f64 {
         if self.more_is_better { -value.ln() } else { value.ln() }

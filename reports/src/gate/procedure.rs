@@ -6,30 +6,11 @@ use super::decision::{LEAST_BASELINE, Look, Samples};
 use super::report::{CellReport, Class, Row};
 use super::rows::{self, Evidence};
 use super::rules::{Bound, Rule, Rules};
-use super::trial::Trial;
+use super::trial::{Side, Trial};
 use super::turns::{self, Score, Turns};
 use super::verdict::Verdict;
 use crate::random::Random;
 use crate::record::Status;
-
-/// Which side a trial is of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// What is compared with.
-    Baseline,
-    /// What is judged.
-    Candidate,
-}
-
-impl Side {
-    /// `baseline` or `candidate`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Baseline => "baseline",
-            Self::Candidate => "candidate",
-        }
-    }
-}
 
 /// Something that measures, and its clock.
 pub trait Bench {

@@ -2,11 +2,11 @@
 //! slow-down multiplied in.
 
 use super::metric::Kind;
-use super::procedure::{Bench, Opponent, Question, Side, judge};
+use super::procedure::{Bench, Opponent, Question, judge};
 use super::ranks;
 use super::report::Ratio;
 use super::rules::{Rule, Rules};
-use super::trial::Trial;
+use super::trial::{Side, Trial};
 use super::turns::{Round, Score, Turns, is_speed};
 use super::verdict::{self, Verdict};
 use crate::random::Random;
@@ -104,7 +104,7 @@ impl Measured {
         let rule = rules.metrics.iter().find(|rule| self.has(rule))?;
         match self {
             Self::Trials(pairs) => {
-                let cost = |trial: &Trial| Some(rule.metric.log_cost(rule.metric.value(trial, rules.figure).ok()?));
+                let cost = |trial: &Trial| Some(rule.metric.log_cost(trial.value(rule.metric, rules.figure).ok()?));
                 let clean = pairs.iter().filter(|pair| pair.is_clean());
                 let differences: Vec<f64> = clean.filter_map(|pair| Some(cost(&pair.b)? - cost(&pair.a)?)).collect();
                 ranks::paired(&differences, 0.01).map(|shift| Ratio::of(&shift, false))

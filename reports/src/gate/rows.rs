@@ -2,10 +2,9 @@
 
 use super::decision::{Look, Samples};
 use super::metric::Kind;
-use super::procedure::Side;
 use super::report::{Class, LeftOut, OfTurns, Ratio, Row, SetRow};
 use super::rules::{Rule, Rules};
-use super::trial::Trial;
+use super::trial::{Side, Trial};
 use super::turns::Turns;
 use super::verdict::Verdict;
 use crate::record::Status;
@@ -94,7 +93,7 @@ fn noisy(evidence: &Evidence, blank: Row) -> Row {
     let Evidence { rule, rules, looks, .. } = evidence;
     let median = |side: fn(&Samples) -> &Vec<Trial>| {
         let trials = evidence.samples.iter().flat_map(|samples| side(samples)).filter(|trial| trial.is_clean());
-        let values: Vec<f64> = trials.filter_map(|trial| rule.metric.value(trial, rules.figure).ok()).collect();
+        let values: Vec<f64> = trials.filter_map(|trial| trial.value(rule.metric, rules.figure).ok()).collect();
         stats::median(&values)
     };
     let row = Row { baseline: median(|s| &s.base), candidate: median(|s| &s.now), ..blank };

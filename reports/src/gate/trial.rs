@@ -1,8 +1,28 @@
 //! The part of a record that a gate keeps: enough for every metric, small enough to store hundreds.
 
+use super::metric::{self, Figure, Kind, Metric};
 use crate::named::{Named, Numbers};
 use crate::record::{Record, Source, Status};
 use serde::{Deserialize, Serialize};
+
+/// Which side a trial is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// What is compared with.
+    Baseline,
+    /// What is judged.
+    Candidate,
+}
+
+impl Side {
+    /// `baseline` or `candidate`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Baseline => "baseline",
+            Self::Candidate => "candidate",
+        }
+    }
+}
 
 /// One trial of one side.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -50,13 +70,13 @@ impl Trial {
     pub fn of(record: &Record, seconds: f64) -> Self {
         let timed: Vec<_> = record.timed_steps().collect();
         let tokens: u64 = timed.iter().map(|step| step.tokens).sum();
-        let metrics = super::metric::METRICS.iter();
+        let metrics = metric::METRICS.iter();
         let mut values: Numbers =
             metrics.filter_map(|metric| Some((metric.name, Some(record.metrics.number(metric.name)?)))).collect();
         if record.is_measured() && !record.steps.is_empty() {
             values.set("wire_bytes", record.wire_bytes());
         }
-        let unstated = record.unstated.iter().filter(|(name, _)| super::metric::find(name).is_some());
+        let unstated = record.unstated.iter().filter(|(name, _)| metric::find(name).is_some());
         Self {
             status: record.outcome.status,
             reason: record.outcome.reason.clone(),
@@ -75,6 +95,20 @@ impl Trial {
     /// A trial that did not come to a record.
     pub fn ended(status: Status, reason: impl Into<String>, seconds: f64) -> Self {
         Self { status, reason: reason.into(), seconds, ..Self::default() }
+    }
+
+    /// The value of a metric, or why there is none. Tokens per second are those of the figure where the trial has steps.
+    pub fn value(&self, metric: &Metric, figure: Figure) -> Result<f64, String> {
+        let of_steps = (metric.name == "tokens_per_second" && figure != Figure::Mean)
+            .then(|| figure.of(&self.step_ms).map(|ms| self.step_tokens / (ms / 1e3)))
+            .flatten();
+        let value = of_steps.or_else(|| self.values.number(metric.name));
+        let reason = || self.unstated.get(metric.name).cloned();
+        let value = value.ok_or_else(|| reason().unwrap_or_else(|| "the record has no such metric".into()))?;
+        if metric.kind == Kind::Noisy && (value <= 0.0 || !value.is_finite()) {
+            return Err(format!("its value is {value}, of which there is no ratio"));
+        }
+        Ok(value)
     }
 
     /// Whether it ran to its end.

@@ -48,17 +48,17 @@ impl Step {
 /// The memory categories, in the order of every table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Category {
-    /// Weights at home; gathered copies of split weights are communication.
+    /// Weights; gathered copies of sharded weights are communication.
     Parameters,
     /// Gradient accumulators and shards.
     Gradients,
     /// Optimizer state, master weights included.
     Optimizer,
-    /// What backward keeps.
+    /// Tensors that are kept for the backward pass.
     Activations,
     /// Buffers of collectives.
     Communication,
-    /// Scratch of kernels.
+    /// Scratch memory of kernels.
     Workspace,
 }
 
@@ -182,20 +182,20 @@ pub struct Communication {
     /// Calls in a step: a mean over the timed steps, as are the bytes, so it need not be whole.
     #[serde(default, deserialize_with = "null_is_nan", serialize_with = "whole_as_integer")]
     pub calls: f64,
-    /// Bytes the collective is about: the whole buffer, twice the buffer for all-reduce.
+    /// Payload of the collective: the whole buffer, for all-reduce twice the buffer.
     #[serde(default, deserialize_with = "null_is_nan", serialize_with = "whole_as_integer")]
     pub payload_bytes: f64,
-    /// Bytes this rank really read from or wrote to its peers; NaN, with `source: planned` beside it, where the backend does not
-    /// tell them.
+    /// Bytes that this rank read from or wrote to its peers; NaN, with `source: planned` beside it, where the backend does not
+    /// report them.
     #[serde(default, deserialize_with = "null_is_nan", serialize_with = "whole_as_integer")]
     pub wire_bytes: f64,
     /// What the plan says `wire_bytes` will be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_wire_bytes: Option<f64>,
-    /// Time inside the collective.
+    /// Time inside the collective, ms.
     #[serde(default = "nan", deserialize_with = "null_is_nan")]
     pub ms: f64,
-    /// The part of it that no computation hides.
+    /// The part of it that does not overlap with computation, ms.
     #[serde(default = "nan", deserialize_with = "null_is_nan")]
     pub exposed_ms: f64,
     /// Payload over time, GB/s (10^9 bytes per second).
@@ -241,7 +241,7 @@ pub struct LedgerTerm {
     /// Operations.
     #[serde(default = "nan", deserialize_with = "null_is_nan")]
     pub flops: f64,
-    /// How the number comes about.
+    /// The formula of the number.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub formula: String,
     /// Unknown keys.
@@ -258,7 +258,7 @@ pub struct Parity {
     /// Largest relative difference of a step's loss.
     #[serde(default)]
     pub max_loss_difference: Option<f64>,
-    /// What follows.
+    /// The verdict.
     #[serde(default)]
     pub verdict: Verdict,
     /// Unknown keys.
@@ -272,7 +272,7 @@ pub struct Parity {
 pub enum Verdict {
     /// This cell is the reference of others.
     Reference,
-    /// Same bits.
+    /// Bitwise equal.
     Identical,
     /// Within the stated tolerance.
     WithinTolerance,

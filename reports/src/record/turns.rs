@@ -1,4 +1,4 @@
-//! What a process left behind that took turns with those of other cells.
+//! The turns that the processes of a cell took with those of other cells.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -8,19 +8,19 @@ use super::parts::{nan, null_is_nan};
 /// The turns of one cell in one generation of processes, or why there are none. Records of schema 1 have none.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Turns {
-    /// Names the experiment: cells are compared within one.
+    /// Name of the experiment; cells of one experiment are compared.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub experiment: String,
     /// Which cells of the experiment were resident together; each batch has the reference.
     #[serde(default)]
     pub batch: u32,
-    /// Decided the order of turns.
+    /// Seed of the order of turns.
     #[serde(default)]
     pub seed: u64,
     /// Which processes ran, 1 for the first of each cell.
     #[serde(default)]
     pub generation: u32,
-    /// A second set of processes of the reference, which shows how two of the same program differ. It has no rank.
+    /// Whether this is a second set of processes of the reference, which shows how two runs of one program differ. It has no rank.
     #[serde(default)]
     pub twin: bool,
     /// The cell that all others are compared with.
@@ -32,7 +32,7 @@ pub struct Turns {
     /// The share of speed below which cells are called equal, where it was stated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub equal: Option<f64>,
-    /// Wall time that the experiment was given, starts included, seconds.
+    /// Budget of wall time of the experiment, including the start of processes, seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<f64>,
     /// Wall time of the whole generation, from the start of its processes to their end, seconds.
@@ -73,10 +73,10 @@ pub struct TurnRow {
     #[serde(default, deserialize_with = "null_is_nan")]
     pub stolen: f64,
     /// How fast the machine was in the round: the median over its turns of their speed against the median of their cell in this batch
-    /// until then. It explains, and decides nothing.
+    /// until then. It is an explanation and decides nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<f64>,
-    /// False where the round is left out: others used the cores, or the user stopped in the middle of it.
+    /// False where the round is discarded: other processes used the cores, or the user interrupted it.
     #[serde(default = "yes")]
     pub counted: bool,
     /// Unknown keys.
@@ -85,7 +85,7 @@ pub struct TurnRow {
 }
 
 impl Turns {
-    /// Wall time of the generation: as it is stated, or else until the last turn had ended.
+    /// Wall time of the generation: the stated one, or else until the end of the last turn.
     pub fn wall_seconds(&self) -> f64 {
         let ends = self.rows.iter().map(|row| row.at + row.seconds()).filter(|end| end.is_finite());
         self.seconds

@@ -1,7 +1,7 @@
-//! Whose turn a trial is, among several processes on one notebook.
+//! Claims on trials among several processes that use one notebook.
 //!
-//! A claim is a file below `claims/` that its owner holds a lock on. The system gives the lock back when the owner ends,
-//! however it ends: the claim of a dead process is void, and nobody has to find out whether it lives.
+//! A claim is a file below `claims/` on which its owner holds a lock. The system releases the lock when the owner ends, however it
+//! ends. So the claim of a dead process is void, and no process has to find out whether the owner lives.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -14,13 +14,13 @@ use super::{Notebook, StoreError};
 
 /// Folder of the claims inside a notebook's directory.
 const CLAIMS: &str = "claims";
-/// How often a claim's file may vanish under our hands before that is an error: each time somebody else got on.
-pub(super) const TRIES: usize = 1000;
+/// So often opening a file may fail because another process removes it; that process made progress each time.
+const TRIES: usize = 1000;
 
-/// What the system says of a folder that goes while it is looked at.
-pub(super) const GONE: [io::ErrorKind; 2] = [io::ErrorKind::NotFound, io::ErrorKind::AlreadyExists];
+/// Errors of a folder that another process removes meanwhile.
+const GONE: [io::ErrorKind; 2] = [io::ErrorKind::NotFound, io::ErrorKind::AlreadyExists];
 
-/// A trial that is this process's to measure, until it is dropped.
+/// The right of this process to measure a trial, until the claim is dropped.
 #[derive(Debug)]
 pub struct Claim {
     file: File,
@@ -29,7 +29,8 @@ pub struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // First the name, then the lock: who opens the name later makes a new file. The folder goes with the last claim.
+        // The name goes first and the lock second, so that a process that opens the name later makes a new file. The folder is
+        // removed with the last claim.
         let _ = fs::remove_file(&self.path);
         let _ = self.file.unlock();
         if let Some(folder) = self.path.parent() {
@@ -39,7 +40,7 @@ impl Drop for Claim {
 }
 
 impl Notebook {
-    /// Claims a trial; nothing where another process has it. On a file system without locks everyone gets every claim.
+    /// Claims a trial; `None` where another process has it. On a file system without locks every process gets every claim.
     ///
     /// # Errors
     /// The notebook cannot be written.
@@ -48,37 +49,41 @@ impl Notebook {
         let is_plain = |c: &char| c.is_ascii_alphanumeric();
         let path = folder.join(format!("{}-{trial}", key.chars().filter(is_plain).take(64).collect::<String>()));
         let failed = |source: io::Error| StoreError::ReadOnly { path: self.directory.clone(), source };
-        for _ in 0..TRIES {
-            let opened = fs::create_dir_all(&folder)
-                .and_then(|()| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path));
-            let file = match opened {
-                Ok(file) => file,
-                // The folder went with somebody's last claim: after it was made, or while it was found to be there.
-                Err(error) if GONE.contains(&error.kind()) && !is_blocked(&folder) => continue,
-                Err(error) => return Err(failed(error)),
-            };
-            match file.try_lock() {
-                Ok(()) if !is_at(&file, &path) => continue,
-                Ok(()) => {}
-                Err(TryLockError::WouldBlock) => {
-                    trace!(target: "zbench::runner", cell = key, trial, "claim is left to another process, which has it");
-                    return Ok(None);
-                }
-                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
-                Err(TryLockError::Error(error)) => return Err(failed(error)),
-            }
-            // For people who look; the lock is what counts.
-            let _ = file.set_len(0).and_then(|()| writeln!(&file, "{}", std::process::id()));
-            debug!(target: "zbench::runner", cell = key, trial, "claim is taken");
-            return Ok(Some(Claim { file, path }));
-        }
-        Err(failed(io::Error::other(format!("{} cannot be claimed", path.display()))))
+        let Some(file) = open_locked(&folder, &path, OpenOptions::new().read(true).write(true)).map_err(failed)? else {
+            trace!(target: "zbench::runner", cell = key, trial, "claim is left to another process, which has it");
+            return Ok(None);
+        };
+        // The process id is for people; only the lock counts.
+        let _ = file.set_len(0).and_then(|()| writeln!(&file, "{}", std::process::id()));
+        debug!(target: "zbench::runner", cell = key, trial, "claim is taken");
+        Ok(Some(Claim { file, path }))
     }
 }
 
-/// Whether something else than a folder has the name of the claims' folder.
-pub(super) fn is_blocked(folder: &Path) -> bool {
+/// Opens a file with a lock on it, and creates it and its folder where they are missing; `None` where another process holds the
+/// lock. On a file system without locks every process gets the file.
+pub(super) fn open_locked(folder: &Path, path: &Path, options: &mut OpenOptions) -> io::Result<Option<File>> {
+    for _ in 0..TRIES {
+        let file = match fs::create_dir_all(folder).and_then(|()| options.create(true).open(path)) {
+            Ok(file) => file,
+            // Another process removed the folder with its last file: after it was made here, or while it was found to be there.
+            Err(error) if GONE.contains(&error.kind()) && !is_blocked(folder) => continue,
+            Err(error) => return Err(error),
+        };
+        match file.try_lock() {
+            Ok(()) if !is_at(&file, path) => continue,
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => return Ok(Some(file)),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Err(io::Error::other(format!("{} vanishes as often as it is made", path.display())))
+}
+
+/// Whether something that is no folder has the folder's name.
+fn is_blocked(folder: &Path) -> bool {
     fs::symlink_metadata(folder).is_ok_and(|metadata| !metadata.is_dir())
 }
 

@@ -1,4 +1,4 @@
-//! What stands in a notebook's file, line by line.
+//! The lines of a notebook's file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead};
@@ -8,14 +8,14 @@ use serde::Deserialize;
 use super::{RECORDS, TORN};
 use crate::record::{ADDED, REMOVED, Record, Remark, SCHEMA};
 
-/// A line that is in the file and could not be read.
+/// A line of the file that could not be read.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Unreadable {
     /// Line of the file, from 1.
     pub line: usize,
-    /// Why, for a reader.
+    /// The reason.
     pub reason: String,
-    /// The id that it states, where it is JSON that states one.
+    /// The id in the line, where it is JSON with an id.
     pub id: Option<String>,
 }
 
@@ -39,7 +39,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// What a reader of the notebook should be told: one sentence for each unreadable or torn line.
+    /// Warnings for the reader: one sentence for each unreadable or torn line.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings: Vec<String> = self
             .unreadable
@@ -61,7 +61,7 @@ impl Contents {
         self.records.iter().filter(move |record| record.key == key)
     }
 
-    /// The tags of every record that has some, in alphabetical order.
+    /// The tags of every record that has tags, in alphabetical order.
     pub fn tags(&self) -> BTreeMap<&str, BTreeSet<&str>> {
         let mut tags: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for remark in &self.remarks {
@@ -85,7 +85,7 @@ pub(super) enum Line {
     Remark(Remark),
 }
 
-/// What decides how the rest of a line is read.
+/// The keys that decide how a line is read.
 #[derive(Deserialize)]
 struct Head {
     schema: Option<u64>,

@@ -1,9 +1,9 @@
-//! What can go wrong with a notebook.
+//! Errors of a notebook.
 
 use std::io;
 use std::path::PathBuf;
 
-/// What can go wrong with a notebook.
+/// An error of a notebook.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The directory cannot be made or is not one.
@@ -14,7 +14,7 @@ pub enum StoreError {
         /// The system's reason.
         source: io::Error,
     },
-    /// Nothing may be written there.
+    /// The directory is read-only.
     #[error("nothing can be written into the notebook {path}: {source}; nothing was run: name one that you may write to (--notebook DIR)", path = path.display())]
     ReadOnly {
         /// The directory.
@@ -30,7 +30,7 @@ pub enum StoreError {
         /// The system's reason.
         source: io::Error,
     },
-    /// No room for the line; what was there before is untouched.
+    /// There is no room for the line; earlier lines are unchanged.
     #[error("no room for the record in {path}: {source}; free some space and run the same command again, earlier records are safe", path = path.display())]
     Full {
         /// The file.
@@ -38,14 +38,14 @@ pub enum StoreError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The line could not be written; what was there before is untouched unless `damage` says otherwise.
+    /// The line could not be written; earlier lines are unchanged unless `damage` says otherwise.
     #[error("the record could not be added to {path}: {source}{damage}", path = path.display())]
     Append {
         /// The file.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
-        /// Empty, or what could not be undone.
+        /// What could not be undone; else empty.
         damage: String,
     },
     /// A value without a JSON form.
@@ -56,17 +56,17 @@ pub enum StoreError {
         /// The reason.
         source: serde_json::Error,
     },
-    /// No record's id begins like this.
+    /// No record's id begins with the prefix.
     #[error("no record has an id that begins with `{prefix}`; `zbench list` shows the {count} records of {path}", path = path.display())]
     NotFound {
-        /// What was looked for.
+        /// The beginning of an id that was searched for.
         prefix: String,
         /// How many records there are.
         count: usize,
         /// The file.
         path: PathBuf,
     },
-    /// The record is there, and this version cannot read it.
+    /// The record exists, but this version cannot read it.
     #[error("the record {id} is line {line} of {path}, and cannot be read: {reason}", path = path.display())]
     Unreadable {
         /// Its id.
@@ -78,10 +78,10 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
-    /// Several ids begin like this.
+    /// Several ids begin with the prefix.
     #[error("`{prefix}` stands for {count} records ({ids}); give more of the id", count = ids.len(), ids = first_few(ids))]
     Ambiguous {
-        /// What was looked for.
+        /// The beginning of an id that was searched for.
         prefix: String,
         /// The ids that begin with it.
         ids: Vec<String>,

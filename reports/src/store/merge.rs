@@ -1,4 +1,4 @@
-//! Taking in the records of another notebook.
+//! Merges the records of another notebook.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -9,24 +9,25 @@ use serde_json::Value;
 use super::{Notebook, StoreError, line_of, read_lines};
 use crate::record::{Record, Remark};
 
-/// What became of records and remarks that were to be taken in.
+/// The result of a merge.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Merged {
-    /// Records that are new here.
+    /// Records that were added.
     pub added: usize,
-    /// Records that were here already.
+    /// Records that this notebook already had.
     pub known: usize,
-    /// Ids under which something else is here; what was here stays, and what came was not taken.
+    /// Ids of records that differ from the record of the same id in this notebook. They were not added.
     pub conflicts: Vec<String>,
-    /// Remarks that are new here.
+    /// Remarks that were added.
     pub remarks_added: usize,
-    /// Remarks that were here already.
+    /// Remarks that this notebook already had.
     pub remarks_known: usize,
 }
 
 impl Notebook {
-    /// Adds what is not there yet, all of it or nothing. Records are the same if their ids are, remarks if they were made
-    /// on the same record at the same moment: a redacted copy does not come in beside its original.
+    /// Adds the records and remarks that the notebook does not have, all of them or none. Records are the same if their ids are equal;
+    /// remarks are the same if they were made on the same record at the same moment. So a redacted copy is not added beside its
+    /// original.
     pub fn merge(&self, records: &[Record], remarks: &[Remark]) -> Result<Merged, StoreError> {
         self.append_lines(|mut file: &File| {
             let read = file.rewind().and_then(|()| read_lines(BufReader::new(file)));
@@ -47,9 +48,9 @@ impl Notebook {
                     }
                 }
             }
-            let mut said: BTreeSet<(&str, &str, &str)> = here.remarks.iter().map(identity).collect();
+            let mut known: BTreeSet<(&str, &str, &str)> = here.remarks.iter().map(identity).collect();
             for remark in remarks {
-                if said.insert(identity(remark)) {
+                if known.insert(identity(remark)) {
                     lines.extend(line_of(&remark.note_for, remark)?);
                     merged.remarks_added += 1;
                 } else {
@@ -61,7 +62,7 @@ impl Notebook {
     }
 }
 
-/// What no redaction changes.
+/// The parts of a record that no redaction changes.
 fn measured(record: &Record) -> Option<Value> {
     let Record { key, trial, started, metrics, steps, .. } = record;
     serde_json::to_value((key, trial, started, metrics, steps, record.outcome.status)).ok()

@@ -1,4 +1,4 @@
-//! What has been added to a notebook since one last looked.
+//! Reads the records that were added to a notebook since the last read.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
@@ -7,11 +7,11 @@ use super::contents::{Line, parse_line};
 use super::{Notebook, StoreError, lock, open_if_there};
 use crate::record::Record;
 
-/// Reads a notebook's records as they come.
+/// Reads a notebook's records as they are added.
 #[derive(Debug)]
 pub struct Tail {
     notebook: Notebook,
-    /// End of the last whole line that was read. Only what follows it can still change.
+    /// End of the last whole line that was read. Only later bytes can still change.
     offset: u64,
 }
 
@@ -23,7 +23,7 @@ impl Notebook {
 }
 
 impl Tail {
-    /// Records that were not there before. Lines that cannot be read are passed over; [`Notebook::read`] tells of them.
+    /// The records that were added since the last call. Unreadable lines are skipped; [`Notebook::read`] reports them.
     ///
     /// # Errors
     /// The file is there and cannot be read.
@@ -36,7 +36,7 @@ impl Tail {
     fn read(&mut self, mut file: &File) -> io::Result<Vec<Record>> {
         let _lock = lock(file, File::lock_shared)?;
         if file.metadata()?.len() < self.offset {
-            // Somebody put another file there.
+            // Another file was put in its place.
             self.offset = 0;
         }
         file.seek(SeekFrom::Start(self.offset))?;

@@ -1,8 +1,8 @@
-//! Turns of processes that still run: a file below `turns/` keeps them until the records of these processes are in the notebook.
+//! Turns of processes that still run. A file below `turns/` keeps them until the records of these processes are in the notebook.
 //!
-//! The file has a line for each record as it stands before its first turn, and a line for each block of turns, synced before the next
-//! block begins. Its owner holds a lock on it. Where the owner died, [`Notebook::recover`] makes records of what is there.
-//! A file that cannot be read in whole is kept under the name `X.damaged`.
+//! The file has a line for each record before its first turn, and a line for each block of turns, which is synced before the next
+//! block begins. The owner holds a lock on the file. If the owner died, [`Notebook::recover`] makes records from the file.
+//! A file with a line that cannot be read is kept under the name `X.damaged`.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::claim::{GONE, TRIES, is_at, is_blocked};
+use super::claim::{is_at, open_locked};
 use super::contents::{Line, is_json, parse_line};
 use super::{Notebook, StoreError, append_error, line_of};
 use crate::record::{Record, TurnRow};
@@ -32,18 +32,18 @@ struct Block {
     rows: Vec<TurnRow>,
 }
 
-/// What came of the files of dead processes.
+/// The result of recovering the files of dead processes.
 #[derive(Debug, Default)]
 pub struct Recovered {
-    /// So many records were added.
+    /// The number of records that were added.
     pub added: usize,
-    /// A sentence for each file that could not be taken in whole; such a file is kept.
+    /// A sentence for each file that could not be recovered completely; such a file is kept.
     pub warnings: Vec<String>,
 }
 
 impl Notebook {
-    /// Begins a file for turns of these records, which have none yet. It gets its name when it is locked and has the records, so that
-    /// nobody finds it without its owner.
+    /// Begins a file for turns of these records, which have none yet. The file gets its name once it is locked and has the records, so
+    /// that no process finds it without its owner.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -55,43 +55,26 @@ impl Notebook {
         for record in records {
             lines.extend(line_of(&record.id, record)?);
         }
-        for _ in 0..TRIES {
-            let opened =
-                fs::create_dir_all(&folder).and_then(|()| OpenOptions::new().append(true).create(true).open(&begun));
-            let file = match opened {
-                Ok(file) => file,
-                // The folder went with somebody's last file: after it was made, or while it was found to be there.
-                Err(error) if GONE.contains(&error.kind()) && !is_blocked(&folder) => continue,
-                Err(error) => return Err(failed(error)),
-            };
-            match file.try_lock() {
-                Ok(()) if !is_at(&file, &begun) => continue,
-                Ok(()) => {}
-                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
-                Err(TryLockError::Error(error)) => return Err(failed(error)),
-                Err(TryLockError::WouldBlock) => return Err(failed(io::ErrorKind::WouldBlock.into())),
-            }
-            let mut unfinished = Unfinished { file, path: begun.clone() };
-            let written = unfinished.file.set_len(0).map_err(failed).and_then(|()| unfinished.write(&lines));
-            // What an owner that died has left under this name is not touched.
-            let path = free(&folder, name, ".jsonl");
-            if let Err(error) = written.and_then(|()| fs::rename(&begun, &path).map_err(failed)) {
-                remove(&begun);
-                return Err(error);
-            }
-            unfinished.path = path;
-            // The names are durable once their folders are synced; some systems cannot.
-            for folder in [&folder, &self.directory] {
-                let _ = File::open(folder).and_then(|folder| folder.sync_all());
-            }
-            return Ok(unfinished);
+        let opened = open_locked(&folder, &begun, OpenOptions::new().append(true)).map_err(failed)?;
+        let Some(file) = opened else { return Err(failed(io::ErrorKind::WouldBlock.into())) };
+        let mut unfinished = Unfinished { file, path: begun.clone() };
+        let written = unfinished.file.set_len(0).map_err(failed).and_then(|()| unfinished.write(&lines));
+        // A file of this name that a dead owner left is not changed.
+        let path = free(&folder, name, ".jsonl");
+        if let Err(error) = written.and_then(|()| fs::rename(&begun, &path).map_err(failed)) {
+            remove(&begun);
+            return Err(error);
         }
-        Err(failed(io::Error::other("it vanishes as often as it is made")))
+        unfinished.path = path;
+        // The names are durable once their folders are synced; some systems cannot sync folders.
+        for folder in [&folder, &self.directory] {
+            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        }
+        Ok(unfinished)
     }
 
-    /// Adds records of what dead processes had measured, where the notebook does not have them, and removes their files. A file with
-    /// a line that cannot be read is kept under another name. Where the system has no locks, all files stay as they are.
+    /// Adds the records that dead processes measured and that the notebook does not have, and removes their files. A file with a line
+    /// that cannot be read is kept under another name. On a system without locks all files stay.
     ///
     /// # Errors
     /// The notebook cannot be written; the files stay.
@@ -120,9 +103,9 @@ impl Notebook {
             match file.try_lock() {
                 Ok(()) if !is_at(&file, &path) => continue,
                 Ok(()) => {}
-                // Somebody is measuring.
+                // The owner is still measuring.
                 Err(TryLockError::WouldBlock) => continue,
-                // Whether its owner lives cannot be told.
+                // It is unknown whether the owner lives.
                 Err(TryLockError::Error(error)) => {
                     stays(error);
                     continue;
@@ -137,7 +120,7 @@ impl Notebook {
             };
             let merged = self.merge(&records, &[])?;
             recovered.added += merged.added;
-            // Whether records are the same is told by other things than their turns.
+            // The merge does not compare the turns of records.
             if merged.added < records.len()
                 && let Some(id) = self.less_than(&records)?
             {
@@ -187,13 +170,14 @@ impl Unfinished {
     }
 }
 
-/// A file that stays is read again, and its records are there already. The folder goes with the last file.
+/// Removes a file. If that fails, the file is read again, and the notebook already has its records. The folder is removed with the
+/// last file.
 fn remove(path: &Path) {
     let _ = fs::remove_file(path);
     let _ = path.parent().map(fs::remove_dir);
 }
 
-/// A name in the folder that nothing has.
+/// A name in the folder that no file has.
 fn free(folder: &Path, name: &str, ending: &str) -> PathBuf {
     let first = folder.join(format!("{name}{ending}"));
     let others = (2u32..).map(|number| folder.join(format!("{name}-{number}{ending}")));
@@ -201,7 +185,7 @@ fn free(folder: &Path, name: &str, ending: &str) -> PathBuf {
     std::iter::once(first.clone()).chain(others).find(is_free).unwrap_or(first)
 }
 
-/// Keeps a file that could not be taken in whole, under a name at which nobody looks again; what a reader is told.
+/// Keeps a file that could not be recovered completely, under a name that is never read again. Returns the warning.
 fn set_aside(path: &Path, reason: &str) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = free(path.parent().unwrap_or(path), &name, ".damaged");
@@ -215,8 +199,8 @@ fn set_aside(path: &Path, reason: &str) -> String {
     )
 }
 
-/// The records that had turns, as of processes that were interrupted, and why the first line that could not be read was not. A last
-/// line that was cut off is left out.
+/// The records with turns of interrupted processes, and the reason for the first line that could not be read. A last line that was
+/// cut off is ignored.
 fn records_of(mut file: &File) -> io::Result<(Vec<Record>, Option<String>)> {
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
@@ -233,7 +217,7 @@ fn records_of(mut file: &File) -> io::Result<(Vec<Record>, Option<String>)> {
     Ok((records, damage))
 }
 
-/// Takes in a line; else why it cannot be read.
+/// Reads a line into the records; else the reason why it cannot be read.
 fn take(line: &[u8], records: &mut Vec<Record>) -> Result<(), String> {
     if let Ok(Block { of, rows }) = serde_json::from_slice(line) {
         let record = records.iter_mut().find(|record| record.id == of);

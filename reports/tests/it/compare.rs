@@ -4,11 +4,13 @@ use proptest::prelude::*;
 use serde_json::json;
 use zbench_reports::Record;
 use zbench_reports::compare::document::{PAIRS_IN_FULL, document};
-use zbench_reports::compare::{Comparison, Metric, Options, PairedBy, Side, Verdict, compare};
+use zbench_reports::compare::{Comparison, Metric, Options, PairedBy, Side, Verdict, compare, short};
 use zbench_reports::record::*;
 use zbench_reports::render::{markdown, terminal};
+use zbench_reports::screen::Room;
 
-use super::{any, comparison::expect, grid};
+use super::comparison::{column, expect};
+use super::{any, grid};
 
 fn side<'a>(selector: &str, records: &'a [Record]) -> Side<'a> {
     Side { selector: selector.into(), records: records.iter().collect() }
@@ -333,4 +335,66 @@ proptest! {
             }
         }
     }
+}
+
+/// Three trials of two cells of a suite; each trial states the metric.
+fn of_suite(suite: &str, metric: &str, values: [f64; 2]) -> Vec<Record> {
+    let trial = |cell: usize, number: u32| {
+        let key = format!("{suite}{cell}-key-of-the-cell");
+        let mut record = Record::new(format!("{key}-{number}-{:.0}", values[cell]), key, suite, Outcome::measured());
+        record.trial = number;
+        record.cell = json!({"suite": suite, "size": cell});
+        record.state(metric, values[cell] * (1.0 + f64::from(number) * 1e-3));
+        record
+    };
+    (0..2)
+        .flat_map(|cell| (1..=3).map(move |number| (cell, number)))
+        .map(|(cell, number)| trial(cell, number))
+        .collect()
+}
+
+#[test]
+fn pairs_of_other_suites_are_compared_by_their_main_metric() {
+    for (suite, name, unit, faster) in [
+        ("gemm", "gflops", "GFLOP/s", "higher"),
+        ("attention", "flash_forward_gflops", "GFLOP/s", "higher"),
+        ("collectives", "all_gather_busbw_gb_s", "GB/s", "higher"),
+        ("checkpoint", "save_ms", "ms", "lower"),
+    ] {
+        let [first, second] = if faster == "higher" { [120.0, 100.0] } else { [80.0, 300.0] };
+        let found = compared(of_suite(suite, name, [100.0, 200.0]), of_suite(suite, name, [first, second]));
+        let full = document(&found, PAIRS_IN_FULL);
+        let text = markdown::render(&full);
+        assert!(text.contains("Of 2 pairs, B is faster in 1 and slower in 1."), "{text}");
+        assert!(text.contains(&format!("B's {name} is 20 % {faster} (")), "{text}");
+        assert!(text.contains(&format!("{name}, B/A: ")), "{text}");
+        assert!(text.contains(&format!("the interval is of B/A of {name}, over trials.")), "{text}");
+        assert_eq!(column(&full, "pairs", "metric"), [name; 2]);
+        assert_eq!(column(&full, "pairs", "verdict"), ["faster", "slower"]);
+        assert_eq!(column(&full, "pairs", &format!("A {unit}")), ["100", "200"]);
+        let screen =
+            terminal::render(&short(&found, Room::SCREEN).short(), terminal::Terminal { width: 120, color: false });
+        assert!(screen.contains(&format!("A {unit}")) && screen.contains("slower"), "{screen}");
+    }
+}
+
+#[test]
+fn pairs_of_several_suites_name_the_metric_of_each() {
+    let both = |gemm, save| [of_suite("gemm", "gflops", gemm), of_suite("checkpoint", "save_ms", save)].concat();
+    let found = compared(both([100.0, 200.0], [10.0, 20.0]), both([150.0, 300.0], [5.0, 10.0]));
+    let full = document(&found, PAIRS_IN_FULL);
+    assert_eq!(column(&full, "pairs", "metric"), ["gflops", "gflops", "save_ms", "save_ms"]);
+    assert!(
+        text(&found).contains("gflops, B/A: 1.500") && text(&found).contains("save_ms, B/A: 0.500"),
+        "{}",
+        text(&found)
+    );
+    assert_eq!(column(&full, "pairs", "A")[0], "100 GFLOP/s");
+}
+
+#[test]
+fn pairs_without_a_main_metric_state_no_speed() {
+    let records = || of_suite("calibrate", "gflops_of_the_machine", [1.0, 2.0]);
+    let text = text(&compared(records(), records()));
+    assert!(text.contains("Of 2 pairs, B is faster in 0 and slower in 0; no speed is stated in 2."), "{text}");
 }
