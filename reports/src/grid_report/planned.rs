@@ -1,8 +1,8 @@
 //! What the plan says of cells that did not run: which fit, which do not, why, and what would make them fit.
 
 use super::words::named;
-use crate::document::{Column, Document, Entry, Table, Tone};
-use crate::estimate_report::{EstimateRow, band_column, of_bands};
+use crate::document::{Document, Entry, Table, Tone};
+use crate::estimate_report::{EstimateRow, of_bands};
 use crate::grid::labels::{Axis, STRATEGY};
 use crate::grid::{Cell, Grid};
 use crate::record::{Category, Status};
@@ -316,85 +316,65 @@ fn cause(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
 }
 
 fn table(grid: &Grid, plans: &[Plan]) -> Table {
-    let columns = vec![
-        Column::words("cell"),
-        Column::words("fits"),
-        Column::numbers("plan", "bytes"),
-        band_column("80 % band", plans.iter().any(|plan| plan.estimate.total_bytes_band.is_some())),
-        Column::numbers("capacity", "bytes"),
-        Column::numbers("of capacity", "fraction"),
-        Column::words("spare or too much"),
-        Column::numbers("model state", "bytes"),
-        Column::words("record"),
-        Column::words("cheapest change").for_machines(),
-    ];
-    let mut table = Table::new("plan", columns).caption(format!(
+    let fits = |plan: &Plan| match (plan.fits(), plan.share() > BARELY) {
+        (true, false) => Entry::words("yes").toned(Tone::Good),
+        (true, true) => Entry::words("barely").toned(Tone::Warning),
+        (false, _) => Entry::words("no").toned(Tone::Warning),
+    };
+    let room = |plan: &Plan| match plan.fits() {
+        true => format!("{} to spare", units::memory((plan.capacity - plan.total) as f64)),
+        false => format!("{} too much", units::memory(plan.excess() as f64)),
+    };
+    let has_bands = plans.iter().any(|plan| plan.estimate.total_bytes_band.is_some());
+    let mut table = Table::of("plan", plans);
+    table.words("cell", |plan| &plan.cell.label);
+    table.words("fits", fits);
+    table.memory("plan", |plan| Some(plan.total));
+    table.words("80 % band", |plan| plan.estimate.memory_band().unwrap_or_default()).for_machines = !has_bands;
+    table.memory("capacity", |plan| Some(plan.capacity));
+    table.numbers("of capacity", "fraction", |plan| Entry::number(plan.share(), units::percent(plan.share())));
+    table.words("spare or too much", room);
+    table.memory("model state", Plan::model_state);
+    table.words("record", |plan| grid.short_id(&plan.cell.record().id));
+    table.words("cheapest change", |plan| &plan.advice).for_machines = true;
+    table.build().caption(format!(
         "Planned peak of the largest rank against what it may use.{}",
         of_bands(plans.iter().map(|plan| &plan.estimate))
-    ));
-    for plan in plans {
-        let (fits, tone) = match (plan.fits(), plan.share() > BARELY) {
-            (true, false) => ("yes", Tone::Good),
-            (true, true) => ("barely", Tone::Warning),
-            (false, _) => ("no", Tone::Warning),
-        };
-        let room = match plan.fits() {
-            true => format!("{} to spare", units::memory((plan.capacity - plan.total) as f64)),
-            false => format!("{} too much", units::memory(plan.excess() as f64)),
-        };
-        table.row(vec![
-            Entry::words(&plan.cell.label),
-            Entry::words(fits).toned(tone),
-            Entry::memory(Some(plan.total)),
-            Entry::words(plan.estimate.memory_band().unwrap_or_default()),
-            Entry::memory(Some(plan.capacity)),
-            Entry::number(plan.share(), units::percent(plan.share())),
-            Entry::words(room),
-            Entry::memory(plan.model_state()),
-            Entry::words(grid.short_id(&plan.cell.record().id)),
-            Entry::words(&plan.advice),
-        ]);
-    }
-    table
+    ))
 }
 
-/// What a step would take, where that is predicted.
+/// The predicted steps, where there are any.
 fn speeds(plans: &[Plan]) -> Option<Table> {
     let timed: Vec<&Plan> = plans.iter().filter(|plan| plan.estimate.step_ms.is_some()).collect();
-    if timed.is_empty() {
-        return None;
-    }
-    let columns = vec![
-        Column::words("cell"),
-        Column::numbers("predicted step", "ms"),
-        band_column("80 % band of the step", timed.iter().any(|plan| plan.estimate.step_ms_band.is_some())),
-        Column::numbers("tokens/s", "tokens/s"),
-        Column::numbers("tokens/s per rank", "tokens/s"),
-        Column::numbers("MFU", "fraction"),
-        Column::numbers("HFU", "fraction"),
-        Column::words("most of it"),
-        Column::words("by"),
-    ];
-    let mut table = Table::new("predicted steps", columns)
-        .caption("Predicted, not measured; what does not fit is struck out. MFU and HFU of the device's dense peak.");
-    for plan in timed {
-        let estimate = &plan.estimate;
+    let number = |plan: &Plan, value: Option<f64>, show: fn(f64) -> String| {
+        Entry::maybe(value, show).toned(if plan.fits() { Tone::Plain } else { Tone::Struck })
+    };
+    let band = |plan: &Plan| {
         let tone = if plan.fits() { Tone::Plain } else { Tone::Struck };
+        Entry::words(plan.estimate.step_band().unwrap_or_default()).toned(tone)
+    };
+    let longest = |estimate: &EstimateRow| {
         let mut spans: Vec<(&str, f64)> = estimate.time.iter().map(|(name, ms)| (name, *ms)).collect();
         spans.sort_by(|a, b| b.1.total_cmp(&a.1));
         let whole = estimate.step_ms.unwrap_or(1.0);
         let share = |(name, ms): &(&str, f64)| format!("{} {}", name.replace('_', " "), units::percent(ms / whole));
-        table.row(vec![
-            Entry::words(&plan.cell.label),
-            Entry::maybe(estimate.step_ms, |ms| units::duration(ms / 1e3)).toned(tone),
-            Entry::words(estimate.step_band().unwrap_or_default()).toned(tone),
-            Entry::maybe(estimate.tokens_per_second, units::quantity).toned(tone),
-            Entry::maybe(estimate.tokens_per_second_per_rank, units::quantity).toned(tone),
-            Entry::maybe(estimate.mfu, units::percent).toned(tone),
-            Entry::maybe(estimate.hfu, units::percent).toned(tone),
-            Entry::words(spans.iter().take(3).map(share).collect::<Vec<_>>().join(", ")),
-            Entry::words(&estimate.time_source),
-        ]);
-    }
-    Some(table)
+        spans.iter().take(3).map(share).collect::<Vec<_>>().join(", ")
+    };
+    let has_bands = timed.iter().any(|plan| plan.estimate.step_ms_band.is_some());
+    let mut table = Table::of("predicted steps", &timed);
+    table.words("cell", |plan| &plan.cell.label);
+    table.numbers("predicted step", "ms", |plan| number(plan, plan.estimate.step_ms, |ms| units::duration(ms / 1e3)));
+    table.words("80 % band of the step", |plan| band(plan)).for_machines = !has_bands;
+    table.numbers("tokens/s", "tokens/s", |plan| number(plan, plan.estimate.tokens_per_second, units::quantity));
+    table.numbers("tokens/s per rank", "tokens/s", |plan| {
+        number(plan, plan.estimate.tokens_per_second_per_rank, units::quantity)
+    });
+    table.numbers("MFU", "fraction", |plan| number(plan, plan.estimate.mfu, units::percent));
+    table.numbers("HFU", "fraction", |plan| number(plan, plan.estimate.hfu, units::percent));
+    table.words("most of it", |plan| longest(&plan.estimate));
+    table.words("by", |plan| &plan.estimate.time_source);
+    table
+        .build()
+        .caption("Predicted, not measured; what does not fit is struck out. MFU and HFU of the device's dense peak.")
+        .non_empty()
 }
