@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::evidence;
 use crate::max_batch;
-use crate::record::{Record, Status, Verdict};
+use crate::record::{Record, Verdict};
 use crate::stats::{self, Interval, Place};
 use crate::turned::Turned;
 pub use cell::Kind;
@@ -202,17 +202,4 @@ fn rank_by_trials(cells: &mut [Cell]) {
     // By median and not by rank: a cell of a wide interval may share the rank of cells far above it.
     let median = |cell: &Cell| cell.place.and(cell.speed).map_or(f64::NEG_INFINITY, |speed| speed.mid);
     cells.sort_by(|a, b| median(b).total_cmp(&median(a)));
-}
-
-/// Statuses of trials that were not measured, with how often each occurs.
-pub fn unmeasured_counts(grid: &Grid) -> Vec<(Status, usize)> {
-    let mut counts: Vec<(Status, usize)> = Vec::new();
-    for cell in grid.cells.iter().filter(|cell| cell.used.is_empty()) {
-        let status = cell.record().outcome.status;
-        match counts.iter_mut().find(|(other, _)| *other == status) {
-            Some((_, count)) => *count += 1,
-            None => counts.push((status, 1)),
-        }
-    }
-    counts
 }

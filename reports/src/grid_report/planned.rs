@@ -1,16 +1,21 @@
-//! What the plan says of cells that did not run: which fit, which do not, why, and what would make them fit.
+//! The plans of cells that did not run: which fit, which do not, why, and what would make them fit.
 
-use super::words::named;
+use std::cmp::Reverse;
+
+use super::words::{MOST_NAMES, first_labels};
 use crate::document::{Document, Entry, Table, Tone};
 use crate::estimate_report::{EstimateRow, of_bands};
+use crate::gather::grouped;
 use crate::grid::labels::{Axis, STRATEGY};
 use crate::grid::{Cell, Grid};
+use crate::phrase::first_names;
 use crate::record::{Category, Status};
 use crate::units;
+use serde_json::Value;
 
 /// Above this share of the capacity a cell fits only barely.
 const BARELY: f64 = 0.95;
-/// So many cells that do not fit are told one by one.
+/// Cells that do not fit and are listed one by one, at most.
 const MOST_MISFITS: usize = 200;
 const MODEL_STATE: [Category; 3] = [Category::Parameters, Category::Gradients, Category::Optimizer];
 
@@ -26,7 +31,7 @@ pub struct Plan<'g, 'a> {
     pub capacity: u64,
     /// The cheapest change that makes it fit; may be empty.
     advice: String,
-    /// What is predicted of it.
+    /// The predictions for it.
     pub estimate: EstimateRow,
 }
 
@@ -41,7 +46,7 @@ impl Plan<'_, '_> {
         self.total as f64 / self.capacity as f64
     }
 
-    /// Bytes that are too much.
+    /// Bytes by which it exceeds the capacity.
     pub fn excess(&self) -> u64 {
         self.total.saturating_sub(self.capacity)
     }
@@ -52,13 +57,12 @@ impl Plan<'_, '_> {
 
     /// Parameters, gradients and optimizer together, bytes; `None` where the plan does not state all three.
     fn model_state(&self) -> Option<u64> {
-        let parts = MODEL_STATE.map(|category| self.cell.category_prediction(category));
-        parts.into_iter().try_fold(0u64, |sum, part| sum.checked_add(part?))
+        MODEL_STATE.iter().try_fold(0u64, |sum, category| sum.checked_add(self.cell.category_prediction(*category)?))
     }
 
-    /// Over how many ranks all of the model state is sharded; `None` where only parts of it are.
+    /// The number of ranks over which all of the model state is sharded; `None` where only parts of it are.
     fn shards(&self) -> Option<u64> {
-        let number = |path: &str| self.cell.record().setting(path).and_then(serde_json::Value::as_u64);
+        let number = |path: &str| self.cell.record().setting(path).and_then(Value::as_u64);
         match self.cell.strategy() {
             "ddp" => Some(1),
             "fsdp" | "zero3" => number("parallel.ranks"),
@@ -69,13 +73,13 @@ impl Plan<'_, '_> {
 
     /// Bytes of model state for each parameter; `None` where some parameters are frozen.
     fn bytes_per_parameter(&self) -> Option<f64> {
-        let number = |name: &str| self.cell.record().extra.get(name).and_then(serde_json::Value::as_u64);
+        let number = |name: &str| self.cell.record().extra.get(name).and_then(Value::as_u64);
         let parameters = number("parameters").filter(|&all| all > 0 && number("trainable_parameters") == Some(all))?;
         Some(self.model_state()? as f64 * self.shards()? as f64 / parameters as f64)
     }
 }
 
-/// The cells that were not run for want of hardware or memory and whose plan and capacity are known.
+/// The cells that did not run because hardware or memory is missing, if their plan and capacity are known.
 pub fn plans<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Plan<'g, 'a>> {
     let plan = |(place, cell): (usize, &'g Cell<'a>)| {
         let record = cell.record();
@@ -84,7 +88,7 @@ pub fn plans<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Plan<'g, 'a>> {
             return None;
         }
         let estimate: Option<EstimateRow> = serde_json::from_value(record.estimate.clone()).ok();
-        let setting = || record.setting("memory.capacity").and_then(serde_json::Value::as_u64);
+        let setting = || record.setting("memory.capacity").and_then(Value::as_u64);
         let capacity = estimate.as_ref().and_then(|estimate| estimate.capacity_bytes).or_else(setting);
         Some(Plan {
             cell,
@@ -98,14 +102,14 @@ pub fn plans<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Plan<'g, 'a>> {
     grid.cells.iter().enumerate().filter_map(plan).collect()
 }
 
-/// Whether a note of this cell is said in the answer already.
+/// Whether the answer already has a note of this cell.
 pub fn says(cell: &Cell, note: &str) -> bool {
-    let advice = cell.record().estimate.get("advice").and_then(serde_json::Value::as_str).unwrap_or_default();
+    let advice = cell.record().estimate.get("advice").and_then(Value::as_str).unwrap_or_default();
     let is_listed = cell.used.is_empty() && cell.predicted_peak_bytes().is_some();
     is_listed && !advice.is_empty() && note.contains(advice)
 }
 
-/// Adds what the plan says; nothing when no cell has one. True when something was said.
+/// Adds what the plans say. False where no cell has one.
 pub fn answer(document: &mut Document, grid: &Grid) -> bool {
     let plans = plans(grid);
     if plans.is_empty() {
@@ -118,20 +122,16 @@ pub fn answer(document: &mut Document, grid: &Grid) -> bool {
             .paragraph("Model state of a rank (parameters, gradients and optimizer), before activations and buffers:");
         document.list(state);
     }
-    let count = plans.iter().filter(|plan| !plan.fits()).count();
-    let mut misfits: Vec<String> =
-        plans.iter().filter(|plan| !plan.fits()).take(MOST_MISFITS).map(|plan| misfit(grid, &plans, plan)).collect();
-    if count > MOST_MISFITS {
-        misfits.push(format!("And {} more; the table has all.", count - MOST_MISFITS));
-    }
+    let misfits: Vec<&Plan> = plans.iter().filter(|plan| !plan.fits()).collect();
     if !misfits.is_empty() {
         document.paragraph("What does not fit, why, and the cheapest change that makes it fit:");
-        document.list(misfits);
+        let more = misfits.len().saturating_sub(MOST_MISFITS);
+        let more = (more > 0).then(|| format!("And {more} more; the table has all."));
+        let shown = misfits.iter().take(MOST_MISFITS).map(|plan| misfit(grid, &plans, plan));
+        document.list(shown.chain(more).collect());
     }
     document.table(table(grid, &plans));
-    if let Some(table) = speeds(&plans) {
-        document.table(table);
-    }
+    document.table(speeds(&plans));
     true
 }
 
@@ -146,25 +146,18 @@ fn summary(grid: &Grid, plans: &[Plan]) -> String {
     };
     let fitting: Vec<&Plan> = plans.iter().filter(|plan| plan.fits()).collect();
     let barely: Vec<&&Plan> = fitting.iter().filter(|plan| plan.share() > BARELY).collect();
-    let capacity = match plans.windows(2).all(|pair| pair[0].capacity == pair[1].capacity) {
-        true => format!("into the {} of a rank", units::memory(plans[0].capacity as f64)),
-        false => "into what its ranks may use".to_string(),
-    };
+    let (all, capacity) = (units::plural(plans.len(), "cell", "cells"), capacity(plans));
     text += &match fitting.len() {
-        0 => format!("none of {} fits {capacity}.", units::plural(plans.len(), "cell", "cells")),
+        0 => format!("none of {all} fits into {capacity}."),
         count => format!(
-            "{count} of {} {} {capacity}: {}.",
-            units::plural(plans.len(), "cell", "cells"),
+            "{count} of {all} {} into {capacity}: {}.",
             if count == 1 { "fits" } else { "fit" },
-            named(&fitting.iter().map(|plan| of_capacity(plan)).collect::<Vec<_>>())
+            first_names(&fitting.iter().map(|plan| of_capacity(plan)).collect::<Vec<_>>(), MOST_NAMES)
         ),
     };
     if !barely.is_empty() {
-        text += &format!(
-            " Only barely, above {:.0} %: {}.",
-            BARELY * 100.0,
-            named(&barely.iter().map(|plan| plan.cell.label.clone()).collect::<Vec<_>>())
-        );
+        let labels = first_labels(barely.iter().map(|plan| plan.cell));
+        text += &format!(" Only barely, above {:.0} %: {labels}.", BARELY * 100.0);
     }
     if grid.axes.telling.iter().any(|axis| axis.path == STRATEGY) {
         text += &by_strategy(plans);
@@ -172,47 +165,37 @@ fn summary(grid: &Grid, plans: &[Plan]) -> String {
     text
 }
 
+/// The memory that a rank may use, in words.
+pub fn capacity(plans: &[Plan]) -> String {
+    match plans.windows(2).all(|pair| pair[0].capacity == pair[1].capacity) {
+        true => format!("the {} of a rank", units::memory(plans[0].capacity as f64)),
+        false => "what its ranks may use".to_string(),
+    }
+}
+
 /// ` fsdp fits in 1 of 4 cells, hsdp in none of 4.`
 fn by_strategy(plans: &[Plan]) -> String {
-    let mut names: Vec<&str> = Vec::new();
-    for plan in plans {
-        if !names.contains(&plan.cell.strategy()) {
-            names.push(plan.cell.strategy());
-        }
-    }
-    let parts: Vec<String> = names
-        .iter()
-        .map(|name| {
-            let all = plans.iter().filter(|plan| plan.cell.strategy() == *name);
-            let (fit, all) = (all.clone().filter(|plan| plan.fits()).count(), all.count());
-            let fit = if fit == 0 { "none".to_string() } else { fit.to_string() };
-            format!("{name} fits in {fit} of {}", units::plural(all, "cell", "cells"))
-        })
-        .collect();
-    format!(" {}.", units::list(&parts))
+    let part = |(name, plans): (&str, Vec<&Plan>)| {
+        let fit = match plans.iter().filter(|plan| plan.fits()).count() {
+            0 => "none".to_string(),
+            count => count.to_string(),
+        };
+        format!("{name} fits in {fit} of {}", units::plural(plans.len(), "cell", "cells"))
+    };
+    let strategies = grouped(plans.iter().map(|plan| (plan.cell.strategy(), plan)));
+    format!(" {}.", units::list(&strategies.into_iter().map(part).collect::<Vec<_>>()))
 }
 
 /// Model state by strategy, cells of equal state together.
 fn model_state(grid: &Grid, plans: &[Plan]) -> Vec<String> {
-    let mut strategies: Vec<(&str, Vec<&Plan>)> = Vec::new();
-    for plan in plans.iter().filter(|plan| plan.model_state().is_some()) {
-        match strategies.iter_mut().find(|(name, _)| *name == plan.cell.strategy()) {
-            Some((_, plans)) => plans.push(plan),
-            None => strategies.push((plan.cell.strategy(), vec![plan])),
-        }
-    }
+    let stated = plans.iter().filter(|plan| plan.model_state().is_some());
+    let strategies = grouped(stated.map(|plan| (plan.cell.strategy(), plan)));
     strategies.iter().map(|(name, plans)| state_of_strategy(grid, name, plans)).collect()
 }
 
 fn state_of_strategy(grid: &Grid, name: &str, plans: &[&Plan]) -> String {
-    let mut groups: Vec<Vec<&Plan>> = Vec::new();
-    for plan in plans {
-        match groups.iter_mut().find(|group| group[0].model_state() == plan.model_state()) {
-            Some(group) => group.push(plan),
-            None => groups.push(vec![plan]),
-        }
-    }
-    let parts: Vec<String> = groups.iter().map(|group| state_of_group(grid, plans, group)).collect();
+    let groups = grouped(plans.iter().map(|plan| (plan.model_state(), *plan)));
+    let parts: Vec<String> = groups.iter().map(|(_, group)| state_of_group(grid, plans, group)).collect();
     let shards = plans[0].shards().filter(|&shards| plans.iter().all(|plan| plan.shards() == Some(shards)));
     let over = match shards {
         Some(1) | None => String::new(),
@@ -225,13 +208,13 @@ fn state_of_strategy(grid: &Grid, name: &str, plans: &[&Plan]) -> String {
 /// `64.2 GiB with gradients=bf16 (16.0 bytes for each parameter)`.
 fn state_of_group(grid: &Grid, strategy: &[&Plan], group: &[&Plan]) -> String {
     let plan = group[0];
-    // Keys with one value in the group, those first that set it apart from most cells, until it is apart from all.
+    // Keys with one value in the group, those that differ from most other cells first, until the group differs from all.
     let differs = |axis: &Axis, other: &Plan| axis.values[other.place] != axis.values[plan.place];
     let mut others: Vec<&&Plan> =
         strategy.iter().filter(|other| !group.iter().any(|own| own.place == other.place)).collect();
     let mut axes: Vec<&Axis> =
         grid.axes.telling.iter().filter(|axis| !group.iter().any(|own| differs(axis, own))).collect();
-    axes.sort_by_key(|axis| std::cmp::Reverse(others.iter().filter(|other| differs(axis, other)).count()));
+    axes.sort_by_key(|axis| Reverse(others.iter().filter(|other| differs(axis, other)).count()));
     let mut keys = Vec::new();
     for axis in axes {
         let before = others.len();
@@ -254,7 +237,7 @@ fn state_of_group(grid: &Grid, strategy: &[&Plan], group: &[&Plan]) -> String {
     text
 }
 
-/// Why one cell does not fit, and what would make it.
+/// Why a cell does not fit, and what would make it fit.
 fn misfit(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
     let mut text = format!(
         "{}: {} too much ({} of {}). {}.",
@@ -270,8 +253,8 @@ fn misfit(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
     text
 }
 
-/// The category at fault: one that is too large alone, else model state that is, else what has grown most against the
-/// most alike cell that fits, else the largest.
+/// The cause: a category that is too large alone, else model state that is, else the categories that are larger than in the most
+/// similar cell that fits, else the largest category.
 fn cause(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
     let show = |bytes: u64| units::memory(bytes as f64);
     // Of equal ones the first.
@@ -281,12 +264,8 @@ fn cause(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
         return format!("Its {} alone takes {}", largest.name(), show(plan.part(largest)));
     }
     if let Some(state) = plan.model_state().filter(|&state| state > plan.capacity) {
-        return format!(
-            "Model state alone takes {}, {} of it {}",
-            show(state),
-            show(plan.part(largest)),
-            largest.name()
-        );
+        let largest = format!("{} of it {}", show(plan.part(largest)), largest.name());
+        return format!("Model state alone takes {}, {largest}", show(state));
     }
     let distance = |other: &Plan| {
         grid.axes.telling.iter().filter(|axis| axis.values[other.place] != axis.values[plan.place]).count()
@@ -297,8 +276,8 @@ fn cause(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
             .map(|category| (category, plan.part(category).saturating_sub(like.part(category))))
             .filter(|(_, more)| *more > 0)
             .collect();
-        grown.sort_by_key(|(_, more)| std::cmp::Reverse(*more));
-        // Those that matter: until what they take more covers what is too much.
+        grown.sort_by_key(|(_, more)| Reverse(*more));
+        // The largest differences that together explain the excess.
         let mut covered = 0u64;
         let mut parts = Vec::new();
         for (category, more) in grown {
