@@ -1,4 +1,4 @@
-//! What is predicted of one cell before it runs: memory, time and traffic.
+//! The predictions for one cell before it runs: memory, time and traffic.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,11 +9,11 @@ use crate::units;
 /// The estimate of one cell, per rank and step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct EstimateRow {
-    /// What the cell is, in the keys in which the grid's cells differ.
+    /// The cell's label, by the keys in which the grid's cells differ.
     pub label: String,
     /// Hash of the configuration.
     pub key: String,
-    /// What will become of it: `planned`, `measured` (the notebook holds it), or a record's status as `skipped`.
+    /// `planned`, `measured` (the notebook has it), or a record's status as `skipped`.
     pub status: String,
     /// Why it is skipped; else empty.
     #[serde(default)]
@@ -27,13 +27,13 @@ pub struct EstimateRow {
     /// Predicted peak over all categories; at most the sum of `memory`, as peaks need not coincide.
     #[serde(default)]
     pub total_bytes: Option<u64>,
-    /// The memory that a rank may use; `None` when nothing limits it.
+    /// The memory that a rank may use; `None` where nothing limits it.
     #[serde(default)]
     pub capacity_bytes: Option<u64>,
-    /// Whether it fits; `None` when that is not known.
+    /// Whether it fits; `None` where that is unknown.
     #[serde(default)]
     pub fits: Option<bool>,
-    /// The cheapest change that makes it fit, in words; else empty.
+    /// The cheapest change that makes it fit, in words; empty if there is none.
     #[serde(default)]
     pub advice: String,
     /// Predicted bytes on the wire per step, of the largest rank.
@@ -51,7 +51,7 @@ pub struct EstimateRow {
     /// Its parts, which add up to it, milliseconds.
     #[serde(default)]
     pub time: Named<f64>,
-    /// Relative error that is to be expected of `step_ms`, where records say one: 0.1 = a tenth either way.
+    /// Expected relative error of `step_ms`, where records give one: 0.1 is a tenth either way.
     #[serde(default)]
     pub step_error: Option<f64>,
     /// Where the time comes from, or why there is none.
@@ -66,46 +66,46 @@ pub struct EstimateRow {
     /// Model FLOPs per second and rank, 10^12.
     #[serde(default)]
     pub tflops_per_rank: Option<f64>,
-    /// Share of the device's dense peak that model FLOPs take.
+    /// Model FLOPs as a share of the device's dense peak.
     #[serde(default)]
     pub mfu: Option<f64>,
-    /// The same with recomputed FLOPs.
+    /// The same, recomputed FLOPs included.
     #[serde(default)]
     pub hfu: Option<f64>,
     /// Collectives of a step by axis and kind, of the largest rank.
     #[serde(default)]
     pub traffic: Vec<EstimateTraffic>,
-    /// The pipeline stage whose peak `memory` is, from 0, of how many.
+    /// The pipeline stage whose peak is in `memory`, from 0, and the number of stages.
     #[serde(default)]
     pub peak_stage: Option<[u64; 2]>,
-    /// Bytes in the host's memory, per node.
+    /// Bytes in host memory, per node.
     #[serde(default)]
     pub host_bytes: Option<u64>,
     /// Bytes on disk, per node.
     #[serde(default)]
     pub disk_bytes: Option<u64>,
-    /// Bytes of host memory that a node has, where something is to lie there and its profile says.
+    /// Bytes of host memory that a node has, where the cell uses host memory and the profile states it.
     #[serde(default)]
     pub host_capacity_bytes: Option<u64>,
-    /// `plan`: what the engine will allocate, to the byte; `priced`: what the estimator says.
+    /// `plan`: what the engine will allocate, to the byte; `priced`: the result of the estimator.
     #[serde(default)]
     pub memory_source: String,
-    /// The program of which memory and time are predicted, as `hardware.software` names it.
+    /// The program whose memory and time are predicted, as `hardware.software` names it.
     #[serde(default)]
     pub software: String,
-    /// Ends of the band around `total_bytes`; `None` where it is known to the byte, or nothing is known of its error.
+    /// Ends of the band around `total_bytes`; `None` where it is known to the byte, or its error is unknown.
     #[serde(default)]
     pub total_bytes_band: Option<[u64; 2]>,
-    /// The same around `step_ms`.
+    /// Ends of the band around `step_ms`.
     #[serde(default)]
     pub step_ms_band: Option<[f64; 2]>,
-    /// The same around `tokens_per_second`.
+    /// Ends of the band around `tokens_per_second`.
     #[serde(default)]
     pub tokens_per_second_band: Option<[f64; 2]>,
-    /// Where the bands come from and what they hold; else empty.
+    /// Where the bands come from and what they contain; empty without bands.
     #[serde(default)]
     pub band_source: String,
-    /// What a search of the grid says of the cell.
+    /// What a search of the grid found of the cell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub search: Option<Search>,
 }
@@ -117,19 +117,28 @@ pub struct EstimateTraffic {
     pub axis: String,
     /// `all_reduce`, `all_gather`, …
     pub kind: String,
-    /// Calls.
+    /// Number of calls.
     pub calls: f64,
-    /// What they are about.
+    /// Bytes of the buffers.
     pub payload_bytes: f64,
-    /// What the rank sends and receives.
+    /// Bytes that the rank sends and receives.
     pub wire_bytes: f64,
 }
 
 impl EstimateRow {
     /// Bytes by which a node's host memory is too small.
     pub(crate) fn host_excess(&self) -> u64 {
-        let of = |host: u64| Some(host.saturating_sub(self.host_capacity_bytes?));
-        self.host_bytes.and_then(of).unwrap_or(0)
+        self.host_bytes.zip(self.host_capacity_bytes).map_or(0, |(host, capacity)| host.saturating_sub(capacity))
+    }
+
+    /// Bytes of each category at the peak, or the categories' own peaks where that is unknown.
+    pub(crate) fn categories(&self) -> &Named<u64> {
+        if self.at_peak.is_empty() { &self.memory } else { &self.at_peak }
+    }
+
+    /// Milliseconds of a span, 0 where it has none.
+    pub(crate) fn span_ms(&self, name: &str) -> f64 {
+        self.time.get(name).copied().unwrap_or(0.0)
     }
 
     /// `70 to 85 GiB`: the band around the predicted peak.
@@ -144,7 +153,7 @@ impl EstimateRow {
         Some(format!("{low} to {high}"))
     }
 
-    /// The label with the mark of a stand-in.
+    /// The label, marked if it is a scaled-down stand-in.
     pub(crate) fn marked_label(&self) -> String {
         let mark = if self.proxy && !self.label.contains("[proxy]") { " [proxy]" } else { "" };
         format!("{}{mark}", self.label)

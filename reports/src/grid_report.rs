@@ -12,32 +12,35 @@ mod screen;
 mod tables;
 mod words;
 
-use std::collections::HashMap;
-
 use crate::bench;
 use crate::collectives::document as collectives;
-use crate::document::{Block, Document};
+use crate::document::Document;
 use crate::figures;
+use crate::gather::{distinct, grouped};
+pub use crate::grid::Kind;
+pub use crate::grid::labels::{each_setting, labels_of, plainest};
+use crate::grid::{Cell, Grid};
 use crate::max_batch_report;
 use crate::record::Record;
 use crate::screen::Room;
 use crate::{steady, units};
+pub(crate) use ranking::flag_words;
 
-/// Compares the cells of these records. `question` is what the grid was to find out.
+/// Compares the cells of these records. `question` is what the grid is to find out.
 ///
 /// The question, the answer in words, the machine and what was not measured come first; then the tables and plots behind
 /// the answer, and the command that repeats each row.
 ///
 /// Trials are gathered by key; every record appears, whatever its outcome. Rows are in the order of the median tokens per
 /// second, ranks with ties as in [`crate::stats::places`]; a cell that fails loss parity or has only trials with validity
-/// flags is not ranked. Cells that did not run are answered for by their plan. Records that only show that a value next to the
-/// largest of a search does not fit are told with that search ([`crate::max_batch`]) and are no cells.
-/// Records of the interconnect test and of the kernels are no cells: they have sections of their own.
+/// flags is not ranked. Cells that did not run are reported by their plan. Records that only show that the next value of a search
+/// does not fit are part of that search ([`crate::max_batch`]) and no cells. Records of the interconnect test and of the kernels
+/// are no cells, either: they have sections of their own.
 pub fn comparison(records: &[Record], question: Option<&str>) -> Document {
     comparison_in(records, question, Room::SCREEN)
 }
 
-/// The same with a screen for this room.
+/// The same, with a screen for this room.
 pub fn comparison_in(records: &[Record], question: Option<&str>, room: Room) -> Document {
     let (links, others): (Vec<&Record>, Vec<&Record>) =
         records.iter().partition(|record| collectives::is_of_suite(record));
@@ -66,15 +69,12 @@ pub fn comparison_in(records: &[Record], question: Option<&str>, room: Room) -> 
     document
 }
 
-/// What records of other suites are told of on the screen.
+/// The screen's remark on records of other suites.
 fn also(links: usize, kernels: usize) -> String {
-    let count = |count: usize, what: &str| match count {
-        0 => None,
-        count => Some(format!("{} of {what}", units::plural(count, "record", "records"))),
-    };
+    let counts = [(links, "the interconnect"), (kernels, "kernels")].into_iter().filter(|(count, _)| *count > 0);
     let parts: Vec<String> =
-        [count(links, "the interconnect"), count(kernels, "kernels")].into_iter().flatten().collect();
-    if parts.is_empty() { String::new() } else { format!("{}: zbench report --full.", units::list(&parts)) }
+        counts.map(|(count, what)| format!("{} of {what}", units::plural(count, "record", "records"))).collect();
+    format!("{}: zbench report --full.", units::list(&parts))
 }
 
 fn asked(document: &mut Document, question: Option<&str>) {
@@ -114,23 +114,15 @@ fn of_cells(records: &[&Record], question: Option<&str>, also: &str, room: Room)
     document
 }
 
-/// What was skipped or ended otherwise, and why; what was measured and not used, and why.
+/// What was not measured, and why; what was measured and not used, and why.
 fn not_measured(document: &mut Document, grid: &Grid) {
     document.heading("Not measured, and why");
     match tables::unmeasured(grid) {
         Some(table) => document.table(table),
         None => document.paragraph("Every cell of these records was measured; none was skipped."),
     }
-    let parts = [
-        ("Not ranked: loss parity failed", tables::failed_parity(grid)),
-        ("Trials with validity flags", tables::flagged(grid)),
-    ];
-    for (heading, table) in parts {
-        if let Some(table) = table {
-            document.heading(heading);
-            document.table(table);
-        }
-    }
+    document.headed_table("Not ranked: loss parity failed", tables::failed_parity(grid));
+    document.headed_table("Trials with validity flags", tables::flagged(grid));
 }
 
 fn answer(document: &mut Document, grid: &Grid) {
@@ -144,50 +136,39 @@ fn answer(document: &mut Document, grid: &Grid) {
     if !is_measured && !has_plan {
         document.paragraph("No cell is ranked; the tables below say why.");
     }
-    if let Some(text) = words::unmeasured(grid) {
-        document.paragraph(text);
-    }
+    document.paragraphs(words::unmeasured(grid));
     let effects = words::effects(grid);
     if !effects.is_empty() {
         document.paragraph("What the other keys change:");
         document.list(effects);
     }
     document.paragraph(words::parity(grid));
-    for text in words::plan(grid) {
-        document.paragraph(text);
-    }
+    document.paragraphs(words::plan(grid));
 }
 
-/// Where strategies are compared they come first; then who is fastest, and what that rests on.
+/// The costs of strategies, first if there are several to compare; which cell is fastest, and how sure that is.
 fn strategies_and_fastest(document: &mut Document, grid: &Grid) {
     let strategies = words::strategies(grid);
     let compares_strategies = strategies.len() > 1;
-    let costs = |document: &mut Document| {
+    let add_costs = |document: &mut Document| {
         if !strategies.is_empty() {
             document.paragraph(words::strategies_title(grid));
             document.list(strategies.clone());
         }
     };
     if compares_strategies {
-        costs(document);
+        add_costs(document);
     }
-    let fastest = match &grid.turned {
+    document.paragraphs(match &grid.turned {
         Some(turned) => screen::answer_by_turns(grid, turned),
         None => ranking::fastest(grid),
-    };
-    for text in fastest {
-        document.paragraph(text);
-    }
+    });
     if !compares_strategies {
-        costs(document);
+        add_costs(document);
     }
-    for text in
-        [ranking::trials(grid), ranking::different_work(grid), ranking::batches(grid), ranking::shared_cores(grid)]
-            .into_iter()
-            .flatten()
-    {
-        document.paragraph(text);
-    }
+    let remarks =
+        [ranking::trials(grid), ranking::different_work(grid), ranking::batches(grid), ranking::shared_cores(grid)];
+    document.paragraphs(remarks.into_iter().flatten());
 }
 
 fn cell_tables(document: &mut Document, grid: &Grid) {
@@ -197,14 +178,14 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         if let Some(turned) = &grid.turned {
             document.table(speed);
             document.paragraph(ranking::of_turns(turned));
-            carry_over::sentences(grid).into_iter().for_each(|text| document.paragraph(text));
+            document.paragraphs(carry_over::sentences(grid));
         } else {
             document.figure(figures::tokens_per_second(grid));
             document.table(speed);
             document.paragraph(ranking::intervals(grid));
             document.list(ranking::wide(grid));
             let used: Vec<&Record> = grid.measured().flat_map(|cell| cell.used.iter().copied()).collect();
-            steady::warning(&used).into_iter().for_each(|text| document.paragraph(text));
+            document.paragraphs(steady::warning(&used));
         }
         document.figure(figures::mfu(grid));
     }
@@ -213,7 +194,7 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         document
             .paragraph(format!("Keys that differ too, and follow from those in the labels: {}.", units::list(&paths)));
     }
-    // By turns the one plot of the screen shows it.
+    // By turns the plot of the screen shows this.
     let by_trials = grid.turned.is_none();
     let (pareto, dominated) = if by_trials { (figures::pareto(grid), figures::dominated(grid)) } else { (None, None) };
     let parts = [
@@ -234,83 +215,43 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
             document.heading(heading);
             document.figure(first);
             document.figure(second);
-            document.blocks.extend(table.map(Block::Table));
+            document.table(table);
         }
     }
-    let unstated = unstated(grid);
-    if !unstated.is_empty() {
-        document.heading("Not stated, and why");
-        document.list(unstated);
-    }
-    let notes = notes(grid);
-    if !notes.is_empty() {
-        document.heading("Notes of the records");
-        document.list(notes);
-    }
+    document.headed_list("Not stated, and why", unstated(grid));
+    document.headed_list("Notes of the records", notes(grid));
 }
 
 /// Metrics without a value, by reason.
 fn unstated(grid: &Grid) -> Vec<String> {
-    let pairs = |record: &Record| -> Vec<(String, String)> {
-        record.unstated.iter().map(|(metric, reason)| (reason.clone(), metric.to_string())).collect()
-    };
-    let mut by_reason: Vec<(String, Vec<String>, usize)> = Vec::new();
+    let mut reasons = Vec::new();
     for cell in grid.measured() {
-        let mut counted: Vec<String> = Vec::new();
-        for (reason, metric) in cell.used.iter().flat_map(|record| pairs(record)) {
-            let place = by_reason.iter().position(|(other, ..)| *other == reason).unwrap_or_else(|| {
-                by_reason.push((reason.clone(), Vec::new(), 0));
-                by_reason.len() - 1
-            });
-            if !by_reason[place].1.contains(&metric) {
-                by_reason[place].1.push(metric);
-            }
-            if !counted.contains(&reason) {
-                by_reason[place].2 += 1;
-                counted.push(reason);
-            }
-        }
+        let metrics = cell.used.iter().flat_map(|record| record.unstated.iter());
+        reasons.extend(grouped(metrics.map(|(metric, reason)| (reason, metric.to_string()))));
     }
-    by_reason
-        .into_iter()
-        .map(|(reason, metrics, cells)| {
-            format!("{} ({}): {reason}", units::list(&metrics), units::plural(cells, "cell", "cells"))
-        })
-        .collect()
-}
-
-/// What the records say about themselves. Remarks that differ in their numbers alone are told once.
-fn notes(grid: &Grid) -> Vec<String> {
-    struct Remark<'r> {
-        first: &'r str,
-        varies: bool,
-        records: usize,
-    }
-    let mut notes: Vec<(String, Remark)> = Vec::new();
-    for cell in &grid.cells {
-        let own = cell.trials.iter().flat_map(|record| &record.notes);
-        for note in own.filter(|note| !planned::says(cell, note)) {
-            let shape = without_numbers(note);
-            match notes.iter_mut().find(|(other, _)| *other == shape) {
-                Some((_, remark)) => {
-                    remark.varies |= remark.first != note;
-                    remark.records += 1;
-                }
-                None => notes.push((shape, Remark { first: note, varies: false, records: 1 })),
-            }
-        }
-    }
-    let told = |remark: &Remark| {
-        let records = units::plural(remark.records, "record", "records");
-        match remark.varies {
-            true => format!("{} ({records}, their numbers differ)", remark.first),
-            false => format!("{} ({records})", remark.first),
-        }
+    let line = |(reason, cells): (&String, Vec<Vec<String>>)| {
+        let count = units::plural(cells.len(), "cell", "cells");
+        format!("{} ({count}): {reason}", units::list(&distinct(cells.into_iter().flatten())))
     };
-    notes.iter().map(|(_, remark)| told(remark)).collect()
+    grouped(reasons).into_iter().map(line).collect()
 }
 
-/// The text with `#` for every row of digits and points in it.
+/// The notes of the records. Notes that differ only in their numbers are stated once.
+fn notes(grid: &Grid) -> Vec<String> {
+    let of_cell = |cell: &Cell| -> Vec<String> {
+        let own = cell.trials.iter().flat_map(|record| &record.notes);
+        own.filter(|note| !planned::says(cell, note)).cloned().collect()
+    };
+    let all = grid.cells.iter().flat_map(of_cell).map(|note| (without_numbers(&note), note));
+    let line = |(_, notes): (String, Vec<String>)| {
+        let records = units::plural(notes.len(), "record", "records");
+        let differ = if notes.iter().any(|note| *note != notes[0]) { ", their numbers differ" } else { "" };
+        format!("{} ({records}{differ})", notes[0])
+    };
+    grouped(all).into_iter().map(line).collect()
+}
+
+/// The text with `#` in place of every number.
 fn without_numbers(text: &str) -> String {
     let mut shape = String::with_capacity(text.len());
     let mut in_number = false;
@@ -328,26 +269,12 @@ fn without_numbers(text: &str) -> String {
 
 /// The command that made the records: one line where all share it, else a table of commands.
 fn made_by(document: &mut Document, grid: &Grid, records: &[&Record]) {
-    let mut index: HashMap<&str, usize> = HashMap::new();
-    let mut commands: Vec<(&str, Vec<&Record>)> = Vec::new();
-    for record in records {
-        let place = *index.entry(&record.command).or_insert(commands.len());
-        if place == commands.len() {
-            commands.push((&record.command, Vec::new()));
-        }
-        commands[place].1.push(record);
-    }
-    match &commands[..] {
+    match &grouped(records.iter().map(|record| (record.command.as_str(), *record)))[..] {
         [("", _)] => document.paragraph("The records do not say which command made them."),
         [(command, _)] => {
             document.paragraph("All records were made by:");
             document.code(*command);
         }
-        _ => document.table(tables::made_by(&commands, grid)),
+        commands => document.table(tables::made_by(commands, grid)),
     }
 }
-
-use crate::grid::Grid;
-pub use crate::grid::Kind;
-pub use crate::grid::labels::{each_setting, labels_of, plainest};
-pub(crate) use ranking::flag_words;

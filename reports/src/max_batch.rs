@@ -1,127 +1,124 @@
-//! The largest value of a key that fits, as a search of a grid found it.
+//! The largest value of a key that fits, as found by a search of a grid.
 
 use serde::{Deserialize, Serialize};
 
+use crate::gather::distinct;
+use crate::label::last_part;
 use crate::named::Named;
 use crate::record::Record;
 
-/// Key of a record's search beside its other keys.
+/// The key of a search in a record.
 pub const KEY: &str = "search";
 
-/// What a search says of one cell: the cell with the largest value that fits, or the one with the next, which is run to
-/// show that it does not.
+/// What a search found of one cell: the cell with the largest value that fits, or that with the next value, which is run to show
+/// that it does not fit.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Search {
     /// The searched key, as `train.micro_batch`.
     pub key: String,
-    /// Its value in the limit; `None` where not even the smallest fits.
+    /// The largest value that fits; `None` where not even the smallest does.
     pub value: Option<u64>,
-    /// How the value was found.
+    /// What found the value.
     #[serde(default)]
     pub of: Of,
-    /// Whether this cell is the limit or the one next to it.
+    /// Whether this cell has the largest value that fits or the next one.
     #[serde(default)]
     pub role: Role,
-    /// The next larger value; `None` where no larger one was to be tried.
+    /// The next larger value; `None` where the search has no larger one.
     #[serde(default)]
     pub next: Option<Next>,
-    /// What a rank may use, bytes; `None` where the memory of the machine is what limits.
+    /// Bytes that a rank may use; `None` where the memory of the machine is the limit.
     #[serde(default)]
     pub capacity: Option<u64>,
-    /// Predicted peak of a rank at the value, or at the smallest where none fits.
+    /// Predicted peak of a rank at the value, or at the smallest one where none fits.
     #[serde(default)]
     pub bytes: Option<u64>,
     /// Why none fits.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The smallest value that was to be tried.
+    /// The smallest value of the search.
     #[serde(default)]
     pub smallest: u64,
-    /// The largest.
+    /// The largest value of the search.
     #[serde(default)]
     pub most: u64,
-    /// What the values are multiples of.
+    /// The number of which all values are multiples.
     #[serde(default)]
     pub multiple: u64,
-    /// Hash of everything else that was written for the cell: equal for the cells of one search.
+    /// Hash of all other settings of the cell: equal for the cells of one search.
     #[serde(default)]
     pub combination: String,
-    /// What tells this search from the others of its grid.
+    /// The settings in which the searches of the grid differ.
     #[serde(default)]
     pub axes: Named<String>,
     /// Sequences of a step over all ranks, at the value.
     #[serde(default)]
     pub global_batch: Option<u64>,
-    /// Whether the configuration states them: a larger micro-batch then means fewer of them.
+    /// Whether the configuration states the global batch: a larger micro-batch then means fewer micro-batches.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fixed_batch: bool,
 }
 
-/// Who found a value.
+/// What found a value.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Of {
-    /// The plan: it fits there, and the next does not.
+    /// The plan, by which the value fits and the next one does not.
     #[default]
     Plan,
-    /// Runs, because one that was planned to fit did not.
+    /// Runs, because a value that fits by its plan did not.
     Run,
 }
 
-/// Which of the two cells of a search.
+/// Which of the two cells of a search a cell is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// The largest that fits.
+    /// That with the largest value that fits.
     #[default]
     Limit,
-    /// The next, which is run to show that it does not.
+    /// That with the next value, which is run to show that it does not fit.
     Next,
 }
 
 /// The value after the largest that fits.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Next {
-    /// It.
+    /// The value.
     pub value: u64,
-    /// What it would take of a rank, predicted.
+    /// Predicted peak of a rank.
     #[serde(default)]
     pub bytes: Option<u64>,
-    /// What became of it where it was tried: a record's status; `skipped` where it is no configuration.
+    /// How it ended if it was tried: a record's status; `skipped` where it is no valid configuration.
     #[serde(default)]
     pub outcome: Option<String>,
-    /// Why.
+    /// The reason for the outcome.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
 
-/// The keys whose values searches of these records have found, and what follows from them.
+/// The keys whose values were found by searches of these records, and the keys that depend on them.
 pub(crate) fn keys(records: &[&Record]) -> Vec<String> {
-    let mut keys: Vec<String> = Vec::new();
-    for search in records.iter().filter_map(|record| Search::of(record)) {
-        let follows = search.fixed_batch.then(|| "train.accumulation".to_string());
-        for key in std::iter::once(search.key).chain(follows) {
-            if !keys.contains(&key) {
-                keys.push(key);
-            }
-        }
-    }
-    keys
+    let of_search = |search: Search| {
+        let dependent = search.fixed_batch.then(|| "train.accumulation".to_string());
+        std::iter::once(search.key).chain(dependent)
+    };
+    distinct(records.iter().filter_map(|record| Search::of(record)).flat_map(of_search))
 }
 
 impl Search {
-    /// That of a record; `None` where it is of none, or of a later version that says it otherwise.
+    /// The search of a record; `None` where it has none that this version can read.
     pub fn of(record: &Record) -> Option<Search> {
-        serde_json::from_value(record.extra.get(KEY)?.clone()).ok()
+        Search::deserialize(record.extra.get(KEY)?).ok()
     }
 
-    /// Puts it into a record.
+    /// Writes it into a record.
     pub fn put(&self, record: &mut Record) {
         record.extra.insert(KEY.into(), serde_json::to_value(self).unwrap_or_default());
     }
 
     /// The key without its section: `micro_batch`.
     pub fn name(&self) -> &str {
-        self.key.rsplit('.').next().unwrap_or(&self.key)
+        last_part(&self.key)
     }
 }

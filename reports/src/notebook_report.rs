@@ -1,17 +1,18 @@
-//! What is in the notebook: the list of records, and one record in full.
+//! Reports on the notebook: the list of its records, and one record in full.
 
 mod screen;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::document::{Document, Entry, Table, Tone};
 use crate::environment::flatten;
 use crate::grid::labels::{first_letters, labels_of, telling_length};
-use crate::record::{Category, Record, Remark};
+use crate::record::{Bytes, Category, Record, Remark, Step};
 use crate::screen::Room;
 use crate::stats;
 use crate::store::Contents;
 use crate::units;
+use serde_json::Value;
 
 /// Steps shown at the beginning and at the end of a long run.
 const STEPS_SHOWN: usize = 20;
@@ -21,8 +22,8 @@ pub fn list(records: &[Record]) -> Document {
     list_with(records, &[], None)
 }
 
-/// One row for each record, in the order given, with the tags and remarks made on it. `of`: how many there are in all, where
-/// these are some of them.
+/// One row for each record, in the order given, with its tags and remarks. `of` is the number of all records, where these are only
+/// some of them.
 pub fn list_with(records: &[Record], remarks: &[Remark], of: Option<usize>) -> Document {
     let mut document = Document::new("Records");
     match of {
@@ -38,56 +39,36 @@ pub fn list_with(records: &[Record], remarks: &[Remark], of: Option<usize>) -> D
     }
     let contents = Contents { remarks: remarks.to_vec(), ..Contents::default() };
     let tags = contents.tags();
-    let mut said: BTreeMap<&str, u64> = BTreeMap::new();
-    remarks
-        .iter()
-        .filter(|remark| !remark.is_tagging())
-        .for_each(|remark| *said.entry(&remark.note_for).or_default() += 1);
+    let count = |record: &Record| {
+        let own = remarks.iter().filter(|remark| !remark.is_tagging() && remark.note_for == record.id).count();
+        (own > 0).then_some(own)
+    };
     let labels = labels_of(&records.iter().collect::<Vec<_>>());
-    let columns = vec![
-        Column::words("record"),
-        Column::words("started"),
-        Column::words("name"),
-        Column::words("cell"),
-        Column::words("strategy").for_machines(),
-        Column::numbers("ranks", ""),
-        Column::words("key"),
-        Column::numbers("trial", ""),
-        Column::words("outcome"),
-        Column::numbers("tokens/s", "tokens/s"),
-        Column::numbers("peak memory", "bytes"),
-        Column::words("loss parity"),
-        Column::words("flags"),
-        Column::words("tags"),
-        Column::numbers("remarks", ""),
-        Column::words("reason").for_machines(),
-    ];
-    let mut table = Table::new("records", columns);
     let id_length = telling_length(records.iter().map(|record| record.id.as_str()));
     let key_length = telling_length(records.iter().map(|record| record.key.as_str()));
-    for (record, label) in records.iter().zip(&labels) {
-        let setting = |path: &str| record.setting(path).map_or_else(Entry::nothing, Entry::json);
+    let rows: Vec<(&Record, String)> = records.iter().zip(labels).collect();
+    let mut table = Table::of("records", &rows);
+    table.words("record", |(record, _)| Entry::shortened(&record.id, first_letters(&record.id, id_length)));
+    table.words("started", |(record, _)| &record.started);
+    table.words("name", |(record, _)| &record.name);
+    table.words("cell", |(_, label)| label);
+    table.words("strategy", |(record, _)| record.setting("parallel.strategy")).for_machines = true;
+    table.numbers("ranks", "", |(record, _)| record.setting("parallel.ranks"));
+    table.words("key", |(record, _)| Entry::shortened(&record.key, first_letters(&record.key, key_length)));
+    table.numbers("trial", "", |(record, _)| u64::from(record.trial));
+    table.words("outcome", |(record, _)| {
         let tone = if record.is_measured() { Tone::Plain } else { Tone::Warning };
-        table.row(vec![
-            Entry { text: first_letters(&record.id, id_length).to_string(), ..Entry::words(&record.id) },
-            Entry::words(&record.started),
-            Entry::words(&record.name),
-            Entry::words(label),
-            setting("parallel.strategy"),
-            setting("parallel.ranks"),
-            Entry { text: first_letters(&record.key, key_length).to_string(), ..Entry::words(&record.key) },
-            Entry::whole(u64::from(record.trial), record.trial.to_string()),
-            Entry::words(record.outcome.status.name()).toned(tone),
-            Entry::maybe(record.metrics.number("tokens_per_second"), units::number),
-            Entry::maybe(record.metrics.number("peak_memory_bytes"), units::memory),
-            Entry::words(record.parity.verdict.words()),
-            Entry::words(record.validity.join(", ")),
-            Entry::words(tags.get(record.id.as_str()).map_or(String::new(), |of| joined(of))),
-            said.get(record.id.as_str()).map_or_else(Entry::nothing, |count| Entry::whole(*count, count.to_string())),
-            Entry::words(&record.outcome.reason),
-        ]);
-    }
-    document.table(table);
+        Entry::words(record.outcome.status.name()).toned(tone)
+    });
+    let metric = |record: &Record, name: &str, show: fn(f64) -> String| Entry::maybe(record.metrics.number(name), show);
+    table.numbers("tokens/s", "tokens/s", |(record, _)| metric(record, "tokens_per_second", units::number));
+    table.numbers("peak memory", "bytes", |(record, _)| metric(record, "peak_memory_bytes", units::memory));
+    table.words("loss parity", |(record, _)| record.parity.verdict.words());
+    table.words("flags", |(record, _)| record.validity.join(", "));
+    table.words("tags", |(record, _)| tags.get(record.id.as_str()).map_or(String::new(), joined));
+    table.numbers("remarks", "", |(record, _)| count(record));
+    table.words("reason", |(record, _)| &record.outcome.reason).for_machines = true;
+    document.table(table.build());
     let of = of.map_or(String::new(), |all| format!(" of {all}"));
     document.paragraph(format!("{}{of}.", units::plural(records.len(), "record", "records")));
     document
@@ -97,51 +78,37 @@ fn joined(tags: &BTreeSet<&str>) -> String {
     tags.iter().copied().collect::<Vec<_>>().join(", ")
 }
 
-/// One run: a screen for this room, and behind it everything that its record holds.
+/// One run: a screen for this room, and all of its record.
 pub fn run(record: &Record, room: Room) -> Document {
     Document { screen: Some(screen::of(record, room)), ..show(record, &[]) }
 }
 
-/// Everything that a record holds, and the remarks made on it.
+/// All of a record, and the remarks on it.
 pub fn show(record: &Record, remarks: &[Remark]) -> Document {
     let title = if record.name.is_empty() { &record.id } else { &record.name };
     let mut document = Document::new(title);
     let contents = Contents { remarks: remarks.to_vec(), ..Contents::default() };
     let tags = contents.tags();
-    document.table(head(record, tags.get(record.id.as_str()).map_or(String::new(), |of| joined(of))));
+    document.table(head(record, tags.get(record.id.as_str()).map_or(String::new(), joined)));
     if !record.outcome.reason.is_empty() {
         document.paragraph(format!("{}: {}", record.outcome.status.words(), record.outcome.reason));
     }
     let is_own = |remark: &&Remark| remark.note_for == record.id && !remark.is_tagging();
-    let own: Vec<&Remark> = remarks.iter().filter(is_own).collect();
-    if !own.is_empty() {
-        document.heading("Remarks");
-        document.list(own.iter().map(|remark| format!("{}: {}", remark.when, remark.text)).collect());
-    }
-    if !record.notes.is_empty() {
-        document.heading("Notes");
-        document.list(record.notes.clone());
-    }
+    let text = |remark: &Remark| format!("{}: {}", remark.when, remark.text);
+    document.headed_list("Remarks", remarks.iter().filter(is_own).map(text).collect());
+    document.headed_list("Notes", record.notes.clone());
     if let Some(figure) = crate::figures::run_loss(record) {
         document.heading("Course of the run");
         document.figure(Some(figure));
     }
-    let tables = [
-        ("Metrics", metrics(record)),
-        ("Memory of the largest rank", memory(record)),
-        ("Time of a step", time(record)),
-        ("Communication per step", communication(record)),
-        ("Ranks", ranks(record)),
-        ("Floating-point operations", flops(record)),
-        ("Steps", steps(record)),
-        ("Environment", environment(record)),
-    ];
-    for (heading, table) in tables {
-        if !table.rows.is_empty() {
-            document.heading(heading);
-            document.table(table);
-        }
-    }
+    document.headed_table("Metrics", metrics(record));
+    document.headed_table("Memory of the largest rank", memory(record));
+    document.headed_table("Time of a step", time(record));
+    document.headed_table("Communication per step", communication(record));
+    document.headed_table("Ranks", ranks(record));
+    document.headed_table("Floating-point operations", flops(record));
+    document.headed_table("Steps", steps(record));
+    document.headed_table("Environment", environment(record));
     if !record.estimate.is_null() {
         document.heading("Estimate made before the run");
         document.code(format!("{:#}", record.estimate));
@@ -150,7 +117,7 @@ pub fn show(record: &Record, remarks: &[Remark]) -> Document {
     document.code(format!("{:#}", record.cell));
     if !record.extra.is_empty() {
         document.heading("Other keys");
-        document.code(format!("{:#}", serde_json::Value::Object(record.extra.clone())));
+        document.code(format!("{:#}", Value::Object(record.extra.clone())));
     }
     document.heading("Repeat it");
     document.code(format!("zbench repro {}", record.id));
@@ -162,15 +129,14 @@ pub fn show(record: &Record, remarks: &[Remark]) -> Document {
 }
 
 fn head(record: &Record, tags: String) -> Table {
-    let mut table = Table::new("record", vec![Column::words("what"), Column::words("value")]);
     let parity = &record.parity;
-    let against = parity.reference.as_deref().map_or(String::new(), |id| format!(", reference {}", id));
+    let against = parity.reference.as_deref().map_or(String::new(), |id| format!(", reference {id}"));
     let difference = parity.max_loss_difference.map_or(String::new(), |difference| {
         format!(", largest relative loss difference {}", units::number(difference))
     });
     let source = record.outcome.source.map_or(String::new(), |source| format!(" (found by {})", source.name()));
     let flags = if record.validity.is_empty() { "none".to_string() } else { record.validity.join(", ") };
-    for (what, value) in [
+    let mut rows = vec![
         ("id", record.id.clone()),
         ("configuration key", record.key.clone()),
         ("trial", record.trial.to_string()),
@@ -180,30 +146,23 @@ fn head(record: &Record, tags: String) -> Table {
         ("validity flags", flags),
         ("tags", tags),
         ("schema", record.schema.to_string()),
-    ] {
-        if what == "tags" && value.is_empty() {
-            continue;
-        }
-        table.row(vec![Entry::words(what), Entry::words(value)]);
-    }
-    table
+    ];
+    rows.retain(|(what, value)| *what != "tags" || !value.is_empty());
+    let mut table = Table::of("record", &rows);
+    table.words("what", |(what, _)| *what);
+    table.words("value", |(_, value)| value);
+    table.build()
 }
 
 fn metrics(record: &Record) -> Table {
-    let columns = vec![Column::words("metric"), Column::numbers("value", ""), Column::words("why there is no value")];
-    let mut table = Table::new("metrics", columns);
-    for (name, value) in record.metrics.iter() {
-        let reason = record.unstated.get(name).map_or("", String::as_str);
-        table.row(vec![
-            Entry::words(name),
-            Entry::maybe(*value, |value| metric_text(name, value)),
-            Entry::words(reason),
-        ]);
-    }
-    for (name, reason) in record.unstated.iter().filter(|(name, _)| record.metrics.get(name).is_none()) {
-        table.row(vec![Entry::words(name), Entry::nothing(), Entry::words(reason)]);
-    }
-    table
+    let stated = record.metrics.iter().map(|(name, value)| (name, *value));
+    let unstated = record.unstated.names().filter(|name| record.metrics.get(name).is_none());
+    let rows: Vec<(&str, Option<f64>)> = stated.chain(unstated.map(|name| (name, None))).collect();
+    let mut table = Table::of("metrics", &rows);
+    table.words("metric", |(name, _)| *name);
+    table.numbers("value", "", |(name, value)| Entry::maybe(*value, |value| metric_text(name, value)));
+    table.words("why there is no value", |(name, _)| record.unstated.get(name).map_or("", String::as_str));
+    table.build()
 }
 
 /// A metric's unit is in its name.
@@ -229,148 +188,100 @@ fn metric_text(name: &str, value: f64) -> String {
     }
 }
 
-fn memory(record: &Record) -> Table {
-    let columns = vec![
-        Column::words("category"),
-        Column::numbers("plan", "bytes"),
-        Column::numbers("peak", "bytes"),
-        Column::numbers("at the peak of all", "bytes"),
-    ];
-    let mut table = Table::new("memory", columns);
+/// The memory of each category, then of all together.
+fn categories(record: &Record) -> Vec<(&'static str, &Bytes)> {
     let categories = Category::ALL.into_iter().map(|category| (category.name(), record.memory.get(category)));
-    for (name, bytes) in categories.chain([("all together", record.memory.total.as_ref())]) {
-        if let Some(bytes) = bytes {
-            table.row(vec![
-                Entry::words(name),
-                Entry::memory(bytes.predicted_bytes),
-                Entry::memory(bytes.peak_bytes),
-                Entry::memory(bytes.at_peak_bytes),
-            ]);
-        }
-    }
-    table
+    let all = categories.chain([("all together", record.memory.total.as_ref())]);
+    all.filter_map(|(name, bytes)| Some((name, bytes?))).collect()
+}
+
+fn memory(record: &Record) -> Table {
+    let rows = categories(record);
+    let mut table = Table::of("memory", &rows);
+    table.words("category", |(name, _)| *name);
+    table.memory("plan", |(_, bytes)| bytes.predicted_bytes);
+    table.memory("peak", |(_, bytes)| bytes.peak_bytes);
+    table.memory("at the peak of all", |(_, bytes)| bytes.at_peak_bytes);
+    table.build()
+}
+
+fn ms(ms: f64) -> String {
+    format!("{} ms", units::number(ms))
 }
 
 fn time(record: &Record) -> Table {
-    let columns = vec![Column::words("span"), Column::numbers("time", "ms"), Column::numbers("share", "fraction")];
-    let mut table = Table::new("time", columns).caption("Slowest rank, mean of the timed steps.");
-    let sum: f64 = record.time.iter().filter_map(|(name, _)| record.time.number(name)).sum();
-    for name in record.time.names() {
-        let ms = record.time.number(name);
-        let share = ms.filter(|_| sum > 0.0).map(|ms| ms / sum);
-        table.row(vec![
-            Entry::words(name),
-            Entry::maybe(ms, |ms| format!("{} ms", units::number(ms))),
-            Entry::maybe(share, units::percent),
-        ]);
-    }
-    table
+    let spans: Vec<(&str, Option<f64>)> = record.time.names().map(|name| (name, record.time.number(name))).collect();
+    let sum: f64 = spans.iter().filter_map(|(_, ms)| *ms).sum();
+    let share = |ms: Option<f64>| ms.filter(|_| sum > 0.0).map(|ms| ms / sum);
+    let mut table = Table::of("time", &spans);
+    table.words("span", |(name, _)| *name);
+    table.numbers("time", "ms", |(_, time)| Entry::maybe(*time, ms));
+    table.numbers("share", "fraction", |(_, time)| Entry::maybe(share(*time), units::percent));
+    table.build().caption("Slowest rank, mean of the timed steps.")
 }
 
 fn communication(record: &Record) -> Table {
-    let columns = vec![
-        Column::words("axis"),
-        Column::words("collective"),
-        Column::numbers("calls", "per step"),
-        Column::numbers("payload", "bytes"),
-        Column::numbers("wire", "bytes"),
-        Column::numbers("wire, plan", "bytes"),
-        Column::numbers("time", "ms"),
-        Column::numbers("exposed", "ms"),
-        Column::numbers("algbw", "GB/s"),
-        Column::numbers("busbw", "GB/s"),
-    ];
-    let mut table = Table::new("communication", columns);
-    for entry in &record.communication {
-        let ms = |ms: f64| format!("{} ms", units::number(ms));
-        let bandwidth = |rate: f64| format!("{} GB/s", units::number(rate));
-        table.row(vec![
-            Entry::words(&entry.axis),
-            Entry::words(&entry.kind),
-            Entry::maybe(Some(entry.calls), units::quantity),
-            Entry::maybe(Some(entry.payload_bytes), units::traffic),
-            Entry::measured(Some(entry.wire_bytes), record.wire_is_planned(), units::traffic),
-            Entry::maybe(entry.predicted_wire_bytes, units::traffic),
-            Entry::maybe(Some(entry.ms), ms),
-            Entry::maybe(Some(entry.exposed_ms), ms),
-            Entry::maybe(entry.algbw_gb_s, bandwidth),
-            Entry::maybe(entry.busbw_gb_s, bandwidth),
-        ]);
-    }
-    table
+    let bandwidth = |rate: f64| format!("{} GB/s", units::number(rate));
+    let wire = |bytes: f64| Entry::measured(Some(bytes), record.wire_is_planned(), units::traffic);
+    let mut table = Table::of("communication", &record.communication);
+    table.words("axis", |entry| &entry.axis);
+    table.words("collective", |entry| &entry.kind);
+    table.numbers("calls", "per step", |entry| Entry::maybe(Some(entry.calls), units::quantity));
+    table.numbers("payload", "bytes", |entry| Entry::maybe(Some(entry.payload_bytes), units::traffic));
+    table.numbers("wire", "bytes", |entry| wire(entry.wire_bytes));
+    table.numbers("wire, plan", "bytes", |entry| Entry::maybe(entry.predicted_wire_bytes, units::traffic));
+    table.numbers("time", "ms", |entry| Entry::maybe(Some(entry.ms), ms));
+    table.numbers("exposed", "ms", |entry| Entry::maybe(Some(entry.exposed_ms), ms));
+    table.numbers("algbw", "GB/s", |entry| Entry::maybe(entry.algbw_gb_s, bandwidth));
+    table.numbers("busbw", "GB/s", |entry| Entry::maybe(entry.busbw_gb_s, bandwidth));
+    table.build()
 }
 
 fn ranks(record: &Record) -> Table {
-    let columns = vec![
-        Column::numbers("rank", ""),
-        Column::words("host"),
-        Column::numbers("step p50", "ms"),
-        Column::numbers("peak memory", "bytes"),
-    ];
-    let mut table = Table::new("ranks", columns);
-    for rank in &record.ranks {
-        table.row(vec![
-            Entry::whole(rank.rank, rank.rank.to_string()),
-            Entry::words(&rank.host),
-            Entry::maybe(rank.step_ms_p50, |ms| format!("{} ms", units::number(ms))),
-            Entry::memory(rank.peak_bytes),
-        ]);
-    }
-    table
+    let mut table = Table::of("ranks", &record.ranks);
+    table.numbers("rank", "", |rank| rank.rank);
+    table.words("host", |rank| &rank.host);
+    table.numbers("step p50", "ms", |rank| Entry::maybe(rank.step_ms_p50, ms));
+    table.memory("peak memory", |rank| rank.peak_bytes);
+    table.build()
 }
 
 fn flops(record: &Record) -> Table {
-    let columns =
-        vec![Column::words("convention or term"), Column::numbers("operations", "FLOP"), Column::words("formula")];
-    let mut table = Table::new("flops", columns);
-    for (name, value) in record.flops.conventions.iter().filter(|(name, _)| *name != "source") {
-        let entry = value.as_f64().map_or_else(|| Entry::json(value), |value| Entry::maybe(Some(value), units::flops));
-        table.row(vec![Entry::words(name), entry, Entry::words("")]);
-    }
-    for term in &record.flops.ledger {
-        table.row(vec![
-            Entry::words(format!("ledger: {}", term.term)),
-            Entry::maybe(Some(term.flops), units::flops),
-            Entry::words(&term.formula),
-        ]);
-    }
-    table
+    let value = |value: &Value| match value.as_f64() {
+        Some(value) => Entry::maybe(Some(value), units::flops),
+        None => Entry::json(value),
+    };
+    let conventions = record.flops.conventions.iter().filter(|(name, _)| *name != "source");
+    let conventions = conventions.map(|(name, number)| (name.clone(), value(number), ""));
+    let ledger = record.flops.ledger.iter().map(|term| {
+        let flops = Entry::maybe(Some(term.flops), units::flops);
+        (format!("ledger: {}", term.term), flops, term.formula.as_str())
+    });
+    let rows: Vec<(String, Entry, &str)> = conventions.chain(ledger).collect();
+    let mut table = Table::of("flops", &rows);
+    table.words("convention or term", |(name, ..)| name);
+    table.numbers("operations", "FLOP", |(_, flops, _)| flops.clone());
+    table.words("formula", |(.., formula)| *formula);
+    table.build()
 }
 
-/// The steps, the middle of a long run left out; the caption says how much their times vary.
+/// The steps without the middle of a long run. The caption says how much their times vary.
 fn steps(record: &Record) -> Table {
-    let mut columns = vec![
-        Column::numbers("step", ""),
-        Column::words("timed"),
-        Column::numbers("loss", "nats"),
-        Column::numbers("gradient norm", ""),
-        Column::numbers("learning rate", ""),
-        Column::numbers("time", "ms"),
-        Column::numbers("tokens", ""),
-    ];
-    let is_scaled = record.steps.iter().any(|step| step.loss_scale().is_some());
-    if is_scaled {
-        columns.push(Column::numbers("loss scale", ""));
-        columns.push(Column::words("updated"));
-    }
-    let mut table = Table::new("steps", columns);
     let count = record.steps.len();
     let is_shown = |place: usize| count <= 2 * STEPS_SHOWN || place < STEPS_SHOWN || place >= count - STEPS_SHOWN;
-    for (_, step) in record.steps.iter().enumerate().filter(|(place, _)| is_shown(*place)) {
-        let mut row = vec![
-            Entry::whole(step.step, step.step.to_string()),
-            Entry::words(if step.timed { "yes" } else { "no" }),
-            Entry::maybe(Some(step.loss), |loss| format!("{loss:.6}")),
-            Entry::maybe(Some(step.grad_norm), |norm| format!("{norm:.4}")),
-            Entry::maybe(Some(step.lr), units::number),
-            Entry::maybe(Some(step.ms), |ms| format!("{} ms", units::number(ms))),
-            Entry::whole(step.tokens, units::count(step.tokens)),
-        ];
-        if is_scaled {
-            row.push(Entry::maybe(step.loss_scale(), units::quantity));
-            row.push(Entry::words(if step.is_skipped() { "no: gradients overflowed" } else { "yes" }));
-        }
-        table.row(row);
+    let shown: Vec<&Step> =
+        record.steps.iter().enumerate().filter(|(place, _)| is_shown(*place)).map(|(_, step)| step).collect();
+    let mut table = Table::of("steps", &shown);
+    table.numbers("step", "", |step| step.step);
+    table.words("timed", |step| if step.timed { "yes" } else { "no" });
+    table.numbers("loss", "nats", |step| Entry::maybe(Some(step.loss), |loss| format!("{loss:.6}")));
+    table.numbers("gradient norm", "", |step| Entry::maybe(Some(step.grad_norm), |norm| format!("{norm:.4}")));
+    table.numbers("learning rate", "", |step| Entry::maybe(Some(step.lr), units::number));
+    table.numbers("time", "ms", |step| Entry::maybe(Some(step.ms), ms));
+    table.numbers("tokens", "", |step| Entry::whole(step.tokens, units::count(step.tokens)));
+    if record.steps.iter().any(|step| step.loss_scale().is_some()) {
+        table.numbers("loss scale", "", |step| Entry::maybe(step.loss_scale(), units::quantity));
+        table.words("updated", |step| if step.is_skipped() { "no: gradients overflowed" } else { "yes" });
     }
     let times: Vec<f64> = record.timed_steps().map(|step| step.ms).collect();
     let mut caption = Vec::new();
@@ -382,17 +293,17 @@ fn steps(record: &Record) -> Table {
             units::percent(variation)
         ));
     }
-    if table.rows.len() < count {
+    if shown.len() < count {
         let id = &record.id;
         caption.push(format!("The first and last {STEPS_SHOWN} of {count}; zbench show {id} --format json has all."));
     }
-    table.caption(caption.join(" "))
+    table.build().caption(caption.join(" "))
 }
 
 fn environment(record: &Record) -> Table {
-    let mut table = Table::new("environment", vec![Column::words("what"), Column::words("value")]);
-    for (path, value) in flatten(&record.environment) {
-        table.row(vec![Entry::words(path), Entry::json(&value)]);
-    }
-    table
+    let rows = flatten(&record.environment);
+    let mut table = Table::of("environment", &rows);
+    table.words("what", |(path, _)| path);
+    table.words("value", |(_, value)| value);
+    table.build()
 }

@@ -53,15 +53,6 @@ pub(crate) fn capital(text: &str) -> String {
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// `a; b; c`. Of more than 20 names the first 20 and the number of the others.
-pub(crate) fn counted_names(names: &[String]) -> String {
-    const NAMED: usize = 20;
-    match names.len().saturating_sub(NAMED) {
-        0 => names.join("; "),
-        more => format!("{}; and {more} more", names[..NAMED].join("; ")),
-    }
-}
-
 /// One line of text for HTML, XML and the values of their attributes: nothing in it is markup.
 pub(crate) fn xml(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());

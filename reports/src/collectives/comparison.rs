@@ -1,7 +1,8 @@
-//! The report of a grid over collectives: which cell moves most, which is quickest for small messages, and by how much.
+//! The report of a grid over collectives: which cell has most bandwidth, which has the lowest latency, and by how much.
 
 use super::document;
-use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::document::{Document, Entry, Table, Tone};
+use crate::gather::grouped;
 use crate::grid::labels::labels_of;
 use crate::label;
 use crate::record::{Record, Status};
@@ -15,7 +16,7 @@ const OTHER_LINES: usize = 18;
 /// The trials of one cell.
 struct Cell<'a> {
     collective: String,
-    /// As `list` shows it.
+    /// As `zbench list` shows it.
     label: String,
     records: Vec<&'a Record>,
 }
@@ -34,11 +35,11 @@ impl Cell<'_> {
     }
 
     /// A trial without a result.
-    fn bad(&self) -> Option<&Record> {
+    fn unmeasured(&self) -> Option<&Record> {
         self.records.iter().copied().find(|record| !record.is_measured())
     }
 
-    /// What sets it apart from others of its collective.
+    /// Its label among the cells of its collective.
     fn name(&self) -> String {
         let own = format!("collective={}", self.collective);
         label::of_terms(label::split(&self.label).into_iter().filter(|term| *term != own))
@@ -55,7 +56,7 @@ impl Cell<'_> {
     }
 }
 
-/// The report of these records, one screen for this room and everything behind it.
+/// The report of these records: a screen for this room, and all details.
 pub fn comparison(records: &[Record], question: &str, room: Room) -> Document {
     let all: Vec<&Record> = records.iter().collect();
     let title =
@@ -66,59 +67,45 @@ pub fn comparison(records: &[Record], question: &str, room: Room) -> Document {
     }
     let cells = cells(&all);
     document.heading("Comparison");
-    document.table(table(&cells, usize::MAX));
+    document.table(table(&cells, usize::MAX, true));
     document::report(&mut document, &all);
     document.screen = Some(screen(&cells, room));
     document
 }
 
 fn cells<'a>(records: &[&'a Record]) -> Vec<Cell<'a>> {
-    let mut cells: Vec<Cell<'a>> = Vec::new();
-    for (record, label) in records.iter().zip(labels_of(records)) {
-        match cells.iter_mut().find(|cell| cell.records[0].key == record.key) {
-            Some(cell) => cell.records.push(record),
-            None => {
-                // A combination that is no cell has its settings as they were written.
-                let stated = record.setting("collective").or_else(|| record.setting("collectives.collective"));
-                let collective = stated.and_then(Value::as_str).unwrap_or_default().to_string();
-                cells.push(Cell { collective, label, records: vec![record] });
-            }
-        }
-    }
-    cells
+    let labelled = records.iter().zip(labels_of(records)).map(|(&record, label)| (&record.key, (record, label)));
+    let cell = |(_, trials): (_, Vec<(&'a Record, String)>)| {
+        let (records, labels): (Vec<&Record>, Vec<String>) = trials.into_iter().unzip();
+        // A combination that is no cell has its settings as they were written.
+        let stated = records[0].setting("collective").or_else(|| records[0].setting("collectives.collective"));
+        let collective = stated.and_then(Value::as_str).unwrap_or_default().to_string();
+        Cell { collective, label: labels[0].clone(), records }
+    };
+    grouped(labelled).into_iter().map(cell).collect()
 }
 
-/// The cells, those with most bandwidth first; so many of them at most.
-fn table(cells: &[Cell<'_>], most: usize) -> Table {
-    let columns = vec![
-        Column::words("cell"),
-        Column::numbers("trials", ""),
-        Column::numbers("busbw", "GB/s"),
-        Column::words("of trials"),
-        Column::numbers("at", "bytes"),
-        Column::numbers("latency", "us"),
-        Column::numbers("average busbw", "GB/s"),
-        Column::words("outcome"),
-    ];
-    let mut table = Table::new("comparison", columns);
-    for cell in by_bandwidth(cells).into_iter().take(most) {
-        let median = |metric: &str| cell.spread(metric).map(|spread| spread.median);
-        let busbw = cell.busbw();
-        let bad = cell.bad();
-        let range = busbw.map(|of| format!("{} to {}", units::number(of.low), units::number(of.high)));
-        let outcome = bad.map_or("measured", |record| record.outcome.status.words());
-        table.row(vec![
-            Entry::words(cell.label.clone()),
-            Entry::whole(cell.measured().count() as u64, cell.measured().count().to_string()),
-            Entry::maybe(busbw.map(|of| of.median), units::number),
-            range.map_or_else(Entry::nothing, Entry::words),
-            Entry::memory(median("largest_bytes").map(|bytes| bytes as u64)),
-            Entry::maybe(median("latency_us"), units::number),
-            Entry::maybe(median("average_busbw_gb_s"), units::number),
-            Entry::words(outcome).toned(if bad.is_some() { Tone::Warning } else { Tone::Plain }),
-        ]);
+/// The cells with most bandwidth first; so many of them at most.
+fn table(cells: &[Cell<'_>], most: usize, has_outcome: bool) -> Table {
+    let rows: Vec<&Cell<'_>> = by_bandwidth(cells).into_iter().take(most).collect();
+    let median = |cell: &Cell, metric: &str| cell.spread(metric).map(|spread| spread.median);
+    let range = |of: Spread| format!("{} to {}", units::number(of.low), units::number(of.high));
+    let bytes = |cell: &Cell| median(cell, "largest_bytes").map(|bytes| bytes as u64);
+    let mut table = Table::of("comparison", &rows);
+    table.words("cell", |cell| &cell.label);
+    table.numbers("trials", "", |cell| cell.measured().count());
+    table.numbers("busbw", "GB/s", |cell| Entry::maybe(cell.busbw().map(|of| of.median), units::number));
+    table.words("of trials", |cell| cell.busbw().map(range));
+    table.memory("at", |cell| bytes(cell));
+    table.numbers("latency", "us", |cell| Entry::maybe(median(cell, "latency_us"), units::number));
+    table.numbers("average busbw", "GB/s", |cell| Entry::maybe(median(cell, "average_busbw_gb_s"), units::number));
+    if has_outcome {
+        table.words("outcome", |cell| match cell.unmeasured() {
+            Some(record) => Entry::words(record.outcome.status.words()).toned(Tone::Warning),
+            None => Entry::words("measured"),
+        });
     }
-    table
+    table.build()
 }
 
 fn by_bandwidth<'a, 'r>(cells: &'a [Cell<'r>]) -> Vec<&'a Cell<'r>> {
@@ -135,12 +122,8 @@ fn screen(cells: &[Cell<'_>], room: Room) -> Screen {
     screen.said("LATENCY", quickest(cells), 4);
     let rows = room.lines.min(MOST_LINES).saturating_sub(OTHER_LINES).max(1);
     let measured = cells.iter().filter(|cell| cell.busbw().is_some()).count();
-    let mut table = table(cells, rows.min(measured));
-    if cells.iter().all(|cell| cell.busbw().is_none() || cell.bad().is_none()) {
-        table.columns.pop();
-        table.rows.iter_mut().for_each(|row| drop(row.pop()));
-    }
-    screen.table(table);
+    let has_outcome = cells.iter().any(|cell| cell.busbw().is_some() && cell.unmeasured().is_some());
+    screen.table(table(cells, rows.min(measured), has_outcome));
     if measured > rows {
         screen.said("", format!("and {} more; --full shows all", units::plural(measured - rows, "cell", "cells")), 1);
     }
@@ -162,36 +145,23 @@ fn screen(cells: &[Cell<'_>], room: Room) -> Screen {
     screen
 }
 
-/// Why cells of this status have no result: a cell by its name, several of one reason by their number.
+/// Why cells of this status have no result: a cell by its name, several with the same reason by their number.
 fn reasons(cells: &[Cell<'_>], of: impl Fn(Status) -> bool) -> String {
-    let mut groups: Vec<(&str, Vec<&Cell<'_>>)> = Vec::new();
-    for cell in cells {
-        let Some(record) = cell.bad().filter(|record| of(record.outcome.status)) else { continue };
-        match groups.iter_mut().find(|(reason, _)| *reason == record.outcome.reason) {
-            Some((_, group)) => group.push(cell),
-            None => groups.push((&record.outcome.reason, vec![cell])),
-        }
-    }
-    let said = |(reason, group): &(&str, Vec<&Cell<'_>>)| match &group[..] {
+    let failed = cells.iter().filter_map(|cell| Some((&cell.unmeasured()?.outcome, cell)));
+    let failed = failed.filter(|(outcome, _)| of(outcome.status)).map(|(outcome, cell)| (&outcome.reason, cell));
+    let text = |(reason, group): (&String, Vec<&Cell<'_>>)| match &group[..] {
         [cell] => format!("{}: {reason}", cell.label),
         several => format!("{}: {reason}", units::plural(several.len(), "cell", "cells")),
     };
-    groups.iter().map(said).collect::<Vec<_>>().join("; ")
+    grouped(failed).into_iter().map(text).collect::<Vec<_>>().join("; ")
 }
 
-/// The cells by collective, in the order of the grid.
+/// The cells of each collective, those with most bandwidth first.
 fn by_collective<'a, 'r>(cells: &'a [Cell<'r>]) -> Vec<(&'a str, Vec<&'a Cell<'r>>)> {
-    let mut groups: Vec<(&str, Vec<&Cell<'_>>)> = Vec::new();
-    for cell in by_bandwidth(cells) {
-        match groups.iter_mut().find(|(name, _)| *name == cell.collective) {
-            Some((_, group)) => group.push(cell),
-            None => groups.push((&cell.collective, vec![cell])),
-        }
-    }
-    groups
+    grouped(by_bandwidth(cells).into_iter().map(|cell| (cell.collective.as_str(), cell)))
 }
 
-/// Of each collective the cell that moves most, and which others do as far as their trials show.
+/// The cell with most bandwidth for each collective, and the cells that cannot be distinguished from it by their trials.
 fn fastest(cells: &[Cell<'_>]) -> String {
     let of = |(collective, sorted): (&str, Vec<&Cell<'_>>)| {
         let (best, spread) = sorted.first().and_then(|cell| Some((cell, cell.busbw()?)))?;
@@ -205,11 +175,11 @@ fn fastest(cells: &[Cell<'_>]) -> String {
         };
         Some(format!("{collective}: {} with {} GB/s{overlap}.", best.name(), units::number(spread.median)))
     };
-    let said: Vec<String> = by_collective(cells).into_iter().filter_map(of).collect();
-    if said.is_empty() { "no cell was measured".into() } else { said.join(" ") }
+    let sentences: Vec<String> = by_collective(cells).into_iter().filter_map(of).collect();
+    if sentences.is_empty() { "no cell was measured".into() } else { sentences.join(" ") }
 }
 
-/// Of each collective the cell that takes least time for the smallest size.
+/// The cell with the lowest latency for each collective, at the smallest size.
 fn quickest(cells: &[Cell<'_>]) -> String {
     let of = |(collective, group): (&str, Vec<&Cell<'_>>)| {
         let timed = group.into_iter().filter_map(|cell| Some((cell, cell.spread("latency_us")?)));

@@ -1,21 +1,22 @@
 //! Bus bandwidth over size, from records of the interconnect test.
 
 use super::{Row, Section};
+use crate::gather::{distinct, grouped};
 use crate::plot::{Axis, Figure, Line, Lines, MOST_LINES, Plot, Unit, drawable};
 use crate::record::Record;
 use crate::units;
 
-/// So many figures are made; each has curves of one backend and number of ranks.
+/// Figures that are made at most; each has curves of one backend and number of ranks.
 const MOST_FIGURES: usize = 4;
 
-/// A curve with what it is a curve of.
+/// A curve and what it shows.
 struct Curve {
     /// Collective, backend, ranks, type, reduction, place of the data, record.
     parts: [String; 7],
     line: Line,
 }
 
-/// Curves of all sections that records hold, in one figure where they fit, else one for each backend and number of ranks.
+/// Curves of all sections in these records, in one figure if it has room for them, else in one for each backend and number of ranks.
 pub fn bandwidth(records: &[&Record]) -> Vec<Figure> {
     let curves: Vec<Curve> = records.iter().flat_map(|record| of_record(record)).collect();
     if curves.is_empty() {
@@ -24,14 +25,7 @@ pub fn bandwidth(records: &[&Record]) -> Vec<Figure> {
     if curves.len() <= MOST_LINES {
         return vec![figure("bandwidth", curves, "")];
     }
-    let mut groups: Vec<(String, Vec<Curve>)> = Vec::new();
-    for curve in curves {
-        let name = format!("{}, {}", curve.parts[1], curve.parts[2]);
-        match groups.iter_mut().find(|(other, _)| *other == name) {
-            Some((_, group)) => group.push(curve),
-            None => groups.push((name, vec![curve])),
-        }
-    }
+    let groups = grouped(curves.into_iter().map(|curve| (format!("{}, {}", curve.parts[1], curve.parts[2]), curve)));
     let all = groups.len();
     let made = groups.into_iter().take(MOST_FIGURES).enumerate().map(|(place, (name, mut group))| {
         let count = group.len();
@@ -50,20 +44,13 @@ pub fn bandwidth(records: &[&Record]) -> Vec<Figure> {
 }
 
 fn of_record(record: &Record) -> Vec<Curve> {
-    let stored = record.extra.get("section").and_then(|value| serde_json::from_value::<Section>(value.clone()).ok());
-    let Some(section) = stored else { return Vec::new() };
+    let Some(section) = Section::of(record) else { return Vec::new() };
     let text = |path: &str| {
         record.setting(path).map_or(String::new(), |value| value.as_str().map_or(value.to_string(), String::from))
     };
-    let mut kinds: Vec<(&str, &str)> = Vec::new();
-    for row in &section.rows {
-        if !kinds.contains(&(&row.dtype, &row.redop)) {
-            kinds.push((&row.dtype, &row.redop));
-        }
-    }
     let mut curves = Vec::new();
-    for (dtype, redop) in kinds {
-        let rows = || section.rows.iter().filter(move |row| row.dtype == dtype && row.redop == redop && row.size > 0);
+    for (dtype, redop) in distinct(section.rows.iter().map(|row| (&row.dtype, &row.redop))) {
+        let rows = || section.rows.iter().filter(move |row| row.dtype == *dtype && row.redop == *redop && row.size > 0);
         let in_place = rows().all(|row| row.in_place.is_some());
         let busbw = |row: &Row| {
             let side = if in_place { row.in_place.as_ref() } else { row.out_of_place.as_ref() };
@@ -78,8 +65,8 @@ fn of_record(record: &Record) -> Vec<Curve> {
             section.collective.clone(),
             text("backend"),
             format!("{} ranks", text("parallel.ranks")),
-            dtype.to_string(),
-            if redop == "none" { String::new() } else { redop.to_string() },
+            dtype.clone(),
+            if redop == "none" { String::new() } else { redop.clone() },
             if in_place { "in place" } else { "out of place" }.to_string(),
             record.id.clone(),
         ];
@@ -89,7 +76,7 @@ fn of_record(record: &Record) -> Vec<Curve> {
 }
 
 fn figure(name: &str, mut curves: Vec<Curve>, more: &str) -> Figure {
-    // A curve is called by its collective and by what sets it apart; by its record only where nothing else does.
+    // A curve is named by its collective and by what differs between curves; by its record only where nothing else differs.
     let last = curves[0].parts.len() - 1;
     let differs: Vec<bool> =
         (0..last).map(|part| curves.iter().any(|curve| curve.parts[part] != curves[0].parts[part])).collect();
@@ -108,24 +95,15 @@ fn figure(name: &str, mut curves: Vec<Curve>, more: &str) -> Figure {
         .map(|part| curves[0].parts[part].as_str())
         .filter(|part| !part.is_empty())
         .collect();
-    let highest = |curve: &Curve| {
-        curve
-            .line
-            .points
-            .iter()
-            .copied()
-            .fold((0.0, f64::NEG_INFINITY), |best, point| if point.1 > best.1 { point } else { best })
-    };
-    let best = curves
-        .iter()
-        .max_by(|a, b| highest(a).1.total_cmp(&highest(b).1))
-        .map(|curve| (curve.line.label.clone(), highest(curve)));
-    let said = best.map_or(String::new(), |(label, (size, rate))| {
-        format!("Highest: {label} with {} GB/s at {}.", units::number(rate), units::memory(size))
+    let points = curves.iter().flat_map(|curve| curve.line.points.iter().map(move |point| (&curve.line.label, point)));
+    // Of equal points the first.
+    let best = points.reduce(|best, other| if other.1.1 > best.1.1 { other } else { best });
+    let highest = best.map_or(String::new(), |(label, (size, rate))| {
+        format!("Highest: {label} with {} GB/s at {}.", units::number(*rate), units::memory(*size))
     });
     let of = if common.is_empty() { String::new() } else { format!(" All curves: {}.", common.join(", ")) };
     let caption = format!(
-        "{said}{of} busbw: size over time times nccl-tests' factor (ring convention), one way, GB = 10^9 bytes; size is the larger of what a rank \
+        "{highest}{of} busbw: size over time times nccl-tests' factor (ring convention), one way, GB = 10^9 bytes; size is the larger of what a rank \
          gives and gets. Sizes on a logarithmic axis.{more}"
     );
     let records = curves.iter().flat_map(|curve| curve.line.records.clone()).collect();
@@ -134,5 +112,5 @@ fn figure(name: &str, mut curves: Vec<Curve>, more: &str) -> Figure {
         y: Axis::linear("bus bandwidth", Unit::GigabytesPerSecond),
         lines: curves.into_iter().map(|curve| curve.line).collect(),
     });
-    Figure { name: name.to_string(), title: "Bus bandwidth over size".into(), caption, plot, records }
+    Figure::new(name, "Bus bandwidth over size", caption, plot, records)
 }

@@ -1,10 +1,10 @@
 use serde::{Deserialize, Serialize};
 
-/// Times of single iterations, each that of the slowest rank, and what they add up to. Percentiles are those of
-/// nccl-tests: the value of the nearest rank, never one between two measured ones; the deviation is the population's.
+/// Times of single iterations, each that of the slowest rank, and their summary. Percentiles are those of nccl-tests: always a measured
+/// value (nearest rank), never one between two. The standard deviation is that of the population.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Iterations {
-    /// Leading iterations that the summary leaves out.
+    /// Leading iterations that are not in the summary.
     pub skipped: usize,
     /// The shortest.
     pub min_us: f64,
@@ -12,24 +12,24 @@ pub struct Iterations {
     pub max_us: f64,
     /// The mean.
     pub mean_us: f64,
-    /// Half of them took no longer.
+    /// The median.
     pub p50_us: f64,
-    /// 95 of a hundred took no longer.
+    /// 95th percentile.
     pub p95_us: f64,
-    /// 99 of a hundred took no longer.
+    /// 99th percentile.
     pub p99_us: f64,
     /// Standard deviation.
     pub stdev_us: f64,
     /// Standard deviation in percent of the mean.
     pub cv_percent: f64,
-    /// All of them, in order, skipped ones included.
+    /// The times of all iterations in order, skipped ones included.
     pub times_us: Vec<f64>,
-    /// The same of every rank.
+    /// The same for every rank.
     pub per_rank_us: Vec<Vec<f64>>,
 }
 
 impl Iterations {
-    /// From the times of every rank; `skip` leading iterations stay out of the summary. `None` if none is left.
+    /// From the times of every rank, without `skip` leading iterations in the summary. `None` if none is left.
     pub fn new(per_rank_us: Vec<Vec<f64>>, skip: usize) -> Option<Iterations> {
         let count = per_rank_us.iter().map(Vec::len).min()?;
         let slowest = |i: usize| per_rank_us.iter().map(|times| times[i]).fold(0.0, f64::max);

@@ -1,14 +1,14 @@
-//! Bandwidth between every two ranks, and which ranks or links stand out.
+//! Bandwidth between every two ranks, and which ranks or links are outliers.
 
-use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::document::{Document, Entry, Table, Tone};
 use crate::units;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
-/// What was measured and what follows.
+/// The measured bandwidths and their outliers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pairs {
-    /// Bytes that each rank of a pair gives the other.
+    /// Bytes that each rank of a pair sends to the other.
     pub bytes: u64,
     /// Host of each rank.
     pub hosts: Vec<String>,
@@ -19,24 +19,24 @@ pub struct Pairs {
     /// The rates of each kind of pair (on one host, between hosts) with the thresholds; older records have none.
     #[serde(default)]
     pub kinds: Vec<PairKind>,
-    /// Pairs that were measured again before anything was said of them.
+    /// Pairs that were measured again before they were judged.
     pub suspects: Vec<Suspect>,
     /// How often a suspect was measured again.
     pub retries: usize,
-    /// Ranks that are slow with everybody.
+    /// Ranks that are slow with every other rank.
     pub bad_ranks: Vec<usize>,
-    /// Pairs that are slow though both ranks are not.
+    /// Pairs that are slow although neither rank is slow with others.
     pub bad_links: Vec<[usize; 2]>,
-    /// What halving found, step by step; empty where it was not asked for.
+    /// The results of halving the ranks, step by step; empty where it was not requested.
     pub halves: Vec<String>,
 }
 
-/// The rates of pairs of one kind, and what decides which of them stand out.
+/// The rates of pairs of one kind, and the thresholds for outliers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PairKind {
     /// Whether both ranks are on one host.
     pub same_host: bool,
-    /// Pairs of this kind.
+    /// Number of pairs.
     pub pairs: usize,
     /// The slowest pair.
     pub lowest_gb_s: f64,
@@ -44,49 +44,48 @@ pub struct PairKind {
     pub median_gb_s: f64,
     /// The fastest pair.
     pub highest_gb_s: f64,
-    /// A rank stands out whose best pair is below this; absent where there are fewer than three ranks to compare.
+    /// A rank whose best pair is below this is an outlier; absent where there are fewer than three ranks to compare.
     pub rank_threshold_gb_s: Option<f64>,
-    /// A link stands out that is below this; absent where there are fewer than three links to compare.
+    /// A link below this is an outlier; absent where there are fewer than three links to compare.
     pub link_threshold_gb_s: Option<f64>,
 }
 
 impl PairKind {
     /// `pairs on one host: 1.64 to 5.85 GB/s, median 3.55; a link stands out below 0.9, a rank whose best pair is below 2.1`.
     fn words(&self) -> String {
-        let gb_s = |rate: f64| units::number(rate);
         let mut text = format!(
             "{} {}: {} to {} GB/s, median {}",
             units::plural(self.pairs, "pair", "pairs"),
             if self.same_host { "on one host" } else { "between hosts" },
-            gb_s(self.lowest_gb_s),
-            gb_s(self.highest_gb_s),
-            gb_s(self.median_gb_s)
+            units::number(self.lowest_gb_s),
+            units::number(self.highest_gb_s),
+            units::number(self.median_gb_s)
         );
         if let Some(rate) = self.link_threshold_gb_s {
-            text += &format!("; a link stands out below {} GB/s", gb_s(rate));
+            text += &format!("; a link stands out below {} GB/s", units::number(rate));
         }
         if let Some(rate) = self.rank_threshold_gb_s {
-            text += &format!("; a rank stands out if its best pair is below {} GB/s", gb_s(rate));
+            text += &format!("; a rank stands out if its best pair is below {} GB/s", units::number(rate));
         }
         text
     }
 }
 
-/// A pair that stood out at first.
+/// A pair that was an outlier at first.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Suspect {
-    /// The two.
+    /// The two ranks.
     pub ranks: [usize; 2],
-    /// What was measured at first.
+    /// The first measurement.
     pub first_gb_s: f64,
-    /// What was measured again.
+    /// The repeated measurements.
     pub again_gb_s: Vec<f64>,
-    /// Whether it still stands out by the median of the repetitions.
+    /// Whether the median of the repetitions is still an outlier.
     pub confirmed: bool,
 }
 
 impl Pairs {
-    /// Whether nothing stands out.
+    /// Whether there are no outliers.
     pub fn is_clean(&self) -> bool {
         self.bad_ranks.is_empty() && self.bad_links.is_empty()
     }
@@ -104,20 +103,16 @@ impl Pairs {
         self.kinds.iter().find(|kind| kind.same_host == same_host)
     }
 
-    /// `: 1.2 GB/s, the median of such pairs is 3.9, the threshold 2.1` of a link or of a rank's best pair that is below its
-    /// threshold; nothing of what halving found.
-    fn beyond(&self, pair: Option<(usize, usize)>, threshold: fn(&PairKind) -> Option<f64>) -> String {
-        let words = || {
-            let (a, b) = pair?;
-            let (rate, kind) = (self.rate(a, b)?, self.kind(a, b)?);
-            let limit = threshold(kind).filter(|limit| rate < *limit)?;
-            let [rate, median, limit] = [rate, kind.median_gb_s, limit].map(units::number);
-            Some(format!("{rate} GB/s, the median of such pairs is {median}, the threshold {limit}"))
-        };
-        words().unwrap_or_default()
+    /// `1.2 GB/s, the median of such pairs is 3.9, the threshold 2.1` for a link, or a rank's best pair, below its threshold.
+    /// `None` for others, which were found by halving.
+    fn below_threshold(&self, (a, b): (usize, usize), threshold: fn(&PairKind) -> Option<f64>) -> Option<String> {
+        let (rate, kind) = (self.rate(a, b)?, self.kind(a, b)?);
+        let limit = threshold(kind).filter(|limit| rate < *limit)?;
+        let [rate, median, limit] = [rate, kind.median_gb_s, limit].map(units::number);
+        Some(format!("{rate} GB/s, the median of such pairs is {median}, the threshold {limit}"))
     }
 
-    /// The pair of a rank that is fastest, measured by the median of its kind.
+    /// The fastest pair of a rank, relative to the median of its kind.
     fn best(&self, rank: usize) -> Option<(usize, usize)> {
         let share = |other: &usize| {
             let median = self.kind(rank, *other).map_or(1.0, |kind| kind.median_gb_s);
@@ -127,21 +122,17 @@ impl Pairs {
         others.max_by(|a, b| share(a).total_cmp(&share(b))).map(|other| (rank, other))
     }
 
-    /// What to make of it, a sentence for each finding: what stands out and by how much, then the rates and thresholds.
+    /// A sentence for each finding: the outliers and their rates, then the rates and thresholds of each kind of pairs.
     pub fn findings(&self) -> Vec<String> {
         let mut findings = Vec::new();
         for rank in &self.bad_ranks {
-            let best = match self.beyond(self.best(*rank), |kind| kind.rank_threshold_gb_s) {
-                words if words.is_empty() => words,
-                words => format!(" (its best pair: {words})"),
-            };
+            let best = self.best(*rank).and_then(|pair| self.below_threshold(pair, |kind| kind.rank_threshold_gb_s));
+            let best = best.map_or(String::new(), |rate| format!(" (its best pair: {rate})"));
             findings.push(format!("{} is slow with every other rank{best}", self.place(*rank)));
         }
         for [a, b] in &self.bad_links {
-            let rate = match self.beyond(Some((*a, *b)), |kind| kind.link_threshold_gb_s) {
-                words if words.is_empty() => words,
-                words => format!(" ({words})"),
-            };
+            let rate = self.below_threshold((*a, *b), |kind| kind.link_threshold_gb_s);
+            let rate = rate.map_or(String::new(), |rate| format!(" ({rate})"));
             let (a, b) = (self.place(*a), self.place(*b));
             findings.push(format!("the link between {a} and {b} is slow, neither is with others{rate}"));
         }
@@ -155,12 +146,12 @@ impl Pairs {
         findings
     }
 
-    fn is_marked(&self, a: usize, b: usize) -> bool {
+    fn is_outlier(&self, a: usize, b: usize) -> bool {
         self.bad_ranks.iter().any(|rank| [a, b].contains(rank))
             || self.bad_links.iter().any(|link| *link == [a.min(b), a.max(b)])
     }
 
-    /// As lines that begin with `#`; a star marks what stands out.
+    /// As lines that begin with `#`; a star marks outliers.
     pub fn text(&self) -> String {
         let mut text = String::new();
         let n = self.gb_s.len();
@@ -176,7 +167,7 @@ impl Pairs {
         for a in 0..n {
             let _ = write!(text, "# {a:>6}");
             for b in 0..n {
-                let star = if a != b && self.is_marked(a, b) { "*" } else { " " };
+                let star = if a != b && self.is_outlier(a, b) { "*" } else { " " };
                 let value = self.gb_s[a][b].map_or_else(|| "-".to_string(), |rate| super::table::fitting(rate, 7));
                 let _ = write!(text, "{value:>8}{star}");
             }
@@ -203,25 +194,23 @@ impl Pairs {
         text
     }
 
-    /// As a part of a document.
+    /// Adds a section to a document.
     pub fn add_to(&self, document: &mut Document) {
+        let ranks: Vec<usize> = (0..self.gb_s.len()).collect();
+        let mut table = Table::of("pairs", &ranks);
+        table.numbers("rank", "", |rank| *rank);
+        for &b in &ranks {
+            table.numbers(b.to_string(), "GB/s", |&a| {
+                let tone = if self.is_outlier(a, b) { Tone::Warning } else { Tone::Plain };
+                Entry::maybe(self.rate(a, b), units::number).toned(tone)
+            });
+        }
         document.heading("pairs");
-        let ranks = (0..self.gb_s.len()).map(|rank| Column::numbers(rank.to_string(), "GB/s"));
-        let columns = std::iter::once(Column::numbers("rank", "")).chain(ranks).collect();
-        let mut table = Table::new("pairs", columns).caption(format!(
+        document.table(table.build().caption(format!(
             "GB/s each way of {} both ways at once. Outliers: {}",
             units::memory(self.bytes as f64),
             self.rule
-        ));
-        for (a, line) in self.gb_s.iter().enumerate() {
-            let entry = |(b, rate): (usize, &Option<f64>)| {
-                let tone = if self.is_marked(a, b) { Tone::Warning } else { Tone::Plain };
-                Entry::maybe(*rate, units::number).toned(tone)
-            };
-            let entries = std::iter::once(Entry::whole(a as u64, a.to_string()));
-            table.row(entries.chain(line.iter().enumerate().map(entry)).collect());
-        }
-        document.table(table);
+        )));
         document.list([self.halves.clone(), self.findings()].concat());
     }
 }

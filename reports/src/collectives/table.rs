@@ -1,5 +1,5 @@
-//! nccl-tests' table, column for column, so that what reads its output reads ours. Everything of our own stands in lines
-//! that begin with `#`.
+//! nccl-tests' table, column for column, so that parsers of its output can read ours. All additions are lines that begin with
+//! `#`.
 
 use super::{Iterations, Row, Run, Section, Side};
 use crate::units;
@@ -7,12 +7,10 @@ use std::fmt::Write;
 
 /// The lines before the first row of a collective.
 pub fn header(run: &Run, collective: &str) -> String {
-    let mut text = preamble(run, collective);
-    columns(&mut text, run);
-    text
+    preamble(run, collective) + &columns(run)
 }
 
-/// Who takes part and how it is measured.
+/// The lines on ranks and settings.
 pub fn preamble(run: &Run, collective: &str) -> String {
     let s = &run.settings;
     let mut text = String::new();
@@ -77,7 +75,7 @@ pub fn preamble(run: &Run, collective: &str) -> String {
     text
 }
 
-fn columns(text: &mut String, run: &Run) {
+fn columns(run: &Run) -> String {
     let s = &run.settings;
     let time = if s.cpu_time { "cputime" } else { "time" };
     let (stamp, stamp_format, pad) = if s.timestamps { ("timestamp", "%Y-%m-%d %H:%M:%S", 19) } else { ("", "", 0) };
@@ -98,18 +96,20 @@ fn columns(text: &mut String, run: &Run) {
     } else {
         "           out-of-place                       in-place          "
     };
-    let empty = front([""; 5]);
-    let _ = writeln!(text, "#\n{empty}{above}");
-    let _ = writeln!(text, "{}{names}{names} {stamp:>pad$}", front(["size", "count", "type", "redop", "root"]));
-    let _ = writeln!(text, "{}{units}{units} {stamp_format:>pad$}", front(["(B)", "(elements)", "", "", ""]));
+    format!(
+        "#\n{}{above}\n{}{names}{names} {stamp:>pad$}\n{}{units}{units} {stamp_format:>pad$}\n",
+        front([""; 5]),
+        front(["size", "count", "type", "redop", "root"]),
+        front(["(B)", "(elements)", "", "", ""])
+    )
 }
 
-/// One row.
+/// The line of a row.
 pub fn row(run: &Run, row: &Row) -> String {
     let s = &run.settings;
     let mut text = format!("{:>12}  {:>12}  {:>8}  {:>6}  {:>6}", row.size, row.count, row.dtype, row.redop, row.root);
     for side in [&row.out_of_place, &row.in_place] {
-        text.push_str(&half(side.as_ref(), s.cpu_time));
+        text.push_str(&side_columns(side.as_ref(), s.cpu_time));
         if s.per_iteration {
             text.push_str(&spread(side.as_ref().and_then(|side| side.iterations.as_ref())));
         }
@@ -121,7 +121,7 @@ pub fn row(run: &Run, row: &Row) -> String {
     text
 }
 
-fn half(side: Option<&Side>, cpu: bool) -> String {
+fn side_columns(side: Option<&Side>, cpu: bool) -> String {
     let na = || "N/A".to_string();
     let [time, algbw, busbw, wrong] = match side {
         None => [na(), na(), na(), na()],
@@ -159,12 +159,12 @@ pub fn footer(run: &Run, section: &Section) -> String {
     text
 }
 
-/// Bytes that were counted, or the word that they are planned only.
-fn told(bytes: f64) -> String {
+/// The bytes, or `planned` where they were not counted.
+fn wire(bytes: f64) -> String {
     if bytes.is_nan() { "planned".into() } else { format!("{bytes:.0}") }
 }
 
-/// What nccl-tests does not have: bytes on the wire, the algorithm of each size, percentiles. Every line is a comment.
+/// What nccl-tests does not report: bytes on the wire, the algorithm of each size, percentiles. Every line is a comment.
 pub fn details(section: &Section) -> String {
     let mut text = String::new();
     if section.rows.is_empty() {
@@ -191,8 +191,8 @@ pub fn details(section: &Section) -> String {
             row.size,
             row.dtype,
             row.redop,
-            told(row.wire_bytes_rank),
-            told(row.wire_bytes_link),
+            wire(row.wire_bytes_rank),
+            wire(row.wire_bytes_link),
             row.algorithm
         );
         if has_iterations {
@@ -210,7 +210,7 @@ pub fn details(section: &Section) -> String {
     text
 }
 
-/// The fitted lines of a collective. Every line is a comment.
+/// The fits of a collective. Every line is a comment.
 pub fn fits(section: &Section) -> String {
     let mut text = String::new();
     for fit in &section.fits {
@@ -235,13 +235,13 @@ pub fn fits(section: &Section) -> String {
     text
 }
 
-/// A number in a field of a width: two decimals while they fit, then one, then none, then an exponent.
+/// A number for a field of this width: with two decimals if they fit, else one, else none, else an exponent.
 pub fn fitting(value: f64, width: usize) -> String {
     let fits = |decimals: usize| Some(format!("{value:.decimals$}")).filter(|text| text.len() <= width);
     fits(2).or_else(|| fits(1)).or_else(|| fits(0)).unwrap_or_else(|| exponent(value, usize::from(width >= 7)))
 }
 
-/// C's `%e` with this many decimals.
+/// C's `%e` with so many decimals.
 fn exponent(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$e}");
     match text.split_once('e') {
@@ -253,7 +253,7 @@ fn exponent(value: f64, decimals: usize) -> String {
     }
 }
 
-/// C's `%g`: six significant digits, no zeros at the end, an exponent below 10^-4 and from 10^6.
+/// C's `%g`: six significant digits without zeros at the end; an exponent below 10^-4 and from 10^6 on.
 pub fn significant(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return if value == 0.0 { "0".into() } else { format!("{value}").to_lowercase() };

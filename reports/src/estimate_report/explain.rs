@@ -1,18 +1,18 @@
-//! Sums term by term: `plan --explain`.
+//! Sums term by term, for `plan --explain`.
 
-use crate::document::{Column, Document, Entry, Table};
+use crate::document::{Document, Entry, Table};
 use serde::{Deserialize, Serialize};
 
 /// One term of a sum.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Term {
-    /// What it is.
+    /// Its name.
     pub name: String,
-    /// How it is made, in words or a formula.
+    /// How it is computed, in words or a formula.
     pub formula: String,
     /// Its value, in the sum's unit.
     pub value: f64,
-    /// The value for a reader.
+    /// The value as people read it.
     pub text: String,
 }
 
@@ -21,13 +21,13 @@ pub struct Term {
 pub struct Sum {
     /// What is summed.
     pub title: String,
-    /// Its unit, for machines.
+    /// The unit of the values.
     pub unit: String,
     /// The terms.
     pub terms: Vec<Term>,
-    /// What they come to, where they are a sum.
+    /// Their total, if they are a sum.
     pub total: Option<Term>,
-    /// Where the formula is from; may be empty.
+    /// The source of the formula; may be empty.
     pub source: String,
 }
 
@@ -36,17 +36,13 @@ pub fn explain(label: &str, sums: &[Sum]) -> Document {
     let title = if label.is_empty() { "Term by term".to_string() } else { format!("Term by term: {label}") };
     let mut document = Document::new(title);
     for sum in sums {
-        document.heading(sum.title.clone());
-        let columns = vec![Column::words("term"), Column::numbers("value", sum.unit.clone()), Column::words("how")];
-        let mut table = Table::new(sum.title.clone(), columns).caption(sum.source.clone());
-        for term in sum.terms.iter().chain(&sum.total) {
-            table.row(vec![
-                Entry::words(&term.name),
-                Entry::number(term.value, term.text.clone()),
-                Entry::words(&term.formula),
-            ]);
-        }
-        document.table(table);
+        document.heading(&sum.title);
+        let terms: Vec<&Term> = sum.terms.iter().chain(&sum.total).collect();
+        let mut table = Table::of(&sum.title, &terms);
+        table.words("term", |term| &term.name);
+        table.numbers("value", &sum.unit, |term| Entry::number(term.value, &term.text));
+        table.words("how", |term| &term.formula);
+        document.table(table.build().caption(&sum.source));
     }
     document
 }

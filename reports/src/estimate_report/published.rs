@@ -1,34 +1,34 @@
-//! Predictions beside what others published: `plan --validate`.
+//! Predictions beside published results, for `plan --validate`.
 
-use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::document::{Document, Entry, Table, Tone};
 use crate::units;
 use serde::{Deserialize, Serialize};
 
 /// One quantity of one published row.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PublishedRow {
-    /// The row's.
+    /// The id of the row.
     pub id: String,
-    /// The row's.
+    /// The family of the row.
     pub family: String,
-    /// What is compared.
+    /// The quantity that is compared.
     pub quantity: String,
-    /// The row's unit, in which both numbers are.
+    /// The unit of both numbers.
     pub unit: String,
-    /// As published: empty, `OOM`, `<`, `>`, …
+    /// The published bound: empty, `OOM`, `<`, `>`, …
     pub bound: String,
-    /// As published; `None` where the row states an outcome alone.
+    /// The published number; `None` where the row states an outcome only.
     pub published: Option<f64>,
-    /// What is predicted; `None` where the row cannot be expressed.
+    /// The prediction; `None` where the row cannot be expressed.
     pub predicted: Option<f64>,
     /// Whether its error counts.
     pub scored: bool,
-    /// Why it is not predicted, or not scored; else empty.
+    /// Why it is not predicted or not scored; else empty.
     pub reason: String,
 }
 
 impl PublishedRow {
-    /// Prediction over publication, less one.
+    /// Relative error of the prediction.
     pub fn error(&self) -> Option<f64> {
         let (published, predicted) = (self.published?, self.predicted?);
         if published == predicted {
@@ -45,62 +45,62 @@ pub struct Family {
     pub kind: String,
     /// The family; `all` for all of a kind.
     pub name: String,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Those that could be expressed.
+    /// Number of rows that could be expressed.
     pub expressed: usize,
-    /// Those that are scored.
+    /// Number of rows that are scored.
     pub scored: usize,
     /// Median of absolute relative errors.
     pub median: Option<f64>,
-    /// Their 90th percentile.
+    /// 90th percentile of absolute relative errors.
     pub p90: Option<f64>,
 }
 
 /// Rows that could not be expressed, by reason.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Unexpressed {
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// How many.
+    /// Number of rows.
     pub rows: usize,
-    /// One of them.
+    /// The id of one of them.
     pub example: String,
 }
 
-/// Runs that fitted and runs that were out of memory, by what is predicted of them.
+/// Runs that fitted and runs that were out of memory, by their predictions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FitsOrNot {
-    /// Of which rows.
+    /// The kind of rows.
     pub kind: String,
-    /// Fitted, and predicted to.
+    /// Runs that fitted and are predicted to fit.
     pub fitted: usize,
-    /// Fitted, and predicted to be out of memory.
+    /// Runs that fitted and are predicted to be out of memory.
     pub false_alarms: usize,
-    /// Were out of memory, and predicted to be.
+    /// Runs that were out of memory and are predicted to be.
     pub found: usize,
-    /// Were out of memory, and predicted to fit.
+    /// Runs that were out of memory and are predicted to fit.
     pub missed: usize,
 }
 
-/// What validation found.
+/// The result of a validation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
-    /// Where the rows are from.
+    /// The folder of the rows.
     pub folder: String,
-    /// Every row.
+    /// All rows.
     pub rows: Vec<PublishedRow>,
     /// Errors by family.
     pub families: Vec<Family>,
-    /// What is predicted of runs that fitted and of runs that did not.
+    /// Predictions of whether runs fit.
     pub fits: Vec<FitsOrNot>,
-    /// Statements beside errors: directions; name, right, of.
+    /// How often the direction of a difference is predicted right: name, right ones, all.
     pub shares: Vec<(String, usize, usize)>,
-    /// What could not be expressed.
+    /// Rows that could not be expressed.
     pub unexpressed: Vec<Unexpressed>,
 }
 
-/// So many of the worst rows are shown.
+/// Rows among the worst that are shown.
 const WORST: usize = 20;
 
 /// The document of a validation.
@@ -116,125 +116,65 @@ pub fn validation(found: &Validation) -> Document {
         units::percent(expressed as f64 / all.max(1) as f64)
     ));
     document.table(families(&found.families));
-    if !found.shares.is_empty() {
-        let share = |(name, right, of): &(String, usize, usize)| {
-            format!("{name}: {right} of {of} right ({})", units::percent(*right as f64 / (*of).max(1) as f64))
-        };
-        document.list(found.shares.iter().map(share).collect());
-    }
-    if !found.fits.is_empty() {
-        document.heading("Fits or out of memory");
-        document.table(fits(&found.fits));
-    }
-    worst(&mut document, &found.rows);
-    if !found.unexpressed.is_empty() {
-        document.heading("Not expressed");
-        let columns = vec![Column::words("reason"), Column::numbers("rows", "rows"), Column::words("for example")];
-        let mut table = Table::new("unexpressed", columns);
-        for entry in &found.unexpressed {
-            table.row(vec![
-                Entry::words(&entry.reason),
-                Entry::whole(entry.rows as u64, entry.rows.to_string()),
-                Entry::words(&entry.example),
-            ]);
-        }
-        document.table(table);
-    }
+    let share = |(name, right, of): &(String, usize, usize)| {
+        format!("{name}: {right} of {of} right ({})", units::percent(*right as f64 / (*of).max(1) as f64))
+    };
+    document.list(found.shares.iter().map(share).collect());
+    document.headed_table("Fits or out of memory", fits(&found.fits));
+    document.headed_table("The worst rows", worst(&found.rows));
+    let mut table = Table::of("unexpressed", &found.unexpressed);
+    table.words("reason", |entry| &entry.reason);
+    table.numbers("rows", "rows", |entry| entry.rows);
+    table.words("for example", |entry| &entry.example);
+    document.headed_table("Not expressed", table.build());
     document
 }
 
 fn families(families: &[Family]) -> Table {
-    let columns = vec![
-        Column::words("kind"),
-        Column::words("family"),
-        Column::numbers("rows", "rows"),
-        Column::numbers("expressed", "rows"),
-        Column::numbers("scored", "rows"),
-        Column::numbers("median error", "fraction"),
-        Column::numbers("90th percentile", "fraction"),
-    ];
-    let mut table = Table::new("families", columns).caption("Absolute relative errors of the scored rows.");
-    for family in families {
-        let whole = |count: usize| Entry::whole(count as u64, count.to_string());
-        table.row(vec![
-            Entry::words(&family.kind),
-            Entry::words(&family.name),
-            whole(family.rows),
-            whole(family.expressed),
-            whole(family.scored),
-            Entry::maybe(family.median, units::percent),
-            Entry::maybe(family.p90, units::percent),
-        ]);
-    }
-    table
+    let mut table = Table::of("families", families);
+    table.words("kind", |family| &family.kind);
+    table.words("family", |family| &family.name);
+    table.numbers("rows", "rows", |family| family.rows);
+    table.numbers("expressed", "rows", |family| family.expressed);
+    table.numbers("scored", "rows", |family| family.scored);
+    table.numbers("median error", "fraction", |family| Entry::maybe(family.median, units::percent));
+    table.numbers("90th percentile", "fraction", |family| Entry::maybe(family.p90, units::percent));
+    table.build().caption("Absolute relative errors of the scored rows.")
 }
 
-/// Whether runs fit, as a decision: most published runs fitted, so whoever always says "fits" is right of nearly all of them and
-/// finds no run that was out of memory.
+/// The decision whether runs fit. Most published runs fitted, so always saying "fits" is right for nearly all of them and finds no run
+/// that was out of memory.
 fn fits(list: &[FitsOrNot]) -> Table {
-    let columns = vec![
-        Column::words("kind"),
-        Column::numbers("runs", "runs"),
-        Column::numbers("right", "fraction"),
-        Column::numbers("right by always saying fits", "fraction"),
-        Column::numbers("out of memory", "runs"),
-        Column::numbers("found", "runs"),
-        Column::numbers("recall", "fraction"),
-        Column::numbers("false alarms", "runs"),
-        Column::numbers("precision", "fraction"),
-    ];
-    let mut table = Table::new("fits", columns).caption(
+    let share = |part: usize, of: usize| Entry::maybe((of > 0).then(|| part as f64 / of as f64), units::percent);
+    let runs = |of: &FitsOrNot| of.fitted + of.false_alarms + of.found + of.missed;
+    let mut table = Table::of("fits", list);
+    table.words("kind", |of| &of.kind);
+    table.numbers("runs", "runs", runs);
+    table.numbers("right", "fraction", |of| share(of.fitted + of.found, runs(of)));
+    table.numbers("right by always saying fits", "fraction", |of| share(of.fitted + of.false_alarms, runs(of)));
+    table.numbers("out of memory", "runs", |of| of.found + of.missed);
+    table.numbers("found", "runs", |of| of.found);
+    table.numbers("recall", "fraction", |of| share(of.found, of.found + of.missed));
+    table.numbers("false alarms", "runs", |of| of.false_alarms);
+    table.numbers("precision", "fraction", |of| share(of.found, of.found + of.false_alarms));
+    table.build().caption(
         "Runs that are known to have fitted or to have been out of memory. Recall: of those out of memory, how many are predicted \
          to be; precision: of those predicted to be out of memory, how many were.",
-    );
-    for of in list {
-        let whole = |count: usize| Entry::whole(count as u64, count.to_string());
-        let share = |part: usize, of: usize| Entry::maybe((of > 0).then(|| part as f64 / of as f64), units::percent);
-        let runs = of.fitted + of.false_alarms + of.found + of.missed;
-        table.row(vec![
-            Entry::words(&of.kind),
-            whole(runs),
-            share(of.fitted + of.found, runs),
-            share(of.fitted + of.false_alarms, runs),
-            whole(of.found + of.missed),
-            whole(of.found),
-            share(of.found, of.found + of.missed),
-            whole(of.false_alarms),
-            share(of.found, of.found + of.false_alarms),
-        ]);
-    }
-    table
+    )
 }
 
-fn worst(document: &mut Document, rows: &[PublishedRow]) {
+fn worst(rows: &[PublishedRow]) -> Table {
     let mut scored: Vec<(&PublishedRow, f64)> =
         rows.iter().filter(|row| row.scored).filter_map(|row| Some((row, row.error()?))).collect();
     scored.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
     scored.truncate(WORST);
-    if scored.is_empty() {
-        return;
-    }
-    document.heading("The worst rows");
-    let columns = vec![
-        Column::words("row"),
-        Column::words("quantity"),
-        Column::numbers("published", ""),
-        Column::numbers("predicted", ""),
-        Column::words("unit"),
-        Column::numbers("error", "fraction"),
-        Column::words("remark"),
-    ];
-    let mut table = Table::new("worst", columns);
-    for (row, error) in scored {
-        table.row(vec![
-            Entry::words(&row.id),
-            Entry::words(&row.quantity),
-            Entry::maybe(row.published, units::number),
-            Entry::maybe(row.predicted, units::number),
-            Entry::words(&row.unit),
-            Entry::number(error, units::change(error)).toned(Tone::Warning),
-            Entry::words(&row.reason),
-        ]);
-    }
-    document.table(table);
+    let mut table = Table::of("worst", &scored);
+    table.words("row", |(row, _)| &row.id);
+    table.words("quantity", |(row, _)| &row.quantity);
+    table.numbers("published", "", |(row, _)| Entry::maybe(row.published, units::number));
+    table.numbers("predicted", "", |(row, _)| Entry::maybe(row.predicted, units::number));
+    table.words("unit", |(row, _)| &row.unit);
+    table.numbers("error", "fraction", |(_, error)| Entry::number(*error, units::change(*error)).toned(Tone::Warning));
+    table.words("remark", |(row, _)| &row.reason);
+    table.build()
 }

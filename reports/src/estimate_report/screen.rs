@@ -1,19 +1,21 @@
 //! Estimates on one screen: what fits, the fastest, one table by speed, and why the rest does not fit.
 
 use super::{EstimateRow, figures, step, summary};
-use crate::document::{Column, Entry, Table, Tone};
+use crate::document::{Entry, Table, Tone};
+use crate::gather::{counted, grouped};
 use crate::label;
+use crate::phrase::range;
 use crate::screen::{Room, Screen, fitting};
 use crate::units;
 
 /// Rows of the table at most, and at least.
 const ROWS: (usize, usize) = (24, 4);
-/// Groups of cells that do not fit.
+/// Groups of cells that do not fit, at most.
 const MOST_GROUPS: usize = 8;
-/// Reasons why cells have no speed, or are not run here.
+/// Reasons why cells have no speed, or are not run here, at most.
 const MOST_REASONS: usize = 3;
 
-/// The screen for this room; `next` are words in capitals and what to do then.
+/// The screen for this room. It ends with `next`: labels and what to do next.
 pub fn screen(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> Screen {
     let groups = misfits(rows, MOST_GROUPS);
     let (slow, here) = (without_speed(rows), reasons(rows));
@@ -52,7 +54,7 @@ pub fn screen(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> Scre
     screen
 }
 
-/// Rows with labels as short as a table needs them.
+/// Rows with the shortest labels that a table needs.
 fn shortened(rows: &[EstimateRow]) -> Vec<EstimateRow> {
     let labels: Vec<&str> = rows.iter().map(|row| row.label.as_str()).collect();
     let short = |(row, label): (&EstimateRow, String)| EstimateRow {
@@ -62,99 +64,71 @@ fn shortened(rows: &[EstimateRow]) -> Vec<EstimateRow> {
     rows.iter().zip(label::shortened(&labels)).map(short).collect()
 }
 
-/// What is known of no row has no column; what matters least is last, as a narrow terminal leaves it out first.
+/// The first `count` rows. What is unknown for all rows has no column. The least important column is last, because a narrow
+/// terminal leaves it out first.
 fn table(order: &[&EstimateRow], count: usize) -> Table {
     let has = |known: &dyn Fn(&EstimateRow) -> bool| order.iter().any(|row| known(row));
-    let has_limit = has(&|row| row.fits.is_some());
     let has_speed = has(&|row| row.step_ms.is_some());
-    let has_band = has(&|row| row.step_ms_band.is_some());
-    let has_wire = !has_speed && has(&|row| row.wire_bytes.is_some_and(|bytes| bytes > 0.0));
-    let mut columns = vec![Column::words("cell")];
-    columns.extend(has_limit.then(|| Column::words("fits")));
-    columns.push(Column::numbers("peak", "bytes"));
-    if has_speed {
-        let (step, speed) = (Column::numbers("step", "ms"), Column::numbers("tokens/s", "tokens/s"));
-        columns.extend([step, speed, Column::numbers("MFU", "fraction")]);
-    }
-    columns.extend(has_wire.then(|| Column::numbers("wire/step", "bytes")));
-    columns.extend(has_band.then(|| Column::words("80 % band of the step")));
-    let mut table = Table::new("screen", columns);
-    for (place, row) in order.iter().take(count).enumerate() {
-        let tone = if place == 0 && row.tokens_per_second.is_some() { Tone::Good } else { Tone::Plain };
-        let fits = match (row.fits, row.total_bytes, row.capacity_bytes) {
-            (Some(true), Some(total), Some(capacity)) if total <= capacity => {
-                format!("{} free", units::memory((capacity - total) as f64))
-            }
-            (Some(true), ..) => "yes".to_string(),
-            _ => "no limit known".to_string(),
-        };
-        let mut entries = vec![Entry::words(row.marked_label())];
-        entries.extend(has_limit.then(|| Entry::words(fits)));
-        entries.push(Entry::memory(row.total_bytes));
-        if has_speed {
-            entries.extend([
-                Entry::maybe(row.step_ms, |ms| units::duration(ms / 1e3)),
-                Entry::maybe(row.tokens_per_second, units::quantity).toned(tone),
-                Entry::maybe(row.mfu, units::percent),
-            ]);
+    let fits = |row: &EstimateRow| match (row.fits, row.total_bytes, row.capacity_bytes) {
+        (Some(true), Some(total), Some(capacity)) if total <= capacity => {
+            format!("{} free", units::memory((capacity - total) as f64))
         }
-        entries.extend(has_wire.then(|| Entry::maybe(row.wire_bytes, units::traffic)));
-        entries.extend(has_band.then(|| Entry::words(row.step_band().unwrap_or_default())));
-        table.row(entries);
+        (Some(true), ..) => "yes".to_string(),
+        _ => "no limit known".to_string(),
+    };
+    let mut table = Table::of("screen", &order[..count.min(order.len())]);
+    table.words("cell", |row| row.marked_label());
+    if has(&|row| row.fits.is_some()) {
+        table.words("fits", |row| fits(row));
     }
-    table
+    table.memory("peak", |row| row.total_bytes);
+    if has_speed {
+        table.numbers("step", "ms", |row| Entry::maybe(row.step_ms, |ms| units::duration(ms / 1e3)));
+        table.numbers("tokens/s", "tokens/s", |row| {
+            let is_first = std::ptr::eq(*row, order[0]) && row.tokens_per_second.is_some();
+            let tone = if is_first { Tone::Good } else { Tone::Plain };
+            Entry::maybe(row.tokens_per_second, units::quantity).toned(tone)
+        });
+        table.numbers("MFU", "fraction", |row| Entry::maybe(row.mfu, units::percent));
+    } else if has(&|row| row.wire_bytes.is_some_and(|bytes| bytes > 0.0)) {
+        table.numbers("wire/step", "bytes", |row| Entry::maybe(row.wire_bytes, units::traffic));
+    }
+    if has(&|row| row.step_ms_band.is_some()) {
+        table.words("80 % band of the step", |row| row.step_band().unwrap_or_default());
+    }
+    table.build()
 }
 
 /// Why cells have no predicted speed, each reason once.
 fn without_speed(rows: &[EstimateRow]) -> Vec<String> {
     let untimed = rows.iter().filter(|row| row.step_ms.is_none() && row.total_bytes.is_some());
     let of_all = |count: usize| if count == rows.len() { String::new() } else { format!("{count} cells: ") };
-    counted(untimed.map(|row| row.time_source.as_str()))
-        .into_iter()
-        .map(|(reason, count)| format!("{}{}.", of_all(count), reason.trim_end_matches('.')))
-        .collect()
+    let line = |(reason, count): (&str, usize)| format!("{}{}.", of_all(count), reason.trim_end_matches('.'));
+    first_reasons(untimed.map(|row| row.time_source.as_str())).into_iter().map(line).collect()
 }
 
-/// Texts that are not empty with how often they occur, the first ones.
-fn counted<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<(&'t str, usize)> {
-    let mut counted: Vec<(&str, usize)> = Vec::new();
-    for text in texts.filter(|text| !text.is_empty()) {
-        match counted.iter_mut().find(|(other, _)| *other == text) {
-            Some((_, count)) => *count += 1,
-            None => counted.push((text, 1)),
-        }
-    }
+/// The first reasons that are not empty, each with its number of cells.
+fn first_reasons<'t>(reasons: impl Iterator<Item = &'t str>) -> Vec<(&'t str, usize)> {
+    let mut counted = counted(reasons.filter(|reason| !reason.is_empty()));
     counted.truncate(MOST_REASONS);
     counted
 }
 
-/// Cells that do not fit, a line for each strategy: `most` of them, and the count of those left out. Where the labels name no
+/// Cells that do not fit, a line for each of at most `most` strategies, and the number of other strategies. Where the labels name no
 /// strategy, all cells have the same one.
 fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
-    // The strategy stands first in a label and is the only term without a key.
+    // The strategy is the first term of a label, and the only one without a key.
     let strategy = |row: &EstimateRow| {
-        label::split(&row.label)
-            .first()
-            .filter(|term| !term.contains('='))
-            .map_or(String::new(), |term| term.to_string())
+        let first = label::split(&row.label)[0];
+        if first.contains('=') { String::new() } else { first.to_string() }
     };
-    let misfits: Vec<&EstimateRow> = rows.iter().filter(|row| row.fits == Some(false)).collect();
-    let mut names: Vec<String> = Vec::new();
-    for row in &misfits {
-        if !names.contains(&strategy(row)) {
-            names.push(strategy(row));
-        }
-    }
-    let group = |name: &String| {
-        let own: Vec<&EstimateRow> = misfits.iter().copied().filter(|row| strategy(row) == *name).collect();
+    let misfits = rows.iter().filter(|row| row.fits == Some(false));
+    let strategies = grouped(misfits.map(|row| (strategy(row), row)));
+    let group = |(place, (name, own)): (usize, &(String, Vec<&EstimateRow>))| {
         let of_strategy = rows.iter().filter(|row| strategy(row) == *name).count();
-        let needs: Vec<u64> = own.iter().filter_map(|row| row.total_bytes).collect();
-        let (low, high) = (needs.iter().min().copied().unwrap_or(0), needs.iter().max().copied().unwrap_or(0));
+        let needs = own.iter().filter_map(|row| row.total_bytes).map(|bytes| bytes as f64);
+        let range = range(needs, units::memory).unwrap_or_else(|| units::memory(0.0));
         let capacity = own.iter().find_map(|row| row.capacity_bytes).map_or("-".into(), |c| units::memory(c as f64));
-        let range = match low == high {
-            true => units::memory(low as f64),
-            false => format!("{} to {}", units::memory(low as f64), units::memory(high as f64)),
-        };
         let name_and = if name.is_empty() { String::new() } else { format!("{name} ") };
         let what = match (own.len(), of_strategy) {
             (1, 1) => format!("the only {name_and}cell needs"),
@@ -162,18 +136,14 @@ fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
             (1, all) => format!("1 of {all} {name_and}cells needs"),
             (own, all) => format!("{own} of {all} {name_and}cells need"),
         };
-        // One way out is enough.
-        let advice = own
-            .iter()
-            .filter(|_| Some(name) == names.first())
-            .map(|row| row.advice.as_str())
-            .find(|advice| !advice.is_empty());
+        // One piece of advice is enough.
+        let advice = own.iter().map(|row| &row.advice).find(|advice| place == 0 && !advice.is_empty());
         let advice = advice.map_or(".".into(), |advice| format!(". Cheapest change of one: {advice}"));
         format!("{what} {range} of {capacity}{advice}")
     };
-    let mut groups: Vec<String> = names.iter().take(most).map(group).collect();
-    if names.len() > most {
-        let left = units::plural(names.len() - most, "other strategy", "other strategies");
+    let mut groups: Vec<String> = strategies.iter().enumerate().take(most).map(group).collect();
+    if strategies.len() > most {
+        let left = units::plural(strategies.len() - most, "other strategy", "other strategies");
         groups.push(format!("cells of {left}."));
     }
     groups
@@ -182,8 +152,8 @@ fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
 /// Why cells that would fit are not run here, each reason once.
 fn reasons(rows: &[EstimateRow]) -> Vec<String> {
     let skipped = rows.iter().filter(|row| row.fits != Some(false));
-    // What follows is of the one cell.
-    let own = skipped.map(|row| row.reason.split(';').next().unwrap_or_default());
+    // After a semicolon a reason is that of one cell only.
+    let common = skipped.map(|row| row.reason.split(';').next().unwrap_or_default());
     let line = |(reason, count): (&str, usize)| format!("{}: {reason}", units::plural(count, "cell", "cells"));
-    counted(own).into_iter().map(line).collect()
+    first_reasons(common).into_iter().map(line).collect()
 }

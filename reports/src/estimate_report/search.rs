@@ -1,7 +1,6 @@
-//! What a search over configurations found: `plan --search`.
+//! The result of a search over configurations, for `plan --search`.
 
-use super::band_column;
-use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::document::{Document, Entry, Table, Tone};
 use crate::label;
 use crate::named::Named;
 use crate::screen::{Room, Screen, fitting};
@@ -11,13 +10,13 @@ use serde::{Deserialize, Serialize};
 /// One configuration that was priced.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
-    /// The keys that make it, as `--set` takes them.
+    /// Its settings, as `--set` takes them.
     pub settings: Named<String>,
     /// Predicted time of a step.
     pub step_ms: f64,
     /// Tokens per second of all ranks.
     pub tokens_per_second: f64,
-    /// Share of the dense peak.
+    /// Model FLOPs as a share of the device's dense peak.
     pub mfu: f64,
     /// Predicted peak of the largest rank.
     pub memory_bytes: u64,
@@ -31,47 +30,47 @@ pub struct Candidate {
     pub memory_bytes_band: Option<[u64; 2]>,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Searched {
     /// The cell that was varied.
     pub label: String,
     /// The memory that a rank has.
     pub capacity_bytes: u64,
-    /// Share of it that is left free.
+    /// Share of the memory that is left free.
     pub headroom: f64,
-    /// What is left: nothing that takes more is recommended.
+    /// The memory without the headroom: nothing that takes more is recommended.
     pub limit_bytes: u64,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: u64,
-    /// Combinations that were priced.
+    /// Number of combinations that were priced.
     pub priced: u64,
-    /// Those that fit.
+    /// Number of combinations that fit.
     pub fitting: u64,
-    /// Those that cannot be, by reason.
+    /// Number of impossible combinations, by reason.
     pub impossible: Named<u64>,
-    /// None faster takes as little memory, none smaller is as fast: the fastest first.
+    /// The Pareto set of speed and memory, the fastest first.
     pub pareto: Vec<Candidate>,
     /// The fastest of all that fit, in order; the first is the answer.
     pub best: Vec<Candidate>,
-    /// Why the second lost, in words.
+    /// Why the second is slower, in words.
     pub runner_up: String,
     /// The nearest miss where nothing fits.
     pub nearest: Option<Candidate>,
     /// Seconds that the search took.
     pub seconds: f64,
-    /// Where the bands come from and what they hold.
+    /// Where the bands come from and what they contain.
     pub band_source: String,
 }
 
-/// The document of a search: a screen for this room, and everything behind it. `next` are words in capitals and what to do then.
+/// The document of a search: a screen for this room, then all details. The screen ends with `next`: labels and what to do next.
 pub fn searched(found: &Searched, room: Room, next: &[(&str, String)]) -> Document {
     let of = if found.label.is_empty() { String::new() } else { format!(": {}", found.label) };
     let mut document = Document::new(format!("Search{of}"));
     document.screen = Some(screen(found, room, next));
-    let answers = found.best.first().map(|best| ("All settings of the fastest", best));
-    let answers = answers.or(found.nearest.as_ref().map(|nearest| ("All settings of the nearest miss", nearest)));
-    if let Some((title, candidate)) = answers {
+    let fastest = found.best.first().map(|best| ("All settings of the fastest", best));
+    let nearest = || found.nearest.as_ref().map(|nearest| ("All settings of the nearest miss", nearest));
+    if let Some((title, candidate)) = fastest.or_else(nearest) {
         document.heading(title);
         document.code(settings(candidate));
     }
@@ -82,10 +81,7 @@ pub fn searched(found: &Searched, room: Room, next: &[(&str, String)]) -> Docume
         document.paragraph("None of them is beaten in both by another that fits.");
         document.table(table("pareto", &found.pareto.iter().collect::<Vec<_>>(), found.limit_bytes));
     }
-    if found.impossible.iter().next().is_some() {
-        document.heading("Left out");
-        document.list(left_out(found));
-    }
+    document.headed_list("Left out", left_out(found));
     document
 }
 
@@ -132,11 +128,8 @@ fn screen(found: &Searched, room: Room, next: &[(&str, String)]) -> Screen {
         screen.table(table("screen", &rows[..count.min(rows.len())], found.limit_bytes));
         let more = (found.fitting as usize).saturating_sub(count.min(rows.len()));
         if more > 0 {
-            screen.said(
-                "",
-                format!("{} more fit; the table has the fastest and the smallest.", units::count(more as u64)),
-                1,
-            );
+            let more = units::count(more as u64);
+            screen.said("", format!("{more} more fit; the table has the fastest and the smallest."), 1);
         }
         screen.said("LEFT OUT", left_out(found).join("; "), 2);
         screen.said("BANDS", &found.band_source, 2);
@@ -153,25 +146,25 @@ fn left_out(found: &Searched) -> Vec<String> {
     found.impossible.iter().map(line).collect()
 }
 
-/// As they are typed.
+/// The settings as they are typed.
 fn settings(candidate: &Candidate) -> String {
     let one = |(key, value): (&str, &String)| format!("--set {key}={value}");
     candidate.settings.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-/// The labels of candidates: what differs between them, but for what is off or one where they stay apart without it.
+/// The labels of candidates: what differs between them, without settings that are off or 1 if labels are unique without these.
 fn labels(candidates: &[&Candidate]) -> Vec<String> {
     let keys: Vec<&str> = candidates.first().map(|first| first.settings.names().collect()).unwrap_or_default();
     let value = |candidate: &Candidate, key: &str| candidate.settings.get(key).cloned().unwrap_or_default();
     let differs = |key: &str| candidates.windows(2).any(|pair| value(pair[0], key) != value(pair[1], key));
     let of = |candidate: &Candidate, all: bool| {
-        let is_told = |key: &&&str| {
+        let is_named = |key: &&&str| {
             let value = value(candidate, key);
             let says = value != "1" && !label::is_off(&value);
             **key == label::STRATEGY || if all { differs(key) } else { says && (differs(key) || candidates.len() == 1) }
         };
         let term = |key: &&str| label::term(key, label::name(key, false), &value(candidate, key));
-        label::of_terms(keys.iter().filter(is_told).map(term))
+        label::of_terms(keys.iter().filter(is_named).map(term))
     };
     let short: Vec<String> = candidates.iter().map(|candidate| of(candidate, false)).collect();
     let is_unique = |label: &String| short.iter().filter(|other| *other == label).count() == 1;
@@ -183,30 +176,28 @@ fn labels(candidates: &[&Candidate]) -> Vec<String> {
 }
 
 fn table(name: &str, candidates: &[&Candidate], limit: u64) -> Table {
+    let rows: Vec<(&Candidate, String)> = candidates.iter().copied().zip(labels(candidates)).collect();
+    let free = |candidate: &Candidate| units::memory(limit.saturating_sub(candidate.memory_bytes) as f64);
+    let band = |[low, high]: [f64; 2]| format!("{} to {}", units::quantity(low), units::quantity(high));
+    let tone = |candidate: &Candidate| match std::ptr::eq(candidate, candidates[0]) {
+        true => Tone::Good,
+        false => Tone::Plain,
+    };
+    let mut table = Table::of(name, &rows);
+    table.words("cell", |(_, label)| label);
+    table.words("fits", |(candidate, _)| format!("{} free", free(candidate)));
+    table.memory("peak", |(candidate, _)| Some(candidate.memory_bytes));
+    table.numbers("step", "ms", |(candidate, _)| {
+        Entry::number(candidate.step_ms, units::duration(candidate.step_ms / 1e3))
+    });
+    table.numbers("tokens/s", "tokens/s", |(candidate, _)| {
+        Entry::number(candidate.tokens_per_second, units::quantity(candidate.tokens_per_second)).toned(tone(candidate))
+    });
+    table.numbers("MFU", "fraction", |(candidate, _)| Entry::number(candidate.mfu, units::percent(candidate.mfu)));
     let has_band = candidates.iter().any(|candidate| candidate.tokens_per_second_band.is_some());
-    let columns = vec![
-        Column::words("cell"),
-        Column::words("fits"),
-        Column::numbers("peak", "bytes"),
-        Column::numbers("step", "ms"),
-        Column::numbers("tokens/s", "tokens/s"),
-        Column::numbers("MFU", "fraction"),
-        band_column("80 % band of tokens/s", has_band),
-    ];
-    let mut table = Table::new(name, columns);
-    for (place, (candidate, label)) in candidates.iter().zip(labels(candidates)).enumerate() {
-        let tone = if place == 0 { Tone::Good } else { Tone::Plain };
-        let band = candidate.tokens_per_second_band;
-        let band = band.map(|[low, high]| format!("{} to {}", units::quantity(low), units::quantity(high)));
-        table.row(vec![
-            Entry::words(label),
-            Entry::words(format!("{} free", units::memory(limit.saturating_sub(candidate.memory_bytes) as f64))),
-            Entry::memory(Some(candidate.memory_bytes)),
-            Entry::number(candidate.step_ms, units::duration(candidate.step_ms / 1e3)),
-            Entry::number(candidate.tokens_per_second, units::quantity(candidate.tokens_per_second)).toned(tone),
-            Entry::number(candidate.mfu, units::percent(candidate.mfu)),
-            Entry::words(band.unwrap_or_default()),
-        ]);
-    }
-    table
+    let bands = table.words("80 % band of tokens/s", |(candidate, _)| {
+        candidate.tokens_per_second_band.map(band).unwrap_or_default()
+    });
+    bands.for_machines = !has_band;
+    table.build()
 }

@@ -14,7 +14,7 @@ pub(crate) use pareto::{dominated, pareto};
 pub(crate) use predicted::{predicted_memory, predicted_step, predicted_wire};
 pub(crate) use run_loss::run_loss;
 pub(crate) use speed::{mfu, spread, tokens_per_second};
-pub(crate) use time::{time, waterfall};
+pub(crate) use time::{spans, time, waterfall};
 
 use crate::document::Tone;
 use crate::grid::{Cell, Grid};

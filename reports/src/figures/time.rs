@@ -11,7 +11,7 @@ use crate::units;
 const PANELS: usize = 4;
 
 /// The spans in which some measured cell spends time, in the order of the records, and those in which none does.
-fn spans<'a>(grid: &Grid<'a>) -> (Vec<&'a str>, Vec<&'a str>) {
+pub fn spans<'a>(grid: &Grid<'a>) -> (Vec<&'a str>, Vec<&'a str>) {
     let all = || grid.measured().flat_map(|cell| &cell.used).flat_map(|record| record.time.iter());
     let used = distinct(all().filter(|(_, ms)| ms.is_some_and(|ms| ms > 0.0)).map(|(name, _)| name));
     distinct(all().map(|(name, _)| name)).into_iter().partition(|name| used.contains(name))

@@ -1,8 +1,9 @@
-//! One cell: the records of its configuration, which of them are used, and what they say.
+//! One cell: the records of its configuration, which of them are used, and its numbers.
 
 use serde_json::Value;
 
 use super::labels;
+use crate::gather::distinct;
 use crate::record::{Category, Communication, Record, Verdict, label_flags};
 use crate::stats::{self, Interval, Place};
 use crate::units;
@@ -15,11 +16,11 @@ const ONE_TRIAL: &str = "one valid trial only: how trials differ is unknown";
 pub struct Cell<'a> {
     /// Hash of the configuration.
     pub key: &'a str,
-    /// Name made from the keys in which the cells differ.
+    /// Label made from the keys in which the cells differ.
     pub label: String,
-    /// The same without what is switched off, for sentences.
+    /// The label without settings that are off, for sentences.
     pub short: String,
-    /// Every trial, or every generation of one that took turns.
+    /// Every trial; every generation of a cell that took turns.
     pub trials: Vec<&'a Record>,
     /// Records of a second set of processes, with which the reference alone is compared.
     pub twins: Vec<&'a Record>,
@@ -36,8 +37,8 @@ pub struct Cell<'a> {
     pub unranked: Option<String>,
 }
 
-/// Which cells are ranked with each other: those that do the same kind of work, and have a core for each thread or have not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Cells are ranked among those of the same kind: the same kind of work, and a core for each thread or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Kind {
     /// Adapters are trained beside frozen weights.
     pub has_adapter: bool,
@@ -48,32 +49,25 @@ pub struct Kind {
 impl Kind {
     /// The kind of a record's cell on the machine of the record.
     pub fn of(record: &Record) -> Self {
-        let is_crowded = crowding(record).is_some();
-        Self { has_adapter: labels::has_adapter(&record.cell), is_crowded }
+        Self { has_adapter: labels::has_adapter(&record.cell), is_crowded: crowding(record).is_some() }
     }
 }
 
-/// The kinds that there are, that of most cells first; those with a core for each thread before the others.
+/// The kinds of these cells: those with a core for each thread before the others, then full fine-tunes before adapter runs.
 pub fn groups<'c, 'a: 'c>(cells: impl Iterator<Item = &'c Cell<'a>>) -> Vec<Kind> {
-    let mut kinds: Vec<(Kind, usize)> = Vec::new();
-    for kind in cells.map(Cell::kind) {
-        match kinds.iter_mut().find(|(other, _)| *other == kind) {
-            Some((_, count)) => *count += 1,
-            None => kinds.push((kind, 1)),
-        }
-    }
-    kinds.sort_by_key(|(kind, count)| (kind.is_crowded, kind.has_adapter, std::cmp::Reverse(*count)));
-    kinds.into_iter().map(|(kind, _)| kind).collect()
+    let mut kinds = distinct(cells.map(Cell::kind));
+    kinds.sort_by_key(|kind| (kind.is_crowded, kind.has_adapter));
+    kinds
 }
 
 impl<'a> Cell<'a> {
     pub(super) fn new(trials: Vec<&'a Record>) -> Self {
         let key = trials[0].key.as_str();
         let (twins, own): (Vec<&Record>, Vec<&Record>) = trials.iter().partition(|record| record.is_twin());
-        // A cell of which the second set alone is left stands for itself.
+        // If only the second set of a cell is left, it is the cell's own.
         let (twins, trials) = if own.is_empty() { (Vec::new(), twins) } else { (twins, own) };
         let measured: Vec<&Record> = trials.iter().copied().filter(|record| record.is_measured()).collect();
-        // Trials beside turns are of another experiment, and say less.
+        // Trials of a cell that took turns belong to another experiment and say less.
         let turned: Vec<&Record> = measured.iter().copied().filter(|record| record.taken_turns().is_some()).collect();
         let measured = if turned.is_empty() { measured } else { turned };
         let clean: Vec<&Record> =
@@ -118,17 +112,17 @@ impl<'a> Cell<'a> {
         }
     }
 
-    /// Tokens per second with an interval: where two trials or more say how trials differ.
+    /// Tokens per second with an interval, which needs two trials or more.
     pub fn interval(&self) -> Option<Interval> {
         self.speed.filter(Interval::is_bounded)
     }
 
-    /// The record that stands for the cell: its last used trial, or else its last.
+    /// The record that represents the cell: its last used trial, or else its last trial.
     pub fn record(&self) -> &'a Record {
         self.used.last().or(self.trials.last()).expect("a cell is made from at least one record")
     }
 
-    /// The strategy, or nothing.
+    /// The strategy; empty where there is none.
     pub fn strategy(&self) -> &'a str {
         self.record().setting(labels::STRATEGY).and_then(Value::as_str).unwrap_or_default()
     }
@@ -151,7 +145,7 @@ impl<'a> Cell<'a> {
 
     /// Measured trials whose numbers are not used, for their validity flags.
     pub fn set_aside(&self) -> impl Iterator<Item = &'a Record> {
-        // Where one trial without flags is used, all those are, and none with a flag.
+        // Where a trial without flags is used, all of these are used, and none with flags.
         let uses_clean = self.used.first().is_some_and(|used| used.excluding_flags().next().is_none());
         let is_flagged = |record: &&Record| record.is_measured() && record.excluding_flags().next().is_some();
         self.trials.iter().copied().filter(move |record| uses_clean && is_flagged(record))
@@ -165,7 +159,7 @@ impl<'a> Cell<'a> {
         }
     }
 
-    /// What must be said wherever the cell is named.
+    /// Marks that follow the label of the cell everywhere.
     pub(super) fn marks(&self) -> &'static str {
         match (is_proxy(self.record()), emulated_link(self.record()).is_some()) {
             (true, true) => " [proxy, emulated link]",
@@ -240,17 +234,14 @@ impl<'a> Cell<'a> {
 /// Tokens per second: the tokens of the timed steps over their time ([`stats::rate`]). A record without steps
 /// counts as one step of the rate that its metric states.
 fn speed(used: &[&Record]) -> Option<Interval> {
-    let trials: Vec<Vec<(f64, f64)>> = used
-        .iter()
-        .map(|record| {
-            let steps: Vec<(f64, f64)> = record.timed_steps().map(|step| (step.tokens as f64 * 1e3, step.ms)).collect();
-            match record.metrics.number("tokens_per_second") {
-                Some(rate) if steps.is_empty() => vec![(rate, 1.0)],
-                _ => steps,
-            }
-        })
-        .collect();
-    stats::rate(&trials)
+    let trial = |record: &&Record| {
+        let steps: Vec<(f64, f64)> = record.timed_steps().map(|step| (step.tokens as f64 * 1e3, step.ms)).collect();
+        match record.metrics.number("tokens_per_second") {
+            Some(rate) if steps.is_empty() => vec![(rate, 1.0)],
+            _ => steps,
+        }
+    };
+    stats::rate(&used.iter().map(trial).collect::<Vec<_>>())
 }
 
 fn severity(verdict: Verdict) -> u8 {
@@ -263,7 +254,7 @@ fn severity(verdict: Verdict) -> u8 {
     }
 }
 
-/// Whether a record is a scaled-down stand-in: by its cell, by a key beside it, by a flag or by a note that begins so.
+/// Whether a record is a scaled-down stand-in, by its configuration, a key of the record, a flag or the beginning of a note.
 pub fn is_proxy(record: &Record) -> bool {
     let is_set = |value: Option<&Value>| !matches!(value, None | Some(Value::Null | Value::Bool(false)));
     is_set(record.setting("proxy"))

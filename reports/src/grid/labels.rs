@@ -4,9 +4,12 @@ use std::collections::{BTreeSet, HashMap};
 
 use serde_json::Value;
 
+use super::Cell;
 use crate::bench;
+use crate::gather::{counted, distinct, grouped};
 pub use crate::label::STRATEGY;
 use crate::label::{self, UNSET};
+use crate::phrase::first_names;
 use crate::record::Record;
 
 const SHORTEST_ID: usize = 8;
@@ -25,22 +28,16 @@ pub struct Axis {
 impl Axis {
     /// The values in the order in which they first occur.
     pub fn distinct(&self) -> Vec<&str> {
-        let mut distinct: Vec<&str> = Vec::new();
-        for value in &self.values {
-            if !distinct.contains(&value.as_str()) {
-                distinct.push(value);
-            }
-        }
-        distinct
+        distinct(self.values.iter().map(String::as_str))
     }
 }
 
-/// Axes that tell cells apart, and those that follow from them.
+/// The keys in which cells differ.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Axes {
-    /// Enough keys to tell all cells apart that differ at all; the strategy first.
+    /// Enough keys to distinguish all cells that differ; the strategy first.
     pub telling: Vec<Axis>,
-    /// Keys that differ too, but whose value is fixed by the telling ones before them (the shard of hsdp).
+    /// Further keys, whose values follow from those of the telling ones (the shard of hsdp).
     pub following: Vec<Axis>,
 }
 
@@ -49,8 +46,8 @@ pub fn axes(cells: &[&Value]) -> Axes {
     axes_but(cells, &[])
 }
 
-/// The same, where these keys were found and not chosen: they come last, so that they tell only cells apart that no
-/// other key does.
+/// The same, where the values of these keys were found by a search: they come last, so that they are telling only where no other key
+/// is.
 pub fn axes_but(cells: &[&Value], found_keys: &[String]) -> Axes {
     let mut found = Vec::new();
     differing("", &cells.iter().map(|cell| Some(*cell)).collect::<Vec<_>>(), &mut found);
@@ -82,28 +79,20 @@ pub fn axes_but(cells: &[&Value], found_keys: &[String]) -> Axes {
     axes
 }
 
-/// An axis is called by the last part of its path where no other key of any cell ends in the same.
+/// Names axes by the last part of their path, unless another key of any cell ends in the same part.
 fn name(axes: &mut [Axis], cells: &[&Value]) {
-    let mut paths = BTreeSet::new();
+    let mut paths: BTreeSet<String> = axes.iter().map(|axis| axis.path.clone()).collect();
     for cell in cells {
-        leaves("", cell, &mut paths);
+        each_setting(cell, &mut |path, value| {
+            if !value.is_object() {
+                paths.insert(path.to_string());
+            }
+        });
     }
-    paths.extend(axes.iter().map(|axis| axis.path.clone()));
-    let mut uses: HashMap<&str, usize> = HashMap::new();
-    for path in &paths {
-        *uses.entry(label::last_part(path)).or_default() += 1;
-    }
+    let uses = uses(paths.iter().map(|path| label::last_part(path)));
     for axis in axes {
         axis.name = label::name(&axis.path, uses[label::last_part(&axis.path)] > 1).to_string();
     }
-}
-
-fn leaves(path: &str, value: &Value, paths: &mut BTreeSet<String>) {
-    visit(path, value, &mut |path, value| {
-        if !value.is_object() {
-            paths.insert(path.to_string());
-        }
-    });
 }
 
 /// Calls `see` for every key of a configuration with its whole name and its value, tables included.
@@ -122,20 +111,15 @@ fn joined(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_string() } else { format!("{path}.{key}") }
 }
 
-/// Goes down while all values are tables; where they are not, and differ, that path is an axis.
+/// Finds axes: paths at which the values of cells differ and are not all tables.
 fn differing(path: &str, values: &[Option<&Value>], found: &mut Vec<Axis>) {
     let is_null = |value: &Option<&Value>| value.is_none_or(Value::is_null);
     if values.windows(2).all(|pair| pair[0] == pair[1] || (is_null(&pair[0]) && is_null(&pair[1]))) {
         return;
     }
     if values.iter().all(|value| is_null(value) || value.is_some_and(Value::is_object)) {
-        let mut keys: Vec<&str> = Vec::new();
-        for key in values.iter().filter_map(|value| value.and_then(Value::as_object)).flat_map(|table| table.keys()) {
-            if !keys.contains(&key.as_str()) {
-                keys.push(key);
-            }
-        }
-        for key in keys {
+        let tables = values.iter().filter_map(|value| value.and_then(Value::as_object));
+        for key in distinct(tables.flat_map(|table| table.keys())) {
             let inner: Vec<Option<&Value>> =
                 values.iter().map(|value| value.and_then(|table| table.get(key))).collect();
             differing(&joined(path, key), &inner, found);
@@ -152,9 +136,9 @@ pub fn has_adapter(cell: &Value) -> bool {
     is_ia3 || cell.pointer("/lora/rank").and_then(Value::as_f64).is_some_and(|rank| rank > 0.0)
 }
 
-/// One label for each cell: `zero3, checkpointing=full, lora.rank=8`. A key that says nothing of a cell (unset, or of
-/// the section lora where there is no adapter) is left out as long as the labels stay apart. Labels that would be equal
-/// all the same get the beginning of the cell's key; a cell that differs in nothing is named by `fallback`.
+/// One label for each cell: `zero3, checkpointing=full, lora.rank=8`. A key that says nothing about a cell (unset, or of the section
+/// lora where there is no adapter) is left out if the label is still unique. Labels that are equal nevertheless get the beginning of
+/// the cell's key; a cell that differs in nothing has the label `fallback`.
 pub fn labels(axes: &Axes, cells: &[&Value], keys: &[&str], fallback: &str) -> Vec<String> {
     let says_nothing = |axis: &Axis, cell: usize| {
         axis.values[cell] == UNSET || (axis.path.starts_with("lora.") && !has_adapter(cells[cell]))
@@ -164,65 +148,57 @@ pub fn labels(axes: &Axes, cells: &[&Value], keys: &[&str], fallback: &str) -> V
         label::of_terms(kept.map(|axis| label::term(&axis.path, &axis.name, &axis.values[cell])))
     };
     let mut labels: Vec<String> = (0..keys.len()).map(|cell| label(cell, &|axis| !says_nothing(axis, cell))).collect();
-    let uses = counted(&labels);
+    let first = labels.clone();
+    let uses_of_first = uses(first.iter().map(String::as_str));
     for (cell, text) in labels.iter_mut().enumerate() {
-        if text.is_empty() || uses[text.as_str()] > 1 {
+        if text.is_empty() || uses_of_first[text.as_str()] > 1 {
             *text = label(cell, &|_| true);
         }
         if text.is_empty() {
             *text = fallback.to_string();
         }
     }
-    let uses = counted(&labels);
+    let uses = uses(labels.iter().map(String::as_str));
     let length = telling_length(keys.iter().copied());
-    for (label, key) in labels.iter_mut().zip(keys) {
-        if uses[label.as_str()] > 1 {
-            *label = format!("{label} ({})", first_letters(key, length));
-        }
-    }
-    labels
+    let unique = |(label, key): (&String, &&str)| match uses[label.as_str()] {
+        1 => label.clone(),
+        _ => format!("{label} ({})", first_letters(key, length)),
+    };
+    labels.iter().zip(keys).map(unique).collect()
 }
 
-/// The labels of these cells, one record of each: by the keys in which they differ. A cell that differs in nothing is named by its
-/// strategy, or its title where it has none.
+/// The label of a cell that differs in nothing: its strategy, or its title where it has none.
+pub fn fallback(record: &Record) -> &str {
+    record.setting(STRATEGY).and_then(Value::as_str).filter(|strategy| !strategy.is_empty()).unwrap_or(&record.name)
+}
+
+/// The labels of these cells, given one record of each, by the keys in which they differ.
 pub fn of_cells(cells: &[&Record]) -> (Axes, Vec<String>) {
     let settings: Vec<&Value> = cells.iter().map(|cell| &cell.cell).collect();
     let keys: Vec<&str> = cells.iter().map(|cell| cell.key.as_str()).collect();
     let axes = axes(&settings);
-    let fallback = cells.first().map_or("", |cell| {
-        let strategy = cell.setting(STRATEGY).and_then(Value::as_str);
-        strategy.unwrap_or(cell.name.as_str())
-    });
+    let fallback = cells.first().map_or("", |cell| fallback(cell));
     let labels = labels(&axes, &settings, &keys, fallback);
     (axes, labels)
 }
 
-/// The label of each record among those of the same title, without what is off, as reports show it; of kernels what they are of.
+/// The label of each record among those of the same title, without settings that are off, as reports show it; for kernels a
+/// description.
 pub fn labels_of(records: &[&Record]) -> Vec<String> {
     let mut labels: Vec<String> = records.iter().map(|record| bench::label(record).unwrap_or_default()).collect();
-    let mut names: Vec<&str> = records.iter().map(|record| record.name.as_str()).collect();
-    names.sort_unstable();
-    names.dedup();
-    for name in names {
-        let own: Vec<usize> =
-            (0..records.len()).filter(|&at| records[at].name == name && labels[at].is_empty()).collect();
-        let mut cells: Vec<&Record> = Vec::new();
-        let mut index: HashMap<&str, usize> = HashMap::new();
-        for &at in &own {
-            index.entry(&records[at].key).or_insert_with(|| {
-                cells.push(records[at]);
-                cells.len() - 1
-            });
+    let unlabelled: Vec<usize> = (0..records.len()).filter(|&at| labels[at].is_empty()).collect();
+    for (_, of_name) in grouped(unlabelled.into_iter().map(|at| (&records[at].name, at))) {
+        let cells = grouped(of_name.into_iter().map(|at| (&records[at].key, at)));
+        let (axes, whole) = of_cells(&cells.iter().map(|(_, places)| records[places[0]]).collect::<Vec<_>>());
+        for ((_, places), short) in cells.into_iter().zip(short(&axes, &whole)) {
+            places.into_iter().for_each(|at| labels[at] = short.clone());
         }
-        let (axes, whole) = of_cells(&cells);
-        let short = short(&axes, &whole);
-        own.iter().for_each(|&at| labels[at] = short[index[records[at].key.as_str()]].clone());
     }
     labels
 }
 
-/// Of these cells the only one in which everything is off that tells them apart, but for the keys that `is_named` knows: the one
-/// that a label without what is off stands for.
+/// The only one of these cells in which all telling keys are off, except those for which `is_named` holds: the cell to which a label
+/// without settings that are off belongs.
 pub fn plainest<'r>(cells: &[&'r Record], is_named: &dyn Fn(&str) -> bool) -> Option<&'r Record> {
     let settings: Vec<&Value> = cells.iter().map(|cell| &cell.cell).collect();
     let axes = axes(&settings);
@@ -235,7 +211,7 @@ pub fn plainest<'r>(cells: &[&'r Record], is_named: &dyn Fn(&str) -> bool) -> Op
     plain.next().is_none().then_some(cells[first])
 }
 
-/// The labels without the parts that say that something is off, where they stay apart.
+/// The labels without settings that are off, where they stay unique.
 pub fn short(axes: &Axes, labels: &[String]) -> Vec<String> {
     let is_off = |part: &str| {
         let value = axes.telling.iter().find_map(|axis| part.strip_prefix(axis.name.as_str())?.strip_prefix('='));
@@ -246,20 +222,17 @@ pub fn short(axes: &Axes, labels: &[String]) -> Vec<String> {
         if short.is_empty() { label.clone() } else { short }
     };
     let names: Vec<String> = labels.iter().map(short).collect();
-    let uses = counted(&names);
+    let uses = uses(names.iter().map(String::as_str));
     names.iter().zip(labels).map(|(name, label)| if uses[name.as_str()] > 1 { label } else { name }.clone()).collect()
 }
 
-fn counted(labels: &[String]) -> HashMap<String, usize> {
-    let mut uses: HashMap<String, usize> = HashMap::new();
-    for label in labels {
-        *uses.entry(label.clone()).or_default() += 1;
-    }
-    uses
+/// How often each text occurs.
+fn uses<'t>(texts: impl Iterator<Item = &'t str>) -> HashMap<&'t str, usize> {
+    counted(texts).into_iter().collect()
 }
 
-/// How many letters of these ids tell all of them apart, at least eight: what people are shown, and a valid prefix for
-/// commands as long as the notebook holds no other ids that begin so.
+/// The number of letters with which the beginnings of these ids are unique, at least eight. Commands accept such a beginning as long as
+/// the notebook has no other ids that begin with it.
 pub fn telling_length<'a>(ids: impl Iterator<Item = &'a str>) -> usize {
     let mut ids: Vec<&str> = ids.collect();
     ids.sort_unstable();
@@ -272,4 +245,12 @@ pub fn telling_length<'a>(ids: impl Iterator<Item = &'a str>) -> usize {
 /// The first letters of an id.
 pub fn first_letters(id: &str, count: usize) -> &str {
     id.char_indices().nth(count).map_or(id, |(end, _)| &id[..end])
+}
+
+/// Names in a sentence at most: one with thousands of names cannot be read.
+pub const MOST_NAMES: usize = 20;
+
+/// The labels of the first cells, and the number of others.
+pub fn first_labels<'c, 'a: 'c>(cells: impl IntoIterator<Item = &'c Cell<'a>>) -> String {
+    first_names(&cells.into_iter().map(|cell| &cell.label).collect::<Vec<_>>(), MOST_NAMES)
 }

@@ -1,4 +1,4 @@
-//! Records gathered into cells: what is used, what is ranked, and why something is not.
+//! Records gathered into cells: what is used, what is ranked, and why the rest is not.
 
 pub(crate) mod cell;
 pub(crate) mod labels;
@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use crate::evidence;
+use crate::gather::grouped;
 use crate::max_batch;
-use crate::record::{Record, Status, Verdict};
+use crate::record::{Record, Verdict};
 use crate::stats::{self, Interval, Place};
 use crate::turned::Turned;
 pub use cell::Kind;
@@ -19,18 +20,18 @@ use labels::Axes;
 /// Why a cell of trials has no rank among cells that took turns.
 const NO_TURNS: &str = "measured by trials, and not by turns as others";
 
-/// The cells of a report and in what they differ.
+/// The cells of a report and the keys in which they differ.
 #[derive(Debug)]
 pub struct Grid<'a> {
-    /// The ranked by their medians, the fastest first; then the unranked in the order of their records.
+    /// The ranked cells by their medians, the fastest first; then the unranked ones in the order of their records.
     pub cells: Vec<Cell<'a>>,
-    /// The axes; their values are in the order of `cells`.
+    /// The keys in which cells differ; their values are in the order of `cells`.
     pub axes: Axes,
-    /// What the turns say, where cells took some.
+    /// The evidence from turns, where cells took some.
     pub turned: Option<Turned<'a>>,
-    /// Keys whose values a search has found, where they tell no cells apart.
+    /// Keys whose values were found by a search and are not needed to distinguish cells.
     pub searched: Vec<String>,
-    /// Places of cells, by their key and by the id of each of their records.
+    /// Places of cells by their key and by the ids of their records.
     index: HashMap<&'a str, usize>,
     id_length: usize,
     key_length: usize,
@@ -39,16 +40,8 @@ pub struct Grid<'a> {
 impl<'a> Grid<'a> {
     /// Gathers records by key, in the order in which keys first occur, and ranks the cells.
     pub fn new(records: &[&'a Record]) -> Self {
-        let mut index: HashMap<&str, usize> = HashMap::new();
-        let mut trials: Vec<Vec<&Record>> = Vec::new();
-        for &record in records {
-            let place = *index.entry(&record.key).or_insert(trials.len());
-            if place == trials.len() {
-                trials.push(Vec::new());
-            }
-            trials[place].push(record);
-        }
-        let mut cells: Vec<Cell> = trials.into_iter().map(Cell::new).collect();
+        let trials = grouped(records.iter().map(|&record| (&record.key, record)));
+        let mut cells: Vec<Cell> = trials.into_iter().map(|(_, trials)| Cell::new(trials)).collect();
         let turned = turned(records, &cells);
         match &turned {
             Some(turned) => rank_by_turns(&mut cells, turned),
@@ -60,10 +53,7 @@ impl<'a> Grid<'a> {
         let axes = labels::axes_but(&settings, &searched);
         searched.retain(|key| axes.following.iter().any(|axis| axis.path == *key));
         let keys: Vec<&str> = cells.iter().map(|cell| cell.key).collect();
-        let fallback = cells.first().map_or("", |cell| match cell.strategy() {
-            "" => cell.trials[0].name.as_str(),
-            strategy => strategy,
-        });
+        let fallback = cells.first().map_or("", |cell| labels::fallback(cell.record()));
         let labels = labels::labels(&axes, &settings, &keys, fallback);
         for ((cell, short), label) in cells.iter_mut().zip(labels::short(&axes, &labels)).zip(&labels) {
             cell.label = format!("{label}{}", cell.marks());
@@ -77,22 +67,22 @@ impl<'a> Grid<'a> {
                 index.entry(&trial.id).or_insert(place);
             }
         }
-        // A key says more than an id: it wins where both are equal.
+        // Keys take precedence over ids that are equal to them.
         index.extend(cells.iter().enumerate().map(|(place, cell)| (cell.key, place)));
         Self { cells, axes, turned, searched, index, id_length, key_length }
     }
 
-    /// Enough of a record's id to tell it from the others here.
+    /// The beginning of a record's id that is unique here.
     pub fn short_id<'i>(&self, id: &'i str) -> &'i str {
         labels::first_letters(id, self.id_length)
     }
 
-    /// Enough of a cell's key to tell it from the others here.
+    /// The beginning of a cell's key that is unique here.
     pub fn short_key<'i>(&self, key: &'i str) -> &'i str {
         labels::first_letters(key, self.key_length)
     }
 
-    /// The cells that have a rank, the best first.
+    /// The cells with a rank, the best first.
     pub fn ranked(&self) -> impl Iterator<Item = &Cell<'a>> {
         self.cells.iter().filter(|cell| cell.place.is_some())
     }
@@ -130,7 +120,7 @@ impl<'a> Grid<'a> {
         }
     }
 
-    /// What is shown of b against a: by turns, or by whether the intervals of trials overlap.
+    /// The verdict on b against a: by turns, or by whether the intervals of trials overlap.
     pub fn verdict(&self, a: &Cell, b: &Cell) -> evidence::Verdict {
         use evidence::Verdict::{Faster, Slower, Undecided};
         if let Some(turned) = &self.turned {
@@ -143,7 +133,7 @@ impl<'a> Grid<'a> {
         }
     }
 
-    /// The one cell that all are compared with: the reference of the turns, or else the one that most losses were compared with.
+    /// The cell with which all are compared: the reference of the turns, or else the reference of most losses.
     pub fn base(&self) -> Option<&Cell<'a>> {
         if let Some(turned) = &self.turned {
             return self.index.get(turned.reference).map(|&place| &self.cells[place]);
@@ -170,7 +160,7 @@ fn turned<'a>(records: &[&'a Record], cells: &[Cell]) -> Option<Turned<'a>> {
     Turned::new(records, counts, group)
 }
 
-/// Ranks from what turns show, the fastest first; then the cells without.
+/// Ranks cells by their turns, the fastest first; then come the cells without a rank.
 fn rank_by_turns(cells: &mut [Cell], turned: &Turned) {
     for cell in cells.iter_mut() {
         match turned.rank(cell.key).filter(|_| cell.verdict != Verdict::Failed) {
@@ -202,17 +192,4 @@ fn rank_by_trials(cells: &mut [Cell]) {
     // By median and not by rank: a cell of a wide interval may share the rank of cells far above it.
     let median = |cell: &Cell| cell.place.and(cell.speed).map_or(f64::NEG_INFINITY, |speed| speed.mid);
     cells.sort_by(|a, b| median(b).total_cmp(&median(a)));
-}
-
-/// Statuses of trials that were not measured, with how often each occurs.
-pub fn unmeasured_counts(grid: &Grid) -> Vec<(Status, usize)> {
-    let mut counts: Vec<(Status, usize)> = Vec::new();
-    for cell in grid.cells.iter().filter(|cell| cell.used.is_empty()) {
-        let status = cell.record().outcome.status;
-        match counts.iter_mut().find(|(other, _)| *other == status) {
-            Some((_, count)) => *count += 1,
-            None => counts.push((status, 1)),
-        }
-    }
-    counts
 }

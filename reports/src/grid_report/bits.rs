@@ -1,15 +1,16 @@
-//! Which cells have to have the losses of their reference to the bit: those in f32 that add the same numbers in the same order.
+//! Which cells must have the losses of their reference to the bit: those in f32 that add the same numbers in the same order.
 
+use crate::grid::labels::first_labels;
 use crate::grid::{Cell, Grid};
 use crate::record::{Record, Verdict};
-use crate::text::counted_names;
 use crate::units;
 use serde_json::Value;
 
-/// Whether a record has to agree with its reference to the bit; nothing where the records do not say enough.
+/// Whether a record must agree with its reference to the bit; `None` where the records do not say enough.
 ///
-/// The reference is a ddp cell that differs in how state is split and what is kept alone. With one micro-batch every strategy
-/// adds in its order, the hybrids where their two levels are powers of two. With several only zero1 adds ranks last, as ddp.
+/// The reference is a ddp cell that differs only in how state is sharded and what is kept. With one micro-batch every strategy
+/// adds in the order of ddp; the hybrid ones do if their two levels are powers of two. With several micro-batches only zero1 adds over
+/// ranks last, as ddp does.
 fn has_to_agree(record: &Record, reference: &Record) -> Option<bool> {
     let text = |path: &str| record.setting(path).and_then(Value::as_str);
     let number = |path: &str| record.setting(path).and_then(Value::as_u64);
@@ -30,7 +31,7 @@ fn has_to_agree(record: &Record, reference: &Record) -> Option<bool> {
     Some(!rounds && same_kernels && !by_library && same_order)
 }
 
-/// Which of the compared cells have to agree to the bit, and whether they do; nothing where no record says enough.
+/// Which of the compared cells must agree to the bit, and whether they do; `None` where no record says enough.
 pub(super) fn expected(grid: &Grid) -> Option<String> {
     let (mut bound, mut broken, mut free, mut by_chance) = (0, Vec::new(), Vec::new(), 0);
     let compared = |cell: &&Cell| !matches!(cell.verdict, Verdict::Reference | Verdict::None);
@@ -41,10 +42,10 @@ pub(super) fn expected(grid: &Grid) -> Option<String> {
             None => {}
             Some(true) => {
                 bound += 1;
-                broken.extend((!is_same).then(|| cell.label.clone()));
+                broken.extend((!is_same).then_some(cell));
             }
             Some(false) => {
-                free.push(cell.label.clone());
+                free.push(cell);
                 by_chance += usize::from(is_same);
             }
         }
@@ -59,21 +60,18 @@ pub(super) fn expected(grid: &Grid) -> Option<String> {
             "Of {} that {} to agree to the bit, {} not ({}): an error of the program or of the machine.",
             units::plural(bound, "cell", "cells"),
             if bound == 1 { "has" } else { "have" },
-            if broken.len() == 1 { "1 does".to_string() } else { format!("{} do", broken.len()) },
-            counted_names(broken)
+            units::plural(broken.len(), "does", "do"),
+            first_labels(broken.iter().copied())
         )),
     }
     if !free.is_empty() {
-        let chance = match by_chance {
-            0 => String::new(),
-            1 => "; 1 of them agrees".to_string(),
-            count => format!("; {count} of them agree"),
-        };
+        let agree = if by_chance == 1 { "agrees" } else { "agree" };
+        let chance = if by_chance > 0 { format!("; {by_chance} of them {agree}") } else { String::new() };
         let their = if free.len() == 1 { "its" } else { "their" };
         sentences.push(format!(
             "{} need not agree to the bit, because {their} sums have another order or fewer bits than f32 ({}){chance}.",
             units::plural(free.len(), "cell", "cells"),
-            counted_names(&free)
+            first_labels(free.iter().copied())
         ));
     }
     (!sentences.is_empty()).then(|| sentences.join(" "))

@@ -1,4 +1,4 @@
-//! Whether a turn still feels the one before it: random order does not remove that, so it is looked for and said.
+//! Whether a turn is affected by the one before it (carry-over). Random order does not remove that, so it is tested and reported.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,21 @@ use crate::record::TurnRow;
 use crate::stats;
 use crate::units;
 
-/// Effects below this are not worth a word.
+/// Smaller effects are not reported.
 const LEAST: f64 = 0.01;
-/// Turns that a median is taken of at least.
+/// A median needs at least so many turns.
 const ENOUGH: usize = 6;
-/// An effect is said where it is so many standard errors from none: by chance in one of a hundred.
+/// Effects of fewer standard errors are not reported: one in a hundred exceeds this by chance.
 const ERRORS: f64 = 2.6;
 
-/// Which processes: the cell, and whether they are those of its twin.
+/// The processes of a turn: the cell, and whether they are those of its twin.
 type Process<'a> = (&'a str, bool);
 /// Experiment, batch, generation, round, order.
 type When<'a> = (&'a str, u32, u32, u32, u32);
 /// Turns in the order of time.
 type Turns<'a> = BTreeMap<When<'a>, (Process<'a>, &'a TurnRow)>;
 
-/// What is to be said; nothing where no effect is above 1 %.
+/// The effects above 1 % in sentences.
 pub fn sentences(grid: &Grid) -> Vec<String> {
     let mut turns = Turns::new();
     for cell in grid.measured() {
@@ -38,25 +38,25 @@ pub fn sentences(grid: &Grid) -> Vec<String> {
         .into_iter()
         .map(|(key, effect)| format!("{} {}", label(key), units::change(effect.exp() - 1.0)))
         .collect();
-    let mut said = Vec::new();
+    let mut sentences = Vec::new();
     if !slower.is_empty() {
-        said.push(format!(
+        sentences.push(format!(
             "The first step of a turn takes another time than the second (median): {}. What cells have in common of that cancels \
              between them, the rest is part of their ratio.",
             units::list(&slower)
         ));
     }
     if let Some((effect, count)) = after_itself(&turns) {
-        said.push(format!(
+        sentences.push(format!(
             "A turn behind one of the same processes takes {} time against one behind others (median of {}).",
             units::change(effect.exp() - 1.0),
             units::plural(count, "turn", "turns")
         ));
     }
-    said
+    sentences
 }
 
-/// Of cells whose first step of a turn differs from its second: by how much, as a logarithm.
+/// The cells whose first step of a turn differs from the second, with the logarithm of the ratio.
 fn wash_out<'a>(turns: impl Iterator<Item = (Process<'a>, &'a TurnRow)>) -> Vec<(&'a str, f64)> {
     let mut of_cells: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for ((key, _), row) in turns {
@@ -71,8 +71,9 @@ fn wash_out<'a>(turns: impl Iterator<Item = (Process<'a>, &'a TurnRow)>) -> Vec<
     of_cells.into_iter().filter_map(effect).collect()
 }
 
-/// The time of turns whose processes had the turn before too, against that of turns behind others: a logarithm, and how many of the
-/// former there are. Each turn stands against the mean of its neighbours in time, each less the level of its processes.
+/// The time of turns whose processes also had the turn before, against that of turns after other processes: the logarithm of the
+/// ratio, and the number of the former. Each turn is compared with the mean of its neighbours in time, each relative to the median of
+/// its processes.
 fn after_itself(turns: &Turns) -> Option<(f64, usize)> {
     let time = |row: &TurnRow| row.seconds_per_token().ln();
     let mut times: BTreeMap<Process, Vec<f64>> = BTreeMap::new();
@@ -84,10 +85,10 @@ fn after_itself(turns: &Turns) -> Option<(f64, usize)> {
     let all: Vec<_> = turns.iter().collect();
     for four in all.windows(4) {
         let generation = |place: usize| (four[place].0.0, four[place].0.1, four[place].0.2);
-        // A round that is left out is a gap.
+        // A discarded round is a gap.
         let is_whole = four.windows(2).all(|two| two[1].0.3.saturating_sub(two[0].0.3) <= 1);
         let [earlier, before, own, behind] = [0, 1, 2, 3].map(|place| *four[place].1);
-        // Neighbours that follow themselves are no measure.
+        // Neighbours that follow themselves are not comparable.
         if generation(0) != generation(3) || !is_whole || earlier.0 == before.0 || own.0 == behind.0 {
             continue;
         }

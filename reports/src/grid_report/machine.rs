@@ -1,15 +1,16 @@
-//! The machine that records were made on: in a sentence, and in full.
+//! The machine of the records: in a sentence and in full.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::document::{Column, Document, Entry, Table};
+use crate::document::{Document, Table};
 use crate::environment::{Aspect, aspect, flatten};
+use crate::gather::distinct;
 use crate::record::Record;
 use crate::units;
 
-/// Paths at which a part of the sentence is looked for, and how it is said.
+/// The paths where a part of the description may be, and its words.
 type Part = (&'static [&'static str], fn(&Value) -> Option<String>);
 
 const PARTS: [Part; 8] = [
@@ -29,21 +30,24 @@ fn word(value: &Value) -> Option<String> {
     value.as_str().filter(|text| !text.trim().is_empty()).map(str::to_string)
 }
 
-/// The machine in a sentence, and in what records differ.
+/// These parts of the machine's description in a list, and the commit if `with_commit`.
+fn description(environment: &[(String, Value)], parts: &[Part], with_commit: bool) -> String {
+    let value = |path: &&str| environment.iter().find(|(other, _)| other == path).map(|(_, value)| value);
+    let commit = value(&"commit").filter(|_| with_commit).and_then(word).map(|commit| format!("commit {commit}"));
+    let parts = parts.iter().filter_map(|(paths, words)| paths.iter().filter_map(value).find_map(words));
+    parts.chain(commit).collect::<Vec<String>>().join(", ")
+}
+
+/// Adds the machine in a sentence, and the keys in which records differ.
 pub fn words(document: &mut Document, records: &[&Record]) {
     let flat = environments(records);
     let Some(first) = flat.iter().find(|environment| !environment.is_empty()) else {
         document.paragraph("The records do not describe their machine.");
         return;
     };
-    let value = |path: &&str| first.iter().find(|(other, _)| other == path).map(|(_, value)| value);
-    let part = |(paths, say): &Part| paths.iter().filter_map(value).find_map(say);
-    let mut parts: Vec<String> = PARTS.iter().filter_map(part).collect();
-    if let Some(commit) = value(&"commit").and_then(word) {
-        parts.push(format!("commit {commit}"));
-    }
-    if !parts.is_empty() {
-        document.paragraph(format!("{}. The whole environment stands below.", parts.join(", ")));
+    let text = description(first, &PARTS, true);
+    if !text.is_empty() {
+        document.paragraph(format!("{text}. The whole environment stands below."));
     }
     let differing = differing_paths(&flat);
     if !differing.is_empty() {
@@ -51,48 +55,38 @@ pub fn words(document: &mut Document, records: &[&Record]) {
     }
 }
 
-/// The machine in few words, and whether records disagree on what matters for time.
+/// The machine in a few words, and whether records disagree in what matters for time.
 pub fn short(records: &[&Record]) -> String {
     let flat = environments(records);
     let Some(first) = flat.iter().find(|environment| !environment.is_empty()) else { return String::new() };
-    let value = |path: &&str| first.iter().find(|(other, _)| other == path).map(|(_, value)| value);
-    let part = |(paths, say): &Part| paths.iter().filter_map(value).find_map(say);
-    let parts: Vec<String> = PARTS[..4].iter().filter_map(part).collect();
-    let mut text = if parts.is_empty() { String::new() } else { format!("{}.", parts.join(", ")) };
-    let mut differing: Vec<&str> = Vec::new();
-    let all = differing_paths(&flat);
-    for path in &all {
-        let first = path.split('.').next().unwrap_or(path);
-        if aspect(path) != Aspect::State && !differing.contains(&first) {
-            differing.push(first);
-        }
+    let mut text = description(first, &PARTS[..4], false);
+    if !text.is_empty() {
+        text += ".";
     }
-    if !differing.is_empty() {
-        let names: Vec<String> = differing.iter().take(4).map(|name| name.to_string()).collect();
-        let more = if differing.len() > names.len() { ", …" } else { "" };
-        text += &format!(" The records differ in {}{more}.", names.join(", "));
+    let differing = differing_paths(&flat);
+    let matters = differing.iter().filter(|path| aspect(path) != Aspect::State);
+    let names = distinct(matters.map(|path| path.split('.').next().unwrap_or(path)));
+    if !names.is_empty() {
+        let more = if names.len() > 4 { ", …" } else { "" };
+        text += &format!(" The records differ in {}{more}.", names[..names.len().min(4)].join(", "));
     }
     text.trim().to_string()
 }
 
-/// The environment of the first record.
+/// Adds the environment of the first record.
 pub fn table(document: &mut Document, records: &[&Record]) {
-    let flat = environments(&records[..records.len().min(1)]);
-    if flat.iter().all(Vec::is_empty) {
+    let Some(first) = records.first().filter(|first| !first.environment.is_empty()) else {
         document.paragraph("The first record does not describe its machine.");
         return;
-    }
-    let mut table = Table::new("environment", vec![Column::words("what"), Column::words("value")]);
-    if let Some(first) = records.first() {
-        table = table.caption(format!("As the record {} states it.", first.id));
-    }
-    for (path, value) in flat.iter().flatten() {
-        table.row(vec![Entry::words(path), Entry::json(value)]);
-    }
-    document.table(table);
+    };
+    let rows = flatten(&first.environment);
+    let mut table = Table::of("environment", &rows);
+    table.words("what", |(path, _)| path);
+    table.words("value", |(_, value)| value);
+    document.table(table.build().caption(format!("As the record {} states it.", first.id)));
 }
 
-/// Environments as paths and values. Most records of a notebook have the environment of the one before: those are left out.
+/// Environments as paths and values. An environment equal to that of the record before is left out, as most are.
 fn environments(records: &[&Record]) -> Vec<Vec<(String, Value)>> {
     let mut flat: Vec<Vec<(String, Value)>> = Vec::new();
     let mut before = None;
@@ -105,7 +99,7 @@ fn environments(records: &[&Record]) -> Vec<Vec<(String, Value)>> {
     flat
 }
 
-/// A key on which all agree occurs once for each environment, always with the first value.
+/// The keys in which environments differ. Other keys occur once in each environment, always with the same value.
 fn differing_paths(flat: &[Vec<(String, Value)>]) -> Vec<String> {
     let mut agreeing: BTreeMap<&str, (&Value, usize)> = BTreeMap::new();
     for (path, value) in flat.iter().flatten() {

@@ -1,16 +1,20 @@
-//! What the plan says of cells that did not run: which fit, which do not, why, and what would make them fit.
+//! The plans of cells that did not run: which fit, which do not, why, and what would make them fit.
 
-use crate::document::{Column, Document, Entry, Table, Tone};
-use crate::estimate_report::{EstimateRow, band_column, of_bands};
-use crate::grid::labels::{Axis, STRATEGY};
+use std::cmp::Reverse;
+
+use crate::document::{Document, Entry, Table, Tone};
+use crate::estimate_report::{EstimateRow, of_bands};
+use crate::gather::grouped;
+use crate::grid::labels::{Axis, MOST_NAMES, STRATEGY, first_labels};
 use crate::grid::{Cell, Grid};
+use crate::phrase::first_names;
 use crate::record::{Category, Status};
-use crate::text::counted_names;
 use crate::units;
+use serde_json::Value;
 
 /// Above this share of the capacity a cell fits only barely.
 const BARELY: f64 = 0.95;
-/// So many cells that do not fit are told one by one.
+/// Cells that do not fit and are listed one by one, at most.
 const MOST_MISFITS: usize = 200;
 const MODEL_STATE: [Category; 3] = [Category::Parameters, Category::Gradients, Category::Optimizer];
 
@@ -26,7 +30,7 @@ pub struct Plan<'g, 'a> {
     pub capacity: u64,
     /// The cheapest change that makes it fit; may be empty.
     advice: String,
-    /// What is predicted of it.
+    /// The predictions for it.
     pub estimate: EstimateRow,
 }
 
@@ -41,7 +45,7 @@ impl Plan<'_, '_> {
         self.total as f64 / self.capacity as f64
     }
 
-    /// Bytes that are too much.
+    /// Bytes by which it exceeds the capacity.
     pub fn excess(&self) -> u64 {
         self.total.saturating_sub(self.capacity)
     }
@@ -52,13 +56,12 @@ impl Plan<'_, '_> {
 
     /// Parameters, gradients and optimizer together, bytes; `None` where the plan does not state all three.
     fn model_state(&self) -> Option<u64> {
-        let parts = MODEL_STATE.map(|category| self.cell.category_prediction(category));
-        parts.into_iter().try_fold(0u64, |sum, part| sum.checked_add(part?))
+        MODEL_STATE.iter().try_fold(0u64, |sum, category| sum.checked_add(self.cell.category_prediction(*category)?))
     }
 
-    /// Over how many ranks all of the model state is sharded; `None` where only parts of it are.
+    /// The number of ranks over which all of the model state is sharded; `None` where only parts of it are.
     fn shards(&self) -> Option<u64> {
-        let number = |path: &str| self.cell.record().setting(path).and_then(serde_json::Value::as_u64);
+        let number = |path: &str| self.cell.record().setting(path).and_then(Value::as_u64);
         match self.cell.strategy() {
             "ddp" => Some(1),
             "fsdp" | "zero3" => number("parallel.ranks"),
@@ -69,13 +72,13 @@ impl Plan<'_, '_> {
 
     /// Bytes of model state for each parameter; `None` where some parameters are frozen.
     fn bytes_per_parameter(&self) -> Option<f64> {
-        let number = |name: &str| self.cell.record().extra.get(name).and_then(serde_json::Value::as_u64);
+        let number = |name: &str| self.cell.record().extra.get(name).and_then(Value::as_u64);
         let parameters = number("parameters").filter(|&all| all > 0 && number("trainable_parameters") == Some(all))?;
         Some(self.model_state()? as f64 * self.shards()? as f64 / parameters as f64)
     }
 }
 
-/// The cells that were not run for want of hardware or memory and whose plan and capacity are known.
+/// The cells that did not run because hardware or memory is missing, if their plan and capacity are known.
 pub fn plans<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Plan<'g, 'a>> {
     let plan = |(place, cell): (usize, &'g Cell<'a>)| {
         let record = cell.record();
@@ -84,7 +87,7 @@ pub fn plans<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Plan<'g, 'a>> {
             return None;
         }
         let estimate: Option<EstimateRow> = serde_json::from_value(record.estimate.clone()).ok();
-        let setting = || record.setting("memory.capacity").and_then(serde_json::Value::as_u64);
+        let setting = || record.setting("memory.capacity").and_then(Value::as_u64);
         let capacity = estimate.as_ref().and_then(|estimate| estimate.capacity_bytes).or_else(setting);
         Some(Plan {
             cell,
@@ -98,14 +101,14 @@ pub fn plans<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Plan<'g, 'a>> {
     grid.cells.iter().enumerate().filter_map(plan).collect()
 }
 
-/// Whether a note of this cell is said in the answer already.
+/// Whether the answer already has a note of this cell.
 pub fn says(cell: &Cell, note: &str) -> bool {
-    let advice = cell.record().estimate.get("advice").and_then(serde_json::Value::as_str).unwrap_or_default();
+    let advice = cell.record().estimate.get("advice").and_then(Value::as_str).unwrap_or_default();
     let is_listed = cell.used.is_empty() && cell.predicted_peak_bytes().is_some();
     is_listed && !advice.is_empty() && note.contains(advice)
 }
 
-/// Adds what the plan says; nothing when no cell has one. True when something was said.
+/// Adds what the plans say. False where no cell has one.
 pub fn answer(document: &mut Document, grid: &Grid) -> bool {
     let plans = plans(grid);
     if plans.is_empty() {
@@ -118,20 +121,16 @@ pub fn answer(document: &mut Document, grid: &Grid) -> bool {
             .paragraph("Model state of a rank (parameters, gradients and optimizer), before activations and buffers:");
         document.list(state);
     }
-    let count = plans.iter().filter(|plan| !plan.fits()).count();
-    let mut misfits: Vec<String> =
-        plans.iter().filter(|plan| !plan.fits()).take(MOST_MISFITS).map(|plan| misfit(grid, &plans, plan)).collect();
-    if count > MOST_MISFITS {
-        misfits.push(format!("And {} more; the table has all.", count - MOST_MISFITS));
-    }
+    let misfits: Vec<&Plan> = plans.iter().filter(|plan| !plan.fits()).collect();
     if !misfits.is_empty() {
         document.paragraph("What does not fit, why, and the cheapest change that makes it fit:");
-        document.list(misfits);
+        let more = misfits.len().saturating_sub(MOST_MISFITS);
+        let more = (more > 0).then(|| format!("And {more} more; the table has all."));
+        let shown = misfits.iter().take(MOST_MISFITS).map(|plan| misfit(grid, &plans, plan));
+        document.list(shown.chain(more).collect());
     }
     document.table(table(grid, &plans));
-    if let Some(table) = speeds(&plans) {
-        document.table(table);
-    }
+    document.table(speeds(&plans));
     true
 }
 
@@ -146,25 +145,18 @@ fn summary(grid: &Grid, plans: &[Plan]) -> String {
     };
     let fitting: Vec<&Plan> = plans.iter().filter(|plan| plan.fits()).collect();
     let barely: Vec<&&Plan> = fitting.iter().filter(|plan| plan.share() > BARELY).collect();
-    let capacity = match plans.windows(2).all(|pair| pair[0].capacity == pair[1].capacity) {
-        true => format!("into the {} of a rank", units::memory(plans[0].capacity as f64)),
-        false => "into what its ranks may use".to_string(),
-    };
+    let (all, capacity) = (units::plural(plans.len(), "cell", "cells"), capacity(plans));
     text += &match fitting.len() {
-        0 => format!("none of {} fits {capacity}.", units::plural(plans.len(), "cell", "cells")),
+        0 => format!("none of {all} fits into {capacity}."),
         count => format!(
-            "{count} of {} {} {capacity}: {}.",
-            units::plural(plans.len(), "cell", "cells"),
+            "{count} of {all} {} into {capacity}: {}.",
             if count == 1 { "fits" } else { "fit" },
-            counted_names(&fitting.iter().map(|plan| of_capacity(plan)).collect::<Vec<_>>())
+            first_names(&fitting.iter().map(|plan| of_capacity(plan)).collect::<Vec<_>>(), MOST_NAMES)
         ),
     };
     if !barely.is_empty() {
-        text += &format!(
-            " Only barely, above {:.0} %: {}.",
-            BARELY * 100.0,
-            counted_names(&barely.iter().map(|plan| plan.cell.label.clone()).collect::<Vec<_>>())
-        );
+        let labels = first_labels(barely.iter().map(|plan| plan.cell));
+        text += &format!(" Only barely, above {:.0} %: {labels}.", BARELY * 100.0);
     }
     if grid.axes.telling.iter().any(|axis| axis.path == STRATEGY) {
         text += &by_strategy(plans);
@@ -172,47 +164,37 @@ fn summary(grid: &Grid, plans: &[Plan]) -> String {
     text
 }
 
+/// The memory that a rank may use, in words.
+pub fn capacity(plans: &[Plan]) -> String {
+    match plans.windows(2).all(|pair| pair[0].capacity == pair[1].capacity) {
+        true => format!("the {} of a rank", units::memory(plans[0].capacity as f64)),
+        false => "what its ranks may use".to_string(),
+    }
+}
+
 /// ` fsdp fits in 1 of 4 cells, hsdp in none of 4.`
 fn by_strategy(plans: &[Plan]) -> String {
-    let mut names: Vec<&str> = Vec::new();
-    for plan in plans {
-        if !names.contains(&plan.cell.strategy()) {
-            names.push(plan.cell.strategy());
-        }
-    }
-    let parts: Vec<String> = names
-        .iter()
-        .map(|name| {
-            let all = plans.iter().filter(|plan| plan.cell.strategy() == *name);
-            let (fit, all) = (all.clone().filter(|plan| plan.fits()).count(), all.count());
-            let fit = if fit == 0 { "none".to_string() } else { fit.to_string() };
-            format!("{name} fits in {fit} of {}", units::plural(all, "cell", "cells"))
-        })
-        .collect();
-    format!(" {}.", units::list(&parts))
+    let part = |(name, plans): (&str, Vec<&Plan>)| {
+        let fit = match plans.iter().filter(|plan| plan.fits()).count() {
+            0 => "none".to_string(),
+            count => count.to_string(),
+        };
+        format!("{name} fits in {fit} of {}", units::plural(plans.len(), "cell", "cells"))
+    };
+    let strategies = grouped(plans.iter().map(|plan| (plan.cell.strategy(), plan)));
+    format!(" {}.", units::list(&strategies.into_iter().map(part).collect::<Vec<_>>()))
 }
 
 /// Model state by strategy, cells of equal state together.
 fn model_state(grid: &Grid, plans: &[Plan]) -> Vec<String> {
-    let mut strategies: Vec<(&str, Vec<&Plan>)> = Vec::new();
-    for plan in plans.iter().filter(|plan| plan.model_state().is_some()) {
-        match strategies.iter_mut().find(|(name, _)| *name == plan.cell.strategy()) {
-            Some((_, plans)) => plans.push(plan),
-            None => strategies.push((plan.cell.strategy(), vec![plan])),
-        }
-    }
+    let stated = plans.iter().filter(|plan| plan.model_state().is_some());
+    let strategies = grouped(stated.map(|plan| (plan.cell.strategy(), plan)));
     strategies.iter().map(|(name, plans)| state_of_strategy(grid, name, plans)).collect()
 }
 
 fn state_of_strategy(grid: &Grid, name: &str, plans: &[&Plan]) -> String {
-    let mut groups: Vec<Vec<&Plan>> = Vec::new();
-    for plan in plans {
-        match groups.iter_mut().find(|group| group[0].model_state() == plan.model_state()) {
-            Some(group) => group.push(plan),
-            None => groups.push(vec![plan]),
-        }
-    }
-    let parts: Vec<String> = groups.iter().map(|group| state_of_group(grid, plans, group)).collect();
+    let groups = grouped(plans.iter().map(|plan| (plan.model_state(), *plan)));
+    let parts: Vec<String> = groups.iter().map(|(_, group)| state_of_group(grid, plans, group)).collect();
     let shards = plans[0].shards().filter(|&shards| plans.iter().all(|plan| plan.shards() == Some(shards)));
     let over = match shards {
         Some(1) | None => String::new(),
@@ -225,13 +207,13 @@ fn state_of_strategy(grid: &Grid, name: &str, plans: &[&Plan]) -> String {
 /// `64.2 GiB with gradients=bf16 (16.0 bytes for each parameter)`.
 fn state_of_group(grid: &Grid, strategy: &[&Plan], group: &[&Plan]) -> String {
     let plan = group[0];
-    // Keys with one value in the group, those first that set it apart from most cells, until it is apart from all.
+    // Keys with one value in the group, those that differ from most other cells first, until the group differs from all.
     let differs = |axis: &Axis, other: &Plan| axis.values[other.place] != axis.values[plan.place];
     let mut others: Vec<&&Plan> =
         strategy.iter().filter(|other| !group.iter().any(|own| own.place == other.place)).collect();
     let mut axes: Vec<&Axis> =
         grid.axes.telling.iter().filter(|axis| !group.iter().any(|own| differs(axis, own))).collect();
-    axes.sort_by_key(|axis| std::cmp::Reverse(others.iter().filter(|other| differs(axis, other)).count()));
+    axes.sort_by_key(|axis| Reverse(others.iter().filter(|other| differs(axis, other)).count()));
     let mut keys = Vec::new();
     for axis in axes {
         let before = others.len();
@@ -254,7 +236,7 @@ fn state_of_group(grid: &Grid, strategy: &[&Plan], group: &[&Plan]) -> String {
     text
 }
 
-/// Why one cell does not fit, and what would make it.
+/// Why a cell does not fit, and what would make it fit.
 fn misfit(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
     let mut text = format!(
         "{}: {} too much ({} of {}). {}.",
@@ -270,8 +252,8 @@ fn misfit(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
     text
 }
 
-/// The category at fault: one that is too large alone, else model state that is, else what has grown most against the
-/// most alike cell that fits, else the largest.
+/// The cause: a category that is too large alone, else model state that is, else the categories that are larger than in the most
+/// similar cell that fits, else the largest category.
 fn cause(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
     let show = |bytes: u64| units::memory(bytes as f64);
     // Of equal ones the first.
@@ -281,12 +263,8 @@ fn cause(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
         return format!("Its {} alone takes {}", largest.name(), show(plan.part(largest)));
     }
     if let Some(state) = plan.model_state().filter(|&state| state > plan.capacity) {
-        return format!(
-            "Model state alone takes {}, {} of it {}",
-            show(state),
-            show(plan.part(largest)),
-            largest.name()
-        );
+        let largest = format!("{} of it {}", show(plan.part(largest)), largest.name());
+        return format!("Model state alone takes {}, {largest}", show(state));
     }
     let distance = |other: &Plan| {
         grid.axes.telling.iter().filter(|axis| axis.values[other.place] != axis.values[plan.place]).count()
@@ -297,8 +275,8 @@ fn cause(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
             .map(|category| (category, plan.part(category).saturating_sub(like.part(category))))
             .filter(|(_, more)| *more > 0)
             .collect();
-        grown.sort_by_key(|(_, more)| std::cmp::Reverse(*more));
-        // Those that matter: until what they take more covers what is too much.
+        grown.sort_by_key(|(_, more)| Reverse(*more));
+        // The largest differences that together explain the excess.
         let mut covered = 0u64;
         let mut parts = Vec::new();
         for (category, more) in grown {
@@ -316,85 +294,65 @@ fn cause(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
 }
 
 fn table(grid: &Grid, plans: &[Plan]) -> Table {
-    let columns = vec![
-        Column::words("cell"),
-        Column::words("fits"),
-        Column::numbers("plan", "bytes"),
-        band_column("80 % band", plans.iter().any(|plan| plan.estimate.total_bytes_band.is_some())),
-        Column::numbers("capacity", "bytes"),
-        Column::numbers("of capacity", "fraction"),
-        Column::words("spare or too much"),
-        Column::numbers("model state", "bytes"),
-        Column::words("record"),
-        Column::words("cheapest change").for_machines(),
-    ];
-    let mut table = Table::new("plan", columns).caption(format!(
+    let fits = |plan: &Plan| match (plan.fits(), plan.share() > BARELY) {
+        (true, false) => Entry::words("yes").toned(Tone::Good),
+        (true, true) => Entry::words("barely").toned(Tone::Warning),
+        (false, _) => Entry::words("no").toned(Tone::Warning),
+    };
+    let room = |plan: &Plan| match plan.fits() {
+        true => format!("{} to spare", units::memory((plan.capacity - plan.total) as f64)),
+        false => format!("{} too much", units::memory(plan.excess() as f64)),
+    };
+    let has_bands = plans.iter().any(|plan| plan.estimate.total_bytes_band.is_some());
+    let mut table = Table::of("plan", plans);
+    table.words("cell", |plan| &plan.cell.label);
+    table.words("fits", fits);
+    table.memory("plan", |plan| Some(plan.total));
+    table.words("80 % band", |plan| plan.estimate.memory_band().unwrap_or_default()).for_machines = !has_bands;
+    table.memory("capacity", |plan| Some(plan.capacity));
+    table.numbers("of capacity", "fraction", |plan| Entry::number(plan.share(), units::percent(plan.share())));
+    table.words("spare or too much", room);
+    table.memory("model state", Plan::model_state);
+    table.words("record", |plan| grid.short_id(&plan.cell.record().id));
+    table.words("cheapest change", |plan| &plan.advice).for_machines = true;
+    table.build().caption(format!(
         "Planned peak of the largest rank against what it may use.{}",
         of_bands(plans.iter().map(|plan| &plan.estimate))
-    ));
-    for plan in plans {
-        let (fits, tone) = match (plan.fits(), plan.share() > BARELY) {
-            (true, false) => ("yes", Tone::Good),
-            (true, true) => ("barely", Tone::Warning),
-            (false, _) => ("no", Tone::Warning),
-        };
-        let room = match plan.fits() {
-            true => format!("{} to spare", units::memory((plan.capacity - plan.total) as f64)),
-            false => format!("{} too much", units::memory(plan.excess() as f64)),
-        };
-        table.row(vec![
-            Entry::words(&plan.cell.label),
-            Entry::words(fits).toned(tone),
-            Entry::memory(Some(plan.total)),
-            Entry::words(plan.estimate.memory_band().unwrap_or_default()),
-            Entry::memory(Some(plan.capacity)),
-            Entry::number(plan.share(), units::percent(plan.share())),
-            Entry::words(room),
-            Entry::memory(plan.model_state()),
-            Entry::words(grid.short_id(&plan.cell.record().id)),
-            Entry::words(&plan.advice),
-        ]);
-    }
-    table
+    ))
 }
 
-/// What a step would take, where that is predicted.
+/// The predicted steps, where there are any.
 fn speeds(plans: &[Plan]) -> Option<Table> {
     let timed: Vec<&Plan> = plans.iter().filter(|plan| plan.estimate.step_ms.is_some()).collect();
-    if timed.is_empty() {
-        return None;
-    }
-    let columns = vec![
-        Column::words("cell"),
-        Column::numbers("predicted step", "ms"),
-        band_column("80 % band of the step", timed.iter().any(|plan| plan.estimate.step_ms_band.is_some())),
-        Column::numbers("tokens/s", "tokens/s"),
-        Column::numbers("tokens/s per rank", "tokens/s"),
-        Column::numbers("MFU", "fraction"),
-        Column::numbers("HFU", "fraction"),
-        Column::words("most of it"),
-        Column::words("by"),
-    ];
-    let mut table = Table::new("predicted steps", columns)
-        .caption("Predicted, not measured; what does not fit is struck out. MFU and HFU of the device's dense peak.");
-    for plan in timed {
-        let estimate = &plan.estimate;
+    let number = |plan: &Plan, value: Option<f64>, show: fn(f64) -> String| {
+        Entry::maybe(value, show).toned(if plan.fits() { Tone::Plain } else { Tone::Struck })
+    };
+    let band = |plan: &Plan| {
         let tone = if plan.fits() { Tone::Plain } else { Tone::Struck };
+        Entry::words(plan.estimate.step_band().unwrap_or_default()).toned(tone)
+    };
+    let longest = |estimate: &EstimateRow| {
         let mut spans: Vec<(&str, f64)> = estimate.time.iter().map(|(name, ms)| (name, *ms)).collect();
         spans.sort_by(|a, b| b.1.total_cmp(&a.1));
         let whole = estimate.step_ms.unwrap_or(1.0);
         let share = |(name, ms): &(&str, f64)| format!("{} {}", name.replace('_', " "), units::percent(ms / whole));
-        table.row(vec![
-            Entry::words(&plan.cell.label),
-            Entry::maybe(estimate.step_ms, |ms| units::duration(ms / 1e3)).toned(tone),
-            Entry::words(estimate.step_band().unwrap_or_default()).toned(tone),
-            Entry::maybe(estimate.tokens_per_second, units::quantity).toned(tone),
-            Entry::maybe(estimate.tokens_per_second_per_rank, units::quantity).toned(tone),
-            Entry::maybe(estimate.mfu, units::percent).toned(tone),
-            Entry::maybe(estimate.hfu, units::percent).toned(tone),
-            Entry::words(spans.iter().take(3).map(share).collect::<Vec<_>>().join(", ")),
-            Entry::words(&estimate.time_source),
-        ]);
-    }
-    Some(table)
+        spans.iter().take(3).map(share).collect::<Vec<_>>().join(", ")
+    };
+    let has_bands = timed.iter().any(|plan| plan.estimate.step_ms_band.is_some());
+    let mut table = Table::of("predicted steps", &timed);
+    table.words("cell", |plan| &plan.cell.label);
+    table.numbers("predicted step", "ms", |plan| number(plan, plan.estimate.step_ms, |ms| units::duration(ms / 1e3)));
+    table.words("80 % band of the step", |plan| band(plan)).for_machines = !has_bands;
+    table.numbers("tokens/s", "tokens/s", |plan| number(plan, plan.estimate.tokens_per_second, units::quantity));
+    table.numbers("tokens/s per rank", "tokens/s", |plan| {
+        number(plan, plan.estimate.tokens_per_second_per_rank, units::quantity)
+    });
+    table.numbers("MFU", "fraction", |plan| number(plan, plan.estimate.mfu, units::percent));
+    table.numbers("HFU", "fraction", |plan| number(plan, plan.estimate.hfu, units::percent));
+    table.words("most of it", |plan| longest(&plan.estimate));
+    table.words("by", |plan| &plan.estimate.time_source);
+    table
+        .build()
+        .caption("Predicted, not measured; what does not fit is struck out. MFU and HFU of the device's dense peak.")
+        .non_empty()
 }

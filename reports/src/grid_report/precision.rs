@@ -1,8 +1,8 @@
-//! What each precision policy holds and what it does to the losses: the table of a grid whose cells differ in precision.
+//! The types of each precision policy, and its effect on the losses: the table of a grid whose cells differ in precision.
 
 use serde_json::Value;
 
-use crate::document::{Column, Entry, Table, Tone};
+use crate::document::{Entry, Table, Tone};
 use crate::grid::{Cell, Grid};
 use crate::record::{Category, Record};
 use crate::units;
@@ -11,37 +11,59 @@ const SECTION: &str = "precision";
 
 /// One row for each measured cell, where cells differ in precision.
 pub fn table(grid: &Grid) -> Option<Table> {
-    let axes = grid.axes.telling.iter().chain(&grid.axes.following);
-    let differs = axes.into_iter().any(|axis| axis.path.starts_with("precision."));
+    let mut axes = grid.axes.telling.iter().chain(&grid.axes.following);
+    let differs = axes.any(|axis| axis.path.starts_with("precision."));
     let cells: Vec<(&Cell, Policy)> = grid.measured().filter_map(|cell| Some((cell, Policy::of(cell)?))).collect();
     if !differs || cells.is_empty() {
         return None;
     }
-    let is_scaled = cells.iter().any(|(_, policy)| policy.scaled);
-    let mut columns = vec![
-        Column::words("policy"),
-        Column::words("loading"),
-        Column::words("mixed precision"),
-        Column::words("preparation"),
-        Column::words("training"),
-        Column::words("optimizer"),
-        Column::words("weights at home").for_machines(),
-        Column::words("gradients").for_machines(),
-        Column::words("reduction").for_machines(),
-        Column::words("master").for_machines(),
-        Column::numbers("bytes per parameter", "bytes"),
-        Column::numbers("measured", "bytes"),
-        Column::numbers("largest loss difference", "nats"),
-        Column::numbers("last", "nats"),
-        Column::numbers("band", "nats"),
-        Column::words("within"),
-    ];
-    if is_scaled {
-        columns.push(Column::numbers("skipped steps", ""));
-        columns.push(Column::numbers("last loss scale", ""));
+    let compared = |cell: &Cell, policy: &Policy| {
+        let (reference, _) = cells.iter().find(|(other, types)| types.is_f32() && is_alike(cell, other))?;
+        compare(policy, cell.record(), reference.record())
+    };
+    let rows: Vec<Row> = cells.iter().map(|(cell, policy)| (*cell, policy, compared(cell, policy))).collect();
+    let mut table = Table::of("precision", &rows);
+    table.words("policy", |(_, policy, _)| policy.name);
+    table.words("loading", |(_, policy, _)| policy.load.unwrap_or("as it comes"));
+    table.words("mixed precision", |(_, policy, _)| match policy.compute == policy.updated() {
+        true => "none",
+        false => policy.compute,
+    });
+    table.words("preparation", |(_, policy, _)| match policy.stochastic {
+        true => format!("{}, stochastic", policy.updated()),
+        false => policy.updated().to_string(),
+    });
+    table.words("training", |(_, policy, _)| match policy.reduce {
+        reduce if reduce == policy.compute => policy.compute.to_string(),
+        reduce => format!("{}, reduction {reduce}", policy.compute),
+    });
+    table.words("optimizer", |(_, policy, _)| policy.optimizer);
+    table.words("weights at home", |(_, policy, _)| policy.parameters).for_machines = true;
+    table.words("gradients", |(_, policy, _)| policy.gradients).for_machines = true;
+    table.words("reduction", |(_, policy, _)| policy.reduce).for_machines = true;
+    table.words("master", |(_, policy, _)| policy.master.unwrap_or("none")).for_machines = true;
+    // With adapters most parameters have no gradients and no optimizer state: the types alone do not give the bytes.
+    let stated = |cell: &Cell, policy: &Policy| (!cell.has_adapter()).then(|| policy.bytes() as f64);
+    table.numbers("bytes per parameter", "bytes", |(cell, policy, _)| {
+        Entry::maybe(stated(cell, policy), units::quantity)
+    });
+    table.numbers("measured", "bytes", |(cell, ..)| Entry::maybe(measured(cell), |bytes| format!("{bytes:.2}")));
+    let nats = |(.., compared): &Row, value: fn(&Compared) -> f64| {
+        Entry::maybe(compared.as_ref().map(value), |nats| format!("{nats:.4}"))
+    };
+    table.numbers("largest loss difference", "nats", |row| nats(row, |compared| compared.largest));
+    table.numbers("last", "nats", |row| nats(row, |compared| compared.last));
+    table.numbers("band", "nats", |row| nats(row, |compared| compared.band));
+    table.words("within", within);
+    if cells.iter().any(|(_, policy)| policy.scaled) {
+        let metric = |(cell, policy, _): &Row, name: &str| {
+            Entry::maybe(cell.metric(name).filter(|_| policy.scaled), units::quantity)
+        };
+        table.numbers("skipped steps", "", |row| metric(row, "skipped_steps"));
+        table.numbers("last loss scale", "", |row| metric(row, "loss_scale_last"));
     }
-    columns.push(Column::words("cell"));
-    let mut table = Table::new("precision", columns).caption(
+    table.words("cell", |(cell, ..)| &cell.label);
+    Some(table.build().caption(
         "Types at each stage: loading, mixed precision (none: compute has the type of the updated weights), local preparation \
          (the weights that the optimizer updates), training (forward, backward and reduction), the optimizer's moments. Bytes \
          per parameter of weights, gradients and optimizer: as the types state it, and the measured peaks of these three, \
@@ -49,13 +71,25 @@ pub fn table(grid: &Grid) -> Option<Table> {
          it). Loss differences are absolute, over the steps, to the cell that has f32 throughout and is alike otherwise; the \
          band is (√(8 L + 4) + 3.5) u times its first loss, and 4 u more where the updated weights have 16 bits, with u the \
          largest unit roundoff of the types and L the number of blocks (docs/mixed-precision.md).",
-    );
-    for (cell, policy) in &cells {
-        let reference = cells.iter().find(|(other, types)| types.is_f32() && is_alike(cell, other));
-        let compared = reference.and_then(|(reference, _)| compare(policy, cell.record(), reference.record()));
-        table.row(row(cell, policy, compared, is_scaled));
+    ))
+}
+
+/// A cell, its types, and its losses against those of f32.
+type Row<'r> = (&'r Cell<'r>, &'r Policy<'r>, Option<Compared>);
+
+/// Whether the losses are within the band around those of f32.
+fn within((cell, policy, compared): &Row) -> Entry {
+    match compared {
+        _ if policy.is_f32() => Entry::words("the reference"),
+        None => Entry::words("no f32 cell of the same, finite steps"),
+        Some(compared) if compared.largest <= compared.band => Entry::words("yes").toned(Tone::Good),
+        Some(_) => {
+            // Every skipped step leaves the weights one update behind, which is no rounding.
+            let skipped = cell.metric("skipped_steps").filter(|count| *count > 0.0).map(|count| count as usize);
+            let behind = skipped.map(|count| format!(": {} skipped", units::plural(count, "step", "steps")));
+            Entry::words(format!("no{}", behind.unwrap_or_default())).toned(Tone::Warning)
+        }
     }
-    Some(table)
 }
 
 /// The types of a cell.
@@ -112,7 +146,7 @@ impl<'r> Policy<'r> {
         size(self.parameters) + size(self.gradients) + master + 2 * size(self.optimizer)
     }
 
-    /// How far losses may be from those of f32, as a share of the first; see the table's caption.
+    /// The allowed difference of losses from those of f32, as a share of the first loss; see the table's caption.
     fn band(&self, blocks: u64) -> f64 {
         let roundoff = self.types().map(roundoff).fold(0.0, f64::max);
         let pure = if size(self.updated()) == 2 { 4.0 } else { 0.0 };
@@ -155,7 +189,7 @@ struct Compared {
     band: f64,
 }
 
-/// Absent where the steps are not the same ones or a loss is not finite.
+/// `None` where the steps are not the same or a loss is not finite.
 fn compare(policy: &Policy, record: &Record, reference: &Record) -> Option<Compared> {
     if record.id == reference.id || record.steps.len() != reference.steps.len() {
         return None;
@@ -185,58 +219,7 @@ fn measured(cell: &Cell) -> Option<f64> {
         _ => [ranks, ranks, ranks],
     };
     let parameters = record.extra.get("parameters").and_then(Value::as_f64).filter(|count| *count > 0.0)?;
-    let mut bytes = 0.0;
-    for (category, share) in [Category::Parameters, Category::Gradients, Category::Optimizer].into_iter().zip(shares) {
-        bytes += cell.category_peak(category)? as f64 * share;
-    }
-    Some(bytes / parameters)
-}
-
-fn row(cell: &Cell, policy: &Policy, compared: Option<Compared>, is_scaled: bool) -> Vec<Entry> {
-    let mixed = if policy.compute == policy.updated() { "none" } else { policy.compute };
-    let training = match policy.reduce {
-        reduce if reduce == policy.compute => policy.compute.to_string(),
-        reduce => format!("{}, reduction {reduce}", policy.compute),
-    };
-    let preparation =
-        if policy.stochastic { format!("{}, stochastic", policy.updated()) } else { policy.updated().into() };
-    // With adapters most parameters have no gradients and no optimizer state: the types alone do not say the bytes.
-    let stated = (!cell.has_adapter()).then(|| policy.bytes() as f64);
-    let nats = |value: fn(&Compared) -> f64| Entry::maybe(compared.as_ref().map(value), |nats| format!("{nats:.4}"));
-    let within = match &compared {
-        _ if policy.is_f32() => Entry::words("the reference"),
-        None => Entry::words("no f32 cell of the same, finite steps"),
-        Some(compared) if compared.largest <= compared.band => Entry::words("yes").toned(Tone::Good),
-        Some(_) => {
-            // Every skipped step leaves the weights one update behind, which is no rounding.
-            let skipped = cell.metric("skipped_steps").filter(|count| *count > 0.0).map(|count| count as usize);
-            let behind = skipped.map(|count| format!(": {} skipped", units::plural(count, "step", "steps")));
-            Entry::words(format!("no{}", behind.unwrap_or_default())).toned(Tone::Warning)
-        }
-    };
-    let mut row = vec![
-        Entry::words(policy.name),
-        Entry::words(policy.load.unwrap_or("as it comes")),
-        Entry::words(mixed),
-        Entry::words(preparation),
-        Entry::words(training),
-        Entry::words(policy.optimizer),
-        Entry::words(policy.parameters),
-        Entry::words(policy.gradients),
-        Entry::words(policy.reduce),
-        Entry::words(policy.master.unwrap_or("none")),
-        Entry::maybe(stated, units::quantity),
-        Entry::maybe(measured(cell), |bytes| format!("{bytes:.2}")),
-        nats(|compared| compared.largest),
-        nats(|compared| compared.last),
-        nats(|compared| compared.band),
-        within,
-    ];
-    if is_scaled {
-        let of_scaled = |metric: &str| cell.metric(metric).filter(|_| policy.scaled);
-        row.push(Entry::maybe(of_scaled("skipped_steps"), units::quantity));
-        row.push(Entry::maybe(of_scaled("loss_scale_last"), units::quantity));
-    }
-    row.push(Entry::words(&cell.label));
-    row
+    let categories = [Category::Parameters, Category::Gradients, Category::Optimizer].into_iter().zip(shares);
+    let bytes = categories.map(|(category, share)| Some(cell.category_peak(category)? as f64 * share));
+    Some(bytes.sum::<Option<f64>>()? / parameters)
 }

@@ -1,36 +1,38 @@
 //! Who is fastest, how sure that is, and how to read ranks, in sentences.
 
+use std::collections::BTreeSet;
+
 use crate::batch::{self, Batch};
+use crate::gather::counted;
 use crate::grid::cell::crowding;
 use crate::grid::{Cell, Grid};
+use crate::phrase::first_names;
 use crate::record::Verdict;
 use crate::stats::{self, Interval};
 use crate::turned::Turned;
 use crate::units;
 
-/// So many cells are named in a sentence; of more, the count is given.
+/// Cells that are named in a sentence at most.
 const NAMED: usize = 4;
-/// Below so many trials a reader is told that intervals are wide because trials are few.
+/// With fewer trials, a remark says that intervals are wide because trials are few.
 const ENOUGH_TRIALS: usize = 8;
 
-/// Which cells are fastest, and which cannot be told from them: full fine-tunes and adapter runs apart where there are
-/// both, because a step of theirs is not the same work.
+/// Which cells are fastest, and which cannot be distinguished from them. Full fine-tunes and adapter runs are separate, because a
+/// step of theirs is not the same work.
 pub fn fastest(grid: &Grid) -> Vec<String> {
     let ranked: Vec<&Cell> = grid.ranked().collect();
     let (adapters, full): (Vec<&Cell>, Vec<&Cell>) = ranked.iter().partition(|cell| cell.has_adapter());
     match (full.is_empty(), adapters.is_empty()) {
         (true, true) => vec!["No cell is ranked; the tables below say why.".to_string()],
-        (false, false) => {
-            vec![
-                fastest_of(grid, &full, "full fine-tune", "full fine-tunes"),
-                fastest_of(grid, &adapters, "adapter run", "adapter runs"),
-            ]
-        }
+        (false, false) => vec![
+            fastest_of(grid, &full, "full fine-tune", "full fine-tunes"),
+            fastest_of(grid, &adapters, "adapter run", "adapter runs"),
+        ],
         _ => vec![fastest_of(grid, &ranked, "cell", "ranked cells")],
     }
 }
 
-/// Of cells in the order of their medians, at least one.
+/// The fastest of these cells, which are in the order of their medians; at least one.
 fn fastest_of(grid: &Grid, cells: &[&Cell], one: &str, many: &str) -> String {
     let rate = |cell: &Cell| cell.speed.map_or(String::new(), |speed| format!("{} tokens/s", units::number(speed.mid)));
     let best = cells[0];
@@ -56,7 +58,8 @@ fn fastest_of(grid: &Grid, cells: &[&Cell], one: &str, many: &str) -> String {
             rate(next)
         );
     }
-    let names = named(first.iter().map(|cell| format!("{} ({})", cell.label, rate(cell))).collect());
+    let names: Vec<String> = first.iter().map(|cell| format!("{} ({})", cell.label, rate(cell))).collect();
+    let names = first_names(&names, NAMED);
     let how = match first.len() {
         2 => "their 95 % intervals overlap".to_string(),
         _ => format!("the 95 % interval of each overlaps that of {}, which has the highest median", best.label),
@@ -69,14 +72,6 @@ fn fastest_of(grid: &Grid, cells: &[&Cell], one: &str, many: &str) -> String {
     format!("{who} may be the fastest: {names}; {how}, so the data do not say which is faster.")
 }
 
-/// `a; b; c`, and of many the first and a count.
-fn named(names: Vec<String>) -> String {
-    match names.len().saturating_sub(NAMED) {
-        0 | 1 => names.join("; "),
-        more => format!("{}; and {more} more", names[..NAMED].join("; ")),
-    }
-}
-
 fn against_reference(grid: &Grid, cell: &Cell) -> String {
     match (grid.reference(cell), grid.speed_ratio(cell)) {
         (Some(reference), Some(ratio)) if reference.key != cell.key => {
@@ -86,7 +81,7 @@ fn against_reference(grid: &Grid, cell: &Cell) -> String {
     }
 }
 
-/// How many trials the numbers rest on, how many were set aside and why.
+/// The number of trials that are used, and of those that were set aside and why.
 pub fn trials(grid: &Grid) -> Option<String> {
     let set_aside: Vec<_> = grid.measured().flat_map(Cell::set_aside).collect();
     let is_lone = |cell: &&Cell| match cell.used[..] {
@@ -97,32 +92,24 @@ pub fn trials(grid: &Grid) -> Option<String> {
     let lone = grid.measured().filter(is_lone).count();
     let mut sentences = Vec::new();
     if !set_aside.is_empty() {
-        let mut flags: Vec<(&str, usize)> = Vec::new();
-        for flag in set_aside.iter().flat_map(|record| record.excluding_flags()) {
-            match flags.iter_mut().find(|(other, _)| *other == flag) {
-                Some((_, count)) => *count += 1,
-                None => flags.push((flag, 1)),
-            }
-        }
-        let reasons: Vec<String> = flags
-            .iter()
-            .map(|(flag, count)| format!("{} in {}", flag_words(flag), units::plural(*count, "trial", "trials")))
-            .collect();
+        let flags = counted(set_aside.iter().flat_map(|record| record.excluding_flags()));
+        let reason = |(flag, count): &(&str, usize)| {
+            format!("{} in {}", flag_words(flag), units::plural(*count, "trial", "trials"))
+        };
+        let reasons: Vec<String> = flags.iter().map(reason).collect();
         let measured = grid.measured().map(|cell| cell.used.len()).sum::<usize>() + set_aside.len();
         sentences.push(format!(
             "The numbers rest on {} of {measured} measured trials; {} set aside: {}.",
             measured - set_aside.len(),
-            if set_aside.len() == 1 { "1 was".to_string() } else { format!("{} were", set_aside.len()) },
+            units::plural(set_aside.len(), "was", "were"),
             units::list(&reasons)
         ));
     }
     let is_flagged = |cell: &&Cell| cell.used.iter().all(|record| record.excluding_flags().next().is_some());
     let flagged: Vec<&Cell> = grid.measured().filter(is_flagged).collect();
     if !flagged.is_empty() {
-        let mut flags: Vec<&str> =
-            flagged.iter().flat_map(|cell| &cell.used).flat_map(|record| record.excluding_flags()).collect();
-        flags.sort_unstable();
-        flags.dedup();
+        let flags = flagged.iter().flat_map(|cell| &cell.used).flat_map(|record| record.excluding_flags());
+        let flags: BTreeSet<&str> = flags.collect();
         sentences.push(format!(
             "{} of {} no valid trial and cannot be ranked: {}.",
             flagged.len(),
@@ -147,22 +134,23 @@ pub fn trials(grid: &Grid) -> Option<String> {
     (!sentences.is_empty()).then(|| sentences.join(" "))
 }
 
-/// What a validity flag says, with its name.
+/// The meaning of a validity flag, with its name.
 pub fn flag_words(flag: &str) -> String {
-    match flag {
-        "busy_machine" => "other processes used the cores (busy_machine)".to_string(),
-        "swap_used" => "memory was swapped out (swap_used)".to_string(),
-        "throttled" => "the processor was slowed for heat (throttled)".to_string(),
-        "stolen" => "the hypervisor gave the cores to others (stolen)".to_string(),
-        "contended" => "other processes used the cores that zbench may use (contended)".to_string(),
-        "swapped" => "the machine was swapping (swapped)".to_string(),
-        "paged" => "pages came from a disk (paged)".to_string(),
-        "memory_pressure" => "tasks waited for memory (memory_pressure)".to_string(),
-        "cpu_quota" => "a processor quota held the cell back (cpu_quota)".to_string(),
-        "emulated_device" => "kernels for GPUs ran on the processor (emulated_device)".to_string(),
-        "unsteady_peak" => "the peak of the cores moved (unsteady_peak)".to_string(),
-        other => other.to_string(),
-    }
+    let words = match flag {
+        "busy_machine" => "other processes used the cores",
+        "swap_used" => "memory was swapped out",
+        "throttled" => "the processor was slowed for heat",
+        "stolen" => "the hypervisor gave the cores to others",
+        "contended" => "other processes used the cores that zbench may use",
+        "swapped" => "the machine was swapping",
+        "paged" => "pages came from a disk",
+        "memory_pressure" => "tasks waited for memory",
+        "cpu_quota" => "a processor quota held the cell back",
+        "emulated_device" => "kernels for GPUs ran on the processor",
+        "unsteady_peak" => "the peak of the cores moved",
+        other => return other.to_string(),
+    };
+    format!("{words} ({flag})")
 }
 
 /// How to read ranks, letters and intervals of cells that took turns.
@@ -200,8 +188,8 @@ pub fn intervals(grid: &Grid) -> String {
     text
 }
 
-/// Where ranks and medians seem to disagree, in words: ranks that are due to a wide interval, and intervals that reach
-/// the median of a faster cell in a better rank.
+/// Where ranks and medians seem to disagree: ranks due to a wide interval, and intervals that reach the median of a faster cell in
+/// a better rank.
 pub fn wide(grid: &Grid) -> Vec<String> {
     let ranked: Vec<(&Cell, stats::Place, Interval)> =
         grid.ranked().filter_map(|cell| Some((cell, cell.place?, cell.speed?))).collect();
@@ -228,19 +216,19 @@ pub fn wide(grid: &Grid) -> Vec<String> {
         items.push(format!(
             "{have} rank from a wide interval, not from the median: {their} interval reaches the fastest of that rank though \
              cells of a worse rank have a higher median: {}.",
-            named(by_width)
+            first_names(&by_width, NAMED)
         ));
     }
     if !reaching.is_empty() {
         items.push(format!(
             "Intervals that reach the median of a faster cell in a better rank, so that this order is not shown either: {}.",
-            named(reaching)
+            first_names(&reaching, NAMED)
         ));
     }
     items
 }
 
-/// The best rank among neighbours, without looking at all of them: level k holds the best of every 2^k in a row.
+/// Finds the best rank in a range of neighbours in constant time (a sparse table): level k has the best of every 2^k neighbours.
 struct BestRank(Vec<Vec<stats::Place>>);
 
 impl BestRank {
@@ -308,8 +296,8 @@ pub fn batches(grid: &Grid) -> Option<String> {
     batch::advice(&grid.measured().filter_map(|cell| Batch::of(cell.record())).collect::<Vec<_>>())
 }
 
-/// Where the ranks of a host have more threads than it has cores: ranks, threads of each and cores of the fullest, and in how many
-/// cells that is so.
+/// Where the ranks of a host have more threads than it has cores: ranks, threads of each and cores of the fullest host, and the
+/// number of such cells.
 pub fn crowded(grid: &Grid) -> Option<(u64, u64, u64, usize)> {
     let sharing: Vec<(u64, u64, u64)> = grid.measured().filter_map(|cell| crowding(cell.record())).collect();
     let (ranks, threads, cores) = *sharing.iter().max_by_key(|(ranks, threads, _)| ranks.saturating_mul(*threads))?;
@@ -319,14 +307,13 @@ pub fn crowded(grid: &Grid) -> Option<(u64, u64, u64, usize)> {
 /// The same in words.
 pub fn shared_cores(grid: &Grid) -> Option<String> {
     let (ranks, threads, cores, some) = crowded(grid)?;
-    let count = |number: u64, one: &str| format!("{number} {one}{}", if number == 1 { "" } else { "s" });
     let all = grid.measured().count();
     let where_ = if some == all { String::new() } else { format!(" in {some} of {all} measured cells") };
     Some(format!(
         "Ranks share cores{where_} (up to {} of {} on {}): while a rank waits for a core the others wait for it, and that time \
          is counted as exposed communication.",
-        count(ranks, "rank"),
-        count(threads, "thread"),
-        count(cores, "core")
+        units::plural(ranks as usize, "rank", "ranks"),
+        units::plural(threads as usize, "thread", "threads"),
+        units::plural(cores as usize, "core", "cores")
     ))
 }

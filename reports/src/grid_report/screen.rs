@@ -1,4 +1,4 @@
-//! The comparison of cells on one screen: the answer, what it rests on, what is open and what was spent.
+//! The comparison of cells on one screen: the answer, the evidence, what is open and the time spent.
 
 mod answer;
 mod exceptions;
@@ -11,6 +11,7 @@ pub use answer::by_turns as answer_by_turns;
 pub use table::rank;
 
 use super::{machine, ranking, words};
+use crate::gather::extent;
 use crate::grid::labels::{Axis, STRATEGY};
 use crate::grid::{Cell, Grid};
 use crate::record::{Record, Verdict};
@@ -22,7 +23,7 @@ const MOST_ROWS: usize = 24;
 /// Rows of the table in any case.
 const LEAST_ROWS: usize = 4;
 
-/// The screen of these cells for this room. `apart` says what else the records hold; `limits` what searches found.
+/// The screen of these cells for this room. `apart` is a remark on records of other suites; `limits` are the results of searches.
 pub fn screen(grid: &Grid, records: &[&Record], apart: &str, limits: &str, room: Room) -> Screen {
     let is_measured = grid.measured().next().is_some();
     let answer = if is_measured { answer::sentences(grid) } else { planned::answer(grid) };
@@ -36,18 +37,9 @@ pub fn screen(grid: &Grid, records: &[&Record], apart: &str, limits: &str, room:
         screen.said("LIMITS", limits, 3);
         screen.said("CAUTION", &caution, 3);
         screen.said("MACHINE", &machine, 3);
-        match is_measured {
-            true => {
-                let (table, more) = table::of_cells(grid, rows);
-                screen.table(table);
-                screen.said("", more, 1);
-            }
-            false => {
-                let (table, more) = planned::table(grid, rows);
-                screen.table(table);
-                screen.said("", more, 1);
-            }
-        }
+        let (table, more) = if is_measured { table::of_cells(grid, rows) } else { planned::table(grid, rows) };
+        screen.table(table);
+        screen.said("", more, 1);
         screen.said("EFFECTS", &effects, 5);
         for (place, text) in frontiers.iter().enumerate() {
             screen.said(if place == 0 { "FRONTIER" } else { "" }, text, 3);
@@ -74,7 +66,7 @@ pub fn screen(grid: &Grid, records: &[&Record], apart: &str, limits: &str, room:
     screen
 }
 
-/// What must be known before a number is used.
+/// Warnings that a reader must know before using a number.
 fn caution(grid: &Grid) -> String {
     let crowded = ranking::crowded(grid).map(|(ranks, threads, cores, _)| {
         format!(
@@ -87,15 +79,14 @@ fn caution(grid: &Grid) -> String {
         let differ = if differing.len() == 1 { "differs" } else { "differ" };
         format!("{} {differ} between cells: a token is not the same work in all.", units::list(&differing))
     });
-    // The first sentence is what there is to know; the advice behind it stands among the details.
-    let batches = ranking::batches(grid);
-    let batches =
-        batches.and_then(|text| text.split(". ").next().map(|first| format!("{}.", first.trim_end_matches('.'))));
+    // The advice after the first sentence is among the details.
+    let first_sentence = |text: String| Some(format!("{}.", text.split(". ").next()?.trim_end_matches('.')));
+    let batches = ranking::batches(grid).and_then(first_sentence);
     let others = [crowded, work, batches];
     words::caveats(grid).into_iter().chain(others.into_iter().flatten()).collect::<Vec<_>>().join(" ")
 }
 
-/// `-18`, as in an interval whose percent sign is said once.
+/// `-18`, for an interval with one percent sign.
 pub(super) fn signed(ratio: f64) -> String {
     units::change(ratio - 1.0).trim_end_matches(" %").to_string()
 }
@@ -129,7 +120,7 @@ fn machine(grid: &Grid, records: &[&Record]) -> String {
     text.trim().to_string()
 }
 
-/// What each key changes, over pairs of cells that differ in it alone.
+/// The effect of each key, over pairs of cells that differ in nothing else.
 fn effects(grid: &Grid) -> String {
     let (strategies, others): (Vec<&Axis>, Vec<&Axis>) =
         grid.axes.telling.iter().partition(|axis| axis.path == STRATEGY);
@@ -163,10 +154,8 @@ fn effect(grid: &Grid, axis: &Axis, base: &str, other: &str) -> Option<String> {
         }
         None => {
             let ratios: Vec<f64> = fast.iter().filter_map(|(a, b)| grid.ratio(a, b)).collect();
-            let low = ratios.iter().copied().reduce(f64::min)?;
-            let high = ratios.iter().copied().reduce(f64::max)?;
             let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
-            (ratios.len(), mean, (low, high))
+            (ratios.len(), mean, extent(ratios)?)
         }
     };
     let limits = (count > 1 || grid.turned.is_some()).then_some(limits);
@@ -214,7 +203,7 @@ fn same_model(grid: &Grid) -> String {
 fn plan(grid: &Grid) -> String {
     let sentences = words::plan(grid);
     let text = sentences.join(" ").replace("Plan and measurement: ", "");
-    // Where both agree everywhere one sentence says it.
+    // Where both agree everywhere, one sentence is enough.
     match text.split_once(". bytes on the wire ") {
         Some((memory, wire)) if memory.strip_prefix("peak memory ") == wire.strip_suffix('.') => {
             format!("peak memory and bytes on the wire {wire}")
@@ -223,21 +212,17 @@ fn plan(grid: &Grid) -> String {
     }
 }
 
-/// What the comparison took.
+/// The time that the comparison took.
 fn spent(grid: &Grid) -> String {
     let Some(turned) = &grid.turned else {
         let trials: Vec<&Record> = grid.measured().flat_map(|cell| cell.used.iter().copied()).collect();
-        let seconds: f64 =
-            trials.iter().flat_map(|record| &record.steps).map(|step| step.ms).filter(|ms| ms.is_finite()).sum::<f64>()
-                / 1e3;
+        let ms = trials.iter().flat_map(|record| &record.steps).map(|step| step.ms).filter(|ms| ms.is_finite());
+        let cells = units::plural(grid.measured().count(), "cell", "cells");
         return match trials.len() {
             0 => String::new(),
-            count => format!(
-                "{} in {} of {}.",
-                time(seconds),
-                units::plural(count, "trial", "trials"),
-                units::plural(grid.measured().count(), "cell", "cells")
-            ),
+            count => {
+                format!("{} in {} of {cells}.", time(ms.sum::<f64>() / 1e3), units::plural(count, "trial", "trials"))
+            }
         };
     };
     let course = &turned.course;
@@ -258,7 +243,7 @@ fn spent(grid: &Grid) -> String {
     format!("{}: {}.{ended}", time(course.seconds), parts.join(", "))
 }
 
-/// Seconds, or minutes where they are many.
+/// Seconds, or minutes from ten minutes on.
 pub(super) fn time(seconds: f64) -> String {
     match seconds {
         long if long >= 600.0 => format!("{:.0} min", long / 60.0),

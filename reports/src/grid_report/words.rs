@@ -1,44 +1,40 @@
-//! What a grid shows, in sentences. Nothing is said that the records do not hold.
+//! The results of a grid in sentences. All of it follows from the records.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::evidence;
-use crate::grid::labels::{Axis, STRATEGY};
-use crate::grid::{Cell, Grid, cell, unmeasured_counts};
+use crate::gather::{counted, distinct};
+use crate::grid::labels::{Axis, STRATEGY, first_labels};
+use crate::grid::{Cell, Grid, cell};
+use crate::label::is_off;
+use crate::phrase::range;
 use crate::record::{Category, Verdict};
-use crate::text::counted_names;
 use crate::units;
 
-/// What each strategy costs in speed, memory and communication, one item each; against ddp where pairs differ in nothing
-/// else. Where there are full fine-tunes, of them alone: adapter runs do other work, and would blur every range.
+/// The speed, memory and communication of each strategy, one item for each; against ddp where pairs of cells differ in nothing
+/// else. Where there are full fine-tunes, only these: adapter runs do other work and would widen every range.
 pub fn strategies(grid: &Grid) -> Vec<String> {
-    let mut names: Vec<&str> = Vec::new();
-    for cell in costed(grid) {
-        if !names.contains(&cell.strategy()) {
-            names.push(cell.strategy());
-        }
-    }
+    let mut names = distinct(costed(grid).map(Cell::strategy));
     // ddp first, the others in the order of the table.
     names.sort_by_key(|name| *name != "ddp");
     let axis = grid.axes.telling.iter().find(|axis| axis.path == STRATEGY);
     names.iter().filter_map(|name| strategy(grid, axis, name)).collect()
 }
 
-/// What stands above [`strategies`].
+/// The title of [`strategies`].
 pub fn strategies_title(grid: &Grid) -> String {
     let skips_adapters = grid.measured().any(Cell::has_adapter) && costed(grid).any(|cell| !cell.has_adapter());
     let what = if skips_adapters { " in full fine-tuning" } else { "" };
     let has = |is_ddp: bool| costed(grid).any(|cell| (cell.strategy() == "ddp") == is_ddp);
-    let compares = has(true) && has(false);
-    let against = match compares {
-        true => format!(" (× ddp: against cells of ddp that differ in nothing else{})", but_found(grid)),
+    let against = match has(true) && has(false) {
+        true => format!(" (× ddp: against cells of ddp that differ in nothing else{})", except_searched(grid)),
         false => String::new(),
     };
     format!("What each strategy costs{what}; memory and wire of the largest rank, per step{against}:")
 }
 
-/// What a search has found differs between cells that are compared, too.
-fn but_found(grid: &Grid) -> String {
+/// The searched keys, which differ between compared cells as well.
+fn except_searched(grid: &Grid) -> String {
     match &grid.searched[..] {
         [] => String::new(),
         keys => format!(" but {}, which the search found", units::list(keys)),
@@ -80,7 +76,7 @@ fn strategy(grid: &Grid, axis: Option<&Axis>, name: &str) -> Option<String> {
     (!parts.is_empty()).then(|| format!("{name}: {}.", parts.join("; ")))
 }
 
-/// What every other key does to memory and speed, from pairs of cells that differ in it and in nothing else.
+/// The effect of every other key on memory and speed, from pairs of cells that differ in nothing else.
 pub fn effects(grid: &Grid) -> Vec<String> {
     let mut items = Vec::new();
     for axis in grid.axes.telling.iter().filter(|axis| axis.path != STRATEGY) {
@@ -95,12 +91,11 @@ pub fn effects(grid: &Grid) -> Vec<String> {
     items
 }
 
-/// So many values of one key are each compared with its first: more say nothing to a reader.
+/// Values of one key that are compared with its first value, at most.
 const MOST_VALUES: usize = 20;
 
 /// Numbers by size; a value that means "off" before all others, the rest as they came.
 pub fn sort_values(values: &mut [&str]) {
-    let is_off = |value: &str| matches!(value, "none" | "unset" | "false" | "off");
     values.sort_by(|a, b| match (a.parse::<f64>(), b.parse::<f64>()) {
         (Ok(a), Ok(b)) => a.total_cmp(&b),
         (a_number, b_number) => is_off(b).cmp(&is_off(a)).then(b_number.is_ok().cmp(&a_number.is_ok())),
@@ -109,34 +104,26 @@ pub fn sort_values(values: &mut [&str]) {
 
 fn effect(grid: &Grid, axis: &Axis, base: &str, other: &str) -> Option<String> {
     let pairs = pairs(grid, axis, base, other);
-    let memory = range(
-        pairs.iter().filter_map(|(a, b)| relative(a.peak_bytes()? as f64, b.peak_bytes()? as f64)),
-        units::change,
-    );
+    let relative = |base: u64, other: u64| (base > 0).then_some(other as f64 / base as f64 - 1.0);
+    let peaks = pairs.iter().filter_map(|(a, b)| relative(a.peak_bytes()?, b.peak_bytes()?));
+    let memory = range(peaks, units::change);
     let fast: Vec<_> = pairs.iter().filter(|(a, b)| a.place.is_some() && b.place.is_some()).collect();
     let ratios = fast.iter().filter_map(|(a, b)| grid.ratio(a, b));
     let speed = range(ratios.map(|ratio| ratio - 1.0), units::change);
-    let mut parts = Vec::new();
-    parts.extend(memory.map(|memory| format!("peak memory {memory}")));
-    parts.extend(speed.map(|speed| format!("tokens/s {speed}")));
+    let parts = [memory.map(|memory| format!("peak memory {memory}")), speed.map(|speed| format!("tokens/s {speed}"))];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
     if parts.is_empty() {
         return None;
     }
     let count = units::plural(pairs.len(), "pair", "pairs");
-    let equal = format!("all else equal{}", but_found(grid));
+    let equal = format!("all else equal{}", except_searched(grid));
     let mut text =
         format!("{} = {other} instead of {base}: {} ({count} of cells, {equal}).", axis.path, parts.join(", "));
     let is_open = |(a, b): &&&(&Cell, &Cell)| grid.verdict(a, b) == evidence::Verdict::Undecided;
     let open = fast.iter().filter(is_open).count();
-    if grid.turned.is_some() {
-        return Some(if open == 0 {
-            text
-        } else {
-            format!("{text} {open} of {} pairs are undecided by themselves.", fast.len())
-        });
-    }
     text += &match (open, fast.len()) {
         (0, _) => String::new(),
+        (_, all) if grid.turned.is_some() => format!(" {open} of {all} pairs are undecided by themselves."),
         (1, 1) => " The speed intervals of the pair overlap: no difference in speed is shown.".to_string(),
         (same, all) if same == all => {
             " The speed intervals overlap in every pair: no difference in speed is shown.".to_string()
@@ -162,21 +149,6 @@ pub fn pairs<'g, 'a>(grid: &'g Grid<'a>, axis: &Axis, base: &str, other: &str) -
     of(base).into_iter().filter_map(pair).collect()
 }
 
-fn relative(base: f64, other: f64) -> Option<f64> {
-    (base > 0.0).then_some(other / base - 1.0)
-}
-
-/// `12 MiB`, or `12 MiB to 20 MiB`; nothing of nothing.
-fn range(values: impl Iterator<Item = f64>, show: impl Fn(f64) -> String) -> Option<String> {
-    let (low, high) =
-        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
-    if low > high {
-        return None;
-    }
-    let (low, high) = (show(low), show(high));
-    Some(if low == high { low } else { format!("{low} to {high}") })
-}
-
 /// Whether the losses are those of the references.
 pub fn parity(grid: &Grid) -> String {
     let of = |verdict: Verdict| grid.measured().filter(move |cell| cell.verdict == verdict);
@@ -193,26 +165,21 @@ pub fn parity(grid: &Grid) -> String {
         };
         return format!("Loss parity: no cell was compared with a reference{why}, so speeds rest on unchecked losses.");
     }
-    let verb = |count: usize, one: &str, many: &str| if count == 1 { one.to_string() } else { many.to_string() };
+    let verb = |count: usize, one: &'static str, many: &'static str| if count == 1 { one } else { many };
     let mut parts = Vec::new();
     if same > 0 {
         parts.push(format!("{same} {} identical to the bit", verb(same, "is", "are")));
     }
     if close > 0 {
-        let largest = of(Verdict::WithinTolerance).filter_map(largest_difference).fold(None, larger);
+        let largest = of(Verdict::WithinTolerance).filter_map(largest_difference).reduce(f64::max);
         let largest = largest.map_or(String::new(), |difference| {
             format!(" (largest relative difference {})", units::number(difference))
         });
         parts.push(format!("{close} {} within the tolerance{largest}", verb(close, "is", "are")));
     }
     if failed > 0 {
-        let names: Vec<String> = of(Verdict::Failed).map(|cell| cell.label.clone()).collect();
-        parts.push(format!(
-            "{failed} {} and {} not ranked ({})",
-            verb(failed, "fails", "fail"),
-            verb(failed, "is", "are"),
-            counted_names(&names)
-        ));
+        let (fail, are) = (verb(failed, "fails", "fail"), verb(failed, "is", "are"));
+        parts.push(format!("{failed} {fail} and {are} not ranked ({})", first_labels(of(Verdict::Failed))));
     }
     let mut text = format!(
         "Loss parity: of {} compared with {} reference, {}.",
@@ -225,22 +192,14 @@ pub fn parity(grid: &Grid) -> String {
     }
     let unchecked = count(Verdict::None);
     if unchecked > 0 {
-        text += &format!(" {} not compared with anything.", verb_cells(unchecked));
+        text += &format!(" {} not compared with anything.", units::plural(unchecked, "cell was", "cells were"));
     }
     text
 }
 
-fn verb_cells(count: usize) -> String {
-    if count == 1 { "1 cell was".to_string() } else { format!("{count} cells were") }
-}
-
 /// The largest difference that a used trial of the cell states.
 pub fn largest_difference(cell: &Cell) -> Option<f64> {
-    cell.used.iter().filter_map(|record| record.parity.max_loss_difference).fold(None, larger)
-}
-
-fn larger(largest: Option<f64>, value: f64) -> Option<f64> {
-    Some(largest.map_or(value, |largest| largest.max(value)))
+    cell.used.iter().filter_map(|record| record.parity.max_loss_difference).reduce(f64::max)
 }
 
 /// Whether the plan's bytes are the measured ones.
@@ -249,70 +208,66 @@ pub fn plan(grid: &Grid) -> Vec<String> {
     let mut wire = Agreement::default();
     let mut planned = 0;
     for cell in grid.measured() {
-        let categories = Category::ALL.into_iter().filter_map(|category| {
-            Some((cell.category_prediction(category)? as f64, cell.category_peak(category)? as f64))
-        });
-        let mut parts: Vec<(f64, f64)> = categories.collect();
-        if let (Some(predicted), Some(measured)) = (cell.predicted_peak_bytes(), cell.peak_bytes()) {
-            parts.push((predicted as f64, measured as f64));
-        }
-        memory.add(cell, &parts);
-        let record = cell.record();
-        let parts =
-            record.communication.iter().filter_map(|entry| Some((entry.predicted_wire_bytes?, entry.wire_bytes)));
-        if record.wire_is_planned() {
-            planned += usize::from(!record.communication.is_empty());
+        let categories =
+            Category::ALL.map(|category| (cell.category_prediction(category), cell.category_peak(category)));
+        let peaks = categories.into_iter().chain([(cell.predicted_peak_bytes(), cell.peak_bytes())]);
+        memory.add(cell, peaks.filter_map(|(predicted, measured)| Some((predicted? as f64, measured? as f64))));
+        let communication = &cell.record().communication;
+        if cell.record().wire_is_planned() {
+            planned += usize::from(!communication.is_empty());
         } else {
-            wire.add(cell, &parts.collect::<Vec<_>>());
+            wire.add(
+                cell,
+                communication.iter().filter_map(|entry| Some((entry.predicted_wire_bytes?, entry.wire_bytes))),
+            );
         }
     }
-    let untold = (planned > 0).then(|| {
+    let unmeasured = (planned > 0).then(|| {
         let cells = units::plural(planned, "cell", "cells");
         format!("Bytes on the wire of {cells} are planned and not measured: MPI and NCCL do not tell what they move.")
     });
     let sentences = [memory.sentence("peak memory", units::memory), wire.sentence("bytes on the wire", units::traffic)];
-    sentences.into_iter().flatten().chain(untold).collect()
+    sentences.into_iter().flatten().chain(unmeasured).collect()
 }
 
+/// Whether the numbers of cells are those of their plans.
 #[derive(Default)]
-struct Agreement {
+struct Agreement<'g, 'a> {
     equal: usize,
-    different: Vec<String>,
+    different: Vec<&'g Cell<'a>>,
     largest: f64,
 }
 
-impl Agreement {
-    fn add(&mut self, cell: &Cell, parts: &[(f64, f64)]) {
-        if parts.is_empty() {
-            return;
-        }
-        if parts.iter().all(|(predicted, measured)| predicted == measured) {
+impl<'g, 'a> Agreement<'g, 'a> {
+    /// Adds the planned and measured numbers of a cell, if it has any.
+    fn add(&mut self, cell: &'g Cell<'a>, pairs: impl Iterator<Item = (f64, f64)>) {
+        let pairs: Vec<(f64, f64)> = pairs.collect();
+        if pairs.iter().any(|(planned, measured)| planned != measured) {
+            self.different.push(cell);
+            self.largest =
+                pairs.iter().map(|(planned, measured)| (planned - measured).abs()).fold(self.largest, f64::max);
+        } else if !pairs.is_empty() {
             self.equal += 1;
-            return;
         }
-        self.different.push(cell.label.clone());
-        self.largest = parts.iter().fold(self.largest, |largest, (plan, real)| largest.max((plan - real).abs()));
     }
 
     fn sentence(&self, what: &str, show: impl Fn(f64) -> String) -> Option<String> {
         let all = self.equal + self.different.len();
-        match (all, self.different.len()) {
-            (0, _) => None,
-            (1, 0) => Some(format!("Plan and measurement: {what} equal to the byte in the one cell that states both.")),
-            (_, 0) => {
-                let cells = units::all(all, "cells");
-                Some(format!("Plan and measurement: {what} equal to the byte in {cells} that state both."))
-            }
-            (_, different) => Some(format!(
-                "Plan and measurement: {what} differ in {different} of {all} cells that state both, by up to {} ({}).",
+        let agreement = match (all, self.different.len()) {
+            (0, _) => return None,
+            (1, 0) => "equal to the byte in the one cell that states both".to_string(),
+            (_, 0) => format!("equal to the byte in {} that state both", units::all(all, "cells")),
+            (_, different) => format!(
+                "differ in {different} of {all} cells that state both, by up to {} ({})",
                 show(self.largest),
-                counted_names(&self.different)
-            )),
-        }
+                first_labels(self.different.iter().copied())
+            ),
+        };
+        Some(format!("Plan and measurement: {what} {agreement}."))
     }
 }
 
-/// Stand-ins and emulated links, said before anything else.
+/// Warnings on stand-ins and emulated links, which come before anything else.
 pub fn caveats(grid: &Grid) -> Vec<String> {
     let mut items = Vec::new();
     let all = grid.cells.len();
@@ -350,16 +305,17 @@ pub fn caveats(grid: &Grid) -> Vec<String> {
 
 /// How many cells were not measured, by status.
 pub fn unmeasured(grid: &Grid) -> Option<String> {
-    let counts = unmeasured_counts(grid);
+    let unmeasured = grid.cells.iter().filter(|cell| cell.used.is_empty());
+    let counts = counted(unmeasured.map(|cell| cell.record().outcome.status));
     let total: usize = counts.iter().map(|(_, count)| count).sum();
     if total == 0 {
         return None;
     }
     let parts: Vec<String> = counts.iter().map(|(status, count)| format!("{count} {}", status.words())).collect();
-    let was = if total == 1 { "was" } else { "were" };
     Some(format!(
-        "{total} of {} {was} not measured: {}; the reasons are listed below.",
+        "{total} of {} {} not measured: {}; the reasons are listed below.",
         units::plural(grid.cells.len(), "cell", "cells"),
+        if total == 1 { "was" } else { "were" },
         units::list(&parts)
     ))
 }

@@ -1,11 +1,13 @@
-//! The section of a grid that searches: the largest value of each combination, in words and as a table.
+//! The section on a grid's searches: the largest value of each combination, in words and as a table.
 
 mod row;
 
-use crate::document::{Column, Document, Entry, Table, Tone};
+use crate::document::{Document, Entry, Table, Tone};
 use crate::estimate::EstimateRow;
+use crate::gather::grouped;
 use crate::grid::Grid;
 use crate::max_batch::{Of, Search};
+use crate::phrase::first_names;
 use crate::record::{Record, Status};
 use crate::stats::Interval;
 use crate::units;
@@ -13,42 +15,29 @@ use row::{Row, rows, rows_of_estimates};
 
 pub(crate) use row::is_shown_apart;
 
-/// So many searches are told one by one in words; the table has all.
+/// Searches in sentences at most; the table has all.
 const TOLD: usize = 24;
 
-/// Adds what the searches of these records found, and returns it in short; nothing where there are none. `grid` has their cells.
+/// Adds what the searches of these records found, and returns a summary, empty where there are none. `grid` has their cells.
 pub(crate) fn add(document: &mut Document, records: &[&Record], grid: &Grid) -> String {
     sections(document, &rows(records, grid), Some(grid)).join(" ")
 }
 
-/// Adds what the searches of these estimates found; nothing where there are none.
+/// Adds what the searches of these estimates found.
 pub fn of_estimates(document: &mut Document, estimates: &[EstimateRow]) {
     sections(document, &rows_of_estimates(estimates), None);
 }
 
-/// One for each searched key.
+/// Adds a section for each searched key, and returns their summaries.
 fn sections(document: &mut Document, rows: &[Row], grid: Option<&Grid>) -> Vec<String> {
     let mut summaries = Vec::new();
-    let mut keys: Vec<&str> = Vec::new();
-    for row in rows {
-        if !keys.contains(&row.search.key.as_str()) {
-            keys.push(&row.search.key);
-        }
-    }
-    for key in keys {
-        let rows: Vec<Row> = rows.iter().filter(|row| row.search.key == key).cloned().collect();
-        let Some(name) = rows.first().map(|row| row.search.name().to_string()) else { continue };
+    for (_, rows) in grouped(rows.iter().map(|row| (&row.search.key, row.clone()))) {
+        let name = rows[0].search.name().to_string();
         document.heading(format!("Largest {name}"));
         summaries.push(summary(&name, &rows));
         document.paragraph(summary(&name, &rows));
-        let told: Vec<String> = rows.iter().filter_map(|row| against(&name, row, &rows)).take(TOLD).collect();
-        if !told.is_empty() {
-            document.list(told);
-        }
-        let remarks = remarks(&name, &rows);
-        if !remarks.is_empty() {
-            document.list(remarks);
-        }
+        document.list(rows.iter().filter_map(|row| against_ddp(&name, row, &rows)).take(TOLD).collect());
+        document.list(remarks(&name, &rows));
         document.table(table(&name, &rows, grid));
     }
     summaries
@@ -58,7 +47,7 @@ fn number(value: u64) -> String {
     units::count(value)
 }
 
-/// What fits, and how it is known that no more does.
+/// What fits, and why nothing larger does.
 fn summary(name: &str, rows: &[Row]) -> String {
     let capacity = rows.first().and_then(|row| row.search.capacity);
     let room = match capacity {
@@ -68,42 +57,27 @@ fn summary(name: &str, rows: &[Row]) -> String {
         None if rows.iter().all(|row| row.search.capacity.is_none()) => "the memory of this machine".into(),
         _ => "what its ranks may use".into(),
     };
-    let parts: Vec<String> = rows
-        .iter()
-        .take(TOLD)
-        .map(|row| match row.search.value {
-            Some(value) => format!("{} {}", row.label, number(value)),
-            None => format!("{} none", row.label),
-        })
-        .collect();
-    let more = rows.len().checked_sub(TOLD).filter(|more| *more > 0);
-    let more = more.map(|more| format!("; and {more} more")).unwrap_or_default();
-    format!("The largest {name} that fits {room}: {}{more}.{}", parts.join("; "), evidence(rows))
+    let value = |row: &Row| row.search.value.map_or("none".into(), number);
+    let parts: Vec<String> = rows.iter().map(|row| format!("{} {}", row.label, value(row))).collect();
+    format!("The largest {name} that fits {room}: {}.{}", first_names(&parts, TOLD), evidence(rows))
 }
 
 fn evidence(rows: &[Row]) -> String {
-    let outcome = |row: &&Row, status: Status| {
-        row.search.next.as_ref().is_some_and(|next| next.outcome.as_deref() == Some(status.name()))
-    };
     let found: Vec<&Row> = rows.iter().filter(|row| row.search.value.is_some()).collect();
-    let refused = found.iter().filter(|row| outcome(row, Status::OutOfMemory)).count();
+    let ended = |status: Status| found.iter().filter(|row| row.next_with(status).is_some()).count();
+    let (refused, no_cell, ran) = (ended(Status::OutOfMemory), ended(Status::Skipped), ended(Status::Measured));
     let open = found.iter().filter(|row| row.is_open()).count();
-    let no_cell = found.iter().filter(|row| outcome(row, Status::Skipped)).count();
-    let ran_all_the_same = found.iter().filter(|row| outcome(row, Status::Measured)).count();
-    let planned = found.len() - refused - open - no_cell - ran_all_the_same;
-    let mut parts = Vec::new();
-    if refused > 0 {
-        parts.push(format!("was run and was out of memory in {}", of(refused, found.len())));
-    }
-    if planned > 0 {
-        parts.push(format!("does not fit by the plan in {}", of(planned, found.len())));
-    }
-    if no_cell > 0 {
-        parts.push(format!("is no configuration in {}", of(no_cell, found.len())));
-    }
-    if ran_all_the_same > 0 {
-        parts.push(format!("ran in {} although its plan does not fit", of(ran_all_the_same, found.len())));
-    }
+    let planned = found.len() - refused - open - no_cell - ran;
+    let parts: Vec<String> = [
+        (refused, "was run and was out of memory in ", ""),
+        (planned, "does not fit by the plan in ", ""),
+        (no_cell, "is no configuration in ", ""),
+        (ran, "ran in ", " although its plan does not fit"),
+    ]
+    .into_iter()
+    .filter(|(count, ..)| *count > 0)
+    .map(|(count, what, more)| format!("{what}{}{more}", of(count, found.len())))
+    .collect();
     let next = if parts.is_empty() { String::new() } else { format!(" The next value {}.", units::list(&parts)) };
     let end = match open {
         0 => String::new(),
@@ -120,15 +94,15 @@ fn of(some: usize, all: usize) -> String {
     }
 }
 
-/// One search against that of ddp, in words.
-fn against(name: &str, row: &Row, rows: &[Row]) -> Option<String> {
+/// A search against that of ddp.
+fn against_ddp(name: &str, row: &Row, rows: &[Row]) -> Option<String> {
     let reference = row.reference(rows).filter(|reference| !std::ptr::eq(*reference, row))?;
     let value = row.search.value?;
     let Some(base) = reference.search.value.filter(|base| *base > 0) else {
         return Some(format!("{} fits a {name} of {}; ddp does not fit at all.", row.label, number(value)));
     };
     if reference.is_at_least() {
-        // Memory is not what limits ddp: there is nothing to compare with.
+        // The limit of ddp is not memory: there is nothing to compare with.
         return None;
     }
     let least = if row.is_at_least() { "at least " } else { "" };
@@ -156,13 +130,13 @@ fn against(name: &str, row: &Row, rows: &[Row]) -> Option<String> {
     Some(format!("{fits}{speed}."))
 }
 
-/// What a reader must know of single searches.
+/// Remarks on single searches.
 fn remarks(name: &str, rows: &[Row]) -> Vec<String> {
     let mut items = Vec::new();
-    // What is no configuration is mostly the same for all.
-    let mut no_cells: Vec<(String, Vec<&str>)> = Vec::new();
+    // Mostly all have the same value that is no configuration.
+    let mut no_cells: Vec<(String, &str)> = Vec::new();
     for row in rows {
-        let Search { smallest, next, reason, .. } = &row.search;
+        let Search { smallest, reason, .. } = &row.search;
         if row.search.value.is_none() {
             let what = match &row.search.bytes {
                 Some(bytes) => format!("even {name} = {} takes {}", number(*smallest), units::memory(*bytes as f64)),
@@ -171,7 +145,7 @@ fn remarks(name: &str, rows: &[Row]) -> Vec<String> {
             let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
             items.push(format!("{}: {what}{why}.", row.label));
         }
-        if let Some((value, reason)) = &row.fell_short {
+        if let Some((value, reason)) = &row.refuted_plan {
             items.push(format!(
                 "{}: {name} = {} fits by its plan and was out of memory all the same ({reason}); what is said of it was \
                  found by runs.",
@@ -179,23 +153,19 @@ fn remarks(name: &str, rows: &[Row]) -> Vec<String> {
                 number(*value)
             ));
         }
-        let is = |status: Status| next.as_ref().filter(|next| next.outcome.as_deref() == Some(status.name()));
-        if let Some(next) = is(Status::Measured) {
+        if let Some(next) = row.next_with(Status::Measured) {
             items.push(format!(
                 "{}: {name} = {} ran although its plan does not fit; the plan is wrong by that much.",
                 row.label,
                 number(next.value)
             ));
         }
-        if let Some(next) = is(Status::Skipped) {
+        if let Some(next) = row.next_with(Status::Skipped) {
             let what = format!("{name} = {} was not tried: {}", number(next.value), next.reason);
-            match no_cells.iter_mut().find(|(known, _)| *known == what) {
-                Some((_, labels)) => labels.push(&row.label),
-                None => no_cells.push((what, vec![&row.label])),
-            }
+            no_cells.push((what, &row.label));
         }
     }
-    items.extend(no_cells.into_iter().map(|(what, labels)| match labels[..] {
+    items.extend(grouped(no_cells).into_iter().map(|(what, labels)| match labels[..] {
         [label] => format!("{label}: {what}."),
         _ => format!("In {}: {what}.", of(labels.len(), rows.len())),
     }));
@@ -203,29 +173,57 @@ fn remarks(name: &str, rows: &[Row]) -> Vec<String> {
 }
 
 fn table(name: &str, rows: &[Row], grid: Option<&Grid>) -> Table {
+    let whole = |value: u64| Entry::whole(value, number(value));
+    let fitting = |row: &'_ Row| row.search.value.is_some();
+    let mut table = Table::of(format!("largest {name}"), rows);
+    table.words("cell", |row| &row.label);
+    table.numbers(format!("largest {name}"), "", |row| match row.search.value {
+        Some(value) if row.is_open() => Entry::whole(value, format!("{} or more", number(value))),
+        Some(value) => whole(value),
+        None => Entry { text: "none".into(), ..Entry::nothing() }.toned(Tone::Warning),
+    });
+    table.numbers("global batch", "sequences", |row| row.search.global_batch.filter(|_| fitting(row)).map(whole));
+    table.memory("capacity", |row| row.search.capacity);
+    table.memory("predicted peak", |row| row.search.bytes);
     let has_measured = rows.iter().any(|row| row.measured.is_some() || row.speed.is_some());
-    let predicts = rows.iter().any(|row| row.predicted_speed.is_some());
-    let compares = rows.iter().any(|row| row.reference(rows).is_some_and(|other| !std::ptr::eq(other, row)));
-    let mut columns = vec![
-        Column::words("cell"),
-        Column::numbers(format!("largest {name}"), ""),
-        Column::numbers("global batch", "sequences"),
-        Column::numbers("capacity", "bytes"),
-        Column::numbers("predicted peak", "bytes"),
-    ];
-    columns.extend(has_measured.then(|| Column::numbers("measured peak", "bytes")));
-    columns.extend([Column::numbers("next", ""), Column::numbers("would take", "bytes"), Column::words("and")]);
-    columns.extend(has_measured.then(|| Column::numbers("tokens/s", "tokens/s")));
-    columns.extend(predicts.then(|| Column::numbers("predicted tokens/s", "tokens/s")));
-    columns.extend(compares.then(|| Column::numbers(format!("× ddp: {name}"), "")));
-    columns.extend(compares.then(|| Column::numbers("× ddp: tokens/s", "")));
-    columns.extend([Column::words("found by"), Column::words("its cell")]);
-    columns.extend(grid.map(|_| Column::words("record")));
-    let mut table = Table::new(format!("largest {name}"), columns).caption(caption(name, rows));
-    for row in rows {
-        table.row(entries(row, rows, [has_measured, predicts, compares], grid));
+    if has_measured {
+        table.memory("measured peak", |row| row.measured);
     }
-    table
+    table.numbers("next", "", |row| row.search.next.as_ref().map(|next| whole(next.value)));
+    table.memory("would take", |row| row.search.next.as_ref().and_then(|next| next.bytes));
+    table.words("and", outcome_of_next);
+    if has_measured {
+        table.numbers("tokens/s", "tokens/s", |row| Entry::maybe(row.speed.map(|speed| speed.mid), units::number));
+    }
+    if rows.iter().any(|row| row.predicted_speed.is_some()) {
+        let speed = |row: &Row| row.predicted_speed.filter(|_| fitting(row));
+        table.numbers("predicted tokens/s", "tokens/s", |row| Entry::maybe(speed(row), units::number));
+    }
+    if rows.iter().any(|row| row.reference(rows).is_some_and(|other| !std::ptr::eq(other, row))) {
+        let ratio = |row: &Row, value: &dyn Fn(&Row) -> Option<f64>| {
+            let reference = row.reference(rows).filter(|_| fitting(row))?;
+            Some(value(row)? / value(reference).filter(|other| *other > 0.0)?)
+        };
+        let value = |row: &Row| row.search.value.map(|value| value as f64);
+        table.numbers(format!("× ddp: {name}"), "", |row| Entry::maybe(ratio(row, &value), units::number));
+        // Measured against measured, else predicted against predicted. One trial is compared with nothing.
+        let measured = |row: &Row| row.speed.filter(Interval::is_bounded).map(|speed| speed.mid);
+        table.numbers("× ddp: tokens/s", "", |row| {
+            let speed =
+                if row.speed.is_some() { ratio(row, &measured) } else { ratio(row, &|row| row.predicted_speed) };
+            Entry::maybe(speed, units::number)
+        });
+    }
+    table.words("found by", |row| match row.search.of {
+        _ if !fitting(row) => "-",
+        Of::Plan => "plan",
+        Of::Run => "run",
+    });
+    table.words("its cell", |row| &row.status);
+    if let Some(grid) = grid {
+        table.words("record", |row| row.record.as_ref().map(|id| grid.short_id(id)));
+    }
+    table.build().caption(caption(name, rows))
 }
 
 fn caption(name: &str, rows: &[Row]) -> String {
@@ -247,58 +245,8 @@ fn caption(name: &str, rows: &[Row]) -> String {
     )
 }
 
-fn entries(row: &Row, rows: &[Row], [has_measured, predicts, compares]: [bool; 3], grid: Option<&Grid>) -> Vec<Entry> {
-    let Search { value, next, capacity, bytes, .. } = &row.search;
-    let whole = |value: Option<u64>| value.map_or_else(Entry::nothing, |value| Entry::whole(value, number(value)));
-    let reference = row.reference(rows).filter(|_| value.is_some());
-    let times = |own: Option<f64>, other: Option<f64>| {
-        let ratio = own.zip(other).filter(|(_, other)| *other > 0.0).map(|(own, other)| own / other);
-        Entry::maybe(ratio, units::number)
-    };
-    let is_open = row.is_open();
-    let largest = match value {
-        Some(value) if is_open => Entry::whole(*value, format!("{} or more", number(*value))),
-        None => Entry { text: "none".into(), ..Entry::nothing() }.toned(Tone::Warning),
-        value => whole(*value),
-    };
-    let mut list = vec![
-        Entry::words(&row.label),
-        largest,
-        whole(row.search.global_batch.filter(|_| value.is_some())),
-        Entry::memory(*capacity),
-        Entry::memory(*bytes),
-    ];
-    list.extend(has_measured.then(|| Entry::memory(row.measured)));
-    list.push(whole(next.as_ref().map(|next| next.value)));
-    list.push(Entry::memory(next.as_ref().and_then(|next| next.bytes)));
-    list.push(Entry::words(became(row)));
-    let speed = row.speed.map(|speed| speed.mid);
-    list.extend(has_measured.then(|| Entry::maybe(speed, units::number)));
-    list.extend(predicts.then(|| Entry::maybe(row.predicted_speed.filter(|_| value.is_some()), units::number)));
-    if compares {
-        let of = |row: &Row| row.search.value.map(|value| value as f64);
-        list.push(times(of(row), reference.and_then(of)));
-        // Measured against measured, else predicted against predicted. One trial is compared with nothing.
-        let of_trials = |row: &Row| row.speed.filter(Interval::is_bounded).map(|speed| speed.mid);
-        list.push(match (row.speed, reference) {
-            (Some(_), other) => times(of_trials(row), other.and_then(of_trials)),
-            (None, Some(other)) => times(row.predicted_speed, other.predicted_speed),
-            (None, None) => Entry::nothing(),
-        });
-    }
-    let found = match (row.search.of, value) {
-        (_, None) => "-",
-        (Of::Plan, _) => "plan",
-        (Of::Run, _) => "run",
-    };
-    list.push(Entry::words(found));
-    list.push(Entry::words(&row.status));
-    list.extend(grid.map(|grid| row.record.as_ref().map_or_else(Entry::nothing, |id| Entry::words(grid.short_id(id)))));
-    list
-}
-
-/// What became of the next value.
-fn became(row: &Row) -> String {
+/// How the next value ended.
+fn outcome_of_next(row: &Row) -> String {
     let Some(next) = &row.search.next else {
         return if row.is_open() { format!("all up to {} fit", number(row.search.most)) } else { String::new() };
     };

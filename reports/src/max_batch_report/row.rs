@@ -1,31 +1,32 @@
-//! One search of a grid: what its records, or its estimate, say of the largest value.
+//! One search of a grid: what its records or its estimate say about the largest value.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use crate::estimate::EstimateRow;
+use crate::gather::{distinct, grouped};
 use crate::grid::Grid;
-use crate::grid::labels::STRATEGY;
+use crate::label::{self, STRATEGY, last_part};
 use crate::max_batch::{Next, Of, Role, Search};
 use crate::record::{Record, Status};
 use crate::stats::Interval;
 
-/// The largest value of one combination, and what it rests on.
+/// The largest value of one combination, and the evidence for it.
 #[derive(Debug, Clone, Default)]
 pub struct Row {
-    /// What the search is, by the keys in which those of the grid differ.
+    /// Its label, by the keys in which the searches of the grid differ.
     pub label: String,
-    /// What was asked and found; its value is the largest that ran, where something ran.
+    /// The search; its value is the largest that ran, if any did.
     pub search: Search,
     /// Measured peak of a rank at the value.
     pub measured: Option<u64>,
-    /// Tokens per second that were measured.
+    /// Measured tokens per second.
     pub speed: Option<Interval>,
-    /// Tokens per second that are predicted.
+    /// Predicted tokens per second.
     pub predicted_speed: Option<f64>,
-    /// How the cell of the value ended, or what is to become of it.
+    /// How the cell of the value ended, or what is planned for it.
     pub status: String,
-    /// A value above that was planned to fit and did not, with the reason.
-    pub fell_short: Option<(u64, String)>,
+    /// A larger value that fits by its plan and did not when it was run, with the reason.
+    pub refuted_plan: Option<(u64, String)>,
     /// The record of the limit.
     pub record: Option<String>,
 }
@@ -36,20 +37,19 @@ impl Row {
         self.search.axes.get(path).map(String::as_str)
     }
 
-    /// The strategy.
-    pub fn strategy(&self) -> &str {
-        self.axis(STRATEGY).unwrap_or_default()
+    /// The next value, if it ended with this status.
+    pub fn next_with(&self, status: Status) -> Option<&Next> {
+        self.search.next.as_ref().filter(|next| next.outcome.as_deref() == Some(status.name()))
     }
 
-    /// Whether the limit is of the range that was searched and not of memory.
+    /// Whether the searched range is the limit, and not memory.
     pub fn is_open(&self) -> bool {
         self.search.value.is_some() && self.search.next.is_none()
     }
 
-    /// Whether memory would have held more: nothing larger was to be tried, or the next value is no configuration.
+    /// Whether memory might hold more: the range ends, or the next value is no configuration.
     pub fn is_at_least(&self) -> bool {
-        let is_none = |next: &Next| next.outcome.as_deref() == Some(Status::Skipped.name());
-        self.search.value.is_some() && self.search.next.as_ref().is_none_or(is_none)
+        self.is_open() || (self.search.value.is_some() && self.next_with(Status::Skipped).is_some())
     }
 
     /// Whether another search differs in the strategy alone.
@@ -62,12 +62,12 @@ impl Row {
 
     /// The search of ddp that differs in the strategy alone.
     pub fn reference<'r>(&self, rows: &'r [Row]) -> Option<&'r Row> {
-        rows.iter().find(|other| other.strategy() == "ddp" && self.is_alike(other))
+        rows.iter().find(|other| other.axis(STRATEGY) == Some("ddp") && self.is_alike(other))
     }
 }
 
-/// The records that only show that a next value does not fit, where the limit that they belong to is there as well: they
-/// are told with it and nowhere else.
+/// The records that only show that a next value does not fit, where the record of their limit is there as well: they are reported
+/// with it and nowhere else.
 pub(crate) fn is_shown_apart<'r>(records: &[&'r Record]) -> HashSet<&'r str> {
     let searches: Vec<(&Record, Search)> =
         records.iter().filter_map(|record| Some((*record, Search::of(record)?))).collect();
@@ -82,19 +82,12 @@ pub(crate) fn is_shown_apart<'r>(records: &[&'r Record]) -> HashSet<&'r str> {
 
 /// The searches of records in the order in which they first occur.
 pub(crate) fn rows(records: &[&Record], grid: &Grid) -> Vec<Row> {
-    let mut order: Vec<String> = Vec::new();
-    let mut of: HashMap<String, Vec<(&Record, Search)>> = HashMap::new();
-    for record in records {
-        let Some(search) = Search::of(record) else { continue };
-        // The same combination searched up to another value is another question.
-        let name = format!("{} {} {}", search.combination, search.multiple, search.key);
-        if !of.contains_key(&name) {
-            order.push(name.clone());
-        }
-        of.entry(name).or_default().push((record, search));
-    }
-    let mut rows: Vec<Row> = order.iter().filter_map(|name| row(&of[name], grid)).collect();
-    name(&mut rows);
+    let searches = records.iter().filter_map(|record| Some((*record, Search::of(record)?)));
+    // The same combination searched up to another value is another question.
+    let name = |search: &Search| (search.combination.clone(), search.multiple, search.key.clone());
+    let searches = grouped(searches.map(|(record, search)| (name(&search), (record, search))));
+    let mut rows: Vec<Row> = searches.iter().filter_map(|(_, records)| row(records, grid)).collect();
+    set_labels(&mut rows);
     rows
 }
 
@@ -108,13 +101,13 @@ fn row(records: &[(&Record, Search)], grid: &Grid) -> Option<Row> {
     let mut search = search.clone();
     let above = |(_, other): &&(&Record, Search)| value(other) > value(&search);
     let is_refused = |(record, _): &&(&Record, Search)| record.outcome.status == Status::OutOfMemory;
-    let fallen = ran.and_then(|_| limits().filter(is_refused).filter(above).min_by_key(|(_, other)| value(other)));
-    let fell_short = fallen.map(|(record, other)| (value(other), record.outcome.reason.clone()));
-    if let Some((value, reason)) = &fell_short {
+    let refuted = ran.and_then(|_| limits().filter(is_refused).filter(above).min_by_key(|(_, other)| value(other)));
+    let refuted_plan = refuted.map(|(record, other)| (value(other), record.outcome.reason.clone()));
+    if let Some((value, reason)) = &refuted_plan {
         search.of = Of::Run;
         search.next = Some(Next {
             value: *value,
-            bytes: fallen.and_then(|(_, other)| other.bytes),
+            bytes: refuted.and_then(|(_, other)| other.bytes),
             outcome: Some(Status::OutOfMemory.name().into()),
             reason: reason.clone(),
         });
@@ -145,7 +138,7 @@ fn row(records: &[(&Record, Search)], grid: &Grid) -> Option<Row> {
         speed: cell.and_then(|cell| cell.speed),
         predicted_speed: estimate.and_then(|estimate| estimate.tokens_per_second),
         status: record.outcome.status.words().into(),
-        fell_short,
+        refuted_plan,
         record: Some(record.id.clone()),
         search,
         label: String::new(),
@@ -163,30 +156,20 @@ pub(super) fn rows_of_estimates(estimates: &[EstimateRow]) -> Vec<Row> {
         })
     };
     let mut rows: Vec<Row> = estimates.iter().filter_map(row).collect();
-    name(&mut rows);
+    set_labels(&mut rows);
     rows
 }
 
-/// Names each by the strategy and the keys in which they differ.
-fn name(rows: &mut [Row]) {
-    let mut paths: Vec<String> = Vec::new();
-    for path in rows.iter().flat_map(|row| row.search.axes.names()) {
-        if !paths.iter().any(|known| known == path) {
-            paths.push(path.to_string());
-        }
-    }
-    let differs = |path: &String| rows.windows(2).any(|pair| pair[0].axis(path) != pair[1].axis(path));
-    let last = |path: &str| path.rsplit('.').next().unwrap_or(path).to_string();
-    let telling: Vec<(String, String)> = paths
-        .iter()
-        .filter(|path| *path != STRATEGY && differs(path))
-        .map(|path| {
-            let is_shared = paths.iter().filter(|other| last(other) == last(path)).count() > 1;
-            (path.clone(), if is_shared || path.starts_with("lora.") { path.clone() } else { last(path) })
-        })
-        .collect();
+/// Labels each row by the strategy and the keys in which the rows differ.
+fn set_labels(rows: &mut [Row]) {
+    let paths = distinct(rows.iter().flat_map(|row| row.search.axes.names()).map(str::to_string));
+    let differs = |path: &str| rows.windows(2).any(|pair| pair[0].axis(path) != pair[1].axis(path));
+    let is_shared = |path: &str| paths.iter().filter(|other| last_part(other) == last_part(path)).count() > 1;
+    let named = |path: &&String| *path != STRATEGY && differs(path);
+    let names: Vec<(&str, &str)> =
+        paths.iter().filter(named).map(|path| (path.as_str(), label::name(path, is_shared(path)))).collect();
     for row in rows {
-        let own = telling.iter().filter_map(|(path, name)| Some(format!("{name}={}", row.axis(path)?)));
+        let own = names.iter().filter_map(|(path, name)| Some(format!("{name}={}", row.axis(path)?)));
         let parts: Vec<String> = row.axis(STRATEGY).map(str::to_string).into_iter().chain(own).collect();
         row.label = parts.join(", ");
     }

@@ -2,13 +2,13 @@
 
 use crate::bench;
 use crate::collectives;
-use crate::document::{Column, Entry, Table};
+use crate::document::{Entry, Table};
 use crate::grid_report::flag_words;
-use crate::record::{Category, Record, Verdict};
+use crate::record::{Communication, Record, Verdict};
 use crate::screen::{Room, Screen, fitting};
 use crate::{stats, steady, units};
 
-/// What a run says: how fast, how much memory, where its time went.
+/// The results of a run: its speed, its memory and where its time goes.
 pub fn of(record: &Record, room: Room) -> Screen {
     fitting(room, 0, 0, |_| compose(record))
 }
@@ -39,10 +39,6 @@ fn compose(record: &Record) -> Screen {
     screen
 }
 
-fn number(record: &Record, name: &str) -> Option<f64> {
-    record.metrics.number(name)
-}
-
 fn answer(record: &Record) -> String {
     let name = match (record.name.as_str(), bench::label(record)) {
         ("", None) => "the run".to_string(),
@@ -52,26 +48,20 @@ fn answer(record: &Record) -> String {
     if !record.is_measured() {
         return format!("{name} {}: {}", record.outcome.status.words(), record.outcome.reason);
     }
-    let mut parts = Vec::new();
-    if let Some(rate) = number(record, "tokens_per_second") {
-        parts.push(format!("{} tokens/s", units::number(rate)));
-    }
-    if let Some(ms) = number(record, "step_ms_p50") {
-        parts.push(format!("{} a step (median)", units::duration(ms / 1e3)));
-    }
-    if let Some(mfu) = number(record, "mfu") {
-        parts.push(format!("MFU {}", units::percent(mfu)));
-    }
+    let number = |name: &str| record.metrics.number(name);
     let peak = record.memory.total.as_ref().and_then(|total| total.peak_bytes).map(|bytes| bytes as f64);
-    if let Some(peak) = peak.or(number(record, "peak_memory_bytes")) {
-        parts.push(format!("peak memory of a rank {}", units::memory(peak)));
-    }
-    if !record.communication.is_empty() && record.wire_bytes().is_finite() {
-        parts.push(format!("{} on the wire in a step", units::traffic(record.wire_bytes())));
-    }
-    if let (Some(first), Some(last)) = (number(record, "loss_first"), number(record, "loss_last")) {
-        parts.push(format!("loss {first:.4} to {last:.4}"));
-    }
+    let peak = peak.or(number("peak_memory_bytes"));
+    let wire = Some(record.wire_bytes()).filter(|bytes| !record.communication.is_empty() && bytes.is_finite());
+    let losses = number("loss_first").zip(number("loss_last"));
+    let parts = [
+        number("tokens_per_second").map(|rate| format!("{} tokens/s", units::number(rate))),
+        number("step_ms_p50").map(|ms| format!("{} a step (median)", units::duration(ms / 1e3))),
+        number("mfu").map(|mfu| format!("MFU {}", units::percent(mfu))),
+        peak.map(|bytes| format!("peak memory of a rank {}", units::memory(bytes))),
+        wire.map(|bytes| format!("{} on the wire in a step", units::traffic(bytes))),
+        losses.map(|(first, last)| format!("loss {first:.4} to {last:.4}")),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
     match parts.is_empty() {
         true => format!("{name} was measured."),
         false => format!("{name}: {}.", parts.join("; ")),
@@ -112,67 +102,41 @@ fn steps(record: &Record) -> String {
 }
 
 fn time(record: &Record) -> String {
-    let spans: Vec<(&str, f64)> =
-        record.time.names().filter_map(|name| Some((name, record.time.number(name).filter(|ms| *ms > 0.0)?))).collect();
+    let ms = |name| record.time.number(name).filter(|ms| *ms > 0.0);
+    let mut spans: Vec<(&str, f64)> = record.time.names().filter_map(|name| Some((name, ms(name)?))).collect();
     let sum: f64 = spans.iter().map(|(_, ms)| ms).sum();
-    let mut sorted = spans;
-    sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
+    spans.sort_by(|a, b| b.1.total_cmp(&a.1));
     let part = |(name, ms): &(&str, f64)| format!("{} {}", name.replace('_', " "), units::percent(ms / sum));
-    let parts: Vec<String> = sorted.iter().map(part).collect();
+    let parts: Vec<String> = spans.iter().map(part).collect();
     if parts.is_empty() { String::new() } else { format!("of a step of the slowest rank: {}.", parts.join(", ")) }
 }
 
 fn memory(record: &Record) -> Table {
-    let columns = vec![
-        Column::words("memory"),
-        Column::numbers("peak", "bytes"),
-        Column::numbers("plan", "bytes"),
-        Column::numbers("at the peak of all", "bytes"),
-    ];
-    let mut table = Table::new("memory", columns);
-    let categories = Category::ALL.into_iter().map(|category| (category.name(), record.memory.get(category)));
-    for (name, bytes) in categories.chain([("all together", record.memory.total.as_ref())]) {
-        let Some(bytes) = bytes.filter(|bytes| bytes.peak_bytes != Some(0) || bytes.predicted_bytes != Some(0)) else {
-            continue;
-        };
-        table.row(vec![
-            Entry::words(name),
-            Entry::memory(bytes.peak_bytes),
-            Entry::memory(bytes.predicted_bytes),
-            Entry::memory(bytes.at_peak_bytes),
-        ]);
-    }
-    table
+    let mut rows = super::categories(record);
+    rows.retain(|(_, bytes)| bytes.peak_bytes != Some(0) || bytes.predicted_bytes != Some(0));
+    let mut table = Table::of("memory", &rows);
+    table.words("memory", |(name, _)| *name);
+    table.memory("peak", |(_, bytes)| bytes.peak_bytes);
+    table.memory("plan", |(_, bytes)| bytes.predicted_bytes);
+    table.memory("at the peak of all", |(_, bytes)| bytes.at_peak_bytes);
+    table.build()
 }
 
-/// So many collectives are told.
+/// Collectives in the table at most.
 const COLLECTIVES: usize = 6;
 
 fn communication(record: &Record) -> Table {
-    let columns = vec![
-        Column::words("communication"),
-        Column::numbers("calls", "per step"),
-        Column::numbers("wire", "bytes"),
-        Column::numbers("plan", "bytes"),
-        Column::numbers("time", "ms"),
-        Column::numbers("exposed", "ms"),
-    ];
-    let mut table = Table::new("communication", columns);
-    if collectives::document::is_of_suite(record) {
-        return table;
-    }
-    let ms = |ms: f64| format!("{} ms", units::number(ms));
-    let mut entries: Vec<_> = record.communication.iter().collect();
-    entries.sort_by(|a, b| b.wire_bytes.total_cmp(&a.wire_bytes));
-    for entry in entries.into_iter().take(COLLECTIVES) {
-        table.row(vec![
-            Entry::words(format!("{} on {}", entry.kind, entry.axis)),
-            Entry::maybe(Some(entry.calls), units::quantity),
-            Entry::measured(Some(entry.wire_bytes), record.wire_is_planned(), units::traffic),
-            Entry::maybe(entry.predicted_wire_bytes, units::traffic),
-            Entry::maybe(Some(entry.ms), ms),
-            Entry::maybe(Some(entry.exposed_ms), ms),
-        ]);
-    }
-    table
+    let is_test = collectives::document::is_of_suite(record);
+    let mut rows: Vec<&Communication> = record.communication.iter().filter(|_| !is_test).collect();
+    rows.sort_by(|a, b| b.wire_bytes.total_cmp(&a.wire_bytes));
+    rows.truncate(COLLECTIVES);
+    let wire = |bytes: f64| Entry::measured(Some(bytes), record.wire_is_planned(), units::traffic);
+    let mut table = Table::of("communication", &rows);
+    table.words("communication", |entry| format!("{} on {}", entry.kind, entry.axis));
+    table.numbers("calls", "per step", |entry| Entry::maybe(Some(entry.calls), units::quantity));
+    table.numbers("wire", "bytes", |entry| wire(entry.wire_bytes));
+    table.numbers("plan", "bytes", |entry| Entry::maybe(entry.predicted_wire_bytes, units::traffic));
+    table.numbers("time", "ms", |entry| Entry::maybe(Some(entry.ms), super::ms));
+    table.numbers("exposed", "ms", |entry| Entry::maybe(Some(entry.exposed_ms), super::ms));
+    table.build()
 }

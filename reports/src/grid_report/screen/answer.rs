@@ -1,13 +1,14 @@
-//! Who is fastest and how sure that is, in two or three sentences.
+//! Which cell is fastest and how sure that is, in two or three sentences.
 
 use super::signed;
 use crate::evidence::Verdict;
 use crate::grid::{Cell, Grid, Kind, groups};
+use crate::phrase::first_names;
 use crate::stats::{self, Interval};
 use crate::turned::Turned;
 use crate::units;
 
-/// So many cells are named; of more, the count is given.
+/// Cells that are named at most.
 const NAMED: usize = 3;
 
 /// The answer for cells of which at least one was measured.
@@ -18,7 +19,7 @@ pub fn sentences(grid: &Grid) -> String {
     }
 }
 
-/// The ranked cells by what they are ranked with, and what they are called where there are several kinds.
+/// The ranked cells of each kind, and the name of the kind.
 pub fn kinds<'g, 'a>(grid: &'g Grid<'a>) -> Vec<(Vec<&'g Cell<'a>>, &'static str)> {
     let kinds = groups(grid.ranked());
     let work_differs = kinds.iter().any(|kind| kind.has_adapter != kinds[0].has_adapter);
@@ -35,19 +36,11 @@ pub fn kinds<'g, 'a>(grid: &'g Grid<'a>) -> Vec<(Vec<&'g Cell<'a>>, &'static str
     kinds.iter().map(of).collect()
 }
 
-/// What several of a kind are called.
+/// The plural of a kind's name.
 pub fn plural(kind: &str) -> String {
     match kind.split_once(" with ") {
         Some((one, rest)) => format!("{one}s with {rest}"),
         None => format!("{kind}s"),
-    }
-}
-
-fn named<'c>(cells: impl Iterator<Item = &'c str>) -> String {
-    let names: Vec<&str> = cells.collect();
-    match names.len().saturating_sub(NAMED) {
-        0 | 1 => names.join("; "),
-        more => format!("{}; and {more} more", names[..NAMED].join("; ")),
     }
 }
 
@@ -74,7 +67,7 @@ pub fn by_turns(grid: &Grid, turned: &Turned) -> Vec<String> {
     sentences
 }
 
-/// Of cells in the order of their speed, at least one.
+/// The fastest of these cells, which are in the order of their speed; at least one.
 fn fastest_by_turns(grid: &Grid, turned: &Turned, cells: &[&Cell], kind: &str) -> String {
     let best = cells[0];
     let [_, next, ..] = cells else {
@@ -85,21 +78,19 @@ fn fastest_by_turns(grid: &Grid, turned: &Turned, cells: &[&Cell], kind: &str) -
     let of_kind = if kind == "cell" { String::new() } else { format!(" {kind}") };
     let kinds = plural(kind);
     if let [only] = &first[..] {
-        let against = match turned.pair(next.key, only.key) {
-            Some(pair) => pair.ratio.map(|ratio| (ratio, pair.low.zip(pair.high))),
-            None => None,
-        };
-        let ahead = against.map_or(String::new(), |(ratio, limits)| {
+        let ahead = turned.pair(next.key, only.key).and_then(|pair| {
+            let limits = pair.low.zip(pair.high);
             let limits = limits.map_or(String::new(), |(low, high)| format!(" ({} to {})", plain(low), plain(high)));
-            format!(": {} %{limits} faster than the next, {}", plain(ratio), next.short)
+            Some(format!(": {} %{limits} faster than the next, {}", plain(pair.ratio?), next.short))
         });
+        let ahead = ahead.unwrap_or_default();
         return format!("{} is the fastest{of_kind}{ahead}{}.", only.short, beside(grid, only, next));
     }
     let all_equal = first
         .iter()
         .enumerate()
         .all(|(place, a)| first[place + 1..].iter().all(|b| turned.verdict(a.key, b.key) == Verdict::Equal));
-    let names = named(first.iter().map(|cell| cell.short.as_str()));
+    let names = first_names(&first.iter().map(|cell| &cell.short).collect::<Vec<_>>(), NAMED);
     if all_equal {
         return format!(
             "{} {kinds} are the fastest and equal within {}: {names}.",
@@ -107,20 +98,19 @@ fn fastest_by_turns(grid: &Grid, turned: &Turned, cells: &[&Cell], kind: &str) -
             units::percent(turned.equal()).replace(".0 %", " %")
         );
     }
-    match first.len() == cells.len() && cells.len() > 2 {
-        true => format!("Undecided which{of_kind} is the fastest: each of {} may be.", cells.len()),
-        false => {
-            format!("Undecided which{of_kind} is the fastest: {} of {} may be: {names}.", first.len(), cells.len())
-        }
-    }
+    let which = match (first.len(), cells.len()) {
+        (some, all) if some == all && all > 2 => format!("each of {all} may be"),
+        (some, all) => format!("{some} of {all} may be: {names}"),
+    };
+    format!("Undecided which{of_kind} is the fastest: {which}.")
 }
 
-/// `5`, of a ratio that is known to be above 1.
+/// `5` for a ratio of 1.05.
 fn plain(ratio: f64) -> String {
     signed(ratio).trim_start_matches('+').to_string()
 }
 
-/// The fastest against the reference, unless that was said.
+/// The speed against the reference, unless the reference is one of these two cells.
 fn beside(grid: &Grid, cell: &Cell, next: &Cell) -> String {
     let Some(base) = grid.base().filter(|base| base.key != cell.key && base.key != next.key) else {
         return String::new();

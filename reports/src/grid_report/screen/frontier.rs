@@ -1,11 +1,15 @@
-//! Cells that no other beats in speed and in what it costs, and the plot of it.
+//! Cells that no other beats both in speed and in memory or traffic, and the plot of them.
 
 use crate::evidence::{self, Verdict};
 use crate::grid::{Cell, Grid, groups};
+use crate::phrase::first_names;
 use crate::plot::{Axis, Cloud, Dot, Figure, Plot, Scatter, Unit, drawable};
 use crate::units;
 
-/// What a cell costs beside time.
+/// Cells in a sentence at most.
+const NAMED: usize = 4;
+
+/// What a cell needs beside time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cost {
     /// Measured peak of the largest rank.
@@ -35,13 +39,13 @@ pub fn points<'g, 'a>(grid: &'g Grid<'a>, cost: Cost) -> Vec<Point<'g, 'a>> {
     grid.ranked().filter(|cell| Some(cell.kind()) == first).filter_map(point).collect()
 }
 
-/// Which of these points, by their place, stand on the frontier: cheaper than all that are measured to be faster, and not equal
-/// to a cheaper one. And how many more are not shown to be beaten.
+/// The places of the points on the frontier: cheaper than all that are measured to be faster, and not equal to a cheaper one. And the
+/// number of others that are not shown to be beaten.
 pub fn best(grid: &Grid, points: &[Point]) -> (Vec<usize>, usize) {
     let numbers: Vec<(f64, f64)> =
         points.iter().enumerate().map(|(place, point)| (-(place as f64), point.cost)).collect();
     let unbeaten = evidence::frontier(&numbers, |a, b| grid.verdict(points[a].cell, points[b].cell));
-    // Cheaper than every one before it, in the order of what is shown.
+    // Cheaper than every point before it, in the order of the table.
     let mut least = f64::INFINITY;
     let mut front: Vec<usize> = Vec::new();
     for (place, point) in points.iter().enumerate() {
@@ -52,19 +56,14 @@ pub fn best(grid: &Grid, points: &[Point]) -> (Vec<usize>, usize) {
     }
     // And not measured to be slower than a cheaper one.
     let mut fastest = f64::NEG_INFINITY;
-    let ratio = |place: usize| grid.base().and_then(|base| grid.ratio(base, points[place].cell)).unwrap_or(0.0);
-    let keeps: Vec<bool> = front
-        .iter()
-        .rev()
-        .map(|&place| {
-            let ratio = ratio(place);
-            let keeps = ratio >= fastest;
-            fastest = fastest.max(ratio);
-            keeps
-        })
-        .collect();
-    let mut keeps = keeps.into_iter().rev();
-    front.retain(|_| keeps.next() == Some(true));
+    front.reverse();
+    front.retain(|&place| {
+        let ratio = grid.base().and_then(|base| grid.ratio(base, points[place].cell)).unwrap_or(0.0);
+        let keeps = ratio >= fastest;
+        fastest = fastest.max(ratio);
+        keeps
+    });
+    front.reverse();
     let more = unbeaten.iter().filter(|place| !front.contains(place)).count();
     (front, more)
 }
@@ -82,7 +81,6 @@ pub fn sentences(grid: &Grid) -> Vec<String> {
 }
 
 fn sentence(grid: &Grid, cost: Cost, word: &str) -> Option<String> {
-    const NAMED: usize = 4;
     let points = points(grid, cost);
     let is_same = points.windows(2).all(|pair| pair[0].cost == pair[1].cost);
     if points.len() < 2 || is_same {
@@ -90,29 +88,21 @@ fn sentence(grid: &Grid, cost: Cost, word: &str) -> Option<String> {
     }
     let (front, more) = best(grid, &points);
     let show = |bytes: f64| if cost == Cost::Memory { units::memory(bytes) } else { units::traffic(bytes) };
-    let names: Vec<String> = front
-        .iter()
-        .take(NAMED)
-        .map(|&place| format!("{} ({})", points[place].cell.short, show(points[place].cost)))
-        .collect();
-    let mut text = format!("nothing is both faster and {word} than: {}", names.join("; "));
-    if front.len() > NAMED {
-        text += &format!("; and {} more", front.len() - NAMED);
-    }
-    text += &match more {
-        0 => ".".to_string(),
-        1 => ". 1 more is not shown to be beaten.".to_string(),
-        more => format!(". {more} more are not shown to be beaten."),
+    let name = |&place: &usize| format!("{} ({})", points[place].cell.short, show(points[place].cost));
+    let names = first_names(&front.iter().map(name).collect::<Vec<_>>(), NAMED);
+    let more = match more {
+        0 => String::new(),
+        more => format!(" {} not shown to be beaten.", units::plural(more, "more is", "more are")),
     };
-    Some(text)
+    Some(format!("nothing is both faster and {word} than: {names}.{more}"))
 }
 
-/// Cells closer than this in memory, and equal or nearly so in speed, are one mark.
+/// Cells that differ by less than this in memory, and about equal in speed, are one mark.
 const ALIKE: f64 = 0.02;
-/// An interval whose ends differ by more than this factor says too little for a mark of its own.
+/// A cell whose interval has ends that differ by more than this factor is not drawn.
 const UNCERTAIN: f64 = 1.6;
 
-/// A mark: the cells that it stands for, the first by name.
+/// A mark: its cells, of which the first is named.
 struct Mark<'g, 'a> {
     cells: Vec<&'g Cell<'a>>,
     bytes: f64,
@@ -122,7 +112,7 @@ struct Mark<'g, 'a> {
     is_base: bool,
 }
 
-/// The speed against the reference over the peak memory: one plot that holds the answer.
+/// The speed against the reference over the peak memory: one plot with the answer.
 pub fn figure(grid: &Grid) -> Option<Figure> {
     let points = points(grid, Cost::Memory);
     let base = grid.base().or_else(|| grid.ranked().next())?;
@@ -188,11 +178,12 @@ pub fn figure(grid: &Grid) -> Option<Figure> {
         label: label.to_string(),
         dots: marks.iter().filter(|mark| wanted(mark)).map(dot).collect(),
     };
-    let clouds = [
+    let mut clouds = vec![
         cloud("on the frontier", &|mark| mark.on_front && !mark.is_base),
         cloud("reference", &|mark| mark.is_base),
         cloud("others", &|mark| !mark.on_front && !mark.is_base),
     ];
+    clouds.retain(|cloud| !cloud.dots.is_empty());
     let mut corners: Vec<(f64, f64)> =
         marks.iter().filter(|mark| mark.on_front).map(|mark| (mark.bytes, mark.ratio)).collect();
     corners.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
@@ -201,40 +192,20 @@ pub fn figure(grid: &Grid) -> Option<Figure> {
         let mut letters = text.chars();
         letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
     });
-    caption += &match by_turns {
-        true => format!(
-            " Speed as a multiple of the reference {}, with 98 % intervals over common rounds; measured peak of the largest rank.",
-            base.short
-        ),
-        false => format!(
-            " Speed as a multiple of {}: medians over trials, lines are the cell's 95 % interval; measured peak of the largest rank.",
-            base.short
-        ),
+    let how = match by_turns {
+        true => format!("the reference {}, with 98 % intervals over common rounds", base.short),
+        false => format!("{}: medians over trials, lines are the cell's 95 % interval", base.short),
     };
+    caption += &format!(" Speed as a multiple of {how}; measured peak of the largest rank.");
     if merged > 0 {
         caption += " Cells of equal speed and memory are one mark.";
     }
     if !unknown.is_empty() {
-        let names: Vec<String> = unknown.iter().take(4).map(|name| name.to_string()).collect();
-        let more = unknown.len().saturating_sub(4);
-        let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-        caption += &format!(" Too uncertain to be drawn: {}{more}.", names.join("; "));
+        caption += &format!(" Too uncertain to be drawn: {}.", first_names(&unknown, NAMED));
     }
-    let plot = Plot::Scatter(Scatter {
-        x: Axis::linear("peak memory of the largest rank", Unit::Memory),
-        y: Axis::linear("speed, times the reference", Unit::Plain),
-        clouds: clouds.into_iter().filter(|cloud| !cloud.dots.is_empty()).collect(),
-        diagonal: false,
-        close: true,
-        front: corners,
-        limit: None,
-    });
+    let x = Axis::linear("peak memory of the largest rank", Unit::Memory);
+    let y = Axis::linear("speed, times the reference", Unit::Plain);
+    let plot = Plot::Scatter(Scatter { close: true, front: corners, ..Scatter::new(x, y, clouds) });
     let records = points.iter().flat_map(|point| point.cell.used.iter().map(|record| record.id.clone())).collect();
-    Some(Figure {
-        name: "answer".into(),
-        title: "Speed against memory".into(),
-        caption: caption.trim().to_string(),
-        plot,
-        records,
-    })
+    Some(Figure::new("answer", "Speed against memory", caption.trim(), plot, records))
 }

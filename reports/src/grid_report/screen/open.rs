@@ -1,15 +1,15 @@
-//! What is not decided, and what a larger budget would buy.
+//! What is not decided, and what a larger budget would decide.
 
 use super::time;
 use crate::grid::{Cell, Grid};
 use crate::turned::Turned;
 use crate::units;
 
-/// So many open pairs are looked at closely: their limits take time.
-const LOOKED_AT: usize = 60;
-/// Differences below this are not promised.
+/// Open pairs whose limits are computed at most, because that takes time.
+const MOST_PAIRS: usize = 60;
+/// The proposed budget is for pairs that differ by this or more.
 const WORTH: f64 = 0.03;
-/// A budget that is more times as large is not proposed.
+/// A larger multiple of the budget is not proposed.
 const MOST_TIMES: f64 = 20.0;
 
 /// The sentence; empty where nothing is open.
@@ -25,16 +25,16 @@ fn by_turns(turned: &Turned) -> String {
     if open.is_empty() {
         return String::new();
     }
-    let stride = open.len().div_ceil(LOOKED_AT);
-    // Of each pair: how far apart it seems, and how many times as much would decide it. Limits narrow as the root of the time.
-    let looked_at = open.iter().step_by(stride).filter_map(|(a, b)| {
+    let stride = open.len().div_ceil(MOST_PAIRS);
+    // For each pair: its difference, and the multiple of the time that would decide it. Limits narrow with the root of the time.
+    let pairs = open.iter().step_by(stride).filter_map(|(a, b)| {
         let pair = turned.pair(a, b)?;
         let apart = pair.ratio?.ln().abs();
         let half = pair.low.zip(pair.high).map_or(f64::INFINITY, |(low, high)| (high / low).ln() / 2.0);
         let room = apart - pair.least;
         Some((apart, if room > 0.0 { (half / room).powi(2).max(1.0) } else { f64::INFINITY }))
     });
-    let pairs: Vec<(f64, f64)> = looked_at.collect();
+    let pairs: Vec<(f64, f64)> = pairs.collect();
     let count = units::plural(open.len(), "pair", "pairs");
     if pairs.is_empty() {
         return format!("{count} never took turns in one round.");
@@ -53,9 +53,9 @@ fn by_turns(turned: &Turned) -> String {
     // A larger budget measures nothing where every experiment ended by itself.
     let stopped = &turned.course.stopped;
     if !stopped.is_empty() && stopped.iter().all(|stopped| stopped == "decided") {
-        text += ". The run ended as each pair alone was decided; all claims together need more. A larger --budget measures \
-                 nothing: use a smaller --decide, or --fresh.";
-        return text;
+        return text
+            + ". The run ended as each pair alone was decided; all claims together need more. A larger --budget measures nothing: \
+               use a smaller --decide, or --fresh.";
     }
     let spent = turned.course.budget.unwrap_or(turned.course.seconds).max(1.0);
     text += &match times.get(times.len() / 2) {
@@ -70,14 +70,11 @@ fn by_turns(turned: &Turned) -> String {
     text
 }
 
-/// `3 %`, with a digit more below ten percent where there is one.
+/// `3 %`, or `3.4 %` below ten percent.
 fn share(value: f64) -> String {
     let percent = value * 100.0;
-    if percent < 9.95 && (percent - percent.round()).abs() > 0.05 {
-        format!("{percent:.1} %")
-    } else {
-        format!("{percent:.0} %")
-    }
+    let decimals = usize::from(percent < 9.95 && (percent - percent.round()).abs() > 0.05);
+    format!("{percent:.decimals$} %")
 }
 
 /// A round number of seconds or minutes, not below.
@@ -90,14 +87,9 @@ fn budget(seconds: f64) -> String {
 
 fn by_trials(grid: &Grid) -> String {
     let cells: Vec<&Cell> = grid.ranked().collect();
-    let overlaps = |a: &Cell, b: &Cell| match (a.interval(), b.interval()) {
-        (Some(a), Some(b)) => a.overlaps(&b),
-        _ => false,
-    };
-    let mut open = 0;
-    for (place, a) in cells.iter().enumerate() {
-        open += cells[place + 1..].iter().filter(|b| overlaps(a, b)).count();
-    }
+    let overlaps = |a: &Cell, b: &Cell| a.interval().zip(b.interval()).is_some_and(|(a, b)| a.overlaps(&b));
+    let behind = |(place, a): (usize, &&Cell)| cells[place + 1..].iter().filter(|b| overlaps(a, b)).count();
+    let open: usize = cells.iter().enumerate().map(behind).sum();
     let why_not =
         grid.measured().flat_map(|cell| &cell.used).find_map(|record| record.turns.as_ref()?.why_not.as_deref());
     let next = match why_not {

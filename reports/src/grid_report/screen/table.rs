@@ -7,18 +7,19 @@ use serde_json::Value;
 use super::answer;
 use super::frontier::{self, Cost};
 use crate::document::{Column, Entry, Table, Tone};
+use crate::gather::distinct;
 use crate::grid::{Cell, Grid};
 use crate::record::Verdict;
 use crate::units;
 
-/// So many rows at most, and what to say of the others.
+/// At most so many rows, and a remark on the others.
 pub fn of_cells(grid: &Grid, rows: usize) -> (Table, String) {
     let by_turns = grid.turned.is_some();
     let mut columns = vec![Column::words("place")];
     if by_turns {
         columns.push(Column::words("tie"));
     }
-    // What matters least is last: a narrow terminal leaves it out first.
+    // The least important column is last: a narrow terminal leaves it out first.
     columns.extend([
         Column::words("cell"),
         Column::numbers(if by_turns { "x reference (98 %)" } else { "x reference" }, ""),
@@ -36,41 +37,29 @@ pub fn of_cells(grid: &Grid, rows: usize) -> (Table, String) {
         // Cells of another kind are ranked among themselves.
         let kind = kinds.iter().position(|(cells, _)| cells.iter().any(|other| other.key == cell.key));
         if let Some(kind) = kind.filter(|kind| before.is_some_and(|before| before != *kind)) {
-            let words = [
-                Entry::words(""),
-                Entry::words(""),
-                Entry::words(format!("{}, among themselves:", answer::plural(kinds[kind].1))),
-            ];
-            table.row(
-                words.into_iter().chain((0..5).map(|_| Entry { text: String::new(), ..Entry::nothing() })).collect(),
-            );
+            let words = format!("{}, among themselves:", answer::plural(kinds[kind].1));
+            let mut row = vec![Entry::words(""), Entry::words(""), Entry::words(words)];
+            row.resize_with(table.columns.len(), || Entry { text: String::new(), ..Entry::nothing() });
+            table.row(row);
         }
         before = kind.or(before);
         table.row(row(grid, cell));
     }
-    let more = shown.len() - chosen.len();
-    let more = match more {
+    let more = match shown.len() - chosen.len() {
         0 => String::new(),
         count => format!("{count} more between and below; zbench report --full has all {}.", shown.len()),
     };
     (table, more)
 }
 
-/// The reference, the frontier of memory, and then the fastest.
+/// The first cells, the reference, the frontier of memory, then the fastest of the others.
 fn chosen<'c>(grid: &'c Grid, shown: &[&'c Cell], rows: usize) -> HashSet<&'c str> {
-    let mut chosen: HashSet<&str> = HashSet::new();
     let front = frontier::front(grid, Cost::Memory);
     let first = shown.first().map(|cell| cell.key);
     let heads = answer::kinds(grid).into_iter().filter_map(|(cells, _)| cells.first().map(|cell| cell.key));
     let wanted = first.into_iter().chain(heads).chain(grid.base().map(|cell| cell.key));
     let wanted = wanted.chain(front.into_iter().map(|cell| cell.key)).chain(shown.iter().map(|cell| cell.key));
-    for key in wanted {
-        if chosen.len() >= rows {
-            break;
-        }
-        chosen.insert(key);
-    }
-    chosen
+    distinct(wanted).into_iter().take(rows).collect()
 }
 
 fn row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
@@ -85,8 +74,7 @@ fn row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
         true => Entry::words("reference"),
         false => Entry::maybe(grid.base().and_then(|base| grid.ratio(base, cell)), |ratio| format!("{ratio:.2}")),
     };
-    let number = |value: f64| units::number(value);
-    let mut speed = Entry::maybe(cell.speed.map(|speed| speed.mid), number);
+    let mut speed = Entry::maybe(cell.speed.map(|speed| speed.mid), units::number);
     match &grid.turned {
         Some(turned) => {
             entries.push(Entry::words(if cell.place.is_some() { turned.tie(cell.key) } else { String::new() }));
@@ -97,12 +85,12 @@ fn row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
         }
         None => {
             if let Some(limits) = cell.interval() {
-                speed.text += &format!(" ({}-{})", number(limits.low), number(limits.high));
+                speed.text += &format!(" ({}-{})", units::number(limits.low), units::number(limits.high));
             }
         }
     }
-    entries.push(Entry::words(&cell.short));
     entries.extend([
+        Entry::words(&cell.short),
         ratio,
         Entry::memory(cell.peak_bytes()),
         speed,
@@ -112,12 +100,12 @@ fn row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
     entries
 }
 
-/// A limit of a ratio in few letters.
+/// A limit of a ratio, short.
 fn multiple(ratio: f64) -> String {
     if ratio < 10.0 { format!("{ratio:.2}") } else { units::number(ratio) }
 }
 
-/// `1`, `2-6`; of trials with the mark of those that share it.
+/// `1`, `2-6`; of trials marked where several cells share it.
 pub fn rank(grid: &Grid, cell: &Cell) -> String {
     let by_turns = grid.turned.as_ref().and_then(|turned| turned.rank(cell.key));
     match (by_turns, cell.place) {
@@ -128,7 +116,7 @@ pub fn rank(grid: &Grid, cell: &Cell) -> String {
     }
 }
 
-/// The loss at the last step that the configuration has; turns train on behind it.
+/// The loss at the last step of the configuration; turns train beyond it.
 fn loss(cell: &Cell) -> Option<f64> {
     let record = cell.record();
     let number = |path: &str| record.setting(path).and_then(Value::as_u64);
