@@ -1,10 +1,10 @@
 //! Runs a cell in a process of its own, with a time limit. Whatever happens there, panic, signal, silence, comes back as
 //! an outcome with a reason.
 
-use crate::processes::tail_of;
+use crate::processes::{read_lines, tail_of};
 use crate::protocol::{End, Ended, Event, Job, ProgressEvent};
 use crate::{Execute, Execution};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use tracing::debug;
 use zbench_engine::config::Cell;
-use zbench_engine::threads::{self, not_started};
+use zbench_engine::threads::not_started;
 use zbench_host::logging::pass_on;
 use zbench_host::machine;
 use zbench_launch::signal_name;
@@ -54,9 +54,12 @@ impl Execute for Children {
                 return Execution::failed(format!("the cell's process cannot be started: {}", not_started(error)));
             }
         };
-        let heard = tail_of(child.stderr.take()).and_then(|tail| Ok((tail, events_of(child.stdout.take())?)));
-        let (tail, events) = match heard {
-            Ok(heard) => heard,
+        let (sender, events) = channel();
+        let event = |line: &str| serde_json::from_str(line).ok();
+        let read = tail_of(child.stderr.take())
+            .and_then(|tail| read_lines("events", child.stdout.take(), sender, event, None).map(|()| tail));
+        let tail = match read {
+            Ok(tail) => tail,
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -171,22 +174,6 @@ fn order_stop(child: &Child) {
         // Fails only when it has ended.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::USR1);
     }
-}
-
-/// Reads lines of events on a thread; a line that is none is passed over.
-fn events_of(stdout: Option<impl Read + Send + 'static>) -> std::io::Result<Receiver<Event>> {
-    let (sender, receiver) = channel();
-    threads::start("events", move || {
-        let Some(stdout) = stdout else { return };
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            if let Ok(event) = serde_json::from_str(&line)
-                && sender.send(event).is_err()
-            {
-                return;
-            }
-        }
-    })?;
-    Ok(receiver)
 }
 
 /// What a process that said nothing more died of.

@@ -3,12 +3,11 @@
 
 use crate::child_process::{BROKEN, stop_order};
 use crate::merge::merge;
-use crate::processes::{CALM_TICK, grace, tail_of};
+use crate::processes::{CALM_TICK, grace, read_lines, tail_of};
 use crate::protocol::{End, Ended, Event, Job, RankFailure, RankJob, RankResult};
 use crate::rank;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
 use std::net::ToSocketAddrs;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +15,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tracing::info;
 use zbench_engine::comm::{Communicator, Meeting, Rendezvous};
-use zbench_engine::hardware::{self, Seat};
+use zbench_engine::hardware;
 use zbench_engine::threads::{self, not_started};
 use zbench_engine::trace::StepTrace;
 use zbench_engine::train::Standing;
@@ -101,22 +100,7 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
         }
     };
     let hosts = &line.hosts()[1..];
-    for rank in 0..size {
-        let here = hosts.iter().filter(|host| **host == hosts[rank]).count();
-        let first = hosts.iter().position(|host| *host == hosts[rank]) == Some(rank);
-        let peak_threads = if first { here.saturating_mul(cell.hardware.threads_per_rank) } else { 0 };
-        let index = hosts[..rank].iter().filter(|host| **host == hosts[rank]).count();
-        let seat = Seat { index, ranks: here, process: true };
-        let job = RankJob {
-            cell: cell.clone(),
-            rank,
-            seat,
-            meeting: None,
-            peak_threads,
-            peak_seconds: job.peak_seconds,
-            trace_steps: job.trace_steps,
-            turns: job.turns.clone(),
-        };
+    for job in job.rank_jobs(hosts, None) {
         line.say(&Word::Job(Box::new(job)));
     }
     let mut steps = Vec::new();
@@ -194,8 +178,7 @@ fn silent(rank: usize, host: &str, is_cause: bool) -> RankResult {
         (Standing::Heard, "was ended with the others")
     };
     let reason = format!("rank {rank} on {host} {how}");
-    let (status, source) = (Status::Failed, Some(Source::Host));
-    let failure = Some(RankFailure { standing, status, source, reason, missing: Vec::new() });
+    let failure = Some(RankFailure::new(standing, Some(Source::Host), reason));
     let mut said = RankResult { host: host.into(), failure, ..RankResult::default() };
     said.end.rank = rank;
     said
@@ -248,18 +231,11 @@ impl Mpirun {
         // Ended when it is dropped, should it not be heard.
         let mut mpirun = Mpirun { child, events, tail: None };
         let deaf = |error: std::io::Error| format!("what mpirun says cannot be heard: {error}");
-        if let Some(stdout) = mpirun.child.stdout.take() {
-            let listen = move || {
-                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    if let Ok(event @ (Event::Step(_) | Event::LifecycleEvent(_))) = serde_json::from_str(&line)
-                        && sender.send(event).is_err()
-                    {
-                        return;
-                    }
-                }
-            };
-            threads::start("mpirun's events", listen).map_err(deaf)?;
-        }
+        let event = |line: &str| {
+            let event = serde_json::from_str(line).ok();
+            event.filter(|event| matches!(event, Event::Step(_) | Event::LifecycleEvent(_)))
+        };
+        read_lines("mpirun's events", mpirun.child.stdout.take(), sender, event, None).map_err(deaf)?;
         mpirun.tail = Some(tail_of(mpirun.child.stderr.take()).map_err(deaf)?);
         Ok(mpirun)
     }

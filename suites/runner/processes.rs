@@ -11,7 +11,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
-use zbench_engine::hardware::Seat;
 use zbench_engine::threads;
 use zbench_engine::train::Standing;
 use zbench_host::machine;
@@ -63,18 +62,11 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
         Ok(start) => start,
         Err(error) => return failed(error),
     };
-    let threads = ranks.saturating_mul(cell.hardware.threads_per_rank).min(job.cores).max(1);
-    let rank_job = |rank: usize| RankJob {
-        cell: cell.clone(),
-        rank,
-        seat: Seat { index: rank, ranks, process: true },
-        meeting: Some((start.host.clone(), start.port, start.token.clone())),
-        peak_threads: if rank == 0 { threads } else { 0 },
-        peak_seconds: job.peak_seconds,
-        trace_steps: job.trace_steps,
-        turns: job.turns.clone(),
-    };
-    let mut processes = match Processes::start(&start, rank_job) {
+    let mut jobs = job.rank_jobs(&[], Some((start.host.clone(), start.port, start.token.clone())));
+    if let Some(first) = jobs.first_mut() {
+        first.peak_threads = first.peak_threads.min(job.cores).max(1);
+    }
+    let mut processes = match Processes::start(&start, &jobs) {
         Ok(processes) => processes,
         Err(error) => return failed(error),
     };
@@ -102,20 +94,20 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
 }
 
 impl Processes {
-    /// Starts the ranks of `start` and tells each its job.
+    /// Starts the ranks of `start` and tells each its job, which are in their order.
     ///
     /// # Errors
     /// A process cannot be started.
-    pub fn start(start: &Start, job: impl Fn(usize) -> RankJob) -> Result<Processes, LaunchError> {
+    pub fn start(start: &Start, jobs: &[RankJob]) -> Result<Processes, LaunchError> {
         let oom_kills = machine::oom_kills();
         let mut ranks = spawn(start)?;
         let (sender, events) = channel();
         let mut tails = BTreeMap::new();
         let mut waits = Duration::ZERO;
-        for (rank, mut streams) in start.ranks.clone().zip(ranks.streams()) {
-            let job = job(rank);
+        for (job, mut streams) in jobs.iter().zip(ranks.streams()) {
+            let rank = job.rank;
             waits = job.cell.parallel.stall;
-            let text = serde_json::to_vec(&job).map_err(|error| LaunchError::System {
+            let text = serde_json::to_vec(job).map_err(|error| LaunchError::System {
                 what: "a rank's job cannot be written down".into(),
                 source: error.into(),
             })?;
@@ -123,7 +115,9 @@ impl Processes {
             let _ = streams.stdin.write_all(&text);
             drop(streams.stdin);
             let deaf = || LaunchError::system(format!("what rank {rank} says cannot be heard"));
-            listen_to(rank, streams.stdout, sender.clone()).map_err(deaf())?;
+            let event = move |line: &str| serde_json::from_str(line).ok().map(|event| (rank, Some(event)));
+            read_lines("rank's events", Some(streams.stdout), sender.clone(), event, Some((rank, None)))
+                .map_err(deaf())?;
             tails.insert(rank, tail_of(Some(streams.stderr)).map_err(deaf())?);
         }
         Ok(Processes {
@@ -199,33 +193,24 @@ impl Processes {
         let RankExit { rank, pid, exit } = exit;
         let name = format!("rank {rank} (process {pid} on {})", machine::host_name());
         let said = if tail.is_empty() { String::new() } else { format!("; its last words: {tail}") };
-        let (standing, status, source) = (Standing::Found, Status::Failed, Some(Source::Host));
-        let missing = Vec::new();
+        let found = |source, reason| RankFailure::new(Standing::Found, source, reason);
         match exit {
-            Exit::Signal(KILL) if machine::oom_kills() > self.oom_kills => RankFailure {
-                standing,
-                status: Status::OutOfMemory,
-                source,
-                reason: format!(
-                    "the system ended {name} for lack of memory; lower train.micro_batch or parallel.ranks"
-                ),
-                missing,
-            },
+            Exit::Signal(KILL) if machine::oom_kills() > self.oom_kills => {
+                let advice = "lower train.micro_batch or parallel.ranks";
+                let reason = format!("the system ended {name} for lack of memory; {advice}");
+                RankFailure { status: Status::OutOfMemory, ..found(Some(Source::Host), reason) }
+            }
             Exit::Signal(signal) => {
-                let reason = format!("{name} was ended by {}{said}", signal_name(signal));
-                RankFailure { standing, status, source, reason, missing }
+                found(Some(Source::Host), format!("{name} was ended by {}{said}", signal_name(signal)))
             }
-            Exit::Code(code) => {
-                let reason = format!("{name} ended with exit status {code} and no result{said}");
-                RankFailure { standing, status, source: None, reason, missing }
-            }
+            Exit::Code(code) => found(None, format!("{name} ended with exit status {code} and no result{said}")),
             Exit::Ended(signal) => {
                 let seconds = self.waits.min(MOST_GRACE).as_secs_f64();
                 let reason = format!(
                     "{name} did not end within {seconds} s after the others had, and was ended with {}{said}",
                     signal_name(signal)
                 );
-                RankFailure { standing: Standing::Heard, status, source, reason, missing }
+                RankFailure::new(Standing::Heard, Some(Source::Host), reason)
             }
         }
     }
@@ -254,23 +239,24 @@ impl Processes {
     }
 }
 
-/// Reads a process's lines of events on a thread; a line that is none is passed over. Nothing at the end.
-fn listen_to(
-    rank: usize,
-    stdout: impl Read + Send + 'static,
-    sender: Sender<(usize, Option<Event>)>,
+/// Reads lines on a thread and sends what `parse` makes of them, until nobody listens. A line of which it makes nothing is passed
+/// over. `end` is sent at the end of the stream.
+///
+/// # Errors
+/// The system starts no more threads.
+pub fn read_lines<T: Send + 'static>(
+    thread: &str,
+    stream: Option<impl Read + Send + 'static>,
+    sender: Sender<T>,
+    parse: impl Fn(&str) -> Option<T> + Send + 'static,
+    end: Option<T>,
 ) -> std::io::Result<()> {
-    let listen = move || {
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            if let Ok(event) = serde_json::from_str(&line)
-                && sender.send((rank, Some(event))).is_err()
-            {
-                return;
-            }
-        }
-        let _ = sender.send((rank, None));
+    let read = move || {
+        let lines = stream.into_iter().flat_map(|stream| BufReader::new(stream).lines().map_while(Result::ok));
+        // Fails when nobody listens.
+        let _ = lines.filter_map(|line| parse(&line)).chain(end).try_for_each(|parsed| sender.send(parsed));
     };
-    threads::start("rank's events", listen).map(drop)
+    threads::start(thread, read).map(drop)
 }
 
 /// Reads to the end on a thread, keeping the last of it.

@@ -1,6 +1,7 @@
 //! From what was measured to a record: metrics, memory beside its prediction, communication, time, operations.
 
-use crate::protocol::{End, GpuInfo, LoadingEnd, RankEnd, TrafficEnd};
+use crate::gpu_info::GpuInfo;
+use crate::protocol::{End, LoadingEnd, RankEnd, TrafficEnd};
 use hdrhistogram::Histogram;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Backend, Cell, Data, DeviceKind};

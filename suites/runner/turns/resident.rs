@@ -5,12 +5,12 @@ use super::load::descendants;
 use super::token::{Desk, Heard, StepTime, answer};
 use crate::Execution;
 use crate::child::{died, start_cell};
-use crate::processes::tail_of;
+use crate::processes::{read_lines, tail_of};
 use crate::protocol::{Event, Job, ProgressEvent};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
-use zbench_engine::threads::{self, not_started};
+use zbench_engine::threads::not_started;
 use zbench_host::machine;
 
 /// How often the wish to stop and time limits are looked at.
@@ -195,23 +195,15 @@ impl Residents {
         Ok(())
     }
 
-    /// Reads lines on a thread.
+    /// Takes in what a process prints.
     fn listen(
         &self,
         number: usize,
         stream: Option<impl Read + Send + 'static>,
         word: impl Fn(&str) -> Option<Word> + Send + 'static,
     ) -> std::io::Result<()> {
-        let sender = self.sender.clone();
-        threads::start("words", move || {
-            for line in stream.into_iter().flat_map(|stream| BufReader::new(stream).lines().map_while(Result::ok)) {
-                if word(&line).is_some_and(|word| sender.send((number, word)).is_err()) {
-                    return;
-                }
-            }
-            let _ = sender.send((number, Word::Silence));
-        })
-        .map(drop)
+        let numbered = move |line: &str| word(line).map(|word| (number, word));
+        read_lines("words", stream, self.sender.clone(), numbered, Some((number, Word::Silence)))
     }
 
     /// Whether it has ended.
