@@ -1,6 +1,6 @@
 //! Steers the turns of a grid's cells, and keeps what they leave behind.
 
-use super::{ByTurns, Past, turns_of};
+use super::{ByTurns, Past};
 use crate::protocol::{End, Ended};
 use crate::train::{compare, fill};
 use crate::turns::{Ending, TurnPolicy, TurnSample};
@@ -121,7 +121,7 @@ impl<'a, 'r, 't> OfGrid<'a, 'r, 't> {
     fn take_in(&mut self, earlier: &[Record]) {
         let mut rounds: BTreeMap<u32, Vec<Turn>> = BTreeMap::new();
         for record in earlier {
-            let Some(turns) = turns_of(record).filter(|turns| turns.batch as usize == self.batch.number) else {
+            let Some(turns) = record.turns.as_ref().filter(|turns| turns.batch as usize == self.batch.number) else {
                 continue;
             };
             let of_player = |player: &usize| self.batch.cells[*player].grid.key == record.key;

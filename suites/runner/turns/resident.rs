@@ -102,13 +102,6 @@ struct Rank {
     steps: Vec<StepTime>,
 }
 
-/// What the cells of a generation are told beside their turns.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Extra {
-    /// Seconds of each measurement of the peak.
-    pub peak_seconds: f64,
-}
-
 impl Residents {
     /// Nobody yet. `program` is this one; a turn and a start may take as long as `timeout`.
     pub fn new(program: PathBuf, stop: Arc<AtomicBool>, timeout: Duration) -> Residents {
@@ -117,7 +110,7 @@ impl Residents {
     }
 
     /// Starts one more, and returns its number. It runs up to its first step and waits there.
-    pub fn start(&mut self, program: &Program, extra: Extra) -> usize {
+    pub fn start(&mut self, program: &Program) -> usize {
         let number = self.all.len();
         let ranks = match program {
             Program::Cell(cell) => (0..cell.parallel.ranks).map(|_| Rank::default()).collect(),
@@ -139,7 +132,7 @@ impl Residents {
             over: false,
         });
         let started = match program {
-            Program::Cell(cell) => self.start_cell(number, cell, extra),
+            Program::Cell(cell) => self.start_cell(number, cell),
             Program::Command(foreign) => self.start_command(number, foreign),
         };
         if let Err(error) = started {
@@ -150,12 +143,13 @@ impl Residents {
         number
     }
 
-    fn start_cell(&mut self, number: usize, cell: &Cell, extra: Extra) -> std::io::Result<()> {
+    fn start_cell(&mut self, number: usize, cell: &Cell) -> std::io::Result<()> {
         let desk = Desk::open()?;
         let job = Job {
             cell: cell.clone(),
             cores: machine::cores(),
-            peak_seconds: extra.peak_seconds,
+            // Whoever steers the turns measures peaks, while no cell runs.
+            peak_seconds: 0.0,
             trace_steps: 0,
             turns: Some(desk.name().to_string()),
         };
