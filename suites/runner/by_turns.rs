@@ -9,7 +9,7 @@ use crate::turns::resident::Program;
 use crate::turns::{Ending, Experiment, Participant, Settings, TurnsError};
 use crate::{Runner, Summary, Train, logged, parity};
 use batches::{Earlier, batches, sizes};
-use conduct::{Batch, OfGrid};
+use conduct::{Batch, GridPolicy};
 use past::Past;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -207,7 +207,7 @@ impl Runner<'_, Train<'_>> {
             let left = share.saturating_sub(past.seconds);
             let earlier = std::mem::take(&mut summary.records);
             let of_batch = Batch { cells, batch, number, experiment: &experiment, share, left };
-            let mut conduct = OfGrid::new(self, of_batch, how, &past, &earlier);
+            let mut conduct = GridPolicy::new(self, of_batch, how, &past, &earlier);
             let is_open = conduct.wanted().contains(&true);
             all_decided &= !is_open;
             let Some(generations) = past.generations_in(left, share, how.budget).filter(|_| is_open) else {

@@ -66,23 +66,23 @@ impl Execute for Children {
                 return Execution::failed(format!("what the cell says cannot be heard: {error}"));
             }
         };
-        let mut said = Execution::default();
-        let heard = self.listen(cell, &child, &events, &mut said, tell);
-        if !matches!(heard, Heard::Silence) {
+        let mut execution = Execution::default();
+        let wait_end = self.wait_for_end(cell, &child, &events, &mut execution, tell);
+        if !matches!(wait_end, WaitEnd::OutputClosed) {
             // Nothing more is expected of it, and a result counts although its process may hang. Killing fails only when
             // it has ended already.
             let _ = child.kill();
         }
         let status = child.wait();
         let tail = tail.join().unwrap_or_default();
-        match (heard, status) {
-            (Heard::StopAsked, _) => said,
-            (Heard::TimedOut, _) => said.timed_out(self.timeout),
-            (Heard::End(end), _) => said.with(*end),
-            (Heard::Silence, Ok(status)) => said.ended(died(status, oom_kills, &tail)),
-            (Heard::Silence, Err(error)) => {
+        match (wait_end, status) {
+            (WaitEnd::StopAsked, _) => execution,
+            (WaitEnd::TimedOut, _) => execution.timed_out(self.timeout),
+            (WaitEnd::Result(end), _) => execution.with(*end),
+            (WaitEnd::OutputClosed, Ok(status)) => execution.ended(died(status, oom_kills, &tail)),
+            (WaitEnd::OutputClosed, Err(error)) => {
                 let reason = format!("the cell's process was lost: {error}");
-                said.ended(Ended { status: Status::Failed, reason, source: None })
+                execution.ended(Ended { status: Status::Failed, reason, source: None })
             }
         }
     }
@@ -111,16 +111,16 @@ pub fn start_cell(program: &Path, job: &Job) -> std::io::Result<Child> {
     Ok(child)
 }
 
-/// What ended the listening.
-enum Heard {
-    /// The cell said its result.
-    End(Box<End>),
+/// What ended the wait for a result.
+enum WaitEnd {
+    /// The cell sent its result.
+    Result(Box<End>),
     /// The user wants to stop.
     StopAsked,
     /// No result within the time limit.
     TimedOut,
     /// The cell closed its output without a result.
-    Silence,
+    OutputClosed,
 }
 
 impl Children {
@@ -130,20 +130,20 @@ impl Children {
         start_cell(&self.program, &job)
     }
 
-    fn listen(
+    fn wait_for_end(
         &self,
         cell: &Cell,
         child: &Child,
         events: &Receiver<Event>,
-        said: &mut Execution,
+        execution: &mut Execution,
         tell: &mut dyn FnMut(ProgressEvent<'_>),
-    ) -> Heard {
+    ) -> WaitEnd {
         let start = Instant::now();
         // A cell with checkpoints is told once, as soon as it hears that, and then waited for.
         let (mut hears, mut asked, mut told) = (false, false, false);
         loop {
             if self.is_stopped() && cell.checkpoint.is_none() {
-                return Heard::StopAsked;
+                return WaitEnd::StopAsked;
             }
             if self.is_stopped() && !asked {
                 asked = true;
@@ -154,15 +154,15 @@ impl Children {
                 order_stop(child);
             }
             match events.recv_timeout(TICK) {
-                Ok(Event::End(end)) => return Heard::End(end),
+                Ok(Event::End(end)) => return WaitEnd::Result(end),
                 Ok(Event::Ready) => hears = true,
                 // The cell merges what its ranks say; they do not speak here.
-                Ok(event) => said.take(&event, tell),
-                Err(RecvTimeoutError::Disconnected) => return Heard::Silence,
+                Ok(event) => execution.take(&event, tell),
+                Err(RecvTimeoutError::Disconnected) => return WaitEnd::OutputClosed,
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if start.elapsed() > self.timeout {
-                return Heard::TimedOut;
+                return WaitEnd::TimedOut;
             }
         }
     }

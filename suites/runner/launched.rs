@@ -131,12 +131,12 @@ impl Execute for Launched<'_> {
         let mut halts = false;
         while said.len() < jobs {
             own.listen(TICK, &mut |event| heard.take(event, tell));
-            if own.all_said() {
-                said.extend(own.take_said());
+            if own.all_reported() {
+                said.extend(own.take_results());
             }
             if let Err(lost) = self.hear(&mut said, &mut stop, &mut |event| heard.take(event, tell)) {
                 own.end();
-                said.extend(own.take_said());
+                said.extend(own.take_results());
                 self.leader.lost = Some(lost.clone());
                 return self.without(lost, said, heard, &stop);
             }
@@ -309,8 +309,8 @@ pub fn follow(line: &ControlChannel, stop: &AtomicBool) -> u8 {
                     line.say(&Answer::Traced(*number, traced.clone()));
                 }
             });
-            if processes.all_said() {
-                for said in processes.take_said().into_values() {
+            if processes.all_reported() {
+                for said in processes.take_results().into_values() {
                     line.say(&Answer::Said(*number, Box::new(said)));
                 }
                 under_way = None;

@@ -1,5 +1,5 @@
-//! Ranks of a cell as processes of this host: each is told its job and says how it ended. Who dies without a word has it
-//! said for him.
+//! Ranks of a cell as processes of this host: each is told its job and says how it ended. A rank that dies without
+//! a result gets one made for it.
 
 use crate::merge::{dead, merge};
 use crate::protocol::{End, Event, Job, RankFailure, RankJob, RankResult};
@@ -36,8 +36,8 @@ pub struct Processes {
     ranks: Ranks,
     events: Receiver<(usize, Option<Event>)>,
     tails: BTreeMap<usize, JoinHandle<String>>,
-    said: BTreeMap<usize, RankResult>,
-    /// Ranks of which it was taken.
+    results: BTreeMap<usize, RankResult>,
+    /// Ranks whose results were taken.
     taken: Vec<usize>,
     /// Ranks whose output has ended.
     silent: Vec<usize>,
@@ -73,7 +73,7 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
     let tick = if job.turns.is_some() { CALM_TICK } else { TICK };
     let mut steps = Vec::new();
     let mut deadline = None;
-    while !processes.all_said() {
+    while !processes.all_reported() {
         if super::child_process::stop_order().load(Ordering::Relaxed) {
             processes.order_stop();
         }
@@ -90,7 +90,7 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
             processes.end();
         }
     }
-    merge(processes.take_said().into_values().collect(), steps)
+    merge(processes.take_results().into_values().collect(), steps)
 }
 
 impl Processes {
@@ -124,7 +124,7 @@ impl Processes {
             ranks,
             events,
             tails,
-            said: BTreeMap::new(),
+            results: BTreeMap::new(),
             taken: Vec::new(),
             silent: Vec::new(),
             oom_kills,
@@ -145,13 +145,13 @@ impl Processes {
                     on_event(&event)
                 }
                 Ok((rank, Some(Event::Ready))) => self.hears.push(rank),
-                Ok((rank, Some(Event::Rank(said)))) => drop(self.said.insert(rank, *said)),
+                Ok((rank, Some(Event::Rank(said)))) => drop(self.results.insert(rank, *said)),
                 Ok((_, Some(Event::End(_)))) => {}
                 Ok((rank, None)) => self.silent.push(rank),
                 Err(RecvTimeoutError::Timeout) => break,
                 // Every rank has ended: nothing more comes, and only their exit is waited for.
                 Err(RecvTimeoutError::Disconnected) => {
-                    if !self.all_said() {
+                    if !self.all_reported() {
                         std::thread::sleep(TICK.min(wait));
                     }
                     break;
@@ -166,7 +166,7 @@ impl Processes {
         if self.ordered {
             self.hears.drain(..).for_each(|rank| self.ranks.tell(rank, Signal::USR1));
         }
-        self.bury();
+        self.record_deaths();
     }
 
     /// Tells all ranks to stop after their step, each as soon as it hears that.
@@ -174,17 +174,17 @@ impl Processes {
         self.ordered = true;
     }
 
-    /// Says for those that died without a word how they did.
-    fn bury(&mut self) {
+    /// Makes the results of those that ended without one.
+    fn record_deaths(&mut self) {
         self.ranks.poll();
         for exit in self.ranks.exits() {
-            let known = self.said.contains_key(&exit.rank) || self.taken.contains(&exit.rank);
+            let known = self.results.contains_key(&exit.rank) || self.taken.contains(&exit.rank);
             if known || !self.silent.contains(&exit.rank) {
                 continue;
             }
             let tail = self.tails.remove(&exit.rank).and_then(|tail| tail.join().ok()).unwrap_or_default();
             let failure = self.death(exit, &tail);
-            self.said.insert(exit.rank, dead(exit.rank, exit.pid, failure));
+            self.results.insert(exit.rank, dead(exit.rank, exit.pid, failure));
         }
     }
 
@@ -215,14 +215,14 @@ impl Processes {
         }
     }
 
-    /// Whether every rank has said how it ended, or has it said for it.
-    pub fn all_said(&self) -> bool {
-        self.said.len() + self.taken.len() == self.ranks.pids().len()
+    /// Whether every rank has a result, its own or one that was made for it.
+    pub fn all_reported(&self) -> bool {
+        self.results.len() + self.taken.len() == self.ranks.pids().len()
     }
 
     /// Whether one of them ended otherwise than well.
     pub fn any_failed(&self) -> bool {
-        self.said.values().any(|said| said.failure.is_some())
+        self.results.values().any(|said| said.failure.is_some())
     }
 
     /// Ends those that still run.
@@ -232,10 +232,10 @@ impl Processes {
         self.listen(TICK, &mut |_| ());
     }
 
-    /// What has been said, by rank. Once all have, what still runs has nothing more to say and ends with this value.
-    pub fn take_said(&mut self) -> BTreeMap<usize, RankResult> {
-        self.taken.extend(self.said.keys());
-        std::mem::take(&mut self.said)
+    /// The results so far, by rank. Once all are there, what still runs has nothing more to do and ends with this value.
+    pub fn take_results(&mut self) -> BTreeMap<usize, RankResult> {
+        self.taken.extend(self.results.keys());
+        std::mem::take(&mut self.results)
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) struct Batch<'a> {
 }
 
 /// Steers the turns of a grid's cells, and keeps what they leave behind.
-pub(super) struct OfGrid<'a, 'r, 't> {
+pub(super) struct GridPolicy<'a, 'r, 't> {
     runner: &'a mut Runner<'r, Train<'t>>,
     batch: Batch<'a>,
     /// Which cell each player is; the last is the twin of the first, the reference.
@@ -75,20 +75,20 @@ pub(super) struct OfGrid<'a, 'r, 't> {
     ending: &'static str,
 }
 
-impl<'a, 'r, 't> OfGrid<'a, 'r, 't> {
+impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
     pub fn new(
         runner: &'a mut Runner<'r, Train<'t>>,
         batch: Batch<'a>,
         how: &ByTurns,
         past: &Past,
         earlier: &[Record],
-    ) -> OfGrid<'a, 'r, 't> {
+    ) -> GridPolicy<'a, 'r, 't> {
         let rules = Rules { equal: (1.0 + how.equal).ln(), ..Rules::default() };
         let mut players = batch.batch.to_vec();
         let kinds: Vec<Kind> = players.iter().map(|player| Kind::of(&blank(runner, &batch.cells[*player]))).collect();
         let group = |kind: &Kind| kinds.iter().position(|other| other == kind).unwrap_or(0);
         players.extend(batch.batch.first());
-        let mut conduct = OfGrid {
+        let mut conduct = GridPolicy {
             runner,
             seed: how.seed,
             before: past.generations,
@@ -330,7 +330,7 @@ fn blank(runner: &Runner<'_, Train<'_>>, planned: &Planned) -> Record {
     runner.blank(planned, 0, jiff::Timestamp::UNIX_EPOCH)
 }
 
-impl TurnPolicy for OfGrid<'_, '_, '_> {
+impl TurnPolicy for GridPolicy<'_, '_, '_> {
     fn first(&mut self, _players: usize) -> Vec<bool> {
         self.wanted()
     }

@@ -2,7 +2,7 @@
 //! ([`super::token`]); any other program is stopped and continued by signals, and its lines of steps are the clock.
 
 use super::load::descendants;
-use super::token::{Desk, Heard, StepTime, answer};
+use super::token::{RankEvent, StepTime, TurnServer, answer};
 use crate::Execution;
 use crate::child::{died, start_cell};
 use crate::processes::{read_lines, tail_of};
@@ -66,19 +66,19 @@ pub struct Residents {
     program: PathBuf,
     stop: Arc<AtomicBool>,
     timeout: Duration,
-    sender: Sender<(usize, Word)>,
-    words: Receiver<(usize, Word)>,
+    sender: Sender<(usize, Message)>,
+    messages: Receiver<(usize, Message)>,
     all: Vec<Resident>,
 }
 
 /// What comes from a process.
-enum Word {
-    Rank(Heard),
+enum Message {
+    Rank(RankEvent),
     Event(Box<Event>),
     /// A line that ends a step of another program.
     Line(Instant),
     /// Its output has ended.
-    Silence,
+    OutputEnded,
 }
 
 struct Resident {
@@ -105,8 +105,8 @@ struct Rank {
 impl Residents {
     /// Nobody yet. `program` is this one; a turn and a start may take as long as `timeout`.
     pub fn new(program: PathBuf, stop: Arc<AtomicBool>, timeout: Duration) -> Residents {
-        let (sender, words) = channel();
-        Residents { program, stop, timeout, sender, words, all: Vec::new() }
+        let (sender, messages) = channel();
+        Residents { program, stop, timeout, sender, messages, all: Vec::new() }
     }
 
     /// Starts one more, and returns its number. It runs up to its first step and waits there.
@@ -144,24 +144,24 @@ impl Residents {
     }
 
     fn start_cell(&mut self, number: usize, cell: &Cell) -> std::io::Result<()> {
-        let desk = Desk::open()?;
+        let server = TurnServer::open()?;
         let job = Job {
             cell: cell.clone(),
             cores: machine::cores(),
             // Whoever steers the turns measures peaks, while no cell runs.
             peak_seconds: 0.0,
             trace_steps: 0,
-            turns: Some(desk.name().to_string()),
+            turns: Some(server.name().to_string()),
         };
         let sender = self.sender.clone();
-        desk.listen(cell.parallel.ranks, self.timeout, move |heard| {
-            let _ = sender.send((number, Word::Rank(heard)));
+        server.listen(cell.parallel.ranks, self.timeout, move |event| {
+            let _ = sender.send((number, Message::Rank(event)));
         })?;
         let mut child = start_cell(&self.program, &job)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         self.all[number].child = Some(child);
         self.all[number].tail = Some(tail_of(stderr)?);
-        let event = |line: &str| serde_json::from_str(line).ok().map(|event| Word::Event(Box::new(event)));
+        let event = |line: &str| serde_json::from_str(line).ok().map(|event| Message::Event(Box::new(event)));
         self.listen(number, stdout, event)
     }
 
@@ -183,7 +183,7 @@ impl Residents {
         for stream in [stdout.map(|s| Box::new(s) as Box<dyn Read + Send>), stderr.map(|s| Box::new(s) as _)] {
             let word = foreign.word.clone();
             self.listen(number, stream, move |line| {
-                (line.split_whitespace().next() == Some(word.as_str())).then(|| Word::Line(Instant::now()))
+                (line.split_whitespace().next() == Some(word.as_str())).then(|| Message::Line(Instant::now()))
             })?;
         }
         Ok(())
@@ -194,10 +194,10 @@ impl Residents {
         &self,
         number: usize,
         stream: Option<impl Read + Send + 'static>,
-        word: impl Fn(&str) -> Option<Word> + Send + 'static,
+        parse: impl Fn(&str) -> Option<Message> + Send + 'static,
     ) -> std::io::Result<()> {
-        let numbered = move |line: &str| word(line).map(|word| (number, word));
-        read_lines("words", stream, self.sender.clone(), numbered, Some((number, Word::Silence)))
+        let numbered = move |line: &str| parse(line).map(|message| (number, message));
+        read_lines("words", stream, self.sender.clone(), numbered, Some((number, Message::OutputEnded)))
     }
 
     /// Whether it has ended.
@@ -279,37 +279,37 @@ impl Residents {
         }
     }
 
-    /// Takes in one word, if one comes in time.
+    /// Takes in one message, if one comes in time.
     fn hear(&mut self, wait: Duration) {
-        let (number, word) = match self.words.recv_timeout(wait) {
-            Ok(word) => word,
+        let (number, message) = match self.messages.recv_timeout(wait) {
+            Ok(message) => message,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
         };
         let resident = &mut self.all[number];
-        match word {
-            Word::Rank(Heard::Waits(said, line)) => {
-                if let Some(rank) = resident.ranks.get_mut(said.rank) {
+        match message {
+            Message::Rank(RankEvent::Waits(report, line)) => {
+                if let Some(rank) = resident.ranks.get_mut(report.rank) {
                     rank.line = line.or(rank.line.take());
-                    (rank.waits, rank.steps) = (true, said.steps);
+                    (rank.waits, rank.steps) = (true, report.steps);
                 }
             }
             // Its process says why.
-            Word::Rank(Heard::Left(_)) => {}
-            Word::Event(event) => match *event {
+            Message::Rank(RankEvent::Left(_)) => {}
+            Message::Event(event) => match *event {
                 Event::End(end) => {
                     resident.said.close(*end);
                     resident.over = true;
                 }
                 event => resident.said.take(&event, &mut |_: ProgressEvent<'_>| ()),
             },
-            Word::Line(at) => resident.lines.push(at),
-            Word::Silence if !resident.over => self.bury(number),
-            Word::Silence => {}
+            Message::Line(at) => resident.lines.push(at),
+            Message::OutputEnded if !resident.over => self.record_death(number),
+            Message::OutputEnded => {}
         }
     }
 
     /// It has ended without a result.
-    fn bury(&mut self, number: usize) {
+    fn record_death(&mut self, number: usize) {
         let resident = &mut self.all[number];
         let Some(mut child) = resident.child.take() else { return };
         let status = child.wait();
